@@ -1,0 +1,27 @@
+"""What the notebooks and scripts of Hands-on RLHF share.
+
+The classic PPO names import from here, loaded on first use so that ``import rlhf_course`` stays light.
+"""
+
+import importlib
+
+_PUBLIC = {
+    "PPOConfig": "rlhf_course.ppo.config",
+    "PPOTrainer": "rlhf_course.ppo.trainer",
+    "AutoModelForCausalLMWithValueHead": "rlhf_course.policy",
+    "create_reference_model": "rlhf_course.policy",
+    "LengthSampler": "rlhf_course.ppo.rollout",
+    "AdaptiveKLController": "rlhf_course.ppo.algorithm",
+    "FixedKLController": "rlhf_course.ppo.algorithm",
+}
+__all__ = list(_PUBLIC)
+
+
+def __getattr__(name: str):
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'rlhf_course' has no attribute {name!r}; it has {', '.join(_PUBLIC)}.")
+    return getattr(importlib.import_module(_PUBLIC[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_PUBLIC])

@@ -1,0 +1,137 @@
+"""Small models made from a folder of reviews: a tokenizer, a GPT-2 to be tuned, a DistilBERT to reward it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from tokenizers import ByteLevelBPETokenizer, processors
+from torch import Tensor
+from tqdm.auto import tqdm
+from transformers import (
+    DistilBertConfig,
+    DistilBertForSequenceClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedTokenizerFast,
+)
+
+EOS = "<|endoftext|>"
+CLASSIFIER_LENGTH = 128  # tokens the classifier can read
+SHORTEST_PREFIX = 4  # tokens
+
+
+def train_tokenizer(texts: Sequence[str], vocab_size: int) -> PreTrainedTokenizerFast:
+    """A byte-level BPE as GPT-2 uses it; EOS is its only special token and serves as padding too."""
+    bpe = ByteLevelBPETokenizer()
+    bpe.train_from_iterator(texts, vocab_size=vocab_size, special_tokens=[EOS], show_progress=False)
+    return PreTrainedTokenizerFast(tokenizer_object=bpe._tokenizer, bos_token=EOS, eos_token=EOS, pad_token=EOS)
+
+
+def classifier_tokenizer(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
+    """The same BPE with [CLS] in front and a padding token of its own, as DistilBERT wants it."""
+    own = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer.backend_tokenizer, cls_token="[CLS]", pad_token="[PAD]", eos_token=EOS
+    )
+    own.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A", special_tokens=[("[CLS]", own.cls_token_id)]
+    )
+    own.model_max_length = CLASSIFIER_LENGTH
+    return own
+
+
+def pretrain_gpt2(
+    texts: Sequence[str],
+    tokenizer: PreTrainedTokenizerFast,
+    n_layer: int,
+    n_embd: int,
+    steps: int,
+    batch: int,
+    block: int,
+    lr: float,
+) -> GPT2LMHeadModel:
+    """A GPT-2 trained on the texts: each step takes ``batch`` blocks of ``block`` tokens.
+
+    Half of the blocks begin where a text begins, because that is where the queries of PPO come from.
+    """
+    encoded = tokenizer(list(texts))["input_ids"]
+    starts = torch.tensor([0] + [len(ids) + 1 for ids in encoded]).cumsum(0)[:-1]
+    stream = torch.tensor([token for ids in encoded for token in (*ids, tokenizer.eos_token_id)])
+    starts = starts[starts < len(stream) - block]
+    head_size = 64 if n_embd % 64 == 0 else 32
+    model = GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=len(tokenizer),
+            n_positions=max(256, block),
+            n_layer=n_layer,
+            n_embd=n_embd,
+            n_head=n_embd // head_size,
+            bos_token_id=tokenizer.eos_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.eos_token_id,
+            resid_pdrop=0.0,
+            embd_pdrop=0.0,
+            attn_pdrop=0.0,
+        )
+    )
+
+    def loss() -> Tensor:
+        begin = torch.randint(len(stream) - block, (batch,))
+        begin[::2] = starts[torch.randint(len(starts), (len(begin[::2]),))]
+        ids = stream[begin.unsqueeze(1) + torch.arange(block)].to(model.device)
+        return model(input_ids=ids, labels=ids).loss
+
+    _fit(model, loss, lr, steps, "pretraining GPT-2")
+    return model
+
+
+def train_classifier(
+    texts: Sequence[str], labels: Sequence[int], tokenizer: PreTrainedTokenizerFast, steps: int
+) -> DistilBertForSequenceClassification:
+    """A small DistilBERT for NEGATIVE (0) and POSITIVE (1), trained on random beginnings of the texts.
+
+    Beginnings, because PPO will ask it about texts of a few tokens.
+    """
+    ids = tokenizer(list(texts), truncation=True, max_length=CLASSIFIER_LENGTH)["input_ids"]
+    labels = torch.tensor(labels)
+    model = DistilBertForSequenceClassification(
+        DistilBertConfig(
+            vocab_size=len(tokenizer),
+            max_position_embeddings=CLASSIFIER_LENGTH,
+            n_layers=2,
+            n_heads=2,
+            dim=128,
+            hidden_dim=512,
+            pad_token_id=tokenizer.pad_token_id,
+            id2label={0: "NEGATIVE", 1: "POSITIVE"},
+            label2id={"NEGATIVE": 0, "POSITIVE": 1},
+        )
+    )
+
+    def loss() -> Tensor:
+        rows = torch.randint(len(ids), (64,)).tolist()
+        shares = torch.rand(len(rows)).tolist()
+        prefixes = [ids[i][: max(SHORTEST_PREFIX, int(share * len(ids[i])))] for i, share in zip(rows, shares, strict=True)]
+        inputs = tokenizer.pad({"input_ids": prefixes}, return_tensors="pt").to(model.device)
+        return model(**inputs, labels=labels[rows].to(model.device)).loss
+
+    _fit(model, loss, lr=5e-4, steps=steps, title="training the classifier")
+    return model
+
+
+def _fit(model, loss: Callable[[], Tensor], lr: float, steps: int, title: str) -> None:
+    """AdamW with a one-cycle schedule over ``steps`` losses; the loss stands in the progress bar."""
+    model.to("cuda" if torch.cuda.is_available() else "cpu").train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.01, fused=True)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps, pct_start=0.1)
+    with tqdm(range(steps), desc=title, leave=False) as bar:
+        for step in bar:
+            value = loss()
+            value.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+            if step % 20 == 0:
+                bar.set_postfix(loss=f"{value.item():.2f}")
+    model.cpu().eval()

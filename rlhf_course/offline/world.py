@@ -1,0 +1,118 @@
+"""Builds what a preset needs and has no hub for, once, into a cache; ``python -m rlhf_course.offline.world`` does it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import datasets
+import torch
+
+from rlhf_course.data import load_reviews
+from rlhf_course.files import atomic_folder
+from rlhf_course.offline import models, reviews
+from rlhf_course.presets import ROOT, Settings, load_preset
+
+SEED = 0  # the world is one and the same, whatever the seed of a run
+LM_RECIPE = ("vocab_size", "n_layer", "n_embd", "lm_steps", "lm_batch", "lm_block", "lm_lr")
+CLASSIFIER_RECIPE = ("vocab_size", "classifier_labels", "classifier_steps")
+
+
+def cache_root() -> Path:
+    """Where built things are kept: $RLHF_COURSE_CACHE, or build/cache in the project."""
+    return Path(os.environ.get("RLHF_COURSE_CACHE", ROOT / "build" / "cache"))
+
+
+def prepare(settings: Settings) -> SimpleNamespace:
+    """Folders or hub ids for dataset, model and reward_model; ``offline`` and ``scratch`` are built if not cached.
+
+    Raises ``ValueError`` when no dataset is named.
+    """
+    if settings.dataset is None:
+        raise ValueError('This preset needs a dataset: overrides={"dataset": FOLDER}, holding columns text and label.')
+    dataset = str(build_reviews()) if settings.dataset == "offline" else str(settings.dataset)
+    model, reward_model = settings.model, settings.reward_model
+    if model == "scratch":
+        model = str(build_language_model(dataset, settings))
+    if reward_model == "scratch":
+        reward_model = str(build_classifier(dataset, settings))
+    return SimpleNamespace(dataset=dataset, model=model, reward_model=reward_model)
+
+
+def build_reviews() -> Path:
+    """The embedded reviews as a dataset folder in the hub's layout: 6,000 to train on, 2,000 held out."""
+
+    def build(folder: Path) -> None:
+        rows = reviews.make_reviews(8000, SEED)
+        for split, part in (("train", rows[:6000]), ("test", rows[6000:])):
+            table = datasets.Dataset.from_list([{"text": r.text, "label": r.label} for r in part])
+            table.to_parquet(folder / f"{split}-00000-of-00001.parquet")
+
+    return _cached("reviews", {}, [reviews], build)
+
+
+def build_language_model(dataset: str, settings: Settings) -> Path:
+    """A GPT-2 pretrained on the reviews, with its tokenizer."""
+    recipe = {key: getattr(settings, key) for key in LM_RECIPE}
+
+    def build(folder: Path) -> None:
+        texts = load_reviews(dataset, "train")["text"]
+        tokenizer = models.train_tokenizer(texts, settings.vocab_size)
+        model = models.pretrain_gpt2(
+            texts,
+            tokenizer,
+            settings.n_layer,
+            settings.n_embd,
+            settings.lm_steps,
+            settings.lm_batch,
+            settings.lm_block,
+            settings.lm_lr,
+        )
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+    return _cached("gpt2", {"data": _fingerprint(dataset), **recipe}, [models], build)
+
+
+def build_classifier(dataset: str, settings: Settings) -> Path:
+    """A DistilBERT sentiment classifier trained on some of the reviews' labels, with its tokenizer."""
+    recipe = {key: getattr(settings, key) for key in CLASSIFIER_RECIPE}
+
+    def build(folder: Path) -> None:
+        rows = load_reviews(dataset, "train").shuffle(seed=SEED)
+        tokenizer = models.classifier_tokenizer(models.train_tokenizer(rows["text"], settings.vocab_size))
+        rows = rows.select(range(min(settings.classifier_labels, len(rows))))
+        model = models.train_classifier(rows["text"], rows["label"], tokenizer, settings.classifier_steps)
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+    return _cached("classifier", {"data": _fingerprint(dataset), **recipe}, [models], build)
+
+
+def _fingerprint(dataset: str) -> list:
+    """What tells one dataset folder from another: its files' names and sizes; a hub id stands for itself."""
+    files = [p for p in Path(dataset).rglob("*") if p.is_file()]
+    return sorted([p.name, p.stat().st_size] for p in files) or [dataset]
+
+
+def _cached(name: str, recipe: dict, sources: list, build) -> Path:
+    """The folder that ``build`` fills, made once per recipe and per text of the modules that make it."""
+    text = "".join(Path(module.__file__).read_text(encoding="utf-8") for module in sources)
+    key = hashlib.sha256((json.dumps(recipe, sort_keys=True) + text).encode()).hexdigest()[:12]
+    folder = cache_root() / f"{name}-{key}"
+    if not folder.exists():
+        with atomic_folder(folder) as aside, torch.random.fork_rng():
+            torch.manual_seed(SEED)
+            build(aside)
+    return folder
+
+
+if __name__ == "__main__":
+    started = time.perf_counter()
+    for what, where in vars(prepare(load_preset("03_gpt2_imdb_ppo", "tiny"))).items():
+        print(f"{what:13} {where}")
+    print(f"The embedded world is ready ({time.perf_counter() - started:.0f} s).")

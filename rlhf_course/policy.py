@@ -1,0 +1,247 @@
+"""The policy: a causal language model with a value head, and the reference it is held against."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from peft import AutoPeftModelForCausalLM, PeftModel, get_peft_model
+from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.utils import cached_file
+
+from rlhf_course.files import atomic_folder
+
+VALUE_HEAD_FILE = "v_head.safetensors"
+VALUE_HEAD_OPTIONS = ("summary_dropout_prob", "v_head_initializer_range", "v_head_init_strategy")
+REFERENCE_ADAPTER = "ref"
+
+
+class ValueHead(nn.Module):
+    """Dropout → Linear(H, 1) on the last hidden state: (B, T, H) → (B, T, 1), in float32."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        summary_dropout_prob: float = 0.1,
+        v_head_init_strategy: str | None = None,
+        v_head_initializer_range: float = 0.2,
+    ) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(summary_dropout_prob)
+        self.summary = nn.Linear(hidden_size, 1)
+        if v_head_init_strategy == "normal":
+            nn.init.normal_(self.summary.weight, std=v_head_initializer_range)
+            nn.init.zeros_(self.summary.bias)
+        elif v_head_init_strategy is not None:
+            raise ValueError(f"v_head_init_strategy {v_head_init_strategy!r} is unknown; give 'normal' or None.")
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Values (B, T, 1) of hidden states (B, T, H)."""
+        return self.summary(self.dropout(hidden.to(self.summary.weight.dtype)))
+
+
+class AutoModelForCausalLMWithValueHead(nn.Module):
+    """A causal language model with a value head, ``v_head``, on its last hidden state.
+
+    The state dict holds the base model's keys as they are, and ``v_head.summary.{weight,bias}`` beside them.
+    """
+
+    def __init__(self, pretrained_model: nn.Module, **value_head_options) -> None:
+        super().__init__()
+        self.pretrained_model = pretrained_model
+        self.config = pretrained_model.config
+        self.v_head = ValueHead(self.config.get_text_config().hidden_size, **value_head_options)
+        self.v_head.to(next(pretrained_model.parameters()).device)
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path, *args, peft_config=None, **kwargs):
+        """Load from a folder, a hub id, or a model already in memory; with ``peft_config``, add an adapter to it.
+
+        Weights are float32 unless ``dtype`` (or ``torch_dtype``) says otherwise, because PPO trains them directly.
+        A value head saved with the weights is loaded; otherwise a fresh one is made from ``summary_dropout_prob``,
+        ``v_head_init_strategy`` and ``v_head_initializer_range``. Other arguments go to transformers.
+
+        Raises ``FileNotFoundError`` for a folder without weights.
+        """
+        head_options = {key: kwargs.pop(key) for key in VALUE_HEAD_OPTIONS if key in kwargs}
+        source, saved_head = pretrained_model_name_or_path, {}
+        if isinstance(source, nn.Module):
+            base = source
+        else:
+            kwargs["dtype"] = kwargs.pop("torch_dtype", kwargs.pop("dtype", torch.float32))
+            base = _load_base(str(source), *args, **kwargs)
+            saved_head = _load_value_head(str(source))
+        if peft_config is not None:
+            base = get_peft_model(base, peft_config)
+        model = cls(base, **head_options)
+        if saved_head:
+            model.v_head.load_state_dict(saved_head)
+        return model.eval()
+
+    @property
+    def is_peft_model(self) -> bool:
+        """Whether the base carries adapters."""
+        return isinstance(self.pretrained_model, PeftModel)
+
+    def forward(
+        self, input_ids=None, attention_mask=None, past_key_values=None, return_past_key_values=False, **kwargs
+    ):
+        """(logits (B, T, V) in float32, loss or None, values (B, T)); T is cut by ``logits_to_keep`` where given."""
+        kwargs["output_hidden_states"] = True
+        output = self.pretrained_model(
+            input_ids=input_ids, attention_mask=attention_mask, past_key_values=past_key_values, **kwargs
+        )
+        hidden = output.hidden_states[-1][:, -output.logits.shape[1] :]
+        result = output.logits.float(), output.loss, self.v_head(hidden).squeeze(-1)
+        return (*result, output.past_key_values) if return_past_key_values else result
+
+    def generate(self, *args, **kwargs):
+        """As the base model's ``generate``."""
+        return self.pretrained_model.generate(*args, **kwargs)
+
+    def gradient_checkpointing_enable(self) -> None:
+        """Recompute activations in the backward pass, also in eval mode: PPO's updates run without dropout."""
+        self.pretrained_model.gradient_checkpointing_enable({"use_reentrant": False})
+        self.pretrained_model.config.use_cache = False
+
+    @property
+    def device(self) -> torch.device:
+        """Where the value head lives."""
+        return self.v_head.summary.weight.device
+
+    def state_dict(self, *args, **kwargs) -> dict[str, Tensor]:
+        """The base model's state dict, and ``v_head.*``."""
+        prefix = kwargs.pop("prefix", "")
+        state = self.pretrained_model.state_dict(*args, prefix=prefix, **kwargs)
+        state.update(self.v_head.state_dict(prefix=f"{prefix}v_head."))
+        return state
+
+    def load_state_dict(self, state_dict, strict: bool = True, assign: bool = False):
+        """Load what :meth:`state_dict` gave."""
+        head = {k.removeprefix("v_head."): v for k, v in state_dict.items() if k.startswith("v_head.")}
+        base = {k: v for k, v in state_dict.items() if not k.startswith("v_head.")}
+        self.v_head.load_state_dict(head, strict=strict, assign=assign)
+        return self.pretrained_model.load_state_dict(base, strict=strict, assign=assign)
+
+    def save_pretrained(self, save_directory: str | os.PathLike, push_to_hub: bool = False, **kwargs) -> None:
+        """Save so that plain transformers (or peft) loads the folder; the value head goes into a file beside.
+
+        All files are written aside first and renamed at the end: a failure leaves what stood there before.
+        """
+        with atomic_folder(save_directory) as folder:
+            self.write_files(folder)
+        if push_to_hub:
+            self.pretrained_model.push_to_hub(kwargs.pop("repo_id", Path(save_directory).name), **kwargs)
+
+    def write_files(self, folder: Path) -> None:
+        """Write weights, config and value head into an existing folder."""
+        options = {"selected_adapters": [self.pretrained_model.active_adapter]} if self.is_peft_model else {}
+        self.pretrained_model.save_pretrained(folder, **options)
+        head = {f"v_head.{key}": value.contiguous() for key, value in self.v_head.state_dict().items()}
+        save_file(head, folder / VALUE_HEAD_FILE)
+
+
+def _load_base(source: str, *args, **kwargs) -> nn.Module:
+    if Path(source, "adapter_config.json").exists():
+        return AutoPeftModelForCausalLM.from_pretrained(source, *args, is_trainable=True, **kwargs)
+    weights = ("*.safetensors", "*.bin")
+    if Path(source).is_dir() and not any(next(Path(source).glob(pattern), None) for pattern in weights):
+        raise FileNotFoundError(
+            f"The model folder {source} holds no weights: looked for *.safetensors and *.bin. "
+            "Give a folder written by save_pretrained, or a hub id."
+        )
+    return AutoModelForCausalLM.from_pretrained(source, *args, **kwargs)
+
+
+def _load_value_head(source: str) -> dict[str, Tensor]:
+    """The saved value head without its prefix; old checkpoints keep it among the base model's weights."""
+    for name in (VALUE_HEAD_FILE, "model.safetensors", "pytorch_model.bin"):
+        path = cached_file(source, name, _raise_exceptions_for_missing_entries=False)
+        if path is None:
+            continue
+        state = load_file(path) if path.endswith(".safetensors") else torch.load(path, weights_only=True)
+        head = {key.removeprefix("v_head."): value for key, value in state.items() if key.startswith("v_head.")}
+        if head:
+            return head
+    return {}
+
+
+@contextmanager
+def inference_mode_of(model: nn.Module) -> Iterator[None]:
+    """Run a model without dropout and put every module back into the mode it was found in.
+
+    Layers under gradient checkpointing keep their own training flag up, which in transformers is what switches
+    checkpointing on; their dropout modules stay off.
+    """
+    found = {module: module.training for module in model.modules()}
+    model.eval()
+    for module in model.modules():
+        if isinstance(module, GradientCheckpointingLayer) and module.gradient_checkpointing:
+            module.training = True
+    try:
+        yield
+    finally:
+        for module, training in found.items():
+            module.training = training
+
+
+def create_reference_model(
+    model: AutoModelForCausalLMWithValueHead, num_shared_layers: int | None = None
+) -> AutoModelForCausalLMWithValueHead:
+    """A frozen copy of the policy, in eval mode.
+
+    With ``num_shared_layers`` the embeddings and that many first layers are frozen in the policy too, and shared
+    with the reference instead of copied.
+
+    Raises ``ValueError`` when the policy has fewer layers, or none that can be found.
+    """
+    memo = {}
+    if num_shared_layers:
+        layers = _transformer_layers(model.pretrained_model)
+        if num_shared_layers > len(layers):
+            raise ValueError(f"num_shared_layers is {num_shared_layers}, but the model has {len(layers)} layers.")
+        shared = [*layers[:num_shared_layers], model.pretrained_model.get_input_embeddings()]
+        parameters = [p for module in shared for p in module.parameters()]
+        for parameter in parameters:
+            parameter.requires_grad_(False)
+        memo = {id(parameter): parameter for parameter in parameters}  # deepcopy takes these as already copied
+    return copy.deepcopy(model, memo).requires_grad_(False).eval()
+
+
+def _transformer_layers(model: nn.Module) -> nn.ModuleList:
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == model.config.get_text_config().num_hidden_layers:
+            return module
+    raise ValueError(f"Found no list of transformer layers in {type(model).__name__}; leave num_shared_layers out.")
+
+
+def add_reference_adapter(model: AutoModelForCausalLMWithValueHead) -> None:
+    """Keep a frozen copy of the active adapter under the name ``ref``, on the same base."""
+    peft_model = model.pretrained_model
+    policy = peft_model.active_adapter
+    state = get_peft_model_state_dict(peft_model, adapter_name=policy)
+    state = {key: value.clone() for key, value in state.items()}
+    peft_model.add_adapter(REFERENCE_ADAPTER, copy.deepcopy(peft_model.peft_config[policy]))
+    set_peft_model_state_dict(peft_model, state, adapter_name=REFERENCE_ADAPTER)
+    with reference_adapter(model):
+        pass  # leaves the copy frozen and the policy's adapter active
+
+
+@contextmanager
+def reference_adapter(model: AutoModelForCausalLMWithValueHead) -> Iterator[None]:
+    """Switch to the frozen reference adapter, and back to the policy's."""
+    peft_model = model.pretrained_model
+    policy = peft_model.active_adapter
+    peft_model.set_adapter(REFERENCE_ADAPTER, inference_mode=True)
+    try:
+        yield
+    finally:
+        peft_model.set_adapter(policy)

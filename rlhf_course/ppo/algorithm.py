@@ -1,0 +1,159 @@
+"""PPO's arithmetic as functions on tensors; no model, file or device appears here.
+
+Every (B, R) tensor is aligned to the response: column t belongs to the t-th response token. ``mask`` is 1.0 on
+response tokens and 0.0 on padding. PPO is Schulman et al. 2017 (arXiv:1707.06347), used for language models as in
+Ziegler et al. 2019 (arXiv:1909.08593).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def logprobs_from_logits(logits: Tensor, labels: Tensor) -> Tensor:
+    """Log-probability in nats of each label: logits (B, R, V), labels (B, R) → (B, R)."""
+    chosen = logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+    return chosen - logits.logsumexp(-1)
+
+
+@torch.no_grad()
+def entropy_from_logits(logits: Tensor) -> Tensor:
+    """Entropy in nats of each next-token distribution: (B, R, V) → (B, R), without a graph."""
+    log_total = logits.logsumexp(-1)
+    probabilities = (logits - log_total.unsqueeze(-1)).exp_()
+    return log_total - (probabilities * logits).sum(-1)
+
+
+def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
+    """Mean of x (B, R) over the tokens of mask."""
+    return (x * mask).sum() / mask.sum()
+
+
+def masked_var(x: Tensor, mask: Tensor) -> Tensor:
+    """Unbiased variance of x (B, R) over the tokens of mask (NaN for a single token)."""
+    n = mask.sum()
+    return masked_mean((x - masked_mean(x, mask)) ** 2, mask) * n / (n - 1)
+
+
+def masked_whiten(x: Tensor, mask: Tensor, shift_mean: bool = True) -> Tensor:
+    """x (B, R) scaled to variance 1 (and mean 0 with shift_mean) over the tokens of mask; 0 elsewhere.
+
+    Raises ``ValueError`` for fewer than two tokens, which have no variance.
+    """
+    if mask.sum() < 2:
+        raise ValueError("Whitening needs at least two response tokens in the batch: one token has no variance.")
+    mean = masked_mean(x, mask)
+    white = (x - mean) * torch.rsqrt(masked_var(x, mask) + 1e-8)
+    return (white if shift_mean else white + mean) * mask
+
+
+def kl_per_token(logprobs: Tensor, ref_logprobs: Tensor, kind: str = "kl") -> Tensor:
+    """KL estimate per token in nats, (B, R) → (B, R).
+
+    ``kl``: lp − ref; ``abs``: |lp − ref|; ``mse``: ½(lp − ref)². For ``full`` give the log-probabilities of the
+    whole vocabulary, (B, R, V): Σ_v p(v)·(log p(v) − log ref(v)).
+    """
+    difference = logprobs - ref_logprobs
+    if kind == "kl":
+        return difference
+    if kind == "abs":
+        return difference.abs()
+    if kind == "mse":
+        return 0.5 * difference.square()
+    if kind == "full":
+        return (logprobs.exp() * difference).sum(-1)
+    raise ValueError(f"Unknown KL penalty {kind!r}; choose kl, abs, mse or full.")
+
+
+def compute_rewards(scores: Tensor, kl: Tensor, mask: Tensor, kl_coef: float) -> tuple[Tensor, Tensor]:
+    """Rewards per token and their KL part: scores (B,), kl (B, R) → two (B, R).
+
+    Every response token pays −kl_coef·kl; the score is added on the last one (Ziegler et al. 2019, eq. 2).
+    """
+    non_score = -kl_coef * kl * mask
+    rewards = non_score.clone()
+    last = mask.shape[1] - 1 - mask.flip(1).argmax(1)
+    rewards[torch.arange(len(scores), device=scores.device), last] += scores
+    return rewards, non_score
+
+
+def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float = 1.0, lam: float = 0.95) -> tuple[Tensor, Tensor]:
+    """Advantages (not whitened) and returns, (B, R) each (Schulman et al. 2015, arXiv:1506.02438, eq. 16).
+
+    δ_t = r_t + γV_{t+1} − V_t;  A_t = δ_t + γλA_{t+1};  return = A + V. V is 0 after the last token.
+    """
+    values = values * mask
+    next_values = torch.nn.functional.pad(values[:, 1:], (0, 1))
+    deltas = (rewards + gamma * next_values - values) * mask
+    advantages, running = [], torch.zeros_like(deltas[:, 0])
+    for t in reversed(range(deltas.shape[1])):
+        running = deltas[:, t] + gamma * lam * running
+        advantages.append(running)
+    advantages = torch.stack(advantages[::-1], dim=1)
+    return advantages, advantages + values
+
+
+def policy_loss(
+    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, cliprange: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Clipped policy loss per token, the ratio, and where clipping is active; all (B, R).
+
+    max(−A·ratio, −A·clip(ratio, 1 ± cliprange)) with ratio = exp(lp − old lp) (Schulman et al. 2017, eq. 7).
+    """
+    ratio = torch.exp(logprobs - old_logprobs)
+    unclipped = -advantages * ratio
+    clipped = -advantages * ratio.clamp(1 - cliprange, 1 + cliprange)
+    return torch.maximum(unclipped, clipped), ratio, clipped > unclipped
+
+
+def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, cliprange: float) -> tuple[Tensor, Tensor]:
+    """Clipped value loss per token, ½·max((v − R)², (v_clip − R)²), and where clipping is active; both (B, R).
+
+    v_clip = clip(v, V_old ± cliprange): the value may not run away from the old one within a step.
+    """
+    clipped_values = torch.maximum(torch.minimum(values, old_values + cliprange), old_values - cliprange)
+    unclipped, clipped = (values - returns).square(), (clipped_values - returns).square()
+    return 0.5 * torch.maximum(unclipped, clipped), clipped > unclipped
+
+
+class AdaptiveKLController:
+    """Moves the KL coefficient so that KL approaches ``target`` nats (Ziegler et al. 2019, section 2.2)."""
+
+    def __init__(self, init_kl_coef: float, target: float, horizon: float) -> None:
+        self.value, self.target, self.horizon = init_kl_coef, target, horizon
+
+    def update(self, current: float, n_steps: int) -> None:
+        """After n_steps samples with mean KL ``current``: β ← β·(1 + clip(KL/target − 1, ±0.2)·n/horizon)."""
+        error = min(max(current / self.target - 1, -0.2), 0.2)
+        self.value *= 1 + error * n_steps / self.horizon
+
+
+class FixedKLController:
+    """A KL coefficient that stays as it is."""
+
+    def __init__(self, kl_coef: float) -> None:
+        self.value = kl_coef
+
+    def update(self, current: float, n_steps: int) -> None:
+        """Nothing to move."""
+
+
+class RunningMoments:
+    """Mean and unbiased standard deviation over all scores seen so far (Chan et al. 1979's pairwise update)."""
+
+    def __init__(self) -> None:
+        self.count, self.mean, self.m2 = 0, 0.0, 0.0
+
+    @property
+    def std(self) -> float:
+        """Standard deviation; 1.0 until two scores have been seen."""
+        return (self.m2 / (self.count - 1)) ** 0.5 if self.count > 1 else 1.0
+
+    def update(self, scores: Tensor) -> None:
+        """Take in scores (B,)."""
+        n, mean = len(scores), scores.double().mean().item()
+        shift, total = mean - self.mean, self.count + n
+        self.m2 += (scores.double() - mean).square().sum().item() + shift**2 * self.count * n / total
+        self.mean += shift * n / total
+        self.count = total

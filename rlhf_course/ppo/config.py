@@ -1,0 +1,99 @@
+"""The settings of PPO, under the names and with the defaults of the classic stepwise API."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+
+KL_PENALTIES = ("kl", "abs", "mse", "full")
+
+
+@dataclass
+class PPOConfig:
+    """Settings of :class:`~rlhf_course.PPOTrainer`; every default is the classic one.
+
+    Raises ``ValueError`` when sizes do not divide or a name is unknown.
+    """
+
+    # What is trained, and how the run is tracked.
+    model_name: str | None = None
+    seed: int = 0
+    log_with: str | None = None  # None, "wandb" or "tensorboard"
+    tracker_project_name: str = "trl"
+    tracker_kwargs: dict = field(default_factory=dict)
+    accelerator_kwargs: dict = field(default_factory=dict)  # e.g. {"mixed_precision": "bf16"}
+    project_kwargs: dict = field(default_factory=dict)  # e.g. {"logging_dir": "runs"}
+    remove_unused_columns: bool = True
+
+    # Sizes: one step() takes batch_size samples and goes over them ppo_epochs times.
+    batch_size: int = 128
+    mini_batch_size: int = 128
+    gradient_accumulation_steps: int = 1
+    ppo_epochs: int = 4
+    gradient_checkpointing: bool = False
+
+    # Optimizer.
+    learning_rate: float = 1.41e-5
+    max_grad_norm: float | None = None
+
+    # KL to the reference: reward per token = -coefficient * KL.
+    kl_penalty: str = "kl"
+    adap_kl_ctrl: bool = True
+    init_kl_coef: float = 0.2
+    target: float = 6.0  # nats per response
+    horizon: float = 10_000  # samples
+
+    # Advantages.
+    gamma: float = 1.0
+    lam: float = 0.95
+    whiten_rewards: bool = False
+
+    # Losses.
+    cliprange: float = 0.2
+    cliprange_value: float = 0.2
+    vf_coef: float = 0.1
+    ratio_threshold: float = 10.0  # a mini-batch with a larger mean ratio is skipped
+
+    # Early stopping of the epochs of a step, at policykl > 1.5 * target_kl.
+    early_stopping: bool = False
+    target_kl: float = 1.0
+
+    # Scores.
+    use_score_scaling: bool = False
+    use_score_norm: bool = False
+    score_clip: float | None = None
+
+    # Accepted so that old scripts run; they change nothing here.
+    exp_name: str = "ppo"
+    task_name: str | None = None
+    query_dataset: str | None = None
+    reward_model: str | None = None
+    steps: int = 20_000
+    compare_steps: int = 1
+    forward_batch_size: int | None = None
+    optimize_cuda_cache: bool | None = None
+    optimize_device_cache: bool = False
+    push_to_hub_if_best_kwargs: dict = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "mini_batch_size", "gradient_accumulation_steps", "ppo_epochs"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1.")
+        if self.batch_size % self.backward_batch_size:
+            raise ValueError(
+                f"batch_size {self.batch_size} is not a multiple of mini_batch_size × gradient_accumulation_steps "
+                f"= {self.mini_batch_size} × {self.gradient_accumulation_steps} = {self.backward_batch_size}. "
+                "Choose sizes that divide."
+            )
+        if self.kl_penalty not in KL_PENALTIES:
+            raise ValueError(f"kl_penalty {self.kl_penalty!r} is unknown; choose one of {', '.join(KL_PENALTIES)}.")
+        if self.use_score_norm and not self.use_score_scaling:
+            raise ValueError("use_score_norm centres scaled scores: set use_score_scaling=True with it.")
+
+    @property
+    def backward_batch_size(self) -> int:
+        """Samples per optimizer step."""
+        return self.mini_batch_size * self.gradient_accumulation_steps
+
+    def to_dict(self) -> dict:
+        """The settings as a flat dictionary, for trackers."""
+        return asdict(self)

@@ -1,0 +1,48 @@
+"""What one PPO step reports: the classic keys, brought to the host in one transfer."""
+
+from __future__ import annotations
+
+import torch
+
+from rlhf_course.ppo.algorithm import masked_mean
+from rlhf_course.ppo.rollout import Rollout
+
+
+def step_stats(rollout: Rollout, minibatches: list[dict], kl_coef: float) -> dict:
+    """The stats of one step (numbers, and numpy arrays for distributions), time and learning rate left out.
+
+    Loss-type stats are averages over all mini-batches of all epochs; ``kl_coef`` is the one the rewards used.
+    Distributions hold response tokens only; logprobs and ref_logprobs are (B, R), 0 on padding.
+    """
+    mask, attention = rollout.mask, rollout.attention_mask
+    response_lengths = mask.sum(1)
+    query_lengths = attention.sum(1) - attention[:, -mask.shape[1] :].sum(1)
+    kl_per_sample = (rollout.kl * mask).sum(1)
+    scalars = {
+        "objective/kl": kl_per_sample.mean(),
+        "objective/kl_coef": torch.tensor(kl_coef),
+        "objective/entropy": -(rollout.logprobs * mask).sum(1).mean(),
+        "ppo/mean_non_score_reward": masked_mean(rollout.non_score_rewards, mask),
+        "ppo/mean_scores": rollout.scores.mean(),
+        "ppo/std_scores": rollout.scores.std(),
+    }
+    for name, lengths in (("queries", query_lengths.float()), ("responses", response_lengths)):
+        scalars[f"tokens/{name}_len_mean"] = lengths.mean()
+        scalars[f"tokens/{name}_len_std"] = lengths.std()
+    for name, value in minibatches[0].items():
+        if value.dim() == 0 and name != "policy/mean_ratio":
+            scalars[f"ppo/{name}"] = torch.stack([m[name] for m in minibatches]).mean()
+    scalars["ppo/val/var_explained"] = 1 - scalars["ppo/val/error"] / scalars["ppo/returns/var"]
+
+    device = mask.device
+    numbers = torch.stack([value.to(device, torch.float64) for value in scalars.values()]).tolist()
+    arrays = {
+        "objective/kl_dist": kl_per_sample,
+        "objective/logprobs": rollout.logprobs,
+        "objective/ref_logprobs": rollout.ref_logprobs,
+        "ppo/policy/advantages": torch.cat([m["policy/advantages"] for m in minibatches]),
+        "ppo/policy/ratio": torch.cat([m["policy/ratio"] for m in minibatches]),
+        "tokens/queries_dist": query_lengths,
+        "tokens/responses_dist": response_lengths,
+    }
+    return dict(zip(scalars, numbers, strict=True)) | {k: v.cpu().numpy() for k, v in arrays.items()}

@@ -1,0 +1,71 @@
+"""Presets: every setting of a notebook at the sizes tiny, scratch and full, side by side in one YAML file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+
+import pandas as pd
+import yaml
+
+PRESETS = ("tiny", "scratch", "full")
+ROOT = Path(__file__).resolve().parents[1]
+CONFIGS = ROOT / "configs"
+
+
+class Settings(SimpleNamespace):
+    """One preset's settings as attributes; :meth:`table` shows it beside the others."""
+
+    def __init__(self, preset: str, spec: dict[str, dict], overrides: Mapping) -> None:
+        super().__init__(**{key: entry[preset] for key, entry in spec.items()} | dict(overrides))
+        self._preset, self._spec, self._overrides = preset, spec, dict(overrides)
+
+    def table(self) -> pd.DataFrame:
+        """Settings as rows: the value in use, the three presets, and what the setting means."""
+        rows = {
+            key: {"in use": getattr(self, key), **{name: entry[name] for name in PRESETS}, "meaning": entry["help"]}
+            for key, entry in self._spec.items()
+        }
+        return pd.DataFrame.from_dict(rows, orient="index").astype(object).fillna("–").rename_axis("setting")
+
+
+def read_spec(notebook: str) -> dict[str, dict]:
+    """A notebook's settings: key → {tiny, scratch, full, help}. Raises ``FileNotFoundError`` for an unknown one."""
+    path = CONFIGS / f"{notebook}.yaml"
+    if not path.exists():
+        known = ", ".join(sorted(p.stem for p in CONFIGS.glob("*.yaml")))
+        raise FileNotFoundError(f"No settings for {notebook!r} in {CONFIGS}; there are {known}.")
+    spec = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return {key: {**dict.fromkeys(PRESETS, entry.get("all")), **entry} for key, entry in spec.items()}
+
+
+def load_preset(notebook: str, preset: str, overrides: Mapping | None = None) -> Settings:
+    """The settings of a notebook at a preset, with overrides on top.
+
+    Raises ``ValueError``, listing what is valid, for an unknown preset or key or a value of another type.
+    """
+    spec = read_spec(notebook)
+    if preset not in PRESETS:
+        raise ValueError(f"Unknown preset {preset!r}; choose one of {', '.join(PRESETS)}.")
+    checked = {}
+    for key, value in (overrides or {}).items():
+        if key not in spec:
+            raise ValueError(f"Unknown setting {key!r} for notebook {notebook}; it has {', '.join(spec)}.")
+        checked[key] = _like(key, value, spec[key][preset])
+    return Settings(preset, spec, checked)
+
+
+def _like(key: str, value, default):
+    """value in the type of default, where it has one: YAML reads 1e-4 as text, for one."""
+    if default is None or value is None or isinstance(value, type(default)) and not isinstance(value, bool):
+        return value
+    kind = type(default)
+    try:
+        if kind is bool and not isinstance(value, bool):
+            raise ValueError
+        if kind is int and float(value) != int(float(value)):
+            raise ValueError
+        return int(float(value)) if kind is int else kind(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"Setting {key!r} takes a value of type {kind.__name__}, like {default!r}; got {value!r}.") from None
