@@ -10,7 +10,7 @@ _PUBLIC = {
     "PPOTrainer": "rlhf_course.ppo.trainer",
     "AutoModelForCausalLMWithValueHead": "rlhf_course.policy",
     "create_reference_model": "rlhf_course.policy",
-    "LengthSampler": "rlhf_course.ppo.rollout",
+    "LengthSampler": "rlhf_course.ppo.generation",
     "AdaptiveKLController": "rlhf_course.ppo.algorithm",
     "FixedKLController": "rlhf_course.ppo.algorithm",
 }

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import datasets
 
-from rlhf_course.ppo.rollout import LengthSampler
+from rlhf_course.ppo.generation import LengthSampler
 
 
 def load_reviews(source: str | Path, split: str) -> datasets.Dataset:
@@ -33,7 +33,8 @@ def load_reviews(source: str | Path, split: str) -> datasets.Dataset:
             raise ValueError(f"Row {row} of {where} has no text: {text!r}. Remove such rows from the dataset.")
     classes = set(reviews["label"])
     if classes != {0, 1}:
-        raise ValueError(f"The labels in {where} are {sorted(classes, key=str)}; both 0 (negative) and 1 (positive) are needed.")
+        found = ", ".join(sorted(map(str, classes)))
+        raise ValueError(f"The labels in {where} are {found}; both 0 (negative) and 1 (positive) are needed.")
     return reviews
 
 
@@ -48,7 +49,7 @@ def build_queries(
     if len(kept) == 0:
         longest = max(map(len, reviews["text"]))
         raise ValueError(
-            f"None of the {len(reviews)} reviews has more than {min_characters} characters (the longest has {longest}). "
+            f"None of the {len(reviews)} reviews has more than {min_characters} characters; the longest has {longest}. "
             "Lower min_characters, or check that the column holds whole reviews."
         )
     tokens = tokenizer([text[: 16 * max(lengths.values)] for text in kept["text"]])["input_ids"]

@@ -68,4 +68,5 @@ def _like(key: str, value, default):
             raise ValueError
         return int(float(value)) if kind is int else kind(value)
     except (TypeError, ValueError):
-        raise ValueError(f"Setting {key!r} takes a value of type {kind.__name__}, like {default!r}; got {value!r}.") from None
+        wanted = f"a value of type {kind.__name__}, like {default!r}"
+        raise ValueError(f"Setting {key!r} takes {wanted}; got {value!r}.") from None

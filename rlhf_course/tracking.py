@@ -63,5 +63,5 @@ def log(accelerator: Accelerator, stats: dict, table: dict[str, list], step: int
     else:
         for key, value in histograms.items():
             tracker.writer.add_histogram(key, value, step)
-        lines = ["| " + " | ".join(map(str, row)).replace("\n", " ") + " |" for row in (table, ["---"] * len(table), *rows)]
+        lines = (" | ".join(map(str, row)).replace("\n", " ") for row in (table, ["---"] * len(table), *rows))
         tracker.writer.add_text("game_log", "\n".join(lines), step)

@@ -22,7 +22,7 @@ class PadTokenizer:
 
 
 def load_model(who: str) -> AutoModelForCausalLMWithValueHead:
-    model = AutoModelForCausalLMWithValueHead(GPT2LMHeadModel(GPT2Config(**COMMON["model_config"])), summary_dropout_prob=0.0)
+    model = AutoModelForCausalLMWithValueHead(GPT2LMHeadModel(GPT2Config(**COMMON["model_config"])))
     state = {name: torch.from_numpy(FIXTURES[f"initial/{who}/{name}"]) for name in COMMON["parameter_names"]}
     state["lm_head.weight"] = state["transformer.wte.weight"]
     model.load_state_dict(state)

@@ -18,7 +18,7 @@ from transformers import (
 
 EOS = "<|endoftext|>"
 CLASSIFIER_LENGTH = 128  # tokens the classifier can read
-SHORTEST_PREFIX = 4  # tokens
+SHORTEST_PREFIX, LONGEST_PREFIX = 4, 48  # tokens
 
 
 def train_tokenizer(texts: Sequence[str], vocab_size: int) -> PreTrainedTokenizerFast:
@@ -111,7 +111,8 @@ def train_classifier(
     def loss() -> Tensor:
         rows = torch.randint(len(ids), (64,)).tolist()
         shares = torch.rand(len(rows)).tolist()
-        prefixes = [ids[i][: max(SHORTEST_PREFIX, int(share * len(ids[i])))] for i, share in zip(rows, shares, strict=True)]
+        ends = [SHORTEST_PREFIX + int(share * LONGEST_PREFIX) for share in shares]
+        prefixes = [ids[i][:end] for i, end in zip(rows, ends, strict=True)]
         inputs = tokenizer.pad({"input_ids": prefixes}, return_tensors="pt").to(model.device)
         return model(**inputs, labels=labels[rows].to(model.device)).loss
 

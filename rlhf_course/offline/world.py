@@ -1,4 +1,4 @@
-"""Builds what a preset needs and has no hub for, once, into a cache; ``python -m rlhf_course.offline.world`` does it."""
+"""Builds, once, what a preset needs and has no hub for; ``python -m rlhf_course.offline.world`` builds all of it."""
 
 from __future__ import annotations
 

@@ -1,42 +1,33 @@
-"""Rollouts: sampling responses in one batch, and laying queries and responses out so that responses line up."""
+"""Rollouts: queries and responses laid out so that responses line up, and what a model says of them."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 
-import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from rlhf_course.policy import inference_mode_of
-
-
-class LengthSampler:
-    """Draws response or query lengths from the integers min_value … max_value − 1, uniformly."""
-
-    def __init__(self, min_value: int, max_value: int) -> None:
-        if max_value <= min_value:
-            raise ValueError(f"LengthSampler({min_value}, {max_value}) is empty: max_value is exclusive.")
-        self.values = list(range(min_value, max_value))
-
-    def __call__(self) -> int:
-        return int(np.random.choice(self.values))
+from rlhf_course.ppo.algorithm import entropy_from_logits, logprobs_from_logits
 
 
 @dataclass
 class Rollout:
     """One batch of samples; queries are padded left, responses right, so that column t is response token t.
 
-    input_ids and attention_mask are (B, Q + R), position_ids too; mask is (B, R), 1.0 on response tokens; scores
-    is (B,). The rest is (B, R) in float32 and filled in by the trainer: log-probabilities and KL in nats.
+    input_ids and attention_mask are (B, Q + R); mask is (B, R), 1.0 on response tokens; scores is (B,); the two
+    lengths are (B,) on the CPU, in tokens. The rest is (B, R) in float32, 0 on padding, and filled in by the
+    trainer: log-probabilities and KL in nats.
     """
 
     input_ids: Tensor
     attention_mask: Tensor
     mask: Tensor
     scores: Tensor
+    query_lengths: Tensor
+    response_lengths: Tensor
     logprobs: Tensor | None = None
     ref_logprobs: Tensor | None = None
     values: Tensor | None = None
@@ -55,21 +46,25 @@ class Rollout:
         pad_token_id: int,
         response_masks: Sequence[Tensor] | None = None,
     ) -> Rollout:
-        """Lay out ragged token lists; masks come from lengths, never from ``ids != pad`` (pad may be EOS)."""
-        q = max(map(len, queries))
-        r = max(map(len, responses))
-        device = scores.device
-        input_ids = torch.full((len(queries), q + r), pad_token_id, device=device)
-        attention_mask = torch.zeros_like(input_ids)
-        mask = torch.zeros((len(queries), r), device=device)
+        """Lay out ragged token lists on the scores' device.
+
+        Masks come from lengths, never from ``ids != pad``, because the padding token may be EOS.
+        """
+        query_lengths = torch.tensor([len(query) for query in queries])
+        response_lengths = torch.tensor([len(response) for response in responses])
+        q, r = int(query_lengths.max()), int(response_lengths.max())
+        input_ids = torch.full((len(queries), q + r), pad_token_id)
         for row, (query, response) in enumerate(zip(queries, responses, strict=True)):
-            span = slice(q - len(query), q + len(response))
-            input_ids[row, span] = torch.cat([query, response]).to(device)
-            attention_mask[row, span] = 1
-            mask[row, : len(response)] = 1.0
-            if response_masks is not None:
-                mask[row, : len(response)] *= response_masks[row].to(device)
-        return cls(input_ids, attention_mask, mask, scores)
+            input_ids[row, q - len(query) : q] = query
+            input_ids[row, q : q + len(response)] = response
+        column = torch.arange(-q, r)
+        attention_mask = (column >= -query_lengths.unsqueeze(1)) & (column < response_lengths.unsqueeze(1))
+        mask = attention_mask[:, q:].float()
+        if response_masks is not None:
+            for row, keep in enumerate(response_masks):
+                mask[row, : len(keep)] *= keep.float().cpu()
+        tensors = (tensor.to(scores.device) for tensor in (input_ids, attention_mask.long(), mask))
+        return cls(*tensors, scores, query_lengths, response_lengths)
 
     def __len__(self) -> int:
         return len(self.input_ids)
@@ -85,102 +80,57 @@ class Rollout:
         return (self.attention_mask.cumsum(1) - 1).clamp(min=0)
 
     def select(self, rows: Tensor) -> Rollout:
-        """These rows alone, without the columns that none of them uses."""
+        """These rows (indices on the CPU) alone, without the columns that none of them uses."""
+        q, r = int(self.query_lengths[rows].max()), int(self.response_lengths[rows].max())
+        start = self.input_ids.shape[1] - self.mask.shape[1] - q
         part = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
-        part = {name: tensor[rows] for name, tensor in part.items()}
-        r = self.mask.shape[1]
-        used = part["attention_mask"].any(0).nonzero()
-        first, last = int(used[0]), int(used[-1]) + 1
-        unused = self.attention_mask.shape[1] - last
         for name, tensor in part.items():
-            if name in ("input_ids", "attention_mask"):
-                part[name] = tensor[:, first:last]
-            elif name != "scores":
-                part[name] = tensor[:, : r - unused]
-        return replace(Rollout(**part))
+            columns = slice(start, start + q + r) if name in ("input_ids", "attention_mask") else slice(r)
+            part[name] = tensor[rows, columns] if tensor.dim() == 2 else tensor[rows]
+        return Rollout(**part)
 
 
-@torch.no_grad()
-def generate(
-    model, tokenizer, queries: Sequence[Tensor], lengths: Sequence[int] | None = None, **generation_kwargs
-) -> list[Tensor]:
-    """Sample one response per query, all rows in one left-padded batch; returns ragged response token ids.
+def forward(
+    model, rollout: Rollout, groups: int = 1, whole_vocabulary: bool = False
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Log-probabilities, values and entropies of the response tokens, (B, R) each.
 
-    Row i ends after ``lengths[i]`` tokens (max_new_tokens where lengths is None) or after its first EOS, which it
-    keeps: the same distribution as row-by-row sampling. Dropout is off, whatever mode the model is in.
-
-    Raises ``FloatingPointError`` when the model's probabilities are not finite.
+    With ``whole_vocabulary`` also all log-probabilities (B, R, V), else None. The rows run in ``groups`` of similar
+    length, so that short samples are not padded to the longest; the numbers do not depend on it.
     """
-    generation_kwargs.setdefault("pad_token_id", _pad_token_id(tokenizer))
-    if generation_kwargs.get("min_length", 0) < 0:  # how classic scripts say "no minimum"
-        generation_kwargs.pop("min_length")
-    if "top_k" in generation_kwargs:
-        generation_kwargs["top_k"] = int(generation_kwargs["top_k"])  # classic scripts pass 0.0
-    if lengths is not None:
-        generation_kwargs["max_new_tokens"] = max(lengths)
-    warn_if_scores_differ(model, generation_kwargs)
-
-    device, width = model.device, max(map(len, queries))
-    input_ids = torch.full((len(queries), width), generation_kwargs["pad_token_id"], device=device)
-    attention_mask = torch.zeros_like(input_ids)
-    for row, query in enumerate(queries):
-        input_ids[row, width - len(query) :] = query.to(device)
-        attention_mask[row, width - len(query) :] = 1
-    with inference_mode_of(model):
-        try:
-            output = model.generate(input_ids=input_ids, attention_mask=attention_mask, **generation_kwargs)
-        except RuntimeError as error:
-            if "probability tensor" not in str(error):
-                raise
-            raise FloatingPointError(
-                "The policy's next-token probabilities hold NaN, Inf or negative numbers, so nothing can be sampled. "
-                "Usual causes: float16 weights trained directly (load them in float32, or use bf16 autocast), "
-                "or a learning rate that blew the weights up. Go back to the last checkpoint."
-            ) from error
-    responses = output[:, width:].cpu()
-    eos = generation_kwargs.get("eos_token_id", model.config.eos_token_id)
-    ends = torch.isin(responses, torch.tensor(eos if eos is not None else -1))
-    first_end = torch.where(ends.any(1), ends.int().argmax(1) + 1, responses.shape[1])
-    limits = torch.tensor(lengths) if lengths is not None else first_end
-    kept = torch.minimum(first_end, limits).tolist()
-    return [row[:n].to(device) for row, n in zip(responses, kept, strict=True)]
+    order = (rollout.query_lengths + rollout.response_lengths).argsort()
+    collected = []
+    for rows in order.chunk(groups):
+        part = rollout.select(rows)
+        logits, values = response_logits(model, part)
+        logprobs = logprobs_from_logits(logits, part.responses)
+        found = [logprobs, values, entropy_from_logits(logits)]
+        if whole_vocabulary:
+            found.append(logits.log_softmax(-1))
+        missing = rollout.mask.shape[1] - part.mask.shape[1]
+        collected.append([pad(tensor, (0, 0) * (tensor.dim() - 2) + (0, missing)) for tensor in found])
+    back = order.argsort()
+    logprobs, values, entropy, *rest = (torch.cat(tensors)[back] for tensors in zip(*collected, strict=True))
+    return logprobs, values, entropy, rest[0] if rest else None
 
 
-def _pad_token_id(tokenizer) -> int:
-    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    if pad is None:
-        raise ValueError("The tokenizer has neither a pad nor an EOS token; set tokenizer.pad_token.")
-    return pad
+def response_logits(model, rollout: Rollout) -> tuple[Tensor, Tensor]:
+    """Logits (B, R, V) and values (B, R) of a value-head model at the positions that predict each response token.
+
+    The last token predicts nothing that is needed, and the vocabulary projection runs on R positions only.
+    """
+    arguments = {"position_ids": rollout.position_ids[:, :-1]} if _takes_positions(model) else {}
+    logits, _, values = model(
+        input_ids=rollout.input_ids[:, :-1],
+        attention_mask=rollout.attention_mask[:, :-1],
+        logits_to_keep=rollout.mask.shape[1],
+        use_cache=False,
+        **arguments,
+    )
+    return logits, values
 
 
-# What keeps the sampled distribution equal to the one that is scored.
-_NEUTRAL: dict[str, Callable[[object], bool]] = {
-    "top_k": lambda v: v in (0, None),
-    "top_p": lambda v: v in (1, None),
-    "temperature": lambda v: v in (1, None),
-    "repetition_penalty": lambda v: v in (1, None),
-    "no_repeat_ngram_size": lambda v: not v,
-    "min_length": lambda v: not v,
-    "min_new_tokens": lambda v: not v,
-    "suppress_tokens": lambda v: not v,
-    "begin_suppress_tokens": lambda v: not v,
-    "bad_words_ids": lambda v: not v,
-}
-_TRANSFORMERS_DEFAULTS = {"top_k": 50}  # what generate() does when nobody says otherwise
-
-
-def warn_if_scores_differ(model, generation_kwargs: dict) -> None:
-    """Warn (once per setting) when sampling is not from the model's own distribution, which biases ratio and KL."""
-    saved = getattr(getattr(model, "pretrained_model", model), "generation_config", None)
-    if not generation_kwargs.get("do_sample", getattr(saved, "do_sample", False)):
-        return
-    for name, neutral in _NEUTRAL.items():
-        value = generation_kwargs.get(name, getattr(saved, name, None))
-        if value is None and name not in generation_kwargs:
-            value = _TRANSFORMERS_DEFAULTS.get(name)
-        if not neutral(value):
-            warnings.warn(
-                f"Sampling with {name}={value} is not sampling from the distribution whose log-probabilities PPO "
-                "scores: ratios are biased and the KL can go negative. Pass top_k=0, top_p=1.0 and no penalties.",
-                stacklevel=4,
-            )
+def _takes_positions(model) -> bool:
+    base = getattr(model, "module", model).pretrained_model  # module: under data parallelism
+    base = base.get_base_model() if hasattr(base, "get_base_model") else base
+    return "position_ids" in inspect.signature(base.forward).parameters

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 
 from rlhf_course.ppo.algorithm import masked_mean
@@ -14,9 +18,8 @@ def step_stats(rollout: Rollout, minibatches: list[dict], kl_coef: float) -> dic
     Loss-type stats are averages over all mini-batches of all epochs; ``kl_coef`` is the one the rewards used.
     Distributions hold response tokens only; logprobs and ref_logprobs are (B, R), 0 on padding.
     """
-    mask, attention = rollout.mask, rollout.attention_mask
-    response_lengths = mask.sum(1)
-    query_lengths = attention.sum(1) - attention[:, -mask.shape[1] :].sum(1)
+    mask = rollout.mask
+    query_lengths, response_lengths = rollout.query_lengths.float(), rollout.response_lengths.float()
     kl_per_sample = (rollout.kl * mask).sum(1)
     scalars = {
         "objective/kl": kl_per_sample.mean(),
@@ -26,11 +29,11 @@ def step_stats(rollout: Rollout, minibatches: list[dict], kl_coef: float) -> dic
         "ppo/mean_scores": rollout.scores.mean(),
         "ppo/std_scores": rollout.scores.std(),
     }
-    for name, lengths in (("queries", query_lengths.float()), ("responses", response_lengths)):
+    for name, lengths in (("queries", query_lengths), ("responses", response_lengths)):
         scalars[f"tokens/{name}_len_mean"] = lengths.mean()
         scalars[f"tokens/{name}_len_std"] = lengths.std()
     for name, value in minibatches[0].items():
-        if value.dim() == 0 and name != "policy/mean_ratio":
+        if value.dim() == 0:
             scalars[f"ppo/{name}"] = torch.stack([m[name] for m in minibatches]).mean()
     scalars["ppo/val/var_explained"] = 1 - scalars["ppo/val/error"] / scalars["ppo/returns/var"]
 
@@ -46,3 +49,16 @@ def step_stats(rollout: Rollout, minibatches: list[dict], kl_coef: float) -> dic
         "tokens/responses_dist": response_lengths,
     }
     return dict(zip(scalars, numbers, strict=True)) | {k: v.cpu().numpy() for k, v in arrays.items()}
+
+
+class Clock:
+    """Seconds per phase, as the host sees them: on a GPU, work still queued counts for the phase that waits for it."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self.seconds[phase] = time.perf_counter() - started

@@ -1,0 +1,67 @@
+"""What a policy does on fixed held-out queries: score, KL, length and diversity, with confidence intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from rlhf_course.policy import AutoModelForCausalLMWithValueHead, inference_mode_of
+from rlhf_course.ppo.generation import generate
+from rlhf_course.ppo.rollout import Rollout, forward
+
+
+@torch.no_grad()
+def evaluate(
+    model: AutoModelForCausalLMWithValueHead,
+    ref_model: AutoModelForCausalLMWithValueHead,
+    tokenizer,
+    queries: Sequence[Tensor],
+    lengths: Sequence[int],
+    reward: Callable[[Sequence[str]], Tensor],
+    seed: int = 0,
+    batch_size: int = 256,
+    **generation_kwargs,
+) -> pd.DataFrame:
+    """One sampled response per query, dropout off: columns query, response, text, score, kl (nats), length (tokens).
+
+    Random numbers come from ``seed`` alone and the global generators are left as they were, so that evaluating in
+    the middle of a run does not change the run.
+    """
+    rows = []
+    with torch.random.fork_rng(), inference_mode_of(model), inference_mode_of(ref_model):
+        torch.manual_seed(seed)
+        for start in range(0, len(queries), batch_size):
+            part = slice(start, start + batch_size)
+            responses = generate(model, tokenizer, queries[part], lengths[part], **generation_kwargs)
+            blank = torch.zeros(len(responses), device=model.device)
+            rollout = Rollout.from_lists(queries[part], responses, blank, tokenizer.eos_token_id)
+            difference = forward(model, rollout)[0] - forward(ref_model, rollout)[0]
+            kl = (difference * rollout.mask).sum(1).tolist()
+            for query, response, nats in zip(queries[part], responses, kl, strict=True):
+                texts = tokenizer.decode(query), tokenizer.decode(response)
+                rows.append((*texts, "".join(texts), nats, len(response)))
+    table = pd.DataFrame(rows, columns=["query", "response", "text", "kl", "length"])
+    table["score"] = reward(table["text"].tolist()).numpy()
+    return table
+
+
+def mean_ci(values) -> tuple[float, float]:
+    """Mean and half-width of its 95 % confidence interval (normal approximation)."""
+    values = np.asarray(values, dtype=float)
+    return float(values.mean()), float(1.96 * values.std(ddof=1) / np.sqrt(len(values)))
+
+
+def distinct_n(texts: Sequence[str], n: int) -> float:
+    """Share of different n-grams of words among all n-grams (Li et al. 2016, arXiv:1510.03055); 1 is most diverse."""
+    grams = [tuple(words[i : i + n]) for words in map(str.split, texts) for i in range(len(words) - n + 1)]
+    return len(set(grams)) / max(1, len(grams))
+
+
+def summarise(table: pd.DataFrame) -> pd.Series:
+    """Score, KL, length (mean ± 95 % interval) and distinct-1/2 of an evaluation, for display."""
+    row = {name: "{:.2f} ± {:.2f}".format(*mean_ci(table[name])) for name in ("score", "kl", "length")}
+    return pd.Series(row | {f"distinct-{n}": f"{distinct_n(table['response'], n):.2f}" for n in (1, 2)})

@@ -1,0 +1,59 @@
+"""What ``PPOTrainer.step`` accepts: checks that say which sample is wrong, and the processing of scores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from rlhf_course.ppo.algorithm import RunningMoments
+from rlhf_course.ppo.config import PPOConfig
+
+
+def check_samples(queries: Sequence[Tensor], responses: Sequence[Tensor], scores, size: int) -> None:
+    """Raise ``TypeError`` or ``ValueError`` unless these are ``size`` usable samples."""
+    for name, given in (("queries", queries), ("responses", responses), ("scores", scores)):
+        if not isinstance(given, list | tuple | Tensor):
+            raise TypeError(f"{name} is a {type(given).__name__}; give a list of {size} tensors.")
+        if len(given) != size:
+            raise ValueError(f"{name} has {len(given)} entries, but batch_size is {size}.")
+    for name, given in (("query", queries), ("response", responses)):
+        for i, tokens in enumerate(given):
+            if not isinstance(tokens, Tensor) or tokens.dim() != 1:
+                what = f"shape {tuple(tokens.shape)}" if isinstance(tokens, Tensor) else type(tokens).__name__
+                raise ValueError(f"{name} {i} must be a 1-D tensor of token ids; got {what}.")
+            if len(tokens) == 0:
+                raise ValueError(
+                    f"{name} {i} is empty: PPO predicts each response token from what stands before it and gives the "
+                    "score to the last one. Sample at least one token (min_new_tokens=1), or leave this sample out."
+                )
+
+
+def stack_scores(scores: Sequence[Tensor] | Tensor, device: torch.device, step: int) -> Tensor:
+    """Scores as float32 (B,) on ``device``; raises for shapes, devices and numbers that cannot be used."""
+    collected = []
+    for i, score in enumerate(scores):
+        score = torch.as_tensor(score)
+        if score.numel() != 1:
+            raise ValueError(f"score {i} has {score.numel()} elements; a score is one number per sample.")
+        if score.device.type not in ("cpu", device.type):
+            raise ValueError(f"score {i} is on {score.device}, the policy on {device}: move it there with .to(...).")
+        collected.append(score.detach().reshape(()).float().to(device))
+    stacked = torch.stack(collected)
+    if not stacked.isfinite().all():
+        i = int((~stacked.isfinite()).nonzero()[0])
+        raise FloatingPointError(
+            f"Step {step}: the score of sample {i} is {stacked[i].item()}. Look at its text, and at the reward "
+            "model's dtype (float16 overflows where bfloat16 and float32 do not)."
+        )
+    return stacked
+
+
+def process_scores(scores: Tensor, config: PPOConfig, running: RunningMoments) -> Tensor:
+    """Scores (B,) scaled (and centred) by the running moments and clipped, as the config asks."""
+    if config.use_score_scaling:
+        running.update(scores)
+        centre = running.mean if config.use_score_norm else 0.0
+        scores = (scores - centre) / (running.std + torch.finfo(scores.dtype).eps)
+    return scores if config.score_clip is None else scores.clamp(-config.score_clip, config.score_clip)

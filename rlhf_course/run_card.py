@@ -1,0 +1,90 @@
+"""A run's card: how long it took, what it measured, and whether its checks passed."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import resource
+import time
+import warnings
+
+import datasets
+import pandas as pd
+import torch
+import transformers
+from accelerate.utils import set_seed
+
+from rlhf_course.files import atomic_file
+from rlhf_course.presets import ROOT
+
+_PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "numpy", "pandas")
+
+
+class CheckFailed(AssertionError):
+    """A notebook ran to its end, but did not do what it promises."""
+
+
+class RunCard:
+    """Collects metrics and checks of a notebook's run and writes ``OUTPUT/run_cards/<notebook>.json``.
+
+    Args:
+        notebook: its name, without ending.
+        preset, seed: what it ran with; all random generators are seeded here.
+        output_dir: where cards and models go; relative paths start at the project's root.
+    """
+
+    def __init__(self, notebook: str, preset: str, seed: int, output_dir: str | os.PathLike = "build") -> None:
+        self.notebook, self.preset, self.seed = notebook, preset, seed
+        self.output_dir = ROOT / output_dir
+        self.metrics: dict[str, float] = {}
+        self.checks: dict[str, dict] = {}
+        self._started = time.perf_counter()
+        quiet_libraries()
+        set_seed(seed)
+
+    def metric(self, name: str, value: float) -> float:
+        """Record a number; names ending in _before and _after form the headline of the runner's table."""
+        self.metrics[name] = float(value)
+        return value
+
+    def check(self, name: str, passed: bool, value: float, want: str) -> None:
+        """Record whether ``value`` is what it should be; ``want`` says so in words."""
+        self.checks[name] = {"passed": bool(passed), "value": float(value), "want": want}
+
+    def finish(self) -> pd.DataFrame:
+        """Write the card, and return its checks as a table. Raises :class:`CheckFailed` when one did not pass."""
+        card = {
+            "notebook": self.notebook,
+            "preset": self.preset,
+            "seed": self.seed,
+            "versions": {"python": platform.python_version(), **_versions()},
+            "wall_s": round(time.perf_counter() - self._started, 2),
+            "peak_rss_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
+            "peak_cuda_mb": round(torch.cuda.max_memory_allocated() / 2**20, 1) if torch.cuda.is_available() else 0.0,
+            "metrics": self.metrics,
+            "checks": self.checks,
+        }
+        with atomic_file(self.output_dir / "run_cards" / f"{self.notebook}.json") as path:
+            path.write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
+        failed = [f"{name}: {c['value']:.4g}, wanted {c['want']}" for name, c in self.checks.items() if not c["passed"]]
+        if failed:
+            raise CheckFailed(f"{self.notebook} ran, but {len(failed)} check(s) did not pass: " + "; ".join(failed))
+        return pd.DataFrame(
+            [(name, f"{c['value']:.4g}", c["want"], "passed") for name, c in self.checks.items()],
+            columns=["check", "value", "wanted", "result"],
+        )
+
+
+def _versions() -> dict[str, str]:
+    return {name: importlib.metadata.version(name) for name in _PACKAGES if importlib.util.find_spec(name)}
+
+
+def quiet_libraries() -> None:
+    """Keep progress bars and advice of the libraries out of the outputs; warnings of this package stay."""
+    datasets.disable_progress_bars()
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    warnings.filterwarnings("ignore", category=FutureWarning)
