@@ -37,6 +37,8 @@ def read_spec(notebook: str) -> dict[str, dict]:
         known = ", ".join(sorted(p.stem for p in CONFIGS.glob("*.yaml")))
         raise FileNotFoundError(f"No settings for {notebook!r} in {CONFIGS}; there are {known}.")
     spec = yaml.safe_load(path.read_text(encoding="utf-8"))
+    if shared := spec.pop("include", None):
+        spec = read_spec(shared) | spec
     return {key: {**dict.fromkeys(PRESETS, entry.get("all")), **entry} for key, entry in spec.items()}
 
 

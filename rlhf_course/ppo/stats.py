@@ -11,6 +11,49 @@ import torch
 from rlhf_course.ppo.algorithm import masked_mean
 from rlhf_course.ppo.rollout import Rollout
 
+MEANING = {
+    "objective/kl": "KL to the reference: mean over samples of the sum over response tokens, nats",
+    "objective/kl_dist": "the same per sample, (B,)",
+    "objective/logprobs": "log-probabilities of the response tokens under the policy that sampled, (B, R)",
+    "objective/ref_logprobs": "the same under the reference, (B, R)",
+    "objective/kl_coef": "the coefficient β that this step's rewards used",
+    "objective/entropy": "mean over samples of the sum of −log-probability, nats",
+    "ppo/mean_non_score_reward": "mean per token of the KL part of the reward, −β·KL",
+    "ppo/mean_scores": "mean score, after scaling and clipping",
+    "ppo/std_scores": "standard deviation of the scores",
+    "ppo/learning_rate": "the optimizer's learning rate in this step",
+    "ppo/loss/policy": "clipped policy loss, mean over epochs and mini-batches",
+    "ppo/loss/value": "clipped value loss, before vf_coef",
+    "ppo/loss/total": "policy loss + vf_coef · value loss",
+    "ppo/policy/entropy": "entropy of the next-token distribution, nats per token",
+    "ppo/policy/approxkl": "½ mean (new − old log-probability)²: how far the step moved the policy",
+    "ppo/policy/policykl": "mean (old − new log-probability): the same, signed; early stopping looks at it",
+    "ppo/policy/clipfrac": "share of tokens where clipping took the gradient away",
+    "ppo/policy/advantages": "whitened advantages of all mini-batches, response tokens only",
+    "ppo/policy/advantages_mean": "their mean per mini-batch, averaged: about 0",
+    "ppo/policy/ratio": "new over old probability of all mini-batches, response tokens only",
+    "ppo/returns/mean": "mean return: what the value head should predict",
+    "ppo/returns/var": "variance of the returns",
+    "ppo/val/vpred": "mean value predicted during the updates",
+    "ppo/val/error": "mean squared error of the value head",
+    "ppo/val/clipfrac": "share of tokens where value clipping was active",
+    "ppo/val/mean": "mean value before the update",
+    "ppo/val/var": "variance of the values before the update",
+    "ppo/val/var_explained": "1 − error / variance of returns: 1 is a perfect value head, 0 as good as the mean",
+    "tokens/queries_len_mean": "mean query length, tokens",
+    "tokens/queries_len_std": "its standard deviation",
+    "tokens/queries_dist": "query lengths, (B,)",
+    "tokens/responses_len_mean": "mean response length, tokens",
+    "tokens/responses_len_std": "its standard deviation",
+    "tokens/responses_dist": "response lengths, (B,)",
+    "time/ppo/forward_pass": "seconds for log-probabilities and values of policy and reference",
+    "time/ppo/compute_rewards": "seconds for rewards per token",
+    "time/ppo/compute_advantages": "seconds for advantages and whitening",
+    "time/ppo/optimize_step": "seconds for all epochs",
+    "time/ppo/calc_stats": "seconds for these statistics",
+    "time/ppo/total": "seconds for the whole step",
+}
+
 
 def step_stats(rollout: Rollout, minibatches: list[dict], kl_coef: float) -> dict:
     """The stats of one step (numbers, and numpy arrays for distributions), time and learning rate left out.
