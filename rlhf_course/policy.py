@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -182,6 +183,14 @@ def _load_value_head(source: str) -> dict[str, Tensor]:
         if head:
             return head
     return {}
+
+
+def takes_positions(model: nn.Module) -> bool:
+    """Whether a policy or its network can be told the position of each token (ALiBi models, for one, cannot)."""
+    model = getattr(model, "module", model)  # under data parallelism
+    network = getattr(model, "pretrained_model", model)
+    network = network.get_base_model() if isinstance(network, PeftModel) else network
+    return "position_ids" in inspect.signature(network.forward).parameters
 
 
 @contextmanager

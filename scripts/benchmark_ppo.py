@@ -274,7 +274,7 @@ def draw(found: dict, path: Path) -> None:
     for row, seconds in enumerate(table["total"]):
         end = table.iloc[row][list(PHASES[:3])].sum()
         axis.annotate(f" {seconds:.2f} s ({seconds / table['total'].iloc[0]:.1f}x)", (end, row), va="center")
-    axis.set(xlim=(0, 1.25 * table["total"].max()), xlabel=f"seconds per PPO step of {BATCH} samples, medians")
+    axis.set(xlim=(0, 1.25 * axis.get_xlim()[1]), xlabel=f"seconds per PPO step of {BATCH} samples, medians")
     axis.invert_yaxis()
     axis.grid(axis="y", visible=False)
     axis.figure.legend(loc="outside upper center", ncols=3)

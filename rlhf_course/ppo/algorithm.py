@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy, pad
 
 
 def logprobs_from_logits(logits: Tensor, labels: Tensor) -> Tensor:
     """Log-probability in nats of each label: logits (B, R, V), labels (B, R) → (B, R)."""
-    chosen = logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
-    return chosen - logits.logsumexp(-1)
+    return -cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view(labels.shape)
 
 
 @torch.no_grad()
 def entropy_from_logits(logits: Tensor) -> Tensor:
     """Entropy in nats of each next-token distribution: (B, R, V) → (B, R), without a graph."""
-    log_total = logits.logsumexp(-1)
-    probabilities = (logits - log_total.unsqueeze(-1)).exp_()
-    return log_total - (probabilities * logits).sum(-1)
+    return torch.special.entr(logits.softmax(-1)).sum(-1)
 
 
 def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
@@ -84,7 +82,7 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float = 1.0, lam: 
     δ_t = r_t + γV_{t+1} − V_t;  A_t = δ_t + γλA_{t+1};  return = A + V. V is 0 after the last token.
     """
     values = values * mask
-    next_values = torch.nn.functional.pad(values[:, 1:], (0, 1))
+    next_values = pad(values[:, 1:], (0, 1))
     deltas = (rewards + gamma * next_values - values) * mask
     advantages, running = [], torch.zeros_like(deltas[:, 0])
     for t in reversed(range(deltas.shape[1])):

@@ -8,8 +8,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
+from transformers import DynamicCache
 
-from rlhf_course.policy import inference_mode_of
+from rlhf_course.policy import inference_mode_of, takes_positions
 
 
 class LengthSampler:
@@ -31,43 +33,94 @@ def generate(
     """Sample one response per query, all rows in one left-padded batch; returns ragged response token ids.
 
     Row i ends after ``lengths[i]`` tokens (max_new_tokens where lengths is None) or after its first EOS, which it
-    keeps: the same distribution as row-by-row sampling. Dropout is off, whatever mode the model is in.
+    keeps: the same distribution as row-by-row sampling. Dropout is off, whatever mode the model is in. Sampling from
+    the model's own distribution takes a short path; any other setting goes to transformers' ``generate``.
 
     Raises ``FloatingPointError`` when the model's probabilities are not finite.
     """
-    generation_kwargs.setdefault("pad_token_id", pad_token_id(tokenizer))
-    if generation_kwargs.get("min_length", 0) < 0:  # how classic scripts say "no minimum"
-        generation_kwargs.pop("min_length")
-    if "top_k" in generation_kwargs:
-        generation_kwargs["top_k"] = int(generation_kwargs["top_k"])  # classic scripts pass 0.0
-    if lengths is not None:
-        generation_kwargs["max_new_tokens"] = max(lengths)
-    warn_if_scores_differ(model, generation_kwargs)
+    settings = dict(generation_kwargs)
+    settings.setdefault("pad_token_id", pad_token_id(tokenizer))
+    if settings.get("min_length", 0) < 0:  # how classic scripts say "no minimum"
+        settings.pop("min_length")
+    if "top_k" in settings:
+        settings["top_k"] = int(settings["top_k"])  # classic scripts pass 0.0
+    eos = settings.get("eos_token_id", model.config.eos_token_id)
+    eos = torch.tensor([] if eos is None else eos, dtype=torch.long, device=model.device).reshape(-1)
 
-    device, width = model.device, max(map(len, queries))
-    input_ids = torch.full((len(queries), width), generation_kwargs["pad_token_id"], device=device)
-    attention_mask = torch.zeros_like(input_ids)
+    width = max(map(len, queries))
+    column, query_lengths = torch.arange(width), torch.tensor([len(query) for query in queries])
+    attention_mask = (column >= width - query_lengths.unsqueeze(1)).long().to(model.device)
+    input_ids = torch.full((len(queries), width), settings["pad_token_id"])
     for row, query in enumerate(queries):
-        input_ids[row, width - len(query) :] = query.to(device)
-        attention_mask[row, width - len(query) :] = 1
+        input_ids[row, width - len(query) :] = query
+    input_ids = input_ids.to(model.device)
+
+    plain = samples_plainly(model, settings)
     with inference_mode_of(model):
-        try:
-            output = model.generate(input_ids=input_ids, attention_mask=attention_mask, **generation_kwargs)
-        except RuntimeError as error:
-            if "probability tensor" not in str(error):
-                raise
-            raise FloatingPointError(
-                "The policy's next-token probabilities hold NaN, Inf or negative numbers, so nothing can be sampled. "
-                "Usual causes: float16 weights trained directly (load them in float32, or use bf16 autocast), "
-                "or a learning rate that blew the weights up. Go back to the last checkpoint."
-            ) from error
-    responses = output[:, width:].cpu()
-    eos = generation_kwargs.get("eos_token_id", model.config.eos_token_id)
-    ends = torch.isin(responses, torch.tensor(eos if eos is not None else -1))
+        if plain and (lengths is not None or "max_new_tokens" in settings):
+            limits = torch.tensor(lengths or [settings["max_new_tokens"]] * len(queries), device=model.device)
+            responses = _sample(model.pretrained_model, input_ids, attention_mask, limits, eos)
+        else:
+            if lengths is not None:
+                settings["max_new_tokens"] = max(lengths)
+            try:
+                output = model.generate(input_ids=input_ids, attention_mask=attention_mask, **settings)
+            except RuntimeError as error:
+                raise (_not_finite() if "probability tensor" in str(error) else error) from error
+            responses = output[:, width:]
+            limits = torch.tensor(lengths or [responses.shape[1]] * len(queries), device=model.device)
+    ends = torch.isin(responses, eos)
     first_end = torch.where(ends.any(1), ends.int().argmax(1) + 1, responses.shape[1])
-    limits = torch.tensor(lengths) if lengths is not None else first_end
     kept = torch.minimum(first_end, limits).tolist()
-    return [row[:n].to(device) for row, n in zip(responses, kept, strict=True)]
+    return [row[:n] for row, n in zip(responses, kept, strict=True)]
+
+
+def _sample(network, input_ids: Tensor, attention_mask: Tensor, limits: Tensor, eos: Tensor) -> Tensor:
+    """Sample from softmax(logits) with a key-value cache, (B, max limit); what follows a row's end is arbitrary.
+
+    Rows that are done leave the batch as soon as they are an eighth of it. Tokens are drawn by inverting the
+    cumulative distribution, which needs one random number per row instead of one per entry of the vocabulary.
+    """
+    rows, cache = torch.arange(len(input_ids), device=input_ids.device), DynamicCache()
+    responses = torch.zeros(len(input_ids), int(limits.max()), dtype=torch.long, device=input_ids.device)
+    positions = (attention_mask.cumsum(1) - 1).clamp(min=0)
+    arguments = {"position_ids": positions} if takes_positions(network) else {}
+    for t in range(responses.shape[1]):
+        output = network(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+            **arguments,
+        )
+        cumulative = output.logits[:, -1].double().softmax(-1).cumsum(-1)
+        if not cumulative[:, -1].isfinite().all():
+            raise _not_finite()
+        draw = torch.rand(len(rows), 1, dtype=torch.float64, device=rows.device) * cumulative[:, -1:]
+        tokens = torch.searchsorted(cumulative, draw, right=True).clamp(max=cumulative.shape[1] - 1)
+        responses[rows, t] = tokens.squeeze(1)
+        running = (limits[rows] > t + 1) & ~torch.isin(tokens.squeeze(1), eos)
+        n_running = int(running.sum())
+        if n_running == 0:
+            break
+        if n_running <= 0.875 * len(rows):
+            keep = running.nonzero().squeeze(1)
+            cache.batch_select_indices(keep)
+            rows, tokens, attention_mask, positions = (x[keep] for x in (rows, tokens, attention_mask, positions))
+        input_ids, positions = tokens, positions[:, -1:] + 1
+        attention_mask = pad(attention_mask, (0, 1), value=1)
+        if arguments:
+            arguments["position_ids"] = positions
+    return responses
+
+
+def _not_finite() -> FloatingPointError:
+    return FloatingPointError(
+        "The policy's next-token probabilities hold NaN, Inf or negative numbers, so nothing can be sampled. Usual "
+        "causes: float16 weights trained directly (load them in float32, or use bf16 autocast), or a learning rate "
+        "that blew the weights up. Go back to the last checkpoint."
+    )
 
 
 def pad_token_id(tokenizer) -> int:
@@ -92,20 +145,28 @@ _NEUTRAL: dict[str, Callable[[object], bool]] = {
     "bad_words_ids": lambda v: not v,
 }
 _TRANSFORMERS_DEFAULTS = {"top_k": 50}  # what generate() does when nobody says otherwise
+_UNDERSTOOD = {*_NEUTRAL, "do_sample", "max_new_tokens", "pad_token_id", "eos_token_id"}
 
 
-def warn_if_scores_differ(model, generation_kwargs: dict) -> None:
-    """Warn (once per setting) when sampling is not from the model's own distribution, which biases ratio and KL."""
-    saved = getattr(getattr(model, "pretrained_model", model), "generation_config", None)
-    if not generation_kwargs.get("do_sample", getattr(saved, "do_sample", False)):
-        return
+def samples_plainly(model, settings: dict) -> bool:
+    """Whether these generation settings sample from the model's own distribution.
+
+    Other sampling settings give a warning (once each): PPO's ratios and KL would be biased. Greedy decoding gives
+    none, it is not used for training.
+    """
+    saved = getattr(model.pretrained_model, "generation_config", None)
+    if not settings.get("do_sample", getattr(saved, "do_sample", False)):
+        return False
+    plain = set(settings) <= _UNDERSTOOD
     for name, neutral in _NEUTRAL.items():
-        value = generation_kwargs.get(name, getattr(saved, name, None))
-        if value is None and name not in generation_kwargs:
+        value = settings.get(name, getattr(saved, name, None))
+        if value is None and name not in settings:
             value = _TRANSFORMERS_DEFAULTS.get(name)
         if not neutral(value):
+            plain = False
             warnings.warn(
                 f"Sampling with {name}={value} is not sampling from the distribution whose log-probabilities PPO "
                 "scores: ratios are biased and the KL can go negative. Pass top_k=0, top_p=1.0 and no penalties.",
                 stacklevel=4,
             )
+    return plain

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from rlhf_course.policy import takes_positions
 from rlhf_course.ppo.algorithm import entropy_from_logits, logprobs_from_logits
 
 
@@ -119,7 +119,7 @@ def response_logits(model, rollout: Rollout) -> tuple[Tensor, Tensor]:
 
     The last token predicts nothing that is needed, and the vocabulary projection runs on R positions only.
     """
-    arguments = {"position_ids": rollout.position_ids[:, :-1]} if _takes_positions(model) else {}
+    arguments = {"position_ids": rollout.position_ids[:, :-1]} if takes_positions(model) else {}
     logits, _, values = model(
         input_ids=rollout.input_ids[:, :-1],
         attention_mask=rollout.attention_mask[:, :-1],
@@ -128,9 +128,3 @@ def response_logits(model, rollout: Rollout) -> tuple[Tensor, Tensor]:
         **arguments,
     )
     return logits, values
-
-
-def _takes_positions(model) -> bool:
-    base = getattr(model, "module", model).pretrained_model  # module: under data parallelism
-    base = base.get_base_model() if hasattr(base, "get_base_model") else base
-    return "position_ids" in inspect.signature(base.forward).parameters

@@ -152,7 +152,8 @@ class PPOTrainer:
             for start in range(0, len(queries), size):
                 rows = slice(start, start + size)
                 part = lengths[rows] if lengths is not None else None
-                responses += generate(model, self.tokenizer, queries[rows], part, **generation_kwargs)
+                with self.accelerator.autocast():  # as in step(): one distribution is sampled and scored
+                    responses += generate(model, self.tokenizer, queries[rows], part, **generation_kwargs)
             if return_prompt:
                 responses = [torch.cat([q.to(r.device), r]) for q, r in zip(queries, responses, strict=True)]
             return responses[0].unsqueeze(0) if single else responses
