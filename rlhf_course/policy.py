@@ -111,7 +111,9 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
 
     def gradient_checkpointing_enable(self) -> None:
         """Recompute activations in the backward pass, also in eval mode: PPO's updates run without dropout."""
-        self.pretrained_model.gradient_checkpointing_enable({"use_reentrant": False})
+        network = self.pretrained_model
+        enable = getattr(network, "activation_checkpointing_enable", network.gradient_checkpointing_enable)
+        enable({"use_reentrant": False})
         self.pretrained_model.config.use_cache = False
 
     @property

@@ -98,7 +98,10 @@ def forward(
     With ``whole_vocabulary`` also all log-probabilities (B, R, V), else None. The rows run in ``groups`` of similar
     length, so that short samples are not padded to the longest; the numbers do not depend on it.
     """
-    order = (rollout.query_lengths + rollout.response_lengths).argsort()
+    lengths = rollout.query_lengths + rollout.response_lengths
+    order = lengths.argsort()
+    if lengths.min() == lengths.max():
+        groups = 1
     collected = []
     for rows in order.chunk(groups):
         part = rollout.select(rows)

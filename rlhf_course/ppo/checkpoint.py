@@ -1,0 +1,118 @@
+"""Stopping and going on: checkpoints of a PPO run that continue with the numbers of an uninterrupted one."""
+
+from __future__ import annotations
+
+import random
+import re
+import shutil
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from rlhf_course.files import atomic_folder
+
+STATE_FILE = "trainer_state.pt"
+
+
+def save_checkpoint(trainer, output_dir: str | Path) -> Path:
+    """Write ``checkpoint-STEP`` under output_dir and remove older ones; returns its folder.
+
+    It holds trainable weights, optimizer, schedule, KL coefficient, running moments and all random generators. The
+    older checkpoint goes only after the new one is whole.
+    """
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    state = {
+        "step": trainer.current_step,
+        "weights": {name: p.detach().cpu() for name, p in model.named_parameters() if p.requires_grad},
+        "optimizer": trainer.optimizer.state_dict(),
+        "schedule": trainer.lr_scheduler.state_dict() if trainer.lr_scheduler else {},
+        "kl_coef": trainer.kl_ctl.value,
+        "moments": vars(trainer.running),
+        "random": _random_state(),
+    }
+    target = Path(output_dir) / f"checkpoint-{trainer.current_step}"
+    with atomic_folder(target) as folder:
+        torch.save(state, folder / STATE_FILE)
+    for other in _checkpoints(output_dir):
+        if other != target:
+            shutil.rmtree(other)
+    return target
+
+
+def load_checkpoint(trainer, folder: str | Path) -> None:
+    """Put a freshly made trainer into the state that :func:`save_checkpoint` saw.
+
+    Raises ``ValueError`` when the checkpoint belongs to a policy of another shape.
+    """
+    state = torch.load(Path(folder) / STATE_FILE, weights_only=True, map_location=trainer.accelerator.device)
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    saved = state["weights"]
+    if {n: p.shape for n, p in parameters.items()} != {n: w.shape for n, w in saved.items()}:
+        raise ValueError(f"The checkpoint {folder} is of another policy: names or shapes of trainable weights differ.")
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(saved[name])
+    trainer.optimizer.load_state_dict(state["optimizer"])
+    if trainer.lr_scheduler:
+        trainer.lr_scheduler.load_state_dict(state["schedule"])
+    trainer.kl_ctl.value = state["kl_coef"]
+    vars(trainer.running).update(state["moments"])
+    trainer.current_step = state["step"]
+    _set_random_state(state["random"])
+
+
+def latest_checkpoint(output_dir: str | Path) -> Path | None:
+    """The checkpoint of the highest step, or None."""
+    return max(_checkpoints(output_dir), key=lambda path: int(path.name.split("-")[1]), default=None)
+
+
+def _checkpoints(output_dir: str | Path) -> list[Path]:
+    return [p for p in Path(output_dir).glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", p.name)]
+
+
+def _random_state() -> dict:
+    name, keys, position, has_gauss, gauss = np.random.get_state()
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "numpy": (name, torch.from_numpy(keys.astype(np.int64)), position, has_gauss, gauss),
+        "python": random.getstate(),
+    }
+
+
+def _set_random_state(state: dict) -> None:
+    torch.set_rng_state(state["torch"].cpu())
+    if state["cuda"]:
+        torch.cuda.set_rng_state_all([s.cpu() for s in state["cuda"]])
+    name, keys, *rest = state["numpy"]
+    np.random.set_state((name, keys.cpu().numpy().astype(np.uint32), *rest))
+    random.setstate(state["python"])
+
+
+class Interrupt:
+    """Whether Ctrl-C was pressed."""
+
+    requested = False
+
+
+@contextmanager
+def stop_between_steps() -> Iterator[Interrupt]:
+    """Turn the first Ctrl-C into a request to stop after the current step; a second one interrupts at once."""
+    interrupt = Interrupt()
+    previous = signal.getsignal(signal.SIGINT)
+
+    def request(signum, frame) -> None:
+        interrupt.requested = True
+        signal.signal(signal.SIGINT, previous)
+        print("\nStopping after this step; press Ctrl-C again to stop at once.", flush=True)
+
+    signal.signal(signal.SIGINT, request)
+    try:
+        yield interrupt
+    finally:
+        signal.signal(signal.SIGINT, previous)

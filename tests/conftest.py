@@ -1,0 +1,62 @@
+"""Small random models, and a network that refuses everything but this machine."""
+
+import socket
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from rlhf_course import AutoModelForCausalLMWithValueHead
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
+EOS = 39
+
+
+class PadTokenizer:
+    """All that the trainer asks of a tokenizer; padding is EOS, as with GPT-2."""
+
+    pad_token_id = eos_token_id = EOS
+
+
+def make_policy(seed: int = 0, dropout: float = 0.0, **config) -> AutoModelForCausalLMWithValueHead:
+    """A random GPT-2 of 40 tokens with a value head; weights large enough for uneven distributions."""
+    torch.manual_seed(seed)
+    shape = {"vocab_size": 40, "n_positions": 64, "n_embd": 16, "n_layer": 2, "n_head": 2, "initializer_range": 0.2}
+    special = {"bos_token_id": EOS, "eos_token_id": EOS, "pad_token_id": EOS}
+    rates = dict.fromkeys(("attn_pdrop", "resid_pdrop", "embd_pdrop"), dropout)
+    network = GPT2LMHeadModel(GPT2Config(**shape | special | rates | config))
+    return AutoModelForCausalLMWithValueHead(network, summary_dropout_prob=dropout).eval()
+
+
+def make_samples(n: int = 8, seed: int = 0) -> tuple[list, list, list]:
+    """Ragged queries (2-7 tokens), responses (1-10) and scores."""
+    rng = np.random.default_rng(seed)
+    queries = [torch.from_numpy(rng.integers(0, EOS, length)) for length in rng.integers(2, 8, n)]
+    responses = [torch.from_numpy(rng.integers(0, EOS, length)) for length in rng.integers(1, 11, n)]
+    return queries, responses, list(torch.from_numpy(rng.normal(size=n)).float())
+
+
+def difference(before: dict, after: dict) -> float:
+    """Largest absolute difference between two state dicts."""
+    return max((before[name] - after[name]).abs().max().item() for name in before)
+
+
+def snapshot(model) -> dict:
+    """A copy of the model's state dict."""
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch):
+    """Any connection beyond this machine fails the test at once."""
+    connect = socket.socket.connect
+
+    def guarded(self, address):
+        if isinstance(address, tuple) and address[0] not in ("127.0.0.1", "::1", "localhost"):
+            raise AssertionError(f"a test tried to connect to {address}")
+        return connect(self, address)
+
+    monkeypatch.setattr(socket.socket, "connect", guarded)

@@ -1,0 +1,405 @@
+"""``PPOTrainer``: what must hold whatever the model, and where it differs from the classic one on purpose."""
+
+import copy
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from conftest import EOS, PadTokenizer, difference, make_policy, make_samples, snapshot
+from rlhf_course import LengthSampler, PPOConfig, PPOTrainer, create_reference_model
+from rlhf_course.ppo.rollout import Rollout, forward
+from rlhf_course.ppo.stats import MEANING
+
+
+def make_trainer(policy=None, reference=None, optimizer=None, **config) -> PPOTrainer:
+    policy = policy or make_policy()
+    sizes = {"batch_size": 8, "mini_batch_size": 8}
+    return PPOTrainer(PPOConfig(**sizes | config), policy, reference, PadTokenizer(), optimizer=optimizer)
+
+
+def sgd(policy, lr: float = 0.05):
+    return torch.optim.SGD(policy.parameters(), lr=lr)
+
+
+def test_step_returns_the_forty_classic_keys():
+    assert set(make_trainer().step(*make_samples())) == set(MEANING)
+    assert len(MEANING) == 40
+
+
+@pytest.mark.parametrize("mini_batch_size", [8, 2])
+def test_ratio_is_one_in_the_first_epoch(mini_batch_size):
+    stats = make_trainer(mini_batch_size=mini_batch_size, ppo_epochs=1, learning_rate=0.0).step(*make_samples())
+    assert np.abs(stats["ppo/policy/ratio"] - 1).max() < 1e-5
+    assert stats["ppo/policy/approxkl"] < 1e-10
+
+
+@pytest.mark.parametrize("mini_batch_size", [8, 4, 1])
+def test_without_learning_the_ratio_stays_one_in_all_epochs(mini_batch_size):
+    stats = make_trainer(mini_batch_size=mini_batch_size, learning_rate=0.0).step(*make_samples())
+    assert len(stats["ppo/policy/ratio"]) == 4 * stats["tokens/responses_dist"].sum()
+    assert np.abs(stats["ppo/policy/ratio"] - 1).max() < 1e-5
+
+
+def test_kl_is_zero_at_step_one():
+    assert abs(make_trainer().step(*make_samples())["objective/kl"]) < 1e-6
+
+
+def test_padding_changes_nothing_per_element():
+    """Each sample alone against all of them padded to the longest, on both sides; every tensor, element by element."""
+    policy, reference = make_policy(0), make_policy(1)
+    queries, responses, scores = make_samples()
+    whole = Rollout.from_lists(queries, responses, torch.stack(scores), EOS)
+    for model in (policy, reference):
+        together = forward(model, whole)
+        for i in range(len(queries)):
+            alone = forward(model, Rollout.from_lists(queries[i : i + 1], responses[i : i + 1], torch.zeros(1), EOS))
+            for a, b in zip(together[:3], alone[:3], strict=True):
+                torch.testing.assert_close(a[i, : len(responses[i])], b[0], atol=1e-5, rtol=0)
+
+
+def test_padding_changes_neither_loss_nor_gradients():
+    """One very long sample beside the others pads everything; with its tokens masked out nothing may change."""
+    queries, responses, scores = make_samples()
+    long_query, long_response = torch.arange(20), torch.arange(25)
+    masks = [torch.ones(len(r)) for r in responses]
+    found = []
+    for i in range(2):
+        policy = make_policy()
+        trainer = make_trainer(policy, make_policy(1), sgd(policy), ppo_epochs=1, cliprange_value=1e9)
+        if i == 1:  # the long one takes the place of sample 7, which is masked in both runs
+            queries, responses = [*queries[:7], long_query], [*responses[:7], long_response]
+        masks[7] = torch.zeros(len(responses[7]))
+        masks[7][0] = 1e-6  # a score needs a token to land on
+        trainer.step(queries, responses, [*scores[:7], torch.tensor(0.0)], masks)
+        found.append(snapshot(policy))
+    assert difference(*found) < 1e-4
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4, 8])
+def test_grouping_rows_by_length_changes_nothing(groups):
+    policies = make_policy(), make_policy()
+    for policy, n in zip(policies, (1, groups), strict=True):
+        trainer = make_trainer(policy, make_policy(1), sgd(policy), kl_penalty="full")
+        trainer.groups = n
+        trainer.step(*make_samples())
+    assert difference(snapshot(policies[0]), snapshot(policies[1])) < 1e-5
+
+
+def test_eos_inside_or_at_the_end_of_a_response_counts():
+    """Padding is EOS too; masks come from lengths, so a sampled EOS keeps its log-probability and its score."""
+    query, response = torch.tensor([1, 2]), torch.tensor([3, EOS, 4, EOS])
+    other = torch.tensor([5, 6, 7, 8, 9, 10])
+    rollout = Rollout.from_lists([query, query], [response, other], torch.tensor([1.0, 0.0]), EOS)
+    assert rollout.mask[0].tolist() == [1, 1, 1, 1, 0, 0]
+    policy = make_policy()
+    logits = policy(torch.cat([query, response]).unsqueeze(0))[0].log_softmax(-1)
+    wanted = logits[0, 1:-1].gather(-1, response.unsqueeze(-1)).squeeze(-1)
+    torch.testing.assert_close(forward(policy, rollout)[0][0, :4], wanted, atol=1e-5, rtol=0)
+
+
+def test_only_the_policy_learns():
+    policy, reference = make_policy(0), make_policy(1)
+    before = snapshot(reference), snapshot(policy)
+    trainer = make_trainer(policy, reference)
+    trainer.step(*make_samples())
+    assert difference(before[0], snapshot(reference)) == 0
+    assert difference(before[1], snapshot(policy)) > 0
+    assert all(p.grad is None for p in reference.parameters())
+
+
+def test_what_stands_in_the_padding_does_not_matter():
+    """Gradients flow through response positions only: another padding token leaves the update as it is."""
+    updated = []
+    for pad in (EOS, 3):
+        policy = make_policy()
+        trainer = make_trainer(policy, make_policy(1), sgd(policy))
+        trainer.tokenizer = type("Tokenizer", (), {"pad_token_id": pad, "eos_token_id": EOS})
+        trainer.step(*make_samples())
+        updated.append(snapshot(policy))
+    assert difference(*updated) < 1e-6
+
+
+@pytest.mark.parametrize(("mini_batch_size", "accumulation"), [(4, 2), (2, 4), (1, 8)])
+def test_accumulation_equals_one_batch(mini_batch_size, accumulation):
+    """Weighted by tokens, with ragged lengths. Deviation: the classic version averaged the mini-batches' means."""
+    policies = make_policy(), make_policy()
+    for policy, sizes in zip(policies, ((8, 1), (mini_batch_size, accumulation)), strict=True):
+        config = {"mini_batch_size": sizes[0], "gradient_accumulation_steps": sizes[1], "ppo_epochs": 2}
+        make_trainer(policy, make_policy(1), sgd(policy), **config).step(*make_samples())
+    assert difference(snapshot(policies[0]), snapshot(policies[1])) < 1e-5
+
+
+def test_batched_greedy_generation_equals_single():
+    trainer, (queries, _, _) = make_trainer(), make_samples()
+    together = trainer.generate(queries, return_prompt=False, do_sample=False, max_new_tokens=7)
+    alone = [trainer.generate(q, return_prompt=False, do_sample=False, max_new_tokens=7)[0] for q in queries]
+    assert [r.tolist() for r in together] == [r.tolist() for r in alone]
+
+
+def test_short_path_samples_the_distribution_of_transformers_generate():
+    """Frequencies of the first two tokens from one query, short path against transformers, within 5 standard errors."""
+    trainer, query, n = make_trainer(make_policy(n_embd=8, n_head=1)), torch.tensor([1, 2, 3]), 4000
+    plain = {"do_sample": True, "top_k": 0, "top_p": 1.0, "max_new_tokens": 2, "return_prompt": False}
+    ours = trainer.generate([query] * n, **plain)
+    theirs = trainer.generate([query] * n, renormalize_logits=True, **plain)  # a setting the short path leaves alone
+    for position in (0, 1):
+        counts = [
+            np.bincount([int(r[position]) for r in rs if len(r) > position], minlength=40) / n for rs in (ours, theirs)
+        ]
+        error = np.sqrt((counts[0] + counts[1] + 1 / n) / n)
+        assert (np.abs(counts[0] - counts[1]) < 5 * error).all()
+
+
+def test_logprob_at_sampling_equals_the_recomputed_one():
+    trainer, (queries, _, _) = make_trainer(), make_samples()
+    policy, torch_seed = trainer.model, 3
+    torch.manual_seed(torch_seed)
+    responses = trainer.generate(queries, LengthSampler(3, 9), return_prompt=False, do_sample=True, top_k=0, top_p=1.0)
+    rollout = Rollout.from_lists(queries, responses, torch.zeros(8), EOS)
+    logprobs = forward(policy, rollout)[0]
+    for i, (query, response) in enumerate(zip(queries, responses, strict=True)):
+        for t in range(len(response)):  # token by token, as it was sampled
+            logits = policy(torch.cat([query, response[:t]]).unsqueeze(0))[0][0, -1]
+            assert logits.log_softmax(-1)[response[t]].item() == pytest.approx(logprobs[i, t].item(), abs=1e-4)
+
+
+def test_each_row_has_its_own_length_and_ends_at_eos():
+    trainer, np_lengths = make_trainer(make_policy(initializer_range=0.5)), LengthSampler(1, 30)
+    queries = [torch.tensor([1, EOS, 2])] * 200
+    responses = trainer.generate(queries, np_lengths, return_prompt=False, do_sample=True, top_k=0, top_p=1.0)
+    assert len({len(r) for r in responses}) > 5
+    for response in responses:
+        assert 1 <= len(response) < 30
+        assert EOS not in response[:-1].tolist()
+    assert any(r[-1] == EOS for r in responses)
+
+
+def test_generate_answers_as_the_classic_one_did():
+    trainer, (queries, _, _) = make_trainer(), make_samples()
+    settings = {"do_sample": True, "top_k": 0.0, "top_p": 1.0, "min_length": -1, "max_new_tokens": 4}
+    single = trainer.generate(queries[0], **settings)
+    assert single.dim() == 2 and single[0, : len(queries[0])].tolist() == queries[0].tolist()
+    both = trainer.generate(queries, generate_ref_response=True, **settings)
+    assert len(both) == 2 and len(both[0]) == len(both[1]) == 8
+
+
+def test_learns_a_bandit_and_its_negative():
+    """Reward: how often token 7 appears. PPO must raise it, and lower it when the sign is turned."""
+    results = {}
+    for sign in (1.0, -1.0):
+        trainer = make_trainer(batch_size=64, mini_batch_size=64, learning_rate=3e-3, init_kl_coef=0.02)
+        queries, counts = [torch.tensor([1, 2])] * 64, []
+        for _ in range(25):
+            responses = trainer.generate(
+                queries, return_prompt=False, do_sample=True, top_k=0, top_p=1.0, max_new_tokens=6
+            )
+            counts.append(np.mean([(r == 7).float().sum() for r in responses]))
+            trainer.step(queries, responses, [sign * (r == 7).float().sum() for r in responses])
+        results[sign] = np.mean(counts[:3]), np.mean(counts[-3:])
+    assert results[1.0][1] > results[1.0][0] + 1.0
+    assert results[-1.0][1] < 0.5 * results[-1.0][0]
+
+
+def test_a_huge_coefficient_keeps_the_policy_near_the_reference():
+    kl = {}
+    for coefficient in (0.0, 50.0):
+        config = {"batch_size": 64, "mini_batch_size": 64, "learning_rate": 3e-4, "adap_kl_ctrl": False}
+        trainer, queries = make_trainer(init_kl_coef=coefficient, **config), [torch.tensor([1, 2])] * 64
+        for _ in range(30):
+            responses = trainer.generate(
+                queries, return_prompt=False, do_sample=True, top_k=0, top_p=1.0, max_new_tokens=6
+            )
+            kl[coefficient] = trainer.step(queries, responses, [(r == 7).float().sum() for r in responses])[
+                "objective/kl"
+            ]
+    assert abs(kl[50.0]) < 0.1 * kl[0.0]
+
+
+# --- deviations from the classic version, one test each ----------------------------------------------------------------
+
+
+def test_deviation_rollouts_and_updates_run_without_dropout_and_restore_the_mode():
+    policy = make_policy(dropout=0.5).train()
+    reference = make_policy(dropout=0.5)
+    trainer, samples = make_trainer(policy, reference, learning_rate=0.0), make_samples()
+    stats = trainer.step(*samples)
+    assert np.abs(stats["ppo/policy/ratio"] - 1).max() < 1e-5 and abs(stats["objective/kl"]) < 1e-5
+    greedy = [trainer.generate(samples[0][0], do_sample=False, max_new_tokens=8).tolist() for _ in range(3)]
+    assert greedy[0] == greedy[1] == greedy[2]
+    assert policy.training and policy.v_head.dropout.training
+    policy.eval()
+    trainer.step(*samples)
+    assert not any(module.training for module in policy.modules())
+
+
+def test_deviation_gradient_norm_is_clipped_in_every_step():
+    policy = make_policy()
+    trainer = make_trainer(policy, make_policy(1), sgd(policy, 1.0), max_grad_norm=1e-3, ppo_epochs=1)
+    for seed in range(3):
+        before = snapshot(policy)
+        trainer.step(*make_samples(seed=seed))
+        moved = [(snapshot(policy)[n] - before[n]).square().sum() for n in before if n != "lm_head.weight"]
+        assert torch.stack(moved).sum().sqrt().item() == pytest.approx(1e-3, rel=1e-2)
+
+
+def test_deviation_a_skipped_mini_batch_moves_neither_weights_nor_optimizer():
+    policy = make_policy()
+    trainer = make_trainer(policy, make_policy(1), learning_rate=1e-3, ppo_epochs=1)
+    trainer.step(*make_samples())  # gives Adam a momentum
+    trainer.config.ratio_threshold = 0.5  # every ratio is 1
+    before, state = snapshot(policy), copy.deepcopy(trainer.optimizer.state_dict())
+    with pytest.warns(UserWarning, match="moved no weight"):
+        stats = trainer.step(*make_samples())
+    assert difference(before, snapshot(policy)) == 0
+    for key, entry in trainer.optimizer.state_dict()["state"].items():
+        for name, tensor in entry.items():
+            assert torch.equal(torch.as_tensor(tensor), torch.as_tensor(state["state"][key][name]))
+    assert stats["ppo/loss/total"] == 0
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_deviation_a_score_that_is_not_finite_is_named(bad):
+    queries, responses, scores = make_samples()
+    scores[5] = torch.tensor(bad)
+    trainer = make_trainer()
+    before = snapshot(trainer.model)
+    with pytest.raises(FloatingPointError, match="Step 0: the score of sample 5"):
+        trainer.step(queries, responses, scores)
+    assert difference(before, snapshot(trainer.model)) == 0
+
+
+def test_deviation_logits_that_are_not_finite_are_named():
+    trainer = make_trainer(reference=make_policy(1))
+    with torch.no_grad():
+        trainer.model.pretrained_model.transformer.ln_f.bias[0] = torch.nan
+    with pytest.raises(FloatingPointError, match="the policy's logits for sample 0"):
+        trainer.step(*make_samples())
+    with pytest.raises(FloatingPointError, match="nothing can be sampled"):
+        trainer.generate(make_samples()[0], do_sample=True, top_k=0, top_p=1.0, max_new_tokens=3)
+
+
+def test_deviation_a_loss_that_is_not_finite_changes_no_weight():
+    policy = make_policy()
+    trainer = make_trainer(policy, make_policy(1), vf_coef=float("inf"))
+    before = snapshot(policy)
+    with pytest.raises(FloatingPointError, match="Step 0: the loss is"):
+        trainer.step(*make_samples())
+    assert difference(before, snapshot(policy)) == 0
+
+
+def test_deviation_score_scaling_works():
+    trainer = make_trainer(use_score_scaling=True, use_score_norm=True)
+    queries, responses, _ = make_samples()
+    scores = torch.tensor([3.0, 5, 7, 9, 11, 13, 15, 17])
+    stats = trainer.step(queries, responses, list(scores))
+    assert stats["ppo/mean_scores"] == pytest.approx(0, abs=1e-5) and stats["ppo/std_scores"] == pytest.approx(1)
+    stats = trainer.step(queries, responses, list(scores + 100))
+    both = torch.cat([scores, scores + 100])
+    assert stats["ppo/mean_scores"] == pytest.approx(((scores + 100).mean() - both.mean()).item() / both.std().item())
+
+
+def test_deviation_whitened_rewards_do_not_leak_into_padding():
+    """With padding in the batch or without, a sample's returns are the same."""
+    policy, reference = make_policy(), make_policy(1)
+    trainer = make_trainer(policy, reference, whiten_rewards=True, batch_size=2, mini_batch_size=2)
+    rollout = Rollout.from_lists(
+        [torch.tensor([1, 2])] * 2, [torch.tensor([3, 4]), torch.arange(9)], torch.ones(2), EOS
+    )
+    trainer._log_probabilities(rollout)
+    trainer._rewards(rollout)
+    trainer._advantages(rollout)
+    assert rollout.rewards[0, 2:].abs().max() == 0 and rollout.returns[0, 2:].abs().max() == 0
+
+
+def test_deviation_left_padding_keeps_positions():
+    policy, query = make_policy(), torch.tensor([1, 2, 3])
+    alone = Rollout.from_lists([query], [query], torch.zeros(1), EOS)
+    padded = Rollout.from_lists([query, torch.arange(30)], [query, query], torch.zeros(2), EOS)
+    assert padded.position_ids[0, 27:].tolist() == [0, 1, 2, 3, 4, 5]
+    torch.testing.assert_close(forward(policy, padded)[0][0], forward(policy, alone)[0][0], atol=1e-5, rtol=0)
+
+
+def test_deviation_an_empty_response_is_a_clear_error_and_prompts_keep_their_eos():
+    queries, responses, scores = make_samples()
+    trainer = make_trainer()
+    with pytest.raises(ValueError, match="response 3 is empty.*min_new_tokens"):
+        trainer.step(queries, [*responses[:3], torch.tensor([], dtype=torch.long), *responses[4:]], scores)
+    prompt = torch.tensor([1, EOS, 2])
+    whole = trainer.generate([prompt] * 4, do_sample=True, top_k=0, top_p=1.0, max_new_tokens=3)
+    assert all(w[:3].tolist() == prompt.tolist() for w in whole)
+
+
+def test_deviation_histograms_hold_response_tokens_only():
+    stats = make_trainer().step(*make_samples())
+    tokens = stats["tokens/responses_dist"].sum()
+    assert len(stats["ppo/policy/advantages"]) == len(stats["ppo/policy/ratio"]) == 4 * tokens
+
+
+@pytest.mark.parametrize(
+    "setting", [{}, {"top_k": 50}, {"top_k": 0, "temperature": 0.7}, {"top_k": 0, "repetition_penalty": 1.2}]
+)
+def test_deviation_sampling_from_another_distribution_warns(setting):
+    trainer, (queries, _, _) = make_trainer(), make_samples()
+    with pytest.warns(UserWarning, match="not sampling from the distribution"):
+        trainer.generate(queries, do_sample=True, max_new_tokens=2, **setting)
+
+
+def test_plain_sampling_does_not_warn():
+    trainer, (queries, _, _) = make_trainer(), make_samples()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trainer.generate(queries, do_sample=True, max_new_tokens=2, top_k=0.0, top_p=1.0, min_length=-1)
+
+
+# --- the rest of the interface -----------------------------------------------------------------------------------------
+
+
+def test_reference_is_a_frozen_copy_when_none_is_given():
+    trainer = make_trainer()
+    assert trainer.ref_model is not trainer.model
+    assert not any(p.requires_grad for p in trainer.ref_model.parameters())
+
+
+def test_early_stopping_ends_the_epochs():
+    policy = make_policy()
+    config = {"early_stopping": True, "target_kl": -1e9, "ppo_epochs": 4}
+    stats = make_trainer(policy, make_policy(1), **config).step(*make_samples())
+    assert len(stats["ppo/policy/ratio"]) == stats["tokens/responses_dist"].sum()
+
+
+def test_learning_rate_schedule_moves_once_per_step():
+    policy = make_policy()
+    optimizer = sgd(policy, 0.1)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
+    config = PPOConfig(batch_size=8, mini_batch_size=2)
+    trainer = PPOTrainer(config, policy, None, PadTokenizer(), optimizer=optimizer, lr_scheduler=schedule)
+    rates = [trainer.step(*make_samples())["ppo/learning_rate"] for _ in range(3)]
+    assert rates == pytest.approx([0.1, 0.05, 0.025])
+
+
+def test_gradient_checkpointing_gives_the_same_update():
+    policies = make_policy(), make_policy()
+    for policy, checkpointing in zip(policies, (False, True), strict=True):
+        config = {"gradient_checkpointing": checkpointing}
+        make_trainer(policy, make_policy(1), sgd(policy), **config).step(*make_samples())
+    assert difference(snapshot(policies[0]), snapshot(policies[1])) < 1e-5
+
+
+def test_a_plain_language_model_can_be_the_reference():
+    reference = make_policy(1)
+    wanted = make_trainer(make_policy(), reference).step(*make_samples())["objective/kl"]
+    found = make_trainer(make_policy(), make_policy(1).pretrained_model).step(*make_samples())["objective/kl"]
+    assert found == pytest.approx(wanted, abs=1e-6)
+
+
+def test_shared_layers_are_frozen_and_not_copied():
+    policy = make_policy()
+    reference = create_reference_model(policy, num_shared_layers=1)
+    layers, copies = policy.pretrained_model.transformer.h, reference.pretrained_model.transformer.h
+    assert copies[0].mlp.c_fc.weight is layers[0].mlp.c_fc.weight
+    assert copies[1].mlp.c_fc.weight is not layers[1].mlp.c_fc.weight
+    assert not layers[0].mlp.c_fc.weight.requires_grad and layers[1].mlp.c_fc.weight.requires_grad
+    with pytest.raises(ValueError, match="has 2 layers"):
+        create_reference_model(policy, num_shared_layers=3)
