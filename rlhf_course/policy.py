@@ -257,12 +257,14 @@ def add_reference_adapter(model: AutoModelForCausalLMWithValueHead) -> None:
 
 
 @contextmanager
-def reference_adapter(model: AutoModelForCausalLMWithValueHead) -> Iterator[None]:
-    """Switch to the frozen reference adapter, and back to the policy's."""
+def reference_adapter(
+    model: AutoModelForCausalLMWithValueHead,
+) -> Iterator[AutoModelForCausalLMWithValueHead]:
+    """The same model with the frozen reference adapter switched on; afterwards the policy's is on again."""
     peft_model = model.pretrained_model
     policy = peft_model.active_adapter
     peft_model.set_adapter(REFERENCE_ADAPTER, inference_mode=True)
     try:
-        yield
+        yield model
     finally:
         peft_model.set_adapter(policy)

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from conftest import PadTokenizer
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from conftest import PadTokenizer
 from rlhf_course import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
 
 FIXTURES = np.load(Path(__file__).parent / "fixtures" / "trl_0_11_4.npz")

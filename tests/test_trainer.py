@@ -6,8 +6,8 @@ import warnings
 import numpy as np
 import pytest
 import torch
-
 from conftest import EOS, PadTokenizer, difference, make_policy, make_samples, snapshot
+
 from rlhf_course import LengthSampler, PPOConfig, PPOTrainer, create_reference_model
 from rlhf_course.ppo.rollout import Rollout, forward
 from rlhf_course.ppo.stats import MEANING
@@ -217,7 +217,7 @@ def test_a_huge_coefficient_keeps_the_policy_near_the_reference():
     assert abs(kl[50.0]) < 0.1 * kl[0.0]
 
 
-# --- deviations from the classic version, one test each ----------------------------------------------------------------
+# --- deviations from the classic version, one test each --------------------------------------------------------------
 
 
 def test_deviation_rollouts_and_updates_run_without_dropout_and_restore_the_mode():
@@ -353,7 +353,7 @@ def test_plain_sampling_does_not_warn():
         trainer.generate(queries, do_sample=True, max_new_tokens=2, top_k=0.0, top_p=1.0, min_length=-1)
 
 
-# --- the rest of the interface -----------------------------------------------------------------------------------------
+# --- the rest of the interface ---------------------------------------------------------------------------------------
 
 
 def test_reference_is_a_frozen_copy_when_none_is_given():

@@ -1,0 +1,116 @@
+"""Bad input: a sentence that says what was wrong, where, and what to do."""
+
+import datasets
+import pytest
+import torch
+
+from conftest import PadTokenizer, make_policy, make_samples
+from rlhf_course import LengthSampler, PPOConfig, PPOTrainer
+from rlhf_course.data import build_queries, load_reviews
+from rlhf_course.offline.world import prepare
+from rlhf_course.ppo.inputs import stack_scores
+from rlhf_course.presets import load_preset
+
+
+def trainer() -> PPOTrainer:
+    return PPOTrainer(PPOConfig(batch_size=8, mini_batch_size=8), make_policy(), None, PadTokenizer())
+
+
+def test_sizes_that_do_not_divide():
+    with pytest.raises(ValueError, match="128 is not a multiple of .* = 48 × 2 = 96"):
+        PPOConfig(batch_size=128, mini_batch_size=48, gradient_accumulation_steps=2)
+    with pytest.raises(ValueError, match="ppo_epochs is 0"):
+        PPOConfig(ppo_epochs=0)
+
+
+def test_unknown_names_list_the_valid_ones():
+    with pytest.raises(ValueError, match="kl, abs, mse, full"):
+        PPOConfig(kl_penalty="js")
+    with pytest.raises(ValueError, match="None, 'wandb' or 'tensorboard'"):
+        PPOTrainer(PPOConfig(log_with="aim"), make_policy(), None, PadTokenizer())
+
+
+def test_lists_of_unequal_length():
+    queries, responses, scores = make_samples()
+    with pytest.raises(ValueError, match="responses has 7 entries, but batch_size is 8"):
+        trainer().step(queries, responses[:7], scores)
+    with pytest.raises(TypeError, match="queries is a int"):
+        trainer().step(3, responses, scores)
+    with pytest.raises(ValueError, match=r"query 0 must be a 1-D tensor of token ids; got shape \(1, "):
+        trainer().step([q.unsqueeze(0) for q in queries], responses, scores)
+
+
+def test_scores_of_the_wrong_shape_or_device():
+    queries, responses, scores = make_samples()
+    with pytest.raises(ValueError, match="score 0 has 2 elements"):
+        trainer().step(queries, responses, [torch.zeros(2)] * 8)
+    with pytest.raises(ValueError, match="score 0 is on meta, the policy on cpu"):
+        stack_scores([torch.zeros((), device="meta")], torch.device("cpu"), 0)
+    assert stack_scores([torch.zeros(1), 1.0, torch.tensor(2)], torch.device("cpu"), 0).tolist() == [0, 1, 2]
+
+
+def test_a_policy_without_value_head_or_tokenizer():
+    with pytest.raises(TypeError, match="AutoModelForCausalLMWithValueHead.from_pretrained"):
+        PPOTrainer(PPOConfig(), make_policy().pretrained_model, None, PadTokenizer())
+    with pytest.raises(ValueError, match="needs the policy's tokenizer"):
+        PPOTrainer(PPOConfig(), make_policy())
+
+
+def test_a_dataset_smaller_than_a_batch():
+    rows = datasets.Dataset.from_dict({"input_ids": [[1, 2]] * 5})
+    with pytest.raises(ValueError, match="5 rows, fewer than one batch of 128"):
+        PPOTrainer(PPOConfig(), make_policy(), None, PadTokenizer(), dataset=rows)
+
+
+def write(folder, **columns):
+    for split in ("train", "test"):
+        datasets.Dataset.from_dict(columns).to_parquet(folder / f"{split}.parquet")
+    return folder
+
+
+def test_unusable_review_folders(tmp_path):
+    with pytest.raises(FileNotFoundError, match="No dataset folder at .*missing"):
+        load_reviews(tmp_path / "missing", "train")
+    good = {"text": ["a good film"] * 2, "label": [0, 1]}
+    for name, columns, message in (
+        ("column", {"review": good["text"], "label": good["label"]}, "No column text .* it has review, label"),
+        ("empty", good | {"text": ["a", "  "]}, "Row 1 of split 'train' .* has no text"),
+        ("number", good | {"text": [1, 2]}, "Row 0 .* has no text: 1"),
+        ("class", good | {"label": [1, 1]}, "are 1; both 0 .* and 1"),
+    ):
+        folder = tmp_path / name
+        folder.mkdir()
+        with pytest.raises(ValueError, match=message):
+            load_reviews(write(folder, **columns), "train")
+    folder = tmp_path / "good"
+    folder.mkdir()
+    with pytest.raises(ValueError, match="No split 'validation' in .* it has train, test|test, train"):
+        load_reviews(write(folder, **good), "validation")
+    assert load_reviews(folder, "train")["label"] == good["label"]
+
+
+def test_reviews_that_are_all_too_short():
+    reviews = datasets.Dataset.from_dict({"text": ["short", "also short"], "label": [0, 1]})
+    with pytest.raises(ValueError, match="None of the 2 reviews has more than 200 characters; the longest has 10"):
+        build_queries(reviews, None, LengthSampler(2, 8))
+
+
+def test_unknown_presets_and_settings_list_the_valid_ones():
+    with pytest.raises(ValueError, match="Unknown preset 'huge'; choose one of tiny, scratch, full"):
+        load_preset("03_gpt2_imdb_ppo", "huge")
+    with pytest.raises(ValueError, match="Unknown setting 'lr' .* learning_rate"):
+        load_preset("03_gpt2_imdb_ppo", "tiny", {"lr": 1})
+    with pytest.raises(FileNotFoundError, match="No settings for '99'.*03_gpt2_imdb_ppo"):
+        load_preset("99", "tiny")
+    for key, value in (("steps", "many"), ("steps", 1.5), ("learning_rate", "fast"), ("gold", "yes")):
+        with pytest.raises(ValueError, match=f"Setting '{key}' takes a value of type"):
+            load_preset("03_gpt2_imdb_ppo", "tiny", {key: value})
+
+
+def test_scratch_needs_a_dataset():
+    with pytest.raises(ValueError, match="needs a dataset: overrides="):
+        prepare(load_preset("03_gpt2_imdb_ppo", "scratch"))
+
+
+def test_a_value_written_as_text_is_read_as_a_number():
+    assert load_preset("03_gpt2_imdb_ppo", "tiny", {"learning_rate": "1e-4"}).learning_rate == 1e-4

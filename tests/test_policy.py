@@ -1,0 +1,165 @@
+"""Value head, saving and loading, old checkpoints, adapters."""
+
+import resource
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from conftest import EOS, PadTokenizer, difference, make_policy, make_samples, snapshot
+from rlhf_course import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
+from rlhf_course.files import atomic_folder
+
+LORA = LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=["c_attn"], lora_dropout=0.1, fan_in_fan_out=True)
+SIZES = {"batch_size": 8, "mini_batch_size": 8}
+
+
+def test_state_dict_has_the_base_models_keys_and_the_value_heads():
+    policy = make_policy()
+    assert set(policy.state_dict()) == {
+        *policy.pretrained_model.state_dict(),
+        "v_head.summary.weight",
+        "v_head.summary.bias",
+    }
+
+
+def test_forward_gives_logits_loss_and_values():
+    policy, ids = make_policy(), torch.tensor([[1, 2, 3]])
+    logits, loss, values = policy(ids, labels=ids)
+    assert logits.shape == (1, 3, 40) and logits.dtype == torch.float32 and loss.dim() == 0 and values.shape == (1, 3)
+    kept = policy(ids, logits_to_keep=2)
+    torch.testing.assert_close(kept[0], logits[:, 1:])
+    torch.testing.assert_close(kept[2], values[:, 1:])
+
+
+def test_value_head_follows_the_models_final_norm():
+    policy, ids = make_policy(), torch.tensor([[1, 2, 3]])
+    hidden = policy.pretrained_model.transformer(ids).last_hidden_state
+    torch.testing.assert_close(policy.v_head(hidden).squeeze(-1), policy(ids)[2])
+
+
+def test_saved_policy_loads_here_and_in_plain_transformers(tmp_path):
+    policy, ids = make_policy(), torch.tensor([[1, 2, 3]])
+    policy.save_pretrained(tmp_path / "policy")
+    again = AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path / "policy")
+    assert difference(snapshot(policy), snapshot(again)) == 0
+    plain, report = AutoModelForCausalLM.from_pretrained(tmp_path / "policy", output_loading_info=True)
+    assert not report["unexpected_keys"] and not report["missing_keys"]
+    torch.testing.assert_close(plain(ids).logits, policy(ids)[0])
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+def test_old_checkpoints_with_the_value_head_among_the_weights_load(tmp_path, name):
+    policy = make_policy()
+    policy.pretrained_model.save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    head = {f"v_head.{key}": value for key, value in policy.v_head.state_dict().items()}
+    (tmp_path / "model.safetensors").unlink()
+    if name.endswith(".bin"):
+        torch.save(weights | head, tmp_path / name)
+    else:
+        save_file(weights | head, tmp_path / name, metadata={"format": "pt"})
+    again = AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path)
+    assert difference(snapshot(policy), snapshot(again)) == 0
+
+
+def test_value_head_initialisation():
+    policy = AutoModelForCausalLMWithValueHead.from_pretrained(
+        make_policy(n_embd=64).pretrained_model, v_head_init_strategy="normal", v_head_initializer_range=0.5
+    )
+    assert policy.v_head.summary.bias.abs().max() == 0
+    assert 0.3 < policy.v_head.summary.weight.std() < 0.7
+    with pytest.raises(ValueError, match="'normal' or None"):
+        AutoModelForCausalLMWithValueHead.from_pretrained(policy.pretrained_model, v_head_init_strategy="uniform")
+
+
+def test_weights_load_in_float32_whatever_they_were_saved_in(tmp_path):
+    make_policy().pretrained_model.to(torch.float16).save_pretrained(tmp_path)
+    assert AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path).pretrained_model.dtype == torch.float32
+    half = AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path, torch_dtype=torch.bfloat16)
+    assert half.pretrained_model.dtype == torch.bfloat16
+
+
+def test_a_model_folder_without_weights_says_so(tmp_path):
+    make_policy().config.save_pretrained(tmp_path)
+    with pytest.raises(FileNotFoundError, match="holds no weights.*save_pretrained"):
+        AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path)
+
+
+def test_deviation_a_fresh_adapters_reference_is_the_base():
+    policy = AutoModelForCausalLMWithValueHead.from_pretrained(make_policy().pretrained_model, peft_config=LORA)
+    trainer = PPOTrainer(PPOConfig(**SIZES, learning_rate=1e-2), policy, None, PadTokenizer())
+    base = {n: p.clone() for n, p in policy.named_parameters() if "lora" not in n and "v_head" not in n}
+    assert abs(trainer.step(*make_samples())["objective/kl"]) < 1e-6
+    assert abs(trainer.step(*make_samples())["objective/kl"]) > 1e-4
+    assert all(torch.equal(base[n], p) for n, p in policy.named_parameters() if n in base)
+
+
+def test_deviation_an_sft_adapters_reference_is_its_frozen_copy(tmp_path):
+    """Continuing an adapter that is far from the base: KL is 0 at step 1 all the same."""
+    sft = AutoModelForCausalLMWithValueHead.from_pretrained(make_policy().pretrained_model, peft_config=LORA)
+    with torch.no_grad():
+        for name, parameter in sft.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.5)
+    trainer = PPOTrainer(PPOConfig(**SIZES, learning_rate=1e-2), sft, None, PadTokenizer())
+    frozen = {n: p.clone() for n, p in sft.named_parameters() if ".ref." in n}
+    assert frozen and abs(trainer.step(*make_samples())["objective/kl"]) < 1e-6
+    trainer.step(*make_samples())
+    after = dict(sft.named_parameters())
+    assert all(torch.equal(frozen[n], after[n]) and not after[n].requires_grad for n in frozen)
+    sft.save_pretrained(tmp_path / "adapter")
+    plain = PeftModel.from_pretrained(make_policy().pretrained_model, tmp_path / "adapter")
+    ids = torch.tensor([[1, 2, 3]])
+    torch.testing.assert_close(plain.eval()(ids).logits, sft(ids)[0], atol=1e-5, rtol=0)
+
+
+def test_deviation_a_reference_given_beside_an_adapter_is_used():
+    policy = AutoModelForCausalLMWithValueHead.from_pretrained(make_policy().pretrained_model, peft_config=LORA)
+    given = PPOTrainer(PPOConfig(**SIZES), policy, make_policy(1), PadTokenizer()).step(*make_samples())
+    plain = PPOTrainer(PPOConfig(**SIZES), make_policy(), make_policy(1), PadTokenizer()).step(*make_samples())
+    assert given["objective/kl"] == pytest.approx(plain["objective/kl"], abs=1e-5)
+
+
+def test_a_failed_write_leaves_what_stood_there(tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "old").write_text("whole")
+    with pytest.raises(OSError, match="full"), atomic_folder(tmp_path / "folder") as folder:
+        (folder / "new").write_text("half")
+        raise OSError("disk full")
+    assert [p.name for p in tmp_path.rglob("*")] == ["folder", "old"]
+
+
+def test_a_disk_that_fills_while_saving_leaves_the_previous_policy_whole(tmp_path):
+    """A real write error: the operating system refuses files beyond 20 kB in a process that saves 200 kB."""
+    code = (
+        "import sys; sys.path.insert(0, 'tests'); from conftest import make_policy\n"
+        "import resource, signal\n"
+        "policy = make_policy(1, n_embd=64)\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
+        f"policy.save_pretrained({str(tmp_path / 'policy')!r})\n"
+    )
+    assert resource.RLIMIT_FSIZE and signal.SIGXFSZ
+    policy = make_policy(0, n_embd=64)
+    policy.save_pretrained(tmp_path / "policy")
+    failed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=_root())
+    assert failed.returncode != 0 and "File too large" in failed.stderr
+    again = AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path / "policy")
+    assert difference(snapshot(policy), snapshot(again)) == 0
+    assert [p.name for p in tmp_path.iterdir()] == ["policy"]
+
+
+def _root():
+    from rlhf_course.presets import ROOT
+
+    return ROOT
+
+
+def test_the_end_of_sequence_token_is_the_padding_here():
+    assert PadTokenizer.pad_token_id == EOS == make_policy().config.eos_token_id
