@@ -1,0 +1,87 @@
+"""SentimentReward and the evaluation of a policy."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import DistilBertConfig, DistilBertForSequenceClassification
+
+from conftest import EOS, make_policy
+from rlhf_course.evaluation import distinct_n, evaluate, mean_ci
+from rlhf_course.offline import models
+from rlhf_course.offline.reviews import make_reviews
+from rlhf_course.rewards import SentimentReward
+
+TEXTS = [r.text for r in make_reviews(60, seed=5)]
+
+
+def make_classifier(folder, labels) -> str:
+    """A random classifier with these label names, saved as the hub's are."""
+    torch.manual_seed(0)
+    tokenizer = models.classifier_tokenizer(models.train_tokenizer(TEXTS, 400))
+    config = DistilBertConfig(vocab_size=len(tokenizer), n_layers=1, n_heads=1, dim=16, hidden_dim=32)
+    config.id2label, config.label2id = dict(enumerate(labels)), {name: i for i, name in enumerate(labels)}
+    config.max_position_embeddings = models.CLASSIFIER_LENGTH
+    DistilBertForSequenceClassification(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def test_positive_is_picked_by_name_whatever_its_place(tmp_path):
+    usual = SentimentReward(make_classifier(tmp_path / "a", ["NEGATIVE", "POSITIVE"]))
+    turned = SentimentReward(make_classifier(tmp_path / "b", ["positive", "negative"]))
+    torch.testing.assert_close(usual.logits(TEXTS), turned.logits(TEXTS))
+    torch.testing.assert_close(usual(TEXTS), usual.logits(TEXTS)[:, 1])
+    torch.testing.assert_close(turned(TEXTS), turned.logits(TEXTS)[:, 0])
+
+
+def test_a_classifier_without_the_label_lists_those_it_has(tmp_path):
+    with pytest.raises(ValueError, match="has no label 'POSITIVE'; it has LABEL_0, LABEL_1"):
+        SentimentReward(make_classifier(tmp_path, ["LABEL_0", "LABEL_1"]))
+
+
+def test_scores_do_not_depend_on_batching_or_order(tmp_path):
+    folder = make_classifier(tmp_path, ["NEGATIVE", "POSITIVE"])
+    one, many = SentimentReward(folder, batch_size=1), SentimentReward(folder, batch_size=64)
+    texts = [text[: 5 + 7 * i] for i, text in enumerate(TEXTS)]
+    torch.testing.assert_close(one(texts), many(texts), atol=1e-5, rtol=0)
+    torch.testing.assert_close(many(texts[::-1]).flip(0), many(texts), atol=1e-5, rtol=0)
+    assert one(["x" * 5000]).isfinite().all()  # longer than the classifier reads
+
+
+class WordTokenizer:
+    """Token ids as words."""
+
+    pad_token_id = eos_token_id = EOS
+
+    def decode(self, ids):
+        return "".join(f" w{int(i)}" for i in ids)
+
+
+def test_evaluation_is_repeatable_and_leaves_the_run_alone():
+    policy, reference = make_policy(0).train(), make_policy(1)
+    queries, lengths = [torch.tensor([1, 2])] * 30, [5] * 30
+    settings = {"do_sample": True, "top_k": 0, "top_p": 1.0, "batch_size": 7}
+
+    def reward(texts):
+        return torch.tensor([float(text.count("w7")) for text in texts])
+
+    state = torch.get_rng_state()
+    first, again = (
+        evaluate(policy, reference, WordTokenizer(), queries, lengths, reward, seed=1, **settings) for _ in range(2)
+    )
+    assert first.equals(again) and torch.equal(state, torch.get_rng_state()) and policy.training
+    assert first["length"].max() <= 5 and first["kl"].mean() > 0
+    same = evaluate(policy, policy, WordTokenizer(), queries, lengths, reward, **settings)
+    assert np.abs(same["kl"]).max() < 1e-5
+
+
+def test_confidence_interval_covers_the_mean_about_as_often_as_it_says():
+    rng = np.random.default_rng(0)
+    hits = [abs(mean - 2) <= half for mean, half in (mean_ci(rng.normal(2, 3, 100)) for _ in range(1000))]
+    assert 0.92 < np.mean(hits) < 0.975
+
+
+def test_distinct_n():
+    assert distinct_n(["a b a", "a b"], 1) == 2 / 5
+    assert distinct_n(["a b a", "a b"], 2) == 2 / 3
+    assert distinct_n(["", ""], 2) == 0

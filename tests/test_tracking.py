@@ -1,0 +1,53 @@
+"""Tracking is optional, asks nothing, and needs no logging directory to be named."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from conftest import PadTokenizer, make_policy, make_samples
+from rlhf_course import PPOConfig, PPOTrainer
+from rlhf_course.presets import ROOT
+
+
+def run_one_step(log_with):
+    config = PPOConfig(batch_size=8, mini_batch_size=8, log_with=log_with)
+    trainer = PPOTrainer(config, make_policy(), None, PadTokenizer())
+    queries, responses, scores = make_samples()
+    batch = {"query": ["q"] * 8, "response": ["r"] * 8}
+    trainer.log_stats(trainer.step(queries, responses, scores), batch, scores)
+    return trainer, batch, scores
+
+
+def test_without_a_tracker_nothing_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run_one_step(None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_tensorboard_works_without_naming_a_logging_dir(tmp_path, monkeypatch):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    monkeypatch.chdir(tmp_path)
+    trainer, batch, scores = run_one_step("tensorboard")
+    with pytest.raises(ValueError, match="no column ref_response; it has query, response"):
+        trainer.log_stats({}, batch, scores, columns_to_log=["ref_response"])
+    trainer.accelerator.end_training()
+    events = EventAccumulator(str(next(tmp_path.rglob("events.out.tfevents*")).parent)).Reload()
+    assert {"objective/kl", "env/reward_mean", "ppo/mean_scores"} <= set(events.Tags()["scalars"])
+    assert "ppo/policy/advantages" in events.Tags()["histograms"]
+
+
+def test_wandb_without_a_key_writes_offline_and_asks_nothing(tmp_path):
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); from test_tracking import run_one_step\n"
+        "run_one_step('wandb')[0].accelerator.end_training()\n"
+    )
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("WANDB")} | {"HOME": str(tmp_path)}
+    command = [sys.executable, "-c", code, str(ROOT / "tests")]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert list(tmp_path.rglob("*.wandb"))
