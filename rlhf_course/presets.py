@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pandas as pd
 import yaml
+from pandas.io.formats.style import Styler
 
 PRESETS = ("tiny", "scratch", "full")
 ROOT = Path(__file__).resolve().parents[1]
@@ -21,13 +22,16 @@ class Settings(SimpleNamespace):
         super().__init__(**{key: entry[preset] for key, entry in spec.items()} | dict(overrides))
         self._preset, self._spec, self._overrides = preset, spec, dict(overrides)
 
-    def table(self) -> pd.DataFrame:
-        """Settings as rows: the value in use, the three presets, and what the setting means."""
+    def table(self) -> Styler:
+        """Settings as rows, for display: the value in use, the three presets, and what the setting means."""
         rows = {
             key: {"in use": getattr(self, key), **{name: entry[name] for name in PRESETS}, "meaning": entry["help"]}
             for key, entry in self._spec.items()
         }
-        return pd.DataFrame.from_dict(rows, orient="index").astype(object).fillna("–").rename_axis("setting")
+        table = pd.DataFrame.from_dict(rows, orient="index").astype(object).fillna("–")
+        return table.style.format(lambda x: f"{x:g}" if isinstance(x, float) else x).set_properties(
+            subset=["meaning"], **{"text-align": "left"}
+        )
 
 
 def read_spec(notebook: str) -> dict[str, dict]:

@@ -51,7 +51,13 @@ def test_the_tutorial_runs_with_its_import_line_changed(tmp_path):
     ppo_trainer = PPOTrainer(config, model, ref_model, tokenizer, dataset=ds, data_collator=collator)
     sentiment_pipe = pipeline("sentiment-analysis", model=str(tmp_path / "distilbert"), device="cpu")
 
-    gen_kwargs = {"min_length": -1, "top_k": 0.0, "top_p": 1.0, "do_sample": True, "pad_token_id": tokenizer.eos_token_id}
+    gen_kwargs = {
+        "min_length": -1,
+        "top_k": 0.0,
+        "top_p": 1.0,
+        "do_sample": True,
+        "pad_token_id": tokenizer.eos_token_id,
+    }
     output_length_sampler = LengthSampler(4, 16)
     generation_kwargs = dict(gen_kwargs)
     for epoch, batch in enumerate(tqdm(ppo_trainer.dataloader)):

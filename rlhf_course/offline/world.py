@@ -11,11 +11,13 @@ from types import SimpleNamespace
 
 import datasets
 import torch
+from transformers import AutoTokenizer
 
 from rlhf_course.data import load_reviews
 from rlhf_course.files import atomic_folder
 from rlhf_course.offline import models, reviews
 from rlhf_course.presets import ROOT, Settings, load_preset
+from rlhf_course.run_card import quiet_libraries
 
 SEED = 0  # the world is one and the same, whatever the seed of a run
 LM_RECIPE = ("vocab_size", "n_layer", "n_embd", "lm_steps", "lm_batch", "lm_block", "lm_lr")
@@ -55,15 +57,24 @@ def build_reviews() -> Path:
     return _cached("reviews", {}, [reviews], build)
 
 
+def build_tokenizer(dataset: str, settings: Settings) -> Path:
+    """A byte-level BPE of the reviews, which policy and classifier share."""
+
+    def build(folder: Path) -> None:
+        texts = load_reviews(dataset, "train")["text"]
+        models.train_tokenizer(texts, settings.vocab_size).save_pretrained(folder)
+
+    return _cached("tokenizer", {"data": _fingerprint(dataset), "vocab_size": settings.vocab_size}, [models], build)
+
+
 def build_language_model(dataset: str, settings: Settings) -> Path:
     """A GPT-2 pretrained on the reviews, with its tokenizer."""
     recipe = {key: getattr(settings, key) for key in LM_RECIPE}
 
     def build(folder: Path) -> None:
-        texts = load_reviews(dataset, "train")["text"]
-        tokenizer = models.train_tokenizer(texts, settings.vocab_size)
+        tokenizer = AutoTokenizer.from_pretrained(build_tokenizer(dataset, settings))
         model = models.pretrain_gpt2(
-            texts,
+            load_reviews(dataset, "train")["text"],
             tokenizer,
             settings.n_layer,
             settings.n_embd,
@@ -84,7 +95,7 @@ def build_classifier(dataset: str, settings: Settings) -> Path:
 
     def build(folder: Path) -> None:
         rows = load_reviews(dataset, "train").shuffle(seed=SEED)
-        tokenizer = models.classifier_tokenizer(models.train_tokenizer(rows["text"], settings.vocab_size))
+        tokenizer = models.classifier_tokenizer(AutoTokenizer.from_pretrained(build_tokenizer(dataset, settings)))
         rows = rows.select(range(min(settings.classifier_labels, len(rows))))
         model = models.train_classifier(rows["text"], rows["label"], tokenizer, settings.classifier_steps)
         model.save_pretrained(folder)
@@ -112,6 +123,7 @@ def _cached(name: str, recipe: dict, sources: list, build) -> Path:
 
 
 if __name__ == "__main__":
+    quiet_libraries()
     started = time.perf_counter()
     for what, where in vars(prepare(load_preset("03_gpt2_imdb_ppo", "tiny"))).items():
         print(f"{what:13} {where}")
