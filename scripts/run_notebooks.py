@@ -23,6 +23,7 @@ from rlhf_course.notebook_files import strip_run_details
 from rlhf_course.presets import PRESETS, ROOT
 
 NOTEBOOKS = ROOT / "notebooks"
+MARKS = "<!-- measured: written by make render -->", "<!-- end of measured -->"
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -101,6 +102,17 @@ def render(executed: nbformat.NotebookNode, target: Path) -> None:
         nbformat.write(strip_run_details(executed, nbformat.read(target, as_version=4)), path)
 
 
+def update_readme(table: pd.DataFrame) -> None:
+    """Replace the README's table of measurements by this one."""
+    readme = ROOT / "README.md"
+    head, _, rest = readme.read_text(encoding="utf-8").partition(MARKS[0])
+    tail = rest.partition(MARKS[1])[2]
+    lines = [table.columns, ["---"] * len(table.columns), *table.to_numpy()]
+    rows = "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+    with atomic_file(readme) as path:
+        path.write_text(f"{head}{MARKS[0]}\n{rows}\n{MARKS[1]}{tail}", encoding="utf-8")
+
+
 def row(name: str, card: dict, problem: str) -> dict:
     """One line of the table, from a run card."""
     metrics, checks = card.get("metrics", {}), card.get("checks", {})
@@ -126,6 +138,8 @@ def main() -> int:
     chosen = parse_arguments()
     rows = [execute(name, chosen) for name in chosen.names]
     table = pd.DataFrame(rows)
+    if chosen.render and not any(table["problem"]):
+        update_readme(table.drop(columns=["problem", "GPU"]))
     print("\n" + table.drop(columns="problem").to_string(index=False) + "\n")
     for failed in (r for r in rows if r["problem"]):
         print(f"{failed['notebook']} did not pass. {failed['problem']}", file=sys.stderr)

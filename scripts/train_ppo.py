@@ -111,6 +111,8 @@ def train(options: argparse.Namespace, settings: Settings) -> int:
         raise SystemExit(f"{options.output} holds {checkpoint.name}: go on with --resume, or choose another --output.")
     trainer, tokenizer, reward, generation, lengths = build_trainer(settings, options.seed)
     done = int(checkpoint.name.split("-")[1]) if checkpoint else 0
+    if done >= settings.steps:
+        raise SystemExit(f"{checkpoint} has {done} of {settings.steps} steps already; raise --steps to go on.")
     batches = islice(endless(trainer.dataloader), done, settings.steps)
     if checkpoint:
         load_checkpoint(trainer, checkpoint)

@@ -2,14 +2,14 @@
 
 import datasets
 import torch
+from conftest import make_policy
+from test_rewards_and_evaluation import make_classifier
 from tqdm import tqdm
 from transformers import AutoTokenizer, pipeline
 
-from conftest import make_policy
 from rlhf_course import AutoModelForCausalLMWithValueHead, LengthSampler, PPOConfig, PPOTrainer
 from rlhf_course.offline import models
 from rlhf_course.offline.reviews import make_reviews
-from test_rewards_and_evaluation import make_classifier
 
 REVIEWS = make_reviews(200, seed=9)
 

@@ -3,8 +3,8 @@
 import datasets
 import pytest
 import torch
-
 from conftest import PadTokenizer, make_policy, make_samples
+
 from rlhf_course import LengthSampler, PPOConfig, PPOTrainer
 from rlhf_course.data import build_queries, load_reviews
 from rlhf_course.offline.world import prepare

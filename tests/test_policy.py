@@ -7,11 +7,11 @@ import sys
 
 import pytest
 import torch
+from conftest import EOS, PadTokenizer, difference, make_policy, make_samples, snapshot
 from peft import LoraConfig, PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from conftest import EOS, PadTokenizer, difference, make_policy, make_samples, snapshot
 from rlhf_course import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
 from rlhf_course.files import atomic_folder
 

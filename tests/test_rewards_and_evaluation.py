@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from conftest import EOS, make_policy
 from transformers import DistilBertConfig, DistilBertForSequenceClassification
 
-from conftest import EOS, make_policy
 from rlhf_course.evaluation import distinct_n, evaluate, mean_ci
 from rlhf_course.offline import models
 from rlhf_course.offline.reviews import make_reviews

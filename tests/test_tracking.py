@@ -5,8 +5,8 @@ import subprocess
 import sys
 
 import pytest
-
 from conftest import PadTokenizer, make_policy, make_samples
+
 from rlhf_course import PPOConfig, PPOTrainer
 from rlhf_course.presets import ROOT
 

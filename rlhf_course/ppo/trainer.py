@@ -93,7 +93,10 @@ class PPOTrainer:
 
         device = self.accelerator.device
         self.model = self.accelerator.prepare(model.to(device))
-        self.ref_model = None if self.reference_is_adapter else ref_model.to(device).requires_grad_(False).eval()
+        self.ref_model = None
+        if not self.reference_is_adapter:  # prepared too, so that both run at the same precision
+            ref_model = ref_model.to(device).requires_grad_(False).eval()
+            self.ref_model = self.accelerator.prepare_model(ref_model, evaluation_mode=True)
         self.optimizer = self.accelerator.prepare(optimizer or self._default_optimizer())
         self.lr_scheduler = lr_scheduler
         self.dataset = dataset

@@ -1,0 +1,120 @@
+"""Every notebook, executed by the runner as a newcomer would: tiny, without a network, and preset full on folders."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from rlhf_course.notebook_files import HASH_KEY, source_hash
+from rlhf_course.offline.world import prepare
+from rlhf_course.presets import ROOT, load_preset
+
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
+GUARD = """
+import os, socket
+connect, lookup = socket.socket.connect, socket.getaddrinfo
+def refuse(address):
+    with open(os.environ["NETWORK_LOG"], "a") as log:
+        log.write(f"{address}\\n")
+    raise OSError(f"the network is blocked: {address}")
+def guarded(self, address):
+    local = not isinstance(address, tuple) or address[0] in ("127.0.0.1", "::1", "localhost")
+    return connect(self, address) if local else refuse(address)
+def guarded_lookup(host, *rest, **options):
+    return lookup(host, *rest, **options) if host in (None, "127.0.0.1", "::1", "localhost") else refuse(host)
+socket.socket.connect, socket.getaddrinfo = guarded, guarded_lookup
+"""
+
+
+def run_notebooks(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess:
+    """The runner in a process whose Python, and whose kernels' Python, can reach this machine only."""
+    guard = tmp_path / "guard"
+    guard.mkdir(exist_ok=True)
+    (guard / "sitecustomize.py").write_text(GUARD)
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "WANDB", "TRANSFORMERS_"))}
+    environment |= {"PYTHONPATH": str(guard), "NETWORK_LOG": str(tmp_path / "network.log")}
+    command = [
+        sys.executable,
+        str(ROOT / "scripts" / "run_notebooks.py"),
+        "--output",
+        str(tmp_path / "out"),
+        *arguments,
+    ]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
+
+
+def test_all_notebooks_learn_at_preset_tiny_without_a_network(tmp_path):
+    done = run_notebooks(tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    assert not (tmp_path / "network.log").exists(), (tmp_path / "network.log").read_text()
+    for path in NOTEBOOKS:
+        card = json.loads((tmp_path / "out" / "run_cards" / f"{path.stem}.json").read_text())
+        assert card["preset"] == "tiny" and card["peak_rss_mb"] < 1500
+        assert card["checks"] and all(check["passed"] for check in card["checks"].values())
+        assert f"{len(card['checks'])}/{len(card['checks'])} passed" in done.stdout
+        assert (tmp_path / "out" / "html" / f"{path.stem}.html").stat().st_size > 100_000
+        executed = nbformat.read(tmp_path / "out" / "notebooks" / path.name, as_version=4)
+        errors = [o for c in executed.cells for o in c.get("outputs", []) if o.get("name") == "stderr"]
+        assert not errors, f"{path.stem} writes to stderr: {errors[0].text[:500]}"
+    gold = json.loads((tmp_path / "out" / "run_cards" / "03_gpt2_imdb_ppo.json").read_text())["metrics"]
+    assert gold["gold_after"] > gold["gold_before"]
+
+
+def test_preset_full_runs_on_local_folders_in_the_hubs_layout(tmp_path):
+    """The ids are overridden by folders and the run is shortened; the loading code is the one hub ids go through."""
+    folders = vars(prepare(load_preset("03_gpt2_imdb_ppo", "tiny")))
+    short = {"steps": 3, "batch_size": 32, "mini_batch_size": 16, "eval_queries": 64, "learning_rate": 1e-3}
+    overrides = folders | short | {"min_gain": -10}
+    arguments = [f"--override={key}={value}" for key, value in overrides.items()]
+    done = run_notebooks(tmp_path, "--only", "03", "--preset", "full", *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    assert not (tmp_path / "network.log").exists()
+    card = json.loads((tmp_path / "out" / "run_cards" / "03_gpt2_imdb_ppo.json").read_text())
+    assert card["preset"] == "full" and abs(card["metrics"]["kl_step_1"]) < 1e-4
+
+
+def test_the_runner_fails_when_a_check_fails(tmp_path):
+    overrides = [
+        f"--override={pair}"
+        for pair in ("steps=1", "eval_queries=32", "probe_queries=32", "batch_size=16", "mini_batch_size=16")
+    ]
+    done = run_notebooks(tmp_path, "--only", "03", *overrides)
+    assert done.returncode == 1
+    assert "03_gpt2_imdb_ppo did not pass" in done.stderr and "score rises" in done.stderr
+
+
+def test_the_runner_fails_when_a_cell_fails(tmp_path):
+    done = run_notebooks(tmp_path, "--only", "03", "--override", "nonsense=1")
+    assert done.returncode == 1 and "Unknown setting 'nonsense'" in done.stderr
+
+
+def test_the_runner_names_the_notebooks_there_are(tmp_path):
+    done = run_notebooks(tmp_path, "--only", "77")
+    assert done.returncode == 2 and "no notebook starts with 77; there are 02_ppo_step_by_step" in done.stderr
+    assert "--override takes KEY=VALUE" in run_notebooks(tmp_path, "--override", "steps").stderr
+
+
+@pytest.mark.skipif("RLHF_COURSE_IMDB" not in os.environ, reason="set RLHF_COURSE_IMDB to a folder with IMDB's reviews")
+def test_preset_scratch_learns_on_real_reviews(tmp_path):
+    dataset = Path(os.environ["RLHF_COURSE_IMDB"]).resolve()
+    done = run_notebooks(tmp_path, "--only", "03", "--preset", "scratch", f"--override=dataset={dataset}")
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=[path.stem for path in NOTEBOOKS])
+def test_committed_outputs_belong_to_their_cells(path):
+    """Rendered by ``make render``; whoever edits a cell renders again."""
+    notebook = nbformat.read(path, as_version=4)
+    assert notebook.metadata.get(HASH_KEY) == source_hash(notebook), "cells changed since `make render`"
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert any("parameters" in cell.metadata.get("tags", []) for cell in code)
+    assert all(cell.execution_count for cell in code) and path.stat().st_size < 1_000_000
+    for cell in code:
+        assert len(cell.source.splitlines()) <= 30
+        for output in cell.outputs:
+            assert output.output_type != "error" and output.get("name") != "stderr"
+            assert not any(root in str(output) for root in (str(ROOT), str(Path.home()), "/tmp/"))

@@ -1,0 +1,158 @@
+"""train_ppo.py: options, stopping and resuming. benchmark_ppo.py: runs and writes."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+import train_ppo
+from conftest import PadTokenizer, difference, make_policy, make_samples, snapshot
+
+from rlhf_course import PPOConfig, PPOTrainer
+from rlhf_course.offline.world import prepare
+from rlhf_course.ppo.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint, stop_between_steps
+from rlhf_course.presets import ROOT, load_preset
+
+SHORT = ["--batch_size=16", "--mini_batch_size=8", "--steps=6"]
+
+
+def command(*arguments) -> list[str]:
+    return [sys.executable, str(ROOT / "scripts" / "train_ppo.py"), *SHORT, *map(str, arguments)]
+
+
+def run(*arguments) -> subprocess.CompletedProcess:
+    return subprocess.run(command(*arguments), capture_output=True, text=True, cwd=ROOT)
+
+
+def test_options_come_from_file_and_command_line(tmp_path):
+    (tmp_path / "my.yaml").write_text("preset: tiny\nsteps: 7\nlearning_rate: 1e-4\noutput: there\n")
+    options, settings = train_ppo.parse_arguments(["--config", str(tmp_path / "my.yaml"), "--steps", "9"])
+    assert settings.steps == 9 and settings.learning_rate == 1e-4 and options.output.name == "there"
+    assert settings.batch_size == load_preset("03_gpt2_imdb_ppo", "tiny").batch_size
+
+
+def test_help_names_every_setting(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        train_ppo.parse_arguments(["--help"])
+    shown = capsys.readouterr().out
+    assert stopped.value.code == 0 and "--learning_rate X" in shown and "(0.0002 · 0.0002 · 1.41e-05)" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(["--steps", "many"], "takes a value of type int"), (["--config", "missing.yaml"], "missing.yaml")],
+)
+def test_bad_options_end_with_a_sentence(arguments, message, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        train_ppo.parse_arguments(arguments)
+    assert stopped.value.code == 2 and message in capsys.readouterr().err
+
+
+def final_state(folder) -> dict:
+    return torch.load(latest_checkpoint(folder) / "trainer_state.pt", weights_only=True)
+
+
+def test_ctrl_c_leaves_a_checkpoint_and_resuming_equals_never_having_stopped(tmp_path):
+    prepare(load_preset("03_gpt2_imdb_ppo", "tiny"))
+    whole = run("--output", tmp_path / "whole")
+    assert whole.returncode == 0, whole.stderr[-2000:]
+
+    process = subprocess.Popen(
+        command("--output", tmp_path / "cut"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    seen = ""
+    while not re.search(r"[1-3]/6 \[", seen):  # after the first step, before the last
+        seen += process.stderr.read(1)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=120)
+    assert process.returncode == 130 and "--resume goes on from there" in out
+    assert 1 <= final_state(tmp_path / "cut")["step"] < 6
+
+    refused = run("--output", tmp_path / "cut")
+    assert refused.returncode != 0 and "go on with --resume" in refused.stderr
+    resumed = run("--output", tmp_path / "cut", "--resume")
+    assert resumed.returncode == 0, resumed.stderr[-2000:]
+    assert_equal(final_state(tmp_path / "whole"), final_state(tmp_path / "cut"))
+    assert (tmp_path / "cut" / "policy" / "v_head.safetensors").exists()
+
+
+def assert_equal(a, b, where="state"):
+    """Bit by bit: weights, optimizer, KL coefficient, moments, and every random generator."""
+    if isinstance(a, dict):
+        assert a.keys() == b.keys()
+        for key in a:
+            assert_equal(a[key], b[key], f"{where}.{key}")
+    elif isinstance(a, list | tuple):
+        assert len(a) == len(b)
+        for i, pair in enumerate(zip(a, b, strict=True)):
+            assert_equal(*pair, f"{where}[{i}]")
+    else:
+        assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b, where
+
+
+def test_resuming_where_nothing_is_says_so(tmp_path):
+    done = run("--output", tmp_path, "--resume")
+    assert done.returncode != 0 and "there is no checkpoint in" in done.stderr
+
+
+def make_trainer():
+    config = PPOConfig(batch_size=8, mini_batch_size=4, learning_rate=1e-3, use_score_scaling=True, horizon=100)
+    return PPOTrainer(config, make_policy(), make_policy(1), PadTokenizer())
+
+
+def test_a_checkpoint_restores_weights_optimizer_coefficient_moments_and_random_numbers(tmp_path):
+    one, other = make_trainer(), make_trainer()
+    one.step(*make_samples(seed=1))
+    save_checkpoint(one, tmp_path)
+    folder = latest_checkpoint(tmp_path)
+    one.step(*make_samples(seed=2))
+    drawn = torch.rand(3)
+    load_checkpoint(other, folder)
+    assert other.current_step == 1
+    other.step(*make_samples(seed=2))
+    assert torch.equal(drawn, torch.rand(3))
+    assert difference(snapshot(one.model), snapshot(other.model)) == 0
+    assert one.kl_ctl.value == other.kl_ctl.value and vars(one.running) == vars(other.running)
+
+
+def test_a_newer_checkpoint_replaces_the_older_one(tmp_path):
+    trainer = make_trainer()
+    for seed in range(2):
+        trainer.step(*make_samples(seed=seed))
+        save_checkpoint(trainer, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-2"]
+
+
+def test_a_checkpoint_of_another_policy_is_refused(tmp_path):
+    save_checkpoint(make_trainer(), tmp_path)
+    small = PPOTrainer(PPOConfig(batch_size=8, mini_batch_size=4), make_policy(n_embd=8), None, PadTokenizer())
+    with pytest.raises(ValueError, match="is of another policy"):
+        load_checkpoint(small, latest_checkpoint(tmp_path))
+
+
+def test_the_first_ctrl_c_waits_for_the_step_and_the_second_does_not():
+    before = signal.getsignal(signal.SIGINT)
+    with stop_between_steps() as interrupt:
+        signal.raise_signal(signal.SIGINT)
+        time.sleep(0.01)
+        assert interrupt.requested
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+            time.sleep(0.01)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_the_benchmark_measures_ours(tmp_path):
+    target = tmp_path / "ppo.json"
+    script = str(ROOT / "scripts" / "benchmark_ppo.py")
+    command = [sys.executable, script, "--rounds", "1", "--warmup", "1", "--output", str(target)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "trl==0.11.4" in done.stdout  # how to get the comparison
+    assert json.loads(target.read_text()) and target.with_suffix(".png").stat().st_size > 5000
+    missing = subprocess.run([*command, "--against", "/nowhere/python"], capture_output=True, text=True, cwd=ROOT)
+    assert missing.returncode != 0 and "/nowhere/python" in missing.stderr and "Traceback" not in missing.stderr
