@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from rlhf_course.policy import AutoModelForCausalLMWithValueHead, inference_mode_of
+from rlhf_course.policy import AutoModelForCausalLMWithValueHead, without_dropout
 from rlhf_course.ppo.generation import generate
 from rlhf_course.ppo.rollout import Rollout, forward
 
@@ -32,7 +32,7 @@ def evaluate(
     the middle of a run does not change the run.
     """
     rows = []
-    with torch.random.fork_rng(), inference_mode_of(model), inference_mode_of(ref_model):
+    with torch.random.fork_rng(), without_dropout(model), without_dropout(ref_model):
         torch.manual_seed(seed)
         for start in range(0, len(queries), batch_size):
             part = slice(start, start + batch_size)

@@ -196,16 +196,16 @@ def takes_positions(model: nn.Module) -> bool:
 
 
 @contextmanager
-def inference_mode_of(model: nn.Module) -> Iterator[None]:
-    """Run a model without dropout and put every module back into the mode it was found in.
+def without_dropout(model: nn.Module, checkpointing: bool = False) -> Iterator[None]:
+    """Run a model in eval mode and put every module back into the mode it was found in.
 
-    Layers under gradient checkpointing keep their own training flag up, which in transformers is what switches
-    checkpointing on; their dropout modules stay off.
+    With ``checkpointing``, layers under gradient checkpointing keep their own training flag up, which in transformers
+    is what switches checkpointing on (and the cache of generation off); their dropout modules stay off.
     """
     found = {module: module.training for module in model.modules()}
     model.eval()
     for module in model.modules():
-        if isinstance(module, GradientCheckpointingLayer) and module.gradient_checkpointing:
+        if checkpointing and isinstance(module, GradientCheckpointingLayer) and module.gradient_checkpointing:
             module.training = True
     try:
         yield

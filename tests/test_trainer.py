@@ -181,6 +181,8 @@ def test_generate_answers_as_the_classic_one_did():
     settings = {"do_sample": True, "top_k": 0.0, "top_p": 1.0, "min_length": -1, "max_new_tokens": 4}
     single = trainer.generate(queries[0], **settings)
     assert single.dim() == 2 and single[0, : len(queries[0])].tolist() == queries[0].tolist()
+    with pytest.raises(ValueError, match="give several as a list"):
+        trainer.generate(torch.ones(2, 3, dtype=torch.long), **settings)
     both = trainer.generate(queries, generate_ref_response=True, **settings)
     assert len(both) == 2 and len(both[0]) == len(both[1]) == 8
 
@@ -383,8 +385,12 @@ def test_gradient_checkpointing_gives_the_same_update():
     policies = make_policy(), make_policy()
     for policy, checkpointing in zip(policies, (False, True), strict=True):
         config = {"gradient_checkpointing": checkpointing}
-        make_trainer(policy, make_policy(1), sgd(policy), **config).step(*make_samples())
+        trainer = make_trainer(policy, make_policy(1), sgd(policy), **config)
+        trainer.step(*make_samples())
     assert difference(snapshot(policies[0]), snapshot(policies[1])) < 1e-5
+    greedy = {"do_sample": False, "max_new_tokens": 8}
+    plain = make_trainer(policies[0]).generate(make_samples()[0][0], **greedy)
+    assert trainer.generate(make_samples()[0][0], **greedy).tolist() == plain.tolist()
 
 
 def test_a_plain_language_model_can_be_the_reference():

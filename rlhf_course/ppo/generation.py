@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import DynamicCache
 
-from rlhf_course.policy import inference_mode_of, takes_positions
+from rlhf_course.policy import without_dropout, takes_positions
 
 
 class LengthSampler:
@@ -56,7 +56,7 @@ def generate(
     input_ids = input_ids.to(model.device)
 
     plain = samples_plainly(model, settings)
-    with inference_mode_of(model):
+    with without_dropout(model):
         if plain and (lengths is not None or "max_new_tokens" in settings):
             limits = torch.tensor(lengths or [settings["max_new_tokens"]] * len(queries), device=model.device)
             responses = _sample(model.pretrained_model, input_ids, attention_mask, limits, eos)
@@ -81,7 +81,7 @@ def _sample(network, input_ids: Tensor, attention_mask: Tensor, limits: Tensor, 
     Rows that are done leave the batch as soon as they are an eighth of it. Tokens are drawn by inverting the
     cumulative distribution, which needs one random number per row instead of one per entry of the vocabulary.
     """
-    rows, cache = torch.arange(len(input_ids), device=input_ids.device), DynamicCache()
+    rows, cache = torch.arange(len(input_ids), device=input_ids.device), DynamicCache(config=network.config)
     responses = torch.zeros(len(input_ids), int(limits.max()), dtype=torch.long, device=input_ids.device)
     positions = (attention_mask.cumsum(1) - 1).clamp(min=0)
     arguments = {"position_ids": positions} if takes_positions(network) else {}

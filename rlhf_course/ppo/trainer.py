@@ -20,7 +20,7 @@ from rlhf_course.policy import (
     AutoModelForCausalLMWithValueHead,
     add_reference_adapter,
     create_reference_model,
-    inference_mode_of,
+    without_dropout,
     reference_adapter,
 )
 from rlhf_course.ppo import algorithm as ppo
@@ -115,7 +115,12 @@ class PPOTrainer:
 
     def _make_dataloader(self, dataset, data_collator) -> DataLoader:
         if isinstance(dataset, datasets.Dataset) and self.config.remove_unused_columns:
-            used = {*inspect.signature(self.model.forward).parameters, "label", "query", "response"}
+            used = {
+                *inspect.signature(AutoModelForCausalLMWithValueHead.forward).parameters,
+                "label",
+                "query",
+                "response",
+            }
             dataset = dataset.remove_columns([c for c in dataset.column_names if c not in used])
         if len(dataset) < self.config.batch_size:
             raise ValueError(f"The dataset has {len(dataset)} rows, fewer than one batch of {self.config.batch_size}.")
@@ -147,6 +152,8 @@ class PPOTrainer:
         Without ``return_prompt`` only the response tokens come back.
         """
         single = isinstance(query_tensor, Tensor)
+        if single and query_tensor.dim() == 2 and len(query_tensor) > 1:
+            raise ValueError(f"One query is 1-D, got shape {tuple(query_tensor.shape)}; give several as a list.")
         queries = [query_tensor.reshape(-1)] if single else list(query_tensor)
         lengths = [length_sampler() for _ in queries] if length_sampler is not None else None
 
@@ -190,7 +197,7 @@ class PPOTrainer:
         scores = process_scores(scores, self.config, self.running)
         rollout = Rollout.from_lists(queries, responses, scores, pad_token_id(self.tokenizer), response_masks)
         clock = Clock()
-        with inference_mode_of(self.model):
+        with without_dropout(self.model, checkpointing=True):
             with clock("forward_pass"):
                 first_pass = self._log_probabilities(rollout)
             with clock("compute_rewards"):
