@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 import numpy as np
 import pandas as pd
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from rlhf_course.policy import AutoModelForCausalLMWithValueHead, without_dropout
-from rlhf_course.ppo.generation import generate
+from rlhf_course.ppo.generation import generate, pad_token_id
 from rlhf_course.ppo.rollout import Rollout, forward
 
 
@@ -24,28 +25,31 @@ def evaluate(
     reward: Callable[[Sequence[str]], Tensor],
     seed: int = 0,
     batch_size: int = 256,
+    autocast: Callable = nullcontext,
     **generation_kwargs,
 ) -> pd.DataFrame:
-    """One sampled response per query, dropout off: columns query, response, text, score, kl (nats), length (tokens).
+    """One sampled response per query, dropout off: columns query, response, text, kl (nats), length (tokens), score.
 
     Random numbers come from ``seed`` alone and the global generators are left as they were, so that evaluating in
-    the middle of a run does not change the run.
+    the middle of a run does not change the run. ``autocast`` is the trainer's, where it trains at mixed precision, so
+    that the distribution that is sampled is the one that is scored.
     """
     rows = []
     with torch.random.fork_rng(), without_dropout(model), without_dropout(ref_model):
         torch.manual_seed(seed)
         for start in range(0, len(queries), batch_size):
             part = slice(start, start + batch_size)
-            responses = generate(model, tokenizer, queries[part], lengths[part], **generation_kwargs)
+            with autocast():
+                responses = generate(model, tokenizer, queries[part], lengths[part], **generation_kwargs)
             blank = torch.zeros(len(responses), device=model.device)
-            rollout = Rollout.from_lists(queries[part], responses, blank, tokenizer.eos_token_id)
+            rollout = Rollout.from_lists(queries[part], responses, blank, pad_token_id(tokenizer))
             difference = forward(model, rollout)[0] - forward(ref_model, rollout)[0]
             kl = (difference * rollout.mask).sum(1).tolist()
             for query, response, nats in zip(queries[part], responses, kl, strict=True):
                 texts = tokenizer.decode(query), tokenizer.decode(response)
                 rows.append((*texts, "".join(texts), nats, len(response)))
     table = pd.DataFrame(rows, columns=["query", "response", "text", "kl", "length"])
-    table["score"] = reward(table["text"].tolist()).numpy()
+    table["score"] = reward(table["text"].tolist()).cpu().numpy()
     return table
 
 

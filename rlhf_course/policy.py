@@ -47,7 +47,8 @@ class ValueHead(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Values (B, T, 1) of hidden states (B, T, H)."""
-        return self.summary(self.dropout(hidden.to(self.summary.weight.dtype)))
+        with torch.autocast(hidden.device.type, enabled=False):
+            return self.summary(self.dropout(hidden.to(self.summary.weight.dtype)))
 
 
 class AutoModelForCausalLMWithValueHead(nn.Module):
@@ -58,7 +59,7 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
 
     def __init__(self, pretrained_model: nn.Module, **value_head_options) -> None:
         super().__init__()
-        self.pretrained_model = _with_fused_gelu(pretrained_model)
+        self.pretrained_model = _adapt(pretrained_model)
         self.config = pretrained_model.config
         self.v_head = ValueHead(self.config.get_text_config().hidden_size, **value_head_options)
         self.v_head.to(next(pretrained_model.parameters()).device)
@@ -94,15 +95,37 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
         return isinstance(self.pretrained_model, PeftModel)
 
     def forward(
-        self, input_ids=None, attention_mask=None, past_key_values=None, return_past_key_values=False, **kwargs
+        self,
+        input_ids=None,
+        attention_mask=None,
+        past_key_values=None,
+        return_past_key_values=False,
+        positions: Tensor | None = None,
+        **kwargs,
     ):
-        """(logits (B, T, V) in float32, loss or None, values (B, T)); T is cut by ``logits_to_keep`` where given."""
-        kwargs["output_hidden_states"] = True
-        output = self.pretrained_model(
-            input_ids=input_ids, attention_mask=attention_mask, past_key_values=past_key_values, **kwargs
-        )
-        hidden = output.hidden_states[-1][:, -output.logits.shape[1] :]
-        result = output.logits.float(), output.loss, self.v_head(hidden).squeeze(-1)
+        """(logits (B, T, V) in float32, loss or None, values (B, T)).
+
+        ``positions`` (N,) are places in the flattened (B · T): then logits (N, V) and values (N,) of these alone, and
+        no vocabulary projection is spent on others.
+        """
+        seen = []
+
+        def look(head: nn.Module, arguments: tuple[Tensor]) -> tuple[Tensor]:
+            """The last hidden state on its way into the vocabulary projection."""
+            hidden = arguments[0]
+            if positions is not None:
+                hidden = hidden.flatten(0, 1).index_select(0, positions)
+            seen.append(hidden)
+            return (hidden,)
+
+        hook = self.pretrained_model.get_output_embeddings().register_forward_pre_hook(look)
+        try:
+            output = self.pretrained_model(
+                input_ids=input_ids, attention_mask=attention_mask, past_key_values=past_key_values, **kwargs
+            )
+        finally:
+            hook.remove()
+        result = output.logits.float(), output.loss, self.v_head(seen[0]).squeeze(-1)
         return (*result, output.past_key_values) if return_past_key_values else result
 
     def generate(self, *args, **kwargs):
@@ -153,8 +176,18 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
         save_file(head, folder / VALUE_HEAD_FILE)
 
 
-def _with_fused_gelu(model: nn.Module) -> nn.Module:
-    """GPT-2's activation as torch's one kernel for the same formula, instead of a chain of eight operations."""
+class _FullPrecisionHead(nn.Linear):
+    """A vocabulary projection out of autocast: GPT-2's logits are about −100, where bfloat16 has steps of ½."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        with torch.autocast(hidden.device.type, enabled=False):
+            return super().forward(hidden.to(self.weight.dtype))
+
+
+def _adapt(model: nn.Module) -> nn.Module:
+    """Logits in full precision, and GPT-2's activation as torch's one kernel for it instead of eight operations."""
+    if type(head := model.get_output_embeddings()) is nn.Linear:
+        head.__class__ = _FullPrecisionHead
     for module in model.modules():
         for name, child in module.named_children():
             if isinstance(child, NewGELUActivation):
@@ -229,7 +262,10 @@ def create_reference_model(
         layers = _transformer_layers(model.pretrained_model)
         if num_shared_layers > len(layers):
             raise ValueError(f"num_shared_layers is {num_shared_layers}, but the model has {len(layers)} layers.")
-        shared = [*layers[:num_shared_layers], model.pretrained_model.get_input_embeddings()]
+        shared = [
+            *layers[:num_shared_layers],
+            *(m for m in model.pretrained_model.modules() if isinstance(m, nn.Embedding)),
+        ]
         parameters = [p for module in shared for p in module.parameters()]
         for parameter in parameters:
             parameter.requires_grad_(False)
@@ -250,6 +286,8 @@ def add_reference_adapter(model: AutoModelForCausalLMWithValueHead) -> None:
     policy = peft_model.active_adapter
     state = get_peft_model_state_dict(peft_model, adapter_name=policy)
     state = {key: value.clone() for key, value in state.items()}
+    if REFERENCE_ADAPTER in peft_model.peft_config:
+        peft_model.delete_adapter(REFERENCE_ADAPTER)  # an earlier trainer's: the reference is the policy as it is now
     peft_model.add_adapter(REFERENCE_ADAPTER, copy.deepcopy(peft_model.peft_config[policy]))
     set_peft_model_state_dict(peft_model, state, adapter_name=REFERENCE_ADAPTER)
     with reference_adapter(model):

@@ -66,6 +66,8 @@ def _like(key: str, value, default):
     """value in the type of default, where it has one: YAML reads 1e-4 as text, for one."""
     if default is None or value is None or isinstance(value, type(default)) and not isinstance(value, bool):
         return value
+    if isinstance(default, str) and isinstance(value, bool):
+        return "yes" if value else "no"  # YAML 1.1 reads a bare no as false
     kind = type(default)
     try:
         if kind is bool and not isinstance(value, bool):

@@ -22,7 +22,7 @@ class SentimentReward:
     """
 
     def __init__(
-        self, model_name_or_path: str, label: str = "POSITIVE", batch_size: int = 128, device: str | None = None
+        self, model_name_or_path: str, label: str = "POSITIVE", batch_size: int = 64, device: str | None = None
     ) -> None:
         self.tokenizer = AutoTokenizer.from_pretrained(model_name_or_path)
         model = AutoModelForSequenceClassification.from_pretrained(model_name_or_path, dtype=torch.float32)

@@ -17,7 +17,7 @@ def start(config) -> Accelerator:
     wandb without an API key writes offline instead of asking for one; tensorboard writes to ``runs/`` unless
     ``config.project_kwargs`` names another place. Raises ``ValueError`` for an unknown tracker.
     """
-    if config.log_with not in (None, *TRACKERS):
+    if config.log_with not in (None, *TRACKERS):  # accelerate knows more trackers, log() below does not
         raise ValueError(f"log_with={config.log_with!r} is unknown; choose None, 'wandb' or 'tensorboard'.")
     if config.log_with == "wandb" and not _has_wandb_key():
         os.environ.setdefault("WANDB_MODE", "offline")

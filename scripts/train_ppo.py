@@ -90,16 +90,11 @@ def build_trainer(settings: Settings, seed: int):
     return trainer, tokenizer, SentimentReward(assets.reward_model), generation, lengths
 
 
-def endless(loader):
-    """The loader's batches, epoch after epoch, each in a new order."""
-    while True:
-        yield from loader
-
-
 def train(options: argparse.Namespace, settings: Settings) -> int:
     """Run PPO; returns the exit code: 0 when finished, 130 when stopped by Ctrl-C."""
     from tqdm.auto import tqdm
 
+    from rlhf_course.data import endless
     from rlhf_course.ppo.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint, stop_between_steps
     from rlhf_course.run_card import quiet_libraries
 

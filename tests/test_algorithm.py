@@ -48,6 +48,13 @@ def test_returns_are_reward_to_go_when_lambda_and_gamma_are_one(ragged):
     torch.testing.assert_close(returns * mask, rewards.flip(1).cumsum(1).flip(1) * mask)
 
 
+def test_returns_bridge_a_hole_in_the_mask():
+    """A response mask may leave out a token in the middle; what comes later still counts before it."""
+    rewards, values, mask = torch.tensor([[0.0, 0, 1]]), torch.tensor([[0.5, 0.3, 0.9]]), torch.tensor([[1.0, 0, 1]])
+    _, returns = ppo.gae(rewards, values, mask, 1.0, 1.0)
+    assert returns[0, [0, 2]].tolist() == pytest.approx([1.0, 1.0])
+
+
 def test_values_outside_the_mask_do_not_matter(ragged):
     rewards, values, mask = ragged
     wild = torch.where(mask > 0, values, torch.full_like(values, 1e6))

@@ -40,6 +40,16 @@ def test_lists_of_unequal_length():
         trainer().step([q.unsqueeze(0) for q in queries], responses, scores)
 
 
+def test_response_masks_that_do_not_fit():
+    queries, responses, scores = make_samples()
+    masks = [torch.ones(len(r)) for r in responses]
+    with pytest.raises(ValueError, match="response_masks has 7 entries"):
+        trainer().step(queries, responses, scores, masks[:7])
+    for bad in (torch.ones(30), torch.zeros(len(responses[2])), [1]):
+        with pytest.raises(ValueError, match="response_masks 2 must be a tensor of"):
+            trainer().step(queries, responses, scores, [*masks[:2], bad, *masks[3:]])
+
+
 def test_scores_of_the_wrong_shape_or_device():
     queries, responses, scores = make_samples()
     with pytest.raises(ValueError, match="score 0 has 2 elements"):
@@ -110,6 +120,10 @@ def test_unknown_presets_and_settings_list_the_valid_ones():
 def test_scratch_needs_a_dataset():
     with pytest.raises(ValueError, match="needs a dataset: overrides="):
         prepare(load_preset("03_gpt2_imdb_ppo", "scratch"))
+
+
+def test_a_bare_no_stays_a_word():
+    assert load_preset("03_gpt2_imdb_ppo", "full", {"mixed_precision": False}).mixed_precision == "no"
 
 
 def test_a_value_written_as_text_is_read_as_a_number():

@@ -32,9 +32,9 @@ def test_forward_gives_logits_loss_and_values():
     policy, ids = make_policy(), torch.tensor([[1, 2, 3]])
     logits, loss, values = policy(ids, labels=ids)
     assert logits.shape == (1, 3, 40) and logits.dtype == torch.float32 and loss.dim() == 0 and values.shape == (1, 3)
-    kept = policy(ids, logits_to_keep=2)
-    torch.testing.assert_close(kept[0], logits[:, 1:])
-    torch.testing.assert_close(kept[2], values[:, 1:])
+    some = policy(ids, positions=torch.tensor([2, 0]))
+    torch.testing.assert_close(some[0], logits[0, [2, 0]])
+    torch.testing.assert_close(some[2], values[0, [2, 0]])
 
 
 def test_value_head_follows_the_models_final_norm():
@@ -117,6 +117,22 @@ def test_deviation_an_sft_adapters_reference_is_its_frozen_copy(tmp_path):
     plain = PeftModel.from_pretrained(make_policy().pretrained_model, tmp_path / "adapter")
     ids = torch.tensor([[1, 2, 3]])
     torch.testing.assert_close(plain.eval()(ids).logits, sft(ids)[0], atol=1e-5, rtol=0)
+
+
+def test_a_second_trainer_takes_the_adapter_as_it_is_now():
+    policy = AutoModelForCausalLMWithValueHead.from_pretrained(make_policy().pretrained_model, peft_config=LORA)
+    for _ in range(2):
+        trainer = PPOTrainer(PPOConfig(**SIZES, learning_rate=1e-2), policy, None, PadTokenizer())
+        assert abs(trainer.step(*make_samples())["objective/kl"]) < 1e-6
+
+
+def test_logits_and_values_stay_in_float32_under_autocast():
+    policy, ids = make_policy(), torch.tensor([[1, 2, 3]])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        network = policy.pretrained_model(ids).logits.dtype
+        logits, _, values = policy(ids)
+    assert network == logits.dtype == values.dtype == torch.float32
+    assert (logits != logits.bfloat16()).any()
 
 
 def test_deviation_a_reference_given_beside_an_adapter_is_used():

@@ -99,6 +99,25 @@ def test_eos_inside_or_at_the_end_of_a_response_counts():
     torch.testing.assert_close(forward(policy, rollout)[0][0, :4], wanted, atol=1e-5, rtol=0)
 
 
+def test_a_masked_response_token_has_no_say():
+    """Neither its own log-probability nor its value enters losses or statistics."""
+    queries, responses, scores = make_samples()
+    masks = [torch.ones(len(r)) for r in responses]
+    masks[3][: len(masks[3]) - 1] = 0
+    stats = make_trainer(reference=make_policy(1)).step(queries, responses, scores, masks)
+    assert len(stats["ppo/policy/ratio"]) == 4 * sum(int(m.sum()) for m in masks)
+
+
+def test_mini_batch_size_bounds_the_rows_of_every_pass():
+    policy, rows = make_policy(), []
+    policy.pretrained_model.transformer.register_forward_pre_hook(
+        lambda module, args, kwargs: rows.append(len(kwargs["input_ids"])), with_kwargs=True
+    )
+    queries, responses = [torch.arange(3)] * 8, [torch.arange(4)] * 8  # equal lengths
+    make_trainer(policy, make_policy(1), mini_batch_size=2).step(queries, responses, list(torch.randn(8)))
+    assert max(rows) == 2 and len(rows) == 4 + 4 * 4
+
+
 def test_only_the_policy_learns():
     policy, reference = make_policy(0), make_policy(1)
     before = snapshot(reference), snapshot(policy)
@@ -174,6 +193,14 @@ def test_each_row_has_its_own_length_and_ends_at_eos():
         assert 1 <= len(response) < 30
         assert EOS not in response[:-1].tolist()
     assert any(r[-1] == EOS for r in responses)
+
+
+def test_a_list_of_ends_in_the_generation_config_is_obeyed():
+    policy = make_policy()
+    policy.pretrained_model.generation_config.eos_token_id = [EOS, 7]
+    settings = {"return_prompt": False, "do_sample": True, "top_k": 0, "top_p": 1.0, "max_new_tokens": 30}
+    responses = make_trainer(policy).generate([torch.tensor([1])] * 100, **settings)
+    assert any(r[-1] == 7 for r in responses) and not any(7 in r[:-1] for r in responses)
 
 
 def test_generate_answers_as_the_classic_one_did():
@@ -288,6 +315,7 @@ def test_deviation_a_loss_that_is_not_finite_changes_no_weight():
     before = snapshot(policy)
     with pytest.raises(FloatingPointError, match="Step 0: the loss is"):
         trainer.step(*make_samples())
+    assert all(p.grad is None or not p.grad.any() for p in policy.parameters())
     assert difference(before, snapshot(policy)) == 0
 
 
@@ -319,8 +347,11 @@ def test_deviation_left_padding_keeps_positions():
     policy, query = make_policy(), torch.tensor([1, 2, 3])
     alone = Rollout.from_lists([query], [query], torch.zeros(1), EOS)
     padded = Rollout.from_lists([query, torch.arange(30)], [query, query], torch.zeros(2), EOS)
-    assert padded.position_ids[0, 27:].tolist() == [0, 1, 2, 3, 4, 5]
     torch.testing.assert_close(forward(policy, padded)[0][0], forward(policy, alone)[0][0], atol=1e-5, rtol=0)
+    greedy = {"do_sample": False, "max_new_tokens": 6, "return_prompt": False}
+    trainer = make_trainer(policy)
+    both, one = trainer.generate([query, torch.arange(30)], **greedy), trainer.generate(query, **greedy)
+    assert both[0].tolist() == one[0].tolist()
 
 
 def test_deviation_an_empty_response_is_a_clear_error_and_prompts_keep_their_eos():

@@ -13,14 +13,15 @@ from torch.nn.functional import cross_entropy, pad
 
 
 def logprobs_from_logits(logits: Tensor, labels: Tensor) -> Tensor:
-    """Log-probability in nats of each label: logits (B, R, V), labels (B, R) → (B, R)."""
-    return -cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view(labels.shape)
+    """Log-probability in nats of each label: logits (…, V), labels (…) → (…)."""
+    return -cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="none").view(labels.shape)
 
 
 @torch.no_grad()
 def entropy_from_logits(logits: Tensor) -> Tensor:
-    """Entropy in nats of each next-token distribution: (B, R, V) → (B, R), without a graph."""
-    return torch.special.entr(logits.softmax(-1)).sum(-1)
+    """Entropy in nats of each next-token distribution: (…, V) → (…), without a graph; forbidden tokens count 0."""
+    logprobs = logits.log_softmax(-1)
+    return -torch.linalg.vecdot(logprobs.exp(), logprobs.clamp_(min=-1e9))
 
 
 def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
@@ -29,9 +30,9 @@ def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def masked_var(x: Tensor, mask: Tensor) -> Tensor:
-    """Unbiased variance of x (B, R) over the tokens of mask (NaN for a single token)."""
+    """Unbiased variance of x (B, R) over the tokens of mask (0 for a single token)."""
     n = mask.sum()
-    return masked_mean((x - masked_mean(x, mask)) ** 2, mask) * n / (n - 1)
+    return masked_mean((x - masked_mean(x, mask)) ** 2, mask) * n / (n - 1).clamp(min=1)
 
 
 def masked_whiten(x: Tensor, mask: Tensor, shift_mean: bool = True) -> Tensor:
@@ -67,7 +68,7 @@ def kl_per_token(logprobs: Tensor, ref_logprobs: Tensor, kind: str = "kl") -> Te
 def compute_rewards(scores: Tensor, kl: Tensor, mask: Tensor, kl_coef: float) -> tuple[Tensor, Tensor]:
     """Rewards per token and their KL part: scores (B,), kl (B, R) → two (B, R).
 
-    Every response token pays −kl_coef·kl; the score is added on the last one (Ziegler et al. 2019, eq. 2).
+    Every response token pays kl_coef·kl; the score is added on the last one (Ziegler et al. 2019, eq. 2).
     """
     non_score = -kl_coef * kl * mask
     rewards = non_score.clone()
@@ -83,7 +84,7 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float = 1.0, lam: 
     """
     values = values * mask
     next_values = pad(values[:, 1:], (0, 1))
-    deltas = (rewards + gamma * next_values - values) * mask
+    deltas = rewards * mask + gamma * next_values - values
     advantages, running = [], torch.zeros_like(deltas[:, 0])
     for t in reversed(range(deltas.shape[1])):
         running = deltas[:, t] + gamma * lam * running

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import DynamicCache
 
-from rlhf_course.policy import without_dropout, takes_positions
+from rlhf_course.policy import takes_positions, without_dropout
 
 
 class LengthSampler:
@@ -44,7 +44,8 @@ def generate(
         settings.pop("min_length")
     if "top_k" in settings:
         settings["top_k"] = int(settings["top_k"])  # classic scripts pass 0.0
-    eos = settings.get("eos_token_id", model.config.eos_token_id)
+    saved = getattr(model.pretrained_model, "generation_config", None)  # where chat models list several
+    eos = settings.get("eos_token_id", getattr(saved, "eos_token_id", None) or model.config.eos_token_id)
     eos = torch.tensor([] if eos is None else eos, dtype=torch.long, device=model.device).reshape(-1)
 
     width = max(map(len, queries))
@@ -83,6 +84,7 @@ def _sample(network, input_ids: Tensor, attention_mask: Tensor, limits: Tensor, 
     """
     rows, cache = torch.arange(len(input_ids), device=input_ids.device), DynamicCache(config=network.config)
     responses = torch.zeros(len(input_ids), int(limits.max()), dtype=torch.long, device=input_ids.device)
+    running = torch.ones_like(rows, dtype=torch.bool)
     positions = (attention_mask.cumsum(1) - 1).clamp(min=0)
     arguments = {"position_ids": positions} if takes_positions(network) else {}
     for t in range(responses.shape[1]):
@@ -94,20 +96,21 @@ def _sample(network, input_ids: Tensor, attention_mask: Tensor, limits: Tensor, 
             logits_to_keep=1,
             **arguments,
         )
-        cumulative = output.logits[:, -1].double().softmax(-1).cumsum(-1)
+        cumulative = output.logits[:, -1].float().softmax(-1).cumsum(-1, dtype=torch.float64)
         if not cumulative[:, -1].isfinite().all():
             raise _not_finite()
         draw = torch.rand(len(rows), 1, dtype=torch.float64, device=rows.device) * cumulative[:, -1:]
         tokens = torch.searchsorted(cumulative, draw, right=True).clamp(max=cumulative.shape[1] - 1)
         responses[rows, t] = tokens.squeeze(1)
-        running = (limits[rows] > t + 1) & ~torch.isin(tokens.squeeze(1), eos)
+        running &= (limits[rows] > t + 1) & ~torch.isin(tokens.squeeze(1), eos)
         n_running = int(running.sum())
         if n_running == 0:
             break
         if n_running <= 0.875 * len(rows):
             keep = running.nonzero().squeeze(1)
             cache.batch_select_indices(keep)
-            rows, tokens, attention_mask, positions = (x[keep] for x in (rows, tokens, attention_mask, positions))
+            rows, running, tokens = rows[keep], running[keep], tokens[keep]
+            attention_mask, positions = attention_mask[keep], positions[keep]
         input_ids, positions = tokens, positions[:, -1:] + 1
         attention_mask = pad(attention_mask, (0, 1), value=1)
         if arguments:
@@ -143,6 +146,8 @@ _NEUTRAL: dict[str, Callable[[object], bool]] = {
     "suppress_tokens": lambda v: not v,
     "begin_suppress_tokens": lambda v: not v,
     "bad_words_ids": lambda v: not v,
+    **dict.fromkeys(("typical_p", "num_beams", "guidance_scale"), lambda v: v in (1, None)),
+    **dict.fromkeys(("min_p", "epsilon_cutoff", "eta_cutoff", "sequence_bias"), lambda v: not v),
 }
 _TRANSFORMERS_DEFAULTS = {"top_k": 50}  # what generate() does when nobody says otherwise
 _UNDERSTOOD = {*_NEUTRAL, "do_sample", "max_new_tokens", "pad_token_id", "eos_token_id"}

@@ -11,7 +11,9 @@ from rlhf_course.ppo.algorithm import RunningMoments
 from rlhf_course.ppo.config import PPOConfig
 
 
-def check_samples(queries: Sequence[Tensor], responses: Sequence[Tensor], scores, size: int) -> None:
+def check_samples(
+    queries: Sequence[Tensor], responses: Sequence[Tensor], scores, size: int, response_masks=None
+) -> None:
     """Raise ``TypeError`` or ``ValueError`` unless these are ``size`` usable samples."""
     for name, given in (("queries", queries), ("responses", responses), ("scores", scores)):
         if not isinstance(given, list | tuple | Tensor):
@@ -28,6 +30,12 @@ def check_samples(queries: Sequence[Tensor], responses: Sequence[Tensor], scores
                     f"{name} {i} is empty: PPO predicts each response token from what stands before it and gives the "
                     "score to the last one. Sample at least one token (min_new_tokens=1), or leave this sample out."
                 )
+    if response_masks is not None:
+        if len(response_masks) != size:
+            raise ValueError(f"response_masks has {len(response_masks)} entries, but batch_size is {size}.")
+        for i, (keep, tokens) in enumerate(zip(response_masks, responses, strict=True)):
+            if not isinstance(keep, Tensor) or keep.shape != tokens.shape or not keep.any():
+                raise ValueError(f"response_masks {i} must be a tensor of {len(tokens)} zeros and ones, not all zero.")
 
 
 def stack_scores(scores: Sequence[Tensor] | Tensor, device: torch.device, step: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Rollouts: queries and responses laid out so that responses line up, and what a model says of them."""
+"""Rollouts: queries and responses as one batch, and what a model says of every response token."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 
-from rlhf_course.policy import takes_positions
 from rlhf_course.ppo.algorithm import entropy_from_logits, logprobs_from_logits
 
 
 @dataclass
 class Rollout:
-    """One batch of samples; queries are padded left, responses right, so that column t is response token t.
+    """One batch of samples, padded on the right; tensors about responses are aligned to them.
 
-    input_ids and attention_mask are (B, Q + R); mask is (B, R), 1.0 on response tokens; scores is (B,); the two
-    lengths are (B,) on the CPU, in tokens. The rest is (B, R) in float32, 0 on padding, and filled in by the
-    trainer: log-probabilities and KL in nats.
+    input_ids and attention_mask are (B, T), query then response; responses and mask are (B, R), the mask 1.0 on
+    response tokens; scores is (B,); the two lengths are (B,) on the CPU, in tokens. The rest is (B, R) in float32, 0
+    on padding, and filled in by the trainer: log-probabilities and KL in nats.
     """
 
     input_ids: Tensor
     attention_mask: Tensor
+    responses: Tensor
     mask: Tensor
     scores: Tensor
     query_lengths: Tensor
@@ -52,82 +52,79 @@ class Rollout:
         """
         query_lengths = torch.tensor([len(query) for query in queries])
         response_lengths = torch.tensor([len(response) for response in responses])
-        q, r = int(query_lengths.max()), int(response_lengths.max())
-        input_ids = torch.full((len(queries), q + r), pad_token_id)
-        for row, (query, response) in enumerate(zip(queries, responses, strict=True)):
-            input_ids[row, q - len(query) : q] = query
-            input_ids[row, q : q + len(response)] = response
-        column = torch.arange(-q, r)
-        attention_mask = (column >= -query_lengths.unsqueeze(1)) & (column < response_lengths.unsqueeze(1))
-        mask = attention_mask[:, q:].float()
+        whole = [torch.cat(pair).cpu() for pair in zip(queries, responses, strict=True)]
+        input_ids = pad_sequence(whole, batch_first=True, padding_value=pad_token_id)
+        attention_mask = torch.arange(input_ids.shape[1]) < (query_lengths + response_lengths).unsqueeze(1)
+        response_ids = pad_sequence([r.cpu() for r in responses], batch_first=True, padding_value=pad_token_id)
+        mask = (torch.arange(response_ids.shape[1]) < response_lengths.unsqueeze(1)).float()
         if response_masks is not None:
             for row, keep in enumerate(response_masks):
                 mask[row, : len(keep)] *= keep.float().cpu()
-        tensors = (tensor.to(scores.device) for tensor in (input_ids, attention_mask.long(), mask))
+        tensors = (t.to(scores.device) for t in (input_ids, attention_mask.long(), response_ids, mask))
         return cls(*tensors, scores, query_lengths, response_lengths)
 
     def __len__(self) -> int:
         return len(self.input_ids)
 
-    @property
-    def responses(self) -> Tensor:
-        """Response token ids (B, R), padding included."""
-        return self.input_ids[:, -self.mask.shape[1] :]
-
-    @property
-    def position_ids(self) -> Tensor:
-        """Position of every token in its own sequence (B, Q + R); left padding shifts nothing."""
-        return (self.attention_mask.cumsum(1) - 1).clamp(min=0)
-
     def select(self, rows: Tensor) -> Rollout:
         """These rows (indices on the CPU) alone, without the columns that none of them uses."""
-        q, r = int(self.query_lengths[rows].max()), int(self.response_lengths[rows].max())
-        start = self.input_ids.shape[1] - self.mask.shape[1] - q
+        t = int((self.query_lengths[rows] + self.response_lengths[rows]).max())
+        r = int(self.response_lengths[rows].max())
         part = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
+        on_device = rows.to(self.input_ids.device)
         for name, tensor in part.items():
-            columns = slice(start, start + q + r) if name in ("input_ids", "attention_mask") else slice(r)
-            part[name] = tensor[rows, columns] if tensor.dim() == 2 else tensor[rows]
+            picked = tensor[on_device if tensor.device == on_device.device else rows]
+            whole = name in ("input_ids", "attention_mask")
+            part[name] = picked if picked.dim() == 1 else picked[:, : t if whole else r]
         return Rollout(**part)
+
+    def predicting_positions(self) -> Tensor:
+        """Where each response token is predicted: one position before it, in input_ids without its last column.
+
+        Places in the flattened B · (T − 1), response by response, without padding: (N,) for N response tokens.
+        """
+        start = torch.arange(len(self)) * (self.input_ids.shape[1] - 1) + self.query_lengths - 1
+        position = start.unsqueeze(1) + torch.arange(self.mask.shape[1])
+        return position[self._response_tokens()].to(self.input_ids.device)
+
+    def _response_tokens(self) -> Tensor:
+        return torch.arange(self.mask.shape[1]) < self.response_lengths.unsqueeze(1)
 
 
 def forward(
-    model, rollout: Rollout, groups: int = 1, whole_vocabulary: bool = False
+    model, rollout: Rollout, groups: int = 1, at_most: int | None = None, whole_vocabulary: bool = False
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Log-probabilities, values and entropies of the response tokens, (B, R) each.
+    """Log-probabilities, values and entropies of the response tokens, (B, R) each and 0 on padding.
 
     With ``whole_vocabulary`` also all log-probabilities (B, R, V), else None. The rows run in ``groups`` of similar
-    length, so that short samples are not padded to the longest; the numbers do not depend on it.
+    length, so that short samples are not padded to the longest, ``at_most`` so many rows at a time, and the vocabulary
+    projection runs on response tokens alone; the numbers depend on none of that.
     """
     lengths = rollout.query_lengths + rollout.response_lengths
-    order = lengths.argsort()
-    if lengths.min() == lengths.max():
-        groups = 1
-    collected = []
-    for rows in order.chunk(groups):
+    passes = -(-len(rollout) // (at_most or len(rollout)))
+    if lengths.min() < lengths.max():
+        passes *= groups
+    collected, places = [], []
+    for rows in lengths.argsort().chunk(passes):
         part = rollout.select(rows)
-        logits, values = response_logits(model, part)
-        logprobs = logprobs_from_logits(logits, part.responses)
-        found = [logprobs, values, entropy_from_logits(logits)]
-        if whole_vocabulary:
-            found.append(logits.log_softmax(-1))
-        missing = rollout.mask.shape[1] - part.mask.shape[1]
-        collected.append([pad(tensor, (0, 0) * (tensor.dim() - 2) + (0, missing)) for tensor in found])
-    back = order.argsort()
-    logprobs, values, entropy, *rest = (torch.cat(tensors)[back] for tensors in zip(*collected, strict=True))
-    return logprobs, values, entropy, rest[0] if rest else None
+        response_tokens = part._response_tokens()
+        logits, _, values = model(
+            input_ids=part.input_ids[:, :-1],  # the last token predicts nothing that is needed
+            attention_mask=part.attention_mask[:, :-1],
+            positions=part.predicting_positions(),
+            use_cache=False,
+        )
+        labels = part.responses[response_tokens.to(part.responses.device)]
+        found = [logprobs_from_logits(logits, labels), values, entropy_from_logits(logits)]
+        collected.append([*found, logits.log_softmax(-1)] if whole_vocabulary else found)
+        place = rows.unsqueeze(1) * rollout.mask.shape[1] + torch.arange(part.mask.shape[1])
+        places.append(place[response_tokens])
+    place = torch.cat(places).to(rollout.mask.device)
+    results = [_spread(torch.cat(tensors), place, rollout.mask.shape) for tensors in zip(*collected, strict=True)]
+    return (*results, None)[:4]
 
 
-def response_logits(model, rollout: Rollout) -> tuple[Tensor, Tensor]:
-    """Logits (B, R, V) and values (B, R) of a value-head model at the positions that predict each response token.
-
-    The last token predicts nothing that is needed, and the vocabulary projection runs on R positions only.
-    """
-    arguments = {"position_ids": rollout.position_ids[:, :-1]} if takes_positions(model) else {}
-    logits, _, values = model(
-        input_ids=rollout.input_ids[:, :-1],
-        attention_mask=rollout.attention_mask[:, :-1],
-        logits_to_keep=rollout.mask.shape[1],
-        use_cache=False,
-        **arguments,
-    )
-    return logits, values
+def _spread(packed: Tensor, place: Tensor, shape: torch.Size) -> Tensor:
+    """Numbers of N response tokens (N, …) put to their places in (B, R, …), with 0 elsewhere."""
+    blank = packed.new_zeros(shape.numel(), *packed.shape[1:])
+    return blank.index_copy(0, place, packed).unflatten(0, shape)

@@ -22,12 +22,12 @@ MEANING = {
     "ppo/mean_scores": "mean score, after scaling and clipping",
     "ppo/std_scores": "standard deviation of the scores",
     "ppo/learning_rate": "the optimizer's learning rate in this step",
-    "ppo/loss/policy": "clipped policy loss, mean over epochs and mini-batches",
-    "ppo/loss/value": "clipped value loss, before vf_coef",
-    "ppo/loss/total": "policy loss + vf_coef · value loss",
+    "ppo/loss/policy": "clipped policy loss, mean over epochs and mini-batches; a skipped one counts as 0",
+    "ppo/loss/value": "clipped value loss before vf_coef, likewise",
+    "ppo/loss/total": "policy loss + vf_coef · value loss, likewise",
     "ppo/policy/entropy": "entropy of the next-token distribution, nats per token",
-    "ppo/policy/approxkl": "½ mean (new − old log-probability)²: how far the step moved the policy",
-    "ppo/policy/policykl": "mean (old − new log-probability): the same, signed; early stopping looks at it",
+    "ppo/policy/approxkl": "½ mean (new − old log-probability)²: second-order estimate of KL(old, new), never negative",
+    "ppo/policy/policykl": "mean (old − new log-probability): the first-order estimate; early stopping looks at it",
     "ppo/policy/clipfrac": "share of tokens where clipping took the gradient away",
     "ppo/policy/advantages": "whitened advantages of all mini-batches, response tokens only",
     "ppo/policy/advantages_mean": "their mean per mini-batch, averaged: about 0",
@@ -70,11 +70,11 @@ def step_stats(rollout: Rollout, minibatches: list[dict], kl_coef: float) -> dic
         "objective/entropy": -(rollout.logprobs * mask).sum(1).mean(),
         "ppo/mean_non_score_reward": masked_mean(rollout.non_score_rewards, mask),
         "ppo/mean_scores": rollout.scores.mean(),
-        "ppo/std_scores": rollout.scores.std(),
+        "ppo/std_scores": _std(rollout.scores),
     }
     for name, lengths in (("queries", query_lengths), ("responses", response_lengths)):
         scalars[f"tokens/{name}_len_mean"] = lengths.mean()
-        scalars[f"tokens/{name}_len_std"] = lengths.std()
+        scalars[f"tokens/{name}_len_std"] = _std(lengths)
     for name, value in minibatches[0].items():
         if value.dim() == 0:
             scalars[f"ppo/{name}"] = torch.stack([m[name] for m in minibatches]).mean()
@@ -92,6 +92,11 @@ def step_stats(rollout: Rollout, minibatches: list[dict], kl_coef: float) -> dic
         "tokens/responses_dist": response_lengths,
     }
     return dict(zip(scalars, numbers, strict=True)) | {k: v.cpu().numpy() for k, v in arrays.items()}
+
+
+def _std(x: torch.Tensor) -> torch.Tensor:
+    """Unbiased standard deviation of (B,), 0 for a single sample."""
+    return x.std() if len(x) > 1 else x.new_zeros(())
 
 
 class Clock:

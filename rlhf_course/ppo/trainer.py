@@ -20,8 +20,8 @@ from rlhf_course.policy import (
     AutoModelForCausalLMWithValueHead,
     add_reference_adapter,
     create_reference_model,
-    without_dropout,
     reference_adapter,
+    without_dropout,
 )
 from rlhf_course.ppo import algorithm as ppo
 from rlhf_course.ppo.config import PPOConfig
@@ -43,7 +43,10 @@ class PPOTrainer:
     * gradient accumulation weights mini-batches by their response tokens, so k × m samples equal one batch of k·m;
     * NaN or Inf raises ``FloatingPointError`` instead of training on;
     * score scaling works, and whitened rewards stay 0 on padding;
-    * position_ids are always passed, so padding on the left changes nothing;
+    * log-probabilities do not depend on padding: updates pad on the right, generation passes position_ids;
+    * an empty response is a ``ValueError``, and prompts keep an EOS that they contain;
+    * histograms hold response tokens only;
+    * sampling settings that change the distribution give a warning;
     * without ``ref_model``, a policy with adapters is held against a frozen copy of its starting adapter, and with
       one, against the model that was given.
 
@@ -81,6 +84,10 @@ class PPOTrainer:
         set_seed(config.seed)
         self.config, self.tokenizer = config, tokenizer
         self.accelerator: Accelerator = tracking.start(config)
+        if self.accelerator.num_processes > 1:
+            raise ValueError(
+                "PPOTrainer runs in one process: whitening and β are not synchronised between several yet."
+            )
         self.reference_is_adapter = ref_model is None and model.is_peft_model
         if self.reference_is_adapter:
             add_reference_adapter(model)
@@ -106,7 +113,7 @@ class PPOTrainer:
         self.kl_ctl = make_controller(config.init_kl_coef, *arguments)
         self.running = ppo.RunningMoments()
         # Rows of similar length run together. On a CPU that saves padding; a GPU prefers one large pass.
-        self.groups = 4 if device.type == "cpu" and config.mini_batch_size >= 32 else 1
+        self.groups = 3 if device.type == "cpu" and config.mini_batch_size >= 32 else 1
         self.current_step = 0
 
     def _default_optimizer(self) -> torch.optim.Optimizer:
@@ -192,7 +199,7 @@ class PPOTrainer:
         Raises ``ValueError`` or ``TypeError`` for unusable input and ``FloatingPointError`` for NaN or Inf.
         """
         started = time.perf_counter()
-        check_samples(queries, responses, scores, self.config.batch_size)
+        check_samples(queries, responses, scores, self.config.batch_size, response_masks)
         scores = stack_scores(scores, self.accelerator.device, self.current_step)
         scores = process_scores(scores, self.config, self.running)
         rollout = Rollout.from_lists(queries, responses, scores, pad_token_id(self.tokenizer), response_masks)
@@ -238,12 +245,12 @@ class PPOTrainer:
         first epoch's forward pass, because no weight has moved yet.
         """
         one_batch = self.config.mini_batch_size == self.config.batch_size
-        groups = self.groups * (self.config.batch_size // self.config.mini_batch_size)
         whole = self.config.kl_penalty == "full"
+        how = {"groups": self.groups, "at_most": self.config.mini_batch_size, "whole_vocabulary": whole}
         with torch.no_grad(), self._reference() as reference:
-            ref_logprobs, _, _, ref_all = forward(reference, rollout, groups, whole)
+            ref_logprobs, _, _, ref_all = forward(reference, rollout, **how)
         with nullcontext() if one_batch else torch.no_grad():
-            logprobs, values, entropy, all_logprobs = forward(self.model, rollout, groups, whole)
+            logprobs, values, entropy, all_logprobs = forward(self.model, rollout, **how)
         rollout.ref_logprobs = ref_logprobs * rollout.mask
         rollout.logprobs = logprobs.detach() * rollout.mask
         rollout.values = values.detach() * rollout.mask

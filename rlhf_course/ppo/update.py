@@ -40,7 +40,7 @@ def optimize(
                 part = rollout if first_pass else rollout.select(mini_rows)
                 loss, stats = minibatch_loss(part, first_pass or forward(model, part, groups)[:3], config)
                 collected.append(stats)
-                if _usable(loss, stats, config, step, mini_rows):
+                if _usable(loss, stats, config, step, mini_rows, optimizer):
                     any_usable = True
                     # Weighted by tokens, so that k mini-batches of m samples give the gradient of one of k·m.
                     accelerator.backward(loss * (part.mask.sum() / tokens))
@@ -91,7 +91,7 @@ def minibatch_loss(part: Rollout, outputs: FirstPass, config: PPOConfig) -> tupl
     return loss, {name: value.detach() for name, value in stats.items()}
 
 
-def _usable(loss: Tensor, stats: dict[str, Tensor], config: PPOConfig, step: int, rows: Tensor) -> bool:
+def _usable(loss: Tensor, stats: dict, config: PPOConfig, step: int, rows: Tensor, optimizer) -> bool:
     """Whether a mini-batch may move the weights; one whose mean ratio passed the threshold may not."""
     mean_ratio, value = torch.stack([stats["policy/ratio"].mean(), loss.detach()]).tolist()
     if mean_ratio > config.ratio_threshold:
@@ -104,8 +104,9 @@ def _usable(loss: Tensor, stats: dict[str, Tensor], config: PPOConfig, step: int
             stats[name] = torch.zeros_like(stats[name])
         return False
     if not np.isfinite(value):
+        optimizer.zero_grad()  # what earlier mini-batches accumulated must not leak into a later update
         raise FloatingPointError(
             f"Step {step}: the loss is {value} for the mini-batch of samples {rows.tolist()[:8]}…; its update was not "
-            "applied. Lower the learning rate, or clip gradients with max_grad_norm."
+            "applied (updates before it in this step were). Lower the learning rate, or clip with max_grad_norm."
         )
     return True
