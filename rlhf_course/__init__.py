@@ -9,7 +9,7 @@ _PUBLIC = {
     "PPOConfig": "rlhf_course.ppo.config",
     "PPOTrainer": "rlhf_course.ppo.trainer",
     "AutoModelForCausalLMWithValueHead": "rlhf_course.policy",
-    "create_reference_model": "rlhf_course.policy",
+    "create_reference_model": "rlhf_course.reference",
     "LengthSampler": "rlhf_course.ppo.generation",
     "AdaptiveKLController": "rlhf_course.ppo.algorithm",
     "FixedKLController": "rlhf_course.ppo.algorithm",

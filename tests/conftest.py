@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from rlhf_course import AutoModelForCausalLMWithValueHead
+from rlhf_course import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 EOS = 39
@@ -37,6 +37,16 @@ def make_samples(n: int = 8, seed: int = 0) -> tuple[list, list, list]:
     queries = [torch.from_numpy(rng.integers(0, EOS, length)) for length in rng.integers(2, 8, n)]
     responses = [torch.from_numpy(rng.integers(0, EOS, length)) for length in rng.integers(1, 11, n)]
     return queries, responses, list(torch.from_numpy(rng.normal(size=n)).float())
+
+
+def make_trainer(policy=None, reference=None, optimizer=None, **config) -> PPOTrainer:
+    policy = policy or make_policy()
+    sizes = {"batch_size": 8, "mini_batch_size": 8}
+    return PPOTrainer(PPOConfig(**sizes | config), policy, reference, PadTokenizer(), optimizer=optimizer)
+
+
+def sgd(policy, lr: float = 0.05):
+    return torch.optim.SGD(policy.parameters(), lr=lr)
 
 
 def difference(before: dict, after: dict) -> float:

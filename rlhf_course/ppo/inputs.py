@@ -58,6 +58,17 @@ def stack_scores(scores: Sequence[Tensor] | Tensor, device: torch.device, step: 
     return stacked
 
 
+def check_logprobs(logprobs: Tensor, who: str, step: int) -> None:
+    """Raise ``FloatingPointError``, naming the sample, unless all log-probabilities (B, R) are finite."""
+    bad = ~logprobs.isfinite().all(1)
+    if bad.any():
+        raise FloatingPointError(
+            f"Step {step}: the {who}'s logits for sample {int(bad.nonzero()[0])} are NaN or Inf; no weight was changed "
+            "in this step. Train float32 weights (with bf16 autocast if you like), lower the learning rate, or go back "
+            "to the last checkpoint."
+        )
+
+
 def process_scores(scores: Tensor, config: PPOConfig, running: RunningMoments) -> Tensor:
     """Scores (B,) scaled (and centred) by the running moments and clipped, as the config asks."""
     if config.use_score_scaling:

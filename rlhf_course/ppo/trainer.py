@@ -16,20 +16,15 @@ from torch.utils.data import DataLoader
 
 from rlhf_course import tracking
 from rlhf_course.files import atomic_folder
-from rlhf_course.policy import (
-    AutoModelForCausalLMWithValueHead,
-    add_reference_adapter,
-    create_reference_model,
-    reference_adapter,
-    without_dropout,
-)
+from rlhf_course.policy import AutoModelForCausalLMWithValueHead, without_dropout
 from rlhf_course.ppo import algorithm as ppo
 from rlhf_course.ppo.config import PPOConfig
 from rlhf_course.ppo.generation import LengthSampler, generate, pad_token_id
-from rlhf_course.ppo.inputs import check_samples, process_scores, stack_scores
+from rlhf_course.ppo.inputs import check_logprobs, check_samples, process_scores, stack_scores
 from rlhf_course.ppo.rollout import Rollout, forward
 from rlhf_course.ppo.stats import Clock, step_stats
 from rlhf_course.ppo.update import FirstPass, optimize
+from rlhf_course.reference import add_reference_adapter, create_reference_model, reference_adapter
 
 
 class PPOTrainer:
@@ -254,14 +249,8 @@ class PPOTrainer:
         rollout.ref_logprobs = ref_logprobs * rollout.mask
         rollout.logprobs = logprobs.detach() * rollout.mask
         rollout.values = values.detach() * rollout.mask
-        for who, tensor in (("policy", rollout.logprobs), ("reference", rollout.ref_logprobs)):
-            if not tensor.isfinite().all():
-                raise FloatingPointError(
-                    f"Step {self.current_step}: the {who}'s logits for sample "
-                    f"{int((~tensor.isfinite()).any(1).nonzero()[0])} are NaN or Inf; no weight was changed in this "
-                    "step. Train float32 weights (with bf16 autocast if you like), lower the learning rate, or go "
-                    "back to the last checkpoint."
-                )
+        check_logprobs(rollout.logprobs, "policy", self.current_step)
+        check_logprobs(rollout.ref_logprobs, "reference", self.current_step)
         pair = (all_logprobs.detach(), ref_all) if whole else (rollout.logprobs, rollout.ref_logprobs)
         rollout.kl = ppo.kl_per_token(*pair, self.config.kl_penalty) * rollout.mask
         return (logprobs, values, entropy) if one_batch else None
