@@ -67,7 +67,7 @@ def test_all_notebooks_learn_at_preset_tiny_without_a_network(tmp_path):
 def test_preset_full_runs_on_local_folders_in_the_hubs_layout(tmp_path):
     """The ids are overridden by folders and the run is shortened; the loading code is the one hub ids go through."""
     folders = vars(prepare(load_preset("03_gpt2_imdb_ppo", "tiny")))
-    short = {"steps": 3, "batch_size": 32, "mini_batch_size": 16, "eval_queries": 64, "learning_rate": 1e-3}
+    short = {"steps": 3, "batch_size": 32, "mini_batch_size": 16, "eval_queries": 64, "learning_rate": 2e-4}
     overrides = folders | short | {"min_gain": -10}
     arguments = [f"--override={key}={value}" for key, value in overrides.items()]
     done = run_notebooks(tmp_path, "--only", "03", "--preset", "full", *arguments)
