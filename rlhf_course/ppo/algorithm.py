@@ -9,19 +9,15 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, pad
+from torch.nn.functional import pad
 
 
-def logprobs_from_logits(logits: Tensor, labels: Tensor) -> Tensor:
-    """Log-probability in nats of each label: logits (…, V), labels (…) → (…)."""
-    return -cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="none").view(labels.shape)
+def entropy(logprobs: Tensor) -> Tensor:
+    """Entropy in nats of next-token distributions given as log-probabilities: (…, V) → (…).
 
-
-@torch.no_grad()
-def entropy_from_logits(logits: Tensor) -> Tensor:
-    """Entropy in nats of each next-token distribution: (…, V) → (…), without a graph; forbidden tokens count 0."""
-    logprobs = logits.log_softmax(-1)
-    return -torch.linalg.vecdot(logprobs.exp(), logprobs.clamp_(min=-1e9))
+    A forbidden token (−inf) counts 0.
+    """
+    return -torch.linalg.vecdot(logprobs.exp(), logprobs.clamp(min=-1e9))
 
 
 def masked_mean(x: Tensor, mask: Tensor) -> Tensor:

@@ -9,20 +9,20 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from rlhf_course.ppo.algorithm import entropy_from_logits, logprobs_from_logits
+from rlhf_course.ppo.algorithm import entropy
 
 
 @dataclass
 class Rollout:
     """One batch of samples, padded on the right; tensors about responses are aligned to them.
 
-    input_ids and attention_mask are (B, T), query then response; responses and mask are (B, R), the mask 1.0 on
-    response tokens; scores is (B,); the two lengths are (B,) on the CPU, in tokens. The rest is (B, R) in float32, 0
-    on padding, and filled in by the trainer: log-probabilities and KL in nats.
+    input_ids is (B, T), query then response; responses and mask are (B, R), the mask 1.0 on response tokens; scores is
+    (B,); the two lengths are (B,) on the CPU, in tokens. The rest is (B, R) in float32, 0 on padding, and filled in by
+    the trainer: log-probabilities and KL in nats. There is no attention mask: a causal model never looks at what stands
+    to the right, so padding there needs no hiding.
     """
 
     input_ids: Tensor
-    attention_mask: Tensor
     responses: Tensor
     mask: Tensor
     scores: Tensor
@@ -54,13 +54,12 @@ class Rollout:
         response_lengths = torch.tensor([len(response) for response in responses])
         whole = [torch.cat(pair).cpu() for pair in zip(queries, responses, strict=True)]
         input_ids = pad_sequence(whole, batch_first=True, padding_value=pad_token_id)
-        attention_mask = torch.arange(input_ids.shape[1]) < (query_lengths + response_lengths).unsqueeze(1)
         response_ids = pad_sequence([r.cpu() for r in responses], batch_first=True, padding_value=pad_token_id)
         mask = (torch.arange(response_ids.shape[1]) < response_lengths.unsqueeze(1)).float()
         if response_masks is not None:
             for row, keep in enumerate(response_masks):
                 mask[row, : len(keep)] *= keep.float().cpu()
-        tensors = (t.to(scores.device) for t in (input_ids, attention_mask.long(), response_ids, mask))
+        tensors = (tensor.to(scores.device) for tensor in (input_ids, response_ids, mask))
         return cls(*tensors, scores, query_lengths, response_lengths)
 
     def __len__(self) -> int:
@@ -74,8 +73,7 @@ class Rollout:
         on_device = rows.to(self.input_ids.device)
         for name, tensor in part.items():
             picked = tensor[on_device if tensor.device == on_device.device else rows]
-            whole = name in ("input_ids", "attention_mask")
-            part[name] = picked if picked.dim() == 1 else picked[:, : t if whole else r]
+            part[name] = picked if picked.dim() == 1 else picked[:, : t if name == "input_ids" else r]
         return Rollout(**part)
 
     def predicting_positions(self) -> Tensor:
@@ -108,15 +106,18 @@ def forward(
     for rows in lengths.argsort().chunk(passes):
         part = rollout.select(rows)
         response_tokens = part._response_tokens()
+        ids = part.input_ids[:, :-1]  # the last token predicts nothing that is needed
         logits, _, values = model(
-            input_ids=part.input_ids[:, :-1],  # the last token predicts nothing that is needed
-            attention_mask=part.attention_mask[:, :-1],
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),  # all ones: transformers takes its causal fast path
             positions=part.predicting_positions(),
             use_cache=False,
         )
         labels = part.responses[response_tokens.to(part.responses.device)]
-        found = [logprobs_from_logits(logits, labels), values, entropy_from_logits(logits)]
-        collected.append([*found, logits.log_softmax(-1)] if whole_vocabulary else found)
+        all_logprobs = logits.log_softmax(-1)
+        logprobs = all_logprobs.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+        found = [logprobs, values, entropy(all_logprobs.detach())]
+        collected.append([*found, all_logprobs] if whole_vocabulary else found)
         place = rows.unsqueeze(1) * rollout.mask.shape[1] + torch.arange(part.mask.shape[1])
         places.append(place[response_tokens])
     place = torch.cat(places).to(rollout.mask.device)
