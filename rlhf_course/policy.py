@@ -134,7 +134,6 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
         network = self.pretrained_model
         enable = getattr(network, "activation_checkpointing_enable", network.gradient_checkpointing_enable)
         enable({"use_reentrant": False})
-        self.pretrained_model.config.use_cache = False
 
     @property
     def device(self) -> torch.device:
