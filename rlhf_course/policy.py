@@ -224,6 +224,12 @@ def takes_positions(model: nn.Module) -> bool:
     return "position_ids" in inspect.signature(network.forward).parameters
 
 
+def can_pack(model: nn.Module) -> bool:
+    """Whether several samples can share a row: positions are given, and attention takes a mask of (T, T)."""
+    model = getattr(model, "module", model)
+    return takes_positions(model) and model.config._attn_implementation == "sdpa"
+
+
 @contextmanager
 def without_dropout(model: nn.Module, checkpointing: bool = False) -> Iterator[None]:
     """Run a model in eval mode and put every module back into the mode it was found in.

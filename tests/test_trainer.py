@@ -6,7 +6,8 @@ import torch
 from conftest import EOS, PadTokenizer, difference, make_policy, make_samples, make_trainer, sgd, snapshot
 
 from rlhf_course import LengthSampler, PPOConfig, PPOTrainer, create_reference_model
-from rlhf_course.ppo.rollout import Rollout, forward
+from rlhf_course.policy import can_pack
+from rlhf_course.ppo.rollout import Rollout, first_fit, forward
 from rlhf_course.ppo.stats import MEANING
 
 
@@ -64,14 +65,42 @@ def test_padding_changes_neither_loss_nor_gradients():
     assert difference(*found) < 1e-4
 
 
-@pytest.mark.parametrize("groups", [1, 2, 4, 8])
-def test_grouping_rows_by_length_changes_nothing(groups):
-    policies = make_policy(), make_policy()
-    for policy, n in zip(policies, (1, groups), strict=True):
-        trainer = make_trainer(policy, make_policy(1), sgd(policy), kl_penalty="full")
-        trainer.groups = n
-        trainer.step(*make_samples())
-    assert difference(snapshot(policies[0]), snapshot(policies[1])) < 1e-5
+@pytest.mark.parametrize("at_most", [None, 3, 1])
+def test_neither_packing_nor_chunks_change_numbers_or_gradients(at_most):
+    """Samples that share rows against one sample per row, all in one pass; everything element by element."""
+    queries, responses, scores = make_samples()
+    rollout = Rollout.from_lists(queries, responses, torch.stack(scores), EOS)
+    rollout = rollout.select(torch.tensor([5, 0, 3, 1, 7, 2, 6, 4]))  # any order
+    found, gradients = [], []
+    for how in ({"packed": False}, {"packed": True, "at_most": at_most}):
+        policy = make_policy()
+        outputs = forward(policy, rollout, whole_vocabulary=True, **how)
+        (outputs[0].square().sum() + outputs[1].sum()).backward()
+        found.append(outputs)
+        gradients.append({name: p.grad for name, p in policy.named_parameters()})
+    for plain, packed in zip(*found, strict=True):
+        torch.testing.assert_close(packed, plain, atol=1e-5, rtol=0)
+    assert difference(*gradients) < 1e-4
+
+
+def test_packing_saves_tokens_and_keeps_every_sample_whole():
+    lengths = [9, 2, 8, 1, 5, 5, 3, 12]
+    first, rows = first_fit(lengths, 18)
+    taken = [
+        place for start, length in zip(first.tolist(), lengths, strict=True) for place in range(start, start + length)
+    ]
+    assert len(taken) == len(set(taken)) == sum(lengths)
+    assert all(
+        start // 18 == (start + length - 1) // 18 < rows for start, length in zip(first.tolist(), lengths, strict=True)
+    )
+    assert rows * 18 < len(lengths) * 12
+
+
+def test_a_model_that_cannot_be_packed_runs_plainly():
+    rollout = Rollout.from_lists(*make_samples()[:2], torch.zeros(8), EOS)
+    eager = make_policy(attn_implementation="eager")
+    assert not can_pack(eager) and can_pack(make_policy())
+    torch.testing.assert_close(forward(eager, rollout)[0], forward(make_policy(), rollout)[0], atol=1e-5, rtol=0)
 
 
 def test_eos_inside_or_at_the_end_of_a_response_counts():

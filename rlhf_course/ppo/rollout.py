@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from rlhf_course.policy import can_pack
 from rlhf_course.ppo.algorithm import entropy
 
 
@@ -76,51 +77,88 @@ class Rollout:
             part[name] = picked if picked.dim() == 1 else picked[:, : t if name == "input_ids" else r]
         return Rollout(**part)
 
-    def predicting_positions(self) -> Tensor:
-        """Where each response token is predicted: one position before it, in input_ids without its last column.
+    def lay_out(self, packed: bool) -> tuple[dict[str, Tensor], Tensor]:
+        """What a policy's forward takes, and where each of its outputs belongs in the flattened (B · R).
 
-        Places in the flattened B · (T − 1), response by response, without padding: (N,) for N response tokens.
+        Every sample without its last token, which predicts nothing that is needed; ``positions`` are where response
+        tokens are predicted, one place before each. Plain: a sample per row, and no mask is needed (all ones keep
+        transformers on its causal fast path). Packed: several samples share a row, positions restart with each, and
+        a mask (rows, 1, W, W) keeps them apart; that leaves far less padding.
         """
-        start = torch.arange(len(self)) * (self.input_ids.shape[1] - 1) + self.query_lengths - 1
-        position = start.unsqueeze(1) + torch.arange(self.mask.shape[1])
-        return position[self._response_tokens()].to(self.input_ids.device)
+        lengths = self.query_lengths + self.response_lengths - 1
+        width = longest = int(lengths.max())
+        first, rows = torch.arange(len(self)) * width, len(self)
+        if packed:
+            width += width // 2  # room for short samples beside the longest
+            first, rows = first_fit(lengths.tolist(), width)
+        column = torch.arange(longest)
+        place, real = first.unsqueeze(1) + column, column < lengths.unsqueeze(1)
 
-    def _response_tokens(self) -> Tensor:
-        return torch.arange(self.mask.shape[1]) < self.response_lengths.unsqueeze(1)
+        def fill(values: Tensor, blank: int) -> Tensor:
+            row_by_row = torch.full((rows * width,), blank)
+            row_by_row[place[real]] = values.expand(real.shape)[real]
+            return row_by_row.view(rows, width)
+
+        response_column = torch.arange(self.mask.shape[1])
+        tokens = response_column < self.response_lengths.unsqueeze(1)
+        predicts = (first + self.query_lengths - 1).unsqueeze(1) + response_column
+        arguments = {"input_ids": fill(self.input_ids[:, :longest].cpu(), 0), "positions": predicts[tokens]}
+        if packed:
+            sample = fill(torch.arange(len(self)).unsqueeze(1), -1)
+            same_sample = sample.unsqueeze(1) == sample.unsqueeze(2)
+            arguments["attention_mask"] = (same_sample & torch.ones(width, width).tril().bool()).unsqueeze(1)
+            arguments["position_ids"] = fill(column, 0)
+        else:
+            arguments["attention_mask"] = torch.ones_like(arguments["input_ids"])
+        device = self.input_ids.device
+        return {name: value.to(device) for name, value in arguments.items()}, tokens.flatten().nonzero()[:, 0].to(
+            device
+        )
+
+
+def first_fit(lengths: list[int], width: int) -> tuple[Tensor, int]:
+    """Samples into rows of ``width`` tokens, the longest first, each into the first row with room for it.
+
+    Returns where each begins when the rows are laid end to end, and how many rows there are.
+    """
+    first, room = torch.zeros(len(lengths), dtype=torch.long), []
+    for sample in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):
+        row = next((row for row, left in enumerate(room) if left >= lengths[sample]), len(room))
+        if row == len(room):
+            room.append(width)
+        first[sample] = row * width + width - room[row]
+        room[row] -= lengths[sample]
+    return first, len(room)
 
 
 def forward(
-    model, rollout: Rollout, groups: int = 1, at_most: int | None = None, whole_vocabulary: bool = False
+    model,
+    rollout: Rollout,
+    at_most: int | None = None,
+    whole_vocabulary: bool = False,
+    packed: bool | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Log-probabilities, values and entropies of the response tokens, (B, R) each and 0 on padding.
 
-    With ``whole_vocabulary`` also all log-probabilities (B, R, V), else None. The rows run in ``groups`` of similar
-    length, so that short samples are not padded to the longest, ``at_most`` so many rows at a time, and the vocabulary
-    projection runs on response tokens alone; the numbers depend on none of that.
+    With ``whole_vocabulary`` also all log-probabilities (B, R, V), else None. ``at_most`` so many samples run at a
+    time, those of similar length together; ``packed`` says whether samples share rows (default: on a CPU, where the
+    model allows it), and the vocabulary projection runs on response tokens alone. The numbers depend on none of that.
     """
-    lengths = rollout.query_lengths + rollout.response_lengths
-    passes = -(-len(rollout) // (at_most or len(rollout)))
-    if lengths.min() < lengths.max():
-        passes *= groups
+    if packed is None:  # a GPU prefers causal attention without a mask
+        packed = rollout.input_ids.device.type == "cpu" and can_pack(model)
     collected, places = [], []
-    for rows in lengths.argsort().chunk(passes):
+    for rows in (rollout.query_lengths + rollout.response_lengths).argsort().split(at_most or len(rollout)):
         part = rollout.select(rows)
-        response_tokens = part._response_tokens()
-        ids = part.input_ids[:, :-1]  # the last token predicts nothing that is needed
-        logits, _, values = model(
-            input_ids=ids,
-            attention_mask=torch.ones_like(ids),  # all ones: transformers takes its causal fast path
-            positions=part.predicting_positions(),
-            use_cache=False,
-        )
-        labels = part.responses[response_tokens.to(part.responses.device)]
+        arguments, place = part.lay_out(packed)
+        logits, _, values = model(**arguments, use_cache=False)
+        width, device = part.mask.shape[1], place.device
+        labels = part.responses.flatten()[place]
         all_logprobs = logits.log_softmax(-1)
         logprobs = all_logprobs.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
         found = [logprobs, values, entropy(all_logprobs.detach())]
         collected.append([*found, all_logprobs] if whole_vocabulary else found)
-        place = rows.unsqueeze(1) * rollout.mask.shape[1] + torch.arange(part.mask.shape[1])
-        places.append(place[response_tokens])
-    place = torch.cat(places).to(rollout.mask.device)
+        places.append(rows.to(device)[place // width] * rollout.mask.shape[1] + place % width)
+    place = torch.cat(places)
     results = [_spread(torch.cat(tensors), place, rollout.mask.shape) for tensors in zip(*collected, strict=True)]
     return (*results, None)[:4]
 

@@ -107,8 +107,6 @@ class PPOTrainer:
         arguments = (config.target, config.horizon) if config.adap_kl_ctrl else ()
         self.kl_ctl = make_controller(config.init_kl_coef, *arguments)
         self.running = ppo.RunningMoments()
-        # Rows of similar length run together. On a CPU that saves padding; a GPU prefers one large pass.
-        self.groups = 3 if device.type == "cpu" and config.mini_batch_size >= 32 else 1
         self.current_step = 0
 
     def _default_optimizer(self) -> torch.optim.Optimizer:
@@ -214,7 +212,6 @@ class PPOTrainer:
                     rollout,
                     self.config,
                     self.current_step,
-                    self.groups,
                     first_pass,
                 )
         with clock("calc_stats"):
@@ -241,7 +238,7 @@ class PPOTrainer:
         """
         one_batch = self.config.mini_batch_size == self.config.batch_size
         whole = self.config.kl_penalty == "full"
-        how = {"groups": self.groups, "at_most": self.config.mini_batch_size, "whole_vocabulary": whole}
+        how = {"at_most": self.config.mini_batch_size, "whole_vocabulary": whole}
         with torch.no_grad(), self._reference() as reference:
             ref_logprobs, _, _, ref_all = forward(reference, rollout, **how)
         with nullcontext() if one_batch else torch.no_grad():

@@ -23,7 +23,6 @@ def optimize(
     rollout: Rollout,
     config: PPOConfig,
     step: int,
-    groups: int,
     first_pass: FirstPass | None = None,
 ) -> list[dict[str, Tensor]]:
     """ppo_epochs passes over the rollout, each in a fresh random order; returns every mini-batch's statistics.
@@ -38,7 +37,7 @@ def optimize(
             tokens, any_usable = rollout.mask[rows].sum(), False
             for mini_rows in rows.split(config.mini_batch_size):
                 part = rollout if first_pass else rollout.select(mini_rows)
-                loss, stats = minibatch_loss(part, first_pass or forward(model, part, groups)[:3], config)
+                loss, stats = minibatch_loss(part, first_pass or forward(model, part)[:3], config)
                 collected.append(stats)
                 if _usable(loss, stats, config, step, mini_rows, optimizer):
                     any_usable = True
