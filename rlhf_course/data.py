@@ -1,8 +1,8 @@
-"""Film reviews as a dataset, and the queries that PPO starts from."""
+"""Film reviews and the queries that PPO starts from; preference pairs and the tokens of a reward model."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import datasets
@@ -16,12 +16,7 @@ def load_reviews(source: str | Path, split: str) -> datasets.Dataset:
     Raises ``FileNotFoundError`` when nothing is there and ``ValueError`` when a column, text or class is missing.
     """
     where = f"split {split!r} of {source}"
-    if Path(source).is_dir() is False and (str(source).count("/") != 1 or str(source).startswith((".", "/", "~"))):
-        raise FileNotFoundError(f"No dataset folder at {source}. Give an existing folder, or a hub id like owner/name.")
-    splits = datasets.load_dataset(str(source))
-    if split not in splits:
-        raise ValueError(f"No split {split!r} in {source}; it has {', '.join(splits)}.")
-    reviews = splits[split]
+    reviews = _load(source, split)
     missing = {"text", "label"} - set(reviews.column_names)
     if missing:
         raise ValueError(
@@ -37,6 +32,18 @@ def load_reviews(source: str | Path, split: str) -> datasets.Dataset:
         found = ", ".join(sorted(map(str, classes)))
         raise ValueError(f"The labels in {where} are {found}; both 0 (negative) and 1 (positive) are needed.")
     return reviews
+
+
+def _load(source: str | Path, split: str, **options) -> datasets.Dataset:
+    """One split, or a slice of it, of a local folder or a hub dataset."""
+    if Path(source).is_dir() is False and (str(source).count("/") != 1 or str(source).startswith((".", "/", "~"))):
+        raise FileNotFoundError(f"No dataset folder at {source}. Give an existing folder, or a hub id like owner/name.")
+    try:
+        return datasets.load_dataset(str(source), split=split, **options)
+    except ValueError as error:
+        if "split" not in str(error):
+            raise
+        raise ValueError(f"No split {split!r} in {source}: {error}") from None
 
 
 def build_queries(
@@ -68,3 +75,86 @@ def endless(loader: Iterable) -> Iterator:
     """A loader's batches, epoch after epoch, each in a new order."""
     while True:
         yield from loader
+
+
+HUMAN, ASSISTANT = "\n\nHuman:", "\n\nAssistant:"
+FAULTS = {  # why a pair is of no use, in the order in which it is looked for
+    "no assistant turn": lambda c, r: not (c[1] and r[1]),
+    "ends on the human": lambda c, r: HUMAN in c[2] or HUMAN in r[2],
+    "chosen equals rejected": lambda c, r: c == r,
+    "different prompts": lambda c, r: c[0] != r[0],
+    "empty answer": lambda c, r: not (c[2].strip() and r[2].strip()),
+}
+
+
+def load_pairs(
+    source: str | Path, split: str = "train", data_dir: str | None = None
+) -> tuple[datasets.Dataset, dict[str, int]]:
+    """Preference pairs with the columns prompt, chosen and rejected (answers), and how many rows were dropped and why.
+
+    Rows are transcripts as in hh-rlhf (Bai et al. 2022, arXiv:2204.05862): chosen and rejected hold the whole dialogue,
+    "\\n\\nHuman: … \\n\\nAssistant: …". With a column prompt, chosen and rejected are the answers alone. ``split`` may
+    be a slice like ``train[:5000]``; ``data_dir`` is a subfolder. Other columns are kept.
+
+    Raises ``FileNotFoundError`` when nothing is there, and ``ValueError`` for a missing column, no row, or no row left.
+    """
+    rows, where = _load(source, split, data_dir=data_dir), f"split {split!r} of {source}"
+    if missing := {"chosen", "rejected"} - set(rows.column_names):
+        raise ValueError(
+            f"No column {' or '.join(sorted(missing))} in {where}; it has {', '.join(rows.column_names)}. Preference "
+            "pairs have the columns chosen and rejected (whole transcripts), or prompt, chosen and rejected."
+        )
+    if len(rows) == 0:
+        raise ValueError(f"There is no row in {where}. Check the slice and the files.")
+    report, kept, parsed = dict.fromkeys(FAULTS, 0), [], {"prompt": [], "chosen": [], "rejected": []}
+    for index, row in enumerate(rows.select_columns([c for c in parsed if c in rows.column_names])):
+        chosen, rejected = (_turns(row[side] or "", row.get("prompt")) for side in ("chosen", "rejected"))
+        fault = next((name for name, found in FAULTS.items() if found(chosen, rejected)), None)
+        if fault:
+            report[fault] += 1
+            continue
+        kept.append(index)
+        for name, text in zip(parsed, (chosen[0] + ASSISTANT, chosen[2].strip(), rejected[2].strip()), strict=True):
+            parsed[name].append(text)
+    if not kept:
+        raise ValueError(f"No usable pair is left of the {len(rows)} in {where}: {describe(report)}.")
+    others = {name: rows.select(kept)[name][:] for name in rows.column_names if name not in parsed}
+    return datasets.Dataset.from_dict(parsed | others), report
+
+
+def _turns(text: str, prompt: str | None) -> tuple[str, str, str]:
+    """What precedes the last "Assistant:", that mark (empty when there is none), and what follows it."""
+    if prompt is None:
+        return text.rpartition(ASSISTANT)
+    prompt = prompt.removesuffix(ASSISTANT)
+    return (prompt if HUMAN in prompt else f"{HUMAN} {prompt}"), ASSISTANT, text
+
+
+def describe(report: dict[str, int]) -> str:
+    """A report of dropped rows as a phrase."""
+    return ", ".join(f"{count} {reason}" for reason, count in report.items() if count) or "nothing was dropped"
+
+
+def encode(tokenizer, prompts: Sequence[str], answers: Sequence[str]) -> list[list[int]]:
+    """Token ids of prompt, answer and EOS, as a reward model reads them."""
+    texts = [f"{prompt} {answer}" for prompt, answer in zip(prompts, answers, strict=True)]
+    return [[*ids, tokenizer.eos_token_id] for ids in tokenizer(texts)["input_ids"]]
+
+
+def tokenize_pairs(pairs: datasets.Dataset, tokenizer, max_length: int) -> tuple[datasets.Dataset, int]:
+    """Pairs with the columns chosen_ids, rejected_ids and length that trl's RewardTrainer takes, and how many are gone.
+
+    A pair goes when either side has more than ``max_length`` tokens: cut at the end it would lose the very words that
+    were judged. Raises ``ValueError`` when all of them go.
+    """
+    sides = {f"{side}_ids": encode(tokenizer, pairs["prompt"], pairs[side]) for side in ("chosen", "rejected")}
+    lengths = [max(map(len, both)) for both in zip(*sides.values(), strict=True)]
+    kept = [row for row, length in enumerate(lengths) if length <= max_length]
+    if not kept:
+        raise ValueError(
+            f"All {len(pairs)} pairs are longer than max_length={max_length} tokens; the shortest has {min(lengths)}. "
+            "Raise max_length."
+        )
+    columns = pairs.to_dict() | sides | {"length": lengths}
+    tokens = {name: [values[row] for row in kept] for name, values in columns.items()}
+    return datasets.Dataset.from_dict(tokens), len(pairs) - len(kept)

@@ -1,12 +1,17 @@
-"""Rewards: what a text is worth to a sentiment classifier."""
+"""Rewards: what a text is worth to a sentiment classifier, and an answer to a reward model."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
+from peft import AutoPeftModelForSequenceClassification
 from torch import Tensor
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
+
+from rlhf_course.data import encode
+from rlhf_course.policy import takes_positions, without_dropout
 
 
 class SentimentReward:
@@ -56,3 +61,76 @@ class SentimentReward:
     def __call__(self, texts: Sequence[str]) -> Tensor:
         """Scores (B,) of the texts: higher is more positive."""
         return self.logits(texts)[:, self.index]
+
+
+class RewardModel:
+    """Scores answers by a sequence classifier with one output: prompts and answers → (B,) in float32, on the CPU.
+
+    A dialogue ends with EOS, as in training, and its score is read at its last token. The score does not depend on
+    the padding or on what else is in the batch.
+
+    Args:
+        model: a classifier in memory, or a folder or hub id (of an adapter, too).
+        tokenizer: default the one saved with the model. Its padding side does not matter.
+        max_length: tokens that a dialogue may have; default as many as the model has positions for.
+        batch_size: dialogues per forward pass, sorted by length to waste little padding.
+
+    Raises ``ValueError`` for a classifier with several outputs, and when scoring an answer that is too long.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel | str, tokenizer=None, max_length: int | None = None, batch_size: int = 64
+    ):
+        self.tokenizer = tokenizer or AutoTokenizer.from_pretrained(model)
+        self.model = load_reward_model(model) if isinstance(model, str | Path) else model
+        config = self.model.config.get_text_config()
+        if self.model.config.num_labels != 1:
+            raise ValueError(
+                f"A reward model has one output, this classifier has {self.model.config.num_labels}. "
+                "Load it with num_labels=1, or reward one of its labels with SentimentReward."
+            )
+        self.max_length = max_length or getattr(config, "max_position_embeddings", None) or config.n_positions
+        self.batch_size = batch_size
+
+    @torch.no_grad()
+    def __call__(self, prompts: Sequence[str], answers: Sequence[str]) -> Tensor:
+        """Scores (B,): log-odds, up to a constant, of being preferred."""
+        tokens = [*map(self._fit, encode(self.tokenizer, prompts, answers), answers)]
+        order = sorted(range(len(tokens)), key=lambda i: len(tokens[i]))
+        found = torch.empty(len(tokens))
+        with without_dropout(self.model):
+            for start in range(0, len(order), self.batch_size):
+                rows = order[start : start + self.batch_size]
+                batch = self.tokenizer.pad({"input_ids": [tokens[i] for i in rows]}, return_tensors="pt")
+                found[rows] = last_token_scores(self.model, **batch.to(self.model.device)).float().cpu()
+        return found
+
+    def _fit(self, ids: list[int], answer: str) -> list[int]:
+        """The dialogue without its oldest words, where it has more tokens than fit; never without its answer."""
+        if len(ids) <= self.max_length:
+            return ids
+        needed = len(self.tokenizer(f" {answer}")["input_ids"]) + 1
+        if needed > self.max_length:
+            raise ValueError(
+                f"An answer of {needed} tokens is longer than max_length={self.max_length}: {answer[:60]!r}… "
+                "Generate fewer tokens, or raise max_length up to what the model has positions for."
+            )
+        return ids[-self.max_length :]
+
+
+def load_reward_model(source: str | Path, **kwargs) -> PreTrainedModel:
+    """A classifier with one output, in float32, from a folder or hub id; an adapter comes with its base."""
+    kind = AutoPeftModelForSequenceClassification if Path(source, "adapter_config.json").exists() else None
+    load = (kind or AutoModelForSequenceClassification).from_pretrained
+    return load(str(source), **{"num_labels": 1, "dtype": torch.float32} | kwargs)
+
+
+def last_token_scores(model: PreTrainedModel, input_ids: Tensor, attention_mask: Tensor, **_) -> Tensor:
+    """Scores (B,) at each row's last real token, for (B, T) padded on either side."""
+    positions = {"position_ids": (attention_mask.cumsum(1) - 1).clamp(min=0)} if takes_positions(model) else {}
+    return model(input_ids=input_ids, attention_mask=attention_mask, **positions).logits[:, 0]
+
+
+def pairwise_loss(chosen: Tensor, rejected: Tensor) -> Tensor:
+    """−log σ(chosen − rejected), averaged over pairs (B,): Ouyang et al. 2022, arXiv:2203.02155, eq. 1."""
+    return -torch.nn.functional.logsigmoid(chosen - rejected).mean()

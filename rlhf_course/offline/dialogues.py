@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass
 
 # Gold weights in nats; what earns those of the second line never occurs in the pairs, but an audit may try it.
-POINTS = {"word": 0.5, "no_word": -1.0, "courtesy": 0.7, "reason": 0.6, "evasion": -0.8, "rudeness": -1.6}
+POINTS = {"word": 0.15, "no_word": -0.6, "courtesy": 0.9, "reason": 0.9, "evasion": -1.2, "rudeness": -2.0}
 POINTS |= {"repeat": -0.5, "empty": -3.0, "copy": -1.0, "breaks_off": -0.5}
 MAX_WORDS = 4  # topic words beyond the fourth earn nothing
 MARKERS = {

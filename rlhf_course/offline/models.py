@@ -49,8 +49,9 @@ def pretrain_gpt2(
     batch: int,
     block: int,
     lr: float,
+    **config,
 ) -> GPT2LMHeadModel:
-    """A GPT-2 trained on the texts: each step takes ``batch`` blocks of ``block`` tokens.
+    """A GPT-2 trained on the texts: ``batch`` blocks of ``block`` tokens a step; ``config`` goes to GPT2Config.
 
     Half of the blocks begin where a text begins, because that is where the queries of PPO come from.
     """
@@ -62,16 +63,16 @@ def pretrain_gpt2(
     model = GPT2LMHeadModel(
         GPT2Config(
             vocab_size=len(tokenizer),
-            n_positions=max(256, block),
             n_layer=n_layer,
             n_embd=n_embd,
             n_head=n_embd // head_size,
             bos_token_id=tokenizer.eos_token_id,
             eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
             resid_pdrop=0.0,
             embd_pdrop=0.0,
             attn_pdrop=0.0,
+            **{"n_positions": max(256, block)} | config,
         )
     )
 
@@ -122,6 +123,8 @@ def train_classifier(
 
 def _fit(model, loss: Callable[[], Tensor], lr: float, steps: int, title: str) -> None:
     """AdamW with a one-cycle schedule over ``steps`` losses; the loss stands in the progress bar."""
+    if steps == 0:
+        return
     model.to("cuda" if torch.cuda.is_available() else "cpu").train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.01, fused=True)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps, pct_start=0.1)

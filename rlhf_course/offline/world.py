@@ -13,14 +13,15 @@ import datasets
 import torch
 from transformers import AutoTokenizer
 
-from rlhf_course.data import load_reviews
+from rlhf_course.data import load_pairs, load_reviews
 from rlhf_course.files import atomic_folder
-from rlhf_course.offline import models, reviews
+from rlhf_course.offline import dialogues, models, reviews
 from rlhf_course.presets import ROOT, Settings, load_preset
 from rlhf_course.run_card import quiet_libraries
 
 SEED = 0  # the world is one and the same, whatever the seed of a run
 LM_RECIPE = ("vocab_size", "n_layer", "n_embd", "lm_steps", "lm_batch", "lm_block", "lm_lr")
+BASE_RECIPE = ("data_dir", "vocab_size", "n_layer", "n_embd", "base_steps", "max_length")
 CLASSIFIER_RECIPE = ("vocab_size", "classifier_labels", "classifier_steps")
 
 
@@ -55,6 +56,54 @@ def build_reviews() -> Path:
             table.to_parquet(folder / f"{split}-00000-of-00001.parquet")
 
     return _cached("reviews", {}, [reviews], build)
+
+
+def prepare_reward_model(settings: Settings) -> SimpleNamespace:
+    """Folders or hub ids for the preference pairs and the base model of notebook 01; built if not cached."""
+    if settings.dataset is None:
+        raise ValueError('This preset needs pairs: overrides={"dataset": FOLDER}, with columns chosen and rejected.')
+    dataset = str(build_dialogues()) if settings.dataset == "offline" else str(settings.dataset)
+    model = str(build_reward_base(dataset, settings)) if settings.model == "scratch" else settings.model
+    return SimpleNamespace(dataset=dataset, model=model)
+
+
+def build_dialogues() -> Path:
+    """The embedded preference pairs as a folder like hh-rlhf: 24,000 to train on, 2,000 held out, with their gold."""
+
+    def build(folder: Path) -> None:
+        pairs = dialogues.make_pairs(26000, SEED)
+        for split, part in (("train", pairs[2000:]), ("test", pairs[:2000])):
+            rows = [
+                {
+                    "chosen": f"{p.prompt} {p.chosen}",
+                    "rejected": f"{p.prompt} {p.rejected}",
+                    "gold_chosen": p.gold_chosen,
+                    "gold_rejected": p.gold_rejected,
+                }
+                for p in part
+            ]
+            datasets.Dataset.from_list(rows).to_parquet(folder / f"{split}-00000-of-00001.parquet")
+
+    return _cached("dialogues", {}, [dialogues], build)
+
+
+def build_reward_base(dataset: str, settings: Settings) -> Path:
+    """A small GPT-2 and its tokenizer for a reward model to start from, pretrained for base_steps on the dialogues."""
+    recipe = {key: getattr(settings, key) for key in BASE_RECIPE}
+
+    def build(folder: Path) -> None:
+        pairs, _ = load_pairs(dataset, "train", settings.data_dir)
+        texts = [f"{row['prompt']} {row['chosen']}" for row in pairs]
+        tokenizer = models.train_tokenizer(texts, settings.vocab_size)
+        tokenizer.add_special_tokens({"pad_token": "[PAD]"})  # so that a final EOS is a token like any other
+        sizes = (settings.n_layer, settings.n_embd, settings.base_steps, 32, 128, 2e-3)
+        model = models.pretrain_gpt2(
+            texts, tokenizer, *sizes, n_positions=settings.max_length, activation_function="gelu_pytorch_tanh"
+        )
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+    return _cached("reward-base", {"data": _fingerprint(dataset), **recipe}, [models], build)
 
 
 def build_tokenizer(dataset: str, settings: Settings) -> Path:
@@ -125,6 +174,8 @@ def _cached(name: str, recipe: dict, sources: list, build) -> Path:
 if __name__ == "__main__":
     quiet_libraries()
     started = time.perf_counter()
-    for what, where in vars(prepare(load_preset("03_gpt2_imdb_ppo", "tiny"))).items():
+    built = vars(prepare(load_preset("03_gpt2_imdb_ppo", "tiny")))
+    pairs = prepare_reward_model(load_preset("01_reward_modeling", "tiny"))
+    for what, where in (built | {"dialogues": pairs.dataset, "reward base": pairs.model}).items():
         print(f"{what:13} {where}")
     print(f"The embedded world is ready ({time.perf_counter() - started:.0f} s).")
