@@ -41,6 +41,10 @@ def _load(source: str | Path, split: str, **options) -> datasets.Dataset:
     try:
         return datasets.load_dataset(str(source), split=split, **options)
     except ValueError as error:
+        if "corresponds to no data" in str(error):
+            raise ValueError(
+                f"There is no row in split {split!r} of {source}. Check the slice and the files."
+            ) from None
         if "split" not in str(error):
             raise
         raise ValueError(f"No split {split!r} in {source}: {error}") from None
@@ -83,7 +87,7 @@ FAULTS = {  # why a pair is of no use, in the order in which it is looked for
     "ends on the human": lambda c, r: HUMAN in c[2] or HUMAN in r[2],
     "chosen equals rejected": lambda c, r: c == r,
     "different prompts": lambda c, r: c[0] != r[0],
-    "empty answer": lambda c, r: not (c[2].strip() and r[2].strip()),
+    "empty answer": lambda c, r: not (c[2] and r[2]),
 }
 
 
@@ -98,7 +102,11 @@ def load_pairs(
 
     Raises ``FileNotFoundError`` when nothing is there, and ``ValueError`` for a missing column, no row, or no row left.
     """
-    rows, where = _load(source, split, data_dir=data_dir), f"split {split!r} of {source}"
+    where = f"split {split!r} of {source}"
+    try:
+        rows = _load(source, split, data_dir=data_dir)
+    except (StopIteration, RuntimeError) as error:  # how datasets reports an empty file
+        raise ValueError(f"There is no row in {where}. Check the slice and the files.") from error
     if missing := {"chosen", "rejected"} - set(rows.column_names):
         raise ValueError(
             f"No column {' or '.join(sorted(missing))} in {where}; it has {', '.join(rows.column_names)}. Preference "
@@ -114,7 +122,7 @@ def load_pairs(
             report[fault] += 1
             continue
         kept.append(index)
-        for name, text in zip(parsed, (chosen[0] + ASSISTANT, chosen[2].strip(), rejected[2].strip()), strict=True):
+        for name, text in zip(parsed, (chosen[0] + ASSISTANT, chosen[2], rejected[2]), strict=True):
             parsed[name].append(text)
     if not kept:
         raise ValueError(f"No usable pair is left of the {len(rows)} in {where}: {describe(report)}.")
@@ -125,9 +133,10 @@ def load_pairs(
 def _turns(text: str, prompt: str | None) -> tuple[str, str, str]:
     """What precedes the last "Assistant:", that mark (empty when there is none), and what follows it."""
     if prompt is None:
-        return text.rpartition(ASSISTANT)
-    prompt = prompt.removesuffix(ASSISTANT)
-    return (prompt if HUMAN in prompt else f"{HUMAN} {prompt}"), ASSISTANT, text
+        before, mark, answer = text.rpartition(ASSISTANT)
+        return before, mark, answer.strip()
+    prompt = prompt.rstrip().removesuffix(ASSISTANT)
+    return (prompt if HUMAN in prompt else f"{HUMAN} {prompt}"), ASSISTANT, text.strip()
 
 
 def describe(report: dict[str, int]) -> str:

@@ -123,3 +123,84 @@ def gold_against_proxy(table: pd.DataFrame) -> Figure:
     axis.legend()
     plt.close(figure)
     return figure
+
+
+def preference_curves(train: pd.DataFrame, held_out: pd.DataFrame, ceiling: float | None = None) -> Figure:
+    """Loss, accuracy and margin of a reward model over its training steps.
+
+    train: columns step, loss, accuracy, margin, one row per logging step; held_out: the same and {name}_ci.
+    """
+    figure, axes = plt.subplots(1, 3, figsize=(10, 3), sharex=True)
+    titles = {"loss": "nats per pair", "accuracy": "share of pairs", "margin": "chosen − rejected"}
+    for axis, (name, unit) in zip(axes, titles.items(), strict=True):
+        if name in train:
+            axis.plot(train["step"], train[name], color=COLOURS["reference"], lw=0.8, alpha=0.7, label="training")
+        if len(held_out):
+            points = held_out["step"], held_out[name], held_out[f"{name}_ci"]
+            axis.errorbar(*points, color=COLOURS["reward"], marker="o", ms=4, capsize=3, label="held out")
+        axis.set(title=name, xlabel="step", ylabel=unit)
+    axes[0].axhline(np.log(2), color="0.3", ls=":", lw=1.2, label="ln 2")
+    if ceiling is not None:
+        axes[1].axhline(ceiling, color=COLOURS["gold"], ls="--", lw=1.5, label="ceiling")
+    handles = dict(
+        zip(
+            *(sum(both, []) for both in zip(*(a.get_legend_handles_labels()[::-1] for a in axes), strict=True)),
+            strict=True,
+        )
+    )
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4)
+    plt.close(figure)
+    return figure
+
+
+def chosen_and_rejected(chosen: Sequence[float], rejected: Sequence[float]) -> Figure:
+    """Scores of chosen and of rejected answers, and their differences pair by pair."""
+    chosen, rejected = np.asarray(chosen), np.asarray(rejected)
+    figure, axes = plt.subplots(1, 2, figsize=(10, 3.2))
+    bins = np.histogram_bin_edges(np.concatenate([chosen, rejected]), 40)
+    for values, label, colour in ((rejected, "rejected", "reference"), (chosen, "chosen", "reward")):
+        axes[0].hist(values, bins, alpha=0.6, color=COLOURS[colour], label=f"{label}: mean {values.mean():.2f}")
+    axes[0].set(xlabel="score", ylabel="answers")
+    axes[0].legend()
+    difference = chosen - rejected
+    bins = np.histogram_bin_edges(difference, 40)
+    axes[1].hist(
+        difference[difference > 0], bins, color=COLOURS["value"], label=f"right: {(difference > 0).mean():.0%}"
+    )
+    axes[1].hist(difference[difference <= 0], bins, color=COLOURS["kl"], label=f"wrong: {(difference <= 0).mean():.0%}")
+    axes[1].set(xlabel="score of chosen − score of rejected", ylabel="pairs")
+    axes[1].legend()
+    plt.close(figure)
+    return figure
+
+
+def calibration(table: pd.DataFrame) -> Figure:
+    """Observed against predicted preference; table has columns predicted, observed, ci (shares)."""
+    figure, axis = plt.subplots(figsize=(4.2, 4))
+    axis.plot([0, 1], [0, 1], color=COLOURS["reference"], ls="--", lw=1.2, label="perfect")
+    points = table["predicted"], table["observed"], table["ci"]
+    axis.errorbar(*points, color=COLOURS["reward"], marker="o", capsize=3, label="reward model")
+    axis.set(xlabel="predicted: σ(score difference)", ylabel="observed: share preferred", xlim=(0, 1), ylim=(0, 1))
+    axis.legend(loc="upper left")
+    plt.close(figure)
+    return figure
+
+
+def audit_bars(tables: Mapping[str, pd.DataFrame], wanted: float) -> Figure:
+    """Share of prompts at which the normal answer wins, per probe; tables: run → columns share, ci, by probe."""
+    colours = [COLOURS[name] for name in ("reference", "policy", "value")]
+    probes = next(iter(tables.values())).index
+    figure, axis = plt.subplots(figsize=(8, 0.8 + 0.42 * len(probes)))
+    height, y = 0.8 / len(tables), np.arange(len(probes))
+    for turn, (label, table) in enumerate(tables.items()):
+        error = np.minimum(table["ci"], [table["share"], 1 - table["share"]])  # a share stays in 0 … 1
+        style = {"height": height * 0.9, "color": colours[turn], "label": label, "capsize": 2}
+        axis.barh(y + (turn - (len(tables) - 1) / 2) * height, table["share"], xerr=error, **style)
+    axis.axvline(wanted, color=COLOURS["reward"], ls="--", lw=1.5, label=f"wanted: {wanted:.0%}")
+    axis.set(xlim=(0, 1.02), xlabel="share of prompts at which the normal answer scores higher")
+    axis.set_yticks(y, probes)
+    axis.invert_yaxis()
+    axis.grid(axis="y", visible=False)
+    figure.legend(loc="outside upper center", ncols=len(tables) + 1)
+    plt.close(figure)
+    return figure

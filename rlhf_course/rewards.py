@@ -66,8 +66,9 @@ class SentimentReward:
 class RewardModel:
     """Scores answers by a sequence classifier with one output: prompts and answers → (B,) in float32, on the CPU.
 
-    A dialogue ends with EOS, as in training, and its score is read at its last token. The score does not depend on
-    the padding or on what else is in the batch.
+    A dialogue ends with EOS, as in training, and its score is read at its last token (at the one before, where EOS
+    is the padding token too: transformers takes it for padding). The score does not depend on the padding or on what
+    else is in the batch.
 
     Args:
         model: a classifier in memory, or a folder or hub id (of an adapter, too).
@@ -89,6 +90,9 @@ class RewardModel:
                 f"A reward model has one output, this classifier has {self.model.config.num_labels}. "
                 "Load it with num_labels=1, or reward one of its labels with SentimentReward."
             )
+        if self.tokenizer.pad_token is None:
+            self.tokenizer.pad_token = self.tokenizer.eos_token
+        config.pad_token_id = self.tokenizer.pad_token_id  # by which transformers finds the last real token
         self.max_length = max_length or getattr(config, "max_position_embeddings", None) or config.n_positions
         self.batch_size = batch_size
 
@@ -109,7 +113,7 @@ class RewardModel:
         """The dialogue without its oldest words, where it has more tokens than fit; never without its answer."""
         if len(ids) <= self.max_length:
             return ids
-        needed = len(self.tokenizer(f" {answer}")["input_ids"]) + 1
+        needed = len(self.tokenizer(f" {answer}", add_special_tokens=False)["input_ids"]) + 1
         if needed > self.max_length:
             raise ValueError(
                 f"An answer of {needed} tokens is longer than max_length={self.max_length}: {answer[:60]!r}… "

@@ -21,7 +21,7 @@ from rlhf_course.run_card import quiet_libraries
 
 SEED = 0  # the world is one and the same, whatever the seed of a run
 LM_RECIPE = ("vocab_size", "n_layer", "n_embd", "lm_steps", "lm_batch", "lm_block", "lm_lr")
-BASE_RECIPE = ("data_dir", "vocab_size", "n_layer", "n_embd", "base_steps", "max_length")
+BASE_RECIPE = ("data_dir", "vocab_size", "n_layer", "n_embd", "base_steps")
 CLASSIFIER_RECIPE = ("vocab_size", "classifier_labels", "classifier_steps")
 
 
@@ -89,7 +89,9 @@ def build_dialogues() -> Path:
 
 def build_reward_base(dataset: str, settings: Settings) -> Path:
     """A small GPT-2 and its tokenizer for a reward model to start from, pretrained for base_steps on the dialogues."""
-    recipe = {key: getattr(settings, key) for key in BASE_RECIPE}
+    # Far more positions than training uses: the audit asks about very long answers.
+    recipe = {key: getattr(settings, key) for key in BASE_RECIPE} | {"n_positions": 4 * settings.max_length}
+    recipe["initializer_range"] = 0.05  # GPT-2's 0.02 suits its width; a narrow model starts to learn late with it
 
     def build(folder: Path) -> None:
         pairs, _ = load_pairs(dataset, "train", settings.data_dir)
@@ -97,9 +99,10 @@ def build_reward_base(dataset: str, settings: Settings) -> Path:
         tokenizer = models.train_tokenizer(texts, settings.vocab_size)
         tokenizer.add_special_tokens({"pad_token": "[PAD]"})  # so that a final EOS is a token like any other
         sizes = (settings.n_layer, settings.n_embd, settings.base_steps, 32, 128, 2e-3)
-        model = models.pretrain_gpt2(
-            texts, tokenizer, *sizes, n_positions=settings.max_length, activation_function="gelu_pytorch_tanh"
-        )
+        config = {name: recipe[name] for name in ("n_positions", "initializer_range")}
+        config["activation_function"] = "gelu_pytorch_tanh"
+        model = models.pretrain_gpt2(texts, tokenizer, *sizes, **config)
+        model.config.initializer_range = 0.02  # a reward head that has hardly an opinion yet
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
 
