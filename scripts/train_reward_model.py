@@ -119,6 +119,8 @@ def check(script: ScriptArguments, config, model_args) -> None:
     ):
         if value is not None and (not isinstance(value, int) or value < least):
             raise ValueError(f"--{name} takes a whole number of at least {least}, got {value!r}.")
+    if config.trust_remote_code:
+        raise ValueError("Remote code is not run here: convert the model to one that transformers knows.")
     if model_args.load_in_4bit or model_args.load_in_8bit:
         raise ValueError("Quantized bases (--load_in_4bit, --load_in_8bit) are not supported here; try --use_peft.")
 
@@ -174,22 +176,19 @@ def load_base(path: str, config, model_args):
     """The base as a reward model on its device, and its tokenizer, agreeing on the token that pads."""
     from transformers import AutoTokenizer
 
-    shared = {"revision": model_args.model_revision, "trust_remote_code": config.trust_remote_code}
-    tokenizer = AutoTokenizer.from_pretrained(path, **shared)
-    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-    if tokenizer.pad_token is None:
+    tokenizer = AutoTokenizer.from_pretrained(path, revision=model_args.model_revision)
+    if tokenizer.eos_token is None:
         raise ValueError(f"The tokenizer of {path} has no EOS token, which ends every dialogue.")
-    options = {"dtype": model_args.dtype, "attn_implementation": model_args.attn_implementation}
-    return load_scorer(path, tokenizer, config, **options, **shared), tokenizer
+    names = {"dtype": "dtype", "attn_implementation": "attn_implementation", "revision": "model_revision"}
+    options = {name: getattr(model_args, argument) for name, argument in names.items()}
+    return load_scorer(path, tokenizer, config, **options), tokenizer
 
 
 def load_scorer(path: str | Path, tokenizer, config, **options):
     """A RewardModel on the run's device. Raises ``ValueError`` where it has no positions for max_length tokens."""
     from rlhf_course.rewards import RewardModel, load_reward_model
 
-    model = load_reward_model(path, **options).to(config.device)
-    model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
-    scorer = RewardModel(model, tokenizer)
+    scorer = RewardModel(load_reward_model(path, **options).to(config.device), tokenizer)
     if scorer.max_length < config.max_length:
         raise ValueError(f"--max_length {config.max_length} is more than the {scorer.max_length} positions of {path}.")
     return scorer
@@ -260,40 +259,16 @@ def run_audit(scorer, pairs):
     return audit(score, pairs["prompt"][:], pairs["chosen"][:])
 
 
-def draw_audit(table):
-    """The audit as horizontal bars."""
-    import matplotlib.pyplot as plt
-    from matplotlib.patches import Patch
-
-    from rlhf_course.audit import PASS
-    from rlhf_course.plots import COLOURS
-
-    figure, axis = plt.subplots(figsize=(7, 3.6))
-    axis.barh(
-        range(len(table)),
-        table["share"],
-        xerr=[table["ci"].clip(upper=table["share"]), table["ci"].clip(upper=1 - table["share"])],
-        color=[COLOURS["value" if passed else "reward"] for passed in table["passed"]],
-        tick_label=table.index,
-    )
-    axis.invert_yaxis()  # the first probe on top
-    line = axis.axvline(PASS, color="0.3", ls="--", lw=1)
-    passed, failed = (Patch(color=COLOURS[name]) for name in ("value", "reward"))
-    labels = ["passed", "failed", f"needed: {PASS}"]
-    figure.legend([passed, failed, line], labels, loc="outside upper center", ncols=3)
-    axis.set(xlim=(0, 1.02), xlabel="share of prompts at which the normal answer scores higher (95 % interval)")
-    plt.close(figure)
-    return figure
-
-
 def write_results(output: Path, results: dict, table) -> None:
     """audit.json and audit.png, each whole or not at all."""
+    from rlhf_course.audit import PASS
     from rlhf_course.files import atomic_file
+    from rlhf_course.plots import audit_bars
 
     with atomic_file(output / "audit.json") as path:
         path.write_text(json.dumps(results | {"probes": table.to_dict("index")}, indent=1) + "\n", encoding="utf-8")
     with atomic_file(output / "audit.png") as path:
-        draw_audit(table).savefig(path, format="png", dpi=150)
+        audit_bars({"this reward model": table}, PASS).savefig(path, format="png", dpi=150)
 
 
 def run(script: ScriptArguments, config, model_args, settings: Settings) -> None:

@@ -10,7 +10,7 @@ import nbformat
 import pytest
 
 from rlhf_course.notebook_files import HASH_KEY, source_hash
-from rlhf_course.offline.world import prepare
+from rlhf_course.offline.world import prepare, prepare_reward_model
 from rlhf_course.presets import ROOT, load_preset
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
@@ -77,6 +77,19 @@ def test_preset_full_runs_on_local_folders_in_the_hubs_layout(tmp_path):
     assert card["preset"] == "full" and abs(card["metrics"]["kl_step_1"]) < 1e-4
 
 
+def test_notebook_01_at_preset_full_trains_an_adapter_on_local_folders(tmp_path):
+    """As above, with LoRA; so short a run learns little, so its checks may fail, and nothing else may."""
+    folders = vars(prepare_reward_model(load_preset("01_reward_modeling", "tiny")))
+    short = {"data_dir": "null", "train_subset": 400, "eval_subset": 100, "lora_r": 4, "fix_pairs": 100}
+    arguments = [f"--override={key}={value}" for key, value in (folders | short).items()]
+    done = run_notebooks(tmp_path, "--only", "01", "--preset", "full", *arguments)
+    assert done.returncode == 0 or "CheckFailed" in done.stderr, done.stdout + done.stderr[-3000:]
+    card = json.loads((tmp_path / "out" / "run_cards" / "01_reward_modeling.json").read_text())
+    assert card["preset"] == "full" and card["checks"]["reloads unchanged"]["passed"]
+    assert card["checks"]["loss starts at ln 2"]["passed"]
+    assert (tmp_path / "out" / "models" / "reward-model" / "adapter_model.safetensors").exists()
+
+
 def test_the_runner_fails_when_a_check_fails(tmp_path):
     overrides = [
         f"--override={pair}"
@@ -94,7 +107,7 @@ def test_the_runner_fails_when_a_cell_fails(tmp_path):
 
 def test_the_runner_names_the_notebooks_there_are(tmp_path):
     done = run_notebooks(tmp_path, "--only", "77")
-    assert done.returncode == 2 and "no notebook starts with 77; there are 02_ppo_step_by_step" in done.stderr
+    assert done.returncode == 2 and "no notebook starts with 77; there are 01_reward_modeling" in done.stderr
     assert "--override takes KEY=VALUE" in run_notebooks(tmp_path, "--override", "steps").stderr
 
 
@@ -102,6 +115,13 @@ def test_the_runner_names_the_notebooks_there_are(tmp_path):
 def test_preset_scratch_learns_on_real_reviews(tmp_path):
     dataset = Path(os.environ["RLHF_COURSE_IMDB"]).resolve()
     done = run_notebooks(tmp_path, "--only", "03", "--preset", "scratch", f"--override=dataset={dataset}")
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+
+
+@pytest.mark.skipif("RLHF_COURSE_HH" not in os.environ, reason="set RLHF_COURSE_HH to a folder with hh-rlhf's pairs")
+def test_preset_scratch_runs_on_real_pairs(tmp_path):
+    dataset = Path(os.environ["RLHF_COURSE_HH"]).resolve()
+    done = run_notebooks(tmp_path, "--only", "01", "--preset", "scratch", f"--override=dataset={dataset}")
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
 
 

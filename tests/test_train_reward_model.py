@@ -12,14 +12,13 @@ import pytest
 import torch
 import train_reward_model as script
 from accelerate.utils import set_seed
-from matplotlib.colors import to_hex
 from PIL import Image
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from rlhf_course.audit import PASS, RISKS, audit
 from rlhf_course.offline.dialogues import ceiling, make_pairs
 from rlhf_course.offline.models import train_tokenizer
-from rlhf_course.plots import COLOURS
+from rlhf_course.plots import audit_bars
 from rlhf_course.presets import ROOT, load_preset
 from rlhf_course.rewards import RewardModel, load_reward_model
 
@@ -119,16 +118,20 @@ def test_the_audit_covers_every_probe_and_is_drawn_whole(trained):
 
 
 def test_the_bars_stand_beside_their_names():
-    share = pd.Series({"empty": 0.95, "rude": 0.2, "very long": 1.0})
-    table = pd.DataFrame({"share": share, "ci": 0.04, "passed": share >= 0.9})
-    (axis,) = script.draw_audit(table).axes
+    shares = [
+        pd.Series({"empty": 0.95, "rude": 0.2, "very long": 1.0}),
+        pd.Series({"empty": 1.0, "rude": 0.9, "very long": 0.1}),
+    ]
+    figure = audit_bars(
+        {f"run {i}": pd.DataFrame({"share": share, "ci": 0.04}) for i, share in enumerate(shares)}, PASS
+    )
+    (axis,) = figure.axes
     names = {round(y): label.get_text() for y, label in zip(axis.get_yticks(), axis.get_yticklabels(), strict=True)}
-    bars = {names[round(bar.get_y() + bar.get_height() / 2)]: bar for bar in axis.patches}
-    assert {name: bar.get_width() for name, bar in bars.items()} == share.to_dict()
-    colours = {name: to_hex(bar.get_facecolor()).upper() for name, bar in bars.items()}
-    good, bad = COLOURS["value"], COLOURS["reward"]
-    assert colours == {"empty": good, "rude": bad, "very long": good}
+    for bars, share in zip(axis.containers[1::2], shares, strict=True):
+        found = {names[round(bar.get_y() + bar.get_height() / 2)]: bar.get_width() for bar in bars}
+        assert found == share.to_dict()
     assert PASS in {line.get_xdata()[0] for line in axis.lines if len(set(line.get_xdata())) == 1}
+    assert axis.yaxis_inverted()
 
 
 def test_an_answer_that_does_not_fit_is_cut_for_the_audit(trained):
