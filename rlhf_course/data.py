@@ -40,8 +40,8 @@ def _load(source: str | Path, split: str, **options) -> datasets.Dataset:
         raise FileNotFoundError(f"No dataset folder at {source}. Give an existing folder, or a hub id like owner/name.")
     try:
         return datasets.load_dataset(str(source), split=split, **options)
-    except ValueError as error:
-        if "corresponds to no data" in str(error):
+    except (ValueError, StopIteration) as error:
+        if isinstance(error, StopIteration) or "corresponds to no data" in str(error):
             raise ValueError(
                 f"There is no row in split {split!r} of {source}. Check the slice and the files."
             ) from None
@@ -103,17 +103,12 @@ def load_pairs(
     Raises ``FileNotFoundError`` when nothing is there, and ``ValueError`` for a missing column, no row, or no row left.
     """
     where = f"split {split!r} of {source}"
-    try:
-        rows = _load(source, split, data_dir=data_dir)
-    except (StopIteration, RuntimeError) as error:  # how datasets reports an empty file
-        raise ValueError(f"There is no row in {where}. Check the slice and the files.") from error
+    rows = _load(source, split, data_dir=data_dir)
     if missing := {"chosen", "rejected"} - set(rows.column_names):
         raise ValueError(
             f"No column {' or '.join(sorted(missing))} in {where}; it has {', '.join(rows.column_names)}. Preference "
             "pairs have the columns chosen and rejected (whole transcripts), or prompt, chosen and rejected."
         )
-    if len(rows) == 0:
-        raise ValueError(f"There is no row in {where}. Check the slice and the files.")
     report, kept, parsed = dict.fromkeys(FAULTS, 0), [], {"prompt": [], "chosen": [], "rejected": []}
     for index, row in enumerate(rows.select_columns([c for c in parsed if c in rows.column_names])):
         chosen, rejected = (_turns(row[side] or "", row.get("prompt")) for side in ("chosen", "rejected"))
