@@ -38,7 +38,7 @@ class PPOTrainer:
     * gradient accumulation weights mini-batches by their response tokens, so k × m samples equal one batch of k·m;
     * NaN or Inf raises ``FloatingPointError`` instead of training on;
     * score scaling works, and whitened rewards stay 0 on padding;
-    * log-probabilities do not depend on padding: updates pad on the right, generation passes position_ids;
+    * log-probabilities do not depend on padding: updates pad on the right or pack rows, generation passes position_ids;
     * an empty response is a ``ValueError``, and prompts keep an EOS that they contain;
     * histograms hold response tokens only;
     * sampling settings that change the distribution give a warning;
