@@ -12,6 +12,7 @@ import time
 import warnings
 
 import datasets
+import huggingface_hub
 import pandas as pd
 import torch
 import transformers
@@ -83,7 +84,8 @@ def _versions() -> dict[str, str]:
 
 
 def quiet_libraries() -> None:
-    """Keep progress bars and advice of the libraries out of the outputs; warnings of this package stay."""
+    """Keep progress bars, advice and telemetry of the libraries away; warnings of this package stay."""
+    huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY = True  # trl's trainers would report their use to the hub
     datasets.disable_progress_bars()
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()
