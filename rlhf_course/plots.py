@@ -142,13 +142,8 @@ def preference_curves(train: pd.DataFrame, held_out: pd.DataFrame, ceiling: floa
     axes[0].axhline(np.log(2), color="0.3", ls=":", lw=1.2, label="ln 2")
     if ceiling is not None:
         axes[1].axhline(ceiling, color=COLOURS["gold"], ls="--", lw=1.5, label="ceiling")
-    handles = dict(
-        zip(
-            *(sum(both, []) for both in zip(*(a.get_legend_handles_labels()[::-1] for a in axes), strict=True)),
-            strict=True,
-        )
-    )
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4)
+    entries = {label: line for axis in axes for line, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=4)
     plt.close(figure)
     return figure
 
