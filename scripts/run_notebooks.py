@@ -103,14 +103,17 @@ def render(executed: nbformat.NotebookNode, target: Path) -> None:
 
 
 def update_readme(table: pd.DataFrame) -> None:
-    """Replace the README's table of measurements by this one."""
+    """Put these rows into the README's table of measurements, in place of older ones of the same notebooks."""
     readme = ROOT / "README.md"
     head, _, rest = readme.read_text(encoding="utf-8").partition(MARKS[0])
-    tail = rest.partition(MARKS[1])[2]
-    lines = [table.columns, ["---"] * len(table.columns), *table.to_numpy()]
-    rows = "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+    body, _, tail = rest.partition(MARKS[1])
+    kept = {line.split("|")[1].strip(): line for line in body.strip().splitlines()[2:]}
+    measured = {row[0]: "| " + " | ".join(map(str, row)) + " |" for row in table.to_numpy()}
+    names = [path.stem for path in sorted(NOTEBOOKS.glob("[0-9]*.ipynb"))]
+    rows = [line for name, line in sorted((kept | measured).items()) if name in names]
+    header = ["| " + " | ".join(cells) + " |" for cells in (table.columns, ["---"] * len(table.columns))]
     with atomic_file(readme) as path:
-        path.write_text(f"{head}{MARKS[0]}\n{rows}\n{MARKS[1]}{tail}", encoding="utf-8")
+        path.write_text("\n".join([head + MARKS[0], *header, *rows, MARKS[1] + tail]), encoding="utf-8")
 
 
 def row(name: str, card: dict, problem: str) -> dict:
