@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ from transformers.utils import cached_file
 from rlhf_course.files import atomic_folder
 
 VALUE_HEAD_FILE = "v_head.safetensors"
+POLICY = "policy"  # the adapter that PPO trains
 VALUE_HEAD_OPTIONS = ("summary_dropout_prob", "v_head_initializer_range", "v_head_init_strategy")
 
 
@@ -80,7 +82,7 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
             base = _load_base(str(source), *args, **kwargs)
             saved_head = _load_value_head(str(source))
         if peft_config is not None:
-            base = get_peft_model(base, peft_config)
+            base = get_peft_model(base, peft_config, adapter_name=POLICY)
         model = cls(base, **head_options)
         if saved_head:
             model.v_head.load_state_dict(saved_head)
@@ -166,8 +168,14 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
 
     def write_files(self, folder: Path) -> None:
         """Write weights, config and value head into an existing folder."""
-        options = {"selected_adapters": [self.pretrained_model.active_adapter]} if self.is_peft_model else {}
-        self.pretrained_model.save_pretrained(folder, **options)
+        if self.is_peft_model:
+            adapter = self.pretrained_model.active_adapter
+            self.pretrained_model.save_pretrained(folder, selected_adapters=[adapter])
+            for path in [*folder.glob(f"{adapter}/*")]:  # peft puts an adapter with a name into a folder of its own
+                path.rename(folder / path.name)
+            shutil.rmtree(folder / adapter, ignore_errors=True)
+        else:
+            self.pretrained_model.save_pretrained(folder)
         head = {f"v_head.{key}": value.contiguous() for key, value in self.v_head.state_dict().items()}
         save_file(head, folder / VALUE_HEAD_FILE)
 
@@ -193,7 +201,7 @@ def _adapt(model: nn.Module) -> nn.Module:
 
 def _load_base(source: str, *args, **kwargs) -> nn.Module:
     if Path(source, "adapter_config.json").exists():
-        return AutoPeftModelForCausalLM.from_pretrained(source, *args, is_trainable=True, **kwargs)
+        return AutoPeftModelForCausalLM.from_pretrained(source, *args, adapter_name=POLICY, is_trainable=True, **kwargs)
     weights = ("*.safetensors", "*.bin")
     if Path(source).is_dir() and not any(next(Path(source).glob(pattern), None) for pattern in weights):
         raise FileNotFoundError(

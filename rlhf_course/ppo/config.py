@@ -35,6 +35,10 @@ class PPOConfig:
     learning_rate: float = 1.41e-5
     max_grad_norm: float | None = None
 
+    # Tokens that never begin a response (EOS, to rule out empty ones): their probability is 0 in sampling and in the
+    # log-probabilities of policy and reference alike.
+    begin_suppress_tokens: list[int] = field(default_factory=list)
+
     # KL to the reference: reward per token = -coefficient * KL.
     kl_penalty: str = "kl"
     adap_kl_ctrl: bool = True

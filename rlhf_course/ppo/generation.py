@@ -28,13 +28,19 @@ class LengthSampler:
 
 @torch.no_grad()
 def generate(
-    model, tokenizer, queries: Sequence[Tensor], lengths: Sequence[int] | None = None, **generation_kwargs
+    model,
+    tokenizer,
+    queries: Sequence[Tensor],
+    lengths: Sequence[int] | None = None,
+    begin_suppress: Sequence[int] = (),
+    **generation_kwargs,
 ) -> list[Tensor]:
     """Sample one response per query, all rows in one left-padded batch; returns ragged response token ids.
 
     Row i ends after ``lengths[i]`` tokens (max_new_tokens where lengths is None) or after its first EOS, which it
-    keeps: the same distribution as row-by-row sampling. Dropout is off, whatever mode the model is in. Sampling from
-    the model's own distribution takes a short path; any other setting goes to transformers' ``generate``.
+    keeps: the same distribution as row-by-row sampling. It never begins with a token of ``begin_suppress``. Dropout is
+    off, whatever mode the model is in. Sampling from the model's own distribution takes a short path; any other setting
+    goes to transformers' ``generate``.
 
     Raises ``FloatingPointError`` when the model's probabilities are not finite.
     """
@@ -56,11 +62,13 @@ def generate(
         input_ids[row, width - len(query) :] = query
     input_ids = input_ids.to(model.device)
 
-    plain = samples_plainly(model, settings)
+    plain = samples_plainly(model, settings, begin_suppress)
+    if begin_suppress:
+        settings["begin_suppress_tokens"] = list(begin_suppress)
     with without_dropout(model):
         if plain and (lengths is not None or "max_new_tokens" in settings):
             limits = torch.tensor(lengths or [settings["max_new_tokens"]] * len(queries), device=model.device)
-            responses = _sample(model.pretrained_model, input_ids, attention_mask, limits, eos)
+            responses = _sample(model.pretrained_model, input_ids, attention_mask, limits, eos, begin_suppress)
         else:
             if lengths is not None:
                 settings["max_new_tokens"] = max(lengths)
@@ -76,7 +84,7 @@ def generate(
     return [row[:n] for row, n in zip(responses, kept, strict=True)]
 
 
-def _sample(network, input_ids: Tensor, attention_mask: Tensor, limits: Tensor, eos: Tensor) -> Tensor:
+def _sample(network, input_ids, attention_mask, limits: Tensor, eos: Tensor, begin_suppress: Sequence[int]) -> Tensor:
     """Sample from softmax(logits) with a key-value cache, (B, max limit); what follows a row's end is arbitrary.
 
     Rows that are done leave the batch as soon as they are an eighth of it. Tokens are drawn by inverting the
@@ -96,7 +104,10 @@ def _sample(network, input_ids: Tensor, attention_mask: Tensor, limits: Tensor, 
             logits_to_keep=1,
             **arguments,
         )
-        cumulative = output.logits[:, -1].float().softmax(-1).cumsum(-1, dtype=torch.float64)
+        logits = output.logits[:, -1].float()
+        if t == 0 and begin_suppress:
+            logits[:, list(begin_suppress)] = -torch.inf
+        cumulative = logits.softmax(-1).cumsum(-1, dtype=torch.float64)
         if not cumulative[:, -1].isfinite().all():
             raise _not_finite()
         draw = torch.rand(len(rows), 1, dtype=torch.float64, device=rows.device) * cumulative[:, -1:]
@@ -149,12 +160,16 @@ _NEUTRAL: dict[str, Callable[[object], bool]] = {
     **dict.fromkeys(("typical_p", "num_beams", "guidance_scale"), lambda v: v in (1, None)),
     **dict.fromkeys(("min_p", "epsilon_cutoff", "eta_cutoff", "sequence_bias"), lambda v: not v),
 }
+_CURES = {
+    "begin_suppress_tokens": "Name them in PPOConfig(begin_suppress_tokens=...) instead: then they are masked "
+    "in the log-probabilities of policy and reference too."
+}
 _TRANSFORMERS_DEFAULTS = {"top_k": 50}  # what generate() does when nobody says otherwise
 _UNDERSTOOD = {*_NEUTRAL, "do_sample", "max_new_tokens", "pad_token_id", "eos_token_id"}
 
 
-def samples_plainly(model, settings: dict) -> bool:
-    """Whether these generation settings sample from the model's own distribution.
+def samples_plainly(model, settings: dict, begin_suppress: Sequence[int] = ()) -> bool:
+    """Whether these generation settings sample from the model's own distribution, but for ``begin_suppress``.
 
     Other sampling settings give a warning (once each): PPO's ratios and KL would be biased. Greedy decoding gives
     none, it is not used for training.
@@ -167,11 +182,14 @@ def samples_plainly(model, settings: dict) -> bool:
         value = settings.get(name, getattr(saved, name, None))
         if value is None and name not in settings:
             value = _TRANSFORMERS_DEFAULTS.get(name)
+        if name == "begin_suppress_tokens" and list(value or []) == list(begin_suppress):
+            continue  # scored with the same mask
         if not neutral(value):
             plain = False
+            cure = _CURES.get(name, "Pass top_k=0, top_p=1.0 and no penalties.")
             warnings.warn(
                 f"Sampling with {name}={value} is not sampling from the distribution whose log-probabilities PPO "
-                "scores: ratios are biased and the KL can go negative. Pass top_k=0, top_p=1.0 and no penalties.",
+                f"scores: ratios are biased and the KL can go negative. {cure}",
                 stacklevel=4,
             )
     return plain

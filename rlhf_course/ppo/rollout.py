@@ -137,12 +137,14 @@ def forward(
     at_most: int | None = None,
     whole_vocabulary: bool = False,
     packed: bool | None = None,
+    begin_suppress: Sequence[int] = (),
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Log-probabilities, values and entropies of the response tokens, (B, R) each and 0 on padding.
 
     With ``whole_vocabulary`` also all log-probabilities (B, R, V), else None. ``at_most`` so many samples run at a
     time, those of similar length together; ``packed`` says whether samples share rows (default: on a CPU, where the
     model allows it), and the vocabulary projection runs on response tokens alone. The numbers depend on none of that.
+    Tokens of ``begin_suppress`` have probability 0 where a response begins.
     """
     if packed is None:  # a GPU prefers causal attention without a mask
         packed = rollout.input_ids.device.type == "cpu" and can_pack(model)
@@ -153,6 +155,10 @@ def forward(
         logits, _, values = model(**arguments, use_cache=False)
         width, device = part.mask.shape[1], place.device
         labels = part.responses.flatten()[place]
+        if begin_suppress:
+            begins = torch.zeros_like(logits, dtype=torch.bool)
+            begins[:, list(begin_suppress)] = (place % width == 0).unsqueeze(1)
+            logits = logits.masked_fill(begins, torch.finfo(logits.dtype).min)  # not −inf, which makes NaN of 0 · −inf
         all_logprobs = logits.log_softmax(-1)
         logprobs = all_logprobs.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
         found = [logprobs, values, entropy(all_logprobs.detach())]

@@ -16,15 +16,17 @@ from torch.utils.data import DataLoader
 
 from rlhf_course import tracking
 from rlhf_course.files import atomic_folder
+from rlhf_course.lora import add_reference_adapter, reference_adapter
 from rlhf_course.policy import AutoModelForCausalLMWithValueHead, without_dropout
 from rlhf_course.ppo import algorithm as ppo
 from rlhf_course.ppo.config import PPOConfig
+from rlhf_course.ppo.detectors import Detectors, warn_about_float16, warn_about_masked_eos
 from rlhf_course.ppo.generation import LengthSampler, generate, pad_token_id
 from rlhf_course.ppo.inputs import check_logprobs, check_samples, process_scores, stack_scores
 from rlhf_course.ppo.rollout import Rollout, forward
 from rlhf_course.ppo.stats import Clock, step_stats
 from rlhf_course.ppo.update import FirstPass, optimize
-from rlhf_course.reference import add_reference_adapter, create_reference_model, reference_adapter
+from rlhf_course.reference import create_reference_model
 
 
 class PPOTrainer:
@@ -90,6 +92,7 @@ class PPOTrainer:
             ref_model = create_reference_model(model, num_shared_layers)
         elif not isinstance(ref_model, AutoModelForCausalLMWithValueHead):
             ref_model = AutoModelForCausalLMWithValueHead(ref_model)
+        warn_about_float16(model)
         if config.gradient_checkpointing:
             model.gradient_checkpointing_enable()
 
@@ -107,6 +110,7 @@ class PPOTrainer:
         arguments = (config.target, config.horizon) if config.adap_kl_ctrl else ()
         self.kl_ctl = make_controller(config.init_kl_coef, *arguments)
         self.running = ppo.RunningMoments()
+        self.detectors = Detectors(config)
         self.current_step = 0
 
     def _default_optimizer(self) -> torch.optim.Optimizer:
@@ -149,13 +153,14 @@ class PPOTrainer:
 
         One query (T,) gives a tensor (1, T + R); a list of queries gives a list of 1-D tensors, sampled
         ``batch_size`` at a time (all at once by default), each row with its own length from ``length_sampler``.
-        Without ``return_prompt`` only the response tokens come back.
+        Without ``return_prompt`` only the response tokens come back. ``begin_suppress_tokens`` of the config apply.
         """
         single = isinstance(query_tensor, Tensor)
         if single and query_tensor.dim() == 2 and len(query_tensor) > 1:
             raise ValueError(f"One query is 1-D, got shape {tuple(query_tensor.shape)}; give several as a list.")
         queries = [query_tensor.reshape(-1)] if single else list(query_tensor)
         lengths = [length_sampler() for _ in queries] if length_sampler is not None else None
+        suppressed = self.config.begin_suppress_tokens
 
         def sample(model) -> list[Tensor] | Tensor:
             responses, size = [], batch_size or len(queries)
@@ -163,7 +168,7 @@ class PPOTrainer:
                 rows = slice(start, start + size)
                 part = lengths[rows] if lengths is not None else None
                 with self.accelerator.autocast():  # as in step(): one distribution is sampled and scored
-                    responses += generate(model, self.tokenizer, queries[rows], part, **generation_kwargs)
+                    responses += generate(model, self.tokenizer, queries[rows], part, suppressed, **generation_kwargs)
             if return_prompt:
                 responses = [torch.cat([q.to(r.device), r]) for q, r in zip(queries, responses, strict=True)]
             return responses[0].unsqueeze(0) if single else responses
@@ -194,6 +199,7 @@ class PPOTrainer:
         started = time.perf_counter()
         check_samples(queries, responses, scores, self.config.batch_size, response_masks)
         scores = stack_scores(scores, self.accelerator.device, self.current_step)
+        warn_about_masked_eos(responses, response_masks, self.tokenizer)
         scores = process_scores(scores, self.config, self.running)
         rollout = Rollout.from_lists(queries, responses, scores, pad_token_id(self.tokenizer), response_masks)
         clock = Clock()
@@ -217,6 +223,7 @@ class PPOTrainer:
         with clock("calc_stats"):
             stats = step_stats(rollout, minibatches, self.kl_ctl.value)
             stats["ppo/learning_rate"] = self.optimizer.param_groups[0]["lr"]
+        self.detectors.look(stats, self.current_step)
         self.kl_ctl.update(stats["objective/kl"], len(rollout))
         if self.lr_scheduler is not None:
             self.lr_scheduler.step()
@@ -239,6 +246,7 @@ class PPOTrainer:
         one_batch = self.config.mini_batch_size == self.config.batch_size
         whole = self.config.kl_penalty == "full"
         how = {"at_most": self.config.mini_batch_size, "whole_vocabulary": whole}
+        how["begin_suppress"] = self.config.begin_suppress_tokens
         with torch.no_grad(), self._reference() as reference:
             ref_logprobs, _, _, ref_all = forward(reference, rollout, **how)
         with nullcontext() if one_batch else torch.no_grad():

@@ -37,7 +37,8 @@ def optimize(
             tokens, any_usable = rollout.mask[rows].sum(), False
             for mini_rows in rows.split(config.mini_batch_size):
                 part = rollout if first_pass else rollout.select(mini_rows)
-                loss, stats = minibatch_loss(part, first_pass or forward(model, part)[:3], config)
+                outputs = first_pass or forward(model, part, begin_suppress=config.begin_suppress_tokens)[:3]
+                loss, stats = minibatch_loss(part, outputs, config)
                 collected.append(stats)
                 if _usable(loss, stats, config, step, mini_rows, optimizer):
                     any_usable = True

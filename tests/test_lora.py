@@ -1,0 +1,169 @@
+"""Adapters on one base: the same numbers as separate full models, and nothing frozen moves."""
+
+import copy
+import json
+
+import pytest
+import torch
+from conftest import PadTokenizer, difference, make_samples, snapshot
+from peft import LoraConfig, PeftModel, get_peft_model
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2ForSequenceClassification,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    PreTrainedTokenizerFast,
+)
+
+from rlhf_course import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
+from rlhf_course.lora import RewardAdapter
+from rlhf_course.rewards import RewardModel
+
+LLAMA = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+LLAMA |= {"max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 39}
+GPT2 = {"vocab_size": 40, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64, "pad_token_id": 0}
+GPT2 |= {"bos_token_id": 1, "eos_token_id": 39, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+FAMILIES = {
+    "llama": (LlamaConfig(**LLAMA, initializer_range=0.2), LlamaForCausalLM, LlamaForSequenceClassification),
+    "gpt2": (GPT2Config(**GPT2, initializer_range=0.2), GPT2LMHeadModel, GPT2ForSequenceClassification),
+}
+TARGETS = {"llama": ["q_proj", "v_proj", "down_proj"], "gpt2": ["c_attn", "c_proj"]}
+SIZES = {"batch_size": 8, "mini_batch_size": 4, "learning_rate": 5e-3}
+
+
+def randomise(model, seed: int) -> None:
+    """LoRA begins at 0; give every adapter weight a value, as if it had been trained."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if "lora_" in name or "score" in name:
+            parameter.data = torch.randn(parameter.shape, generator=generator) * 0.1
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def assets(request, tmp_path_factory):
+    """Folders: a base, an SFT adapter and a reward adapter; and the two merged into full models."""
+    family, folder = request.param, tmp_path_factory.mktemp(request.param)
+    config, causal, classifier = FAMILIES[family]
+    torch.manual_seed(0)
+    causal(config).save_pretrained(folder / "base")
+    lora = {"r": 4, "lora_alpha": 8, "lora_dropout": 0.1, "target_modules": TARGETS[family]}
+    lora["fan_in_fan_out"] = family == "gpt2"
+    sft = get_peft_model(causal.from_pretrained(folder / "base"), LoraConfig(task_type="CAUSAL_LM", **lora))
+    randomise(sft, 1)
+    sft.save_pretrained(folder / "sft")
+    base = classifier.from_pretrained(folder / "base", num_labels=1)
+    reward = get_peft_model(base, LoraConfig(task_type="SEQ_CLS", modules_to_save=["score"], **lora))
+    randomise(reward, 2)
+    reward.save_pretrained(folder / "reward")
+    merged = {"sft": sft.merge_and_unload().eval(), "reward": reward.merge_and_unload().eval()}
+    return folder, merged
+
+
+def load_policy(folder) -> AutoModelForCausalLMWithValueHead:
+    torch.manual_seed(3)  # the value head
+    return AutoModelForCausalLMWithValueHead.from_pretrained(folder / "sft")
+
+
+def make_tokenizer(padding_side: str = "right") -> PreTrainedTokenizerFast:
+    words = {"<pad>": 0, "<s>": 1} | {f"w{i}": i for i in range(2, 38)} | {"<unk>": 38, "</s>": 39}
+    backend = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    special = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    return PreTrainedTokenizerFast(tokenizer_object=backend, padding_side=padding_side, **special)
+
+
+def test_kl_is_zero_at_the_first_step(assets, recwarn):
+    trainer = PPOTrainer(PPOConfig(**SIZES), load_policy(assets[0]), tokenizer=PadTokenizer())
+    stats = trainer.step(*make_samples())
+    assert abs(stats["objective/kl"]) <= 1e-6
+    assert trainer.ref_model is None and "reference differs" not in trainer.detectors.fired
+
+
+def test_steps_equal_those_with_a_merged_copy_as_the_reference(assets):
+    folder, merged = assets
+    histories = []
+    for reference in (None, copy.deepcopy(merged["sft"])):
+        trainer = PPOTrainer(PPOConfig(**SIZES), load_policy(folder), reference, PadTokenizer())
+        histories.append([trainer.step(*make_samples(seed=step)) for step in range(3)])
+    for ours, theirs in zip(*histories, strict=True):
+        for key in ours:
+            if not key.startswith("time/"):
+                torch.testing.assert_close(torch.tensor(ours[key]), torch.tensor(theirs[key]), atol=1e-4, rtol=1e-4)
+    assert abs(histories[0][2]["objective/kl"]) > 1e-3, "the policy did not move, so the comparison is empty"
+
+
+def test_the_policy_starts_as_the_merged_sft_model(assets):
+    folder, merged = assets
+    ids = torch.randint(2, 38, (3, 9))
+    logits = load_policy(folder)(ids)[0]
+    torch.testing.assert_close(logits, merged["sft"](ids).logits, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("padding_side", ["left", "right"])
+def test_reward_scores_equal_the_merged_reward_model(assets, padding_side):
+    folder, merged = assets
+    policy, tokenizer = load_policy(folder), make_tokenizer(padding_side)
+    prompts, answers = ["w2 w3", "w4", "w5 w6 w7 w8"], ["w9", "w10 w11 w12", ""]
+    adapter = RewardAdapter(policy, folder / "reward")
+    active = policy.pretrained_model.active_adapter
+    scores = RewardModel(adapter, tokenizer)(prompts, answers)
+    expected = RewardModel(copy.deepcopy(merged["reward"]), tokenizer)(prompts, answers)
+    torch.testing.assert_close(scores, expected, atol=1e-4, rtol=1e-4)
+    assert scores.std() > 1e-2
+    assert policy.pretrained_model.active_adapter == active == "policy"
+
+
+def test_training_moves_the_policy_adapter_and_the_value_head_alone(assets):
+    folder, _ = assets
+    policy = load_policy(folder)
+    reward = RewardAdapter(policy, folder / "reward")
+    trainer = PPOTrainer(PPOConfig(**SIZES), policy, tokenizer=PadTokenizer())
+    before, head = snapshot(policy), reward.score.weight.clone()
+    for step in range(2):
+        RewardModel(reward, make_tokenizer())(["w2", "w3"], ["w4", "w5"])
+        trainer.step(*make_samples(seed=step))
+    after = policy.state_dict()
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert moved and all(".policy." in name or name.startswith("v_head.") for name in moved)
+    assert {name for name in before if ".policy." in name} <= moved
+    assert torch.equal(head, reward.score.weight)
+    trainable = {name for name, p in policy.named_parameters() if p.requires_grad}
+    assert all(".policy." in name or name.startswith("v_head.") for name in trainable)
+
+
+def test_one_copy_of_the_base(assets):
+    folder, _ = assets
+    policy = load_policy(folder)
+    RewardAdapter(policy, folder / "reward")
+    PPOTrainer(PPOConfig(**SIZES), policy, tokenizer=PadTokenizer())
+    base = [n for n, _ in policy.named_parameters() if "lora_" not in n and not n.startswith("v_head")]
+    assert len(base) == len([*AutoModelForCausalLM.from_pretrained(folder / "base").named_parameters()])
+    assert set(policy.pretrained_model.peft_config) == {"policy", "ref", "reward"}
+
+
+def test_a_saved_adapter_loads_in_plain_peft(assets, tmp_path):
+    folder, _ = assets
+    policy = load_policy(folder)
+    RewardAdapter(policy, folder / "reward")
+    trainer = PPOTrainer(PPOConfig(**SIZES), policy, tokenizer=PadTokenizer())
+    trainer.step(*make_samples())
+    policy.save_pretrained(tmp_path / "out")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir() if path.is_dir()) == []
+    plain = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(folder / "base"), tmp_path / "out").eval()
+    ids = torch.randint(2, 38, (2, 7))
+    torch.testing.assert_close(plain(ids).logits, policy(ids)[0])
+    again = AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path / "out")
+    assert difference(policy.v_head.state_dict(), again.v_head.state_dict()) == 0.0
+    assert json.loads((tmp_path / "out" / "adapter_config.json").read_text())["task_type"] == "CAUSAL_LM"
+
+
+def test_what_cannot_be_a_reward_adapter_is_refused(assets):
+    folder, merged = assets
+    with pytest.raises(ValueError, match="this policy has none"):
+        RewardAdapter(AutoModelForCausalLMWithValueHead(copy.deepcopy(merged["sft"])), folder / "reward")
+    with pytest.raises(ValueError, match="holds no score head"):
+        RewardAdapter(load_policy(folder), folder / "sft")
