@@ -1,4 +1,4 @@
-"""Film reviews and the queries that PPO starts from; preference pairs and the tokens of a reward model."""
+"""What is learnt from: film reviews and queries for PPO, preference pairs, and answers for SFT."""
 
 from __future__ import annotations
 
@@ -130,13 +130,80 @@ def _turns(text: str, prompt: str | None) -> tuple[str, str, str]:
     if prompt is None:
         before, mark, answer = text.rpartition(ASSISTANT)
         return before, mark, answer.strip()
-    prompt = prompt.rstrip().removesuffix(ASSISTANT)
-    return (prompt if HUMAN in prompt else f"{HUMAN} {prompt}"), ASSISTANT, text.strip()
+    return as_prompt(prompt).removesuffix(ASSISTANT), ASSISTANT, text.strip()
+
+
+def as_prompt(question: str) -> str:
+    """A bare question as a dialogue that waits for its answer; a transcript stays as it is."""
+    question = question.rstrip().removesuffix(ASSISTANT)
+    return (question if HUMAN in question else f"{HUMAN} {question.lstrip()}") + ASSISTANT
 
 
 def describe(report: dict[str, int]) -> str:
     """A report of dropped rows as a phrase."""
     return ", ".join(f"{count} {reason}" for reason, count in report.items() if count) or "nothing was dropped"
+
+
+SCHEMAS = (("question", "human_answers", "chatgpt_answers"), ("instruction", "input", "output"))
+
+
+def load_answers(
+    source: str | Path, split: str = "train", data_files: str | None = None
+) -> tuple[datasets.Dataset, dict[str, int]]:
+    """Questions with one answer each, as columns prompt and answer, and how many answers were dropped and why.
+
+    Rows are as in HC3 (question, and lists human_answers and chatgpt_answers; Guo et al. 2023, arXiv:2301.07597), each
+    answer a row of its own, or instructions (instruction, input, output). A literal backslash-n becomes a line break.
+
+    Raises ``FileNotFoundError`` when nothing is there, and ``ValueError`` for missing columns or no answer left.
+    """
+    where = f"split {split!r} of {source}"
+    rows = _load(source, split, data_files=data_files)
+    schema = next((schema for schema in SCHEMAS if set(schema) <= set(rows.column_names)), None)
+    if schema is None:
+        known = " or ".join(", ".join(schema) for schema in SCHEMAS)
+        raise ValueError(f"{where} has the columns {', '.join(rows.column_names)}; wanted are {known}.")
+    report, found, seen = {"empty question or answer": 0, "repeated row": 0}, {"prompt": [], "answer": []}, set()
+    for row in rows.select_columns(list(schema)):
+        question, *rest = (row[name] or "" for name in schema)
+        if schema == SCHEMAS[1]:
+            question, rest = "\n".join(filter(None, (question, rest[0]))), [[rest[1]]]
+        for answer in (answer for answers in rest for answer in answers):
+            pair = tuple(text.replace("\\n", "\n").strip() for text in (question, answer or ""))
+            fault = next((f for f, is_so in zip(report, (not all(pair), pair in seen), strict=True) if is_so), None)
+            if fault:
+                report[fault] += 1
+                continue
+            seen.add(pair)
+            found["prompt"].append(as_prompt(pair[0]))
+            found["answer"].append(pair[1])
+    if not found["prompt"]:
+        raise ValueError(f"No usable answer is left of the {len(rows)} rows in {where}: {describe(report)}.")
+    return datasets.Dataset.from_dict(found), report
+
+
+def tokenize_answers(answers: datasets.Dataset, tokenizer, max_length: int) -> tuple[datasets.Dataset, int]:
+    """Columns input_ids and completion_mask (1 on the answer and its EOS), as trl's SFTTrainer takes them.
+
+    Also how many rows are gone because they have more than ``max_length`` tokens: cut, they would teach to break off.
+    Prompt and answer are tokenized apart, because PPO samples the answer after the prompt's tokens. Raises
+    ``ValueError`` when all rows go.
+    """
+    prompts = tokenizer(answers["prompt"][:])["input_ids"]
+    texts = tokenizer([f" {answer}" for answer in answers["answer"]], add_special_tokens=False)["input_ids"]
+    rows = [(prompt, [*answer, tokenizer.eos_token_id]) for prompt, answer in zip(prompts, texts, strict=True)]
+    kept = [(prompt, answer) for prompt, answer in rows if len(prompt) + len(answer) <= max_length]
+    if not kept:
+        shortest = min(len(prompt) + len(answer) for prompt, answer in rows)
+        raise ValueError(
+            f"All {len(rows)} rows have more than max_length={max_length} tokens; the shortest has {shortest}. "
+            "Raise max_length."
+        )
+    columns = {
+        "input_ids": [prompt + answer for prompt, answer in kept],
+        "completion_mask": [[0] * len(prompt) + [1] * len(answer) for prompt, answer in kept],
+    }
+    return datasets.Dataset.from_dict(columns), len(rows) - len(kept)
 
 
 def encode(tokenizer, prompts: Sequence[str], answers: Sequence[str]) -> list[list[int]]:
