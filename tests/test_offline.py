@@ -64,10 +64,10 @@ def test_cache_builds_once_and_keeps_nothing_half_built(tmp_path, monkeypatch):
         (folder / "whole").write_text("x")
 
     with pytest.raises(KeyboardInterrupt):
-        world._cached("thing", {"size": 1}, [models], fails)
+        world.cached("thing", {"size": 1}, [models], fails)
     assert list(tmp_path.iterdir()) == []
     state = torch.get_rng_state()
-    first = world._cached("thing", {"size": 1}, [models], works)
-    assert world._cached("thing", {"size": 1}, [models], works) == first and calls == ["failed", "built"]
-    assert world._cached("thing", {"size": 2}, [models], works) != first
+    first = world.cached("thing", {"size": 1}, [models], works)
+    assert world.cached("thing", {"size": 1}, [models], works) == first and calls == ["failed", "built"]
+    assert world.cached("thing", {"size": 2}, [models], works) != first
     assert torch.equal(state, torch.get_rng_state())

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from tokenizers import ByteLevelBPETokenizer, processors
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from tqdm.auto import tqdm
 from transformers import (
     DistilBertConfig,
@@ -51,14 +52,7 @@ def pretrain_gpt2(
     lr: float,
     **config,
 ) -> GPT2LMHeadModel:
-    """A GPT-2 trained on the texts: ``batch`` blocks of ``block`` tokens a step; ``config`` goes to GPT2Config.
-
-    Half of the blocks begin where a text begins, because that is where the queries of PPO come from.
-    """
-    encoded = tokenizer(list(texts))["input_ids"]
-    starts = torch.tensor([0] + [len(ids) + 1 for ids in encoded]).cumsum(0)[:-1]
-    stream = torch.tensor([token for ids in encoded for token in (*ids, tokenizer.eos_token_id)])
-    starts = starts[starts < len(stream) - block]
+    """A GPT-2 trained on the texts; ``config`` goes to GPT2Config."""
     head_size = 64 if n_embd % 64 == 0 else 32
     model = GPT2LMHeadModel(
         GPT2Config(
@@ -75,6 +69,18 @@ def pretrain_gpt2(
             **{"n_positions": max(256, block)} | config,
         )
     )
+    return pretrain(model, texts, tokenizer, steps, batch, block, lr)
+
+
+def pretrain(model, texts: Sequence[str], tokenizer, steps: int, batch: int, block: int, lr: float):
+    """The model trained on ``batch`` blocks of ``block`` tokens a step.
+
+    Half of the blocks begin where a text begins, because that is where the queries of PPO come from.
+    """
+    encoded = tokenizer(list(texts))["input_ids"]
+    starts = torch.tensor([0] + [len(ids) + 1 for ids in encoded]).cumsum(0)[:-1]
+    stream = torch.tensor([token for ids in encoded for token in (*ids, tokenizer.eos_token_id)])
+    starts = starts[starts < len(stream) - block]
 
     def loss() -> Tensor:
         begin = torch.randint(len(stream) - block, (batch,))
@@ -82,8 +88,30 @@ def pretrain_gpt2(
         ids = stream[begin.unsqueeze(1) + torch.arange(block)].to(model.device)
         return model(input_ids=ids, labels=ids).loss
 
-    _fit(model, loss, lr, steps, "pretraining GPT-2")
+    _fit(
+        model,
+        loss,
+        lr,
+        steps,
+        f"pretraining {type(model).__name__.removesuffix('ForCausalLM').removesuffix('LMHeadModel')}",
+    )
     return model
+
+
+def fine_tune(model, rows: Sequence[list[int]], masks: Sequence[list[int]], steps: int, batch: int, lr: float) -> None:
+    """Train what is trainable in a causal model on the tokens where the masks are 1, ``batch`` rows a step."""
+    examples = [(torch.tensor(ids), torch.tensor(mask)) for ids, mask in zip(rows, masks, strict=True)]
+
+    def loss() -> Tensor:
+        chosen = [examples[i] for i in torch.randint(len(examples), (batch,)).tolist()]
+        ids = pad_sequence(
+            [ids for ids, _ in chosen], batch_first=True
+        )  # on the right: a causal model never looks there
+        learnt = pad_sequence([mask for _, mask in chosen], batch_first=True).bool()
+        labels = ids.masked_fill(~learnt, -100)
+        return model(input_ids=ids.to(model.device), labels=labels.to(model.device)).loss
+
+    _fit(model, loss, lr, steps, "fine-tuning")
 
 
 def train_classifier(

@@ -55,7 +55,7 @@ def build_reviews() -> Path:
             table = datasets.Dataset.from_list([{"text": r.text, "label": r.label} for r in part])
             table.to_parquet(folder / f"{split}-00000-of-00001.parquet")
 
-    return _cached("reviews", {}, [reviews], build)
+    return cached("reviews", {}, [reviews], build)
 
 
 def prepare_reward_model(settings: Settings) -> SimpleNamespace:
@@ -84,7 +84,7 @@ def build_dialogues() -> Path:
             ]
             datasets.Dataset.from_list(rows).to_parquet(folder / f"{split}-00000-of-00001.parquet")
 
-    return _cached("dialogues", {}, [dialogues], build)
+    return cached("dialogues", {}, [dialogues], build)
 
 
 def build_reward_base(dataset: str, settings: Settings) -> Path:
@@ -106,7 +106,7 @@ def build_reward_base(dataset: str, settings: Settings) -> Path:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
 
-    return _cached("reward-base", {"data": _fingerprint(dataset), **recipe}, [models], build)
+    return cached("reward-base", {"data": fingerprint(dataset), **recipe}, [models], build)
 
 
 def build_tokenizer(dataset: str, settings: Settings) -> Path:
@@ -116,7 +116,7 @@ def build_tokenizer(dataset: str, settings: Settings) -> Path:
         texts = load_reviews(dataset, "train")["text"]
         models.train_tokenizer(texts, settings.vocab_size).save_pretrained(folder)
 
-    return _cached("tokenizer", {"data": _fingerprint(dataset), "vocab_size": settings.vocab_size}, [models], build)
+    return cached("tokenizer", {"data": fingerprint(dataset), "vocab_size": settings.vocab_size}, [models], build)
 
 
 def build_language_model(dataset: str, settings: Settings) -> Path:
@@ -138,7 +138,7 @@ def build_language_model(dataset: str, settings: Settings) -> Path:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
 
-    return _cached("gpt2", {"data": _fingerprint(dataset), **recipe}, [models], build)
+    return cached("gpt2", {"data": fingerprint(dataset), **recipe}, [models], build)
 
 
 def build_classifier(dataset: str, settings: Settings) -> Path:
@@ -153,16 +153,16 @@ def build_classifier(dataset: str, settings: Settings) -> Path:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
 
-    return _cached("classifier", {"data": _fingerprint(dataset), **recipe}, [models], build)
+    return cached("classifier", {"data": fingerprint(dataset), **recipe}, [models], build)
 
 
-def _fingerprint(dataset: str) -> list:
+def fingerprint(dataset: str) -> list:
     """What tells one dataset folder from another: its files' names and sizes; a hub id stands for itself."""
     files = [p for p in Path(dataset).rglob("*") if p.is_file()]
     return sorted([p.name, p.stat().st_size] for p in files) or [dataset]
 
 
-def _cached(name: str, recipe: dict, sources: list, build) -> Path:
+def cached(name: str, recipe: dict, sources: list, build) -> Path:
     """The folder that ``build`` fills, made once per recipe and per text of the modules that make it."""
     text = "".join(Path(module.__file__).read_text(encoding="utf-8") for module in sources)
     key = hashlib.sha256((json.dumps(recipe, sort_keys=True) + text).encode()).hexdigest()[:12]
@@ -175,10 +175,17 @@ def _cached(name: str, recipe: dict, sources: list, build) -> Path:
 
 
 if __name__ == "__main__":
+    from rlhf_course.offline.chat import prepare_chat
+
     quiet_libraries()
     started = time.perf_counter()
     built = vars(prepare(load_preset("03_gpt2_imdb_ppo", "tiny")))
     pairs = prepare_reward_model(load_preset("01_reward_modeling", "tiny"))
-    for what, where in (built | {"dialogues": pairs.dataset, "reward base": pairs.model}).items():
-        print(f"{what:13} {where}")
+    built |= {"dialogues": pairs.dataset, "reward base": pairs.model}
+    built |= {
+        f"chat {what}": where
+        for what, where in vars(prepare_chat(load_preset("04_lora_rlhf_baichuan", "tiny"))).items()
+    }
+    for what, where in built.items():
+        print(f"{what:16} {where}")
     print(f"The embedded world is ready ({time.perf_counter() - started:.0f} s).")

@@ -177,7 +177,7 @@ class PPOTrainer:
         responses = sample(policy)
         if not generate_ref_response:
             return responses
-        with self._reference() as reference:
+        with self.reference() as reference:
             return responses, sample(reference)
 
     # --- step --------------------------------------------------------------------------------------------------
@@ -231,7 +231,7 @@ class PPOTrainer:
         clock.seconds["total"] = time.perf_counter() - started
         return stats | {f"time/ppo/{phase}": seconds for phase, seconds in clock.seconds.items()}
 
-    def _reference(self):
+    def reference(self):
         """A context that gives the reference: its own model, or the policy's base with the frozen adapter."""
         if self.ref_model is not None:
             return nullcontext(self.ref_model)
@@ -247,7 +247,7 @@ class PPOTrainer:
         whole = self.config.kl_penalty == "full"
         how = {"at_most": self.config.mini_batch_size, "whole_vocabulary": whole}
         how["begin_suppress"] = self.config.begin_suppress_tokens
-        with torch.no_grad(), self._reference() as reference:
+        with torch.no_grad(), self.reference() as reference:
             ref_logprobs, _, _, ref_all = forward(reference, rollout, **how)
         with nullcontext() if one_batch else torch.no_grad():
             logprobs, values, entropy, all_logprobs = forward(self.model, rollout, **how)

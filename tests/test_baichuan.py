@@ -1,0 +1,636 @@
+"""Converting Baichuan checkpoints: logits of an independent forward pass, equal token ids, resuming, refusals."""
+
+import io
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+
+import convert_baichuan as script
+import pytest
+import sentencepiece
+import torch
+from safetensors.torch import load_file, save_file
+from sentencepiece import SentencePieceProcessor
+from sentencepiece import sentencepiece_model_pb2 as spm
+from torch.nn import functional as F
+from torch.nn.utils import parametrize
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from rlhf_course import baichuan
+from rlhf_course.baichuan import convert_to_llama
+from rlhf_course.offline.baichuan_layout import (
+    ASSISTANT,
+    USER,
+    norm_head,
+    train_sentencepiece,
+    write_baichuan_checkpoint,
+)
+from rlhf_course.offline.reviews import make_reviews
+from rlhf_course.presets import ROOT
+from rlhf_course.sentencepiece_to_fast import PROBES, sentencepiece_to_fast
+
+LAYERS, HEADS, HIDDEN, INNER, VOCABULARY, EPS = 3, 4, 32, 48, 640, 1e-6
+TEXTS = [r.text for r in make_reviews(60)] + ["你好，世界。今天天气怎么样？", "def f(x):\n    return  x + 12345"] * 8
+SAID = [*PROBES, *TEXTS[:5], "你好　世界 12,345", "a" * 70, "   \n\n  x", "🙂" * 3, "\x00\x01", "▁ ▁"]
+SILENT = {"report": lambda line: None}
+
+
+# A Baichuan forward pass, from its description.
+
+
+def rms_norm(x, weight):
+    return weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + EPS))
+
+
+def rotate(x, positions):
+    """(B, heads, T, 8) turned by its positions (B, T): channel i together with channel i + 4."""
+    half = x.shape[-1] // 2
+    angles = positions[:, None, :, None] * (1.0 / 10_000.0 ** (torch.arange(half) * 2 / x.shape[-1]))
+    angles = torch.cat([angles, angles], -1)
+    return x * angles.cos() + torch.cat([-x[..., half:], x[..., :half]], -1) * angles.sin()
+
+
+def baichuan_logits(w, ids, mask, positions, has_norm_head):
+    """Logits (B, T, V) of the tensors ``w`` under Baichuan's names; ``mask`` (B, T) is 0 at padding."""
+    batch, length = ids.shape
+    allowed = torch.ones(length, length).tril().bool() & mask[:, None, None, :].bool()
+    x = w["model.embed_tokens.weight"][ids]
+    for i in range(LAYERS):
+        layer = {name.split(f"layers.{i}.")[1]: w[name] for name in w if f"layers.{i}." in name}
+        h = rms_norm(x, layer["input_layernorm.weight"])
+        packed = F.linear(h, layer["self_attn.W_pack.weight"]).unflatten(-1, (3, HEADS, HIDDEN // HEADS))
+        q, k, v = packed.permute(2, 0, 3, 1, 4)
+        scores = rotate(q, positions) @ rotate(k, positions).transpose(-1, -2) * (HIDDEN // HEADS) ** -0.5
+        attended = scores.masked_fill(~allowed, torch.finfo(scores.dtype).min).softmax(-1) @ v
+        x = x + F.linear(attended.transpose(1, 2).reshape(batch, length, HIDDEN), layer["self_attn.o_proj.weight"])
+        h = rms_norm(x, layer["post_attention_layernorm.weight"])
+        gated = F.silu(F.linear(h, layer["mlp.gate_proj.weight"])) * F.linear(h, layer["mlp.up_proj.weight"])
+        x = x + F.linear(gated, layer["mlp.down_proj.weight"])
+    head = w["lm_head.weight"]
+    return F.linear(rms_norm(x, w["model.norm.weight"]), F.normalize(head, dim=1) if has_norm_head else head)
+
+
+# Checkpoints laid out as the originals.
+
+
+def make_tensors(dtype=torch.float32):
+    torch.manual_seed(0)
+
+    def draw(*shape):
+        return (torch.randn(shape) * 0.2).to(dtype)
+
+    w = {"model.embed_tokens.weight": draw(VOCABULARY, HIDDEN)}
+    for i in range(LAYERS):
+        part = f"model.layers.{i}."
+        w[f"{part}self_attn.W_pack.weight"] = draw(3 * HIDDEN, HIDDEN)
+        w[f"{part}self_attn.o_proj.weight"] = draw(HIDDEN, HIDDEN)
+        w[f"{part}self_attn.rotary_emb.inv_freq"] = torch.rand(4)  # in some checkpoints; of no use
+        w[f"{part}mlp.gate_proj.weight"], w[f"{part}mlp.up_proj.weight"] = draw(INNER, HIDDEN), draw(INNER, HIDDEN)
+        w[f"{part}mlp.down_proj.weight"] = draw(HIDDEN, INNER)
+        w[f"{part}input_layernorm.weight"] = 1 + draw(HIDDEN)
+        w[f"{part}post_attention_layernorm.weight"] = 1 + draw(HIDDEN)
+    return w | {"model.norm.weight": 1 + draw(HIDDEN), "lm_head.weight": draw(VOCABULARY, HIDDEN)}
+
+
+def make_config(second: bool = True, **changes):
+    name = "BaichuanForCausalLM" if second else "BaiChuanForCausalLM"
+    return {
+        "architectures": [name],
+        "auto_map": {"AutoModelForCausalLM": f"modeling_baichuan.{name}"},
+        "model_type": "baichuan",
+        "hidden_act": "silu",
+        "hidden_size": HIDDEN,
+        "intermediate_size": INNER,
+        "max_position_embeddings": 4096,
+        "num_attention_heads": HEADS,
+        "num_hidden_layers": LAYERS,
+        "rms_norm_eps": EPS,
+        "vocab_size": VOCABULARY,
+        **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "torch_dtype": "bfloat16"},
+        **({"model_max_length": 4096, "z_loss_weight": 0} if second else {}),
+    } | changes
+
+
+def write(folder, tokenizer_model, tensors=None, config=None, kind="bin", shards=3):
+    """A checkpoint of one file (``shards`` = 0) or of several with an index; a zip, or the format before it."""
+    folder.mkdir(parents=True)
+    tensors = tensors or make_tensors()
+    shutil.copyfile(tokenizer_model, folder / "tokenizer.model")
+    write_json(folder / "config.json", config or make_config())
+    write_json(folder / "tokenizer_config.json", {"bos_token": {"__type": "AddedToken", "content": "<s>"}})
+    write_json(folder / "generation_config.json", {"pad_token_id": 0, "user_token_id": 195})
+    (folder / "modeling_baichuan.py").write_text("raise RuntimeError('remote code ran')")
+    stem, end = ("model", "safetensors") if kind == "safetensors" else ("pytorch_model", "bin")
+    names, files = list(tensors), {}
+    for i in range(max(shards, 1)):
+        file = f"{stem}-{i + 1:05d}-of-{shards:05d}.{end}" if shards else f"{stem}.{end}"
+        part = {name: tensors[name].clone() for name in names[i :: max(shards, 1)]}
+        files |= dict.fromkeys(part, file)
+        if end == "bin":
+            torch.save(part, folder / file, _use_new_zipfile_serialization=kind == "bin")
+        else:
+            save_file(part, folder / file)
+    if shards:
+        write_json(folder / f"{stem}.{end}.index.json", {"metadata": {}, "weight_map": files})
+    return folder
+
+
+def write_json(path, content):
+    path.write_text(json.dumps(content))
+
+
+def edit_json(path, **changes):
+    write_json(path, json.loads(path.read_text()) | changes)
+
+
+@pytest.fixture(scope="module")
+def tokenizer_model(tmp_path_factory):
+    return train_sentencepiece(TEXTS, 600, tmp_path_factory.mktemp("spm"))
+
+
+@pytest.fixture
+def source(tmp_path, tokenizer_model):
+    return write(tmp_path / "source", tokenizer_model)
+
+
+def left_padded():
+    """Three rows of 9, 6 and 1 real tokens, as generate() feeds them."""
+    torch.manual_seed(1)
+    mask = (torch.arange(9) >= torch.tensor([[0], [3], [8]])).long()
+    return torch.randint(3, VOCABULARY, (3, 9)) * mask, mask, (mask.cumsum(1) - 1).clamp(min=0)
+
+
+def difference(folder, tensors, has_norm_head):
+    """Largest difference of logits at real tokens between the converted model and the forward pass above."""
+    ids, mask, positions = left_padded()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    assert type(model) is LlamaForCausalLM
+    with torch.no_grad():
+        found = model(input_ids=ids, attention_mask=mask, position_ids=positions).logits
+    wanted = baichuan_logits(tensors, ids, mask, positions, has_norm_head)
+    assert wanted[mask.bool()].std() > 0.05
+    return (found - wanted)[mask.bool()].abs().max().item()
+
+
+@pytest.mark.parametrize(
+    ("kind", "shards"), [("bin", 3), ("bin", 0), ("legacy", 2), ("safetensors", 3), ("safetensors", 0)]
+)
+@pytest.mark.parametrize("second", [False, True], ids=["plain", "norm"])
+def test_the_converted_model_gives_baichuans_logits(tmp_path, tokenizer_model, kind, shards, second):
+    tensors, lines = make_tensors(), []
+    source = write(tmp_path / "source", tokenizer_model, tensors, make_config(second), kind, shards)
+    target = convert_to_llama(source, tmp_path / "deep" / "target", report=lines.append)
+    assert difference(target, tensors, second) <= 1e-6
+    assert len(lines) == 1 and ("NormHead" in lines[0]) == second and "Guessed" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"architectures": ["BaiChuanForCausalLM"], "vocab_size": 125_696}, False),
+        ({"architectures": ["BaichuanForCausalLM"], "vocab_size": 125_696}, True),
+        ({"architectures": ["BaichuanForCausalLM"], "vocab_size": 64_000, "z_loss_weight": 0}, True),
+        ({"architectures": ["BaichuanForCausalLM"], "vocab_size": 64_000}, False),
+    ],
+)
+def test_the_generation_is_told_from_the_config(config, expected):
+    assert baichuan.guess_norm_head(config) is expected
+
+
+def test_asking_for_a_head_overrides_the_guess(tmp_path, source):
+    for asked in (False, True):
+        target = convert_to_llama(source, tmp_path / str(asked), norm_head=asked, **SILENT)
+        assert difference(target, make_tensors(), asked) <= 1e-6
+        assert difference(target, make_tensors(), not asked) > 0.01
+
+
+def test_bfloat16_is_kept_and_the_files_hold_llamas_tensors(tmp_path, tokenizer_model):
+    w = make_tensors(torch.bfloat16)
+    target = convert_to_llama(write(tmp_path / "source", tokenizer_model, w), tmp_path / "target", **SILENT)
+    config = json.loads((target / "config.json").read_text())
+    assert config["dtype"] == "bfloat16" and config["model_type"] == "llama"
+    assert config["architectures"] == ["LlamaForCausalLM"] and "auto_map" not in config
+    assert config["num_key_value_heads"] == HEADS and config["max_position_embeddings"] == 4096
+    assert config["rope_parameters"] == {"rope_type": "default", "rope_theta": 10_000.0}
+    assert config["rms_norm_eps"] == EPS and config["tie_word_embeddings"] is False
+    assert [config[f"{role}_token_id"] for role in ("pad", "bos", "eos")] == [0, 1, 2]
+    index = json.loads((target / "model.safetensors.index.json").read_text())
+    files = sorted(path.name for path in target.glob("*.safetensors"))
+    assert (
+        files == [f"model-{i:05d}-of-00003.safetensors" for i in (1, 2, 3)] == sorted(set(index["weight_map"].values()))
+    )
+    tensors = {name: tensor for file in files for name, tensor in load_file(target / file).items()}
+    assert index["weight_map"].keys() == tensors.keys() == LlamaForCausalLM(LlamaConfig(**config)).state_dict().keys()
+    assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in tensors.values())
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
+    packed = torch.cat([tensors[f"model.layers.1.self_attn.{letter}_proj.weight"] for letter in "qkv"])
+    assert torch.equal(packed, w["model.layers.1.self_attn.W_pack.weight"])
+    assert torch.equal(tensors["lm_head.weight"], F.normalize(w["lm_head.weight"], dim=1))
+    assert AutoModelForCausalLM.from_pretrained(target).dtype == torch.bfloat16
+    assert json.loads((target / "generation_config.json").read_text())["user_token_id"] == 195
+    assert not list(target.glob("*.py")) and not list(target.glob(".*"))
+
+
+# Going on where it stopped.
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """Names of the files that are read; ``reads.stop_at`` is the number of reads at which Ctrl-C comes."""
+
+    class Reads(list):
+        stop_at = None
+
+    names, read = Reads(), baichuan.read_shard
+
+    def counted(path):
+        names.append(path.name)
+        if len(names) == names.stop_at:
+            raise KeyboardInterrupt
+        return read(path)
+
+    monkeypatch.setattr(baichuan, "read_shard", counted)
+    return names
+
+
+def interrupt(source, target, reads):
+    """Two of the three shards are converted, then Ctrl-C."""
+    reads.stop_at = 3
+    with pytest.raises(KeyboardInterrupt):
+        convert_to_llama(source, target, **SILENT)
+    assert not target.exists()
+    assert len(list(target.parent.glob(".target.partial/content/*.safetensors"))) == 2
+    reads.stop_at = None
+    reads.clear()
+    return [f"pytorch_model-0000{i}-of-00003.bin" for i in (1, 2, 3)]
+
+
+def test_a_second_call_reads_only_what_was_left(tmp_path, source, reads):
+    target, lines = tmp_path / "target", []
+    names = interrupt(source, target, reads)
+    (tmp_path / ".target.partial" / "content" / ".model-00003-of-00003.safetensors-77").touch()  # of a killed process
+    assert convert_to_llama(source, target, report=lines.append) == target
+    assert reads == names[2:] and sum("converted before" in line for line in lines) == 2
+    assert difference(target, make_tensors(), True) <= 1e-6
+    assert {path.name for path in tmp_path.iterdir()} == {"source", "target"} and not list(target.glob(".*"))
+
+
+def test_a_shard_that_changed_is_read_again_and_another_config_starts_anew(tmp_path, source, reads):
+    target = tmp_path / "target"
+    names = interrupt(source, target, reads)
+    os.utime(source / names[0])  # downloaded again
+    done = tmp_path / ".target.partial" / "content" / "model-00002-of-00003.safetensors"
+    done.write_bytes(done.read_bytes()[:-8])  # the machine went down before it was on the disk
+    convert_to_llama(source, target, **SILENT)
+    assert reads == names and difference(target, make_tensors(), True) <= 1e-6
+
+    shutil.rmtree(target)
+    reads.clear()
+    interrupt(source, target, reads)
+    convert_to_llama(source, target, norm_head=False, **SILENT)
+    assert reads == names and difference(target, make_tensors(), False) <= 1e-6
+
+    shutil.rmtree(target)
+    reads.clear()
+    interrupt(source, target, reads)
+    (tmp_path / ".target.partial" / "manifest.json").write_text("{")
+    convert_to_llama(source, target, **SILENT)
+    assert reads == names
+
+
+# Refusals.
+
+
+def drop(name):
+    def change(source):
+        (source / name).unlink()
+
+    return change
+
+
+def config(**changes):
+    return lambda source: edit_json(source / "config.json", **changes)
+
+
+def config_without(*names):
+    def change(source):
+        content = json.loads((source / "config.json").read_text())
+        write_json(source / "config.json", {key: value for key, value in content.items() if key not in names})
+
+    return change
+
+
+def cut(name, left):
+    return lambda source: (source / name).write_bytes((source / name).read_bytes()[:left])
+
+
+def put(name, content):
+    return lambda source: (source / name).write_bytes(content)
+
+
+def in_shard(**changes):
+    """Change tensors of the first shard; None takes one away."""
+
+    def change(source):
+        file = source / FIRST
+        tensors = torch.load(file, weights_only=True) | changes
+        torch.save({name: tensor for name, tensor in tensors.items() if tensor is not None}, file)
+
+    return change
+
+
+def index(name, file):
+    def change(source):
+        path = source / "pytorch_model.bin.index.json"
+        weight_map = json.loads(path.read_text())["weight_map"] | {name: file}
+        edit_json(path, weight_map={key: value for key, value in weight_map.items() if value})
+
+    return change
+
+
+FIRST = "pytorch_model-00001-of-00003.bin"
+PACK = "model.layers.0.self_attn.W_pack.weight"
+EMBEDDING = "model.embed_tokens.weight"
+REFUSED = {
+    "not a folder": (shutil.rmtree, "is not a folder"),
+    "no config": (drop("config.json"), "has no config.json"),
+    "broken config": (put("config.json", b"{"), "config.json is not valid JSON"),
+    "no object": (put("config.json", b"[]"), "does not hold a JSON object"),
+    "llama": (config(architectures=["LlamaForCausalLM"]), "is a Llama checkpoint already"),
+    "gpt2": (config(architectures=["GPT2LMHeadModel"]), "is not a Baichuan checkpoint: .* GPT2LMHeadModel"),
+    "no architecture": (config_without("architectures"), "names nothing as its architecture"),
+    "13B by width": (config(hidden_size=5120), "13B model, with ALiBi"),
+    "13B by depth": (config(num_hidden_layers=40), "13B model, with ALiBi"),
+    "13B by positions": (config_without("max_position_embeddings"), "13B model, with ALiBi"),
+    "13B by name": (config(position_embedding="ALIBI"), "13B model, with ALiBi"),
+    "no sizes": (config_without("vocab_size", "rms_norm_eps"), "lacks rms_norm_eps, vocab_size"),
+    "either generation": (config_without("z_loss_weight"), "--norm-head"),
+    "no weights": (drop("pytorch_model.bin.index.json"), "has no weights"),
+    "no shard": (drop(FIRST), f"names {FIRST}, not there"),
+    "index lacks one": (index(PACK, None), f"lacks {PACK}"),
+    "index has more": (index("model.layers.9.x", FIRST), "holds model.layers.9.x, which"),
+    "no names": (lambda source: edit_json(source / "pytorch_model.bin.index.json", weight_map={}), "and 21 more"),
+    "cut zip": (cut(FIRST, -300), f"{FIRST} is damaged or incomplete; download it again"),
+    "empty": (cut(FIRST, 0), f"{FIRST} is damaged or incomplete"),
+    "a web page": (put(FIRST, b"<html>404</html>"), f"{FIRST} is damaged"),
+    "git-lfs": (put(FIRST, b"version https://git-lfs.github.com/spec/v1\noid"), "run git lfs pull"),
+    "a list": (lambda source: torch.save([torch.ones(3)], source / FIRST), "does not hold tensors by their names"),
+    "shard lacks one": (in_shard(**{EMBEDDING: None}), f"{FIRST} lacks {EMBEDDING}"),
+    "shard has more": (in_shard(future_mask=torch.ones(3)), f"{FIRST} holds future_mask"),
+    "shape": (in_shard(**{EMBEDDING: torch.ones(5, HIDDEN)}), r"has shape \[5, 32\], config.json wants \[640, 32\]"),
+    "quantised": (in_shard(**{EMBEDDING: torch.ones(VOCABULARY, HIDDEN).char()}), "has torch.int8; only float32"),
+    "no tokenizer": (drop("tokenizer.model"), "no tokenizer.model"),
+    "broken tokenizer": (put("tokenizer.model", b"version https"), "not a SentencePiece model, or is damaged"),
+    "more pieces than rows": (config(vocab_size=300), "pieces, the model 300 rows|has shape"),
+    "other EOS": (
+        put("tokenizer_config.json", b'{"eos_token": "<|im_end|>"}'),
+        "no piece for the eos_token '<|im_end|>'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_sentence_for_what_cannot_be_converted(tmp_path, source, case):
+    change, sentence = REFUSED[case]
+    change(source)
+    with pytest.raises((ValueError, FileNotFoundError), match=sentence):
+        convert_to_llama(source, tmp_path / "target", **SILENT)
+    assert not (tmp_path / "target").exists()
+
+
+@pytest.mark.parametrize("left", [0, 5, 40, -8])
+@pytest.mark.parametrize("kind", ["safetensors", "legacy"])
+def test_a_cut_file_of_any_format_is_damaged(tmp_path, tokenizer_model, kind, left):
+    source = write(tmp_path / "source", tokenizer_model, kind=kind, shards=0)
+    cut("model.safetensors" if kind == "safetensors" else "pytorch_model.bin", left)(source)
+    with pytest.raises(ValueError, match=r"(model\.safetensors|pytorch_model\.bin) is damaged"):
+        convert_to_llama(source, tmp_path / "target", **SILENT)
+
+
+def test_a_wrong_w_pack_and_a_disk_that_is_too_small(tmp_path, tokenizer_model, monkeypatch):
+    tensors = make_tensors() | {PACK: torch.ones(HIDDEN, HIDDEN)}
+    source = write(tmp_path / "source", tokenizer_model, tensors)
+    with pytest.raises(ValueError, match=rf"{PACK} has shape \[32, 32\], config.json wants \[96, 32\]"):
+        convert_to_llama(source, tmp_path / "target", **SILENT)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))
+    with pytest.raises(OSError, match="needs 0.0 GB"):
+        convert_to_llama(source, tmp_path / "other", **SILENT)
+
+
+def test_a_target_that_holds_something_is_left_alone(tmp_path, source):
+    target = tmp_path / "target"
+    target.mkdir()
+    convert_to_llama(source, target, **SILENT)  # an empty one is used
+    before = sorted(target.iterdir())
+    with pytest.raises(ValueError, match="exists already and is not an empty folder"):
+        convert_to_llama(source, target, **SILENT)
+    assert sorted(target.iterdir()) == before
+    with pytest.raises(ValueError, match="exists already"):
+        convert_to_llama(source, source / "config.json", **SILENT)
+    with pytest.raises(ValueError, match="is a Llama checkpoint already"):
+        convert_to_llama(target, tmp_path / "twice", **SILENT)
+
+
+class Runs:
+    """What a hostile checkpoint could hold."""
+
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        return open, (str(self.marker), "w")
+
+
+@pytest.mark.parametrize("kind", ["zip", "legacy", "pickle"])
+def test_a_pickle_that_would_run_code_is_refused_and_does_not_run(tmp_path, source, kind):
+    marker = tmp_path / "ran"
+    content = {EMBEDDING: Runs(marker)}
+    if kind == "pickle":
+        (source / FIRST).write_bytes(pickle.dumps(content, protocol=2))
+    else:
+        torch.save(content, source / FIRST, _use_new_zipfile_serialization=kind == "zip")
+    with pytest.raises(ValueError, match=f"{FIRST} is damaged, or would run code; it was not loaded"):
+        convert_to_llama(source, tmp_path / "target", **SILENT)
+    assert not marker.exists()
+    if kind != "pickle":
+        torch.load(source / FIRST, weights_only=False)
+        assert marker.exists()  # it would have
+
+
+# The tokenizer.
+
+
+def train(folder, **options):
+    """A SentencePiece model with these options, which need not be Baichuan's."""
+    model = io.BytesIO()
+    given = {"model_type": "bpe", "vocab_size": 700, "byte_fallback": True, "num_threads": 1, "minloglevel": 2}
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXTS), model_writer=model, hard_vocab_limit=False, **given | options
+    )
+    path = folder / "tokenizer.model"
+    path.write_bytes(model.getvalue())
+    return path
+
+
+def assert_same_ids(model_file, tokenizer, texts):
+    original = SentencePieceProcessor(model_file=str(model_file))
+    for text in texts:
+        ids = tokenizer(text)["input_ids"]
+        assert ids == original.encode(text), text
+        assert tokenizer.decode(ids) == original.decode(ids), text
+
+
+def test_ids_are_sentencepieces_through_auto_tokenizer(tmp_path, source):
+    tokenizer = AutoTokenizer.from_pretrained(convert_to_llama(source, tmp_path / "target", **SILENT))
+    asked = [f"{USER}{text}{ASSISTANT}{text} {USER} {USER}" for text in SAID]
+    assert_same_ids(source / "tokenizer.model", tokenizer, SAID + asked)
+    assert tokenizer.convert_tokens_to_ids([USER, ASSISTANT]) == [195, 196]
+    assert tokenizer(f"{USER}你好{ASSISTANT}")["input_ids"][:: len(tokenizer("你好")["input_ids"]) + 1] == [195, 196]
+    roles = ("pad", "bos", "eos", "unk")
+    assert [getattr(tokenizer, f"{role}_token_id") for role in roles] == [0, 1, 2, 0]
+    assert tokenizer(f"a</s>{USER}")["input_ids"][-2:] == [2, 195]  # a control piece is a special token
+    assert tokenizer.decode([1, 195, 2], skip_special_tokens=True) == USER
+    assert tokenizer.model_max_length == 4096 and list(tokenizer("a")) == ["input_ids", "attention_mask"]
+    tokenizer.save_pretrained(tmp_path / "saved")
+    assert_same_ids(source / "tokenizer.model", AutoTokenizer.from_pretrained(tmp_path / "saved"), asked)
+
+
+@pytest.mark.parametrize("reserved", [[], [USER, "▁▁▁▁", "<h>"]], ids=["plain", "reserved"])
+@pytest.mark.parametrize("spaces", [True, False], ids=["fewer spaces", "all spaces"])
+@pytest.mark.parametrize("prefix", [True, False], ids=["prefix", "no prefix"])
+@pytest.mark.parametrize("rule", ["identity", "nfkc", "nmt_nfkc"])
+def test_normalisers_and_spaces_of_other_models(tmp_path, rule, prefix, spaces, reserved):
+    options = {"normalization_rule_name": rule, "add_dummy_prefix": prefix, "remove_extra_whitespaces": spaces}
+    path = train(tmp_path, **options, user_defined_symbols=reserved)
+    if rule == "nmt_nfkc" and not spaces:  # it makes two spaces of \r\n, where a fast tokenizer makes one
+        with pytest.raises(ValueError, match="cannot be turned into a fast tokenizer: SentencePiece gives"):
+            sentencepiece_to_fast(path)
+        return
+    texts = SAID + [f"{USER}{text}  <h> {USER}    a" for text in SAID if reserved]
+    assert_same_ids(path, sentencepiece_to_fast(path), texts)
+
+
+def test_merges_go_by_score_and_not_by_id(tmp_path):
+    path = train(tmp_path)
+    proto = spm.ModelProto.FromString(path.read_bytes())
+    pieces = list(proto.pieces)
+    del proto.pieces[:]
+    proto.pieces.extend(pieces[:3] + pieces[:2:-1])
+    path.write_bytes(proto.SerializeToString())
+    assert_same_ids(path, sentencepiece_to_fast(path), SAID)
+
+
+def test_a_model_without_bytes_has_unknown_characters(tmp_path):
+    path = train(tmp_path, byte_fallback=False, vocab_size=400)
+    tokenizer = sentencepiece_to_fast(path)
+    original = SentencePieceProcessor(model_file=str(path))
+    assert all(tokenizer(text)["input_ids"] == original.encode(text) for text in SAID)
+
+
+def test_bos_and_eos_are_added_where_the_source_does(tmp_path, source):
+    plain = AutoTokenizer.from_pretrained(convert_to_llama(source, tmp_path / "a", **SILENT))("你好")["input_ids"]
+    edit_json(source / "tokenizer_config.json", add_bos_token=True, add_eos_token=True, padding_side="left")
+    tokenizer = AutoTokenizer.from_pretrained(convert_to_llama(source, tmp_path / "b", **SILENT))
+    assert tokenizer("你好")["input_ids"] == [1, *plain, 2] and tokenizer.padding_side == "left"
+    assert tokenizer("你好", add_special_tokens=False)["input_ids"] == plain
+    assert 1 not in plain and 2 not in plain
+
+
+def test_what_a_fast_tokenizer_cannot_do_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="it is a unigram model"):
+        sentencepiece_to_fast(train(tmp_path, model_type="unigram", vocab_size=400))
+    with pytest.raises(ValueError, match="treat_whitespace_as_suffix"):
+        sentencepiece_to_fast(train(tmp_path, treat_whitespace_as_suffix=True))
+    path = train(tmp_path)
+    proto = spm.ModelProto.FromString(path.read_bytes())
+    proto.pieces[-1].type = spm.ModelProto.SentencePiece.UNUSED
+    path.write_bytes(proto.SerializeToString())
+    with pytest.raises(ValueError, match="unused pieces"):
+        sentencepiece_to_fast(path)
+    proto.normalizer_spec.escape_whitespaces = False
+    path.write_bytes(proto.SerializeToString())
+    with pytest.raises(ValueError, match="escape_whitespaces"):
+        sentencepiece_to_fast(path)
+
+
+# Small checkpoints for the embedded world.
+
+
+def test_the_small_tokenizer_is_deterministic_and_has_baichuans_ids(tmp_path, tokenizer_model):
+    again = train_sentencepiece(TEXTS, 600, tmp_path)
+    assert again.read_bytes() == tokenizer_model.read_bytes()
+    pieces = SentencePieceProcessor(model_file=str(again))
+    assert pieces.get_piece_size() <= 600
+    assert [pieces.id_to_piece(i) for i in (0, 1, 2, 195, 196)] == ["<unk>", "<s>", "</s>", USER, ASSISTANT]
+    text = f"{USER}  天气 2024{ASSISTANT}"
+    assert pieces.decode(pieces.encode(text)) == text
+    assert pieces.encode("12345", out_type=str) == list("12345")
+
+
+@pytest.mark.parametrize("shards", [1, 2, 5])
+def test_a_model_trained_with_a_norm_head_comes_back(tmp_path, tokenizer_model, shards):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": HIDDEN, "intermediate_size": INNER, "num_hidden_layers": 2, "num_attention_heads": HEADS}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, max_position_embeddings=128, **sizes))
+    with pytest.raises(ValueError, match="call norm_head"):
+        write_baichuan_checkpoint(model, tokenizer_model, tmp_path / "source")
+    norm_head(model)
+    ids = torch.randint(3, VOCABULARY, (4, 12))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(5):
+        losses.append(model(input_ids=ids, labels=ids).loss)
+        losses[-1].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert losses[-1] < losses[0] - 0.1
+    original = model.lm_head.parametrizations.weight.original
+    torch.testing.assert_close(model.lm_head.weight.norm(dim=1), torch.ones(VOCABULARY))
+    assert original.norm(dim=1).std() > 1e-3 and parametrize.is_parametrized(model.lm_head)
+
+    source = write_baichuan_checkpoint(model, tokenizer_model, tmp_path / "source", shards)
+    files = sorted(source.glob("*.bin"))
+    assert len(files) == shards and files[0].name == f"pytorch_model-00001-of-{shards:05d}.bin"
+    tensors = {name: value for file in files for name, value in torch.load(file, weights_only=True).items()}
+    assert torch.equal(tensors["lm_head.weight"], original) and tensors[PACK].shape == (3 * HIDDEN, HIDDEN)
+    assert sum(file.stat().st_size for file in files) < 1.2 * sum(t.nbytes for t in tensors.values()) + 20_000
+    given = json.loads((source / "config.json").read_text())
+    assert given["architectures"] == ["BaichuanForCausalLM"] and given["auto_map"] and given["z_loss_weight"] == 0
+    with pytest.raises(Exception, match="trust_remote_code|[Bb]aichuan"):
+        AutoModelForCausalLM.from_pretrained(source)
+    converted = AutoModelForCausalLM.from_pretrained(convert_to_llama(source, tmp_path / "target", **SILENT))
+    with torch.no_grad():
+        assert torch.equal(converted(ids).logits, model(ids).logits)
+
+
+# The command.
+
+
+def test_the_command_says_where_the_result_is(tmp_path, source, capsys):
+    assert script.main([str(source), str(tmp_path / "target")]) == 0
+    out = capsys.readouterr().out
+    assert str(tmp_path / "target") in out and "AutoModelForCausalLM.from_pretrained" in out and "NormHead" in out
+    assert script.main([str(source), str(tmp_path / "plain"), "--norm-head", "no"]) == 0
+    assert "As asked: a plain head" in capsys.readouterr().out
+    assert difference(tmp_path / "plain", make_tensors(), False) <= 1e-6
+
+
+def test_the_command_fails_with_a_sentence_and_goes_on_after_ctrl_c(tmp_path, source, capsys, reads):
+    assert script.main([str(tmp_path / "nothing"), str(tmp_path / "target")]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("convert_baichuan.py: ") and error.endswith("nothing is not a folder.\n")
+    reads.stop_at = 2
+    assert script.main([str(source), str(tmp_path / "target")]) == 130
+    assert "the same command goes on" in capsys.readouterr().err and not (tmp_path / "target").exists()
+    reads.stop_at = None
+    assert script.main([str(source), str(tmp_path / "target")]) == 0
+    assert "converted before" in capsys.readouterr().out and len(reads) == 2 + 2
+
+
+def test_help_is_quick_to_read():
+    command = [sys.executable, str(ROOT / "scripts" / "convert_baichuan.py"), "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "SOURCE" in done.stdout and "--norm-head {auto,yes,no}" in done.stdout and "q_proj" in done.stdout

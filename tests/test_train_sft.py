@@ -1,0 +1,352 @@
+"""train_sft.py: options, the loss on answers and EOS alone, adapters, resuming, and a sentence for invalid inputs."""
+
+import json
+import math
+import os
+import random
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import datasets
+import pytest
+import torch
+import train_sft as script
+import trl_cli
+from conftest import difference
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
+
+from rlhf_course.data import load_answers
+from rlhf_course.offline.models import train_tokenizer
+from rlhf_course.presets import ROOT, load_preset
+
+WORDS = "rain snow wind sun cloud storm fog river lake hill tree bird stone road".split()
+SHORT = ("--per_device_train_batch_size=8", "--num_train_epochs=2", "--save_steps=3", "--eval_share=0.12")
+
+
+def make_rows(count: int = 24, seed: int = 0) -> list[dict]:
+    """Questions with three answers each, as in HC3."""
+    rng = random.Random(seed)
+
+    def texts(n: int) -> list[str]:
+        return [" ".join(rng.choices(WORDS, k=rng.randint(1, 9))) for _ in range(n)]
+
+    return [
+        {"question": f"What is {rng.choice(WORDS)} {row}?", "human_answers": texts(2), "chatgpt_answers": texts(1)}
+        for row in range(count)
+    ]
+
+
+ROWS = make_rows()
+USELESS = [
+    ROWS[0],  # three repeated answers
+    {"question": "Why?", "human_answers": ["", " "], "chatgpt_answers": []},
+    {"question": "How long?", "human_answers": ["rain snow " * 60], "chatgpt_answers": ["fog"]},
+]
+
+
+def write(folder, rows, name="all.jsonl"):
+    folder.mkdir(exist_ok=True)
+    datasets.Dataset.from_list(rows).to_json(folder / name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """Answers of both kinds, and two bases of one layer without a padding token."""
+    folder = tmp_path_factory.mktemp("world")
+    write(folder / "data", ROWS + USELESS)
+    rows = [{"instruction": r["question"], "input": "", "output": r["human_answers"][0]} for r in ROWS]
+    write(folder / "instructions", rows)
+    texts = [f"\n\nHuman: {r['question']}\n\nAssistant: {r['human_answers'][0]}" for r in ROWS]
+    tokenizer = train_tokenizer(texts, 330)
+    tokenizer.pad_token = None
+    special = {"bos_token_id": tokenizer.eos_token_id, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": None}
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes |= {"max_position_embeddings": 96, "vocab_size": len(tokenizer)}
+    torch.manual_seed(0)
+    LlamaForCausalLM(LlamaConfig(**sizes, **special)).save_pretrained(folder / "llama")
+    sizes = {"n_layer": 1, "n_embd": 32, "n_head": 2, "n_positions": 96, "vocab_size": len(tokenizer)}
+    GPT2LMHeadModel(GPT2Config(**sizes, **special)).save_pretrained(folder / "gpt2")
+    for base in ("llama", "gpt2"):
+        tokenizer.save_pretrained(folder / base)
+    return folder
+
+
+def arguments(world, output, *more) -> list[str]:
+    given = {"dataset": world / "data", "model_name_or_path": world / "llama", "output_dir": output, "max_length": 80}
+    return [f"--{key}={value}" for key, value in given.items()] + ["--disable_tqdm=true", *map(str, more)]
+
+
+@pytest.fixture(scope="module")
+def trained(world, tmp_path_factory):
+    """One finished LoRA run of two epochs of nine steps, with its checkpoints."""
+    output = tmp_path_factory.mktemp("trained")
+    assert script.main(arguments(world, output, *SHORT, "--save_total_limit=9")) == 0
+    return output
+
+
+def metrics(output) -> dict:
+    return json.loads((output / "metrics.json").read_text())
+
+
+@torch.no_grad()
+def by_hand(model, tokenizer, answers) -> tuple[float, int]:
+    """Mean −log p of answers and EOS, row by row and without padding, and how many tokens these are."""
+    total, count = 0.0, 0
+    for row in answers:
+        prompt = tokenizer(row["prompt"])["input_ids"]
+        answer = [*tokenizer(" " + row["answer"])["input_ids"], tokenizer.eos_token_id]
+        scores = model.eval()(input_ids=torch.tensor([prompt + answer])).logits[0].log_softmax(-1)
+        total -= sum(scores[len(prompt) - 1 + i, token].item() for i, token in enumerate(answer))
+        count += len(answer)
+    return total / count, count
+
+
+def held_out(world, data="data", share=0.12):
+    """The answers that the run held out, without those that are too long."""
+    answers, _ = load_answers(world / data)
+    return script.hold_out(answers, share, seed=0)[1].filter(lambda row: len(row["answer"]) < 500)
+
+
+def test_metrics_are_those_of_the_held_out_answers_of_the_saved_adapter(world, trained):
+    tokenizer, base = (kind.from_pretrained(world / "llama") for kind in (AutoTokenizer, AutoModelForCausalLM))
+    found, rows = metrics(trained), held_out(world)
+    before, tokens = by_hand(base, tokenizer, rows)
+    after, _ = by_hand(PeftModel.from_pretrained(base, trained / "model"), tokenizer, rows)
+    assert found["loss_before"] == pytest.approx(before, abs=1e-5) and found["held_out_tokens"] == tokens
+    assert found["loss"] == pytest.approx(after, abs=1e-5) and after < before - 0.1
+    for name in ("", "_before"):
+        assert found[f"perplexity{name}"] == pytest.approx(math.exp(found[f"loss{name}"]))
+    assert (found["base"], found["dataset"]) == (str(world / "llama"), str(world / "data"))
+
+
+def test_rows_are_counted_and_what_was_dropped_is_told(world, trained):
+    found = metrics(trained)
+    assert found["dropped"] == {"empty question or answer": 2, "repeated row": 3, "too long": 1}
+    assert found["train_rows"] + found["held_out_rows"] == 3 * len(ROWS) + 1
+    assert found["held_out_rows"] == len(held_out(world))
+
+
+def test_a_held_out_question_is_not_trained_on_with_another_answer():
+    answers = datasets.Dataset.from_dict({"prompt": [f"q{i // 3}" for i in range(60)], "answer": ["a"] * 60})
+    train, held = script.hold_out(answers, 0.2, seed=1)
+    assert len(train) == 48 and len(held) == 12 and not set(train["prompt"]) & set(held["prompt"])
+    assert script.hold_out(answers, 0.2, seed=1)[1].to_list() == held.to_list()
+    assert script.hold_out(answers, 0.2, seed=2)[1].to_list() != held.to_list()
+    assert len(script.hold_out(answers, 0.001, seed=0)[1]) == 3
+
+
+def test_only_adapter_weights_are_saved_with_the_tokenizer(world, trained):
+    assert sorted(p.name for p in trained.iterdir()) == ["checkpoints", "metrics.json", "model"]
+    assert [p.name for p in (trained / "model").glob("*.safetensors")] == ["adapter_model.safetensors"]
+    weights = load_file(trained / "model" / "adapter_model.safetensors")
+    assert len(weights) == 14 and all(".lora_" in name for name in weights)
+    config = json.loads((trained / "model" / "adapter_config.json").read_text())
+    settings = load_preset("04_lora_rlhf_baichuan", "tiny")
+    assert sorted(config["target_modules"]) == sorted(settings.lora_target_modules)
+    assert (config["r"], config["lora_alpha"]) == (settings.lora_r, settings.lora_alpha)
+    assert config["task_type"] == "CAUSAL_LM" and config["base_model_name_or_path"] == str(world / "llama")
+    tokenizer = AutoTokenizer.from_pretrained(trained / "model")
+    assert tokenizer.pad_token_id == tokenizer.eos_token_id
+
+
+@pytest.mark.parametrize("base", ["llama", "gpt2"])
+def test_the_training_loss_is_that_of_answers_and_eos_alone(base, world, tmp_path, monkeypatch):
+    kept, make = [], trl_cli.make_trainer
+    monkeypatch.setattr(trl_cli, "make_trainer", lambda *a: kept.append(make(*a)) or kept[0])
+    monkeypatch.setattr(trl_cli, "train", lambda *a: None)
+    more = ("--use_peft=false", f"--model_name_or_path={world / base}", "--per_device_train_batch_size=7")
+    assert script.main(arguments(world, tmp_path, *more)) == 0
+    trainer, tokenizer = kept[0], AutoTokenizer.from_pretrained(world / base)
+    answers, _ = load_answers(world / "data")
+    known = {(row["prompt"], row["answer"]): row for row in answers}
+    for batch in trainer.get_train_dataloader():
+        rows = []
+        for ids, labels, mask in zip(batch["input_ids"], batch["labels"], batch["attention_mask"], strict=True):
+            ids, labels = ids[mask == 1], labels[mask == 1]
+            learnt = labels != -100
+            assert learnt[-1] and ids[-1] == tokenizer.eos_token_id and ids[:-1].ne(tokenizer.eos_token_id).all()
+            assert (ids[learnt] == labels[learnt]).all() and learnt.long().diff().abs().sum() == 1
+            rows.append(known[tokenizer.decode(ids[~learnt]), tokenizer.decode(ids[learnt][:-1]).strip()])
+        assert batch["labels"][batch["attention_mask"] == 0].eq(-100).all()
+        wanted, _ = by_hand(trainer.model, tokenizer, rows)
+        assert trainer.compute_loss(trainer.model, batch).item() == pytest.approx(wanted, abs=1e-5)
+
+
+def test_all_weights_learn_instructions_and_where_to_stop(world, tmp_path):
+    data = write(tmp_path / "data", [{"instruction": f"{w}?", "input": "", "output": "fog road"} for w in WORDS])
+    more = ("--use_peft=false", f"--model_name_or_path={world / 'gpt2'}", f"--dataset={data}", "--num_train_epochs=40")
+    assert script.main(arguments(world, tmp_path / "out", *more, "--learning_rate=1e-2")) == 0
+    folder = tmp_path / "out" / "model"
+    model, tokenizer = (kind.from_pretrained(folder) for kind in (AutoModelForCausalLM, AutoTokenizer))
+    assert not (folder / "adapter_config.json").exists() and model.config.pad_token_id == tokenizer.pad_token_id
+    prompt = tokenizer("\n\nHuman: bird?\n\nAssistant:", return_tensors="pt")
+    answer = model.generate(**prompt, max_new_tokens=40, do_sample=False)[0, prompt["input_ids"].shape[1] :]
+    assert tokenizer.decode(answer) == " fog road" + tokenizer.eos_token
+    found = metrics(tmp_path / "out")
+    assert found["loss"] < 0.1 < found["loss_before"] and found["train_rows"] == 13
+    assert by_hand(model, tokenizer, held_out(tmp_path, share=0.05))[0] == pytest.approx(found["loss"], abs=1e-5)
+
+
+@pytest.mark.parametrize("step", [3, 9, 12])  # within an epoch, between two, and within the second
+def test_resuming_equals_never_having_stopped(step, world, trained, tmp_path):
+    middle = trained / "checkpoints" / f"checkpoint-{step}"
+    assert script.main(arguments(world, tmp_path / "out", *SHORT, f"--resume_from_checkpoint={middle}")) == 0
+    folders = (trained / "model", tmp_path / "out" / "model", middle)
+    whole, resumed, stopped = (load_file(folder / "adapter_model.safetensors") for folder in folders)
+    assert difference(whole, stopped) > 1e-3 and difference(whole, resumed) < 1e-6
+    assert metrics(tmp_path / "out") == metrics(trained)
+
+
+def test_resuming_true_takes_the_latest_checkpoint_and_a_new_run_does_not_mix_with_it(world, trained, capsys):
+    before, given = metrics(trained), arguments(world, trained, *SHORT)
+    assert script.main(given) == 1
+    assert "checkpoint-18 is there already: --resume_from_checkpoint true" in capsys.readouterr().err
+    assert script.main([*given, "--resume_from_checkpoint=true"]) == 0
+    assert metrics(trained) == before
+
+
+def test_tensorboard_writes_into_the_output_folder(world, tmp_path, monkeypatch):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", "")
+    monkeypatch.delenv("TENSORBOARD_LOGGING_DIR")
+    monkeypatch.chdir(tmp_path)
+    data = write(tmp_path / "few", ROWS[:6])
+    more = (f"--dataset={data}", "--report_to=tensorboard", "--logging_steps=1", "--data_files=all.jsonl")
+    assert script.main(arguments(world, tmp_path / "out", *more)) == 0
+    events = EventAccumulator(str(tmp_path / "out" / "tensorboard")).Reload()
+    assert [event.step for event in events.Scalars("train/loss")] == [1]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["few", "out"]
+
+
+def test_wandb_without_a_key_writes_offline(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("WANDB_API_KEY", "WANDB_MODE"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    config = SimpleNamespace(output_dir=str(tmp_path), resume_from_checkpoint=None, report_to=["wandb"])
+    assert trl_cli.begin(config) == (tmp_path, None) and config.output_dir == str(tmp_path / "checkpoints")
+    assert os.environ["WANDB_MODE"] == "offline"
+
+
+def test_ctrl_c_ends_with_a_sentence(world, tmp_path, monkeypatch, capsys):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(trl_cli, "train", stop)
+    assert script.main(arguments(world, tmp_path)) == 130
+    assert "--resume_from_checkpoint true goes on" in capsys.readouterr().err
+
+
+def test_a_loss_that_explodes_ends_with_a_sentence(world, tmp_path, capsys):
+    assert script.main(arguments(world, tmp_path, "--learning_rate=1e9", "--use_peft=false")) == 1
+    assert "Training diverged" in capsys.readouterr().err and not (tmp_path / "metrics.json").exists()
+
+
+def test_a_file_sets_options_and_the_command_line_wins(tmp_path):
+    file = tmp_path / "my.yaml"
+    file.write_text("preset: scratch\ndataset: there\nlearning_rate: 1e-3\nmax_length: 100\nuse_peft: false\n")
+    own, config, model, settings = script.parse_arguments([f"--config={file}", "--max_length", "120"])
+    assert own.preset == "scratch" and config.learning_rate == 1e-3 and model.use_peft is False
+    assert config.max_length == settings.max_length == 120 and settings.sft_dataset == "there"
+    own, config, *_ = script.parse_arguments(["--config", str(file), "--preset", "full"])
+    assert own.preset == "full" and config.learning_rate == 1e-3
+
+
+@pytest.mark.parametrize("preset", ["tiny", "full"])
+def test_the_preset_gives_the_defaults(preset):
+    wanted = load_preset("04_lora_rlhf_baichuan", preset)
+    own, config, model, settings = script.parse_arguments(["--preset", preset])
+    assert (own.subset, own.eval_share) == (wanted.sft_subset, 0.05)
+    assert (settings.sft_dataset, settings.sft_files) == (wanted.sft_dataset, wanted.sft_files)
+    assert (config.max_length, config.learning_rate) == (wanted.max_length, wanted.sft_learning_rate)
+    assert (config.num_train_epochs, config.per_device_train_batch_size) == (wanted.sft_epochs, wanted.sft_batch_size)
+    assert config.bf16 == (wanted.dtype == "bfloat16" and torch.cuda.is_available()) and model.dtype == wanted.dtype
+    assert model.use_peft and (model.lora_r, model.lora_alpha) == (wanted.lora_r, wanted.lora_alpha)
+    assert model.lora_target_modules == wanted.lora_target_modules and not config.gradient_checkpointing
+    assert config.report_to == [] and config.completion_only_loss and model.model_name_or_path is None
+
+
+def test_a_dataset_of_ones_own_has_not_the_files_of_the_presets():
+    *_, settings = script.parse_arguments(["--preset=full", "--dataset=mine"])
+    assert settings.sft_files is None
+    *_, settings = script.parse_arguments(["--preset=full", "--dataset=mine", "--data_files=a.jsonl"])
+    assert settings.sft_files == "a.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["--preset=huge"], "Unknown preset 'huge'; choose one of tiny, scratch, full"),
+        (["--preset=scratch"], "--preset scratch needs --dataset"),
+        (["--config=missing.yaml"], "missing.yaml"),
+        (["--max_lenght=3"], "--max_lenght=3"),
+        (["--max_length=none"], "--max_length takes a whole number of at least 1"),
+        (["--subset=0"], "--subset takes a whole number of at least 1, got 0"),
+        (["--eval_share=1"], "--eval_share takes a number between 0 and 1, got 1.0"),
+        (["--packing"], "--packing is not for this script"),
+        (["--completion_only_loss=false"], "--completion_only_loss false is not for this script"),
+        (["--trust_remote_code"], "Remote code is not run here"),
+        (["--load_in_4bit"], "are not supported here"),
+    ],
+)
+def test_bad_options_end_with_a_sentence(given, message, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        script.main(given)
+    assert stopped.value.code == 2 and message in capsys.readouterr().err
+
+
+def foreign(world, folder) -> str:
+    """A base that would bring code of its own."""
+    folder.mkdir()
+    config = {"model_type": "baichuan", "auto_map": {"AutoConfig": "a.B", "AutoModelForCausalLM": "a.C"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    AutoTokenizer.from_pretrained(world / "llama").save_pretrained(folder)
+    return f"--model_name_or_path={folder}"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (lambda world, folder: "--dataset=./nowhere", "No dataset folder at ./nowhere"),
+        (lambda world, folder: f"--dataset={write(folder, [{'question': 'a', 'b': 'c'}])}", "has the columns"),
+        (lambda world, folder: f"--dataset={write(folder, ROWS[:1])}", "1 questions are too few to hold out 1"),
+        (lambda world, folder: "--data_files=no.jsonl", "no.jsonl"),
+        (lambda world, folder: "--model_name_or_path=./nowhere", "nowhere"),
+        (foreign, "Remote code is not run here"),
+        (lambda world, folder: "--max_length=97", "--max_length 97 is more than the 96 positions"),
+        (lambda world, folder: "--max_length=3", "rows have more than max_length=3 tokens"),
+        (lambda world, folder: "--lora_target_modules=c_attn", "Target modules {'c_attn'} not found"),
+        (lambda world, folder: "--resume_from_checkpoint=true", "there is no checkpoint in"),
+    ],
+)
+def test_bad_inputs_end_with_a_sentence_and_leave_nothing(given, message, world, tmp_path, capsys):
+    assert script.main(arguments(world, tmp_path / "out", given(world, tmp_path / "data"))) == 1
+    shown = capsys.readouterr().err
+    assert message in shown and shown.startswith("train_sft.py: ") and shown.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_adapter_is_no_base(world, trained, tmp_path, capsys):
+    assert script.main(arguments(world, tmp_path, f"--model_name_or_path={trained / 'model'}")) == 1
+    assert "is an adapter" in capsys.readouterr().err
+
+
+def test_help_names_what_the_library_and_the_script_offer():
+    command = [sys.executable, str(ROOT / "scripts" / "train_sft.py"), "--preset", "full", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=os.environ | {"COLUMNS": "120"})
+    assert done.returncode == 0 and done.stderr == ""
+    for option in ("--resume_from_checkpoint", "--report_to", "--lora_target_modules", "--eval_share", "--config"):
+        assert option in done.stdout
+    assert "(default: 512)" in done.stdout and "(default: 0.05)" in done.stdout
