@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -182,6 +183,21 @@ def load_answers(
     return datasets.Dataset.from_dict(found), report
 
 
+def hold_out(rows: datasets.Dataset, share: float, seed: int = 0) -> tuple[datasets.Dataset, datasets.Dataset]:
+    """Rows to learn from, and held-out ones: all rows of a share of the prompts, drawn at random.
+
+    By prompt, because one that has several answers would otherwise stand on both sides. Raises ``ValueError`` when
+    nothing would be left.
+    """
+    prompts = list(dict.fromkeys(rows["prompt"]))
+    count = max(1, round(share * len(prompts)))
+    if count >= len(prompts):
+        raise ValueError(f"{len(prompts)} questions are too few to hold out {count} of them.")
+    drawn = set(random.Random(seed).sample(prompts, count))
+    held = [prompt in drawn for prompt in rows["prompt"]]
+    return tuple(rows.select([row for row, is_held in enumerate(held) if is_held is side]) for side in (False, True))
+
+
 def tokenize_answers(answers: datasets.Dataset, tokenizer, max_length: int) -> tuple[datasets.Dataset, int]:
     """Columns input_ids and completion_mask (1 on the answer and its EOS), as trl's SFTTrainer takes them.
 
@@ -204,6 +220,11 @@ def tokenize_answers(answers: datasets.Dataset, tokenizer, max_length: int) -> t
         "completion_mask": [[0] * len(prompt) + [1] * len(answer) for prompt, answer in kept],
     }
     return datasets.Dataset.from_dict(columns), len(rows) - len(kept)
+
+
+def last_question(prompt: str) -> str:
+    """The last human turn of a prompt, without its mark."""
+    return prompt.rpartition(HUMAN)[2].partition(ASSISTANT)[0].strip()
 
 
 def encode(tokenizer, prompts: Sequence[str], answers: Sequence[str]) -> list[list[int]]:

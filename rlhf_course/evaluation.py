@@ -53,6 +53,45 @@ def evaluate(
     return table
 
 
+@torch.no_grad()
+def evaluate_answers(
+    trainer,
+    reward: Callable[[Sequence[str], Sequence[str]], Tensor],
+    prompts: Sequence[str],
+    seed: int = 0,
+    **generation,
+) -> pd.DataFrame:
+    """One sampled answer per prompt from a trainer's policy: columns prompt, answer, kl, length, finished, score.
+
+    As :func:`evaluate`, but the reward takes prompts and answers, and the reference is the trainer's, adapter or model.
+    ``finished`` says whether the answer ended by itself, with EOS.
+    """
+    tokenizer = trainer.tokenizer
+    queries = [torch.tensor(ids) for ids in tokenizer(list(prompts))["input_ids"]]
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        responses = trainer.generate(queries, return_prompt=False, **generation)
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    blank = torch.zeros(len(responses), device=model.device)
+    rollout = Rollout.from_lists(queries, responses, blank, pad_token_id(tokenizer))
+    how = {"at_most": trainer.config.mini_batch_size, "begin_suppress": trainer.config.begin_suppress_tokens}
+    with without_dropout(model), trainer.accelerator.autocast():
+        logprobs = forward(model, rollout, **how)[0]
+        with trainer.reference() as reference:
+            difference = logprobs - forward(reference, rollout, **how)[0]
+    answers = [text.strip() for text in tokenizer.batch_decode(responses, skip_special_tokens=True)]
+    return pd.DataFrame(
+        {
+            "prompt": prompts,
+            "answer": answers,
+            "kl": (difference * rollout.mask).sum(1).tolist(),
+            "length": [len(response) for response in responses],
+            "finished": [bool(response[-1] == tokenizer.eos_token_id) for response in responses],
+            "score": reward(prompts, answers).tolist(),
+        }
+    )
+
+
 def mean_ci(values) -> tuple[float, float]:
     """Mean and half-width of its 95 % confidence interval (normal approximation)."""
     values = np.asarray(values, dtype=float)

@@ -199,3 +199,47 @@ def audit_bars(tables: Mapping[str, pd.DataFrame], wanted: float) -> Figure:
     figure.legend(loc="outside upper center", ncols=len(tables) + 1)
     plt.close(figure)
     return figure
+
+
+def loss_curve(train: pd.DataFrame, held_out: Sequence[float], chance: float | None = None) -> Figure:
+    """Training loss over steps (columns step and loss), held-out loss before and after, and what chance would give."""
+    train = train.dropna(subset="loss")
+    train = train.assign(loss=train["loss"].astype(float))
+    figure, axis = plt.subplots(figsize=(6.5, 3))
+    axis.plot(train["step"], train["loss"], color=COLOURS["reference"], lw=1.2, label="training")
+    ends = [0, train["step"].max()]
+    axis.plot(ends, held_out, color=COLOURS["policy"], marker="o", ls="none", label="held out")
+    for x, y in zip(ends, held_out, strict=True):
+        axis.annotate(f"{y:.2f}", (x, y), xytext=(0, 7), textcoords="offset points", ha="center")
+    if chance is not None:
+        axis.axhline(chance, color="0.3", ls=":", lw=1.2, label="ln 2")
+    axis.set(xlabel="step", ylabel="loss, nats")
+    axis.margins(y=0.15)
+    axis.legend()
+    plt.close(figure)
+    return figure
+
+
+def adapter_diagram() -> Figure:
+    """Which adapter is switched on for which part of a PPO step; the base is the same everywhere."""
+    rows = {  # what for: (adapter, colour, head)
+        "sample answers, their log-probabilities": ("policy", "policy", "vocabulary"),
+        "values": ("policy", "policy", "value head"),
+        "the reference's log-probabilities": ("ref", "reference", "vocabulary"),
+        "scores": ("reward", "reward", "score head"),
+    }
+    figure, axis = plt.subplots(figsize=(9, 2.9))
+    box = {"boxstyle": "round,pad=0.45", "ec": "none"}
+    for y, (purpose, (adapter, colour, head)) in enumerate(rows.items()):
+        frozen = "" if adapter == "policy" else ", frozen"
+        axis.text(0.0, -y, purpose, va="center")
+        axis.text(0.52, -y, "base, frozen", ha="center", va="center", bbox=box | {"fc": "0.85"})
+        axis.text(
+            0.72, -y, f"+ {adapter}{frozen}", ha="center", va="center", color="w", bbox=box | {"fc": COLOURS[colour]}
+        )
+        shade = COLOURS["value"] if head == "value head" else COLOURS["reward"] if head == "score head" else "0.55"
+        axis.text(0.92, -y, f"→ {head}", ha="center", va="center", color="w", bbox=box | {"fc": shade})
+    axis.set(xlim=(-0.02, 1.02), ylim=(-len(rows) + 0.4, 0.6))
+    axis.axis("off")
+    plt.close(figure)
+    return figure

@@ -115,7 +115,7 @@ def by_hand(model, tokenizer, answers) -> tuple[float, int]:
 def held_out(world, data="data", share=0.12):
     """The answers that the run held out, without those that are too long."""
     answers, _ = load_answers(world / data)
-    return script.hold_out(answers, share, seed=0)[1].filter(lambda row: len(row["answer"]) < 500)
+    return hold_out(answers, share, seed=0)[1].filter(lambda row: len(row["answer"]) < 500)
 
 
 def test_metrics_are_those_of_the_held_out_answers_of_the_saved_adapter(world, trained):
@@ -139,11 +139,11 @@ def test_rows_are_counted_and_what_was_dropped_is_told(world, trained):
 
 def test_a_held_out_question_is_not_trained_on_with_another_answer():
     answers = datasets.Dataset.from_dict({"prompt": [f"q{i // 3}" for i in range(60)], "answer": ["a"] * 60})
-    train, held = script.hold_out(answers, 0.2, seed=1)
+    train, held = hold_out(answers, 0.2, seed=1)
     assert len(train) == 48 and len(held) == 12 and not set(train["prompt"]) & set(held["prompt"])
-    assert script.hold_out(answers, 0.2, seed=1)[1].to_list() == held.to_list()
-    assert script.hold_out(answers, 0.2, seed=2)[1].to_list() != held.to_list()
-    assert len(script.hold_out(answers, 0.001, seed=0)[1]) == 3
+    assert hold_out(answers, 0.2, seed=1)[1].to_list() == held.to_list()
+    assert hold_out(answers, 0.2, seed=2)[1].to_list() != held.to_list()
+    assert len(hold_out(answers, 0.001, seed=0)[1]) == 3
 
 
 def test_only_adapter_weights_are_saved_with_the_tokenizer(world, trained):

@@ -23,7 +23,12 @@ SPECIAL = {"pad_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "unk_t
 SPECIAL_IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 OPTIONS = {"model_type": "bpe", "hard_vocab_limit": False, "character_coverage": 0.9999, "byte_fallback": True}
 OPTIONS |= {"normalization_rule_name": "identity", "add_dummy_prefix": False, "remove_extra_whitespaces": False}
-OPTIONS |= {"allow_whitespace_only_pieces": True, "split_digits": True, "user_defined_symbols": [USER, ASSISTANT]}
+OPTIONS |= {
+    "max_sentencepiece_length": 6,
+    "allow_whitespace_only_pieces": True,
+    "split_digits": True,
+    "user_defined_symbols": [USER, ASSISTANT],
+}
 OPTIONS |= {"unk_id": 0, "bos_id": 1, "eos_id": 2, "pad_id": -1, "max_sentence_length": 1 << 20}
 OPTIONS |= {"num_threads": 1, "minloglevel": 2}  # the same pieces every time, and quietly
 

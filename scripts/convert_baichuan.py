@@ -1,0 +1,51 @@
+"""Write a Baichuan-7B or Baichuan2-7B checkpoint as a native Llama one, which needs no trust_remote_code.
+
+SOURCE is a folder with the downloaded checkpoint, TARGET a new folder. Goes shard by shard: memory for about one shard
+and disk for the whole are enough. Stopped half way, the same command goes on where it was. LoRA's target W_pack is
+called q_proj, k_proj and v_proj afterwards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source", type=Path, metavar="SOURCE", help="config.json, tokenizer.model and the weights")
+    parser.add_argument("target", type=Path, metavar="TARGET", help="a folder that does not exist yet, or is empty")
+    parser.add_argument(
+        "--norm-head",
+        default="auto",
+        choices=("auto", "yes", "no"),
+        help="whether the head is Baichuan2's NormHead (default: auto, by config.json)",
+    )
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Returns the exit code: 0 when converted, 1 with a sentence for what cannot be, 130 when stopped by Ctrl-C."""
+    chosen = parse_arguments(arguments)
+    try:
+        from rlhf_course.baichuan import convert_to_llama  # here, so that --help is quick and Ctrl-C is caught
+
+        norm_head = {"auto": None, "yes": True, "no": False}[chosen.norm_head]
+        folder = convert_to_llama(chosen.source, chosen.target, norm_head)
+    except (ValueError, OSError) as error:
+        print(f"convert_baichuan.py: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nStopped; the same command goes on with the shards that are left.", file=sys.stderr)
+        return 130
+    print(f"The Llama checkpoint is in {folder}. To load it:")
+    print("  from transformers import AutoModelForCausalLM, AutoTokenizer")
+    print(f'  model = AutoModelForCausalLM.from_pretrained({str(folder)!r}, dtype="auto")')
+    print(f"  tokenizer = AutoTokenizer.from_pretrained({str(folder)!r})")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

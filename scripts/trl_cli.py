@@ -1,0 +1,218 @@
+"""What the commands over trl's trainers share: their options, checkpoints, tracking, and how they end."""
+
+import argparse
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import yaml
+
+from rlhf_course.presets import load_preset
+
+NO_REMOTE_CODE = (
+    "Remote code is not run here: convert the model to one that transformers knows (Baichuan: convert_baichuan.py)."
+)
+
+
+class HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
+    """The description as it is written, and every default."""
+
+
+def common_defaults(bf16: bool, epochs: float, batch_size: int) -> dict:
+    """Defaults that both commands have and trl has not. bf16 needs a GPU that can do it."""
+    import torch
+
+    gpu = torch.cuda.is_available()
+    return {
+        "bf16": bf16 and gpu and torch.cuda.is_bf16_supported(),
+        "num_train_epochs": epochs,
+        "per_device_train_batch_size": batch_size,
+        "per_device_eval_batch_size": batch_size,
+        "lr_scheduler_type": "cosine",
+        "warmup_steps": 0.1,
+        "seed": 0,
+        "gradient_checkpointing": False,
+        "dataloader_pin_memory": gpu,
+        "train_sampling_strategy": "group_by_length",
+        "save_total_limit": 2,
+        "disable_tqdm": False,
+    }
+
+
+def parse(name, about, experiment, kinds, defaults, overrides, arguments) -> tuple:
+    """The script's own arguments, trl's config, ModelConfig and Settings; ``SystemExit`` with a sentence for bad ones.
+
+    The command line wins over the YAML file, and this over the preset.
+
+    Args:
+        name, about: the script's name, and what --help says of it.
+        experiment: whose presets there are.
+        kinds: the name of trl's config class, and the script's dataclass.
+        defaults: settings of the preset → options.
+        overrides: settings of the preset, script, config and model arguments → what these change in the settings;
+            may raise ``ValueError``.
+        arguments: the command line; None takes the process's.
+    """
+    usage = f"{name} [--config FILE] [--preset PRESET] [options]"
+    early = argparse.ArgumentParser(usage=usage, add_help=False, allow_abbrev=False)
+    early.add_argument("--preset")
+    early.add_argument("--config")
+    known, rest = early.parse_known_args(arguments)
+    try:
+        content = yaml.safe_load(Path(known.config).read_text(encoding="utf-8")) if known.config else {}
+        if not isinstance(content, dict):
+            raise ValueError(f"{known.config} is no list of options like max_length: 224.")
+        preset = str(known.preset or content.get("preset", "tiny"))
+        settings = load_preset(experiment, preset)
+        with warnings.catch_warnings(action="ignore"):
+            import trl
+
+            classes = (getattr(trl, kinds[0]), trl.ModelConfig, kinds[1])
+            parser = trl.TrlParser(classes, description=about, usage=usage, formatter_class=HelpFormatter)
+            parser.set_defaults_with_config(**defaults(settings))
+            config = ["--config", known.config] if known.config else []
+            config_args, model_args, script = parser.parse_args_and_config([*config, "--preset", preset, *rest])
+        if config_args.trust_remote_code:
+            raise ValueError(NO_REMOTE_CODE)
+        if model_args.load_in_4bit or model_args.load_in_8bit:
+            raise ValueError("Quantized bases (--load_in_4bit, --load_in_8bit) are not supported here; try --use_peft.")
+        settings = load_preset(experiment, preset, overrides(settings, script, config_args, model_args))
+    except (ValueError, TypeError, OSError, yaml.YAMLError) as error:
+        early.error(one_line(error))
+    return script, config_args, model_args, settings
+
+
+def check_whole(numbers: list[tuple]) -> None:
+    """Raise ``ValueError`` unless in each (option, value, least) the value is None or a whole number from least on."""
+    for name, value, least in numbers:
+        if value is not None and (not isinstance(value, int) or value < least):
+            raise ValueError(f"--{name} takes a whole number of at least {least}, got {value!r}.")
+
+
+def one_line(error: Exception) -> str:
+    """The message of an exception as one line."""
+    return " ".join(str(error).split())
+
+
+def begin(config) -> tuple[Path, str | None]:
+    """The output folder, and the checkpoint to go on from; libraries are quiet from here on, and wandb needs no key.
+
+    Raises ``ValueError`` where two runs would mix, or there is no such checkpoint.
+    """
+    output = Path(config.output_dir)
+    config.output_dir = str(output / "checkpoints")
+    checkpoint = find_checkpoint(config)
+
+    from rlhf_course.run_card import quiet_libraries
+    from rlhf_course.tracking import _has_wandb_key
+
+    quiet_libraries()
+    warnings.filterwarnings("ignore", message="fan_in_fan_out")  # peft on GPT-2's layers, about what it sets itself
+    if "wandb" in config.report_to and not _has_wandb_key():
+        os.environ.setdefault("WANDB_MODE", "offline")
+    if "tensorboard" in config.report_to:
+        os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(output / "tensorboard"))
+    return output, checkpoint
+
+
+def find_checkpoint(config) -> str | None:
+    """The checkpoint to go on from; None begins anew. Raises ``ValueError`` where that would mix two runs."""
+    from transformers.trainer_utils import get_last_checkpoint
+
+    wanted, folder = str(config.resume_from_checkpoint or "false"), config.output_dir
+    latest = get_last_checkpoint(folder) if Path(folder).is_dir() else None
+    if wanted.lower() in ("false", "no", "none"):
+        if latest:
+            raise ValueError(f"{latest} is there already: --resume_from_checkpoint true, or another --output_dir.")
+        return None
+    found = latest if wanted.lower() in ("true", "yes") else wanted
+    if found is None or not Path(found, "trainer_state.json").exists():
+        raise ValueError(f"--resume_from_checkpoint: there is no checkpoint in {folder if found is None else found}.")
+    return found
+
+
+def load_tokenizer(path: str, model_args):
+    """The base's tokenizer. Raises ``ValueError`` where it has no EOS token."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(path, revision=model_args.model_revision, trust_remote_code=False)
+    if tokenizer.eos_token is None:
+        raise ValueError(f"The tokenizer of {path} has no EOS token, which ends every dialogue.")
+    return tokenizer
+
+
+def model_options(model_args) -> dict:
+    """How to load the base, as from_pretrained takes it."""
+    names = {"dtype": "dtype", "attn_implementation": "attn_implementation", "revision": "model_revision"}
+    return {name: getattr(model_args, argument) for name, argument in names.items()} | {"trust_remote_code": False}
+
+
+def make_trainer(kind: str, model, tokenizer, config, model_args, train, held_out):
+    """trl's trainer of that name on tokenized data, with the latest numbers beside its progress bar."""
+    import torch
+    import trl
+    from transformers import PrinterCallback, ProgressCallback, TrainerCallback
+    from transformers.trainer_pt_utils import LengthGroupedSampler
+
+    class SameOrder(TrainerCallback):
+        """An epoch's order depends on seed and epoch alone, so a resumed run goes on with the rows still to come."""
+
+        def on_epoch_begin(self, args, state, control, train_dataloader=None, **kwargs):
+            sampler = getattr(train_dataloader.batch_sampler, "sampler", None)
+            if isinstance(sampler, LengthGroupedSampler):
+                sampler.generator = torch.Generator().manual_seed(args.seed + int(state.epoch))
+
+    class Bar(ProgressCallback):
+        """The progress bar, without a dictionary scrolling by at every log."""
+
+        def on_log(self, args, state, control, logs=None, **kwargs):
+            if self.training_bar is not None and logs:
+                names = ("loss", "accuracy", "mean_token_accuracy", "eval_accuracy")
+                self.training_bar.set_postfix({key: f"{logs[key]:.3f}" for key in names if key in logs}, refresh=False)
+
+    if str(model_args.lora_target_modules).isidentifier():  # trl makes of one name a pattern for whole paths
+        model_args.lora_target_modules = model_args.lora_target_modules and [model_args.lora_target_modules]
+    trainer = getattr(trl, kind)(
+        model,
+        config,
+        train_dataset=train,
+        eval_dataset=held_out,
+        processing_class=tokenizer,
+        peft_config=trl.get_peft_config(model_args),
+    )
+    trainer.add_callback(SameOrder)
+    trainer.remove_callback(PrinterCallback if config.disable_tqdm else ProgressCallback)
+    if not config.disable_tqdm:
+        trainer.add_callback(Bar)
+    return trainer
+
+
+def train(trainer, checkpoint: str | None, folder: Path) -> None:
+    """Train, from the checkpoint on where there is one, and save the model, or adapter, and the tokenizer."""
+    from rlhf_course.files import atomic_folder
+
+    trainer.train(resume_from_checkpoint=checkpoint)
+    with atomic_folder(folder) as aside:
+        trainer.save_model(aside)
+    trainer.end()
+
+
+def main(name: str, parse_arguments: Callable, run: Callable, arguments: list[str] | None) -> int:
+    """Returns the exit code: 0 when finished, 1 with a sentence for unusable inputs, 130 when stopped by Ctrl-C."""
+    options = parse_arguments(arguments)
+    from datasets.exceptions import DatasetsError
+
+    try:
+        run(*options)
+    except (ValueError, OSError, DatasetsError) as error:
+        message = NO_REMOTE_CODE if "trust_remote_code" in str(error) else one_line(error)
+        print(f"{name}: {message}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(
+            "\nStopped; where a checkpoint was saved, --resume_from_checkpoint true goes on from it.", file=sys.stderr
+        )
+        return 130
+    return 0
