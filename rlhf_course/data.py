@@ -206,7 +206,8 @@ def tokenize_answers(answers: datasets.Dataset, tokenizer, max_length: int) -> t
     ``ValueError`` when all rows go.
     """
     prompts = tokenizer(answers["prompt"][:])["input_ids"]
-    texts = tokenizer([f" {answer}" for answer in answers["answer"]], add_special_tokens=False)["input_ids"]
+    texts = [f" {answer}" if answer else "" for answer in answers["answer"]]
+    texts = tokenizer(texts, add_special_tokens=False)["input_ids"]
     rows = [(prompt, [*answer, tokenizer.eos_token_id]) for prompt, answer in zip(prompts, texts, strict=True)]
     kept = [(prompt, answer) for prompt, answer in rows if len(prompt) + len(answer) <= max_length]
     if not kept:

@@ -243,3 +243,35 @@ def adapter_diagram() -> Figure:
     axis.axis("off")
     plt.close(figure)
     return figure
+
+
+RUN_COLOURS = [COLOURS[name] for name in ("reward", "kl", "policy", "value")]  # the fault first, the best cure last
+
+
+def compare_runs(runs: Mapping[str, pd.DataFrame], panels: Mapping[str, str]) -> Figure:
+    """Several runs over their steps, a panel per column; panels: column → unit. The first run is the faulty one."""
+    figure, axes = plt.subplots(1, len(panels), figsize=(max(7, 3.1 * len(panels)), 3), squeeze=False)
+    colours = [*RUN_COLOURS[: len(runs) - 1], RUN_COLOURS[-1]]
+    for axis, (column, unit) in zip(axes[0], panels.items(), strict=True):
+        for (label, history), colour in zip(runs.items(), colours, strict=True):
+            axis.plot(history.index, history[column], color=colour, lw=1.8, label=label)
+        axis.axhline(0, color="0.3", lw=0.8, ls=":")
+        axis.set(title=column, ylabel=unit, xlabel="PPO step")
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=len(runs))
+    plt.close(figure)
+    return figure
+
+
+def frontier(runs: Mapping[str, pd.DataFrame]) -> Figure:
+    """Proxy and gold over KL along each run, its end marked; runs have columns KL, score and gold."""
+    figure, axes = plt.subplots(1, 2, figsize=(9.5, 3.4), sharex=True)
+    colours = [*RUN_COLOURS[: len(runs) - 1], RUN_COLOURS[-1]]
+    for axis, (column, title) in zip(axes, {"score": "proxy", "gold": "gold"}.items(), strict=True):
+        for (label, history), colour in zip(runs.items(), colours, strict=True):
+            smooth = history[["KL", column]].rolling(3, min_periods=1).mean()
+            axis.plot(smooth["KL"], smooth[column], color=colour, lw=1.6, label=label)
+            axis.plot(smooth["KL"].iloc[-1:], smooth[column].iloc[-1:], color=colour, marker="o")
+        axis.set(title=title, xlabel="KL to the reference, nats per answer", ylabel="mean over answers")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(runs))
+    plt.close(figure)
+    return figure

@@ -119,11 +119,11 @@ def update_readme(table: pd.DataFrame) -> None:
 def row(name: str, card: dict, problem: str) -> dict:
     """One line of the table, from a run card."""
     metrics, checks = card.get("metrics", {}), card.get("checks", {})
-    before = next((key for key in metrics if key.endswith("_before")), None)
+    found = [key.removesuffix("_before") for key in metrics if key.endswith("_before")]
+    what = next((name for name in found if f"{name}_after" in metrics), None)
     headline = "–"
-    if before:
-        what = before.removesuffix("_before")
-        headline = f"{what.replace('_', ' ')} {metrics[before]:.2f} → {metrics[f'{what}_after']:.2f}"
+    if what:
+        headline = f"{what.replace('_', ' ')} {metrics[f'{what}_before']:.2f} → {metrics[f'{what}_after']:.2f}"
     passed = sum(check["passed"] for check in checks.values())
     return {
         "notebook": name,

@@ -135,7 +135,8 @@ TABLE = [  # a question, an answer, its utility in nats
 
 @pytest.mark.parametrize(("question", "answer", "expected"), TABLE)
 def test_gold_by_hand(question, answer, expected):
-    assert gold_utility(question, answer) == pytest.approx(expected)
+    strange = chinese._neighbours(answer) - chinese._known_neighbours()  # words by hand need not be of this world
+    assert gold_utility(question, answer) == pytest.approx(expected + chinese.POINTS["garbled"] * len(strange))
 
 
 @pytest.mark.parametrize("kind", chinese.POINTS)
@@ -201,3 +202,9 @@ def test_texts_vary(pairs, rows):
     assert len(set(given(rows, "human_answers"))) > 0.9 * len(given(rows, "human_answers"))
     answers = [answer for _, answer in given(rows, "human_answers")]
     assert np.mean([a == b for a, b in pairwise(answers)]) < 0.01
+
+
+def test_garbled_words_cost_and_no_preference_has_them(pairs):
+    assert gold_utility(BIKE, "给轮胎打足气。") == pytest.approx(gold_utility(BIKE, "给轮胎打足气轮。") + 0.3)
+    for pair in pairs[:500]:
+        assert not chinese._neighbours(f"{pair.chosen}。{pair.rejected}") - chinese._known_neighbours()

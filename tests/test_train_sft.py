@@ -25,7 +25,7 @@ from transformers import (
     LlamaForCausalLM,
 )
 
-from rlhf_course.data import load_answers
+from rlhf_course.data import hold_out, load_answers
 from rlhf_course.offline.models import train_tokenizer
 from rlhf_course.presets import ROOT, load_preset
 

@@ -124,7 +124,7 @@ def build_sft_adapter(settings: Settings) -> Path:
             settings.max_length,
         )
         model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), LoraConfig(**LORA))
-        models.fine_tune(model, tokens["input_ids"], tokens["completion_mask"], steps=300, batch=16, lr=5e-3)
+        models.fine_tune(model, tokens["input_ids"], tokens["completion_mask"], 300, 16, 5e-3, "fine-tuning")
         model.save_pretrained(folder)
 
     return cached("chinese-sft", {"base": fingerprint(base)}, [models, chinese], build)

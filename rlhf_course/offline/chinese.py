@@ -10,11 +10,12 @@ import math
 import random
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 # Gold weights in nats. What earns those of the second line never occurs in the preferences: there a reward model has
 # to guess, and PPO will find out how it guesses.
 POINTS = {"word": 0.3, "lively": 0.7, "reason": 0.5, "dry": -0.8, "evasion": -1.8}
-POINTS |= {"empty": -3.0, "short": -1.5, "repeat": -0.5, "copy": -1.0, "breaks_off": -0.5}
+POINTS |= {"empty": -3.0, "short": -1.5, "repeat": -0.5, "copy": -1.0, "breaks_off": -0.5, "garbled": -0.3}
 MAX_WORDS, MAX_LIVELY = 3, 2  # more earn nothing; dry phrases have no such limit
 SHORT = 6  # characters: an answer of fewer is short, a clause of fewer may be copied
 MARKERS = {
@@ -158,7 +159,8 @@ def gold_utility(question: str, answer: str) -> float:
     "word" is earned for each of the `topic_words` in the answer, up to MAX_WORDS, "lively" for each different one of
     its MARKERS, up to MAX_LIVELY, "reason" once. "dry" is lost for every occurrence of its MARKERS, "evasion" once,
     "repeat" for each sentence equal to an earlier one, "short" below SHORT characters, "copy" when the answer holds
-    the longest clause of the question, "breaks_off" when none of ENDS ends it. No words at all: "empty" alone.
+    the longest clause of the question, "breaks_off" when none of ENDS ends it, "garbled" for each two neighbouring
+    characters that no text of this world has. No words at all: "empty" alone.
     """
     answer = _clean(answer)
     said = _sentences(answer)
@@ -172,7 +174,21 @@ def gold_utility(question: str, answer: str) -> float:
     score += POINTS["reason"] * bool(found["reason"]) + POINTS["evasion"] * bool(found["evasion"])
     score += POINTS["repeat"] * (len(said) - len(set(said))) + POINTS["short"] * (len(answer) < SHORT)
     score += POINTS["copy"] * (len(clause) >= SHORT and clause in answer)
+    score += POINTS["garbled"] * len(_neighbours(answer) - _known_neighbours())
     return round(score, 6)  # equally good answers compare as equal, whatever the order of the sum
+
+
+def _neighbours(text: str) -> set[str]:
+    """Return all pairs of neighbouring Chinese characters."""
+    return set(re.findall("(?=([一-鿿]{2}))", text))
+
+
+@lru_cache
+def _known_neighbours() -> set[str]:
+    """Return those that occur in a large sample of all kinds of texts, as good as all that are possible."""
+    samples = [_text(rng, topic, kind) for kind in DRAWS for rng, topic in _streams(f"sample {kind}", 4000, 0)]
+    questions = [_pick(rng, QUESTIONS[topic], topic) for rng, topic in _streams("sample question", 2000, 0)]
+    return set().union(*map(_neighbours, samples + questions))
 
 
 def is_answer(question: str, answer: str) -> bool:

@@ -88,7 +88,7 @@ def pretrain(model, texts: Sequence[str], tokenizer, steps: int, batch: int, blo
         ids = stream[begin.unsqueeze(1) + torch.arange(block)].to(model.device)
         return model(input_ids=ids, labels=ids).loss
 
-    _fit(
+    fit(
         model,
         loss,
         lr,
@@ -98,7 +98,9 @@ def pretrain(model, texts: Sequence[str], tokenizer, steps: int, batch: int, blo
     return model
 
 
-def fine_tune(model, rows: Sequence[list[int]], masks: Sequence[list[int]], steps: int, batch: int, lr: float) -> None:
+def fine_tune(
+    model, rows: Sequence[list[int]], masks: Sequence[list[int]], steps: int, batch: int, lr: float, title: str = ""
+) -> None:
     """Train what is trainable in a causal model on the tokens where the masks are 1, ``batch`` rows a step."""
     examples = [(torch.tensor(ids), torch.tensor(mask)) for ids, mask in zip(rows, masks, strict=True)]
 
@@ -111,7 +113,7 @@ def fine_tune(model, rows: Sequence[list[int]], masks: Sequence[list[int]], step
         labels = ids.masked_fill(~learnt, -100)
         return model(input_ids=ids.to(model.device), labels=labels.to(model.device)).loss
 
-    _fit(model, loss, lr, steps, "fine-tuning")
+    fit(model, loss, lr, steps, title)
 
 
 def train_classifier(
@@ -145,18 +147,18 @@ def train_classifier(
         inputs = tokenizer.pad({"input_ids": prefixes}, return_tensors="pt").to(model.device)
         return model(**inputs, labels=labels[rows].to(model.device)).loss
 
-    _fit(model, loss, lr=5e-4, steps=steps, title="training the classifier")
+    fit(model, loss, lr=5e-4, steps=steps, title="training the classifier")
     return model
 
 
-def _fit(model, loss: Callable[[], Tensor], lr: float, steps: int, title: str) -> None:
-    """AdamW with a one-cycle schedule over ``steps`` losses; the loss stands in the progress bar."""
+def fit(model, loss: Callable[[], Tensor], lr: float, steps: int, title: str = "") -> None:
+    """AdamW with a one-cycle schedule over ``steps`` losses, with a progress bar where there is a title for it."""
     if steps == 0:
         return
     model.to("cuda" if torch.cuda.is_available() else "cpu").train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.01, fused=True)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps, pct_start=0.1)
-    with tqdm(range(steps), desc=title, leave=False) as bar:
+    with tqdm(range(steps), desc=title, leave=False, disable=not title) as bar:
         for step in bar:
             value = loss()
             value.backward()

@@ -53,10 +53,10 @@ def empty_answers(history: list[dict], config: PPOConfig) -> str | None:
 
 
 def shorter_answers(history: list[dict], config: PPOConfig) -> str | None:
-    """Responses are less than half as long as at first."""
+    """Responses have lost more than a third of their length."""
     lengths = [row["lengths"].mean() for row in history]
     before, now = np.mean(lengths[:FIRST]), np.mean(lengths[-FIRST:])
-    if len(lengths) > FIRST and now < 0.5 * before:
+    if len(lengths) > FIRST and now < 0.65 * before:
         return (
             f"responses have shrunk from {before:.0f} to {now:.0f} tokens. Read some: where they got worse, the reward "
             "model pays for brevity. Audit it with truncated answers and add such pairs; a larger init_kl_coef slows "
