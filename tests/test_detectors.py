@@ -26,7 +26,7 @@ SICK = {
     "reference differs": [stats(kl=1.0)],
     "negative KL": [stats(), stats(kl=-0.5)],
     "empty answers": [stats(), stats(length=1.0)],
-    "shorter answers": [*[stats()] * 4, *[stats(length=4.0)] * 3],
+    "shorter answers": [*[stats()] * 3, *[stats(length=5.5)] * 3],
     "far from the reference": [stats(), stats(kl=30.0)],
 }
 

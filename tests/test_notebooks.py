@@ -10,6 +10,7 @@ import nbformat
 import pytest
 
 from rlhf_course.notebook_files import HASH_KEY, source_hash
+from rlhf_course.offline.chat import prepare_chat
 from rlhf_course.offline.world import prepare, prepare_reward_model
 from rlhf_course.presets import ROOT, load_preset
 
@@ -90,6 +91,25 @@ def test_notebook_01_at_preset_full_trains_an_adapter_on_local_folders(tmp_path)
     assert (tmp_path / "out" / "models" / "reward-model" / "adapter_model.safetensors").exists()
 
 
+def test_notebook_04_at_preset_full_runs_on_local_folders(tmp_path):
+    """In bfloat16, with checkpointing and bf16 autocast; so short a run learns little, and only checks may fail."""
+    found = vars(prepare_chat(load_preset("04_lora_rlhf_baichuan", "tiny")))
+    short = {"sft_files": "null", "sft_subset": 60, "train_subset": 60, "eval_subset": 40, "audit_prompts": 20}
+    short |= {"steps": 2, "save_at": "[1,2]", "eval_prompts": 16, "max_new_tokens": 12, "max_prompt": 64}
+    arguments = [f"--override={key}={value}" for key, value in (found | short).items()]
+    done = run_notebooks(tmp_path, "--only", "04", "--preset", "full", *arguments)
+    assert done.returncode == 0 or "CheckFailed" in done.stderr, done.stdout + done.stderr[-3000:]
+    assert not (tmp_path / "network.log").exists()
+    card = json.loads((tmp_path / "out" / "run_cards" / "04_lora_rlhf_baichuan.json").read_text())
+    checks = {name: check["passed"] for name, check in card["checks"].items()}
+    assert card["preset"] == "full" and checks["KL is 0 at step 1"] and checks["one base in memory"]
+    assert checks["reference and reward adapters are unmoved"]
+    assert {path.name for path in (tmp_path / "out" / "models" / "04" / "policy-2").iterdir()} >= {
+        "adapter_model.safetensors",
+        "v_head.safetensors",
+    }
+
+
 def test_the_runner_fails_when_a_check_fails(tmp_path):
     overrides = [
         f"--override={pair}"
@@ -122,6 +142,17 @@ def test_preset_scratch_learns_on_real_reviews(tmp_path):
 def test_preset_scratch_runs_on_real_pairs(tmp_path):
     dataset = Path(os.environ["RLHF_COURSE_HH"]).resolve()
     done = run_notebooks(tmp_path, "--only", "01", "--preset", "scratch", f"--override=dataset={dataset}")
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+
+
+@pytest.mark.skipif(
+    not {"RLHF_COURSE_ZH_ANSWERS", "RLHF_COURSE_ZH_PAIRS"} <= set(os.environ),
+    reason="set RLHF_COURSE_ZH_ANSWERS and RLHF_COURSE_ZH_PAIRS to folders of Chinese answers and preference pairs",
+)
+def test_preset_scratch_runs_on_real_chinese(tmp_path):
+    folders = {"sft_dataset": os.environ["RLHF_COURSE_ZH_ANSWERS"], "dataset": os.environ["RLHF_COURSE_ZH_PAIRS"]}
+    arguments = [f"--override={key}={Path(folder).resolve()}" for key, folder in folders.items()]
+    done = run_notebooks(tmp_path, "--only", "04", "--preset", "scratch", *arguments)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
 
 

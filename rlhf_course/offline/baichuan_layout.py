@@ -37,11 +37,18 @@ def train_sentencepiece(texts: Iterable[str], vocab_size: int, folder: str | Pat
     """Train a BPE with Baichuan2's options on the lines of the texts; returns the path of ``folder/tokenizer.model``.
 
     No normalisation, no dummy prefix, digits apart, bytes for what is not known. Has at most ``vocab_size`` pieces,
-    fewer where the texts do not give as many. Raises ``RuntimeError`` when their letters alone are more.
+    fewer where the texts do not give as many. Raises ``ValueError`` when their characters alone are more.
     """
     lines = [line for text in texts for line in text.splitlines() if line]
     model = io.BytesIO()
-    SentencePieceTrainer.train(sentence_iterator=iter(lines), model_writer=model, vocab_size=vocab_size, **OPTIONS)
+    try:
+        SentencePieceTrainer.train(sentence_iterator=iter(lines), model_writer=model, vocab_size=vocab_size, **OPTIONS)
+    except RuntimeError as error:
+        if "Vocabulary size" not in str(error):
+            raise
+        raise ValueError(
+            f"{vocab_size} pieces are too few for the characters of these texts; raise vocab_size."
+        ) from None
     proto = spm.ModelProto.FromString(model.getvalue())
     pieces = list(proto.pieces)
     reserved, others = pieces[3:5], pieces[:3] + pieces[5:]  # the trainer puts them before the 256 bytes

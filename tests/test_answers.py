@@ -1,0 +1,97 @@
+"""Questions and answers for SFT: what is read, what is dropped, and which tokens are learnt."""
+
+import datasets
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from rlhf_course.data import ASSISTANT, HUMAN, as_prompt, hold_out, last_question, load_answers, tokenize_answers
+
+
+def write(folder, rows: list[dict]) -> str:
+    folder.mkdir(parents=True, exist_ok=True)
+    datasets.Dataset.from_list(rows).to_parquet(folder / "train-00000-of-00001.parquet")
+    return str(folder)
+
+
+def make_tokenizer(bos: bool = False) -> PreTrainedTokenizerFast:
+    """One token per character."""
+    letters = sorted(set("\n HumanAsist:abcdefgh?.怎么好的。"))
+    vocabulary = {token: i for i, token in enumerate(["<pad>", "</s>", "<s>", *letters])}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
+    backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", eos_token="</s>", bos_token="<s>")
+
+
+def test_hc3_gives_a_row_per_answer_and_counts_what_it_drops(tmp_path):
+    rows = [
+        {"question": "a?", "human_answers": ["b.", "", "b."], "chatgpt_answers": ["c.\\nd."]},
+        {"question": " ", "human_answers": ["e."], "chatgpt_answers": []},
+        {"question": "f?", "human_answers": None, "chatgpt_answers": [None, "g."]},
+    ]
+    answers, report = load_answers(write(tmp_path / "hc3", rows))
+    assert answers["answer"][:] == ["b.", "c.\nd.", "g."]
+    assert answers["prompt"][:] == [as_prompt("a?"), as_prompt("a?"), as_prompt("f?")]
+    assert report == {"empty question or answer": 3, "repeated row": 1}
+
+
+def test_instructions_join_their_input(tmp_path):
+    rows = [{"instruction": "a?", "input": "b", "output": "c."}, {"instruction": "d?", "input": "", "output": "e."}]
+    answers, _ = load_answers(write(tmp_path / "instructions", rows))
+    assert answers["prompt"][:] == [as_prompt("a?\nb"), as_prompt("d?")]
+    assert answers["answer"][:] == ["c.", "e."]
+
+
+def test_files_can_be_named(tmp_path):
+    write(tmp_path, [{"question": "a?", "human_answers": ["b."], "chatgpt_answers": []}])
+    (tmp_path / "other.jsonl").write_text('{"question": "c?", "human_answers": ["d."], "chatgpt_answers": []}\n')
+    assert load_answers(tmp_path, "train", "other.jsonl")[0]["answer"][:] == ["d."]
+
+
+def test_what_cannot_be_used_is_said(tmp_path):
+    with pytest.raises(FileNotFoundError, match="No dataset folder at"):
+        load_answers(tmp_path / "nothing")
+    with pytest.raises(
+        ValueError, match="has the columns text; wanted are question, human_answers, chatgpt_answers or"
+    ):
+        load_answers(write(tmp_path / "texts", [{"text": "a"}]))
+    with pytest.raises(ValueError, match="No usable answer is left of the 1 rows .* 1 empty question or answer"):
+        load_answers(write(tmp_path / "none", [{"instruction": "a?", "input": "", "output": " "}]))
+
+
+def test_a_prompt_and_its_question():
+    assert as_prompt("a?") == f"{HUMAN} a?{ASSISTANT}" == as_prompt(as_prompt("a?"))
+    assert last_question(as_prompt("a?")) == "a?"
+    assert last_question(f"{HUMAN} a?{ASSISTANT} b.{HUMAN} c?{ASSISTANT}") == "c?"
+
+
+def test_held_out_prompts_are_not_learnt_with_another_answer():
+    rows = datasets.Dataset.from_dict({"prompt": [f"p{i // 3}" for i in range(60)], "answer": [*map(str, range(60))]})
+    train, held = hold_out(rows, 0.2, seed=3)
+    assert len(train) + len(held) == 60 and len(set(held["prompt"])) == 4
+    assert not set(train["prompt"]) & set(held["prompt"])
+    assert hold_out(rows, 0.2, seed=3)[1].to_list() == held.to_list() != hold_out(rows, 0.2, seed=4)[1].to_list()
+    with pytest.raises(ValueError, match="1 questions are too few to hold out 1"):
+        hold_out(rows.select(range(3)), 0.5)
+
+
+def test_answer_and_eos_are_learnt_and_nothing_else():
+    tokenizer = make_tokenizer()
+    answers = datasets.Dataset.from_dict({"prompt": [as_prompt("a?"), as_prompt("b?")], "answer": ["cd.", ""]})
+    rows, gone = tokenize_answers(answers, tokenizer, 40)
+    assert gone == 0
+    for row, expected in zip(rows, (" cd.", ""), strict=True):
+        learnt = [token for token, keep in zip(row["input_ids"], row["completion_mask"], strict=True) if keep]
+        assert learnt == [*tokenizer(expected)["input_ids"], tokenizer.eos_token_id]
+        prompt = row["input_ids"][: -len(learnt)]
+        assert prompt == tokenizer(as_prompt("a?" if expected else "b?"))["input_ids"]
+
+
+def test_long_rows_go_whole_and_are_counted():
+    tokenizer = make_tokenizer()
+    answers = datasets.Dataset.from_dict({"prompt": [as_prompt("a?")] * 2, "answer": ["b", "b" * 40]})
+    length = len(tokenizer(as_prompt("a?"))["input_ids"]) + 3
+    rows, gone = tokenize_answers(answers, tokenizer, length)
+    assert len(rows) == 1 and gone == 1 and len(rows[0]["input_ids"]) == length
+    with pytest.raises(ValueError, match=f"All 2 rows have more than max_length=9 tokens; the shortest has {length}"):
+        tokenize_answers(answers, tokenizer, 9)
