@@ -27,10 +27,12 @@ from trl_cli import one_line
 from rlhf_course.presets import PRESETS, Settings, load_preset, read_spec
 
 IMDB, CHAT = "03_gpt2_imdb_ppo", "04_lora_rlhf_baichuan"
+OPTIONS = {"config": None, "experiment": None, "sft_adapter": None, "reward_adapter": None, "preset": "tiny"}
+OPTIONS |= {"output": "build/train_ppo", "seed": 0, "save_every": 50, "resume": False}
 SHARED = ("learning_rate", "batch_size", "mini_batch_size", "ppo_epochs", "init_kl_coef", "log_with")
-CHAT_SETTINGS = ("dataset", "train_subset", "max_length", "dtype", "sigmoid_score", "max_prompt", "max_new_tokens")
-CHAT_SETTINGS += (*SHARED, "steps", "mixed_precision", "gradient_checkpointing")  # the others are of other stages
-ADAPTERS = ("sft_adapter", "reward_adapter")
+CHAT_SETTINGS = ("dataset", "train_subset", "max_length", "max_prompt", "max_new_tokens", "dtype", "steps", *SHARED)
+CHAT_SETTINGS += ("sigmoid_score", "mixed_precision", "gradient_checkpointing")  # the others are of other stages
+SAMPLING = {"do_sample": True, "top_k": 0, "top_p": 1.0}
 MAKE_THEM = """--sft_adapter and --reward_adapter are both needed; these two commands make them:
   python scripts/train_sft.py --model_name_or_path BASE --dataset ANSWERS --output_dir runs/sft
   python scripts/train_reward_model.py --model_name_or_path BASE --dataset PAIRS --use_peft --output_dir runs/reward
@@ -39,43 +41,40 @@ They leave runs/sft/model and runs/reward/model."""
 
 def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namespace, Settings]:
     """The run's options and settings. Raises ``SystemExit`` with a sentence for what is not valid."""
-    early = argparse.ArgumentParser(add_help=False)  # what decides which settings there are
+    how = {"argument_default": argparse.SUPPRESS, "formatter_class": argparse.RawDescriptionHelpFormatter}
+    how["usage"] = "train_ppo.py [--config FILE] [--experiment NAME] [options]"
+    parser = early = argparse.ArgumentParser(**how, add_help=False)  # what decides which settings there are
     early.add_argument("--config", type=Path, help="YAML file of options")
-    early.add_argument("--experiment", choices=(IMDB, CHAT), help=f"default: {IMDB}; with adapters {CHAT}")
+    early.add_argument("--experiment", metavar="NAME", help=f"{IMDB} (default), or {CHAT} (default with adapters)")
     early.add_argument("--sft_adapter", metavar="FOLDER", help="adapter that the policy and its reference start as")
     early.add_argument("--reward_adapter", metavar="FOLDER", help="adapter with a score head, on the same base")
-    known, _ = early.parse_known_args(arguments)
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, parents=[early]
-    )
+    early.set_defaults(**OPTIONS)
     try:
-        content = read_options(known.config)
-        experiment, spec = choose_experiment(content | {k: v for k, v in vars(known).items() if v is not None})
+        early.set_defaults(**read_options(early.parse_known_args(arguments)[0].config))
+        known, _ = early.parse_known_args(arguments)
+        experiment = known.experiment or (CHAT if known.sft_adapter or known.reward_adapter else IMDB)
+        if experiment not in BUILD:
+            raise ValueError(f"Unknown experiment {experiment!r}; choose one of {', '.join(BUILD)}.")
+        spec = read_spec(experiment)
+        used = {key: spec[key] for key in (CHAT_SETTINGS if experiment == CHAT else spec)}
+        parser = argparse.ArgumentParser(description=__doc__, parents=[early], **how)
         parser.add_argument("--preset", choices=PRESETS, help="size of the run (default: tiny)")
         parser.add_argument("--output", type=Path, help="where all it writes goes (default: build/train_ppo)")
         parser.add_argument("--seed", type=int, help="seed (default: 0)")
         parser.add_argument("--save_every", type=int, help="steps between checkpoints (default: 50)")
         parser.add_argument("--resume", action="store_true", help="go on from the latest checkpoint in --output")
         settings_group = parser.add_argument_group(f"settings of {experiment} (tiny · scratch · full)")
-        for key, entry in spec.items():
+        for key, entry in used.items():
             values = " · ".join(str(entry[preset]) for preset in PRESETS)
-            names = ("--log_with", "--report_to") if key == "log_with" else (f"--{key}",)
+            names = ["--log_with", "--report_to"] if key == "log_with" else [f"--{key}"]
             settings_group.add_argument(*names, metavar="X", help=f"{entry['help']} ({values})".replace("%", "%%"))
-        given = {key: value for key, value in vars(parser.parse_args(arguments)).items() if value not in (None, False)}
-        given = content | given | {"experiment": experiment}
-        defaults = {"preset": "tiny", "config": None, "output": "build/train_ppo", "seed": 0, "save_every": 50}
-        defaults |= dict.fromkeys(ADAPTERS) | {"experiment": None, "resume": False}
-        options = argparse.Namespace(**{k: given.pop(k, v) for k, v in defaults.items()})
-        options.output = Path(options.output)
-        if unknown := set(given) - set(spec):
-            raise ValueError(f"Unknown option {min(unknown)!r}; the settings of {experiment} are {', '.join(spec)}.")
+        given = vars(parser.parse_args(arguments))
+        options = argparse.Namespace(**{key: given.pop(key) for key in OPTIONS} | {"experiment": experiment})
+        if unknown := given.keys() - used.keys():
+            raise ValueError(f"Unknown setting {min(unknown)!r} for {experiment}; it has {', '.join(used)}.")
         overrides = {k: yaml.safe_load(v) if isinstance(v, str) else v for k, v in given.items()}
-        settings = load_preset(experiment, options.preset, overrides)
-        if experiment == CHAT:
-            check_adapters(options)
-            if settings.dataset is None:
-                raise ValueError(f"--preset {options.preset} needs --dataset: a folder or hub id of preference pairs.")
-        return options, settings
+        check_adapters(options)
+        return options, load_preset(experiment, options.preset, overrides)
     except (ValueError, OSError, yaml.YAMLError) as error:
         parser.error(str(error))
 
@@ -85,54 +84,49 @@ def read_options(file: Path | None) -> dict:
     content = yaml.safe_load(file.read_text(encoding="utf-8")) if file else {}
     if not isinstance(content, dict):
         raise ValueError(f"{file} is no list of options like steps: 60.")
-    return {"log_with" if key == "report_to" else key: value for key, value in content.items()}
-
-
-def choose_experiment(given: dict) -> tuple[str, dict[str, dict]]:
-    """The experiment that the options mean, and those of its settings that PPO uses."""
-    adapters = [name for name in ADAPTERS if given.get(name)]
-    experiment = given.get("experiment") or (CHAT if adapters else IMDB)
-    if experiment not in (IMDB, CHAT):
-        raise ValueError(f"Unknown experiment {experiment!r}; choose one of {IMDB}, {CHAT}.")
-    if adapters and experiment == IMDB:
-        raise ValueError(f"--{adapters[0]} is for --experiment {CHAT} alone.")
-    spec = read_spec(experiment)
-    return experiment, {key: entry for key, entry in spec.items() if experiment == IMDB or key in CHAT_SETTINGS}
+    return {"log_with" if key == "report_to" else str(key): value for key, value in content.items()}
 
 
 def check_adapters(options: argparse.Namespace) -> None:
-    """Raise ``ValueError`` unless both folders hold an adapter."""
-    folders = [getattr(options, name) for name in ADAPTERS]
-    if None in folders:
+    """Raise ``ValueError`` unless there are two adapters, or none where the experiment has none."""
+    folders = {"--sft_adapter": options.sft_adapter, "--reward_adapter": options.reward_adapter}
+    if options.experiment == IMDB and any(folders.values()):
+        raise ValueError(f"--sft_adapter and --reward_adapter are for --experiment {CHAT} alone.")
+    if options.experiment == CHAT and not all(folders.values()):
         raise ValueError(MAKE_THEM)
-    for name, folder in zip(ADAPTERS, folders, strict=True):
-        if not Path(folder, "adapter_config.json").exists():
-            raise ValueError(f"--{name}: there is no adapter in {folder}, which has no adapter_config.json.")
+    for name, folder in folders.items():
+        if folder and not Path(folder, "adapter_config.json").exists():
+            raise ValueError(f"{name}: there is no adapter in {folder}, which has no adapter_config.json.")
 
 
-class Experiment(NamedTuple):
+class Run(NamedTuple):
     """What the training loop needs."""
 
-    trainer: object  # a PPOTrainer, whose dataloader gives query (text) and input_ids
-    score: Callable  # prompts and responses, as texts → (B,)
-    generation: dict
+    trainer: object  # a PPOTrainer; its batches have query (texts) and input_ids
+    score: Callable  # queries and responses, as texts → (B,)
     decode: Callable  # token ids of responses → texts
+    generation: dict
 
 
-def make_config(options: argparse.Namespace, settings: Settings, **more):
-    """What the experiments' PPOConfigs have in common, and ``more``."""
-    from rlhf_course import PPOConfig
+def make_trainer(options: argparse.Namespace, settings: Settings, policy, tokenizer, queries, **more):
+    """A PPOTrainer with what the experiments' configs have in common, and ``more``."""
+    from rlhf_course import PPOConfig, PPOTrainer
+    from rlhf_course.data import collate
 
     more |= {name: getattr(settings, name) for name in SHARED}
-    return PPOConfig(seed=options.seed, project_kwargs={"logging_dir": str(options.output / "tensorboard")}, **more)
+    more["accelerator_kwargs"] = {"mixed_precision": settings.mixed_precision}
+    more["project_kwargs"] = {"logging_dir": str(options.output / "tensorboard")}
+    return PPOTrainer(
+        PPOConfig(seed=options.seed, **more), policy, tokenizer=tokenizer, dataset=queries, data_collator=collate
+    )
 
 
-def build_imdb(options: argparse.Namespace, settings: Settings) -> Experiment:
+def build_imdb(options: argparse.Namespace, settings: Settings) -> Run:
     """Notebook 03's: film reviews, and a sentiment classifier as the reward."""
     from transformers import AutoTokenizer
 
-    from rlhf_course import AutoModelForCausalLMWithValueHead, LengthSampler, PPOTrainer
-    from rlhf_course.data import build_queries, collate, load_reviews
+    from rlhf_course import AutoModelForCausalLMWithValueHead, LengthSampler
+    from rlhf_course.data import build_queries, load_reviews
     from rlhf_course.offline.world import prepare
     from rlhf_course.rewards import SentimentReward
 
@@ -141,80 +135,61 @@ def build_imdb(options: argparse.Namespace, settings: Settings) -> Experiment:
     tokenizer.pad_token = tokenizer.eos_token
     query_lengths = LengthSampler(settings.query_min, settings.query_max)
     reviews = load_reviews(assets.dataset, "train")
-    config = make_config(
-        options,
-        settings,
-        model_name=str(settings.model),
-        target=settings.target,
-        horizon=settings.horizon,
-        accelerator_kwargs={"mixed_precision": settings.mixed_precision},
-    )
-    trainer = PPOTrainer(
-        config,
-        AutoModelForCausalLMWithValueHead.from_pretrained(assets.model),
-        tokenizer=tokenizer,
-        dataset=build_queries(reviews, tokenizer, query_lengths, settings.min_characters),
-        data_collator=collate,
-    )
+    policy = AutoModelForCausalLMWithValueHead.from_pretrained(assets.model)
+    queries = build_queries(reviews, tokenizer, query_lengths, settings.min_characters)
+    more = {"model_name": str(settings.model), "target": settings.target, "horizon": settings.horizon}
+    trainer = make_trainer(options, settings, policy, tokenizer, queries, **more)
     reward = SentimentReward(assets.reward_model)
-    generation = {"do_sample": True, "top_k": 0, "top_p": 1.0, "pad_token_id": tokenizer.eos_token_id}
-    generation["length_sampler"] = LengthSampler(settings.response_min, settings.response_max)
+    lengths = LengthSampler(settings.response_min, settings.response_max)
+    generation = SAMPLING | {"pad_token_id": tokenizer.eos_token_id, "length_sampler": lengths}
 
     def score(queries, responses):
         return reward([query + response for query, response in zip(queries, responses, strict=True)])
 
-    return Experiment(trainer, score, generation, tokenizer.batch_decode)
+    return Run(trainer, score, tokenizer.batch_decode, generation)
 
 
-def build_chat(options: argparse.Namespace, settings: Settings) -> Experiment:
-    """Notebook 04's: policy, reference and reward model as adapters on one base.
+def build_chat(options: argparse.Namespace, settings: Settings) -> Run:
+    """Notebook 04's: policy, reference and reward model as adapters on one base, prompts from preference pairs.
 
-    Raises ``ValueError`` for adapters that do not fit together, and where texts do not fit into the base.
+    Raises ``ValueError`` where the adapters, or texts and base, do not fit together.
     """
     import torch
     from datasets import Dataset
     from peft import PeftConfig
     from transformers import AutoTokenizer
 
-    from rlhf_course import AutoModelForCausalLMWithValueHead, PPOTrainer
-    from rlhf_course.data import collate, load_pairs
+    from rlhf_course import AutoModelForCausalLMWithValueHead
+    from rlhf_course.data import load_pairs
     from rlhf_course.lora import RewardAdapter
     from rlhf_course.offline.chat import build_preferences
     from rlhf_course.rewards import RewardModel
 
+    if settings.dataset is None:
+        raise ValueError(f"--preset {options.preset} needs --dataset: a folder or hub id of preference pairs.")
     sft, judge = options.sft_adapter, options.reward_adapter
     bases = [PeftConfig.from_pretrained(folder).base_model_name_or_path for folder in (sft, judge)]
-    if len({Path(base).resolve() for base in bases}) > 1:
-        raise ValueError(f"The adapters were trained on different bases, {bases[0]} and {bases[1]}; they must share one.")
+    if Path(bases[0]).resolve() != Path(bases[1]).resolve():
+        raise ValueError(f"The adapters must share one base; theirs are {bases[0]} and {bases[1]}.")
     tokenizer = AutoTokenizer.from_pretrained(sft if Path(sft, "tokenizer_config.json").exists() else bases[0])
     policy = AutoModelForCausalLMWithValueHead.from_pretrained(sft, dtype=settings.dtype)
     reward = RewardModel(RewardAdapter(policy, judge), tokenizer, batch_size=settings.batch_size)
     if reward.max_length < settings.max_length:
         raise ValueError(f"--max_length {settings.max_length} is more than the base's {reward.max_length} positions.")
 
-    dataset = str(build_preferences()) if settings.dataset == "offline" else settings.dataset
+    dataset = build_preferences() if settings.dataset == "offline" else settings.dataset
     pairs, _ = load_pairs(dataset, f"train[:{settings.train_subset}]" if settings.train_subset else "train")
     longest = min(settings.max_prompt, settings.max_length - settings.max_new_tokens)
     prompts = list(dict.fromkeys(pairs["prompt"]))
     tokens = tokenizer(prompts)["input_ids"]
     rows = [{"query": p, "input_ids": ids} for p, ids in zip(prompts, tokens, strict=True) if len(ids) <= longest]
     print(f"Prompts: {len(rows)} to train on; dropped: {len(prompts) - len(rows)} of more than {longest} tokens.")
-    if len(rows) < settings.batch_size:
-        raise ValueError(f"{len(rows)} prompts are fewer than one batch of {settings.batch_size}.")
-
-    bf16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported()
-    config = make_config(
-        options,
-        settings,
-        model_name=str(bases[0]),
-        adap_kl_ctrl=False,
-        begin_suppress_tokens=[tokenizer.eos_token_id],
-        gradient_checkpointing=settings.gradient_checkpointing,
-        accelerator_kwargs={"mixed_precision": settings.mixed_precision if bf16 else "no"},
-    )
     queries = Dataset.from_list(rows).with_format("torch")
-    trainer = PPOTrainer(config, policy, tokenizer=tokenizer, dataset=queries, data_collator=collate)
-    generation = {"do_sample": True, "top_k": 0, "top_p": 1.0, "max_new_tokens": settings.max_new_tokens}
+    if not (torch.cuda.is_available() and torch.cuda.is_bf16_supported()):
+        settings.mixed_precision = "no"
+    more = {"model_name": bases[0], "adap_kl_ctrl": False, "begin_suppress_tokens": [tokenizer.eos_token_id]}
+    more["gradient_checkpointing"] = settings.gradient_checkpointing
+    trainer = make_trainer(options, settings, policy, tokenizer, queries, **more)
 
     def score(queries, answers):
         raw = reward(queries, answers)
@@ -223,7 +198,10 @@ def build_chat(options: argparse.Namespace, settings: Settings) -> Experiment:
     def decode(responses):
         return [text.strip() for text in tokenizer.batch_decode(responses, skip_special_tokens=True)]
 
-    return Experiment(trainer, score, generation, decode)
+    return Run(trainer, score, decode, SAMPLING | {"max_new_tokens": settings.max_new_tokens})
+
+
+BUILD = {IMDB: build_imdb, CHAT: build_chat}
 
 
 def train(options: argparse.Namespace, settings: Settings) -> int:
@@ -244,14 +222,14 @@ def train(options: argparse.Namespace, settings: Settings) -> int:
         raise SystemExit(f"{options.output} holds {checkpoint.name}: go on with --resume, or choose another --output.")
     set_seed(options.seed)
     try:
-        trainer, score, generation, decode = {IMDB: build_imdb, CHAT: build_chat}[options.experiment](options, settings)
+        trainer, score, decode, generation = BUILD[options.experiment](options, settings)
         done = int(checkpoint.name.split("-")[1]) if checkpoint else 0
         if done >= settings.steps:
             raise SystemExit(f"{checkpoint} has {done} of {settings.steps} steps already; raise --steps to go on.")
         batches = islice(endless(trainer.dataloader), done, settings.steps)
         if checkpoint:
             load_checkpoint(trainer, checkpoint)
-    except (ValueError, OSError, DatasetsError) as error:
+    except (ValueError, OSError, RuntimeError, DatasetsError) as error:
         raise SystemExit(f"train_ppo.py: {one_line(error)}") from None
     with stop_between_steps() as interrupt, tqdm(total=settings.steps, initial=done, desc="PPO") as bar:
         for batch in batches:
@@ -275,7 +253,7 @@ def train(options: argparse.Namespace, settings: Settings) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Parse and train; returns the exit code."""
+    """Returns the exit code; see :func:`train`."""
     return train(*parse_arguments(arguments))
 
 

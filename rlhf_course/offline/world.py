@@ -175,17 +175,17 @@ def cached(name: str, recipe: dict, sources: list, build) -> Path:
 
 
 if __name__ == "__main__":
-    from rlhf_course.offline.chat import prepare_chat
+    from rlhf_course.offline.chat import build_base, build_sft_adapter, prepare_chat
 
     quiet_libraries()
     started = time.perf_counter()
     built = vars(prepare(load_preset("03_gpt2_imdb_ppo", "tiny")))
     pairs = prepare_reward_model(load_preset("01_reward_modeling", "tiny"))
     built |= {"dialogues": pairs.dataset, "reward base": pairs.model}
-    built |= {
-        f"chat {what}": where
-        for what, where in vars(prepare_chat(load_preset("04_lora_rlhf_baichuan", "tiny"))).items()
-    }
+    settings = load_preset("04_lora_rlhf_baichuan", "tiny")
+    chat = prepare_chat(settings)
+    built |= {"answers": chat.sft_dataset, "preferences": chat.dataset, "checkpoint": chat.checkpoint}
+    built |= {"converted": build_base(settings), "SFT adapter": build_sft_adapter(settings)}
     for what, where in built.items():
-        print(f"{what:16} {where}")
+        print(f"{what:13} {where}")
     print(f"The embedded world is ready ({time.perf_counter() - started:.0f} s).")

@@ -1,0 +1,302 @@
+"""train_ppo.py with adapters: what moves and what is saved, resuming, options, refusals; and the three commands."""
+
+import json
+import random
+
+import datasets
+import pytest
+import torch
+import train_ppo as script
+import train_reward_model
+import train_sft
+from conftest import difference, snapshot
+from peft import AutoPeftModelForCausalLM, LoraConfig, get_peft_model
+from safetensors.torch import load_file
+from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
+
+from rlhf_course.offline.models import train_tokenizer
+from rlhf_course.policy import AutoModelForCausalLMWithValueHead
+from rlhf_course.ppo.checkpoint import latest_checkpoint
+from rlhf_course.presets import load_preset
+
+WORDS = "rain snow wind sun cloud storm fog river lake hill tree bird stone road".split()
+SIZES = {"batch_size": 8, "mini_batch_size": 4, "max_length": 64, "max_new_tokens": 8, "steps": 3, "ppo_epochs": 2}
+LORA = {"lora_alpha": 8, "target_modules": ["q_proj", "v_proj", "down_proj"]}
+
+
+def words(rng, most=6) -> str:
+    return " ".join(rng.choices(WORDS, k=rng.randint(1, most)))
+
+
+def make_base(folder, tokenizer, width=32):
+    special = {"bos_token_id": tokenizer.eos_token_id, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": None}
+    sizes = {"hidden_size": width, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes |= {"max_position_embeddings": 128, "vocab_size": len(tokenizer), "initializer_range": 0.1}
+    torch.manual_seed(0)
+    LlamaForCausalLM(LlamaConfig(**sizes, **special)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def make_adapters(base, folder, rank=4):
+    """An SFT adapter and a reward adapter with weights as if they had been trained, and no tokenizer beside them."""
+    torch.manual_seed(1)
+    classifier = {"task_type": "SEQ_CLS", "modules_to_save": ["score"]}
+    kinds = {"sft": (LlamaForCausalLM, {}, {"task_type": "CAUSAL_LM"})}
+    kinds["reward"] = (LlamaForSequenceClassification, {"num_labels": 1}, classifier)
+    for name, (kind, options, task) in kinds.items():
+        model = get_peft_model(kind.from_pretrained(base, **options), LoraConfig(**LORA, **task, r=rank))
+        for key, parameter in model.named_parameters():
+            if "lora_" in key:
+                torch.nn.init.normal_(parameter, std=0.1)
+        model.save_pretrained(folder / name)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """A base without a padding token, two adapters on it, and folders of answers and of preference pairs."""
+    folder, rng = tmp_path_factory.mktemp("world"), random.Random(0)
+    pairs = [
+        {"prompt": f"What is {words(rng, 3)} {row}?", "chosen": words(rng), "rejected": words(rng)} for row in range(56)
+    ]
+    pairs.append(pairs[0])
+    pairs.append({"prompt": "Why " * 70, "chosen": "fog", "rejected": "sun"})  # leaves no room for an answer
+    answers = [{"instruction": row["prompt"], "input": "", "output": row["chosen"]} for row in pairs[:24]]
+    (folder / "pairs").mkdir()
+    datasets.Dataset.from_list(pairs).to_json(folder / "pairs" / "train.jsonl")
+    (folder / "answers").mkdir()
+    datasets.Dataset.from_list(answers).to_json(folder / "answers" / "train.jsonl")
+    tokenizer = train_tokenizer([f"\n\nHuman: {r['prompt']}\n\nAssistant: {r['chosen']}" for r in pairs], 330)
+    tokenizer.pad_token = None
+    make_base(folder / "base", tokenizer)
+    make_adapters(folder / "base", folder)
+    return folder
+
+
+def arguments(world, output, *more, **given) -> list[str]:
+    given = (
+        {"sft_adapter": world / "sft", "reward_adapter": world / "reward", "dataset": world / "pairs"} | SIZES | given
+    )
+    return [f"--{key}={value}" for key, value in (given | {"output": output, "learning_rate": 1e-2}).items()] + [*more]
+
+
+@pytest.fixture(scope="module")
+def trained(world, tmp_path_factory):
+    """A finished run of three steps, its trainer, and the weights that it began with."""
+    output, kept = tmp_path_factory.mktemp("trained"), []
+    build = script.BUILD[script.CHAT]
+
+    def keep(*given):
+        run = build(*given)
+        kept.extend([run.trainer, snapshot(run.trainer.model)])
+        return run
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(script.BUILD, script.CHAT, keep)
+        assert script.main(arguments(world, output)) == 0
+    return output, *kept
+
+
+def test_only_the_policy_moves_and_the_run_is_the_notebooks(world, trained):
+    _, trainer, before = trained
+    after = trainer.model.state_dict()
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert {name for name in before if ".policy." in name or name.startswith("v_head.")} == moved
+    assert {f"lora_A.{name}" for name in ("policy", "ref", "reward")} <= {".".join(n.split(".")[-3:-1]) for n in before}
+    saved = load_file(world / "sft" / "adapter_model.safetensors")
+    for name, weight in saved.items():
+        assert torch.equal(after[name.replace(".weight", ".ref.weight")], weight)
+    config = trainer.config
+    assert config.begin_suppress_tokens == [trainer.tokenizer.eos_token_id] and trainer.kl_ctl.value == 0.1
+    assert trainer.reference_is_adapter and trainer.current_step == 3 and len(trainer.dataset) == 56
+    assert max(map(len, trainer.dataset["input_ids"])) <= 64 - 8
+
+
+def test_the_saved_policy_loads_in_plain_peft(trained):
+    output, trainer, _ = trained
+    assert sorted(path.name for path in output.iterdir()) == ["checkpoint-3", "policy"]
+    plain = AutoPeftModelForCausalLM.from_pretrained(output / "policy").eval()
+    ids = AutoTokenizer.from_pretrained(output / "policy")("\n\nHuman: What is fog?", return_tensors="pt")["input_ids"]
+    torch.testing.assert_close(plain(ids).logits, trainer.model(ids)[0])
+    again = AutoModelForCausalLMWithValueHead.from_pretrained(output / "policy")
+    assert difference(trainer.model.v_head.state_dict(), again.v_head.state_dict()) == 0
+
+
+def final_state(folder) -> dict:
+    return torch.load(latest_checkpoint(folder) / "trainer_state.pt", weights_only=True)
+
+
+def test_resuming_equals_never_having_stopped(world, trained, tmp_path, capsys):
+    assert script.main(arguments(world, tmp_path, steps=2)) == 0
+    stopped = final_state(tmp_path)["weights"]
+    with pytest.raises(SystemExit, match="go on with --resume"):
+        script.main(arguments(world, tmp_path))
+    assert script.main(arguments(world, tmp_path, "--resume")) == 0
+    whole, resumed = final_state(trained[0]), final_state(tmp_path)
+    assert difference(whole["weights"], stopped) > 1e-3 and difference(whole["weights"], resumed["weights"]) == 0
+    assert resumed["step"] == 3 and torch.equal(whole["random"]["torch"], resumed["random"]["torch"])
+
+
+def test_a_checkpoint_of_another_adapter_is_refused(world, trained, tmp_path):
+    make_adapters(world / "base", tmp_path, rank=2)
+    with pytest.raises(SystemExit, match="is of another policy"):
+        script.main(arguments(world, trained[0], "--resume", sft_adapter=tmp_path / "sft", steps=4))
+
+
+def test_scores_are_those_of_the_reward_adapter_squeezed_where_asked(world, tmp_path):
+    runs = []
+    for squeezed in ("false", "true"):
+        more = {
+            "sigmoid_score": squeezed,
+            "dtype": "bfloat16",
+            "gradient_checkpointing": "true",
+            "mixed_precision": "bf16",
+        }
+        options, settings = script.parse_arguments(arguments(world, tmp_path, **more))
+        runs.append(script.build_chat(options, settings))
+    texts = ["\n\nHuman: What is fog?\n\nAssistant:"] * 2, ["rain", "snow wind sun"]
+    raw, squeezed = (run.score(*texts) for run in runs)
+    assert raw.std() > 1e-3 and torch.equal(raw.sigmoid(), squeezed)
+    trainer = runs[0].trainer
+    assert trainer.accelerator.mixed_precision == ("bf16" if torch.cuda.is_available() else "no")
+    kinds = {("lora_" in name or "v_head" in name): p.dtype for name, p in trainer.model.named_parameters()}
+    assert kinds == {True: torch.float32, False: torch.bfloat16}
+    batch = next(iter(trainer.dataloader))
+    responses = trainer.generate(batch["input_ids"], return_prompt=False, **runs[0].generation)
+    answers = runs[0].decode(responses)
+    stats = trainer.step(batch["input_ids"], responses, runs[0].score(batch["query"], answers))
+    assert abs(stats["objective/kl"]) < 1e-4 and all(
+        len(r) > 1 or r[0] != trainer.tokenizer.eos_token_id for r in responses
+    )
+    assert all(answer == answer.strip() and trainer.tokenizer.eos_token not in answer for answer in answers)
+
+
+def test_tensorboard_writes_into_the_output_folder(world, tmp_path, monkeypatch):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    monkeypatch.chdir(tmp_path)
+    assert script.main(arguments(world, tmp_path / "out", "--report_to=tensorboard", steps=1)) == 0
+    file = next((tmp_path / "out" / "tensorboard").rglob("events.out.tfevents*"))
+    assert {"objective/kl", "env/reward_mean"} <= set(EventAccumulator(str(file.parent)).Reload().Tags()["scalars"])
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize(
+    ("given", "shown", "not_shown"),
+    [
+        ([], "--query_min X", "--max_new_tokens"),
+        (["--experiment", script.CHAT], "--max_new_tokens X", "--sft_epochs"),
+        (["--reward_adapter", "there"], "(64 · 32 · 8)", "--query_min"),
+    ],
+)
+def test_help_lists_the_experiments_settings(given, shown, not_shown, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit) as stopped:
+        script.main([*given, "--help"])
+    text = capsys.readouterr().out
+    assert stopped.value.code == 0 and shown in text and not_shown not in text
+    assert "--log_with X, --report_to X" in text and "--sft_adapter FOLDER" in text
+
+
+def test_options_come_from_file_and_command_line(world, tmp_path):
+    file = tmp_path / "my.yaml"
+    adapters = f"sft_adapter: {world / 'sft'}\nreward_adapter: {world / 'reward'}\n"
+    file.write_text(adapters + "preset: full\nsteps: 7\ntrain_subset: null\nseed: 3\nreport_to: wandb\nresume: true\n")
+    options, settings = script.parse_arguments([f"--config={file}", "--steps", "9", "--learning_rate=1e-4"])
+    assert (
+        options.experiment == script.CHAT
+        and options.seed == 3
+        and options.resume
+        and options.output.name == "train_ppo"
+    )
+    assert settings.steps == 9 and settings.learning_rate == 1e-4 and settings.log_with == "wandb"
+    assert settings.train_subset is None and settings.sigmoid_score is True
+    assert settings.batch_size == load_preset(script.CHAT, "full").batch_size
+    options, settings = script.parse_arguments([f"--config={file}", "--preset=tiny", "--report_to=tensorboard"])
+    assert options.preset == "tiny" and settings.steps == 7 and settings.log_with == "tensorboard"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            ["--experiment", script.CHAT],
+            "train_sft.py --model_name_or_path BASE --dataset ANSWERS --output_dir runs/sft",
+        ),
+        (["--sft_adapter", "WORLD/sft"], "train_reward_model.py --model_name_or_path BASE --dataset PAIRS --use_peft"),
+        (
+            ["--sft_adapter", "WORLD/sft", "--reward_adapter", "nowhere"],
+            "--reward_adapter: there is no adapter in nowhere",
+        ),
+        (["--sft_adapter", "WORLD/base", "--reward_adapter", "WORLD/reward"], "--sft_adapter: there is no adapter in"),
+        (["--experiment", script.IMDB, "--sft_adapter", "WORLD/sft"], f"are for --experiment {script.CHAT} alone"),
+        (["--experiment", "05"], f"Unknown experiment '05'; choose one of {script.IMDB}, {script.CHAT}"),
+        (["--sft_adapter", "WORLD/sft", "--reward_adapter", "WORLD/reward", "--sft_epochs=2"], "--sft_epochs=2"),
+    ],
+)
+def test_bad_options_end_with_a_sentence(given, message, world, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        script.main([argument.replace("WORLD", str(world)) for argument in given])
+    assert stopped.value.code == 2 and message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [("- a\n", "is no list of options"), ("sft_epochs: 2\n", "sft_epochs")]
+)
+def test_a_bad_file_ends_with_a_sentence(content, message, world, tmp_path, capsys):
+    (tmp_path / "my.yaml").write_text(content)
+    with pytest.raises(SystemExit) as stopped:
+        script.main(arguments(world, tmp_path / "out", f"--config={tmp_path / 'my.yaml'}"))
+    assert stopped.value.code == 2 and message in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def others(world, tmp_path_factory):
+    """Adapters on another base: wider, under its own name, and under the name of the first."""
+    folder = tmp_path_factory.mktemp("others")
+    make_base(folder / "base", AutoTokenizer.from_pretrained(world / "base"), width=16)
+    make_adapters(folder / "base", folder)
+    make_adapters(folder / "base", folder / "renamed")
+    file = folder / "renamed" / "reward" / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"base_model_name_or_path": str(world / "base")}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"reward_adapter": "WORLD/sft"}, "holds no score head, so it is no reward model"),
+        ({"reward_adapter": "OTHERS/reward"}, "The adapters must share one base; theirs are"),
+        ({"reward_adapter": "OTHERS/renamed/reward"}, "size mismatch"),
+        ({"dataset": "./nowhere"}, "No dataset folder at ./nowhere"),
+        ({"preset": "scratch"}, "--preset scratch needs --dataset"),
+        ({"max_length": 129}, "--max_length 129 is more than the base's 128 positions"),
+        ({"max_length": 10}, "The dataset has 0 rows, fewer than one batch of 8"),
+        ({"max_prompt": 2}, "The dataset has 0 rows"),
+        ({"mini_batch_size": 3}, "Choose sizes that divide"),
+        ({"report_to": "paper"}, "choose None, 'wandb' or 'tensorboard'"),
+    ],
+)
+def test_bad_inputs_end_with_a_sentence_and_leave_nothing(given, message, world, others, tmp_path):
+    given = {k: str(v).replace("WORLD", str(world)).replace("OTHERS", str(others)) for k, v in given.items()}
+    command = [
+        word for word in arguments(world, tmp_path / "out", **given) if "preset" not in given or "--dataset" not in word
+    ]
+    with pytest.raises(SystemExit) as stopped:
+        script.main(command)
+    assert message in stopped.value.code and stopped.value.code.startswith("train_ppo.py: ")
+    assert "\n" not in stopped.value.code and not (tmp_path / "out").exists()
+
+
+def test_three_commands_make_an_assistant(world, tmp_path):
+    base, short = (
+        f"--model_name_or_path={world / 'base'}",
+        ["--disable_tqdm=true", "--max_length=80", "--save_strategy=no"],
+    )
+    sft = [base, f"--dataset={world / 'answers'}", f"--output_dir={tmp_path / 'sft'}", *short]
+    assert train_sft.main([*sft, "--lora_r=4", "--per_device_train_batch_size=8"]) == 0
+    reward = [base, f"--dataset={world / 'pairs'}", f"--output_dir={tmp_path / 'reward'}", "--use_peft", *short]
+    assert train_reward_model.main([*reward, "--lora_r=4", "--audit_prompts=2"]) == 0
+    adapters = {"sft_adapter": tmp_path / "sft" / "model", "reward_adapter": tmp_path / "reward" / "model"}
+    assert script.main(arguments(world, tmp_path / "ppo", steps=1, **adapters)) == 0
+    begun, ended = (load_file(tmp_path / name / "adapter_model.safetensors") for name in ("sft/model", "ppo/policy"))
+    assert begun.keys() == ended.keys() and difference(begun, ended) > 1e-3
