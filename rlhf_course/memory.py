@@ -63,7 +63,7 @@ def ppo_memory(
         "adapters (policy, ref, reward)": 3 * adapter * FLOAT32,
         "gradients": adapter * FLOAT32,
         "optimizer": 2 * adapter * FLOAT32,
-        "activations": max(update, cache),
+        "activations or cache": max(update, cache),
     }
 
 

@@ -223,37 +223,36 @@ def loss_curve(train: pd.DataFrame, held_out: Sequence[float], chance: float | N
 def adapter_diagram() -> Figure:
     """Which adapter is switched on for which part of a PPO step; the base is the same everywhere."""
     rows = {  # what for: (adapter, colour, head)
-        "sample answers, their log-probabilities": ("policy", "policy", "vocabulary"),
+        "answers, their log-probabilities": ("policy", "policy", "vocabulary"),
         "values": ("policy", "policy", "value head"),
         "the reference's log-probabilities": ("ref", "reference", "vocabulary"),
         "scores": ("reward", "reward", "score head"),
     }
-    figure, axis = plt.subplots(figsize=(9, 2.9))
+    figure, axis = plt.subplots(figsize=(8.5, 2.4))
     box = {"boxstyle": "round,pad=0.45", "ec": "none"}
     for y, (purpose, (adapter, colour, head)) in enumerate(rows.items()):
         frozen = "" if adapter == "policy" else ", frozen"
         axis.text(0.0, -y, purpose, va="center")
-        axis.text(0.52, -y, "base, frozen", ha="center", va="center", bbox=box | {"fc": "0.85"})
+        axis.text(0.47, -y, "base, frozen", ha="center", va="center", bbox=box | {"fc": "0.85"})
         axis.text(
-            0.72, -y, f"+ {adapter}{frozen}", ha="center", va="center", color="w", bbox=box | {"fc": COLOURS[colour]}
+            0.67, -y, f"+ {adapter}{frozen}", ha="center", va="center", color="w", bbox=box | {"fc": COLOURS[colour]}
         )
         shade = COLOURS["value"] if head == "value head" else COLOURS["reward"] if head == "score head" else "0.55"
-        axis.text(0.92, -y, f"→ {head}", ha="center", va="center", color="w", bbox=box | {"fc": shade})
+        axis.text(0.88, -y, f"→ {head}", ha="center", va="center", color="w", bbox=box | {"fc": shade})
     axis.set(xlim=(-0.02, 1.02), ylim=(-len(rows) + 0.4, 0.6))
     axis.axis("off")
     plt.close(figure)
     return figure
 
 
-RUN_COLOURS = [COLOURS[name] for name in ("reward", "kl", "policy", "value")]  # the fault first, the best cure last
+RUN_COLOURS = [COLOURS[name] for name in ("reward", "kl", "policy", "value")]  # of runs, the faulty one first
 
 
 def compare_runs(runs: Mapping[str, pd.DataFrame], panels: Mapping[str, str]) -> Figure:
     """Several runs over their steps, a panel per column; panels: column → unit. The first run is the faulty one."""
     figure, axes = plt.subplots(1, len(panels), figsize=(max(7, 3.1 * len(panels)), 3), squeeze=False)
-    colours = [*RUN_COLOURS[: len(runs) - 1], RUN_COLOURS[-1]]
     for axis, (column, unit) in zip(axes[0], panels.items(), strict=True):
-        for (label, history), colour in zip(runs.items(), colours, strict=True):
+        for (label, history), colour in zip(runs.items(), RUN_COLOURS, strict=False):
             axis.plot(history.index, history[column], color=colour, lw=1.8, label=label)
         axis.axhline(0, color="0.3", lw=0.8, ls=":")
         axis.set(title=column, ylabel=unit, xlabel="PPO step")
@@ -265,9 +264,8 @@ def compare_runs(runs: Mapping[str, pd.DataFrame], panels: Mapping[str, str]) ->
 def frontier(runs: Mapping[str, pd.DataFrame]) -> Figure:
     """Proxy and gold over KL along each run, its end marked; runs have columns KL, score and gold."""
     figure, axes = plt.subplots(1, 2, figsize=(9.5, 3.4), sharex=True)
-    colours = [*RUN_COLOURS[: len(runs) - 1], RUN_COLOURS[-1]]
     for axis, (column, title) in zip(axes, {"score": "proxy", "gold": "gold"}.items(), strict=True):
-        for (label, history), colour in zip(runs.items(), colours, strict=True):
+        for (label, history), colour in zip(runs.items(), RUN_COLOURS, strict=False):
             smooth = history[["KL", column]].rolling(3, min_periods=1).mean()
             axis.plot(smooth["KL"], smooth[column], color=colour, lw=1.6, label=label)
             axis.plot(smooth["KL"].iloc[-1:], smooth[column].iloc[-1:], color=colour, marker="o")

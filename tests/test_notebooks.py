@@ -102,7 +102,7 @@ def test_notebook_04_at_preset_full_runs_on_local_folders(tmp_path):
     assert not (tmp_path / "network.log").exists()
     card = json.loads((tmp_path / "out" / "run_cards" / "04_lora_rlhf_baichuan.json").read_text())
     checks = {name: check["passed"] for name, check in card["checks"].items()}
-    assert card["preset"] == "full" and checks["KL is 0 at step 1"] and checks["one base in memory"]
+    assert card["preset"] == "full" and checks["KL is 0 at step 1"] and checks["copies of the base"]
     assert checks["reference and reward adapters are unmoved"]
     assert {path.name for path in (tmp_path / "out" / "models" / "04" / "policy-2").iterdir()} >= {
         "adapter_model.safetensors",

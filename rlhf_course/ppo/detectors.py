@@ -42,11 +42,11 @@ def negative_kl(history: list[dict], config: PPOConfig) -> str | None:
 
 
 def empty_answers(history: list[dict], config: PPOConfig) -> str | None:
-    """Most responses are a single token, usually EOS, which they were not at first."""
-    share = [float((row["lengths"] <= 1).mean()) for row in (history[0], history[-1])]
+    """Most responses are EOS alone, or with one token before it (a space, say), which they were not at first."""
+    share = [float((row["lengths"] <= 2).mean()) for row in (history[0], history[-1])]
     if share[0] < 0.25 and share[1] > 0.5:
         return (
-            f"{share[1]:.0%} of the responses are a single token ({share[0]:.0%} at first), most likely EOS. The "
+            f"{share[1]:.0%} of the responses are one or two tokens ({share[0]:.0%} at first), most likely EOS. The "
             "reward model scores empty answers high: audit it and train it with empty answers as rejected ones. "
             "PPOConfig(begin_suppress_tokens=[eos]) only rules out the worst of it."
         )
