@@ -43,7 +43,7 @@ class PPOTrainer:
     * log-probabilities do not depend on padding: updates pad on the right or pack rows, generation passes position_ids;
     * an empty response is a ``ValueError``, and prompts keep an EOS that they contain;
     * histograms hold response tokens only;
-    * sampling settings that change the distribution give a warning;
+    * sampling settings that change the distribution give a warning, and so do the symptoms in ``detectors.py``;
     * without ``ref_model``, a policy with adapters is held against a frozen copy of its starting adapter, and with
       one, against the model that was given.
 
@@ -82,9 +82,7 @@ class PPOTrainer:
         self.config, self.tokenizer = config, tokenizer
         self.accelerator: Accelerator = tracking.start(config)
         if self.accelerator.num_processes > 1:
-            raise ValueError(
-                "PPOTrainer runs in one process: whitening and β are not synchronised between several yet."
-            )
+            raise ValueError("PPOTrainer runs in one process: whitening and β are not synchronised yet.")
         self.reference_is_adapter = ref_model is None and model.is_peft_model
         if self.reference_is_adapter:
             add_reference_adapter(model)
@@ -119,12 +117,8 @@ class PPOTrainer:
 
     def _make_dataloader(self, dataset, data_collator) -> DataLoader:
         if isinstance(dataset, datasets.Dataset) and self.config.remove_unused_columns:
-            used = {
-                *inspect.signature(AutoModelForCausalLMWithValueHead.forward).parameters,
-                "label",
-                "query",
-                "response",
-            }
+            used = {*inspect.signature(AutoModelForCausalLMWithValueHead.forward).parameters}
+            used |= {"label", "query", "response"}
             dataset = dataset.remove_columns([c for c in dataset.column_names if c not in used])
         if len(dataset) < self.config.batch_size:
             raise ValueError(f"The dataset has {len(dataset)} rows, fewer than one batch of {self.config.batch_size}.")
@@ -245,8 +239,8 @@ class PPOTrainer:
         """
         one_batch = self.config.mini_batch_size == self.config.batch_size
         whole = self.config.kl_penalty == "full"
-        how = {"at_most": self.config.mini_batch_size, "whole_vocabulary": whole}
-        how["begin_suppress"] = self.config.begin_suppress_tokens
+        suppressed = self.config.begin_suppress_tokens
+        how = {"at_most": self.config.mini_batch_size, "whole_vocabulary": whole, "begin_suppress": suppressed}
         with torch.no_grad(), self.reference() as reference:
             ref_logprobs, _, _, ref_all = forward(reference, rollout, **how)
         with nullcontext() if one_batch else torch.no_grad():
