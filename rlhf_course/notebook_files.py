@@ -7,6 +7,9 @@ import hashlib
 from nbformat import NotebookNode
 
 HASH_KEY = "source_sha256"
+WIDGET = (
+    "application/vnd.jupyter.widget-view+json"  # a progress bar, mostly: nothing to look at once the kernel is gone
+)
 
 
 def source_hash(notebook: NotebookNode) -> str:
@@ -16,12 +19,13 @@ def source_hash(notebook: NotebookNode) -> str:
 
 
 def strip_run_details(executed: NotebookNode, original: NotebookNode) -> NotebookNode:
-    """The original's cells with the executed outputs: no injected parameters, timings, paths or kernel details."""
+    """The original's cells with the executed outputs: no injected parameters, timings, widgets or kernel details."""
     cells = [cell for cell in executed.cells if "injected-parameters" not in cell.metadata.get("tags", [])]
     for count, (cell, source) in enumerate(
         ((c, s) for c, s in zip(cells, original.cells, strict=True) if s.cell_type == "code"), start=1
     ):
-        source.outputs, source.execution_count = cell.outputs, count
+        source.outputs = [output for output in cell.outputs if WIDGET not in output.get("data", {})]
+        source.execution_count = count
         for output in source.outputs:
             if output.output_type == "execute_result":
                 output.execution_count = count

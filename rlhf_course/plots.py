@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from IPython.display import display
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 # Okabe and Ito's palette, readable for colour-blind eyes.
 COLOURS = {
@@ -256,6 +257,7 @@ def compare_runs(runs: Mapping[str, pd.DataFrame], panels: Mapping[str, str]) ->
             axis.plot(history.index, history[column], color=colour, lw=1.8, label=label)
         axis.axhline(0, color="0.3", lw=0.8, ls=":")
         axis.set(title=column, ylabel=unit, xlabel="PPO step")
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=len(runs))
     plt.close(figure)
     return figure

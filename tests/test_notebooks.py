@@ -9,7 +9,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from rlhf_course.notebook_files import HASH_KEY, source_hash
+from rlhf_course.notebook_files import HASH_KEY, WIDGET, source_hash
 from rlhf_course.offline.chat import prepare_chat
 from rlhf_course.offline.world import prepare, prepare_reward_model
 from rlhf_course.presets import ROOT, load_preset
@@ -168,4 +168,5 @@ def test_committed_outputs_belong_to_their_cells(path):
         assert len(cell.source.splitlines()) <= 30
         for output in cell.outputs:
             assert output.output_type != "error" and output.get("name") != "stderr"
+            assert WIDGET not in output.get("data", {})
             assert not any(root in str(output) for root in (str(ROOT), str(Path.home()), "/tmp/"))
