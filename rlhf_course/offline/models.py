@@ -1,4 +1,4 @@
-"""Small models made from a folder of reviews: a tokenizer, a GPT-2 to be tuned, a DistilBERT to reward it."""
+"""Small models made from texts: a tokenizer, causal models pretrained and fine-tuned, a DistilBERT to judge reviews."""
 
 from __future__ import annotations
 

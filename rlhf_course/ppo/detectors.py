@@ -118,8 +118,7 @@ def warn_about_masked_eos(responses: Sequence[Tensor], masks: Sequence[Tensor] |
     """Warn when masks leave out the final EOS of responses: then nothing ever learns when to stop."""
     hidden = sum(
         bool(response[-1] == tokenizer.eos_token_id) and not bool(mask[-1])
-        for response, mask in zip(responses, masks or [None] * len(responses), strict=True)
-        if mask is not None
+        for response, mask in zip(responses, masks or (), strict=masks is not None)
     )
     if hidden:
         warnings.warn(

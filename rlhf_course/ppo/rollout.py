@@ -87,9 +87,11 @@ class Rollout:
         """
         lengths = self.query_lengths + self.response_lengths - 1
         width = longest = int(lengths.max())
+        first, rows = torch.arange(len(self)) * width, len(self)
         if packed:  # with room for short samples beside the longest, where that makes less to compute
-            width = min(longest, longest + longest // 2, key=lambda w: w * first_fit(lengths.tolist(), w)[1])
-        first, rows = first_fit(lengths.tolist(), width) if packed else (torch.arange(len(self)) * width, len(self))
+            widths = (longest, longest + longest // 2)
+            layouts = [(w, *first_fit(lengths.tolist(), w)) for w in widths]
+            width, first, rows = min(layouts, key=lambda layout: layout[0] * layout[2])
         column = torch.arange(longest)
         place, real = first.unsqueeze(1) + column, column < lengths.unsqueeze(1)
 
