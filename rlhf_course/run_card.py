@@ -42,6 +42,7 @@ class RunCard:
         self.output_dir = ROOT / output_dir
         self.metrics: dict[str, float] = {}
         self.checks: dict[str, dict] = {}
+        self.curves: dict[str, dict[str, list]] = {}
         self._started = time.perf_counter()
         quiet_libraries()
         set_seed(seed)
@@ -55,6 +56,10 @@ class RunCard:
         """Record whether ``value`` is what it should be; ``want`` says so in words."""
         self.checks[name] = {"passed": bool(passed), "value": float(value), "want": want}
 
+    def curve(self, name: str, table: pd.DataFrame) -> None:
+        """Record a table's columns, to six digits; figures are drawn from them, never from typed-in numbers."""
+        self.curves[name] = {column: [_short(value) for value in table[column]] for column in table}
+
     def finish(self) -> pd.DataFrame:
         """Write the card, and return its checks as a table. Raises :class:`CheckFailed` when one did not pass."""
         card = {
@@ -67,6 +72,7 @@ class RunCard:
             "peak_cuda_mb": round(torch.cuda.max_memory_allocated() / 2**20, 1) if torch.cuda.is_available() else 0.0,
             "metrics": self.metrics,
             "checks": self.checks,
+            "curves": self.curves,
         }
         with atomic_file(self.output_dir / "run_cards" / f"{self.notebook}.json") as path:
             path.write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
@@ -77,6 +83,13 @@ class RunCard:
             [(name, f"{c['value']:.4g}", c["want"], "passed") for name, c in self.checks.items()],
             columns=["check", "value", "wanted", "result"],
         )
+
+
+def _short(value):
+    """A word as it is, a number to six digits, None for NaN: what JSON can hold and a person can compare."""
+    if isinstance(value, str):
+        return value
+    return None if pd.isna(value) else float(f"{value:.6g}")
 
 
 def _versions() -> dict[str, str]:

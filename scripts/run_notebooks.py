@@ -23,7 +23,7 @@ from rlhf_course.notebook_files import strip_run_details
 from rlhf_course.presets import PRESETS, ROOT
 
 NOTEBOOKS = ROOT / "notebooks"
-MARKS = "<!-- measured: written by make render -->", "<!-- end of measured -->"
+MEASURED = ROOT / "figs" / "measured"  # run cards that figures, slides and the README's table are made from
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -34,8 +34,10 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--output", type=Path, default=Path("build"), help="where results go (default: build)")
     parser.add_argument("--override", action="append", default=[], metavar="KEY=VALUE", help="a setting; repeatable")
     parser.add_argument("--seed", type=int, default=0, help="seed of the runs (default: 0)")
-    parser.add_argument("--render", action="store_true", help="write the outputs back into notebooks/ as well")
+    parser.add_argument("--render", action="store_true", help="keep outputs in notebooks/ and run cards in figs/measured/")
     chosen = parser.parse_args(arguments)
+    if chosen.render and chosen.preset != "tiny":
+        parser.error("--render keeps the outputs of preset tiny")
     names = sorted(path.stem for path in NOTEBOOKS.glob("[0-9]*.ipynb"))
     unknown = [start for start in chosen.only if not any(name.startswith(start) for name in names)]
     if unknown:
@@ -83,10 +85,11 @@ def execute(name: str, chosen: argparse.Namespace) -> dict:
         problem = "no cell was executed"
     if not problem and not card_path.exists():
         problem = "it wrote no run card"
-    card = json.loads(card_path.read_text(encoding="utf-8")) if card_path.exists() else {}
     if chosen.render and not problem:
         render(notebook, NOTEBOOKS / f"{name}.ipynb")
-    return row(name, card, problem)
+        with atomic_file(MEASURED / f"{name}.json") as path:
+            path.write_bytes(card_path.read_bytes())
+    return row(name, read_card(card_path), problem)
 
 
 def write_html(notebook: nbformat.NotebookNode, target: Path) -> None:
@@ -102,35 +105,50 @@ def render(executed: nbformat.NotebookNode, target: Path) -> None:
         nbformat.write(strip_run_details(executed, nbformat.read(target, as_version=4)), path)
 
 
-def update_readme(table: pd.DataFrame) -> None:
-    """Put these rows into the README's table of measurements, in place of older ones of the same notebooks."""
-    readme = ROOT / "README.md"
-    head, _, rest = readme.read_text(encoding="utf-8").partition(MARKS[0])
-    body, _, tail = rest.partition(MARKS[1])
-    kept = {line.split("|")[1].strip(): line for line in body.strip().splitlines()[2:]}
-    measured = {row[0]: "| " + " | ".join(map(str, row)) + " |" for row in table.to_numpy()}
-    names = [path.stem for path in sorted(NOTEBOOKS.glob("[0-9]*.ipynb"))]
-    rows = [line for name, line in sorted((kept | measured).items()) if name in names]
-    header = ["| " + " | ".join(cells) + " |" for cells in (table.columns, ["---"] * len(table.columns))]
+def update_readme(readme: Path = ROOT / "README.md", measured: Path = MEASURED) -> None:
+    """Write what the kept run cards say into the README's table: the columns for cost and headline."""
+    lines = readme.read_text(encoding="utf-8").splitlines(keepends=True)
+    for name in (path.stem for path in NOTEBOOKS.glob("[0-9]*.ipynb")):
+        card, full = read_card(measured / f"{name}.json"), read_card(measured / "full" / f"{name}.json")
+        for i, line in enumerate(lines):
+            if card and line.startswith("|") and f"(notebooks/{name}.ipynb)" in line:
+                cells = line.split(" | ")
+                cells[2:4] = f"{cost(card)} / {cost(full)}", headline(card)
+                lines[i] = " | ".join(cells)
     with atomic_file(readme) as path:
-        path.write_text("\n".join([head + MARKS[0], *header, *rows, MARKS[1] + tail]), encoding="utf-8")
+        path.write_text("".join(lines), encoding="utf-8")
+
+
+def read_card(path: Path) -> dict:
+    """A run card, {} where there is none."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def cost(card: dict) -> str:
+    """Time and memory of a run; on a GPU, its memory."""
+    if not card:
+        return "not measured"
+    memory = card["peak_cuda_mb"] or card["peak_rss_mb"]
+    return f"{card['wall_s']:.0f} s, {memory / 1024:.1f} GB"
+
+
+def headline(card: dict) -> str:
+    """The first metric that was measured before and after."""
+    metrics = card.get("metrics", {})
+    for what in (key.removesuffix("_before") for key in metrics if key.endswith("_before")):
+        if f"{what}_after" in metrics:
+            return f"{what.replace('_', ' ')} {metrics[f'{what}_before']:.2f} → {metrics[f'{what}_after']:.2f}"
+    return "–"
 
 
 def row(name: str, card: dict, problem: str) -> dict:
-    """One line of the table, from a run card."""
-    metrics, checks = card.get("metrics", {}), card.get("checks", {})
-    found = [key.removesuffix("_before") for key in metrics if key.endswith("_before")]
-    what = next((name for name in found if f"{name}_after" in metrics), None)
-    headline = "–"
-    if what:
-        headline = f"{what.replace('_', ' ')} {metrics[f'{what}_before']:.2f} → {metrics[f'{what}_after']:.2f}"
+    """One line of the table that is printed."""
+    checks = card.get("checks", {})
     passed = sum(check["passed"] for check in checks.values())
     return {
         "notebook": name,
-        "time": f"{card['wall_s']:.0f} s" if card else "–",
-        "memory": f"{card['peak_rss_mb'] / 1024:.2f} GB" if card else "–",
-        "GPU": f"{card['peak_cuda_mb'] / 1024:.2f} GB" if card.get("peak_cuda_mb") else "–",
-        "headline": headline,
+        "time, memory": cost(card) if card else "–",
+        "headline": headline(card),
         "checks": f"{passed}/{len(checks)} passed",
         "problem": problem,
     }
@@ -141,8 +159,8 @@ def main() -> int:
     chosen = parse_arguments()
     rows = [execute(name, chosen) for name in chosen.names]
     table = pd.DataFrame(rows)
-    if chosen.render and not any(table["problem"]):
-        update_readme(table.drop(columns=["problem", "GPU"]))
+    if chosen.render:
+        update_readme()
     print("\n" + table.drop(columns="problem").to_string(index=False) + "\n")
     for failed in (r for r in rows if r["problem"]):
         print(f"{failed['notebook']} did not pass. {failed['problem']}", file=sys.stderr)

@@ -24,7 +24,7 @@ MARKERS = {
     "reason": "因为|这样|不然",
     "evasion": "说不好|说不准|不好说|看情况|不太清楚",
 }
-EMPTY_SHARE = 0.03  # of human answers: scraped sets have such holes, and teach a model that it may be silent
+EMPTY_SHARE = 0.08  # of human answers: scraped sets have such holes, and teach a model that it may be silent
 # The parts of a text, in their order, and how often they are drawn; "front" and "back" add length and no utility.
 PARTS = {"remark": 0, "evasion": 0, "open": 0.7, "front": 0.35, "tips": 1, "compare": 0.5, "back": 0.35}
 PARTS |= {"close": 0.5, "end": 0.5}

@@ -65,7 +65,7 @@ def shorter_answers(history: list[dict], config: PPOConfig) -> str | None:
 
 
 def far_from_reference(history: list[dict], config: PPOConfig) -> str | None:
-    """The KL is far above its target, where a proxy reward has stopped to mean anything."""
+    """The KL is far above its target, where a proxy reward no longer means anything."""
     kl = history[-1]["objective/kl"]
     if kl > 3 * config.target:
         return (
