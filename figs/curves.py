@@ -27,28 +27,29 @@ from rlhf_course.ppo.config import PPOConfig
 def clip_objective() -> Figure:
     """What PPO maximises per token, over the ratio, for either sign of the advantage."""
     epsilon = PPOConfig.cliprange
-    ratio = torch.linspace(0.4, 1.6, 481)
+    ratio, flat = torch.linspace(0.4, 1.6, 481), "clipped: no gradient"
     drawing, axes = plt.subplots(1, 2, sharey=True)
     for axis, advantage in zip(axes, (1.0, -1.0), strict=True):
         loss, _, clipped = policy_loss(ratio.log(), torch.tensor(0.0), torch.tensor(advantage), epsilon)
-        flat = np.where(clipped, -loss, np.nan)
         axis.axvspan(1 - epsilon, 1 + epsilon, color="0.93", zorder=0)
         axis.plot(ratio, advantage * ratio, color=COLOURS["reference"], ls="--", lw=1.6, label="ρ·A, not clipped")
-        axis.plot(ratio, -loss, color=COLOURS["policy"], lw=2.6, label="clipped objective")
-        axis.plot(ratio, flat, color=COLOURS["reward"], lw=2.6, ls=(0, (1, 1)), label="no gradient")
+        axis.plot(ratio, np.where(clipped, np.nan, -loss), color=COLOURS["policy"], lw=2.8, label="clipped objective")
+        axis.plot(
+            ratio, np.where(clipped, -loss, np.nan), color=COLOURS["reward"], lw=2.8, ls=(0, (1.4, 0.7)), label=flat
+        )
         axis.plot(1, advantage, color=COLOURS["policy"], marker="o", ms=7)
         side = "above 1 + ε" if advantage > 0 else "below 1 − ε"
         axis.set(title=f"A {'> 0' if advantage > 0 else '< 0'}: flat {side}", xlabel="ratio ρ = new / old probability")
         axis.set_xticks([0.5, 1 - epsilon, 1, 1 + epsilon, 1.5], ["0.5", "1 − ε", "1", "1 + ε", "1.5"])
     axes[0].set_ylabel("objective per token, |A| = 1")
     drawing.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
-    return on_card(drawing, 380)
+    return on_card(drawing, 380, legend="below")
 
 
 @figure(
     "The adaptive KL controller",
-    "Left, the change of β in one step over the measured KL: proportional to the distance from the target and cut off "
-    "at a fifth of it. Right, β over many steps: it falls where KL stays below the target and rises where it stays above.",
+    "Left, the change of β in one step over the measured KL: proportional to the distance from the target, and cut off "
+    "at a fifth of it. Right, β over a run: it falls while KL is below the target and rises while it is above.",
 )
 def adaptive_kl() -> Figure:
     """One update over KL, and β over a run at three constant values of KL."""
@@ -71,9 +72,9 @@ def adaptive_kl() -> Figure:
         for _ in range(200):
             path.append(controller.value)
             controller.update(times * config.target, config.batch_size)
-        label = f"KL = {times * config.target:g} nats"
         many.plot(path, color=COLOURS[colour], ls=style, lw=2.2)
-        many.annotate(label, (160, path[160]), xytext=(0, 9), textcoords="offset points", ha="right", color=COLOURS[colour])
+        place = {"xytext": (0, -18 if times < 1 else 9), "textcoords": "offset points", "ha": "right"}
+        many.annotate(f"KL = {times * config.target:g} nats", (160, path[160]), color=COLOURS[colour], **place)
     many.set(title="A run with constant KL", xlabel="PPO step", ylabel="coefficient β", ylim=(0, None))
     small_print = f"batch {config.batch_size}, target {config.target:g} nats, horizon {config.horizon:,.0f} samples"
     return on_card(drawing, 380, small_print=small_print)
@@ -89,7 +90,7 @@ def read(notebook: str) -> tuple[dict[str, pd.DataFrame], str]:
     """
     path = FOLDER / "measured" / f"{notebook}.json"
     if not path.exists():
-        raise FileNotFoundError(f"figs/measured/{path.name} is missing; `make render` runs the notebooks and writes it.")
+        raise FileNotFoundError(f"figs/measured/{path.name} is missing; `make render` writes it.")
     card = json.loads(path.read_text(encoding="utf-8"))
     curves = {name: pd.DataFrame(columns) for name, columns in card["curves"].items()}
     return curves, f"measured: notebook {notebook[:2]}, preset {card['preset']}, seed {card['seed']}"
@@ -97,7 +98,7 @@ def read(notebook: str) -> tuple[dict[str, pd.DataFrame], str]:
 
 @figure(
     "Rewards over the words of a sample",
-    "Four strips of bars over the tokens of one film review: every response token pays a little KL, the score arrives "
+    "Four strips of bars over the tokens of one film review: KL counts at every response token, the score arrives "
     "with the last one, the value head guesses what is still to come, and GAE spreads the advantage over the tokens.",
 )
 def token_rewards() -> Figure:
@@ -120,24 +121,28 @@ def oracle_frontier() -> Figure:
     curves, source = read("02_ppo_step_by_step")
     exact, reached = curves["frontier"], curves["toy"]
     drawing, axis = plt.subplots()
-    axis.fill_between(exact["kl"], exact["reward"], exact["reward"].max() * 1.12, color="0.93", zorder=0, lw=0)
+    right, top = exact["kl"].max() * 1.17, exact["reward"].max() * 1.12
+    line = np.append(exact["kl"][::-1], right), np.append(exact["reward"][::-1], exact["reward"].max())
+    axis.fill_between(*line, top, color="0.93", zorder=0, lw=0)
     axis.text(0.35, exact["reward"].max() * 0.93, "no policy gets here", color=QUIET)
     axis.plot(exact["kl"], exact["reward"], color=COLOURS["reference"], lw=2.2, label="the exact optimum for every β")
     points = reached["KL"], reached["expected reward"]
     axis.scatter(*points, s=60, color=COLOURS["policy"], edgecolor="white", zorder=3, label="PPO")
     for _, row in reached.iterrows():
-        share = f"β = {row['β']:g}\n{100 * row['share of the possible gain']:.1f} % of the gain"
+        share = f"β = {row['β']:g}\n{100 * row['share of the possible gain']:.2f} % of the gain"
         place = {"xytext": (12, -6), "textcoords": "offset points", "va": "top", "size": 9.5}
         axis.annotate(share, (row["KL"], row["expected reward"]), **place)
-    axis.set(xlabel="KL to the reference, nats", ylabel="expected reward", ylim=(None, exact["reward"].max() * 1.12))
-    axis.set_xlim(-0.1, exact["kl"].max() * 1.15)
+    axis.set(xlabel="KL to the reference, nats", ylabel="expected reward", xlim=(-0.1, right), ylim=(None, top))
     axis.legend(loc="lower right")
     return on_card(drawing, 430, small_print=source)
 
 
+SIX_PANELS = "Score, KL to the reference, KL coefficient, response length, entropy and value loss over the PPO steps."
+
+
 @figure(
     "Training curves of GPT-2 on film reviews",
-    "Six panels over PPO steps: score, KL to the reference, the KL coefficient, response length, entropy and value loss.",
+    SIX_PANELS,
 )
 def curves_imdb() -> Figure:
     """Notebook 03's run."""
@@ -147,7 +152,7 @@ def curves_imdb() -> Figure:
 
 @figure(
     "Training curves of LoRA on Baichuan",
-    "Six panels over PPO steps: score, KL to the reference, the KL coefficient, response length, entropy and value loss.",
+    SIX_PANELS,
 )
 def curves_lora() -> Figure:
     """Notebook 04's run."""
@@ -158,14 +163,14 @@ def curves_lora() -> Figure:
 @figure(
     "The reward model's audit before and after the fix",
     "For nine kinds of bad answers, the share of prompts at which the normal answer scores higher, before and after "
-    "pairs with such answers were added; several kinds still fail.",
+    "pairs with such answers were added; what still ends left of the line, PPO may find.",
 )
 def reward_audit() -> Figure:
     """Notebook 01's audit."""
     curves, source = read("01_reward_modeling")
     runs = {"before the fix": "audit before the fix", "after it": "audit after it"}
     tables = {label: curves[name].set_index("probe") for label, name in runs.items()}
-    return on_card(plots.audit_bars(tables, PASS), 500, small_print=source)
+    return on_card(plots.audit_bars(tables, PASS), 470, small_print=source, legend="above")
 
 
 @figure(
@@ -178,4 +183,4 @@ def overoptimisation() -> Figure:
     curves, source = read("05_reward_hacking")
     betas = {name: name.removeprefix("beta ") for name in curves if name.startswith("beta ")}
     runs = {f"β = {beta}": curves[name] for name, beta in betas.items()}
-    return on_card(plots.frontier(runs), 430, small_print=source)
+    return on_card(plots.frontier(runs), 430, small_print=source, legend="below")

@@ -162,27 +162,27 @@ def gpt2_imdb() -> Figure:
     query = f"{settings.query_min} … {settings.query_max - 1} tokens"
     response = f"+ {settings.response_min} … {settings.response_max - 1} tokens"
 
-    drawing, axis = canvas(410)
-    review = data(axis, Box(86, 180, 120, 52), "film review")
-    begin = data(axis, Box(244, 180, 120, 52), "query", query)
-    policy = model(axis, Box(412, 180, 136, 60), "GPT-2", "policy", "policy, value head")
-    text = data(axis, Box(588, 180, 146, 52), "query + response", response)
-    judge = model(axis, Box(738, 82, 160, 60), "DistilBERT", "reward", "sentiment classifier", frozen=True)
-    reference = model(axis, Box(738, 278, 160, 60), "GPT-2", "reference", "reference, a copy", frozen=True)
-    score = data(axis, Box(906, 82, 104, 52), "score", "logit", "reward")
-    kl = data(axis, Box(906, 278, 104, 52), "KL", "nats", "kl")
-    update = step(axis, Box(906, 180, 104, 52), "PPO step", "score − β·KL")
+    drawing, axis = canvas(375)
+    review = data(axis, Box(86, 160, 120, 52), "film review")
+    begin = data(axis, Box(244, 160, 120, 52), "query", query)
+    policy = model(axis, Box(412, 160, 136, 60), "GPT-2", "policy", "policy, value head")
+    text = data(axis, Box(588, 160, 146, 52), "query + response", response)
+    judge = model(axis, Box(738, 70, 160, 60), "DistilBERT", "reward", "sentiment classifier", frozen=True)
+    reference = model(axis, Box(738, 250, 160, 60), "GPT-2", "reference", "reference, a copy", frozen=True)
+    score = data(axis, Box(906, 70, 104, 52), "score", "logit", "reward")
+    kl = data(axis, Box(906, 250, 104, 52), "KL", "nats", "kl")
+    update = step(axis, Box(906, 160, 104, 52), "PPO step", "score − β·KL")
     for a, b in ((review, begin), (begin, policy), (policy, text), (judge, score), (reference, kl)):
         arrow(axis, a.right, b.left)
     arrow(axis, text.top, (text.x, judge.y), judge.left)
     arrow(axis, text.bottom, (text.x, reference.y), reference.left)
     arrow(axis, score.bottom, update.top)
     arrow(axis, kl.top, update.bottom)
-    arrow(axis, update.right, (976, 180), (976, 338), (412, 338), policy.bottom, colour=COLOURS["policy"], lw=2.2)
-    words(axis, 426, 325, "gradient", size=9, color=COLOURS["policy"], ha="left")
+    arrow(axis, update.right, (976, 160), (976, 306), (412, 306), policy.bottom, colour=COLOURS["policy"], lw=2.2)
+    words(axis, 426, 293, "gradient", size=9, color=COLOURS["policy"], ha="left")
     hub = ", ".join((settings.dataset, settings.model, settings.reward_model))
-    words(axis, 980, 368, f"preset full: {hub}  ·  tiny: the same set-up, small, made on the spot", **SMALL)
-    _legend(axis, 980, 389)
+    words(axis, 980, 333, f"preset full: {hub}  ·  tiny: the same set-up, small, made on the spot", **SMALL)
+    _legend(axis, 980, 354)
     return drawing
 
 
@@ -211,7 +211,8 @@ def adapters() -> Figure:
         number = data(axis, Box(x, 60, 166, 52), result, shape, colour)
         arrow(axis, (x, 216), head.bottom)
         arrow(axis, head.top, number.bottom)
-    base = model(axis, Box(500, 318, 920, 72), "base", "reference", "one copy for all: Baichuan, as a Llama", frozen=True)
+    below = "one copy for all: Baichuan, as a Llama"
+    base = model(axis, Box(500, 318, 920, 72), "base", "reference", below, frozen=True)
     ids = data(axis, Box(500, 412, 170, 46), "query, response", "(B, T)")
     arrow(axis, ids.top, base.bottom)
     words(axis, 980, 460, f"one adapter is switched on at a time  ·  {LEGEND[0]}  ·  {LEGEND[1]}", **SMALL)

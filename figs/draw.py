@@ -19,7 +19,8 @@ TABLE = re.compile(r"(?<=<!-- figures: written by make figs -->\n).*(?=<!-- end 
 def write_table(readme: Path) -> None:
     """The figures as a table between the marks of a README."""
     rows = ["| figure | what it shows |", "|---|---|"]
-    rows += [f"| [`{name}`]({name}.svg) | **{title}.** {words} |" for name, (_, title, words) in sorted(FIGURES.items())]
+    for name, (_, title, description) in sorted(FIGURES.items()):
+        rows.append(f"| [`{name}`]({name}.svg) | **{title}.** {description} |")
     text = TABLE.sub(lambda _: "\n".join(rows) + "\n", readme.read_text(encoding="utf-8"))
     with atomic_file(readme) as path:
         path.write_text(text, encoding="utf-8")
@@ -27,7 +28,7 @@ def write_table(readme: Path) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"figures to draw (default: all): {', '.join(FIGURES)}")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"default: all of {', '.join(FIGURES)}")
     parser.add_argument("--output", type=Path, default=FOLDER, help="folder to draw into (default: figs)")
     options = parser.parse_args(arguments)
     if unknown := sorted({*options.names} - {*FIGURES}):

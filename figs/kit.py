@@ -22,7 +22,7 @@ from rlhf_course.plots import COLOURS
 
 FOLDER = Path(__file__).resolve().parent
 FIGURES: dict[str, tuple[Callable[[], Figure], str, str]] = {}  # name: (function, title, description)
-CARD, EDGE, INK, QUIET = "#FCFCFB", "#D8D8D4", "#222222", "#5C5C5C"
+CARD, EDGE, INK, QUIET = "#FBFBF9", "#D8D8D4", "#222222", "#5C5C5C"
 WIDTH = 1000  # hundredths of an inch; 960 px on a page
 PNG_DPI = 192  # two pixels per px of the page
 
@@ -63,10 +63,11 @@ def figure(title: str, description: str) -> Callable:
 
 def canvas(height: float, width: float = WIDTH) -> tuple[Figure, Axes]:
     """An empty figure and its axes, which fill it."""
-    figure = plt.figure(figsize=(width / 100, height / 100), layout="none")
-    axis = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
+    drawing = plt.figure(figsize=(width / 100, height / 100))
+    drawing.set_layout_engine("none")
+    axis = drawing.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
     axis.axis("off")
-    return figure, axis
+    return drawing, axis
 
 
 class Box:
@@ -140,7 +141,7 @@ def step(axis: Axes, box: Box, name: str, below: str = "") -> Box:
 
 def panel(axis: Axes, x, y, width, height, title: str, below: str = "", indent: float = 14) -> None:
     """A pale area that groups what belongs together, its title at the top left; (x, y) is its corner."""
-    _shape(axis, Box(x + width / 2, y + height / 2, width, height), 12, zorder=0, fc="#F2F2EF", ec="none")
+    _shape(axis, Box(x + width / 2, y + height / 2, width, height), 12, zorder=0, fc="#F1F1ED", ec="none")
     words(axis, x + indent, y + 20, title, size=11.5, weight="bold", ha="left")
     words(axis, x + indent, y + 38, below, size=9, color=QUIET, ha="left")
 
@@ -167,12 +168,16 @@ def _towards(corner: tuple[float, float], other: tuple[float, float], radius: fl
 # --- curves ------------------------------------------------------------------------------------------------------
 
 
-def on_card(curves: Figure, height: float, width: float = WIDTH, small_print: str = "") -> Figure:
-    """A figure of curves in the size of a card, with small print at the bottom right."""
+def on_card(curves: Figure, height: float, width: float = WIDTH, small_print: str = "", legend: str = "") -> Figure:
+    """A figure of curves in the size of a card, with small print at the bottom right.
+
+    legend: the side, above or below, on which the figure has a legend outside its axes, which brings its own margin.
+    """
     curves.set_size_inches(width / 100, height / 100)
-    low = 36 if small_print else 14
+    low = 0 if legend == "below" else 34 if small_print else 12
+    high = height - (0 if legend == "above" else 12)
     margins = {"w_pad": 0.08, "h_pad": 0.08, "wspace": 0.05, "hspace": 0.05}
-    curves.get_layout_engine().set(rect=(0.01, low / height, 0.98, 1 - (low + 12) / height), **margins)
+    curves.get_layout_engine().set(rect=(0.01, low / height, 0.98, (high - low) / height), **margins)
     curves.text(1 - 20 / width, 18 / height, small_print, size=8.5, color=QUIET, ha="right", va="baseline")
     return curves
 
@@ -193,7 +198,7 @@ def save(name: str, folder: Path = FOLDER) -> None:
         drawing.savefig(path, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
         path.write_text(tidy(path.read_text(encoding="utf-8"), title, description), encoding="utf-8")
     with atomic_file(folder / f"{name}.png") as path:
-        drawing.savefig(path, format="png", dpi=PNG_DPI, metadata={"Software": None})
+        drawing.savefig(path, format="png", dpi=PNG_DPI, metadata={"Software": None}, pil_kwargs={"optimize": True})
     plt.close(drawing)
 
 
