@@ -27,16 +27,15 @@ from rlhf_course.ppo.config import PPOConfig
 def clip_objective() -> Figure:
     """What PPO maximises per token, over the ratio, for either sign of the advantage."""
     epsilon = PPOConfig.cliprange
-    ratio, flat = torch.linspace(0.4, 1.6, 481), "clipped: no gradient"
+    ratio = torch.linspace(0.4, 1.6, 481)
     drawing, axes = plt.subplots(1, 2, sharey=True)
     for axis, advantage in zip(axes, (1.0, -1.0), strict=True):
         loss, _, clipped = policy_loss(ratio.log(), torch.tensor(0.0), torch.tensor(advantage), epsilon)
         axis.axvspan(1 - epsilon, 1 + epsilon, color="0.93", zorder=0)
         axis.plot(ratio, advantage * ratio, color=COLOURS["reference"], ls="--", lw=1.6, label="ρ·A, not clipped")
         axis.plot(ratio, np.where(clipped, np.nan, -loss), color=COLOURS["policy"], lw=2.8, label="clipped objective")
-        axis.plot(
-            ratio, np.where(clipped, -loss, np.nan), color=COLOURS["reward"], lw=2.8, ls=(0, (1.4, 0.7)), label=flat
-        )
+        dotted = {"color": COLOURS["reward"], "lw": 2.8, "ls": (0, (1.4, 0.7))}
+        axis.plot(ratio, np.where(clipped, -loss, np.nan), **dotted, label="clipped: no gradient")
         axis.plot(1, advantage, color=COLOURS["policy"], marker="o", ms=7)
         side = "above 1 + ε" if advantage > 0 else "below 1 − ε"
         axis.set(title=f"A {'> 0' if advantage > 0 else '< 0'}: flat {side}", xlabel="ratio ρ = new / old probability")

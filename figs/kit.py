@@ -6,7 +6,7 @@ README.md in this folder says what each shape means. Coordinates are hundredths 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from xml.sax.saxutils import escape
 
@@ -26,21 +26,19 @@ CARD, EDGE, INK, QUIET = "#FBFBF9", "#D8D8D4", "#222222", "#5C5C5C"
 WIDTH = 1000  # hundredths of an inch; 960 px on a page
 PNG_DPI = 192  # two pixels per px of the page
 
-plt.rcParams.update(
-    {
-        "font.family": "DejaVu Sans",  # comes with matplotlib, so it is the same everywhere
-        "text.color": INK,
-        "axes.labelcolor": INK,
-        "xtick.color": QUIET,
-        "ytick.color": QUIET,
-        "axes.edgecolor": "#8A8A8A",
-        "axes.titleweight": "bold",
-        "axes.titlesize": 11,
-        "axes.facecolor": "none",
-        "svg.fonttype": "path",  # an SVG inside <img> cannot load a font, and text in another one would not fit
-        "svg.hashsalt": "rlhf-course",
-    }
-)
+STYLE = {  # on top of that of the notebooks' plots
+    "font.family": "DejaVu Sans",  # comes with matplotlib, so it is the same everywhere
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "xtick.color": QUIET,
+    "ytick.color": QUIET,
+    "axes.edgecolor": "#8A8A8A",
+    "axes.titleweight": "bold",
+    "axes.titlesize": 11,
+    "axes.facecolor": "none",
+    "svg.fonttype": "path",  # an SVG inside <img> cannot load a font, and text in another one would not fit
+    "svg.hashsalt": "rlhf-course",
+}
 
 
 def tint(colour: str, strength: float = 0.14) -> str:
@@ -185,21 +183,24 @@ def on_card(curves: Figure, height: float, width: float = WIDTH, small_print: st
 # --- files -------------------------------------------------------------------------------------------------------
 
 
-def save(name: str, folder: Path = FOLDER) -> None:
+def save(name: str, folder: Path = FOLDER, endings: Sequence[str] = ("svg", "png")) -> None:
     """Draw a figure as NAME.svg and NAME.png, on a pale card of its own that light and dark pages both take."""
     function, title, description = FIGURES[name]
-    drawing = function()
-    width, height = (100 * inches for inches in drawing.get_size_inches())
-    card = drawing.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(0, height), zorder=-10)
-    card.axis("off")
-    _shape(card, Box(width / 2, height / 2, width - 2, height - 2), 12, fc=CARD, ec=EDGE, lw=1)
-    drawing.patch.set_alpha(0)
-    with atomic_file(folder / f"{name}.svg") as path:
-        drawing.savefig(path, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
-        path.write_text(tidy(path.read_text(encoding="utf-8"), title, description), encoding="utf-8")
-    with atomic_file(folder / f"{name}.png") as path:
-        drawing.savefig(path, format="png", dpi=PNG_DPI, metadata={"Software": None}, pil_kwargs={"optimize": True})
-    plt.close(drawing)
+    with plt.rc_context(STYLE):
+        drawing = function()
+        width, height = (100 * inches for inches in drawing.get_size_inches())
+        card = drawing.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(0, height), zorder=-10)
+        card.axis("off")
+        _shape(card, Box(width / 2, height / 2, width - 2, height - 2), 12, fc=CARD, ec=EDGE, lw=1)
+        drawing.patch.set_alpha(0)
+        if "svg" in endings:
+            with atomic_file(folder / f"{name}.svg") as path:
+                drawing.savefig(path, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+                path.write_text(tidy(path.read_text(encoding="utf-8"), title, description), encoding="utf-8")
+        if "png" in endings:
+            with atomic_file(folder / f"{name}.png") as path:
+                drawing.savefig(path, format="png", dpi=PNG_DPI, metadata={"Software": None})
+        plt.close(drawing)
 
 
 def tidy(svg: str, title: str, description: str) -> str:
