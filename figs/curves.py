@@ -180,6 +180,8 @@ def reward_audit() -> Figure:
 def overoptimisation() -> Figure:
     """Notebook 05's runs against a reward model that has seen few pairs."""
     curves, source = read("05_reward_hacking")
-    betas = {name: name.removeprefix("beta ") for name in curves if name.startswith("beta ")}
-    runs = {f"β = {beta}": curves[name] for name, beta in betas.items()}
-    return on_card(plots.frontier(runs), 430, small_print=source, legend="below")
+    drawing = plots.frontier({name: curve for name, curve in curves.items() if name.startswith("β = ")})
+    for lines in [*(axis.get_lines()[::2] for axis in drawing.axes), drawing.legends[0].get_lines()]:
+        for line, style in zip(lines, ("-", "--", "-."), strict=False):  # colour alone would not tell them apart
+            line.set(linestyle=style, linewidth=2)
+    return on_card(drawing, 430, small_print=source, legend="below")
