@@ -174,8 +174,8 @@ def reward_audit() -> Figure:
 
 @figure(
     "Over-optimisation",
-    "Proxy and gold reward over KL along runs with different KL penalties: without a penalty the proxy keeps rising "
-    "while gold falls; a larger penalty keeps both near where they began.",
+    "Proxy and gold reward over KL along runs with different KL penalties: without one the proxy rises while gold "
+    "falls far below its start; a penalty bounds KL, and with it the damage.",
 )
 def overoptimisation() -> Figure:
     """Notebook 05's runs against a reward model that has seen few pairs."""
@@ -184,4 +184,6 @@ def overoptimisation() -> Figure:
     for lines in [*(axis.get_lines()[::2] for axis in drawing.axes), drawing.legends[0].get_lines()]:
         for line, style in zip(lines, ("-", "--", "-."), strict=False):  # colour alone would not tell them apart
             line.set(linestyle=style, linewidth=2)
+    drawing.axes[0].set_ylabel("mean over answers and three steps")
+    drawing.axes[1].set_ylabel("")
     return on_card(drawing, 430, small_print=source, legend="below")

@@ -199,7 +199,8 @@ def save(name: str, folder: Path = FOLDER, endings: Sequence[str] = ("svg", "png
                 path.write_text(tidy(path.read_text(encoding="utf-8"), title, description), encoding="utf-8")
         if "png" in endings:
             with atomic_file(folder / f"{name}.png") as path:
-                drawing.savefig(path, format="png", dpi=PNG_DPI, metadata={"Software": None})
+                small = {"metadata": {"Software": None}, "pil_kwargs": {"optimize": True}}
+                drawing.savefig(path, format="png", dpi=PNG_DPI, **small)
         plt.close(drawing)
 
 
