@@ -112,8 +112,8 @@ def token_rewards() -> Figure:
 
 @figure(
     "PPO on the exact frontier",
-    "Expected reward over KL in a toy language whose best policies are known exactly: PPO's points for four values of "
-    "β lie on the line that no policy can pass.",
+    "Expected reward over KL in a toy language whose best policies are known exactly: PPO's points for several "
+    "values of β lie at the line that no policy can pass.",
 )
 def oracle_frontier() -> Figure:
     """PPO's results beside the best that any policy can reach."""
@@ -161,7 +161,7 @@ def curves_lora() -> Figure:
 
 @figure(
     "The reward model's audit before and after the fix",
-    "For nine kinds of bad answers, the share of prompts at which the normal answer scores higher, before and after "
+    "For each kind of bad answer, the share of prompts at which the normal answer scores higher, before and after "
     "pairs with such answers were added; what still ends left of the line, PPO may find.",
 )
 def reward_audit() -> Figure:

@@ -24,7 +24,8 @@ def _legend(axis, x: float, y: float) -> None:
 @figure(
     "RLHF in three stages",
     "Supervised fine-tuning makes an answering model, which policy and reference start from; preference pairs "
-    "make a reward model; PPO trains the policy on score minus KL penalty while the other two stay frozen.",
+    "make a reward model; PPO trains the policy on score minus KL penalty, "
+    "while reference and reward model stay frozen.",
 )
 def rlhf_stages() -> Figure:
     """RLHF in three stages."""
@@ -188,7 +189,7 @@ def gpt2_imdb() -> Figure:
 
 @figure(
     "One base, three adapters",
-    "On one frozen base lie three adapters: policy, the only one that is trained, for responses, log- "
+    "On one frozen base lie three adapters: policy, the only one that is trained, for responses, log-"
     "probabilities and, with the value head, values; ref, a frozen copy of the SFT adapter, for the "
     "reference's log-probabilities; and reward, frozen, with its score head for scores.",
 )
