@@ -2,6 +2,7 @@
 # make test     set up, run the test suite
 # make lint     the linter
 # make render   run the notebooks at preset tiny and keep their outputs in notebooks/
+# make figs     draw the figures in figs/ from their sources
 # make clean    remove everything built, the environment included
 
 PYTHON ?= python3
@@ -9,7 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: course test lint render clean
+.PHONY: course test lint render figs clean
 .DELETE_ON_ERROR:
 
 course: $(READY)
@@ -25,6 +26,9 @@ lint: $(READY)
 
 render: $(READY)
 	$(BIN)/python scripts/run_notebooks.py --render
+
+figs: $(READY)
+	$(BIN)/python figs/draw.py
 
 clean:
 	rm -rf $(VENV) build .pytest_cache .ruff_cache *.egg-info

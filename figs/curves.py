@@ -1,0 +1,189 @@
+"""Figures of numbers: computed by the project's own functions, or read from the runs in ``measured/``."""
+
+from __future__ import annotations
+
+import json
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import torch
+from kit import COLOURS, FOLDER, QUIET, figure, on_card
+from matplotlib.figure import Figure
+
+from rlhf_course import plots
+from rlhf_course.audit import PASS
+from rlhf_course.ppo.algorithm import AdaptiveKLController, policy_loss
+from rlhf_course.ppo.config import PPOConfig
+
+# --- computed ----------------------------------------------------------------------------------------------------
+
+
+@figure(
+    "The clipped objective",
+    "The objective over the ratio of new to old probability: for a positive advantage it rises with the ratio and is "
+    "flat above 1 + ε, for a negative one it is flat below 1 − ε and falls from there on.",
+)
+def clip_objective() -> Figure:
+    """What PPO maximises per token, over the ratio, for either sign of the advantage."""
+    epsilon = PPOConfig.cliprange
+    ratio = torch.linspace(0.4, 1.6, 481)
+    drawing, axes = plt.subplots(1, 2, sharey=True)
+    for axis, advantage in zip(axes, (1.0, -1.0), strict=True):
+        loss, _, clipped = policy_loss(ratio.log(), torch.tensor(0.0), torch.tensor(advantage), epsilon)
+        axis.axvspan(1 - epsilon, 1 + epsilon, color="0.93", zorder=0)
+        axis.plot(ratio, advantage * ratio, color=COLOURS["reference"], ls="--", lw=1.6, label="ρ·A, not clipped")
+        axis.plot(ratio, np.where(clipped, np.nan, -loss), color=COLOURS["policy"], lw=2.8, label="clipped objective")
+        dotted = {"color": COLOURS["reward"], "lw": 2.8, "ls": (0, (1.4, 0.7))}
+        axis.plot(ratio, np.where(clipped, -loss, np.nan), **dotted, label="clipped: no gradient")
+        axis.plot(1, advantage, color=COLOURS["policy"], marker="o", ms=7)
+        side = "above 1 + ε" if advantage > 0 else "below 1 − ε"
+        axis.set(title=f"A {'> 0' if advantage > 0 else '< 0'}: flat {side}", xlabel="ratio ρ = new / old probability")
+        axis.set_xticks([0.5, 1 - epsilon, 1, 1 + epsilon, 1.5], ["0.5", "1 − ε", "1", "1 + ε", "1.5"])
+    axes[0].set_ylabel("objective per token, |A| = 1")
+    drawing.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    return on_card(drawing, 380, legend="below")
+
+
+@figure(
+    "The adaptive KL controller",
+    "Left, the change of β in one step over the measured KL: proportional to the distance from the target, and cut off "
+    "at a fifth of it. Right, β over a run: it falls while KL is below the target and rises while it is above.",
+)
+def adaptive_kl() -> Figure:
+    """One update over KL, and β over a run at three constant values of KL."""
+    config = PPOConfig()
+
+    def change(kl: float) -> float:
+        controller = AdaptiveKLController(1.0, config.target, config.horizon)
+        controller.update(kl, config.batch_size)
+        return 100 * (controller.value - 1)
+
+    drawing, (one, many) = plt.subplots(1, 2)
+    kl = np.linspace(0, 2 * config.target, 241)
+    one.plot(kl, [change(x) for x in kl], color=COLOURS["kl"], lw=2.6)
+    one.axvline(config.target, color="0.3", ls=":", lw=1.2)
+    one.axhline(0, color="0.3", lw=0.8)
+    one.annotate("target", (config.target, change(0)), xytext=(6, 2), textcoords="offset points", color=QUIET)
+    one.set(title="One update", xlabel="KL to the reference, nats per response", ylabel="change of β, %")
+    for times, colour, style in ((2, "reward", "--"), (1, "reference", "-"), (1 / 3, "policy", "-.")):
+        controller, path = AdaptiveKLController(config.init_kl_coef, config.target, config.horizon), []
+        for _ in range(200):
+            path.append(controller.value)
+            controller.update(times * config.target, config.batch_size)
+        many.plot(path, color=COLOURS[colour], ls=style, lw=2.2)
+        place = {"xytext": (0, -18 if times < 1 else 9), "textcoords": "offset points", "ha": "right"}
+        many.annotate(f"KL = {times * config.target:g} nats", (160, path[160]), color=COLOURS[colour], **place)
+    many.set(title="A run with constant KL", xlabel="PPO step", ylabel="coefficient β", ylim=(0, None))
+    small_print = f"batch {config.batch_size}, target {config.target:g} nats, horizon {config.horizon:,.0f} samples"
+    return on_card(drawing, 380, small_print=small_print)
+
+
+# --- measured ----------------------------------------------------------------------------------------------------
+
+
+def read(notebook: str) -> tuple[dict[str, pd.DataFrame], str]:
+    """The curves of a notebook's run, and the words that say where they are from.
+
+    Raises ``FileNotFoundError`` when it has not been run.
+    """
+    path = FOLDER / "measured" / f"{notebook}.json"
+    if not path.exists():
+        raise FileNotFoundError(f"figs/measured/{path.name} is missing; `make render` writes it.")
+    card = json.loads(path.read_text(encoding="utf-8"))
+    curves = {name: pd.DataFrame(columns) for name, columns in card["curves"].items()}
+    return curves, f"measured: notebook {notebook[:2]}, preset {card['preset']}, seed {card['seed']}"
+
+
+@figure(
+    "Rewards over the words of a sample",
+    "Four strips of bars over the tokens of one film review: KL counts at every response token, the score arrives "
+    "with the last one, the value head guesses what is still to come, and GAE spreads the advantage over the tokens.",
+)
+def token_rewards() -> Figure:
+    """KL, reward, value and advantage of one sample."""
+    curves, source = read("02_ppo_step_by_step")
+    sample = curves["sample"]
+    response = sample.dropna()
+    strips = {name: response[name] for name in sample.columns.drop("token")}
+    drawing = plots.over_text(list(sample["token"]), strips, n_query=len(sample) - len(response))
+    return on_card(drawing, 520, small_print=f"the query is shaded  ·  {source}")
+
+
+@figure(
+    "PPO on the exact frontier",
+    "Expected reward over KL in a toy language whose best policies are known exactly: PPO's points for several "
+    "values of β lie at the line that no policy can pass.",
+)
+def oracle_frontier() -> Figure:
+    """PPO's results beside the best that any policy can reach."""
+    curves, source = read("02_ppo_step_by_step")
+    exact, reached = curves["frontier"], curves["toy"]
+    drawing, axis = plt.subplots()
+    right, top = exact["kl"].max() * 1.17, exact["reward"].max() * 1.12
+    line = np.append(exact["kl"][::-1], right), np.append(exact["reward"][::-1], exact["reward"].max())
+    axis.fill_between(*line, top, color="0.93", zorder=0, lw=0)
+    axis.text(0.35, exact["reward"].max() * 0.93, "no policy gets here", color=QUIET)
+    axis.plot(exact["kl"], exact["reward"], color=COLOURS["reference"], lw=2.2, label="the exact optimum for every β")
+    points = reached["KL"], reached["expected reward"]
+    axis.scatter(*points, s=60, color=COLOURS["policy"], edgecolor="white", zorder=3, label="PPO")
+    for _, row in reached.iterrows():
+        share = f"β = {row['β']:g}\n{100 * row['share of the possible gain']:.2f} % of the gain"
+        place = {"xytext": (12, -6), "textcoords": "offset points", "va": "top", "size": 9.5}
+        axis.annotate(share, (row["KL"], row["expected reward"]), **place)
+    axis.set(xlabel="KL to the reference, nats", ylabel="expected reward", xlim=(-0.1, right), ylim=(None, top))
+    axis.legend(loc="lower right")
+    return on_card(drawing, 430, small_print=source)
+
+
+SIX_PANELS = "Score, KL to the reference, KL coefficient, response length, entropy and value loss over the PPO steps."
+
+
+@figure(
+    "Training curves of GPT-2 on film reviews",
+    SIX_PANELS,
+)
+def curves_imdb() -> Figure:
+    """Notebook 03's run."""
+    curves, source = read("03_gpt2_imdb_ppo")
+    return on_card(plots.training_curves(curves["history"]), 540, small_print=source)
+
+
+@figure(
+    "Training curves of LoRA on Baichuan",
+    SIX_PANELS,
+)
+def curves_lora() -> Figure:
+    """Notebook 04's run."""
+    curves, source = read("04_lora_rlhf_baichuan")
+    return on_card(plots.training_curves(curves["history"]), 540, small_print=source)
+
+
+@figure(
+    "The reward model's audit before and after the fix",
+    "For each kind of bad answer, the share of prompts at which the normal answer scores higher, before and after "
+    "pairs with such answers were added; what still ends left of the line, PPO may find.",
+)
+def reward_audit() -> Figure:
+    """Notebook 01's audit."""
+    curves, source = read("01_reward_modeling")
+    runs = {"before the fix": "audit before the fix", "after it": "audit after it"}
+    tables = {label: curves[name].set_index("probe") for label, name in runs.items()}
+    return on_card(plots.audit_bars(tables, PASS), 470, small_print=source, legend="above")
+
+
+@figure(
+    "Over-optimisation",
+    "Proxy and gold reward over KL along runs with different KL penalties: without one the proxy rises while gold "
+    "falls far below its start; a penalty bounds KL, and with it the damage.",
+)
+def overoptimisation() -> Figure:
+    """Notebook 05's runs against a reward model that has seen few pairs."""
+    curves, source = read("05_reward_hacking")
+    drawing = plots.frontier({name: curve for name, curve in curves.items() if name.startswith("β = ")})
+    for lines in [*(axis.get_lines()[::2] for axis in drawing.axes), drawing.legends[0].get_lines()]:
+        for line, style in zip(lines, ("-", "--", "-."), strict=False):  # colour alone would not tell them apart
+            line.set(linestyle=style, linewidth=2)
+    drawing.axes[0].set_ylabel("mean over answers and three steps")
+    drawing.axes[1].set_ylabel("")
+    return on_card(drawing, 430, small_print=source, legend="below")

@@ -1,0 +1,48 @@
+"""Draws the figures of the course: all of them, or those named on the command line."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from pathlib import Path
+
+import curves  # noqa: F401 - registers its figures
+import diagrams  # noqa: F401 - likewise
+from kit import FIGURES, FOLDER, save
+
+from rlhf_course.files import atomic_file
+
+TABLE = re.compile(r"(?<=<!-- figures: written by make figs -->\n).*(?=<!-- end of figures -->)", re.DOTALL)
+
+
+def write_table(readme: Path) -> None:
+    """The figures as a table between the marks of a README."""
+    rows = ["| figure | what it shows |", "|---|---|"]
+    for name, (_, title, description) in sorted(FIGURES.items()):
+        rows.append(f"| [`{name}`]({name}.svg) | **{title}.** {description} |")
+    text = TABLE.sub(lambda _: "\n".join(rows) + "\n", readme.read_text(encoding="utf-8"))
+    with atomic_file(readme) as path:
+        path.write_text(text, encoding="utf-8")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"default: all of {', '.join(FIGURES)}")
+    parser.add_argument("--output", type=Path, default=FOLDER, help="folder to draw into (default: figs)")
+    options = parser.parse_args(arguments)
+    if unknown := sorted({*options.names} - {*FIGURES}):
+        parser.error(f"no figure is called {', '.join(unknown)}; there are {', '.join(FIGURES)}")
+    for name in options.names or FIGURES:
+        try:
+            save(name, options.output)
+        except FileNotFoundError as error:
+            print(f"{name}: {error}", file=sys.stderr)
+            return 1
+    if options.output == FOLDER:
+        write_table(FOLDER / "README.md")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,85 @@
+"""The figures: complete, up to date, and readable without eyes."""
+
+import re
+import struct
+import subprocess
+import sys
+from xml.etree import ElementTree
+
+import pytest
+
+from rlhf_course.presets import ROOT
+
+FIGS = ROOT / "figs"
+sys.path.insert(0, str(FIGS))
+
+import draw  # noqa: E402 - lies in figs/
+from kit import FIGURES, WIDTH, save  # noqa: E402
+
+EXPECTED = {
+    "rlhf_stages", "ppo_step", "gpt2_imdb", "clip_objective", "token_rewards", "adaptive_kl", "adapters",
+    "overoptimisation", "curves_imdb", "curves_lora", "reward_audit", "oracle_frontier",
+}  # fmt: skip
+
+
+def test_every_figure_is_there_and_none_is_left_over():
+    assert {*FIGURES} == EXPECTED
+    assert {path.name for ending in ("svg", "png") for path in FIGS.glob(f"*.{ending}")} == {
+        f"{name}.{ending}" for name in EXPECTED for ending in ("svg", "png")
+    }
+
+
+def test_every_figure_is_committed():
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout")
+    tracked = subprocess.run(["git", "ls-files", "figs"], capture_output=True, text=True, cwd=ROOT, check=True).stdout
+    assert {f"figs/{name}.{ending}" for name in EXPECTED for ending in ("svg", "png")} <= {*tracked.split()}
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_drawing_again_changes_nothing(name, tmp_path):
+    save(name, tmp_path, endings=["svg"])
+    assert [path.name for path in tmp_path.iterdir()] == [f"{name}.svg"]
+    committed = (FIGS / f"{name}.svg").read_text(encoding="utf-8")
+    assert (tmp_path / f"{name}.svg").read_text(encoding="utf-8") == committed, "stale: run `make figs`"
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_svg_explains_itself_and_needs_nothing_else(name):
+    text = (FIGS / f"{name}.svg").read_text(encoding="utf-8")
+    root = ElementTree.fromstring(text)
+    _, title, description = FIGURES[name]
+    for tag, words in (("title", title), ("desc", description)):
+        assert root.find(f"{{http://www.w3.org/2000/svg}}{tag}").text == words
+    references = re.findall(r'(?:href="|src="|url\()([^")]*)', text)
+    assert references and all(reference.startswith("#") for reference in references)
+    assert not re.search(r"<!DOCTYPE|<script|@import|<image|<text", text)
+    ids = re.findall(r'\bid="([^"]*)"', text)
+    assert len(ids) == len({*ids}) and {reference[1:] for reference in references} <= {*ids}
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_png_suits_a_slide(name):
+    content = (FIGS / f"{name}.png").read_bytes()
+    width, height = struct.unpack(">II", content[16:24])
+    assert width == WIDTH * 1.92 and 500 < height < 1600
+    assert len(content) < 300_000
+
+
+def test_readme_names_every_figure():
+    table = draw.TABLE.search((FIGS / "README.md").read_text(encoding="utf-8")).group()
+    for name, (_, title, description) in FIGURES.items():
+        assert f"| [`{name}`]({name}.svg) | **{title}.** {description} |" in table
+
+
+def test_an_unknown_figure_gets_the_list(capsys):
+    with pytest.raises(SystemExit):
+        draw.main(["clip"])
+    assert "there are" in capsys.readouterr().err
+
+
+def test_a_missing_run_leaves_nothing_behind(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("curves.FOLDER", tmp_path)
+    assert draw.main(["curves_imdb", "--output", str(tmp_path / "out")]) == 1
+    assert "make render" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
