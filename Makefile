@@ -2,14 +2,17 @@
 # make test     set up, run the test suite
 # make lint     the linter
 # make render   run the notebooks at preset tiny and keep their outputs in notebooks/
+# make slides   slides/slides.html and slides.pdf from slides.md, by Marp; needs npm and Chromium
 # make clean    remove everything built, the environment included
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+MARP_VERSION := 4.5.1
+MARP := build/marp-$(MARP_VERSION)
 
-.PHONY: course test lint render clean
+.PHONY: course test lint render slides clean
 .DELETE_ON_ERROR:
 
 course: $(READY)
@@ -26,6 +29,9 @@ lint: $(READY)
 render: $(READY)
 	$(BIN)/python scripts/run_notebooks.py --render
 
+slides: $(MARP)
+	PYTHONPATH=. $(PYTHON) slides/build.py --marp $(MARP)/node_modules/.bin/marp
+
 clean:
 	rm -rf $(VENV) build .pytest_cache .ruff_cache *.egg-info
 
@@ -35,3 +41,9 @@ $(READY): requirements.txt pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --editable .
 	touch $@
+
+$(MARP):
+	@command -v npm >/dev/null || { echo "make slides needs npm: install Debian's packages nodejs and npm." >&2; exit 1; }
+	rm -rf $@.part
+	npm install --prefix $@.part --no-audit --no-fund --loglevel error @marp-team/marp-cli@$(MARP_VERSION)
+	mv $@.part $@
