@@ -127,7 +127,7 @@ def build(marp: Path, figures: Path) -> None:
         page.write_text(text, encoding="utf-8")
         run_marp(marp, markdown, pdf, "--pdf", "--pdf-outlines")
         with pdf.open("ab") as file:
-            file.write(f"% {STAMP} {stamp}\n".encode())  # a comment after the end, which readers skip
+            file.write(f"\n% {STAMP} {stamp}\n".encode())  # a comment after the end, which readers skip
     print(f"{len(split_slides(markdown))} slides: {HTML.relative_to(ROOT)}, {PDF.relative_to(ROOT)}")
 
 
