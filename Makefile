@@ -1,23 +1,28 @@
 # make course   set up, build the embedded world, run the notebooks at preset tiny
 # make test     set up, run the test suite
 # make lint     the linter
-# make render   run the notebooks at preset tiny and keep their outputs in notebooks/
-# make figs     draw the figures in figs/ from their sources
+# make render   run the notebooks at preset tiny; keep their outputs in notebooks/, their run cards in figs/measured/
+# make figs     draw the figures in figs/ from their sources and the run cards
+# make slides   slides/slides.html and slides.pdf from slides.md, by Marp; needs npm and Chromium
+# make site     the course as a website in build/site; needs npm
 # make clean    remove everything built, the environment included
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+SITE_READY := $(VENV)/.site-ready
+MARP_VERSION := 4.5.1
+MARP := build/marp-$(MARP_VERSION)
 
-.PHONY: course test lint render figs clean
+.PHONY: course test lint render figs slides site clean
 .DELETE_ON_ERROR:
 
 course: $(READY)
 	$(BIN)/python -m rlhf_course.offline.world
 	$(BIN)/python scripts/run_notebooks.py
 
-test: $(READY)
+test: $(SITE_READY)
 	$(BIN)/python -m pytest
 
 lint: $(READY)
@@ -30,6 +35,12 @@ render: $(READY)
 figs: $(READY)
 	$(BIN)/python figs/draw.py
 
+slides: $(MARP) $(READY)
+	$(BIN)/python slides/build.py --marp $(MARP)/node_modules/.bin/marp
+
+site: $(SITE_READY)
+	$(BIN)/python site/build.py
+
 clean:
 	rm -rf $(VENV) build .pytest_cache .ruff_cache *.egg-info
 
@@ -39,3 +50,14 @@ $(READY): requirements.txt pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --editable .
 	touch $@
+
+$(SITE_READY): site/requirements.txt $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.txt -r site/requirements.txt
+	$(BIN)/pip check
+	touch $@
+
+$(MARP):
+	@command -v npm >/dev/null || { echo "make slides needs npm: install Debian's packages nodejs and npm." >&2; exit 1; }
+	rm -rf $@.part
+	npm install --prefix $@.part --no-audit --no-fund --loglevel error @marp-team/marp-cli@$(MARP_VERSION)
+	mv $@.part $@

@@ -1,0 +1,139 @@
+"""Build the slides: measured numbers and figures go into slides.md, and Marp makes HTML and PDF of it.
+
+``{{NOTEBOOK.metrics.NAME:FORMAT}}`` stands for a number of figs/measured/NOTEBOOK.json, and
+``{{NOTEBOOK.checks:passed}}`` for how many of its checks passed. ``make slides`` runs this.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import hashlib
+import html
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+from rlhf_course.files import atomic_file
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+SOURCE, THEME = HERE / "slides.md", HERE / "theme.css"
+HTML, PDF = HERE / "slides.html", HERE / "slides.pdf"
+BROWSERS = "chromium", "chromium-browser", "google-chrome"
+IMAGE = re.compile(r"!\[([^\]]*)\]\(\.\./figs/([^)]+)\)")
+PLACEHOLDER = re.compile(r"\{\{([^{}]+)\}\}")
+MIME = {".svg": "image/svg+xml", ".png": "image/png"}
+STAMP = "source-sha256"
+
+
+def split_slides(markdown: str) -> list[str]:
+    """The slides, without the front matter."""
+    return re.split(r"^---\n", markdown, flags=re.M)[2:]
+
+
+def heading(slide: str) -> str:
+    """The slide's heading, or an empty text."""
+    found = re.search(r"^# (.+)$", slide, re.M)
+    return found[1] if found else ""
+
+
+def lookup(node, path: str):
+    """The value at a dotted path; names may hold dots themselves. Raises ``KeyError``."""
+    if path in node:
+        return node[path]
+    for name in node:
+        if path.startswith(f"{name}.") and isinstance(node[name], dict):
+            return lookup(node[name], path[len(name) + 1 :])
+    raise KeyError(path)
+
+
+def number(cards: dict, placeholder: str) -> str:
+    """A placeholder's text. Raises ``KeyError`` where nothing was measured, ``ValueError`` for a wrong format."""
+    path, _, form = placeholder.rpartition(":")
+    value = lookup(cards, path)
+    if form == "passed":
+        return f"{sum(check['passed'] for check in value.values())} of {len(value)}"
+    return format(value, form).replace("-", "−")
+
+
+def fill(markdown: str, cards: dict) -> str:
+    """The Markdown with every placeholder replaced; SystemExit names the slides and keys that have no value."""
+    problems = []
+    for position, slide in enumerate(split_slides(markdown), start=1):
+        for placeholder in PLACEHOLDER.findall(slide):
+            try:
+                number(cards, placeholder)
+            except (KeyError, TypeError, ValueError) as error:
+                reason = "nothing measured" if isinstance(error, KeyError) else error
+                problems.append(f"slide {position} ({heading(slide)}): {{{{{placeholder}}}}}: {reason}")
+    if problems:
+        raise SystemExit("Placeholders without a value; `make render` measures them:\n" + "\n".join(problems))
+    return PLACEHOLDER.sub(lambda match: number(cards, match[1]), markdown)
+
+
+def embed(markdown: str, figures: Path) -> str:
+    """The Markdown with every figure inside it, so that one file is all there is to open or send."""
+
+    def as_tag(match: re.Match) -> str:
+        path = figures / match[2]
+        if not path.exists():
+            raise SystemExit(f"slides.md shows figs/{match[2]}, which does not exist.")
+        data = base64.b64encode(path.read_bytes()).decode()
+        return f'<img alt="{html.escape(match[1])}" src="data:{MIME[path.suffix]};base64,{data}">'
+
+    return IMAGE.sub(as_tag, markdown)
+
+
+def content(figures: Path) -> str:
+    """slides.md with numbers and figures."""
+    cards = {path.stem: json.loads(path.read_text()) for path in sorted((figures / "measured").glob("*.json"))}
+    return embed(fill(SOURCE.read_text(encoding="utf-8"), cards), figures)
+
+
+def fingerprint(markdown: str) -> str:
+    """A hash of all that the slides are made from; stored in both files, it tells those that have become stale."""
+    return hashlib.sha256(f"{markdown}\0{THEME.read_text(encoding='utf-8')}".encode()).hexdigest()
+
+
+def run_marp(marp: Path, markdown: str, output: Path, *options: str) -> None:
+    """Marp from Markdown to one file; SystemExit with its words when it fails."""
+    browser = os.environ.get("CHROME_PATH") or next(filter(None, map(shutil.which, BROWSERS)), None)
+    if not browser:
+        raise SystemExit("The PDF needs Chromium: install Debian's package chromium, or set CHROME_PATH to a browser.")
+    environment = os.environ | {"CHROME_PATH": browser}
+    if os.geteuid() == 0:  # Chromium's sandbox does not start as root
+        environment["CHROME_NO_SANDBOX"] = "1"
+    command = [marp, "--no-config-file", "--html", "--theme-set", THEME, *options, "--output", output]
+    done = subprocess.run(command, input=markdown, env=environment, capture_output=True, text=True)
+    if done.returncode or not output.exists():
+        raise SystemExit(f"Marp failed:\n{done.stdout}{done.stderr}")
+
+
+def build(marp: Path, figures: Path) -> None:
+    """Write slides.html and slides.pdf, both or neither."""
+    if not marp.exists():
+        raise SystemExit(f"There is no Marp at {marp}; `make slides` installs it.")
+    markdown = content(figures)
+    stamp = fingerprint(markdown)
+    with atomic_file(HTML) as page, atomic_file(PDF) as pdf:
+        run_marp(marp, markdown, page, "--template", "bespoke")
+        text = page.read_text(encoding="utf-8").replace("<head>", f'<head><meta name="{STAMP}" content="{stamp}">', 1)
+        # Marp's viewer names the address of its licences; the page itself is to name no host.
+        text = re.sub(r"https://unpkg\.com/(@marp-team/marp-cli)@([\d.]+)/lib/", r"\1 \2, ", text)
+        page.write_text(text, encoding="utf-8")
+        run_marp(marp, markdown, pdf, "--pdf", "--pdf-outlines")
+        with pdf.open("ab") as file:
+            file.write(f"\n% {STAMP} {stamp}\n".encode())  # a comment after the end, which readers skip
+    print(f"{len(split_slides(markdown))} slides: {HTML.relative_to(ROOT)}, {PDF.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--marp", type=Path, required=True, help="Marp's command-line tool")
+    parser.add_argument("--figs", type=Path, default=ROOT / "figs", help="figures and measured/ (default: figs)")
+    chosen = parser.parse_args()
+    build(chosen.marp.resolve(), chosen.figs.resolve())
