@@ -2,14 +2,16 @@
 # make test     set up, run the test suite
 # make lint     the linter
 # make render   run the notebooks at preset tiny and keep their outputs in notebooks/
+# make site     the course as a website in build/site
 # make clean    remove everything built, the environment included
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+SITE_READY := $(VENV)/.site-ready
 
-.PHONY: course test lint render clean
+.PHONY: course test lint render site clean
 .DELETE_ON_ERROR:
 
 course: $(READY)
@@ -26,6 +28,9 @@ lint: $(READY)
 render: $(READY)
 	$(BIN)/python scripts/run_notebooks.py --render
 
+site: $(SITE_READY)
+	$(BIN)/python site/build.py
+
 clean:
 	rm -rf $(VENV) build .pytest_cache .ruff_cache *.egg-info
 
@@ -34,4 +39,9 @@ $(READY): requirements.txt pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --editable .
+	touch $@
+
+$(SITE_READY): site/requirements.txt $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.txt -r site/requirements.txt
+	$(BIN)/pip check
 	touch $@

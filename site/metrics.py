@@ -34,20 +34,32 @@ def anchor(key: str) -> str:
     return re.sub(r"[/_]", "-", key)
 
 
+def picture(key: str, curve: list[float]) -> str:
+    """A small curve over the steps as SVG, with a line at 0 where 0 is in sight."""
+    low, high = min(curve), max(curve)
+
+    def height(value: float) -> str:
+        return f"{38 - 36 * (value - low) / (high - low):.1f}"
+
+    points = " ".join(f"{160 * step / max(1, len(curve) - 1):.1f},{height(value)}" for step, value in enumerate(curve))
+    zero = f'<line x1="0" x2="160" y1="{height(0)}" y2="{height(0)}"/>' if low <= 0 <= high else ""
+    return (
+        f'<svg class="curve" viewBox="0 0 160 40" preserveAspectRatio="none" role="img" aria-label="{key} over the '
+        f'steps, from {curve[0]:.3g} to {curve[-1]:.3g}">{zero}<polyline points="{points}"/></svg>'
+    )
+
+
 def section(key: str, stat: dict, curve: list[float] | None) -> str:
-    """One stat in Markdown; the index line is what the search finds first."""
+    """One stat in Markdown."""
     means = stat.get("means") or MEANING[key]
     facts = {"Unit": stat["unit"], "Healthy": stat["healthy"], "Otherwise": stat["otherwise"]}
-    if curve:
-        facts["Measured"] = (
-            f"{curve[0]:.3g} at the first and {curve[-1]:.3g} at the last of {len(curve)} steps in "
-            "[notebook 03](notebooks/03_gpt2_imdb_ppo.ipynb), preset `tiny`."
-        )
     lines = "\n".join(f"- **{name}:** {fill(text)}" for name, text in facts.items())
+    if curve:
+        lines += (
+            f"\n- **Measured:** {curve[0]:.3g} at the first and {curve[-1]:.3g} at the last of {len(curve)} steps of "
+            "[notebook 03](notebooks/03_gpt2_imdb_ppo.ipynb)\n\n"
+        ) + (picture(key, curve) if min(curve) < max(curve) else "")
     return f"""
-```{{index}} {key}, {key.rsplit("/")[-1]}
-```
-
 ({anchor(key)})=
 ### `{key}`
 

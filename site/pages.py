@@ -6,8 +6,11 @@ from pathlib import Path
 
 from bs4 import BeautifulSoup, Tag
 from docutils import nodes
+from metrics import anchor
+from sphinx.addnodes import index
 from sphinx.application import Sphinx
 from sphinx.parsers import Parser
+from sphinx.transforms import SphinxTransform
 from sphinx.util.images import get_image_size
 
 SCRIPTS = {  # notebook → the scripts that do the same as commands
@@ -15,6 +18,7 @@ SCRIPTS = {  # notebook → the scripts that do the same as commands
     "03_gpt2_imdb_ppo": ["train_ppo"],
     "04_lora_rlhf_baichuan": ["convert_baichuan", "train_sft", "train_reward_model", "train_ppo"],
 }
+TEXT = 22  # characters; a table's column with a longer cell is text
 WIDE = 760  # pixels; a figure wider than that keeps a readable size on a phone, and scrolls
 
 
@@ -29,6 +33,22 @@ class SourceParser(Parser):
         code = nodes.literal_block(inputstring, inputstring, language=path.suffix[1:], linenos=True)
         document += nodes.section("", nodes.title(text=str(path)), code, ids=["source"], names=["source"])
         env.metadata[env.docname]["nosearch"] = "true"
+
+
+class StatsFirst(SphinxTransform):
+    """Index entries for the stats, by their whole and their last name: the search ranks these first."""
+
+    default_priority = 840  # just before Sphinx collects index entries
+
+    def apply(self, **kwargs) -> None:
+        if self.env.docname != "metrics":
+            return
+        for section in self.document.findall(nodes.section):
+            key = section[0].astext()
+            if "/" in key:
+                names = dict.fromkeys([key, key.rsplit("/")[-1]])
+                entries = [("single", name, anchor(key), "main", None) for name in names]
+                section.insert(1, index(entries=entries))
 
 
 def polish(app: Sphinx, pagename: str, templatename: str, context: dict, doctree) -> None:
@@ -46,11 +66,24 @@ def polish(app: Sphinx, pagename: str, templatename: str, context: dict, doctree
             image.wrap(body.new_tag("div", attrs={"class": f"figure{' wide' if size and size[0] > WIDE else ''}"}))
     for table in body.select(".output.text_html table"):
         table.wrap(body.new_tag("div", attrs={"class": "table-wrapper"}))
+        _mark_text(table)
     for scrolls in body.select(".table-wrapper, .figure.wide"):
         scrolls["tabindex"] = "0"  # so that the keyboard can scroll it
     if pagename.startswith("notebooks/"):
         body.h1.insert_after(_links(body, pagename.removeprefix("notebooks/"), app))
     context["body"] = str(body)
+
+
+def _mark_text(table: Tag) -> None:
+    """Give the columns that hold text a class, so that they are set as text is and not as numbers."""
+    columns: dict[int, list[Tag]] = {}
+    for row in table.find_all("tr"):
+        for column, cell in enumerate(row.find_all(["th", "td"])):
+            columns.setdefault(column, []).append(cell)
+    for cells in columns.values():
+        if any(len(cell.text.strip()) > TEXT for cell in cells if cell.find_parent("tbody")):
+            for cell in cells:
+                cell["class"] = [*cell.get("class", []), "text"]
 
 
 def _caption(image: Tag) -> str:
@@ -78,7 +111,8 @@ def _links(body: BeautifulSoup, name: str, app: Sphinx) -> Tag:
 
 
 def setup(app: Sphinx) -> dict:
-    """Register the parser and the polish."""
+    """Register the parser, the transform and the polish."""
     app.add_source_parser(SourceParser)
+    app.add_transform(StatsFirst)
     app.connect("html-page-context", polish, priority=400)  # before the theme's
     return {"parallel_read_safe": True}
