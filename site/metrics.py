@@ -1,0 +1,82 @@
+"""The page about metrics: what a stat means comes from MEANING, the rest from metrics.yaml."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict
+from pathlib import Path
+
+import yaml
+
+from rlhf_course.ppo.config import PPOConfig
+from rlhf_course.ppo.stats import MEANING
+
+HERE = Path(__file__).parent
+
+
+def load_groups() -> list[dict]:
+    """The groups of metrics.yaml; raises ``ValueError`` when they and MEANING do not have the same stats."""
+    groups = yaml.safe_load((HERE / "metrics.yaml").read_text())
+    described = {key for group in groups for key, stat in group["stats"].items() if "means" not in stat}
+    if described != set(MEANING):
+        raise ValueError(f"metrics.yaml and MEANING differ in {', '.join(sorted(described ^ set(MEANING)))}.")
+    return groups
+
+
+def fill(text: str) -> str:
+    """The text with {field:g} replaced by the default of that field of PPOConfig."""
+    defaults = asdict(PPOConfig())
+    return re.sub(r"\{(\w+):g\}", lambda found: format(defaults[found[1]], "g"), text.strip())
+
+
+def anchor(key: str) -> str:
+    """The id of a stat's section: objective/kl_coef → objective-kl-coef."""
+    return re.sub(r"[/_]", "-", key)
+
+
+def picture(key: str, curve: list[float]) -> str:
+    """A small curve over the steps as SVG, with a line at 0 where 0 is in sight."""
+    low, high = min(curve), max(curve)
+
+    def height(value: float) -> str:
+        return f"{38 - 36 * (value - low) / (high - low):.1f}"
+
+    points = " ".join(f"{160 * step / max(1, len(curve) - 1):.1f},{height(value)}" for step, value in enumerate(curve))
+    zero = f'<line x1="0" x2="160" y1="{height(0)}" y2="{height(0)}"/>' if low <= 0 <= high else ""
+    return (
+        f'<svg class="curve" viewBox="0 0 160 40" preserveAspectRatio="none" role="img" aria-label="{key} over the '
+        f'steps, from {curve[0]:.3g} to {curve[-1]:.3g}">{zero}<polyline points="{points}"/></svg>'
+    )
+
+
+def section(key: str, stat: dict, curve: list[float] | None) -> str:
+    """One stat in Markdown."""
+    means = stat.get("means") or MEANING[key]
+    facts = {"Unit": stat["unit"], "Healthy": stat["healthy"], "Otherwise": stat["otherwise"]}
+    lines = "\n".join(f"- **{name}:** {fill(text)}" for name, text in facts.items())
+    if curve:
+        lines += (
+            f"\n- **Measured:** {curve[0]:.3g} at the first and {curve[-1]:.3g} at the last of {len(curve)} steps of "
+            "[notebook 03](notebooks/03_gpt2_imdb_ppo.ipynb)\n\n"
+        ) + (picture(key, curve) if min(curve) < max(curve) else "")
+    return f"""
+({anchor(key)})=
+### `{key}`
+
+{means[0].upper()}{means[1:]}.
+
+$$
+{stat["formula"]}
+$$
+
+{lines}
+"""
+
+
+def metrics_page(curves: dict[str, list[float]]) -> str:
+    """The whole page in Markdown; ``curves`` holds measured values per step, for some stats or none."""
+    parts = [(HERE / "metrics.md").read_text()]
+    for group in load_groups():
+        parts.append(f"## {group['title']}\n\n{fill(group['about'])}\n")
+        parts += [section(key, stat, curves.get(key)) for key, stat in group["stats"].items()]
+    return "\n".join(parts)

@@ -1,0 +1,195 @@
+"""The site in a real browser that can reach nothing but it: built once, every page visited, searched and measured."""
+
+import functools
+import http.server
+import shutil
+import subprocess
+import sys
+import threading
+from importlib.util import find_spec
+from pathlib import Path
+from urllib.parse import quote, unquote, urljoin, urlsplit
+
+import pytest
+
+from rlhf_course.ppo.stats import MEANING
+
+ROOT = Path(__file__).resolve().parents[1]
+PYTHON = [name for name in ("sphinx", "myst_nb", "furo", "sphinx_copybutton", "playwright") if not find_spec(name)]
+DEBIAN = [name for name in ("chromium", "npm") if not shutil.which(name)]
+WANTED = [f"pip install -r site/requirements.txt ({', '.join(PYTHON)})"] if PYTHON else []
+WANTED += [f"apt install {' '.join(DEBIAN)}"] if DEBIAN else []
+pytestmark = pytest.mark.skipif(bool(WANTED), reason=f"the site's tests need: {'; '.join(WANTED)}")
+
+QUIET = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
+QUIET += ["--disable-component-update", "--disable-sync"]
+SCREENS = [(width, scheme) for width in (1280, 390) for scheme in ("light", "dark")]
+LOOK = """async () => {
+    if (window.MathJax) await MathJax.startup.promise;
+    await Promise.all([...document.images].map(image => image.decode().catch(() => {})));
+    const name = element => element.outerHTML.slice(0, 120);
+    const images = [...document.querySelectorAll("main img, article img, .content img")];
+    const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+    const raw = [];
+    while (texts.nextNode()) {
+        const hidden = texts.currentNode.parentElement.closest("pre, code, script, style, mjx-container");
+        if (!hidden && /\\\\[(\\[]|\\$\\$/.test(texts.currentNode.data)) raw.push(texts.currentNode.data.slice(0, 80));
+    }
+    return {
+        unsized: images.filter(i => !(i.getAttribute("width") && i.getAttribute("height"))).map(name),
+        unloaded: images.filter(i => !i.naturalWidth).map(name),
+        unnamed: images.filter(i => !i.alt).map(name),
+        unset: [...document.querySelectorAll(".math")].filter(m => !m.querySelector("mjx-container svg")).map(name),
+        wrong: [...document.querySelectorAll("[data-mml-node=merror]")].map(name),
+        raw: raw,
+        formulas: document.querySelectorAll("mjx-container").length,
+        images: images.length,
+    };
+}"""
+TOO_WIDE = """() => Math.max(...["html", ".main", ".content"].flatMap(name =>
+    [...document.querySelectorAll(name)].map(element => element.scrollWidth - element.clientWidth)))"""
+
+
+class Silent(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *arguments):
+        """Nothing."""
+
+
+class Server(http.server.ThreadingHTTPServer):
+    def handle_error(self, *arguments):
+        """Nothing: a browser that goes on to the next page hangs up."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """The site as `make site` builds it."""
+    output = tmp_path_factory.mktemp("build") / "site"
+    done = subprocess.run([sys.executable, ROOT / "site/build.py", "--output", output], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return output
+
+
+@pytest.fixture(scope="module")
+def address(folder):
+    """Where the site is served."""
+    with Server(("127.0.0.1", 0), functools.partial(Silent, directory=folder)) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def page(address):
+    """A browser's page that refuses every other address; ``page.troubles`` collects what went wrong."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=QUIET)
+        page = browser.new_page()
+        page.troubles = []
+        page.route(lambda url: not url.startswith((address, "data:", "blob:")), lambda route: route.abort())
+        page.on("pageerror", lambda error: page.troubles.append(f"{page.url}: {error}"))
+        page.on("requestfailed", lambda request: page.troubles.append(f"{page.url}: no {request.url}"))
+        page.on("console", lambda m: page.troubles.append(f"{page.url}: {m.text}") if m.type == "error" else None)
+        yield page
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def names(folder) -> list[str]:
+    """All pages, as paths."""
+    slides = folder / "slides"  # a page of its own kind, with tests of its own
+    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*.html") if slides not in p.parents)
+
+
+@pytest.fixture(scope="module")
+def visits(page, address, names) -> dict[str, dict]:
+    """What was found on each page."""
+    found = {}
+    for name in names:
+        page.goto(address + name)
+        found[name] = page.evaluate(LOOK)
+        found[name]["too wide"] = []
+        for width, scheme in SCREENS:
+            page.set_viewport_size({"width": width, "height": 900})
+            page.emulate_media(color_scheme=scheme)
+            excess = page.evaluate(TOO_WIDE)
+            if excess > 0:
+                found[name]["too wide"].append(f"{excess} px at {width}, {scheme}")
+    return found
+
+
+def troubles(visits: dict[str, dict], *kinds: str) -> dict:
+    return {f"{name}, {kind}": found[kind] for name, found in visits.items() for kind in kinds if found[kind]}
+
+
+def test_the_pages_are_all_there(names):
+    wanted = {
+        "index.html",
+        "metrics.html",
+        "glossary.html",
+        "ppo-api.html",
+        "search.html",
+        "rlhf_course/ppo/trainer.html",
+    }
+    assert wanted | {f"notebooks/{path.stem}.html" for path in ROOT.glob("notebooks/*.ipynb")} <= {*names}
+
+
+def test_pages_load_without_errors_and_ask_nobody_else(visits, page):
+    assert page.troubles == []
+
+
+def test_images_have_a_size_and_words_and_are_loaded(visits):
+    assert troubles(visits, "unsized", "unloaded", "unnamed") == {}
+    assert sum(found["images"] for found in visits.values()) >= 19
+
+
+def test_formulas_are_typeset(visits):
+    assert troubles(visits, "unset", "wrong", "raw") == {}
+    assert visits["metrics.html"]["formulas"] >= len(MEANING)
+
+
+def test_no_page_is_wider_than_its_window(visits):
+    assert troubles(visits, "too wide") == {}
+
+
+def test_links_lead_somewhere(folder, names):
+    from bs4 import BeautifulSoup
+
+    soups = {name: BeautifulSoup((folder / name).read_text(), "html.parser") for name in names}
+    ids = {name: {tag["id"] for tag in soup.find_all(id=True)} | {""} for name, soup in soups.items()}
+    dead = []
+    for name, soup in soups.items():
+        for tag in soup.select("a[href], link[href]"):
+            target = urlsplit(urljoin(f"http://site/{name}", tag["href"]))
+            path = unquote(target.path[1:])
+            exists = (folder / path).is_file() and unquote(target.fragment) in ids.get(path, {target.fragment})
+            if target.netloc == "site" and not exists:
+                dead.append(f"{name}: {tag['href']}")
+    assert dead == []
+
+
+def search(page, address, words: str) -> list[str]:
+    """The addresses that a search finds, best first."""
+    page.goto(f"{address}search.html?q={quote(words)}")
+    page.wait_for_function("document.querySelector('#search-results .search-summary')?.textContent.includes('found')")
+    return page.eval_on_selector_all("#search-results li a", "links => links.map(link => link.href)")
+
+
+def test_the_search_finds_whitening(page, address):
+    assert any("glossary.html#term-whitening" in link for link in search(page, address, "whitening")[:2])
+
+
+@pytest.mark.parametrize("key", [*MEANING, "env/reward_mean", "env/reward_std", "env/reward_dist"])
+def test_a_stat_is_the_first_that_the_search_finds(page, address, key):
+    anchor = key.replace("/", "-").replace("_", "-")
+    assert urljoin(address, f"metrics.html#{anchor}") == search(page, address, key)[0].split("?")[0]
+
+
+def test_a_click_on_the_first_result_shows_the_stat(page, address):
+    assert any(link.endswith("#ppo-policy-clipfrac") for link in search(page, address, "clipfrac")[:2])
+    page.click("#search-results li a")
+    page.wait_for_url("**/metrics.html*")
+    page.wait_for_function("window.MathJax?.startup?.promise?.then(() => true)")  # formulas move what is below them
+    place = f"document.getElementById('{urlsplit(page.url).fragment}').getBoundingClientRect().y"
+    page.wait_for_function(f"0 <= {place} && {place} < innerHeight / 2")
