@@ -123,6 +123,7 @@ def make_trainer(options: argparse.Namespace, settings: Settings, policy, tokeni
 
 def build_imdb(options: argparse.Namespace, settings: Settings) -> Run:
     """Notebook 03's: film reviews, and a sentiment classifier as the reward."""
+    from accelerate import PartialState
     from transformers import AutoTokenizer
 
     from rlhf_course import AutoModelForCausalLMWithValueHead, LengthSampler
@@ -130,7 +131,8 @@ def build_imdb(options: argparse.Namespace, settings: Settings) -> Run:
     from rlhf_course.offline.world import prepare
     from rlhf_course.rewards import SentimentReward
 
-    assets = prepare(settings)
+    with PartialState().main_process_first():  # it builds what is missing, the others find it there
+        assets = prepare(settings)
     tokenizer = AutoTokenizer.from_pretrained(assets.model)
     tokenizer.pad_token = tokenizer.eos_token
     query_lengths = LengthSampler(settings.query_min, settings.query_max)
@@ -155,6 +157,7 @@ def build_chat(options: argparse.Namespace, settings: Settings) -> Run:
     Raises ``ValueError`` where the adapters, or texts and base, do not fit together.
     """
     import torch
+    from accelerate import PartialState
     from datasets import Dataset
     from peft import PeftConfig
     from transformers import AutoTokenizer
@@ -177,7 +180,8 @@ def build_chat(options: argparse.Namespace, settings: Settings) -> Run:
     if reward.max_length < settings.max_length:
         raise ValueError(f"--max_length {settings.max_length} is more than the base's {reward.max_length} positions.")
 
-    dataset = build_preferences() if settings.dataset == "offline" else settings.dataset
+    with PartialState().main_process_first():
+        dataset = build_preferences() if settings.dataset == "offline" else settings.dataset
     pairs, _ = load_pairs(dataset, f"train[:{settings.train_subset}]" if settings.train_subset else "train")
     longest = min(settings.max_prompt, settings.max_length - settings.max_new_tokens)
     prompts = list(dict.fromkeys(pairs["prompt"]))
@@ -206,14 +210,17 @@ BUILD = {IMDB: build_imdb, CHAT: build_chat}
 
 def train(options: argparse.Namespace, settings: Settings) -> int:
     """Run PPO; returns the exit code: 0 when finished, 130 when stopped by Ctrl-C."""
+    import torch
     from accelerate.utils import set_seed
     from datasets.exceptions import DatasetsError
     from tqdm.auto import tqdm
 
     from rlhf_course.data import endless
     from rlhf_course.ppo.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint, stop_between_steps
+    from rlhf_course.processes import join_quietly
     from rlhf_course.run_card import quiet_libraries
 
+    state = join_quietly()
     quiet_libraries()
     checkpoint = latest_checkpoint(options.output)
     if options.resume and checkpoint is None:
@@ -231,7 +238,8 @@ def train(options: argparse.Namespace, settings: Settings) -> int:
             load_checkpoint(trainer, checkpoint)
     except (ValueError, OSError, RuntimeError, DatasetsError) as error:
         raise SystemExit(f"train_ppo.py: {one_line(error)}") from None
-    with stop_between_steps() as interrupt, tqdm(total=settings.steps, initial=done, desc="PPO") as bar:
+    bar = tqdm(total=settings.steps, initial=done, desc="PPO", disable=not state.is_main_process)
+    with stop_between_steps() as interrupt, bar:
         for batch in batches:
             responses = trainer.generate(batch["input_ids"], return_prompt=False, **generation)
             batch["response"] = decode(responses)
@@ -240,9 +248,11 @@ def train(options: argparse.Namespace, settings: Settings) -> int:
             trainer.log_stats(stats, batch, scores)
             bar.update()
             bar.set_postfix(score=f"{stats['ppo/mean_scores']:.2f}", KL=f"{stats['objective/kl']:.2f}")
-            if interrupt.requested or trainer.current_step % options.save_every == 0:
+            asked = torch.tensor(float(interrupt.requested), device=trainer.accelerator.device)
+            stop = trainer.accelerator.reduce(asked).item() > 0  # all processes stop after the same step
+            if stop or trainer.current_step % options.save_every == 0:
                 save_checkpoint(trainer, options.output)
-            if interrupt.requested:
+            if stop:
                 print(f"Stopped after step {trainer.current_step}; --resume goes on from there.")
                 return 130
     save_checkpoint(trainer, options.output)
