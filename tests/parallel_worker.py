@@ -20,7 +20,7 @@ CASES = {  # settings for all 16 samples; sizes are divided among the processes
     "plain": {},
     "accumulation": {"mini_batch_size": 4, "gradient_accumulation_steps": 2, "max_grad_norm": 0.5},
     "scores": {"use_score_scaling": True, "use_score_norm": True, "score_clip": 1.0, "whiten_rewards": True},
-    "stopping": {"early_stopping": True, "target_kl": 1e-3, "mini_batch_size": 8},
+    "stopping": {"early_stopping": True, "target_kl": 1e-5, "mini_batch_size": 8},
     "skipping": {"ratio_threshold": 1.02, "max_grad_norm": 5.0},
     "full KL": {"kl_penalty": "full"},
     "adapters": {},
@@ -46,7 +46,9 @@ def run(case: str, folder: Path) -> None:
         queries, responses, scores = ([part[i] for i in mine] for part in make_samples(16, step))
         stats = trainer.step(queries, responses, scores)
         history.append({k: v for k, v in stats.items() if isinstance(v, float) and not k.startswith("time/")})
-        history[-1] |= {"β": trainer.kl_ctl.value, "lengths": sorted(stats["tokens/responses_dist"].tolist())}
+        epochs = len(stats["ppo/policy/ratio"]) / sum(map(len, responses))
+        lengths = sorted(stats["tokens/responses_dist"].tolist())
+        history[-1] |= {"β": trainer.kl_ctl.value, "epochs": epochs, "lengths": lengths}
     if rank == 0:
         weights = trainer.accelerator.unwrap_model(trainer.model).state_dict()
         torch.save({name: weight.clone() for name, weight in weights.items()}, folder / f"{case} {n}.pt")

@@ -51,7 +51,7 @@ def load_checkpoint(trainer, folder: str | Path) -> None:
 
     Raises ``ValueError`` when the checkpoint belongs to a policy of another shape, or to more or fewer processes.
     """
-    state = torch.load(Path(folder) / STATE_FILE, weights_only=True, map_location=trainer.accelerator.device)
+    state = torch.load(Path(folder) / STATE_FILE, weights_only=True, map_location="cpu")
     model = trainer.accelerator.unwrap_model(trainer.model)
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     saved = state["weights"]
