@@ -27,6 +27,7 @@ def ppo_memory(
     base_bytes: int = FLOAT32,
     activation_bytes: int | None = None,
     checkpointing: bool = False,
+    chunk: int | None = None,
 ) -> dict[str, int]:
     """Bytes that a PPO step holds at most, by what they are for, for a Llama with adapters policy, ref and reward.
 
@@ -36,6 +37,7 @@ def ppo_memory(
         query, response: their longest, in tokens.
         base_bytes, activation_bytes: per number: 2 for bfloat16 (activations: under autocast), 4 for float32.
         checkpointing: whether activations are recomputed layer by layer in the backward pass.
+        chunk: ``logprob_chunk_size``, response tokens whose logits are in memory at once.
 
     Base, adapters, gradients and Adam's two moments are there all the time. On top comes the larger of two: the
     key-value cache while sampling, or activations and vocabulary in an update.
@@ -54,7 +56,7 @@ def ppo_memory(
     layer = tokens * (activation_bytes * (9 * hidden + 4 * inner) + upcast)
     inputs = layers * tokens * hidden * activation_bytes
     # Logits, log-probabilities, probabilities and two gradients: float32 numbers for every response token.
-    vocabulary = 5 * predicted * text.vocab_size * FLOAT32
+    vocabulary = 5 * min(predicted, chunk or predicted) * text.vocab_size * FLOAT32
     # Recomputed layers need memory one at a time, when that of the vocabulary is free again.
     update = inputs + max(layer, vocabulary) if checkpointing else layers * layer + vocabulary
     cache = (batch or mini_batch) * (query + response) * layers * 2 * hidden * activation_bytes

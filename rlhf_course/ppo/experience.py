@@ -22,8 +22,8 @@ def add_logprobs(rollout: Rollout, policy, reference: Callable, config: PPOConfi
     """
     one_batch = config.mini_batch_size == config.batch_size
     whole = config.kl_penalty == "full"
-    suppressed = config.begin_suppress_tokens
-    how = {"at_most": config.mini_batch_size, "whole_vocabulary": whole, "begin_suppress": suppressed}
+    how = {"begin_suppress": config.begin_suppress_tokens, "chunk": config.logprob_chunk_size}
+    how |= {"at_most": config.mini_batch_size, "whole_vocabulary": whole}
     with torch.no_grad(), reference() as model:
         ref_logprobs, _, _, ref_all = forward(model, rollout, **how)
     with nullcontext() if one_batch else torch.no_grad():

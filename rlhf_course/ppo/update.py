@@ -35,13 +35,14 @@ def optimize(
     or Inf.
     """
     total, collected = partial(accelerator.reduce, reduction="sum"), []
+    how = {"begin_suppress": config.begin_suppress_tokens, "chunk": config.logprob_chunk_size}
     for _ in range(config.ppo_epochs):
         order = torch.from_numpy(np.random.permutation(len(rollout)))
         for rows in order.split(config.backward_batch_size):
             tokens, any_usable = total(rollout.mask[rows].sum()), False
             for mini_rows in rows.split(config.mini_batch_size):
                 part = rollout if first_pass else rollout.select(mini_rows)
-                outputs = first_pass or forward(model, part, begin_suppress=config.begin_suppress_tokens)[:3]
+                outputs = first_pass or forward(model, part, **how)[:3]
                 loss, stats = minibatch_loss(part, outputs, config, total)
                 collected.append(stats)
                 if _usable(stats, config, step, mini_rows, optimizer):
