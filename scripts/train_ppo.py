@@ -29,6 +29,7 @@ from rlhf_course.presets import PRESETS, Settings, load_preset, read_spec
 IMDB, CHAT = "03_gpt2_imdb_ppo", "04_lora_rlhf_baichuan"
 OPTIONS = {"config": None, "experiment": None, "sft_adapter": None, "reward_adapter": None, "preset": "tiny"}
 OPTIONS |= {"output": "build/train_ppo", "seed": 0, "save_every": 50, "resume": False}
+OPTIONS |= {"quantization": None, "logprob_chunk_size": None}
 SHARED = ("learning_rate", "batch_size", "mini_batch_size", "ppo_epochs", "init_kl_coef", "log_with")
 CHAT_SETTINGS = ("dataset", "train_subset", "max_length", "max_prompt", "max_new_tokens", "dtype", "steps", *SHARED)
 CHAT_SETTINGS += ("sigmoid_score", "mixed_precision", "gradient_checkpointing")  # the others are of other stages
@@ -63,6 +64,10 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namesp
         parser.add_argument("--seed", type=int, help="seed (default: 0)")
         parser.add_argument("--save_every", type=int, help="steps between checkpoints (default: 50)")
         parser.add_argument("--resume", action="store_true", help="go on from the latest checkpoint in --output")
+        text = "numbers of the vocabulary in memory for so many response tokens at once (default: all)"
+        parser.add_argument("--logprob_chunk_size", type=int, metavar="TOKENS", help=text)
+        text = "the frozen base in 8 or 4 bits, through bitsandbytes (default: as --dtype says); needs adapters"
+        parser.add_argument("--quantization", choices=("8bit", "4bit"), help=text)
         settings_group = parser.add_argument_group(f"settings of {experiment} (tiny · scratch · full)")
         for key, entry in used.items():
             values = " · ".join(str(entry[preset]) for preset in PRESETS)
@@ -92,6 +97,8 @@ def check_adapters(options: argparse.Namespace) -> None:
     folders = {"--sft_adapter": options.sft_adapter, "--reward_adapter": options.reward_adapter}
     if options.experiment == IMDB and any(folders.values()):
         raise ValueError(f"--sft_adapter and --reward_adapter are for --experiment {CHAT} alone.")
+    if options.experiment == IMDB and options.quantization:
+        raise ValueError("--quantization is for a frozen base with adapters; this experiment trains all weights.")
     if options.experiment == CHAT and not all(folders.values()):
         raise ValueError(MAKE_THEM)
     for name, folder in folders.items():
@@ -114,6 +121,7 @@ def make_trainer(options: argparse.Namespace, settings: Settings, policy, tokeni
     from rlhf_course.data import collate
 
     more |= {name: getattr(settings, name) for name in SHARED}
+    more["logprob_chunk_size"] = options.logprob_chunk_size
     more["accelerator_kwargs"] = {"mixed_precision": settings.mixed_precision}
     more["project_kwargs"] = {"logging_dir": str(options.output / "tensorboard")}
     return PPOTrainer(
@@ -164,7 +172,7 @@ def build_chat(options: argparse.Namespace, settings: Settings) -> Run:
 
     from rlhf_course import AutoModelForCausalLMWithValueHead
     from rlhf_course.data import load_pairs
-    from rlhf_course.lora import RewardAdapter
+    from rlhf_course.lora import RewardAdapter, quantization
     from rlhf_course.offline.chat import build_preferences
     from rlhf_course.rewards import RewardModel
 
@@ -175,7 +183,8 @@ def build_chat(options: argparse.Namespace, settings: Settings) -> Run:
     if Path(bases[0]).resolve() != Path(bases[1]).resolve():
         raise ValueError(f"The adapters must share one base; theirs are {bases[0]} and {bases[1]}.")
     tokenizer = AutoTokenizer.from_pretrained(sft if Path(sft, "tokenizer_config.json").exists() else bases[0])
-    policy = AutoModelForCausalLMWithValueHead.from_pretrained(sft, dtype=settings.dtype)
+    smaller = {"quantization_config": quantization(options.quantization)} if options.quantization else {}
+    policy = AutoModelForCausalLMWithValueHead.from_pretrained(sft, dtype=settings.dtype, **smaller)
     reward = RewardModel(RewardAdapter(policy, judge), tokenizer, batch_size=settings.batch_size)
     if reward.max_length < settings.max_length:
         raise ValueError(f"--max_length {settings.max_length} is more than the base's {reward.max_length} positions.")
