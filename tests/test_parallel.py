@@ -7,10 +7,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import SCRIPTS, difference, launch
+from accelerate import DistributedType
+from accelerate.commands.config.config_args import load_config_from_file
+from conftest import SCRIPTS, difference, launch, make_trainer
 from parallel_worker import CASES
 
 from rlhf_course.offline.world import prepare
@@ -51,6 +54,19 @@ def test_the_cases_do_what_they_are_for(both):
     assert abs(history["adapters"][0]["objective/kl"]) < 1e-6 < abs(history["adapters"][2]["objective/kl"])
     start, end = (torch.load(both / f"{case} 2.pt", weights_only=True) for case in ("plain", "skipping"))
     assert difference(start, end) > 1e-4
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp", "zero2", "zero3", "two_cpus"])
+def test_launch_files_hold_options_that_accelerate_knows(name):
+    config = load_config_from_file(str(SCRIPTS / "accelerate" / f"{name}.yaml"))
+    assert config.num_processes == (2 if name == "two_cpus" else 8)
+
+
+@pytest.mark.parametrize("kind", [DistributedType.FSDP, DistributedType.DEEPSPEED])
+def test_ppo_says_that_it_does_not_share_out_weights(kind, monkeypatch):
+    monkeypatch.setattr("rlhf_course.tracking.start", lambda config: SimpleNamespace(distributed_type=kind))
+    with pytest.raises(ValueError, match="ddp.yaml, a copy on each GPU"):
+        make_trainer()
 
 
 def test_one_process_writes_and_a_run_goes_on_with_as_many_as_before(tmp_path):

@@ -10,7 +10,7 @@ from functools import partial
 
 import datasets
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, DistributedType
 from accelerate.utils import set_seed
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -46,6 +46,8 @@ class PPOTrainer:
     * an empty response is a ``ValueError``, and prompts keep an EOS that they contain;
     * histograms hold response tokens only;
     * sampling settings that change the distribution give a warning, and so do the symptoms in ``detectors.py``;
+    * under ``accelerate launch`` each process has batch_size samples of its own; whitening, statistics, β, skipping and
+      stopping are those of all of them, so P processes with B samples equal one with P·B;
     * without ``ref_model``, a policy with adapters is held against a frozen copy of its starting adapter, and with
       one, against the model that was given.
 
@@ -82,6 +84,11 @@ class PPOTrainer:
             raise ValueError("PPOTrainer needs the policy's tokenizer.")
         self.config, self.tokenizer = config, tokenizer
         self.accelerator: Accelerator = tracking.start(config)
+        if self.accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED):
+            raise ValueError(
+                f"PPOTrainer does not share out weights ({self.accelerator.distributed_type.value}): launch it with "
+                "scripts/accelerate/ddp.yaml, a copy on each GPU. For a large base train adapters, in 8 or 4 bits."
+            )
         set_seed(config.seed, device_specific=True)  # processes sample different responses
         self._total = partial(self.accelerator.reduce, reduction="sum")
         self.reference_is_adapter = ref_model is None and model.is_peft_model
