@@ -6,6 +6,7 @@ LoRA is Hu et al. 2021, arXiv:2106.09685. All adapters live in one PeftModel; th
 from __future__ import annotations
 
 import copy
+import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,11 +15,29 @@ import torch
 from peft import PeftConfig, PeftModel
 from peft.utils import get_peft_model_state_dict, load_peft_weights, set_peft_model_state_dict
 from torch import Tensor, nn
+from transformers import BitsAndBytesConfig
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 from rlhf_course.policy import AutoModelForCausalLMWithValueHead
 
 REFERENCE, REWARD = "ref", "reward"
+
+
+def quantization(kind: str) -> BitsAndBytesConfig:
+    """The ``quantization_config`` of a frozen base in ``8bit`` or ``4bit``; adapters on it stay in float32.
+
+    4 bits are NF4 (Dettmers et al. 2023, arXiv:2305.14314). Raises ``ValueError`` for another kind, where bitsandbytes
+    is not installed, and for 4 bits without a GPU.
+    """
+    if kind not in ("8bit", "4bit"):
+        raise ValueError(f"quantization {kind!r} is unknown; choose 8bit or 4bit.")
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise ValueError(f"A base in {kind} needs bitsandbytes, which is not installed: pip install bitsandbytes.")
+    if kind == "8bit":
+        return BitsAndBytesConfig(load_in_8bit=True)
+    if not torch.cuda.is_available():
+        raise ValueError("A base in 4bit needs a GPU: on a CPU no gradient passes through bitsandbytes' kernels.")
+    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16)
 
 
 @contextmanager

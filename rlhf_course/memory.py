@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
 
+import pandas as pd
 import torch
-from peft import PeftConfig, get_peft_model
-from torch import Tensor
+from peft import LoraConfig, PeftConfig, get_peft_model
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig
 
 FLOAT32 = 4  # bytes: adapters, gradients, optimizer state, everything of the vocabulary
+QUANTIZED = {"8bit": 1.0, "4bit": 0.5 + 4 / 64}  # bytes per weight; 4 bits share a float32 scale per block of 64
 
 
 def ppo_memory(
@@ -27,6 +29,8 @@ def ppo_memory(
     base_bytes: int = FLOAT32,
     activation_bytes: int | None = None,
     checkpointing: bool = False,
+    chunk: int | None = None,
+    layer_bytes: float | None = None,
 ) -> dict[str, int]:
     """Bytes that a PPO step holds at most, by what they are for, for a Llama with adapters policy, ref and reward.
 
@@ -35,14 +39,17 @@ def ppo_memory(
         mini_batch, batch: samples per optimizer step, and per rollout (default: the same).
         query, response: their longest, in tokens.
         base_bytes, activation_bytes: per number: 2 for bfloat16 (activations: under autocast), 4 for float32.
+        layer_bytes: per weight of the layers' matrices, where the base is quantized: see ``QUANTIZED``.
         checkpointing: whether activations are recomputed layer by layer in the backward pass.
+        chunk: ``logprob_chunk_size``, response tokens whose logits are in memory at once.
 
     Base, adapters, gradients and Adam's two moments are there all the time. On top comes the larger of two: the
     key-value cache while sampling, or activations and vocabulary in an update.
     """
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-        base = sum(p.numel() for p in model.parameters())
+        matrices = sum(m.weight.numel() for m in model.base_model.modules() if isinstance(m, nn.Linear))
+        others = sum(p.numel() for p in model.parameters()) - matrices
         adapter = sum(p.numel() for p in get_peft_model(model, lora).parameters() if p.requires_grad)
     text, activation_bytes = config.get_text_config(), activation_bytes or base_bytes
     hidden, inner, layers = text.hidden_size, text.intermediate_size, text.num_hidden_layers
@@ -54,12 +61,12 @@ def ppo_memory(
     layer = tokens * (activation_bytes * (9 * hidden + 4 * inner) + upcast)
     inputs = layers * tokens * hidden * activation_bytes
     # Logits, log-probabilities, probabilities and two gradients: float32 numbers for every response token.
-    vocabulary = 5 * predicted * text.vocab_size * FLOAT32
+    vocabulary = 5 * min(predicted, chunk or predicted) * text.vocab_size * FLOAT32
     # Recomputed layers need memory one at a time, when that of the vocabulary is free again.
     update = inputs + max(layer, vocabulary) if checkpointing else layers * layer + vocabulary
     cache = (batch or mini_batch) * (query + response) * layers * 2 * hidden * activation_bytes
     return {
-        "base": base * base_bytes,
+        "base": round(others * base_bytes + matrices * (layer_bytes or base_bytes)),
         "adapters (policy, ref, reward)": 3 * adapter * FLOAT32,
         "gradients": adapter * FLOAT32,
         "optimizer": 2 * adapter * FLOAT32,
@@ -110,3 +117,42 @@ class _Watch(TorchDispatchMode):
         result = function(*arguments, **(keywords or {}))
         self.see(leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor))
         return result
+
+
+CARDS = (16, 24, 40, 80)  # GiB; a tenth of it is left to CUDA, fragments and the reward model's batches
+
+
+def what_fits(mini_batch: int = 8, query: int = 256, responses: Sequence[int] = (256, 1024)) -> pd.DataFrame:
+    """PPO's peak with LoRA (rank 8) on Baichuan2-7B's shape, and the smallest card that holds it: computed.
+
+    A row per way to save memory, two columns per response length. The batch is one mini-batch of samples with so many
+    tokens, in bf16 autocast.
+    """
+    sizes = {"vocab_size": 125_696, "hidden_size": 4096, "intermediate_size": 11_008, "num_hidden_layers": 32}
+    config = LlamaConfig(**sizes, num_attention_heads=32)
+    lora = LoraConfig(task_type="CAUSAL_LM", r=8, target_modules="all-linear")
+    ways = {
+        "base in bfloat16": {},
+        "+ gradient checkpointing": {"checkpointing": True},
+        "+ `logprob_chunk_size=256`": {"checkpointing": True, "chunk": 256},
+        "both, base in 8 bits": {"checkpointing": True, "chunk": 256, "layer_bytes": QUANTIZED["8bit"]},
+        "both, base in 4 bits": {"checkpointing": True, "chunk": 256, "layer_bytes": QUANTIZED["4bit"]},
+    }
+    table = pd.DataFrame(index=pd.Index(ways, name="7B, LoRA"))
+    for response in responses:
+        plans = [ppo_memory(config, lora, mini_batch, query, response, base_bytes=2, **way) for way in ways.values()]
+        peaks = [sum(plan.values()) / 2**30 for plan in plans]
+        cards = [next((f"{card} GB" for card in CARDS if peak <= 0.9 * card), "–") for peak in peaks]
+        table[f"{response:,} new tokens"] = [f"{peak:.0f} GiB" for peak in peaks]
+        table[f"{response:,}: fits on"] = cards
+    return table
+
+
+def as_markdown(table: pd.DataFrame) -> str:
+    """A table of words, as Markdown."""
+    rows = [[table.index.name, *table.columns], ["---"] * (1 + table.shape[1]), *table.reset_index().to_numpy()]
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+if __name__ == "__main__":
+    print(as_markdown(what_fits()))

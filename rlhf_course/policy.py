@@ -100,12 +100,14 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
         past_key_values=None,
         return_past_key_values=False,
         positions: Tensor | None = None,
+        project: bool = True,
         **kwargs,
     ):
         """(logits (B, T, V) in float32, loss or None, values (B, T)).
 
         ``positions`` (N,) are places in the flattened (B · T): then logits (N, V) and values (N,) of these alone, and
-        no vocabulary projection is spent on others.
+        no vocabulary projection is spent on others. Without ``project`` hidden states (N, H) come in place of logits,
+        for whoever projects them piece by piece; raises ``ValueError`` where logits are more than a projection.
         """
         seen = []
 
@@ -115,7 +117,7 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
             if positions is not None:
                 hidden = hidden.flatten(0, 1).index_select(0, positions)
             seen.append(hidden)
-            return (hidden,)
+            return (hidden if project else hidden[:1],)
 
         hook = self.pretrained_model.get_output_embeddings().register_forward_pre_hook(look)
         try:
@@ -125,6 +127,12 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
         finally:
             hook.remove()
         result = output.logits.float(), output.loss, self.v_head(seen[0]).squeeze(-1)
+        if not project:
+            with torch.no_grad():
+                alone = self.pretrained_model.get_output_embeddings()(seen[0][:1]).float()
+            if not torch.allclose(alone, output.logits.float(), rtol=1e-3, atol=1e-3):
+                raise ValueError("This model changes its logits after the projection: no logprob_chunk_size for it.")
+            result = seen[0], *result[1:]
         return (*result, output.past_key_values) if return_past_key_values else result
 
     def generate(self, *args, **kwargs):

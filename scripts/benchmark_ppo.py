@@ -1,4 +1,4 @@
-"""How long one PPO step takes, phase by phase, here and in the classic stepwise PPO of TRL 0.11.4.
+"""How long one PPO step takes, phase by phase, here and in the classic stepwise PPO of TRL 0.11.4; and how cost grows.
 
 Every variant works on the same models and queries: 128 queries of 2-7 tokens, responses of 4-15 tokens, scores from a
 sentiment classifier, 4 epochs over one mini-batch. Each is a process of its own, and they take turns step by step.
@@ -7,133 +7,42 @@ ours        one batched generate with a length per row, SentimentReward, step
 one-by-one  the classic tutorial's loop: a generate per query, a sentiment pipeline in batches of 16
 batched     the old version's batched generate, the pipeline in batches of 128; each response is cut at a length of
             its own, so that all three update on equally many tokens
+
+--shape lora measures ours alone: adapters policy, ref and reward on one Llama with random weights and Baichuan2-7B's
+shape, 8 samples of 128 query and 256 response tokens. --costs measures ours alone over batch size and response length.
 """
 
 import argparse
 import json
 import os
-import resource
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 from contextlib import suppress
-from importlib.metadata import distributions
 from pathlib import Path
 
-BATCH, EPOCHS, LENGTHS = 128, 4, (4, 16)
-PHASES = ("generate", "score", "update", "total")
+PHASES = ("generate", "score", "forward", "update")
 TITLES = {"ours": "ours", "one-by-one": "TRL 0.11, one by one", "batched": "TRL 0.11, batched"}
-COLUMNS = {"ms_per_token": "ms/token", "response_tokens": "tokens", "peak_mb": "peak MB"}
-COLUMNS = {phase: f"{phase} s" for phase in PHASES} | COLUMNS
+COLUMNS = {phase: f"{phase} s" for phase in (*PHASES, "total")}
+COLUMNS |= {"ms_per_token": "ms/token", "response_tokens": "tokens", "peak_mb": "peak MB"}
 PINS = "torch==2.13.0 trl==0.11.4 transformers==4.45.2 accelerate==0.34.2 datasets==2.21.0 peft==0.12.0 rich"
 PINS += ' "numpy<2" "pyarrow<18" "pandas<3"'
+WORKER = Path(__file__).with_name("benchmark_worker.py")
 
-
-def ours(plan: dict, tokenizer):
-    """This course's (trainer, generate, score)."""
-    from rlhf_course import AutoModelForCausalLMWithValueHead, LengthSampler, PPOConfig, PPOTrainer
-    from rlhf_course.rewards import SentimentReward
-
-    config = PPOConfig(accelerator_kwargs={"mixed_precision": "bf16"} if plan["bf16"] else {}, **plan["ppo"])
-    model = AutoModelForCausalLMWithValueHead.from_pretrained(plan["model"])
-    trainer, lengths = PPOTrainer(config, model, tokenizer=tokenizer), LengthSampler(*LENGTHS)
-    sampling = {"length_sampler": lengths, "return_prompt": False, "do_sample": True, "top_k": 0, "top_p": 1.0}
-    return trainer, lambda queries: trainer.generate(queries, **sampling), SentimentReward(plan["reward_model"])
-
-
-def old(plan: dict, tokenizer):
-    """TRL 0.11's (trainer, generate, score), one by one or batched."""
-    import torch
-    from transformers import pipeline
-    from trl import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer, create_reference_model
-    from trl.core import LengthSampler
-
-    model = AutoModelForCausalLMWithValueHead.from_pretrained(plan["old_model"])
-    trainer = PPOTrainer(PPOConfig(**plan["ppo"]), model, create_reference_model(model), tokenizer)
-    folder, device = plan["old_reward_model"], trainer.accelerator.device
-    classify = pipeline("sentiment-analysis", model=folder, tokenizer=folder, device=device)
-    lengths, batched = LengthSampler(*LENGTHS), plan["variant"] == "batched"
-    sampling = dict(min_length=-1, top_k=0.0, top_p=1.0, do_sample=True, pad_token_id=tokenizer.eos_token_id)
-    settings = {"top_k": None, "function_to_apply": "none", "batch_size": BATCH if batched else 16}
-
-    def generate(queries):
-        if batched:
-            options = {"batch_size": BATCH, "return_prompt": False, "max_new_tokens": LENGTHS[1] - 1}
-            return [tokens[: lengths()] for tokens in trainer.generate(queries, **options, **sampling)]
-        found = [trainer.generate(query, max_new_tokens=lengths(), **sampling).squeeze() for query in queries]
-        return [tokens[len(query) :] for query, tokens in zip(queries, found, strict=True)]
-
-    def score(texts):
-        found = [{entry["label"]: entry["score"] for entry in labels} for labels in classify(texts, **settings)]
-        return torch.tensor([labels["POSITIVE"] for labels in found])
-
-    return trainer, generate, score
-
-
-def model_flop(model, query_tokens: int, response_tokens: int) -> float:
-    """Floating-point operations that one update needs, padding not counted.
-
-    Forward: 2 per block weight and token, 2·H·V per response token for the vocabulary; backward: twice that. The policy
-    goes both ways in every epoch (the old log-probabilities come with the first), the reference forward once; a
-    sample's last token predicts nothing. Attention scores (under 4 %) are left out.
-    """
-    blocks = sum(p.numel() for name, p in model.named_parameters() if ".h." in name and p.dim() == 2)
-    head = model.config.hidden_size * model.config.vocab_size
-    return (3 * EPOCHS + 1) * (2 * blocks * (query_tokens + response_tokens - BATCH) + 2 * head * response_tokens)
-
-
-def one_step(trainer, generate, score, tokenizer, rows: list) -> dict:
-    """One PPO step on these queries: seconds per phase, tokens, FLOP, memory, and the rate of a matrix product."""
-    import torch
-    from torch.utils.benchmark import Timer, timer  # they wait for the GPU
-
-    device = trainer.accelerator.device
-    queries, ticks = [torch.tensor(row["input_ids"], device=device) for row in rows], [timer()]
-    responses = generate(queries)
-    ticks.append(timer())
-    # Random weights may have more tokens than the tokenizer: those are folded onto its own.
-    replies = tokenizer.batch_decode([tokens % len(tokenizer) for tokens in responses])
-    scores = list(score([row["query"] + reply for row, reply in zip(rows, replies, strict=True)]))
-    ticks.append(timer())
-    trainer.step(queries, responses, scores)
-    ticks.append(timer())
-    seconds = [ticks[i + 1] - ticks[i] for i in range(3)] + [ticks[3] - ticks[0]]
-    counts = sum(map(len, queries)), sum(map(len, responses))
-    a = torch.rand((4096 if device.type == "cuda" else 1024,) * 2, device=device)
-    product = Timer("a @ a", globals={"a": a}, num_threads=torch.get_num_threads())
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    return dict(zip(PHASES, seconds, strict=True)) | {
-        "response_tokens": counts[1],
-        "update_flop": model_flop(trainer.model, *counts),
-        "matrix_flop_per_second": 2 * len(a) ** 3 / product.blocked_autorange(min_run_time=0.1).median,
-        "ms_per_token": 1000 * seconds[3] / counts[1],
-        "peak_mb": (torch.cuda.max_memory_allocated() if device.type == "cuda" else memory) / 1e6,
-    }
-
-
-def worker(plan: dict) -> None:
-    """Take one step per line on stdin; answer each with a line of JSON on what was stdout."""
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what libraries print goes to stderr
-    wanted = ("torch", "transformers", "accelerate", "trl", "numpy")
-    versions = {d.metadata["Name"]: d.version for d in distributions() if d.metadata["Name"] in wanted}
-    mine, trl = plan["variant"] == "ours", versions.get("trl", "missing")
-    if not mine and not trl.startswith("0.11."):
-        error = f"In the environment of --against trl is {trl}; it must be 0.11.x: pip install {PINS}"
-        return print(json.dumps({"error": error}), file=answers)
-    import torch
-    from transformers import AutoTokenizer
-
-    torch.set_num_threads(plan["threads"])
-    tokenizer = AutoTokenizer.from_pretrained(plan["model" if mine else "old_model"])
-    run = ours(plan, tokenizer) if mine else old(plan, tokenizer)
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-    print(json.dumps({"versions": versions | {"python": sys.version.split()[0]}, "device": device}), file=answers)
-    for step, _ in enumerate(sys.stdin):
-        first = step * BATCH % (len(plan["queries"]) - BATCH + 1)
-        print(json.dumps(one_step(*run, tokenizer, plan["queries"][first : first + BATCH])), file=answers)
+LLAMA_7B = {"vocab_size": 125_696, "hidden_size": 4096, "intermediate_size": 11_008, "num_hidden_layers": 32}
+LLAMA_7B |= {"num_attention_heads": 32, "max_position_embeddings": 4096}  # Baichuan2-7B, after conversion
+LLAMA_TOY = LLAMA_7B | {"vocab_size": 500, "hidden_size": 64, "intermediate_size": 172, "num_hidden_layers": 2}
+LLAMA_TOY |= {"num_attention_heads": 2}
+SHAPES = {  # samples per step, query tokens, response tokens (the last number is not reached)
+    "tiny": {"batch": 128, "query": None, "lengths": (4, 16)},
+    "gpt2": {"batch": 128, "query": None, "lengths": (4, 16)},
+    "lora": {"batch": 8, "query": 128, "lengths": (256, 257), "llama": LLAMA_7B, "dtype": "bfloat16"},
+    "lora-toy": {"batch": 8, "query": 16, "lengths": (32, 33), "llama": LLAMA_TOY, "dtype": "float32"},
+}
+BATCHES, RESPONSES = (16, 32, 64, 128, 256, 512, 1024), (16, 32, 64, 128, 256, 512)
+COST_RESPONSE, COST_BATCH = 16, 64  # the response length of the one sweep, the batch of the other
 
 
 class Variant:
@@ -142,32 +51,47 @@ class Variant:
     def __init__(self, name: str, python: str, folder: Path, threads: int) -> None:
         self.name, self.log, self.rounds, pipe = name, folder / f"{name}.log", [], subprocess.PIPE
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(threads)}
-        command = [python, os.path.abspath(__file__), "--worker", name, str(folder / "plan.json")]
+        command = [python, str(WORKER), name, str(folder / "plan.json")]
         with open(self.log, "w") as log:
             self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=log, text=True, env=environment)
 
-    def ask(self, line: str = "") -> dict:
-        """The worker's answer to this line; without one, the program ends with a sentence."""
+    def ask(self, question: dict | None = None) -> dict:
+        """The worker's answer; without one, the program ends with a sentence."""
         with suppress(BrokenPipeError):  # it is gone; below is why
-            print(line, end="", file=self.process.stdin, flush=True)
+            print(json.dumps(question) + "\n" if question else "", end="", file=self.process.stdin, flush=True)
         answer = json.loads(self.process.stdout.readline() or "null")
         if answer is None:
             title = f"The worker {self.name} ended with code {self.process.wait()}; its last words:"
             sys.exit("\n  ".join([title, *self.log.read_text(errors="replace").rstrip().splitlines()[-15:]]))
-        return sys.exit(answer["error"]) if "error" in answer else answer
+        return sys.exit(f"{answer['error']}: pip install {PINS}") if "error" in answer else answer
+
+    def end(self) -> None:
+        """Stop the process."""
+        self.process.kill()
+        self.process.wait()
 
 
-def build_gpt2_shape(folder: Path, world) -> None:
-    """Random weights shaped like GPT-2 small (dropout off) and DistilBERT base, with the given models' tokenizers."""
+def build_random(folder: Path, world, small: bool) -> None:
+    """Random weights with room for long responses, and the given models' tokenizers.
+
+    small: of the tiny preset's size; else shaped like GPT-2 small (dropout off) and DistilBERT base.
+    """
     import transformers as hf
 
+    tokenizers = {name: hf.AutoTokenizer.from_pretrained(getattr(world, name)) for name in ("model", "reward_model")}
+    eos, labels = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), 0), {0: "NEGATIVE", 1: "POSITIVE"}
+    settings = eos | dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0)
+    reward_settings = {"id2label": labels, "label2id": {name: i for i, name in labels.items()}}
+    if small:
+        settings |= {"n_embd": 128, "n_layer": 4, "n_head": 4, "vocab_size": len(tokenizers["model"])}
+        reward_settings |= {"dim": 128, "n_layers": 2, "n_heads": 4, "hidden_dim": 512}
+        reward_settings["vocab_size"] = len(tokenizers["reward_model"])
     hf.set_seed(0)
-    policy = hf.GPT2Config(bos_token_id=0, eos_token_id=0, pad_token_id=0, attn_pdrop=0, embd_pdrop=0, resid_pdrop=0)
-    reward = hf.DistilBertConfig(id2label={0: "NEGATIVE", 1: "POSITIVE"}, label2id={"NEGATIVE": 0, "POSITIVE": 1})
-    models = {"model": hf.GPT2LMHeadModel(policy), "reward_model": hf.DistilBertForSequenceClassification(reward)}
+    models = {"model": hf.GPT2LMHeadModel(hf.GPT2Config(**settings))}
+    models["reward_model"] = hf.DistilBertForSequenceClassification(hf.DistilBertConfig(**reward_settings))
     for name, model in models.items():
         model.save_pretrained(folder / name)
-        hf.AutoTokenizer.from_pretrained(getattr(world, name)).save_pretrained(folder / name)
+        tokenizers[name].save_pretrained(folder / name)
         setattr(world, name, str(folder / name))
 
 
@@ -184,6 +108,23 @@ def copy_for_old(source: str, target: Path) -> str:
 
 def write_plan(options, folder: Path) -> None:
     """What the workers need: settings, model folders, queries."""
+    shape = SHAPES[options.shape]
+    plan = {"bf16": options.bf16, "threads": options.threads}
+    plan["ppo"] = {"batch_size": shape["batch"], "mini_batch_size": shape["batch"], "ppo_epochs": 4}
+    plan["ppo"] |= {"learning_rate": options.lr, "gradient_checkpointing": options.gradient_checkpointing}
+    if "llama" in shape:
+        import random
+
+        draw, words = random.Random(0), range(1, shape["llama"]["vocab_size"])
+        plan |= {"llama": shape["llama"], "dtype": shape["dtype"]}
+        plan["queries"] = [{"input_ids": draw.choices(words, k=shape["query"])} for _ in range(64)]
+    else:
+        plan |= plan_of_gpt2(options, folder)
+    (folder / "plan.json").write_text(json.dumps(plan))
+
+
+def plan_of_gpt2(options, folder: Path) -> dict:
+    """Folders of policy and classifier, for the old version too, and queries of film reviews."""
     from transformers import AutoTokenizer
 
     from rlhf_course import LengthSampler
@@ -195,21 +136,20 @@ def write_plan(options, folder: Path) -> None:
     if missing := [value for value in given.values() if not Path(value).is_dir()]:
         sys.exit(f"There is no folder {missing[0]}.")
     world = prepare(load_preset("03_gpt2_imdb_ppo", "tiny", given))
-    if options.shape == "gpt2":
-        build_gpt2_shape(folder, world)
+    if options.shape == "gpt2" or options.costs:
+        build_random(folder, world, small=options.shape == "tiny")
     plan = {"model": world.model, "reward_model": world.reward_model}
     if options.against:
         plan |= {f"old_{key}": copy_for_old(value, folder / f"old_{key}") for key, value in plan.items()}
     reviews = load_reviews(world.dataset, "train").shuffle(seed=0)
     queries = build_queries(reviews, AutoTokenizer.from_pretrained(world.model), LengthSampler(2, 8))
-    plan |= {"queries": queries.with_format(None).to_list(), "bf16": options.bf16, "threads": options.threads}
-    plan["ppo"] = {"batch_size": BATCH, "mini_batch_size": BATCH, "ppo_epochs": EPOCHS, "learning_rate": options.lr}
-    (folder / "plan.json").write_text(json.dumps(plan))
+    return plan | {"queries": queries.with_format(None).to_list()}
 
 
 def measure(options, folder: Path) -> dict:
     """All rounds of all variants, taking turns: variant → versions, device, rounds."""
-    variants = []
+    shape, variants = SHAPES[options.shape], []
+    step = {"batch": shape["batch"], "lengths": shape["lengths"]}
     try:
         for name in TITLES if options.against else ("ours",):
             python = sys.executable if name == "ours" else shutil.which(options.against)
@@ -218,14 +158,30 @@ def measure(options, folder: Path) -> dict:
         for turn in range(options.warmup + options.rounds):
             first = turn % len(variants)
             for v in variants[first:] + variants[:first]:
-                v.rounds.append(v.ask("step\n"))
+                v.rounds.append(v.ask(step))
             seconds = (f"{v.name} {v.rounds[-1]['total']:.2f} s" for v in variants)
             print(f"round {turn + 1 - options.warmup}:", *seconds, file=sys.stderr, flush=True)
     finally:
         for v in variants:
-            v.process.kill()
-            v.process.wait()
+            v.end()
     return {v.name: about[v.name] | {"rounds": v.rounds[options.warmup :]} for v in variants}
+
+
+def measure_costs(options, folder: Path) -> list[dict]:
+    """Medians of ours over batch sizes, and over response lengths: a row per point."""
+    points = [("batch", n, COST_RESPONSE) for n in BATCHES] + [("response", COST_BATCH, n) for n in RESPONSES]
+    ours, rows = Variant("ours", sys.executable, folder, options.threads), []
+    try:
+        ours.ask()
+        for sweep, batch, response in points:
+            step = {"batch": batch, "lengths": (response, response + 1)}
+            rounds = [ours.ask(step) for _ in range(1 + options.rounds)][1:]
+            row = {"sweep": sweep, "batch": batch, "response": response}
+            rows.append(row | {key: statistics.median(found[key] for found in rounds) for key in rounds[0]})
+            print(f"batch {batch}, {response} tokens: {rows[-1]['total']:.2f} s", file=sys.stderr, flush=True)
+    finally:
+        ours.end()
+    return rows
 
 
 def summarise(found: dict) -> None:
@@ -233,7 +189,7 @@ def summarise(found: dict) -> None:
     for entry in found.values():
         rounds = entry["rounds"]
         median = entry["median"] = {key: statistics.median(row[key] for row in rounds) for key in rounds[0]}
-        rate = median["update_flop_per_second"] = median["update_flop"] / median["update"]
+        rate = median["step_flop_per_second"] = median["step_flop"] / (median["forward"] + median["update"])
         median["fraction_of_matrix_rate"] = rate / median["matrix_flop_per_second"]
         ratio = entry["ratio_to_ours"] = {key: median[key] / found["ours"]["median"][key] for key in COLUMNS}
         pairs = zip(rounds, found["ours"]["rounds"], strict=True)
@@ -241,7 +197,7 @@ def summarise(found: dict) -> None:
         ratio["total_range"] = [paired[0], paired[-1]]
 
 
-def report(found: dict) -> str:
+def report(found: dict, precision: str) -> str:
     """The measurements as a table, and what follows from them."""
     import pandas as pd
 
@@ -253,66 +209,112 @@ def report(found: dict) -> str:
         low, high = ratio["total_range"]
         lines.append(f"Round by round, {title} took {low:.1f} to {high:.1f} times as long as ours.")
     mine = found["ours"]["median"]
-    gflop, rate, product = (mine[k] / 1e9 for k in ("update_flop", "update_flop_per_second", "matrix_flop_per_second"))
-    lines.append(f"Our update needs {gflop:.1f} GFLOP and does {rate:.1f} GFLOP/s, {100 * rate / product:.0f} % of ")
-    lines[-1] += f"a float32 matrix product's {product:.1f} GFLOP/s."
-    if not rivals:
-        lines.append(f"To compare, pip install {PINS} into another environment; give its Python with --against.")
+    gflop, rate, product = (mine[k] / 1e9 for k in ("step_flop", "step_flop_per_second", "matrix_flop_per_second"))
+    lines.append(f"Our forward and update need {gflop:.1f} GFLOP and do {rate:.1f} GFLOP/s, ")
+    lines[-1] += f"{rate / product:.0%} of a {precision} matrix product's {product:.1f} GFLOP/s."
     return "\n".join(lines)
 
 
-def draw(found: dict, path: Path) -> None:
+def draw(found: dict, batch: int, path: Path) -> None:
     """Stacked bars of the phases, one bar per variant."""
-    import matplotlib
     import pandas as pd
 
-    matplotlib.use("Agg")
     from rlhf_course.plots import COLOURS
 
     table = pd.DataFrame.from_dict({TITLES[name]: entry["median"] for name, entry in found.items()}, orient="index")
-    style = {"color": [COLOURS[name] for name in ("policy", "reward", "value")], "figsize": (8, 1.2 + 0.6 * len(found))}
-    axis = table[list(PHASES[:3])].plot.barh(stacked=True, legend=False, **style)
+    colours = [COLOURS[name] for name in ("policy", "reward", "reference", "value")]
+    style = {"color": colours, "figsize": (8, 1.2 + 0.6 * len(found))}
+    axis = table[list(PHASES)].plot.barh(stacked=True, legend=False, **style)
     for row, seconds in enumerate(table["total"]):
-        end = table.iloc[row][list(PHASES[:3])].sum()
+        end = table.iloc[row][list(PHASES)].sum()
         axis.annotate(f" {seconds:.2f} s ({seconds / table['total'].iloc[0]:.1f}x)", (end, row), va="center")
-    axis.set(xlim=(0, 1.25 * axis.get_xlim()[1]), xlabel=f"seconds per PPO step of {BATCH} samples, medians")
+    axis.set(xlim=(0, 1.25 * axis.get_xlim()[1]), xlabel=f"seconds per PPO step of {batch} samples, medians")
     axis.invert_yaxis()
     axis.grid(axis="y", visible=False)
-    axis.figure.legend(loc="outside upper center", ncols=3)
+    axis.figure.legend(loc="outside upper center", ncols=len(PHASES))
     axis.figure.savefig(path, format="png", dpi=150)
 
 
-def main() -> None:
-    """Measure, print, and write the JSON file and the figure."""
-    if sys.argv[1:2] == ["--worker"]:
-        return worker(json.loads(Path(sys.argv[3]).read_text()) | {"variant": sys.argv[2]})
+def draw_costs(rows: list[dict], path: Path) -> None:
+    """Seconds per phase over batch size and over response length, both on logarithmic axes."""
+    import matplotlib.pyplot as plt
+    import pandas as pd
+
+    from rlhf_course.plots import COLOURS
+
+    table = pd.DataFrame(rows)
+    figure, axes = plt.subplots(1, 2, figsize=(10, 4), sharey=True)
+    panels = {"batch": f"batch size, responses of {COST_RESPONSE} tokens"}
+    panels["response"] = f"response length in tokens, batches of {COST_BATCH}"
+    for axis, (sweep, title) in zip(axes, panels.items(), strict=True):
+        part = table[table["sweep"] == sweep]
+        for phase, colour in zip(PHASES, ("policy", "reward", "reference", "value"), strict=True):
+            axis.plot(part[sweep], part[phase], color=COLOURS[colour], marker="o", ms=4, label=phase)
+        axis.plot(part[sweep], part["total"], color="0.2", marker="o", ms=4, lw=2, label="whole step")
+        line = part["total"].iloc[-1] * part[sweep] / part[sweep].iloc[-1]
+        axis.plot(part[sweep], line, color="0.2", ls=":", lw=1, label="proportional")
+        axis.set(xscale="log", yscale="log", xlabel=title)
+        axis.set_xticks(part[sweep], part[sweep])
+        axis.minorticks_off()
+    axes[0].set_ylabel("seconds")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=6)
+    figure.savefig(path, format="png", dpi=150)
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line; ``SystemExit`` with a sentence for what is not valid."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--against", metavar="PYTHON", help="interpreter of an environment with trl 0.11.4")
-    parser.add_argument("--shape", choices=("tiny", "gpt2"), default="tiny", help="gpt2: GPT-2 small, random weights")
+    text = "tiny preset's models (default); GPT-2 small, random weights; a 7B with adapters; the same at toy size"
+    parser.add_argument("--shape", choices=SHAPES, default="tiny", help=text)
+    parser.add_argument("--costs", action="store_true", help="over batch size and response length; for tiny and gpt2")
     for name in ("model", "reward_model", "dataset"):
         parser.add_argument(f"--{name}", metavar="FOLDER", help="instead of the tiny preset's")
     for name, value, text in (("rounds", 10, ""), ("warmup", 2, "uncounted rounds; "), ("threads", os.cpu_count(), "")):
         parser.add_argument(f"--{name}", type=int, default=value, help=f"{text}default: {value}")
     parser.add_argument("--lr", type=float, default=1.41e-5, help="small, so that the work stays the same")
     parser.add_argument("--bf16", action="store_true", help="bf16 autocast for ours")
+    parser.add_argument("--gradient_checkpointing", action="store_true", help="for ours: less memory, more time")
     parser.add_argument("--output", type=Path, default=Path("build/benchmark/ppo.json"))
     options = parser.parse_args()
     if options.rounds < 1 or options.warmup < 0 or options.threads < 1:
         parser.error("--rounds and --threads must be at least 1, --warmup at least 0.")
+    if "llama" in SHAPES[options.shape] and (options.against or options.costs):
+        parser.error("--against and --costs are for the shapes tiny and gpt2.")
     if options.against and shutil.which(options.against) is None:
         sys.exit(f"There is no interpreter at {options.against}; --against takes the path of a Python.")
+    return options
+
+
+def main() -> None:
+    """Measure, print, and write the JSON file and the figure."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    options = parse_arguments()
     from rlhf_course.files import atomic_file
 
+    names = ("shape", "threads", "bf16", "gradient_checkpointing", "lr", "warmup")
+    results = {key: getattr(options, key) for key in names} | {"epochs": 4} | SHAPES[options.shape]
     with tempfile.TemporaryDirectory() as folder:
         write_plan(options, Path(folder))
-        found = measure(options, Path(folder))
-    summarise(found)
-    settings = {key: getattr(options, key) for key in ("shape", "threads", "bf16", "lr", "warmup")}
+        if options.costs:
+            results["costs"] = measure_costs(options, Path(folder))
+        else:
+            results["variants"] = measure(options, Path(folder))
+    if not options.costs:
+        summarise(results["variants"])
+        print(report(results["variants"], "bfloat16" if options.bf16 else "float32"))
+        if not options.against and "llama" not in results:
+            print(f"To compare, pip install {PINS} into another environment; give its Python with --against.")
     with atomic_file(options.output) as path:
-        path.write_text(json.dumps({**settings, "batch": BATCH, "epochs": EPOCHS, "variants": found}, indent=1))
+        path.write_text(json.dumps(results, indent=1))
     with atomic_file(options.output.with_suffix(".png")) as path:
-        draw(found, path)
-    print(report(found), f"Everything is in {options.output} and {options.output.with_suffix('.png')}.", sep="\n")
+        if options.costs:
+            draw_costs(results["costs"], path)
+        else:
+            draw(results["variants"], results["batch"], path)
+    print(f"Everything is in {options.output} and {options.output.with_suffix('.png')}.")
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from rlhf_course.presets import PRESETS, Settings, load_preset, read_spec
 IMDB, CHAT = "03_gpt2_imdb_ppo", "04_lora_rlhf_baichuan"
 OPTIONS = {"config": None, "experiment": None, "sft_adapter": None, "reward_adapter": None, "preset": "tiny"}
 OPTIONS |= {"output": "build/train_ppo", "seed": 0, "save_every": 50, "resume": False}
+OPTIONS |= {"quantization": None, "logprob_chunk_size": None}
 SHARED = ("learning_rate", "batch_size", "mini_batch_size", "ppo_epochs", "init_kl_coef", "log_with")
 CHAT_SETTINGS = ("dataset", "train_subset", "max_length", "max_prompt", "max_new_tokens", "dtype", "steps", *SHARED)
 CHAT_SETTINGS += ("sigmoid_score", "mixed_precision", "gradient_checkpointing")  # the others are of other stages
@@ -63,6 +64,10 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namesp
         parser.add_argument("--seed", type=int, help="seed (default: 0)")
         parser.add_argument("--save_every", type=int, help="steps between checkpoints (default: 50)")
         parser.add_argument("--resume", action="store_true", help="go on from the latest checkpoint in --output")
+        text = "numbers of the vocabulary in memory for so many response tokens at once (default: all)"
+        parser.add_argument("--logprob_chunk_size", type=int, metavar="TOKENS", help=text)
+        text = "the frozen base in 8 or 4 bits, through bitsandbytes (default: as --dtype says); needs adapters"
+        parser.add_argument("--quantization", choices=("8bit", "4bit"), help=text)
         settings_group = parser.add_argument_group(f"settings of {experiment} (tiny · scratch · full)")
         for key, entry in used.items():
             values = " · ".join(str(entry[preset]) for preset in PRESETS)
@@ -92,6 +97,8 @@ def check_adapters(options: argparse.Namespace) -> None:
     folders = {"--sft_adapter": options.sft_adapter, "--reward_adapter": options.reward_adapter}
     if options.experiment == IMDB and any(folders.values()):
         raise ValueError(f"--sft_adapter and --reward_adapter are for --experiment {CHAT} alone.")
+    if options.experiment == IMDB and options.quantization:
+        raise ValueError("--quantization is for a frozen base with adapters; this experiment trains all weights.")
     if options.experiment == CHAT and not all(folders.values()):
         raise ValueError(MAKE_THEM)
     for name, folder in folders.items():
@@ -114,6 +121,7 @@ def make_trainer(options: argparse.Namespace, settings: Settings, policy, tokeni
     from rlhf_course.data import collate
 
     more |= {name: getattr(settings, name) for name in SHARED}
+    more["logprob_chunk_size"] = options.logprob_chunk_size
     more["accelerator_kwargs"] = {"mixed_precision": settings.mixed_precision}
     more["project_kwargs"] = {"logging_dir": str(options.output / "tensorboard")}
     return PPOTrainer(
@@ -123,6 +131,7 @@ def make_trainer(options: argparse.Namespace, settings: Settings, policy, tokeni
 
 def build_imdb(options: argparse.Namespace, settings: Settings) -> Run:
     """Notebook 03's: film reviews, and a sentiment classifier as the reward."""
+    from accelerate import PartialState
     from transformers import AutoTokenizer
 
     from rlhf_course import AutoModelForCausalLMWithValueHead, LengthSampler
@@ -130,7 +139,8 @@ def build_imdb(options: argparse.Namespace, settings: Settings) -> Run:
     from rlhf_course.offline.world import prepare
     from rlhf_course.rewards import SentimentReward
 
-    assets = prepare(settings)
+    with PartialState().main_process_first():  # it builds what is missing, the others find it there
+        assets = prepare(settings)
     tokenizer = AutoTokenizer.from_pretrained(assets.model)
     tokenizer.pad_token = tokenizer.eos_token
     query_lengths = LengthSampler(settings.query_min, settings.query_max)
@@ -155,13 +165,14 @@ def build_chat(options: argparse.Namespace, settings: Settings) -> Run:
     Raises ``ValueError`` where the adapters, or texts and base, do not fit together.
     """
     import torch
+    from accelerate import PartialState
     from datasets import Dataset
     from peft import PeftConfig
     from transformers import AutoTokenizer
 
     from rlhf_course import AutoModelForCausalLMWithValueHead
     from rlhf_course.data import load_pairs
-    from rlhf_course.lora import RewardAdapter
+    from rlhf_course.lora import RewardAdapter, quantization
     from rlhf_course.offline.chat import build_preferences
     from rlhf_course.rewards import RewardModel
 
@@ -172,12 +183,14 @@ def build_chat(options: argparse.Namespace, settings: Settings) -> Run:
     if Path(bases[0]).resolve() != Path(bases[1]).resolve():
         raise ValueError(f"The adapters must share one base; theirs are {bases[0]} and {bases[1]}.")
     tokenizer = AutoTokenizer.from_pretrained(sft if Path(sft, "tokenizer_config.json").exists() else bases[0])
-    policy = AutoModelForCausalLMWithValueHead.from_pretrained(sft, dtype=settings.dtype)
+    smaller = {"quantization_config": quantization(options.quantization)} if options.quantization else {}
+    policy = AutoModelForCausalLMWithValueHead.from_pretrained(sft, dtype=settings.dtype, **smaller)
     reward = RewardModel(RewardAdapter(policy, judge), tokenizer, batch_size=settings.batch_size)
     if reward.max_length < settings.max_length:
         raise ValueError(f"--max_length {settings.max_length} is more than the base's {reward.max_length} positions.")
 
-    dataset = build_preferences() if settings.dataset == "offline" else settings.dataset
+    with PartialState().main_process_first():
+        dataset = build_preferences() if settings.dataset == "offline" else settings.dataset
     pairs, _ = load_pairs(dataset, f"train[:{settings.train_subset}]" if settings.train_subset else "train")
     longest = min(settings.max_prompt, settings.max_length - settings.max_new_tokens)
     prompts = list(dict.fromkeys(pairs["prompt"]))
@@ -206,14 +219,17 @@ BUILD = {IMDB: build_imdb, CHAT: build_chat}
 
 def train(options: argparse.Namespace, settings: Settings) -> int:
     """Run PPO; returns the exit code: 0 when finished, 130 when stopped by Ctrl-C."""
+    import torch
     from accelerate.utils import set_seed
     from datasets.exceptions import DatasetsError
     from tqdm.auto import tqdm
 
     from rlhf_course.data import endless
     from rlhf_course.ppo.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint, stop_between_steps
+    from rlhf_course.processes import join_quietly
     from rlhf_course.run_card import quiet_libraries
 
+    state = join_quietly()
     quiet_libraries()
     checkpoint = latest_checkpoint(options.output)
     if options.resume and checkpoint is None:
@@ -231,7 +247,8 @@ def train(options: argparse.Namespace, settings: Settings) -> int:
             load_checkpoint(trainer, checkpoint)
     except (ValueError, OSError, RuntimeError, DatasetsError) as error:
         raise SystemExit(f"train_ppo.py: {one_line(error)}") from None
-    with stop_between_steps() as interrupt, tqdm(total=settings.steps, initial=done, desc="PPO") as bar:
+    bar = tqdm(total=settings.steps, initial=done, desc="PPO", disable=not state.is_main_process)
+    with stop_between_steps() as interrupt, bar:
         for batch in batches:
             responses = trainer.generate(batch["input_ids"], return_prompt=False, **generation)
             batch["response"] = decode(responses)
@@ -240,9 +257,11 @@ def train(options: argparse.Namespace, settings: Settings) -> int:
             trainer.log_stats(stats, batch, scores)
             bar.update()
             bar.set_postfix(score=f"{stats['ppo/mean_scores']:.2f}", KL=f"{stats['objective/kl']:.2f}")
-            if interrupt.requested or trainer.current_step % options.save_every == 0:
+            asked = torch.tensor(float(interrupt.requested), device=trainer.accelerator.device)
+            stop = trainer.accelerator.reduce(asked).item() > 0  # all processes stop after the same step
+            if stop or trainer.current_step % options.save_every == 0:
                 save_checkpoint(trainer, options.output)
-            if interrupt.requested:
+            if stop:
                 print(f"Stopped after step {trainer.current_step}; --resume goes on from there.")
                 return 130
     save_checkpoint(trainer, options.output)

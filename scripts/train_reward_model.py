@@ -163,12 +163,14 @@ def run(script: ScriptArguments, config, model_args, settings: Settings) -> None
     """Train, save and audit. Raises ``ValueError`` or ``OSError`` for inputs that are of no use."""
     output, checkpoint = trl_cli.begin(config)
 
+    from accelerate import PartialState
     from accelerate.utils import set_seed
 
     from rlhf_course.data import tokenize_pairs
     from rlhf_course.offline.world import prepare_reward_model
 
-    assets = prepare_reward_model(settings)
+    with PartialState().main_process_first():  # it builds what is missing, the others find it there
+        assets = prepare_reward_model(settings)
     train, held_out, dropped = load_data(assets.dataset, script, settings, config.seed)
     tokenizer = trl_cli.load_tokenizer(assets.model, model_args)
     set_seed(config.seed)  # before the head is drawn
@@ -189,12 +191,14 @@ def run(script: ScriptArguments, config, model_args, settings: Settings) -> None
     results |= {"accuracy": share, "accuracy_ci": 1.96 * (share * (1 - share) / pairs) ** 0.5} | baselines(held_out)
     results |= {"train_pairs": len(train), "held_out_pairs": pairs, "dropped": dropped}
     table = run_audit(scorer, held_out.select(range(min(script.audit_prompts, pairs))))
-    write_results(output, results, table)
+    if PartialState().is_main_process:
+        write_results(output, results, table)
     known = "".join(f", {key.replace('_', ' ')} {results[key]:.3f}" for key in baselines(held_out))
     print(f"\n{table[['share', 'ci', 'margin', 'passed']].to_string(float_format='%.2f')}\n")
     print(f"Accuracy on {pairs} held-out pairs: {results['accuracy_before']:.3f} before, {share:.3f} after", end="")
     print(f" (± {results['accuracy_ci']:.3f}){known}.")
     print(f"The reward model is in {output / 'model'}; the audit in {output / 'audit.json'} and audit.png.")
+    trainer.end()
 
 
 def main(arguments: list[str] | None = None) -> int:

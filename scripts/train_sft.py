@@ -79,12 +79,15 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple:
 
 def find_inputs(model_args, settings: Settings) -> tuple[str, str]:
     """The base and the dataset, as folders or hub ids; what the preset makes itself is made."""
+    from accelerate import PartialState
+
     from rlhf_course.offline.chat import build_answers, build_base
 
     base, dataset = model_args.model_name_or_path, settings.sft_dataset
     if base is None and settings.checkpoint == "scratch" and dataset != "offline":
         raise ValueError("--model_name_or_path is needed: a base for these answers, as a folder or hub id.")
-    return base or str(build_base(settings)), str(build_answers()) if dataset == "offline" else dataset
+    with PartialState().main_process_first():  # it builds what is missing, the others find it there
+        return base or str(build_base(settings)), str(build_answers()) if dataset == "offline" else dataset
 
 
 def load_base(base: str, config, model_args):
@@ -104,15 +107,17 @@ def answer_loss(trainer) -> tuple[float, int]:
     """Mean −log p of the tokens of held-out answers with their EOS, and how many these are; no token counts more."""
     import torch
 
-    total, count, model = 0.0, 0, trainer.model.eval()
+    rows, model = [], trainer.model.eval()
     for batch in trainer.get_eval_dataloader():
         labels = batch.pop("labels")[:, 1:]
         with torch.no_grad(), trainer.accelerator.autocast():
-            logits = model(**batch, use_cache=False).logits[:, :-1][labels != -100]
-        labels = labels[labels != -100]
-        total += torch.nn.functional.cross_entropy(logits.float(), labels, reduction="sum").item()
-        count += len(labels)
-    return total / count, count
+            logits = model(**batch, use_cache=False).logits[:, :-1]
+        learnt = labels != -100
+        losses = torch.zeros(labels.shape, device=labels.device)
+        losses[learnt] = torch.nn.functional.cross_entropy(logits[learnt].float(), labels[learnt], reduction="none")
+        rows.append(trainer.accelerator.gather_for_metrics(torch.stack([losses.sum(1), learnt.sum(1)], 1)))
+    total, count = torch.cat(rows).double().sum(0).tolist()
+    return total / count, int(count)
 
 
 def run(script: ScriptArguments, config, model_args, settings: Settings) -> None:
@@ -142,10 +147,12 @@ def run(script: ScriptArguments, config, model_args, settings: Settings) -> None
     results = {"dataset": dataset, "base": base, "loss_before": before, "loss": after}
     results |= {"perplexity_before": math.exp(before), "perplexity": math.exp(after), "train_rows": len(train)}
     results |= {"held_out_rows": len(held_out), "held_out_tokens": tokens, "dropped": dropped}
-    with atomic_file(output / "metrics.json") as path:
-        path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    if trainer.accelerator.is_main_process:
+        with atomic_file(output / "metrics.json") as path:
+            path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     print(f"Loss per token of held-out answers: {before:.3f} before, {after:.3f} after; more in metrics.json.")
     print(f"The {'adapter' if model_args.use_peft else 'model'} is in {output / 'model'}.")
+    trainer.end()
 
 
 def main(arguments: list[str] | None = None) -> int:

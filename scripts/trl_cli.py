@@ -160,7 +160,9 @@ def make_trainer(kind: str, model, tokenizer, config, model_args, train, held_ou
         """An epoch's order depends on seed and epoch alone, so a resumed run goes on with the rows still to come."""
 
         def on_epoch_begin(self, args, state, control, train_dataloader=None, **kwargs):
-            sampler = getattr(train_dataloader.batch_sampler, "sampler", None)
+            batches = train_dataloader.batch_sampler
+            batches = getattr(batches, "batch_sampler", batches)  # under it, where processes share the batches
+            sampler = getattr(batches, "sampler", None)
             if isinstance(sampler, LengthGroupedSampler):
                 sampler.generator = torch.Generator().manual_seed(args.seed + int(state.epoch))
 
@@ -191,16 +193,22 @@ def make_trainer(kind: str, model, tokenizer, config, model_args, train, held_ou
 
 def train(trainer, checkpoint: str | None, folder: Path) -> None:
     """Train, from the checkpoint on where there is one, and save the model, or adapter, and the tokenizer."""
+    from contextlib import nullcontext
+
     from rlhf_course.files import atomic_folder
 
     trainer.train(resume_from_checkpoint=checkpoint)
-    with atomic_folder(folder) as aside:
+    first = trainer.accelerator.is_main_process  # the others take part in gathering the weights, and write nothing
+    with atomic_folder(folder) if first else nullcontext(folder) as aside:
         trainer.save_model(aside)
-    trainer.end()
+    trainer.accelerator.wait_for_everyone()
 
 
 def main(name: str, parse_arguments: Callable, run: Callable, arguments: list[str] | None) -> int:
     """Returns the exit code: 0 when finished, 1 with a sentence for unusable inputs, 130 when stopped by Ctrl-C."""
+    from rlhf_course.processes import join_quietly
+
+    join_quietly()
     options = parse_arguments(arguments)
     from datasets.exceptions import DatasetsError
 

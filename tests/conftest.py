@@ -1,6 +1,8 @@
-"""Small random models, and a network that refuses everything but this machine."""
+"""Small random models, two processes at once, and a network that refuses everything but this machine."""
 
+import os
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,7 +13,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from rlhf_course import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
+SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
+sys.path.insert(0, str(SCRIPTS))
 EOS = 39
 
 
@@ -57,6 +60,21 @@ def difference(before: dict, after: dict) -> float:
 def snapshot(model) -> dict:
     """A copy of the model's state dict."""
     return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def launch(script: Path, *arguments) -> subprocess.Popen:
+    """A script in two processes over gloo, as the README says; what both print comes together."""
+    command = [
+        sys.executable,
+        "-m",
+        "accelerate.commands.launch",
+        "--config_file",
+        SCRIPTS / "accelerate/two_cpus.yaml",
+    ]
+    command += ["--main_process_port", "0", script, *arguments]
+    environment = os.environ | {"ACCELERATE_USE_CPU": "1", "OMP_NUM_THREADS": "1"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen([*map(str, command)], env=environment, **pipes)
 
 
 @pytest.fixture(autouse=True)

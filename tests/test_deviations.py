@@ -8,6 +8,7 @@ import pytest
 import torch
 from conftest import EOS, difference, make_policy, make_samples, make_trainer, sgd, snapshot
 
+from rlhf_course.ppo.experience import add_advantages, add_logprobs, add_rewards
 from rlhf_course.ppo.rollout import Rollout, forward
 
 
@@ -99,9 +100,9 @@ def test_deviation_whitened_rewards_do_not_leak_into_padding():
     rollout = Rollout.from_lists(
         [torch.tensor([1, 2])] * 2, [torch.tensor([3, 4]), torch.arange(9)], torch.ones(2), EOS
     )
-    trainer._log_probabilities(rollout)
-    trainer._rewards(rollout)
-    trainer._advantages(rollout)
+    add_logprobs(rollout, policy, trainer.reference, trainer.config, step=0)
+    add_rewards(rollout, trainer.config, trainer.kl_ctl.value)
+    add_advantages(rollout, trainer.config)
     assert rollout.rewards[0, 2:].abs().max() == 0 and rollout.returns[0, 2:].abs().max() == 0
 
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from conftest import PadTokenizer, difference, make_samples, snapshot
+from conftest import PadTokenizer, difference, make_samples, make_trainer, snapshot
 from peft import LoraConfig, PeftModel, get_peft_model
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (
@@ -20,7 +20,8 @@ from transformers import (
 )
 
 from rlhf_course import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
-from rlhf_course.lora import RewardAdapter
+from rlhf_course.lora import RewardAdapter, quantization
+from rlhf_course.memory import QUANTIZED, ppo_memory
 from rlhf_course.rewards import RewardModel
 
 LLAMA = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -167,3 +168,37 @@ def test_what_cannot_be_a_reward_adapter_is_refused(assets):
         RewardAdapter(AutoModelForCausalLMWithValueHead(copy.deepcopy(merged["sft"])), folder / "reward")
     with pytest.raises(ValueError, match="holds no score head"):
         RewardAdapter(load_policy(folder), folder / "sft")
+
+
+def test_quantization_says_what_is_missing_or_unknown(monkeypatch):
+    with pytest.raises(ValueError, match="'2bit' is unknown; choose 8bit or 4bit"):
+        quantization("2bit")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="pip install bitsandbytes"):
+        quantization("4bit")
+
+
+@pytest.mark.parametrize("kind", ["8bit", "4bit"])
+def test_a_quantized_base_trains_its_adapter_and_takes_the_memory_that_was_computed(kind, tmp_path):
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
+    if kind == "4bit" and not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="needs a GPU"):
+            quantization(kind)
+        return
+    config = LlamaConfig(
+        vocab_size=60, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=2
+    )
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    adapter = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
+    how = {"quantization_config": quantization(kind), "peft_config": adapter}
+    policy = AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path, **how)
+    base = {id(p): p for name, p in policy.named_parameters() if "lora" not in name and "v_head" not in name}
+    held = sum(p.numel() * p.element_size() for p in base.values())
+    if kind == "4bit":  # the blocks' scales are no parameters
+        held += sum(p.quant_state.absmax.numel() * 4 for p in base.values() if hasattr(p, "quant_state"))
+    assert held == pytest.approx(ppo_memory(config, adapter, 1, 1, 1, layer_bytes=QUANTIZED[kind])["base"], rel=0.05)
+    before = [p.clone() for p in base.values()]
+    trainer = make_trainer(policy, learning_rate=1e-3)
+    first, second = (trainer.step(*make_samples(seed=seed)) for seed in range(2))
+    assert abs(first["objective/kl"]) < 1e-4 < second["ppo/policy/approxkl"]
+    assert all(torch.equal(*pair) for pair in zip(before, base.values(), strict=True))

@@ -16,7 +16,9 @@ QUERY, RESPONSE, BATCH = 24, 32, 16
 LORA = {"r": 8, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
 
 
-def measure(vocabulary: int, layers: int, mini_batch: int, checkpointing: bool) -> tuple[int, dict]:
+def measure(
+    vocabulary: int, layers: int, mini_batch: int, checkpointing: bool, chunk: int | None = None
+) -> tuple[int, dict]:
     """Bytes of a PPO step with three adapters, measured and computed."""
     sizes = {"vocab_size": vocabulary, "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": layers}
     config = LlamaConfig(**sizes, num_attention_heads=2, max_position_embeddings=64, pad_token_id=0)
@@ -26,12 +28,14 @@ def measure(vocabulary: int, layers: int, mini_batch: int, checkpointing: bool) 
     policy.pretrained_model.add_adapter(REWARD, LoraConfig(**LORA))
     policy.pretrained_model.set_adapter("policy")
     options = {"batch_size": BATCH, "mini_batch_size": mini_batch, "gradient_checkpointing": checkpointing}
+    options["logprob_chunk_size"] = chunk
     trainer = PPOTrainer(PPOConfig(**options), policy, tokenizer=PadTokenizer())
     queries = [torch.randint(1, vocabulary, (QUERY,)) for _ in range(BATCH)]
     responses = [torch.randint(1, vocabulary, (RESPONSE,)) for _ in range(BATCH)]
     with peak_memory([*policy.parameters(), *policy.buffers()]) as peak:
         trainer.step(queries, responses, list(torch.randn(BATCH)))
-    plan = ppo_memory(config, LoraConfig(**LORA), mini_batch, QUERY, RESPONSE, BATCH, checkpointing=checkpointing)
+    how = {"checkpointing": checkpointing, "chunk": chunk}
+    plan = ppo_memory(config, LoraConfig(**LORA), mini_batch, QUERY, RESPONSE, BATCH, **how)
     return peak.bytes, plan
 
 
@@ -41,6 +45,13 @@ def measure(vocabulary: int, layers: int, mini_batch: int, checkpointing: bool) 
 def test_what_is_computed_is_what_is_measured(vocabulary, layers, mini_batch, checkpointing):
     measured, plan = measure(vocabulary, layers, mini_batch, checkpointing)
     assert 0.75 < measured / sum(plan.values()) <= 1.3
+
+
+def test_chunks_of_the_vocabulary_take_less_as_computed():
+    """With 8,000 words most of a step's memory is for numbers per word."""
+    whole, _ = measure(8000, 2, 16, checkpointing=True)
+    measured, plan = measure(8000, 2, 16, checkpointing=True, chunk=64)
+    assert measured < 0.5 * whole and 0.75 < measured / sum(plan.values()) <= 1.3
 
 
 def test_low_precision_and_checkpointing_take_less():

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 
+import benchmark_ppo
 import pytest
 import torch
 import train_ppo
@@ -146,13 +147,55 @@ def test_the_first_ctrl_c_waits_for_the_step_and_the_second_does_not():
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_the_benchmark_measures_ours(tmp_path):
-    target = tmp_path / "ppo.json"
+def benchmark(target, *arguments) -> dict:
+    """One round; its JSON, with the printed words under ``printed``."""
     script = str(ROOT / "scripts" / "benchmark_ppo.py")
-    command = [sys.executable, script, "--rounds", "1", "--warmup", "1", "--output", str(target)]
+    command = [sys.executable, script, "--rounds=1", "--warmup=1", f"--output={target}", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert "trl==0.11.4" in done.stdout  # how to get the comparison
-    assert json.loads(target.read_text()) and target.with_suffix(".png").stat().st_size > 5000
-    missing = subprocess.run([*command, "--against", "/nowhere/python"], capture_output=True, text=True, cwd=ROOT)
-    assert missing.returncode != 0 and "/nowhere/python" in missing.stderr and "Traceback" not in missing.stderr
+    assert target.with_suffix(".png").stat().st_size > 5000
+    return json.loads(target.read_text()) | {"printed": done.stdout}
+
+
+def test_the_benchmark_measures_ours(tmp_path):
+    found = benchmark(tmp_path / "ppo.json")
+    assert "trl==0.11.4" in found["printed"]  # how to get the comparison
+    median = found["variants"]["ours"]["median"]
+    assert sum(median[phase] for phase in ("generate", "score", "forward", "update")) == pytest.approx(median["total"])
+
+
+def test_the_benchmark_takes_its_7b_path_at_toy_size(tmp_path):
+    """Its FLOP are counted from the shape; of the frozen base no weight has a gradient."""
+    median = benchmark(tmp_path / "lora.json", "--shape=lora-toy")["variants"]["ours"]["median"]
+    assert median["response_tokens"] == 8 * 32
+    blocks, head, adapters = 2 * (4 * 64 * 64 + 3 * 64 * 172), 64 * 500, 2 * 8 * (4 * 128 + 3 * (64 + 172))
+    tokens = 8 * (16 + 32 - 1)
+    expected = 2 * (blocks * tokens + head * 8 * 32) * (4 * 2 + 1) + 2 * adapters * tokens * (4 * 3 + 1)
+    assert median["step_flop"] == expected
+
+
+def test_the_benchmark_says_what_is_missing(tmp_path):
+    script = str(ROOT / "scripts" / "benchmark_ppo.py")
+    for arguments, message in (
+        (["--against=/nowhere/python"], "/nowhere/python"),
+        (["--shape=lora", "--costs"], "are for"),
+    ):
+        done = subprocess.run([sys.executable, script, *arguments], capture_output=True, text=True, cwd=tmp_path)
+        assert done.returncode != 0 and message in done.stderr and "Traceback" not in done.stderr
+
+
+def test_costs_are_drawn_over_both_sizes(tmp_path, monkeypatch):
+    """One process answers for every point; here it is asked about few."""
+    monkeypatch.setattr(benchmark_ppo, "BATCHES", (4, 8))
+    monkeypatch.setattr(benchmark_ppo, "RESPONSES", (4, 6))
+    monkeypatch.setattr(benchmark_ppo, "COST_BATCH", 4)
+    monkeypatch.setattr(sys, "argv", ["benchmark_ppo.py", "--costs", "--rounds=1", f"--output={tmp_path}/c.json"])
+    benchmark_ppo.main()
+    rows = json.loads((tmp_path / "c.json").read_text())["costs"]
+    assert [(row["sweep"], row["batch"], row["response"]) for row in rows] == [
+        ("batch", 4, 16),
+        ("batch", 8, 16),
+        ("response", 4, 4),
+        ("response", 4, 6),
+    ]
+    assert (tmp_path / "c.png").stat().st_size > 5000

@@ -12,6 +12,7 @@ import pytest
 import torch
 import train_reward_model as script
 from accelerate.utils import set_seed
+from conftest import SCRIPTS, launch
 from PIL import Image
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
@@ -89,6 +90,19 @@ def test_a_run_leaves_a_model_whose_accuracy_is_the_one_it_reports(world, traine
     assert found["accuracy"] == pytest.approx(share := accuracy(model, tokenizer))
     assert found["accuracy_before"] == pytest.approx(accuracy(base, tokenizer)) != pytest.approx(share)
     assert found["accuracy_ci"] == pytest.approx(1.96 * math.sqrt(share * (1 - share) / len(HELD_OUT)))
+
+
+def test_two_processes_train_as_one_with_twice_the_batch(world, tmp_path):
+    same = "--train_sampling_strategy=sequential"
+    assert script.main(arguments(world, tmp_path / "one", same, "--per_device_train_batch_size=8")) == 0
+    two = arguments(world, tmp_path / "two", same, "--per_device_train_batch_size=4")
+    process = launch(SCRIPTS / "train_reward_model.py", *two)
+    out, _ = process.communicate(timeout=300)
+    assert process.returncode == 0 and out.count("The reward model is in") == 1, out
+    one, two = results(tmp_path / "one"), results(tmp_path / "two")
+    assert one["accuracy"] == two["accuracy"]
+    margins = [[probe["margin"] for probe in found["probes"].values()] for found in (one, two)]
+    assert margins[0] == pytest.approx(margins[1], abs=1e-3)
 
 
 def test_the_baselines_and_the_dropped_rows_are_reported(trained):

@@ -13,7 +13,7 @@ import pytest
 import torch
 import train_sft as script
 import trl_cli
-from conftest import difference
+from conftest import SCRIPTS, difference, launch
 from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import (
@@ -116,6 +116,20 @@ def held_out(world, data="data", share=0.12):
     """The answers that the run held out, without those that are too long."""
     answers, _ = load_answers(world / data)
     return hold_out(answers, share, seed=0)[1].filter(lambda row: len(row["answer"]) < 500)
+
+
+def test_two_processes_train_as_one_with_twice_the_batch(world, tmp_path):
+    same = ("--train_sampling_strategy=sequential", "--lora_dropout=0", "--num_train_epochs=1", "--eval_share=0.12")
+    assert script.main(arguments(world, tmp_path / "one", *same, "--per_device_train_batch_size=6")) == 0
+    two = arguments(world, tmp_path / "two", *same, "--per_device_train_batch_size=3", "--per_device_eval_batch_size=3")
+    process = launch(SCRIPTS / "train_sft.py", *two)
+    out, _ = process.communicate(timeout=300)
+    assert process.returncode == 0 and out.count("The adapter is in") == 1, out
+    one, two = metrics(tmp_path / "one"), metrics(tmp_path / "two")
+    for name in ("loss_before", "loss", "held_out_tokens"):
+        assert two[name] == pytest.approx(one[name], abs=1e-5)
+    adapters = [load_file(tmp_path / run / "model" / "adapter_model.safetensors") for run in ("one", "two")]
+    assert difference(*adapters) < 1e-4
 
 
 def test_metrics_are_those_of_the_held_out_answers_of_the_saved_adapter(world, trained):

@@ -315,3 +315,41 @@ def test_shared_layers_are_frozen_and_not_copied():
     assert not layers[0].mlp.c_fc.weight.requires_grad and layers[1].mlp.c_fc.weight.requires_grad
     with pytest.raises(ValueError, match="has 2 layers"):
         create_reference_model(policy, num_shared_layers=3)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 1000])
+def test_chunks_of_the_vocabulary_change_no_number(chunk):
+    """Statistics and weights after two steps, with EOS ruled out at the beginning, in one mini-batch and in several."""
+    for mini_batch in (8, 4):
+        found = []
+        for size in (None, chunk):
+            policy = make_policy()
+            options = {"mini_batch_size": mini_batch, "logprob_chunk_size": size, "begin_suppress_tokens": [EOS]}
+            trainer = make_trainer(policy, make_policy(1), sgd(policy), **options)
+            np.random.seed(0)
+            stats = [trainer.step(*make_samples(seed=seed)) for seed in range(2)]
+            found.append((stats[-1], snapshot(policy)))
+        (stats, weights), (chunked, chunked_weights) = found
+        for name, value in stats.items():
+            if isinstance(value, float) and not name.startswith("time/"):
+                assert chunked[name] == pytest.approx(value, abs=1e-5), name
+        assert difference(weights, chunked_weights) < 1e-6
+
+
+def test_chunks_need_logits_that_are_a_projection_and_no_full_kl():
+    with pytest.raises(ValueError, match="not for kl_penalty 'full'"):
+        PPOConfig(logprob_chunk_size=4, kl_penalty="full")
+    policy = make_policy()
+    head = policy.pretrained_model.get_output_embeddings()
+    plain = policy.pretrained_model.forward
+
+    def capped(*arguments, **keywords):
+        output = plain(*arguments, **keywords)
+        output.logits = 5 * torch.tanh(output.logits / 5)
+        return output
+
+    policy.pretrained_model.forward = capped
+    trainer = make_trainer(policy, make_policy(1), logprob_chunk_size=4)
+    with pytest.raises(ValueError, match="changes its logits after the projection: no logprob"):
+        trainer.step(*make_samples())
+    assert not head._forward_pre_hooks

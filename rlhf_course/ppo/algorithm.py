@@ -2,14 +2,23 @@
 
 Every (B, R) tensor is aligned to the response: column t belongs to the t-th response token. ``mask`` is 1.0 on
 response tokens and 0.0 on padding. PPO is Schulman et al. 2017 (arXiv:1707.06347), used for language models as in
-Ziegler et al. 2019 (arXiv:1909.08593).
+Ziegler et al. 2019 (arXiv:1909.08593). Where several processes share a batch, ``total`` adds up a tensor over them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+
+Total = Callable[[Tensor], Tensor]
+
+
+def alone(x: Tensor) -> Tensor:
+    """The total over one process."""
+    return x
 
 
 def entropy(logprobs: Tensor) -> Tensor:
@@ -20,26 +29,26 @@ def entropy(logprobs: Tensor) -> Tensor:
     return -torch.linalg.vecdot(logprobs.exp(), logprobs.clamp(min=-1e9))
 
 
-def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
+def masked_mean(x: Tensor, mask: Tensor, total: Total = alone) -> Tensor:
     """Mean of x (B, R) over the tokens of mask."""
-    return (x * mask).sum() / mask.sum()
+    return total((x * mask).sum()) / total(mask.sum())
 
 
-def masked_var(x: Tensor, mask: Tensor) -> Tensor:
+def masked_var(x: Tensor, mask: Tensor, total: Total = alone) -> Tensor:
     """Unbiased variance of x (B, R) over the tokens of mask (0 for a single token)."""
-    n = mask.sum()
-    return masked_mean((x - masked_mean(x, mask)) ** 2, mask) * n / (n - 1).clamp(min=1)
+    n = total(mask.sum())
+    return masked_mean((x - masked_mean(x, mask, total)) ** 2, mask, total) * n / (n - 1).clamp(min=1)
 
 
-def masked_whiten(x: Tensor, mask: Tensor, shift_mean: bool = True) -> Tensor:
+def masked_whiten(x: Tensor, mask: Tensor, shift_mean: bool = True, total: Total = alone) -> Tensor:
     """x (B, R) scaled to variance 1 (and mean 0 with shift_mean) over the tokens of mask; 0 elsewhere.
 
     Raises ``ValueError`` for fewer than two tokens, which have no variance.
     """
-    if mask.sum() < 2:
+    if total(mask.sum()) < 2:
         raise ValueError("Whitening needs at least two response tokens in the batch: one token has no variance.")
-    mean = masked_mean(x, mask)
-    white = (x - mean) * torch.rsqrt(masked_var(x, mask) + 1e-8)
+    mean = masked_mean(x, mask, total)
+    white = (x - mean) * torch.rsqrt(masked_var(x, mask, total) + 1e-8)
     return (white if shift_mean else white + mean) * mask
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from accelerate.utils import gather_object
 
 from rlhf_course.files import atomic_folder
 
@@ -21,10 +22,13 @@ STATE_FILE = "trainer_state.pt"
 def save_checkpoint(trainer, output_dir: str | Path) -> Path:
     """Write ``checkpoint-STEP`` under output_dir and remove older ones; returns its folder.
 
-    It holds trainable weights, optimizer, schedule, KL coefficient, running moments and all random generators. The
-    older checkpoint goes only after the new one is whole.
+    It holds trainable weights, optimizer, schedule, KL coefficient, running moments and the random generators of every
+    process; the first process writes. The older checkpoint goes only after the new one is whole.
     """
-    model = trainer.accelerator.unwrap_model(trainer.model)
+    target = Path(output_dir) / f"checkpoint-{trainer.current_step}"
+    model, random_states = trainer.accelerator.unwrap_model(trainer.model), gather_object([_random_state()])
+    if not trainer.accelerator.is_main_process:
+        return target
     state = {
         "step": trainer.current_step,
         "weights": {name: p.detach().cpu() for name, p in model.named_parameters() if p.requires_grad},
@@ -32,9 +36,8 @@ def save_checkpoint(trainer, output_dir: str | Path) -> Path:
         "schedule": trainer.lr_scheduler.state_dict() if trainer.lr_scheduler else {},
         "kl_coef": trainer.kl_ctl.value,
         "moments": vars(trainer.running),
-        "random": _random_state(),
+        "random": random_states,
     }
-    target = Path(output_dir) / f"checkpoint-{trainer.current_step}"
     with atomic_folder(target) as folder:
         torch.save(state, folder / STATE_FILE)
     for other in _checkpoints(output_dir):
@@ -46,14 +49,17 @@ def save_checkpoint(trainer, output_dir: str | Path) -> Path:
 def load_checkpoint(trainer, folder: str | Path) -> None:
     """Put a freshly made trainer into the state that :func:`save_checkpoint` saw.
 
-    Raises ``ValueError`` when the checkpoint belongs to a policy of another shape.
+    Raises ``ValueError`` when the checkpoint belongs to a policy of another shape, or to more or fewer processes.
     """
-    state = torch.load(Path(folder) / STATE_FILE, weights_only=True, map_location=trainer.accelerator.device)
+    state = torch.load(Path(folder) / STATE_FILE, weights_only=True, map_location="cpu")
     model = trainer.accelerator.unwrap_model(trainer.model)
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     saved = state["weights"]
     if {n: p.shape for n, p in parameters.items()} != {n: w.shape for n, w in saved.items()}:
         raise ValueError(f"The checkpoint {folder} is of another policy: names or shapes of trainable weights differ.")
+    rank, before, now = trainer.accelerator.process_index, len(state["random"]), trainer.accelerator.num_processes
+    if before != now:
+        raise ValueError(f"The checkpoint {folder} is of a run with {before} process(es); this one has {now}.")
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(saved[name])
@@ -63,7 +69,7 @@ def load_checkpoint(trainer, folder: str | Path) -> None:
     trainer.kl_ctl.value = state["kl_coef"]
     vars(trainer.running).update(state["moments"])
     trainer.current_step = state["step"]
-    _set_random_state(state["random"])
+    _set_random_state(state["random"][rank])
 
 
 def latest_checkpoint(output_dir: str | Path) -> Path | None:
@@ -79,7 +85,7 @@ def _random_state() -> dict:
     name, keys, position, has_gauss, gauss = np.random.get_state()
     return {
         "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
         "numpy": (name, torch.from_numpy(keys.astype(np.int64)), position, has_gauss, gauss),
         "python": random.getstate(),
     }
@@ -87,8 +93,8 @@ def _random_state() -> dict:
 
 def _set_random_state(state: dict) -> None:
     torch.set_rng_state(state["torch"].cpu())
-    if state["cuda"]:
-        torch.cuda.set_rng_state_all([s.cpu() for s in state["cuda"]])
+    if state["cuda"] is not None:
+        torch.cuda.set_rng_state(state["cuda"].cpu())
     name, keys, *rest = state["numpy"]
     np.random.set_state((name, keys.cpu().numpy().astype(np.uint32), *rest))
     random.setstate(state["python"])

@@ -30,6 +30,7 @@ class PPOConfig:
     gradient_accumulation_steps: int = 1
     ppo_epochs: int = 4
     gradient_checkpointing: bool = False
+    logprob_chunk_size: int | None = None  # response tokens whose logits are in memory at once; None: a mini-batch's
 
     # Optimizer.
     learning_rate: float = 1.41e-5
@@ -88,6 +89,8 @@ class PPOConfig:
                 f"= {self.mini_batch_size} × {self.gradient_accumulation_steps} = {self.backward_batch_size}. "
                 "Choose sizes that divide."
             )
+        if self.logprob_chunk_size is not None and (self.logprob_chunk_size < 1 or self.kl_penalty == "full"):
+            raise ValueError("logprob_chunk_size is at least 1, and not for kl_penalty 'full', which needs all logits.")
         if self.kl_penalty not in KL_PENALTIES:
             raise ValueError(f"kl_penalty {self.kl_penalty!r} is unknown; choose one of {', '.join(KL_PENALTIES)}.")
         if self.use_score_norm and not self.use_score_scaling:

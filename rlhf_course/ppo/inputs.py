@@ -69,10 +69,13 @@ def check_logprobs(logprobs: Tensor, who: str, step: int) -> None:
         )
 
 
-def process_scores(scores: Tensor, config: PPOConfig, running: RunningMoments) -> Tensor:
-    """Scores (B,) scaled (and centred) by the running moments and clipped, as the config asks."""
+def process_scores(scores: Tensor, config: PPOConfig, running: RunningMoments, gather=lambda x: x) -> Tensor:
+    """Scores (B,) scaled (and centred) by the running moments and clipped, as the config asks.
+
+    ``gather`` brings together the scores of all processes, whose moments they are.
+    """
     if config.use_score_scaling:
-        running.update(scores)
+        running.update(gather(scores))
         centre = running.mean if config.use_score_norm else 0.0
         scores = (scores - centre) / (running.std + torch.finfo(scores.dtype).eps)
     return scores if config.score_clip is None else scores.clamp(-config.score_clip, config.score_clip)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
+from accelerate import Accelerator
 
 from rlhf_course.ppo.algorithm import masked_mean
 from rlhf_course.ppo.rollout import Rollout
@@ -55,22 +57,26 @@ MEANING = {
 }
 
 
-def step_stats(rollout: Rollout, minibatches: list[dict], kl_coef: float) -> dict:
+def step_stats(rollout: Rollout, minibatches: list[dict], kl_coef: float, accelerator: Accelerator) -> dict:
     """The stats of one step (numbers, and numpy arrays for distributions), time and learning rate left out.
 
     Loss-type stats are averages over all mini-batches of all epochs; ``kl_coef`` is the one the rewards used.
-    Distributions hold response tokens only; logprobs and ref_logprobs are (B, R), 0 on padding.
+    Distributions hold response tokens only; logprobs and ref_logprobs are (B, R), 0 on padding. With several processes
+    numbers, and what has one value per sample, are those of all; what has one per token is this process's own.
     """
-    mask = rollout.mask
-    query_lengths, response_lengths = rollout.query_lengths.float(), rollout.response_lengths.float()
-    kl_per_sample = (rollout.kl * mask).sum(1)
+    mask, device = rollout.mask, rollout.mask.device
+    lengths = [x.to(device, torch.float32) for x in (rollout.query_lengths, rollout.response_lengths)]
+    per_sample = [(rollout.kl * mask).sum(1), -(rollout.logprobs * mask).sum(1), rollout.scores, *lengths]
+    per_sample = accelerator.gather(torch.stack(per_sample, 1)).unbind(1)
+    kl_per_sample, entropy_per_sample, scores, query_lengths, response_lengths = per_sample
+    total = partial(accelerator.reduce, reduction="sum")
     scalars = {
         "objective/kl": kl_per_sample.mean(),
         "objective/kl_coef": torch.tensor(kl_coef),
-        "objective/entropy": -(rollout.logprobs * mask).sum(1).mean(),
-        "ppo/mean_non_score_reward": masked_mean(rollout.non_score_rewards, mask),
-        "ppo/mean_scores": rollout.scores.mean(),
-        "ppo/std_scores": _std(rollout.scores),
+        "objective/entropy": entropy_per_sample.mean(),
+        "ppo/mean_non_score_reward": masked_mean(rollout.non_score_rewards, mask, total),
+        "ppo/mean_scores": scores.mean(),
+        "ppo/std_scores": _std(scores),
     }
     for name, lengths in (("queries", query_lengths), ("responses", response_lengths)):
         scalars[f"tokens/{name}_len_mean"] = lengths.mean()
@@ -80,7 +86,6 @@ def step_stats(rollout: Rollout, minibatches: list[dict], kl_coef: float) -> dic
             scalars[f"ppo/{name}"] = torch.stack([m[name] for m in minibatches]).mean()
     scalars["ppo/val/var_explained"] = 1 - scalars["ppo/val/error"] / scalars["ppo/returns/var"]
 
-    device = mask.device
     numbers = torch.stack([value.to(device, torch.float64) for value in scalars.values()]).tolist()
     arrays = {
         "objective/kl_dist": kl_per_sample,

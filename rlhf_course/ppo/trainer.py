@@ -6,10 +6,11 @@ import inspect
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
 
 import datasets
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, DistributedType
 from accelerate.utils import set_seed
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -21,11 +22,12 @@ from rlhf_course.policy import AutoModelForCausalLMWithValueHead, without_dropou
 from rlhf_course.ppo import algorithm as ppo
 from rlhf_course.ppo.config import PPOConfig
 from rlhf_course.ppo.detectors import Detectors, warn_about_float16, warn_about_masked_eos
+from rlhf_course.ppo.experience import add_advantages, add_logprobs, add_rewards
 from rlhf_course.ppo.generation import LengthSampler, generate, pad_token_id
-from rlhf_course.ppo.inputs import check_logprobs, check_samples, process_scores, stack_scores
-from rlhf_course.ppo.rollout import Rollout, forward
+from rlhf_course.ppo.inputs import check_samples, process_scores, stack_scores
+from rlhf_course.ppo.rollout import Rollout
 from rlhf_course.ppo.stats import Clock, step_stats
-from rlhf_course.ppo.update import FirstPass, optimize
+from rlhf_course.ppo.update import optimize
 from rlhf_course.reference import create_reference_model
 
 
@@ -44,6 +46,8 @@ class PPOTrainer:
     * an empty response is a ``ValueError``, and prompts keep an EOS that they contain;
     * histograms hold response tokens only;
     * sampling settings that change the distribution give a warning, and so do the symptoms in ``detectors.py``;
+    * under ``accelerate launch`` each process has batch_size samples of its own; whitening, statistics, β, skipping and
+      stopping are those of all of them, so P processes with B samples equal one with P·B;
     * without ``ref_model``, a policy with adapters is held against a frozen copy of its starting adapter, and with
       one, against the model that was given.
 
@@ -78,11 +82,15 @@ class PPOTrainer:
             )
         if tokenizer is None:
             raise ValueError("PPOTrainer needs the policy's tokenizer.")
-        set_seed(config.seed)
         self.config, self.tokenizer = config, tokenizer
         self.accelerator: Accelerator = tracking.start(config)
-        if self.accelerator.num_processes > 1:
-            raise ValueError("PPOTrainer runs in one process: whitening and β are not synchronised yet.")
+        if self.accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED):
+            raise ValueError(
+                f"PPOTrainer does not share out weights ({self.accelerator.distributed_type.value}): launch it with "
+                "scripts/accelerate/ddp.yaml, a copy on each GPU. For a large base train adapters, in 8 or 4 bits."
+            )
+        set_seed(config.seed, device_specific=True)  # processes sample different responses
+        self._total = partial(self.accelerator.reduce, reduction="sum")
         self.reference_is_adapter = ref_model is None and model.is_peft_model
         if self.reference_is_adapter:
             add_reference_adapter(model)
@@ -120,8 +128,9 @@ class PPOTrainer:
             used = {*inspect.signature(AutoModelForCausalLMWithValueHead.forward).parameters}
             used |= {"label", "query", "response"}
             dataset = dataset.remove_columns([c for c in dataset.column_names if c not in used])
-        if len(dataset) < self.config.batch_size:
-            raise ValueError(f"The dataset has {len(dataset)} rows, fewer than one batch of {self.config.batch_size}.")
+        needed = self.config.batch_size * self.accelerator.num_processes
+        if len(dataset) < needed:
+            raise ValueError(f"The dataset has {len(dataset)} rows, fewer than one batch of {needed}.")
         loader = DataLoader(
             dataset,
             batch_size=self.config.batch_size,
@@ -194,16 +203,16 @@ class PPOTrainer:
         check_samples(queries, responses, scores, self.config.batch_size, response_masks)
         scores = stack_scores(scores, self.accelerator.device, self.current_step)
         warn_about_masked_eos(responses, response_masks, self.tokenizer)
-        scores = process_scores(scores, self.config, self.running)
+        scores = process_scores(scores, self.config, self.running, self.accelerator.gather)
         rollout = Rollout.from_lists(queries, responses, scores, pad_token_id(self.tokenizer), response_masks)
         clock = Clock()
         with without_dropout(self.model, checkpointing=True):
             with clock("forward_pass"):
-                first_pass = self._log_probabilities(rollout)
+                first_pass = add_logprobs(rollout, self.model, self.reference, self.config, self.current_step)
             with clock("compute_rewards"):
-                self._rewards(rollout)
+                add_rewards(rollout, self.config, self.kl_ctl.value, self._total)
             with clock("compute_advantages"):
-                self._advantages(rollout)
+                add_advantages(rollout, self.config, self._total)
             with clock("optimize_step"):
                 minibatches = optimize(
                     self.model,
@@ -215,10 +224,11 @@ class PPOTrainer:
                     first_pass,
                 )
         with clock("calc_stats"):
-            stats = step_stats(rollout, minibatches, self.kl_ctl.value)
+            stats = step_stats(rollout, minibatches, self.kl_ctl.value, self.accelerator)
             stats["ppo/learning_rate"] = self.optimizer.param_groups[0]["lr"]
-        self.detectors.look(stats, self.current_step)
-        self.kl_ctl.update(stats["objective/kl"], len(rollout))
+        if self.accelerator.is_main_process:
+            self.detectors.look(stats, self.current_step)
+        self.kl_ctl.update(stats["objective/kl"], len(rollout) * self.accelerator.num_processes)
         if self.lr_scheduler is not None:
             self.lr_scheduler.step()
         self.current_step += 1
@@ -230,42 +240,6 @@ class PPOTrainer:
         if self.ref_model is not None:
             return nullcontext(self.ref_model)
         return reference_adapter(self.accelerator.unwrap_model(self.model))
-
-    def _log_probabilities(self, rollout: Rollout) -> FirstPass | None:
-        """Fill in log-probabilities, values and KL of the rollout.
-
-        When one mini-batch is the whole batch, the policy's pass keeps its graph and is returned: it *is* the
-        first epoch's forward pass, because no weight has moved yet.
-        """
-        one_batch = self.config.mini_batch_size == self.config.batch_size
-        whole = self.config.kl_penalty == "full"
-        suppressed = self.config.begin_suppress_tokens
-        how = {"at_most": self.config.mini_batch_size, "whole_vocabulary": whole, "begin_suppress": suppressed}
-        with torch.no_grad(), self.reference() as reference:
-            ref_logprobs, _, _, ref_all = forward(reference, rollout, **how)
-        with nullcontext() if one_batch else torch.no_grad():
-            logprobs, values, entropy, all_logprobs = forward(self.model, rollout, **how)
-        rollout.ref_logprobs = ref_logprobs * rollout.mask
-        rollout.logprobs = logprobs.detach() * rollout.mask
-        rollout.values = values.detach() * rollout.mask
-        check_logprobs(rollout.logprobs, "policy", self.current_step)
-        check_logprobs(rollout.ref_logprobs, "reference", self.current_step)
-        pair = (all_logprobs.detach(), ref_all) if whole else (rollout.logprobs, rollout.ref_logprobs)
-        rollout.kl = ppo.kl_per_token(*pair, self.config.kl_penalty) * rollout.mask
-        return (logprobs, values, entropy) if one_batch else None
-
-    def _rewards(self, rollout: Rollout) -> None:
-        rollout.rewards, rollout.non_score_rewards = ppo.compute_rewards(
-            rollout.scores, rollout.kl, rollout.mask, self.kl_ctl.value
-        )
-        if self.config.whiten_rewards:
-            rollout.rewards = ppo.masked_whiten(rollout.rewards, rollout.mask, shift_mean=False)
-
-    def _advantages(self, rollout: Rollout) -> None:
-        advantages, rollout.returns = ppo.gae(
-            rollout.rewards, rollout.values, rollout.mask, self.config.gamma, self.config.lam
-        )
-        rollout.advantages = ppo.masked_whiten(advantages, rollout.mask)
 
     # --- after a step --------------------------------------------------------------------------------------------
 
@@ -280,21 +254,28 @@ class PPOTrainer:
 
         Raises ``ValueError`` when the batch lacks a column that should be logged.
         """
-        if not self.accelerator.trackers:
+        if self.config.log_with is None:
             return
         missing = [column for column in columns_to_log if column not in batch]
         if missing:
             raise ValueError(f"The batch has no column {', '.join(missing)}; it has {', '.join(batch)}.")
-        scores = torch.stack([torch.as_tensor(r).float().reshape(()).cpu() for r in rewards])
+        scores = torch.stack([torch.as_tensor(r).float().reshape(()).to(self.accelerator.device) for r in rewards])
+        mine, scores = scores.tolist(), self.accelerator.gather(scores).cpu()
+        if not self.accelerator.is_main_process:
+            return
         extra = {"env/reward_mean": scores.mean().item(), "env/reward_std": scores.std().item()}
-        table = {column: list(batch[column]) for column in columns_to_log} | {"reward": scores.tolist()}
+        table = {column: list(batch[column]) for column in columns_to_log} | {"reward": mine}
         stats = stats | extra | {"env/reward_dist": scores.numpy()}
         tracking.log(self.accelerator, stats, table, self.current_step - 1)
 
     def save_pretrained(self, save_directory: str) -> None:
-        """Save policy, value head and tokenizer into one folder, written aside and renamed at the end."""
-        with atomic_folder(save_directory) as folder:
-            model = self.accelerator.unwrap_model(self.model)
-            model.write_files(folder)
-            if hasattr(self.tokenizer, "save_pretrained"):
-                self.tokenizer.save_pretrained(folder)
+        """Save policy, value head and tokenizer into one folder, written aside and renamed at the end.
+
+        With several processes the first one writes, and the others wait for it.
+        """
+        if self.accelerator.is_main_process:
+            with atomic_folder(save_directory) as folder:
+                self.accelerator.unwrap_model(self.model).write_files(folder)
+                if hasattr(self.tokenizer, "save_pretrained"):
+                    self.tokenizer.save_pretrained(folder)
+        self.accelerator.wait_for_everyone()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from rlhf_course.ppo import algorithm as ppo
 from rlhf_course.ppo.config import PPOConfig
 from rlhf_course.ppo.rollout import Rollout, forward
 
+RATIO = "mean ratio"  # no statistic of its own: what ratio_threshold looks at
 FirstPass = tuple[Tensor, Tensor, Tensor]  # log-probabilities, values, entropies: (B, R) each, with their graph
 
 
@@ -28,22 +30,27 @@ def optimize(
     """ppo_epochs passes over the rollout, each in a fresh random order; returns every mini-batch's statistics.
 
     ``first_pass`` is a forward pass over the whole batch that already happened: when one mini-batch is the whole
-    batch, the first epoch uses it instead of repeating it. Raises ``FloatingPointError`` on a loss of NaN or Inf.
+    batch, the first epoch uses it instead of repeating it. With several processes, each has its own rollout, and what
+    is averaged, skipped or stopped is decided on all of them together. Raises ``FloatingPointError`` on a loss of NaN
+    or Inf.
     """
-    collected = []
+    total, collected = partial(accelerator.reduce, reduction="sum"), []
+    how = {"begin_suppress": config.begin_suppress_tokens, "chunk": config.logprob_chunk_size}
     for _ in range(config.ppo_epochs):
         order = torch.from_numpy(np.random.permutation(len(rollout)))
         for rows in order.split(config.backward_batch_size):
-            tokens, any_usable = rollout.mask[rows].sum(), False
+            tokens, any_usable = total(rollout.mask[rows].sum()), False
             for mini_rows in rows.split(config.mini_batch_size):
                 part = rollout if first_pass else rollout.select(mini_rows)
-                outputs = first_pass or forward(model, part, begin_suppress=config.begin_suppress_tokens)[:3]
-                loss, stats = minibatch_loss(part, outputs, config)
+                outputs = first_pass or forward(model, part, **how)[:3]
+                loss, stats = minibatch_loss(part, outputs, config, total)
                 collected.append(stats)
-                if _usable(loss, stats, config, step, mini_rows, optimizer):
+                if _usable(stats, config, step, mini_rows, optimizer):
                     any_usable = True
-                    # Weighted by tokens, so that k mini-batches of m samples give the gradient of one of k·m.
-                    accelerator.backward(loss * (part.mask.sum() / tokens))
+                    # Weighted by tokens, so that k mini-batches of m samples give the gradient of one of k·m; and data
+                    # parallelism averages over processes what should be a sum.
+                    weight = total(part.mask.sum()) / tokens * accelerator.num_processes
+                    accelerator.backward(loss * weight)
                 first_pass = None
             if any_usable:
                 if config.max_grad_norm is not None:
@@ -55,45 +62,54 @@ def optimize(
     return collected
 
 
-def minibatch_loss(part: Rollout, outputs: FirstPass, config: PPOConfig) -> tuple[Tensor, dict[str, Tensor]]:
-    """policy loss + vf_coef · value loss, averaged over a mini-batch's response tokens, and its statistics."""
+def minibatch_loss(
+    part: Rollout, outputs: FirstPass, config: PPOConfig, total: ppo.Total = ppo.alone
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """policy loss + vf_coef · value loss of a mini-batch, averaged over its response tokens, and its statistics.
+
+    With several processes the loss is this one's share: the shares add up to the mean over all tokens. Statistics that
+    are numbers are those of all processes, brought together in one reduction; the two histograms are of this one.
+    """
     logprobs, values, entropy = outputs
     mask = part.mask
+    tokens = total(mask.sum())
 
-    def mean(x: Tensor) -> Tensor:
-        return ppo.masked_mean(x, mask)
+    def share(x: Tensor) -> Tensor:
+        return (x * mask).sum() / tokens
 
     pg, ratio, pg_clipped = ppo.policy_loss(logprobs, part.logprobs, part.advantages, config.cliprange)
     vf, vf_clipped = ppo.value_loss(values, part.values, part.returns, config.cliprange_value)
-    pg_loss, vf_loss = mean(pg), mean(vf)
+    pg_loss, vf_loss = share(pg), share(vf)
     loss = pg_loss + config.vf_coef * vf_loss
     with torch.no_grad():
         moved = logprobs - part.logprobs
-        stats = {
+        shares = {
             "loss/policy": pg_loss,
             "loss/value": vf_loss,
             "loss/total": loss,
-            "policy/entropy": mean(entropy),
-            "policy/approxkl": 0.5 * mean(moved.square()),
-            "policy/policykl": -mean(moved),
-            "policy/clipfrac": mean(pg_clipped.float()),
-            "policy/advantages_mean": mean(part.advantages),
-            "returns/mean": mean(part.returns),
-            "returns/var": ppo.masked_var(part.returns, mask),
-            "val/vpred": mean(values),
-            "val/error": mean((values - part.returns).square()),
-            "val/clipfrac": mean(vf_clipped.float()),
-            "val/mean": mean(part.values),
-            "val/var": ppo.masked_var(part.values, mask),
-            "policy/advantages": part.advantages[mask > 0],
-            "policy/ratio": ratio[mask > 0],
+            "policy/entropy": share(entropy),
+            "policy/approxkl": 0.5 * share(moved.square()),
+            "policy/policykl": -share(moved),
+            "policy/clipfrac": share(pg_clipped.float()),
+            "policy/advantages_mean": share(part.advantages),
+            "returns/mean": share(part.returns),
+            "val/vpred": share(values),
+            "val/error": share((values - part.returns).square()),
+            "val/clipfrac": share(vf_clipped.float()),
+            "val/mean": share(part.values),
+            RATIO: share(ratio),
         }
-    return loss, {name: value.detach() for name, value in stats.items()}
+        stats = dict(zip(shares, total(torch.stack([x.detach() for x in shares.values()])).unbind(), strict=True))
+        for name, x in (("returns", part.returns), ("val", part.values)):
+            squares = total(share((x - stats[f"{name}/mean"]).square()))
+            stats[f"{name}/var"] = squares * tokens / (tokens - 1).clamp(min=1)
+        stats |= {"policy/advantages": part.advantages[mask > 0], "policy/ratio": ratio[mask > 0]}
+    return loss, stats
 
 
-def _usable(loss: Tensor, stats: dict, config: PPOConfig, step: int, rows: Tensor, optimizer) -> bool:
+def _usable(stats: dict, config: PPOConfig, step: int, rows: Tensor, optimizer) -> bool:
     """Whether a mini-batch may move the weights; one whose mean ratio passed the threshold may not."""
-    mean_ratio, value = torch.stack([stats["policy/ratio"].mean(), loss.detach()]).tolist()
+    mean_ratio, value = torch.stack([stats.pop(RATIO), stats["loss/total"]]).tolist()
     if mean_ratio > config.ratio_threshold:
         warnings.warn(
             f"Step {step}: the mean ratio of a mini-batch is {mean_ratio:.2f}, above ratio_threshold "
