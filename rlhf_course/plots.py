@@ -50,6 +50,8 @@ def training_curves(history: pd.DataFrame) -> Figure:
         if key in history:
             axis.plot(history.index, history[key], color=COLOURS[colour], lw=1.8)
         axis.set(title=title, ylabel=unit)
+        if key == "objective/kl_coef" and key in history:
+            axis.set_ylim(0, 1.25 * history[key].max())  # from 0, or a coefficient that stays has no scale
     for axis in axes[1]:
         axis.set_xlabel("PPO step")
     plt.close(figure)
