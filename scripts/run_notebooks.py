@@ -34,7 +34,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--output", type=Path, default=Path("build"), help="where results go (default: build)")
     parser.add_argument("--override", action="append", default=[], metavar="KEY=VALUE", help="a setting; repeatable")
     parser.add_argument("--seed", type=int, default=0, help="seed of the runs (default: 0)")
-    parser.add_argument("--render", action="store_true", help="keep outputs in notebooks/ and run cards in figs/measured/")
+    parser.add_argument("--render", action="store_true", help="keep outputs in notebooks/, run cards in figs/")
     chosen = parser.parse_args(arguments)
     if chosen.render and chosen.preset != "tiny":
         parser.error("--render keeps the outputs of preset tiny")
