@@ -10,7 +10,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlhf_course import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
 from rlhf_course.lora import REWARD
-from rlhf_course.memory import peak_memory, ppo_memory
+from rlhf_course.memory import as_markdown, peak_memory, ppo_memory, what_fits
+from rlhf_course.presets import ROOT
 
 QUERY, RESPONSE, BATCH = 24, 32, 16
 LORA = {"r": 8, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
@@ -90,3 +91,7 @@ def test_the_peak_is_the_most_that_was_alive_at_once():
         third = torch.zeros(1500)  # 1,000 + 2,000 (kept by the view) + 1,500 is less than 1,000 + 2 · 2,000
     assert peak.bytes == 4 * 5000
     assert len(view) == 10 and len(third) == 1500
+
+
+def test_the_readme_says_what_is_computed():
+    assert as_markdown(what_fits()) in (ROOT / "README.md").read_text(encoding="utf-8")

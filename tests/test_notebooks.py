@@ -164,9 +164,13 @@ def test_committed_outputs_belong_to_their_cells(path):
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert any("parameters" in cell.metadata.get("tags", []) for cell in code)
     assert all(cell.execution_count for cell in code) and path.stat().st_size < 1_000_000
+    for cell, after in zip(notebook.cells, [*notebook.cells[1:], None], strict=True):
+        if any("image/png" in output.get("data", {}) for output in cell.get("outputs", [])):
+            assert after.cell_type == "markdown" and "*Figure" in after.source, f"no caption after {cell.source[:60]}"
     for cell in code:
         assert len(cell.source.splitlines()) <= 30
         for output in cell.outputs:
             assert output.output_type != "error" and output.get("name") != "stderr"
-            assert WIDGET not in output.get("data", {})
+            assert WIDGET not in output.get("data", {}) and "it/s" not in str(output)  # no progress bar either
+            assert "Warning: " not in output.get("text", "")
             assert not any(root in str(output) for root in (str(ROOT), str(Path.home()), "/tmp/"))

@@ -12,6 +12,7 @@ import pytest
 import torch
 import train_ppo
 from conftest import PadTokenizer, difference, make_policy, make_samples, snapshot
+from run_notebooks import update_readme
 
 from rlhf_course import PPOConfig, PPOTrainer
 from rlhf_course.offline.world import prepare
@@ -199,3 +200,17 @@ def test_costs_are_drawn_over_both_sizes(tmp_path, monkeypatch):
         ("response", 4, 6),
     ]
     assert (tmp_path / "c.png").stat().st_size > 5000
+
+
+def test_the_readme_takes_cost_and_headline_from_run_cards(tmp_path):
+    """Of the notebooks that have a card; another line of the table, and the words beside, stay as they are."""
+    card = {"wall_s": 41.6, "peak_rss_mb": 1126.4, "peak_cuda_mb": 0, "metrics": {"x_before": 0, "x_after": 1}}
+    (tmp_path / "03_gpt2_imdb_ppo.json").write_text(json.dumps(card))
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "03_gpt2_imdb_ppo.json").write_text(json.dumps(card | {"peak_cuda_mb": 5120}))
+    lines = [f"| [{name}](notebooks/{name}.ipynb) | learn | – | – | look |\n" for name in ("01_x", "03_gpt2_imdb_ppo")]
+    readme = tmp_path / "README.md"
+    readme.write_text("# Title\n" + "".join(lines))
+    update_readme(readme, tmp_path)
+    row = "| [03_gpt2_imdb_ppo](notebooks/03_gpt2_imdb_ppo.ipynb) | learn | "
+    assert readme.read_text() == "# Title\n" + lines[0] + row + "42 s, 1.1 GB / 42 s, 5.0 GB | x 0.00 → 1.00 | look |\n"
