@@ -13,15 +13,16 @@ from kit import FIGURES, FOLDER, save
 
 from rlhf_course.files import atomic_file
 
-TABLE = re.compile(r"(?<=<!-- figures: written by make figs -->\n).*(?=<!-- end of figures -->)", re.DOTALL)
+LISTED = re.compile(r"(?<=<!-- figures: written by make figs -->\n).*(?=<!-- end of figures -->)", re.DOTALL)
 
 
-def write_table(readme: Path) -> None:
-    """The figures as a table between the marks of a README."""
-    rows = ["| figure | what it shows |", "|---|---|"]
-    for name, (_, title, description) in sorted(FIGURES.items()):
-        rows.append(f"| [`{name}`]({name}.svg) | **{title}.** {description} |")
-    text = TABLE.sub(lambda _: "\n".join(rows) + "\n", readme.read_text(encoding="utf-8"))
+def list_figures(readme: Path) -> None:
+    """All figures with their words, between the marks of a README."""
+    parts = [
+        f"### {title}\n\n![{title}]({name}.svg)\n\n`{name}`: {description}\n"
+        for name, (_, title, description) in FIGURES.items()
+    ]
+    text = LISTED.sub(lambda _: "\n".join(parts), readme.read_text(encoding="utf-8"))
     with atomic_file(readme) as path:
         path.write_text(text, encoding="utf-8")
 
@@ -40,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"{name}: {error}", file=sys.stderr)
             return 1
     if options.output == FOLDER:
-        write_table(FOLDER / "README.md")
+        list_figures(FOLDER / "README.md")
     return 0
 
 

@@ -20,7 +20,8 @@ except ImportError:
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 MATHJAX = "3.2.2"  # sets formulas in the browser; version 3 is the last whose glyphs come in the same file
-SOURCES = {"The package": "rlhf_course/**/*.py", "Scripts": "scripts/*.py", "Settings": "configs/*.yaml"}
+SOURCES = {"The package": "rlhf_course/**/*.py", "Scripts": "scripts/*.py", "Figures": "figs/*.py"}
+SOURCES |= {"Settings": "configs/*.yaml"}
 RUN = "figs/measured/03_gpt2_imdb_ppo.json"
 
 
@@ -49,7 +50,8 @@ def copy(source: Path, target: Path) -> None:
 
 def collect(folder: Path) -> None:
     """Lay out all pages in one folder, at the places that their links expect."""
-    patterns = ["README.md", "LICENSE", "notebooks/*.ipynb", "figs/*.svg", "figs/*.png", *SOURCES.values()]
+    patterns = ["README.md", "LICENSE", "notebooks/*.ipynb", "figs/*.svg", "figs/README.md", "slides/slides.pdf"]
+    patterns += SOURCES.values()
     for path in (path for pattern in patterns for path in ROOT.glob(pattern)):
         copy(path, folder / path.relative_to(ROOT))
     for path in HERE.glob("*.md"):
