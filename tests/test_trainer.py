@@ -1,9 +1,12 @@
 """``PPOTrainer``: what must hold whatever the model."""
 
+import sys
+
 import numpy as np
 import pytest
 import torch
 from conftest import EOS, PadTokenizer, difference, make_policy, make_samples, make_trainer, sgd, snapshot
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlhf_course import LengthSampler, PPOConfig, PPOTrainer, create_reference_model
 from rlhf_course.policy import can_pack
@@ -353,3 +356,52 @@ def test_chunks_need_logits_that_are_a_projection_and_no_full_kl():
     with pytest.raises(ValueError, match="changes its logits after the projection: no logprob"):
         trainer.step(*make_samples())
     assert not head._forward_pre_hooks
+
+
+ON_HOST = {"select", "lay_out", "first_fit"}  # what a rollout keeps on the host, lengths and layouts, may be read
+
+
+def callers(until: str) -> list[str]:
+    """Names of the functions that are running, the latest first, up to one of that name; [] outside of it."""
+    names, frame = [], sys._getframe(2)
+    while frame and frame.f_code.co_name != until:
+        names.append(frame.f_code.co_name)
+        frame = frame.f_back
+    return names if frame and not ON_HOST & {*names} else []
+
+
+class HostReads(TorchDispatchMode):
+    """Collects the places in ``optimize`` where the host reads from a tensor, and so would wait for a GPU."""
+
+    places: list
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        aten = torch.ops.aten
+        boolean = function is aten.index.Tensor and any(i is not None and i.dtype == torch.bool for i in arguments[1])
+        reads = (aten._local_scalar_dense.default, aten.nonzero.default, aten.masked_select.default)
+        if (boolean or function in reads) and (names := callers("optimize")):
+            self.places.append(names)
+        return function(*arguments, **(keywords or {}))
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"mini_batch_size": 2, "gradient_accumulation_steps": 2, "max_grad_norm": 0.5}]
+)
+def test_no_loop_of_an_update_waits_for_the_device(options, monkeypatch):
+    trainer, lists, tolist = make_trainer(**options), [], torch.Tensor.tolist
+    trainer.step(*make_samples())
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda x: lists.append(callers("step")) or tolist(x))
+    with HostReads() as reads:
+        reads.places = []
+        trainer.step(*make_samples(seed=1))
+    assert not reads.places
+    assert [names[0] for names in lists if names] == ["_report", "step_stats"]  # once per step each
+
+
+def test_an_optimizer_that_cannot_skip_by_itself_is_asked_on_the_host():
+    policy = make_policy()
+    trainer = make_trainer(policy, make_policy(1), sgd(policy), ratio_threshold=0.5)
+    before = snapshot(policy)
+    with pytest.warns(UserWarning, match="mini-batch 1 of 4 .*moved no weight"):
+        trainer.step(*make_samples())
+    assert difference(before, snapshot(policy)) == 0

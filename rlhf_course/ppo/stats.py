@@ -91,8 +91,8 @@ def step_stats(rollout: Rollout, minibatches: list[dict], kl_coef: float, accele
         "objective/kl_dist": kl_per_sample,
         "objective/logprobs": rollout.logprobs,
         "objective/ref_logprobs": rollout.ref_logprobs,
-        "ppo/policy/advantages": torch.cat([m["policy/advantages"] for m in minibatches]),
-        "ppo/policy/ratio": torch.cat([m["policy/ratio"] for m in minibatches]),
+        "ppo/policy/advantages": torch.cat([m["policy/advantages"][m["mask"] > 0] for m in minibatches]),
+        "ppo/policy/ratio": torch.cat([m["policy/ratio"][m["mask"] > 0] for m in minibatches]),
         "tokens/queries_dist": query_lengths,
         "tokens/responses_dist": response_lengths,
     }

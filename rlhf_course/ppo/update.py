@@ -31,35 +31,77 @@ def optimize(
 
     ``first_pass`` is a forward pass over the whole batch that already happened: when one mini-batch is the whole
     batch, the first epoch uses it instead of repeating it. With several processes, each has its own rollout, and what
-    is averaged, skipped or stopped is decided on all of them together. Raises ``FloatingPointError`` on a loss of NaN
-    or Inf.
+    is averaged, skipped or stopped is decided on all of them together.
+
+    Nothing here waits for the device, but for early stopping and for optimizers that cannot skip a step by themselves:
+    what happened is read once, at the end. Raises ``FloatingPointError`` on a loss of NaN or Inf.
     """
-    total, collected = partial(accelerator.reduce, reduction="sum"), []
+    total, collected, verdicts = partial(accelerator.reduce, reduction="sum"), [], []
     how = {"begin_suppress": config.begin_suppress_tokens, "chunk": config.logprob_chunk_size}
     for _ in range(config.ppo_epochs):
         order = torch.from_numpy(np.random.permutation(len(rollout)))
         for rows in order.split(config.backward_batch_size):
-            tokens, any_usable = total(rollout.mask[rows].sum()), False
+            tokens, window = total(rollout.mask[rows].sum()), len(verdicts)
             for mini_rows in rows.split(config.mini_batch_size):
                 part = rollout if first_pass else rollout.select(mini_rows)
                 outputs = first_pass or forward(model, part, **how)[:3]
                 loss, stats = minibatch_loss(part, outputs, config, total)
+                verdicts.append(torch.stack([stats.pop(RATIO), stats["loss/total"]]))
+                finite, usable = _usable(verdicts[-1:], config)
+                for name in ("loss/policy", "loss/value", "loss/total"):
+                    stats[name] = torch.where(usable, stats[name], 0.0)
+                # Weighted by tokens, so that k mini-batches of m samples give the gradient of one of k·m; and data
+                # parallelism averages over processes what should be a sum.
+                weight = total(part.mask.sum()) / tokens * accelerator.num_processes
+                accelerator.backward(torch.where(usable, loss * weight, 0.0))
                 collected.append(stats)
-                if _usable(stats, config, step, mini_rows, optimizer):
-                    any_usable = True
-                    # Weighted by tokens, so that k mini-batches of m samples give the gradient of one of k·m; and data
-                    # parallelism averages over processes what should be a sum.
-                    weight = total(part.mask.sum()) / tokens * accelerator.num_processes
-                    accelerator.backward(loss * weight)
                 first_pass = None
-            if any_usable:
-                if config.max_grad_norm is not None:
-                    accelerator.clip_grad_norm_(model.parameters(), config.max_grad_norm)
-                optimizer.step()
+            if config.max_grad_norm is not None:
+                accelerator.clip_grad_norm_(model.parameters(), config.max_grad_norm)
+            finite, usable = _usable(verdicts[window:], config)
+            _step(optimizer, finite & usable)
             optimizer.zero_grad()
         if config.early_stopping and collected[-1]["policy/policykl"] > 1.5 * config.target_kl:
             break
+    _report(verdicts, config, step)
     return collected
+
+
+def _usable(verdicts: list[Tensor], config: PPOConfig) -> tuple[Tensor, Tensor]:
+    """Of mini-batches' (mean ratio, loss): whether all losses are finite, and any may move the weights (bool tensors).
+
+    One with a mean ratio above the threshold, or a loss of NaN or Inf, may not.
+    """
+    ratio, loss = torch.stack(verdicts).unbind(1)
+    return loss.isfinite().all(), (loss.isfinite() & (ratio <= config.ratio_threshold)).any()
+
+
+def _step(optimizer, usable: Tensor) -> None:
+    """An optimizer step where ``usable`` (a tensor on the device) is true, and none of its moments moved where not."""
+    plain = getattr(optimizer, "optimizer", optimizer)  # under accelerate's
+    if getattr(plain, "_step_supports_amp_scaling", False):  # torch's fused ones: as when a scaled loss overflowed
+        plain.grad_scale, plain.found_inf = None, (~usable).float()
+        optimizer.step()
+        del plain.grad_scale, plain.found_inf
+    elif usable:
+        optimizer.step()
+
+
+def _report(verdicts: list[Tensor], config: PPOConfig, step: int) -> None:
+    """Say which mini-batches moved no weight, from one transfer of what was found on the device."""
+    for number, (ratio, loss) in enumerate(torch.stack(verdicts).tolist(), start=1):
+        if ratio > config.ratio_threshold:
+            warnings.warn(
+                f"Step {step}: the mean ratio of mini-batch {number} of {len(verdicts)} is {ratio:.2f}, above "
+                f"ratio_threshold {config.ratio_threshold}, so it moved no weight. If this goes on, lower the learning "
+                "rate.",
+                stacklevel=4,
+            )
+        elif not np.isfinite(loss):
+            raise FloatingPointError(
+                f"Step {step}: the loss is {loss} for mini-batch {number} of {len(verdicts)} (all epochs); it moved no "
+                "weight, others of this step may have. Lower the learning rate, or clip with max_grad_norm."
+            )
 
 
 def minibatch_loss(
@@ -103,26 +145,5 @@ def minibatch_loss(
         for name, x in (("returns", part.returns), ("val", part.values)):
             squares = total(share((x - stats[f"{name}/mean"]).square()))
             stats[f"{name}/var"] = squares * tokens / (tokens - 1).clamp(min=1)
-        stats |= {"policy/advantages": part.advantages[mask > 0], "policy/ratio": ratio[mask > 0]}
+        stats |= {"policy/advantages": part.advantages, "policy/ratio": ratio.detach(), "mask": mask}
     return loss, stats
-
-
-def _usable(stats: dict, config: PPOConfig, step: int, rows: Tensor, optimizer) -> bool:
-    """Whether a mini-batch may move the weights; one whose mean ratio passed the threshold may not."""
-    mean_ratio, value = torch.stack([stats.pop(RATIO), stats["loss/total"]]).tolist()
-    if mean_ratio > config.ratio_threshold:
-        warnings.warn(
-            f"Step {step}: the mean ratio of a mini-batch is {mean_ratio:.2f}, above ratio_threshold "
-            f"{config.ratio_threshold}, so it moved no weight. If this goes on, lower the learning rate.",
-            stacklevel=4,
-        )
-        for name in ("loss/policy", "loss/value", "loss/total"):
-            stats[name] = torch.zeros_like(stats[name])
-        return False
-    if not np.isfinite(value):
-        optimizer.zero_grad()  # what earlier mini-batches accumulated must not leak into a later update
-        raise FloatingPointError(
-            f"Step {step}: the loss is {value} for the mini-batch of samples {rows.tolist()[:8]}…; its update was not "
-            "applied (updates before it in this step were). Lower the learning rate, or clip with max_grad_norm."
-        )
-    return True
