@@ -405,3 +405,39 @@ def test_an_optimizer_that_cannot_skip_by_itself_is_asked_on_the_host():
     with pytest.warns(UserWarning, match="mini-batch 1 of 4 .*moved no weight"):
         trainer.step(*make_samples())
     assert difference(before, snapshot(policy)) == 0
+
+
+@pytest.mark.parametrize("mini_batch_size", [8, 4])
+def test_the_fast_way_gives_the_numbers_of_the_plain_one(mini_batch_size):
+    """Packed rows and a reused first pass against neither; the responses are given."""
+    found = []
+    for fast in (True, False):
+        policy = make_policy()
+        options = {"fast": fast, "mini_batch_size": mini_batch_size}
+        trainer = make_trainer(policy, make_policy(1), sgd(policy), **options)
+        np.random.seed(0)
+        stats = [trainer.step(*make_samples(seed=seed)) for seed in range(2)][-1]
+        found.append(({k: v for k, v in stats.items() if isinstance(v, float) and "time" not in k}, snapshot(policy)))
+    (stats, weights), (plain, plain_weights) = found
+    assert stats == pytest.approx(plain, abs=1e-5) and difference(weights, plain_weights) < 1e-5
+
+
+def test_what_is_chosen_is_said_once_and_can_be_switched_off(capsys, monkeypatch):
+    monkeypatch.setattr(PPOTrainer, "_said", False)
+    make_trainer(fast=False)
+    assert not capsys.readouterr().out
+    for _ in range(2):
+        trainer = make_trainer()
+    said = capsys.readouterr().out
+    assert said.count("PPO on cpu: several samples per row, the first epoch reuses") == 1 and "fused Adam" in said
+    assert trainer.optimizer.defaults["fused"] and not make_trainer(fast=False).optimizer.defaults["fused"]
+
+
+def test_without_fast_transformers_samples(monkeypatch):
+    policy, called = make_policy(), []
+    plain = policy.generate
+    monkeypatch.setattr(policy, "generate", lambda **options: called.append(options) or plain(**options))
+    sampling = {"do_sample": True, "top_k": 0, "top_p": 1.0, "max_new_tokens": 4}
+    for fast in (True, False):
+        responses = make_trainer(policy, fast=fast).generate(make_samples()[0], return_prompt=False, **sampling)
+        assert len(called) == (not fast) and all(1 <= len(response) <= 4 for response in responses)

@@ -30,6 +30,7 @@ class PPOConfig:
     gradient_accumulation_steps: int = 1
     ppo_epochs: int = 4
     gradient_checkpointing: bool = False
+    fast: bool = True  # False: no packed rows, no reused pass, no fused Adam, transformers' generate; the same numbers
     logprob_chunk_size: int | None = None  # response tokens whose logits are in memory at once; None: a mini-batch's
 
     # Optimizer.
@@ -100,6 +101,11 @@ class PPOConfig:
     def backward_batch_size(self) -> int:
         """Samples per optimizer step."""
         return self.mini_batch_size * self.gradient_accumulation_steps
+
+    def passes(self) -> dict:
+        """How forward passes are done, as :func:`~rlhf_course.ppo.rollout.forward` takes it."""
+        packed = None if self.fast else False
+        return {"begin_suppress": self.begin_suppress_tokens, "chunk": self.logprob_chunk_size, "packed": packed}
 
     def to_dict(self) -> dict:
         """The settings as a flat dictionary, for trackers."""

@@ -20,10 +20,9 @@ def add_logprobs(rollout: Rollout, policy, reference: Callable, config: PPOConfi
     When one mini-batch is the whole batch, the policy's pass keeps its graph and is returned: it *is* the first
     epoch's forward pass, because no weight has moved yet. Raises ``FloatingPointError`` for NaN or Inf.
     """
-    one_batch = config.mini_batch_size == config.batch_size
+    one_batch = config.fast and config.mini_batch_size == config.batch_size
     whole = config.kl_penalty == "full"
-    how = {"begin_suppress": config.begin_suppress_tokens, "chunk": config.logprob_chunk_size}
-    how |= {"at_most": config.mini_batch_size, "whole_vocabulary": whole}
+    how = config.passes() | {"at_most": config.mini_batch_size, "whole_vocabulary": whole}
     with torch.no_grad(), reference() as model:
         ref_logprobs, _, _, ref_all = forward(model, rollout, **how)
     with nullcontext() if one_batch else torch.no_grad():

@@ -33,14 +33,15 @@ def generate(
     queries: Sequence[Tensor],
     lengths: Sequence[int] | None = None,
     begin_suppress: Sequence[int] = (),
+    fast: bool = True,
     **generation_kwargs,
 ) -> list[Tensor]:
     """Sample one response per query, all rows in one left-padded batch; returns ragged response token ids.
 
     Row i ends after ``lengths[i]`` tokens (max_new_tokens where lengths is None) or after its first EOS, which it
     keeps: the same distribution as row-by-row sampling. It never begins with a token of ``begin_suppress``. Dropout is
-    off, whatever mode the model is in. Sampling from the model's own distribution takes a short path; any other setting
-    goes to transformers' ``generate``.
+    off, whatever mode the model is in. Sampling from the model's own distribution takes a short path, if ``fast``; any
+    other setting goes to transformers' ``generate``.
 
     Raises ``FloatingPointError`` when the model's probabilities are not finite.
     """
@@ -66,7 +67,7 @@ def generate(
     if begin_suppress:
         settings["begin_suppress_tokens"] = list(begin_suppress)
     with without_dropout(model):
-        if plain and (lengths is not None or "max_new_tokens" in settings):
+        if fast and plain and (lengths is not None or "max_new_tokens" in settings):
             limits = torch.tensor(lengths or [settings["max_new_tokens"]] * len(queries), device=model.device)
             responses = _sample(model.pretrained_model, input_ids, attention_mask, limits, eos, begin_suppress)
         else:

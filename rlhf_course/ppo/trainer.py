@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from rlhf_course import tracking
 from rlhf_course.files import atomic_folder
 from rlhf_course.lora import add_reference_adapter, reference_adapter
-from rlhf_course.policy import AutoModelForCausalLMWithValueHead, without_dropout
+from rlhf_course.policy import AutoModelForCausalLMWithValueHead, can_pack, without_dropout
 from rlhf_course.ppo import algorithm as ppo
 from rlhf_course.ppo.config import PPOConfig
 from rlhf_course.ppo.detectors import Detectors, warn_about_float16, warn_about_masked_eos
@@ -62,6 +62,8 @@ class PPOTrainer:
         num_shared_layers: first layers that policy and reference share, frozen.
         lr_scheduler: stepped once per ``step``.
     """
+
+    _said = False
 
     def __init__(
         self,
@@ -118,10 +120,26 @@ class PPOTrainer:
         self.running = ppo.RunningMoments()
         self.detectors = Detectors(config)
         self.current_step = 0
+        self._say_what_was_chosen()
+
+    def _say_what_was_chosen(self) -> None:
+        """Print once per run which shortcuts were taken by themselves."""
+        config, device = self.config, self.accelerator.device
+        chosen = {
+            "several samples per row": device.type == "cpu" and can_pack(self.model),
+            "the first epoch reuses the first pass": config.mini_batch_size == config.batch_size,
+            "fused Adam": getattr(self.optimizer, "defaults", {}).get("fused"),
+        }
+        if config.fast and not PPOTrainer._said:
+            names = ", ".join(name for name, applies in chosen.items() if applies)
+            self.accelerator.print(
+                f"PPO on {device.type}: {names or 'as written'}; PPOConfig(fast=False) does without."
+            )
+            PPOTrainer._said = True
 
     def _default_optimizer(self) -> torch.optim.Optimizer:
         trainable = [p for p in self.model.parameters() if p.requires_grad]
-        return torch.optim.Adam(trainable, lr=self.config.learning_rate, fused=True)
+        return torch.optim.Adam(trainable, lr=self.config.learning_rate, fused=self.config.fast)
 
     def _make_dataloader(self, dataset, data_collator) -> DataLoader:
         if isinstance(dataset, datasets.Dataset) and self.config.remove_unused_columns:
@@ -163,7 +181,7 @@ class PPOTrainer:
             raise ValueError(f"One query is 1-D, got shape {tuple(query_tensor.shape)}; give several as a list.")
         queries = [query_tensor.reshape(-1)] if single else list(query_tensor)
         lengths = [length_sampler() for _ in queries] if length_sampler is not None else None
-        suppressed = self.config.begin_suppress_tokens
+        how = {"begin_suppress": self.config.begin_suppress_tokens, "fast": self.config.fast}
 
         def sample(model) -> list[Tensor] | Tensor:
             responses, size = [], batch_size or len(queries)
@@ -171,7 +189,7 @@ class PPOTrainer:
                 rows = slice(start, start + size)
                 part = lengths[rows] if lengths is not None else None
                 with self.accelerator.autocast():  # as in step(): one distribution is sampled and scored
-                    responses += generate(model, self.tokenizer, queries[rows], part, suppressed, **generation_kwargs)
+                    responses += generate(model, self.tokenizer, queries[rows], part, **how, **generation_kwargs)
             if return_prompt:
                 responses = [torch.cat([q.to(r.device), r]) for q, r in zip(queries, responses, strict=True)]
             return responses[0].unsqueeze(0) if single else responses

@@ -37,14 +37,13 @@ def optimize(
     what happened is read once, at the end. Raises ``FloatingPointError`` on a loss of NaN or Inf.
     """
     total, collected, verdicts = partial(accelerator.reduce, reduction="sum"), [], []
-    how = {"begin_suppress": config.begin_suppress_tokens, "chunk": config.logprob_chunk_size}
     for _ in range(config.ppo_epochs):
         order = torch.from_numpy(np.random.permutation(len(rollout)))
         for rows in order.split(config.backward_batch_size):
             tokens, window = total(rollout.mask[rows].sum()), len(verdicts)
             for mini_rows in rows.split(config.mini_batch_size):
                 part = rollout if first_pass else rollout.select(mini_rows)
-                outputs = first_pass or forward(model, part, **how)[:3]
+                outputs = first_pass or forward(model, part, **config.passes())[:3]
                 loss, stats = minibatch_loss(part, outputs, config, total)
                 verdicts.append(torch.stack([stats.pop(RATIO), stats["loss/total"]]))
                 finite, usable = _usable(verdicts[-1:], config)
