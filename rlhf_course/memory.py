@@ -60,8 +60,8 @@ def ppo_memory(
     upcast = 2 * FLOAT32 * hidden if activation_bytes < FLOAT32 else 0
     layer = tokens * (activation_bytes * (9 * hidden + 4 * inner) + upcast)
     inputs = layers * tokens * hidden * activation_bytes
-    # Logits, log-probabilities, probabilities and two gradients: float32 numbers for every response token.
-    vocabulary = 5 * min(predicted, chunk or predicted) * text.vocab_size * FLOAT32
+    # Logits, log-probabilities, probabilities and a gradient: float32 numbers for every response token.
+    vocabulary = 4 * min(predicted, chunk or predicted) * text.vocab_size * FLOAT32
     # Recomputed layers need memory one at a time, when that of the vocabulary is free again.
     update = inputs + max(layer, vocabulary) if checkpointing else layers * layer + vocabulary
     cache = (batch or mini_batch) * (query + response) * layers * 2 * hidden * activation_bytes

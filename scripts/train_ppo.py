@@ -262,6 +262,7 @@ def train(options: argparse.Namespace, settings: Settings) -> int:
             if stop or trainer.current_step % options.save_every == 0:
                 save_checkpoint(trainer, options.output)
             if stop:
+                trainer.accelerator.end_training()
                 print(f"Stopped after step {trainer.current_step}; --resume goes on from there.")
                 return 130
     save_checkpoint(trainer, options.output)

@@ -23,6 +23,7 @@ CASES = {  # settings for all 16 samples; sizes are divided among the processes
     "stopping": {"early_stopping": True, "target_kl": 1e-5, "mini_batch_size": 8},
     "skipping": {"ratio_threshold": 1.02, "max_grad_norm": 5.0},
     "full KL": {"kl_penalty": "full"},
+    "chunks": {"logprob_chunk_size": 5},
     "adapters": {},
 }
 
@@ -60,3 +61,5 @@ if __name__ == "__main__":
     warnings.simplefilter("ignore")  # of the faults that some cases are made of
     for case in CASES:
         run(case, Path(sys.argv[1]))
+    join().wait_for_everyone()
+    join().destroy_process_group()

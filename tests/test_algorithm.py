@@ -16,11 +16,22 @@ def ragged():
     return torch.randn(4, 9, generator=generator) * mask, torch.randn(4, 9, generator=generator), mask
 
 
-def test_entropy_equals_the_textbook_and_forbidden_tokens_count_nothing():
-    p = torch.randn(3, 5, 11, dtype=torch.float64).log_softmax(-1)
-    torch.testing.assert_close(ppo.entropy(p), -(p.exp() * p).sum(-1))
-    halves = torch.tensor([[0.0, 0.0, -torch.inf]]).log_softmax(-1)
-    assert ppo.entropy(halves).item() == pytest.approx(np.log(2))
+def test_log_probabilities_and_entropies_of_labels_equal_the_textbook_with_their_gradient():
+    torch.manual_seed(0)
+    logits, labels = torch.randn(7, 5, dtype=torch.float64, requires_grad=True), torch.arange(7) % 5
+    logprobs, entropy = ppo.label_logprobs(logits, labels)
+    p = logits.log_softmax(-1)
+    torch.testing.assert_close(logprobs, p[torch.arange(7), labels])
+    torch.testing.assert_close(entropy, -(p.exp() * p).sum(-1))
+    assert torch.autograd.gradcheck(lambda x: ppo.label_logprobs(x, labels)[0], logits) and not entropy.requires_grad
+
+
+def test_forbidden_tokens_count_nothing():
+    logits = torch.tensor([[0.0, 0.0, -torch.inf]], requires_grad=True)
+    logprobs, entropy = ppo.label_logprobs(logits, torch.tensor([1]))
+    assert entropy.item() == pytest.approx(np.log(2)) and logprobs.item() == pytest.approx(-np.log(2))
+    logprobs.sum().backward()
+    torch.testing.assert_close(logits.grad, torch.tensor([[-0.5, 0.5, 0.0]]))
 
 
 @pytest.mark.parametrize(("gamma", "lam"), [(1.0, 0.95), (0.9, 0.8), (1.0, 0.0)])

@@ -21,12 +21,31 @@ def alone(x: Tensor) -> Tensor:
     return x
 
 
-def entropy(logprobs: Tensor) -> Tensor:
-    """Entropy in nats of next-token distributions given as log-probabilities: (…, V) → (…).
+class _LabelLogprobs(torch.autograd.Function):
+    """Log-softmax at the labels, and entropies, keeping one (N, V) tensor for the backward pass instead of several."""
 
-    A forbidden token (−inf) counts 0.
+    @staticmethod
+    def forward(ctx, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        logprobs = logits.log_softmax(-1)
+        probabilities = logprobs.exp()
+        entropy = -torch.linalg.vecdot(probabilities, logprobs.clamp_(min=-1e9))  # 0 · −inf would be NaN
+        ctx.save_for_backward(probabilities, labels)
+        ctx.mark_non_differentiable(entropy)
+        return logprobs.gather(-1, labels.unsqueeze(-1)).squeeze(-1), entropy
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor, _) -> tuple[Tensor, None]:
+        probabilities, labels = ctx.saved_tensors  # ∂ log p(label) / ∂ logits = onehot(label) − p
+        gradient = gradient.unsqueeze(-1)
+        return (-gradient * probabilities).scatter_add_(-1, labels.unsqueeze(-1), gradient), None
+
+
+def label_logprobs(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of labels (N,), and entropies (N,) in nats without a gradient, from logits (N, V).
+
+    A forbidden token (−inf) counts 0 in the entropy.
     """
-    return -torch.linalg.vecdot(logprobs.exp(), logprobs.clamp(min=-1e9))
+    return _LabelLogprobs.apply(logits, labels)
 
 
 def masked_mean(x: Tensor, mask: Tensor, total: Total = alone) -> Tensor:

@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
 from rlhf_course.policy import can_pack
-from rlhf_course.ppo.algorithm import entropy
+from rlhf_course.ppo.algorithm import label_logprobs
 
 
 @dataclass
@@ -144,11 +144,11 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Log-probabilities, values and entropies of the response tokens, (B, R) each and 0 on padding.
 
-    With ``whole_vocabulary`` also all log-probabilities (B, R, V), else None. ``at_most`` so many samples run at a
-    time, those of similar length together; ``packed`` says whether samples share rows (default: on a CPU, where the
-    model allows it), and the vocabulary projection runs on response tokens alone. The numbers depend on none of that.
-    Tokens of ``begin_suppress`` have probability 0 where a response begins. With ``chunk``, the vocabulary's numbers of
-    so many tokens are in memory at once; in the backward pass they are computed again.
+    With ``whole_vocabulary`` also all log-probabilities (B, R, V), without a gradient, else None. ``at_most`` so many
+    samples run at a time, those of similar length together; ``packed`` says whether samples share rows (default: on a
+    CPU, where the model allows it), and the vocabulary projection runs on response tokens alone. The numbers depend on
+    none of that. Tokens of ``begin_suppress`` have probability 0 where a response begins. With ``chunk``, the
+    vocabulary's numbers for so many tokens are in memory at once; in the backward pass they are computed again.
     """
     if packed is None:  # a GPU prefers causal attention without a mask
         packed = rollout.input_ids.device.type == "cpu" and can_pack(model)
@@ -163,11 +163,11 @@ def forward(
             head = getattr(model, "module", model).pretrained_model.get_output_embeddings()
             parts = zip(*(x.split(chunk) for x in (outputs, labels, begins)), strict=True)
             found = [checkpoint(look_up, *x, begin_suppress, head, use_reentrant=False) for x in parts]
-            logprobs, entropies, all_logprobs = (torch.cat(x) for x in zip(*found, strict=True))
+            logprobs, entropies, logits = (torch.cat(x) for x in zip(*found, strict=True))
         else:
-            logprobs, entropies, all_logprobs = look_up(outputs, labels, begins, begin_suppress)
+            logprobs, entropies, logits = look_up(outputs, labels, begins, begin_suppress)
         found = [logprobs, values, entropies]
-        collected.append([*found, all_logprobs] if whole_vocabulary else found)
+        collected.append([*found, logits.detach().log_softmax(-1)] if whole_vocabulary else found)
         places.append(rows.to(device)[place // width] * rollout.mask.shape[1] + place % width)
     place = torch.cat(places)
     results = [_spread(torch.cat(tensors), place, rollout.mask.shape) for tensors in zip(*collected, strict=True)]
@@ -177,19 +177,16 @@ def forward(
 def look_up(
     outputs: Tensor, labels: Tensor, begins: Tensor, begin_suppress: Sequence[int], head=None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probabilities of labels (N,), entropies (N,) and all log-probabilities (N, V), from logits (N, V).
+    """Log-probabilities of labels (N,), entropies (N,), and the logits (N, V) they come from.
 
-    With a ``head``, outputs are hidden states (N, H), and no (N, V) is returned: its place is empty.
+    With a ``head``, outputs are hidden states (N, H), and the logits are not kept: their place is empty.
     """
     logits = outputs if head is None else head(outputs).float()
     if begin_suppress:
         forbidden = torch.zeros_like(logits, dtype=torch.bool)
         forbidden[:, list(begin_suppress)] = begins.unsqueeze(1)
         logits = logits.masked_fill(forbidden, torch.finfo(logits.dtype).min)  # not −inf, which makes NaN of 0 · −inf
-    all_logprobs = logits.log_softmax(-1)
-    logprobs = all_logprobs.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
-    whole = all_logprobs if head is None else logits.new_empty(len(labels), 0)  # a slice would keep all of it
-    return logprobs, entropy(all_logprobs.detach()), whole
+    return *label_logprobs(logits, labels), logits if head is None else logits.new_empty(len(labels), 0)
 
 
 def _spread(packed: Tensor, place: Tensor, shape: torch.Size) -> Tensor:
