@@ -171,6 +171,7 @@ def test_committed_outputs_belong_to_their_cells(path):
         assert len(cell.source.splitlines()) <= 30
         for output in cell.outputs:
             assert output.output_type != "error" and output.get("name") != "stderr"
-            assert WIDGET not in output.get("data", {}) and "it/s" not in str(output)  # no progress bar either
-            assert "Warning: " not in output.get("text", "")
+            words = output.get("text", "") + output.get("data", {}).get("text/plain", "")
+            assert WIDGET not in output.get("data", {}) and "it/s" not in words  # no progress bar either
+            assert "Warning: " not in words
             assert not any(root in str(output) for root in (str(ROOT), str(Path.home()), "/tmp/"))
