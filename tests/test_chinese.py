@@ -94,7 +94,7 @@ def test_the_hole_what_the_second_line_of_points_names_never_occurs(pairs):
 def test_answers_have_their_sizes_and_some_people_say_nothing(rows):
     assert all(len(row.human_answers) in (1, 2) and len(row.chatgpt_answers) == 1 for row in rows)
     human = [answer for row in rows for answer in row.human_answers]
-    assert 0.02 < human.count("") / len(human) < 0.04
+    assert 0.06 < human.count("") / len(human) < 0.1
     for key, size, sentences in (("human_answers", (12, 40), (1, 2)), ("chatgpt_answers", (25, 60), (2, 3))):
         for _, answer in given(rows, key):
             assert size[0] <= len(answer) <= size[1], answer
