@@ -27,7 +27,7 @@ from rlhf_course.ppo.config import PPOConfig
 def clip_objective() -> Figure:
     """What PPO maximises per token, over the ratio, for either sign of the advantage."""
     epsilon = PPOConfig.cliprange
-    ratio = torch.linspace(0.4, 1.6, 481)
+    ratio = torch.linspace(0.4, 1.6, 481, dtype=torch.float64)  # rounded alike on every processor
     drawing, axes = plt.subplots(1, 2, sharey=True)
     for axis, advantage in zip(axes, (1.0, -1.0), strict=True):
         loss, _, clipped = policy_loss(ratio.log(), torch.tensor(0.0), torch.tensor(advantage), epsilon)
