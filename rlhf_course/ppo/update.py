@@ -46,7 +46,7 @@ def optimize(
                 outputs = first_pass or forward(model, part, **config.passes())[:3]
                 loss, stats = minibatch_loss(part, outputs, config, total)
                 verdicts.append(torch.stack([stats.pop(RATIO), stats["loss/total"]]))
-                finite, usable = _usable(verdicts[-1:], config)
+                _, usable = _usable(verdicts[-1:], config)
                 for name in ("loss/policy", "loss/value", "loss/total"):
                     stats[name] = torch.where(usable, stats[name], 0.0)
                 # Weighted by tokens, so that k mini-batches of m samples give the gradient of one of k·m; and data

@@ -1,0 +1,134 @@
+"""What makes an update fast or small changes no number, and waits for nothing."""
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+from conftest import EOS, difference, make_policy, make_samples, make_trainer, sgd, snapshot
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rlhf_course import PPOConfig, PPOTrainer
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 1000])
+def test_chunks_of_the_vocabulary_change_no_number(chunk):
+    """Statistics and weights after two steps, with EOS ruled out at the beginning, in one mini-batch and in several."""
+    for mini_batch in (8, 4):
+        found = []
+        for size in (None, chunk):
+            policy = make_policy()
+            options = {"mini_batch_size": mini_batch, "logprob_chunk_size": size, "begin_suppress_tokens": [EOS]}
+            trainer = make_trainer(policy, make_policy(1), sgd(policy), **options)
+            np.random.seed(0)
+            stats = [trainer.step(*make_samples(seed=seed)) for seed in range(2)]
+            found.append((stats[-1], snapshot(policy)))
+        (stats, weights), (chunked, chunked_weights) = found
+        for name, value in stats.items():
+            if isinstance(value, float) and not name.startswith("time/"):
+                assert chunked[name] == pytest.approx(value, abs=1e-5), name
+        assert difference(weights, chunked_weights) < 1e-6
+
+
+def test_chunks_need_logits_that_are_a_projection_and_no_full_kl():
+    with pytest.raises(ValueError, match="not for kl_penalty 'full'"):
+        PPOConfig(logprob_chunk_size=4, kl_penalty="full")
+    policy = make_policy()
+    head = policy.pretrained_model.get_output_embeddings()
+    plain = policy.pretrained_model.forward
+
+    def capped(*arguments, **keywords):
+        output = plain(*arguments, **keywords)
+        output.logits = 5 * torch.tanh(output.logits / 5)
+        return output
+
+    policy.pretrained_model.forward = capped
+    trainer = make_trainer(policy, make_policy(1), logprob_chunk_size=4)
+    with pytest.raises(ValueError, match="changes its logits after the projection: no logprob"):
+        trainer.step(*make_samples())
+    assert not head._forward_pre_hooks
+
+
+ON_HOST = {"select", "lay_out", "first_fit"}  # what a rollout keeps on the host, lengths and layouts, may be read
+
+
+def callers(until: str) -> list[str]:
+    """Names of the functions that are running, the latest first, up to one of that name; [] outside of it."""
+    names, frame = [], sys._getframe(2)
+    while frame and frame.f_code.co_name != until:
+        names.append(frame.f_code.co_name)
+        frame = frame.f_back
+    return names if frame and not ON_HOST & {*names} else []
+
+
+class HostReads(TorchDispatchMode):
+    """Collects the places in ``optimize`` where the host reads from a tensor, and so would wait for a GPU."""
+
+    places: list
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        aten = torch.ops.aten
+        boolean = function is aten.index.Tensor and any(i is not None and i.dtype == torch.bool for i in arguments[1])
+        reads = (aten._local_scalar_dense.default, aten.nonzero.default, aten.masked_select.default)
+        if (boolean or function in reads) and (names := callers("optimize")):
+            self.places.append(names)
+        return function(*arguments, **(keywords or {}))
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"mini_batch_size": 2, "gradient_accumulation_steps": 2, "max_grad_norm": 0.5}]
+)
+def test_no_loop_of_an_update_waits_for_the_device(options, monkeypatch):
+    trainer, lists, tolist = make_trainer(**options), [], torch.Tensor.tolist
+    trainer.step(*make_samples())
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda x: lists.append(callers("step")) or tolist(x))
+    with HostReads() as reads:
+        reads.places = []
+        trainer.step(*make_samples(seed=1))
+    assert not reads.places
+    assert [names[0] for names in lists if names] == ["_report", "step_stats"]  # once per step each
+
+
+def test_an_optimizer_that_cannot_skip_by_itself_is_asked_on_the_host():
+    policy = make_policy()
+    trainer = make_trainer(policy, make_policy(1), sgd(policy), ratio_threshold=0.5)
+    before = snapshot(policy)
+    with pytest.warns(UserWarning, match="mini-batch 1 of 4 .*moved no weight"):
+        trainer.step(*make_samples())
+    assert difference(before, snapshot(policy)) == 0
+
+
+@pytest.mark.parametrize("mini_batch_size", [8, 4])
+def test_the_fast_way_gives_the_numbers_of_the_plain_one(mini_batch_size):
+    """Packed rows and a reused first pass against neither; the responses are given."""
+    found = []
+    for fast in (True, False):
+        policy = make_policy()
+        options = {"fast": fast, "mini_batch_size": mini_batch_size}
+        trainer = make_trainer(policy, make_policy(1), sgd(policy), **options)
+        np.random.seed(0)
+        stats = [trainer.step(*make_samples(seed=seed)) for seed in range(2)][-1]
+        found.append(({k: v for k, v in stats.items() if isinstance(v, float) and "time" not in k}, snapshot(policy)))
+    (stats, weights), (plain, plain_weights) = found
+    assert stats == pytest.approx(plain, abs=1e-5) and difference(weights, plain_weights) < 1e-5
+
+
+def test_what_is_chosen_is_said_once_and_can_be_switched_off(capsys, monkeypatch):
+    monkeypatch.setattr(PPOTrainer, "_said", False)
+    make_trainer(fast=False)
+    assert not capsys.readouterr().out
+    for _ in range(2):
+        trainer = make_trainer()
+    said = capsys.readouterr().out
+    assert said.count("PPO on cpu: several samples per row, the first epoch reuses") == 1 and "fused Adam" in said
+    assert trainer.optimizer.defaults["fused"] and not make_trainer(fast=False).optimizer.defaults["fused"]
+
+
+def test_without_fast_transformers_samples(monkeypatch):
+    policy, called = make_policy(), []
+    plain = policy.generate
+    monkeypatch.setattr(policy, "generate", lambda **options: called.append(options) or plain(**options))
+    sampling = {"do_sample": True, "top_k": 0, "top_p": 1.0, "max_new_tokens": 4}
+    for fast in (True, False):
+        responses = make_trainer(policy, fast=fast).generate(make_samples()[0], return_prompt=False, **sampling)
+        assert len(called) == (not fast) and all(1 <= len(response) <= 4 for response in responses)
