@@ -1,5 +1,7 @@
 """What makes an update fast or small changes no number, and waits for nothing."""
 
+import platform
+import subprocess
 import sys
 
 import numpy as np
@@ -8,7 +10,8 @@ import torch
 from conftest import EOS, difference, make_policy, make_samples, make_trainer, sgd, snapshot
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rlhf_course import PPOConfig, PPOTrainer
+from rlhf_course import PPOConfig
+from rlhf_course.ppo import shortcuts
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 1000])
@@ -113,8 +116,8 @@ def test_the_fast_way_gives_the_numbers_of_the_plain_one(mini_batch_size):
     assert stats == pytest.approx(plain, abs=1e-5) and difference(weights, plain_weights) < 1e-5
 
 
-def test_what_is_chosen_is_said_once_and_can_be_switched_off(capsys, monkeypatch):
-    monkeypatch.setattr(PPOTrainer, "_said", False)
+def test_what_is_chosen_is_said_once_and_can_be_switched_off(capsys):
+    shortcuts._say_once.cache_clear()
     make_trainer(fast=False)
     assert not capsys.readouterr().out
     for _ in range(2):
@@ -122,6 +125,22 @@ def test_what_is_chosen_is_said_once_and_can_be_switched_off(capsys, monkeypatch
     said = capsys.readouterr().out
     assert said.count("PPO on cpu: several samples per row, the first epoch reuses") == 1 and "fused Adam" in said
     assert trainer.optimizer.defaults["fused"] and not make_trainer(fast=False).optimizer.defaults["fused"]
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="freed memory is kept where glibc manages it")
+def test_freed_memory_that_is_kept_costs_no_page_faults():
+    program = """if True:
+        import resource, torch
+        from rlhf_course.ppo.shortcuts import keep_freed_memory
+        def faults():
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+            torch.ones(2**24)  # 64 MiB, which glibc maps and unmaps each time
+            return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+        usual = [faults() for _ in range(4)][-1]
+        assert keep_freed_memory()
+        print(usual, [faults() for _ in range(4)][-1])"""
+    usual, kept = map(int, subprocess.check_output([sys.executable, "-c", program], text=True).split())
+    assert kept < usual / 100
 
 
 def test_without_fast_transformers_samples(monkeypatch):

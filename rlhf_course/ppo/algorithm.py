@@ -26,12 +26,17 @@ class _LabelLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        logprobs = logits.log_softmax(-1)
-        probabilities = logprobs.exp()
-        entropy = -torch.linalg.vecdot(probabilities, logprobs.clamp_(min=-1e9))  # 0 · −inf would be NaN
+        probabilities, found = torch.empty_like(logits), []
+        rows = len(logits) if logits.is_cuda else max(1, 2**19 // logits.shape[-1])  # what a CPU's cache holds
+        for some, out, label in zip(*(x.split(rows) for x in (logits, probabilities, labels)), strict=True):
+            logprobs = some.log_softmax(-1)
+            torch.exp(logprobs, out=out)
+            entropy = -torch.linalg.vecdot(out, logprobs.clamp_(min=-1e9))  # 0 · −inf would be NaN
+            found.append((logprobs.gather(-1, label.unsqueeze(-1)).squeeze(-1), entropy))
+        logprobs, entropy = (torch.cat(x) for x in zip(*found, strict=True))
         ctx.save_for_backward(probabilities, labels)
         ctx.mark_non_differentiable(entropy)
-        return logprobs.gather(-1, labels.unsqueeze(-1)).squeeze(-1), entropy
+        return logprobs, entropy
 
     @staticmethod
     def backward(ctx, gradient: Tensor, _) -> tuple[Tensor, None]:

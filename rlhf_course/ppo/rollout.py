@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -38,6 +38,7 @@ class Rollout:
     non_score_rewards: Tensor | None = None
     advantages: Tensor | None = None
     returns: Tensor | None = None
+    layouts: dict[bool, tuple[dict[str, Tensor], Tensor]] = field(default_factory=dict)  # what lay_out found
 
     @classmethod
     def from_lists(
@@ -71,7 +72,7 @@ class Rollout:
         """These rows (indices on the CPU) alone, without the columns that none of them uses."""
         t = int((self.query_lengths[rows] + self.response_lengths[rows]).max())
         r = int(self.response_lengths[rows].max())
-        part = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) is not None}
+        part = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
         on_device = rows.to(self.input_ids.device)
         for name, tensor in part.items():
             picked = tensor[on_device if tensor.device == on_device.device else rows]
@@ -84,8 +85,10 @@ class Rollout:
         Every sample without its last token, which predicts nothing that is needed; ``positions`` are where response
         tokens are predicted, one place before each. Plain: a sample per row, and no mask is needed (all ones keep
         transformers on its causal fast path). Packed: several samples share a row, positions restart with each, and
-        a mask (rows, 1, W, W) keeps them apart; that leaves far less padding.
+        a mask (rows, 1, W, W) keeps them apart; that leaves far less padding. Worked out once per rollout.
         """
+        if packed in self.layouts:
+            return self.layouts[packed]
         lengths = self.query_lengths + self.response_lengths - 1
         width = longest = int(lengths.max())
         first, rows = torch.arange(len(self)) * width, len(self)
@@ -112,10 +115,9 @@ class Rollout:
             arguments["position_ids"] = fill(column, 0)
         else:
             arguments["attention_mask"] = torch.ones_like(arguments["input_ids"])
-        device = self.input_ids.device
-        return {name: value.to(device) for name, value in arguments.items()}, tokens.flatten().nonzero()[:, 0].to(
-            device
-        )
+        device, places = self.input_ids.device, tokens.flatten().nonzero()[:, 0]
+        self.layouts[packed] = {name: value.to(device) for name, value in arguments.items()}, places.to(device)
+        return self.layouts[packed]
 
 
 def first_fit(lengths: list[int], width: int) -> tuple[Tensor, int]:
@@ -123,14 +125,14 @@ def first_fit(lengths: list[int], width: int) -> tuple[Tensor, int]:
 
     Returns where each begins when the rows are laid end to end, and how many rows there are.
     """
-    first, room = torch.zeros(len(lengths), dtype=torch.long), []
+    first, room = [0] * len(lengths), []
     for sample in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):
         row = next((row for row, left in enumerate(room) if left >= lengths[sample]), len(room))
         if row == len(room):
             room.append(width)
         first[sample] = row * width + width - room[row]
         room[row] -= lengths[sample]
-    return first, len(room)
+    return torch.tensor(first), len(room)
 
 
 def forward(
@@ -153,8 +155,10 @@ def forward(
     if packed is None:  # a GPU prefers causal attention without a mask
         packed = rollout.input_ids.device.type == "cpu" and can_pack(model)
     collected, places = [], []
-    for rows in (rollout.query_lengths + rollout.response_lengths).argsort().split(at_most or len(rollout)):
-        part = rollout.select(rows)
+    whole = at_most is None or at_most >= len(rollout)
+    order = torch.arange(len(rollout)) if whole else (rollout.query_lengths + rollout.response_lengths).argsort()
+    for rows in order.split(at_most or len(rollout)):
+        part = rollout if whole else rollout.select(rows)
         arguments, place = part.lay_out(packed)
         outputs, _, values = model(**arguments, use_cache=False, project=not chunk)
         width, device = part.mask.shape[1], place.device

@@ -42,7 +42,7 @@ def optimize(
         for rows in order.split(config.backward_batch_size):
             tokens, window = total(rollout.mask[rows].sum()), len(verdicts)
             for mini_rows in rows.split(config.mini_batch_size):
-                part = rollout if first_pass else rollout.select(mini_rows)
+                part = rollout if len(mini_rows) == len(rollout) else rollout.select(mini_rows)
                 outputs = first_pass or forward(model, part, **config.passes())[:3]
                 loss, stats = minibatch_loss(part, outputs, config, total)
                 verdicts.append(torch.stack([stats.pop(RATIO), stats["loss/total"]]))
