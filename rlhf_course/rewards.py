@@ -44,17 +44,13 @@ class SentimentReward:
     @torch.no_grad()
     def logits(self, texts: Sequence[str]) -> Tensor:
         """All logits (B, labels) of the texts, in the order given."""
-        order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
-        found = torch.empty(len(texts), self.model.config.num_labels)
+        longest = self.model.config.max_position_embeddings
+        tokens = self.tokenizer([*texts], truncation=True, max_length=longest)["input_ids"] if texts else []
+        order = sorted(range(len(tokens)), key=lambda i: len(tokens[i]))
+        found = torch.empty(len(tokens), self.model.config.num_labels)
         for start in range(0, len(order), self.batch_size):
             rows = order[start : start + self.batch_size]
-            batch = self.tokenizer(
-                [texts[i] for i in rows],
-                padding=True,
-                truncation=True,
-                max_length=self.model.config.max_position_embeddings,
-                return_tensors="pt",
-            ).to(self.device)
+            batch = self.tokenizer.pad({"input_ids": [tokens[i] for i in rows]}, return_tensors="pt").to(self.device)
             found[rows] = self.model(**batch).logits.float().cpu()
         return found
 

@@ -23,9 +23,8 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-PHASES = ("generate", "score", "forward", "update")
 TITLES = {"ours": "ours", "one-by-one": "TRL 0.11, one by one", "batched": "TRL 0.11, batched"}
-COLUMNS = {phase: f"{phase} s" for phase in (*PHASES, "total")}
+COLUMNS = {phase: f"{phase} s" for phase in ("generate", "score", "forward", "update", "total")}
 COLUMNS |= {"ms_per_token": "ms/token", "response_tokens": "tokens", "peak_mb": "peak MB"}
 PINS = "torch==2.13.0 trl==0.11.4 transformers==4.45.2 accelerate==0.34.2 datasets==2.21.0 peft==0.12.0 rich"
 PINS += ' "numpy<2" "pyarrow<18" "pandas<3"'
@@ -167,12 +166,12 @@ def measure(options, folder: Path) -> dict:
     return {v.name: about[v.name] | {"rounds": v.rounds[options.warmup :]} for v in variants}
 
 
-def measure_costs(options, folder: Path) -> list[dict]:
-    """Medians of ours over batch sizes, and over response lengths: a row per point."""
+def measure_costs(options, folder: Path) -> dict:
+    """Versions, device, and medians of ours over batch sizes, and over response lengths: a row per point."""
     points = [("batch", n, COST_RESPONSE) for n in BATCHES] + [("response", COST_BATCH, n) for n in RESPONSES]
     ours, rows = Variant("ours", sys.executable, folder, options.threads), []
     try:
-        ours.ask()
+        about = ours.ask()
         for sweep, batch, response in points:
             step = {"batch": batch, "lengths": (response, response + 1)}
             rounds = [ours.ask(step) for _ in range(1 + options.rounds)][1:]
@@ -181,13 +180,13 @@ def measure_costs(options, folder: Path) -> list[dict]:
             print(f"batch {batch}, {response} tokens: {rows[-1]['total']:.2f} s", file=sys.stderr, flush=True)
     finally:
         ours.end()
-    return rows
+    return about | {"costs": rows}
 
 
 def summarise(found: dict) -> None:
     """Add medians, and ratios to ours, to every variant."""
-    for entry in found.values():
-        rounds = entry["rounds"]
+    for name, entry in found.items():
+        rounds, entry["title"] = entry["rounds"], TITLES[name]
         median = entry["median"] = {key: statistics.median(row[key] for row in rounds) for key in rounds[0]}
         rate = median["step_flop_per_second"] = median["step_flop"] / (median["forward"] + median["update"])
         median["fraction_of_matrix_rate"] = rate / median["matrix_flop_per_second"]
@@ -201,8 +200,8 @@ def report(found: dict, precision: str) -> str:
     """The measurements as a table, and what follows from them."""
     import pandas as pd
 
-    rows = {TITLES[name]: {c: f"{entry['median'][c]:.3f}" for c in COLUMNS} for name, entry in found.items()}
-    rivals = {TITLES[name]: entry["ratio_to_ours"] for name, entry in found.items() if name != "ours"}
+    rows = {entry["title"]: {c: f"{entry['median'][c]:.3f}" for c in COLUMNS} for entry in found.values()}
+    rivals = {entry["title"]: entry["ratio_to_ours"] for name, entry in found.items() if name != "ours"}
     rows |= {f"{title} / ours": {c: f"{ratio[c]:.1f}x" for c in COLUMNS} for title, ratio in rivals.items()}
     lines = [pd.DataFrame.from_dict(rows, orient="index").rename(columns=COLUMNS).to_string()]
     for title, ratio in rivals.items():
@@ -213,52 +212,6 @@ def report(found: dict, precision: str) -> str:
     lines.append(f"Our forward and update need {gflop:.1f} GFLOP and do {rate:.1f} GFLOP/s, ")
     lines[-1] += f"{rate / product:.0%} of a {precision} matrix product's {product:.1f} GFLOP/s."
     return "\n".join(lines)
-
-
-def draw(found: dict, batch: int, path: Path) -> None:
-    """Stacked bars of the phases, one bar per variant."""
-    import pandas as pd
-
-    from rlhf_course.plots import COLOURS
-
-    table = pd.DataFrame.from_dict({TITLES[name]: entry["median"] for name, entry in found.items()}, orient="index")
-    colours = [COLOURS[name] for name in ("policy", "reward", "reference", "value")]
-    style = {"color": colours, "figsize": (8, 1.2 + 0.6 * len(found))}
-    axis = table[list(PHASES)].plot.barh(stacked=True, legend=False, **style)
-    for row, seconds in enumerate(table["total"]):
-        end = table.iloc[row][list(PHASES)].sum()
-        axis.annotate(f" {seconds:.2f} s ({seconds / table['total'].iloc[0]:.1f}x)", (end, row), va="center")
-    axis.set(xlim=(0, 1.25 * axis.get_xlim()[1]), xlabel=f"seconds per PPO step of {batch} samples, medians")
-    axis.invert_yaxis()
-    axis.grid(axis="y", visible=False)
-    axis.figure.legend(loc="outside upper center", ncols=len(PHASES))
-    axis.figure.savefig(path, format="png", dpi=150)
-
-
-def draw_costs(rows: list[dict], path: Path) -> None:
-    """Seconds per phase over batch size and over response length, both on logarithmic axes."""
-    import matplotlib.pyplot as plt
-    import pandas as pd
-
-    from rlhf_course.plots import COLOURS
-
-    table = pd.DataFrame(rows)
-    figure, axes = plt.subplots(1, 2, figsize=(10, 4), sharey=True)
-    panels = {"batch": f"batch size, responses of {COST_RESPONSE} tokens"}
-    panels["response"] = f"response length in tokens, batches of {COST_BATCH}"
-    for axis, (sweep, title) in zip(axes, panels.items(), strict=True):
-        part = table[table["sweep"] == sweep]
-        for phase, colour in zip(PHASES, ("policy", "reward", "reference", "value"), strict=True):
-            axis.plot(part[sweep], part[phase], color=COLOURS[colour], marker="o", ms=4, label=phase)
-        axis.plot(part[sweep], part["total"], color="0.2", marker="o", ms=4, lw=2, label="whole step")
-        line = part["total"].iloc[-1] * part[sweep] / part[sweep].iloc[-1]
-        axis.plot(part[sweep], line, color="0.2", ls=":", lw=1, label="proportional")
-        axis.set(xscale="log", yscale="log", xlabel=title)
-        axis.set_xticks(part[sweep], part[sweep])
-        axis.minorticks_off()
-    axes[0].set_ylabel("seconds")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=6)
-    figure.savefig(path, format="png", dpi=150)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -292,14 +245,17 @@ def main() -> None:
 
     matplotlib.use("Agg")
     options = parse_arguments()
+    import pandas as pd
+
+    from rlhf_course import plots
     from rlhf_course.files import atomic_file
 
-    names = ("shape", "threads", "bf16", "gradient_checkpointing", "lr", "warmup")
+    names = ("shape", "threads", "bf16", "gradient_checkpointing", "lr", "rounds", "warmup")
     results = {key: getattr(options, key) for key in names} | {"epochs": 4} | SHAPES[options.shape]
     with tempfile.TemporaryDirectory() as folder:
         write_plan(options, Path(folder))
         if options.costs:
-            results["costs"] = measure_costs(options, Path(folder))
+            results |= measure_costs(options, Path(folder))
         else:
             results["variants"] = measure(options, Path(folder))
     if not options.costs:
@@ -309,11 +265,12 @@ def main() -> None:
             print(f"To compare, pip install {PINS} into another environment; give its Python with --against.")
     with atomic_file(options.output) as path:
         path.write_text(json.dumps(results, indent=1))
+    if options.costs:
+        figure = plots.step_costs(pd.DataFrame(results["costs"]))
+    else:
+        figure = plots.step_phases({entry["title"]: entry["median"] for entry in results["variants"].values()})
     with atomic_file(options.output.with_suffix(".png")) as path:
-        if options.costs:
-            draw_costs(results["costs"], path)
-        else:
-            draw(results["variants"], results["batch"], path)
+        figure.savefig(path, format="png", dpi=150)
     print(f"Everything is in {options.output} and {options.output.with_suffix('.png')}.")
 
 
