@@ -52,9 +52,8 @@ class _ByOneDNN:
     """Mixed into a linear layer: large products in float32 go to oneDNN, with the same weights and gradients."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if not (x.is_cpu and x.dtype == self.weight.dtype == torch.float32) or x.numel() < MANY:
-            return super().forward(x)
-        if torch.is_autocast_enabled("cpu"):
+        large = x.is_cpu and x.dtype == self.weight.dtype == torch.float32 and x.numel() >= MANY
+        if not large or torch.is_autocast_enabled("cpu") or not torch.backends.mkldnn.enabled:
             return super().forward(x)
         weight = self.weight.t() if isinstance(self, Conv1D) else self.weight
         return nn.functional.linear(x.to_mkldnn(), weight, self.bias).to_dense()
@@ -67,10 +66,8 @@ WITHOUT_ONEDNN = {fast: plain for plain, fast in WITH_ONEDNN.items()}
 def onednn_is_faster() -> bool:
     """Whether torch's usual matrix product, MKL's, leaves half of this CPU unused: AVX-512 on a processor by AMD."""
     cpu = torch.cpu.get_capabilities()
-    name, wide = cpu.get("cpu_name", ""), cpu.get("avx512_f", False)
-    return (
-        name.startswith("AMD") and wide and torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()
-    )
+    libraries = torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()
+    return libraries and cpu.get("cpu_name", "").startswith("AMD") and cpu.get("avx512_f", False)
 
 
 def multiply_by_onednn(model: nn.Module, wanted: bool) -> None:
@@ -84,7 +81,7 @@ def multiply_by_onednn(model: nn.Module, wanted: bool) -> None:
 def keep_freed_memory() -> bool:
     """Whether glibc was told to keep what this process frees (False where there is no glibc).
 
-    Every pass allocates and frees the same activations. By default they go back to the system each time, and come
+    Every pass allocates and frees the same activations. By default large ones go back to the system each time, and come
     again as page faults, one zeroed page after the other.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
