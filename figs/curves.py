@@ -172,7 +172,7 @@ def step_phases() -> Figure:
 def step_costs() -> Figure:
     """The benchmark's two sweeps."""
     found, source = read_benchmark("costs", "--costs")
-    return on_card(plots.step_costs(pd.DataFrame(found["costs"])), 440, small_print=source, legend="below")
+    return on_card(plots.step_costs(pd.DataFrame(found["costs"])), 440, small_print=source, legend="above")
 
 
 SIX_PANELS = "Score, KL to the reference, KL coefficient, response length, entropy and value loss over the PPO steps."

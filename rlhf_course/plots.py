@@ -319,7 +319,8 @@ def step_costs(costs: pd.DataFrame) -> Figure:
         axis.set(xscale="log", yscale="log", xlabel=label.format(part[fixed].iloc[0]))
         axis.set_xticks(part[swept], part[swept])
         axis.minorticks_off()
+        axis.yaxis.set_major_formatter("{x:g}")
     axes[0].set_ylabel("seconds")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=6)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=6)
     plt.close(figure)
     return figure
