@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import sys
 from functools import cache
 
 import torch
@@ -14,7 +12,6 @@ from transformers.pytorch_utils import Conv1D
 from rlhf_course.policy import FullPrecisionHead, can_pack
 from rlhf_course.ppo.config import PPOConfig
 
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of malloc.h
 MANY, WIDE = 2**17, 64  # numbers in a layer's input, and its width: with fewer, copies cost more than products save
 
 
@@ -25,7 +22,7 @@ def choose_shortcuts(
     ref_model: nn.Module | None,
     optimizer: torch.optim.Optimizer,
 ) -> None:
-    """Print which shortcuts apply to this run; those that belong to models or to the process are taken here."""
+    """Print which shortcuts apply to this run; those that belong to models are taken here."""
     on_cpu = accelerator.device.type == "cpu"
     by_onednn = config.fast and on_cpu and onednn_is_faster()
     for network in filter(None, (model, ref_model)):
@@ -37,7 +34,6 @@ def choose_shortcuts(
         "the first epoch reuses the first pass": config.mini_batch_size == config.batch_size,
         "fused Adam": getattr(optimizer, "defaults", {}).get("fused"),
         "products by oneDNN": by_onednn,
-        "freed memory is kept": on_cpu and keep_freed_memory(),
     }
     names = ", ".join(name for name, applies in chosen.items() if applies)
     _say_once(f"PPO on {accelerator.device.type}: {names or 'as written'}; PPOConfig(fast=False) does without.")
@@ -76,13 +72,3 @@ def multiply_by_onednn(model: nn.Module, wanted: bool) -> None:
     for layer in model.modules():
         if type(layer) in kinds and min(layer.weight.shape) >= WIDE:
             layer.__class__ = kinds[type(layer)]
-
-
-def keep_freed_memory() -> bool:
-    """Whether glibc was told to keep what this process frees (False where there is no glibc).
-
-    Every pass allocates and frees the same activations. By default large ones go back to the system each time, and come
-    again as page faults, one zeroed page after the other.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    return mallopt is not None and bool(mallopt(M_TRIM_THRESHOLD, -1) and mallopt(M_MMAP_MAX, 0))
