@@ -164,17 +164,6 @@ def step_phases() -> Figure:
     return on_card(drawing, 300, small_print=f"{found['batch']} samples per step  ·  {source}", legend="above")
 
 
-@figure(
-    "What a PPO step costs",
-    "Seconds per step and per phase over batch size and over response length, on logarithmic axes, beside a line of "
-    "proportional growth.",
-)
-def step_costs() -> Figure:
-    """The benchmark's two sweeps."""
-    found, source = read_benchmark("costs", "--costs")
-    return on_card(plots.step_costs(pd.DataFrame(found["costs"])), 440, small_print=source, legend="above")
-
-
 SIX_PANELS = "Score, KL to the reference, KL coefficient, response length, entropy and value loss over the PPO steps."
 
 

@@ -78,8 +78,7 @@ def ppo_memory(
 def peak_memory(held: Iterable[Tensor] = ()) -> Iterator[SimpleNamespace]:
     """Measures ``.bytes``, the most that tensors took at any time in the body, ``held`` ones included.
 
-    On a GPU, its allocator knows (and knows all tensors). On a CPU every operation is watched, which is slow, and
-    products stay with torch, because oneDNN's copies hide their size.
+    On a GPU, its allocator knows (and knows all tensors). On a CPU every operation is watched, which is slow.
     """
     found = SimpleNamespace(bytes=0)
     if torch.cuda.is_available():
@@ -87,12 +86,8 @@ def peak_memory(held: Iterable[Tensor] = ()) -> Iterator[SimpleNamespace]:
         yield found
         found.bytes = torch.cuda.max_memory_allocated()
         return
-    enabled, torch.backends.mkldnn.enabled = torch.backends.mkldnn.enabled, False
-    try:
-        with _Watch(held) as watch:
-            yield found
-    finally:
-        torch.backends.mkldnn.enabled = enabled
+    with _Watch(held) as watch:
+        yield found
     found.bytes = watch.peak
 
 

@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import EOS, difference, make_policy, make_samples, make_trainer, sgd, snapshot
-from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers.pytorch_utils import Conv1D
 
 from rlhf_course import PPOConfig
 from rlhf_course.ppo import shortcuts
@@ -101,15 +99,9 @@ def test_an_optimizer_that_cannot_skip_by_itself_is_asked_on_the_host():
     assert difference(before, snapshot(policy)) == 0
 
 
-@pytest.mark.parametrize("onednn", [True, False])
 @pytest.mark.parametrize("mini_batch_size", [8, 4])
-def test_the_fast_way_gives_the_numbers_of_the_plain_one(mini_batch_size, onednn, monkeypatch):
-    """Packed rows, a reused first pass and oneDNN's products against none of them; the responses are given."""
-    if onednn and not torch.backends.mkldnn.is_available():
-        pytest.skip("this torch comes without oneDNN")
-    monkeypatch.setattr(shortcuts, "onednn_is_faster", lambda: onednn)
-    monkeypatch.setattr(shortcuts, "MANY", 0)
-    monkeypatch.setattr(shortcuts, "WIDE", 2)
+def test_the_fast_way_gives_the_numbers_of_the_plain_one(mini_batch_size):
+    """Packed rows and a reused first pass against neither; the responses are given."""
     found = []
     for fast in (True, False):
         policy = make_policy()
@@ -131,21 +123,6 @@ def test_what_is_chosen_is_said_once_and_can_be_switched_off(capsys):
     said = capsys.readouterr().out
     assert said.count("PPO on cpu: several samples per row, the first epoch reuses") == 1 and "fused Adam" in said
     assert trainer.optimizer.defaults["fused"] and not make_trainer(fast=False).optimizer.defaults["fused"]
-
-
-def test_layers_go_to_onednn_and_come_back(monkeypatch):
-    """The wide ones of policy and reference; narrow ones, such as the value head, stay as they are."""
-    monkeypatch.setattr(shortcuts, "onednn_is_faster", lambda: True)
-    monkeypatch.setattr(shortcuts, "WIDE", 2)
-    policy, reference = make_policy(), make_policy(1)
-    before = [type(module) for module in policy.modules()]
-    make_trainer(policy, reference)
-    for model in (policy, reference):
-        layers = [module for module in model.modules() if isinstance(module, nn.Linear | Conv1D)]
-        assert {isinstance(layer, shortcuts._ByOneDNN) for layer in layers} == {True, False}
-        assert not isinstance(model.v_head.summary, shortcuts._ByOneDNN)
-    make_trainer(policy, reference, fast=False)
-    assert [type(module) for module in policy.modules()] == before
 
 
 def test_without_fast_transformers_samples(monkeypatch):

@@ -119,7 +119,7 @@ class PPOTrainer:
         self.running = ppo.RunningMoments()
         self.detectors = Detectors(config)
         self.current_step = 0
-        choose_shortcuts(config, self.accelerator, self.model, self.ref_model, self.optimizer)
+        choose_shortcuts(config, self.accelerator, self.model, self.optimizer)
 
     def _default_optimizer(self) -> torch.optim.Optimizer:
         trainable = [p for p in self.model.parameters() if p.requires_grad]
