@@ -136,21 +136,6 @@ def oracle_frontier() -> Figure:
     return on_card(drawing, 430, small_print=source)
 
 
-def read_benchmark(name: str, options: str) -> tuple[dict, str]:
-    """What the benchmark wrote, and the words that say where it is from.
-
-    Raises ``FileNotFoundError`` when it has not been run.
-    """
-    path = FOLDER / "measured" / f"{name}.json"
-    if not path.exists():
-        command = f"python scripts/benchmark_ppo.py {options}"
-        raise FileNotFoundError(f"figs/measured/{path.name} is missing; `{command}` writes its like, to be kept there.")
-    found = json.loads(path.read_text(encoding="utf-8"))
-    device = found.get("device") or found["variants"]["ours"]["device"]
-    source = f"measured: scripts/benchmark_ppo.py, {found['shape']} models, {device} with {found['threads']} threads"
-    return found, f"{source}, medians of {found['rounds']}"
-
-
 @figure(
     "One PPO step, here and in TRL 0.11",
     "Stacked bars of the seconds that generation, scores, forward passes and update take: a step of this course, the "
@@ -158,10 +143,19 @@ def read_benchmark(name: str, options: str) -> tuple[dict, str]:
 )
 def step_phases() -> Figure:
     """The benchmark's three loops on the same models and queries."""
-    found, source = read_benchmark("benchmark", "--against PYTHON")
+    path = FOLDER / "measured" / "benchmark.json"
+    if not path.exists():
+        raise FileNotFoundError(
+            f"{path.name} is missing; `python scripts/benchmark_ppo.py --against PYTHON` measures it."
+        )
+    found = json.loads(path.read_text(encoding="utf-8"))
     seconds = {entry["title"]: entry["median"] for entry in found["variants"].values()}
-    drawing = plots.step_phases(seconds)
-    return on_card(drawing, 300, small_print=f"{found['batch']} samples per step  ·  {source}", legend="above")
+    device = f"{found['variants']['ours']['device']} with {found['threads']} threads"
+    small_print = (
+        f"measured: scripts/benchmark_ppo.py, {found['shape']} models, {device}, {found['batch']} samples per "
+    )
+    small_print += f"step, medians of {found['rounds']}"
+    return on_card(plots.step_phases(seconds), 300, small_print=small_print, legend="above")
 
 
 SIX_PANELS = "Score, KL to the reference, KL coefficient, response length, entropy and value loss over the PPO steps."

@@ -188,7 +188,7 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
         save_file(head, folder / VALUE_HEAD_FILE)
 
 
-class FullPrecisionHead(nn.Linear):
+class _FullPrecisionHead(nn.Linear):
     """A vocabulary projection out of autocast: GPT-2's logits are about −100, where bfloat16 has steps of ½."""
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -199,7 +199,7 @@ class FullPrecisionHead(nn.Linear):
 def _adapt(model: nn.Module) -> nn.Module:
     """Logits in full precision, and GPT-2's activation as torch's one kernel for it instead of eight operations."""
     if type(head := model.get_output_embeddings()) is nn.Linear:
-        head.__class__ = FullPrecisionHead
+        head.__class__ = _FullPrecisionHead
     for module in model.modules():
         for name, child in module.named_children():
             if isinstance(child, NewGELUActivation):

@@ -8,8 +8,7 @@ import torch
 from conftest import EOS, difference, make_policy, make_samples, make_trainer, sgd, snapshot
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rlhf_course import PPOConfig
-from rlhf_course.ppo import shortcuts
+from rlhf_course import PPOConfig, PPOTrainer
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 1000])
@@ -114,8 +113,8 @@ def test_the_fast_way_gives_the_numbers_of_the_plain_one(mini_batch_size):
     assert stats == pytest.approx(plain, abs=1e-5) and difference(weights, plain_weights) < 1e-5
 
 
-def test_what_is_chosen_is_said_once_and_can_be_switched_off(capsys):
-    shortcuts._say_once.cache_clear()
+def test_what_is_chosen_is_said_once_and_can_be_switched_off(capsys, monkeypatch):
+    monkeypatch.setattr(PPOTrainer, "_said", False)
     make_trainer(fast=False)
     assert not capsys.readouterr().out
     for _ in range(2):

@@ -27,7 +27,7 @@ class _LabelLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(ctx, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         probabilities, found = torch.empty_like(logits), []
-        rows = len(logits) if logits.is_cuda else max(1, 2**19 // logits.shape[-1])  # what a CPU's cache holds
+        rows = max(1, 2**19 // logits.shape[-1]) if logits.device.type == "cpu" else len(logits)  # what its cache holds
         for some, out, label in zip(*(x.split(rows) for x in (logits, probabilities, labels)), strict=True):
             logprobs = some.log_softmax(-1)
             torch.exp(logprobs, out=out)

@@ -30,7 +30,7 @@ class PPOConfig:
     gradient_accumulation_steps: int = 1
     ppo_epochs: int = 4
     gradient_checkpointing: bool = False
-    fast: bool = True  # False: none of shortcuts.py, and transformers' generate; the same numbers
+    fast: bool = True  # False: no packed rows, no reused pass, no fused Adam, transformers' generate; the same numbers
     logprob_chunk_size: int | None = None  # response tokens whose logits are in memory at once; None: a mini-batch's
 
     # Optimizer.

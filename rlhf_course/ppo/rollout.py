@@ -38,7 +38,7 @@ class Rollout:
     non_score_rewards: Tensor | None = None
     advantages: Tensor | None = None
     returns: Tensor | None = None
-    layouts: dict[bool, tuple[dict[str, Tensor], Tensor]] = field(default_factory=dict)  # what lay_out found
+    layouts: dict[bool, tuple[dict[str, Tensor], Tensor]] = field(default_factory=dict, init=False)  # of lay_out
 
     @classmethod
     def from_lists(

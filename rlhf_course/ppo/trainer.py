@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from rlhf_course import tracking
 from rlhf_course.files import atomic_folder
 from rlhf_course.lora import add_reference_adapter, reference_adapter
-from rlhf_course.policy import AutoModelForCausalLMWithValueHead, without_dropout
+from rlhf_course.policy import AutoModelForCausalLMWithValueHead, can_pack, without_dropout
 from rlhf_course.ppo import algorithm as ppo
 from rlhf_course.ppo.config import PPOConfig
 from rlhf_course.ppo.detectors import Detectors, warn_about_float16, warn_about_masked_eos
@@ -26,7 +26,6 @@ from rlhf_course.ppo.experience import add_advantages, add_logprobs, add_rewards
 from rlhf_course.ppo.generation import LengthSampler, generate, pad_token_id
 from rlhf_course.ppo.inputs import check_samples, process_scores, stack_scores
 from rlhf_course.ppo.rollout import Rollout
-from rlhf_course.ppo.shortcuts import choose_shortcuts
 from rlhf_course.ppo.stats import Clock, step_stats
 from rlhf_course.ppo.update import optimize
 from rlhf_course.reference import create_reference_model
@@ -63,6 +62,8 @@ class PPOTrainer:
         num_shared_layers: first layers that policy and reference share, frozen.
         lr_scheduler: stepped once per ``step``.
     """
+
+    _said = False
 
     def __init__(
         self,
@@ -119,7 +120,22 @@ class PPOTrainer:
         self.running = ppo.RunningMoments()
         self.detectors = Detectors(config)
         self.current_step = 0
-        choose_shortcuts(config, self.accelerator, self.model, self.optimizer)
+        self._say_what_was_chosen()
+
+    def _say_what_was_chosen(self) -> None:
+        """Print once per run which shortcuts were taken by themselves."""
+        config, device = self.config, self.accelerator.device
+        chosen = {
+            "several samples per row": device.type == "cpu" and can_pack(self.model),
+            "the first epoch reuses the first pass": config.mini_batch_size == config.batch_size,
+            "fused Adam": getattr(self.optimizer, "defaults", {}).get("fused"),
+        }
+        if config.fast and not PPOTrainer._said:
+            names = ", ".join(name for name, applies in chosen.items() if applies)
+            self.accelerator.print(
+                f"PPO on {device.type}: {names or 'as written'}; PPOConfig(fast=False) does without."
+            )
+            PPOTrainer._said = True
 
     def _default_optimizer(self) -> torch.optim.Optimizer:
         trainable = [p for p in self.model.parameters() if p.requires_grad]
