@@ -150,12 +150,9 @@ def step_phases() -> Figure:
         )
     found = json.loads(path.read_text(encoding="utf-8"))
     seconds = {entry["title"]: entry["median"] for entry in found["variants"].values()}
-    device = f"{found['variants']['ours']['device']} with {found['threads']} threads"
-    small_print = (
-        f"measured: scripts/benchmark_ppo.py, {found['shape']} models, {device}, {found['batch']} samples per "
-    )
-    small_print += f"step, medians of {found['rounds']}"
-    return on_card(plots.step_phases(seconds), 300, small_print=small_print, legend="above")
+    size, device = f"{found['shape']} models, {found['batch']} samples", found["variants"]["ours"]["device"]
+    source = f"scripts/benchmark_ppo.py, {size}, {device} with {found['threads']} threads, medians of {found['rounds']}"
+    return on_card(plots.step_phases(seconds), 300, small_print=f"measured: {source}", legend="above")
 
 
 SIX_PANELS = "Score, KL to the reference, KL coefficient, response length, entropy and value loss over the PPO steps."

@@ -9,6 +9,7 @@ from conftest import EOS, difference, make_policy, make_samples, make_trainer, s
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlhf_course import PPOConfig, PPOTrainer
+from rlhf_course.ppo.algorithm import label_logprobs
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 1000])
@@ -96,6 +97,22 @@ def test_an_optimizer_that_cannot_skip_by_itself_is_asked_on_the_host():
     with pytest.warns(UserWarning, match="mini-batch 1 of 4 .*moved no weight"):
         trainer.step(*make_samples())
     assert difference(before, snapshot(policy)) == 0
+
+
+def test_a_large_vocabulary_is_looked_up_in_pieces():
+    """More numbers than a piece holds, the last piece shorter than the others, one token forbidden."""
+    torch.manual_seed(0)
+    logits, labels = torch.randn(20, 70_000, dtype=torch.float64), torch.randint(1, 70_000, (20,))
+    assert 2**19 < logits.numel() and 20 % (2**19 // 70_000)
+    logits[:, 0] = torch.finfo(torch.float32).min
+    logits.requires_grad_()
+    weights = torch.randn(20, dtype=torch.float64)
+    expected = logits.log_softmax(-1).gather(-1, labels.unsqueeze(1)).squeeze(1)
+    found, entropy = label_logprobs(logits, labels)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(entropy, torch.special.entr(logits.softmax(-1)).sum(-1).detach())
+    gradients = [torch.autograd.grad((weights * logprobs).sum(), logits)[0] for logprobs in (found, expected)]
+    torch.testing.assert_close(*gradients)
 
 
 @pytest.mark.parametrize("mini_batch_size", [8, 4])
