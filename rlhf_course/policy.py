@@ -89,6 +89,11 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
         return model.eval()
 
     @property
+    def _no_split_modules(self):
+        """The classes of its layers: what accelerate shares out piece by piece."""
+        return self.pretrained_model._no_split_modules
+
+    @property
     def is_peft_model(self) -> bool:
         """Whether the base carries adapters."""
         return isinstance(self.pretrained_model, PeftModel)
@@ -126,7 +131,7 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
             )
         finally:
             hook.remove()
-        result = output.logits.float(), output.loss, self.v_head(seen[0]).squeeze(-1)
+        result = output.logits.float(), output.loss, torch.squeeze_copy(self.v_head(seen[0]), -1)
         if not project:
             with torch.no_grad():
                 alone = self.pretrained_model.get_output_embeddings()(seen[0][:1]).float()
@@ -154,7 +159,7 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
         """The base model's state dict, and ``v_head.*``."""
         prefix = kwargs.pop("prefix", "")
         state = self.pretrained_model.state_dict(*args, prefix=prefix, **kwargs)
-        state.update(self.v_head.state_dict(prefix=f"{prefix}v_head."))
+        state.update(self.v_head.state_dict(*args, prefix=f"{prefix}v_head.", **kwargs))
         return state
 
     def load_state_dict(self, state_dict, strict: bool = True, assign: bool = False):
@@ -174,8 +179,8 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
         if push_to_hub:
             self.pretrained_model.push_to_hub(kwargs.pop("repo_id", Path(save_directory).name), **kwargs)
 
-    def write_files(self, folder: Path) -> None:
-        """Write weights, config and value head into an existing folder."""
+    def write_files(self, folder: Path, state: dict[str, Tensor] | None = None) -> None:
+        """Write weights (of ``state``, or else its own), config and value head into an existing folder."""
         if self.is_peft_model:
             adapter = self.pretrained_model.active_adapter
             self.pretrained_model.save_pretrained(folder, selected_adapters=[adapter])
@@ -183,9 +188,10 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
                 path.rename(folder / path.name)
             shutil.rmtree(folder / adapter, ignore_errors=True)
         else:
-            self.pretrained_model.save_pretrained(folder)
-        head = {f"v_head.{key}": value.contiguous() for key, value in self.v_head.state_dict().items()}
-        save_file(head, folder / VALUE_HEAD_FILE)
+            base = state and {name: value for name, value in state.items() if not name.startswith("v_head.")}
+            self.pretrained_model.save_pretrained(folder, state_dict=base)
+        head = {name: value for name, value in (state or self.state_dict()).items() if name.startswith("v_head.")}
+        save_file({name: value.contiguous() for name, value in head.items()}, folder / VALUE_HEAD_FILE)
 
 
 class _FullPrecisionHead(nn.Linear):

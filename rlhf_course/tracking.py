@@ -68,3 +68,9 @@ def log(accelerator: Accelerator, stats: dict, table: dict[str, list], step: int
             tracker.writer.add_histogram(key, value, step)
         lines = (" | ".join(map(str, row)).replace("\n", " ") for row in (table, ["---"] * len(table), *rows))
         tracker.writer.add_text("game_log", "\n".join(lines), step)
+
+
+def finish(accelerator: Accelerator) -> None:
+    """Write what a tracker still holds back; no step can be logged afterwards."""
+    for tracker in accelerator.trackers:
+        tracker.finish()

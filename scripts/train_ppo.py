@@ -224,6 +224,7 @@ def train(options: argparse.Namespace, settings: Settings) -> int:
     from datasets.exceptions import DatasetsError
     from tqdm.auto import tqdm
 
+    from rlhf_course import tracking
     from rlhf_course.data import endless
     from rlhf_course.ppo.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint, stop_between_steps
     from rlhf_course.processes import join_quietly
@@ -262,19 +263,24 @@ def train(options: argparse.Namespace, settings: Settings) -> int:
             if stop or trainer.current_step % options.save_every == 0:
                 save_checkpoint(trainer, options.output)
             if stop:
-                trainer.accelerator.end_training()
+                tracking.finish(trainer.accelerator)
                 print(f"Stopped after step {trainer.current_step}; --resume goes on from there.")
                 return 130
     save_checkpoint(trainer, options.output)
     trainer.save_pretrained(options.output / "policy")
-    trainer.accelerator.end_training()
+    tracking.finish(trainer.accelerator)
     print(f"The policy is in {options.output / 'policy'}; last score {stats['ppo/mean_scores']:.3f}.")
     return 0
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Returns the exit code; see :func:`train`."""
-    return train(*parse_arguments(arguments))
+    options = parse_arguments(arguments)
+    from rlhf_course.processes import leave
+
+    code = train(*options)
+    leave()
+    return code
 
 
 if __name__ == "__main__":

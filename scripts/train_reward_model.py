@@ -198,7 +198,6 @@ def run(script: ScriptArguments, config, model_args, settings: Settings) -> None
     print(f"Accuracy on {pairs} held-out pairs: {results['accuracy_before']:.3f} before, {share:.3f} after", end="")
     print(f" (± {results['accuracy_ci']:.3f}){known}.")
     print(f"The reward model is in {output / 'model'}; the audit in {output / 'audit.json'} and audit.png.")
-    trainer.end()
 
 
 def main(arguments: list[str] | None = None) -> int:

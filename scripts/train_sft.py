@@ -152,7 +152,6 @@ def run(script: ScriptArguments, config, model_args, settings: Settings) -> None
             path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     print(f"Loss per token of held-out answers: {before:.3f} before, {after:.3f} after; more in metrics.json.")
     print(f"The {'adapter' if model_args.use_peft else 'model'} is in {output / 'model'}.")
-    trainer.end()
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -38,6 +38,8 @@ def common_defaults(bf16: bool, epochs: float, batch_size: int) -> dict:
         "train_sampling_strategy": "group_by_length",
         "save_total_limit": 2,
         "disable_tqdm": False,
+        "ddp_find_unused_parameters": False,  # there are none
+        "accelerator_config": {"use_configured_state": True},  # what processes.join() found, CPUs over gloo too
     }
 
 
@@ -206,7 +208,7 @@ def train(trainer, checkpoint: str | None, folder: Path) -> None:
 
 def main(name: str, parse_arguments: Callable, run: Callable, arguments: list[str] | None) -> int:
     """Returns the exit code: 0 when finished, 1 with a sentence for unusable inputs, 130 when stopped by Ctrl-C."""
-    from rlhf_course.processes import join_quietly
+    from rlhf_course.processes import join_quietly, leave
 
     join_quietly()
     options = parse_arguments(arguments)
@@ -223,4 +225,5 @@ def main(name: str, parse_arguments: Callable, run: Callable, arguments: list[st
             "\nStopped; where a checkpoint was saved, --resume_from_checkpoint true goes on from it.", file=sys.stderr
         )
         return 130
+    leave()
     return 0

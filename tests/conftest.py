@@ -62,16 +62,10 @@ def snapshot(model) -> dict:
     return {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
 
-def launch(script: Path, *arguments) -> subprocess.Popen:
-    """A script in two processes over gloo, as the README says; what both print comes together."""
-    command = [
-        sys.executable,
-        "-m",
-        "accelerate.commands.launch",
-        "--config_file",
-        SCRIPTS / "accelerate/two_cpus.yaml",
-    ]
-    command += ["--main_process_port", "0", script, *arguments]
+def launch(script: Path, *arguments, file: str = "two_cpus") -> subprocess.Popen:
+    """A script in two processes over gloo, as a launch file says; what both print comes together."""
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", SCRIPTS / f"accelerate/{file}.yaml"]
+    command += ["--num_processes", "2", "--mixed_precision", "no", "--main_process_port", "0", script, *arguments]
     environment = os.environ | {"ACCELERATE_USE_CPU": "1", "OMP_NUM_THREADS": "1"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     return subprocess.Popen([*map(str, command)], env=environment, **pipes)

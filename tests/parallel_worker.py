@@ -1,6 +1,6 @@
 """Three PPO steps per case on this process's share of 16 samples; the first process saves statistics and weights.
 
-accelerate launch … parallel_worker.py FOLDER
+accelerate launch … parallel_worker.py FOLDER NAME
 """
 
 import json
@@ -10,11 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from accelerate.utils import gather_object
 from conftest import make_policy, make_samples, make_trainer, sgd
 from peft import LoraConfig, get_peft_model
 
 from rlhf_course import AutoModelForCausalLMWithValueHead
-from rlhf_course.processes import join
+from rlhf_course.processes import join, leave, whole
 
 CASES = {  # settings for all 16 samples; sizes are divided among the processes
     "plain": {},
@@ -24,11 +25,26 @@ CASES = {  # settings for all 16 samples; sizes are divided among the processes
     "skipping": {"ratio_threshold": 1.02, "max_grad_norm": 5.0},
     "full KL": {"kl_penalty": "full"},
     "chunks": {"logprob_chunk_size": 5},
+    "checkpointing": {"gradient_checkpointing": True},
+    "fused Adam": {"ratio_threshold": 1.02},
     "adapters": {},
 }
 
 
-def run(case: str, folder: Path) -> None:
+def sample(trainer) -> list[list[int]]:
+    """Greedy answers, and sampled ones of very different lengths: eight queries per process, or per seed of one."""
+    state, found = join(), []
+    for part in range(2) if state.num_processes == 1 else [state.process_index]:
+        queries = make_samples(16)[0][8 * part : 8 * part + 8]
+        torch.manual_seed(part)
+        for how in ({"do_sample": False, "max_new_tokens": 4}, {"do_sample": True, "top_k": 0, "max_new_tokens": 20}):
+            if how["do_sample"]:
+                how["max_new_tokens"] = 3 + 9 * part
+            found += [(part, *tokens.tolist()) for tokens in trainer.generate(queries, return_prompt=False, **how)]
+    return gather_object(found)
+
+
+def run(case: str, folder: Path, name: str) -> None:
     """Three steps of one case."""
     state = join()
     n, rank = state.num_processes, state.process_index
@@ -40,7 +56,10 @@ def run(case: str, folder: Path) -> None:
         lora = LoraConfig(r=4, target_modules=["c_attn"], fan_in_fan_out=True, init_lora_weights=False)
         network = get_peft_model(policy.pretrained_model, lora)
         policy, reference = AutoModelForCausalLMWithValueHead(network, summary_dropout_prob=0), None
-    trainer = make_trainer(policy, reference, sgd(policy), **settings)
+    optimizer = sgd(policy)
+    if case == "fused Adam":  # a large ε: of gradients that are rounding alone Adam would make whole steps
+        optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2, eps=1e-3, fused=True)
+    trainer = make_trainer(policy, reference, optimizer, **settings)
     mine = [i for i in range(16) if i // settings["mini_batch_size"] % n == rank]
     history = []
     for step in range(3):
@@ -50,16 +69,22 @@ def run(case: str, folder: Path) -> None:
         epochs = len(stats["ppo/policy/ratio"]) / sum(map(len, responses))
         lengths = sorted(stats["tokens/responses_dist"].tolist())
         history[-1] |= {"β": trainer.kl_ctl.value, "epochs": epochs, "lengths": lengths}
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    weights = [*model.parameters()]
+    held = sum(getattr(p, "_local_tensor", p).numel() for p in weights) / sum(p.numel() for p in weights)
+    samples = sample(trainer) if case == "plain" else None  # right after a step, with no forward pass in between
+    weights = whole(model.state_dict())
     if rank == 0:
-        weights = trainer.accelerator.unwrap_model(trainer.model).state_dict()
-        torch.save({name: weight.clone() for name, weight in weights.items()}, folder / f"{case} {n}.pt")
-        (folder / f"{case} {n}.json").write_text(json.dumps(history))
+        torch.save({key: weight.clone() for key, weight in weights.items()}, folder / f"{case} {name}.pt")
+        found = {"history": history, "held": held, "samples": samples}
+        (folder / f"{case} {name}.json").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":
     np.random.permutation = np.arange  # so that mini-batches are the same samples, whoever has them
     warnings.simplefilter("ignore")  # of the faults that some cases are made of
-    for case in CASES:
-        run(case, Path(sys.argv[1]))
+    folder, name = sys.argv[1:]
+    for case in (case for case in CASES if (case, name) != ("adapters", "fsdp")):  # refused
+        run(case, Path(folder), name)
     join().wait_for_everyone()
-    join().destroy_process_group()
+    leave()

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,9 +14,11 @@ import pytest
 import torch
 from accelerate import DistributedType
 from accelerate.commands.config.config_args import load_config_from_file
-from conftest import SCRIPTS, difference, launch, make_trainer
+from conftest import SCRIPTS, PadTokenizer, difference, launch, make_policy
 from parallel_worker import CASES
+from peft import LoraConfig
 
+from rlhf_course import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
 from rlhf_course.offline.world import prepare
 from rlhf_course.ppo.checkpoint import latest_checkpoint
 from rlhf_course.presets import load_preset
@@ -25,35 +28,47 @@ PPO = (SCRIPTS / "train_ppo.py", "--batch_size=8", "--mini_batch_size=8", "--sav
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory):
-    """The folder with what one process and what two of them found."""
-    folder = tmp_path_factory.mktemp("both")
-    subprocess.run([sys.executable, WORKER, folder], check=True)
-    process = launch(WORKER, folder)
-    out, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, out
+def found(tmp_path_factory):
+    """The folder with what one process found, two with a copy of the weights each, and two that share them out."""
+    folder = tmp_path_factory.mktemp("found")
+    subprocess.run([sys.executable, WORKER, folder, "one"], check=True)
+    for file in ("two_cpus", "fsdp"):
+        process = launch(WORKER, folder, file, file=file)
+        out, _ = process.communicate(timeout=300)
+        assert process.returncode == 0 and "Warning" not in out, out
     return folder
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_two_processes_equal_one(both, case):
-    """The same 16 samples, all in one process or eight in each: the same statistics, weights and β."""
-    one, two = (json.loads((both / f"{case} {n}.json").read_text()) for n in (1, 2))
-    for mine, theirs in zip(one, two, strict=True):
+def read(folder: Path, case: str, name: str) -> dict:
+    return json.loads((folder / f"{case} {name}.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("case", "name"), [*product(CASES, ["two_cpus"]), *product([c for c in CASES if c != "adapters"], ["fsdp"])]
+)
+def test_two_processes_equal_one(found, case, name):
+    """The same 16 samples, all in one process or eight in each: the same statistics, weights, β and answers."""
+    one, two = (read(found, case, which) for which in ("one", name))
+    for mine, theirs in zip(one["history"], two["history"], strict=True):
         assert mine.keys() == theirs.keys() and len(mine) > 25
-        for name in mine:
-            assert theirs[name] == pytest.approx(mine[name], abs=1e-5), name
-    weights = [torch.load(both / f"{case} {n}.pt", weights_only=True) for n in (1, 2)]
+        for key in mine:
+            assert theirs[key] == pytest.approx(mine[key], abs=1e-5), key
+    weights = [torch.load(found / f"{case} {which}.pt", weights_only=True) for which in ("one", name)]
     assert difference(*weights) < 1e-5
+    assert one["samples"] == two["samples"]
+    assert two["held"] == (pytest.approx(0.5, abs=0.05) if name == "fsdp" else 1.0)
 
 
-def test_the_cases_do_what_they_are_for(both):
-    history = {case: json.loads((both / f"{case} 2.json").read_text()) for case in CASES}
+def test_the_cases_do_what_they_are_for(found):
+    cases = {case: read(found, case, "two_cpus") for case in CASES}
+    history = {case: entry["history"] for case, entry in cases.items()}
     assert history["stopping"][1]["epochs"] < 4 == history["plain"][1]["epochs"]
     assert history["skipping"][0]["ppo/loss/value"] < history["plain"][0]["ppo/loss/value"]
     assert abs(history["adapters"][0]["objective/kl"]) < 1e-6 < abs(history["adapters"][2]["objective/kl"])
-    start, end = (torch.load(both / f"{case} 2.pt", weights_only=True) for case in ("plain", "skipping"))
+    start, end = (torch.load(found / f"{case} two_cpus.pt", weights_only=True) for case in ("plain", "skipping"))
     assert difference(start, end) > 1e-4
+    lengths = [{len(tokens) - 1 for tokens in cases["plain"]["samples"] if tokens[0] == part} for part in (0, 1)]
+    assert max(lengths[0]) == 4 and max(lengths[1]) == 12
 
 
 @pytest.mark.parametrize("name", ["ddp", "fsdp", "zero2", "zero3", "two_cpus"])
@@ -62,16 +77,44 @@ def test_launch_files_hold_options_that_accelerate_knows(name):
     assert config.num_processes == (2 if name == "two_cpus" else 8)
 
 
-@pytest.mark.parametrize("kind", [DistributedType.FSDP, DistributedType.DEEPSPEED])
-def test_ppo_says_that_it_does_not_share_out_weights(kind, monkeypatch):
-    monkeypatch.setattr("rlhf_course.tracking.start", lambda config: SimpleNamespace(distributed_type=kind))
-    with pytest.raises(ValueError, match="ddp.yaml, a copy on each GPU"):
-        make_trainer()
+def fake_accelerator(kind: DistributedType, version: int = 1, **plugin) -> SimpleNamespace:
+    state = SimpleNamespace(fsdp_plugin=SimpleNamespace(**plugin))
+    two = kind == DistributedType.FSDP and version == 2
+    return SimpleNamespace(distributed_type=kind, is_fsdp2=two, state=state, is_main_process=True)
 
 
-def test_one_process_writes_and_a_run_goes_on_with_as_many_as_before(tmp_path):
+ADAPTERS = LoraConfig(r=4, target_modules=["c_attn"], fan_in_fan_out=True)
+REFUSED = {
+    "FSDP of the first version": (fake_accelerator(DistributedType.FSDP), {}, "by FSDP2 alone.*fsdp.yaml"),
+    "DeepSpeed": (fake_accelerator(DistributedType.DEEPSPEED), {}, "DEEPSPEED.*by FSDP2 alone"),
+    "adapters": (fake_accelerator(DistributedType.FSDP, 2), {"peft_config": ADAPTERS}, "ddp.yaml.*8 or 4 bits"),
+    "weights in the first process alone": (
+        fake_accelerator(DistributedType.FSDP, 2, cpu_ram_efficient_loading=True),
+        {},
+        "fsdp_cpu_ram_efficient_loading: false",
+    ),
+    "shared layers": (
+        fake_accelerator(DistributedType.FSDP, 2, cpu_ram_efficient_loading=False),
+        {"num_shared_layers": 1},
+        "leave num_shared_layers out",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_shared_out_is_refused_with_a_cure(case, monkeypatch):
+    accelerator, options, message = REFUSED[case]
+    monkeypatch.setattr("rlhf_course.tracking.start", lambda config: accelerator)
+    layers, network = options.pop("num_shared_layers", None), make_policy().pretrained_model
+    policy = AutoModelForCausalLMWithValueHead.from_pretrained(network, **options)
+    with pytest.raises(ValueError, match=message):
+        PPOTrainer(PPOConfig(), policy, tokenizer=PadTokenizer(), num_shared_layers=layers)
+
+
+@pytest.mark.parametrize("file", ["two_cpus", "fsdp"])
+def test_one_process_writes_and_a_run_goes_on_with_as_many_as_before(tmp_path, file):
     prepare(load_preset("03_gpt2_imdb_ppo", "tiny"))
-    first = launch(*PPO, "--steps=2", f"--output={tmp_path}")
+    first = launch(*PPO, "--steps=2", f"--output={tmp_path}", file=file)
     out, _ = first.communicate(timeout=300)
     assert first.returncode == 0 and out.count("The policy is in") == 1, out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-2", "policy"]
@@ -82,9 +125,12 @@ def test_one_process_writes_and_a_run_goes_on_with_as_many_as_before(tmp_path):
     alone = [sys.executable, *PPO, "--steps=3", f"--output={tmp_path}", "--resume"]
     refused = subprocess.run([*map(str, alone)], capture_output=True, text=True)
     assert refused.returncode == 1 and "is of a run with 2 process(es); this one has 1" in refused.stderr
-    again = launch(*PPO, "--steps=3", f"--output={tmp_path}", "--resume")
+    again = launch(*PPO, "--steps=3", f"--output={tmp_path}", "--resume", file=file)
     out, _ = again.communicate(timeout=300)
     assert again.returncode == 0 and latest_checkpoint(tmp_path).name == "checkpoint-3", out
+    saved = AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path / "policy").state_dict()
+    checkpoint = torch.load(latest_checkpoint(tmp_path) / "trainer_state.pt", weights_only=True)["weights"]
+    assert difference({k.removeprefix("pretrained_model."): w for k, w in checkpoint.items()}, saved) == 0
 
 
 def test_a_process_that_is_killed_ends_the_others(tmp_path):

@@ -92,13 +92,14 @@ def test_a_run_leaves_a_model_whose_accuracy_is_the_one_it_reports(world, traine
     assert found["accuracy_ci"] == pytest.approx(1.96 * math.sqrt(share * (1 - share) / len(HELD_OUT)))
 
 
-def test_two_processes_train_as_one_with_twice_the_batch(world, tmp_path):
+@pytest.mark.parametrize("file", ["two_cpus", "fsdp"])
+def test_two_processes_train_as_one_with_twice_the_batch(world, tmp_path, file):
     same = "--train_sampling_strategy=sequential"
     assert script.main(arguments(world, tmp_path / "one", same, "--per_device_train_batch_size=8")) == 0
     two = arguments(world, tmp_path / "two", same, "--per_device_train_batch_size=4")
-    process = launch(SCRIPTS / "train_reward_model.py", *two)
+    process = launch(SCRIPTS / "train_reward_model.py", *two, file=file)
     out, _ = process.communicate(timeout=300)
-    assert process.returncode == 0 and out.count("The reward model is in") == 1, out
+    assert process.returncode == 0 and out.count("The reward model is in") == 1 and "Warning" not in out, out
     one, two = results(tmp_path / "one"), results(tmp_path / "two")
     assert one["accuracy"] == two["accuracy"]
     margins = [[probe["margin"] for probe in found["probes"].values()] for found in (one, two)]

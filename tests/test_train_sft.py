@@ -118,18 +118,21 @@ def held_out(world, data="data", share=0.12):
     return hold_out(answers, share, seed=0)[1].filter(lambda row: len(row["answer"]) < 500)
 
 
-def test_two_processes_train_as_one_with_twice_the_batch(world, tmp_path):
+@pytest.mark.parametrize(("file", "peft"), [("two_cpus", "true"), ("fsdp", "false")])
+def test_two_processes_train_as_one_with_twice_the_batch(world, tmp_path, file, peft):
     same = ("--train_sampling_strategy=sequential", "--lora_dropout=0", "--num_train_epochs=1", "--eval_share=0.12")
+    same += (f"--use_peft={peft}",)
     assert script.main(arguments(world, tmp_path / "one", *same, "--per_device_train_batch_size=6")) == 0
     two = arguments(world, tmp_path / "two", *same, "--per_device_train_batch_size=3", "--per_device_eval_batch_size=3")
-    process = launch(SCRIPTS / "train_sft.py", *two)
+    process = launch(SCRIPTS / "train_sft.py", *two, file=file)
     out, _ = process.communicate(timeout=300)
-    assert process.returncode == 0 and out.count("The adapter is in") == 1, out
+    assert process.returncode == 0 and out.count(" is in ") == 1 and "Warning" not in out, out
     one, two = metrics(tmp_path / "one"), metrics(tmp_path / "two")
     for name in ("loss_before", "loss", "held_out_tokens"):
         assert two[name] == pytest.approx(one[name], abs=1e-5)
-    adapters = [load_file(tmp_path / run / "model" / "adapter_model.safetensors") for run in ("one", "two")]
-    assert difference(*adapters) < 1e-4
+    name = "adapter_model.safetensors" if peft == "true" else "model.safetensors"
+    one, two = (load_file(tmp_path / run / "model" / name) for run in ("one", "two"))
+    assert one.keys() == two.keys() and difference(one, two) < 1e-4
 
 
 def test_metrics_are_those_of_the_held_out_answers_of_the_saved_adapter(world, trained):

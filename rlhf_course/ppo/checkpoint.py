@@ -15,6 +15,7 @@ import torch
 from accelerate.utils import gather_object
 
 from rlhf_course.files import atomic_folder
+from rlhf_course.processes import share_out, whole
 
 STATE_FILE = "trainer_state.pt"
 
@@ -27,12 +28,14 @@ def save_checkpoint(trainer, output_dir: str | Path) -> Path:
     """
     target = Path(output_dir) / f"checkpoint-{trainer.current_step}"
     model, random_states = trainer.accelerator.unwrap_model(trainer.model), gather_object([_random_state()])
+    weights = whole({name: p for name, p in model.named_parameters() if p.requires_grad})
+    optimizer = whole(trainer.optimizer.state_dict())
     if not trainer.accelerator.is_main_process:
         return target
     state = {
         "step": trainer.current_step,
-        "weights": {name: p.detach().cpu() for name, p in model.named_parameters() if p.requires_grad},
-        "optimizer": trainer.optimizer.state_dict(),
+        "weights": weights,
+        "optimizer": optimizer,
         "schedule": trainer.lr_scheduler.state_dict() if trainer.lr_scheduler else {},
         "kl_coef": trainer.kl_ctl.value,
         "moments": vars(trainer.running),
@@ -62,7 +65,10 @@ def load_checkpoint(trainer, folder: str | Path) -> None:
         raise ValueError(f"The checkpoint {folder} is of a run with {before} process(es); this one has {now}.")
     with torch.no_grad():
         for name, parameter in parameters.items():
-            parameter.copy_(saved[name])
+            parameter.copy_(share_out(saved[name], parameter))
+    trained = [p for group in trainer.optimizer.param_groups for p in group["params"]]
+    for number, moments in state["optimizer"]["state"].items():
+        moments |= {name: share_out(value, trained[number]) for name, value in moments.items()}
     trainer.optimizer.load_state_dict(state["optimizer"])
     if trainer.lr_scheduler:
         trainer.lr_scheduler.load_state_dict(state["schedule"])

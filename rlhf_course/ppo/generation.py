@@ -34,6 +34,7 @@ def generate(
     lengths: Sequence[int] | None = None,
     begin_suppress: Sequence[int] = (),
     fast: bool = True,
+    most: Callable[[int], int] | None = None,
     **generation_kwargs,
 ) -> list[Tensor]:
     """Sample one response per query, all rows in one left-padded batch; returns ragged response token ids.
@@ -41,7 +42,8 @@ def generate(
     Row i ends after ``lengths[i]`` tokens (max_new_tokens where lengths is None) or after its first EOS, which it
     keeps: the same distribution as row-by-row sampling. It never begins with a token of ``begin_suppress``. Dropout is
     off, whatever mode the model is in. Sampling from the model's own distribution takes a short path, if ``fast``; any
-    other setting goes to transformers' ``generate``.
+    other setting goes to transformers' ``generate``. Where processes share a model out, all generate together, until
+    the last one is done; ``most`` gives the largest of their numbers.
 
     Raises ``FloatingPointError`` when the model's probabilities are not finite.
     """
@@ -69,11 +71,12 @@ def generate(
     with without_dropout(model):
         if fast and plain and (lengths is not None or "max_new_tokens" in settings):
             limits = torch.tensor(lengths or [settings["max_new_tokens"]] * len(queries), device=model.device)
-            responses = _sample(model.pretrained_model, input_ids, attention_mask, limits, eos, begin_suppress)
+            responses = _sample(model, input_ids, attention_mask, limits, eos, begin_suppress, most or int)
         else:
             if lengths is not None:
                 settings["max_new_tokens"] = max(lengths)
             try:
+                settings["synced_gpus"] = most is not None
                 output = model.generate(input_ids=input_ids, attention_mask=attention_mask, **settings)
             except RuntimeError as error:
                 raise (_not_finite() if "probability tensor" in str(error) else error) from error
@@ -85,19 +88,21 @@ def generate(
     return [row[:n] for row, n in zip(responses, kept, strict=True)]
 
 
-def _sample(network, input_ids, attention_mask, limits: Tensor, eos: Tensor, begin_suppress: Sequence[int]) -> Tensor:
+def _sample(
+    model, input_ids, attention_mask, limits: Tensor, eos: Tensor, begin_suppress: Sequence[int], most: Callable
+) -> Tensor:
     """Sample from softmax(logits) with a key-value cache, (B, max limit); what follows a row's end is arbitrary.
 
     Rows that are done leave the batch as soon as they are an eighth of it. Tokens are drawn by inverting the
     cumulative distribution, which needs one random number per row instead of one per entry of the vocabulary.
     """
-    rows, cache = torch.arange(len(input_ids), device=input_ids.device), DynamicCache(config=network.config)
-    responses = torch.zeros(len(input_ids), int(limits.max()), dtype=torch.long, device=input_ids.device)
+    rows, cache = torch.arange(len(input_ids), device=input_ids.device), DynamicCache(config=model.config)
+    responses = torch.zeros(len(input_ids), most(int(limits.max())), dtype=torch.long, device=input_ids.device)
     running = torch.ones_like(rows, dtype=torch.bool)
     positions = (attention_mask.cumsum(1) - 1).clamp(min=0)
-    arguments = {"position_ids": positions} if takes_positions(network) else {}
+    arguments = {"position_ids": positions} if takes_positions(model) else {}
     for t in range(responses.shape[1]):
-        output = network(
+        logits, *_ = model(
             input_ids=input_ids,
             attention_mask=attention_mask,
             past_key_values=cache,
@@ -105,7 +110,7 @@ def _sample(network, input_ids, attention_mask, limits: Tensor, eos: Tensor, beg
             logits_to_keep=1,
             **arguments,
         )
-        logits = output.logits[:, -1].float()
+        logits = logits[:, -1]
         if t == 0 and begin_suppress:
             logits[:, list(begin_suppress)] = -torch.inf
         cumulative = logits.softmax(-1).cumsum(-1, dtype=torch.float64)
@@ -116,9 +121,9 @@ def _sample(network, input_ids, attention_mask, limits: Tensor, eos: Tensor, beg
         responses[rows, t] = tokens.squeeze(1)
         running &= (limits[rows] > t + 1) & ~torch.isin(tokens.squeeze(1), eos)
         n_running = int(running.sum())
-        if n_running == 0:
+        if most(n_running) == 0:
             break
-        if n_running <= 0.875 * len(rows):
+        if 0 < n_running <= 0.875 * len(rows):
             keep = running.nonzero().squeeze(1)
             cache.batch_select_indices(keep)
             rows, running, tokens = rows[keep], running[keep], tokens[keep]

@@ -10,7 +10,7 @@ from functools import partial
 
 import datasets
 import torch
-from accelerate import Accelerator, DistributedType
+from accelerate import Accelerator
 from accelerate.utils import set_seed
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -28,6 +28,7 @@ from rlhf_course.ppo.inputs import check_samples, process_scores, stack_scores
 from rlhf_course.ppo.rollout import Rollout
 from rlhf_course.ppo.stats import Clock, step_stats
 from rlhf_course.ppo.update import optimize
+from rlhf_course.processes import check_sharing, prepare, whole
 from rlhf_course.reference import create_reference_model
 
 
@@ -47,7 +48,7 @@ class PPOTrainer:
     * histograms hold response tokens only;
     * sampling settings that change the distribution give a warning, and so do the symptoms in ``detectors.py``;
     * under ``accelerate launch`` each process has batch_size samples of its own; whitening, statistics, β, skipping and
-      stopping are those of all of them, so P processes with B samples equal one with P·B;
+      stopping are those of all of them, so P processes with B samples equal one with P·B, under FSDP2 too;
     * without ``ref_model``, a policy with adapters is held against a frozen copy of its starting adapter, and with
       one, against the model that was given.
 
@@ -86,11 +87,7 @@ class PPOTrainer:
             raise ValueError("PPOTrainer needs the policy's tokenizer.")
         self.config, self.tokenizer = config, tokenizer
         self.accelerator: Accelerator = tracking.start(config)
-        if self.accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED):
-            raise ValueError(
-                f"PPOTrainer does not share out weights ({self.accelerator.distributed_type.value}): launch it with "
-                "scripts/accelerate/ddp.yaml, a copy on each GPU. For a large base train adapters, in 8 or 4 bits."
-            )
+        check_sharing(self.accelerator, model, num_shared_layers)
         set_seed(config.seed, device_specific=True)  # processes sample different responses
         self._total = partial(self.accelerator.reduce, reduction="sum")
         self.reference_is_adapter = ref_model is None and model.is_peft_model
@@ -104,13 +101,10 @@ class PPOTrainer:
         if config.gradient_checkpointing:
             model.gradient_checkpointing_enable()
 
-        device = self.accelerator.device
-        self.model = self.accelerator.prepare(model.to(device))
-        self.ref_model = None
-        if not self.reference_is_adapter:  # prepared too, so that both run at the same precision
-            ref_model = ref_model.to(device).requires_grad_(False).eval()
-            self.ref_model = self.accelerator.prepare_model(ref_model, evaluation_mode=True)
-        self.optimizer = self.accelerator.prepare(optimizer or self._default_optimizer())
+        if ref_model is not None:
+            ref_model.requires_grad_(False).eval()
+        optimizer = optimizer or self._default_optimizer(model)
+        self.model, self.ref_model, self.optimizer = prepare(self.accelerator, model, ref_model, optimizer)
         self.lr_scheduler = lr_scheduler
         self.dataset = dataset
         self.dataloader = None if dataset is None else self._make_dataloader(dataset, data_collator)
@@ -137,8 +131,8 @@ class PPOTrainer:
             )
             PPOTrainer._said = True
 
-    def _default_optimizer(self) -> torch.optim.Optimizer:
-        trainable = [p for p in self.model.parameters() if p.requires_grad]
+    def _default_optimizer(self, model) -> torch.optim.Optimizer:
+        trainable = [p for p in model.parameters() if p.requires_grad]
         return torch.optim.Adam(trainable, lr=self.config.learning_rate, fused=self.config.fast)
 
     def _make_dataloader(self, dataset, data_collator) -> DataLoader:
@@ -182,6 +176,8 @@ class PPOTrainer:
         queries = [query_tensor.reshape(-1)] if single else list(query_tensor)
         lengths = [length_sampler() for _ in queries] if length_sampler is not None else None
         how = {"begin_suppress": self.config.begin_suppress_tokens, "fast": self.config.fast}
+        if self.accelerator.is_fsdp2:  # every token takes all processes, so that they go on until the last is done
+            how["most"] = lambda n: int(self.accelerator.gather(torch.tensor([n], device=policy.device)).max())
 
         def sample(model) -> list[Tensor] | Tensor:
             responses, size = [], batch_size or len(queries)
@@ -291,9 +287,11 @@ class PPOTrainer:
 
         With several processes the first one writes, and the others wait for it.
         """
+        policy = self.accelerator.unwrap_model(self.model)
+        state = whole(policy.state_dict(keep_vars=True)) if self.accelerator.is_fsdp2 else None
         if self.accelerator.is_main_process:
             with atomic_folder(save_directory) as folder:
-                self.accelerator.unwrap_model(self.model).write_files(folder)
+                policy.write_files(folder, state)
                 if hasattr(self.tokenizer, "save_pretrained"):
                     self.tokenizer.save_pretrained(folder)
         self.accelerator.wait_for_everyone()
