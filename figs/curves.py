@@ -136,6 +136,20 @@ def oracle_frontier() -> Figure:
     return on_card(drawing, 430, small_print=source)
 
 
+def read_benchmark(name: str, options: str) -> tuple[dict, str]:
+    """What the benchmark wrote, and the words that say where it is from.
+
+    Raises ``FileNotFoundError`` when it has not been run.
+    """
+    path = FOLDER / "measured" / f"{name}.json"
+    if not path.exists():
+        raise FileNotFoundError(f"{path.name} is missing; `python scripts/benchmark_ppo.py {options}` measures it.")
+    found = json.loads(path.read_text(encoding="utf-8"))
+    device = found.get("device") or found["variants"]["ours"]["device"]
+    source = f"measured: scripts/benchmark_ppo.py, {found['shape']} models, {device} with {found['threads']} threads"
+    return found, f"{source}, medians of {found['rounds']}"
+
+
 @figure(
     "One PPO step, here and in TRL 0.11",
     "Stacked bars of the seconds that generation, scores, forward passes and update take: a step of this course, the "
@@ -143,16 +157,21 @@ def oracle_frontier() -> Figure:
 )
 def step_phases() -> Figure:
     """The benchmark's three loops on the same models and queries."""
-    path = FOLDER / "measured" / "benchmark.json"
-    if not path.exists():
-        raise FileNotFoundError(
-            f"{path.name} is missing; `python scripts/benchmark_ppo.py --against PYTHON` measures it."
-        )
-    found = json.loads(path.read_text(encoding="utf-8"))
+    found, source = read_benchmark("benchmark", "--against PYTHON")
     seconds = {entry["title"]: entry["median"] for entry in found["variants"].values()}
-    size, device = f"{found['shape']} models, {found['batch']} samples", found["variants"]["ours"]["device"]
-    source = f"scripts/benchmark_ppo.py, {size}, {device} with {found['threads']} threads, medians of {found['rounds']}"
-    return on_card(plots.step_phases(seconds), 300, small_print=f"measured: {source}", legend="above")
+    small_print = f"{found['batch']} samples per step  ·  {source}"
+    return on_card(plots.step_phases(seconds), 300, small_print=small_print, legend="above")
+
+
+@figure(
+    "What a PPO step costs",
+    "Seconds per step and per phase over batch size and over response length, on logarithmic axes, beside a line of "
+    "proportional growth.",
+)
+def step_costs() -> Figure:
+    """The benchmark's two sweeps."""
+    found, source = read_benchmark("costs", "--costs")
+    return on_card(plots.step_costs(pd.DataFrame(found["costs"])), 440, small_print=source, legend="above")
 
 
 SIX_PANELS = "Score, KL to the reference, KL coefficient, response length, entropy and value loss over the PPO steps."

@@ -124,6 +124,8 @@ def run(script: ScriptArguments, config, model_args, settings: Settings) -> None
     """Train, save and measure. Raises ``ValueError`` or ``OSError`` for inputs that are of no use."""
     output, checkpoint = trl_cli.begin(config)
 
+    from transformers import TrainerCallback
+
     from rlhf_course.data import describe, hold_out, load_answers, tokenize_answers
     from rlhf_course.files import atomic_file
 
@@ -139,8 +141,17 @@ def run(script: ScriptArguments, config, model_args, settings: Settings) -> None
 
     model = load_base(base, config, model_args)
     trainer = trl_cli.make_trainer("SFTTrainer", model, tokenizer, config, model_args, train, held_out)
-    before, _ = answer_loss(trainer)
+
+    class Before(TrainerCallback):
+        """The loss before the first step, when weights are where, or shared out as, they will be in training."""
+
+        def on_train_begin(self, args, state, control, **kwargs):
+            if state.global_step == 0:
+                trainer.log({"loss_before": answer_loss(trainer)[0]})
+
+    trainer.add_callback(Before)
     trl_cli.train(trainer, checkpoint, output / "model")
+    before = next(entry["loss_before"] for entry in trainer.state.log_history if "loss_before" in entry)
     after, tokens = answer_loss(trainer)
     if not after < 100:
         raise ValueError(f"Training diverged: the loss of held-out answers is {after}; lower --learning_rate.")

@@ -101,8 +101,10 @@ def one_line(error: Exception) -> str:
 def begin(config) -> tuple[Path, str | None]:
     """The output folder, and the checkpoint to go on from; libraries are quiet from here on, and wandb needs no key.
 
-    Raises ``ValueError`` where two runs would mix, or there is no such checkpoint.
+    Raises ``ValueError`` where two runs would mix, there is no such checkpoint, or under DeepSpeed's ZeRO-3.
     """
+    if config.deepspeed_plugin and config.deepspeed_plugin.zero_stage == 3:
+        raise ValueError("ZeRO-3 does not run here; scripts/accelerate/fsdp.yaml shares out the weights as well.")
     output = Path(config.output_dir)
     config.output_dir = str(output / "checkpoints")
     checkpoint = find_checkpoint(config)

@@ -252,9 +252,15 @@ def test_wandb_without_a_key_writes_offline(tmp_path, monkeypatch):
     for name in ("WANDB_API_KEY", "WANDB_MODE"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
-    config = SimpleNamespace(output_dir=str(tmp_path), resume_from_checkpoint=None, report_to=["wandb"])
+    given = {"output_dir": str(tmp_path), "resume_from_checkpoint": None, "deepspeed_plugin": None}
+    config = SimpleNamespace(**given, report_to=["wandb"])
     assert trl_cli.begin(config) == (tmp_path, None) and config.output_dir == str(tmp_path / "checkpoints")
     assert os.environ["WANDB_MODE"] == "offline"
+
+
+def test_zero_3_is_refused_with_a_cure():
+    with pytest.raises(ValueError, match="ZeRO-3 does not run here; scripts/accelerate/fsdp.yaml"):
+        trl_cli.begin(SimpleNamespace(deepspeed_plugin=SimpleNamespace(zero_stage=3)))
 
 
 def test_ctrl_c_ends_with_a_sentence(world, tmp_path, monkeypatch, capsys):
