@@ -37,9 +37,9 @@ def sample(trainer) -> list[list[int]]:
     for part in range(2) if state.num_processes == 1 else [state.process_index]:
         queries = make_samples(16)[0][8 * part : 8 * part + 8]
         torch.manual_seed(part)
-        for how in ({"do_sample": False, "max_new_tokens": 4}, {"do_sample": True, "top_k": 0, "max_new_tokens": 20}):
-            if how["do_sample"]:
-                how["max_new_tokens"] = 3 + 9 * part
+        greedy = {"do_sample": False, "max_new_tokens": 4}
+        sampled = {"do_sample": True, "top_k": 0, "max_new_tokens": 3 + 9 * part}
+        for how in (greedy, sampled):
             found += [(part, *tokens.tolist()) for tokens in trainer.generate(queries, return_prompt=False, **how)]
     return gather_object(found)
 

@@ -35,7 +35,7 @@ def found(tmp_path_factory):
     for file in ("two_cpus", "fsdp"):
         process = launch(WORKER, folder, file, file=file)
         out, _ = process.communicate(timeout=300)
-        assert process.returncode == 0 and "Warning" not in out, out
+        assert process.returncode == 0, out
     return folder
 
 
@@ -116,7 +116,7 @@ def test_one_process_writes_and_a_run_goes_on_with_as_many_as_before(tmp_path, f
     prepare(load_preset("03_gpt2_imdb_ppo", "tiny"))
     first = launch(*PPO, "--steps=2", f"--output={tmp_path}", file=file)
     out, _ = first.communicate(timeout=300)
-    assert first.returncode == 0 and out.count("The policy is in") == 1, out
+    assert first.returncode == 0 and out.count("The policy is in") == 1 and "Warning" not in out, out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-2", "policy"]
     state = torch.load(latest_checkpoint(tmp_path) / "trainer_state.pt", weights_only=True)
     generators = [torch.as_tensor(random["torch"]) for random in state["random"]]
