@@ -133,9 +133,10 @@ def test_one_process_writes_and_a_run_goes_on_with_as_many_as_before(tmp_path, f
     assert difference({k.removeprefix("pretrained_model."): w for k, w in checkpoint.items()}, saved) == 0
 
 
-def test_a_process_that_is_killed_ends_the_others(tmp_path):
+@pytest.mark.parametrize("file", ["two_cpus", "fsdp"])
+def test_a_process_that_is_killed_ends_the_others(tmp_path, file):
     prepare(load_preset("03_gpt2_imdb_ppo", "tiny"))
-    process = launch(*PPO, "--steps=500", f"--output={tmp_path}")
+    process = launch(*PPO, "--steps=500", f"--output={tmp_path}", file=file)
     while latest_checkpoint(tmp_path) is None:  # it trains
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.5)
