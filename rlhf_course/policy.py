@@ -181,6 +181,8 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
 
     def write_files(self, folder: Path, state: dict[str, Tensor] | None = None) -> None:
         """Write weights (of ``state``, or else its own), config and value head into an existing folder."""
+        state = self.state_dict() if state is None else state
+        head = {name: value.contiguous() for name, value in state.items() if name.startswith("v_head.")}
         if self.is_peft_model:
             adapter = self.pretrained_model.active_adapter
             self.pretrained_model.save_pretrained(folder, selected_adapters=[adapter])
@@ -188,10 +190,9 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
                 path.rename(folder / path.name)
             shutil.rmtree(folder / adapter, ignore_errors=True)
         else:
-            base = state and {name: value for name, value in state.items() if not name.startswith("v_head.")}
+            base = {name: value for name, value in state.items() if name not in head}
             self.pretrained_model.save_pretrained(folder, state_dict=base)
-        head = {name: value for name, value in (state or self.state_dict()).items() if name.startswith("v_head.")}
-        save_file({name: value.contiguous() for name, value in head.items()}, folder / VALUE_HEAD_FILE)
+        save_file(head, folder / VALUE_HEAD_FILE)
 
 
 class _FullPrecisionHead(nn.Linear):

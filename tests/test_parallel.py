@@ -80,14 +80,14 @@ def test_launch_files_hold_options_that_accelerate_knows(name):
 def fake_accelerator(kind: DistributedType, version: int = 1, **plugin) -> SimpleNamespace:
     state = SimpleNamespace(fsdp_plugin=SimpleNamespace(**plugin))
     two = kind == DistributedType.FSDP and version == 2
-    return SimpleNamespace(distributed_type=kind, is_fsdp2=two, state=state, is_main_process=True)
+    return SimpleNamespace(distributed_type=kind, is_fsdp2=two, state=state)
 
 
 ADAPTERS = LoraConfig(r=4, target_modules=["c_attn"], fan_in_fan_out=True)
 REFUSED = {
     "FSDP of the first version": (fake_accelerator(DistributedType.FSDP), {}, "by FSDP2 alone.*fsdp.yaml"),
     "DeepSpeed": (fake_accelerator(DistributedType.DEEPSPEED), {}, "DEEPSPEED.*by FSDP2 alone"),
-    "adapters": (fake_accelerator(DistributedType.FSDP, 2), {"peft_config": ADAPTERS}, "ddp.yaml.*8 or 4 bits"),
+    "adapters": (fake_accelerator(DistributedType.FSDP, 2), {}, "ddp.yaml.*8 or 4 bits"),
     "weights in the first process alone": (
         fake_accelerator(DistributedType.FSDP, 2, cpu_ram_efficient_loading=True),
         {},
@@ -105,10 +105,11 @@ REFUSED = {
 def test_what_cannot_be_shared_out_is_refused_with_a_cure(case, monkeypatch):
     accelerator, options, message = REFUSED[case]
     monkeypatch.setattr("rlhf_course.tracking.start", lambda config: accelerator)
-    layers, network = options.pop("num_shared_layers", None), make_policy().pretrained_model
-    policy = AutoModelForCausalLMWithValueHead.from_pretrained(network, **options)
+    policy = make_policy()
+    if case == "adapters":
+        policy = AutoModelForCausalLMWithValueHead.from_pretrained(policy.pretrained_model, peft_config=ADAPTERS)
     with pytest.raises(ValueError, match=message):
-        PPOTrainer(PPOConfig(), policy, tokenizer=PadTokenizer(), num_shared_layers=layers)
+        PPOTrainer(PPOConfig(), policy, tokenizer=PadTokenizer(), **options)
 
 
 @pytest.mark.parametrize("file", ["two_cpus", "fsdp"])
