@@ -19,16 +19,31 @@ def ragged():
 def test_log_probabilities_and_entropies_of_labels_equal_the_textbook_with_their_gradient():
     torch.manual_seed(0)
     logits, labels = torch.randn(7, 5, dtype=torch.float64, requires_grad=True), torch.arange(7) % 5
-    logprobs, entropy = ppo.label_logprobs(logits, labels)
+    logprobs, entropy = ppo.label_logprobs(logits.clone(), labels)
     p = logits.log_softmax(-1)
-    torch.testing.assert_close(logprobs, p[torch.arange(7), labels])
+    wanted = p[torch.arange(7), labels]
+    torch.testing.assert_close(logprobs, wanted)
     torch.testing.assert_close(entropy, -(p.exp() * p).sum(-1))
-    assert torch.autograd.gradcheck(lambda x: ppo.label_logprobs(x, labels)[0], logits) and not entropy.requires_grad
+    weights = torch.randn(7, dtype=torch.float64)
+    gradients = [torch.autograd.grad((weights * x).sum(), logits)[0] for x in (logprobs, wanted)]
+    torch.testing.assert_close(*gradients)
+    assert not entropy.requires_grad
+
+
+def test_logits_are_overwritten_never_in_silence():
+    """In place of a wrong number, an error: for logits that are weights themselves, and for a second way back."""
+    logits = torch.randn(3, 5, requires_grad=True)
+    with pytest.raises(RuntimeError, match="leaf Variable"):
+        ppo.label_logprobs(logits, torch.arange(3))
+    logprobs, _ = ppo.label_logprobs(logits.clone(), torch.arange(3))
+    logprobs.sum().backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        logprobs.sum().backward()
 
 
 def test_forbidden_tokens_count_nothing():
     logits = torch.tensor([[0.0, 0.0, -torch.inf]], requires_grad=True)
-    logprobs, entropy = ppo.label_logprobs(logits, torch.tensor([1]))
+    logprobs, entropy = ppo.label_logprobs(logits.clone(), torch.tensor([1]))
     assert entropy.item() == pytest.approx(np.log(2)) and logprobs.item() == pytest.approx(-np.log(2))
     logprobs.sum().backward()
     torch.testing.assert_close(logits.grad, torch.tensor([[-0.5, 0.5, 0.0]]))

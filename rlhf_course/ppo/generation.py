@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
 
 from rlhf_course.policy import takes_positions, without_dropout
 
@@ -24,6 +25,37 @@ class LengthSampler:
 
     def __call__(self) -> int:
         return int(np.random.choice(self.values))
+
+
+class PreallocatedLayer(DynamicLayer):
+    """Keys and values (B, heads, T, width) in tensors with room for ``tokens`` from the start.
+
+    transformers' own layer copies all that came before with every token: most of the time of a long response.
+    """
+
+    def __init__(self, tokens: int) -> None:
+        super().__init__()
+        self.tokens, self.room = tokens, None
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
+        """Write the new states (B, heads, t, width) behind the old ones; returns all of them."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        past, new = self.get_seq_length(), (key_states, value_states)
+        now = past + key_states.shape[-2]
+        if self.room is None:
+            self.room = [states.new_empty(*states.shape[:-2], self.tokens, states.shape[-1]) for states in new]
+            if past:
+                self.room[0][..., :past, :], self.room[1][..., :past, :] = self.keys, self.values
+        for room, states in zip(self.room, new, strict=True):
+            room[..., past:now, :] = states
+        self.keys, self.values = (room[..., :now, :] for room in self.room)
+        return self.keys, self.values
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep these rows alone."""
+        super().batch_select_indices(indices)
+        self.room = None
 
 
 @torch.no_grad()
@@ -97,6 +129,8 @@ def _sample(
     cumulative distribution, which needs one random number per row instead of one per entry of the vocabulary.
     """
     rows, cache = torch.arange(len(input_ids), device=input_ids.device), DynamicCache(config=model.config)
+    tokens = input_ids.shape[1] + most(int(limits.max()))
+    cache.layers = [PreallocatedLayer(tokens) if type(layer) is DynamicLayer else layer for layer in cache.layers]
     responses = torch.zeros(len(input_ids), most(int(limits.max())), dtype=torch.long, device=input_ids.device)
     running = torch.ones_like(rows, dtype=torch.bool)
     positions = (attention_mask.cumsum(1) - 1).clamp(min=0)

@@ -154,7 +154,7 @@ def forward(
     """
     if packed is None:  # a GPU prefers causal attention without a mask
         packed = rollout.input_ids.device.type == "cpu" and can_pack(model)
-    collected, places = [], []
+    collected, places, everything = [], [], []
     whole = at_most is None or at_most >= len(rollout)
     order = torch.arange(len(rollout)) if whole else (rollout.query_lengths + rollout.response_lengths).argsort()
     for rows in order.split(at_most or len(rollout)):
@@ -166,31 +166,33 @@ def forward(
         if chunk:
             head = getattr(model, "module", model).pretrained_model.get_output_embeddings()
             parts = zip(*(x.split(chunk) for x in (outputs, labels, begins)), strict=True)
-            found = [checkpoint(look_up, *x, begin_suppress, head, use_reentrant=False) for x in parts]
-            logprobs, entropies, logits = (torch.cat(x) for x in zip(*found, strict=True))
+            found = [checkpoint(project, head, *x, begin_suppress, use_reentrant=False) for x in parts]
+            logprobs, entropies = (torch.cat(x) for x in zip(*found, strict=True))
         else:
-            logprobs, entropies, logits = look_up(outputs, labels, begins, begin_suppress)
-        found = [logprobs, values, entropies]
-        collected.append([*found, logits.detach().log_softmax(-1)] if whole_vocabulary else found)
+            logits = rule_out(outputs, begins, begin_suppress)
+            everything = [logits.detach().log_softmax(-1)] if whole_vocabulary else []
+            logprobs, entropies = label_logprobs(logits, labels)
+        collected.append([logprobs, values, entropies, *everything])
         places.append(rows.to(device)[place // width] * rollout.mask.shape[1] + place % width)
     place = torch.cat(places)
     results = [_spread(torch.cat(tensors), place, rollout.mask.shape) for tensors in zip(*collected, strict=True)]
     return (*results, None)[:4]
 
 
-def look_up(
-    outputs: Tensor, labels: Tensor, begins: Tensor, begin_suppress: Sequence[int], head=None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probabilities of labels (N,), entropies (N,), and the logits (N, V) they come from.
+def project(
+    head: torch.nn.Module, hidden: Tensor, labels: Tensor, begins: Tensor, begin_suppress: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of labels (N,), and entropies (N,), from hidden states (N, H)."""
+    return label_logprobs(rule_out(head(hidden).float(), begins, begin_suppress), labels)
 
-    With a ``head``, outputs are hidden states (N, H), and the logits are not kept: their place is empty.
-    """
-    logits = outputs if head is None else head(outputs).float()
-    if begin_suppress:
-        forbidden = torch.zeros_like(logits, dtype=torch.bool)
-        forbidden[:, list(begin_suppress)] = begins.unsqueeze(1)
-        logits = logits.masked_fill(forbidden, torch.finfo(logits.dtype).min)  # not −inf, which makes NaN of 0 · −inf
-    return *label_logprobs(logits, labels), logits if head is None else logits.new_empty(len(labels), 0)
+
+def rule_out(logits: Tensor, begins: Tensor, begin_suppress: Sequence[int]) -> Tensor:
+    """Logits (N, V) in which tokens of ``begin_suppress`` have no probability where a response ``begins`` (N,)."""
+    if not begin_suppress:
+        return logits
+    forbidden = torch.zeros_like(logits, dtype=torch.bool)
+    forbidden[:, list(begin_suppress)] = begins.unsqueeze(1)
+    return logits.masked_fill(forbidden, torch.finfo(logits.dtype).min)  # not −inf, which makes NaN of 0 · −inf
 
 
 def _spread(packed: Tensor, place: Tensor, shape: torch.Size) -> Tensor:
