@@ -15,6 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig
 
+from rlhf_course.ppo.algorithm import CPU_PIECE
+
 FLOAT32 = 4  # bytes: adapters, gradients, optimizer state, everything of the vocabulary
 QUANTIZED = {"8bit": 1.0, "4bit": 0.5 + 4 / 64}  # bytes per weight; 4 bits share a float32 scale per block of 64
 
@@ -60,8 +62,10 @@ def ppo_memory(
     upcast = 2 * FLOAT32 * hidden if activation_bytes < FLOAT32 else 0
     layer = tokens * (activation_bytes * (9 * hidden + 4 * inner) + upcast)
     inputs = layers * tokens * hidden * activation_bytes
-    # Logits, log-probabilities, probabilities and a gradient: float32 numbers for every response token.
-    vocabulary = 4 * min(predicted, chunk or predicted) * text.vocab_size * FLOAT32
+    # Logits in float32, whose place probabilities and gradient take; in low precision those of the projection besides.
+    # And two temporaries for a piece of them, here a CPU's; a GPU's 64 MB each are within the tenth that is left free.
+    logits, projected = min(predicted, chunk or predicted) * text.vocab_size, base_bytes if base_bytes < FLOAT32 else 0
+    vocabulary = logits * (FLOAT32 + projected) + 2 * min(logits, CPU_PIECE) * FLOAT32
     # Recomputed layers need memory one at a time, when that of the vocabulary is free again.
     update = inputs + max(layer, vocabulary) if checkpointing else layers * layer + vocabulary
     cache = (batch or mini_batch) * (query + response) * layers * 2 * hidden * activation_bytes

@@ -45,18 +45,19 @@ def measure(
 @pytest.mark.parametrize("mini_batch", [4, 16])
 def test_what_is_computed_is_what_is_measured(vocabulary, layers, mini_batch, checkpointing):
     measured, plan = measure(vocabulary, layers, mini_batch, checkpointing)
-    assert 0.75 < measured / sum(plan.values()) <= 1.3
+    assert 0.9 < measured / sum(plan.values()) <= 1.3
 
 
 def test_chunks_of_the_vocabulary_take_less_as_computed():
     """With 8,000 words most of a step's memory is for numbers per word."""
     whole, _ = measure(8000, 2, 16, checkpointing=True)
     measured, plan = measure(8000, 2, 16, checkpointing=True, chunk=64)
-    assert measured < 0.5 * whole and 0.75 < measured / sum(plan.values()) <= 1.3
+    assert measured < 0.5 * whole and 0.9 < measured / sum(plan.values()) <= 1.3
 
 
 def test_low_precision_and_checkpointing_take_less():
-    config = LlamaConfig(hidden_size=64, intermediate_size=176, num_hidden_layers=8, num_attention_heads=2)
+    sizes = {"vocab_size": 1000, "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 8}
+    config = LlamaConfig(**sizes, num_attention_heads=2)
     plain, low, less = (
         ppo_memory(config, LoraConfig(**LORA), 8, 64, 64, base_bytes=size, checkpointing=checkpointing)
         for size, checkpointing in ((4, False), (2, False), (2, True))

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 Total = Callable[[Tensor], Tensor]
+CPU_PIECE, GPU_PIECE = 2**19, 2**24  # logits looked at together: what a cache holds, or 64 MB
 
 
 def alone(x: Tensor) -> Tensor:
@@ -26,8 +27,7 @@ class _LabelLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        rows = max(1, 2**19 // logits.shape[-1]) if logits.device.type == "cpu" else len(logits)  # what its cache holds
-        found = []
+        rows, found = max(1, (CPU_PIECE if logits.is_cpu else GPU_PIECE) // logits.shape[-1]), []
         for some, label in zip(logits.split(rows), labels.split(rows), strict=True):
             logprobs = some.log_softmax(-1)
             probabilities = torch.exp(logprobs, out=some)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedConfig
 
 from rlhf_course.ppo.algorithm import RunningMoments
 from rlhf_course.ppo.config import PPOConfig
@@ -36,6 +37,16 @@ def check_samples(
         for i, (keep, tokens) in enumerate(zip(response_masks, responses, strict=True)):
             if not isinstance(keep, Tensor) or keep.shape != tokens.shape or not keep.any():
                 raise ValueError(f"response_masks {i} must be a tensor of {len(tokens)} zeros and ones, not all zero.")
+
+
+def check_length(tokens: int, config: PreTrainedConfig) -> None:
+    """Raise ``ValueError`` when a query with its response is longer than the positions that a model knows."""
+    known = getattr(config.get_text_config(), "max_position_embeddings", None) or tokens
+    if tokens > known:
+        raise ValueError(
+            f"The longest query and response are {tokens} tokens together, but the model knows {known} positions. "
+            "Sample fewer tokens (max_new_tokens, or the LengthSampler), or cut the queries."
+        )
 
 
 def stack_scores(scores: Sequence[Tensor] | Tensor, device: torch.device, step: int) -> Tensor:

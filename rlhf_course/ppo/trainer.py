@@ -24,7 +24,7 @@ from rlhf_course.ppo.config import PPOConfig
 from rlhf_course.ppo.detectors import Detectors, warn_about_float16, warn_about_masked_eos
 from rlhf_course.ppo.experience import add_advantages, add_logprobs, add_rewards
 from rlhf_course.ppo.generation import LengthSampler, generate, pad_token_id
-from rlhf_course.ppo.inputs import check_samples, process_scores, stack_scores
+from rlhf_course.ppo.inputs import check_length, check_samples, process_scores, stack_scores
 from rlhf_course.ppo.rollout import Rollout
 from rlhf_course.ppo.stats import Clock, step_stats
 from rlhf_course.ppo.update import optimize
@@ -219,6 +219,7 @@ class PPOTrainer:
         warn_about_masked_eos(responses, response_masks, self.tokenizer)
         scores = process_scores(scores, self.config, self.running, self.accelerator.gather)
         rollout = Rollout.from_lists(queries, responses, scores, pad_token_id(self.tokenizer), response_masks)
+        check_length(rollout.input_ids.shape[1], self.accelerator.unwrap_model(self.model).config)
         clock = Clock()
         with without_dropout(self.model, checkpointing=True):
             with clock("forward_pass"):
