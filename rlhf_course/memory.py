@@ -126,15 +126,17 @@ class _Watch(TorchDispatchMode):
 CARDS = (16, 24, 40, 80)  # GiB; a tenth of it is left to CUDA, fragments and the reward model's batches
 
 
+SIZES = {"vocab_size": 125_696, "hidden_size": 4096, "intermediate_size": 11_008, "num_hidden_layers": 32}
+BAICHUAN = LlamaConfig(**SIZES, num_attention_heads=32)  # 2-7B, after conversion
+LORA = LoraConfig(task_type="CAUSAL_LM", r=8, target_modules="all-linear")
+
+
 def what_fits(mini_batch: int = 8, query: int = 256, responses: Sequence[int] = (256, 1024)) -> pd.DataFrame:
     """PPO's peak with LoRA (rank 8) on Baichuan2-7B's shape, and the smallest card that holds it: computed.
 
     A row per way to save memory, two columns per response length. The batch is one mini-batch of samples with so many
     tokens, in bf16 autocast.
     """
-    sizes = {"vocab_size": 125_696, "hidden_size": 4096, "intermediate_size": 11_008, "num_hidden_layers": 32}
-    config = LlamaConfig(**sizes, num_attention_heads=32)
-    lora = LoraConfig(task_type="CAUSAL_LM", r=8, target_modules="all-linear")
     ways = {
         "base in bfloat16": {},
         "+ gradient checkpointing": {"checkpointing": True},
@@ -144,7 +146,7 @@ def what_fits(mini_batch: int = 8, query: int = 256, responses: Sequence[int] = 
     }
     table = pd.DataFrame(index=pd.Index(ways, name="7B, LoRA"))
     for response in responses:
-        plans = [ppo_memory(config, lora, mini_batch, query, response, base_bytes=2, **way) for way in ways.values()]
+        plans = [ppo_memory(BAICHUAN, LORA, mini_batch, query, response, base_bytes=2, **way) for way in ways.values()]
         peaks = [sum(plan.values()) / 2**30 for plan in plans]
         cards = [next((f"{card} GB" for card in CARDS if peak <= 0.9 * card), "–") for peak in peaks]
         table[f"{response:,} new tokens"] = [f"{peak:.0f} GiB" for peak in peaks]
@@ -158,5 +160,11 @@ def as_markdown(table: pd.DataFrame) -> str:
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
+def about_the_optimizer() -> str:
+    """A sentence: what moving the optimizer's state to the machine's memory would save, computed."""
+    size = ppo_memory(BAICHUAN, LORA, 1, 1, 1)["optimizer"] / 2**30
+    return f"Adam's two moments of the adapters are {size:.1f} GiB of it, too little to move them elsewhere."
+
+
 if __name__ == "__main__":
-    print(as_markdown(what_fits()))
+    print(as_markdown(what_fits()), about_the_optimizer(), sep="\n\n")

@@ -11,7 +11,7 @@ import torch
 from accelerate import Accelerator, DistributedType, PartialState
 from accelerate.utils.fsdp_utils import fsdp2_prepare_model
 from torch import Tensor
-from torch.distributed.fsdp import register_fsdp_forward_method
+from torch.distributed.fsdp import CPUOffloadPolicy, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 
@@ -73,6 +73,11 @@ def check_sharing(accelerator: Accelerator, model, num_shared_layers: int | None
         raise ValueError(
             "PPOTrainer needs fsdp_cpu_ram_efficient_loading: false, as in scripts/accelerate/fsdp.yaml: otherwise "
             "only the first process has weights."
+        )
+    if isinstance(accelerator.state.fsdp_plugin.cpu_offload, CPUOffloadPolicy):
+        raise ValueError(
+            "PPOTrainer needs fsdp_offload_params: false, as in scripts/accelerate/fsdp.yaml: its optimizer steps on "
+            "the GPU. For more room, take more GPUs, or adapters with ddp.yaml."
         )
     if num_shared_layers:
         raise ValueError("Under FSDP2 policy and reference cannot share layers: leave num_shared_layers out.")

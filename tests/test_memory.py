@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlhf_course import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
 from rlhf_course.lora import REWARD
-from rlhf_course.memory import as_markdown, peak_memory, ppo_memory, what_fits
+from rlhf_course.memory import about_the_optimizer, as_markdown, peak_memory, ppo_memory, what_fits
 from rlhf_course.presets import ROOT
 
 QUERY, RESPONSE, BATCH = 24, 32, 16
@@ -95,4 +95,5 @@ def test_the_peak_is_the_most_that_was_alive_at_once():
 
 
 def test_the_readme_says_what_is_computed():
-    assert as_markdown(what_fits()) in (ROOT / "README.md").read_text(encoding="utf-8")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert as_markdown(what_fits()) in readme and about_the_optimizer() in readme

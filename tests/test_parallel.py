@@ -17,6 +17,7 @@ from accelerate.commands.config.config_args import load_config_from_file
 from conftest import SCRIPTS, PadTokenizer, difference, launch, make_policy
 from parallel_worker import CASES
 from peft import LoraConfig
+from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
 
 from rlhf_course import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
 from rlhf_course.offline.world import prepare
@@ -77,7 +78,8 @@ def test_launch_files_hold_options_that_accelerate_knows(name):
     assert config.num_processes == (2 if name == "two_cpus" else 8)
 
 
-def fake_accelerator(kind: DistributedType, version: int = 1, **plugin) -> SimpleNamespace:
+def fake_accelerator(kind: DistributedType, version: int = 1, **options) -> SimpleNamespace:
+    plugin = {"cpu_ram_efficient_loading": False, "cpu_offload": OffloadPolicy()} | options
     state = SimpleNamespace(fsdp_plugin=SimpleNamespace(**plugin))
     two = kind == DistributedType.FSDP and version == 2
     return SimpleNamespace(distributed_type=kind, is_fsdp2=two, state=state)
@@ -93,8 +95,13 @@ REFUSED = {
         {},
         "fsdp_cpu_ram_efficient_loading: false",
     ),
+    "an optimizer in the machine's memory": (
+        fake_accelerator(DistributedType.FSDP, 2, cpu_offload=CPUOffloadPolicy()),
+        {},
+        "fsdp_offload_params: false.*more GPUs",
+    ),
     "shared layers": (
-        fake_accelerator(DistributedType.FSDP, 2, cpu_ram_efficient_loading=False),
+        fake_accelerator(DistributedType.FSDP, 2),
         {"num_shared_layers": 1},
         "leave num_shared_layers out",
     ),
