@@ -33,12 +33,13 @@ def test_unknown_names_list_the_valid_ones():
 def test_more_tokens_than_positions():
     """In place of an IndexError from an embedding: before anything is sampled, and where responses are given."""
     settings, query = {"do_sample": True, "top_k": 0, "top_p": 1.0}, torch.ones(5, dtype=torch.long)
-    for more in ({"max_new_tokens": 60}, {"length_sampler": LengthSampler(60, 61)}):
-        with pytest.raises(ValueError, match="are 65 tokens together, but the model knows 64 positions"):
+    for more in ({"max_new_tokens": 61}, {"length_sampler": LengthSampler(61, 62)}):
+        with pytest.raises(ValueError, match="are 66 tokens together, but the model knows 64 positions"):
             trainer().generate([query], **settings, **more)
-    trainer().generate([query], max_new_tokens=59, **settings)
     with pytest.raises(ValueError, match="knows 64 positions. Sample fewer"):
-        trainer().step([query] * 8, [torch.ones(60, dtype=torch.long)] * 8, [torch.tensor(0.0)] * 8)
+        trainer().step([query] * 8, [torch.ones(61, dtype=torch.long)] * 8, [torch.tensor(0.0)] * 8)
+    trainer().generate([query], max_new_tokens=60, eos_token_id=[], **settings)
+    trainer().step([query] * 8, [torch.ones(60, dtype=torch.long)] * 8, [torch.tensor(0.0)] * 8)
 
 
 def test_lists_of_unequal_length():

@@ -31,7 +31,7 @@ class LengthSampler:
 class PreallocatedLayer(DynamicLayer):
     """Keys and values (B, heads, T, width) in tensors with room for ``tokens`` from the start.
 
-    transformers' own layer copies all that came before with every token, a fifth of the time of a long response.
+    transformers' own layer copies all that came before with every token.
     """
 
     def __init__(self, tokens: int) -> None:

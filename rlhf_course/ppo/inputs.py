@@ -40,9 +40,12 @@ def check_samples(
 
 
 def check_length(tokens: int, config: PreTrainedConfig) -> None:
-    """Raise ``ValueError`` when a query with its response is longer than the positions that a model knows."""
+    """Raise ``ValueError`` when a query with its response needs more positions than a model knows.
+
+    Their last token needs none: nothing is predicted from it.
+    """
     known = getattr(config.get_text_config(), "max_position_embeddings", None) or tokens
-    if tokens > known:
+    if tokens - 1 > known:
         raise ValueError(
             f"The longest query and response are {tokens} tokens together, but the model knows {known} positions. "
             "Sample fewer tokens (max_new_tokens, or the LengthSampler), or cut the queries."
