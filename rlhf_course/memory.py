@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig
 
 from rlhf_course.ppo.algorithm import CPU_PIECE
 
-FLOAT32 = 4  # bytes: adapters, gradients, optimizer state, everything of the vocabulary
+FLOAT32 = 4  # bytes: adapters, gradients, optimizer state, probabilities
 QUANTIZED = {"8bit": 1.0, "4bit": 0.5 + 4 / 64}  # bytes per weight; 4 bits share a float32 scale per block of 64
 
 
@@ -63,7 +63,7 @@ def ppo_memory(
     layer = tokens * (activation_bytes * (9 * hidden + 4 * inner) + upcast)
     inputs = layers * tokens * hidden * activation_bytes
     # Logits in float32, whose place probabilities and gradient take; in low precision those of the projection besides.
-    # And two temporaries for a piece of them, here a CPU's; a GPU's 64 MB each are within the tenth that is left free.
+    # And two temporaries for a piece of them, here a CPU's; a GPU's 64 MiB each are within the tenth that is left free.
     logits, projected = min(predicted, chunk or predicted) * text.vocab_size, base_bytes if base_bytes < FLOAT32 else 0
     vocabulary = logits * (FLOAT32 + projected) + 2 * min(logits, CPU_PIECE) * FLOAT32
     # Recomputed layers need memory one at a time, when that of the vocabulary is free again.

@@ -8,6 +8,7 @@ from conftest import PadTokenizer, make_policy, make_samples
 from rlhf_course import LengthSampler, PPOConfig, PPOTrainer
 from rlhf_course.data import build_queries, load_reviews
 from rlhf_course.offline.world import prepare
+from rlhf_course.ppo.algorithm import RunningMoments
 from rlhf_course.ppo.inputs import stack_scores
 from rlhf_course.presets import load_preset
 
@@ -36,8 +37,11 @@ def test_more_tokens_than_positions():
     for more in ({"max_new_tokens": 61}, {"length_sampler": LengthSampler(61, 62)}):
         with pytest.raises(ValueError, match="are 66 tokens together, but the model knows 64 positions"):
             trainer().generate([query], **settings, **more)
+    scaled = trainer()
+    scaled.config.use_score_scaling = True
     with pytest.raises(ValueError, match="knows 64 positions. Sample fewer"):
-        trainer().step([query] * 8, [torch.ones(61, dtype=torch.long)] * 8, [torch.tensor(0.0)] * 8)
+        scaled.step([query] * 8, [torch.ones(61, dtype=torch.long)] * 8, [torch.tensor(1.0)] * 8)
+    assert vars(scaled.running) == vars(RunningMoments())  # a refused step leaves no trace
     trainer().generate([query], max_new_tokens=60, eos_token_id=[], **settings)
     trainer().step([query] * 8, [torch.ones(60, dtype=torch.long)] * 8, [torch.tensor(0.0)] * 8)
 

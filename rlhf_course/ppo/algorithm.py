@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 Total = Callable[[Tensor], Tensor]
-CPU_PIECE, GPU_PIECE = 2**19, 2**24  # logits looked at together: what a cache holds, or 64 MB
+CPU_PIECE, GPU_PIECE = 2**19, 2**24  # logits looked at together: what a cache holds, or 64 MiB
 
 
 def alone(x: Tensor) -> Tensor:

@@ -132,9 +132,9 @@ def _sample(
     cumulative distribution, which needs one random number per row instead of one per entry of the vocabulary.
     """
     rows, cache = torch.arange(len(input_ids), device=input_ids.device), DynamicCache(config=model.config)
-    tokens = input_ids.shape[1] + most(int(limits.max()))
-    cache.layers = [PreallocatedLayer(tokens) if type(layer) is DynamicLayer else layer for layer in cache.layers]
     responses = torch.zeros(len(input_ids), most(int(limits.max())), dtype=torch.long, device=input_ids.device)
+    room = input_ids.shape[1] + responses.shape[1]
+    cache.layers = [PreallocatedLayer(room) if type(layer) is DynamicLayer else layer for layer in cache.layers]
     running = torch.ones_like(rows, dtype=torch.bool)
     positions = (attention_mask.cumsum(1) - 1).clamp(min=0)
     arguments = {"position_ids": positions} if takes_positions(model) else {}

@@ -215,11 +215,12 @@ class PPOTrainer:
         """
         started = time.perf_counter()
         check_samples(queries, responses, scores, self.config.batch_size, response_masks)
+        longest = max(len(q) + len(r) for q, r in zip(queries, responses, strict=True))
+        check_length(longest, self.accelerator.unwrap_model(self.model).config)
         scores = stack_scores(scores, self.accelerator.device, self.current_step)
         warn_about_masked_eos(responses, response_masks, self.tokenizer)
         scores = process_scores(scores, self.config, self.running, self.accelerator.gather)
         rollout = Rollout.from_lists(queries, responses, scores, pad_token_id(self.tokenizer), response_masks)
-        check_length(rollout.input_ids.shape[1], self.accelerator.unwrap_model(self.model).config)
         clock = Clock()
         with without_dropout(self.model, checkpointing=True):
             with clock("forward_pass"):
