@@ -5,13 +5,14 @@ import sys
 import numpy as np
 import pytest
 import torch
-from conftest import EOS, difference, make_policy, make_samples, make_trainer, sgd, snapshot
+from conftest import EOS, PadTokenizer, difference, make_policy, make_samples, make_trainer, sgd, snapshot
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.cache_utils import DynamicLayer
 
 from rlhf_course import PPOConfig, PPOTrainer
+from rlhf_course.ppo import generation, rollout
 from rlhf_course.ppo.algorithm import label_logprobs
-from rlhf_course.ppo.generation import PreallocatedLayer
+from rlhf_course.ppo.generation import PreallocatedLayer, generate
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 1000])
@@ -65,31 +66,65 @@ def callers(until: str) -> list[str]:
 
 
 class HostReads(TorchDispatchMode):
-    """Collects the places in ``optimize`` where the host reads from a tensor, and so would wait for a GPU."""
+    """Collects the places in a function where the host reads from a tensor, and so would wait for a GPU."""
 
-    places: list
+    def __init__(self, within: str) -> None:
+        super().__init__()
+        self.within, self.places = within, []
 
     def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
         aten = torch.ops.aten
         boolean = function is aten.index.Tensor and any(i is not None and i.dtype == torch.bool for i in arguments[1])
         reads = (aten._local_scalar_dense.default, aten.nonzero.default, aten.masked_select.default)
-        if (boolean or function in reads) and (names := callers("optimize")):
+        if (boolean or function in reads) and (names := callers(self.within)):
             self.places.append(names)
         return function(*arguments, **(keywords or {}))
 
 
+@pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize(
     "options", [{}, {"mini_batch_size": 2, "gradient_accumulation_steps": 2, "max_grad_norm": 0.5}]
 )
-def test_no_loop_of_an_update_waits_for_the_device(options, monkeypatch):
+def test_no_loop_of_an_update_waits_for_the_device(options, packed, monkeypatch):
+    """Where samples do not share rows, as on a GPU, transformers asks once per pass whether the mask is all ones."""
+    monkeypatch.setattr(rollout, "can_pack", lambda model: packed)
     trainer, lists, tolist = make_trainer(**options), [], torch.Tensor.tolist
     trainer.step(*make_samples())
     monkeypatch.setattr(torch.Tensor, "tolist", lambda x: lists.append(callers("step")) or tolist(x))
-    with HostReads() as reads:
-        reads.places = []
+    with HostReads("optimize") as reads:
         trainer.step(*make_samples(seed=1))
-    assert not reads.places
+    assert all("_ignore_causal_mask_sdpa" in names for names in reads.places) and packed == (not reads.places)
     assert [names[0] for names in lists if names] == ["_report", "step_stats"]  # once per step each
+
+
+@pytest.mark.parametrize("padded", [True, False])
+def test_sampling_waits_for_the_device_once_in_several_tokens(padded, monkeypatch):
+    """Three looks at ten tokens, and nothing read in between, by transformers neither; lengths and EOS still hold."""
+    monkeypatch.setattr(generation, "CPU_LOOK", 4)
+    policy, looks, tolist = make_policy(), [], torch.Tensor.tolist
+    queries = [torch.arange(1, 4 + padded * (row % 3)) for row in range(32)]
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda x: looks.append(callers("generate")) or tolist(x))
+    lengths, sampling = [3 + row % 8 for row in range(32)], {"do_sample": True, "top_k": 0, "eos_token_id": EOS}
+    with HostReads("_sample") as reads:
+        responses = generate(policy, PadTokenizer(), queries, lengths, **sampling)
+    assert [names[0] for names in looks if names] == ["_sample"] * 3
+    assert not [names for names in reads.places if "forward" in names]
+    assert len(reads.places) <= 4  # the longest length, and who goes on after each look
+    ended = [EOS in response[:-1] for response in responses]
+    assert not any(ended) and all(0 < len(r) <= n for r, n in zip(responses, lengths, strict=True))
+    assert any(len(r) < n for r, n in zip(responses, lengths, strict=True))  # EOS was met
+
+
+@pytest.mark.parametrize("padded", [True, False])
+def test_the_mask_of_sampling_is_the_one_that_transformers_would_make(padded, monkeypatch):
+    """The same tokens where transformers makes it, for every token anew, as it does for attention not of torch."""
+    queries = [torch.arange(1, 4 + padded * (row % 3)) for row in range(8)]
+    found, sampling = [], {"do_sample": True, "top_k": 0, "max_new_tokens": 12}
+    for ready in (True, False):
+        monkeypatch.setattr(generation, "can_pack", lambda model, ready=ready: ready)
+        torch.manual_seed(0)
+        found.append(torch.cat(generate(make_policy(), PadTokenizer(), queries, **sampling)))
+    assert torch.equal(*found)
 
 
 def test_an_optimizer_that_cannot_skip_by_itself_is_asked_on_the_host():

@@ -12,8 +12,10 @@ from torch.nn.functional import pad
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from rlhf_course.policy import takes_positions, without_dropout
+from rlhf_course.policy import can_pack, takes_positions, without_dropout
 from rlhf_course.ppo.inputs import check_length
+
+CPU_LOOK, GPU_LOOK = 1, 8  # tokens from one look at which rows are done to the next: a GPU has to be waited for
 
 
 class LengthSampler:
@@ -128,46 +130,48 @@ def _sample(
 ) -> Tensor:
     """Sample from softmax(logits) with a key-value cache, (B, max limit); what follows a row's end is arbitrary.
 
-    Rows that are done leave the batch as soon as they are an eighth of it. Tokens are drawn by inverting the
+    Rows that are done leave the batch as soon as they are seen to be an eighth of it. Tokens are drawn by inverting the
     cumulative distribution, which needs one random number per row instead of one per entry of the vocabulary.
     """
     rows, cache = torch.arange(len(input_ids), device=input_ids.device), DynamicCache(config=model.config)
     responses = torch.zeros(len(input_ids), most(int(limits.max())), dtype=torch.long, device=input_ids.device)
-    room = input_ids.shape[1] + responses.shape[1]
+    width, room = input_ids.shape[1], input_ids.shape[1] + responses.shape[1]
+    whole = all(type(layer) is DynamicLayer for layer in cache.layers)  # not a window that moves along
     cache.layers = [PreallocatedLayer(room) if type(layer) is DynamicLayer else layer for layer in cache.layers]
-    running = torch.ones_like(rows, dtype=torch.bool)
+    running, finite = torch.ones_like(rows, dtype=torch.bool), torch.ones((), dtype=torch.bool, device=rows.device)
     positions = (attention_mask.cumsum(1) - 1).clamp(min=0)
-    arguments = {"position_ids": positions} if takes_positions(model) else {}
+    visible, mask = pad(attention_mask, (0, responses.shape[1]), value=1), attention_mask
+    if whole and can_pack(model):  # transformers would make the same anew for every token, and read from the device
+        visible = visible.bool()[:, None, None]
+        causal = torch.ones(width, width, dtype=torch.bool, device=rows.device).tril()
+        mask = visible[..., :width] & causal | causal & causal.T  # padding sees itself: no row is empty
+    arguments = {"attention_mask": mask} | ({"position_ids": positions} if takes_positions(model) else {})
+    look = CPU_LOOK if rows.is_cpu else GPU_LOOK
     for t in range(responses.shape[1]):
-        logits, *_ = model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1,
-            **arguments,
-        )
+        logits, *_ = model(input_ids=input_ids, past_key_values=cache, use_cache=True, logits_to_keep=1, **arguments)
         logits = logits[:, -1]
         if t == 0 and begin_suppress:
             logits[:, list(begin_suppress)] = -torch.inf
         cumulative = logits.softmax(-1).cumsum(-1, dtype=torch.float64)
-        if not cumulative[:, -1].isfinite().all():
-            raise _not_finite()
+        finite &= cumulative[:, -1].isfinite().all()
         draw = torch.rand(len(rows), 1, dtype=torch.float64, device=rows.device) * cumulative[:, -1:]
         tokens = torch.searchsorted(cumulative, draw, right=True).clamp(max=cumulative.shape[1] - 1)
         responses[rows, t] = tokens.squeeze(1)
         running &= (limits[rows] > t + 1) & ~torch.isin(tokens.squeeze(1), eos)
-        n_running = int(running.sum())
-        if most(n_running) == 0:
-            break
-        if 0 < n_running <= 0.875 * len(rows):
-            keep = running.nonzero().squeeze(1)
-            cache.batch_select_indices(keep)
-            rows, running, tokens = rows[keep], running[keep], tokens[keep]
-            attention_mask, positions = attention_mask[keep], positions[keep]
+        if (t + 1) % look == 0 or t + 1 == responses.shape[1]:
+            n_running, usable = torch.stack([running.sum(), finite]).tolist()
+            if not usable:
+                raise _not_finite()
+            if most(n_running) == 0:
+                break
+            if 0 < n_running <= 0.875 * len(rows):
+                keep = running.nonzero().squeeze(1)
+                cache.batch_select_indices(keep)
+                rows, running, tokens = rows[keep], running[keep], tokens[keep]
+                visible, positions = visible[keep], positions[keep]
         input_ids, positions = tokens, positions[:, -1:] + 1
-        attention_mask = pad(attention_mask, (0, 1), value=1)
-        if arguments:
+        arguments["attention_mask"] = visible[..., : width + t + 1]
+        if "position_ids" in arguments:
             arguments["position_ids"] = positions
     return responses
 

@@ -33,8 +33,9 @@ def optimize(
     batch, the first epoch uses it instead of repeating it. With several processes, each has its own rollout, and what
     is averaged, skipped or stopped is decided on all of them together.
 
-    Nothing here waits for the device, but for early stopping and for optimizers that cannot skip a step by themselves:
-    what happened is read once, at the end. Raises ``FloatingPointError`` on a loss of NaN or Inf.
+    Nothing here waits for the device, but for early stopping, for optimizers that cannot skip a step by themselves,
+    and for transformers' look at the mask where samples do not share rows: what happened is read once, at the end.
+    Raises ``FloatingPointError`` on a loss of NaN or Inf.
     """
     total, collected, verdicts = partial(accelerator.reduce, reduction="sum"), [], []
     for _ in range(config.ppo_epochs):
