@@ -45,20 +45,20 @@ class PreallocatedLayer(DynamicLayer):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         past, new = self.get_seq_length(), (key_states, value_states)
-        now = past + key_states.shape[-2]
         if self.room is None:
             self.room = [states.new_empty(*states.shape[:-2], self.tokens, states.shape[-1]) for states in new]
-            if past:
-                self.room[0][..., :past, :], self.room[1][..., :past, :] = self.keys, self.values
         for room, states in zip(self.room, new, strict=True):
-            room[..., past:now, :] = states
-        self.keys, self.values = (room[..., :now, :] for room in self.room)
+            room[..., past : past + states.shape[-2], :] = states
+        self._show(past + key_states.shape[-2])
         return self.keys, self.values
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep these rows alone."""
-        super().batch_select_indices(indices)
-        self.room = None
+        self.room = [room.index_select(0, indices) for room in self.room]
+        self._show(self.get_seq_length())
+
+    def _show(self, tokens: int) -> None:
+        self.keys, self.values = (room[..., :tokens, :] for room in self.room)
 
 
 @torch.no_grad()
