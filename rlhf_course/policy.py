@@ -13,8 +13,9 @@ import torch
 from peft import AutoPeftModelForCausalLM, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.activations import NewGELUActivation
+from transformers.cache_utils import DynamicLayer
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import cached_file
 
@@ -248,9 +249,14 @@ def takes_positions(model: nn.Module) -> bool:
 
 
 def can_pack(model: nn.Module) -> bool:
-    """Whether several samples can share a row: positions are given, and attention takes a mask of (T, T)."""
+    """Whether several samples can share a row: positions are given, and all layers follow one mask of (T, T).
+
+    A layer with a sliding window or a recurrent state would not.
+    """
     model = getattr(model, "module", model)
-    return takes_positions(model) and model.config._attn_implementation == "sdpa"
+    layers = DynamicCache(config=model.config).layers
+    follow = model.config._attn_implementation == "sdpa" and all(type(layer) is DynamicLayer for layer in layers)
+    return follow and takes_positions(model)
 
 
 @contextmanager

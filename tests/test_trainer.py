@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 import torch
 from conftest import EOS, PadTokenizer, difference, make_policy, make_samples, make_trainer, sgd, snapshot
+from transformers import AutoModelForCausalLM, Gemma3TextConfig, MistralConfig
 
 from rlhf_course import LengthSampler, PPOConfig, PPOTrainer, create_reference_model
-from rlhf_course.policy import can_pack
+from rlhf_course.policy import AutoModelForCausalLMWithValueHead, can_pack
+from rlhf_course.ppo.generation import generate
 from rlhf_course.ppo.rollout import Rollout, first_fit, forward
 from rlhf_course.ppo.stats import MEANING
 
@@ -101,6 +103,25 @@ def test_a_model_that_cannot_be_packed_runs_plainly():
     eager = make_policy(attn_implementation="eager")
     assert not can_pack(eager) and can_pack(make_policy())
     torch.testing.assert_close(forward(eager, rollout)[0], forward(make_policy(), rollout)[0], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("kind", [MistralConfig, Gemma3TextConfig])
+def test_a_sliding_window_is_kept_to_in_sampling_and_in_scoring(kind):
+    """A model that is sure of every token: what it samples, token by token, is what it is sure of in one pass."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 6}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "tie_word_embeddings": False}
+    special = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    config = kind(**sizes, **special, sliding_window=4)
+    policy = AutoModelForCausalLMWithValueHead(AutoModelForCausalLM.from_config(config)).eval()
+    policy.pretrained_model.lm_head.weight.data *= 1e5
+    queries = [torch.arange(1, 4 + row % 5) for row in range(16)]
+    responses = generate(policy, PadTokenizer(), queries, do_sample=True, top_k=0, max_new_tokens=12)
+    rollout = Rollout.from_lists(queries, responses, torch.zeros(16), EOS)
+    assert not can_pack(policy)
+    with torch.no_grad():
+        logprobs = forward(policy, rollout)[0]
+    assert rollout.mask.sum() == 16 * 12 and logprobs.min() > -0.1
 
 
 def test_eos_inside_or_at_the_end_of_a_response_counts():

@@ -136,12 +136,11 @@ def _sample(
     rows, cache = torch.arange(len(input_ids), device=input_ids.device), DynamicCache(config=model.config)
     responses = torch.zeros(len(input_ids), most(int(limits.max())), dtype=torch.long, device=input_ids.device)
     width, room = input_ids.shape[1], input_ids.shape[1] + responses.shape[1]
-    whole = all(type(layer) is DynamicLayer for layer in cache.layers)  # not a window that moves along
     cache.layers = [PreallocatedLayer(room) if type(layer) is DynamicLayer else layer for layer in cache.layers]
     running, finite = torch.ones_like(rows, dtype=torch.bool), torch.ones((), dtype=torch.bool, device=rows.device)
     positions = (attention_mask.cumsum(1) - 1).clamp(min=0)
     visible, mask = pad(attention_mask, (0, responses.shape[1]), value=1), attention_mask
-    if whole and can_pack(model):  # transformers would make the same anew for every token, and read from the device
+    if can_pack(model):  # transformers would make the same anew for every token, and read from the device
         visible = visible.bool()[:, None, None]
         causal = torch.ones(width, width, dtype=torch.bool, device=rows.device).tril()
         mask = visible[..., :width] & causal | causal & causal.T  # padding sees itself: no row is empty
