@@ -240,12 +240,12 @@ def _load_value_head(source: str) -> dict[str, Tensor]:
     return {}
 
 
-def takes_positions(model: nn.Module) -> bool:
-    """Whether a policy or its network can be told the position of each token (ALiBi models, for one, cannot)."""
+def takes(model: nn.Module, argument: str) -> bool:
+    """Whether a policy's network, or a network, has this argument; ``position_ids``, for one, is unknown to ALiBi."""
     model = getattr(model, "module", model)  # under data parallelism
     network = getattr(model, "pretrained_model", model)
     network = network.get_base_model() if isinstance(network, PeftModel) else network
-    return "position_ids" in inspect.signature(network.forward).parameters
+    return argument in inspect.signature(network.forward).parameters
 
 
 def can_pack(model: nn.Module) -> bool:
@@ -256,7 +256,7 @@ def can_pack(model: nn.Module) -> bool:
     model = getattr(model, "module", model)
     layers = DynamicCache(config=model.config).layers
     follow = model.config._attn_implementation == "sdpa" and all(type(layer) is DynamicLayer for layer in layers)
-    return follow and takes_positions(model)
+    return follow and takes(model, "position_ids")
 
 
 @contextmanager

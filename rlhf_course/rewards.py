@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
 
 from rlhf_course.data import encode
-from rlhf_course.policy import takes_positions, without_dropout
+from rlhf_course.policy import takes, without_dropout
 
 
 class SentimentReward:
@@ -127,7 +127,7 @@ def load_reward_model(source: str | Path, **kwargs) -> PreTrainedModel:
 
 def last_token_scores(model: PreTrainedModel, input_ids: Tensor, attention_mask: Tensor, **_) -> Tensor:
     """Scores (B,) at each row's last real token, for (B, T) padded on either side."""
-    positions = {"position_ids": (attention_mask.cumsum(1) - 1).clamp(min=0)} if takes_positions(model) else {}
+    positions = {"position_ids": (attention_mask.cumsum(1) - 1).clamp(min=0)} if takes(model, "position_ids") else {}
     return model(input_ids=input_ids, attention_mask=attention_mask, **positions).logits[:, 0]
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import EOS, PadTokenizer, difference, make_policy, make_samples, make_trainer, sgd, snapshot
-from transformers import AutoModelForCausalLM, Gemma3TextConfig, MistralConfig
+from transformers import AutoModelForCausalLM, Gemma3TextConfig, MambaConfig, MistralConfig
 
 from rlhf_course import LengthSampler, PPOConfig, PPOTrainer, create_reference_model
 from rlhf_course.policy import AutoModelForCausalLMWithValueHead, can_pack
@@ -105,8 +105,8 @@ def test_a_model_that_cannot_be_packed_runs_plainly():
     torch.testing.assert_close(forward(eager, rollout)[0], forward(make_policy(), rollout)[0], atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("kind", [MistralConfig, Gemma3TextConfig])
-def test_a_sliding_window_is_kept_to_in_sampling_and_in_scoring(kind):
+@pytest.mark.parametrize("kind", [MistralConfig, Gemma3TextConfig, MambaConfig])
+def test_what_is_sampled_is_what_is_scored_with_sliding_windows_and_without_attention(kind):
     """A model that is sure of every token: what it samples, token by token, is what it is sure of in one pass."""
     torch.manual_seed(0)
     sizes = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 6}

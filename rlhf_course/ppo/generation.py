@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from rlhf_course.policy import can_pack, takes_positions, without_dropout
+from rlhf_course.policy import can_pack, takes, without_dropout
 from rlhf_course.ppo.inputs import check_length
 
 CPU_LOOK, GPU_LOOK = 1, 8  # tokens from one look at which rows are done to the next: a GPU has to be waited for
@@ -77,7 +77,7 @@ def generate(
     Row i ends after ``lengths[i]`` tokens (max_new_tokens where lengths is None) or after its first EOS, which it
     keeps: the same distribution as row-by-row sampling. It never begins with a token of ``begin_suppress``. Dropout is
     off, whatever mode the model is in. Sampling from the model's own distribution takes a short path, if ``fast``; any
-    other setting goes to transformers' ``generate``. Where processes share a model out, all generate together, until
+    other setting, and a model that keeps no keys and values, goes to transformers' ``generate``. Where processes share a model out, all generate together, until
     the last one is done; ``most`` gives the largest of their numbers.
 
     Raises ``FloatingPointError`` when the model's probabilities are not finite, and ``ValueError`` when a response may
@@ -102,7 +102,7 @@ def generate(
         input_ids[row, width - len(query) :] = query
     input_ids = input_ids.to(model.device)
 
-    plain = samples_plainly(model, settings, begin_suppress)
+    plain = samples_plainly(model, settings, begin_suppress) and takes(model, "past_key_values")  # Mamba does not
     if begin_suppress:
         settings["begin_suppress_tokens"] = list(begin_suppress)
     with without_dropout(model):
@@ -144,7 +144,7 @@ def _sample(
         visible = visible.bool()[:, None, None]
         causal = torch.ones(width, width, dtype=torch.bool, device=rows.device).tril()
         mask = visible[..., :width] & causal | causal & causal.T  # padding sees itself: no row is empty
-    arguments = {"attention_mask": mask} | ({"position_ids": positions} if takes_positions(model) else {})
+    arguments = {"attention_mask": mask} | ({"position_ids": positions} if takes(model, "position_ids") else {})
     look = CPU_LOOK if rows.is_cpu else GPU_LOOK
     for t in range(responses.shape[1]):
         logits, *_ = model(input_ids=input_ids, past_key_values=cache, use_cache=True, logits_to_keep=1, **arguments)
