@@ -77,8 +77,8 @@ def generate(
     Row i ends after ``lengths[i]`` tokens (max_new_tokens where lengths is None) or after its first EOS, which it
     keeps: the same distribution as row-by-row sampling. It never begins with a token of ``begin_suppress``. Dropout is
     off, whatever mode the model is in. Sampling from the model's own distribution takes a short path, if ``fast``; any
-    other setting, and a model that keeps no keys and values, goes to transformers' ``generate``. Where processes share a model out, all generate together, until
-    the last one is done; ``most`` gives the largest of their numbers.
+    other setting, and a model that keeps no keys and values, goes to transformers' ``generate``. Where processes share
+    a model out, all generate together, until the last one is done; ``most`` gives the largest of their numbers.
 
     Raises ``FloatingPointError`` when the model's probabilities are not finite, and ``ValueError`` when a response may
     outgrow the positions that the model knows.
