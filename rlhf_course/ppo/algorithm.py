@@ -119,7 +119,7 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float = 1.0, lam: 
     deltas = rewards * mask + gamma * next_values - values
     advantages, running = [], torch.zeros_like(deltas[:, 0])
     for t in reversed(range(deltas.shape[1])):
-        running = deltas[:, t] + gamma * lam * running
+        running = deltas[:, t].add(running, alpha=gamma * lam)
         advantages.append(running)
     advantages = torch.stack(advantages[::-1], dim=1)
     return advantages, advantages + values

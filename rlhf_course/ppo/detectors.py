@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rlhf_course.ppo.config import PPOConfig
+from rlhf_course.ppo.transfer import to_host
 
 FIRST = 3  # steps that stand for how the run began
 
@@ -116,10 +117,10 @@ def warn_about_float16(model: torch.nn.Module) -> None:
 
 def warn_about_masked_eos(responses: Sequence[Tensor], masks: Sequence[Tensor] | None, tokenizer) -> None:
     """Warn when masks leave out the final EOS of responses: then nothing ever learns when to stop."""
-    hidden = sum(
-        bool(response[-1] == tokenizer.eos_token_id) and not bool(mask[-1])
-        for response, mask in zip(responses, masks or (), strict=masks is not None)
-    )
+    if masks is None:
+        return
+    both = zip(responses, to_host(masks), strict=True)
+    hidden = sum(bool(response[-1] == tokenizer.eos_token_id) and not bool(mask[-1]) for response, mask in both)
     if hidden:
         warnings.warn(
             f"response_masks leave out the final EOS of {hidden} of {len(responses)} responses, as a mask made from "

@@ -9,11 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from rlhf_course.policy import can_pack, takes, without_dropout
 from rlhf_course.ppo.inputs import check_length
+from rlhf_course.ppo.transfer import to_device, to_host
 
 CPU_LOOK, GPU_LOOK = 1, 8  # tokens from one look at which rows are done to the next: a GPU has to be waited for
 
@@ -42,11 +44,12 @@ class PreallocatedLayer(DynamicLayer):
 
     def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
         """Write the new states (B, heads, t, width) behind the old ones; returns all of them."""
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        past, new = self.get_seq_length(), (key_states, value_states)
-        if self.room is None:
+        new = key_states, value_states
+        if self.room is None:  # without lazy_initialization, whose empty tensors are sent from the host
             self.room = [states.new_empty(*states.shape[:-2], self.tokens, states.shape[-1]) for states in new]
+            self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
+            self._show(0)
+        past = self.get_seq_length()
         for room, states in zip(self.room, new, strict=True):
             room[..., past : past + states.shape[-2], :] = states
         self._show(past + key_states.shape[-2])
@@ -91,24 +94,22 @@ def generate(
         settings["top_k"] = int(settings["top_k"])  # classic scripts pass 0.0
     saved = getattr(model.pretrained_model, "generation_config", None)  # where chat models list several
     eos = settings.get("eos_token_id", getattr(saved, "eos_token_id", None) or model.config.eos_token_id)
-    eos = torch.tensor([] if eos is None else eos, dtype=torch.long, device=model.device).reshape(-1)
+    eos = torch.tensor([] if eos is None else eos, dtype=torch.long).reshape(-1)
 
     width = max(map(len, queries))
-    check_length(width + (max(lengths) if lengths else settings.get("max_new_tokens", 0)), model.config)
-    column, query_lengths = torch.arange(width), torch.tensor([len(query) for query in queries])
-    attention_mask = (column >= width - query_lengths.unsqueeze(1)).long().to(model.device)
-    input_ids = torch.full((len(queries), width), settings["pad_token_id"])
-    for row, query in enumerate(queries):
-        input_ids[row, width - len(query) :] = query
-    input_ids = input_ids.to(model.device)
+    limits = torch.tensor(lengths or [settings.get("max_new_tokens", 0)] * len(queries))
+    check_length(width + int(limits.max()), model.config)
+    input_ids = pad_sequence(to_host(queries), True, settings["pad_token_id"], padding_side="left")
+    attention_mask = pad_sequence([torch.ones(len(query), dtype=torch.long) for query in queries], True, 0, "left")
+    input_ids, attention_mask, ends_at, eos = to_device([input_ids, attention_mask, limits, eos], model.device)
 
     plain = samples_plainly(model, settings, begin_suppress) and takes(model, "past_key_values")  # Mamba does not
     if begin_suppress:
         settings["begin_suppress_tokens"] = list(begin_suppress)
     with without_dropout(model):
         if fast and plain and (lengths is not None or "max_new_tokens" in settings):
-            limits = torch.tensor(lengths or [settings["max_new_tokens"]] * len(queries), device=model.device)
-            responses = _sample(model, input_ids, attention_mask, limits, eos, begin_suppress, most or int)
+            longest = (most or int)(int(limits.max()))
+            responses = _sample(model, input_ids, attention_mask, ends_at, longest, eos, begin_suppress, most or int)
         else:
             if lengths is not None:
                 settings["max_new_tokens"] = max(lengths)
@@ -118,23 +119,29 @@ def generate(
             except RuntimeError as error:
                 raise (_not_finite() if "probability tensor" in str(error) else error) from error
             responses = output[:, width:]
-            limits = torch.tensor(lengths or [responses.shape[1]] * len(queries), device=model.device)
     ends = torch.isin(responses, eos)
-    first_end = torch.where(ends.any(1), ends.int().argmax(1) + 1, responses.shape[1])
-    kept = torch.minimum(first_end, limits).tolist()
+    first_end = torch.where(ends.any(1), ends.int().argmax(1) + 1, responses.shape[1]).tolist()
+    kept = map(min, first_end, lengths) if lengths is not None else first_end
     return [row[:n] for row, n in zip(responses, kept, strict=True)]
 
 
 def _sample(
-    model, input_ids, attention_mask, limits: Tensor, eos: Tensor, begin_suppress: Sequence[int], most: Callable
+    model,
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    limits: Tensor,
+    longest: int,
+    eos: Tensor,
+    begin_suppress: Sequence[int],
+    most: Callable,
 ) -> Tensor:
-    """Sample from softmax(logits) with a key-value cache, (B, max limit); what follows a row's end is arbitrary.
+    """Sample from softmax(logits) with a key-value cache, (B, longest); what follows a row's end is arbitrary.
 
     Rows that are done leave the batch as soon as they are seen to be an eighth of it. Tokens are drawn by inverting the
     cumulative distribution, which needs one random number per row instead of one per entry of the vocabulary.
     """
     rows, cache = torch.arange(len(input_ids), device=input_ids.device), DynamicCache(config=model.config)
-    responses = torch.zeros(len(input_ids), most(int(limits.max())), dtype=torch.long, device=input_ids.device)
+    responses = torch.zeros(len(input_ids), longest, dtype=torch.long, device=input_ids.device)
     width, room = input_ids.shape[1], input_ids.shape[1] + responses.shape[1]
     cache.layers = [PreallocatedLayer(room) if type(layer) is DynamicLayer else layer for layer in cache.layers]
     running, finite = torch.ones_like(rows, dtype=torch.bool), torch.ones((), dtype=torch.bool, device=rows.device)
@@ -150,7 +157,8 @@ def _sample(
         logits, *_ = model(input_ids=input_ids, past_key_values=cache, use_cache=True, logits_to_keep=1, **arguments)
         logits = logits[:, -1]
         if t == 0 and begin_suppress:
-            logits[:, list(begin_suppress)] = -torch.inf
+            for token in begin_suppress:
+                logits[:, token] = -torch.inf
         cumulative = logits.softmax(-1).cumsum(-1, dtype=torch.float64)
         finite &= cumulative[:, -1].isfinite().all()
         draw = torch.rand(len(rows), 1, dtype=torch.float64, device=rows.device) * cumulative[:, -1:]

@@ -10,6 +10,7 @@ from transformers import PreTrainedConfig
 
 from rlhf_course.ppo.algorithm import RunningMoments
 from rlhf_course.ppo.config import PPOConfig
+from rlhf_course.ppo.transfer import to_device, to_host
 
 
 def check_samples(
@@ -34,8 +35,10 @@ def check_samples(
     if response_masks is not None:
         if len(response_masks) != size:
             raise ValueError(f"response_masks has {len(response_masks)} entries, but batch_size is {size}.")
-        for i, (keep, tokens) in enumerate(zip(response_masks, responses, strict=True)):
-            if not isinstance(keep, Tensor) or keep.shape != tokens.shape or not keep.any():
+        fits = [isinstance(k, Tensor) and k.shape == r.shape for k, r in zip(response_masks, responses, strict=True)]
+        kept = to_host(response_masks) if all(fits) else response_masks
+        for i, (fit, keep, tokens) in enumerate(zip(fits, kept, responses, strict=True)):
+            if not fit or all(fits) and not keep.any():
                 raise ValueError(f"response_masks {i} must be a tensor of {len(tokens)} zeros and ones, not all zero.")
 
 
@@ -53,34 +56,31 @@ def check_length(tokens: int, config: PreTrainedConfig) -> None:
 
 
 def stack_scores(scores: Sequence[Tensor] | Tensor, device: torch.device, step: int) -> Tensor:
-    """Scores as float32 (B,) on ``device``; raises for shapes, devices and numbers that cannot be used."""
-    collected = []
+    """Scores, from either side, as float32 (B,) on ``device``; raises for shapes and numbers that cannot be used."""
+    scores = [torch.as_tensor(score) for score in (to_host([scores])[0] if isinstance(scores, Tensor) else scores)]
     for i, score in enumerate(scores):
-        score = torch.as_tensor(score)
         if score.numel() != 1:
             raise ValueError(f"score {i} has {score.numel()} elements; a score is one number per sample.")
-        if score.device.type not in ("cpu", device.type):
-            raise ValueError(f"score {i} is on {score.device}, the policy on {device}: move it there with .to(...).")
-        collected.append(score.detach().reshape(()).float().to(device))
-    stacked = torch.stack(collected)
+    stacked = torch.stack([score.detach().reshape(()).float() for score in to_host(scores)])
     if not stacked.isfinite().all():
         i = int((~stacked.isfinite()).nonzero()[0])
         raise FloatingPointError(
             f"Step {step}: the score of sample {i} is {stacked[i].item()}. Look at its text, and at the reward "
             "model's dtype (float16 overflows where bfloat16 and float32 do not)."
         )
-    return stacked
+    return to_device([stacked], device)[0]
 
 
-def check_logprobs(logprobs: Tensor, who: str, step: int) -> None:
-    """Raise ``FloatingPointError``, naming the sample, unless all log-probabilities (B, R) are finite."""
-    bad = ~logprobs.isfinite().all(1)
-    if bad.any():
-        raise FloatingPointError(
-            f"Step {step}: the {who}'s logits for sample {int(bad.nonzero()[0])} are NaN or Inf; no weight was changed "
-            "in this step. Train float32 weights (with bf16 autocast if you like), lower the learning rate, or go back "
-            "to the last checkpoint."
-        )
+def check_logprobs(logprobs: dict[str, Tensor], step: int) -> None:
+    """Raise ``FloatingPointError``, naming model and sample, unless all log-probabilities (B, R) are finite."""
+    finite = torch.stack([*logprobs.values()]).isfinite().all(-1).cpu()  # read at once: the host waits here
+    for who, samples in zip(logprobs, finite, strict=True):
+        if not samples.all():
+            raise FloatingPointError(
+                f"Step {step}: the {who}'s logits for sample {int((~samples).nonzero()[0])} are NaN or Inf; no weight "
+                "was changed in this step. Train float32 weights (with bf16 autocast if you like), lower the learning "
+                "rate, or go back to the last checkpoint."
+            )
 
 
 def process_scores(scores: Tensor, config: PPOConfig, running: RunningMoments, gather=lambda x: x) -> Tensor:

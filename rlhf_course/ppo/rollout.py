@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,24 +13,34 @@ from torch.utils.checkpoint import checkpoint
 
 from rlhf_course.policy import can_pack
 from rlhf_course.ppo.algorithm import label_logprobs
+from rlhf_course.ppo.transfer import to_device, to_host
+
+ON_HOST = ("input_ids", "query_lengths", "response_lengths")
+
+
+class Layout(NamedTuple):
+    """A batch as a policy takes it, on the device; N response tokens."""
+
+    labels: Tensor  # (N,) the response tokens
+    place: Tensor  # (N,) where each belongs in the flattened (B · R)
+    arguments: dict[str, Tensor]  # of a policy's forward; its positions (N,) are where response tokens are predicted
 
 
 @dataclass
 class Rollout:
     """One batch of samples, padded on the right; tensors about responses are aligned to them.
 
-    input_ids is (B, T), query then response; responses and mask are (B, R), the mask 1.0 on response tokens; scores is
-    (B,); the two lengths are (B,) on the CPU, in tokens. The rest is (B, R) in float32, 0 on padding, and filled in by
+    On the host: input_ids (B, T), query then response, and the two lengths (B,), in tokens. On the device: scores (B,)
+    and mask (B, R), 1.0 on response tokens. The rest is (B, R) in float32 on the device, 0 on padding, and filled in by
     the trainer: log-probabilities and KL in nats. There is no attention mask: a causal model never looks at what stands
     to the right, so padding there needs no hiding.
     """
 
     input_ids: Tensor
-    responses: Tensor
-    mask: Tensor
-    scores: Tensor
     query_lengths: Tensor
     response_lengths: Tensor
+    scores: Tensor
+    mask: Tensor
     logprobs: Tensor | None = None
     ref_logprobs: Tensor | None = None
     values: Tensor | None = None
@@ -38,7 +49,7 @@ class Rollout:
     non_score_rewards: Tensor | None = None
     advantages: Tensor | None = None
     returns: Tensor | None = None
-    layouts: dict[bool, tuple[dict[str, Tensor], Tensor]] = field(default_factory=dict, init=False)  # of lay_out
+    layouts: dict[bool, Layout] = field(default_factory=dict, init=False)  # of lay_out
 
     @classmethod
     def from_lists(
@@ -49,21 +60,19 @@ class Rollout:
         pad_token_id: int,
         response_masks: Sequence[Tensor] | None = None,
     ) -> Rollout:
-        """Lay out ragged token lists on the scores' device.
+        """One batch of ragged token lists, from either side; what belongs on a device goes to that of the scores.
 
         Masks come from lengths, never from ``ids != pad``, because the padding token may be EOS.
         """
         query_lengths = torch.tensor([len(query) for query in queries])
         response_lengths = torch.tensor([len(response) for response in responses])
-        whole = [torch.cat(pair).cpu() for pair in zip(queries, responses, strict=True)]
+        tokens = to_host([*queries, *responses])
+        whole = [torch.cat(pair) for pair in zip(tokens[: len(queries)], tokens[len(queries) :], strict=True)]
         input_ids = pad_sequence(whole, batch_first=True, padding_value=pad_token_id)
-        response_ids = pad_sequence([r.cpu() for r in responses], batch_first=True, padding_value=pad_token_id)
-        mask = (torch.arange(response_ids.shape[1]) < response_lengths.unsqueeze(1)).float()
+        mask = (torch.arange(int(response_lengths.max())) < response_lengths.unsqueeze(1)).float()
         if response_masks is not None:
-            for row, keep in enumerate(response_masks):
-                mask[row, : len(keep)] *= keep.float().cpu()
-        tensors = (tensor.to(scores.device) for tensor in (input_ids, response_ids, mask))
-        return cls(*tensors, scores, query_lengths, response_lengths)
+            mask *= pad_sequence([keep.float() for keep in to_host(response_masks)], batch_first=True)
+        return cls(input_ids, query_lengths, response_lengths, scores, *to_device([mask], scores.device))
 
     def __len__(self) -> int:
         return len(self.input_ids)
@@ -72,20 +81,19 @@ class Rollout:
         """These rows (indices on the CPU) alone, without the columns that none of them uses."""
         t = int((self.query_lengths[rows] + self.response_lengths[rows]).max())
         r = int(self.response_lengths[rows].max())
+        [on_device] = to_device([rows], self.mask.device)
         part = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
-        on_device = rows.to(self.input_ids.device)
         for name, tensor in part.items():
-            picked = tensor[on_device if tensor.device == on_device.device else rows]
+            picked = tensor[rows if name in ON_HOST else on_device]
             part[name] = picked if picked.dim() == 1 else picked[:, : t if name == "input_ids" else r]
         return Rollout(**part)
 
-    def lay_out(self, packed: bool) -> tuple[dict[str, Tensor], Tensor]:
-        """What a policy's forward takes, and where each of its outputs belongs in the flattened (B · R).
+    def lay_out(self, packed: bool) -> Layout:
+        """The batch as a policy's forward takes it; worked out on the host, once per rollout, and sent at once.
 
-        Every sample without its last token, which predicts nothing that is needed; ``positions`` are where response
-        tokens are predicted, one place before each. Plain: a sample per row, and no mask is needed (all ones keep
-        transformers on its causal fast path). Packed: several samples share a row, positions restart with each, and
-        a mask (rows, 1, W, W) keeps them apart; that leaves far less padding. Worked out once per rollout.
+        Every sample without its last token, which predicts nothing that is needed. Plain: a sample per row, and no mask
+        is needed (all ones keep transformers on its causal fast path). Packed: several samples share a row, positions
+        restart with each, and a mask (rows, 1, W, W) keeps them apart; that leaves far less padding.
         """
         if packed in self.layouts:
             return self.layouts[packed]
@@ -107,16 +115,21 @@ class Rollout:
         response_column = torch.arange(self.mask.shape[1])
         tokens = response_column < self.response_lengths.unsqueeze(1)
         predicts = (first + self.query_lengths - 1).unsqueeze(1) + response_column
-        arguments = {"input_ids": fill(self.input_ids[:, :longest].cpu(), 0), "positions": predicts[tokens]}
+        labels = (self.query_lengths.unsqueeze(1) + response_column).clamp(max=longest)
+        arguments = {"input_ids": fill(self.input_ids[:, :longest], 0), "positions": predicts[tokens]}
+        arguments["labels"] = self.input_ids.gather(1, labels)[tokens]
+        arguments["place"] = tokens.flatten().nonzero()[:, 0]
+        if packed:
+            arguments["position_ids"] = fill(column, 0)
+        device = self.mask.device
+        arguments = dict(zip(arguments, to_device([*arguments.values()], device), strict=True))
         if packed:
             sample = fill(torch.arange(len(self)).unsqueeze(1), -1)
             same_sample = sample.unsqueeze(1) == sample.unsqueeze(2)
-            arguments["attention_mask"] = (same_sample & torch.ones(width, width).tril().bool()).unsqueeze(1)
-            arguments["position_ids"] = fill(column, 0)
+            arguments["attention_mask"] = (same_sample & torch.ones(width, width).tril().bool()).unsqueeze(1).to(device)
         else:
             arguments["attention_mask"] = torch.ones_like(arguments["input_ids"])
-        device, places = self.input_ids.device, tokens.flatten().nonzero()[:, 0]
-        self.layouts[packed] = {name: value.to(device) for name, value in arguments.items()}, places.to(device)
+        self.layouts[packed] = Layout(arguments.pop("labels"), arguments.pop("place"), arguments)
         return self.layouts[packed]
 
 
@@ -153,16 +166,16 @@ def forward(
     vocabulary's numbers for so many tokens are in memory at once; in the backward pass they are computed again.
     """
     if packed is None:  # a GPU prefers causal attention without a mask
-        packed = rollout.input_ids.device.type == "cpu" and can_pack(model)
+        packed = rollout.mask.is_cpu and can_pack(model)
     collected, places, everything = [], [], []
     whole = at_most is None or at_most >= len(rollout)
     order = torch.arange(len(rollout)) if whole else (rollout.query_lengths + rollout.response_lengths).argsort()
     for rows in order.split(at_most or len(rollout)):
         part = rollout if whole else rollout.select(rows)
-        arguments, place = part.lay_out(packed)
+        labels, place, arguments = part.lay_out(packed)
         outputs, _, values = model(**arguments, use_cache=False, project=not chunk)
-        width, device = part.mask.shape[1], place.device
-        labels, begins = part.responses.flatten()[place], place % width == 0
+        width = part.mask.shape[1]
+        begins = place % width == 0
         if chunk:
             head = getattr(model, "module", model).pretrained_model.get_output_embeddings()
             parts = zip(*(x.split(chunk) for x in (outputs, labels, begins)), strict=True)
@@ -173,7 +186,10 @@ def forward(
             everything = [logits.detach().log_softmax(-1)] if whole_vocabulary else []
             logprobs, entropies = label_logprobs(logits, labels)
         collected.append([logprobs, values, entropies, *everything])
-        places.append(rows.to(device)[place // width] * rollout.mask.shape[1] + place % width)
+        if not whole:
+            [rows] = to_device([rows], place.device)
+            place = rows[place // width] * rollout.mask.shape[1] + place % width
+        places.append(place)
     place = torch.cat(places)
     results = [_spread(torch.cat(tensors), place, rollout.mask.shape) for tensors in zip(*collected, strict=True)]
     return (*results, None)[:4]
@@ -191,7 +207,8 @@ def rule_out(logits: Tensor, begins: Tensor, begin_suppress: Sequence[int]) -> T
     if not begin_suppress:
         return logits
     forbidden = torch.zeros_like(logits, dtype=torch.bool)
-    forbidden[:, list(begin_suppress)] = begins.unsqueeze(1)
+    for token in begin_suppress:  # one by one: a list of them would be sent to the device, and waited for
+        forbidden[:, token] = begins
     return logits.masked_fill(forbidden, torch.finfo(logits.dtype).min)  # not −inf, which makes NaN of 0 · −inf
 
 

@@ -12,6 +12,8 @@ from accelerate import Accelerator
 
 from rlhf_course.ppo.algorithm import masked_mean
 from rlhf_course.ppo.rollout import Rollout
+from rlhf_course.ppo.transfer import to_device, to_host
+from rlhf_course.ppo.update import NUMBERS, MiniBatch
 
 MEANING = {
     "objective/kl": "KL to the reference: mean over samples of the sum over response tokens, nats",
@@ -57,7 +59,7 @@ MEANING = {
 }
 
 
-def step_stats(rollout: Rollout, minibatches: list[dict], kl_coef: float, accelerator: Accelerator) -> dict:
+def step_stats(rollout: Rollout, minibatches: list[MiniBatch], kl_coef: float, accelerator: Accelerator) -> dict:
     """The stats of one step (numbers, and numpy arrays for distributions), time and learning rate left out.
 
     Loss-type stats are averages over all mini-batches of all epochs; ``kl_coef`` is the one the rewards used.
@@ -65,43 +67,41 @@ def step_stats(rollout: Rollout, minibatches: list[dict], kl_coef: float, accele
     numbers, and what has one value per sample, are those of all; what has one per token is this process's own.
     """
     mask, device = rollout.mask, rollout.mask.device
-    lengths = [x.to(device, torch.float32) for x in (rollout.query_lengths, rollout.response_lengths)]
+    lengths = to_device([rollout.query_lengths.float(), rollout.response_lengths.float()], device)
     per_sample = [(rollout.kl * mask).sum(1), -(rollout.logprobs * mask).sum(1), rollout.scores, *lengths]
-    per_sample = accelerator.gather(torch.stack(per_sample, 1)).unbind(1)
-    kl_per_sample, entropy_per_sample, scores, query_lengths, response_lengths = per_sample
+    per_sample = accelerator.gather(torch.stack(per_sample, 1)).T
+    mean, std = per_sample.mean(1), per_sample.std(1) if per_sample.shape[1] > 1 else torch.zeros_like(per_sample[:, 0])
     total = partial(accelerator.reduce, reduction="sum")
-    scalars = {
-        "objective/kl": kl_per_sample.mean(),
-        "objective/kl_coef": torch.tensor(kl_coef),
-        "objective/entropy": entropy_per_sample.mean(),
+    numbers = {
+        "objective/kl": mean[0],
+        "objective/entropy": mean[1],
         "ppo/mean_non_score_reward": masked_mean(rollout.non_score_rewards, mask, total),
-        "ppo/mean_scores": scores.mean(),
-        "ppo/std_scores": _std(scores),
+        "ppo/mean_scores": mean[2],
+        "ppo/std_scores": std[2],
+        "tokens/queries_len_mean": mean[3],
+        "tokens/queries_len_std": std[3],
+        "tokens/responses_len_mean": mean[4],
+        "tokens/responses_len_std": std[4],
     }
-    for name, lengths in (("queries", query_lengths), ("responses", response_lengths)):
-        scalars[f"tokens/{name}_len_mean"] = lengths.mean()
-        scalars[f"tokens/{name}_len_std"] = _std(lengths)
-    for name, value in minibatches[0].items():
-        if value.dim() == 0:
-            scalars[f"ppo/{name}"] = torch.stack([m[name] for m in minibatches]).mean()
-    scalars["ppo/val/var_explained"] = 1 - scalars["ppo/val/error"] / scalars["ppo/returns/var"]
-
-    numbers = torch.stack([value.to(device, torch.float64) for value in scalars.values()]).tolist()
-    arrays = {
-        "objective/kl_dist": kl_per_sample,
-        "objective/logprobs": rollout.logprobs,
-        "objective/ref_logprobs": rollout.ref_logprobs,
-        "ppo/policy/advantages": torch.cat([m["policy/advantages"][m["mask"] > 0] for m in minibatches]),
-        "ppo/policy/ratio": torch.cat([m["policy/ratio"][m["mask"] > 0] for m in minibatches]),
-        "tokens/queries_dist": query_lengths,
-        "tokens/responses_dist": response_lengths,
+    averages = torch.stack([m.numbers for m in minibatches]).mean(0)
+    arrays = [per_sample, rollout.logprobs, rollout.ref_logprobs]
+    arrays += [x for m in minibatches for x in (m.mask, m.advantages, m.ratio)]
+    found, averages, per_sample, logprobs, ref_logprobs, *parts = to_host(
+        [torch.stack([*numbers.values()]), averages, *arrays]
+    )
+    stats = dict(zip(numbers, found.tolist(), strict=True)) | {"objective/kl_coef": kl_coef}
+    stats |= {f"ppo/{name}": value for name, value in zip(NUMBERS[:-1], averages.tolist(), strict=False)}
+    stats["ppo/val/var_explained"] = 1 - stats["ppo/val/error"] / stats["ppo/returns/var"]
+    masks = [x > 0 for x in parts[::3]]
+    return stats | {
+        "objective/kl_dist": per_sample[0].numpy(),
+        "objective/logprobs": logprobs.numpy(),
+        "objective/ref_logprobs": ref_logprobs.numpy(),
+        "ppo/policy/advantages": torch.cat([x[keep] for x, keep in zip(parts[1::3], masks, strict=True)]).numpy(),
+        "ppo/policy/ratio": torch.cat([x[keep] for x, keep in zip(parts[2::3], masks, strict=True)]).numpy(),
+        "tokens/queries_dist": per_sample[3].numpy(),
+        "tokens/responses_dist": per_sample[4].numpy(),
     }
-    return dict(zip(scalars, numbers, strict=True)) | {k: v.cpu().numpy() for k, v in arrays.items()}
-
-
-def _std(x: torch.Tensor) -> torch.Tensor:
-    """Unbiased standard deviation of (B,), 0 for a single sample."""
-    return x.std() if len(x) > 1 else x.new_zeros(())
 
 
 class Clock:

@@ -27,6 +27,7 @@ from rlhf_course.ppo.generation import LengthSampler, generate, pad_token_id
 from rlhf_course.ppo.inputs import check_length, check_samples, process_scores, stack_scores
 from rlhf_course.ppo.rollout import Rollout
 from rlhf_course.ppo.stats import Clock, step_stats
+from rlhf_course.ppo.transfer import to_host
 from rlhf_course.ppo.update import optimize
 from rlhf_course.processes import check_sharing, prepare, whole
 from rlhf_course.reference import create_reference_model
@@ -208,8 +209,8 @@ class PPOTrainer:
     ) -> dict:
         """One PPO step over batch_size samples; returns the 40 stats, numbers and numpy arrays.
 
-        queries and responses are 1-D token tensors, a score is one number per sample. ``response_masks`` leaves
-        response tokens out of the losses.
+        queries and responses are 1-D token tensors, a score is one number per sample; each may be on the host or on
+        the device. ``response_masks`` leaves response tokens out of the losses.
 
         Raises ``ValueError`` or ``TypeError`` for unusable input and ``FloatingPointError`` for NaN or Inf.
         """
@@ -218,6 +219,8 @@ class PPOTrainer:
         longest = max(len(q) + len(r) for q, r in zip(queries, responses, strict=True))
         check_length(longest, self.accelerator.unwrap_model(self.model).config)
         scores = stack_scores(scores, self.accelerator.device, self.current_step)
+        tokens = to_host([*queries, *responses])
+        queries, responses = tokens[: len(queries)], tokens[len(queries) :]
         warn_about_masked_eos(responses, response_masks, self.tokenizer)
         scores = process_scores(scores, self.config, self.running, self.accelerator.gather)
         rollout = Rollout.from_lists(queries, responses, scores, pad_token_id(self.tokenizer), response_masks)

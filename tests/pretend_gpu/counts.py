@@ -1,4 +1,4 @@
-"""What a real GPU would have been asked to do: operations that launch a kernel, and waits of the host for the device."""
+"""What a real GPU would have been asked to do: operations that launch a kernel, and waits of the host for it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SILENT |= {"_unsafe_view", "_reshape_alias", "detach", "lift_fresh", "set_", "re
 READS = {"_local_scalar_dense", "nonzero", "masked_select", "unique_dim", "_unique2", "unique_consecutive"}
 READS |= {"equal", "repeat_interleave"}
 TENSORS_PER_LAUNCH = 30  # of an operation on lists of tensors; a real one depends on their sizes too
-ASYNCHRONOUS = 64 * 1024  # bytes that go to the device without waiting, from ordinary memory, where non_blocking
+ASYNCHRONOUS = 64 * 1024  # bytes that a non_blocking copy takes from ordinary memory without waiting (CUDA's guide)
 
 
 class Counts:
@@ -56,10 +56,10 @@ class Counts:
         tensors = len(arguments[0]) if name.startswith(("_foreach", "_fused", "_amp_foreach")) else 1
         self.launch(name, -(-tensors // TENSORS_PER_LAUNCH))
 
-    def copy(self, to_device: bool, nbytes: int, asynchronous: bool) -> None:
-        """Take note of a copy between host and device."""
+    def copy(self, to_device: bool, nbytes: int, asynchronous: bool, pinned: bool) -> None:
+        """Take note of a copy between host and device; one to the device need not be waited for."""
         self.launch("copy to the device" if to_device else "copy to the host")
-        if not (to_device and asynchronous and nbytes <= ASYNCHRONOUS):
+        if not (to_device and asynchronous and (pinned or nbytes <= ASYNCHRONOUS)):
             self.wait("copy to the device" if to_device else "copy to the host")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import torch
-import torch._dynamo  # noqa: F401  it keeps the originals of what is replaced below
+import torch._dynamo
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
@@ -51,7 +51,8 @@ class DeviceTensor(torch.Tensor):
 
     def numpy(self, *_, **__):
         raise TypeError(
-            "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first."
+            "can't convert cuda:0 device type tensor to numpy. "
+            "Use Tensor.cpu() to copy the tensor to host memory first."
         )
 
     __array__ = numpy
@@ -85,7 +86,10 @@ def is_device(where) -> bool:
 
 def run(function, arguments: tuple, keywords: dict):
     """An operation that has to do with the device: refused where it mixes devices, counted, computed on the CPU."""
-    name, tensors = function._schema.name, [x for x in tree_leaves((arguments, keywords)) if isinstance(x, torch.Tensor)]
+    name, tensors = (
+        function._schema.name,
+        [x for x in tree_leaves((arguments, keywords)) if isinstance(x, torch.Tensor)],
+    )
     on_device = [x for x in tensors if isinstance(x, DeviceTensor)]
     if "pin_memory" in keywords:
         keywords = keywords | {"pin_memory": False}
@@ -122,7 +126,7 @@ def copy(function, arguments: tuple, keywords: dict):
         COUNTS.launch("copy_")
     elif to_device or from_device:
         asynchronous = bool(keywords.get("non_blocking") or (into and len(arguments) > 2 and arguments[2]))
-        COUNTS.copy(to_device, nbytes(source), asynchronous)
+        COUNTS.copy(to_device, nbytes(source), asynchronous, getattr(source, "pinned", False))
     plain = tree_map_only(DeviceTensor, lambda x: x.inner, arguments)
     if into:
         function(*plain, **keywords)
@@ -136,10 +140,12 @@ def check_indices(arguments: tuple) -> bool:
     tensor, indices, *values = arguments
     given = [index for index in indices if index is not None]
     if isinstance(tensor, DeviceTensor):
-        refuse([x for x in values if isinstance(x, torch.Tensor) and not isinstance(x, DeviceTensor) and x.dim()], "index")
+        refuse(
+            [x for x in values if isinstance(x, torch.Tensor) and not isinstance(x, DeviceTensor) and x.dim()], "index"
+        )
         for index in given:
             if not isinstance(index, DeviceTensor):
-                COUNTS.copy(True, nbytes(index), False)
+                COUNTS.copy(True, nbytes(index), False, False)
     elif any(isinstance(index, DeviceTensor) for index in given):
         raise RuntimeError("indices should be either on cpu or on the same device as the indexed tensor (cpu)")
     return any(index.dtype in (torch.bool, torch.uint8) for index in given)
@@ -159,7 +165,9 @@ class Operations(TorchDispatchMode):
         keywords = keywords or {}
         if "pin_memory" in function._schema.name:
             return arguments[0]
-        if is_device(keywords.get("device")) or any(isinstance(x, DeviceTensor) for x in tree_leaves((arguments, keywords))):
+        if is_device(keywords.get("device")) or any(
+            isinstance(x, DeviceTensor) for x in tree_leaves((arguments, keywords))
+        ):
             return run(function, arguments, keywords)
         if keywords.get("pin_memory"):
             keywords = keywords | {"pin_memory": False}
@@ -197,7 +205,9 @@ class Functions(TorchFunctionMode):
             heads = [given.pop(name) for name in names[:3]]
             if isinstance(heads[0], DeviceTensor):
                 mask = given.pop("attn_mask", None)
-                refuse([x for x in (*heads[1:], mask) if x is not None and not isinstance(x, DeviceTensor)], "attention")
+                refuse(
+                    [x for x in (*heads[1:], mask) if x is not None and not isinstance(x, DeviceTensor)], "attention"
+                )
                 if torch.is_autocast_enabled("cuda"):
                     heads = [x.to(torch.get_autocast_dtype("cuda")) for x in heads]
                 return Attention.apply(*heads, mask, given)
@@ -229,9 +239,15 @@ def install() -> None:
     torch.load = lambda *a, map_location=None, **k: _moved(load(*a, map_location="cpu", **k), map_location)
     compatible = torch._has_compatible_shallow_copy_type
     torch._has_compatible_shallow_copy_type = lambda a, b: type(a) is type(b) and compatible(a, b)
-    torch.Tensor.pin_memory = lambda self, *_: self
+    torch.Tensor.pin_memory = _pinned
     Operations().__enter__()
     Functions().__enter__()
+
+
+def _pinned(tensor: torch.Tensor, *_) -> torch.Tensor:
+    copy = tensor.clone()
+    copy.pinned = True
+    return copy
 
 
 def _moved(loaded, where):
