@@ -15,15 +15,21 @@ from torch.distributed.fsdp import CPUOffloadPolicy, register_fsdp_forward_metho
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 
-def join() -> PartialState:
+def join(cpu: bool = False) -> PartialState:
     """This process's place among those that were started together; one of one without ``accelerate launch``.
 
-    Processes without GPUs talk over gloo, which accelerate chooses only when it is told that they are on CPUs;
-    ``ACCELERATE_USE_CPU=1`` leaves GPUs alone. To be called before anything else that uses accelerate.
+    Processes without GPUs talk over gloo, which accelerate chooses only when it is told that they are on CPUs; ``cpu``
+    and ``ACCELERATE_USE_CPU=1`` leave GPUs alone. To be called before anything else that uses accelerate, which keeps
+    one device per process: raises ``ValueError`` when a CPU is asked for too late.
     """
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
-    wanted = os.environ.get("ACCELERATE_USE_CPU", "false").lower() in ("1", "true")
+    wanted = cpu or os.environ.get("ACCELERATE_USE_CPU", "false").lower() in ("1", "true")
     state = PartialState(cpu=wanted or (several and not torch.cuda.is_available()))
+    if wanted and state.device.type != "cpu":
+        raise ValueError(
+            f"A CPU was asked for, but this process already runs on {state.device}, and accelerate keeps one device "
+            "per process. Restart the kernel and ask for the CPU first, or set ACCELERATE_USE_CPU=1."
+        )
     if state.distributed_type == DistributedType.MULTI_CPU and os.environ.get("ACCELERATE_USE_FSDP") == "true":
         state.distributed_type = DistributedType.MULTI_GPU  # accelerate asks for GPUs where FSDP itself does not
     return state

@@ -24,7 +24,7 @@ def start(config) -> Accelerator:
     if config.log_with == "wandb" and not _has_wandb_key():
         os.environ.setdefault("WANDB_MODE", "offline")
     places = {"project_dir": "runs", **{_place(k): v for k, v in config.project_kwargs.items()}}
-    join()
+    join(cpu=config.accelerator_kwargs.get("cpu", False))
     accelerator = Accelerator(log_with=config.log_with, project_dir=places["project_dir"], **config.accelerator_kwargs)
     if config.log_with is not None:
         settings = {k: v for k, v in config.to_dict().items() if isinstance(v, bool | int | float | str)}

@@ -23,8 +23,9 @@ STATE_FILE = "trainer_state.pt"
 def save_checkpoint(trainer, output_dir: str | Path) -> Path:
     """Write ``checkpoint-STEP`` under output_dir and remove older ones; returns its folder.
 
-    It holds trainable weights, optimizer, schedule, KL coefficient, running moments and the random generators of every
-    process; the first process writes. The older checkpoint goes only after the new one is whole.
+    It holds trainable weights, optimizer, schedule, float16's loss scale, KL coefficient, running moments, what the
+    detectors have seen, and the random generators of every process; the first process writes. The older checkpoint goes
+    only after the new one is whole.
     """
     target = Path(output_dir) / f"checkpoint-{trainer.current_step}"
     model, random_states = trainer.accelerator.unwrap_model(trainer.model), gather_object([_random_state()])
@@ -37,8 +38,10 @@ def save_checkpoint(trainer, output_dir: str | Path) -> Path:
         "weights": weights,
         "optimizer": optimizer,
         "schedule": trainer.lr_scheduler.state_dict() if trainer.lr_scheduler else {},
+        "scaler": trainer.accelerator.scaler.state_dict() if trainer.accelerator.scaler else {},
         "kl_coef": trainer.kl_ctl.value,
         "moments": vars(trainer.running),
+        "detectors": trainer.detectors.state_dict(),
         "random": random_states,
     }
     with atomic_folder(target) as folder:
@@ -72,8 +75,11 @@ def load_checkpoint(trainer, folder: str | Path) -> None:
     trainer.optimizer.load_state_dict(state["optimizer"])
     if trainer.lr_scheduler:
         trainer.lr_scheduler.load_state_dict(state["schedule"])
+    if trainer.accelerator.scaler and state["scaler"]:
+        trainer.accelerator.scaler.load_state_dict(state["scaler"])
     trainer.kl_ctl.value = state["kl_coef"]
     vars(trainer.running).update(state["moments"])
+    trainer.detectors.load_state_dict(state["detectors"])
     trainer.current_step = state["step"]
     _set_random_state(state["random"][rank])
 
@@ -99,7 +105,7 @@ def _random_state() -> dict:
 
 def _set_random_state(state: dict) -> None:
     torch.set_rng_state(state["torch"].cpu())
-    if state["cuda"] is not None:
+    if state["cuda"] is not None and torch.cuda.is_available():  # a GPU's run may go on on a CPU, with other numbers
         torch.cuda.set_rng_state(state["cuda"].cpu())
     name, keys, *rest = state["numpy"]
     np.random.set_state((name, keys.cpu().numpy().astype(np.uint32), *rest))

@@ -101,6 +101,20 @@ class Detectors:
                 self.fired[name] = step
                 warnings.warn(f"Step {step}, {name}: {message}", stacklevel=3)
 
+    def state_dict(self) -> dict:
+        """What has been seen and said so far, in numbers, words and tensors."""
+        rows = [
+            {k: torch.as_tensor(v) if isinstance(v, np.ndarray) else v for k, v in row.items()} for row in self.history
+        ]
+        return {"history": rows, "fired": self.fired}
+
+    def load_state_dict(self, state: dict) -> None:
+        """Go on from what :meth:`state_dict` gave."""
+        self.history = [
+            {k: v.numpy() if isinstance(v, Tensor) else v for k, v in row.items()} for row in state["history"]
+        ]
+        self.fired = dict(state["fired"])
+
 
 def warn_about_float16(model: torch.nn.Module) -> None:
     """Warn when weights that will be trained are float16: an update of 1e-5 rounds to nothing, and large ones overflow.

@@ -50,8 +50,9 @@ def optimize(
     batch, the first epoch uses it instead of repeating it. With several processes, each has its own rollout, and what
     is averaged, skipped or stopped is decided on all of them together.
 
-    Nothing here waits for the device, but for early stopping, for optimizers that cannot skip a step by themselves,
-    and for transformers' look at the mask where samples do not share rows: what happened is read once, at the end.
+    Nothing here waits for the device, but for early stopping, for optimizers that cannot skip a step by themselves (and
+    all under float16 autocast), and for transformers' look at the mask where samples do not share rows: what happened
+    is read once, at the end.
     Raises ``FloatingPointError`` on a loss of NaN or Inf.
     """
     total, collected = partial(accelerator.reduce, reduction="sum"), []
@@ -71,14 +72,15 @@ def optimize(
                 finite = seen.numbers[LOSS].isfinite()
                 usable = finite & (seen.numbers[RATIO] <= config.ratio_threshold)
                 all_finite, any_usable = finite & all_finite, usable | any_usable
-                # Weighted by tokens, so that k mini-batches of m samples give the gradient of one of k·m; and data
-                # parallelism averages over processes what should be a sum.
-                weight = count / sum(tokens) * accelerator.num_processes
+                # Weighted by tokens, so that k mini-batches of m samples give the gradient of one of k·m. Data
+                # parallelism averages over processes what should be a sum, and backward() divides by accelerate's own
+                # accumulation, which is none of PPO's.
+                weight = count / sum(tokens) * accelerator.num_processes * accelerator.gradient_accumulation_steps
                 accelerator.backward((loss * weight).masked_fill(~usable, 0.0))
                 collected.append(seen)
             if config.max_grad_norm is not None:
                 accelerator.clip_grad_norm_(model.parameters(), config.max_grad_norm)
-            _step(optimizer, all_finite & any_usable)
+            _step(optimizer, all_finite & any_usable, unscaled=config.max_grad_norm is not None)
             optimizer.zero_grad()
         if config.early_stopping and collected[-1].numbers[POLICYKL] > 1.5 * config.target_kl:
             break
@@ -86,16 +88,18 @@ def optimize(
     return collected
 
 
-def _step(optimizer, usable: Tensor) -> None:
+def _step(optimizer, usable: Tensor, unscaled: bool) -> None:
     """An optimizer step where ``usable`` (a tensor on the device) is true, and none of its moments moved where not."""
     plain = getattr(optimizer, "optimizer", optimizer)  # under accelerate's
-    scaler = getattr(optimizer, "scaler", None)  # of float16, which skips steps of its own
+    scaler = getattr(optimizer, "scaler", None)  # of float16 autocast; it uses found_inf itself
     if getattr(plain, "_step_supports_amp_scaling", False) and scaler is None:  # torch's fused ones
         plain.grad_scale, plain.found_inf = None, (~usable).float()  # as when a scaled loss overflowed
         optimizer.step()
         del plain.grad_scale, plain.found_inf
     elif usable:
         optimizer.step()
+    elif scaler is not None and unscaled:  # by clipping; the scaler would not do so again before its update
+        scaler.update()
 
 
 def _report(collected: list[MiniBatch], config: PPOConfig, step: int) -> None:

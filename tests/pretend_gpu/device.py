@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import torch
 import torch._dynamo
 from torch.nn.functional import scaled_dot_product_attention
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -16,6 +15,7 @@ from pretend_gpu.counts import COUNTS, nbytes
 DEVICE, HOST = torch.device("cuda:0"), torch.device("cpu")
 INDEXING = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_unsafe_index", "aten::_index_put_impl_"}
 COPIES = {"aten::copy_", "aten::_to_copy"}
+PRODUCTS = {f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot")}
 
 
 class DeviceTensor(torch.Tensor):
@@ -100,6 +100,8 @@ def run(function, arguments: tuple, keywords: dict):
         boolean = check_indices(arguments)
     elif on_device:
         refuse([x for x in tensors if not isinstance(x, DeviceTensor) and x.dim() > 0], name)
+        if name in PRODUCTS and not tensors[0].is_floating_point():
+            raise NotImplementedError(f'"{name[6:]}_cuda" not implemented for {tensors[0].dtype}')
     if on_device or is_device(keywords.get("device")):
         COUNTS.operation(function, arguments, boolean)
     inner = {id(x.inner): x for x in on_device}
@@ -190,28 +192,20 @@ class Attention(torch.autograd.Function):
     def backward(context, gradient):
         COUNTS.launch("attention's gradient")
         wanted = [x for x in context.inputs if x.requires_grad]
-        found = iter(torch.autograd.grad(context.output, wanted, gradient.inner))
+        found = iter(torch.autograd.grad(context.output, wanted, gradient.inner, retain_graph=True))
         return *(DeviceTensor(next(found)) if x.requires_grad else None for x in context.inputs), None, None
 
 
-class Functions(TorchFunctionMode):
-    """Functions that choose their kernel before the dispatcher is asked."""
-
-    def __torch_function__(self, function, types, arguments=(), keywords=None):
-        keywords = keywords or {}
-        if function in (scaled_dot_product_attention, torch._C._nn.scaled_dot_product_attention):
-            names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
-            given = dict(zip(names, arguments, strict=False)) | keywords
-            heads = [given.pop(name) for name in names[:3]]
-            if isinstance(heads[0], DeviceTensor):
-                mask = given.pop("attn_mask", None)
-                refuse(
-                    [x for x in (*heads[1:], mask) if x is not None and not isinstance(x, DeviceTensor)], "attention"
-                )
-                if torch.is_autocast_enabled("cuda"):
-                    heads = [x.to(torch.get_autocast_dtype("cuda")) for x in heads]
-                return Attention.apply(*heads, mask, given)
-        return function(*arguments, **keywords)
+def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **options):
+    """torch's scaled_dot_product_attention, which chooses its kernel before the dispatcher is asked."""
+    options |= {"dropout_p": dropout_p, "is_causal": is_causal}
+    if not isinstance(query, DeviceTensor):
+        return scaled_dot_product_attention(query, key, value, attn_mask, **options)
+    refuse([x for x in (key, value, attn_mask) if x is not None and not isinstance(x, DeviceTensor)], "attention")
+    heads = [query, key, value]
+    if torch.is_autocast_enabled("cuda"):
+        heads = [x.to(torch.get_autocast_dtype("cuda")) for x in heads]
+    return Attention.apply(*heads, attn_mask, options)
 
 
 def answers() -> dict:
@@ -228,7 +222,7 @@ def answers() -> dict:
 
 
 def install() -> None:
-    """Replace what torch answers, and switch the modes on for good."""
+    """Replace what torch answers, and switch the mode on for good."""
     for name, answer in answers().items():
         setattr(torch.cuda, name, lambda *_, answer=answer, **__: answer)
     torch.cuda.synchronize = lambda *_: COUNTS.wait("synchronize")
@@ -241,7 +235,7 @@ def install() -> None:
     torch._has_compatible_shallow_copy_type = lambda a, b: type(a) is type(b) and compatible(a, b)
     torch.Tensor.pin_memory = _pinned
     Operations().__enter__()
-    Functions().__enter__()
+    torch.nn.functional.scaled_dot_product_attention = attention
 
 
 def _pinned(tensor: torch.Tensor, *_) -> torch.Tensor:

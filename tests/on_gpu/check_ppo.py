@@ -1,0 +1,122 @@
+"""PPO on the pretend GPU: tensors from either side, few waits, mixed precision, adapters, rewards, checkpoints."""
+
+import numpy as np
+import pytest
+import torch
+from accelerate.state import AcceleratorState
+from conftest import EOS, PadTokenizer, difference, make_policy, make_samples, make_trainer, sgd, snapshot
+from peft import LoraConfig
+from pretend_gpu.counts import COUNTS
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from rlhf_course import AutoModelForCausalLMWithValueHead, LengthSampler, PPOConfig, PPOTrainer
+from rlhf_course.evaluation import evaluate
+from rlhf_course.ppo.checkpoint import load_checkpoint, save_checkpoint
+
+SAMPLING = {"do_sample": True, "top_k": 0, "top_p": 1.0, "return_prompt": False}
+WAYS = {
+    "one mini-batch": {},
+    "mini-batches": {"mini_batch_size": 2, "gradient_accumulation_steps": 2, "max_grad_norm": 0.5},
+    "chunks": {"logprob_chunk_size": 7, "begin_suppress_tokens": [EOS]},
+    "checkpointing": {"gradient_checkpointing": True},
+    "full KL": {"kl_penalty": "full", "mini_batch_size": 4},
+    "scores": {"use_score_scaling": True, "use_score_norm": True, "score_clip": 1.0, "whiten_rewards": True},
+    "plain": {"fast": False},
+}
+
+
+@pytest.fixture(autouse=True)
+def own_state():
+    """accelerate keeps one precision per process."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def numbers(stats: dict) -> dict:
+    return {name: value for name, value in stats.items() if isinstance(value, float) and "time" not in name}
+
+
+def step(where: str, masks: bool = False, **config) -> tuple[dict, dict]:
+    """Statistics and weights after two steps with given samples that are on the host or on the device."""
+    policy = make_policy()
+    trainer = make_trainer(policy, make_policy(1), sgd(policy), **config)
+    np.random.seed(0)
+    for seed in range(2):
+        queries, responses, scores = ([x.to(where) for x in part] for part in make_samples(seed=seed))
+        given = [torch.arange(len(r)).to(where) != 1 for r in responses] if masks else None
+        stats = trainer.step(queries, responses, scores, given)
+    return numbers(stats), snapshot(policy)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_step_takes_tensors_from_either_side(way):
+    (here, weights), (there, others) = (step(where, **WAYS[way]) for where in ("cpu", "cuda"))
+    assert here == pytest.approx(there, abs=1e-6) and difference(weights, others) < 1e-6
+
+
+def test_response_masks_come_from_either_side():
+    (here, _), (there, _) = (step(where, masks=True) for where in ("cpu", "cuda"))
+    assert here == pytest.approx(there, abs=1e-6) and here != step("cpu")[0]
+
+
+def test_generate_takes_queries_from_either_side_and_leaves_responses_on_the_device():
+    trainer, found = make_trainer(), []
+    for where in ("cpu", "cuda"):
+        torch.manual_seed(0)
+        np.random.seed(0)
+        queries = [query.to(where) for query in make_samples()[0]]
+        found.append(trainer.generate(queries, LengthSampler(3, 9), **SAMPLING))
+        assert {response.device.type for response in found[-1]} == {"cuda"}
+        one = trainer.generate(queries[0], max_new_tokens=3, do_sample=False)
+        assert one.device.type == "cuda" and one.dim() == 2
+    assert [r.tolist() for r in found[0]] == [r.tolist() for r in found[1]]
+
+
+def test_evaluate_takes_queries_from_either_side():
+    class Letters(PadTokenizer):
+        def decode(self, tokens):
+            return " ".join(map(str, tokens.tolist()))
+
+    policy, reference = make_policy().to("cuda"), make_policy(1).to("cuda")
+    tables = []
+    for where in ("cpu", "cuda"):
+        queries = [query.to(where) for query in make_samples()[0]]
+        scores = lambda texts: torch.tensor([float(len(text)) for text in texts]).to("cuda")  # noqa: E731
+        tables.append(evaluate(policy, reference, Letters(), queries, [4] * 8, scores, do_sample=True, top_k=0))
+    assert tables[0].equals(tables[1]) and tables[0]["kl"].abs().max() > 0
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_mixed_precision_trains_clips_and_skips(precision):
+    for threshold, moves in ((10.0, True), (0.5, False)):
+        policy = make_policy()
+        more = {"max_grad_norm": 0.5, "ratio_threshold": threshold, "learning_rate": 1e-3}
+        trainer = make_trainer(policy, accelerator_kwargs={"mixed_precision": precision}, **more)
+        before = snapshot(policy)
+        for seed in range(2):
+            with pytest.warns() if not moves else np.errstate():
+                stats = trainer.step(*make_samples(seed=seed))
+        assert np.isfinite(stats["ppo/loss/total"]) and (difference(before, snapshot(policy)) > 0) == moves
+
+
+def deep_trainer(mini_batch_size: int) -> PPOTrainer:
+    """GPT-2 small's depth, bf16 autocast, 128 samples."""
+    special = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+    rates = dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0)
+    torch.manual_seed(0)
+    network = GPT2LMHeadModel(GPT2Config(n_embd=24, n_layer=12, n_head=2, vocab_size=500, **special | rates))
+    config = {"accelerator_kwargs": {"mixed_precision": "bf16"}, "mini_batch_size": mini_batch_size}
+    return PPOTrainer(PPOConfig(**config), AutoModelForCausalLMWithValueHead(network), None, PadTokenizer())
+
+
+def test_a_step_waits_for_the_device_at_most_20_times_and_never_in_a_loop_over_samples():
+    trainer = deep_trainer(128)
+    rng = np.random.default_rng(0)
+    queries = [torch.from_numpy(rng.integers(1, 500, n)).to("cuda") for n in rng.integers(2, 8, 128)]
+    for _ in range(2):
+        COUNTS.clear()
+        with COUNTS("generate"):
+            responses = trainer.generate(queries, LengthSampler(4, 16), **SAMPLING)
+        with COUNTS("step"):
+            trainer.step(queries, responses, torch.randn(128))
+    waits = {phase: sum(found.values()) for phase, found in COUNTS.waits.items()}
+    assert sum(waits.values()) <= 20, COUNTS.waits
