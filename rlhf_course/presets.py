@@ -11,8 +11,10 @@ import yaml
 from pandas.io.formats.style import Styler
 
 PRESETS = ("tiny", "scratch", "full")
-ROOT = Path(__file__).resolve().parents[1]
-CONFIGS = ROOT / "configs"
+CONFIGS = Path(__file__).resolve().parent / "configs"
+_CHECKOUT = CONFIGS.parents[1]
+# Where relative output paths start: at the project's root, and for a copy that pip installed, where Python was started.
+ROOT = _CHECKOUT if (_CHECKOUT / "scripts" / "run_notebooks.py").exists() else Path.cwd()
 
 
 class Settings(SimpleNamespace):

@@ -34,7 +34,8 @@ class RunCard:
     Args:
         notebook: its name, without ending.
         preset, seed: what it ran with; all random generators are seeded here.
-        output_dir: where cards and models go; relative paths start at the project's root.
+        output_dir: where cards and models go; relative paths start at the project's root (an installed
+            copy: at the working directory).
     """
 
     def __init__(self, notebook: str, preset: str, seed: int, output_dir: str | os.PathLike = "build") -> None:

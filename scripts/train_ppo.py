@@ -7,9 +7,9 @@
     python scripts/train_ppo.py --sft_adapter runs/sft/model --reward_adapter runs/reward/model --dataset PAIRS
 
 With the adapters that train_sft.py and train_reward_model.py --use_peft leave, policy, reference and reward model share
-one base, and the prompts are those of preference pairs. Every setting of the experiment in configs/ that a run uses is
-an option (--experiment NAME --help lists them); --config FILE reads options from a YAML file, and the command line wins
-over it. Ctrl-C stops after the current step and leaves a checkpoint that --resume goes on from.
+one base, and the prompts are those of preference pairs. Every setting of the experiment that a run uses is an option
+(--experiment NAME --help lists them); --config FILE reads options from a YAML file, and the command line wins over it.
+Ctrl-C stops after the current step and leaves a checkpoint that --resume goes on from.
 """
 
 from __future__ import annotations

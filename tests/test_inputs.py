@@ -128,7 +128,8 @@ def test_unknown_presets_and_settings_list_the_valid_ones():
         load_preset("03_gpt2_imdb_ppo", "tiny", {"lr": 1})
     with pytest.raises(FileNotFoundError, match="No settings for '99'.*03_gpt2_imdb_ppo"):
         load_preset("99", "tiny")
-    for key, value in (("steps", "many"), ("steps", 1.5), ("steps", float("inf")), ("learning_rate", "fast"), ("gold", "yes")):
+    wrong = [("steps", "many"), ("steps", 1.5), ("steps", float("inf")), ("learning_rate", "fast"), ("gold", "yes")]
+    for key, value in wrong:
         with pytest.raises(ValueError, match=f"Setting '{key}' takes a value of type"):
             load_preset("03_gpt2_imdb_ppo", "tiny", {key: value})
 

@@ -26,7 +26,7 @@ CLASSIFIER_RECIPE = ("vocab_size", "classifier_labels", "classifier_steps")
 
 
 def cache_root() -> Path:
-    """Where built things are kept: $RLHF_COURSE_CACHE, or build/cache in the project."""
+    """Where built things are kept: $RLHF_COURSE_CACHE, or build/cache in the project (an installed copy: here)."""
     return Path(os.environ.get("RLHF_COURSE_CACHE", ROOT / "build" / "cache"))
 
 
