@@ -116,7 +116,7 @@ def answer_loss(trainer) -> tuple[float, int]:
         losses = torch.zeros(labels.shape, device=labels.device)
         losses[learnt] = torch.nn.functional.cross_entropy(logits[learnt].float(), labels[learnt], reduction="none")
         rows.append(trainer.accelerator.gather_for_metrics(torch.stack([losses.sum(1), learnt.sum(1)], 1)))
-    total, count = torch.cat(rows).double().sum(0).tolist()
+    total, count = torch.cat(rows).cpu().double().sum(0).tolist()
     return total / count, int(count)
 
 

@@ -86,7 +86,7 @@ def step_stats(rollout: Rollout, minibatches: list[dict], kl_coef: float, accele
             scalars[f"ppo/{name}"] = torch.stack([m[name] for m in minibatches]).mean()
     scalars["ppo/val/var_explained"] = 1 - scalars["ppo/val/error"] / scalars["ppo/returns/var"]
 
-    numbers = torch.stack([value.to(device, torch.float64) for value in scalars.values()]).tolist()
+    numbers = torch.stack([value.to(device, torch.float32) for value in scalars.values()]).tolist()
     arrays = {
         "objective/kl_dist": kl_per_sample,
         "objective/logprobs": rollout.logprobs,
