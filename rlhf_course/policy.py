@@ -23,6 +23,7 @@ from rlhf_course.files import atomic_folder
 
 VALUE_HEAD_FILE = "v_head.safetensors"
 POLICY = "policy"  # the adapter that PPO trains
+LARGE = 100.0  # times a hidden state: logits that any cap would change
 VALUE_HEAD_OPTIONS = ("summary_dropout_prob", "v_head_initializer_range", "v_head_init_strategy")
 
 
@@ -63,6 +64,7 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
         self.config = pretrained_model.config
         self.v_head = ValueHead(self.config.get_text_config().hidden_size, **value_head_options)
         self.v_head.to(next(pretrained_model.parameters()).device)
+        self._only_projects = False  # until a forward pass has shown that logits are a projection and no more
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *args, peft_config=None, **kwargs):
@@ -123,7 +125,7 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
             if positions is not None:
                 hidden = hidden.flatten(0, 1).index_select(0, positions)
             seen.append(hidden)
-            return (hidden if project else hidden[:1],)
+            return (hidden if project else LARGE * hidden[:1],)
 
         hook = self.pretrained_model.get_output_embeddings().register_forward_pre_hook(look)
         try:
@@ -134,10 +136,14 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
             hook.remove()
         result = output.logits.float(), output.loss, torch.squeeze_copy(self.v_head(seen[0]), -1)
         if not project:
-            with torch.no_grad():
-                alone = self.pretrained_model.get_output_embeddings()(seen[0][:1]).float()
-            if not torch.allclose(alone, output.logits.float(), rtol=1e-3, atol=1e-3):
-                raise ValueError("This model changes its logits after the projection: no logprob_chunk_size for it.")
+            if not self._only_projects:  # looked at once: this waits for the device
+                with torch.no_grad():
+                    alone = self.pretrained_model.get_output_embeddings()(LARGE * seen[0][:1]).float()
+                if not torch.allclose(alone, output.logits.float(), rtol=1e-3, atol=1e-3, equal_nan=True):
+                    raise ValueError(
+                        "This model changes its logits after the projection: no logprob_chunk_size for it."
+                    )
+                self._only_projects = True
             result = seen[0], *result[1:]
         return (*result, output.past_key_values) if return_past_key_values else result
 
