@@ -136,16 +136,18 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
             hook.remove()
         result = output.logits.float(), output.loss, torch.squeeze_copy(self.v_head(seen[0]), -1)
         if not project:
-            if not self._only_projects:  # looked at once: this waits for the device
-                with torch.no_grad():
-                    alone = self.pretrained_model.get_output_embeddings()(LARGE * seen[0][:1]).float()
-                if not torch.allclose(alone, output.logits.float(), rtol=1e-3, atol=1e-3, equal_nan=True):
-                    raise ValueError(
-                        "This model changes its logits after the projection: no logprob_chunk_size for it."
-                    )
-                self._only_projects = True
+            if not self._only_projects:
+                self._check_projection(LARGE * seen[0][:1], output.logits.float())
             result = seen[0], *result[1:]
         return (*result, output.past_key_values) if return_past_key_values else result
+
+    @torch.no_grad()
+    def _check_projection(self, hidden: Tensor, logits: Tensor) -> None:
+        """Once per model, because it waits for the device; NaN passes here and is named where it is looked for."""
+        alone = self.pretrained_model.get_output_embeddings()(hidden).float()
+        if not torch.allclose(alone, logits, rtol=1e-3, atol=1e-3, equal_nan=True):
+            raise ValueError("This model changes its logits after the projection: no logprob_chunk_size for it.")
+        self._only_projects = True
 
     def generate(self, *args, **kwargs):
         """As the base model's ``generate``."""
