@@ -259,12 +259,13 @@ def takes(model: nn.Module, argument: str) -> bool:
 def can_pack(model: nn.Module) -> bool:
     """Whether several samples can share a row: positions are given, and all layers follow one mask of (T, T).
 
-    A layer with a sliding window or a recurrent state would not.
+    A layer with a sliding window or a recurrent state would not, nor would Falcon's with ALiBi, which takes
+    position_ids and reads positions off a mask of (B, T) all the same.
     """
     model = getattr(model, "module", model)
     layers = DynamicCache(config=model.config).layers
     follow = model.config._attn_implementation == "sdpa" and all(type(layer) is DynamicLayer for layer in layers)
-    return follow and takes(model, "position_ids")
+    return follow and takes(model, "position_ids") and not getattr(model.config, "alibi", False)
 
 
 @contextmanager
