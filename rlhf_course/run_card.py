@@ -111,6 +111,8 @@ def peak_memory() -> int:
 def quiet_libraries() -> None:
     """Keep progress bars, advice and telemetry of the libraries away; warnings of this package stay."""
     huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY = True  # trl's trainers would report their use to the hub
+    datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False  # and datasets, to a host beside HF_ENDPOINT, what is loaded
+    os.environ["DISABLE_SAFETENSORS_CONVERSION"] = "1"  # transformers asks one to convert models that are .bin alone
     datasets.disable_progress_bars()
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()

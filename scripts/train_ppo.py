@@ -172,6 +172,7 @@ def build_chat(options: argparse.Namespace, settings: Settings) -> Run:
 
     from rlhf_course import AutoModelForCausalLMWithValueHead
     from rlhf_course.data import load_pairs
+    from rlhf_course.hub import download
     from rlhf_course.lora import RewardAdapter, quantization
     from rlhf_course.offline.chat import build_preferences
     from rlhf_course.rewards import RewardModel
@@ -182,6 +183,7 @@ def build_chat(options: argparse.Namespace, settings: Settings) -> Run:
     bases = [PeftConfig.from_pretrained(folder).base_model_name_or_path for folder in (sft, judge)]
     if Path(bases[0]).resolve() != Path(bases[1]).resolve():
         raise ValueError(f"The adapters must share one base; theirs are {bases[0]} and {bases[1]}.")
+    download(bases[0])
     tokenizer = AutoTokenizer.from_pretrained(sft if Path(sft, "tokenizer_config.json").exists() else bases[0])
     smaller = {"quantization_config": quantization(options.quantization)} if options.quantization else {}
     policy = AutoModelForCausalLMWithValueHead.from_pretrained(sft, dtype=settings.dtype, **smaller)
