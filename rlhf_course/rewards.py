@@ -12,6 +12,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreT
 
 from rlhf_course.data import encode
 from rlhf_course.policy import takes, without_dropout
+from rlhf_course.saved import adapter_folder
 
 
 class SentimentReward:
@@ -120,9 +121,10 @@ class RewardModel:
 
 def load_reward_model(source: str | Path, **kwargs) -> PreTrainedModel:
     """A classifier with one output, in float32, from a folder or hub id; an adapter comes with its base."""
-    kind = AutoPeftModelForSequenceClassification if Path(source, "adapter_config.json").exists() else None
-    load = (kind or AutoModelForSequenceClassification).from_pretrained
-    return load(str(source), **{"num_labels": 1, "dtype": torch.float32} | kwargs)
+    options = {"num_labels": 1, "dtype": torch.float32} | kwargs
+    if adapter := adapter_folder(source, options):
+        return AutoPeftModelForSequenceClassification.from_pretrained(str(adapter), **options)
+    return AutoModelForSequenceClassification.from_pretrained(str(source), **options)
 
 
 def known_positions(model: PreTrainedModel) -> int | None:
