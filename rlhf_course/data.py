@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import datasets
+from huggingface_hub import hf_hub_download, list_repo_files
 
+from rlhf_course.hub import hub_errors, is_id
 from rlhf_course.ppo.generation import LengthSampler
+
+FORMATS = (".json", ".jsonl", ".csv", ".parquet")
 
 
 def load_reviews(source: str | Path, split: str) -> datasets.Dataset:
@@ -35,12 +40,18 @@ def load_reviews(source: str | Path, split: str) -> datasets.Dataset:
     return reviews
 
 
-def _load(source: str | Path, split: str, **options) -> datasets.Dataset:
-    """One split, or a slice of it, of a local folder or a hub dataset."""
-    if Path(source).is_dir() is False and (str(source).count("/") != 1 or str(source).startswith((".", "/", "~"))):
+def _load(source: str | Path, split: str, data_files: str | Sequence[str] | None = None, **options) -> datasets.Dataset:
+    """One split, or a slice of it, of a local folder or a hub dataset; of some of its files, where they are named."""
+    if not Path(source).is_dir() and not ("/" in str(source) and is_id(source)):
         raise FileNotFoundError(f"No dataset folder at {source}. Give an existing folder, or a hub id like owner/name.")
     try:
-        return datasets.load_dataset(str(source), split=split, **options)
+        with hub_errors(str(source), "dataset"):
+            try:
+                return datasets.load_dataset(str(source), split=split, data_files=data_files, **options)
+            except RuntimeError as error:
+                if "scripts are no longer supported" not in str(error):
+                    raise
+                return datasets.load_dataset(**_files_beside_a_script(str(source), data_files), split=split)
     except (ValueError, StopIteration) as error:
         if isinstance(error, StopIteration) or "corresponds to no data" in str(error):
             raise ValueError(
@@ -49,6 +60,21 @@ def _load(source: str | Path, split: str, **options) -> datasets.Dataset:
         if "split" not in str(error):
             raise
         raise ValueError(f"No split {split!r} in {source}: {error}") from None
+
+
+def _files_beside_a_script(source: str, data_files: str | Sequence[str] | None) -> dict:
+    """How to load files of a dataset that comes with a script, which datasets does not run any more, without it."""
+    names = [data_files] if isinstance(data_files, str) else list(data_files or ())
+    local = Path(source).is_dir()
+    if not names:
+        found = os.listdir(source) if local else list_repo_files(source, repo_type="dataset")
+        found = ", ".join(sorted(name for name in found if name.endswith(FORMATS)))
+        raise ValueError(
+            f"{source} comes with a loading script, which is not run here. Name files of it to read instead: {found}."
+        )
+    paths = [str(Path(source, name)) if local else hf_hub_download(source, name, repo_type="dataset") for name in names]
+    kind = names[0].removesuffix(".gz").rpartition(".")[2]
+    return {"path": "json" if kind == "jsonl" else kind, "data_files": paths}
 
 
 def build_queries(

@@ -11,18 +11,18 @@ from pathlib import Path
 
 import torch
 from peft import AutoPeftModelForCausalLM, PeftModel, get_peft_model
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.activations import NewGELUActivation
 from transformers.cache_utils import DynamicLayer
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.utils import cached_file
 
 from rlhf_course.files import atomic_folder
+from rlhf_course.saved import VALUE_HEAD_FILE, adapter_folder, say_new_value_head, upload, value_head
 
-VALUE_HEAD_FILE = "v_head.safetensors"
 POLICY = "policy"  # the adapter that PPO trains
+LARGE = 100.0  # times a hidden state: logits that any cap would change
 VALUE_HEAD_OPTIONS = ("summary_dropout_prob", "v_head_initializer_range", "v_head_init_strategy")
 
 
@@ -63,14 +63,16 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
         self.config = pretrained_model.config
         self.v_head = ValueHead(self.config.get_text_config().hidden_size, **value_head_options)
         self.v_head.to(next(pretrained_model.parameters()).device)
+        self._only_projects = False  # until a forward pass has shown that logits are a projection and no more
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *args, peft_config=None, **kwargs):
         """Load from a folder, a hub id, or a model already in memory; with ``peft_config``, add an adapter to it.
 
         Weights are float32 unless ``dtype`` (or ``torch_dtype``) says otherwise, because PPO trains them directly.
-        A value head saved with the weights is loaded; otherwise a fresh one is made from ``summary_dropout_prob``,
-        ``v_head_init_strategy`` and ``v_head_initializer_range``. Other arguments go to transformers.
+        A value head saved with the weights is loaded; otherwise a new one is made from ``summary_dropout_prob``,
+        ``v_head_init_strategy`` and ``v_head_initializer_range``, and a line says so. Other arguments go to
+        transformers; ``revision``, ``subfolder`` and ``token`` hold for adapter and value head, too.
 
         Raises ``FileNotFoundError`` for a folder without weights.
         """
@@ -80,8 +82,7 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
             base = source
         else:
             kwargs["dtype"] = kwargs.pop("torch_dtype", kwargs.pop("dtype", torch.float32))
-            base = _load_base(str(source), *args, **kwargs)
-            saved_head = _load_value_head(str(source))
+            base, saved_head = _load(str(source), *args, **kwargs)
         if peft_config is not None:
             base = get_peft_model(base, peft_config, adapter_name=POLICY)
         model = cls(base, **head_options)
@@ -123,7 +124,7 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
             if positions is not None:
                 hidden = hidden.flatten(0, 1).index_select(0, positions)
             seen.append(hidden)
-            return (hidden if project else hidden[:1],)
+            return (hidden if project else LARGE * hidden[:1],)
 
         hook = self.pretrained_model.get_output_embeddings().register_forward_pre_hook(look)
         try:
@@ -134,12 +135,18 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
             hook.remove()
         result = output.logits.float(), output.loss, torch.squeeze_copy(self.v_head(seen[0]), -1)
         if not project:
-            with torch.no_grad():
-                alone = self.pretrained_model.get_output_embeddings()(seen[0][:1]).float()
-            if not torch.allclose(alone, output.logits.float(), rtol=1e-3, atol=1e-3):
-                raise ValueError("This model changes its logits after the projection: no logprob_chunk_size for it.")
+            if not self._only_projects:
+                self._check_projection(LARGE * seen[0][:1], output.logits.float())
             result = seen[0], *result[1:]
         return (*result, output.past_key_values) if return_past_key_values else result
+
+    @torch.no_grad()
+    def _check_projection(self, hidden: Tensor, logits: Tensor) -> None:
+        """Once per model, because it waits for the device; NaN passes here and is named where it is looked for."""
+        alone = self.pretrained_model.get_output_embeddings()(hidden).float()
+        if not torch.allclose(alone, logits, rtol=1e-3, atol=1e-3, equal_nan=True):
+            raise ValueError("This model changes its logits after the projection: no logprob_chunk_size for it.")
+        self._only_projects = True
 
     def generate(self, *args, **kwargs):
         """As the base model's ``generate``."""
@@ -173,12 +180,16 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
     def save_pretrained(self, save_directory: str | os.PathLike, push_to_hub: bool = False, **kwargs) -> None:
         """Save so that plain transformers (or peft) loads the folder; the value head goes into a file beside.
 
-        All files are written aside first and renamed at the end: a failure leaves what stood there before.
+        All files are written aside first and renamed at the end: a failure leaves what stood there before. With
+        ``push_to_hub`` they go to the repository ``repo_id`` (default: the folder's name) in one commit, too;
+        ``token``, ``private``, ``commit_message``, ``revision`` and ``create_pr`` are huggingface_hub's.
         """
         with atomic_folder(save_directory) as folder:
             self.write_files(folder)
+            names = sorted(path.name for path in folder.iterdir())
         if push_to_hub:
-            self.pretrained_model.push_to_hub(kwargs.pop("repo_id", Path(save_directory).name), **kwargs)
+            repository = kwargs.pop("repo_id", None) or Path(save_directory).resolve().name
+            upload(Path(save_directory), names, repository, **kwargs)
 
     def write_files(self, folder: Path, state: dict[str, Tensor] | None = None) -> None:
         """Write weights (of ``state``, or else its own), config and value head into an existing folder."""
@@ -215,29 +226,23 @@ def _adapt(model: nn.Module) -> nn.Module:
     return model
 
 
-def _load_base(source: str, *args, **kwargs) -> nn.Module:
-    if Path(source, "adapter_config.json").exists():
-        return AutoPeftModelForCausalLM.from_pretrained(source, *args, adapter_name=POLICY, is_trainable=True, **kwargs)
-    weights = ("*.safetensors", "*.bin")
-    if Path(source).is_dir() and not any(next(Path(source).glob(pattern), None) for pattern in weights):
-        raise FileNotFoundError(
-            f"The model folder {source} holds no weights: looked for *.safetensors and *.bin. "
-            "Give a folder written by save_pretrained, or a hub id."
-        )
-    return AutoModelForCausalLM.from_pretrained(source, *args, **kwargs)
-
-
-def _load_value_head(source: str) -> dict[str, Tensor]:
-    """The saved value head without its prefix; old checkpoints keep it among the base model's weights."""
-    for name in (VALUE_HEAD_FILE, "model.safetensors", "pytorch_model.bin"):
-        path = cached_file(source, name, _raise_exceptions_for_missing_entries=False)
-        if path is None:
-            continue
-        state = load_file(path) if path.endswith(".safetensors") else torch.load(path, weights_only=True)
-        head = {key.removeprefix("v_head."): value for key, value in state.items() if key.startswith("v_head.")}
-        if head:
-            return head
-    return {}
+def _load(source: str, *args, **kwargs) -> tuple[nn.Module, dict[str, Tensor]]:
+    """The base, with its adapter if there is one, and the saved value head, {} where there is none."""
+    options = dict(kwargs)
+    if adapter := adapter_folder(source, options):
+        how = {"adapter_name": POLICY, "is_trainable": True} | options
+        base, head = AutoPeftModelForCausalLM.from_pretrained(str(adapter), *args, **how), value_head(adapter)
+    else:
+        folder, weights = Path(source, kwargs.get("subfolder") or ""), ("*.safetensors", "*.bin")
+        if Path(source).is_dir() and not any(next(folder.glob(pattern), None) for pattern in weights):
+            raise FileNotFoundError(
+                f"The model folder {folder} holds no weights: looked for *.safetensors and *.bin. "
+                "Give a folder written by save_pretrained, or a hub id."
+            )
+        base, head = AutoModelForCausalLM.from_pretrained(source, *args, **kwargs), value_head(source, **kwargs)
+    if not head:
+        say_new_value_head(source)
+    return base, head
 
 
 def takes(model: nn.Module, argument: str) -> bool:
@@ -251,12 +256,13 @@ def takes(model: nn.Module, argument: str) -> bool:
 def can_pack(model: nn.Module) -> bool:
     """Whether several samples can share a row: positions are given, and all layers follow one mask of (T, T).
 
-    A layer with a sliding window or a recurrent state would not.
+    A layer with a sliding window or a recurrent state would not, nor would Falcon's with ALiBi, which takes
+    position_ids and reads positions off a mask of (B, T) all the same.
     """
     model = getattr(model, "module", model)
     layers = DynamicCache(config=model.config).layers
     follow = model.config._attn_implementation == "sdpa" and all(type(layer) is DynamicLayer for layer in layers)
-    return follow and takes(model, "position_ids")
+    return follow and takes(model, "position_ids") and not getattr(model.config, "alibi", False)
 
 
 @contextmanager

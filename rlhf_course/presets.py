@@ -11,8 +11,10 @@ import yaml
 from pandas.io.formats.style import Styler
 
 PRESETS = ("tiny", "scratch", "full")
-ROOT = Path(__file__).resolve().parents[1]
-CONFIGS = ROOT / "configs"
+CONFIGS = Path(__file__).resolve().parent / "configs"
+_CHECKOUT = CONFIGS.parents[1]
+# Where relative output paths start: at the project's root, and for a copy that pip installed, where Python was started.
+ROOT = _CHECKOUT if (_CHECKOUT / "scripts" / "run_notebooks.py").exists() else Path.cwd()
 
 
 class Settings(SimpleNamespace):
@@ -63,18 +65,20 @@ def load_preset(notebook: str, preset: str, overrides: Mapping | None = None) ->
 
 
 def _like(key: str, value, default):
-    """value in the type of default, where it has one: YAML reads 1e-4 as text, for one."""
-    if default is None or value is None or isinstance(value, type(default)) and not isinstance(value, bool):
+    """value in the type of default, where it has one: YAML reads 1e-4 as text, for one. Lists item by item."""
+    if default is None or value is None:
         return value
     if isinstance(default, str) and isinstance(value, bool):
         return "yes" if value else "no"  # YAML 1.1 reads a bare no as false
-    kind = type(default)
+    kind, several = type(default), isinstance(value, list | tuple)
     try:
-        if kind is bool and not isinstance(value, bool):
+        if several != (kind is list) or (kind is bool) != isinstance(value, bool):
             raise ValueError
+        if several:
+            return [_like(key, item, default[0]) for item in value]
         if kind is int and float(value) != int(float(value)):
             raise ValueError
         return int(float(value)) if kind is int else kind(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         wanted = f"a value of type {kind.__name__}, like {default!r}"
         raise ValueError(f"Setting {key!r} takes {wanted}; got {value!r}.") from None

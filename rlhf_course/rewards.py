@@ -12,6 +12,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreT
 
 from rlhf_course.data import encode
 from rlhf_course.policy import takes, without_dropout
+from rlhf_course.saved import adapter_folder
 
 
 class SentimentReward:
@@ -44,7 +45,7 @@ class SentimentReward:
     @torch.no_grad()
     def logits(self, texts: Sequence[str]) -> Tensor:
         """All logits (B, labels) of the texts, in the order given."""
-        longest = self.model.config.max_position_embeddings
+        longest = known_positions(self.model) or self.tokenizer.model_max_length
         tokens = self.tokenizer([*texts], truncation=True, max_length=longest)["input_ids"] if texts else []
         order = sorted(range(len(tokens)), key=lambda i: len(tokens[i]))
         found = torch.empty(len(tokens), self.model.config.num_labels)
@@ -89,7 +90,7 @@ class RewardModel:
         if self.tokenizer.pad_token is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token
         config.pad_token_id = self.tokenizer.pad_token_id  # by which transformers finds the last real token
-        self.max_length = max_length or getattr(config, "max_position_embeddings", None) or config.n_positions
+        self.max_length = max_length or known_positions(self.model) or self.tokenizer.model_max_length
         self.batch_size = batch_size
 
     @torch.no_grad()
@@ -120,14 +121,29 @@ class RewardModel:
 
 def load_reward_model(source: str | Path, **kwargs) -> PreTrainedModel:
     """A classifier with one output, in float32, from a folder or hub id; an adapter comes with its base."""
-    kind = AutoPeftModelForSequenceClassification if Path(source, "adapter_config.json").exists() else None
-    load = (kind or AutoModelForSequenceClassification).from_pretrained
-    return load(str(source), **{"num_labels": 1, "dtype": torch.float32} | kwargs)
+    options = {"num_labels": 1, "dtype": torch.float32} | kwargs
+    if adapter := adapter_folder(source, options):
+        return AutoPeftModelForSequenceClassification.from_pretrained(str(adapter), **options)
+    return AutoModelForSequenceClassification.from_pretrained(str(source), **options)
+
+
+def known_positions(model: PreTrainedModel) -> int | None:
+    """How many tokens a model has positions for; None where its config names no limit."""
+    known = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return known and known - _first_position(model)
+
+
+def _first_position(model: PreTrainedModel) -> int:
+    """The position of a text's first token: 0, but in RoBERTa and its kin the one behind the padding token's index."""
+    tables = (module for name, module in model.named_modules() if name.endswith("position_embeddings"))
+    padding = (getattr(table, "padding_idx", None) for table in tables)
+    return next((index + 1 for index in padding if index is not None), 0)
 
 
 def last_token_scores(model: PreTrainedModel, input_ids: Tensor, attention_mask: Tensor, **_) -> Tensor:
     """Scores (B,) at each row's last real token, for (B, T) padded on either side."""
-    positions = {"position_ids": (attention_mask.cumsum(1) - 1).clamp(min=0)} if takes(model, "position_ids") else {}
+    places = (attention_mask.cumsum(1) - 1).clamp(min=0) + _first_position(model)
+    positions = {"position_ids": places} if takes(model, "position_ids") else {}
     return model(input_ids=input_ids, attention_mask=attention_mask, **positions).logits[:, 0]
 
 

@@ -7,13 +7,14 @@ import importlib.util
 import json
 import os
 import platform
-import resource
+import sys
 import time
 import warnings
 
 import datasets
 import huggingface_hub
 import pandas as pd
+import psutil
 import torch
 import transformers
 from accelerate.utils import set_seed
@@ -34,7 +35,8 @@ class RunCard:
     Args:
         notebook: its name, without ending.
         preset, seed: what it ran with; all random generators are seeded here.
-        output_dir: where cards and models go; relative paths start at the project's root.
+        output_dir: where cards and models go; relative paths start at the project's root (an installed
+            copy: at the working directory).
     """
 
     def __init__(self, notebook: str, preset: str, seed: int, output_dir: str | os.PathLike = "build") -> None:
@@ -68,7 +70,7 @@ class RunCard:
             "seed": self.seed,
             "versions": {"python": platform.python_version(), **_versions()},
             "wall_s": round(time.perf_counter() - self._started, 2),
-            "peak_rss_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
+            "peak_rss_mb": round(peak_memory() / 2**20, 1),
             "peak_cuda_mb": round(torch.cuda.max_memory_allocated() / 2**20, 1) if torch.cuda.is_available() else 0.0,
             "metrics": self.metrics,
             "checks": self.checks,
@@ -96,9 +98,21 @@ def _versions() -> dict[str, str]:
     return {name: importlib.metadata.version(name) for name in _PACKAGES if importlib.util.find_spec(name)}
 
 
+def peak_memory() -> int:
+    """The most main memory that this process has held so far, in bytes; on macOS and Windows untried."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return psutil.Process().memory_info().peak_wset
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak
+
+
 def quiet_libraries() -> None:
     """Keep progress bars, advice and telemetry of the libraries away; warnings of this package stay."""
     huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY = True  # trl's trainers would report their use to the hub
+    datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False  # and datasets, to a host beside HF_ENDPOINT, what is loaded
+    os.environ["DISABLE_SAFETENSORS_CONVERSION"] = "1"  # transformers asks one to convert models that are .bin alone
     datasets.disable_progress_bars()
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()

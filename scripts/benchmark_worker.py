@@ -7,7 +7,6 @@ It answers every line of stdin, a PPO step to take, with a line of JSON: seconds
 
 import json
 import os
-import resource
 import sys
 from importlib.metadata import distributions
 from pathlib import Path
@@ -166,7 +165,6 @@ def one_step(trainer, generate, score, rows: list, lengths: tuple[int, int], epo
     dtype = torch.bfloat16 if trainer.accelerator.mixed_precision == "bf16" else torch.float32
     a = torch.rand((8192 if gpu else 1024,) * 2, device=device, dtype=dtype)
     product = Timer("a @ a", globals={"a": a}, num_threads=torch.get_num_threads())
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     return {
         "generate": ticks[1] - ticks[0],
         "score": ticks[2] - ticks[1],
@@ -177,8 +175,20 @@ def one_step(trainer, generate, score, rows: list, lengths: tuple[int, int], epo
         "step_flop": model_flop(trainer.model, epochs, len(rows), *counts),
         "matrix_flop_per_second": 2 * len(a) ** 3 / product.blocked_autorange(min_run_time=0.1).median,
         "ms_per_token": 1000 * (ticks[3] - ticks[0]) / counts[1],
-        "peak_mb": (torch.cuda.max_memory_allocated() if gpu else memory) / 1e6,
+        "peak_mb": (torch.cuda.max_memory_allocated() if gpu else peak_memory()) / 1e6,
     }
+
+
+def peak_memory() -> int:
+    """As that of run_card.py, which an environment with TRL 0.11 cannot import."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        import psutil
+
+        return psutil.Process().memory_info().peak_wset
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak
 
 
 def main(variant: str, plan: dict) -> None:

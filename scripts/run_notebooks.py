@@ -20,8 +20,9 @@ from papermill.exceptions import PapermillExecutionError
 
 from rlhf_course.files import atomic_file
 from rlhf_course.notebook_files import strip_run_details
-from rlhf_course.presets import PRESETS, ROOT
+from rlhf_course.presets import PRESETS
 
+ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = ROOT / "notebooks"
 MEASURED = ROOT / "figs" / "measured"  # run cards that figures, slides and the README's table are made from
 

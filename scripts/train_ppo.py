@@ -7,9 +7,9 @@
     python scripts/train_ppo.py --sft_adapter runs/sft/model --reward_adapter runs/reward/model --dataset PAIRS
 
 With the adapters that train_sft.py and train_reward_model.py --use_peft leave, policy, reference and reward model share
-one base, and the prompts are those of preference pairs. Every setting of the experiment in configs/ that a run uses is
-an option (--experiment NAME --help lists them); --config FILE reads options from a YAML file, and the command line wins
-over it. Ctrl-C stops after the current step and leaves a checkpoint that --resume goes on from.
+one base, and the prompts are those of preference pairs. Every setting of the experiment that a run uses is an option
+(--experiment NAME --help lists them); --config FILE reads options from a YAML file, and the command line wins over it.
+Ctrl-C stops after the current step and leaves a checkpoint that --resume goes on from.
 """
 
 from __future__ import annotations
@@ -172,6 +172,7 @@ def build_chat(options: argparse.Namespace, settings: Settings) -> Run:
 
     from rlhf_course import AutoModelForCausalLMWithValueHead
     from rlhf_course.data import load_pairs
+    from rlhf_course.hub import download
     from rlhf_course.lora import RewardAdapter, quantization
     from rlhf_course.offline.chat import build_preferences
     from rlhf_course.rewards import RewardModel
@@ -182,6 +183,7 @@ def build_chat(options: argparse.Namespace, settings: Settings) -> Run:
     bases = [PeftConfig.from_pretrained(folder).base_model_name_or_path for folder in (sft, judge)]
     if Path(bases[0]).resolve() != Path(bases[1]).resolve():
         raise ValueError(f"The adapters must share one base; theirs are {bases[0]} and {bases[1]}.")
+    download(bases[0])
     tokenizer = AutoTokenizer.from_pretrained(sft if Path(sft, "tokenizer_config.json").exists() else bases[0])
     smaller = {"quantization_config": quantization(options.quantization)} if options.quantization else {}
     policy = AutoModelForCausalLMWithValueHead.from_pretrained(sft, dtype=settings.dtype, **smaller)

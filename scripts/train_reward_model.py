@@ -170,7 +170,7 @@ def run(script: ScriptArguments, config, model_args, settings: Settings) -> None
     from rlhf_course.offline.world import prepare_reward_model
 
     with PartialState().main_process_first():  # it builds what is missing, the others find it there
-        assets = prepare_reward_model(settings)
+        assets = prepare_reward_model(settings, model_args.model_revision)
     train, held_out, dropped = load_data(assets.dataset, script, settings, config.seed)
     tokenizer = trl_cli.load_tokenizer(assets.model, model_args)
     set_seed(config.seed)  # before the head is drawn

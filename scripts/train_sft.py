@@ -81,12 +81,15 @@ def find_inputs(model_args, settings: Settings) -> tuple[str, str]:
     """The base and the dataset, as folders or hub ids; what the preset makes itself is made."""
     from accelerate import PartialState
 
+    from rlhf_course.hub import download
     from rlhf_course.offline.chat import build_answers, build_base
 
     base, dataset = model_args.model_name_or_path, settings.sft_dataset
     if base is None and settings.checkpoint == "scratch" and dataset != "offline":
         raise ValueError("--model_name_or_path is needed: a base for these answers, as a folder or hub id.")
-    with PartialState().main_process_first():  # it builds what is missing, the others find it there
+    with PartialState().main_process_first():  # it builds or downloads what is missing, the others find it there
+        if base:
+            download(base, model_args.model_revision)
         return base or str(build_base(settings)), str(build_answers()) if dataset == "offline" else dataset
 
 
@@ -116,7 +119,7 @@ def answer_loss(trainer) -> tuple[float, int]:
         losses = torch.zeros(labels.shape, device=labels.device)
         losses[learnt] = torch.nn.functional.cross_entropy(logits[learnt].float(), labels[learnt], reduction="none")
         rows.append(trainer.accelerator.gather_for_metrics(torch.stack([losses.sum(1), learnt.sum(1)], 1)))
-    total, count = torch.cat(rows).double().sum(0).tolist()
+    total, count = torch.cat(rows).cpu().double().sum(0).tolist()
     return total / count, int(count)
 
 

@@ -16,6 +16,20 @@ from rlhf_course import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 EOS = 39
+GUARD = """
+import os, socket
+connect, lookup = socket.socket.connect, socket.getaddrinfo
+def refuse(address):
+    with open(os.environ["NETWORK_LOG"], "a") as log:
+        log.write(f"{address}\\n")
+    raise OSError(f"the network is blocked: {address}")
+def guarded(self, address):
+    local = not isinstance(address, tuple) or address[0] in ("127.0.0.1", "::1", "localhost")
+    return connect(self, address) if local else refuse(address)
+def guarded_lookup(host, *rest, **options):
+    return lookup(host, *rest, **options) if host in (None, "127.0.0.1", "::1", "localhost") else refuse(host)
+socket.socket.connect, socket.getaddrinfo = guarded, guarded_lookup
+"""
 
 
 class PadTokenizer:
@@ -69,6 +83,14 @@ def launch(script: Path, *arguments, file: str = "two_cpus") -> subprocess.Popen
     environment = os.environ | {"ACCELERATE_USE_CPU": "1", "OMP_NUM_THREADS": "1"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     return subprocess.Popen([*map(str, command)], env=environment, **pipes)
+
+
+def guarded(folder: Path) -> dict[str, str]:
+    """Variables for a process whose Python reaches this machine only; what it asked for beyond is in network.log."""
+    (folder / "guard").mkdir(exist_ok=True)
+    (folder / "guard" / "sitecustomize.py").write_text(GUARD)
+    path = os.pathsep.join(filter(None, (str(folder / "guard"), os.environ.get("PYTHONPATH"))))
+    return {"PYTHONPATH": path, "NETWORK_LOG": str(folder / "network.log")}
 
 
 @pytest.fixture(autouse=True)

@@ -34,16 +34,18 @@ def test_chunks_of_the_vocabulary_change_no_number(chunk):
         assert difference(weights, chunked_weights) < 1e-6
 
 
-def test_chunks_need_logits_that_are_a_projection_and_no_full_kl():
+@pytest.mark.parametrize("cap, spread", [(5, 0.2), (30, 0.02)])
+def test_chunks_need_logits_that_are_a_projection_and_no_full_kl(cap, spread):
+    """Also where the logits are still so small that a cap changes them hardly."""
     with pytest.raises(ValueError, match="not for kl_penalty 'full'"):
         PPOConfig(logprob_chunk_size=4, kl_penalty="full")
-    policy = make_policy()
+    policy = make_policy(initializer_range=spread)
     head = policy.pretrained_model.get_output_embeddings()
     plain = policy.pretrained_model.forward
 
     def capped(*arguments, **keywords):
         output = plain(*arguments, **keywords)
-        output.logits = 5 * torch.tanh(output.logits / 5)
+        output.logits = cap * torch.tanh(output.logits / cap)
         return output
 
     policy.pretrained_model.forward = capped
@@ -51,6 +53,44 @@ def test_chunks_need_logits_that_are_a_projection_and_no_full_kl():
     with pytest.raises(ValueError, match="changes its logits after the projection: no logprob"):
         trainer.step(*make_samples())
     assert not head._forward_pre_hooks
+
+
+@pytest.mark.parametrize("who", ["policy", "reference"])
+@pytest.mark.parametrize("step", [0, 1])
+def test_nan_is_named_with_chunks_as_without(who, step):
+    models = {"policy": make_policy(), "reference": make_policy(1)}
+    trainer = make_trainer(*models.values(), logprob_chunk_size=4)
+    for _ in range(step):
+        trainer.step(*make_samples())
+    with torch.no_grad():
+        next(models[who].pretrained_model.parameters()).fill_(torch.nan)
+    with pytest.raises(FloatingPointError, match=f"Step {step}: the {who}'s logits for sample 0 are NaN"):
+        trainer.step(*make_samples())
+
+
+class Reads(TorchDispatchMode):
+    """Collects the operations whose result is a Python value: on a GPU the host waits for the device there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        found = function(*arguments, **options or {})
+        if isinstance(found, bool | int | float):
+            self.seen.append(str(function))
+        return found
+
+
+def test_passes_without_a_projection_read_no_more_from_the_device_than_others():
+    """But for the first one, when the model is looked at."""
+    policy, ids, positions = make_policy(), torch.tensor([[1, 2, 3]]), torch.tensor([1, 2])
+    read = []
+    for project in (True, False, False):
+        with Reads() as reads, torch.no_grad():
+            policy(ids, positions=positions, project=project)
+        read.append(reads.seen)
+    assert read[0] == read[2] != read[1]
 
 
 ON_HOST = {"select", "lay_out", "first_fit"}  # what a rollout keeps on the host, lengths and layouts, may be read

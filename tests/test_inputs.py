@@ -128,7 +128,8 @@ def test_unknown_presets_and_settings_list_the_valid_ones():
         load_preset("03_gpt2_imdb_ppo", "tiny", {"lr": 1})
     with pytest.raises(FileNotFoundError, match="No settings for '99'.*03_gpt2_imdb_ppo"):
         load_preset("99", "tiny")
-    for key, value in (("steps", "many"), ("steps", 1.5), ("learning_rate", "fast"), ("gold", "yes")):
+    wrong = [("steps", "many"), ("steps", 1.5), ("steps", float("inf")), ("learning_rate", "fast"), ("gold", "yes")]
+    for key, value in wrong:
         with pytest.raises(ValueError, match=f"Setting '{key}' takes a value of type"):
             load_preset("03_gpt2_imdb_ppo", "tiny", {key: value})
 
@@ -144,3 +145,15 @@ def test_a_bare_no_stays_a_word():
 
 def test_a_value_written_as_text_is_read_as_a_number():
     assert load_preset("03_gpt2_imdb_ppo", "tiny", {"learning_rate": "1e-4"}).learning_rate == 1e-4
+
+
+@pytest.mark.parametrize("value", ["10,20", 10, ["ten", 20], {10: 20}])
+def test_a_list_of_steps_is_a_list_and_nothing_that_python_could_turn_into_one(value):
+    with pytest.raises(ValueError, match=r"Setting 'save_at' takes a value of type list, like \[10, 20, 30\]; got "):
+        load_preset("04_lora_rlhf_baichuan", "tiny", {"save_at": value})
+
+
+def test_what_is_in_a_list_has_the_type_that_the_preset_has_there():
+    assert load_preset("04_lora_rlhf_baichuan", "tiny", {"save_at": ["1e1", 20]}).save_at == [10, 20]
+    with pytest.raises(ValueError, match="Setting 'dataset' takes a value of type str, like 'offline'; got "):
+        load_preset("04_lora_rlhf_baichuan", "tiny", {"dataset": ["a", "b"]})

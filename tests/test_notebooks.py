@@ -1,4 +1,4 @@
-"""Every notebook, executed by the runner as a newcomer would: tiny, without a network, and preset full on folders."""
+"""Every notebook, executed by the runner as a newcomer would: tiny, without a network."""
 
 import json
 import os
@@ -8,36 +8,19 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from conftest import guarded
 
 from rlhf_course.notebook_files import HASH_KEY, WIDGET, source_hash
-from rlhf_course.offline.chat import prepare_chat
-from rlhf_course.offline.world import prepare, prepare_reward_model
+from rlhf_course.offline.world import prepare_reward_model
 from rlhf_course.presets import ROOT, load_preset
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
-GUARD = """
-import os, socket
-connect, lookup = socket.socket.connect, socket.getaddrinfo
-def refuse(address):
-    with open(os.environ["NETWORK_LOG"], "a") as log:
-        log.write(f"{address}\\n")
-    raise OSError(f"the network is blocked: {address}")
-def guarded(self, address):
-    local = not isinstance(address, tuple) or address[0] in ("127.0.0.1", "::1", "localhost")
-    return connect(self, address) if local else refuse(address)
-def guarded_lookup(host, *rest, **options):
-    return lookup(host, *rest, **options) if host in (None, "127.0.0.1", "::1", "localhost") else refuse(host)
-socket.socket.connect, socket.getaddrinfo = guarded, guarded_lookup
-"""
 
 
 def run_notebooks(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess:
     """The runner in a process whose Python, and whose kernels' Python, can reach this machine only."""
-    guard = tmp_path / "guard"
-    guard.mkdir(exist_ok=True)
-    (guard / "sitecustomize.py").write_text(GUARD)
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "WANDB", "TRANSFORMERS_"))}
-    environment |= {"PYTHONPATH": str(guard), "NETWORK_LOG": str(tmp_path / "network.log")}
+    environment |= guarded(tmp_path)
     command = [
         sys.executable,
         str(ROOT / "scripts" / "run_notebooks.py"),
@@ -65,21 +48,8 @@ def test_all_notebooks_learn_at_preset_tiny_without_a_network(tmp_path):
     assert gold["gold_after"] > gold["gold_before"]
 
 
-def test_preset_full_runs_on_local_folders_in_the_hubs_layout(tmp_path):
-    """The ids are overridden by folders and the run is shortened; the loading code is the one hub ids go through."""
-    folders = vars(prepare(load_preset("03_gpt2_imdb_ppo", "tiny")))
-    short = {"steps": 3, "batch_size": 32, "mini_batch_size": 16, "eval_queries": 64, "learning_rate": 2e-4}
-    overrides = folders | short | {"min_gain": -10}
-    arguments = [f"--override={key}={value}" for key, value in overrides.items()]
-    done = run_notebooks(tmp_path, "--only", "03", "--preset", "full", *arguments)
-    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
-    assert not (tmp_path / "network.log").exists()
-    card = json.loads((tmp_path / "out" / "run_cards" / "03_gpt2_imdb_ppo.json").read_text())
-    assert card["preset"] == "full" and abs(card["metrics"]["kl_step_1"]) < 1e-4
-
-
 def test_notebook_01_at_preset_full_trains_an_adapter_on_local_folders(tmp_path):
-    """As above, with LoRA; so short a run learns little, so its checks may fail, and nothing else may."""
+    """Folders in place of ids; so short a run learns little, so its checks may fail, and nothing else may."""
     folders = vars(prepare_reward_model(load_preset("01_reward_modeling", "tiny")))
     short = {"data_dir": "null", "train_subset": 400, "eval_subset": 100, "lora_r": 4, "fix_pairs": 100}
     arguments = [f"--override={key}={value}" for key, value in (folders | short).items()]
@@ -89,25 +59,6 @@ def test_notebook_01_at_preset_full_trains_an_adapter_on_local_folders(tmp_path)
     assert card["preset"] == "full" and card["checks"]["reloads unchanged"]["passed"]
     assert card["checks"]["loss starts at ln 2"]["passed"]
     assert (tmp_path / "out" / "models" / "reward-model" / "adapter_model.safetensors").exists()
-
-
-def test_notebook_04_at_preset_full_runs_on_local_folders(tmp_path):
-    """In bfloat16, with checkpointing and bf16 autocast; so short a run learns little, and only checks may fail."""
-    found = vars(prepare_chat(load_preset("04_lora_rlhf_baichuan", "tiny")))
-    short = {"sft_files": "null", "sft_subset": 60, "train_subset": 60, "eval_subset": 40, "audit_prompts": 20}
-    short |= {"steps": 2, "save_at": "[1,2]", "eval_prompts": 16, "max_new_tokens": 12, "max_prompt": 64}
-    arguments = [f"--override={key}={value}" for key, value in (found | short).items()]
-    done = run_notebooks(tmp_path, "--only", "04", "--preset", "full", *arguments)
-    assert done.returncode == 0 or "CheckFailed" in done.stderr, done.stdout + done.stderr[-3000:]
-    assert not (tmp_path / "network.log").exists()
-    card = json.loads((tmp_path / "out" / "run_cards" / "04_lora_rlhf_baichuan.json").read_text())
-    checks = {name: check["passed"] for name, check in card["checks"].items()}
-    assert card["preset"] == "full" and checks["KL is 0 at step 1"] and checks["copies of the base"]
-    assert checks["reference and reward adapters are unmoved"]
-    assert {path.name for path in (tmp_path / "out" / "models" / "04" / "policy-2").iterdir()} >= {
-        "adapter_model.safetensors",
-        "v_head.safetensors",
-    }
 
 
 def test_the_runner_fails_when_a_check_fails(tmp_path):

@@ -54,7 +54,7 @@ def test_the_exercises_commands_name_settings_that_exist():
     assert len(commands) >= 4
     for command in commands:
         start = re.search(r"--only (\d+)", command)[1]
-        (notebook,) = (path.stem for path in (ROOT / "configs").glob(f"{start}_*.yaml"))
+        (notebook,) = (path.stem for path in (ROOT / "rlhf_course/configs").glob(f"{start}_*.yaml"))
         overrides = dict(re.findall(r"--override[\s\\]+(\w+)=(\S+)", command))
         assert overrides
         load_preset(notebook, "tiny", {key: json.loads(value) for key, value in overrides.items()})

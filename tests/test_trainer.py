@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 import torch
 from conftest import EOS, PadTokenizer, difference, make_policy, make_samples, make_trainer, sgd, snapshot
-from transformers import AutoModelForCausalLM, Gemma3TextConfig, MambaConfig, MistralConfig
+from transformers import (
+    AutoModelForCausalLM,
+    FalconConfig,
+    FalconForCausalLM,
+    Gemma3TextConfig,
+    MambaConfig,
+    MistralConfig,
+)
 
 from rlhf_course import LengthSampler, PPOConfig, PPOTrainer, create_reference_model
 from rlhf_course.policy import AutoModelForCausalLMWithValueHead, can_pack
@@ -103,6 +110,25 @@ def test_a_model_that_cannot_be_packed_runs_plainly():
     eager = make_policy(attn_implementation="eager")
     assert not can_pack(eager) and can_pack(make_policy())
     torch.testing.assert_close(forward(eager, rollout)[0], forward(make_policy(), rollout)[0], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("alibi", [False, True])
+def test_falcon_samples_and_steps_alike_with_and_without_shortcuts(alibi):
+    """With ALiBi it takes position_ids all the same, but reads positions off a mask of two dimensions."""
+    found = []
+    for fast in (True, False):
+        torch.manual_seed(0)
+        sizes = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+        special = {"bos_token_id": EOS, "eos_token_id": EOS, "pad_token_id": EOS, "initializer_range": 0.2}
+        network = FalconForCausalLM(FalconConfig(**sizes, **special, alibi=alibi))
+        policy = AutoModelForCausalLMWithValueHead(network).eval()
+        trainer = make_trainer(policy, make_policy(1), fast=fast)
+        queries, responses, scores = make_samples()
+        sampled = trainer.generate(queries, do_sample=True, top_k=0, max_new_tokens=6, return_prompt=False)
+        assert can_pack(policy) == (not alibi) and all(map(len, sampled))
+        found.append(trainer.step(queries, responses, scores))
+    assert found[0]["objective/kl"] == pytest.approx(found[1]["objective/kl"], abs=1e-4)
+    assert found[0]["ppo/loss/total"] == pytest.approx(found[1]["ppo/loss/total"], abs=1e-4)
 
 
 @pytest.mark.parametrize("kind", [MistralConfig, Gemma3TextConfig, MambaConfig])

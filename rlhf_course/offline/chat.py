@@ -6,19 +6,18 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import datasets
-from huggingface_hub import snapshot_download
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from rlhf_course import baichuan, sentencepiece_to_fast
 from rlhf_course.data import as_prompt, load_answers, load_pairs, tokenize_answers
+from rlhf_course.hub import download
 from rlhf_course.offline import baichuan_layout, chinese, models
 from rlhf_course.offline.world import SEED, cached, fingerprint
 from rlhf_course.presets import Settings
 
 BASE_RECIPE = ("vocab_size", "n_layer", "n_embd", "base_steps")
 LORA = {"r": 16, "lora_alpha": 32, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
-WEIGHTS = ["*.json", "tokenizer.model", "*.bin", "*.safetensors"]  # no code
 
 
 def prepare_chat(settings: Settings) -> SimpleNamespace:
@@ -34,11 +33,10 @@ def prepare_chat(settings: Settings) -> SimpleNamespace:
         found.sft_dataset = str(build_answers())
     if settings.dataset == "offline":
         found.dataset = str(build_preferences())
-    found.checkpoint = str(settings.checkpoint)
     if settings.checkpoint == "scratch":
         found.checkpoint = str(build_checkpoint(found, settings))
-    elif not Path(settings.checkpoint).exists():
-        found.checkpoint = snapshot_download(settings.checkpoint, allow_patterns=WEIGHTS)
+    else:
+        found.checkpoint = str(download(settings.checkpoint))
     return found
 
 

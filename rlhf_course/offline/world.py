@@ -15,6 +15,7 @@ from transformers import AutoTokenizer
 
 from rlhf_course.data import load_pairs, load_reviews
 from rlhf_course.files import atomic_folder
+from rlhf_course.hub import download
 from rlhf_course.offline import dialogues, models, reviews
 from rlhf_course.presets import ROOT, Settings, load_preset
 from rlhf_course.run_card import quiet_libraries
@@ -26,7 +27,7 @@ CLASSIFIER_RECIPE = ("vocab_size", "classifier_labels", "classifier_steps")
 
 
 def cache_root() -> Path:
-    """Where built things are kept: $RLHF_COURSE_CACHE, or build/cache in the project."""
+    """Where built things are kept: $RLHF_COURSE_CACHE, or build/cache in the project (an installed copy: here)."""
     return Path(os.environ.get("RLHF_COURSE_CACHE", ROOT / "build" / "cache"))
 
 
@@ -43,6 +44,8 @@ def prepare(settings: Settings) -> SimpleNamespace:
         model = str(build_language_model(dataset, settings))
     if reward_model == "scratch":
         reward_model = str(build_classifier(dataset, settings))
+    for source in (model, reward_model):
+        download(source)  # what cannot be had is said before anything runs
     return SimpleNamespace(dataset=dataset, model=model, reward_model=reward_model)
 
 
@@ -58,12 +61,13 @@ def build_reviews() -> Path:
     return cached("reviews", {}, [reviews], build)
 
 
-def prepare_reward_model(settings: Settings) -> SimpleNamespace:
-    """Folders or hub ids for the preference pairs and the base model of notebook 01; built if not cached."""
+def prepare_reward_model(settings: Settings, revision: str | None = None) -> SimpleNamespace:
+    """Folders or hub ids for the preference pairs and the base of notebook 01 (of a revision); built if not cached."""
     if settings.dataset is None:
         raise ValueError('This preset needs pairs: overrides={"dataset": FOLDER}, with columns chosen and rejected.')
     dataset = str(build_dialogues()) if settings.dataset == "offline" else str(settings.dataset)
     model = str(build_reward_base(dataset, settings)) if settings.model == "scratch" else settings.model
+    download(model, revision)
     return SimpleNamespace(dataset=dataset, model=model)
 
 

@@ -183,8 +183,9 @@ class RunningMoments:
 
     def update(self, scores: Tensor) -> None:
         """Take in scores (B,)."""
-        n, mean = len(scores), scores.double().mean().item()
+        scores = scores.cpu().double()  # in this order: Apple's mps has no float64
+        n, mean = len(scores), scores.mean().item()
         shift, total = mean - self.mean, self.count + n
-        self.m2 += (scores.double() - mean).square().sum().item() + shift**2 * self.count * n / total
+        self.m2 += (scores - mean).square().sum().item() + shift**2 * self.count * n / total
         self.mean += shift * n / total
         self.count = total

@@ -152,16 +152,16 @@ def _sample(
         causal = torch.ones(width, width, dtype=torch.bool, device=rows.device).tril()
         mask = visible[..., :width] & causal | causal & causal.T  # padding sees itself: no row is empty
     arguments = {"attention_mask": mask} | ({"position_ids": positions} if takes(model, "position_ids") else {})
-    look = CPU_LOOK if rows.is_cpu else GPU_LOOK
+    look, precise = CPU_LOOK if rows.is_cpu else GPU_LOOK, finest_float(rows.device)
     for t in range(responses.shape[1]):
         logits, *_ = model(input_ids=input_ids, past_key_values=cache, use_cache=True, logits_to_keep=1, **arguments)
         logits = logits[:, -1]
         if t == 0 and begin_suppress:
             for token in begin_suppress:
                 logits[:, token] = -torch.inf
-        cumulative = logits.softmax(-1).cumsum(-1, dtype=torch.float64)
+        cumulative = logits.softmax(-1).cumsum(-1, dtype=precise)
         finite &= cumulative[:, -1].isfinite().all()
-        draw = torch.rand(len(rows), 1, dtype=torch.float64, device=rows.device) * cumulative[:, -1:]
+        draw = torch.rand(len(rows), 1, dtype=precise, device=rows.device) * cumulative[:, -1:]
         tokens = torch.searchsorted(cumulative, draw, right=True).clamp(max=cumulative.shape[1] - 1)
         responses[rows, t] = tokens.squeeze(1)
         running &= (limits[rows] > t + 1) & ~torch.isin(tokens.squeeze(1), eos)
@@ -181,6 +181,11 @@ def _sample(
         if "position_ids" in arguments:
             arguments["position_ids"] = positions
     return responses
+
+
+def finest_float(device: torch.device) -> torch.dtype:
+    """float64; float32 on Apple's mps, which has nothing finer (PPO was not tried there)."""
+    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def _not_finite() -> FloatingPointError:

@@ -1,0 +1,80 @@
+"""The hub: a model's files without code and weights only once, and what goes wrong there in one sentence."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from huggingface_hub import constants, snapshot_download
+
+SMALL = ("*.json", "*.txt", "*.model", "*.jinja")  # configs and tokenizers
+WEIGHTS = ("*model*.safetensors", "v_head.safetensors"), ("pytorch_model*.bin", "adapter_model.bin")
+
+
+def is_id(source: str | Path) -> bool:
+    """Whether this names something on the hub: owner/name, or a name alone, and no folder here."""
+    source = str(source)
+    return not Path(source).exists() and source.count("/") <= 1 and not source.startswith((".", "/", "~"))
+
+
+def download(source: str | Path, revision: str | None = None) -> Path:
+    """The folder with a model's files: ``source`` itself, or where a hub id's are, downloaded if not yet there.
+
+    Safetensors are preferred to .bin, and files in subfolders are left where they are. Raises ``OSError`` with a
+    sentence for what cannot be had.
+    """
+    if Path(source).exists():
+        return Path(source)
+    if not is_id(source):
+        raise FileNotFoundError(f"No model folder at {source}. Give an existing folder, or a hub id like owner/name.")
+    safetensors, bins = WEIGHTS
+    options = {"revision": revision, "ignore_patterns": "*/*"}
+    with hub_errors(str(source)):
+        folder = Path(snapshot_download(source, allow_patterns=[*SMALL, *safetensors], **options))
+        if not any(folder.glob(safetensors[0])):
+            snapshot_download(source, allow_patterns=[*bins], **options)
+    return folder
+
+
+@contextmanager
+def hub_errors(source: str, kind: str = "model") -> Iterator[None]:
+    """What the hub and its libraries raise about ``source`` becomes an ``OSError`` of one sentence; the rest passes."""
+    try:
+        yield
+    except Exception as error:
+        if explained := _explain(error, source, kind):
+            raise explained from None
+        raise
+
+
+def _explain(error: BaseException, source: str, kind: str) -> OSError | None:
+    """The error in a sentence: what was wrong, where, and what to do. By names, as the HTTP library varies."""
+    names, texts, hub = set(), "", constants.ENDPOINT
+    while error is not None:
+        names |= {ancestor.__name__ for ancestor in type(error).__mro__}
+        texts += str(error)
+        error = error.__cause__ or error.__context__
+    if "GatedRepoError" in names or "is a gated dataset" in texts:
+        page = f"{hub}/{'datasets/' if kind == 'dataset' else ''}{source}"
+        return PermissionError(f"{source} is gated. Accept its terms at {page}, and run hf auth login or set HF_TOKEN.")
+    if names & {"RepositoryNotFoundError", "DatasetNotFoundError"}:
+        return FileNotFoundError(
+            f"There is no {kind} {source} at {hub}, or it is private. Check the name, or give a local folder; for a "
+            "private one run hf auth login or set HF_TOKEN."
+        )
+    if "RemoteEntryNotFoundError" in names:
+        file = re.search(r"/resolve/[^/]+/([^\s\"']+\w)", texts)
+        return FileNotFoundError(f"There is no file {file[1] if file else 'of that name'} in {kind} {source} at {hub}.")
+    if names & {"RemoteProtocolError", "ReadError", "ReadTimeout"} or "Consistency check failed" in texts:
+        return ConnectionError(
+            f"The download of {source} from {hub} broke off. Start again: whole files are kept, half ones are not."
+        )
+    if names & {"TransportError", "LocalEntryNotFoundError", "OfflineModeIsEnabled", "ConnectionError"}:
+        why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"{hub} cannot be reached"
+        return ConnectionError(
+            f"{why}, and {source} is not in the cache. Check the connection, set HF_ENDPOINT to a mirror, or give a "
+            "local folder."
+        )
+    return None

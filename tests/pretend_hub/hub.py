@@ -1,0 +1,116 @@
+"""What the hub holds, what is wrong with it, and how processes and tests are pointed to it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+
+Content = bytes | str | Path
+LARGE = (".bin", ".safetensors", ".parquet", ".gz", ".model", ".h5", ".msgpack")  # kept by LFS, served by a CDN
+
+
+class Hub:
+    """Repositories by id; a dataset's begins with ``datasets/``, and ``@revision`` at the end names a branch.
+
+    Attributes to change what happens:
+        gated: ids that only a request with a token may read.
+        renamed: old id → new id, answered by redirects (307).
+        silent: file names at whose download the connection stays open and no byte comes.
+        cut: file name → the byte from which on nothing comes: the connection is closed there.
+        delay: seconds before every 64 kB of a download.
+        asked: (method, path) of every request so far.
+    """
+
+    def __init__(self, repositories: Mapping[str, Path | Mapping[str, Content]]) -> None:
+        self.files: dict[str, dict[str, Content]] = {}  # id@revision → path → content
+        for name, content in repositories.items():
+            if isinstance(content, str | Path):
+                root = Path(content)
+                content = {str(p.relative_to(root)): p for p in sorted(root.rglob("*")) if p.is_file()}
+            self.files[name if "@" in name else f"{name}@main"] = dict(content)
+        self.gated: set[str] = set()
+        self.renamed: dict[str, str] = {}
+        self.silent: set[str] = set()
+        self.cut: dict[str, int] = {}
+        self.delay = 0.0
+        self.asked: list[tuple[str, str]] = []
+        self.endpoint = self.cdn = ""
+        self.closing = threading.Event()
+
+    def revision(self, name: str, revision: str) -> tuple[str, dict[str, Content]] | None:
+        """The commit and the files of a branch, or of a commit; None where there is no such revision."""
+        for key, files in self.files.items():
+            owner, _, branch = key.partition("@")
+            if owner == name and revision in (branch, commit_of(key, files)):
+                return commit_of(key, files), files
+        return None
+
+    def environment(self, home: Path) -> dict[str, str]:
+        """Variables for a process that knows only this hub, with its caches in the folder ``home``."""
+        own = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING", "TRANSFORMERS_", "WANDB"))}
+        return own | {"HF_ENDPOINT": self.endpoint, "HF_HOME": str(home), "NO_PROXY": "127.0.0.1,localhost"}
+
+    def use(self, monkeypatch, home: Path) -> None:
+        """Point the libraries in this process to this hub, with their caches in the folder ``home``."""
+        import datasets.config
+        import huggingface_hub
+        from huggingface_hub import constants
+
+        template = "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "ENDPOINT", self.endpoint)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", self.endpoint + template)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(home / "hub"))
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setattr(huggingface_hub.hf_api.api, "endpoint", self.endpoint)
+        monkeypatch.setattr(datasets.config, "HF_ENDPOINT", self.endpoint)
+        monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", home / "datasets")
+        huggingface_hub.HfFileSystem.clear_instance_cache()
+
+
+def commit_of(key: str, files: Mapping[str, Content]) -> str:
+    """A commit hash that changes with the names and contents."""
+    digest = hashlib.sha1(key.encode())
+    for path in sorted(files):
+        digest.update(path.encode() + digest_of(path, files[path]).encode())
+    return digest.hexdigest()
+
+
+def read(content: Content) -> bytes:
+    """The bytes of a file, wherever they are."""
+    return (
+        content.read_bytes() if isinstance(content, Path) else content.encode() if isinstance(content, str) else content
+    )
+
+
+def digest_of(path: str, content: Content) -> str:
+    """What the hub names a file's content by: SHA-256 where LFS keeps it, git's blob hash otherwise."""
+    data = read(content)
+    if path.endswith(LARGE):
+        return hashlib.sha256(data).hexdigest()
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+
+
+@contextmanager
+def serve(repositories: Mapping[str, Path | Mapping[str, Content]]) -> Iterator[Hub]:
+    """A hub with these repositories (id → folder, or path → content) at ``hub.endpoint`` until the block ends."""
+    from pretend_hub.server import Handler
+
+    hub = Hub(repositories)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Handler,), {"hub": hub}))
+    server.daemon_threads = True
+    hub.endpoint = f"http://127.0.0.1:{server.server_port}"
+    hub.cdn = f"http://localhost:{server.server_port}/cdn"  # another host: the libraries follow redirects on their own
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    try:
+        yield hub
+    finally:
+        hub.closing.set()
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -1,0 +1,67 @@
+"""The package as pip installs it: a copy far from the checkout."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from rlhf_course.presets import CONFIGS, ROOT
+
+LOOK = """
+import json
+from pathlib import Path
+import rlhf_course
+from rlhf_course.offline.world import cache_root
+from rlhf_course.presets import CONFIGS, load_preset
+from rlhf_course.run_card import RunCard
+settings = load_preset("03_gpt2_imdb_ppo", "tiny")
+card = RunCard("03", "tiny", 0, "results")
+card.finish()
+found = {"package": rlhf_course.__file__, "steps": settings.steps, "card": card.output_dir, "cache": cache_root()}
+print(json.dumps(found | {"configs": sorted(path.name for path in CONFIGS.glob("*.yaml"))}, default=str))
+"""
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """A folder with the package as ``pip install .`` leaves it; built from a copy, so that the checkout stays clean."""
+    source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("site-packages")
+    shutil.copytree(ROOT / "rlhf_course", source / "rlhf_course", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    subprocess.run([*command, "--target", target, source], check=True, capture_output=True, text=True)
+    return target
+
+
+def test_an_installed_copy_has_the_settings_and_writes_where_it_was_started(installed, tmp_path):
+    environment = {key: value for key, value in os.environ.items() if key != "RLHF_COURSE_CACHE"}
+    environment["PYTHONPATH"] = str(installed)
+    command = [sys.executable, "-c", LOOK]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["package"].startswith(str(installed)) and found["steps"] == 40
+    assert found["configs"] == sorted(path.name for path in CONFIGS.glob("*.yaml")) != []
+    assert found["card"] == str(tmp_path / "results") and found["cache"] == str(tmp_path / "build" / "cache")
+    assert (tmp_path / "results" / "run_cards" / "03.json").exists()
+
+
+def test_in_a_checkout_relative_paths_start_at_its_root(tmp_path):
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    code = "from rlhf_course.presets import ROOT; print(ROOT)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env=environment, check=True
+    )
+    assert done.stdout.strip() == str(ROOT) and (ROOT / "notebooks").is_dir()
+
+
+def test_the_notebook_runner_of_a_checkout_works_with_an_installed_copy(installed, tmp_path):
+    command = [sys.executable, str(ROOT / "scripts" / "run_notebooks.py"), "--only", "77"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(installed)}
+    )
+    assert done.returncode == 2 and "there are 01_reward_modeling" in done.stderr
