@@ -93,6 +93,20 @@ def test_deviation_in_accumulation_one_loss_that_is_not_finite_stops_the_step_of
     assert difference(before, snapshot(policy)) == 0
 
 
+def test_deviation_an_empty_answer_in_a_mini_batch_of_its_own_gives_no_nan():
+    """Whitening is over the batch, never over one mini-batch (TRL up to 0.4.7): one token alone has no variance."""
+    queries, responses, scores = make_samples()
+    responses[4] = torch.tensor([EOS])
+    trainer = make_trainer(mini_batch_size=1)
+    trainer.step(queries, responses, scores)
+    assert all(p.isfinite().all() for p in trainer.model.parameters())
+    alone = make_trainer(batch_size=1, mini_batch_size=1)
+    before = snapshot(alone.model)
+    with pytest.raises(ValueError, match="at least two response tokens.*begin_suppress_tokens"):
+        alone.step(queries[4:5], responses[4:5], scores[4:5])
+    assert difference(before, snapshot(alone.model)) == 0
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_deviation_a_score_that_is_not_finite_is_named(bad):
     queries, responses, scores = make_samples()
@@ -145,8 +159,15 @@ def test_deviation_score_scaling_works():
     assert stats["ppo/mean_scores"] == pytest.approx(((scores + 100).mean() - both.mean()).item() / both.std().item())
 
 
+def test_deviation_score_scaling_alone_keeps_the_mean():
+    scores = torch.tensor([3.0, 5, 7, 9, 11, 13, 15, 17])
+    stats = make_trainer(use_score_scaling=True).step(*make_samples()[:2], list(scores))
+    assert stats["ppo/mean_scores"] == pytest.approx((scores.mean() / scores.std()).item(), rel=1e-5)
+    assert stats["ppo/std_scores"] == pytest.approx(1, rel=1e-5)
+
+
 def test_deviation_whitened_rewards_do_not_leak_into_padding():
-    """Variance 1 around the mean they had, over response tokens; nothing in the padding, nor in returns made of them."""
+    """Variance 1 around the mean they had, over response tokens; nothing in the padding, nor in the returns."""
     policy, reference = make_policy(), make_policy(1)
     trainer = make_trainer(policy, reference, whiten_rewards=True, batch_size=2, mini_batch_size=2)
     rollout = Rollout.from_lists(
