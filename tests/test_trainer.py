@@ -14,6 +14,7 @@ from rlhf_course.ppo.experience import add_advantages, add_logprobs, add_rewards
 from rlhf_course.ppo.generation import generate
 from rlhf_course.ppo.rollout import Rollout, first_fit, forward
 from rlhf_course.ppo.stats import MEANING
+from rlhf_course.ppo.update import minibatch_loss
 
 
 def test_step_returns_the_forty_classic_keys():
@@ -168,6 +169,21 @@ def test_response_tokens_masked_out_count_as_query_before_the_answer_and_as_noth
             assert mine[key].sum() == pytest.approx(other[key].sum(), abs=1e-3), f"{key} of masked tokens"
 
 
+def test_what_stands_outside_the_mask_changes_neither_loss_nor_statistics():
+    queries, responses, scores = make_samples()
+    rollout = Rollout.from_lists(queries, responses, torch.stack(scores), EOS)
+    drawn = [torch.randn_like(rollout.mask) for _ in range(7)]
+    found = []
+    for outside in (0.0, 9.0):
+        *told, logprobs, values, entropy = (torch.where(rollout.mask > 0, x, outside * x.abs()) for x in drawn)
+        rollout.logprobs, rollout.values, rollout.advantages, rollout.returns = told
+        loss, stats = minibatch_loss(rollout, (logprobs, values, entropy), PPOConfig())
+        found.append({"loss": loss} | {name: value for name, value in stats.items() if value.dim() == 0})
+    assert len(found[0]) > 15
+    for name, value in found[0].items():
+        torch.testing.assert_close(found[1][name], value, msg=name)
+
+
 def test_a_mini_batch_leaves_out_the_columns_that_none_of_its_samples_uses():
     queries, responses, scores = make_samples()
     rollout = Rollout.from_lists(queries, responses, torch.stack(scores), EOS)
@@ -188,6 +204,15 @@ def test_mini_batch_size_bounds_the_rows_of_every_pass():
     queries, responses = [torch.arange(3)] * 8, [torch.arange(4)] * 8  # equal lengths
     make_trainer(policy, make_policy(1), mini_batch_size=2).step(queries, responses, list(torch.randn(8)))
     assert max(rows) == 2 and len(rows) == 4 + 4 * 4
+
+
+@pytest.mark.parametrize(("config", "passes"), [({}, 3), ({"fast": False}, 4), ({"mini_batch_size": 4}, 2 * 4)])
+def test_the_first_pass_over_a_whole_batch_is_the_first_epochs_too(config, passes):
+    """Of the policy, in three epochs: one before, and one per mini-batch of each."""
+    policy, seen = make_policy(), []
+    policy.pretrained_model.transformer.register_forward_pre_hook(lambda module, args: seen.append(module))
+    make_trainer(policy, make_policy(1), ppo_epochs=3, **config).step(*make_samples())
+    assert len(seen) == passes
 
 
 def test_only_the_policy_learns():
