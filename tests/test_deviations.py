@@ -8,8 +8,10 @@ import pytest
 import torch
 from conftest import EOS, difference, make_policy, make_samples, make_trainer, sgd, snapshot
 
+from rlhf_course import PPOConfig
 from rlhf_course.ppo.experience import add_advantages, add_logprobs, add_rewards
 from rlhf_course.ppo.rollout import Rollout, forward
+from rlhf_course.ppo.update import minibatch_loss, optimize
 
 
 def test_deviation_rollouts_and_updates_run_without_dropout_and_restore_the_mode():
@@ -51,6 +53,60 @@ def test_deviation_a_skipped_mini_batch_moves_neither_weights_nor_optimizer():
     assert stats["ppo/loss/total"] == 0
 
 
+def accumulate_over_eight():
+    """A policy, its trainer with one optimizer step for eight mini-batches of one sample, and a rollout for it."""
+    policy, config = make_policy(), {"mini_batch_size": 1, "gradient_accumulation_steps": 8, "ppo_epochs": 1}
+    trainer = make_trainer(policy, make_policy(1), sgd(policy, 1.0), **config)
+    queries, responses, scores = make_samples()
+    rollout = Rollout.from_lists(queries, responses, torch.stack(scores), EOS)
+    add_logprobs(rollout, policy, trainer.reference, trainer.config, step=0)
+    add_rewards(rollout, trainer.config, trainer.kl_ctl.value)
+    add_advantages(rollout, trainer.config)
+    return policy, trainer, rollout
+
+
+def test_deviation_in_accumulation_a_skipped_mini_batch_takes_no_part_and_the_others_count():
+    """The old log-probabilities of sample 3 are made so small that its ratio is e³."""
+    policy, trainer, rollout = accumulate_over_eight()
+    rollout.logprobs[3] -= 3 * rollout.mask[3]
+    wanted = 0.0
+    for row in (0, 1, 2, 4, 5, 6, 7):
+        part = rollout.select(torch.tensor([row]))
+        loss, _ = minibatch_loss(part, forward(policy, part)[:3], trainer.config)
+        wanted = wanted + loss * part.mask.sum() / rollout.mask.sum()
+    gradients = torch.autograd.grad(wanted, [*policy.parameters()])
+    expected = [p.detach() - g for p, g in zip(policy.parameters(), gradients, strict=True)]
+    with pytest.warns(UserWarning, match="moved no weight") as caught:
+        optimize(policy, trainer.optimizer, trainer.accelerator, rollout, trainer.config, step=0)
+    assert len(caught) == 1
+    for found, right in zip(policy.parameters(), expected, strict=True):
+        torch.testing.assert_close(found, right, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_deviation_in_accumulation_one_loss_that_is_not_finite_stops_the_step_of_all(bad):
+    policy, trainer, rollout = accumulate_over_eight()
+    rollout.returns[3, 0] = bad
+    before = snapshot(policy)
+    with pytest.raises(FloatingPointError, match="Step 0: the loss is"):
+        optimize(policy, trainer.optimizer, trainer.accelerator, rollout, trainer.config, step=0)
+    assert difference(before, snapshot(policy)) == 0
+
+
+def test_deviation_an_empty_answer_in_a_mini_batch_of_its_own_gives_no_nan():
+    """Whitening is over the batch, never over one mini-batch (TRL up to 0.4.7): one token alone has no variance."""
+    queries, responses, scores = make_samples()
+    responses[4] = torch.tensor([EOS])
+    trainer = make_trainer(mini_batch_size=1)
+    trainer.step(queries, responses, scores)
+    assert all(p.isfinite().all() for p in trainer.model.parameters())
+    alone = make_trainer(batch_size=1, mini_batch_size=1)
+    before = snapshot(alone.model)
+    with pytest.raises(ValueError, match="at least two response tokens.*begin_suppress_tokens"):
+        alone.step(queries[4:5], responses[4:5], scores[4:5])
+    assert difference(before, snapshot(alone.model)) == 0
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_deviation_a_score_that_is_not_finite_is_named(bad):
     queries, responses, scores = make_samples()
@@ -62,12 +118,22 @@ def test_deviation_a_score_that_is_not_finite_is_named(bad):
     assert difference(before, snapshot(trainer.model)) == 0
 
 
-def test_deviation_logits_that_are_not_finite_are_named():
-    trainer = make_trainer(reference=make_policy(1))
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("who", ["policy", "reference"])
+def test_deviation_logits_that_are_not_finite_are_named(who, bad):
+    models = {"policy": make_policy(), "reference": make_policy(1)}
+    with torch.no_grad():
+        models[who].pretrained_model.transformer.ln_f.bias[0] = bad
+    trainer, before = make_trainer(**models), snapshot(models["policy"])
+    with pytest.raises(FloatingPointError, match=f"the {who}'s logits for sample 0"):
+        trainer.step(*make_samples())
+    assert all(torch.equal(before[n].nan_to_num(), w.nan_to_num()) for n, w in snapshot(models["policy"]).items())
+
+
+def test_deviation_nothing_is_sampled_from_nan():
+    trainer = make_trainer()
     with torch.no_grad():
         trainer.model.pretrained_model.transformer.ln_f.bias[0] = torch.nan
-    with pytest.raises(FloatingPointError, match="the policy's logits for sample 0"):
-        trainer.step(*make_samples())
     with pytest.raises(FloatingPointError, match="nothing can be sampled"):
         trainer.generate(make_samples()[0], do_sample=True, top_k=0, top_p=1.0, max_new_tokens=3)
 
@@ -93,16 +159,28 @@ def test_deviation_score_scaling_works():
     assert stats["ppo/mean_scores"] == pytest.approx(((scores + 100).mean() - both.mean()).item() / both.std().item())
 
 
+def test_deviation_score_scaling_alone_keeps_the_mean():
+    scores = torch.tensor([3.0, 5, 7, 9, 11, 13, 15, 17])
+    stats = make_trainer(use_score_scaling=True).step(*make_samples()[:2], list(scores))
+    assert stats["ppo/mean_scores"] == pytest.approx((scores.mean() / scores.std()).item(), rel=1e-5)
+    assert stats["ppo/std_scores"] == pytest.approx(1, rel=1e-5)
+
+
 def test_deviation_whitened_rewards_do_not_leak_into_padding():
-    """With padding in the batch or without, a sample's returns are the same."""
+    """Variance 1 around the mean they had, over response tokens; nothing in the padding, nor in the returns."""
     policy, reference = make_policy(), make_policy(1)
     trainer = make_trainer(policy, reference, whiten_rewards=True, batch_size=2, mini_batch_size=2)
     rollout = Rollout.from_lists(
         [torch.tensor([1, 2])] * 2, [torch.tensor([3, 4]), torch.arange(9)], torch.ones(2), EOS
     )
     add_logprobs(rollout, policy, trainer.reference, trainer.config, step=0)
+    add_rewards(rollout, PPOConfig(), trainer.kl_ctl.value)
+    plain, tokens = rollout.rewards, rollout.mask > 0
     add_rewards(rollout, trainer.config, trainer.kl_ctl.value)
     add_advantages(rollout, trainer.config)
+    assert plain[tokens].var().item() != pytest.approx(1, abs=0.1)
+    assert rollout.rewards[tokens].var().item() == pytest.approx(1, abs=1e-5)
+    torch.testing.assert_close(rollout.rewards[tokens].mean(), plain[tokens].mean())
     assert rollout.rewards[0, 2:].abs().max() == 0 and rollout.returns[0, 2:].abs().max() == 0
 
 

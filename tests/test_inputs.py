@@ -9,7 +9,7 @@ from rlhf_course import LengthSampler, PPOConfig, PPOTrainer
 from rlhf_course.data import build_queries, load_reviews
 from rlhf_course.offline.world import prepare
 from rlhf_course.ppo.algorithm import RunningMoments
-from rlhf_course.ppo.inputs import stack_scores
+from rlhf_course.ppo.inputs import check_logprobs, stack_scores
 from rlhf_course.presets import load_preset
 
 
@@ -50,6 +50,8 @@ def test_lists_of_unequal_length():
     queries, responses, scores = make_samples()
     with pytest.raises(ValueError, match="responses has 7 entries, but batch_size is 8"):
         trainer().step(queries, responses[:7], scores)
+    with pytest.raises(ValueError, match="queries has 9 entries, but batch_size is 8"):
+        trainer().step([*queries, queries[0]], [*responses, responses[0]], [*scores, scores[0]])
     with pytest.raises(TypeError, match="queries is a int"):
         trainer().step(3, responses, scores)
     with pytest.raises(ValueError, match=r"query 0 must be a 1-D tensor of token ids; got shape \(1, "):
@@ -73,6 +75,15 @@ def test_scores_of_the_wrong_shape_or_device():
     with pytest.raises(ValueError, match="score 0 is on meta, the policy on cpu"):
         stack_scores([torch.zeros((), device="meta")], torch.device("cpu"), 0)
     assert stack_scores([torch.zeros(1), 1.0, torch.tensor(2)], torch.device("cpu"), 0).tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("-inf")])
+def test_log_probabilities_that_are_not_finite_name_step_sample_and_model(bad):
+    logprobs = torch.zeros(4, 3)
+    check_logprobs(logprobs, "policy", 7)
+    logprobs[2, 1] = bad
+    with pytest.raises(FloatingPointError, match="Step 7: the reference's logits for sample 2"):
+        check_logprobs(logprobs, "reference", 7)
 
 
 def test_a_policy_without_value_head_or_tokenizer():

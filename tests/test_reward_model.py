@@ -90,7 +90,7 @@ def test_scores_come_in_the_order_given():
     score = RewardModel(make_classifier(make_tokenizer()), make_tokenizer(), batch_size=4)
     forward = score(PROMPTS[FEW], ANSWERS[FEW])
     torch.testing.assert_close(score(PROMPTS[FEW][::-1], ANSWERS[FEW][::-1]).flip(0), forward, atol=1e-5, rtol=0)
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="shorter"):
         score(PROMPTS[:3], ANSWERS[:2])
 
 
@@ -155,7 +155,7 @@ def test_scoring_is_without_dropout_and_puts_modes_back():
     modes = {name: module.training for name, module in model.named_modules()}
     torch.testing.assert_close(score(PROMPTS[FEW], ANSWERS[FEW]), quiet)
     assert {name: module.training for name, module in model.named_modules()} == modes
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="longer than max_length=3"):
         RewardModel(model, tokenizer, max_length=3)(PROMPTS[FEW], ANSWERS[FEW])
     assert {name: module.training for name, module in model.named_modules()} == modes
 

@@ -1,6 +1,7 @@
 """train_ppo.py: options, stopping and resuming. benchmark_ppo.py: runs and writes."""
 
 import json
+import random
 import re
 import signal
 import subprocess
@@ -8,6 +9,7 @@ import sys
 import time
 
 import benchmark_ppo
+import numpy as np
 import pytest
 import torch
 import train_ppo
@@ -112,11 +114,11 @@ def test_a_checkpoint_restores_weights_optimizer_coefficient_moments_and_random_
     save_checkpoint(one, tmp_path)
     folder = latest_checkpoint(tmp_path)
     one.step(*make_samples(seed=2))
-    drawn = torch.rand(3)
+    drawn = torch.rand(1).item(), np.random.rand(), random.random()
     load_checkpoint(other, folder)
     assert other.current_step == 1
     other.step(*make_samples(seed=2))
-    assert torch.equal(drawn, torch.rand(3))
+    assert drawn == (torch.rand(1).item(), np.random.rand(), random.random())
     assert difference(snapshot(one.model), snapshot(other.model)) == 0
     assert one.kl_ctl.value == other.kl_ctl.value and vars(one.running) == vars(other.running)
 
@@ -127,6 +129,29 @@ def test_a_newer_checkpoint_replaces_the_older_one(tmp_path):
         trainer.step(*make_samples(seed=seed))
         save_checkpoint(trainer, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-2"]
+
+
+def test_of_two_checkpoints_the_one_of_the_later_step_is_the_latest(tmp_path):
+    """As after an end between writing the new one and removing the old."""
+    for name in ("checkpoint-9", "checkpoint-10", "checkpoint-11.partial"):
+        (tmp_path / name).mkdir()
+    assert latest_checkpoint(tmp_path).name == "checkpoint-10"
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeypatch):
+    trainer = make_trainer()
+    save_checkpoint(trainer, tmp_path)
+    trainer.step(*make_samples())
+
+    def full(state, path) -> None:
+        path.write_bytes(b"half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(OSError, match="disk full"):
+        save_checkpoint(trainer, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-0"]
+    load_checkpoint(make_trainer(), latest_checkpoint(tmp_path))
 
 
 def test_a_checkpoint_of_another_policy_is_refused(tmp_path):

@@ -1,5 +1,7 @@
 """``PPOTrainer``: what must hold whatever the model."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
@@ -15,9 +17,11 @@ from transformers import (
 
 from rlhf_course import LengthSampler, PPOConfig, PPOTrainer, create_reference_model
 from rlhf_course.policy import AutoModelForCausalLMWithValueHead, can_pack
+from rlhf_course.ppo.experience import add_advantages, add_logprobs, add_rewards
 from rlhf_course.ppo.generation import generate
 from rlhf_course.ppo.rollout import Rollout, first_fit, forward
 from rlhf_course.ppo.stats import MEANING
+from rlhf_course.ppo.update import minibatch_loss
 
 
 def test_step_returns_the_forty_classic_keys():
@@ -162,13 +166,61 @@ def test_eos_inside_or_at_the_end_of_a_response_counts():
     torch.testing.assert_close(forward(policy, rollout)[0][0, :4], wanted, atol=1e-5, rtol=0)
 
 
-def test_a_masked_response_token_has_no_say():
-    """Neither its own log-probability nor its value enters losses or statistics."""
+@pytest.mark.parametrize("config", [{}, {"mini_batch_size": 2}, {"whiten_rewards": True}, {"kl_penalty": "full"}])
+def test_response_tokens_masked_out_count_as_query_before_the_answer_and_as_nothing_after_it(config):
+    """Two ways to say it, one update: the same losses, statistics and weights, but for the lengths."""
     queries, responses, scores = make_samples()
-    masks = [torch.ones(len(r)) for r in responses]
-    masks[3][: len(masks[3]) - 1] = 0
-    stats = make_trainer(reference=make_policy(1)).step(queries, responses, scores, masks)
-    assert len(stats["ppo/policy/ratio"]) == 4 * sum(int(m.sum()) for m in masks)
+    head, tail = torch.randint(0, EOS, (2,)), torch.randint(0, EOS, (3,))
+    longer, masks = list(responses), [torch.ones(len(r)) for r in responses]
+    for i in (1, 3, 6):
+        longer[i] = torch.cat([head, responses[i], tail])
+        masks[i] = torch.tensor([0] * len(head) + [1] * len(responses[i]) + [0] * len(tail))
+        queries[i] = queries[i].clone()
+    moved = [torch.cat([q, head]) if i in (1, 3, 6) else q for i, q in enumerate(queries)]
+    found = []
+    for samples in ((queries, longer, scores, masks), (moved, responses, scores)):
+        policy = make_policy()
+        trainer = make_trainer(policy, make_policy(1), sgd(policy), **config)
+        np.random.seed(0)
+        stats = [trainer.step(*samples) for _ in range(2)]
+        found.append((snapshot(policy), stats, trainer.kl_ctl.value))
+    (weights, stats, beta), (wanted, theirs, their_beta) = found
+    assert difference(weights, wanted) < 1e-5 < difference(wanted, snapshot(make_policy()))
+    assert beta == pytest.approx(their_beta, abs=1e-7)
+    for mine, other in zip(stats, theirs, strict=True):
+        for key in MEANING:
+            if not key.startswith(("tokens/", "time/", "objective/logprobs", "objective/ref_logprobs")):
+                np.testing.assert_allclose(mine[key], other[key], atol=2e-5, rtol=1e-4, err_msg=key)
+        for key in ("objective/logprobs", "objective/ref_logprobs"):
+            assert mine[key].sum() == pytest.approx(other[key].sum(), abs=1e-3), f"{key} of masked tokens"
+
+
+def test_what_stands_outside_the_mask_changes_neither_loss_nor_statistics():
+    queries, responses, scores = make_samples()
+    rollout = Rollout.from_lists(queries, responses, torch.stack(scores), EOS)
+    drawn = [torch.randn_like(rollout.mask) for _ in range(7)]
+    found = []
+    for outside in (0.0, 9.0):
+        *told, logprobs, values, entropy = (torch.where(rollout.mask > 0, x, outside * x.abs()) for x in drawn)
+        rollout.logprobs, rollout.values, rollout.advantages, rollout.returns = told
+        loss, stats = minibatch_loss(rollout, (logprobs, values, entropy), PPOConfig())
+        found.append({"loss": loss} | {name: value for name, value in stats.items() if value.dim() == 0})
+    assert len(found[0]) > 15
+    for name, value in found[0].items():
+        torch.testing.assert_close(found[1][name], value, msg=name)
+
+
+def test_a_mini_batch_leaves_out_the_columns_that_none_of_its_samples_uses():
+    queries, responses, scores = make_samples()
+    rollout = Rollout.from_lists(queries, responses, torch.stack(scores), EOS)
+    rows = torch.stack([rollout.response_lengths.argmin(), rollout.query_lengths.argmin()])
+    part = rollout.select(rows)
+    both = [len(queries[i]) + len(responses[i]) for i in rows]
+    assert part.input_ids.shape == (2, max(both)) and part.mask.shape == (2, max(len(responses[i]) for i in rows))
+    assert part.mask.shape[1] < rollout.mask.shape[1] and part.input_ids.shape[1] < rollout.input_ids.shape[1]
+    assert [row[: len(queries[i])].tolist() for i, row in zip(rows, part.input_ids, strict=True)] == [
+        queries[i].tolist() for i in rows
+    ]
 
 
 def test_mini_batch_size_bounds_the_rows_of_every_pass():
@@ -180,6 +232,15 @@ def test_mini_batch_size_bounds_the_rows_of_every_pass():
     assert max(rows) == 2 and len(rows) == 4 + 4 * 4
 
 
+@pytest.mark.parametrize(("config", "passes"), [({}, 3), ({"fast": False}, 4), ({"mini_batch_size": 4}, 2 * 4)])
+def test_the_first_pass_over_a_whole_batch_is_the_first_epochs_too(config, passes):
+    """Of the policy, in three epochs: one before, and one per mini-batch of each."""
+    policy, seen = make_policy(), []
+    policy.pretrained_model.transformer.register_forward_pre_hook(lambda module, args: seen.append(module))
+    make_trainer(policy, make_policy(1), ppo_epochs=3, **config).step(*make_samples())
+    assert len(seen) == passes
+
+
 def test_only_the_policy_learns():
     policy, reference = make_policy(0), make_policy(1)
     before = snapshot(reference), snapshot(policy)
@@ -187,7 +248,30 @@ def test_only_the_policy_learns():
     trainer.step(*make_samples())
     assert difference(before[0], snapshot(reference)) == 0
     assert difference(before[1], snapshot(policy)) > 0
-    assert all(p.grad is None for p in reference.parameters())
+
+
+def test_scores_with_a_gradient_are_taken_as_numbers():
+    """A reward model that ran with gradients is not trained by PPO."""
+    queries, responses, scores = make_samples()
+    weight = torch.ones((), requires_grad=True)
+    trainer, plain = make_trainer(), make_trainer()
+    trainer.step(queries, responses, [weight * score for score in scores])
+    plain.step(queries, responses, scores)
+    assert weight.grad is None and difference(snapshot(trainer.model), snapshot(plain.model)) == 0
+
+
+@pytest.mark.parametrize("config", [{}, {"mini_batch_size": 2}, {"kl_penalty": "full"}])
+def test_nothing_that_a_rollout_is_told_carries_a_gradient(config):
+    """Not even with a reference that nobody froze: else the rewards would train it, and the policy through them."""
+    queries, responses, scores = make_samples()
+    policy, reference = make_policy(), make_policy(1)
+    rollout = Rollout.from_lists(queries, responses, torch.stack(scores), EOS)
+    config = PPOConfig(**{"batch_size": 8, "mini_batch_size": 8} | config)
+    add_logprobs(rollout, policy, lambda: nullcontext(reference), config, step=0)
+    add_rewards(rollout, config, kl_coef=0.2)
+    add_advantages(rollout, config)
+    told = {name: value for name, value in vars(rollout).items() if isinstance(value, torch.Tensor)}
+    assert len(told) == 14 and not [name for name, value in told.items() if value.requires_grad]
 
 
 def test_what_stands_in_the_padding_does_not_matter():
@@ -317,11 +401,18 @@ def test_reference_is_a_frozen_copy_when_none_is_given():
     assert not any(p.requires_grad for p in trainer.ref_model.parameters())
 
 
-def test_early_stopping_ends_the_epochs():
-    policy = make_policy()
-    config = {"early_stopping": True, "target_kl": -1e9, "ppo_epochs": 4}
-    stats = make_trainer(policy, make_policy(1), **config).step(*make_samples())
-    assert len(stats["ppo/policy/ratio"]) == stats["tokens/responses_dist"].sum()
+def test_early_stopping_ends_the_epochs_beyond_one_and_a_half_of_its_target():
+    """Against the policy KL of the second epoch (the first one's is 0): just below the bound, and just above it."""
+
+    def step(**config) -> dict:
+        policy = make_policy()
+        return make_trainer(policy, make_policy(1), sgd(policy), **config).step(*make_samples(seed=2))
+
+    second = 2 * step(ppo_epochs=2)["ppo/policy/policykl"]
+    assert second > 0
+    for target, epochs in ((second / 1.4, 3), (second / 1.6, 2)):
+        stats = step(ppo_epochs=3, early_stopping=True, target_kl=target)
+        assert len(stats["ppo/policy/ratio"]) == epochs * stats["tokens/responses_dist"].sum()
 
 
 def test_learning_rate_schedule_moves_once_per_step():

@@ -73,7 +73,10 @@ def masked_whiten(x: Tensor, mask: Tensor, shift_mean: bool = True, total: Total
     Raises ``ValueError`` for fewer than two tokens, which have no variance.
     """
     if total(mask.sum()) < 2:
-        raise ValueError("Whitening needs at least two response tokens in the batch: one token has no variance.")
+        raise ValueError(
+            "Whitening needs at least two response tokens in the batch: one token has no variance. Take a larger "
+            "batch_size, or rule out answers of EOS alone with PPOConfig(begin_suppress_tokens=[eos])."
+        )
     mean = masked_mean(x, mask, total)
     white = (x - mean) * torch.rsqrt(masked_var(x, mask, total) + 1e-8)
     return (white if shift_mean else white + mean) * mask
