@@ -1,6 +1,4 @@
-"""What makes an update fast or small changes no number, and waits for nothing."""
-
-import sys
+"""What makes an update fast or small changes no number; tests/on_gpu holds that it waits for nothing."""
 
 import numpy as np
 import pytest
@@ -10,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.cache_utils import DynamicLayer
 
 from rlhf_course import PPOConfig, PPOTrainer
-from rlhf_course.ppo import generation, rollout
+from rlhf_course.ppo import generation
 from rlhf_course.ppo.algorithm import label_logprobs
 from rlhf_course.ppo.generation import PreallocatedLayer, generate
 
@@ -91,68 +89,6 @@ def test_passes_without_a_projection_read_no_more_from_the_device_than_others():
             policy(ids, positions=positions, project=project)
         read.append(reads.seen)
     assert read[0] == read[2] != read[1]
-
-
-ON_HOST = {"select", "lay_out", "first_fit"}  # what a rollout keeps on the host, lengths and layouts, may be read
-
-
-def callers(until: str) -> list[str]:
-    """Names of the functions that are running, the latest first, up to one of that name; [] outside of it."""
-    names, frame = [], sys._getframe(2)
-    while frame and frame.f_code.co_name != until:
-        names.append(frame.f_code.co_name)
-        frame = frame.f_back
-    return names if frame and not ON_HOST & {*names} else []
-
-
-class HostReads(TorchDispatchMode):
-    """Collects the places in a function where the host reads from a tensor, and so would wait for a GPU."""
-
-    def __init__(self, within: str) -> None:
-        super().__init__()
-        self.within, self.places = within, []
-
-    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
-        aten = torch.ops.aten
-        boolean = function is aten.index.Tensor and any(i is not None and i.dtype == torch.bool for i in arguments[1])
-        reads = (aten._local_scalar_dense.default, aten.nonzero.default, aten.masked_select.default)
-        if (boolean or function in reads) and (names := callers(self.within)):
-            self.places.append(names)
-        return function(*arguments, **(keywords or {}))
-
-
-@pytest.mark.parametrize("packed", [True, False])
-@pytest.mark.parametrize(
-    "options", [{}, {"mini_batch_size": 2, "gradient_accumulation_steps": 2, "max_grad_norm": 0.5}]
-)
-def test_no_loop_of_an_update_waits_for_the_device(options, packed, monkeypatch):
-    """Where samples do not share rows, as on a GPU, transformers asks once per pass whether the mask is all ones."""
-    monkeypatch.setattr(rollout, "can_pack", lambda model: packed)
-    trainer, lists, tolist = make_trainer(**options), [], torch.Tensor.tolist
-    trainer.step(*make_samples())
-    monkeypatch.setattr(torch.Tensor, "tolist", lambda x: lists.append(callers("step")) or tolist(x))
-    with HostReads("optimize") as reads:
-        trainer.step(*make_samples(seed=1))
-    assert all("_ignore_causal_mask_sdpa" in names for names in reads.places) and packed == (not reads.places)
-    assert [names[0] for names in lists if names] == ["_report", "step_stats"]  # once per step each
-
-
-@pytest.mark.parametrize("padded", [True, False])
-def test_sampling_waits_for_the_device_once_in_several_tokens(padded, monkeypatch):
-    """Three looks at ten tokens, and nothing read in between, by transformers neither; lengths and EOS still hold."""
-    monkeypatch.setattr(generation, "CPU_LOOK", 4)
-    policy, looks, tolist = make_policy(), [], torch.Tensor.tolist
-    queries = [torch.arange(1, 4 + padded * (row % 3)) for row in range(32)]
-    monkeypatch.setattr(torch.Tensor, "tolist", lambda x: looks.append(callers("generate")) or tolist(x))
-    lengths, sampling = [3 + row % 8 for row in range(32)], {"do_sample": True, "top_k": 0, "eos_token_id": EOS}
-    with HostReads("_sample") as reads:
-        responses = generate(policy, PadTokenizer(), queries, lengths, **sampling)
-    assert [names[0] for names in looks if names] == ["_sample"] * 3
-    assert not [names for names in reads.places if "forward" in names]
-    assert len(reads.places) <= 4  # the longest length, and who goes on after each look
-    ended = [EOS in response[:-1] for response in responses]
-    assert not any(ended) and all(0 < len(r) <= n for r, n in zip(responses, lengths, strict=True))
-    assert any(len(r) < n for r, n in zip(responses, lengths, strict=True))  # EOS was met
 
 
 @pytest.mark.parametrize("padded", [True, False])

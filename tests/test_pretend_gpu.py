@@ -1,26 +1,136 @@
 """What the course does on a GPU, on the pretend one: in processes of their own, because it comes before torch."""
 
-import os
 import subprocess
 import sys
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
+import nbformat
 import pretend_gpu
 import pytest
+import torch
+from conftest import difference, make_policy, make_samples, make_trainer, snapshot
 
-from rlhf_course.presets import ROOT
+from rlhf_course.offline.chat import build_base
+from rlhf_course.ppo.checkpoint import latest_checkpoint, load_checkpoint
+from rlhf_course.presets import ROOT, load_preset
 
 pytestmark = pytest.mark.skipif(not pretend_gpu.available(), reason="the pretend GPU needs a C++ compiler, g++ or $CXX")
 
+CHAT = {"sft_subset": 60, "train_subset": 60, "eval_subset": 20, "audit_prompts": 10, "eval_prompts": 8, "steps": 2}
+CLINIC = {"pairs": 200, "few_pairs": 100, "few_steps": 11, "reward_steps": 11, "steps": 2, "sweep_steps": 2}
+NOTEBOOKS = {  # few steps: what counts is that each cell runs
+    "05": CLINIC | {"batch_size": 16, "eval_prompts": 16, "max_new_tokens": 8, "sweep": "[0.0, 0.3]"},
+    "04": CHAT | {"batch_size": 8, "mini_batch_size": 8, "max_new_tokens": 8, "save_at": "[1,2]", "sft_epochs": 0.5},
+    "01": {"train_subset": 200, "eval_subset": 60, "fix_pairs": 50, "audit_prompts": 10, "evaluations": 2},
+    "03": {"steps": 2, "batch_size": 32, "mini_batch_size": 16, "eval_queries": 64, "probe_queries": 32},
+    "02": {"toy_steps": 2, "toy_betas": "[0.5]", "toy_batch": 32},
+}
+
 
 def run(*command) -> subprocess.CompletedProcess:
-    """Python with these arguments on the pretend GPU; without a network."""
-    environment = pretend_gpu.environment(HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1")
+    """Python with these arguments on the pretend GPU, without a network."""
+    environment = pretend_gpu.environment(HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1", PYDEVD_DISABLE_FILE_VALIDATION="1")
     return subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True, env=environment)
 
 
-@pytest.mark.parametrize("file", ["check_tool.py", "check_ppo.py"])
-def test_on_the_gpu(file):
-    done = run(
+def checks(file: str) -> subprocess.CompletedProcess:
+    """The tests of a file in tests/on_gpu."""
+    return run(
         "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "python_files=check_*.py", ROOT / "tests/on_gpu" / file
     )
+
+
+def notebook(number: str, output: Path) -> subprocess.CompletedProcess:
+    overrides = [f"--override={key}={value}" for key, value in NOTEBOOKS[number].items()]
+    return run(ROOT / "scripts/run_notebooks.py", "--only", number, "--output", output / number, *overrides)
+
+
+def commands(output: Path) -> list[subprocess.CompletedProcess]:
+    """SFT, reward model and PPO with what they leave, resumed; and PPO on reviews. Ends with the first that fails."""
+    scripts, base, done = ROOT / "scripts", build_base(load_preset("04_lora_rlhf_baichuan", "tiny")), []
+    trl = ["--max_length", 64, "--logging_steps", 1, "--disable_tqdm", "true"]
+    sft = ["--model_name_or_path", base, "--subset", 40, "--max_steps", 2, "--output_dir", output / "sft", *trl]
+    pairs = ["--train_subset", 40, "--eval_subset", 10, "--audit_prompts", 4]
+    reward = ["--model_name_or_path", base, "--use_peft", "--lora_r", 4, "--max_steps", 2, *pairs, *trl]
+    reward += ["--lora_target_modules", "q_proj", "v_proj", "--output_dir", output / "reward"]
+    adapters = ["--sft_adapter", output / "sft/model", "--reward_adapter", output / "reward/model"]
+    short = ["--batch_size", 8, "--mini_batch_size", 8, "--save_every", 1]
+    chat = ["train_ppo.py", *adapters, *short, "--max_new_tokens", 8, "--train_subset", 60, "--output", output / "chat"]
+    for script, *options in (
+        ["train_sft.py", *sft],
+        ["train_reward_model.py", *reward],
+        [*chat, "--steps", 1],
+        [*chat, "--steps", 2, "--resume"],
+        ["train_ppo.py", *short, "--steps", 1, "--mixed_precision", "bf16", "--output", output / "imdb"],
+    ):
+        done.append(run(scripts / script, *options))
+        if done[-1].returncode:
+            break
+    return done
+
+
+CHECKPOINT = """
+import sys
+sys.path.insert(0, {tests!r})
+from conftest import make_samples, make_trainer
+from rlhf_course.ppo.checkpoint import save_checkpoint
+trainer = make_trainer(learning_rate=1e-3)
+trainer.step(*make_samples())
+assert trainer.model.device.type == "cuda"
+save_checkpoint(trainer, {folder!r})
+"""
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory) -> dict[str, Future]:
+    """All processes, two at a time, the longest first."""
+    output = tmp_path_factory.mktemp("gpu")
+    write = CHECKPOINT.format(tests=str(ROOT / "tests"), folder=str(output / "checkpoint"))
+    with ThreadPoolExecutor(2) as pool:
+        found = {f"notebook {number}": pool.submit(notebook, number, output) for number in ("05", "04")}
+        found |= {"check_ppo.py": pool.submit(checks, "check_ppo.py"), "commands": pool.submit(commands, output)}
+        found |= {f"notebook {number}": pool.submit(notebook, number, output) for number in ("01", "03", "02")}
+        found |= {"check_tool.py": pool.submit(checks, "check_tool.py"), "checkpoint": pool.submit(run, "-c", write)}
+        found["output"] = output
+        yield found
+
+
+@pytest.mark.parametrize("file", ["check_tool.py", "check_ppo.py"])
+def test_checks_on_the_gpu(started, file):
+    done = started[file].result()
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("number", sorted(NOTEBOOKS))
+def test_every_cell_of_a_notebook_runs_on_the_gpu(started, number):
+    """So few steps teach little: checks may fail, nothing else may."""
+    done = started[f"notebook {number}"].result()
+    assert done.returncode == 0 or "CheckFailed" in done.stderr, done.stdout[-2000:] + done.stderr[-4000:]
+    [executed] = (started["output"] / number / "notebooks").glob("*.ipynb")
+    text = executed.read_text()
+    if number != "01":  # which has no PPO
+        assert "PPO on cuda" in text
+    counts = [cell.execution_count for cell in nbformat.reads(text, 4).cells if cell.cell_type == "code"]
+    assert all(counts)
+
+
+def test_commands_train_evaluate_save_and_resume_on_the_gpu(started):
+    for done in started["commands"].result():
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    assert {"adapter_model.safetensors", "v_head.safetensors"} <= {
+        p.name for p in (started["output"] / "chat/policy").iterdir()
+    }
+
+
+def test_a_gpu_s_checkpoint_goes_on_on_a_cpu(started):
+    """With the numbers of a run that was on a CPU all along, because these samples are given."""
+    written = started["checkpoint"].result()
+    assert written.returncode == 0, written.stderr[-2000:]
+    here, resumed = make_trainer(learning_rate=1e-3), make_trainer(make_policy(5), learning_rate=1e-3)
+    here.step(*make_samples())
+    load_checkpoint(resumed, latest_checkpoint(started["output"] / "checkpoint"))
+    assert resumed.current_step == 1 and not torch.cuda.is_available()
+    assert difference(snapshot(here.model), snapshot(resumed.model)) < 1e-5
+    stats = resumed.step(*make_samples(seed=1))
+    assert stats["ppo/loss/total"] == pytest.approx(here.step(*make_samples(seed=1))["ppo/loss/total"], abs=1e-2)

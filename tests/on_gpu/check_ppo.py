@@ -5,13 +5,11 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 from conftest import EOS, PadTokenizer, difference, make_policy, make_samples, make_trainer, sgd, snapshot
-from peft import LoraConfig
 from pretend_gpu.counts import COUNTS
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from rlhf_course import AutoModelForCausalLMWithValueHead, LengthSampler, PPOConfig, PPOTrainer
 from rlhf_course.evaluation import evaluate
-from rlhf_course.ppo.checkpoint import load_checkpoint, save_checkpoint
 
 SAMPLING = {"do_sample": True, "top_k": 0, "top_p": 1.0, "return_prompt": False}
 WAYS = {
