@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from huggingface_hub import constants, snapshot_download
+from transformers import CONFIG_MAPPING
 
 SMALL = ("*.json", "*.txt", "*.model", "*.jinja")  # configs and tokenizers
 WEIGHTS = ("*model*.safetensors", "v_head.safetensors"), ("pytorch_model*.bin", "adapter_model.bin")
+
+CONVERT = "Convert it first to one that transformers knows (Baichuan: scripts/convert_baichuan.py)."
 
 
 def is_id(source: str | Path) -> bool:
@@ -19,11 +23,12 @@ def is_id(source: str | Path) -> bool:
     return not Path(source).exists() and source.count("/") <= 1 and not source.startswith((".", "/", "~"))
 
 
-def download(source: str | Path, revision: str | None = None) -> Path:
+def download(source: str | Path, revision: str | None = None, to_convert: bool = False) -> Path:
     """The folder with a model's files: ``source`` itself, or where a hub id's are, downloaded if not yet there.
 
     Safetensors are preferred to .bin, and files in subfolders are left where they are. Raises ``OSError`` with a
-    sentence for what cannot be had.
+    sentence for what cannot be had, and ``ValueError``, before it downloads weights, for a model that transformers
+    does not know, unless it is ``to_convert``.
     """
     if Path(source).exists():
         return Path(source)
@@ -32,10 +37,21 @@ def download(source: str | Path, revision: str | None = None) -> Path:
     safetensors, bins = WEIGHTS
     options = {"revision": revision, "ignore_patterns": "*/*"}
     with hub_errors(str(source)):
-        folder = Path(snapshot_download(source, allow_patterns=[*SMALL, *safetensors], **options))
+        folder = Path(snapshot_download(source, allow_patterns=[*SMALL], **options))
+        if not to_convert and (kind := _unknown(folder / "config.json")):
+            raise ValueError(
+                f"{source} is a {kind} model, which needs code of its own, and that is not run here. {CONVERT}"
+            )
+        snapshot_download(source, allow_patterns=[*safetensors], **options)
         if not any(folder.glob(safetensors[0])):
             snapshot_download(source, allow_patterns=[*bins], **options)
     return folder
+
+
+def _unknown(config: Path) -> str | None:
+    """A model's type, where transformers does not know it."""
+    kind = json.loads(config.read_text(encoding="utf-8")).get("model_type") if config.exists() else None
+    return kind if kind and kind not in CONFIG_MAPPING else None
 
 
 @contextmanager
@@ -54,7 +70,7 @@ def _explain(error: BaseException, source: str, kind: str) -> OSError | None:
     names, texts, hub = set(), "", constants.ENDPOINT
     while error is not None:
         names |= {ancestor.__name__ for ancestor in type(error).__mro__}
-        texts += str(error)
+        texts += f"{error}\n"
         error = error.__cause__ or error.__context__
     if "GatedRepoError" in names or "is a gated dataset" in texts:
         page = f"{hub}/{'datasets/' if kind == 'dataset' else ''}{source}"

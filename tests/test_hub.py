@@ -1,19 +1,300 @@
 """Preset full with its own ids, and what is wrong with a hub, on a hub that runs on this machine."""
 
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import convert_baichuan
 import datasets
 import pytest
-from huggingface_hub import hf_hub_download, list_repo_files, snapshot_download
+import train_ppo
+import train_reward_model
+import train_sft
+from conftest import SCRIPTS, guarded
+from huggingface_hub import constants, hf_hub_download, list_repo_files, snapshot_download
 from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 from peft import LoraConfig, get_peft_model
 from pretend_hub import serve
+from pretend_hub.repositories import HC3_SUBSETS, repositories
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from rlhf_course import AutoModelForCausalLMWithValueHead
+from rlhf_course.data import load_answers, load_pairs
+from rlhf_course.hub import download
+
+HC3, PAIRS = "Hello-SimpleAI/HC3-Chinese", "beyond/rlhf-reward-single-round-trans_chinese"
+GPT2, BAICHUAN = "lvwerra/gpt2-imdb", "baichuan-inc/Baichuan2-7B-Base"
+LOGIN = "run hf auth login or set HF_TOKEN."
+BROKEN = "broke off. Start again: whole files are kept, half ones are not."
+
+
+@pytest.fixture(scope="module")
+def contents(tmp_path_factory):
+    """What preset full's ids hold."""
+    return repositories(tmp_path_factory.mktemp("tokenizers"))
+
+
+@pytest.fixture
+def hub(contents):
+    """A hub with them."""
+    with serve(contents) as hub:
+        yield hub
 
 
 @pytest.fixture(scope="module")
 def network():
     return GPT2LMHeadModel(GPT2Config(vocab_size=40, n_positions=32, n_embd=16, n_layer=1, n_head=1))
+
+
+def run(hub, folder: Path, script: str, *arguments: str) -> subprocess.CompletedProcess:
+    """A script in a process that reaches this hub alone, with a fresh cache."""
+    environment = hub.environment(folder / "home") | guarded(folder) | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, SCRIPTS / script, *arguments]
+    return subprocess.run([*map(str, command)], capture_output=True, text=True, env=environment, cwd=folder)
+
+
+def check_run(hub, folder: Path) -> None:
+    """Nothing beyond the hub was asked for (its own viewer aside, which a mirror has not), and no code."""
+    log = folder / "network.log"
+    asked = set(log.read_text().split()) if log.exists() else set()
+    assert asked <= {"datasets-server.127.0.0.1"}
+    assert not [path for _, path in hub.asked if BAICHUAN in path and path.endswith(".py")]
+
+
+# --- preset full with its own ids ---------------------------------------------------------------------------------
+
+SHORT = {
+    "01_reward_modeling": {"train_subset": 200, "eval_subset": 60, "fix_pairs": 60, "audit_prompts": 20},
+    "03_gpt2_imdb_ppo": {"steps": 2, "batch_size": 16, "mini_batch_size": 16, "eval_queries": 32},
+    "04_lora_rlhf_baichuan": {"sft_subset": 60, "train_subset": 60, "eval_subset": 40, "audit_prompts": 20, "steps": 2}
+    | {"save_at": "[1,2]", "eval_prompts": 8, "max_new_tokens": 12, "max_prompt": 64},
+}
+MUST_PASS = {
+    "01_reward_modeling": ("loss starts at ln 2", "reloads unchanged", "same score for either padding"),
+    "03_gpt2_imdb_ppo": ("reloads unchanged",),
+    "04_lora_rlhf_baichuan": (
+        "KL is 0 at step 1",
+        "copies of the base",
+        "reference and reward adapters are unmoved",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_a_notebook_at_preset_full_runs_with_its_own_ids(name, hub, tmp_path):
+    """Shortened; so short a run learns little, so its checks of learning may fail, and nothing else may."""
+    overrides = [f"--override={key}={value}" for key, value in SHORT[name].items()]
+    arguments = ("--preset", "full", "--only", name, "--output", tmp_path / "out", *overrides)
+    done = run(hub, tmp_path, "run_notebooks.py", *arguments)
+    assert done.returncode == 0 or "CheckFailed" in done.stderr, done.stdout + done.stderr[-3000:]
+    card = json.loads((tmp_path / "out" / "run_cards" / f"{name}.json").read_text())
+    assert card["preset"] == "full" and all(card["checks"][check]["passed"] for check in MUST_PASS[name])
+    check_run(hub, tmp_path)
+
+
+def test_the_commands_at_preset_full_run_with_their_own_ids(hub, tmp_path):
+    done = run(hub, tmp_path, "train_sft.py", "--preset=full", "--subset=60", "--output_dir=sft")
+    assert done.returncode == 0 and "The adapter is in sft/model" in done.stdout, done.stdout + done.stderr[-3000:]
+    sizes = ("--train_subset=100", "--eval_subset=40", "--audit_prompts=10")
+    done = run(hub, tmp_path, "train_reward_model.py", "--preset=full", *sizes, "--output_dir=reward")
+    assert done.returncode == 0 and "Accuracy on 40 held-out pairs" in done.stdout, done.stdout + done.stderr[-3000:]
+    sizes = ("--steps=2", "--batch_size=8", "--mini_batch_size=8")
+    done = run(hub, tmp_path, "train_ppo.py", "--preset=full", *sizes, "--output=ppo")
+    assert done.returncode == 0 and "The policy is in ppo/policy" in done.stdout, done.stdout + done.stderr[-3000:]
+    check_run(hub, tmp_path)
+
+
+def test_the_lora_pipeline_of_the_readme_runs_on_the_converted_download(hub, tmp_path, monkeypatch):
+    hub.use(monkeypatch, tmp_path / "home")
+    assert convert_baichuan.main([str(download(BAICHUAN, to_convert=True)), str(tmp_path / "base")]) == 0
+    options = ("--preset=full", "--model_name_or_path=base")
+    done = run(hub, tmp_path, "train_sft.py", *options, "--subset=60", "--output_dir=sft")
+    assert done.returncode == 0, done.stderr[-3000:]
+    lora = ("--use_peft", "--lora_r=8", "--learning_rate=1e-4", "--gradient_checkpointing=true", "--dtype=bfloat16")
+    sizes = ("--train_subset=60", "--eval_subset=20", "--audit_prompts=10")
+    arguments = (*options, "--dataset", PAIRS, *lora, *sizes, "--output_dir=reward")
+    done = run(hub, tmp_path, "train_reward_model.py", *arguments)
+    assert done.returncode == 0, done.stderr[-3000:]
+    adapters = ("--sft_adapter=sft/model", "--reward_adapter=reward/model")
+    sizes = ("--train_subset=60", "--steps=2", "--max_new_tokens=12")
+    done = run(hub, tmp_path, "train_ppo.py", "--preset=full", *adapters, *sizes, "--output=ppo")
+    assert done.returncode == 0 and "The policy is in ppo/policy" in done.stdout, done.stdout + done.stderr[-3000:]
+    check_run(hub, tmp_path)
+
+
+# --- what is downloaded -------------------------------------------------------------------------------------------
+
+
+def test_a_download_holds_no_code_and_the_weights_once(hub, contents, tmp_path, monkeypatch):
+    hub.use(monkeypatch, tmp_path / "a")
+    wanted = {name for name in contents[BAICHUAN] if not name.endswith(".py")}
+    assert {path.name for path in download(BAICHUAN, to_convert=True).iterdir()} == wanted
+    config = {"config.json": "{}", "vocab.txt": "a", "modeling.py": "raise SystemExit", "training_args.bin": b"1"}
+    both = {"model.safetensors": b"1", "pytorch_model.bin": b"1", "onnx/model.safetensors": b"1", "tf_model.h5": b"1"}
+    with serve({"me/both": config | both, "me/old": config | {"pytorch_model.bin": b"1"}}) as other:
+        other.use(monkeypatch, tmp_path / "b")
+        assert {path.name for path in download("me/both").iterdir()} == {
+            "config.json",
+            "vocab.txt",
+            "model.safetensors",
+        }
+        assert {path.name for path in download("me/old").iterdir()} == {"config.json", "vocab.txt", "pytorch_model.bin"}
+    assert download(tmp_path) == tmp_path
+    with pytest.raises(FileNotFoundError, match="No model folder at ./nowhere. Give an existing folder, or a hub id"):
+        download("./nowhere")
+
+
+def test_a_model_that_needs_code_is_refused_before_its_weights_are_downloaded(hub, tmp_path, monkeypatch, capsys):
+    hub.use(monkeypatch, tmp_path / "home")
+    monkeypatch.chdir(tmp_path)
+    for script in (train_sft, train_reward_model):
+        assert script.main(["--preset=full", "--model_name_or_path", BAICHUAN]) == 1
+        last = capsys.readouterr().err.strip().splitlines()[-1]
+        assert last.startswith(f"{script.NAME}: {BAICHUAN} is a baichuan model, which needs code of its own, and that")
+    assert not [path for _, path in hub.asked if path.endswith((".bin", ".py"))]
+
+
+def test_files_beside_a_loading_script_are_read_without_it(hub, contents, tmp_path, monkeypatch):
+    hub.use(monkeypatch, tmp_path / "home")
+    rows, _ = load_answers(HC3, "train[:10]", "all.jsonl")
+    assert 10 < len(rows) <= 40 and rows.column_names == ["prompt", "answer"]
+    parts = [len(load_answers(HC3, "train", f"{subset}.jsonl")[0]) for subset in HC3_SUBSETS[:2]]
+    assert len(load_answers(HC3, "train", [f"{subset}.jsonl" for subset in HC3_SUBSETS[:2]])[0]) == sum(parts)
+    clone = tmp_path / "HC3-Chinese"
+    clone.mkdir()
+    for name in ("HC3-Chinese.py", "all.jsonl"):
+        (clone / name).write_text(contents[f"datasets/{HC3}"][name])
+    assert load_answers(clone, "train[:10]", "all.jsonl")[0][:] == rows[:]
+    for source, names in (
+        (HC3, ", ".join(f"{subset}.jsonl" for subset in ("all", *HC3_SUBSETS))),
+        (clone, "all.jsonl"),
+    ):
+        with pytest.raises(
+            ValueError, match=f"comes with a loading script, which is not run here. Name .*: {names}\\.$"
+        ):
+            load_answers(source)
+    with pytest.raises(FileNotFoundError, match=f"There is no file none.jsonl in dataset {HC3} at http://127.0.0.1"):
+        load_answers(HC3, data_files="none.jsonl")
+
+
+# --- a hub with something wrong -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """The libraries try again at once, and give up soon."""
+    sleep = time.sleep
+    monkeypatch.setattr(time, "sleep", lambda seconds: sleep(min(seconds, 0.01)))
+    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.2)
+
+
+def gate(hub):
+    hub.gated |= {GPT2, f"datasets/{PAIRS}", BAICHUAN}
+
+
+def take_away(hub):
+    hub.files.clear()
+
+
+def cut(hub):
+    hub.cut |= {name: 10 for files in hub.files.values() for name in files if name.endswith((".bin", ".parquet"))}
+
+
+def silence(hub):
+    hub.silent |= {name for files in hub.files.values() for name in files if name.endswith((".bin", ".parquet"))}
+
+
+def unplug(hub):
+    hub.unplug()
+
+
+FAULTS = {
+    gate: (PermissionError, "{id} is gated. Accept its terms at {hub}/{page}, and " + LOGIN),
+    take_away: (FileNotFoundError, "There is no {kind} {id} at {hub}, or it is private. Check the name, or"),
+    cut: (ConnectionError, "The download of {id} from {hub} " + BROKEN),
+    silence: (ConnectionError, "The download of {id} from {hub} " + BROKEN),
+    unplug: (ConnectionError, "{hub} cannot be reached, and {id} is not in the cache. Check the connection, set"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_is_wrong_with_the_hub_is_one_sentence(fault, hub, tmp_path, monkeypatch, impatient):
+    hub.use(monkeypatch, tmp_path / "home")
+    fault(hub)
+    kind, sentence = FAULTS[fault]
+    with pytest.raises(kind) as raised:
+        download(GPT2)
+    assert str(raised.value).startswith(sentence.format(id=GPT2, page=GPT2, kind="model", hub=hub.endpoint))
+    with pytest.raises(kind) as raised:
+        load_pairs(PAIRS)
+    page = f"datasets/{PAIRS}"
+    assert str(raised.value).startswith(sentence.format(id=PAIRS, page=page, kind="dataset", hub=hub.endpoint))
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("script", [train_sft, train_reward_model, train_ppo])
+def test_a_command_ends_with_that_sentence_and_exit_code_1(
+    script, fault, hub, tmp_path, monkeypatch, impatient, capsys
+):
+    hub.use(monkeypatch, tmp_path / "home")
+    fault(hub)
+    monkeypatch.chdir(tmp_path)
+    model = BAICHUAN if script is train_sft else GPT2
+    options = ["--model_name_or_path", model] if script is train_reward_model else []
+    try:
+        code = script.main(["--preset=full", *options])
+        said = capsys.readouterr().err
+    except SystemExit as stopped:
+        code, said = 1, stopped.code
+    sentence = FAULTS[fault][1].format(id=model, page=model, kind="model", hub=hub.endpoint)
+    last = said.strip().splitlines()[-1]
+    assert code == 1 and last.startswith(f"{Path(script.__file__).name}: {sentence}") and "Traceback" not in said
+
+
+def test_a_notebook_ends_with_that_sentence(hub, tmp_path):
+    gate(hub)
+    done = run(hub, tmp_path, "run_notebooks.py", "--preset=full", "--only=03", "--output", tmp_path / "out")
+    assert done.returncode == 1
+    assert f"PermissionError: {GPT2} is gated. Accept its terms at {hub.endpoint}/{GPT2}, and {LOGIN}" in done.stderr
+
+
+def test_a_renamed_repository_and_a_slow_download_simply_work(hub, contents, tmp_path, monkeypatch):
+    hub.use(monkeypatch, tmp_path / "home")
+    hub.renamed = {"old/gpt2": GPT2, "datasets/old/pairs": f"datasets/{PAIRS}", "datasets/old/HC3": f"datasets/{HC3}"}
+    hub.delay = 0.02
+    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.5)
+    started = time.perf_counter()
+    weights = (download("old/gpt2") / "pytorch_model.bin").read_bytes()
+    assert weights == contents[GPT2]["pytorch_model.bin"] and time.perf_counter() - started > 0.5
+    assert load_pairs("old/pairs")[0][:] == load_pairs(PAIRS)[0][:]
+    assert load_answers("old/HC3", data_files="all.jsonl")[0][:] == load_answers(HC3, data_files="all.jsonl")[0][:]
+
+
+def test_a_download_that_broke_off_leaves_nothing_that_the_next_run_takes_for_whole(
+    hub, contents, tmp_path, monkeypatch, impatient
+):
+    hub.use(monkeypatch, tmp_path)
+    whole = contents[GPT2]["pytorch_model.bin"]
+    hub.cut = {"pytorch_model.bin": len(whole) // 2}
+    with pytest.raises(ConnectionError, match="broke off"):
+        download(GPT2)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.stat().st_size == len(whole) // 2]
+    hub.cut = {}
+    assert (download(GPT2) / "pytorch_model.bin").read_bytes() == whole
+
+
+def test_what_is_in_the_cache_needs_no_hub(hub, tmp_path, monkeypatch, impatient):
+    hub.use(monkeypatch, tmp_path)
+    folder, answers, pairs = download(GPT2), load_answers(HC3, data_files="all.jsonl"), load_pairs(PAIRS)
+    hub.unplug()
+    assert download(GPT2) == folder
+    assert load_answers(HC3, data_files="all.jsonl")[0][:] == answers[0][:]
+    assert load_pairs(PAIRS)[0][:] == pairs[0][:]
+
+
+# --- the pretend hub itself ---------------------------------------------------------------------------------------
 
 
 def test_the_hub_serves_files_folders_branches_and_both_kinds_of_repository(tmp_path, monkeypatch):

@@ -36,7 +36,7 @@ def prepare_chat(settings: Settings) -> SimpleNamespace:
     if settings.checkpoint == "scratch":
         found.checkpoint = str(build_checkpoint(found, settings))
     else:
-        found.checkpoint = str(download(settings.checkpoint))
+        found.checkpoint = str(download(settings.checkpoint, to_convert=True))
     return found
 
 

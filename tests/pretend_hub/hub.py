@@ -40,6 +40,7 @@ class Hub:
         self.delay = 0.0
         self.asked: list[tuple[str, str]] = []
         self.endpoint = self.cdn = ""
+        self.server: ThreadingHTTPServer | None = None
         self.closing = threading.Event()
 
     def revision(self, name: str, revision: str) -> tuple[str, dict[str, Content]] | None:
@@ -49,6 +50,12 @@ class Hub:
             if owner == name and revision in (branch, commit_of(key, files)):
                 return commit_of(key, files), files
         return None
+
+    def unplug(self) -> None:
+        """Nobody answers any more."""
+        self.closing.set()
+        self.server.shutdown()
+        self.server.server_close()
 
     def environment(self, home: Path) -> dict[str, str]:
         """Variables for a process that knows only this hub, with its caches in the folder ``home``."""
@@ -101,16 +108,11 @@ def serve(repositories: Mapping[str, Path | Mapping[str, Content]]) -> Iterator[
     from pretend_hub.server import Handler
 
     hub = Hub(repositories)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Handler,), {"hub": hub}))
-    server.daemon_threads = True
-    hub.endpoint = f"http://127.0.0.1:{server.server_port}"
-    hub.cdn = f"http://localhost:{server.server_port}/cdn"  # another host: the libraries follow redirects on their own
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-    thread.start()
+    hub.server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Handler,), {"hub": hub}))
+    hub.endpoint = f"http://127.0.0.1:{hub.server.server_port}"
+    hub.cdn = f"http://localhost:{hub.server.server_port}/cdn"  # another host: on one they are followed unseen
+    threading.Thread(target=hub.server.serve_forever, args=(0.05,), daemon=True).start()
     try:
         yield hub
     finally:
-        hub.closing.set()
-        server.shutdown()
-        server.server_close()
-        thread.join()
+        hub.unplug()

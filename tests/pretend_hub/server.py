@@ -16,6 +16,8 @@ ROUTES = {
     "tree": re.compile(rf"/api/(?P<kind>model|dataset)s/{ID}/tree/(?P<revision>[^/]+)(/(?P<path>.+))?"),
     "paths_info": re.compile(rf"/api/(?P<kind>model|dataset)s/{ID}/paths-info/(?P<revision>[^/]+)"),
     "refs": re.compile(rf"/api/(?P<kind>model|dataset)s/{ID}/refs"),
+    "commits": re.compile(rf"/api/(?P<kind>model|dataset)s/{ID}/commits/(?P<revision>[^/]+)"),
+    "discussions": re.compile(rf"/api/(?P<kind>model|dataset)s/{ID}/discussions"),
     "resolve": re.compile(rf"(/(?P<kind>dataset)s)?/{ID}/resolve/(?P<revision>[^/]+)/(?P<path>.+)"),
 }
 PIECE = 1 << 16
@@ -86,6 +88,15 @@ class Handler(BaseHTTPRequestHandler):
                 "tags": [],
             },
         )
+
+    def commits(self, name: str, commit: str, files: dict, path: str) -> None:
+        """The one commit there is."""
+        said = {"title": "Upload files", "message": "", "date": "2024-01-01T00:00:00.000Z", "authors": []}
+        self.answer(200, [said | {"id": commit}])
+
+    def discussions(self, name: str, commit: str, files: dict, path: str) -> None:
+        """None, pull requests included."""
+        self.answer(200, {"discussions": [], "count": 0, "start": 0})
 
     def tree(self, name: str, commit: str, files: dict, path: str) -> None:
         """Files and folders below a folder."""
