@@ -10,6 +10,7 @@ batched     the old version's batched generate, the pipeline in batches of 128; 
 
 --shape lora measures ours alone: adapters policy, ref and reward on one Llama with random weights and Baichuan2-7B's
 shape, 8 samples of 128 query and 256 response tokens. --costs measures ours alone over batch size and response length.
+--predict measures nothing: it counts what a step of GPT-2 small would ask of a GPU, and says how long that would take.
 """
 
 import argparse
@@ -220,6 +221,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--against", metavar="PYTHON", help="interpreter of an environment with trl 0.11.4")
     text = "tiny preset's models (default); GPT-2 small, random weights; a 7B with adapters; the same at toy size"
     parser.add_argument("--shape", choices=SHAPES, default="tiny", help=text)
+    text = "count what a step asks of a GPU, on a pretend one, and predict its time; nothing is measured"
+    parser.add_argument("--predict", action="store_true", help=text)
     parser.add_argument("--costs", action="store_true", help="over batch size and response length; for tiny and gpt2")
     for name in ("model", "reward_model", "dataset"):
         parser.add_argument(f"--{name}", metavar="FOLDER", help="instead of the tiny preset's")
@@ -245,6 +248,12 @@ def main() -> None:
 
     matplotlib.use("Agg")
     options = parse_arguments()
+    if options.predict:
+        import predict_gpu
+
+        found = predict_gpu.predict()
+        print(predict_gpu.table(found))
+        return
     import pandas as pd
 
     from rlhf_course import plots

@@ -89,6 +89,8 @@ class PPOTrainer:
         self.config, self.tokenizer = config, tokenizer
         self.accelerator: Accelerator = tracking.start(config)
         check_sharing(self.accelerator, model, num_shared_layers)
+        if config.fast and self.accelerator.device.type == "cuda" and self.accelerator.mixed_precision != "no":
+            torch.set_float32_matmul_precision("high")  # the vocabulary's products, which autocast leaves alone
         set_seed(config.seed, device_specific=True)  # processes sample different responses
         self._total = partial(self.accelerator.reduce, reduction="sum")
         self.reference_is_adapter = ref_model is None and model.is_peft_model
@@ -124,6 +126,7 @@ class PPOTrainer:
             "several samples per row": device.type == "cpu" and can_pack(self.model),
             "the first epoch reuses the first pass": config.mini_batch_size == config.batch_size,
             "fused Adam": getattr(self.optimizer, "defaults", {}).get("fused"),
+            "TF32 beside autocast": device.type == "cuda" and torch.get_float32_matmul_precision() != "highest",
         }
         if config.fast and not PPOTrainer._said:
             names = ", ".join(name for name, applies in chosen.items() if applies)
