@@ -11,7 +11,8 @@ import pytest
 import torch
 from conftest import difference, make_policy, make_samples, make_trainer, snapshot
 
-from rlhf_course.offline.chat import build_base
+from rlhf_course.offline.chat import build_base, build_sft_adapter
+from rlhf_course.offline.world import prepare, prepare_reward_model
 from rlhf_course.ppo.checkpoint import latest_checkpoint, load_checkpoint
 from rlhf_course.presets import ROOT, load_preset
 
@@ -84,7 +85,10 @@ save_checkpoint(trainer, {folder!r})
 
 @pytest.fixture(scope="module")
 def started(tmp_path_factory) -> dict[str, Future]:
-    """All processes, two at a time, the longest first."""
+    """All processes, two at a time, the longest first; what they start from is built before, without the GPU."""
+    prepare(load_preset("03_gpt2_imdb_ppo", "tiny"))
+    prepare_reward_model(load_preset("01_reward_modeling", "tiny"))
+    build_sft_adapter(load_preset("04_lora_rlhf_baichuan", "tiny"))
     output = tmp_path_factory.mktemp("gpu")
     write = CHECKPOINT.format(tests=str(ROOT / "tests"), folder=str(output / "checkpoint"))
     with ThreadPoolExecutor(2) as pool:
