@@ -71,7 +71,7 @@ def _explain(error: BaseException, source: str, kind: str) -> OSError | None:
     while error is not None:
         names |= {ancestor.__name__ for ancestor in type(error).__mro__}
         texts += f"{error}\n"
-        error = error.__cause__ or error.__context__
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     if "GatedRepoError" in names or "is a gated dataset" in texts:
         page = f"{hub}/{'datasets/' if kind == 'dataset' else ''}{source}"
         return PermissionError(f"{source} is gated. Accept its terms at {page}, and run hf auth login or set HF_TOKEN.")
@@ -80,17 +80,20 @@ def _explain(error: BaseException, source: str, kind: str) -> OSError | None:
             f"There is no {kind} {source} at {hub}, or it is private. Check the name, or give a local folder; for a "
             "private one run hf auth login or set HF_TOKEN."
         )
-    if "RemoteEntryNotFoundError" in names:
-        file = re.search(r"/resolve/[^/]+/([^\s\"']+\w)", texts)
-        return FileNotFoundError(f"There is no file {file[1] if file else 'of that name'} in {kind} {source} at {hub}.")
     if names & {"RemoteProtocolError", "ReadError", "ReadTimeout"} or "Consistency check failed" in texts:
         return ConnectionError(
             f"The download of {source} from {hub} broke off. Start again: whole files are kept, half ones are not."
         )
     if names & {"TransportError", "LocalEntryNotFoundError", "OfflineModeIsEnabled", "ConnectionError"}:
-        why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"{hub} cannot be reached"
+        if constants.HF_HUB_OFFLINE:
+            return ConnectionError(
+                f"HF_HUB_OFFLINE is set, and {source} is not in the cache. Unset it once to download it."
+            )
         return ConnectionError(
-            f"{why}, and {source} is not in the cache. Check the connection, set HF_ENDPOINT to a mirror, or give a "
-            "local folder."
+            f"{hub} cannot be reached, and {source} is not in the cache. Check the connection, set HF_ENDPOINT to a "
+            "mirror, or give a local folder."
         )
+    if "RemoteEntryNotFoundError" in names or "Unable to find 'hf://" in texts:
+        file = re.search(r"(?:/resolve/[^/]+/|'hf://datasets/[^'@]+@\w+/)([^\s\"']+\w)", texts)
+        return FileNotFoundError(f"There is no file {file[1] if file else 'of that name'} in {kind} {source} at {hub}.")
     return None

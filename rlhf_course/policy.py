@@ -61,7 +61,8 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
         super().__init__()
         self.pretrained_model = _adapt(pretrained_model)
         self.config = pretrained_model.config
-        self.v_head = ValueHead(self.config.get_text_config().hidden_size, **value_head_options)
+        width = getattr(pretrained_model.get_output_embeddings(), "in_features", None)  # OPT-350m's is not hidden_size
+        self.v_head = ValueHead(width or self.config.get_text_config().hidden_size, **value_head_options)
         self.v_head.to(next(pretrained_model.parameters()).device)
         self._only_projects = False  # until a forward pass has shown that logits are a projection and no more
 

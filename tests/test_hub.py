@@ -9,6 +9,7 @@ from pathlib import Path
 import convert_baichuan
 import datasets
 import pytest
+import torch
 import train_ppo
 import train_reward_model
 import train_sft
@@ -124,6 +125,12 @@ def test_the_lora_pipeline_of_the_readme_runs_on_the_converted_download(hub, tmp
     check_run(hub, tmp_path)
 
 
+def test_opt_350m_whose_embeddings_are_narrower_than_its_layers_is_a_policy_too(hub, tmp_path, monkeypatch):
+    hub.use(monkeypatch, tmp_path)
+    logits, _, values = AutoModelForCausalLMWithValueHead.from_pretrained("facebook/opt-350m")(torch.arange(6)[None])
+    assert logits.shape[:2] == values.shape == (1, 6)
+
+
 # --- what is downloaded -------------------------------------------------------------------------------------------
 
 
@@ -175,8 +182,13 @@ def test_files_beside_a_loading_script_are_read_without_it(hub, contents, tmp_pa
             ValueError, match=f"comes with a loading script, which is not run here. Name .*: {names}\\.$"
         ):
             load_answers(source)
-    with pytest.raises(FileNotFoundError, match=f"There is no file none.jsonl in dataset {HC3} at http://127.0.0.1"):
-        load_answers(HC3, data_files="none.jsonl")
+    for source in (HC3, "Anthropic/hh-rlhf"):
+        with pytest.raises(
+            FileNotFoundError, match=f"There is no file no.jsonl in dataset {source} at http://127.0.0.1"
+        ):
+            load_answers(source, data_files="no.jsonl")
+    with pytest.raises(FileNotFoundError, match="nowhere doesn't contain any data files"):
+        load_pairs("Anthropic/hh-rlhf", data_dir="nowhere")
 
 
 # --- a hub with something wrong -----------------------------------------------------------------------------------
@@ -283,6 +295,16 @@ def test_a_download_that_broke_off_leaves_nothing_that_the_next_run_takes_for_wh
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.stat().st_size == len(whole) // 2]
     hub.cut = {}
     assert (download(GPT2) / "pytorch_model.bin").read_bytes() == whole
+
+
+def test_an_offline_run_says_what_is_not_in_the_cache(hub, tmp_path, monkeypatch):
+    hub.use(monkeypatch, tmp_path)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    for load, source in ((download, GPT2), (load_pairs, PAIRS)):
+        with pytest.raises(ConnectionError, match=f"HF_HUB_OFFLINE is set, and {source} is not in the cache."):
+            load(source)
+    assert not hub.asked
 
 
 def test_what_is_in_the_cache_needs_no_hub(hub, tmp_path, monkeypatch, impatient):
