@@ -45,7 +45,8 @@ class PPOTrainer:
     * NaN or Inf raises ``FloatingPointError`` instead of training on;
     * score scaling works, and whitened rewards stay 0 on padding;
     * log-probabilities do not depend on padding: updates pad on the right or pack rows, generation passes position_ids;
-    * an empty response is a ``ValueError``, and prompts keep an EOS that they contain;
+    * an empty response is a ``ValueError``, and so is a batch with one response token, which cannot be whitened;
+      prompts keep an EOS that they contain;
     * histograms hold response tokens only;
     * sampling settings that change the distribution give a warning, and so do the symptoms in ``detectors.py``;
     * under ``accelerate launch`` each process has batch_size samples of its own; whitening, statistics, β, skipping and

@@ -228,6 +228,8 @@ def install() -> None:
     torch.cuda.synchronize = lambda *_: COUNTS.wait("synchronize")
     torch.cuda.get_rng_state = lambda *_: torch.get_rng_state()  # both sides draw from the CPU's generator
     torch.cuda.get_rng_state_all = lambda: [torch.get_rng_state()]
+    for name in ("get_rng_state", "get_rng_state_all", "set_rng_state", "set_rng_state_all"):
+        setattr(torch.cuda.random, name, getattr(torch.cuda, name))
     torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device="cuda") is made on the host, then copied
     load = torch.load
     torch.load = lambda *a, map_location=None, **k: _moved(load(*a, map_location="cpu", **k), map_location)
