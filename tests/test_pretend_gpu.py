@@ -10,7 +10,7 @@ import pretend_gpu
 import pytest
 from conftest import difference, make_policy, make_samples, make_trainer, sgd, snapshot
 
-from rlhf_course.offline.chat import build_base, build_sft_adapter
+from rlhf_course.offline.chat import build_base, build_preferences, build_sft_adapter
 from rlhf_course.offline.world import prepare, prepare_reward_model
 from rlhf_course.ppo.checkpoint import latest_checkpoint, load_checkpoint
 from rlhf_course.presets import ROOT, load_preset
@@ -20,7 +20,8 @@ pytestmark = pytest.mark.skipif(not pretend_gpu.available(), reason="the pretend
 CHAT = {"sft_subset": 60, "train_subset": 60, "eval_subset": 20, "audit_prompts": 10, "eval_prompts": 8, "steps": 2}
 CLINIC = {"pairs": 200, "few_pairs": 100, "few_steps": 11, "reward_steps": 11, "steps": 2, "sweep_steps": 2}
 NOTEBOOKS = {  # few steps: what counts is that each cell runs
-    "05": CLINIC | {"batch_size": 16, "eval_prompts": 16, "max_new_tokens": 8, "sweep": "[0.0, 0.3]"},
+    "05": CLINIC
+    | {"batch_size": 16, "eval_prompts": 16, "max_new_tokens": 8, "sweep": "[0.0, 0.3]", "remedy_steps": 1},
     "04": CHAT | {"batch_size": 8, "mini_batch_size": 8, "max_new_tokens": 8, "save_at": "[1,2]", "sft_epochs": 0.5},
     "01": {"train_subset": 200, "eval_subset": 60, "fix_pairs": 50, "audit_prompts": 10, "evaluations": 2},
     "03": {"steps": 2, "batch_size": 32, "mini_batch_size": 16, "eval_queries": 64, "probe_queries": 32},
@@ -49,9 +50,9 @@ def notebook(number: str, output: Path) -> subprocess.CompletedProcess:
 def commands(output: Path) -> list[subprocess.CompletedProcess]:
     """SFT, reward model and PPO with what they leave, resumed; and PPO on reviews. Ends with the first that fails."""
     scripts, base, done = ROOT / "scripts", build_base(load_preset("04_lora_rlhf_baichuan", "tiny")), []
-    trl = ["--max_length", 64, "--logging_steps", 1, "--disable_tqdm", "true"]
+    trl = ["--max_length", 112, "--logging_steps", 1, "--disable_tqdm", "true"]
     sft = ["--model_name_or_path", base, "--subset", 40, "--max_steps", 2, "--output_dir", output / "sft", *trl]
-    pairs = ["--train_subset", 40, "--eval_subset", 10, "--audit_prompts", 4]
+    pairs = ["--dataset", build_preferences(), "--train_subset", 40, "--eval_subset", 10, "--audit_prompts", 4]
     reward = ["--model_name_or_path", base, "--use_peft", "--lora_r", 4, "--max_steps", 2, *pairs, *trl]
     reward += ["--lora_target_modules", "q_proj", "v_proj", "--output_dir", output / "reward"]
     adapters = ["--sft_adapter", output / "sft/model", "--reward_adapter", output / "reward/model"]
