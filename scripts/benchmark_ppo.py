@@ -242,6 +242,18 @@ def parse_arguments() -> argparse.Namespace:
     return options
 
 
+def predict(target: Path) -> None:
+    """Print what is predicted for a GPU, and write it as JSON."""
+    import predict_gpu
+
+    from rlhf_course.files import atomic_file
+
+    found = predict_gpu.predict()
+    print(predict_gpu.table(found).to_string(), predict_gpu.sentence(found), sep="\n\n")
+    with atomic_file(target) as path:
+        path.write_text(json.dumps(found, indent=1) + "\n")
+
+
 def main() -> None:
     """Measure, print, and write the JSON file and the figure."""
     import matplotlib
@@ -249,11 +261,7 @@ def main() -> None:
     matplotlib.use("Agg")
     options = parse_arguments()
     if options.predict:
-        import predict_gpu
-
-        found = predict_gpu.predict()
-        print(predict_gpu.table(found))
-        return
+        return predict(options.output.with_name("predicted_gpu.json"))
     import pandas as pd
 
     from rlhf_course import plots

@@ -20,17 +20,28 @@ LAUNCH, WAIT = 6e-6, 20e-6  # seconds of the host per operation that launches a 
 BF16, TF32, SHARE = 312e12, 156e12, 0.4  # an A800's peaks in FLOP per second, and what of them is reached
 EPOCHS, BATCH, STEPS = 4, 128, 194
 HIDDEN, VOCABULARY, LAYERS, CLASSIFIER_LAYERS = 768, 50_257, 12, 6
-PHASES = ("generate", "score", "forward_pass", "compute_rewards", "compute_advantages", "optimize_step", "calc_stats")
+PHASES = (
+    "batch",
+    "generate",
+    "score",
+    "forward_pass",
+    "compute_rewards",
+    "compute_advantages",
+    "optimize_step",
+    "calc_stats",
+)
 
 
 def count(folder: Path) -> dict:
     """Launches and waits per phase, and tokens, of the second step of a run; in a process with the pretend GPU."""
     import numpy as np
     import torch
+    from datasets import Dataset
     from pretend_gpu.counts import COUNTS
     from transformers import DistilBertConfig, DistilBertForSequenceClassification, GPT2Config, GPT2LMHeadModel
 
     from rlhf_course import AutoModelForCausalLMWithValueHead, LengthSampler, PPOConfig, PPOTrainer
+    from rlhf_course.data import collate
     from rlhf_course.offline.models import classifier_tokenizer, train_tokenizer
     from rlhf_course.ppo import trainer as trainer_module
     from rlhf_course.rewards import SentimentReward
@@ -54,12 +65,15 @@ def count(folder: Path) -> dict:
     DistilBertForSequenceClassification(DistilBertConfig(**sizes, **labels)).save_pretrained(folder)
     judge.save_pretrained(folder)
     config = PPOConfig(ppo_epochs=EPOCHS, accelerator_kwargs={"mixed_precision": "bf16"})
-    trainer = PPOTrainer(config, AutoModelForCausalLMWithValueHead(network), None, tokenizer)
-    reward = SentimentReward(str(folder), batch_size=BATCH)
     draw = np.random.default_rng(0)
-    queries = [torch.from_numpy(draw.integers(1, 250, n)).to("cuda") for n in draw.integers(2, 8, BATCH)]
+    rows = Dataset.from_dict({"input_ids": [draw.integers(1, 250, n).tolist() for n in draw.integers(2, 8, BATCH)]})
+    policy = AutoModelForCausalLMWithValueHead(network)
+    trainer = PPOTrainer(config, policy, None, tokenizer, rows.with_format("torch"), data_collator=collate)
+    reward = SentimentReward(str(folder), batch_size=BATCH)
     for _ in range(2):
         COUNTS.clear()
+        with COUNTS("batch"):
+            queries = next(iter(trainer.dataloader))["input_ids"]
         with COUNTS("generate"):
             responses = trainer.generate(
                 queries, LengthSampler(4, 16), return_prompt=False, do_sample=True, top_k=0, top_p=1.0, eos_token_id=[]
@@ -111,20 +125,30 @@ def predict() -> dict:
     return {"phases": rows, "steps": STEPS, "predicted_s": STEPS * rows["step"]["predicted s"]}
 
 
-def table(found: dict) -> str:
-    """The prediction in words."""
+def table(found: dict):
+    """The prediction as a table of words, a row per phase."""
     import pandas as pd
 
-    rows = pd.DataFrame.from_dict(found["phases"], orient="index")
-    whole = {name: rows[name].astype(int) for name in ("launches", "waits")}
-    return "\n".join(
-        [
-            "Predicted for an A800, not measured: GPT-2 small, batch 128, bf16 autocast, counted on the pretend GPU.",
-            rows.assign(**whole).to_string(float_format=lambda x: f"{x:.4f}"),
-            f"{found['steps']} steps: {found['predicted_s']:.0f} s, predicted.",
-            f"A launch is taken as {LAUNCH * 1e6:.0f} µs, a wait as {WAIT * 1e6:.0f} µs, arithmetic as "
-            f"{SHARE:.0%} of the peak; per phase the larger of host and device counts.",
-        ]
+    rows = {
+        phase.replace("_", " "): {
+            "launches": f"{row['launches']:,}",
+            "waits": str(row["waits"]),
+            "host": f"{1000 * row['host s']:.1f} ms",
+            "arithmetic": f"{1000 * row['device s']:.1f} ms",
+            "predicted": f"{1000 * row['predicted s']:.1f} ms",
+        }
+        for phase, row in found["phases"].items()
+    }
+    return pd.DataFrame.from_dict(rows, orient="index").rename_axis("one PPO step")
+
+
+def sentence(found: dict) -> str:
+    """What follows, and from what."""
+    return (
+        f"{found['steps']} steps of GPT-2 small with batches of {BATCH} are **predicted** to take "
+        f"{found['predicted_s']:.0f} s on an A800; nothing of this is measured. A launch is taken as "
+        f"{LAUNCH * 1e6:.0f} µs of the host and a wait as {WAIT * 1e6:.0f} µs, arithmetic as {SHARE:.0%} of the card's "
+        "peak in bf16 (the layers) and TF32 (vocabulary, classifier); in each phase the larger one counts."
     )
 
 

@@ -1,15 +1,18 @@
 """What the course does on a GPU, on the pretend one: in processes of their own, because it comes before torch."""
 
+import json
 import subprocess
 import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import nbformat
+import predict_gpu
 import pretend_gpu
 import pytest
 from conftest import difference, make_policy, make_samples, make_trainer, sgd, snapshot
 
+from rlhf_course.memory import as_markdown
 from rlhf_course.offline.chat import build_base, build_preferences, build_sft_adapter
 from rlhf_course.offline.world import prepare, prepare_reward_model
 from rlhf_course.ppo.checkpoint import latest_checkpoint, load_checkpoint
@@ -97,6 +100,7 @@ def started(tmp_path_factory) -> dict[str, Future]:
         found |= {"check_ppo.py": pool.submit(checks, "check_ppo.py"), "commands": pool.submit(commands, output)}
         found |= {f"notebook {number}": pool.submit(notebook, number, output) for number in ("01", "03", "02")}
         found |= {"check_tool.py": pool.submit(checks, "check_tool.py"), "checkpoint": pool.submit(run, "-c", write)}
+        found["prediction"] = pool.submit(predict_gpu.predict)
         yield found | {"output": output}
 
 
@@ -141,3 +145,11 @@ def test_a_gpu_s_checkpoint_goes_on_on_a_cpu(started):
     assert difference(snapshot(here.model), snapshot(resumed.model)) < 1e-5
     losses = [trainer.step(*make_samples(seed=1))["ppo/loss/total"] for trainer in trainers]
     assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+
+
+def test_the_prediction_in_the_readme_is_what_is_counted_now(started):
+    """After a change: benchmark_ppo.py --predict, its file to figs/measured, table and sentence to the README."""
+    kept = json.loads((ROOT / "figs/measured/predicted_gpu.json").read_text())
+    assert json.loads(json.dumps(started["prediction"].result())) == kept
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert as_markdown(predict_gpu.table(kept)) in readme and predict_gpu.sentence(kept) in readme.replace("\n", " ")

@@ -13,7 +13,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
 
 from rlhf_course import tracking
 from rlhf_course.files import atomic_folder
@@ -27,7 +27,7 @@ from rlhf_course.ppo.generation import LengthSampler, generate, pad_token_id
 from rlhf_course.ppo.inputs import check_length, check_samples, process_scores, stack_scores
 from rlhf_course.ppo.rollout import Rollout
 from rlhf_course.ppo.stats import Clock, step_stats
-from rlhf_course.ppo.transfer import to_host
+from rlhf_course.ppo.transfer import batch_to_device, to_host
 from rlhf_course.ppo.update import optimize
 from rlhf_course.processes import check_sharing, prepare, whole
 from rlhf_course.reference import create_reference_model
@@ -148,10 +148,11 @@ class PPOTrainer:
         needed = self.config.batch_size * self.accelerator.num_processes
         if len(dataset) < needed:
             raise ValueError(f"The dataset has {len(dataset)} rows, fewer than one batch of {needed}.")
+        collate, device = data_collator or default_collate, self.accelerator.device
         loader = DataLoader(
             dataset,
             batch_size=self.config.batch_size,
-            collate_fn=data_collator,
+            collate_fn=lambda rows: batch_to_device(collate(rows), device),  # accelerate would send tensor by tensor
             shuffle=True,
             drop_last=True,
             generator=torch.Generator().manual_seed(self.config.seed),

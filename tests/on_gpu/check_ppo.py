@@ -5,10 +5,12 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 from conftest import EOS, PadTokenizer, difference, make_policy, make_samples, make_trainer, sgd, snapshot
+from datasets import Dataset
 from pretend_gpu.counts import COUNTS
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from rlhf_course import AutoModelForCausalLMWithValueHead, LengthSampler, PPOConfig, PPOTrainer
+from rlhf_course.data import collate
 from rlhf_course.evaluation import evaluate
 
 SAMPLING = {"do_sample": True, "top_k": 0, "top_p": 1.0, "return_prompt": False}
@@ -104,6 +106,18 @@ def deep_trainer(mini_batch_size: int) -> PPOTrainer:
     network = GPT2LMHeadModel(GPT2Config(n_embd=24, n_layer=12, n_head=2, vocab_size=500, **special | rates))
     config = {"accelerator_kwargs": {"mixed_precision": "bf16"}, "mini_batch_size": mini_batch_size}
     return PPOTrainer(PPOConfig(**config), AutoModelForCausalLMWithValueHead(network), None, PadTokenizer())
+
+
+def test_a_batch_of_the_dataloader_comes_to_the_device_at_once():
+    rows = Dataset.from_dict({"input_ids": [list(range(1, n)) for n in (3, 5, 4, 9) * 2]}).with_format("torch")
+    config = PPOConfig(batch_size=8, mini_batch_size=8)
+    trainer = PPOTrainer(config, make_policy(), None, PadTokenizer(), rows, data_collator=collate)
+    COUNTS.clear()
+    with COUNTS("batch"):
+        [batch] = trainer.dataloader
+    assert {row.device.type for row in batch["input_ids"]} == {"cuda"}
+    assert sum(COUNTS.launches["batch"].values()) == 1 and "batch" not in COUNTS.waits
+    assert sorted(map(len, batch["input_ids"])) == [2, 2, 3, 3, 4, 4, 8, 8]
 
 
 def test_a_step_waits_for_the_device_at_most_20_times_and_never_in_a_loop_over_samples():
