@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from accelerate.state import AcceleratorState
+from accelerate.state import AcceleratorState, GradientState
 from conftest import EOS, PadTokenizer, difference, make_policy, make_samples, make_trainer, sgd, snapshot
 from datasets import Dataset
 from pretend_gpu.counts import COUNTS
@@ -27,8 +27,9 @@ WAYS = {
 
 @pytest.fixture(autouse=True)
 def own_state():
-    """accelerate keeps one precision per process."""
+    """accelerate keeps one device and one precision per process."""
     AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
 
 
 def numbers(stats: dict) -> dict:
@@ -83,6 +84,25 @@ def test_evaluate_takes_queries_from_either_side():
         scores = lambda texts: torch.tensor([float(len(text)) for text in texts]).to("cuda")  # noqa: E731
         tables.append(evaluate(policy, reference, Letters(), queries, [4] * 8, scores, do_sample=True, top_k=0))
     assert tables[0].equals(tables[1]) and tables[0]["kl"].abs().max() > 0
+
+
+def test_a_cpu_that_is_asked_for_is_used_by_several_trainers():
+    for _ in range(2):
+        trainer = make_trainer(accelerator_kwargs={"cpu": True})
+        trainer.step(*make_samples())
+        assert trainer.accelerator.device.type == trainer.model.device.type == "cpu"
+
+
+def test_a_cpu_that_is_asked_for_too_late_is_refused_with_a_sentence():
+    make_trainer()
+    with pytest.raises(ValueError, match="already runs on cuda.*Restart the kernel and ask for the CPU first"):
+        make_trainer(accelerator_kwargs={"cpu": True})
+
+
+def test_accelerate_s_own_accumulation_does_not_scale_the_gradients():
+    _, expected = step("cuda")
+    _, found = step("cuda", accelerator_kwargs={"gradient_accumulation_steps": 4})
+    assert difference(expected, found) == 0
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
