@@ -14,6 +14,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from rlhf_course.policy import can_pack, takes, without_dropout
+from rlhf_course.ppo.decoder import Decoders
 from rlhf_course.ppo.inputs import check_length
 from rlhf_course.ppo.transfer import to_device, to_host
 
@@ -73,6 +74,7 @@ def generate(
     begin_suppress: Sequence[int] = (),
     fast: bool = True,
     most: Callable[[int], int] | None = None,
+    decoders: Decoders | None = None,
     **generation_kwargs,
 ) -> list[Tensor]:
     """Sample one response per query, all rows in one left-padded batch; returns ragged response token ids.
@@ -81,7 +83,8 @@ def generate(
     keeps: the same distribution as row-by-row sampling. It never begins with a token of ``begin_suppress``. Dropout is
     off, whatever mode the model is in. Sampling from the model's own distribution takes a short path, if ``fast``; any
     other setting, and a model that keeps no keys and values, goes to transformers' ``generate``. Where processes share
-    a model out, all generate together, until the last one is done; ``most`` gives the largest of their numbers.
+    a model out, all generate together, until the last one is done; ``most`` gives the largest of their numbers. With
+    ``decoders``, a GPU replays one graph per token.
 
     Raises ``FloatingPointError`` when the model's probabilities are not finite, and ``ValueError`` when a response may
     outgrow the positions that the model knows.
@@ -101,6 +104,7 @@ def generate(
     check_length(width + int(limits.max()), model.config)
     input_ids = pad_sequence(to_host(queries), True, settings["pad_token_id"], padding_side="left")
     attention_mask = pad_sequence([torch.ones(len(query), dtype=torch.long) for query in queries], True, 0, "left")
+    ends = tuple(eos.tolist())
     input_ids, attention_mask, ends_at, eos = to_device([input_ids, attention_mask, limits, eos], model.device)
 
     plain = samples_plainly(model, settings, begin_suppress) and takes(model, "past_key_values")  # Mamba does not
@@ -109,7 +113,17 @@ def generate(
     with without_dropout(model):
         if fast and plain and (lengths is not None or "max_new_tokens" in settings):
             longest = (most or int)(int(limits.max()))
-            responses = _sample(model, input_ids, attention_mask, ends_at, longest, eos, begin_suppress, most or int)
+            decoder = None
+            if decoders is not None and model.device.type == "cuda" and can_pack(model):
+                decoder = decoders.find(model, input_ids, longest, eos, ends)
+            if decoder:
+                responses, finite = decoder.sample(input_ids, attention_mask, ends_at, longest, begin_suppress)
+                if not finite:
+                    raise _not_finite()
+            else:
+                responses = _sample(
+                    model, input_ids, attention_mask, ends_at, longest, eos, begin_suppress, most or int
+                )
         else:
             if lengths is not None:
                 settings["max_new_tokens"] = max(lengths)
@@ -119,8 +133,8 @@ def generate(
             except RuntimeError as error:
                 raise (_not_finite() if "probability tensor" in str(error) else error) from error
             responses = output[:, width:]
-    ends = torch.isin(responses, eos)
-    first_end = torch.where(ends.any(1), ends.int().argmax(1) + 1, responses.shape[1]).tolist()
+    is_end = torch.isin(responses, eos)
+    first_end = torch.where(is_end.any(1), is_end.int().argmax(1) + 1, responses.shape[1]).tolist()
     kept = map(min, first_end, lengths) if lengths is not None else first_end
     return [row[:n] for row, n in zip(responses, kept, strict=True)]
 

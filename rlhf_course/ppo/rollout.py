@@ -167,7 +167,7 @@ def forward(
     """
     if packed is None:  # a GPU prefers causal attention without a mask
         packed = rollout.mask.is_cpu and can_pack(model)
-    collected, places, everything = [], [], []
+    collected, places, vocabularies = [], [], []
     whole = at_most is None or at_most >= len(rollout)
     order = torch.arange(len(rollout)) if whole else (rollout.query_lengths + rollout.response_lengths).argsort()
     for rows in order.split(at_most or len(rollout)):
@@ -175,7 +175,7 @@ def forward(
         labels, place, arguments = part.lay_out(packed)
         outputs, _, values = model(**arguments, use_cache=False, project=not chunk)
         width = part.mask.shape[1]
-        begins = place % width == 0
+        begins = place % width == 0 if begin_suppress else labels  # which nothing asks for then
         if chunk:
             head = getattr(model, "module", model).pretrained_model.get_output_embeddings()
             parts = zip(*(x.split(chunk) for x in (outputs, labels, begins)), strict=True)
@@ -183,16 +183,25 @@ def forward(
             logprobs, entropies = (torch.cat(x) for x in zip(*found, strict=True))
         else:
             logits = rule_out(outputs, begins, begin_suppress)
-            everything = [logits.detach().log_softmax(-1)] if whole_vocabulary else []
+            vocabularies += [logits.detach().log_softmax(-1)] if whole_vocabulary else []
             logprobs, entropies = label_logprobs(logits, labels)
-        collected.append([logprobs, values, entropies, *everything])
+        collected.append(torch.stack([logprobs, values, entropies]))
         if not whole:
             [rows] = to_device([rows], place.device)
             place = rows[place // width] * rollout.mask.shape[1] + place % width
         places.append(place)
-    place = torch.cat(places)
-    results = [_spread(torch.cat(tensors), place, rollout.mask.shape) for tensors in zip(*collected, strict=True)]
-    return (*results, None)[:4]
+    shape, place = rollout.mask.shape, _joined(places)
+    found = _joined(collected, 1)
+    found = found.new_zeros(len(found), shape.numel()).index_copy(1, place, found).unflatten(1, shape)
+    if not whole_vocabulary:
+        return *found.unbind(), None
+    rows = _joined(vocabularies)
+    rows = rows.new_zeros(shape.numel(), rows.shape[1]).index_copy(0, place, rows)
+    return *found.unbind(), rows.unflatten(0, shape)
+
+
+def _joined(parts: list[Tensor], dim: int = 0) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
 
 
 def project(
@@ -210,9 +219,3 @@ def rule_out(logits: Tensor, begins: Tensor, begin_suppress: Sequence[int]) -> T
     for token in begin_suppress:  # one by one: a list of them would be sent to the device, and waited for
         forbidden[:, token] = begins
     return logits.masked_fill(forbidden, torch.finfo(logits.dtype).min)  # not −inf, which makes NaN of 0 · −inf
-
-
-def _spread(packed: Tensor, place: Tensor, shape: torch.Size) -> Tensor:
-    """Numbers of N response tokens (N, …) put to their places in (B, R, …), with 0 elsewhere."""
-    blank = packed.new_zeros(shape.numel(), *packed.shape[1:])
-    return blank.index_copy(0, place, packed).unflatten(0, shape)

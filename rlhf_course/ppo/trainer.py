@@ -21,6 +21,7 @@ from rlhf_course.lora import add_reference_adapter, reference_adapter
 from rlhf_course.policy import AutoModelForCausalLMWithValueHead, can_pack, without_dropout
 from rlhf_course.ppo import algorithm as ppo
 from rlhf_course.ppo.config import PPOConfig
+from rlhf_course.ppo.decoder import Decoders
 from rlhf_course.ppo.detectors import Detectors, warn_about_float16, warn_about_masked_eos
 from rlhf_course.ppo.experience import add_advantages, add_logprobs, add_rewards
 from rlhf_course.ppo.generation import LengthSampler, generate, pad_token_id
@@ -118,6 +119,7 @@ class PPOTrainer:
         self.running = ppo.RunningMoments()
         self.detectors = Detectors(config)
         self.current_step = 0
+        self._decoders = Decoders()
         self._say_what_was_chosen()
 
     def _say_what_was_chosen(self) -> None:
@@ -182,7 +184,9 @@ class PPOTrainer:
         queries = [query_tensor.reshape(-1)] if single else list(query_tensor)
         lengths = [length_sampler() for _ in queries] if length_sampler is not None else None
         how = {"begin_suppress": self.config.begin_suppress_tokens, "fast": self.config.fast}
-        if self.accelerator.is_fsdp2:  # every token takes all processes, so that they go on until the last is done
+        if not self.accelerator.is_fsdp2:
+            how["decoders"] = self._decoders
+        else:  # its forward pass is collective: all processes sample until the slowest has finished
             how["most"] = lambda n: int(self.accelerator.gather(torch.tensor([n], device=policy.device)).max())
 
         def sample(model) -> list[Tensor] | Tensor:

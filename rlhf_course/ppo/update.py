@@ -63,24 +63,24 @@ def optimize(
                 rollout if len(part) == len(rollout) else rollout.select(part)
                 for part in rows.split(config.mini_batch_size)
             ]
-            tokens = [total(part.mask.sum()) for part in batches]
-            all_finite, any_usable = True, False
+            tokens = [total(part.mask.sum()) for part in batches] if len(batches) > 1 else [1.0]
+            any_broken, all_unusable = False, True
             for part, count in zip(batches, tokens, strict=True):
                 outputs = first_pass or forward(model, part, **config.passes())[:3]
                 first_pass = None
                 loss, seen = minibatch_loss(part, outputs, config, total)
-                finite = seen.numbers[LOSS].isfinite()
-                usable = finite & (seen.numbers[RATIO] <= config.ratio_threshold)
-                all_finite, any_usable = finite & all_finite, usable | any_usable
+                broken = ~(seen.numbers[LOSS].abs() < torch.inf)  # NaN too
+                unusable = broken | (seen.numbers[RATIO] > config.ratio_threshold)
+                any_broken, all_unusable = broken | any_broken, unusable & all_unusable
                 # Weighted by tokens, so that k mini-batches of m samples give the gradient of one of k·m. Data
                 # parallelism averages over processes what should be a sum, and backward() divides by accelerate's own
                 # accumulation, which is none of PPO's.
                 weight = count / sum(tokens) * accelerator.num_processes * accelerator.gradient_accumulation_steps
-                accelerator.backward((loss * weight).masked_fill(~usable, 0.0))
+                accelerator.backward((loss * weight).masked_fill(unusable, 0.0))
                 collected.append(seen)
             if config.max_grad_norm is not None:
                 accelerator.clip_grad_norm_(model.parameters(), config.max_grad_norm)
-            _step(optimizer, all_finite & any_usable, unscaled=config.max_grad_norm is not None)
+            _step(optimizer, any_broken | all_unusable, unscaled=config.max_grad_norm is not None)
             optimizer.zero_grad()
         if config.early_stopping and collected[-1].numbers[POLICYKL] > 1.5 * config.target_kl:
             break
@@ -88,15 +88,15 @@ def optimize(
     return collected
 
 
-def _step(optimizer, usable: Tensor, unscaled: bool) -> None:
-    """An optimizer step where ``usable`` (a tensor on the device) is true, and none of its moments moved where not."""
+def _step(optimizer, skipped: Tensor, unscaled: bool) -> None:
+    """An optimizer step, unless ``skipped`` (a tensor on the device) is true: then none of its moments moves."""
     plain = getattr(optimizer, "optimizer", optimizer)  # under accelerate's
     scaler = getattr(optimizer, "scaler", None)  # of float16 autocast; it uses found_inf itself
     if getattr(plain, "_step_supports_amp_scaling", False) and scaler is None:  # torch's fused ones
-        plain.grad_scale, plain.found_inf = None, (~usable).float()  # as when a scaled loss overflowed
+        plain.grad_scale, plain.found_inf = None, skipped.float()  # as when a scaled loss overflowed
         optimizer.step()
         del plain.grad_scale, plain.found_inf
-    elif usable:
+    elif not skipped:
         optimizer.step()
     elif scaler is not None and unscaled:  # by clipping; the scaler would not do so again before its update
         scaler.update()

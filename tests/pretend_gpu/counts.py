@@ -25,6 +25,7 @@ class Counts:
     def __init__(self) -> None:
         self.launches: dict[str, Counter] = {}
         self.waits: dict[str, Counter] = {}
+        self.replayed: dict[str, int] = {}  # kernels that a graph's launch brings with it
         self.phase = ""
 
     @contextmanager
@@ -40,11 +41,23 @@ class Counts:
         self.launches.setdefault(self.phase, Counter())[name] += times
 
     def wait(self, why: str) -> None:
+        from pretend_gpu import graphs
+
+        if graphs.capturing:
+            raise RuntimeError(f"CUDA error: operation not permitted when stream is capturing ({why})")
         self.waits.setdefault(self.phase, Counter())[f"{why} at {_line()}"] += 1
 
     def clear(self) -> None:
         self.launches.clear()
         self.waits.clear()
+        self.replayed.clear()
+
+    def replay(self, functions: list) -> None:
+        """Take note of a graph's kernels, for which the host does nothing."""
+        kernels = [
+            f for f in functions if not hasattr(f, "_schema") or f._schema.name.removeprefix("aten::") not in SILENT
+        ]
+        self.replayed[self.phase] = self.replayed.get(self.phase, 0) + len(kernels)
 
     def operation(self, function, arguments: tuple, boolean_index: bool) -> None:
         """Take note of an operation on tensors of the device."""

@@ -10,6 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from pretend_gpu import graphs
 from pretend_gpu.counts import COUNTS, nbytes
 
 DEVICE, HOST = torch.device("cuda:0"), torch.device("cpu")
@@ -108,7 +109,11 @@ def run(function, arguments: tuple, keywords: dict):
     plain, plain_keywords = tree_map_only(DeviceTensor, lambda x: x.inner, (arguments, keywords))
     if "device" in plain_keywords:
         plain_keywords = plain_keywords | {"device": HOST}
+    if graphs.capturing:
+        graphs.capturing.keep(function, plain)
     result = function(*plain, **plain_keywords)
+    if graphs.capturing:
+        graphs.capturing.record(function, plain, plain_keywords, result)
     stays = is_device(keywords["device"]) if keywords.get("device") is not None else bool(on_device)
     if not stays or name == "aten::_local_scalar_dense":
         return result
@@ -129,11 +134,17 @@ def copy(function, arguments: tuple, keywords: dict):
     elif to_device or from_device:
         asynchronous = bool(keywords.get("non_blocking") or (into and len(arguments) > 2 and arguments[2]))
         COUNTS.copy(to_device, nbytes(source), asynchronous, getattr(source, "pinned", False))
-    plain = tree_map_only(DeviceTensor, lambda x: x.inner, arguments)
+    plain, keywords = (
+        tree_map_only(DeviceTensor, lambda x: x.inner, arguments),
+        keywords if into else keywords | {"device": HOST},
+    )
+    if graphs.capturing:
+        graphs.capturing.keep(function, plain)
+    result = function(*plain, **keywords)
+    if graphs.capturing:
+        graphs.capturing.record(function, plain, keywords, result)
     if into:
-        function(*plain, **keywords)
         return target
-    result = function(*plain, **keywords | {"device": HOST})
     return DeviceTensor(result) if to_device else result
 
 
@@ -186,6 +197,9 @@ class Attention(torch.autograd.Function):
         with torch.enable_grad():
             mask = mask.inner if mask is not None else None
             context.output = scaled_dot_product_attention(*context.inputs, mask, **options)
+        if graphs.capturing:
+            compute, inputs = torch.no_grad()(scaled_dot_product_attention), [x.detach() for x in context.inputs]
+            graphs.capturing.calls.append((compute, (*inputs, mask), options, context.output.detach()))
         return DeviceTensor(context.output.detach())
 
     @staticmethod
@@ -228,6 +242,7 @@ def install() -> None:
     torch.cuda.synchronize = lambda *_: COUNTS.wait("synchronize")
     torch.cuda.get_rng_state = lambda *_: torch.get_rng_state()  # both sides draw from the CPU's generator
     torch.cuda.get_rng_state_all = lambda: [torch.get_rng_state()]
+    torch.cuda.CUDAGraph, torch.cuda.graph = graphs.Graph, graphs.capture
     for name in ("get_rng_state", "get_rng_state_all", "set_rng_state", "set_rng_state_all"):
         setattr(torch.cuda.random, name, getattr(torch.cuda, name))
     torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device="cuda") is made on the host, then copied
