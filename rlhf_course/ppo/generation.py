@@ -135,8 +135,8 @@ def generate(
             responses = output[:, width:]
     is_end = torch.isin(responses, eos)
     first_end = torch.where(is_end.any(1), is_end.int().argmax(1) + 1, responses.shape[1]).tolist()
-    kept = map(min, first_end, lengths) if lengths is not None else first_end
-    return [row[:n] for row, n in zip(responses, kept, strict=True)]
+    at_most = lengths or [settings.get("max_new_tokens", responses.shape[1])] * len(responses)
+    return [row[: min(both)] for row, *both in zip(responses, first_end, at_most, strict=True)]
 
 
 def _sample(
