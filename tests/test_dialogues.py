@@ -217,11 +217,14 @@ def test_a_base_with_steps_has_learnt_something(folder):
     assert losses[0] == pytest.approx(math.log(301), abs=0.3) and losses[25] < losses[0] - 0.5
 
 
-def test_pairs_of_your_own_are_asked_for(folder):
+def test_pairs_of_your_own_are_asked_for(folder, monkeypatch):
     with pytest.raises(ValueError, match="columns chosen and rejected"):
         world.prepare_reward_model(load_preset("01_reward_modeling", "scratch"))
+    asked = []
+    monkeypatch.setattr(world, "download", lambda source, revision: asked.append(source))
     own = load_preset("01_reward_modeling", "full", {"dataset": "my/pairs", "model": "my/base"})
     assert vars(world.prepare_reward_model(own)) == {"dataset": "my/pairs", "model": "my/base"}
+    assert asked == ["my/base"]
 
 
 def test_a_classifier_on_the_base_has_one_output_by_default(folder):

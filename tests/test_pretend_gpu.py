@@ -99,12 +99,13 @@ def started(tmp_path_factory) -> dict[str, Future]:
         found = {f"notebook {number}": pool.submit(notebook, number, output) for number in ("05", "04")}
         found |= {"check_ppo.py": pool.submit(checks, "check_ppo.py"), "commands": pool.submit(commands, output)}
         found |= {f"notebook {number}": pool.submit(notebook, number, output) for number in ("01", "03", "02")}
-        found |= {"check_tool.py": pool.submit(checks, "check_tool.py"), "checkpoint": pool.submit(run, "-c", write)}
+        found |= {file: pool.submit(checks, file) for file in ("check_tool.py", "check_decoder.py")}
+        found["checkpoint"] = pool.submit(run, "-c", write)
         found["prediction"] = pool.submit(predict_gpu.predict)
         yield found | {"output": output}
 
 
-@pytest.mark.parametrize("file", ["check_tool.py", "check_ppo.py"])
+@pytest.mark.parametrize("file", ["check_tool.py", "check_ppo.py", "check_decoder.py"])
 def test_checks_on_the_gpu(started, file):
     done = started[file].result()
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

@@ -142,3 +142,19 @@ def test_losses_gradients_adam_and_masked_attention_agree_with_the_cpu(name):
     for ours, theirs in zip(found, tensors, strict=True):
         for parameter in theirs:
             torch.testing.assert_close(ours[parameter], theirs[parameter], atol=1e-5, rtol=1e-5)
+
+
+def test_a_graph_records_without_doing_and_replays_on_the_same_memory():
+    """Values that changed in between are read; what the host would wait for cannot be captured."""
+    x, total, graph = on_gpu(2, 3), torch.zeros((), device="cuda"), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        doubled = 2 * x[0]
+        total += doubled.sum()
+    assert total.item() == 0
+    x.fill_(1)
+    COUNTS.clear()
+    for _ in range(2):
+        graph.replay()
+    assert total.item() == 12 and doubled.tolist() == [2, 2, 2] and COUNTS.launches[""]["graph"] == 2
+    with pytest.raises(RuntimeError, match="not permitted when stream is capturing"), torch.cuda.graph(graph):
+        x.sum().item()
