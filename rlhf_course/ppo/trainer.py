@@ -129,7 +129,9 @@ class PPOTrainer:
             "several samples per row": device.type == "cpu" and can_pack(self.model),
             "the first epoch reuses the first pass": config.mini_batch_size == config.batch_size,
             "fused Adam": getattr(self.optimizer, "defaults", {}).get("fused"),
-            "a CUDA graph per token": device.type == "cuda" and can_pack(self.model) and not self.accelerator.is_fsdp2,
+            "a CUDA graph per token (for small caches)": device.type == "cuda"
+            and can_pack(self.model)
+            and not self.accelerator.is_fsdp2,
             "TF32 beside autocast": device.type == "cuda" and torch.get_float32_matmul_precision() != "highest",
         }
         if config.fast and not PPOTrainer._said:
