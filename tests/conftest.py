@@ -13,6 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from rlhf_course import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
 
+pytest_plugins = ["fault_page"]
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 EOS = 39

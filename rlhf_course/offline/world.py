@@ -11,24 +11,29 @@ from types import SimpleNamespace
 
 import datasets
 import torch
+from filelock import FileLock
 from transformers import AutoTokenizer
 
 from rlhf_course.data import load_pairs, load_reviews
-from rlhf_course.files import atomic_folder
+from rlhf_course.files import atomic_folder, check_folder
 from rlhf_course.hub import download
 from rlhf_course.offline import dialogues, models, reviews
 from rlhf_course.presets import ROOT, Settings, load_preset
 from rlhf_course.run_card import quiet_libraries
 
 SEED = 0  # the world is one and the same, whatever the seed of a run
+MANIFEST = ".manifest.json"
 LM_RECIPE = ("vocab_size", "n_layer", "n_embd", "lm_steps", "lm_batch", "lm_block", "lm_lr")
 BASE_RECIPE = ("data_dir", "vocab_size", "n_layer", "n_embd", "base_steps")
 CLASSIFIER_RECIPE = ("vocab_size", "classifier_labels", "classifier_steps")
 
 
 def cache_root() -> Path:
-    """Where built things are kept: $RLHF_COURSE_CACHE, or build/cache in the project (an installed copy: here)."""
-    return Path(os.environ.get("RLHF_COURSE_CACHE", ROOT / "build" / "cache"))
+    """Where built things are kept: $RLHF_COURSE_CACHE, or build/cache.
+
+    Relative paths start at the project's root (an installed copy: at the working directory).
+    """
+    return ROOT / Path(os.environ.get("RLHF_COURSE_CACHE") or "build/cache").expanduser()
 
 
 def prepare(settings: Settings) -> SimpleNamespace:
@@ -167,15 +172,40 @@ def fingerprint(dataset: str) -> list:
 
 
 def cached(name: str, recipe: dict, sources: list, build) -> Path:
-    """The folder that ``build`` fills, made once per recipe and per text of the modules that make it."""
+    """The folder that ``build`` fills, made once per recipe and per text of the modules that make it.
+
+    One process builds it and others wait. What is damaged is built again; its manifest holds every file's hash.
+    """
     text = "".join(Path(module.__file__).read_text(encoding="utf-8") for module in sources)
     key = hashlib.sha256((json.dumps(recipe, sort_keys=True) + text).encode()).hexdigest()[:12]
     folder = cache_root() / f"{name}-{key}"
-    if not folder.exists():
+    if is_whole(folder):
+        return folder
+    check_folder(folder).parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.with_name(f".{folder.name}.lock"), mode=0o666):
+        if is_whole(folder):
+            return folder
+        if folder.exists():
+            print(f"{folder} is damaged and is built again.")
         with atomic_folder(folder) as aside, torch.random.fork_rng():
             torch.manual_seed(SEED)
             build(aside)
+            (aside / MANIFEST).write_text(json.dumps(hashes(aside)), encoding="utf-8")
     return folder
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether every file is there as it was built."""
+    try:
+        return hashes(folder) == json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    """SHA-256 of every file in a folder but the manifest."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != MANIFEST)
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 if __name__ == "__main__":
