@@ -56,6 +56,8 @@ def collect(folder: Path) -> None:
         copy(path, folder / path.relative_to(ROOT))
     for path in HERE.glob("*.md"):
         copy(path, folder / path.name)
+    readme = folder / "README.md"
+    readme.write_text(readme.read_text().replace("](site/", "]("))
     fixtures = (ROOT / "tests/fixtures/README.md").read_text()
     (folder / "tests/fixtures").mkdir(parents=True)
     (folder / "tests/fixtures/README.md").write_text(f"---\norphan: true\n---\n# The frozen numbers\n\n{fixtures}")
