@@ -82,7 +82,9 @@ def sources_page() -> str:
 
 
 def build(output: Path) -> None:
-    """Build the site aside, and put it in its place when it is complete."""
+    """Build the site aside, and put it in its place when it is complete; what stands there must be a site."""
+    if output.exists() and not (output / ".buildinfo").exists():  # Sphinx leaves it
+        sys.exit(f"{output} is there and is no site that was built here. Name another folder with --output.")
     script = mathjax()
     work = output.with_name(f"{output.name}.part")
     shutil.rmtree(work, ignore_errors=True)
