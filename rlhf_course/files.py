@@ -43,7 +43,7 @@ def atomic_folder(target: str | os.PathLike, stale: tuple[str, ...] = ()) -> Ite
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             os.replace(content / name, target / name)
         for path in {path for pattern in stale for path in target.glob(pattern)}:
-            if path.relative_to(target) not in new:
+            if path.is_file() and path.relative_to(target) not in new:
                 path.unlink()
 
 
@@ -76,19 +76,21 @@ def check_room(folder: Path, needed: int) -> None:
 
 
 @contextmanager
-def hold(folder: str | os.PathLike) -> Iterator[Path]:
+def hold(folder: str | os.PathLike, name: str = "") -> Iterator[Path]:
     """Keep other processes from writing to an output folder, made if there is none, for as long as the body runs.
 
-    What a killed process left half-written there is removed. Raises ``OSError`` where another process holds it.
+    With a name, from writing what is called so there. What a killed process left half-written is removed. Raises
+    ``OSError`` where another process holds it.
     """
     folder = check_folder(folder)
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        with FileLock(folder / ".lock", timeout=0):
+        with FileLock(folder / f"{name and '.' + name}.lock", timeout=0):
             remove_leftovers(folder)
             yield folder
     except Timeout:
-        raise BlockingIOError(f"Another run is writing to {folder}. Wait for its end, or name another place.") from None
+        busy = f"Another run is writing to {folder / name}. Wait for its end, or name another place."
+        raise BlockingIOError(busy) from None
 
 
 def remove_leftovers(folder: Path) -> None:

@@ -19,7 +19,7 @@ import torch
 import transformers
 from accelerate.utils import set_seed
 
-from rlhf_course.files import atomic_file
+from rlhf_course.files import atomic_file, obey_umask
 from rlhf_course.presets import ROOT
 
 _PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "numpy", "pandas")
@@ -76,6 +76,7 @@ class RunCard:
             "checks": self.checks,
             "curves": self.curves,
         }
+        obey_umask(self.output_dir / "models")  # what the libraries' trainers wrote there
         with atomic_file(self.output_dir / "run_cards" / f"{self.notebook}.json") as path:
             path.write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
         failed = [f"{name}: {c['value']:.4g}, wanted {c['want']}" for name, c in self.checks.items() if not c["passed"]]

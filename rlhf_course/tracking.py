@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import netrc
 import os
+import socket
+from contextlib import suppress
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import numpy as np
 from accelerate import Accelerator
@@ -16,13 +20,13 @@ TRACKERS = ("wandb", "tensorboard")
 def start(config) -> Accelerator:
     """An Accelerator for this run, with the tracker that ``config.log_with`` names.
 
-    wandb without an API key writes offline instead of asking for one; tensorboard writes to ``runs/`` unless
-    ``config.project_kwargs`` names another place. Raises ``ValueError`` for an unknown tracker.
+    For wandb see :func:`prepare_wandb`; tensorboard writes to ``runs/`` unless ``config.project_kwargs`` names another
+    place. Raises ``ValueError`` for an unknown tracker.
     """
     if config.log_with not in (None, *TRACKERS):  # accelerate knows more trackers, log() below does not
         raise ValueError(f"log_with={config.log_with!r} is unknown; choose None, 'wandb' or 'tensorboard'.")
-    if config.log_with == "wandb" and not _has_wandb_key():
-        os.environ.setdefault("WANDB_MODE", "offline")
+    if config.log_with == "wandb":
+        prepare_wandb()
     places = {"project_dir": "runs", **{_place(k): v for k, v in config.project_kwargs.items()}}
     join(cpu=config.accelerator_kwargs.get("cpu", False))
     accelerator = Accelerator(log_with=config.log_with, project_dir=places["project_dir"], **config.accelerator_kwargs)
@@ -39,13 +43,31 @@ def _place(name: str) -> str:
     return "project_dir" if name in ("logging_dir", "project_dir") else name
 
 
-def _has_wandb_key() -> bool:
-    if os.environ.get("WANDB_API_KEY"):
-        return True
+def prepare_wandb() -> None:
+    """Let wandb write offline, and say so, where it has no API key or its server is out of reach.
+
+    It would ask for the one, and wait for the other for minutes, then raise. A WANDB_MODE that is set stays.
+    """
+    server = os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai"
+    if "WANDB_MODE" not in os.environ and (why := _out_of_reach(server)):
+        os.environ["WANDB_MODE"] = "offline"
+        runs = os.path.join(os.environ.get("WANDB_DIR") or "", "wandb", "offline-run-*")
+        print(f"{why}: wandb writes offline. Later, `wandb sync {runs}` uploads it.")
+
+
+def _out_of_reach(server: str) -> str | None:
+    """Why wandb cannot log to this server; None where it can."""
+    key, url = os.environ.get("WANDB_API_KEY"), urlsplit(server)
+    with suppress(OSError, netrc.NetrcParseError):
+        key = key or netrc.netrc().authenticators(url.hostname)
+    if not key:
+        return f"No API key for {server} (WANDB_API_KEY, or wandb login)"
+    gate = urlsplit(getproxies().get(url.scheme, server))
     try:
-        return netrc.netrc().authenticators("api.wandb.ai") is not None
-    except (OSError, netrc.NetrcParseError):
-        return False
+        socket.create_connection((gate.hostname, gate.port or {"http": 80}.get(gate.scheme, 443)), timeout=5).close()
+    except OSError as error:
+        return f"{server} cannot be reached ({error})"
+    return None
 
 
 def log(accelerator: Accelerator, stats: dict, table: dict[str, list], step: int) -> None:

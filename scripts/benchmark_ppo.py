@@ -24,6 +24,8 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
+from rlhf_course import command
+
 TITLES = {"ours": "ours", "one-by-one": "TRL 0.11, one by one", "batched": "TRL 0.11, batched"}
 COLUMNS = {phase: f"{phase} s" for phase in ("generate", "score", "forward", "update", "total")}
 COLUMNS |= {"ms_per_token": "ms/token", "response_tokens": "tokens", "peak_mb": "peak MB"}
@@ -215,7 +217,7 @@ def report(found: dict, precision: str) -> str:
     return "\n".join(lines)
 
 
-def parse_arguments() -> argparse.Namespace:
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line; ``SystemExit`` with a sentence for what is not valid."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--against", metavar="PYTHON", help="interpreter of an environment with trl 0.11.4")
@@ -232,7 +234,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--bf16", action="store_true", help="bf16 autocast for ours")
     parser.add_argument("--gradient_checkpointing", action="store_true", help="for ours: less memory, more time")
     parser.add_argument("--output", type=Path, default=Path("build/benchmark/ppo.json"))
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if options.rounds < 1 or options.warmup < 0 or options.threads < 1:
         parser.error("--rounds and --threads must be at least 1, --warmup at least 0.")
     if "llama" in SHAPES[options.shape] and (options.against or options.costs):
@@ -254,18 +256,20 @@ def predict(target: Path) -> None:
         path.write_text(json.dumps(found, indent=1) + "\n")
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Measure, print, and write the JSON file and the figure."""
     import matplotlib
 
     matplotlib.use("Agg")
-    options = parse_arguments()
+    options = parse_arguments(arguments)
+    from rlhf_course.files import atomic_file, check_folder
+
+    check_folder(options.output.parent)
     if options.predict:
         return predict(options.output.with_name("predicted_gpu.json"))
     import pandas as pd
 
     from rlhf_course import plots
-    from rlhf_course.files import atomic_file
 
     names = ("shape", "threads", "bf16", "gradient_checkpointing", "lr", "rounds", "warmup")
     results = {key: getattr(options, key) for key in names} | {"epochs": 4} | SHAPES[options.shape]
@@ -292,4 +296,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(command.run("benchmark_ppo.py", main))

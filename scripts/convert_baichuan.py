@@ -11,6 +11,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from rlhf_course import command
+
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
@@ -27,19 +29,16 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns the exit code: 0 when converted, 1 with a sentence for what cannot be, 130 when stopped by Ctrl-C."""
+    """Convert, and say how to load the result. Raises ``ValueError`` or ``OSError`` for what cannot be converted."""
     chosen = parse_arguments(arguments)
-    try:
-        from rlhf_course.baichuan import convert_to_llama  # here, so that --help is quick and Ctrl-C is caught
+    from rlhf_course.baichuan import convert_to_llama  # here, so that --help is quick
 
-        norm_head = {"auto": None, "yes": True, "no": False}[chosen.norm_head]
+    norm_head = {"auto": None, "yes": True, "no": False}[chosen.norm_head]
+    try:
         folder = convert_to_llama(chosen.source, chosen.target, norm_head)
-    except (ValueError, OSError) as error:
-        print(f"convert_baichuan.py: {error}", file=sys.stderr)
-        return 1
     except KeyboardInterrupt:
-        print("\nStopped; the same command goes on with the shards that are left.", file=sys.stderr)
-        return 130
+        print("\nThe same command goes on with the shards that are left.", file=sys.stderr)
+        raise
     print(f"The Llama checkpoint is in {folder}. To load it:")
     print("  from transformers import AutoModelForCausalLM, AutoTokenizer")
     print(f'  model = AutoModelForCausalLM.from_pretrained({str(folder)!r}, dtype="auto")')
@@ -48,4 +47,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command.run("convert_baichuan.py", main))

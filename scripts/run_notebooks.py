@@ -6,25 +6,57 @@ notebook executed no cell.
 
 from __future__ import annotations
 
+from rlhf_course import command
+
+if __name__ == "__main__":
+    command.loading()
+
 import argparse
 import json
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import nbformat
 import pandas as pd
 import papermill
 import yaml
+from nbclient.exceptions import DeadKernelError
 from nbconvert import HTMLExporter
+from papermill.clientwrap import PapermillNotebookClient
+from papermill.engines import NBClientEngine, papermill_engines
 from papermill.exceptions import PapermillExecutionError
 
-from rlhf_course.files import atomic_file
+from rlhf_course.files import atomic_file, hold
 from rlhf_course.notebook_files import strip_run_details
-from rlhf_course.presets import PRESETS
+from rlhf_course.presets import PRESETS, load_preset
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = ROOT / "notebooks"
 MEASURED = ROOT / "figs" / "measured"  # run cards that figures, slides and the README's table are made from
+
+
+class Client(PapermillNotebookClient):
+    """After Ctrl-C its kernel ends at once; asked to end by itself, it would print what it was doing."""
+
+    def papermill_execute_cells(self) -> None:
+        try:
+            super().papermill_execute_cells()
+        except KeyboardInterrupt:
+            self.shutdown_kernel = "immediate"
+            raise
+
+
+class Engine(NBClientEngine):
+    """papermill's own, with that client."""
+
+    @classmethod
+    def execute_managed_notebook(cls, nb_man, kernel_name, **kwargs):
+        nb_man.nb.metadata.papermill.pop("output_path")  # it is renamed at the end
+        return Client(nb_man, kernel_name=kernel_name, startup_timeout=kwargs["start_timeout"]).execute()
+
+
+papermill_engines.register("course", Engine)
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -44,53 +76,80 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     if unknown:
         parser.error(f"no notebook starts with {', '.join(unknown)}; there are {', '.join(names)}")
     chosen.names = [name for name in names if not chosen.only or name.startswith(tuple(chosen.only))]
-    pairs = [text.partition("=") for text in chosen.override]
-    if bad := [key for key, equals, _ in pairs if not equals]:
-        parser.error(f"--override takes KEY=VALUE, got {bad[0]!r}")
-    chosen.overrides = {key: _absolute(yaml.safe_load(value)) for key, _, value in pairs}
-    chosen.output = chosen.output.resolve()
+    chosen.overrides = {}
+    for text in chosen.override:
+        key, equals, value = text.partition("=")
+        try:
+            chosen.overrides[key] = _source(key, yaml.safe_load(value))
+        except yaml.YAMLError:
+            equals = ""
+        if not equals:
+            parser.error(f"--override takes KEY=VALUE, the value as in YAML; got {text!r}")
+    chosen.output = chosen.output.expanduser().resolve()
     return chosen
 
 
-def _absolute(value):
-    """Folders given on the command line are relative to where it was typed, not to the notebooks folder."""
-    return str(Path(value).resolve()) if isinstance(value, str) and Path(value).exists() else value
+def _source(key: str, value):
+    """A folder of data or a model is relative to where the command was typed, not to the notebooks folder."""
+    if not key.endswith(("dataset", "model", "checkpoint")) or not isinstance(value, str):
+        return value
+    folder = Path(value).expanduser()
+    return str(folder.resolve()) if folder.exists() and value not in ("offline", "scratch") else value
+
+
+def check(chosen: argparse.Namespace) -> None:
+    """Raise, before anything runs, for settings that a notebook does not have and files that are no results of ours."""
+    for name in chosen.names:
+        load_preset(name, chosen.preset, chosen.overrides)
+        target, source = _target(name, chosen), NOTEBOOKS / f"{name}.ipynb"
+        try:
+            ours = not target.exists() or "papermill" in nbformat.read(target, as_version=4).metadata
+        except Exception:  # whatever nbformat makes of a file that is no notebook
+            ours = False
+        if not ours or target == source:
+            raise FileExistsError(f"{target} is not the result of a run and stays as it is. Name another --output.")
+
+
+def _target(name: str, chosen: argparse.Namespace) -> Path:
+    return chosen.output / "notebooks" / f"{name}.ipynb"
 
 
 def execute(name: str, chosen: argparse.Namespace) -> dict:
     """Run one notebook; returns its row of the table, with the reason under ``problem`` when it did not pass."""
-    target = chosen.output / "notebooks" / f"{name}.ipynb"
     card_path = chosen.output / "run_cards" / f"{name}.json"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    card_path.unlink(missing_ok=True)
-    problem = ""
     print(f"{name} at preset {chosen.preset}", flush=True)
+    problem = ""
     try:
-        papermill.execute_notebook(
-            NOTEBOOKS / f"{name}.ipynb",
-            target,
-            parameters={
-                "preset": chosen.preset,
-                "overrides": chosen.overrides,
-                "output_dir": str(chosen.output),
-                "seed": chosen.seed,
-            },
-            kernel_name="python3",
-            cwd=NOTEBOOKS,
-        )
+        card_path.unlink(missing_ok=True)
+        with atomic_file(_target(name, chosen)) as path:
+            problem = run_cells(NOTEBOOKS / f"{name}.ipynb", path, chosen)
+        notebook = nbformat.read(_target(name, chosen), as_version=4)
+        write_html(notebook, chosen.output / "html" / f"{name}.html")
+        card = read_card(card_path)
+        if not any(cell.get("execution_count") for cell in notebook.cells):
+            problem = problem or "no cell was executed"
+        if not card:
+            problem = problem or "it wrote no run card"
+        if chosen.render and not problem:
+            render(notebook, NOTEBOOKS / f"{name}.ipynb")
+            with atomic_file(MEASURED / f"{name}.json") as path:
+                path.write_bytes(card_path.read_bytes())
+        return row(name, card, problem)
+    except Exception as error:  # a full disk, no kernel: the other notebooks may run
+        return row(name, {}, problem or f"{type(error).__name__}: {error}")
+
+
+def run_cells(source: Path, target: Path, chosen: argparse.Namespace) -> str:
+    """Execute one notebook; the result is in ``target`` whatever happens. Returns what went wrong, if anything did."""
+    parameters = {"preset": chosen.preset, "overrides": chosen.overrides, "seed": chosen.seed}
+    parameters["output_dir"] = str(chosen.output)
+    try:
+        papermill.execute_notebook(source, target, parameters, "course", kernel_name="python3", cwd=NOTEBOOKS)
     except PapermillExecutionError as error:
-        problem = f"cell {error.exec_count}: {error.ename}: {error.evalue}"
-    notebook = nbformat.read(target, as_version=4)
-    write_html(notebook, chosen.output / "html" / f"{name}.html")
-    if not problem and not any(cell.get("execution_count") for cell in notebook.cells):
-        problem = "no cell was executed"
-    if not problem and not card_path.exists():
-        problem = "it wrote no run card"
-    if chosen.render and not problem:
-        render(notebook, NOTEBOOKS / f"{name}.ipynb")
-        with atomic_file(MEASURED / f"{name}.json") as path:
-            path.write_bytes(card_path.read_bytes())
-    return row(name, read_card(card_path), problem)
+        return f"cell {error.exec_count}: {error.ename}: {error.evalue}"
+    except DeadKernelError:
+        return "its process was killed; most often memory ran out: a smaller preset, or batch_size, needs less"
+    return ""
 
 
 def write_html(notebook: nbformat.NotebookNode, target: Path) -> None:
@@ -155,19 +214,34 @@ def row(name: str, card: dict, problem: str) -> dict:
     }
 
 
-def main() -> int:
-    """Run what was chosen and report; the exit code is 1 when anything did not pass."""
-    chosen = parse_arguments()
-    rows = [execute(name, chosen) for name in chosen.names]
-    table = pd.DataFrame(rows)
+def main(arguments: list[str] | None = None) -> int:
+    """Run what was chosen and report; the exit code is 1 when anything did not pass.
+
+    Ctrl-C reports what is done. Raises ``ValueError`` or ``OSError`` when nothing can run.
+    """
+    chosen, rows = parse_arguments(arguments), []
+    check(chosen)
+    with ExitStack() as held:
+        for name in chosen.names:
+            held.enter_context(hold(chosen.output / "notebooks", name))
+        try:
+            for name in chosen.names:
+                rows.append(execute(name, chosen))
+        finally:
+            report(rows, chosen)
     if chosen.render:
         update_readme()
-    print("\n" + table.drop(columns="problem").to_string(index=False) + "\n")
-    for failed in (r for r in rows if r["problem"]):
-        print(f"{failed['notebook']} did not pass. {failed['problem']}", file=sys.stderr)
-    print(f"Executed notebooks, HTML and run cards are in {chosen.output}")
     return int(any(r["problem"] for r in rows))
 
 
+def report(rows: list[dict], chosen: argparse.Namespace) -> None:
+    """Print the table, what did not pass and why, and where everything is."""
+    if rows:
+        print("\n" + pd.DataFrame(rows).drop(columns="problem").to_string(index=False) + "\n")
+    for failed in (r for r in rows if r["problem"]):
+        print(f"{failed['notebook']} did not pass. {failed['problem']}", file=sys.stderr)
+    print(f"Executed notebooks, HTML and run cards are in {chosen.output}", flush=True)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command.run("run_notebooks.py", main))

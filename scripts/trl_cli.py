@@ -99,7 +99,7 @@ def one_line(error: Exception) -> str:
 
 
 def begin(config) -> tuple[Path, str | None]:
-    """The output folder, and the checkpoint to go on from; libraries are quiet from here on, and wandb needs no key.
+    """The output folder, and the checkpoint to go on from; libraries are quiet from here on, and wandb asks nothing.
 
     Raises ``ValueError`` where two runs would mix, there is no such checkpoint, or under DeepSpeed's ZeRO-3.
     """
@@ -110,12 +110,12 @@ def begin(config) -> tuple[Path, str | None]:
     checkpoint = find_checkpoint(config)
 
     from rlhf_course.run_card import quiet_libraries
-    from rlhf_course.tracking import _has_wandb_key
+    from rlhf_course.tracking import prepare_wandb
 
     quiet_libraries()
     warnings.filterwarnings("ignore", message="fan_in_fan_out")  # peft on GPT-2's layers, about what it sets itself
-    if "wandb" in config.report_to and not _has_wandb_key():
-        os.environ.setdefault("WANDB_MODE", "offline")
+    if "wandb" in config.report_to:
+        prepare_wandb()
     if "tensorboard" in config.report_to:
         os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(output / "tensorboard"))
     return output, checkpoint

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrize
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from rlhf_course import baichuan
+from rlhf_course import baichuan, command
 from rlhf_course.baichuan import convert_to_llama
 from rlhf_course.offline.baichuan_layout import (
     ASSISTANT,
@@ -622,12 +622,12 @@ def test_the_command_says_where_the_result_is(tmp_path, source, capsys):
 
 
 def test_the_command_fails_with_a_sentence_and_goes_on_after_ctrl_c(tmp_path, source, capsys, reads):
-    assert script.main([str(tmp_path / "nothing"), str(tmp_path / "target")]) == 1
+    assert command.run("convert_baichuan.py", script.main, [str(tmp_path / "nothing"), str(tmp_path / "target")]) == 1
     error = capsys.readouterr().err
     assert error.startswith("convert_baichuan.py: ") and error.endswith("nothing is not a folder.\n")
     reads.stop_at = 2
-    assert script.main([str(source), str(tmp_path / "target")]) == 130
-    assert "the same command goes on" in capsys.readouterr().err and not (tmp_path / "target").exists()
+    assert command.run("convert_baichuan.py", script.main, [str(source), str(tmp_path / "target")]) == 130
+    assert "The same command goes on" in capsys.readouterr().err and not (tmp_path / "target").exists()
     reads.stop_at = None
     assert script.main([str(source), str(tmp_path / "target")]) == 0
     assert "converted before" in capsys.readouterr().out and len(reads) == 2 + 2
@@ -635,8 +635,8 @@ def test_the_command_fails_with_a_sentence_and_goes_on_after_ctrl_c(tmp_path, so
 
 def test_help_comes_before_torch_and_transformers_are_loaded():
     """Those take seconds."""
-    command = [sys.executable, "-X", "importtime", str(ROOT / "scripts" / "convert_baichuan.py"), "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    line = [sys.executable, "-X", "importtime", str(ROOT / "scripts" / "convert_baichuan.py"), "--help"]
+    done = subprocess.run(line, capture_output=True, text=True, check=True)
     loaded = {line.split("|")[-1].strip() for line in done.stderr.splitlines()}
     assert "argparse" in loaded and not loaded & {"torch", "transformers", "numpy"}
     assert "SOURCE" in done.stdout and "--norm-head {auto,yes,no}" in done.stdout and "q_proj" in done.stdout

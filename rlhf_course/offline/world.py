@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from rlhf_course import command
+
+if __name__ == "__main__":
+    command.loading()
+
 import hashlib
 import json
 import os
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -187,7 +193,7 @@ def cached(name: str, recipe: dict, sources: list, build) -> Path:
             return folder
         if folder.exists():
             print(f"{folder} is damaged and is built again.")
-        with atomic_folder(folder) as aside, torch.random.fork_rng():
+        with atomic_folder(folder, stale=("**/[!.]*",)) as aside, torch.random.fork_rng():
             torch.manual_seed(SEED)
             build(aside)
             (aside / MANIFEST).write_text(json.dumps(hashes(aside)), encoding="utf-8")
@@ -203,14 +209,17 @@ def is_whole(folder: Path) -> bool:
 
 
 def hashes(folder: Path) -> dict[str, str]:
-    """SHA-256 of every file in a folder but the manifest."""
-    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != MANIFEST)
+    """SHA-256 of every file in a folder but hidden ones, which nobody loads: the manifest, a file browser's."""
+    files = (path for path in sorted(folder.rglob("[!.]*")) if path.is_file())
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-if __name__ == "__main__":
+def main(arguments: list[str]) -> None:
+    """Build all that preset tiny needs, and say where it is. Raises ``ValueError`` for arguments: there are none."""
     from rlhf_course.offline.chat import build_base, build_sft_adapter, prepare_chat
 
+    if arguments:
+        raise ValueError(f"{arguments[0]} is no option: there is only --debug; RLHF_COURSE_CACHE says where to build.")
     quiet_libraries()
     started = time.perf_counter()
     built = vars(prepare(load_preset("03_gpt2_imdb_ppo", "tiny")))
@@ -223,3 +232,7 @@ if __name__ == "__main__":
     for what, where in built.items():
         print(f"{what:13} {where}")
     print(f"The embedded world is ready ({time.perf_counter() - started:.0f} s).")
+
+
+if __name__ == "__main__":
+    sys.exit(command.run("rlhf_course.offline.world", main))
