@@ -101,8 +101,8 @@ def compare(settings: dict, checkpoint: Path) -> None:
     for file in (folder / SETTINGS for folder in checkpoint.parents[:2] if (folder / SETTINGS).exists()):
         try:
             before = json.loads(file.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ValueError(f"{file} is damaged: {error}. Remove it to go on with these settings.") from None
+        except ValueError:
+            raise ValueError(f"{file} is damaged. Remove it to go on with the settings of this command.") from None
         for name in (name for name in settings if name in before and not name.startswith(MAY_CHANGE)):
             if settings[name] != before[name]:
                 raise ValueError(

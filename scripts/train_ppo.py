@@ -14,6 +14,11 @@ Ctrl-C stops after the current step and leaves a checkpoint that the same comman
 
 from __future__ import annotations
 
+from rlhf_course import command
+
+if __name__ == "__main__":
+    command.loading()
+
 import argparse
 import sys
 from collections.abc import Callable
@@ -23,7 +28,6 @@ from typing import NamedTuple
 
 import yaml
 
-from rlhf_course import command
 from rlhf_course.presets import PRESETS, Settings, load_preset, read_spec
 
 NAME = "train_ppo.py"

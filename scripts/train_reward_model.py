@@ -9,6 +9,11 @@ Leaves model/, audit.json, audit.png and checkpoints/ in --output_dir. The optio
 of --help; --preset sets their defaults, --config FILE reads options from a YAML file, and the command line wins.
 """
 
+from rlhf_course import command
+
+if __name__ == "__main__":
+    command.loading()
+
 import json
 import sys
 from dataclasses import dataclass, field

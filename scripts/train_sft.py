@@ -11,6 +11,11 @@ few more at the end of --help; --preset sets their defaults, --config FILE reads
 command line wins.
 """
 
+from rlhf_course import command
+
+if __name__ == "__main__":
+    command.loading()
+
 import json
 import math
 import sys
