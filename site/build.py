@@ -56,6 +56,8 @@ def collect(folder: Path) -> None:
         copy(path, folder / path.relative_to(ROOT))
     for path in HERE.glob("*.md"):
         copy(path, folder / path.name)
+    readme = folder / "README.md"
+    readme.write_text(readme.read_text().replace("](site/", "]("))
     fixtures = (ROOT / "tests/fixtures/README.md").read_text()
     (folder / "tests/fixtures").mkdir(parents=True)
     (folder / "tests/fixtures/README.md").write_text(f"---\norphan: true\n---\n# The frozen numbers\n\n{fixtures}")
@@ -80,7 +82,9 @@ def sources_page() -> str:
 
 
 def build(output: Path) -> None:
-    """Build the site aside, and put it in its place when it is complete."""
+    """Build the site aside, and put it in its place when it is complete; what stands there must be a site."""
+    if output.exists() and not (output / ".buildinfo").exists():  # Sphinx leaves it
+        sys.exit(f"{output} is there and is no site that was built here. Name another folder with --output.")
     script = mathjax()
     work = output.with_name(f"{output.name}.part")
     shutil.rmtree(work, ignore_errors=True)

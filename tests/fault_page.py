@@ -2,8 +2,7 @@
 
 A fault is a test with ``@pytest.mark.fault("what was done, as a user says it")`` in a module with ``KIND = "…"``. It
 takes the fixture ``outcome`` and calls it once, with the sentence that the user reads, or with what holds afterwards.
-``pytest --fault-page site/what-happens-when.md`` over all of them writes the page; every other run holds the page
-against what happens.
+``make faults`` writes the page; every other run holds the page against what happens.
 """
 
 from __future__ import annotations
@@ -36,24 +35,36 @@ def pytest_configure(config) -> None:
 def outcome(request, tmp_path) -> Callable[[str], None]:
     """Keeps what a user reads or finds after a fault; the test's own folder is called FOLDER."""
     kind, done = request.module.KIND, request.node.get_closest_marker("fault").args[0]
+    writing = request.config.getoption("--fault-page")
 
     def keep(text: str) -> None:
-        text = " ".join(re.sub(rf"(/private)?{re.escape(str(tmp_path))}", "FOLDER", text).split())
-        assert text, "say what came of the fault"
-        found.setdefault(kind, {})[done] = text
+        text = " ".join(text.replace(str(tmp_path), "FOLDER").split())
+        assert text and done not in found.setdefault(kind, {}), "a fault has one outcome"
+        found[kind][done] = text
+        assert writing or line(done, text) in PAGE.read_text(encoding="utf-8"), f"make faults; now it is: {text}"
 
     yield keep
     assert done in found.get(kind, {}), "a fault calls outcome() once"
 
 
-def rows(kind: str) -> list[str]:
-    """One kind's faults as a table."""
-    cells = [(text.replace("|", "\\|") for text in row) for row in found[kind].items()]
-    return [f"\n## {kind}\n", "| what was done | what happens |", "|---|---|", *(f"| {a} | {b} |" for a, b in cells)]
+def line(done: str, happens: str) -> str:
+    """A row of the page; what a sentence has in <brackets> would be taken for HTML."""
+    cells = (re.sub(r"([|<*_`])", r"\\\1", text) for text in (done, happens))
+    return f"| {' | '.join(cells)} |"
+
+
+def table(kind: str) -> list[str]:
+    """One kind's faults."""
+    return [
+        f"\n## {kind}\n",
+        "| what was done | what happens |",
+        "|---|---|",
+        *(line(*row) for row in found[kind].items()),
+    ]
 
 
 def pytest_sessionfinish(session, exitstatus) -> None:
     if (page := session.config.getoption("--fault-page")) and exitstatus == 0:
-        lines = [line for kind in sorted(found) for line in rows(kind)]
+        lines = [row for kind in sorted(found) for row in table(kind)]
         page.with_suffix(".part").write_text(INTRODUCTION + "\n".join(lines) + "\n", encoding="utf-8")
         os.replace(page.with_suffix(".part"), page)
