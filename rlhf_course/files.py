@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -128,4 +128,5 @@ def obey_umask(folder: Path) -> None:
     mask = os.umask(0)
     os.umask(mask)
     for path in folder.rglob("*"):
-        path.chmod((0o777 if path.is_dir() else 0o666) & ~mask)
+        with suppress(PermissionError):  # somebody else's
+            path.chmod((0o777 if path.is_dir() else 0o666) & ~mask)

@@ -15,6 +15,8 @@ import nbformat
 import pytest
 import run_notebooks
 import trl_cli
+from huggingface_hub import constants
+from huggingface_hub.utils import build_hf_headers
 from test_tracking import run_one_step
 
 from rlhf_course import command, tracking
@@ -127,7 +129,7 @@ def test_a_killed_kernel_is_a_row_of_the_table(course, capsys, outcome):
     executed = nbformat.read(course / "out" / "notebooks" / f"{FIRST}.ipynb", as_version=4)
     assert executed.cells[0].execution_count and "Traceback" not in said.err
     assert ".part" not in str(executed.metadata)
-    outcome(f"{said.err.splitlines()[-1]}. The other notebooks run; exit code 1.")
+    outcome(f"{said.err.splitlines()[-1]} The other notebooks run; exit code 1.")
 
 
 @pytest.mark.fault("two run_notebooks.py with one --output")
@@ -259,3 +261,13 @@ def test_wandb_goes_on_offline(key, begin, tmp_path, monkeypatch, capsys, outcom
         assert time.perf_counter() - started < 30 and os.environ["WANDB_MODE"] == "offline"
     said = next(line for line in capsys.readouterr().out.splitlines() if "wandb sync" in line)
     outcome(said.replace(server, "https://api.wandb.ai"))
+
+
+@pytest.mark.fault("HF_ENDPOINT names a mirror, and HF_TOKEN is set")
+def test_a_token_stays_here_where_that_is_asked_for(monkeypatch, outcome):
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    assert "hf_secret" in str(build_hf_headers())
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_IMPLICIT_TOKEN", True)
+    assert "hf_secret" not in str(build_hf_headers())
+    assert "HF_HUB_DISABLE_IMPLICIT_TOKEN=1 HF_ENDPOINT=" in (ROOT / "README.md").read_text(encoding="utf-8")
+    outcome("The mirror gets the token, unless HF_HUB_DISABLE_IMPLICIT_TOKEN=1, as in the README's example.")
