@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 SAYS_ALL = (ValueError, OSError, FloatingPointError)  # errors that are sentences; others need their name
 
@@ -61,3 +63,30 @@ def sentence(error: BaseException) -> str:
     if isinstance(error, SAYS_ALL):
         return text
     return f"{type(error).__name__}: {text} (--debug shows where.)"
+
+
+@contextmanager
+def stop_between_steps() -> Iterator[SimpleNamespace]:
+    """Turn the first Ctrl-C or SIGTERM into a request to stop after the current step; a second one interrupts at once.
+
+    Yields an object whose ``code`` is 0 until then, and then the exit code.
+    """
+    asked = SimpleNamespace(code=0)
+    found = {kind: signal.getsignal(kind) for kind in (signal.SIGINT, signal.SIGTERM)}
+    found = {kind: handler for kind, handler in found.items() if handler != signal.SIG_DFL}  # see run()
+
+    def restore() -> None:
+        for kind, handler in found.items():
+            signal.signal(kind, handler)
+
+    def request(signum, frame) -> None:
+        asked.code = 128 + signum
+        restore()
+        print("\nStopping after this step; press Ctrl-C again to stop at once.", flush=True)
+
+    for kind in found:
+        signal.signal(kind, request)
+    try:
+        yield asked
+    finally:
+        restore()

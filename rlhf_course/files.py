@@ -85,9 +85,12 @@ def hold(folder: str | os.PathLike, name: str = "") -> Iterator[Path]:
     folder = check_folder(folder)
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        with FileLock(folder / f"{name and '.' + name}.lock", timeout=0):
+        with FileLock(folder / f"{name and '.' + name}.lock", timeout=0) as lock:
             remove_leftovers(folder)
-            yield folder
+            try:
+                yield folder
+            finally:
+                Path(lock.lock_file).unlink()  # who waits for it notices, and takes a new one
     except Timeout:
         busy = f"Another run is writing to {folder / name}. Wait for its end, or name another place."
         raise BlockingIOError(busy) from None
@@ -110,8 +113,17 @@ def _aside(target: Path) -> Iterator[Path]:
     remove_leftovers(target.parent)
     aside = Path(tempfile.mkdtemp(prefix=f".{target.name}-", suffix=".part", dir=target.parent))
     try:
-        with FileLock(aside / ".lock"):
+        with FileLock(aside / ".lock"), say_when_full(target):
             yield aside
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+@contextmanager
+def say_when_full(target: Path) -> Iterator[None]:
+    """Turn what is raised when the disk takes no more into an ``OSError`` with a sentence."""
+    try:
+        yield
     except Exception as error:
         if getattr(error, "errno", None) in FULL or any(text in str(error) for text in FULL_TEXTS):
             raise OSError(
@@ -119,8 +131,6 @@ def _aside(target: Path) -> Iterator[Path]:
                 "GB left). What stood there before is whole. Free some, or write elsewhere."
             ) from error
         raise
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 def obey_umask(folder: Path) -> None:

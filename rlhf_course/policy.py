@@ -18,8 +18,7 @@ from transformers.activations import NewGELUActivation
 from transformers.cache_utils import DynamicLayer
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from rlhf_course.files import atomic_folder
-from rlhf_course.saved import VALUE_HEAD_FILE, adapter_folder, say_new_value_head, upload, value_head
+from rlhf_course.saved import VALUE_HEAD_FILE, adapter_folder, model_folder, say_new_value_head, upload, value_head
 
 POLICY = "policy"  # the adapter that PPO trains
 LARGE = 100.0  # times a hidden state: logits that any cap would change
@@ -185,7 +184,7 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
         ``push_to_hub`` they go to the repository ``repo_id`` (default: the folder's name) in one commit, too;
         ``token``, ``private``, ``commit_message``, ``revision`` and ``create_pr`` are huggingface_hub's.
         """
-        with atomic_folder(save_directory) as folder:
+        with model_folder(save_directory, self.is_peft_model) as folder:
             self.write_files(folder)
             names = sorted(path.name for path in folder.iterdir())
         if push_to_hub:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
+import signal
 import sys
 import warnings
 
@@ -14,6 +16,8 @@ from torch import Tensor
 from torch.distributed.fsdp import CPUOffloadPolicy, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+PR_SET_PDEATHSIG = 1  # of linux/prctl.h
+
 
 def join(cpu: bool = False) -> PartialState:
     """This process's place among those that were started together; one of one without ``accelerate launch``.
@@ -23,6 +27,8 @@ def join(cpu: bool = False) -> PartialState:
     one device per process: raises ``ValueError`` when a CPU is asked for too late.
     """
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    if several and sys.platform == "linux":  # a launcher that is killed takes its processes with it
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     wanted = cpu or os.environ.get("ACCELERATE_USE_CPU", "false").lower() in ("1", "true")
     state = PartialState(cpu=wanted or (several and not torch.cuda.is_available()))
     if wanted and state.device.type != "cpu":

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from zipfile import is_zipfile
@@ -14,12 +16,28 @@ from safetensors import safe_open
 from torch import Tensor
 from transformers.utils import cached_file, find_adapter_config_file
 
+from rlhf_course.files import atomic_folder
+
 VALUE_HEAD_FILE, PREFIX = "v_head.safetensors", "v_head."
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token")
 # With the value heads of this course and of old TRL, and the tokenizer, whose size peft looks at.
 ADAPTER_FILES = ("adapter_*", VALUE_HEAD_FILE, "pytorch_model.bin", "tokenizer*", "*.model", "vocab*", "merges.txt")
 ADAPTER_FILES += ("special_tokens_map.json", "added_tokens.json", "chat_template*")
+
+
+@contextmanager
+def model_folder(target: str | Path, adapter: bool) -> Iterator[Path]:
+    """As :func:`~rlhf_course.files.atomic_folder`, for an adapter or a whole model; an earlier one's weights go.
+
+    Raises ``ValueError`` where the folder holds the other kind: whoever loads a folder with both gets the adapter.
+    """
+    here, other = ("an adapter", "a whole model") if adapter else ("a whole model", "an adapter")
+    if Path(target, "config.json" if adapter else "adapter_config.json").exists():
+        raise ValueError(f"{target} holds {other}; {here} beside it would hide one of them. Save to another folder.")
+    stale = ("adapter_model.*",) if adapter else ("model*.safetensors*", "pytorch_model*.bin*")
+    with atomic_folder(target, stale) as folder:
+        yield folder
 
 
 def adapter_folder(source: str | Path, options: dict) -> Path | None:

@@ -3,16 +3,21 @@
     python scripts/train_ppo.py
     python scripts/train_ppo.py --preset scratch --dataset FOLDER --steps 60
     python scripts/train_ppo.py --config my.yaml --log_with tensorboard --output runs/a
-    python scripts/train_ppo.py --output runs/a --resume
+    python scripts/train_ppo.py --config my.yaml --output runs/a --resume
     python scripts/train_ppo.py --sft_adapter runs/sft/model --reward_adapter runs/reward/model --dataset PAIRS
 
 With the adapters that train_sft.py and train_reward_model.py --use_peft leave, policy, reference and reward model share
 one base, and the prompts are those of preference pairs. Every setting of the experiment that a run uses is an option
 (--experiment NAME --help lists them); --config FILE reads options from a YAML file, and the command line wins over it.
-Ctrl-C stops after the current step and leaves a checkpoint that --resume goes on from.
+Ctrl-C stops after the current step and leaves a checkpoint that the same command with --resume goes on from.
 """
 
 from __future__ import annotations
+
+from rlhf_course import command
+
+if __name__ == "__main__":
+    command.loading()
 
 import argparse
 import sys
@@ -22,10 +27,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import yaml
-from trl_cli import one_line
 
 from rlhf_course.presets import PRESETS, Settings, load_preset, read_spec
 
+NAME = "train_ppo.py"
 IMDB, CHAT = "03_gpt2_imdb_ppo", "04_lora_rlhf_baichuan"
 OPTIONS = {"config": None, "experiment": None, "sft_adapter": None, "reward_adapter": None, "preset": "tiny"}
 OPTIONS |= {"output": "build/train_ppo", "seed": 0, "save_every": 50, "resume": False}
@@ -220,69 +225,69 @@ BUILD = {IMDB: build_imdb, CHAT: build_chat}
 
 
 def train(options: argparse.Namespace, settings: Settings) -> int:
-    """Run PPO; returns the exit code: 0 when finished, 130 when stopped by Ctrl-C."""
+    """Run PPO; returns the exit code: 0 when finished, 130 when stopped by Ctrl-C, 143 by SIGTERM."""
     import torch
     from accelerate.utils import set_seed
-    from datasets.exceptions import DatasetsError
     from tqdm.auto import tqdm
 
     from rlhf_course import tracking
     from rlhf_course.data import endless
-    from rlhf_course.ppo.checkpoint import latest_checkpoint, load_checkpoint, save_checkpoint, stop_between_steps
+    from rlhf_course.outputs import open_output
+    from rlhf_course.ppo.checkpoint import load_checkpoint, save_checkpoint
     from rlhf_course.processes import join_quietly
     from rlhf_course.run_card import quiet_libraries
 
     state = join_quietly()
     quiet_libraries()
-    checkpoint = latest_checkpoint(options.output)
-    if options.resume and checkpoint is None:
-        raise SystemExit(f"--resume: there is no checkpoint in {options.output}; run without it to begin.")
-    if checkpoint is not None and not options.resume:
-        raise SystemExit(f"{options.output} holds {checkpoint.name}: go on with --resume, or choose another --output.")
-    set_seed(options.seed)
-    try:
+    used = CHAT_SETTINGS if options.experiment == CHAT else read_spec(options.experiment)
+    every = vars(options) | {name: getattr(settings, name) for name in used}
+    inputs = [name for name in ("dataset", "model", "reward_model", "sft_adapter", "reward_adapter") if name in every]
+    with open_output(options.output, "policy", every, inputs, "--resume", options.resume) as output:
+        set_seed(options.seed)
         trainer, score, decode, generation = BUILD[options.experiment](options, settings)
-        done = int(checkpoint.name.split("-")[1]) if checkpoint else 0
-        if done >= settings.steps:
-            raise SystemExit(f"{checkpoint} has {done} of {settings.steps} steps already; raise --steps to go on.")
+        if output.checkpoint:
+            load_checkpoint(trainer, output.checkpoint)
+        done = trainer.current_step
+        if done > settings.steps:
+            raise ValueError(f"{output.checkpoint} has {done} of {settings.steps} steps already; raise --steps.")
+        output.begin(trainer.model)
         batches = islice(endless(trainer.dataloader), done, settings.steps)
-        if checkpoint:
-            load_checkpoint(trainer, checkpoint)
-    except (ValueError, OSError, RuntimeError, DatasetsError) as error:
-        raise SystemExit(f"train_ppo.py: {one_line(error)}") from None
-    bar = tqdm(total=settings.steps, initial=done, desc="PPO", disable=not state.is_main_process)
-    with stop_between_steps() as interrupt, bar:
-        for batch in batches:
-            responses = trainer.generate(batch["input_ids"], return_prompt=False, **generation)
-            batch["response"] = decode(responses)
-            scores = score(batch["query"], batch["response"])
-            stats = trainer.step(batch["input_ids"], responses, scores)
-            trainer.log_stats(stats, batch, scores)
-            bar.update()
-            bar.set_postfix(score=f"{stats['ppo/mean_scores']:.2f}", KL=f"{stats['objective/kl']:.2f}")
-            asked = torch.tensor(float(interrupt.requested), device=trainer.accelerator.device)
-            stop = trainer.accelerator.reduce(asked).item() > 0  # all processes stop after the same step
-            if stop or trainer.current_step % options.save_every == 0:
-                save_checkpoint(trainer, options.output)
-            if stop:
-                tracking.finish(trainer.accelerator)
-                print(f"Stopped after step {trainer.current_step}; --resume goes on from there.")
-                return 130
-    save_checkpoint(trainer, options.output)
-    trainer.save_pretrained(options.output / "policy")
-    tracking.finish(trainer.accelerator)
-    print(f"The policy is in {options.output / 'policy'}; last score {stats['ppo/mean_scores']:.3f}.")
+        bar = tqdm(total=settings.steps, initial=done, desc="PPO", disable=not state.is_main_process)
+        with command.stop_between_steps() as asked, bar:
+            for batch in batches:
+                responses = trainer.generate(batch["input_ids"], return_prompt=False, **generation)
+                batch["response"] = decode(responses)
+                scores = score(batch["query"], batch["response"])
+                stats = trainer.step(batch["input_ids"], responses, scores)
+                trainer.log_stats(stats, batch, scores)
+                bar.update()
+                bar.set_postfix(score=f"{stats['ppo/mean_scores']:.2f}", KL=f"{stats['objective/kl']:.2f}")
+                code = torch.tensor(float(asked.code), device=trainer.accelerator.device)
+                stop = trainer.accelerator.reduce(code).item() > 0  # all processes stop after the same step
+                if stop or trainer.current_step % options.save_every == 0 or trainer.current_step == settings.steps:
+                    save_checkpoint(trainer, output.folder)
+                if stop:
+                    tracking.finish(trainer.accelerator)
+                    print(f"Stopped after step {trainer.current_step}; --resume goes on from there.")
+                    return asked.code or 130
+        trainer.save_pretrained(output.result)
+        tracking.finish(trainer.accelerator)
+    print(f"The policy is in {output.result}.")
     return 0
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns the exit code; see :func:`train`."""
-    options = parse_arguments(arguments)
-    from rlhf_course.processes import leave
+    """Returns the exit code: see :func:`train`, and 1 with a sentence for what is not valid."""
 
-    code = train(*options)
-    leave()
-    return code
+    def parse_and_train(arguments: list[str]) -> int:
+        options = parse_arguments(arguments)
+        from rlhf_course.processes import leave
+
+        code = train(*options)
+        leave()
+        return code
+
+    return command.run(NAME, parse_and_train, arguments)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,11 @@ Leaves model/, audit.json, audit.png and checkpoints/ in --output_dir. The optio
 of --help; --preset sets their defaults, --config FILE reads options from a YAML file, and the command line wins.
 """
 
+from rlhf_course import command
+
+if __name__ == "__main__":
+    command.loading()
+
 import json
 import sys
 from dataclasses import dataclass, field
@@ -159,10 +164,8 @@ def write_results(output: Path, results: dict, table) -> None:
         audit_bars({"this reward model": table}, PASS).savefig(path, format="png", dpi=150)
 
 
-def run(script: ScriptArguments, config, model_args, settings: Settings) -> None:
-    """Train, save and audit. Raises ``ValueError`` or ``OSError`` for inputs that are of no use."""
-    output, checkpoint = trl_cli.begin(config)
-
+def run(script: ScriptArguments, config, model_args, settings: Settings, output) -> int:
+    """Train, save and audit; returns the exit code. Raises ``ValueError`` or ``OSError`` for useless inputs."""
     from accelerate import PartialState
     from accelerate.utils import set_seed
 
@@ -184,20 +187,22 @@ def run(script: ScriptArguments, config, model_args, settings: Settings) -> None
 
     results = {"dataset": assets.dataset, "base": assets.model, "accuracy_before": accuracy(before, held_out)}
     trainer = make_trainer(before.model, tokenizer, config, model_args, train, held_out)
-    trl_cli.train(trainer, checkpoint, output / "model")
+    if code := trl_cli.train(trainer, output):
+        return code
 
-    scorer = load_scorer(output / "model", tokenizer, config)  # what was saved is what is audited
+    scorer = load_scorer(output.result, tokenizer, config)  # what was saved is what is audited
     share, pairs = accuracy(scorer, held_out), len(held_out)
     results |= {"accuracy": share, "accuracy_ci": 1.96 * (share * (1 - share) / pairs) ** 0.5} | baselines(held_out)
     results |= {"train_pairs": len(train), "held_out_pairs": pairs, "dropped": dropped}
     table = run_audit(scorer, held_out.select(range(min(script.audit_prompts, pairs))))
     if PartialState().is_main_process:
-        write_results(output, results, table)
+        write_results(output.folder, results, table)
     known = "".join(f", {key.replace('_', ' ')} {results[key]:.3f}" for key in baselines(held_out))
     print(f"\n{table[['share', 'ci', 'margin', 'passed']].to_string(float_format='%.2f')}\n")
     print(f"Accuracy on {pairs} held-out pairs: {results['accuracy_before']:.3f} before, {share:.3f} after", end="")
     print(f" (± {results['accuracy_ci']:.3f}){known}.")
-    print(f"The reward model is in {output / 'model'}; the audit in {output / 'audit.json'} and audit.png.")
+    print(f"The reward model is in {output.result}; the audit in {output.folder / 'audit.json'} and audit.png.")
+    return 0
 
 
 def main(arguments: list[str] | None = None) -> int:

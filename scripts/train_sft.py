@@ -11,6 +11,11 @@ few more at the end of --help; --preset sets their defaults, --config FILE reads
 command line wins.
 """
 
+from rlhf_course import command
+
+if __name__ == "__main__":
+    command.loading()
+
 import json
 import math
 import sys
@@ -123,10 +128,8 @@ def answer_loss(trainer) -> tuple[float, int]:
     return total / count, int(count)
 
 
-def run(script: ScriptArguments, config, model_args, settings: Settings) -> None:
-    """Train, save and measure. Raises ``ValueError`` or ``OSError`` for inputs that are of no use."""
-    output, checkpoint = trl_cli.begin(config)
-
+def run(script: ScriptArguments, config, model_args, settings: Settings, output) -> int:
+    """Train, save and measure; returns the exit code. Raises ``ValueError`` or ``OSError`` for useless inputs."""
     from transformers import TrainerCallback
 
     from rlhf_course.data import describe, hold_out, load_answers, tokenize_answers
@@ -153,7 +156,8 @@ def run(script: ScriptArguments, config, model_args, settings: Settings) -> None
                 trainer.log({"loss_before": answer_loss(trainer)[0]})
 
     trainer.add_callback(Before)
-    trl_cli.train(trainer, checkpoint, output / "model")
+    if code := trl_cli.train(trainer, output):
+        return code
     before = next(entry["loss_before"] for entry in trainer.state.log_history if "loss_before" in entry)
     after, tokens = answer_loss(trainer)
     if not after < 100:
@@ -162,10 +166,11 @@ def run(script: ScriptArguments, config, model_args, settings: Settings) -> None
     results |= {"perplexity_before": math.exp(before), "perplexity": math.exp(after), "train_rows": len(train)}
     results |= {"held_out_rows": len(held_out), "held_out_tokens": tokens, "dropped": dropped}
     if trainer.accelerator.is_main_process:
-        with atomic_file(output / "metrics.json") as path:
+        with atomic_file(output.folder / "metrics.json") as path:
             path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     print(f"Loss per token of held-out answers: {before:.3f} before, {after:.3f} after; more in metrics.json.")
-    print(f"The {'adapter' if model_args.use_peft else 'model'} is in {output / 'model'}.")
+    print(f"The {'adapter' if model_args.use_peft else 'model'} is in {output.result}.")
+    return 0
 
 
 def main(arguments: list[str] | None = None) -> int:

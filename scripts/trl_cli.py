@@ -1,15 +1,17 @@
-"""What the commands over trl's trainers share: their options, checkpoints, tracking, and how they end."""
+"""What the commands over trl's trainers share: their options, output folder, tracking, and how they end."""
 
 import argparse
 import os
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import yaml
 
+from rlhf_course import command
 from rlhf_course.presets import load_preset
+
+CHECKPOINTS = "checkpoints"
 
 NO_REMOTE_CODE = (
     "Remote code is not run here: convert the model to one that transformers knows (Baichuan: convert_baichuan.py)."
@@ -82,7 +84,7 @@ def parse(name, about, experiment, kinds, defaults, overrides, arguments) -> tup
             raise ValueError("Quantized bases (--load_in_4bit, --load_in_8bit) are not supported here; try --use_peft.")
         settings = load_preset(experiment, preset, overrides(settings, script, config_args, model_args))
     except (ValueError, TypeError, OSError, yaml.YAMLError) as error:
-        early.error(one_line(error))
+        early.error(command.sentence(error))
     return script, config_args, model_args, settings
 
 
@@ -93,21 +95,15 @@ def check_whole(numbers: list[tuple]) -> None:
             raise ValueError(f"--{name} takes a whole number of at least {least}, got {value!r}.")
 
 
-def one_line(error: Exception) -> str:
-    """The message of an exception as one line."""
-    return " ".join(str(error).split())
+def begin(config) -> Path:
+    """The output folder; libraries are quiet from here on, and wandb asks nothing.
 
-
-def begin(config) -> tuple[Path, str | None]:
-    """The output folder, and the checkpoint to go on from; libraries are quiet from here on, and wandb asks nothing.
-
-    Raises ``ValueError`` where two runs would mix, there is no such checkpoint, or under DeepSpeed's ZeRO-3.
+    Raises ``ValueError`` under DeepSpeed's ZeRO-3.
     """
     if config.deepspeed_plugin and config.deepspeed_plugin.zero_stage == 3:
         raise ValueError("ZeRO-3 does not run here; scripts/accelerate/fsdp.yaml shares out the weights as well.")
     output = Path(config.output_dir)
-    config.output_dir = str(output / "checkpoints")
-    checkpoint = find_checkpoint(config)
+    config.output_dir = str(output / CHECKPOINTS)
 
     from rlhf_course.run_card import quiet_libraries
     from rlhf_course.tracking import prepare_wandb
@@ -118,23 +114,20 @@ def begin(config) -> tuple[Path, str | None]:
         prepare_wandb()
     if "tensorboard" in config.report_to:
         os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(output / "tensorboard"))
-    return output, checkpoint
+    return output
 
 
-def find_checkpoint(config) -> str | None:
-    """The checkpoint to go on from; None begins anew. Raises ``ValueError`` where that would mix two runs."""
-    from transformers.trainer_utils import get_last_checkpoint
+def open_output(folder: Path, script, config, model_args):
+    """The output folder, held for this run: see :func:`rlhf_course.outputs.open_output`."""
+    from accelerate import PartialState
 
-    wanted, folder = str(config.resume_from_checkpoint or "false"), config.output_dir
-    latest = get_last_checkpoint(folder) if Path(folder).is_dir() else None
-    if wanted.lower() in ("false", "no", "none"):
-        if latest:
-            raise ValueError(f"{latest} is there already: --resume_from_checkpoint true, or another --output_dir.")
-        return None
-    found = latest if wanted.lower() in ("true", "yes") else wanted
-    if found is None or not Path(found, "trainer_state.json").exists():
-        raise ValueError(f"--resume_from_checkpoint: there is no checkpoint in {folder if found is None else found}.")
-    return found
+    from rlhf_course import outputs
+
+    settings = config.to_dict() | vars(model_args) | vars(script) | {"processes": PartialState().num_processes}
+    wanted = str(config.resume_from_checkpoint or "false")
+    resume = {"false": False, "no": False, "none": False, "true": True, "yes": True}.get(wanted.lower(), wanted)
+    inputs, option = ("dataset", "model_name_or_path"), "--resume_from_checkpoint true"
+    return outputs.open_output(folder, "model", settings, inputs, option, resume, CHECKPOINTS)
 
 
 def load_tokenizer(path: str, model_args):
@@ -195,37 +188,66 @@ def make_trainer(kind: str, model, tokenizer, config, model_args, train, held_ou
     return trainer
 
 
-def train(trainer, checkpoint: str | None, folder: Path) -> None:
-    """Train, from the checkpoint on where there is one, and save the model, or adapter, and the tokenizer."""
+def train(trainer, output) -> int:
+    """Train, from the output's checkpoint on where there is one, and save model or adapter, and tokenizer.
+
+    Returns 0, or the exit code when stopped between steps; then there is a checkpoint, and no model.
+    """
     from contextlib import nullcontext
 
-    from rlhf_course.files import atomic_folder
+    import torch
+    from peft import PeftModel
+    from transformers import TrainerCallback
 
-    trainer.train(resume_from_checkpoint=checkpoint)
+    from rlhf_course.files import obey_umask, say_when_full
+    from rlhf_course.saved import model_folder
+
+    stopped = []
+
+    class Stop(TrainerCallback):
+        """Ctrl-C and SIGTERM end the run after a step with a checkpoint, which whom the umask lets can read."""
+
+        def on_step_end(self, args, state, control, **kwargs):
+            code = torch.tensor(float(asked.code), device=args.device)
+            if trainer.accelerator.reduce(code).item() > 0:  # all processes stop after the same step
+                stopped.append(asked.code or 130)
+                control.should_save = control.should_training_stop = True
+
+        def on_save(self, args, state, control, **kwargs):
+            if state.is_world_process_zero:
+                obey_umask(Path(args.output_dir))
+
+    output.begin(trainer.model)
+    trainer.add_callback(Stop)
+    with command.stop_between_steps() as asked, say_when_full(Path(trainer.args.output_dir)):
+        trainer.train(resume_from_checkpoint=output.checkpoint and str(output.checkpoint))
+    if stopped:
+        print(f"Stopped after step {trainer.state.global_step}; --resume_from_checkpoint true goes on from there.")
+        return stopped[0]
     first = trainer.accelerator.is_main_process  # the others take part in gathering the weights, and write nothing
-    with atomic_folder(folder) if first else nullcontext(folder) as aside:
+    adapter = isinstance(trainer.accelerator.unwrap_model(trainer.model), PeftModel)
+    with model_folder(output.result, adapter) if first else nullcontext(output.result) as aside:
         trainer.save_model(aside)
     trainer.accelerator.wait_for_everyone()
+    return 0
 
 
 def main(name: str, parse_arguments: Callable, run: Callable, arguments: list[str] | None) -> int:
-    """Returns the exit code: 0 when finished, 1 with a sentence for unusable inputs, 130 when stopped by Ctrl-C."""
-    from rlhf_course.processes import join_quietly, leave
+    """Returns the exit code: 0 when finished, 1 with a sentence for what is not valid, 130 when stopped by Ctrl-C."""
 
-    join_quietly()
-    options = parse_arguments(arguments)
-    from datasets.exceptions import DatasetsError
+    def parse_and_run(arguments: list[str]) -> int:
+        from rlhf_course.processes import join_quietly, leave
 
-    try:
-        run(*options)
-    except (ValueError, OSError, DatasetsError) as error:
-        message = NO_REMOTE_CODE if "trust_remote_code" in str(error) else one_line(error)
-        print(f"{name}: {message}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print(
-            "\nStopped; where a checkpoint was saved, --resume_from_checkpoint true goes on from it.", file=sys.stderr
-        )
-        return 130
-    leave()
-    return 0
+        join_quietly()
+        script, config, model_args, settings = parse_arguments(arguments)
+        try:
+            with open_output(begin(config), script, config, model_args) as output:
+                code = run(script, config, model_args, settings, output)
+        except (ValueError, OSError) as error:
+            if "trust_remote_code" in str(error):
+                raise ValueError(NO_REMOTE_CODE) from error
+            raise
+        leave()
+        return code
+
+    return command.run(name, parse_and_run, arguments)

@@ -21,7 +21,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
 
 from rlhf_course import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
 from rlhf_course.offline.world import prepare
-from rlhf_course.ppo.checkpoint import latest_checkpoint
+from rlhf_course.outputs import latest_checkpoint
 from rlhf_course.presets import load_preset
 
 WORKER = Path(__file__).with_name("parallel_worker.py")
@@ -125,7 +125,7 @@ def test_one_process_writes_and_a_run_goes_on_with_as_many_as_before(tmp_path, f
     first = launch(*PPO, "--steps=2", f"--output={tmp_path}", file=file)
     out, _ = first.communicate(timeout=300)
     assert first.returncode == 0 and out.count("The policy is in") == 1 and "Warning" not in out, out
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-2", "policy"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-2", "policy", "settings.json"]
     state = torch.load(latest_checkpoint(tmp_path) / "trainer_state.pt", weights_only=True)
     generators = [torch.as_tensor(random["torch"]) for random in state["random"]]
     assert len(generators) == 2 and not torch.equal(*generators)  # each samples answers of its own
@@ -153,4 +153,5 @@ def test_a_process_that_is_killed_ends_the_others(tmp_path, file):
     out, _ = process.communicate(timeout=60)
     assert process.returncode != 0 and "Signal 9 (SIGKILL) received" in out
     assert not any(Path(f"/proc/{child}").exists() for child in children)
-    assert [path.name for path in tmp_path.iterdir()] == [latest_checkpoint(tmp_path).name]  # nothing half-written
+    left = [path.name for path in tmp_path.iterdir() if path.name not in (".lock", "settings.json")]
+    assert left == [latest_checkpoint(tmp_path).name]  # nothing half-written

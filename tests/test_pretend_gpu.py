@@ -15,7 +15,8 @@ from conftest import difference, make_policy, make_samples, make_trainer, sgd, s
 from rlhf_course.memory import as_markdown
 from rlhf_course.offline.chat import build_base, build_preferences, build_sft_adapter
 from rlhf_course.offline.world import prepare, prepare_reward_model
-from rlhf_course.ppo.checkpoint import latest_checkpoint, load_checkpoint
+from rlhf_course.outputs import latest_checkpoint
+from rlhf_course.ppo.checkpoint import load_checkpoint
 from rlhf_course.presets import ROOT, load_preset
 
 pytestmark = pytest.mark.skipif(not pretend_gpu.available(), reason="the pretend GPU needs a C++ compiler, g++ or $CXX")

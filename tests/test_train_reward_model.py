@@ -159,7 +159,13 @@ def test_an_answer_that_does_not_fit_is_cut_for_the_audit(trained):
 
 
 def test_nothing_unfinished_is_left(trained):
-    assert sorted(p.name for p in trained.iterdir()) == ["audit.json", "audit.png", "checkpoints", "model"]
+    assert sorted(p.name for p in trained.iterdir()) == [
+        "audit.json",
+        "audit.png",
+        "checkpoints",
+        "model",
+        "settings.json",
+    ]
 
 
 def test_resuming_equals_never_having_stopped(world, trained, tmp_path):
@@ -177,7 +183,7 @@ def test_resuming_true_takes_the_latest_checkpoint_and_a_new_run_does_not_mix_wi
     before = results(trained)
     given = arguments(world, trained, "--per_device_train_batch_size=8")
     assert script.main(given) == 1
-    assert "checkpoint-7 is there already: --resume_from_checkpoint true" in capsys.readouterr().err
+    assert "checkpoint-7 is there already: go on with --resume_from_checkpoint true" in capsys.readouterr().err
     assert script.main([*given, "--resume_from_checkpoint=true"]) == 0
     assert results(trained) == before
 
@@ -282,8 +288,8 @@ def bad_data(folder, table) -> str:
         (lambda folder: "--model_name_or_path=./nowhere", "nowhere"),
         (lambda folder: "--max_length=321", "--max_length 321 is more than the 320 positions"),
         (lambda folder: "--max_length=3", "All 56 pairs are longer than max_length=3"),
-        (lambda folder: "--resume_from_checkpoint=true", "there is no checkpoint in"),
-        (lambda folder: "--resume_from_checkpoint=nowhere", "there is no checkpoint in nowhere"),
+        (lambda folder: "--resume_from_checkpoint=true", "there is no whole checkpoint in"),
+        (lambda folder: "--resume_from_checkpoint=nowhere", "(nowhere: trainer_state is missing)"),
     ],
 )
 def test_bad_inputs_end_with_a_sentence_and_leave_nothing(given, message, world, tmp_path, capsys):

@@ -164,7 +164,7 @@ def test_a_held_out_question_is_not_trained_on_with_another_answer():
 
 
 def test_only_adapter_weights_are_saved_with_the_tokenizer(world, trained):
-    assert sorted(p.name for p in trained.iterdir()) == ["checkpoints", "metrics.json", "model"]
+    assert sorted(p.name for p in trained.iterdir()) == ["checkpoints", "metrics.json", "model", "settings.json"]
     assert [p.name for p in (trained / "model").glob("*.safetensors")] == ["adapter_model.safetensors"]
     weights = load_file(trained / "model" / "adapter_model.safetensors")
     assert len(weights) == 14 and all(".lora_" in name for name in weights)
@@ -228,7 +228,7 @@ def test_resuming_equals_never_having_stopped(step, world, trained, tmp_path):
 def test_resuming_true_takes_the_latest_checkpoint_and_a_new_run_does_not_mix_with_it(world, trained, capsys):
     before, given = metrics(trained), arguments(world, trained, *SHORT)
     assert script.main(given) == 1
-    assert "checkpoint-18 is there already: --resume_from_checkpoint true" in capsys.readouterr().err
+    assert "checkpoint-18 is there already: go on with --resume_from_checkpoint true" in capsys.readouterr().err
     assert script.main([*given, "--resume_from_checkpoint=true"]) == 0
     assert metrics(trained) == before
 
@@ -254,7 +254,7 @@ def test_wandb_without_a_key_writes_offline(tmp_path, monkeypatch):
         monkeypatch.delenv(name)
     given = {"output_dir": str(tmp_path), "resume_from_checkpoint": None, "deepspeed_plugin": None}
     config = SimpleNamespace(**given, report_to=["wandb"])
-    assert trl_cli.begin(config) == (tmp_path, None) and config.output_dir == str(tmp_path / "checkpoints")
+    assert trl_cli.begin(config) == tmp_path and config.output_dir == str(tmp_path / "checkpoints")
     assert os.environ["WANDB_MODE"] == "offline"
 
 
@@ -269,7 +269,7 @@ def test_ctrl_c_ends_with_a_sentence(world, tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(trl_cli, "train", stop)
     assert script.main(arguments(world, tmp_path)) == 130
-    assert "--resume_from_checkpoint true goes on" in capsys.readouterr().err
+    assert capsys.readouterr().err == "\ntrain_sft.py: stopped.\n"
 
 
 def test_a_loss_that_explodes_ends_with_a_sentence(world, tmp_path, capsys):
@@ -351,7 +351,7 @@ def foreign(world, folder) -> str:
         (lambda world, folder: "--max_length=97", "--max_length 97 is more than the 96 positions"),
         (lambda world, folder: "--max_length=3", "rows have more than max_length=3 tokens"),
         (lambda world, folder: "--lora_target_modules=c_attn", "Target modules {'c_attn'} not found"),
-        (lambda world, folder: "--resume_from_checkpoint=true", "there is no checkpoint in"),
+        (lambda world, folder: "--resume_from_checkpoint=true", "there is no whole checkpoint in"),
     ],
 )
 def test_bad_inputs_end_with_a_sentence_and_leave_nothing(given, message, world, tmp_path, capsys):

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import random
-import re
 import shutil
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +11,7 @@ import torch
 from accelerate.utils import gather_object
 
 from rlhf_course.files import atomic_folder
+from rlhf_course.outputs import checkpoints
 from rlhf_course.processes import share_out, whole
 
 STATE_FILE = "trainer_state.pt"
@@ -46,7 +43,7 @@ def save_checkpoint(trainer, output_dir: str | Path) -> Path:
     }
     with atomic_folder(target) as folder:
         torch.save(state, folder / STATE_FILE)
-    for other in _checkpoints(output_dir):
+    for other in checkpoints(output_dir):
         if other != target:
             shutil.rmtree(other)
     return target
@@ -84,15 +81,6 @@ def load_checkpoint(trainer, folder: str | Path) -> None:
     _set_random_state(state["random"][rank])
 
 
-def latest_checkpoint(output_dir: str | Path) -> Path | None:
-    """The checkpoint of the highest step, or None."""
-    return max(_checkpoints(output_dir), key=lambda path: int(path.name.split("-")[1]), default=None)
-
-
-def _checkpoints(output_dir: str | Path) -> list[Path]:
-    return [p for p in Path(output_dir).glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", p.name)]
-
-
 def _random_state() -> dict:
     name, keys, position, has_gauss, gauss = np.random.get_state()
     return {
@@ -110,27 +98,3 @@ def _set_random_state(state: dict) -> None:
     name, keys, *rest = state["numpy"]
     np.random.set_state((name, keys.cpu().numpy().astype(np.uint32), *rest))
     random.setstate(state["python"])
-
-
-class Interrupt:
-    """Whether Ctrl-C was pressed."""
-
-    requested = False
-
-
-@contextmanager
-def stop_between_steps() -> Iterator[Interrupt]:
-    """Turn the first Ctrl-C into a request to stop after the current step; a second one interrupts at once."""
-    interrupt = Interrupt()
-    previous = signal.getsignal(signal.SIGINT)
-
-    def request(signum, frame) -> None:
-        interrupt.requested = True
-        signal.signal(signal.SIGINT, previous)
-        print("\nStopping after this step; press Ctrl-C again to stop at once.", flush=True)
-
-    signal.signal(signal.SIGINT, request)
-    try:
-        yield interrupt
-    finally:
-        signal.signal(signal.SIGINT, previous)

@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader, default_collate
 
 from rlhf_course import tracking
-from rlhf_course.files import atomic_folder
 from rlhf_course.lora import add_reference_adapter, reference_adapter
 from rlhf_course.policy import AutoModelForCausalLMWithValueHead, can_pack, without_dropout
 from rlhf_course.ppo import algorithm as ppo
@@ -32,6 +31,7 @@ from rlhf_course.ppo.transfer import batch_to_device, to_host
 from rlhf_course.ppo.update import optimize
 from rlhf_course.processes import check_sharing, prepare, whole
 from rlhf_course.reference import create_reference_model
+from rlhf_course.saved import model_folder
 
 
 class PPOTrainer:
@@ -300,14 +300,14 @@ class PPOTrainer:
         tracking.log(self.accelerator, stats, table, self.current_step - 1)
 
     def save_pretrained(self, save_directory: str) -> None:
-        """Save policy, value head and tokenizer into one folder, written aside and renamed at the end.
+        """Save policy, value head and tokenizer into one folder: see the policy's ``save_pretrained``.
 
         With several processes the first one writes, and the others wait for it.
         """
         policy = self.accelerator.unwrap_model(self.model)
         state = whole(policy.state_dict(keep_vars=True)) if self.accelerator.is_fsdp2 else None
         if self.accelerator.is_main_process:
-            with atomic_folder(save_directory) as folder:
+            with model_folder(save_directory, policy.is_peft_model) as folder:
                 policy.write_files(folder, state)
                 if hasattr(self.tokenizer, "save_pretrained"):
                     self.tokenizer.save_pretrained(folder)
