@@ -14,6 +14,8 @@ from safetensors import safe_open
 from torch import Tensor
 from transformers.utils import cached_file, find_adapter_config_file
 
+from rlhf_course.hub import check_source
+
 VALUE_HEAD_FILE, PREFIX = "v_head.safetensors", "v_head."
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
 HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token")
@@ -27,6 +29,7 @@ def adapter_folder(source: str | Path, options: dict) -> Path | None:
 
     ``options`` are those of ``from_pretrained``. What says where the adapter is, and not its base, is taken out.
     """
+    check_source(source)
     hub = _hub(options)
     if (config := find_adapter_config_file(str(source), **hub)) is None:
         return None
