@@ -9,18 +9,51 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from huggingface_hub import constants, snapshot_download
+from huggingface_hub.utils import HFValidationError, validate_repo_id
 from transformers import CONFIG_MAPPING
 
 SMALL = ("*.json", "*.txt", "*.model", "*.jinja")  # configs and tokenizers
 WEIGHTS = ("*model*.safetensors", "v_head.safetensors"), ("pytorch_model*.bin", "adapter_model.bin")
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+LFS_FILES = (".json", ".jsonl", ".csv", ".parquet", ".gz", ".safetensors", ".bin", ".model")
 
 CONVERT = "Convert it first to one that transformers knows (Baichuan: scripts/convert_baichuan.py)."
 
 
 def is_id(source: str | Path) -> bool:
-    """Whether this names something on the hub: owner/name, or a name alone, and no folder here."""
-    source = str(source)
-    return not Path(source).exists() and source.count("/") <= 1 and not source.startswith((".", "/", "~"))
+    """Whether this names something on the hub: owner/name, or a name alone, and neither it nor a folder owner is here.
+
+    Where a folder owner is, it is a path with a typo: the hub would be asked in vain, for up to a minute.
+    """
+    path = Path(source)
+    try:
+        validate_repo_id(str(source))
+    except HFValidationError:
+        return False
+    return not path.exists() and (len(path.parts) == 1 or not path.parent.is_dir())
+
+
+def check_source(source: str | Path, kind: str = "model") -> None:
+    """Look before anything is asked of the hub: at a folder's files, or whether this is an id at all.
+
+    Raises ``FileNotFoundError`` for a folder that is missing, and ``ValueError`` where git-lfs left pointers in it.
+    """
+    path = Path(source)
+    if not path.is_dir() and not (is_id(source) and (kind == "model" or len(path.parts) == 2)):
+        if path.exists():
+            raise FileNotFoundError(
+                f"{source} is a file, where a {kind}'s folder is needed: name the one that holds it."
+            )
+        here = f" (There is a folder {path.parent} here, so this is no id.)"
+        raise FileNotFoundError(
+            f"No {kind} folder at {source}. Give an existing folder, or a hub id like owner/name."
+            + here * (len(path.parts) == 2 and path.parent.is_dir())
+        )
+    for file in path.rglob("*"):
+        if file.name.endswith(LFS_FILES) and file.is_file():
+            with file.open("rb") as content:
+                if content.read(len(LFS_POINTER)) == LFS_POINTER:
+                    raise ValueError(f"{file} is not the file itself but git-lfs's pointer to it: run git lfs pull.")
 
 
 def download(source: str | Path, revision: str | None = None, to_convert: bool = False) -> Path:
@@ -30,10 +63,9 @@ def download(source: str | Path, revision: str | None = None, to_convert: bool =
     sentence for what cannot be had, and ``ValueError``, before it downloads weights, for a model that transformers
     does not know, unless it is ``to_convert``.
     """
+    check_source(source)
     if Path(source).exists():
         return Path(source)
-    if not is_id(source):
-        raise FileNotFoundError(f"No model folder at {source}. Give an existing folder, or a hub id like owner/name.")
     safetensors, bins = WEIGHTS
     options = {"revision": revision, "ignore_patterns": "*/*"}
     with hub_errors(str(source)):

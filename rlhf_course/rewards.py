@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
 
 from rlhf_course.data import encode
+from rlhf_course.hub import check_source
 from rlhf_course.policy import takes, without_dropout
 from rlhf_course.saved import adapter_folder
 
@@ -30,6 +31,7 @@ class SentimentReward:
     def __init__(
         self, model_name_or_path: str, label: str = "POSITIVE", batch_size: int = 64, device: str | None = None
     ) -> None:
+        check_source(model_name_or_path)
         self.tokenizer = AutoTokenizer.from_pretrained(model_name_or_path)
         model = AutoModelForSequenceClassification.from_pretrained(model_name_or_path, dtype=torch.float32)
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -79,8 +81,8 @@ class RewardModel:
     def __init__(
         self, model: PreTrainedModel | str, tokenizer=None, max_length: int | None = None, batch_size: int = 64
     ):
-        self.tokenizer = tokenizer or AutoTokenizer.from_pretrained(model)
         self.model = load_reward_model(model) if isinstance(model, str | Path) else model
+        self.tokenizer = tokenizer or AutoTokenizer.from_pretrained(model)
         config = self.model.config.get_text_config()
         if self.model.config.num_labels != 1:
             raise ValueError(

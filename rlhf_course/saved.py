@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers.utils import cached_file, find_adapter_config_file
 
 from rlhf_course.files import atomic_folder
+from rlhf_course.hub import check_source
 
 VALUE_HEAD_FILE, PREFIX = "v_head.safetensors", "v_head."
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -45,6 +46,7 @@ def adapter_folder(source: str | Path, options: dict) -> Path | None:
 
     ``options`` are those of ``from_pretrained``. What says where the adapter is, and not its base, is taken out.
     """
+    check_source(source)
     hub = _hub(options)
     if (config := find_adapter_config_file(str(source), **hub)) is None:
         return None
