@@ -19,6 +19,7 @@ import trl_cli
 from rlhf_course.presets import PRESETS, Settings
 
 NAME, EXPERIMENT = "train_reward_model.py", "01_reward_modeling"
+SIDES = ("chosen", "rejected")
 
 
 @dataclass
@@ -114,7 +115,9 @@ def make_trainer(model, tokenizer, config, model_args, train, held_out):
 
 def accuracy(scorer, pairs) -> float:
     """The share of pairs whose chosen answer scores higher."""
-    chosen, rejected = (scorer(pairs["prompt"][:], pairs[side][:]) for side in ("chosen", "rejected"))
+    from rlhf_course.rewards import finite
+
+    chosen, rejected = (finite(scorer(pairs["prompt"][:], pairs[side][:]), pairs[side]) for side in SIDES)
     return (chosen > rejected).double().mean().item()
 
 
@@ -184,7 +187,7 @@ def run(script: ScriptArguments, config, model_args, settings: Settings) -> None
 
     results = {"dataset": assets.dataset, "base": assets.model, "accuracy_before": accuracy(before, held_out)}
     trainer = make_trainer(before.model, tokenizer, config, model_args, train, held_out)
-    trl_cli.train(trainer, checkpoint, output / "model")
+    trl_cli.train(trainer, checkpoint, output / "model", lambda: [trainer.evaluate()["eval_loss"]])
 
     scorer = load_scorer(output / "model", tokenizer, config)  # what was saved is what is audited
     share, pairs = accuracy(scorer, held_out), len(held_out)

@@ -1,6 +1,7 @@
 """What the commands over trl's trainers share: their options, checkpoints, tracking, and how they end."""
 
 import argparse
+import math
 import os
 import sys
 import warnings
@@ -37,6 +38,7 @@ def common_defaults(bf16: bool, epochs: float, batch_size: int) -> dict:
         "dataloader_pin_memory": gpu,
         "train_sampling_strategy": "group_by_length",
         "save_total_limit": 2,
+        "logging_nan_inf_filter": False,  # which hides what it should show
         "disable_tqdm": False,
         "ddp_find_unused_parameters": False,  # there are none
         "accelerator_config": {"use_configured_state": True},  # what processes.join() found, CPUs over gloo too
@@ -76,6 +78,9 @@ def parse(name, about, experiment, kinds, defaults, overrides, arguments) -> tup
             parser.set_defaults_with_config(**defaults(settings))
             config = ["--config", known.config] if known.config else []
             config_args, model_args, script = parser.parse_args_and_config([*config, "--preset", preset, *rest])
+        numbers = vars(config_args) | vars(model_args) | vars(script)
+        if wrong := [name for name, x in numbers.items() if isinstance(x, float) and not math.isfinite(x)]:
+            raise ValueError(f"--{wrong[0]} takes a finite number, got {numbers[wrong[0]]}.")
         if config_args.trust_remote_code:
             raise ValueError(NO_REMOTE_CODE)
         if model_args.load_in_4bit or model_args.load_in_8bit:
@@ -157,6 +162,7 @@ def make_trainer(kind: str, model, tokenizer, config, model_args, train, held_ou
     """trl's trainer of that name on tokenized data, with the latest numbers beside its progress bar."""
     import torch
     import trl
+    from torch.distributed.tensor import DTensor
     from transformers import PrinterCallback, ProgressCallback, TrainerCallback
     from transformers.trainer_pt_utils import LengthGroupedSampler
 
@@ -169,6 +175,15 @@ def make_trainer(kind: str, model, tokenizer, config, model_args, train, held_ou
             sampler = getattr(batches, "sampler", None)
             if isinstance(sampler, LengthGroupedSampler):
                 sampler.generator = torch.Generator().manual_seed(args.seed + int(state.epoch))
+
+    class Finite(TrainerCallback):
+        """Ends training at a gradient of NaN or Inf, before it moves a weight; with float16, steps are left out."""
+
+        def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+            norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+            norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+            if not args.fp16:
+                check_finite("norm of the gradient", norm.item(), f"in step {state.global_step + 1}")
 
     class Bar(ProgressCallback):
         """The progress bar, without a dictionary scrolling by at every log."""
@@ -189,23 +204,38 @@ def make_trainer(kind: str, model, tokenizer, config, model_args, train, held_ou
         peft_config=trl.get_peft_config(model_args),
     )
     trainer.add_callback(SameOrder)
+    trainer.add_callback(Finite)
     trainer.remove_callback(PrinterCallback if config.disable_tqdm else ProgressCallback)
     if not config.disable_tqdm:
         trainer.add_callback(Bar)
     return trainer
 
 
-def train(trainer, checkpoint: str | None, folder: Path) -> None:
-    """Train, from the checkpoint on where there is one, and save the model, or adapter, and the tokenizer."""
+def check_finite(what: str, number: float, when: str, most: float = math.inf) -> None:
+    """Raise ``FloatingPointError`` unless a number that training depends on is finite, and below ``most``."""
+    if not -math.inf < number < most:
+        cure = "Lower --learning_rate, or look at the base's weights and --dtype."
+        raise FloatingPointError(f"Training diverged: the {what} is {number:g} {when}; no model was saved. {cure}")
+
+
+def train(trainer, checkpoint: str | None, folder: Path, measure: Callable[[], tuple], most: float = math.inf) -> tuple:
+    """Train, from the checkpoint on where there is one, and save the model, or adapter, and the tokenizer.
+
+    Returns what ``measure`` found after training, the loss of held-out data first. Raises ``FloatingPointError``, with
+    no model saved, where a gradient or that loss is NaN or Inf, or the loss not below ``most``.
+    """
     from contextlib import nullcontext
 
     from rlhf_course.files import atomic_folder
 
     trainer.train(resume_from_checkpoint=checkpoint)
+    measured = measure()
+    check_finite("loss of held-out data", measured[0], "after training", most)
     first = trainer.accelerator.is_main_process  # the others take part in gathering the weights, and write nothing
     with atomic_folder(folder) if first else nullcontext(folder) as aside:
         trainer.save_model(aside)
     trainer.accelerator.wait_for_everyone()
+    return measured
 
 
 def main(name: str, parse_arguments: Callable, run: Callable, arguments: list[str] | None) -> int:
@@ -218,7 +248,7 @@ def main(name: str, parse_arguments: Callable, run: Callable, arguments: list[st
 
     try:
         run(*options)
-    except (ValueError, OSError, DatasetsError) as error:
+    except (ValueError, OSError, FloatingPointError, DatasetsError) as error:
         message = NO_REMOTE_CODE if "trust_remote_code" in str(error) else one_line(error)
         print(f"{name}: {message}", file=sys.stderr)
         return 1

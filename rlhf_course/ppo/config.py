@@ -119,10 +119,10 @@ class PPOConfig:
                 f"= {self.mini_batch_size} × {self.gradient_accumulation_steps} = {self.backward_batch_size}. "
                 "Choose sizes that divide."
             )
-        if self.adap_kl_ctrl and self.horizon <= 0.2 * self.batch_size:  # 1 − 0.2 · batch_size / horizon turns negative
+        if self.adap_kl_ctrl and self.horizon <= 0.2 * self.batch_size:  # β · (1 − 0.2 · batch_size / horizon)
             raise ValueError(
-                f"horizon is {self.horizon:g} samples, too few for steps of {self.batch_size}: the KL coefficient could "
-                f"turn negative. Take {self.batch_size} or more, or adap_kl_ctrl=False."
+                f"horizon is {self.horizon:g} samples, too few for steps of {self.batch_size}: the KL coefficient "
+                f"could turn negative. Take {self.batch_size} or more, or adap_kl_ctrl=False."
             )
         if self.logprob_chunk_size is not None and self.kl_penalty == "full":
             raise ValueError("logprob_chunk_size is not for kl_penalty 'full', which needs all logits at once.")

@@ -135,8 +135,8 @@ def _report(collected: list[MiniBatch], norms: list[Tensor], config: PPOConfig, 
     for number, norm in enumerate(norms, start=1):
         if not norm.isfinite():
             raise FloatingPointError(
-                f"Step {step}: the norm of the gradient is {norm.item()} in update {number} of {len(norms)}; it moved no "
-                "weight, others of this step may have. Lower the learning rate, or train float32 weights."
+                f"Step {step}: the norm of the gradient is {norm.item()} in update {number} of {len(norms)}; it moved "
+                "no weight, others of this step may have. Lower the learning rate, or train float32 weights."
             )
 
 
