@@ -151,7 +151,7 @@ def run(script: ScriptArguments, config, model_args, settings: Settings) -> None
         def on_train_begin(self, args, state, control, **kwargs):
             if state.global_step == 0:
                 before = answer_loss(trainer)[0]
-                trl_cli.check_finite("loss of held-out data", before, "before training")
+                trl_cli.check_finite("The base is of no use: the loss of held-out data", before, "before training")
                 trainer.log({"loss_before": before})
 
     trainer.add_callback(Before)

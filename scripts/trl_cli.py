@@ -183,7 +183,8 @@ def make_trainer(kind: str, model, tokenizer, config, model_args, train, held_ou
             norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
             norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
             if not args.fp16:
-                check_finite("norm of the gradient", norm.item(), f"in step {state.global_step + 1}")
+                step = state.global_step + 1
+                check_finite("Training diverged: the norm of the gradient", norm.item(), f"in step {step}")
 
     class Bar(ProgressCallback):
         """The progress bar, without a dictionary scrolling by at every log."""
@@ -215,7 +216,7 @@ def check_finite(what: str, number: float, when: str, most: float = math.inf) ->
     """Raise ``FloatingPointError`` unless a number that training depends on is finite, and below ``most``."""
     if not -math.inf < number < most:
         cure = "Lower --learning_rate, or look at the base's weights and --dtype."
-        raise FloatingPointError(f"Training diverged: the {what} is {number:g} {when}; no model was saved. {cure}")
+        raise FloatingPointError(f"{what} is {number:g} {when}, so no model was saved. {cure}")
 
 
 def train(trainer, checkpoint: str | None, folder: Path, measure: Callable[[], tuple], most: float = math.inf) -> tuple:
@@ -230,7 +231,7 @@ def train(trainer, checkpoint: str | None, folder: Path, measure: Callable[[], t
 
     trainer.train(resume_from_checkpoint=checkpoint)
     measured = measure()
-    check_finite("loss of held-out data", measured[0], "after training", most)
+    check_finite("Training diverged: the loss of held-out data", measured[0], "after it", most)
     first = trainer.accelerator.is_main_process  # the others take part in gathering the weights, and write nothing
     with atomic_folder(folder) if first else nullcontext(folder) as aside:
         trainer.save_model(aside)
