@@ -149,6 +149,19 @@ def last_token_scores(model: PreTrainedModel, input_ids: Tensor, attention_mask:
     return model(input_ids=input_ids, attention_mask=attention_mask, **positions).logits[:, 0]
 
 
+def finite(scores: Tensor, texts: Sequence[str]) -> Tensor:
+    """The scores (B,) of these texts. Raises ``FloatingPointError``, with the text, where one is NaN or Inf."""
+    scores = torch.as_tensor(scores)
+    if not scores.isfinite().all():
+        row = int((~scores.isfinite()).nonzero()[0])
+        raise FloatingPointError(
+            f"The score of text {row} is {scores[row].item()}: {texts[row][:60]!r}. A reward model whose training "
+            "diverged scores like this, and so does one in float16 that overflows; take another, or train it anew with "
+            "a lower learning rate."
+        )
+    return scores
+
+
 def pairwise_loss(chosen: Tensor, rejected: Tensor) -> Tensor:
     """−log σ(chosen − rejected), averaged over pairs (B,): Ouyang et al. 2022, arXiv:2203.02155, eq. 1."""
     return -torch.nn.functional.logsigmoid(chosen - rejected).mean()

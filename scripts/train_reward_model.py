@@ -24,6 +24,7 @@ import trl_cli
 from rlhf_course.presets import PRESETS, Settings
 
 NAME, EXPERIMENT = "train_reward_model.py", "01_reward_modeling"
+SIDES = ("chosen", "rejected")
 
 
 @dataclass
@@ -119,7 +120,9 @@ def make_trainer(model, tokenizer, config, model_args, train, held_out):
 
 def accuracy(scorer, pairs) -> float:
     """The share of pairs whose chosen answer scores higher."""
-    chosen, rejected = (scorer(pairs["prompt"][:], pairs[side][:]) for side in ("chosen", "rejected"))
+    from rlhf_course.rewards import finite
+
+    chosen, rejected = (finite(scorer(pairs["prompt"][:], pairs[side][:]), pairs[side]) for side in SIDES)
     return (chosen > rejected).double().mean().item()
 
 
@@ -187,7 +190,8 @@ def run(script: ScriptArguments, config, model_args, settings: Settings, output)
 
     results = {"dataset": assets.dataset, "base": assets.model, "accuracy_before": accuracy(before, held_out)}
     trainer = make_trainer(before.model, tokenizer, config, model_args, train, held_out)
-    if code := trl_cli.train(trainer, output):
+    code, _ = trl_cli.train(trainer, output, lambda: [trainer.evaluate()["eval_loss"]])
+    if code:
         return code
 
     scorer = load_scorer(output.result, tokenizer, config)  # what was saved is what is audited

@@ -153,15 +153,16 @@ def run(script: ScriptArguments, config, model_args, settings: Settings, output)
 
         def on_train_begin(self, args, state, control, **kwargs):
             if state.global_step == 0:
-                trainer.log({"loss_before": answer_loss(trainer)[0]})
+                before = answer_loss(trainer)[0]
+                trl_cli.check_finite("The base is of no use: the loss of held-out data", before, "before training")
+                trainer.log({"loss_before": before})
 
     trainer.add_callback(Before)
-    if code := trl_cli.train(trainer, output):
+    code, measured = trl_cli.train(trainer, output, lambda: answer_loss(trainer), most=100)
+    if code:
         return code
+    after, tokens = measured
     before = next(entry["loss_before"] for entry in trainer.state.log_history if "loss_before" in entry)
-    after, tokens = answer_loss(trainer)
-    if not after < 100:
-        raise ValueError(f"Training diverged: the loss of held-out answers is {after}; lower --learning_rate.")
     results = {"dataset": dataset, "base": base, "loss_before": before, "loss": after}
     results |= {"perplexity_before": math.exp(before), "perplexity": math.exp(after), "train_rows": len(train)}
     results |= {"held_out_rows": len(held_out), "held_out_tokens": tokens, "dropped": dropped}

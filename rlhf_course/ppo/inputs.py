@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -72,14 +73,38 @@ def stack_scores(scores: Sequence[Tensor] | Tensor, device: torch.device, step: 
 
 
 def check_logprobs(logprobs: dict[str, Tensor], step: int) -> None:
-    """Raise ``FloatingPointError``, naming model and sample, unless all log-probabilities (B, R) are finite."""
+    """Raise ``FloatingPointError``, naming model and sample, unless all log-probabilities (B, R) are finite.
+
+    The values (B, R) of the ``value head`` may stand beside them.
+    """
     finite = torch.stack([*logprobs.values()]).isfinite().all(-1).cpu()  # read at once: the host waits here
     for who, samples in zip(logprobs, finite, strict=True):
         if not samples.all():
+            what = "values" if who == "value head" else "logits"
             raise FloatingPointError(
-                f"Step {step}: the {who}'s logits for sample {int((~samples).nonzero()[0])} are NaN or Inf; no weight "
+                f"Step {step}: the {who}'s {what} for sample {int((~samples).nonzero()[0])} are NaN or Inf; no weight "
                 "was changed in this step. Train float32 weights (with bf16 autocast if you like), lower the learning "
                 "rate, or go back to the last checkpoint."
+            )
+
+
+def check_rates(kl_coef: float, learning_rate: float, step: int) -> None:
+    """Raise ``FloatingPointError``, naming which, unless the two are finite."""
+    for name, value, where in (
+        ("KL coefficient", kl_coef, "init_kl_coef, and target and horizon, which move it"),
+        ("learning rate", float(learning_rate), "learning_rate, and the schedule, which moves it"),
+    ):
+        if not math.isfinite(value):
+            raise FloatingPointError(f"Step {step}: the {name} is {value}; no weight was changed. Look at {where}.")
+
+
+def check_weights(weights: dict[str, Tensor], step: int) -> None:
+    """Raise ``FloatingPointError``, naming one, unless all weights are finite: others are never written."""
+    for name, weight in weights.items():
+        if not weight.isfinite().all():
+            raise FloatingPointError(
+                f"After step {step}, the weight {name} has NaN or Inf; nothing was saved. Go back to the last "
+                "checkpoint, with a lower learning rate."
             )
 
 
@@ -90,6 +115,7 @@ def process_scores(scores: Tensor, config: PPOConfig, running: RunningMoments, g
     """
     if config.use_score_scaling:
         running.update(gather(scores))
-        centre = running.mean if config.use_score_norm else 0.0
-        scores = (scores - centre) / (running.std + torch.finfo(scores.dtype).eps)
+        centre, eps = running.mean if config.use_score_norm else 0.0, torch.finfo(scores.dtype).eps
+        constant = running.std <= eps * abs(running.mean)  # but for rounding: they have no scale
+        scores = (scores - centre) / (1.0 if constant else running.std + eps)
     return scores if config.score_clip is None else scores.clamp(-config.score_clip, config.score_clip)
