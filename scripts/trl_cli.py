@@ -137,11 +137,11 @@ def find_checkpoint(config) -> str | None:
     return found
 
 
-def load_tokenizer(path: str, model_args):
+def load_base_tokenizer(path: str, model_args):
     """The base's tokenizer. Raises ``ValueError`` where it has no EOS token."""
-    from transformers import AutoTokenizer
+    from rlhf_course.saved import load_tokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(path, revision=model_args.model_revision, trust_remote_code=False)
+    tokenizer = load_tokenizer(path, revision=model_args.model_revision)
     if tokenizer.eos_token is None:
         raise ValueError(f"The tokenizer of {path} has no EOS token, which ends every dialogue.")
     return tokenizer
@@ -150,7 +150,7 @@ def load_tokenizer(path: str, model_args):
 def model_options(model_args) -> dict:
     """How to load the base, as from_pretrained takes it."""
     names = {"dtype": "dtype", "attn_implementation": "attn_implementation", "revision": "model_revision"}
-    return {name: getattr(model_args, argument) for name, argument in names.items()} | {"trust_remote_code": False}
+    return {name: getattr(model_args, argument) for name, argument in names.items()}
 
 
 def make_trainer(kind: str, model, tokenizer, config, model_args, train, held_out):
@@ -219,8 +219,7 @@ def main(name: str, parse_arguments: Callable, run: Callable, arguments: list[st
     try:
         run(*options)
     except (ValueError, OSError, DatasetsError) as error:
-        message = NO_REMOTE_CODE if "trust_remote_code" in str(error) else one_line(error)
-        print(f"{name}: {message}", file=sys.stderr)
+        print(f"{name}: {one_line(error)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(
