@@ -105,9 +105,9 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
         """Raise ``ValueError`` where another second token changes what is predicted behind the first."""
         ids = torch.tensor([[0, 0], [0, 1]], device=self.device)
         with without_dropout(self.pretrained_model):
-            logits = self.pretrained_model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits.float()
-        first, second = (logits[0] - logits[1]).abs().amax(-1).tolist()
-        if first > 0.01 * second:
+            logits = self.pretrained_model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+        change, rounding = (logits[0, 0] - logits[1, 0]).abs().max(), torch.finfo(logits.dtype).eps * logits.abs().max()
+        if change > 10 * rounding:
             raise ValueError(f"In a {type(self.pretrained_model).__name__} tokens see those that follow. {CAUSAL}")
 
     @property

@@ -53,7 +53,16 @@ def load_model(auto: type, source: str | Path, *args, new_head: bool = False, ad
     check_source(source)
     with hub_errors(source):
         own = {name.removeprefix("base_model.model."): value for name, value in weights.items()}
-        base = _load_base(auto, source, *args, new_head=new_head, own=own, revision=config.revision, **options)
+        base = _load_base(
+            auto,
+            source,
+            *args,
+            new_head=new_head,
+            own=own,
+            where=f"{adapter} on {source}",
+            revision=config.revision,
+            **options,
+        )
     with warnings.catch_warnings(action="ignore"):  # about what is checked below
         how = {"is_trainable": trainable, "ignore_mismatched_sizes": True}
         model = PeftModel.from_pretrained(base, str(adapter), adapter_name, config=config, **how)
@@ -61,7 +70,7 @@ def load_model(auto: type, source: str | Path, *args, new_head: bool = False, ad
     return model
 
 
-def _load_base(auto: type, source, *args, new_head: bool, own: dict[str, Tensor] | None = None, **options):
+def _load_base(auto: type, source, *args, new_head: bool, own: dict[str, Tensor] | None = None, where="", **options):
     """A model without adapters; the adapter's ``own`` tensors may be missing in it, and set the embeddings' size."""
     config, _ = PreTrainedConfig.get_config_dict(str(source), **_hub(options))
     check_known(source, config)
@@ -79,7 +88,7 @@ def _load_base(auto: type, source, *args, new_head: bool, own: dict[str, Tensor]
     if new_head:
         trunk = f"{model.base_model_prefix}."
         missing, other = (x for x in missing if x.startswith(trunk)), (x for x in other if x[0].startswith(trunk))
-    _refuse(source, type(model).__name__, missing, other)
+    _refuse(where or source, type(model).__name__, missing, other)
     name = next(name for name, module in model.named_modules() if module is model.get_input_embeddings())
     if rows := [len(own[key]) for key in (f"{name}.weight", f"{name}.base_layer.weight") if own and key in own]:
         model.resize_token_embeddings(rows[0])
