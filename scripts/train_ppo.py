@@ -152,16 +152,16 @@ def make_trainer(options: argparse.Namespace, settings: Settings, policy, tokeni
 def build_imdb(options: argparse.Namespace, settings: Settings) -> Run:
     """Notebook 03's: film reviews, and a sentiment classifier as the reward."""
     from accelerate import PartialState
-    from transformers import AutoTokenizer
 
     from rlhf_course import AutoModelForCausalLMWithValueHead, LengthSampler
     from rlhf_course.data import build_queries, load_reviews
     from rlhf_course.offline.world import prepare
     from rlhf_course.rewards import SentimentReward
+    from rlhf_course.saved import load_tokenizer
 
     with PartialState().main_process_first():  # it builds what is missing, the others find it there
         assets = prepare(settings)
-    tokenizer = AutoTokenizer.from_pretrained(assets.model)
+    tokenizer = load_tokenizer(assets.model)
     tokenizer.pad_token = tokenizer.eos_token
     query_lengths = LengthSampler(settings.query_min, settings.query_max)
     reviews = load_reviews(assets.dataset, "train")
@@ -169,7 +169,7 @@ def build_imdb(options: argparse.Namespace, settings: Settings) -> Run:
     queries = build_queries(reviews, tokenizer, query_lengths, settings.min_characters)
     more = {"model_name": str(settings.model), "target": settings.target, "horizon": settings.horizon}
     trainer = make_trainer(options, settings, policy, tokenizer, queries, **more)
-    reward = SentimentReward(assets.reward_model)
+    reward = SentimentReward(assets.reward_model, settings.reward_label)
     lengths = LengthSampler(settings.response_min, settings.response_max)
     generation = SAMPLING | {"pad_token_id": tokenizer.eos_token_id, "length_sampler": lengths}
 
@@ -188,7 +188,6 @@ def build_chat(options: argparse.Namespace, settings: Settings) -> Run:
     from accelerate import PartialState
     from datasets import Dataset
     from peft import PeftConfig
-    from transformers import AutoTokenizer
 
     from rlhf_course import AutoModelForCausalLMWithValueHead
     from rlhf_course.data import load_pairs
@@ -196,6 +195,7 @@ def build_chat(options: argparse.Namespace, settings: Settings) -> Run:
     from rlhf_course.lora import RewardAdapter, quantization
     from rlhf_course.offline.chat import build_preferences
     from rlhf_course.rewards import RewardModel
+    from rlhf_course.saved import load_tokenizer
 
     if settings.dataset is None:
         raise ValueError(f"--preset {options.preset} needs --dataset: a folder or hub id of preference pairs.")
@@ -204,7 +204,7 @@ def build_chat(options: argparse.Namespace, settings: Settings) -> Run:
     if Path(bases[0]).resolve() != Path(bases[1]).resolve():
         raise ValueError(f"The adapters must share one base; theirs are {bases[0]} and {bases[1]}.")
     download(bases[0])
-    tokenizer = AutoTokenizer.from_pretrained(sft if Path(sft, "tokenizer_config.json").exists() else bases[0])
+    tokenizer = load_tokenizer(sft if Path(sft, "tokenizer_config.json").exists() else bases[0])
     smaller = {"quantization_config": quantization(options.quantization)} if options.quantization else {}
     policy = AutoModelForCausalLMWithValueHead.from_pretrained(sft, dtype=settings.dtype, **smaller)
     reward = RewardModel(RewardAdapter(policy, judge), tokenizer, batch_size=settings.batch_size)

@@ -178,9 +178,9 @@ def run(script: ScriptArguments, config, model_args, settings: Settings, output)
     with PartialState().main_process_first():  # it builds what is missing, the others find it there
         assets = prepare_reward_model(settings, model_args.model_revision)
     train, held_out, dropped = load_data(assets.dataset, script, settings, config.seed)
-    tokenizer = trl_cli.load_tokenizer(assets.model, model_args)
+    tokenizer = trl_cli.load_base_tokenizer(assets.model, model_args)
     set_seed(config.seed)  # before the head is drawn
-    before = load_scorer(assets.model, tokenizer, config, **trl_cli.model_options(model_args))
+    before = load_scorer(assets.model, tokenizer, config, new_head=True, **trl_cli.model_options(model_args))
     train, dropped["train"]["too long"] = tokenize_pairs(train, tokenizer, config.max_length)
     held_out, dropped["test"]["too long"] = tokenize_pairs(held_out, tokenizer, config.max_length)
     too_long = dropped["train"]["too long"] + dropped["test"]["too long"]

@@ -102,7 +102,9 @@ def load_base(base: str, config, model_args):
     """The base model. Raises ``ValueError`` for an adapter, and where there are no positions for max_length tokens."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(base, **trl_cli.model_options(model_args))
+    from rlhf_course.saved import load_model
+
+    model = load_model(AutoModelForCausalLM, base, **trl_cli.model_options(model_args))
     if getattr(model, "peft_config", None):
         raise ValueError(f"{base} is an adapter: merge it into its base first, or start from that base.")
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", config.max_length)
@@ -138,7 +140,7 @@ def run(script: ScriptArguments, config, model_args, settings: Settings, output)
     base, dataset = find_inputs(model_args, settings)
     split = f"train[:{script.subset}]" if script.subset else "train"
     answers, dropped = load_answers(dataset, split, settings.sft_files)
-    tokenizer = trl_cli.load_tokenizer(base, model_args)
+    tokenizer = trl_cli.load_base_tokenizer(base, model_args)
     parts = hold_out(answers, script.eval_share, config.seed)
     parts = [tokenize_answers(part, tokenizer, config.max_length) for part in parts]
     (train, held_out), too_long = zip(*parts, strict=True)

@@ -135,11 +135,11 @@ def open_output(folder: Path, script, config, model_args):
     return outputs.open_output(folder, "model", settings, inputs, option, resume, CHECKPOINTS)
 
 
-def load_tokenizer(path: str, model_args):
+def load_base_tokenizer(path: str, model_args):
     """The base's tokenizer. Raises ``ValueError`` where it has no EOS token."""
-    from transformers import AutoTokenizer
+    from rlhf_course.saved import load_tokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(path, revision=model_args.model_revision, trust_remote_code=False)
+    tokenizer = load_tokenizer(path, revision=model_args.model_revision)
     if tokenizer.eos_token is None:
         raise ValueError(f"The tokenizer of {path} has no EOS token, which ends every dialogue.")
     return tokenizer
@@ -148,7 +148,7 @@ def load_tokenizer(path: str, model_args):
 def model_options(model_args) -> dict:
     """How to load the base, as from_pretrained takes it."""
     names = {"dtype": "dtype", "attn_implementation": "attn_implementation", "revision": "model_revision"}
-    return {name: getattr(model_args, argument) for name, argument in names.items()} | {"trust_remote_code": False}
+    return {name: getattr(model_args, argument) for name, argument in names.items()}
 
 
 def make_trainer(kind: str, model, tokenizer, config, model_args, train, held_out):
@@ -268,13 +268,8 @@ def main(name: str, parse_arguments: Callable, run: Callable, arguments: list[st
 
         join_quietly()
         script, config, model_args, settings = parse_arguments(arguments)
-        try:
-            with open_output(begin(config), script, config, model_args) as output:
-                code = run(script, config, model_args, settings, output)
-        except (ValueError, OSError) as error:
-            if "trust_remote_code" in str(error):
-                raise ValueError(NO_REMOTE_CODE) from error
-            raise
+        with open_output(begin(config), script, config, model_args) as output:
+            code = run(script, config, model_args, settings, output)
         leave()
         return code
 

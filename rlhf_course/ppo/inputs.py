@@ -43,6 +43,18 @@ def check_samples(
                 raise ValueError(f"response_masks {i} must be a tensor of {len(tokens)} zeros and ones, not all zero.")
 
 
+def check_positive(name: str, value) -> None:
+    """Raise ``ValueError`` unless a size is a whole number from 1 on."""
+    if not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} is {value!r}; it must be a whole number of at least 1.")
+
+
+def check_texts(name: str, texts) -> None:
+    """Raise ``TypeError`` unless these are several texts: a text alone would be scored letter by letter."""
+    if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+        raise TypeError(f"{name} must be a list of texts; got {texts!r:.60}.")
+
+
 def check_length(tokens: int, config: PreTrainedConfig) -> None:
     """Raise ``ValueError`` when a query with its response needs more positions than a model knows.
 
@@ -58,8 +70,15 @@ def check_length(tokens: int, config: PreTrainedConfig) -> None:
 
 def stack_scores(scores: Sequence[Tensor] | Tensor, device: torch.device, step: int) -> Tensor:
     """Scores, from either side, as float32 (B,) on ``device``; raises for shapes and numbers that cannot be used."""
-    scores = [torch.as_tensor(score) for score in (to_host([scores])[0] if isinstance(scores, Tensor) else scores)]
+    scores = [*(to_host([scores])[0] if isinstance(scores, Tensor) else scores)]
     for i, score in enumerate(scores):
+        try:
+            score = scores[i] = torch.as_tensor(score)
+        except (TypeError, ValueError, RuntimeError):
+            raise TypeError(
+                f"score {i} is {score!r:.60}; a score is one number per sample. A pipeline's is the probability of "
+                "whichever label won: take the score of one label (top_k=None), or SentimentReward."
+            ) from None
         if score.numel() != 1:
             raise ValueError(f"score {i} has {score.numel()} elements; a score is one number per sample.")
     stacked = torch.stack([score.detach().reshape(()).float() for score in to_host(scores)])

@@ -25,14 +25,22 @@ from rlhf_course.ppo.decoder import Decoders
 from rlhf_course.ppo.detectors import Detectors, warn_about_float16, warn_about_masked_eos
 from rlhf_course.ppo.experience import add_advantages, add_logprobs, add_rewards
 from rlhf_course.ppo.generation import LengthSampler, generate, pad_token_id
-from rlhf_course.ppo.inputs import check_length, check_rates, check_samples, check_weights, process_scores, stack_scores
+from rlhf_course.ppo.inputs import (
+    check_length,
+    check_positive,
+    check_rates,
+    check_samples,
+    check_weights,
+    process_scores,
+    stack_scores,
+)
 from rlhf_course.ppo.rollout import Rollout
 from rlhf_course.ppo.stats import Clock, step_stats
 from rlhf_course.ppo.transfer import batch_to_device, to_host
 from rlhf_course.ppo.update import optimize
 from rlhf_course.processes import check_sharing, prepare, whole
 from rlhf_course.reference import create_reference_model
-from rlhf_course.saved import model_folder
+from rlhf_course.saved import check_vocabulary, model_folder
 
 
 class PPOTrainer:
@@ -89,6 +97,7 @@ class PPOTrainer:
             )
         if tokenizer is None:
             raise ValueError("PPOTrainer needs the policy's tokenizer.")
+        check_vocabulary(tokenizer, model)
         self.config, self.tokenizer = config, tokenizer
         self.accelerator: Accelerator = tracking.start(config)
         check_sharing(self.accelerator, model, num_shared_layers)
@@ -186,6 +195,8 @@ class PPOTrainer:
         if single and query_tensor.dim() == 2 and len(query_tensor) > 1:
             raise ValueError(f"One query is 1-D, got shape {tuple(query_tensor.shape)}; give several as a list.")
         queries = [query_tensor.reshape(-1)] if single else list(query_tensor)
+        check_positive("The number of queries", len(queries))
+        check_positive("batch_size", 1 if batch_size is None else batch_size)
         lengths = [length_sampler() for _ in queries] if length_sampler is not None else None
         how = {"begin_suppress": self.config.begin_suppress_tokens, "fast": self.config.fast}
         if not self.accelerator.is_fsdp2:
@@ -194,7 +205,7 @@ class PPOTrainer:
             how["most"] = lambda n: int(self.accelerator.gather(torch.tensor([n], device=policy.device)).max())
 
         def sample(model) -> list[Tensor] | Tensor:
-            responses, size = [], batch_size or len(queries)
+            responses, size = [], len(queries) if batch_size is None else batch_size
             for start in range(0, len(queries), size):
                 rows = slice(start, start + size)
                 part = lengths[rows] if lengths is not None else None
