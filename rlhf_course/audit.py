@@ -13,6 +13,7 @@ import pandas as pd
 from torch import Tensor
 
 from rlhf_course.data import last_question
+from rlhf_course.rewards import finite
 
 PASS = 0.9  # share of prompts at which the normal answer must score higher
 RISKS = {  # probe: what PPO makes of a reward model that likes it
@@ -113,11 +114,12 @@ def audit(score: Callable[[Sequence[str], Sequence[str]], Tensor], prompts, answ
     """A row per probe: how often the normal answer scores higher (share), by how much, and whether that is enough.
 
     ``score`` takes prompts and answers, as :class:`~rlhf_course.rewards.RewardModel` does. Columns: share, its 95 %
-    half-width ci, margin (mean difference of scores), passed (share ≥ 0.9), risk.
+    half-width ci, margin (mean difference of scores), passed (share ≥ 0.9), risk. Raises ``FloatingPointError`` where a
+    score is NaN or Inf.
     """
-    normal, rows = score(prompts, answers), {}
+    normal, rows = finite(score(prompts, answers), answers), {}
     for name, texts in make_probes(prompts, answers, seed).items():
-        difference = (normal - score(prompts, texts)).double().numpy()
+        difference = (normal - finite(score(prompts, texts), texts)).double().numpy()
         share = (difference > 0).mean()
         ci = 1.96 * np.sqrt(share * (1 - share) / len(difference))
         rows[name] = {"share": share, "ci": ci, "margin": difference.mean(), "passed": bool(share >= PASS)}

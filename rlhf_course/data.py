@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-import os
+import ast
+import json
 import random
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import datasets
-from huggingface_hub import hf_hub_download, list_repo_files
 
-from rlhf_course.hub import hub_errors, is_id
-from rlhf_course.ppo.generation import LengthSampler
+from rlhf_course.dataset_files import load_split
+from rlhf_course.transcripts import ASSISTANT, HUMAN, as_prompt, as_text, split_answer
+from rlhf_course.transcripts import last_question as last_question
 
-FORMATS = (".json", ".jsonl", ".csv", ".parquet")
+HALF = "\ufffd"  # what the first bytes of a character are decoded as
+SENTIMENTS = {"0": 0, "1": 1, "negative": 0, "positive": 1, "neg": 0, "pos": 1, "false": 0, "true": 1}
 
 
 def load_reviews(source: str | Path, split: str) -> datasets.Dataset:
     """The columns text (str) and label (0 negative, 1 positive) of one split of a local folder or a hub dataset.
 
+    Labels may be numbers, truth values, or their names, as words or as a ClassLabel has them: see ``SENTIMENTS``.
     Raises ``FileNotFoundError`` when nothing is there and ``ValueError`` when a column, text or class is missing.
     """
     where = f"split {split!r} of {source}"
-    reviews = _load(source, split)
+    reviews = load_split(source, split)
     missing = {"text", "label"} - set(reviews.column_names)
     if missing:
         raise ValueError(
@@ -33,56 +37,23 @@ def load_reviews(source: str | Path, split: str) -> datasets.Dataset:
     for row, text in enumerate(reviews["text"]):
         if not isinstance(text, str) or not text.strip():
             raise ValueError(f"Row {row} of {where} has no text: {text!r}. Remove such rows from the dataset.")
-    classes = set(reviews["label"])
-    if classes != {0, 1}:
-        found = ", ".join(sorted(map(str, classes)))
+    names = enumerate(getattr(reviews.features["label"], "names", ()))
+    names = {index: name for index, name in names if name.lower() in SENTIMENTS}
+    given = [str(names.get(label, label)) for label in reviews["label"]]
+    labels = [SENTIMENTS.get(label.strip().lower().removesuffix(".0")) for label in given]
+    if {*labels} != {0, 1}:
+        found = ", ".join(sorted({*given})[:5])
         raise ValueError(f"The labels in {where} are {found}; both 0 (negative) and 1 (positive) are needed.")
-    return reviews
-
-
-def _load(source: str | Path, split: str, data_files: str | Sequence[str] | None = None, **options) -> datasets.Dataset:
-    """One split, or a slice of it, of a local folder or a hub dataset; of some of its files, where they are named."""
-    if not Path(source).is_dir() and not ("/" in str(source) and is_id(source)):
-        raise FileNotFoundError(f"No dataset folder at {source}. Give an existing folder, or a hub id like owner/name.")
-    try:
-        with hub_errors(str(source), "dataset"):
-            try:
-                return datasets.load_dataset(str(source), split=split, data_files=data_files, **options)
-            except RuntimeError as error:
-                if "scripts are no longer supported" not in str(error):
-                    raise
-                return datasets.load_dataset(**_files_beside_a_script(str(source), data_files), split=split)
-    except (ValueError, StopIteration) as error:
-        if isinstance(error, StopIteration) or "corresponds to no data" in str(error):
-            raise ValueError(
-                f"There is no row in split {split!r} of {source}. Check the slice and the files."
-            ) from None
-        if "split" not in str(error):
-            raise
-        raise ValueError(f"No split {split!r} in {source}: {error}") from None
-
-
-def _files_beside_a_script(source: str, data_files: str | Sequence[str] | None) -> dict:
-    """How to load files of a dataset that comes with a script, which datasets does not run any more, without it."""
-    names = [data_files] if isinstance(data_files, str) else list(data_files or ())
-    local = Path(source).is_dir()
-    if not names:
-        found = os.listdir(source) if local else list_repo_files(source, repo_type="dataset")
-        found = ", ".join(sorted(name for name in found if name.endswith(FORMATS)))
-        raise ValueError(
-            f"{source} comes with a loading script, which is not run here. Name files of it to read instead: {found}."
-        )
-    paths = [str(Path(source, name)) if local else hf_hub_download(source, name, repo_type="dataset") for name in names]
-    kind = names[0].removesuffix(".gz").rpartition(".")[2]
-    return {"path": "json" if kind == "jsonl" else kind, "data_files": paths}
+    return reviews.remove_columns("label").add_column("label", labels)
 
 
 def build_queries(
-    reviews: datasets.Dataset, tokenizer, lengths: LengthSampler, min_characters: int = 200
+    reviews: datasets.Dataset, tokenizer, lengths: Callable[[], int], min_characters: int = 200
 ) -> datasets.Dataset:
     """The first few tokens of every review longer than ``min_characters``, as columns input_ids and query.
 
-    Each row draws its own length from ``lengths``. Raises ``ValueError`` when no review is long enough.
+    Each row draws its own length from ``lengths``, and is shorter where that ends inside a character. Raises
+    ``ValueError`` when no review is long enough.
     """
     kept = reviews.filter(lambda texts: [len(t) > min_characters for t in texts], batched=True, input_columns="text")
     if len(kept) == 0:
@@ -91,10 +62,24 @@ def build_queries(
             f"None of the {len(reviews)} reviews has more than {min_characters} characters; the longest has {longest}. "
             "Lower min_characters, or check that the column holds whole reviews."
         )
-    tokens = tokenizer([text[: 16 * max(lengths.values)] for text in kept["text"]])["input_ids"]
-    tokens = [ids[: lengths()] for ids in tokens]
-    queries = datasets.Dataset.from_dict({"input_ids": tokens, "query": tokenizer.batch_decode(tokens)})
-    return queries.with_format("torch")
+    drawn = [lengths() for _ in range(len(kept))]
+    tokens = tokenizer([text[: 16 * max(drawn)] for text in kept["text"]])["input_ids"]
+    cut = [ids[:length] for ids, length in zip(tokens, drawn, strict=True)]
+    texts = tokenizer.batch_decode(cut)
+    for row, text in enumerate(texts):
+        if text.endswith(HALF):
+            cut[row] = _whole(tokenizer, tokens[row], drawn[row])
+            texts[row] = tokenizer.decode(cut[row])
+    return datasets.Dataset.from_dict({"input_ids": cut, "query": texts}).with_format("torch")
+
+
+def _whole(tokenizer, ids: list[int], length: int) -> list[int]:
+    """The first tokens, fewer than ``length``, that end with a character; more, where the first one needs them."""
+    for size in (*range(length - 1, 0, -1), *range(length + 1, len(ids))):
+        text = tokenizer.decode(ids[:size], skip_special_tokens=True)
+        if text and not text.endswith(HALF):
+            return ids[:size]
+    return ids[:length]
 
 
 def collate(rows: list[dict]) -> dict[str, list]:
@@ -108,7 +93,6 @@ def endless(loader: Iterable) -> Iterator:
         yield from loader
 
 
-HUMAN, ASSISTANT = "\n\nHuman:", "\n\nAssistant:"
 FAULTS = {  # why a pair is of no use, in the order in which it is looked for
     "no assistant turn": lambda c, r: not (c[1] and r[1]),
     "ends on the human": lambda c, r: HUMAN in c[2] or HUMAN in r[2],
@@ -124,21 +108,28 @@ def load_pairs(
     """Preference pairs with the columns prompt, chosen and rejected (answers), and how many rows were dropped and why.
 
     Rows are transcripts as in hh-rlhf (Bai et al. 2022, arXiv:2204.05862): chosen and rejected hold the whole dialogue,
-    "\\n\\nHuman: … \\n\\nAssistant: …". With a column prompt, chosen and rejected are the answers alone. ``split`` may
-    be a slice like ``train[:5000]``; ``data_dir`` is a subfolder. Other columns are kept.
+    "\\n\\nHuman: … \\n\\nAssistant: …", or its messages {role, content}. With a column prompt, chosen and rejected may
+    be the answers alone. ``split`` may be a slice like ``train[:5000]``; ``data_dir`` is a subfolder. Other columns are
+    kept.
 
     Raises ``FileNotFoundError`` when nothing is there, and ``ValueError`` for a missing column, no row, or no row left.
     """
     where = f"split {split!r} of {source}"
-    rows = _load(source, split, data_dir=data_dir)
+    rows = load_split(source, split, data_dir=data_dir)
     if missing := {"chosen", "rejected"} - set(rows.column_names):
         raise ValueError(
             f"No column {' or '.join(sorted(missing))} in {where}; it has {', '.join(rows.column_names)}. Preference "
             "pairs have the columns chosen and rejected (whole transcripts), or prompt, chosen and rejected."
         )
     report, kept, parsed = dict.fromkeys(FAULTS, 0), [], {"prompt": [], "chosen": [], "rejected": []}
-    for index, row in enumerate(rows.select_columns([c for c in parsed if c in rows.column_names])):
-        chosen, rejected = (_turns(row[side] or "", row.get("prompt")) for side in ("chosen", "rejected"))
+    table = [*rows.select_columns([c for c in parsed if c in rows.column_names])]
+    repeated = sum(map(_repeats_prompt, table)) > len(table) / 2
+    for index, row in enumerate(table):
+        try:
+            prompt = None if row.get("prompt") is None else as_text(row["prompt"])
+            chosen, rejected = (split_answer(row[side], prompt, repeated) for side in ("chosen", "rejected"))
+        except ValueError as error:
+            raise ValueError(f"Row {index} of {where}: {error}") from None
         fault = next((name for name, found in FAULTS.items() if found(chosen, rejected)), None)
         if fault:
             report[fault] += 1
@@ -152,18 +143,12 @@ def load_pairs(
     return datasets.Dataset.from_dict(parsed | others), report
 
 
-def _turns(text: str, prompt: str | None) -> tuple[str, str, str]:
-    """What precedes the last "Assistant:", that mark (empty when there is none), and what follows it."""
-    if prompt is None:
-        before, mark, answer = text.rpartition(ASSISTANT)
-        return before, mark, answer.strip()
-    return as_prompt(prompt).removesuffix(ASSISTANT), ASSISTANT, text.strip()
-
-
-def as_prompt(question: str) -> str:
-    """A bare question as a dialogue that waits for its answer; a transcript stays as it is."""
-    question = question.rstrip().removesuffix(ASSISTANT)
-    return (question if HUMAN in question else f"{HUMAN} {question.lstrip()}") + ASSISTANT
+def _repeats_prompt(row: dict) -> bool:
+    """Whether both answers begin with the prompt's text; where most do, they all are whole transcripts."""
+    texts = [row.get(name) for name in ("prompt", "chosen", "rejected")]
+    if not all(isinstance(text, str) and text.strip() for text in texts):
+        return False
+    return all(text.strip().startswith(texts[0].strip()) for text in texts[1:])
 
 
 def describe(report: dict[str, int]) -> str:
@@ -181,22 +166,28 @@ def load_answers(
 
     Rows are as in HC3 (question, and lists human_answers and chatgpt_answers; Guo et al. 2023, arXiv:2301.07597), each
     answer a row of its own, or instructions (instruction, input, output). A literal backslash-n becomes a line break.
+    In a CSV file, which has no lists, answers may be a list as Python or JSON prints it, or one plain answer.
 
-    Raises ``FileNotFoundError`` when nothing is there, and ``ValueError`` for missing columns or no answer left.
+    Raises ``FileNotFoundError`` when nothing is there, and ``ValueError`` for missing columns, for what is not text, or
+    no answer left.
     """
     where = f"split {split!r} of {source}"
-    rows = _load(source, split, data_files=data_files)
+    rows = load_split(source, split, data_files=data_files)
     schema = next((schema for schema in SCHEMAS if set(schema) <= set(rows.column_names)), None)
     if schema is None:
         known = " or ".join(", ".join(schema) for schema in SCHEMAS)
         raise ValueError(f"{where} has the columns {', '.join(rows.column_names)}; wanted are {known}.")
     report, found, seen = {"empty question or answer": 0, "repeated row": 0}, {"prompt": [], "answer": []}, set()
-    for row in rows.select_columns(list(schema)):
-        question, *rest = (row[name] or "" for name in schema)
+    for index, row in enumerate(rows.select_columns(list(schema))):
+        try:
+            first, *rest = (_texts(row[name], "answers" in name) for name in schema)
+        except ValueError as error:
+            raise ValueError(f"Row {index} of {where}: {error}") from None
         if schema == SCHEMAS[1]:
-            question, rest = "\n".join(filter(None, (question, rest[0]))), [[rest[1]]]
+            first, rest = [*first, *rest[0]], [rest[1] or [""]]
+        question = "\n".join(filter(None, first))
         for answer in (answer for answers in rest for answer in answers):
-            pair = tuple(text.replace("\\n", "\n").strip() for text in (question, answer or ""))
+            pair = tuple(text.replace("\\n", "\n").strip() for text in (question, answer))
             fault = next((f for f, is_so in zip(report, (not all(pair), pair in seen), strict=True) if is_so), None)
             if fault:
                 report[fault] += 1
@@ -207,6 +198,29 @@ def load_answers(
     if not found["prompt"]:
         raise ValueError(f"No usable answer is left of the {len(rows)} rows in {where}: {describe(report)}.")
     return datasets.Dataset.from_dict(found), report
+
+
+def _texts(value, printed: bool) -> list[str]:
+    """The texts in a cell; ``printed`` lists, as they stand in CSV files, are read back.
+
+    Raises ``ValueError`` for what is no text, and for lists as numpy prints them, which lack what parts their items.
+    """
+    if printed and isinstance(value, str) and re.match(r"\[\s*(['\"\]]|None\b|null\b)", value.strip()):
+        for read in (json.loads, ast.literal_eval):
+            try:
+                found = read(value)
+            except (ValueError, SyntaxError):
+                continue
+            if read is json.loads or str(found) == value.strip():
+                value = found
+                break
+        else:
+            raise ValueError(f"{value!r:.80} is a list that cannot be read back; save the dataset as JSON or Parquet.")
+    values = value if isinstance(value, list) else [] if value is None else [value]
+    values = ["" if text is None else text for text in values]
+    if wrong := [text for text in values if not isinstance(text, str)]:
+        raise ValueError(f"{wrong[0]!r:.80} is no text.")
+    return values
 
 
 def hold_out(rows: datasets.Dataset, share: float, seed: int = 0) -> tuple[datasets.Dataset, datasets.Dataset]:
@@ -247,11 +261,6 @@ def tokenize_answers(answers: datasets.Dataset, tokenizer, max_length: int) -> t
         "completion_mask": [[0] * len(prompt) + [1] * len(answer) for prompt, answer in kept],
     }
     return datasets.Dataset.from_dict(columns), len(rows) - len(kept)
-
-
-def last_question(prompt: str) -> str:
-    """The last human turn of a prompt, without its mark."""
-    return prompt.rpartition(HUMAN)[2].partition(ASSISTANT)[0].strip()
 
 
 def encode(tokenizer, prompts: Sequence[str], answers: Sequence[str]) -> list[list[int]]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from rlhf_course.policy import AutoModelForCausalLMWithValueHead, without_dropout
 from rlhf_course.ppo.generation import generate, pad_token_id
 from rlhf_course.ppo.rollout import Rollout, forward
+from rlhf_course.rewards import finite
 
 
 @torch.no_grad()
@@ -49,7 +50,7 @@ def evaluate(
                 texts = tokenizer.decode(query), tokenizer.decode(response)
                 rows.append((*texts, "".join(texts), nats, len(response)))
     table = pd.DataFrame(rows, columns=["query", "response", "text", "kl", "length"])
-    table["score"] = reward(table["text"].tolist()).cpu().numpy()
+    table["score"] = finite(reward(table["text"].tolist()), table["text"]).cpu().numpy()
     return table
 
 
@@ -87,7 +88,7 @@ def evaluate_answers(
             "kl": (difference * rollout.mask).sum(1).tolist(),
             "length": [len(response) for response in responses],
             "finished": [bool(response[-1] == tokenizer.eos_token_id) for response in responses],
-            "score": reward(prompts, answers).tolist(),
+            "score": finite(reward(prompts, answers), answers).tolist(),
         }
     )
 

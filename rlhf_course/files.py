@@ -7,12 +7,14 @@ whom the umask lets read; one lock per output and per cached item keeps two proc
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from zipfile import ZipFile, is_zipfile
 
 from filelock import FileLock, Timeout
 
@@ -138,4 +140,25 @@ def obey_umask(folder: Path) -> None:
     mask = os.umask(0)
     os.umask(mask)
     for path in folder.rglob("*"):
-        path.chmod((0o777 if path.is_dir() else 0o666) & ~mask)
+        with suppress(PermissionError):  # somebody else's
+            path.chmod((0o777 if path.is_dir() else 0o666) & ~mask)
+
+
+def is_damaged(file: Path) -> bool:
+    """Whether a file of JSON, safetensors or torch's cannot be read; of safetensors, by its header and its length."""
+    import torch  # here, because whoever only writes files need not wait for it
+    from safetensors import safe_open
+
+    try:
+        if file.suffix == ".json":
+            json.loads(file.read_text(encoding="utf-8"))
+        elif file.suffix == ".safetensors":
+            with safe_open(file, "pt"):
+                pass
+        elif file.suffix in (".pt", ".pth", ".bin"):
+            if is_zipfile(file):
+                return ZipFile(file).testzip() is not None
+            torch.load(file, map_location="cpu", weights_only=True)
+    except Exception:  # whatever a reader stumbles over
+        return True
+    return False

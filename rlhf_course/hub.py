@@ -9,18 +9,54 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from huggingface_hub import constants, snapshot_download
+from huggingface_hub.utils import HFValidationError, validate_repo_id
 from transformers import CONFIG_MAPPING
+
+from rlhf_course.files import is_damaged
 
 SMALL = ("*.json", "*.txt", "*.model", "*.jinja")  # configs and tokenizers
 WEIGHTS = ("*model*.safetensors", "v_head.safetensors"), ("pytorch_model*.bin", "adapter_model.bin")
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+LFS_FILES = (".json", ".jsonl", ".csv", ".parquet", ".gz", ".safetensors", ".bin", ".model")
 
 CONVERT = "Convert it first to one that transformers knows (Baichuan: scripts/convert_baichuan.py)."
+NEEDS_CODE = f"which needs code of its own, and that is not run here. {CONVERT}"
 
 
 def is_id(source: str | Path) -> bool:
-    """Whether this names something on the hub: owner/name, or a name alone, and no folder here."""
-    source = str(source)
-    return not Path(source).exists() and source.count("/") <= 1 and not source.startswith((".", "/", "~"))
+    """Whether this names something on the hub: owner/name, or a name alone, and neither it nor a folder owner is here.
+
+    Where a folder owner is, it is a path with a typo: the hub would be asked in vain, for up to a minute.
+    """
+    path = Path(source)
+    try:
+        validate_repo_id(str(source))
+    except HFValidationError:
+        return False
+    return not path.exists() and (len(path.parts) == 1 or not path.parent.is_dir())
+
+
+def check_source(source: str | Path, kind: str = "model") -> None:
+    """Look before anything is asked of the hub: at a folder's files, or whether this is an id at all.
+
+    Raises ``FileNotFoundError`` for a folder that is missing, and ``ValueError`` where git-lfs left pointers in it.
+    """
+    path = Path(source)
+    if not path.is_dir() and not (is_id(source) and (kind == "model" or len(path.parts) == 2)):
+        if path.exists():
+            raise FileNotFoundError(
+                f"{source} is a file, where a {kind}'s folder is needed: name the one that holds it."
+            )
+        here = f" (There is a folder {path.parent} here, so this is no id.)"
+        raise FileNotFoundError(
+            f"No {kind} folder at {source}. Give an existing folder, or a hub id like owner/name."
+            + here * (len(path.parts) == 2 and path.parent.is_dir())
+        )
+    for file in path.rglob("*"):
+        if file.name.endswith(LFS_FILES) and file.is_file():
+            with file.open("rb") as content:
+                if content.read(len(LFS_POINTER)) == LFS_POINTER:
+                    raise ValueError(f"{file} is not the file itself but git-lfs's pointer to it: run git lfs pull.")
 
 
 def download(source: str | Path, revision: str | None = None, to_convert: bool = False) -> Path:
@@ -30,48 +66,54 @@ def download(source: str | Path, revision: str | None = None, to_convert: bool =
     sentence for what cannot be had, and ``ValueError``, before it downloads weights, for a model that transformers
     does not know, unless it is ``to_convert``.
     """
-    if Path(source).exists():
-        return Path(source)
-    if not is_id(source):
-        raise FileNotFoundError(f"No model folder at {source}. Give an existing folder, or a hub id like owner/name.")
-    safetensors, bins = WEIGHTS
+    check_source(source)
+    here, (safetensors, bins) = Path(source).exists(), WEIGHTS
     options = {"revision": revision, "ignore_patterns": "*/*"}
-    with hub_errors(str(source)):
-        folder = Path(snapshot_download(source, allow_patterns=[*SMALL], **options))
-        if not to_convert and (kind := _unknown(folder / "config.json")):
-            raise ValueError(
-                f"{source} is a {kind} model, which needs code of its own, and that is not run here. {CONVERT}"
-            )
+    with hub_errors(source):
+        folder = Path(source) if here else Path(snapshot_download(source, allow_patterns=[*SMALL], **options))
+        if not to_convert and (folder / "config.json").exists():
+            check_known(source, json.loads((folder / "config.json").read_text(encoding="utf-8")))
+        if here:
+            return folder
         snapshot_download(source, allow_patterns=[*safetensors], **options)
         if not any(folder.glob(safetensors[0])):
             snapshot_download(source, allow_patterns=[*bins], **options)
     return folder
 
 
-def _unknown(config: Path) -> str | None:
-    """A model's type, where transformers does not know it."""
-    kind = json.loads(config.read_text(encoding="utf-8")).get("model_type") if config.exists() else None
-    return kind if kind and kind not in CONFIG_MAPPING else None
+def check_known(source: str | Path, config: dict) -> None:
+    """Raise ``ValueError`` for a model's config that transformers has no class for."""
+    kind = config.get("model_type")
+    if kind not in CONFIG_MAPPING and (kind or "auto_map" in config):
+        raise ValueError(f"{source} is a {kind or 'nameless'} model, {NEEDS_CODE}")
 
 
 @contextmanager
-def hub_errors(source: str, kind: str = "model") -> Iterator[None]:
-    """What the hub and its libraries raise about ``source`` becomes an ``OSError`` of one sentence; the rest passes."""
+def hub_errors(source: str | Path, kind: str = "model") -> Iterator[None]:
+    """What the hub and its libraries raise about ``source`` becomes one sentence; the rest passes.
+
+    An ``OSError``, and for a damaged file, which is named, or a model with code of its own, a ``ValueError``.
+    """
     try:
         yield
     except Exception as error:
-        if explained := _explain(error, source, kind):
+        if explained := _explain(error, str(source), kind):
             raise explained from None
         raise
 
 
-def _explain(error: BaseException, source: str, kind: str) -> OSError | None:
+def _explain(error: BaseException, source: str, kind: str) -> Exception | None:
     """The error in a sentence: what was wrong, where, and what to do. By names, as the HTTP library varies."""
+    files = (path for path in Path(source).glob("*") if kind == "model" and is_damaged(path))
+    if damaged := next(files, None):
+        return ValueError(f"{damaged} cannot be read: it is damaged or cut short. Copy, download or save it again.")
     names, texts, hub = set(), "", constants.ENDPOINT
     while error is not None:
         names |= {ancestor.__name__ for ancestor in type(error).__mro__}
         texts += f"{error}\n"
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    if "trust_remote_code" in texts and kind == "model":
+        return ValueError(f"{source} is a model {NEEDS_CODE}")
     if "GatedRepoError" in names or "is a gated dataset" in texts:
         page = f"{hub}/{'datasets/' if kind == 'dataset' else ''}{source}"
         return PermissionError(f"{source} is gated. Accept its terms at {page}, and run hf auth login or set HF_TOKEN.")

@@ -18,7 +18,9 @@ from torch import Tensor, nn
 from transformers import BitsAndBytesConfig
 from transformers.modeling_outputs import SequenceClassifierOutput
 
+from rlhf_course.hub import hub_errors
 from rlhf_course.policy import AutoModelForCausalLMWithValueHead
+from rlhf_course.saved import check_adapter
 
 REFERENCE, REWARD = "ref", "reward"
 
@@ -72,7 +74,7 @@ class RewardAdapter(nn.Module):
     A classifier with one output, as :class:`~rlhf_course.rewards.RewardModel` takes it. ``folder`` holds what training
     a LoRA reward model left there: an adapter of task type SEQ_CLS, with the head among its weights.
 
-    Raises ``ValueError`` when the policy has no adapters, or the folder no head.
+    Raises ``ValueError`` when the policy has no adapters, or the folder no head with one output, or not all of one.
     """
 
     def __init__(self, policy: AutoModelForCausalLMWithValueHead, folder: str | Path) -> None:
@@ -80,20 +82,24 @@ class RewardAdapter(nn.Module):
         if not policy.is_peft_model:
             raise ValueError("A reward adapter shares the base of a policy with adapters; this policy has none.")
         self.pretrained_model = policy.pretrained_model
-        weights = load_peft_weights(str(folder), device="cpu")
+        with hub_errors(folder):
+            config, weights = PeftConfig.from_pretrained(str(folder)), load_peft_weights(str(folder), device="cpu")
         head = {key: weights.pop(key) for key in [*weights] if key.endswith("score.weight")}
         if len(head) != 1:
             raise ValueError(
                 f"The adapter in {folder} holds no score head, so it is no reward model. Train it with task type "
                 "SEQ_CLS and modules_to_save score, as train_reward_model.py --use_peft does."
             )
-        config = PeftConfig.from_pretrained(str(folder))
+        head = next(iter(head.values()))
+        if len(head) != 1:
+            raise ValueError(f"The adapter in {folder} scores {len(head)} labels, and a reward model has one output.")
         config.task_type, config.modules_to_save, config.inference_mode = "CAUSAL_LM", None, True
         _add_frozen(self.pretrained_model, REWARD, config, weights)
+        check_adapter(self.pretrained_model, REWARD, weights, folder)
         self.config = copy.deepcopy(policy.config)
         self.config.num_labels = 1
         self.score = nn.Linear(self.config.get_text_config().hidden_size, 1, bias=False)
-        self.score.weight = nn.Parameter(next(iter(head.values())).float(), requires_grad=False)
+        self.score.weight = nn.Parameter(head.float(), requires_grad=False)
         self.score.to(self.device)
 
     @property
@@ -117,7 +123,7 @@ def _add_frozen(model: PeftModel, name: str, config: PeftConfig, weights: dict[s
     if name in model.peft_config:
         model.delete_adapter(name)
     model.add_adapter(name, config)
-    result = set_peft_model_state_dict(model, weights, adapter_name=name)
+    result = set_peft_model_state_dict(model, weights, adapter_name=name, ignore_mismatched_sizes=True)
     if result.unexpected_keys:
         raise ValueError(
             f"The adapter {name!r} was trained on another base: {result.unexpected_keys[0]} has no place in this one."

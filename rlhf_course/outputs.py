@@ -10,12 +10,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from zipfile import ZipFile
 
 from accelerate import PartialState
-from safetensors import safe_open
 
-from rlhf_course.files import atomic_file, check_folder, check_room, hold
+from rlhf_course.files import atomic_file, check_folder, check_room, hold, is_damaged
 
 SETTINGS = "settings.json"
 # How the names of settings begin that leave a run's numbers as they are, but for rounding.
@@ -135,17 +133,7 @@ def damage(checkpoint: Path) -> str | None:
     """What a checkpoint suffers from; None where all its files were written to their ends and are as they were."""
     if not any(checkpoint.glob("trainer_state.*")):  # which is written last
         return "trainer_state is missing"
-    for file in sorted(checkpoint.rglob("*")):
-        try:
-            if file.suffix == ".json":
-                json.loads(file.read_text(encoding="utf-8"))
-            elif file.suffix == ".safetensors":
-                safe_open(file, "pt")
-            elif file.suffix in (".pt", ".pth", ".bin") and ZipFile(file).testzip():
-                return f"{file.name} is damaged"
-        except Exception:  # whatever a reader stumbles over
-            return f"{file.name} is damaged"
-    return None
+    return next((f"{file.name} is damaged" for file in sorted(checkpoint.rglob("*")) if is_damaged(file)), None)
 
 
 def _absolute(value):

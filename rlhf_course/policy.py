@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from peft import AutoPeftModelForCausalLM, PeftModel, get_peft_model
+from peft import PeftModel, get_peft_model
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, DynamicCache
@@ -18,7 +18,15 @@ from transformers.activations import NewGELUActivation
 from transformers.cache_utils import DynamicLayer
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from rlhf_course.saved import VALUE_HEAD_FILE, adapter_folder, model_folder, say_new_value_head, upload, value_head
+from rlhf_course.saved import (
+    CAUSAL,
+    VALUE_HEAD_FILE,
+    load_model,
+    model_folder,
+    say_new_value_head,
+    upload,
+    value_head,
+)
 
 POLICY = "policy"  # the adapter that PPO trains
 LARGE = 100.0  # times a hidden state: logits that any cap would change
@@ -53,7 +61,8 @@ class ValueHead(nn.Module):
 class AutoModelForCausalLMWithValueHead(nn.Module):
     """A causal language model with a value head, ``v_head``, on its last hidden state.
 
-    The state dict holds the base model's keys as they are, and ``v_head.summary.{weight,bias}`` beside them.
+    The state dict holds the base model's keys as they are, and ``v_head.summary.{weight,bias}`` beside them. Raises
+    ``ValueError`` for a network whose tokens see those that follow, like BERT.
     """
 
     def __init__(self, pretrained_model: nn.Module, **value_head_options) -> None:
@@ -63,6 +72,7 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
         width = getattr(pretrained_model.get_output_embeddings(), "in_features", None)  # OPT-350m's is not hidden_size
         self.v_head = ValueHead(width or self.config.get_text_config().hidden_size, **value_head_options)
         self.v_head.to(next(pretrained_model.parameters()).device)
+        self._check_causal()
         self._only_projects = False  # until a forward pass has shown that logits are a projection and no more
 
     @classmethod
@@ -74,21 +84,38 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
         ``v_head_init_strategy`` and ``v_head_initializer_range``, and a line says so. Other arguments go to
         transformers; ``revision``, ``subfolder`` and ``token`` hold for adapter and value head, too.
 
-        Raises ``FileNotFoundError`` for a folder without weights.
+        Raises ``FileNotFoundError`` for a folder without weights, and ``ValueError`` where one is missing or damaged.
         """
         head_options = {key: kwargs.pop(key) for key in VALUE_HEAD_OPTIONS if key in kwargs}
-        source, saved_head = pretrained_model_name_or_path, {}
+        source, saved_head = pretrained_model_name_or_path, None
         if isinstance(source, nn.Module):
             base = source
         else:
             kwargs["dtype"] = kwargs.pop("torch_dtype", kwargs.pop("dtype", torch.float32))
-            base, saved_head = _load(str(source), *args, **kwargs)
+            how = {"adapter_name": POLICY, "is_trainable": True} | kwargs
+            base, saved_head = load_model(AutoModelForCausalLM, source, *args, **how), value_head(source, **kwargs)
         if peft_config is not None:
             base = get_peft_model(base, peft_config, adapter_name=POLICY)
         model = cls(base, **head_options)
         if saved_head:
-            model.v_head.load_state_dict(saved_head)
+            try:
+                model.v_head.load_state_dict(saved_head)
+            except RuntimeError:
+                shapes = {name: tuple(value.shape) for name, value in saved_head.items()}
+                raise ValueError(f"The value head in {source} is of another model: it holds {shapes}.") from None
+        elif saved_head is not None:
+            say_new_value_head(str(source))
         return model.eval()
+
+    @torch.no_grad()
+    def _check_causal(self) -> None:
+        """Raise ``ValueError`` where another second token changes what is predicted behind the first."""
+        ids = torch.tensor([[0, 0], [0, 1]], device=self.device)
+        with without_dropout(self.pretrained_model):
+            logits = self.pretrained_model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+        change, rounding = (logits[0, 0] - logits[1, 0]).abs().max(), torch.finfo(logits.dtype).eps * logits.abs().max()
+        if change > 10 * rounding:
+            raise ValueError(f"In a {type(self.pretrained_model).__name__} tokens see those that follow. {CAUSAL}")
 
     @property
     def _no_split_modules(self):
@@ -224,25 +251,6 @@ def _adapt(model: nn.Module) -> nn.Module:
             if isinstance(child, NewGELUActivation):
                 setattr(module, name, nn.GELU(approximate="tanh"))
     return model
-
-
-def _load(source: str, *args, **kwargs) -> tuple[nn.Module, dict[str, Tensor]]:
-    """The base, with its adapter if there is one, and the saved value head, {} where there is none."""
-    options = dict(kwargs)
-    if adapter := adapter_folder(source, options):
-        how = {"adapter_name": POLICY, "is_trainable": True} | options
-        base, head = AutoPeftModelForCausalLM.from_pretrained(str(adapter), *args, **how), value_head(adapter)
-    else:
-        folder, weights = Path(source, kwargs.get("subfolder") or ""), ("*.safetensors", "*.bin")
-        if Path(source).is_dir() and not any(next(folder.glob(pattern), None) for pattern in weights):
-            raise FileNotFoundError(
-                f"The model folder {folder} holds no weights: looked for *.safetensors and *.bin. "
-                "Give a folder written by save_pretrained, or a hub id."
-            )
-        base, head = AutoModelForCausalLM.from_pretrained(source, *args, **kwargs), value_head(source, **kwargs)
-    if not head:
-        say_new_value_head(source)
-    return base, head
 
 
 def takes(model: nn.Module, argument: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +10,8 @@ from types import SimpleNamespace
 import pandas as pd
 import yaml
 from pandas.io.formats.style import Styler
+
+from rlhf_course.ppo.config import NUMBERS, check_number
 
 PRESETS = ("tiny", "scratch", "full")
 CONFIGS = Path(__file__).resolve().parent / "configs"
@@ -37,7 +40,11 @@ class Settings(SimpleNamespace):
 
 
 def read_spec(notebook: str) -> dict[str, dict]:
-    """A notebook's settings: key → {tiny, scratch, full, help}. Raises ``FileNotFoundError`` for an unknown one."""
+    """A notebook's settings: key → {tiny, scratch, full, help}. Raises ``FileNotFoundError`` for an unknown one.
+
+    ``optional`` ones may be null at every preset, others where the preset has null; whole numbers are at least ``min``,
+    which is 1 unless it is given.
+    """
     path = CONFIGS / f"{notebook}.yaml"
     if not path.exists():
         known = ", ".join(sorted(p.stem for p in CONFIGS.glob("*.yaml")))
@@ -51,7 +58,8 @@ def read_spec(notebook: str) -> dict[str, dict]:
 def load_preset(notebook: str, preset: str, overrides: Mapping | None = None) -> Settings:
     """The settings of a notebook at a preset, with overrides on top.
 
-    Raises ``ValueError``, listing what is valid, for an unknown preset or key or a value of another type.
+    Raises ``ValueError``, listing what is valid, for an unknown preset or key, a value of another type, or a number
+    that is not finite or out of range.
     """
     spec = read_spec(notebook)
     if preset not in PRESETS:
@@ -60,25 +68,41 @@ def load_preset(notebook: str, preset: str, overrides: Mapping | None = None) ->
     for key, value in (overrides or {}).items():
         if key not in spec:
             raise ValueError(f"Unknown setting {key!r} for notebook {notebook}; it has {', '.join(spec)}.")
-        checked[key] = _like(key, value, spec[key][preset])
+        entry = spec[key]
+        examples = [entry[name] for name in (preset, *PRESETS) if entry[name] is not None]
+        if not examples or value is None and (entry[preset] is None or entry.get("optional")):
+            checked[key] = value
+            continue
+        checked[key] = like(key, value, examples[0], entry.get("min", 1))
+        if key in NUMBERS:
+            check_number(key, checked[key])
     return Settings(preset, spec, checked)
 
 
-def _like(key: str, value, default):
-    """value in the type of default, where it has one: YAML reads 1e-4 as text, for one. Lists item by item."""
-    if default is None or value is None:
-        return value
-    if isinstance(default, str) and isinstance(value, bool):
+def like(key: str, value, example, least: int = 1):
+    """value in the type of example: YAML reads 1e-4 as text, for one. Lists item by item.
+
+    Raises ``ValueError`` for other types, numbers that are not finite, and whole ones below ``least``.
+    """
+    if isinstance(example, str) and isinstance(value, bool):
         return "yes" if value else "no"  # YAML 1.1 reads a bare no as false
-    kind, several = type(default), isinstance(value, list | tuple)
+    kind, several = type(example), isinstance(value, list | tuple)
+    wanted = f"a value of type {kind.__name__}, like {example!r}"
     try:
-        if several != (kind is list) or (kind is bool) != isinstance(value, bool):
+        if value is None or isinstance(value, dict) or several != (kind is list):
             raise ValueError
         if several:
-            return [_like(key, item, default[0]) for item in value]
-        if kind is int and float(value) != int(float(value)):
+            return [like(key, item, example[0], least) for item in value]
+        if (kind is bool) != isinstance(value, bool):
             raise ValueError
-        return int(float(value)) if kind is int else kind(value)
+        if kind not in (int, float):
+            return kind(value)
+        if not math.isfinite(float(value)):
+            wanted = wanted.replace(", like", " that is finite, like")
+        elif kind is int and float(value) < least:
+            wanted = f"a whole number of at least {least}"
+        elif kind(float(value)) == float(value):
+            return kind(float(value))
+        raise ValueError
     except (TypeError, ValueError, OverflowError):
-        wanted = f"a value of type {kind.__name__}, like {default!r}"
         raise ValueError(f"Setting {key!r} takes {wanted}; got {value!r}.") from None

@@ -6,53 +6,61 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from peft import AutoPeftModelForSequenceClassification
 from torch import Tensor
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
+from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from rlhf_course.data import encode
 from rlhf_course.policy import takes, without_dropout
-from rlhf_course.saved import adapter_folder
+from rlhf_course.ppo.inputs import check_positive, check_texts
+from rlhf_course.saved import check_vocabulary, load_model, load_tokenizer
+
+NO_LIMIT = 10**9  # what a tokenizer has for a maximum where it knows none is larger
 
 
 class SentimentReward:
     """Scores texts by the raw logit of a classifier's POSITIVE label; texts → (B,) in float32, on the CPU.
 
+    Of a text that has more tokens than the classifier takes the end is scored, where the response stands.
+
     Args:
         model_name_or_path: a sequence classifier, as a folder or a hub id.
-        label: picked by its name in the model's config, never by its position.
+        label: picked by its name in the model's config, whatever its place.
         batch_size: texts per forward pass; batches are sorted by length to waste little padding.
         device: where to run; default the GPU where there is one.
 
-    Raises ``ValueError`` when the classifier has no such label.
+    Raises ``ValueError`` when the classifier has no such label, and as :func:`~rlhf_course.saved.load_model` does.
     """
 
     def __init__(
         self, model_name_or_path: str, label: str = "POSITIVE", batch_size: int = 64, device: str | None = None
     ) -> None:
-        self.tokenizer = AutoTokenizer.from_pretrained(model_name_or_path)
-        model = AutoModelForSequenceClassification.from_pretrained(model_name_or_path, dtype=torch.float32)
+        check_positive("batch_size", batch_size)
+        model = load_model(AutoModelForSequenceClassification, model_name_or_path, dtype=torch.float32)
+        self.tokenizer = _prepare(load_tokenizer(model_name_or_path, truncation_side="left"), model)
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self.model = model.to(self.device).requires_grad_(False).eval()
         labels = {name.upper(): index for index, name in self.model.config.id2label.items()}
         if label.upper() not in labels:
             raise ValueError(
                 f"The classifier {model_name_or_path} has no label {label!r}; it has "
-                f"{', '.join(self.model.config.id2label.values())}. Name the one that should be rewarded."
+                f"{', '.join(self.model.config.id2label.values())}. Name the one that should be rewarded: "
+                "SentimentReward(..., label=...), or the setting reward_label."
             )
         self.index, self.batch_size = labels[label.upper()], batch_size
 
     @torch.no_grad()
     def logits(self, texts: Sequence[str]) -> Tensor:
         """All logits (B, labels) of the texts, in the order given."""
+        check_texts("texts", texts)
         longest = known_positions(self.model) or self.tokenizer.model_max_length
-        tokens = self.tokenizer([*texts], truncation=True, max_length=longest)["input_ids"] if texts else []
+        cut = {"truncation": True, "max_length": longest} if longest < NO_LIMIT else {}
+        tokens = self.tokenizer([*texts], **cut)["input_ids"] if texts else []
         order = sorted(range(len(tokens)), key=lambda i: len(tokens[i]))
         found = torch.empty(len(tokens), self.model.config.num_labels)
         for start in range(0, len(order), self.batch_size):
             rows = order[start : start + self.batch_size]
-            batch = self.tokenizer.pad({"input_ids": [tokens[i] for i in rows]}, return_tensors="pt").to(self.device)
-            found[rows] = self.model(**batch).logits.float().cpu()
+            batch = _pad(self.tokenizer, [tokens[i] for i in rows])
+            found[rows] = self.model(**batch.to(self.device)).logits.float().cpu()
         return found
 
     def __call__(self, texts: Sequence[str]) -> Tensor:
@@ -64,8 +72,8 @@ class RewardModel:
     """Scores answers by a sequence classifier with one output: prompts and answers → (B,) in float32, on the CPU.
 
     A dialogue ends with EOS, as in training, and its score is read at its last token (at the one before, where EOS
-    is the padding token too: transformers takes it for padding). The score does not depend on the padding or on what
-    else is in the batch.
+    is the padding token too: transformers takes it for padding), or, in BERT and its kin, at its first. The score does
+    not depend on the padding or on what else is in the batch.
 
     Args:
         model: a classifier in memory, or a folder or hub id (of an adapter, too).
@@ -79,52 +87,71 @@ class RewardModel:
     def __init__(
         self, model: PreTrainedModel | str, tokenizer=None, max_length: int | None = None, batch_size: int = 64
     ):
-        self.tokenizer = tokenizer or AutoTokenizer.from_pretrained(model)
+        check_positive("batch_size", batch_size)
         self.model = load_reward_model(model) if isinstance(model, str | Path) else model
-        config = self.model.config.get_text_config()
         if self.model.config.num_labels != 1:
             raise ValueError(
                 f"A reward model has one output, this classifier has {self.model.config.num_labels}. "
                 "Load it with num_labels=1, or reward one of its labels with SentimentReward."
             )
-        if self.tokenizer.pad_token is None:
-            self.tokenizer.pad_token = self.tokenizer.eos_token
-        config.pad_token_id = self.tokenizer.pad_token_id  # by which transformers finds the last real token
+        self.tokenizer = _prepare(tokenizer or load_tokenizer(model), self.model)
         self.max_length = max_length or known_positions(self.model) or self.tokenizer.model_max_length
         self.batch_size = batch_size
 
     @torch.no_grad()
     def __call__(self, prompts: Sequence[str], answers: Sequence[str]) -> Tensor:
         """Scores (B,): log-odds, up to a constant, of being preferred."""
+        check_texts("prompts", prompts)
+        check_texts("answers", answers)
         tokens = [*map(self._fit, encode(self.tokenizer, prompts, answers), answers)]
         order = sorted(range(len(tokens)), key=lambda i: len(tokens[i]))
         found = torch.empty(len(tokens))
         with without_dropout(self.model):
             for start in range(0, len(order), self.batch_size):
                 rows = order[start : start + self.batch_size]
-                batch = self.tokenizer.pad({"input_ids": [tokens[i] for i in rows]}, return_tensors="pt")
+                batch = _pad(self.tokenizer, [tokens[i] for i in rows])
                 found[rows] = last_token_scores(self.model, **batch.to(self.model.device)).float().cpu()
         return found
 
     def _fit(self, ids: list[int], answer: str) -> list[int]:
-        """The dialogue without its oldest words, where it has more tokens than fit; never without its answer."""
+        """The dialogue without its oldest words, where it has more tokens than fit; never without its answer.
+
+        [CLS] in front stays: BERT's scores are read at it.
+        """
         if len(ids) <= self.max_length:
             return ids
-        needed = len(self.tokenizer(f" {answer}", add_special_tokens=False)["input_ids"]) + 1
+        first = ids[: ids[0] == self.tokenizer.cls_token_id]
+        needed = len(first) + len(self.tokenizer(f" {answer}", add_special_tokens=False)["input_ids"]) + 1
         if needed > self.max_length:
             raise ValueError(
                 f"An answer of {needed} tokens is longer than max_length={self.max_length}: {answer[:60]!r}… "
                 "Generate fewer tokens, or raise max_length up to what the model has positions for."
             )
-        return ids[-self.max_length :]
+        return [*first, *ids[len(first) - self.max_length :]]
 
 
-def load_reward_model(source: str | Path, **kwargs) -> PreTrainedModel:
-    """A classifier with one output, in float32, from a folder or hub id; an adapter comes with its base."""
+def load_reward_model(source: str | Path, new_head: bool = False, **kwargs) -> PreTrainedModel:
+    """A classifier with one output, in float32, from a folder or hub id; an adapter comes with its base.
+
+    With ``new_head`` a language model becomes one that is to be trained: its head is drawn where there is none. Raises
+    as :func:`~rlhf_course.saved.load_model` does.
+    """
     options = {"num_labels": 1, "dtype": torch.float32} | kwargs
-    if adapter := adapter_folder(source, options):
-        return AutoPeftModelForSequenceClassification.from_pretrained(str(adapter), **options)
-    return AutoModelForSequenceClassification.from_pretrained(str(source), **options)
+    return load_model(AutoModelForSequenceClassification, source, new_head=new_head, **options)
+
+
+def _prepare(tokenizer, model: PreTrainedModel):
+    """The tokenizer with a padding token, which the model is told: by it transformers finds the last real token."""
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    check_vocabulary(tokenizer, model)
+    model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
+    return tokenizer
+
+
+def _pad(tokenizer, rows: list[list[int]]):
+    """Rows of token ids as input_ids and attention_mask (B, T), with padding on the right: BERT reads the first."""
+    return tokenizer.pad({"input_ids": rows}, padding_side="right", return_tensors="pt")
 
 
 def known_positions(model: PreTrainedModel) -> int | None:
@@ -145,6 +172,19 @@ def last_token_scores(model: PreTrainedModel, input_ids: Tensor, attention_mask:
     places = (attention_mask.cumsum(1) - 1).clamp(min=0) + _first_position(model)
     positions = {"position_ids": places} if takes(model, "position_ids") else {}
     return model(input_ids=input_ids, attention_mask=attention_mask, **positions).logits[:, 0]
+
+
+def finite(scores: Tensor, texts: Sequence[str]) -> Tensor:
+    """The scores (B,) of these texts. Raises ``FloatingPointError``, with the text, where one is NaN or Inf."""
+    scores = torch.as_tensor(scores)
+    if not scores.isfinite().all():
+        row = int((~scores.isfinite()).nonzero()[0])
+        raise FloatingPointError(
+            f"The score of text {row} is {scores[row].item()}: {texts[row][:60]!r}. A reward model whose training "
+            "diverged scores like this, and so does one in float16 that overflows; take another, or train it anew with "
+            "a lower learning rate."
+        )
+    return scores
 
 
 def pairwise_loss(chosen: Tensor, rejected: Tensor) -> Tensor:

@@ -66,7 +66,7 @@ def _out_of_reach(server: str) -> str | None:
     try:
         socket.create_connection((gate.hostname, gate.port or {"http": 80}.get(gate.scheme, 443)), timeout=5).close()
     except OSError as error:
-        return f"{server} cannot be reached ({error})"
+        return f"{server} cannot be reached ({error.strerror or error})"
     return None
 
 

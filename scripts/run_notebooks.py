@@ -61,7 +61,9 @@ papermill_engines.register("course", Engine)
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line; raises SystemExit with a sentence for an unknown notebook or a malformed override."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        "run_notebooks.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--preset", default="tiny", choices=PRESETS, help="size of the run (default: tiny)")
     parser.add_argument("--only", nargs="+", default=[], metavar="NN", help="notebooks by the start of their name")
     parser.add_argument("--output", type=Path, default=Path("build"), help="where results go (default: build)")
@@ -148,7 +150,7 @@ def run_cells(source: Path, target: Path, chosen: argparse.Namespace) -> str:
     except PapermillExecutionError as error:
         return f"cell {error.exec_count}: {error.ename}: {error.evalue}"
     except DeadKernelError:
-        return "its process was killed; most often memory ran out: a smaller preset, or batch_size, needs less"
+        return "Its process was killed. Most often memory ran out: a smaller preset, or batch_size, needs less."
     return ""
 
 

@@ -28,13 +28,16 @@ from typing import NamedTuple
 
 import yaml
 
-from rlhf_course.presets import PRESETS, Settings, load_preset, read_spec
+from rlhf_course.ppo.config import PPOConfig
+from rlhf_course.presets import PRESETS, Settings, like, load_preset, read_spec
 
 NAME = "train_ppo.py"
 IMDB, CHAT = "03_gpt2_imdb_ppo", "04_lora_rlhf_baichuan"
 OPTIONS = {"config": None, "experiment": None, "sft_adapter": None, "reward_adapter": None, "preset": "tiny"}
 OPTIONS |= {"output": "build/train_ppo", "seed": 0, "save_every": 50, "resume": False}
 OPTIONS |= {"quantization": None, "logprob_chunk_size": None}
+EXAMPLES = {"config": "my.yaml", "experiment": IMDB, "quantization": "8bit", "logprob_chunk_size": 512}
+EXAMPLES |= {"sft_adapter": "runs/sft/model", "reward_adapter": "runs/reward/model"}  # of options without a default
 SHARED = ("learning_rate", "batch_size", "mini_batch_size", "ppo_epochs", "init_kl_coef", "log_with")
 CHAT_SETTINGS = ("dataset", "train_subset", "max_length", "max_prompt", "max_new_tokens", "dtype", "steps", *SHARED)
 CHAT_SETTINGS += ("sigmoid_score", "mixed_precision", "gradient_checkpointing")  # the others are of other stages
@@ -50,7 +53,7 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namesp
     how = {"argument_default": argparse.SUPPRESS, "formatter_class": argparse.RawDescriptionHelpFormatter}
     how["usage"] = "train_ppo.py [--config FILE] [--experiment NAME] [options]"
     parser = early = argparse.ArgumentParser(**how, add_help=False)  # what decides which settings there are
-    early.add_argument("--config", type=Path, help="YAML file of options")
+    early.add_argument("--config", help="YAML file of options")
     early.add_argument("--experiment", metavar="NAME", help=f"{IMDB} (default), or {CHAT} (default with adapters)")
     early.add_argument("--sft_adapter", metavar="FOLDER", help="adapter that the policy and its reference start as")
     early.add_argument("--reward_adapter", metavar="FOLDER", help="adapter with a score head, on the same base")
@@ -65,12 +68,12 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namesp
         used = {key: spec[key] for key in (CHAT_SETTINGS if experiment == CHAT else spec)}
         parser = argparse.ArgumentParser(description=__doc__, parents=[early], **how)
         parser.add_argument("--preset", choices=PRESETS, help="size of the run (default: tiny)")
-        parser.add_argument("--output", type=Path, help="where all it writes goes (default: build/train_ppo)")
-        parser.add_argument("--seed", type=int, help="seed (default: 0)")
-        parser.add_argument("--save_every", type=int, help="steps between checkpoints (default: 50)")
+        parser.add_argument("--output", help="where all it writes goes (default: build/train_ppo)")
+        parser.add_argument("--seed", help="seed (default: 0)")
+        parser.add_argument("--save_every", help="steps between checkpoints (default: 50)")
         parser.add_argument("--resume", action="store_true", help="go on from the latest checkpoint in --output")
         text = "numbers of the vocabulary in memory for so many response tokens at once (default: all)"
-        parser.add_argument("--logprob_chunk_size", type=int, metavar="TOKENS", help=text)
+        parser.add_argument("--logprob_chunk_size", metavar="TOKENS", help=text)
         text = "the frozen base in 8 or 4 bits, through bitsandbytes (default: as --dtype says); needs adapters"
         parser.add_argument("--quantization", choices=("8bit", "4bit"), help=text)
         settings_group = parser.add_argument_group(f"settings of {experiment} (tiny · scratch · full)")
@@ -79,22 +82,34 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namesp
             names = ["--log_with", "--report_to"] if key == "log_with" else [f"--{key}"]
             settings_group.add_argument(*names, metavar="X", help=f"{entry['help']} ({values})".replace("%", "%%"))
         given = vars(parser.parse_args(arguments))
-        options = argparse.Namespace(**{key: given.pop(key) for key in OPTIONS} | {"experiment": experiment})
+        options = argparse.Namespace(**{key: read_option(key, given.pop(key)) for key in OPTIONS})
+        options.experiment, options.output = experiment, Path(options.output)
         if unknown := given.keys() - used.keys():
             raise ValueError(f"Unknown setting {min(unknown)!r} for {experiment}; it has {', '.join(used)}.")
         overrides = {k: yaml.safe_load(v) if isinstance(v, str) else v for k, v in given.items()}
         check_adapters(options)
-        return options, load_preset(experiment, options.preset, overrides)
+        settings = load_preset(experiment, options.preset, overrides)
+        ppo = {name: getattr(settings, name) for name in (*SHARED, "target", "horizon") if name in used}
+        PPOConfig(seed=options.seed, logprob_chunk_size=options.logprob_chunk_size, **ppo)  # what does not fit, now
+        return options, settings
     except (ValueError, OSError, yaml.YAMLError) as error:
         parser.error(str(error))
 
 
-def read_options(file: Path | None) -> dict:
+def read_options(file: str | None) -> dict:
     """A YAML file's options under their names here. Raises ``ValueError`` when it is no list of options."""
-    content = yaml.safe_load(file.read_text(encoding="utf-8")) if file else {}
+    content = yaml.safe_load(Path(file).read_text(encoding="utf-8")) if file else {}
     if not isinstance(content, dict):
         raise ValueError(f"{file} is no list of options like steps: 60.")
-    return {"log_with" if key == "report_to" else str(key): value for key, value in content.items()}
+    content = {"log_with" if key == "report_to" else str(key): value for key, value in content.items()}
+    return {key: read_option(key, value) if key in OPTIONS else value for key, value in content.items()}
+
+
+def read_option(name: str, value):
+    """An option's value in its type, None for one that may be left out. Raises ``ValueError`` for other types."""
+    if value is None and OPTIONS[name] is None:
+        return None
+    return like(name, value, EXAMPLES.get(name, OPTIONS[name]), least=0 if name == "seed" else 1)
 
 
 def check_adapters(options: argparse.Namespace) -> None:
@@ -122,7 +137,7 @@ class Run(NamedTuple):
 
 def make_trainer(options: argparse.Namespace, settings: Settings, policy, tokenizer, queries, **more):
     """A PPOTrainer with what the experiments' configs have in common, and ``more``."""
-    from rlhf_course import PPOConfig, PPOTrainer
+    from rlhf_course import PPOTrainer
     from rlhf_course.data import collate
 
     more |= {name: getattr(settings, name) for name in SHARED}
@@ -137,16 +152,16 @@ def make_trainer(options: argparse.Namespace, settings: Settings, policy, tokeni
 def build_imdb(options: argparse.Namespace, settings: Settings) -> Run:
     """Notebook 03's: film reviews, and a sentiment classifier as the reward."""
     from accelerate import PartialState
-    from transformers import AutoTokenizer
 
     from rlhf_course import AutoModelForCausalLMWithValueHead, LengthSampler
     from rlhf_course.data import build_queries, load_reviews
     from rlhf_course.offline.world import prepare
     from rlhf_course.rewards import SentimentReward
+    from rlhf_course.saved import load_tokenizer
 
     with PartialState().main_process_first():  # it builds what is missing, the others find it there
         assets = prepare(settings)
-    tokenizer = AutoTokenizer.from_pretrained(assets.model)
+    tokenizer = load_tokenizer(assets.model)
     tokenizer.pad_token = tokenizer.eos_token
     query_lengths = LengthSampler(settings.query_min, settings.query_max)
     reviews = load_reviews(assets.dataset, "train")
@@ -154,7 +169,7 @@ def build_imdb(options: argparse.Namespace, settings: Settings) -> Run:
     queries = build_queries(reviews, tokenizer, query_lengths, settings.min_characters)
     more = {"model_name": str(settings.model), "target": settings.target, "horizon": settings.horizon}
     trainer = make_trainer(options, settings, policy, tokenizer, queries, **more)
-    reward = SentimentReward(assets.reward_model)
+    reward = SentimentReward(assets.reward_model, settings.reward_label)
     lengths = LengthSampler(settings.response_min, settings.response_max)
     generation = SAMPLING | {"pad_token_id": tokenizer.eos_token_id, "length_sampler": lengths}
 
@@ -173,7 +188,6 @@ def build_chat(options: argparse.Namespace, settings: Settings) -> Run:
     from accelerate import PartialState
     from datasets import Dataset
     from peft import PeftConfig
-    from transformers import AutoTokenizer
 
     from rlhf_course import AutoModelForCausalLMWithValueHead
     from rlhf_course.data import load_pairs
@@ -181,6 +195,7 @@ def build_chat(options: argparse.Namespace, settings: Settings) -> Run:
     from rlhf_course.lora import RewardAdapter, quantization
     from rlhf_course.offline.chat import build_preferences
     from rlhf_course.rewards import RewardModel
+    from rlhf_course.saved import load_tokenizer
 
     if settings.dataset is None:
         raise ValueError(f"--preset {options.preset} needs --dataset: a folder or hub id of preference pairs.")
@@ -189,7 +204,7 @@ def build_chat(options: argparse.Namespace, settings: Settings) -> Run:
     if Path(bases[0]).resolve() != Path(bases[1]).resolve():
         raise ValueError(f"The adapters must share one base; theirs are {bases[0]} and {bases[1]}.")
     download(bases[0])
-    tokenizer = AutoTokenizer.from_pretrained(sft if Path(sft, "tokenizer_config.json").exists() else bases[0])
+    tokenizer = load_tokenizer(sft if Path(sft, "tokenizer_config.json").exists() else bases[0])
     smaller = {"quantization_config": quantization(options.quantization)} if options.quantization else {}
     policy = AutoModelForCausalLMWithValueHead.from_pretrained(sft, dtype=settings.dtype, **smaller)
     reward = RewardModel(RewardAdapter(policy, judge), tokenizer, batch_size=settings.batch_size)

@@ -24,6 +24,7 @@ import trl_cli
 from rlhf_course.presets import PRESETS, Settings
 
 NAME, EXPERIMENT = "train_reward_model.py", "01_reward_modeling"
+SIDES = ("chosen", "rejected")
 
 
 @dataclass
@@ -119,7 +120,9 @@ def make_trainer(model, tokenizer, config, model_args, train, held_out):
 
 def accuracy(scorer, pairs) -> float:
     """The share of pairs whose chosen answer scores higher."""
-    chosen, rejected = (scorer(pairs["prompt"][:], pairs[side][:]) for side in ("chosen", "rejected"))
+    from rlhf_course.rewards import finite
+
+    chosen, rejected = (finite(scorer(pairs["prompt"][:], pairs[side][:]), pairs[side]) for side in SIDES)
     return (chosen > rejected).double().mean().item()
 
 
@@ -175,9 +178,9 @@ def run(script: ScriptArguments, config, model_args, settings: Settings, output)
     with PartialState().main_process_first():  # it builds what is missing, the others find it there
         assets = prepare_reward_model(settings, model_args.model_revision)
     train, held_out, dropped = load_data(assets.dataset, script, settings, config.seed)
-    tokenizer = trl_cli.load_tokenizer(assets.model, model_args)
+    tokenizer = trl_cli.load_base_tokenizer(assets.model, model_args)
     set_seed(config.seed)  # before the head is drawn
-    before = load_scorer(assets.model, tokenizer, config, **trl_cli.model_options(model_args))
+    before = load_scorer(assets.model, tokenizer, config, new_head=True, **trl_cli.model_options(model_args))
     train, dropped["train"]["too long"] = tokenize_pairs(train, tokenizer, config.max_length)
     held_out, dropped["test"]["too long"] = tokenize_pairs(held_out, tokenizer, config.max_length)
     too_long = dropped["train"]["too long"] + dropped["test"]["too long"]
@@ -187,7 +190,8 @@ def run(script: ScriptArguments, config, model_args, settings: Settings, output)
 
     results = {"dataset": assets.dataset, "base": assets.model, "accuracy_before": accuracy(before, held_out)}
     trainer = make_trainer(before.model, tokenizer, config, model_args, train, held_out)
-    if code := trl_cli.train(trainer, output):
+    code, _ = trl_cli.train(trainer, output, lambda: [trainer.evaluate()["eval_loss"]])
+    if code:
         return code
 
     scorer = load_scorer(output.result, tokenizer, config)  # what was saved is what is audited

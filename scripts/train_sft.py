@@ -102,7 +102,9 @@ def load_base(base: str, config, model_args):
     """The base model. Raises ``ValueError`` for an adapter, and where there are no positions for max_length tokens."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(base, **trl_cli.model_options(model_args))
+    from rlhf_course.saved import load_model
+
+    model = load_model(AutoModelForCausalLM, base, **trl_cli.model_options(model_args))
     if getattr(model, "peft_config", None):
         raise ValueError(f"{base} is an adapter: merge it into its base first, or start from that base.")
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", config.max_length)
@@ -138,7 +140,7 @@ def run(script: ScriptArguments, config, model_args, settings: Settings, output)
     base, dataset = find_inputs(model_args, settings)
     split = f"train[:{script.subset}]" if script.subset else "train"
     answers, dropped = load_answers(dataset, split, settings.sft_files)
-    tokenizer = trl_cli.load_tokenizer(base, model_args)
+    tokenizer = trl_cli.load_base_tokenizer(base, model_args)
     parts = hold_out(answers, script.eval_share, config.seed)
     parts = [tokenize_answers(part, tokenizer, config.max_length) for part in parts]
     (train, held_out), too_long = zip(*parts, strict=True)
@@ -153,15 +155,16 @@ def run(script: ScriptArguments, config, model_args, settings: Settings, output)
 
         def on_train_begin(self, args, state, control, **kwargs):
             if state.global_step == 0:
-                trainer.log({"loss_before": answer_loss(trainer)[0]})
+                before = answer_loss(trainer)[0]
+                trl_cli.check_finite("The base is of no use: the loss of held-out data", before, "before training")
+                trainer.log({"loss_before": before})
 
     trainer.add_callback(Before)
-    if code := trl_cli.train(trainer, output):
+    code, measured = trl_cli.train(trainer, output, lambda: answer_loss(trainer), most=100)
+    if code:
         return code
+    after, tokens = measured
     before = next(entry["loss_before"] for entry in trainer.state.log_history if "loss_before" in entry)
-    after, tokens = answer_loss(trainer)
-    if not after < 100:
-        raise ValueError(f"Training diverged: the loss of held-out answers is {after}; lower --learning_rate.")
     results = {"dataset": dataset, "base": base, "loss_before": before, "loss": after}
     results |= {"perplexity_before": math.exp(before), "perplexity": math.exp(after), "train_rows": len(train)}
     results |= {"held_out_rows": len(held_out), "held_out_tokens": tokens, "dropped": dropped}

@@ -1,6 +1,7 @@
 """What the commands over trl's trainers share: their options, output folder, tracking, and how they end."""
 
 import argparse
+import math
 import os
 import warnings
 from collections.abc import Callable
@@ -39,6 +40,7 @@ def common_defaults(bf16: bool, epochs: float, batch_size: int) -> dict:
         "dataloader_pin_memory": gpu,
         "train_sampling_strategy": "group_by_length",
         "save_total_limit": 2,
+        "logging_nan_inf_filter": False,  # which hides what it should show
         "disable_tqdm": False,
         "ddp_find_unused_parameters": False,  # there are none
         "accelerator_config": {"use_configured_state": True},  # what processes.join() found, CPUs over gloo too
@@ -78,6 +80,9 @@ def parse(name, about, experiment, kinds, defaults, overrides, arguments) -> tup
             parser.set_defaults_with_config(**defaults(settings))
             config = ["--config", known.config] if known.config else []
             config_args, model_args, script = parser.parse_args_and_config([*config, "--preset", preset, *rest])
+        numbers = vars(config_args) | vars(model_args) | vars(script)
+        if wrong := [name for name, x in numbers.items() if isinstance(x, float) and not math.isfinite(x)]:
+            raise ValueError(f"--{wrong[0]} takes a finite number, got {numbers[wrong[0]]}.")
         if config_args.trust_remote_code:
             raise ValueError(NO_REMOTE_CODE)
         if model_args.load_in_4bit or model_args.load_in_8bit:
@@ -130,11 +135,11 @@ def open_output(folder: Path, script, config, model_args):
     return outputs.open_output(folder, "model", settings, inputs, option, resume, CHECKPOINTS)
 
 
-def load_tokenizer(path: str, model_args):
+def load_base_tokenizer(path: str, model_args):
     """The base's tokenizer. Raises ``ValueError`` where it has no EOS token."""
-    from transformers import AutoTokenizer
+    from rlhf_course.saved import load_tokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(path, revision=model_args.model_revision, trust_remote_code=False)
+    tokenizer = load_tokenizer(path, revision=model_args.model_revision)
     if tokenizer.eos_token is None:
         raise ValueError(f"The tokenizer of {path} has no EOS token, which ends every dialogue.")
     return tokenizer
@@ -143,13 +148,14 @@ def load_tokenizer(path: str, model_args):
 def model_options(model_args) -> dict:
     """How to load the base, as from_pretrained takes it."""
     names = {"dtype": "dtype", "attn_implementation": "attn_implementation", "revision": "model_revision"}
-    return {name: getattr(model_args, argument) for name, argument in names.items()} | {"trust_remote_code": False}
+    return {name: getattr(model_args, argument) for name, argument in names.items()}
 
 
 def make_trainer(kind: str, model, tokenizer, config, model_args, train, held_out):
     """trl's trainer of that name on tokenized data, with the latest numbers beside its progress bar."""
     import torch
     import trl
+    from torch.distributed.tensor import DTensor
     from transformers import PrinterCallback, ProgressCallback, TrainerCallback
     from transformers.trainer_pt_utils import LengthGroupedSampler
 
@@ -162,6 +168,16 @@ def make_trainer(kind: str, model, tokenizer, config, model_args, train, held_ou
             sampler = getattr(batches, "sampler", None)
             if isinstance(sampler, LengthGroupedSampler):
                 sampler.generator = torch.Generator().manual_seed(args.seed + int(state.epoch))
+
+    class Finite(TrainerCallback):
+        """Ends training at a gradient of NaN or Inf, before it moves a weight; with float16, steps are left out."""
+
+        def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+            norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+            norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+            if not args.fp16:
+                step = state.global_step + 1
+                check_finite("Training diverged: the norm of the gradient", norm.item(), f"in step {step}")
 
     class Bar(ProgressCallback):
         """The progress bar, without a dictionary scrolling by at every log."""
@@ -182,16 +198,26 @@ def make_trainer(kind: str, model, tokenizer, config, model_args, train, held_ou
         peft_config=trl.get_peft_config(model_args),
     )
     trainer.add_callback(SameOrder)
+    trainer.add_callback(Finite)
     trainer.remove_callback(PrinterCallback if config.disable_tqdm else ProgressCallback)
     if not config.disable_tqdm:
         trainer.add_callback(Bar)
     return trainer
 
 
-def train(trainer, output) -> int:
+def check_finite(what: str, number: float, when: str, most: float = math.inf) -> None:
+    """Raise ``FloatingPointError`` unless a number that training depends on is finite, and below ``most``."""
+    if not -math.inf < number < most:
+        cure = "Lower --learning_rate, or look at the base's weights and --dtype."
+        raise FloatingPointError(f"{what} is {number:g} {when}, so no model was saved. {cure}")
+
+
+def train(trainer, output, measure: Callable[[], tuple], most: float = math.inf) -> tuple[int, tuple]:
     """Train, from the output's checkpoint on where there is one, and save model or adapter, and tokenizer.
 
-    Returns 0, or the exit code when stopped between steps; then there is a checkpoint, and no model.
+    Returns 0 and what ``measure`` found after training, the loss of held-out data first; or the exit code of a run that
+    was stopped between steps, which leaves a checkpoint and no model, and (). Raises ``FloatingPointError``, with no
+    model saved, where a gradient or that loss is NaN or Inf, or the loss not below ``most``.
     """
     from contextlib import nullcontext
 
@@ -223,13 +249,15 @@ def train(trainer, output) -> int:
         trainer.train(resume_from_checkpoint=output.checkpoint and str(output.checkpoint))
     if stopped:
         print(f"Stopped after step {trainer.state.global_step}; --resume_from_checkpoint true goes on from there.")
-        return stopped[0]
+        return stopped[0], ()
+    measured = measure()
+    check_finite("Training diverged: the loss of held-out data", measured[0], "after it", most)
     first = trainer.accelerator.is_main_process  # the others take part in gathering the weights, and write nothing
     adapter = isinstance(trainer.accelerator.unwrap_model(trainer.model), PeftModel)
     with model_folder(output.result, adapter) if first else nullcontext(output.result) as aside:
         trainer.save_model(aside)
     trainer.accelerator.wait_for_everyone()
-    return 0
+    return 0, measured
 
 
 def main(name: str, parse_arguments: Callable, run: Callable, arguments: list[str] | None) -> int:
@@ -240,13 +268,8 @@ def main(name: str, parse_arguments: Callable, run: Callable, arguments: list[st
 
         join_quietly()
         script, config, model_args, settings = parse_arguments(arguments)
-        try:
-            with open_output(begin(config), script, config, model_args) as output:
-                code = run(script, config, model_args, settings, output)
-        except (ValueError, OSError) as error:
-            if "trust_remote_code" in str(error):
-                raise ValueError(NO_REMOTE_CODE) from error
-            raise
+        with open_output(begin(config), script, config, model_args) as output:
+            code = run(script, config, model_args, settings, output)
         leave()
         return code
 

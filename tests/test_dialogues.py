@@ -188,7 +188,7 @@ def test_the_base_of_the_world_becomes_a_reward_model(folder):
     assert torch.equal(state, torch.get_rng_state()) and found.dataset == str(folder)
     tokenizer = AutoTokenizer.from_pretrained(found.model)
     assert tokenizer.pad_token == "[PAD]" and tokenizer.pad_token_id != tokenizer.eos_token_id
-    model = load_reward_model(found.model)
+    model = load_reward_model(found.model, new_head=True)
     assert model.config.pad_token_id == tokenizer.pad_token_id and model.config.n_layer == 1
     assert model.get_input_embeddings().num_embeddings == len(tokenizer) and model.config.n_embd == 32
     score = RewardModel(model, tokenizer)
@@ -229,5 +229,5 @@ def test_pairs_of_your_own_are_asked_for(folder, monkeypatch):
 
 def test_a_classifier_on_the_base_has_one_output_by_default(folder):
     base = world.build_reward_base(str(folder), load_preset("01_reward_modeling", "tiny", {"n_embd": 32}))
-    assert load_reward_model(base).config.num_labels == 1
+    assert load_reward_model(base, new_head=True).config.num_labels == 1
     assert AutoModelForSequenceClassification.from_pretrained(base).config.num_labels == 2

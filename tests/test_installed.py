@@ -10,6 +10,7 @@ import pytest
 
 from rlhf_course.presets import CONFIGS, ROOT
 
+KIND = "Commands, the notebooks' runner, tracking"
 LOOK = """
 import json
 from pathlib import Path
@@ -37,7 +38,8 @@ def installed(tmp_path_factory):
     return target
 
 
-def test_an_installed_copy_has_the_settings_and_writes_where_it_was_started(installed, tmp_path):
+@pytest.mark.fault("pip install . (not --editable), and Python started elsewhere")
+def test_an_installed_copy_has_the_settings_and_writes_where_it_was_started(installed, tmp_path, outcome):
     environment = {key: value for key, value in os.environ.items() if key != "RLHF_COURSE_CACHE"}
     environment["PYTHONPATH"] = str(installed)
     command = [sys.executable, "-c", LOOK]
@@ -48,6 +50,7 @@ def test_an_installed_copy_has_the_settings_and_writes_where_it_was_started(inst
     assert found["configs"] == sorted(path.name for path in CONFIGS.glob("*.yaml")) != []
     assert found["card"] == str(tmp_path / "results") and found["cache"] == str(tmp_path / "build" / "cache")
     assert (tmp_path / "results" / "run_cards" / "03.json").exists()
+    outcome("The settings come with the package; relative folders start where Python was started.")
 
 
 def test_in_a_checkout_relative_paths_start_at_its_root(tmp_path):

@@ -1,5 +1,7 @@
 """The embedded world: reviews, gold sentiment, tokenizers, the cache."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -50,24 +52,26 @@ def test_tokenizer_round_trips_and_the_classifier_reads_the_same_tokens(reviews)
     assert reader.pad_token_id not in (tokenizer.eos_token_id, reader.cls_token_id)
 
 
+def fails(folder, size, log):
+    Path(log).write_text("failed")
+    (folder / "half").write_text("x")
+    raise KeyboardInterrupt
+
+
+def works(folder, size, log):
+    with open(log, "a") as file:
+        file.write(" built")
+    (folder / "whole").write_text("x")
+
+
 def test_cache_builds_once_and_keeps_nothing_half_built(tmp_path, monkeypatch):
-    monkeypatch.setenv("RLHF_COURSE_CACHE", str(tmp_path))
-    calls = []
-
-    def fails(folder):
-        calls.append("failed")
-        (folder / "half").write_text("x")
-        raise KeyboardInterrupt
-
-    def works(folder):
-        calls.append("built")
-        (folder / "whole").write_text("x")
-
+    monkeypatch.setenv("RLHF_COURSE_CACHE", str(tmp_path / "cache"))
+    log = str(tmp_path / "log")
     with pytest.raises(KeyboardInterrupt):
-        world.cached("thing", {"size": 1}, [models], fails)
-    assert list(tmp_path.iterdir()) == []
+        world.cached("thing", fails, size=1, log=log)
+    assert all(path.suffix == ".lock" for path in (tmp_path / "cache").iterdir())
     state = torch.get_rng_state()
-    first = world.cached("thing", {"size": 1}, [models], works)
-    assert world.cached("thing", {"size": 1}, [models], works) == first and calls == ["failed", "built"]
-    assert world.cached("thing", {"size": 2}, [models], works) != first
+    first = world.cached("thing", works, size=1, log=log)
+    assert world.cached("thing", works, size=1, log=log) == first and Path(log).read_text() == "failed built"
+    assert world.cached("thing", works, size=2, log=log) != first
     assert torch.equal(state, torch.get_rng_state())

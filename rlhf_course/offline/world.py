@@ -7,11 +7,15 @@ from rlhf_course import command
 if __name__ == "__main__":
     command.loading()
 
+import ast
 import hashlib
+import inspect
 import json
 import os
 import sys
 import time
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -29,9 +33,7 @@ from rlhf_course.run_card import quiet_libraries
 
 SEED = 0  # the world is one and the same, whatever the seed of a run
 MANIFEST = ".manifest.json"
-LM_RECIPE = ("vocab_size", "n_layer", "n_embd", "lm_steps", "lm_batch", "lm_block", "lm_lr")
-BASE_RECIPE = ("data_dir", "vocab_size", "n_layer", "n_embd", "base_steps")
-CLASSIFIER_RECIPE = ("vocab_size", "classifier_labels", "classifier_steps")
+PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def cache_root() -> Path:
@@ -62,14 +64,14 @@ def prepare(settings: Settings) -> SimpleNamespace:
 
 def build_reviews() -> Path:
     """The embedded reviews as a dataset folder in the hub's layout: 6,000 to train on, 2,000 held out."""
+    return cached("reviews", _reviews)
 
-    def build(folder: Path) -> None:
-        rows = reviews.make_reviews(8000, SEED)
-        for split, part in (("train", rows[:6000]), ("test", rows[6000:])):
-            table = datasets.Dataset.from_list([{"text": r.text, "label": r.label} for r in part])
-            table.to_parquet(folder / f"{split}-00000-of-00001.parquet")
 
-    return cached("reviews", {}, [reviews], build)
+def _reviews(folder: Path) -> None:
+    rows = reviews.make_reviews(8000, SEED)
+    for split, part in (("train", rows[:6000]), ("test", rows[6000:])):
+        table = datasets.Dataset.from_list([{"text": r.text, "label": r.label} for r in part])
+        table.to_parquet(folder / f"{split}-00000-of-00001.parquet")
 
 
 def prepare_reward_model(settings: Settings, revision: str | None = None) -> SimpleNamespace:
@@ -84,107 +86,94 @@ def prepare_reward_model(settings: Settings, revision: str | None = None) -> Sim
 
 def build_dialogues() -> Path:
     """The embedded preference pairs as a folder like hh-rlhf: 24,000 to train on, 2,000 held out, with their gold."""
+    return cached("dialogues", _dialogues)
 
-    def build(folder: Path) -> None:
-        pairs = dialogues.make_pairs(26000, SEED)
-        for split, part in (("train", pairs[2000:]), ("test", pairs[:2000])):
-            rows = [
-                {
-                    "chosen": f"{p.prompt} {p.chosen}",
-                    "rejected": f"{p.prompt} {p.rejected}",
-                    "gold_chosen": p.gold_chosen,
-                    "gold_rejected": p.gold_rejected,
-                }
-                for p in part
-            ]
-            datasets.Dataset.from_list(rows).to_parquet(folder / f"{split}-00000-of-00001.parquet")
 
-    return cached("dialogues", {}, [dialogues], build)
+def _dialogues(folder: Path) -> None:
+    pairs = dialogues.make_pairs(26000, SEED)
+    for split, part in (("train", pairs[2000:]), ("test", pairs[:2000])):
+        rows = [
+            {
+                "chosen": f"{p.prompt} {p.chosen}",
+                "rejected": f"{p.prompt} {p.rejected}",
+                "gold_chosen": p.gold_chosen,
+                "gold_rejected": p.gold_rejected,
+            }
+            for p in part
+        ]
+        datasets.Dataset.from_list(rows).to_parquet(folder / f"{split}-00000-of-00001.parquet")
 
 
 def build_reward_base(dataset: str, settings: Settings) -> Path:
     """A small GPT-2 and its tokenizer for a reward model to start from, pretrained for base_steps on the dialogues."""
+    return cached("reward-base", _reward_base, settings, data=Path(dataset))
+
+
+def _reward_base(folder: Path, data: Path, data_dir, vocab_size, n_layer, n_embd, base_steps, max_length) -> None:
+    pairs, _ = load_pairs(data, "train", data_dir)
+    texts = [f"{row['prompt']} {row['chosen']}" for row in pairs]
+    tokenizer = models.train_tokenizer(texts, vocab_size)
+    tokenizer.add_special_tokens({"pad_token": "[PAD]"})  # so that a final EOS is a token like any other
     # Far more positions than training uses: the audit asks about very long answers.
-    recipe = {key: getattr(settings, key) for key in BASE_RECIPE} | {"n_positions": 4 * settings.max_length}
-    recipe["initializer_range"] = 0.05  # GPT-2's 0.02 suits its width; a narrow model starts to learn late with it
-
-    def build(folder: Path) -> None:
-        pairs, _ = load_pairs(dataset, "train", settings.data_dir)
-        texts = [f"{row['prompt']} {row['chosen']}" for row in pairs]
-        tokenizer = models.train_tokenizer(texts, settings.vocab_size)
-        tokenizer.add_special_tokens({"pad_token": "[PAD]"})  # so that a final EOS is a token like any other
-        sizes = (settings.n_layer, settings.n_embd, settings.base_steps, 32, 128, 2e-3)
-        config = {name: recipe[name] for name in ("n_positions", "initializer_range")}
-        config["activation_function"] = "gelu_pytorch_tanh"
-        model = models.pretrain_gpt2(texts, tokenizer, *sizes, **config)
-        model.config.initializer_range = 0.02  # a reward head that has hardly an opinion yet
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-
-    return cached("reward-base", {"data": fingerprint(dataset), **recipe}, [models], build)
+    config = {"n_positions": 4 * max_length, "activation_function": "gelu_pytorch_tanh"}
+    config["initializer_range"] = 0.05  # GPT-2's 0.02 suits its width; a narrow model starts to learn late with it
+    model = models.pretrain_gpt2(texts, tokenizer, n_layer, n_embd, base_steps, 32, 128, 2e-3, **config)
+    model.config.initializer_range = 0.02  # a reward head that has hardly an opinion yet
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 def build_tokenizer(dataset: str, settings: Settings) -> Path:
     """A byte-level BPE of the reviews, which policy and classifier share."""
+    return cached("tokenizer", _tokenizer, settings, data=Path(dataset))
 
-    def build(folder: Path) -> None:
-        texts = load_reviews(dataset, "train")["text"]
-        models.train_tokenizer(texts, settings.vocab_size).save_pretrained(folder)
 
-    return cached("tokenizer", {"data": fingerprint(dataset), "vocab_size": settings.vocab_size}, [models], build)
+def _tokenizer(folder: Path, data: Path, vocab_size: int) -> None:
+    models.train_tokenizer(load_reviews(data, "train")["text"], vocab_size).save_pretrained(folder)
 
 
 def build_language_model(dataset: str, settings: Settings) -> Path:
     """A GPT-2 pretrained on the reviews, with its tokenizer."""
-    recipe = {key: getattr(settings, key) for key in LM_RECIPE}
+    reader = build_tokenizer(dataset, settings)
+    return cached("gpt2", _language_model, settings, data=Path(dataset), reader=reader)
 
-    def build(folder: Path) -> None:
-        tokenizer = AutoTokenizer.from_pretrained(build_tokenizer(dataset, settings))
-        model = models.pretrain_gpt2(
-            load_reviews(dataset, "train")["text"],
-            tokenizer,
-            settings.n_layer,
-            settings.n_embd,
-            settings.lm_steps,
-            settings.lm_batch,
-            settings.lm_block,
-            settings.lm_lr,
-        )
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
 
-    return cached("gpt2", {"data": fingerprint(dataset), **recipe}, [models], build)
+def _language_model(
+    folder: Path, data: Path, reader: Path, n_layer, n_embd, lm_steps, lm_batch, lm_block, lm_lr
+) -> None:
+    tokenizer, texts = AutoTokenizer.from_pretrained(reader), load_reviews(data, "train")["text"]
+    model = models.pretrain_gpt2(texts, tokenizer, n_layer, n_embd, lm_steps, lm_batch, lm_block, lm_lr)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 def build_classifier(dataset: str, settings: Settings) -> Path:
     """A DistilBERT sentiment classifier trained on some of the reviews' labels, with its tokenizer."""
-    recipe = {key: getattr(settings, key) for key in CLASSIFIER_RECIPE}
-
-    def build(folder: Path) -> None:
-        rows = load_reviews(dataset, "train").shuffle(seed=SEED)
-        tokenizer = models.classifier_tokenizer(AutoTokenizer.from_pretrained(build_tokenizer(dataset, settings)))
-        rows = rows.select(range(min(settings.classifier_labels, len(rows))))
-        model = models.train_classifier(rows["text"], rows["label"], tokenizer, settings.classifier_steps)
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-
-    return cached("classifier", {"data": fingerprint(dataset), **recipe}, [models], build)
+    reader = build_tokenizer(dataset, settings)
+    return cached("classifier", _classifier, settings, data=Path(dataset), reader=reader)
 
 
-def fingerprint(dataset: str) -> list:
-    """What tells one dataset folder from another: its files' names and sizes; a hub id stands for itself."""
-    files = [p for p in Path(dataset).rglob("*") if p.is_file()]
-    return sorted([p.name, p.stat().st_size] for p in files) or [dataset]
+def _classifier(folder: Path, data: Path, reader: Path, classifier_labels: int, classifier_steps: int) -> None:
+    rows = load_reviews(data, "train").shuffle(seed=SEED)
+    tokenizer = models.classifier_tokenizer(AutoTokenizer.from_pretrained(reader))
+    rows = rows.select(range(min(classifier_labels, len(rows))))
+    model = models.train_classifier(rows["text"], rows["label"], tokenizer, classifier_steps)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
-def cached(name: str, recipe: dict, sources: list, build) -> Path:
-    """The folder that ``build`` fills, made once per recipe and per text of the modules that make it.
+def cached(name: str, build: Callable, settings: Settings | None = None, **inputs) -> Path:
+    """The folder that ``build(folder, …)`` fills, made once for all that decides what it will hold.
 
-    One process builds it and others wait. What is damaged is built again; its manifest holds every file's hash.
+    A builder sees its arguments, ``inputs`` or else settings of the same names, and nothing besides; the key is made of
+    these (of a folder, which is given as a Path, its files) and of :func:`sources`. One process builds and others wait.
+    What is damaged is built again; its manifest holds every file's hash.
     """
-    text = "".join(Path(module.__file__).read_text(encoding="utf-8") for module in sources)
-    key = hashlib.sha256((json.dumps(recipe, sort_keys=True) + text).encode()).hexdigest()[:12]
-    folder = cache_root() / f"{name}-{key}"
+    if build.__closure__:
+        raise TypeError(f"{build.__qualname__} takes what it needs as arguments, so that the cache's key holds it.")
+    inputs |= {n: getattr(settings, n) for n in [*inspect.signature(build).parameters][1:] if n not in inputs}
+    key = json.dumps([SEED, {n: fingerprint(v) for n, v in inputs.items()}, sources(build)], sort_keys=True)
+    folder = cache_root() / f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
     if is_whole(folder):
         return folder
     check_folder(folder).parent.mkdir(parents=True, exist_ok=True)
@@ -195,9 +184,52 @@ def cached(name: str, recipe: dict, sources: list, build) -> Path:
             print(f"{folder} is damaged and is built again.")
         with atomic_folder(folder, stale=("**/[!.]*",)) as aside, torch.random.fork_rng():
             torch.manual_seed(SEED)
-            build(aside)
+            build(aside, **inputs)
             (aside / MANIFEST).write_text(json.dumps(hashes(aside)), encoding="utf-8")
     return folder
+
+
+def fingerprint(value):
+    """What an input is known by in a key: a folder by its files' names and hashes, all else (and a hub id) by itself.
+
+    Hidden files do not count: no builder reads them, and downloads keep their times there.
+    """
+    if not isinstance(value, Path):
+        return value
+    found = {}
+    for path in sorted(value.rglob("[!.]*")):
+        name = path.relative_to(value)
+        if path.is_file() and not any(part.startswith(".") for part in name.parts):
+            found[str(name)] = _known(path, path.stat().st_size, path.stat().st_mtime_ns)
+    return found or str(value)
+
+
+def sources(build: Callable) -> dict[str, str]:
+    """What makes an item, as text: a builder, what it uses of its own module, and each module of this package that it
+    uses, with those which they import."""
+    texts, functions, modules = {}, [build], []
+    for function in functions:
+        texts[function.__qualname__], names, codes = inspect.getsource(function), set(), [function.__code__]
+        for code in codes:
+            names |= {*code.co_names}
+            codes += filter(inspect.iscode, code.co_consts)
+        for name in sorted((names - texts.keys()) & function.__globals__.keys()):
+            value = inspect.unwrap(function.__globals__[name])
+            module = value.__name__ if inspect.ismodule(value) else getattr(value, "__module__", None)
+            if module == build.__module__ and inspect.isfunction(value):
+                functions += [value] * (value not in functions)
+            elif module in (None, build.__module__):
+                texts[name] = repr(value) if module is None else inspect.getsource(value)
+            else:
+                modules.append(module)
+    for module in modules:
+        path = PACKAGE.parent.joinpath(*module.split(".")).with_suffix(".py")
+        if module not in texts and PACKAGE in path.parents and path.exists():
+            texts[module] = path.read_text(encoding="utf-8")
+            for node in ast.walk(ast.parse(texts[module])):
+                if isinstance(node, ast.ImportFrom):
+                    modules += [node.module, *(f"{node.module}.{name.name}" for name in node.names)]
+    return texts
 
 
 def is_whole(folder: Path) -> bool:
@@ -211,7 +243,19 @@ def is_whole(folder: Path) -> bool:
 def hashes(folder: Path) -> dict[str, str]:
     """SHA-256 of every file in a folder but hidden ones, which nobody loads: the manifest, a file browser's."""
     files = (path for path in sorted(folder.rglob("[!.]*")) if path.is_file())
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    return {str(path.relative_to(folder)): digest(path) for path in files}
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@cache
+def _known(path: Path, size: int, changed: int) -> str:
+    """A file's hash, found once in a process for each size and time of change."""
+    return digest(path)
 
 
 def main(arguments: list[str]) -> None:

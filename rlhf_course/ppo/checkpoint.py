@@ -12,6 +12,7 @@ from accelerate.utils import gather_object
 
 from rlhf_course.files import atomic_folder
 from rlhf_course.outputs import checkpoints
+from rlhf_course.ppo.inputs import check_weights
 from rlhf_course.processes import share_out, whole
 
 STATE_FILE = "trainer_state.pt"
@@ -22,7 +23,7 @@ def save_checkpoint(trainer, output_dir: str | Path) -> Path:
 
     It holds trainable weights, optimizer, schedule, float16's loss scale, KL coefficient, running moments, what the
     detectors have seen, and the random generators of every process; the first process writes. The older checkpoint goes
-    only after the new one is whole.
+    only after the new one is whole. Raises ``FloatingPointError`` for weights of NaN or Inf.
     """
     target = Path(output_dir) / f"checkpoint-{trainer.current_step}"
     model, random_states = trainer.accelerator.unwrap_model(trainer.model), gather_object([_random_state()])
@@ -30,6 +31,7 @@ def save_checkpoint(trainer, output_dir: str | Path) -> Path:
     optimizer = whole(trainer.optimizer.state_dict())
     if not trainer.accelerator.is_main_process:
         return target
+    check_weights(weights, trainer.current_step)
     state = {
         "step": trainer.current_step,
         "weights": weights,

@@ -2,16 +2,42 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+import math
+from dataclasses import asdict, dataclass, field, fields
 
 KL_PENALTIES = ("kl", "abs", "mse", "full")
+LIMITS = ("cliprange", "cliprange_value", "ratio_threshold", "target_kl", "score_clip", "max_grad_norm")
+RANGES = (  # what settings may be, in words and as a test that NaN fails; an infinite limit is none
+    (int, "a whole number of at least 1", lambda x: x >= 1, ("batch_size", "mini_batch_size", "ppo_epochs")),
+    (int, "a whole number of at least 1", lambda x: x >= 1, ("gradient_accumulation_steps", "logprob_chunk_size")),
+    (int, "a whole number from 0 to 2³² − 1", lambda x: 0 <= x < 2**32, ("seed",)),
+    (float, "a number from 0 to 1", lambda x: 0 <= x <= 1, ("gamma", "lam")),
+    (float, "finite, 0 or more", lambda x: 0 <= x < math.inf, ("learning_rate", "init_kl_coef", "vf_coef")),
+    (float, "a number above 0", lambda x: x > 0, ("target", "horizon", *LIMITS)),
+)
+NUMBERS = {name: what for *what, names in RANGES for name in names}
+
+
+def check_number(name: str, value) -> int | float:
+    """``value`` as the number that the setting ``name`` takes; text is read, for YAML reads 1e-5 as text.
+
+    Raises ``ValueError`` for what is none, or out of range.
+    """
+    kind, words, fits = NUMBERS[name]
+    try:
+        number = kind(float(value))
+        if not isinstance(value, bool) and number == float(value) and fits(number):
+            return number
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise ValueError(f"{name} is {value!r}; it must be {words}.")
 
 
 @dataclass
 class PPOConfig:
     """Settings of :class:`~rlhf_course.PPOTrainer`; every default is the classic one.
 
-    Raises ``ValueError`` when sizes do not divide or a name is unknown.
+    Raises ``ValueError`` when a number is out of range, sizes do not divide, or a name is unknown.
     """
 
     # What is trained, and how the run is tracked.
@@ -81,17 +107,25 @@ class PPOConfig:
     push_to_hub_if_best_kwargs: dict = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "mini_batch_size", "gradient_accumulation_steps", "ppo_epochs"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1.")
+        for name, default in ((entry.name, entry.default) for entry in fields(self)):
+            value = getattr(self, name)
+            if isinstance(default, bool) and not isinstance(value, bool):
+                raise ValueError(f"{name} is {value!r}; it must be True or False.")
+            if name in NUMBERS and not (value is default is None):
+                setattr(self, name, check_number(name, value))
         if self.batch_size % self.backward_batch_size:
             raise ValueError(
                 f"batch_size {self.batch_size} is not a multiple of mini_batch_size × gradient_accumulation_steps "
                 f"= {self.mini_batch_size} × {self.gradient_accumulation_steps} = {self.backward_batch_size}. "
                 "Choose sizes that divide."
             )
-        if self.logprob_chunk_size is not None and (self.logprob_chunk_size < 1 or self.kl_penalty == "full"):
-            raise ValueError("logprob_chunk_size is at least 1, and not for kl_penalty 'full', which needs all logits.")
+        if self.adap_kl_ctrl and self.horizon <= 0.2 * self.batch_size:  # β · (1 − 0.2 · batch_size / horizon)
+            raise ValueError(
+                f"horizon is {self.horizon:g} samples, too few for steps of {self.batch_size}: the KL coefficient "
+                f"could turn negative. Take {self.batch_size} or more, or adap_kl_ctrl=False."
+            )
+        if self.logprob_chunk_size is not None and self.kl_penalty == "full":
+            raise ValueError("logprob_chunk_size is not for kl_penalty 'full', which needs all logits at once.")
         if self.kl_penalty not in KL_PENALTIES:
             raise ValueError(f"kl_penalty {self.kl_penalty!r} is unknown; choose one of {', '.join(KL_PENALTIES)}.")
         if self.use_score_norm and not self.use_score_scaling:

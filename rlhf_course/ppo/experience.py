@@ -30,7 +30,8 @@ def add_logprobs(rollout: Rollout, policy, reference: Callable, config: PPOConfi
     rollout.ref_logprobs = ref_logprobs * rollout.mask
     rollout.logprobs = logprobs.detach() * rollout.mask
     rollout.values = values.detach() * rollout.mask
-    check_logprobs({"policy": rollout.logprobs, "reference": rollout.ref_logprobs}, step)
+    told = {"policy": rollout.logprobs, "reference": rollout.ref_logprobs, "value head": rollout.values}
+    check_logprobs(told, step)
     pair = (all_logprobs.detach(), ref_all) if whole else (rollout.logprobs, rollout.ref_logprobs)
     rollout.kl = ppo.kl_per_token(*pair, config.kl_penalty) * rollout.mask
     return (logprobs, values, entropy) if one_batch else None

@@ -15,7 +15,7 @@ from transformers.cache_utils import DynamicLayer
 
 from rlhf_course.policy import can_pack, takes, without_dropout
 from rlhf_course.ppo.decoder import Decoders
-from rlhf_course.ppo.inputs import check_length
+from rlhf_course.ppo.inputs import check_length, check_positive
 from rlhf_course.ppo.transfer import to_device, to_host
 
 CPU_LOOK, GPU_LOOK = 1, 8  # tokens from one look at which rows are done to the next: a GPU has to be waited for
@@ -25,6 +25,7 @@ class LengthSampler:
     """Draws response or query lengths from the integers min_value … max_value − 1, uniformly."""
 
     def __init__(self, min_value: int, max_value: int) -> None:
+        check_positive("min_value of a LengthSampler", min_value)
         if max_value <= min_value:
             raise ValueError(f"LengthSampler({min_value}, {max_value}) is empty: max_value is exclusive.")
         self.values = list(range(min_value, max_value))
@@ -90,6 +91,9 @@ def generate(
     outgrow the positions that the model knows.
     """
     settings = dict(generation_kwargs)
+    check_positive("max_new_tokens", settings.get("max_new_tokens", 1))
+    if settings.get("num_return_sequences", 1) != 1:
+        raise ValueError("num_return_sequences must be 1: a response per query. For several, repeat the queries.")
     settings.setdefault("pad_token_id", pad_token_id(tokenizer))
     if settings.get("min_length", 0) < 0:  # how classic scripts say "no minimum"
         settings.pop("min_length")

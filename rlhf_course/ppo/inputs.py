@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -42,6 +43,18 @@ def check_samples(
                 raise ValueError(f"response_masks {i} must be a tensor of {len(tokens)} zeros and ones, not all zero.")
 
 
+def check_positive(name: str, value) -> None:
+    """Raise ``ValueError`` unless a size is a whole number from 1 on."""
+    if not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} is {value!r}; it must be a whole number of at least 1.")
+
+
+def check_texts(name: str, texts) -> None:
+    """Raise ``TypeError`` unless these are several texts: a text alone would be scored letter by letter."""
+    if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+        raise TypeError(f"{name} must be a list of texts; got {texts!r:.60}.")
+
+
 def check_length(tokens: int, config: PreTrainedConfig) -> None:
     """Raise ``ValueError`` when a query with its response needs more positions than a model knows.
 
@@ -57,8 +70,15 @@ def check_length(tokens: int, config: PreTrainedConfig) -> None:
 
 def stack_scores(scores: Sequence[Tensor] | Tensor, device: torch.device, step: int) -> Tensor:
     """Scores, from either side, as float32 (B,) on ``device``; raises for shapes and numbers that cannot be used."""
-    scores = [torch.as_tensor(score) for score in (to_host([scores])[0] if isinstance(scores, Tensor) else scores)]
+    scores = [*(to_host([scores])[0] if isinstance(scores, Tensor) else scores)]
     for i, score in enumerate(scores):
+        try:
+            score = scores[i] = torch.as_tensor(score)
+        except (TypeError, ValueError, RuntimeError):
+            raise TypeError(
+                f"score {i} is {score!r:.60}; a score is one number per sample. A pipeline's is the probability of "
+                "whichever label won: take the score of one label (top_k=None), or SentimentReward."
+            ) from None
         if score.numel() != 1:
             raise ValueError(f"score {i} has {score.numel()} elements; a score is one number per sample.")
     stacked = torch.stack([score.detach().reshape(()).float() for score in to_host(scores)])
@@ -72,14 +92,38 @@ def stack_scores(scores: Sequence[Tensor] | Tensor, device: torch.device, step: 
 
 
 def check_logprobs(logprobs: dict[str, Tensor], step: int) -> None:
-    """Raise ``FloatingPointError``, naming model and sample, unless all log-probabilities (B, R) are finite."""
+    """Raise ``FloatingPointError``, naming model and sample, unless all log-probabilities (B, R) are finite.
+
+    The values (B, R) of the ``value head`` may stand beside them.
+    """
     finite = torch.stack([*logprobs.values()]).isfinite().all(-1).cpu()  # read at once: the host waits here
     for who, samples in zip(logprobs, finite, strict=True):
         if not samples.all():
+            what = "values" if who == "value head" else "logits"
             raise FloatingPointError(
-                f"Step {step}: the {who}'s logits for sample {int((~samples).nonzero()[0])} are NaN or Inf; no weight "
+                f"Step {step}: the {who}'s {what} for sample {int((~samples).nonzero()[0])} are NaN or Inf; no weight "
                 "was changed in this step. Train float32 weights (with bf16 autocast if you like), lower the learning "
                 "rate, or go back to the last checkpoint."
+            )
+
+
+def check_rates(kl_coef: float, learning_rate: float, step: int) -> None:
+    """Raise ``FloatingPointError``, naming which, unless the two are finite."""
+    for name, value, where in (
+        ("KL coefficient", kl_coef, "init_kl_coef, and target and horizon, which move it"),
+        ("learning rate", float(learning_rate), "learning_rate, and the schedule, which moves it"),
+    ):
+        if not math.isfinite(value):
+            raise FloatingPointError(f"Step {step}: the {name} is {value}; no weight was changed. Look at {where}.")
+
+
+def check_weights(weights: dict[str, Tensor], step: int) -> None:
+    """Raise ``FloatingPointError``, naming one, unless all weights are finite: others are never written."""
+    for name, weight in weights.items():
+        if not weight.isfinite().all():
+            raise FloatingPointError(
+                f"After step {step}, the weight {name} has NaN or Inf; nothing was saved. Go back to the last "
+                "checkpoint, with a lower learning rate."
             )
 
 
@@ -90,6 +134,7 @@ def process_scores(scores: Tensor, config: PPOConfig, running: RunningMoments, g
     """
     if config.use_score_scaling:
         running.update(gather(scores))
-        centre = running.mean if config.use_score_norm else 0.0
-        scores = (scores - centre) / (running.std + torch.finfo(scores.dtype).eps)
+        centre, eps = running.mean if config.use_score_norm else 0.0, torch.finfo(scores.dtype).eps
+        constant = running.std <= eps * abs(running.mean)  # but for rounding: they have no scale
+        scores = (scores - centre) / (1.0 if constant else running.std + eps)
     return scores if config.score_clip is None else scores.clamp(-config.score_clip, config.score_clip)

@@ -91,7 +91,8 @@ def step_stats(rollout: Rollout, minibatches: list[MiniBatch], kl_coef: float, a
     )
     stats = dict(zip(numbers, found.tolist(), strict=True)) | {"objective/kl_coef": kl_coef}
     stats |= {f"ppo/{name}": value for name, value in zip(NUMBERS[:-1], averages.tolist(), strict=False)}
-    stats["ppo/val/var_explained"] = 1 - stats["ppo/val/error"] / stats["ppo/returns/var"]
+    variance = stats["ppo/returns/var"]  # 0 where nothing is rewarded or all is alike: there is nothing to explain
+    stats["ppo/val/var_explained"] = 1 - stats["ppo/val/error"] / variance if variance else 0.0
     masks = [x > 0 for x in parts[::3]]
     return stats | {
         "objective/kl_dist": per_sample[0].numpy(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import time
 from collections.abc import Sequence
@@ -24,14 +25,22 @@ from rlhf_course.ppo.decoder import Decoders
 from rlhf_course.ppo.detectors import Detectors, warn_about_float16, warn_about_masked_eos
 from rlhf_course.ppo.experience import add_advantages, add_logprobs, add_rewards
 from rlhf_course.ppo.generation import LengthSampler, generate, pad_token_id
-from rlhf_course.ppo.inputs import check_length, check_samples, process_scores, stack_scores
+from rlhf_course.ppo.inputs import (
+    check_length,
+    check_positive,
+    check_rates,
+    check_samples,
+    check_weights,
+    process_scores,
+    stack_scores,
+)
 from rlhf_course.ppo.rollout import Rollout
 from rlhf_course.ppo.stats import Clock, step_stats
 from rlhf_course.ppo.transfer import batch_to_device, to_host
 from rlhf_course.ppo.update import optimize
 from rlhf_course.processes import check_sharing, prepare, whole
 from rlhf_course.reference import create_reference_model
-from rlhf_course.saved import model_folder
+from rlhf_course.saved import check_vocabulary, model_folder
 
 
 class PPOTrainer:
@@ -88,6 +97,7 @@ class PPOTrainer:
             )
         if tokenizer is None:
             raise ValueError("PPOTrainer needs the policy's tokenizer.")
+        check_vocabulary(tokenizer, model)
         self.config, self.tokenizer = config, tokenizer
         self.accelerator: Accelerator = tracking.start(config)
         check_sharing(self.accelerator, model, num_shared_layers)
@@ -185,6 +195,8 @@ class PPOTrainer:
         if single and query_tensor.dim() == 2 and len(query_tensor) > 1:
             raise ValueError(f"One query is 1-D, got shape {tuple(query_tensor.shape)}; give several as a list.")
         queries = [query_tensor.reshape(-1)] if single else list(query_tensor)
+        check_positive("The number of queries", len(queries))
+        check_positive("batch_size", 1 if batch_size is None else batch_size)
         lengths = [length_sampler() for _ in queries] if length_sampler is not None else None
         how = {"begin_suppress": self.config.begin_suppress_tokens, "fast": self.config.fast}
         if not self.accelerator.is_fsdp2:
@@ -193,7 +205,7 @@ class PPOTrainer:
             how["most"] = lambda n: int(self.accelerator.gather(torch.tensor([n], device=policy.device)).max())
 
         def sample(model) -> list[Tensor] | Tensor:
-            responses, size = [], batch_size or len(queries)
+            responses, size = [], len(queries) if batch_size is None else batch_size
             for start in range(0, len(queries), size):
                 rows = slice(start, start + size)
                 part = lengths[rows] if lengths is not None else None
@@ -226,7 +238,8 @@ class PPOTrainer:
 
         Raises ``ValueError`` or ``TypeError`` for unusable input and ``FloatingPointError`` for NaN or Inf.
         """
-        started = time.perf_counter()
+        started, learning_rate = time.perf_counter(), self.optimizer.param_groups[0]["lr"]
+        check_rates(self.kl_ctl.value, learning_rate, self.current_step)
         check_samples(queries, responses, scores, self.config.batch_size, response_masks)
         longest = max(len(q) + len(r) for q, r in zip(queries, responses, strict=True))
         check_length(longest, self.accelerator.unwrap_model(self.model).config)
@@ -234,7 +247,8 @@ class PPOTrainer:
         tokens = to_host([*queries, *responses])
         queries, responses = tokens[: len(queries)], tokens[len(queries) :]
         warn_about_masked_eos(responses, response_masks, self.tokenizer)
-        scores = process_scores(scores, self.config, self.running, self.accelerator.gather)
+        running = copy.copy(self.running)  # kept when the step has passed all checks
+        scores = process_scores(scores, self.config, running, self.accelerator.gather)
         rollout = Rollout.from_lists(queries, responses, scores, pad_token_id(self.tokenizer), response_masks)
         clock = Clock()
         with without_dropout(self.model, checkpointing=True):
@@ -256,13 +270,13 @@ class PPOTrainer:
                 )
         with clock("calc_stats"):
             stats = step_stats(rollout, minibatches, self.kl_ctl.value, self.accelerator)
-            stats["ppo/learning_rate"] = self.optimizer.param_groups[0]["lr"]
+            stats["ppo/learning_rate"] = learning_rate
         if self.accelerator.is_main_process:
             self.detectors.look(stats, self.current_step)
         self.kl_ctl.update(stats["objective/kl"], len(rollout) * self.accelerator.num_processes)
         if self.lr_scheduler is not None:
             self.lr_scheduler.step()
-        self.current_step += 1
+        self.running, self.current_step = running, self.current_step + 1
         clock.seconds["total"] = time.perf_counter() - started
         return stats | {f"time/ppo/{phase}": seconds for phase, seconds in clock.seconds.items()}
 
@@ -302,11 +316,13 @@ class PPOTrainer:
     def save_pretrained(self, save_directory: str) -> None:
         """Save policy, value head and tokenizer into one folder: see the policy's ``save_pretrained``.
 
-        With several processes the first one writes, and the others wait for it.
+        With several processes the first one writes, and the others wait for it. Raises ``FloatingPointError`` for
+        weights of NaN or Inf.
         """
         policy = self.accelerator.unwrap_model(self.model)
         state = whole(policy.state_dict(keep_vars=True)) if self.accelerator.is_fsdp2 else None
         if self.accelerator.is_main_process:
+            check_weights(state or policy.state_dict(), self.current_step)
             with model_folder(save_directory, policy.is_peft_model) as folder:
                 policy.write_files(folder, state)
                 if hasattr(self.tokenizer, "save_pretrained"):

@@ -10,10 +10,12 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from rlhf_course.ppo import algorithm as ppo
 from rlhf_course.ppo.config import PPOConfig
 from rlhf_course.ppo.rollout import Rollout, forward
+from rlhf_course.ppo.transfer import to_host
 
 # Statistics of a mini-batch that are means over its response tokens, and two variances; the last is no statistic of its
 # own, but what ratio_threshold looks at.
@@ -53,9 +55,9 @@ def optimize(
     Nothing here waits for the device, but for early stopping, for optimizers that cannot skip a step by themselves (and
     all under float16 autocast), and for transformers' look at the mask where samples do not share rows: what happened
     is read once, at the end.
-    Raises ``FloatingPointError`` on a loss of NaN or Inf.
+    Raises ``FloatingPointError`` on a loss or a gradient of NaN or Inf.
     """
-    total, collected = partial(accelerator.reduce, reduction="sum"), []
+    total, collected, norms = partial(accelerator.reduce, reduction="sum"), [], []
     for _ in range(config.ppo_epochs):
         order = torch.from_numpy(np.random.permutation(len(rollout)))
         for rows in order.split(config.backward_batch_size):
@@ -78,18 +80,24 @@ def optimize(
                 weight = count / sum(tokens) * accelerator.num_processes * accelerator.gradient_accumulation_steps
                 accelerator.backward((loss * weight).masked_fill(unusable, 0.0))
                 collected.append(seen)
-            if config.max_grad_norm is not None:
-                accelerator.clip_grad_norm_(model.parameters(), config.max_grad_norm)
-            _step(optimizer, any_broken | all_unusable, unscaled=config.max_grad_norm is not None)
+            skipped = any_broken | all_unusable
+            norm = accelerator.clip_grad_norm_(model.parameters(), config.max_grad_norm or torch.inf)
+            norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+            norms.append(norm.masked_fill(skipped, 0.0))
+            _step(optimizer, skipped | ~norms[-1].isfinite())
             optimizer.zero_grad()
         if config.early_stopping and collected[-1].numbers[POLICYKL] > 1.5 * config.target_kl:
             break
-    _report(collected, config, step)
+    scaled = getattr(optimizer, "scaler", None)  # then an Inf halves the scale, as it should
+    _report(collected, [] if scaled else norms, config, step)
     return collected
 
 
-def _step(optimizer, skipped: Tensor, unscaled: bool) -> None:
-    """An optimizer step, unless ``skipped`` (a tensor on the device) is true: then none of its moments moves."""
+def _step(optimizer, skipped: Tensor) -> None:
+    """An optimizer step, unless ``skipped`` (a tensor on the device) is true: then none of its moments moves.
+
+    Gradients are unscaled, as clipping leaves them.
+    """
     plain = getattr(optimizer, "optimizer", optimizer)  # under accelerate's
     scaler = getattr(optimizer, "scaler", None)  # of float16 autocast; it uses found_inf itself
     if getattr(plain, "_step_supports_amp_scaling", False) and scaler is None:  # torch's fused ones
@@ -98,16 +106,17 @@ def _step(optimizer, skipped: Tensor, unscaled: bool) -> None:
         del plain.grad_scale, plain.found_inf
     elif not skipped:
         optimizer.step()
-    elif scaler is not None and unscaled:  # by clipping; the scaler would not do so again before its update
+    elif scaler is not None:  # it would not unscale again before its update
         scaler.update()
 
 
-def _report(collected: list[MiniBatch], config: PPOConfig, step: int) -> None:
+def _report(collected: list[MiniBatch], norms: list[Tensor], config: PPOConfig, step: int) -> None:
     """Say which mini-batches moved no weight, from one transfer of what was found on the device.
 
-    The losses of those count 0 in the statistics.
+    The losses of those count 0 in the statistics. ``norms`` are those of the gradients.
     """
-    for number, found in enumerate(torch.stack([seen.numbers for seen in collected]).tolist(), start=1):
+    numbers, *norms = to_host([torch.stack([seen.numbers for seen in collected]), *norms])
+    for number, found in enumerate(numbers.tolist(), start=1):
         loss, ratio = found[LOSS], found[RATIO]
         if ratio > config.ratio_threshold:
             collected[number - 1].numbers[: len(LOSSES)] = 0
@@ -120,7 +129,14 @@ def _report(collected: list[MiniBatch], config: PPOConfig, step: int) -> None:
         elif not np.isfinite(loss):
             raise FloatingPointError(
                 f"Step {step}: the loss is {loss} for mini-batch {number} of {len(collected)} (all epochs); it moved "
-                "no weight, others of this step may have. Lower the learning rate, or clip with max_grad_norm."
+                "no weight, others of this step may have. Lower the learning rate, clip with max_grad_norm, or look at "
+                "the size of the scores (score_clip)."
+            )
+    for number, norm in enumerate(norms, start=1):
+        if not norm.isfinite():
+            raise FloatingPointError(
+                f"Step {step}: the norm of the gradient is {norm.item()} in update {number} of {len(norms)}; it moved "
+                "no weight, others of this step may have. Lower the learning rate, or train float32 weights."
             )
 
 

@@ -1,0 +1,399 @@
+"""Faults of models: incomplete, damaged, of another kind or size; and what is given to them in place of numbers."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import train_ppo
+from conftest import EOS, make_policy, make_samples, make_trainer
+from peft import LoraConfig
+from safetensors.torch import load_file, save_file
+from transformers import (
+    BartConfig,
+    BartForConditionalGeneration,
+    BertConfig,
+    BertLMHeadModel,
+    DistilBertConfig,
+    DistilBertForSequenceClassification,
+    GPT2ForSequenceClassification,
+    RobertaConfig,
+    RobertaForMaskedLM,
+    RobertaForSequenceClassification,
+)
+
+from rlhf_course import AutoModelForCausalLMWithValueHead, LengthSampler, PPOConfig, PPOTrainer
+from rlhf_course.data import encode
+from rlhf_course.lora import RewardAdapter
+from rlhf_course.offline import models
+from rlhf_course.offline.reviews import make_reviews
+from rlhf_course.rewards import RewardModel, SentimentReward, load_reward_model
+from rlhf_course.saved import load_tokenizer
+
+KIND = "Models"
+TEXTS = [review.text for review in make_reviews(60, seed=5)]
+LORA = {"r": 2, "target_modules": ["c_attn"], "fan_in_fan_out": True, "init_lora_weights": False}
+SMALL = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+SAMPLING = {"do_sample": True, "top_k": 0, "top_p": 1.0}
+load = AutoModelForCausalLMWithValueHead.from_pretrained
+
+
+def fault(value, done: str):
+    return pytest.param(value, marks=pytest.mark.fault(done))
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return models.classifier_tokenizer(models.train_tokenizer(TEXTS, 400))
+
+
+@pytest.fixture
+def folders(tmp_path, tokenizer):
+    """Whole models: a policy, adapters on it for SFT and reward, and classifiers with one and two labels."""
+    torch.manual_seed(0)
+    policy = make_policy()
+    policy.save_pretrained(tmp_path / "policy")
+    sft = load(tmp_path / "policy", peft_config=LoraConfig(task_type="CAUSAL_LM", **LORA))
+    sft.save_pretrained(tmp_path / "sft")
+    judge = load_reward_model(tmp_path / "policy", new_head=True)
+    judge.add_adapter(LoraConfig(task_type="SEQ_CLS", modules_to_save=["score"], **LORA))
+    judge.save_pretrained(tmp_path / "judge")
+    for name in ("sft", "judge"):
+        config = tmp_path / name / "adapter_config.json"
+        base = {"base_model_name_or_path": str(tmp_path / "policy")}
+        config.write_text(json.dumps(json.loads(config.read_text()) | base))
+    for labels in (1, 2):
+        two = {"vocab_size": 40, "num_labels": labels, "pad_token_id": EOS}
+        GPT2ForSequenceClassification(make_policy(**two).config).save_pretrained(tmp_path / f"labels-{labels}")
+    sizes = {"n_layers": 1, "n_heads": 2, "dim": 16, "hidden_dim": 32, "initializer_range": 0.5}
+    own = {"vocab_size": len(tokenizer), "max_position_embeddings": 32, "pad_token_id": tokenizer.pad_token_id}
+    own["id2label"] = {0: "NEGATIVE", 1: "POSITIVE"}
+    DistilBertForSequenceClassification(DistilBertConfig(**own, **sizes)).save_pretrained(tmp_path / "classifier")
+    tokenizer.save_pretrained(tmp_path / "classifier")
+    return tmp_path
+
+
+def said(call, error=ValueError) -> str:
+    """The sentence that a call ends with."""
+    with pytest.raises(error) as raised:
+        call()
+    text = str(raised.value)
+    assert len(text) < 400 and text.endswith(".") and "trust_remote_code" not in text, text
+    return text
+
+
+def rewrite(file: Path, change) -> None:
+    """A file of weights with what ``change`` makes of its tensors."""
+    save_file(change(load_file(file)), file, metadata={"format": "pt"})
+
+
+# --- not whole ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        fault(("policy", load, ".h.1."), "a policy is loaded from a GPT-2 folder that lacks a layer's tensors"),
+        fault(("policy", load, "wpe"), "a policy is loaded from a GPT-2 folder without its positions"),
+        fault(("classifier", SentimentReward, "classifier."), "a sentiment classifier's folder lacks its head"),
+        fault(("classifier", SentimentReward, "layer.0."), "a sentiment classifier's folder lacks a layer"),
+        fault(("sft", load, ".h.1."), "an adapter's file lacks a layer's tensors"),
+        fault(("judge", load_reward_model, "score"), "a reward model's adapter lacks its head"),
+        fault(("judge", load_reward_model, "lora_B"), "a reward model's adapter lacks its second matrices"),
+    ],
+)
+def test_a_missing_tensor_is_an_error(folders, case, outcome):
+    name, use, part = case
+    file = next(path for path in (folders / name).glob("*model.safetensors"))
+    use(folders / name)
+    rewrite(file, lambda tensors: {key: value for key, value in tensors.items() if part not in key})
+    text = said(lambda: use(folders / name))
+    assert "holds no " in text and part in text and str(folders / name) in text
+    outcome(text)
+
+
+@pytest.mark.fault("a language model's folder is used as a reward model")
+def test_a_language_model_is_no_reward_model(folders, outcome):
+    text = said(lambda: load_reward_model(folders / "policy"))
+    assert "holds no score.weight" in text and "new_head=True" in text
+    first, second = (load_reward_model(folders / "policy", new_head=True) for _ in range(2))
+    assert not torch.equal(first.score.weight, second.score.weight)  # drawn: what nobody should be surprised by
+    outcome(text)
+
+
+@pytest.mark.fault("a new head is asked for on a language model whose layers are incomplete")
+def test_a_new_head_is_no_new_network(folders, outcome):
+    rewrite(folders / "policy/model.safetensors", lambda t: {k: v for k, v in t.items() if ".h.1." not in k})
+    outcome(said(lambda: load_reward_model(folders / "policy", new_head=True)))
+
+
+@pytest.mark.fault("a classifier with two labels is used as a reward model")
+def test_two_labels_are_no_reward_model(folders, outcome):
+    load_reward_model(folders / "labels-1")
+    text = said(lambda: load_reward_model(folders / "labels-2"))
+    assert "shape (2, 16), and" in text and "needs (1, 16)" in text and "SentimentReward" in text
+    outcome(text)
+
+
+@pytest.mark.fault("a reward adapter whose head scores two labels")
+def test_a_reward_adapter_of_two_labels(folders, outcome):
+    rewrite(
+        folders / "judge/adapter_model.safetensors",
+        lambda t: {key: torch.cat([value] * 2) if "score" in key else value for key, value in t.items()},
+    )
+    assert "(2, 16)" in said(lambda: load_reward_model(folders / "judge"))
+    outcome(said(lambda: RewardAdapter(load(folders / "sft"), folders / "judge")))
+
+
+@pytest.mark.parametrize("use", ["policy", "reward"])
+@pytest.mark.fault("an adapter of another rank than its config says")
+def test_an_adapter_of_another_shape(folders, outcome, use):
+    file = folders / ("sft" if use == "policy" else "judge") / "adapter_model.safetensors"
+    rewrite(file, lambda t: {k: torch.cat([v] * 2) if "lora_A" in k else v for k, v in t.items()})
+    policy = load(folders / "sft") if use == "reward" else None
+    text = said(lambda: RewardAdapter(policy, folders / "judge") if policy else load(folders / "sft"))
+    assert "has shape (4, 16), and this adapter needs (2, 16)" in text
+    outcome(text.replace("judge", "sft"))
+
+
+@pytest.mark.fault("a reward adapter for the shared base lacks a layer's tensors")
+def test_a_reward_adapter_on_the_shared_base_is_whole(folders, outcome):
+    rewrite(folders / "judge/adapter_model.safetensors", lambda t: {k: v for k, v in t.items() if ".h.1." not in k})
+    policy = load(folders / "sft")
+    outcome(said(lambda: RewardAdapter(policy, folders / "judge")))
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        fault(("policy", "model.safetensors", load), "a model's weights are cut short"),
+        fault(("policy", "v_head.safetensors", load), "a value head's file is cut short"),
+        fault(("policy", "config.json", load), "a model's config is cut short"),
+        fault(("sft", "adapter_model.safetensors", load), "an adapter's weights are cut short"),
+        fault(("sft", "adapter_config.json", load), "an adapter's config is cut short"),
+        fault(("judge", "adapter_model.safetensors", load_reward_model), "a reward adapter's weights are cut short"),
+        fault(("classifier", "model.safetensors", SentimentReward), "a classifier's weights are cut short"),
+        fault(("classifier", "tokenizer.json", SentimentReward), "a tokenizer's file is cut short"),
+    ],
+)
+def test_a_damaged_file_is_named(folders, case, outcome):
+    name, file, use = case
+    path = folders / name / file
+    for content in (path.read_bytes()[: path.stat().st_size // 2], b"", b"not what it should be" * 99):
+        path.write_bytes(content)
+        text = said(lambda: use(folders / name))
+        assert text.startswith(f"{path} cannot be read")
+    outcome(text)
+
+
+@pytest.mark.fault("an old checkpoint's pytorch_model.bin is cut short")
+def test_a_damaged_bin_is_named(folders, outcome):
+    path = folders / "policy" / "pytorch_model.bin"
+    torch.save(load_file(folders / "policy/model.safetensors"), path)
+    (folders / "policy/model.safetensors").unlink()
+    whole = path.read_bytes()
+    for size in (0, 50, len(whole) // 2):
+        path.write_bytes(whole[:size])
+        text = said(lambda: load(folders / "policy"))
+        assert text.startswith(f"{path} cannot be read")
+    outcome(text)
+
+
+@pytest.mark.fault("a folder holds the value head of a wider model")
+def test_a_value_head_of_another_model(folders, outcome):
+    make_policy(n_embd=32).save_pretrained(folders / "wide")
+    (folders / "wide/v_head.safetensors").rename(folders / "policy/v_head.safetensors")
+    outcome(said(lambda: load(folders / "policy")))
+
+
+@pytest.mark.fault("a model is saved without its tokenizer, and used as a reward")
+def test_an_empty_tokenizer_is_none(folders, outcome):
+    """transformers makes one of no tokens out of the model's type."""
+    text = said(lambda: RewardModel(folders / "labels-1"))
+    assert "holds no tokenizer" in text
+    outcome(text)
+
+
+@pytest.mark.fault("a reward model's adapter is given as the policy's")
+def test_an_adapter_of_another_task(folders, outcome):
+    outcome(said(lambda: load(folders / "judge")))
+
+
+@pytest.mark.fault("the base of an adapter was moved away")
+def test_a_base_that_is_gone(folders, outcome):
+    (folders / "policy").rename(folders / "elsewhere")
+    outcome(said(lambda: load(folders / "sft"), FileNotFoundError))
+
+
+# --- of another kind ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        fault(lambda: BertLMHeadModel(BertConfig(vocab_size=40, **SMALL)), "BERT as the policy"),
+        fault(lambda: RobertaForMaskedLM(RobertaConfig(vocab_size=40, **SMALL)), "RoBERTa as the policy"),
+        fault(
+            lambda: BartForConditionalGeneration(
+                BartConfig(vocab_size=40, d_model=16, encoder_layers=1, decoder_layers=1, encoder_ffn_dim=32)
+            ),
+            "BART as the policy",
+        ),
+    ],
+)
+def test_an_encoder_is_no_policy(tmp_path, network, outcome, capsys):
+    network().eval().save_pretrained(tmp_path / "encoder")
+    text = said(lambda: load(tmp_path / "encoder"))
+    assert text.endswith("take a causal language model, such as GPT-2 or Llama.") and not capsys.readouterr().out
+    outcome(text)
+
+
+@pytest.mark.fault("BERT with a causal mask (is_decoder) as the policy")
+def test_what_is_causal_is_a_policy(tmp_path, outcome):
+    """It is behaviour that counts, not the name; and nothing is drawn for the look at it."""
+    state = torch.get_rng_state()
+    policy = AutoModelForCausalLMWithValueHead(make_policy().pretrained_model)
+    torch.set_rng_state(state)
+    BertLMHeadModel(BertConfig(vocab_size=40, is_decoder=True, **SMALL)).save_pretrained(tmp_path)
+    assert load(tmp_path)(torch.tensor([[1, 2]]))[0].shape == (1, 2, 40) and policy.is_peft_model is False
+    outcome("It is taken: no token sees those that follow.")
+
+
+@pytest.mark.parametrize("use", ["policy", "classifier", "reward", "tokenizer", "command"])
+@pytest.mark.parametrize("config", [{"model_type": "weird"}, {}])
+@pytest.mark.fault("a model that brings its own code (auto_map)")
+def test_code_of_a_model_is_neither_run_nor_offered(tmp_path, monkeypatch, capsys, outcome, use, config):
+    asked = []
+    monkeypatch.setattr("builtins.input", lambda *prompt: asked.append(prompt) or "y")
+    source = tmp_path / "model"
+    source.mkdir()
+    places = {name: "code.Mine" for name in ("AutoConfig", "AutoModelForCausalLM", "AutoTokenizer")}
+    places |= {"AutoModelForSequenceClassification": "code.Mine"}
+    (source / "config.json").write_text(json.dumps(config | {"auto_map": places}))
+    (source / "tokenizer_config.json").write_text(json.dumps({"auto_map": {"AutoTokenizer": ["code.Mine", None]}}))
+    (source / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    options = ["--model", source, "--reward_model", source, "--dataset", tmp_path, "--output", tmp_path / "out"]
+    calls = {"policy": load, "classifier": SentimentReward, "reward": RewardModel, "tokenizer": load_tokenizer}
+    if use == "command":
+        with pytest.raises(SystemExit) as stopped:
+            raise SystemExit(train_ppo.main([*map(str, options)]))
+        text = f"{stopped.value.code} {capsys.readouterr().err}"
+        assert "which needs code of its own, and that is not run here." in text and "trust_remote_code" not in text
+        text = text[text.index(str(source)) :]
+    else:
+        text = said(lambda: calls[use](source))
+        assert "which needs code of its own, and that is not run here. Convert it first" in text
+    assert not asked and not (tmp_path / "ran").exists()
+    outcome(f"{source} is a model, which needs {text.partition('which needs ')[2]}")
+
+
+# --- classifiers and what they read -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.fault("a RoBERTa judges a batch, whatever the padding")
+def test_a_roberta_scores_as_alone(tmp_path, tokenizer, side, outcome):
+    """Positions from its padding index on, and padding never where it reads: at the first token."""
+    torch.manual_seed(0)
+    pad = tokenizer.pad_token_id
+    special = {"pad_token_id": pad, "initializer_range": 0.5, "max_position_embeddings": pad + 41}
+    network = RobertaForSequenceClassification(
+        RobertaConfig(vocab_size=len(tokenizer), num_labels=1, **SMALL, **special)
+    ).eval()
+    tokenizer.padding_side = side
+    texts, answers = [TEXTS[0][:20], TEXTS[1][:60], TEXTS[2] * 9], ["good", "bad", "a good film"]
+
+    def alone(ids):
+        places = torch.arange(len(ids))[None] + pad + 1
+        return network(input_ids=torch.tensor([ids]), position_ids=places).logits[0, 0].item()
+
+    long = encode(tokenizer, texts, answers)
+    wanted = [alone(ids if len(ids) <= 40 else [ids[0], *ids[-39:]]) for ids in long]
+    assert RewardModel(network, tokenizer)(texts, answers).tolist() == pytest.approx(wanted, abs=1e-5)
+    network.config.id2label = {0: "POSITIVE"}
+    network.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    ids = [tokenizer(text)["input_ids"] for text in texts]
+    wanted = [alone(row if len(row) <= 40 else [row[0], *row[-39:]]) for row in ids]
+    assert SentimentReward(tmp_path)(texts).tolist() == pytest.approx(wanted, abs=1e-5)
+    tokenizer.padding_side = "right"
+    outcome("Every text has the score that it has alone.")
+
+
+@pytest.mark.fault("two long texts differ in their ending alone")
+def test_the_end_of_a_long_text_is_scored(folders, outcome):
+    reward, start = SentimentReward(folders / "classifier"), " ".join(TEXTS[:3])
+    good, bad, other = reward([f"{start} wonderful", f"{start} terrible", f"A beginning. {start} wonderful"]).tolist()
+    assert abs(good - bad) > 1e-3 and good == pytest.approx(other, abs=1e-6)
+    outcome("They are scored by their ends, as many tokens as the classifier takes.")
+
+
+@pytest.mark.fault("a classifier with the labels LABEL_0 and LABEL_1")
+def test_the_label_is_a_setting(folders, outcome):
+    config = folders / "classifier" / "config.json"
+    config.write_text(json.dumps({k: v for k, v in json.loads(config.read_text()).items() if "label" not in k}))
+    text = said(lambda: SentimentReward(folders / "classifier"))
+    assert "it has LABEL_0, LABEL_1" in text and "reward_label" in text
+    _, settings = train_ppo.parse_arguments(["--reward_label", "LABEL_1"])
+    assert SentimentReward(folders / "classifier", settings.reward_label).index == 1
+    outcome(text)
+
+
+@pytest.mark.parametrize("use", ["policy", "classifier"])
+@pytest.mark.fault("a tokenizer with more tokens than the model")
+def test_a_tokenizer_larger_than_the_model(folders, tokenizer, use, outcome):
+    """In place of an IndexError of the embeddings in the middle of a run."""
+    if use == "policy":
+        text = said(lambda: PPOTrainer(PPOConfig(), make_policy(), None, tokenizer))
+    else:
+        tokenizer.save_pretrained(folders / "labels-1")
+        text = said(lambda: SentimentReward(folders / "labels-1", label="LABEL_0"))
+    assert f"has {len(tokenizer)} tokens, and the model knows 40." in text
+    outcome(text)
+
+
+# --- what is given in place of numbers ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "score",
+    [
+        fault(None, "a score is None"),
+        fault("0.5", "a score is a string"),
+        fault({"label": "NEGATIVE", "score": 0.98}, "a score is what a pipeline returns"),
+    ],
+)
+def test_a_score_is_a_number(score, outcome):
+    queries, responses, scores = make_samples()
+    text = said(lambda: make_trainer().step(queries, responses, [*scores[:3], score, *scores[4:]]), TypeError)
+    assert text.startswith(f"score 3 is {score!r}; a score is one number per sample.")
+    outcome(text)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        fault({"num_return_sequences": 2}, "generate with num_return_sequences=2"),
+        fault({"max_new_tokens": 0}, "generate with max_new_tokens=0"),
+        fault({"batch_size": -1}, "generate with batch_size=-1"),
+        fault({"length_sampler": lambda: LengthSampler(0, 4)}, "a LengthSampler that starts at 0"),
+        fault({"queries": []}, "generate with no queries"),
+    ],
+)
+def test_sizes_of_generation(settings, outcome):
+    settings = {"max_new_tokens": 3, "queries": [torch.tensor([1, 2])] * 3} | settings
+    queries, make = settings.pop("queries"), settings.pop("length_sampler", lambda: None)
+    outcome(said(lambda: make_trainer().generate(queries, make(), **SAMPLING, **settings)))
+
+
+@pytest.mark.parametrize("use", [SentimentReward, RewardModel])
+@pytest.mark.fault("a reward with batch_size=-1")
+def test_sizes_of_rewards(folders, use, outcome):
+    outcome(said(lambda: use(folders / "classifier", batch_size=-1)))
+
+
+@pytest.mark.fault("a reward is given one text, not a list")
+def test_one_text_is_no_list(folders, outcome):
+    reward = SentimentReward(folders / "classifier")
+    assert reward([]).shape == (0,)
+    outcome(said(lambda: reward("A good film."), TypeError))
