@@ -373,7 +373,7 @@ def kill(kind: str, world: Path, folder: Path, count: int, seed: int) -> list[st
 
     In a process of one thread, which forks for every run, so that libraries are loaded once.
     """
-    draw = random.Random(seed)
+    draw, more = random.Random(seed), ["--save_steps=1", "--max_steps=24"] if kind != "PPO" else ["--steps=12"]
 
     def start(how, output: Path) -> int:
         if (child := os.fork()) == 0:
@@ -381,7 +381,7 @@ def kill(kind: str, world: Path, folder: Path, count: int, seed: int) -> list[st
                 os.dup2(log.fileno(), 1), os.dup2(log.fileno(), 2)
             code = 99
             try:
-                code = how(kind, world, output)
+                code = how(kind, world, output, *more)
             finally:
                 os._exit(code)
         return child
