@@ -155,7 +155,7 @@ def run(script: ScriptArguments, config, model_args, settings: Settings) -> None
                 trainer.log({"loss_before": before})
 
     trainer.add_callback(Before)
-    after, tokens = trl_cli.train(trainer, checkpoint, output / "model", lambda: answer_loss(trainer), most=100)
+    after, tokens = trl_cli.train(trainer, checkpoint, output / "model", lambda: answer_loss(trainer), 100)
     before = next(entry["loss_before"] for entry in trainer.state.log_history if "loss_before" in entry)
     results = {"dataset": dataset, "base": base, "loss_before": before, "loss": after}
     results |= {"perplexity_before": math.exp(before), "perplexity": math.exp(after), "train_rows": len(train)}
