@@ -1,6 +1,7 @@
 """Faults around the training commands: killed, stopped, resumed with something else, short of disk, side by side."""
 
 import os
+import random
 import re
 import resource
 import shutil
@@ -17,7 +18,7 @@ import torch
 import train_ppo
 import train_reward_model
 import train_sft
-from conftest import make_policy
+from conftest import SCRIPTS, make_policy
 from peft import LoraConfig
 from test_baichuan import source, tokenizer_model  # noqa: F401
 from test_train_ppo_lora import arguments, world  # noqa: F401
@@ -25,6 +26,7 @@ from transformers import Trainer
 
 from rlhf_course import AutoModelForCausalLMWithValueHead, PPOTrainer, command, files, processes
 from rlhf_course.files import hold
+from rlhf_course.outputs import latest_checkpoint
 
 KIND = "Training"
 COMMANDS = {"PPO": train_ppo, "SFT": train_sft, "the reward model": train_reward_model}
@@ -228,8 +230,8 @@ def test_resuming_with_what_may_change(world, whole, tmp_path, outcome):  # noqa
     ("kind", "which"),
     [
         pytest.param(kind, which, marks=fault(f"{kind}: {name} in a step"))
-        for kind in COMMANDS
-        for which, name in ((signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM"))
+        for which, name, kinds in ((signal.SIGINT, "Ctrl-C", COMMANDS), (signal.SIGTERM, "SIGTERM", ("PPO", "SFT")))
+        for kind in kinds
     ],
 )
 def test_stopped_in_a_step(kind, which, world, whole, tmp_path, at_step, capsys, outcome):  # noqa: F811
@@ -241,7 +243,7 @@ def test_stopped_in_a_step(kind, which, world, whole, tmp_path, at_step, capsys,
     outcome(text)
 
 
-@each("{}: Ctrl-C in the last step, then --resume")
+@each("{}: Ctrl-C in the last step, then --resume", ("PPO", "SFT"))
 def test_stopped_in_the_last_step(kind, world, whole, tmp_path, at_step, outcome):  # noqa: F811
     at_step(kind, 3 if kind == "PPO" else 4, lambda: signal.raise_signal(signal.SIGINT))
     assert run(kind, world, tmp_path / "out") == 130 and resume(kind, world, tmp_path / "out") == 0
@@ -291,26 +293,31 @@ damages = [
 
 @pytest.mark.parametrize(("kind", "file", "do"), damages)
 def test_a_damaged_checkpoint(kind, file, do, world, whole, tmp_path, capsys, outcome):  # noqa: F811
-    """The one before is used; where there is none, a run may begin anew."""
-    out, older = tmp_path / "out", tmp_path / "older"
+    """The one before is used."""
+    out, model = tmp_path / "out", "policy" if kind == "PPO" else "model"
     if kind == "PPO":  # which keeps one
         assert run(kind, world, out, steps=2) == 0
-        shutil.copytree(out / "checkpoint-2", older / "checkpoint-2")
-        shutil.rmtree(out)
-    shutil.copytree(whole / kind, out)
-    if kind == "PPO":
-        shutil.copytree(older / "checkpoint-2", out / "checkpoint-2")
-    shutil.rmtree(out / ("policy" if kind == "PPO" else "model"))
+    shutil.copytree(whole / kind, out, dirs_exist_ok=True)
+    shutil.rmtree(out / model)
     do(next(out.rglob(checkpoints(out)[-1])) / file)
-    shutil.copytree(out, tmp_path / "alone")
     capsys.readouterr()
     assert resume(kind, world, out) == 0 and weights(kind, out) == weights(kind, whole / kind)
-    text = next(line for line in capsys.readouterr().out.splitlines() if "was not whole" in line)
+    outcome(next(line for line in capsys.readouterr().out.splitlines() if "was not whole" in line))
 
-    shutil.rmtree(next((tmp_path / "alone").rglob("checkpoint-2")))
-    assert resume(kind, world, tmp_path / "alone") == 1
-    assert "there is no whole checkpoint" in capsys.readouterr().err
-    assert run(kind, world, tmp_path / "alone") == 0 and weights(kind, tmp_path / "alone") == weights(kind, out)
+
+@each("{}: the only checkpoint is damaged; --resume, then without", ("PPO", "SFT"))
+def test_a_damaged_checkpoint_alone(kind, world, whole, tmp_path, said, outcome):  # noqa: F811
+    """One of the two goes on: a run may begin anew."""
+    shutil.copytree(whole / kind, tmp_path / "out")
+    shutil.rmtree(tmp_path / "out" / ("policy" if kind == "PPO" else "model"))
+    *older, newest = sorted(tmp_path.rglob("checkpoint-*"))
+    cut(newest / ("trainer_state.pt" if kind == "PPO" else "trainer_state.json"))
+    for path in older:
+        shutil.rmtree(path)
+    assert resume(kind, world, tmp_path / "out") == 1
+    text = said()
+    assert run(kind, world, tmp_path / "out") == 0
+    assert weights(kind, tmp_path / "out") == weights(kind, whole / kind)
     outcome(text)
 
 
@@ -325,7 +332,7 @@ def test_damaged_settings(world, whole, tmp_path, said, outcome):  # noqa: F811
 # --- short of disk ----------------------------------------------------------------------------------------------------
 
 
-@each("{}: the disk is full when a checkpoint is written")
+@each("{}: the disk is full when a checkpoint is written", ("PPO", "SFT"))
 def test_a_disk_that_fills(kind, world, whole, tmp_path, at_step, small_disk, said, outcome):  # noqa: F811
     at_step(kind, 2 if kind == "PPO" else 3, lambda: small_disk(9000))
     assert run(kind, world, tmp_path / "out") == 1
@@ -360,6 +367,59 @@ def test_what_a_killed_run_leaves_goes(world, tmp_path, outcome):  # noqa: F811
     outcome("The next run with this output removes it.")
 
 
+def kill(kind: str, world: Path, folder: Path, count: int, seed: int) -> list[str]:  # noqa: F811
+    """Runs that are killed at random moments and resumed: what each left when it was killed.
+
+    In a process of one thread, which forks for every run, so that libraries are loaded once.
+    """
+    draw = random.Random(seed)
+
+    def start(how, output: Path) -> int:
+        if (child := os.fork()) == 0:
+            with open(folder / "log", "a") as log:
+                os.dup2(log.fileno(), 1), os.dup2(log.fileno(), 2)
+            code = 99
+            try:
+                code = how(kind, world, output)
+            finally:
+                os._exit(code)
+        return child
+
+    def wait(child: int) -> int:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    folder.mkdir()
+    begun = time.monotonic()
+    assert wait(start(run, folder / "whole")) == 0
+    took, found = time.monotonic() - begun, []
+    for number in range(count):
+        output = folder / str(number)
+        child = start(run, output)
+        time.sleep(draw.uniform(0, took))
+        os.kill(child, signal.SIGKILL)
+        end = "killed" if wait(child) == -signal.SIGKILL else "finished"
+        left = sorted(str(path.relative_to(output)) for path in output.rglob("*") if path.name.endswith(".part"))
+        newest = latest_checkpoint(output) or latest_checkpoint(output / "checkpoints")
+        found.append(f"{end} with {newest.name if newest else 'no checkpoint'} {left or ''}")
+        code = wait(start(resume, output))
+        assert (code == 1) == (newest is None), found
+        assert code == 0 or wait(start(run, output)) == 0, found
+        assert weights(kind, output) == weights(kind, folder / "whole"), found
+        assert not [path for path in output.rglob("*") if path.name.endswith((".part", ".lock"))], found
+    return found
+
+
+@fault("each training command is killed at random moments, and resumed")
+def test_killed_at_a_random_moment(world, tmp_path, outcome):  # noqa: F811
+    """More of them: python tests/test_faults_training.py WORLD FOLDER COUNT SEED, where WORLD is the fixture's."""
+    arguments = [sys.executable, __file__, str(world), str(tmp_path), "1", "0"]
+    paths = os.pathsep.join(filter(None, (str(SCRIPTS), os.environ.get("PYTHONPATH"))))
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
+    done = subprocess.run(arguments, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0 and len(done.stdout.splitlines()) == 3, done.stderr
+    outcome("It goes on from the last whole checkpoint, and ends with the weights of a run that never stopped.")
+
+
 @fault("accelerate launch is killed, and cannot end its processes")
 def test_no_process_outlives_a_killed_launcher(monkeypatch, outcome):
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -388,7 +448,7 @@ def test_no_process_outlives_a_killed_launcher(monkeypatch, outcome):
 # --- saved ------------------------------------------------------------------------------------------------------------
 
 
-@each("{}: all that is saved, under umask 027")
+@each("{}: all that is saved, under umask 027", ("PPO", "SFT"))
 def test_what_is_saved_obeys_the_umask(kind, world, tmp_path, outcome):  # noqa: F811
     found = os.umask(0o027)
     try:
@@ -432,3 +492,9 @@ def test_weights_of_an_earlier_save_go(tmp_path, outcome):
     again = AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path)
     assert all(torch.equal(a, b) for a, b in zip(again.parameters(), other.parameters(), strict=True))
     outcome("The weights of the earlier one go; others' files stay.")
+
+
+if __name__ == "__main__":
+    for kind in COMMANDS:
+        for text in kill(kind, Path(sys.argv[1]), Path(sys.argv[2], kind), *map(int, sys.argv[3:])):
+            print(f"{kind}: {text}", flush=True)
