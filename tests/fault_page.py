@@ -52,7 +52,7 @@ def outcome(request, tmp_path) -> Callable[[str], None]:
 def escape(text: str) -> str:
     """A text for a cell of a table; <brackets> would be taken for HTML. Code spans stay."""
     parts = " ".join(text.split()).split("`")
-    parts[::2] = [re.sub(r"([<*_])", r"\\\1", part) for part in parts[::2]]
+    parts[::2] = [re.sub(r"([<*])", r"\\\1", part) for part in parts[::2]]
     return "`".join(parts).replace("|", "\\|")
 
 
