@@ -1,5 +1,6 @@
 """Faults around the training commands: killed, stopped, resumed with something else, short of disk, side by side."""
 
+import importlib
 import os
 import random
 import re
@@ -26,7 +27,7 @@ from transformers import Trainer
 
 from rlhf_course import AutoModelForCausalLMWithValueHead, PPOTrainer, command, files, processes
 from rlhf_course.files import hold
-from rlhf_course.outputs import latest_checkpoint
+from rlhf_course.outputs import damage, latest_checkpoint
 
 KIND = "Training"
 COMMANDS = {"PPO": train_ppo, "SFT": train_sft, "the reward model": train_reward_model}
@@ -392,15 +393,18 @@ def kill(kind: str, world: Path, folder: Path, count: int, seed: int) -> list[st
     begun = time.monotonic()
     assert wait(start(run, folder / "whole")) == 0
     took, found = time.monotonic() - begun, []
-    for number in range(count):
-        output = folder / str(number)
+    while len(found) < count:
+        output = folder / str(len(found))
         child = start(run, output)
         time.sleep(draw.uniform(0, took))
         os.kill(child, signal.SIGKILL)
-        end = "killed" if wait(child) == -signal.SIGKILL else "finished"
-        left = sorted(str(path.relative_to(output)) for path in output.rglob("*") if path.name.endswith(".part"))
+        if wait(child) != -signal.SIGKILL:  # it had finished
+            shutil.rmtree(output)
+            continue
         newest = latest_checkpoint(output) or latest_checkpoint(output / "checkpoints")
-        found.append(f"{end} with {newest.name if newest else 'no checkpoint'} {left or ''}")
+        half = {path.name[:12] for path in output.rglob("*") if path.name.endswith(".part")}
+        half |= {path.name for path in output.rglob("checkpoint-*") if damage(path) and path.parent.suffix != ".part"}
+        found.append(f"{newest.name if newest else 'no checkpoint'} {sorted(half) or ''}")
         code = wait(start(resume, output))
         assert (code == 1) == (newest is None), found
         assert code == 0 or wait(start(run, output)) == 0, found
@@ -495,6 +499,9 @@ def test_weights_of_an_earlier_save_go(tmp_path, outcome):
 
 
 if __name__ == "__main__":
+    names = [f"rlhf_course.{name}" for name in ("offline.world", "offline.chat", "rewards", "lora", "audit", "plots")]
+    for name in [*names, "trl.trainer.sft_trainer", "trl.trainer.reward_trainer"]:
+        importlib.import_module(name)  # here, so that no run has to
     for kind in COMMANDS:
         for text in kill(kind, Path(sys.argv[1]), Path(sys.argv[2], kind), *map(int, sys.argv[3:])):
             print(f"{kind}: {text}", flush=True)
