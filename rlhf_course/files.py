@@ -74,7 +74,7 @@ def check_room(folder: Path, needed: int) -> None:
     """Raise ``OSError`` unless the disk of ``folder`` has room for so many bytes."""
     above = next(place for place in (folder, *folder.parents) if place.exists())
     if (free := shutil.disk_usage(above).free) < needed:
-        raise OSError(f"{folder} needs {needed / 1e9:.2f} GB, and its disk has {free / 1e9:.2f} GB left. Free some.")
+        raise OSError(f"{folder} needs {needed / 1e6:,.1f} MB, and its disk has {free / 1e6:,.1f} MB left. Free some.")
 
 
 @contextmanager
@@ -129,8 +129,8 @@ def say_when_full(target: Path) -> Iterator[None]:
     except Exception as error:
         if getattr(error, "errno", None) in FULL or any(text in str(error) for text in FULL_TEXTS):
             raise OSError(
-                f"The disk took no more while {target} was written ({shutil.disk_usage(target.parent).free / 1e9:.2f} "
-                "GB left). What stood there before is whole. Free some, or write elsewhere."
+                f"The disk took no more while {target} was written ({shutil.disk_usage(target.parent).free / 1e6:,.0f} "
+                "MB left). What stood there before is whole. Free some, or write elsewhere."
             ) from error
         raise
 

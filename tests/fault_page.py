@@ -1,7 +1,7 @@
 """The page "What happens when …": tests marked as faults say what was done, and what came of it.
 
 A fault is a test with ``@pytest.mark.fault("what was done, as a user says it")`` in a module with ``KIND = "…"``. It
-takes the fixture ``outcome`` and calls it once, with the sentence that the user reads, or with what holds afterwards.
+takes the fixture ``outcome`` and calls it with the sentence that the user reads, or with what holds afterwards.
 ``make faults`` writes the page; every other run holds the page against what happens.
 """
 
@@ -20,7 +20,7 @@ INTRODUCTION = """# What happens when …
 Each row is a test that does what the left column says; the right column is what the user reads, or finds afterwards, as
 the test saw it. `make faults` writes this page.
 """
-found: dict[str, dict[str, str]] = {}
+found: dict[str, dict[str, list[str]]] = {}
 
 
 def pytest_addoption(parser) -> None:
@@ -38,29 +38,28 @@ def outcome(request, tmp_path) -> Callable[[str], None]:
     writing = request.config.getoption("--fault-page")
 
     def keep(text: str) -> None:
-        text = " ".join(text.replace(str(tmp_path), "FOLDER").split())
-        assert text and done not in found.setdefault(kind, {}), "a fault has one outcome"
-        found[kind][done] = text
-        assert writing or line(done, text) in PAGE.read_text(encoding="utf-8"), f"make faults; now it is: {text}"
+        text = escape(text.replace(str(tmp_path), "FOLDER"))
+        texts = found.setdefault(kind, {}).setdefault(done, [])
+        texts += [text] if text not in texts else []
+        page = PAGE.read_text(encoding="utf-8").splitlines() if not writing else []
+        rows = [row for row in page if row.startswith(f"| {escape(done)} | ") and text in row]
+        assert text and (writing or rows), f"make faults; now it is: {text}"
 
     yield keep
-    assert done in found.get(kind, {}), "a fault calls outcome() once"
+    assert done in found.get(kind, {}), "a fault calls outcome()"
 
 
-def line(done: str, happens: str) -> str:
-    """A row of the page; what a sentence has in <brackets> would be taken for HTML."""
-    cells = (re.sub(r"([|<*_`])", r"\\\1", text) for text in (done, happens))
-    return f"| {' | '.join(cells)} |"
+def escape(text: str) -> str:
+    """A text for a cell of a table; <brackets> would be taken for HTML. Code spans stay."""
+    parts = " ".join(text.split()).split("`")
+    parts[::2] = [re.sub(r"([<*])", r"\\\1", part) for part in parts[::2]]
+    return "`".join(parts).replace("|", "\\|")
 
 
 def table(kind: str) -> list[str]:
-    """One kind's faults."""
-    return [
-        f"\n## {kind}\n",
-        "| what was done | what happens |",
-        "|---|---|",
-        *(line(*row) for row in found[kind].items()),
-    ]
+    """One kind's faults; the same fault in several places may have several outcomes."""
+    head = [f"\n## {kind}\n", "| what was done | what happens |", "|---|---|"]
+    return head + [f"| {escape(done)} | {'<br>'.join(texts)} |" for done, texts in found[kind].items()]
 
 
 def pytest_sessionfinish(session, exitstatus) -> None:

@@ -342,7 +342,7 @@ def test_a_disk_that_fills(kind, world, whole, tmp_path, at_step, small_disk, sa
     assert checkpoints(tmp_path)[0] == ("checkpoint-1" if kind == "PPO" else "checkpoint-2")
     assert resume(kind, world, tmp_path / "out") == 0
     assert weights(kind, tmp_path / "out") == weights(kind, whole / kind)
-    outcome(re.sub(r" \([\d.]+ GB left\)", "", text))
+    outcome(re.sub(r" \([\d,]+ MB left\)", "", text))
 
 
 @fault("convert_baichuan.py: the disk is full when a shard is written")
@@ -353,7 +353,7 @@ def test_a_disk_that_fills_in_a_conversion(source, tmp_path, small_disk, capsys,
     text = capsys.readouterr().err.strip().splitlines()[-1]
     small_disk(resource.getrlimit(resource.RLIMIT_FSIZE)[1])
     assert not (tmp_path / "llama").exists() and convert() == 0
-    outcome(re.sub(r" \([\d.]+ GB left\)", "", text))
+    outcome(re.sub(r" \([\d,]+ MB left\)", "", text))
 
 
 # --- killed -----------------------------------------------------------------------------------------------------------

@@ -88,7 +88,7 @@ def _checkpoint(
         pairs, _ = load_pairs(dataset, "train")
         texts = [*answers["answer"], *pairs["chosen"], *pairs["rejected"]]
     marks = [as_prompt("")] * 500  # so that Human: and Assistant: are a piece each, as in a large vocabulary
-    spm_model = baichuan_layout.train_sentencepiece([*texts, *marks], vocab_size, folder / "aside")
+    spm_model = baichuan_layout.train_sentencepiece([*texts, *marks], vocab_size, folder.with_name("aside"))
     tokenizer = sentencepiece_to_fast.sentencepiece_to_fast(spm_model, baichuan_layout.SPECIAL)
     model = LlamaForCausalLM(
         LlamaConfig(
