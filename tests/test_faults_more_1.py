@@ -105,11 +105,6 @@ def with_dataset(dataset):
             done="a reference with fewer tokens than the policy",
         ),
         fault(
-            lambda: next(iter(with_dataset(rows()).dataloader)),
-            "data_collator|collate",
-            done="queries of several lengths, and no data_collator",
-        ),
-        fault(
             lambda: with_dataset(datasets.DatasetDict(train=rows())),
             "split",
             done="a dataset with all its splits is given to the trainer",
@@ -120,12 +115,20 @@ def test_a_trainer_of_the_wrong_parts(call, words, outcome):
     refused(outcome, call, words)
 
 
-@pytest.mark.fault("`PPOConfig(begin_suppress_tokens=39)`, without the list")
-def test_a_token_that_is_no_list(outcome):
-    def use():
-        make_trainer(begin_suppress_tokens=EOS).step(QUERIES, RESPONSES, SCORES)
+@pytest.mark.parametrize("form", ["torch", None])
+@pytest.mark.fault("queries of several lengths, and no data_collator")
+def test_ragged_queries_without_a_collator(form, outcome):
+    trainer = with_dataset(rows().with_format(form))
+    queries = next(iter(trainer.dataloader))["input_ids"]
+    responses = trainer.generate(queries, max_new_tokens=4, return_prompt=False, **SAMPLING)
+    assert trainer.step(queries, responses, SCORES)["objective/kl"] == pytest.approx(0, abs=1e-4)
+    outcome("Batches are lists, which generate and step take.")
 
-    works_or_refused(outcome, use, "begin_suppress_tokens", "It is taken as a list of one token.")
+
+@pytest.mark.parametrize("tokens", [EOS, [None], [EOS + 1]])
+@pytest.mark.fault("`PPOConfig(begin_suppress_tokens=39)`, without the list")
+def test_a_token_that_is_no_list(tokens, outcome):
+    refused(outcome, lambda: make_trainer(begin_suppress_tokens=tokens), "begin_suppress_tokens")
 
 
 # --- a step -------------------------------------------------------------------------------------------------------
@@ -157,9 +160,16 @@ def test_responses_with_their_queries(outcome):
     outcome(str(warned[0].message))
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.fault("a whole loop under torch.no_grad()")
-def test_a_step_without_gradients(outcome):
-    works_or_refused(outcome, torch.no_grad()(steps), "no_grad", "The step is done with gradients.")
+def test_a_step_without_gradients(mode, outcome):
+    trainer, masks = make_trainer(), [torch.ones(len(r)) for r in RESPONSES]
+    before = snapshot(trainer.model)
+    with mode():
+        for _ in range(2):
+            trainer.step(QUERIES, RESPONSES, SCORES, [keep * 1 for keep in masks])
+    assert difference(before, snapshot(trainer.model)), "nothing was learnt"
+    outcome("The step is done with gradients.")
 
 
 @pytest.mark.fault("responses and scores made under torch.inference_mode()")
@@ -193,12 +203,11 @@ def test_a_query_of_no_tokens(outcome):
 
 
 @pytest.mark.fault("generate without do_sample=True, then a step")
-def test_greedy_answers_are_no_rollout(outcome):
-    trainer = make_trainer()
-    with pytest.warns(UserWarning, match="do_sample") as warned:
-        responses = trainer.generate(QUERIES, max_new_tokens=4, return_prompt=False)
-        trainer.step(QUERIES, responses, SCORES)
-    outcome(str(warned[0].message))
+def test_without_do_sample_answers_are_greedy(outcome):
+    one, other = (make_trainer().generate(QUERIES, max_new_tokens=4, return_prompt=False) for _ in range(2))
+    assert all(map(torch.equal, one, other)) and "without do_sample decoding is greedy" in PPOTrainer.generate.__doc__
+    make_trainer().step(QUERIES, one, SCORES)
+    outcome("Decoding is greedy, as the docstring says: the most probable tokens, the same each time.")
 
 
 @pytest.mark.fault("generate without max_new_tokens or a length_sampler, with queries of 30 tokens")
