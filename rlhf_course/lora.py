@@ -94,8 +94,8 @@ class RewardAdapter(nn.Module):
         if len(head) != 1:
             raise ValueError(f"The adapter in {folder} scores {len(head)} labels, and a reward model has one output.")
         config.task_type, config.modules_to_save, config.inference_mode = "CAUSAL_LM", None, True
-        others = [name for name in self.pretrained_model.peft_config if name.startswith(REWARD)]
-        self.name = REWARD + str(len(others) + 1) * bool(others)
+        names = (REWARD, *(f"{REWARD}{number}" for number in range(2, 100)))
+        self.name = next(name for name in names if name not in self.pretrained_model.peft_config)
         _add_frozen(self.pretrained_model, self.name, config, weights)
         check_adapter(self.pretrained_model, self.name, weights, folder)
         self.config = copy.deepcopy(policy.config)

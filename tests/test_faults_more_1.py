@@ -1,5 +1,6 @@
 """Faults of those who write their own scripts: calls in the wrong order, with the wrong thing, or twice."""
 
+import importlib
 import json
 import math
 import re
@@ -301,8 +302,14 @@ def word_tokenizer():
 @pytest.mark.fault("SentimentReward is given a column of a table")
 def test_a_column_of_texts(classifiers, outcome):
     reward, texts = SentimentReward(classifiers[0], device="cpu"), ["A fine film.", "A dull film."]
-    for column in (pd.Series(texts, index=[7, 3]), np.array(texts), datasets.Dataset.from_dict({"x": texts})["x"]):
+    for column in (
+        pd.Series(texts, index=[7, 3]),
+        (text for text in texts),
+        np.array(texts),
+        datasets.Dataset.from_dict({"x": texts})["x"],
+    ):
         torch.testing.assert_close(reward(column), reward(texts))
+    torch.testing.assert_close(reward(pd.Series(texts[:1])), reward(texts[:1]))
     outcome("Its texts are scored, whatever holds them.")
 
 
@@ -359,6 +366,16 @@ def test_a_folder_of_save_to_disk(splits, tmp_path, outcome):
         assert load_reviews(tmp_path / "reviews", "train")["text"][:] == ["bad", "good"]
 
     works_or_refused(outcome, use, "(?i)parquet|json", "It is read.")
+
+
+@pytest.mark.parametrize("script", ["train_sft", "train_reward_model"])
+@pytest.mark.parametrize("line", ["output_dir: 2024", "output_dir: 2024-05-01"])
+@pytest.mark.fault("`output_dir: 2024`, a number or a date, in a file of options for `train_sft.py`")
+def test_a_number_where_a_path_is_needed(script, line, tmp_path, outcome):
+    (tmp_path / "my.yaml").write_text(f"{line}\nmax_length: 64\n")
+    _, config, *_ = importlib.import_module(script).parse_arguments(["--config", str(tmp_path / "my.yaml")])
+    assert config.output_dir == line.split()[1] and config.max_length == 64
+    outcome("The run goes to a folder of that name.")
 
 
 @pytest.mark.fault("IMDB as its archive is unpacked: train/pos/0_9.txt, train/neg/0_2.txt")

@@ -59,7 +59,7 @@ def load_checkpoint(trainer, folder: str | Path) -> None:
     Raises ``FileNotFoundError`` for a folder that is no checkpoint, and ``ValueError`` when it belongs to a policy of
     another shape, to more or fewer processes, or to another kind of optimizer or schedule.
     """
-    folder = check_folder(folder)
+    folder = Path(folder).expanduser()
     if not (folder / STATE_FILE).exists():
         here = ", ".join(sorted(path.name for path in checkpoints(folder))) or "none"
         raise FileNotFoundError(f"{folder} is no checkpoint, it holds no {STATE_FILE}. Checkpoints in it: {here}.")

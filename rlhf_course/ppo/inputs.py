@@ -107,8 +107,8 @@ def check_positive(name: str, value) -> None:
 
 def check_texts(name: str, texts) -> list[str]:
     """The texts, of any column, as a list. Raises ``TypeError`` for a text alone: it would be scored by letters."""
-    found = [texts] if isinstance(texts, str) or not isinstance(texts, Iterable) else [*texts]
-    if found == [texts] or not all(isinstance(text, str) for text in found):
+    found = [None] if isinstance(texts, str) or not isinstance(texts, Iterable) else [*texts]
+    if not all(isinstance(text, str) for text in found):
         raise TypeError(f"{name} must be a list of texts; got {texts!r:.60}.")
     return found
 
