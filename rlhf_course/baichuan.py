@@ -48,7 +48,7 @@ def convert_to_llama(source: str | Path, target: str | Path, norm_head: bool | N
     Raises ``ValueError`` or ``FileNotFoundError``, with a sentence, for what is not a Baichuan of the 7B kind, and for
     files that are missing or damaged; ``OSError`` when the disk is too small.
     """
-    source, target = Path(source), Path(target).absolute()
+    source, target = Path(source), Path(target).expanduser().absolute()
     config = read_config(source)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ValueError(f"{target} exists already and is not an empty folder; name another target, or remove it.")

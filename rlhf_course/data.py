@@ -248,7 +248,7 @@ def tokenize_answers(answers: datasets.Dataset, tokenizer, max_length: int) -> t
     prompts = tokenizer(answers["prompt"][:])["input_ids"]
     texts = [f" {answer}" if answer else "" for answer in answers["answer"]]
     texts = tokenizer(texts, add_special_tokens=False)["input_ids"]
-    rows = [(prompt, [*answer, tokenizer.eos_token_id]) for prompt, answer in zip(prompts, texts, strict=True)]
+    rows = [(prompt, [*answer, _end(tokenizer)]) for prompt, answer in zip(prompts, texts, strict=True)]
     kept = [(prompt, answer) for prompt, answer in rows if len(prompt) + len(answer) <= max_length]
     if not kept:
         shortest = min(len(prompt) + len(answer) for prompt, answer in rows)
@@ -266,7 +266,14 @@ def tokenize_answers(answers: datasets.Dataset, tokenizer, max_length: int) -> t
 def encode(tokenizer, prompts: Sequence[str], answers: Sequence[str]) -> list[list[int]]:
     """Token ids of prompt, answer and EOS, as a reward model reads them."""
     texts = [f"{prompt} {answer}" for prompt, answer in zip(prompts, answers, strict=True)]
-    return [[*ids, tokenizer.eos_token_id] for ids in tokenizer(texts)["input_ids"]]
+    return [[*ids, _end(tokenizer)] for ids in tokenizer(texts)["input_ids"]]
+
+
+def _end(tokenizer) -> int:
+    """The token that ends a dialogue. Raises ``ValueError`` where the tokenizer has none."""
+    if tokenizer.eos_token_id is None:
+        raise ValueError("The tokenizer has no EOS token, which ends every dialogue; set tokenizer.eos_token.")
+    return tokenizer.eos_token_id
 
 
 def tokenize_pairs(pairs: datasets.Dataset, tokenizer, max_length: int) -> tuple[datasets.Dataset, int]:

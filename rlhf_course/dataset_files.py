@@ -28,6 +28,8 @@ def load_split(
     """
     check_source(source, "dataset")
     try:
+        if Path(source, "state.json").is_file() and data_files is None:  # of save_to_disk, which wrote one split
+            return datasets.load_dataset("arrow", data_files=str(Path(source, "*.arrow")), split=split)
         with hub_errors(str(source), "dataset"):
             try:
                 return datasets.load_dataset(str(source), split=split, data_files=data_files, **options)

@@ -52,7 +52,7 @@ def atomic_folder(target: str | os.PathLike, stale: tuple[str, ...] = ()) -> Ite
 @contextmanager
 def atomic_file(target: str | os.PathLike) -> Iterator[Path]:
     """Yield a path beside ``target`` to write to; on success it is renamed to target, on failure removed."""
-    target = Path(os.path.realpath(target))
+    target = Path(os.path.realpath(os.path.expanduser(target)))
     with _aside(target) as aside:
         yield aside / target.name
         obey_umask(aside)
@@ -60,8 +60,8 @@ def atomic_file(target: str | os.PathLike) -> Iterator[Path]:
 
 
 def check_folder(path: str | os.PathLike) -> Path:
-    """Where a folder is or can be made, links followed. Raises ``OSError`` for a file, or where that is forbidden."""
-    path = Path(os.path.realpath(path))
+    """Where a folder is or can be made, ~ and links followed. Raises ``OSError`` for a file, or where forbidden."""
+    path = Path(os.path.realpath(os.path.expanduser(path)))
     above = next(folder for folder in (path, *path.parents) if folder.exists())
     if not above.is_dir():
         raise NotADirectoryError(f"{above} is a file, where a folder is needed. Name another place.")

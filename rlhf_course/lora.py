@@ -69,7 +69,7 @@ def add_reference_adapter(policy: AutoModelForCausalLMWithValueHead) -> None:
 
 
 class RewardAdapter(nn.Module):
-    """A reward model on the policy's own base: the adapter ``reward`` and a score head.
+    """A reward model on the policy's own base: an adapter (``reward``; a second one ``reward2``) and a score head.
 
     A classifier with one output, as :class:`~rlhf_course.rewards.RewardModel` takes it. ``folder`` holds what training
     a LoRA reward model left there: an adapter of task type SEQ_CLS, with the head among its weights.
@@ -94,8 +94,10 @@ class RewardAdapter(nn.Module):
         if len(head) != 1:
             raise ValueError(f"The adapter in {folder} scores {len(head)} labels, and a reward model has one output.")
         config.task_type, config.modules_to_save, config.inference_mode = "CAUSAL_LM", None, True
-        _add_frozen(self.pretrained_model, REWARD, config, weights)
-        check_adapter(self.pretrained_model, REWARD, weights, folder)
+        names = (REWARD, *(f"{REWARD}{number}" for number in range(2, 100)))
+        self.name = next(name for name in names if name not in self.pretrained_model.peft_config)
+        _add_frozen(self.pretrained_model, self.name, config, weights)
+        check_adapter(self.pretrained_model, self.name, weights, folder)
         self.config = copy.deepcopy(policy.config)
         self.config.num_labels = 1
         self.score = nn.Linear(self.config.get_text_config().hidden_size, 1, bias=False)
@@ -110,7 +112,7 @@ class RewardAdapter(nn.Module):
     def forward(self, input_ids: Tensor, attention_mask: Tensor, **positions: Tensor) -> SequenceClassifierOutput:
         """``logits`` (B, 1) at the last token that is not padding, as transformers' classifiers choose it."""
         trunk = self.pretrained_model.get_base_model().base_model  # without the vocabulary projection
-        with use_adapter(self.pretrained_model, REWARD):
+        with use_adapter(self.pretrained_model, self.name):
             output = trunk(input_ids=input_ids, attention_mask=attention_mask, use_cache=False, **positions)
         column = torch.arange(input_ids.shape[1], device=input_ids.device)
         last = (column * (input_ids != self.config.get_text_config().pad_token_id)).argmax(1)

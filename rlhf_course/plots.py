@@ -94,12 +94,15 @@ def before_after(before: Sequence[float], after: Sequence[float], name: str) -> 
 def over_text(tokens: Sequence[str], rows: Mapping[str, Sequence[float]], n_query: int = 0) -> Figure:
     """Numbers drawn over the tokens of a text, one strip per quantity; the query's tokens stay blank.
 
-    rows: quantity → one number per response token, in the order of tokens[n_query:].
+    rows: quantity → one number per response token, in the order of tokens[n_query:]. Raises ``ValueError`` for others.
     """
+    x = np.arange(n_query, len(tokens))
+    for name, values in rows.items():
+        if len(values) != len(x):
+            raise ValueError(f"{name} has {len(values)} numbers for {len(x)} response tokens.")
     figure, axes = plt.subplots(
         len(rows), 1, figsize=(max(7.0, 0.62 * len(tokens)), 1.15 * len(rows) + 0.5), sharex=True, squeeze=False
     )
-    x = np.arange(n_query, len(tokens))
     for axis, (name, values) in zip(axes[:, 0], rows.items(), strict=True):
         values = np.asarray(values, dtype=float)
         axis.bar(x, values, color=np.where(values >= 0, COLOURS["policy"], COLOURS["reward"]), width=0.7)

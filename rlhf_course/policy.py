@@ -18,6 +18,7 @@ from transformers.activations import NewGELUActivation
 from transformers.cache_utils import DynamicLayer
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from rlhf_course.files import check_folder
 from rlhf_course.saved import (
     CAUSAL,
     VALUE_HEAD_FILE,
@@ -211,12 +212,13 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
         ``push_to_hub`` they go to the repository ``repo_id`` (default: the folder's name) in one commit, too;
         ``token``, ``private``, ``commit_message``, ``revision`` and ``create_pr`` are huggingface_hub's.
         """
+        save_directory = check_folder(save_directory)
         with model_folder(save_directory, self.is_peft_model) as folder:
             self.write_files(folder)
             names = sorted(path.name for path in folder.iterdir())
         if push_to_hub:
-            repository = kwargs.pop("repo_id", None) or Path(save_directory).resolve().name
-            upload(Path(save_directory), names, repository, **kwargs)
+            repository = kwargs.pop("repo_id", None) or save_directory.name
+            upload(save_directory, names, repository, **kwargs)
 
     def write_files(self, folder: Path, state: dict[str, Tensor] | None = None) -> None:
         """Write weights (of ``state``, or else its own), config and value head into an existing folder."""

@@ -35,9 +35,13 @@ class SentimentReward:
         self, model_name_or_path: str, label: str = "POSITIVE", batch_size: int = 64, device: str | None = None
     ) -> None:
         check_positive("batch_size", batch_size)
+        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        if self.device.type == "cuda" and (self.device.index or 0) >= torch.cuda.device_count():
+            raise ValueError(
+                f"There is no device {self.device} here; leave device out to take a GPU where there is one."
+            )
         model = load_model(AutoModelForSequenceClassification, model_name_or_path, dtype=torch.float32)
         self.tokenizer = _prepare(load_tokenizer(model_name_or_path, truncation_side="left"), model)
-        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self.model = model.to(self.device).requires_grad_(False).eval()
         labels = {name.upper(): index for index, name in self.model.config.id2label.items()}
         if label.upper() not in labels:
@@ -51,10 +55,10 @@ class SentimentReward:
     @torch.no_grad()
     def logits(self, texts: Sequence[str]) -> Tensor:
         """All logits (B, labels) of the texts, in the order given."""
-        check_texts("texts", texts)
+        texts = check_texts("texts", texts)
         longest = known_positions(self.model) or self.tokenizer.model_max_length
         cut = {"truncation": True, "max_length": longest} if longest < NO_LIMIT else {}
-        tokens = self.tokenizer([*texts], **cut)["input_ids"] if texts else []
+        tokens = self.tokenizer(texts, **cut)["input_ids"] if texts else []
         order = sorted(range(len(tokens)), key=lambda i: len(tokens[i]))
         found = torch.empty(len(tokens), self.model.config.num_labels)
         for start in range(0, len(order), self.batch_size):
@@ -101,8 +105,11 @@ class RewardModel:
     @torch.no_grad()
     def __call__(self, prompts: Sequence[str], answers: Sequence[str]) -> Tensor:
         """Scores (B,): log-odds, up to a constant, of being preferred."""
-        check_texts("prompts", prompts)
-        check_texts("answers", answers)
+        prompts, answers = check_texts("prompts", prompts), check_texts("answers", answers)
+        if len(prompts) != len(answers):
+            raise ValueError(
+                f"{len(prompts)} prompts and {len(answers)} answers were given; each prompt has one answer."
+            )
         tokens = [*map(self._fit, encode(self.tokenizer, prompts, answers), answers)]
         order = sorted(range(len(tokens)), key=lambda i: len(tokens[i]))
         found = torch.empty(len(tokens))

@@ -41,7 +41,7 @@ class RunCard:
 
     def __init__(self, notebook: str, preset: str, seed: int, output_dir: str | os.PathLike = "build") -> None:
         self.notebook, self.preset, self.seed = notebook, preset, seed
-        self.output_dir = ROOT / output_dir
+        self.output_dir = ROOT / os.path.expanduser(output_dir)
         self.metrics: dict[str, float] = {}
         self.checks: dict[str, dict] = {}
         self.curves: dict[str, dict[str, list]] = {}
@@ -50,7 +50,10 @@ class RunCard:
         set_seed(seed)
 
     def metric(self, name: str, value: float) -> float:
-        """Record a number; names ending in _before and _after form the headline of the runner's table."""
+        """Record a number; names ending in _before and _after form the headline of the runner's table.
+
+        NaN and Inf, which JSON does not have, are written as null.
+        """
         self.metrics[name] = float(value)
         return value
 
@@ -78,7 +81,8 @@ class RunCard:
         }
         obey_umask(self.output_dir / "models")  # what the libraries' trainers wrote there
         with atomic_file(self.output_dir / "run_cards" / f"{self.notebook}.json") as path:
-            path.write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
+            card = json.loads(json.dumps(card), parse_constant=lambda name: None)
+            path.write_text(json.dumps(card, indent=1, allow_nan=False) + "\n", encoding="utf-8")
         failed = [f"{name}: {c['value']:.4g}, wanted {c['want']}" for name, c in self.checks.items() if not c["passed"]]
         if failed:
             raise CheckFailed(f"{self.notebook} ran, but {len(failed)} check(s) did not pass: " + "; ".join(failed))

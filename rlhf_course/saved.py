@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
 from transformers.utils import cached_file, find_adapter_config_file
 
-from rlhf_course.files import atomic_folder
+from rlhf_course.files import atomic_folder, check_folder
 from rlhf_course.hub import check_known, check_source, hub_errors
 
 VALUE_HEAD_FILE, PREFIX = "v_head.safetensors", "v_head."
@@ -134,13 +134,17 @@ def load_tokenizer(source: str | Path, **kwargs):
 
 def check_vocabulary(tokenizer, model: nn.Module) -> None:
     """Raise ``ValueError`` where the tokenizer has more tokens than the model."""
-    model = getattr(model, "pretrained_model", model)
     tokens = len(tokenizer) if hasattr(tokenizer, "__len__") else 0
-    if tokens > (known := model.get_input_embeddings().weight.shape[0]):
+    if tokens > (known := known_tokens(model)):
         raise ValueError(
             f"The tokenizer has {tokens} tokens, and the model knows {known}. Take the tokenizer that was saved with "
             "it, or call resize_token_embeddings(len(tokenizer)) before training."
         )
+
+
+def known_tokens(model: nn.Module) -> int:
+    """How many tokens a model, or a policy, has embeddings of."""
+    return getattr(model, "pretrained_model", model).get_input_embeddings().weight.shape[0]
 
 
 @contextmanager
@@ -149,6 +153,7 @@ def model_folder(target: str | Path, adapter: bool) -> Iterator[Path]:
 
     Raises ``ValueError`` where the folder holds the other kind: whoever loads a folder with both gets the adapter.
     """
+    target = check_folder(target)
     here, other = ("an adapter", "a whole model") if adapter else ("a whole model", "an adapter")
     if Path(target, "config.json" if adapter else "adapter_config.json").exists():
         raise ValueError(f"{target} holds {other}; {here} beside it would hide one of them. Save to another folder.")

@@ -83,7 +83,7 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namesp
             settings_group.add_argument(*names, metavar="X", help=f"{entry['help']} ({values})".replace("%", "%%"))
         given = vars(parser.parse_args(arguments))
         options = argparse.Namespace(**{key: read_option(key, given.pop(key)) for key in OPTIONS})
-        options.experiment, options.output = experiment, Path(options.output)
+        options.experiment, options.output = experiment, Path(options.output).expanduser()
         if unknown := given.keys() - used.keys():
             raise ValueError(f"Unknown setting {min(unknown)!r} for {experiment}; it has {', '.join(used)}.")
         overrides = {k: yaml.safe_load(v) if isinstance(v, str) else v for k, v in given.items()}

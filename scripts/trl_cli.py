@@ -1,6 +1,7 @@
 """What the commands over trl's trainers share: their options, output folder, tracking, and how they end."""
 
 import argparse
+import datetime
 import math
 import os
 import warnings
@@ -79,6 +80,9 @@ def parse(name, about, experiment, kinds, defaults, overrides, arguments) -> tup
             parser = trl.TrlParser(classes, description=about, usage=usage, formatter_class=HelpFormatter)
             parser.set_defaults_with_config(**defaults(settings))
             config = ["--config", known.config] if known.config else []
+            number = (int, float, datetime.date)  # what YAML reads 2024 and 2024-05-01 as, folders' names or not
+            texts = [a.dest for a in parser._actions if a.type is str and type(content.get(a.dest)) in number]
+            config += [word for name in texts for word in (f"--{name}", str(content[name]))]
             config_args, model_args, script = parser.parse_args_and_config([*config, "--preset", preset, *rest])
         numbers = vars(config_args) | vars(model_args) | vars(script)
         if wrong := [name for name, x in numbers.items() if isinstance(x, float) and not math.isfinite(x)]:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from accelerate.utils import gather_object
 
-from rlhf_course.files import atomic_folder
+from rlhf_course.files import atomic_folder, check_folder
 from rlhf_course.outputs import checkpoints
 from rlhf_course.ppo.inputs import check_weights
 from rlhf_course.processes import share_out, whole
@@ -25,7 +25,8 @@ def save_checkpoint(trainer, output_dir: str | Path) -> Path:
     detectors have seen, and the random generators of every process; the first process writes. The older checkpoint goes
     only after the new one is whole. Raises ``FloatingPointError`` for weights of NaN or Inf.
     """
-    target = Path(output_dir) / f"checkpoint-{trainer.current_step}"
+    output_dir = check_folder(output_dir)
+    target = output_dir / f"checkpoint-{trainer.current_step}"
     model, random_states = trainer.accelerator.unwrap_model(trainer.model), gather_object([_random_state()])
     weights = whole({name: p for name, p in model.named_parameters() if p.requires_grad})
     optimizer = whole(trainer.optimizer.state_dict())
@@ -42,6 +43,7 @@ def save_checkpoint(trainer, output_dir: str | Path) -> Path:
         "moments": vars(trainer.running),
         "detectors": trainer.detectors.state_dict(),
         "random": random_states,
+        "kind": _kind(trainer),
     }
     with atomic_folder(target) as folder:
         torch.save(state, folder / STATE_FILE)
@@ -54,9 +56,14 @@ def save_checkpoint(trainer, output_dir: str | Path) -> Path:
 def load_checkpoint(trainer, folder: str | Path) -> None:
     """Put a freshly made trainer into the state that :func:`save_checkpoint` saw.
 
-    Raises ``ValueError`` when the checkpoint belongs to a policy of another shape, or to more or fewer processes.
+    Raises ``FileNotFoundError`` for a folder that is no checkpoint, and ``ValueError`` when it belongs to a policy of
+    another shape, to more or fewer processes, or to another kind of optimizer or schedule.
     """
-    state = torch.load(Path(folder) / STATE_FILE, weights_only=True, map_location="cpu")
+    folder = Path(folder).expanduser()
+    if not (folder / STATE_FILE).exists():
+        here = ", ".join(sorted(path.name for path in checkpoints(folder))) or "none"
+        raise FileNotFoundError(f"{folder} is no checkpoint, it holds no {STATE_FILE}. Checkpoints in it: {here}.")
+    state = torch.load(folder / STATE_FILE, weights_only=True, map_location="cpu")
     model = trainer.accelerator.unwrap_model(trainer.model)
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     saved = state["weights"]
@@ -65,6 +72,11 @@ def load_checkpoint(trainer, folder: str | Path) -> None:
     rank, before, now = trainer.accelerator.process_index, len(state["random"]), trainer.accelerator.num_processes
     if before != now:
         raise ValueError(f"The checkpoint {folder} is of a run with {before} process(es); this one has {now}.")
+    kind, saved_kind = _kind(trainer), state.get("kind", {})
+    for what in (what for what in saved_kind if saved_kind[what] != kind[what]):
+        raise ValueError(
+            f"The checkpoint {folder} is of a run with {what} {saved_kind[what]}; this one has {kind[what]}."
+        )
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(share_out(saved[name], parameter))
@@ -81,6 +93,11 @@ def load_checkpoint(trainer, folder: str | Path) -> None:
     trainer.detectors.load_state_dict(state["detectors"])
     trainer.current_step = state["step"]
     _set_random_state(state["random"][rank])
+
+
+def _kind(trainer) -> dict[str, str]:
+    parts = {"optimizer": trainer.optimizer, "schedule": trainer.lr_scheduler}
+    return {name: type(getattr(part, name, part)).__name__ if part else "none" for name, part in parts.items()}
 
 
 def _random_state() -> dict:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, field, fields
+from numbers import Integral
 
 KL_PENALTIES = ("kl", "abs", "mse", "full")
 LIMITS = ("cliprange", "cliprange_value", "ratio_threshold", "target_kl", "score_clip", "max_grad_norm")
@@ -113,6 +114,9 @@ class PPOConfig:
                 raise ValueError(f"{name} is {value!r}; it must be True or False.")
             if name in NUMBERS and not (value is default is None):
                 setattr(self, name, check_number(name, value))
+        tokens = self.begin_suppress_tokens
+        if not isinstance(tokens, list | tuple) or not all(isinstance(x, Integral) and x >= 0 for x in tokens):
+            raise ValueError(f"begin_suppress_tokens is {tokens!r}; it must be a list of token ids, like [50256].")
         if self.batch_size % self.backward_batch_size:
             raise ValueError(
                 f"batch_size {self.batch_size} is not a multiple of mini_batch_size × gradient_accumulation_steps "

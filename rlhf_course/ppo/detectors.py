@@ -129,6 +129,16 @@ def warn_about_float16(model: torch.nn.Module) -> None:
         )
 
 
+def warn_about_prompts(queries: Sequence[Tensor], responses: Sequence[Tensor]) -> None:
+    """Warn when all responses begin with their queries: then the policy learns to repeat them."""
+    if all(len(r) > len(q) and r[: len(q)].equal(q) for q, r in zip(queries, responses, strict=True)):
+        warnings.warn(
+            "Each response begins with its query, as generate gives it without return_prompt=False: the policy would "
+            "learn to repeat its queries. Give step the response tokens alone.",
+            stacklevel=3,
+        )
+
+
 def warn_about_masked_eos(responses: Sequence[Tensor], masks: Sequence[Tensor] | None, tokenizer) -> None:
     """Warn when masks leave out the final EOS of responses: then nothing ever learns when to stop."""
     if masks is None:

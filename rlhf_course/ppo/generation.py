@@ -15,8 +15,9 @@ from transformers.cache_utils import DynamicLayer
 
 from rlhf_course.policy import can_pack, takes, without_dropout
 from rlhf_course.ppo.decoder import Decoders
-from rlhf_course.ppo.inputs import check_length, check_positive
-from rlhf_course.ppo.transfer import to_device, to_host
+from rlhf_course.ppo.inputs import check_length, check_positive, token_ids
+from rlhf_course.ppo.transfer import to_device
+from rlhf_course.saved import known_tokens
 
 CPU_LOOK, GPU_LOOK = 1, 8  # tokens from one look at which rows are done to the next: a GPU has to be waited for
 
@@ -103,10 +104,11 @@ def generate(
     eos = settings.get("eos_token_id", getattr(saved, "eos_token_id", None) or model.config.eos_token_id)
     eos = torch.tensor([] if eos is None else eos, dtype=torch.long).reshape(-1)
 
+    queries = token_ids(known_tokens(model), query=queries)
     width = max(map(len, queries))
     limits = torch.tensor(lengths or [settings.get("max_new_tokens", 0)] * len(queries))
     check_length(width + int(limits.max()), model.config)
-    input_ids = pad_sequence(to_host(queries), True, settings["pad_token_id"], padding_side="left")
+    input_ids = pad_sequence(queries, True, settings["pad_token_id"], padding_side="left")
     attention_mask = pad_sequence([torch.ones(len(query), dtype=torch.long) for query in queries], True, 0, "left")
     ends = tuple(eos.tolist())
     input_ids, attention_mask, ends_at, eos = to_device([input_ids, attention_mask, limits, eos], model.device)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -12,27 +13,49 @@ from transformers import PreTrainedConfig
 from rlhf_course.ppo.algorithm import RunningMoments
 from rlhf_course.ppo.config import PPOConfig
 from rlhf_course.ppo.transfer import to_device, to_host
+from rlhf_course.saved import known_tokens
 
 
-def check_samples(
-    queries: Sequence[Tensor], responses: Sequence[Tensor], scores, size: int, response_masks=None
-) -> None:
-    """Raise ``TypeError`` or ``ValueError`` unless these are ``size`` usable samples."""
+def check_parts(model, ref_model, optimizer, config: PPOConfig, dataset) -> None:
+    """Raise ``ValueError`` where a trainer's parts do not belong together; None stands for what is made later."""
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not trained:
+        raise ValueError("All of the policy's weights are frozen: call requires_grad_(True) on those to be trained.")
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]} if optimizer else None
+    if missing := [name for name, p in trained.items() if held is not None and id(p) not in held]:
+        raise ValueError(
+            f"The optimizer does not hold the policy's weight {missing[0]} ({len(missing)} of {len(trained)} are "
+            "missing): make it of this policy's parameters(), after loading, or freeze what is not to be trained."
+        )
+    known = known_tokens(model)
+    if ref_model is not None:
+        if {id(p) for p in trained.values()} & {id(p) for p in ref_model.parameters()}:
+            raise ValueError(
+                "The reference has weights that the policy trains, so the KL would stay 0: leave ref_model out for a "
+                "frozen copy, or load the reference apart."
+            )
+        if known_tokens(ref_model) != known:
+            raise ValueError(
+                f"The policy knows {known} tokens, and the reference {known_tokens(ref_model)}: they must have one "
+                "vocabulary."
+            )
+    if max(config.begin_suppress_tokens, default=0) >= known:
+        raise ValueError(
+            f"begin_suppress_tokens is {config.begin_suppress_tokens}, but the policy knows {known} tokens."
+        )
+    if isinstance(dataset, dict):
+        raise ValueError(f"The dataset has the splits {', '.join(dataset)}: give one of them, dataset[split].")
+
+
+def check_samples(queries, responses, scores, size: int, known: int, response_masks=None) -> tuple[list[Tensor], ...]:
+    """Queries and responses as :func:`token_ids`; raises ``TypeError`` or ``ValueError`` unless all can be used."""
     for name, given in (("queries", queries), ("responses", responses), ("scores", scores)):
         if not isinstance(given, list | tuple | Tensor):
             raise TypeError(f"{name} is a {type(given).__name__}; give a list of {size} tensors.")
         if len(given) != size:
             raise ValueError(f"{name} has {len(given)} entries, but batch_size is {size}.")
-    for name, given in (("query", queries), ("response", responses)):
-        for i, tokens in enumerate(given):
-            if not isinstance(tokens, Tensor) or tokens.dim() != 1:
-                what = f"shape {tuple(tokens.shape)}" if isinstance(tokens, Tensor) else type(tokens).__name__
-                raise ValueError(f"{name} {i} must be a 1-D tensor of token ids; got {what}.")
-            if len(tokens) == 0:
-                raise ValueError(
-                    f"{name} {i} is empty: PPO predicts each response token from what stands before it and gives the "
-                    "score to the last one. Sample at least one token (min_new_tokens=1), or leave this sample out."
-                )
+    tokens = token_ids(known, query=queries, response=responses)
+    queries, responses = tokens[:size], tokens[size:]
     if response_masks is not None:
         if len(response_masks) != size:
             raise ValueError(f"response_masks has {len(response_masks)} entries, but batch_size is {size}.")
@@ -41,18 +64,53 @@ def check_samples(
         for i, (fit, keep, tokens) in enumerate(zip(fits, kept, responses, strict=True)):
             if not fit or all(fits) and not keep.any():
                 raise ValueError(f"response_masks {i} must be a tensor of {len(tokens)} zeros and ones, not all zero.")
+    return queries, responses
+
+
+def token_ids(known: int, **sequences: Sequence) -> list[Tensor]:
+    """All the sequences, lists, numpy's or tensors on either side, as 1-D int64 tensors on the host.
+
+    Raises ``ValueError`` with the name and number of one that is empty, none, or has tokens beyond the ``known`` ones.
+    """
+    found = {}
+    for name, i, given in ((name, i, x) for name, group in sequences.items() for i, x in enumerate(group)):
+        try:
+            found[f"{name} {i}"] = tokens = torch.as_tensor(given)
+        except (TypeError, ValueError, RuntimeError):
+            tokens = torch.tensor(0)
+        if tokens.dim() != 1 or len(tokens) and tokens.is_floating_point():
+            what = f"shape {tuple(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
+            what = str(tokens.dtype) if tokens.dim() == 1 else what
+            raise ValueError(f"{name} {i} must be a 1-D tensor of token ids; got {what}.")
+        if len(tokens) == 0:
+            raise ValueError(
+                f"{name} {i} is empty: PPO predicts each response token from what stands before it and gives the "
+                "score to the last one. Sample at least one token (min_new_tokens=1), or leave this sample out."
+            )
+    tokens = [x.long() for x in to_host([*found.values()])]
+    least, most = torch.cat(tokens).aminmax()
+    if least < 0 or most >= known:
+        where, bad = next(
+            (w, x) for w, ids in zip(found, tokens, strict=True) for x in ids.tolist() if not 0 <= x < known
+        )
+        raise ValueError(
+            f"{where} has the token {bad}, and the model knows 0 to {known - 1}: is it another tokenizer's?"
+        )
+    return tokens
 
 
 def check_positive(name: str, value) -> None:
     """Raise ``ValueError`` unless a size is a whole number from 1 on."""
-    if not isinstance(value, int) or value < 1:
+    if not isinstance(value, Integral) or value < 1:
         raise ValueError(f"{name} is {value!r}; it must be a whole number of at least 1.")
 
 
-def check_texts(name: str, texts) -> None:
-    """Raise ``TypeError`` unless these are several texts: a text alone would be scored letter by letter."""
-    if isinstance(texts, str) or not all(isinstance(text, str) for text in texts):
+def check_texts(name: str, texts) -> list[str]:
+    """The texts, of any column, as a list. Raises ``TypeError`` for a text alone: it would be scored by letters."""
+    found = [None] if isinstance(texts, str) or not isinstance(texts, Iterable) else [*texts]
+    if not all(isinstance(text, str) for text in found):
         raise TypeError(f"{name} must be a list of texts; got {texts!r:.60}.")
+    return found
 
 
 def check_length(tokens: int, config: PreTrainedConfig) -> None:

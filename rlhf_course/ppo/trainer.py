@@ -14,19 +14,21 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 from torch import Tensor
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader
 
 from rlhf_course import tracking
+from rlhf_course.data import collate
 from rlhf_course.lora import add_reference_adapter, reference_adapter
 from rlhf_course.policy import AutoModelForCausalLMWithValueHead, can_pack, without_dropout
 from rlhf_course.ppo import algorithm as ppo
 from rlhf_course.ppo.config import PPOConfig
 from rlhf_course.ppo.decoder import Decoders
-from rlhf_course.ppo.detectors import Detectors, warn_about_float16, warn_about_masked_eos
+from rlhf_course.ppo.detectors import Detectors, warn_about_float16, warn_about_masked_eos, warn_about_prompts
 from rlhf_course.ppo.experience import add_advantages, add_logprobs, add_rewards
 from rlhf_course.ppo.generation import LengthSampler, generate, pad_token_id
 from rlhf_course.ppo.inputs import (
     check_length,
+    check_parts,
     check_positive,
     check_rates,
     check_samples,
@@ -36,11 +38,11 @@ from rlhf_course.ppo.inputs import (
 )
 from rlhf_course.ppo.rollout import Rollout
 from rlhf_course.ppo.stats import Clock, step_stats
-from rlhf_course.ppo.transfer import batch_to_device, to_host
+from rlhf_course.ppo.transfer import batch_to_device
 from rlhf_course.ppo.update import optimize
 from rlhf_course.processes import check_sharing, prepare, whole
 from rlhf_course.reference import create_reference_model
-from rlhf_course.saved import check_vocabulary, model_folder
+from rlhf_course.saved import check_vocabulary, known_tokens, model_folder
 
 
 class PPOTrainer:
@@ -71,7 +73,7 @@ class PPOTrainer:
         tokenizer: its pad token fills batches (EOS where it has none).
         dataset: rows for ``dataloader``; optional.
         optimizer: default Adam over the trainable parameters, without weight decay.
-        data_collator: makes a batch of rows.
+        data_collator: makes a batch of rows; default a list per column, because queries are ragged.
         num_shared_layers: first layers that policy and reference share, frozen.
         lr_scheduler: stepped once per ``step``.
     """
@@ -112,6 +114,7 @@ class PPOTrainer:
             ref_model = create_reference_model(model, num_shared_layers)
         elif not isinstance(ref_model, AutoModelForCausalLMWithValueHead):
             ref_model = AutoModelForCausalLMWithValueHead(ref_model)
+        check_parts(model, ref_model, optimizer, config, dataset)
         warn_about_float16(model)
         if config.gradient_checkpointing:
             model.gradient_checkpointing_enable()
@@ -163,11 +166,11 @@ class PPOTrainer:
         needed = self.config.batch_size * self.accelerator.num_processes
         if len(dataset) < needed:
             raise ValueError(f"The dataset has {len(dataset)} rows, fewer than one batch of {needed}.")
-        collate, device = data_collator or default_collate, self.accelerator.device
+        to_batch, device = data_collator or collate, self.accelerator.device
         loader = DataLoader(
             dataset,
             batch_size=self.config.batch_size,
-            collate_fn=lambda rows: batch_to_device(collate(rows), device),  # accelerate would send tensor by tensor
+            collate_fn=lambda rows: batch_to_device(to_batch(rows), device),  # accelerate would send tensor by tensor
             shuffle=True,
             drop_last=True,
             generator=torch.Generator().manual_seed(self.config.seed),
@@ -189,7 +192,9 @@ class PPOTrainer:
 
         One query (T,) gives a tensor (1, T + R); a list of queries gives a list of 1-D tensors, sampled
         ``batch_size`` at a time (all at once by default), each row with its own length from ``length_sampler``.
-        Without ``return_prompt`` only the response tokens come back. ``begin_suppress_tokens`` of the config apply.
+        Without ``return_prompt`` only the response tokens come back, as ``step`` takes them. ``begin_suppress_tokens``
+        of the config apply; other arguments are those of transformers' generate. PPO learns from samples, so pass
+        ``do_sample=True, top_k=0, top_p=1.0``: without do_sample decoding is greedy, for comparisons, with no warning.
         """
         single = isinstance(query_tensor, Tensor)
         if single and query_tensor.dim() == 2 and len(query_tensor) > 1:
@@ -212,7 +217,9 @@ class PPOTrainer:
                 with self.accelerator.autocast():  # as in step(): one distribution is sampled and scored
                     responses += generate(model, self.tokenizer, queries[rows], part, **how, **generation_kwargs)
             if return_prompt:
-                responses = [torch.cat([q.to(r.device), r]) for q, r in zip(queries, responses, strict=True)]
+                responses = [
+                    torch.cat([torch.as_tensor(q, device=r.device), r]) for q, r in zip(queries, responses, strict=True)
+                ]
             return responses[0].unsqueeze(0) if single else responses
 
         policy = self.accelerator.unwrap_model(self.model)
@@ -233,25 +240,26 @@ class PPOTrainer:
     ) -> dict:
         """One PPO step over batch_size samples; returns the 40 stats, numbers and numpy arrays.
 
-        queries and responses are 1-D token tensors, a score is one number per sample; each may be on the host or on
-        the device. ``response_masks`` leaves response tokens out of the losses.
+        queries and responses are 1-D token tensors (or lists), a score is one number per sample; each may be on the
+        host or on the device. ``response_masks`` leaves response tokens out of the losses. It works under
+        ``torch.no_grad`` and ``torch.inference_mode``, too.
 
         Raises ``ValueError`` or ``TypeError`` for unusable input and ``FloatingPointError`` for NaN or Inf.
         """
         started, learning_rate = time.perf_counter(), self.optimizer.param_groups[0]["lr"]
         check_rates(self.kl_ctl.value, learning_rate, self.current_step)
-        check_samples(queries, responses, scores, self.config.batch_size, response_masks)
+        policy, size = self.accelerator.unwrap_model(self.model), self.config.batch_size
+        queries, responses = check_samples(queries, responses, scores, size, known_tokens(policy), response_masks)
         longest = max(len(q) + len(r) for q, r in zip(queries, responses, strict=True))
-        check_length(longest, self.accelerator.unwrap_model(self.model).config)
+        check_length(longest, policy.config)
         scores = stack_scores(scores, self.accelerator.device, self.current_step)
-        tokens = to_host([*queries, *responses])
-        queries, responses = tokens[: len(queries)], tokens[len(queries) :]
+        warn_about_prompts(queries, responses)
         warn_about_masked_eos(responses, response_masks, self.tokenizer)
         running = copy.copy(self.running)  # kept when the step has passed all checks
         scores = process_scores(scores, self.config, running, self.accelerator.gather)
-        rollout = Rollout.from_lists(queries, responses, scores, pad_token_id(self.tokenizer), response_masks)
         clock = Clock()
-        with without_dropout(self.model, checkpointing=True):
+        with torch.inference_mode(False), without_dropout(self.model, checkpointing=True):  # and no no_grad
+            rollout = Rollout.from_lists(queries, responses, scores, pad_token_id(self.tokenizer), response_masks)
             with clock("forward_pass"):
                 first_pass = add_logprobs(rollout, self.model, self.reference, self.config, self.current_step)
             with clock("compute_rewards"):
