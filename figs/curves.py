@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
@@ -13,6 +11,7 @@ from matplotlib.figure import Figure
 
 from rlhf_course import plots
 from rlhf_course.audit import PASS
+from rlhf_course.files import read_json
 from rlhf_course.ppo.algorithm import AdaptiveKLController, policy_loss
 from rlhf_course.ppo.config import PPOConfig
 
@@ -90,7 +89,7 @@ def read(notebook: str) -> tuple[dict[str, pd.DataFrame], str]:
     path = FOLDER / "measured" / f"{notebook}.json"
     if not path.exists():
         raise FileNotFoundError(f"figs/measured/{path.name} is missing; `make render` writes it.")
-    card = json.loads(path.read_text(encoding="utf-8"))
+    card = read_json(path)
     curves = {name: pd.DataFrame(columns) for name, columns in card["curves"].items()}
     return curves, f"measured: notebook {notebook[:2]}, preset {card['preset']}, seed {card['seed']}"
 
@@ -144,7 +143,7 @@ def read_benchmark(name: str, options: str) -> tuple[dict, str]:
     path = FOLDER / "measured" / f"{name}.json"
     if not path.exists():
         raise FileNotFoundError(f"{path.name} is missing; `python scripts/benchmark_ppo.py {options}` measures it.")
-    found = json.loads(path.read_text(encoding="utf-8"))
+    found = read_json(path)
     device = found.get("device") or found["variants"]["ours"]["device"]
     source = f"measured: scripts/benchmark_ppo.py, {found['shape']} models, {device} with {found['threads']} threads"
     return found, f"{source}, medians of {found['rounds']}"

@@ -11,6 +11,7 @@ import curves  # noqa: F401 - registers its figures
 import diagrams  # noqa: F401 - likewise
 from kit import FIGURES, FOLDER, save
 
+from rlhf_course import command
 from rlhf_course.files import atomic_file
 
 LISTED = re.compile(r"(?<=<!-- figures: written by make figs -->\n).*(?=<!-- end of figures -->)", re.DOTALL)
@@ -27,7 +28,8 @@ def list_figures(readme: Path) -> None:
         path.write_text(text, encoding="utf-8")
 
 
-def main(arguments: list[str] | None = None) -> int:
+def draw(arguments: list[str]) -> None:
+    """Draw what was asked for. Raises ``OSError`` or ``ValueError`` for a run card that is missing or damaged."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"default: all of {', '.join(FIGURES)}")
     parser.add_argument("--output", type=Path, default=FOLDER, help="folder to draw into (default: figs)")
@@ -35,14 +37,14 @@ def main(arguments: list[str] | None = None) -> int:
     if unknown := sorted({*options.names} - {*FIGURES}):
         parser.error(f"no figure is called {', '.join(unknown)}; there are {', '.join(FIGURES)}")
     for name in options.names or FIGURES:
-        try:
-            save(name, options.output)
-        except FileNotFoundError as error:
-            print(f"{name}: {error}", file=sys.stderr)
-            return 1
+        save(name, options.output)
     if options.output == FOLDER:
         list_figures(FOLDER / "README.md")
-    return 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Returns the exit code."""
+    return command.run("draw.py", draw, arguments)
 
 
 if __name__ == "__main__":

@@ -92,7 +92,7 @@ def hold(folder: str | os.PathLike, name: str = "") -> Iterator[Path]:
             try:
                 yield folder
             finally:
-                Path(lock.lock_file).unlink()  # who waits for it notices, and takes a new one
+                Path(lock.lock_file).unlink(missing_ok=True)  # who waits for it notices, and takes a new one
     except Timeout:
         busy = f"Another run is writing to {folder / name}. Wait for its end, or name another place."
         raise BlockingIOError(busy) from None
@@ -142,6 +142,14 @@ def obey_umask(folder: Path) -> None:
     for path in folder.rglob("*"):
         with suppress(PermissionError):  # somebody else's
             path.chmod((0o777 if path.is_dir() else 0o666) & ~mask)
+
+
+def read_json(file: Path) -> dict:
+    """What a file of JSON holds. Raises ``ValueError``, which names it, where that is damaged."""
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} is damaged, or not in JSON: {error}.") from None
 
 
 def is_damaged(file: Path) -> bool:

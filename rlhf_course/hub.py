@@ -107,6 +107,8 @@ def _explain(error: BaseException, source: str, kind: str) -> Exception | None:
     files = (path for path in Path(source).glob("*") if kind == "model" and is_damaged(path))
     if damaged := next(files, None):
         return ValueError(f"{damaged} cannot be read: it is damaged or cut short. Copy, download or save it again.")
+    if isinstance(error, NotADirectoryError | FileExistsError) and error.filename:
+        return OSError(f"{error.filename} cannot be made: a file is in the way. Set HF_HOME to a folder for downloads.")
     names, texts, hub = set(), "", constants.ENDPOINT
     while error is not None:
         names |= {ancestor.__name__ for ancestor in type(error).__mro__}
@@ -126,6 +128,8 @@ def _explain(error: BaseException, source: str, kind: str) -> Exception | None:
         return ConnectionError(
             f"The download of {source} from {hub} broke off. Start again: whole files are kept, half ones are not."
         )
+    if "UnsupportedProtocol" in names:
+        return ValueError(f"HF_ENDPOINT is {hub}; it must begin with https:// or http://.")
     if names & {"TransportError", "LocalEntryNotFoundError", "OfflineModeIsEnabled", "ConnectionError"}:
         if constants.HF_HUB_OFFLINE:
             return ConnectionError(

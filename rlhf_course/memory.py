@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -167,4 +168,5 @@ def about_the_optimizer() -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser("python -m rlhf_course.memory").parse_args()  # it has no options, and says so
     print(as_markdown(what_fits()), about_the_optimizer(), sep="\n\n")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from accelerate import PartialState
 
-from rlhf_course.files import atomic_file, check_folder, check_room, hold, is_damaged
+from rlhf_course.files import atomic_file, check_folder, check_room, hold, is_damaged, read_json
 
 SETTINGS = "settings.json"
 # How the names of settings begin that leave a run's numbers as they are, but for rounding.
@@ -40,7 +40,7 @@ class Output:
             return
         for path, why in self.damaged.items():
             print(f"{path} was not whole ({why}) and is removed; {self.checkpoint or 'the start'} takes its place.")
-            shutil.rmtree(path)
+            remove(path)
         trained = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
         held = sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file())
         check_room(self.folder, 7 * trained - held)  # the weights three times, Adam's two moments twice
@@ -57,7 +57,8 @@ def open_output(
     Args:
         folder: made if there is none.
         result: the folder in it that the model will be saved to.
-        settings: by name; a resumed run must have the same, save those of ``MAY_CHANGE``.
+        settings: by name; a resumed run must have the same, save those of ``MAY_CHANGE``. ``command`` says whose they
+            are: outputs of other commands are refused.
         inputs: names of settings that may be folders, of models and data.
         option: what resumes a run on the command line.
         resume: whether to go on from the last whole checkpoint; or the folder of one.
@@ -78,6 +79,10 @@ def open_output(
                 if not folder.exists():
                     stack.callback(lambda: any(folder.iterdir()) or folder.rmdir())  # where nothing came of it
                 stack.enter_context(hold(folder))
+            other = _read(folder)
+            if other and other.get("command") != settings["command"]:
+                owner = other.get("command", "another program")
+                raise ValueError(f"{folder / SETTINGS} is of {owner}. Name another output.")
             if isinstance(resume, str):
                 found, damaged = (None, {Path(resume): why}) if (why := damage(Path(resume))) else (Path(resume), {})
             else:
@@ -96,17 +101,26 @@ def open_output(
 
 def compare(settings: dict, checkpoint: Path) -> None:
     """Raise ``ValueError`` where a run has other settings than the one that a checkpoint is of."""
-    for file in (folder / SETTINGS for folder in checkpoint.parents[:2] if (folder / SETTINGS).exists()):
-        try:
-            before = json.loads(file.read_text(encoding="utf-8"))
-        except ValueError:
-            raise ValueError(f"{file} is damaged. Remove it to go on with the settings of this command.") from None
-        for name in (name for name in settings if name in before and not name.startswith(MAY_CHANGE)):
-            if settings[name] != before[name]:
-                raise ValueError(
-                    f"{name} is {settings[name]} now, and {before[name]} in the run of {checkpoint}. Go on with "
-                    f"{before[name]}, or name another output."
-                )
+    before = next((found for found in map(_read, checkpoint.parents[:2]) if found is not None), None)
+    if before is None:
+        raise ValueError(
+            f"The {SETTINGS} of the run of {checkpoint} is missing or damaged. Copy it to {checkpoint.parent}, or "
+            "write {} to it, to go on with the settings of this command."
+        )
+    for name in (name for name in settings if name in before and not name.startswith(MAY_CHANGE)):
+        if settings[name] != before[name]:
+            raise ValueError(
+                f"{name} is {settings[name]} now, and {before[name]} in the run of {checkpoint}. Go on with "
+                f"{before[name]}, or name another output."
+            )
+
+
+def _read(folder: Path) -> dict | None:
+    """The settings in a folder, None where there are none that can be read."""
+    try:
+        return read_json(folder / SETTINGS)
+    except (OSError, ValueError):
+        return None
 
 
 def latest_checkpoint(folder: str | Path) -> Path | None:
@@ -125,8 +139,20 @@ def find_checkpoints(folder: str | Path) -> tuple[Path | None, dict[Path, str]]:
 
 
 def checkpoints(folder: str | Path) -> list[Path]:
-    """The folders ``checkpoint-STEP``, in any order."""
-    return [path for path in Path(folder).glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", path.name)]
+    """The folders ``checkpoint-STEP`` with a state or weights, or nothing yet, and links to none; in any order."""
+
+    def ours(path: Path) -> bool:
+        if not path.is_dir():
+            return path.is_symlink() and not path.exists()
+        return not any(path.iterdir()) or any(any(path.glob(name)) for name in ("trainer_state.*", "*.safetensors"))
+
+    found = Path(folder).glob("checkpoint-*")
+    return [path for path in found if re.fullmatch(r"checkpoint-\d+", path.name) and ours(path)]
+
+
+def remove(checkpoint: Path) -> None:
+    """Remove a checkpoint; of a link, not what it leads to."""
+    checkpoint.unlink() if checkpoint.is_symlink() else shutil.rmtree(checkpoint)
 
 
 def damage(checkpoint: Path) -> str | None:

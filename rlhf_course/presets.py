@@ -55,6 +55,23 @@ def read_spec(notebook: str) -> dict[str, dict]:
     return {key: {**dict.fromkeys(PRESETS, entry.get("all")), **entry} for key, entry in spec.items()}
 
 
+def read_options(file: str | Path | None) -> dict:
+    """A YAML file's options, none where no file is named. Raises ``OSError``, or ``ValueError`` that names the file."""
+    if not file:
+        return {}
+    try:
+        text = Path(file).read_text(encoding="utf-8")
+        options = yaml.safe_load(text)
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"{file} cannot be read as YAML in UTF-8: {error}") from None
+    if not isinstance(options, dict):
+        raise ValueError(f"{file} is no list of options like seed: 1.")
+    names = [name.value for name, _ in yaml.compose(text).value]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"{file} has the option {twice[0]} twice. Leave one of them.")
+    return options
+
+
 def load_preset(notebook: str, preset: str, overrides: Mapping | None = None) -> Settings:
     """The settings of a notebook at a preset, with overrides on top.
 

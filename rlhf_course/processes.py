@@ -26,6 +26,8 @@ def join(cpu: bool = False) -> PartialState:
     and ``ACCELERATE_USE_CPU=1`` leave GPUs alone. To be called before anything else that uses accelerate, which keeps
     one device per process: raises ``ValueError`` when a CPU is asked for too late.
     """
+    if not os.environ.get("WORLD_SIZE"):
+        os.environ.pop("WORLD_SIZE", None)  # accelerate takes an empty one for a number
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     if several and sys.platform == "linux":  # a launcher that is killed takes its processes with it
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -12,22 +12,26 @@ from urllib.request import getproxies
 import numpy as np
 from accelerate import Accelerator
 
+from rlhf_course.files import check_folder
 from rlhf_course.processes import join
 
 TRACKERS = ("wandb", "tensorboard")
+WANDB_MODES = ("online", "offline", "shared", "disabled", "dryrun", "run")
 
 
 def start(config) -> Accelerator:
     """An Accelerator for this run, with the tracker that ``config.log_with`` names.
 
     For wandb see :func:`prepare_wandb`; tensorboard writes to ``runs/`` unless ``config.project_kwargs`` names another
-    place. Raises ``ValueError`` for an unknown tracker.
+    place. Raises ``ValueError`` for an unknown tracker, and ``OSError`` where that place is no folder.
     """
     if config.log_with not in (None, *TRACKERS):  # accelerate knows more trackers, log() below does not
         raise ValueError(f"log_with={config.log_with!r} is unknown; choose None, 'wandb' or 'tensorboard'.")
     if config.log_with == "wandb":
         prepare_wandb()
     places = {"project_dir": "runs", **{_place(k): v for k, v in config.project_kwargs.items()}}
+    if config.log_with == "tensorboard":
+        check_folder(places["project_dir"])
     join(cpu=config.accelerator_kwargs.get("cpu", False))
     accelerator = Accelerator(log_with=config.log_with, project_dir=places["project_dir"], **config.accelerator_kwargs)
     if config.log_with is not None:
@@ -46,8 +50,11 @@ def _place(name: str) -> str:
 def prepare_wandb() -> None:
     """Let wandb write offline, and say so, where it has no API key or its server is out of reach.
 
-    It would ask for the one, and wait for the other for minutes, then raise. A WANDB_MODE that is set stays.
+    It would ask for the one, and wait for the other for minutes, then raise. A WANDB_MODE that is set stays; raises
+    ``ValueError`` for one that wandb does not know.
     """
+    if (mode := os.environ.get("WANDB_MODE")) and mode not in WANDB_MODES:
+        raise ValueError(f"WANDB_MODE is {mode!r}; wandb knows {', '.join(WANDB_MODES)}.")
     server = os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai"
     if "WANDB_MODE" not in os.environ and (why := _out_of_reach(server)):
         os.environ["WANDB_MODE"] = "offline"

@@ -239,6 +239,8 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         parser.error("--rounds and --threads must be at least 1, --warmup at least 0.")
     if "llama" in SHAPES[options.shape] and (options.against or options.costs):
         parser.error("--against and --costs are for the shapes tiny and gpt2.")
+    if options.output.is_dir() or options.output.suffix == ".png":
+        parser.error("--output takes the name of a JSON file; the picture is put beside it, as .png.")
     if options.against and shutil.which(options.against) is None:
         sys.exit(f"There is no interpreter at {options.against}; --against takes the path of a Python.")
     return options

@@ -12,7 +12,6 @@ if __name__ == "__main__":
     command.loading()
 
 import argparse
-import json
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -27,9 +26,9 @@ from papermill.clientwrap import PapermillNotebookClient
 from papermill.engines import NBClientEngine, papermill_engines
 from papermill.exceptions import PapermillExecutionError
 
-from rlhf_course.files import atomic_file, hold
+from rlhf_course.files import atomic_file, hold, read_json
 from rlhf_course.notebook_files import strip_run_details
-from rlhf_course.presets import PRESETS, load_preset
+from rlhf_course.presets import CONFIGS, PRESETS, load_preset
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = ROOT / "notebooks"
@@ -37,7 +36,12 @@ MEASURED = ROOT / "figs" / "measured"  # run cards that figures, slides and the 
 
 
 class Client(PapermillNotebookClient):
-    """After Ctrl-C its kernel ends at once; asked to end by itself, it would print what it was doing."""
+    """Runs in this very Python. After Ctrl-C the kernel ends at once: by itself, it would print what it was doing."""
+
+    def create_kernel_manager(self):
+        manager = super().create_kernel_manager()
+        manager.kernel_spec_manager.kernel_dirs = []  # a python3 there may be of another environment
+        return manager
 
     def papermill_execute_cells(self) -> None:
         try:
@@ -73,10 +77,12 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     chosen = parser.parse_args(arguments)
     if chosen.render and chosen.preset != "tiny":
         parser.error("--render keeps the outputs of preset tiny")
-    names = sorted(path.stem for path in NOTEBOOKS.glob("[0-9]*.ipynb"))
+    if not 0 <= chosen.seed < 2**32:
+        parser.error("--seed takes a whole number from 0 on")
+    names = sorted(path.stem for path in NOTEBOOKS.glob("[0-9]*.ipynb") if (CONFIGS / f"{path.stem}.yaml").exists())
     unknown = [start for start in chosen.only if not any(name.startswith(start) for name in names)]
     if unknown:
-        parser.error(f"no notebook starts with {', '.join(unknown)}; there are {', '.join(names)}")
+        parser.error(f"no notebook with settings starts with {', '.join(unknown)}; there are {', '.join(names)}")
     chosen.names = [name for name in names if not chosen.only or name.startswith(tuple(chosen.only))]
     chosen.overrides = {}
     for text in chosen.override:
@@ -183,7 +189,7 @@ def update_readme(readme: Path = ROOT / "README.md", measured: Path = MEASURED) 
 
 def read_card(path: Path) -> dict:
     """A run card, {} where there is none."""
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return read_json(path) if path.exists() else {}
 
 
 def cost(card: dict) -> str:

@@ -29,7 +29,7 @@ from typing import NamedTuple
 import yaml
 
 from rlhf_course.ppo.config import PPOConfig
-from rlhf_course.presets import PRESETS, Settings, like, load_preset, read_spec
+from rlhf_course.presets import PRESETS, Settings, like, load_preset, read_options, read_spec
 
 NAME = "train_ppo.py"
 IMDB, CHAT = "03_gpt2_imdb_ppo", "04_lora_rlhf_baichuan"
@@ -59,7 +59,7 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namesp
     early.add_argument("--reward_adapter", metavar="FOLDER", help="adapter with a score head, on the same base")
     early.set_defaults(**OPTIONS)
     try:
-        early.set_defaults(**read_options(early.parse_known_args(arguments)[0].config))
+        early.set_defaults(**read_file(early.parse_known_args(arguments)[0].config))
         known, _ = early.parse_known_args(arguments)
         experiment = known.experiment or (CHAT if known.sft_adapter or known.reward_adapter else IMDB)
         if experiment not in BUILD:
@@ -93,15 +93,12 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namesp
         PPOConfig(seed=options.seed, logprob_chunk_size=options.logprob_chunk_size, **ppo)  # what does not fit, now
         return options, settings
     except (ValueError, OSError, yaml.YAMLError) as error:
-        parser.error(str(error))
+        parser.error(command.sentence(error) if isinstance(error, OSError) else str(error))
 
 
-def read_options(file: str | None) -> dict:
-    """A YAML file's options under their names here. Raises ``ValueError`` when it is no list of options."""
-    content = yaml.safe_load(Path(file).read_text(encoding="utf-8")) if file else {}
-    if not isinstance(content, dict):
-        raise ValueError(f"{file} is no list of options like steps: 60.")
-    content = {"log_with" if key == "report_to" else str(key): value for key, value in content.items()}
+def read_file(file: str | None) -> dict:
+    """A YAML file's options under their names here: see :func:`rlhf_course.presets.read_options`."""
+    content = {"log_with" if key == "report_to" else str(key): value for key, value in read_options(file).items()}
     return {key: read_option(key, value) if key in OPTIONS else value for key, value in content.items()}
 
 
@@ -240,7 +237,7 @@ BUILD = {IMDB: build_imdb, CHAT: build_chat}
 
 
 def train(options: argparse.Namespace, settings: Settings) -> int:
-    """Run PPO; returns the exit code: 0 when finished, 130 when stopped by Ctrl-C, 143 by SIGTERM."""
+    """Run PPO; returns the exit code: 0 when finished, 130 when stopped by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP."""
     import torch
     from accelerate.utils import set_seed
     from tqdm.auto import tqdm
@@ -255,7 +252,7 @@ def train(options: argparse.Namespace, settings: Settings) -> int:
     state = join_quietly()
     quiet_libraries()
     used = CHAT_SETTINGS if options.experiment == CHAT else read_spec(options.experiment)
-    every = vars(options) | {name: getattr(settings, name) for name in used}
+    every = vars(options) | {name: getattr(settings, name) for name in used} | {"command": NAME}
     inputs = [name for name in ("dataset", "model", "reward_model", "sft_adapter", "reward_adapter") if name in every]
     with open_output(options.output, "policy", every, inputs, "--resume", options.resume) as output:
         set_seed(options.seed)

@@ -8,10 +8,8 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-import yaml
-
 from rlhf_course import command
-from rlhf_course.presets import load_preset
+from rlhf_course.presets import load_preset, read_options
 
 CHECKPOINTS = "checkpoints"
 
@@ -68,10 +66,7 @@ def parse(name, about, experiment, kinds, defaults, overrides, arguments) -> tup
     early.add_argument("--config")
     known, rest = early.parse_known_args(arguments)
     try:
-        content = yaml.safe_load(Path(known.config).read_text(encoding="utf-8")) if known.config else {}
-        if not isinstance(content, dict):
-            raise ValueError(f"{known.config} is no list of options like max_length: 224.")
-        preset = str(known.preset or content.get("preset", "tiny"))
+        preset = str(known.preset or read_options(known.config).get("preset", "tiny"))
         settings = load_preset(experiment, preset)
         with warnings.catch_warnings(action="ignore"):
             import trl
@@ -92,7 +87,7 @@ def parse(name, about, experiment, kinds, defaults, overrides, arguments) -> tup
         if model_args.load_in_4bit or model_args.load_in_8bit:
             raise ValueError("Quantized bases (--load_in_4bit, --load_in_8bit) are not supported here; try --use_peft.")
         settings = load_preset(experiment, preset, overrides(settings, script, config_args, model_args))
-    except (ValueError, TypeError, OSError, yaml.YAMLError) as error:
+    except (ValueError, TypeError, OSError) as error:
         early.error(command.sentence(error))
     return script, config_args, model_args, settings
 
@@ -114,6 +109,7 @@ def begin(config) -> Path:
     output = Path(config.output_dir)
     config.output_dir = str(output / CHECKPOINTS)
 
+    from rlhf_course.files import check_folder
     from rlhf_course.run_card import quiet_libraries
     from rlhf_course.tracking import prepare_wandb
 
@@ -122,17 +118,18 @@ def begin(config) -> Path:
     if "wandb" in config.report_to:
         prepare_wandb()
     if "tensorboard" in config.report_to:
-        os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(output / "tensorboard"))
+        os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(check_folder(output / "tensorboard")))
     return output
 
 
-def open_output(folder: Path, script, config, model_args):
+def open_output(name: str, folder: Path, script, config, model_args):
     """The output folder, held for this run: see :func:`rlhf_course.outputs.open_output`."""
     from accelerate import PartialState
 
     from rlhf_course import outputs
 
-    settings = config.to_dict() | vars(model_args) | vars(script) | {"processes": PartialState().num_processes}
+    settings = config.to_dict() | vars(model_args) | vars(script)
+    settings |= {"processes": PartialState().num_processes, "command": name}
     wanted = str(config.resume_from_checkpoint or "false")
     resume = {"false": False, "no": False, "none": False, "true": True, "yes": True}.get(wanted.lower(), wanted)
     inputs, option = ("dataset", "model_name_or_path"), "--resume_from_checkpoint true"
@@ -272,7 +269,7 @@ def main(name: str, parse_arguments: Callable, run: Callable, arguments: list[st
 
         join_quietly()
         script, config, model_args, settings = parse_arguments(arguments)
-        with open_output(begin(config), script, config, model_args) as output:
+        with open_output(name, begin(config), script, config, model_args) as output:
             code = run(script, config, model_args, settings, output)
         leave()
         return code

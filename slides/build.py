@@ -10,14 +10,15 @@ import argparse
 import base64
 import hashlib
 import html
-import json
 import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
-from rlhf_course.files import atomic_file
+from rlhf_course import command
+from rlhf_course.files import atomic_file, read_json
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -90,7 +91,7 @@ def embed(markdown: str, figures: Path) -> str:
 
 def content(figures: Path) -> str:
     """slides.md with numbers and figures."""
-    cards = {path.stem: json.loads(path.read_text()) for path in sorted((figures / "measured").glob("*.json"))}
+    cards = {path.stem: read_json(path) for path in sorted((figures / "measured").glob("*.json"))}
     return embed(fill(SOURCE.read_text(encoding="utf-8"), cards), figures)
 
 
@@ -131,9 +132,14 @@ def build(marp: Path, figures: Path) -> None:
     print(f"{len(split_slides(markdown))} slides: {HTML.relative_to(ROOT)}, {PDF.relative_to(ROOT)}")
 
 
-if __name__ == "__main__":
+def main(arguments: list[str]) -> None:
+    """Build what the command line says."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--marp", type=Path, required=True, help="Marp's command-line tool")
     parser.add_argument("--figs", type=Path, default=ROOT / "figs", help="figures and measured/ (default: figs)")
-    chosen = parser.parse_args()
+    chosen = parser.parse_args(arguments)
     build(chosen.marp.resolve(), chosen.figs.resolve())
+
+
+if __name__ == "__main__":
+    sys.exit(command.run("build.py", main))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ import torch
 from accelerate.utils import gather_object
 
 from rlhf_course.files import atomic_folder, check_folder
-from rlhf_course.outputs import checkpoints
+from rlhf_course.outputs import checkpoints, remove
 from rlhf_course.ppo.inputs import check_weights
 from rlhf_course.processes import share_out, whole
 
@@ -49,7 +48,7 @@ def save_checkpoint(trainer, output_dir: str | Path) -> Path:
         torch.save(state, folder / STATE_FILE)
     for other in checkpoints(output_dir):
         if other != target:
-            shutil.rmtree(other)
+            remove(other)
     return target
 
 

@@ -108,6 +108,8 @@ class PPOConfig:
     push_to_hub_if_best_kwargs: dict = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if str(self.log_with).lower() in ("none", "null"):  # as files of options and trl's commands have it
+            self.log_with = None
         for name, default in ((entry.name, entry.default) for entry in fields(self)):
             value = getattr(self, name)
             if isinstance(default, bool) and not isinstance(value, bool):
