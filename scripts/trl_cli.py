@@ -66,7 +66,8 @@ def parse(name, about, experiment, kinds, defaults, overrides, arguments) -> tup
     early.add_argument("--config")
     known, rest = early.parse_known_args(arguments)
     try:
-        preset = str(known.preset or read_options(known.config).get("preset", "tiny"))
+        content = read_options(known.config)
+        preset = str(known.preset or content.get("preset", "tiny"))
         settings = load_preset(experiment, preset)
         with warnings.catch_warnings(action="ignore"):
             import trl
