@@ -75,20 +75,20 @@ def token_ids(known: int, **sequences: Sequence) -> list[Tensor]:
     found = {}
     for name, i, given in ((name, i, x) for name, group in sequences.items() for i, x in enumerate(group)):
         try:
-            found[f"{name} {i}"] = tokens = torch.as_tensor(given)
+            found[f"{name} {i}"] = tokens = given if isinstance(given, Tensor) else torch.as_tensor(given)
         except (TypeError, ValueError, RuntimeError):
             tokens = torch.tensor(0)
-        if tokens.dim() != 1 or len(tokens) and tokens.is_floating_point():
+        if tokens.dim() != 1 or tokens.is_floating_point() and tokens.numel():
             what = f"shape {tuple(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
             what = str(tokens.dtype) if tokens.dim() == 1 else what
             raise ValueError(f"{name} {i} must be a 1-D tensor of token ids; got {what}.")
-        if len(tokens) == 0:
+        if not tokens.numel():
             raise ValueError(
                 f"{name} {i} is empty: PPO predicts each response token from what stands before it and gives the "
                 "score to the last one. Sample at least one token (min_new_tokens=1), or leave this sample out."
             )
-    tokens = [x.long() for x in to_host([*found.values()])]
-    least, most = torch.cat(tokens).aminmax()
+    together = torch.cat(to_host([*found.values()])).long()
+    tokens, (least, most) = [*together.split([x.numel() for x in found.values()])], together.aminmax()
     if least < 0 or most >= known:
         where, bad = next(
             (w, x) for w, ids in zip(found, tokens, strict=True) for x in ids.tolist() if not 0 <= x < known
