@@ -15,7 +15,14 @@ STOPS = (signal.SIGINT, signal.SIGTERM, HANGUP)
 
 
 def loading() -> None:
-    """To be called before a command's imports: Ctrl-C while they load ends it without a traceback."""
+    """To be called before a command's imports: Ctrl-C while they load ends it without a traceback.
+
+    So does a working folder that is gone, of which libraries would die without a reason.
+    """
+    try:
+        os.getcwd()
+    except OSError as error:
+        sys.exit(sentence(error))
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
