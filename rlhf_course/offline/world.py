@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from threading import Lock
 from types import SimpleNamespace
 
 import datasets
@@ -34,6 +35,7 @@ from rlhf_course.run_card import quiet_libraries
 SEED = 0  # the world is one and the same, whatever the seed of a run
 MANIFEST = ".manifest.json"
 PACKAGE = Path(__file__).resolve().parents[1]
+_READING = Lock()  # Python 3.11 cannot parse sources in two threads at once
 
 
 def cache_root() -> Path:
@@ -172,7 +174,9 @@ def cached(name: str, build: Callable, settings: Settings | None = None, **input
     if build.__closure__:
         raise TypeError(f"{build.__qualname__} takes what it needs as arguments, so that the cache's key holds it.")
     inputs |= {n: getattr(settings, n) for n in [*inspect.signature(build).parameters][1:] if n not in inputs}
-    key = json.dumps([SEED, {n: fingerprint(v) for n, v in inputs.items()}, sources(build)], sort_keys=True)
+    with _READING:
+        text = sources(build)
+    key = json.dumps([SEED, {n: fingerprint(v) for n, v in inputs.items()}, text], sort_keys=True)
     folder = cache_root() / f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
     if is_whole(folder):
         return folder
@@ -204,6 +208,7 @@ def fingerprint(value):
     return found or str(value)
 
 
+@cache
 def sources(build: Callable) -> dict[str, str]:
     """What makes an item, as text: a builder, what it uses of its own module, and each module of this package that it
     uses, with those which they import."""
