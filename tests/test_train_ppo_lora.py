@@ -228,6 +228,7 @@ def test_options_come_from_file_and_command_line(world, tmp_path):
         ),
         (["--sft_adapter", "WORLD/base", "--reward_adapter", "WORLD/reward"], "--sft_adapter: there is no adapter in"),
         (["--experiment", script.IMDB, "--sft_adapter", "WORLD/sft"], f"are for --experiment {script.CHAT} alone"),
+        (["--mini_batch_size=3"], "Choose sizes that divide"),
         (["--experiment", "05"], f"Unknown experiment '05'; choose one of {script.IMDB}, {script.CHAT}"),
         (["--sft_adapter", "WORLD/sft", "--reward_adapter", "WORLD/reward", "--sft_epochs=2"], "--sft_epochs=2"),
         (["--mini_batch_size=3"], "Choose sizes that divide"),

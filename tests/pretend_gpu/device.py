@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import torch
 import torch._dynamo
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -253,6 +254,7 @@ def install() -> None:
     torch.Tensor.pin_memory = _pinned
     Operations().__enter__()
     torch.nn.functional.scaled_dot_product_attention = attention
+    _foreach_utils._foreach_supported_types.append(DeviceTensor)  # torch's own type is all it would see on a real one
 
 
 def _pinned(tensor: torch.Tensor, *_) -> torch.Tensor:
