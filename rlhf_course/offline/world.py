@@ -208,7 +208,6 @@ def fingerprint(value):
     return found or str(value)
 
 
-@cache
 def sources(build: Callable) -> dict[str, str]:
     """What makes an item, as text: a builder, what it uses of its own module, and each module of this package that it
     uses, with those which they import."""
