@@ -266,7 +266,7 @@ def others(world, tmp_path_factory):
     [
         ({"reward_adapter": "WORLD/sft"}, "holds no score head, so it is no reward model"),
         ({"reward_adapter": "OTHERS/reward"}, "The adapters must share one base; theirs are"),
-        ({"reward_adapter": "OTHERS/renamed/reward"}, "size mismatch"),
+        ({"reward_adapter": "OTHERS/renamed/reward"}, "this adapter needs (32, 4)"),
         ({"dataset": "./nowhere"}, "No dataset folder at ./nowhere"),
         ({"preset": "scratch"}, "--preset scratch needs --dataset"),
         ({"max_length": 129}, "--max_length 129 is more than the base's 128 positions"),

@@ -347,7 +347,7 @@ def foreign(world, folder) -> str:
         (lambda world, folder: f"--dataset={write(folder, ROWS[:1])}", "1 questions are too few to hold out 1"),
         (lambda world, folder: "--data_files=no.jsonl", "no.jsonl"),
         (lambda world, folder: "--model_name_or_path=./nowhere", "nowhere"),
-        (foreign, "Remote code is not run here"),
+        (foreign, "which needs code of its own, and that is not run here"),
         (lambda world, folder: "--max_length=97", "--max_length 97 is more than the 96 positions"),
         (lambda world, folder: "--max_length=3", "rows have more than max_length=3 tokens"),
         (lambda world, folder: "--lora_target_modules=c_attn", "Target modules {'c_attn'} not found"),
