@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -125,7 +126,8 @@ def _add_frozen(model: PeftModel, name: str, config: PeftConfig, weights: dict[s
     if name in model.peft_config:
         model.delete_adapter(name)
     model.add_adapter(name, config)
-    result = set_peft_model_state_dict(model, weights, adapter_name=name, ignore_mismatched_sizes=True)
+    with warnings.catch_warnings(action="ignore"):  # about shapes, which check_adapter looks at
+        result = set_peft_model_state_dict(model, weights, adapter_name=name, ignore_mismatched_sizes=True)
     if result.unexpected_keys:
         raise ValueError(
             f"The adapter {name!r} was trained on another base: {result.unexpected_keys[0]} has no place in this one."
