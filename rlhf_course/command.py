@@ -101,7 +101,8 @@ def stop_between_steps() -> Iterator[SimpleNamespace]:
     """
     asked = SimpleNamespace(code=0)
     found = {kind: signal.getsignal(kind) for kind in STOPS}
-    found = {kind: handler for kind, handler in found.items() if callable(handler)}  # see run(); nohup ignores SIGHUP
+    left = (signal.SIG_DFL, (HANGUP, signal.SIG_IGN))  # see run(); nohup ignores SIGHUP
+    found = {kind: handler for kind, handler in found.items() if handler not in left and (kind, handler) not in left}
 
     def restore() -> None:
         for kind, handler in found.items():
