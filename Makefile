@@ -3,7 +3,7 @@
 # make lint     the linter
 # make render   run the notebooks at preset tiny; keep their outputs in notebooks/, their run cards in figs/measured/
 # make figs     draw the figures in figs/ from their sources and the run cards
-# make faults   run the faults of tests/test_faults_*.py; write what happens to site/what-happens-when.md
+# make faults   run the tests of faults; write what happens to site/what-happens-when.md
 # make slides   slides/slides.html and slides.pdf from slides.md, by Marp; needs npm and Chromium
 # make site     the course as a website in build/site; needs npm
 # make clean    remove everything built, the environment included
@@ -37,7 +37,7 @@ figs: $(READY)
 	$(BIN)/python figs/draw.py
 
 faults: $(SITE_READY)
-	$(BIN)/python -m pytest -q tests/test_faults_*.py --fault-page site/what-happens-when.md
+	$(BIN)/python -m pytest -q -m fault --fault-page site/what-happens-when.md
 
 slides: $(MARP) $(READY)
 	$(BIN)/python slides/build.py --marp $(MARP)/node_modules/.bin/marp
