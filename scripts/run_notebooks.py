@@ -12,6 +12,7 @@ if __name__ == "__main__":
     command.loading()
 
 import argparse
+import logging
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -48,6 +49,7 @@ class Client(PapermillNotebookClient):
             super().papermill_execute_cells()
         except KeyboardInterrupt:
             self.shutdown_kernel = "immediate"
+            logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # it prints that the cell's task died, too
             raise
 
 
