@@ -84,7 +84,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     names = sorted(path.stem for path in NOTEBOOKS.glob("[0-9]*.ipynb") if (CONFIGS / f"{path.stem}.yaml").exists())
     unknown = [start for start in chosen.only if not any(name.startswith(start) for name in names)]
     if unknown:
-        parser.error(f"no notebook with settings starts with {', '.join(unknown)}; there are {', '.join(names)}")
+        parser.error(f"no notebook starts with {', '.join(unknown)}; there are {', '.join(names)}")
     chosen.names = [name for name in names if not chosen.only or name.startswith(tuple(chosen.only))]
     chosen.overrides = {}
     for text in chosen.override:

@@ -130,8 +130,8 @@ def warn_about_float16(model: torch.nn.Module) -> None:
 
 
 def warn_about_prompts(queries: Sequence[Tensor], responses: Sequence[Tensor]) -> None:
-    """Warn when all responses begin with their queries: then the policy learns to repeat them."""
-    if all(len(r) > len(q) and r[: len(q)].equal(q) for q, r in zip(queries, responses, strict=True)):
+    """Warn when all responses begin with their queries, of more than a token: the policy learns to repeat them."""
+    if all(len(r) > len(q) > 1 and r[: len(q)].equal(q) for q, r in zip(queries, responses, strict=True)):
         warnings.warn(
             "Each response begins with its query, as generate gives it without return_prompt=False: the policy would "
             "learn to repeat its queries. Give step the response tokens alone.",
