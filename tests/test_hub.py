@@ -97,13 +97,13 @@ def test_a_notebook_at_preset_full_runs_with_its_own_ids(name, hub, tmp_path):
 
 def test_the_commands_at_preset_full_run_with_their_own_ids(hub, tmp_path):
     done = run(hub, tmp_path, "train_sft.py", "--preset=full", "--subset=60", "--output_dir=sft")
-    assert done.returncode == 0 and "The adapter is in sft/model" in done.stdout, done.stdout + done.stderr[-3000:]
+    assert done.returncode == 0 and "/sft/model." in done.stdout, done.stdout + done.stderr[-3000:]
     sizes = ("--train_subset=100", "--eval_subset=40", "--audit_prompts=10")
     done = run(hub, tmp_path, "train_reward_model.py", "--preset=full", *sizes, "--output_dir=reward")
     assert done.returncode == 0 and "Accuracy on 40 held-out pairs" in done.stdout, done.stdout + done.stderr[-3000:]
     sizes = ("--steps=2", "--batch_size=8", "--mini_batch_size=8")
     done = run(hub, tmp_path, "train_ppo.py", "--preset=full", *sizes, "--output=ppo")
-    assert done.returncode == 0 and "The policy is in ppo/policy" in done.stdout, done.stdout + done.stderr[-3000:]
+    assert done.returncode == 0 and "/ppo/policy." in done.stdout, done.stdout + done.stderr[-3000:]
     check_run(hub, tmp_path)
 
 
@@ -121,7 +121,7 @@ def test_the_lora_pipeline_of_the_readme_runs_on_the_converted_download(hub, tmp
     adapters = ("--sft_adapter=sft/model", "--reward_adapter=reward/model")
     sizes = ("--train_subset=60", "--steps=2", "--max_new_tokens=12")
     done = run(hub, tmp_path, "train_ppo.py", "--preset=full", *adapters, *sizes, "--output=ppo")
-    assert done.returncode == 0 and "The policy is in ppo/policy" in done.stdout, done.stdout + done.stderr[-3000:]
+    assert done.returncode == 0 and "/ppo/policy." in done.stdout, done.stdout + done.stderr[-3000:]
     check_run(hub, tmp_path)
 
 
