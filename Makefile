@@ -37,7 +37,7 @@ figs: $(READY)
 	$(BIN)/python figs/draw.py
 
 faults: $(SITE_READY)
-	$(BIN)/python -m pytest -q -m fault --fault-page site/what-happens-when.md
+	$(BIN)/python -m pytest tests -q -m fault --fault-page=site/what-happens-when.md
 
 slides: $(MARP) $(READY)
 	$(BIN)/python slides/build.py --marp $(MARP)/node_modules/.bin/marp

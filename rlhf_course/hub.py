@@ -73,6 +73,10 @@ def download(source: str | Path, revision: str | None = None, to_convert: bool =
         folder = Path(source) if here else Path(snapshot_download(source, allow_patterns=[*SMALL], **options))
         if not to_convert and (folder / "config.json").exists():
             check_known(source, json.loads((folder / "config.json").read_text(encoding="utf-8")))
+        elif not to_convert and not (folder / "adapter_config.json").exists():
+            near = sorted(path.parent for place in (folder, folder.parent) for path in place.glob("*/config.json"))
+            hint = f" There is one in {near[0]}." if here and near else ""
+            raise FileNotFoundError(f"{source} holds no model: it has no config.json.{hint}")
         if here:
             return folder
         snapshot_download(source, allow_patterns=[*safetensors], **options)

@@ -93,7 +93,14 @@ def load_preset(notebook: str, preset: str, overrides: Mapping | None = None) ->
         checked[key] = like(key, value, examples[0], entry.get("min", 1))
         if key in NUMBERS:
             check_number(key, checked[key])
-    return Settings(preset, spec, checked)
+    settings = Settings(preset, spec, checked)
+    for least, most in ((key, f"{key[:-4]}_max") for key in spec if key.endswith("_min") and f"{key[:-4]}_max" in spec):
+        if getattr(settings, least) >= getattr(settings, most):
+            raise ValueError(
+                f"{least} is {getattr(settings, least)}, and {most}, which is exclusive, {getattr(settings, most)}: "
+                "it must be larger."
+            )
+    return settings
 
 
 def like(key: str, value, example, least: int = 1):

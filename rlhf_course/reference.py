@@ -17,8 +17,10 @@ def create_reference_model(
     With ``num_shared_layers`` the embeddings and that many first layers are frozen in the policy too, and shared
     with the reference instead of copied.
 
-    Raises ``ValueError`` when the policy has fewer layers, or none that can be found.
+    Raises ``ValueError`` when the policy has fewer layers, or none that can be found, and ``TypeError`` for others.
     """
+    if not isinstance(model, AutoModelForCausalLMWithValueHead):
+        raise TypeError(f"A reference is copied from a policy, not from {model!r:.60}: load one by from_pretrained.")
     memo = {}
     if num_shared_layers:
         layers = _transformer_layers(model.pretrained_model)

@@ -11,7 +11,7 @@ from pathlib import Path
 from rlhf_course import command
 from rlhf_course.presets import load_preset, read_options
 
-CHECKPOINTS = "checkpoints"
+CHECKPOINTS, KINDS = "checkpoints", ("train", "eval")
 
 NO_REMOTE_CODE = (
     "Remote code is not run here: convert the model to one that transformers knows (Baichuan: convert_baichuan.py)."
@@ -83,6 +83,8 @@ def parse(name, about, experiment, kinds, defaults, overrides, arguments) -> tup
         numbers = vars(config_args) | vars(model_args) | vars(script)
         if wrong := [name for name, x in numbers.items() if isinstance(x, float) and not math.isfinite(x)]:
             raise ValueError(f"--{wrong[0]} takes a finite number, got {numbers[wrong[0]]}.")
+        check_whole([("lora_r", model_args.lora_r, 1)])
+        check_whole([(f"per_device_{kind}_batch_size", numbers[f"per_device_{kind}_batch_size"], 1) for kind in KINDS])
         if config_args.trust_remote_code:
             raise ValueError(NO_REMOTE_CODE)
         if model_args.load_in_4bit or model_args.load_in_8bit:

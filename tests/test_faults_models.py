@@ -24,6 +24,7 @@ from transformers import (
 
 from rlhf_course import AutoModelForCausalLMWithValueHead, LengthSampler, PPOConfig, PPOTrainer
 from rlhf_course.data import encode
+from rlhf_course.hub import download
 from rlhf_course.lora import RewardAdapter
 from rlhf_course.offline import models
 from rlhf_course.offline.reviews import make_reviews
@@ -397,3 +398,18 @@ def test_one_text_is_no_list(folders, outcome):
     reward = SentimentReward(folders / "classifier")
     assert reward([]).shape == (0,)
     outcome(said(lambda: reward("A good film."), TypeError))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        fault("", "`train_ppo.py --model OUTPUT`, of a run that left OUTPUT/policy"),
+        fault("checkpoint-1", "`train_ppo.py --model OUTPUT/checkpoint-1`"),
+    ],
+)
+def test_a_model_beside_it_is_named(name, tmp_path, outcome):
+    make_policy().save_pretrained(tmp_path / "run" / "policy")
+    (tmp_path / "run" / "checkpoint-1").mkdir()
+    text = said(lambda: download(tmp_path / "run" / name), FileNotFoundError)
+    assert str(tmp_path / "run" / "policy") in text
+    outcome(text)

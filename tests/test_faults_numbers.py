@@ -2,6 +2,7 @@
 
 import json
 import math
+import warnings
 
 import datasets
 import pytest
@@ -9,11 +10,12 @@ import torch
 import train_ppo
 import train_reward_model
 import train_sft
-from conftest import make_policy, make_samples, make_trainer, sgd, snapshot
+from conftest import EOS, make_policy, make_samples, make_trainer, sgd, snapshot
+from test_tracking import run_one_step
 from test_train_reward_model import PAIRS, rows
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from rlhf_course import PPOConfig
+from rlhf_course import PPOConfig, create_reference_model
 from rlhf_course.audit import audit
 from rlhf_course.evaluation import evaluate_answers
 from rlhf_course.offline.models import train_tokenizer
@@ -81,6 +83,7 @@ def test_numbers_as_text_are_read(outcome):
             ("--horizon=0", "horizon is 0.0; it must be a number above 0"),
             ("--init_kl_coef=.nan", "'init_kl_coef' takes a value of type float that is finite, like 0.2; got nan"),
             ("--mini_batch_size=100", "batch_size 128 is not a multiple of"),
+            ("--query_min=8", "query_min is 8, and query_max, which is exclusive, 8: it must be larger"),
             ("--min_gain=.nan", "'min_gain' takes a value of type float that is finite"),
         )
     ],
@@ -245,6 +248,93 @@ def test_weights_that_are_not_finite_are_never_written(save, tmp_path, outcome):
     outcome(str(error.value))
 
 
+# --- what the trainer is given ----------------------------------------------------------------------------------------
+
+
+def padded(samples, left: bool, pad: int = EOS) -> torch.Tensor:
+    return torch.nn.utils.rnn.pad_sequence(samples, True, pad, padding_side="left" if left else "right")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        fault("queries", done="`step` with queries that are padded to one tensor"),
+        fault("responses", done="`step` with responses that are padded to one tensor"),
+    ],
+)
+def test_padding_is_said_to_be_learnt(name, outcome):
+    queries, responses, scores = make_samples()
+    queries = padded(queries, left=True) if name == "queries" else queries
+    responses = padded(responses, left=False) if name == "responses" else responses
+    with pytest.warns(UserWarning, match=rf"\d of 8 {name} are padded \(token 39\)") as caught:
+        make_trainer().step(queries, responses, scores)
+    outcome(f"Warning: {caught[0].message}")
+
+
+def test_two_tokens_of_padding_are_needed_for_a_warning():
+    queries, responses, scores = make_samples()
+    queries, responses = (
+        [torch.cat([torch.tensor([EOS]), q]) for q in queries],
+        [torch.cat([r, torch.tensor([EOS])]) for r in responses],
+    )
+    with warnings.catch_warnings(action="error"):
+        make_trainer().step(queries, responses, scores)
+
+
+@pytest.mark.parametrize(
+    ("setting", "word"),
+    [
+        fault({"temperature": 0.7}, "Pass temperature=1.0", done="`generate` with temperature=0.7"),
+        fault({"num_beams": 4}, "Pass num_beams=1", done="`generate` with num_beams=4"),
+    ],
+)
+def test_a_warning_about_sampling_names_what_to_pass(setting, word, outcome):
+    queries = make_samples()[0]
+    with pytest.warns(UserWarning, match=word) as caught:
+        make_trainer().generate(queries, do_sample=True, max_new_tokens=2, top_k=0, **setting)
+    outcome(f"Warning: {caught[0].message}")
+
+
+@pytest.mark.fault("`generate` with return_dict_in_generate=True")
+def test_generate_gives_tokens(outcome):
+    with pytest.raises(ValueError, match="leave return_dict_in_generate out") as error:
+        make_trainer().generate(make_samples()[0], max_new_tokens=2, return_dict_in_generate=True)
+    outcome(str(error.value))
+
+
+@pytest.mark.parametrize(
+    ("rewards", "message"),
+    [
+        fault([0.5] * 7, "there are {'query': 8, 'response': 8, 'rewards': 7}", done="`log_stats` with 7 of 8 rewards"),
+        fault([None] * 8, "score 0 is None", done="`log_stats` with rewards that are None"),
+    ],
+)
+def test_logged_rewards_are_those_of_the_samples(rewards, message, tmp_path, monkeypatch, outcome):
+    monkeypatch.chdir(tmp_path)
+    trainer, batch, _ = run_one_step("tensorboard")
+    with pytest.raises((ValueError, TypeError), match=message) as error:
+        trainer.log_stats({}, batch, rewards)
+    trainer.accelerator.end_training()
+    outcome(str(error.value))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        fault(
+            lambda: make_trainer(optimizer=torch.optim.Adam),
+            "give an optimizer made of the policy's parameters",
+            done="an optimizer's class in place of an optimizer",
+        ),
+        fault(lambda: create_reference_model("gpt2"), "not from 'gpt2'", done='`create_reference_model("gpt2")`'),
+    ],
+)
+def test_parts_of_another_kind_are_named(make, message, outcome):
+    with pytest.raises(TypeError, match=message) as error:
+        make()
+    outcome(str(error.value))
+
+
 # --- reward models and SFT --------------------------------------------------------------------------------------------
 
 
@@ -338,11 +428,20 @@ def test_a_finite_result_is_a_result(world, tmp_path, outcome):
 
 
 @pytest.mark.parametrize(
-    "value", [fault(x, done=f"`train_reward_model.py --learning_rate {x}`") for x in ("nan", "inf")]
+    ("option", "message"),
+    [
+        fault(option, message, done=f"`train_reward_model.py --use_peft {option}`")
+        for option, message in (
+            ("--learning_rate=nan", "--learning_rate takes a finite number, got nan"),
+            ("--learning_rate=inf", "--learning_rate takes a finite number, got inf"),
+            ("--lora_r=0", "--lora_r takes a whole number of at least 1, got 0"),
+            ("--per_device_train_batch_size=0", "--per_device_train_batch_size takes a whole number of at least 1"),
+        )
+    ],
 )
-def test_options_of_the_trainers_are_finite(value, capsys, outcome):
+def test_an_option_of_the_trainers_is_a_number_that_they_can_use(option, message, capsys, outcome):
     with pytest.raises(SystemExit) as stopped:
-        train_reward_model.parse_arguments([f"--learning_rate={value}"])
+        train_reward_model.parse_arguments(["--use_peft", option])
     shown = capsys.readouterr().err
-    assert stopped.value.code == 2 and f"--learning_rate takes a finite number, got {value}" in shown
+    assert stopped.value.code == 2 and message in shown
     outcome(shown.split(": error: ")[-1])

@@ -33,6 +33,8 @@ from rlhf_course.presets import ROOT, Settings, load_preset
 from rlhf_course.run_card import quiet_libraries
 
 SEED = 0  # the world is one and the same, whatever the seed of a run
+NEEDS = "This preset needs {}, with columns {}: "
+NEEDS += 'overrides={{"dataset": FOLDER}} in a notebook, --dataset FOLDER for a command.'
 MANIFEST = ".manifest.json"
 PACKAGE = Path(__file__).resolve().parents[1]
 _READING = Lock()  # Python 3.11 cannot parse sources in two threads at once
@@ -52,7 +54,7 @@ def prepare(settings: Settings) -> SimpleNamespace:
     Raises ``ValueError`` when no dataset is named.
     """
     if settings.dataset is None:
-        raise ValueError('This preset needs a dataset: overrides={"dataset": FOLDER}, holding columns text and label.')
+        raise ValueError(NEEDS.format("a dataset", "text and label"))
     dataset = str(build_reviews()) if settings.dataset == "offline" else str(settings.dataset)
     model, reward_model = settings.model, settings.reward_model
     if model == "scratch":
@@ -79,7 +81,7 @@ def _reviews(folder: Path) -> None:
 def prepare_reward_model(settings: Settings, revision: str | None = None) -> SimpleNamespace:
     """Folders or hub ids for the preference pairs and the base of notebook 01 (of a revision); built if not cached."""
     if settings.dataset is None:
-        raise ValueError('This preset needs pairs: overrides={"dataset": FOLDER}, with columns chosen and rejected.')
+        raise ValueError(NEEDS.format("pairs", "chosen and rejected"))
     dataset = str(build_dialogues()) if settings.dataset == "offline" else str(settings.dataset)
     model = str(build_reward_base(dataset, settings)) if settings.model == "scratch" else settings.model
     download(model, revision)

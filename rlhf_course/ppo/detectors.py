@@ -139,6 +139,18 @@ def warn_about_prompts(queries: Sequence[Tensor], responses: Sequence[Tensor]) -
         )
 
 
+def warn_about_padding(queries: Sequence[Tensor], responses: Sequence[Tensor], tokenizer) -> None:
+    """Warn when a query begins, or a response ends, with two padding tokens: PPO would learn them like any others."""
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    for name, ends in (("queries", [q[:2] for q in queries]), ("responses", [r[-2:] for r in responses])):
+        if padded := sum(len(end) == 2 and bool((end == pad).all()) for end in ends):
+            warnings.warn(
+                f"{padded} of {len(ends)} {name} are padded (token {pad}), and padding is learnt like any other token. "
+                f"Give step each of the {name} without it, as generate returns them for a list of queries.",
+                stacklevel=3,
+            )
+
+
 def warn_about_masked_eos(responses: Sequence[Tensor], masks: Sequence[Tensor] | None, tokenizer) -> None:
     """Warn when masks leave out the final EOS of responses: then nothing ever learns when to stop."""
     if masks is None:

@@ -93,6 +93,8 @@ def generate(
     """
     settings = dict(generation_kwargs)
     check_positive("max_new_tokens", settings.get("max_new_tokens", 1))
+    if settings.pop("return_dict_in_generate", False):
+        raise ValueError("generate gives token ids alone: leave return_dict_in_generate out.")
     if settings.get("num_return_sequences", 1) != 1:
         raise ValueError("num_return_sequences must be 1: a response per query. For several, repeat the queries.")
     settings.setdefault("pad_token_id", pad_token_id(tokenizer))
@@ -224,21 +226,14 @@ def pad_token_id(tokenizer) -> int:
     return pad
 
 
-# What keeps the sampled distribution equal to the one that is scored.
-_NEUTRAL: dict[str, Callable[[object], bool]] = {
-    "top_k": lambda v: v in (0, None),
-    "top_p": lambda v: v in (1, None),
-    "temperature": lambda v: v in (1, None),
-    "repetition_penalty": lambda v: v in (1, None),
-    "no_repeat_ngram_size": lambda v: not v,
-    "min_length": lambda v: not v,
-    "min_new_tokens": lambda v: not v,
-    "suppress_tokens": lambda v: not v,
-    "begin_suppress_tokens": lambda v: not v,
-    "bad_words_ids": lambda v: not v,
-    **dict.fromkeys(("typical_p", "num_beams", "guidance_scale"), lambda v: v in (1, None)),
-    **dict.fromkeys(("min_p", "epsilon_cutoff", "eta_cutoff", "sequence_bias"), lambda v: not v),
+# Settings that keep the sampled distribution equal to the one that is scored; None is neutral everywhere.
+_NEUTRAL = {
+    "top_k": 0,
+    **dict.fromkeys(("top_p", "temperature", "repetition_penalty", "typical_p", "guidance_scale"), 1.0),
 }
+_NEUTRAL |= {"num_beams": 1, **dict.fromkeys(("no_repeat_ngram_size", "min_length", "min_new_tokens"), 0)}
+_NEUTRAL |= dict.fromkeys(("suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "sequence_bias"))
+_NEUTRAL |= dict.fromkeys(("min_p", "epsilon_cutoff", "eta_cutoff"), 0.0)
 _CURES = {
     "begin_suppress_tokens": "Name them in PPOConfig(begin_suppress_tokens=...) instead: then they are masked "
     "in the log-probabilities of policy and reference too."
@@ -263,9 +258,9 @@ def samples_plainly(model, settings: dict, begin_suppress: Sequence[int] = ()) -
             value = _TRANSFORMERS_DEFAULTS.get(name)
         if name == "begin_suppress_tokens" and list(value or []) == list(begin_suppress):
             continue  # scored with the same mask
-        if not neutral(value):
+        if value not in (None, neutral) and (neutral or value):
             plain = False
-            cure = _CURES.get(name, "Pass top_k=0, top_p=1.0 and no penalties.")
+            cure = _CURES.get(name, f"Pass {name}={neutral}.")
             warnings.warn(
                 f"Sampling with {name}={value} is not sampling from the distribution whose log-probabilities PPO "
                 f"scores: ratios are biased and the KL can go negative. {cure}",

@@ -17,10 +17,12 @@ from rlhf_course.saved import known_tokens
 
 
 def check_parts(model, ref_model, optimizer, config: PPOConfig, dataset) -> None:
-    """Raise ``ValueError`` where a trainer's parts do not belong together; None stands for what is made later."""
+    """Raise ``ValueError`` or ``TypeError`` where a trainer's parts do not fit; None stands for what is made later."""
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not trained:
         raise ValueError("All of the policy's weights are frozen: call requires_grad_(True) on those to be trained.")
+    if optimizer is not None and not hasattr(optimizer, "param_groups"):
+        raise TypeError(f"optimizer is {optimizer!r:.60}; give an optimizer made of the policy's parameters().")
     held = {id(p) for group in optimizer.param_groups for p in group["params"]} if optimizer else None
     if missing := [name for name, p in trained.items() if held is not None and id(p) not in held]:
         raise ValueError(

@@ -23,7 +23,13 @@ from rlhf_course.policy import AutoModelForCausalLMWithValueHead, can_pack, with
 from rlhf_course.ppo import algorithm as ppo
 from rlhf_course.ppo.config import PPOConfig
 from rlhf_course.ppo.decoder import Decoders
-from rlhf_course.ppo.detectors import Detectors, warn_about_float16, warn_about_masked_eos, warn_about_prompts
+from rlhf_course.ppo.detectors import (
+    Detectors,
+    warn_about_float16,
+    warn_about_masked_eos,
+    warn_about_padding,
+    warn_about_prompts,
+)
 from rlhf_course.ppo.experience import add_advantages, add_logprobs, add_rewards
 from rlhf_course.ppo.generation import LengthSampler, generate, pad_token_id
 from rlhf_course.ppo.inputs import (
@@ -254,6 +260,7 @@ class PPOTrainer:
         check_length(longest, policy.config)
         scores = stack_scores(scores, self.accelerator.device, self.current_step)
         warn_about_prompts(queries, responses)
+        warn_about_padding(queries, responses, self.tokenizer)
         warn_about_masked_eos(responses, response_masks, self.tokenizer)
         running = copy.copy(self.running)  # kept when the step has passed all checks
         scores = process_scores(scores, self.config, running, self.accelerator.gather)
@@ -305,14 +312,18 @@ class PPOTrainer:
     ) -> None:
         """Send a step's stats, the batch's scores and a table of samples to the tracker; nothing without one.
 
-        Raises ``ValueError`` when the batch lacks a column that should be logged.
+        Raises ``ValueError`` when the batch lacks a column that should be logged, or columns and rewards differ in
+        length.
         """
         if self.config.log_with is None:
             return
         missing = [column for column in columns_to_log if column not in batch]
         if missing:
             raise ValueError(f"The batch has no column {', '.join(missing)}; it has {', '.join(batch)}.")
-        scores = torch.stack([torch.as_tensor(r).float().reshape(()).to(self.accelerator.device) for r in rewards])
+        sizes = {column: len(batch[column]) for column in columns_to_log} | {"rewards": len(rewards)}
+        if len({*sizes.values()}) > 1:
+            raise ValueError(f"A row of the table is a sample, but there are {sizes}.")
+        scores = stack_scores(rewards, self.accelerator.device, self.current_step - 1)
         mine, scores = scores.tolist(), self.accelerator.gather(scores).cpu()
         if not self.accelerator.is_main_process:
             return
