@@ -20,7 +20,7 @@ MARP := build/marp-$(MARP_VERSION)
 .DELETE_ON_ERROR:
 
 course: $(READY)
-	$(BIN)/python -m rlhf_course.offline.world
+	$(BIN)/python -m rlhf_course.worlds.build
 	$(BIN)/python scripts/run_notebooks.py
 
 test: $(SITE_READY)

@@ -9,11 +9,11 @@ import torch
 from kit import COLOURS, FOLDER, QUIET, figure, on_card
 from matplotlib.figure import Figure
 
-from rlhf_course import plots
 from rlhf_course.audit import PASS
-from rlhf_course.files import read_json
+from rlhf_course.course import plots
 from rlhf_course.ppo.algorithm import AdaptiveKLController, policy_loss
 from rlhf_course.ppo.config import PPOConfig
+from rlhf_course.runtime.files import read_json
 
 # --- computed ----------------------------------------------------------------------------------------------------
 

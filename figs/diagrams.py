@@ -5,7 +5,7 @@ from __future__ import annotations
 from kit import COLOURS, QUIET, Box, arrow, canvas, data, figure, model, panel, step, words
 from matplotlib.figure import Figure
 
-from rlhf_course.presets import load_preset
+from rlhf_course.course.presets import load_preset
 
 LEGEND = (
     "rounded: a model, solid outline = trained here, dashed = frozen",

@@ -11,8 +11,8 @@ import curves  # noqa: F401 - registers its figures
 import diagrams  # noqa: F401 - likewise
 from kit import FIGURES, FOLDER, save
 
-from rlhf_course import command
-from rlhf_course.files import atomic_file
+from rlhf_course.runtime import command
+from rlhf_course.runtime.files import atomic_file
 
 LISTED = re.compile(r"(?<=<!-- figures: written by make figs -->\n).*(?=<!-- end of figures -->)", re.DOTALL)
 

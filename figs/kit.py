@@ -17,8 +17,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 from matplotlib.path import Path as Curve
 
-from rlhf_course.files import atomic_file
-from rlhf_course.plots import COLOURS
+from rlhf_course.course.plots import COLOURS
+from rlhf_course.runtime.files import atomic_file
 
 FOLDER = Path(__file__).resolve().parent
 FIGURES: dict[str, tuple[Callable[[], Figure], str, str]] = {}  # name: (function, title, description)

@@ -8,9 +8,9 @@ import importlib
 _PUBLIC = {
     "PPOConfig": "rlhf_course.ppo.config",
     "PPOTrainer": "rlhf_course.ppo.trainer",
-    "AutoModelForCausalLMWithValueHead": "rlhf_course.policy",
-    "create_reference_model": "rlhf_course.reference",
-    "LengthSampler": "rlhf_course.ppo.generation",
+    "AutoModelForCausalLMWithValueHead": "rlhf_course.policy.value_head",
+    "create_reference_model": "rlhf_course.policy.reference",
+    "LengthSampler": "rlhf_course.ppo.sampling",
     "AdaptiveKLController": "rlhf_course.ppo.algorithm",
     "FixedKLController": "rlhf_course.ppo.algorithm",
 }

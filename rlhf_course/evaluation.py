@@ -10,9 +10,9 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from rlhf_course.policy import AutoModelForCausalLMWithValueHead, without_dropout
-from rlhf_course.ppo.generation import generate, pad_token_id
+from rlhf_course.policy.value_head import AutoModelForCausalLMWithValueHead, without_dropout
 from rlhf_course.ppo.rollout import Rollout, forward
+from rlhf_course.ppo.sampling import generate, pad_token_id
 from rlhf_course.rewards import finite
 
 

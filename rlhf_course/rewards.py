@@ -10,9 +10,9 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from rlhf_course.data import encode
-from rlhf_course.policy import takes, without_dropout
-from rlhf_course.ppo.inputs import check_positive, check_texts
-from rlhf_course.saved import check_vocabulary, load_model, load_tokenizer
+from rlhf_course.policy.saved import check_vocabulary, load_model, load_tokenizer
+from rlhf_course.policy.value_head import takes, without_dropout
+from rlhf_course.runtime.checks import check_positive, check_texts
 
 NO_LIMIT = 10**9  # what a tokenizer has for a maximum where it knows none is larger
 
@@ -28,7 +28,7 @@ class SentimentReward:
         batch_size: texts per forward pass; batches are sorted by length to waste little padding.
         device: where to run; default the GPU where there is one.
 
-    Raises ``ValueError`` when the classifier has no such label, and as :func:`~rlhf_course.saved.load_model` does.
+    Raises ``ValueError`` when the classifier has no such label, and as ``load_model`` does.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ def load_reward_model(source: str | Path, new_head: bool = False, **kwargs) -> P
     """A classifier with one output, in float32, from a folder or hub id; an adapter comes with its base.
 
     With ``new_head`` a language model becomes one that is to be trained: its head is drawn where there is none. Raises
-    as :func:`~rlhf_course.saved.load_model` does.
+    as :func:`~rlhf_course.policy.saved.load_model` does.
     """
     options = {"num_labels": 1, "dtype": torch.float32} | kwargs
     return load_model(AutoModelForSequenceClassification, source, new_head=new_head, **options)

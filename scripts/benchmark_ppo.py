@@ -24,7 +24,7 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from rlhf_course import command
+from rlhf_course.runtime import command
 
 TITLES = {"ours": "ours", "one-by-one": "TRL 0.11, one by one", "batched": "TRL 0.11, batched"}
 COLUMNS = {phase: f"{phase} s" for phase in ("generate", "score", "forward", "update", "total")}
@@ -130,9 +130,9 @@ def plan_of_gpt2(options, folder: Path) -> dict:
     from transformers import AutoTokenizer
 
     from rlhf_course import LengthSampler
+    from rlhf_course.course.presets import load_preset
     from rlhf_course.data import build_queries, load_reviews
-    from rlhf_course.offline.world import prepare
-    from rlhf_course.presets import load_preset
+    from rlhf_course.worlds.build import prepare
 
     given = {key: value for key in ("model", "reward_model", "dataset") if (value := getattr(options, key))}
     if missing := [value for value in given.values() if not Path(value).is_dir()]:
@@ -250,7 +250,7 @@ def predict(target: Path) -> None:
     """Print what is predicted for a GPU, and write it as JSON."""
     import predict_gpu
 
-    from rlhf_course.files import atomic_file
+    from rlhf_course.runtime.files import atomic_file
 
     found = predict_gpu.predict()
     print(predict_gpu.table(found).to_string(), predict_gpu.sentence(found), sep="\n\n")
@@ -264,14 +264,14 @@ def main(arguments: list[str] | None = None) -> None:
 
     matplotlib.use("Agg")
     options = parse_arguments(arguments)
-    from rlhf_course.files import atomic_file, check_folder
+    from rlhf_course.runtime.files import atomic_file, check_folder
 
     check_folder(options.output.parent)
     if options.predict:
         return predict(options.output.with_name("predicted_gpu.json"))
     import pandas as pd
 
-    from rlhf_course import plots
+    from rlhf_course.course import plots
 
     names = ("shape", "threads", "bf16", "gradient_checkpointing", "lr", "rounds", "warmup")
     results = {key: getattr(options, key) for key in names} | {"epochs": 4} | SHAPES[options.shape]

@@ -45,8 +45,8 @@ def lora(plan: dict, tokenizer):
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from rlhf_course import AutoModelForCausalLMWithValueHead, LengthSampler, PPOTrainer
-    from rlhf_course.lora import RewardAdapter
-    from rlhf_course.policy import POLICY
+    from rlhf_course.policy.adapters import RewardAdapter
+    from rlhf_course.policy.value_head import POLICY
     from rlhf_course.rewards import last_token_scores
 
     shape = LlamaConfig(**plan["llama"], pad_token_id=0, bos_token_id=0, eos_token_id=0)

@@ -11,7 +11,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from rlhf_course import command
+from rlhf_course.runtime import command
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -31,7 +31,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> int:
     """Convert, and say how to load the result. Raises ``ValueError`` or ``OSError`` for what cannot be converted."""
     chosen = parse_arguments(arguments)
-    from rlhf_course.baichuan import convert_to_llama  # here, so that --help is quick
+    from rlhf_course.baichuan.convert import convert_to_llama  # here, so that --help is quick
 
     norm_head = {"auto": None, "yes": True, "no": False}[chosen.norm_head]
     try:

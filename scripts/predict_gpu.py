@@ -43,9 +43,9 @@ def count(folder: Path) -> dict:
 
     from rlhf_course import AutoModelForCausalLMWithValueHead, LengthSampler, PPOConfig, PPOTrainer
     from rlhf_course.data import collate
-    from rlhf_course.offline.models import classifier_tokenizer, train_tokenizer
     from rlhf_course.ppo import trainer as trainer_module
     from rlhf_course.rewards import SentimentReward
+    from rlhf_course.worlds.small_models import classifier_tokenizer, train_tokenizer
 
     class Counting(trainer_module.Clock):
         """A clock that names the phases of a step for the counts."""

@@ -6,7 +6,7 @@ notebook executed no cell.
 
 from __future__ import annotations
 
-from rlhf_course import command
+from rlhf_course.runtime import command
 
 if __name__ == "__main__":
     command.loading()
@@ -27,9 +27,9 @@ from papermill.clientwrap import PapermillNotebookClient
 from papermill.engines import NBClientEngine, papermill_engines
 from papermill.exceptions import PapermillExecutionError
 
-from rlhf_course.files import atomic_file, hold, read_json
-from rlhf_course.notebook_files import strip_run_details
-from rlhf_course.presets import CONFIGS, PRESETS, load_preset
+from rlhf_course.course.notebook_files import strip_run_details
+from rlhf_course.course.presets import CONFIGS, PRESETS, load_preset
+from rlhf_course.runtime.files import atomic_file, hold, read_json
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = ROOT / "notebooks"

@@ -14,7 +14,7 @@ Ctrl-C stops after the current step and leaves a checkpoint that the same comman
 
 from __future__ import annotations
 
-from rlhf_course import command
+from rlhf_course.runtime import command
 
 if __name__ == "__main__":
     command.loading()
@@ -28,8 +28,8 @@ from typing import NamedTuple
 
 import yaml
 
+from rlhf_course.course.presets import PRESETS, Settings, like, load_preset, read_options, read_spec
 from rlhf_course.ppo.config import PPOConfig
-from rlhf_course.presets import PRESETS, Settings, like, load_preset, read_options, read_spec
 
 NAME = "train_ppo.py"
 IMDB, CHAT = "03_gpt2_imdb_ppo", "04_lora_rlhf_baichuan"
@@ -97,7 +97,7 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namesp
 
 
 def read_file(file: str | None) -> dict:
-    """A YAML file's options under their names here: see :func:`rlhf_course.presets.read_options`."""
+    """A YAML file's options under their names here: see :func:`rlhf_course.course.presets.read_options`."""
     content = {"log_with" if key == "report_to" else str(key): value for key, value in read_options(file).items()}
     return {key: read_option(key, value) if key in OPTIONS else value for key, value in content.items()}
 
@@ -152,9 +152,9 @@ def build_imdb(options: argparse.Namespace, settings: Settings) -> Run:
 
     from rlhf_course import AutoModelForCausalLMWithValueHead, LengthSampler
     from rlhf_course.data import build_queries, load_reviews
-    from rlhf_course.offline.world import prepare
+    from rlhf_course.policy.saved import load_tokenizer
     from rlhf_course.rewards import SentimentReward
-    from rlhf_course.saved import load_tokenizer
+    from rlhf_course.worlds.build import prepare
 
     with PartialState().main_process_first():  # it builds what is missing, the others find it there
         assets = prepare(settings)
@@ -188,11 +188,11 @@ def build_chat(options: argparse.Namespace, settings: Settings) -> Run:
 
     from rlhf_course import AutoModelForCausalLMWithValueHead
     from rlhf_course.data import load_pairs
-    from rlhf_course.hub import download
-    from rlhf_course.lora import RewardAdapter, quantization
-    from rlhf_course.offline.chat import build_preferences
+    from rlhf_course.policy.adapters import RewardAdapter, quantization
+    from rlhf_course.policy.saved import load_tokenizer
     from rlhf_course.rewards import RewardModel
-    from rlhf_course.saved import load_tokenizer
+    from rlhf_course.runtime.hub import download
+    from rlhf_course.worlds.chat import build_preferences
 
     if settings.dataset is None:
         raise ValueError(f"--preset {options.preset} needs --dataset: a folder or hub id of preference pairs.")
@@ -240,14 +240,14 @@ def train(options: argparse.Namespace, settings: Settings) -> int:
     """Run PPO; returns the exit code: 0 when finished, 130 when stopped by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP."""
     import torch
     from accelerate.utils import set_seed
+    from outputs import open_output
     from tqdm.auto import tqdm
 
-    from rlhf_course import tracking
+    from rlhf_course.course.run_card import quiet_libraries
     from rlhf_course.data import endless
-    from rlhf_course.outputs import open_output
     from rlhf_course.ppo.checkpoint import load_checkpoint, save_checkpoint
-    from rlhf_course.processes import join_quietly
-    from rlhf_course.run_card import quiet_libraries
+    from rlhf_course.runtime import tracking
+    from rlhf_course.runtime.distributed import join_quietly
 
     state = join_quietly()
     quiet_libraries()
@@ -293,7 +293,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     def parse_and_train(arguments: list[str]) -> int:
         options = parse_arguments(arguments)
-        from rlhf_course.processes import leave
+        from rlhf_course.runtime.distributed import leave
 
         code = train(*options)
         leave()

@@ -9,7 +9,7 @@ Leaves model/, audit.json, audit.png and checkpoints/ in --output_dir. The optio
 of --help; --preset sets their defaults, --config FILE reads options from a YAML file, and the command line wins.
 """
 
-from rlhf_course import command
+from rlhf_course.runtime import command
 
 if __name__ == "__main__":
     command.loading()
@@ -21,7 +21,7 @@ from pathlib import Path
 
 import trl_cli
 
-from rlhf_course.presets import PRESETS, Settings
+from rlhf_course.course.presets import PRESETS, Settings
 
 NAME, EXPERIMENT = "train_reward_model.py", "01_reward_modeling"
 SIDES = ("chosen", "rejected")
@@ -158,8 +158,8 @@ def run_audit(scorer, pairs):
 def write_results(output: Path, results: dict, table) -> None:
     """audit.json and audit.png, each whole or not at all."""
     from rlhf_course.audit import PASS
-    from rlhf_course.files import atomic_file
-    from rlhf_course.plots import audit_bars
+    from rlhf_course.course.plots import audit_bars
+    from rlhf_course.runtime.files import atomic_file
 
     with atomic_file(output / "audit.json") as path:
         path.write_text(json.dumps(results | {"probes": table.to_dict("index")}, indent=1) + "\n", encoding="utf-8")
@@ -173,7 +173,7 @@ def run(script: ScriptArguments, config, model_args, settings: Settings, output)
     from accelerate.utils import set_seed
 
     from rlhf_course.data import tokenize_pairs
-    from rlhf_course.offline.world import prepare_reward_model
+    from rlhf_course.worlds.build import prepare_reward_model
 
     with PartialState().main_process_first():  # it builds what is missing, the others find it there
         assets = prepare_reward_model(settings, model_args.model_revision)

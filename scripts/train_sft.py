@@ -11,7 +11,7 @@ few more at the end of --help; --preset sets their defaults, --config FILE reads
 command line wins.
 """
 
-from rlhf_course import command
+from rlhf_course.runtime import command
 
 if __name__ == "__main__":
     command.loading()
@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 
 import trl_cli
 
-from rlhf_course.presets import PRESETS, Settings
+from rlhf_course.course.presets import PRESETS, Settings
 
 NAME, EXPERIMENT = "train_sft.py", "04_lora_rlhf_baichuan"
 NOT_HERE = ("packing", "padding_free", "assistant_only_loss", "chat_template_path", "eos_token", "dataset_kwargs")
@@ -86,8 +86,8 @@ def find_inputs(model_args, settings: Settings) -> tuple[str, str]:
     """The base and the dataset, as folders or hub ids; what the preset makes itself is made."""
     from accelerate import PartialState
 
-    from rlhf_course.hub import download
-    from rlhf_course.offline.chat import build_answers, build_base
+    from rlhf_course.runtime.hub import download
+    from rlhf_course.worlds.chat import build_answers, build_base
 
     base, dataset = model_args.model_name_or_path, settings.sft_dataset
     if base is None and settings.checkpoint == "scratch" and dataset != "offline":
@@ -102,7 +102,7 @@ def load_base(base: str, config, model_args):
     """The base model. Raises ``ValueError`` for an adapter, and where there are no positions for max_length tokens."""
     from transformers import AutoModelForCausalLM
 
-    from rlhf_course.saved import load_model
+    from rlhf_course.policy.saved import load_model
 
     model = load_model(AutoModelForCausalLM, base, **trl_cli.model_options(model_args))
     if getattr(model, "peft_config", None):
@@ -135,7 +135,7 @@ def run(script: ScriptArguments, config, model_args, settings: Settings, output)
     from transformers import TrainerCallback
 
     from rlhf_course.data import describe, hold_out, load_answers, tokenize_answers
-    from rlhf_course.files import atomic_file
+    from rlhf_course.runtime.files import atomic_file
 
     base, dataset = find_inputs(model_args, settings)
     split = f"train[:{script.subset}]" if script.subset else "train"

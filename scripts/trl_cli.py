@@ -8,8 +8,8 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-from rlhf_course import command
-from rlhf_course.presets import load_preset, read_options
+from rlhf_course.course.presets import load_preset, read_options
+from rlhf_course.runtime import command
 
 CHECKPOINTS, KINDS = "checkpoints", ("train", "eval")
 
@@ -112,9 +112,9 @@ def begin(config) -> Path:
     output = Path(config.output_dir)
     config.output_dir = str(output / CHECKPOINTS)
 
-    from rlhf_course.files import check_folder
-    from rlhf_course.run_card import quiet_libraries
-    from rlhf_course.tracking import prepare_wandb
+    from rlhf_course.course.run_card import quiet_libraries
+    from rlhf_course.runtime.files import check_folder
+    from rlhf_course.runtime.tracking import prepare_wandb
 
     quiet_libraries()
     warnings.filterwarnings("ignore", message="fan_in_fan_out")  # peft on GPT-2's layers, about what it sets itself
@@ -126,10 +126,9 @@ def begin(config) -> Path:
 
 
 def open_output(name: str, folder: Path, script, config, model_args):
-    """The output folder, held for this run: see :func:`rlhf_course.outputs.open_output`."""
+    """The output folder, held for this run: see :func:`outputs.open_output`."""
+    import outputs
     from accelerate import PartialState
-
-    from rlhf_course import outputs
 
     settings = config.to_dict() | vars(model_args) | vars(script)
     settings |= {"processes": PartialState().num_processes, "command": name}
@@ -141,7 +140,7 @@ def open_output(name: str, folder: Path, script, config, model_args):
 
 def load_base_tokenizer(path: str, model_args):
     """The base's tokenizer. Raises ``ValueError`` where it has no EOS token."""
-    from rlhf_course.saved import load_tokenizer
+    from rlhf_course.policy.saved import load_tokenizer
 
     tokenizer = load_tokenizer(path, revision=model_args.model_revision)
     if tokenizer.eos_token is None:
@@ -229,8 +228,8 @@ def train(trainer, output, measure: Callable[[], tuple], most: float = math.inf)
     from peft import PeftModel
     from transformers import TrainerCallback
 
-    from rlhf_course.files import obey_umask, say_when_full
-    from rlhf_course.saved import model_folder
+    from rlhf_course.policy.saved import model_folder
+    from rlhf_course.runtime.files import obey_umask, say_when_full
 
     stopped = []
 
@@ -268,7 +267,7 @@ def main(name: str, parse_arguments: Callable, run: Callable, arguments: list[st
     """Returns the exit code: 0 when finished, 1 with a sentence for what is not valid, 130 when stopped by Ctrl-C."""
 
     def parse_and_run(arguments: list[str]) -> int:
-        from rlhf_course.processes import join_quietly, leave
+        from rlhf_course.runtime.distributed import join_quietly, leave
 
         join_quietly()
         script, config, model_args, settings = parse_arguments(arguments)

@@ -17,8 +17,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rlhf_course import command
-from rlhf_course.files import atomic_file, read_json
+from rlhf_course.runtime import command
+from rlhf_course.runtime.files import atomic_file, read_json
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent

@@ -15,7 +15,7 @@ from conftest import make_policy, make_samples, make_trainer, sgd
 from peft import LoraConfig, get_peft_model
 
 from rlhf_course import AutoModelForCausalLMWithValueHead
-from rlhf_course.processes import join, leave, whole
+from rlhf_course.runtime.distributed import join, leave, whole
 
 CASES = {  # settings for all 16 samples; sizes are divided among the processes
     "plain": {},

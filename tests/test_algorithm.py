@@ -6,6 +6,7 @@ import torch
 
 from rlhf_course import AdaptiveKLController, FixedKLController, LengthSampler
 from rlhf_course.ppo import algorithm as ppo
+from rlhf_course.ppo.logprobs import label_logprobs
 
 
 @pytest.fixture
@@ -19,7 +20,7 @@ def ragged():
 def test_log_probabilities_and_entropies_of_labels_equal_the_textbook_with_their_gradient():
     torch.manual_seed(0)
     logits, labels = torch.randn(7, 5, dtype=torch.float64, requires_grad=True), torch.arange(7) % 5
-    logprobs, entropy = ppo.label_logprobs(logits.clone(), labels)
+    logprobs, entropy = label_logprobs(logits.clone(), labels)
     p = logits.log_softmax(-1)
     wanted = p[torch.arange(7), labels]
     torch.testing.assert_close(logprobs, wanted)
@@ -34,8 +35,8 @@ def test_logits_are_overwritten_never_in_silence():
     """In place of a wrong number, an error: for logits that are weights themselves, and for a second way back."""
     logits = torch.randn(3, 5, requires_grad=True)
     with pytest.raises(RuntimeError, match="leaf Variable"):
-        ppo.label_logprobs(logits, torch.arange(3))
-    logprobs, _ = ppo.label_logprobs(logits.clone(), torch.arange(3))
+        label_logprobs(logits, torch.arange(3))
+    logprobs, _ = label_logprobs(logits.clone(), torch.arange(3))
     logprobs.sum().backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         logprobs.sum().backward()
@@ -43,7 +44,7 @@ def test_logits_are_overwritten_never_in_silence():
 
 def test_forbidden_tokens_count_nothing():
     logits = torch.tensor([[0.0, 0.0, -torch.inf]], requires_grad=True)
-    logprobs, entropy = ppo.label_logprobs(logits.clone(), torch.tensor([1]))
+    logprobs, entropy = label_logprobs(logits.clone(), torch.tensor([1]))
     assert entropy.item() == pytest.approx(np.log(2)) and logprobs.item() == pytest.approx(-np.log(2))
     logprobs.sum().backward()
     torch.testing.assert_close(logits.grad, torch.tensor([[-0.5, 0.5, 0.0]]))

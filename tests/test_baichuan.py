@@ -19,18 +19,19 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrize
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from rlhf_course import baichuan, command
-from rlhf_course.baichuan import convert_to_llama
-from rlhf_course.offline.baichuan_layout import (
+from rlhf_course.baichuan import convert
+from rlhf_course.baichuan.convert import convert_to_llama
+from rlhf_course.baichuan.sentencepiece import PROBES, sentencepiece_to_fast
+from rlhf_course.baichuan.toy_checkpoint import (
     ASSISTANT,
     USER,
     norm_head,
     train_sentencepiece,
     write_baichuan_checkpoint,
 )
-from rlhf_course.offline.reviews import make_reviews
-from rlhf_course.presets import ROOT
-from rlhf_course.sentencepiece_to_fast import PROBES, sentencepiece_to_fast
+from rlhf_course.course.presets import ROOT
+from rlhf_course.runtime import command
+from rlhf_course.worlds.reviews import make_reviews
 
 LAYERS, HEADS, HIDDEN, INNER, VOCABULARY, EPS = 3, 4, 32, 48, 640, 1e-6
 TEXTS = [r.text for r in make_reviews(60)] + ["你好，世界。今天天气怎么样？", "def f(x):\n    return  x + 12345"] * 8
@@ -200,7 +201,7 @@ def test_the_converted_model_gives_baichuans_logits(tmp_path, tokenizer_model, k
     ],
 )
 def test_the_generation_is_told_from_the_config(config, expected):
-    assert baichuan.guess_norm_head(config) is expected
+    assert convert.guess_norm_head(config) is expected
 
 
 def test_asking_for_a_head_overrides_the_guess(tmp_path, source):
@@ -247,7 +248,7 @@ def reads(monkeypatch):
     class Reads(list):
         stop_at = None
 
-    names, read = Reads(), baichuan.read_shard
+    names, read = Reads(), convert.read_shard
 
     def counted(path):
         names.append(path.name)
@@ -255,7 +256,7 @@ def reads(monkeypatch):
             raise KeyboardInterrupt
         return read(path)
 
-    monkeypatch.setattr(baichuan, "read_shard", counted)
+    monkeypatch.setattr(convert, "read_shard", counted)
     return names
 
 

@@ -6,10 +6,11 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlhf_course import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
+from rlhf_course.baichuan import toy_checkpoint
+from rlhf_course.course.presets import load_preset
 from rlhf_course.data import as_prompt, load_answers, load_pairs
 from rlhf_course.evaluation import evaluate_answers
-from rlhf_course.offline import baichuan_layout, chat, chinese
-from rlhf_course.presets import load_preset
+from rlhf_course.worlds import chat, chinese
 
 EXPERIMENT = "04_lora_rlhf_baichuan"
 
@@ -100,7 +101,7 @@ def test_a_base_for_real_folders_is_pretrained_on_their_answers(settings, tmp_pa
 
 def test_too_few_pieces_for_the_characters_are_refused(tmp_path):
     with pytest.raises(ValueError, match="300 pieces are too few for the characters"):
-        baichuan_layout.train_sentencepiece(PROSE, 300, tmp_path)
+        toy_checkpoint.train_sentencepiece(PROSE, 300, tmp_path)
 
 
 PROSE = [text for text in chinese.make_prose(200, seed=3) if "\n" not in text]

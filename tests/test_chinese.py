@@ -7,8 +7,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from rlhf_course.offline import chinese
-from rlhf_course.offline.chinese import ceiling, gold_utility, is_answer, make_preferences, make_prose, make_qa
+from rlhf_course.worlds import chinese
+from rlhf_course.worlds.chinese import ceiling, gold_utility, is_answer, make_preferences, make_prose, make_qa
 
 TOPICS = list(chinese.NAMES)
 

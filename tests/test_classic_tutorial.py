@@ -8,15 +8,15 @@ from tqdm import tqdm
 from transformers import AutoTokenizer, pipeline
 
 from rlhf_course import AutoModelForCausalLMWithValueHead, LengthSampler, PPOConfig, PPOTrainer
-from rlhf_course.offline import models
-from rlhf_course.offline.reviews import make_reviews
+from rlhf_course.worlds import small_models
+from rlhf_course.worlds.reviews import make_reviews
 
 REVIEWS = make_reviews(200, seed=9)
 
 
 def make_folders(folder):
     """A policy, a classifier and IMDB rows, as the hub would give them."""
-    tokenizer = models.train_tokenizer([r.text for r in REVIEWS], 400)
+    tokenizer = small_models.train_tokenizer([r.text for r in REVIEWS], 400)
     special = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), tokenizer.eos_token_id)
     make_policy(vocab_size=len(tokenizer), **special).pretrained_model.save_pretrained(folder / "gpt2")
     tokenizer.save_pretrained(folder / "gpt2")

@@ -10,8 +10,8 @@ from conftest import EOS, PadTokenizer, make_policy, make_samples, make_trainer
 
 from rlhf_course import PPOConfig, PPOTrainer
 from rlhf_course.ppo.detectors import DETECTORS, Detectors
-from rlhf_course.ppo.generation import generate
 from rlhf_course.ppo.rollout import Rollout, forward
+from rlhf_course.ppo.sampling import generate
 
 
 def stats(kl=0.0, spread=0.1, length=10.0, n=32) -> dict:

@@ -8,11 +8,11 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+from rlhf_course.course.presets import load_preset
 from rlhf_course.data import load_pairs
-from rlhf_course.offline import dialogues, world
-from rlhf_course.offline.dialogues import ceiling, gold_utility, make_pairs
-from rlhf_course.presets import load_preset
 from rlhf_course.rewards import RewardModel, load_reward_model
+from rlhf_course.worlds import build, dialogues
+from rlhf_course.worlds.dialogues import ceiling, gold_utility, make_pairs
 
 
 @pytest.fixture(scope="module")
@@ -165,8 +165,8 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("RLHF_COURSE_CACHE", str(tmp_path / "world"))
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "datasets"))
     monkeypatch.setattr(dialogues, "make_pairs", fewer)
-    built = world.build_dialogues()
-    assert world.build_dialogues() == built and asked == [(26000, 0)]  # built once
+    built = build.build_dialogues()
+    assert build.build_dialogues() == built and asked == [(26000, 0)]  # built once
     return built
 
 
@@ -184,7 +184,7 @@ def test_the_base_of_the_world_becomes_a_reward_model(folder):
     sizes = {"vocab_size": 400, "n_layer": 1, "n_embd": 32, "base_steps": 2, "max_length": 100}
     settings = load_preset("01_reward_modeling", "tiny", sizes)
     state = torch.get_rng_state()
-    found = world.prepare_reward_model(settings)
+    found = build.prepare_reward_model(settings)
     assert torch.equal(state, torch.get_rng_state()) and found.dataset == str(folder)
     tokenizer = AutoTokenizer.from_pretrained(found.model)
     assert tokenizer.pad_token == "[PAD]" and tokenizer.pad_token_id != tokenizer.eos_token_id
@@ -195,9 +195,9 @@ def test_the_base_of_the_world_becomes_a_reward_model(folder):
     assert score.max_length >= 2 * settings.max_length  # room for the audit's very long answers
     pairs = make_pairs(6, seed=9)
     assert score([p.prompt for p in pairs], [p.chosen for p in pairs]).isfinite().all()
-    assert world.prepare_reward_model(settings) == found
+    assert build.prepare_reward_model(settings) == found
     settings.n_embd = 64
-    assert world.prepare_reward_model(settings).model != found.model
+    assert build.prepare_reward_model(settings).model != found.model
 
 
 def test_a_base_with_steps_has_learnt_something(folder):
@@ -208,7 +208,7 @@ def test_a_base_with_steps_has_learnt_something(folder):
     losses = {}
     for steps in (0, 25):
         settings = load_preset("01_reward_modeling", "tiny", sizes | {"base_steps": steps})
-        base = world.build_reward_base(str(folder), settings)
+        base = build.build_reward_base(str(folder), settings)
         model, tokenizer = AutoModelForCausalLM.from_pretrained(base), AutoTokenizer.from_pretrained(base)
         pair = make_pairs(1, seed=9)[0]
         ids = tokenizer(f"{pair.prompt} {pair.chosen}", return_tensors="pt")["input_ids"]
@@ -219,15 +219,15 @@ def test_a_base_with_steps_has_learnt_something(folder):
 
 def test_pairs_of_your_own_are_asked_for(folder, monkeypatch):
     with pytest.raises(ValueError, match="columns chosen and rejected"):
-        world.prepare_reward_model(load_preset("01_reward_modeling", "scratch"))
+        build.prepare_reward_model(load_preset("01_reward_modeling", "scratch"))
     asked = []
-    monkeypatch.setattr(world, "download", lambda source, revision: asked.append(source))
+    monkeypatch.setattr(build, "download", lambda source, revision: asked.append(source))
     own = load_preset("01_reward_modeling", "full", {"dataset": "my/pairs", "model": "my/base"})
-    assert vars(world.prepare_reward_model(own)) == {"dataset": "my/pairs", "model": "my/base"}
+    assert vars(build.prepare_reward_model(own)) == {"dataset": "my/pairs", "model": "my/base"}
     assert asked == ["my/base"]
 
 
 def test_a_classifier_on_the_base_has_one_output_by_default(folder):
-    base = world.build_reward_base(str(folder), load_preset("01_reward_modeling", "tiny", {"n_embd": 32}))
+    base = build.build_reward_base(str(folder), load_preset("01_reward_modeling", "tiny", {"n_embd": 32}))
     assert load_reward_model(base, new_head=True).config.num_labels == 1
     assert AutoModelForSequenceClassification.from_pretrained(base).config.num_labels == 2

@@ -8,9 +8,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.cache_utils import DynamicLayer
 
 from rlhf_course import PPOConfig, PPOTrainer
-from rlhf_course.ppo import generation
-from rlhf_course.ppo.algorithm import label_logprobs
-from rlhf_course.ppo.generation import PreallocatedLayer, generate
+from rlhf_course.ppo.logprobs import label_logprobs
+from rlhf_course.ppo.sampling import PreallocatedLayer, generate
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 1000])
@@ -97,7 +96,7 @@ def test_the_mask_of_sampling_is_the_one_that_transformers_would_make(padded, mo
     queries = [torch.arange(1, 4 + padded * (row % 3)) for row in range(8)]
     found, sampling = [], {"do_sample": True, "top_k": 0, "max_new_tokens": 12}
     for ready in (True, False):
-        monkeypatch.setattr(generation, "can_pack", lambda model, ready=ready: ready)
+        monkeypatch.setattr(sampling, "can_pack", lambda model, ready=ready: ready)
         torch.manual_seed(0)
         found.append(torch.cat(generate(make_policy(), PadTokenizer(), queries, **sampling)))
     assert torch.equal(*found)

@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from rlhf_course import AutoModelForCausalLMWithValueHead, LengthSampler
+from rlhf_course.course.presets import load_preset
 from rlhf_course.data import as_prompt, build_queries, load_answers, load_pairs, load_reviews
-from rlhf_course.hub import download
-from rlhf_course.offline import chat, models, world
-from rlhf_course.presets import load_preset
 from rlhf_course.rewards import RewardModel, SentimentReward
+from rlhf_course.runtime.hub import download
+from rlhf_course.worlds import build, cache, chat, small_models
 
 KIND = "Data"
 
@@ -238,7 +238,7 @@ def test_answers_that_cannot_be_told_are_refused(case, tmp_path, outcome):
 @pytest.mark.fault("queries from Chinese reviews")
 def test_no_query_ends_inside_a_character(outcome):
     texts = [chat.chinese.make_prose(1, seed)[0] * 3 for seed in range(40)]
-    tokenizer = models.train_tokenizer(texts, 300)  # hardly a character is a token
+    tokenizer = small_models.train_tokenizer(texts, 300)  # hardly a character is a token
     reviews = datasets.Dataset.from_dict({"text": texts})
     queries = build_queries(reviews, tokenizer, LengthSampler(1, 8), 20)
     assert len(queries) == 40
@@ -330,7 +330,7 @@ def test_a_file_is_no_folder(tmp_path, outcome):
 def key(tmp_path, monkeypatch):
     """What the cache calls an item; nothing is built."""
     monkeypatch.setenv("RLHF_COURSE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(world, "is_whole", lambda folder: True)
+    monkeypatch.setattr(cache, "is_whole", lambda folder: True)
     found = {name: str(write(tmp_path / name, b"a")) for name in ("sft_dataset", "dataset", "checkpoint")}
     monkeypatch.setattr(chat, "prepare_chat", lambda settings: SimpleNamespace(**found))
     settings = load_preset("04_lora_rlhf_baichuan", "scratch", {k: v for k, v in found.items() if k != "checkpoint"})
@@ -339,7 +339,7 @@ def key(tmp_path, monkeypatch):
     def ask(item: str) -> str:
         if item in ("classifier", "language_model"):
             reviews = load_preset("03_gpt2_imdb_ppo", "scratch", {"dataset": str(rows)})
-            return getattr(world, f"build_{item}")(str(rows), reviews).name
+            return getattr(build, f"build_{item}")(str(rows), reviews).name
         if item == "checkpoint":
             return chat.build_checkpoint(SimpleNamespace(**found), settings).name
         return getattr(chat, f"build_{item}")(settings).name
@@ -363,10 +363,6 @@ def another_checkpoint(key, monkeypatch) -> None:
     write(Path(key.found["checkpoint"]), b"b")
 
 
-def set_lora(key, monkeypatch) -> None:
-    monkeypatch.setitem(chat.LORA, "r", 8)
-
-
 def set_length(key, monkeypatch) -> None:
     key.settings.max_length += 1
 
@@ -379,17 +375,15 @@ def change(name: str, old: str, new: str):
     """The text of a file of this package is another."""
 
     def changed(key, monkeypatch) -> None:
-        import inspect
-
-        read, source = Path.read_text, inspect.getsource
-        assert any(old in read(path, encoding="utf-8") for path in Path(world.__file__).parents[1].rglob(name))
+        read = Path.read_text
+        assert old in read(cache.PACKAGE / name, encoding="utf-8")
 
         def swap(path, *arguments, **options):
             text = read(path, *arguments, **options)
-            return text.replace(old, new) if path.name == name else text
+            return text.replace(old, new) if path == cache.PACKAGE / name else text
 
         monkeypatch.setattr(Path, "read_text", swap)
-        monkeypatch.setattr(inspect, "getsource", lambda thing: source(thing).replace(old, new))
+        cache.code.cache_clear()
 
     return changed
 
@@ -398,12 +392,16 @@ def change(name: str, old: str, new: str):
     ("all labels of a dataset were flipped, its size the same", "classifier", flip),
     ("a file of a dataset was copied under another name", "language_model", rename),
     ("another checkpoint of the same size is converted (base_steps 3, not 2)", "base", another_checkpoint),
-    ("other LoRA settings for the SFT adapter", "sft_adapter", set_lora),
+    ("other LoRA settings for the SFT adapter", "sft_adapter", change("worlds/chat.py", '"r": 16', '"r": 8')),
     ("another max_length for the SFT adapter", "sft_adapter", set_length),
     ("another file of the dataset is named (sft_files)", "checkpoint", name_files),
-    ("a number in a builder's code was changed", "sft_adapter", change("chat.py", "300, 16", "301, 16")),
-    ("the code that reads a dataset was changed", "classifier", change("data.py", "0 negative", "0 bad")),
-    ("the code that reads a dataset's files was changed", "language_model", change("hub.py", "owner/name", "a/b")),
+    ("a number in a builder's code was changed", "sft_adapter", change("worlds/chat.py", "300, 16", "301, 16")),
+    ("the code that reads a dataset was changed", "classifier", change("data/reviews.py", "0 negative", "0 bad")),
+    (
+        "the code that reads a dataset's files was changed",
+        "language_model",
+        change("data/files.py", "a slice", "a part"),
+    ),
 )
 def test_what_is_built_from_something_else_is_another_item(case, key, monkeypatch, outcome):
     item, fault = case
@@ -411,6 +409,7 @@ def test_what_is_built_from_something_else_is_another_item(case, key, monkeypatc
     assert key(item) == before
     fault(key, monkeypatch)
     assert key(item) != before
+    cache.code.cache_clear()
     outcome("It is built anew: the cache's key holds arguments, contents and code.")
 
 
@@ -426,4 +425,4 @@ def test_a_dataset_that_was_moved_or_got_hidden_files_is_the_same(key, tmp_path,
 def test_a_builder_sees_its_arguments_alone():
     steps = 3
     with pytest.raises(TypeError, match="takes what it needs as arguments"):
-        world.cached("thing", lambda folder: folder.write_text(str(steps)))
+        cache.cached("thing", lambda folder: folder.write_text(str(steps)))

@@ -14,16 +14,16 @@ import pytest
 from conftest import make_policy
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rlhf_course import command
-from rlhf_course.baichuan import convert_to_llama
-from rlhf_course.offline import reviews, world
-from rlhf_course.offline.baichuan_layout import (
+from rlhf_course.baichuan.convert import convert_to_llama
+from rlhf_course.baichuan.toy_checkpoint import (
     SPECIAL_IDS,
     norm_head,
     train_sentencepiece,
     write_baichuan_checkpoint,
 )
-from rlhf_course.presets import ROOT
+from rlhf_course.course.presets import ROOT
+from rlhf_course.runtime import command
+from rlhf_course.worlds import build, cache, reviews
 
 KIND = "Files"
 NOBODY = 65534
@@ -67,7 +67,7 @@ def test_what_is_not_ours_stays(tmp_path, outcome):
 def test_a_cache_path_means_what_it_says(given, place, monkeypatch, tmp_path, outcome):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RLHF_COURSE_CACHE", given)
-    assert world.cache_root() == place
+    assert cache.cache_root() == place
     where = f"{given} below the course's folder" if given == "my/cache" else f"{'~' if given else 'build'}/cache"
     outcome(f"Built models are kept in {where}, wherever the command was typed.")
 
@@ -75,7 +75,7 @@ def test_a_cache_path_means_what_it_says(given, place, monkeypatch, tmp_path, ou
 @pytest.mark.fault("four commands that need the same cached item at once")
 def test_one_of_four_builds_and_the_others_wait(built, outcome):
     found = []
-    together = [threading.Thread(target=lambda: found.append(sorted(world.build_reviews().iterdir()))) for _ in "1234"]
+    together = [threading.Thread(target=lambda: found.append(sorted(build.build_reviews().iterdir()))) for _ in "1234"]
     for thread in together:
         thread.start()
     for thread in together:
@@ -85,7 +85,7 @@ def test_one_of_four_builds_and_the_others_wait(built, outcome):
 
 
 def damage(folder: Path, how: str) -> None:
-    test, manifest = folder / "test-00000-of-00001.parquet", folder / world.MANIFEST
+    test, manifest = folder / "test-00000-of-00001.parquet", folder / cache.MANIFEST
     {
         "cut": lambda: os.truncate(test, 100),
         "gone": test.unlink,
@@ -106,22 +106,22 @@ def damage(folder: Path, how: str) -> None:
     ],
 )
 def test_a_damaged_item_is_built_again(how, built, capsys, outcome):
-    whole = world.hashes(folder := world.build_reviews())
+    whole = cache.hashes(folder := build.build_reviews())
     damage(folder, how)
-    assert world.build_reviews() == folder and world.hashes(folder) == whole and len(built) == 2
+    assert build.build_reviews() == folder and cache.hashes(folder) == whole and len(built) == 2
     said = capsys.readouterr().out
     (folder / ".DS_Store").write_bytes(b"a file browser's")
-    assert world.build_reviews() == folder and len(built) == 2  # once, and not for what nobody loads
+    assert build.build_reviews() == folder and len(built) == 2  # once, and not for what nobody loads
     outcome(re.sub(r"-\w{12} ", "-… ", said))
 
 
 @pytest.mark.fault("an item of the cache is built again while another command reads it")
 def test_a_reader_finds_files_while_they_are_built_again(built, outcome):
-    folder, read = world.build_reviews(), 0
+    folder, read = build.build_reviews(), 0
     train = folder / "train-00000-of-00001.parquet"
     content = train.read_bytes()
     damage(folder, "cut")
-    builder = threading.Thread(target=world.build_reviews)
+    builder = threading.Thread(target=build.build_reviews)
     builder.start()
     while builder.is_alive():
         assert train.read_bytes() == content
@@ -140,7 +140,7 @@ def test_a_reader_finds_files_while_they_are_built_again(built, outcome):
 def test_a_stopped_builder_leaves_nothing_half_built(signum, built, tmp_path, monkeypatch, capsys, outcome):
     monkeypatch.setattr(reviews, "make_reviews", lambda number, seed: os.kill(os.getpid(), signum))
     handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    assert command.run("rlhf_course.offline.world", world.main, []) == 128 + signum
+    assert command.run("rlhf_course.worlds.build", build.main, []) == 128 + signum
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
     assert not [path for path in (tmp_path / "cache").iterdir() if path.suffix != ".lock"]
     outcome(capsys.readouterr().err)
@@ -160,7 +160,7 @@ def full_disk():
 @pytest.mark.fault("the disk is full while the embedded world is built")
 def test_a_full_disk_ends_with_a_sentence(built, tmp_path, capsys, outcome):
     with full_disk():
-        code = command.run("rlhf_course.offline.world", world.main, [])
+        code = command.run("rlhf_course.worlds.build", build.main, [])
     said = capsys.readouterr().err
     assert code == 1 and "The disk took no more" in said and not list((tmp_path / "cache").glob("reviews*"))
     assert not list((tmp_path / "cache").glob("*.part"))
@@ -191,7 +191,7 @@ def save_base(folder: Path) -> Path:
 
 
 def save_reviews(folder: Path) -> Path:
-    return world.build_reviews()
+    return build.build_reviews()
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def as_me(action) -> int:
 @pytest.mark.fault("two users with one RLHF_COURSE_CACHE")
 def test_two_users_share_a_cache(built, monkeypatch, outcome):
     def build() -> bool:
-        return world.is_whole(world.build_reviews())
+        return cache.is_whole(build.build_reviews())
 
     def read() -> bool:
         made = len(built)

@@ -24,12 +24,12 @@ from transformers import (
 
 from rlhf_course import AutoModelForCausalLMWithValueHead, LengthSampler, PPOConfig, PPOTrainer
 from rlhf_course.data import encode
-from rlhf_course.hub import download
-from rlhf_course.lora import RewardAdapter
-from rlhf_course.offline import models
-from rlhf_course.offline.reviews import make_reviews
+from rlhf_course.policy.adapters import RewardAdapter
+from rlhf_course.policy.saved import load_tokenizer
 from rlhf_course.rewards import RewardModel, SentimentReward, load_reward_model
-from rlhf_course.saved import load_tokenizer
+from rlhf_course.runtime.hub import download
+from rlhf_course.worlds import small_models
+from rlhf_course.worlds.reviews import make_reviews
 
 KIND = "Models"
 TEXTS = [review.text for review in make_reviews(60, seed=5)]
@@ -45,7 +45,7 @@ def fault(value, done: str):
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return models.classifier_tokenizer(models.train_tokenizer(TEXTS, 400))
+    return small_models.classifier_tokenizer(small_models.train_tokenizer(TEXTS, 400))
 
 
 @pytest.fixture

@@ -15,14 +15,14 @@ from peft import LoraConfig
 from transformers import DistilBertConfig, DistilBertForSequenceClassification, GPT2ForSequenceClassification
 
 from rlhf_course import AutoModelForCausalLMWithValueHead, LengthSampler, PPOConfig, PPOTrainer
+from rlhf_course.course.plots import over_text
+from rlhf_course.course.run_card import RunCard
 from rlhf_course.data import load_reviews, tokenize_answers
-from rlhf_course.lora import RewardAdapter
-from rlhf_course.offline import models
-from rlhf_course.offline.reviews import make_reviews
-from rlhf_course.plots import over_text
+from rlhf_course.policy.adapters import RewardAdapter
 from rlhf_course.ppo.checkpoint import load_checkpoint, save_checkpoint
 from rlhf_course.rewards import RewardModel, SentimentReward, load_reward_model
-from rlhf_course.run_card import RunCard
+from rlhf_course.worlds import small_models
+from rlhf_course.worlds.reviews import make_reviews
 
 KIND = "More: the Python API and data"
 REFUSED = (ValueError, TypeError, OSError)
@@ -294,8 +294,8 @@ def classifiers(tmp_path_factory):
 
 
 def word_tokenizer():
-    return models.classifier_tokenizer(
-        models.train_tokenizer([review.text for review in make_reviews(40, seed=5)], 300)
+    return small_models.classifier_tokenizer(
+        small_models.train_tokenizer([review.text for review in make_reviews(40, seed=5)], 300)
     )
 
 

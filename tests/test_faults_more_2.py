@@ -25,9 +25,10 @@ from test_slides import build as slides
 from test_tracking import run_one_step
 from test_train_ppo_lora import arguments, world  # noqa: F401
 
-from rlhf_course import command, hub, plots
-from rlhf_course.dataset_files import load_split
-from rlhf_course.presets import ROOT
+from rlhf_course.course import plots
+from rlhf_course.course.presets import ROOT
+from rlhf_course.data.files import load_split
+from rlhf_course.runtime import command, hub
 
 KIND = "More: commands and machines"
 fault = pytest.mark.fault
@@ -225,7 +226,7 @@ def test_a_working_folder_that_was_removed(course, monkeypatch, capsys, outcome)
 
 @fault("a command's output is piped into head -1")
 def test_a_pipe_that_is_closed(outcome):
-    code = "import sys; from rlhf_course import command\n"
+    code = "import sys; from rlhf_course.runtime import command\n"
     code += "sys.exit(command.run('x.py', lambda given: [print('row', i) for i in range(99999)] and 0, []))"
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -319,11 +320,11 @@ def test_a_negative_seed_of_the_runner(course, monkeypatch, capsys, outcome):  #
 # --- the other commands -----------------------------------------------------------------------------------------------
 
 
-@fault("python -m rlhf_course.memory --mini_batch 4")
+@fault("python -m rlhf_course.course.memory --mini_batch 4")
 def test_memory_with_an_option(monkeypatch, capsys, outcome):
     monkeypatch.setattr(sys, "argv", ["memory", "--mini_batch", "4"])
-    monkeypatch.delitem(sys.modules, "rlhf_course.memory", raising=False)
-    code, text = attempt(lambda: runpy.run_module("rlhf_course.memory", run_name="__main__") and 0, capsys)
+    monkeypatch.delitem(sys.modules, "rlhf_course.course.memory", raising=False)
+    code, text = attempt(lambda: runpy.run_module("rlhf_course.course.memory", run_name="__main__") and 0, capsys)
     outcome(ended(code, text, "--mini_batch"))
 
 

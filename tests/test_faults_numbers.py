@@ -17,11 +17,11 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from rlhf_course import PPOConfig, create_reference_model
 from rlhf_course.audit import audit
+from rlhf_course.course.presets import load_preset
 from rlhf_course.evaluation import evaluate_answers
-from rlhf_course.offline.models import train_tokenizer
 from rlhf_course.ppo.algorithm import RunningMoments
 from rlhf_course.ppo.checkpoint import save_checkpoint
-from rlhf_course.presets import load_preset
+from rlhf_course.worlds.small_models import train_tokenizer
 
 KIND = "Numbers"
 NAN, INF = math.nan, math.inf

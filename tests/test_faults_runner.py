@@ -19,9 +19,9 @@ from huggingface_hub import constants
 from huggingface_hub.utils import build_hf_headers
 from test_tracking import run_one_step
 
-from rlhf_course import command, tracking
-from rlhf_course.files import hold
-from rlhf_course.presets import ROOT
+from rlhf_course.course.presets import ROOT
+from rlhf_course.runtime import command, tracking
+from rlhf_course.runtime.files import hold
 
 KIND = "Commands, the notebooks' runner, tracking"
 FIRST, SECOND = "02_ppo_step_by_step", "05_reward_hacking"
@@ -193,9 +193,9 @@ def test_a_full_disk_is_said_in_the_table(course, capsys, outcome):
             marks=pytest.mark.fault("Ctrl-C in the first second of run_notebooks.py"),
         ),
         pytest.param(
-            ["-m", "rlhf_course.offline.world"],
+            ["-m", "rlhf_course.worlds.build"],
             "torch",
-            marks=pytest.mark.fault("Ctrl-C in the first second of python -m rlhf_course.offline.world"),
+            marks=pytest.mark.fault("Ctrl-C in the first second of python -m rlhf_course.worlds.build"),
         ),
     ],
 )

@@ -20,14 +20,15 @@ import train_ppo
 import train_reward_model
 import train_sft
 from conftest import SCRIPTS, make_policy
+from outputs import damage, latest_checkpoint
 from peft import LoraConfig
 from test_baichuan import source, tokenizer_model  # noqa: F401
 from test_train_ppo_lora import arguments, world  # noqa: F401
 from transformers import Trainer
 
-from rlhf_course import AutoModelForCausalLMWithValueHead, PPOTrainer, command, files, processes
-from rlhf_course.files import hold
-from rlhf_course.outputs import damage, latest_checkpoint
+from rlhf_course import AutoModelForCausalLMWithValueHead, PPOTrainer
+from rlhf_course.runtime import command, distributed, files
+from rlhf_course.runtime.files import hold
 
 KIND = "Training"
 COMMANDS = {"PPO": train_ppo, "SFT": train_sft, "the reward model": train_reward_model}
@@ -426,12 +427,12 @@ def test_killed_at_a_random_moment(world, tmp_path, outcome):  # noqa: F811
 @fault("accelerate launch is killed, and cannot end its processes")
 def test_no_process_outlives_a_killed_launcher(monkeypatch, outcome):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr(processes, "PartialState", lambda **_: None)
+    monkeypatch.setattr(distributed, "PartialState", lambda **_: None)
     read, write = os.pipe()
     if (launcher := os.fork()) == 0:
         if (worker := os.fork()) == 0:
             try:
-                processes.join()
+                distributed.join()
             except AttributeError:  # there is no state to look at
                 os.write(write, str(os.getpid()).encode())
                 time.sleep(60)
@@ -498,7 +499,8 @@ def test_weights_of_an_earlier_save_go(tmp_path, outcome):
 
 
 if __name__ == "__main__":
-    names = [f"rlhf_course.{name}" for name in ("offline.world", "offline.chat", "rewards", "lora", "audit", "plots")]
+    names = ("worlds.build", "worlds.chat", "rewards", "policy.adapters", "audit", "course.plots")
+    names = [f"rlhf_course.{name}" for name in names]
     for name in [*names, "trl.trainer.sft_trainer", "trl.trainer.reward_trainer"]:
         importlib.import_module(name)  # here, so that no run has to
     for kind in COMMANDS:

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from rlhf_course.presets import ROOT
+from rlhf_course.course.presets import ROOT
 
 FIGS = ROOT / "figs"
 sys.path.insert(0, str(FIGS))

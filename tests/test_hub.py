@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from rlhf_course import AutoModelForCausalLMWithValueHead
 from rlhf_course.data import load_answers, load_pairs
-from rlhf_course.hub import download
+from rlhf_course.runtime.hub import download
 
 HC3, PAIRS = "Hello-SimpleAI/HC3-Chinese", "beyond/rlhf-reward-single-round-trans_chinese"
 GPT2, BAICHUAN = "lvwerra/gpt2-imdb", "baichuan-inc/Baichuan2-7B-Base"

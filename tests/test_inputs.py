@@ -6,11 +6,11 @@ import torch
 from conftest import PadTokenizer, make_policy, make_samples
 
 from rlhf_course import LengthSampler, PPOConfig, PPOTrainer
+from rlhf_course.course.presets import load_preset
 from rlhf_course.data import build_queries, load_reviews
-from rlhf_course.offline.world import prepare
 from rlhf_course.ppo.algorithm import RunningMoments
 from rlhf_course.ppo.inputs import check_logprobs, stack_scores
-from rlhf_course.presets import load_preset
+from rlhf_course.worlds.build import prepare
 
 
 def trainer() -> PPOTrainer:

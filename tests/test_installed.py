@@ -8,16 +8,16 @@ import sys
 
 import pytest
 
-from rlhf_course.presets import CONFIGS, ROOT
+from rlhf_course.course.presets import CONFIGS, ROOT
 
 KIND = "Commands, the notebooks' runner, tracking"
 LOOK = """
 import json
 from pathlib import Path
 import rlhf_course
-from rlhf_course.offline.world import cache_root
-from rlhf_course.presets import CONFIGS, load_preset
-from rlhf_course.run_card import RunCard
+from rlhf_course.worlds.cache import cache_root
+from rlhf_course.course.presets import CONFIGS, load_preset
+from rlhf_course.course.run_card import RunCard
 settings = load_preset("03_gpt2_imdb_ppo", "tiny")
 card = RunCard("03", "tiny", 0, "results")
 card.finish()
@@ -55,7 +55,7 @@ def test_an_installed_copy_has_the_settings_and_writes_where_it_was_started(inst
 
 def test_in_a_checkout_relative_paths_start_at_its_root(tmp_path):
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    code = "from rlhf_course.presets import ROOT; print(ROOT)"
+    code = "from rlhf_course.course.presets import ROOT; print(ROOT)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env=environment, check=True
     )

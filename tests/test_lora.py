@@ -20,8 +20,8 @@ from transformers import (
 )
 
 from rlhf_course import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
-from rlhf_course.lora import RewardAdapter, quantization
-from rlhf_course.memory import QUANTIZED, ppo_memory
+from rlhf_course.course.memory import QUANTIZED, ppo_memory
+from rlhf_course.policy.adapters import RewardAdapter, quantization
 from rlhf_course.rewards import RewardModel
 
 LLAMA = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}

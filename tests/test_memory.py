@@ -9,9 +9,9 @@ from peft import LoraConfig
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlhf_course import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
-from rlhf_course.lora import REWARD
-from rlhf_course.memory import about_the_optimizer, as_markdown, peak_memory, ppo_memory, what_fits
-from rlhf_course.presets import ROOT
+from rlhf_course.course.memory import about_the_optimizer, as_markdown, peak_memory, ppo_memory, what_fits
+from rlhf_course.course.presets import ROOT
+from rlhf_course.policy.adapters import REWARD
 
 QUERY, RESPONSE, BATCH = 24, 32, 16
 LORA = {"r": 8, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}

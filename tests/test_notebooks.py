@@ -10,9 +10,9 @@ import nbformat
 import pytest
 from conftest import guarded
 
-from rlhf_course.notebook_files import HASH_KEY, WIDGET, source_hash
-from rlhf_course.offline.world import prepare_reward_model
-from rlhf_course.presets import ROOT, load_preset
+from rlhf_course.course.notebook_files import HASH_KEY, WIDGET, source_hash
+from rlhf_course.course.presets import ROOT, load_preset
+from rlhf_course.worlds.build import prepare_reward_model
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 

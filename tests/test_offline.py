@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from rlhf_course.offline import models, world
-from rlhf_course.offline.reviews import gold_sentiment, make_reviews
+from rlhf_course.worlds import cache, small_models
+from rlhf_course.worlds.reviews import gold_sentiment, make_reviews
 
 
 @pytest.fixture(scope="module")
@@ -44,10 +44,10 @@ def test_gold_counts_distinct_opinions_flips_negated_ones_and_punishes_repetitio
 
 def test_tokenizer_round_trips_and_the_classifier_reads_the_same_tokens(reviews):
     texts = [r.text for r in reviews[:300]]
-    tokenizer = models.train_tokenizer(texts, 600)
+    tokenizer = small_models.train_tokenizer(texts, 600)
     ids = tokenizer(texts[0][:100])["input_ids"]
     assert tokenizer.decode(ids) == texts[0][:100] and tokenizer.pad_token_id == tokenizer.eos_token_id
-    reader = models.classifier_tokenizer(tokenizer)
+    reader = small_models.classifier_tokenizer(tokenizer)
     assert reader(texts[0][:100])["input_ids"] == [reader.cls_token_id, *ids]
     assert reader.pad_token_id not in (tokenizer.eos_token_id, reader.cls_token_id)
 
@@ -68,10 +68,10 @@ def test_cache_builds_once_and_keeps_nothing_half_built(tmp_path, monkeypatch):
     monkeypatch.setenv("RLHF_COURSE_CACHE", str(tmp_path / "cache"))
     log = str(tmp_path / "log")
     with pytest.raises(KeyboardInterrupt):
-        world.cached("thing", fails, size=1, log=log)
+        cache.cached("thing", fails, size=1, log=log)
     assert all(path.suffix == ".lock" for path in (tmp_path / "cache").iterdir())
     state = torch.get_rng_state()
-    first = world.cached("thing", works, size=1, log=log)
-    assert world.cached("thing", works, size=1, log=log) == first and Path(log).read_text() == "failed built"
-    assert world.cached("thing", works, size=2, log=log) != first
+    first = cache.cached("thing", works, size=1, log=log)
+    assert cache.cached("thing", works, size=1, log=log) == first and Path(log).read_text() == "failed built"
+    assert cache.cached("thing", works, size=2, log=log) != first
     assert torch.equal(state, torch.get_rng_state())

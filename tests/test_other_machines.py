@@ -11,10 +11,10 @@ import torch
 from conftest import make_samples, make_trainer
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rlhf_course import run_card
-from rlhf_course.ppo import generation
+from rlhf_course.course import run_card
+from rlhf_course.course.presets import ROOT
+from rlhf_course.ppo import sampling
 from rlhf_course.ppo.algorithm import RunningMoments
-from rlhf_course.presets import ROOT
 
 PEAK = pytest.mark.parametrize("peak_memory", [run_card.peak_memory, benchmark_worker.peak_memory])
 
@@ -40,15 +40,15 @@ class OnApple(torch.Tensor):
 
 
 def test_apples_gpus_draw_tokens_in_float32_and_others_in_float64():
-    assert generation.finest_float(torch.device("mps")) == torch.float32
-    assert {generation.finest_float(torch.device(kind)) for kind in ("cpu", "cuda")} == {torch.float64}
+    assert sampling.finest_float(torch.device("mps")) == torch.float32
+    assert {sampling.finest_float(torch.device(kind)) for kind in ("cpu", "cuda")} == {torch.float64}
 
 
 def test_a_ppo_step_needs_no_float64_where_there_is_none(monkeypatch):
     trainer, (queries, _, scores) = make_trainer(score_clip=1.0), make_samples()
     with pytest.raises(TypeError, match="float64"), NoDoubles():
         trainer.generate(queries, do_sample=True, top_k=0, max_new_tokens=4)
-    monkeypatch.setattr(generation, "finest_float", lambda device: torch.float32)
+    monkeypatch.setattr(sampling, "finest_float", lambda device: torch.float32)
     with NoDoubles():
         responses = trainer.generate(queries, do_sample=True, top_k=0, max_new_tokens=4, return_prompt=False)
         stats = trainer.step(queries, responses, scores)
@@ -87,7 +87,8 @@ def test_windows_is_asked_through_psutil(peak_memory, monkeypatch):
 def test_what_windows_lacks_is_not_imported():
     code = (
         "import psutil, sys; sys.modules['resource'] = None; sys.path.insert(0, 'scripts')\n"
-        "import rlhf_course, rlhf_course.run_card, rlhf_course.offline.world, rlhf_course.plots, benchmark_worker"
+        "import rlhf_course, rlhf_course.course.run_card, rlhf_course.worlds.build, "
+        "rlhf_course.course.plots, benchmark_worker"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -5,7 +5,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from rlhf_course.data import describe, encode, load_pairs, tokenize_pairs
-from rlhf_course.offline import models
+from rlhf_course.worlds import small_models
 
 QUESTION = "\n\nHuman: Why is the sky blue?\n\nAssistant:"
 TALK = "\n\nHuman: Hello!\n\nAssistant: Hi. What is it?\n\nHuman: Is it late?\n\nAssistant:"
@@ -53,7 +53,7 @@ def write(folder, pairs, name="train.jsonl", **columns):
 
 @pytest.fixture(scope="module")
 def tokenizer() -> PreTrainedTokenizerFast:
-    return models.train_tokenizer([text for pair in GOOD for text in pair], 300)
+    return small_models.train_tokenizer([text for pair in GOOD for text in pair], 300)
 
 
 def test_each_fault_is_counted_once_and_other_columns_stay_with_their_rows(tmp_path):
@@ -157,14 +157,14 @@ def test_tokens_are_those_of_the_whole_dialogue_and_eos(tmp_path, tokenizer):
     for row, (chosen, rejected) in zip(tokens, GOOD, strict=True):
         assert row["chosen_ids"] == tokenizer(chosen)["input_ids"] + [tokenizer.eos_token_id]
         assert row["rejected_ids"] == tokenizer(rejected)["input_ids"] + [tokenizer.eos_token_id]
-        assert tokenizer.decode(row["rejected_ids"]) == rejected + models.EOS
+        assert tokenizer.decode(row["rejected_ids"]) == rejected + small_models.EOS
         assert row["length"] == max(len(row["chosen_ids"]), len(row["rejected_ids"]))
 
 
 def test_encode_joins_by_one_space_and_wants_an_answer_per_prompt(tokenizer):
     assert tokenizer.batch_decode(encode(tokenizer, [QUESTION, TALK], ["Yes.", ""])) == [
-        f"{QUESTION} Yes.{models.EOS}",
-        f"{TALK} {models.EOS}",
+        f"{QUESTION} Yes.{small_models.EOS}",
+        f"{TALK} {small_models.EOS}",
     ]
     with pytest.raises(ValueError, match="shorter"):
         encode(tokenizer, [QUESTION, TALK], ["Yes."])

@@ -15,14 +15,14 @@ import torch
 from accelerate import DistributedType
 from accelerate.commands.config.config_args import load_config_from_file
 from conftest import SCRIPTS, PadTokenizer, difference, launch, make_policy
+from outputs import latest_checkpoint
 from parallel_worker import CASES
 from peft import LoraConfig
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
 
 from rlhf_course import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
-from rlhf_course.offline.world import prepare
-from rlhf_course.outputs import latest_checkpoint
-from rlhf_course.presets import load_preset
+from rlhf_course.course.presets import load_preset
+from rlhf_course.worlds.build import prepare
 
 WORKER = Path(__file__).with_name("parallel_worker.py")
 PPO = (SCRIPTS / "train_ppo.py", "--batch_size=8", "--mini_batch_size=8", "--save_every=2")
@@ -111,7 +111,7 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_be_shared_out_is_refused_with_a_cure(case, monkeypatch):
     accelerator, options, message = REFUSED[case]
-    monkeypatch.setattr("rlhf_course.tracking.start", lambda config: accelerator)
+    monkeypatch.setattr("rlhf_course.runtime.tracking.start", lambda config: accelerator)
     policy = make_policy()
     if case == "adapters":
         policy = AutoModelForCausalLMWithValueHead.from_pretrained(policy.pretrained_model, peft_config=ADAPTERS)

@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from rlhf_course import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
-from rlhf_course.files import atomic_folder
-from rlhf_course.presets import ROOT
+from rlhf_course.course.presets import ROOT
+from rlhf_course.runtime.files import atomic_folder
 
 LORA = LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=["c_attn"], lora_dropout=0.1, fan_in_fan_out=True)
 SIZES = {"batch_size": 8, "mini_batch_size": 8}

@@ -11,13 +11,13 @@ import predict_gpu
 import pretend_gpu
 import pytest
 from conftest import difference, make_policy, make_samples, make_trainer, sgd, snapshot
+from outputs import latest_checkpoint
 
-from rlhf_course.memory import as_markdown
-from rlhf_course.offline.chat import build_base, build_preferences, build_sft_adapter
-from rlhf_course.offline.world import prepare, prepare_reward_model
-from rlhf_course.outputs import latest_checkpoint
+from rlhf_course.course.memory import as_markdown
+from rlhf_course.course.presets import ROOT, load_preset
 from rlhf_course.ppo.checkpoint import load_checkpoint
-from rlhf_course.presets import ROOT, load_preset
+from rlhf_course.worlds.build import prepare, prepare_reward_model
+from rlhf_course.worlds.chat import build_base, build_preferences, build_sft_adapter
 
 pytestmark = pytest.mark.skipif(not pretend_gpu.available(), reason="the pretend GPU needs a C++ compiler, g++ or $CXX")
 

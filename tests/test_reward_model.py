@@ -19,9 +19,9 @@ from transformers import (
 
 from rlhf_course.audit import RISKS, add_negatives, audit, make_probes
 from rlhf_course.data import load_pairs, tokenize_pairs
-from rlhf_course.offline import models
-from rlhf_course.offline.dialogues import gold_utility, make_pairs
 from rlhf_course.rewards import RewardModel, last_token_scores, load_reward_model, pairwise_loss
+from rlhf_course.worlds import small_models
+from rlhf_course.worlds.dialogues import gold_utility, make_pairs
 
 PAIRS = make_pairs(200, seed=3)
 PROMPTS, ANSWERS = [p.prompt for p in PAIRS], [p.chosen for p in PAIRS]
@@ -30,7 +30,7 @@ FEW = slice(0, 12)  # ragged: 30 to 150 tokens
 
 def make_tokenizer(own_pad: bool = True, side: str = "right"):
     """A byte-level BPE whose padding is a token of its own, or EOS as with GPT-2."""
-    tokenizer = models.train_tokenizer(PROMPTS + ANSWERS, 400)
+    tokenizer = small_models.train_tokenizer(PROMPTS + ANSWERS, 400)
     if own_pad:
         tokenizer.add_special_tokens({"pad_token": "[PAD]"})
     tokenizer.padding_side = side

@@ -13,9 +13,9 @@ from transformers import (
 
 from rlhf_course.data import encode
 from rlhf_course.evaluation import distinct_n, evaluate, mean_ci
-from rlhf_course.offline import models
-from rlhf_course.offline.reviews import make_reviews
 from rlhf_course.rewards import RewardModel, SentimentReward
+from rlhf_course.worlds import small_models
+from rlhf_course.worlds.reviews import make_reviews
 
 TEXTS = [r.text for r in make_reviews(60, seed=5)]
 
@@ -23,10 +23,10 @@ TEXTS = [r.text for r in make_reviews(60, seed=5)]
 def make_classifier(folder, labels) -> str:
     """A random classifier with these label names, saved as the hub's are."""
     torch.manual_seed(0)
-    tokenizer = models.classifier_tokenizer(models.train_tokenizer(TEXTS, 400))
+    tokenizer = small_models.classifier_tokenizer(small_models.train_tokenizer(TEXTS, 400))
     config = DistilBertConfig(vocab_size=len(tokenizer), n_layers=1, n_heads=1, dim=16, hidden_dim=32)
     config.id2label, config.label2id = dict(enumerate(labels)), {name: i for i, name in enumerate(labels)}
-    config.max_position_embeddings = models.CLASSIFIER_LENGTH
+    config.max_position_embeddings = small_models.CLASSIFIER_LENGTH
     DistilBertForSequenceClassification(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
@@ -58,7 +58,7 @@ def test_scores_do_not_depend_on_batching_or_order(tmp_path):
 def roberta(request, tmp_path):
     """A RoBERTa of 22 positions, the first two of which hold no token: (folder, tokenizer, model)."""
     torch.manual_seed(0)
-    tokenizer = models.classifier_tokenizer(models.train_tokenizer(TEXTS, 400))
+    tokenizer = small_models.classifier_tokenizer(small_models.train_tokenizer(TEXTS, 400))
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     special = {"pad_token_id": 1, "initializer_range": 0.5, "max_position_embeddings": 22}
     config = RobertaConfig(vocab_size=len(tokenizer), num_labels=request.param, **sizes, **special)

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import GPT2ForSequenceClassification, GPT2LMHeadModel
 
 from rlhf_course import AutoModelForCausalLMWithValueHead
-from rlhf_course.presets import ROOT
+from rlhf_course.course.presets import ROOT
 from rlhf_course.rewards import load_reward_model
 
 LORA = {"r": 4, "target_modules": ["c_attn"], "fan_in_fan_out": True, "init_lora_weights": False}
@@ -156,7 +156,7 @@ def test_looking_for_a_value_head_reads_no_other_weights(tmp_path, name):
     save = torch.save if name.endswith(".bin") else save_file
     save(big | head, tmp_path / name)
     code = (
-        "from rlhf_course.run_card import peak_memory; from rlhf_course.saved import value_head\n"
+        "from rlhf_course.course.run_card import peak_memory; from rlhf_course.policy.saved import value_head\n"
         f"before = peak_memory(); head = value_head({str(tmp_path)!r}); print(*head, peak_memory() - before)"
     )
     command = ["sh", "-c", '"$0" -c "$1"; exit $?', sys.executable, code]

@@ -14,14 +14,14 @@ import pytest
 import torch
 import train_ppo
 from conftest import PadTokenizer, difference, make_policy, make_samples, snapshot
+from outputs import latest_checkpoint
 from run_notebooks import update_readme
 
 from rlhf_course import PPOConfig, PPOTrainer
-from rlhf_course.command import stop_between_steps
-from rlhf_course.offline.world import prepare
-from rlhf_course.outputs import latest_checkpoint
+from rlhf_course.course.presets import ROOT, load_preset
 from rlhf_course.ppo.checkpoint import load_checkpoint, save_checkpoint
-from rlhf_course.presets import ROOT, load_preset
+from rlhf_course.runtime.command import stop_between_steps
+from rlhf_course.worlds.build import prepare
 
 SHORT = ["--batch_size=16", "--mini_batch_size=8", "--steps=6"]
 

@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 
-from rlhf_course.presets import ROOT, load_preset
+from rlhf_course.course.presets import ROOT, load_preset
 
 spec = importlib.util.spec_from_file_location("slides_build", ROOT / "slides" / "build.py")
 build = importlib.util.module_from_spec(spec)
@@ -54,7 +54,7 @@ def test_the_exercises_commands_name_settings_that_exist():
     assert len(commands) >= 4
     for command in commands:
         start = re.search(r"--only (\d+)", command)[1]
-        (notebook,) = (path.stem for path in (ROOT / "rlhf_course/configs").glob(f"{start}_*.yaml"))
+        (notebook,) = (path.stem for path in (ROOT / "rlhf_course/course/configs").glob(f"{start}_*.yaml"))
         overrides = dict(re.findall(r"--override[\s\\]+(\w+)=(\S+)", command))
         assert overrides
         load_preset(notebook, "tiny", {key: json.loads(value) for key, value in overrides.items()})

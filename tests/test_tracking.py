@@ -8,7 +8,7 @@ import pytest
 from conftest import PadTokenizer, make_policy, make_samples
 
 from rlhf_course import PPOConfig, PPOTrainer
-from rlhf_course.presets import ROOT
+from rlhf_course.course.presets import ROOT
 
 
 def run_one_step(log_with):

@@ -10,14 +10,14 @@ import train_ppo as script
 import train_reward_model
 import train_sft
 from conftest import difference, snapshot
+from outputs import latest_checkpoint
 from peft import AutoPeftModelForCausalLM, LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
-from rlhf_course.offline.models import train_tokenizer
-from rlhf_course.outputs import latest_checkpoint
-from rlhf_course.policy import AutoModelForCausalLMWithValueHead
-from rlhf_course.presets import load_preset
+from rlhf_course.course.presets import load_preset
+from rlhf_course.policy.value_head import AutoModelForCausalLMWithValueHead
+from rlhf_course.worlds.small_models import train_tokenizer
 
 WORDS = "rain snow wind sun cloud storm fog river lake hill tree bird stone road".split()
 SIZES = {"batch_size": 8, "mini_batch_size": 4, "max_length": 64, "max_new_tokens": 8, "steps": 3, "ppo_epochs": 2}

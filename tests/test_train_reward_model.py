@@ -17,11 +17,11 @@ from PIL import Image
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from rlhf_course.audit import PASS, RISKS, audit
-from rlhf_course.offline.dialogues import ceiling, make_pairs
-from rlhf_course.offline.models import train_tokenizer
-from rlhf_course.plots import audit_bars
-from rlhf_course.presets import ROOT, load_preset
+from rlhf_course.course.plots import audit_bars
+from rlhf_course.course.presets import ROOT, load_preset
 from rlhf_course.rewards import RewardModel, load_reward_model
+from rlhf_course.worlds.dialogues import ceiling, make_pairs
+from rlhf_course.worlds.small_models import train_tokenizer
 
 PAIRS = make_pairs(80)
 HELD_OUT = PAIRS[:24]

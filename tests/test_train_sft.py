@@ -25,9 +25,9 @@ from transformers import (
     LlamaForCausalLM,
 )
 
+from rlhf_course.course.presets import ROOT, load_preset
 from rlhf_course.data import hold_out, load_answers
-from rlhf_course.offline.models import train_tokenizer
-from rlhf_course.presets import ROOT, load_preset
+from rlhf_course.worlds.small_models import train_tokenizer
 
 WORDS = "rain snow wind sun cloud storm fog river lake hill tree bird stone road".split()
 SHORT = ("--per_device_train_batch_size=8", "--num_train_epochs=2", "--save_steps=3", "--eval_share=0.12")

@@ -16,10 +16,10 @@ from transformers import (
 )
 
 from rlhf_course import LengthSampler, PPOConfig, PPOTrainer, create_reference_model
-from rlhf_course.policy import AutoModelForCausalLMWithValueHead, can_pack
+from rlhf_course.policy.value_head import AutoModelForCausalLMWithValueHead, can_pack
 from rlhf_course.ppo.experience import add_advantages, add_logprobs, add_rewards
-from rlhf_course.ppo.generation import generate
 from rlhf_course.ppo.rollout import Rollout, first_fit, forward
+from rlhf_course.ppo.sampling import generate
 from rlhf_course.ppo.stats import MEANING
 from rlhf_course.ppo.update import NUMBERS, minibatch_loss
 

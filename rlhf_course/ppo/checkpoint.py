@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import random
+import re
+import shutil
 from pathlib import Path
 
 import numpy as np
 import torch
 from accelerate.utils import gather_object
 
-from rlhf_course.files import atomic_folder, check_folder
-from rlhf_course.outputs import checkpoints, remove
 from rlhf_course.ppo.inputs import check_weights
-from rlhf_course.processes import share_out, whole
+from rlhf_course.runtime.distributed import share_out, whole
+from rlhf_course.runtime.files import atomic_folder, check_folder
 
 STATE_FILE = "trainer_state.pt"
 
@@ -92,6 +93,23 @@ def load_checkpoint(trainer, folder: str | Path) -> None:
     trainer.detectors.load_state_dict(state["detectors"])
     trainer.current_step = state["step"]
     _set_random_state(state["random"][rank])
+
+
+def checkpoints(folder: str | Path) -> list[Path]:
+    """The folders ``checkpoint-STEP`` with a state or weights, or nothing yet, and links to none; in any order."""
+
+    def ours(path: Path) -> bool:
+        if not path.is_dir():
+            return path.is_symlink() and not path.exists()
+        return not any(path.iterdir()) or any(any(path.glob(name)) for name in ("trainer_state.*", "*.safetensors"))
+
+    found = Path(folder).glob("checkpoint-*")
+    return [path for path in found if re.fullmatch(r"checkpoint-\d+", path.name) and ours(path)]
+
+
+def remove(checkpoint: Path) -> None:
+    """Remove a checkpoint; of a link, not what it leads to."""
+    checkpoint.unlink() if checkpoint.is_symlink() else shutil.rmtree(checkpoint)
 
 
 def _kind(trainer) -> dict[str, str]:

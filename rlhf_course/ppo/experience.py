@@ -10,8 +10,7 @@ import torch
 from rlhf_course.ppo import algorithm as ppo
 from rlhf_course.ppo.config import PPOConfig
 from rlhf_course.ppo.inputs import check_logprobs
-from rlhf_course.ppo.rollout import Rollout, forward
-from rlhf_course.ppo.update import FirstPass
+from rlhf_course.ppo.rollout import FirstPass, Rollout, forward
 
 
 def add_logprobs(rollout: Rollout, policy, reference: Callable, config: PPOConfig, step: int) -> FirstPass | None:

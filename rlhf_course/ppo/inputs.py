@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from numbers import Integral
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
+from rlhf_course.policy.saved import known_tokens
 from rlhf_course.ppo.algorithm import RunningMoments
 from rlhf_course.ppo.config import PPOConfig
 from rlhf_course.ppo.transfer import to_device, to_host
-from rlhf_course.saved import known_tokens
 
 
 def check_parts(model, ref_model, optimizer, config: PPOConfig, dataset) -> None:
@@ -99,20 +98,6 @@ def token_ids(known: int, **sequences: Sequence) -> list[Tensor]:
             f"{where} has the token {bad}, and the model knows 0 to {known - 1}: is it another tokenizer's?"
         )
     return tokens
-
-
-def check_positive(name: str, value) -> None:
-    """Raise ``ValueError`` unless a size is a whole number from 1 on."""
-    if not isinstance(value, Integral) or value < 1:
-        raise ValueError(f"{name} is {value!r}; it must be a whole number of at least 1.")
-
-
-def check_texts(name: str, texts) -> list[str]:
-    """The texts, of any column, as a list. Raises ``TypeError`` for a text alone: it would be scored by letters."""
-    found = [None] if isinstance(texts, str) or not isinstance(texts, Iterable) else [*texts]
-    if not all(isinstance(text, str) for text in found):
-        raise TypeError(f"{name} must be a list of texts; got {texts!r:.60}.")
-    return found
 
 
 def check_length(tokens: int, config: PreTrainedConfig) -> None:

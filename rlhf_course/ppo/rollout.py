@@ -11,10 +11,11 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
-from rlhf_course.policy import can_pack
-from rlhf_course.ppo.algorithm import label_logprobs
+from rlhf_course.policy.value_head import can_pack
+from rlhf_course.ppo.logprobs import label_logprobs
 from rlhf_course.ppo.transfer import to_device, to_host
 
+FirstPass = tuple[Tensor, Tensor, Tensor]  # log-probabilities, values, entropies: (B, R) each, with their graph
 ON_HOST = ("input_ids", "query_lengths", "response_lengths")
 
 

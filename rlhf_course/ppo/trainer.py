@@ -16,10 +16,11 @@ from accelerate.utils import set_seed
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from rlhf_course import tracking
 from rlhf_course.data import collate
-from rlhf_course.lora import add_reference_adapter, reference_adapter
-from rlhf_course.policy import AutoModelForCausalLMWithValueHead, can_pack, without_dropout
+from rlhf_course.policy.adapters import add_reference_adapter, reference_adapter
+from rlhf_course.policy.reference import create_reference_model
+from rlhf_course.policy.saved import check_vocabulary, known_tokens, model_folder
+from rlhf_course.policy.value_head import AutoModelForCausalLMWithValueHead, can_pack, without_dropout
 from rlhf_course.ppo import algorithm as ppo
 from rlhf_course.ppo.config import PPOConfig
 from rlhf_course.ppo.decoder import Decoders
@@ -31,11 +32,9 @@ from rlhf_course.ppo.detectors import (
     warn_about_prompts,
 )
 from rlhf_course.ppo.experience import add_advantages, add_logprobs, add_rewards
-from rlhf_course.ppo.generation import LengthSampler, generate, pad_token_id
 from rlhf_course.ppo.inputs import (
     check_length,
     check_parts,
-    check_positive,
     check_rates,
     check_samples,
     check_weights,
@@ -43,12 +42,13 @@ from rlhf_course.ppo.inputs import (
     stack_scores,
 )
 from rlhf_course.ppo.rollout import Rollout
+from rlhf_course.ppo.sampling import LengthSampler, generate, pad_token_id
 from rlhf_course.ppo.stats import Clock, step_stats
 from rlhf_course.ppo.transfer import batch_to_device
 from rlhf_course.ppo.update import optimize
-from rlhf_course.processes import check_sharing, prepare, whole
-from rlhf_course.reference import create_reference_model
-from rlhf_course.saved import check_vocabulary, known_tokens, model_folder
+from rlhf_course.runtime import tracking
+from rlhf_course.runtime.checks import check_positive
+from rlhf_course.runtime.distributed import check_sharing, prepare, whole
 
 
 class PPOTrainer:

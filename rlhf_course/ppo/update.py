@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from rlhf_course.ppo import algorithm as ppo
 from rlhf_course.ppo.config import PPOConfig
-from rlhf_course.ppo.rollout import Rollout, forward
+from rlhf_course.ppo.rollout import FirstPass, Rollout, forward
 from rlhf_course.ppo.transfer import to_host
 
 # Statistics of a mini-batch that are means over its response tokens, and two variances; the last is no statistic of its
@@ -25,7 +25,6 @@ MEANS += ("returns/mean", "val/vpred", "val/error", "val/clipfrac", "val/mean")
 NUMBERS = (*LOSSES, *MEANS, "returns/var", "val/var", "mean ratio")
 LOSS, POLICYKL, RATIO = (NUMBERS.index(name) for name in ("loss/total", "policy/policykl", "mean ratio"))
 RETURNS, VALUES = (NUMBERS.index(name) for name in ("returns/mean", "val/mean"))
-FirstPass = tuple[Tensor, Tensor, Tensor]  # log-probabilities, values, entropies: (B, R) each, with their graph
 
 
 class MiniBatch(NamedTuple):

@@ -9,7 +9,7 @@ from pretend_gpu.counts import COUNTS
 
 from rlhf_course import AutoModelForCausalLMWithValueHead
 from rlhf_course.ppo.decoder import Decoders
-from rlhf_course.ppo.generation import generate
+from rlhf_course.ppo.sampling import generate
 
 QUERIES = make_samples()[0]
 PLAIN = {"do_sample": True, "top_k": 0, "top_p": 1.0}

@@ -19,9 +19,9 @@ from transformers import (
     OPTForCausalLM,
 )
 
-from rlhf_course.offline.chat import prepare_chat
-from rlhf_course.offline.world import prepare, prepare_reward_model
-from rlhf_course.presets import load_preset
+from rlhf_course.course.presets import load_preset
+from rlhf_course.worlds.build import prepare, prepare_reward_model
+from rlhf_course.worlds.chat import prepare_chat
 
 RAN = 'raise SystemExit("code from a repository was run")\n'
 HC3_SUBSETS = ("baike", "finance", "law", "medicine", "nlpcc_dbqa", "open_qa", "psychology")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from transformers import LlamaForCausalLM
 
-from rlhf_course.files import atomic_file, atomic_folder
+from rlhf_course.runtime.files import atomic_file, atomic_folder
 
 USER, ASSISTANT = "<reserved_106>", "<reserved_107>"
 USER_ID = 195  # and the assistant's is the next, as in Baichuan2

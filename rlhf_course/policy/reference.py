@@ -6,7 +6,7 @@ import copy
 
 from torch import nn
 
-from rlhf_course.policy import AutoModelForCausalLMWithValueHead
+from rlhf_course.policy.value_head import AutoModelForCausalLMWithValueHead
 
 
 def create_reference_model(

@@ -15,7 +15,7 @@ from rlhf_course.ppo.config import NUMBERS, check_number
 
 PRESETS = ("tiny", "scratch", "full")
 CONFIGS = Path(__file__).resolve().parent / "configs"
-_CHECKOUT = CONFIGS.parents[1]
+_CHECKOUT = CONFIGS.parents[2]
 # Where relative output paths start: at the project's root, and for a copy that pip installed, where Python was started.
 ROOT = _CHECKOUT if (_CHECKOUT / "scripts" / "run_notebooks.py").exists() else Path.cwd()
 

@@ -9,12 +9,12 @@ import datasets
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-from rlhf_course import baichuan, sentencepiece_to_fast
+from rlhf_course.baichuan import convert, sentencepiece, toy_checkpoint
+from rlhf_course.course.presets import Settings
 from rlhf_course.data import as_prompt, load_answers, load_pairs, tokenize_answers
-from rlhf_course.hub import download
-from rlhf_course.offline import baichuan_layout, chinese, models
-from rlhf_course.offline.world import SEED, cached
-from rlhf_course.presets import Settings
+from rlhf_course.runtime.hub import download
+from rlhf_course.worlds import chinese, small_models
+from rlhf_course.worlds.cache import SEED, cached
 
 LORA = {"r": 16, "lora_alpha": 32, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
 
@@ -88,8 +88,8 @@ def _checkpoint(
         pairs, _ = load_pairs(dataset, "train")
         texts = [*answers["answer"], *pairs["chosen"], *pairs["rejected"]]
     marks = [as_prompt("")] * 500  # so that Human: and Assistant: are a piece each, as in a large vocabulary
-    spm_model = baichuan_layout.train_sentencepiece([*texts, *marks], vocab_size, folder.with_name("aside"))
-    tokenizer = sentencepiece_to_fast.sentencepiece_to_fast(spm_model, baichuan_layout.SPECIAL)
+    spm_model = toy_checkpoint.train_sentencepiece([*texts, *marks], vocab_size, folder.with_name("aside"))
+    tokenizer = sentencepiece.sentencepiece_to_fast(spm_model, toy_checkpoint.SPECIAL)
     model = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=len(tokenizer),
@@ -99,12 +99,12 @@ def _checkpoint(
             num_attention_heads=n_embd // 32,
             max_position_embeddings=max(512, 4 * max_length),
             initializer_range=0.05,  # a narrow model starts to learn late with 0.02
-            **baichuan_layout.SPECIAL_IDS,
+            **toy_checkpoint.SPECIAL_IDS,
         )
     )
-    baichuan_layout.norm_head(model)
-    models.pretrain(model, texts, tokenizer, base_steps, 32, 64, 3e-3)
-    baichuan_layout.write_baichuan_checkpoint(model, spm_model, folder)
+    toy_checkpoint.norm_head(model)
+    small_models.pretrain(model, texts, tokenizer, base_steps, 32, 64, 3e-3)
+    toy_checkpoint.write_baichuan_checkpoint(model, spm_model, folder)
 
 
 def build_base(settings: Settings) -> Path:
@@ -113,7 +113,7 @@ def build_base(settings: Settings) -> Path:
 
 
 def _base(folder: Path, checkpoint: Path) -> None:
-    baichuan.convert_to_llama(checkpoint, folder, report=lambda line: None)
+    convert.convert_to_llama(checkpoint, folder, report=lambda line: None)
 
 
 def build_sft_adapter(settings: Settings) -> Path:
@@ -130,5 +130,5 @@ def _sft_adapter(folder: Path, base: str, answers: Path, max_length: int) -> Non
     table = datasets.Dataset.from_dict(dict(zip(("prompt", "answer"), zip(*pairs, strict=True), strict=True)))
     tokens, _ = tokenize_answers(table, tokenizer, max_length)
     model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), LoraConfig(**LORA))
-    models.fine_tune(model, tokens["input_ids"], tokens["completion_mask"], 300, 16, 5e-3, "fine-tuning")
+    small_models.fine_tune(model, tokens["input_ids"], tokens["completion_mask"], 300, 16, 5e-3, "fine-tuning")
     model.save_pretrained(folder)

@@ -12,7 +12,7 @@ import pyarrow
 from datasets.exceptions import DatasetGenerationError
 from huggingface_hub import hf_hub_download, list_repo_files
 
-from rlhf_course.hub import check_source, hub_errors
+from rlhf_course.runtime.hub import check_source, hub_errors
 
 FORMATS = (".json", ".jsonl", ".csv", ".parquet")
 UNREADABLE = (DatasetGenerationError, pyarrow.ArrowInvalid, EOFError, gzip.BadGzipFile, UnicodeDecodeError)
@@ -89,3 +89,8 @@ def _files_beside_a_script(source: str, data_files: str | Sequence[str] | None) 
         )
     paths = [str(Path(source, name)) if local else hf_hub_download(source, name, repo_type="dataset") for name in names]
     return {"path": _reader(names[0]), "data_files": paths}
+
+
+def describe(report: dict[str, int]) -> str:
+    """A report of dropped rows as a phrase."""
+    return ", ".join(f"{count} {reason}" for reason, count in report.items() if count) or "nothing was dropped"

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from transformers import BitsAndBytesConfig
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from rlhf_course.hub import hub_errors
-from rlhf_course.policy import AutoModelForCausalLMWithValueHead
-from rlhf_course.saved import check_adapter
+from rlhf_course.policy.saved import check_adapter
+from rlhf_course.policy.value_head import AutoModelForCausalLMWithValueHead
+from rlhf_course.runtime.hub import hub_errors
 
 REFERENCE, REWARD = "ref", "reward"
 

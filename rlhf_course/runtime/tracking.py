@@ -12,8 +12,8 @@ from urllib.request import getproxies
 import numpy as np
 from accelerate import Accelerator
 
-from rlhf_course.files import check_folder
-from rlhf_course.processes import join
+from rlhf_course.runtime.distributed import join
+from rlhf_course.runtime.files import check_folder
 
 TRACKERS = ("wandb", "tensorboard")
 WANDB_MODES = ("online", "offline", "shared", "disabled", "dryrun", "run")

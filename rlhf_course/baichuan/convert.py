@@ -22,8 +22,8 @@ from torch import Tensor
 from tqdm.auto import tqdm
 from transformers import LlamaConfig
 
-from rlhf_course.files import atomic_file
-from rlhf_course.sentencepiece_to_fast import sentencepiece_to_fast
+from rlhf_course.baichuan.sentencepiece import sentencepiece_to_fast
+from rlhf_course.runtime.files import atomic_file
 
 ARCHITECTURES = ("BaiChuanForCausalLM", "BaichuanForCausalLM")
 PLAIN_VOCABULARY, NORM_VOCABULARY = 64_000, 125_696  # of Baichuan-7B and Baichuan2-7B

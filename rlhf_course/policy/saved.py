@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
 from transformers.utils import cached_file, find_adapter_config_file
 
-from rlhf_course.files import atomic_folder, check_folder
-from rlhf_course.hub import check_known, check_source, hub_errors
+from rlhf_course.runtime.files import atomic_folder, check_folder
+from rlhf_course.runtime.hub import check_known, check_source, hub_errors
 
 VALUE_HEAD_FILE, PREFIX = "v_head.safetensors", "v_head."
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -149,7 +149,7 @@ def known_tokens(model: nn.Module) -> int:
 
 @contextmanager
 def model_folder(target: str | Path, adapter: bool) -> Iterator[Path]:
-    """As :func:`~rlhf_course.files.atomic_folder`, for an adapter or a whole model; an earlier one's weights go.
+    """As ``atomic_folder``, for an adapter or a whole model; an earlier one's weights go.
 
     Raises ``ValueError`` where the folder holds the other kind: whoever loads a folder with both gets the adapter.
     """

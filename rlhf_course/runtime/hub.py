@@ -12,7 +12,7 @@ from huggingface_hub import constants, snapshot_download
 from huggingface_hub.utils import HFValidationError, validate_repo_id
 from transformers import CONFIG_MAPPING
 
-from rlhf_course.files import is_damaged
+from rlhf_course.runtime.files import is_damaged
 
 SMALL = ("*.json", "*.txt", "*.model", "*.jinja")  # configs and tokenizers
 WEIGHTS = ("*model*.safetensors", "v_head.safetensors"), ("pytorch_model*.bin", "adapter_model.bin")

@@ -18,8 +18,7 @@ from transformers.activations import NewGELUActivation
 from transformers.cache_utils import DynamicLayer
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from rlhf_course.files import check_folder
-from rlhf_course.saved import (
+from rlhf_course.policy.saved import (
     CAUSAL,
     VALUE_HEAD_FILE,
     load_model,
@@ -28,6 +27,7 @@ from rlhf_course.saved import (
     upload,
     value_head,
 )
+from rlhf_course.runtime.files import check_folder
 
 POLICY = "policy"  # the adapter that PPO trains
 LARGE = 100.0  # times a hidden state: logits that any cap would change

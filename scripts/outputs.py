@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -13,7 +11,8 @@ from pathlib import Path
 
 from accelerate import PartialState
 
-from rlhf_course.files import atomic_file, check_folder, check_room, hold, is_damaged, read_json
+from rlhf_course.ppo.checkpoint import checkpoints, remove
+from rlhf_course.runtime.files import atomic_file, check_folder, check_room, hold, is_damaged, read_json
 
 SETTINGS = "settings.json"
 # How the names of settings begin that leave a run's numbers as they are, but for rounding.
@@ -136,23 +135,6 @@ def find_checkpoints(folder: str | Path) -> tuple[Path | None, dict[Path, str]]:
             return path, damaged
         damaged[path] = why
     return None, damaged
-
-
-def checkpoints(folder: str | Path) -> list[Path]:
-    """The folders ``checkpoint-STEP`` with a state or weights, or nothing yet, and links to none; in any order."""
-
-    def ours(path: Path) -> bool:
-        if not path.is_dir():
-            return path.is_symlink() and not path.exists()
-        return not any(path.iterdir()) or any(any(path.glob(name)) for name in ("trainer_state.*", "*.safetensors"))
-
-    found = Path(folder).glob("checkpoint-*")
-    return [path for path in found if re.fullmatch(r"checkpoint-\d+", path.name) and ours(path)]
-
-
-def remove(checkpoint: Path) -> None:
-    """Remove a checkpoint; of a link, not what it leads to."""
-    checkpoint.unlink() if checkpoint.is_symlink() else shutil.rmtree(checkpoint)
 
 
 def damage(checkpoint: Path) -> str | None:

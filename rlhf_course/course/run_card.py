@@ -19,8 +19,8 @@ import torch
 import transformers
 from accelerate.utils import set_seed
 
-from rlhf_course.files import atomic_file, obey_umask
-from rlhf_course.presets import ROOT
+from rlhf_course.course.presets import ROOT
+from rlhf_course.runtime.files import atomic_file, obey_umask
 
 _PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "numpy", "pandas")
 

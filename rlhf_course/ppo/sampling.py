@@ -13,11 +13,12 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
-from rlhf_course.policy import can_pack, takes, without_dropout
+from rlhf_course.policy.saved import known_tokens
+from rlhf_course.policy.value_head import can_pack, takes, without_dropout
 from rlhf_course.ppo.decoder import Decoders
-from rlhf_course.ppo.inputs import check_length, check_positive, token_ids
+from rlhf_course.ppo.inputs import check_length, token_ids
 from rlhf_course.ppo.transfer import to_device
-from rlhf_course.saved import known_tokens
+from rlhf_course.runtime.checks import check_positive
 
 CPU_LOOK, GPU_LOOK = 1, 8  # tokens from one look at which rows are done to the next: a GPU has to be waited for
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 HUMAN, ASSISTANT = "\n\nHuman:", "\n\nAssistant:"
 MARKS = {"system": "\n\n", "user": f"{HUMAN} ", "assistant": f"{ASSISTANT} "}
 
@@ -59,3 +61,16 @@ def split_answer(turns: str | list[dict] | None, prompt: str | None, repeated: b
 def _begun(text: str) -> str:
     """A transcript whose first line breaks were stripped gets them back."""
     return f"\n\n{text.lstrip()}" if text.lstrip().startswith(HUMAN.strip()) else text
+
+
+def encode(tokenizer, prompts: Sequence[str], answers: Sequence[str]) -> list[list[int]]:
+    """Token ids of prompt, answer and EOS, as a reward model reads them."""
+    texts = [f"{prompt} {answer}" for prompt, answer in zip(prompts, answers, strict=True)]
+    return [[*ids, end_token(tokenizer)] for ids in tokenizer(texts)["input_ids"]]
+
+
+def end_token(tokenizer) -> int:
+    """The token that ends a dialogue. Raises ``ValueError`` where the tokenizer has none."""
+    if tokenizer.eos_token_id is None:
+        raise ValueError("The tokenizer has no EOS token, which ends every dialogue; set tokenizer.eos_token.")
+    return tokenizer.eos_token_id

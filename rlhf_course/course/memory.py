@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig
 
-from rlhf_course.ppo.algorithm import CPU_PIECE
+from rlhf_course.ppo.logprobs import CPU_PIECE
 
 FLOAT32 = 4  # bytes: adapters, gradients, optimizer state, probabilities
 QUANTIZED = {"8bit": 1.0, "4bit": 0.5 + 4 / 64}  # bytes per weight; 4 bits share a float32 scale per block of 64
@@ -168,5 +168,5 @@ def about_the_optimizer() -> str:
 
 
 if __name__ == "__main__":
-    argparse.ArgumentParser("python -m rlhf_course.memory").parse_args()  # it has no options, and says so
+    argparse.ArgumentParser("python -m rlhf_course.course.memory").parse_args()  # it has no options, and says so
     print(as_markdown(what_fits()), about_the_optimizer(), sep="\n\n")

@@ -1,0 +1,1 @@
+"""Baichuan-7B checkpoints: converted to a native Llama, and made at toy size."""

@@ -1,0 +1,1 @@
+"""What the notebooks share: presets, run cards, plots."""

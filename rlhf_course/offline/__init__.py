@@ -1,1 +1,0 @@
-"""The embedded world: texts, models and gold rewards made by code, for running without network or GPU."""

@@ -1,0 +1,1 @@
+"""Plumbing: files, the hub, processes, trackers, commands."""
