@@ -36,7 +36,7 @@ def run(steps: list[dict], first: int = 0) -> tuple[Detectors, list[str]]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for step, row in enumerate(steps, first):
-            detectors.look(row, step)
+            detectors.check(row, step)
     return detectors, [str(warning.message) for warning in caught]
 
 

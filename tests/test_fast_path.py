@@ -5,11 +5,11 @@ import pytest
 import torch
 from conftest import EOS, PadTokenizer, difference, make_policy, make_samples, make_trainer, sgd, snapshot
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers.cache_utils import DynamicLayer
 
 from rlhf_course import PPOConfig, PPOTrainer
+from rlhf_course.ppo import sampling
 from rlhf_course.ppo.logprobs import label_logprobs
-from rlhf_course.ppo.sampling import PreallocatedLayer, generate
+from rlhf_course.ppo.sampling import generate
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 1000])
@@ -94,11 +94,11 @@ def test_passes_without_a_projection_read_no_more_from_the_device_than_others():
 def test_the_mask_of_sampling_is_the_one_that_transformers_would_make(padded, monkeypatch):
     """The same tokens where transformers makes it, for every token anew, as it does for attention not of torch."""
     queries = [torch.arange(1, 4 + padded * (row % 3)) for row in range(8)]
-    found, sampling = [], {"do_sample": True, "top_k": 0, "max_new_tokens": 12}
+    found, how = [], {"do_sample": True, "top_k": 0, "max_new_tokens": 12}
     for ready in (True, False):
         monkeypatch.setattr(sampling, "can_pack", lambda model, ready=ready: ready)
         torch.manual_seed(0)
-        found.append(torch.cat(generate(make_policy(), PadTokenizer(), queries, **sampling)))
+        found.append(torch.cat(generate(make_policy(), PadTokenizer(), queries, **how)))
     assert torch.equal(*found)
 
 
@@ -145,7 +145,7 @@ def test_the_fast_way_gives_the_numbers_of_the_plain_one(mini_batch_size):
 
 
 def test_what_is_chosen_is_said_once_and_can_be_switched_off(capsys, monkeypatch):
-    monkeypatch.setattr(PPOTrainer, "_said", False)
+    monkeypatch.setattr(PPOTrainer, "_printed", False)
     make_trainer(fast=False)
     assert not capsys.readouterr().out
     for _ in range(2):
@@ -163,21 +163,3 @@ def test_without_fast_transformers_samples(monkeypatch):
     for fast in (True, False):
         responses = make_trainer(policy, fast=fast).generate(make_samples()[0], return_prompt=False, **sampling)
         assert len(called) == (not fast) and all(1 <= len(response) <= 4 for response in responses)
-
-
-def test_keys_and_values_are_those_of_transformers_without_copying_what_came_before():
-    """Three tokens, one, a row gone, two more: in the room made at the start, anew where a row is gone."""
-    torch.manual_seed(0)
-    layers, rows = [DynamicLayer(), PreallocatedLayer(6)], torch.tensor([0, 2])
-    places = []
-    for tokens, select in ((3, None), (1, None), (1, rows), (1, None)):
-        batch = 3 if len(places) < 2 else 2
-        if select is not None:
-            for layer in layers:
-                layer.batch_select_indices(select)
-        new = torch.randn(batch, 2, tokens, 4), torch.randn(batch, 2, tokens, 4)
-        theirs, ours = (layer.update(*new) for layer in layers)
-        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
-        assert layers[0].get_mask_sizes(1) == layers[1].get_mask_sizes(1)
-        places.append(ours[0].data_ptr())
-    assert places[0] == places[1] != places[2] == places[3]

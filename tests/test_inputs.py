@@ -9,7 +9,7 @@ from rlhf_course import LengthSampler, PPOConfig, PPOTrainer
 from rlhf_course.course.presets import load_preset
 from rlhf_course.data import build_queries, load_reviews
 from rlhf_course.ppo.algorithm import RunningMoments
-from rlhf_course.ppo.inputs import check_logprobs, stack_scores
+from rlhf_course.ppo.inputs import check_outputs, stack_scores
 from rlhf_course.worlds.build import prepare
 
 
@@ -77,11 +77,11 @@ def test_scores_of_the_wrong_shape():
 
 @pytest.mark.parametrize("bad", [float("nan"), float("-inf")])
 def test_log_probabilities_that_are_not_finite_name_step_sample_and_model(bad):
-    both = {"policy": torch.zeros(4, 3), "reference": torch.zeros(4, 3)}
-    check_logprobs(both, 7)
-    both["reference"][2, 1] = bad
+    both = {"policy's logits": torch.zeros(4, 3), "reference's logits": torch.zeros(4, 3)}
+    check_outputs(both, 7)
+    both["reference's logits"][2, 1] = bad
     with pytest.raises(FloatingPointError, match="Step 7: the reference's logits for sample 2"):
-        check_logprobs(both, 7)
+        check_outputs(both, 7)
 
 
 def test_a_policy_without_value_head_or_tokenizer():

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from transformers import StaticCache
 
-LOOK = 8  # tokens from one look at which rows are done to the next, for which the host waits
+from rlhf_course.ppo.sampling import GPU_SYNC, draw
+
 MULTIPLE = 32  # rooms are multiples of so many tokens, so that batches of similar lengths share a graph
 LARGEST_CACHE = 2**30  # bytes of keys and values; where there are more, kernels are not waiting for the host any more
 
@@ -37,7 +38,7 @@ class Decoder:
         self.column, self.place = torch.zeros(1, **long), torch.zeros(1, **long)  # in the cache, in the response
         self.visible = torch.zeros(batch, 1, 1, room, dtype=torch.bool, device=eos.device)
         self.running = torch.zeros(batch, 1, dtype=torch.bool, device=eos.device)
-        self.mass = torch.zeros((), dtype=torch.float64, device=eos.device)  # of all probabilities; NaN stays NaN
+        self.total = torch.zeros((), dtype=torch.float64, device=eos.device)  # of all probabilities: NaN once one was
 
     def sample(
         self, input_ids: Tensor, attention_mask: Tensor, limits: Tensor, longest: int, begin_suppress: Sequence[int]
@@ -52,20 +53,17 @@ class Decoder:
         mask = torch.zeros(len(input_ids), 1, width, self.visible.shape[-1], dtype=torch.bool, device=input_ids.device)
         mask[..., :width] = attention_mask.bool()[:, None, None] & causal | causal & causal.T  # no row is empty
         positions = (attention_mask.cumsum(1) - 1).clamp(min=0)
-        logits = self._logits(input_ids, mask, positions)
-        for token in begin_suppress:
-            logits[:, token] = -torch.inf
-        self._draw(logits)
+        self._draw(self._logits(input_ids, mask, positions), begin_suppress)
         for t in range(1, longest):
-            if t % LOOK == 0 and not self._look()[0]:
+            if t % GPU_SYNC == 0 and not self._sync()[0]:
                 break
             self._next()
-        return self.responses[:, :longest].clone(), self._look()[1]
+        return self.responses[:, :longest].clone(), self._sync()[1]
 
     def _begin(self, attention_mask: Tensor, limits: Tensor) -> None:
         width = attention_mask.shape[1]
         torch._foreach_zero_([layer.cumulative_length for layer in self.cache.layers] + [self.place])
-        self.mass.zero_()
+        self.total.zero_()
         self.running.fill_(True)
         self.visible.zero_()
         self.visible[..., :width] = attention_mask.bool()[:, None, None]
@@ -74,22 +72,14 @@ class Decoder:
         self.positions.copy_(attention_mask.sum(1, keepdim=True))
 
     def _logits(self, input_ids: Tensor, mask: Tensor, positions: Tensor) -> Tensor:
-        logits, *_ = self.model(
-            input_ids=input_ids,
-            attention_mask=mask,
-            position_ids=positions,
-            past_key_values=self.cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        return logits[:, -1]
+        arguments = {"attention_mask": mask, "position_ids": positions, "past_key_values": self.cache}
+        return self.model(input_ids=input_ids, use_cache=True, logits_to_keep=1, **arguments)[0][:, -1]
 
-    def _draw(self, logits: Tensor) -> None:
-        """The next token of every row, by inverting the cumulative distribution."""
-        cumulative = logits.softmax(-1).cumsum(-1, dtype=torch.float64)
-        self.mass += cumulative[:, -1].sum()
-        draw = torch.rand(len(logits), 1, dtype=torch.float64, device=logits.device) * cumulative[:, -1:]
-        self.tokens.copy_(torch.searchsorted(cumulative, draw, right=True).clamp(max=logits.shape[1] - 1))
+    def _draw(self, logits: Tensor, suppress: Sequence[int] = ()) -> None:
+        """The next token of every row."""
+        tokens, total = draw(logits, suppress, torch.float64)
+        self.tokens.copy_(tokens)
+        self.total += total.sum()
         self.responses.index_copy_(1, self.place, self.tokens)
         self.place += 1
         self.running &= (self.limits > self.place) & ~torch.isin(self.tokens, self.eos)
@@ -129,10 +119,10 @@ class Decoder:
             torch.clear_autocast_cache()
         return graph
 
-    def _look(self) -> tuple[bool, bool]:
+    def _sync(self) -> tuple[bool, bool]:
         """Whether any row goes on, and whether all numbers were finite."""
-        running, mass = torch.stack([self.running.any(), self.mass]).tolist()
-        return running > 0, math.isfinite(mass)
+        running, total = torch.stack([self.running.any(), self.total]).tolist()
+        return running > 0, math.isfinite(total)
 
 
 class Decoders:

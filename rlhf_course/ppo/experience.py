@@ -1,4 +1,4 @@
-"""What a rollout is told before any weight moves: log-probabilities, values and KL, then rewards, then advantages."""
+"""The columns of a rollout before any weight moves: log-probabilities, values and KL, then rewards, then advantages."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import torch
 
 from rlhf_course.ppo import algorithm as ppo
 from rlhf_course.ppo.config import PPOConfig
-from rlhf_course.ppo.inputs import check_logprobs
+from rlhf_course.ppo.inputs import check_outputs
 from rlhf_course.ppo.rollout import FirstPass, Rollout, forward
 
 
 def add_logprobs(rollout: Rollout, policy, reference: Callable, config: PPOConfig, step: int) -> FirstPass | None:
     """Fill in log-probabilities, values and KL; ``reference()`` is a context that gives the reference.
 
-    When one mini-batch is the whole batch, the policy's pass keeps its graph and is returned: it *is* the first
-    epoch's forward pass, because no weight has moved yet. Raises ``FloatingPointError`` for NaN or Inf.
+    When one mini-batch is the batch, the policy's pass keeps its graph and is returned: it *is* the first epoch's
+    forward pass, because no weight has moved yet. Raises ``FloatingPointError`` for NaN or Inf.
     """
     one_batch = config.fast and config.mini_batch_size == config.batch_size
     whole = config.kl_penalty == "full"
@@ -29,8 +29,8 @@ def add_logprobs(rollout: Rollout, policy, reference: Callable, config: PPOConfi
     rollout.ref_logprobs = ref_logprobs * rollout.mask
     rollout.logprobs = logprobs.detach() * rollout.mask
     rollout.values = values.detach() * rollout.mask
-    told = {"policy": rollout.logprobs, "reference": rollout.ref_logprobs, "value head": rollout.values}
-    check_logprobs(told, step)
+    outputs = {"policy's logits": rollout.logprobs, "reference's logits": rollout.ref_logprobs}
+    check_outputs(outputs | {"value head's values": rollout.values}, step)
     pair = (all_logprobs.detach(), ref_all) if whole else (rollout.logprobs, rollout.ref_logprobs)
     rollout.kl = ppo.kl_per_token(*pair, config.kl_penalty) * rollout.mask
     return (logprobs, values, entropy) if one_batch else None

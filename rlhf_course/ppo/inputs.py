@@ -1,4 +1,4 @@
-"""What ``PPOTrainer.step`` accepts: checks that say which sample is wrong, and the processing of scores."""
+"""What ``PPOTrainer`` accepts: checks that say which part, sample or number is wrong, and the processing of scores."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ def check_parts(model, ref_model, optimizer, config: PPOConfig, dataset) -> None
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not trained:
         raise ValueError("All of the policy's weights are frozen: call requires_grad_(True) on those to be trained.")
-    if optimizer is not None and not hasattr(optimizer, "param_groups"):
-        raise TypeError(f"optimizer is {optimizer!r:.60}; give an optimizer made of the policy's parameters().")
-    held = {id(p) for group in optimizer.param_groups for p in group["params"]} if optimizer else None
-    if missing := [name for name, p in trained.items() if held is not None and id(p) not in held]:
-        raise ValueError(
-            f"The optimizer does not hold the policy's weight {missing[0]} ({len(missing)} of {len(trained)} are "
-            "missing): make it of this policy's parameters(), after loading, or freeze what is not to be trained."
-        )
+    if optimizer is not None:
+        if not hasattr(optimizer, "param_groups"):
+            raise TypeError(f"optimizer is {optimizer!r:.60}; give an optimizer made of the policy's parameters().")
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if missing := [name for name, p in trained.items() if id(p) not in held]:
+            raise ValueError(
+                f"The optimizer does not hold the policy's weight {missing[0]} ({len(missing)} of {len(trained)} are "
+                "missing): make it of this policy's parameters(), after loading, or freeze what is not to be trained."
+            )
     known = known_tokens(model)
     if ref_model is not None:
         if {id(p) for p in trained.values()} & {id(p) for p in ref_model.parameters()}:
@@ -50,16 +51,16 @@ def check_parts(model, ref_model, optimizer, config: PPOConfig, dataset) -> None
 
 def check_samples(queries, responses, scores, size: int, known: int, response_masks=None) -> tuple[list[Tensor], ...]:
     """Queries and responses as :func:`token_ids`; raises ``TypeError`` or ``ValueError`` unless all can be used."""
-    for name, given in (("queries", queries), ("responses", responses), ("scores", scores)):
-        if not isinstance(given, list | tuple | Tensor):
-            raise TypeError(f"{name} is a {type(given).__name__}; give a list of {size} tensors.")
-        if len(given) != size:
-            raise ValueError(f"{name} has {len(given)} entries, but batch_size is {size}.")
+    given = {"queries": queries, "responses": responses, "scores": scores}
+    given |= {} if response_masks is None else {"response_masks": response_masks}
+    for name, rows in given.items():
+        if not isinstance(rows, list | tuple | Tensor):
+            raise TypeError(f"{name} is a {type(rows).__name__}; give a list of {size} tensors.")
+        if len(rows) != size:
+            raise ValueError(f"{name} has {len(rows)} entries, but batch_size is {size}.")
     tokens = token_ids(known, query=queries, response=responses)
     queries, responses = tokens[:size], tokens[size:]
     if response_masks is not None:
-        if len(response_masks) != size:
-            raise ValueError(f"response_masks has {len(response_masks)} entries, but batch_size is {size}.")
         fits = [isinstance(k, Tensor) and k.shape == r.shape for k, r in zip(response_masks, responses, strict=True)]
         kept = to_host(response_masks) if all(fits) else response_masks
         for i, (fit, keep, tokens) in enumerate(zip(fits, kept, responses, strict=True)):
@@ -118,14 +119,14 @@ def stack_scores(scores: Sequence[Tensor] | Tensor, device: torch.device, step: 
     scores = [*(to_host([scores])[0] if isinstance(scores, Tensor) else scores)]
     for i, score in enumerate(scores):
         try:
-            score = scores[i] = torch.as_tensor(score)
+            scores[i] = torch.as_tensor(score)
         except (TypeError, ValueError, RuntimeError):
             raise TypeError(
                 f"score {i} is {score!r:.60}; a score is one number per sample. A pipeline's is the probability of "
                 "whichever label won: take the score of one label (top_k=None), or SentimentReward."
             ) from None
-        if score.numel() != 1:
-            raise ValueError(f"score {i} has {score.numel()} elements; a score is one number per sample.")
+        if scores[i].numel() != 1:
+            raise ValueError(f"score {i} has {scores[i].numel()} elements; a score is one number per sample.")
     stacked = torch.stack([score.detach().reshape(()).float() for score in to_host(scores)])
     if not stacked.isfinite().all():
         i = int((~stacked.isfinite()).nonzero()[0])
@@ -136,18 +137,14 @@ def stack_scores(scores: Sequence[Tensor] | Tensor, device: torch.device, step: 
     return to_device([stacked], device)[0]
 
 
-def check_logprobs(logprobs: dict[str, Tensor], step: int) -> None:
-    """Raise ``FloatingPointError``, naming model and sample, unless all log-probabilities (B, R) are finite.
-
-    The values (B, R) of the ``value head`` may stand beside them.
-    """
-    finite = torch.stack([*logprobs.values()]).isfinite().all(-1).cpu()  # read at once: the host waits here
-    for who, samples in zip(logprobs, finite, strict=True):
+def check_outputs(outputs: dict[str, Tensor], step: int) -> None:
+    """Raise ``FloatingPointError``, naming which and for which sample, unless all tensors (B, R) are finite."""
+    finite = torch.stack([*outputs.values()]).isfinite().all(-1).cpu()  # one sync for all
+    for name, samples in zip(outputs, finite, strict=True):
         if not samples.all():
-            what = "values" if who == "value head" else "logits"
             raise FloatingPointError(
-                f"Step {step}: the {who}'s {what} for sample {int((~samples).nonzero()[0])} are NaN or Inf; no weight "
-                "was changed in this step. Train float32 weights (with bf16 autocast if you like), lower the learning "
+                f"Step {step}: the {name} for sample {int((~samples).nonzero()[0])} are NaN or Inf; no weight was "
+                "changed in this step. Train float32 weights (with bf16 autocast if you like), lower the learning "
                 "rate, or go back to the last checkpoint."
             )
 
@@ -164,12 +161,11 @@ def check_rates(kl_coef: float, learning_rate: float, step: int) -> None:
 
 def check_weights(weights: dict[str, Tensor], step: int) -> None:
     """Raise ``FloatingPointError``, naming one, unless all weights are finite: others are never written."""
-    for name, weight in weights.items():
-        if not weight.isfinite().all():
-            raise FloatingPointError(
-                f"After step {step}, the weight {name} has NaN or Inf; nothing was saved. Go back to the last "
-                "checkpoint, with a lower learning rate."
-            )
+    if bad := next((name for name, weight in weights.items() if not weight.isfinite().all()), None):
+        raise FloatingPointError(
+            f"After step {step}, the weight {bad} has NaN or Inf; nothing was saved. Go back to the last checkpoint, "
+            "with a lower learning rate."
+        )
 
 
 def process_scores(scores: Tensor, config: PPOConfig, running: RunningMoments, gather=lambda x: x) -> Tensor:

@@ -11,16 +11,14 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache
-from transformers.cache_utils import DynamicLayer
 
 from rlhf_course.policy.saved import known_tokens
 from rlhf_course.policy.value_head import can_pack, takes, without_dropout
-from rlhf_course.ppo.decoder import Decoders
 from rlhf_course.ppo.inputs import check_length, token_ids
 from rlhf_course.ppo.transfer import to_device
 from rlhf_course.runtime.checks import check_positive
 
-CPU_LOOK, GPU_LOOK = 1, 8  # tokens from one look at which rows are done to the next: a GPU has to be waited for
+CPU_SYNC, GPU_SYNC = 1, 8  # tokens from one sync with the host, which looks for finished rows, to the next
 
 
 class LengthSampler:
@@ -36,38 +34,6 @@ class LengthSampler:
         return int(np.random.choice(self.values))
 
 
-class PreallocatedLayer(DynamicLayer):
-    """Keys and values (B, heads, T, width) in tensors with room for ``tokens`` from the start.
-
-    transformers' own layer copies all that came before with every token.
-    """
-
-    def __init__(self, tokens: int) -> None:
-        super().__init__()
-        self.tokens, self.room = tokens, None
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
-        """Write the new states (B, heads, t, width) behind the old ones; returns all of them."""
-        new = key_states, value_states
-        if self.room is None:  # without lazy_initialization, whose empty tensors are sent from the host
-            self.room = [states.new_empty(*states.shape[:-2], self.tokens, states.shape[-1]) for states in new]
-            self.dtype, self.device, self.is_initialized = key_states.dtype, key_states.device, True
-            self._show(0)
-        past = self.get_seq_length()
-        for room, states in zip(self.room, new, strict=True):
-            room[..., past : past + states.shape[-2], :] = states
-        self._show(past + key_states.shape[-2])
-        return self.keys, self.values
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep these rows alone."""
-        self.room = [room.index_select(0, indices) for room in self.room]
-        self._show(self.get_seq_length())
-
-    def _show(self, tokens: int) -> None:
-        self.keys, self.values = (room[..., :tokens, :] for room in self.room)
-
-
 @torch.no_grad()
 def generate(
     model,
@@ -76,18 +42,20 @@ def generate(
     lengths: Sequence[int] | None = None,
     begin_suppress: Sequence[int] = (),
     fast: bool = True,
-    most: Callable[[int], int] | None = None,
-    decoders: Decoders | None = None,
+    all_max: Callable[[int], int] | None = None,
+    decoders=None,
     **generation_kwargs,
 ) -> list[Tensor]:
     """Sample one response per query, all rows in one left-padded batch; returns ragged response token ids.
 
-    Row i ends after ``lengths[i]`` tokens (max_new_tokens where lengths is None) or after its first EOS, which it
-    keeps: the same distribution as row-by-row sampling. It never begins with a token of ``begin_suppress``. Dropout is
-    off, whatever mode the model is in. Sampling from the model's own distribution takes a short path, if ``fast``; any
-    other setting, and a model that keeps no keys and values, goes to transformers' ``generate``. Where processes share
-    a model out, all generate together, until the last one is done; ``most`` gives the largest of their numbers. With
-    ``decoders``, a GPU replays one graph per token.
+    Row i ends after ``lengths[i]`` tokens (default: max_new_tokens) or after its first EOS, which it keeps: the same
+    distribution as row-by-row sampling. It never begins with a token of ``begin_suppress``. Dropout is off.
+
+    Sampling from the model's own distribution takes the short path below if ``fast``, on a GPU with one CUDA graph per
+    token from ``decoders``, a :class:`~rlhf_course.ppo.decoder.Decoders`. Other settings, and models without a
+    key-value cache, go to transformers' ``generate``.
+    FSDP's forward is collective: all ranks sample until the slowest has finished, and ``all_max`` is the maximum of a
+    number over ranks.
 
     Raises ``FloatingPointError`` when the model's probabilities are not finite, and ``ValueError`` when a response may
     outgrow the positions that the model knows.
@@ -103,7 +71,7 @@ def generate(
         settings.pop("min_length")
     if "top_k" in settings:
         settings["top_k"] = int(settings["top_k"])  # classic scripts pass 0.0
-    saved = getattr(model.pretrained_model, "generation_config", None)  # where chat models list several
+    saved = getattr(model.pretrained_model, "generation_config", None)  # where chat models list several EOS
     eos = settings.get("eos_token_id", getattr(saved, "eos_token_id", None) or model.config.eos_token_id)
     eos = torch.tensor([] if eos is None else eos, dtype=torch.long).reshape(-1)
 
@@ -114,30 +82,25 @@ def generate(
     input_ids = pad_sequence(queries, True, settings["pad_token_id"], padding_side="left")
     attention_mask = pad_sequence([torch.ones(len(query), dtype=torch.long) for query in queries], True, 0, "left")
     ends = tuple(eos.tolist())
-    input_ids, attention_mask, ends_at, eos = to_device([input_ids, attention_mask, limits, eos], model.device)
+    input_ids, attention_mask, device_limits, eos = to_device([input_ids, attention_mask, limits, eos], model.device)
 
     plain = samples_plainly(model, settings, begin_suppress) and takes(model, "past_key_values")  # Mamba does not
-    if begin_suppress:
-        settings["begin_suppress_tokens"] = list(begin_suppress)
     with without_dropout(model):
         if fast and plain and (lengths is not None or "max_new_tokens" in settings):
-            longest = (most or int)(int(limits.max()))
-            decoder = None
+            longest, decoder = (all_max or int)(int(limits.max())), None
             if decoders is not None and model.device.type == "cuda" and can_pack(model):
                 decoder = decoders.find(model, input_ids, longest, eos, ends)
-            if decoder:
-                responses, finite = decoder.sample(input_ids, attention_mask, ends_at, longest, begin_suppress)
-                if not finite:
-                    raise _not_finite()
-            else:
-                responses = _sample(
-                    model, input_ids, attention_mask, ends_at, longest, eos, begin_suppress, most or int
-                )
+            batch = (input_ids, attention_mask, device_limits, longest, begin_suppress)
+            responses, finite = decoder.sample(*batch) if decoder else _sample(model, *batch, eos, all_max or int)
+            if not finite:
+                raise _not_finite()
         else:
             if lengths is not None:
                 settings["max_new_tokens"] = max(lengths)
+            if begin_suppress:
+                settings["begin_suppress_tokens"] = list(begin_suppress)
+            settings["synced_gpus"] = all_max is not None
             try:
-                settings["synced_gpus"] = most is not None
                 output = model.generate(input_ids=input_ids, attention_mask=attention_mask, **settings)
             except RuntimeError as error:
                 raise (_not_finite() if "probability tensor" in str(error) else error) from error
@@ -154,56 +117,62 @@ def _sample(
     attention_mask: Tensor,
     limits: Tensor,
     longest: int,
-    eos: Tensor,
     begin_suppress: Sequence[int],
-    most: Callable,
-) -> Tensor:
-    """Sample from softmax(logits) with a key-value cache, (B, longest); what follows a row's end is arbitrary.
+    eos: Tensor,
+    all_max: Callable[[int], int],
+) -> tuple[Tensor, bool]:
+    """Sample from softmax(logits) with a key-value cache; as :meth:`~rlhf_course.ppo.decoder.Decoder.sample`.
 
-    Rows that are done leave the batch as soon as they are seen to be an eighth of it. Tokens are drawn by inverting the
-    cumulative distribution, which needs one random number per row instead of one per entry of the vocabulary.
+    Finished rows leave the batch as soon as a sync finds an eighth of it finished.
     """
     rows, cache = torch.arange(len(input_ids), device=input_ids.device), DynamicCache(config=model.config)
     responses = torch.zeros(len(input_ids), longest, dtype=torch.long, device=input_ids.device)
-    width, room = input_ids.shape[1], input_ids.shape[1] + responses.shape[1]
-    cache.layers = [PreallocatedLayer(room) if type(layer) is DynamicLayer else layer for layer in cache.layers]
+    width = input_ids.shape[1]
     running, finite = torch.ones_like(rows, dtype=torch.bool), torch.ones((), dtype=torch.bool, device=rows.device)
     positions = (attention_mask.cumsum(1) - 1).clamp(min=0)
-    visible, mask = pad(attention_mask, (0, responses.shape[1]), value=1), attention_mask
-    if can_pack(model):  # transformers would make the same anew for every token, and read from the device
+    visible, mask = pad(attention_mask, (0, longest), value=1), attention_mask
+    if can_pack(model):  # transformers would make the same mask for every token, and read from the device for it
         visible = visible.bool()[:, None, None]
         causal = torch.ones(width, width, dtype=torch.bool, device=rows.device).tril()
         mask = visible[..., :width] & causal | causal & causal.T  # padding sees itself: no row is empty
     arguments = {"attention_mask": mask} | ({"position_ids": positions} if takes(model, "position_ids") else {})
-    look, precise = CPU_LOOK if rows.is_cpu else GPU_LOOK, finest_float(rows.device)
-    for t in range(responses.shape[1]):
+    sync_every, precise = CPU_SYNC if rows.is_cpu else GPU_SYNC, finest_float(rows.device)
+    for t in range(longest):
         logits, *_ = model(input_ids=input_ids, past_key_values=cache, use_cache=True, logits_to_keep=1, **arguments)
-        logits = logits[:, -1]
-        if t == 0 and begin_suppress:
-            for token in begin_suppress:
-                logits[:, token] = -torch.inf
-        cumulative = logits.softmax(-1).cumsum(-1, dtype=precise)
-        finite &= cumulative[:, -1].isfinite().all()
-        draw = torch.rand(len(rows), 1, dtype=precise, device=rows.device) * cumulative[:, -1:]
-        tokens = torch.searchsorted(cumulative, draw, right=True).clamp(max=cumulative.shape[1] - 1)
+        tokens, total = draw(logits[:, -1], begin_suppress if t == 0 else (), precise)
+        finite &= total.isfinite().all()
         responses[rows, t] = tokens.squeeze(1)
         running &= (limits[rows] > t + 1) & ~torch.isin(tokens.squeeze(1), eos)
-        if (t + 1) % look == 0 or t + 1 == responses.shape[1]:
-            n_running, usable = torch.stack([running.sum(), finite]).tolist()
-            if not usable:
-                raise _not_finite()
-            if most(n_running) == 0:
+        if (t + 1) % sync_every == 0 or t + 1 == longest:
+            n_running, is_finite = torch.stack([running.sum(), finite]).tolist()
+            if not is_finite:
+                return responses, False
+            if all_max(n_running) == 0:
                 break
             if 0 < n_running <= 0.875 * len(rows):
                 keep = running.nonzero().squeeze(1)
                 cache.batch_select_indices(keep)
-                rows, running, tokens = rows[keep], running[keep], tokens[keep]
-                visible, positions = visible[keep], positions[keep]
+                state = (rows, running, tokens, visible, positions)
+                rows, running, tokens, visible, positions = (x[keep] for x in state)
         input_ids, positions = tokens, positions[:, -1:] + 1
         arguments["attention_mask"] = visible[..., : width + t + 1]
         if "position_ids" in arguments:
             arguments["position_ids"] = positions
-    return responses
+    return responses, True
+
+
+def draw(logits: Tensor, suppress: Sequence[int], precise: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Tokens (B, 1) drawn from softmax(logits) (B, V) without those of ``suppress``, and the total probability (B,).
+
+    The cumulative distribution is inverted, which takes one random number per row instead of one per logit. The total
+    is NaN where a logit is.
+    """
+    for token in suppress:
+        logits[:, token] = -torch.inf
+    cumulative = logits.softmax(-1).cumsum(-1, dtype=precise)
+    uniform = torch.rand(len(logits), 1, dtype=precise, device=logits.device) * cumulative[:, -1:]
+    tokens = torch.searchsorted(cumulative, uniform, right=True).clamp(max=logits.shape[1] - 1)
+    return tokens, cumulative[:, -1]
 
 
 def finest_float(device: torch.device) -> torch.dtype:
@@ -227,20 +196,17 @@ def pad_token_id(tokenizer) -> int:
     return pad
 
 
-# Settings that keep the sampled distribution equal to the one that is scored; None is neutral everywhere.
-_NEUTRAL = {
-    "top_k": 0,
-    **dict.fromkeys(("top_p", "temperature", "repetition_penalty", "typical_p", "guidance_scale"), 1.0),
+# Values that leave the sampled distribution equal to the one that is scored; None does, everywhere.
+NEUTRAL = dict.fromkeys(("top_p", "temperature", "repetition_penalty", "typical_p", "guidance_scale"), 1.0)
+NEUTRAL |= dict.fromkeys(("top_k", "no_repeat_ngram_size", "min_length", "min_new_tokens"), 0) | {"num_beams": 1}
+NEUTRAL |= dict.fromkeys(("min_p", "epsilon_cutoff", "eta_cutoff"), 0.0)
+NEUTRAL |= dict.fromkeys(("suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "sequence_bias"))
+CURES = {
+    "begin_suppress_tokens": "Name them in PPOConfig(begin_suppress_tokens=...) instead: then they are masked in the "
+    "log-probabilities of policy and reference too."
 }
-_NEUTRAL |= {"num_beams": 1, **dict.fromkeys(("no_repeat_ngram_size", "min_length", "min_new_tokens"), 0)}
-_NEUTRAL |= dict.fromkeys(("suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "sequence_bias"))
-_NEUTRAL |= dict.fromkeys(("min_p", "epsilon_cutoff", "eta_cutoff"), 0.0)
-_CURES = {
-    "begin_suppress_tokens": "Name them in PPOConfig(begin_suppress_tokens=...) instead: then they are masked "
-    "in the log-probabilities of policy and reference too."
-}
-_TRANSFORMERS_DEFAULTS = {"top_k": 50}  # what generate() does when nobody says otherwise
-_UNDERSTOOD = {*_NEUTRAL, "do_sample", "max_new_tokens", "pad_token_id", "eos_token_id"}
+TRANSFORMERS_DEFAULTS = {"top_k": 50}  # what generate() does when nobody says otherwise
+UNDERSTOOD = {*NEUTRAL, "do_sample", "max_new_tokens", "pad_token_id", "eos_token_id"}
 
 
 def samples_plainly(model, settings: dict, begin_suppress: Sequence[int] = ()) -> bool:
@@ -252,19 +218,18 @@ def samples_plainly(model, settings: dict, begin_suppress: Sequence[int] = ()) -
     saved = getattr(model.pretrained_model, "generation_config", None)
     if not settings.get("do_sample", getattr(saved, "do_sample", False)):
         return False
-    plain = set(settings) <= _UNDERSTOOD
-    for name, neutral in _NEUTRAL.items():
+    plain = set(settings) <= UNDERSTOOD
+    for name, neutral in NEUTRAL.items():
         value = settings.get(name, getattr(saved, name, None))
         if value is None and name not in settings:
-            value = _TRANSFORMERS_DEFAULTS.get(name)
+            value = TRANSFORMERS_DEFAULTS.get(name)
         if name == "begin_suppress_tokens" and list(value or []) == list(begin_suppress):
             continue  # scored with the same mask
         if value not in (None, neutral) and (neutral or value):
             plain = False
-            cure = _CURES.get(name, f"Pass {name}={neutral}.")
             warnings.warn(
                 f"Sampling with {name}={value} is not sampling from the distribution whose log-probabilities PPO "
-                f"scores: ratios are biased and the KL can go negative. {cure}",
+                f"scores: ratios are biased and the KL can go negative. {CURES.get(name, f'Pass {name}={neutral}.')}",
                 stacklevel=4,
             )
     return plain

@@ -3,34 +3,25 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
 
-import datasets
 import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 from torch import Tensor
-from torch.utils.data import DataLoader
 
-from rlhf_course.data import collate
 from rlhf_course.policy.adapters import add_reference_adapter, reference_adapter
 from rlhf_course.policy.reference import create_reference_model
 from rlhf_course.policy.saved import check_vocabulary, known_tokens, model_folder
 from rlhf_course.policy.value_head import AutoModelForCausalLMWithValueHead, can_pack, without_dropout
 from rlhf_course.ppo import algorithm as ppo
 from rlhf_course.ppo.config import PPOConfig
+from rlhf_course.ppo.dataloader import make_dataloader
 from rlhf_course.ppo.decoder import Decoders
-from rlhf_course.ppo.detectors import (
-    Detectors,
-    warn_about_float16,
-    warn_about_masked_eos,
-    warn_about_padding,
-    warn_about_prompts,
-)
+from rlhf_course.ppo.detectors import Detectors, warn_about_float16, warn_about_samples
 from rlhf_course.ppo.experience import add_advantages, add_logprobs, add_rewards
 from rlhf_course.ppo.inputs import (
     check_length,
@@ -44,7 +35,6 @@ from rlhf_course.ppo.inputs import (
 from rlhf_course.ppo.rollout import Rollout
 from rlhf_course.ppo.sampling import LengthSampler, generate, pad_token_id
 from rlhf_course.ppo.stats import Clock, step_stats
-from rlhf_course.ppo.transfer import batch_to_device
 from rlhf_course.ppo.update import optimize
 from rlhf_course.runtime import tracking
 from rlhf_course.runtime.checks import check_positive
@@ -54,10 +44,9 @@ from rlhf_course.runtime.distributed import check_sharing, prepare, whole
 class PPOTrainer:
     """PPO for a policy with a value head, with the stepwise interface of TRL up to 0.11.
 
-    The arithmetic is the classic one, and tests hold it against frozen numbers. It differs on purpose in:
+    The arithmetic is the classic one, held to frozen numbers by the tests. It differs on purpose in these points:
 
-    * dropout is off in every forward pass (rollouts, log-probabilities, updates), so that one distribution is
-      sampled, scored and updated; the mode found is restored;
+    * dropout is off in every forward pass, so that one distribution is sampled, scored and updated;
     * ``max_grad_norm`` clips every optimizer step; a skipped mini-batch moves neither weights nor optimizer state;
     * gradient accumulation weights mini-batches by their response tokens, so k × m samples equal one batch of k·m;
     * NaN or Inf raises ``FloatingPointError`` instead of training on;
@@ -75,16 +64,16 @@ class PPOTrainer:
     Args:
         config: settings, see :class:`PPOConfig`.
         model: the policy.
-        ref_model: the reference; None makes a frozen copy of the policy as it is now.
+        ref_model: the reference; default a frozen copy of the policy as it is now.
         tokenizer: its pad token fills batches (EOS where it has none).
-        dataset: rows for ``dataloader``; optional.
+        dataset: rows for ``dataloader``.
         optimizer: default Adam over the trainable parameters, without weight decay.
         data_collator: makes a batch of rows; default a list per column, because queries are ragged.
         num_shared_layers: first layers that policy and reference share, frozen.
         lr_scheduler: stepped once per ``step``.
     """
 
-    _said = False
+    _printed = False
 
     def __init__(
         self,
@@ -127,61 +116,41 @@ class PPOTrainer:
 
         if ref_model is not None:
             ref_model.requires_grad_(False).eval()
-        optimizer = optimizer or self._default_optimizer(model)
+        trained = [p for p in model.parameters() if p.requires_grad]
+        optimizer = optimizer or torch.optim.Adam(trained, lr=config.learning_rate, fused=config.fast)
         self.model, self.ref_model, self.optimizer = prepare(self.accelerator, model, ref_model, optimizer)
         self.lr_scheduler = lr_scheduler
         self.dataset = dataset
-        self.dataloader = None if dataset is None else self._make_dataloader(dataset, data_collator)
-        make_controller = ppo.AdaptiveKLController if config.adap_kl_ctrl else ppo.FixedKLController
-        arguments = (config.target, config.horizon) if config.adap_kl_ctrl else ()
-        self.kl_ctl = make_controller(config.init_kl_coef, *arguments)
+        self.dataloader = None
+        if dataset is not None:
+            self.dataloader = make_dataloader(dataset, data_collator, config, self.accelerator)
+        if config.adap_kl_ctrl:
+            self.kl_ctl = ppo.AdaptiveKLController(config.init_kl_coef, config.target, config.horizon)
+        else:
+            self.kl_ctl = ppo.FixedKLController(config.init_kl_coef)
         self.running = ppo.RunningMoments()
         self.detectors = Detectors(config)
         self.current_step = 0
         self._decoders = Decoders()
-        self._say_what_was_chosen()
+        self._print_shortcuts()
 
-    def _say_what_was_chosen(self) -> None:
-        """Print once per run which shortcuts were taken by themselves."""
-        config, device = self.config, self.accelerator.device
-        chosen = {
-            "several samples per row": device.type == "cpu" and can_pack(self.model),
+    def _print_shortcuts(self) -> None:
+        """Print once per process which shortcuts are taken."""
+        config, on_cpu, packs = self.config, self.accelerator.device.type == "cpu", can_pack(self.model)
+        on_gpu = self.accelerator.device.type == "cuda"
+        shortcuts = {
+            "several samples per row": on_cpu and packs,
             "the first epoch reuses the first pass": config.mini_batch_size == config.batch_size,
             "fused Adam": getattr(self.optimizer, "defaults", {}).get("fused"),
-            "a CUDA graph per token (for small caches)": device.type == "cuda"
-            and can_pack(self.model)
-            and not self.accelerator.is_fsdp2,
-            "TF32 beside autocast": device.type == "cuda" and torch.get_float32_matmul_precision() != "highest",
+            "a CUDA graph per token (for small caches)": on_gpu and packs and not self.accelerator.is_fsdp2,
+            "TF32 beside autocast": on_gpu and torch.get_float32_matmul_precision() != "highest",
         }
-        if config.fast and not PPOTrainer._said:
-            names = ", ".join(name for name, applies in chosen.items() if applies)
+        if config.fast and not PPOTrainer._printed:
+            names = ", ".join(name for name, taken in shortcuts.items() if taken) or "as written"
             self.accelerator.print(
-                f"PPO on {device.type}: {names or 'as written'}; PPOConfig(fast=False) does without."
+                f"PPO on {self.accelerator.device.type}: {names}; PPOConfig(fast=False) does without."
             )
-            PPOTrainer._said = True
-
-    def _default_optimizer(self, model) -> torch.optim.Optimizer:
-        trainable = [p for p in model.parameters() if p.requires_grad]
-        return torch.optim.Adam(trainable, lr=self.config.learning_rate, fused=self.config.fast)
-
-    def _make_dataloader(self, dataset, data_collator) -> DataLoader:
-        if isinstance(dataset, datasets.Dataset) and self.config.remove_unused_columns:
-            used = {*inspect.signature(AutoModelForCausalLMWithValueHead.forward).parameters}
-            used |= {"label", "query", "response"}
-            dataset = dataset.remove_columns([c for c in dataset.column_names if c not in used])
-        needed = self.config.batch_size * self.accelerator.num_processes
-        if len(dataset) < needed:
-            raise ValueError(f"The dataset has {len(dataset)} rows, fewer than one batch of {needed}.")
-        to_batch, device = data_collator or collate, self.accelerator.device
-        loader = DataLoader(
-            dataset,
-            batch_size=self.config.batch_size,
-            collate_fn=lambda rows: batch_to_device(to_batch(rows), device),  # accelerate would send tensor by tensor
-            shuffle=True,
-            drop_last=True,
-            generator=torch.Generator().manual_seed(self.config.seed),
-        )
-        return self.accelerator.prepare(loader)
+            PPOTrainer._printed = True
 
     # --- generate ----------------------------------------------------------------------------------------------
 
@@ -212,8 +181,8 @@ class PPOTrainer:
         how = {"begin_suppress": self.config.begin_suppress_tokens, "fast": self.config.fast}
         if not self.accelerator.is_fsdp2:
             how["decoders"] = self._decoders
-        else:  # its forward pass is collective: all processes sample until the slowest has finished
-            how["most"] = lambda n: int(self.accelerator.gather(torch.tensor([n], device=policy.device)).max())
+        else:  # FSDP's forward is collective: all ranks sample until the slowest has finished
+            how["all_max"] = lambda n: int(self.accelerator.gather(torch.tensor([n], device=policy.device)).max())
 
         def sample(model) -> list[Tensor] | Tensor:
             responses, size = [], len(queries) if batch_size is None else batch_size
@@ -259,9 +228,7 @@ class PPOTrainer:
         longest = max(len(q) + len(r) for q, r in zip(queries, responses, strict=True))
         check_length(longest, policy.config)
         scores = stack_scores(scores, self.accelerator.device, self.current_step)
-        warn_about_prompts(queries, responses)
-        warn_about_padding(queries, responses, self.tokenizer)
-        warn_about_masked_eos(responses, response_masks, self.tokenizer)
+        warn_about_samples(queries, responses, response_masks, self.tokenizer)
         running = copy.copy(self.running)  # kept when the step has passed all checks
         scores = process_scores(scores, self.config, running, self.accelerator.gather)
         clock = Clock()
@@ -274,20 +241,13 @@ class PPOTrainer:
             with clock("compute_advantages"):
                 add_advantages(rollout, self.config, self._total)
             with clock("optimize_step"):
-                minibatches = optimize(
-                    self.model,
-                    self.optimizer,
-                    self.accelerator,
-                    rollout,
-                    self.config,
-                    self.current_step,
-                    first_pass,
-                )
+                parts = (self.model, self.optimizer, self.accelerator)
+                minibatches = optimize(*parts, rollout, self.config, self.current_step, first_pass)
         with clock("calc_stats"):
             stats = step_stats(rollout, minibatches, self.kl_ctl.value, self.accelerator)
             stats["ppo/learning_rate"] = learning_rate
         if self.accelerator.is_main_process:
-            self.detectors.look(stats, self.current_step)
+            self.detectors.check(stats, self.current_step)
         self.kl_ctl.update(stats["objective/kl"], len(rollout) * self.accelerator.num_processes)
         if self.lr_scheduler is not None:
             self.lr_scheduler.step()
@@ -333,10 +293,9 @@ class PPOTrainer:
         tracking.log(self.accelerator, stats, table, self.current_step - 1)
 
     def save_pretrained(self, save_directory: str) -> None:
-        """Save policy, value head and tokenizer into one folder: see the policy's ``save_pretrained``.
+        """Save policy, value head and tokenizer into one folder; of several processes, the first one writes.
 
-        With several processes the first one writes, and the others wait for it. Raises ``FloatingPointError`` for
-        weights of NaN or Inf.
+        Raises ``FloatingPointError`` for weights of NaN or Inf, and as the policy's own ``save_pretrained``.
         """
         policy = self.accelerator.unwrap_model(self.model)
         state = whole(policy.state_dict(keep_vars=True)) if self.accelerator.is_fsdp2 else None

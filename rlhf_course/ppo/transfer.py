@@ -29,14 +29,3 @@ def to_device(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     flat = flat.pin_memory() if device.type == "cuda" else flat  # from other memory, large copies wait
     arrived = iter(flat.to(device, non_blocking=True).split([x.numel() for x in here]))
     return [next(arrived).view(x.shape) if x.is_cpu else x for x in tensors]
-
-
-def batch_to_device(batch, device: torch.device):
-    """A batch whose columns that are lists of tensors are on ``device``, each sent at once; the rest as it is."""
-    if not isinstance(batch, dict):
-        return batch
-
-    def ragged(column) -> bool:
-        return isinstance(column, list) and bool(column) and all(isinstance(x, Tensor) for x in column)
-
-    return {name: to_device(column, device) if ragged(column) else column for name, column in batch.items()}

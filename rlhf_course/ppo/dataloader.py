@@ -1,0 +1,46 @@
+"""The batches of queries that a trainer's ``dataloader`` gives."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+
+import datasets
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from rlhf_course.data import collate
+from rlhf_course.policy.value_head import AutoModelForCausalLMWithValueHead
+from rlhf_course.ppo.config import PPOConfig
+from rlhf_course.ppo.transfer import to_device
+
+
+def make_dataloader(dataset, data_collator: Callable | None, config: PPOConfig, accelerator: Accelerator) -> DataLoader:
+    """Shuffled batches of batch_size rows, on the device; raises ``ValueError`` where the dataset has fewer.
+
+    Of a ``datasets.Dataset``, columns that neither the policy nor PPO knows are left out, if the config asks for it.
+    """
+    if isinstance(dataset, datasets.Dataset) and config.remove_unused_columns:
+        used = {"label", "query", "response"}
+        used |= {*inspect.signature(AutoModelForCausalLMWithValueHead.forward).parameters}
+        dataset = dataset.select_columns([name for name in dataset.column_names if name in used])
+    if len(dataset) < (needed := config.batch_size * accelerator.num_processes):
+        raise ValueError(f"The dataset has {len(dataset)} rows, fewer than one batch of {needed}.")
+
+    def to_batch(rows: list):
+        batch = (data_collator or collate)(rows)
+        if not isinstance(batch, dict):
+            return batch
+        # Ragged columns go to the device in one transfer; accelerate would send tensor by tensor.
+        return {name: to_device(x, accelerator.device) if is_ragged(x) else x for name, x in batch.items()}
+
+    order = torch.Generator().manual_seed(config.seed)
+    loader = DataLoader(dataset, config.batch_size, shuffle=True, drop_last=True, collate_fn=to_batch, generator=order)
+    return accelerator.prepare(loader)
+
+
+def is_ragged(column) -> bool:
+    """Whether a column is a list of tensors."""
+    return isinstance(column, list) and bool(column) and all(isinstance(x, Tensor) for x in column)
