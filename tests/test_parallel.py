@@ -132,7 +132,7 @@ def test_one_process_writes_and_a_run_goes_on_with_as_many_as_before(tmp_path, f
 
     alone = [sys.executable, *PPO, "--steps=3", f"--output={tmp_path}", "--resume"]
     refused = subprocess.run([*map(str, alone)], capture_output=True, text=True)
-    assert refused.returncode == 1 and "is of a run with 2 process(es); this one has 1" in refused.stderr
+    assert refused.returncode == 1 and "is of a run with processes 2; this one has 1" in refused.stderr
     again = launch(*PPO, "--steps=3", f"--output={tmp_path}", "--resume", file=file)
     out, _ = again.communicate(timeout=300)
     assert again.returncode == 0 and latest_checkpoint(tmp_path).name == "checkpoint-3", out

@@ -193,7 +193,7 @@ def test_help_lists_the_experiments_settings(given, shown, not_shown, capsys, mo
         script.main([*given, "--help"])
     text = capsys.readouterr().out
     assert stopped.value.code == 0 and shown in text and not_shown not in text
-    assert "--log_with X, --report_to X" in text and "--sft_adapter FOLDER" in text
+    assert "--report_to X" in text and "--sft_adapter FOLDER" in text
 
 
 def test_options_come_from_file_and_command_line(world, tmp_path):

@@ -43,7 +43,7 @@ def save_checkpoint(trainer, output_dir: str | Path) -> Path:
         "moments": vars(trainer.running),
         "detectors": trainer.detectors.state_dict(),
         "random": random_states,
-        "kind": _kind(trainer),
+        "setup": _setup(trainer),
     }
     with atomic_folder(target) as folder:
         torch.save(state, folder / STATE_FILE)
@@ -69,14 +69,10 @@ def load_checkpoint(trainer, folder: str | Path) -> None:
     saved = state["weights"]
     if {n: p.shape for n, p in parameters.items()} != {n: w.shape for n, w in saved.items()}:
         raise ValueError(f"The checkpoint {folder} is of another policy: names or shapes of trainable weights differ.")
-    rank, before, now = trainer.accelerator.process_index, len(state["random"]), trainer.accelerator.num_processes
-    if before != now:
-        raise ValueError(f"The checkpoint {folder} is of a run with {before} process(es); this one has {now}.")
-    kind, saved_kind = _kind(trainer), state.get("kind", {})
-    for what in (what for what in saved_kind if saved_kind[what] != kind[what]):
-        raise ValueError(
-            f"The checkpoint {folder} is of a run with {what} {saved_kind[what]}; this one has {kind[what]}."
-        )
+    now = _setup(trainer)
+    before = state.get("setup", now)
+    for what in (what for what in now if before[what] != now[what]):
+        raise ValueError(f"The checkpoint {folder} is of a run with {what} {before[what]}; this one has {now[what]}.")
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(share_out(saved[name], parameter))
@@ -92,7 +88,7 @@ def load_checkpoint(trainer, folder: str | Path) -> None:
     vars(trainer.running).update(state["moments"])
     trainer.detectors.load_state_dict(state["detectors"])
     trainer.current_step = state["step"]
-    _set_random_state(state["random"][rank])
+    _set_random_state(state["random"][trainer.accelerator.process_index])
 
 
 def checkpoints(folder: str | Path) -> list[Path]:
@@ -112,17 +108,19 @@ def remove(checkpoint: Path) -> None:
     checkpoint.unlink() if checkpoint.is_symlink() else shutil.rmtree(checkpoint)
 
 
-def _kind(trainer) -> dict[str, str]:
+def _setup(trainer) -> dict:
+    """What a run must have in common with the one that it continues."""
     parts = {"optimizer": trainer.optimizer, "schedule": trainer.lr_scheduler}
-    return {name: type(getattr(part, name, part)).__name__ if part else "none" for name, part in parts.items()}
+    names = {name: type(getattr(part, name, part)).__name__ if part else "none" for name, part in parts.items()}
+    return {"processes": trainer.accelerator.num_processes} | names
 
 
 def _random_state() -> dict:
-    name, keys, position, has_gauss, gauss = np.random.get_state()
+    name, keys, *rest = np.random.get_state()
     return {
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
-        "numpy": (name, torch.from_numpy(keys.astype(np.int64)), position, has_gauss, gauss),
+        "numpy": (name, keys.tolist(), *rest),
         "python": random.getstate(),
     }
 
@@ -131,6 +129,5 @@ def _set_random_state(state: dict) -> None:
     torch.set_rng_state(state["torch"].cpu())
     if state["cuda"] is not None and torch.cuda.is_available():  # a GPU's run may go on on a CPU, with other numbers
         torch.cuda.set_rng_state(state["cuda"].cpu())
-    name, keys, *rest = state["numpy"]
-    np.random.set_state((name, keys.cpu().numpy().astype(np.uint32), *rest))
+    np.random.set_state(state["numpy"])
     random.setstate(state["python"])
