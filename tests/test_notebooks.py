@@ -31,21 +31,21 @@ def run_notebooks(tmp_path: Path, *arguments: str) -> subprocess.CompletedProces
     return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
 
 
-def test_all_notebooks_learn_at_preset_tiny_without_a_network(tmp_path):
-    done = run_notebooks(tmp_path)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=[path.stem for path in NOTEBOOKS])
+def test_a_notebook_learns_at_preset_tiny_without_a_network(path, tmp_path):
+    done = run_notebooks(tmp_path, "--only", path.stem)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     assert not (tmp_path / "network.log").exists(), (tmp_path / "network.log").read_text()
-    for path in NOTEBOOKS:
-        card = json.loads((tmp_path / "out" / "run_cards" / f"{path.stem}.json").read_text())
-        assert card["preset"] == "tiny" and card["peak_rss_mb"] < 1500
-        assert card["checks"] and all(check["passed"] for check in card["checks"].values())
-        assert f"{len(card['checks'])}/{len(card['checks'])} passed" in done.stdout
-        assert (tmp_path / "out" / "html" / f"{path.stem}.html").stat().st_size > 100_000
-        executed = nbformat.read(tmp_path / "out" / "notebooks" / path.name, as_version=4)
-        errors = [o for c in executed.cells for o in c.get("outputs", []) if o.get("name") == "stderr"]
-        assert not errors, f"{path.stem} writes to stderr: {errors[0].text[:500]}"
-    gold = json.loads((tmp_path / "out" / "run_cards" / "03_gpt2_imdb_ppo.json").read_text())["metrics"]
-    assert gold["gold_after"] > gold["gold_before"]
+    card = json.loads((tmp_path / "out" / "run_cards" / f"{path.stem}.json").read_text())
+    assert card["preset"] == "tiny" and card["peak_rss_mb"] < 1500
+    assert card["checks"] and all(check["passed"] for check in card["checks"].values())
+    assert f"{len(card['checks'])}/{len(card['checks'])} passed" in done.stdout
+    assert (tmp_path / "out" / "html" / f"{path.stem}.html").stat().st_size > 100_000
+    executed = nbformat.read(tmp_path / "out" / "notebooks" / path.name, as_version=4)
+    errors = [o for c in executed.cells for o in c.get("outputs", []) if o.get("name") == "stderr"]
+    assert not errors, f"{path.stem} writes to stderr: {errors[0].text[:500]}"
+    if path.stem in ("03_gpt2_imdb_ppo", "04_lora_rlhf_baichuan"):
+        assert card["metrics"]["gold_after"] > card["metrics"]["gold_before"]
 
 
 def test_notebook_01_at_preset_full_trains_an_adapter_on_local_folders(tmp_path):
