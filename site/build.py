@@ -50,8 +50,8 @@ def copy(source: Path, target: Path) -> None:
 
 def collect(folder: Path) -> None:
     """Lay out all pages in one folder, at the places that their links expect."""
-    patterns = ["README.md", "CONTRIBUTING.md", "LICENSE", "notebooks/*.ipynb", "figs/*.svg", "figs/README.md", "slides/slides.pdf"]
-    patterns += SOURCES.values()
+    patterns = ["README.md", "CONTRIBUTING.md", "LICENSE", "notebooks/*.ipynb", "figs/*.svg", "figs/README.md"]
+    patterns += ["slides/slides.pdf", *SOURCES.values()]
     for path in (path for pattern in patterns for path in ROOT.glob(pattern)):
         copy(path, folder / path.relative_to(ROOT))
     for path in HERE.glob("*.md"):
