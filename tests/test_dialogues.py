@@ -12,7 +12,8 @@ from rlhf_course.course.presets import load_preset
 from rlhf_course.data import load_pairs
 from rlhf_course.rewards import RewardModel, load_reward_model
 from rlhf_course.worlds import build, dialogues
-from rlhf_course.worlds.dialogues import ceiling, gold_utility, make_pairs
+from rlhf_course.worlds.dialogues import gold_utility, make_pairs
+from rlhf_course.worlds.grammar import ceiling
 
 
 @pytest.fixture(scope="module")

@@ -234,7 +234,7 @@ def as_me(action) -> int:
 @pytest.mark.fault("two users with one RLHF_COURSE_CACHE")
 def test_two_users_share_a_cache(built, monkeypatch, outcome):
     def build() -> bool:
-        return cache.is_whole(build.build_reviews())
+        return cache.is_intact(build.build_reviews())
 
     def read() -> bool:
         made = len(built)
