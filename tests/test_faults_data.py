@@ -332,16 +332,18 @@ def key(tmp_path, monkeypatch):
     monkeypatch.setenv("RLHF_COURSE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(cache, "is_intact", lambda folder: True)
     found = {name: str(write(tmp_path / name, b"a")) for name in ("sft_dataset", "dataset", "checkpoint")}
+    prepare_chat = build.prepare_chat
     monkeypatch.setattr(build, "prepare_chat", lambda settings: SimpleNamespace(**found))
+    monkeypatch.setattr(build, "download", lambda source: source)
     settings = load_preset("04_lora_rlhf_baichuan", "scratch", {k: v for k, v in found.items() if k != "checkpoint"})
     rows = write(tmp_path / "reviews", [{"text": f"film {i}", "label": i % 2} for i in range(9)])
 
     def ask(item: str) -> str:
-        if item in ("classifier", "language_model"):
+        if item in ("model", "reward_model"):
             reviews = load_preset("03_gpt2_imdb_ppo", "scratch", {"dataset": str(rows)})
-            return getattr(build, f"build_{item}")(str(rows), reviews).name
+            return Path(getattr(build.prepare(reviews), item)).name
         if item == "checkpoint":
-            return build.build_checkpoint(SimpleNamespace(**found), settings).name
+            return Path(prepare_chat(settings).checkpoint).name
         return getattr(build, f"build_{item}")(settings).name
 
     ask.settings, ask.found, ask.rows = settings, found, rows
@@ -389,18 +391,18 @@ def change(name: str, old: str, new: str):
 
 
 @faults(
-    ("all labels of a dataset were flipped, its size the same", "classifier", flip),
-    ("a file of a dataset was copied under another name", "language_model", rename),
+    ("all labels of a dataset were flipped, its size the same", "reward_model", flip),
+    ("a file of a dataset was copied under another name", "model", rename),
     ("another checkpoint of the same size is converted (base_steps 3, not 2)", "base", another_checkpoint),
     ("other LoRA settings for the SFT adapter", "sft_adapter", change("worlds/build.py", '"r": 16', '"r": 8')),
     ("another max_length for the SFT adapter", "sft_adapter", set_length),
     ("another file of the dataset is named (sft_files)", "checkpoint", name_files),
     ("a number in a builder's code was changed", "sft_adapter", change("worlds/build.py", "300, 16", "301, 16")),
-    ("the code that reads a dataset was changed", "classifier", change("data/reviews.py", "0 negative", "0 bad")),
     ("a word in a grammar's file was changed", "checkpoint", change("worlds/grammars/chinese.yaml", "面粉", "大米")),
+    ("the code that reads a dataset was changed", "reward_model", change("data/reviews.py", "0 negative", "0 bad")),
     (
         "the code that reads a dataset's files was changed",
-        "language_model",
+        "model",
         change("data/files.py", "a slice", "a part"),
     ),
 )
@@ -415,12 +417,12 @@ def test_what_is_built_from_something_else_is_another_item(case, key, monkeypatc
 
 
 def test_a_dataset_that_was_moved_or_got_hidden_files_is_the_same(key, tmp_path, monkeypatch):
-    before = key("classifier")
+    before = key("reward_model")
     write(key.rows / ".cache", b"1", "times.json")
-    assert key("classifier") == before
+    assert key("reward_model") == before
     shutil.move(key.rows, tmp_path / "moved")
     key.rows.symlink_to(tmp_path / "moved")
-    assert key("classifier") == before
+    assert key("reward_model") == before
 
 
 def test_a_builder_sees_its_arguments_alone():

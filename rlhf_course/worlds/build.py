@@ -35,11 +35,13 @@ def prepare(settings: Settings) -> SimpleNamespace:
     """
     check_named(settings, dataset="text and label")
     dataset = str(build_reviews() if settings.dataset == "offline" else settings.dataset)
-    model, reward_model = settings.model, settings.reward_model
+    model, reward_model, data = settings.model, settings.reward_model, {"data": Path(dataset)}
+    if "scratch" in (model, reward_model):
+        data["reader"] = cached("tokenizer", _tokenizer, settings, **data)  # policy and classifier share it
     if model == "scratch":
-        model = str(build_language_model(dataset, settings))
+        model = str(cached("gpt2", _gpt2, settings, **data))
     if reward_model == "scratch":
-        reward_model = str(build_classifier(dataset, settings))
+        reward_model = str(cached("classifier", _classifier, settings, **data))
     for source in (model, reward_model):
         download(source)  # what cannot be had is said before anything runs
     return SimpleNamespace(dataset=dataset, model=model, reward_model=reward_model)
@@ -49,7 +51,9 @@ def prepare_reward_model(settings: Settings, revision: str | None = None) -> Sim
     """Folders or hub ids for the preference pairs and the base of notebook 01 (of a revision); built if not cached."""
     check_named(settings, dataset="chosen and rejected")
     dataset = str(build_dialogues() if settings.dataset == "offline" else settings.dataset)
-    model = str(build_reward_base(dataset, settings)) if settings.model == "scratch" else settings.model
+    model = settings.model
+    if model == "scratch":
+        model = str(cached("reward-base", _reward_base, settings, data=Path(dataset)))
     download(model, revision)
     return SimpleNamespace(dataset=dataset, model=model)
 
@@ -63,7 +67,9 @@ def prepare_chat(settings: Settings) -> SimpleNamespace:
         dataset=str(build_preferences() if settings.dataset == "offline" else settings.dataset),
     )
     if settings.checkpoint == "scratch":
-        found.checkpoint = str(build_checkpoint(found, settings))
+        own = settings.sft_dataset != "offline"
+        data = {name: Path(folder) if own else None for name, folder in vars(found).items()}
+        found.checkpoint = str(cached("baichuan", _checkpoint, settings, **data))
     else:
         found.checkpoint = str(download(settings.checkpoint, to_convert=True))
     return found
@@ -113,12 +119,8 @@ build_answers = partial(cached, "chinese-answers", _answers)  # 4,000 questions 
 build_preferences = partial(cached, "chinese-preferences", _preferences)  # 8,000 pairs to train on, 1,000 held out
 
 
-def build_reward_base(dataset: str, settings: Settings) -> Path:
-    """A small GPT-2 and its tokenizer for a reward model to start from, pretrained for base_steps on the dialogues."""
-    return cached("reward-base", _reward_base, settings, data=Path(dataset))
-
-
 def _reward_base(folder: Path, data: Path, data_dir, vocab_size, n_layer, n_embd, base_steps, max_length) -> None:
+    """A small GPT-2 and its tokenizer for a reward model to start from, pretrained for base_steps on the dialogues."""
     pairs, _ = load_pairs(data, "train", data_dir)
     texts = [f"{row['prompt']} {row['chosen']}" for row in pairs]
     tokenizer = small_models.train_tokenizer(texts, vocab_size)
@@ -136,18 +138,8 @@ def _save(folder: Path, *parts) -> None:
         part.save_pretrained(folder)
 
 
-def build_tokenizer(dataset: str, settings: Settings) -> Path:
-    """A byte-level BPE of the reviews, which policy and classifier share."""
-    return cached("tokenizer", _tokenizer, settings, data=Path(dataset))
-
-
 def _tokenizer(folder: Path, data: Path, vocab_size: int) -> None:
     _save(folder, small_models.train_tokenizer(load_reviews(data, "train")["text"], vocab_size))
-
-
-def build_language_model(dataset: str, settings: Settings) -> Path:
-    """A GPT-2 pretrained on the reviews, with its tokenizer."""
-    return cached("gpt2", _gpt2, settings, data=Path(dataset), reader=build_tokenizer(dataset, settings))
 
 
 def _gpt2(folder: Path, data: Path, reader: Path, n_layer, n_embd, lm_steps, lm_batch, lm_block, lm_lr) -> None:
@@ -156,31 +148,21 @@ def _gpt2(folder: Path, data: Path, reader: Path, n_layer, n_embd, lm_steps, lm_
     _save(folder, model, tokenizer)
 
 
-def build_classifier(dataset: str, settings: Settings) -> Path:
-    """A DistilBERT sentiment classifier trained on some of the reviews' labels, with its tokenizer."""
-    return cached("classifier", _classifier, settings, data=Path(dataset), reader=build_tokenizer(dataset, settings))
-
-
 def _classifier(folder: Path, data: Path, reader: Path, classifier_labels: int, classifier_steps: int) -> None:
+    """A sentiment classifier trained on some of the reviews' labels, and its tokenizer."""
     rows = load_reviews(data, "train").shuffle(seed=SEED)
     rows = rows.select(range(min(classifier_labels, len(rows))))
     tokenizer = small_models.classifier_tokenizer(AutoTokenizer.from_pretrained(reader))
     _save(folder, small_models.train_classifier(rows["text"], rows["label"], tokenizer, classifier_steps), tokenizer)
 
 
-def build_checkpoint(found: SimpleNamespace, settings: Settings) -> Path:
+def _checkpoint(
+    folder: Path, sft_dataset: Path | None, sft_files, dataset, vocab_size, n_layer, n_embd, base_steps, max_length
+) -> None:
     """A small Baichuan2, pretrained on prose alone: the embedded one, or the answers of real datasets.
 
     It has not seen a question with its answer, which is what SFT is for.
     """
-    own = settings.sft_dataset != "offline"
-    data = {name: Path(getattr(found, name)) if own else None for name in ("sft_dataset", "dataset")}
-    return cached("baichuan", _checkpoint, settings, **data)
-
-
-def _checkpoint(
-    folder: Path, sft_dataset: Path | None, sft_files, dataset, vocab_size, n_layer, n_embd, base_steps, max_length
-) -> None:
     if sft_dataset is None:
         texts = chinese.make_prose(8000, SEED)
     else:
@@ -188,7 +170,7 @@ def _checkpoint(
         pairs, _ = load_pairs(dataset, "train")
         texts = [*answers["answer"], *pairs["chosen"], *pairs["rejected"]]
     marks = [as_prompt("")] * 500  # so that Human: and Assistant: are a piece each, as in a large vocabulary
-    spm_model = toy_checkpoint.train_sentencepiece([*texts, *marks], vocab_size, folder.with_name("aside"))
+    spm_model = toy_checkpoint.train_sentencepiece([*texts, *marks], vocab_size, folder.with_name("sentencepiece"))
     tokenizer = sentencepiece.sentencepiece_to_fast(spm_model, toy_checkpoint.SPECIAL)
     config = LlamaConfig(
         vocab_size=len(tokenizer),

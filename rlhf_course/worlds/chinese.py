@@ -13,10 +13,10 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, partial
 
 from rlhf_course.worlds import grammar
-from rlhf_course.worlds.grammar import Pair, pick
+from rlhf_course.worlds.grammar import Pair, pick, some
 
 MAX_WORDS, MAX_LIVELY = 3, 2  # more earn nothing; dry phrases have no such limit
 SHORT = 6  # characters: an answer of fewer is short, a clause of fewer may be copied
@@ -95,7 +95,7 @@ def _neighbours(text: str) -> set[str]:
     return set(re.findall("(?=([一-鿿]{2}))", text))
 
 
-@lru_cache
+@cache
 def _known_neighbours() -> set[str]:
     """Those that occur in a large sample of all kinds of texts, as good as all that are possible."""
     samples = [_text(rng, topic, kind) for kind in KINDS for rng, topic in _streams(f"sample {kind}", 4000, 0)]
@@ -134,7 +134,7 @@ def _text(rng: random.Random, topic: str, kind: str) -> str:
 
 def _advice(rng: random.Random, topic: str, style: str, count: int) -> str:
     """Sentences, each of one or two of so many tips, and perhaps a reason for the last of them."""
-    tips = [TIPS[topic][i] for i in sorted(rng.sample(range(len(TIPS[topic])), count))]
+    tips = some(rng, TIPS[topic], count)
     frames = {size: rng.sample(GRAMMAR[f"{style}_{size}"], 3) for size in (1, 2)}  # none comes twice
     text = ""
     while tips:
@@ -163,11 +163,10 @@ def make_qa(n: int, seed: int = 0) -> list[QA]:
 
 def make_preferences(n: int, seed: int = 0) -> list[Pair]:
     """n bare questions, each with two different answers and the noisy verdict."""
-
-    def make(rng: random.Random, topic: str) -> Pair:
-        return grammar.draw_pair(rng, _question(rng, topic), lambda: _text(rng, topic, "preference"), gold_utility)
-
-    return [make(*stream) for stream in _streams("preference", n, seed)]
+    return [
+        grammar.draw_pair(rng, _question(rng, topic), partial(_text, rng, topic, "preference"), gold_utility)
+        for rng, topic in _streams("preference", n, seed)
+    ]
 
 
 def make_prose(n: int, seed: int = 0) -> list[str]:

@@ -11,7 +11,7 @@ import random
 import re
 
 from rlhf_course.worlds import grammar
-from rlhf_course.worlds.grammar import WORD, Pair, pick, sentences
+from rlhf_course.worlds.grammar import WORD, Pair, pick, sentences, some
 
 MAX_WORDS = 4  # topic words beyond the fourth earn nothing
 LENGTHS = range(8, 61)  # in words, of answers
@@ -64,7 +64,7 @@ def _answer(rng: random.Random, tips: list[str], civil: bool = False) -> str:
     has = {k: rng.random() < share and not (civil and k in ("evasion", "rudeness")) for k, share in SHARES.items()}
     has["courtesy"] &= not has["rudeness"]  # both at once would read as sarcasm
     bare = has["no_tip"] and (has["evasion"] or has["rudeness"])
-    rest = _some(rng, tips, 0 if bare else rng.choice(GRAMMAR["tip_counts"]))
+    rest = some(rng, tips, 0 if bare else rng.choice(GRAMMAR["tip_counts"]))
     parts, after = [], []
     frames = {1: rng.sample(GRAMMAR["one"], 3), 2: rng.sample(GRAMMAR["two"], 1)}  # no frame comes twice
     for kind in ("courtesy", "rudeness", "evasion"):
@@ -86,11 +86,6 @@ def _answer(rng: random.Random, tips: list[str], civil: bool = False) -> str:
     return text if len(text.split()) in LENGTHS else _answer(rng, tips, civil)
 
 
-def _some(rng: random.Random, tips: list[str], count: int) -> list[str]:
-    """So many of the tips, in the order in which one follows them."""
-    return [tips[i] for i in sorted(rng.sample(range(len(tips)), count))]
-
-
 def _make_pair(rng: random.Random) -> Pair:
     """A prompt, two different answers to it, and the noisy verdict."""
     topic = TOPICS[rng.choice(list(TOPICS))]
@@ -99,7 +94,7 @@ def _make_pair(rng: random.Random) -> Pair:
     preface = f" {pick(rng, GRAMMAR['preface'])}" if rng.random() < SHARES["preface"] else ""
     prompt = f"\n\nHuman:{preface} {first}\n\nAssistant:"
     if rng.random() < SHARES["follow_up"]:  # the tips of the earlier answer are not for the later ones
-        given = _some(rng, tips, 3)
+        given = some(rng, tips, 3)
         prompt += f" {_answer(rng, given, civil=True)}\n\nHuman: {pick(rng, GRAMMAR['thanks'])} {last}\n\nAssistant:"
         tips = [tip for tip in tips if tip not in given]
     return grammar.draw_pair(rng, prompt, lambda: _answer(rng, tips), gold_utility)

@@ -35,6 +35,11 @@ def pick(rng: random.Random, options: list[str], about: str = "") -> str:
     return re.sub(r"\((.*?)\)", lambda m: rng.choice(m[1].split("/")), rng.choice(options).format(about))
 
 
+def some(rng: random.Random, options: list, count: int) -> list:
+    """So many of the options, in their order."""
+    return [options[i] for i in sorted(rng.sample(range(len(options)), count))]
+
+
 def sentences(text: str) -> list[list[str]]:
     """The words of each English sentence that has any, in lower case; a line end ends a sentence, too."""
     found = (WORD.findall(part) for part in re.split(r"[.!?\n]", text.lower()))

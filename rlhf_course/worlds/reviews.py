@@ -1,8 +1,8 @@
 """Invented film reviews with an exactly known sentiment, for working without a network.
 
-`make_reviews` draws short English reviews from a seeded grammar. `gold_sentiment` scores any text with
-a fixed lexicon. A classifier trained on a few labels is only a proxy for it: optimise a policy against
-the classifier, read the gold score, and see where the two part.
+`make_reviews` draws short English reviews from a seeded grammar. `gold_sentiment` scores any text with a fixed lexicon.
+A classifier trained on a few labels is only a proxy for it: optimise a policy against the classifier, read the gold
+score, and see where the two part.
 """
 
 from __future__ import annotations
@@ -68,10 +68,9 @@ class _Writer:
         sites = [f"a {rng.choice(GRAMMAR['region'])} {site}" for site in rng.sample(GRAMMAR["site"], 2)]
         traits = rng.sample(GRAMMAR["trait"], 3)
         roles = [f"{trait} {job}" for trait, job in zip(traits, people, strict=True)]
-        thing = f"a {rng.choice(GRAMMAR['state'])} {items[0]}"
-        self.story = {"genre": [rng.choice(GRAMMAR["genre"])], "place": sites[:1], "place2": sites[1:]}
-        self.story |= {"thing": [thing], "item": items}
-        self.story |= {"hero": [f"a {roles[0]}"], "lead": people[:1], "role": roles, "who": people}
+        self.story = {"hero": [f"a {roles[0]}"], "lead": people[:1], "role": roles, "who": people}
+        self.story |= {"item": items, "thing": [f"a {rng.choice(GRAMMAR['state'])} {items[0]}"]}
+        self.story |= {"place": sites[:1], "place2": sites[1:], "genre": [rng.choice(GRAMMAR["genre"])]}
 
     def fill(self, slot: str, sign: int) -> str:
         """One option of a slot with all the slots inside it filled; sign is +1 or -1."""
