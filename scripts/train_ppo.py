@@ -192,7 +192,7 @@ def build_chat(options: argparse.Namespace, settings: Settings) -> Run:
     from rlhf_course.policy.saved import load_tokenizer
     from rlhf_course.rewards import RewardModel
     from rlhf_course.runtime.hub import download
-    from rlhf_course.worlds.chat import build_preferences
+    from rlhf_course.worlds.build import build_preferences
 
     if settings.dataset is None:
         raise ValueError(f"--preset {options.preset} needs --dataset: a folder or hub id of preference pairs.")

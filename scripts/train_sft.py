@@ -87,7 +87,7 @@ def find_inputs(model_args, settings: Settings) -> tuple[str, str]:
     from accelerate import PartialState
 
     from rlhf_course.runtime.hub import download
-    from rlhf_course.worlds.chat import build_answers, build_base
+    from rlhf_course.worlds.build import build_answers, build_base
 
     base, dataset = model_args.model_name_or_path, settings.sft_dataset
     if base is None and settings.checkpoint == "scratch" and dataset != "offline":

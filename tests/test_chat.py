@@ -1,5 +1,7 @@
 """The embedded Chinese world: folders that load as the hub's would, a base in Baichuan's layout, an SFT adapter."""
 
+from pathlib import Path
+
 import datasets
 import pytest
 import torch
@@ -10,7 +12,7 @@ from rlhf_course.baichuan import toy_checkpoint
 from rlhf_course.course.presets import load_preset
 from rlhf_course.data import as_prompt, load_answers, load_pairs
 from rlhf_course.evaluation import evaluate_answers
-from rlhf_course.worlds import chat, chinese
+from rlhf_course.worlds import build, chinese
 
 EXPERIMENT = "04_lora_rlhf_baichuan"
 
@@ -21,14 +23,14 @@ def settings():
 
 
 def test_a_preset_without_datasets_says_which_are_missing(settings):
-    with pytest.raises(ValueError, match='overrides={"sft_dataset": FOLDER}, with the columns question'):
-        chat.prepare_chat(load_preset(EXPERIMENT, "scratch"))
-    with pytest.raises(ValueError, match='overrides={"dataset": FOLDER}, with the columns chosen, rejected'):
-        chat.prepare_chat(load_preset(EXPERIMENT, "scratch", {"sft_dataset": "offline"}))
+    with pytest.raises(ValueError, match='columns question, .* overrides={"sft_dataset": FOLDER}'):
+        build.prepare_chat(load_preset(EXPERIMENT, "scratch"))
+    with pytest.raises(ValueError, match='columns chosen and rejected: overrides={"dataset": FOLDER}'):
+        build.prepare_chat(load_preset(EXPERIMENT, "scratch", {"sft_dataset": "offline"}))
 
 
 def test_the_folders_load_as_real_ones_do(settings):
-    found = chat.prepare_chat(settings)
+    found = build.prepare_chat(settings)
     answers, report = load_answers(found.sft_dataset)
     assert len(answers) > 6000 and report["empty question or answer"] > 50  # scraped answers are like that
     pairs, report = load_pairs(found.dataset, "test")
@@ -38,14 +40,14 @@ def test_the_folders_load_as_real_ones_do(settings):
 
 
 def test_the_checkpoint_is_laid_out_as_baichuan(settings):
-    folder = chat.Path(chat.prepare_chat(settings).checkpoint)
+    folder = Path(build.prepare_chat(settings).checkpoint)
     assert {path.name for path in folder.iterdir()} >= {"tokenizer.model", "pytorch_model.bin.index.json"}
     shard = torch.load(folder / "pytorch_model-00001-of-00002.bin", weights_only=True)
     assert "model.layers.0.self_attn.W_pack.weight" in shard
 
 
 def test_the_base_does_not_answer_and_the_adapter_does(settings):
-    base, sft = chat.build_base(settings), chat.build_sft_adapter(settings)
+    base, sft = build.build_base(settings), build.build_sft_adapter(settings)
     tokenizer = AutoTokenizer.from_pretrained(base, padding_side="left")
     policies = [AutoModelForCausalLM.from_pretrained(base), AutoModelForCausalLMWithValueHead.from_pretrained(sft)]
     questions = [row.question for row in chinese.make_qa(60, seed=5)]
@@ -61,7 +63,7 @@ def test_the_base_does_not_answer_and_the_adapter_does(settings):
 
 
 def test_answers_are_evaluated_against_the_trainers_reference(settings):
-    base, sft = chat.build_base(settings), chat.build_sft_adapter(settings)
+    base, sft = build.build_base(settings), build.build_sft_adapter(settings)
     tokenizer = AutoTokenizer.from_pretrained(base, padding_side="left")
     policy = AutoModelForCausalLMWithValueHead.from_pretrained(sft)
     sizes = {"batch_size": 8, "mini_batch_size": 8, "begin_suppress_tokens": [tokenizer.eos_token_id]}
@@ -93,7 +95,7 @@ def test_a_base_for_real_folders_is_pretrained_on_their_answers(settings, tmp_pa
         datasets.Dataset.from_list(rows).to_parquet(tmp_path / name / "train-00000-of-00001.parquet")
     folders = {"sft_dataset": str(tmp_path / "answers"), "dataset": str(tmp_path / "pairs")}
     small = {"vocab_size": 1100, "n_layer": 1, "n_embd": 32, "base_steps": 2}
-    base = chat.build_base(load_preset(EXPERIMENT, "scratch", folders | small))
+    base = build.build_base(load_preset(EXPERIMENT, "scratch", folders | small))
     tokenizer = AutoTokenizer.from_pretrained(base)
     assert tokenizer.decode(tokenizer(PROSE[0])["input_ids"]) == PROSE[0]
     assert AutoModelForCausalLM.from_pretrained(base).config.vocab_size == len(tokenizer)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from rlhf_course.worlds import chinese
-from rlhf_course.worlds.chinese import ceiling, gold_utility, is_answer, make_preferences, make_prose, make_qa
+from rlhf_course.worlds.chinese import gold_utility, is_answer, make_preferences, make_prose, make_qa
+from rlhf_course.worlds.grammar import ceiling
 
 TOPICS = list(chinese.NAMES)
 
@@ -73,7 +74,7 @@ def test_a_typical_answer_is_worth_about_nothing_and_a_dry_one_less(pairs, rows)
         u
         for p in pairs
         for answer, u in ((p.chosen, p.gold_chosen), (p.rejected, p.gold_rejected))
-        if re.search(chinese.MARKERS["dry"], answer)
+        if re.search("|".join(chinese.MARKERS["dry"]), answer)
     ]
     assert len(dry) > 0.3 * len(gold) and np.median(dry) < -0.5
     human, chatbot = (
@@ -166,7 +167,7 @@ def test_what_is_taught_is_an_answer_and_nothing_else_is(rows, prose):
 
 def test_questions_are_about_their_topic_and_words_belong_to_one():
     for topic in TOPICS:
-        assert 6 <= len(chinese.TIPS[topic]) and len(chinese.COMPARISONS[topic]) == 2
+        assert 6 <= len(chinese.TIPS[topic]) and len(chinese.TOPICS[topic]["comparisons"]) == 2
         assert 4 <= len(set(chinese.QUESTIONS[topic])) <= 6
         for question in chinese.QUESTIONS[topic]:
             filled = question.replace("{}", chinese.NAMES[topic][0])
@@ -176,8 +177,8 @@ def test_questions_are_about_their_topic_and_words_belong_to_one():
             assert any(word in tip for word in chinese.VOCABULARY[topic]) and 5 <= len(tip) <= 14, tip
             assert re.match("，(因为|这样|不然)", reason), reason
         for word in chinese.VOCABULARY[topic]:
-            elsewhere = "".join("|".join(options) for slot, options in chinese.GRAMMAR.items() if slot != topic)
-            assert word not in re.sub(r"[\[\]]", "", elsewhere), word
+            topics = {other: slots for other, slots in chinese.TOPICS.items() if other != topic}
+            assert word not in re.sub(r"[\[\]]", "", str(chinese.GRAMMAR | {"topics": topics})), word
             assert not any(word in other for other in chinese.VOCABULARY[topic] - {word}), word
 
 

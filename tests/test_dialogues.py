@@ -12,7 +12,8 @@ from rlhf_course.course.presets import load_preset
 from rlhf_course.data import load_pairs
 from rlhf_course.rewards import RewardModel, load_reward_model
 from rlhf_course.worlds import build, dialogues
-from rlhf_course.worlds.dialogues import ceiling, gold_utility, make_pairs
+from rlhf_course.worlds.dialogues import gold_utility, make_pairs
+from rlhf_course.worlds.grammar import ceiling
 
 
 @pytest.fixture(scope="module")
@@ -208,7 +209,7 @@ def test_a_base_with_steps_has_learnt_something(folder):
     losses = {}
     for steps in (0, 25):
         settings = load_preset("01_reward_modeling", "tiny", sizes | {"base_steps": steps})
-        base = build.build_reward_base(str(folder), settings)
+        base = build.prepare_reward_model(settings).model
         model, tokenizer = AutoModelForCausalLM.from_pretrained(base), AutoTokenizer.from_pretrained(base)
         pair = make_pairs(1, seed=9)[0]
         ids = tokenizer(f"{pair.prompt} {pair.chosen}", return_tensors="pt")["input_ids"]
@@ -228,6 +229,6 @@ def test_pairs_of_your_own_are_asked_for(folder, monkeypatch):
 
 
 def test_a_classifier_on_the_base_has_one_output_by_default(folder):
-    base = build.build_reward_base(str(folder), load_preset("01_reward_modeling", "tiny", {"n_embd": 32}))
+    base = build.prepare_reward_model(load_preset("01_reward_modeling", "tiny", {"n_embd": 32})).model
     assert load_reward_model(base, new_head=True).config.num_labels == 1
     assert AutoModelForSequenceClassification.from_pretrained(base).config.num_labels == 2

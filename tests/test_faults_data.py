@@ -17,7 +17,7 @@ from rlhf_course.course.presets import load_preset
 from rlhf_course.data import as_prompt, build_queries, load_answers, load_pairs, load_reviews
 from rlhf_course.rewards import RewardModel, SentimentReward
 from rlhf_course.runtime.hub import download
-from rlhf_course.worlds import build, cache, chat, small_models
+from rlhf_course.worlds import build, cache, chinese, small_models
 
 KIND = "Data"
 
@@ -237,7 +237,7 @@ def test_answers_that_cannot_be_told_are_refused(case, tmp_path, outcome):
 
 @pytest.mark.fault("queries from Chinese reviews")
 def test_no_query_ends_inside_a_character(outcome):
-    texts = [chat.chinese.make_prose(1, seed)[0] * 3 for seed in range(40)]
+    texts = [chinese.make_prose(1, seed)[0] * 3 for seed in range(40)]
     tokenizer = small_models.train_tokenizer(texts, 300)  # hardly a character is a token
     reviews = datasets.Dataset.from_dict({"text": texts})
     queries = build_queries(reviews, tokenizer, LengthSampler(1, 8), 20)
@@ -330,19 +330,21 @@ def test_a_file_is_no_folder(tmp_path, outcome):
 def key(tmp_path, monkeypatch):
     """What the cache calls an item; nothing is built."""
     monkeypatch.setenv("RLHF_COURSE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(cache, "is_whole", lambda folder: True)
+    monkeypatch.setattr(cache, "is_intact", lambda folder: True)
     found = {name: str(write(tmp_path / name, b"a")) for name in ("sft_dataset", "dataset", "checkpoint")}
-    monkeypatch.setattr(chat, "prepare_chat", lambda settings: SimpleNamespace(**found))
+    prepare_chat = build.prepare_chat
+    monkeypatch.setattr(build, "prepare_chat", lambda settings: SimpleNamespace(**found))
+    monkeypatch.setattr(build, "download", lambda source: source)
     settings = load_preset("04_lora_rlhf_baichuan", "scratch", {k: v for k, v in found.items() if k != "checkpoint"})
     rows = write(tmp_path / "reviews", [{"text": f"film {i}", "label": i % 2} for i in range(9)])
 
     def ask(item: str) -> str:
-        if item in ("classifier", "language_model"):
+        if item in ("model", "reward_model"):
             reviews = load_preset("03_gpt2_imdb_ppo", "scratch", {"dataset": str(rows)})
-            return getattr(build, f"build_{item}")(str(rows), reviews).name
+            return Path(getattr(build.prepare(reviews), item)).name
         if item == "checkpoint":
-            return chat.build_checkpoint(SimpleNamespace(**found), settings).name
-        return getattr(chat, f"build_{item}")(settings).name
+            return Path(prepare_chat(settings).checkpoint).name
+        return getattr(build, f"build_{item}")(settings).name
 
     ask.settings, ask.found, ask.rows = settings, found, rows
     return ask
@@ -389,17 +391,18 @@ def change(name: str, old: str, new: str):
 
 
 @faults(
-    ("all labels of a dataset were flipped, its size the same", "classifier", flip),
-    ("a file of a dataset was copied under another name", "language_model", rename),
+    ("all labels of a dataset were flipped, its size the same", "reward_model", flip),
+    ("a file of a dataset was copied under another name", "model", rename),
     ("another checkpoint of the same size is converted (base_steps 3, not 2)", "base", another_checkpoint),
-    ("other LoRA settings for the SFT adapter", "sft_adapter", change("worlds/chat.py", '"r": 16', '"r": 8')),
+    ("other LoRA settings for the SFT adapter", "sft_adapter", change("worlds/build.py", '"r": 16', '"r": 8')),
     ("another max_length for the SFT adapter", "sft_adapter", set_length),
     ("another file of the dataset is named (sft_files)", "checkpoint", name_files),
-    ("a number in a builder's code was changed", "sft_adapter", change("worlds/chat.py", "300, 16", "301, 16")),
-    ("the code that reads a dataset was changed", "classifier", change("data/reviews.py", "0 negative", "0 bad")),
+    ("a number in a builder's code was changed", "sft_adapter", change("worlds/build.py", "300, 16", "301, 16")),
+    ("a word in a grammar's file was changed", "checkpoint", change("worlds/grammars/chinese.yaml", "面粉", "大米")),
+    ("the code that reads a dataset was changed", "reward_model", change("data/reviews.py", "0 negative", "0 bad")),
     (
         "the code that reads a dataset's files was changed",
-        "language_model",
+        "model",
         change("data/files.py", "a slice", "a part"),
     ),
 )
@@ -414,12 +417,12 @@ def test_what_is_built_from_something_else_is_another_item(case, key, monkeypatc
 
 
 def test_a_dataset_that_was_moved_or_got_hidden_files_is_the_same(key, tmp_path, monkeypatch):
-    before = key("classifier")
+    before = key("reward_model")
     write(key.rows / ".cache", b"1", "times.json")
-    assert key("classifier") == before
+    assert key("reward_model") == before
     shutil.move(key.rows, tmp_path / "moved")
     key.rows.symlink_to(tmp_path / "moved")
-    assert key("classifier") == before
+    assert key("reward_model") == before
 
 
 def test_a_builder_sees_its_arguments_alone():

@@ -499,7 +499,7 @@ def test_weights_of_an_earlier_save_go(tmp_path, outcome):
 
 
 if __name__ == "__main__":
-    names = ("worlds.build", "worlds.chat", "rewards", "policy.adapters", "audit", "course.plots")
+    names = ("worlds.build", "rewards", "policy.adapters", "audit", "course.plots")
     names = [f"rlhf_course.{name}" for name in names]
     for name in [*names, "trl.trainer.sft_trainer", "trl.trainer.reward_trainer"]:
         importlib.import_module(name)  # here, so that no run has to

@@ -16,8 +16,7 @@ from outputs import latest_checkpoint
 from rlhf_course.course.memory import as_markdown
 from rlhf_course.course.presets import ROOT, load_preset
 from rlhf_course.ppo.checkpoint import load_checkpoint
-from rlhf_course.worlds.build import prepare, prepare_reward_model
-from rlhf_course.worlds.chat import build_base, build_preferences, build_sft_adapter
+from rlhf_course.worlds.build import build_base, build_preferences, build_sft_adapter, prepare, prepare_reward_model
 
 pytestmark = pytest.mark.skipif(not pretend_gpu.available(), reason="the pretend GPU needs a C++ compiler, g++ or $CXX")
 

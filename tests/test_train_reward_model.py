@@ -20,7 +20,8 @@ from rlhf_course.audit import PASS, RISKS, audit
 from rlhf_course.course.plots import audit_bars
 from rlhf_course.course.presets import ROOT, load_preset
 from rlhf_course.rewards import RewardModel, load_reward_model
-from rlhf_course.worlds.dialogues import ceiling, make_pairs
+from rlhf_course.worlds.dialogues import make_pairs
+from rlhf_course.worlds.grammar import ceiling
 from rlhf_course.worlds.small_models import train_tokenizer
 
 PAIRS = make_pairs(80)

@@ -9,89 +9,118 @@ if __name__ == "__main__":
 
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import datasets
-from transformers import AutoTokenizer
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+from rlhf_course.baichuan import convert, sentencepiece, toy_checkpoint
 from rlhf_course.course.presets import Settings, load_preset
 from rlhf_course.course.run_card import quiet_libraries
-from rlhf_course.data import load_pairs, load_reviews
+from rlhf_course.data import as_prompt, load_answers, load_pairs, load_reviews, tokenize_answers
 from rlhf_course.runtime.hub import download
-from rlhf_course.worlds import dialogues, reviews, small_models
+from rlhf_course.worlds import chinese, dialogues, reviews, small_models
 from rlhf_course.worlds.cache import SEED, cached
 
-NEEDS = "This preset needs {}, with columns {}: "
-NEEDS += 'overrides={{"dataset": FOLDER}} in a notebook, --dataset FOLDER for a command.'
+LORA = {"r": 16, "lora_alpha": 32, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
 
 
 def prepare(settings: Settings) -> SimpleNamespace:
     """Folders or hub ids for dataset, model and reward_model; ``offline`` and ``scratch`` are built if not cached.
 
-    Raises ``ValueError`` when no dataset is named.
+    Raises ``ValueError`` when no dataset is named; so do the functions below.
     """
-    if settings.dataset is None:
-        raise ValueError(NEEDS.format("a dataset", "text and label"))
-    dataset = str(build_reviews()) if settings.dataset == "offline" else str(settings.dataset)
-    model, reward_model = settings.model, settings.reward_model
+    check_named(settings, dataset="text and label")
+    dataset = str(build_reviews() if settings.dataset == "offline" else settings.dataset)
+    model, reward_model, data = settings.model, settings.reward_model, {"data": Path(dataset)}
+    if "scratch" in (model, reward_model):
+        data["reader"] = cached("tokenizer", _tokenizer, settings, **data)  # policy and classifier share it
     if model == "scratch":
-        model = str(build_language_model(dataset, settings))
+        model = str(cached("gpt2", _gpt2, settings, **data))
     if reward_model == "scratch":
-        reward_model = str(build_classifier(dataset, settings))
+        reward_model = str(cached("classifier", _classifier, settings, **data))
     for source in (model, reward_model):
         download(source)  # what cannot be had is said before anything runs
     return SimpleNamespace(dataset=dataset, model=model, reward_model=reward_model)
 
 
-def build_reviews() -> Path:
-    """The embedded reviews as a dataset folder in the hub's layout: 6,000 to train on, 2,000 held out."""
-    return cached("reviews", _reviews)
-
-
-def _reviews(folder: Path) -> None:
-    rows = reviews.make_reviews(8000, SEED)
-    for split, part in (("train", rows[:6000]), ("test", rows[6000:])):
-        table = datasets.Dataset.from_list([{"text": r.text, "label": r.label} for r in part])
-        table.to_parquet(folder / f"{split}-00000-of-00001.parquet")
-
-
 def prepare_reward_model(settings: Settings, revision: str | None = None) -> SimpleNamespace:
     """Folders or hub ids for the preference pairs and the base of notebook 01 (of a revision); built if not cached."""
-    if settings.dataset is None:
-        raise ValueError(NEEDS.format("pairs", "chosen and rejected"))
-    dataset = str(build_dialogues()) if settings.dataset == "offline" else str(settings.dataset)
-    model = str(build_reward_base(dataset, settings)) if settings.model == "scratch" else settings.model
+    check_named(settings, dataset="chosen and rejected")
+    dataset = str(build_dialogues() if settings.dataset == "offline" else settings.dataset)
+    model = settings.model
+    if model == "scratch":
+        model = str(cached("reward-base", _reward_base, settings, data=Path(dataset)))
     download(model, revision)
     return SimpleNamespace(dataset=dataset, model=model)
 
 
-def build_dialogues() -> Path:
-    """The embedded preference pairs as a folder like hh-rlhf: 24,000 to train on, 2,000 held out, with their gold."""
-    return cached("dialogues", _dialogues)
+def prepare_chat(settings: Settings) -> SimpleNamespace:
+    """Folders or hub ids: sft_dataset, dataset (pairs), checkpoint (in Baichuan's layout); built if not cached."""
+    columns = {"sft_dataset": "question, human_answers and chatgpt_answers", "dataset": "chosen and rejected"}
+    check_named(settings, **columns)
+    found = SimpleNamespace(
+        sft_dataset=str(build_answers() if settings.sft_dataset == "offline" else settings.sft_dataset),
+        dataset=str(build_preferences() if settings.dataset == "offline" else settings.dataset),
+    )
+    if settings.checkpoint == "scratch":
+        own = settings.sft_dataset != "offline"
+        data = {name: Path(folder) if own else None for name, folder in vars(found).items()}
+        found.checkpoint = str(cached("baichuan", _checkpoint, settings, **data))
+    else:
+        found.checkpoint = str(download(settings.checkpoint, to_convert=True))
+    return found
+
+
+def check_named(settings: Settings, **columns: str) -> None:
+    """Raise ``ValueError`` for a dataset without a name; ``columns`` are what each needs."""
+    for option, needed in columns.items():
+        if getattr(settings, option) is None:
+            raise ValueError(
+                f'This preset needs a dataset, with columns {needed}: overrides={{"{option}": FOLDER}} in a notebook, '
+                f"--{option} FOLDER for a command."
+            )
+
+
+def _reviews(folder: Path) -> None:
+    rows = [{"text": review.text, "label": review.label} for review in reviews.make_reviews(8000, SEED)]
+    _write(folder, train=rows[:6000], test=rows[6000:])
 
 
 def _dialogues(folder: Path) -> None:
-    pairs = dialogues.make_pairs(26000, SEED)
-    for split, part in (("train", pairs[2000:]), ("test", pairs[:2000])):
-        rows = [
-            {
-                "chosen": f"{p.prompt} {p.chosen}",
-                "rejected": f"{p.prompt} {p.rejected}",
-                "gold_chosen": p.gold_chosen,
-                "gold_rejected": p.gold_rejected,
-            }
-            for p in part
-        ]
+    rows = [vars(pair).copy() for pair in dialogues.make_pairs(26000, SEED)]
+    for row in rows:  # whole transcripts, as in hh-rlhf
+        prompt = row.pop("prompt")
+        row |= {side: f"{prompt} {row[side]}" for side in ("chosen", "rejected")}
+    _write(folder, train=rows[2000:], test=rows[:2000])
+
+
+def _answers(folder: Path) -> None:
+    _write(folder, train=[vars(row) for row in chinese.make_qa(4000, SEED)])
+
+
+def _preferences(folder: Path) -> None:
+    rows = [vars(pair) for pair in chinese.make_preferences(9000, SEED)]
+    _write(folder, train=rows[1000:], test=rows[:1000])
+
+
+def _write(folder: Path, **splits: list[dict]) -> None:
+    for split, rows in splits.items():
         datasets.Dataset.from_list(rows).to_parquet(folder / f"{split}-00000-of-00001.parquet")
 
 
-def build_reward_base(dataset: str, settings: Settings) -> Path:
-    """A small GPT-2 and its tokenizer for a reward model to start from, pretrained for base_steps on the dialogues."""
-    return cached("reward-base", _reward_base, settings, data=Path(dataset))
+# The embedded datasets, as folders in the hub's layout; pairs have their gold.
+build_reviews = partial(cached, "reviews", _reviews)  # 6,000 to train on, 2,000 held out
+build_dialogues = partial(cached, "dialogues", _dialogues)  # 24,000 pairs to train on, 2,000 held out
+build_answers = partial(cached, "chinese-answers", _answers)  # 4,000 questions with their answers, like HC3
+build_preferences = partial(cached, "chinese-preferences", _preferences)  # 8,000 pairs to train on, 1,000 held out
 
 
 def _reward_base(folder: Path, data: Path, data_dir, vocab_size, n_layer, n_embd, base_steps, max_length) -> None:
+    """A small GPT-2 and its tokenizer for a reward model to start from, pretrained for base_steps on the dialogues."""
     pairs, _ = load_pairs(data, "train", data_dir)
     texts = [f"{row['prompt']} {row['chosen']}" for row in pairs]
     tokenizer = small_models.train_tokenizer(texts, vocab_size)
@@ -101,53 +130,91 @@ def _reward_base(folder: Path, data: Path, data_dir, vocab_size, n_layer, n_embd
     config["initializer_range"] = 0.05  # GPT-2's 0.02 suits its width; a narrow model starts to learn late with it
     model = small_models.pretrain_gpt2(texts, tokenizer, n_layer, n_embd, base_steps, 32, 128, 2e-3, **config)
     model.config.initializer_range = 0.02  # a reward head that has hardly an opinion yet
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    _save(folder, model, tokenizer)
 
 
-def build_tokenizer(dataset: str, settings: Settings) -> Path:
-    """A byte-level BPE of the reviews, which policy and classifier share."""
-    return cached("tokenizer", _tokenizer, settings, data=Path(dataset))
+def _save(folder: Path, *parts) -> None:
+    for part in parts:
+        part.save_pretrained(folder)
 
 
 def _tokenizer(folder: Path, data: Path, vocab_size: int) -> None:
-    small_models.train_tokenizer(load_reviews(data, "train")["text"], vocab_size).save_pretrained(folder)
+    _save(folder, small_models.train_tokenizer(load_reviews(data, "train")["text"], vocab_size))
 
 
-def build_language_model(dataset: str, settings: Settings) -> Path:
-    """A GPT-2 pretrained on the reviews, with its tokenizer."""
-    reader = build_tokenizer(dataset, settings)
-    return cached("gpt2", _language_model, settings, data=Path(dataset), reader=reader)
-
-
-def _language_model(
-    folder: Path, data: Path, reader: Path, n_layer, n_embd, lm_steps, lm_batch, lm_block, lm_lr
-) -> None:
+def _gpt2(folder: Path, data: Path, reader: Path, n_layer, n_embd, lm_steps, lm_batch, lm_block, lm_lr) -> None:
     tokenizer, texts = AutoTokenizer.from_pretrained(reader), load_reviews(data, "train")["text"]
     model = small_models.pretrain_gpt2(texts, tokenizer, n_layer, n_embd, lm_steps, lm_batch, lm_block, lm_lr)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-
-
-def build_classifier(dataset: str, settings: Settings) -> Path:
-    """A DistilBERT sentiment classifier trained on some of the reviews' labels, with its tokenizer."""
-    reader = build_tokenizer(dataset, settings)
-    return cached("classifier", _classifier, settings, data=Path(dataset), reader=reader)
+    _save(folder, model, tokenizer)
 
 
 def _classifier(folder: Path, data: Path, reader: Path, classifier_labels: int, classifier_steps: int) -> None:
+    """A sentiment classifier trained on some of the reviews' labels, and its tokenizer."""
     rows = load_reviews(data, "train").shuffle(seed=SEED)
-    tokenizer = small_models.classifier_tokenizer(AutoTokenizer.from_pretrained(reader))
     rows = rows.select(range(min(classifier_labels, len(rows))))
-    model = small_models.train_classifier(rows["text"], rows["label"], tokenizer, classifier_steps)
+    tokenizer = small_models.classifier_tokenizer(AutoTokenizer.from_pretrained(reader))
+    _save(folder, small_models.train_classifier(rows["text"], rows["label"], tokenizer, classifier_steps), tokenizer)
+
+
+def _checkpoint(
+    folder: Path, sft_dataset: Path | None, sft_files, dataset, vocab_size, n_layer, n_embd, base_steps, max_length
+) -> None:
+    """A small Baichuan2, pretrained on prose alone: the embedded one, or the answers of real datasets.
+
+    It has not seen a question with its answer, which is what SFT is for.
+    """
+    if sft_dataset is None:
+        texts = chinese.make_prose(8000, SEED)
+    else:
+        answers, _ = load_answers(sft_dataset, "train", sft_files)
+        pairs, _ = load_pairs(dataset, "train")
+        texts = [*answers["answer"], *pairs["chosen"], *pairs["rejected"]]
+    marks = [as_prompt("")] * 500  # so that Human: and Assistant: are a piece each, as in a large vocabulary
+    spm_model = toy_checkpoint.train_sentencepiece([*texts, *marks], vocab_size, folder.with_name("sentencepiece"))
+    tokenizer = sentencepiece.sentencepiece_to_fast(spm_model, toy_checkpoint.SPECIAL)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=n_embd,
+        intermediate_size=n_embd * 8 // 3 // 8 * 8,
+        num_hidden_layers=n_layer,
+        num_attention_heads=n_embd // 32,
+        max_position_embeddings=max(512, 4 * max_length),
+        initializer_range=0.05,  # a narrow model starts to learn late with 0.02
+        **toy_checkpoint.SPECIAL_IDS,
+    )
+    model = toy_checkpoint.norm_head(LlamaForCausalLM(config))
+    small_models.pretrain(model, texts, tokenizer, base_steps, 32, 64, 3e-3)
+    toy_checkpoint.write_baichuan_checkpoint(model, spm_model, folder)
+
+
+def build_base(settings: Settings) -> Path:
+    """The checkpoint converted to a native Llama, for whoever does not convert it by hand."""
+    return cached("baichuan-llama", _base, checkpoint=Path(prepare_chat(settings).checkpoint))
+
+
+def _base(folder: Path, checkpoint: Path) -> None:
+    convert.convert_to_llama(checkpoint, folder, report=lambda line: None)
+
+
+def build_sft_adapter(settings: Settings) -> Path:
+    """An SFT adapter on :func:`build_base`, trained on answers as they were scraped: a few are empty."""
+    answers = Path(prepare_chat(settings).sft_dataset)
+    base = str(build_base(settings))  # a name, not its files: the adapter's config names it, too
+    return cached("chinese-sft", _sft_adapter, settings, base=base, answers=answers)
+
+
+def _sft_adapter(folder: Path, base: str, answers: Path, max_length: int) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    rows = datasets.load_dataset(str(answers), split="train")
+    pairs = [{"prompt": as_prompt(row["question"]), "answer": text} for row in rows for text in row["human_answers"]]
+    tokens, _ = tokenize_answers(datasets.Dataset.from_list(pairs), tokenizer, max_length)
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), LoraConfig(**LORA))
+    small_models.fine_tune(model, tokens["input_ids"], tokens["completion_mask"], 300, 16, 5e-3, "fine-tuning")
     model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
 
 
 def main(arguments: list[str]) -> None:
     """Build all that preset tiny needs, and say where it is. Raises ``ValueError`` for arguments: there are none."""
-    from rlhf_course.worlds.chat import build_base, build_sft_adapter, prepare_chat
-
     if arguments:
         raise ValueError(f"{arguments[0]} is no option: there is only --debug; RLHF_COURSE_CACHE says where to build.")
     quiet_libraries()

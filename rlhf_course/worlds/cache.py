@@ -17,12 +17,9 @@ from rlhf_course.course.presets import ROOT, Settings
 from rlhf_course.runtime.files import atomic_folder, check_folder
 
 SEED = 0  # the world is one and the same, whatever the seed of a run
-
-
 MANIFEST = ".manifest.json"
-
-
 PACKAGE = Path(__file__).resolve().parents[1]
+SOURCES = ("worlds/*.py", "worlds/grammars/*.yaml", "data/*.py", "baichuan/*.py")  # all that builders use
 
 
 def cache_root() -> Path:
@@ -43,46 +40,32 @@ def cached(name: str, build: Callable, settings: Settings | None = None, **input
     if build.__closure__:
         raise TypeError(f"{build.__qualname__} takes what it needs as arguments, so that the cache's key holds it.")
     inputs |= {n: getattr(settings, n) for n in [*inspect.signature(build).parameters][1:] if n not in inputs}
-    key = json.dumps([SEED, build.__name__, {n: fingerprint(v) for n, v in inputs.items()}, code()], sort_keys=True)
+    known_by = {n: (hashes(v) or str(v)) if isinstance(v, Path) else v for n, v in inputs.items()}
+    key = json.dumps([SEED, build.__name__, known_by, code()], sort_keys=True)
     folder = cache_root() / f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
-    if is_whole(folder):
+    if is_intact(folder):
         return folder
     check_folder(folder).parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder.with_name(f".{folder.name}.lock"), mode=0o666):
-        if is_whole(folder):
+    with FileLock(folder.with_name(f".{folder.name}.lock"), mode=0o666):  # other users may take it, too
+        if is_intact(folder):
             return folder
         if folder.exists():
             print(f"{folder} is damaged and is built again.")
-        with atomic_folder(folder, stale=("**/[!.]*",)) as aside, torch.random.fork_rng():
+        with atomic_folder(folder, stale=("**/[!.]*",)) as new, torch.random.fork_rng():
             torch.manual_seed(SEED)
-            build(aside, **inputs)
-            (aside / MANIFEST).write_text(json.dumps(hashes(aside)), encoding="utf-8")
+            build(new, **inputs)
+            (new / MANIFEST).write_text(json.dumps(hashes(new)), encoding="utf-8")
     return folder
-
-
-def fingerprint(value):
-    """What an input is known by in a key: a folder by its files' names and hashes, all else (and a hub id) by itself.
-
-    Hidden files do not count: no builder reads them, and downloads keep their times there.
-    """
-    if not isinstance(value, Path):
-        return value
-    found = {}
-    for path in sorted(value.rglob("[!.]*")):
-        name = path.relative_to(value)
-        if path.is_file() and not any(part.startswith(".") for part in name.parts):
-            found[str(name)] = _known(path, path.stat().st_size, path.stat().st_mtime_ns)
-    return found or str(value)
 
 
 @cache
 def code() -> str:
-    """SHA-256 of the sources that builders use: these folders, whose imports tests/test_layout.py watches."""
-    files = sorted(path for folder in ("worlds", "data", "baichuan") for path in PACKAGE.glob(f"{folder}/*.py"))
+    """SHA-256 of what builders are made of: tests/test_layout.py watches that they import nothing else."""
+    files = (path for pattern in SOURCES for path in sorted(PACKAGE.glob(pattern)))
     return hashlib.sha256("".join(path.read_text(encoding="utf-8") for path in files).encode()).hexdigest()
 
 
-def is_whole(folder: Path) -> bool:
+def is_intact(folder: Path) -> bool:
     """Whether every file is there as it was built."""
     try:
         return hashes(folder) == json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
@@ -91,18 +74,14 @@ def is_whole(folder: Path) -> bool:
 
 
 def hashes(folder: Path) -> dict[str, str]:
-    """SHA-256 of every file in a folder but hidden ones, which nobody loads: the manifest, a file browser's."""
-    files = (path for path in sorted(folder.rglob("[!.]*")) if path.is_file())
-    return {str(path.relative_to(folder)): digest(path) for path in files}
-
-
-def digest(path: Path) -> str:
-    """SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    """SHA-256 of every file in a folder but hidden ones, which nobody loads: a download's times, a file browser's."""
+    found = {path.relative_to(folder): path for path in sorted(folder.rglob("[!.]*")) if path.is_file()}
+    seen = {name: path for name, path in found.items() if not any(part.startswith(".") for part in name.parts)}
+    return {name.as_posix(): _digest(path, path.stat().st_size, path.stat().st_mtime_ns) for name, path in seen.items()}
 
 
 @cache
-def _known(path: Path, size: int, changed: int) -> str:
-    """A file's hash, found once in a process for each size and time of change."""
-    return digest(path)
+def _digest(path: Path, size: int, changed: int) -> str:
+    """SHA-256 of a file, found once in a process for each size and time of change."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

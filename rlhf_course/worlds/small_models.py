@@ -31,9 +31,8 @@ def train_tokenizer(texts: Sequence[str], vocab_size: int) -> PreTrainedTokenize
 
 def classifier_tokenizer(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
     """The same BPE with [CLS] in front and a padding token of its own, as DistilBERT wants it."""
-    own = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer.backend_tokenizer, cls_token="[CLS]", pad_token="[PAD]", eos_token=EOS
-    )
+    marks = {"cls_token": "[CLS]", "pad_token": "[PAD]", "eos_token": EOS}
+    own = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, **marks)
     own.backend_tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A", special_tokens=[("[CLS]", own.cls_token_id)]
     )
@@ -41,35 +40,14 @@ def classifier_tokenizer(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokeni
     return own
 
 
-def pretrain_gpt2(
-    texts: Sequence[str],
-    tokenizer: PreTrainedTokenizerFast,
-    n_layer: int,
-    n_embd: int,
-    steps: int,
-    batch: int,
-    block: int,
-    lr: float,
-    **config,
-) -> GPT2LMHeadModel:
-    """A GPT-2 trained on the texts; ``config`` goes to GPT2Config."""
-    head_size = 64 if n_embd % 64 == 0 else 32
-    model = GPT2LMHeadModel(
-        GPT2Config(
-            vocab_size=len(tokenizer),
-            n_layer=n_layer,
-            n_embd=n_embd,
-            n_head=n_embd // head_size,
-            bos_token_id=tokenizer.eos_token_id,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-            resid_pdrop=0.0,
-            embd_pdrop=0.0,
-            attn_pdrop=0.0,
-            **{"n_positions": max(256, block)} | config,
-        )
-    )
-    return pretrain(model, texts, tokenizer, steps, batch, block, lr)
+def pretrain_gpt2(texts, tokenizer, n_layer: int, n_embd: int, steps, batch, block, lr, **config) -> GPT2LMHeadModel:
+    """A GPT-2 without dropout, trained on the texts as :func:`pretrain` does; ``config`` goes to GPT2Config."""
+    eos, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
+    shape = {"n_layer": n_layer, "n_embd": n_embd, "n_head": n_embd // (64 if n_embd % 64 == 0 else 32)}
+    shape |= {"vocab_size": len(tokenizer), "n_positions": max(256, block)}
+    shape |= {"bos_token_id": eos, "eos_token_id": eos, "pad_token_id": pad}
+    shape |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    return pretrain(GPT2LMHeadModel(GPT2Config(**shape | config)), texts, tokenizer, steps, batch, block, lr)
 
 
 def pretrain(model, texts: Sequence[str], tokenizer, steps: int, batch: int, block: int, lr: float):
@@ -77,9 +55,9 @@ def pretrain(model, texts: Sequence[str], tokenizer, steps: int, batch: int, blo
 
     Half of the blocks begin where a text begins, because that is where the queries of PPO come from.
     """
-    encoded = tokenizer(list(texts))["input_ids"]
-    starts = torch.tensor([0] + [len(ids) + 1 for ids in encoded]).cumsum(0)[:-1]
-    stream = torch.tensor([token for ids in encoded for token in (*ids, tokenizer.eos_token_id)])
+    rows = [torch.tensor([*ids, tokenizer.eos_token_id]) for ids in tokenizer(list(texts))["input_ids"]]
+    stream = torch.cat(rows)
+    starts = torch.tensor([0, *map(len, rows)]).cumsum(0)[:-1]
     starts = starts[starts < len(stream) - block]
 
     def loss() -> Tensor:
@@ -88,13 +66,7 @@ def pretrain(model, texts: Sequence[str], tokenizer, steps: int, batch: int, blo
         ids = stream[begin.unsqueeze(1) + torch.arange(block)].to(model.device)
         return model(input_ids=ids, labels=ids).loss
 
-    fit(
-        model,
-        loss,
-        lr,
-        steps,
-        f"pretraining {type(model).__name__.removesuffix('ForCausalLM').removesuffix('LMHeadModel')}",
-    )
+    fit(model, loss, lr, steps, "pretraining")
     return model
 
 
@@ -102,16 +74,15 @@ def fine_tune(
     model, rows: Sequence[list[int]], masks: Sequence[list[int]], steps: int, batch: int, lr: float, title: str = ""
 ) -> None:
     """Train what is trainable in a causal model on the tokens where the masks are 1, ``batch`` rows a step."""
-    examples = [(torch.tensor(ids), torch.tensor(mask)) for ids, mask in zip(rows, masks, strict=True)]
+    inputs = [torch.tensor(ids) for ids in rows]
+    labels = [ids.where(torch.tensor(mask) == 1, -100) for ids, mask in zip(inputs, masks, strict=True)]
 
     def loss() -> Tensor:
-        chosen = [examples[i] for i in torch.randint(len(examples), (batch,)).tolist()]
-        ids = pad_sequence(
-            [ids for ids, _ in chosen], batch_first=True
-        )  # on the right: a causal model never looks there
-        learnt = pad_sequence([mask for _, mask in chosen], batch_first=True).bool()
-        labels = ids.masked_fill(~learnt, -100)
-        return model(input_ids=ids.to(model.device), labels=labels.to(model.device)).loss
+        chosen = torch.randint(len(inputs), (batch,)).tolist()
+        # Padding on the right: a causal model never reads it.
+        ids = pad_sequence([inputs[i] for i in chosen], batch_first=True)
+        learnt = pad_sequence([labels[i] for i in chosen], batch_first=True, padding_value=-100)
+        return model(input_ids=ids.to(model.device), labels=learnt.to(model.device)).loss
 
     fit(model, loss, lr, steps, title)
 
@@ -125,29 +96,19 @@ def train_classifier(
     """
     ids = tokenizer(list(texts), truncation=True, max_length=CLASSIFIER_LENGTH)["input_ids"]
     labels = torch.tensor(labels)
-    model = DistilBertForSequenceClassification(
-        DistilBertConfig(
-            vocab_size=len(tokenizer),
-            max_position_embeddings=CLASSIFIER_LENGTH,
-            n_layers=2,
-            n_heads=2,
-            dim=128,
-            hidden_dim=512,
-            pad_token_id=tokenizer.pad_token_id,
-            id2label={0: "NEGATIVE", 1: "POSITIVE"},
-            label2id={"NEGATIVE": 0, "POSITIVE": 1},
-        )
-    )
+    shape = {"n_layers": 2, "n_heads": 2, "dim": 128, "hidden_dim": 512, "max_position_embeddings": CLASSIFIER_LENGTH}
+    names = {"id2label": {0: "NEGATIVE", 1: "POSITIVE"}, "label2id": {"NEGATIVE": 0, "POSITIVE": 1}}
+    sizes = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
+    model = DistilBertForSequenceClassification(DistilBertConfig(**shape, **names, **sizes))
 
     def loss() -> Tensor:
         rows = torch.randint(len(ids), (64,)).tolist()
-        shares = torch.rand(len(rows)).tolist()
-        ends = [SHORTEST_PREFIX + int(share * LONGEST_PREFIX) for share in shares]
+        ends = [SHORTEST_PREFIX + int(share * LONGEST_PREFIX) for share in torch.rand(len(rows)).tolist()]
         prefixes = [ids[i][:end] for i, end in zip(rows, ends, strict=True)]
         inputs = tokenizer.pad({"input_ids": prefixes}, return_tensors="pt").to(model.device)
         return model(**inputs, labels=labels[rows].to(model.device)).loss
 
-    fit(model, loss, lr=5e-4, steps=steps, title="training the classifier")
+    fit(model, loss, 5e-4, steps, "training the classifier")
     return model
 
 

@@ -20,8 +20,7 @@ from transformers import (
 )
 
 from rlhf_course.course.presets import load_preset
-from rlhf_course.worlds.build import prepare, prepare_reward_model
-from rlhf_course.worlds.chat import prepare_chat
+from rlhf_course.worlds.build import prepare, prepare_chat, prepare_reward_model
 
 RAN = 'raise SystemExit("code from a repository was run")\n'
 HC3_SUBSETS = ("baike", "finance", "law", "medicine", "nlpcc_dbqa", "open_qa", "psychology")
