@@ -24,7 +24,7 @@ course: $(READY)
 	$(BIN)/python scripts/run_notebooks.py
 
 test: $(SITE_READY)
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(READY)
 	$(BIN)/ruff check .
