@@ -31,17 +31,15 @@ def create_reference_model(
 ) -> AutoModelForCausalLMWithValueHead:
     """A frozen copy of the policy, in eval mode.
 
-    With ``num_shared_layers`` the embeddings and that many first layers are frozen in the policy too, and shared
-    with the reference instead of copied.
-
-    Raises ``ValueError`` when the policy has fewer layers, or none that can be found, and ``TypeError`` for others.
+    With ``num_shared_layers`` the embeddings and that many first layers are not copied but shared, and frozen in the
+    policy too. Raises ``ValueError`` when fewer layers are found, and ``TypeError`` for what is no policy.
     """
     if not isinstance(model, AutoModelForCausalLMWithValueHead):
         raise TypeError(f"A reference is copied from a policy, not from {model!r:.60}: load one by from_pretrained.")
     shared = nn.ModuleList()
     if num_shared_layers:
         depth, modules = model.config.get_text_config().num_hidden_layers, [*model.pretrained_model.modules()]
-        layers = next((module for module in modules if isinstance(module, nn.ModuleList) and len(module) == depth), [])
+        layers = next((m for m in modules if isinstance(m, nn.ModuleList) and len(m) == depth), [])
         if num_shared_layers > len(layers):
             raise ValueError(f"num_shared_layers is {num_shared_layers}, but the model has {len(layers)} layers.")
         shared.extend([*layers[:num_shared_layers], *(m for m in modules if isinstance(m, nn.Embedding))])
@@ -52,11 +50,10 @@ def create_reference_model(
 
 def add_reference_adapter(policy: AutoModelForCausalLMWithValueHead) -> None:
     """Keep a frozen copy of the active adapter as ``ref``; one left by an earlier trainer is replaced."""
-    model = policy.pretrained_model
-    source = model.active_adapter
-    weights = get_peft_model_state_dict(model, adapter_name=source)
+    model, source = policy.pretrained_model, policy.pretrained_model.active_adapter
     if REFERENCE in model.peft_config:
         model.delete_adapter(REFERENCE)
+    weights = get_peft_model_state_dict(model, adapter_name=source)
     _add_frozen(model, REFERENCE, copy.deepcopy(model.peft_config[source]), weights, source)
 
 

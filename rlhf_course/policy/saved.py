@@ -35,26 +35,26 @@ def load_model(
     Raises ``ValueError`` for missing keys or mismatched shapes, which transformers would draw at random, and for
     damaged files, and ``OSError`` where there is no model.
     """
-    check_source(source)
     folder, task = local_folder(source, **kwargs), "CAUSAL_LM" if auto is AutoModelForCausalLM else "SEQ_CLS"
     if not (folder / ADAPTER_CONFIG).exists():
         return _load_base(auto, source, folder, new_head, **kwargs)
     config, weights = read_adapter(folder)
     if config.task_type not in (None, task):
         raise ValueError(f"The adapter in {source} has task type {config.task_type}; this needs one of {task}.")
-    config.task_type, config.inference_mode = task, not is_trainable
-    kwargs |= {"revision": config.revision, "subfolder": "", "new_head": task == "SEQ_CLS"}  # the adapter has its own
-    base = load_model(auto, config.base_model_name_or_path, **kwargs)
-    embeddings = next(name for name, module in base.named_modules() if module is base.get_input_embeddings())
-    for key in {f"base_model.model.{embeddings}.{end}" for end in ("weight", "base_layer.weight")} & weights.keys():
-        base.resize_token_embeddings(len(weights[key]))
-    model = get_peft_model(base, config, adapter_name)
+    config.task_type, config.inference_mode, base = task, not is_trainable, config.base_model_name_or_path
+    kwargs |= {"revision": config.revision, "subfolder": ""}
+    own = {key.removeprefix("base_model.model."): value for key, value in weights.items()}  # a score head, for one
+    network = _load_base(auto, base, local_folder(base, **kwargs), new_head, own, f"{source} on {base}", **kwargs)
+    embeddings = next(name for name, module in network.named_modules() if module is network.get_input_embeddings())
+    for key in {f"{embeddings}.weight", f"{embeddings}.base_layer.weight"} & own.keys():
+        network.resize_token_embeddings(len(own[key]))
+    model = get_peft_model(network, config, adapter_name)
     set_adapter_weights(model, adapter_name, weights, source)
     return model.eval()
 
 
-def _load_base(auto: type, source: str | Path, folder: Path, new_head: bool, **kwargs) -> nn.Module:
-    """A model without adapters, whose config is in ``folder``."""
+def _load_base(auto, source, folder: Path, new_head: bool, own: Iterable[str] = (), place: str = "", **kwargs):
+    """A model without adapters, whose config is in ``folder``; tensors that an adapter has of its ``own`` may miss."""
     is_local = Path(source).is_dir()
     with hub_errors(folder if is_local else source):
         config, _ = PreTrainedConfig.get_config_dict(str(folder))
@@ -69,10 +69,11 @@ def _load_base(auto: type, source: str | Path, folder: Path, new_head: bool, **k
         kwargs |= {"trust_remote_code": False, "output_loading_info": True, "ignore_mismatched_sizes": True}
         model, report = auto.from_pretrained(str(source), **kwargs)
     needed = f"{model.base_model_prefix}." if new_head else ""
-    missing = [key for key in report["missing_keys"] if key.startswith(needed)]
+    missing = [key for key in report["missing_keys"] if key.startswith(needed) and key not in own]
     mismatched = [row for row in report["mismatched_keys"] if row[0].startswith(needed)]
     hint = " For a new head load it with new_head=True; for one of several labels take SentimentReward."
-    _check_loaded(source, type(model).__name__, missing, mismatched, "" if auto is AutoModelForCausalLM else hint)
+    hint = "" if auto is AutoModelForCausalLM else hint
+    _check_loaded(place or source, type(model).__name__, missing, mismatched, hint)
     return model
 
 
@@ -94,6 +95,7 @@ def check_state_dict(source, kind: str, saved: dict[str, Tensor], wanted: dict[s
 
 def local_folder(source: str | Path, subfolder: str | None = None, **kwargs) -> Path:
     """Where a model's config and value head, or all of an adapter, are; a hub id's are downloaded."""
+    check_source(source)
     prefix = f"{subfolder}/" if subfolder else ""
     if Path(source).is_dir():
         return Path(source, prefix)

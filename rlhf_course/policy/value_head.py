@@ -35,6 +35,7 @@ from rlhf_course.runtime.files import check_folder
 POLICY = "policy"  # the adapter that PPO trains
 LARGE = 100.0  # times a hidden state: logits that any cap would change
 VALUE_HEAD_OPTIONS = ("summary_dropout_prob", "v_head_initializer_range", "v_head_init_strategy")
+say_once = cache(print)
 
 
 class FullPrecisionLinear(nn.Linear):
@@ -67,8 +68,8 @@ class ValueHead(nn.Sequential):
 class AutoModelForCausalLMWithValueHead(nn.Module):
     """A causal language model with a value head, ``v_head``, on its last hidden state.
 
-    The state dict holds the base model's keys as they are, and ``v_head.summary.{weight,bias}`` beside them. Raises
-    ``ValueError`` for a network whose tokens see those that follow, like BERT.
+    The state dict holds the base model's keys as they are, and ``v_head.summary.{weight,bias}``. Raises ``ValueError``
+    for a network whose tokens see those that follow, like BERT.
     """
 
     def __init__(self, pretrained_model: nn.Module, **value_head_options) -> None:
@@ -92,18 +93,20 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
         ``subfolder`` and ``token`` hold for adapter and value head, too. Raises as ``load_model`` does.
         """
         source = base = pretrained_model_name_or_path
-        head_options = {key: kwargs.pop(key) for key in VALUE_HEAD_OPTIONS if key in kwargs}
+        options = {key: kwargs.pop(key) for key in VALUE_HEAD_OPTIONS if key in kwargs}
         if not isinstance(source, nn.Module):
-            kwargs["dtype"] = kwargs.pop("torch_dtype", kwargs.pop("dtype", torch.float32))
-            base = load_model(AutoModelForCausalLM, source, adapter_name=POLICY, is_trainable=True, **kwargs)
-        model = cls(base if peft_config is None else get_peft_model(base, peft_config, POLICY), **head_options)
+            dtype = kwargs.pop("torch_dtype", torch.float32)
+            kwargs = {"dtype": dtype, "adapter_name": POLICY, "is_trainable": True} | kwargs
+            base = load_model(AutoModelForCausalLM, source, **kwargs)
+        model = cls(base if peft_config is None else get_peft_model(base, peft_config, POLICY), **options)
         if base is source:
             return model.eval()
         if saved := read_value_head(source, **kwargs):
             check_state_dict(source, "value head", saved, model.v_head.state_dict())
             model.v_head.load_state_dict(saved)
         else:
-            _say_new_value_head(str(source))
+            name = Path(source).name if Path(source).is_dir() else source
+            say_once(f"The value head is new: {name} holds none.")
         return model.eval()
 
     @torch.no_grad()
@@ -137,9 +140,9 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
     ) -> tuple[Tensor, Tensor | None, Tensor]:
         """(logits (B, T, V) in float32, loss or None, values (B, T)).
 
-        ``positions`` (N,) are places in the flattened (B · T): then logits (N, V) and values (N,) of these alone, and
-        no vocabulary projection is spent on others. Without ``project`` hidden states (N, H) come in place of logits,
-        for whoever projects them piece by piece; raises ``ValueError`` where logits are more than a projection.
+        With ``positions`` (N,), places in the flattened (B · T), logits (N, V) and values (N,) of these alone. Without
+        ``project`` hidden states (N, H) in place of logits, for whoever projects them piece by piece; raises
+        ``ValueError`` where logits are more than a projection.
         """
         if not (project or self._only_projects):
             raise ValueError("This model changes its logits after the projection: no logprob_chunk_size for it.")
@@ -178,10 +181,9 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
         return super().load_state_dict(own, strict=strict, assign=assign)
 
     def save_pretrained(self, save_directory: str | os.PathLike, push_to_hub: bool = False, **kwargs) -> None:
-        """Save so that plain transformers (or peft) loads the folder; the value head goes into a file beside.
+        """Save so that plain transformers (or peft) loads the folder; a failure leaves what stood there before.
 
-        All files are written aside first and renamed at the end: a failure leaves what stood there before. With
-        ``push_to_hub`` they go to the repository ``repo_id`` (default: the folder's name) in one commit, too;
+        With ``push_to_hub`` all files go to the repository ``repo_id`` (default: the folder's name) in one commit, too;
         ``token``, ``private``, ``commit_message``, ``revision`` and ``create_pr`` are huggingface_hub's.
         """
         save_directory = check_folder(save_directory)
@@ -206,12 +208,6 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
         for path in [*folder.glob(f"{adapter}/*")]:  # peft puts an adapter with a name into a folder of its own
             path.rename(folder / path.name)
         shutil.rmtree(folder / adapter, ignore_errors=True)
-
-
-@cache
-def _say_new_value_head(source: str) -> None:
-    """One line per source: right before the first PPO run, and a loss to whoever goes on with a saved policy."""
-    print(f"The value head is new: {Path(source).name if Path(source).is_dir() else source} holds none.")
 
 
 def _adapt(model: nn.Module) -> None:
@@ -247,8 +243,7 @@ def can_pack(model: nn.Module) -> bool:
 def without_dropout(model: nn.Module, checkpointing: bool = False) -> Iterator[None]:
     """Run a model in eval mode and put every module back into the mode it was found in.
 
-    With ``checkpointing``, layers under gradient checkpointing stay in training mode, by which transformers switches it
-    on (and the cache of generation off); their dropout modules do not.
+    With ``checkpointing``, layers under it are in training mode, which transformers asks for; their dropout is not.
     """
     found = {module: module.training for module in model.modules()}
     model.eval()
