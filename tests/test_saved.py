@@ -46,7 +46,8 @@ def write_old_checkpoint(policy, folder, name: str, sharded: bool) -> None:
     weights = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     head = {f"v_head.{key}": value for key, value in policy.v_head.state_dict().items()}
-    shards = {"model-1-of-2": weights, "model-2-of-2": head} if sharded else {name: weights | head}
+    stem = name.partition(".")[0]
+    shards = {f"{stem}-1-of-2": weights, f"{stem}-2-of-2": head} if sharded else {name: weights | head}
     suffix = f".{name.rpartition('.')[2]}" if sharded else ""
     for shard, content in shards.items():
         if name.endswith(".bin"):

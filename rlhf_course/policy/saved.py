@@ -14,9 +14,9 @@ from peft import PeftConfig, PeftModel, get_peft_model, get_peft_model_state_dic
 from peft.utils import load_peft_weights, set_peft_model_state_dict
 from safetensors import safe_open
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rlhf_course.runtime.files import atomic_folder, check_folder
+from rlhf_course.runtime.files import atomic_folder, check_folder, read_json
 from rlhf_course.runtime.hub import check_known, check_source, hub_errors
 
 VALUE_HEAD_FILE, PREFIX, ADAPTER_CONFIG = "v_head.safetensors", "v_head.", "adapter_config.json"
@@ -57,7 +57,7 @@ def _load_base(auto, source, folder: Path, new_head: bool, own: Iterable[str] = 
     """A model without adapters, whose config is in ``folder``; tensors that an adapter has of its ``own`` may miss."""
     is_local = Path(source).is_dir()
     with hub_errors(folder if is_local else source):
-        config, _ = PreTrainedConfig.get_config_dict(str(folder))
+        config = read_json(file) if (file := folder / "config.json").exists() else {}
         check_known(source, config)
         if auto is AutoModelForCausalLM and config.get("is_encoder_decoder"):
             raise ValueError(f"{source} has an encoder, which no policy has. {CAUSAL}")
@@ -128,7 +128,7 @@ def read_value_head(source: str | Path, **kwargs) -> dict[str, Tensor]:
     """
     folder, head = local_folder(source, **kwargs), {}
     with hub_errors(folder):
-        for pattern in (VALUE_HEAD_FILE, "*model*.safetensors", "*model*.bin"):
+        for pattern in (VALUE_HEAD_FILE, "model*.safetensors", "pytorch_model*.bin"):
             for file in folder.glob(pattern) if not head else ():
                 head |= _read_prefixed(file)
     return {key.removeprefix(PREFIX): value for key, value in head.items()}

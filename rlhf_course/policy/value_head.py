@@ -21,15 +21,7 @@ from transformers.activations import NewGELUActivation
 from transformers.cache_utils import DynamicLayer
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from rlhf_course.policy.saved import (
-    CAUSAL,
-    PREFIX,
-    VALUE_HEAD_FILE,
-    check_state_dict,
-    load_model,
-    model_folder,
-    read_value_head,
-)
+from rlhf_course.policy import saved
 from rlhf_course.runtime.files import check_folder
 
 POLICY = "policy"  # the adapter that PPO trains
@@ -97,13 +89,13 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
         if not isinstance(source, nn.Module):
             dtype = kwargs.pop("torch_dtype", torch.float32)
             kwargs = {"dtype": dtype, "adapter_name": POLICY, "is_trainable": True} | kwargs
-            base = load_model(AutoModelForCausalLM, source, **kwargs)
+            base = saved.load_model(AutoModelForCausalLM, source, **kwargs)
         model = cls(base if peft_config is None else get_peft_model(base, peft_config, POLICY), **options)
         if base is source:
             return model.eval()
-        if saved := read_value_head(source, **kwargs):
-            check_state_dict(source, "value head", saved, model.v_head.state_dict())
-            model.v_head.load_state_dict(saved)
+        if head := saved.read_value_head(source, **kwargs):
+            saved.check_state_dict(source, "value head", head, model.v_head.state_dict())
+            model.v_head.load_state_dict(head)
         else:
             name = Path(source).name if Path(source).is_dir() else source
             say_once(f"The value head is new: {name} holds none.")
@@ -127,7 +119,7 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
             logits = network(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
         change, rounding = (hidden[0, 0] - hidden[1, 0]).abs().max(), torch.finfo(hidden.dtype).eps * hidden.abs().max()
         if change > 10 * rounding:
-            raise ValueError(f"In a {type(network).__name__} tokens see those that follow. {CAUSAL}")
+            raise ValueError(f"In a {type(network).__name__} tokens see those that follow. {saved.CAUSAL}")
         return torch.allclose(head(LARGE * hidden).float(), logits.float(), rtol=1e-3, atol=1e-3, equal_nan=True)
 
     @property
@@ -172,12 +164,12 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
     def state_dict(self, *args, prefix: str = "", **kwargs) -> dict[str, Tensor]:
         """The base model's state dict, and ``v_head.*``."""
         state = self.pretrained_model.state_dict(*args, prefix=prefix, **kwargs)
-        state.update(self.v_head.state_dict(*args, prefix=f"{prefix}{PREFIX}", **kwargs))
+        state.update(self.v_head.state_dict(*args, prefix=f"{prefix}{saved.PREFIX}", **kwargs))
         return state
 
     def load_state_dict(self, state_dict, strict: bool = True, assign: bool = False):
         """Load what :meth:`state_dict` gave."""
-        own = {k if k.startswith(PREFIX) else f"pretrained_model.{k}": value for k, value in state_dict.items()}
+        own = {k if k.startswith(saved.PREFIX) else f"pretrained_model.{k}": value for k, value in state_dict.items()}
         return super().load_state_dict(own, strict=strict, assign=assign)
 
     def save_pretrained(self, save_directory: str | os.PathLike, push_to_hub: bool = False, **kwargs) -> None:
@@ -187,7 +179,7 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
         ``token``, ``private``, ``commit_message``, ``revision`` and ``create_pr`` are huggingface_hub's.
         """
         save_directory = check_folder(save_directory)
-        with model_folder(save_directory, self.is_peft_model) as folder:
+        with saved.model_folder(save_directory, self.is_peft_model) as folder:
             self.write_files(folder)
             names = sorted(path.name for path in folder.iterdir())
         if push_to_hub:
@@ -198,8 +190,8 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
     def write_files(self, folder: Path, state: dict[str, Tensor] | None = None) -> None:
         """Write weights (of ``state``, or else its own), config and value head into an existing folder."""
         state = self.state_dict() if state is None else state
-        head = {name: value.contiguous() for name, value in state.items() if name.startswith(PREFIX)}
-        save_file(head, folder / VALUE_HEAD_FILE)
+        head = {name: value.contiguous() for name, value in state.items() if name.startswith(saved.PREFIX)}
+        save_file(head, folder / saved.VALUE_HEAD_FILE)
         if not self.is_peft_model:
             base = {name: value for name, value in state.items() if name not in head}
             return self.pretrained_model.save_pretrained(folder, state_dict=base)
