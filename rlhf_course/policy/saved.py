@@ -72,7 +72,7 @@ def _load_base(auto, source, folder: Path, new_head: bool, own: Iterable[str] = 
     missing = [key for key in report["missing_keys"] if key.startswith(needed) and key not in own]
     mismatched = [row for row in report["mismatched_keys"] if row[0].startswith(needed)]
     hint = " For a new head load it with new_head=True; for one of several labels take SentimentReward."
-    hint = "" if auto is AutoModelForCausalLM else hint
+    hint = hint if auto is not AutoModelForCausalLM else ""
     _check_loaded(place or source, type(model).__name__, missing, mismatched, hint)
     return model
 

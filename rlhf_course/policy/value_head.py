@@ -85,12 +85,12 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
         ``subfolder`` and ``token`` hold for adapter and value head, too. Raises as ``load_model`` does.
         """
         source = base = pretrained_model_name_or_path
-        options = {key: kwargs.pop(key) for key in VALUE_HEAD_OPTIONS if key in kwargs}
+        head_options = {key: kwargs.pop(key) for key in VALUE_HEAD_OPTIONS if key in kwargs}
         if not isinstance(source, nn.Module):
             dtype = kwargs.pop("torch_dtype", torch.float32)
             kwargs = {"dtype": dtype, "adapter_name": POLICY, "is_trainable": True} | kwargs
             base = saved.load_model(AutoModelForCausalLM, source, **kwargs)
-        model = cls(base if peft_config is None else get_peft_model(base, peft_config, POLICY), **options)
+        model = cls(base if peft_config is None else get_peft_model(base, peft_config, POLICY), **head_options)
         if base is source:
             return model.eval()
         if head := saved.read_value_head(source, **kwargs):
@@ -107,8 +107,8 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
 
         Raises ``ValueError`` where another second token changes the hidden state of the first. NaN passes.
         """
-        network, hidden, ids = self.pretrained_model, None, torch.tensor([[0, 0], [0, 1]], device=self.device)
-        head = network.get_output_embeddings()
+        network, head, hidden = self.pretrained_model, self.pretrained_model.get_output_embeddings(), None
+        ids = torch.tensor([[0, 0], [0, 1]], device=self.device)
 
         def enlarge(head: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
             nonlocal hidden
@@ -192,14 +192,15 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
         state = self.state_dict() if state is None else state
         head = {name: value.contiguous() for name, value in state.items() if name.startswith(saved.PREFIX)}
         save_file(head, folder / saved.VALUE_HEAD_FILE)
-        if not self.is_peft_model:
+        if self.is_peft_model:
+            adapter = self.pretrained_model.active_adapter
+            self.pretrained_model.save_pretrained(folder, selected_adapters=[adapter])
+            for path in [*folder.glob(f"{adapter}/*")]:  # peft puts an adapter with a name into a folder of its own
+                path.rename(folder / path.name)
+            shutil.rmtree(folder / adapter, ignore_errors=True)
+        else:
             base = {name: value for name, value in state.items() if name not in head}
-            return self.pretrained_model.save_pretrained(folder, state_dict=base)
-        adapter = self.pretrained_model.active_adapter
-        self.pretrained_model.save_pretrained(folder, selected_adapters=[adapter])
-        for path in [*folder.glob(f"{adapter}/*")]:  # peft puts an adapter with a name into a folder of its own
-            path.rename(folder / path.name)
-        shutil.rmtree(folder / adapter, ignore_errors=True)
+            self.pretrained_model.save_pretrained(folder, state_dict=base)
 
 
 def _adapt(model: nn.Module) -> None:
