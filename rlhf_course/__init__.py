@@ -9,7 +9,7 @@ _PUBLIC = {
     "PPOConfig": "rlhf_course.ppo.config",
     "PPOTrainer": "rlhf_course.ppo.trainer",
     "AutoModelForCausalLMWithValueHead": "rlhf_course.policy.value_head",
-    "create_reference_model": "rlhf_course.policy.reference",
+    "create_reference_model": "rlhf_course.policy.adapters",
     "LengthSampler": "rlhf_course.ppo.sampling",
     "AdaptiveKLController": "rlhf_course.ppo.algorithm",
     "FixedKLController": "rlhf_course.ppo.algorithm",

@@ -46,7 +46,8 @@ def write_old_checkpoint(policy, folder, name: str, sharded: bool) -> None:
     weights = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     head = {f"v_head.{key}": value for key, value in policy.v_head.state_dict().items()}
-    shards = {"model-1-of-2": weights, "model-2-of-2": head} if sharded else {name: weights | head}
+    stem = name.partition(".")[0]
+    shards = {f"{stem}-1-of-2": weights, f"{stem}-2-of-2": head} if sharded else {name: weights | head}
     suffix = f".{name.rpartition('.')[2]}" if sharded else ""
     for shard, content in shards.items():
         if name.endswith(".bin"):
@@ -156,8 +157,8 @@ def test_looking_for_a_value_head_reads_no_other_weights(tmp_path, name):
     save = torch.save if name.endswith(".bin") else save_file
     save(big | head, tmp_path / name)
     code = (
-        "from rlhf_course.course.run_card import peak_memory; from rlhf_course.policy.saved import value_head\n"
-        f"before = peak_memory(); head = value_head({str(tmp_path)!r}); print(*head, peak_memory() - before)"
+        "from rlhf_course.course.run_card import peak_memory; from rlhf_course.policy.saved import read_value_head\n"
+        f"before = peak_memory(); head = read_value_head({str(tmp_path)!r}); print(*head, peak_memory() - before)"
     )
     command = ["sh", "-c", '"$0" -c "$1"; exit $?', sys.executable, code]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)

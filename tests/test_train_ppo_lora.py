@@ -265,9 +265,9 @@ def others(world, tmp_path_factory):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"reward_adapter": "WORLD/sft"}, "holds no score head, so it is no reward model"),
+        ({"reward_adapter": "WORLD/sft"}, "holds no score head with one output, so it is no reward model"),
         ({"reward_adapter": "OTHERS/reward"}, "The adapters must share one base; theirs are"),
-        ({"reward_adapter": "OTHERS/renamed/reward"}, "it is a model of another size"),
+        ({"reward_adapter": "OTHERS/renamed/reward"}, "no adapter of this size"),
         ({"dataset": "./nowhere"}, "No dataset folder at ./nowhere"),
         ({"preset": "scratch"}, "--preset scratch needs --dataset"),
         ({"max_length": 129}, "--max_length 129 is more than the base's 128 positions"),

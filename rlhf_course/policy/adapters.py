@@ -1,36 +1,78 @@
-"""Adapters on one base: policy, reference and reward model with a single copy of the base model in memory.
+"""Frozen models beside the policy: its reference, as a copy or an adapter, and a reward model on the policy's base.
 
-LoRA is Hu et al. 2021, arXiv:2106.09685. All adapters live in one PeftModel; the active one decides what it computes.
+LoRA is Hu et al. 2021, arXiv:2106.09685. All adapters live in one PeftModel, with a single copy of the base; the
+active one decides what it computes.
 """
 
 from __future__ import annotations
 
 import copy
 import importlib.util
-import warnings
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from peft import PeftConfig, PeftModel
-from peft.utils import get_peft_model_state_dict, load_peft_weights, set_peft_model_state_dict
+from peft.utils import get_peft_model_state_dict
 from torch import Tensor, nn
 from transformers import BitsAndBytesConfig
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from rlhf_course.policy.saved import check_adapter
+from rlhf_course.policy.saved import read_adapter, set_adapter_weights
 from rlhf_course.policy.value_head import AutoModelForCausalLMWithValueHead
-from rlhf_course.runtime.hub import hub_errors
 
 REFERENCE, REWARD = "ref", "reward"
+
+
+def create_reference_model(
+    model: AutoModelForCausalLMWithValueHead, num_shared_layers: int | None = None
+) -> AutoModelForCausalLMWithValueHead:
+    """A frozen copy of the policy, in eval mode.
+
+    With ``num_shared_layers`` the embeddings and that many first layers are not copied but shared, and frozen in the
+    policy too. Raises ``ValueError`` when fewer layers are found, and ``TypeError`` for what is no policy.
+    """
+    if not isinstance(model, AutoModelForCausalLMWithValueHead):
+        raise TypeError(f"A reference is copied from a policy, not from {model!r:.60}: load one by from_pretrained.")
+    shared = nn.ModuleList()
+    if num_shared_layers:
+        depth, modules = model.config.get_text_config().num_hidden_layers, [*model.pretrained_model.modules()]
+        layers = next((m for m in modules if isinstance(m, nn.ModuleList) and len(m) == depth), [])
+        if num_shared_layers > len(layers):
+            raise ValueError(f"num_shared_layers is {num_shared_layers}, but the model has {len(layers)} layers.")
+        shared.extend([*layers[:num_shared_layers], *(m for m in modules if isinstance(m, nn.Embedding))])
+        shared.requires_grad_(False)
+    memo = {id(parameter): parameter for parameter in shared.parameters()}  # deepcopy takes these as already copied
+    return copy.deepcopy(model, memo).requires_grad_(False).eval()
+
+
+def add_reference_adapter(policy: AutoModelForCausalLMWithValueHead) -> None:
+    """Keep a frozen copy of the active adapter as ``ref``; one left by an earlier trainer is replaced."""
+    model, source = policy.pretrained_model, policy.pretrained_model.active_adapter
+    if REFERENCE in model.peft_config:
+        model.delete_adapter(REFERENCE)
+    weights = get_peft_model_state_dict(model, adapter_name=source)
+    _add_frozen(model, REFERENCE, copy.deepcopy(model.peft_config[source]), weights, source)
+
+
+@contextmanager
+def use_adapter(model: nn.Module, name: str) -> Iterator[nn.Module]:
+    """A policy or RewardAdapter with its frozen adapter ``name`` on; then the one found is on again, and trainable."""
+    network = model.pretrained_model
+    found = network.active_adapter
+    network.set_adapter(name, inference_mode=True)
+    try:
+        yield model
+    finally:
+        network.set_adapter(found)
 
 
 def quantization(kind: str) -> BitsAndBytesConfig:
     """The ``quantization_config`` of a frozen base in ``8bit`` or ``4bit``; adapters on it stay in float32.
 
-    4 bits are NF4 (Dettmers et al. 2023, arXiv:2305.14314). Raises ``ValueError`` for another kind, where bitsandbytes
-    is not installed, and for 4 bits without a GPU.
+    4 bits are NF4: Dettmers et al. 2023, arXiv:2305.14314. Raises ``ValueError`` for what cannot be had here.
     """
     if kind not in ("8bit", "4bit"):
         raise ValueError(f"quantization {kind!r} is unknown; choose 8bit or 4bit.")
@@ -43,38 +85,10 @@ def quantization(kind: str) -> BitsAndBytesConfig:
     return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16)
 
 
-@contextmanager
-def use_adapter(model: PeftModel, name: str) -> Iterator[None]:
-    """The adapter ``name`` switched on, frozen; afterwards the one found is on again, and trainable."""
-    found = model.active_adapter
-    model.set_adapter(name, inference_mode=True)
-    try:
-        yield
-    finally:
-        model.set_adapter(found)
-
-
-@contextmanager
-def reference_adapter(policy: AutoModelForCausalLMWithValueHead) -> Iterator[AutoModelForCausalLMWithValueHead]:
-    """The same model with its frozen adapter ``ref`` switched on."""
-    with use_adapter(policy.pretrained_model, REFERENCE):
-        yield policy
-
-
-def add_reference_adapter(policy: AutoModelForCausalLMWithValueHead) -> None:
-    """Keep a frozen copy of the active adapter as ``ref``; one left by an earlier trainer is replaced."""
-    model = policy.pretrained_model
-    source = model.active_adapter
-    weights = {key: value.clone() for key, value in get_peft_model_state_dict(model, adapter_name=source).items()}
-    _add_frozen(model, REFERENCE, copy.deepcopy(model.peft_config[source]), weights)
-
-
 class RewardAdapter(nn.Module):
-    """A reward model on the policy's own base: an adapter (``reward``; a second one ``reward2``) and a score head.
+    """A classifier with one output on the policy's own base: an adapter (``reward``, ``reward2``…) and a score head.
 
-    A classifier with one output, as :class:`~rlhf_course.rewards.RewardModel` takes it. ``folder`` holds what training
-    a LoRA reward model left there: an adapter of task type SEQ_CLS, with the head among its weights.
-
+    ``folder`` holds a trained LoRA reward model: an adapter of task type SEQ_CLS, with the head among its weights.
     Raises ``ValueError`` when the policy has no adapters, or the folder no head with one output, or not all of one.
     """
 
@@ -83,26 +97,21 @@ class RewardAdapter(nn.Module):
         if not policy.is_peft_model:
             raise ValueError("A reward adapter shares the base of a policy with adapters; this policy has none.")
         self.pretrained_model = policy.pretrained_model
-        with hub_errors(folder):
-            config, weights = PeftConfig.from_pretrained(str(folder)), load_peft_weights(str(folder), device="cpu")
-        head = {key: weights.pop(key) for key in [*weights] if key.endswith("score.weight")}
-        if len(head) != 1:
+        config, weights = read_adapter(folder)
+        head = [weights.pop(key) for key in [*weights] if key.endswith("score.weight")]
+        if [len(weight) for weight in head] != [1]:
             raise ValueError(
-                f"The adapter in {folder} holds no score head, so it is no reward model. Train it with task type "
-                "SEQ_CLS and modules_to_save score, as train_reward_model.py --use_peft does."
+                f"The adapter in {folder} holds no score head with one output, so it is no reward model. Train it with "
+                "task type SEQ_CLS and modules_to_save score, as train_reward_model.py --use_peft does."
             )
-        head = next(iter(head.values()))
-        if len(head) != 1:
-            raise ValueError(f"The adapter in {folder} scores {len(head)} labels, and a reward model has one output.")
         config.task_type, config.modules_to_save, config.inference_mode = "CAUSAL_LM", None, True
-        names = (REWARD, *(f"{REWARD}{number}" for number in range(2, 100)))
+        names = (f"{REWARD}{number if number > 1 else ''}" for number in itertools.count(1))
         self.name = next(name for name in names if name not in self.pretrained_model.peft_config)
-        _add_frozen(self.pretrained_model, self.name, config, weights)
-        check_adapter(self.pretrained_model, self.name, weights, folder)
+        _add_frozen(self.pretrained_model, self.name, config, weights, folder)
         self.config = copy.deepcopy(policy.config)
         self.config.num_labels = 1
         self.score = nn.Linear(self.config.get_text_config().hidden_size, 1, bias=False)
-        self.score.weight = nn.Parameter(head.float(), requires_grad=False)
+        self.score.weight = nn.Parameter(head[0].float(), requires_grad=False)
         self.score.to(self.device)
 
     @property
@@ -113,7 +122,7 @@ class RewardAdapter(nn.Module):
     def forward(self, input_ids: Tensor, attention_mask: Tensor, **positions: Tensor) -> SequenceClassifierOutput:
         """``logits`` (B, 1) at the last token that is not padding, as transformers' classifiers choose it."""
         trunk = self.pretrained_model.get_base_model().base_model  # without the vocabulary projection
-        with use_adapter(self.pretrained_model, self.name):
+        with use_adapter(self, self.name):
             output = trunk(input_ids=input_ids, attention_mask=attention_mask, use_cache=False, **positions)
         column = torch.arange(input_ids.shape[1], device=input_ids.device)
         last = (column * (input_ids != self.config.get_text_config().pad_token_id)).argmax(1)
@@ -121,16 +130,9 @@ class RewardAdapter(nn.Module):
         return SequenceClassifierOutput(logits=self.score(hidden.to(self.score.weight)))
 
 
-def _add_frozen(model: PeftModel, name: str, config: PeftConfig, weights: dict[str, Tensor]) -> None:
-    """Add (or replace) an adapter with these weights; the active adapter stays the one that trains."""
-    if name in model.peft_config:
-        model.delete_adapter(name)
+def _add_frozen(model: PeftModel, name: str, config: PeftConfig, weights: dict[str, Tensor], source) -> None:
+    """Add an adapter with these weights, read from ``source``; the active one stays the one that trains."""
     model.add_adapter(name, config)
-    with warnings.catch_warnings(action="ignore"):  # about shapes, which check_adapter looks at
-        result = set_peft_model_state_dict(model, weights, adapter_name=name, ignore_mismatched_sizes=True)
-    if result.unexpected_keys:
-        raise ValueError(
-            f"The adapter {name!r} was trained on another base: {result.unexpected_keys[0]} has no place in this one."
-        )
-    with use_adapter(model, name):
-        pass  # leaves it frozen
+    if unexpected := set_adapter_weights(model, name, weights, source):
+        raise ValueError(f"The adapter in {source} was trained on another base: this one has no {unexpected[0]}.")
+    model.set_requires_grad(name, requires_grad=False)

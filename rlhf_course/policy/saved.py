@@ -1,125 +1,145 @@
-"""Saved models, adapters and value heads: found in a folder or on the hub, checked to be whole, and brought there."""
+"""Saved models, adapters and value heads: found in a folder or on the hub, loaded, and checked to be complete."""
 
 from __future__ import annotations
 
-import json
-import os
-import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import partial
 from pathlib import Path
 from zipfile import is_zipfile
 
 import torch
-from huggingface_hub import HfApi, snapshot_download
-from peft import PeftConfig, PeftModel, get_peft_model_state_dict
-from peft.utils import load_peft_weights
+from huggingface_hub import snapshot_download
+from peft import PeftConfig, PeftModel, get_peft_model, get_peft_model_state_dict
+from peft.utils import load_peft_weights, set_peft_model_state_dict
 from safetensors import safe_open
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
-from transformers.utils import cached_file, find_adapter_config_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rlhf_course.runtime.files import atomic_folder, check_folder
+from rlhf_course.runtime.files import atomic_folder, check_folder, read_json
 from rlhf_course.runtime.hub import check_known, check_source, hub_errors
 
-VALUE_HEAD_FILE, PREFIX = "v_head.safetensors", "v_head."
-WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
-HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token")
-# With the value heads of this course and of old TRL, and the tokenizer, whose size peft looks at.
-ADAPTER_FILES = ("adapter_*", VALUE_HEAD_FILE, "pytorch_model.bin", "tokenizer*", "*.model", "vocab*", "merges.txt")
-ADAPTER_FILES += ("special_tokens_map.json", "added_tokens.json", "chat_template*")
+VALUE_HEAD_FILE, PREFIX, ADAPTER_CONFIG = "v_head.safetensors", "v_head.", "adapter_config.json"
+HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "revision", "token")
 CAUSAL = "A policy continues its text token by token: take a causal language model, such as GPT-2 or Llama."
 
 
-def load_model(auto: type, source: str | Path, *args, new_head: bool = False, adapter_name: str = "default", **kwargs):
-    """A whole model of the class that ``auto`` finds, from a folder or hub id; an adapter comes with its base.
+def load_model(
+    auto: type, source: str | Path, new_head: bool = False, adapter_name: str = "default", is_trainable=False, **kwargs
+):
+    """A model of the class that ``auto`` finds, from a folder or hub id; an adapter comes on its base.
 
-    Code in the repository is never run. With ``new_head`` the tensors on top of the network may be missing, and are
-    drawn; ``adapter_name`` and ``is_trainable`` are for an adapter alone, other arguments for transformers.
+    Code in the repository is never run. With ``new_head`` tensors on top of the network may be missing, and are drawn.
+    ``adapter_name`` and ``is_trainable`` are for an adapter alone, other arguments for transformers.
 
-    Raises ``ValueError`` where a tensor is missing, which transformers would draw at random, or has another shape, and
-    for damaged files, and ``OSError`` where there is no model.
+    Raises ``ValueError`` for missing keys or mismatched shapes, which transformers would draw at random, and for
+    damaged files, and ``OSError`` where there is no model.
     """
-    trainable, options = kwargs.pop("is_trainable", False), kwargs | {"trust_remote_code": False}
+    folder, task = local_folder(source, **kwargs), "CAUSAL_LM" if auto is AutoModelForCausalLM else "SEQ_CLS"
+    if not (folder / ADAPTER_CONFIG).exists():
+        return _load_base(auto, source, folder, new_head, **kwargs)
+    config, weights = read_adapter(folder)
+    if config.task_type not in (None, task):
+        raise ValueError(f"The adapter in {source} has task type {config.task_type}; this needs one of {task}.")
+    config.task_type, config.inference_mode, base = task, not is_trainable, config.base_model_name_or_path
+    kwargs |= {"revision": config.revision, "subfolder": ""}
+    own = {key.removeprefix("base_model.model."): value for key, value in weights.items()}  # a score head, for one
+    network = _load_base(auto, base, local_folder(base, **kwargs), new_head, own, f"{source} on {base}", **kwargs)
+    embeddings = next(name for name, module in network.named_modules() if module is network.get_input_embeddings())
+    for key in {f"{embeddings}.weight", f"{embeddings}.base_layer.weight"} & own.keys():
+        network.resize_token_embeddings(len(own[key]))
+    model = get_peft_model(network, config, adapter_name)
+    set_adapter_weights(model, adapter_name, weights, source)
+    return model.eval()
+
+
+def _load_base(auto, source, folder: Path, new_head: bool, own: Iterable[str] = (), place: str = "", **kwargs):
+    """A model without adapters, whose config is in ``folder``; tensors that an adapter has of its ``own`` may miss."""
+    is_local = Path(source).is_dir()
+    with hub_errors(folder if is_local else source):
+        config = read_json(file) if (file := folder / "config.json").exists() else {}
+        check_known(source, config)
+        if auto is AutoModelForCausalLM and config.get("is_encoder_decoder"):
+            raise ValueError(f"{source} has an encoder, which no policy has. {CAUSAL}")
+        if is_local and not {".safetensors", ".bin"} & {path.suffix for path in folder.glob("*")}:
+            raise FileNotFoundError(
+                f"The model folder {folder} holds no weights (*.safetensors or *.bin). "
+                "Give a folder written by save_pretrained, or a hub id."
+            )
+        kwargs |= {"trust_remote_code": False, "output_loading_info": True, "ignore_mismatched_sizes": True}
+        model, report = auto.from_pretrained(str(source), **kwargs)
+    needed = f"{model.base_model_prefix}." if new_head else ""
+    missing = [key for key in report["missing_keys"] if key.startswith(needed) and key not in own]
+    mismatched = [row for row in report["mismatched_keys"] if row[0].startswith(needed)]
+    hint = " For a new head load it with new_head=True; for one of several labels take SentimentReward."
+    hint = hint if auto is not AutoModelForCausalLM else ""
+    _check_loaded(place or source, type(model).__name__, missing, mismatched, hint)
+    return model
+
+
+def _check_loaded(source, kind: str, missing: Iterable[str], mismatched: Iterable[tuple], hint: str = "") -> None:
+    """Raise ``ValueError`` where keys are missing, or shapes mismatched: (key, saved, wanted)."""
+    found = [f"it holds no {key}" for key in sorted(missing)]
+    for key, saved, wanted in sorted(mismatched):
+        found.append(f"{key} has shape {tuple(saved)}, and this {kind} needs {tuple(wanted)}")
+    if found:
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        raise ValueError(f"{source} is incomplete, or no {kind} of this size: {found[0]}{more}.{hint}")
+
+
+def check_state_dict(source, kind: str, saved: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
+    """Raise ``ValueError`` unless what was saved in ``source`` has all keys that are wanted, in their shapes."""
+    shapes = [(key, saved[key].shape, value.shape) for key, value in wanted.items() if key in saved]
+    _check_loaded(source, kind, wanted.keys() - saved.keys(), [row for row in shapes if row[1] != row[2]])
+
+
+def local_folder(source: str | Path, subfolder: str | None = None, **kwargs) -> Path:
+    """Where a model's config and value head, or all of an adapter, are; a hub id's are downloaded."""
     check_source(source)
-    with hub_errors(Path(source, kwargs.get("subfolder") or "")):
-        adapter = adapter_folder(source, options)
-        if adapter is None:
-            return _load_base(auto, source, *args, new_head=new_head, **options)
-        config, weights = PeftConfig.from_pretrained(str(adapter)), load_peft_weights(str(adapter), device="cpu")
-    kind = {"AutoModelForCausalLM": "CAUSAL_LM"}.get(auto.__name__, "SEQ_CLS")
-    if (config.task_type or kind) != kind:
-        raise ValueError(f"The adapter in {source} has task type {config.task_type}; this needs one of {kind}.")
-    config.task_type, source = kind, config.base_model_name_or_path
-    check_source(source)
+    prefix = f"{subfolder}/" if subfolder else ""
+    if Path(source).is_dir():
+        return Path(source, prefix)
+    download = partial(snapshot_download, str(source), **{key: kwargs[key] for key in HUB_OPTIONS if key in kwargs})
     with hub_errors(source):
-        own = {name.removeprefix("base_model.model."): value for name, value in weights.items()}
-        base = _load_base(
-            auto,
-            source,
-            *args,
-            new_head=new_head,
-            own=own,
-            where=f"{adapter} on {source}",
-            revision=config.revision,
-            **options,
-        )
-    with warnings.catch_warnings(action="ignore"):  # about what is checked below
-        how = {"is_trainable": trainable, "ignore_mismatched_sizes": True}
-        model = PeftModel.from_pretrained(base, str(adapter), adapter_name, config=config, **how)
-    check_adapter(model, adapter_name, weights, adapter)
-    return model
+        names = "config.json", "adapter_*", VALUE_HEAD_FILE
+        folder = Path(download(allow_patterns=[prefix + name for name in names]), prefix)
+        if (folder / ADAPTER_CONFIG).exists():
+            download(allow_patterns=f"{prefix}pytorch_model.bin")  # old TRL kept an adapter's value head there
+    return folder
 
 
-def _load_base(auto: type, source, *args, new_head: bool, own: dict[str, Tensor] | None = None, where="", **options):
-    """A model without adapters; the adapter's ``own`` tensors may be missing in it, and set the embeddings' size."""
-    config, _ = PreTrainedConfig.get_config_dict(str(source), **_hub(options))
-    check_known(source, config)
-    if auto is AutoModelForCausalLM and config.get("is_encoder_decoder"):
-        raise ValueError(f"{source} has an encoder, which no policy has. {CAUSAL}")
-    folder = Path(source, options.get("subfolder") or "")
-    if folder.is_dir() and not any(next(folder.glob(pattern), None) for pattern in ("*.safetensors", "*.bin")):
-        raise FileNotFoundError(
-            f"The model folder {folder} holds no weights: looked for *.safetensors and *.bin. "
-            "Give a folder written by save_pretrained, or a hub id."
-        )
-    how = {"output_loading_info": True, "ignore_mismatched_sizes": True}
-    model, found = auto.from_pretrained(str(source), *args, **how, **options)
-    missing, other = found["missing_keys"] - (own or {}).keys(), found["mismatched_keys"]
-    if new_head:
-        trunk = f"{model.base_model_prefix}."
-        missing, other = (x for x in missing if x.startswith(trunk)), (x for x in other if x[0].startswith(trunk))
-    _refuse(where or source, type(model).__name__, missing, other)
-    name = next(name for name, module in model.named_modules() if module is model.get_input_embeddings())
-    if rows := [len(own[key]) for key in (f"{name}.weight", f"{name}.base_layer.weight") if own and key in own]:
-        model.resize_token_embeddings(rows[0])
-    return model
+def read_adapter(folder: str | Path) -> tuple[PeftConfig, dict[str, Tensor]]:
+    """Config and weights of a saved adapter."""
+    with hub_errors(folder):
+        return PeftConfig.from_pretrained(str(folder)), load_peft_weights(str(folder), device="cpu")
 
 
-def check_adapter(model: PeftModel, name: str, weights: dict[str, Tensor], source: str | Path) -> None:
-    """Raise ``ValueError`` unless the weights read from ``source`` are all that the adapter has, in its shapes."""
+def set_adapter_weights(model: PeftModel, name: str, weights: dict[str, Tensor], source: str | Path) -> list[str]:
+    """Put weights that ``source`` holds into an adapter, if they are all that it has; returns unexpected keys."""
     wanted = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
-    both = [(key, weights[key].shape, value.shape) for key, value in wanted.items() if key in weights]
-    _refuse(source, "adapter", wanted.keys() - weights.keys(), [row for row in both if row[1] != row[2]])
+    check_state_dict(source, "adapter", weights, wanted)
+    return set_peft_model_state_dict(model, weights, adapter_name=name).unexpected_keys
 
 
-def _refuse(source: str | Path, kind: str, missing: Iterable[str], other: Iterable[tuple]) -> None:
-    """Raise ``ValueError`` where a tensor is missing, or of another shape: it would be drawn at random."""
-    judge = kind.endswith("SequenceClassification")
-    if missing := sorted(missing):
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        cure = " To train a new head on it, load it with new_head=True." if judge else ""
-        raise ValueError(
-            f"{source} holds no {missing[0]}{more}, which this {kind} needs: it is incomplete, or another kind of "
-            f"model.{cure}"
-        )
-    for name, saved, wanted in sorted(other):
-        cure = " A reward model has one label; SentimentReward takes one of several." if judge else ""
-        raise ValueError(
-            f"{name} in {source} has shape {tuple(saved)}, and this {kind} needs {tuple(wanted)}: it is a model of "
-            f"another size.{cure}"
-        )
+def read_value_head(source: str | Path, **kwargs) -> dict[str, Tensor]:
+    """The value head's state dict, {} where none was saved with the model that :func:`load_model` loaded.
+
+    Old checkpoints keep it among the base model's weights. Of these nothing else is read, and none are downloaded.
+    """
+    folder, head = local_folder(source, **kwargs), {}
+    with hub_errors(folder):
+        for pattern in (VALUE_HEAD_FILE, "model*.safetensors", "pytorch_model*.bin"):
+            for file in folder.glob(pattern) if not head else ():
+                head |= _read_prefixed(file)
+    return {key.removeprefix(PREFIX): value for key, value in head.items()}
+
+
+def _read_prefixed(file: Path) -> dict[str, Tensor]:
+    if file.suffix == ".safetensors":
+        with safe_open(file, "pt") as state:
+            return {key: state.get_tensor(key) for key in state.keys() if key.startswith(PREFIX)}
+    state = torch.load(file, mmap=is_zipfile(file), map_location="cpu", weights_only=True)
+    return {key: value for key, value in state.items() if key.startswith(PREFIX)}
 
 
 def load_tokenizer(source: str | Path, **kwargs):
@@ -149,79 +169,14 @@ def known_tokens(model: nn.Module) -> int:
 
 @contextmanager
 def model_folder(target: str | Path, adapter: bool) -> Iterator[Path]:
-    """As ``atomic_folder``, for an adapter or a whole model; an earlier one's weights go.
+    """As ``atomic_folder``, for an adapter or a model without; an earlier one's weights go.
 
     Raises ``ValueError`` where the folder holds the other kind: whoever loads a folder with both gets the adapter.
     """
     target = check_folder(target)
     here, other = ("an adapter", "a whole model") if adapter else ("a whole model", "an adapter")
-    if Path(target, "config.json" if adapter else "adapter_config.json").exists():
+    if (target / ("config.json" if adapter else ADAPTER_CONFIG)).exists():
         raise ValueError(f"{target} holds {other}; {here} beside it would hide one of them. Save to another folder.")
     stale = ("adapter_model.*",) if adapter else ("model*.safetensors*", "pytorch_model*.bin*")
     with atomic_folder(target, stale) as folder:
         yield folder
-
-
-def adapter_folder(source: str | Path, options: dict) -> Path | None:
-    """The folder with the files of the adapter in ``source``, a folder or hub id; None where there is no adapter.
-
-    ``options`` are those of ``from_pretrained``. What says where the adapter is, and not its base, is taken out.
-    """
-    check_source(source)
-    hub = _hub(options)
-    if (config := find_adapter_config_file(str(source), **hub)) is None:
-        return None
-    for key in ("revision", "subfolder"):
-        options.pop(key, None)
-    subfolder = hub.pop("subfolder", "")
-    if Path(source).is_dir():
-        return Path(config).parent
-    patterns = [os.path.join(subfolder, name) for name in ADAPTER_FILES]
-    return Path(snapshot_download(str(source), allow_patterns=patterns, **hub), subfolder)
-
-
-def value_head(source: str | Path, **options) -> dict[str, Tensor]:
-    """The saved value head without its prefix, {} where there is none; ``options`` are those of ``from_pretrained``.
-
-    Old checkpoints keep it among the base model's weights. Of these nothing else is read, and nothing is downloaded
-    that was not loaded before.
-    """
-    hub = _hub(options) | {"_raise_exceptions_for_missing_entries": False}
-    loaded = hub | {"local_files_only": True, "force_download": False}
-
-    def read(name: str, where: dict) -> dict[str, Tensor]:
-        path = cached_file(str(source), name, **where)
-        if path is None:
-            return {}
-        if path.endswith(".json"):
-            places = json.loads(Path(path).read_text(encoding="utf-8"))["weight_map"]
-            shards = {shard for key, shard in places.items() if key.startswith(PREFIX)}
-            return {key: value for shard in shards for key, value in read(shard, where).items()}
-        if path.endswith(".safetensors"):
-            with safe_open(path, "pt") as file:
-                return {key: file.get_tensor(key) for key in file.keys() if key.startswith(PREFIX)}
-        state = torch.load(path, mmap=is_zipfile(path), map_location="cpu", weights_only=True)
-        return {key: value for key, value in state.items() if key.startswith(PREFIX)}
-
-    places = [(VALUE_HEAD_FILE, hub), *((name, loaded) for name in WEIGHTS)]
-    with hub_errors(Path(source, hub.get("subfolder", ""))):
-        head = next(filter(None, (read(*place) for place in places)), {})
-    return {key.removeprefix(PREFIX): value for key, value in head.items()}
-
-
-@cache
-def say_new_value_head(source: str) -> None:
-    """One line per source: right before the first PPO run, and a loss to whoever goes on with a saved policy."""
-    print(f"The value head is new: {Path(source).name if Path(source).is_dir() else source} holds none.")
-
-
-def upload(folder: Path, names: list[str], repo_id: str, token=None, private: bool | None = None, **commit) -> None:
-    """These files of a folder as one commit to a hub repository, made if there is none; ``commit`` as huggingface_hub's
-    ``upload_folder`` takes it (``commit_message``, ``revision``, ``create_pr``)."""
-    api = HfApi(token=token)
-    repo_id = api.create_repo(repo_id, private=private, exist_ok=True).repo_id
-    api.upload_folder(repo_id=repo_id, folder_path=folder, allow_patterns=names, **commit)
-
-
-def _hub(options: dict) -> dict:
-    return {key: options[key] for key in HUB_OPTIONS if options.get(key) is not None}

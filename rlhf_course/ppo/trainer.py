@@ -13,8 +13,7 @@ from accelerate import Accelerator
 from accelerate.utils import set_seed
 from torch import Tensor
 
-from rlhf_course.policy.adapters import add_reference_adapter, reference_adapter
-from rlhf_course.policy.reference import create_reference_model
+from rlhf_course.policy.adapters import REFERENCE, add_reference_adapter, create_reference_model, use_adapter
 from rlhf_course.policy.saved import check_vocabulary, known_tokens, model_folder
 from rlhf_course.policy.value_head import AutoModelForCausalLMWithValueHead, can_pack, without_dropout
 from rlhf_course.ppo import algorithm as ppo
@@ -259,7 +258,7 @@ class PPOTrainer:
         """A context that gives the reference: its own model, or the policy's base with the frozen adapter."""
         if self.ref_model is not None:
             return nullcontext(self.ref_model)
-        return reference_adapter(self.accelerator.unwrap_model(self.model))
+        return use_adapter(self.accelerator.unwrap_model(self.model), REFERENCE)
 
     # --- after a step --------------------------------------------------------------------------------------------
 
