@@ -32,6 +32,7 @@ COLUMNS |= {"ms_per_token": "ms/token", "response_tokens": "tokens", "peak_mb": 
 PINS = "torch==2.13.0 trl==0.11.4 transformers==4.45.2 accelerate==0.34.2 datasets==2.21.0 peft==0.12.0 rich"
 PINS += ' "numpy<2" "pyarrow<18" "pandas<3"'
 WORKER = Path(__file__).with_name("benchmark_worker.py")
+FIGS = Path(__file__).resolve().parents[1] / "figs"
 
 LLAMA_7B = {"vocab_size": 125_696, "hidden_size": 4096, "intermediate_size": 11_008, "num_hidden_layers": 32}
 LLAMA_7B |= {"num_attention_heads": 32, "max_position_embeddings": 4096}  # Baichuan2-7B, after conversion
@@ -271,7 +272,8 @@ def main(arguments: list[str] | None = None) -> None:
         return predict(options.output.with_name("predicted_gpu.json"))
     import pandas as pd
 
-    from rlhf_course.course import plots
+    sys.path.append(str(FIGS))
+    import benchmark_plots
 
     names = ("shape", "threads", "bf16", "gradient_checkpointing", "lr", "rounds", "warmup")
     results = {key: getattr(options, key) for key in names} | {"epochs": 4} | SHAPES[options.shape]
@@ -289,9 +291,11 @@ def main(arguments: list[str] | None = None) -> None:
     with atomic_file(options.output) as path:
         path.write_text(json.dumps(results, indent=1))
     if options.costs:
-        figure = plots.step_costs(pd.DataFrame(results["costs"]))
+        figure = benchmark_plots.step_costs(pd.DataFrame(results["costs"]))
     else:
-        figure = plots.step_phases({entry["title"]: entry["median"] for entry in results["variants"].values()})
+        figure = benchmark_plots.step_phases(
+            {entry["title"]: entry["median"] for entry in results["variants"].values()}
+        )
     with atomic_file(options.output.with_suffix(".png")) as path:
         figure.savefig(path, format="png", dpi=150)
     print(f"Everything is in {options.output} and {options.output.with_suffix('.png')}.")

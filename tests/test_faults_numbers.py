@@ -18,7 +18,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from rlhf_course import PPOConfig, create_reference_model
 from rlhf_course.audit import audit
 from rlhf_course.course.presets import load_preset
-from rlhf_course.evaluation import evaluate_answers
+from rlhf_course.evaluation import evaluate
 from rlhf_course.ppo.algorithm import RunningMoments
 from rlhf_course.ppo.checkpoint import save_checkpoint
 from rlhf_course.worlds.small_models import train_tokenizer
@@ -364,7 +364,7 @@ def test_an_evaluation_by_nan_is_refused(outcome):
     trainer.tokenizer = Words()
     how = {"do_sample": True, "top_k": 0, "top_p": 1.0, "max_new_tokens": 3}
     with pytest.raises(FloatingPointError, match="The score of text 0 is nan") as error:
-        evaluate_answers(trainer, nan_scores, ["a", "b"], **how)
+        evaluate(trainer, nan_scores, ["a", "b"], **how)
     outcome(str(error.value).replace(repr(str(error.value).split("'")[1]), "'…'"))
 
 
