@@ -293,9 +293,8 @@ def main(arguments: list[str] | None = None) -> None:
     if options.costs:
         figure = benchmark_plots.step_costs(pd.DataFrame(results["costs"]))
     else:
-        figure = benchmark_plots.step_phases(
-            {entry["title"]: entry["median"] for entry in results["variants"].values()}
-        )
+        seconds = {entry["title"]: entry["median"] for entry in results["variants"].values()}
+        figure = benchmark_plots.step_phases(seconds)
     with atomic_file(options.output.with_suffix(".png")) as path:
         figure.savefig(path, format="png", dpi=150)
     print(f"Everything is in {options.output} and {options.output.with_suffix('.png')}.")

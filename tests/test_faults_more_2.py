@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 
-import benchmark_plots
 import benchmark_ppo
 import datasets
 import memory_table
@@ -341,7 +340,7 @@ def test_a_benchmark_into_a_picture(tmp_path, monkeypatch, capsys, outcome):
     monkeypatch.setattr(benchmark_ppo, "measure", lambda *given: {"ours": {"title": "ours", "median": {}}})
     monkeypatch.setattr(benchmark_ppo, "summarise", lambda found: None)
     monkeypatch.setattr(benchmark_ppo, "report", lambda *given: "")
-    monkeypatch.setattr(benchmark_plots, "step_phases", lambda found: Figure())
+    monkeypatch.setattr(sys.modules["benchmark_plots"], "step_phases", lambda found: Figure())
     given = [f"--output={tmp_path}/result.png"]
     code, text = attempt(lambda: command.run("benchmark_ppo.py", benchmark_ppo.main, given), capsys)
     if code:
