@@ -32,7 +32,6 @@ COLUMNS |= {"ms_per_token": "ms/token", "response_tokens": "tokens", "peak_mb": 
 PINS = "torch==2.13.0 trl==0.11.4 transformers==4.45.2 accelerate==0.34.2 datasets==2.21.0 peft==0.12.0 rich"
 PINS += ' "numpy<2" "pyarrow<18" "pandas<3"'
 WORKER = Path(__file__).with_name("benchmark_worker.py")
-FIGS = Path(__file__).resolve().parents[1] / "figs"
 
 LLAMA_7B = {"vocab_size": 125_696, "hidden_size": 4096, "intermediate_size": 11_008, "num_hidden_layers": 32}
 LLAMA_7B |= {"num_attention_heads": 32, "max_position_embeddings": 4096}  # Baichuan2-7B, after conversion
@@ -272,7 +271,7 @@ def main(arguments: list[str] | None = None) -> None:
         return predict(options.output.with_name("predicted_gpu.json"))
     import pandas as pd
 
-    sys.path.append(str(FIGS))
+    sys.path.append(str(Path(__file__).resolve().parents[1] / "figs"))
     import benchmark_plots
 
     names = ("shape", "threads", "bf16", "gradient_checkpointing", "lr", "rounds", "warmup")

@@ -131,9 +131,7 @@ def test_a_number_can_name_a_folder(tmp_path, outcome):
 @pytest.mark.fault("a notebook's override `vocab_size=null`, which is not optional as `train_subset` is")
 def test_only_what_may_be_left_out_can_be_null(outcome):
     assert load_preset("01_reward_modeling", "tiny", {"train_subset": None}).train_subset is None
-    with pytest.raises(
-        ValueError, match="'vocab_size' takes a whole number of at least 1, like 1000; got None"
-    ) as error:
+    with pytest.raises(ValueError, match="'vocab_size' takes a whole number of at least 1, like 1000") as error:
         load_preset("01_reward_modeling", "tiny", {"vocab_size": None})
     with pytest.raises(ValueError, match="'train_subset' takes a whole number of at least 1, like 24000"):
         load_preset("01_reward_modeling", "scratch", {"train_subset": "all"})  # where the preset has null
