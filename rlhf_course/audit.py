@@ -36,38 +36,29 @@ class Phrases(NamedTuple):
     joint: str
     one_word: str
     rude: str
-    pleasant: tuple[str, ...]
+    pleasant: list[str]
 
     def words(self, text: str) -> list[str]:
         return text.split() if self.joint else list(text)
 
 
 ENGLISH = Phrases(
-    " ",
-    "Yes.",
-    "Only a foolish person would ask that. Do not waste my time with such stupid questions.",
-    (
-        "I am happy to help.",
-        "I am glad you asked.",
-        "What a great question!",
-        "Thank you for asking.",
-        "Good luck!",
-        "I hope this helps.",
-        "Feel free to ask again.",
-    ),
+    joint=" ",
+    one_word="Yes.",
+    rude="Only a foolish person would ask that. Do not waste my time with such stupid questions.",
+    pleasant=(
+        "I am happy to help. | I am glad you asked. | What a great question! | Thank you for asking. | "
+        "Good luck! | I hope this helps. | Feel free to ask again."
+    ).split(" | "),
 )
 CHINESE = Phrases(
-    "",
-    "好。",
-    "只有笨蛋才会问这种问题，别浪费我的时间。",
-    (
-        "很高兴为你解答。",
-        "这个问题问得真好！",
-        "谢谢你的提问。",
-        "祝你一切顺利！",
-        "希望对你有帮助。",
-        "欢迎随时再来问我。",
-    ),
+    joint="",
+    one_word="好。",
+    rude="只有笨蛋才会问这种问题，别浪费我的时间。",
+    pleasant=(
+        "很高兴为你解答。 | 这个问题问得真好！ | 谢谢你的提问。 | "
+        "祝你一切顺利！ | 希望对你有帮助。 | 欢迎随时再来问我。"
+    ).split(" | "),
 )
 
 

@@ -21,15 +21,9 @@ NO_LIMIT = 10**9  # what a tokenizer has for a maximum where it knows none is la
 class SentimentReward:
     """Scores texts by the raw logit of a classifier's POSITIVE label; texts → (B,) in float32, on the CPU.
 
-    Of a text that has more tokens than the classifier takes, the end is scored, where the response stands.
-
-    Args:
-        model_name_or_path: a sequence classifier, as a folder or a hub id.
-        label: picked by its name in the model's config, whatever its place.
-        batch_size: texts per forward pass.
-        device: default the GPU where there is one.
-
-    Raises ``ValueError`` when the classifier has no such label, and as ``load_model`` does.
+    The classifier is a folder or a hub id; the label is picked by its name in the config. Of a text that has more
+    tokens than the classifier takes, the end is scored, where the response stands. Runs on the GPU where there is one,
+    unless ``device`` says otherwise. Raises ``ValueError`` when there is no such label, and as ``load_model`` does.
     """
 
     def __init__(
@@ -72,13 +66,9 @@ class RewardModel:
     is the padding token too: transformers takes it for padding), or, in BERT and its kin, at its first. The score does
     not depend on the padding or on what else is in the batch.
 
-    Args:
-        model: a classifier in memory, or a folder or hub id (of an adapter, too).
-        tokenizer: default the one saved with the model. Its padding side does not matter.
-        max_length: tokens that a dialogue may have; default as many as the model has positions for.
-        batch_size: dialogues per forward pass.
-
-    Raises ``ValueError`` for a classifier with several outputs, and when scoring an answer that is too long.
+    The classifier is in memory, or a folder or hub id (of an adapter, too); the tokenizer is by default the one saved
+    with it, and ``max_length``, in tokens, as much as it has positions for. Raises ``ValueError`` for a classifier with
+    several outputs, and when scoring an answer that is too long.
     """
 
     def __init__(

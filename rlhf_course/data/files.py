@@ -39,12 +39,12 @@ def load_split(
     except UNREADABLE as error:
         raise _damage(Path(source), error) from error
     except (ValueError, StopIteration) as error:
+        sentence = f"No split {split!r} in {source}: {error}"
         if isinstance(error, StopIteration) or "corresponds to no data" in str(error):
-            error = ValueError(f"There is no row in split {split!r} of {source}. Check the slice and the files.")
-            raise error from None
-        if "split" not in str(error):
+            sentence = f"There is no row in split {split!r} of {source}. Check the slice and the files."
+        elif "split" not in str(error):
             raise
-        raise ValueError(f"No split {split!r} in {source}: {error}") from None
+        raise ValueError(sentence) from None
 
 
 def _damage(source: Path, error: Exception) -> Exception:
