@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import benchmark_plots
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
@@ -159,7 +160,7 @@ def step_phases() -> Figure:
     found, source = read_benchmark("benchmark", "--against PYTHON")
     seconds = {entry["title"]: entry["median"] for entry in found["variants"].values()}
     small_print = f"{found['batch']} samples per step  ·  {source}"
-    return on_card(plots.step_phases(seconds), 300, small_print=small_print, legend="above")
+    return on_card(benchmark_plots.step_phases(seconds), 300, small_print=small_print, legend="above")
 
 
 @figure(
@@ -170,7 +171,7 @@ def step_phases() -> Figure:
 def step_costs() -> Figure:
     """The benchmark's two sweeps."""
     found, source = read_benchmark("costs", "--costs")
-    return on_card(plots.step_costs(pd.DataFrame(found["costs"])), 440, small_print=source, legend="above")
+    return on_card(benchmark_plots.step_costs(pd.DataFrame(found["costs"])), 440, small_print=source, legend="above")
 
 
 SIX_PANELS = "Score, KL to the reference, KL coefficient, response length, entropy and value loss over the PPO steps."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import datasets
 import numpy as np
@@ -30,50 +30,42 @@ RISKS = {  # probe: what PPO makes of a reward model that likes it
 ARGUABLE = ("off topic", "very long")  # made of whole normal answers: whether they are worse takes a judge
 
 
-@dataclass(frozen=True)
-class Phrases:
+class Phrases(NamedTuple):
     """What bad answers are made of in one language; ``joint`` stands between its words."""
 
     joint: str
     one_word: str
     rude: str
-    pleasant: tuple[str, ...]
+    pleasant: list[str]
+
+    def words(self, text: str) -> list[str]:
+        return text.split() if self.joint else list(text)
 
 
 ENGLISH = Phrases(
-    " ",
-    "Yes.",
-    "Only a foolish person would ask that. Do not waste my time with such stupid questions.",
-    (
-        "I am happy to help.",
-        "I am glad you asked.",
-        "What a great question!",
-        "Thank you for asking.",
-        "Good luck!",
-        "I hope this helps.",
-        "Feel free to ask again.",
-    ),
+    joint=" ",
+    one_word="Yes.",
+    rude="Only a foolish person would ask that. Do not waste my time with such stupid questions.",
+    pleasant=(
+        "I am happy to help. | I am glad you asked. | What a great question! | Thank you for asking. | "
+        "Good luck! | I hope this helps. | Feel free to ask again."
+    ).split(" | "),
 )
 CHINESE = Phrases(
-    "",
-    "好。",
-    "只有笨蛋才会问这种问题，别浪费我的时间。",
-    (
-        "很高兴为你解答。",
-        "这个问题问得真好！",
-        "谢谢你的提问。",
-        "祝你一切顺利！",
-        "希望对你有帮助。",
-        "欢迎随时再来问我。",
-    ),
+    joint="",
+    one_word="好。",
+    rude="只有笨蛋才会问这种问题，别浪费我的时间。",
+    pleasant=(
+        "很高兴为你解答。 | 这个问题问得真好！ | 谢谢你的提问。 | "
+        "祝你一切顺利！ | 希望对你有帮助。 | 欢迎随时再来问我。"
+    ).split(" | "),
 )
 
 
 def make_probes(prompts: Sequence[str], answers: Sequence[str], seed: int = 0) -> dict[str, list[str]]:
     """The same prompts answered badly: probe → one answer per prompt, made from the normal answers.
 
-    off topic and very long borrow the answers of other prompts, so at least two prompts are needed, and should be
-    in no particular order.
+    off topic and very long borrow answers of other prompts, so there must be two, and should be in no particular order.
     """
     if len(prompts) < 2:
         raise ValueError(f"An audit borrows answers from other prompts; it needs at least two, got {len(prompts)}.")
@@ -81,13 +73,12 @@ def make_probes(prompts: Sequence[str], answers: Sequence[str], seed: int = 0) -
     topics = [_words(prompt) for prompt in prompts]
     for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
         phrases = CHINESE if re.search("[一-鿿]", answer) else ENGLISH
-        words = answer.split() if phrases.joint else list(answer)
+        words = phrases.words(answer)
         sentences = re.findall(r"[^.!?。！？]+[.!?。！？]*\s*", answer) or [answer]
         steps = rng.sample(range(1, len(answers)), min(20, len(answers) - 1))
         borrowed = [(row + step) % len(answers) for step in steps]
         stranger = min(borrowed, key=lambda other: len(topics[other] & topics[row]))
-        more = " ".join(answers[other] for other in borrowed)
-        more = (more.split() if phrases.joint else list(more))[: 2 * len(words)]
+        more = phrases.words(" ".join(answers[other] for other in borrowed))[: 2 * len(words)]
         made = {
             "empty": "",
             "one word": phrases.one_word,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -20,15 +21,9 @@ NO_LIMIT = 10**9  # what a tokenizer has for a maximum where it knows none is la
 class SentimentReward:
     """Scores texts by the raw logit of a classifier's POSITIVE label; texts → (B,) in float32, on the CPU.
 
-    Of a text that has more tokens than the classifier takes the end is scored, where the response stands.
-
-    Args:
-        model_name_or_path: a sequence classifier, as a folder or a hub id.
-        label: picked by its name in the model's config, whatever its place.
-        batch_size: texts per forward pass; batches are sorted by length to waste little padding.
-        device: where to run; default the GPU where there is one.
-
-    Raises ``ValueError`` when the classifier has no such label, and as ``load_model`` does.
+    The classifier is a folder or a hub id; the label is picked by its name in the config. Of a text that has more
+    tokens than the classifier takes, the end is scored, where the response stands. Runs on the GPU where there is one,
+    unless ``device`` says otherwise. Raises ``ValueError`` when there is no such label, and as ``load_model`` does.
     """
 
     def __init__(
@@ -37,18 +32,16 @@ class SentimentReward:
         check_positive("batch_size", batch_size)
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         if self.device.type == "cuda" and (self.device.index or 0) >= torch.cuda.device_count():
-            raise ValueError(
-                f"There is no device {self.device} here; leave device out to take a GPU where there is one."
-            )
+            raise ValueError(f"There is no device {self.device}; leave device out to take a GPU where there is one.")
         model = load_model(AutoModelForSequenceClassification, model_name_or_path, dtype=torch.float32)
         self.tokenizer = _prepare(load_tokenizer(model_name_or_path, truncation_side="left"), model)
         self.model = model.to(self.device).requires_grad_(False).eval()
-        labels = {name.upper(): index for index, name in self.model.config.id2label.items()}
+        names = self.model.config.id2label
+        labels = {name.upper(): index for index, name in names.items()}
         if label.upper() not in labels:
             raise ValueError(
-                f"The classifier {model_name_or_path} has no label {label!r}; it has "
-                f"{', '.join(self.model.config.id2label.values())}. Name the one that should be rewarded: "
-                "SentimentReward(..., label=...), or the setting reward_label."
+                f"The classifier {model_name_or_path} has no label {label!r}; it has {', '.join(names.values())}. Name "
+                "the one that should be rewarded: SentimentReward(..., label=...), or the setting reward_label."
             )
         self.index, self.batch_size = labels[label.upper()], batch_size
 
@@ -59,13 +52,7 @@ class SentimentReward:
         longest = known_positions(self.model) or self.tokenizer.model_max_length
         cut = {"truncation": True, "max_length": longest} if longest < NO_LIMIT else {}
         tokens = self.tokenizer(texts, **cut)["input_ids"] if texts else []
-        order = sorted(range(len(tokens)), key=lambda i: len(tokens[i]))
-        found = torch.empty(len(tokens), self.model.config.num_labels)
-        for start in range(0, len(order), self.batch_size):
-            rows = order[start : start + self.batch_size]
-            batch = _pad(self.tokenizer, [tokens[i] for i in rows])
-            found[rows] = self.model(**batch.to(self.device)).logits.float().cpu()
-        return found
+        return _by_length(self, tokens, lambda **batch: self.model(**batch).logits)
 
     def __call__(self, texts: Sequence[str]) -> Tensor:
         """Scores (B,) of the texts: higher is more positive."""
@@ -79,13 +66,9 @@ class RewardModel:
     is the padding token too: transformers takes it for padding), or, in BERT and its kin, at its first. The score does
     not depend on the padding or on what else is in the batch.
 
-    Args:
-        model: a classifier in memory, or a folder or hub id (of an adapter, too).
-        tokenizer: default the one saved with the model. Its padding side does not matter.
-        max_length: tokens that a dialogue may have; default as many as the model has positions for.
-        batch_size: dialogues per forward pass, sorted by length to waste little padding.
-
-    Raises ``ValueError`` for a classifier with several outputs, and when scoring an answer that is too long.
+    The classifier is in memory, or a folder or hub id (of an adapter, too); the tokenizer is by default the one saved
+    with it, and ``max_length``, in tokens, as much as it has positions for. Raises ``ValueError`` for a classifier with
+    several outputs, and when scoring an answer that is too long.
     """
 
     def __init__(
@@ -107,24 +90,13 @@ class RewardModel:
         """Scores (B,): log-odds, up to a constant, of being preferred."""
         prompts, answers = check_texts("prompts", prompts), check_texts("answers", answers)
         if len(prompts) != len(answers):
-            raise ValueError(
-                f"{len(prompts)} prompts and {len(answers)} answers were given; each prompt has one answer."
-            )
+            raise ValueError(f"{len(prompts)} prompts and {len(answers)} answers were given; give one answer each.")
         tokens = [*map(self._fit, encode(self.tokenizer, prompts, answers), answers)]
-        order = sorted(range(len(tokens)), key=lambda i: len(tokens[i]))
-        found = torch.empty(len(tokens))
         with without_dropout(self.model):
-            for start in range(0, len(order), self.batch_size):
-                rows = order[start : start + self.batch_size]
-                batch = _pad(self.tokenizer, [tokens[i] for i in rows])
-                found[rows] = last_token_scores(self.model, **batch.to(self.model.device)).float().cpu()
-        return found
+            return _by_length(self, tokens, partial(last_token_scores, self.model))[:, 0]
 
     def _fit(self, ids: list[int], answer: str) -> list[int]:
-        """The dialogue without its oldest words, where it has more tokens than fit; never without its answer.
-
-        [CLS] in front stays: BERT's scores are read at it.
-        """
+        """The dialogue without its oldest words, where it is too long; [CLS], where BERT's score is read, stays."""
         if len(ids) <= self.max_length:
             return ids
         first = ids[: ids[0] == self.tokenizer.cls_token_id]
@@ -140,8 +112,7 @@ class RewardModel:
 def load_reward_model(source: str | Path, new_head: bool = False, **kwargs) -> PreTrainedModel:
     """A classifier with one output, in float32, from a folder or hub id; an adapter comes with its base.
 
-    With ``new_head`` a language model becomes one that is to be trained: its head is drawn where there is none. Raises
-    as :func:`~rlhf_course.policy.saved.load_model` does.
+    With ``new_head`` a language model gets a random head, to be trained. Raises as ``load_model`` does.
     """
     options = {"num_labels": 1, "dtype": torch.float32} | kwargs
     return load_model(AutoModelForSequenceClassification, source, new_head=new_head, **options)
@@ -156,9 +127,19 @@ def _prepare(tokenizer, model: PreTrainedModel):
     return tokenizer
 
 
-def _pad(tokenizer, rows: list[list[int]]):
-    """Rows of token ids as input_ids and attention_mask (B, T), with padding on the right: BERT reads the first."""
-    return tokenizer.pad({"input_ids": rows}, padding_side="right", return_tensors="pt")
+def _by_length(scorer: SentimentReward | RewardModel, tokens: list[list[int]], score: Callable) -> Tensor:
+    """Scores (B, labels) of rows of token ids, in their order; rows of similar length share a batch.
+
+    Padding is on the right: BERT reads the first token.
+    """
+    model, found = scorer.model, torch.empty(len(tokens), scorer.model.config.num_labels)
+    order = sorted(range(len(tokens)), key=lambda row: len(tokens[row]))
+    for start in range(0, len(order), scorer.batch_size):
+        rows = order[start : start + scorer.batch_size]
+        ids = {"input_ids": [tokens[row] for row in rows]}
+        batch = scorer.tokenizer.pad(ids, padding_side="right", return_tensors="pt").to(model.device)
+        found[rows] = score(**batch).view(len(rows), -1).float().cpu()
+    return found
 
 
 def known_positions(model: PreTrainedModel) -> int | None:
@@ -187,9 +168,8 @@ def finite(scores: Tensor, texts: Sequence[str]) -> Tensor:
     if not scores.isfinite().all():
         row = int((~scores.isfinite()).nonzero()[0])
         raise FloatingPointError(
-            f"The score of text {row} is {scores[row].item()}: {texts[row][:60]!r}. A reward model whose training "
-            "diverged scores like this, and so does one in float16 that overflows; take another, or train it anew with "
-            "a lower learning rate."
+            f"The score of text {row} is {scores[row].item()}: {texts[row][:60]!r}. The reward model diverged in "
+            "training, or overflows in float16; take another, or train it anew with a lower learning rate."
         )
     return scores
 

@@ -271,7 +271,8 @@ def main(arguments: list[str] | None = None) -> None:
         return predict(options.output.with_name("predicted_gpu.json"))
     import pandas as pd
 
-    from rlhf_course.course import plots
+    sys.path.append(str(Path(__file__).resolve().parents[1] / "figs"))
+    import benchmark_plots
 
     names = ("shape", "threads", "bf16", "gradient_checkpointing", "lr", "rounds", "warmup")
     results = {key: getattr(options, key) for key in names} | {"epochs": 4} | SHAPES[options.shape]
@@ -289,9 +290,10 @@ def main(arguments: list[str] | None = None) -> None:
     with atomic_file(options.output) as path:
         path.write_text(json.dumps(results, indent=1))
     if options.costs:
-        figure = plots.step_costs(pd.DataFrame(results["costs"]))
+        figure = benchmark_plots.step_costs(pd.DataFrame(results["costs"]))
     else:
-        figure = plots.step_phases({entry["title"]: entry["median"] for entry in results["variants"].values()})
+        seconds = {entry["title"]: entry["median"] for entry in results["variants"].values()}
+        figure = benchmark_plots.step_phases(seconds)
     with atomic_file(options.output.with_suffix(".png")) as path:
         figure.savefig(path, format="png", dpi=150)
     print(f"Everything is in {options.output} and {options.output.with_suffix('.png')}.")

@@ -23,11 +23,11 @@ import papermill
 import yaml
 from nbclient.exceptions import DeadKernelError
 from nbconvert import HTMLExporter
+from notebook_files import strip_run_details
 from papermill.clientwrap import PapermillNotebookClient
 from papermill.engines import NBClientEngine, papermill_engines
 from papermill.exceptions import PapermillExecutionError
 
-from rlhf_course.course.notebook_files import strip_run_details
 from rlhf_course.course.presets import CONFIGS, PRESETS, load_preset
 from rlhf_course.runtime.files import atomic_file, hold, read_json
 

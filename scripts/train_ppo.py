@@ -27,8 +27,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import yaml
+from option_file import read_options
 
-from rlhf_course.course.presets import PRESETS, Settings, like, load_preset, read_options, read_spec
+from rlhf_course.course.presets import PRESETS, Settings, like, load_preset, read_spec
 from rlhf_course.ppo.config import PPOConfig
 
 NAME = "train_ppo.py"
@@ -97,7 +98,7 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namesp
 
 
 def read_file(file: str | None) -> dict:
-    """A YAML file's options under their names here: see :func:`rlhf_course.course.presets.read_options`."""
+    """A YAML file's options under their names here: see :func:`option_file.read_options`."""
     content = {"log_with" if key == "report_to" else str(key): value for key, value in read_options(file).items()}
     return {key: read_option(key, value) if key in OPTIONS else value for key, value in content.items()}
 

@@ -8,7 +8,9 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-from rlhf_course.course.presets import load_preset, read_options
+from option_file import read_options
+
+from rlhf_course.course.presets import load_preset
 from rlhf_course.runtime import command
 
 CHECKPOINTS, KINDS = "checkpoints", ("train", "eval")

@@ -55,7 +55,7 @@ def test_what_cannot_be_used_is_said(tmp_path):
         ValueError, match="has the columns text; wanted are question, human_answers, chatgpt_answers or"
     ):
         load_answers(write(tmp_path / "texts", [{"text": "a"}]))
-    with pytest.raises(ValueError, match="No usable answer is left of the 1 rows .* 1 empty question or answer"):
+    with pytest.raises(ValueError, match="Nothing usable is left of the 1 rows .* 1 empty question or answer"):
         load_answers(write(tmp_path / "none", [{"instruction": "a?", "input": "", "output": " "}]))
 
 
@@ -93,5 +93,5 @@ def test_long_rows_go_whole_and_are_counted():
     length = len(tokenizer(as_prompt("a?"))["input_ids"]) + 3
     rows, gone = tokenize_answers(answers, tokenizer, length)
     assert len(rows) == 1 and gone == 1 and len(rows[0]["input_ids"]) == length
-    with pytest.raises(ValueError, match=f"All 2 rows have more than max_length=9 tokens; the shortest has {length}"):
+    with pytest.raises(ValueError, match=f"All 2 rows are longer than max_length=9 tokens; the shortest has {length}"):
         tokenize_answers(answers, tokenizer, 9)

@@ -11,7 +11,7 @@ from rlhf_course import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
 from rlhf_course.baichuan import toy_checkpoint
 from rlhf_course.course.presets import load_preset
 from rlhf_course.data import as_prompt, load_answers, load_pairs
-from rlhf_course.evaluation import evaluate_answers
+from rlhf_course.evaluation import evaluate
 from rlhf_course.worlds import build, chinese
 
 EXPERIMENT = "04_lora_rlhf_baichuan"
@@ -75,15 +75,15 @@ def test_answers_are_evaluated_against_the_trainers_reference(settings):
 
     generation = {"do_sample": True, "top_k": 0, "max_new_tokens": 12}
     state = torch.get_rng_state()
-    before = evaluate_answers(trainer, reward, prompts, seed=1, **generation)
+    before = evaluate(trainer, reward, prompts, seed=1, **generation)
     assert torch.equal(state, torch.get_rng_state())
     assert before["kl"].abs().max() < 1e-5 and (before["length"] <= 12).all()
-    assert (before["score"] == before["answer"].str.len()).all()
+    assert (before["score"] == before["response"].str.len()).all()
     assert (before["finished"] == [length < 12 for length in before["length"]]).mean() > 0.8
-    assert evaluate_answers(trainer, reward, prompts, seed=1, **generation).equals(before)
+    assert evaluate(trainer, reward, prompts, seed=1, **generation).equals(before)
     queries = [torch.tensor(ids) for ids in tokenizer(prompts)["input_ids"]]
     trainer.step(queries, trainer.generate(queries, return_prompt=False, **generation), list(torch.randn(8)))
-    assert evaluate_answers(trainer, reward, prompts, seed=1, **generation)["kl"].abs().max() > 1e-3
+    assert evaluate(trainer, reward, prompts, seed=1, **generation)["kl"].abs().max() > 1e-3
 
 
 def test_a_base_for_real_folders_is_pretrained_on_their_answers(settings, tmp_path, monkeypatch):

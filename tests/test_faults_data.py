@@ -1,4 +1,4 @@
-"""Faults in what is learnt from: its files, formats and names, and what the cache makes of it."""
+"""Faults in datasets: their files, formats and names, and what the cache makes of them."""
 
 import csv
 import gzip

@@ -4,7 +4,6 @@ import importlib.util
 import json
 import os
 import re
-import runpy
 import shutil
 import signal
 import subprocess
@@ -12,6 +11,7 @@ import sys
 
 import benchmark_ppo
 import datasets
+import memory_table
 import pytest
 import run_notebooks
 import torch
@@ -25,7 +25,6 @@ from test_slides import build as slides
 from test_tracking import run_one_step
 from test_train_ppo_lora import arguments, world  # noqa: F401
 
-from rlhf_course.course import plots
 from rlhf_course.course.presets import ROOT
 from rlhf_course.data.files import load_split
 from rlhf_course.runtime import command, hub
@@ -320,11 +319,9 @@ def test_a_negative_seed_of_the_runner(course, monkeypatch, capsys, outcome):  #
 # --- the other commands -----------------------------------------------------------------------------------------------
 
 
-@fault("python -m rlhf_course.course.memory --mini_batch 4")
-def test_memory_with_an_option(monkeypatch, capsys, outcome):
-    monkeypatch.setattr(sys, "argv", ["memory", "--mini_batch", "4"])
-    monkeypatch.delitem(sys.modules, "rlhf_course.course.memory", raising=False)
-    code, text = attempt(lambda: runpy.run_module("rlhf_course.course.memory", run_name="__main__") and 0, capsys)
+@fault("memory_table.py --mini_batch 4")
+def test_memory_with_an_option(capsys, outcome):
+    code, text = attempt(lambda: command.run("memory_table.py", memory_table.main, ["--mini_batch", "4"]), capsys)
     outcome(ended(code, text, "--mini_batch"))
 
 
@@ -343,7 +340,7 @@ def test_a_benchmark_into_a_picture(tmp_path, monkeypatch, capsys, outcome):
     monkeypatch.setattr(benchmark_ppo, "measure", lambda *given: {"ours": {"title": "ours", "median": {}}})
     monkeypatch.setattr(benchmark_ppo, "summarise", lambda found: None)
     monkeypatch.setattr(benchmark_ppo, "report", lambda *given: "")
-    monkeypatch.setattr(plots, "step_phases", lambda found: Figure())
+    monkeypatch.setattr(sys.modules["benchmark_plots"], "step_phases", lambda found: Figure())
     given = [f"--output={tmp_path}/result.png"]
     code, text = attempt(lambda: command.run("benchmark_ppo.py", benchmark_ppo.main, given), capsys)
     if code:

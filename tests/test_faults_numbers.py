@@ -18,7 +18,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from rlhf_course import PPOConfig, create_reference_model
 from rlhf_course.audit import audit
 from rlhf_course.course.presets import load_preset
-from rlhf_course.evaluation import evaluate_answers
+from rlhf_course.evaluation import evaluate
 from rlhf_course.ppo.algorithm import RunningMoments
 from rlhf_course.ppo.checkpoint import save_checkpoint
 from rlhf_course.worlds.small_models import train_tokenizer
@@ -74,17 +74,17 @@ def test_numbers_as_text_are_read(outcome):
     [
         fault([option], message, done=f"`train_ppo.py {option}`")
         for option, message in (
-            ("--steps=.inf", "'steps' takes a value of type int that is finite, like 40; got inf"),
-            ("--steps=null", "'steps' takes a value of type int, like 40; got None"),
-            ("--steps=0", "'steps' takes a whole number of at least 1; got 0"),
+            ("--steps=.inf", "'steps' takes a whole number of at least 1, like 40; got inf"),
+            ("--steps=null", "'steps' takes a whole number of at least 1, like 40; got None"),
+            ("--steps=0", "'steps' takes a whole number of at least 1, like 40; got 0"),
             ("--save_every=0", "'save_every' takes a whole number of at least 1"),
             ("--seed=-1", "'seed' takes a whole number of at least 0"),
             ("--target=0", "target is 0.0; it must be a number above 0"),
             ("--horizon=0", "horizon is 0.0; it must be a number above 0"),
-            ("--init_kl_coef=.nan", "'init_kl_coef' takes a value of type float that is finite, like 0.2; got nan"),
+            ("--init_kl_coef=.nan", "'init_kl_coef' takes a finite number, like 0.2; got nan"),
             ("--mini_batch_size=100", "batch_size 128 is not a multiple of"),
             ("--query_min=8", "query_min is 8, and query_max, which is exclusive, 8: it must be larger"),
-            ("--min_gain=.nan", "'min_gain' takes a value of type float that is finite"),
+            ("--min_gain=.nan", "'min_gain' takes a finite number"),
         )
     ],
 )
@@ -103,10 +103,10 @@ def test_an_option_out_of_range_ends_before_anything_is_built(options, message, 
         for line, message in (
             ("output: null", "'output' takes a value of type str"),
             ("output: [a]", "'output' takes a value of type str"),
-            ("seed: 1.5", "'seed' takes a value of type int"),
+            ("seed: 1.5", "'seed' takes a whole number of at least 0, like 0; got 1.5"),
             ("resume: 'no'", "'resume' takes a value of type bool"),
             ("experiment: [a]", "'experiment' takes a value of type str"),
-            ("batch_size: null", "'batch_size' takes a value of type int"),
+            ("batch_size: null", "'batch_size' takes a whole number of at least 1, like 128; got None"),
             ("model: {a: b}", "'model' takes a value of type str"),
         )
     ],
@@ -131,9 +131,9 @@ def test_a_number_can_name_a_folder(tmp_path, outcome):
 @pytest.mark.fault("a notebook's override `vocab_size=null`, which is not optional as `train_subset` is")
 def test_only_what_may_be_left_out_can_be_null(outcome):
     assert load_preset("01_reward_modeling", "tiny", {"train_subset": None}).train_subset is None
-    with pytest.raises(ValueError, match="'vocab_size' takes a value of type int, like 1000; got None") as error:
+    with pytest.raises(ValueError, match="'vocab_size' takes a whole number of at least 1, like 1000") as error:
         load_preset("01_reward_modeling", "tiny", {"vocab_size": None})
-    with pytest.raises(ValueError, match="'train_subset' takes a value of type int, like 24000"):
+    with pytest.raises(ValueError, match="'train_subset' takes a whole number of at least 1, like 24000"):
         load_preset("01_reward_modeling", "scratch", {"train_subset": "all"})  # where the preset has null
     assert load_preset("01_reward_modeling", "tiny", {"base_steps": 0}).base_steps == 0
     outcome(str(error.value))
@@ -364,7 +364,7 @@ def test_an_evaluation_by_nan_is_refused(outcome):
     trainer.tokenizer = Words()
     how = {"do_sample": True, "top_k": 0, "top_p": 1.0, "max_new_tokens": 3}
     with pytest.raises(FloatingPointError, match="The score of text 0 is nan") as error:
-        evaluate_answers(trainer, nan_scores, ["a", "b"], **how)
+        evaluate(trainer, nan_scores, ["a", "b"], **how)
     outcome(str(error.value).replace(repr(str(error.value).split("'")[1]), "'…'"))
 
 

@@ -137,9 +137,10 @@ def test_unknown_presets_and_settings_list_the_valid_ones():
         load_preset("03_gpt2_imdb_ppo", "tiny", {"lr": 1})
     with pytest.raises(FileNotFoundError, match="No settings for '99'.*03_gpt2_imdb_ppo"):
         load_preset("99", "tiny")
-    wrong = [("steps", "many"), ("steps", 1.5), ("steps", float("inf")), ("learning_rate", "fast"), ("gold", "yes")]
-    for key, value in wrong:
-        with pytest.raises(ValueError, match=f"Setting '{key}' takes a value of type"):
+    count, number, truth = "a whole number of at least 1, like", "a finite number, like", "a value of type bool, like"
+    wrong = [("steps", "many", count), ("steps", 1.5, count), ("steps", float("inf"), count)]
+    for key, value, words in [*wrong, ("learning_rate", "fast", number), ("gold", "yes", truth)]:
+        with pytest.raises(ValueError, match=f"Setting '{key}' takes {words}"):
             load_preset("03_gpt2_imdb_ppo", "tiny", {key: value})
 
 

@@ -5,11 +5,12 @@ import gc
 import pytest
 import torch
 from conftest import PadTokenizer
+from memory_table import about_the_optimizer, as_markdown, what_fits
 from peft import LoraConfig
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlhf_course import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
-from rlhf_course.course.memory import about_the_optimizer, as_markdown, peak_memory, ppo_memory, what_fits
+from rlhf_course.course.memory import peak_memory, ppo_memory
 from rlhf_course.course.presets import ROOT
 from rlhf_course.policy.adapters import REWARD
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import nbformat
 import pytest
 from conftest import guarded
+from notebook_files import HASH_KEY, WIDGET, source_hash
 
-from rlhf_course.course.notebook_files import HASH_KEY, WIDGET, source_hash
 from rlhf_course.course.presets import ROOT, load_preset
 from rlhf_course.worlds.build import prepare_reward_model
 

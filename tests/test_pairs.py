@@ -136,7 +136,7 @@ def test_errors_say_what_is_wrong(tmp_path):
     with pytest.raises(FileNotFoundError, match="No dataset folder at .*nowhere"):
         load_pairs(tmp_path / "nowhere")
     write(tmp_path / "bad", [*BAD["different prompts"], *BAD["empty answer"]])
-    with pytest.raises(ValueError, match="left of the 3 in split 'train' of .*: 2 different prompts, 1 empty answer"):
+    with pytest.raises(ValueError, match="left of the 3 rows in .*: 2 different prompts, 1 empty answer"):
         load_pairs(tmp_path / "bad")
 
 
@@ -181,5 +181,5 @@ def test_too_long_pairs_go_whichever_side_is_too_long(tmp_path, tokenizer):
     assert [tokenizer.decode(ids[:-1]) for ids in tokens["chosen_ids"]] == [c for c, _ in GOOD]
     assert tokenize_pairs(pairs, tokenizer, limit - 1)[1] == 2 + [length[i] for i in (0, 2, 4)].count(limit)
     shortest = min(length.values())
-    with pytest.raises(ValueError, match=rf"All 5 pairs are longer than max_length={shortest - 1} .* has {shortest}\."):
+    with pytest.raises(ValueError, match=rf"All 5 rows are longer than max_length={shortest - 1} .* has {shortest}\."):
         tokenize_pairs(pairs, tokenizer, shortest - 1)

@@ -11,9 +11,9 @@ import predict_gpu
 import pretend_gpu
 import pytest
 from conftest import difference, make_policy, make_samples, make_trainer, sgd, snapshot
+from memory_table import as_markdown
 from outputs import latest_checkpoint
 
-from rlhf_course.course.memory import as_markdown
 from rlhf_course.course.presets import ROOT, load_preset
 from rlhf_course.ppo.checkpoint import load_checkpoint
 from rlhf_course.worlds.build import build_base, build_preferences, build_sft_adapter, prepare, prepare_reward_model

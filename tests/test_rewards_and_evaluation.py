@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from conftest import EOS, make_policy
+from conftest import EOS, make_policy, make_trainer
 from transformers import (
     DistilBertConfig,
     DistilBertForSequenceClassification,
@@ -101,25 +101,25 @@ class WordTokenizer:
 
     pad_token_id = eos_token_id = EOS
 
-    def decode(self, ids):
-        return "".join(f" w{int(i)}" for i in ids)
+    def batch_decode(self, rows, skip_special_tokens=False):
+        return ["".join(f" w{int(i)}" for i in row) for row in rows]
 
 
 def test_evaluation_is_repeatable_and_leaves_the_run_alone():
-    policy, reference = make_policy(0).train(), make_policy(1)
+    trainer = make_trainer(make_policy(0).train(), make_policy(1))
+    alike = make_trainer(make_policy(0), make_policy(0))
+    trainer.tokenizer = alike.tokenizer = WordTokenizer()
     queries, lengths = [torch.tensor([1, 2])] * 30, [5] * 30
     settings = {"do_sample": True, "top_k": 0, "top_p": 1.0, "batch_size": 7}
 
-    def reward(texts):
-        return torch.tensor([float(text.count("w7")) for text in texts])
+    def score(queries, responses):
+        return torch.tensor([float(text.count("w7")) for text in responses])
 
     state = torch.get_rng_state()
-    first, again = (
-        evaluate(policy, reference, WordTokenizer(), queries, lengths, reward, seed=1, **settings) for _ in range(2)
-    )
-    assert first.equals(again) and torch.equal(state, torch.get_rng_state()) and policy.training
+    first, again = (evaluate(trainer, score, queries, lengths, seed=1, **settings) for _ in range(2))
+    assert first.equals(again) and torch.equal(state, torch.get_rng_state()) and trainer.model.training
     assert first["length"].max() <= 5 and first["kl"].mean() > 0
-    same = evaluate(policy, policy, WordTokenizer(), queries, lengths, reward, **settings)
+    same = evaluate(alike, score, queries, lengths, **settings)
     assert np.abs(same["kl"]).max() < 1e-5
 
 

@@ -50,7 +50,7 @@ def test_help_names_every_setting(capsys):
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(["--steps", "many"], "takes a value of type int"), (["--config", "missing.yaml"], "missing.yaml")],
+    [(["--steps", "many"], "takes a whole number of at least 1, like"), (["--config", "missing.yaml"], "missing.yaml")],
 )
 def test_bad_options_end_with_a_sentence(arguments, message, capsys):
     with pytest.raises(SystemExit) as stopped:

@@ -284,11 +284,11 @@ def bad_data(folder, table) -> str:
     [
         (lambda folder: "--dataset=./nowhere", "No dataset folder at ./nowhere"),
         (lambda folder: bad_data(folder, [{"chosen": "a", "other": "b"}]), "No column rejected"),
-        (lambda folder: bad_data(folder, [{"chosen": "a", "rejected": "b"}]), "No usable pair is left of the 1"),
+        (lambda folder: bad_data(folder, [{"chosen": "a", "rejected": "b"}]), "Nothing usable is left of the 1"),
         (lambda folder: bad_data(folder, rows(PAIRS[:2]).to_list()), "too few to hold some out"),
         (lambda folder: "--model_name_or_path=./nowhere", "nowhere"),
         (lambda folder: "--max_length=321", "--max_length 321 is more than the 320 positions"),
-        (lambda folder: "--max_length=3", "All 56 pairs are longer than max_length=3"),
+        (lambda folder: "--max_length=3", "All 56 rows are longer than max_length=3"),
         (lambda folder: "--resume_from_checkpoint=true", "there is no whole checkpoint in"),
         (lambda folder: "--resume_from_checkpoint=nowhere", "(nowhere: trainer_state is missing)"),
     ],

@@ -349,7 +349,7 @@ def foreign(world, folder) -> str:
         (lambda world, folder: "--model_name_or_path=./nowhere", "nowhere"),
         (foreign, "and that is not run here"),
         (lambda world, folder: "--max_length=97", "--max_length 97 is more than the 96 positions"),
-        (lambda world, folder: "--max_length=3", "rows have more than max_length=3 tokens"),
+        (lambda world, folder: "--max_length=3", "rows are longer than max_length=3 tokens"),
         (lambda world, folder: "--lora_target_modules=c_attn", "Target modules {'c_attn'} not found"),
         (lambda world, folder: "--resume_from_checkpoint=true", "there is no whole checkpoint in"),
     ],

@@ -8,6 +8,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from IPython.display import display
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -20,6 +21,7 @@ COLOURS = {
     "kl": "#CC79A7",
     "gold": "#E69F00",
 }
+RUN_COLOURS = [COLOURS[name] for name in ("reward", "kl", "policy", "value")]  # of runs, the faulty one first
 CURVES = {  # stats key: (title, unit, colour)
     "ppo/mean_scores": ("score", "logit", "reward"),
     "objective/kl": ("KL to the reference", "nats per response", "kl"),
@@ -43,18 +45,39 @@ plt.rcParams.update(
 )
 
 
+def panels(rows: int = 1, columns: int = 1, **options) -> tuple[Figure, Axes | np.ndarray]:
+    """``plt.subplots``, closed at once: else a notebook would show the figure a second time."""
+    figure, axes = plt.subplots(rows, columns, **options)
+    plt.close(figure)
+    return figure, axes
+
+
+def _legend_below(figure: Figure, axes: Sequence[Axes], columns: int) -> None:
+    """One legend for all panels, with one entry per label."""
+    entries = {label: line for axis in axes for line, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=columns)
+
+
+def _two_histograms(axis: Axes, groups: Mapping[str, tuple[Sequence[float], str]], **labels: str) -> None:
+    """Two groups in the same bins, their means in the legend; groups: label → (values, colour)."""
+    bins = np.histogram_bin_edges(np.concatenate([values for values, _ in groups.values()]), 40)
+    for label, (values, colour) in groups.items():
+        axis.hist(values, bins, alpha=0.6, color=COLOURS[colour], label=f"{label}: mean {np.mean(values):.2f}")
+    axis.set(**labels)
+    axis.legend()
+
+
 def training_curves(history: pd.DataFrame) -> Figure:
     """One panel per curve over PPO steps; history has a row per step and stats keys as columns."""
-    figure, axes = plt.subplots(2, 3, figsize=(10, 5), sharex=True)
+    figure, axes = panels(2, 3, figsize=(10, 5), sharex=True)
     for axis, (key, (title, unit, colour)) in zip(axes.flat, CURVES.items(), strict=True):
+        axis.set(title=title, ylabel=unit)
         if key in history:
             axis.plot(history.index, history[key], color=COLOURS[colour], lw=1.8)
-        axis.set(title=title, ylabel=unit)
-        if key == "objective/kl_coef" and key in history:
-            axis.set_ylim(0, 1.25 * history[key].max())  # from 0, or a coefficient that stays has no scale
+            if key == "objective/kl_coef":
+                axis.set_ylim(0, 1.25 * history[key].max())  # from 0, or a constant coefficient has no scale
     for axis in axes[1]:
         axis.set_xlabel("PPO step")
-    plt.close(figure)
     return figure
 
 
@@ -80,14 +103,11 @@ class LivePlot:
 
 def before_after(before: Sequence[float], after: Sequence[float], name: str) -> Figure:
     """Histograms of a quantity before and after training, with their means."""
-    figure, axis = plt.subplots(figsize=(6.5, 3.2))
-    bins = np.histogram_bin_edges(np.concatenate([before, after]), 40)
-    for values, label, colour in ((before, "before", "reference"), (after, "after", "policy")):
-        axis.hist(values, bins, alpha=0.6, color=COLOURS[colour], label=f"{label}: mean {np.mean(values):.2f}")
+    figure, axis = panels(figsize=(6.5, 3.2))
+    groups = {"before": (before, "reference"), "after": (after, "policy")}
+    _two_histograms(axis, groups, xlabel=name, ylabel="held-out queries")
+    for values, colour in groups.values():
         axis.axvline(np.mean(values), color=COLOURS[colour], lw=2)
-    axis.set(xlabel=name, ylabel="held-out queries")
-    axis.legend()
-    plt.close(figure)
     return figure
 
 
@@ -100,9 +120,8 @@ def over_text(tokens: Sequence[str], rows: Mapping[str, Sequence[float]], n_quer
     for name, values in rows.items():
         if len(values) != len(x):
             raise ValueError(f"{name} has {len(values)} numbers for {len(x)} response tokens.")
-    figure, axes = plt.subplots(
-        len(rows), 1, figsize=(max(7.0, 0.62 * len(tokens)), 1.15 * len(rows) + 0.5), sharex=True, squeeze=False
-    )
+    size = max(7.0, 0.62 * len(tokens)), 1.15 * len(rows) + 0.5
+    figure, axes = panels(len(rows), figsize=size, sharex=True, squeeze=False)
     for axis, (name, values) in zip(axes[:, 0], rows.items(), strict=True):
         values = np.asarray(values, dtype=float)
         axis.bar(x, values, color=np.where(values >= 0, COLOURS["policy"], COLOURS["reward"]), width=0.7)
@@ -114,20 +133,17 @@ def over_text(tokens: Sequence[str], rows: Mapping[str, Sequence[float]], n_quer
     labels = [repr(token)[1:-1].replace(" ", "␣") for token in tokens]
     axes[-1, 0].set_xticks(range(len(tokens)), labels, rotation=45, ha="right")
     axes[-1, 0].set_xlim(-0.5, len(tokens) - 0.5)
-    plt.close(figure)
     return figure
 
 
 def gold_against_proxy(table: pd.DataFrame) -> Figure:
     """Proxy and gold reward over KL; table has columns kl, proxy, proxy_ci, gold, gold_ci."""
-    figure, axis = plt.subplots(figsize=(6.5, 3.4))
+    figure, axis = panels(figsize=(6.5, 3.4))
     for name, colour in (("proxy", "reward"), ("gold", "gold")):
-        axis.errorbar(
-            table["kl"], table[name], table[f"{name}_ci"], color=COLOURS[colour], marker="o", capsize=3, label=name
-        )
+        points = table["kl"], table[name], table[f"{name}_ci"]
+        axis.errorbar(*points, color=COLOURS[colour], marker="o", capsize=3, label=name)
     axis.set(xlabel="KL to the reference (nats per response)", ylabel="mean reward")
     axis.legend()
-    plt.close(figure)
     return figure
 
 
@@ -136,9 +152,9 @@ def preference_curves(train: pd.DataFrame, held_out: pd.DataFrame, ceiling: floa
 
     train: columns step, loss, accuracy, margin, one row per logging step; held_out: the same and {name}_ci.
     """
-    figure, axes = plt.subplots(1, 3, figsize=(10, 3), sharex=True)
-    titles = {"loss": "nats per pair", "accuracy": "share of pairs", "margin": "chosen − rejected"}
-    for axis, (name, unit) in zip(axes, titles.items(), strict=True):
+    figure, axes = panels(1, 3, figsize=(10, 3), sharex=True)
+    units = {"loss": "nats per pair", "accuracy": "share of pairs", "margin": "chosen − rejected"}
+    for axis, (name, unit) in zip(axes, units.items(), strict=True):
         if name in train:
             axis.plot(train["step"], train[name], color=COLOURS["reference"], lw=0.8, alpha=0.7, label="training")
         if len(held_out):
@@ -148,70 +164,58 @@ def preference_curves(train: pd.DataFrame, held_out: pd.DataFrame, ceiling: floa
     axes[0].axhline(np.log(2), color="0.3", ls=":", lw=1.2, label="ln 2")
     if ceiling is not None:
         axes[1].axhline(ceiling, color=COLOURS["gold"], ls="--", lw=1.5, label="ceiling")
-    entries = {label: line for axis in axes for line, label in zip(*axis.get_legend_handles_labels(), strict=True)}
-    figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=4)
-    plt.close(figure)
+    _legend_below(figure, axes, columns=4)
     return figure
 
 
 def chosen_and_rejected(chosen: Sequence[float], rejected: Sequence[float]) -> Figure:
     """Scores of chosen and of rejected answers, and their differences pair by pair."""
-    chosen, rejected = np.asarray(chosen), np.asarray(rejected)
-    figure, axes = plt.subplots(1, 2, figsize=(10, 3.2))
-    bins = np.histogram_bin_edges(np.concatenate([chosen, rejected]), 40)
-    for values, label, colour in ((rejected, "rejected", "reference"), (chosen, "chosen", "reward")):
-        axes[0].hist(values, bins, alpha=0.6, color=COLOURS[colour], label=f"{label}: mean {values.mean():.2f}")
-    axes[0].set(xlabel="score", ylabel="answers")
-    axes[0].legend()
-    difference = chosen - rejected
-    bins = np.histogram_bin_edges(difference, 40)
-    axes[1].hist(
-        difference[difference > 0], bins, color=COLOURS["value"], label=f"right: {(difference > 0).mean():.0%}"
-    )
-    axes[1].hist(difference[difference <= 0], bins, color=COLOURS["kl"], label=f"wrong: {(difference <= 0).mean():.0%}")
+    figure, axes = panels(1, 2, figsize=(10, 3.2))
+    groups = {"rejected": (rejected, "reference"), "chosen": (chosen, "reward")}
+    _two_histograms(axes[0], groups, xlabel="score", ylabel="answers")
+    difference = np.asarray(chosen) - np.asarray(rejected)
+    bins, right = np.histogram_bin_edges(difference, 40), difference > 0
+    axes[1].hist(difference[right], bins, color=COLOURS["value"], label=f"right: {right.mean():.0%}")
+    axes[1].hist(difference[~right], bins, color=COLOURS["kl"], label=f"wrong: {(~right).mean():.0%}")
     axes[1].set(xlabel="score of chosen − score of rejected", ylabel="pairs")
     axes[1].legend()
-    plt.close(figure)
     return figure
 
 
 def calibration(table: pd.DataFrame) -> Figure:
     """Observed against predicted preference; table has columns predicted, observed, ci (shares)."""
-    figure, axis = plt.subplots(figsize=(4.2, 4))
+    figure, axis = panels(figsize=(4.2, 4))
     axis.plot([0, 1], [0, 1], color=COLOURS["reference"], ls="--", lw=1.2, label="perfect")
     points = table["predicted"], table["observed"], table["ci"]
     axis.errorbar(*points, color=COLOURS["reward"], marker="o", capsize=3, label="reward model")
     axis.set(xlabel="predicted: σ(score difference)", ylabel="observed: share preferred", xlim=(0, 1), ylim=(0, 1))
     axis.legend(loc="upper left")
-    plt.close(figure)
     return figure
 
 
 def audit_bars(tables: Mapping[str, pd.DataFrame], wanted: float) -> Figure:
     """Share of prompts at which the normal answer wins, per probe; tables: run → columns share, ci, by probe."""
-    colours = [COLOURS[name] for name in ("reference", "policy", "value")]
     probes = next(iter(tables.values())).index
-    figure, axis = plt.subplots(figsize=(8, 0.8 + 0.42 * len(probes)))
+    figure, axis = panels(figsize=(8, 0.8 + 0.42 * len(probes)))
     height, y = 0.8 / len(tables), np.arange(len(probes))
     for turn, (label, table) in enumerate(tables.items()):
         error = np.minimum(table["ci"], [table["share"], 1 - table["share"]])  # a share stays in 0 … 1
-        style = {"height": height * 0.9, "color": colours[turn], "label": label, "capsize": 2}
-        axis.barh(y + (turn - (len(tables) - 1) / 2) * height, table["share"], xerr=error, **style)
+        colour = COLOURS[("reference", "policy", "value")[turn]]
+        places = y + (turn - (len(tables) - 1) / 2) * height
+        axis.barh(places, table["share"], height * 0.9, xerr=error, color=colour, label=label, capsize=2)
     axis.axvline(wanted, color=COLOURS["reward"], ls="--", lw=1.5, label=f"wanted: {wanted:.0%}")
     axis.set(xlim=(0, 1.02), xlabel="share of prompts at which the normal answer scores higher")
     axis.set_yticks(y, probes)
     axis.invert_yaxis()
     axis.grid(axis="y", visible=False)
     figure.legend(loc="outside upper center", ncols=len(tables) + 1)
-    plt.close(figure)
     return figure
 
 
 def loss_curve(train: pd.DataFrame, held_out: Sequence[float], chance: float | None = None) -> Figure:
     """Training loss over steps (columns step and loss), held-out loss before and after, and what chance would give."""
-    train = train.dropna(subset="loss")
-    train = train.assign(loss=train["loss"].astype(float))
-    figure, axis = plt.subplots(figsize=(6.5, 3))
+    train = train.dropna(subset="loss").astype({"loss": float})
+    figure, axis = panels(figsize=(6.5, 3))
     axis.plot(train["step"], train["loss"], color=COLOURS["reference"], lw=1.2, label="training")
     ends = [0, train["step"].max()]
     axis.plot(ends, held_out, color=COLOURS["policy"], marker="o", ls="none", label="held out")
@@ -222,108 +226,51 @@ def loss_curve(train: pd.DataFrame, held_out: Sequence[float], chance: float | N
     axis.set(xlabel="step", ylabel="loss, nats")
     axis.margins(y=0.15)
     axis.legend()
-    plt.close(figure)
     return figure
 
 
 def adapter_diagram() -> Figure:
     """Which adapter is switched on for which part of a PPO step; the base is the same everywhere."""
-    rows = {  # what for: (adapter, colour, head)
-        "answers, their log-probabilities": ("policy", "policy", "vocabulary"),
-        "values": ("policy", "policy", "value head"),
-        "the reference's log-probabilities": ("ref", "reference", "vocabulary"),
-        "scores": ("reward", "reward", "score head"),
-    }
-    figure, axis = plt.subplots(figsize=(8.5, 2.4))
-    box = {"boxstyle": "round,pad=0.45", "ec": "none"}
-    for y, (purpose, (adapter, colour, head)) in enumerate(rows.items()):
-        frozen = "" if adapter == "policy" else ", frozen"
-        axis.text(0.0, -y, purpose, va="center")
-        axis.text(0.47, -y, "base, frozen", ha="center", va="center", bbox=box | {"fc": "0.85"})
-        axis.text(
-            0.67, -y, f"+ {adapter}{frozen}", ha="center", va="center", color="w", bbox=box | {"fc": COLOURS[colour]}
-        )
-        shade = COLOURS["value"] if head == "value head" else COLOURS["reward"] if head == "score head" else "0.55"
-        axis.text(0.88, -y, f"→ {head}", ha="center", va="center", color="w", bbox=box | {"fc": shade})
+    policy, reference, reward, value = (COLOURS[name] for name in ("policy", "reference", "reward", "value"))
+    rows = [  # purpose, adapter and head, each with its colour
+        ("answers, their log-probabilities", "policy", policy, "vocabulary", "0.55"),
+        ("values", "policy", policy, "value head", value),
+        ("the reference's log-probabilities", "ref, frozen", reference, "vocabulary", "0.55"),
+        ("scores", "reward, frozen", reward, "score head", reward),
+    ]
+    figure, axis = panels(figsize=(8.5, 2.4))
+    for row, (purpose, adapter, colour, head, head_colour) in enumerate(rows):
+        axis.text(0.0, -row, purpose, va="center")
+        adapter, head = (0.67, f"+ {adapter}", colour, "w"), (0.88, f"→ {head}", head_colour, "w")
+        for x, words, fill, ink in ((0.47, "base, frozen", "0.85", None), adapter, head):
+            box = {"boxstyle": "round,pad=0.45", "ec": "none", "fc": fill}
+            axis.text(x, -row, words, ha="center", va="center", color=ink, bbox=box)
     axis.set(xlim=(-0.02, 1.02), ylim=(-len(rows) + 0.4, 0.6))
     axis.axis("off")
-    plt.close(figure)
     return figure
 
 
-RUN_COLOURS = [COLOURS[name] for name in ("reward", "kl", "policy", "value")]  # of runs, the faulty one first
-
-
-def compare_runs(runs: Mapping[str, pd.DataFrame], panels: Mapping[str, str]) -> Figure:
-    """Several runs over their steps, a panel per column; panels: column → unit. The first run is the faulty one."""
-    figure, axes = plt.subplots(1, len(panels), figsize=(max(7, 3.1 * len(panels)), 3), squeeze=False)
-    for axis, (column, unit) in zip(axes[0], panels.items(), strict=True):
+def compare_runs(runs: Mapping[str, pd.DataFrame], columns: Mapping[str, str]) -> Figure:
+    """Several runs over their steps, a panel per column; columns: name → unit. The first run is the faulty one."""
+    figure, axes = panels(1, len(columns), figsize=(max(7, 3.1 * len(columns)), 3), squeeze=False)
+    for axis, (column, unit) in zip(axes[0], columns.items(), strict=True):
         for (label, history), colour in zip(runs.items(), RUN_COLOURS, strict=False):
             axis.plot(history.index, history[column], color=colour, lw=1.8, label=label)
         axis.axhline(0, color="0.3", lw=0.8, ls=":")
         axis.set(title=column, ylabel=unit, xlabel="PPO step")
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=len(runs))
-    plt.close(figure)
+    _legend_below(figure, axes[0], columns=len(runs))
     return figure
 
 
 def frontier(runs: Mapping[str, pd.DataFrame]) -> Figure:
     """Proxy and gold over KL along each run, its end marked; runs have columns KL, score and gold."""
-    figure, axes = plt.subplots(1, 2, figsize=(9.5, 3.4), sharex=True)
+    figure, axes = panels(1, 2, figsize=(9.5, 3.4), sharex=True)
     for axis, (column, title) in zip(axes, {"score": "proxy", "gold": "gold"}.items(), strict=True):
         for (label, history), colour in zip(runs.items(), RUN_COLOURS, strict=False):
             smooth = history[["KL", column]].rolling(3, min_periods=1).mean()
             axis.plot(smooth["KL"], smooth[column], color=colour, lw=1.6, label=label)
             axis.plot(smooth["KL"].iloc[-1:], smooth[column].iloc[-1:], color=colour, marker="o")
         axis.set(title=title, xlabel="KL to the reference, nats per answer", ylabel="mean over answers")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(runs))
-    plt.close(figure)
-    return figure
-
-
-PHASES = {"generate": "policy", "score": "reward", "forward": "reference", "update": "value"}  # of a PPO step: colour
-
-
-def step_phases(seconds: Mapping[str, Mapping[str, float]]) -> Figure:
-    """What takes how long in one PPO step, a stacked bar per implementation; the first is what others are held to.
-
-    seconds: implementation → seconds per phase, and their total.
-    """
-    table = pd.DataFrame.from_dict(seconds, orient="index")
-    colours = [COLOURS[name] for name in PHASES.values()]
-    figure, axis = plt.subplots(figsize=(8, 1.2 + 0.6 * len(table)))
-    table[list(PHASES)].plot.barh(stacked=True, legend=False, color=colours, ax=axis)
-    for row, total in enumerate(table["total"]):
-        times = f" ({total / table['total'].iloc[0]:.1f}×)" if row else ""
-        axis.annotate(f" {total:.2f} s{times}", (table.iloc[row][list(PHASES)].sum(), row), va="center")
-    axis.set(xlim=(0, 1.25 * axis.get_xlim()[1]), xlabel="seconds per PPO step, medians")
-    axis.invert_yaxis()
-    axis.grid(axis="y", visible=False)
-    figure.legend(loc="outside upper center", ncols=len(PHASES))
-    plt.close(figure)
-    return figure
-
-
-def step_costs(costs: pd.DataFrame) -> Figure:
-    """Seconds of a PPO step's phases over batch size and over response length, all axes logarithmic.
-
-    costs: columns sweep (batch or response), batch, response, the phases, total; dotted is what grows in proportion.
-    """
-    figure, axes = plt.subplots(1, 2, figsize=(10, 4), sharey=True)
-    sizes = {"batch": "batch size, responses of {} tokens", "response": "response length in tokens, batches of {}"}
-    for axis, (swept, label), fixed in zip(axes, sizes.items(), ("response", "batch"), strict=True):
-        part = costs[costs["sweep"] == swept]
-        for (phase, colour), marker in zip(PHASES.items(), "osD^", strict=True):
-            axis.plot(part[swept], part[phase], color=COLOURS[colour], marker=marker, ms=4, label=phase)
-        axis.plot(part[swept], part["total"], color="0.2", marker="o", ms=4, lw=2, label="whole step")
-        line = part["total"].iloc[-1] * part[swept] / part[swept].iloc[-1]
-        axis.plot(part[swept], line, color="0.2", ls=":", lw=1, label="proportional")
-        axis.set(xscale="log", yscale="log", xlabel=label.format(part[fixed].iloc[0]))
-        axis.set_xticks(part[swept], part[swept])
-        axis.minorticks_off()
-        axis.yaxis.set_major_formatter("{x:g}")
-    axes[0].set_ylabel("seconds")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=6)
-    plt.close(figure)
+    _legend_below(figure, axes, columns=len(runs))
     return figure

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,7 +26,7 @@ class Settings(SimpleNamespace):
 
     def __init__(self, preset: str, spec: dict[str, dict], overrides: Mapping) -> None:
         super().__init__(**{key: entry[preset] for key, entry in spec.items()} | dict(overrides))
-        self._preset, self._spec, self._overrides = preset, spec, dict(overrides)
+        self._spec = spec
 
     def table(self) -> Styler:
         """Settings as rows, for display: the value in use, the three presets, and what the setting means."""
@@ -33,10 +34,9 @@ class Settings(SimpleNamespace):
             key: {"in use": getattr(self, key), **{name: entry[name] for name in PRESETS}, "meaning": entry["help"]}
             for key, entry in self._spec.items()
         }
-        table = pd.DataFrame.from_dict(rows, orient="index").astype(object).fillna("–")
-        return table.style.format(lambda x: f"{x:g}" if isinstance(x, float) else x).set_properties(
-            subset=["meaning"], **{"text-align": "left"}
-        )
+        style = pd.DataFrame.from_dict(rows, orient="index").astype(object).fillna("–").style
+        style = style.format(lambda x: f"{x:g}" if isinstance(x, float) else x)
+        return style.set_properties(subset=["meaning"], **{"text-align": "left"})
 
 
 def read_spec(notebook: str) -> dict[str, dict]:
@@ -55,23 +55,6 @@ def read_spec(notebook: str) -> dict[str, dict]:
     return {key: {**dict.fromkeys(PRESETS, entry.get("all")), **entry} for key, entry in spec.items()}
 
 
-def read_options(file: str | Path | None) -> dict:
-    """A YAML file's options, none where no file is named. Raises ``OSError``, or ``ValueError`` that names the file."""
-    if not file:
-        return {}
-    try:
-        text = Path(file).read_text(encoding="utf-8")
-        options = yaml.safe_load(text)
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ValueError(f"{file} cannot be read as YAML in UTF-8: {error}") from None
-    if not isinstance(options, dict):
-        raise ValueError(f"{file} is no list of options like seed: 1.")
-    names = [name.value for name, _ in yaml.compose(text).value]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise ValueError(f"{file} has the option {twice[0]} twice. Leave one of them.")
-    return options
-
-
 def load_preset(notebook: str, preset: str, overrides: Mapping | None = None) -> Settings:
     """The settings of a notebook at a preset, with overrides on top.
 
@@ -87,46 +70,42 @@ def load_preset(notebook: str, preset: str, overrides: Mapping | None = None) ->
             raise ValueError(f"Unknown setting {key!r} for notebook {notebook}; it has {', '.join(spec)}.")
         entry = spec[key]
         examples = [entry[name] for name in (preset, *PRESETS) if entry[name] is not None]
-        if not examples or value is None and (entry[preset] is None or entry.get("optional")):
-            checked[key] = value
-            continue
-        checked[key] = like(key, value, examples[0], entry.get("min", 1))
-        if key in NUMBERS:
-            check_number(key, checked[key])
+        may_be_null = entry[preset] is None or entry.get("optional")
+        if examples and not (value is None and may_be_null):
+            value = like(key, value, examples[0], entry.get("min", 1))
+            value = check_number(key, value) if key in NUMBERS else value
+        checked[key] = value
     settings = Settings(preset, spec, checked)
-    for least, most in ((key, f"{key[:-4]}_max") for key in spec if key.endswith("_min") and f"{key[:-4]}_max" in spec):
-        if getattr(settings, least) >= getattr(settings, most):
+    for low in (key for key in spec if key.endswith("_min")):
+        high = f"{low.removesuffix('_min')}_max"
+        if high in spec and getattr(settings, low) >= getattr(settings, high):
             raise ValueError(
-                f"{least} is {getattr(settings, least)}, and {most}, which is exclusive, {getattr(settings, most)}: "
+                f"{low} is {getattr(settings, low)}, and {high}, which is exclusive, {getattr(settings, high)}: "
                 "it must be larger."
             )
     return settings
 
 
 def like(key: str, value, example, least: int = 1):
-    """value in the type of example: YAML reads 1e-4 as text, for one. Lists item by item.
+    """``value`` in the type of ``example``: YAML reads 1e-4 as text, for one. Lists item by item.
 
     Raises ``ValueError`` for other types, numbers that are not finite, and whole ones below ``least``.
     """
-    if isinstance(example, str) and isinstance(value, bool):
-        return "yes" if value else "no"  # YAML 1.1 reads a bare no as false
-    kind, several = type(example), isinstance(value, list | tuple)
-    wanted = f"a value of type {kind.__name__}, like {example!r}"
-    try:
-        if value is None or isinstance(value, dict) or several != (kind is list):
-            raise ValueError
-        if several:
+    kind = type(example)
+    if kind is list and isinstance(value, list | tuple):
+        with suppress(ValueError):
             return [like(key, item, example[0], least) for item in value]
-        if (kind is bool) != isinstance(value, bool):
-            raise ValueError
-        if kind not in (int, float):
-            return kind(value)
-        if not math.isfinite(float(value)):
-            wanted = wanted.replace(", like", " that is finite, like")
-        elif kind is int and float(value) < least:
-            wanted = f"a whole number of at least {least}"
-        elif kind(float(value)) == float(value):
-            return kind(float(value))
-        raise ValueError
-    except (TypeError, ValueError, OverflowError):
-        raise ValueError(f"Setting {key!r} takes {wanted}; got {value!r}.") from None
+    if kind is bool and isinstance(value, bool):
+        return value
+    if kind is str and isinstance(value, bool):
+        return "yes" if value else "no"  # YAML 1.1 reads a bare no as false
+    if kind is str and isinstance(value, str | int | float | Path):
+        return str(value)
+    if kind in (int, float) and not isinstance(value, bool):
+        with suppress(TypeError, ValueError, OverflowError):
+            number = kind(float(value))
+            if number == float(value) and math.isfinite(number) and (kind is float or number >= least):
+                return number
+    wanted = {int: f"a whole number of at least {least}", float: "a finite number"}
+    wanted = wanted.get(kind, f"a value of type {kind.__name__}")
+    raise ValueError(f"Setting {key!r} takes {wanted}, like {example!r}; got {value!r}.")

@@ -32,11 +32,8 @@ class CheckFailed(AssertionError):
 class RunCard:
     """Collects metrics and checks of a notebook's run and writes ``OUTPUT/run_cards/<notebook>.json``.
 
-    Args:
-        notebook: its name, without ending.
-        preset, seed: what it ran with; all random generators are seeded here.
-        output_dir: where cards and models go; relative paths start at the project's root (an installed
-            copy: at the working directory).
+    Seeds all random generators. A relative ``output_dir`` starts at the project's root (an installed copy: at the
+    working directory).
     """
 
     def __init__(self, notebook: str, preset: str, seed: int, output_dir: str | os.PathLike = "build") -> None:
@@ -50,10 +47,7 @@ class RunCard:
         set_seed(seed)
 
     def metric(self, name: str, value: float) -> float:
-        """Record a number; names ending in _before and _after form the headline of the runner's table.
-
-        NaN and Inf, which JSON does not have, are written as null.
-        """
+        """Record a number (null where it is not finite); names in _before and _after head the runner's table."""
         self.metrics[name] = float(value)
         return value
 
@@ -62,16 +56,17 @@ class RunCard:
         self.checks[name] = {"passed": bool(passed), "value": float(value), "want": want}
 
     def curve(self, name: str, table: pd.DataFrame) -> None:
-        """Record a table's columns, to six digits; figures are drawn from them, never from typed-in numbers."""
+        """Record a table's columns, numbers to six digits; figures are drawn from them."""
         self.curves[name] = {column: [_short(value) for value in table[column]] for column in table}
 
     def finish(self) -> pd.DataFrame:
         """Write the card, and return its checks as a table. Raises :class:`CheckFailed` when one did not pass."""
+        versions = {name: importlib.metadata.version(name) for name in _PACKAGES if importlib.util.find_spec(name)}
         card = {
             "notebook": self.notebook,
             "preset": self.preset,
             "seed": self.seed,
-            "versions": {"python": platform.python_version(), **_versions()},
+            "versions": {"python": platform.python_version(), **versions},
             "wall_s": round(time.perf_counter() - self._started, 2),
             "peak_rss_mb": round(peak_memory() / 2**20, 1),
             "peak_cuda_mb": round(torch.cuda.max_memory_allocated() / 2**20, 1) if torch.cuda.is_available() else 0.0,
@@ -83,28 +78,22 @@ class RunCard:
         with atomic_file(self.output_dir / "run_cards" / f"{self.notebook}.json") as path:
             card = json.loads(json.dumps(card), parse_constant=lambda name: None)
             path.write_text(json.dumps(card, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        failed = [f"{name}: {c['value']:.4g}, wanted {c['want']}" for name, c in self.checks.items() if not c["passed"]]
+        rows = [(name, f"{c['value']:.4g}", c["want"], "passed") for name, c in self.checks.items()]
+        failed = [f"{name}: {value}, wanted {want}" for name, value, want, _ in rows if not self.checks[name]["passed"]]
         if failed:
             raise CheckFailed(f"{self.notebook} ran, but {len(failed)} check(s) did not pass: " + "; ".join(failed))
-        return pd.DataFrame(
-            [(name, f"{c['value']:.4g}", c["want"], "passed") for name, c in self.checks.items()],
-            columns=["check", "value", "wanted", "result"],
-        )
+        return pd.DataFrame(rows, columns=["check", "value", "wanted", "result"])
 
 
 def _short(value):
-    """A word as it is, a number to six digits, None for NaN: what JSON can hold and a person can compare."""
+    """A word as it is, a number to six digits, None for NaN."""
     if isinstance(value, str):
         return value
     return None if pd.isna(value) else float(f"{value:.6g}")
 
 
-def _versions() -> dict[str, str]:
-    return {name: importlib.metadata.version(name) for name in _PACKAGES if importlib.util.find_spec(name)}
-
-
 def peak_memory() -> int:
-    """The most main memory that this process has held so far, in bytes; on macOS and Windows untried."""
+    """The peak main memory of this process so far, in bytes; untried on macOS and Windows."""
     try:
         import resource
     except ImportError:  # Windows

@@ -1,10 +1,10 @@
 """Datasets: film reviews and queries for PPO, preference pairs for a reward model, answers for SFT."""
 
 from rlhf_course.data.answers import hold_out, load_answers, tokenize_answers
-from rlhf_course.data.batches import collate, endless
-from rlhf_course.data.files import describe, load_split
+from rlhf_course.data.files import load_split
 from rlhf_course.data.preferences import load_pairs, tokenize_pairs
 from rlhf_course.data.reviews import build_queries, load_reviews
+from rlhf_course.data.rows import collate, describe, endless
 from rlhf_course.data.transcripts import ASSISTANT, HUMAN, as_prompt, encode, last_question
 
 __all__ = ["ASSISTANT", "HUMAN", "as_prompt", "build_queries", "collate", "describe", "encode", "endless", "hold_out"]

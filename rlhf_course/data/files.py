@@ -21,10 +21,9 @@ UNREADABLE = (DatasetGenerationError, pyarrow.ArrowInvalid, EOFError, gzip.BadGz
 def load_split(
     source: str | Path, split: str, data_files: str | Sequence[str] | None = None, **options
 ) -> datasets.Dataset:
-    """One split, or a slice of it, of a local folder or a hub dataset; of some of its files, where they are named.
+    """One split, or a slice of it, of a local folder or a hub dataset, or of some of its files.
 
-    Raises ``OSError`` for what cannot be had, and ``ValueError`` for what cannot be read, a split that is missing or
-    empty; each is a sentence.
+    Raises ``OSError`` where nothing is found, ``ValueError`` for damaged files and for a missing or empty split.
     """
     check_source(source, "dataset")
     try:
@@ -40,17 +39,16 @@ def load_split(
     except UNREADABLE as error:
         raise _damage(Path(source), error) from error
     except (ValueError, StopIteration) as error:
+        sentence = f"No split {split!r} in {source}: {error}"
         if isinstance(error, StopIteration) or "corresponds to no data" in str(error):
-            raise ValueError(
-                f"There is no row in split {split!r} of {source}. Check the slice and the files."
-            ) from None
-        if "split" not in str(error):
+            sentence = f"There is no row in split {split!r} of {source}. Check the slice and the files."
+        elif "split" not in str(error):
             raise
-        raise ValueError(f"No split {split!r} in {source}: {error}") from None
+        raise ValueError(sentence) from None
 
 
 def _damage(source: Path, error: Exception) -> Exception:
-    """What is wrong with a dataset that cannot be read: the first file that cannot be read alone, and why."""
+    """What to raise for a dataset that cannot be read: it names the first file that cannot be read alone."""
     place = f"A file of {source}"
     for path in sorted(source.rglob("*")):
         if path.name.removesuffix(".gz").endswith(FORMATS):
@@ -73,24 +71,17 @@ def _damage(source: Path, error: Exception) -> Exception:
 
 def _reader(name: str) -> str:
     """What datasets calls the format of a file."""
-    kind = name.removesuffix(".gz").rpartition(".")[2]
-    return "json" if kind == "jsonl" else kind
+    return Path(name.removesuffix(".gz")).suffix[1:].replace("jsonl", "json")
 
 
 def _files_beside_a_script(source: str, data_files: str | Sequence[str] | None) -> dict:
-    """How to load files of a dataset that comes with a script, which datasets does not run any more, without it."""
+    """How to load files of a dataset without its loading script, which datasets no longer runs."""
     names = [data_files] if isinstance(data_files, str) else list(data_files or ())
     local = Path(source).is_dir()
     if not names:
         found = os.listdir(source) if local else list_repo_files(source, repo_type="dataset")
         found = ", ".join(sorted(name for name in found if name.endswith(FORMATS)))
-        raise ValueError(
-            f"{source} comes with a loading script, which is not run here. Name files of it to read instead: {found}."
-        )
+        sentence = f"{source} comes with a loading script, which is not run here. Name files of it to read instead: "
+        raise ValueError(f"{sentence}{found}.")
     paths = [str(Path(source, name)) if local else hf_hub_download(source, name, repo_type="dataset") for name in names]
     return {"path": _reader(names[0]), "data_files": paths}
-
-
-def describe(report: dict[str, int]) -> str:
-    """A report of dropped rows as a phrase."""
-    return ", ".join(f"{count} {reason}" for reason, count in report.items() if count) or "nothing was dropped"

@@ -8,33 +8,28 @@ from pathlib import Path
 import datasets
 
 from rlhf_course.data.files import load_split
+from rlhf_course.data.rows import check_columns
 
-HALF = "\ufffd"  # what the first bytes of a character are decoded as
-
-
+INCOMPLETE = "\ufffd"  # what the first bytes of a character are decoded as
 SENTIMENTS = {"0": 0, "1": 1, "negative": 0, "positive": 1, "neg": 0, "pos": 1, "false": 0, "true": 1}
 
 
 def load_reviews(source: str | Path, split: str) -> datasets.Dataset:
     """The columns text (str) and label (0 negative, 1 positive) of one split of a local folder or a hub dataset.
 
-    Labels may be numbers, truth values, or their names, as words or as a ClassLabel has them: see ``SENTIMENTS``.
-    Raises ``FileNotFoundError`` when nothing is there and ``ValueError`` when a column, text or class is missing.
+    Labels may be numbers, truth values, or names, as words or as a ClassLabel has them: see ``SENTIMENTS``. Raises
+    ``OSError`` where nothing is found, and ``ValueError`` when a column, text or class is missing.
     """
     where = f"split {split!r} of {source}"
     reviews = load_split(source, split)
-    missing = {"text", "label"} - set(reviews.column_names)
-    if missing:
-        raise ValueError(
-            f"No column {' or '.join(sorted(missing))} in {where}; it has {', '.join(reviews.column_names)}. "
-            "Rename the columns to text and label (0 negative, 1 positive)."
-        )
+    advice = "Rename the columns to text and label (0 negative, 1 positive)."
+    check_columns(reviews, ("text", "label"), where, advice)
     reviews = reviews.select_columns(["text", "label"])
     for row, text in enumerate(reviews["text"]):
         if not isinstance(text, str) or not text.strip():
             raise ValueError(f"Row {row} of {where} has no text: {text!r}. Remove such rows from the dataset.")
-    names = enumerate(getattr(reviews.features["label"], "names", ()))
-    names = {index: name for index, name in names if name.lower() in SENTIMENTS}
+    of_class_label = enumerate(getattr(reviews.features["label"], "names", ()))
+    names = {index: name for index, name in of_class_label if name.lower() in SENTIMENTS}
     given = [str(names.get(label, label)) for label in reviews["label"]]
     labels = [SENTIMENTS.get(label.strip().lower().removesuffix(".0")) for label in given]
     if {*labels} != {0, 1}:
@@ -51,28 +46,28 @@ def build_queries(
     Each row draws its own length from ``lengths``, and is shorter where that ends inside a character. Raises
     ``ValueError`` when no review is long enough.
     """
-    kept = reviews.filter(lambda texts: [len(t) > min_characters for t in texts], batched=True, input_columns="text")
-    if len(kept) == 0:
+    kept = [text for text in reviews["text"] if len(text) > min_characters]
+    if not kept:
         longest = max(map(len, reviews["text"]))
         raise ValueError(
             f"None of the {len(reviews)} reviews has more than {min_characters} characters; the longest has {longest}. "
             "Lower min_characters, or check that the column holds whole reviews."
         )
-    drawn = [lengths() for _ in range(len(kept))]
-    tokens = tokenizer([text[: 16 * max(drawn)] for text in kept["text"]])["input_ids"]
+    drawn = [lengths() for _ in kept]
+    tokens = tokenizer([text[: 16 * max(drawn)] for text in kept])["input_ids"]
     cut = [ids[:length] for ids, length in zip(tokens, drawn, strict=True)]
     texts = tokenizer.batch_decode(cut)
     for row, text in enumerate(texts):
-        if text.endswith(HALF):
-            cut[row] = _whole(tokenizer, tokens[row], drawn[row])
+        if text.endswith(INCOMPLETE):
+            cut[row] = _complete_characters(tokenizer, tokens[row], drawn[row])
             texts[row] = tokenizer.decode(cut[row])
     return datasets.Dataset.from_dict({"input_ids": cut, "query": texts}).with_format("torch")
 
 
-def _whole(tokenizer, ids: list[int], length: int) -> list[int]:
+def _complete_characters(tokenizer, ids: list[int], length: int) -> list[int]:
     """The first tokens, fewer than ``length``, that end with a character; more, where the first one needs them."""
     for size in (*range(length - 1, 0, -1), *range(length + 1, len(ids))):
         text = tokenizer.decode(ids[:size], skip_special_tokens=True)
-        if text and not text.endswith(HALF):
+        if text and not text.endswith(INCOMPLETE):
             return ids[:size]
     return ids[:length]

@@ -10,7 +10,7 @@ MARKS = {"system": "\n\n", "user": f"{HUMAN} ", "assistant": f"{ASSISTANT} "}
 
 def as_prompt(question: str) -> str:
     """A bare question as a dialogue that waits for its answer; a transcript stays as it is."""
-    question = _begun(question).rstrip().removesuffix(ASSISTANT)
+    question = _with_opening(question).rstrip().removesuffix(ASSISTANT)
     return (question if HUMAN in question else f"{HUMAN} {question.lstrip()}") + ASSISTANT
 
 
@@ -25,7 +25,7 @@ def as_text(turns: str | list[dict] | None) -> str:
     Raises ``ValueError`` for anything else.
     """
     if isinstance(turns, str) or turns in (None, []):
-        return _begun(turns or "")
+        return _with_opening(turns or "")
     text = ""
     for message in turns if isinstance(turns, list) else [turns]:
         role, content = (message.get(key) for key in ("role", "content")) if isinstance(message, dict) else (None, None)
@@ -58,7 +58,7 @@ def split_answer(turns: str | list[dict] | None, prompt: str | None, repeated: b
     return before, mark, answer.strip()
 
 
-def _begun(text: str) -> str:
+def _with_opening(text: str) -> str:
     """A transcript whose first line breaks were stripped gets them back."""
     return f"\n\n{text.lstrip()}" if text.lstrip().startswith(HUMAN.strip()) else text
 

@@ -74,15 +74,15 @@ def test_generate_takes_queries_from_either_side_and_leaves_responses_on_the_dev
 
 def test_evaluate_takes_queries_from_either_side():
     class Letters(PadTokenizer):
-        def decode(self, tokens):
-            return " ".join(map(str, tokens.tolist()))
+        def batch_decode(self, rows, skip_special_tokens=False):
+            return [" ".join(map(str, tokens.tolist())) for tokens in rows]
 
-    policy, reference = make_policy().to("cuda"), make_policy(1).to("cuda")
-    tables = []
+    trainer, tables = make_trainer(make_policy(), make_policy(1)), []
+    trainer.tokenizer = Letters()
     for where in ("cpu", "cuda"):
         queries = [query.to(where) for query in make_samples()[0]]
-        scores = lambda texts: torch.tensor([float(len(text)) for text in texts]).to("cuda")  # noqa: E731
-        tables.append(evaluate(policy, reference, Letters(), queries, [4] * 8, scores, do_sample=True, top_k=0))
+        score = lambda asked, texts: torch.tensor([float(len(text)) for text in texts]).to("cuda")  # noqa: E731
+        tables.append(evaluate(trainer, score, queries, [4] * 8, do_sample=True, top_k=0))
     assert tables[0].equals(tables[1]) and tables[0]["kl"].abs().max() > 0
 
 
