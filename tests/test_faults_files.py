@@ -233,21 +233,21 @@ def as_me(action) -> int:
 
 @pytest.mark.fault("two users with one RLHF_COURSE_CACHE")
 def test_two_users_share_a_cache(built, monkeypatch, outcome):
-    def build() -> bool:
+    def make() -> bool:
         return cache.is_whole(build.build_reviews())
 
     def read() -> bool:
-        made = len(built)
-        return build() and len(built) == made
+        before = len(built)
+        return make() and len(built) == before
 
     with tempfile.TemporaryDirectory() as shared:  # the folders that pytest gives are closed to others
         os.chmod(shared, 0o777)
         for first, second in ((as_me, as_nobody), (as_nobody, as_me)):
-            cache = Path(shared, first.__name__)
-            cache.mkdir()
-            cache.chmod(0o777)
-            monkeypatch.setenv("RLHF_COURSE_CACHE", str(cache))
-            assert first(build) == 0 and second(read) == 0
-            assert modes(cache) == {0o777 & ~umask(), 0o666 & ~umask()}
-            assert next(cache.glob(".*.lock")).stat().st_mode & 0o666 == 0o666
+            root = Path(shared, first.__name__)
+            root.mkdir()
+            root.chmod(0o777)
+            monkeypatch.setenv("RLHF_COURSE_CACHE", str(root))
+            assert first(make) == 0 and second(read) == 0
+            assert modes(root) == {0o777 & ~umask(), 0o666 & ~umask()}
+            assert next(root.glob(".*.lock")).stat().st_mode & 0o666 == 0o666
     outcome("What the one built, the other reads; where both may write, either builds.")

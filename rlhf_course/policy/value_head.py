@@ -120,7 +120,7 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
 
     @property
     def _no_split_modules(self):
-        """The classes of its layers: what accelerate shares out piece by piece."""
+        """The classes of its layers: what accelerate shards one by one."""
         return self.pretrained_model._no_split_modules
 
     @property
