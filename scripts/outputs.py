@@ -74,7 +74,7 @@ def open_output(
             if other and other.get("command") != settings["command"]:
                 owner = other.get("command", "another program")
                 raise ValueError(f"{folder / SETTINGS} is of {owner}. Name another output.")
-            found, damaged = _newest([Path(resume)] if isinstance(resume, str) else checkpoints(folder / inner))
+            found, damaged = newest([Path(resume)] if isinstance(resume, str) else checkpoints(folder / inner))
         if found and not resume:
             raise ValueError(f"{found} is there already: go on with {option}, or name another output.")
         if found:
@@ -101,18 +101,10 @@ def _compare(settings: dict, checkpoint: Path) -> None:
 
 def _read_settings(folder: Path) -> dict | None:
     """The settings in a folder, None where there are none that can be read."""
-    try:
-        return read_json(folder / SETTINGS)
-    except (OSError, ValueError):
-        return None
+    return None if is_damaged(folder / SETTINGS) else read_json(folder / SETTINGS)
 
 
-def latest_checkpoint(folder: str | Path) -> Path | None:
-    """The undamaged checkpoint of the highest step, or None."""
-    return _newest(checkpoints(folder))[0]
-
-
-def _newest(folders: Iterable[Path]) -> tuple[Path | None, dict[Path, str]]:
+def newest(folders: Iterable[Path]) -> tuple[Path | None, dict[Path, str]]:
     """The undamaged checkpoint of the highest step, or None, and later ones with what is wrong with them."""
     damaged = {}
     for path in sorted(folders, key=lambda path: (len(path.name), path.name), reverse=True):

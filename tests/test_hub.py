@@ -148,6 +148,7 @@ def test_a_download_holds_no_code_and_the_weights_once(hub, contents, tmp_path, 
             "model.safetensors",
         }
         assert {path.name for path in download("me/old").iterdir()} == {"config.json", "vocab.txt", "pytorch_model.bin"}
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
     assert download(tmp_path) == tmp_path
     with pytest.raises(FileNotFoundError, match="No model folder at ./nowhere. Give an existing folder, or a hub id"):
         download("./nowhere")

@@ -10,8 +10,7 @@ import nbformat
 import predict_gpu
 import pretend_gpu
 import pytest
-from conftest import difference, make_policy, make_samples, make_trainer, sgd, snapshot
-from outputs import latest_checkpoint
+from conftest import difference, latest_checkpoint, make_policy, make_samples, make_trainer, sgd, snapshot
 
 from rlhf_course.course.memory import as_markdown
 from rlhf_course.course.presets import ROOT, load_preset

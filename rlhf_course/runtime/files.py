@@ -65,16 +65,14 @@ def _aside(target: Path) -> Iterator[Path]:
     for left in target.parent.glob(".*.part"):
         with suppress(Timeout, OSError), FileLock(left / ".lock", timeout=0):  # alive, or another user's
             shutil.rmtree(left, ignore_errors=True)
-    aside = Path(tempfile.mkdtemp(prefix=f".{target.name}-", suffix=".part", dir=target.parent))
-    try:
-        with FileLock(aside / ".lock"), say_when_full(target):
-            yield aside
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+    where = {"prefix": f".{target.name}-", "suffix": ".part", "dir": target.parent}
+    with tempfile.TemporaryDirectory(**where, ignore_cleanup_errors=True) as aside:
+        with FileLock(Path(aside, ".lock")), say_when_full(target):
+            yield Path(aside)
 
 
 @contextmanager
-def hold(folder: str | os.PathLike, name: str = "") -> Iterator[Path]:
+def hold(folder: str | os.PathLike, name: str = "") -> Iterator[None]:
     """Lock an output folder, or one name in it, against other processes; a folder that is new and stays empty goes.
 
     Raises ``OSError`` where another process holds it.
@@ -88,7 +86,7 @@ def hold(folder: str | os.PathLike, name: str = "") -> Iterator[Path]:
         busy = f"Another run is writing to {folder / name}. Wait for its end, or name another place."
         raise BlockingIOError(busy) from None
     try:
-        yield folder
+        yield
     finally:
         with suppress(OSError):  # the folder is gone, or not empty
             os.unlink(lock.lock_file)  # before its release: filelock sees that a file was unlinked, and makes another

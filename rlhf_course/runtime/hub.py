@@ -18,7 +18,7 @@ WEIGHTS = ["*model*.safetensors", "v_head.safetensors"], ["pytorch_model*.bin", 
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 LFS_FILES = (".json", ".jsonl", ".csv", ".parquet", ".gz", ".safetensors", ".bin", ".model")
 LOGIN = "run hf auth login or set HF_TOKEN."
-NEEDS_CODE = "needs code of its own, and that is not run here. Convert it first to one that transformers knows "
+NEEDS_CODE = "which needs code of its own, and that is not run here. Convert it first to one that transformers knows "
 NEEDS_CODE += "(Baichuan: scripts/convert_baichuan.py)."
 
 
@@ -72,7 +72,7 @@ def check_known(source: str | Path, config: dict) -> None:
     """Raise ``ValueError`` for a model's config that transformers has no class for."""
     kind = config.get("model_type")
     if kind not in CONFIG_MAPPING and (kind or "auto_map" in config):
-        raise ValueError(f"{source} is a {kind or 'nameless'} model, which {NEEDS_CODE}")
+        raise ValueError(f"{source} is a {kind or 'nameless'} model, {NEEDS_CODE}")
 
 
 @contextmanager
@@ -101,12 +101,11 @@ def _explain(error: BaseException, source: str, kind: str) -> Exception | None:
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     page = f"{hub}/{'datasets/' if kind == 'dataset' else ''}{source}"
     file = re.search(r"(?:/resolve/[^/]+/|'hf://datasets/[^'@]+@\w+/)([^\s\"']+\w)", found)
-    why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"{hub} cannot be reached"
-    cure = "Check the connection, set HF_ENDPOINT to a mirror, or give a local folder."
+    why, cure = f"{hub} cannot be reached", "Check the connection, set HF_ENDPOINT to a mirror, or give a local folder."
     if constants.HF_HUB_OFFLINE:
-        cure = "Unset it once to download it."
+        why, cure = "HF_HUB_OFFLINE is set", "Unset it once to download it."
     errors = {
-        "trust_remote_code": ValueError(f"{source} {NEEDS_CODE}"),
+        "trust_remote_code": ValueError(f"{source} is a {kind}, {NEEDS_CODE}"),
         "GatedRepoError|is a gated dataset": PermissionError(
             f"{source} is gated. Accept its terms at {page}, and {LOGIN}"
         ),
