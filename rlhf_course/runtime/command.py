@@ -63,12 +63,12 @@ def sentence(error: BaseException) -> str:
 
 
 def stop_between_steps() -> AbstractContextManager[SimpleNamespace]:
-    """Turn the first Ctrl-C, SIGTERM or SIGHUP into a request to stop after the current step.
+    """Turn the first Ctrl-C, SIGTERM or SIGHUP into a request: an object whose ``code`` is then no longer 0.
 
-    A second one interrupts at once. Yields an object whose ``code`` is 0 until then, and then the exit code.
+    The code is the exit code of a run that stops after the current step. A second signal interrupts at once.
     """
-    words = "\nStopping after this step; press Ctrl-C again to stop at once."
-    return _on_first_signal(lambda signum, frame: print(words, flush=True))
+    text = "\nStopping after this step; press Ctrl-C again to stop at once."
+    return _on_first_signal(lambda signum, frame: print(text, flush=True))
 
 
 @contextmanager
@@ -83,23 +83,22 @@ def _on_first_signal(handle: Callable) -> Iterator[SimpleNamespace]:
     before = {kind: found for kind in kinds if (found := signal.getsignal(kind)) is not signal.SIG_IGN}
     stopped = SimpleNamespace(code=0)
 
-    def restore() -> None:
-        for kind, handler in before.items():
+    def install(handlers: dict) -> None:
+        for kind, handler in handlers.items():
             signal.signal(kind, handler)
 
     def first(signum: int, frame) -> None:
-        restore()
+        install(before)
         if signum == HANGUP:
             _silence()
         stopped.code = 128 + signum
         handle(signum, frame)
 
     try:
-        for kind in before:
-            signal.signal(kind, first)
+        install(dict.fromkeys(before, first))
         yield stopped
     finally:
-        restore()
+        install(before)
 
 
 def _silence() -> None:

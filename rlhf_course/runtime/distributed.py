@@ -52,7 +52,7 @@ def init_quietly() -> PartialState:
 
 
 def shutdown() -> None:
-    """Shut the process group down, at the very end, when nothing refers to models and trainers any more.
+    """Destroy the process group, at the very end, when nothing refers to models and trainers any more.
 
     Freeing gloo's group waits for its threads, which may wait for the GIL. A Python reference releases the GIL
     meanwhile; DDP's own does not, and would deadlock. So ours has to be the last.

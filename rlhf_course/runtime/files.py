@@ -26,9 +26,9 @@ FULL_TEXTS = ("inline_container", "iostream error", *(f"os error {number}" for n
 def atomic_folder(target: str | os.PathLike, stale: tuple[str, ...] = ()) -> Iterator[Path]:
     """Yield an empty folder beside ``target``; on success its files take their places there, on failure it is removed.
 
-    A new target appears at once. In one that exists, each file replaces the one of its name; files that match a pattern
-    of ``stale`` and were not replaced go, because they would be loaded in place of the new ones; all others stay.
-    Raises ``OSError`` with a sentence where target is a file, or the disk is full.
+    A new target appears at once. In one that exists each file replaces its namesake; others that match a pattern of
+    ``stale`` go, because they would be loaded in place of the new ones; the rest stays. Raises ``OSError`` where target
+    is a file, or the disk is full.
     """
     target = check_folder(target)
     with _aside(target) as aside:

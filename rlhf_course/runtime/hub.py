@@ -36,19 +36,17 @@ def check_source(source: str | Path, kind: str = "model") -> None:
         hint = f" (There is a folder {path.parent} here, so this is no id.)" if has_owner else ""
         cure = "Give an existing folder, or a hub id like owner/name."
         raise FileNotFoundError(f"No {kind} folder at {source}. {cure}{hint}")
-    for file in path.rglob("*"):
-        if file.name.endswith(LFS_FILES) and file.is_file():
-            with file.open("rb") as content:
-                if content.read(len(LFS_POINTER)) == LFS_POINTER:
-                    raise ValueError(f"{file} is not the file itself but git-lfs's pointer to it: run git lfs pull.")
+    for file in filter(Path.is_file, path.rglob("*")):
+        is_small = file.name.endswith(LFS_FILES) and file.stat().st_size < 1000  # as pointers are
+        if is_small and file.read_bytes().startswith(LFS_POINTER):
+            raise ValueError(f"{file} is not the file itself but git-lfs's pointer to it: run git lfs pull.")
 
 
 def download(source: str | Path, revision: str | None = None, to_convert: bool = False) -> Path:
-    """The folder with a model's files: ``source`` itself, or where a hub id's are, downloaded if not yet there.
+    """The folder with a model's files: ``source`` itself, or of a hub id, downloaded if not yet there.
 
-    Safetensors are preferred to .bin, and files in subfolders are left where they are. Raises ``OSError`` for what
-    cannot be had, and ``ValueError``, before it downloads weights, for a model that transformers does not know, unless
-    it is ``to_convert``.
+    Safetensors are preferred to .bin; subfolders are left out. Raises ``OSError`` for what cannot be had, and, before
+    it downloads weights, ``ValueError`` for a model that transformers does not know, unless it is ``to_convert``.
     """
     check_source(source)
     is_local, (safetensors, bins) = Path(source).exists(), WEIGHTS
@@ -77,10 +75,7 @@ def check_known(source: str | Path, config: dict) -> None:
 
 @contextmanager
 def hub_errors(source: str | Path, kind: str = "model") -> Iterator[None]:
-    """What the hub and its libraries raise about ``source`` becomes one sentence; the rest passes.
-
-    An ``OSError``, and for a damaged file, which is named, or a model with code of its own, a ``ValueError``.
-    """
+    """Turn what the hub's libraries raise about ``source`` into one sentence, as an ``OSError`` or ``ValueError``."""
     try:
         yield
     except Exception as error:
