@@ -248,9 +248,9 @@ def train(options: argparse.Namespace, settings: Settings) -> int:
     from rlhf_course.data import endless
     from rlhf_course.ppo.checkpoint import load_checkpoint, save_checkpoint
     from rlhf_course.runtime import tracking
-    from rlhf_course.runtime.distributed import join_quietly
+    from rlhf_course.runtime.distributed import init_quietly
 
-    state = join_quietly()
+    state = init_quietly()
     quiet_libraries()
     used = CHAT_SETTINGS if options.experiment == CHAT else read_spec(options.experiment)
     every = vars(options) | {name: getattr(settings, name) for name in used} | {"command": NAME}
@@ -294,10 +294,10 @@ def main(arguments: list[str] | None = None) -> int:
 
     def parse_and_train(arguments: list[str]) -> int:
         options = parse_arguments(arguments)
-        from rlhf_course.runtime.distributed import leave
+        from rlhf_course.runtime.distributed import shutdown
 
         code = train(*options)
-        leave()
+        shutdown()
         return code
 
     return command.run(NAME, parse_and_train, arguments)

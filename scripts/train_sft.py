@@ -151,7 +151,7 @@ def run(script: ScriptArguments, config, model_args, settings: Settings, output)
     trainer = trl_cli.make_trainer("SFTTrainer", model, tokenizer, config, model_args, train, held_out)
 
     class Before(TrainerCallback):
-        """The loss before the first step, when weights are where, or shared out as, they will be in training."""
+        """The loss before the first step, when weights are where, or sharded as, they will be in training."""
 
         def on_train_begin(self, args, state, control, **kwargs):
             if state.global_step == 0:

@@ -44,7 +44,7 @@ def common_defaults(bf16: bool, epochs: float, batch_size: int) -> dict:
         "logging_nan_inf_filter": False,  # which hides what it should show
         "disable_tqdm": False,
         "ddp_find_unused_parameters": False,  # there are none
-        "accelerator_config": {"use_configured_state": True},  # what processes.join() found, CPUs over gloo too
+        "accelerator_config": {"use_configured_state": True},  # what distributed.init() found, CPUs over gloo too
     }
 
 
@@ -110,7 +110,7 @@ def begin(config) -> Path:
     Raises ``ValueError`` under DeepSpeed's ZeRO-3.
     """
     if config.deepspeed_plugin and config.deepspeed_plugin.zero_stage == 3:
-        raise ValueError("ZeRO-3 does not run here; scripts/accelerate/fsdp.yaml shares out the weights as well.")
+        raise ValueError("ZeRO-3 does not run here; scripts/accelerate/fsdp.yaml shards the weights as well.")
     output = Path(config.output_dir)
     config.output_dir = str(output / CHECKPOINTS)
 
@@ -269,13 +269,13 @@ def main(name: str, parse_arguments: Callable, run: Callable, arguments: list[st
     """Returns the exit code: 0 when finished, 1 with a sentence for what is not valid, 130 when stopped by Ctrl-C."""
 
     def parse_and_run(arguments: list[str]) -> int:
-        from rlhf_course.runtime.distributed import join_quietly, leave
+        from rlhf_course.runtime.distributed import init_quietly, shutdown
 
-        join_quietly()
+        init_quietly()
         script, config, model_args, settings = parse_arguments(arguments)
         with open_output(name, begin(config), script, config, model_args) as output:
             code = run(script, config, model_args, settings, output)
-        leave()
+        shutdown()
         return code
 
     return command.run(name, parse_and_run, arguments)

@@ -12,6 +12,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from rlhf_course import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
+from rlhf_course.ppo.checkpoint import checkpoints
 
 pytest_plugins = ["fault_page"]
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
@@ -75,6 +76,13 @@ def difference(before: dict, after: dict) -> float:
 def snapshot(model) -> dict:
     """A copy of the model's state dict."""
     return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def latest_checkpoint(folder: Path) -> Path | None:
+    """The undamaged checkpoint of the highest step, or None."""
+    from outputs import newest
+
+    return newest(checkpoints(folder))[0]
 
 
 def launch(script: Path, *arguments, file: str = "two_cpus") -> subprocess.Popen:

@@ -15,7 +15,7 @@ from conftest import make_policy, make_samples, make_trainer, sgd
 from peft import LoraConfig, get_peft_model
 
 from rlhf_course import AutoModelForCausalLMWithValueHead
-from rlhf_course.runtime.distributed import join, leave, whole
+from rlhf_course.runtime.distributed import gather_full, init, shutdown
 
 CASES = {  # settings for all 16 samples; sizes are divided among the processes
     "plain": {},
@@ -33,7 +33,7 @@ CASES = {  # settings for all 16 samples; sizes are divided among the processes
 
 def sample(trainer) -> list[list[int]]:
     """Greedy answers, and sampled ones of very different lengths: eight queries per process, or per seed of one."""
-    state, found = join(), []
+    state, found = init(), []
     for part in range(2) if state.num_processes == 1 else [state.process_index]:
         queries = make_samples(16)[0][8 * part : 8 * part + 8]
         torch.manual_seed(part)
@@ -46,7 +46,7 @@ def sample(trainer) -> list[list[int]]:
 
 def run(case: str, folder: Path, name: str) -> None:
     """Three steps of one case."""
-    state = join()
+    state = init()
     n, rank = state.num_processes, state.process_index
     settings = {"batch_size": 16, "mini_batch_size": 16} | CASES[case]
     settings |= {name: settings[name] // n for name in ("batch_size", "mini_batch_size")}
@@ -73,7 +73,7 @@ def run(case: str, folder: Path, name: str) -> None:
     weights = [*model.parameters()]
     held = sum(getattr(p, "_local_tensor", p).numel() for p in weights) / sum(p.numel() for p in weights)
     samples = sample(trainer) if case == "plain" else None  # right after a step, with no forward pass in between
-    weights = whole(model.state_dict())
+    weights = gather_full(model.state_dict())
     if rank == 0:
         torch.save({key: weight.clone() for key, weight in weights.items()}, folder / f"{case} {name}.pt")
         found = {"history": history, "held": held, "samples": samples}
@@ -86,5 +86,5 @@ if __name__ == "__main__":
     folder, name = sys.argv[1:]
     for case in (case for case in CASES if (case, name) != ("adapters", "fsdp")):  # refused
         run(case, Path(folder), name)
-    join().wait_for_everyone()
-    leave()
+    init().wait_for_everyone()
+    shutdown()

@@ -19,8 +19,8 @@ import torch
 import train_ppo
 import train_reward_model
 import train_sft
-from conftest import SCRIPTS, make_policy
-from outputs import damage, latest_checkpoint
+from conftest import SCRIPTS, latest_checkpoint, make_policy
+from outputs import damage
 from peft import LoraConfig
 from test_baichuan import source, tokenizer_model  # noqa: F401
 from test_train_ppo_lora import arguments, world  # noqa: F401
@@ -432,7 +432,7 @@ def test_no_process_outlives_a_killed_launcher(monkeypatch, outcome):
     if (launcher := os.fork()) == 0:
         if (worker := os.fork()) == 0:
             try:
-                distributed.join()
+                distributed.init()
             except AttributeError:  # there is no state to look at
                 os.write(write, str(os.getpid()).encode())
                 time.sleep(60)

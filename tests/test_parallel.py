@@ -14,8 +14,7 @@ import pytest
 import torch
 from accelerate import DistributedType
 from accelerate.commands.config.config_args import load_config_from_file
-from conftest import SCRIPTS, PadTokenizer, difference, launch, make_policy
-from outputs import latest_checkpoint
+from conftest import SCRIPTS, PadTokenizer, difference, latest_checkpoint, launch, make_policy
 from parallel_worker import CASES
 from peft import LoraConfig
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
@@ -30,7 +29,7 @@ PPO = (SCRIPTS / "train_ppo.py", "--batch_size=8", "--mini_batch_size=8", "--sav
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """The folder with what one process found, two with a copy of the weights each, and two that share them out."""
+    """The folder with what one process found, two with a copy of the weights each, and two that shard them."""
     folder = tmp_path_factory.mktemp("found")
     subprocess.run([sys.executable, WORKER, folder, "one"], check=True)
     for file in ("two_cpus", "fsdp"):
@@ -87,29 +86,37 @@ def fake_accelerator(kind: DistributedType, version: int = 1, **options) -> Simp
 
 ADAPTERS = LoraConfig(r=4, target_modules=["c_attn"], fan_in_fan_out=True)
 REFUSED = {
-    "FSDP of the first version": (fake_accelerator(DistributedType.FSDP), {}, "by FSDP2 alone.*fsdp.yaml"),
-    "DeepSpeed": (fake_accelerator(DistributedType.DEEPSPEED), {}, "DEEPSPEED.*by FSDP2 alone"),
-    "adapters": (fake_accelerator(DistributedType.FSDP, 2), {}, "ddp.yaml.*8 or 4 bits"),
+    "FSDP of the first version": (
+        fake_accelerator(DistributedType.FSDP),
+        {},
+        "FSDP, but shards weights by FSDP2 alone.*fsdp.yaml",
+    ),
+    "DeepSpeed": (
+        fake_accelerator(DistributedType.DEEPSPEED),
+        {},
+        "DEEPSPEED, but shards weights by FSDP2 alone.*fsdp.yaml",
+    ),
+    "adapters": (fake_accelerator(DistributedType.FSDP, 2), {}, "adapters, but under DDP.*8 or 4 bits.*ddp.yaml"),
     "weights in the first process alone": (
         fake_accelerator(DistributedType.FSDP, 2, cpu_ram_efficient_loading=True),
         {},
-        "fsdp_cpu_ram_efficient_loading: false",
+        "fsdp_cpu_ram_efficient_loading: true. Change that.*fsdp.yaml",
     ),
     "an optimizer in the machine's memory": (
         fake_accelerator(DistributedType.FSDP, 2, cpu_offload=CPUOffloadPolicy()),
         {},
-        "fsdp_offload_params: false.*more GPUs",
+        "fsdp_offload_params: true. Change that.*fsdp.yaml",
     ),
     "shared layers": (
         fake_accelerator(DistributedType.FSDP, 2),
         {"num_shared_layers": 1},
-        "leave num_shared_layers out",
+        "num_shared_layers. Change that",
     ),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_shared_out_is_refused_with_a_cure(case, monkeypatch):
+def test_what_cannot_be_sharded_is_refused_with_a_cure(case, monkeypatch):
     accelerator, options, message = REFUSED[case]
     monkeypatch.setattr("rlhf_course.runtime.tracking.start", lambda config: accelerator)
     policy = make_policy()

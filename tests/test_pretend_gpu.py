@@ -10,9 +10,8 @@ import nbformat
 import predict_gpu
 import pretend_gpu
 import pytest
-from conftest import difference, make_policy, make_samples, make_trainer, sgd, snapshot
+from conftest import difference, latest_checkpoint, make_policy, make_samples, make_trainer, sgd, snapshot
 from memory_table import as_markdown
-from outputs import latest_checkpoint
 
 from rlhf_course.course.presets import ROOT, load_preset
 from rlhf_course.ppo.checkpoint import load_checkpoint

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 import torch
 import train_ppo
-from conftest import PadTokenizer, difference, make_policy, make_samples, snapshot
-from outputs import latest_checkpoint
+from conftest import PadTokenizer, difference, latest_checkpoint, make_policy, make_samples, snapshot
 from run_notebooks import update_readme
 
 from rlhf_course import PPOConfig, PPOTrainer

@@ -12,7 +12,7 @@ import torch
 from accelerate.utils import gather_object
 
 from rlhf_course.ppo.inputs import check_weights
-from rlhf_course.runtime.distributed import share_out, whole
+from rlhf_course.runtime.distributed import gather_full, shard
 from rlhf_course.runtime.files import atomic_folder, check_folder
 
 STATE_FILE = "trainer_state.pt"
@@ -28,8 +28,8 @@ def save_checkpoint(trainer, output_dir: str | Path) -> Path:
     output_dir = check_folder(output_dir)
     target = output_dir / f"checkpoint-{trainer.current_step}"
     model, random_states = trainer.accelerator.unwrap_model(trainer.model), gather_object([_random_state()])
-    weights = whole({name: p for name, p in model.named_parameters() if p.requires_grad})
-    optimizer = whole(trainer.optimizer.state_dict())
+    weights = gather_full({name: p for name, p in model.named_parameters() if p.requires_grad})
+    optimizer = gather_full(trainer.optimizer.state_dict())
     if not trainer.accelerator.is_main_process:
         return target
     check_weights(weights, trainer.current_step)
@@ -75,10 +75,10 @@ def load_checkpoint(trainer, folder: str | Path) -> None:
         raise ValueError(f"The checkpoint {folder} is of a run with {what} {before[what]}; this one has {now[what]}.")
     with torch.no_grad():
         for name, parameter in parameters.items():
-            parameter.copy_(share_out(saved[name], parameter))
+            parameter.copy_(shard(saved[name], parameter))
     trained = [p for group in trainer.optimizer.param_groups for p in group["params"]]
     for number, moments in state["optimizer"]["state"].items():
-        moments |= {name: share_out(value, trained[number]) for name, value in moments.items()}
+        moments |= {name: shard(value, trained[number]) for name, value in moments.items()}
     trainer.optimizer.load_state_dict(state["optimizer"])
     if trainer.lr_scheduler:
         trainer.lr_scheduler.load_state_dict(state["schedule"])

@@ -37,7 +37,7 @@ from rlhf_course.ppo.stats import Clock, step_stats
 from rlhf_course.ppo.update import optimize
 from rlhf_course.runtime import tracking
 from rlhf_course.runtime.checks import check_positive
-from rlhf_course.runtime.distributed import check_sharing, prepare, whole
+from rlhf_course.runtime.distributed import check_sharding, gather_full, prepare
 
 
 class PPOTrainer:
@@ -96,7 +96,7 @@ class PPOTrainer:
         check_vocabulary(tokenizer, model)
         self.config, self.tokenizer = config, tokenizer
         self.accelerator: Accelerator = tracking.start(config)
-        check_sharing(self.accelerator, model, num_shared_layers)
+        check_sharding(self.accelerator, model, num_shared_layers)
         if config.fast and self.accelerator.device.type == "cuda" and self.accelerator.mixed_precision != "no":
             torch.set_float32_matmul_precision("high")  # the vocabulary's products, which autocast leaves alone
         set_seed(config.seed, device_specific=True)  # processes sample different responses
@@ -297,7 +297,7 @@ class PPOTrainer:
         Raises ``FloatingPointError`` for weights of NaN or Inf, and as the policy's own ``save_pretrained``.
         """
         policy = self.accelerator.unwrap_model(self.model)
-        state = whole(policy.state_dict(keep_vars=True)) if self.accelerator.is_fsdp2 else None
+        state = gather_full(policy.state_dict(keep_vars=True)) if self.accelerator.is_fsdp2 else None
         if self.accelerator.is_main_process:
             check_weights(state or policy.state_dict(), self.current_step)
             with model_folder(save_directory, policy.is_peft_model) as folder:

@@ -12,9 +12,9 @@ def check_positive(name: str, value) -> None:
         raise ValueError(f"{name} is {value!r}; it must be a whole number of at least 1.")
 
 
-def check_texts(name: str, texts) -> list[str]:
-    """The texts, of any column, as a list. Raises ``TypeError`` for a text alone: it would be scored by letters."""
-    found = [None] if isinstance(texts, str) or not isinstance(texts, Iterable) else [*texts]
+def check_texts(name: str, texts: Iterable[str]) -> list[str]:
+    """Any column of texts as a list. Raises ``TypeError`` for a single text: it would be scored by letters."""
+    found = [*texts] if isinstance(texts, Iterable) and not isinstance(texts, str) else [None]
     if not all(isinstance(text, str) for text in found):
         raise TypeError(f"{name} must be a list of texts; got {texts!r:.60}.")
     return found

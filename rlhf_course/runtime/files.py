@@ -1,7 +1,6 @@
-"""Writing so that a crash, a full disk, Ctrl-C or another process never costs what was there, nor leaves half of it.
+"""Writing so that a crash, a full disk, Ctrl-C or another process never destroys what was there, nor leaves half of it.
 
-Everything is written aside and renamed. A folder that exists keeps what is not replaced; what is saved can be read by
-whom the umask lets read; one lock per output and per cached item keeps two processes apart.
+Everything is written aside and renamed; permissions follow the umask; one lock per output keeps two processes apart.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from zipfile import ZipFile, is_zipfile
 from filelock import FileLock, Timeout
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# What torch and safetensors, which do not raise OSError, say when a disk takes no more.
+# What torch and safetensors, which do not raise OSError, say of a full disk.
 FULL_TEXTS = ("inline_container", "iostream error", *(f"os error {number}" for number in FULL))
 
 
@@ -27,26 +26,26 @@ FULL_TEXTS = ("inline_container", "iostream error", *(f"os error {number}" for n
 def atomic_folder(target: str | os.PathLike, stale: tuple[str, ...] = ()) -> Iterator[Path]:
     """Yield an empty folder beside ``target``; on success its files take their places there, on failure it is removed.
 
-    A new target appears at once. In one that exists, each file replaces the one of its name; files that match a pattern
-    of ``stale`` and were not replaced go, because they would be loaded in place of the new ones; all others stay.
-    Raises ``OSError`` with a sentence where target is a file, or the disk takes no more.
+    A new target appears at once. In one that exists each file replaces its namesake; others that match a pattern of
+    ``stale`` go, because they would be loaded in place of the new ones; the rest stays. Raises ``OSError`` where target
+    is a file, or the disk is full.
     """
     target = check_folder(target)
     with _aside(target) as aside:
-        content = aside / "new"
-        content.mkdir()
-        yield content
-        obey_umask(content)
+        new = aside / "new"
+        new.mkdir()
+        yield new
+        obey_umask(new)
         if not target.exists():
-            os.rename(content, target)
+            os.rename(new, target)
             return
-        new = [path.relative_to(content) for path in content.rglob("*") if path.is_file()]
-        for name in new:
+        written = {path.relative_to(new) for path in new.rglob("*") if path.is_file()}
+        for name in written:
             (target / name).parent.mkdir(parents=True, exist_ok=True)
-            os.replace(content / name, target / name)
-        for path in {path for pattern in stale for path in target.glob(pattern)}:
-            if path.is_file() and path.relative_to(target) not in new:
-                path.unlink()
+            os.replace(new / name, target / name)
+        old = {path.relative_to(target) for pattern in stale for path in target.glob(pattern) if path.is_file()}
+        for name in old - written:
+            (target / name).unlink()
 
 
 @contextmanager
@@ -57,6 +56,42 @@ def atomic_file(target: str | os.PathLike) -> Iterator[Path]:
         yield aside / target.name
         obey_umask(aside)
         os.replace(aside / target.name, target)
+
+
+@contextmanager
+def _aside(target: Path) -> Iterator[Path]:
+    """A folder beside ``target`` to write to, locked while its writer lives; those of killed writers are removed."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    for left in target.parent.glob(".*.part"):
+        with suppress(Timeout, OSError), FileLock(left / ".lock", timeout=0):  # alive, or another user's
+            shutil.rmtree(left, ignore_errors=True)
+    where = {"prefix": f".{target.name}-", "suffix": ".part", "dir": target.parent}
+    with tempfile.TemporaryDirectory(**where, ignore_cleanup_errors=True) as aside:
+        with FileLock(Path(aside, ".lock")), say_when_full(target):
+            yield Path(aside)
+
+
+@contextmanager
+def hold(folder: str | os.PathLike, name: str = "") -> Iterator[None]:
+    """Lock an output folder, or one name in it, against other processes; a folder that is new and stays empty goes.
+
+    Raises ``OSError`` where another process holds it.
+    """
+    folder = check_folder(folder)
+    is_new, lock = not folder.exists(), FileLock(folder / f"{name and '.' + name}.lock", timeout=0)
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        lock.acquire()
+    except Timeout:
+        busy = f"Another run is writing to {folder / name}. Wait for its end, or name another place."
+        raise BlockingIOError(busy) from None
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # the folder is gone, or not empty
+            os.unlink(lock.lock_file)  # before its release: filelock sees that a file was unlinked, and makes another
+            is_new and folder.rmdir()
+        lock.release()
 
 
 def check_folder(path: str | os.PathLike) -> Path:
@@ -70,77 +105,27 @@ def check_folder(path: str | os.PathLike) -> Path:
     return path
 
 
-def check_room(folder: Path, needed: int) -> None:
-    """Raise ``OSError`` unless the disk of ``folder`` has room for so many bytes."""
-    above = next(place for place in (folder, *folder.parents) if place.exists())
-    if (free := shutil.disk_usage(above).free) < needed:
-        raise OSError(f"{folder} needs {needed / 1e6:,.1f} MB, and its disk has {free / 1e6:,.1f} MB left. Free some.")
-
-
-@contextmanager
-def hold(folder: str | os.PathLike, name: str = "") -> Iterator[Path]:
-    """Keep other processes from writing to an output folder, made if there is none, for as long as the body runs.
-
-    With a name, from writing what is called so there. What a killed process left half-written is removed. Raises
-    ``OSError`` where another process holds it.
-    """
-    folder = check_folder(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with FileLock(folder / f"{name and '.' + name}.lock", timeout=0) as lock:
-            remove_leftovers(folder)
-            try:
-                yield folder
-            finally:
-                Path(lock.lock_file).unlink(missing_ok=True)  # who waits for it notices, and takes a new one
-    except Timeout:
-        busy = f"Another run is writing to {folder / name}. Wait for its end, or name another place."
-        raise BlockingIOError(busy) from None
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Remove what processes that are no more were writing aside in ``folder``."""
-    for aside in folder.glob(".*.part"):
-        try:
-            with FileLock(aside / ".lock", timeout=0):  # its writer, if it lives, holds it
-                shutil.rmtree(aside, ignore_errors=True)
-        except (Timeout, OSError):  # alive, or somebody else's
-            continue
-
-
-@contextmanager
-def _aside(target: Path) -> Iterator[Path]:
-    """A folder beside ``target`` for what is being written; its lock says that the writer lives."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    remove_leftovers(target.parent)
-    aside = Path(tempfile.mkdtemp(prefix=f".{target.name}-", suffix=".part", dir=target.parent))
-    try:
-        with FileLock(aside / ".lock"), say_when_full(target):
-            yield aside
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-
-
 @contextmanager
 def say_when_full(target: Path) -> Iterator[None]:
-    """Turn what is raised when the disk takes no more into an ``OSError`` with a sentence."""
+    """Turn whatever a full disk raises into an ``OSError`` with a sentence."""
     try:
         yield
     except Exception as error:
-        if getattr(error, "errno", None) in FULL or any(text in str(error) for text in FULL_TEXTS):
-            raise OSError(
-                f"The disk took no more while {target} was written ({shutil.disk_usage(target.parent).free / 1e6:,.0f} "
-                "MB left). What stood there before is whole. Free some, or write elsewhere."
-            ) from error
-        raise
+        if getattr(error, "errno", None) not in FULL and not any(text in str(error) for text in FULL_TEXTS):
+            raise
+        free = shutil.disk_usage(target.parent).free / 1e6
+        raise OSError(
+            f"The disk took no more while {target} was written ({free:,.0f} MB left). What stood there before is "
+            "whole. Free some, or write elsewhere."
+        ) from error
 
 
 def obey_umask(folder: Path) -> None:
-    """Give all in ``folder`` the permissions of files that were made in the usual way; safetensors' are 0600."""
+    """Give all in ``folder`` the usual permissions of new files; safetensors' are 0600."""
     mask = os.umask(0)
     os.umask(mask)
     for path in folder.rglob("*"):
-        with suppress(PermissionError):  # somebody else's
+        with suppress(PermissionError):  # another user's
             path.chmod((0o777 if path.is_dir() else 0o666) & ~mask)
 
 
@@ -159,14 +144,13 @@ def is_damaged(file: Path) -> bool:
 
     try:
         if file.suffix == ".json":
-            json.loads(file.read_text(encoding="utf-8"))
+            read_json(file)
         elif file.suffix == ".safetensors":
-            with safe_open(file, "pt"):
-                pass
+            safe_open(file, "pt")
         elif file.suffix in (".pt", ".pth", ".bin"):
             if is_zipfile(file):
                 return ZipFile(file).testzip() is not None
-            torch.load(file, map_location="cpu", weights_only=True)
+            torch.load(file, map_location="cpu", weights_only=True)  # older than torch 1.6
     except Exception:  # whatever a reader stumbles over
         return True
     return False
