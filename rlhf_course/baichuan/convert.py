@@ -20,8 +20,7 @@ from rlhf_course.baichuan.sentencepiece import sentencepiece_to_fast
 from rlhf_course.runtime.files import atomic_folder, check_room, read_json
 from rlhf_course.runtime.hub import check_source
 
-ARCHITECTURES = ("BaiChuanForCausalLM", "BaichuanForCausalLM")
-PLAIN_VOCABULARY, NORM_VOCABULARY = 64_000, 125_696  # of Baichuan-7B and Baichuan2-7B
+ARCHITECTURES = ("BaiChuanForCausalLM", "BaichuanForCausalLM")  # the first generation's alone, and both
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "rms_norm_eps")
 ROTARY = "rotary_emb.inv_freq"  # in some checkpoints; Llama computes it
 SPECIAL_IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -32,11 +31,13 @@ TOKENIZER += ("model_max_length", "padding_side", "chat_template")  # what is ta
 def convert_to_llama(source: str | Path, target: str | Path, norm_head: bool | None = None, report=print) -> Path:
     """Write the Baichuan checkpoint in ``source`` as a LlamaForCausalLM with a fast tokenizer; returns ``target``.
 
+    A 7B takes 15 GB more on the disk, and about 5 GB of memory, as its files are mapped (20 GB where they are .bin of
+    torch before 1.6, which cannot be). Nothing is written before all is checked.
+
     Args:
         source: a folder with config.json, tokenizer.model and the weights, as safetensors or .bin.
-        target: a folder that does not exist, or is empty. Nothing is written before all is checked.
-        norm_head: whether the head is a NormHead; default guessed from config.json, and reported.
-        report: receives the line about the head.
+        target: a folder that does not exist, or is empty.
+        norm_head: whether the head is a NormHead; default guessed from config.json, and reported by ``report``.
 
     Raises ``ValueError`` or ``FileNotFoundError``, with a sentence, for what is not a Baichuan of the 7B kind, and for
     files that are missing or damaged; ``OSError`` when the disk is too small.
@@ -45,8 +46,9 @@ def convert_to_llama(source: str | Path, target: str | Path, norm_head: bool | N
     config = read_config(source)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ValueError(f"{target} exists already and is not an empty folder; name another target, or remove it.")
-    said = "As asked" if norm_head is not None else "Guessed from config.json"
-    norm_head = guess_norm_head(config) if norm_head is None else norm_head
+    said = "As asked"
+    if norm_head is None:
+        said, norm_head = "Guessed from config.json", guess_norm_head(config)
     kind = "a NormHead (Baichuan2): its rows are scaled to length 1" if norm_head else "a plain head: copied as it is"
     report(f"{said}: {kind}.")
     tokenizer = read_tokenizer(source, config)
@@ -93,12 +95,14 @@ def read_config(source: Path) -> dict:
 
 def guess_norm_head(config: dict) -> bool:
     """Whether this config is Baichuan2's; raises ``ValueError`` when it could be either generation."""
-    if config["architectures"][0] == ARCHITECTURES[0]:
+    if (
+        config["architectures"][0] == ARCHITECTURES[0]
+        or config["vocab_size"] == 64_000
+        and "z_loss_weight" not in config
+    ):
         return False
-    if "z_loss_weight" in config or config["vocab_size"] == NORM_VOCABULARY:
+    if "z_loss_weight" in config or config["vocab_size"] == 125_696:
         return True
-    if config["vocab_size"] == PLAIN_VOCABULARY:
-        return False
     raise ValueError("The head can be plain (Baichuan) or a NormHead (Baichuan2): say norm_head=, or --norm-head.")
 
 
@@ -171,7 +175,5 @@ def read_shard(path: Path) -> dict[str, Tensor]:
         raise ValueError(f"{path} is damaged, or would run code; it was not loaded. Download it again.") from error
     for name, tensor in tensors.items():
         if getattr(tensor, "dtype", None) not in (torch.float32, torch.float16, torch.bfloat16):
-            raise ValueError(
-                f"{path}: {name} is no tensor of float32, float16 or bfloat16; others cannot be converted."
-            )
+            raise ValueError(f"{path}: {name} is no tensor of float32, float16 or bfloat16, as a Baichuan-7B has.")
     return tensors

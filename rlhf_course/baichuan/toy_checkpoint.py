@@ -42,17 +42,15 @@ def train_sentencepiece(texts: Iterable[str], vocab_size: int, folder: str | Pat
     except RuntimeError as error:
         if "Vocabulary size" not in str(error):
             raise
-        few = f"{vocab_size} pieces are too few for the characters of these texts; raise vocab_size."
-        raise ValueError(few) from None
+        raise ValueError(f"{vocab_size} pieces are too few for these texts' characters; raise vocab_size.") from None
     proto = spm.ModelProto.FromString(model.getvalue())
     pieces = list(proto.pieces)
     reserved, others = pieces[3:5], pieces[:3] + pieces[5:]  # the trainer puts them before the 256 bytes
     del proto.pieces[:]
     proto.pieces.extend(others[:USER_ID] + reserved + others[USER_ID:])
-    path = Path(folder) / "tokenizer.model"
-    with atomic_file(path) as aside:
+    with atomic_file(Path(folder) / "tokenizer.model") as aside:
         aside.write_bytes(proto.SerializeToString(deterministic=True))
-    return path
+    return Path(folder) / "tokenizer.model"
 
 
 class _UnitRows(nn.Module):
