@@ -102,7 +102,7 @@ def test_a_base_for_real_folders_is_pretrained_on_their_answers(settings, tmp_pa
 
 
 def test_too_few_pieces_for_the_characters_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="300 pieces are too few for the characters"):
+    with pytest.raises(ValueError, match="300 pieces are too few for these texts' characters"):
         toy_checkpoint.train_sentencepiece(PROSE, 300, tmp_path)
 
 

@@ -130,9 +130,12 @@ def obey_umask(folder: Path) -> None:
 
 
 def read_json(file: Path) -> dict:
-    """What a file of JSON holds. Raises ``ValueError``, which names it, where that is damaged."""
+    """The object in a file of JSON. Raises ``ValueError``, which names it, where that is damaged, or not an object."""
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError("it holds no object")
+        return content
     except ValueError as error:
         raise ValueError(f"{file} is damaged, or not in JSON: {error}.") from None
 

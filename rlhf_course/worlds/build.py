@@ -171,7 +171,7 @@ def _checkpoint(
         texts = [*answers["answer"], *pairs["chosen"], *pairs["rejected"]]
     marks = [as_prompt("")] * 500  # so that Human: and Assistant: are a piece each, as in a large vocabulary
     spm_model = toy_checkpoint.train_sentencepiece([*texts, *marks], vocab_size, folder.with_name("sentencepiece"))
-    tokenizer = sentencepiece.sentencepiece_to_fast(spm_model, toy_checkpoint.SPECIAL)
+    tokenizer = sentencepiece.sentencepiece_to_fast(spm_model, **toy_checkpoint.SPECIAL)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=n_embd,
