@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from pathlib import Path
 from accelerate import PartialState
 
 from rlhf_course.ppo.checkpoint import checkpoints, remove
-from rlhf_course.runtime.files import atomic_file, check_folder, hold, is_damaged, read_json
+from rlhf_course.runtime.files import atomic_file, check_folder, check_room, hold, is_damaged, read_json
 
 SETTINGS = "settings.json"
 # Settings that begin so leave a run's numbers as they are, but for rounding.
@@ -40,10 +39,7 @@ class Output:
             remove(path)
         trained = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
         held = sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file())
-        needed, free = 7 * trained - held, shutil.disk_usage(self.folder).free
-        if free < needed:  # for the model, and two checkpoints with Adam's two moments
-            left = f"needs {needed / 1e6:,.1f} MB, and its disk has {free / 1e6:,.1f} MB left"
-            raise OSError(f"{self.folder} {left}. Free some.")
+        check_room(self.folder, 7 * trained - held)  # for the model, and two checkpoints with Adam's two moments
         with atomic_file(self.folder / SETTINGS) as path:
             path.write_text(json.dumps(self.settings, indent=1) + "\n", encoding="utf-8")
 

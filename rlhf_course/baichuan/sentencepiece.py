@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from sentencepiece import SentencePieceProcessor
+from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 from transformers import AddedToken, PreTrainedTokenizerFast
 
 PROBES = [
@@ -35,8 +37,12 @@ def sentencepiece_to_fast(model_file: str | Path, **options) -> PreTrainedTokeni
     native = PreTrainedTokenizerFast.convert_to_native_format(vocab_file=str(model_file))
     tokenizer = native["tokenizer_object"]
     # Control pieces are special, user-defined ones are not: SentencePiece cuts those out of the normalised text.
-    added = [(str(piece), piece.special) for piece in native["additional_special_tokens"]]
-    tokenizer.add_tokens([AddedToken(name, normalized=not special, special=special) for name, special in added])
+    added = {str(piece): piece.special for piece in native["additional_special_tokens"]}
+    if "".join(original.encode("a", out_type=str)).startswith("▁"):
+        _add_dummy_prefix(tokenizer, [name for name, special in added.items() if not special])
+        added = {name: special for name, special in added.items() if special}
+    tokens = [AddedToken(name, normalized=not special, special=special) for name, special in added.items()]
+    tokenizer.add_tokens(tokens)
     special = {"pad_token": native["unk_token"]}
     special |= {role: native[role] for role in ("unk_token", "bos_token", "eos_token") if role in native}
     special |= {role: options.pop(role) for role in special if role in options}
@@ -52,3 +58,16 @@ def sentencepiece_to_fast(model_file: str | Path, **options) -> PreTrainedTokeni
                 f"{wanted[:20]}, a fast tokenizer {found.ids[:20]}."
             )
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **special, **options)
+
+
+def _add_dummy_prefix(tokenizer: Tokenizer, defined: list[str]) -> None:
+    """Put a space before every text, which transformers' conversion leaves out, and take it away again in decoding.
+
+    An added token would get the prefix, too; so user-defined pieces are cut out as words, which stay as they are.
+    """
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Replace(" ", "▁"), normalizers.Prepend("▁")])
+    tokenizer.decoder = decoders.Sequence([tokenizer.decoder, decoders.Strip(" ", left=1, right=0)])
+    if defined:
+        longest_first = sorted(defined, key=len, reverse=True)
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("|".join(map(re.escape, longest_first))), "isolated")
+        tokenizer.model.ignore_merges = True

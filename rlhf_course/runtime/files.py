@@ -71,6 +71,13 @@ def _aside(target: Path) -> Iterator[Path]:
             yield Path(aside)
 
 
+def check_room(folder: Path, needed: int) -> None:
+    """Raise ``OSError`` unless the disk that ``folder`` is on, or will be, has room for so many bytes."""
+    above = next(place for place in (folder, *folder.parents) if place.exists())
+    if (free := shutil.disk_usage(above).free) < needed:
+        raise OSError(f"{folder} needs {needed / 1e6:,.1f} MB, and its disk has {free / 1e6:,.1f} MB left. Free some.")
+
+
 @contextmanager
 def hold(folder: str | os.PathLike, name: str = "") -> Iterator[None]:
     """Lock an output folder, or one name in it, against other processes; a folder that is new and stays empty goes.
