@@ -219,7 +219,8 @@ def report(found: dict, precision: str) -> str:
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line; ``SystemExit`` with a sentence for what is not valid."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    how = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
+    parser = argparse.ArgumentParser("benchmark_ppo.py", **how)
     parser.add_argument("--against", metavar="PYTHON", help="interpreter of an environment with trl 0.11.4")
     text = "tiny preset's models (default); GPT-2 small, random weights; a 7B with adapters; the same at toy size"
     parser.add_argument("--shape", choices=SHAPES, default="tiny", help=text)

@@ -53,6 +53,7 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namesp
     """The run's options and settings. Raises ``SystemExit`` with a sentence for what is not valid."""
     how = {"argument_default": argparse.SUPPRESS, "formatter_class": argparse.RawDescriptionHelpFormatter}
     how["usage"] = "train_ppo.py [--config FILE] [--experiment NAME] [options]"
+    how["prog"] = "train_ppo.py"
     parser = early = argparse.ArgumentParser(**how, add_help=False)  # what decides which settings there are
     early.add_argument("--config", help="YAML file of options")
     early.add_argument("--experiment", metavar="NAME", help=f"{IMDB} (default), or {CHAT} (default with adapters)")

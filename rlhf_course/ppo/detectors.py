@@ -126,16 +126,19 @@ def warn_about_samples(
 ) -> None:
     """Warn of samples that teach something else than their responses.
 
-    These are padding (two tokens in a row, where queries begin or responses end), prompts that are repeated (of more
-    than a token), and a final EOS that is masked.
+    These are padding (two tokens before a query, any behind a response's EOS), prompts that are repeated (of more than
+    a token), and a final EOS that is masked.
     """
-    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    eos = tokenizer.eos_token_id
+    pad = eos if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     messages = []
-    for name, ends in (("queries", [q[:2] for q in queries]), ("responses", [r[-2:] for r in responses])):
-        if padded := sum(len(end) == 2 and bool((end == pad).all()) for end in ends):
+    padded = {"queries": [len(q) > 1 and bool((q[:2] == pad).all()) for q in queries]}
+    padded["responses"] = [eos is not None and bool((r[:-1] == eos).any()) for r in responses]
+    for name, rows in padded.items():
+        if any(rows):
             messages.append(
-                f"{padded} of {len(ends)} {name} are padded (token {pad}), and padding is learnt like any other token. "
-                f"Give step each of the {name} without it, as generate returns them for a list of queries."
+                f"{sum(rows)} of {len(rows)} {name} are padded (token {pad}), and padding is learnt like any other "
+                f"token. Give step each of the {name} without it, as generate returns them for a list of queries."
             )
     if all(len(r) > len(q) > 1 and r[: len(q)].equal(q) for q, r in zip(queries, responses, strict=True)):
         messages.append(
