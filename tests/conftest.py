@@ -34,6 +34,15 @@ socket.socket.connect, socket.getaddrinfo = guarded, guarded_lookup
 """
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """For ``--dist loadgroup``: a notebook is a group, and comes first, being longest; so is every other file."""
+    for item in items:
+        alone = item.path.name == "test_notebooks.py"
+        item.add_marker(pytest.mark.xdist_group(item.name if alone else item.path.stem))
+    items.sort(key=lambda item: item.path.name != "test_notebooks.py")
+
+
 class PadTokenizer:
     """All that the trainer asks of a tokenizer; padding is EOS, as with GPT-2."""
 
