@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain, pairwise
 from pathlib import Path
+from zlib import crc32
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.nn.functional import embedding_bag
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from rlhf_course.data import encode
 from rlhf_course.policy.saved import check_vocabulary, load_model, load_tokenizer
 from rlhf_course.policy.value_head import takes, without_dropout
 from rlhf_course.runtime.checks import check_positive, check_texts
+from rlhf_course.runtime.files import atomic_folder
 
 NO_LIMIT = 10**9  # what a tokenizer has for a maximum where it knows none is larger
 
@@ -57,6 +63,39 @@ class SentimentReward:
     def __call__(self, texts: Sequence[str]) -> Tensor:
         """Scores (B,) of the texts: higher is more positive."""
         return self.logits(texts)[:, self.index]
+
+
+class NgramSentiment:
+    """A judge unlike any transformer: the sum of a weight for each word and word pair of a text, and a bias.
+
+    Texts → (B,), the logit of POSITIVE. Words are lower-cased; an n-gram's weight stands at its CRC-32 modulo the
+    table's size, and counts once per text (Wang and Manning 2012, aclanthology.org/P12-2018, without their ratios).
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor) -> None:
+        self.weight, self.bias = weight, bias  # (size, 1) and (1,)
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path) -> NgramSentiment:
+        tensors = load_file(Path(folder) / "model.safetensors")
+        return cls(tensors["weight"].float(), tensors["bias"].float())
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write ``model.safetensors``, in float16."""
+        tensors = {name: tensor.detach().half() for name, tensor in vars(self).items()}
+        with atomic_folder(folder) as new:
+            save_file(tensors, new / "model.safetensors")
+
+    def __call__(self, texts: Sequence[str]) -> Tensor:
+        rows = [self.places(text) for text in check_texts("texts", texts)]
+        ends = torch.tensor([0, *map(len, rows)]).cumsum(0)
+        return embedding_bag(torch.tensor([*chain(*rows)]), self.weight, ends[:-1], mode="sum")[:, 0] + self.bias
+
+    def places(self, text: str) -> set[int]:
+        """Where the weights of a text's words and word pairs stand."""
+        words = re.findall(r"[a-z0-9']+|[!?]", text.lower())
+        pairs = (f"{first} {second}" for first, second in pairwise(words))
+        return {crc32(ngram.encode()) % len(self.weight) for ngram in (*words, *pairs)}
 
 
 class RewardModel:
