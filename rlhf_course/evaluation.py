@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 import pandas as pd
@@ -26,7 +27,7 @@ def evaluate(
     batch_size: int = 256,
     **generation_kwargs,
 ) -> pd.DataFrame:
-    """Sample one response per query, dropout off: columns query, response, kl (nats), length, finished, score.
+    """Sample one response per query, dropout off: columns query, response, kl, nll, length, finished, score.
 
     Args:
         trainer: its policy answers, and KL is measured against its reference, at its precision.
@@ -37,7 +38,8 @@ def evaluate(
         seed: of the sampling. The global generators stay as they are, so evaluating does not change a run.
         generation_kwargs: those of :meth:`PPOTrainer.generate`.
 
-    ``finished`` says whether a response ends with EOS. Raises ``FloatingPointError`` where a score is NaN or Inf.
+    ``kl`` is log p(response) under the policy minus that under the reference, and ``nll`` the latter's negative, both
+    in nats; ``finished`` says whether a response ends with EOS. Raises ``FloatingPointError`` where a score is NaN or Inf.
     """
     tokenizer, are_texts = trainer.tokenizer, isinstance(queries[0], str)
     ids = [torch.tensor(row) for row in tokenizer(list(queries))["input_ids"]] if are_texts else queries
@@ -52,13 +54,14 @@ def evaluate(
     with without_dropout(model), trainer.accelerator.autocast():
         logprobs = forward(model, rollout, **how)[0]
         with trainer.reference() as reference:
-            difference = logprobs - forward(reference, rollout, **how)[0]
+            ref_logprobs = forward(reference, rollout, **how)[0]
     texts = tokenizer.batch_decode(responses, skip_special_tokens=are_texts)
     table = pd.DataFrame(
         {
             "query": queries if are_texts else tokenizer.batch_decode(queries),
             "response": [text.strip() for text in texts] if are_texts else texts,
-            "kl": (difference * rollout.mask).sum(1).tolist(),
+            "kl": ((logprobs - ref_logprobs) * rollout.mask).sum(1).tolist(),
+            "nll": (-ref_logprobs * rollout.mask).sum(1).tolist(),
             "length": [len(response) for response in responses],
             "finished": [bool(response[-1] == tokenizer.eos_token_id) for response in responses],
         }
@@ -77,6 +80,17 @@ def distinct_n(texts: Sequence[str], n: int) -> float:
     """Share of different n-grams of words among all n-grams (Li et al. 2016, arXiv:1510.03055); 1 is most diverse."""
     grams = [tuple(words[i : i + n]) for words in map(str.split, texts) for i in range(len(words) - n + 1)]
     return len(set(grams)) / max(1, len(grams))
+
+
+def perplexity(table: pd.DataFrame) -> float:
+    """Per token of the responses, under the reference: the lower, the more they read like its own."""
+    return float(np.exp(table["nll"].sum() / table["length"].sum()))
+
+
+def unknown_words(texts: Sequence[str], known: Collection[str]) -> float:
+    """Share of words, in lower case, that are not ``known``; a text's last one may be cut off, and does not count."""
+    words = [word for text in texts for word in re.findall(r"[a-z]+", text.lower())[:-1]]
+    return sum(word not in known for word in words) / max(1, len(words))
 
 
 def summarise(table: pd.DataFrame) -> pd.Series:

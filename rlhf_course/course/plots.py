@@ -136,13 +136,13 @@ def over_text(tokens: Sequence[str], rows: Mapping[str, Sequence[float]], n_quer
     return figure
 
 
-def gold_against_proxy(table: pd.DataFrame) -> Figure:
-    """Proxy and gold reward over KL; table has columns kl, proxy, proxy_ci, gold, gold_ci."""
+def two_judges(table: pd.DataFrame) -> Figure:
+    """What two judges say over KL; table has columns kl, proxy, proxy_ci, second, second_ci: P(POSITIVE), means."""
     figure, axis = panels(figsize=(6.5, 3.4))
-    for name, colour in (("proxy", "reward"), ("gold", "gold")):
+    for name, colour, label in (("proxy", "reward", "DistilBERT, the reward"), ("second", "gold", "second judge")):
         points = table["kl"], table[name], table[f"{name}_ci"]
-        axis.errorbar(*points, color=COLOURS[colour], marker="o", capsize=3, label=name)
-    axis.set(xlabel="KL to the reference (nats per response)", ylabel="mean reward")
+        axis.errorbar(*points, color=COLOURS[colour], marker="o", capsize=3, label=label)
+    axis.set(xlabel="KL to the reference (nats per response)", ylabel="mean P(POSITIVE)", ylim=(0, 1))
     axis.legend()
     return figure
 

@@ -109,3 +109,13 @@ def like(key: str, value, example, least: int = 1):
     wanted = {int: f"a whole number of at least {least}", float: "a finite number"}
     wanted = wanted.get(kind, f"a value of type {kind.__name__}")
     raise ValueError(f"Setting {key!r} takes {wanted}, like {example!r}; got {value!r}.")
+
+
+def check_named(settings: Settings, **columns: str) -> None:
+    """Raise ``ValueError`` for a dataset without a name; ``columns`` are what each needs."""
+    for option, needed in columns.items():
+        if getattr(settings, option) is None:
+            raise ValueError(
+                f'This preset needs a dataset, with columns {needed}: overrides={{"{option}": FOLDER}} in a notebook, '
+                f"--{option} FOLDER for a command."
+            )

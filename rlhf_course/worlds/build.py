@@ -18,37 +18,21 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from rlhf_course.baichuan import convert, sentencepiece, toy_checkpoint
-from rlhf_course.course.presets import Settings, load_preset
+from rlhf_course.course.presets import Settings, check_named, load_preset
 from rlhf_course.course.run_card import quiet_libraries
-from rlhf_course.data import as_prompt, load_answers, load_pairs, load_reviews, tokenize_answers
+from rlhf_course.data import as_prompt, load_answers, load_pairs, tokenize_answers
 from rlhf_course.runtime.hub import download
-from rlhf_course.worlds import chinese, dialogues, reviews, small_models
+from rlhf_course.worlds import chinese, dialogues, small_models
 from rlhf_course.worlds.cache import SEED, cached
 
 LORA = {"r": 16, "lora_alpha": 32, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
 
 
-def prepare(settings: Settings) -> SimpleNamespace:
-    """Folders or hub ids for dataset, model and reward_model; ``offline`` and ``scratch`` are built if not cached.
-
-    Raises ``ValueError`` when no dataset is named; so do the functions below.
-    """
-    check_named(settings, dataset="text and label")
-    dataset = str(build_reviews() if settings.dataset == "offline" else settings.dataset)
-    model, reward_model, data = settings.model, settings.reward_model, {"data": Path(dataset)}
-    if "scratch" in (model, reward_model):
-        data["reader"] = cached("tokenizer", _tokenizer, settings, **data)  # policy and classifier share it
-    if model == "scratch":
-        model = str(cached("gpt2", _gpt2, settings, **data))
-    if reward_model == "scratch":
-        reward_model = str(cached("classifier", _classifier, settings, **data))
-    for source in (model, reward_model):
-        download(source)  # what cannot be had is said before anything runs
-    return SimpleNamespace(dataset=dataset, model=model, reward_model=reward_model)
-
-
 def prepare_reward_model(settings: Settings, revision: str | None = None) -> SimpleNamespace:
-    """Folders or hub ids for the preference pairs and the base of notebook 01 (of a revision); built if not cached."""
+    """Folders or hub ids for the preference pairs and the base of notebook 01 (of a revision); built if not cached.
+
+    Raises ``ValueError`` when no dataset is named; so does :func:`prepare_chat`.
+    """
     check_named(settings, dataset="chosen and rejected")
     dataset = str(build_dialogues() if settings.dataset == "offline" else settings.dataset)
     model = settings.model
@@ -75,21 +59,6 @@ def prepare_chat(settings: Settings) -> SimpleNamespace:
     return found
 
 
-def check_named(settings: Settings, **columns: str) -> None:
-    """Raise ``ValueError`` for a dataset without a name; ``columns`` are what each needs."""
-    for option, needed in columns.items():
-        if getattr(settings, option) is None:
-            raise ValueError(
-                f'This preset needs a dataset, with columns {needed}: overrides={{"{option}": FOLDER}} in a notebook, '
-                f"--{option} FOLDER for a command."
-            )
-
-
-def _reviews(folder: Path) -> None:
-    rows = [{"text": review.text, "label": review.label} for review in reviews.make_reviews(8000, SEED)]
-    _write(folder, train=rows[:6000], test=rows[6000:])
-
-
 def _dialogues(folder: Path) -> None:
     rows = [vars(pair).copy() for pair in dialogues.make_pairs(26000, SEED)]
     for row in rows:  # whole transcripts, as in hh-rlhf
@@ -113,7 +82,6 @@ def _write(folder: Path, **splits: list[dict]) -> None:
 
 
 # The embedded datasets, as folders in the hub's layout; pairs have their gold.
-build_reviews = partial(cached, "reviews", _reviews)  # 6,000 to train on, 2,000 held out
 build_dialogues = partial(cached, "dialogues", _dialogues)  # 24,000 pairs to train on, 2,000 held out
 build_answers = partial(cached, "chinese-answers", _answers)  # 4,000 questions with their answers, like HC3
 build_preferences = partial(cached, "chinese-preferences", _preferences)  # 8,000 pairs to train on, 1,000 held out
@@ -136,24 +104,6 @@ def _reward_base(folder: Path, data: Path, data_dir, vocab_size, n_layer, n_embd
 def _save(folder: Path, *parts) -> None:
     for part in parts:
         part.save_pretrained(folder)
-
-
-def _tokenizer(folder: Path, data: Path, vocab_size: int) -> None:
-    _save(folder, small_models.train_tokenizer(load_reviews(data, "train")["text"], vocab_size))
-
-
-def _gpt2(folder: Path, data: Path, reader: Path, n_layer, n_embd, lm_steps, lm_batch, lm_block, lm_lr) -> None:
-    tokenizer, texts = AutoTokenizer.from_pretrained(reader), load_reviews(data, "train")["text"]
-    model = small_models.pretrain_gpt2(texts, tokenizer, n_layer, n_embd, lm_steps, lm_batch, lm_block, lm_lr)
-    _save(folder, model, tokenizer)
-
-
-def _classifier(folder: Path, data: Path, reader: Path, classifier_labels: int, classifier_steps: int) -> None:
-    """A sentiment classifier trained on some of the reviews' labels, and its tokenizer."""
-    rows = load_reviews(data, "train").shuffle(seed=SEED)
-    rows = rows.select(range(min(classifier_labels, len(rows))))
-    tokenizer = small_models.classifier_tokenizer(AutoTokenizer.from_pretrained(reader))
-    _save(folder, small_models.train_classifier(rows["text"], rows["label"], tokenizer, classifier_steps), tokenizer)
 
 
 def _checkpoint(
@@ -219,9 +169,8 @@ def main(arguments: list[str]) -> None:
         raise ValueError(f"{arguments[0]} is no option: there is only --debug; RLHF_COURSE_CACHE says where to build.")
     quiet_libraries()
     started = time.perf_counter()
-    built = vars(prepare(load_preset("03_gpt2_imdb_ppo", "tiny")))
     pairs = prepare_reward_model(load_preset("01_reward_modeling", "tiny"))
-    built |= {"dialogues": pairs.dataset, "reward base": pairs.model}
+    built = {"dialogues": pairs.dataset, "reward base": pairs.model}
     settings = load_preset("04_lora_rlhf_baichuan", "tiny")
     chat = prepare_chat(settings)
     built |= {"answers": chat.sft_dataset, "preferences": chat.dataset, "checkpoint": chat.checkpoint}

@@ -1,4 +1,4 @@
-"""Small models made from texts: a tokenizer, causal models pretrained and fine-tuned, a DistilBERT to judge reviews."""
+"""Small models made from texts: a tokenizer, causal models pretrained and fine-tuned."""
 
 from __future__ import annotations
 
@@ -9,17 +9,10 @@ from tokenizers import ByteLevelBPETokenizer, processors
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from tqdm.auto import tqdm
-from transformers import (
-    DistilBertConfig,
-    DistilBertForSequenceClassification,
-    GPT2Config,
-    GPT2LMHeadModel,
-    PreTrainedTokenizerFast,
-)
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 EOS = "<|endoftext|>"
-CLASSIFIER_LENGTH = 128  # tokens the classifier can read
-SHORTEST_PREFIX, LONGEST_PREFIX = 4, 48  # tokens
+CLASSIFIER_LENGTH = 512  # tokens a DistilBERT can read
 
 
 def train_tokenizer(texts: Sequence[str], vocab_size: int) -> PreTrainedTokenizerFast:
@@ -85,31 +78,6 @@ def fine_tune(
         return model(input_ids=ids.to(model.device), labels=learnt.to(model.device)).loss
 
     fit(model, loss, lr, steps, title)
-
-
-def train_classifier(
-    texts: Sequence[str], labels: Sequence[int], tokenizer: PreTrainedTokenizerFast, steps: int
-) -> DistilBertForSequenceClassification:
-    """A small DistilBERT for NEGATIVE (0) and POSITIVE (1), trained on random beginnings of the texts.
-
-    Beginnings, because PPO will ask it about texts of a few tokens.
-    """
-    ids = tokenizer(list(texts), truncation=True, max_length=CLASSIFIER_LENGTH)["input_ids"]
-    labels = torch.tensor(labels)
-    shape = {"n_layers": 2, "n_heads": 2, "dim": 128, "hidden_dim": 512, "max_position_embeddings": CLASSIFIER_LENGTH}
-    names = {"id2label": {0: "NEGATIVE", 1: "POSITIVE"}, "label2id": {"NEGATIVE": 0, "POSITIVE": 1}}
-    sizes = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
-    model = DistilBertForSequenceClassification(DistilBertConfig(**shape, **names, **sizes))
-
-    def loss() -> Tensor:
-        rows = torch.randint(len(ids), (64,)).tolist()
-        ends = [SHORTEST_PREFIX + int(share * LONGEST_PREFIX) for share in torch.rand(len(rows)).tolist()]
-        prefixes = [ids[i][:end] for i, end in zip(rows, ends, strict=True)]
-        inputs = tokenizer.pad({"input_ids": prefixes}, return_tensors="pt").to(model.device)
-        return model(**inputs, labels=labels[rows].to(model.device)).loss
-
-    fit(model, loss, 5e-4, steps, "training the classifier")
-    return model
 
 
 def fit(model, loss: Callable[[], Tensor], lr: float, steps: int, title: str = "") -> None:
