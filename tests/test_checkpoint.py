@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from conftest import PadTokenizer, difference, make_policy, make_samples, sgd, snapshot
+from builders import PadTokenizer, difference, make_policy, make_samples, sgd, snapshot
 
 from rlhf_course import PPOConfig, PPOTrainer
 from rlhf_course.ppo.checkpoint import load_checkpoint, save_checkpoint

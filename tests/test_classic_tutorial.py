@@ -2,7 +2,7 @@
 
 import datasets
 import torch
-from conftest import make_policy
+from builders import make_policy
 from test_rewards_and_evaluation import make_classifier
 from tqdm import tqdm
 from transformers import AutoTokenizer, pipeline

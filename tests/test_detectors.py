@@ -6,7 +6,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from conftest import EOS, PadTokenizer, make_policy, make_samples, make_trainer
+from builders import EOS, PadTokenizer, make_policy, make_samples, make_trainer
 
 from rlhf_course import PPOConfig, PPOTrainer
 from rlhf_course.ppo.detectors import DETECTORS, Detectors

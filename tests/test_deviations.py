@@ -6,7 +6,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from conftest import EOS, difference, make_policy, make_samples, make_trainer, sgd, snapshot
+from builders import EOS, difference, make_policy, make_samples, make_trainer, sgd, snapshot
 
 from rlhf_course import PPOConfig
 from rlhf_course.ppo.experience import add_advantages, add_logprobs, add_rewards

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from conftest import EOS, PadTokenizer, difference, make_policy, make_samples, make_trainer, sgd, snapshot
+from builders import EOS, PadTokenizer, difference, make_policy, make_samples, make_trainer, sgd, snapshot
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlhf_course import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer

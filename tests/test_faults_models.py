@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 import train_ppo
-from conftest import EOS, make_policy, make_samples, make_trainer
+from builders import EOS, make_policy, make_samples, make_trainer
 from peft import LoraConfig
 from safetensors.torch import load_file, save_file
 from transformers import (

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import EOS, PadTokenizer, difference, make_policy, make_samples, make_trainer, sgd, snapshot
+from builders import EOS, PadTokenizer, difference, make_policy, make_samples, make_trainer, sgd, snapshot
 from peft import LoraConfig
 from transformers import DistilBertConfig, DistilBertForSequenceClassification, GPT2ForSequenceClassification
 

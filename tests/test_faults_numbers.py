@@ -10,7 +10,7 @@ import torch
 import train_ppo
 import train_reward_model
 import train_sft
-from conftest import EOS, make_policy, make_samples, make_trainer, sgd, snapshot
+from builders import EOS, make_policy, make_samples, make_trainer, sgd, snapshot
 from test_tracking import run_one_step
 from test_train_reward_model import PAIRS, rows
 from transformers import GPT2Config, GPT2LMHeadModel

@@ -19,7 +19,7 @@ import torch
 import train_ppo
 import train_reward_model
 import train_sft
-from conftest import SCRIPTS, latest_checkpoint, make_policy
+from builders import SCRIPTS, latest_checkpoint, make_policy
 from outputs import damage
 from peft import LoraConfig
 from test_baichuan import source, tokenizer_model  # noqa: F401

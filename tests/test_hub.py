@@ -13,7 +13,7 @@ import torch
 import train_ppo
 import train_reward_model
 import train_sft
-from conftest import SCRIPTS, guarded
+from builders import SCRIPTS, guarded
 from huggingface_hub import constants, hf_hub_download, list_repo_files, snapshot_download
 from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 from peft import LoraConfig, get_peft_model

@@ -3,7 +3,7 @@
 import datasets
 import pytest
 import torch
-from conftest import PadTokenizer, make_policy, make_samples
+from builders import PadTokenizer, make_policy, make_samples
 
 from rlhf_course import LengthSampler, PPOConfig, PPOTrainer
 from rlhf_course.course.presets import load_preset

@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from conftest import PadTokenizer, difference, make_samples, make_trainer, snapshot
+from builders import PadTokenizer, difference, make_samples, make_trainer, snapshot
 from peft import LoraConfig, PeftModel, get_peft_model
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import (

@@ -4,7 +4,7 @@ import gc
 
 import pytest
 import torch
-from conftest import PadTokenizer
+from builders import PadTokenizer
 from memory_table import about_the_optimizer, as_markdown, what_fits
 from peft import LoraConfig
 from transformers import LlamaConfig, LlamaForCausalLM

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from conftest import guarded
+from builders import guarded
 from notebook_files import HASH_KEY, WIDGET, source_hash
 
 from rlhf_course.course.presets import ROOT, load_preset

@@ -8,7 +8,7 @@ import benchmark_worker
 import psutil
 import pytest
 import torch
-from conftest import make_samples, make_trainer
+from builders import make_samples, make_trainer
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlhf_course.course import run_card

@@ -14,7 +14,7 @@ import pytest
 import torch
 from accelerate import DistributedType
 from accelerate.commands.config.config_args import load_config_from_file
-from conftest import SCRIPTS, PadTokenizer, difference, latest_checkpoint, launch, make_policy
+from builders import SCRIPTS, PadTokenizer, difference, latest_checkpoint, launch, make_policy
 from parallel_worker import CASES
 from peft import LoraConfig
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import torch
-from conftest import PadTokenizer, difference, make_policy, make_samples, snapshot
+from builders import PadTokenizer, difference, make_policy, make_samples, snapshot
 from peft import LoraConfig, PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
@@ -153,7 +153,7 @@ def test_a_failed_write_leaves_what_stood_there(tmp_path):
 def test_a_disk_that_fills_while_saving_leaves_the_previous_policy_whole(tmp_path):
     """A real write error: the operating system refuses files beyond 20 kB in a process that saves 200 kB."""
     code = (
-        "import sys; sys.path.insert(0, 'tests'); from conftest import make_policy\n"
+        "import sys; sys.path.insert(0, 'tests'); from builders import make_policy\n"
         "import resource, signal\n"
         "policy = make_policy(1, n_embd=64)\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"

@@ -10,7 +10,7 @@ import nbformat
 import predict_gpu
 import pretend_gpu
 import pytest
-from conftest import difference, latest_checkpoint, make_policy, make_samples, make_trainer, sgd, snapshot
+from builders import difference, latest_checkpoint, make_policy, make_samples, make_trainer, sgd, snapshot
 from memory_table import as_markdown
 
 from rlhf_course.course.presets import ROOT, load_preset
@@ -76,7 +76,7 @@ def commands(output: Path) -> list[subprocess.CompletedProcess]:
 CHECKPOINT = """
 import sys
 sys.path.insert(0, {tests!r})
-from conftest import make_policy, make_samples, make_trainer, sgd
+from builders import make_policy, make_samples, make_trainer, sgd
 from rlhf_course.ppo.checkpoint import save_checkpoint
 policy = make_policy()
 trainer = make_trainer(policy, make_policy(1), sgd(policy))

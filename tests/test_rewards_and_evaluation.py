@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from conftest import EOS, make_policy, make_trainer
+from builders import EOS, make_policy, make_trainer
 from transformers import (
     DistilBertConfig,
     DistilBertForSequenceClassification,

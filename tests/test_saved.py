@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from conftest import difference, make_policy, snapshot
+from builders import difference, make_policy, snapshot
 from huggingface_hub import HfApi
 from huggingface_hub.utils import filter_repo_objects
 from peft import LoraConfig, PeftModel, get_peft_model

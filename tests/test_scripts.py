@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import train_ppo
-from conftest import PadTokenizer, difference, latest_checkpoint, make_policy, make_samples, snapshot
+from builders import PadTokenizer, difference, latest_checkpoint, make_policy, make_samples, snapshot
 from run_notebooks import update_readme
 
 from rlhf_course import PPOConfig, PPOTrainer

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import PadTokenizer, make_policy, make_samples
+from builders import PadTokenizer, make_policy, make_samples
 
 from rlhf_course import PPOConfig, PPOTrainer
 from rlhf_course.course.presets import ROOT

@@ -9,7 +9,7 @@ import torch
 import train_ppo as script
 import train_reward_model
 import train_sft
-from conftest import difference, latest_checkpoint, snapshot
+from builders import difference, latest_checkpoint, snapshot
 from peft import AutoPeftModelForCausalLM, LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification

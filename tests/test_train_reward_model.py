@@ -12,7 +12,7 @@ import pytest
 import torch
 import train_reward_model as script
 from accelerate.utils import set_seed
-from conftest import SCRIPTS, launch
+from builders import SCRIPTS, launch
 from PIL import Image
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 

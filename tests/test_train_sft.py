@@ -13,7 +13,7 @@ import pytest
 import torch
 import train_sft as script
 import trl_cli
-from conftest import SCRIPTS, difference, launch
+from builders import SCRIPTS, difference, launch
 from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import (

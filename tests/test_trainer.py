@@ -5,7 +5,7 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 import torch
-from conftest import EOS, PadTokenizer, difference, make_policy, make_samples, make_trainer, sgd, snapshot
+from builders import EOS, PadTokenizer, difference, make_policy, make_samples, make_trainer, sgd, snapshot
 from transformers import (
     AutoModelForCausalLM,
     FalconConfig,
