@@ -1,11 +1,15 @@
 """What tests set up: small models, tokenizers, folders of data, and processes of their own."""
 
+import gzip
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import datasets
 import numpy as np
+import pandas as pd
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -79,6 +83,22 @@ def latest_checkpoint(folder: Path) -> Path | None:
     from outputs import newest
 
     return newest(checkpoints(folder))[0]
+
+
+def write_rows(folder: Path, rows: list[dict] | bytes, name: str = "train.jsonl") -> Path:
+    """A dataset folder with one more file, of rows or of bytes, in the format that its name says."""
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(rows, bytes):
+        path.write_bytes(rows)
+    elif path.suffix == ".parquet":
+        datasets.Dataset.from_list(rows).to_parquet(path)
+    elif path.suffix == ".csv":
+        pd.DataFrame(rows).to_csv(path, index=False)
+    else:
+        data = "".join(f"{json.dumps(row)}\n" for row in rows).encode()
+        path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return folder
 
 
 def launch(script: Path, *arguments, file: str = "two_cpus") -> subprocess.Popen:

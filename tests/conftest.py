@@ -21,6 +21,12 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.path.name != "test_notebooks.py")
 
 
+@pytest.fixture
+def own_cache(tmp_path_factory, monkeypatch):
+    """Datasets keeps its copies of a test's files out of the home folder."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path_factory.mktemp("datasets")))
+
+
 @pytest.fixture(autouse=True)
 def no_network(monkeypatch):
     """Any connection beyond this machine fails the test at once."""

@@ -25,6 +25,7 @@ from rlhf_course.worlds import small_models
 from rlhf_course.worlds.reviews import make_reviews
 
 KIND = "More: the Python API and data"
+pytestmark = pytest.mark.usefixtures("own_cache")
 REFUSED = (ValueError, TypeError, OSError)
 SIZES = {"batch_size": 8, "mini_batch_size": 8}
 SAMPLING = {"do_sample": True, "top_k": 0, "top_p": 1.0}
@@ -34,12 +35,6 @@ QUERIES, RESPONSES, SCORES = make_samples()
 
 def fault(*values, done: str):
     return pytest.param(*values, marks=pytest.mark.fault(done), id=done)
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    """Datasets keeps its copies of these files out of the home folder."""
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / ".datasets"))
 
 
 def refused(outcome, call, words: str) -> None:

@@ -4,13 +4,12 @@ import json
 import math
 import warnings
 
-import datasets
 import pytest
 import torch
 import train_ppo
 import train_reward_model
 import train_sft
-from builders import EOS, make_policy, make_samples, make_trainer, sgd, snapshot
+from builders import EOS, make_policy, make_samples, make_trainer, sgd, snapshot, write_rows
 from test_tracking import run_one_step
 from test_train_reward_model import PAIRS, rows
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -373,11 +372,9 @@ def world(tmp_path_factory):
     """Pairs, answers, and a base of one layer."""
     folder = tmp_path_factory.mktemp("world")
     for split, part in (("train", PAIRS[24:]), ("test", PAIRS[:24])):
-        (folder / "pairs").mkdir(exist_ok=True)
-        rows(part).to_parquet(folder / "pairs" / f"{split}.parquet")
+        write_rows(folder / "pairs", rows(part), f"{split}.parquet")
     answers = [{"instruction": p.prompt[:80], "input": str(i), "output": p.chosen} for i, p in enumerate(PAIRS)]
-    (folder / "answers").mkdir()
-    datasets.Dataset.from_list(answers).to_json(folder / "answers" / "all.jsonl")
+    write_rows(folder / "answers", answers)
     tokenizer = train_tokenizer([f"{p.prompt} {p.chosen}" for p in PAIRS], 400)
     torch.manual_seed(0)
     sizes = {"n_layer": 1, "n_embd": 32, "n_head": 2, "n_positions": 320, "vocab_size": len(tokenizer)}

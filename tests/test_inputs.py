@@ -3,7 +3,7 @@
 import datasets
 import pytest
 import torch
-from builders import PadTokenizer, make_policy, make_samples
+from builders import PadTokenizer, make_policy, make_samples, write_rows
 
 from rlhf_course import LengthSampler, PPOConfig, PPOTrainer
 from rlhf_course.course.presets import load_preset
@@ -98,9 +98,8 @@ def test_a_dataset_smaller_than_a_batch():
 
 
 def write(folder, **columns):
-    for split in ("train", "test"):
-        datasets.Dataset.from_dict(columns).to_parquet(folder / f"{split}.parquet")
-    return folder
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    return write_rows(write_rows(folder, rows, "train.parquet"), rows, "test.parquet")
 
 
 def test_unusable_review_folders(tmp_path):
@@ -113,15 +112,11 @@ def test_unusable_review_folders(tmp_path):
         ("number", good | {"text": [1, 2]}, "Row 0 .* has no text: 1"),
         ("class", good | {"label": [1, 1]}, "are 1; both 0 .* and 1"),
     ):
-        folder = tmp_path / name
-        folder.mkdir()
         with pytest.raises(ValueError, match=message):
-            load_reviews(write(folder, **columns), "train")
-    folder = tmp_path / "good"
-    folder.mkdir()
+            load_reviews(write(tmp_path / name, **columns), "train")
     with pytest.raises(ValueError, match="No split 'validation' in .*'train', 'test'"):
-        load_reviews(write(folder, **good), "validation")
-    assert load_reviews(folder, "train")["label"] == good["label"]
+        load_reviews(write(tmp_path / "good", **good), "validation")
+    assert load_reviews(tmp_path / "good", "train")["label"] == good["label"]
 
 
 def test_reviews_that_are_all_too_short():

@@ -3,13 +3,12 @@
 import json
 import random
 
-import datasets
 import pytest
 import torch
 import train_ppo as script
 import train_reward_model
 import train_sft
-from builders import difference, latest_checkpoint, snapshot
+from builders import difference, latest_checkpoint, snapshot, write_rows
 from peft import AutoPeftModelForCausalLM, LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
@@ -60,10 +59,8 @@ def world(tmp_path_factory):
     pairs.append(pairs[0])
     pairs.append({"prompt": "Why " * 70, "chosen": "fog", "rejected": "sun"})  # leaves no room for an answer
     answers = [{"instruction": row["prompt"], "input": "", "output": row["chosen"]} for row in pairs[:24]]
-    (folder / "pairs").mkdir()
-    datasets.Dataset.from_list(pairs).to_json(folder / "pairs" / "train.jsonl")
-    (folder / "answers").mkdir()
-    datasets.Dataset.from_list(answers).to_json(folder / "answers" / "train.jsonl")
+    write_rows(folder / "pairs", pairs)
+    write_rows(folder / "answers", answers)
     tokenizer = train_tokenizer([f"\n\nHuman: {r['prompt']}\n\nAssistant: {r['chosen']}" for r in pairs], 330)
     tokenizer.pad_token = None
     make_base(folder / "base", tokenizer)

@@ -12,7 +12,7 @@ import pytest
 import torch
 import train_reward_model as script
 from accelerate.utils import set_seed
-from builders import SCRIPTS, launch
+from builders import SCRIPTS, launch, write_rows
 from PIL import Image
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
@@ -28,20 +28,19 @@ PAIRS = make_pairs(80)
 HELD_OUT = PAIRS[:24]
 
 
-def rows(pairs) -> datasets.Dataset:
+def rows(pairs) -> list[dict]:
     keys = ("chosen", "rejected", "gold_chosen", "gold_rejected")
     full = [vars(p) | {side: f"{p.prompt} {getattr(p, side)}" for side in keys[:2]} for p in pairs]
-    return datasets.Dataset.from_list([{key: row[key] for key in keys} for row in full])
+    return [{key: row[key] for key in keys} for row in full]
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
     """A folder of pairs, and a base of one layer without a padding token."""
     folder = tmp_path_factory.mktemp("world")
-    same = rows(PAIRS[24:25]).map(lambda row: {"rejected": row["chosen"]})  # of no use
-    (folder / "data").mkdir()
-    datasets.concatenate_datasets([rows(PAIRS[24:]), same]).to_parquet(folder / "data" / "train.parquet")
-    rows(HELD_OUT).to_parquet(folder / "data" / "test.parquet")
+    same = [row | {"rejected": row["chosen"]} for row in rows(PAIRS[24:25])]  # of no use
+    write_rows(folder / "data", rows(PAIRS[24:]) + same, "train.parquet")
+    write_rows(folder / "data", rows(HELD_OUT), "test.parquet")
     tokenizer = train_tokenizer([f"{p.prompt} {p.chosen}" for p in PAIRS], 400)
     tokenizer.pad_token = None
     torch.manual_seed(0)
@@ -234,8 +233,8 @@ def test_a_dataset_of_ones_own_has_not_the_subfolder_of_the_presets():
 
 
 def test_without_a_split_test_some_pairs_are_set_aside(world, tmp_path, capsys):
-    (tmp_path / "data").mkdir()
-    rows(PAIRS).remove_columns(["gold_chosen", "gold_rejected"]).to_json(tmp_path / "data" / "pairs.jsonl")
+    pairs = [{side: row[side] for side in ("chosen", "rejected")} for row in rows(PAIRS)]
+    write_rows(tmp_path / "data", pairs, "pairs.jsonl")
     more = (f"--dataset={tmp_path / 'data'}", "--audit_prompts=4", "--train_subset=40", "--max_length=310")
     assert script.main(arguments(world, tmp_path / "out", *more)) == 0
     assert "There is no split test" in capsys.readouterr().out
@@ -274,9 +273,7 @@ def test_a_bad_file_ends_with_a_sentence(text, message, tmp_path, capsys):
 
 
 def bad_data(folder, table) -> str:
-    folder.mkdir()
-    datasets.Dataset.from_list(table).to_parquet(folder / "train.parquet")
-    return f"--dataset={folder}"
+    return f"--dataset={write_rows(folder, table, 'train.parquet')}"
 
 
 @pytest.mark.parametrize(
@@ -285,7 +282,7 @@ def bad_data(folder, table) -> str:
         (lambda folder: "--dataset=./nowhere", "No dataset folder at ./nowhere"),
         (lambda folder: bad_data(folder, [{"chosen": "a", "other": "b"}]), "No column rejected"),
         (lambda folder: bad_data(folder, [{"chosen": "a", "rejected": "b"}]), "Nothing usable is left of the 1"),
-        (lambda folder: bad_data(folder, rows(PAIRS[:2]).to_list()), "too few to hold some out"),
+        (lambda folder: bad_data(folder, rows(PAIRS[:2])), "too few to hold some out"),
         (lambda folder: "--model_name_or_path=./nowhere", "nowhere"),
         (lambda folder: "--max_length=321", "--max_length 321 is more than the 320 positions"),
         (lambda folder: "--max_length=3", "All 56 rows are longer than max_length=3"),

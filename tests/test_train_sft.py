@@ -13,7 +13,7 @@ import pytest
 import torch
 import train_sft as script
 import trl_cli
-from builders import SCRIPTS, difference, launch
+from builders import SCRIPTS, difference, launch, write_rows
 from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import (
@@ -54,19 +54,13 @@ USELESS = [
 ]
 
 
-def write(folder, rows, name="all.jsonl"):
-    folder.mkdir(exist_ok=True)
-    datasets.Dataset.from_list(rows).to_json(folder / name)
-    return folder
-
-
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
     """Answers of both kinds, and two bases of one layer without a padding token."""
     folder = tmp_path_factory.mktemp("world")
-    write(folder / "data", ROWS + USELESS)
+    write_rows(folder / "data", ROWS + USELESS, "all.jsonl")
     rows = [{"instruction": r["question"], "input": "", "output": r["human_answers"][0]} for r in ROWS]
-    write(folder / "instructions", rows)
+    write_rows(folder / "instructions", rows)
     texts = [f"\n\nHuman: {r['question']}\n\nAssistant: {r['human_answers'][0]}" for r in ROWS]
     tokenizer = train_tokenizer(texts, 330)
     tokenizer.pad_token = None
@@ -201,7 +195,7 @@ def test_the_training_loss_is_that_of_answers_and_eos_alone(base, world, tmp_pat
 
 
 def test_all_weights_learn_instructions_and_where_to_stop(world, tmp_path):
-    data = write(tmp_path / "data", [{"instruction": f"{w}?", "input": "", "output": "fog road"} for w in WORDS])
+    data = write_rows(tmp_path / "data", [{"instruction": f"{w}?", "input": "", "output": "fog road"} for w in WORDS])
     more = ("--use_peft=false", f"--model_name_or_path={world / 'gpt2'}", f"--dataset={data}", "--num_train_epochs=40")
     assert script.main(arguments(world, tmp_path / "out", *more, "--learning_rate=1e-2")) == 0
     folder = tmp_path / "out" / "model"
@@ -239,7 +233,7 @@ def test_tensorboard_writes_into_the_output_folder(world, tmp_path, monkeypatch)
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", "")
     monkeypatch.delenv("TENSORBOARD_LOGGING_DIR")
     monkeypatch.chdir(tmp_path)
-    data = write(tmp_path / "few", ROWS[:6])
+    data = write_rows(tmp_path / "few", ROWS[:6], "all.jsonl")
     more = (f"--dataset={data}", "--report_to=tensorboard", "--logging_steps=1", "--data_files=all.jsonl")
     assert script.main(arguments(world, tmp_path / "out", *more)) == 0
     events = EventAccumulator(str(tmp_path / "out" / "tensorboard")).Reload()
@@ -343,8 +337,8 @@ def foreign(world, folder) -> str:
     ("given", "message"),
     [
         (lambda world, folder: "--dataset=./nowhere", "No dataset folder at ./nowhere"),
-        (lambda world, folder: f"--dataset={write(folder, [{'question': 'a', 'b': 'c'}])}", "has the columns"),
-        (lambda world, folder: f"--dataset={write(folder, ROWS[:1])}", "1 questions are too few to hold out 1"),
+        (lambda world, folder: f"--dataset={write_rows(folder, [{'question': 'a', 'b': 'c'}])}", "has the columns"),
+        (lambda world, folder: f"--dataset={write_rows(folder, ROWS[:1])}", "1 questions are too few to hold out 1"),
         (lambda world, folder: "--data_files=no.jsonl", "no.jsonl"),
         (lambda world, folder: "--model_name_or_path=./nowhere", "nowhere"),
         (foreign, "and that is not run here"),
