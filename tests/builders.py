@@ -11,13 +11,28 @@ import datasets
 import numpy as np
 import pandas as pd
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models
+from transformers import (
+    AutoModelForCausalLM,
+    DistilBertConfig,
+    DistilBertForSequenceClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 from rlhf_course import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
 from rlhf_course.ppo.checkpoint import checkpoints
+from rlhf_course.worlds import small_models
+from rlhf_course.worlds.reviews import make_reviews
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 EOS = 39
+WORDS = "rain snow wind sun cloud storm fog river lake hill tree bird stone road".split()
+SAMPLING = {"do_sample": True, "top_k": 0, "top_p": 1.0}
 GUARD = """
 import os, socket
 connect, lookup = socket.socket.connect, socket.getaddrinfo
@@ -48,6 +63,65 @@ def make_policy(seed: int = 0, dropout: float = 0.0, **config) -> AutoModelForCa
     rates = dict.fromkeys(("attn_pdrop", "resid_pdrop", "embd_pdrop"), dropout)
     network = GPT2LMHeadModel(GPT2Config(**shape | special | rates | config))
     return AutoModelForCausalLMWithValueHead(network, summary_dropout_prob=dropout).eval()
+
+
+def word_tokenizer(words: list[str], split, **special) -> PreTrainedTokenizerFast:
+    """A token for each word that a text is split into, of no other; ``special`` goes to the tokenizer."""
+    backend = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=special["unk_token"]))
+    backend.pre_tokenizer = split
+    return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", eos_token="</s>", **special)
+
+
+def review_tokenizer(number: int = 60, size: int = 400) -> PreTrainedTokenizerFast:
+    """A classifier's tokenizer, trained on some of the world's reviews."""
+    texts = [review.text for review in make_reviews(number, seed=5)]
+    return small_models.classifier_tokenizer(small_models.train_tokenizer(texts, size))
+
+
+def save_classifier(folder: Path, labels=("NEGATIVE", "POSITIVE"), tokenizer=None, **config) -> str:
+    """A random DistilBERT with these label names, saved as the hub's are."""
+    torch.manual_seed(0)
+    tokenizer = tokenizer or review_tokenizer()
+    sizes = {"n_layers": 1, "n_heads": 1, "dim": 16, "hidden_dim": 32, "vocab_size": len(tokenizer)}
+    sizes |= {"max_position_embeddings": small_models.CLASSIFIER_LENGTH, "pad_token_id": tokenizer.pad_token_id}
+    names = {"id2label": dict(enumerate(labels)), "label2id": {name: i for i, name in enumerate(labels)}}
+    DistilBertForSequenceClassification(DistilBertConfig(**sizes | names | config)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def save_base(folder: Path, tokenizer, kind=LlamaConfig, **config) -> PreTrainedModel:
+    """A random language model of one layer, Llama or GPT-2, without a padding token, with its tokenizer beside it."""
+    ends = {"bos_token_id": tokenizer.eos_token_id, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": None}
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": len(tokenizer)}
+    sizes |= {"intermediate_size": 48} if kind is LlamaConfig else {}
+    model = AutoModelForCausalLM.from_config(kind(**sizes | ends | config))
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return model
+
+
+def save_old_checkpoint(policy, folder: Path, name: str, sharded: bool = False) -> None:
+    """As old TRL wrote it: the value head among the base model's weights, or in the last of two shards."""
+    policy.pretrained_model.save_pretrained(folder)
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    head = {f"v_head.{key}": value for key, value in policy.v_head.state_dict().items()}
+    stem = name.partition(".")[0]
+    shards = {f"{stem}-1-of-2": weights, f"{stem}-2-of-2": head} if sharded else {name: weights | head}
+    suffix = f".{name.rpartition('.')[2]}" if sharded else ""
+    for shard, content in shards.items():
+        if name.endswith(".bin"):
+            torch.save(content, folder / f"{shard}{suffix}")
+        else:
+            save_file(content, folder / f"{shard}{suffix}", metadata={"format": "pt"})
+    if sharded:
+        places = {key: f"{shard}{suffix}" for shard, content in shards.items() for key in content}
+        (folder / f"{name}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+
+
+def edit_json(path: Path, **changes) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
 def make_samples(n: int = 8, seed: int = 0) -> tuple[list, list, list]:
@@ -99,6 +173,11 @@ def write_rows(folder: Path, rows: list[dict] | bytes, name: str = "train.jsonl"
         data = "".join(f"{json.dumps(row)}\n" for row in rows).encode()
         path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
     return folder
+
+
+def final_state(folder: Path) -> dict:
+    """What a run's latest checkpoint holds of its trainer."""
+    return torch.load(latest_checkpoint(folder) / "trainer_state.pt", weights_only=True)
 
 
 def launch(script: Path, *arguments, file: str = "two_cpus") -> subprocess.Popen:

@@ -2,8 +2,8 @@
 
 import datasets
 import pytest
-from builders import write_rows
-from tokenizers import Tokenizer, models, pre_tokenizers
+from builders import word_tokenizer, write_rows
+from tokenizers import pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from rlhf_course.data import ASSISTANT, HUMAN, as_prompt, hold_out, last_question, load_answers, tokenize_answers
@@ -14,10 +14,8 @@ PARQUET = "train-00000-of-00001.parquet"
 def make_tokenizer() -> PreTrainedTokenizerFast:
     """One token per character."""
     letters = sorted(set("\n HumanAsist:abcdefgh?.怎么好的。"))
-    vocabulary = {token: i for i, token in enumerate(["<pad>", "</s>", "<s>", *letters])}
-    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
-    backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", eos_token="</s>", bos_token="<s>")
+    split = pre_tokenizers.Split("", "isolated")
+    return word_tokenizer(["<pad>", "</s>", "<s>", *letters], split, bos_token="<s>", unk_token="<pad>")
 
 
 def test_hc3_gives_a_row_per_answer_and_counts_what_it_drops(tmp_path):

@@ -9,10 +9,10 @@ import torch
 import train_ppo
 import train_reward_model
 import train_sft
-from builders import EOS, make_policy, make_samples, make_trainer, sgd, snapshot, write_rows
+from builders import EOS, SAMPLING, make_policy, make_samples, make_trainer, save_base, sgd, snapshot, write_rows
 from test_tracking import run_one_step
 from test_train_reward_model import PAIRS, rows
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config
 
 from rlhf_course import PPOConfig, create_reference_model
 from rlhf_course.audit import audit
@@ -361,9 +361,8 @@ def test_an_evaluation_by_nan_is_refused(outcome):
 
     trainer = make_trainer()
     trainer.tokenizer = Words()
-    how = {"do_sample": True, "top_k": 0, "top_p": 1.0, "max_new_tokens": 3}
     with pytest.raises(FloatingPointError, match="The score of text 0 is nan") as error:
-        evaluate(trainer, nan_scores, ["a", "b"], **how)
+        evaluate(trainer, nan_scores, ["a", "b"], **SAMPLING, max_new_tokens=3)
     outcome(str(error.value).replace(repr(str(error.value).split("'")[1]), "'…'"))
 
 
@@ -377,12 +376,10 @@ def world(tmp_path_factory):
     write_rows(folder / "answers", answers)
     tokenizer = train_tokenizer([f"{p.prompt} {p.chosen}" for p in PAIRS], 400)
     torch.manual_seed(0)
-    sizes = {"n_layer": 1, "n_embd": 32, "n_head": 2, "n_positions": 320, "vocab_size": len(tokenizer)}
-    base = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=tokenizer.eos_token_id))
-    for name in ("base", "broken"):
-        base.save_pretrained(folder / name)
-        tokenizer.save_pretrained(folder / name)
-        base.transformer.h[0].mlp.c_fc.weight.data[0] = NAN  # for the second
+    base = save_base(folder / "base", tokenizer, GPT2Config, n_positions=320)
+    base.transformer.h[0].mlp.c_fc.weight.data[0] = NAN
+    base.save_pretrained(folder / "broken")
+    tokenizer.save_pretrained(folder / "broken")
     return folder
 
 

@@ -5,9 +5,9 @@ import json
 
 import pytest
 import torch
-from builders import PadTokenizer, difference, make_samples, make_trainer, snapshot
+from builders import PadTokenizer, difference, make_samples, make_trainer, snapshot, word_tokenizer
 from peft import LoraConfig, PeftModel, get_peft_model
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
@@ -70,11 +70,8 @@ def load_policy(folder) -> AutoModelForCausalLMWithValueHead:
 
 
 def make_tokenizer(padding_side: str = "right") -> PreTrainedTokenizerFast:
-    words = {"<pad>": 0, "<s>": 1} | {f"w{i}": i for i in range(2, 38)} | {"<unk>": 38, "</s>": 39}
-    backend = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    special = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
-    return PreTrainedTokenizerFast(tokenizer_object=backend, padding_side=padding_side, **special)
+    words = ["<pad>", "<s>", *(f"w{i}" for i in range(2, 38)), "<unk>", "</s>"]
+    return word_tokenizer(words, pre_tokenizers.WhitespaceSplit(), unk_token="<unk>", padding_side=padding_side)
 
 
 def test_kl_is_zero_at_the_first_step(assets, recwarn):

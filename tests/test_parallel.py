@@ -14,7 +14,7 @@ import pytest
 import torch
 from accelerate import DistributedType
 from accelerate.commands.config.config_args import load_config_from_file
-from builders import SCRIPTS, PadTokenizer, difference, latest_checkpoint, launch, make_policy
+from builders import SCRIPTS, PadTokenizer, difference, final_state, latest_checkpoint, launch, make_policy
 from parallel_worker import CASES
 from peft import LoraConfig
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
@@ -133,8 +133,7 @@ def test_one_process_writes_and_a_run_goes_on_with_as_many_as_before(tmp_path, f
     out, _ = first.communicate(timeout=300)
     assert first.returncode == 0 and out.count("The policy is in") == 1 and "Warning" not in out, out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-2", "policy", "settings.json"]
-    state = torch.load(latest_checkpoint(tmp_path) / "trainer_state.pt", weights_only=True)
-    generators = [torch.as_tensor(random["torch"]) for random in state["random"]]
+    generators = [torch.as_tensor(random["torch"]) for random in final_state(tmp_path)["random"]]
     assert len(generators) == 2 and not torch.equal(*generators)  # each samples answers of its own
 
     alone = [sys.executable, *PPO, "--steps=3", f"--output={tmp_path}", "--resume"]
@@ -144,8 +143,8 @@ def test_one_process_writes_and_a_run_goes_on_with_as_many_as_before(tmp_path, f
     out, _ = again.communicate(timeout=300)
     assert again.returncode == 0 and latest_checkpoint(tmp_path).name == "checkpoint-3", out
     saved = AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path / "policy").state_dict()
-    checkpoint = torch.load(latest_checkpoint(tmp_path) / "trainer_state.pt", weights_only=True)["weights"]
-    assert difference({k.removeprefix("pretrained_model."): w for k, w in checkpoint.items()}, saved) == 0
+    checkpoint = {k.removeprefix("pretrained_model."): w for k, w in final_state(tmp_path)["weights"].items()}
+    assert difference(checkpoint, saved) == 0
 
 
 @pytest.mark.parametrize("file", ["two_cpus", "fsdp"])

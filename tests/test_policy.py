@@ -5,9 +5,8 @@ import sys
 
 import pytest
 import torch
-from builders import PadTokenizer, difference, make_policy, make_samples, snapshot
+from builders import PadTokenizer, difference, make_policy, make_samples, save_old_checkpoint, snapshot
 from peft import LoraConfig, PeftModel
-from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from rlhf_course import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
@@ -54,15 +53,7 @@ def test_saved_policy_loads_here_and_in_plain_transformers(tmp_path):
 
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
 def test_old_checkpoints_with_the_value_head_among_the_weights_load(tmp_path, name):
-    policy = make_policy()
-    policy.pretrained_model.save_pretrained(tmp_path)
-    weights = load_file(tmp_path / "model.safetensors")
-    head = {f"v_head.{key}": value for key, value in policy.v_head.state_dict().items()}
-    (tmp_path / "model.safetensors").unlink()
-    if name.endswith(".bin"):
-        torch.save(weights | head, tmp_path / name)
-    else:
-        save_file(weights | head, tmp_path / name, metadata={"format": "pt"})
+    save_old_checkpoint(policy := make_policy(), tmp_path, name)
     again = AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path)
     assert difference(snapshot(policy), snapshot(again)) == 0
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import train_ppo
-from builders import PadTokenizer, difference, latest_checkpoint, make_policy, make_samples, snapshot
+from builders import PadTokenizer, difference, final_state, latest_checkpoint, make_policy, make_samples, snapshot
 from run_notebooks import update_readme
 
 from rlhf_course import PPOConfig, PPOTrainer
@@ -55,10 +55,6 @@ def test_bad_options_end_with_a_sentence(arguments, message, capsys):
     with pytest.raises(SystemExit) as stopped:
         train_ppo.parse_arguments(arguments)
     assert stopped.value.code == 2 and message in capsys.readouterr().err
-
-
-def final_state(folder) -> dict:
-    return torch.load(latest_checkpoint(folder) / "trainer_state.pt", weights_only=True)
 
 
 def test_ctrl_c_leaves_a_checkpoint_and_resuming_equals_never_having_stopped(tmp_path):

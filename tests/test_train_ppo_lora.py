@@ -1,6 +1,5 @@
 """train_ppo.py with adapters: what moves and what is saved, resuming, options, refusals; and the three commands."""
 
-import json
 import random
 
 import pytest
@@ -8,16 +7,15 @@ import torch
 import train_ppo as script
 import train_reward_model
 import train_sft
-from builders import difference, latest_checkpoint, snapshot, write_rows
+from builders import WORDS, difference, edit_json, final_state, save_base, snapshot, write_rows
 from peft import AutoPeftModelForCausalLM, LoraConfig, get_peft_model
 from safetensors.torch import load_file
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
+from transformers import AutoTokenizer, LlamaForCausalLM, LlamaForSequenceClassification
 
 from rlhf_course.course.presets import load_preset
 from rlhf_course.policy.value_head import AutoModelForCausalLMWithValueHead
 from rlhf_course.worlds.small_models import train_tokenizer
 
-WORDS = "rain snow wind sun cloud storm fog river lake hill tree bird stone road".split()
 SIZES = {"batch_size": 8, "mini_batch_size": 4, "max_length": 64, "max_new_tokens": 8, "steps": 3, "ppo_epochs": 2}
 LORA = {"lora_alpha": 8, "target_modules": ["q_proj", "v_proj", "down_proj"]}
 
@@ -27,12 +25,8 @@ def words(rng, most=6) -> str:
 
 
 def make_base(folder, tokenizer, width=32):
-    special = {"bos_token_id": tokenizer.eos_token_id, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": None}
-    sizes = {"hidden_size": width, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
-    sizes |= {"max_position_embeddings": 128, "vocab_size": len(tokenizer), "initializer_range": 0.1}
     torch.manual_seed(0)
-    LlamaForCausalLM(LlamaConfig(**sizes, **special)).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    save_base(folder, tokenizer, hidden_size=width, max_position_embeddings=128, initializer_range=0.1)
 
 
 def make_adapters(base, folder, rank=4):
@@ -115,10 +109,6 @@ def test_the_saved_policy_loads_in_plain_peft(trained):
     torch.testing.assert_close(plain(ids).logits, trainer.model(ids)[0])
     again = AutoModelForCausalLMWithValueHead.from_pretrained(output / "policy")
     assert difference(trainer.model.v_head.state_dict(), again.v_head.state_dict()) == 0
-
-
-def final_state(folder) -> dict:
-    return torch.load(latest_checkpoint(folder) / "trainer_state.pt", weights_only=True)
 
 
 def test_resuming_equals_never_having_stopped(world, trained, tmp_path, capsys):
@@ -253,8 +243,7 @@ def others(world, tmp_path_factory):
     make_base(folder / "base", AutoTokenizer.from_pretrained(world / "base"), width=16)
     make_adapters(folder / "base", folder)
     make_adapters(folder / "base", folder / "renamed")
-    file = folder / "renamed" / "reward" / "adapter_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"base_model_name_or_path": str(world / "base")}))
+    edit_json(folder / "renamed/reward/adapter_config.json", base_model_name_or_path=str(world / "base"))
     return folder
 
 

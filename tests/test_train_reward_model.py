@@ -12,9 +12,9 @@ import pytest
 import torch
 import train_reward_model as script
 from accelerate.utils import set_seed
-from builders import SCRIPTS, launch, write_rows
+from builders import SCRIPTS, launch, save_base, write_rows
 from PIL import Image
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, GPT2Config, GPT2LMHeadModel
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, GPT2Config
 
 from rlhf_course.audit import PASS, RISKS, audit
 from rlhf_course.course.plots import audit_bars
@@ -44,10 +44,7 @@ def world(tmp_path_factory):
     tokenizer = train_tokenizer([f"{p.prompt} {p.chosen}" for p in PAIRS], 400)
     tokenizer.pad_token = None
     torch.manual_seed(0)
-    sizes = {"n_layer": 1, "n_embd": 32, "n_head": 2, "n_positions": 320, "vocab_size": len(tokenizer)}
-    eos = {"bos_token_id": tokenizer.eos_token_id, "eos_token_id": tokenizer.eos_token_id}
-    GPT2LMHeadModel(GPT2Config(**sizes, **eos)).save_pretrained(folder / "base")
-    tokenizer.save_pretrained(folder / "base")
+    save_base(folder / "base", tokenizer, GPT2Config, n_positions=320)
     return folder
 
 

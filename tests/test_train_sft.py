@@ -13,23 +13,19 @@ import pytest
 import torch
 import train_sft as script
 import trl_cli
-from builders import SCRIPTS, difference, launch, write_rows
+from builders import SCRIPTS, WORDS, difference, launch, save_base, write_rows
 from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
 )
 
 from rlhf_course.course.presets import ROOT, load_preset
 from rlhf_course.data import hold_out, load_answers
 from rlhf_course.worlds.small_models import train_tokenizer
 
-WORDS = "rain snow wind sun cloud storm fog river lake hill tree bird stone road".split()
 SHORT = ("--per_device_train_batch_size=8", "--num_train_epochs=2", "--save_steps=3", "--eval_share=0.12")
 
 
@@ -64,15 +60,9 @@ def world(tmp_path_factory):
     texts = [f"\n\nHuman: {r['question']}\n\nAssistant: {r['human_answers'][0]}" for r in ROWS]
     tokenizer = train_tokenizer(texts, 330)
     tokenizer.pad_token = None
-    special = {"bos_token_id": tokenizer.eos_token_id, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": None}
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
-    sizes |= {"max_position_embeddings": 96, "vocab_size": len(tokenizer)}
     torch.manual_seed(0)
-    LlamaForCausalLM(LlamaConfig(**sizes, **special)).save_pretrained(folder / "llama")
-    sizes = {"n_layer": 1, "n_embd": 32, "n_head": 2, "n_positions": 96, "vocab_size": len(tokenizer)}
-    GPT2LMHeadModel(GPT2Config(**sizes, **special)).save_pretrained(folder / "gpt2")
-    for base in ("llama", "gpt2"):
-        tokenizer.save_pretrained(folder / base)
+    save_base(folder / "llama", tokenizer, max_position_embeddings=96)
+    save_base(folder / "gpt2", tokenizer, GPT2Config, n_positions=96)
     return folder
 
 
