@@ -132,10 +132,11 @@ def make_samples(n: int = 8, seed: int = 0) -> tuple[list, list, list]:
     return queries, responses, list(torch.from_numpy(rng.normal(size=n)).float())
 
 
-def make_trainer(policy=None, reference=None, optimizer=None, **config) -> PPOTrainer:
-    policy = policy or make_policy()
+def make_trainer(policy=None, reference=None, optimizer=None, lr_scheduler=None, dataset=None, **config) -> PPOTrainer:
+    """A trainer of these parts, for eight samples; ``config`` goes to PPOConfig."""
+    parts = {"optimizer": optimizer, "lr_scheduler": lr_scheduler, "dataset": dataset}
     sizes = {"batch_size": 8, "mini_batch_size": 8}
-    return PPOTrainer(PPOConfig(**sizes | config), policy, reference, PadTokenizer(), optimizer=optimizer)
+    return PPOTrainer(PPOConfig(**sizes | config), policy or make_policy(), reference, PadTokenizer(), **parts)
 
 
 def sgd(policy, lr: float = 0.05):

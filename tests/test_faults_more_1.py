@@ -13,7 +13,6 @@ import torch
 from builders import (
     EOS,
     SAMPLING,
-    PadTokenizer,
     difference,
     make_policy,
     make_samples,
@@ -26,7 +25,7 @@ from builders import (
 from peft import LoraConfig
 from transformers import GPT2ForSequenceClassification
 
-from rlhf_course import AutoModelForCausalLMWithValueHead, LengthSampler, PPOConfig, PPOTrainer
+from rlhf_course import AutoModelForCausalLMWithValueHead, LengthSampler, PPOTrainer
 from rlhf_course.course.plots import over_text
 from rlhf_course.course.run_card import RunCard
 from rlhf_course.data import load_reviews, tokenize_answers
@@ -37,7 +36,6 @@ from rlhf_course.rewards import RewardModel, SentimentReward, load_reward_model
 KIND = "More: the Python API and data"
 pytestmark = pytest.mark.usefixtures("own_cache")
 REFUSED = (ValueError, TypeError, OSError)
-SIZES = {"batch_size": 8, "mini_batch_size": 8}
 LORA = {"r": 2, "target_modules": ["c_attn"], "fan_in_fan_out": True}
 QUERIES, RESPONSES, SCORES = make_samples()
 
@@ -82,10 +80,6 @@ def rows(**columns) -> datasets.Dataset:
     return datasets.Dataset.from_dict({"input_ids": [q.tolist() for q in QUERIES]} | columns).with_format("torch")
 
 
-def with_dataset(dataset):
-    return PPOTrainer(PPOConfig(**SIZES), make_policy(), tokenizer=PadTokenizer(), dataset=dataset)
-
-
 @pytest.mark.parametrize(
     ("call", "words"),
     [
@@ -110,7 +104,7 @@ def with_dataset(dataset):
             done="a reference with fewer tokens than the policy",
         ),
         fault(
-            lambda: with_dataset(datasets.DatasetDict(train=rows())),
+            lambda: make_trainer(dataset=datasets.DatasetDict(train=rows())),
             "split",
             done="a dataset with all its splits is given to the trainer",
         ),
@@ -123,7 +117,7 @@ def test_a_trainer_of_the_wrong_parts(call, words, outcome):
 @pytest.mark.parametrize("form", ["torch", None])
 @pytest.mark.fault("queries of several lengths, and no data_collator")
 def test_ragged_queries_without_a_collator(form, outcome):
-    trainer = with_dataset(rows().with_format(form))
+    trainer = make_trainer(dataset=rows().with_format(form))
     queries = next(iter(trainer.dataloader))["input_ids"]
     responses = trainer.generate(queries, max_new_tokens=4, return_prompt=False, **SAMPLING)
     assert trainer.step(queries, responses, SCORES)["objective/kl"] == pytest.approx(0, abs=1e-4)

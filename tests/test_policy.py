@@ -5,16 +5,15 @@ import sys
 
 import pytest
 import torch
-from builders import PadTokenizer, difference, make_policy, make_samples, save_old_checkpoint, snapshot
+from builders import difference, make_policy, make_samples, make_trainer, save_old_checkpoint, snapshot
 from peft import LoraConfig, PeftModel
 from transformers import AutoModelForCausalLM
 
-from rlhf_course import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
+from rlhf_course import AutoModelForCausalLMWithValueHead
 from rlhf_course.course.presets import ROOT
 from rlhf_course.runtime.files import atomic_folder
 
 LORA = LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=["c_attn"], lora_dropout=0.1, fan_in_fan_out=True)
-SIZES = {"batch_size": 8, "mini_batch_size": 8}
 
 
 def test_state_dict_has_the_base_models_keys_and_the_value_heads():
@@ -83,7 +82,7 @@ def test_a_model_folder_without_weights_says_so(tmp_path):
 
 def test_deviation_a_fresh_adapters_reference_is_the_base():
     policy = AutoModelForCausalLMWithValueHead.from_pretrained(make_policy().pretrained_model, peft_config=LORA)
-    trainer = PPOTrainer(PPOConfig(**SIZES, learning_rate=1e-2), policy, None, PadTokenizer())
+    trainer = make_trainer(policy, learning_rate=1e-2)
     base = {n: p.clone() for n, p in policy.named_parameters() if "lora" not in n and "v_head" not in n}
     assert abs(trainer.step(*make_samples())["objective/kl"]) < 1e-6
     assert abs(trainer.step(*make_samples())["objective/kl"]) > 1e-4
@@ -97,7 +96,7 @@ def test_deviation_an_sft_adapters_reference_is_its_frozen_copy(tmp_path):
         for name, parameter in sft.named_parameters():
             if "lora_B" in name:
                 parameter.normal_(std=0.5)
-    trainer = PPOTrainer(PPOConfig(**SIZES, learning_rate=1e-2), sft, None, PadTokenizer())
+    trainer = make_trainer(sft, learning_rate=1e-2)
     frozen = {n: p.clone() for n, p in sft.named_parameters() if ".ref." in n}
     assert frozen and abs(trainer.step(*make_samples())["objective/kl"]) < 1e-6
     trainer.step(*make_samples())
@@ -112,7 +111,7 @@ def test_deviation_an_sft_adapters_reference_is_its_frozen_copy(tmp_path):
 def test_a_second_trainer_takes_the_adapter_as_it_is_now():
     policy = AutoModelForCausalLMWithValueHead.from_pretrained(make_policy().pretrained_model, peft_config=LORA)
     for _ in range(2):
-        trainer = PPOTrainer(PPOConfig(**SIZES, learning_rate=1e-2), policy, None, PadTokenizer())
+        trainer = make_trainer(policy, learning_rate=1e-2)
         assert abs(trainer.step(*make_samples())["objective/kl"]) < 1e-6
 
 
@@ -127,8 +126,8 @@ def test_logits_and_values_stay_in_float32_under_autocast():
 
 def test_deviation_a_reference_given_beside_an_adapter_is_used():
     policy = AutoModelForCausalLMWithValueHead.from_pretrained(make_policy().pretrained_model, peft_config=LORA)
-    given = PPOTrainer(PPOConfig(**SIZES), policy, make_policy(1), PadTokenizer()).step(*make_samples())
-    plain = PPOTrainer(PPOConfig(**SIZES), make_policy(), make_policy(1), PadTokenizer()).step(*make_samples())
+    given = make_trainer(policy, make_policy(1)).step(*make_samples())
+    plain = make_trainer(reference=make_policy(1)).step(*make_samples())
     assert given["objective/kl"] == pytest.approx(plain["objective/kl"], abs=1e-5)
 
 

@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 import torch
 import train_ppo
-from builders import PadTokenizer, difference, final_state, latest_checkpoint, make_policy, make_samples, snapshot
+from builders import difference, final_state, latest_checkpoint, make_policy, make_samples, make_trainer, snapshot
 from run_notebooks import update_readme
 
-from rlhf_course import PPOConfig, PPOTrainer
 from rlhf_course.course.presets import ROOT, load_preset
 from rlhf_course.ppo.checkpoint import load_checkpoint, save_checkpoint
 from rlhf_course.runtime.command import stop_between_steps
@@ -100,13 +99,13 @@ def test_resuming_where_nothing_is_says_so(tmp_path):
     assert done.returncode != 0 and "there is no whole checkpoint in" in done.stderr
 
 
-def make_trainer():
-    config = PPOConfig(batch_size=8, mini_batch_size=4, learning_rate=1e-3, use_score_scaling=True, horizon=100)
-    return PPOTrainer(config, make_policy(), make_policy(1), PadTokenizer())
+def scaled():
+    config = {"mini_batch_size": 4, "learning_rate": 1e-3, "use_score_scaling": True, "horizon": 100}
+    return make_trainer(reference=make_policy(1), **config)
 
 
 def test_a_checkpoint_restores_weights_optimizer_coefficient_moments_and_random_numbers(tmp_path):
-    one, other = make_trainer(), make_trainer()
+    one, other = scaled(), scaled()
     one.step(*make_samples(seed=1))
     save_checkpoint(one, tmp_path)
     folder = latest_checkpoint(tmp_path)
@@ -121,7 +120,7 @@ def test_a_checkpoint_restores_weights_optimizer_coefficient_moments_and_random_
 
 
 def test_a_newer_checkpoint_replaces_the_older_one(tmp_path):
-    trainer = make_trainer()
+    trainer = scaled()
     for seed in range(2):
         trainer.step(*make_samples(seed=seed))
         save_checkpoint(trainer, tmp_path)
@@ -137,7 +136,7 @@ def test_of_two_checkpoints_the_one_of_the_later_step_is_the_latest(tmp_path):
 
 
 def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeypatch):
-    trainer = make_trainer()
+    trainer = scaled()
     save_checkpoint(trainer, tmp_path)
     trainer.step(*make_samples())
 
@@ -149,12 +148,12 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(tmp_path, mon
     with pytest.raises(OSError, match="disk full"):
         save_checkpoint(trainer, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-0"]
-    load_checkpoint(make_trainer(), latest_checkpoint(tmp_path))
+    load_checkpoint(scaled(), latest_checkpoint(tmp_path))
 
 
 def test_a_checkpoint_of_another_policy_is_refused(tmp_path):
-    save_checkpoint(make_trainer(), tmp_path)
-    small = PPOTrainer(PPOConfig(batch_size=8, mini_batch_size=4), make_policy(n_embd=8), None, PadTokenizer())
+    save_checkpoint(scaled(), tmp_path)
+    small = make_trainer(make_policy(n_embd=8), mini_batch_size=4)
     with pytest.raises(ValueError, match="is of another policy"):
         load_checkpoint(small, latest_checkpoint(tmp_path))
 

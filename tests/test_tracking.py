@@ -5,15 +5,13 @@ import subprocess
 import sys
 
 import pytest
-from builders import PadTokenizer, make_policy, make_samples
+from builders import make_samples, make_trainer
 
-from rlhf_course import PPOConfig, PPOTrainer
 from rlhf_course.course.presets import ROOT
 
 
 def run_one_step(log_with):
-    config = PPOConfig(batch_size=8, mini_batch_size=8, log_with=log_with)
-    trainer = PPOTrainer(config, make_policy(), None, PadTokenizer())
+    trainer = make_trainer(log_with=log_with)
     queries, responses, scores = make_samples()
     batch = {"query": ["q"] * 8, "response": ["r"] * 8}
     trainer.log_stats(trainer.step(queries, responses, scores), batch, scores)
