@@ -181,6 +181,11 @@ def final_state(folder: Path) -> dict:
     return torch.load(latest_checkpoint(folder) / "trainer_state.pt", weights_only=True)
 
 
+def python(*arguments, **options) -> subprocess.CompletedProcess:
+    """This Python with these arguments; ``options`` go to subprocess.run."""
+    return subprocess.run([sys.executable, *map(str, arguments)], capture_output=True, text=True, **options)
+
+
 def launch(script: Path, *arguments, file: str = "two_cpus") -> subprocess.Popen:
     """A script in two processes over gloo, as a launch file says; what both print comes together."""
     command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", SCRIPTS / f"accelerate/{file}.yaml"]
@@ -188,6 +193,14 @@ def launch(script: Path, *arguments, file: str = "two_cpus") -> subprocess.Popen
     environment = os.environ | {"ACCELERATE_USE_CPU": "1", "OMP_NUM_THREADS": "1"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     return subprocess.Popen([*map(str, command)], env=environment, **pipes)
+
+
+def launched(script: Path, *arguments, file: str = "two_cpus") -> str:
+    """What a script in two processes prints, which ends well."""
+    process = launch(script, *arguments, file=file)
+    out, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, out
+    return out
 
 
 def guarded(folder: Path) -> dict[str, str]:

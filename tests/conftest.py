@@ -2,6 +2,7 @@
 
 import socket
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -25,6 +26,33 @@ def pytest_collection_modifyitems(items):
 def own_cache(tmp_path_factory, monkeypatch):
     """Datasets keeps its copies of a test's files out of the home folder."""
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path_factory.mktemp("datasets")))
+
+
+@pytest.fixture
+def refuses(capsys):
+    """Options that a command's parser refuses, with exit code 2: what was said, which holds a message."""
+
+    def check(parse, options: list[str], message: str) -> str:
+        with pytest.raises(SystemExit) as stopped:
+            parse(options)
+        said = capsys.readouterr().err
+        assert stopped.value.code == 2 and message in said
+        return said
+
+    return check
+
+
+@pytest.fixture
+def fails(capsys):
+    """A command that fails, with exit code 1 and one line: what was said, which holds its name and a message."""
+
+    def check(script, options: list[str], message: str) -> str:
+        assert script.main(options) == 1
+        said = capsys.readouterr().err
+        assert message in said and said.startswith(f"{Path(script.__file__).name}: ") and said.count("\n") == 1
+        return said
+
+    return check
 
 
 @pytest.fixture(autouse=True)

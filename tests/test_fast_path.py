@@ -161,7 +161,6 @@ def test_without_fast_transformers_samples(monkeypatch):
     plain = policy.generate
     monkeypatch.setattr(policy, "generate", lambda **options: called.append(options) or plain(**options))
     for fast in (True, False):
-        responses = make_trainer(policy, fast=fast).generate(
-            make_samples()[0], return_prompt=False, **SAMPLING, max_new_tokens=4
-        )
+        trainer = make_trainer(policy, fast=fast)
+        responses = trainer.generate(make_samples()[0], return_prompt=False, **SAMPLING, max_new_tokens=4)
         assert len(called) == (not fast) and all(1 <= len(response) <= 4 for response in responses)

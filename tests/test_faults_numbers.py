@@ -87,11 +87,8 @@ def test_numbers_as_text_are_read(outcome):
         )
     ],
 )
-def test_an_option_out_of_range_ends_before_anything_is_built(options, message, capsys, outcome):
-    with pytest.raises(SystemExit) as stopped:
-        train_ppo.parse_arguments(options)
-    shown = capsys.readouterr().err
-    assert stopped.value.code == 2 and message in shown
+def test_an_option_out_of_range_ends_before_anything_is_built(options, message, refuses, outcome):
+    shown = refuses(train_ppo.parse_arguments, options, message)
     outcome(shown.split(": error: ")[-1])
 
 
@@ -110,12 +107,9 @@ def test_an_option_out_of_range_ends_before_anything_is_built(options, message, 
         )
     ],
 )
-def test_an_option_of_another_type_ends_with_a_sentence(line, message, tmp_path, capsys, outcome):
+def test_an_option_of_another_type_ends_with_a_sentence(line, message, tmp_path, refuses, outcome):
     (tmp_path / "my.yaml").write_text(line)
-    with pytest.raises(SystemExit) as stopped:
-        train_ppo.parse_arguments(["--config", str(tmp_path / "my.yaml")])
-    shown = capsys.readouterr().err
-    assert stopped.value.code == 2 and message in shown
+    shown = refuses(train_ppo.parse_arguments, ["--config", str(tmp_path / "my.yaml")], message)
     outcome(shown.split(": error: ")[-1])
 
 
@@ -398,14 +392,12 @@ COMMANDS = {
         fault("train_sft.py", "broken", 1e-3, "The base is of no use", done="SFT of a base of NaN"),
     ],
 )
-def test_a_diverged_model_is_not_saved(name, base, rate, message, world, tmp_path, capsys, outcome):
+def test_a_diverged_model_is_not_saved(name, base, rate, message, world, tmp_path, fails, outcome):
     script, data, results = COMMANDS[name]
     given = {"dataset": world / data, "model_name_or_path": world / base, "output_dir": tmp_path / "out"}
     given |= {"max_length": 300, "learning_rate": rate, "save_strategy": "no", "disable_tqdm": "true"}
     given |= {"use_peft": "false", "max_steps": 4, "warmup_steps": 0}
-    assert script.main([f"--{key}={value}" for key, value in given.items()]) == 1
-    shown = capsys.readouterr().err
-    assert message in shown and shown.startswith(f"{name}: ") and shown.count("\n") == 1
+    shown = fails(script, [f"--{key}={value}" for key, value in given.items()], message)
     assert not (tmp_path / "out" / "model").exists() and not (tmp_path / "out" / results).exists()
     outcome(shown)
 
@@ -433,9 +425,6 @@ def test_a_finite_result_is_a_result(world, tmp_path, outcome):
         )
     ],
 )
-def test_an_option_of_the_trainers_is_a_number_that_they_can_use(option, message, capsys, outcome):
-    with pytest.raises(SystemExit) as stopped:
-        train_reward_model.parse_arguments(["--use_peft", option])
-    shown = capsys.readouterr().err
-    assert stopped.value.code == 2 and message in shown
+def test_an_option_of_the_trainers_is_a_number_that_they_can_use(option, message, refuses, outcome):
+    shown = refuses(train_reward_model.parse_arguments, ["--use_peft", option], message)
     outcome(shown.split(": error: ")[-1])

@@ -1,11 +1,8 @@
 """Value head, saving and loading, old checkpoints, adapters."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
-from builders import difference, make_policy, make_samples, make_trainer, save_old_checkpoint, snapshot
+from builders import difference, make_policy, make_samples, make_trainer, python, save_old_checkpoint, snapshot
 from peft import LoraConfig, PeftModel
 from transformers import AutoModelForCausalLM
 
@@ -152,7 +149,7 @@ def test_a_disk_that_fills_while_saving_leaves_the_previous_policy_whole(tmp_pat
     )
     policy = make_policy(0, n_embd=64)
     policy.save_pretrained(tmp_path / "policy")
-    failed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    failed = python("-c", code, cwd=ROOT)
     assert failed.returncode != 0 and "File too large" in failed.stderr
     again = AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path / "policy")
     assert difference(snapshot(policy), snapshot(again)) == 0

@@ -13,7 +13,17 @@ import numpy as np
 import pytest
 import torch
 import train_ppo
-from builders import difference, final_state, latest_checkpoint, make_policy, make_samples, make_trainer, snapshot
+from builders import (
+    SCRIPTS,
+    difference,
+    final_state,
+    latest_checkpoint,
+    make_policy,
+    make_samples,
+    make_trainer,
+    python,
+    snapshot,
+)
 from run_notebooks import update_readme
 
 from rlhf_course.course.presets import ROOT, load_preset
@@ -21,15 +31,16 @@ from rlhf_course.ppo.checkpoint import load_checkpoint, save_checkpoint
 from rlhf_course.runtime.command import stop_between_steps
 from rlhf_course.worlds.build import prepare
 
+BENCHMARK = SCRIPTS / "benchmark_ppo.py"
 SHORT = ["--batch_size=16", "--mini_batch_size=8", "--steps=6"]
 
 
 def command(*arguments) -> list[str]:
-    return [sys.executable, str(ROOT / "scripts" / "train_ppo.py"), *SHORT, *map(str, arguments)]
+    return [sys.executable, str(SCRIPTS / "train_ppo.py"), *SHORT, *map(str, arguments)]
 
 
 def run(*arguments) -> subprocess.CompletedProcess:
-    return subprocess.run(command(*arguments), capture_output=True, text=True, cwd=ROOT)
+    return python(*command(*arguments)[1:], cwd=ROOT)
 
 
 def test_options_come_from_file_and_command_line(tmp_path):
@@ -50,10 +61,8 @@ def test_help_names_every_setting(capsys):
     ("arguments", "message"),
     [(["--steps", "many"], "takes a whole number of at least 1, like"), (["--config", "missing.yaml"], "missing.yaml")],
 )
-def test_bad_options_end_with_a_sentence(arguments, message, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        train_ppo.parse_arguments(arguments)
-    assert stopped.value.code == 2 and message in capsys.readouterr().err
+def test_bad_options_end_with_a_sentence(arguments, message, refuses):
+    refuses(train_ppo.parse_arguments, arguments, message)
 
 
 def test_ctrl_c_leaves_a_checkpoint_and_resuming_equals_never_having_stopped(tmp_path):
@@ -172,9 +181,7 @@ def test_the_first_ctrl_c_waits_for_the_step_and_the_second_does_not():
 
 def benchmark(target, *arguments) -> dict:
     """One round; its JSON, with the printed words under ``printed``."""
-    script = str(ROOT / "scripts" / "benchmark_ppo.py")
-    command = [sys.executable, script, "--rounds=1", "--warmup=1", f"--output={target}", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    done = python(BENCHMARK, "--rounds=1", "--warmup=1", f"--output={target}", *arguments, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-2000:]
     assert target.with_suffix(".png").stat().st_size > 5000
     return json.loads(target.read_text()) | {"printed": done.stdout}
@@ -198,12 +205,11 @@ def test_the_benchmark_takes_its_7b_path_at_toy_size(tmp_path):
 
 
 def test_the_benchmark_says_what_is_missing(tmp_path):
-    script = str(ROOT / "scripts" / "benchmark_ppo.py")
     for arguments, message in (
         (["--against=/nowhere/python"], "/nowhere/python"),
         (["--shape=lora", "--costs"], "are for"),
     ):
-        done = subprocess.run([sys.executable, script, *arguments], capture_output=True, text=True, cwd=tmp_path)
+        done = python(BENCHMARK, *arguments, cwd=tmp_path)
         assert done.returncode != 0 and message in done.stderr and "Traceback" not in done.stderr
 
 

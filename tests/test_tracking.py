@@ -2,10 +2,9 @@
 
 import os
 import subprocess
-import sys
 
 import pytest
-from builders import make_samples, make_trainer
+from builders import make_samples, make_trainer, python
 
 from rlhf_course.course.presets import ROOT
 
@@ -43,9 +42,7 @@ def test_wandb_without_a_key_writes_offline_and_asks_nothing(tmp_path):
         "run_one_step('wandb')[0].accelerator.end_training()\n"
     )
     environment = {k: v for k, v in os.environ.items() if not k.startswith("WANDB")} | {"HOME": str(tmp_path)}
-    command = [sys.executable, "-c", code, str(ROOT / "tests")]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120
-    )
+    how = {"cwd": tmp_path, "env": environment, "stdin": subprocess.DEVNULL, "timeout": 120}
+    done = python("-c", code, ROOT / "tests", **how)
     assert done.returncode == 0, done.stderr[-2000:]
     assert list(tmp_path.rglob("*.wandb"))

@@ -220,20 +220,16 @@ def test_options_come_from_file_and_command_line(world, tmp_path):
         (["--mini_batch_size=3"], "Choose sizes that divide"),
     ],
 )
-def test_bad_options_end_with_a_sentence(given, message, world, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        script.main([argument.replace("WORLD", str(world)) for argument in given])
-    assert stopped.value.code == 2 and message in capsys.readouterr().err
+def test_bad_options_end_with_a_sentence(given, message, world, refuses):
+    refuses(script.main, [argument.replace("WORLD", str(world)) for argument in given], message)
 
 
 @pytest.mark.parametrize(
     ("content", "message"), [("- a\n", "is no list of options"), ("sft_epochs: 2\n", "sft_epochs")]
 )
-def test_a_bad_file_ends_with_a_sentence(content, message, world, tmp_path, capsys):
+def test_a_bad_file_ends_with_a_sentence(content, message, world, tmp_path, refuses):
     (tmp_path / "my.yaml").write_text(content)
-    with pytest.raises(SystemExit) as stopped:
-        script.main(arguments(world, tmp_path / "out", f"--config={tmp_path / 'my.yaml'}"))
-    assert stopped.value.code == 2 and message in capsys.readouterr().err
+    refuses(script.main, arguments(world, tmp_path / "out", f"--config={tmp_path / 'my.yaml'}"), message)
 
 
 @pytest.fixture(scope="module")
@@ -261,15 +257,11 @@ def others(world, tmp_path_factory):
         ({"report_to": "paper"}, "choose None, 'wandb' or 'tensorboard'"),
     ],
 )
-def test_bad_inputs_end_with_a_sentence_and_leave_nothing(given, message, world, others, tmp_path, capsys):
+def test_bad_inputs_end_with_a_sentence_and_leave_nothing(given, message, world, others, tmp_path, fails):
     given = {k: str(v).replace("WORLD", str(world)).replace("OTHERS", str(others)) for k, v in given.items()}
-    command = [
-        word for word in arguments(world, tmp_path / "out", **given) if "preset" not in given or "--dataset" not in word
-    ]
-    assert script.main(command) == 1
-    shown = capsys.readouterr().err
-    assert message in shown and shown.startswith("train_ppo.py: ")
-    assert shown.count("\n") == 1 and not (tmp_path / "out").exists()
+    words = arguments(world, tmp_path / "out", **given)
+    fails(script, [word for word in words if "preset" not in given or "--dataset" not in word], message)
+    assert not (tmp_path / "out").exists()
 
 
 def test_three_commands_make_an_assistant(world, tmp_path):

@@ -3,8 +3,6 @@
 import json
 import math
 import os
-import subprocess
-import sys
 
 import datasets
 import pandas as pd
@@ -12,13 +10,13 @@ import pytest
 import torch
 import train_reward_model as script
 from accelerate.utils import set_seed
-from builders import SCRIPTS, launch, save_base, write_rows
+from builders import SCRIPTS, launched, python, save_base, write_rows
 from PIL import Image
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, GPT2Config
 
 from rlhf_course.audit import PASS, RISKS, audit
 from rlhf_course.course.plots import audit_bars
-from rlhf_course.course.presets import ROOT, load_preset
+from rlhf_course.course.presets import load_preset
 from rlhf_course.rewards import RewardModel, load_reward_model
 from rlhf_course.worlds.dialogues import make_pairs
 from rlhf_course.worlds.grammar import ceiling
@@ -94,9 +92,8 @@ def test_two_processes_train_as_one_with_twice_the_batch(world, tmp_path, file):
     same = "--train_sampling_strategy=sequential"
     assert script.main(arguments(world, tmp_path / "one", same, "--per_device_train_batch_size=8")) == 0
     two = arguments(world, tmp_path / "two", same, "--per_device_train_batch_size=4")
-    process = launch(SCRIPTS / "train_reward_model.py", *two, file=file)
-    out, _ = process.communicate(timeout=300)
-    assert process.returncode == 0 and out.count("The reward model is in") == 1 and "Warning" not in out, out
+    out = launched(SCRIPTS / "train_reward_model.py", *two, file=file)
+    assert out.count("The reward model is in") == 1 and "Warning" not in out, out
     one, two = results(tmp_path / "one"), results(tmp_path / "two")
     assert one["accuracy"] == two["accuracy"]
     margins = [[probe["margin"] for probe in found["probes"].values()] for found in (one, two)]
@@ -252,21 +249,17 @@ def test_without_a_split_test_some_pairs_are_set_aside(world, tmp_path, capsys):
         (["--load_in_4bit"], "are not supported here"),
     ],
 )
-def test_bad_options_end_with_a_sentence(given, message, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        script.main(given)
-    assert stopped.value.code == 2 and message in capsys.readouterr().err
+def test_bad_options_end_with_a_sentence(given, message, refuses):
+    refuses(script.main, given, message)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [("lerning_rate: 1", "--lerning_rate"), ("- a", "is no list of options"), ("a: [", "expected the node content")],
 )
-def test_a_bad_file_ends_with_a_sentence(text, message, tmp_path, capsys):
+def test_a_bad_file_ends_with_a_sentence(text, message, tmp_path, refuses):
     (tmp_path / "my.yaml").write_text(text)
-    with pytest.raises(SystemExit) as stopped:
-        script.main(["--config", str(tmp_path / "my.yaml")])
-    assert stopped.value.code == 2 and message in capsys.readouterr().err
+    refuses(script.main, ["--config", str(tmp_path / "my.yaml")], message)
 
 
 def bad_data(folder, table) -> str:
@@ -287,10 +280,8 @@ def bad_data(folder, table) -> str:
         (lambda folder: "--resume_from_checkpoint=nowhere", "(nowhere: trainer_state is missing)"),
     ],
 )
-def test_bad_inputs_end_with_a_sentence_and_leave_nothing(given, message, world, tmp_path, capsys):
-    assert script.main(arguments(world, tmp_path / "out", given(tmp_path / "data"))) == 1
-    shown = capsys.readouterr().err
-    assert message in shown and shown.startswith("train_reward_model.py: ") and shown.count("\n") == 1
+def test_bad_inputs_end_with_a_sentence_and_leave_nothing(given, message, world, tmp_path, fails):
+    fails(script, arguments(world, tmp_path / "out", given(tmp_path / "data")), message)
     assert not (tmp_path / "out").exists()
 
 
@@ -300,8 +291,7 @@ def test_lora_of_modules_that_are_not_there_ends_with_a_sentence(world, tmp_path
 
 
 def test_help_names_what_the_library_and_the_script_offer():
-    command = [sys.executable, str(ROOT / "scripts" / "train_reward_model.py"), "--preset", "full", "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=os.environ | {"COLUMNS": "120"})
+    done = python(SCRIPTS / "train_reward_model.py", "--preset", "full", "--help", env=os.environ | {"COLUMNS": "120"})
     assert done.returncode == 0 and done.stderr == ""
     for option in ("--resume_from_checkpoint", "--report_to", "--lora_target_modules", "--audit_prompts", "--config"):
         assert option in done.stdout

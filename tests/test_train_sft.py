@@ -4,8 +4,6 @@ import json
 import math
 import os
 import random
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import datasets
@@ -13,7 +11,7 @@ import pytest
 import torch
 import train_sft as script
 import trl_cli
-from builders import SCRIPTS, WORDS, difference, launch, save_base, write_rows
+from builders import SCRIPTS, WORDS, difference, launched, python, save_base, write_rows
 from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import (
@@ -22,7 +20,7 @@ from transformers import (
     GPT2Config,
 )
 
-from rlhf_course.course.presets import ROOT, load_preset
+from rlhf_course.course.presets import load_preset
 from rlhf_course.data import hold_out, load_answers
 from rlhf_course.worlds.small_models import train_tokenizer
 
@@ -108,9 +106,8 @@ def test_two_processes_train_as_one_with_twice_the_batch(world, tmp_path, file, 
     same += (f"--use_peft={peft}",)
     assert script.main(arguments(world, tmp_path / "one", *same, "--per_device_train_batch_size=6")) == 0
     two = arguments(world, tmp_path / "two", *same, "--per_device_train_batch_size=3", "--per_device_eval_batch_size=3")
-    process = launch(SCRIPTS / "train_sft.py", *two, file=file)
-    out, _ = process.communicate(timeout=300)
-    assert process.returncode == 0 and out.count(" is in ") == 1 and "Warning" not in out, out
+    out = launched(SCRIPTS / "train_sft.py", *two, file=file)
+    assert out.count(" is in ") == 1 and "Warning" not in out, out
     one, two = metrics(tmp_path / "one"), metrics(tmp_path / "two")
     for name in ("loss_before", "loss", "held_out_tokens"):
         assert two[name] == pytest.approx(one[name], abs=1e-5)
@@ -308,10 +305,8 @@ def test_a_dataset_of_ones_own_has_not_the_files_of_the_presets():
         (["--load_in_4bit"], "are not supported here"),
     ],
 )
-def test_bad_options_end_with_a_sentence(given, message, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        script.main(given)
-    assert stopped.value.code == 2 and message in capsys.readouterr().err
+def test_bad_options_end_with_a_sentence(given, message, refuses):
+    refuses(script.main, given, message)
 
 
 def foreign(world, folder) -> str:
@@ -338,10 +333,8 @@ def foreign(world, folder) -> str:
         (lambda world, folder: "--resume_from_checkpoint=true", "there is no whole checkpoint in"),
     ],
 )
-def test_bad_inputs_end_with_a_sentence_and_leave_nothing(given, message, world, tmp_path, capsys):
-    assert script.main(arguments(world, tmp_path / "out", given(world, tmp_path / "data"))) == 1
-    shown = capsys.readouterr().err
-    assert message in shown and shown.startswith("train_sft.py: ") and shown.count("\n") == 1
+def test_bad_inputs_end_with_a_sentence_and_leave_nothing(given, message, world, tmp_path, fails):
+    fails(script, arguments(world, tmp_path / "out", given(world, tmp_path / "data")), message)
     assert not (tmp_path / "out").exists()
 
 
@@ -351,8 +344,7 @@ def test_an_adapter_is_no_base(world, trained, tmp_path, capsys):
 
 
 def test_help_names_what_the_library_and_the_script_offer():
-    command = [sys.executable, str(ROOT / "scripts" / "train_sft.py"), "--preset", "full", "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=os.environ | {"COLUMNS": "120"})
+    done = python(SCRIPTS / "train_sft.py", "--preset", "full", "--help", env=os.environ | {"COLUMNS": "120"})
     assert done.returncode == 0 and done.stderr == ""
     for option in ("--resume_from_checkpoint", "--report_to", "--lora_target_modules", "--eval_share", "--config"):
         assert option in done.stdout
