@@ -1,37 +1,16 @@
-"""Small random models, two processes at once, and a network that refuses everything but this machine."""
+"""Fixtures and hooks: a network that refuses everything but this machine, and groups for several processes."""
 
-import os
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
-from transformers import GPT2Config, GPT2LMHeadModel
 
-from rlhf_course import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
-from rlhf_course.ppo.checkpoint import checkpoints
+pytest.register_assert_rewrite("builders")
+from builders import SCRIPTS  # noqa: E402 - its assertions shall say what they found
 
 pytest_plugins = ["fault_page"]
-SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 sys.path.insert(0, str(SCRIPTS))
-EOS = 39
-GUARD = """
-import os, socket
-connect, lookup = socket.socket.connect, socket.getaddrinfo
-def refuse(address):
-    with open(os.environ["NETWORK_LOG"], "a") as log:
-        log.write(f"{address}\\n")
-    raise OSError(f"the network is blocked: {address}")
-def guarded(self, address):
-    local = not isinstance(address, tuple) or address[0] in ("127.0.0.1", "::1", "localhost")
-    return connect(self, address) if local else refuse(address)
-def guarded_lookup(host, *rest, **options):
-    return lookup(host, *rest, **options) if host in (None, "127.0.0.1", "::1", "localhost") else refuse(host)
-socket.socket.connect, socket.getaddrinfo = guarded, guarded_lookup
-"""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -43,72 +22,37 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.path.name != "test_notebooks.py")
 
 
-class PadTokenizer:
-    """All that the trainer asks of a tokenizer; padding is EOS, as with GPT-2."""
-
-    pad_token_id = eos_token_id = EOS
-
-
-def make_policy(seed: int = 0, dropout: float = 0.0, **config) -> AutoModelForCausalLMWithValueHead:
-    """A random GPT-2 of 40 tokens with a value head; weights large enough for uneven distributions."""
-    torch.manual_seed(seed)
-    shape = {"vocab_size": 40, "n_positions": 64, "n_embd": 16, "n_layer": 2, "n_head": 2, "initializer_range": 0.2}
-    special = {"bos_token_id": EOS, "eos_token_id": EOS, "pad_token_id": EOS}
-    rates = dict.fromkeys(("attn_pdrop", "resid_pdrop", "embd_pdrop"), dropout)
-    network = GPT2LMHeadModel(GPT2Config(**shape | special | rates | config))
-    return AutoModelForCausalLMWithValueHead(network, summary_dropout_prob=dropout).eval()
+@pytest.fixture
+def own_cache(tmp_path_factory, monkeypatch):
+    """Datasets keeps its copies of a test's files out of the home folder."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path_factory.mktemp("datasets")))
 
 
-def make_samples(n: int = 8, seed: int = 0) -> tuple[list, list, list]:
-    """Ragged queries (2-7 tokens), responses (1-10) and scores."""
-    rng = np.random.default_rng(seed)
-    queries = [torch.from_numpy(rng.integers(0, EOS, length)) for length in rng.integers(2, 8, n)]
-    responses = [torch.from_numpy(rng.integers(0, EOS, length)) for length in rng.integers(1, 11, n)]
-    return queries, responses, list(torch.from_numpy(rng.normal(size=n)).float())
+@pytest.fixture
+def refuses(capsys):
+    """Options that a command's parser refuses, with exit code 2: what was said, which holds a message."""
+
+    def check(parse, options: list[str], message: str) -> str:
+        with pytest.raises(SystemExit) as stopped:
+            parse(options)
+        said = capsys.readouterr().err
+        assert stopped.value.code == 2 and message in said
+        return said
+
+    return check
 
 
-def make_trainer(policy=None, reference=None, optimizer=None, **config) -> PPOTrainer:
-    policy = policy or make_policy()
-    sizes = {"batch_size": 8, "mini_batch_size": 8}
-    return PPOTrainer(PPOConfig(**sizes | config), policy, reference, PadTokenizer(), optimizer=optimizer)
+@pytest.fixture
+def fails(capsys):
+    """A command that fails, with exit code 1 and one line: what was said, which holds its name and a message."""
 
+    def check(script, options: list[str], message: str) -> str:
+        assert script.main(options) == 1
+        said = capsys.readouterr().err
+        assert message in said and said.startswith(f"{Path(script.__file__).name}: ") and said.count("\n") == 1
+        return said
 
-def sgd(policy, lr: float = 0.05):
-    return torch.optim.SGD(policy.parameters(), lr=lr)
-
-
-def difference(before: dict, after: dict) -> float:
-    """Largest absolute difference between two state dicts."""
-    return max((before[name] - after[name]).abs().max().item() for name in before)
-
-
-def snapshot(model) -> dict:
-    """A copy of the model's state dict."""
-    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
-
-
-def latest_checkpoint(folder: Path) -> Path | None:
-    """The undamaged checkpoint of the highest step, or None."""
-    from outputs import newest
-
-    return newest(checkpoints(folder))[0]
-
-
-def launch(script: Path, *arguments, file: str = "two_cpus") -> subprocess.Popen:
-    """A script in two processes over gloo, as a launch file says; what both print comes together."""
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", SCRIPTS / f"accelerate/{file}.yaml"]
-    command += ["--num_processes", "2", "--mixed_precision", "no", "--main_process_port", "0", script, *arguments]
-    environment = os.environ | {"ACCELERATE_USE_CPU": "1", "OMP_NUM_THREADS": "1"}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return subprocess.Popen([*map(str, command)], env=environment, **pipes)
-
-
-def guarded(folder: Path) -> dict[str, str]:
-    """Variables for a process whose Python reaches this machine only; what it asked for beyond is in network.log."""
-    (folder / "guard").mkdir(exist_ok=True)
-    (folder / "guard" / "sitecustomize.py").write_text(GUARD)
-    path = os.pathsep.join(filter(None, (str(folder / "guard"), os.environ.get("PYTHONPATH"))))
-    return {"PYTHONPATH": path, "NETWORK_LOG": str(folder / "network.log")}
+    return check
 
 
 @pytest.fixture(autouse=True)

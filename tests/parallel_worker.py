@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from accelerate.utils import gather_object
-from conftest import make_policy, make_samples, make_trainer, sgd
+from builders import make_policy, make_samples, make_trainer, sgd
 from peft import LoraConfig, get_peft_model
 
 from rlhf_course import AutoModelForCausalLMWithValueHead

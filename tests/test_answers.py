@@ -2,25 +2,20 @@
 
 import datasets
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
+from builders import word_tokenizer, write_rows
+from tokenizers import pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from rlhf_course.data import ASSISTANT, HUMAN, as_prompt, hold_out, last_question, load_answers, tokenize_answers
 
-
-def write(folder, rows: list[dict]) -> str:
-    folder.mkdir(parents=True, exist_ok=True)
-    datasets.Dataset.from_list(rows).to_parquet(folder / "train-00000-of-00001.parquet")
-    return str(folder)
+PARQUET = "train-00000-of-00001.parquet"
 
 
-def make_tokenizer(bos: bool = False) -> PreTrainedTokenizerFast:
+def make_tokenizer() -> PreTrainedTokenizerFast:
     """One token per character."""
     letters = sorted(set("\n HumanAsist:abcdefgh?.怎么好的。"))
-    vocabulary = {token: i for i, token in enumerate(["<pad>", "</s>", "<s>", *letters])}
-    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
-    backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", eos_token="</s>", bos_token="<s>")
+    split = pre_tokenizers.Split("", "isolated")
+    return word_tokenizer(["<pad>", "</s>", "<s>", *letters], split, bos_token="<s>", unk_token="<pad>")
 
 
 def test_hc3_gives_a_row_per_answer_and_counts_what_it_drops(tmp_path):
@@ -29,7 +24,7 @@ def test_hc3_gives_a_row_per_answer_and_counts_what_it_drops(tmp_path):
         {"question": " ", "human_answers": ["e."], "chatgpt_answers": []},
         {"question": "f?", "human_answers": None, "chatgpt_answers": [None, "g."]},
     ]
-    answers, report = load_answers(write(tmp_path / "hc3", rows))
+    answers, report = load_answers(str(write_rows(tmp_path / "hc3", rows, PARQUET)))
     assert answers["answer"][:] == ["b.", "c.\nd.", "g."]
     assert answers["prompt"][:] == [as_prompt("a?"), as_prompt("a?"), as_prompt("f?")]
     assert report == {"empty question or answer": 3, "repeated row": 1}
@@ -37,14 +32,14 @@ def test_hc3_gives_a_row_per_answer_and_counts_what_it_drops(tmp_path):
 
 def test_instructions_join_their_input(tmp_path):
     rows = [{"instruction": "a?", "input": "b", "output": "c."}, {"instruction": "d?", "input": "", "output": "e."}]
-    answers, _ = load_answers(write(tmp_path / "instructions", rows))
+    answers, _ = load_answers(write_rows(tmp_path / "instructions", rows, PARQUET))
     assert answers["prompt"][:] == [as_prompt("a?\nb"), as_prompt("d?")]
     assert answers["answer"][:] == ["c.", "e."]
 
 
 def test_files_can_be_named(tmp_path):
-    write(tmp_path, [{"question": "a?", "human_answers": ["b."], "chatgpt_answers": []}])
-    (tmp_path / "other.jsonl").write_text('{"question": "c?", "human_answers": ["d."], "chatgpt_answers": []}\n')
+    write_rows(tmp_path, [{"question": "a?", "human_answers": ["b."], "chatgpt_answers": []}], PARQUET)
+    write_rows(tmp_path, [{"question": "c?", "human_answers": ["d."], "chatgpt_answers": []}], "other.jsonl")
     assert load_answers(tmp_path, "train", "other.jsonl")[0]["answer"][:] == ["d."]
 
 
@@ -54,9 +49,9 @@ def test_what_cannot_be_used_is_said(tmp_path):
     with pytest.raises(
         ValueError, match="has the columns text; wanted are question, human_answers, chatgpt_answers or"
     ):
-        load_answers(write(tmp_path / "texts", [{"text": "a"}]))
+        load_answers(write_rows(tmp_path / "texts", [{"text": "a"}], PARQUET))
     with pytest.raises(ValueError, match="Nothing usable is left of the 1 rows .* 1 empty question or answer"):
-        load_answers(write(tmp_path / "none", [{"instruction": "a?", "input": "", "output": " "}]))
+        load_answers(write_rows(tmp_path / "none", [{"instruction": "a?", "input": "", "output": " "}], PARQUET))
 
 
 def test_a_prompt_and_its_question():

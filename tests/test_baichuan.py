@@ -4,14 +4,13 @@ import io
 import json
 import pickle
 import shutil
-import subprocess
-import sys
 from functools import partial
 
 import convert_baichuan as script
 import pytest
 import sentencepiece
 import torch
+from builders import SCRIPTS, python
 from huggingface_hub import save_torch_state_dict
 from safetensors.torch import load_file, save_file
 from sentencepiece import SentencePieceProcessor
@@ -30,7 +29,6 @@ from rlhf_course.baichuan.toy_checkpoint import (
     train_sentencepiece,
     write_baichuan_checkpoint,
 )
-from rlhf_course.course.presets import ROOT
 from rlhf_course.runtime import command
 from rlhf_course.worlds.reviews import make_reviews
 
@@ -592,8 +590,7 @@ def test_the_command_fails_with_a_sentence_and_ctrl_c_leaves_nothing(tmp_path, s
 
 def test_help_comes_before_torch_and_transformers_are_loaded():
     """Those take seconds."""
-    line = [sys.executable, "-X", "importtime", str(ROOT / "scripts" / "convert_baichuan.py"), "--help"]
-    done = subprocess.run(line, capture_output=True, text=True, check=True)
+    done = python("-X", "importtime", SCRIPTS / "convert_baichuan.py", "--help", check=True)
     loaded = {line.split("|")[-1].strip() for line in done.stderr.splitlines()}
     assert "argparse" in loaded and not loaded & {"torch", "transformers", "numpy"}
     assert "SOURCE" in done.stdout and "--norm-head {auto,yes,no}" in done.stdout and "q_proj" in done.stdout

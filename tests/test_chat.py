@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-import datasets
 import pytest
 import torch
+from builders import write_rows
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlhf_course import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
@@ -90,10 +90,8 @@ def test_a_base_for_real_folders_is_pretrained_on_their_answers(settings, tmp_pa
     monkeypatch.setenv("RLHF_COURSE_CACHE", str(tmp_path / "cache"))
     answers = [{"question": f"{i}?", "human_answers": [row], "chatgpt_answers": []} for i, row in enumerate(PROSE)]
     pairs = [{"prompt": "问？", "chosen": row, "rejected": row[:-3]} for row in PROSE]
-    for name, rows in {"answers": answers, "pairs": pairs}.items():
-        (tmp_path / name).mkdir()
-        datasets.Dataset.from_list(rows).to_parquet(tmp_path / name / "train-00000-of-00001.parquet")
-    folders = {"sft_dataset": str(tmp_path / "answers"), "dataset": str(tmp_path / "pairs")}
+    rows = {"sft_dataset": answers, "dataset": pairs}
+    folders = {key: str(write_rows(tmp_path / key, rows[key], "train-00000-of-00001.parquet")) for key in rows}
     small = {"vocab_size": 1100, "n_layer": 1, "n_embd": 32, "base_steps": 2}
     base = build.build_base(load_preset(EXPERIMENT, "scratch", folders | small))
     tokenizer = AutoTokenizer.from_pretrained(base)

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from conftest import PadTokenizer, difference, make_policy, make_samples, sgd, snapshot
+from builders import difference, make_policy, make_samples, make_trainer, sgd, snapshot
 
-from rlhf_course import PPOConfig, PPOTrainer
+from rlhf_course import PPOTrainer
 from rlhf_course.ppo.checkpoint import load_checkpoint, save_checkpoint
 
 
@@ -14,8 +14,7 @@ def scheduled() -> PPOTrainer:
     policy = make_policy()
     optimizer = sgd(policy, 0.1)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
-    config = PPOConfig(batch_size=8, mini_batch_size=4, target=0.01)
-    return PPOTrainer(config, policy, make_policy(1), PadTokenizer(), optimizer=optimizer, lr_scheduler=schedule)
+    return make_trainer(policy, make_policy(1), optimizer, schedule, mini_batch_size=4, target=0.01)
 
 
 @pytest.mark.filterwarnings("ignore:Step")

@@ -2,8 +2,7 @@
 
 import datasets
 import torch
-from conftest import make_policy
-from test_rewards_and_evaluation import make_classifier
+from builders import make_policy, save_classifier
 from tqdm import tqdm
 from transformers import AutoTokenizer, pipeline
 
@@ -20,7 +19,7 @@ def make_folders(folder):
     special = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), tokenizer.eos_token_id)
     make_policy(vocab_size=len(tokenizer), **special).pretrained_model.save_pretrained(folder / "gpt2")
     tokenizer.save_pretrained(folder / "gpt2")
-    make_classifier(folder / "distilbert", ["NEGATIVE", "POSITIVE"])
+    save_classifier(folder / "distilbert")
     return datasets.Dataset.from_list([{"text": r.text, "label": r.label} for r in REVIEWS])
 
 

@@ -6,9 +6,9 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from conftest import EOS, PadTokenizer, make_policy, make_samples, make_trainer
+from builders import EOS, PadTokenizer, make_policy, make_samples, make_trainer
 
-from rlhf_course import PPOConfig, PPOTrainer
+from rlhf_course import PPOConfig
 from rlhf_course.ppo.detectors import DETECTORS, Detectors
 from rlhf_course.ppo.rollout import Rollout, forward
 from rlhf_course.ppo.sampling import generate
@@ -145,7 +145,7 @@ def test_deviation_suppressing_in_generation_alone_is_warned_about_and_biases_th
         reference = copy.deepcopy(policy)
         reference.pretrained_model.lm_head.weight.data[EOS] /= 3  # the reference hardly ever says EOS
         sizes = {"batch_size": 512, "mini_batch_size": 512, "begin_suppress_tokens": scored}
-        trainer = PPOTrainer(PPOConfig(**sizes), policy, reference, PadTokenizer())
+        trainer = make_trainer(policy, reference, **sizes)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             responses = trainer.generate(queries, return_prompt=False, **settings)

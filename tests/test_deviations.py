@@ -6,7 +6,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from conftest import EOS, difference, make_policy, make_samples, make_trainer, sgd, snapshot
+from builders import EOS, SAMPLING, difference, make_policy, make_samples, make_trainer, sgd, snapshot
 
 from rlhf_course import PPOConfig
 from rlhf_course.ppo.experience import add_advantages, add_logprobs, add_rewards
@@ -135,7 +135,7 @@ def test_deviation_nothing_is_sampled_from_nan():
     with torch.no_grad():
         trainer.model.pretrained_model.transformer.ln_f.bias[0] = torch.nan
     with pytest.raises(FloatingPointError, match="nothing can be sampled"):
-        trainer.generate(make_samples()[0], do_sample=True, top_k=0, top_p=1.0, max_new_tokens=3)
+        trainer.generate(make_samples()[0], **SAMPLING, max_new_tokens=3)
 
 
 def test_deviation_a_loss_that_is_not_finite_changes_no_weight():
@@ -202,7 +202,7 @@ def test_deviation_an_empty_response_is_a_clear_error_and_prompts_keep_their_eos
     with pytest.raises(ValueError, match="response 3 is empty.*min_new_tokens"):
         trainer.step(queries, [*responses[:3], torch.tensor([], dtype=torch.long), *responses[4:]], scores)
     prompt = torch.tensor([1, EOS, 2])
-    whole = trainer.generate([prompt] * 4, do_sample=True, top_k=0, top_p=1.0, max_new_tokens=3)
+    whole = trainer.generate([prompt] * 4, **SAMPLING, max_new_tokens=3)
     assert all(w[:3].tolist() == prompt.tolist() for w in whole)
 
 

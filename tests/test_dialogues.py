@@ -155,7 +155,7 @@ def test_articles_are_right(pairs):
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(tmp_path, monkeypatch, own_cache):
     """The dialogues of the world, with 300 pairs to train on instead of 24,000."""
     asked = []
 
@@ -164,7 +164,6 @@ def folder(tmp_path, monkeypatch):
         return make_pairs(2300, seed)
 
     monkeypatch.setenv("RLHF_COURSE_CACHE", str(tmp_path / "world"))
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "datasets"))
     monkeypatch.setattr(dialogues, "make_pairs", fewer)
     built = build.build_dialogues()
     assert build.build_dialogues() == built and asked == [(26000, 0)]  # built once

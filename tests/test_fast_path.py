@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from conftest import EOS, PadTokenizer, difference, make_policy, make_samples, make_trainer, sgd, snapshot
+from builders import EOS, SAMPLING, PadTokenizer, difference, make_policy, make_samples, make_trainer, sgd, snapshot
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlhf_course import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
@@ -160,7 +160,7 @@ def test_without_fast_transformers_samples(monkeypatch):
     policy, called = make_policy(), []
     plain = policy.generate
     monkeypatch.setattr(policy, "generate", lambda **options: called.append(options) or plain(**options))
-    sampling = {"do_sample": True, "top_k": 0, "top_p": 1.0, "max_new_tokens": 4}
     for fast in (True, False):
-        responses = make_trainer(policy, fast=fast).generate(make_samples()[0], return_prompt=False, **sampling)
+        trainer = make_trainer(policy, fast=fast)
+        responses = trainer.generate(make_samples()[0], return_prompt=False, **SAMPLING, max_new_tokens=4)
         assert len(called) == (not fast) and all(1 <= len(response) <= 4 for response in responses)

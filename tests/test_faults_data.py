@@ -1,6 +1,5 @@
 """Faults in datasets: their files, formats and names, and what the cache makes of them."""
 
-import csv
 import gzip
 import json
 import shutil
@@ -11,6 +10,7 @@ import datasets
 import numpy as np
 import pytest
 import torch
+from builders import write_rows
 
 from rlhf_course import AutoModelForCausalLMWithValueHead, LengthSampler
 from rlhf_course.course.presets import load_preset
@@ -20,6 +20,7 @@ from rlhf_course.runtime.hub import download
 from rlhf_course.worlds import build, cache, chinese, small_models
 
 KIND = "Data"
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def faults(*cases) -> pytest.MarkDecorator:
@@ -27,26 +28,6 @@ def faults(*cases) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(
         "case", [pytest.param(rest, id=done, marks=pytest.mark.fault(done)) for done, *rest in cases]
     )
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    """Datasets keeps its copies of these files out of the home folder."""
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / ".datasets"))
-
-
-def write(folder: Path, rows: list[dict] | bytes, name: str = "train.jsonl") -> Path:
-    """A dataset folder with one file, of rows or of bytes."""
-    folder.mkdir(parents=True, exist_ok=True)
-    if name.endswith("csv") and isinstance(rows, list):
-        with (folder / name).open("w", newline="", encoding="utf-8") as file:
-            table = csv.DictWriter(file, rows[0])
-            table.writeheader()
-            table.writerows(rows)
-    else:
-        data = rows if isinstance(rows, bytes) else "".join(f"{json.dumps(row)}\n" for row in rows).encode()
-        (folder / name).write_bytes(data)
-    return folder
 
 
 def says(outcome, kinds, load, *arguments) -> str:
@@ -92,7 +73,7 @@ def test_labels_of_another_type_are_read(case, tmp_path, outcome):
     ("reviews with the labels good and bad", ["bad", "good"]),
 )
 def test_labels_that_could_mean_anything_are_refused(case, tmp_path, outcome):
-    write(tmp_path, [{"text": "some words", "label": label} for label in case[0]])
+    write_rows(tmp_path, [{"text": "some words", "label": label} for label in case[0]])
     assert "both 0 (negative) and 1 (positive) are needed" in says(outcome, ValueError, load_reviews, tmp_path, "train")
 
 
@@ -131,7 +112,7 @@ def pair(before: list, **prompt) -> dict:
 )
 def test_messages_become_transcripts(case, tmp_path, outcome):
     row, prompt = case
-    pairs, report = load_pairs(write(tmp_path, [row] * 3))
+    pairs, report = load_pairs(write_rows(tmp_path, [row] * 3))
     assert pairs[:] == {"prompt": [prompt] * 3, "chosen": ["Late."] * 3, "rejected": ["No."] * 3}
     assert not any(report.values())
     outcome("They are read as transcripts, “Human: … Assistant: …”.")
@@ -146,7 +127,7 @@ def test_unusable_messages_are_counted_as_unusable_transcripts_are(tmp_path):
         {"chosen": TALK + LATE, "rejected": []},
         {"chosen": TALK[:1], "rejected": TALK[:1] + LATE},
     ]
-    pairs, report = load_pairs(write(tmp_path, [pair(TALK), *bad]))
+    pairs, report = load_pairs(write_rows(tmp_path, [pair(TALK), *bad]))
     assert len(pairs) == 1 and [*report.values()] == [2, 1, 1, 1, 1]
 
 
@@ -158,7 +139,7 @@ def test_unusable_messages_are_counted_as_unusable_transcripts_are(tmp_path):
     ("pairs with numbers for answers", 3),
 )
 def test_messages_that_are_no_text_are_refused(case, tmp_path, outcome):
-    write(tmp_path, [{"chosen": case[0], "rejected": case[0]}])
+    write_rows(tmp_path, [{"chosen": case[0], "rejected": case[0]}])
     text = says(outcome, ValueError, load_pairs, tmp_path)
     assert text.startswith(f"Row 0 of split 'train' of {tmp_path}: ") and "is neither a text nor a message" in text
 
@@ -175,7 +156,7 @@ def test_messages_that_are_no_text_are_refused(case, tmp_path, outcome):
 def test_an_answer_is_not_its_whole_transcript(case, tmp_path, outcome):
     prompt, before = case
     rows = [{"prompt": prompt, "chosen": f"{before}Late {i}.", "rejected": f"{before}No."} for i in range(3)]
-    pairs, _ = load_pairs(write(tmp_path, rows))
+    pairs, _ = load_pairs(write_rows(tmp_path, rows))
     assert pairs["chosen"][:] == ["Late 0.", "Late 1.", "Late 2."] and pairs["rejected"][:] == ["No."] * 3
     assert set(pairs["prompt"]) == {QUESTION}
     outcome("The answers are what follows the prompt.")
@@ -184,10 +165,10 @@ def test_an_answer_is_not_its_whole_transcript(case, tmp_path, outcome):
 def test_an_answer_that_happens_to_begin_as_its_prompt_does_stays_whole(tmp_path):
     rows = [{"prompt": "Hi", "chosen": "Hi there.", "rejected": "Hi!"}]
     rows += [{"prompt": "Hi", "chosen": f"Good morning {i}.", "rejected": "No."} for i in range(2)]
-    assert load_pairs(write(tmp_path / "a", rows))[0]["chosen"][:] == [row["chosen"] for row in rows]
+    assert load_pairs(write_rows(tmp_path / "a", rows))[0]["chosen"][:] == [row["chosen"] for row in rows]
     rows[1:] = [{"prompt": "Hi", "chosen": f"Hi\n{i}", "rejected": f"Hi\n{i + 1}"} for i in range(3)]
     rows.append({"prompt": "Hi", "chosen": "Hello, 1", "rejected": "Hi 2"})  # not after its prompt, as the others are
-    pairs, report = load_pairs(write(tmp_path / "b", rows))
+    pairs, report = load_pairs(write_rows(tmp_path / "b", rows))
     assert pairs["chosen"][:] == ["there.", "0", "1", "2"] and report["different prompts"] == 1
 
 
@@ -200,7 +181,7 @@ def test_an_answer_that_happens_to_begin_as_its_prompt_does_stays_whole(tmp_path
 )
 def test_printed_lists_are_lists_again(case, tmp_path, outcome):
     rows = [{"question": "Late?", "human_answers": case[0], "chatgpt_answers": "[]"}]
-    answers, report = load_answers(write(tmp_path, rows, "train.csv"))
+    answers, report = load_answers(write_rows(tmp_path, rows, "train.csv"))
     assert answers["answer"][:] == ["It's late.", 'He said "no".'] and not any(report.values())
     outcome("The lists are read back, each answer a row of its own.")
 
@@ -212,7 +193,7 @@ def test_printed_lists_are_lists_again(case, tmp_path, outcome):
 def test_a_plain_answer_is_one_answer(case, tmp_path, outcome):
     row = {"question": "Late?", "human_answers": case[0], "chatgpt_answers": None}
     for name in ("train.csv", "train.jsonl"):
-        answers, _ = load_answers(write(tmp_path / name, [row], name))
+        answers, _ = load_answers(write_rows(tmp_path / name, [row], name))
         assert answers["answer"][:] == case
     outcome("It is one answer, not a row per letter.")
 
@@ -226,7 +207,7 @@ def test_a_plain_answer_is_one_answer(case, tmp_path, outcome):
 def test_answers_that_cannot_be_told_are_refused(case, tmp_path, outcome):
     name, value = case
     row = {"question": "Late?", "human_answers": "No.", "chatgpt_answers": "No."} | {name: value}
-    write(tmp_path, [row], "train.csv")
+    write_rows(tmp_path, [row], "train.csv")
     text = says(outcome, ValueError, load_answers, tmp_path)
     assert text.startswith(f"Row 0 of split 'train' of {tmp_path}: ")
     assert text.endswith("save the dataset as JSON or Parquet." if name == "human_answers" else ": 4 is no text.")
@@ -274,9 +255,9 @@ def parquet(tmp_path_factory) -> bytes:
 )
 def test_a_damaged_file_is_named(case, tmp_path, parquet, outcome):
     name, data = case
-    write(tmp_path / "data", parquet[:-50] if data is None else data, name)
+    write_rows(tmp_path / "data", parquet[:-50] if data is None else data, name)
     if name.endswith(("jsonl", "gz")):
-        write(tmp_path / "data", ROWS, "test.jsonl")  # a whole one beside it
+        write_rows(tmp_path / "data", ROWS, "test.jsonl")  # a whole one beside it
     text = says(outcome, ValueError, load_reviews, tmp_path / "data", "train")
     assert text.startswith(f"{tmp_path / 'data' / name} cannot be read: ") and "get it anew" in text
 
@@ -288,7 +269,7 @@ def test_a_damaged_file_is_named(case, tmp_path, parquet, outcome):
     ("git-lfs left pointers in place of a model's weights", "model.safetensors"),
 )
 def test_pointers_of_git_lfs_are_named(case, tmp_path, outcome):
-    write((tmp_path / "data" / case[0]).parent, POINTER, Path(case[0]).name)
+    write_rows((tmp_path / "data" / case[0]).parent, POINTER, Path(case[0]).name)
     load, *split = (download,) if "model" in case[0] else (load_reviews, "train")
     text = says(outcome, ValueError, load, tmp_path / "data", *split)
     assert text.endswith(f"{case[0]} is not the file itself but git-lfs's pointer to it: run git lfs pull.")
@@ -312,14 +293,14 @@ def test_pointers_of_git_lfs_are_named(case, tmp_path, outcome):
 def test_a_path_that_does_not_exist_is_a_missing_folder(case, tmp_path, monkeypatch, outcome):
     load, source = case
     monkeypatch.chdir(tmp_path)
-    write(tmp_path / "data", ROWS, "imdb.jsonl")
+    write_rows(tmp_path / "data", ROWS, "imdb.jsonl")
     text = says(outcome, FileNotFoundError, load, source)
     assert text.startswith(f"No {'dataset' if load in (load_pairs, load_answers) else 'model'} folder at {source}.")
 
 
 @pytest.mark.fault("a dataset's file in place of its folder")
 def test_a_file_is_no_folder(tmp_path, outcome):
-    file = write(tmp_path, ROWS) / "train.jsonl"
+    file = write_rows(tmp_path, ROWS) / "train.jsonl"
     assert "name the one that holds it" in says(outcome, FileNotFoundError, load_pairs, file)
 
 
@@ -331,12 +312,12 @@ def key(tmp_path, monkeypatch):
     """What the cache calls an item; nothing is built."""
     monkeypatch.setenv("RLHF_COURSE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(cache, "is_intact", lambda folder: True)
-    found = {name: str(write(tmp_path / name, b"a")) for name in ("sft_dataset", "dataset", "checkpoint")}
+    found = {name: str(write_rows(tmp_path / name, b"a")) for name in ("sft_dataset", "dataset", "checkpoint")}
     prepare_chat = build.prepare_chat
     monkeypatch.setattr(build, "prepare_chat", lambda settings: SimpleNamespace(**found))
     monkeypatch.setattr(build, "download", lambda source: source)
     settings = load_preset("04_lora_rlhf_baichuan", "scratch", {k: v for k, v in found.items() if k != "checkpoint"})
-    rows = write(tmp_path / "reviews", [{"text": f"film {i}", "label": i % 2} for i in range(9)])
+    rows = write_rows(tmp_path / "reviews", [{"text": f"film {i}", "label": i % 2} for i in range(9)])
 
     def ask(item: str) -> str:
         if item in ("model", "reward_model"):
@@ -358,11 +339,11 @@ def flip(key, monkeypatch) -> None:
 
 
 def rename(key, monkeypatch) -> None:
-    write(key.rows, (key.rows / "train.jsonl").read_bytes(), "test.jsonl")
+    write_rows(key.rows, (key.rows / "train.jsonl").read_bytes(), "test.jsonl")
 
 
 def another_checkpoint(key, monkeypatch) -> None:
-    write(Path(key.found["checkpoint"]), b"b")
+    write_rows(Path(key.found["checkpoint"]), b"b")
 
 
 def set_length(key, monkeypatch) -> None:
@@ -418,7 +399,7 @@ def test_what_is_built_from_something_else_is_another_item(case, key, monkeypatc
 
 def test_a_dataset_that_was_moved_or_got_hidden_files_is_the_same(key, tmp_path, monkeypatch):
     before = key("reward_model")
-    write(key.rows / ".cache", b"1", "times.json")
+    write_rows(key.rows / ".cache", b"1", "times.json")
     assert key("reward_model") == before
     shutil.move(key.rows, tmp_path / "moved")
     key.rows.symlink_to(tmp_path / "moved")

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from conftest import make_policy
+from builders import make_policy
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlhf_course.baichuan.convert import convert_to_llama

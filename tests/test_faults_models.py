@@ -6,7 +6,16 @@ from pathlib import Path
 import pytest
 import torch
 import train_ppo
-from conftest import EOS, make_policy, make_samples, make_trainer
+from builders import (
+    EOS,
+    SAMPLING,
+    edit_json,
+    make_policy,
+    make_samples,
+    make_trainer,
+    review_tokenizer,
+    save_classifier,
+)
 from peft import LoraConfig
 from safetensors.torch import load_file, save_file
 from transformers import (
@@ -14,8 +23,6 @@ from transformers import (
     BartForConditionalGeneration,
     BertConfig,
     BertLMHeadModel,
-    DistilBertConfig,
-    DistilBertForSequenceClassification,
     GPT2ForSequenceClassification,
     RobertaConfig,
     RobertaForMaskedLM,
@@ -28,14 +35,12 @@ from rlhf_course.policy.adapters import RewardAdapter
 from rlhf_course.policy.saved import load_tokenizer
 from rlhf_course.rewards import RewardModel, SentimentReward, load_reward_model
 from rlhf_course.runtime.hub import download
-from rlhf_course.worlds import small_models
 from rlhf_course.worlds.reviews import make_reviews
 
 KIND = "Models"
 TEXTS = [review.text for review in make_reviews(60, seed=5)]
 LORA = {"r": 2, "target_modules": ["c_attn"], "fan_in_fan_out": True, "init_lora_weights": False}
 SMALL = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-SAMPLING = {"do_sample": True, "top_k": 0, "top_p": 1.0}
 load = AutoModelForCausalLMWithValueHead.from_pretrained
 
 
@@ -45,7 +50,7 @@ def fault(value, done: str):
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return small_models.classifier_tokenizer(small_models.train_tokenizer(TEXTS, 400))
+    return review_tokenizer()
 
 
 @pytest.fixture
@@ -60,17 +65,12 @@ def folders(tmp_path, tokenizer):
     judge.add_adapter(LoraConfig(task_type="SEQ_CLS", modules_to_save=["score"], **LORA))
     judge.save_pretrained(tmp_path / "judge")
     for name in ("sft", "judge"):
-        config = tmp_path / name / "adapter_config.json"
-        base = {"base_model_name_or_path": str(tmp_path / "policy")}
-        config.write_text(json.dumps(json.loads(config.read_text()) | base))
+        edit_json(tmp_path / name / "adapter_config.json", base_model_name_or_path=str(tmp_path / "policy"))
     for labels in (1, 2):
         two = {"vocab_size": 40, "num_labels": labels, "pad_token_id": EOS}
         GPT2ForSequenceClassification(make_policy(**two).config).save_pretrained(tmp_path / f"labels-{labels}")
-    sizes = {"n_layers": 1, "n_heads": 2, "dim": 16, "hidden_dim": 32, "initializer_range": 0.5}
-    own = {"vocab_size": len(tokenizer), "max_position_embeddings": 32, "pad_token_id": tokenizer.pad_token_id}
-    own["id2label"] = {0: "NEGATIVE", 1: "POSITIVE"}
-    DistilBertForSequenceClassification(DistilBertConfig(**own, **sizes)).save_pretrained(tmp_path / "classifier")
-    tokenizer.save_pretrained(tmp_path / "classifier")
+    sizes = {"n_heads": 2, "initializer_range": 0.5, "max_position_embeddings": 32}
+    save_classifier(tmp_path / "classifier", tokenizer=tokenizer, **sizes)
     return tmp_path
 
 

@@ -10,36 +10,38 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import EOS, PadTokenizer, difference, make_policy, make_samples, make_trainer, sgd, snapshot
+from builders import (
+    EOS,
+    SAMPLING,
+    difference,
+    make_policy,
+    make_samples,
+    make_trainer,
+    review_tokenizer,
+    save_classifier,
+    sgd,
+    snapshot,
+)
 from peft import LoraConfig
-from transformers import DistilBertConfig, DistilBertForSequenceClassification, GPT2ForSequenceClassification
+from transformers import GPT2ForSequenceClassification
 
-from rlhf_course import AutoModelForCausalLMWithValueHead, LengthSampler, PPOConfig, PPOTrainer
+from rlhf_course import AutoModelForCausalLMWithValueHead, LengthSampler, PPOTrainer
 from rlhf_course.course.plots import over_text
 from rlhf_course.course.run_card import RunCard
 from rlhf_course.data import load_reviews, tokenize_answers
 from rlhf_course.policy.adapters import RewardAdapter
 from rlhf_course.ppo.checkpoint import load_checkpoint, save_checkpoint
 from rlhf_course.rewards import RewardModel, SentimentReward, load_reward_model
-from rlhf_course.worlds import small_models
-from rlhf_course.worlds.reviews import make_reviews
 
 KIND = "More: the Python API and data"
+pytestmark = pytest.mark.usefixtures("own_cache")
 REFUSED = (ValueError, TypeError, OSError)
-SIZES = {"batch_size": 8, "mini_batch_size": 8}
-SAMPLING = {"do_sample": True, "top_k": 0, "top_p": 1.0}
 LORA = {"r": 2, "target_modules": ["c_attn"], "fan_in_fan_out": True}
 QUERIES, RESPONSES, SCORES = make_samples()
 
 
 def fault(*values, done: str):
     return pytest.param(*values, marks=pytest.mark.fault(done), id=done)
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
-    """Datasets keeps its copies of these files out of the home folder."""
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / ".datasets"))
 
 
 def refused(outcome, call, words: str) -> None:
@@ -78,10 +80,6 @@ def rows(**columns) -> datasets.Dataset:
     return datasets.Dataset.from_dict({"input_ids": [q.tolist() for q in QUERIES]} | columns).with_format("torch")
 
 
-def with_dataset(dataset):
-    return PPOTrainer(PPOConfig(**SIZES), make_policy(), tokenizer=PadTokenizer(), dataset=dataset)
-
-
 @pytest.mark.parametrize(
     ("call", "words"),
     [
@@ -106,7 +104,7 @@ def with_dataset(dataset):
             done="a reference with fewer tokens than the policy",
         ),
         fault(
-            lambda: with_dataset(datasets.DatasetDict(train=rows())),
+            lambda: make_trainer(dataset=datasets.DatasetDict(train=rows())),
             "split",
             done="a dataset with all its splits is given to the trainer",
         ),
@@ -119,7 +117,7 @@ def test_a_trainer_of_the_wrong_parts(call, words, outcome):
 @pytest.mark.parametrize("form", ["torch", None])
 @pytest.mark.fault("queries of several lengths, and no data_collator")
 def test_ragged_queries_without_a_collator(form, outcome):
-    trainer = with_dataset(rows().with_format(form))
+    trainer = make_trainer(dataset=rows().with_format(form))
     queries = next(iter(trainer.dataloader))["input_ids"]
     responses = trainer.generate(queries, max_new_tokens=4, return_prompt=False, **SAMPLING)
     assert trainer.step(queries, responses, SCORES)["objective/kl"] == pytest.approx(0, abs=1e-4)
@@ -284,19 +282,10 @@ def test_a_folder_under_home(tmp_path, monkeypatch, outcome):
 @pytest.fixture(scope="module")
 def classifiers(tmp_path_factory):
     """A sentiment classifier's folder, and a reward model with its tokenizer."""
-    folder, tokenizer = tmp_path_factory.mktemp("classifier"), word_tokenizer()
-    sizes = {"n_layers": 1, "n_heads": 2, "dim": 16, "hidden_dim": 32, "id2label": {0: "NEGATIVE", 1: "POSITIVE"}}
-    known = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
-    DistilBertForSequenceClassification(DistilBertConfig(**known, **sizes)).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    folder, tokenizer = tmp_path_factory.mktemp("classifier"), review_tokenizer(40, 300)
+    save_classifier(folder, tokenizer=tokenizer, n_heads=2)
     config = make_policy(vocab_size=len(tokenizer), num_labels=1).config
     return folder, RewardModel(GPT2ForSequenceClassification(config).eval(), tokenizer)
-
-
-def word_tokenizer():
-    return small_models.classifier_tokenizer(
-        small_models.train_tokenizer([review.text for review in make_reviews(40, seed=5)], 300)
-    )
 
 
 @pytest.mark.fault("SentimentReward is given a column of a table")
@@ -350,7 +339,7 @@ def test_two_judges_on_one_base(tmp_path, outcome):
 
 @pytest.mark.fault("tokenize_answers with a tokenizer that has no EOS")
 def test_answers_without_an_end(outcome):
-    tokenizer = word_tokenizer()
+    tokenizer = review_tokenizer(40, 300)
     tokenizer.eos_token = None
     answers = datasets.Dataset.from_dict({"prompt": ["A film?"] * 2, "answer": ["Good.", "Bad."]})
     refused(outcome, lambda: tokenize_answers(answers, tokenizer, 64), "EOS|eos_token")

@@ -4,16 +4,15 @@ import json
 import math
 import warnings
 
-import datasets
 import pytest
 import torch
 import train_ppo
 import train_reward_model
 import train_sft
-from conftest import EOS, make_policy, make_samples, make_trainer, sgd, snapshot
+from builders import EOS, SAMPLING, make_policy, make_samples, make_trainer, save_base, sgd, snapshot, write_rows
 from test_tracking import run_one_step
 from test_train_reward_model import PAIRS, rows
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import GPT2Config
 
 from rlhf_course import PPOConfig, create_reference_model
 from rlhf_course.audit import audit
@@ -88,11 +87,8 @@ def test_numbers_as_text_are_read(outcome):
         )
     ],
 )
-def test_an_option_out_of_range_ends_before_anything_is_built(options, message, capsys, outcome):
-    with pytest.raises(SystemExit) as stopped:
-        train_ppo.parse_arguments(options)
-    shown = capsys.readouterr().err
-    assert stopped.value.code == 2 and message in shown
+def test_an_option_out_of_range_ends_before_anything_is_built(options, message, refuses, outcome):
+    shown = refuses(train_ppo.parse_arguments, options, message)
     outcome(shown.split(": error: ")[-1])
 
 
@@ -111,12 +107,9 @@ def test_an_option_out_of_range_ends_before_anything_is_built(options, message, 
         )
     ],
 )
-def test_an_option_of_another_type_ends_with_a_sentence(line, message, tmp_path, capsys, outcome):
+def test_an_option_of_another_type_ends_with_a_sentence(line, message, tmp_path, refuses, outcome):
     (tmp_path / "my.yaml").write_text(line)
-    with pytest.raises(SystemExit) as stopped:
-        train_ppo.parse_arguments(["--config", str(tmp_path / "my.yaml")])
-    shown = capsys.readouterr().err
-    assert stopped.value.code == 2 and message in shown
+    shown = refuses(train_ppo.parse_arguments, ["--config", str(tmp_path / "my.yaml")], message)
     outcome(shown.split(": error: ")[-1])
 
 
@@ -362,9 +355,8 @@ def test_an_evaluation_by_nan_is_refused(outcome):
 
     trainer = make_trainer()
     trainer.tokenizer = Words()
-    how = {"do_sample": True, "top_k": 0, "top_p": 1.0, "max_new_tokens": 3}
     with pytest.raises(FloatingPointError, match="The score of text 0 is nan") as error:
-        evaluate(trainer, nan_scores, ["a", "b"], **how)
+        evaluate(trainer, nan_scores, ["a", "b"], **SAMPLING, max_new_tokens=3)
     outcome(str(error.value).replace(repr(str(error.value).split("'")[1]), "'…'"))
 
 
@@ -373,19 +365,15 @@ def world(tmp_path_factory):
     """Pairs, answers, and a base of one layer."""
     folder = tmp_path_factory.mktemp("world")
     for split, part in (("train", PAIRS[24:]), ("test", PAIRS[:24])):
-        (folder / "pairs").mkdir(exist_ok=True)
-        rows(part).to_parquet(folder / "pairs" / f"{split}.parquet")
+        write_rows(folder / "pairs", rows(part), f"{split}.parquet")
     answers = [{"instruction": p.prompt[:80], "input": str(i), "output": p.chosen} for i, p in enumerate(PAIRS)]
-    (folder / "answers").mkdir()
-    datasets.Dataset.from_list(answers).to_json(folder / "answers" / "all.jsonl")
+    write_rows(folder / "answers", answers)
     tokenizer = train_tokenizer([f"{p.prompt} {p.chosen}" for p in PAIRS], 400)
     torch.manual_seed(0)
-    sizes = {"n_layer": 1, "n_embd": 32, "n_head": 2, "n_positions": 320, "vocab_size": len(tokenizer)}
-    base = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=tokenizer.eos_token_id))
-    for name in ("base", "broken"):
-        base.save_pretrained(folder / name)
-        tokenizer.save_pretrained(folder / name)
-        base.transformer.h[0].mlp.c_fc.weight.data[0] = NAN  # for the second
+    base = save_base(folder / "base", tokenizer, GPT2Config, n_positions=320)
+    base.transformer.h[0].mlp.c_fc.weight.data[0] = NAN
+    base.save_pretrained(folder / "broken")
+    tokenizer.save_pretrained(folder / "broken")
     return folder
 
 
@@ -404,14 +392,12 @@ COMMANDS = {
         fault("train_sft.py", "broken", 1e-3, "The base is of no use", done="SFT of a base of NaN"),
     ],
 )
-def test_a_diverged_model_is_not_saved(name, base, rate, message, world, tmp_path, capsys, outcome):
+def test_a_diverged_model_is_not_saved(name, base, rate, message, world, tmp_path, fails, outcome):
     script, data, results = COMMANDS[name]
     given = {"dataset": world / data, "model_name_or_path": world / base, "output_dir": tmp_path / "out"}
     given |= {"max_length": 300, "learning_rate": rate, "save_strategy": "no", "disable_tqdm": "true"}
     given |= {"use_peft": "false", "max_steps": 4, "warmup_steps": 0}
-    assert script.main([f"--{key}={value}" for key, value in given.items()]) == 1
-    shown = capsys.readouterr().err
-    assert message in shown and shown.startswith(f"{name}: ") and shown.count("\n") == 1
+    shown = fails(script, [f"--{key}={value}" for key, value in given.items()], message)
     assert not (tmp_path / "out" / "model").exists() and not (tmp_path / "out" / results).exists()
     outcome(shown)
 
@@ -439,9 +425,6 @@ def test_a_finite_result_is_a_result(world, tmp_path, outcome):
         )
     ],
 )
-def test_an_option_of_the_trainers_is_a_number_that_they_can_use(option, message, capsys, outcome):
-    with pytest.raises(SystemExit) as stopped:
-        train_reward_model.parse_arguments(["--use_peft", option])
-    shown = capsys.readouterr().err
-    assert stopped.value.code == 2 and message in shown
+def test_an_option_of_the_trainers_is_a_number_that_they_can_use(option, message, refuses, outcome):
+    shown = refuses(train_reward_model.parse_arguments, ["--use_peft", option], message)
     outcome(shown.split(": error: ")[-1])

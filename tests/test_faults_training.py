@@ -19,7 +19,7 @@ import torch
 import train_ppo
 import train_reward_model
 import train_sft
-from conftest import SCRIPTS, latest_checkpoint, make_policy
+from builders import SCRIPTS, latest_checkpoint, make_policy, python
 from outputs import damage
 from peft import LoraConfig
 from test_baichuan import source, tokenizer_model  # noqa: F401
@@ -416,10 +416,9 @@ def kill(kind: str, world: Path, folder: Path, count: int, seed: int) -> list[st
 @fault("each training command is killed at random moments, and resumed")
 def test_killed_at_a_random_moment(world, tmp_path, outcome):  # noqa: F811
     """More of them: python tests/test_faults_training.py WORLD FOLDER COUNT SEED, where WORLD is the fixture's."""
-    arguments = [sys.executable, __file__, str(world), str(tmp_path), "1", "0"]
     paths = os.pathsep.join(filter(None, (str(SCRIPTS), os.environ.get("PYTHONPATH"))))
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
-    done = subprocess.run(arguments, capture_output=True, text=True, env=environment)
+    done = python(__file__, world, tmp_path, 1, 0, env=environment)
     assert done.returncode == 0 and len(done.stdout.splitlines()) == 3, done.stderr
     outcome("It goes on from the last whole checkpoint, and ends with the weights of a run that never stopped.")
 

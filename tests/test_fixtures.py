@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import PadTokenizer
+from builders import PadTokenizer
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from rlhf_course import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer

@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import torch
 import train_ppo
 import train_reward_model
 import train_sft
-from conftest import SCRIPTS, guarded
+from builders import SCRIPTS, guarded, python
 from huggingface_hub import constants, hf_hub_download, list_repo_files, snapshot_download
 from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 from peft import LoraConfig, get_peft_model
@@ -52,8 +51,7 @@ def network():
 def run(hub, folder: Path, script: str, *arguments: str) -> subprocess.CompletedProcess:
     """A script in a process that reaches this hub alone, with a fresh cache."""
     environment = hub.environment(folder / "home") | guarded(folder) | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, SCRIPTS / script, *arguments]
-    return subprocess.run([*map(str, command)], capture_output=True, text=True, env=environment, cwd=folder)
+    return python(SCRIPTS / script, *arguments, env=environment, cwd=folder)
 
 
 def check_run(hub, folder: Path) -> None:

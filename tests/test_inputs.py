@@ -3,7 +3,7 @@
 import datasets
 import pytest
 import torch
-from conftest import PadTokenizer, make_policy, make_samples
+from builders import SAMPLING, PadTokenizer, make_policy, make_samples, make_trainer, write_rows
 
 from rlhf_course import LengthSampler, PPOConfig, PPOTrainer
 from rlhf_course.course.presets import load_preset
@@ -11,10 +11,6 @@ from rlhf_course.data import build_queries, load_reviews
 from rlhf_course.ppo.algorithm import RunningMoments
 from rlhf_course.ppo.inputs import check_outputs, stack_scores
 from rlhf_course.worlds.build import prepare
-
-
-def trainer() -> PPOTrainer:
-    return PPOTrainer(PPOConfig(batch_size=8, mini_batch_size=8), make_policy(), None, PadTokenizer())
 
 
 def test_sizes_that_do_not_divide():
@@ -33,45 +29,44 @@ def test_unknown_names_list_the_valid_ones():
 
 def test_more_tokens_than_positions():
     """In place of an IndexError from an embedding: before anything is sampled, and where responses are given."""
-    settings, query = {"do_sample": True, "top_k": 0, "top_p": 1.0}, torch.ones(5, dtype=torch.long)
+    query = torch.ones(5, dtype=torch.long)
     for more in ({"max_new_tokens": 61}, {"length_sampler": LengthSampler(61, 62)}):
         with pytest.raises(ValueError, match="are 66 tokens together, but the model knows 64 positions"):
-            trainer().generate([query], **settings, **more)
-    scaled = trainer()
-    scaled.config.use_score_scaling = True
+            make_trainer().generate([query], **SAMPLING, **more)
+    scaled = make_trainer(use_score_scaling=True)
     with pytest.raises(ValueError, match="knows 64 positions. Sample fewer"):
         scaled.step([query] * 8, [torch.ones(61, dtype=torch.long)] * 8, [torch.tensor(1.0)] * 8)
     assert vars(scaled.running) == vars(RunningMoments())  # a refused step leaves no trace
-    trainer().generate([query], max_new_tokens=60, eos_token_id=[], **settings)
-    trainer().step([query] * 8, [torch.ones(60, dtype=torch.long)] * 8, [torch.tensor(0.0)] * 8)
+    make_trainer().generate([query], max_new_tokens=60, eos_token_id=[], **SAMPLING)
+    make_trainer().step([query] * 8, [torch.ones(60, dtype=torch.long)] * 8, [torch.tensor(0.0)] * 8)
 
 
 def test_lists_of_unequal_length():
     queries, responses, scores = make_samples()
     with pytest.raises(ValueError, match="responses has 7 entries, but batch_size is 8"):
-        trainer().step(queries, responses[:7], scores)
+        make_trainer().step(queries, responses[:7], scores)
     with pytest.raises(ValueError, match="queries has 9 entries, but batch_size is 8"):
-        trainer().step([*queries, queries[0]], [*responses, responses[0]], [*scores, scores[0]])
+        make_trainer().step([*queries, queries[0]], [*responses, responses[0]], [*scores, scores[0]])
     with pytest.raises(TypeError, match="queries is a int"):
-        trainer().step(3, responses, scores)
+        make_trainer().step(3, responses, scores)
     with pytest.raises(ValueError, match=r"query 0 must be a 1-D tensor of token ids; got shape \(1, "):
-        trainer().step([q.unsqueeze(0) for q in queries], responses, scores)
+        make_trainer().step([q.unsqueeze(0) for q in queries], responses, scores)
 
 
 def test_response_masks_that_do_not_fit():
     queries, responses, scores = make_samples()
     masks = [torch.ones(len(r)) for r in responses]
     with pytest.raises(ValueError, match="response_masks has 7 entries"):
-        trainer().step(queries, responses, scores, masks[:7])
+        make_trainer().step(queries, responses, scores, masks[:7])
     for bad in (torch.ones(30), torch.zeros(len(responses[2])), [1]):
         with pytest.raises(ValueError, match="response_masks 2 must be a tensor of"):
-            trainer().step(queries, responses, scores, [*masks[:2], bad, *masks[3:]])
+            make_trainer().step(queries, responses, scores, [*masks[:2], bad, *masks[3:]])
 
 
 def test_scores_of_the_wrong_shape():
     queries, responses, scores = make_samples()
     with pytest.raises(ValueError, match="score 0 has 2 elements"):
-        trainer().step(queries, responses, [torch.zeros(2)] * 8)
+        make_trainer().step(queries, responses, [torch.zeros(2)] * 8)
     assert stack_scores([torch.zeros(1), 1.0, torch.tensor(2)], torch.device("cpu"), 0).tolist() == [0, 1, 2]
 
 
@@ -98,9 +93,8 @@ def test_a_dataset_smaller_than_a_batch():
 
 
 def write(folder, **columns):
-    for split in ("train", "test"):
-        datasets.Dataset.from_dict(columns).to_parquet(folder / f"{split}.parquet")
-    return folder
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    return write_rows(write_rows(folder, rows, "train.parquet"), rows, "test.parquet")
 
 
 def test_unusable_review_folders(tmp_path):
@@ -113,15 +107,11 @@ def test_unusable_review_folders(tmp_path):
         ("number", good | {"text": [1, 2]}, "Row 0 .* has no text: 1"),
         ("class", good | {"label": [1, 1]}, "are 1; both 0 .* and 1"),
     ):
-        folder = tmp_path / name
-        folder.mkdir()
         with pytest.raises(ValueError, match=message):
-            load_reviews(write(folder, **columns), "train")
-    folder = tmp_path / "good"
-    folder.mkdir()
+            load_reviews(write(tmp_path / name, **columns), "train")
     with pytest.raises(ValueError, match="No split 'validation' in .*'train', 'test'"):
-        load_reviews(write(folder, **good), "validation")
-    assert load_reviews(folder, "train")["label"] == good["label"]
+        load_reviews(write(tmp_path / "good", **good), "validation")
+    assert load_reviews(tmp_path / "good", "train")["label"] == good["label"]
 
 
 def test_reviews_that_are_all_too_short():

@@ -3,10 +3,9 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 
 import pytest
+from builders import SCRIPTS, python
 
 from rlhf_course.course.presets import CONFIGS, ROOT
 
@@ -34,8 +33,8 @@ def installed(tmp_path_factory):
     shutil.copytree(ROOT / "rlhf_course", source / "rlhf_course", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
-    subprocess.run([*command, "--target", target, source], check=True, capture_output=True, text=True)
+    how = ("--quiet", "--no-deps", "--no-build-isolation", "--no-index")
+    python("-m", "pip", "install", *how, "--target", target, source, check=True)
     return target
 
 
@@ -43,8 +42,7 @@ def installed(tmp_path_factory):
 def test_an_installed_copy_has_the_settings_and_writes_where_it_was_started(installed, tmp_path, outcome):
     environment = {key: value for key, value in os.environ.items() if key != "RLHF_COURSE_CACHE"}
     environment["PYTHONPATH"] = str(installed)
-    command = [sys.executable, "-c", LOOK]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
+    done = python("-c", LOOK, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["package"].startswith(str(installed)) and found["steps"] == 40
@@ -57,15 +55,11 @@ def test_an_installed_copy_has_the_settings_and_writes_where_it_was_started(inst
 def test_in_a_checkout_relative_paths_start_at_its_root(tmp_path):
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     code = "from rlhf_course.course.presets import ROOT; print(ROOT)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env=environment, check=True
-    )
+    done = python("-c", code, cwd=tmp_path, env=environment, check=True)
     assert done.stdout.strip() == str(ROOT) and (ROOT / "notebooks").is_dir()
 
 
 def test_the_notebook_runner_of_a_checkout_works_with_an_installed_copy(installed, tmp_path):
-    command = [sys.executable, str(ROOT / "scripts" / "run_notebooks.py"), "--only", "77"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(installed)}
-    )
+    environment = os.environ | {"PYTHONPATH": str(installed)}
+    done = python(SCRIPTS / "run_notebooks.py", "--only", "77", cwd=tmp_path, env=environment)
     assert done.returncode == 2 and "there are 01_reward_modeling" in done.stderr

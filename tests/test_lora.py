@@ -5,9 +5,9 @@ import json
 
 import pytest
 import torch
-from conftest import PadTokenizer, difference, make_samples, make_trainer, snapshot
+from builders import difference, make_samples, make_trainer, snapshot, word_tokenizer
 from peft import LoraConfig, PeftModel, get_peft_model
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
@@ -19,7 +19,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from rlhf_course import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
+from rlhf_course import AutoModelForCausalLMWithValueHead
 from rlhf_course.course.memory import QUANTIZED, ppo_memory
 from rlhf_course.policy.adapters import RewardAdapter, quantization
 from rlhf_course.rewards import RewardModel
@@ -33,7 +33,7 @@ FAMILIES = {
     "gpt2": (GPT2Config(**GPT2, initializer_range=0.2), GPT2LMHeadModel, GPT2ForSequenceClassification),
 }
 TARGETS = {"llama": ["q_proj", "v_proj", "down_proj"], "gpt2": ["c_attn", "c_proj"]}
-SIZES = {"batch_size": 8, "mini_batch_size": 4, "learning_rate": 5e-3}
+HOW = {"mini_batch_size": 4, "learning_rate": 5e-3}
 
 
 def randomise(model, seed: int) -> None:
@@ -70,15 +70,12 @@ def load_policy(folder) -> AutoModelForCausalLMWithValueHead:
 
 
 def make_tokenizer(padding_side: str = "right") -> PreTrainedTokenizerFast:
-    words = {"<pad>": 0, "<s>": 1} | {f"w{i}": i for i in range(2, 38)} | {"<unk>": 38, "</s>": 39}
-    backend = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    special = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
-    return PreTrainedTokenizerFast(tokenizer_object=backend, padding_side=padding_side, **special)
+    words = ["<pad>", "<s>", *(f"w{i}" for i in range(2, 38)), "<unk>", "</s>"]
+    return word_tokenizer(words, pre_tokenizers.WhitespaceSplit(), unk_token="<unk>", padding_side=padding_side)
 
 
 def test_kl_is_zero_at_the_first_step(assets, recwarn):
-    trainer = PPOTrainer(PPOConfig(**SIZES), load_policy(assets[0]), tokenizer=PadTokenizer())
+    trainer = make_trainer(load_policy(assets[0]), **HOW)
     stats = trainer.step(*make_samples())
     assert abs(stats["objective/kl"]) <= 1e-6
     assert trainer.ref_model is None and "reference differs" not in trainer.detectors.fired
@@ -88,7 +85,7 @@ def test_steps_equal_those_with_a_merged_copy_as_the_reference(assets):
     folder, merged = assets
     histories = []
     for reference in (None, copy.deepcopy(merged["sft"])):
-        trainer = PPOTrainer(PPOConfig(**SIZES), load_policy(folder), reference, PadTokenizer())
+        trainer = make_trainer(load_policy(folder), reference, **HOW)
         histories.append([trainer.step(*make_samples(seed=step)) for step in range(3)])
     for ours, theirs in zip(*histories, strict=True):
         for key in ours:
@@ -122,7 +119,7 @@ def test_training_moves_the_policy_adapter_and_the_value_head_alone(assets):
     folder, _ = assets
     policy = load_policy(folder)
     reward = RewardAdapter(policy, folder / "reward")
-    trainer = PPOTrainer(PPOConfig(**SIZES), policy, tokenizer=PadTokenizer())
+    trainer = make_trainer(policy, **HOW)
     before, head = snapshot(policy), reward.score.weight.clone()
     for step in range(2):
         RewardModel(reward, make_tokenizer())(["w2", "w3"], ["w4", "w5"])
@@ -140,7 +137,7 @@ def test_one_copy_of_the_base(assets):
     folder, _ = assets
     policy = load_policy(folder)
     RewardAdapter(policy, folder / "reward")
-    PPOTrainer(PPOConfig(**SIZES), policy, tokenizer=PadTokenizer())
+    make_trainer(policy, **HOW)
     base = [n for n, _ in policy.named_parameters() if "lora_" not in n and not n.startswith("v_head")]
     assert len(base) == len([*AutoModelForCausalLM.from_pretrained(folder / "base").named_parameters()])
     assert set(policy.pretrained_model.peft_config) == {"policy", "ref", "reward"}
@@ -150,7 +147,7 @@ def test_a_saved_adapter_loads_in_plain_peft(assets, tmp_path):
     folder, _ = assets
     policy = load_policy(folder)
     RewardAdapter(policy, folder / "reward")
-    trainer = PPOTrainer(PPOConfig(**SIZES), policy, tokenizer=PadTokenizer())
+    trainer = make_trainer(policy, **HOW)
     trainer.step(*make_samples())
     policy.save_pretrained(tmp_path / "out")
     assert sorted(path.name for path in (tmp_path / "out").iterdir() if path.is_dir()) == []

@@ -4,12 +4,12 @@ import gc
 
 import pytest
 import torch
-from conftest import PadTokenizer
+from builders import make_trainer
 from memory_table import about_the_optimizer, as_markdown, what_fits
 from peft import LoraConfig
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rlhf_course import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
+from rlhf_course import AutoModelForCausalLMWithValueHead
 from rlhf_course.course.memory import peak_memory, ppo_memory
 from rlhf_course.course.presets import ROOT
 from rlhf_course.policy.adapters import REWARD
@@ -30,8 +30,7 @@ def measure(
     policy.pretrained_model.add_adapter(REWARD, LoraConfig(**LORA))
     policy.pretrained_model.set_adapter("policy")
     options = {"batch_size": BATCH, "mini_batch_size": mini_batch, "gradient_checkpointing": checkpointing}
-    options["logprob_chunk_size"] = chunk
-    trainer = PPOTrainer(PPOConfig(**options), policy, tokenizer=PadTokenizer())
+    trainer = make_trainer(policy, **options, logprob_chunk_size=chunk)
     queries = [torch.randint(1, vocabulary, (QUERY,)) for _ in range(BATCH)]
     responses = [torch.randint(1, vocabulary, (RESPONSE,)) for _ in range(BATCH)]
     with peak_memory([*policy.parameters(), *policy.buffers()]) as peak:

@@ -3,12 +3,11 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import nbformat
 import pytest
-from conftest import guarded
+from builders import SCRIPTS, guarded, python
 from notebook_files import HASH_KEY, WIDGET, source_hash
 
 from rlhf_course.course.presets import ROOT, load_preset
@@ -21,14 +20,8 @@ def run_notebooks(tmp_path: Path, *arguments: str) -> subprocess.CompletedProces
     """The runner in a process whose Python, and whose kernels' Python, can reach this machine only."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "WANDB", "TRANSFORMERS_"))}
     environment |= guarded(tmp_path)
-    command = [
-        sys.executable,
-        str(ROOT / "scripts" / "run_notebooks.py"),
-        "--output",
-        str(tmp_path / "out"),
-        *arguments,
-    ]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path)
+    command = (SCRIPTS / "run_notebooks.py", "--output", tmp_path / "out", *arguments)
+    return python(*command, env=environment, cwd=tmp_path)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=[path.stem for path in NOTEBOOKS])

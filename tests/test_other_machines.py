@@ -1,6 +1,5 @@
 """What Apple's GPUs and Windows lack, by pretending: none of it was tried on such a machine."""
 
-import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -8,7 +7,7 @@ import benchmark_worker
 import psutil
 import pytest
 import torch
-from conftest import make_samples, make_trainer
+from builders import make_samples, make_trainer, python
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlhf_course.course import run_card
@@ -90,5 +89,5 @@ def test_what_windows_lacks_is_not_imported():
         "import rlhf_course, rlhf_course.course.run_card, rlhf_course.worlds.build, "
         "rlhf_course.course.plots, benchmark_worker"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    done = python("-c", code, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-2000:]

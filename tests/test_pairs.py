@@ -1,12 +1,13 @@
 """Preference pairs: what is kept, what is dropped and why, and the tokens that a reward model is trained on."""
 
-import datasets
 import pytest
+from builders import write_rows
 from transformers import PreTrainedTokenizerFast
 
 from rlhf_course.data import describe, encode, load_pairs, tokenize_pairs
 from rlhf_course.worlds import small_models
 
+pytestmark = pytest.mark.usefixtures("own_cache")
 QUESTION = "\n\nHuman: Why is the sky blue?\n\nAssistant:"
 TALK = "\n\nHuman: Hello!\n\nAssistant: Hi. What is it?\n\nHuman: Is it late?\n\nAssistant:"
 GOOD = [
@@ -34,21 +35,11 @@ BAD = {
 }
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory, monkeypatch):
-    """Datasets keeps its copies of these files out of the home folder."""
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path_factory.mktemp("cache")))
-
-
 def write(folder, pairs, name="train.jsonl", **columns):
     """A dataset folder of (chosen, rejected) and further columns."""
-    table = {"chosen": [c for c, _ in pairs], "rejected": [r for _, r in pairs]} | columns
-    kind, options = ("parquet", {}) if name.endswith("parquet") else ("json", {})
-    if name.endswith("gz"):
-        options = {"compression": "gzip"}
-    (folder / name).parent.mkdir(parents=True, exist_ok=True)
-    getattr(datasets.Dataset.from_dict(table), f"to_{kind}")(folder / name, **options)
-    return folder
+    more = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)] or [{}] * len(pairs)
+    rows = [{"chosen": c, "rejected": r} | row for (c, r), row in zip(pairs, more, strict=True)]
+    return write_rows(folder, rows, name)
 
 
 @pytest.fixture(scope="module")
@@ -126,9 +117,7 @@ def test_splits_and_slices(tmp_path):
 
 def test_errors_say_what_is_wrong(tmp_path):
     write(tmp_path / "all", GOOD)
-    columns = datasets.Dataset.from_dict({"chosen": ["a"], "worse": ["b"], "score": [1]})
-    columns.to_parquet(write(tmp_path / "other", []) / "train.parquet")
-    (tmp_path / "other" / "train.jsonl").unlink()
+    write_rows(tmp_path / "other", [{"chosen": "a", "worse": "b", "score": 1}], "train.parquet")
     with pytest.raises(ValueError, match=r"No column rejected in split 'train' of .*; it has chosen, worse, score\."):
         load_pairs(tmp_path / "other")
     with pytest.raises(ValueError, match="No split 'held_out' in"):

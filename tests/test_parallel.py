@@ -14,7 +14,17 @@ import pytest
 import torch
 from accelerate import DistributedType
 from accelerate.commands.config.config_args import load_config_from_file
-from conftest import SCRIPTS, PadTokenizer, difference, latest_checkpoint, launch, make_policy
+from builders import (
+    SCRIPTS,
+    PadTokenizer,
+    difference,
+    final_state,
+    latest_checkpoint,
+    launch,
+    launched,
+    make_policy,
+    python,
+)
 from parallel_worker import CASES
 from peft import LoraConfig
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
@@ -33,9 +43,7 @@ def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp("found")
     subprocess.run([sys.executable, WORKER, folder, "one"], check=True)
     for file in ("two_cpus", "fsdp"):
-        process = launch(WORKER, folder, file, file=file)
-        out, _ = process.communicate(timeout=300)
-        assert process.returncode == 0, out
+        launched(WORKER, folder, file, file=file)
     return folder
 
 
@@ -129,23 +137,19 @@ def test_what_cannot_be_sharded_is_refused_with_a_cure(case, monkeypatch):
 @pytest.mark.parametrize("file", ["two_cpus", "fsdp"])
 def test_one_process_writes_and_a_run_goes_on_with_as_many_as_before(tmp_path, file):
     prepare(load_preset("03_gpt2_imdb_ppo", "tiny"))
-    first = launch(*PPO, "--steps=2", f"--output={tmp_path}", file=file)
-    out, _ = first.communicate(timeout=300)
-    assert first.returncode == 0 and out.count("The policy is in") == 1 and "Warning" not in out, out
+    out = launched(*PPO, "--steps=2", f"--output={tmp_path}", file=file)
+    assert out.count("The policy is in") == 1 and "Warning" not in out, out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-2", "policy", "settings.json"]
-    state = torch.load(latest_checkpoint(tmp_path) / "trainer_state.pt", weights_only=True)
-    generators = [torch.as_tensor(random["torch"]) for random in state["random"]]
+    generators = [torch.as_tensor(random["torch"]) for random in final_state(tmp_path)["random"]]
     assert len(generators) == 2 and not torch.equal(*generators)  # each samples answers of its own
 
-    alone = [sys.executable, *PPO, "--steps=3", f"--output={tmp_path}", "--resume"]
-    refused = subprocess.run([*map(str, alone)], capture_output=True, text=True)
+    refused = python(*PPO, "--steps=3", f"--output={tmp_path}", "--resume")
     assert refused.returncode == 1 and "is of a run with processes 2; this one has 1" in refused.stderr
-    again = launch(*PPO, "--steps=3", f"--output={tmp_path}", "--resume", file=file)
-    out, _ = again.communicate(timeout=300)
-    assert again.returncode == 0 and latest_checkpoint(tmp_path).name == "checkpoint-3", out
+    out = launched(*PPO, "--steps=3", f"--output={tmp_path}", "--resume", file=file)
+    assert latest_checkpoint(tmp_path).name == "checkpoint-3", out
     saved = AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path / "policy").state_dict()
-    checkpoint = torch.load(latest_checkpoint(tmp_path) / "trainer_state.pt", weights_only=True)["weights"]
-    assert difference({k.removeprefix("pretrained_model."): w for k, w in checkpoint.items()}, saved) == 0
+    checkpoint = {k.removeprefix("pretrained_model."): w for k, w in final_state(tmp_path)["weights"].items()}
+    assert difference(checkpoint, saved) == 0
 
 
 @pytest.mark.parametrize("file", ["two_cpus", "fsdp"])

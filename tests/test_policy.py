@@ -1,21 +1,16 @@
 """Value head, saving and loading, old checkpoints, adapters."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
-from conftest import PadTokenizer, difference, make_policy, make_samples, snapshot
+from builders import difference, make_policy, make_samples, make_trainer, python, save_old_checkpoint, snapshot
 from peft import LoraConfig, PeftModel
-from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from rlhf_course import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
+from rlhf_course import AutoModelForCausalLMWithValueHead
 from rlhf_course.course.presets import ROOT
 from rlhf_course.runtime.files import atomic_folder
 
 LORA = LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=["c_attn"], lora_dropout=0.1, fan_in_fan_out=True)
-SIZES = {"batch_size": 8, "mini_batch_size": 8}
 
 
 def test_state_dict_has_the_base_models_keys_and_the_value_heads():
@@ -54,15 +49,7 @@ def test_saved_policy_loads_here_and_in_plain_transformers(tmp_path):
 
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
 def test_old_checkpoints_with_the_value_head_among_the_weights_load(tmp_path, name):
-    policy = make_policy()
-    policy.pretrained_model.save_pretrained(tmp_path)
-    weights = load_file(tmp_path / "model.safetensors")
-    head = {f"v_head.{key}": value for key, value in policy.v_head.state_dict().items()}
-    (tmp_path / "model.safetensors").unlink()
-    if name.endswith(".bin"):
-        torch.save(weights | head, tmp_path / name)
-    else:
-        save_file(weights | head, tmp_path / name, metadata={"format": "pt"})
+    save_old_checkpoint(policy := make_policy(), tmp_path, name)
     again = AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path)
     assert difference(snapshot(policy), snapshot(again)) == 0
 
@@ -92,7 +79,7 @@ def test_a_model_folder_without_weights_says_so(tmp_path):
 
 def test_deviation_a_fresh_adapters_reference_is_the_base():
     policy = AutoModelForCausalLMWithValueHead.from_pretrained(make_policy().pretrained_model, peft_config=LORA)
-    trainer = PPOTrainer(PPOConfig(**SIZES, learning_rate=1e-2), policy, None, PadTokenizer())
+    trainer = make_trainer(policy, learning_rate=1e-2)
     base = {n: p.clone() for n, p in policy.named_parameters() if "lora" not in n and "v_head" not in n}
     assert abs(trainer.step(*make_samples())["objective/kl"]) < 1e-6
     assert abs(trainer.step(*make_samples())["objective/kl"]) > 1e-4
@@ -106,7 +93,7 @@ def test_deviation_an_sft_adapters_reference_is_its_frozen_copy(tmp_path):
         for name, parameter in sft.named_parameters():
             if "lora_B" in name:
                 parameter.normal_(std=0.5)
-    trainer = PPOTrainer(PPOConfig(**SIZES, learning_rate=1e-2), sft, None, PadTokenizer())
+    trainer = make_trainer(sft, learning_rate=1e-2)
     frozen = {n: p.clone() for n, p in sft.named_parameters() if ".ref." in n}
     assert frozen and abs(trainer.step(*make_samples())["objective/kl"]) < 1e-6
     trainer.step(*make_samples())
@@ -121,7 +108,7 @@ def test_deviation_an_sft_adapters_reference_is_its_frozen_copy(tmp_path):
 def test_a_second_trainer_takes_the_adapter_as_it_is_now():
     policy = AutoModelForCausalLMWithValueHead.from_pretrained(make_policy().pretrained_model, peft_config=LORA)
     for _ in range(2):
-        trainer = PPOTrainer(PPOConfig(**SIZES, learning_rate=1e-2), policy, None, PadTokenizer())
+        trainer = make_trainer(policy, learning_rate=1e-2)
         assert abs(trainer.step(*make_samples())["objective/kl"]) < 1e-6
 
 
@@ -136,8 +123,8 @@ def test_logits_and_values_stay_in_float32_under_autocast():
 
 def test_deviation_a_reference_given_beside_an_adapter_is_used():
     policy = AutoModelForCausalLMWithValueHead.from_pretrained(make_policy().pretrained_model, peft_config=LORA)
-    given = PPOTrainer(PPOConfig(**SIZES), policy, make_policy(1), PadTokenizer()).step(*make_samples())
-    plain = PPOTrainer(PPOConfig(**SIZES), make_policy(), make_policy(1), PadTokenizer()).step(*make_samples())
+    given = make_trainer(policy, make_policy(1)).step(*make_samples())
+    plain = make_trainer(reference=make_policy(1)).step(*make_samples())
     assert given["objective/kl"] == pytest.approx(plain["objective/kl"], abs=1e-5)
 
 
@@ -153,7 +140,7 @@ def test_a_failed_write_leaves_what_stood_there(tmp_path):
 def test_a_disk_that_fills_while_saving_leaves_the_previous_policy_whole(tmp_path):
     """A real write error: the operating system refuses files beyond 20 kB in a process that saves 200 kB."""
     code = (
-        "import sys; sys.path.insert(0, 'tests'); from conftest import make_policy\n"
+        "import sys; sys.path.insert(0, 'tests'); from builders import make_policy\n"
         "import resource, signal\n"
         "policy = make_policy(1, n_embd=64)\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
@@ -162,7 +149,7 @@ def test_a_disk_that_fills_while_saving_leaves_the_previous_policy_whole(tmp_pat
     )
     policy = make_policy(0, n_embd=64)
     policy.save_pretrained(tmp_path / "policy")
-    failed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    failed = python("-c", code, cwd=ROOT)
     assert failed.returncode != 0 and "File too large" in failed.stderr
     again = AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path / "policy")
     assert difference(snapshot(policy), snapshot(again)) == 0

@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import nbformat
 import predict_gpu
 import pretend_gpu
 import pytest
-from conftest import difference, latest_checkpoint, make_policy, make_samples, make_trainer, sgd, snapshot
+from builders import difference, latest_checkpoint, make_policy, make_samples, make_trainer, python, sgd, snapshot
 from memory_table import as_markdown
 
 from rlhf_course.course.presets import ROOT, load_preset
@@ -34,7 +33,7 @@ NOTEBOOKS = {  # few steps: what counts is that each cell runs
 def run(*command) -> subprocess.CompletedProcess:
     """Python with these arguments on the pretend GPU, without a network."""
     environment = pretend_gpu.environment(HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1", PYDEVD_DISABLE_FILE_VALIDATION="1")
-    return subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True, env=environment)
+    return python(*command, env=environment)
 
 
 def checks(file: str) -> subprocess.CompletedProcess:
@@ -76,7 +75,7 @@ def commands(output: Path) -> list[subprocess.CompletedProcess]:
 CHECKPOINT = """
 import sys
 sys.path.insert(0, {tests!r})
-from conftest import make_policy, make_samples, make_trainer, sgd
+from builders import make_policy, make_samples, make_trainer, sgd
 from rlhf_course.ppo.checkpoint import save_checkpoint
 policy = make_policy()
 trainer = make_trainer(policy, make_policy(1), sgd(policy))

@@ -3,10 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from conftest import EOS, make_policy, make_trainer
+from builders import EOS, SAMPLING, make_policy, make_trainer, review_tokenizer, save_classifier
 from transformers import (
-    DistilBertConfig,
-    DistilBertForSequenceClassification,
     RobertaConfig,
     RobertaForSequenceClassification,
 )
@@ -14,27 +12,14 @@ from transformers import (
 from rlhf_course.data import encode
 from rlhf_course.evaluation import distinct_n, evaluate, mean_ci
 from rlhf_course.rewards import RewardModel, SentimentReward
-from rlhf_course.worlds import small_models
 from rlhf_course.worlds.reviews import make_reviews
 
 TEXTS = [r.text for r in make_reviews(60, seed=5)]
 
 
-def make_classifier(folder, labels) -> str:
-    """A random classifier with these label names, saved as the hub's are."""
-    torch.manual_seed(0)
-    tokenizer = small_models.classifier_tokenizer(small_models.train_tokenizer(TEXTS, 400))
-    config = DistilBertConfig(vocab_size=len(tokenizer), n_layers=1, n_heads=1, dim=16, hidden_dim=32)
-    config.id2label, config.label2id = dict(enumerate(labels)), {name: i for i, name in enumerate(labels)}
-    config.max_position_embeddings = small_models.CLASSIFIER_LENGTH
-    DistilBertForSequenceClassification(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
-
-
 def test_positive_is_picked_by_name_whatever_its_place(tmp_path):
-    usual = SentimentReward(make_classifier(tmp_path / "a", ["NEGATIVE", "POSITIVE"]))
-    turned = SentimentReward(make_classifier(tmp_path / "b", ["positive", "negative"]))
+    usual = SentimentReward(save_classifier(tmp_path / "a"))
+    turned = SentimentReward(save_classifier(tmp_path / "b", ["positive", "negative"]))
     torch.testing.assert_close(usual.logits(TEXTS), turned.logits(TEXTS))
     torch.testing.assert_close(usual(TEXTS), usual.logits(TEXTS)[:, 1])
     torch.testing.assert_close(turned(TEXTS), turned.logits(TEXTS)[:, 0])
@@ -42,11 +27,11 @@ def test_positive_is_picked_by_name_whatever_its_place(tmp_path):
 
 def test_a_classifier_without_the_label_lists_those_it_has(tmp_path):
     with pytest.raises(ValueError, match="has no label 'POSITIVE'; it has LABEL_0, LABEL_1"):
-        SentimentReward(make_classifier(tmp_path, ["LABEL_0", "LABEL_1"]))
+        SentimentReward(save_classifier(tmp_path, ["LABEL_0", "LABEL_1"]))
 
 
 def test_scores_do_not_depend_on_batching_or_order(tmp_path):
-    folder = make_classifier(tmp_path, ["NEGATIVE", "POSITIVE"])
+    folder = save_classifier(tmp_path)
     one, many = SentimentReward(folder, batch_size=1), SentimentReward(folder, batch_size=64)
     texts = [text[: 5 + 7 * i] for i, text in enumerate(TEXTS)]
     torch.testing.assert_close(one(texts), many(texts), atol=1e-5, rtol=0)
@@ -58,7 +43,7 @@ def test_scores_do_not_depend_on_batching_or_order(tmp_path):
 def roberta(request, tmp_path):
     """A RoBERTa of 22 positions, the first two of which hold no token: (folder, tokenizer, model)."""
     torch.manual_seed(0)
-    tokenizer = small_models.classifier_tokenizer(small_models.train_tokenizer(TEXTS, 400))
+    tokenizer = review_tokenizer()
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     special = {"pad_token_id": 1, "initializer_range": 0.5, "max_position_embeddings": 22}
     config = RobertaConfig(vocab_size=len(tokenizer), num_labels=request.param, **sizes, **special)
@@ -110,7 +95,7 @@ def test_evaluation_is_repeatable_and_leaves_the_run_alone():
     alike = make_trainer(make_policy(0), make_policy(0))
     trainer.tokenizer = alike.tokenizer = WordTokenizer()
     queries, lengths = [torch.tensor([1, 2])] * 30, [5] * 30
-    settings = {"do_sample": True, "top_k": 0, "top_p": 1.0, "batch_size": 7}
+    settings = SAMPLING | {"batch_size": 7}
 
     def score(queries, responses):
         return torch.tensor([float(text.count("w7")) for text in responses])

@@ -1,17 +1,16 @@
 """Adapters and value heads are found wherever a policy is saved: in folders, on the hub, in shards, in subfolders."""
 
-import json
 import subprocess
 import sys
 
 import pytest
 import torch
-from conftest import difference, make_policy, snapshot
+from builders import difference, edit_json, make_policy, save_old_checkpoint, snapshot
 from huggingface_hub import HfApi
 from huggingface_hub.utils import filter_repo_objects
 from peft import LoraConfig, PeftModel, get_peft_model
 from pretend_hub import serve
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from transformers import GPT2ForSequenceClassification, GPT2LMHeadModel
 
 from rlhf_course import AutoModelForCausalLMWithValueHead
@@ -30,33 +29,13 @@ def adapter(tmp_path):
     base = GPT2LMHeadModel.from_pretrained(tmp_path / "base")
     policy = load(base, peft_config=LoraConfig(task_type="CAUSAL_LM", **LORA))
     policy.save_pretrained(tmp_path / "adapter")
-    config = tmp_path / "adapter" / "adapter_config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"base_model_name_or_path": "me/base"}))
+    edit_json(tmp_path / "adapter" / "adapter_config.json", base_model_name_or_path="me/base")
     return policy
 
 
 def files_of(folder, where: str = "") -> dict:
     """A folder's files as a repository's, in a subfolder of it."""
     return {f"{where}{path.name}": path for path in folder.iterdir()}
-
-
-def write_old_checkpoint(policy, folder, name: str, sharded: bool) -> None:
-    """As old TRL wrote it: the value head among the base model's weights, here in the last of two shards."""
-    policy.pretrained_model.save_pretrained(folder)
-    weights = load_file(folder / "model.safetensors")
-    (folder / "model.safetensors").unlink()
-    head = {f"v_head.{key}": value for key, value in policy.v_head.state_dict().items()}
-    stem = name.partition(".")[0]
-    shards = {f"{stem}-1-of-2": weights, f"{stem}-2-of-2": head} if sharded else {name: weights | head}
-    suffix = f".{name.rpartition('.')[2]}" if sharded else ""
-    for shard, content in shards.items():
-        if name.endswith(".bin"):
-            torch.save(content, folder / f"{shard}{suffix}")
-        else:
-            save_file(content, folder / f"{shard}{suffix}", metadata={"format": "pt"})
-    if sharded:
-        places = {key: f"{shard}{suffix}" for shard, content in shards.items() for key in content}
-        (folder / f"{name}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
 
 
 def test_an_adapter_on_the_hub_is_recognised_as_a_folder_is(tmp_path, monkeypatch, adapter):
@@ -108,7 +87,7 @@ def test_an_adapter_of_a_reward_model_is_recognised_on_the_hub(tmp_path, monkeyp
 def test_a_value_head_is_found_in_a_subfolder_of_a_revision_that_needs_a_token(tmp_path, monkeypatch, name):
     policy = make_policy()
     if name in WEIGHTS:
-        write_old_checkpoint(policy, tmp_path / "policy", name, sharded=False)
+        save_old_checkpoint(policy, tmp_path / "policy", name)
     else:
         policy.save_pretrained(tmp_path / "policy")
     there = files_of(tmp_path / "policy", "best/")
@@ -122,7 +101,7 @@ def test_a_value_head_is_found_in_a_subfolder_of_a_revision_that_needs_a_token(t
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_a_value_head_is_found_among_shards(tmp_path, monkeypatch, name):
     policy = make_policy()
-    write_old_checkpoint(policy, tmp_path / "policy", name, sharded=True)
+    save_old_checkpoint(policy, tmp_path / "policy", name, sharded=True)
     with serve({"me/policy": tmp_path / "policy"}) as hub:
         hub.use(monkeypatch, tmp_path / "home")
         for source in (tmp_path / "policy", "me/policy"):
@@ -131,7 +110,7 @@ def test_a_value_head_is_found_among_shards(tmp_path, monkeypatch, name):
 
 def test_a_value_head_in_a_file_of_torch_before_1_6_is_found(tmp_path):
     policy = make_policy()
-    write_old_checkpoint(policy, tmp_path, "pytorch_model.bin", sharded=False)
+    save_old_checkpoint(policy, tmp_path, "pytorch_model.bin")
     state = torch.load(tmp_path / "pytorch_model.bin", weights_only=True)
     torch.save(state, tmp_path / "pytorch_model.bin", _use_new_zipfile_serialization=False)
     assert difference(snapshot(policy), snapshot(load(tmp_path))) == 0

@@ -13,24 +13,34 @@ import numpy as np
 import pytest
 import torch
 import train_ppo
-from conftest import PadTokenizer, difference, latest_checkpoint, make_policy, make_samples, snapshot
+from builders import (
+    SCRIPTS,
+    difference,
+    final_state,
+    latest_checkpoint,
+    make_policy,
+    make_samples,
+    make_trainer,
+    python,
+    snapshot,
+)
 from run_notebooks import update_readme
 
-from rlhf_course import PPOConfig, PPOTrainer
 from rlhf_course.course.presets import ROOT, load_preset
 from rlhf_course.ppo.checkpoint import load_checkpoint, save_checkpoint
 from rlhf_course.runtime.command import stop_between_steps
 from rlhf_course.worlds.build import prepare
 
+BENCHMARK = SCRIPTS / "benchmark_ppo.py"
 SHORT = ["--batch_size=16", "--mini_batch_size=8", "--steps=6"]
 
 
 def command(*arguments) -> list[str]:
-    return [sys.executable, str(ROOT / "scripts" / "train_ppo.py"), *SHORT, *map(str, arguments)]
+    return [sys.executable, str(SCRIPTS / "train_ppo.py"), *SHORT, *map(str, arguments)]
 
 
 def run(*arguments) -> subprocess.CompletedProcess:
-    return subprocess.run(command(*arguments), capture_output=True, text=True, cwd=ROOT)
+    return python(*command(*arguments)[1:], cwd=ROOT)
 
 
 def test_options_come_from_file_and_command_line(tmp_path):
@@ -51,14 +61,8 @@ def test_help_names_every_setting(capsys):
     ("arguments", "message"),
     [(["--steps", "many"], "takes a whole number of at least 1, like"), (["--config", "missing.yaml"], "missing.yaml")],
 )
-def test_bad_options_end_with_a_sentence(arguments, message, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        train_ppo.parse_arguments(arguments)
-    assert stopped.value.code == 2 and message in capsys.readouterr().err
-
-
-def final_state(folder) -> dict:
-    return torch.load(latest_checkpoint(folder) / "trainer_state.pt", weights_only=True)
+def test_bad_options_end_with_a_sentence(arguments, message, refuses):
+    refuses(train_ppo.parse_arguments, arguments, message)
 
 
 def test_ctrl_c_leaves_a_checkpoint_and_resuming_equals_never_having_stopped(tmp_path):
@@ -104,13 +108,13 @@ def test_resuming_where_nothing_is_says_so(tmp_path):
     assert done.returncode != 0 and "there is no whole checkpoint in" in done.stderr
 
 
-def make_trainer():
-    config = PPOConfig(batch_size=8, mini_batch_size=4, learning_rate=1e-3, use_score_scaling=True, horizon=100)
-    return PPOTrainer(config, make_policy(), make_policy(1), PadTokenizer())
+def scaled():
+    config = {"mini_batch_size": 4, "learning_rate": 1e-3, "use_score_scaling": True, "horizon": 100}
+    return make_trainer(reference=make_policy(1), **config)
 
 
 def test_a_checkpoint_restores_weights_optimizer_coefficient_moments_and_random_numbers(tmp_path):
-    one, other = make_trainer(), make_trainer()
+    one, other = scaled(), scaled()
     one.step(*make_samples(seed=1))
     save_checkpoint(one, tmp_path)
     folder = latest_checkpoint(tmp_path)
@@ -125,7 +129,7 @@ def test_a_checkpoint_restores_weights_optimizer_coefficient_moments_and_random_
 
 
 def test_a_newer_checkpoint_replaces_the_older_one(tmp_path):
-    trainer = make_trainer()
+    trainer = scaled()
     for seed in range(2):
         trainer.step(*make_samples(seed=seed))
         save_checkpoint(trainer, tmp_path)
@@ -141,7 +145,7 @@ def test_of_two_checkpoints_the_one_of_the_later_step_is_the_latest(tmp_path):
 
 
 def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeypatch):
-    trainer = make_trainer()
+    trainer = scaled()
     save_checkpoint(trainer, tmp_path)
     trainer.step(*make_samples())
 
@@ -153,12 +157,12 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(tmp_path, mon
     with pytest.raises(OSError, match="disk full"):
         save_checkpoint(trainer, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-0"]
-    load_checkpoint(make_trainer(), latest_checkpoint(tmp_path))
+    load_checkpoint(scaled(), latest_checkpoint(tmp_path))
 
 
 def test_a_checkpoint_of_another_policy_is_refused(tmp_path):
-    save_checkpoint(make_trainer(), tmp_path)
-    small = PPOTrainer(PPOConfig(batch_size=8, mini_batch_size=4), make_policy(n_embd=8), None, PadTokenizer())
+    save_checkpoint(scaled(), tmp_path)
+    small = make_trainer(make_policy(n_embd=8), mini_batch_size=4)
     with pytest.raises(ValueError, match="is of another policy"):
         load_checkpoint(small, latest_checkpoint(tmp_path))
 
@@ -177,9 +181,7 @@ def test_the_first_ctrl_c_waits_for_the_step_and_the_second_does_not():
 
 def benchmark(target, *arguments) -> dict:
     """One round; its JSON, with the printed words under ``printed``."""
-    script = str(ROOT / "scripts" / "benchmark_ppo.py")
-    command = [sys.executable, script, "--rounds=1", "--warmup=1", f"--output={target}", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    done = python(BENCHMARK, "--rounds=1", "--warmup=1", f"--output={target}", *arguments, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-2000:]
     assert target.with_suffix(".png").stat().st_size > 5000
     return json.loads(target.read_text()) | {"printed": done.stdout}
@@ -203,12 +205,11 @@ def test_the_benchmark_takes_its_7b_path_at_toy_size(tmp_path):
 
 
 def test_the_benchmark_says_what_is_missing(tmp_path):
-    script = str(ROOT / "scripts" / "benchmark_ppo.py")
     for arguments, message in (
         (["--against=/nowhere/python"], "/nowhere/python"),
         (["--shape=lora", "--costs"], "are for"),
     ):
-        done = subprocess.run([sys.executable, script, *arguments], capture_output=True, text=True, cwd=tmp_path)
+        done = python(BENCHMARK, *arguments, cwd=tmp_path)
         assert done.returncode != 0 and message in done.stderr and "Traceback" not in done.stderr
 
 

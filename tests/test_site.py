@@ -3,14 +3,13 @@
 import functools
 import http.server
 import shutil
-import subprocess
-import sys
 import threading
 from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
 import pytest
+from builders import python
 
 from rlhf_course.ppo.stats import MEANING
 
@@ -64,7 +63,7 @@ class Server(http.server.ThreadingHTTPServer):
 def folder(tmp_path_factory) -> Path:
     """The site as `make site` builds it."""
     output = tmp_path_factory.mktemp("build") / "site"
-    done = subprocess.run([sys.executable, ROOT / "site/build.py", "--output", output], capture_output=True, text=True)
+    done = python(ROOT / "site/build.py", "--output", output)
     assert done.returncode == 0, done.stderr[-2000:]
     return output
 

@@ -2,18 +2,15 @@
 
 import os
 import subprocess
-import sys
 
 import pytest
-from conftest import PadTokenizer, make_policy, make_samples
+from builders import make_samples, make_trainer, python
 
-from rlhf_course import PPOConfig, PPOTrainer
 from rlhf_course.course.presets import ROOT
 
 
 def run_one_step(log_with):
-    config = PPOConfig(batch_size=8, mini_batch_size=8, log_with=log_with)
-    trainer = PPOTrainer(config, make_policy(), None, PadTokenizer())
+    trainer = make_trainer(log_with=log_with)
     queries, responses, scores = make_samples()
     batch = {"query": ["q"] * 8, "response": ["r"] * 8}
     trainer.log_stats(trainer.step(queries, responses, scores), batch, scores)
@@ -45,9 +42,7 @@ def test_wandb_without_a_key_writes_offline_and_asks_nothing(tmp_path):
         "run_one_step('wandb')[0].accelerator.end_training()\n"
     )
     environment = {k: v for k, v in os.environ.items() if not k.startswith("WANDB")} | {"HOME": str(tmp_path)}
-    command = [sys.executable, "-c", code, str(ROOT / "tests")]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120
-    )
+    how = {"cwd": tmp_path, "env": environment, "stdin": subprocess.DEVNULL, "timeout": 120}
+    done = python("-c", code, ROOT / "tests", **how)
     assert done.returncode == 0, done.stderr[-2000:]
     assert list(tmp_path.rglob("*.wandb"))

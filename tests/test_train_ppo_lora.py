@@ -1,24 +1,21 @@
 """train_ppo.py with adapters: what moves and what is saved, resuming, options, refusals; and the three commands."""
 
-import json
 import random
 
-import datasets
 import pytest
 import torch
 import train_ppo as script
 import train_reward_model
 import train_sft
-from conftest import difference, latest_checkpoint, snapshot
+from builders import WORDS, difference, edit_json, final_state, save_base, snapshot, write_rows
 from peft import AutoPeftModelForCausalLM, LoraConfig, get_peft_model
 from safetensors.torch import load_file
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
+from transformers import AutoTokenizer, LlamaForCausalLM, LlamaForSequenceClassification
 
 from rlhf_course.course.presets import load_preset
 from rlhf_course.policy.value_head import AutoModelForCausalLMWithValueHead
 from rlhf_course.worlds.small_models import train_tokenizer
 
-WORDS = "rain snow wind sun cloud storm fog river lake hill tree bird stone road".split()
 SIZES = {"batch_size": 8, "mini_batch_size": 4, "max_length": 64, "max_new_tokens": 8, "steps": 3, "ppo_epochs": 2}
 LORA = {"lora_alpha": 8, "target_modules": ["q_proj", "v_proj", "down_proj"]}
 
@@ -28,12 +25,8 @@ def words(rng, most=6) -> str:
 
 
 def make_base(folder, tokenizer, width=32):
-    special = {"bos_token_id": tokenizer.eos_token_id, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": None}
-    sizes = {"hidden_size": width, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
-    sizes |= {"max_position_embeddings": 128, "vocab_size": len(tokenizer), "initializer_range": 0.1}
     torch.manual_seed(0)
-    LlamaForCausalLM(LlamaConfig(**sizes, **special)).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    save_base(folder, tokenizer, hidden_size=width, max_position_embeddings=128, initializer_range=0.1)
 
 
 def make_adapters(base, folder, rank=4):
@@ -60,10 +53,8 @@ def world(tmp_path_factory):
     pairs.append(pairs[0])
     pairs.append({"prompt": "Why " * 70, "chosen": "fog", "rejected": "sun"})  # leaves no room for an answer
     answers = [{"instruction": row["prompt"], "input": "", "output": row["chosen"]} for row in pairs[:24]]
-    (folder / "pairs").mkdir()
-    datasets.Dataset.from_list(pairs).to_json(folder / "pairs" / "train.jsonl")
-    (folder / "answers").mkdir()
-    datasets.Dataset.from_list(answers).to_json(folder / "answers" / "train.jsonl")
+    write_rows(folder / "pairs", pairs)
+    write_rows(folder / "answers", answers)
     tokenizer = train_tokenizer([f"\n\nHuman: {r['prompt']}\n\nAssistant: {r['chosen']}" for r in pairs], 330)
     tokenizer.pad_token = None
     make_base(folder / "base", tokenizer)
@@ -118,10 +109,6 @@ def test_the_saved_policy_loads_in_plain_peft(trained):
     torch.testing.assert_close(plain(ids).logits, trainer.model(ids)[0])
     again = AutoModelForCausalLMWithValueHead.from_pretrained(output / "policy")
     assert difference(trainer.model.v_head.state_dict(), again.v_head.state_dict()) == 0
-
-
-def final_state(folder) -> dict:
-    return torch.load(latest_checkpoint(folder) / "trainer_state.pt", weights_only=True)
 
 
 def test_resuming_equals_never_having_stopped(world, trained, tmp_path, capsys):
@@ -233,20 +220,16 @@ def test_options_come_from_file_and_command_line(world, tmp_path):
         (["--mini_batch_size=3"], "Choose sizes that divide"),
     ],
 )
-def test_bad_options_end_with_a_sentence(given, message, world, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        script.main([argument.replace("WORLD", str(world)) for argument in given])
-    assert stopped.value.code == 2 and message in capsys.readouterr().err
+def test_bad_options_end_with_a_sentence(given, message, world, refuses):
+    refuses(script.main, [argument.replace("WORLD", str(world)) for argument in given], message)
 
 
 @pytest.mark.parametrize(
     ("content", "message"), [("- a\n", "is no list of options"), ("sft_epochs: 2\n", "sft_epochs")]
 )
-def test_a_bad_file_ends_with_a_sentence(content, message, world, tmp_path, capsys):
+def test_a_bad_file_ends_with_a_sentence(content, message, world, tmp_path, refuses):
     (tmp_path / "my.yaml").write_text(content)
-    with pytest.raises(SystemExit) as stopped:
-        script.main(arguments(world, tmp_path / "out", f"--config={tmp_path / 'my.yaml'}"))
-    assert stopped.value.code == 2 and message in capsys.readouterr().err
+    refuses(script.main, arguments(world, tmp_path / "out", f"--config={tmp_path / 'my.yaml'}"), message)
 
 
 @pytest.fixture(scope="module")
@@ -256,8 +239,7 @@ def others(world, tmp_path_factory):
     make_base(folder / "base", AutoTokenizer.from_pretrained(world / "base"), width=16)
     make_adapters(folder / "base", folder)
     make_adapters(folder / "base", folder / "renamed")
-    file = folder / "renamed" / "reward" / "adapter_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"base_model_name_or_path": str(world / "base")}))
+    edit_json(folder / "renamed/reward/adapter_config.json", base_model_name_or_path=str(world / "base"))
     return folder
 
 
@@ -275,15 +257,11 @@ def others(world, tmp_path_factory):
         ({"report_to": "paper"}, "choose None, 'wandb' or 'tensorboard'"),
     ],
 )
-def test_bad_inputs_end_with_a_sentence_and_leave_nothing(given, message, world, others, tmp_path, capsys):
+def test_bad_inputs_end_with_a_sentence_and_leave_nothing(given, message, world, others, tmp_path, fails):
     given = {k: str(v).replace("WORLD", str(world)).replace("OTHERS", str(others)) for k, v in given.items()}
-    command = [
-        word for word in arguments(world, tmp_path / "out", **given) if "preset" not in given or "--dataset" not in word
-    ]
-    assert script.main(command) == 1
-    shown = capsys.readouterr().err
-    assert message in shown and shown.startswith("train_ppo.py: ")
-    assert shown.count("\n") == 1 and not (tmp_path / "out").exists()
+    words = arguments(world, tmp_path / "out", **given)
+    fails(script, [word for word in words if "preset" not in given or "--dataset" not in word], message)
+    assert not (tmp_path / "out").exists()
 
 
 def test_three_commands_make_an_assistant(world, tmp_path):

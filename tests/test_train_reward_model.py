@@ -3,8 +3,6 @@
 import json
 import math
 import os
-import subprocess
-import sys
 
 import datasets
 import pandas as pd
@@ -12,13 +10,13 @@ import pytest
 import torch
 import train_reward_model as script
 from accelerate.utils import set_seed
-from conftest import SCRIPTS, launch
+from builders import SCRIPTS, launched, python, save_base, write_rows
 from PIL import Image
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, GPT2Config, GPT2LMHeadModel
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, GPT2Config
 
 from rlhf_course.audit import PASS, RISKS, audit
 from rlhf_course.course.plots import audit_bars
-from rlhf_course.course.presets import ROOT, load_preset
+from rlhf_course.course.presets import load_preset
 from rlhf_course.rewards import RewardModel, load_reward_model
 from rlhf_course.worlds.dialogues import make_pairs
 from rlhf_course.worlds.grammar import ceiling
@@ -28,27 +26,23 @@ PAIRS = make_pairs(80)
 HELD_OUT = PAIRS[:24]
 
 
-def rows(pairs) -> datasets.Dataset:
+def rows(pairs) -> list[dict]:
     keys = ("chosen", "rejected", "gold_chosen", "gold_rejected")
     full = [vars(p) | {side: f"{p.prompt} {getattr(p, side)}" for side in keys[:2]} for p in pairs]
-    return datasets.Dataset.from_list([{key: row[key] for key in keys} for row in full])
+    return [{key: row[key] for key in keys} for row in full]
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
     """A folder of pairs, and a base of one layer without a padding token."""
     folder = tmp_path_factory.mktemp("world")
-    same = rows(PAIRS[24:25]).map(lambda row: {"rejected": row["chosen"]})  # of no use
-    (folder / "data").mkdir()
-    datasets.concatenate_datasets([rows(PAIRS[24:]), same]).to_parquet(folder / "data" / "train.parquet")
-    rows(HELD_OUT).to_parquet(folder / "data" / "test.parquet")
+    same = [row | {"rejected": row["chosen"]} for row in rows(PAIRS[24:25])]  # of no use
+    write_rows(folder / "data", rows(PAIRS[24:]) + same, "train.parquet")
+    write_rows(folder / "data", rows(HELD_OUT), "test.parquet")
     tokenizer = train_tokenizer([f"{p.prompt} {p.chosen}" for p in PAIRS], 400)
     tokenizer.pad_token = None
     torch.manual_seed(0)
-    sizes = {"n_layer": 1, "n_embd": 32, "n_head": 2, "n_positions": 320, "vocab_size": len(tokenizer)}
-    eos = {"bos_token_id": tokenizer.eos_token_id, "eos_token_id": tokenizer.eos_token_id}
-    GPT2LMHeadModel(GPT2Config(**sizes, **eos)).save_pretrained(folder / "base")
-    tokenizer.save_pretrained(folder / "base")
+    save_base(folder / "base", tokenizer, GPT2Config, n_positions=320)
     return folder
 
 
@@ -98,9 +92,8 @@ def test_two_processes_train_as_one_with_twice_the_batch(world, tmp_path, file):
     same = "--train_sampling_strategy=sequential"
     assert script.main(arguments(world, tmp_path / "one", same, "--per_device_train_batch_size=8")) == 0
     two = arguments(world, tmp_path / "two", same, "--per_device_train_batch_size=4")
-    process = launch(SCRIPTS / "train_reward_model.py", *two, file=file)
-    out, _ = process.communicate(timeout=300)
-    assert process.returncode == 0 and out.count("The reward model is in") == 1 and "Warning" not in out, out
+    out = launched(SCRIPTS / "train_reward_model.py", *two, file=file)
+    assert out.count("The reward model is in") == 1 and "Warning" not in out, out
     one, two = results(tmp_path / "one"), results(tmp_path / "two")
     assert one["accuracy"] == two["accuracy"]
     margins = [[probe["margin"] for probe in found["probes"].values()] for found in (one, two)]
@@ -234,8 +227,8 @@ def test_a_dataset_of_ones_own_has_not_the_subfolder_of_the_presets():
 
 
 def test_without_a_split_test_some_pairs_are_set_aside(world, tmp_path, capsys):
-    (tmp_path / "data").mkdir()
-    rows(PAIRS).remove_columns(["gold_chosen", "gold_rejected"]).to_json(tmp_path / "data" / "pairs.jsonl")
+    pairs = [{side: row[side] for side in ("chosen", "rejected")} for row in rows(PAIRS)]
+    write_rows(tmp_path / "data", pairs, "pairs.jsonl")
     more = (f"--dataset={tmp_path / 'data'}", "--audit_prompts=4", "--train_subset=40", "--max_length=310")
     assert script.main(arguments(world, tmp_path / "out", *more)) == 0
     assert "There is no split test" in capsys.readouterr().out
@@ -256,27 +249,21 @@ def test_without_a_split_test_some_pairs_are_set_aside(world, tmp_path, capsys):
         (["--load_in_4bit"], "are not supported here"),
     ],
 )
-def test_bad_options_end_with_a_sentence(given, message, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        script.main(given)
-    assert stopped.value.code == 2 and message in capsys.readouterr().err
+def test_bad_options_end_with_a_sentence(given, message, refuses):
+    refuses(script.main, given, message)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [("lerning_rate: 1", "--lerning_rate"), ("- a", "is no list of options"), ("a: [", "expected the node content")],
 )
-def test_a_bad_file_ends_with_a_sentence(text, message, tmp_path, capsys):
+def test_a_bad_file_ends_with_a_sentence(text, message, tmp_path, refuses):
     (tmp_path / "my.yaml").write_text(text)
-    with pytest.raises(SystemExit) as stopped:
-        script.main(["--config", str(tmp_path / "my.yaml")])
-    assert stopped.value.code == 2 and message in capsys.readouterr().err
+    refuses(script.main, ["--config", str(tmp_path / "my.yaml")], message)
 
 
 def bad_data(folder, table) -> str:
-    folder.mkdir()
-    datasets.Dataset.from_list(table).to_parquet(folder / "train.parquet")
-    return f"--dataset={folder}"
+    return f"--dataset={write_rows(folder, table, 'train.parquet')}"
 
 
 @pytest.mark.parametrize(
@@ -285,7 +272,7 @@ def bad_data(folder, table) -> str:
         (lambda folder: "--dataset=./nowhere", "No dataset folder at ./nowhere"),
         (lambda folder: bad_data(folder, [{"chosen": "a", "other": "b"}]), "No column rejected"),
         (lambda folder: bad_data(folder, [{"chosen": "a", "rejected": "b"}]), "Nothing usable is left of the 1"),
-        (lambda folder: bad_data(folder, rows(PAIRS[:2]).to_list()), "too few to hold some out"),
+        (lambda folder: bad_data(folder, rows(PAIRS[:2])), "too few to hold some out"),
         (lambda folder: "--model_name_or_path=./nowhere", "nowhere"),
         (lambda folder: "--max_length=321", "--max_length 321 is more than the 320 positions"),
         (lambda folder: "--max_length=3", "All 56 rows are longer than max_length=3"),
@@ -293,10 +280,8 @@ def bad_data(folder, table) -> str:
         (lambda folder: "--resume_from_checkpoint=nowhere", "(nowhere: trainer_state is missing)"),
     ],
 )
-def test_bad_inputs_end_with_a_sentence_and_leave_nothing(given, message, world, tmp_path, capsys):
-    assert script.main(arguments(world, tmp_path / "out", given(tmp_path / "data"))) == 1
-    shown = capsys.readouterr().err
-    assert message in shown and shown.startswith("train_reward_model.py: ") and shown.count("\n") == 1
+def test_bad_inputs_end_with_a_sentence_and_leave_nothing(given, message, world, tmp_path, fails):
+    fails(script, arguments(world, tmp_path / "out", given(tmp_path / "data")), message)
     assert not (tmp_path / "out").exists()
 
 
@@ -306,8 +291,7 @@ def test_lora_of_modules_that_are_not_there_ends_with_a_sentence(world, tmp_path
 
 
 def test_help_names_what_the_library_and_the_script_offer():
-    command = [sys.executable, str(ROOT / "scripts" / "train_reward_model.py"), "--preset", "full", "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=os.environ | {"COLUMNS": "120"})
+    done = python(SCRIPTS / "train_reward_model.py", "--preset", "full", "--help", env=os.environ | {"COLUMNS": "120"})
     assert done.returncode == 0 and done.stderr == ""
     for option in ("--resume_from_checkpoint", "--report_to", "--lora_target_modules", "--audit_prompts", "--config"):
         assert option in done.stdout

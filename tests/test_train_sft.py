@@ -4,8 +4,6 @@ import json
 import math
 import os
 import random
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import datasets
@@ -13,23 +11,19 @@ import pytest
 import torch
 import train_sft as script
 import trl_cli
-from conftest import SCRIPTS, difference, launch
+from builders import SCRIPTS, WORDS, difference, launched, python, save_base, write_rows
 from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
 )
 
-from rlhf_course.course.presets import ROOT, load_preset
+from rlhf_course.course.presets import load_preset
 from rlhf_course.data import hold_out, load_answers
 from rlhf_course.worlds.small_models import train_tokenizer
 
-WORDS = "rain snow wind sun cloud storm fog river lake hill tree bird stone road".split()
 SHORT = ("--per_device_train_batch_size=8", "--num_train_epochs=2", "--save_steps=3", "--eval_share=0.12")
 
 
@@ -54,31 +48,19 @@ USELESS = [
 ]
 
 
-def write(folder, rows, name="all.jsonl"):
-    folder.mkdir(exist_ok=True)
-    datasets.Dataset.from_list(rows).to_json(folder / name)
-    return folder
-
-
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
     """Answers of both kinds, and two bases of one layer without a padding token."""
     folder = tmp_path_factory.mktemp("world")
-    write(folder / "data", ROWS + USELESS)
+    write_rows(folder / "data", ROWS + USELESS, "all.jsonl")
     rows = [{"instruction": r["question"], "input": "", "output": r["human_answers"][0]} for r in ROWS]
-    write(folder / "instructions", rows)
+    write_rows(folder / "instructions", rows)
     texts = [f"\n\nHuman: {r['question']}\n\nAssistant: {r['human_answers'][0]}" for r in ROWS]
     tokenizer = train_tokenizer(texts, 330)
     tokenizer.pad_token = None
-    special = {"bos_token_id": tokenizer.eos_token_id, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": None}
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
-    sizes |= {"max_position_embeddings": 96, "vocab_size": len(tokenizer)}
     torch.manual_seed(0)
-    LlamaForCausalLM(LlamaConfig(**sizes, **special)).save_pretrained(folder / "llama")
-    sizes = {"n_layer": 1, "n_embd": 32, "n_head": 2, "n_positions": 96, "vocab_size": len(tokenizer)}
-    GPT2LMHeadModel(GPT2Config(**sizes, **special)).save_pretrained(folder / "gpt2")
-    for base in ("llama", "gpt2"):
-        tokenizer.save_pretrained(folder / base)
+    save_base(folder / "llama", tokenizer, max_position_embeddings=96)
+    save_base(folder / "gpt2", tokenizer, GPT2Config, n_positions=96)
     return folder
 
 
@@ -124,9 +106,8 @@ def test_two_processes_train_as_one_with_twice_the_batch(world, tmp_path, file, 
     same += (f"--use_peft={peft}",)
     assert script.main(arguments(world, tmp_path / "one", *same, "--per_device_train_batch_size=6")) == 0
     two = arguments(world, tmp_path / "two", *same, "--per_device_train_batch_size=3", "--per_device_eval_batch_size=3")
-    process = launch(SCRIPTS / "train_sft.py", *two, file=file)
-    out, _ = process.communicate(timeout=300)
-    assert process.returncode == 0 and out.count(" is in ") == 1 and "Warning" not in out, out
+    out = launched(SCRIPTS / "train_sft.py", *two, file=file)
+    assert out.count(" is in ") == 1 and "Warning" not in out, out
     one, two = metrics(tmp_path / "one"), metrics(tmp_path / "two")
     for name in ("loss_before", "loss", "held_out_tokens"):
         assert two[name] == pytest.approx(one[name], abs=1e-5)
@@ -201,7 +182,7 @@ def test_the_training_loss_is_that_of_answers_and_eos_alone(base, world, tmp_pat
 
 
 def test_all_weights_learn_instructions_and_where_to_stop(world, tmp_path):
-    data = write(tmp_path / "data", [{"instruction": f"{w}?", "input": "", "output": "fog road"} for w in WORDS])
+    data = write_rows(tmp_path / "data", [{"instruction": f"{w}?", "input": "", "output": "fog road"} for w in WORDS])
     more = ("--use_peft=false", f"--model_name_or_path={world / 'gpt2'}", f"--dataset={data}", "--num_train_epochs=40")
     assert script.main(arguments(world, tmp_path / "out", *more, "--learning_rate=1e-2")) == 0
     folder = tmp_path / "out" / "model"
@@ -239,7 +220,7 @@ def test_tensorboard_writes_into_the_output_folder(world, tmp_path, monkeypatch)
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", "")
     monkeypatch.delenv("TENSORBOARD_LOGGING_DIR")
     monkeypatch.chdir(tmp_path)
-    data = write(tmp_path / "few", ROWS[:6])
+    data = write_rows(tmp_path / "few", ROWS[:6], "all.jsonl")
     more = (f"--dataset={data}", "--report_to=tensorboard", "--logging_steps=1", "--data_files=all.jsonl")
     assert script.main(arguments(world, tmp_path / "out", *more)) == 0
     events = EventAccumulator(str(tmp_path / "out" / "tensorboard")).Reload()
@@ -324,10 +305,8 @@ def test_a_dataset_of_ones_own_has_not_the_files_of_the_presets():
         (["--load_in_4bit"], "are not supported here"),
     ],
 )
-def test_bad_options_end_with_a_sentence(given, message, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        script.main(given)
-    assert stopped.value.code == 2 and message in capsys.readouterr().err
+def test_bad_options_end_with_a_sentence(given, message, refuses):
+    refuses(script.main, given, message)
 
 
 def foreign(world, folder) -> str:
@@ -343,8 +322,8 @@ def foreign(world, folder) -> str:
     ("given", "message"),
     [
         (lambda world, folder: "--dataset=./nowhere", "No dataset folder at ./nowhere"),
-        (lambda world, folder: f"--dataset={write(folder, [{'question': 'a', 'b': 'c'}])}", "has the columns"),
-        (lambda world, folder: f"--dataset={write(folder, ROWS[:1])}", "1 questions are too few to hold out 1"),
+        (lambda world, folder: f"--dataset={write_rows(folder, [{'question': 'a', 'b': 'c'}])}", "has the columns"),
+        (lambda world, folder: f"--dataset={write_rows(folder, ROWS[:1])}", "1 questions are too few to hold out 1"),
         (lambda world, folder: "--data_files=no.jsonl", "no.jsonl"),
         (lambda world, folder: "--model_name_or_path=./nowhere", "nowhere"),
         (foreign, "and that is not run here"),
@@ -354,10 +333,8 @@ def foreign(world, folder) -> str:
         (lambda world, folder: "--resume_from_checkpoint=true", "there is no whole checkpoint in"),
     ],
 )
-def test_bad_inputs_end_with_a_sentence_and_leave_nothing(given, message, world, tmp_path, capsys):
-    assert script.main(arguments(world, tmp_path / "out", given(world, tmp_path / "data"))) == 1
-    shown = capsys.readouterr().err
-    assert message in shown and shown.startswith("train_sft.py: ") and shown.count("\n") == 1
+def test_bad_inputs_end_with_a_sentence_and_leave_nothing(given, message, world, tmp_path, fails):
+    fails(script, arguments(world, tmp_path / "out", given(world, tmp_path / "data")), message)
     assert not (tmp_path / "out").exists()
 
 
@@ -367,8 +344,7 @@ def test_an_adapter_is_no_base(world, trained, tmp_path, capsys):
 
 
 def test_help_names_what_the_library_and_the_script_offer():
-    command = [sys.executable, str(ROOT / "scripts" / "train_sft.py"), "--preset", "full", "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=os.environ | {"COLUMNS": "120"})
+    done = python(SCRIPTS / "train_sft.py", "--preset", "full", "--help", env=os.environ | {"COLUMNS": "120"})
     assert done.returncode == 0 and done.stderr == ""
     for option in ("--resume_from_checkpoint", "--report_to", "--lora_target_modules", "--eval_share", "--config"):
         assert option in done.stdout

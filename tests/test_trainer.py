@@ -5,7 +5,7 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 import torch
-from conftest import EOS, PadTokenizer, difference, make_policy, make_samples, make_trainer, sgd, snapshot
+from builders import EOS, SAMPLING, PadTokenizer, difference, make_policy, make_samples, make_trainer, sgd, snapshot
 from transformers import (
     AutoModelForCausalLM,
     FalconConfig,
@@ -15,7 +15,7 @@ from transformers import (
     MistralConfig,
 )
 
-from rlhf_course import LengthSampler, PPOConfig, PPOTrainer, create_reference_model
+from rlhf_course import LengthSampler, PPOConfig, create_reference_model
 from rlhf_course.policy.value_head import AutoModelForCausalLMWithValueHead, can_pack
 from rlhf_course.ppo.experience import add_advantages, add_logprobs, add_rewards
 from rlhf_course.ppo.rollout import Rollout, first_fit, forward
@@ -305,7 +305,7 @@ def test_batched_greedy_generation_equals_single():
 def test_short_path_samples_the_distribution_of_transformers_generate():
     """Frequencies of the first two tokens from one query, short path against transformers, within 5 standard errors."""
     trainer, query, n = make_trainer(make_policy(n_embd=8, n_head=1)), torch.tensor([1, 2, 3]), 4000
-    plain = {"do_sample": True, "top_k": 0, "top_p": 1.0, "max_new_tokens": 2, "return_prompt": False}
+    plain = SAMPLING | {"max_new_tokens": 2, "return_prompt": False}
     ours = trainer.generate([query] * n, **plain)
     theirs = trainer.generate([query] * n, renormalize_logits=True, **plain)  # a setting the short path leaves alone
     for position in (0, 1):
@@ -320,7 +320,7 @@ def test_logprob_at_sampling_equals_the_recomputed_one():
     trainer, (queries, _, _) = make_trainer(), make_samples()
     policy, torch_seed = trainer.model, 3
     torch.manual_seed(torch_seed)
-    responses = trainer.generate(queries, LengthSampler(3, 9), return_prompt=False, do_sample=True, top_k=0, top_p=1.0)
+    responses = trainer.generate(queries, LengthSampler(3, 9), return_prompt=False, **SAMPLING)
     rollout = Rollout.from_lists(queries, responses, torch.zeros(8), EOS)
     logprobs = forward(policy, rollout)[0]
     for i, (query, response) in enumerate(zip(queries, responses, strict=True)):
@@ -332,7 +332,7 @@ def test_logprob_at_sampling_equals_the_recomputed_one():
 def test_each_row_has_its_own_length_and_ends_at_eos():
     trainer, np_lengths = make_trainer(make_policy(initializer_range=0.5)), LengthSampler(1, 30)
     queries = [torch.tensor([1, EOS, 2])] * 200
-    responses = trainer.generate(queries, np_lengths, return_prompt=False, do_sample=True, top_k=0, top_p=1.0)
+    responses = trainer.generate(queries, np_lengths, return_prompt=False, **SAMPLING)
     assert len({len(r) for r in responses}) > 5
     for response in responses:
         assert 1 <= len(response) < 30
@@ -343,7 +343,7 @@ def test_each_row_has_its_own_length_and_ends_at_eos():
 def test_a_list_of_ends_in_the_generation_config_is_obeyed():
     policy = make_policy()
     policy.pretrained_model.generation_config.eos_token_id = [EOS, 7]
-    settings = {"return_prompt": False, "do_sample": True, "top_k": 0, "top_p": 1.0, "max_new_tokens": 30}
+    settings = SAMPLING | {"return_prompt": False, "max_new_tokens": 30}
     responses = make_trainer(policy).generate([torch.tensor([1])] * 100, **settings)
     assert any(r[-1] == 7 for r in responses) and not any(7 in r[:-1] for r in responses)
 
@@ -366,9 +366,7 @@ def test_learns_a_bandit_and_its_negative():
         trainer = make_trainer(batch_size=64, mini_batch_size=64, learning_rate=3e-3, init_kl_coef=0.02)
         queries, counts = [torch.tensor([1, 2])] * 64, []
         for _ in range(25):
-            responses = trainer.generate(
-                queries, return_prompt=False, do_sample=True, top_k=0, top_p=1.0, max_new_tokens=6
-            )
+            responses = trainer.generate(queries, return_prompt=False, **SAMPLING, max_new_tokens=6)
             counts.append(np.mean([(r == 7).float().sum() for r in responses]))
             trainer.step(queries, responses, [sign * (r == 7).float().sum() for r in responses])
         results[sign] = np.mean(counts[:3]), np.mean(counts[-3:])
@@ -382,12 +380,9 @@ def test_a_huge_coefficient_keeps_the_policy_near_the_reference():
         config = {"batch_size": 64, "mini_batch_size": 64, "learning_rate": 3e-4, "adap_kl_ctrl": False}
         trainer, queries = make_trainer(init_kl_coef=coefficient, **config), [torch.tensor([1, 2])] * 64
         for _ in range(30):
-            responses = trainer.generate(
-                queries, return_prompt=False, do_sample=True, top_k=0, top_p=1.0, max_new_tokens=6
-            )
-            kl[coefficient] = trainer.step(queries, responses, [(r == 7).float().sum() for r in responses])[
-                "objective/kl"
-            ]
+            responses = trainer.generate(queries, return_prompt=False, **SAMPLING, max_new_tokens=6)
+            stats = trainer.step(queries, responses, [(r == 7).float().sum() for r in responses])
+            kl[coefficient] = stats["objective/kl"]
     assert abs(kl[50.0]) < 0.1 * kl[0.0]
 
 
@@ -418,8 +413,7 @@ def test_learning_rate_schedule_moves_once_per_step():
     policy = make_policy()
     optimizer = sgd(policy, 0.1)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
-    config = PPOConfig(batch_size=8, mini_batch_size=2)
-    trainer = PPOTrainer(config, policy, None, PadTokenizer(), optimizer=optimizer, lr_scheduler=schedule)
+    trainer = make_trainer(policy, None, optimizer, schedule, mini_batch_size=2)
     rates = [trainer.step(*make_samples())["ppo/learning_rate"] for _ in range(3)]
     assert rates == pytest.approx([0.1, 0.05, 0.025])
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import EOS, PadTokenizer, make_policy, make_samples, make_trainer
+from builders import EOS, PadTokenizer, make_policy, make_samples, make_trainer
 from peft import LoraConfig
 from pretend_gpu import graphs
 from pretend_gpu.counts import COUNTS

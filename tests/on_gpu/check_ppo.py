@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from accelerate.state import AcceleratorState, GradientState
-from conftest import EOS, PadTokenizer, difference, make_policy, make_samples, make_trainer, sgd, snapshot
+from builders import EOS, PadTokenizer, difference, make_policy, make_samples, make_trainer, sgd, snapshot
 from datasets import Dataset
 from pretend_gpu.counts import COUNTS
 from transformers import GPT2Config, GPT2LMHeadModel

@@ -1,0 +1,211 @@
+"""What tests set up: small models, tokenizers, folders of data, and processes of their own."""
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pandas as pd
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models
+from transformers import (
+    AutoModelForCausalLM,
+    DistilBertConfig,
+    DistilBertForSequenceClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+
+from rlhf_course import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
+from rlhf_course.ppo.checkpoint import checkpoints
+from rlhf_course.worlds import small_models
+from rlhf_course.worlds.reviews import make_reviews
+
+SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
+EOS = 39
+WORDS = "rain snow wind sun cloud storm fog river lake hill tree bird stone road".split()
+SAMPLING = {"do_sample": True, "top_k": 0, "top_p": 1.0}
+GUARD = """
+import os, socket
+connect, lookup = socket.socket.connect, socket.getaddrinfo
+def refuse(address):
+    with open(os.environ["NETWORK_LOG"], "a") as log:
+        log.write(f"{address}\\n")
+    raise OSError(f"the network is blocked: {address}")
+def guarded(self, address):
+    local = not isinstance(address, tuple) or address[0] in ("127.0.0.1", "::1", "localhost")
+    return connect(self, address) if local else refuse(address)
+def guarded_lookup(host, *rest, **options):
+    return lookup(host, *rest, **options) if host in (None, "127.0.0.1", "::1", "localhost") else refuse(host)
+socket.socket.connect, socket.getaddrinfo = guarded, guarded_lookup
+"""
+
+
+class PadTokenizer:
+    """All that the trainer asks of a tokenizer; padding is EOS, as with GPT-2."""
+
+    pad_token_id = eos_token_id = EOS
+
+
+def make_policy(seed: int = 0, dropout: float = 0.0, **config) -> AutoModelForCausalLMWithValueHead:
+    """A random GPT-2 of 40 tokens with a value head; weights large enough for uneven distributions."""
+    torch.manual_seed(seed)
+    shape = {"vocab_size": 40, "n_positions": 64, "n_embd": 16, "n_layer": 2, "n_head": 2, "initializer_range": 0.2}
+    special = {"bos_token_id": EOS, "eos_token_id": EOS, "pad_token_id": EOS}
+    rates = dict.fromkeys(("attn_pdrop", "resid_pdrop", "embd_pdrop"), dropout)
+    network = GPT2LMHeadModel(GPT2Config(**shape | special | rates | config))
+    return AutoModelForCausalLMWithValueHead(network, summary_dropout_prob=dropout).eval()
+
+
+def word_tokenizer(words: list[str], split, **special) -> PreTrainedTokenizerFast:
+    """A token for each word that a text is split into, of no other; ``special`` goes to the tokenizer."""
+    backend = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=special["unk_token"]))
+    backend.pre_tokenizer = split
+    return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", eos_token="</s>", **special)
+
+
+def review_tokenizer(number: int = 60, size: int = 400) -> PreTrainedTokenizerFast:
+    """A classifier's tokenizer, trained on some of the world's reviews."""
+    texts = [review.text for review in make_reviews(number, seed=5)]
+    return small_models.classifier_tokenizer(small_models.train_tokenizer(texts, size))
+
+
+def save_classifier(folder: Path, labels=("NEGATIVE", "POSITIVE"), tokenizer=None, **config) -> str:
+    """A random DistilBERT with these label names, saved as the hub's are."""
+    torch.manual_seed(0)
+    tokenizer = tokenizer or review_tokenizer()
+    sizes = {"n_layers": 1, "n_heads": 1, "dim": 16, "hidden_dim": 32, "vocab_size": len(tokenizer)}
+    sizes |= {"max_position_embeddings": small_models.CLASSIFIER_LENGTH, "pad_token_id": tokenizer.pad_token_id}
+    names = {"id2label": dict(enumerate(labels)), "label2id": {name: i for i, name in enumerate(labels)}}
+    DistilBertForSequenceClassification(DistilBertConfig(**sizes | names | config)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def save_base(folder: Path, tokenizer, kind=LlamaConfig, **config) -> PreTrainedModel:
+    """A random language model of one layer, Llama or GPT-2, without a padding token, with its tokenizer beside it."""
+    ends = {"bos_token_id": tokenizer.eos_token_id, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": None}
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": len(tokenizer)}
+    sizes |= {"intermediate_size": 48} if kind is LlamaConfig else {}
+    model = AutoModelForCausalLM.from_config(kind(**sizes | ends | config))
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return model
+
+
+def save_old_checkpoint(policy, folder: Path, name: str, sharded: bool = False) -> None:
+    """As old TRL wrote it: the value head among the base model's weights, or in the last of two shards."""
+    policy.pretrained_model.save_pretrained(folder)
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    head = {f"v_head.{key}": value for key, value in policy.v_head.state_dict().items()}
+    stem = name.partition(".")[0]
+    shards = {f"{stem}-1-of-2": weights, f"{stem}-2-of-2": head} if sharded else {name: weights | head}
+    suffix = f".{name.rpartition('.')[2]}" if sharded else ""
+    for shard, content in shards.items():
+        if name.endswith(".bin"):
+            torch.save(content, folder / f"{shard}{suffix}")
+        else:
+            save_file(content, folder / f"{shard}{suffix}", metadata={"format": "pt"})
+    if sharded:
+        places = {key: f"{shard}{suffix}" for shard, content in shards.items() for key in content}
+        (folder / f"{name}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+
+
+def edit_json(path: Path, **changes) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def make_samples(n: int = 8, seed: int = 0) -> tuple[list, list, list]:
+    """Ragged queries (2-7 tokens), responses (1-10) and scores."""
+    rng = np.random.default_rng(seed)
+    queries = [torch.from_numpy(rng.integers(0, EOS, length)) for length in rng.integers(2, 8, n)]
+    responses = [torch.from_numpy(rng.integers(0, EOS, length)) for length in rng.integers(1, 11, n)]
+    return queries, responses, list(torch.from_numpy(rng.normal(size=n)).float())
+
+
+def make_trainer(policy=None, reference=None, optimizer=None, lr_scheduler=None, dataset=None, **config) -> PPOTrainer:
+    """A trainer of these parts, for eight samples; ``config`` goes to PPOConfig."""
+    parts = {"optimizer": optimizer, "lr_scheduler": lr_scheduler, "dataset": dataset}
+    sizes = {"batch_size": 8, "mini_batch_size": 8}
+    return PPOTrainer(PPOConfig(**sizes | config), policy or make_policy(), reference, PadTokenizer(), **parts)
+
+
+def sgd(policy, lr: float = 0.05):
+    return torch.optim.SGD(policy.parameters(), lr=lr)
+
+
+def difference(before: dict, after: dict) -> float:
+    """Largest absolute difference between two state dicts."""
+    return max((before[name] - after[name]).abs().max().item() for name in before)
+
+
+def snapshot(model) -> dict:
+    """A copy of the model's state dict."""
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def latest_checkpoint(folder: Path) -> Path | None:
+    """The undamaged checkpoint of the highest step, or None."""
+    from outputs import newest
+
+    return newest(checkpoints(folder))[0]
+
+
+def write_rows(folder: Path, rows: list[dict] | bytes, name: str = "train.jsonl") -> Path:
+    """A dataset folder with one more file, of rows or of bytes, in the format that its name says."""
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(rows, bytes):
+        path.write_bytes(rows)
+    elif path.suffix == ".parquet":
+        datasets.Dataset.from_list(rows).to_parquet(path)
+    elif path.suffix == ".csv":
+        pd.DataFrame(rows).to_csv(path, index=False)
+    else:
+        data = "".join(f"{json.dumps(row)}\n" for row in rows).encode()
+        path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return folder
+
+
+def final_state(folder: Path) -> dict:
+    """What a run's latest checkpoint holds of its trainer."""
+    return torch.load(latest_checkpoint(folder) / "trainer_state.pt", weights_only=True)
+
+
+def python(*arguments, **options) -> subprocess.CompletedProcess:
+    """This Python with these arguments; ``options`` go to subprocess.run."""
+    return subprocess.run([sys.executable, *map(str, arguments)], capture_output=True, text=True, **options)
+
+
+def launch(script: Path, *arguments, file: str = "two_cpus") -> subprocess.Popen:
+    """A script in two processes over gloo, as a launch file says; what both print comes together."""
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", SCRIPTS / f"accelerate/{file}.yaml"]
+    command += ["--num_processes", "2", "--mixed_precision", "no", "--main_process_port", "0", script, *arguments]
+    environment = os.environ | {"ACCELERATE_USE_CPU": "1", "OMP_NUM_THREADS": "1"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen([*map(str, command)], env=environment, **pipes)
+
+
+def launched(script: Path, *arguments, file: str = "two_cpus") -> str:
+    """What a script in two processes prints, which ends well."""
+    process = launch(script, *arguments, file=file)
+    out, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, out
+    return out
+
+
+def guarded(folder: Path) -> dict[str, str]:
+    """Variables for a process whose Python reaches this machine only; what it asked for beyond is in network.log."""
+    (folder / "guard").mkdir(exist_ok=True)
+    (folder / "guard" / "sitecustomize.py").write_text(GUARD)
+    path = os.pathsep.join(filter(None, (str(folder / "guard"), os.environ.get("PYTHONPATH"))))
+    return {"PYTHONPATH": path, "NETWORK_LOG": str(folder / "network.log")}
