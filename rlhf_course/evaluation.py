@@ -39,7 +39,8 @@ def evaluate(
         generation_kwargs: those of :meth:`PPOTrainer.generate`.
 
     ``kl`` is log p(response) under the policy minus that under the reference, and ``nll`` the latter's negative, both
-    in nats; ``finished`` says whether a response ends with EOS. Raises ``FloatingPointError`` where a score is NaN or Inf.
+    in nats; ``finished`` says whether a response ends with EOS. Raises ``FloatingPointError`` where a score is NaN or
+    Inf.
     """
     tokenizer, are_texts = trainer.tokenizer, isinstance(queries[0], str)
     ids = [torch.tensor(row) for row in tokenizer(list(queries))["input_ids"]] if are_texts else queries

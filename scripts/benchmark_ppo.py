@@ -131,8 +131,8 @@ def plan_of_gpt2(options, folder: Path) -> dict:
 
     from rlhf_course import LengthSampler
     from rlhf_course.course.presets import load_preset
-    from rlhf_course.data import build_queries, load_reviews
     from rlhf_course.course.shipped import prepare
+    from rlhf_course.data import build_queries, load_reviews
 
     given = {key: value for key in ("model", "reward_model", "dataset") if (value := getattr(options, key))}
     if missing := [value for value in given.values() if not Path(value).is_dir()]:

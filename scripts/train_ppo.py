@@ -153,10 +153,10 @@ def build_imdb(options: argparse.Namespace, settings: Settings) -> Run:
     from accelerate import PartialState
 
     from rlhf_course import AutoModelForCausalLMWithValueHead, LengthSampler
+    from rlhf_course.course.shipped import prepare
     from rlhf_course.data import build_queries, load_reviews
     from rlhf_course.policy.saved import load_tokenizer
     from rlhf_course.rewards import SentimentReward
-    from rlhf_course.course.shipped import prepare
 
     with PartialState().main_process_first():  # it builds what is missing, the others find it there
         assets = prepare(settings)

@@ -25,9 +25,9 @@ from transformers import (
 )
 
 from rlhf_course import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
+from rlhf_course.course.presets import ROOT
 from rlhf_course.ppo.checkpoint import checkpoints
 from rlhf_course.worlds import small_models
-from rlhf_course.worlds.reviews import make_reviews
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 EOS = 39
@@ -72,9 +72,14 @@ def word_tokenizer(words: list[str], split, **special) -> PreTrainedTokenizerFas
     return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", eos_token="</s>", **special)
 
 
+def reviews(number: int) -> list[dict]:
+    """The first of the openings that come with the course: text and label."""
+    return pd.read_parquet(ROOT / "models/imdb-openings/train-00000-of-00001.parquet").head(number).to_dict("records")
+
+
 def review_tokenizer(number: int = 60, size: int = 400) -> PreTrainedTokenizerFast:
-    """A classifier's tokenizer, trained on some of the world's reviews."""
-    texts = [review.text for review in make_reviews(number, seed=5)]
+    """A classifier's tokenizer, trained on some of the course's reviews."""
+    texts = [review["text"] for review in reviews(number)]
     return small_models.classifier_tokenizer(small_models.train_tokenizer(texts, size))
 
 

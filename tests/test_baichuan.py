@@ -10,7 +10,7 @@ import convert_baichuan as script
 import pytest
 import sentencepiece
 import torch
-from builders import SCRIPTS, python
+from builders import SCRIPTS, python, reviews
 from huggingface_hub import save_torch_state_dict
 from safetensors.torch import load_file, save_file
 from sentencepiece import SentencePieceProcessor
@@ -30,10 +30,12 @@ from rlhf_course.baichuan.toy_checkpoint import (
     write_baichuan_checkpoint,
 )
 from rlhf_course.runtime import command
-from rlhf_course.worlds.reviews import make_reviews
 
 LAYERS, HEADS, HIDDEN, INNER, VOCABULARY, EPS = 3, 4, 32, 48, 640, 1e-6
-TEXTS = [r.text for r in make_reviews(60)] + ["你好，世界。今天天气怎么样？", "def f(x):\n    return  x + 12345"] * 8
+TEXTS = [review["text"] for review in reviews(60)] + [
+    "你好，世界。今天天气怎么样？",
+    "def f(x):\n    return  x + 12345",
+] * 8
 SAID = [*PROBES, *TEXTS[:5], "你好　世界 12,345", "a" * 70, "   \n\n  x", "🙂" * 3, "\x00\x01", "▁ ▁"]
 SILENT = {"report": lambda line: None}
 

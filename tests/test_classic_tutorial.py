@@ -1,31 +1,21 @@
-"""The classic GPT-2/IMDB tutorial, as people have it, runs after its import lines are changed."""
+"""The classic GPT-2/IMDB tutorial, as people have it, runs on the shipped models after its import lines are changed."""
 
 import datasets
 import torch
-from builders import make_policy, save_classifier
 from tqdm import tqdm
 from transformers import AutoTokenizer, pipeline
 
 from rlhf_course import AutoModelForCausalLMWithValueHead, LengthSampler, PPOConfig, PPOTrainer
-from rlhf_course.worlds import small_models
-from rlhf_course.worlds.reviews import make_reviews
+from rlhf_course.course.presets import ROOT
 
-REVIEWS = make_reviews(200, seed=9)
-
-
-def make_folders(folder):
-    """A policy, a classifier and IMDB rows, as the hub would give them."""
-    tokenizer = small_models.train_tokenizer([r.text for r in REVIEWS], 400)
-    special = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), tokenizer.eos_token_id)
-    make_policy(vocab_size=len(tokenizer), **special).pretrained_model.save_pretrained(folder / "gpt2")
-    tokenizer.save_pretrained(folder / "gpt2")
-    save_classifier(folder / "distilbert")
-    return datasets.Dataset.from_list([{"text": r.text, "label": r.label} for r in REVIEWS])
+MODELS = ROOT / "models"
 
 
 def test_the_tutorial_runs_with_its_import_line_changed(tmp_path):
-    ds = make_folders(tmp_path)
-    config = PPOConfig(model_name=str(tmp_path / "gpt2"), learning_rate=1.41e-5, batch_size=16, mini_batch_size=16)
+    ds = datasets.load_dataset(str(MODELS / "imdb-openings"), split="train[:200]")
+    config = PPOConfig(
+        model_name=str(MODELS / "gpt2-imdb-mini"), learning_rate=1.41e-5, batch_size=16, mini_batch_size=16
+    )
     sent_kwargs = {"top_k": None, "function_to_apply": "none", "batch_size": 16}
 
     tokenizer = AutoTokenizer.from_pretrained(config.model_name)
@@ -48,7 +38,7 @@ def test_the_tutorial_runs_with_its_import_line_changed(tmp_path):
     model = AutoModelForCausalLMWithValueHead.from_pretrained(config.model_name)
     ref_model = AutoModelForCausalLMWithValueHead.from_pretrained(config.model_name)
     ppo_trainer = PPOTrainer(config, model, ref_model, tokenizer, dataset=ds, data_collator=collator)
-    sentiment_pipe = pipeline("sentiment-analysis", model=str(tmp_path / "distilbert"), device="cpu")
+    sentiment_pipe = pipeline("sentiment-analysis", model=str(MODELS / "distilbert-imdb-mini"), device="cpu")
 
     gen_kwargs = {
         "min_length": -1,

@@ -315,14 +315,16 @@ def key(tmp_path, monkeypatch):
     found = {name: str(write_rows(tmp_path / name, b"a")) for name in ("sft_dataset", "dataset", "checkpoint")}
     prepare_chat = build.prepare_chat
     monkeypatch.setattr(build, "prepare_chat", lambda settings: SimpleNamespace(**found))
-    monkeypatch.setattr(build, "download", lambda source: source)
+    monkeypatch.setattr(build, "download", lambda source, revision=None: source)
     settings = load_preset("04_lora_rlhf_baichuan", "scratch", {k: v for k, v in found.items() if k != "checkpoint"})
-    rows = write_rows(tmp_path / "reviews", [{"text": f"film {i}", "label": i % 2} for i in range(9)])
+    pairs = [{"chosen": f"Human: {i}? Assistant: yes", "rejected": f"Human: {i}? Assistant: not"} for i in range(9)]
+    rows = write_rows(tmp_path / "pairs", pairs)
 
     def ask(item: str) -> str:
-        if item in ("model", "reward_model"):
-            reviews = load_preset("03_gpt2_imdb_ppo", "scratch", {"dataset": str(rows)})
-            return Path(getattr(build.prepare(reviews), item)).name
+        if item == "reward_base":
+            return Path(
+                build.prepare_reward_model(load_preset("01_reward_modeling", "scratch", {"dataset": str(rows)})).model
+            ).name
         if item == "checkpoint":
             return Path(prepare_chat(settings).checkpoint).name
         return getattr(build, f"build_{item}")(settings).name
@@ -334,7 +336,7 @@ def key(tmp_path, monkeypatch):
 def flip(key, monkeypatch) -> None:
     path = key.rows / "train.jsonl"
     text = path.read_text()
-    path.write_text(text.replace("0}", "2}").replace("1}", "0}").replace("2}", "1}"))
+    path.write_text(text.replace("chosen", "chose").replace("rejected", "chosen").replace('chose"', 'rejected"'))
     assert path.read_text() != text and len(path.read_text()) == len(text)
 
 
@@ -372,18 +374,18 @@ def change(name: str, old: str, new: str):
 
 
 @faults(
-    ("all labels of a dataset were flipped, its size the same", "reward_model", flip),
-    ("a file of a dataset was copied under another name", "model", rename),
+    ("all labels of a dataset were flipped, its size the same", "reward_base", flip),
+    ("a file of a dataset was copied under another name", "reward_base", rename),
     ("another checkpoint of the same size is converted (base_steps 3, not 2)", "base", another_checkpoint),
     ("other LoRA settings for the SFT adapter", "sft_adapter", change("worlds/build.py", '"r": 16', '"r": 8')),
     ("another max_length for the SFT adapter", "sft_adapter", set_length),
     ("another file of the dataset is named (sft_files)", "checkpoint", name_files),
     ("a number in a builder's code was changed", "sft_adapter", change("worlds/build.py", "300, 16", "301, 16")),
     ("a word in a grammar's file was changed", "checkpoint", change("worlds/grammars/chinese.yaml", "面粉", "大米")),
-    ("the code that reads a dataset was changed", "reward_model", change("data/reviews.py", "0 negative", "0 bad")),
+    ("the code that reads a dataset was changed", "reward_base", change("data/preferences.py", "chosen", "better")),
     (
         "the code that reads a dataset's files was changed",
-        "model",
+        "reward_base",
         change("data/files.py", "a slice", "a part"),
     ),
 )
@@ -398,12 +400,12 @@ def test_what_is_built_from_something_else_is_another_item(case, key, monkeypatc
 
 
 def test_a_dataset_that_was_moved_or_got_hidden_files_is_the_same(key, tmp_path, monkeypatch):
-    before = key("reward_model")
+    before = key("reward_base")
     write_rows(key.rows / ".cache", b"1", "times.json")
-    assert key("reward_model") == before
+    assert key("reward_base") == before
     shutil.move(key.rows, tmp_path / "moved")
     key.rows.symlink_to(tmp_path / "moved")
-    assert key("reward_model") == before
+    assert key("reward_base") == before
 
 
 def test_a_builder_sees_its_arguments_alone():

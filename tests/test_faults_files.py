@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from builders import make_policy
+from builders import make_policy, reviews
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlhf_course.baichuan.convert import convert_to_llama
@@ -23,7 +23,7 @@ from rlhf_course.baichuan.toy_checkpoint import (
 )
 from rlhf_course.course.presets import ROOT
 from rlhf_course.runtime import command
-from rlhf_course.worlds import build, cache, reviews
+from rlhf_course.worlds import build, cache, dialogues
 
 KIND = "Files"
 NOBODY = 65534
@@ -31,16 +31,16 @@ NOBODY = 65534
 
 @pytest.fixture
 def built(tmp_path, monkeypatch):
-    """An empty cache and quick reviews; a list with an entry for each time that these were made."""
+    """An empty cache and quick dialogues; a list with an entry for each time that these were made."""
     monkeypatch.setenv("RLHF_COURSE_CACHE", str(tmp_path / "cache"))
-    times, some = [], reviews.make_reviews(8)
+    times, some = [], dialogues.make_pairs(8)
 
     def make(number: int, seed: int) -> list:
         times.append(number)
         time.sleep(0.2)
         return some * (number // 8)
 
-    monkeypatch.setattr(reviews, "make_reviews", make)
+    monkeypatch.setattr(dialogues, "make_pairs", make)
     return times
 
 
@@ -75,7 +75,9 @@ def test_a_cache_path_means_what_it_says(given, place, monkeypatch, tmp_path, ou
 @pytest.mark.fault("four commands that need the same cached item at once")
 def test_one_of_four_builds_and_the_others_wait(built, outcome):
     found = []
-    together = [threading.Thread(target=lambda: found.append(sorted(build.build_reviews().iterdir()))) for _ in "1234"]
+    together = [
+        threading.Thread(target=lambda: found.append(sorted(build.build_dialogues().iterdir()))) for _ in "1234"
+    ]
     for thread in together:
         thread.start()
     for thread in together:
@@ -106,22 +108,22 @@ def damage(folder: Path, how: str) -> None:
     ],
 )
 def test_a_damaged_item_is_built_again(how, built, capsys, outcome):
-    whole = cache.hashes(folder := build.build_reviews())
+    whole = cache.hashes(folder := build.build_dialogues())
     damage(folder, how)
-    assert build.build_reviews() == folder and cache.hashes(folder) == whole and len(built) == 2
+    assert build.build_dialogues() == folder and cache.hashes(folder) == whole and len(built) == 2
     said = capsys.readouterr().out
     (folder / ".DS_Store").write_bytes(b"a file browser's")
-    assert build.build_reviews() == folder and len(built) == 2  # once, and not for what nobody loads
+    assert build.build_dialogues() == folder and len(built) == 2  # once, and not for what nobody loads
     outcome(re.sub(r"-\w{12} ", "-… ", said))
 
 
 @pytest.mark.fault("an item of the cache is built again while another command reads it")
 def test_a_reader_finds_files_while_they_are_built_again(built, outcome):
-    folder, read = build.build_reviews(), 0
+    folder, read = build.build_dialogues(), 0
     train = folder / "train-00000-of-00001.parquet"
     content = train.read_bytes()
     damage(folder, "cut")
-    builder = threading.Thread(target=build.build_reviews)
+    builder = threading.Thread(target=build.build_dialogues)
     builder.start()
     while builder.is_alive():
         assert train.read_bytes() == content
@@ -138,7 +140,7 @@ def test_a_reader_finds_files_while_they_are_built_again(built, outcome):
     ],
 )
 def test_a_stopped_builder_leaves_nothing_half_built(signum, built, tmp_path, monkeypatch, capsys, outcome):
-    monkeypatch.setattr(reviews, "make_reviews", lambda number, seed: os.kill(os.getpid(), signum))
+    monkeypatch.setattr(dialogues, "make_pairs", lambda number, seed: os.kill(os.getpid(), signum))
     handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     assert command.run("rlhf_course.worlds.build", build.main, []) == 128 + signum
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
@@ -162,7 +164,7 @@ def test_a_full_disk_ends_with_a_sentence(built, tmp_path, capsys, outcome):
     with full_disk():
         code = command.run("rlhf_course.worlds.build", build.main, [])
     said = capsys.readouterr().err
-    assert code == 1 and "The disk took no more" in said and not list((tmp_path / "cache").glob("reviews*"))
+    assert code == 1 and "The disk took no more" in said and not list((tmp_path / "cache").glob("dialogues*"))
     assert not list((tmp_path / "cache").glob("*.part"))
     outcome(re.sub(r" \([\d,]+ MB left\)", "", re.sub(r"-\w{12} ", "-… ", said)))
 
@@ -182,7 +184,7 @@ def save_policy(folder: Path) -> Path:
 
 
 def save_base(folder: Path) -> Path:
-    texts = [review.text for review in reviews.make_reviews(160, 0)]
+    texts = [review["text"] for review in reviews(160)]
     pieces = train_sentencepiece(texts, 640, folder)
     sizes = {"vocab_size": 640, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
     model = norm_head(LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4, **SPECIAL_IDS)))
@@ -190,8 +192,8 @@ def save_base(folder: Path) -> Path:
     return convert_to_llama(source, folder / "base", report=lambda line: None)
 
 
-def save_reviews(folder: Path) -> Path:
-    return build.build_reviews()
+def save_dialogues(folder: Path) -> Path:
+    return build.build_dialogues()
 
 
 @pytest.mark.parametrize(
@@ -199,7 +201,7 @@ def save_reviews(folder: Path) -> Path:
     [
         pytest.param(save_policy, marks=pytest.mark.fault("another user reads a policy that you saved")),
         pytest.param(save_base, marks=pytest.mark.fault("another user reads a base that you converted")),
-        pytest.param(save_reviews, marks=pytest.mark.fault("another user reads what you built in a shared cache")),
+        pytest.param(save_dialogues, marks=pytest.mark.fault("another user reads what you built in a shared cache")),
     ],
 )
 def test_saved_files_can_be_read_by_whom_the_umask_lets_read(save, built, tmp_path, outcome):
@@ -234,7 +236,7 @@ def as_me(action) -> int:
 @pytest.mark.fault("two users with one RLHF_COURSE_CACHE")
 def test_two_users_share_a_cache(built, monkeypatch, outcome):
     def write() -> bool:
-        return cache.is_intact(build.build_reviews())
+        return cache.is_intact(build.build_dialogues())
 
     def read() -> bool:
         made = len(built)

@@ -14,6 +14,7 @@ from builders import (
     make_samples,
     make_trainer,
     review_tokenizer,
+    reviews,
     save_classifier,
 )
 from peft import LoraConfig
@@ -35,10 +36,9 @@ from rlhf_course.policy.adapters import RewardAdapter
 from rlhf_course.policy.saved import load_tokenizer
 from rlhf_course.rewards import RewardModel, SentimentReward, load_reward_model
 from rlhf_course.runtime.hub import download
-from rlhf_course.worlds.reviews import make_reviews
 
 KIND = "Models"
-TEXTS = [review.text for review in make_reviews(60, seed=5)]
+TEXTS = [review["text"] for review in reviews(60)]
 LORA = {"r": 2, "target_modules": ["c_attn"], "fan_in_fan_out": True, "init_lora_weights": False}
 SMALL = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 load = AutoModelForCausalLMWithValueHead.from_pretrained

@@ -7,10 +7,10 @@ from builders import SAMPLING, PadTokenizer, make_policy, make_samples, make_tra
 
 from rlhf_course import LengthSampler, PPOConfig, PPOTrainer
 from rlhf_course.course.presets import load_preset
+from rlhf_course.course.shipped import prepare
 from rlhf_course.data import build_queries, load_reviews
 from rlhf_course.ppo.algorithm import RunningMoments
 from rlhf_course.ppo.inputs import check_outputs, stack_scores
-from rlhf_course.worlds.build import prepare
 
 
 def test_sizes_that_do_not_divide():
@@ -129,7 +129,7 @@ def test_unknown_presets_and_settings_list_the_valid_ones():
         load_preset("99", "tiny")
     count, number, truth = "a whole number of at least 1, like", "a finite number, like", "a value of type bool, like"
     wrong = [("steps", "many", count), ("steps", 1.5, count), ("steps", float("inf"), count)]
-    for key, value, words in [*wrong, ("learning_rate", "fast", number), ("gold", "yes", truth)]:
+    for key, value, words in [*wrong, ("learning_rate", "fast", number), ("adap_kl", "yes", truth)]:
         with pytest.raises(ValueError, match=f"Setting '{key}' takes {words}"):
             load_preset("03_gpt2_imdb_ppo", "tiny", {key: value})
 

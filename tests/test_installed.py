@@ -14,7 +14,7 @@ LOOK = """
 import json
 from pathlib import Path
 import rlhf_course
-from rlhf_course.worlds import chinese, dialogues, reviews  # with the words of their grammars
+from rlhf_course.worlds import chinese, dialogues  # with the words of their grammars
 from rlhf_course.worlds.cache import cache_root
 from rlhf_course.course.presets import CONFIGS, load_preset
 from rlhf_course.course.run_card import RunCard

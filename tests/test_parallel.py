@@ -30,8 +30,6 @@ from peft import LoraConfig
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
 
 from rlhf_course import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
-from rlhf_course.course.presets import load_preset
-from rlhf_course.worlds.build import prepare
 
 WORKER = Path(__file__).with_name("parallel_worker.py")
 PPO = (SCRIPTS / "train_ppo.py", "--batch_size=8", "--mini_batch_size=8", "--save_every=2")
@@ -136,7 +134,6 @@ def test_what_cannot_be_sharded_is_refused_with_a_cure(case, monkeypatch):
 
 @pytest.mark.parametrize("file", ["two_cpus", "fsdp"])
 def test_one_process_writes_and_a_run_goes_on_with_as_many_as_before(tmp_path, file):
-    prepare(load_preset("03_gpt2_imdb_ppo", "tiny"))
     out = launched(*PPO, "--steps=2", f"--output={tmp_path}", file=file)
     assert out.count("The policy is in") == 1 and "Warning" not in out, out
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-2", "policy", "settings.json"]
@@ -154,7 +151,6 @@ def test_one_process_writes_and_a_run_goes_on_with_as_many_as_before(tmp_path, f
 
 @pytest.mark.parametrize("file", ["two_cpus", "fsdp"])
 def test_a_process_that_is_killed_ends_the_others(tmp_path, file):
-    prepare(load_preset("03_gpt2_imdb_ppo", "tiny"))
     process = launch(*PPO, "--steps=500", f"--output={tmp_path}", file=file)
     while latest_checkpoint(tmp_path) is None:  # it trains
         assert process.poll() is None, process.communicate()[0]

@@ -14,7 +14,7 @@ from memory_table import as_markdown
 
 from rlhf_course.course.presets import ROOT, load_preset
 from rlhf_course.ppo.checkpoint import load_checkpoint
-from rlhf_course.worlds.build import build_base, build_preferences, build_sft_adapter, prepare, prepare_reward_model
+from rlhf_course.worlds.build import build_base, build_preferences, build_sft_adapter, prepare_reward_model
 
 pytestmark = pytest.mark.skipif(not pretend_gpu.available(), reason="the pretend GPU needs a C++ compiler, g++ or $CXX")
 
@@ -88,7 +88,6 @@ save_checkpoint(trainer, {folder!r})
 @pytest.fixture(scope="module")
 def started(tmp_path_factory) -> dict[str, Future]:
     """All processes, two at a time, the longest first; what they start from is built before, without the GPU."""
-    prepare(load_preset("03_gpt2_imdb_ppo", "tiny"))
     prepare_reward_model(load_preset("01_reward_modeling", "tiny"))
     build_sft_adapter(load_preset("04_lora_rlhf_baichuan", "tiny"))
     output = tmp_path_factory.mktemp("gpu")

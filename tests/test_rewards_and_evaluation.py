@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from builders import EOS, SAMPLING, make_policy, make_trainer, review_tokenizer, save_classifier
+from builders import EOS, SAMPLING, make_policy, make_trainer, review_tokenizer, reviews, save_classifier
 from transformers import (
     RobertaConfig,
     RobertaForSequenceClassification,
@@ -12,9 +12,8 @@ from transformers import (
 from rlhf_course.data import encode
 from rlhf_course.evaluation import distinct_n, evaluate, mean_ci
 from rlhf_course.rewards import RewardModel, SentimentReward
-from rlhf_course.worlds.reviews import make_reviews
 
-TEXTS = [r.text for r in make_reviews(60, seed=5)]
+TEXTS = [review["text"] for review in reviews(60)]
 
 
 def test_positive_is_picked_by_name_whatever_its_place(tmp_path):

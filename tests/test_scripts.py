@@ -29,7 +29,6 @@ from run_notebooks import update_readme
 from rlhf_course.course.presets import ROOT, load_preset
 from rlhf_course.ppo.checkpoint import load_checkpoint, save_checkpoint
 from rlhf_course.runtime.command import stop_between_steps
-from rlhf_course.worlds.build import prepare
 
 BENCHMARK = SCRIPTS / "benchmark_ppo.py"
 SHORT = ["--batch_size=16", "--mini_batch_size=8", "--steps=6"]
@@ -66,7 +65,6 @@ def test_bad_options_end_with_a_sentence(arguments, message, refuses):
 
 
 def test_ctrl_c_leaves_a_checkpoint_and_resuming_equals_never_having_stopped(tmp_path):
-    prepare(load_preset("03_gpt2_imdb_ppo", "tiny"))
     whole = run("--output", tmp_path / "whole")
     assert whole.returncode == 0, whole.stderr[-2000:]
 

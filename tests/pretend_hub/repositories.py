@@ -20,7 +20,8 @@ from transformers import (
 )
 
 from rlhf_course.course.presets import load_preset
-from rlhf_course.worlds.build import prepare, prepare_chat, prepare_reward_model
+from rlhf_course.course.shipped import prepare
+from rlhf_course.worlds.build import prepare_chat, prepare_reward_model
 
 RAN = 'raise SystemExit("code from a repository was run")\n'
 HC3_SUBSETS = ("baike", "finance", "law", "medicine", "nlpcc_dbqa", "open_qa", "psychology")
