@@ -88,9 +88,14 @@ def perplexity(table: pd.DataFrame) -> float:
     return float(np.exp(table["nll"].sum() / table["length"].sum()))
 
 
+def words_of(text: str) -> list[str]:
+    """The runs of the letters a to z, in lower case."""
+    return re.findall("[a-z]+", text.lower())
+
+
 def unknown_words(texts: Sequence[str], known: Collection[str]) -> float:
-    """Share of words, in lower case, that are not ``known``; a text's last one may be cut off, and does not count."""
-    words = [word for text in texts for word in re.findall(r"[a-z]+", text.lower())[:-1]]
+    """Share of words that are not ``known``; a text's last one may be cut off, and does not count."""
+    words = [word for text in texts for word in words_of(text)[:-1]]
     return sum(word not in known for word in words) / max(1, len(words))
 
 

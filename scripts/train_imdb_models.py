@@ -34,6 +34,7 @@ from transformers import (
 
 from rlhf_course.course.presets import ROOT
 from rlhf_course.data import load_reviews
+from rlhf_course.evaluation import words_of
 from rlhf_course.rewards import NgramSentiment
 from rlhf_course.worlds.small_models import classifier_tokenizer, train_tokenizer
 
@@ -199,11 +200,12 @@ def main() -> None:
         train_tokenizer(texts, VOCABULARY).save_pretrained(policy)
     tokenizer = AutoTokenizer.from_pretrained(policy)
     reader = classifier_tokenizer(tokenizer)
-    reader.model_max_length = 512
     if "openings" in options.parts:
         save_openings(reviews["held_out"], output / "imdb-openings")
     if "judge" in options.parts:
-        train_judge(reviews["second"], output / "ngram-imdb-judge")
+        train_judge(reviews["second"], judge := output / "ngram-imdb-judge")
+        words = {word for part in reviews.values() for text in part["text"] for word in words_of(text)}
+        (judge / "words.txt").write_text("\n".join(sorted(words)) + "\n", encoding="utf-8")
     if "classifier" in options.parts:
         where = output / "distilbert-imdb-mini", options.work
         train_classifier(reviews["first"], reviews["held_out"], reader, *where, options)

@@ -129,9 +129,9 @@ def test_unknown_presets_and_settings_list_the_valid_ones():
         load_preset("99", "tiny")
     count, number, truth = "a whole number of at least 1, like", "a finite number, like", "a value of type bool, like"
     wrong = [("steps", "many", count), ("steps", 1.5, count), ("steps", float("inf"), count)]
-    for key, value, words in [*wrong, ("learning_rate", "fast", number), ("adap_kl", "yes", truth)]:
+    for key, value, words in [*wrong, ("learning_rate", "fast", number), ("sigmoid_score", "yes", truth)]:
         with pytest.raises(ValueError, match=f"Setting '{key}' takes {words}"):
-            load_preset("03_gpt2_imdb_ppo", "tiny", {key: value})
+            load_preset("04_lora_rlhf_baichuan", "tiny", {key: value})
 
 
 def test_scratch_needs_a_dataset():
