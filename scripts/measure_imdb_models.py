@@ -131,7 +131,7 @@ transformers' Trainer, AdamW 2e-3 with a cosine, bf16 autocast; {tokens:.1f} mil
 | perplexity per token, first 64 tokens of 1,000 reviews | {openings:.1f} |
 | the same of an interpolated 5-gram model of the same tokens | {ngram:.1f} |
 | perplexity per token, first 256 tokens of 300 reviews | {whole:.1f} |
-| words that no review holds, in 1,000 samples of 24 tokens at temperature 1 after 2 to 7 tokens of a review | {unknown:.1%} |
+| words that no review holds, in 1,000 samples of 24 tokens at temperature 1, after 2 to 7 given ones | {unknown:.1%} |
 
 ## Limits
 
