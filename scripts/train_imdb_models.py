@@ -93,6 +93,7 @@ def train_classifier(
         dim=128,
         hidden_dim=512,
         dropout=0.2,
+        attention_dropout=0.0,
         seq_classif_dropout=0.2,
         **LABELS,
     )
