@@ -120,8 +120,12 @@ def save_old_checkpoint(policy, folder: Path, name: str, sharded: bool = False) 
         (folder / f"{name}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
 
 
+def write_json(path: Path, content) -> None:
+    path.write_text(json.dumps(content))
+
+
 def edit_json(path: Path, **changes) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    write_json(path, json.loads(path.read_text()) | changes)
 
 
 def make_samples(n: int = 8, seed: int = 0) -> tuple[list, list, list]:
