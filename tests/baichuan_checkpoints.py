@@ -52,7 +52,7 @@ def make_config(second: bool = True, **changes):
     } | changes
 
 
-def write_checkpoint(folder, tokenizer_model, tensors=None, config=None, kind="bin", shards=3):
+def save_source(folder, tokenizer_model, tensors=None, config=None, kind="bin", shards=3):
     """A checkpoint of one file (``shards`` = 0) or of several with an index; a zip, or the format before it."""
     folder.mkdir(parents=True)
     tensors = tensors or make_tensors()
@@ -83,4 +83,4 @@ def tokenizer_model(tmp_path_factory):
 
 @pytest.fixture
 def source(tmp_path, tokenizer_model):
-    return write_checkpoint(tmp_path / "source", tokenizer_model)
+    return save_source(tmp_path / "source", tokenizer_model)

@@ -72,10 +72,10 @@ def word_tokenizer(words: list[str], split, **special) -> PreTrainedTokenizerFas
     return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", eos_token="</s>", **special)
 
 
-def review_tokenizer(number: int = 60, size: int = 400) -> PreTrainedTokenizerFast:
+def review_tokenizer() -> PreTrainedTokenizerFast:
     """A classifier's tokenizer, trained on some of the world's reviews."""
-    texts = [review.text for review in make_reviews(number, seed=5)]
-    return small_models.classifier_tokenizer(small_models.train_tokenizer(texts, size))
+    texts = [review.text for review in make_reviews(60, seed=5)]
+    return small_models.classifier_tokenizer(small_models.train_tokenizer(texts, 400))
 
 
 def save_classifier(folder: Path, labels=("NEGATIVE", "POSITIVE"), tokenizer=None, **config) -> str:
@@ -136,11 +136,11 @@ def make_samples(n: int = 8, seed: int = 0) -> tuple[list, list, list]:
     return queries, responses, list(torch.from_numpy(rng.normal(size=n)).float())
 
 
-def make_trainer(policy=None, reference=None, optimizer=None, lr_scheduler=None, dataset=None, **config) -> PPOTrainer:
-    """A trainer of these parts, for eight samples; ``config`` goes to PPOConfig."""
-    parts = {"optimizer": optimizer, "lr_scheduler": lr_scheduler, "dataset": dataset}
-    sizes = {"batch_size": 8, "mini_batch_size": 8}
-    return PPOTrainer(PPOConfig(**sizes | config), policy or make_policy(), reference, PadTokenizer(), **parts)
+def make_trainer(policy=None, reference=None, optimizer=None, **config) -> PPOTrainer:
+    """A trainer of these parts, for eight samples; ``config`` goes to PPOConfig, but for further parts."""
+    parts = {name: config.pop(name) for name in ("lr_scheduler", "dataset", "num_shared_layers") if name in config}
+    config, tokenizer = {"batch_size": 8, "mini_batch_size": 8} | config, PadTokenizer()
+    return PPOTrainer(PPOConfig(**config), policy or make_policy(), reference, tokenizer, optimizer=optimizer, **parts)
 
 
 def sgd(policy, lr: float = 0.05):

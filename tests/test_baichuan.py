@@ -8,17 +8,7 @@ from functools import partial
 import convert_baichuan as script
 import pytest
 import torch
-from baichuan_checkpoints import (
-    EPS,
-    HEADS,
-    HIDDEN,
-    INNER,
-    LAYERS,
-    VOCABULARY,
-    make_config,
-    make_tensors,
-    write_checkpoint,
-)
+from baichuan_checkpoints import EPS, HEADS, HIDDEN, INNER, LAYERS, VOCABULARY, make_config, make_tensors, save_source
 from builders import SCRIPTS, edit_json, python, write_json
 from huggingface_hub import save_torch_state_dict
 from safetensors.torch import load_file
@@ -97,7 +87,7 @@ def difference(folder, tensors, has_norm_head):
 @pytest.mark.parametrize("second", [False, True], ids=["plain", "norm"])
 def test_the_converted_model_gives_baichuans_logits(tmp_path, tokenizer_model, kind, shards, second):
     tensors, lines = make_tensors(), []
-    source = write_checkpoint(tmp_path / "source", tokenizer_model, tensors, make_config(second), kind, shards)
+    source = save_source(tmp_path / "source", tokenizer_model, tensors, make_config(second), kind, shards)
     target = convert_to_llama(source, tmp_path / "deep" / "target", report=lines.append)
     assert difference(target, tensors, second) <= 1e-6
     assert len(lines) == 1 and ("NormHead" in lines[0]) == second and "Guessed" in lines[0]
@@ -126,7 +116,7 @@ def test_asking_for_a_head_overrides_the_guess(tmp_path, source):
 def test_bfloat16_is_kept_and_the_files_hold_llamas_tensors(tmp_path, tokenizer_model, monkeypatch):
     monkeypatch.setattr(convert, "save_torch_state_dict", partial(save_torch_state_dict, max_shard_size=50_000))
     w = make_tensors(torch.bfloat16)
-    target = convert_to_llama(write_checkpoint(tmp_path / "source", tokenizer_model, w), tmp_path / "target", **SILENT)
+    target = convert_to_llama(save_source(tmp_path / "source", tokenizer_model, w), tmp_path / "target", **SILENT)
     config = json.loads((target / "config.json").read_text())
     assert config["dtype"] == "bfloat16" and config["model_type"] == "llama"
     assert config["architectures"] == ["LlamaForCausalLM"] and "auto_map" not in config
@@ -264,14 +254,14 @@ def test_a_sentence_for_what_cannot_be_converted(tmp_path, source, case):
 @pytest.mark.parametrize("left", [0, 5, 40, -8])
 @pytest.mark.parametrize("kind", ["safetensors", "legacy"])
 def test_a_cut_file_of_any_format_is_damaged(tmp_path, tokenizer_model, kind, left):
-    source = write_checkpoint(tmp_path / "source", tokenizer_model, kind=kind, shards=0)
+    source = save_source(tmp_path / "source", tokenizer_model, kind=kind, shards=0)
     cut("model.safetensors" if kind == "safetensors" else "pytorch_model.bin", left)(source)
     with pytest.raises(ValueError, match=r"(model\.safetensors|pytorch_model\.bin) is damaged"):
         convert_to_llama(source, tmp_path / "target", **SILENT)
 
 
 def test_a_wrong_w_pack_and_a_disk_that_is_too_small(tmp_path, tokenizer_model, source, monkeypatch):
-    wrong = write_checkpoint(tmp_path / "wrong", tokenizer_model, make_tensors() | {PACK: torch.ones(HIDDEN, HIDDEN)})
+    wrong = save_source(tmp_path / "wrong", tokenizer_model, make_tensors() | {PACK: torch.ones(HIDDEN, HIDDEN)})
     with pytest.raises(ValueError, match=rf"00002-of-00003.bin has {PACK} \[32, 32\], not \[96, 32\]"):
         convert_to_llama(wrong, tmp_path / "target", **SILENT)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))
