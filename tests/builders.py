@@ -77,10 +77,10 @@ def reviews(number: int) -> list[dict]:
     return pd.read_parquet(ROOT / "models/imdb-openings/train-00000-of-00001.parquet").head(number).to_dict("records")
 
 
-def review_tokenizer(number: int = 60, size: int = 400) -> PreTrainedTokenizerFast:
+def review_tokenizer() -> PreTrainedTokenizerFast:
     """A classifier's tokenizer, trained on some of the course's reviews."""
-    texts = [review["text"] for review in reviews(number)]
-    return small_models.classifier_tokenizer(small_models.train_tokenizer(texts, size))
+    texts = [review["text"] for review in reviews(60)]
+    return small_models.classifier_tokenizer(small_models.train_tokenizer(texts, 400))
 
 
 def save_classifier(folder: Path, labels=("NEGATIVE", "POSITIVE"), tokenizer=None, **config) -> str:
@@ -125,8 +125,12 @@ def save_old_checkpoint(policy, folder: Path, name: str, sharded: bool = False) 
         (folder / f"{name}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
 
 
+def write_json(path: Path, content) -> None:
+    path.write_text(json.dumps(content))
+
+
 def edit_json(path: Path, **changes) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    write_json(path, json.loads(path.read_text()) | changes)
 
 
 def make_samples(n: int = 8, seed: int = 0) -> tuple[list, list, list]:
@@ -137,11 +141,11 @@ def make_samples(n: int = 8, seed: int = 0) -> tuple[list, list, list]:
     return queries, responses, list(torch.from_numpy(rng.normal(size=n)).float())
 
 
-def make_trainer(policy=None, reference=None, optimizer=None, lr_scheduler=None, dataset=None, **config) -> PPOTrainer:
-    """A trainer of these parts, for eight samples; ``config`` goes to PPOConfig."""
-    parts = {"optimizer": optimizer, "lr_scheduler": lr_scheduler, "dataset": dataset}
-    sizes = {"batch_size": 8, "mini_batch_size": 8}
-    return PPOTrainer(PPOConfig(**sizes | config), policy or make_policy(), reference, PadTokenizer(), **parts)
+def make_trainer(policy=None, reference=None, optimizer=None, **config) -> PPOTrainer:
+    """A trainer of these parts, for eight samples; ``config`` goes to PPOConfig, but for further parts."""
+    parts = {name: config.pop(name) for name in ("lr_scheduler", "dataset", "num_shared_layers") if name in config}
+    config, tokenizer = {"batch_size": 8, "mini_batch_size": 8} | config, PadTokenizer()
+    return PPOTrainer(PPOConfig(**config), policy or make_policy(), reference, tokenizer, optimizer=optimizer, **parts)
 
 
 def sgd(policy, lr: float = 0.05):

@@ -9,7 +9,7 @@ import pytest
 pytest.register_assert_rewrite("builders")
 from builders import SCRIPTS  # noqa: E402 - its assertions shall say what they found
 
-pytest_plugins = ["fault_page"]
+pytest_plugins = ["fault_page", "training_runs", "baichuan_checkpoints"]
 sys.path.insert(0, str(SCRIPTS))
 
 

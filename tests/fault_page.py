@@ -49,6 +49,11 @@ def outcome(request, tmp_path) -> Callable[[str], None]:
     assert done in found.get(kind, {}), "a fault calls outcome()"
 
 
+def case(*values, done: str, named: bool = False):
+    """A case of a parametrized test that is a fault; ``named`` after what was done, or as pytest does."""
+    return pytest.param(*values, marks=pytest.mark.fault(done), id=done if named else None)
+
+
 def escape(text: str) -> str:
     """A text for a cell of a table; <brackets> would be taken for HTML. Code spans stay."""
     parts = " ".join(text.split()).split("`")

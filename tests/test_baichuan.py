@@ -1,6 +1,5 @@
-"""Converting Baichuan checkpoints: logits of an independent forward pass, equal token ids, refusals."""
+"""Converting Baichuan checkpoints: logits of an independent forward pass, refusals, the command."""
 
-import io
 import json
 import pickle
 import shutil
@@ -8,35 +7,20 @@ from functools import partial
 
 import convert_baichuan as script
 import pytest
-import sentencepiece
 import torch
-from builders import SCRIPTS, python, reviews
+from baichuan_checkpoints import EPS, HEADS, HIDDEN, INNER, LAYERS, VOCABULARY, make_config, make_tensors, save_source
+from builders import SCRIPTS, edit_json, python, write_json
 from huggingface_hub import save_torch_state_dict
-from safetensors.torch import load_file, save_file
-from sentencepiece import SentencePieceProcessor
-from sentencepiece import sentencepiece_model_pb2 as spm
+from safetensors.torch import load_file
 from torch.nn import functional as F
 from torch.nn.utils import parametrize
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from rlhf_course.baichuan import convert
 from rlhf_course.baichuan.convert import convert_to_llama
-from rlhf_course.baichuan.sentencepiece import PROBES, sentencepiece_to_fast
-from rlhf_course.baichuan.toy_checkpoint import (
-    ASSISTANT,
-    USER,
-    norm_head,
-    train_sentencepiece,
-    write_baichuan_checkpoint,
-)
+from rlhf_course.baichuan.toy_checkpoint import norm_head, write_baichuan_checkpoint
 from rlhf_course.runtime import command
 
-LAYERS, HEADS, HIDDEN, INNER, VOCABULARY, EPS = 3, 4, 32, 48, 640, 1e-6
-TEXTS = [review["text"] for review in reviews(60)] + [
-    "你好，世界。今天天气怎么样？",
-    "def f(x):\n    return  x + 12345",
-] * 8
-SAID = [*PROBES, *TEXTS[:5], "你好　世界 12,345", "a" * 70, "   \n\n  x", "🙂" * 3, "\x00\x01", "▁ ▁"]
 SILENT = {"report": lambda line: None}
 
 
@@ -75,89 +59,6 @@ def baichuan_logits(w, ids, mask, positions, has_norm_head):
     return F.linear(rms_norm(x, w["model.norm.weight"]), F.normalize(head, dim=1) if has_norm_head else head)
 
 
-# Checkpoints laid out as the originals.
-
-
-def make_tensors(dtype=torch.float32):
-    torch.manual_seed(0)
-
-    def draw(*shape):
-        return (torch.randn(shape) * 0.2).to(dtype)
-
-    w = {"model.embed_tokens.weight": draw(VOCABULARY, HIDDEN)}
-    for i in range(LAYERS):
-        part = f"model.layers.{i}."
-        w[f"{part}self_attn.W_pack.weight"] = draw(3 * HIDDEN, HIDDEN)
-        w[f"{part}self_attn.o_proj.weight"] = draw(HIDDEN, HIDDEN)
-        w[f"{part}self_attn.rotary_emb.inv_freq"] = torch.rand(4)  # in some checkpoints; of no use
-        w[f"{part}mlp.gate_proj.weight"], w[f"{part}mlp.up_proj.weight"] = draw(INNER, HIDDEN), draw(INNER, HIDDEN)
-        w[f"{part}mlp.down_proj.weight"] = draw(HIDDEN, INNER)
-        w[f"{part}input_layernorm.weight"] = 1 + draw(HIDDEN)
-        w[f"{part}post_attention_layernorm.weight"] = 1 + draw(HIDDEN)
-    return w | {"model.norm.weight": 1 + draw(HIDDEN), "lm_head.weight": draw(VOCABULARY, HIDDEN)}
-
-
-def make_config(second: bool = True, **changes):
-    name = "BaichuanForCausalLM" if second else "BaiChuanForCausalLM"
-    return {
-        "architectures": [name],
-        "auto_map": {"AutoModelForCausalLM": f"modeling_baichuan.{name}"},
-        "model_type": "baichuan",
-        "hidden_act": "silu",
-        "hidden_size": HIDDEN,
-        "intermediate_size": INNER,
-        "max_position_embeddings": 4096,
-        "num_attention_heads": HEADS,
-        "num_hidden_layers": LAYERS,
-        "rms_norm_eps": EPS,
-        "vocab_size": VOCABULARY,
-        **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "torch_dtype": "bfloat16"},
-        **({"model_max_length": 4096, "z_loss_weight": 0} if second else {}),
-    } | changes
-
-
-def write(folder, tokenizer_model, tensors=None, config=None, kind="bin", shards=3):
-    """A checkpoint of one file (``shards`` = 0) or of several with an index; a zip, or the format before it."""
-    folder.mkdir(parents=True)
-    tensors = tensors or make_tensors()
-    shutil.copyfile(tokenizer_model, folder / "tokenizer.model")
-    write_json(folder / "config.json", config or make_config())
-    write_json(folder / "tokenizer_config.json", {"bos_token": {"__type": "AddedToken", "content": "<s>"}})
-    write_json(folder / "generation_config.json", {"pad_token_id": 0, "user_token_id": 195})
-    (folder / "modeling_baichuan.py").write_text("raise RuntimeError('remote code ran')")
-    stem, end = ("model", "safetensors") if kind == "safetensors" else ("pytorch_model", "bin")
-    names, files = list(tensors), {}
-    for i in range(max(shards, 1)):
-        file = f"{stem}-{i + 1:05d}-of-{shards:05d}.{end}" if shards else f"{stem}.{end}"
-        part = {name: tensors[name].clone() for name in names[i :: max(shards, 1)]}
-        files |= dict.fromkeys(part, file)
-        if end == "bin":
-            torch.save(part, folder / file, _use_new_zipfile_serialization=kind == "bin")
-        else:
-            save_file(part, folder / file)
-    if shards:
-        write_json(folder / f"{stem}.{end}.index.json", {"metadata": {}, "weight_map": files})
-    return folder
-
-
-def write_json(path, content):
-    path.write_text(json.dumps(content))
-
-
-def edit_json(path, **changes):
-    write_json(path, json.loads(path.read_text()) | changes)
-
-
-@pytest.fixture(scope="module")
-def tokenizer_model(tmp_path_factory):
-    return train_sentencepiece(TEXTS, 600, tmp_path_factory.mktemp("spm"))
-
-
-@pytest.fixture
-def source(tmp_path, tokenizer_model):
-    return write(tmp_path / "source", tokenizer_model)
-
-
 def left_padded():
     """Three rows of 9, 6 and 1 real tokens, as generate() feeds them."""
     torch.manual_seed(1)
@@ -186,7 +87,7 @@ def difference(folder, tensors, has_norm_head):
 @pytest.mark.parametrize("second", [False, True], ids=["plain", "norm"])
 def test_the_converted_model_gives_baichuans_logits(tmp_path, tokenizer_model, kind, shards, second):
     tensors, lines = make_tensors(), []
-    source = write(tmp_path / "source", tokenizer_model, tensors, make_config(second), kind, shards)
+    source = save_source(tmp_path / "source", tokenizer_model, tensors, make_config(second), kind, shards)
     target = convert_to_llama(source, tmp_path / "deep" / "target", report=lines.append)
     assert difference(target, tensors, second) <= 1e-6
     assert len(lines) == 1 and ("NormHead" in lines[0]) == second and "Guessed" in lines[0]
@@ -215,7 +116,7 @@ def test_asking_for_a_head_overrides_the_guess(tmp_path, source):
 def test_bfloat16_is_kept_and_the_files_hold_llamas_tensors(tmp_path, tokenizer_model, monkeypatch):
     monkeypatch.setattr(convert, "save_torch_state_dict", partial(save_torch_state_dict, max_shard_size=50_000))
     w = make_tensors(torch.bfloat16)
-    target = convert_to_llama(write(tmp_path / "source", tokenizer_model, w), tmp_path / "target", **SILENT)
+    target = convert_to_llama(save_source(tmp_path / "source", tokenizer_model, w), tmp_path / "target", **SILENT)
     config = json.loads((target / "config.json").read_text())
     assert config["dtype"] == "bfloat16" and config["model_type"] == "llama"
     assert config["architectures"] == ["LlamaForCausalLM"] and "auto_map" not in config
@@ -353,14 +254,14 @@ def test_a_sentence_for_what_cannot_be_converted(tmp_path, source, case):
 @pytest.mark.parametrize("left", [0, 5, 40, -8])
 @pytest.mark.parametrize("kind", ["safetensors", "legacy"])
 def test_a_cut_file_of_any_format_is_damaged(tmp_path, tokenizer_model, kind, left):
-    source = write(tmp_path / "source", tokenizer_model, kind=kind, shards=0)
+    source = save_source(tmp_path / "source", tokenizer_model, kind=kind, shards=0)
     cut("model.safetensors" if kind == "safetensors" else "pytorch_model.bin", left)(source)
     with pytest.raises(ValueError, match=r"(model\.safetensors|pytorch_model\.bin) is damaged"):
         convert_to_llama(source, tmp_path / "target", **SILENT)
 
 
 def test_a_wrong_w_pack_and_a_disk_that_is_too_small(tmp_path, tokenizer_model, source, monkeypatch):
-    wrong = write(tmp_path / "wrong", tokenizer_model, make_tensors() | {PACK: torch.ones(HIDDEN, HIDDEN)})
+    wrong = save_source(tmp_path / "wrong", tokenizer_model, make_tensors() | {PACK: torch.ones(HIDDEN, HIDDEN)})
     with pytest.raises(ValueError, match=rf"00002-of-00003.bin has {PACK} \[32, 32\], not \[96, 32\]"):
         convert_to_llama(wrong, tmp_path / "target", **SILENT)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))
@@ -409,120 +310,7 @@ def test_a_pickle_that_would_run_code_is_refused_and_does_not_run(tmp_path, sour
         assert marker.exists()  # it would have
 
 
-# The tokenizer.
-
-
-PLAIN = {"normalization_rule_name": "identity", "add_dummy_prefix": False, "remove_extra_whitespaces": False}
-
-
-def train(folder, **options):
-    """A SentencePiece model with these options, which need not be Baichuan's."""
-    model = io.BytesIO()
-    given = {"model_type": "bpe", "vocab_size": 700, "byte_fallback": True, "num_threads": 1, "minloglevel": 2} | PLAIN
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(TEXTS), model_writer=model, hard_vocab_limit=False, **given | options
-    )
-    path = folder / "tokenizer.model"
-    path.write_bytes(model.getvalue())
-    return path
-
-
-def assert_same_ids(model_file, tokenizer, texts):
-    original = SentencePieceProcessor(model_file=str(model_file))
-    for text in texts:
-        ids = tokenizer(text)["input_ids"]
-        assert ids == original.encode(text), text
-        assert tokenizer.decode(ids) == original.decode(ids), text
-
-
-def test_ids_are_sentencepieces_through_auto_tokenizer(tmp_path, source):
-    tokenizer = AutoTokenizer.from_pretrained(convert_to_llama(source, tmp_path / "target", **SILENT))
-    asked = [f"{USER}{text}{ASSISTANT}{text} {USER} {USER}" for text in SAID]
-    assert_same_ids(source / "tokenizer.model", tokenizer, SAID + asked)
-    assert tokenizer.convert_tokens_to_ids([USER, ASSISTANT]) == [195, 196]
-    assert tokenizer(f"{USER}你好{ASSISTANT}")["input_ids"][:: len(tokenizer("你好")["input_ids"]) + 1] == [195, 196]
-    roles = ("pad", "bos", "eos", "unk")
-    assert [getattr(tokenizer, f"{role}_token_id") for role in roles] == [0, 1, 2, 0]
-    assert tokenizer(f"a</s>{USER}")["input_ids"][-2:] == [2, 195]  # a control piece is a special token
-    assert tokenizer.decode([1, 195, 2], skip_special_tokens=True) == USER
-    assert tokenizer.model_max_length == 4096 and list(tokenizer("a")) == ["input_ids", "attention_mask"]
-    tokenizer.save_pretrained(tmp_path / "saved")
-    assert_same_ids(source / "tokenizer.model", AutoTokenizer.from_pretrained(tmp_path / "saved"), asked)
-
-
-@pytest.mark.parametrize("reserved", [[], [USER, "▁▁▁▁", "<h>"]], ids=["plain", "reserved"])
-@pytest.mark.parametrize("spaces", [True, False], ids=["fewer spaces", "all spaces"])
-@pytest.mark.parametrize("prefix", [True, False], ids=["prefix", "no prefix"])
-@pytest.mark.parametrize("rule", ["identity", "nfkc", "nmt_nfkc"])
-def test_normalisers_and_spaces_of_other_models(tmp_path, rule, prefix, spaces, reserved):
-    options = {"normalization_rule_name": rule, "add_dummy_prefix": prefix, "remove_extra_whitespaces": spaces}
-    path = train(tmp_path, **options, user_defined_symbols=reserved)
-    if rule != "identity" or spaces:  # transformers' conversion takes no heed of them
-        with pytest.raises(ValueError, match="cannot be turned into a fast tokenizer: SentencePiece gives"):
-            sentencepiece_to_fast(path)
-        return
-    texts = SAID + [f"{USER}{text}  <h> {USER}    a" for text in SAID if reserved]
-    assert_same_ids(path, sentencepiece_to_fast(path), texts)
-
-
-def test_merges_that_do_not_go_by_id_are_refused(tmp_path):
-    path = train(tmp_path)
-    proto = spm.ModelProto.FromString(path.read_bytes())
-    pieces = list(proto.pieces)
-    del proto.pieces[:]
-    proto.pieces.extend(pieces[:3] + pieces[:2:-1])
-    path.write_bytes(proto.SerializeToString())
-    with pytest.raises(ValueError, match="cannot be turned into a fast tokenizer: SentencePiece gives"):
-        sentencepiece_to_fast(path)
-
-
-def test_a_model_without_bytes_has_unknown_characters(tmp_path):
-    path = train(tmp_path, byte_fallback=False, vocab_size=400)
-    tokenizer = sentencepiece_to_fast(path)
-    original = SentencePieceProcessor(model_file=str(path))
-    assert all(tokenizer(text)["input_ids"] == original.encode(text) for text in SAID)
-
-
-def test_bos_and_eos_are_added_where_the_source_does(tmp_path, source):
-    plain = AutoTokenizer.from_pretrained(convert_to_llama(source, tmp_path / "a", **SILENT))("你好")["input_ids"]
-    edit_json(source / "tokenizer_config.json", add_bos_token=True, add_eos_token=True, padding_side="left")
-    tokenizer = AutoTokenizer.from_pretrained(convert_to_llama(source, tmp_path / "b", **SILENT))
-    assert tokenizer("你好")["input_ids"] == [1, *plain, 2] and tokenizer.padding_side == "left"
-    assert tokenizer("你好", add_special_tokens=False)["input_ids"] == plain
-    assert 1 not in plain and 2 not in plain
-
-
-def test_what_a_fast_tokenizer_cannot_do_is_refused(tmp_path):
-    refused = partial(pytest.raises, ValueError, match="cannot be turned into a fast tokenizer: SentencePiece gives")
-    with refused():
-        sentencepiece_to_fast(train(tmp_path, model_type="unigram", vocab_size=400))
-    with refused():
-        sentencepiece_to_fast(train(tmp_path, treat_whitespace_as_suffix=True, add_dummy_prefix=True))
-    path = train(tmp_path)
-    proto = spm.ModelProto.FromString(path.read_bytes())
-    proto.pieces[-1].type = spm.ModelProto.SentencePiece.UNUSED
-    path.write_bytes(proto.SerializeToString())
-    with refused():
-        sentencepiece_to_fast(path)
-    proto.pieces[-1].type = spm.ModelProto.SentencePiece.NORMAL
-    proto.normalizer_spec.escape_whitespaces = False
-    path.write_bytes(proto.SerializeToString())
-    with refused():
-        sentencepiece_to_fast(path)
-
-
 # Small checkpoints for the embedded world.
-
-
-def test_the_small_tokenizer_is_deterministic_and_has_baichuans_ids(tmp_path, tokenizer_model):
-    again = train_sentencepiece(TEXTS, 600, tmp_path)
-    assert again.read_bytes() == tokenizer_model.read_bytes()
-    pieces = SentencePieceProcessor(model_file=str(again))
-    assert pieces.get_piece_size() <= 600
-    assert [pieces.id_to_piece(i) for i in (0, 1, 2, 195, 196)] == ["<unk>", "<s>", "</s>", USER, ASSISTANT]
-    text = f"{USER}  天气 2024{ASSISTANT}"
-    assert pieces.decode(pieces.encode(text)) == text
-    assert pieces.encode("12345", out_type=str) == list("12345")
 
 
 @pytest.mark.parametrize("shards", [1, 2, 5])

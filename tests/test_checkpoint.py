@@ -14,7 +14,7 @@ def scheduled() -> PPOTrainer:
     policy = make_policy()
     optimizer = sgd(policy, 0.1)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
-    return make_trainer(policy, make_policy(1), optimizer, schedule, mini_batch_size=4, target=0.01)
+    return make_trainer(policy, make_policy(1), optimizer, lr_scheduler=schedule, mini_batch_size=4, target=0.01)
 
 
 @pytest.mark.filterwarnings("ignore:Step")

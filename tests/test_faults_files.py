@@ -12,15 +12,11 @@ from pathlib import Path
 
 import pytest
 from builders import make_policy, reviews
+from fault_page import case
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlhf_course.baichuan.convert import convert_to_llama
-from rlhf_course.baichuan.toy_checkpoint import (
-    SPECIAL_IDS,
-    norm_head,
-    train_sentencepiece,
-    write_baichuan_checkpoint,
-)
+from rlhf_course.baichuan.toy_checkpoint import SPECIAL_IDS, norm_head, train_sentencepiece, write_baichuan_checkpoint
 from rlhf_course.course.presets import ROOT
 from rlhf_course.runtime import command
 from rlhf_course.worlds import build, cache, dialogues
@@ -59,9 +55,9 @@ def test_what_is_not_ours_stays(tmp_path, outcome):
 @pytest.mark.parametrize(
     ("given", "place"),
     [
-        pytest.param("my/cache", ROOT / "my/cache", marks=pytest.mark.fault("RLHF_COURSE_CACHE=my/cache, relative")),
-        pytest.param("", ROOT / "build/cache", marks=pytest.mark.fault("RLHF_COURSE_CACHE= with nothing behind it")),
-        pytest.param("~/cache", Path.home() / "cache", marks=pytest.mark.fault("RLHF_COURSE_CACHE='~/cache', quoted")),
+        case("my/cache", ROOT / "my/cache", done="RLHF_COURSE_CACHE=my/cache, relative"),
+        case("", ROOT / "build/cache", done="RLHF_COURSE_CACHE= with nothing behind it"),
+        case("~/cache", Path.home() / "cache", done="RLHF_COURSE_CACHE='~/cache', quoted"),
     ],
 )
 def test_a_cache_path_means_what_it_says(given, place, monkeypatch, tmp_path, outcome):
@@ -100,11 +96,11 @@ def damage(folder: Path, how: str) -> None:
 @pytest.mark.parametrize(
     "how",
     [
-        pytest.param("cut", marks=pytest.mark.fault("a file in the cache is cut off")),
-        pytest.param("gone", marks=pytest.mark.fault("a file in the cache is missing")),
-        pytest.param("more", marks=pytest.mark.fault("a file too many in a cached folder")),
-        pytest.param("manifest", marks=pytest.mark.fault("the list of a cached folder's files is garbled")),
-        pytest.param("empty", marks=pytest.mark.fault("a cached folder is empty")),
+        case("cut", done="a file in the cache is cut off"),
+        case("gone", done="a file in the cache is missing"),
+        case("more", done="a file too many in a cached folder"),
+        case("manifest", done="the list of a cached folder's files is garbled"),
+        case("empty", done="a cached folder is empty"),
     ],
 )
 def test_a_damaged_item_is_built_again(how, built, capsys, outcome):
@@ -135,8 +131,8 @@ def test_a_reader_finds_files_while_they_are_built_again(built, outcome):
 @pytest.mark.parametrize(
     "signum",
     [
-        pytest.param(signal.SIGINT, marks=pytest.mark.fault("Ctrl-C while the embedded world is built")),
-        pytest.param(signal.SIGTERM, marks=pytest.mark.fault("SIGTERM while the embedded world is built")),
+        case(signal.SIGINT, done="Ctrl-C while the embedded world is built"),
+        case(signal.SIGTERM, done="SIGTERM while the embedded world is built"),
     ],
 )
 def test_a_stopped_builder_leaves_nothing_half_built(signum, built, tmp_path, monkeypatch, capsys, outcome):
@@ -199,9 +195,9 @@ def save_dialogues(folder: Path) -> Path:
 @pytest.mark.parametrize(
     "save",
     [
-        pytest.param(save_policy, marks=pytest.mark.fault("another user reads a policy that you saved")),
-        pytest.param(save_base, marks=pytest.mark.fault("another user reads a base that you converted")),
-        pytest.param(save_dialogues, marks=pytest.mark.fault("another user reads what you built in a shared cache")),
+        case(save_policy, done="another user reads a policy that you saved"),
+        case(save_base, done="another user reads a base that you converted"),
+        case(save_dialogues, done="another user reads what you built in a shared cache"),
     ],
 )
 def test_saved_files_can_be_read_by_whom_the_umask_lets_read(save, built, tmp_path, outcome):

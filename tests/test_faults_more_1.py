@@ -4,26 +4,17 @@ import importlib
 import json
 import math
 import re
+from functools import partial
 
 import datasets
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from builders import (
-    EOS,
-    SAMPLING,
-    difference,
-    make_policy,
-    make_samples,
-    make_trainer,
-    review_tokenizer,
-    save_classifier,
-    sgd,
-    snapshot,
-)
+from builders import EOS, SAMPLING, difference, make_policy, make_samples, make_trainer, save_classifier, sgd, snapshot
+from fault_page import case
 from peft import LoraConfig
-from transformers import GPT2ForSequenceClassification
+from transformers import AutoTokenizer, GPT2ForSequenceClassification
 
 from rlhf_course import AutoModelForCausalLMWithValueHead, LengthSampler, PPOTrainer
 from rlhf_course.course.plots import over_text
@@ -34,14 +25,11 @@ from rlhf_course.ppo.checkpoint import load_checkpoint, save_checkpoint
 from rlhf_course.rewards import RewardModel, SentimentReward, load_reward_model
 
 KIND = "More: the Python API and data"
+fault = partial(case, named=True)
 pytestmark = pytest.mark.usefixtures("own_cache")
 REFUSED = (ValueError, TypeError, OSError)
 LORA = {"r": 2, "target_modules": ["c_attn"], "fan_in_fan_out": True}
 QUERIES, RESPONSES, SCORES = make_samples()
-
-
-def fault(*values, done: str):
-    return pytest.param(*values, marks=pytest.mark.fault(done), id=done)
 
 
 def refused(outcome, call, words: str) -> None:
@@ -282,8 +270,8 @@ def test_a_folder_under_home(tmp_path, monkeypatch, outcome):
 @pytest.fixture(scope="module")
 def classifiers(tmp_path_factory):
     """A sentiment classifier's folder, and a reward model with its tokenizer."""
-    folder, tokenizer = tmp_path_factory.mktemp("classifier"), review_tokenizer(40, 300)
-    save_classifier(folder, tokenizer=tokenizer, n_heads=2)
+    save_classifier(folder := tmp_path_factory.mktemp("classifier"))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
     config = make_policy(vocab_size=len(tokenizer), num_labels=1).config
     return folder, RewardModel(GPT2ForSequenceClassification(config).eval(), tokenizer)
 
@@ -338,8 +326,8 @@ def test_two_judges_on_one_base(tmp_path, outcome):
 
 
 @pytest.mark.fault("tokenize_answers with a tokenizer that has no EOS")
-def test_answers_without_an_end(outcome):
-    tokenizer = review_tokenizer(40, 300)
+def test_answers_without_an_end(classifiers, outcome):
+    tokenizer = AutoTokenizer.from_pretrained(classifiers[0])
     tokenizer.eos_token = None
     answers = datasets.Dataset.from_dict({"prompt": ["A film?"] * 2, "answer": ["Good.", "Bad."]})
     refused(outcome, lambda: tokenize_answers(answers, tokenizer, 64), "EOS|eos_token")

@@ -19,17 +19,17 @@ import train_ppo
 from huggingface_hub import constants
 from test_faults_runner import FIRST, PASS, course, write  # noqa: F401
 from test_faults_runner import run as run_runner
-from test_faults_training import at_step, resume, run, said, signals, weights, whole  # noqa: F401
 from test_figs import draw
 from test_slides import build as slides
 from test_tracking import run_one_step
-from test_train_ppo_lora import arguments, world  # noqa: F401
+from training_runs import arguments, resume, run, weights
 
 from rlhf_course.course.presets import ROOT
 from rlhf_course.data.files import load_split
 from rlhf_course.runtime import command, hub
 
 KIND = "More: commands and machines"
+pytestmark = pytest.mark.usefixtures("signals")
 fault = pytest.mark.fault
 
 
@@ -51,7 +51,7 @@ def attempt(action, capsys) -> tuple[int, str]:
     return code or 0, (capsys.readouterr().err.strip().splitlines() or [""])[-1]
 
 
-def copy(kind: str, whole, out, again: bool = True):  # noqa: F811
+def copy(kind: str, whole, out, again: bool = True):
     """A finished run's output, without its result."""
     shutil.copytree(whole / kind, out)
     if again:
@@ -81,14 +81,14 @@ def test_a_file_of_options_that_cannot_be_meant(content, word, tmp_path, capsys,
 
 
 @fault("`log_with: none` in a file of options for `train_ppo.py`")
-def test_no_tracker_by_name(world, tmp_path, said, outcome):  # noqa: F811
+def test_no_tracker_by_name(world, tmp_path, said, outcome):
     (tmp_path / "my.yaml").write_text("log_with: none\n")
     assert run("PPO", world, tmp_path / "out", f"--config={tmp_path}/my.yaml", steps=1) == 0, said()
     outcome("Nothing is tracked.")
 
 
 @fault("`output: ~/runs/a` in a file of options for `train_ppo.py`")
-def test_a_home_in_a_file_of_options(world, tmp_path, monkeypatch, capsys, outcome):  # noqa: F811
+def test_a_home_in_a_file_of_options(world, tmp_path, monkeypatch, capsys, outcome):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     (tmp_path / "home").mkdir()
     (tmp_path / "my.yaml").write_text("output: ~/runs/a\n")
@@ -106,7 +106,7 @@ def test_a_home_in_a_file_of_options(world, tmp_path, monkeypatch, capsys, outco
 
 
 @fault("PPO: --output 'Läufe [1] 测试 #2', then --resume")
-def test_an_output_with_odd_letters(world, whole, tmp_path, outcome):  # noqa: F811
+def test_an_output_with_odd_letters(world, whole, tmp_path, outcome):
     out = tmp_path / "Läufe [1] 测试 #2"
     assert run("PPO", world, out, steps=2) == 0
     assert resume("PPO", world, out) == 0 and weights("PPO", out) == weights("PPO", whole / "PPO")
@@ -114,20 +114,20 @@ def test_an_output_with_odd_letters(world, whole, tmp_path, outcome):  # noqa: F
 
 
 @fault("PPO: --output with a name of 300 letters")
-def test_an_output_with_a_long_name(world, tmp_path, capsys, outcome):  # noqa: F811
+def test_an_output_with_a_long_name(world, tmp_path, capsys, outcome):
     code, text = attempt(lambda: run("PPO", world, tmp_path / ("a" * 300)), capsys)
     outcome(ended(code, text, "long").replace("a" * 300, "aaa…"))
 
 
 @fault("PPO: the output was renamed, then --resume")
-def test_a_renamed_output(world, whole, tmp_path, outcome):  # noqa: F811
+def test_a_renamed_output(world, whole, tmp_path, outcome):
     out = copy("PPO", whole, tmp_path / "renamed")
     assert resume("PPO", world, out) == 0 and weights("PPO", out) == weights("PPO", whole / "PPO")
     outcome("The run goes on.")
 
 
 @fault("PPO: a file of yours called checkpoint-9 in the output, then --resume")
-def test_a_file_called_like_a_checkpoint(world, whole, tmp_path, said, outcome):  # noqa: F811
+def test_a_file_called_like_a_checkpoint(world, whole, tmp_path, said, outcome):
     out = copy("PPO", whole, tmp_path / "out")
     (out / "checkpoint-9").write_text("mine")
     assert resume("PPO", world, out, steps=4) == 0, said()
@@ -136,7 +136,7 @@ def test_a_file_called_like_a_checkpoint(world, whole, tmp_path, said, outcome):
 
 
 @fault("SFT: the newest checkpoint is a link whose target is gone, then --resume")
-def test_a_checkpoint_that_links_to_nothing(world, whole, tmp_path, said, outcome):  # noqa: F811
+def test_a_checkpoint_that_links_to_nothing(world, whole, tmp_path, said, outcome):
     out = copy("SFT", whole, tmp_path / "out")
     shutil.rmtree(out / "checkpoints/checkpoint-4")
     (out / "checkpoints/checkpoint-4").symlink_to(tmp_path / "gone")
@@ -146,14 +146,14 @@ def test_a_checkpoint_that_links_to_nothing(world, whole, tmp_path, said, outcom
 
 
 @fault("PPO: a checkpoint copied to another output alone, then --resume --learning_rate 0.5")
-def test_a_checkpoint_without_its_settings(world, whole, tmp_path, capsys, outcome):  # noqa: F811
+def test_a_checkpoint_without_its_settings(world, whole, tmp_path, capsys, outcome):
     shutil.copytree(whole / "PPO/checkpoint-3", tmp_path / "out/checkpoint-3")
     code, text = attempt(lambda: resume("PPO", world, tmp_path / "out", "--learning_rate=0.5", steps=4), capsys)
     outcome(ended(code, text, "learning_rate|settings"))
 
 
 @fault("PPO into the output of an SFT run, which is then resumed with another learning rate")
-def test_two_kinds_of_run_in_one_output(world, whole, tmp_path, capsys, outcome):  # noqa: F811
+def test_two_kinds_of_run_in_one_output(world, whole, tmp_path, capsys, outcome):
     out = copy("SFT", whole, tmp_path / "out")
     code, text = attempt(lambda: run("PPO", world, out, steps=1), capsys)
     if code:
@@ -163,7 +163,7 @@ def test_two_kinds_of_run_in_one_output(world, whole, tmp_path, capsys, outcome)
 
 
 @fault("PPO: --log_with tensorboard, and OUTPUT/tensorboard is a file")
-def test_a_file_where_events_go(world, tmp_path, capsys, outcome):  # noqa: F811
+def test_a_file_where_events_go(world, tmp_path, capsys, outcome):
     (tmp_path / "out").mkdir()
     (tmp_path / "out/tensorboard").write_text("mine")
     code, text = attempt(lambda: run("PPO", world, tmp_path / "out", "--log_with=tensorboard", steps=1), capsys)
@@ -185,14 +185,14 @@ def test_a_mistyped_mode_of_wandb(tmp_path, monkeypatch, outcome):
 
 
 @fault("WORLD_SIZE= with nothing behind it")
-def test_an_empty_world_size(world, tmp_path, monkeypatch, said, outcome):  # noqa: F811
+def test_an_empty_world_size(world, tmp_path, monkeypatch, said, outcome):
     monkeypatch.setenv("WORLD_SIZE", "")
     assert run("PPO", world, tmp_path / "out", steps=1) == 0, said()
     outcome("It is one process.")
 
 
 @fault("the folder where datasets keeps its cache cannot be made (HF_HOME below a file)")
-def test_no_place_for_the_cache_of_datasets(world, tmp_path, monkeypatch, outcome):  # noqa: F811
+def test_no_place_for_the_cache_of_datasets(world, tmp_path, monkeypatch, outcome):
     (tmp_path / "home").write_text("mine")
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "home/datasets")
     with pytest.raises((ValueError, OSError), match=f"{tmp_path}/home") as raised:
@@ -239,7 +239,7 @@ def test_a_pipe_that_is_closed(outcome):
 
 
 @fault("PPO: the connection to the machine is lost (SIGHUP) in a step")
-def test_a_lost_connection(world, whole, tmp_path, at_step, said, outcome):  # noqa: F811
+def test_a_lost_connection(world, whole, tmp_path, at_step, said, outcome):
     def lose() -> None:
         assert signal.getsignal(signal.SIGHUP) != signal.SIG_DFL, "SIGHUP kills it, without a checkpoint"
         os.kill(os.getpid(), signal.SIGHUP)
@@ -257,7 +257,7 @@ def test_a_lost_connection(world, whole, tmp_path, at_step, said, outcome):  # n
 
 
 @fault("PPO: Ctrl-C twice while a checkpoint is written")
-def test_ctrl_c_twice_in_a_save(world, whole, tmp_path, monkeypatch, outcome):  # noqa: F811
+def test_ctrl_c_twice_in_a_save(world, whole, tmp_path, monkeypatch, outcome):
     save, times = torch.save, []
 
     def stopped(*given, **options):
@@ -277,7 +277,7 @@ def test_ctrl_c_twice_in_a_save(world, whole, tmp_path, monkeypatch, outcome):  
 
 
 @fault("PPO: the output folder is removed while it trains")
-def test_an_output_that_vanishes(world, whole, tmp_path, at_step, capsys, outcome):  # noqa: F811
+def test_an_output_that_vanishes(world, whole, tmp_path, at_step, capsys, outcome):
     at_step("PPO", 2, lambda: shutil.rmtree(tmp_path / "out"))
     code, text = attempt(lambda: run("PPO", world, tmp_path / "out"), capsys)
     if code:

@@ -3,6 +3,7 @@
 import json
 import math
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import train_ppo
 import train_reward_model
 import train_sft
 from builders import EOS, SAMPLING, make_policy, make_samples, make_trainer, save_base, sgd, snapshot, write_rows
+from fault_page import case
 from test_tracking import run_one_step
 from test_train_reward_model import PAIRS, rows
 from transformers import GPT2Config
@@ -23,11 +25,8 @@ from rlhf_course.ppo.checkpoint import save_checkpoint
 from rlhf_course.worlds.small_models import train_tokenizer
 
 KIND = "Numbers"
+fault = partial(case, named=True)
 NAN, INF = math.nan, math.inf
-
-
-def fault(*values, done: str):
-    return pytest.param(*values, marks=pytest.mark.fault(done), id=done)
 
 
 # --- settings ---------------------------------------------------------------------------------------------------------

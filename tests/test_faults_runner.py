@@ -15,6 +15,7 @@ import nbformat
 import pytest
 import run_notebooks
 import trl_cli
+from fault_page import case
 from huggingface_hub import constants
 from huggingface_hub.utils import build_hf_headers
 from test_tracking import run_one_step
@@ -67,27 +68,19 @@ def run(*arguments) -> int:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        pytest.param(["--output", "."], "is not the result", marks=pytest.mark.fault("run_notebooks.py --output .")),
-        pytest.param(
+        case(["--output", "."], "is not the result", done="run_notebooks.py --output ."),
+        case(
             ["--output", "mine"],
             "is not the result",
-            marks=pytest.mark.fault("run_notebooks.py --output FOLDER, with a notebook of yours in it"),
+            done="run_notebooks.py --output FOLDER, with a notebook of yours in it",
         ),
-        pytest.param(
-            ["--output", "file"],
-            "is a file",
-            marks=pytest.mark.fault("run_notebooks.py --output FILE"),
-        ),
-        pytest.param(
+        case(["--output", "file"], "is a file", done="run_notebooks.py --output FILE"),
+        case(
             ["--override", "stepps=1"],
             "Unknown setting 'stepps'",
-            marks=pytest.mark.fault("a mistyped setting in --override of run_notebooks.py"),
+            done="a mistyped setting in --override of run_notebooks.py",
         ),
-        pytest.param(
-            ["--override", "model=[a"],
-            "takes KEY=VALUE",
-            marks=pytest.mark.fault("run_notebooks.py --override 'model=[a'"),
-        ),
+        case(["--override", "model=[a"], "takes KEY=VALUE", done="run_notebooks.py --override 'model=[a'"),
     ],
 )
 def test_the_runner_refuses_before_anything_runs(arguments, message, course, monkeypatch, capsys, outcome):
@@ -145,8 +138,8 @@ def test_two_runners_share_an_output_but_no_notebook(course, capsys, outcome):
 @pytest.mark.parametrize(
     ("signum", "code"),
     [
-        pytest.param(signal.SIGINT, 130, marks=pytest.mark.fault("Ctrl-C in run_notebooks.py")),
-        pytest.param(signal.SIGTERM, 143, marks=pytest.mark.fault("SIGTERM to run_notebooks.py")),
+        case(signal.SIGINT, 130, done="Ctrl-C in run_notebooks.py"),
+        case(signal.SIGTERM, 143, done="SIGTERM to run_notebooks.py"),
     ],
 )
 def test_a_stopped_runner_ends_its_kernel_and_says_what_is_done(signum, code, course, capfd, outcome):
@@ -187,15 +180,11 @@ def test_a_full_disk_is_said_in_the_table(course, capsys, outcome):
 @pytest.mark.parametrize(
     ("line", "module"),
     [
-        pytest.param(
-            ["scripts/run_notebooks.py"],
-            "papermill",
-            marks=pytest.mark.fault("Ctrl-C in the first second of run_notebooks.py"),
-        ),
-        pytest.param(
+        case(["scripts/run_notebooks.py"], "papermill", done="Ctrl-C in the first second of run_notebooks.py"),
+        case(
             ["-m", "rlhf_course.worlds.build"],
             "torch",
-            marks=pytest.mark.fault("Ctrl-C in the first second of python -m rlhf_course.worlds.build"),
+            done="Ctrl-C in the first second of python -m rlhf_course.worlds.build",
         ),
     ],
 )
@@ -237,9 +226,9 @@ def test_an_unforeseen_error_has_its_name_and_a_traceback_on_demand(capsys, outc
 @pytest.mark.parametrize(
     ("key", "begin"),
     [
-        pytest.param("k" * 40, "ppo", marks=pytest.mark.fault("wandb with an API key and no network, in PPO")),
-        pytest.param("k" * 40, "trl", marks=pytest.mark.fault("wandb with an API key and no network, in SFT")),
-        pytest.param("", "trl", marks=pytest.mark.fault("wandb without an API key")),
+        case("k" * 40, "ppo", done="wandb with an API key and no network, in PPO"),
+        case("k" * 40, "trl", done="wandb with an API key and no network, in SFT"),
+        case("", "trl", done="wandb without an API key"),
     ],
 )
 def test_wandb_goes_on_offline(key, begin, tmp_path, monkeypatch, capsys, outcome):

@@ -16,46 +16,18 @@ from pathlib import Path
 import convert_baichuan
 import pytest
 import torch
-import train_ppo
-import train_reward_model
-import train_sft
 from builders import SCRIPTS, latest_checkpoint, make_policy, python
 from outputs import damage
 from peft import LoraConfig
-from test_baichuan import source, tokenizer_model  # noqa: F401
-from test_train_ppo_lora import arguments, world  # noqa: F401
-from transformers import Trainer
+from training_runs import COMMANDS, checkpoints, resume, run, weights
 
-from rlhf_course import AutoModelForCausalLMWithValueHead, PPOTrainer
+from rlhf_course import AutoModelForCausalLMWithValueHead
 from rlhf_course.runtime import command, distributed, files
 from rlhf_course.runtime.files import hold
 
 KIND = "Training"
-COMMANDS = {"PPO": train_ppo, "SFT": train_sft, "the reward model": train_reward_model}
+pytestmark = pytest.mark.usefixtures("signals")
 fault = pytest.mark.fault
-
-
-def run(kind: str, world, output, *more, **given) -> int:  # noqa: F811
-    """A command's exit code; a short run, with checkpoints at every step or every other one."""
-    if kind == "PPO":
-        return train_ppo.main(arguments(world, output, "--save_every=1", *more, **given))
-    dataset = world / ("answers" if kind == "SFT" else "pairs")
-    given = {"dataset": dataset, "model_name_or_path": world / "base", "output_dir": output, "max_length": 80} | given
-    short = ["--disable_tqdm=true", "--lora_r=4", "--save_steps=2", "--use_peft=true", "--max_steps=4"]
-    short += ["--per_device_train_batch_size=8", "--audit_prompts=2"][: 1 if kind == "SFT" else 2]
-    return COMMANDS[kind].main([*(f"--{key}={value}" for key, value in given.items()), *short, *more])
-
-
-def resume(kind: str, *rest, **given) -> int:
-    return run(kind, *rest, "--resume" if kind == "PPO" else "--resume_from_checkpoint=true", **given)
-
-
-def weights(kind: str, output: Path) -> bytes:
-    return (output / ("policy" if kind == "PPO" else "model") / "adapter_model.safetensors").read_bytes()
-
-
-def checkpoints(output: Path) -> list[str]:
-    return sorted(path.name for path in output.rglob("checkpoint-*"))
 
 
 def each(done: str, kinds=COMMANDS):
@@ -63,71 +35,18 @@ def each(done: str, kinds=COMMANDS):
     return pytest.mark.parametrize("kind", [pytest.param(kind, marks=fault(done.format(kind))) for kind in kinds])
 
 
-@pytest.fixture(autouse=True)
-def signals():
-    """What commands do about signals ends with the test."""
-    found = {kind: signal.getsignal(kind) for kind in (signal.SIGINT, signal.SIGTERM)}
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background ignores it
-    yield
-    for kind, handler in found.items():
-        signal.signal(kind, handler)
-
-
-@pytest.fixture(scope="module")
-def whole(world, tmp_path_factory):  # noqa: F811
-    """The output of each command, run to its end."""
-    folder = tmp_path_factory.mktemp("whole")
-    for kind in COMMANDS:
-        assert run(kind, world, folder / kind) == 0
-    return folder
-
-
-@pytest.fixture
-def said(capsys):
-    """What was said in the end, in one sentence or two."""
-    return lambda: capsys.readouterr().err.strip().splitlines()[-1]
-
-
-@pytest.fixture
-def at_step(monkeypatch):
-    """Have something done at the end of a step's computations."""
-
-    def change(kind: str, step: int, do) -> None:
-        owner, name = (PPOTrainer, "step") if kind == "PPO" else (Trainer, "training_step")
-        original, seen = getattr(owner, name), []
-
-        def counted(*given, **options):
-            result = original(*given, **options)
-            seen.append(step)
-            if len(seen) == step:
-                do()
-            return result
-
-        monkeypatch.setattr(owner, name, counted)
-
-    return change
-
-
-@pytest.fixture
-def small_disk():
-    """A function that lets no file grow beyond so many bytes from now on."""
-    found = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, found[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, found)
-
-
 # --- before the first step --------------------------------------------------------------------------------------------
 
 
 @each("{}: --output is a file")
-def test_an_output_that_is_a_file(kind, world, tmp_path, said, outcome):  # noqa: F811
+def test_an_output_that_is_a_file(kind, world, tmp_path, said, outcome):
     (tmp_path / "notes").write_text("mine")
     assert run(kind, world, tmp_path / "notes") == 1 and (tmp_path / "notes").read_text() == "mine"
     outcome(said())
 
 
 @fault("PPO: OUTPUT/policy is a link to a place where no folder can be")
-def test_a_result_that_links_to_where_nothing_can_be(world, tmp_path, said, outcome):  # noqa: F811
+def test_a_result_that_links_to_where_nothing_can_be(world, tmp_path, said, outcome):
     (tmp_path / "notes").write_text("mine")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "policy").symlink_to(tmp_path / "notes" / "policy")
@@ -136,7 +55,7 @@ def test_a_result_that_links_to_where_nothing_can_be(world, tmp_path, said, outc
 
 
 @fault("PPO: OUTPUT/policy is a link to a folder that is not there yet")
-def test_a_result_that_links_to_what_is_not_there_yet(world, tmp_path, outcome):  # noqa: F811
+def test_a_result_that_links_to_what_is_not_there_yet(world, tmp_path, outcome):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "policy").symlink_to(tmp_path / "disk" / "policy")
     assert run("PPO", world, tmp_path / "out", steps=1) == 0 and (tmp_path / "out" / "policy").is_symlink()
@@ -152,7 +71,7 @@ def test_a_result_that_links_to_what_is_not_there_yet(world, tmp_path, outcome):
         pytest.param("PPO", "sft_adapter", "policy", marks=fault("PPO from --sft_adapter OUTPUT/policy")),
     ],
 )
-def test_inputs_where_the_result_would_be(kind, option, place, world, tmp_path, said, outcome):  # noqa: F811
+def test_inputs_where_the_result_would_be(kind, option, place, world, tmp_path, said, outcome):
     mine = {"model_name_or_path": "base", "dataset": "pairs", "sft_adapter": "sft"}[option]
     shutil.copytree(world / mine, tmp_path / place)
     before = {path.name: path.read_bytes() for path in (tmp_path / place).iterdir()}
@@ -162,7 +81,7 @@ def test_inputs_where_the_result_would_be(kind, option, place, world, tmp_path, 
 
 
 @each("{}: another run is writing to the same output")
-def test_two_runs_with_one_output(kind, world, tmp_path, said, outcome):  # noqa: F811
+def test_two_runs_with_one_output(kind, world, tmp_path, said, outcome):
     with hold(tmp_path / "out"):
         assert run(kind, world, tmp_path / "out") == 1
     assert checkpoints(tmp_path) == []
@@ -170,7 +89,7 @@ def test_two_runs_with_one_output(kind, world, tmp_path, said, outcome):  # noqa
 
 
 @each("{}: the disk has no room for the model and two checkpoints")
-def test_a_disk_without_room(kind, world, tmp_path, monkeypatch, said, outcome):  # noqa: F811
+def test_a_disk_without_room(kind, world, tmp_path, monkeypatch, said, outcome):
     used = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(files.shutil, "disk_usage", lambda path: used._replace(free=1000))
     assert run(kind, world, tmp_path / "out") == 1 and checkpoints(tmp_path) == []
@@ -178,7 +97,7 @@ def test_a_disk_without_room(kind, world, tmp_path, monkeypatch, said, outcome):
 
 
 @each("{}: the same command once more, without --resume")
-def test_a_second_run_in_the_same_output(kind, world, whole, tmp_path, said, outcome):  # noqa: F811
+def test_a_second_run_in_the_same_output(kind, world, whole, tmp_path, said, outcome):
     shutil.copytree(whole / kind, tmp_path / "out")
     assert run(kind, world, tmp_path / "out") == 1
     assert weights(kind, tmp_path / "out") == weights(kind, whole / kind)
@@ -186,7 +105,7 @@ def test_a_second_run_in_the_same_output(kind, world, whole, tmp_path, said, out
 
 
 @fault("SFT: once more over a model that was trained with --save_strategy no")
-def test_a_second_run_over_a_model_without_checkpoints(world, whole, tmp_path, said, outcome):  # noqa: F811
+def test_a_second_run_over_a_model_without_checkpoints(world, whole, tmp_path, said, outcome):
     shutil.copytree(whole / "SFT" / "model", tmp_path / "out" / "model")
     assert run("SFT", world, tmp_path / "out") == 1 and resume("SFT", world, tmp_path / "out") == 1
     outcome(said())
@@ -210,7 +129,7 @@ def test_a_second_run_over_a_model_without_checkpoints(world, whole, tmp_path, s
         ]
     ],
 )
-def test_resuming_with_other_settings(kind, name, value, world, whole, tmp_path, said, outcome):  # noqa: F811
+def test_resuming_with_other_settings(kind, name, value, world, whole, tmp_path, said, outcome):
     shutil.copytree(whole / kind, tmp_path / "out")
     assert resume(kind, world, tmp_path / "out", f"--{name}={value}") == 1
     assert weights(kind, tmp_path / "out") == weights(kind, whole / kind)
@@ -218,7 +137,7 @@ def test_resuming_with_other_settings(kind, name, value, world, whole, tmp_path,
 
 
 @fault("PPO: --resume with more steps, another --save_every and a tracker")
-def test_resuming_with_what_may_change(world, whole, tmp_path, outcome):  # noqa: F811
+def test_resuming_with_what_may_change(world, whole, tmp_path, outcome):
     assert run("PPO", world, tmp_path / "out", steps=2) == 0
     assert resume("PPO", world, tmp_path / "out", "--save_every=2", "--report_to=tensorboard") == 0
     assert weights("PPO", tmp_path / "out") == weights("PPO", whole / "PPO")
@@ -236,7 +155,7 @@ def test_resuming_with_what_may_change(world, whole, tmp_path, outcome):  # noqa
         for kind in kinds
     ],
 )
-def test_stopped_in_a_step(kind, which, world, whole, tmp_path, at_step, capsys, outcome):  # noqa: F811
+def test_stopped_in_a_step(kind, which, world, whole, tmp_path, at_step, capsys, outcome):
     at_step(kind, 1, lambda: signal.raise_signal(which))
     assert run(kind, world, tmp_path / "out") == 128 + which
     text = capsys.readouterr().out.strip().splitlines()[-1]
@@ -246,7 +165,7 @@ def test_stopped_in_a_step(kind, which, world, whole, tmp_path, at_step, capsys,
 
 
 @each("{}: Ctrl-C in the last step, then --resume", ("PPO", "SFT"))
-def test_stopped_in_the_last_step(kind, world, whole, tmp_path, at_step, outcome):  # noqa: F811
+def test_stopped_in_the_last_step(kind, world, whole, tmp_path, at_step, outcome):
     at_step(kind, 3 if kind == "PPO" else 4, lambda: signal.raise_signal(signal.SIGINT))
     assert run(kind, world, tmp_path / "out") == 130 and resume(kind, world, tmp_path / "out") == 0
     assert weights(kind, tmp_path / "out") == weights(kind, whole / kind)
@@ -294,7 +213,7 @@ damages = [
 
 
 @pytest.mark.parametrize(("kind", "file", "do"), damages)
-def test_a_damaged_checkpoint(kind, file, do, world, whole, tmp_path, capsys, outcome):  # noqa: F811
+def test_a_damaged_checkpoint(kind, file, do, world, whole, tmp_path, capsys, outcome):
     """The one before is used."""
     out, model = tmp_path / "out", "policy" if kind == "PPO" else "model"
     if kind == "PPO":  # which keeps one
@@ -308,7 +227,7 @@ def test_a_damaged_checkpoint(kind, file, do, world, whole, tmp_path, capsys, ou
 
 
 @each("{}: the only checkpoint is damaged; --resume, then without", ("PPO", "SFT"))
-def test_a_damaged_checkpoint_alone(kind, world, whole, tmp_path, said, outcome):  # noqa: F811
+def test_a_damaged_checkpoint_alone(kind, world, whole, tmp_path, said, outcome):
     """One of the two goes on: a run may begin anew."""
     shutil.copytree(whole / kind, tmp_path / "out")
     shutil.rmtree(tmp_path / "out" / ("policy" if kind == "PPO" else "model"))
@@ -324,7 +243,7 @@ def test_a_damaged_checkpoint_alone(kind, world, whole, tmp_path, said, outcome)
 
 
 @fault("PPO: settings.json cut in half, then --resume")
-def test_damaged_settings(world, whole, tmp_path, said, outcome):  # noqa: F811
+def test_damaged_settings(world, whole, tmp_path, said, outcome):
     shutil.copytree(whole / "PPO", tmp_path / "out")
     cut(tmp_path / "out" / "settings.json")
     assert resume("PPO", world, tmp_path / "out") == 1
@@ -335,7 +254,7 @@ def test_damaged_settings(world, whole, tmp_path, said, outcome):  # noqa: F811
 
 
 @each("{}: the disk is full when a checkpoint is written", ("PPO", "SFT"))
-def test_a_disk_that_fills(kind, world, whole, tmp_path, at_step, small_disk, said, outcome):  # noqa: F811
+def test_a_disk_that_fills(kind, world, whole, tmp_path, at_step, small_disk, said, outcome):
     at_step(kind, 2 if kind == "PPO" else 3, lambda: small_disk(9000))
     code, text = run(kind, world, tmp_path / "out"), said()
     small_disk(resource.getrlimit(resource.RLIMIT_FSIZE)[1])
@@ -347,7 +266,7 @@ def test_a_disk_that_fills(kind, world, whole, tmp_path, at_step, small_disk, sa
 
 
 @fault("convert_baichuan.py: the disk is full when a shard is written")
-def test_a_disk_that_fills_in_a_conversion(source, tmp_path, small_disk, capsys, outcome):  # noqa: F811
+def test_a_disk_that_fills_in_a_conversion(source, tmp_path, small_disk, capsys, outcome):
     convert = partial(command.run, "convert_baichuan.py", convert_baichuan.main, [str(source), str(tmp_path / "llama")])
     small_disk(20_000)
     code, text = convert(), capsys.readouterr().err.strip().splitlines()[-1]
@@ -360,7 +279,7 @@ def test_a_disk_that_fills_in_a_conversion(source, tmp_path, small_disk, capsys,
 
 
 @fault("PPO: killed within a save, which leaves .checkpoint-9-….part behind")
-def test_what_a_killed_run_leaves_goes(world, tmp_path, outcome):  # noqa: F811
+def test_what_a_killed_run_leaves_goes(world, tmp_path, outcome):
     (tmp_path / ".checkpoint-9-abc.part" / "new").mkdir(parents=True)
     (tmp_path / ".checkpoint-9-abc.part" / "new" / "trainer_state.pt").write_bytes(b"half")
     assert run("PPO", world, tmp_path, steps=1) == 0
@@ -368,7 +287,7 @@ def test_what_a_killed_run_leaves_goes(world, tmp_path, outcome):  # noqa: F811
     outcome("The next run with this output removes it.")
 
 
-def kill(kind: str, world: Path, folder: Path, count: int, seed: int) -> list[str]:  # noqa: F811
+def kill(kind: str, world: Path, folder: Path, count: int, seed: int) -> list[str]:
     """Runs that are killed at random moments and resumed: what each left when it was killed.
 
     In a process of one thread, which forks for every run, so that libraries are loaded once.
@@ -414,7 +333,7 @@ def kill(kind: str, world: Path, folder: Path, count: int, seed: int) -> list[st
 
 
 @fault("each training command is killed at random moments, and resumed")
-def test_killed_at_a_random_moment(world, tmp_path, outcome):  # noqa: F811
+def test_killed_at_a_random_moment(world, tmp_path, outcome):
     """More of them: python tests/test_faults_training.py WORLD FOLDER COUNT SEED, where WORLD is the fixture's."""
     paths = os.pathsep.join(filter(None, (str(SCRIPTS), os.environ.get("PYTHONPATH"))))
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
@@ -452,7 +371,7 @@ def test_no_process_outlives_a_killed_launcher(monkeypatch, outcome):
 
 
 @each("{}: all that is saved, under umask 027", ("PPO", "SFT"))
-def test_what_is_saved_obeys_the_umask(kind, world, tmp_path, outcome):  # noqa: F811
+def test_what_is_saved_obeys_the_umask(kind, world, tmp_path, outcome):
     found = os.umask(0o027)
     try:
         assert run(kind, world, tmp_path / "out", "--save_total_limit=9" if kind != "PPO" else "--save_every=2") == 0

@@ -16,20 +16,20 @@ from accelerate import DistributedType
 from accelerate.commands.config.config_args import load_config_from_file
 from builders import (
     SCRIPTS,
-    PadTokenizer,
     difference,
     final_state,
     latest_checkpoint,
     launch,
     launched,
     make_policy,
+    make_trainer,
     python,
 )
 from parallel_worker import CASES
 from peft import LoraConfig
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
 
-from rlhf_course import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
+from rlhf_course import AutoModelForCausalLMWithValueHead
 
 WORKER = Path(__file__).with_name("parallel_worker.py")
 PPO = (SCRIPTS / "train_ppo.py", "--batch_size=8", "--mini_batch_size=8", "--save_every=2")
@@ -129,7 +129,7 @@ def test_what_cannot_be_sharded_is_refused_with_a_cure(case, monkeypatch):
     if case == "adapters":
         policy = AutoModelForCausalLMWithValueHead.from_pretrained(policy.pretrained_model, peft_config=ADAPTERS)
     with pytest.raises(ValueError, match=message):
-        PPOTrainer(PPOConfig(), policy, tokenizer=PadTokenizer(), **options)
+        make_trainer(policy, **options)
 
 
 @pytest.mark.parametrize("file", ["two_cpus", "fsdp"])

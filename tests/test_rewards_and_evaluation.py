@@ -4,10 +4,7 @@ import numpy as np
 import pytest
 import torch
 from builders import EOS, SAMPLING, make_policy, make_trainer, review_tokenizer, reviews, save_classifier
-from transformers import (
-    RobertaConfig,
-    RobertaForSequenceClassification,
-)
+from transformers import RobertaConfig, RobertaForSequenceClassification
 
 from rlhf_course.data import encode
 from rlhf_course.evaluation import distinct_n, evaluate, mean_ci

@@ -14,7 +14,6 @@ import pytest
 import torch
 import train_ppo
 from builders import (
-    SCRIPTS,
     difference,
     final_state,
     latest_checkpoint,
@@ -30,12 +29,11 @@ from rlhf_course.course.presets import ROOT, load_preset
 from rlhf_course.ppo.checkpoint import load_checkpoint, save_checkpoint
 from rlhf_course.runtime.command import stop_between_steps
 
-BENCHMARK = SCRIPTS / "benchmark_ppo.py"
 SHORT = ["--batch_size=16", "--mini_batch_size=8", "--steps=6"]
 
 
 def command(*arguments) -> list[str]:
-    return [sys.executable, str(SCRIPTS / "train_ppo.py"), *SHORT, *map(str, arguments)]
+    return [sys.executable, train_ppo.__file__, *SHORT, *map(str, arguments)]
 
 
 def run(*arguments) -> subprocess.CompletedProcess:
@@ -179,7 +177,7 @@ def test_the_first_ctrl_c_waits_for_the_step_and_the_second_does_not():
 
 def benchmark(target, *arguments) -> dict:
     """One round; its JSON, with the printed words under ``printed``."""
-    done = python(BENCHMARK, "--rounds=1", "--warmup=1", f"--output={target}", *arguments, cwd=ROOT)
+    done = python(benchmark_ppo.__file__, "--rounds=1", "--warmup=1", f"--output={target}", *arguments, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-2000:]
     assert target.with_suffix(".png").stat().st_size > 5000
     return json.loads(target.read_text()) | {"printed": done.stdout}
@@ -207,7 +205,7 @@ def test_the_benchmark_says_what_is_missing(tmp_path):
         (["--against=/nowhere/python"], "/nowhere/python"),
         (["--shape=lora", "--costs"], "are for"),
     ):
-        done = python(BENCHMARK, *arguments, cwd=tmp_path)
+        done = python(benchmark_ppo.__file__, *arguments, cwd=tmp_path)
         assert done.returncode != 0 and message in done.stderr and "Traceback" not in done.stderr
 
 

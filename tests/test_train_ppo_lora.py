@@ -1,72 +1,18 @@
 """train_ppo.py with adapters: what moves and what is saved, resuming, options, refusals; and the three commands."""
 
-import random
-
 import pytest
 import torch
 import train_ppo as script
 import train_reward_model
 import train_sft
-from builders import WORDS, difference, edit_json, final_state, save_base, snapshot, write_rows
-from peft import AutoPeftModelForCausalLM, LoraConfig, get_peft_model
+from builders import difference, edit_json, final_state, snapshot
+from peft import AutoPeftModelForCausalLM
 from safetensors.torch import load_file
-from transformers import AutoTokenizer, LlamaForCausalLM, LlamaForSequenceClassification
+from training_runs import arguments, make_adapters, make_base
+from transformers import AutoTokenizer
 
 from rlhf_course.course.presets import load_preset
 from rlhf_course.policy.value_head import AutoModelForCausalLMWithValueHead
-from rlhf_course.worlds.small_models import train_tokenizer
-
-SIZES = {"batch_size": 8, "mini_batch_size": 4, "max_length": 64, "max_new_tokens": 8, "steps": 3, "ppo_epochs": 2}
-LORA = {"lora_alpha": 8, "target_modules": ["q_proj", "v_proj", "down_proj"]}
-
-
-def words(rng, most=6) -> str:
-    return " ".join(rng.choices(WORDS, k=rng.randint(1, most)))
-
-
-def make_base(folder, tokenizer, width=32):
-    torch.manual_seed(0)
-    save_base(folder, tokenizer, hidden_size=width, max_position_embeddings=128, initializer_range=0.1)
-
-
-def make_adapters(base, folder, rank=4):
-    """An SFT adapter and a reward adapter with weights as if they had been trained, and no tokenizer beside them."""
-    torch.manual_seed(1)
-    classifier = {"task_type": "SEQ_CLS", "modules_to_save": ["score"]}
-    kinds = {"sft": (LlamaForCausalLM, {}, {"task_type": "CAUSAL_LM"})}
-    kinds["reward"] = (LlamaForSequenceClassification, {"num_labels": 1}, classifier)
-    for name, (kind, options, task) in kinds.items():
-        model = get_peft_model(kind.from_pretrained(base, **options), LoraConfig(**LORA, **task, r=rank))
-        for key, parameter in model.named_parameters():
-            if "lora_" in key:
-                torch.nn.init.normal_(parameter, std=0.1)
-        model.save_pretrained(folder / name)
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory):
-    """A base without a padding token, two adapters on it, and folders of answers and of preference pairs."""
-    folder, rng = tmp_path_factory.mktemp("world"), random.Random(0)
-    pairs = [
-        {"prompt": f"What is {words(rng, 3)} {row}?", "chosen": words(rng), "rejected": words(rng)} for row in range(56)
-    ]
-    pairs.append(pairs[0])
-    pairs.append({"prompt": "Why " * 70, "chosen": "fog", "rejected": "sun"})  # leaves no room for an answer
-    answers = [{"instruction": row["prompt"], "input": "", "output": row["chosen"]} for row in pairs[:24]]
-    write_rows(folder / "pairs", pairs)
-    write_rows(folder / "answers", answers)
-    tokenizer = train_tokenizer([f"\n\nHuman: {r['prompt']}\n\nAssistant: {r['chosen']}" for r in pairs], 330)
-    tokenizer.pad_token = None
-    make_base(folder / "base", tokenizer)
-    make_adapters(folder / "base", folder)
-    return folder
-
-
-def arguments(world, output, *more, **given) -> list[str]:
-    given = (
-        {"sft_adapter": world / "sft", "reward_adapter": world / "reward", "dataset": world / "pairs"} | SIZES | given
-    )
-    return [f"--{key}={value}" for key, value in (given | {"output": output, "learning_rate": 1e-2}).items()] + [*more]
 
 
 @pytest.fixture(scope="module")

@@ -14,11 +14,7 @@ import trl_cli
 from builders import SCRIPTS, WORDS, difference, launched, python, save_base, write_rows
 from peft import PeftModel
 from safetensors.torch import load_file
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    GPT2Config,
-)
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config
 
 from rlhf_course.course.presets import load_preset
 from rlhf_course.data import hold_out, load_answers

@@ -413,7 +413,7 @@ def test_learning_rate_schedule_moves_once_per_step():
     policy = make_policy()
     optimizer = sgd(policy, 0.1)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
-    trainer = make_trainer(policy, None, optimizer, schedule, mini_batch_size=2)
+    trainer = make_trainer(policy, None, optimizer, lr_scheduler=schedule, mini_batch_size=2)
     rates = [trainer.step(*make_samples())["ppo/learning_rate"] for _ in range(3)]
     assert rates == pytest.approx([0.1, 0.05, 0.025])
 

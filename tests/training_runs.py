@@ -1,0 +1,147 @@
+"""Short runs of the three training commands, on adapters of one small base: inputs, ends and outputs."""
+
+import random
+import resource
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+import train_ppo
+import train_reward_model
+import train_sft
+from builders import WORDS, save_base, write_rows
+from peft import LoraConfig, get_peft_model
+from transformers import LlamaForCausalLM, LlamaForSequenceClassification, Trainer
+
+from rlhf_course import PPOTrainer
+from rlhf_course.worlds.small_models import train_tokenizer
+
+COMMANDS = {"PPO": train_ppo, "SFT": train_sft, "the reward model": train_reward_model}
+SIZES = {"batch_size": 8, "mini_batch_size": 4, "max_length": 64, "max_new_tokens": 8, "steps": 3, "ppo_epochs": 2}
+LORA = {"lora_alpha": 8, "target_modules": ["q_proj", "v_proj", "down_proj"]}
+
+
+def words(rng, most=6) -> str:
+    return " ".join(rng.choices(WORDS, k=rng.randint(1, most)))
+
+
+def make_base(folder, tokenizer, width=32):
+    torch.manual_seed(0)
+    save_base(folder, tokenizer, hidden_size=width, max_position_embeddings=128, initializer_range=0.1)
+
+
+def make_adapters(base, folder, rank=4):
+    """An SFT adapter and a reward adapter with weights as if they had been trained, and no tokenizer beside them."""
+    torch.manual_seed(1)
+    classifier = {"task_type": "SEQ_CLS", "modules_to_save": ["score"]}
+    kinds = {"sft": (LlamaForCausalLM, {}, {"task_type": "CAUSAL_LM"})}
+    kinds["reward"] = (LlamaForSequenceClassification, {"num_labels": 1}, classifier)
+    for name, (kind, options, task) in kinds.items():
+        model = get_peft_model(kind.from_pretrained(base, **options), LoraConfig(**LORA, **task, r=rank))
+        for key, parameter in model.named_parameters():
+            if "lora_" in key:
+                torch.nn.init.normal_(parameter, std=0.1)
+        model.save_pretrained(folder / name)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """A base without a padding token, two adapters on it, and folders of answers and of preference pairs."""
+    folder, rng = tmp_path_factory.mktemp("world"), random.Random(0)
+    pairs = [
+        {"prompt": f"What is {words(rng, 3)} {row}?", "chosen": words(rng), "rejected": words(rng)} for row in range(56)
+    ]
+    pairs.append(pairs[0])
+    pairs.append({"prompt": "Why " * 70, "chosen": "fog", "rejected": "sun"})  # leaves no room for an answer
+    answers = [{"instruction": row["prompt"], "input": "", "output": row["chosen"]} for row in pairs[:24]]
+    write_rows(folder / "pairs", pairs)
+    write_rows(folder / "answers", answers)
+    tokenizer = train_tokenizer([f"\n\nHuman: {r['prompt']}\n\nAssistant: {r['chosen']}" for r in pairs], 330)
+    tokenizer.pad_token = None
+    make_base(folder / "base", tokenizer)
+    make_adapters(folder / "base", folder)
+    return folder
+
+
+def arguments(world, output, *more, **given) -> list[str]:
+    given = (
+        {"sft_adapter": world / "sft", "reward_adapter": world / "reward", "dataset": world / "pairs"} | SIZES | given
+    )
+    return [f"--{key}={value}" for key, value in (given | {"output": output, "learning_rate": 1e-2}).items()] + [*more]
+
+
+def run(kind: str, world, output, *more, **given) -> int:
+    """A command's exit code; a short run, with checkpoints at every step or every other one."""
+    if kind == "PPO":
+        return train_ppo.main(arguments(world, output, "--save_every=1", *more, **given))
+    dataset = world / ("answers" if kind == "SFT" else "pairs")
+    given = {"dataset": dataset, "model_name_or_path": world / "base", "output_dir": output, "max_length": 80} | given
+    short = ["--disable_tqdm=true", "--lora_r=4", "--save_steps=2", "--use_peft=true", "--max_steps=4"]
+    short += ["--per_device_train_batch_size=8", "--audit_prompts=2"][: 1 if kind == "SFT" else 2]
+    return COMMANDS[kind].main([*(f"--{key}={value}" for key, value in given.items()), *short, *more])
+
+
+def resume(kind: str, *rest, **given) -> int:
+    return run(kind, *rest, "--resume" if kind == "PPO" else "--resume_from_checkpoint=true", **given)
+
+
+def weights(kind: str, output: Path) -> bytes:
+    return (output / ("policy" if kind == "PPO" else "model") / "adapter_model.safetensors").read_bytes()
+
+
+def checkpoints(output: Path) -> list[str]:
+    return sorted(path.name for path in output.rglob("checkpoint-*"))
+
+
+@pytest.fixture
+def signals():
+    """What commands do about signals ends with the test; for ``usefixtures``."""
+    found = {kind: signal.getsignal(kind) for kind in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background ignores it
+    yield
+    for kind, handler in found.items():
+        signal.signal(kind, handler)
+
+
+@pytest.fixture(scope="module")
+def whole(world, tmp_path_factory):
+    """The output of each command, run to its end."""
+    folder = tmp_path_factory.mktemp("whole")
+    for kind in COMMANDS:
+        assert run(kind, world, folder / kind) == 0
+    return folder
+
+
+@pytest.fixture
+def said(capsys):
+    """What was said in the end, in one sentence or two."""
+    return lambda: capsys.readouterr().err.strip().splitlines()[-1]
+
+
+@pytest.fixture
+def at_step(monkeypatch):
+    """Have something done at the end of a step's computations."""
+
+    def change(kind: str, step: int, do) -> None:
+        owner, name = (PPOTrainer, "step") if kind == "PPO" else (Trainer, "training_step")
+        original, seen = getattr(owner, name), []
+
+        def counted(*given, **options):
+            result = original(*given, **options)
+            seen.append(step)
+            if len(seen) == step:
+                do()
+            return result
+
+        monkeypatch.setattr(owner, name, counted)
+
+    return change
+
+
+@pytest.fixture
+def small_disk():
+    """A function that lets no file grow beyond so many bytes from now on."""
+    found = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, found[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, found)
