@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from builders import reviews
+from datasets import Dataset
 from peft import LoraConfig
-from test_classic_tutorial import make_folders
 from transformers import AutoTokenizer
 
+from rlhf_course.course.presets import ROOT
 from rlhf_course.data import collate
 from rlhf_course.ppo.stats import MEANING
 
@@ -39,14 +41,14 @@ def right_column() -> list[str]:
 
 
 def test_the_right_column_of_the_ppo_table_runs(tmp_path, monkeypatch):
-    dataset = make_folders(tmp_path)
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "gpt2")
+    policy = ROOT / "models/gpt2-imdb-mini"
+    dataset, tokenizer = Dataset.from_list(reviews(200)), AutoTokenizer.from_pretrained(policy)
     dataset = dataset.map(lambda row: {"input_ids": tokenizer(row["text"])["input_ids"][:5]})
     dataset = dataset.map(lambda row: {"query": tokenizer.decode(row["input_ids"])}).with_format("torch")
     names = {
         "torch": torch,
-        "model_name": tmp_path / "gpt2",
-        "classifier": tmp_path / "distilbert",
+        "model_name": policy,
+        "classifier": ROOT / "models/distilbert-imdb-mini",
         "tokenizer": tokenizer,
         "dataset": dataset,
         "collator": collate,
