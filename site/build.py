@@ -51,13 +51,17 @@ def copy(source: Path, target: Path) -> None:
 def collect(folder: Path) -> None:
     """Lay out all pages in one folder, at the places that their links expect."""
     patterns = ["README.md", "CONTRIBUTING.md", "LICENSE", "notebooks/*.ipynb", "figs/*.svg", "figs/README.md"]
-    patterns += ["slides/slides.pdf", *SOURCES.values()]
+    patterns += ["models/README.md", "slides/slides.pdf", *SOURCES.values()]
     for path in (path for pattern in patterns for path in ROOT.glob(pattern)):
         copy(path, folder / path.relative_to(ROOT))
     for path in HERE.glob("*.md"):
         copy(path, folder / path.name)
     readme = folder / "README.md"
     readme.write_text(readme.read_text().replace("](site/", "]("))
+    for card in ROOT.glob("models/*/README.md"):
+        target = folder / card.relative_to(ROOT)
+        target.parent.mkdir()
+        target.write_text(card.read_text().replace("---\n", "---\norphan: true\n", 1))
     fixtures = (ROOT / "tests/fixtures/README.md").read_text()
     (folder / "tests/fixtures").mkdir(parents=True)
     (folder / "tests/fixtures/README.md").write_text(f"---\norphan: true\n---\n# The frozen numbers\n\n{fixtures}")
