@@ -155,7 +155,7 @@ def build_imdb(options: argparse.Namespace, settings: Settings) -> Run:
     from rlhf_course import AutoModelForCausalLMWithValueHead, LengthSampler
     from rlhf_course.course.shipped import prepare
     from rlhf_course.data import build_queries, load_reviews
-    from rlhf_course.policy.saved import load_tokenizer
+    from rlhf_course.policy.save_load import load_tokenizer
     from rlhf_course.rewards import SentimentReward
 
     with PartialState().main_process_first():  # it builds what is missing, the others find it there
@@ -191,7 +191,7 @@ def build_chat(options: argparse.Namespace, settings: Settings) -> Run:
     from rlhf_course import AutoModelForCausalLMWithValueHead
     from rlhf_course.data import load_pairs
     from rlhf_course.policy.adapters import RewardAdapter, quantization
-    from rlhf_course.policy.saved import load_tokenizer
+    from rlhf_course.policy.save_load import load_tokenizer
     from rlhf_course.rewards import RewardModel
     from rlhf_course.runtime.hub import download
     from rlhf_course.worlds.build import build_preferences

@@ -102,7 +102,7 @@ def load_base(base: str, config, model_args):
     """The base model. Raises ``ValueError`` for an adapter, and where there are no positions for max_length tokens."""
     from transformers import AutoModelForCausalLM
 
-    from rlhf_course.policy.saved import load_model
+    from rlhf_course.policy.save_load import load_model
 
     model = load_model(AutoModelForCausalLM, base, **trl_cli.model_options(model_args))
     if getattr(model, "peft_config", None):

@@ -142,7 +142,7 @@ def open_output(name: str, folder: Path, script, config, model_args):
 
 def load_base_tokenizer(path: str, model_args):
     """The base's tokenizer. Raises ``ValueError`` where it has no EOS token."""
-    from rlhf_course.policy.saved import load_tokenizer
+    from rlhf_course.policy.save_load import load_tokenizer
 
     tokenizer = load_tokenizer(path, revision=model_args.model_revision)
     if tokenizer.eos_token is None:
@@ -230,7 +230,7 @@ def train(trainer, output, measure: Callable[[], tuple], most: float = math.inf)
     from peft import PeftModel
     from transformers import TrainerCallback
 
-    from rlhf_course.policy.saved import model_folder
+    from rlhf_course.policy.save_load import model_folder
     from rlhf_course.runtime.files import obey_umask, say_when_full
 
     stopped = []

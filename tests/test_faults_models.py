@@ -33,7 +33,7 @@ from transformers import (
 from rlhf_course import AutoModelForCausalLMWithValueHead, LengthSampler, PPOConfig, PPOTrainer
 from rlhf_course.data import encode
 from rlhf_course.policy.adapters import RewardAdapter
-from rlhf_course.policy.saved import load_tokenizer
+from rlhf_course.policy.save_load import load_tokenizer
 from rlhf_course.rewards import RewardModel, SentimentReward, load_reward_model
 from rlhf_course.runtime.hub import download
 

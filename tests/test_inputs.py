@@ -10,7 +10,7 @@ from rlhf_course.course.presets import load_preset
 from rlhf_course.course.shipped import prepare
 from rlhf_course.data import build_queries, load_reviews
 from rlhf_course.ppo.algorithm import RunningMoments
-from rlhf_course.ppo.inputs import check_outputs, stack_scores
+from rlhf_course.ppo.input_checks import check_outputs, stack_scores
 
 
 def test_sizes_that_do_not_divide():

@@ -136,7 +136,8 @@ def test_looking_for_a_value_head_reads_no_other_weights(tmp_path, name):
     save = torch.save if name.endswith(".bin") else save_file
     save(big | head, tmp_path / name)
     code = (
-        "from rlhf_course.course.run_card import peak_memory; from rlhf_course.policy.saved import read_value_head\n"
+        "from rlhf_course.course.run_card import peak_memory\n"
+        "from rlhf_course.policy.save_load import read_value_head\n"
         f"before = peak_memory(); head = read_value_head({str(tmp_path)!r}); print(*head, peak_memory() - before)"
     )
     command = ["sh", "-c", '"$0" -c "$1"; exit $?', sys.executable, code]

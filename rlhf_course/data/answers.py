@@ -13,7 +13,7 @@ from pathlib import Path
 import datasets
 
 from rlhf_course.data.files import load_split
-from rlhf_course.data.rows import keep_short, keep_usable
+from rlhf_course.data.row_checks import keep_short, keep_usable
 from rlhf_course.data.transcripts import as_prompt, end_token
 
 HC3 = ("question", "human_answers", "chatgpt_answers")

@@ -8,7 +8,7 @@ from pathlib import Path
 import datasets
 
 from rlhf_course.data.files import load_split
-from rlhf_course.data.rows import check_columns, keep_short, keep_usable
+from rlhf_course.data.row_checks import check_columns, keep_short, keep_usable
 from rlhf_course.data.transcripts import ASSISTANT, HUMAN, as_text, encode, split_answer
 
 FAULTS = {  # why a pair is of no use, in the order of the checks; both sides are (before, mark, answer)

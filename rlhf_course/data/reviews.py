@@ -8,7 +8,7 @@ from pathlib import Path
 import datasets
 
 from rlhf_course.data.files import load_split
-from rlhf_course.data.rows import check_columns
+from rlhf_course.data.row_checks import check_columns
 
 INCOMPLETE = "\ufffd"  # what the first bytes of a character are decoded as
 SENTIMENTS = {"0": 0, "1": 1, "negative": 0, "positive": 1, "neg": 0, "pos": 1, "false": 0, "true": 1}

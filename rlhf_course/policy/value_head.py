@@ -21,7 +21,7 @@ from transformers.activations import NewGELUActivation
 from transformers.cache_utils import DynamicLayer
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from rlhf_course.policy import saved
+from rlhf_course.policy import save_load
 from rlhf_course.runtime.files import check_folder
 
 POLICY = "policy"  # the adapter that PPO trains
@@ -89,12 +89,12 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
         if not isinstance(source, nn.Module):
             dtype = kwargs.pop("torch_dtype", torch.float32)
             kwargs = {"dtype": dtype, "adapter_name": POLICY, "is_trainable": True} | kwargs
-            base = saved.load_model(AutoModelForCausalLM, source, **kwargs)
+            base = save_load.load_model(AutoModelForCausalLM, source, **kwargs)
         model = cls(base if peft_config is None else get_peft_model(base, peft_config, POLICY), **head_options)
         if base is source:
             return model.eval()
-        if head := saved.read_value_head(source, **kwargs):
-            saved.check_state_dict(source, "value head", head, model.v_head.state_dict())
+        if head := save_load.read_value_head(source, **kwargs):
+            save_load.check_state_dict(source, "value head", head, model.v_head.state_dict())
             model.v_head.load_state_dict(head)
         else:
             name = Path(source).name if Path(source).is_dir() else source
@@ -179,7 +179,7 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
         ``token``, ``private``, ``commit_message``, ``revision`` and ``create_pr`` are huggingface_hub's.
         """
         save_directory = check_folder(save_directory)
-        with saved.model_folder(save_directory, self.is_peft_model) as folder:
+        with save_load.model_folder(save_directory, self.is_peft_model) as folder:
             self.write_files(folder)
             names = sorted(path.name for path in folder.iterdir())
         if push_to_hub:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from accelerate.utils import gather_object
 
-from rlhf_course.ppo.inputs import check_weights
+from rlhf_course.ppo.input_checks import check_weights
 from rlhf_course.runtime.distributed import gather_full, shard
 from rlhf_course.runtime.files import atomic_folder, check_folder
 

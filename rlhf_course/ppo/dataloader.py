@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from rlhf_course.data import collate
 from rlhf_course.policy.value_head import AutoModelForCausalLMWithValueHead
 from rlhf_course.ppo.config import PPOConfig
-from rlhf_course.ppo.transfer import to_device
+from rlhf_course.ppo.device import to_device
 
 
 def make_dataloader(dataset, data_collator: Callable | None, config: PPOConfig, accelerator: Accelerator) -> DataLoader:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rlhf_course.ppo.config import PPOConfig
-from rlhf_course.ppo.transfer import to_host
+from rlhf_course.ppo.device import to_host
 
 FIRST = 3  # steps that stand for how the run began
 

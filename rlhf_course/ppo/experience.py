@@ -9,7 +9,7 @@ import torch
 
 from rlhf_course.ppo import algorithm as ppo
 from rlhf_course.ppo.config import PPOConfig
-from rlhf_course.ppo.inputs import check_outputs
+from rlhf_course.ppo.input_checks import check_outputs
 from rlhf_course.ppo.rollout import FirstPass, Rollout, forward
 
 

@@ -12,8 +12,8 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
 from rlhf_course.policy.value_head import can_pack
+from rlhf_course.ppo.device import to_device, to_host
 from rlhf_course.ppo.logprobs import label_logprobs
-from rlhf_course.ppo.transfer import to_device, to_host
 
 FirstPass = tuple[Tensor, Tensor, Tensor]  # log-probabilities, values, entropies: (B, R) each, with their graph
 ON_HOST = ("input_ids", "query_lengths", "response_lengths")

@@ -12,11 +12,11 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache
 
-from rlhf_course.policy.saved import known_tokens
+from rlhf_course.policy.save_load import known_tokens
 from rlhf_course.policy.value_head import can_pack, takes, without_dropout
-from rlhf_course.ppo.inputs import check_length, token_ids
-from rlhf_course.ppo.transfer import to_device
-from rlhf_course.runtime.checks import check_positive
+from rlhf_course.ppo.device import to_device
+from rlhf_course.ppo.input_checks import check_length, token_ids
+from rlhf_course.runtime.argument_checks import check_positive
 
 CPU_SYNC, GPU_SYNC = 1, 8  # tokens from one sync with the host, which looks for finished rows, to the next
 

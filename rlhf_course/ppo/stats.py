@@ -11,8 +11,8 @@ import torch
 from accelerate import Accelerator
 
 from rlhf_course.ppo.algorithm import masked_mean
+from rlhf_course.ppo.device import to_device, to_host
 from rlhf_course.ppo.rollout import Rollout
-from rlhf_course.ppo.transfer import to_device, to_host
 from rlhf_course.ppo.update import NUMBERS, MiniBatch
 
 MEANING = {

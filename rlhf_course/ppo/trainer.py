@@ -14,7 +14,7 @@ from accelerate.utils import set_seed
 from torch import Tensor
 
 from rlhf_course.policy.adapters import REFERENCE, add_reference_adapter, create_reference_model, use_adapter
-from rlhf_course.policy.saved import check_vocabulary, known_tokens, model_folder
+from rlhf_course.policy.save_load import check_vocabulary, known_tokens, model_folder
 from rlhf_course.policy.value_head import AutoModelForCausalLMWithValueHead, can_pack, without_dropout
 from rlhf_course.ppo import algorithm as ppo
 from rlhf_course.ppo.config import PPOConfig
@@ -22,7 +22,7 @@ from rlhf_course.ppo.dataloader import make_dataloader
 from rlhf_course.ppo.decoder import Decoders
 from rlhf_course.ppo.detectors import Detectors, warn_about_float16, warn_about_samples
 from rlhf_course.ppo.experience import add_advantages, add_logprobs, add_rewards
-from rlhf_course.ppo.inputs import (
+from rlhf_course.ppo.input_checks import (
     check_length,
     check_parts,
     check_rates,
@@ -36,7 +36,7 @@ from rlhf_course.ppo.sampling import LengthSampler, generate, pad_token_id
 from rlhf_course.ppo.stats import Clock, step_stats
 from rlhf_course.ppo.update import optimize
 from rlhf_course.runtime import tracking
-from rlhf_course.runtime.checks import check_positive
+from rlhf_course.runtime.argument_checks import check_positive
 from rlhf_course.runtime.distributed import check_sharding, gather_full, prepare
 
 

@@ -14,8 +14,8 @@ from torch.distributed.tensor import DTensor
 
 from rlhf_course.ppo import algorithm as ppo
 from rlhf_course.ppo.config import PPOConfig
+from rlhf_course.ppo.device import to_host
 from rlhf_course.ppo.rollout import FirstPass, Rollout, forward
-from rlhf_course.ppo.transfer import to_host
 
 # Statistics of a mini-batch that are means over its response tokens, and two variances; the last is no statistic of its
 # own, but what ratio_threshold looks at.

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
-from rlhf_course.policy.saved import known_tokens
+from rlhf_course.policy.save_load import known_tokens
 from rlhf_course.ppo.algorithm import RunningMoments
 from rlhf_course.ppo.config import PPOConfig
-from rlhf_course.ppo.transfer import to_device, to_host
+from rlhf_course.ppo.device import to_device, to_host
 
 
 def check_parts(model, ref_model, optimizer, config: PPOConfig, dataset) -> None:
