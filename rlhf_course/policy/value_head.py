@@ -119,7 +119,7 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
             logits = network(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
         change, rounding = (hidden[0, 0] - hidden[1, 0]).abs().max(), torch.finfo(hidden.dtype).eps * hidden.abs().max()
         if change > 10 * rounding:
-            raise ValueError(f"In a {type(network).__name__} tokens see those that follow. {saved.CAUSAL}")
+            raise ValueError(f"In a {type(network).__name__} tokens see those that follow. {save_load.CAUSAL}")
         return torch.allclose(head(LARGE * hidden).float(), logits.float(), rtol=1e-3, atol=1e-3, equal_nan=True)
 
     @property
@@ -164,12 +164,14 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
     def state_dict(self, *args, prefix: str = "", **kwargs) -> dict[str, Tensor]:
         """The base model's state dict, and ``v_head.*``."""
         state = self.pretrained_model.state_dict(*args, prefix=prefix, **kwargs)
-        state.update(self.v_head.state_dict(*args, prefix=f"{prefix}{saved.PREFIX}", **kwargs))
+        state.update(self.v_head.state_dict(*args, prefix=f"{prefix}{save_load.PREFIX}", **kwargs))
         return state
 
     def load_state_dict(self, state_dict, strict: bool = True, assign: bool = False):
         """Load what :meth:`state_dict` gave."""
-        own = {k if k.startswith(saved.PREFIX) else f"pretrained_model.{k}": value for k, value in state_dict.items()}
+        own = {
+            k if k.startswith(save_load.PREFIX) else f"pretrained_model.{k}": value for k, value in state_dict.items()
+        }
         return super().load_state_dict(own, strict=strict, assign=assign)
 
     def save_pretrained(self, save_directory: str | os.PathLike, push_to_hub: bool = False, **kwargs) -> None:
@@ -190,8 +192,8 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
     def write_files(self, folder: Path, state: dict[str, Tensor] | None = None) -> None:
         """Write weights (of ``state``, or else its own), config and value head into an existing folder."""
         state = self.state_dict() if state is None else state
-        head = {name: value.contiguous() for name, value in state.items() if name.startswith(saved.PREFIX)}
-        save_file(head, folder / saved.VALUE_HEAD_FILE)
+        head = {name: value.contiguous() for name, value in state.items() if name.startswith(save_load.PREFIX)}
+        save_file(head, folder / save_load.VALUE_HEAD_FILE)
         if self.is_peft_model:
             adapter = self.pretrained_model.active_adapter
             self.pretrained_model.save_pretrained(folder, selected_adapters=[adapter])
