@@ -182,7 +182,7 @@ def gpt2_imdb() -> Figure:
     arrow(axis, update.right, (976, 160), (976, 306), (412, 306), policy.bottom, colour=COLOURS["policy"], lw=2.2)
     words(axis, 426, 293, "gradient", size=9, color=COLOURS["policy"], ha="left")
     hub = ", ".join((settings.dataset, settings.model, settings.reward_model))
-    words(axis, 980, 333, f"preset full: {hub}  ·  tiny: the same set-up, small, made on the spot", **SMALL)
+    words(axis, 980, 333, f"preset full: {hub}  ·  tiny: the same set-up, small, shipped with the course", **SMALL)
     _legend(axis, 980, 354)
     return drawing
 

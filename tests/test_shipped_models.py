@@ -1,0 +1,85 @@
+"""The models and data in models/: what loads them, what they can do, and what must not be in them."""
+
+import pandas as pd
+import pytest
+import torch
+import yaml
+from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
+
+from rlhf_course.course.presets import ROOT
+from rlhf_course.evaluation import unknown_words, words_of
+from rlhf_course.rewards import NgramSentiment, SentimentReward
+
+MODELS = ROOT / "models"
+FOLDERS = sorted(path for path in MODELS.iterdir() if path.is_dir())
+
+
+@pytest.fixture(scope="module")
+def openings() -> pd.DataFrame:
+    return pd.read_parquet(MODELS / "imdb-openings/test-00000-of-00001.parquet")
+
+
+@pytest.fixture(scope="module")
+def judge() -> NgramSentiment:
+    return NgramSentiment.from_pretrained(MODELS / "ngram-imdb-judge")
+
+
+def test_they_are_small_and_hold_no_pickle():
+    files = [path for path in MODELS.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files if path.suffix == ".safetensors") < 25e6
+    assert {path.suffix for path in files} == {".safetensors", ".json", ".md", ".txt", ".parquet"}
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=[path.name for path in FOLDERS])
+def test_a_card_names_licence_data_and_limits(folder):
+    _, head, text = (folder / "README.md").read_text().split("---\n", 2)
+    assert yaml.safe_load(head)["license"] in ("apache-2.0", "other")
+    assert "aclanthology.org/P11-1015" in text and "## Limits" in text
+    assert f"[{folder.name}]({folder.name}/README.md)" in (MODELS / "README.md").read_text()
+
+
+def test_openings_are_64_words_at_most_of_either_kind(openings):
+    train = pd.read_parquet(MODELS / "imdb-openings/train-00000-of-00001.parquet")
+    texts = pd.concat([train, openings])
+    assert texts["text"].str.split().str.len().max() == 64 and len(texts) == 5000 == texts["text"].nunique()
+    assert 0.45 < texts["label"].mean() < 0.55 and not texts["text"].str.contains("<br").any()
+
+
+def test_the_judges_guess_the_verdict_from_64_words_and_not_always_alike(openings, judge):
+    truth = torch.tensor(openings["label"].tolist()) == 1
+    classifier = SentimentReward(str(MODELS / "distilbert-imdb-mini"), device="cpu")
+    logits = classifier.logits(openings["text"].tolist())
+    first, second = logits.argmax(1) == classifier.index, judge(openings["text"].tolist()) > 0
+    assert (first == truth).float().mean() > 0.72 and (second == truth).float().mean() > 0.72
+    assert 0.75 < (first == second).float().mean() < 0.97
+
+
+def test_the_policy_is_a_plain_gpt2_that_writes_words(openings):
+    folder = MODELS / "gpt2-imdb-mini"
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    known = set((MODELS / "ngram-imdb-judge/words.txt").read_text().split())
+    ids = torch.tensor([tokenizer("I saw this movie")["input_ids"]] * 64)
+    torch.manual_seed(0)
+    samples = model.generate(ids, do_sample=True, top_k=0, max_new_tokens=20, pad_token_id=tokenizer.eos_token_id)
+    assert unknown_words(tokenizer.batch_decode(samples), known) < 0.08
+    assert unknown_words(openings["text"], known) == 0
+
+
+def test_a_pipeline_takes_the_classifier():
+    judge = pipeline("sentiment-analysis", model=str(MODELS / "distilbert-imdb-mini"), device="cpu")
+    assert [found["label"] for found in judge(["What a wonderful film.", "An awful film."])] == ["POSITIVE", "NEGATIVE"]
+
+
+def test_the_linear_judge_counts_an_ngram_once_and_reloads(judge, tmp_path):
+    once, twice, other = judge(["a wonderful film", "a wonderful film a wonderful film", "an awful film"])
+    assert once > 0 > other
+    places = {*judge.places("a wonderful film"), *judge.places("film a")}
+    assert torch.isclose(twice, judge.weight[[*places]].sum() + judge.bias, atol=1e-5)
+    assert judge([]).shape == (0,) and judge([""]).item() == judge.bias.item()
+    judge.save_pretrained(tmp_path / "judge")
+    assert torch.equal(NgramSentiment.from_pretrained(tmp_path / "judge").weight, judge.weight)
+
+
+def test_unknown_words_leave_out_the_last():
+    assert words_of("It's GOOD, 10/10") == ["it", "s", "good"]
+    assert unknown_words(["a fine fil", "a jrac film"], {"a", "fine", "film"}) == 1 / 4
