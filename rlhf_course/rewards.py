@@ -89,7 +89,8 @@ class NgramSentiment:
     def __call__(self, texts: Sequence[str]) -> Tensor:
         rows = [self.places(text) for text in check_texts("texts", texts)]
         ends = torch.tensor([0, *map(len, rows)]).cumsum(0)
-        return embedding_bag(torch.tensor([*chain(*rows)]), self.weight, ends[:-1], mode="sum")[:, 0] + self.bias
+        places = torch.tensor([*chain(*rows)], dtype=torch.long)
+        return embedding_bag(places, self.weight, ends[:-1], mode="sum")[:, 0] + self.bias
 
     def places(self, text: str) -> set[int]:
         """Where the weights of a text's words and word pairs stand."""

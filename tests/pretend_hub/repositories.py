@@ -50,7 +50,7 @@ def repositories(scratch: Path) -> dict[str, Files]:
 
 def gpt2_imdb(folder: str, scratch: Path) -> Files:
     """Weights in .bin alone, as torch wrote them before 1.6, with the mask buffers of that time; a config of 2020."""
-    model = GPT2LMHeadModel.from_pretrained(folder)
+    model = GPT2LMHeadModel.from_pretrained(folder, dtype=torch.float32)
     state = model.state_dict()
     for layer in range(model.config.n_layer):
         state[f"transformer.h.{layer}.attn.bias"] = torch.ones(1, 1, 8, 8).tril()
