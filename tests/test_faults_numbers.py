@@ -79,7 +79,7 @@ def test_numbers_as_text_are_read(outcome):
             ("--seed=-1", "'seed' takes a whole number of at least 0"),
             ("--target=0", "target is 0.0; it must be a number above 0"),
             ("--horizon=0", "horizon is 0.0; it must be a number above 0"),
-            ("--init_kl_coef=.nan", "'init_kl_coef' takes a finite number, like 0.2; got nan"),
+            ("--init_kl_coef=.nan", "'init_kl_coef' takes a finite number, like 0.16; got nan"),
             ("--mini_batch_size=100", "batch_size 128 is not a multiple of"),
             ("--query_min=8", "query_min is 8, and query_max, which is exclusive, 8: it must be larger"),
             ("--min_gain=.nan", "'min_gain' takes a finite number"),
