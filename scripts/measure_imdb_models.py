@@ -247,7 +247,7 @@ def main() -> None:
     parser.add_argument("dataset", type=Path, help="folder of IMDB in the hub's layout")
     parser.add_argument("--models", type=Path, default=ROOT / "models")
     parser.add_argument("--tokens", type=float, required=True, help="million tokens that the policy was trained on")
-    parser.add_argument("--passes", type=int, default=10, help="of the classifier")
+    parser.add_argument("--passes", type=int, default=8, help="of the classifier")
     options = parser.parse_args()
     reviews, folder = load_split(options.dataset), options.models
     tokenizer = AutoTokenizer.from_pretrained(folder / "gpt2-imdb-mini")

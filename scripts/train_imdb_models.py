@@ -4,7 +4,7 @@
     python scripts/train_imdb_models.py FOLDER --parts openings judge
 
 FOLDER holds IMDB in the hub's layout. The parts are openings, judge, classifier and policy, made in that order;
-policy and classifier go on where they were stopped. All of it takes about two hours on two cores.
+policy and classifier go on where they were stopped.
 """
 
 from __future__ import annotations
@@ -137,7 +137,6 @@ def train_policy(texts: Sequence[str], held_out: Sequence[str], tokenizer, folde
     )
     collate = DataCollatorForSeq2Seq(tokenizer, label_pad_token_id=-100)
     model = fit(GPT2LMHeadModel(config), rows, held_out, collate, work / "policy", learning_rate=2e-3)
-    model.config.loss_type = None
     for part in (model, tokenizer):
         part.save_pretrained(folder)
 
@@ -190,7 +189,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=ROOT / "build/imdb_models", help="checkpoints, for going on")
     parser.add_argument("--short", type=int, default=5, help="the policy's passes over 64 tokens of each review")
     parser.add_argument("--long", type=int, default=1, help="and over 256")
-    parser.add_argument("--passes", type=int, default=10, help="of the classifier")
+    parser.add_argument("--passes", type=int, default=8, help="of the classifier")
     parser.add_argument("--classifier_lr", type=float, default=1e-3)
     options = parser.parse_args()
     datasets.disable_progress_bars()
