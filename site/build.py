@@ -6,10 +6,12 @@ Pages come from the repository as they are (README, notebooks, sources); the lin
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 try:
@@ -31,14 +33,17 @@ def mathjax() -> Path:
     if not folder.exists():
         if shutil.which("npm") is None:
             sys.exit("The site's formulas need MathJax, which npm installs: apt install npm")
-        part = folder.with_suffix(".part")
-        shutil.rmtree(part, ignore_errors=True)
+        folder.parent.mkdir(exist_ok=True)
+        # A folder of its own: two builds may run at once.
+        part = Path(tempfile.mkdtemp(prefix=folder.name, suffix=".part", dir=folder.parent))
         quiet = ["--no-audit", "--no-fund", "--ignore-scripts", "--loglevel", "error"]
         done = subprocess.run(["npm", "install", *quiet, "--prefix", part, f"mathjax@{MATHJAX}"], stdout=sys.stderr)
         if done.returncode:
             shutil.rmtree(part, ignore_errors=True)
             sys.exit(f"npm could not install mathjax@{MATHJAX}; its message is above.")
-        part.rename(folder)
+        with contextlib.suppress(OSError):  # another build was first
+            part.rename(folder)
+        shutil.rmtree(part, ignore_errors=True)
     return folder / "node_modules" / "mathjax" / "es5" / "tex-svg.js"
 
 
