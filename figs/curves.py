@@ -102,7 +102,7 @@ def read(notebook: str) -> tuple[dict[str, pd.DataFrame], str]:
 )
 def token_rewards() -> Figure:
     """KL, reward, value and advantage of one sample."""
-    curves, source = read("02_ppo_step_by_step")
+    curves, source = read("03_ppo_step_by_step")
     sample = curves["sample"]
     response = sample.dropna()
     strips = {name: response[name] for name in sample.columns.drop("token")}
@@ -117,7 +117,7 @@ def token_rewards() -> Figure:
 )
 def oracle_frontier() -> Figure:
     """PPO's results beside the best that any policy can reach."""
-    curves, source = read("02_ppo_step_by_step")
+    curves, source = read("03_ppo_step_by_step")
     exact, reached = curves["frontier"], curves["toy"]
     drawing, axis = plt.subplots()
     right, top = exact["kl"].max() * 1.17, exact["reward"].max() * 1.12
@@ -182,8 +182,8 @@ SIX_PANELS = "Score, KL to the reference, KL coefficient, response length, entro
     SIX_PANELS,
 )
 def curves_imdb() -> Figure:
-    """Notebook 03's run."""
-    curves, source = read("03_gpt2_imdb_ppo")
+    """Notebook 04's run."""
+    curves, source = read("04_gpt2_imdb_ppo")
     return on_card(plots.training_curves(curves["history"]), 540, small_print=source)
 
 
@@ -192,8 +192,8 @@ def curves_imdb() -> Figure:
     SIX_PANELS,
 )
 def curves_lora() -> Figure:
-    """Notebook 04's run."""
-    curves, source = read("04_lora_rlhf_baichuan")
+    """Notebook 05's run."""
+    curves, source = read("05_lora_rlhf_baichuan")
     return on_card(plots.training_curves(curves["history"]), 540, small_print=source)
 
 
@@ -216,8 +216,8 @@ def reward_audit() -> Figure:
     "falls far below its start; a penalty bounds KL, and with it the damage.",
 )
 def overoptimisation() -> Figure:
-    """Notebook 05's runs against a reward model that has seen few pairs."""
-    curves, source = read("05_reward_hacking")
+    """Notebook 06's runs against a reward model that has seen few pairs."""
+    curves, source = read("06_reward_hacking")
     drawing = plots.frontier({name: curve for name, curve in curves.items() if name.startswith("β = ")})
     for lines in [*(axis.get_lines()[::2] for axis in drawing.axes), drawing.legends[0].get_lines()]:
         for line, style in zip(lines, ("-", "--", "-."), strict=False):  # colour alone would not tell them apart

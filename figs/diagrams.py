@@ -159,7 +159,7 @@ def ppo_step() -> Figure:
 )
 def gpt2_imdb() -> Figure:
     """GPT-2 on IMDB: who is in the room, and what goes between them."""
-    settings = load_preset("03_gpt2_imdb_ppo", "full")
+    settings = load_preset("04_gpt2_imdb_ppo", "full")
     query = f"{settings.query_min} … {settings.query_max - 1} tokens"
     response = f"+ {settings.response_min} … {settings.response_max - 1} tokens"
 

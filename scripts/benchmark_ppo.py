@@ -137,7 +137,7 @@ def plan_of_gpt2(options, folder: Path) -> dict:
     given = {key: value for key in ("model", "reward_model", "dataset") if (value := getattr(options, key))}
     if missing := [value for value in given.values() if not Path(value).is_dir()]:
         sys.exit(f"There is no folder {missing[0]}.")
-    world = prepare(load_preset("03_gpt2_imdb_ppo", "tiny", given))
+    world = prepare(load_preset("04_gpt2_imdb_ppo", "tiny", given))
     if options.shape == "gpt2" or options.costs:
         build_random(folder, world, small=options.shape == "tiny")
     plan = {"model": world.model, "reward_model": world.reward_model}

@@ -41,7 +41,7 @@ from rlhf_course.worlds.small_models import classifier_tokenizer, train_tokenize
 SEED = 0
 HELD_OUT = 5000  # reviews that no model sees
 OPENING = 64  # words of a held-out review that are shipped; tokens of a review that the policy mostly learns from
-VOCABULARY = 16_000
+VOCABULARY = {"policy": 24_000, "classifier": 16_000}  # more words that are one token leave fewer to misspell
 LABELS = {"id2label": {0: "NEGATIVE", 1: "POSITIVE"}, "label2id": {"NEGATIVE": 0, "POSITIVE": 1}}
 
 
@@ -197,9 +197,8 @@ def main() -> None:
     texts = [*reviews["first"]["text"], *reviews["second"]["text"]]
     policy, output = options.output / "gpt2-imdb-mini", options.output
     if not (policy / "tokenizer.json").exists():
-        train_tokenizer(texts, VOCABULARY).save_pretrained(policy)
+        train_tokenizer(texts, VOCABULARY["policy"]).save_pretrained(policy)
     tokenizer = AutoTokenizer.from_pretrained(policy)
-    reader = classifier_tokenizer(tokenizer)
     if "openings" in options.parts:
         save_openings(reviews["held_out"], output / "imdb-openings")
     if "judge" in options.parts:
@@ -207,6 +206,7 @@ def main() -> None:
         words = {word for part in reviews.values() for text in part["text"] for word in words_of(text)}
         (judge / "words.txt").write_text("\n".join(sorted(words)) + "\n", encoding="utf-8")
     if "classifier" in options.parts:
+        reader = classifier_tokenizer(train_tokenizer(texts, VOCABULARY["classifier"]))
         where = output / "distilbert-imdb-mini", options.work
         train_classifier(reviews["first"], reviews["held_out"], reader, *where, options)
     if "policy" in options.parts:

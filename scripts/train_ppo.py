@@ -1,4 +1,4 @@
-"""PPO as a command: notebook 03's GPT-2 that learns to write positive reviews, or notebook 04's adapters.
+"""PPO as a command: notebook 04's GPT-2 that learns to write positive reviews, or notebook 05's adapters.
 
     python scripts/train_ppo.py
     python scripts/train_ppo.py --preset scratch --dataset FOLDER --steps 60
@@ -33,7 +33,7 @@ from rlhf_course.course.presets import PRESETS, Settings, like, load_preset, rea
 from rlhf_course.ppo.config import PPOConfig
 
 NAME = "train_ppo.py"
-IMDB, CHAT = "03_gpt2_imdb_ppo", "04_lora_rlhf_baichuan"
+IMDB, CHAT = "04_gpt2_imdb_ppo", "05_lora_rlhf_baichuan"
 OPTIONS = {"config": None, "experiment": None, "sft_adapter": None, "reward_adapter": None, "preset": "tiny"}
 OPTIONS |= {"output": "build/train_ppo", "seed": 0, "save_every": 50, "resume": False}
 OPTIONS |= {"quantization": None, "logprob_chunk_size": None}
@@ -149,7 +149,7 @@ def make_trainer(options: argparse.Namespace, settings: Settings, policy, tokeni
 
 
 def build_imdb(options: argparse.Namespace, settings: Settings) -> Run:
-    """Notebook 03's: film reviews, and a sentiment classifier as the reward."""
+    """Notebook 04's: film reviews, and a sentiment classifier as the reward."""
     from accelerate import PartialState
 
     from rlhf_course import AutoModelForCausalLMWithValueHead, LengthSampler
@@ -179,7 +179,7 @@ def build_imdb(options: argparse.Namespace, settings: Settings) -> Run:
 
 
 def build_chat(options: argparse.Namespace, settings: Settings) -> Run:
-    """Notebook 04's: policy, reference and reward model as adapters on one base, prompts from preference pairs.
+    """Notebook 05's: policy, reference and reward model as adapters on one base, prompts from preference pairs.
 
     Raises ``ValueError`` where the adapters, or texts and base, do not fit together.
     """

@@ -25,7 +25,7 @@ import trl_cli
 
 from rlhf_course.course.presets import PRESETS, Settings
 
-NAME, EXPERIMENT = "train_sft.py", "04_lora_rlhf_baichuan"
+NAME, EXPERIMENT = "train_sft.py", "05_lora_rlhf_baichuan"
 NOT_HERE = ("packing", "padding_free", "assistant_only_loss", "chat_template_path", "eos_token", "dataset_kwargs")
 
 

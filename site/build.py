@@ -24,7 +24,7 @@ ROOT = HERE.parent
 MATHJAX = "3.2.2"  # sets formulas in the browser; version 3 is the last whose glyphs come in the same file
 SOURCES = {"The package": "rlhf_course/**/*.py", "Scripts": "scripts/*.py", "Figures": "figs/*.py"}
 SOURCES |= {"Settings": "rlhf_course/course/configs/*.yaml"}
-RUN = "figs/measured/03_gpt2_imdb_ppo.json"
+RUN = "figs/measured/04_gpt2_imdb_ppo.json"
 
 
 def mathjax() -> Path:

@@ -57,7 +57,7 @@ def section(key: str, stat: dict, curve: list[float] | None) -> str:
     if curve:
         lines += (
             f"\n- **Measured:** {curve[0]:.3g} at the first and {curve[-1]:.3g} at the last of {len(curve)} steps of "
-            "[notebook 03](notebooks/03_gpt2_imdb_ppo.ipynb)\n\n"
+            "[notebook 04](notebooks/04_gpt2_imdb_ppo.ipynb)\n\n"
         ) + (picture(key, curve) if min(curve) < max(curve) else "")
     return f"""
 ({anchor(key)})=

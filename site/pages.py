@@ -15,8 +15,8 @@ from sphinx.util.images import get_image_size
 
 SCRIPTS = {  # notebook → the scripts that do the same as commands
     "01_reward_modeling": ["train_reward_model"],
-    "03_gpt2_imdb_ppo": ["train_ppo"],
-    "04_lora_rlhf_baichuan": ["convert_baichuan", "train_sft", "train_reward_model", "train_ppo"],
+    "04_gpt2_imdb_ppo": ["train_ppo"],
+    "05_lora_rlhf_baichuan": ["convert_baichuan", "train_sft", "train_reward_model", "train_ppo"],
 }
 TEXT = 22  # characters; a table's column with a longer cell is text
 WIDE = 760  # pixels; a figure wider than that keeps a readable size on a phone, and scrolls

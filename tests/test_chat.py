@@ -14,7 +14,7 @@ from rlhf_course.data import as_prompt, load_answers, load_pairs
 from rlhf_course.evaluation import evaluate
 from rlhf_course.worlds import build, chinese
 
-EXPERIMENT = "04_lora_rlhf_baichuan"
+EXPERIMENT = "05_lora_rlhf_baichuan"
 
 
 @pytest.fixture(scope="module")

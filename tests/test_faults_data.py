@@ -316,7 +316,7 @@ def key(tmp_path, monkeypatch):
     prepare_chat = build.prepare_chat
     monkeypatch.setattr(build, "prepare_chat", lambda settings: SimpleNamespace(**found))
     monkeypatch.setattr(build, "download", lambda source, revision=None: source)
-    settings = load_preset("04_lora_rlhf_baichuan", "scratch", {k: v for k, v in found.items() if k != "checkpoint"})
+    settings = load_preset("05_lora_rlhf_baichuan", "scratch", {k: v for k, v in found.items() if k != "checkpoint"})
     pairs = [{"chosen": f"Human: {i}? Assistant: yes", "rejected": f"Human: {i}? Assistant: not"} for i in range(9)]
     rows = write_rows(tmp_path / "pairs", pairs)
 

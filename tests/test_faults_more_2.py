@@ -216,7 +216,7 @@ def test_a_working_folder_that_was_removed(course, monkeypatch, capsys, outcome)
     (course / "gone").mkdir()
     monkeypatch.chdir(course / "gone")
     (course / "gone").rmdir()
-    code, text = attempt(lambda: run_runner("--only", "02"), capsys)
+    code, text = attempt(lambda: run_runner("--only", "03"), capsys)
     outcome(ended(code, text, "folder|directory"))
 
 
@@ -298,21 +298,21 @@ def test_a_kernel_that_is_gone(course, tmp_path, monkeypatch, capsys, outcome): 
     (folder / "kernel.json").write_text(json.dumps(kernel))
     monkeypatch.setenv("JUPYTER_DATA_DIR", str(tmp_path / "jupyter"))
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "jupyter"))
-    code, text = attempt(lambda: run_runner("--output", course / "out", "--only", "02"), capsys)
+    code, text = attempt(lambda: run_runner("--output", course / "out", "--only", "03"), capsys)
     outcome(ended(code, text, "kernel") if code else "The notebooks run in the environment of the command.")
 
 
 @fault("a copy of a notebook beside it, as Jupyter's Duplicate makes (02…-Copy1.ipynb)")
 def test_a_copy_of_a_notebook(course, capsys, outcome):  # noqa: F811
     write(f"{FIRST}-Copy1", PASS)
-    code, text = attempt(lambda: run_runner("--output", course / "out", "--only", "02"), capsys)
+    code, text = attempt(lambda: run_runner("--output", course / "out", "--only", "03"), capsys)
     outcome(ended(code, text, r"Copy1\.ipynb") if code else "The copy is left alone; the notebooks run.")
 
 
 @fault("run_notebooks.py --seed -1")
 def test_a_negative_seed_of_the_runner(course, monkeypatch, capsys, outcome):  # noqa: F811
     monkeypatch.setattr(run_notebooks, "execute", lambda *given: pytest.fail("it ran"))
-    code, text = attempt(lambda: run_runner("--only", "02", "--output", course / "out", "--seed", "-1"), capsys)
+    code, text = attempt(lambda: run_runner("--only", "03", "--output", course / "out", "--seed", "-1"), capsys)
     outcome(ended(code, text, "seed"))
 
 
@@ -385,4 +385,4 @@ def test_slides_of_half_a_run_card(cut_cards, outcome):
 def test_a_figure_of_half_a_run_card(cut_cards, monkeypatch, capsys, outcome):
     monkeypatch.setattr(sys.modules["curves"], "FOLDER", cut_cards)
     code, text = attempt(lambda: draw.main(["token_rewards", "--output", str(cut_cards)]), capsys)
-    outcome(ended(code, text, r"02_ppo_step_by_step\.json"))
+    outcome(ended(code, text, r"03_ppo_step_by_step\.json"))

@@ -25,7 +25,7 @@ from rlhf_course.runtime import command, tracking
 from rlhf_course.runtime.files import hold
 
 KIND = "Commands, the notebooks' runner, tracking"
-FIRST, SECOND = "02_ppo_step_by_step", "05_reward_hacking"
+FIRST, SECOND = "03_ppo_step_by_step", "06_reward_hacking"
 KERNEL = {"name": "python3", "language": "python", "display_name": "Python 3"}
 PASS = """
 import json, os
@@ -91,7 +91,7 @@ def test_the_runner_refuses_before_anything_runs(arguments, message, course, mon
     before = {path: path.read_bytes() for path in course.rglob("*") if path.is_file()}
     monkeypatch.setattr(run_notebooks, "execute", lambda *given: pytest.fail("it ran"))
     try:
-        code = run("--only", "02", *arguments)
+        code = run("--only", "03", *arguments)
     except SystemExit as error:
         code = error.code
     said = capsys.readouterr().err.splitlines()[-1]
@@ -128,10 +128,10 @@ def test_a_killed_kernel_is_a_row_of_the_table(course, capsys, outcome):
 @pytest.mark.fault("two run_notebooks.py with one --output")
 def test_two_runners_share_an_output_but_no_notebook(course, capsys, outcome):
     with hold(course / "out" / "notebooks", FIRST):
-        assert run("--output", course / "out", "--only", "02") == 1
+        assert run("--output", course / "out", "--only", "03") == 1
         said = capsys.readouterr().err
         assert "Another run is writing to" in said
-        assert run("--output", course / "out", "--only", "05") == 0
+        assert run("--output", course / "out", "--only", "06") == 0
     outcome(f"With different notebooks both run. With the same one: {said}")
 
 
@@ -144,7 +144,7 @@ def test_two_runners_share_an_output_but_no_notebook(course, capsys, outcome):
 )
 def test_a_stopped_runner_ends_its_kernel_and_says_what_is_done(signum, code, course, capfd, outcome):
     write(SECOND, SLEEP)
-    marker, chosen = course / "out" / "kernel", [] if signum == signal.SIGINT else ["--only", "05"]
+    marker, chosen = course / "out" / "kernel", [] if signum == signal.SIGINT else ["--only", "06"]
 
     def stop() -> None:
         while not marker.exists():
@@ -168,7 +168,7 @@ def test_a_full_disk_is_said_in_the_table(course, capsys, outcome):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1500, hard))  # the kernel's own files are smaller
     try:
-        assert run("--output", course / "out", "--only", "02") == 1
+        assert run("--output", course / "out", "--only", "03") == 1
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     said = capsys.readouterr().err.splitlines()[-1]

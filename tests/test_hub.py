@@ -66,14 +66,14 @@ def check_run(hub, folder: Path) -> None:
 
 SHORT = {
     "01_reward_modeling": {"train_subset": 200, "eval_subset": 60, "fix_pairs": 60, "audit_prompts": 20},
-    "03_gpt2_imdb_ppo": {"steps": 2, "batch_size": 16, "mini_batch_size": 16, "eval_queries": 32},
-    "04_lora_rlhf_baichuan": {"sft_subset": 60, "train_subset": 60, "eval_subset": 40, "audit_prompts": 20, "steps": 2}
+    "04_gpt2_imdb_ppo": {"steps": 2, "batch_size": 16, "mini_batch_size": 16, "eval_queries": 32},
+    "05_lora_rlhf_baichuan": {"sft_subset": 60, "train_subset": 60, "eval_subset": 40, "audit_prompts": 20, "steps": 2}
     | {"save_at": "[1,2]", "eval_prompts": 8, "max_new_tokens": 12, "max_prompt": 64},
 }
 MUST_PASS = {
     "01_reward_modeling": ("loss starts at ln 2", "reloads unchanged", "same score for either padding"),
-    "03_gpt2_imdb_ppo": ("reloads unchanged",),
-    "04_lora_rlhf_baichuan": (
+    "04_gpt2_imdb_ppo": ("reloads unchanged",),
+    "05_lora_rlhf_baichuan": (
         "KL is 0 at step 1",
         "copies of the base",
         "reference and reward adapters are unmoved",
@@ -266,7 +266,7 @@ def test_a_command_ends_with_that_sentence_and_exit_code_1(
 
 def test_a_notebook_ends_with_that_sentence(hub, tmp_path):
     gate(hub)
-    done = run(hub, tmp_path, "run_notebooks.py", "--preset=full", "--only=03", "--output", tmp_path / "out")
+    done = run(hub, tmp_path, "run_notebooks.py", "--preset=full", "--only=04", "--output", tmp_path / "out")
     assert done.returncode == 1
     assert f"PermissionError: {GPT2} is gated. Accept its terms at {hub.endpoint}/{GPT2}, and {LOGIN}" in done.stderr
 

@@ -122,38 +122,38 @@ def test_reviews_that_are_all_too_short():
 
 def test_unknown_presets_and_settings_list_the_valid_ones():
     with pytest.raises(ValueError, match="Unknown preset 'huge'; choose one of tiny, scratch, full"):
-        load_preset("03_gpt2_imdb_ppo", "huge")
+        load_preset("04_gpt2_imdb_ppo", "huge")
     with pytest.raises(ValueError, match="Unknown setting 'lr' .* learning_rate"):
-        load_preset("03_gpt2_imdb_ppo", "tiny", {"lr": 1})
-    with pytest.raises(FileNotFoundError, match="No settings for '99'.*03_gpt2_imdb_ppo"):
+        load_preset("04_gpt2_imdb_ppo", "tiny", {"lr": 1})
+    with pytest.raises(FileNotFoundError, match="No settings for '99'.*04_gpt2_imdb_ppo"):
         load_preset("99", "tiny")
     count, number, truth = "a whole number of at least 1, like", "a finite number, like", "a value of type bool, like"
     wrong = [("steps", "many", count), ("steps", 1.5, count), ("steps", float("inf"), count)]
     for key, value, words in [*wrong, ("learning_rate", "fast", number), ("sigmoid_score", "yes", truth)]:
         with pytest.raises(ValueError, match=f"Setting '{key}' takes {words}"):
-            load_preset("04_lora_rlhf_baichuan", "tiny", {key: value})
+            load_preset("05_lora_rlhf_baichuan", "tiny", {key: value})
 
 
 def test_scratch_needs_a_dataset():
     with pytest.raises(ValueError, match="needs a dataset, .* overrides="):
-        prepare(load_preset("03_gpt2_imdb_ppo", "scratch"))
+        prepare(load_preset("04_gpt2_imdb_ppo", "scratch"))
 
 
 def test_a_bare_no_stays_a_word():
-    assert load_preset("03_gpt2_imdb_ppo", "full", {"mixed_precision": False}).mixed_precision == "no"
+    assert load_preset("04_gpt2_imdb_ppo", "full", {"mixed_precision": False}).mixed_precision == "no"
 
 
 def test_a_value_written_as_text_is_read_as_a_number():
-    assert load_preset("03_gpt2_imdb_ppo", "tiny", {"learning_rate": "1e-4"}).learning_rate == 1e-4
+    assert load_preset("04_gpt2_imdb_ppo", "tiny", {"learning_rate": "1e-4"}).learning_rate == 1e-4
 
 
 @pytest.mark.parametrize("value", ["10,20", 10, ["ten", 20], {10: 20}])
 def test_a_list_of_steps_is_a_list_and_nothing_that_python_could_turn_into_one(value):
     with pytest.raises(ValueError, match=r"Setting 'save_at' takes a value of type list, like \[10, 20, 30\]; got "):
-        load_preset("04_lora_rlhf_baichuan", "tiny", {"save_at": value})
+        load_preset("05_lora_rlhf_baichuan", "tiny", {"save_at": value})
 
 
 def test_what_is_in_a_list_has_the_type_that_the_preset_has_there():
-    assert load_preset("04_lora_rlhf_baichuan", "tiny", {"save_at": ["1e1", 20]}).save_at == [10, 20]
+    assert load_preset("05_lora_rlhf_baichuan", "tiny", {"save_at": ["1e1", 20]}).save_at == [10, 20]
     with pytest.raises(ValueError, match="Setting 'dataset' takes a value of type str, like 'offline'; got "):
-        load_preset("04_lora_rlhf_baichuan", "tiny", {"dataset": ["a", "b"]})
+        load_preset("05_lora_rlhf_baichuan", "tiny", {"dataset": ["a", "b"]})

@@ -18,7 +18,7 @@ from rlhf_course.worlds import chinese, dialogues  # with the words of their gra
 from rlhf_course.worlds.cache import cache_root
 from rlhf_course.course.presets import CONFIGS, load_preset
 from rlhf_course.course.run_card import RunCard
-settings = load_preset("03_gpt2_imdb_ppo", "tiny")
+settings = load_preset("04_gpt2_imdb_ppo", "tiny")
 card = RunCard("03", "tiny", 0, "results")
 card.finish()
 found = {"package": rlhf_course.__file__, "steps": settings.steps, "card": card.output_dir, "cache": cache_root()}

@@ -37,7 +37,7 @@ def test_a_notebook_learns_at_preset_tiny_without_a_network(path, tmp_path):
     executed = nbformat.read(tmp_path / "out" / "notebooks" / path.name, as_version=4)
     errors = [o for c in executed.cells for o in c.get("outputs", []) if o.get("name") == "stderr"]
     assert not errors, f"{path.stem} writes to stderr: {errors[0].text[:500]}"
-    judge = {"03_gpt2_imdb_ppo": "second", "04_lora_rlhf_baichuan": "gold"}.get(path.stem)
+    judge = {"04_gpt2_imdb_ppo": "second", "05_lora_rlhf_baichuan": "gold"}.get(path.stem)
     if judge:
         assert card["metrics"][f"{judge}_after"] > card["metrics"][f"{judge}_before"]
 
@@ -60,15 +60,15 @@ def test_the_runner_fails_when_a_check_fails(tmp_path):
         f"--override={pair}"
         for pair in ("steps=1", "eval_queries=32", "probe_queries=32", "batch_size=16", "mini_batch_size=16")
     ]
-    done = run_notebooks(tmp_path, "--only", "03", *overrides)
+    done = run_notebooks(tmp_path, "--only", "04", *overrides)
     assert done.returncode == 1
-    assert "03_gpt2_imdb_ppo did not pass" in done.stderr and "score rises" in done.stderr
+    assert "04_gpt2_imdb_ppo did not pass" in done.stderr and "score rises" in done.stderr
 
 
 def test_the_runner_fails_when_a_cell_fails(tmp_path):
-    done = run_notebooks(tmp_path, "--only", "02", "--override", f"dataset={tmp_path / 'none'}")
-    assert done.returncode == 1 and "02_ppo_step_by_step did not pass. cell 4: " in done.stderr
-    assert (tmp_path / "out" / "html" / "02_ppo_step_by_step.html").exists()
+    done = run_notebooks(tmp_path, "--only", "03", "--override", f"dataset={tmp_path / 'none'}")
+    assert done.returncode == 1 and "03_ppo_step_by_step did not pass. cell 4: " in done.stderr
+    assert (tmp_path / "out" / "html" / "03_ppo_step_by_step.html").exists()
 
 
 def test_the_runner_names_the_notebooks_there_are(tmp_path):
@@ -80,7 +80,7 @@ def test_the_runner_names_the_notebooks_there_are(tmp_path):
 @pytest.mark.skipif("RLHF_COURSE_IMDB" not in os.environ, reason="set RLHF_COURSE_IMDB to a folder with IMDB's reviews")
 def test_preset_scratch_learns_on_real_reviews(tmp_path):
     dataset = Path(os.environ["RLHF_COURSE_IMDB"]).resolve()
-    done = run_notebooks(tmp_path, "--only", "03", "--preset", "scratch", f"--override=dataset={dataset}")
+    done = run_notebooks(tmp_path, "--only", "04", "--preset", "scratch", f"--override=dataset={dataset}")
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
 
 
@@ -98,7 +98,7 @@ def test_preset_scratch_runs_on_real_pairs(tmp_path):
 def test_preset_scratch_runs_on_real_chinese(tmp_path):
     folders = {"sft_dataset": os.environ["RLHF_COURSE_ZH_ANSWERS"], "dataset": os.environ["RLHF_COURSE_ZH_PAIRS"]}
     arguments = [f"--override={key}={Path(folder).resolve()}" for key, folder in folders.items()]
-    done = run_notebooks(tmp_path, "--only", "04", "--preset", "scratch", *arguments)
+    done = run_notebooks(tmp_path, "--only", "05", "--preset", "scratch", *arguments)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
 
 

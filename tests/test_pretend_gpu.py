@@ -50,7 +50,7 @@ def notebook(number: str, output: Path) -> subprocess.CompletedProcess:
 
 def commands(output: Path) -> list[subprocess.CompletedProcess]:
     """SFT, reward model and PPO with what they leave, resumed; and PPO on reviews. Ends with the first that fails."""
-    scripts, base, done = ROOT / "scripts", build_base(load_preset("04_lora_rlhf_baichuan", "tiny")), []
+    scripts, base, done = ROOT / "scripts", build_base(load_preset("05_lora_rlhf_baichuan", "tiny")), []
     trl = ["--max_length", 112, "--logging_steps", 1, "--disable_tqdm", "true"]
     sft = ["--model_name_or_path", base, "--subset", 40, "--max_steps", 2, "--output_dir", output / "sft", *trl]
     pairs = ["--dataset", build_preferences(), "--train_subset", 40, "--eval_subset", 10, "--audit_prompts", 4]
@@ -89,7 +89,7 @@ save_checkpoint(trainer, {folder!r})
 def started(tmp_path_factory) -> dict[str, Future]:
     """All processes, two at a time, the longest first; what they start from is built before, without the GPU."""
     prepare_reward_model(load_preset("01_reward_modeling", "tiny"))
-    build_sft_adapter(load_preset("04_lora_rlhf_baichuan", "tiny"))
+    build_sft_adapter(load_preset("05_lora_rlhf_baichuan", "tiny"))
     output = tmp_path_factory.mktemp("gpu")
     write = CHECKPOINT.format(tests=str(ROOT / "tests"), folder=str(output / "checkpoint"))
     with ThreadPoolExecutor(2) as pool:

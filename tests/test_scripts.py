@@ -44,7 +44,7 @@ def test_options_come_from_file_and_command_line(tmp_path):
     (tmp_path / "my.yaml").write_text("preset: tiny\nsteps: 7\nlearning_rate: 1e-4\noutput: there\n")
     options, settings = train_ppo.parse_arguments(["--config", str(tmp_path / "my.yaml"), "--steps", "9"])
     assert settings.steps == 9 and settings.learning_rate == 1e-4 and options.output.name == "there"
-    assert settings.batch_size == load_preset("03_gpt2_imdb_ppo", "tiny").batch_size
+    assert settings.batch_size == load_preset("04_gpt2_imdb_ppo", "tiny").batch_size
 
 
 def test_help_names_every_setting(capsys):
@@ -229,12 +229,12 @@ def test_costs_are_drawn_over_both_sizes(tmp_path, monkeypatch):
 def test_the_readme_takes_cost_and_headline_from_run_cards(tmp_path):
     """Of the notebooks that have a card; another line of the table, and the words beside, stay as they are."""
     card = {"wall_s": 41.6, "peak_rss_mb": 1126.4, "peak_cuda_mb": 0, "metrics": {"x_before": 0, "x_after": 1}}
-    (tmp_path / "03_gpt2_imdb_ppo.json").write_text(json.dumps(card))
+    (tmp_path / "04_gpt2_imdb_ppo.json").write_text(json.dumps(card))
     (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "03_gpt2_imdb_ppo.json").write_text(json.dumps(card | {"peak_cuda_mb": 5120}))
-    lines = [f"| [{name}](notebooks/{name}.ipynb) | learn | – | – | look |\n" for name in ("01_x", "03_gpt2_imdb_ppo")]
+    (tmp_path / "full" / "04_gpt2_imdb_ppo.json").write_text(json.dumps(card | {"peak_cuda_mb": 5120}))
+    lines = [f"| [{name}](notebooks/{name}.ipynb) | learn | – | – | look |\n" for name in ("01_x", "04_gpt2_imdb_ppo")]
     readme = tmp_path / "README.md"
     readme.write_text("# Title\n" + "".join(lines))
     update_readme(readme, tmp_path)
-    row = "| [03_gpt2_imdb_ppo](notebooks/03_gpt2_imdb_ppo.ipynb) | learn | "
+    row = "| [04_gpt2_imdb_ppo](notebooks/04_gpt2_imdb_ppo.ipynb) | learn | "
     assert readme.read_text() == "# Title\n" + lines[0] + row + "42 s, 1.1 GB / 42 s, 5.0 GB | x 0.00 → 1.00 | look |\n"

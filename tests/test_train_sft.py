@@ -146,7 +146,7 @@ def test_only_adapter_weights_are_saved_with_the_tokenizer(world, trained):
     weights = load_file(trained / "model" / "adapter_model.safetensors")
     assert len(weights) == 14 and all(".lora_" in name for name in weights)
     config = json.loads((trained / "model" / "adapter_config.json").read_text())
-    settings = load_preset("04_lora_rlhf_baichuan", "tiny")
+    settings = load_preset("05_lora_rlhf_baichuan", "tiny")
     assert sorted(config["target_modules"]) == sorted(settings.lora_target_modules)
     assert (config["r"], config["lora_alpha"]) == (settings.lora_r, settings.lora_alpha)
     assert config["task_type"] == "CAUSAL_LM" and config["base_model_name_or_path"] == str(world / "llama")
@@ -266,7 +266,7 @@ def test_a_file_sets_options_and_the_command_line_wins(tmp_path):
 
 @pytest.mark.parametrize("preset", ["tiny", "full"])
 def test_the_preset_gives_the_defaults(preset):
-    wanted = load_preset("04_lora_rlhf_baichuan", preset)
+    wanted = load_preset("05_lora_rlhf_baichuan", preset)
     own, config, model, settings = script.parse_arguments(["--preset", preset])
     assert (own.subset, own.eval_share) == (wanted.sft_subset, 0.05)
     assert (settings.sft_dataset, settings.sft_files) == (wanted.sft_dataset, wanted.sft_files)

@@ -1,7 +1,7 @@
 """What goes wrong in PPO on language models, recognised by its symptoms while it happens.
 
 Each detector reads the statistics of a step; the trainer warns once per detector, and the warning names the cure.
-Notebook 05 provokes every one of them. Below them are warnings about what ``step`` is given.
+Notebook 06 provokes every one of them. Below them are warnings about what ``step`` is given.
 """
 
 from __future__ import annotations

@@ -171,7 +171,7 @@ def main(arguments: list[str]) -> None:
     started = time.perf_counter()
     pairs = prepare_reward_model(load_preset("01_reward_modeling", "tiny"))
     built = {"dialogues": pairs.dataset, "reward base": pairs.model}
-    settings = load_preset("04_lora_rlhf_baichuan", "tiny")
+    settings = load_preset("05_lora_rlhf_baichuan", "tiny")
     chat = prepare_chat(settings)
     built |= {"answers": chat.sft_dataset, "preferences": chat.dataset, "checkpoint": chat.checkpoint}
     built |= {"converted": build_base(settings), "SFT adapter": build_sft_adapter(settings)}

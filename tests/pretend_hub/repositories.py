@@ -30,9 +30,9 @@ Files = dict[str, bytes | str | Path]
 
 def repositories(scratch: Path) -> dict[str, Files]:
     """All of them, by id; ``scratch`` is a folder to write tokenizers to."""
-    reviews = prepare(load_preset("03_gpt2_imdb_ppo", "tiny"))
+    reviews = prepare(load_preset("04_gpt2_imdb_ppo", "tiny"))
     dialogues = prepare_reward_model(load_preset("01_reward_modeling", "tiny"))
-    chat = prepare_chat(load_preset("04_lora_rlhf_baichuan", "tiny"))
+    chat = prepare_chat(load_preset("05_lora_rlhf_baichuan", "tiny"))
     texts = rows(reviews.dataset, "train", 1000)["text"][:]
     answers, pairs = rows(chat.sft_dataset, "train", 200), Path(chat.dataset)
     return {
