@@ -3,6 +3,7 @@
 # make lint     the linter
 # make render   run the notebooks at preset tiny; keep their outputs in notebooks/, their run cards in figs/measured/
 # make figs     draw the figures in figs/ from their sources and the run cards
+# make exercises   write the exercise notebooks from their sources
 # make faults   run the tests of faults; write what happens to site/what-happens-when.md
 # make slides   slides/slides.html and slides.pdf from slides.md, by Marp; needs npm and Chromium
 # make site     the course as a website in build/site; needs npm
@@ -16,7 +17,7 @@ SITE_READY := $(VENV)/.site-ready
 MARP_VERSION := 4.5.1
 MARP := build/marp-$(MARP_VERSION)
 
-.PHONY: course test lint render figs faults slides site clean
+.PHONY: course test lint render figs exercises faults slides site clean
 .DELETE_ON_ERROR:
 
 course: $(READY)
@@ -35,6 +36,9 @@ render: $(READY)
 
 figs: $(READY)
 	$(BIN)/python figs/draw.py
+
+exercises: $(READY)
+	$(BIN)/python scripts/make_exercises.py
 
 faults: $(SITE_READY)
 	$(BIN)/python -m pytest tests -q -m fault --fault-page=site/what-happens-when.md

@@ -55,12 +55,14 @@ def copy(source: Path, target: Path) -> None:
 
 def collect(folder: Path) -> None:
     """Lay out all pages in one folder, at the places that their links expect."""
-    patterns = ["README.md", "CONTRIBUTING.md", "LICENSE", "notebooks/*.ipynb", "figs/*.svg", "figs/README.md"]
-    patterns += ["models/README.md", "slides/slides.pdf", *SOURCES.values()]
+    patterns = ["README.md", "CONTRIBUTING.md", "LICENSE", "notebooks/**/*.ipynb", "figs/*.svg", "figs/README.md"]
+    patterns += ["scripts/*.py", "tests/test_*.py", "models/README.md", "slides/slides.pdf", *SOURCES.values()]
     for path in (path for pattern in patterns for path in ROOT.glob(pattern)):
         copy(path, folder / path.relative_to(ROOT))
     for path in HERE.glob("*.md"):
         copy(path, folder / path.name)
+    for path in folder.glob("notebooks/*.ipynb"):
+        path.write_text(path.read_text().replace("](../site/", "](../"))
     readme = folder / "README.md"
     readme.write_text(readme.read_text().replace("](site/", "]("))
     for card in ROOT.glob("models/*/README.md"):
@@ -103,7 +105,7 @@ def build(output: Path) -> None:
         if sphinx(["-q", "-W", "--keep-going", "-c", str(HERE), "-d", str(trees), str(work / "source"), str(pages)]):
             sys.exit("The site was not built: Sphinx's warnings are above.")
         copy(script, pages / "_static/mathjax/tex-svg.js")
-        extra = [*ROOT.glob("notebooks/*.ipynb"), *ROOT.glob("slides/slides.*ml"), *ROOT.glob("slides/slides.pdf")]
+        extra = [*ROOT.glob("notebooks/**/*.ipynb"), *ROOT.glob("slides/slides.*ml"), *ROOT.glob("slides/slides.pdf")]
         for path in extra:
             copy(path, pages / path.relative_to(ROOT))
         shutil.rmtree(output, ignore_errors=True)

@@ -10,7 +10,8 @@ html_title = project
 language = "en"
 extensions = ["myst_nb", "sphinx.ext.mathjax", "sphinx_copybutton", "pages"]
 source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb", ".py": "source", ".yaml": "source"}
-exclude_patterns = ["README.md"]  # index.md includes it
+# index.md includes the first; links to the others are downloads
+exclude_patterns = ["README.md", "tests/*.py", "**_solved.ipynb"]
 nitpicky = True
 
 myst_enable_extensions = ["dollarmath", "deflist"]

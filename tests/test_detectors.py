@@ -82,7 +82,7 @@ def test_a_mask_without_eos_is_pointed_out():
 
 
 def test_another_reference_is_pointed_out():
-    with pytest.warns(UserWarning, match="Step 0, reference differs"):
+    with pytest.warns(UserWarning, match="Step 1, reference differs"):
         make_trainer(reference=make_policy(seed=5)).step(*make_samples())
 
 
@@ -134,7 +134,7 @@ def test_kl_is_zero_at_first_and_gradients_are_finite_under_the_mask(kl_penalty)
     assert all(p.isfinite().all() for p in policy.parameters())
 
 
-@pytest.mark.filterwarnings("ignore:Step 0, negative KL")
+@pytest.mark.filterwarnings("ignore:Step 1, negative KL")
 def test_deviation_suppressing_in_generation_alone_is_warned_about_and_biases_the_kl():
     settings = {"do_sample": True, "top_k": 0, "max_new_tokens": 1, "begin_suppress_tokens": [EOS]}
     queries, _, scores = make_samples(512)

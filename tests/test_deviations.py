@@ -88,7 +88,7 @@ def test_deviation_in_accumulation_one_loss_that_is_not_finite_stops_the_step_of
     policy, trainer, rollout = accumulate_over_eight()
     rollout.returns[3, 0] = bad
     before = snapshot(policy)
-    with pytest.raises(FloatingPointError, match="Step 0: the loss is"):
+    with pytest.raises(FloatingPointError, match="Step 1: the loss is"):
         optimize(policy, trainer.optimizer, trainer.accelerator, rollout, trainer.config, step=0)
     assert difference(before, snapshot(policy)) == 0
 
@@ -113,7 +113,7 @@ def test_deviation_a_score_that_is_not_finite_is_named(bad):
     scores[5] = torch.tensor(bad)
     trainer = make_trainer()
     before = snapshot(trainer.model)
-    with pytest.raises(FloatingPointError, match="Step 0: the score of sample 5"):
+    with pytest.raises(FloatingPointError, match="Step 1: the score of sample 5"):
         trainer.step(queries, responses, scores)
     assert difference(before, snapshot(trainer.model)) == 0
 
@@ -143,7 +143,7 @@ def test_deviation_a_loss_that_is_not_finite_changes_no_weight():
     trainer = make_trainer(policy, make_policy(1))
     trainer.config.vf_coef = float("inf")  # which PPOConfig refuses
     before = snapshot(policy)
-    with pytest.raises(FloatingPointError, match="Step 0: the loss is"):
+    with pytest.raises(FloatingPointError, match="Step 1: the loss is"):
         trainer.step(*make_samples())
     assert all(p.grad is None or not p.grad.any() for p in policy.parameters())
     assert difference(before, snapshot(policy)) == 0

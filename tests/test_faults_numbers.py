@@ -203,7 +203,7 @@ def test_what_is_not_finite_ends_the_step_by_its_name_and_moves_no_weight(spoil,
     trainer = make_trainer(make_policy(), make_policy(1), ppo_epochs=1, **config)
     spoil(trainer)
     before = snapshot(trainer.model)
-    with pytest.raises(FloatingPointError, match=f"Step 0: {message}") as error:
+    with pytest.raises(FloatingPointError, match=f"Step 1: {message}") as error:
         trainer.step(*make_samples())
     assert all(torch.equal(before[n].nan_to_num(), w.nan_to_num()) for n, w in snapshot(trainer.model).items())
     outcome(str(error.value).replace("of 2", "of 1"))

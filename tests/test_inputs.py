@@ -75,7 +75,7 @@ def test_log_probabilities_that_are_not_finite_name_step_sample_and_model(bad):
     both = {"policy's logits": torch.zeros(4, 3), "reference's logits": torch.zeros(4, 3)}
     check_outputs(both, 7)
     both["reference's logits"][2, 1] = bad
-    with pytest.raises(FloatingPointError, match="Step 7: the reference's logits for sample 2"):
+    with pytest.raises(FloatingPointError, match="Step 8: the reference's logits for sample 2"):
         check_outputs(both, 7)
 
 

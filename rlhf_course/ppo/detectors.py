@@ -100,7 +100,7 @@ class Detectors:
         for name, detect in DETECTORS.items():
             if name not in self.fired and (message := detect(self.history, self.config)):
                 self.fired[name] = step
-                warnings.warn(f"Step {step}, {name}: {message}", stacklevel=3)
+                warnings.warn(f"Step {step + 1}, {name}: {message}", stacklevel=3)
 
     def state_dict(self) -> dict:
         """What has been seen and said so far, in plain numbers and words."""

@@ -131,7 +131,7 @@ def stack_scores(scores: Sequence[Tensor] | Tensor, device: torch.device, step: 
     if not stacked.isfinite().all():
         i = int((~stacked.isfinite()).nonzero()[0])
         raise FloatingPointError(
-            f"Step {step}: the score of sample {i} is {stacked[i].item()}. Look at its text, and at the reward "
+            f"Step {step + 1}: the score of sample {i} is {stacked[i].item()}. Look at its text, and at the reward "
             "model's dtype (float16 overflows where bfloat16 and float32 do not)."
         )
     return to_device([stacked], device)[0]
@@ -143,7 +143,7 @@ def check_outputs(outputs: dict[str, Tensor], step: int) -> None:
     for name, samples in zip(outputs, finite, strict=True):
         if not samples.all():
             raise FloatingPointError(
-                f"Step {step}: the {name} for sample {int((~samples).nonzero()[0])} are NaN or Inf; no weight was "
+                f"Step {step + 1}: the {name} for sample {int((~samples).nonzero()[0])} are NaN or Inf; no weight was "
                 "changed in this step. Train float32 weights (with bf16 autocast if you like), lower the learning "
                 "rate, or go back to the last checkpoint."
             )
@@ -156,7 +156,7 @@ def check_rates(kl_coef: float, learning_rate: float, step: int) -> None:
         ("learning rate", float(learning_rate), "learning_rate, and the schedule, which moves it"),
     ):
         if not math.isfinite(value):
-            raise FloatingPointError(f"Step {step}: the {name} is {value}; no weight was changed. Look at {where}.")
+            raise FloatingPointError(f"Step {step + 1}: the {name} is {value}; no weight was changed. Look at {where}.")
 
 
 def check_weights(weights: dict[str, Tensor], step: int) -> None:

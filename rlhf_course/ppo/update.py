@@ -120,22 +120,22 @@ def _report(collected: list[MiniBatch], norms: list[Tensor], config: PPOConfig, 
         if ratio > config.ratio_threshold:
             collected[number - 1].numbers[: len(LOSSES)] = 0
             warnings.warn(
-                f"Step {step}: the mean ratio of mini-batch {number} of {len(collected)} is {ratio:.2f}, above "
+                f"Step {step + 1}: the mean ratio of mini-batch {number} of {len(collected)} is {ratio:.2f}, above "
                 f"ratio_threshold {config.ratio_threshold}, so it moved no weight. If this goes on, lower the learning "
                 "rate.",
                 stacklevel=4,
             )
         elif not np.isfinite(loss):
             raise FloatingPointError(
-                f"Step {step}: the loss is {loss} for mini-batch {number} of {len(collected)} (all epochs); it moved "
-                "no weight, others of this step may have. Lower the learning rate, clip with max_grad_norm, or look at "
+                f"Step {step + 1}: the loss is {loss} for mini-batch {number} of {len(collected)} (all epochs); it "
+                "moved no weight, others of this step may have. Lower the learning rate, clip with max_grad_norm, or look at "
                 "the size of the scores (score_clip)."
             )
     for number, norm in enumerate(norms, start=1):
         if not norm.isfinite():
             raise FloatingPointError(
-                f"Step {step}: the norm of the gradient is {norm.item()} in update {number} of {len(norms)}; it moved "
-                "no weight, others of this step may have. Lower the learning rate, or train float32 weights."
+                f"Step {step + 1}: the norm of the gradient is {norm.item()} in update {number} of {len(norms)}; it "
+                "moved no weight, others of this step may have. Lower the learning rate, or train float32 weights."
             )
 
 
