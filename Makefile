@@ -7,6 +7,7 @@
 # make faults   run the tests of faults; write what happens to site/what-happens-when.md
 # make slides   slides/slides.html and slides.pdf from slides.md, by Marp; needs npm and Chromium
 # make site     the course as a website in build/site; needs npm
+# make models   train the models in models/ again, measure them: make models IMDB=FOLDER; hours
 # make clean    remove everything built, the environment included
 
 PYTHON ?= python3
@@ -17,7 +18,7 @@ SITE_READY := $(VENV)/.site-ready
 MARP_VERSION := 4.5.1
 MARP := build/marp-$(MARP_VERSION)
 
-.PHONY: course test lint render figs exercises faults slides site clean
+.PHONY: course test lint render figs exercises faults slides site models clean
 .DELETE_ON_ERROR:
 
 course: $(READY)
@@ -48,6 +49,11 @@ slides: $(MARP) $(READY)
 
 site: $(SITE_READY)
 	$(BIN)/python site/build.py
+
+models: $(READY)
+	@test -n "$(IMDB)" || { echo "make models IMDB=FOLDER, a folder of IMDB in the hub's layout." >&2; exit 1; }
+	$(BIN)/python scripts/train_imdb_models.py $(IMDB)
+	$(BIN)/python scripts/measure_imdb_models.py $(IMDB)
 
 clean:
 	rm -rf $(VENV) build .pytest_cache .ruff_cache *.egg-info

@@ -2,24 +2,21 @@
 
     python scripts/measure_imdb_models.py FOLDER
 
-FOLDER holds IMDB in the hub's layout, as for train_imdb_models.py.
+Takes the options of train_imdb_models.py, those that the models were trained with.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
-from train_imdb_models import OPENING, load_split
+from train_imdb_models import OPENING, load_split, parse_arguments, policy_rows
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rlhf_course.course.presets import ROOT
 from rlhf_course.evaluation import unknown_words
 from rlhf_course.rewards import NgramSentiment, SentimentReward
 from rlhf_course.runtime.files import atomic_file
@@ -112,8 +109,9 @@ pipeline_tag: text-generation
 
 # gpt2-imdb-mini
 
-A GPT-2 of {parameters:.1f} million parameters (4 layers, width 192, byte-level BPE of 16,000) that writes the first
-words of a film review. It is there to be trained by PPO on a laptop, and to be looked at; it is good for nothing else.
+A GPT-2 of {parameters:.1f} million parameters (4 layers, width 192, byte-level BPE of
+{vocabulary:,}) that writes the first words of a film review. It is there to be trained by PPO on a laptop, and to be
+looked at; it is good for nothing else.
 
 ## Data
 
@@ -121,9 +119,9 @@ words of a film review. It is there to be trained by PPO on a laptop, and to be 
 
 ## Training
 
-`scripts/train_imdb_models.py`: the first 64 tokens, now and then the first 256, of {trained:,} reviews; transformers'
-Trainer, AdamW 2e-3, bf16 autocast, seed 0. Stopped after 2,000 of 8,359 steps and ended by 900 steps on the first 64
-tokens, in which the step size fell to 0: {tokens:.1f} million tokens in all, and its perplexity was still falling.
+`scripts/train_imdb_models.py`: {options.short} passes over the first 64 tokens of {trained:,} reviews and
+{options.long} over the first 256, {tokens:.1f} million tokens in all; transformers' Trainer, AdamW 2e-3 with a cosine,
+bf16 autocast, seed 0.
 
 ## Measured on reviews it has not seen
 
@@ -243,13 +241,8 @@ The first words, at most 64, of {held_out:,} film reviews, with the verdict of t
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("dataset", type=Path, help="folder of IMDB in the hub's layout")
-    parser.add_argument("--models", type=Path, default=ROOT / "models")
-    parser.add_argument("--tokens", type=float, required=True, help="million tokens that the policy was trained on")
-    parser.add_argument("--passes", type=int, default=8, help="of the classifier")
-    options = parser.parse_args()
-    reviews, folder = load_split(options.dataset), options.models
+    options = parse_arguments()
+    reviews, folder = load_split(options.dataset), options.output
     tokenizer = AutoTokenizer.from_pretrained(folder / "gpt2-imdb-mini")
     policy = AutoModelForCausalLM.from_pretrained(folder / "gpt2-imdb-mini", dtype=torch.float32).eval()
     classifier = SentimentReward(str(folder / "distilbert-imdb-mini"))
@@ -257,7 +250,9 @@ def main() -> None:
 
     held_out, labels = reviews["held_out"]["text"][:], reviews["held_out"]["label"][:]
     unseen = tokenizer([text[:2000] for text in held_out[:1000]])["input_ids"]
-    seen = tokenizer([text[:600] for part in ("first", "second") for text in reviews[part]["text"]])["input_ids"]
+    texts = [*reviews["first"]["text"], *reviews["second"]["text"]]
+    seen = policy_rows(texts, tokenizer, 1, 0)
+    passes = options.short, options.long
     lengths = np.random.default_rng(0).integers(2, 8, len(unseen))
     queries = [row[:n] for row, n in zip(unseen, lengths, strict=True)]
     known = set((folder / "ngram-imdb-judge/words.txt").read_text(encoding="utf-8").split())
@@ -274,9 +269,11 @@ def main() -> None:
             **common,
             parameters=policy.num_parameters() / 1e6,
             trained=len(seen),
-            tokens=options.tokens,
+            tokens=sum(map(len, policy_rows(texts, tokenizer, *passes))) / 1e6,
+            vocabulary=len(tokenizer),
+            options=options,
             openings=perplexity(policy, openings),
-            ngram=ngram_perplexity([row[:OPENING] for row in seen], openings, len(tokenizer)),
+            ngram=ngram_perplexity(seen, openings, len(tokenizer)),
             whole=perplexity(policy, [row[:256] for row in unseen[:300]]),
             unknown=unknown_words(sample(policy, tokenizer, queries, 24), known),
         ),

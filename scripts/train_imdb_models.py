@@ -114,11 +114,16 @@ def train_classifier(
         part.save_pretrained(folder)
 
 
-def train_policy(texts: Sequence[str], held_out: Sequence[str], tokenizer, folder: Path, work: Path, options) -> None:
-    """GPT-2 on the beginnings of reviews: ``options.short`` passes over 64 tokens, ``options.long`` over 256."""
+def policy_rows(texts: Sequence[str], tokenizer, short: int, long: int) -> list[list[int]]:
+    """The beginnings of reviews in tokens: each ``short`` times the first 64, and ``long`` times the first 256."""
     ids = tokenizer([text[:2000] for text in texts])["input_ids"]
     ids = [row if len(text) > 2000 else [*row, tokenizer.eos_token_id] for row, text in zip(ids, texts, strict=True)]
-    rows = [row[:OPENING] for row in ids] * options.short + [row[:256] for row in ids] * options.long
+    return [row[:OPENING] for row in ids] * short + [row[:256] for row in ids] * long
+
+
+def train_policy(texts: Sequence[str], held_out: Sequence[str], tokenizer, folder: Path, work: Path, options) -> None:
+    """GPT-2 on the beginnings of reviews."""
+    rows = policy_rows(texts, tokenizer, options.short, options.long)
     held_out = [row[:OPENING] for row in tokenizer(held_out)["input_ids"]]
     eos = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), tokenizer.eos_token_id)
     config = GPT2Config(
@@ -181,7 +186,8 @@ def save_openings(reviews: datasets.Dataset, folder: Path) -> None:
 PARTS = ("openings", "judge", "classifier", "policy")
 
 
-def main() -> None:
+def parse_arguments() -> argparse.Namespace:
+    """The command line, which measure_imdb_models.py shares: what was trained is what is measured."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dataset", type=Path, help="folder of IMDB in the hub's layout")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
@@ -191,7 +197,11 @@ def main() -> None:
     parser.add_argument("--long", type=int, default=1, help="and over 256")
     parser.add_argument("--passes", type=int, default=8, help="of the classifier")
     parser.add_argument("--classifier_lr", type=float, default=1e-3)
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = parse_arguments()
     datasets.disable_progress_bars()
     reviews = load_split(options.dataset)
     texts = [*reviews["first"]["text"], *reviews["second"]["text"]]

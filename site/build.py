@@ -78,8 +78,10 @@ def collect(folder: Path) -> None:
         index.write_text(index.read_text().replace("\nslides\n", "\n"))
     (folder / "sources.md").write_text(sources_page())
     curves = json.loads((ROOT / RUN).read_text())["curves"].values() if (ROOT / RUN).exists() else ()
-    from metrics import metrics_page  # imports torch, which takes seconds: a missing tool is said before that
+    from metrics import metrics_page  # these import torch, which takes seconds: a missing tool is said before that
+    from quiz import quiz_page
 
+    (folder / "quiz.md").write_text(quiz_page())
     (folder / "metrics.md").write_text(metrics_page({key: values for curve in curves for key, values in curve.items()}))
 
 

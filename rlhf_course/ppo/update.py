@@ -128,8 +128,8 @@ def _report(collected: list[MiniBatch], norms: list[Tensor], config: PPOConfig, 
         elif not np.isfinite(loss):
             raise FloatingPointError(
                 f"Step {step + 1}: the loss is {loss} for mini-batch {number} of {len(collected)} (all epochs); it "
-                "moved no weight, others of this step may have. Lower the learning rate, clip with max_grad_norm, or look at "
-                "the size of the scores (score_clip)."
+                "moved no weight, others of this step may have. Lower the learning rate, clip with max_grad_norm, or "
+                "look at the size of the scores (score_clip)."
             )
     for number, norm in enumerate(norms, start=1):
         if not norm.isfinite():
