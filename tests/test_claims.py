@@ -1,0 +1,56 @@
+"""Words follow numbers: a sentence of a notebook that holds one, or says which way something moved, rests on it."""
+
+import json
+import re
+
+import nbformat
+import pytest
+import yaml
+
+from rlhf_course.course.presets import ROOT
+
+CLAIMS = yaml.safe_load((ROOT / "tests/claims.yaml").read_text(encoding="utf-8"))
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("0*.ipynb"))
+NUMBER = re.compile(r"\d+\.\d|\d ?%|\d,\d{3}")
+MOVES = re.compile(
+    r"\b(rises?|rose|falls?|fell|grows?|grew|shrinks?|shrank|drops?|dropped|climbs?|collapses?|stays?|"
+    r"ends? (above|below)|goes far)\b"
+)
+NO_PROSE = re.compile(r"```.*?```|`[^`]*`|\$[^$]*\$|\]\([^)]*\)|^\|.*$", re.S | re.M)  # code, formulas, links, tables
+
+
+def claims(path) -> list[str]:
+    """The sentences of a notebook's prose that need something to rest on."""
+    cells = nbformat.read(path, as_version=4).cells
+    prose = [NO_PROSE.sub("", cell.source) for cell in cells if cell.cell_type == "markdown"]
+    sentences = [" ".join(part.split()) for text in prose for part in re.split(r"(?<=[.?!:;])\s+", text)]
+    return [sentence for sentence in sentences if NUMBER.search(sentence) or MOVES.search(sentence)]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=[path.stem for path in NOTEBOOKS])
+def test_every_claim_rests_on_something(path):
+    known, found = CLAIMS[path.stem], claims(path)
+    for sentence in found:
+        assert any(entry["says"] in sentence for entry in known), f"{path.stem}: what does this rest on? {sentence}"
+    for entry in known:
+        assert any(entry["says"] in sentence for sentence in found), f"{path.stem} does not say {entry['says']!r}"
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=[path.stem for path in NOTEBOOKS])
+def test_what_a_claim_rests_on_is_there(path):
+    card = json.loads((ROOT / f"figs/measured/{path.stem}.json").read_text(encoding="utf-8"))
+    for entry in CLAIMS[path.stem]:
+        [(kind, what)] = [(key, value) for key, value in entry.items() if key != "says"]
+        assert kind in ("check", "metric", "test", "meaning", "source")
+        if kind == "check":
+            assert card["checks"][what]["passed"], entry
+        elif kind == "metric":
+            assert card["metrics"][what] is not None, entry
+        elif kind == "test":
+            assert (ROOT / "tests" / what).exists(), entry
+
+
+def test_a_new_claim_would_be_seen(tmp_path):
+    cells = [nbformat.v4.new_markdown_cell(text) for text in ("Gold rises by far.", "It is 0.7 now.", "It learns.")]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "new.ipynb")
+    assert claims(tmp_path / "new.ipynb") == ["Gold rises by far.", "It is 0.7 now."]
