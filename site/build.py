@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -55,14 +56,18 @@ def copy(source: Path, target: Path) -> None:
 
 def collect(folder: Path) -> None:
     """Lay out all pages in one folder, at the places that their links expect."""
-    patterns = ["README.md", "CONTRIBUTING.md", "LICENSE", "notebooks/**/*.ipynb", "figs/*.svg", "figs/README.md"]
-    patterns += ["scripts/*.py", "tests/test_*.py", "models/README.md", "slides/slides.pdf", *SOURCES.values()]
+    patterns = ["README.md", "CONTRIBUTING.md", "LICENSE", "notebooks/*.ipynb", "notebooks/exercises/*[!d].ipynb"]
+    patterns += ["figs/*.svg", "figs/README.md", "models/README.md", "slides/slides.pdf", *SOURCES.values()]
     for path in (path for pattern in patterns for path in ROOT.glob(pattern)):
         copy(path, folder / path.relative_to(ROOT))
     for path in HERE.glob("*.md"):
         copy(path, folder / path.name)
-    for path in folder.glob("notebooks/*.ipynb"):
-        path.write_text(path.read_text().replace("](../site/", "](../"))
+    for path in folder.glob("notebooks/**/*.ipynb"):  # tests and solved exercises are no pages
+        text = path.read_text().replace("](../site/", "](../")
+        text = re.sub(r"\[(`test_\w+`)\]\(\.\./(tests/\w+\.py)\)", r"\1 in `\2`", text)
+        path.write_text(re.sub(r"\[here\]\((\w+_solved\.ipynb)\)", r"<a href='\1' download>here</a>", text))
+    gpu = folder / "on-a-gpu.md"
+    gpu.write_text(gpu.read_text().replace("](../README.md)", "](index.md)"))
     readme = folder / "README.md"
     readme.write_text(readme.read_text().replace("](site/", "]("))
     for card in ROOT.glob("models/*/README.md"):

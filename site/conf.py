@@ -10,8 +10,7 @@ html_title = project
 language = "en"
 extensions = ["myst_nb", "sphinx.ext.mathjax", "sphinx_copybutton", "pages"]
 source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb", ".py": "source", ".yaml": "source"}
-# index.md includes the first; links to the others are downloads
-exclude_patterns = ["README.md", "tests/*.py", "**_solved.ipynb"]
+exclude_patterns = ["README.md"]  # index.md includes it
 nitpicky = True
 
 myst_enable_extensions = ["dollarmath", "deflist"]

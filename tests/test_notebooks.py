@@ -73,7 +73,7 @@ def test_the_runner_fails_when_a_cell_fails(tmp_path):
 
 def test_the_runner_names_the_notebooks_there_are(tmp_path):
     done = run_notebooks(tmp_path, "--only", "77")
-    assert done.returncode == 2 and "no notebook starts with 77; there are 01_reward_modeling" in done.stderr
+    assert done.returncode == 2 and "no notebook starts with 77; there are 00_hello_rlhf, 01_" in done.stderr
     assert "--override takes KEY=VALUE" in run_notebooks(tmp_path, "--override", "steps").stderr
 
 
