@@ -96,10 +96,10 @@ def _caption(image: Tag) -> str:
 
 
 def _links(body: BeautifulSoup, name: str, app: Sphinx) -> Tag:
-    """The line under a notebook's title: its file, its scripts, the slides."""
-    links = [("The notebook", f"{name}.ipynb", True)]
+    """The line under a notebook's title: its file, its scripts, the slides; under an exercise's its file."""
+    links = [("The notebook", f"{Path(name).name}.ipynb", True)]
     links += [(f"{script}.py", f"../scripts/{script}.html", False) for script in SCRIPTS.get(name, ())]
-    if "slides" in app.env.found_docs:
+    if "slides" in app.env.found_docs and "/" not in name:
         links += [("Slides", "../slides/slides.html", False), ("Slides as a PDF", "../slides/slides.pdf", False)]
     line = body.new_tag("p", attrs={"class": "page-links"})
     for text, target, download in links:
