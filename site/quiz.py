@@ -39,6 +39,8 @@ def numbers() -> dict[str, float]:
         "ci": 1.96 / math.sqrt(1024),
         "kl_half": math.log((1 - 0) / (1 - 0.5)),
         "smallest": 2.0**-24,
+        "log4": math.log(4),
+        "bon4": math.log(4) - 3 / 4,
     }
 
 

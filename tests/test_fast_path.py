@@ -60,7 +60,7 @@ def test_nan_is_named_with_chunks_as_without(who, step):
         trainer.step(*make_samples())
     with torch.no_grad():
         next(models[who].pretrained_model.parameters()).fill_(torch.nan)
-    with pytest.raises(FloatingPointError, match=f"Step {step}: the {who}'s logits for sample 0 are NaN"):
+    with pytest.raises(FloatingPointError, match=f"Step {step + 1}: the {who}'s logits for sample 0 are NaN"):
         trainer.step(*make_samples())
 
 

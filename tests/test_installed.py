@@ -62,4 +62,4 @@ def test_in_a_checkout_relative_paths_start_at_its_root(tmp_path):
 def test_the_notebook_runner_of_a_checkout_works_with_an_installed_copy(installed, tmp_path):
     environment = os.environ | {"PYTHONPATH": str(installed)}
     done = python(SCRIPTS / "run_notebooks.py", "--only", "77", cwd=tmp_path, env=environment)
-    assert done.returncode == 2 and "there are 01_reward_modeling" in done.stderr
+    assert done.returncode == 2 and "there are 00_hello_rlhf" in done.stderr

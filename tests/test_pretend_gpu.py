@@ -21,12 +21,13 @@ pytestmark = pytest.mark.skipif(not pretend_gpu.available(), reason="the pretend
 CHAT = {"sft_subset": 60, "train_subset": 60, "eval_subset": 20, "audit_prompts": 10, "eval_prompts": 8, "steps": 2}
 CLINIC = {"pairs": 200, "few_pairs": 100, "few_steps": 11, "reward_steps": 11, "steps": 2, "sweep_steps": 2}
 NOTEBOOKS = {  # few steps: what counts is that each cell runs
-    "05": CLINIC
+    "06": CLINIC
     | {"batch_size": 16, "eval_prompts": 16, "max_new_tokens": 8, "sweep": "[0.0, 0.3]", "remedy_steps": 1},
-    "04": CHAT | {"batch_size": 8, "mini_batch_size": 8, "max_new_tokens": 8, "save_at": "[1,2]", "sft_epochs": 0.5},
+    "05": CHAT | {"batch_size": 8, "mini_batch_size": 8, "max_new_tokens": 8, "save_at": "[1,2]", "sft_epochs": 0.5},
     "01": {"train_subset": 200, "eval_subset": 60, "fix_pairs": 50, "audit_prompts": 10, "evaluations": 2},
-    "03": {"steps": 2, "batch_size": 32, "mini_batch_size": 16, "eval_queries": 64, "probe_queries": 32},
-    "02": {"toy_steps": 2, "toy_betas": "[0.5]", "toy_batch": 32},
+    "04": {"steps": 2, "batch_size": 32, "mini_batch_size": 16, "eval_queries": 64, "probe_queries": 32},
+    "03": {"toy_steps": 2, "toy_betas": "[0.5]", "toy_batch": 32},
+    "00": {"steps": 2, "eval_queries": 16},
 }
 
 
@@ -93,9 +94,9 @@ def started(tmp_path_factory) -> dict[str, Future]:
     output = tmp_path_factory.mktemp("gpu")
     write = CHECKPOINT.format(tests=str(ROOT / "tests"), folder=str(output / "checkpoint"))
     with ThreadPoolExecutor(2) as pool:
-        found = {f"notebook {number}": pool.submit(notebook, number, output) for number in ("05", "04")}
+        found = {f"notebook {number}": pool.submit(notebook, number, output) for number in ("06", "05")}
         found |= {"check_ppo.py": pool.submit(checks, "check_ppo.py"), "commands": pool.submit(commands, output)}
-        found |= {f"notebook {number}": pool.submit(notebook, number, output) for number in ("01", "03", "02")}
+        found |= {f"notebook {number}": pool.submit(notebook, number, output) for number in ("01", "04", "03", "00")}
         found |= {file: pool.submit(checks, file) for file in ("check_tool.py", "check_decoder.py")}
         found["checkpoint"] = pool.submit(run, "-c", write)
         found["prediction"] = pool.submit(predict_gpu.predict)

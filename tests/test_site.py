@@ -86,9 +86,14 @@ def page(address):
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=QUIET)
         page = browser.new_page()
         page.troubles = []
+
+        def failed(request) -> None:
+            if request.failure != "net::ERR_ABORTED":  # left for the next page before it was there
+                page.troubles.append(f"{page.url}: no {request.url}")
+
         page.route(lambda url: not url.startswith((address, "data:", "blob:")), lambda route: route.abort())
         page.on("pageerror", lambda error: page.troubles.append(f"{page.url}: {error}"))
-        page.on("requestfailed", lambda request: page.troubles.append(f"{page.url}: no {request.url}"))
+        page.on("requestfailed", failed)
         page.on("console", lambda m: page.troubles.append(f"{page.url}: {m.text}") if m.type == "error" else None)
         yield page
         browser.close()

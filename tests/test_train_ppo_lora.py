@@ -42,7 +42,7 @@ def test_only_the_policy_moves_and_the_run_is_the_notebooks(world, trained):
     for name, weight in saved.items():
         assert torch.equal(after[name.replace(".weight", ".ref.weight")], weight)
     config = trainer.config
-    assert config.begin_suppress_tokens == [trainer.tokenizer.eos_token_id] and trainer.kl_ctl.value == 0.1
+    assert config.begin_suppress_tokens == [trainer.tokenizer.eos_token_id] and trainer.kl_ctl.value == 0.2
     assert trainer.reference_is_adapter and trainer.current_step == 3 and len(trainer.dataset) == 56
     assert max(map(len, trainer.dataset["input_ids"])) <= 64 - 8
 
