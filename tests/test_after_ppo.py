@@ -1,0 +1,139 @@
+"""The losses of notebook 07, as its cells define them, against those of trl's trainers."""
+
+import ast
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from datasets import Dataset
+from torch.nn.functional import logsigmoid
+from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
+
+from rlhf_course.course.presets import ROOT
+
+PROMPT, LENGTHS, GROUP = 3, (5, 2, 4, 1), 2  # tokens of each prompt, and of each response; responses per prompt
+WANTED = {"clipped", "leave_one_out", "rloo_loss", "group_advantages", "grpo_loss", "dpo_loss"}
+
+
+@pytest.fixture(scope="module")
+def notebook():
+    """The notebook's functions, and nothing else of it."""
+    cells = json.loads((ROOT / "notebooks/07_after_ppo.ipynb").read_text(encoding="utf-8"))["cells"]
+    found = {"torch": torch, "logsigmoid": logsigmoid, "settings": SimpleNamespace(cliprange=0.2)}
+    for cell in (cell for cell in cells if cell["cell_type"] == "code"):
+        for part in ast.parse("".join(cell["source"])).body:
+            if isinstance(part, ast.FunctionDef) and part.name in WANTED:
+                exec(compile(ast.Module([part], []), part.name, "exec"), found)
+    assert WANTED <= found.keys()
+    return SimpleNamespace(**found)
+
+
+@pytest.fixture(scope="module")
+def batch(tmp_path_factory):
+    """Four responses of different lengths to two prompts, and log-probabilities of three policies for them."""
+    torch.manual_seed(0)
+    models = [
+        GPT2LMHeadModel(
+            GPT2Config(vocab_size=259, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0)
+        ).eval()
+        for _ in range(3)
+    ]
+    folder = str(tmp_path_factory.mktemp("policy"))
+    models[0].save_pretrained(folder)
+    models[0].config._name_or_path = folder  # where trl's trainers load a reference from
+    prompts = torch.randint(3, 259, (2, PROMPT)).repeat_interleave(GROUP, 0)
+    mask = (torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS).unsqueeze(1)).long()
+    responses = torch.randint(3, 259, mask.shape) * mask
+    ids = torch.cat([prompts, responses], 1)
+    attention = torch.cat([torch.ones_like(prompts), mask], 1)
+
+    def logprobs(model):
+        found = model(ids, attention_mask=attention).logits[:, PROMPT - 1 : -1].log_softmax(-1)
+        return found.gather(-1, responses.unsqueeze(-1)).squeeze(-1)
+
+    with torch.no_grad():
+        new, old, ref = (logprobs(model) for model in models)
+    scores = torch.tensor([[1.0, -0.5], [0.2, 2.0]])
+    return SimpleNamespace(policy=models[0], reference=models[2], prompts=prompts, responses=responses, mask=mask,
+                           ids=ids, new=new, old=old, ref=ref, scores=scores)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trl_loss(batch, tmp_path_factory):
+    """What a trainer of trl says of the batch, given its own names of the tensors."""
+    import trl
+
+    tokenizer = AutoTokenizer.from_pretrained(ROOT / "models/gpt2-imdb-mini")
+    tokenizer.pad_token = tokenizer.eos_token
+
+    def loss(name, inputs, **options):
+        options |= {
+            "output_dir": str(tmp_path_factory.mktemp(name)),
+            "report_to": "none",
+            "use_cpu": True,
+            "bf16": False,
+        }
+        if name != "DPO":
+            options |= {
+                "num_generations": GROUP,
+                "per_device_train_batch_size": 4,
+                "max_completion_length": max(LENGTHS),
+            }
+            data = {"prompt": ["a film", "a plot"]}
+        else:
+            data = {"prompt": ["a film"], "chosen": ["good"], "rejected": ["bad"]}
+        more = {"ref_model": batch.reference} if name == "DPO" else {"reward_funcs": lambda completions, **_: [0.0]}
+        config = getattr(trl, f"{name}Config")(**options)
+        data = Dataset.from_dict(data)
+        trainer = getattr(trl, f"{name}Trainer")(
+            model=batch.policy, args=config, train_dataset=data, processing_class=tokenizer, **more
+        )
+        trainer.model.eval()
+        extra = (False,) if name == "DPO" else ()
+        with torch.no_grad():
+            return trainer._compute_loss(trainer.model, inputs, *extra).item()
+
+    return loss
+
+
+def completions(batch, **more):
+    ids = {"prompt_ids": batch.prompts, "prompt_mask": torch.ones_like(batch.prompts)}
+    return ids | {"completion_ids": batch.responses, "completion_mask": batch.mask} | more
+
+
+@pytest.mark.parametrize("kind", ["grpo", "dr_grpo"])
+def test_losses_equal_those_of_trl(kind, notebook, batch, trl_loss):
+    divide, longest = kind == "grpo", max(LENGTHS) if kind == "dr_grpo" else None
+    advantage = notebook.group_advantages(batch.scores, divide).flatten()
+    ours = notebook.grpo_loss(batch.new, batch.old, batch.ref, batch.mask, advantage, 0.1, longest).item()
+    inputs = completions(batch, advantages=advantage, old_per_token_logps=batch.old, ref_per_token_logps=batch.ref)
+    theirs = trl_loss("GRPO", inputs, beta=0.1, epsilon=0.2, loss_type=kind, use_bias_correction_kl=False)
+    assert ours == pytest.approx(theirs, abs=1e-5) and abs(ours) > 0.01
+
+
+def test_rloo_equals_trl(notebook, batch, trl_loss):
+    advantage = notebook.leave_one_out(batch.scores).flatten()
+    ours = notebook.rloo_loss(batch.new, batch.old, batch.mask, advantage).item()
+    inputs = completions(batch, advantages=advantage, old_logps=(batch.old * batch.mask).sum(1))
+    assert ours == pytest.approx(trl_loss("RLOO", inputs, beta=0.0, epsilon=0.2), abs=1e-5) and abs(ours) > 0.01
+
+
+def test_dpo_equals_trl(notebook, batch, trl_loss):
+    of_response = ((batch.new - batch.ref) * batch.mask).sum(1)
+    ours = notebook.dpo_loss(*of_response.chunk(2), 0.1).mean().item()
+    inputs = {
+        "input_ids": batch.ids,
+        "attention_mask": torch.cat([torch.ones_like(batch.prompts), batch.mask], 1),
+        "completion_mask": torch.cat([torch.zeros_like(batch.prompts), batch.mask], 1),
+    }
+    assert ours == pytest.approx(trl_loss("DPO", inputs, beta=0.1), abs=1e-5)
+    assert abs(ours - torch.log(torch.tensor(2.0)).item()) > 1e-4  # not the loss of a policy that is the reference
+
+
+def test_advantages_equal_those_of_trl(notebook, batch):
+    """Group standard deviation with n − 1, as trl's, and its 1e-4; the others' mean."""
+    std = torch.tensor([[1.0, -0.5], [0.2, 2.0]]).std(1, keepdim=True)
+    expected = (batch.scores - batch.scores.mean(1, keepdim=True)) / (std + 1e-4)
+    assert torch.equal(notebook.group_advantages(batch.scores), expected)
+    assert torch.equal(notebook.leave_one_out(batch.scores), torch.tensor([[1.5, -1.5], [-1.8, 1.8]]))
