@@ -89,7 +89,7 @@
     const rows = [[1, "a"], [-1, "b"]].map(([advantage, kind]) => {
       const corners = [0, 1 - state.epsilon, 1 + state.epsilon, 2];
       canvas.line(corners.map((ratio) => [ratio, objective(advantage, ratio)]), kind);
-      canvas.text(0.04, advantage > 0 ? 0.35 : -0.3 - objective(1, 1 - state.epsilon), kind, `A = ${words(advantage, 0)}`);
+      canvas.text(0.04, advantage > 0 ? 0.35 : 0.12 - objective(1, 1 - state.epsilon), kind, `A = ${words(advantage, 0)}`);
       const value = objective(advantage, state.ratio);
       canvas.point(state.ratio, value, kind);
       const clipped = advantage * clip(state.ratio) < advantage * state.ratio;
