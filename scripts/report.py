@@ -19,7 +19,7 @@ from rlhf_course.runtime.files import atomic_file, read_json
 
 HERE = Path(__file__).resolve().parent
 FIRST = ["ppo/mean_scores", "objective/kl", "objective/kl_coef", "tokens/responses_len_mean", "objective/entropy"]
-SHOWN, WIDTH, HEIGHT = 6, 160, 48  # curves that are not folded; a drawing's size, in units of its own
+SHOWN, WIDTH, HEIGHT = 5, 160, 48  # curves that are not folded; a drawing's size, in units of its own
 
 
 def find(places: list[Path]) -> Iterator[Path]:
