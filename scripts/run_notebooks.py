@@ -1,7 +1,7 @@
 """Execute the course's notebooks with papermill, check what they measured, and print one table.
 
-Leaves executed notebooks, HTML and run cards under OUTPUT. Exits with 1 when a cell fails, a check fails, or a
-notebook executed no cell.
+Leaves executed notebooks, HTML, run cards, and a page over all of them (index.html) under OUTPUT. Exits with 1 when a
+cell fails, a check fails, or a notebook executed no cell.
 """
 
 from __future__ import annotations
@@ -21,12 +21,15 @@ import nbformat
 import pandas as pd
 import papermill
 import yaml
+import zmq
 from nbclient.exceptions import DeadKernelError
-from nbconvert import HTMLExporter
 from notebook_files import strip_run_details
+from notebook_html import page
 from papermill.clientwrap import PapermillNotebookClient
 from papermill.engines import NBClientEngine, papermill_engines
 from papermill.exceptions import PapermillExecutionError
+from progress import Progress, duration
+from report import cost, headline, write
 
 from rlhf_course.course.presets import CONFIGS, PRESETS, load_preset
 from rlhf_course.runtime.files import atomic_file, hold, read_json
@@ -42,6 +45,8 @@ class Client(PapermillNotebookClient):
     def create_kernel_manager(self):
         manager = super().create_kernel_manager()
         manager.kernel_spec_manager.kernel_dirs = []  # a python3 there may be of another environment
+        if zmq.has("curve"):  # otherwise each kernel warns that others on this machine could listen
+            manager.transport_encryption = "auto"
         return manager
 
     def papermill_execute_cells(self) -> None:
@@ -118,6 +123,9 @@ def check(chosen: argparse.Namespace) -> None:
             ours = False
         if not ours or target == source:
             raise FileExistsError(f"{target} is not the result of a run and stays as it is. Name another --output.")
+    index = chosen.output / "index.html"
+    if index.exists() and "<title>Hands-on RLHF: run report" not in index.read_text("utf-8", "replace"):
+        raise FileExistsError(f"{index} is not the page over a run and stays as it is. Name another --output.")
 
 
 def _target(name: str, chosen: argparse.Namespace) -> Path:
@@ -127,14 +135,14 @@ def _target(name: str, chosen: argparse.Namespace) -> Path:
 def execute(name: str, chosen: argparse.Namespace) -> dict:
     """Run one notebook; returns its row of the table, with the reason under ``problem`` when it did not pass."""
     card_path = chosen.output / "run_cards" / f"{name}.json"
-    print(f"{name} at preset {chosen.preset}", flush=True)
     problem = ""
     try:
         card_path.unlink(missing_ok=True)
         with atomic_file(_target(name, chosen)) as path:
             problem = run_cells(NOTEBOOKS / f"{name}.ipynb", path, chosen)
         notebook = nbformat.read(_target(name, chosen), as_version=4)
-        write_html(notebook, chosen.output / "html" / f"{name}.html")
+        with atomic_file(chosen.output / "html" / f"{name}.html") as path:
+            path.write_text(page(notebook, NOTEBOOKS), encoding="utf-8")
         card = read_card(card_path)
         if not any(cell.get("execution_count") for cell in notebook.cells):
             problem = problem or "no cell was executed"
@@ -154,19 +162,13 @@ def run_cells(source: Path, target: Path, chosen: argparse.Namespace) -> str:
     parameters = {"preset": chosen.preset, "overrides": chosen.overrides, "seed": chosen.seed}
     parameters["output_dir"] = str(chosen.output)
     try:
-        papermill.execute_notebook(source, target, parameters, "course", kernel_name="python3", cwd=NOTEBOOKS)
+        how = {"engine_name": "course", "kernel_name": "python3", "progress_bar": False, "cwd": NOTEBOOKS}
+        papermill.execute_notebook(source, target, parameters, **how)
     except PapermillExecutionError as error:
         return f"cell {error.exec_count}: {error.ename}: {error.evalue}"
     except DeadKernelError:
         return "Its process was killed. Most often memory ran out: a smaller preset, or batch_size, needs less."
     return ""
-
-
-def write_html(notebook: nbformat.NotebookNode, target: Path) -> None:
-    """The notebook as one HTML page."""
-    page, _ = HTMLExporter().from_notebook_node(notebook)
-    with atomic_file(target) as path:
-        path.write_text(page, encoding="utf-8")
 
 
 def render(executed: nbformat.NotebookNode, target: Path) -> None:
@@ -194,23 +196,6 @@ def read_card(path: Path) -> dict:
     return read_json(path) if path.exists() else {}
 
 
-def cost(card: dict) -> str:
-    """Time and memory of a run; on a GPU, its memory."""
-    if not card:
-        return "not measured"
-    memory = card["peak_cuda_mb"] or card["peak_rss_mb"]
-    return f"{card['wall_s']:.0f} s, {memory / 1024:.1f} GB"
-
-
-def headline(card: dict) -> str:
-    """The first metric that was measured before and after."""
-    metrics = card.get("metrics", {})
-    for what in (key.removesuffix("_before") for key in metrics if key.endswith("_before")):
-        if f"{what}_after" in metrics:
-            return f"{what.replace('_', ' ')} {metrics[f'{what}_before']:.2f} → {metrics[f'{what}_after']:.2f}"
-    return "–"
-
-
 def row(name: str, card: dict, problem: str) -> dict:
     """One line of the table that is printed."""
     checks = card.get("checks", {})
@@ -231,12 +216,16 @@ def main(arguments: list[str] | None = None) -> int:
     """
     chosen, rows = parse_arguments(arguments), []
     check(chosen)
+    progress = Progress(chosen.names, expected(chosen))
     with ExitStack() as held:
         for name in chosen.names:
             held.enter_context(hold(chosen.output / "notebooks", name))
+        many = f"{len(chosen.names)} notebooks" if len(chosen.names) > 1 else "One notebook"
+        print(f"{many} at preset {chosen.preset}" + (f", {duration(progress.left())}" if progress.known else ""))
         try:
             for name in chosen.names:
-                rows.append(execute(name, chosen))
+                with progress.running():
+                    rows.append(execute(name, chosen))
         finally:
             report(rows, chosen)
     if chosen.render:
@@ -244,13 +233,26 @@ def main(arguments: list[str] | None = None) -> int:
     return int(any(r["problem"] for r in rows))
 
 
+def expected(chosen: argparse.Namespace) -> dict[str, float]:
+    """Seconds that the notebooks took where their kept run cards were measured; of none at preset scratch."""
+    folder = {"tiny": MEASURED, "full": MEASURED / "full"}.get(chosen.preset)
+    cards = {name: read_card(folder / f"{name}.json") for name in chosen.names} if folder else {}
+    return {name: card["wall_s"] for name, card in cards.items() if card}
+
+
 def report(rows: list[dict], chosen: argparse.Namespace) -> None:
-    """Print the table, what did not pass and why, and where everything is."""
+    """Print the table, what did not pass and why, where everything is, and what to open next."""
+    index = chosen.output / "index.html"
+    try:
+        write([chosen.output], index)
+        following = f"Open next: {index}"
+    except OSError as error:  # nothing was measured, or the disk is full
+        following = f"There is no page over them. {error}"
     if rows:
         print("\n" + pd.DataFrame(rows).drop(columns="problem").to_string(index=False) + "\n")
     for failed in (r for r in rows if r["problem"]):
         print(f"{failed['notebook']} did not pass. {failed['problem']}", file=sys.stderr)
-    print(f"Executed notebooks, HTML and run cards are in {chosen.output}", flush=True)
+    print(f"Executed notebooks, HTML and run cards are in {chosen.output}\n{following}", flush=True)
 
 
 if __name__ == "__main__":

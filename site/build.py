@@ -84,8 +84,10 @@ def collect(folder: Path) -> None:
     (folder / "sources.md").write_text(sources_page())
     curves = json.loads((ROOT / RUN).read_text())["curves"].values() if (ROOT / RUN).exists() else ()
     from metrics import metrics_page  # these import torch, which takes seconds: a missing tool is said before that
+    from play import play_page
     from quiz import quiz_page
 
+    (folder / "play.md").write_text(play_page(), encoding="utf-8")
     (folder / "quiz.md").write_text(quiz_page())
     (folder / "metrics.md").write_text(metrics_page({key: values for curve in curves for key, values in curve.items()}))
 

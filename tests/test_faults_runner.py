@@ -122,6 +122,9 @@ def test_a_killed_kernel_is_a_row_of_the_table(course, capsys, outcome):
     executed = nbformat.read(course / "out" / "notebooks" / f"{FIRST}.ipynb", as_version=4)
     assert executed.cells[0].execution_count and "Traceback" not in said.err
     assert ".part" not in str(executed.metadata)
+    page = (course / "out" / "index.html").read_text(encoding="utf-8")
+    assert "It wrote no run card" in page and f"html/{FIRST}.html" in page and "all 1" in page
+    assert f"[1/2] {FIRST} · " in said.out and said.out.endswith(f"Open next: {course / 'out' / 'index.html'}\n")
     outcome(f"{said.err.splitlines()[-1]} The other notebooks run; exit code 1.")
 
 
