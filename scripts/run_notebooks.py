@@ -4,8 +4,6 @@ Leaves executed notebooks, HTML and run cards under OUTPUT. Exits with 1 when a 
 notebook executed no cell.
 """
 
-from __future__ import annotations
-
 from rlhf_course.runtime import command
 
 if __name__ == "__main__":

@@ -4,8 +4,6 @@ The architecture is Llama's with q, k and v packed into one matrix. Baichuan2 al
 length 1 in every forward pass (NormHead); here that is done once, on the weights.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

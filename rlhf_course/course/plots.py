@@ -1,7 +1,5 @@
 """Figures, in one visual language: the same colour for the same thing everywhere."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import matplotlib.pyplot as plt

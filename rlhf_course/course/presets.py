@@ -1,7 +1,5 @@
 """Presets: every setting of a notebook at the sizes tiny, scratch and full, side by side in one YAML file."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Saved models, adapters and value heads: found in a folder or on the hub, loaded, and checked to be complete."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial

@@ -1,7 +1,5 @@
 """The policy: a causal language model with a value head."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Stopping and going on: checkpoints of a PPO run that continue with the numbers of an uninterrupted one."""
 
-from __future__ import annotations
-
 import random
 import re
 import shutil

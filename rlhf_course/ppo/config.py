@@ -1,7 +1,5 @@
 """The settings of PPO, under the names and with the defaults of the classic stepwise API."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import asdict, dataclass, field, fields
 from numbers import Integral

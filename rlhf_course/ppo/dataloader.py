@@ -1,7 +1,5 @@
 """The batches of queries that a trainer's ``dataloader`` gives."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Sampling on a GPU with one launch per token: a CUDA graph in place of the hundreds of kernels of a small model."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Sequence

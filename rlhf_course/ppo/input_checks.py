@@ -1,7 +1,5 @@
 """What ``PPOTrainer`` accepts: checks that say which part, sample or number is wrong, and the processing of scores."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

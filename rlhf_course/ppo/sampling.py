@@ -1,7 +1,5 @@
 """Sampling responses, all queries of a batch at once."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Sequence
 

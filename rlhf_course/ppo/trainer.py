@@ -1,7 +1,5 @@
 """PPO, step by step: ``generate`` → your reward → ``step`` → ``log_stats``."""
 
-from __future__ import annotations
-
 import copy
 import time
 from collections.abc import Sequence

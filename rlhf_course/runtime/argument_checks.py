@@ -1,7 +1,5 @@
 """Checks that say which argument is wrong."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from numbers import Integral
 

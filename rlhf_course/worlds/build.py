@@ -1,7 +1,5 @@
 """Builds, once, what a preset needs and has no hub for; ``python -m rlhf_course.worlds.build`` builds all of it."""
 
-from __future__ import annotations
-
 from rlhf_course.runtime import command
 
 if __name__ == "__main__":
