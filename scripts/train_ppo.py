@@ -25,7 +25,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-import trl_cli
+import command_line
 import yaml
 
 from rlhf_course.course.presets import PRESETS, Settings, like, load_preset, read_spec
@@ -79,11 +79,10 @@ class Options:
 
 def parse_arguments(arguments: list[str] | None = None) -> tuple[Options, Settings]:
     """The run's options and settings. Raises ``SystemExit`` with a sentence for what is not valid."""
-    own = [entry.name for entry in fields(Options)]
-    with trl_cli.read_command_line(NAME, ["experiment", "sft_adapter", "reward_adapter"], arguments) as (given, parse):
+    with command_line.read(NAME, ["experiment", "sft_adapter", "reward_adapter"], arguments) as (given, parse):
         if "report_to" in given:  # its name in the commands over trl's trainers
             given["log_with"] = given.pop("report_to")
-        early = Options(**{name: value for name, value in given.items() if name in own})
+        early = Options(**{entry.name: given[entry.name] for entry in fields(Options) if entry.name in given})
         experiment = early.experiment or (CHAT if early.sft_adapter or early.reward_adapter else IMDB)
         if experiment not in BUILD:
             raise ValueError(f"Unknown experiment {experiment!r}; choose one of {', '.join(BUILD)}.")
@@ -307,16 +306,7 @@ def train(options: Options, settings: Settings) -> int:
 
 def main(arguments: list[str] | None = None) -> int:
     """Returns the exit code: see :func:`train`, and 1 with a sentence for what is not valid."""
-
-    def parse_and_train(arguments: list[str]) -> int:
-        options = parse_arguments(arguments)
-        from rlhf_course.runtime.distributed import shutdown
-
-        code = train(*options)
-        shutdown()
-        return code
-
-    return command.run(NAME, parse_and_train, arguments)
+    return command_line.main(NAME, parse_arguments, train, arguments)
 
 
 if __name__ == "__main__":

@@ -1,19 +1,13 @@
-"""What the training commands share: options from a command line and a file, by trl's parser.
-
-And what those over trl's trainers share besides: output folder, tracking, and how they end.
-"""
+"""What the commands over trl's trainers share: their options, output folder, tracking, and how they end."""
 
 import argparse
-import datetime
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
-import yaml
-from trl import TrlParser
+import command_line
 
 from rlhf_course.course.presets import load_preset
 from rlhf_course.runtime import command
@@ -53,56 +47,6 @@ def common_defaults(bf16: bool, epochs: float, batch_size: int) -> dict:
     }
 
 
-def read_options(file: str | Path | None) -> dict:
-    """A YAML file's options, none where no file is named. Raises ``OSError``, or ``ValueError`` that names the file."""
-    if not file:
-        return {}
-    try:
-        text = Path(file).read_text(encoding="utf-8")
-        options = yaml.safe_load(text)
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ValueError(f"{file} cannot be read as YAML in UTF-8: {error}") from None
-    if not isinstance(options, dict):
-        raise ValueError(f"{file} is no list of options like seed: 1.")
-    names = [name.value for name, _ in yaml.compose(text).value]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise ValueError(f"{file} has the option {twice[0]} twice. Leave one of them.")
-    return {str(name): value for name, value in options.items()}
-
-
-@contextmanager
-def read_command_line(name: str, first: Sequence[str], arguments: list[str] | None) -> Iterator[tuple[dict, Callable]]:
-    """Yield what is given by a YAML file (--config), and a function that parses it with the command line, which wins.
-
-    Options named in ``first`` decide which others there are, or what their defaults are: the command line's, too, are
-    among what is given. The function takes dataclasses, defaults below what is given, and arguments of TrlParser.
-    Whatever is not valid, there or in the body, ends the command with a sentence (``SystemExit``).
-    """
-    usage = f"{name} [--config FILE] [--{first[0]} {first[0].upper()}] [options]"
-    early = argparse.ArgumentParser(name, usage, add_help=False, allow_abbrev=False)
-    for option in ("config", *first):
-        early.add_argument(f"--{option}")
-    known, rest = early.parse_known_args(arguments)
-
-    def parse(classes: Sequence[type], defaults: dict, **how) -> tuple:
-        parser = TrlParser(classes, prog=name, usage=usage, **how)
-        parser.set_defaults_with_config(**defaults)
-        number = (int, float, datetime.date)  # what YAML reads 2024 and 2024-05-01 as, folders' names or not
-        texts = {action.dest for action in parser._actions if action.type is str}
-        asked = {key: str(value) if key in texts and type(value) in number else value for key, value in given.items()}
-        if unknown := parser.set_defaults_with_config(**asked):
-            raise ValueError(f"{known.config} has {', '.join(unknown[::2])}, which {name} does not know here.")
-        return parser.parse_args_into_dataclasses(rest)
-
-    try:
-        given = read_options(known.config)
-        os.environ.update({key: str(value) for key, value in (given.pop("env", None) or {}).items()})  # as trl does
-        given |= {option: value for option in first if (value := getattr(known, option)) is not None}
-        yield given, parse
-    except (ValueError, TypeError, OSError, yaml.YAMLError) as error:
-        early.error(str(error) if isinstance(error, ValueError) else command.sentence(error))
-
-
 def parse(name, about, experiment, kinds, defaults, overrides, arguments) -> tuple:
     """The script's own arguments, trl's config, ModelConfig and Settings; ``SystemExit`` with a sentence for bad ones.
 
@@ -117,7 +61,7 @@ def parse(name, about, experiment, kinds, defaults, overrides, arguments) -> tup
             may raise ``ValueError``.
         arguments: the command line; None takes the process's.
     """
-    with read_command_line(name, ["preset"], arguments) as (given, read):
+    with command_line.read(name, ["preset"], arguments) as (given, read):
         preset = given["preset"] = str(given.get("preset", "tiny"))
         settings = load_preset(experiment, preset)
         with warnings.catch_warnings(action="ignore"):
@@ -308,16 +252,16 @@ def train(trainer, output, measure: Callable[[], tuple], most: float = math.inf)
 
 
 def main(name: str, parse_arguments: Callable, run: Callable, arguments: list[str] | None) -> int:
-    """Returns the exit code: 0 when finished, 1 with a sentence for what is not valid, 130 when stopped by Ctrl-C."""
+    """Returns the exit code of ``run``, which gets the run's output beside what was parsed: see command_line.main."""
 
-    def parse_and_run(arguments: list[str]) -> int:
-        from rlhf_course.runtime.distributed import init_quietly, shutdown
+    def parse_there(arguments: list[str]) -> tuple:
+        from rlhf_course.runtime.distributed import init_quietly
 
-        init_quietly()
-        script, config, model_args, settings = parse_arguments(arguments)
+        init_quietly()  # before trl's config asks which process this is
+        return parse_arguments(arguments)
+
+    def run_there(script, config, model_args, settings) -> int:
         with open_output(name, begin(config), script, config, model_args) as output:
-            code = run(script, config, model_args, settings, output)
-        shutdown()
-        return code
+            return run(script, config, model_args, settings, output)
 
-    return command.run(name, parse_and_run, arguments)
+    return command_line.main(name, parse_there, run_there, arguments)
