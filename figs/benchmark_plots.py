@@ -1,7 +1,5 @@
 """What scripts/benchmark_ppo.py draws from its measurements; the figures here are drawn from the kept ones."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import pandas as pd

@@ -1,7 +1,5 @@
 """Figures of numbers: computed by the project's own functions, or read from the runs in ``measured/``."""
 
-from __future__ import annotations
-
 import benchmark_plots
 import matplotlib.pyplot as plt
 import numpy as np

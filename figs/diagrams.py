@@ -1,7 +1,5 @@
 """Figures of how things are wired; nothing in them is measured."""
 
-from __future__ import annotations
-
 from kit import COLOURS, QUIET, Box, arrow, canvas, data, figure, model, panel, step, words
 from matplotlib.figure import Figure
 

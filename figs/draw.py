@@ -1,7 +1,5 @@
 """Draws the figures of the course: all of them, or those named on the command line."""
 
-from __future__ import annotations
-
 import argparse
 import re
 import sys

@@ -3,8 +3,6 @@
 README.md in this folder says what each shape means. Coordinates are hundredths of an inch, y points down.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The audit of a reward model: what it thinks of answers that PPO will stumble upon sooner or later."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Callable, Sequence

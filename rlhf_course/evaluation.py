@@ -1,7 +1,5 @@
 """What a policy does on fixed held-out queries: score, KL, length and diversity, with confidence intervals."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Sequence
 

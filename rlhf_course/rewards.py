@@ -1,12 +1,11 @@
 """Rewards: what a text is worth to a sentiment classifier, and an answer to a reward model."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain, pairwise
 from pathlib import Path
+from typing import Self
 from zlib import crc32
 
 import torch
@@ -76,7 +75,7 @@ class NgramSentiment:
         self.weight, self.bias = weight, bias  # (size, 1) and (1,)
 
     @classmethod
-    def from_pretrained(cls, folder: str | Path) -> NgramSentiment:
+    def from_pretrained(cls, folder: str | Path) -> Self:
         tensors = load_file(Path(folder) / "model.safetensors")
         return cls(tensors["weight"].float(), tensors["bias"].float())
 

@@ -5,8 +5,6 @@ SOURCE is a folder with the downloaded checkpoint, TARGET a new folder. A 7B tak
 begins anew. LoRA's target W_pack is called q_proj, k_proj and v_proj afterwards.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

@@ -5,8 +5,6 @@
 Sources are notebooks/exercises/ex*.py; engine.py beside them says how they are written.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 import inspect

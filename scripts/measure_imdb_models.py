@@ -5,8 +5,6 @@
 Takes the options of train_imdb_models.py, those that the models were trained with.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Sequence

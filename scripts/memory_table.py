@@ -1,7 +1,5 @@
 """Prints the README's table: what a PPO step holds on Baichuan2-7B's shape, and the smallest card that holds it."""
 
-from __future__ import annotations
-
 from rlhf_course.runtime import command
 
 if __name__ == "__main__":

@@ -1,7 +1,5 @@
 """Notebooks as files: rendering outputs into the repository, and telling whether they are stale."""
 
-from __future__ import annotations
-
 import hashlib
 
 from nbformat import NotebookNode

@@ -1,7 +1,5 @@
 """A training command's output folder: one run at a time, one set of settings, resumed from undamaged checkpoints."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence

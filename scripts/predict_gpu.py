@@ -7,8 +7,6 @@ DistilBERT's (6 layers), 128 queries of 2-7 tokens, responses of 4-15, bf16 auto
 floating-point operations are those of the real widths.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

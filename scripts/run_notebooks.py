@@ -4,8 +4,6 @@ Leaves executed notebooks, HTML, run cards, and a page over all of them (index.h
 cell fails, a check fails, or a notebook executed no cell.
 """
 
-from __future__ import annotations
-
 from rlhf_course.runtime import command
 
 if __name__ == "__main__":

@@ -7,8 +7,6 @@ FOLDER holds IMDB in the hub's layout. The parts are openings, judge, classifier
 policy and classifier go on where they were stopped.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

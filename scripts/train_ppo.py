@@ -12,8 +12,6 @@ one base, and the prompts are those of preference pairs. Every setting of the ex
 Ctrl-C stops after the current step and leaves a checkpoint that the same command with --resume goes on from.
 """
 
-from __future__ import annotations
-
 from rlhf_course.runtime import command
 
 if __name__ == "__main__":
@@ -22,26 +20,25 @@ if __name__ == "__main__":
 import argparse
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass, field, fields, make_dataclass
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+import command_line
 import yaml
-from option_file import read_options
 
 from rlhf_course.course.presets import PRESETS, Settings, like, load_preset, read_spec
 from rlhf_course.ppo.config import PPOConfig
 
 NAME = "train_ppo.py"
 IMDB, CHAT = "04_gpt2_imdb_ppo", "05_lora_rlhf_baichuan"
-OPTIONS = {"config": None, "experiment": None, "sft_adapter": None, "reward_adapter": None, "preset": "tiny"}
-OPTIONS |= {"output": "build/train_ppo", "seed": 0, "save_every": 50, "resume": False}
-OPTIONS |= {"quantization": None, "logprob_chunk_size": None}
-EXAMPLES = {"config": "my.yaml", "experiment": IMDB, "quantization": "8bit", "logprob_chunk_size": 512}
+EXAMPLES = {"experiment": IMDB, "quantization": "8bit", "logprob_chunk_size": 512, "gradient_checkpointing": True}
 EXAMPLES |= {"sft_adapter": "runs/sft/model", "reward_adapter": "runs/reward/model"}  # of options without a default
 SHARED = ("learning_rate", "batch_size", "mini_batch_size", "ppo_epochs", "init_kl_coef", "log_with")
+OF_PPO = ("seed", "logprob_chunk_size", "gradient_accumulation_steps", "early_stopping")  # options, not settings
 CHAT_SETTINGS = ("dataset", "train_subset", "max_length", "max_prompt", "max_new_tokens", "dtype", "steps", *SHARED)
-CHAT_SETTINGS += ("sigmoid_score", "mixed_precision", "gradient_checkpointing")  # the others are of other stages
+CHAT_SETTINGS += ("sigmoid_score", "mixed_precision")  # the others are of other stages, or an option below
 SAMPLING = {"do_sample": True, "top_k": 0, "top_p": 1.0}
 MAKE_THEM = """--sft_adapter and --reward_adapter are both needed; these two commands make them:
   python scripts/train_sft.py --model_name_or_path BASE --dataset ANSWERS --output_dir runs/sft
@@ -49,69 +46,86 @@ MAKE_THEM = """--sft_adapter and --reward_adapter are both needed; these two com
 They leave runs/sft/model and runs/reward/model."""
 
 
-def parse_arguments(arguments: list[str] | None = None) -> tuple[argparse.Namespace, Settings]:
+def option(default, text: str, metavar: str = "X", **how):
+    """A dataclass's field with what --help says of it; ``how`` goes to argparse."""
+    return field(default=default, metadata={"help": text, "metavar": metavar, **how})
+
+
+@dataclass
+class Options:
+    """What a run needs beside its experiment's settings. Raises ``ValueError`` where one is not like its default."""
+
+    preset: str = option("tiny", f"size of the run: {', '.join(PRESETS)} (default: tiny)")
+    experiment: str | None = option(None, f"{IMDB} (default), or {CHAT} (default with adapters)", "NAME")
+    sft_adapter: str | None = option(None, "adapter that the policy and its reference start as", "FOLDER")
+    reward_adapter: str | None = option(None, "adapter with a score head, on the same base", "FOLDER")
+    output: str = option("build/train_ppo", "where all it writes goes (default: build/train_ppo)", "FOLDER")
+    seed: str = option(0, "seed (default: 0)")
+    save_every: str = option(50, "steps between checkpoints (default: 50)")
+    resume: bool = option(False, "go on from the latest checkpoint in --output")
+    early_stopping: bool = option(False, "end a step's epochs once the policy has moved too far (default: false)")
+    gradient_accumulation_steps: str = option(1, "mini-batches per optimizer step (default: 1)")
+    gradient_checkpointing: bool | None = option(None, "recompute activations, to save memory (default: the preset's)")
+    logprob_chunk_size: str | None = option(None, "response tokens whose logits are in memory at once (default: all)")
+    quantization: str | None = option(None, "the frozen base in 8bit or 4bit (default: as --dtype says)", "BITS")
+
+    def __post_init__(self) -> None:
+        for name, default in [(entry.name, entry.default) for entry in fields(self)]:
+            if not (getattr(self, name) is default is None):
+                example, least = EXAMPLES.get(name, default), 0 if name == "seed" else 1
+                setattr(self, name, like(name, getattr(self, name), example, least))
+        self.output = Path(self.output).expanduser()
+
+
+def parse_arguments(arguments: list[str] | None = None) -> tuple[Options, Settings]:
     """The run's options and settings. Raises ``SystemExit`` with a sentence for what is not valid."""
-    how = {"argument_default": argparse.SUPPRESS, "formatter_class": argparse.RawDescriptionHelpFormatter}
-    how["usage"] = "train_ppo.py [--config FILE] [--experiment NAME] [options]"
-    how["prog"] = "train_ppo.py"
-    parser = early = argparse.ArgumentParser(**how, add_help=False)  # what decides which settings there are
-    early.add_argument("--config", help="YAML file of options")
-    early.add_argument("--experiment", metavar="NAME", help=f"{IMDB} (default), or {CHAT} (default with adapters)")
-    early.add_argument("--sft_adapter", metavar="FOLDER", help="adapter that the policy and its reference start as")
-    early.add_argument("--reward_adapter", metavar="FOLDER", help="adapter with a score head, on the same base")
-    early.set_defaults(**OPTIONS)
-    try:
-        early.set_defaults(**read_file(early.parse_known_args(arguments)[0].config))
-        known, _ = early.parse_known_args(arguments)
-        experiment = known.experiment or (CHAT if known.sft_adapter or known.reward_adapter else IMDB)
+    with command_line.read(NAME, ["experiment", "sft_adapter", "reward_adapter"], arguments) as (given, parse):
+        if "report_to" in given:  # its name in the commands over trl's trainers
+            given["log_with"] = given.pop("report_to")
+        early = Options(**{entry.name: given[entry.name] for entry in fields(Options) if entry.name in given})
+        experiment = early.experiment or (CHAT if early.sft_adapter or early.reward_adapter else IMDB)
         if experiment not in BUILD:
             raise ValueError(f"Unknown experiment {experiment!r}; choose one of {', '.join(BUILD)}.")
-        spec = read_spec(experiment)
-        used = {key: spec[key] for key in (CHAT_SETTINGS if experiment == CHAT else spec)}
-        parser = argparse.ArgumentParser(description=__doc__, parents=[early], **how)
-        parser.add_argument("--preset", choices=PRESETS, help="size of the run (default: tiny)")
-        parser.add_argument("--output", help="where all it writes goes (default: build/train_ppo)")
-        parser.add_argument("--seed", help="seed (default: 0)")
-        parser.add_argument("--save_every", help="steps between checkpoints (default: 50)")
-        parser.add_argument("--resume", action="store_true", help="go on from the latest checkpoint in --output")
-        text = "numbers of the vocabulary in memory for so many response tokens at once (default: all)"
-        parser.add_argument("--logprob_chunk_size", metavar="TOKENS", help=text)
-        text = "the frozen base in 8 or 4 bits, through bitsandbytes (default: as --dtype says); needs adapters"
-        parser.add_argument("--quantization", choices=("8bit", "4bit"), help=text)
-        settings_group = parser.add_argument_group(f"settings of {experiment} (tiny · scratch · full)")
-        for key, entry in used.items():
-            values = " · ".join(str(entry[preset]) for preset in PRESETS)
-            names = ["--log_with", "--report_to"] if key == "log_with" else [f"--{key}"]
-            settings_group.add_argument(*names, metavar="X", help=f"{entry['help']} ({values})".replace("%", "%%"))
-        given = vars(parser.parse_args(arguments))
-        options = argparse.Namespace(**{key: read_option(key, given.pop(key)) for key in OPTIONS})
-        options.experiment, options.output = experiment, Path(options.output).expanduser()
-        if unknown := given.keys() - used.keys():
-            raise ValueError(f"Unknown setting {min(unknown)!r} for {experiment}; it has {', '.join(used)}.")
-        overrides = {k: yaml.safe_load(v) if isinstance(v, str) else v for k, v in given.items()}
+        used = used_settings(experiment)
+        how = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
+        options, found = parse([Options, settings_class(experiment, used)], {}, **how)
+        options.experiment = experiment
+        overrides = {name: text for name, text in vars(found).items() if text is not None or name in given}
+        overrides = {k: yaml.safe_load(v) if isinstance(v, str) else v for k, v in overrides.items()}
         check_adapters(options)
         settings = load_preset(experiment, options.preset, overrides)
-        ppo = {name: getattr(settings, name) for name in (*SHARED, "target", "horizon") if name in used}
-        PPOConfig(seed=options.seed, logprob_chunk_size=options.logprob_chunk_size, **ppo)  # what does not fit, now
+        if options.gradient_checkpointing is None:
+            options.gradient_checkpointing = getattr(settings, "gradient_checkpointing", False)
+        PPOConfig(**ppo_options(options, settings))  # what does not fit, now
         return options, settings
-    except (ValueError, OSError, yaml.YAMLError) as error:
-        parser.error(command.sentence(error) if isinstance(error, OSError) else str(error))
 
 
-def read_file(file: str | None) -> dict:
-    """A YAML file's options under their names here: see :func:`option_file.read_options`."""
-    content = {"log_with" if key == "report_to" else str(key): value for key, value in read_options(file).items()}
-    return {key: read_option(key, value) if key in OPTIONS else value for key, value in content.items()}
+def used_settings(experiment: str) -> dict[str, dict]:
+    """An experiment's settings that PPO uses: see :func:`~rlhf_course.course.presets.read_spec`."""
+    spec = read_spec(experiment)
+    return {key: spec[key] for key in (CHAT_SETTINGS if experiment == CHAT else spec)}
 
 
-def read_option(name: str, value):
-    """An option's value in its type, None for one that may be left out. Raises ``ValueError`` for other types."""
-    if value is None and OPTIONS[name] is None:
-        return None
-    return like(name, value, EXAMPLES.get(name, OPTIONS[name]), least=0 if name == "seed" else 1)
+def settings_class(experiment: str, used: dict[str, dict]) -> type:
+    """A dataclass of these settings, as texts; None where none is given."""
+    entries = []
+    for key, entry in used.items():
+        values = " · ".join(str(entry[preset]) for preset in PRESETS)
+        aliases = ["--report_to"] if key == "log_with" else []
+        text = f"{entry['help']} ({values})".replace("%", "%%")
+        entries.append((key, str | None, option(None, text, aliases=aliases)))
+    title = f"settings of {experiment} (tiny · scratch · full)"
+    return make_dataclass("GivenSettings", entries, namespace={"_argument_group_name": title})
 
 
-def check_adapters(options: argparse.Namespace) -> None:
+def ppo_options(options: Options, settings: Settings) -> dict:
+    """What both experiments' PPOConfig gets from options and settings."""
+    names = [name for name in (*SHARED, "target", "horizon") if hasattr(settings, name)]
+    found = {name: getattr(settings, name) for name in names} | {name: getattr(options, name) for name in OF_PPO}
+    return found | {"gradient_checkpointing": options.gradient_checkpointing}
+
+
+def check_adapters(options: Options) -> None:
     """Raise ``ValueError`` unless there are two adapters, or none where the experiment has none."""
     folders = {"--sft_adapter": options.sft_adapter, "--reward_adapter": options.reward_adapter}
     if options.experiment == IMDB and any(folders.values()):
@@ -134,21 +148,23 @@ class Run(NamedTuple):
     generation: dict
 
 
-def make_trainer(options: argparse.Namespace, settings: Settings, policy, tokenizer, queries, **more):
+def make_trainer(options: Options, settings: Settings, policy, tokenizer, queries, **more):
     """A PPOTrainer with what the experiments' configs have in common, and ``more``."""
     from rlhf_course import PPOTrainer
     from rlhf_course.data import collate
 
-    more |= {name: getattr(settings, name) for name in SHARED}
-    more["logprob_chunk_size"] = options.logprob_chunk_size
     more["accelerator_kwargs"] = {"mixed_precision": settings.mixed_precision}
     more["project_kwargs"] = {"logging_dir": str(options.output / "tensorboard")}
     return PPOTrainer(
-        PPOConfig(seed=options.seed, **more), policy, tokenizer=tokenizer, dataset=queries, data_collator=collate
+        PPOConfig(**ppo_options(options, settings), **more),
+        policy,
+        tokenizer=tokenizer,
+        dataset=queries,
+        data_collator=collate,
     )
 
 
-def build_imdb(options: argparse.Namespace, settings: Settings) -> Run:
+def build_imdb(options: Options, settings: Settings) -> Run:
     """Notebook 04's: film reviews, and a sentiment classifier as the reward."""
     from accelerate import PartialState
 
@@ -166,8 +182,7 @@ def build_imdb(options: argparse.Namespace, settings: Settings) -> Run:
     reviews = load_reviews(assets.dataset, "train")
     policy = AutoModelForCausalLMWithValueHead.from_pretrained(assets.model)
     queries = build_queries(reviews, tokenizer, query_lengths, settings.min_characters)
-    more = {"model_name": str(settings.model), "target": settings.target, "horizon": settings.horizon}
-    trainer = make_trainer(options, settings, policy, tokenizer, queries, **more)
+    trainer = make_trainer(options, settings, policy, tokenizer, queries, model_name=str(settings.model))
     reward = SentimentReward(assets.reward_model, settings.reward_label)
     lengths = LengthSampler(settings.response_min, settings.response_max)
     generation = SAMPLING | {"pad_token_id": tokenizer.eos_token_id, "length_sampler": lengths}
@@ -178,7 +193,7 @@ def build_imdb(options: argparse.Namespace, settings: Settings) -> Run:
     return Run(trainer, score, tokenizer.batch_decode, generation)
 
 
-def build_chat(options: argparse.Namespace, settings: Settings) -> Run:
+def build_chat(options: Options, settings: Settings) -> Run:
     """Notebook 05's: policy, reference and reward model as adapters on one base, prompts from preference pairs.
 
     Raises ``ValueError`` where the adapters, or texts and base, do not fit together.
@@ -222,7 +237,6 @@ def build_chat(options: argparse.Namespace, settings: Settings) -> Run:
     if not (torch.cuda.is_available() and torch.cuda.is_bf16_supported()):
         settings.mixed_precision = "no"
     more = {"model_name": bases[0], "adap_kl_ctrl": False, "begin_suppress_tokens": [tokenizer.eos_token_id]}
-    more["gradient_checkpointing"] = settings.gradient_checkpointing
     trainer = make_trainer(options, settings, policy, tokenizer, queries, **more)
 
     def score(queries, answers):
@@ -238,7 +252,7 @@ def build_chat(options: argparse.Namespace, settings: Settings) -> Run:
 BUILD = {IMDB: build_imdb, CHAT: build_chat}
 
 
-def train(options: argparse.Namespace, settings: Settings) -> int:
+def train(options: Options, settings: Settings) -> int:
     """Run PPO; returns the exit code: 0 when finished, 130 when stopped by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP."""
     import torch
     from accelerate.utils import set_seed
@@ -253,8 +267,8 @@ def train(options: argparse.Namespace, settings: Settings) -> int:
 
     state = init_quietly()
     quiet_libraries()
-    used = CHAT_SETTINGS if options.experiment == CHAT else read_spec(options.experiment)
-    every = vars(options) | {name: getattr(settings, name) for name in used} | {"command": NAME}
+    used = {name: getattr(settings, name) for name in used_settings(options.experiment)}
+    every = vars(options) | used | {"command": NAME}
     inputs = [name for name in ("dataset", "model", "reward_model", "sft_adapter", "reward_adapter") if name in every]
     with open_output(options.output, "policy", every, inputs, "--resume", options.resume) as output:
         set_seed(options.seed)
@@ -292,16 +306,7 @@ def train(options: argparse.Namespace, settings: Settings) -> int:
 
 def main(arguments: list[str] | None = None) -> int:
     """Returns the exit code: see :func:`train`, and 1 with a sentence for what is not valid."""
-
-    def parse_and_train(arguments: list[str]) -> int:
-        options = parse_arguments(arguments)
-        from rlhf_course.runtime.distributed import shutdown
-
-        code = train(*options)
-        shutdown()
-        return code
-
-    return command.run(NAME, parse_and_train, arguments)
+    return command_line.main(NAME, parse_arguments, train, arguments)
 
 
 if __name__ == "__main__":

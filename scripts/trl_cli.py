@@ -1,14 +1,13 @@
 """What the commands over trl's trainers share: their options, output folder, tracking, and how they end."""
 
 import argparse
-import datetime
 import math
 import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-from option_file import read_options
+import command_line
 
 from rlhf_course.course.presets import load_preset
 from rlhf_course.runtime import command
@@ -62,26 +61,15 @@ def parse(name, about, experiment, kinds, defaults, overrides, arguments) -> tup
             may raise ``ValueError``.
         arguments: the command line; None takes the process's.
     """
-    usage = f"{name} [--config FILE] [--preset PRESET] [options]"
-    early = argparse.ArgumentParser(usage=usage, add_help=False, allow_abbrev=False)
-    early.add_argument("--preset")
-    early.add_argument("--config")
-    known, rest = early.parse_known_args(arguments)
-    try:
-        content = read_options(known.config)
-        preset = str(known.preset or content.get("preset", "tiny"))
+    with command_line.read(name, ["preset"], arguments) as (given, read):
+        preset = given["preset"] = str(given.get("preset", "tiny"))
         settings = load_preset(experiment, preset)
         with warnings.catch_warnings(action="ignore"):
             import trl
 
             classes = (getattr(trl, kinds[0]), trl.ModelConfig, kinds[1])
-            parser = trl.TrlParser(classes, description=about, usage=usage, formatter_class=HelpFormatter)
-            parser.set_defaults_with_config(**defaults(settings))
-            config = ["--config", known.config] if known.config else []
-            number = (int, float, datetime.date)  # what YAML reads 2024 and 2024-05-01 as, folders' names or not
-            texts = [a.dest for a in parser._actions if a.type is str and type(content.get(a.dest)) in number]
-            config += [word for name in texts for word in (f"--{name}", str(content[name]))]
-            config_args, model_args, script = parser.parse_args_and_config([*config, "--preset", preset, *rest])
+            how = {"description": about, "formatter_class": HelpFormatter}
+            config_args, model_args, script = read(classes, defaults(settings), **how)
         numbers = vars(config_args) | vars(model_args) | vars(script)
         if wrong := [name for name, x in numbers.items() if isinstance(x, float) and not math.isfinite(x)]:
             raise ValueError(f"--{wrong[0]} takes a finite number, got {numbers[wrong[0]]}.")
@@ -92,8 +80,6 @@ def parse(name, about, experiment, kinds, defaults, overrides, arguments) -> tup
         if model_args.load_in_4bit or model_args.load_in_8bit:
             raise ValueError("Quantized bases (--load_in_4bit, --load_in_8bit) are not supported here; try --use_peft.")
         settings = load_preset(experiment, preset, overrides(settings, script, config_args, model_args))
-    except (ValueError, TypeError, OSError) as error:
-        early.error(command.sentence(error))
     return script, config_args, model_args, settings
 
 
@@ -266,16 +252,16 @@ def train(trainer, output, measure: Callable[[], tuple], most: float = math.inf)
 
 
 def main(name: str, parse_arguments: Callable, run: Callable, arguments: list[str] | None) -> int:
-    """Returns the exit code: 0 when finished, 1 with a sentence for what is not valid, 130 when stopped by Ctrl-C."""
+    """Returns the exit code of ``run``, which gets the run's output beside what was parsed: see command_line.main."""
 
-    def parse_and_run(arguments: list[str]) -> int:
-        from rlhf_course.runtime.distributed import init_quietly, shutdown
+    def parse_there(arguments: list[str]) -> tuple:
+        from rlhf_course.runtime.distributed import init_quietly
 
-        init_quietly()
-        script, config, model_args, settings = parse_arguments(arguments)
+        init_quietly()  # before trl's config asks which process this is
+        return parse_arguments(arguments)
+
+    def run_there(script, config, model_args, settings) -> int:
         with open_output(name, begin(config), script, config, model_args) as output:
-            code = run(script, config, model_args, settings, output)
-        shutdown()
-        return code
+            return run(script, config, model_args, settings, output)
 
-    return command.run(name, parse_and_run, arguments)
+    return command_line.main(name, parse_there, run_there, arguments)

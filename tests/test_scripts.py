@@ -27,6 +27,7 @@ from run_notebooks import update_readme
 
 from rlhf_course.course.presets import ROOT, load_preset
 from rlhf_course.ppo.checkpoint import load_checkpoint, save_checkpoint
+from rlhf_course.ppo.config import PPOConfig
 from rlhf_course.runtime.command import stop_between_steps
 
 SHORT = ["--batch_size=16", "--mini_batch_size=8", "--steps=6"]
@@ -56,10 +57,22 @@ def test_help_names_every_setting(capsys):
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(["--steps", "many"], "takes a whole number of at least 1, like"), (["--config", "missing.yaml"], "missing.yaml")],
+    [
+        (["--steps", "many"], "takes a whole number of at least 1, like"),
+        (["--config", "missing.yaml"], "missing.yaml"),
+        (["--gradient_accumulation_steps=3"], "Choose sizes that divide"),
+    ],
 )
 def test_bad_options_end_with_a_sentence(arguments, message, refuses):
     refuses(train_ppo.parse_arguments, arguments, message)
+
+
+def test_options_that_only_ppo_has_reach_its_config():
+    given = ["--mini_batch_size=64", "--gradient_accumulation_steps=2", "--early_stopping"]
+    config = PPOConfig(**train_ppo.ppo_options(*train_ppo.parse_arguments([*given, "--gradient_checkpointing=true"])))
+    assert config.early_stopping and config.gradient_checkpointing and config.backward_batch_size == 128
+    config = PPOConfig(**train_ppo.ppo_options(*train_ppo.parse_arguments([])))
+    assert not (config.early_stopping or config.gradient_checkpointing) and config.gradient_accumulation_steps == 1
 
 
 def test_ctrl_c_leaves_a_checkpoint_and_resuming_equals_never_having_stopped(tmp_path):

@@ -4,8 +4,6 @@ The architecture is Llama's with q, k and v packed into one matrix. Baichuan2 al
 length 1 in every forward pass (NormHead); here that is done once, on the weights.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -95,13 +93,10 @@ def read_config(source: Path) -> dict:
 
 def guess_norm_head(config: dict) -> bool:
     """Whether this config is Baichuan2's; raises ``ValueError`` when it could be either generation."""
-    if (
-        config["architectures"][0] == ARCHITECTURES[0]
-        or config["vocab_size"] == 64_000
-        and "z_loss_weight" not in config
-    ):
+    is_second = "z_loss_weight" in config
+    if config["architectures"][0] == ARCHITECTURES[0] or (config["vocab_size"] == 64_000 and not is_second):
         return False
-    if "z_loss_weight" in config or config["vocab_size"] == 125_696:
+    if is_second or config["vocab_size"] == 125_696:
         return True
     raise ValueError("The head can be plain (Baichuan) or a NormHead (Baichuan2): say norm_head=, or --norm-head.")
 

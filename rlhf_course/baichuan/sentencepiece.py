@@ -1,7 +1,5 @@
 """A SentencePiece BPE model as a fast tokenizer with the same ids, by transformers' conversion."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

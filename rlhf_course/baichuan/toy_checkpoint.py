@@ -1,7 +1,5 @@
 """Small checkpoints that are laid out as Baichuan2's: packed q, k and v, a NormHead, a SentencePiece model."""
 
-from __future__ import annotations
-
 import io
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Where the memory of PPO with adapters goes: computed from a model's shape, and measured."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

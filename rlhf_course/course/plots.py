@@ -1,7 +1,5 @@
 """Figures, in one visual language: the same colour for the same thing everywhere."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import matplotlib.pyplot as plt
@@ -31,18 +29,9 @@ CURVES = {  # stats key: (title, unit, colour)
     "ppo/loss/value": ("value loss", "", "value"),
 }
 
-plt.rcParams.update(
-    {
-        "figure.dpi": 96,
-        "figure.constrained_layout.use": True,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.grid": True,
-        "grid.alpha": 0.25,
-        "font.size": 10,
-        "legend.frameon": False,
-    }
-)
+plt.rcParams.update({"figure.dpi": 96, "figure.constrained_layout.use": True, "font.size": 10})
+plt.rcParams.update({"axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False})
+plt.rcParams.update({"axes.grid": True, "grid.alpha": 0.25})
 
 
 def panels(rows: int = 1, columns: int = 1, **options) -> tuple[Figure, Axes | np.ndarray]:

@@ -1,7 +1,5 @@
 """Presets: every setting of a notebook at the sizes tiny, scratch and full, side by side in one YAML file."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from contextlib import suppress
@@ -13,6 +11,7 @@ import yaml
 from pandas.io.formats.style import Styler
 
 from rlhf_course.ppo.config import NUMBERS, check_number
+from rlhf_course.runtime.argument_checks import read_number
 
 PRESETS = ("tiny", "scratch", "full")
 CONFIGS = Path(__file__).resolve().parent / "configs"
@@ -87,7 +86,7 @@ def load_preset(notebook: str, preset: str, overrides: Mapping | None = None) ->
 
 
 def like(key: str, value, example, least: int = 1):
-    """``value`` in the type of ``example``: YAML reads 1e-4 as text, for one. Lists item by item.
+    """``value`` in the type of ``example``, lists item by item.
 
     Raises ``ValueError`` for other types, numbers that are not finite, and whole ones below ``least``.
     """
@@ -101,11 +100,10 @@ def like(key: str, value, example, least: int = 1):
         return "yes" if value else "no"  # YAML 1.1 reads a bare no as false
     if kind is str and isinstance(value, str | int | float | Path):
         return str(value)
-    if kind in (int, float) and not isinstance(value, bool):
-        with suppress(TypeError, ValueError, OverflowError):
-            number = kind(float(value))
-            if number == float(value) and math.isfinite(number) and (kind is float or number >= least):
-                return number
+    if kind in (int, float):
+        number = read_number(kind, value, lambda x: math.isfinite(x) and (kind is float or x >= least))
+        if number is not None:
+            return number
     wanted = {int: f"a whole number of at least {least}", float: "a finite number"}
     wanted = wanted.get(kind, f"a value of type {kind.__name__}")
     raise ValueError(f"Setting {key!r} takes {wanted}, like {example!r}; got {value!r}.")

@@ -1,7 +1,5 @@
 """A run's card: how long it took, what it measured, and whether its checks passed."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import json

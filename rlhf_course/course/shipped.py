@@ -1,7 +1,5 @@
 """What the course brings along in models/: small models of real film reviews, and openings of such reviews."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 from rlhf_course.course.presets import ROOT, Settings, check_named

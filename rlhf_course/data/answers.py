@@ -1,7 +1,5 @@
 """Questions with answers for SFT, as HC3 or instructions, and as tokens."""
 
-from __future__ import annotations
-
 import ast
 import json
 import random

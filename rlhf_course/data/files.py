@@ -1,7 +1,5 @@
 """Datasets from a folder or the hub, one split at a time, and what is wrong with their files in one sentence."""
 
-from __future__ import annotations
-
 import gzip
 import os
 from collections.abc import Sequence

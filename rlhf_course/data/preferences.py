@@ -1,7 +1,5 @@
 """Preference pairs, as hh-rlhf has them, and as tokens for a reward model."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Film reviews with their sentiment, and the queries that PPO takes from them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

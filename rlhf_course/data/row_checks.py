@@ -1,7 +1,5 @@
 """Rows of a dataset: which of them are of use, and rows as batches of lists."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import datasets

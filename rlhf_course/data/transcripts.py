@@ -1,7 +1,5 @@
 """Dialogues as one text, "\\n\\nHuman: … \\n\\nAssistant: …", as in hh-rlhf (Bai et al. 2022, arXiv:2204.05862)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 HUMAN, ASSISTANT = "\n\nHuman:", "\n\nAssistant:"

@@ -4,8 +4,6 @@ LoRA is Hu et al. 2021, arXiv:2106.09685. All adapters live in one PeftModel, wi
 active one decides what it computes.
 """
 
-from __future__ import annotations
-
 import copy
 import importlib.util
 import itertools

@@ -1,20 +1,16 @@
 """Saved models, adapters and value heads: found in a folder or on the hub, loaded, and checked to be complete."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from zipfile import is_zipfile
 
-import torch
 from huggingface_hub import snapshot_download
 from peft import PeftConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from peft.utils import load_peft_weights, set_peft_model_state_dict
-from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.modeling_utils import load_state_dict
 
 from rlhf_course.runtime.files import atomic_folder, check_folder, read_json
 from rlhf_course.runtime.hub import check_known, check_source, hub_errors
@@ -130,16 +126,9 @@ def read_value_head(source: str | Path, **kwargs) -> dict[str, Tensor]:
     with hub_errors(folder):
         for pattern in (VALUE_HEAD_FILE, "model*.safetensors", "pytorch_model*.bin"):
             for file in folder.glob(pattern) if not head else ():
-                head |= _read_prefixed(file)
-    return {key.removeprefix(PREFIX): value for key, value in head.items()}
-
-
-def _read_prefixed(file: Path) -> dict[str, Tensor]:
-    if file.suffix == ".safetensors":
-        with safe_open(file, "pt") as state:
-            return {key: state.get_tensor(key) for key in state.keys() if key.startswith(PREFIX)}
-    state = torch.load(file, mmap=is_zipfile(file), map_location="cpu", weights_only=True)
-    return {key: value for key, value in state.items() if key.startswith(PREFIX)}
+                state = load_state_dict(file, weights_only=True)  # mapped into memory, not read
+                head |= {key.removeprefix(PREFIX): state[key] for key in state if key.startswith(PREFIX)}
+    return head
 
 
 def load_tokenizer(source: str | Path, **kwargs):

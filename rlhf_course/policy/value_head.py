@@ -1,7 +1,5 @@
 """The policy: a causal language model with a value head."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import shutil
@@ -169,9 +167,7 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
 
     def load_state_dict(self, state_dict, strict: bool = True, assign: bool = False):
         """Load what :meth:`state_dict` gave."""
-        own = {
-            k if k.startswith(save_load.PREFIX) else f"pretrained_model.{k}": value for k, value in state_dict.items()
-        }
+        own = {k if k.startswith(save_load.PREFIX) else f"pretrained_model.{k}": v for k, v in state_dict.items()}
         return super().load_state_dict(own, strict=strict, assign=assign)
 
     def save_pretrained(self, save_directory: str | os.PathLike, push_to_hub: bool = False, **kwargs) -> None:

@@ -5,8 +5,6 @@ response tokens and 0.0 on padding. PPO is Schulman et al. 2017 (arXiv:1707.0634
 Ziegler et al. 2019 (arXiv:1909.08593). Where several processes share a batch, ``total`` adds up a tensor over them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

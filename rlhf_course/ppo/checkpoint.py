@@ -1,7 +1,5 @@
 """Stopping and going on: checkpoints of a PPO run that continue with the numbers of an uninterrupted one."""
 
-from __future__ import annotations
-
 import random
 import re
 import shutil
@@ -37,13 +35,11 @@ def save_checkpoint(trainer, output_dir: str | Path) -> Path:
         "step": trainer.current_step,
         "weights": weights,
         "optimizer": optimizer,
-        "schedule": trainer.lr_scheduler.state_dict() if trainer.lr_scheduler else {},
-        "scaler": trainer.accelerator.scaler.state_dict() if trainer.accelerator.scaler else {},
         "kl_coef": trainer.kl_ctl.value,
         "moments": vars(trainer.running),
-        "detectors": trainer.detectors.state_dict(),
         "random": random_states,
         "setup": _setup(trainer),
+        **{name: part.state_dict() if part else {} for name, part in _parts(trainer).items()},
     }
     with atomic_folder(target) as folder:
         torch.save(state, folder / STATE_FILE)
@@ -80,14 +76,11 @@ def load_checkpoint(trainer, folder: str | Path) -> None:
     for number, moments in state["optimizer"]["state"].items():
         moments |= {name: shard(value, trained[number]) for name, value in moments.items()}
     trainer.optimizer.load_state_dict(state["optimizer"])
-    if trainer.lr_scheduler:
-        trainer.lr_scheduler.load_state_dict(state["schedule"])
-    if trainer.accelerator.scaler and state["scaler"]:
-        trainer.accelerator.scaler.load_state_dict(state["scaler"])
-    trainer.kl_ctl.value = state["kl_coef"]
+    for name, part in _parts(trainer).items():
+        if part and state[name]:
+            part.load_state_dict(state[name])
+    trainer.kl_ctl.value, trainer.current_step = state["kl_coef"], state["step"]
     vars(trainer.running).update(state["moments"])
-    trainer.detectors.load_state_dict(state["detectors"])
-    trainer.current_step = state["step"]
     _set_random_state(state["random"][trainer.accelerator.process_index])
 
 
@@ -106,6 +99,11 @@ def checkpoints(folder: str | Path) -> list[Path]:
 def remove(checkpoint: Path) -> None:
     """Remove a checkpoint; of a link, not what it leads to."""
     checkpoint.unlink() if checkpoint.is_symlink() else shutil.rmtree(checkpoint)
+
+
+def _parts(trainer) -> dict:
+    """What has a state of its own beside the optimizer, or is None."""
+    return {"schedule": trainer.lr_scheduler, "scaler": trainer.accelerator.scaler, "detectors": trainer.detectors}
 
 
 def _setup(trainer) -> dict:

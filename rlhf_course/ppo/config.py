@@ -1,10 +1,10 @@
 """The settings of PPO, under the names and with the defaults of the classic stepwise API."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import asdict, dataclass, field, fields
 from numbers import Integral
+
+from rlhf_course.runtime.argument_checks import read_number
 
 KL_PENALTIES = ("kl", "abs", "mse", "full")
 LIMITS = ("cliprange", "cliprange_value", "ratio_threshold", "target_kl", "score_clip", "max_grad_norm")
@@ -20,18 +20,11 @@ NUMBERS = {name: what for *what, names in RANGES for name in names}
 
 
 def check_number(name: str, value) -> int | float:
-    """``value`` as the number that the setting ``name`` takes; text is read, for YAML reads 1e-5 as text.
-
-    Raises ``ValueError`` for what is none, or out of range.
-    """
+    """``value`` as the number that the setting ``name`` takes. Raises ``ValueError`` for none, or out of range."""
     kind, words, fits = NUMBERS[name]
-    try:
-        number = kind(float(value))
-        if not isinstance(value, bool) and number == float(value) and fits(number):
-            return number
-    except (TypeError, ValueError, OverflowError):
-        pass
-    raise ValueError(f"{name} is {value!r}; it must be {words}.")
+    if (number := read_number(kind, value, fits)) is None:
+        raise ValueError(f"{name} is {value!r}; it must be {words}.")
+    return number
 
 
 @dataclass

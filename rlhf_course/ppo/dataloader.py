@@ -1,7 +1,5 @@
 """The batches of queries that a trainer's ``dataloader`` gives."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 
@@ -31,16 +29,11 @@ def make_dataloader(dataset, data_collator: Callable | None, config: PPOConfig, 
 
     def to_batch(rows: list):
         batch = (data_collator or collate)(rows)
-        if not isinstance(batch, dict):
-            return batch
-        # Ragged columns go to the device in one transfer; accelerate would send tensor by tensor.
-        return {name: to_device(x, accelerator.device) if is_ragged(x) else x for name, x in batch.items()}
+        for name, column in batch.items() if isinstance(batch, dict) else ():
+            if isinstance(column, list) and column and all(isinstance(x, Tensor) for x in column):
+                batch[name] = to_device(column, accelerator.device)  # in one transfer; accelerate's would be many
+        return batch
 
     order = torch.Generator().manual_seed(config.seed)
     loader = DataLoader(dataset, config.batch_size, shuffle=True, drop_last=True, collate_fn=to_batch, generator=order)
     return accelerator.prepare(loader)
-
-
-def is_ragged(column) -> bool:
-    """Whether a column is a list of tensors."""
-    return isinstance(column, list) and bool(column) and all(isinstance(x, Tensor) for x in column)

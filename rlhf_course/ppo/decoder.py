@@ -1,7 +1,5 @@
 """Sampling on a GPU with one launch per token: a CUDA graph in place of the hundreds of kernels of a small model."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Sequence
@@ -48,7 +46,14 @@ class Decoder:
         Row i ends after ``limits[i]`` tokens or after its first EOS; what follows is arbitrary.
         """
         width = input_ids.shape[1]
-        self._begin(attention_mask, limits)
+        torch._foreach_zero_([layer.cumulative_length for layer in self.cache.layers] + [self.place])
+        self.total.zero_()
+        self.running.fill_(True)
+        self.visible.zero_()
+        self.visible[..., :width] = attention_mask.bool()[:, None, None]
+        self.column.fill_(width)
+        self.limits.copy_(limits.unsqueeze(1))
+        self.positions.copy_(attention_mask.sum(1, keepdim=True))
         causal = torch.ones(width, width, dtype=torch.bool, device=input_ids.device).tril()
         mask = torch.zeros(len(input_ids), 1, width, self.visible.shape[-1], dtype=torch.bool, device=input_ids.device)
         mask[..., :width] = attention_mask.bool()[:, None, None] & causal | causal & causal.T  # no row is empty
@@ -59,17 +64,6 @@ class Decoder:
                 break
             self._next()
         return self.responses[:, :longest].clone(), self._sync()[1]
-
-    def _begin(self, attention_mask: Tensor, limits: Tensor) -> None:
-        width = attention_mask.shape[1]
-        torch._foreach_zero_([layer.cumulative_length for layer in self.cache.layers] + [self.place])
-        self.total.zero_()
-        self.running.fill_(True)
-        self.visible.zero_()
-        self.visible[..., :width] = attention_mask.bool()[:, None, None]
-        self.column.fill_(width)
-        self.limits.copy_(limits.unsqueeze(1))
-        self.positions.copy_(attention_mask.sum(1, keepdim=True))
 
     def _logits(self, input_ids: Tensor, mask: Tensor, positions: Tensor) -> Tensor:
         arguments = {"attention_mask": mask, "position_ids": positions, "past_key_values": self.cache}

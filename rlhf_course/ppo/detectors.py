@@ -4,8 +4,6 @@ Each detector reads the statistics of a step; the trainer warns once per detecto
 Notebook 06 provokes every one of them. Below them are warnings about what ``step`` is given.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Sequence
 

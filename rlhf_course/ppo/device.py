@@ -1,7 +1,5 @@
 """Where host and device meet: tensors of any shapes cross in one transfer, from whichever side they are on."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """The columns of a rollout before any weight moves: log-probabilities, values and KL, then rewards, then advantages."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext
 

@@ -1,7 +1,5 @@
 """What ``PPOTrainer`` accepts: checks that say which part, sample or number is wrong, and the processing of scores."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 
@@ -49,7 +47,7 @@ def check_parts(model, ref_model, optimizer, config: PPOConfig, dataset) -> None
         raise ValueError(f"The dataset has the splits {', '.join(dataset)}: give one of them, dataset[split].")
 
 
-def check_samples(queries, responses, scores, size: int, known: int, response_masks=None) -> tuple[list[Tensor], ...]:
+def check_samples(policy, size: int, queries, responses, scores, response_masks=None) -> tuple[list[Tensor], ...]:
     """Queries and responses as :func:`token_ids`; raises ``TypeError`` or ``ValueError`` unless all can be used."""
     given = {"queries": queries, "responses": responses, "scores": scores}
     given |= {} if response_masks is None else {"response_masks": response_masks}
@@ -58,7 +56,7 @@ def check_samples(queries, responses, scores, size: int, known: int, response_ma
             raise TypeError(f"{name} is a {type(rows).__name__}; give a list of {size} tensors.")
         if len(rows) != size:
             raise ValueError(f"{name} has {len(rows)} entries, but batch_size is {size}.")
-    tokens = token_ids(known, query=queries, response=responses)
+    tokens = token_ids(known_tokens(policy), query=queries, response=responses)
     queries, responses = tokens[:size], tokens[size:]
     if response_masks is not None:
         fits = [isinstance(k, Tensor) and k.shape == r.shape for k, r in zip(response_masks, responses, strict=True)]
@@ -66,6 +64,7 @@ def check_samples(queries, responses, scores, size: int, known: int, response_ma
         for i, (fit, keep, tokens) in enumerate(zip(fits, kept, responses, strict=True)):
             if not fit or all(fits) and not keep.any():
                 raise ValueError(f"response_masks {i} must be a tensor of {len(tokens)} zeros and ones, not all zero.")
+    check_length(max(len(q) + len(r) for q, r in zip(queries, responses, strict=True)), policy.config)
     return queries, responses
 
 
@@ -92,9 +91,8 @@ def token_ids(known: int, **sequences: Sequence) -> list[Tensor]:
     together = torch.cat(to_host([*found.values()])).long()
     tokens, (least, most) = [*together.split([x.numel() for x in found.values()])], together.aminmax()
     if least < 0 or most >= known:
-        where, bad = next(
-            (w, x) for w, ids in zip(found, tokens, strict=True) for x in ids.tolist() if not 0 <= x < known
-        )
+        named = ((name, x) for name, ids in zip(found, tokens, strict=True) for x in ids.tolist())
+        where, bad = next((name, x) for name, x in named if not 0 <= x < known)
         raise ValueError(
             f"{where} has the token {bad}, and the model knows 0 to {known - 1}: is it another tokenizer's?"
         )

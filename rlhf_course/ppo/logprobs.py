@@ -1,7 +1,5 @@
 """Log-probabilities of chosen tokens without a second tensor as large as the logits."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

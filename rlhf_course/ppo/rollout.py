@@ -1,10 +1,8 @@
 """Rollouts: queries and responses as one batch, and what a model says of every response token."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -60,7 +58,7 @@ class Rollout:
         scores: Tensor,
         pad_token_id: int,
         response_masks: Sequence[Tensor] | None = None,
-    ) -> Rollout:
+    ) -> Self:
         """One batch of ragged token lists, from either side; what belongs on a device goes to that of the scores.
 
         Masks come from lengths, never from ``ids != pad``, because the padding token may be EOS.
@@ -78,7 +76,7 @@ class Rollout:
     def __len__(self) -> int:
         return len(self.input_ids)
 
-    def select(self, rows: Tensor) -> Rollout:
+    def select(self, rows: Tensor) -> Self:
         """These rows (indices on the CPU) alone, without the columns that none of them uses."""
         t = int((self.query_lengths[rows] + self.response_lengths[rows]).max())
         r = int(self.response_lengths[rows].max())

@@ -1,7 +1,5 @@
 """Sampling responses, all queries of a batch at once."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Sequence
 
@@ -205,7 +203,6 @@ CURES = {
     "begin_suppress_tokens": "Name them in PPOConfig(begin_suppress_tokens=...) instead: then they are masked in the "
     "log-probabilities of policy and reference too."
 }
-TRANSFORMERS_DEFAULTS = {"top_k": 50}  # what generate() does when nobody says otherwise
 UNDERSTOOD = {*NEUTRAL, "do_sample", "max_new_tokens", "pad_token_id", "eos_token_id"}
 
 
@@ -221,8 +218,8 @@ def samples_plainly(model, settings: dict, begin_suppress: Sequence[int] = ()) -
     plain = set(settings) <= UNDERSTOOD
     for name, neutral in NEUTRAL.items():
         value = settings.get(name, getattr(saved, name, None))
-        if value is None and name not in settings:
-            value = TRANSFORMERS_DEFAULTS.get(name)
+        if value is None and name == "top_k" and name not in settings:
+            value = 50  # what transformers does when nobody says otherwise
         if name == "begin_suppress_tokens" and list(value or []) == list(begin_suppress):
             continue  # scored with the same mask
         if value not in (None, neutral) and (neutral or value):

@@ -1,7 +1,5 @@
 """What one PPO step reports: the classic keys, brought to the host in one transfer."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager

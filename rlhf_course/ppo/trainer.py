@@ -1,7 +1,5 @@
 """PPO, step by step: ``generate`` → your reward → ``step`` → ``log_stats``."""
 
-from __future__ import annotations
-
 import copy
 import time
 from collections.abc import Sequence
@@ -14,7 +12,7 @@ from accelerate.utils import set_seed
 from torch import Tensor
 
 from rlhf_course.policy.adapters import REFERENCE, add_reference_adapter, create_reference_model, use_adapter
-from rlhf_course.policy.save_load import check_vocabulary, known_tokens, model_folder
+from rlhf_course.policy.save_load import check_vocabulary, model_folder
 from rlhf_course.policy.value_head import AutoModelForCausalLMWithValueHead, can_pack, without_dropout
 from rlhf_course.ppo import algorithm as ppo
 from rlhf_course.ppo.config import PPOConfig
@@ -23,7 +21,6 @@ from rlhf_course.ppo.decoder import Decoders
 from rlhf_course.ppo.detectors import Detectors, warn_about_float16, warn_about_samples
 from rlhf_course.ppo.experience import add_advantages, add_logprobs, add_rewards
 from rlhf_course.ppo.input_checks import (
-    check_length,
     check_parts,
     check_rates,
     check_samples,
@@ -119,8 +116,7 @@ class PPOTrainer:
         optimizer = optimizer or torch.optim.Adam(trained, lr=config.learning_rate, fused=config.fast)
         self.model, self.ref_model, self.optimizer = prepare(self.accelerator, model, ref_model, optimizer)
         self.lr_scheduler = lr_scheduler
-        self.dataset = dataset
-        self.dataloader = None
+        self.dataset, self.dataloader = dataset, None
         if dataset is not None:
             self.dataloader = make_dataloader(dataset, data_collator, config, self.accelerator)
         if config.adap_kl_ctrl:
@@ -191,9 +187,8 @@ class PPOTrainer:
                 with self.accelerator.autocast():  # as in step(): one distribution is sampled and scored
                     responses += generate(model, self.tokenizer, queries[rows], part, **how, **generation_kwargs)
             if return_prompt:
-                responses = [
-                    torch.cat([torch.as_tensor(q, device=r.device), r]) for q, r in zip(queries, responses, strict=True)
-                ]
+                pairs = zip(queries, responses, strict=True)
+                responses = [torch.cat([torch.as_tensor(q, device=r.device), r]) for q, r in pairs]
             return responses[0].unsqueeze(0) if single else responses
 
         policy = self.accelerator.unwrap_model(self.model)
@@ -223,9 +218,7 @@ class PPOTrainer:
         started, learning_rate = time.perf_counter(), self.optimizer.param_groups[0]["lr"]
         check_rates(self.kl_ctl.value, learning_rate, self.current_step)
         policy, size = self.accelerator.unwrap_model(self.model), self.config.batch_size
-        queries, responses = check_samples(queries, responses, scores, size, known_tokens(policy), response_masks)
-        longest = max(len(q) + len(r) for q, r in zip(queries, responses, strict=True))
-        check_length(longest, policy.config)
+        queries, responses = check_samples(policy, size, queries, responses, scores, response_masks)
         scores = stack_scores(scores, self.accelerator.device, self.current_step)
         warn_about_samples(queries, responses, response_masks, self.tokenizer)
         running = copy.copy(self.running)  # kept when the step has passed all checks

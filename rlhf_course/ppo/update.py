@@ -1,7 +1,5 @@
 """The optimizer's part of a PPO step: epochs over mini-batches of a rollout."""
 
-from __future__ import annotations
-
 import warnings
 from functools import partial
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """How a command ends: with a sentence and an exit code, and with its traceback only under --debug."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """Several processes (ranks) as one run: what ``accelerate launch`` has to be told, gathering and sharding."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import os

@@ -3,8 +3,6 @@
 Everything is written aside and renamed; permissions follow the umask; one lock per output keeps two processes apart.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """The hub: a model's files without code and weights only once, and what goes wrong there in one sentence."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Experiment tracking through accelerate: wandb, tensorboard or, by default, none."""
 
-from __future__ import annotations
-
 import os
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Builds, once, what a preset needs and has no hub for; ``python -m rlhf_course.worlds.build`` builds all of it."""
 
-from __future__ import annotations
-
 from rlhf_course.runtime import command
 
 if __name__ == "__main__":
@@ -98,12 +96,8 @@ def _reward_base(folder: Path, data: Path, data_dir, vocab_size, n_layer, n_embd
     config["initializer_range"] = 0.05  # GPT-2's 0.02 suits its width; a narrow model starts to learn late with it
     model = small_models.pretrain_gpt2(texts, tokenizer, n_layer, n_embd, base_steps, 32, 128, 2e-3, **config)
     model.config.initializer_range = 0.02  # a reward head that has hardly an opinion yet
-    _save(folder, model, tokenizer)
-
-
-def _save(folder: Path, *parts) -> None:
-    for part in parts:
-        part.save_pretrained(folder)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 def _checkpoint(

@@ -1,7 +1,5 @@
 """Built things are kept: an item is built once for all that decides what it will hold."""
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 import json

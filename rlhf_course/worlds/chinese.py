@@ -6,8 +6,6 @@ people and of a chatbot), `make_preferences` what a reward model learns from: tw
 parameters can learn them.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from collections import Counter

@@ -5,8 +5,6 @@ better. `gold_utility` scores any answer by what its words show, so that the bes
 expect is known too (`grammar.ceiling`).
 """
 
-from __future__ import annotations
-
 import random
 import re
 

@@ -1,7 +1,5 @@
 """What the grammars of the embedded world share: their tables, choices among options, and pairs with a verdict."""
 
-from __future__ import annotations
-
 import math
 import random
 import re

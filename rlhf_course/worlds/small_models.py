@@ -1,7 +1,5 @@
 """Small models made from texts: a tokenizer, causal models pretrained and fine-tuned."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch
