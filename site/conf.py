@@ -7,7 +7,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 from address import ROOT, addresses
-from formulas import STATIC
+from formulas import install
 
 project = "Hands-on RLHF"
 release = version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
@@ -27,7 +27,7 @@ nb_execution_mode = "off"  # the outputs are those that are committed
 
 html_theme = "furo"
 BRAND = ("color-brand-primary", "color-brand-content", "color-brand-visited")
-html_static_path = ["static", str(STATIC)]
+html_static_path = ["static", str(install())]
 html_css_files = ["site.css"]
 html_js_files = [("site.js", {"defer": "defer"})]
 html_favicon = "static/favicon.svg"

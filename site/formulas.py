@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
 import subprocess
-import sys
-import tempfile
 from pathlib import Path
 
+import node
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.util import logging
 
 VERSION = "0.19.1"
-FOLDER = Path(__file__).resolve().parents[1] / "build" / f"katex-{VERSION}"
-STATIC = FOLDER / "static"  # KaTeX's style sheet and fonts, as pages load them
 FONTS = ("Main-Regular", "Math-Italic")  # in nearly every formula: loaded with the page, so that nothing moves
 SCRIPT = """
 const katex = require("katex");
@@ -31,28 +27,15 @@ require("readline").createInterface({input: process.stdin}).on("line", line => {
 """
 
 
-def install() -> None:
-    """KaTeX into ``FOLDER``, from the npm registry the first time."""
-    if FOLDER.exists():
-        return
-    if shutil.which("npm") is None:
-        sys.exit("The site's formulas need KaTeX, which npm installs: apt install npm")
-    FOLDER.parent.mkdir(exist_ok=True)
-    # A folder of its own: two builds may run at once.
-    part = Path(tempfile.mkdtemp(prefix=FOLDER.name, suffix=".part", dir=FOLDER.parent))
-    quiet = ["--no-audit", "--no-fund", "--ignore-scripts", "--loglevel", "error"]
-    done = subprocess.run(["npm", "install", *quiet, "--prefix", part, f"katex@{VERSION}"], stdout=sys.stderr)
-    if done.returncode:
-        shutil.rmtree(part, ignore_errors=True)
-        sys.exit(f"npm could not install katex@{VERSION}; its message is above.")
-    made, fonts = part / "node_modules/katex/dist", part / "static/katex/fonts"
-    fonts.mkdir(parents=True)
-    shutil.copy(made / "katex.min.css", fonts.parent)
-    for font in made.glob("fonts/*.woff2"):
-        shutil.copy(font, fonts)
-    with contextlib.suppress(OSError):  # another build was first
-        part.rename(FOLDER)
-    shutil.rmtree(part, ignore_errors=True)
+def install() -> Path:
+    """KaTeX, and its style sheet and fonts laid out as pages load them: a folder for ``html_static_path``."""
+    made = node.package("katex", VERSION) / "dist"
+    static = node.BUILD / f"katex-{VERSION}" / "static"
+    shutil.copytree(
+        made / "fonts", static / "katex/fonts", ignore=shutil.ignore_patterns("*.[tw]*f"), dirs_exist_ok=True
+    )
+    shutil.copy(made / "katex.min.css", static / "katex")
+    return static
 
 
 class Katex:
@@ -63,7 +46,7 @@ class Katex:
     def __call__(self, formula: str, display: bool) -> dict[str, str]:
         """``html``, or ``error``."""
         if self.process is None:
-            environment = os.environ | {"NODE_PATH": str(FOLDER / "node_modules")}
+            environment = os.environ | {"NODE_PATH": str(node.package("katex", VERSION).parent)}
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "encoding": "utf-8"}
             self.process = subprocess.Popen(["node", "-e", SCRIPT], env=environment, **pipes)
         self.process.stdin.write(json.dumps([formula, display]) + "\n")
@@ -82,17 +65,17 @@ def setup(app: Sphinx) -> dict:
     """Register the renderer, and its style sheet on the pages that have formulas."""
     katex = Katex()
 
-    def visit(translator, node) -> None:
-        display = isinstance(node, nodes.math_block)
-        answer = katex(node.astext(), display)
+    def visit(translator, element) -> None:
+        display = isinstance(element, nodes.math_block)
+        answer = katex(element.astext(), display)
         if "error" in answer:
-            logging.getLogger(__name__).warning("%s\n%s", answer["error"], node.astext(), location=node)
+            logging.getLogger(__name__).warning("%s\n%s", answer["error"], element.astext(), location=element)
         tag = "div" if display else "span"
         translator.body.append(f'<{tag} class="math">{answer.get("html", "")}</{tag}>')
         raise nodes.SkipNode
 
     def style(app, pagename, templatename, context, doctree) -> None:
-        if doctree and any(doctree.findall(lambda node: isinstance(node, nodes.math | nodes.math_block))):
+        if doctree and any(doctree.findall(lambda element: isinstance(element, nodes.math | nodes.math_block))):
             app.add_css_file("katex/katex.min.css")
             where = context["pathto"]("_static/katex/fonts", 1)
             context["metatags"] += "".join(

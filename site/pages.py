@@ -81,6 +81,10 @@ def polish(app: Sphinx, pagename: str, templatename: str, context: dict, doctree
     for grid in body.select(".output.text_html table"):
         grid.wrap(body.new_tag("div", attrs={"class": "table-wrapper"}))
         _mark_text(grid)
+    for cell in body.find_all("th", string=lambda text: not (text or "").strip()):
+        cell.name = "td"  # a header of nothing
+    for summary in body.select("summary[aria-label]"):
+        del summary["aria-label"]  # its own words say more
     if pagename.startswith("notebooks/"):
         _head(body, pagename.removeprefix("notebooks/"), app)
     if pagename not in GENERATED:
@@ -215,9 +219,16 @@ def _head(body: BeautifulSoup, name: str, app: Sphinx) -> None:
     body.h1.insert_after(line)
 
 
+def name_levels(app: Sphinx, pagename: str, templatename: str, context: dict, doctree) -> None:
+    """Give the headings of the theme's navigation a level, which it forgets."""
+    tree = context.get("furo_navigation_tree", "")
+    context["furo_navigation_tree"] = tree.replace('role="heading"', 'role="heading" aria-level="2"')
+
+
 def setup(app: Sphinx) -> dict:
     """Register the parser, the transform and the polish."""
     app.add_source_parser(SourceParser)
     app.add_transform(StatsFirst)
     app.connect("html-page-context", polish, priority=400)  # before the theme's
+    app.connect("html-page-context", name_levels, priority=600)  # after it
     return {"parallel_read_safe": True}
