@@ -97,10 +97,9 @@ def polish(app: Sphinx, pagename: str, templatename: str, context: dict, doctree
 def _link_terms(body: BeautifulSoup, pagename: str, app: Sphinx) -> None:
     """Link each stat to its section, and each term of the glossary where it is first met, with what it means."""
     to = partial(app.builder.get_relative_uri, pagename)
-    for code in body.find_all("code") if pagename != "metrics" else ():
-        if code.get_text() in MEANING and not code.find_parent(["a", "pre", *HEADINGS]):
-            meaning = MEANING[code.get_text()]
-            code.wrap(body.new_tag("a", href=f"{to('metrics')}#{anchor(code.get_text())}", title=meaning))
+    for name in body.find_all(string=MEANING) if pagename != "metrics" else ():
+        if name.find_parent(["code", "th", "td"]) and not name.find_parent(["a", "pre", "summary", *HEADINGS[:4]]):
+            name.wrap(body.new_tag("a", href=f"{to('metrics')}#{anchor(name)}", title=MEANING[name]))
     if pagename == "glossary":
         return
     terms, names = _glossary()
