@@ -97,7 +97,7 @@ def polish(app: Sphinx, pagename: str, templatename: str, context: dict, doctree
 def _link_terms(body: BeautifulSoup, pagename: str, app: Sphinx) -> None:
     """Link each stat to its section, and each term of the glossary where it is first met, with what it means."""
     to = partial(app.builder.get_relative_uri, pagename)
-    for name in body.find_all(string=MEANING) if pagename != "metrics" else ():
+    for name in body.find_all(string=list(MEANING)) if pagename != "metrics" else ():
         if name.find_parent(["code", "th", "td"]) and not name.find_parent(["a", "pre", "summary", *HEADINGS[:4]]):
             name.wrap(body.new_tag("a", href=f"{to('metrics')}#{anchor(name)}", title=MEANING[name]))
     if pagename == "glossary":
