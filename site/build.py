@@ -6,13 +6,11 @@ Pages come from the repository as they are (README, notebooks, sources); the lin
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import re
 import shutil
-import subprocess
 import sys
-import tempfile
+import zipfile
 from pathlib import Path
 
 try:
@@ -20,32 +18,15 @@ try:
 except ImportError:
     sys.exit("The site needs Sphinx: run `make site`, or pip install -r site/requirements.txt")
 
+import formulas
+from address import addresses
+from home import ARCHIVE, home_page
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
-MATHJAX = "3.2.2"  # sets formulas in the browser; version 3 is the last whose glyphs come in the same file
 SOURCES = {"The package": "rlhf_course/**/*.py", "Scripts": "scripts/*.py", "Figures": "figs/*.py"}
 SOURCES |= {"Settings": "rlhf_course/course/configs/*.yaml"}
 RUN = "figs/measured/04_gpt2_imdb_ppo.json"
-
-
-def mathjax() -> Path:
-    """MathJax as one JavaScript file, from the npm registry the first time."""
-    folder = ROOT / "build" / f"mathjax-{MATHJAX}"
-    if not folder.exists():
-        if shutil.which("npm") is None:
-            sys.exit("The site's formulas need MathJax, which npm installs: apt install npm")
-        folder.parent.mkdir(exist_ok=True)
-        # A folder of its own: two builds may run at once.
-        part = Path(tempfile.mkdtemp(prefix=folder.name, suffix=".part", dir=folder.parent))
-        quiet = ["--no-audit", "--no-fund", "--ignore-scripts", "--loglevel", "error"]
-        done = subprocess.run(["npm", "install", *quiet, "--prefix", part, f"mathjax@{MATHJAX}"], stdout=sys.stderr)
-        if done.returncode:
-            shutil.rmtree(part, ignore_errors=True)
-            sys.exit(f"npm could not install mathjax@{MATHJAX}; its message is above.")
-        with contextlib.suppress(OSError):  # another build was first
-            part.rename(folder)
-        shutil.rmtree(part, ignore_errors=True)
-    return folder / "node_modules" / "mathjax" / "es5" / "tex-svg.js"
 
 
 def copy(source: Path, target: Path) -> None:
@@ -54,22 +35,34 @@ def copy(source: Path, target: Path) -> None:
     shutil.copy(source, target)
 
 
+def at_root(text: str) -> str:
+    """A page of this folder as it must read one folder up."""
+    return text.replace("](../", "](")
+
+
+def fold(notebook: dict) -> None:
+    """Tag the cells that import and set up: Sphinx folds them."""
+    for cell in notebook["cells"]:
+        source = "".join(cell["source"])
+        tags = cell["metadata"].setdefault("tags", [])
+        if "parameters" in tags or source.endswith("settings.table()") or source.startswith(("import ", "from ")):
+            imports = source.startswith(("import ", "from "))
+            cell["metadata"]["mystnb"] = {"code_prompt_show": "Imports" if imports else "Settings"}
+            tags.append("hide-cell")
+
+
 def collect(folder: Path) -> None:
     """Lay out all pages in one folder, at the places that their links expect."""
-    patterns = ["README.md", "CONTRIBUTING.md", "LICENSE", "notebooks/*.ipynb", "notebooks/exercises/*[!d].ipynb"]
+    patterns = ["CONTRIBUTING.md", "LICENSE", "notebooks/*.ipynb", "notebooks/exercises/*[!d].ipynb"]
     patterns += ["figs/*.svg", "figs/README.md", "models/README.md", "slides/slides.pdf", *SOURCES.values()]
     for path in (path for pattern in patterns for path in ROOT.glob(pattern)):
         copy(path, folder / path.relative_to(ROOT))
-    for path in HERE.glob("*.md"):
-        copy(path, folder / path.name)
     for path in folder.glob("notebooks/**/*.ipynb"):  # tests and solved exercises are no pages
         text = path.read_text().replace("](../site/", "](../")
         text = re.sub(r"\[(`test_\w+`)\]\(\.\./(tests/\w+\.py)\)", r"\1 in `\2`", text)
-        path.write_text(re.sub(r"\[here\]\((\w+_solved\.ipynb)\)", r"<a href='\1' download>here</a>", text))
-    gpu = folder / "on-a-gpu.md"
-    gpu.write_text(gpu.read_text().replace("](../README.md)", "](index.md)"))
-    readme = folder / "README.md"
-    readme.write_text(readme.read_text().replace("](site/", "]("))
+        notebook = json.loads(re.sub(r"\[here\]\((\w+_solved\.ipynb)\)", r"<a href='\1' download>here</a>", text))
+        fold(notebook)
+        path.write_text(json.dumps(notebook))
     for card in ROOT.glob("models/*/README.md"):
         target = folder / card.relative_to(ROOT)
         target.parent.mkdir()
@@ -77,35 +70,63 @@ def collect(folder: Path) -> None:
     fixtures = (ROOT / "tests/fixtures/README.md").read_text()
     (folder / "tests/fixtures").mkdir(parents=True)
     (folder / "tests/fixtures/README.md").write_text(f"---\norphan: true\n---\n# The frozen numbers\n\n{fixtures}")
-    if not (ROOT / "slides/slides.html").exists():
-        (folder / "slides.md").unlink()
-        index = folder / "index.md"
-        index.write_text(index.read_text().replace("\nslides\n", "\n"))
-    (folder / "sources.md").write_text(sources_page())
-    curves = json.loads((ROOT / RUN).read_text())["curves"].values() if (ROOT / RUN).exists() else ()
-    from metrics import metrics_page  # these import torch, which takes seconds: a missing tool is said before that
+    write_pages(folder)
+
+
+def write_pages(folder: Path) -> None:
+    """The pages of this folder; some are filled in from what was measured and from the package."""
+    # These import torch, which takes seconds: a missing tool is said before that.
+    from api import api_page
+    from metrics import metrics_page
     from play import play_page
     from quiz import quiz_page
 
-    (folder / "play.md").write_text(play_page(), encoding="utf-8")
-    (folder / "quiz.md").write_text(quiz_page())
-    (folder / "metrics.md").write_text(metrics_page({key: values for curve in curves for key, values in curve.items()}))
+    (folder / "cards").mkdir()
+    curves = json.loads((ROOT / RUN).read_text())["curves"].values() if (ROOT / RUN).exists() else ()
+    pages = {path.name: path.read_text() for path in HERE.glob("*.md")}
+    pages["index.md"] = home_page(folder / "cards")
+    pages["metrics.md"] = metrics_page({key: values for curve in curves for key, values in curve.items()})
+    pages |= {"quiz.md": quiz_page(), "api.md": api_page(), "play.md": play_page()}
+    pages["sources.md"] += sources_list()
+    if not (ROOT / "slides/slides.html").exists():
+        del pages["slides.md"]
+        pages["index.md"] = pages["index.md"].replace("\nslides\n", "\n")
+    for name, text in pages.items():
+        (folder / name).write_text(at_root(text))
 
 
-def sources_page() -> str:
-    """The page that lists the sources."""
-    lines = ["# Sources\n\nThe files behind the notebooks, as they are in the repository.\n"]
+def sources_list() -> str:
+    """What ends the page about the sources: all of them."""
+    lines = []
     for title, pattern in SOURCES.items():
         names = sorted(str(path.relative_to(ROOT).with_suffix("")) for path in ROOT.glob(pattern))
         lines.append(f"## {title}\n\n```{{toctree}}\n:titlesonly:\n\n" + "\n".join(names) + "\n```\n")
-    return "\n".join(lines)
+    return "\n".join(["", *lines])
+
+
+def pack(target: Path) -> None:
+    """What running the course takes, as one zip."""
+    patterns = ["*.md", "LICENSE", "Makefile", "*.txt", "*.toml", "site/*.md", "slides/slides.pdf"]
+    patterns += [f"{folder}/**/*" for folder in ("notebooks", "rlhf_course", "scripts", "models", "figs")]
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted({path for pattern in patterns for path in ROOT.glob(pattern)}):
+            if path.is_file() and "__pycache__" not in path.parts and ".ipynb_checkpoints" not in path.parts:
+                archive.write(path, Path(target.stem, path.relative_to(ROOT)))
+
+
+def sitemap(pages: Path, homepage: str) -> None:
+    """The list of pages for search engines, which takes whole addresses alone."""
+    names = sorted(str(path.relative_to(pages)) for path in pages.rglob("*.html"))
+    lines = "".join(f"<url><loc>{homepage}/{name}</loc></url>\n" for name in names if name != "404.html")
+    head = '<?xml version="1.0" encoding="UTF-8"?>\n<urlset xmlns="http://www.sitemaps.org/schemas/sitemap/0.9">\n'
+    (pages / "sitemap.xml").write_text(f"{head}{lines}</urlset>\n")
 
 
 def build(output: Path) -> None:
     """Build the site aside, and put it in its place when it is complete; what stands there must be a site."""
     if output.exists() and not (output / ".buildinfo").exists():  # Sphinx leaves it
         sys.exit(f"{output} is there and is no site that was built here. Name another folder with --output.")
-    script = mathjax()
+    formulas.install()
     work = output.with_name(f"{output.name}.part")
     shutil.rmtree(work, ignore_errors=True)
     try:
@@ -113,10 +134,12 @@ def build(output: Path) -> None:
         pages, trees = work / "html", work / "trees"
         if sphinx(["-q", "-W", "--keep-going", "-c", str(HERE), "-d", str(trees), str(work / "source"), str(pages)]):
             sys.exit("The site was not built: Sphinx's warnings are above.")
-        copy(script, pages / "_static/mathjax/tex-svg.js")
         extra = [*ROOT.glob("notebooks/**/*.ipynb"), *ROOT.glob("slides/slides.*ml"), *ROOT.glob("slides/slides.pdf")]
         for path in extra:
             copy(path, pages / path.relative_to(ROOT))
+        pack(pages / ARCHIVE)
+        if "homepage" in addresses():
+            sitemap(pages, addresses()["homepage"])
         shutil.rmtree(output, ignore_errors=True)
         pages.rename(output)
     finally:

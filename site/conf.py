@@ -1,35 +1,41 @@
 """Sphinx settings of the site; build.py collects the pages, pages.py makes them fit."""
 
 import sys
+import tomllib
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-project = "Hands-on RLHF"
-html_title = project
-language = "en"
-extensions = ["myst_nb", "sphinx.ext.mathjax", "sphinx_copybutton", "pages"]
-source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb", ".py": "source", ".yaml": "source"}
-exclude_patterns = ["README.md"]  # index.md includes it
-nitpicky = True
+from address import ROOT, addresses
+from formulas import install
 
-myst_enable_extensions = ["dollarmath", "deflist"]
+project = "Hands-on RLHF"
+release = version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+html_title = f"{project} {version}"
+html_last_updated_fmt = "%Y-%m-%d"
+html_baseurl = addresses().get("homepage", "")
+language = "en"
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "formulas", "pages"]
+source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb", ".py": "source", ".yaml": "source"}
+nitpicky = True
+nitpick_ignore_regex = [("py:.*", r"rlhf_course\.\w+\..*")]  # what is not public has no page but its source
+autodoc_typehints = "none"
+
+myst_enable_extensions = ["colon_fence", "dollarmath", "deflist"]
 myst_heading_anchors = 3
 nb_execution_mode = "off"  # the outputs are those that are committed
 
 html_theme = "furo"
-html_static_path = ["static"]
+BRAND = ("color-brand-primary", "color-brand-content", "color-brand-visited")
+html_static_path = ["static", str(install())]
 html_css_files = ["site.css"]
+html_js_files = [("site.js", {"defer": "defer"})]
 html_favicon = "static/favicon.svg"
 html_copy_source = False  # the notebooks themselves lie beside their pages
 html_show_copyright = False
 html_use_index = False  # the glossary and the search are
 html_theme_options = {
-    "light_css_variables": {"color-brand-primary": "#0072B2", "color-brand-content": "#0072B2"},
-    "dark_css_variables": {"color-brand-primary": "#56B4E9", "color-brand-content": "#56B4E9"},
+    "light_css_variables": {name: "#0072B2" for name in BRAND} | {"figure-filter": "none"},
+    "dark_css_variables": {name: "#56B4E9" for name in BRAND} | {"figure-filter": "invert(0.92) hue-rotate(180deg)"},
 }
 copybutton_selector = "div.cell_input pre, .highlight-python pre, .highlight-bash pre"
-
-mathjax_path = "mathjax/tex-svg.js"  # one file with its glyphs, no request to any other host
-mathjax4_config = None
-mathjax3_config = {"options": {"enableMenu": False}}

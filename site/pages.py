@@ -1,11 +1,17 @@
-"""What the site adds to Sphinx: pages of source files, and notebooks that fit every screen."""
+"""What the site adds to Sphinx: pages of source files, notebooks that fit every screen, links to what words mean."""
 
 from __future__ import annotations
 
+import re
+from functools import partial
+from html import escape
 from pathlib import Path
+from urllib.parse import urlsplit
 
+from address import addresses, open_in
 from bs4 import BeautifulSoup, Tag
 from docutils import nodes
+from home import ARCHIVE, cost, table
 from metrics import anchor
 from sphinx.addnodes import index
 from sphinx.application import Sphinx
@@ -13,12 +19,18 @@ from sphinx.parsers import Parser
 from sphinx.transforms import SphinxTransform
 from sphinx.util.images import get_image_size
 
+from rlhf_course.ppo.stats import MEANING
+
 SCRIPTS = {  # notebook → the scripts that do the same as commands
     "01_reward_modeling": ["train_reward_model"],
     "04_gpt2_imdb_ppo": ["train_ppo"],
     "05_lora_rlhf_baichuan": ["convert_baichuan", "train_sft", "train_reward_model", "train_ppo"],
 }
 TEXT = 22  # characters; a table's column with a longer cell is text
+GLOSSARY = Path(__file__).with_name("glossary.md")
+GENERATED = ("index", "404", "search", "quiz", "what-happens-when")  # pages whose words are no prose
+HEADINGS = ["h1", "h2", "h3", "h4", "dt", "th", "summary"]
+CHINESE = re.compile(r"((?:[\u3000-\u303f\uff00-\uffef]*[\u3400-\u9fff]+[\u3000-\u303f\uff00-\uffef]*)+)")
 WIDE = 760  # pixels; a figure wider than that keeps a readable size on a phone, and scrolls
 
 
@@ -52,26 +64,107 @@ class StatsFirst(SphinxTransform):
 
 
 def polish(app: Sphinx, pagename: str, templatename: str, context: dict, doctree) -> None:
-    """Sizes and alternative texts of images, tables that scroll by themselves, and a notebook's links."""
+    """Images, tables, a notebook's header, links to terms and stats, languages, and what others show of the page."""
     if "body" not in context:
         return
     body = BeautifulSoup(context["body"], "html.parser")
     files = {name: path for path, (_, name) in app.env.images.items()}
-    for image in body.find_all("img"):
+    for number, image in enumerate(body.find_all("img")):
         size = get_image_size(Path(app.srcdir, files.get(Path(image["src"]).name, "")))
         if size:
             image["width"], image["height"] = size
+        if number:
+            image["loading"] = "lazy"
         if image.find_parent(class_="cell_output"):
             image["alt"] = _caption(image) or "Figure"
             image.wrap(body.new_tag("div", attrs={"class": f"figure{' wide' if size and size[0] > WIDE else ''}"}))
-    for table in body.select(".output.text_html table"):
-        table.wrap(body.new_tag("div", attrs={"class": "table-wrapper"}))
-        _mark_text(table)
-    for scrolls in body.select(".table-wrapper, .figure.wide"):
-        scrolls["tabindex"] = "0"  # so that the keyboard can scroll it
+    for grid in body.select(".output.text_html table"):
+        grid.wrap(body.new_tag("div", attrs={"class": "table-wrapper"}))
+        _mark_text(grid)
+    for cell in body.find_all("th", string=lambda text: not (text or "").strip()):
+        cell.name = "td"  # a header of nothing
+    for summary in body.select("summary[aria-label]"):
+        del summary["aria-label"]  # its own words say more
     if pagename.startswith("notebooks/"):
-        body.h1.insert_after(_links(body, pagename.removeprefix("notebooks/"), app))
+        _head(body, pagename.removeprefix("notebooks/"), app)
+    if pagename not in GENERATED:
+        _link_terms(body, pagename, app)
+    _mark_chinese(body)
     context["body"] = str(body)
+    context["metatags"] += _metatags(body, pagename, context)
+
+
+def _link_terms(body: BeautifulSoup, pagename: str, app: Sphinx) -> None:
+    """Link each stat to its section, and each term of the glossary where it is first met, with what it means."""
+    to = partial(app.builder.get_relative_uri, pagename)
+    for name in body.find_all(string=list(MEANING)) if pagename != "metrics" else ():
+        if name.find_parent(["code", "th", "td"]) and not name.find_parent(["a", "pre", "summary", *HEADINGS[:4]]):
+            name.wrap(body.new_tag("a", href=f"{to('metrics')}#{anchor(name)}", title=MEANING[name]))
+    if pagename == "glossary":
+        return
+    terms, names = _glossary()
+    for text in [text for tag in body.select("p, li, td") for text in tag.find_all(string=True, recursive=False)]:
+        if text.find_parent(["a", "code", "pre", "figcaption", "details", *HEADINGS]):
+            continue
+        parts, end = [], 0
+        for found in names.finditer(text):
+            name = next(
+                name for name in (found[0], found[0].lower()) if name.removesuffix("s") in terms or name in terms
+            )
+            name = name if name in terms else name.removesuffix("s")
+            if terms[name]:
+                link = body.new_tag("a", href=f"{to('glossary')}#term-{name.replace(' ', '-')}", title=terms[name])
+                link["class"], link.string = "term", found[0]
+                parts += [text[end : found.start()], link]
+                end, terms[name] = found.end(), ""
+        if parts:
+            text.replace_with(*parts, text[end:])
+
+
+def _glossary() -> tuple[dict[str, str], re.Pattern]:
+    """Term → the first sentence of its definition; and what finds a term in a text, also in the plural."""
+    entries = re.findall(r"^((?:\S.*\n)+)((?:  .*\n?)+)", GLOSSARY.read_text(encoding="utf-8"), re.M)
+    terms = {}
+    for names, says in entries:
+        says = re.sub(r"\{term\}|\[([^]]*)\]\([^)]*\)|[`*]", r"\1", " ".join(says.split()))
+        says = re.split(r"(?<=[.;:])\s", says)[0]
+        terms |= {name: says for name in names.splitlines() if not name.startswith("`")}
+    words = "|".join(
+        re.escape(term) for term in sorted(terms, key=len, reverse=True) if len(term) > 2 or term.isupper()
+    )
+    capital = "|".join(word.capitalize() for word in words.split("|") if word.islower())
+    return terms, re.compile(rf"(?<![\w-])(?:{words}|{capital})s?(?![\w-])")
+
+
+def _mark_chinese(body: BeautifulSoup) -> None:
+    """Say of Chinese text that it is: readers aloud and fonts need to know."""
+    for text in [
+        text for text in body.find_all(string=CHINESE) if text.parent.name not in ("title", "script", "style")
+    ]:
+        parts = CHINESE.split(text)  # every second one is Chinese
+        tags = [body.new_tag("span", attrs={"lang": "zh"}) if odd % 2 else None for odd in range(len(parts))]
+        for tag, part in zip(tags, parts, strict=True):
+            if tag:
+                tag.string = part
+        text.replace_with(*(tag or part for tag, part in zip(tags, parts, strict=True)))
+
+
+def _metatags(body: BeautifulSoup, pagename: str, context: dict) -> str:
+    """What search engines and shared links show of a page: its title, its first paragraph, a picture."""
+    first = next(
+        (p for p in body.find_all("p") if len(p.get_text()) > 40 and "page-links" not in p.get("class", [])), None
+    )
+    says = " ".join(first.get_text().split()) if first else f"{context['title']}, a page of {context['project']}"
+    says = escape(says if len(says) <= 160 else f"{says[:157].rsplit(' ', 1)[0]} …")
+    title = escape(BeautifulSoup(context.get("title") or context["project"], "html.parser").get_text())
+    tags = {"og:title": title, "og:description": says, "og:type": "article", "og:site_name": context["project"]}
+    if homepage := addresses().get("homepage"):  # these take whole addresses alone
+        tags |= {"og:url": f"{homepage}/{pagename}.html", "og:image": f"{homepage}/_images/rlhf_stages.svg"}
+    lines = [f'<meta name="description" content="{says}">', '<meta name="twitter:card" content="summary">']
+    lines += [f'<meta property="{name}" content="{value}">' for name, value in tags.items()]
+    if pagename == "404":  # it is shown in place of pages at any depth
+        lines.insert(0, f'<base href="{urlsplit(addresses().get("homepage", "")).path}/">')
+    return "\n".join(lines)
 
 
 def _mark_text(table: Tag) -> None:
@@ -95,19 +188,40 @@ def _caption(image: Tag) -> str:
     return ""
 
 
-def _links(body: BeautifulSoup, name: str, app: Sphinx) -> Tag:
-    """The line under a notebook's title: its file, its scripts, the slides; under an exercise's its file."""
+def _head(body: BeautifulSoup, name: str, app: Sphinx) -> None:
+    """What stands under a notebook's title: what you learn, its file and what it needs, its scripts, the slides."""
     links = [("The notebook", f"{Path(name).name}.ipynb", True)]
-    links += [(f"{script}.py", f"../scripts/{script}.html", False) for script in SCRIPTS.get(name, ())]
-    if "slides" in app.env.found_docs and "/" not in name:
-        links += [("Slides", "../slides/slides.html", False), ("Slides as a PDF", "../slides/slides.pdf", False)]
+    links += [("Everything it needs, as a zip", f"{'../' * (1 + name.count('/'))}{ARCHIVE}", True)]
+    links += [
+        (what, url, False)
+        for what, url in open_in(addresses().get("repository", ""), f"notebooks/{name}.ipynb").items()
+    ]
+    if "/" not in name:
+        links += [("Exercises", f"exercises/{name}.html", False)]
+        links += [(f"{script}.py", f"../scripts/{script}.html", False) for script in SCRIPTS.get(name, ())]
+        if "slides" in app.env.found_docs:
+            links += [("Slides", "../slides/slides.html", False), ("Slides as a PDF", "../slides/slides.pdf", False)]
+        goal = table()[name]
+        lead = body.new_tag("p", attrs={"class": "lead"})
+        parts = [f"{goal['learn'][0].upper()}{goal['learn'][1:]}.", f" Takes {cost(name)}."]
+        lead.append("".join(parts))
+        body.h1.insert_after(lead)
+        for cell in body.select("table td"):
+            if cell.get_text().startswith("measured by every run"):
+                cell.string = f"{cost(name)} at preset tiny, as its run card says"
     line = body.new_tag("p", attrs={"class": "page-links"})
     for text, target, download in links:
         link = body.new_tag("a", href=target, attrs={"download": ""} if download else {})
         link.string = text
         line.append(link)
         line.append(" ")
-    return line
+    body.h1.insert_after(line)
+
+
+def name_levels(app: Sphinx, pagename: str, templatename: str, context: dict, doctree) -> None:
+    """Give the headings of the theme's navigation a level, which it forgets."""
+    tree = context.get("furo_navigation_tree", "")
+    context["furo_navigation_tree"] = tree.replace('role="heading"', 'role="heading" aria-level="2"')
 
 
 def setup(app: Sphinx) -> dict:
@@ -115,4 +229,5 @@ def setup(app: Sphinx) -> dict:
     app.add_source_parser(SourceParser)
     app.add_transform(StatsFirst)
     app.connect("html-page-context", polish, priority=400)  # before the theme's
+    app.connect("html-page-context", name_levels, priority=600)  # after it
     return {"parallel_read_safe": True}

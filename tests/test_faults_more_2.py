@@ -356,7 +356,7 @@ def test_a_site_over_other_files(tmp_path, monkeypatch, outcome):
     monkeypatch.syspath_prepend(ROOT / "site")
     spec = importlib.util.spec_from_file_location("site_build", ROOT / "site/build.py")
     spec.loader.exec_module(site := importlib.util.module_from_spec(spec))
-    monkeypatch.setattr(site, "mathjax", lambda: pytest.fail("it builds"))
+    monkeypatch.setattr(site.formulas, "install", lambda: pytest.fail("it builds"))
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(SystemExit, match="Name another") as raised:
         site.build(tmp_path)

@@ -261,5 +261,5 @@ def test_a_token_stays_here_where_that_is_asked_for(monkeypatch, outcome):
     assert "hf_secret" in str(build_hf_headers())
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_IMPLICIT_TOKEN", True)
     assert "hf_secret" not in str(build_hf_headers())
-    assert "HF_HUB_DISABLE_IMPLICIT_TOKEN=1 HF_ENDPOINT=" in (ROOT / "README.md").read_text(encoding="utf-8")
-    outcome("The mirror gets the token, unless HF_HUB_DISABLE_IMPLICIT_TOKEN=1, as in the README's example.")
+    assert "HF_HUB_DISABLE_IMPLICIT_TOKEN=1 HF_ENDPOINT=" in (ROOT / "site/running.md").read_text(encoding="utf-8")
+    outcome("The mirror gets the token, unless HF_HUB_DISABLE_IMPLICIT_TOKEN=1, as on the page about running.")

@@ -94,6 +94,6 @@ def test_the_peak_is_the_most_that_was_alive_at_once():
     assert len(view) == 10 and len(third) == 1500
 
 
-def test_the_readme_says_what_is_computed():
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert as_markdown(what_fits()) in readme and about_the_optimizer() in readme
+def test_the_page_about_larger_models_says_what_is_computed():
+    page = (ROOT / "site/larger-models.md").read_text(encoding="utf-8")
+    assert as_markdown(what_fits()) in page and about_the_optimizer() in page

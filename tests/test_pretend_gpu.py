@@ -146,9 +146,9 @@ def test_a_gpu_s_checkpoint_goes_on_on_a_cpu(started):
     assert losses[0] == pytest.approx(losses[1], abs=1e-5)
 
 
-def test_the_prediction_in_the_readme_is_what_is_counted_now(started):
-    """After a change: benchmark_ppo.py --predict, its file to figs/measured, table and sentence to the README."""
+def test_the_prediction_on_the_page_about_speed_is_what_is_counted_now(started):
+    """After a change: benchmark_ppo.py --predict, its file to figs/measured, table and sentence to site/speed.md."""
     kept = json.loads((ROOT / "figs/measured/predicted_gpu.json").read_text())
     assert json.loads(json.dumps(started["prediction"].result())) == kept
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert as_markdown(predict_gpu.table(kept)) in readme and predict_gpu.sentence(kept) in readme.replace("\n", " ")
+    page = (ROOT / "site/speed.md").read_text(encoding="utf-8")
+    assert as_markdown(predict_gpu.table(kept)) in page and predict_gpu.sentence(kept) in page.replace("\n", " ")

@@ -3,6 +3,7 @@
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,7 +19,16 @@ from rlhf_course.ppo.stats import MEANING
 SITE = Path(__file__).resolve().parents[1] / "site"
 sys.path.insert(0, str(SITE))
 
+import home  # noqa: E402
+from accelerate import Accelerator  # noqa: E402
+from accelerate.utils import DistributedType  # noqa: E402
+from address import addresses, written  # noqa: E402
+from api import settings_table  # noqa: E402
 from metrics import metrics_page  # noqa: E402
+
+import rlhf_course  # noqa: E402
+from rlhf_course.ppo.config import PPOConfig  # noqa: E402
+from rlhf_course.runtime.distributed import check_sharding  # noqa: E402
 
 
 def test_the_page_about_metrics_has_a_section_for_each_stat_and_no_other():
@@ -62,3 +72,65 @@ def test_the_right_column_of_the_ppo_table_runs(tmp_path, monkeypatch):
             pytest.fail(f"{line}: {error!r}")
     assert set(names["stats"]) == set(MEANING)
     assert (tmp_path / "out" / "model.safetensors").exists()
+
+
+def test_what_the_ppo_page_says_is_not_here_is_not_here():
+    """Each line has a name that would have to work; a line that no longer holds, or has no test, fails."""
+    section = (SITE / "ppo-api.md").read_text().split("**Not here:**")[1].split("\n\n")[1]
+    said = [line.removeprefix("* ") for line in section.splitlines()]
+
+    def under(kind: DistributedType) -> None:
+        accelerator = Accelerator(cpu=True)
+        launched = SimpleNamespace(distributed_type=kind, is_fsdp2=False, state=accelerator.state)
+        check_sharding(launched, SimpleNamespace(is_peft_model=False), None)
+
+    def seq2seq() -> None:
+        with pytest.raises(AttributeError):
+            _ = rlhf_course.AutoModelForSeq2SeqLMWithValueHead
+
+    def deepspeed() -> None:
+        under(DistributedType.MULTI_GPU)  # DDP is there: the page says so above
+        with pytest.raises(ValueError, match="does not run under DEEPSPEED"):
+            under(DistributedType.DEEPSPEED)
+
+    def pushing() -> None:
+        unused = settings_table(PPOConfig).split("they change nothing here")[1]
+        assert "`push_to_hub_if_best_kwargs`" in unused
+
+    holds = {"encoder-decoder models": seq2seq, "DeepSpeed under PPO": deepspeed, "pushing to the hub": pushing}
+    for line in said:
+        [check] = [check for words, check in holds.items() if words in line]
+        check()
+    assert len(said) == len(holds)
+    pages = [path for path in SITE.glob("*.md") if "DeepSpeed under PPO" in path.read_text()]
+    assert [path.name for path in pages] == ["ppo-api.md"], "said in one place, where this test sees it"
+
+
+def test_the_readme_has_the_address_in_three_places_or_in_none():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    with_one = written(readme, "https://github.com/owner/name")
+    assert "git clone https://github.com/owner/name hands-on-rlhf" in with_one
+    assert "  url   = {https://github.com/owner/name},\n" in with_one
+    assert "https://colab.research.google.com/github/owner/name/blob/main/notebooks/00_hello_rlhf.ipynb" in with_one
+    assert written(with_one, "https://github.com/owner/other").count("owner/name") == 0
+    bare = written(with_one, "")
+    assert "git clone" not in bare and "colab" not in bare
+    assert written(readme, addresses().get("repository", "")) == readme, "run python site/address.py"
+
+
+def test_home_takes_its_numbers_from_run_cards(tmp_path, monkeypatch):
+    page = home.home_page(tmp_path)
+    assert not re.search(r"\{(minutes|memory|notebooks|start|cards)\}", page)
+    assert {path.stem for path in tmp_path.glob("*.png")} == {path.stem for path in ROOT.glob("notebooks/0*.ipynb")}
+    slow = home.run_card("04_gpt2_imdb_ppo") | {"wall_s": 600.0}
+    kept = home.run_card
+    monkeypatch.setattr(home, "run_card", lambda name: slow if name == slow["notebook"] else kept(name))
+    assert "10 min, " in home.home_page(tmp_path) and "10 min, " not in page
+
+
+def test_every_setting_is_on_the_page_about_public_names():
+    table = settings_table(PPOConfig)
+    for name, value in PPOConfig().to_dict().items():
+        assert f"| `{name}` |" in table, name
+        assert value is None or f"`{name}` | `" in table
+    assert "| `target` | `float` | `6.0` | nats per response |" in table

@@ -1,0 +1,53 @@
+"""The page about the public names: autodoc has what their docstrings say, PPOConfig's fields come from its source."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import MISSING, fields
+
+import rlhf_course
+
+INTRODUCTION = """# Public names
+
+What `from rlhf_course import …` gives, as the docstrings have it. The modules below are in [Sources](sources.md).
+"""
+LINE = re.compile(r"    (?P<name>\w+): (?P<type>[^=]+?) = [^#]*(?:#\s*(?P<says>.*))?$")
+
+
+def settings_table(config: type) -> str:
+    """The fields of a dataclass as Markdown tables, one per group: name, type, default, comment.
+
+    A comment alone begins a group; it may go over several lines.
+    """
+    defaults = {}
+    for entry in fields(config):
+        given = entry.default_factory() if entry.default is MISSING else entry.default
+        defaults[entry.name] = given
+    parts, comment = [], []
+    for line in inspect.getsource(config).split("def __post_init__")[0].splitlines():
+        if line.startswith("    # "):
+            comment.append(line.strip("# "))
+        elif found := LINE.match(line):
+            if comment:
+                parts.append(f"\n{' '.join(comment)}\n\n| setting | type | default | |\n|---|---|---|---|")
+                comment = []
+            kind = found["type"].replace("|", "or")
+            says = (found["says"] or "").replace("|", "\\|")
+            parts.append(f"| `{found['name']}` | `{kind}` | `{defaults.pop(found['name'])!r}` | {says} |")
+    if defaults:
+        raise ValueError(f"{config.__name__}: not in the table are {', '.join(defaults)}.")
+    return "\n".join(parts) + "\n"
+
+
+def api_page() -> str:
+    """The page in Markdown."""
+    parts = [INTRODUCTION]
+    for name in rlhf_course.__all__:
+        thing = getattr(rlhf_course, name)
+        kind = "autoclass" if inspect.isclass(thing) else "autofunction"
+        members = "\n   :members:" if inspect.isclass(thing) else ""
+        parts.append(f"## {name}\n\n```{{eval-rst}}\n.. {kind}:: rlhf_course.{name}{members}\n```\n")
+        if name == "PPOConfig":
+            parts.append(settings_table(thing))
+    return "\n".join(parts)

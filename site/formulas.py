@@ -1,0 +1,89 @@
+"""Formulas, set by KaTeX while the site is built: pages need no script, and one that fails stops the build."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import node
+from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.util import logging
+
+VERSION = "0.19.1"
+FONTS = ("Main-Regular", "Math-Italic")  # in nearly every formula: loaded with the page, so that nothing moves
+SCRIPT = """
+const katex = require("katex");
+require("readline").createInterface({input: process.stdin}).on("line", line => {
+    const [formula, displayMode] = JSON.parse(line);
+    let answer;
+    try { answer = {html: katex.renderToString(formula, {displayMode, strict: "error"})}; }
+    catch (error) { answer = {error: error.message}; }
+    console.log(JSON.stringify(answer));
+});
+"""
+
+
+def install() -> Path:
+    """KaTeX, and its style sheet and fonts laid out as pages load them: a folder for ``html_static_path``."""
+    made = node.package("katex", VERSION) / "dist"
+    static = node.BUILD / f"katex-{VERSION}" / "static"
+    shutil.copytree(
+        made / "fonts", static / "katex/fonts", ignore=shutil.ignore_patterns("*.[tw]*f"), dirs_exist_ok=True
+    )
+    shutil.copy(made / "katex.min.css", static / "katex")
+    return static
+
+
+class Katex:
+    """A node process that sets a formula per line; started by the first."""
+
+    process: subprocess.Popen | None = None
+
+    def __call__(self, formula: str, display: bool) -> dict[str, str]:
+        """``html``, or ``error``."""
+        if self.process is None:
+            environment = os.environ | {"NODE_PATH": str(node.package("katex", VERSION).parent)}
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "encoding": "utf-8"}
+            self.process = subprocess.Popen(["node", "-e", SCRIPT], env=environment, **pipes)
+        self.process.stdin.write(json.dumps([formula, display]) + "\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())
+
+    def close(self, *arguments) -> None:
+        """End the process."""
+        if self.process:
+            self.process.stdin.close()
+            self.process.wait()
+            self.process = None
+
+
+def setup(app: Sphinx) -> dict:
+    """Register the renderer, and its style sheet on the pages that have formulas."""
+    katex = Katex()
+
+    def visit(translator, element) -> None:
+        display = isinstance(element, nodes.math_block)
+        answer = katex(element.astext(), display)
+        if "error" in answer:
+            logging.getLogger(__name__).warning("%s\n%s", answer["error"], element.astext(), location=element)
+        tag = "div" if display else "span"
+        translator.body.append(f'<{tag} class="math">{answer.get("html", "")}</{tag}>')
+        raise nodes.SkipNode
+
+    def style(app, pagename, templatename, context, doctree) -> None:
+        if doctree and any(doctree.findall(lambda element: isinstance(element, nodes.math | nodes.math_block))):
+            app.add_css_file("katex/katex.min.css")
+            where = context["pathto"]("_static/katex/fonts", 1)
+            context["metatags"] += "".join(
+                f'<link rel="preload" as="font" type="font/woff2" crossorigin href="{where}/KaTeX_{font}.woff2">'
+                for font in FONTS
+            )
+
+    app.add_html_math_renderer("katex", (visit, None), (visit, None))
+    app.connect("html-page-context", style)
+    app.connect("build-finished", katex.close)
+    return {"parallel_read_safe": True, "parallel_write_safe": False}

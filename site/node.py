@@ -1,0 +1,32 @@
+"""Packages of the npm registry, each in a folder of its own under build/."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+BUILD = Path(__file__).resolve().parents[1] / "build"
+
+
+def package(name: str, version: str) -> Path:
+    """The folder of an installed package; the first time it comes from the registry, or a sentence says why not."""
+    folder = BUILD / f"{name}-{version}"
+    if not folder.exists():
+        if shutil.which("npm") is None:
+            sys.exit(f"The site needs {name}, which npm installs: apt install npm")
+        BUILD.mkdir(exist_ok=True)
+        # A folder of its own: two builds may run at once.
+        part = Path(tempfile.mkdtemp(prefix=folder.name, suffix=".part", dir=BUILD))
+        quiet = ["--no-audit", "--no-fund", "--ignore-scripts", "--loglevel", "error"]
+        done = subprocess.run(["npm", "install", *quiet, "--prefix", part, f"{name}@{version}"], stdout=sys.stderr)
+        if done.returncode:
+            shutil.rmtree(part, ignore_errors=True)
+            sys.exit(f"npm could not install {name}@{version}; its message is above.")
+        with contextlib.suppress(OSError):  # another build was first
+            part.rename(folder)
+        shutil.rmtree(part, ignore_errors=True)
+    return folder / "node_modules" / name
