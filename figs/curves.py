@@ -223,3 +223,22 @@ def overoptimisation() -> Figure:
     drawing.axes[0].set_ylabel("mean over answers and three steps")
     drawing.axes[1].set_ylabel("")
     return on_card(drawing, 430, small_print=source, legend="below")
+
+
+@figure(
+    "After PPO: five methods on film reviews",
+    "Mean score of held-out responses over KL to the reference, one point per method and seed; best-of-n, which trains "
+    "nothing, stands at a fixed KL.",
+)
+def after_ppo() -> Figure:
+    """Notebook 07's comparison on real text, every seed of it."""
+    curves, source = read("07_after_ppo")
+    drawing, axis = plt.subplots()
+    looks = zip(("policy", "kl", "value", "gold", "reference", "reward"), "os^Dv*", strict=True)
+    rows = curves["text"][curves["text"]["method"] != "reference"]
+    for (method, points), (colour, marker) in zip(rows.groupby("method", sort=False), looks, strict=True):
+        axis.scatter(points["KL"], points["score"], color=COLOURS[colour], marker=marker, s=55, label=method)
+    axis.axhline(curves["text"].query("method == 'reference'")["score"].mean(), color="0.6", ls="--", lw=1)
+    axis.set(xlabel="KL to the reference, nats per response", ylabel="score (POSITIVE logit)")
+    axis.legend(ncols=2)
+    return on_card(drawing, 430, small_print=f"{source}, {curves['text']['seed'].nunique()} seeds from there")

@@ -1,4 +1,4 @@
-"""Prints the README's table: what a PPO step holds on Baichuan2-7B's shape, and the smallest card that holds it."""
+"""Prints what a PPO step holds on Baichuan2-7B's shape, and the smallest card that holds it: site/larger-models.md."""
 
 from rlhf_course.runtime import command
 

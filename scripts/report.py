@@ -113,11 +113,14 @@ def cost(card: dict) -> str:
 
 def headline(card: dict) -> str:
     """The first metric that was measured before and after."""
-    metrics = card.get("metrics", {})
-    for what in (key.removesuffix("_before") for key in metrics if key.endswith("_before")):
-        if f"{what}_after" in metrics:
-            return f"{what.replace('_', ' ')} {metrics[f'{what}_before']:.2f} → {metrics[f'{what}_after']:.2f}"
-    return "–"
+    metrics, what = card.get("metrics", {}), headline_of(card)
+    return f"{what.replace('_', ' ')} {metrics[f'{what}_before']:.2f} → {metrics[f'{what}_after']:.2f}" if what else "–"
+
+
+def headline_of(card: dict) -> str | None:
+    """Its name."""
+    names = card.get("metrics", {})
+    return next((k[:-7] for k in names if k.endswith("_before") and f"{k[:-7]}_after" in names), None)
 
 
 def write(places: list[Path], target: Path) -> list[dict]:

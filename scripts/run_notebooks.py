@@ -27,7 +27,7 @@ from papermill.clientwrap import PapermillNotebookClient
 from papermill.engines import NBClientEngine, papermill_engines
 from papermill.exceptions import PapermillExecutionError
 from progress import Progress, duration
-from report import cost, headline, write
+from report import cost, headline, headline_of, write
 
 from rlhf_course.course.presets import CONFIGS, PRESETS, load_preset
 from rlhf_course.runtime.files import atomic_file, hold, read_json
@@ -180,10 +180,11 @@ def update_readme(readme: Path = ROOT / "README.md", measured: Path = MEASURED) 
     lines = readme.read_text(encoding="utf-8").splitlines(keepends=True)
     for name in (path.stem for path in NOTEBOOKS.glob("[0-9]*.ipynb")):
         card, full = read_card(measured / f"{name}.json"), read_card(measured / "full" / f"{name}.json")
+        seeds = read_card(measured / "seeds.json").get(name, {})
         for i, line in enumerate(lines):
             if card and line.startswith("|") and f"(notebooks/{name}.ipynb)" in line:
                 cells = line.split(" | ")
-                cells[2:4] = f"{cost(card)} / {cost(full)}", headline(card)
+                cells[2:4] = f"{cost(card)} / {cost(full)}", headline(card) + other_seeds(card, seeds)
                 lines[i] = " | ".join(cells)
     with atomic_file(readme) as path:
         path.write_text("".join(lines), encoding="utf-8")
@@ -192,6 +193,13 @@ def update_readme(readme: Path = ROOT / "README.md", measured: Path = MEASURED) 
 def read_card(path: Path) -> dict:
     """A run card, {} where there is none."""
     return read_json(path) if path.exists() else {}
+
+
+def other_seeds(card: dict, seeds: dict[str, dict]) -> str:
+    """Where the headline ended at the other seeds, of what measure_seeds.py kept."""
+    what = headline_of(card)
+    ends = [f"{run[f'{what}_after']:.2f}" for seed, run in seeds.items() if seed != str(card["seed"])]
+    return f"; at other seeds {', '.join(ends)}" if what and ends else ""
 
 
 def row(name: str, card: dict, problem: str) -> dict:

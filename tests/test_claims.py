@@ -16,7 +16,17 @@ MOVES = re.compile(
     r"\b(rises?|rose|falls?|fell|grows?|grew|shrinks?|shrank|drops?|dropped|climbs?|collapses?|stays?|"
     r"ends? (above|below)|goes far)\b"
 )
-NO_PROSE = re.compile(r"```.*?```|`[^`]*`|\$[^$]*\$|\]\([^)]*\)|^\|.*$", re.S | re.M)  # code, formulas, links, tables
+PAGES = ["README.md", "models/README.md", "slides/slides.md", *(f"site/{name}.md" for name in (
+    "index", "running", "speed", "larger-models", "on-a-gpu", "troubleshooting", "ppo-api"))]  # fmt: skip
+NAMES = re.compile(r"arXiv:? ?\d+\.\d+|Python 3\.\d+|TRL 0\.\d+\S*")
+MARKUP = re.compile(
+    r"```.*?```|\{\{.*?\}\}|\$\$.*?\$\$|<!-- _?(?:class|header|paginate).*?-->|`[^`\n]*`|\$[^$\n]*\$|\]\([^)\n]*\)|"
+    r"^\|[^\n]*$",
+    re.S | re.M,
+)
+NO_PROSE = re.compile(
+    r"```.*?```|`[^`]*`|\$[^$]*\$|\]\([^)]*\)|^\|[^\n]*$", re.S | re.M
+)  # code, formulas, links, tables
 
 
 def claims(path) -> list[str]:
@@ -48,6 +58,24 @@ def test_what_a_claim_rests_on_is_there(path):
             assert card["metrics"][what] is not None, entry
         elif kind == "test":
             assert (ROOT / "tests" / what).exists(), entry
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_claim_of_a_page_rests_on_something(page):
+    """Slides take measured numbers from run cards; a number or a direction in words is on the list, with its ground."""
+    text, known = MARKUP.sub("", (ROOT / page).read_text(encoding="utf-8")), CLAIMS.get(page, [])
+    sentences = [" ".join(part.split()) for part in re.split(r"(?<=[.?!:;])\s+|\n\n|\n[*-] ", text)]
+    found = [s for s in sentences if NUMBER.search(NAMES.sub("", s)) or MOVES.search(s)]
+    for sentence in found:
+        assert any(entry["says"] in sentence for entry in known), f"{page}: what does this rest on? {sentence}"
+    for entry in known:
+        assert any(entry["says"] in sentence for sentence in found), f"{page} does not say {entry['says']!r}"
+        if "test" in entry:
+            assert (ROOT / "tests" / entry["test"]).exists(), entry
+        elif "check" in entry:
+            notebook, check = entry["check"].split(": ", 1)
+            card = json.loads((ROOT / f"figs/measured/{notebook}.json").read_text(encoding="utf-8"))
+            assert card["checks"][check]["passed"], entry
 
 
 def test_a_new_claim_would_be_seen(tmp_path):
