@@ -18,7 +18,8 @@ MOVES = re.compile(
 )
 PAGES = ["README.md", "models/README.md", "slides/slides.md", *(f"site/{name}.md" for name in (
     "index", "running", "speed", "larger-models", "on-a-gpu", "troubleshooting", "ppo-api"))]  # fmt: skip
-NAMES = re.compile(r"Apache-2\.0|arXiv:? ?\d+\.\d+|Python 3\.\d+|section \d\.\d|\b[01]\.1\d(\.\d)?\b")  # and versions of TRL
+# not numbers of ours: licences, papers, versions
+NAMES = re.compile(r"Apache-2\.0|arXiv:? ?\d+\.\d+|Python 3\.\d+|section \d\.\d|\b[01]\.1\d(\.\d)?\b")
 MARKUP = re.compile(
     r"```.*?```|\{\{.*?\}\}|\$\$.*?\$\$|<!-- _?(?:class|header|paginate).*?-->|`[^`\n]*`|\$[^$\n]*\$|\]\([^)\n]*\)|"
     r"^\|[^\n]*$",

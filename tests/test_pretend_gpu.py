@@ -25,6 +25,8 @@ NOTEBOOKS = {  # few steps: what counts is that each cell runs
     | {"batch_size": 16, "eval_prompts": 16, "max_new_tokens": 8, "sweep": "[0.0, 0.3]", "remedy_steps": 1},
     "05": CHAT | {"batch_size": 8, "mini_batch_size": 8, "max_new_tokens": 8, "save_at": "[1,2]", "sft_epochs": 0.5},
     "01": {"train_subset": 200, "eval_subset": 60, "fix_pairs": 50, "audit_prompts": 10, "evaluations": 2},
+    "07": {"seeds": 1, "betas": "[0.5]", "ns": "[2]", "steps": 5, "dpo_steps": 5, "text_seeds": 2, "text_steps": 1}
+    | {"text_batch": 8, "group": 2, "text_eval": 8, "best_of": 2},
     "04": {"steps": 2, "batch_size": 32, "mini_batch_size": 16, "eval_queries": 64, "probe_queries": 32},
     "03": {"toy_steps": 2, "toy_betas": "[0.5]", "toy_batch": 32},
     "00": {"steps": 2, "eval_queries": 16},
