@@ -216,3 +216,46 @@ def adapters() -> Figure:
     arrow(axis, ids.top, base.bottom)
     words(axis, 980, 460, f"one adapter is switched on at a time  ·  {LEGEND[0]}  ·  {LEGEND[1]}", **SMALL)
     return drawing
+
+
+@figure(
+    "What each method drops of PPO",
+    "While it trains, PPO samples, asks a reward model, keeps a critic, and clips a ratio. Best-of-n trains nothing; "
+    "DPO drops all four and learns from pairs; RLOO drops critic and ratio; GRPO drops the critic alone; Dr. GRPO "
+    "drops GRPO's divisions by deviation and length, too.",
+)
+def family() -> Figure:
+    """The family tree of notebook 07."""
+    drawing, axis = canvas(480)
+    parts = "samples", "reward model", "critic", "ratio and clip"
+    trunk, heads = 152, {}
+    model(axis, Box(500, 48, 150, 48), "PPO", "policy")
+    words(axis, 95, 108, "used while\ntraining:", size=9, color=QUIET)
+    for i, part in enumerate(parts):
+        step(axis, Box(500 + 170 * (i - 1.5), 108, 150, 30), part)
+    columns = (
+        ("best-of-n", "no training", "n answers are scored,\nthe best one is kept", ()),
+        ("DPO", "2023", "pairs, made once;\nthe policy is its own\nreward model", ()),
+        ("RLOO", "2024", "baseline: the mean of\nthe prompt's others", parts[:2]),
+        (
+            "GRPO",
+            "2024",
+            "baseline: the group's mean;\ndivides by its deviation\nand by the length",
+            (*parts[:2], parts[3]),
+        ),
+        ("Dr. GRPO", "2025", "as GRPO, without\nthe two divisions", (*parts[:2], parts[3])),
+    )
+    for i, (name, year, instead, kept) in enumerate(columns):
+        x = 110 + 195 * i
+        head = heads[name] = model(axis, Box(x, 205, 130, 48), name, "policy", year, frozen=name == "best-of-n")
+        for row, part in enumerate(parts):
+            if part in kept:
+                step(axis, Box(x, 258 + 36 * row, 150, 28), part)
+            else:
+                words(axis, x, 258 + 36 * row, f"no {part}", size=9.5, color=QUIET)
+        words(axis, x, 422, instead, size=9)
+        if name != "Dr. GRPO":
+            arrow(axis, (500, trunk - 20), (500, trunk), (x, trunk), head.top)
+    arrow(axis, heads["GRPO"].right, heads["Dr. GRPO"].left)
+    _legend(axis, 980, 464)
+    return drawing

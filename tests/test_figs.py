@@ -19,7 +19,7 @@ from kit import FIGURES, WIDTH, save  # noqa: E402
 EXPECTED = {
     "rlhf_stages", "ppo_step", "gpt2_imdb", "clip_objective", "token_rewards", "adaptive_kl", "adapters",
     "overoptimisation", "curves_imdb", "curves_lora", "reward_audit", "oracle_frontier",
-    "step_phases", "step_costs",
+    "step_phases", "step_costs", "after_ppo", "family",
 }  # fmt: skip
 
 

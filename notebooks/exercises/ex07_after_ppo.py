@@ -157,3 +157,70 @@ def reference_learns(chosen, rejected, ref_chosen, ref_rejected, beta):
 def by_softplus(chosen, rejected, ref_chosen, ref_rejected, beta):
     wanted, unwanted = chosen - ref_chosen.detach(), rejected - ref_rejected.detach()
     return torch.nn.functional.softplus(beta * (unwanted - wanted)).mean()
+
+
+@SET.exercise(
+    "An engine that samples", 2, 15, "A response has one weight, not a token.", True
+)
+def off_policy_loss(logprobs, engine, mask, advantages, most):
+    """REINFORCE on responses that another policy sampled → one number.
+
+    logprobs, engine, mask (bool): (B, T), advantages: (B,). Each response counts π/q
+    times, q being the engine, at most `most` times; its weight is a number without a
+    gradient. The loss is the mean over responses of −weight × advantage × log π.
+    """
+    response = (logprobs * mask).sum(1)
+    weight = (response - (engine * mask).sum(1)).exp().clamp(max=most).detach()
+    return -(weight * advantages * response).mean()
+
+
+@off_policy_loss.inputs
+def _(dice):
+    logprobs, mask = -normal(dice, 4, 5).abs(), torch.ones(4, 5, dtype=torch.bool)
+    mask[1, 3:] = mask[2, 4:] = False
+    engine = logprobs.detach() + 0.4 * normal(dice, 4, 5)
+    return logprobs, engine, mask, normal(dice, 4), 1.5
+
+
+@off_policy_loss.mistake
+def upside_down(logprobs, engine, mask, advantages, most):
+    """The weight is q/π. What the engine sampled too *often* must count less: π/q."""
+    response = (logprobs * mask).sum(1)
+    weight = ((engine * mask).sum(1) - response).exp().clamp(max=most).detach()
+    return -(weight * advantages * response).mean()
+
+
+@off_policy_loss.mistake
+def untruncated(logprobs, engine, mask, advantages, most):
+    """No weight may exceed `most`. One response that the engine hardly ever samples
+    would outweigh the rest of the batch.
+    """
+    response = (logprobs * mask).sum(1)
+    weight = (response - (engine * mask).sum(1)).exp().detach()
+    return -(weight * advantages * response).mean()
+
+
+@off_policy_loss.mistake
+def weight_learns(logprobs, engine, mask, advantages, most):
+    """The value is right, but gradient flows through the weight. Detach it."""
+    response = (logprobs * mask).sum(1)
+    weight = (response - (engine * mask).sum(1)).exp().clamp(max=most)
+    return -(weight * advantages * response).mean()
+
+
+@off_policy_loss.mistake
+def padding_counts(logprobs, engine, mask, advantages, most):
+    """Padding is part of your sums. Multiply by the mask before adding up."""
+    response = logprobs.sum(1)
+    weight = (response - engine.sum(1)).exp().clamp(max=most).detach()
+    return -(weight * advantages * response).mean()
+
+
+@off_policy_loss.alternative
+def response_by_response(logprobs, engine, mask, advantages, most):
+    total = 0.0
+    for logp, sampled, real, advantage in zip(logprobs, engine, mask, advantages):
+        ours, theirs = logp[real], sampled[real]
+        weight = (ours - theirs).detach().sum().exp().clamp(max=most)
+        total = total - weight * advantage * sum(ours)
+    return total / len(logprobs)
