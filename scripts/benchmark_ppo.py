@@ -40,6 +40,7 @@ LLAMA_TOY |= {"num_attention_heads": 2}
 SHAPES = {  # samples per step, query tokens, response tokens (the last number is not reached)
     "tiny": {"batch": 128, "query": None, "lengths": (4, 16)},
     "gpt2": {"batch": 128, "query": None, "lengths": (4, 16)},
+    "gpt2-32": {"batch": 32, "query": None, "lengths": (4, 16)},  # what site/running.md tells those without a GPU
     "lora": {"batch": 8, "query": 128, "lengths": (256, 257), "llama": LLAMA_7B, "dtype": "bfloat16"},
     "lora-toy": {"batch": 8, "query": 16, "lengths": (32, 33), "llama": LLAMA_TOY, "dtype": "float32"},
 }
@@ -138,7 +139,7 @@ def plan_of_gpt2(options, folder: Path) -> dict:
     if missing := [value for value in given.values() if not Path(value).is_dir()]:
         sys.exit(f"There is no folder {missing[0]}.")
     world = prepare(load_preset("04_gpt2_imdb_ppo", "tiny", given))
-    if options.shape == "gpt2" or options.costs:
+    if options.shape.startswith("gpt2") or options.costs:
         build_random(folder, world, small=options.shape == "tiny")
     plan = {"model": world.model, "reward_model": world.reward_model}
     if options.against:
@@ -222,7 +223,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     how = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
     parser = argparse.ArgumentParser("benchmark_ppo.py", **how)
     parser.add_argument("--against", metavar="PYTHON", help="interpreter of an environment with trl 0.11.4")
-    text = "tiny preset's models (default); GPT-2 small, random weights; a 7B with adapters; the same at toy size"
+    text = "tiny preset's models (default); GPT-2 small, random weights, 128 or 32 samples; a 7B with adapters; its toy"
     parser.add_argument("--shape", choices=SHAPES, default="tiny", help=text)
     text = "count what a step asks of a GPU, on a pretend one, and predict its time; nothing is measured"
     parser.add_argument("--predict", action="store_true", help=text)

@@ -11,9 +11,13 @@ if __name__ == "__main__":
 
 import argparse
 import logging
+import os
+import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from threading import Event
 
 import nbformat
 import pandas as pd
@@ -78,6 +82,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--output", type=Path, default=Path("build"), help="where results go (default: build)")
     parser.add_argument("--override", action="append", default=[], metavar="KEY=VALUE", help="a setting; repeatable")
     parser.add_argument("--seed", type=int, default=0, help="seed of the runs (default: 0)")
+    parser.add_argument("--jobs", type=int, help="notebooks at a time (default: 2 at preset tiny; 1 with --render)")
     parser.add_argument("--render", action="store_true", help="keep outputs in notebooks/, run cards in figs/")
     chosen = parser.parse_args(arguments)
     if chosen.render and chosen.preset != "tiny":
@@ -85,10 +90,14 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     if not 0 <= chosen.seed < 2**32:
         parser.error("--seed takes a whole number from 0 on")
     names = sorted(path.stem for path in NOTEBOOKS.glob("[0-9]*.ipynb") if (CONFIGS / f"{path.stem}.yaml").exists())
+    if chosen.jobs is not None and chosen.jobs < 1:
+        parser.error("--jobs takes a whole number from 1 on")
     unknown = [start for start in chosen.only if not any(name.startswith(start) for name in names)]
     if unknown:
         parser.error(f"no notebook starts with {', '.join(unknown)}; there are {', '.join(names)}")
     chosen.names = [name for name in names if not chosen.only or name.startswith(tuple(chosen.only))]
+    default = 2 if chosen.preset == "tiny" and not chosen.render and (os.cpu_count() or 1) > 1 else 1
+    chosen.jobs = min(chosen.jobs or default, len(chosen.names))
     chosen.overrides = {}
     for text in chosen.override:
         key, equals, value = text.partition("=")
@@ -153,6 +162,56 @@ def execute(name: str, chosen: argparse.Namespace) -> dict:
         return row(name, card, problem)
     except Exception as error:  # a full disk, no kernel: the other notebooks may run
         return row(name, {}, problem or f"{type(error).__name__}: {error}")
+
+
+def execute_all(chosen: argparse.Namespace, progress: Progress, rows: list[dict]) -> None:
+    """Run the notebooks and add their rows: one after the other here, or several at a time in their own processes."""
+    if chosen.jobs == 1:
+        for name in chosen.names:
+            with progress.at(name):
+                rows.append(execute(name, chosen))
+        return
+    seconds, running, stopped = expected(chosen), set(), Event()
+
+    def one(name: str) -> None:
+        with progress.at(name):
+            found = execute_beside(name, chosen, running)
+        if not stopped.is_set():
+            rows.append(found)
+
+    with ThreadPoolExecutor(chosen.jobs) as pool:
+        try:
+            for name in sorted(chosen.names, key=lambda name: -seconds.get(name, 0)):  # the longest first
+                pool.submit(one, name)
+            pool.shutdown()
+        except BaseException:
+            stopped.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in [*running]:
+                process.terminate()
+            raise
+        finally:
+            rows.sort(key=lambda row: row["notebook"])
+
+
+def execute_beside(name: str, chosen: argparse.Namespace, running: set[subprocess.Popen]) -> dict:
+    """Run one notebook in a process of its own with its share of the cores; returns its row of the table.
+
+    The process is in ``running`` as long as it lives, and ends by SIGTERM as this command itself would.
+    """
+    line = [sys.executable, __file__, "--only", name, "--preset", chosen.preset, "--seed", str(chosen.seed)]
+    line += ["--output", str(chosen.output), "--jobs", "1", *(f"--override={text}" for text in chosen.override)]
+    threads = str(max(1, (os.cpu_count() or 1) // chosen.jobs))
+    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True, "encoding": "utf-8"}
+    environment = {"OMP_NUM_THREADS": threads, **os.environ, "PYTHONIOENCODING": "utf-8"}
+    with subprocess.Popen(line, env=environment, start_new_session=True, **pipes) as process:
+        running.add(process)
+        _, said = process.communicate()
+        running.discard(process)
+    problem = (said.strip().splitlines() or [f"It ended with exit code {process.returncode}."])[-1]
+    problem = problem.removeprefix(f"{name} did not pass. ").removeprefix("run_notebooks.py: ")
+    card = read_card(chosen.output / "run_cards" / f"{name}.json")
+    return row(name, card, problem if process.returncode else "")
 
 
 def run_cells(source: Path, target: Path, chosen: argparse.Namespace) -> str:
@@ -222,16 +281,16 @@ def main(arguments: list[str] | None = None) -> int:
     """
     chosen, rows = parse_arguments(arguments), []
     check(chosen)
-    progress = Progress(chosen.names, expected(chosen))
+    progress = Progress(chosen.names, expected(chosen), chosen.jobs)
     with ExitStack() as held:
-        for name in chosen.names:
+        for name in chosen.names if chosen.jobs == 1 else ():  # else each process holds its own
             held.enter_context(hold(chosen.output / "notebooks", name))
         many = f"{len(chosen.names)} notebooks" if len(chosen.names) > 1 else "One notebook"
+        many += f", {chosen.jobs} at a time," if chosen.jobs > 1 else ""
         print(f"{many} at preset {chosen.preset}" + (f", {duration(progress.left())}" if progress.known else ""))
         try:
-            for name in chosen.names:
-                with progress.running():
-                    rows.append(execute(name, chosen))
+            with progress.shown():
+                execute_all(chosen, progress, rows)
         finally:
             report(rows, chosen)
     if chosen.render:

@@ -62,7 +62,7 @@ def write(name: str, code: str) -> None:
 
 
 def run(*arguments) -> int:
-    return command.run("run_notebooks.py", run_notebooks.main, [*map(str, arguments)])
+    return command.run("run_notebooks.py", run_notebooks.main, ["--jobs", "1", *map(str, arguments)])
 
 
 @pytest.mark.parametrize(

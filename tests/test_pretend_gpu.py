@@ -98,7 +98,9 @@ def started(tmp_path_factory) -> dict[str, Future]:
     with ThreadPoolExecutor(2) as pool:
         found = {f"notebook {number}": pool.submit(notebook, number, output) for number in ("06", "05")}
         found |= {"check_ppo.py": pool.submit(checks, "check_ppo.py"), "commands": pool.submit(commands, output)}
-        found |= {f"notebook {number}": pool.submit(notebook, number, output) for number in ("01", "07", "04", "03", "00")}
+        found |= {
+            f"notebook {number}": pool.submit(notebook, number, output) for number in ("01", "07", "04", "03", "00")
+        }
         found |= {file: pool.submit(checks, file) for file in ("check_tool.py", "check_decoder.py")}
         found["checkpoint"] = pool.submit(run, "-c", write)
         found["prediction"] = pool.submit(predict_gpu.predict)

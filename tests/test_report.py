@@ -153,25 +153,35 @@ def clock(monkeypatch):
 
 def test_the_time_left_follows_this_machine(clock, capsys):
     plan = Progress(["a", "b", "c"], {"a": 60, "b": 120, "c": 120})
-    assert plan.line() == "[1/3] a · about 5 min left" and plan.share() == 0
-    with plan.running():
+    assert plan.left() == 300 and plan.share() == 0
+    with plan.at("a"):
         clock[0] += 150  # and not 60
     assert plan.left() == 240 * (30 + 150) / (30 + 60)
-    with plan.running():
+    with plan.at("b"):
         clock[0] += 60
         assert plan.left() == 420 and plan.share() == 210 / 630
         clock[0] += 10_000
-        assert plan.left() == 0
+        assert plan.left() == 240  # c
     said = ["[1/3] a · about 5 min left", "[2/3] b · about 8 min left"]
     assert capsys.readouterr().out.splitlines() == said
 
 
 def test_nothing_is_said_of_time_that_nobody_measured(clock):
     plan = Progress(["a", "b"], {"a": 60})
-    assert plan.line() == "[1/2] a" and plan.share() == 0
-    with plan.running():
+    with plan.at("a"):
+        assert plan.line() == "[1/2] a" and plan.share() == 0
         clock[0] += 5
-    assert plan.line() == "[2/2] b" and plan.share() == 0.5
+    with plan.at("b"):
+        assert plan.line() == "[2/2] b" and plan.share() == 0.5
+
+
+def test_two_at_a_time_take_half_of_all_but_no_less_than_the_longest(clock, capsys):
+    plan = Progress(["a", "b", "c"], {"a": 200, "b": 100, "c": 40}, jobs=2)
+    assert plan.left() == 1.4 * 200
+    with plan.at("a"), plan.at("b"):
+        clock[0] += 140
+        assert plan.left() == 1.4 * 200 - 140 and plan.running() == ["a", "b"]
+    assert capsys.readouterr().out.splitlines()[1] == "[2/3] a, b · about 5 min left"
 
 
 def test_a_terminal_shows_one_bar_and_leaves_nothing(monkeypatch, capsys):
@@ -179,7 +189,7 @@ def test_a_terminal_shows_one_bar_and_leaves_nothing(monkeypatch, capsys):
     terminal.isatty = lambda: True
     monkeypatch.setattr(sys, "stderr", terminal)
     plan = Progress(["a"], {"a": 200})
-    with pytest.raises(KeyboardInterrupt), plan.running():
+    with pytest.raises(KeyboardInterrupt), plan.shown(), plan.at("a"):
         while terminal.getvalue().count("\r") < 2:
             time.sleep(0.01)
         raise KeyboardInterrupt
