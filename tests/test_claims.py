@@ -83,3 +83,13 @@ def test_a_new_claim_would_be_seen(tmp_path):
     cells = [nbformat.v4.new_markdown_cell(text) for text in ("Gold rises by far.", "It is 0.7 now.", "It learns.")]
     nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "new.ipynb")
     assert claims(tmp_path / "new.ipynb") == ["Gold rises by far.", "It is 0.7 now."]
+
+
+def test_the_page_says_what_a_step_of_gpt2_took_on_a_cpu():
+    card = json.loads((ROOT / "figs/measured/gpt2_cpu.json").read_text(encoding="utf-8"))
+    text = (ROOT / "site/running.md").read_text(encoding="utf-8")
+    for found in card["mixed_precision"].values():
+        seconds = found["seconds_per_step"]
+        assert f" {seconds:.1f} s" in text and f" {seconds * 100 / 60:.0f} min" in text
+    assert f" {max(found['peak_mb'] for found in card['mixed_precision'].values()) / 1000:.1f} GB" in text
+    assert f"batch_size={card['batch']}" in text and card["threads"] == 2
