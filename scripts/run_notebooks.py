@@ -12,6 +12,7 @@ if __name__ == "__main__":
 import argparse
 import logging
 import os
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -83,10 +84,12 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--override", action="append", default=[], metavar="KEY=VALUE", help="a setting; repeatable")
     parser.add_argument("--seed", type=int, default=0, help="seed of the runs (default: 0)")
     parser.add_argument("--jobs", type=int, help="notebooks at a time (default: 2 at preset tiny; 1 with --render)")
-    parser.add_argument("--render", action="store_true", help="keep outputs in notebooks/, run cards in figs/")
+    parser.add_argument(
+        "--render",
+        action="store_true",
+        help="keep outputs in notebooks/ (of other presets: in notebooks/PRESET/), run cards in figs/measured/",
+    )
     chosen = parser.parse_args(arguments)
-    if chosen.render and chosen.preset != "tiny":
-        parser.error("--render keeps the outputs of preset tiny")
     if not 0 <= chosen.seed < 2**32:
         parser.error("--seed takes a whole number from 0 on")
     names = sorted(path.stem for path in NOTEBOOKS.glob("[0-9]*.ipynb") if (CONFIGS / f"{path.stem}.yaml").exists())
@@ -156,8 +159,8 @@ def execute(name: str, chosen: argparse.Namespace) -> dict:
         if not card:
             problem = problem or "it wrote no run card"
         if chosen.render and not problem:
-            render(notebook, NOTEBOOKS / f"{name}.ipynb")
-            with atomic_file(MEASURED / f"{name}.json") as path:
+            render(notebook, NOTEBOOKS / f"{name}.ipynb", chosen)
+            with atomic_file(kept(chosen.preset) / f"{name}.json") as path:
                 path.write_bytes(card_path.read_bytes())
         return row(name, card, problem)
     except Exception as error:  # a full disk, no kernel: the other notebooks may run
@@ -228,10 +231,27 @@ def run_cells(source: Path, target: Path, chosen: argparse.Namespace) -> str:
     return ""
 
 
-def render(executed: nbformat.NotebookNode, target: Path) -> None:
-    """Put the outputs of a run into the notebook of the repository."""
+def render(executed: nbformat.NotebookNode, source: Path, chosen: argparse.Namespace) -> None:
+    """Put the outputs of a run into the notebook of the repository, or of another preset than tiny beside it."""
+    notebook, target = strip_run_details(executed, nbformat.read(source, as_version=4)), source
+    if chosen.preset != "tiny":
+        target = source.parent / chosen.preset / source.name
+        settings = {"preset": chosen.preset, "overrides": chosen.overrides}
+        for cell in notebook.cells:
+            if cell.cell_type == "markdown":
+                cell.source = re.sub(r"\]\((?=\.\./|exercises/)", "](../", cell.source)
+            elif "parameters" in cell.metadata.get("tags", []):
+                for key, value in settings.items():
+                    cell.source = re.sub(
+                        rf"^{key} = .*$", lambda _, k=key, v=value: f"{k} = {v!r}", cell.source, flags=re.M
+                    )
     with atomic_file(target) as path:
-        nbformat.write(strip_run_details(executed, nbformat.read(target, as_version=4)), path)
+        nbformat.write(notebook, path)
+
+
+def kept(preset: str) -> Path:
+    """Where run cards of a preset are kept."""
+    return MEASURED if preset == "tiny" else MEASURED / preset
 
 
 def update_readme(readme: Path = ROOT / "README.md", measured: Path = MEASURED) -> None:
@@ -293,15 +313,15 @@ def main(arguments: list[str] | None = None) -> int:
                 execute_all(chosen, progress, rows)
         finally:
             report(rows, chosen)
-    if chosen.render:
+    if chosen.render and chosen.preset == "tiny":
         update_readme()
     return int(any(r["problem"] for r in rows))
 
 
 def expected(chosen: argparse.Namespace) -> dict[str, float]:
     """Seconds that the notebooks took where their kept run cards were measured; of none at preset scratch."""
-    folder = {"tiny": MEASURED, "full": MEASURED / "full"}.get(chosen.preset)
-    cards = {name: read_card(folder / f"{name}.json") for name in chosen.names} if folder else {}
+    names = chosen.names if chosen.preset != "scratch" else ()
+    cards = {name: read_card(kept(chosen.preset) / f"{name}.json") for name in names}
     return {name: card["wall_s"] for name, card in cards.items() if card}
 
 

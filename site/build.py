@@ -54,12 +54,13 @@ def fold(notebook: dict) -> None:
 def collect(folder: Path) -> None:
     """Lay out all pages in one folder, at the places that their links expect."""
     patterns = ["CONTRIBUTING.md", "LICENSE", "notebooks/*.ipynb", "notebooks/exercises/*[!d].ipynb"]
+    patterns += ["notebooks/scratch/*.ipynb"]
     patterns += ["figs/*.svg", "figs/README.md", "models/README.md", "slides/slides.pdf", *SOURCES.values()]
     for path in (path for pattern in patterns for path in ROOT.glob(pattern)):
         copy(path, folder / path.relative_to(ROOT))
     for path in folder.glob("notebooks/**/*.ipynb"):  # tests and solved exercises are no pages
-        text = path.read_text().replace("](../site/", "](../")
-        text = re.sub(r"\[(`test_\w+`)\]\(\.\./(tests/\w+\.py)\)", r"\1 in `\2`", text)
+        text = re.sub(r"\]\(((?:\.\./)+)site/", r"](\1", path.read_text())
+        text = re.sub(r"\[(`test_\w+`)\]\([./]+(tests/\w+\.py)\)", r"\1 in `\2`", text)
         notebook = json.loads(re.sub(r"\[here\]\((\w+_solved\.ipynb)\)", r"<a href='\1' download>here</a>", text))
         fold(notebook)
         path.write_text(json.dumps(notebook))

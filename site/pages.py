@@ -196,6 +196,13 @@ def _head(body: BeautifulSoup, name: str, app: Sphinx) -> None:
         (what, url, False)
         for what, url in open_in(addresses().get("repository", ""), f"notebooks/{name}.ipynb").items()
     ]
+    if name.startswith("scratch/"):
+        lead = body.new_tag("p", attrs={"class": "lead"})
+        lead.string = (
+            f"The same cells on real data, at preset scratch. Takes {cost(name)}. The words are those of preset tiny: "
+            "where they differ from what is measured here, the numbers count."
+        )
+        body.h1.insert_after(lead)
     if "/" not in name:
         links += [("Exercises", f"exercises/{name}.html", False)]
         links += [(f"{script}.py", f"../scripts/{script}.html", False) for script in SCRIPTS.get(name, ())]

@@ -2,11 +2,14 @@
 
 import json
 import os
+import re
+import shutil
 import subprocess
 from pathlib import Path
 
 import nbformat
 import pytest
+import run_notebooks as runner
 from builders import SCRIPTS, guarded, python
 from notebook_files import HASH_KEY, WIDGET, source_hash
 
@@ -121,3 +124,18 @@ def test_committed_outputs_belong_to_their_cells(path):
             assert WIDGET not in output.get("data", {}) and "it/s" not in words  # no progress bar either
             assert "Warning: " not in words
             assert not any(root in str(output) for root in (str(ROOT), str(Path.home()), "/tmp/"))
+
+
+def test_a_rendering_of_another_preset_lies_beside_and_says_its_settings(tmp_path):
+    source = tmp_path / "01_reward_modeling.ipynb"
+    shutil.copy(ROOT / "notebooks" / source.name, source)
+    before = source.read_bytes()
+    line = ["--only", "01", "--preset", "scratch", "--override", "dataset=owner/name", "--override", "epochs=2.0"]
+    runner.render(nbformat.read(source, as_version=4), source, runner.parse_arguments(line))
+    assert source.read_bytes() == before
+    cells = nbformat.read(tmp_path / "scratch" / source.name, as_version=4).cells
+    [parameters] = (cell.source for cell in cells if "parameters" in cell.metadata.get("tags", []))
+    assert "preset = 'scratch'" in parameters and "overrides = {'dataset': 'owner/name', 'epochs': 2.0}" in parameters
+    prose = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+    links = [target for target in re.findall(r"\]\(([^)#]+)\)", prose) if "://" not in target]
+    assert links and all((ROOT / "notebooks" / "scratch" / target).resolve().exists() for target in links)
