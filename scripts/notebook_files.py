@@ -16,7 +16,8 @@ def source_hash(notebook: NotebookNode) -> str:
 
 def strip_run_details(executed: NotebookNode, original: NotebookNode) -> NotebookNode:
     """The original's cells with the executed outputs: no injected parameters, timings, widgets or kernel details."""
-    cells = [cell for cell in executed.cells if "injected-parameters" not in cell.metadata.get("tags", [])]
+    added = {"injected-parameters", "papermill-error-cell-tag"}
+    cells = [cell for cell in executed.cells if not added & {*cell.metadata.get("tags", [])}]
     count = 0
     for cell, source in zip(cells, original.cells, strict=True):
         source.metadata = NotebookNode({k: v for k, v in source.metadata.items() if k == "tags"})
@@ -26,6 +27,8 @@ def strip_run_details(executed: NotebookNode, original: NotebookNode) -> Noteboo
         source.execution_count = count
         source.outputs = [output for output in cell.outputs if WIDGET not in output.get("data", {})]
         for output in source.outputs:
+            if output.output_type == "error":  # of a check that failed: what was wrong, not where it was noticed
+                output.traceback = [f"{output.ename}: {output.evalue}"]
             if output.output_type == "execute_result":
                 output.execution_count = count
     original.metadata = NotebookNode(

@@ -158,7 +158,7 @@ def execute(name: str, chosen: argparse.Namespace) -> dict:
             problem = problem or "no cell was executed"
         if not card:
             problem = problem or "it wrote no run card"
-        if chosen.render and not problem:
+        if chosen.render and (not problem or (card and chosen.preset != "tiny")):  # real data may teach nothing
             render(notebook, NOTEBOOKS / f"{name}.ipynb", chosen)
             with atomic_file(kept(chosen.preset) / f"{name}.json") as path:
                 path.write_bytes(card_path.read_bytes())

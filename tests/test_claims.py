@@ -93,3 +93,11 @@ def test_the_page_says_what_a_step_of_gpt2_took_on_a_cpu():
         assert f" {seconds:.1f} s" in text and f" {seconds * 100 / 60:.0f} min" in text
     assert f" {max(found['peak_mb'] for found in card['mixed_precision'].values()) / 1000:.1f} GB" in text
     assert f"batch_size={card['batch']}" in text and card["threads"] == 2
+
+
+def test_the_page_says_what_a_reward_model_learnt_on_real_pairs():
+    card = json.loads((ROOT / "figs/measured/scratch/01_reward_modeling.json").read_text(encoding="utf-8"))
+    text = (ROOT / "site/running.md").read_text(encoding="utf-8")
+    accuracy, length = (card["metrics"][name] for name in ("accuracy_after", "length_baseline"))
+    assert f"held-out accuracy {accuracy:.2f}, where the longer answer alone gives {length:.2f}" in text
+    assert card["checks"]["beats length"]["passed"] and card["checks"]["better than chance"]["passed"]
