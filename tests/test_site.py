@@ -56,7 +56,8 @@ SCROLLS = """() => [...document.querySelectorAll("pre, .table-wrapper")]
     .filter(element => element.scrollWidth > element.clientWidth && (innerWidth > 1000 || element.tabIndex != 0))
     .map(element => element.innerText.slice(0, 80))"""
 AXE = "4.14.1"  # axe-core
-KINDS = ("index", "404", "api", "glossary", "notebooks/00_hello_rlhf", "notebooks/exercises/00_hello_rlhf", "speed")
+KINDS = ("index", "404", "api", "glossary", "notebooks/00_hello_rlhf", "notebooks/exercises/00_hello_rlhf", "speed",
+         "rlhf_course/ppo/trainer", "notebooks/scratch/01_reward_modeling")  # fmt: skip
 CHECK = """async () => (await axe.run({exclude: [[".katex"]]}, {resultTypes: ["violations"]})).violations
     .filter(found => ["serious", "critical"].includes(found.impact))
     .map(found => found.id + ": " + found.nodes[0].html.slice(0, 200))"""
