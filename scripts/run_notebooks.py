@@ -236,15 +236,13 @@ def render(executed: nbformat.NotebookNode, source: Path, chosen: argparse.Names
     notebook, target = strip_run_details(executed, nbformat.read(source, as_version=4)), source
     if chosen.preset != "tiny":
         target = source.parent / chosen.preset / source.name
-        settings = {"preset": chosen.preset, "overrides": chosen.overrides}
+        settings = {"preset": repr(chosen.preset), "overrides": repr(chosen.overrides)}
         for cell in notebook.cells:
             if cell.cell_type == "markdown":
                 cell.source = re.sub(r"\]\((?=\.\./|exercises/)", "](../", cell.source)
             elif "parameters" in cell.metadata.get("tags", []):
-                for key, value in settings.items():
-                    cell.source = re.sub(
-                        rf"^{key} = .*$", lambda _, k=key, v=value: f"{k} = {v!r}", cell.source, flags=re.M
-                    )
+                lines = (line.split(" = ") for line in cell.source.splitlines())
+                cell.source = "\n".join(f"{key} = {settings.get(key, value)}" for key, value in lines)
     with atomic_file(target) as path:
         nbformat.write(notebook, path)
 

@@ -23,7 +23,6 @@ name, output = given["--only"], Path(given["--output"])
 DO
 """
 PASS = """
-
 while len({*(output / "started").iterdir()}) < 2:  # another one runs at the same time
     time.sleep(0.01)
 (output / "run_cards").mkdir(exist_ok=True)
