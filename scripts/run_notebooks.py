@@ -15,7 +15,7 @@ import os
 import re
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from pathlib import Path
 from threading import Event
@@ -183,10 +183,9 @@ def execute_all(chosen: argparse.Namespace, progress: Progress, rows: list[dict]
             rows.append(found)
 
     with ThreadPoolExecutor(chosen.jobs) as pool:
+        longest_first = sorted(chosen.names, key=lambda name: -seconds.get(name, 0))
         try:
-            for name in sorted(chosen.names, key=lambda name: -seconds.get(name, 0)):  # the longest first
-                pool.submit(one, name)
-            pool.shutdown()
+            wait([pool.submit(one, name) for name in longest_first])  # a join that Ctrl-C interrupts is a thread lost
         except BaseException:
             stopped.set()
             pool.shutdown(wait=False, cancel_futures=True)

@@ -34,6 +34,13 @@ if name.startswith("02"):
     print("a warning\\n02_why_ppo did not pass. cell 3: ValueError: too much", file=sys.stderr)
     sys.exit(1)
 """
+SLOW_TO_END = """
+import signal
+signal.signal(signal.SIGTERM, lambda number, frame: (time.sleep(1), sys.exit(143)))
+(output / "ready").mkdir(exist_ok=True)
+(output / "ready" / name).touch()
+time.sleep(60)
+"""
 
 
 @pytest.fixture
@@ -72,15 +79,15 @@ def test_what_one_says_is_the_reason_in_the_table(run, capsys):
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_stop_ends_all_of_them(run, tmp_path, signum, code, capsys):
-    folder = tmp_path / "out" / "started"
+    folder, ready = tmp_path / "out" / "started", tmp_path / "out" / "ready"
 
     def stop() -> None:
-        while not folder.exists() or len([*folder.iterdir()]) < 2:
+        while not ready.exists() or len([*ready.iterdir()]) < 2:
             time.sleep(0.02)
         os.kill(os.getpid(), signum)
 
     threading.Thread(target=stop).start()
-    assert run("time.sleep(60)") == code
+    assert run(SLOW_TO_END) == code
     said = capsys.readouterr()
     assert said.err == "\nrun_notebooks.py: stopped.\n" and "did not pass" not in said.err + said.out
     assert len([*folder.iterdir()]) == 2  # the third never began
