@@ -38,9 +38,9 @@ def clip_objective() -> Figure:
         side = "above 1 + ε" if advantage > 0 else "below 1 − ε"
         axis.set(title=f"A {'> 0' if advantage > 0 else '< 0'}: flat {side}", xlabel="ratio ρ = new / old probability")
         axis.set_xticks([0.5, 1 - epsilon, 1, 1 + epsilon, 1.5], ["0.5", "1 − ε", "1", "1 + ε", "1.5"])
-    axes[0].set_ylabel("objective per token, |A| = 1")
+    axes[0].set_ylabel("objective, |A| = 1")
     drawing.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
-    return on_card(drawing, 380, legend="below")
+    return on_card(drawing, 312, legend="below")
 
 
 @figure(
@@ -72,9 +72,9 @@ def adaptive_kl() -> Figure:
         many.plot(path, color=COLOURS[colour], ls=style, lw=2.2)
         place = {"xytext": (0, -18 if times < 1 else 9), "textcoords": "offset points", "ha": "right"}
         many.annotate(f"KL = {times * config.target:g} nats", (160, path[160]), color=COLOURS[colour], **place)
-    many.set(title="A run with constant KL", xlabel="PPO step", ylabel="coefficient β", ylim=(0, None))
+    many.set(title="A run with constant KL", xlabel="PPO step", ylabel="coefficient β", ylim=(0, 0.39))
     small_print = f"batch {config.batch_size}, target {config.target:g} nats, horizon {config.horizon:,.0f} samples"
-    return on_card(drawing, 380, small_print=small_print)
+    return on_card(drawing, 312, small_print=small_print)
 
 
 # --- measured ----------------------------------------------------------------------------------------------------
@@ -105,7 +105,7 @@ def token_rewards() -> Figure:
     response = sample.dropna()
     strips = {name: response[name] for name in sample.columns.drop("token")}
     drawing = plots.over_text(list(sample["token"]), strips, n_query=len(sample) - len(response))
-    return on_card(drawing, 520, small_print=f"the query is shaded  ·  {source}")
+    return on_card(drawing, 434, small_print=f"the query is shaded  ·  {source}")
 
 
 @figure(
@@ -127,11 +127,11 @@ def oracle_frontier() -> Figure:
     axis.scatter(*points, s=60, color=COLOURS["policy"], edgecolor="white", zorder=3, label="PPO")
     for _, row in reached.iterrows():
         share = f"β = {row['β']:g}\n{100 * row['share of the possible gain']:.2f} % of the gain"
-        place = {"xytext": (12, -6), "textcoords": "offset points", "va": "top", "size": 9.5}
+        place = {"xytext": (12, -6), "textcoords": "offset points", "va": "top"}
         axis.annotate(share, (row["KL"], row["expected reward"]), **place)
     axis.set(xlabel="KL to the reference, nats", ylabel="expected reward", xlim=(-0.1, right), ylim=(None, top))
     axis.legend(loc="lower right")
-    return on_card(drawing, 430, small_print=source)
+    return on_card(drawing, 380, small_print=source)
 
 
 def read_benchmark(name: str, options: str) -> tuple[dict, str]:
@@ -172,27 +172,28 @@ def step_costs() -> Figure:
     return on_card(benchmark_plots.step_costs(pd.DataFrame(found["costs"])), 440, small_print=source, legend="above")
 
 
-SIX_PANELS = "Score, KL to the reference, KL coefficient, response length, entropy and value loss over the PPO steps."
+TWO_PANELS = "Mean score of a batch, and its KL to the reference, over the PPO steps."
+SCORE_AND_KL = "ppo/mean_scores", "objective/kl"
 
 
 @figure(
     "Training curves of GPT-2 on film reviews",
-    SIX_PANELS,
+    TWO_PANELS,
 )
 def curves_imdb() -> Figure:
     """Notebook 04's run."""
     curves, source = read("04_gpt2_imdb_ppo")
-    return on_card(plots.training_curves(curves["history"]), 540, small_print=source)
+    return on_card(plots.training_curves(curves["history"], SCORE_AND_KL), 380, small_print=source)
 
 
 @figure(
     "Training curves of LoRA on Baichuan",
-    SIX_PANELS,
+    TWO_PANELS,
 )
 def curves_lora() -> Figure:
     """Notebook 05's run."""
     curves, source = read("05_lora_rlhf_baichuan")
-    return on_card(plots.training_curves(curves["history"]), 540, small_print=source)
+    return on_card(plots.training_curves(curves["history"], SCORE_AND_KL), 380, small_print=source)
 
 
 @figure(
@@ -205,7 +206,7 @@ def reward_audit() -> Figure:
     curves, source = read("01_reward_modeling")
     runs = {"before the fix": "audit before the fix", "after it": "audit after it"}
     tables = {label: curves[name].set_index("probe") for label, name in runs.items()}
-    return on_card(plots.audit_bars(tables, PASS), 470, small_print=source, legend="above")
+    return on_card(plots.audit_bars(tables, PASS), 380, small_print=source, legend="above")
 
 
 @figure(
@@ -217,12 +218,14 @@ def overoptimisation() -> Figure:
     """Notebook 06's runs against a reward model that has seen few pairs."""
     curves, source = read("06_reward_hacking")
     drawing = plots.frontier({name: curve for name, curve in curves.items() if name.startswith("β = ")})
-    for lines in [*(axis.get_lines()[::2] for axis in drawing.axes), drawing.legends[0].get_lines()]:
-        for line, style in zip(lines, ("-", "--", "-."), strict=False):  # colour alone would not tell them apart
+    for axis in drawing.axes:
+        for line, style in zip(axis.get_lines()[::2], ("-", "--", "-."), strict=False):  # colour alone is not enough
             line.set(linestyle=style, linewidth=2)
-    drawing.axes[0].set_ylabel("mean over answers and three steps")
+    drawing.legends.clear()
+    drawing.axes[1].legend()
+    drawing.axes[0].set_ylabel("mean of three steps")
     drawing.axes[1].set_ylabel("")
-    return on_card(drawing, 430, small_print=source, legend="below")
+    return on_card(drawing, 368, small_print=source)
 
 
 @figure(

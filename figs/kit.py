@@ -23,6 +23,7 @@ FIGURES: dict[str, tuple[Callable[[], Figure], str, str]] = {}  # name: (functio
 CARD, EDGE, INK, QUIET = "#FBFBF9", "#D8D8D4", "#222222", "#5C5C5C"
 WIDTH = 1000  # hundredths of an inch; 960 px on a page
 PNG_DPI = 192  # two pixels per px of the page
+BODY, NAME = 11.5, 12  # points; on a slide, which is 1,136 px wide without its margins, BODY is 18 px
 
 STYLE = {  # on top of that of the notebooks' plots
     "font.family": "DejaVu Sans",  # comes with matplotlib, so it is the same everywhere
@@ -31,8 +32,13 @@ STYLE = {  # on top of that of the notebooks' plots
     "xtick.color": QUIET,
     "ytick.color": QUIET,
     "axes.edgecolor": "#8A8A8A",
+    "font.size": NAME,
+    "xtick.labelsize": BODY,
+    "ytick.labelsize": BODY,
+    "legend.fontsize": BODY,
+    "axes.labelsize": BODY,
     "axes.titleweight": "bold",
-    "axes.titlesize": 11,
+    "axes.titlesize": 13,
     "axes.facecolor": "none",
     "svg.fonttype": "path",  # an SVG inside <img> cannot load a font, and text in another one would not fit
     "svg.hashsalt": "rlhf-course",
@@ -96,20 +102,20 @@ def _shape(axis: Axes, box: Box, rounding: float, **style) -> Box:
     return box
 
 
-def words(axis: Axes, x: float, y: float, text: str, size: float = 10, **style) -> None:
+def words(axis: Axes, x: float, y: float, text: str, size: float = BODY, **style) -> None:
     """Lines of text around (x, y); set by their baselines, so that g and y do not push their line up."""
     lines = text.split("\n")
     for row, line in enumerate(lines):
-        baseline = y + size * (0.5 + 1.8 * (row - (len(lines) - 1) / 2))
+        baseline = y + size * (0.5 + 1.7 * (row - (len(lines) - 1) / 2))
         axis.text(x, baseline, line, size=size, **{"ha": "center", "va": "baseline"} | style)
 
 
 def _name(axis: Axes, box: Box, name: str, below: str, below_style: dict | None = None, **style) -> None:
     """A name in the middle of a box, with smaller words below it."""
     up, down = name.count("\n") + 1, below.count("\n") + 1 if below else 0
-    words(axis, box.x, box.y - 8.5 * down, name, **style)
+    words(axis, box.x, box.y - 10 * down, name, **{"size": NAME} | style)
     if below:
-        words(axis, box.x, box.y + 9.5 * up, below, **{"size": 9, "color": QUIET} | (below_style or {}))
+        words(axis, box.x, box.y + 10.5 * up, below, **{"color": QUIET} | (below_style or {}))
 
 
 def model(axis: Axes, box: Box, name: str, role: str, below: str = "", frozen: bool = False) -> Box:
@@ -117,7 +123,7 @@ def model(axis: Axes, box: Box, name: str, role: str, below: str = "", frozen: b
     colour = COLOURS[role]
     style = {"fc": tint(colour), "ec": colour, "lw": 2.0, "ls": (0, (4, 2)) if frozen else "-"}
     _shape(axis, box, 9, zorder=2, **style)
-    _name(axis, box, name, below, size=10.5, weight="bold")
+    _name(axis, box, name, below, weight="bold")
     return box
 
 
@@ -138,8 +144,8 @@ def step(axis: Axes, box: Box, name: str, below: str = "") -> Box:
 def panel(axis: Axes, x, y, width, height, title: str, below: str = "", indent: float = 14) -> None:
     """A pale area that groups what belongs together, its title at the top left; (x, y) is its corner."""
     _shape(axis, Box(x + width / 2, y + height / 2, width, height), 12, zorder=0, fc="#F1F1ED", ec="none")
-    words(axis, x + indent, y + 20, title, size=11.5, weight="bold", ha="left")
-    words(axis, x + indent, y + 38, below, size=9, color=QUIET, ha="left")
+    words(axis, x + indent, y + 21, title, size=13, weight="bold", ha="left")
+    words(axis, x + indent, y + 43, below, color=QUIET, ha="left")
 
 
 def arrow(axis: Axes, *points: tuple[float, float], colour: str = "#4A4A4A", dashed: bool = False, lw: float = 1.4):
@@ -170,11 +176,11 @@ def on_card(curves: Figure, height: float, width: float = WIDTH, small_print: st
     legend: the side, above or below, on which the figure has a legend outside its axes, which brings its own margin.
     """
     curves.set_size_inches(width / 100, height / 100)
-    low = 0 if legend == "below" else 34 if small_print else 12
+    low = 0 if legend == "below" else 38 if small_print else 12
     high = height - (0 if legend == "above" else 12)
     margins = {"w_pad": 0.08, "h_pad": 0.08, "wspace": 0.05, "hspace": 0.05}
     curves.get_layout_engine().set(rect=(0.01, low / height, 0.98, (high - low) / height), **margins)
-    curves.text(1 - 20 / width, 18 / height, small_print, size=8.5, color=QUIET, ha="right", va="baseline")
+    curves.text(1 - 20 / width, 18 / height, small_print, size=BODY, color=QUIET, ha="right", va="baseline")
     return curves
 
 

@@ -4,17 +4,32 @@
     Repository = "https://github.com/…"   # what people clone
     Homepage = "https://…/"               # where the site is served
 
-``python site/address.py`` writes the repository into the README, after a change. Without an address nothing points
-anywhere: no clone line, no badge, no link to Colab, no sitemap.
+``python site/address.py`` writes the repository into the README and the notebooks, after a change. Without an address
+nothing points anywhere: no clone line, no badge, no link to Colab, no sitemap.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 import tomllib
 from pathlib import Path
 
+import nbformat
+
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT / "scripts"))
+
+from notebook_files import HASH_KEY, source_hash  # noqa: E402
+
+FETCH = """# Where a notebook is opened by itself, on Colab for one, the course is fetched first.
+import importlib.util
+
+if importlib.util.find_spec("rlhf_course") is None:
+    !git clone --depth 1 {repository} hands-on-rlhf
+    %cd hands-on-rlhf/notebooks
+    %pip install --quiet -r ../requirements.txt
+    import sys; from pathlib import Path; sys.path.insert(0, str(Path.cwd().parent))"""
 
 
 def addresses() -> dict[str, str]:
@@ -46,6 +61,20 @@ def written(readme: str, repository: str) -> str:
     return re.sub(r"(\A# [^\n]+\n)(?:\n<!-- address -->\n[^\n]*\n)?", rf"\1{badges}", readme)
 
 
+def fetching(notebook: nbformat.NotebookNode, repository: str) -> nbformat.NotebookNode:
+    """The notebook with a cell after its title that fetches the course where it is missing; none without an address."""
+    notebook.cells = [cell for cell in notebook.cells if cell.get("id") != "fetch"]
+    if "github.com/" in repository:
+        cell = nbformat.v4.new_code_cell(FETCH.format(repository=repository), id="fetch", execution_count=1)
+        cell.metadata["tags"] = ["hide-cell"]
+        notebook.cells.insert(1, cell)
+    notebook.metadata[HASH_KEY] = source_hash(notebook)
+    return notebook
+
+
 if __name__ == "__main__":
+    for path in ROOT.glob("notebooks/[0-9]*.ipynb"):
+        found = fetching(nbformat.read(path, as_version=4), addresses().get("repository", ""))
+        nbformat.write(found, path)
     path = ROOT / "README.md"
     path.write_text(written(path.read_text(encoding="utf-8"), addresses().get("repository", "")), encoding="utf-8")

@@ -192,10 +192,6 @@ def _head(body: BeautifulSoup, name: str, app: Sphinx) -> None:
     """What stands under a notebook's title: what you learn, its file and what it needs, its scripts, the slides."""
     links = [("The notebook", f"{Path(name).name}.ipynb", True)]
     links += [("Everything it needs, as a zip", f"{'../' * (1 + name.count('/'))}{ARCHIVE}", True)]
-    links += [
-        (what, url, False)
-        for what, url in open_in(addresses().get("repository", ""), f"notebooks/{name}.ipynb").items()
-    ]
     if name.startswith("scratch/"):
         lead = body.new_tag("p", attrs={"class": "lead"})
         lead.string = (
@@ -204,6 +200,8 @@ def _head(body: BeautifulSoup, name: str, app: Sphinx) -> None:
         )
         body.h1.insert_after(lead)
     if "/" not in name:
+        repository = addresses().get("repository", "")
+        links += [(what, url, False) for what, url in open_in(repository, f"notebooks/{name}.ipynb").items()]
         links += [("Exercises", f"exercises/{name}.html", False)]
         links += [(f"{script}.py", f"../scripts/{script}.html", False) for script in SCRIPTS.get(name, ())]
         if "slides" in app.env.found_docs:

@@ -6,7 +6,9 @@ import subprocess
 import sys
 from xml.etree import ElementTree
 
+import matplotlib.pyplot as plt
 import pytest
+from matplotlib.text import Text
 
 from rlhf_course.course.presets import ROOT
 
@@ -14,7 +16,7 @@ FIGS = ROOT / "figs"
 sys.path.insert(0, str(FIGS))
 
 import draw  # noqa: E402 - lies in figs/
-from kit import FIGURES, WIDTH, save  # noqa: E402
+from kit import BODY, FIGURES, STYLE, WIDTH, save  # noqa: E402
 
 EXPECTED = {
     "rlhf_stages", "ppo_step", "gpt2_imdb", "clip_objective", "token_rewards", "adaptive_kl", "adapters",
@@ -60,11 +62,21 @@ def test_svg_explains_itself_and_needs_nothing_else(name):
 
 
 @pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_no_word_is_smaller_than_the_body(name):
+    with plt.rc_context(STYLE):
+        drawing = FIGURES[name][0]()
+        drawing.draw_without_rendering()
+    sizes = {text.get_text(): text.get_size() for text in drawing.findobj(Text) if text.get_text()}
+    plt.close(drawing)
+    assert len(sizes) > 5 and min(sizes.values()) >= BODY, {words: size for words, size in sizes.items() if size < BODY}
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
 def test_png_suits_a_slide(name):
     content = (FIGS / f"{name}.png").read_bytes()
     width, height = struct.unpack(">II", content[16:24])
-    assert width == WIDTH * 1.92 and 500 < height < 1600
-    assert len(content) < 300_000
+    assert width == WIDTH * 1.92 and 500 < height < 1800
+    assert len(content) < 400_000
 
 
 def test_readme_shows_every_figure():

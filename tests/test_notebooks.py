@@ -11,6 +11,7 @@ import nbformat
 import pytest
 import run_notebooks as runner
 from builders import SCRIPTS, guarded, python
+from IPython.display import SVG
 from notebook_files import HASH_KEY, WIDGET, source_hash
 
 from rlhf_course.course.presets import ROOT, load_preset
@@ -103,6 +104,15 @@ def test_preset_scratch_runs_on_real_chinese(tmp_path):
     arguments = [f"--override={key}={Path(folder).resolve()}" for key, folder in folders.items()]
     done = run_notebooks(tmp_path, "--only", "05", "--preset", "scratch", *arguments)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=[path.stem for path in NOTEBOOKS])
+def test_figures_in_outputs_are_those_of_figs(path):
+    for cell in nbformat.read(path, as_version=4).cells:
+        for output in cell.get("outputs", []):
+            if found := output.get("data", {}).get("image/svg+xml"):
+                (name,) = re.findall(r'"figs" / "(\w+\.svg)"', cell.source)
+                assert found == SVG(filename=ROOT / "figs" / name)._repr_svg_(), f"{name} changed since `make render`"
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=[path.stem for path in NOTEBOOKS])

@@ -5,10 +5,12 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import nbformat
 import pytest
 import torch
 from builders import reviews
 from datasets import Dataset
+from IPython.core.interactiveshell import InteractiveShell
 from peft import LoraConfig
 from transformers import AutoTokenizer
 
@@ -22,7 +24,7 @@ sys.path.insert(0, str(SITE))
 import home  # noqa: E402
 from accelerate import Accelerator  # noqa: E402
 from accelerate.utils import DistributedType  # noqa: E402
-from address import addresses, written  # noqa: E402
+from address import addresses, fetching, written  # noqa: E402
 from api import settings_table  # noqa: E402
 from metrics import metrics_page  # noqa: E402
 
@@ -116,6 +118,25 @@ def test_the_readme_has_the_address_in_three_places_or_in_none():
     bare = written(with_one, "")
     assert "git clone" not in bare and "colab" not in bare
     assert written(readme, addresses().get("repository", "")) == readme, "run python site/address.py"
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("notebooks/[0-9]*.ipynb")), ids=lambda path: path.stem)
+def test_a_notebook_fetches_the_course_where_it_is_missing(path, monkeypatch, capsys):
+    """With an address each notebook has a cell for that, which runs before the first import; without one, none has."""
+    read = nbformat.read(path, as_version=4)
+    assert fetching(nbformat.read(path, as_version=4), addresses().get("repository", "")) == read, "site/address.py"
+    cell = fetching(read, "https://github.com/owner/name").cells[1]
+    assert "!git clone --depth 1 https://github.com/owner/name" in cell.source
+    assert fetching(read, "https://example.org/name").cells[1].id != "fetch"  # no Colab there
+    shell, done = InteractiveShell(), []
+    monkeypatch.setattr(shell, "system", done.append)
+    monkeypatch.setattr(shell, "run_line_magic", lambda *line, **_: done.append(" ".join(line[:2])))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    assert shell.run_cell(cell.source).success and not done  # it is there
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert shell.run_cell(cell.source).success
+    assert [line.split()[0] for line in done] == ["git", "cd", "pip"]
+    assert sys.path[0] == str(Path.cwd().parent)
 
 
 def test_home_takes_its_numbers_from_run_cards(tmp_path, monkeypatch):

@@ -5,10 +5,16 @@ import json
 import os
 import re
 import shutil
+import sys
 
 import pytest
 
 from rlhf_course.course.presets import ROOT, load_preset
+
+FIGURES = ROOT / "figs"
+sys.path.insert(0, str(FIGURES))
+
+from kit import BODY  # noqa: E402 - lies in figs/
 
 spec = importlib.util.spec_from_file_location("slides_build", ROOT / "slides" / "build.py")
 build = importlib.util.module_from_spec(spec)
@@ -16,7 +22,6 @@ spec.loader.exec_module(build)
 
 SOURCE = build.SOURCE.read_text(encoding="utf-8")
 SLIDES = build.split_slides(SOURCE)
-FIGURES = ROOT / "figs"
 BROWSER = os.environ.get("CHROME_PATH") or next(filter(None, map(shutil.which, build.BROWSERS)), None)
 
 
@@ -92,7 +97,7 @@ def test_nothing_is_fetched_and_every_formula_is_drawn(page):
 
 def test_no_slide_overflows_and_no_text_is_too_small(page):
     found = page.evaluate(
-        """() => [...document.querySelectorAll('section')].flatMap((section, index) => {
+        """body => [...document.querySelectorAll('section')].flatMap((section, index) => {
             const problems = [], say = text => problems.push(`slide ${index + 1}: ${text}`)
             const frame = section.getBoundingClientRect(), scale = frame.width / section.offsetWidth
             const foot = section.querySelector('footer')?.getBoundingClientRect().top ?? frame.bottom
@@ -104,11 +109,17 @@ def test_no_slide_overflows_and_no_text_is_too_small(page):
                 if (box.bottom > foot + 1) say(`${name} reaches into the footer`)
                 if (box.right > frame.right - 71 * scale) say(`${name} reaches into the right margin`)
                 if (part.tagName == 'PRE' && part.scrollWidth > part.clientWidth) say(`${name} is too wide`)
-                if (part.tagName == 'IMG' && box.height < 250 * scale) say(`${part.alt} is too small`)
+                if (part.tagName == 'IMG') {  // a figure's smallest words are its body's
+                    const ways = [part.clientWidth / part.naturalWidth, part.clientHeight / part.naturalHeight]
+                    const cut = getComputedStyle(part).objectFit == 'cover'
+                    const size = body / 0.75 * (cut ? Math.max : Math.min)(...ways)
+                    if (size < 18) say(`${part.alt}: words of ${size} px`)
+                }
                 const own = [...part.childNodes].some(node => node.nodeType == 3 && node.textContent.trim())
                 if (own && parseFloat(getComputedStyle(part).fontSize) < 18) say(`${name}: text is too small`)
             }
             return problems
-        })"""
+        })""",
+        BODY,
     )
     assert not found, "\n".join(found)

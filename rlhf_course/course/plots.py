@@ -1,4 +1,4 @@
-"""Figures, in one visual language: the same colour for the same thing everywhere."""
+"""Figures of runs. Policy, reference, reward, value, KL and gold keep their colours; runs and methods have a legend."""
 
 from collections.abc import Mapping, Sequence
 
@@ -56,16 +56,18 @@ def _two_histograms(axis: Axes, groups: Mapping[str, tuple[Sequence[float], str]
     axis.legend()
 
 
-def training_curves(history: pd.DataFrame) -> Figure:
-    """One panel per curve over PPO steps; history has a row per step and stats keys as columns."""
-    figure, axes = panels(2, 3, figsize=(10, 5), sharex=True)
-    for axis, (key, (title, unit, colour)) in zip(axes.flat, CURVES.items(), strict=True):
+def training_curves(history: pd.DataFrame, keys: Sequence[str] = tuple(CURVES)) -> Figure:
+    """One panel per key, three in a row, over PPO steps; history has a row per step and stats keys as columns."""
+    rows, columns = -(-len(keys) // 3), min(3, len(keys))
+    figure, axes = panels(rows, columns, figsize=(10, 2.5 * rows), sharex=True, squeeze=False)
+    for axis, key in zip(axes.flat, keys, strict=False):
+        title, unit, colour = CURVES[key]
         axis.set(title=title, ylabel=unit)
         if key in history:
             axis.plot(history.index, history[key], color=COLOURS[colour], lw=1.8)
             if key == "objective/kl_coef":
                 axis.set_ylim(0, 1.25 * history[key].max())  # from 0, or a constant coefficient has no scale
-    for axis in axes[1]:
+    for axis in axes[-1]:
         axis.set_xlabel("PPO step")
     return figure
 
