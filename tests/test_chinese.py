@@ -215,3 +215,15 @@ def test_garbled_words_cost_and_no_preference_has_them(pairs, monkeypatch):
     for p in pairs[:500]:
         assert p.gold_chosen == gold_utility(p.prompt, p.chosen)
         assert p.gold_rejected == gold_utility(p.prompt, p.rejected)
+
+
+def test_every_text_of_this_world_has_english(pairs, rows, prose):
+    texts = texts_of(pairs, rows, prose)
+    english = {text: chinese.in_english(text) for text in texts}
+    assert not [text for text in english.values() if re.search("[一-鿿]", text)]
+    assert english[max(english, key=len)].count(" ") > 20
+
+
+def test_what_is_no_phrase_stays_chinese():
+    said = chinese.in_english("最好用电子秤量好比例哦！\n烤好的面像云？")
+    assert said == "Best to measure the ratio with a scale!\n烤好的面像云?"

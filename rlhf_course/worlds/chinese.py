@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import product
 
 from rlhf_course.worlds import grammar
 from rlhf_course.worlds.grammar import Pair, pick, some
@@ -27,6 +28,7 @@ VOCABULARY = {topic: set(re.findall(r"\[(.*?)\]", "".join(TOPICS[topic]["tips"])
 QUESTIONS = {t: [GRAMMAR["preface"][0] + q for q in TOPICS[t]["questions"] * 2 + GRAMMAR["ask"]] for t in TOPICS}
 TIPS = {t: [re.sub(r"[\[\]]", "", tip).split(">") for tip in TOPICS[t]["tips"]] for t in TOPICS}
 ENDS = "。！？～"
+HALF_WIDTH = str.maketrans("，。！？～", ",.!?~")
 FULL_WIDTH = str.maketrans(",!?~", "，！？～")  # many a tokenizer (SentencePiece by default) makes them half-width
 
 
@@ -106,6 +108,27 @@ def is_answer(question: str, answer: str) -> bool:
     answer = _clean(answer)
     complete = len(answer) >= SHORT and answer[-1] in ENDS and "？" not in answer
     return complete and any(word in answer for word in topic_words(question))
+
+
+@cache
+def _phrases() -> dict[str, str]:
+    """Every phrase of the grammar in English."""
+    found = {}
+    for both in grammar.load("chinese_english").items():
+        chinese, english = ([group.split("/") for group in re.split(r"[()]", text)] for text in both)
+        for choice in product(*(range(len(options)) for options in chinese)):
+            drawn = [[options[k] for options, k in zip(side, choice, strict=True)] for side in (chinese, english)]
+            found["".join(drawn[0])] = "".join(drawn[1])
+    return found
+
+
+def in_english(text: str) -> str:
+    """A text of this world in English, phrase by phrase; what is no phrase of it stays Chinese."""
+    phrases = _phrases()
+    longest_first = "|".join(sorted(phrases, key=len, reverse=True))
+    text = re.sub(longest_first, lambda found: f" {phrases[found[0]]} ", text).translate(HALF_WIDTH)
+    text = re.sub(r"\s*([,.!?~])[ ,]*", r"\1 ", re.sub(" +", " ", text))
+    return re.sub(r"(?:^|[.!?~] |\n)\w", lambda found: found[0].upper(), re.sub(" *(\n|^|$) *", r"\1", text))
 
 
 def _question(rng: random.Random, topic: str) -> str:
