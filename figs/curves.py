@@ -211,8 +211,8 @@ def reward_audit() -> Figure:
 
 @figure(
     "Over-optimisation",
-    "Proxy and gold reward over KL along runs with different KL penalties: without one the proxy rises while gold "
-    "falls far below its start; a penalty bounds KL, and with it the damage.",
+    "Proxy and gold reward over KL along runs with different KL penalties: without one the proxy rises to the end, and "
+    "gold rises first and then falls far below its start; with one the run stays near the reference.",
 )
 def overoptimisation() -> Figure:
     """Notebook 06's runs against a reward model that has seen few pairs."""

@@ -101,3 +101,12 @@ def test_the_page_says_what_a_reward_model_learnt_on_real_pairs():
     accuracy, length = (card["metrics"][name] for name in ("accuracy_after", "length_baseline"))
     assert f"held-out accuracy {accuracy:.2f}, where the longer answer alone gives {length:.2f}" in text
     assert card["checks"]["beats length"]["passed"] and card["checks"]["better than chance"]["passed"]
+
+
+def test_the_page_says_what_was_learnt_from_chinese_pairs():
+    card = json.loads((ROOT / "figs/measured/scratch/05_lora_rlhf_baichuan.json").read_text(encoding="utf-8"))
+    text = " ".join((ROOT / "site/running.md").read_text(encoding="utf-8").split())
+    accuracy, length = (card["metrics"][name] for name in ("accuracy", "length_baseline"))
+    interval = accuracy - card["checks"]["better than chance"]["value"]
+    assert f"{accuracy:.2f} ± {interval:.2f}, where the longer answer alone gives {length:.2f}" in text
+    assert [name for name, check in card["checks"].items() if not check["passed"]] == ["accuracy beats length"]
