@@ -142,7 +142,7 @@ def double_sum(rewards, values, gamma, lam):
     "Three estimates of KL",
     2,
     15,
-    "With ρ = π_ref / π: k1 = −log ρ, and ρ − 1 has mean 0.",
+    "With u = π_ref / π: k1 = −log u, and u − 1 has mean 0.",
 )
 def kl_estimates(logprobs, ref_logprobs):
     """k1, k2 and k3 of samples from the policy: two (N,) → three (N,).
@@ -161,7 +161,7 @@ def _(dice):
 
 @kl_estimates.mistake
 def ratio_upside_down(logprobs, ref_logprobs):
-    """The ratio is upside down. Samples come from the policy, so ρ is reference over
+    """The ratio is upside down. Samples come from the policy, so u is reference over
     policy; this would estimate the other KL, with samples from the wrong model.
     """
     log_ratio = logprobs - ref_logprobs
@@ -170,7 +170,7 @@ def ratio_upside_down(logprobs, ref_logprobs):
 
 @kl_estimates.mistake
 def k3_with_the_wrong_sign(logprobs, ref_logprobs):
-    """k3 has +log ρ where −log ρ is k1: it is (ρ − 1) − log ρ."""
+    """k3 has +log u where −log u is k1: it is (u − 1) − log u."""
     log_ratio = ref_logprobs - logprobs
     return -log_ratio, log_ratio**2 / 2, log_ratio.exp() - 1 + log_ratio
 

@@ -220,27 +220,6 @@ def loss_curve(train: pd.DataFrame, held_out: Sequence[float], chance: float | N
     return figure
 
 
-def adapter_diagram() -> Figure:
-    """Which adapter is switched on for which part of a PPO step; the base is the same everywhere."""
-    policy, reference, reward, value = (COLOURS[name] for name in ("policy", "reference", "reward", "value"))
-    rows = [  # purpose, adapter and head, each with its colour
-        ("answers, their log-probabilities", "policy", policy, "vocabulary", "0.55"),
-        ("values", "policy", policy, "value head", value),
-        ("the reference's log-probabilities", "ref, frozen", reference, "vocabulary", "0.55"),
-        ("scores", "reward, frozen", reward, "score head", reward),
-    ]
-    figure, axis = panels(figsize=(8.5, 2.4))
-    for row, (purpose, adapter, colour, head, head_colour) in enumerate(rows):
-        axis.text(0.0, -row, purpose, va="center")
-        adapter, head = (0.67, f"+ {adapter}", colour, "w"), (0.88, f"→ {head}", head_colour, "w")
-        for x, words, fill, ink in ((0.47, "base, frozen", "0.85", None), adapter, head):
-            box = {"boxstyle": "round,pad=0.45", "ec": "none", "fc": fill}
-            axis.text(x, -row, words, ha="center", va="center", color=ink, bbox=box)
-    axis.set(xlim=(-0.02, 1.02), ylim=(-len(rows) + 0.4, 0.6))
-    axis.axis("off")
-    return figure
-
-
 def compare_runs(runs: Mapping[str, pd.DataFrame], columns: Mapping[str, str]) -> Figure:
     """Several runs over their steps, a panel per column; columns: name → unit. The first run is the faulty one."""
     figure, axes = panels(1, len(columns), figsize=(max(7, 3.1 * len(columns)), 3), squeeze=False)
