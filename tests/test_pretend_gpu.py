@@ -19,7 +19,8 @@ from rlhf_course.worlds.build import build_base, build_preferences, build_sft_ad
 pytestmark = pytest.mark.skipif(not pretend_gpu.available(), reason="the pretend GPU needs a C++ compiler, g++ or $CXX")
 
 CHAT = {"sft_subset": 60, "train_subset": 60, "eval_subset": 20, "audit_prompts": 10, "eval_prompts": 8, "steps": 2}
-CLINIC = {"pairs": 200, "few_pairs": 100, "few_steps": 11, "reward_steps": 11, "steps": 2, "sweep_steps": 2}
+CLINIC = {"pairs": 200, "few_pairs": 100, "few_steps": 11, "reward_steps": 11, "dry_steps": 11}
+CLINIC |= {"steps": 2, "sweep_steps": 2}
 NOTEBOOKS = {  # few steps: what counts is that each cell runs
     "06": CLINIC
     | {"batch_size": 16, "eval_prompts": 16, "max_new_tokens": 8, "sweep": "[0.0, 0.3]", "remedy_steps": 1},
