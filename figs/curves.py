@@ -72,7 +72,8 @@ def adaptive_kl() -> Figure:
         many.plot(path, color=COLOURS[colour], ls=style, lw=2.2)
         place = {"xytext": (0, -18 if times < 1 else 9), "textcoords": "offset points", "ha": "right"}
         many.annotate(f"KL = {times * config.target:g} nats", (160, path[160]), color=COLOURS[colour], **place)
-    many.set(title="A run with constant KL", xlabel="PPO step", ylabel="coefficient β", ylim=(0, 2 * config.init_kl_coef))
+    many.set(title="A run with constant KL", xlabel="PPO step", ylabel="coefficient β")
+    many.set_ylim(0, 2 * config.init_kl_coef)
     small_print = f"batch {config.batch_size}, target {config.target:g} nats, horizon {config.horizon:,.0f} samples"
     return on_card(drawing, 312, small_print=small_print)
 

@@ -109,6 +109,7 @@ def test_no_slide_overflows_and_no_text_is_too_small(page):
                 if (box.bottom > foot + 1) say(`${name} reaches into the footer`)
                 if (box.right > frame.right - 71 * scale) say(`${name} reaches into the right margin`)
                 if (part.tagName == 'PRE' && part.scrollWidth > part.clientWidth) say(`${name} is too wide`)
+                if (part.tagName == 'IMG' && box.height < 250 * scale) say(`${part.alt} is too small`)
                 if (part.tagName == 'IMG') {  // a figure's smallest words are its body's
                     const ways = [part.clientWidth / part.naturalWidth, part.clientHeight / part.naturalHeight]
                     const cut = getComputedStyle(part).objectFit == 'cover'
