@@ -119,7 +119,10 @@ looked at; it is good for nothing else.
 
 `scripts/train_imdb_models.py`: {options.short} passes over the first 64 tokens of {trained:,} reviews and
 {options.long} over the first 256, {tokens:.1f} million tokens in all; transformers' Trainer, AdamW 2e-3 with a cosine,
-bf16 autocast, seed 0.
+bf16 autocast, seed 0. Then one more pass over the first 64 tokens, AdamW 3e-4, whose loss also asks that the next token
+spoils no word: that the letters which then stand there begin a word of these reviews, or end as one
+(`scripts/spelling.py`; unlikelihood, Welleck et al., [arXiv:1908.04319](https://arxiv.org/abs/1908.04319), weight
+{options.spelling:g}).
 
 ## Measured on reviews it has not seen
 
@@ -132,7 +135,8 @@ bf16 autocast, seed 0.
 
 ## Limits
 
-It knows how reviews begin, and little of how they go on; it invents names and facts. What people wrote about films in
+It knows how reviews begin, and little of how they go on; it invents names and facts. It was trained to write words that
+reviews hold, so that few are unknown says less about its fluency than perplexity does. What people wrote about films in
 2011 and earlier is in it, with their prejudices.
 
 ## Licence

@@ -17,6 +17,7 @@ import datasets
 import numpy as np
 import torch
 import transformers
+from spelling import SpellingLoss
 from torch.nn.functional import binary_cross_entropy_with_logits
 from transformers import (
     AutoTokenizer,
@@ -108,7 +109,7 @@ def train_classifier(
         learning_rate=options.classifier_lr,
         compute_metrics=lambda found: {"accuracy": (found.predictions.argmax(1) == found.label_ids).mean()},
     )
-    for part in (model, tokenizer):
+    for part in (model.to(torch.bfloat16), tokenizer):
         part.save_pretrained(folder)
 
 
@@ -120,7 +121,7 @@ def policy_rows(texts: Sequence[str], tokenizer, short: int, long: int) -> list[
 
 
 def train_policy(texts: Sequence[str], held_out: Sequence[str], tokenizer, folder: Path, work: Path, options) -> None:
-    """GPT-2 on the beginnings of reviews."""
+    """GPT-2 on the beginnings of reviews; at last once over the openings with a loss against misspelling."""
     rows = policy_rows(texts, tokenizer, options.short, options.long)
     held_out = [row[:OPENING] for row in tokenizer(held_out)["input_ids"]]
     eos = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), tokenizer.eos_token_id)
@@ -140,12 +141,14 @@ def train_policy(texts: Sequence[str], held_out: Sequence[str], tokenizer, folde
     )
     collate = DataCollatorForSeq2Seq(tokenizer, label_pad_token_id=-100)
     model = fit(GPT2LMHeadModel(config), rows, held_out, collate, work / "policy", learning_rate=2e-3)
-    for part in (model, tokenizer):
+    loss, openings = SpellingLoss(texts, tokenizer, options.spelling), rows.select(range(len(texts)))
+    model = fit(model, openings, held_out, collate, work / "spelling", compute_loss_func=loss, learning_rate=3e-4)
+    for part in (model.to(torch.bfloat16), tokenizer):
         part.save_pretrained(folder)
 
 
-def fit(model, train, held_out, collate, work: Path, compute_metrics=None, **options):
-    """The model in bfloat16, trained for one pass by transformers' Trainer, from its last checkpoint on."""
+def fit(model, train, held_out, collate, work: Path, compute_metrics=None, compute_loss_func=None, **options):
+    """The model, trained for one pass by transformers' Trainer, from its last checkpoint on."""
     arguments = TrainingArguments(
         str(work),
         num_train_epochs=1,
@@ -168,10 +171,11 @@ def fit(model, train, held_out, collate, work: Path, compute_metrics=None, **opt
         seed=SEED,
         **options,
     )
-    trainer = Trainer(model, arguments, collate, train, held_out, compute_metrics=compute_metrics)
+    more = {"compute_metrics": compute_metrics, "compute_loss_func": compute_loss_func}
+    trainer = Trainer(model, arguments, collate, train, held_out, **more)
     trainer.train(resume_from_checkpoint=any(work.glob("checkpoint-*")))
     (work / "log.json").write_text(json.dumps(trainer.state.log_history))
-    return model.to(torch.bfloat16)
+    return model
 
 
 def save_openings(reviews: datasets.Dataset, folder: Path) -> None:
@@ -193,6 +197,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--work", type=Path, default=ROOT / "build/imdb_models", help="checkpoints, for going on")
     parser.add_argument("--short", type=int, default=5, help="the policy's passes over 64 tokens of each review")
     parser.add_argument("--long", type=int, default=1, help="and over 256")
+    parser.add_argument("--spelling", type=float, default=10.0, help="weight of the loss against misspelling")
     parser.add_argument("--passes", type=int, default=8, help="of the classifier")
     parser.add_argument("--classifier_lr", type=float, default=1e-3)
     return parser.parse_args()
