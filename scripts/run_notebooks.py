@@ -40,6 +40,8 @@ from rlhf_course.runtime.files import atomic_file, hold, read_json
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = ROOT / "notebooks"
 MEASURED = ROOT / "figs" / "measured"  # run cards that figures, slides and the README's table are made from
+# Of glibc's malloc: a large tensor is made of memory that was freed, not fetched from the kernel page by page.
+MALLOC = dict.fromkeys(("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"), str(2**28))  # bytes
 
 
 class Client(PapermillNotebookClient):
@@ -164,7 +166,7 @@ def execute(name: str, chosen: argparse.Namespace) -> dict:
                 path.write_bytes(card_path.read_bytes())
         return row(name, card, problem)
     except Exception as error:  # a full disk, no kernel: the other notebooks may run
-        return row(name, {}, problem or f"{type(error).__name__}: {error}")
+        return row(name, {}, "; ".join(filter(None, [problem, f"{type(error).__name__}: {error}"])))
 
 
 def execute_all(chosen: argparse.Namespace, progress: Progress, rows: list[dict]) -> None:
@@ -298,6 +300,8 @@ def main(arguments: list[str] | None = None) -> int:
     """
     chosen, rows = parse_arguments(arguments), []
     check(chosen)
+    for name, value in MALLOC.items():  # kernels inherit them
+        os.environ.setdefault(name, value)
     progress = Progress(chosen.names, expected(chosen), chosen.jobs)
     with ExitStack() as held:
         for name in chosen.names if chosen.jobs == 1 else ():  # else each process holds its own

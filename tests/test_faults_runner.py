@@ -180,6 +180,19 @@ def test_a_full_disk_is_said_in_the_table(course, capsys, outcome):
     outcome(f"{said.split(' (')[0]} … {said.split('left). ')[1]}")
 
 
+@pytest.mark.fault("a check fails, and then its page cannot be written")
+def test_a_failed_check_and_a_page_that_fails_are_both_said(course, monkeypatch, capsys, outcome):
+    def page(notebook, folder):
+        raise OSError("No space left on device")
+
+    write(FIRST, PASS + "raise AssertionError('nothing was learnt')")
+    monkeypatch.setattr(run_notebooks, "page", page)
+    assert run("--output", course / "out", "--only", "03") == 1
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "nothing was learnt" in said and "No space left on device" in said
+    outcome(said)
+
+
 @pytest.mark.parametrize(
     ("line", "module"),
     [
