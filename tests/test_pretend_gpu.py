@@ -30,7 +30,7 @@ NOTEBOOKS = {  # few steps: what counts is that each cell runs
     | {"text_batch": 8, "group": 2, "text_eval": 8, "best_of": 2},
     "04": {"steps": 2, "batch_size": 32, "mini_batch_size": 16, "eval_queries": 64, "probe_queries": 32},
     "03": {"toy_steps": 2, "toy_betas": "[0.5]", "toy_batch": 32},
-    "00": {"steps": 2, "eval_queries": 16},
+    "00": {"steps": 2, "batch_size": 8, "eval_queries": 16},
 }
 
 

@@ -101,7 +101,17 @@ def _reward_base(folder: Path, data: Path, data_dir, vocab_size, n_layer, n_embd
 
 
 def _checkpoint(
-    folder: Path, sft_dataset: Path | None, sft_files, dataset, vocab_size, n_layer, n_embd, base_steps, max_length
+    folder: Path,
+    sft_dataset: Path | None,
+    sft_files,
+    dataset,
+    vocab_size,
+    n_layer,
+    n_embd,
+    base_steps,
+    base_batch_size,
+    base_learning_rate,
+    max_length,
 ) -> None:
     """A small Baichuan2, pretrained on prose alone: the embedded one, or the answers of real datasets.
 
@@ -127,7 +137,7 @@ def _checkpoint(
         **toy_checkpoint.SPECIAL_IDS,
     )
     model = toy_checkpoint.norm_head(LlamaForCausalLM(config))
-    small_models.pretrain(model, texts, tokenizer, base_steps, 32, 64, 3e-3)
+    small_models.pretrain(model, texts, tokenizer, base_steps, base_batch_size, 64, base_learning_rate)
     toy_checkpoint.write_baichuan_checkpoint(model, spm_model, folder)
 
 
