@@ -72,9 +72,9 @@ def test_numbers_as_text_are_read(outcome):
     [
         fault([option], message, done=f"`train_ppo.py {option}`")
         for option, message in (
-            ("--steps=.inf", "'steps' takes a whole number of at least 1, like 40; got inf"),
-            ("--steps=null", "'steps' takes a whole number of at least 1, like 40; got None"),
-            ("--steps=0", "'steps' takes a whole number of at least 1, like 40; got 0"),
+            ("--steps=.inf", "'steps' takes a whole number of at least 1, like 32; got inf"),
+            ("--steps=null", "'steps' takes a whole number of at least 1, like 32; got None"),
+            ("--steps=0", "'steps' takes a whole number of at least 1, like 32; got 0"),
             ("--save_every=0", "'save_every' takes a whole number of at least 1"),
             ("--seed=-1", "'seed' takes a whole number of at least 0"),
             ("--target=0", "target is 0.0; it must be a number above 0"),
