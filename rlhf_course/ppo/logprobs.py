@@ -21,7 +21,7 @@ class _LabelLogprobs(torch.autograd.Function):
         ctx.mark_dirty(logits)
         ctx.save_for_backward(logits, labels)
         ctx.mark_non_differentiable(entropy)
-        ctx.set_materialize_grads(False)  # of the probabilities, which nobody gets
+        ctx.set_materialize_grads(False)  # the third output never receives a gradient
         return logprobs, entropy, logits
 
     @staticmethod
