@@ -1,5 +1,6 @@
 """Fixtures and hooks: a network that refuses everything but this machine, and groups for several processes."""
 
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from builders import SCRIPTS  # noqa: E402 - its assertions shall say what they 
 
 pytest_plugins = ["fault_page", "training_runs", "baichuan_checkpoints"]
 sys.path.insert(0, str(SCRIPTS))
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what is started in the background ignores Ctrl-C
 
 
 @pytest.hookimpl(tryfirst=True)

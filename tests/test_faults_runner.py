@@ -208,11 +208,12 @@ def test_ctrl_c_while_libraries_load(line, module, tmp_path, outcome):
     environment = os.environ | {"PYTHONPATH": str(ROOT), "RLHF_COURSE_CACHE": str(tmp_path)}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen([sys.executable, "-X", "importtime", *line], cwd=ROOT, env=environment, **pipes)
-    for said in process.stderr:
-        if f"{module}." in said:
-            break
+    next(said for said in process.stderr if f"{module}." in said)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    try:
+        out, err = process.communicate(timeout=30)
+    finally:
+        process.kill()  # or a failure here would leave the whole course running
     assert process.returncode == -signal.SIGINT and not out and "Traceback" not in err
     outcome("It ends at once, without a traceback; the shell's exit code is 130.")
 

@@ -175,9 +175,7 @@ def test_stopped_in_the_last_step(kind, world, whole, tmp_path, at_step, outcome
 @each("{}: Ctrl-C in the first second")
 def test_stopped_in_the_first_second(kind, tmp_path, outcome):
     output = f"--output{'' if kind == 'PPO' else '_dir'}={tmp_path / 'out'}"
-    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # what runs in the background would ignore it
-    arguments = [sys.executable, COMMANDS[kind].__file__, output]
-    process = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, preexec_fn=heard)
+    process = subprocess.Popen([sys.executable, COMMANDS[kind].__file__, output], stderr=subprocess.PIPE, text=True)
     time.sleep(0.7)
     process.send_signal(signal.SIGINT)
     _, text = process.communicate(timeout=60)

@@ -98,7 +98,6 @@ def checkpoints(output: Path) -> list[str]:
 def signals():
     """What commands do about signals ends with the test; for ``usefixtures``."""
     found = {kind: signal.getsignal(kind) for kind in (signal.SIGINT, signal.SIGTERM)}
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background ignores it
     yield
     for kind, handler in found.items():
         signal.signal(kind, handler)
