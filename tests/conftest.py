@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from xdist.scheduler import LoadFileScheduling
 
 pytest.register_assert_rewrite("builders")
 from builders import SCRIPTS  # noqa: E402 - its assertions shall say what they found
@@ -15,13 +16,24 @@ sys.path.insert(0, str(SCRIPTS))
 signal.signal(signal.SIGINT, signal.default_int_handler)  # what is started in the background ignores Ctrl-C
 
 
-@pytest.hookimpl(tryfirst=True)
+ONE_BY_ONE = "test_notebooks.py", "test_pretend_gpu.py"  # the longest, and first to start
+
+
+class Scheduling(LoadFileScheduling):
+    """With ``-n``, the tests of a file stay together, as they share what it sets up, but for the longest."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        return nodeid if file.endswith(ONE_BY_ONE) else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    return Scheduling(config, log)
+
+
 def pytest_collection_modifyitems(items):
-    """For ``--dist loadgroup``: a notebook is a group, and comes first, being longest; so is every other file."""
-    for item in items:
-        alone = item.path.name == "test_notebooks.py"
-        item.add_marker(pytest.mark.xdist_group(item.name if alone else item.path.stem))
-    items.sort(key=lambda item: item.path.name != "test_notebooks.py")
+    items.sort(key=lambda item: item.path.name not in ONE_BY_ONE)
 
 
 @pytest.fixture

@@ -20,6 +20,11 @@ from rlhf_course.worlds.build import prepare_reward_model
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 
 
+def seconds(path: Path) -> float:
+    """How long a notebook took where it was rendered."""
+    return json.loads((runner.MEASURED / f"{path.stem}.json").read_text())["wall_s"]
+
+
 def run_notebooks(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess:
     """The runner in a process whose Python, and whose kernels' Python, can reach this machine only."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "WANDB", "TRANSFORMERS_"))}
@@ -28,7 +33,7 @@ def run_notebooks(tmp_path: Path, *arguments: str) -> subprocess.CompletedProces
     return python(*command, env=environment, cwd=tmp_path)
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=[path.stem for path in NOTEBOOKS])
+@pytest.mark.parametrize("path", sorted(NOTEBOOKS, key=seconds, reverse=True), ids=lambda path: path.stem)
 def test_a_notebook_learns_at_preset_tiny_without_a_network(path, tmp_path):
     done = run_notebooks(tmp_path, "--only", path.stem)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
@@ -116,7 +121,7 @@ def test_preset_scratch_runs_on_real_chinese(tmp_path):
     assert_ran(done, tmp_path / "out", "05_lora_rlhf_baichuan")
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=[path.stem for path in NOTEBOOKS])
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_figures_in_outputs_are_those_of_figs(path):
     for cell in nbformat.read(path, as_version=4).cells:
         for output in cell.get("outputs", []):
@@ -125,7 +130,7 @@ def test_figures_in_outputs_are_those_of_figs(path):
                 assert found == SVG(filename=ROOT / "figs" / name)._repr_svg_(), f"{name} changed since `make render`"
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=[path.stem for path in NOTEBOOKS])
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_committed_outputs_belong_to_their_cells(path):
     """Rendered by ``make render``; whoever edits a cell renders again."""
     notebook = nbformat.read(path, as_version=4)

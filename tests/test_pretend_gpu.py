@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import nbformat
@@ -38,18 +37,6 @@ def run(*command) -> subprocess.CompletedProcess:
     """Python with these arguments on the pretend GPU, without a network."""
     environment = pretend_gpu.environment(HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1", PYDEVD_DISABLE_FILE_VALIDATION="1")
     return python(*command, env=environment)
-
-
-def checks(file: str) -> subprocess.CompletedProcess:
-    """The tests of a file in tests/on_gpu."""
-    return run(
-        "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "python_files=check_*.py", ROOT / "tests/on_gpu" / file
-    )
-
-
-def notebook(number: str, output: Path) -> subprocess.CompletedProcess:
-    overrides = [f"--override={key}={value}" for key, value in NOTEBOOKS[number].items()]
-    return run(ROOT / "scripts/run_notebooks.py", "--only", number, "--output", output / number, *overrides)
 
 
 def commands(output: Path) -> list[subprocess.CompletedProcess]:
@@ -89,37 +76,20 @@ save_checkpoint(trainer, {folder!r})
 """
 
 
-@pytest.fixture(scope="module")
-def started(tmp_path_factory) -> dict[str, Future]:
-    """All processes, two at a time, the longest first; what they start from is built before, without the GPU."""
+@pytest.fixture(scope="module", autouse=True)
+def built():
+    """What all of them start from is built before, without the GPU."""
     prepare_reward_model(load_preset("01_reward_modeling", "tiny"))
     build_sft_adapter(load_preset("05_lora_rlhf_baichuan", "tiny"))
-    output = tmp_path_factory.mktemp("gpu")
-    write = CHECKPOINT.format(tests=str(ROOT / "tests"), folder=str(output / "checkpoint"))
-    with ThreadPoolExecutor(2) as pool:
-        found = {f"notebook {number}": pool.submit(notebook, number, output) for number in ("06", "05")}
-        found |= {"check_ppo.py": pool.submit(checks, "check_ppo.py"), "commands": pool.submit(commands, output)}
-        found |= {
-            f"notebook {number}": pool.submit(notebook, number, output) for number in ("01", "07", "04", "03", "00")
-        }
-        found |= {file: pool.submit(checks, file) for file in ("check_tool.py", "check_decoder.py")}
-        found["checkpoint"] = pool.submit(run, "-c", write)
-        found["prediction"] = pool.submit(predict_gpu.predict)
-        yield found | {"output": output}
 
 
-@pytest.mark.parametrize("file", ["check_tool.py", "check_ppo.py", "check_decoder.py"])
-def test_checks_on_the_gpu(started, file):
-    done = started[file].result()
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-
-
-@pytest.mark.parametrize("number", sorted(NOTEBOOKS))
-def test_every_cell_of_a_notebook_runs_on_the_gpu(started, number):
+@pytest.mark.parametrize("number", NOTEBOOKS)
+def test_every_cell_of_a_notebook_runs_on_the_gpu(number, tmp_path):
     """So few steps teach little: checks may fail, nothing else may."""
-    done = started[f"notebook {number}"].result()
+    overrides = [f"--override={key}={value}" for key, value in NOTEBOOKS[number].items()]
+    done = run(ROOT / "scripts/run_notebooks.py", "--only", number, "--output", tmp_path, *overrides)
     assert done.returncode == 0 or "CheckFailed" in done.stderr, done.stdout[-2000:] + done.stderr[-4000:]
-    [executed] = (started["output"] / number / "notebooks").glob("*.ipynb")
+    [executed] = (tmp_path / "notebooks").glob("*.ipynb")
     text = executed.read_text()
     if number != "01":  # which has no PPO
         assert "PPO on cuda" in text
@@ -127,33 +97,38 @@ def test_every_cell_of_a_notebook_runs_on_the_gpu(started, number):
     assert all(counts)
 
 
-def test_commands_train_evaluate_save_and_resume_on_the_gpu(started):
-    for done in started["commands"].result():
+@pytest.mark.parametrize("file", ["check_ppo.py", "check_tool.py", "check_decoder.py"])
+def test_checks_on_the_gpu(file):
+    options = ("-q", "-p", "no:cacheprovider", "-o", "python_files=check_*.py")
+    done = run("-m", "pytest", *options, ROOT / "tests/on_gpu" / file)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+
+
+def test_commands_train_evaluate_save_and_resume_on_the_gpu(tmp_path):
+    for done in commands(tmp_path):
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    assert {"adapter_model.safetensors", "v_head.safetensors"} <= {
-        p.name for p in (started["output"] / "chat/policy").iterdir()
-    }
+    assert {"adapter_model.safetensors", "v_head.safetensors"} <= {p.name for p in (tmp_path / "chat/policy").iterdir()}
 
 
-def test_a_gpu_s_checkpoint_goes_on_on_a_cpu(started):
+def test_a_gpu_s_checkpoint_goes_on_on_a_cpu(tmp_path):
     """With the numbers of a run that was on a CPU all along, because these samples are given."""
-    written = started["checkpoint"].result()
+    written = run("-c", CHECKPOINT.format(tests=str(ROOT / "tests"), folder=str(tmp_path)))
     assert written.returncode == 0, written.stderr[-2000:]
     trainers = []
     for policy in (make_policy(), make_policy(5)):
         trainers.append(make_trainer(policy, make_policy(1), sgd(policy)))
     here, resumed = trainers
     here.step(*make_samples())
-    load_checkpoint(resumed, latest_checkpoint(started["output"] / "checkpoint"))
+    load_checkpoint(resumed, latest_checkpoint(tmp_path))
     assert resumed.current_step == 1 and resumed.model.device.type == "cpu"
     assert difference(snapshot(here.model), snapshot(resumed.model)) < 1e-5
     losses = [trainer.step(*make_samples(seed=1))["ppo/loss/total"] for trainer in trainers]
     assert losses[0] == pytest.approx(losses[1], abs=1e-5)
 
 
-def test_the_prediction_on_the_page_about_speed_is_what_is_counted_now(started):
+def test_the_prediction_on_the_page_about_speed_is_what_is_counted_now():
     """After a change: benchmark_ppo.py --predict, its file to figs/measured, table and sentence to site/speed.md."""
     kept = json.loads((ROOT / "figs/measured/predicted_gpu.json").read_text())
-    assert json.loads(json.dumps(started["prediction"].result())) == kept
+    assert json.loads(json.dumps(predict_gpu.predict())) == kept
     page = (ROOT / "site/speed.md").read_text(encoding="utf-8")
     assert as_markdown(predict_gpu.table(kept)) in page and predict_gpu.sentence(kept) in page.replace("\n", " ")

@@ -25,7 +25,7 @@ from builders import (
 )
 from run_notebooks import update_readme
 
-from rlhf_course.course.presets import ROOT, load_preset
+from rlhf_course.course.presets import PRESETS, ROOT, load_preset, read_spec
 from rlhf_course.ppo.checkpoint import load_checkpoint, save_checkpoint
 from rlhf_course.ppo.config import PPOConfig
 from rlhf_course.runtime.command import stop_between_steps
@@ -52,7 +52,9 @@ def test_help_names_every_setting(capsys):
     with pytest.raises(SystemExit) as stopped:
         train_ppo.parse_arguments(["--help"])
     shown = capsys.readouterr().out
-    assert stopped.value.code == 0 and "--learning_rate X" in shown and "(0.0002 · 0.0002 · 1.41e-05)" in shown
+    entry = read_spec("04_gpt2_imdb_ppo")["learning_rate"]
+    values = " · ".join(f"{entry[preset]:g}" for preset in PRESETS)
+    assert stopped.value.code == 0 and "--learning_rate X" in shown and f"({values})" in shown
 
 
 @pytest.mark.parametrize(
