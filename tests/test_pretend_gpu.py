@@ -5,6 +5,7 @@ import subprocess
 from pathlib import Path
 
 import nbformat
+import pandas as pd
 import predict_gpu
 import pretend_gpu
 import pytest
@@ -129,6 +130,9 @@ def test_a_gpu_s_checkpoint_goes_on_on_a_cpu(tmp_path):
 def test_the_prediction_on_the_page_about_speed_is_what_is_counted_now():
     """After a change: benchmark_ppo.py --predict, its file to figs/measured, table and sentence to site/speed.md."""
     kept = json.loads((ROOT / "figs/measured/predicted_gpu.json").read_text())
-    assert json.loads(json.dumps(predict_gpu.predict())) == kept
+    found = json.loads(json.dumps(predict_gpu.predict()))
+    phases = (pd.DataFrame.from_dict(given.pop("phases"), orient="index") for given in (found, dict(kept)))
+    pd.testing.assert_frame_equal(*phases, rtol=1e-12)  # since Python 3.12 the last digit of a sum is another one
+    assert found == {key: value for key, value in kept.items() if key != "phases"}
     page = (ROOT / "site/speed.md").read_text(encoding="utf-8")
     assert as_markdown(predict_gpu.table(kept)) in page and predict_gpu.sentence(kept) in page.replace("\n", " ")

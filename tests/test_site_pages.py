@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import nbformat
 import pytest
 import torch
-from builders import reviews
+from builders import review_tokenizer, reviews, save_base
 from datasets import Dataset
 from IPython.core.interactiveshell import InteractiveShell
 from peft import LoraConfig
-from transformers import AutoTokenizer
+from transformers import GPT2Config
 
 from rlhf_course.course.presets import ROOT
 from rlhf_course.data import collate
@@ -53,8 +53,8 @@ def right_column() -> list[str]:
 
 
 def test_the_right_column_of_the_ppo_table_runs(tmp_path, monkeypatch):
-    policy = ROOT / "models/gpt2-imdb-mini"
-    dataset, tokenizer = Dataset.from_list(reviews(200)), AutoTokenizer.from_pretrained(policy)
+    dataset, tokenizer, policy = Dataset.from_list(reviews(200)), review_tokenizer(), tmp_path / "policy"
+    save_base(policy, tokenizer, GPT2Config)
     dataset = dataset.map(lambda row: {"input_ids": tokenizer(row["text"])["input_ids"][:5]})
     dataset = dataset.map(lambda row: {"query": tokenizer.decode(row["input_ids"])}).with_format("torch")
     names = {

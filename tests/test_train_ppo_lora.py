@@ -1,5 +1,7 @@
 """train_ppo.py with adapters: what moves and what is saved, resuming, options, refusals; and the three commands."""
 
+import re
+
 import pytest
 import torch
 import train_ppo as script
@@ -114,8 +116,8 @@ def test_tensorboard_writes_into_the_output_folder(world, tmp_path, monkeypatch)
 @pytest.mark.parametrize(
     ("given", "shown", "not_shown"),
     [
-        ([], "--query_min X", "--max_new_tokens"),
-        (["--experiment", script.CHAT], "--max_new_tokens X", "--sft_epochs"),
+        ([], "--query_min", "--max_new_tokens"),
+        (["--experiment", script.CHAT], "--max_new_tokens", "--sft_epochs"),
         (["--reward_adapter", "there"], "(64 · 32 · 8)", "--query_min"),
     ],
 )
@@ -125,7 +127,7 @@ def test_help_lists_the_experiments_settings(given, shown, not_shown, capsys, mo
         script.main([*given, "--help"])
     text = capsys.readouterr().out
     assert stopped.value.code == 0 and shown in text and not_shown not in text
-    assert "--report_to X" in text and "--sft_adapter FOLDER" in text
+    assert "--report_to" in text and re.search("--sft_adapter.* FOLDER", text)  # since 3.13 the value stands once
 
 
 def test_options_come_from_file_and_command_line(world, tmp_path):

@@ -48,9 +48,11 @@ def install() -> None:
     """Make this process believe in one GPU. Raises ``RuntimeError`` when torch has been imported already."""
     if "torch" in sys.modules:
         raise RuntimeError("The pretend GPU comes before the first import of torch.")
-    ctypes.CDLL(str(build_guard()), mode=ctypes.RTLD_GLOBAL)
+    sys.modules["triton"] = None  # a CUDA build brings it, and its kernels need a driver
+    library = ctypes.CDLL(str(build_guard()), mode=ctypes.RTLD_GLOBAL)
     from pretend_gpu import device
 
+    library.pretend_guard()
     device.install()
 
 

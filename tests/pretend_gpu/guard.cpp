@@ -22,7 +22,10 @@ struct PretendGuard final : c10::impl::DeviceGuardImplInterface {
   bool queryStream(const Stream&) const override { return true; }
   void synchronizeStream(const Stream&) const override {}
 };
-C10_REGISTER_GUARD_IMPL(CUDA, PretendGuard);
+// Called when torch is there: a CUDA build brings a guard of its own, and the last one that is registered counts.
+extern "C" void pretend_guard() {
+  c10::impl::DeviceGuardImplRegistrar(DeviceType::CUDA, new PretendGuard());
+}
 
 namespace at {
 struct CUDAHooks final : CUDAHooksInterface { // the name under which torch looks for them
@@ -41,5 +44,9 @@ struct CUDAHooks final : CUDAHooksInterface { // the name under which torch look
   DeviceIndex maybeExchangeDevice(DeviceIndex) const override { return 0; }
   bool isPinnedPtr(const void*) const override { return false; }
 };
-REGISTER_CUDA_HOOKS(CUDAHooks);
+// Preferred to those of a CUDA build.
+C10_REGISTER_TYPED_CREATOR_WITH_PRIORITY(
+    CUDAHooksRegistry, "CUDAHooks", c10::REGISTRY_PREFERRED, [](CUDAHooksArgs args) {
+      return std::unique_ptr<CUDAHooksInterface>(new CUDAHooks(args));
+    });
 } // namespace at
