@@ -81,13 +81,13 @@ def fine_tune(
 
 
 def fit(model, loss: Callable[[], Tensor], lr: float, steps: int, title: str = "") -> None:
-    """AdamW with a one-cycle schedule over ``steps`` losses, with a progress bar where there is a title for it."""
+    """AdamW with a one-cycle schedule over ``steps`` losses; with a title, progress is shown, but not in a log."""
     if steps == 0:
         return
     model.to("cuda" if torch.cuda.is_available() else "cpu").train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.01, fused=True)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps, pct_start=0.1)
-    with tqdm(range(steps), desc=title, leave=False, disable=not title) as bar:
+    with tqdm(range(steps), desc=title, leave=False, disable=None if title else True) as bar:
         for step in bar:
             value = loss()
             value.backward()
