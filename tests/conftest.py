@@ -1,4 +1,4 @@
-"""Fixtures and hooks: a network that refuses everything but this machine, and groups for several processes."""
+"""Fixtures and hooks: a network that refuses everything but this machine, and which tests run where and first."""
 
 import signal
 import socket
@@ -14,7 +14,6 @@ from builders import SCRIPTS  # noqa: E402 - its assertions shall say what they 
 pytest_plugins = ["fault_page", "training_runs", "baichuan_checkpoints"]
 sys.path.insert(0, str(SCRIPTS))
 signal.signal(signal.SIGINT, signal.default_int_handler)  # what is started in the background ignores Ctrl-C
-
 
 ONE_BY_ONE = "test_notebooks.py", "test_pretend_gpu.py"  # the longest, and first to start
 

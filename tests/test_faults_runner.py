@@ -208,9 +208,9 @@ def test_ctrl_c_while_libraries_load(line, module, tmp_path, outcome):
     environment = os.environ | {"PYTHONPATH": str(ROOT), "RLHF_COURSE_CACHE": str(tmp_path)}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen([sys.executable, "-X", "importtime", *line], cwd=ROOT, env=environment, **pipes)
-    next(said for said in process.stderr if f"{module}." in said)
-    process.send_signal(signal.SIGINT)
     try:
+        next(said for said in process.stderr if f"{module}." in said)
+        process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=30)
     finally:
         process.kill()  # or a failure here would leave the whole course running
