@@ -7,6 +7,7 @@ import nbformat
 import pytest
 import yaml
 
+from rlhf_course.audit import RISKS
 from rlhf_course.course.presets import ROOT
 
 CLAIMS = yaml.safe_load((ROOT / "tests/claims.yaml").read_text(encoding="utf-8"))
@@ -97,10 +98,13 @@ def test_the_page_says_what_a_step_of_gpt2_took_on_a_cpu():
 
 def test_the_page_says_what_a_reward_model_learnt_on_real_pairs():
     card = json.loads((ROOT / "figs/measured/scratch/01_reward_modeling.json").read_text(encoding="utf-8"))
-    text = (ROOT / "site/running.md").read_text(encoding="utf-8")
-    accuracy, length = (card["metrics"][name] for name in ("accuracy_after", "length_baseline"))
+    text = " ".join((ROOT / "site/running.md").read_text(encoding="utf-8").split())
+    names = ("accuracy_after", "length_baseline", "accuracy_after_fix", "probes_passed_first", "probes_passed_fixed")
+    accuracy, length, fixed, first, passed = (card["metrics"][name] for name in names)
     assert f"held-out accuracy {accuracy:.2f}, where the longer answer alone gives {length:.2f}" in text
-    assert card["checks"]["beats length"]["passed"] and card["checks"]["better than chance"]["passed"]
+    assert f"brings the accuracy down to {fixed:.2f}" in text
+    assert "wins five of its nine probes" in text and (first, passed, len(RISKS)) == (0, 5, 9)
+    assert [name for name, check in card["checks"].items() if not check["passed"]] == ["the fix costs little"]
 
 
 def test_the_page_says_what_was_learnt_from_chinese_pairs():
