@@ -12,6 +12,7 @@ import torch
 import train_ppo
 import train_reward_model
 import train_sft
+from accelerate.state import AcceleratorState
 from builders import SCRIPTS, guarded, python
 from huggingface_hub import constants, hf_hub_download, list_repo_files, snapshot_download
 from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
@@ -93,34 +94,40 @@ def test_a_notebook_at_preset_full_runs_with_its_own_ids(name, hub, tmp_path):
     check_run(hub, tmp_path)
 
 
-def test_the_commands_at_preset_full_run_with_their_own_ids(hub, tmp_path):
-    done = run(hub, tmp_path, "train_sft.py", "--preset=full", "--subset=60", "--output_dir=sft")
-    assert done.returncode == 0 and "/sft/model." in done.stdout, done.stdout + done.stderr[-3000:]
-    sizes = ("--train_subset=100", "--eval_subset=40", "--audit_prompts=10")
-    done = run(hub, tmp_path, "train_reward_model.py", "--preset=full", *sizes, "--output_dir=reward")
-    assert done.returncode == 0 and "Accuracy on 40 held-out pairs" in done.stdout, done.stdout + done.stderr[-3000:]
-    sizes = ("--steps=2", "--batch_size=8", "--mini_batch_size=8")
-    done = run(hub, tmp_path, "train_ppo.py", "--preset=full", *sizes, "--output=ppo")
-    assert done.returncode == 0 and "/ppo/policy." in done.stdout, done.stdout + done.stderr[-3000:]
+@pytest.fixture
+def command(hub, tmp_path, monkeypatch, capsys):
+    """A training command at preset full, in a folder and with a cache of its own: what it said when it was done."""
+    hub.use(monkeypatch, tmp_path / "home")
+    monkeypatch.chdir(tmp_path)
+
+    def run(script, *options: str) -> str:
+        AcceleratorState._reset_state(reset_partial_state=True)  # each has its own precision, as in its own process
+        assert script.main(["--preset=full", *options]) == 0
+        return capsys.readouterr().out
+
+    yield run
+    AcceleratorState._reset_state(reset_partial_state=True)
     check_run(hub, tmp_path)
 
 
-def test_the_lora_pipeline_of_the_readme_runs_on_the_converted_download(hub, tmp_path, monkeypatch):
-    hub.use(monkeypatch, tmp_path / "home")
-    assert convert_baichuan.main([str(download(BAICHUAN, to_convert=True)), str(tmp_path / "base")]) == 0
-    options = ("--preset=full", "--model_name_or_path=base")
-    done = run(hub, tmp_path, "train_sft.py", *options, "--subset=60", "--output_dir=sft")
-    assert done.returncode == 0, done.stderr[-3000:]
+def test_the_commands_at_preset_full_run_with_their_own_ids(command):
+    assert "/sft/model." in command(train_sft, "--subset=60", "--output_dir=sft")
+    sizes = ("--train_subset=100", "--eval_subset=40", "--audit_prompts=10")
+    assert "Accuracy on 40 held-out pairs" in command(train_reward_model, *sizes, "--output_dir=reward")
+    sizes = ("--steps=2", "--batch_size=8", "--mini_batch_size=8")
+    assert "/ppo/policy." in command(train_ppo, *sizes, "--output=ppo")
+
+
+def test_the_lora_pipeline_of_the_readme_runs_on_the_converted_download(command):
+    assert convert_baichuan.main([str(download(BAICHUAN, to_convert=True)), "base"]) == 0
+    base = "--model_name_or_path=base"
+    command(train_sft, base, "--subset=60", "--output_dir=sft")
     lora = ("--use_peft", "--lora_r=8", "--learning_rate=1e-4", "--gradient_checkpointing=true", "--dtype=bfloat16")
     sizes = ("--train_subset=60", "--eval_subset=20", "--audit_prompts=10")
-    arguments = (*options, "--dataset", PAIRS, *lora, *sizes, "--output_dir=reward")
-    done = run(hub, tmp_path, "train_reward_model.py", *arguments)
-    assert done.returncode == 0, done.stderr[-3000:]
+    command(train_reward_model, base, "--dataset", PAIRS, *lora, *sizes, "--output_dir=reward")
     adapters = ("--sft_adapter=sft/model", "--reward_adapter=reward/model")
     sizes = ("--train_subset=60", "--steps=2", "--max_new_tokens=12")
-    done = run(hub, tmp_path, "train_ppo.py", "--preset=full", *adapters, *sizes, "--output=ppo")
-    assert done.returncode == 0 and "/ppo/policy." in done.stdout, done.stdout + done.stderr[-3000:]
-    check_run(hub, tmp_path)
+    assert "/ppo/policy." in command(train_ppo, *adapters, *sizes, "--output=ppo")
 
 
 def test_opt_350m_whose_embeddings_are_narrower_than_its_layers_is_a_policy_too(hub, tmp_path, monkeypatch):
@@ -274,7 +281,7 @@ def test_a_notebook_ends_with_that_sentence(hub, tmp_path):
 def test_a_renamed_repository_and_a_slow_download_simply_work(hub, contents, tmp_path, monkeypatch):
     hub.use(monkeypatch, tmp_path / "home")
     hub.renamed = {"old/gpt2": GPT2, "datasets/old/pairs": f"datasets/{PAIRS}", "datasets/old/HC3": f"datasets/{HC3}"}
-    hub.delay = 0.02
+    hub.delay = 0.003
     monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.5)
     started = time.perf_counter()
     weights = (download("old/gpt2") / "pytorch_model.bin").read_bytes()

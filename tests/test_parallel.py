@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import train_ppo
 from accelerate import DistributedType
 from accelerate.commands.config.config_args import load_config_from_file
 from builders import (
@@ -23,7 +24,6 @@ from builders import (
     launched,
     make_policy,
     make_trainer,
-    python,
 )
 from parallel_worker import CASES
 from peft import LoraConfig
@@ -133,24 +133,7 @@ def test_what_cannot_be_sharded_is_refused_with_a_cure(case, monkeypatch):
 
 
 @pytest.mark.parametrize("file", ["two_cpus", "fsdp"])
-def test_one_process_writes_and_a_run_goes_on_with_as_many_as_before(tmp_path, file):
-    out = launched(*PPO, "--steps=2", f"--output={tmp_path}", file=file)
-    assert out.count("The policy is in") == 1 and "Warning" not in out, out
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-2", "policy", "settings.json"]
-    generators = [torch.as_tensor(random["torch"]) for random in final_state(tmp_path)["random"]]
-    assert len(generators) == 2 and not torch.equal(*generators)  # each samples answers of its own
-
-    refused = python(*PPO, "--steps=3", f"--output={tmp_path}", "--resume")
-    assert refused.returncode == 1 and "is of a run with processes 2; this one has 1" in refused.stderr
-    out = launched(*PPO, "--steps=3", f"--output={tmp_path}", "--resume", file=file)
-    assert latest_checkpoint(tmp_path).name == "checkpoint-3", out
-    saved = AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path / "policy").state_dict()
-    checkpoint = {k.removeprefix("pretrained_model."): w for k, w in final_state(tmp_path)["weights"].items()}
-    assert difference(checkpoint, saved) == 0
-
-
-@pytest.mark.parametrize("file", ["two_cpus", "fsdp"])
-def test_a_process_that_is_killed_ends_the_others(tmp_path, file):
+def test_a_killed_process_ends_the_others_and_the_run_goes_on_with_as_many_as_before(tmp_path, file, fails):
     process = launch(*PPO, "--steps=500", f"--output={tmp_path}", file=file)
     while latest_checkpoint(tmp_path) is None:  # it trains
         assert process.poll() is None, process.communicate()[0]
@@ -160,5 +143,18 @@ def test_a_process_that_is_killed_ends_the_others(tmp_path, file):
     out, _ = process.communicate(timeout=60)
     assert process.returncode != 0 and "Signal 9 (SIGKILL) received" in out
     assert not any(Path(f"/proc/{child}").exists() for child in children)
+    last = latest_checkpoint(tmp_path).name
     left = [path.name for path in tmp_path.iterdir() if path.name not in (".lock", "settings.json")]
-    assert left == [latest_checkpoint(tmp_path).name]  # nothing half-written
+    assert left == [last]  # nothing half-written
+    generators = [torch.as_tensor(random["torch"]) for random in final_state(tmp_path)["random"]]
+    assert len(generators) == 2 and not torch.equal(*generators)  # each samples answers of its own
+
+    steps = int(last.removeprefix("checkpoint-")) + 1
+    resume = (*PPO[1:], f"--steps={steps}", f"--output={tmp_path}", "--resume")
+    fails(train_ppo, [*resume], "is of a run with processes 2; this one has 1")
+    out = launched(PPO[0], *resume, file=file)
+    assert out.count("The policy is in") == 1 and "Warning" not in out, out
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"checkpoint-{steps}", "policy", "settings.json"]
+    saved = AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path / "policy").state_dict()
+    checkpoint = {k.removeprefix("pretrained_model."): w for k, w in final_state(tmp_path)["weights"].items()}
+    assert difference(checkpoint, saved) == 0

@@ -19,8 +19,8 @@ from rlhf_course.worlds.build import build_base, build_preferences, build_sft_ad
 pytestmark = pytest.mark.skipif(not pretend_gpu.available(), reason="the pretend GPU needs a C++ compiler, g++ or $CXX")
 
 CHAT = {"sft_subset": 60, "train_subset": 60, "eval_subset": 20, "audit_prompts": 10, "eval_prompts": 8, "steps": 2}
-CLINIC = {"pairs": 200, "few_pairs": 100, "few_steps": 11, "reward_steps": 11, "dry_steps": 11}
-CLINIC |= {"steps": 2, "sweep_steps": 2}
+CLINIC = {"pairs": 200, "few_pairs": 100, "few_steps": 11, "reward_steps": 11, "dry_steps": 11, "mask_steps": 11}
+CLINIC |= {"steps": 2, "sweep_steps": 2, "mini_batch_size": 8}
 NOTEBOOKS = {  # few steps: what counts is that each cell runs
     "06": CLINIC
     | {"batch_size": 16, "eval_prompts": 16, "max_new_tokens": 8, "sweep": "[0.0, 0.3]", "remedy_steps": 1},
@@ -98,10 +98,9 @@ def test_every_cell_of_a_notebook_runs_on_the_gpu(number, tmp_path):
     assert all(counts)
 
 
-@pytest.mark.parametrize("file", ["check_ppo.py", "check_tool.py", "check_decoder.py"])
-def test_checks_on_the_gpu(file):
+def test_checks_on_the_gpu():
     options = ("-q", "-p", "no:cacheprovider", "-o", "python_files=check_*.py")
-    done = run("-m", "pytest", *options, ROOT / "tests/on_gpu" / file)
+    done = run("-m", "pytest", *options, ROOT / "tests/on_gpu")
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
 
 

@@ -94,13 +94,6 @@ def test_a_stop_ends_all_of_them(run, tmp_path, signum, code, capsys):
     assert not any(psutil.pid_exists(json.loads(path.read_text())[0]) for path in folder.iterdir())
 
 
-def test_two_notebooks_of_the_course(tmp_path, monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    line = ["--only", "00", "02", "--jobs", "2", "--output", str(tmp_path)]
-    assert command.run("run_notebooks.py", run_notebooks.main, line) == 0
-    assert {path.stem for path in (tmp_path / "notebooks").iterdir() if path.suffix == ".ipynb"} == {*NAMES[:2]}
-
-
 @pytest.mark.parametrize("jobs", ["0", "-1"])
 def test_jobs_are_at_least_one(jobs, refuses):
     refuses(run_notebooks.parse_arguments, ["--jobs", jobs], "--jobs takes a whole number from 1 on")

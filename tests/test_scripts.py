@@ -41,10 +41,6 @@ def command(*arguments) -> list[str]:
     return [sys.executable, train_ppo.__file__, *SHORT, *map(str, arguments)]
 
 
-def run(*arguments) -> subprocess.CompletedProcess:
-    return python(*command(*arguments)[1:], cwd=ROOT)
-
-
 def test_options_come_from_file_and_command_line(tmp_path):
     (tmp_path / "my.yaml").write_text("preset: tiny\nsteps: 7\nlearning_rate: 1e-4\noutput: there\n")
     options, settings = train_ppo.parse_arguments(["--config", str(tmp_path / "my.yaml"), "--steps", "9"])
@@ -115,9 +111,8 @@ def assert_equal(a, b, where="state"):
         assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b, where
 
 
-def test_resuming_where_nothing_is_says_so(tmp_path):
-    done = run("--output", tmp_path, "--resume")
-    assert done.returncode != 0 and "there is no whole checkpoint in" in done.stderr
+def test_resuming_where_nothing_is_says_so(tmp_path, fails):
+    fails(train_ppo, [*SHORT, f"--output={tmp_path}", "--resume"], "there is no whole checkpoint in")
 
 
 def scaled():
@@ -198,11 +193,16 @@ def benchmark(target, *arguments) -> dict:
     return json.loads(target.read_text()) | {"printed": done.stdout}
 
 
-def test_the_benchmark_measures_ours(tmp_path):
+@pytest.fixture
+def small(tmp_path) -> tuple[str, str]:
+    """Options that name small models."""
     tokenizer = review_tokenizer()
     save_base(tmp_path / "model", tokenizer, GPT2Config)
     save_classifier(tmp_path / "classifier", tokenizer=tokenizer)
-    small = (f"--model={tmp_path / 'model'}", f"--reward_model={tmp_path / 'classifier'}")
+    return f"--model={tmp_path / 'model'}", f"--reward_model={tmp_path / 'classifier'}"
+
+
+def test_the_benchmark_measures_ours(tmp_path, small):
     found = benchmark(tmp_path / "ppo.json", *small)
     assert "trl==0.11.4" in found["printed"]  # how to get the comparison
     median = found["variants"]["ours"]["median"]
@@ -228,13 +228,12 @@ def test_the_benchmark_says_what_is_missing(tmp_path):
         assert done.returncode != 0 and message in done.stderr and "Traceback" not in done.stderr
 
 
-def test_costs_are_drawn_over_both_sizes(tmp_path, monkeypatch):
+def test_costs_are_drawn_over_both_sizes(tmp_path, monkeypatch, small):
     """One process answers for every point; here it is asked about few."""
     monkeypatch.setattr(benchmark_ppo, "BATCHES", (4, 8))
     monkeypatch.setattr(benchmark_ppo, "RESPONSES", (4, 6))
     monkeypatch.setattr(benchmark_ppo, "COST_BATCH", 4)
-    monkeypatch.setattr(sys, "argv", ["benchmark_ppo.py", "--costs", "--rounds=1", f"--output={tmp_path}/c.json"])
-    benchmark_ppo.main()
+    benchmark_ppo.main(["--costs", "--rounds=1", f"--output={tmp_path}/c.json", *small])
     rows = json.loads((tmp_path / "c.json").read_text())["costs"]
     assert [(row["sweep"], row["batch"], row["response"]) for row in rows] == [
         ("batch", 4, 16),

@@ -121,6 +121,14 @@ def names(folder) -> list[str]:
 
 
 @pytest.fixture(scope="module")
+def soups(folder, names) -> dict:
+    """All pages, parsed."""
+    from bs4 import BeautifulSoup
+
+    return {name: BeautifulSoup((folder / name).read_text(), "html.parser") for name in names}
+
+
+@pytest.fixture(scope="module")
 def visits(page, address, names) -> dict[str, dict]:
     """What was found on each page; of the sources, which are all alike, on one per kind."""
     alike = ("rlhf_course/", "scripts/", "figs/")
@@ -197,13 +205,10 @@ def test_axe_finds_nothing_serious(page, address, width, scheme):
     assert {name: problems for name, problems in found.items() if problems} == {}
 
 
-def test_pages_are_small_and_say_what_they_are(folder, names):
-    from bs4 import BeautifulSoup
-
-    for name in (name for name in names if name != "search.html"):
-        text = (folder / name).read_bytes()
-        assert len(gzip.compress(text)) < 200_000, name
-        head = BeautifulSoup(text, "html.parser").head
+def test_pages_are_small_and_say_what_they_are(folder, soups):
+    for name in (name for name in soups if name != "search.html"):
+        assert len(gzip.compress((folder / name).read_bytes())) < 200_000, name
+        head = soups[name].head
         assert head.find("meta", attrs={"name": "description"})["content"], name
         assert head.find("meta", property="og:title")["content"], name
 
@@ -217,27 +222,21 @@ def test_a_formula_that_fails_stops_the_build(tmp_path):
     assert done.returncode and "index.md:5" in done.stderr and "\\nonsense{x}" in done.stderr, done.stderr
 
 
-def test_terms_stats_and_chinese_are_marked(folder):
-    from bs4 import BeautifulSoup
-
-    page = BeautifulSoup((folder / "notebooks/04_gpt2_imdb_ppo.html").read_text(), "html.parser")
+def test_terms_stats_and_chinese_are_marked(soups):
+    page = soups["notebooks/04_gpt2_imdb_ppo.html"]
     terms = [link["href"] for link in page.select("a.term")]
     assert len(terms) > 10 and len(terms) == len(set(terms)) and all(link["title"] for link in page.select("a.term"))
-    page = BeautifulSoup((folder / "notebooks/06_reward_hacking.html").read_text(), "html.parser")
-    assert page.select('[lang="zh"]')
-    page = BeautifulSoup((folder / "notebooks/03_ppo_step_by_step.html").read_text(), "html.parser")
+    assert soups["notebooks/06_reward_hacking.html"].select('[lang="zh"]')
+    page = soups["notebooks/03_ppo_step_by_step.html"]
     linked = {link["href"].split("#")[1] for link in page.select('a[title][href^="../metrics.html#"]')}
     assert len(linked) == len(MEANING)  # its table has all of them
-    home = BeautifulSoup((folder / "index.html").read_text(), "html.parser")
+    home = soups["index.html"]
     links = {link["href"] for link in home.select(".content a[href]")}
     assert {"notebooks/00_hello_rlhf.html", "metrics.html", "running.html", "hands-on-rlhf.zip"} <= links
     assert len(home.select(".card img")) == len([*ROOT.glob("notebooks/0*.ipynb")])
 
 
-def test_links_lead_somewhere(folder, names):
-    from bs4 import BeautifulSoup
-
-    soups = {name: BeautifulSoup((folder / name).read_text(), "html.parser") for name in names}
+def test_links_lead_somewhere(folder, soups):
     ids = {name: {tag["id"] for tag in soup.find_all(id=True)} | {""} for name, soup in soups.items()}
     dead = []
     for name, soup in soups.items():
