@@ -22,6 +22,8 @@ from pretend_hub.repositories import HC3_SUBSETS, repositories
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from rlhf_course import AutoModelForCausalLMWithValueHead
+from rlhf_course.course.presets import load_preset
+from rlhf_course.course.shipped import prepare
 from rlhf_course.data import load_answers, load_pairs
 from rlhf_course.runtime.hub import download
 
@@ -66,7 +68,7 @@ def check_run(hub, folder: Path) -> None:
 # --- preset full with its own ids ---------------------------------------------------------------------------------
 
 SHORT = {
-    "01_reward_modeling": {"train_subset": 200, "eval_subset": 60, "fix_pairs": 60, "audit_prompts": 20},
+    "01_reward_modeling": {"train_subset": 200, "eval_subset": 60, "fix_pairs": 60, "audit_prompts": 20, "lora_r": 4},
     "04_gpt2_imdb_ppo": {"steps": 2, "batch_size": 16, "mini_batch_size": 16, "eval_queries": 32},
     "05_lora_rlhf_baichuan": {"sft_subset": 60, "train_subset": 60, "eval_subset": 40, "audit_prompts": 20, "steps": 2}
     | {"save_at": "[1,2]", "eval_prompts": 8, "max_new_tokens": 12, "max_prompt": 64},
@@ -91,6 +93,8 @@ def test_a_notebook_at_preset_full_runs_with_its_own_ids(name, hub, tmp_path):
     assert done.returncode == 0 or "CheckFailed" in done.stderr, done.stdout + done.stderr[-3000:]
     card = json.loads((tmp_path / "out" / "run_cards" / f"{name}.json").read_text())
     assert card["preset"] == "full" and all(card["checks"][check]["passed"] for check in MUST_PASS[name])
+    if name == "01_reward_modeling":
+        assert (tmp_path / "out" / "models" / "reward-model" / "adapter_model.safetensors").exists()
     check_run(hub, tmp_path)
 
 
@@ -271,11 +275,11 @@ def test_a_command_ends_with_that_sentence_and_exit_code_1(
     assert code == 1 and last.startswith(f"{Path(script.__file__).name}: {sentence}") and "Traceback" not in said
 
 
-def test_a_notebook_ends_with_that_sentence(hub, tmp_path):
+def test_what_a_notebook_calls_first_says_it_too(hub, tmp_path, monkeypatch):
+    hub.use(monkeypatch, tmp_path / "home")
     gate(hub)
-    done = run(hub, tmp_path, "run_notebooks.py", "--preset=full", "--only=04", "--output", tmp_path / "out")
-    assert done.returncode == 1
-    assert f"PermissionError: {GPT2} is gated. Accept its terms at {hub.endpoint}/{GPT2}, and {LOGIN}" in done.stderr
+    with pytest.raises(PermissionError, match=f"^{GPT2} is gated. Accept its terms at {hub.endpoint}/{GPT2}, and"):
+        prepare(load_preset("04_gpt2_imdb_ppo", "full"))
 
 
 def test_a_renamed_repository_and_a_slow_download_simply_work(hub, contents, tmp_path, monkeypatch):

@@ -15,8 +15,7 @@ from builders import SCRIPTS, guarded, python
 from IPython.display import SVG
 from notebook_files import HASH_KEY, WIDGET, source_hash
 
-from rlhf_course.course.presets import ROOT, load_preset
-from rlhf_course.worlds.build import prepare_reward_model
+from rlhf_course.course.presets import ROOT
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 
@@ -51,19 +50,6 @@ def test_a_notebook_learns_at_preset_tiny_without_a_network(path, tmp_path):
     judge = {"04_gpt2_imdb_ppo": "second", "05_lora_rlhf_baichuan": "gold"}.get(path.stem)
     if judge:
         assert card["metrics"][f"{judge}_after"] > card["metrics"][f"{judge}_before"]
-
-
-def test_notebook_01_at_preset_full_trains_an_adapter_on_local_folders(tmp_path):
-    """Folders in place of ids; so short a run learns little, so its checks may fail, and nothing else may."""
-    folders = vars(prepare_reward_model(load_preset("01_reward_modeling", "tiny")))
-    short = {"data_dir": "null", "train_subset": 400, "eval_subset": 100, "lora_r": 4, "fix_pairs": 100}
-    arguments = [f"--override={key}={value}" for key, value in (folders | short).items()]
-    done = run_notebooks(tmp_path, "--only", "01", "--preset", "full", *arguments)
-    assert done.returncode == 0 or "CheckFailed" in done.stderr, done.stdout + done.stderr[-3000:]
-    card = json.loads((tmp_path / "out" / "run_cards" / "01_reward_modeling.json").read_text())
-    assert card["preset"] == "full" and card["checks"]["reloads unchanged"]["passed"]
-    assert card["checks"]["loss starts at ln 2"]["passed"]
-    assert (tmp_path / "out" / "models" / "reward-model" / "adapter_model.safetensors").exists()
 
 
 def test_the_runner_fails_when_a_check_fails(tmp_path):

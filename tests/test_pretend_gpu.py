@@ -23,7 +23,8 @@ CLINIC = {"pairs": 200, "few_pairs": 100, "few_steps": 11, "reward_steps": 11, "
 CLINIC |= {"steps": 2, "sweep_steps": 2, "mini_batch_size": 8}
 NOTEBOOKS = {  # few steps: what counts is that each cell runs
     "06": CLINIC
-    | {"batch_size": 16, "eval_prompts": 16, "max_new_tokens": 8, "sweep": "[0.0, 0.3]", "remedy_steps": 1},
+    | {"batch_size": 16, "eval_prompts": 16, "max_new_tokens": 8, "sweep": "[0.0, 0.3]", "remedy_steps": 1}
+    | {"remedy_runs": 1},
     "05": CHAT | {"batch_size": 8, "mini_batch_size": 8, "max_new_tokens": 8, "save_at": "[1,2]", "sft_epochs": 0.5},
     "01": {"train_subset": 200, "eval_subset": 60, "fix_pairs": 50, "audit_prompts": 10, "evaluations": 2},
     "07": {"seeds": 1, "betas": "[0.5]", "ns": "[2]", "steps": 5, "dpo_steps": 5, "text_seeds": 2, "text_steps": 1}
