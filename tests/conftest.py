@@ -15,7 +15,8 @@ pytest_plugins = ["fault_page", "training_runs", "baichuan_checkpoints"]
 sys.path.insert(0, str(SCRIPTS))
 signal.signal(signal.SIGINT, signal.default_int_handler)  # what is started in the background ignores Ctrl-C
 
-ONE_BY_ONE = "test_notebooks.py", "test_pretend_gpu.py"  # the longest, and first to start
+ONE_BY_ONE = "test_notebooks.py", "test_pretend_gpu.py"
+LONG = *ONE_BY_ONE, "test_hub.py", "test_site.py", "test_parallel.py"  # in this order, before the others
 
 
 class Scheduling(LoadFileScheduling):
@@ -32,7 +33,7 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 def pytest_collection_modifyitems(items):
-    items.sort(key=lambda item: item.path.name not in ONE_BY_ONE)
+    items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
 
 
 @pytest.fixture
