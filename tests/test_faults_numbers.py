@@ -27,6 +27,7 @@ from rlhf_course.worlds.small_models import train_tokenizer
 KIND = "Numbers"
 fault = partial(case, named=True)
 NAN, INF = math.nan, math.inf
+IMDB = load_preset("04_gpt2_imdb_ppo", "tiny")  # what train_ppo.py takes
 
 
 # --- settings ---------------------------------------------------------------------------------------------------------
@@ -72,14 +73,14 @@ def test_numbers_as_text_are_read(outcome):
     [
         fault([option], message, done=f"`train_ppo.py {option}`")
         for option, message in (
-            ("--steps=.inf", "'steps' takes a whole number of at least 1, like 32; got inf"),
-            ("--steps=null", "'steps' takes a whole number of at least 1, like 32; got None"),
-            ("--steps=0", "'steps' takes a whole number of at least 1, like 32; got 0"),
+            ("--steps=.inf", f"'steps' takes a whole number of at least 1, like {IMDB.steps}; got inf"),
+            ("--steps=null", f"'steps' takes a whole number of at least 1, like {IMDB.steps}; got None"),
+            ("--steps=0", f"'steps' takes a whole number of at least 1, like {IMDB.steps}; got 0"),
             ("--save_every=0", "'save_every' takes a whole number of at least 1"),
             ("--seed=-1", "'seed' takes a whole number of at least 0"),
             ("--target=0", "target is 0.0; it must be a number above 0"),
             ("--horizon=0", "horizon is 0.0; it must be a number above 0"),
-            ("--init_kl_coef=.nan", "'init_kl_coef' takes a finite number, like 0.16; got nan"),
+            ("--init_kl_coef=.nan", f"'init_kl_coef' takes a finite number, like {IMDB.init_kl_coef}; got nan"),
             ("--mini_batch_size=100", "batch_size 128 is not a multiple of"),
             ("--query_min=8", "query_min is 8, and query_max, which is exclusive, 8: it must be larger"),
             ("--min_gain=.nan", "'min_gain' takes a finite number"),
@@ -101,7 +102,7 @@ def test_an_option_out_of_range_ends_before_anything_is_built(options, message, 
             ("seed: 1.5", "'seed' takes a whole number of at least 0, like 0; got 1.5"),
             ("resume: 'no'", "'resume' takes a value of type bool"),
             ("experiment: [a]", "'experiment' takes a value of type str"),
-            ("batch_size: null", "'batch_size' takes a whole number of at least 1, like 128; got None"),
+            ("batch_size: null", f"'batch_size' takes a whole number of at least 1, like {IMDB.batch_size}; got None"),
             ("model: {a: b}", "'model' takes a value of type str"),
         )
     ],
