@@ -26,6 +26,7 @@ import papermill
 import yaml
 import zmq
 from nbclient.exceptions import DeadKernelError
+from nbclient.util import run_sync
 from notebook_files import strip_run_details
 from notebook_html import page
 from papermill.clientwrap import PapermillNotebookClient
@@ -45,7 +46,7 @@ MALLOC = dict.fromkeys(("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"), str
 
 
 class Client(PapermillNotebookClient):
-    """Runs in this very Python. After Ctrl-C the kernel ends at once: by itself, it would print what it was doing."""
+    """Runs in this very Python, and kills the kernel after Ctrl-C: interrupted, it would print what it was doing."""
 
     def create_kernel_manager(self):
         manager = super().create_kernel_manager()
@@ -58,7 +59,7 @@ class Client(PapermillNotebookClient):
         try:
             super().papermill_execute_cells()
         except KeyboardInterrupt:
-            self.shutdown_kernel = "immediate"
+            run_sync(self.km.provisioner.kill)()  # jupyter_client interrupts a kernel even before it kills it
             logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # it prints that the cell's task died, too
             raise
 

@@ -3,8 +3,11 @@
 import os
 import signal
 import sys
+from _thread import interrupt_main
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from threading import Timer
+from traceback import walk_stack
 from types import SimpleNamespace
 
 HANGUP = getattr(signal, "SIGHUP", signal.SIGTERM)  # the terminal is gone; Windows has none
@@ -86,6 +89,11 @@ def _on_first_signal(handle: Callable) -> Iterator[SimpleNamespace]:
             signal.signal(kind, handler)
 
     def first(signum: int, frame) -> None:
+        files = (above.f_code.co_filename for above, _ in walk_stack(frame))
+        if any(file.startswith("<frozen importlib") for file in files):
+            # While a module loads, an exception would abort torch's C++ or get lost in importlib: a bit later.
+            Timer(0.05, interrupt_main, [signum]).start()
+            return
         install(before)
         if signum == HANGUP:
             _silence()
