@@ -3,10 +3,8 @@
 import os
 import signal
 import sys
-from _thread import interrupt_main
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from threading import Timer
 from traceback import walk_stack
 from types import SimpleNamespace
 
@@ -33,7 +31,7 @@ def run(name: str, main: Callable[[list[str]], int | None], arguments: list[str]
     for stream in (sys.stdout, sys.stderr):  # an ASCII terminal shows ? in place of → and ±
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
-    with _on_first_signal(signal.default_int_handler) as stopped:
+    with _on_first_signal(_interrupt) as stopped:
         try:
             code = main([argument for argument in arguments if argument != "--debug"]) or 0
             print(end="", flush=True)  # a BrokenPipeError comes here rather than at exit
@@ -72,6 +70,14 @@ def stop_between_steps() -> AbstractContextManager[SimpleNamespace]:
     return _on_first_signal(lambda signum, frame: print(text, flush=True))
 
 
+def _interrupt(signum: int, frame) -> None:
+    """Raise KeyboardInterrupt; or end the process, where a module loads: it would abort torch's C++, or get lost."""
+    if any(above.f_code.co_filename.startswith("<frozen importlib") for above, _ in walk_stack(frame)):
+        signal.signal(signum, signal.SIG_DFL)
+        signal.raise_signal(signum)
+    raise KeyboardInterrupt
+
+
 @contextmanager
 def _on_first_signal(handle: Callable) -> Iterator[SimpleNamespace]:
     """Handle the first Ctrl-C, SIGTERM or SIGHUP in the body; later ones go where they went before.
@@ -89,11 +95,6 @@ def _on_first_signal(handle: Callable) -> Iterator[SimpleNamespace]:
             signal.signal(kind, handler)
 
     def first(signum: int, frame) -> None:
-        files = (above.f_code.co_filename for above, _ in walk_stack(frame))
-        if any(file.startswith("<frozen importlib") for file in files):
-            # While a module loads, an exception would abort torch's C++ or get lost in importlib: a bit later.
-            Timer(0.05, interrupt_main, [signum]).start()
-            return
         install(before)
         if signum == HANGUP:
             _silence()
