@@ -9,6 +9,7 @@ import pandas as pd
 import predict_gpu
 import pretend_gpu
 import pytest
+import run_notebooks
 from builders import difference, latest_checkpoint, make_policy, make_samples, make_trainer, python, sgd, snapshot
 from memory_table import as_markdown
 
@@ -35,10 +36,14 @@ NOTEBOOKS = {  # few steps: what counts is that each cell runs
 }
 
 
+def environment() -> dict[str, str]:
+    """Of a process on the pretend GPU, without a network."""
+    return pretend_gpu.environment(HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1", PYDEVD_DISABLE_FILE_VALIDATION="1")
+
+
 def run(*command) -> subprocess.CompletedProcess:
-    """Python with these arguments on the pretend GPU, without a network."""
-    environment = pretend_gpu.environment(HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1", PYDEVD_DISABLE_FILE_VALIDATION="1")
-    return python(*command, env=environment)
+    """Python with these arguments on the pretend GPU."""
+    return python(*command, env=environment())
 
 
 def commands(output: Path) -> list[subprocess.CompletedProcess]:
@@ -86,11 +91,14 @@ def built():
 
 
 @pytest.mark.parametrize("number", NOTEBOOKS)
-def test_every_cell_of_a_notebook_runs_on_the_gpu(number, tmp_path):
-    """So few steps teach little: checks may fail, nothing else may."""
+def test_every_cell_of_a_notebook_runs_on_the_gpu(number, tmp_path, monkeypatch, capsys):
+    """So few steps teach little: checks may fail, nothing else may. The runner is here, the cells are on the GPU."""
+    for name, value in environment().items():
+        monkeypatch.setenv(name, value)
     overrides = [f"--override={key}={value}" for key, value in NOTEBOOKS[number].items()]
-    done = run(ROOT / "scripts/run_notebooks.py", "--only", number, "--output", tmp_path, *overrides)
-    assert done.returncode == 0 or "CheckFailed" in done.stderr, done.stdout[-2000:] + done.stderr[-4000:]
+    code = run_notebooks.main(["--only", number, "--output", str(tmp_path), *overrides])
+    said = capsys.readouterr()
+    assert code == 0 or "CheckFailed" in said.err, said.out[-2000:] + said.err[-4000:]
     [executed] = (tmp_path / "notebooks").glob("*.ipynb")
     text = executed.read_text()
     if number != "01":  # which has no PPO

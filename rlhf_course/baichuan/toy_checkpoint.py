@@ -72,8 +72,7 @@ def write_baichuan_checkpoint(
     tensors = pack({name.replace(head, "weight"): tensor.cpu() for name, tensor in model.state_dict().items()})
     files = [f"pytorch_model-{i:05d}-of-{shards:05d}.bin" for i in range(1, shards + 1)]
     weight_map = {name: files[i * shards // len(tensors)] for i, name in enumerate(tensors)}
-    size = sum(tensor.nbytes for tensor in tensors.values())
-    index = {"metadata": {"total_size": size}, "weight_map": weight_map}
+    index = {"metadata": {"total_size": sum(t.nbytes for t in tensors.values())}, "weight_map": weight_map}
     with atomic_folder(folder) as new:
         for file in files:
             torch.save({name: tensors[name] for name, place in weight_map.items() if place == file}, new / file)

@@ -5,8 +5,6 @@ from types import SimpleNamespace
 from rlhf_course.course.presets import ROOT, Settings, check_named
 from rlhf_course.runtime.hub import download
 
-MODELS = "models"
-
 
 def prepare(settings: Settings) -> SimpleNamespace:
     """Folders or hub ids for dataset, model and reward_model, and for the judge where the settings have one.
@@ -23,4 +21,4 @@ def prepare(settings: Settings) -> SimpleNamespace:
 
 def from_root(source: str) -> str:
     """``models/…`` is a folder of the project, wherever Python was started; anything else stays as it is."""
-    return str(ROOT / source) if source and source.startswith(f"{MODELS}/") else source
+    return str(ROOT / source) if source and source.startswith("models/") else source

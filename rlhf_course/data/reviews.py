@@ -20,8 +20,7 @@ def load_reviews(source: str | Path, split: str) -> datasets.Dataset:
     """
     where = f"split {split!r} of {source}"
     reviews = load_split(source, split)
-    advice = "Rename the columns to text and label (0 negative, 1 positive)."
-    check_columns(reviews, ("text", "label"), where, advice)
+    check_columns(reviews, ("text", "label"), where, "Rename the columns to text and label (0 negative, 1 positive).")
     reviews = reviews.select_columns(["text", "label"])
     for row, text in enumerate(reviews["text"]):
         if not isinstance(text, str) or not text.strip():
