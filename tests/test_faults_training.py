@@ -174,12 +174,17 @@ def test_stopped_in_the_last_step(kind, world, whole, tmp_path, at_step, outcome
 
 @each("{}: Ctrl-C in the first second")
 def test_stopped_in_the_first_second(kind, tmp_path, outcome):
+    """While it imports torch, within its work: see the next test."""
     output = f"--output{'' if kind == 'PPO' else '_dir'}={tmp_path / 'out'}"
-    process = subprocess.Popen([sys.executable, COMMANDS[kind].__file__, output], stderr=subprocess.PIPE, text=True)
-    time.sleep(0.7)
-    process.send_signal(signal.SIGINT)
-    _, text = process.communicate(timeout=60)
-    assert process.returncode in (130, -signal.SIGINT) and "Traceback" not in text and not (tmp_path / "out").exists()
+    line = [sys.executable, "-X", "importtime", COMMANDS[kind].__file__, output]
+    process = subprocess.Popen(line, stderr=subprocess.PIPE, text=True)
+    try:
+        next(said for said in process.stderr if "torch." in said)
+        process.send_signal(signal.SIGINT)
+        _, text = process.communicate(timeout=60)
+    finally:
+        process.kill()  # or a failure here would leave it training
+    assert process.returncode == -signal.SIGINT and "Traceback" not in text and not (tmp_path / "out").exists()
     outcome("It ends at once; nothing is written.")
 
 
