@@ -100,7 +100,7 @@ def read(notebook: str) -> tuple[dict[str, pd.DataFrame], str]:
     "with the last one, the value head guesses what is still to come, and GAE spreads the advantage over the tokens.",
 )
 def token_rewards() -> Figure:
-    """KL, reward, value and advantage of one sample."""
+    """KL, reward, value and whitened advantage of one sample."""
     curves, source = read("03_ppo_step_by_step")
     sample = curves["sample"]
     response = sample.dropna()
@@ -230,7 +230,7 @@ def overoptimisation() -> Figure:
 
 
 @figure(
-    "After PPO: five methods on film reviews",
+    "After PPO: five methods and best-of-n on film reviews",
     "Mean score of held-out responses over KL to the reference, one point per method and seed; best-of-n, which trains "
     "nothing, stands at a fixed KL.",
 )
@@ -242,7 +242,8 @@ def after_ppo() -> Figure:
     rows = curves["text"][curves["text"]["method"] != "reference"]
     for (method, points), (colour, marker) in zip(rows.groupby("method", sort=False), looks, strict=True):
         axis.scatter(points["KL"], points["score"], color=COLOURS[colour], marker=marker, s=55, label=method)
-    axis.axhline(curves["text"].query("method == 'reference'")["score"].mean(), color="0.6", ls="--", lw=1)
+    start = curves["text"].query("method == 'reference'")["score"].mean()
+    axis.axhline(start, color="0.6", ls="--", lw=1, label="reference")
     axis.set(xlabel="KL to the reference, nats per response", ylabel="score (POSITIVE logit)")
     axis.legend(ncols=2)
-    return on_card(drawing, 430, small_print=f"{source}, {curves['text']['seed'].nunique()} seeds from there")
+    return on_card(drawing, 430, small_print=f"{source}, {curves['text']['seed'].nunique()} seeds")

@@ -225,7 +225,7 @@ def adapters() -> Figure:
 )
 def family() -> Figure:
     """The family tree of notebook 07."""
-    drawing, axis = canvas(496)
+    drawing, axis = canvas(466)
     parts = "samples", "reward model", "critic", "ratio and clip"
     trunk, heads = 152, {}
     model(axis, Box(500, 48, 150, 48), "PPO", "policy")
@@ -256,5 +256,4 @@ def family() -> Figure:
         if name != "Dr. GRPO":
             arrow(axis, (500, trunk - 20), (500, trunk), (x, trunk), head.top)
     arrow(axis, heads["GRPO"].right, heads["Dr. GRPO"].left)
-    _legend(axis, 980, 475)
     return drawing

@@ -75,9 +75,11 @@ def polish(app: Sphinx, pagename: str, templatename: str, context: dict, doctree
             image["width"], image["height"] = size
         if number:
             image["loading"] = "lazy"
-        if image.find_parent(class_="cell_output"):
+        wide, output = size and size[0] > WIDE, image.find_parent(class_="cell_output")
+        if output:
             image["alt"] = _caption(image) or "Figure"
-            image.wrap(body.new_tag("div", attrs={"class": f"figure{' wide' if size and size[0] > WIDE else ''}"}))
+        if output or wide:
+            image.wrap(body.new_tag("span", attrs={"class": "figure wide" if wide else "figure"}))
     for grid in body.select(".output.text_html table"):
         grid.wrap(body.new_tag("div", attrs={"class": "table-wrapper"}))
         _mark_text(grid)

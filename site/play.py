@@ -88,7 +88,7 @@ def data() -> dict:
     """All that the page draws: the toy language with PPO's paths, and one response of notebook 03, token by token."""
     sample = read_json(RUN)["curves"]["sample"]
     first = next(i for i, value in enumerate(sample["value"]) if value is not None)
-    strip = {name.lower(): values[first:] for name, values in sample.items() if name != "advantage"}
+    strip = {name.lower(): values[first:] for name, values in sample.items() if not name.endswith("advantage")}
     return {"toy": read_json(PATHS), "strip": strip | {"query": "".join(sample["token"][:first])}}
 
 

@@ -64,7 +64,7 @@ def training_curves(history: pd.DataFrame, keys: Sequence[str] = tuple(CURVES)) 
         title, unit, colour = CURVES[key]
         axis.set(title=title, ylabel=unit)
         if key in history:
-            axis.plot(history.index, history[key], color=COLOURS[colour], lw=1.8)
+            axis.plot(range(1, len(history) + 1), history[key], color=COLOURS[colour], lw=1.8)
             if key == "objective/kl_coef":
                 axis.set_ylim(0, 1.25 * history[key].max())  # from 0, or a constant coefficient has no scale
     for axis in axes[-1]:
@@ -82,7 +82,7 @@ class LivePlot:
     def update(self, stats: Mapping, last: bool = False) -> None:
         """Add one step's stats, and redraw at every ``every``-th step and at the last."""
         row = {key: value for key, value in stats.items() if isinstance(value, float | int)}
-        self.history = pd.concat([self.history, pd.DataFrame([row])], ignore_index=True)
+        self.history = pd.concat([self.history, pd.DataFrame([row], [len(self.history) + 1])])
         if not last and len(self.history) % self.every:
             return
         figure = training_curves(self.history)

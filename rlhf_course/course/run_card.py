@@ -80,6 +80,7 @@ class RunCard:
         failed = [f"{name}: {value}, wanted {want}" for name, value, want, _ in rows if not self.checks[name]["passed"]]
         if failed:
             raise CheckFailed(f"{self.notebook} ran, but {len(failed)} check(s) did not pass: " + "; ".join(failed))
+        pd.set_option("display.max_colwidth", None)  # or what was wanted would be cut
         return pd.DataFrame(rows, columns=["check", "value", "wanted", "result"])
 
 

@@ -60,5 +60,4 @@ def tokenize_pairs(pairs: datasets.Dataset, tokenizer, max_length: int) -> tuple
     """
     sides = {f"{side}_ids": encode(tokenizer, pairs["prompt"], pairs[side]) for side in ("chosen", "rejected")}
     lengths = [max(map(len, both)) for both in zip(*sides.values(), strict=True)]
-    tokens = datasets.Dataset.from_dict(pairs.to_dict() | sides | {"length": lengths})
-    return keep_short(tokens, lengths, max_length)
+    return keep_short(datasets.Dataset.from_dict(pairs.to_dict() | sides | {"length": lengths}), lengths, max_length)
