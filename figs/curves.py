@@ -238,12 +238,12 @@ def after_ppo() -> Figure:
     """Notebook 07's comparison on real text, every seed of it."""
     curves, source = read("07_after_ppo")
     drawing, axis = plt.subplots()
-    looks = zip(("policy", "kl", "value", "gold", "reference", "reward"), "os^Dv*", strict=True)
-    rows = curves["text"][curves["text"]["method"] != "reference"]
+    looks = zip(("reference", "policy", "value", "reward", "kl", "gold"), "*os^vD", strict=True)  # as in the notebook
+    rows, seeds = curves["text"][curves["text"]["method"] != "reference"], curves["text"]["seed"]
     for (method, points), (colour, marker) in zip(rows.groupby("method", sort=False), looks, strict=True):
         axis.scatter(points["KL"], points["score"], color=COLOURS[colour], marker=marker, s=55, label=method)
     start = curves["text"].query("method == 'reference'")["score"].mean()
     axis.axhline(start, color="0.6", ls="--", lw=1, label="reference")
     axis.set(xlabel="KL to the reference, nats per response", ylabel="score (POSITIVE logit)")
     axis.legend(ncols=2)
-    return on_card(drawing, 430, small_print=f"{source}, {curves['text']['seed'].nunique()} seeds")
+    return on_card(drawing, 430, small_print=f"{source.rpartition(',')[0]}, seeds {seeds.min():g} to {seeds.max():g}")
