@@ -1,4 +1,6 @@
-"""What scripts/benchmark_ppo.py draws from its measurements; the figures here are drawn from the kept ones."""
+"""What scripts/benchmark_ppo.py draws from its measurements; the figures here are drawn from the
+kept ones.
+"""
 
 from collections.abc import Mapping
 
@@ -7,11 +9,17 @@ from matplotlib.figure import Figure
 
 from rlhf_course.course.plots import COLOURS, panels
 
-PHASES = {"generate": "policy", "score": "reward", "forward": "reference", "update": "value"}  # of a PPO step: colour
+PHASES = {
+    "generate": "policy",
+    "score": "reward",
+    "forward": "reference",
+    "update": "value",
+}  # of a PPO step: colour
 
 
 def step_phases(seconds: Mapping[str, Mapping[str, float]]) -> Figure:
-    """What takes how long in one PPO step, a stacked bar per implementation; the first is what others are held to.
+    """What takes how long in one PPO step, a stacked bar per implementation; the first is what
+    others are held to.
 
     seconds: implementation → seconds per phase, and their total.
     """
@@ -21,7 +29,9 @@ def step_phases(seconds: Mapping[str, Mapping[str, float]]) -> Figure:
     table[list(PHASES)].plot.barh(stacked=True, legend=False, color=colours, ax=axis)
     for row, total in enumerate(table["total"]):
         times = f" ({total / table['total'].iloc[0]:.1f}×)" if row else ""
-        axis.annotate(f" {total:.2f} s{times}", (table.iloc[row][list(PHASES)].sum(), row), va="center")
+        axis.annotate(
+            f" {total:.2f} s{times}", (table.iloc[row][list(PHASES)].sum(), row), va="center"
+        )
     axis.set(xlim=(0, 1.25 * axis.get_xlim()[1]), xlabel="seconds per PPO step, medians")
     axis.invert_yaxis()
     axis.grid(axis="y", visible=False)
@@ -30,17 +40,26 @@ def step_phases(seconds: Mapping[str, Mapping[str, float]]) -> Figure:
 
 
 def step_costs(costs: pd.DataFrame) -> Figure:
-    """Seconds of a PPO step's phases over batch size and over response length, all axes logarithmic.
+    """Seconds of a PPO step's phases over batch size and over response length, all axes
+    logarithmic.
 
-    costs: columns sweep (batch or response), batch, response, the phases, total; dotted is what grows in proportion.
+    costs: columns sweep (batch or response), batch, response, the phases, total; dotted is what
+    grows in proportion.
     """
     figure, axes = panels(1, 2, figsize=(10, 4), sharey=True)
-    sizes = {"batch": "batch size, responses of {} tokens", "response": "response length in tokens, batches of {}"}
+    sizes = {
+        "batch": "batch size, responses of {} tokens",
+        "response": "response length in tokens, batches of {}",
+    }
     for axis, (swept, label), fixed in zip(axes, sizes.items(), ("response", "batch"), strict=True):
         part = costs[costs["sweep"] == swept]
         for (phase, colour), marker in zip(PHASES.items(), "osD^", strict=True):
-            axis.plot(part[swept], part[phase], color=COLOURS[colour], marker=marker, ms=4, label=phase)
-        axis.plot(part[swept], part["total"], color="0.2", marker="o", ms=4, lw=2, label="whole step")
+            axis.plot(
+                part[swept], part[phase], color=COLOURS[colour], marker=marker, ms=4, label=phase
+            )
+        axis.plot(
+            part[swept], part["total"], color="0.2", marker="o", ms=4, lw=2, label="whole step"
+        )
         line = part["total"].iloc[-1] * part[swept] / part[swept].iloc[-1]
         axis.plot(part[swept], line, color="0.2", ls=":", lw=1, label="proportional")
         axis.set(xscale="log", yscale="log", xlabel=label.format(part[fixed].iloc[0]))

@@ -1,4 +1,6 @@
-"""Figures of numbers: computed by the project's own functions, or read from the runs in ``measured/``."""
+"""Figures of numbers: computed by the project's own functions, or read from the runs in
+``measured/``.
+"""
 
 import benchmark_plots
 import matplotlib.pyplot as plt
@@ -14,13 +16,15 @@ from rlhf_course.ppo.algorithm import AdaptiveKLController, policy_loss
 from rlhf_course.ppo.config import PPOConfig
 from rlhf_course.runtime.files import read_json
 
-# --- computed ----------------------------------------------------------------------------------------------------
+# --- computed
+# ----------------------------------------------------------------------------------------------------
 
 
 @figure(
     "The clipped objective",
-    "The objective over the ratio of new to old probability: for a positive advantage it rises with the ratio and is "
-    "flat above 1 + ε, for a negative one it is flat below 1 − ε and falls from there on.",
+    "The objective over the ratio of new to old probability: for a positive advantage it rises with"
+    " the ratio and is flat above 1 + ε, for a negative one it is flat below 1 − ε and falls from"
+    " there on.",
 )
 def clip_objective() -> Figure:
     """What PPO maximises per token, over the ratio, for either sign of the advantage."""
@@ -28,16 +32,36 @@ def clip_objective() -> Figure:
     ratio = torch.linspace(0.4, 1.6, 481, dtype=torch.float64)  # rounded alike on every processor
     drawing, axes = plt.subplots(1, 2, sharey=True)
     for axis, advantage in zip(axes, (1.0, -1.0), strict=True):
-        loss, _, clipped = policy_loss(ratio.log(), torch.tensor(0.0), torch.tensor(advantage), epsilon)
+        loss, _, clipped = policy_loss(
+            ratio.log(), torch.tensor(0.0), torch.tensor(advantage), epsilon
+        )
         axis.axvspan(1 - epsilon, 1 + epsilon, color="0.93", zorder=0)
-        axis.plot(ratio, advantage * ratio, color=COLOURS["reference"], ls="--", lw=1.6, label="ρ·A, not clipped")
-        axis.plot(ratio, np.where(clipped, np.nan, -loss), color=COLOURS["policy"], lw=2.8, label="clipped objective")
+        axis.plot(
+            ratio,
+            advantage * ratio,
+            color=COLOURS["reference"],
+            ls="--",
+            lw=1.6,
+            label="ρ·A, not clipped",
+        )
+        axis.plot(
+            ratio,
+            np.where(clipped, np.nan, -loss),
+            color=COLOURS["policy"],
+            lw=2.8,
+            label="clipped objective",
+        )
         dotted = {"color": COLOURS["reward"], "lw": 2.8, "ls": (0, (1.4, 0.7))}
         axis.plot(ratio, np.where(clipped, -loss, np.nan), **dotted, label="clipped: no gradient")
         axis.plot(1, advantage, color=COLOURS["policy"], marker="o", ms=7)
         side = "above 1 + ε" if advantage > 0 else "below 1 − ε"
-        axis.set(title=f"A {'> 0' if advantage > 0 else '< 0'}: flat {side}", xlabel="ratio ρ = new / old probability")
-        axis.set_xticks([0.5, 1 - epsilon, 1, 1 + epsilon, 1.5], ["0.5", "1 − ε", "1", "1 + ε", "1.5"])
+        axis.set(
+            title=f"A {'> 0' if advantage > 0 else '< 0'}: flat {side}",
+            xlabel="ratio ρ = new / old probability",
+        )
+        axis.set_xticks(
+            [0.5, 1 - epsilon, 1, 1 + epsilon, 1.5], ["0.5", "1 − ε", "1", "1 + ε", "1.5"]
+        )
     axes[0].set_ylabel("objective, |A| = 1")
     drawing.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return on_card(drawing, 312, legend="below")
@@ -45,8 +69,9 @@ def clip_objective() -> Figure:
 
 @figure(
     "The adaptive KL controller",
-    "Left, the change of β in one step over the measured KL: proportional to the distance from the target, and cut off "
-    "at a fifth of it. Right, β over a run: it falls while KL is below the target and rises while it is above.",
+    "Left, the change of β in one step over the measured KL: proportional to the distance from the"
+    " target, and cut off at a fifth of it. Right, β over a run: it falls while KL is below the"
+    " target and rises while it is above.",
 )
 def adaptive_kl() -> Figure:
     """One update over KL, and β over a run at three constant values of KL."""
@@ -62,23 +87,44 @@ def adaptive_kl() -> Figure:
     one.plot(kl, [change(x) for x in kl], color=COLOURS["kl"], lw=2.6)
     one.axvline(config.target, color="0.3", ls=":", lw=1.2)
     one.axhline(0, color="0.3", lw=0.8)
-    one.annotate("target", (config.target, change(0)), xytext=(6, 2), textcoords="offset points", color=QUIET)
-    one.set(title="One update", xlabel="KL to the reference, nats per response", ylabel="change of β, %")
-    for times, colour, style in ((2, "reward", "--"), (1, "reference", "-"), (1 / 3, "policy", "-.")):
-        controller, path = AdaptiveKLController(config.init_kl_coef, config.target, config.horizon), []
+    one.annotate(
+        "target", (config.target, change(0)), xytext=(6, 2), textcoords="offset points", color=QUIET
+    )
+    one.set(
+        title="One update", xlabel="KL to the reference, nats per response", ylabel="change of β, %"
+    )
+    for times, colour, style in (
+        (2, "reward", "--"),
+        (1, "reference", "-"),
+        (1 / 3, "policy", "-."),
+    ):
+        controller, path = (
+            AdaptiveKLController(config.init_kl_coef, config.target, config.horizon),
+            [],
+        )
         for _ in range(200):
             path.append(controller.value)
             controller.update(times * config.target, config.batch_size)
         many.plot(path, color=COLOURS[colour], ls=style, lw=2.2)
-        place = {"xytext": (0, -18 if times < 1 else 9), "textcoords": "offset points", "ha": "right"}
-        many.annotate(f"KL = {times * config.target:g} nats", (160, path[160]), color=COLOURS[colour], **place)
+        place = {
+            "xytext": (0, -18 if times < 1 else 9),
+            "textcoords": "offset points",
+            "ha": "right",
+        }
+        many.annotate(
+            f"KL = {times * config.target:g} nats", (160, path[160]), color=COLOURS[colour], **place
+        )
     many.set(title="A run with constant KL", xlabel="PPO step", ylabel="coefficient β")
     many.set_ylim(0, 2 * config.init_kl_coef)
-    small_print = f"batch {config.batch_size}, target {config.target:g} nats, horizon {config.horizon:,.0f} samples"
+    small_print = (
+        f"batch {config.batch_size}, target {config.target:g} nats, horizon {config.horizon:,.0f}"
+        " samples"
+    )
     return on_card(drawing, 312, small_print=small_print)
 
 
-# --- measured ----------------------------------------------------------------------------------------------------
+# --- measured
+# ----------------------------------------------------------------------------------------------------
 
 
 def read(notebook: str) -> tuple[dict[str, pd.DataFrame], str]:
@@ -91,13 +137,17 @@ def read(notebook: str) -> tuple[dict[str, pd.DataFrame], str]:
         raise FileNotFoundError(f"figs/measured/{path.name} is missing; `make render` writes it.")
     card = read_json(path)
     curves = {name: pd.DataFrame(columns) for name, columns in card["curves"].items()}
-    return curves, f"measured: notebook {notebook[:2]}, preset {card['preset']}, seed {card['seed']}"
+    return (
+        curves,
+        f"measured: notebook {notebook[:2]}, preset {card['preset']}, seed {card['seed']}",
+    )
 
 
 @figure(
     "Rewards over the words of a sample",
-    "Four strips of bars over the tokens of one film review: KL counts at every response token, the score arrives "
-    "with the last one, the value head guesses what is still to come, and GAE spreads the advantage over the tokens.",
+    "Four strips of bars over the tokens of one film review: KL counts at every response token, the"
+    " score arrives with the last one, the value head guesses what is still to come, and GAE"
+    " spreads the advantage over the tokens.",
 )
 def token_rewards() -> Figure:
     """KL, reward, value and whitened advantage of one sample."""
@@ -111,8 +161,8 @@ def token_rewards() -> Figure:
 
 @figure(
     "PPO on the exact frontier",
-    "Expected reward over KL in a toy language whose best policies are known exactly: PPO's points for several "
-    "values of β lie at the line that no policy can pass.",
+    "Expected reward over KL in a toy language whose best policies are known exactly: PPO's points"
+    " for several values of β lie at the line that no policy can pass.",
 )
 def oracle_frontier() -> Figure:
     """PPO's results beside the best that any policy can reach."""
@@ -120,17 +170,31 @@ def oracle_frontier() -> Figure:
     exact, reached = curves["frontier"], curves["toy"]
     drawing, axis = plt.subplots()
     right, top = exact["kl"].max() * 1.17, exact["reward"].max() * 1.12
-    line = np.append(exact["kl"][::-1], right), np.append(exact["reward"][::-1], exact["reward"].max())
+    line = (
+        np.append(exact["kl"][::-1], right),
+        np.append(exact["reward"][::-1], exact["reward"].max()),
+    )
     axis.fill_between(*line, top, color="0.93", zorder=0, lw=0)
     axis.text(0.35, exact["reward"].max() * 0.93, "no policy gets here", color=QUIET)
-    axis.plot(exact["kl"], exact["reward"], color=COLOURS["reference"], lw=2.2, label="the exact optimum for every β")
+    axis.plot(
+        exact["kl"],
+        exact["reward"],
+        color=COLOURS["reference"],
+        lw=2.2,
+        label="the exact optimum for every β",
+    )
     points = reached["KL"], reached["expected reward"]
     axis.scatter(*points, s=60, color=COLOURS["policy"], edgecolor="white", zorder=3, label="PPO")
     for _, row in reached.iterrows():
         share = f"β = {row['β']:g}\n{100 * row['share of the possible gain']:.2f} % of the gain"
         place = {"xytext": (12, -6), "textcoords": "offset points", "va": "top"}
         axis.annotate(share, (row["KL"], row["expected reward"]), **place)
-    axis.set(xlabel="KL to the reference, nats", ylabel="expected reward", xlim=(-0.1, right), ylim=(None, top))
+    axis.set(
+        xlabel="KL to the reference, nats",
+        ylabel="expected reward",
+        xlim=(-0.1, right),
+        ylim=(None, top),
+    )
     axis.legend(loc="lower right")
     return on_card(drawing, 380, small_print=source)
 
@@ -142,35 +206,48 @@ def read_benchmark(name: str, options: str) -> tuple[dict, str]:
     """
     path = FOLDER / "measured" / f"{name}.json"
     if not path.exists():
-        raise FileNotFoundError(f"{path.name} is missing; `python scripts/benchmark_ppo.py {options}` measures it.")
+        raise FileNotFoundError(
+            f"{path.name} is missing; `python scripts/benchmark_ppo.py {options}` measures it."
+        )
     found = read_json(path)
     device = found.get("device") or found["variants"]["ours"]["device"]
-    source = f"measured: scripts/benchmark_ppo.py, {found['shape']} models, {device} with {found['threads']} threads"
+    source = (
+        f"measured: scripts/benchmark_ppo.py, {found['shape']} models, {device} with"
+        f" {found['threads']} threads"
+    )
     return found, f"{source}, medians of {found['rounds']}"
 
 
 @figure(
     "One PPO step, here and in TRL 0.11",
-    "Stacked bars of the seconds that generation, scores, forward passes and update take: a step of this course, the "
-    "classic tutorial's loop that generates one response at a time, and the same with batched generation.",
+    "Stacked bars of the seconds that generation, scores, forward passes and update take: a step of"
+    " this course, the classic tutorial's loop that generates one response at a time, and the same"
+    " with batched generation.",
 )
 def step_phases() -> Figure:
     """The benchmark's three loops on the same models and queries."""
     found, source = read_benchmark("benchmark", "--against PYTHON")
     seconds = {entry["title"]: entry["median"] for entry in found["variants"].values()}
     small_print = f"{found['batch']} samples per step  ·  {source}"
-    return on_card(benchmark_plots.step_phases(seconds), 300, small_print=small_print, legend="above")
+    return on_card(
+        benchmark_plots.step_phases(seconds), 300, small_print=small_print, legend="above"
+    )
 
 
 @figure(
     "What a PPO step costs",
-    "Seconds per step and per phase over batch size and over response length, on logarithmic axes, beside a line of "
-    "proportional growth.",
+    "Seconds per step and per phase over batch size and over response length, on logarithmic axes,"
+    " beside a line of proportional growth.",
 )
 def step_costs() -> Figure:
     """The benchmark's two sweeps."""
     found, source = read_benchmark("costs", "--costs")
-    return on_card(benchmark_plots.step_costs(pd.DataFrame(found["costs"])), 440, small_print=source, legend="above")
+    return on_card(
+        benchmark_plots.step_costs(pd.DataFrame(found["costs"])),
+        440,
+        small_print=source,
+        legend="above",
+    )
 
 
 TWO_PANELS = "Mean score of a batch, and its KL to the reference, over the PPO steps."
@@ -199,8 +276,9 @@ def curves_lora() -> Figure:
 
 @figure(
     "The reward model's audit before and after the fix",
-    "For each kind of bad answer, the share of prompts at which the normal answer scores higher, before and after "
-    "pairs with such answers were added; what still ends left of the line, PPO may find.",
+    "For each kind of bad answer, the share of prompts at which the normal answer scores higher,"
+    " before and after pairs with such answers were added; what still ends left of the line, PPO"
+    " may find.",
 )
 def reward_audit() -> Figure:
     """Notebook 01's audit."""
@@ -212,15 +290,20 @@ def reward_audit() -> Figure:
 
 @figure(
     "Over-optimisation",
-    "Proxy and gold reward over KL along runs with different KL penalties: without one the proxy rises to the end, and "
-    "gold rises first and then falls far below its start; with one the run stays near the reference.",
+    "Proxy and gold reward over KL along runs with different KL penalties: without one the proxy"
+    " rises to the end, and gold rises first and then falls far below its start; with one the run"
+    " stays near the reference.",
 )
 def overoptimisation() -> Figure:
     """Notebook 06's runs against a reward model that has seen few pairs."""
     curves, source = read("06_reward_hacking")
-    drawing = plots.frontier({name: curve for name, curve in curves.items() if name.startswith("β = ")})
+    drawing = plots.frontier(
+        {name: curve for name, curve in curves.items() if name.startswith("β = ")}
+    )
     for axis in drawing.axes:
-        for line, style in zip(axis.get_lines()[::2], ("-", "--", "-."), strict=False):  # colour alone is not enough
+        for line, style in zip(
+            axis.get_lines()[::2], ("-", "--", "-."), strict=False
+        ):  # colour alone is not enough
             line.set(linestyle=style, linewidth=2)
     drawing.legends.clear()
     drawing.axes[1].legend()
@@ -231,19 +314,29 @@ def overoptimisation() -> Figure:
 
 @figure(
     "After PPO: five methods and best-of-n on film reviews",
-    "Mean score of held-out responses over KL to the reference, one point per method and seed; best-of-n, which trains "
-    "nothing, stands at a fixed KL.",
+    "Mean score of held-out responses over KL to the reference, one point per method and seed;"
+    " best-of-n, which trains nothing, stands at a fixed KL.",
 )
 def after_ppo() -> Figure:
     """Notebook 07's comparison on real text, every seed of it."""
     curves, source = read("07_after_ppo")
     drawing, axis = plt.subplots()
-    looks = zip(("reference", "policy", "value", "reward", "kl", "gold"), "*os^vD", strict=True)  # as in the notebook
+    looks = zip(
+        ("reference", "policy", "value", "reward", "kl", "gold"), "*os^vD", strict=True
+    )  # as in the notebook
     rows, seeds = curves["text"][curves["text"]["method"] != "reference"], curves["text"]["seed"]
-    for (method, points), (colour, marker) in zip(rows.groupby("method", sort=False), looks, strict=True):
-        axis.scatter(points["KL"], points["score"], color=COLOURS[colour], marker=marker, s=55, label=method)
+    for (method, points), (colour, marker) in zip(
+        rows.groupby("method", sort=False), looks, strict=True
+    ):
+        axis.scatter(
+            points["KL"], points["score"], color=COLOURS[colour], marker=marker, s=55, label=method
+        )
     start = curves["text"].query("method == 'reference'")["score"].mean()
     axis.axhline(start, color="0.6", ls="--", lw=1, label="reference")
     axis.set(xlabel="KL to the reference, nats per response", ylabel="score (POSITIVE logit)")
     axis.legend(ncols=2)
-    return on_card(drawing, 430, small_print=f"{source.rpartition(',')[0]}, seeds {seeds.min():g} to {seeds.max():g}")
+    return on_card(
+        drawing,
+        430,
+        small_print=f"{source.rpartition(',')[0]}, seeds {seeds.min():g} to {seeds.max():g}",
+    )

@@ -21,9 +21,9 @@ def _legend(axis, x: float, y: float) -> None:
 
 @figure(
     "RLHF in three stages",
-    "Supervised fine-tuning makes an answering model, which policy and reference start from; preference pairs "
-    "make a reward model; PPO trains the policy on score minus KL penalty, "
-    "while reference and reward model stay frozen.",
+    "Supervised fine-tuning makes an answering model, which policy and reference start from;"
+    " preference pairs make a reward model; PPO trains the policy on score minus KL penalty, while"
+    " reference and reward model stay frozen.",
 )
 def rlhf_stages() -> Figure:
     """RLHF in three stages."""
@@ -33,8 +33,22 @@ def rlhf_stages() -> Figure:
     panel(axis, 574, 20, 406, 314, "3  PPO", "score higher, and stay near the reference")
 
     for x, role, rows, name, below, loss in (
-        (151, "policy", "questions and answers", "language model", "pretrained before", "−log p(answer | question)"),
-        (428, "reward", "chosen ≻ rejected", "reward model", "+ score head", "−log σ(chosen − rejected)"),
+        (
+            151,
+            "policy",
+            "questions and answers",
+            "language model",
+            "pretrained before",
+            "−log p(answer | question)",
+        ),
+        (
+            428,
+            "reward",
+            "chosen ≻ rejected",
+            "reward model",
+            "+ score head",
+            "−log σ(chosen − rejected)",
+        ),
     ):
         source = data(axis, Box(x, 100, 206, 36), rows)
         learner = model(axis, Box(x, 184, 180, 58), name, role, below)
@@ -47,8 +61,12 @@ def rlhf_stages() -> Figure:
     queries = data(axis, Box(630, 106, 86, 36), "queries")
     policy = model(axis, Box(772, 106, 140, 58), "policy", "policy", "+ value head")
     responses = data(axis, Box(919, 106, 104, 36), "responses")
-    reference = model(axis, Box(832, 201, 152, 58), "reference", "reference", "the SFT model", frozen=True)
-    judge = model(axis, Box(832, 292, 152, 58), "reward model", "reward", "from stage 2", frozen=True)
+    reference = model(
+        axis, Box(832, 201, 152, 58), "reference", "reference", "the SFT model", frozen=True
+    )
+    judge = model(
+        axis, Box(832, 292, 152, 58), "reward model", "reward", "from stage 2", frozen=True
+    )
     update = step(axis, Box(652, 247, 128, 56), "PPO step", "score − β·KL")
     arrow(axis, queries.right, policy.left)
     arrow(axis, policy.right, responses.left)
@@ -56,7 +74,15 @@ def rlhf_stages() -> Figure:
         arrow(axis, (940, responses.bottom[1]), (940, frozen.y), frozen.right)
         arrow(axis, frozen.left, (738, frozen.y), (738, at), (717, at))
         words(axis, 752, word_y, word, color=QUIET, ha="right")
-    arrow(axis, update.top, (update.x, 163), (policy.x, 163), policy.bottom, colour=COLOURS["policy"], lw=2.2)
+    arrow(
+        axis,
+        update.top,
+        (update.x, 163),
+        (policy.x, 163),
+        policy.bottom,
+        colour=COLOURS["policy"],
+        lw=2.2,
+    )
     words(axis, 662, 151, "gradient", color=COLOURS["policy"], ha="left")
 
     arrow(axis, (428, 334), (428, 363), (680, 363), (680, 334), lw=2)
@@ -69,18 +95,37 @@ def rlhf_stages() -> Figure:
 
 @figure(
     "One PPO step as data flow",
-    "Queries are answered by the policy and scored as texts; policy and reference give log-probabilities, the "
-    "value head values, all (B, R); KL and score become rewards, GAE makes advantages and returns of them, "
-    "mini-batches of clipped losses update the policy, and the statistics move β.",
+    "Queries are answered by the policy and scored as texts; policy and reference give"
+    " log-probabilities, the value head values, all (B, R); KL and score become rewards, GAE makes"
+    " advantages and returns of them, mini-batches of clipped losses update the policy, and the"
+    " statistics move β.",
 )
 def ppo_step() -> Figure:
     """One PPO step as data flow, with shapes."""
     drawing, axis = canvas(872)
     panel(axis, 20, 20, 500, 150, "1  Sample", "trainer.generate")
     panel(axis, 532, 20, 448, 150, "2  Score", "your reward function")
-    panel(axis, 20, 182, 960, 248, "3  Log-probabilities and values", "trainer.step, without gradient", indent=190)
+    panel(
+        axis,
+        20,
+        182,
+        960,
+        248,
+        "3  Log-probabilities and values",
+        "trainer.step, without gradient",
+        indent=190,
+    )
     panel(axis, 20, 444, 960, 180, "4  Rewards and advantages")
-    panel(axis, 20, 638, 680, 168, "5  Update", "ppo_epochs × mini-batches of all that is above", indent=190)
+    panel(
+        axis,
+        20,
+        638,
+        680,
+        168,
+        "5  Update",
+        "ppo_epochs × mini-batches of all that is above",
+        indent=190,
+    )
     panel(axis, 712, 638, 268, 168, "6  Stats and β")
 
     queries = data(axis, Box(90, 117, 100, 54), "queries", "(B, Q)")
@@ -89,7 +134,13 @@ def ppo_step() -> Figure:
     texts = data(axis, Box(611, 117, 110, 54), "texts", "B strings")
     judge = model(axis, Box(762, 117, 148, 58), "reward model", "reward", frozen=True)
     scores = data(axis, Box(903, 117, 90, 54), "scores", "(B,)", "reward")
-    for a, b in ((queries, sampler), (sampler, responses), (responses, texts), (texts, judge), (judge, scores)):
+    for a, b in (
+        (queries, sampler),
+        (sampler, responses),
+        (responses, texts),
+        (texts, judge),
+        (judge, scores),
+    ):
         arrow(axis, a.right, b.left)
     words(axis, 520, 103, "decode", color=QUIET)
 
@@ -103,7 +154,10 @@ def ppo_step() -> Figure:
     arrow(axis, (182, 330), (195, 330), (195, 270), reference.left)
     arrow(axis, policy.bottom, head.top)
     found = {}
-    for network, name, role, x in ((reference, "ref_logprobs", "reference", 895), (policy, "logprobs", "policy", 824)):
+    for network, name, role, x in (
+        (reference, "ref_logprobs", "reference", 895),
+        (policy, "logprobs", "policy", 824),
+    ):
         logits = data(axis, Box(450, network.y, 116, 52), "logits", "(B, R, V)")
         pick = step(axis, Box(634, network.y, 192, 50), "log softmax", "at the sampled token")
         found[name] = data(axis, Box(x, network.y, 116, 52), name, "(B, R)", role)
@@ -123,7 +177,13 @@ def ppo_step() -> Figure:
     arrow(axis, (855, 356), (855, 489))
     arrow(axis, (925, 296), (925, 489))
     arrow(axis, scores.right, (967, 117), (967, 573), (740, 573), (740, 553))
-    for a, b in ((kl, reward), (reward, rewards), (rewards, gae), (gae, advantages), (advantages, whiten)):
+    for a, b in (
+        (kl, reward),
+        (reward, rewards),
+        (rewards, gae),
+        (gae, advantages),
+        (advantages, whiten),
+    ):
         arrow(axis, a.left, b.right)
     arrow(axis, whiten.left, white.right)
     arrow(axis, values.bottom, (values.x, 489))
@@ -139,12 +199,16 @@ def ppo_step() -> Figure:
     control = step(axis, Box(899, 724, 146, 54), "KL controller", "towards target")
     for a, b in ((batch, learner), (learner, new), (new, loss), (loss, stats), (stats, control)):
         arrow(axis, a.right, b.left)
-    arrow(axis, loss.bottom, (604, 787), (278, 787), learner.bottom, colour=COLOURS["policy"], lw=2.2)
+    arrow(
+        axis, loss.bottom, (604, 787), (278, 787), learner.bottom, colour=COLOURS["policy"], lw=2.2
+    )
     words(axis, 440, 774, "gradient, Adam", color=COLOURS["policy"])
     arrow(axis, (920, 697), (920, 595), (674, 595), (674, 553), colour=COLOURS["kl"], dashed=True)
     words(axis, 904, 610, "β of the next step", color=QUIET, ha="right")
 
-    letters = "B samples  ·  Q query, R response, T all tokens  ·  V vocabulary  ·  lp log-probability"
+    letters = (
+        "B samples  ·  Q query, R response, T all tokens  ·  V vocabulary  ·  lp log-probability"
+    )
     words(axis, 980, 826, letters, **SMALL)
     _legend(axis, 980, 850)
     return drawing
@@ -152,8 +216,8 @@ def ppo_step() -> Figure:
 
 @figure(
     "GPT-2 learns to write positive film reviews",
-    "GPT-2 continues the first tokens of a film review; a frozen DistilBERT gives the text its score, a "
-    "frozen copy of GPT-2 the KL, and a PPO step updates the policy with both.",
+    "GPT-2 continues the first tokens of a film review; a frozen DistilBERT gives the text its"
+    " score, a frozen copy of GPT-2 the KL, and a PPO step updates the policy with both.",
 )
 def gpt2_imdb() -> Figure:
     """GPT-2 on IMDB: who is in the room, and what goes between them."""
@@ -166,8 +230,12 @@ def gpt2_imdb() -> Figure:
     begin = data(axis, Box(222, 160, 138, 56), "query", query)
     policy = model(axis, Box(397, 160, 170, 62), "GPT-2", "policy", "policy, value head")
     text = data(axis, Box(588, 160, 168, 56), "query + response", response)
-    judge = model(axis, Box(744, 70, 180, 62), "DistilBERT", "reward", "sentiment classifier", frozen=True)
-    reference = model(axis, Box(744, 250, 180, 62), "GPT-2", "reference", "reference, a copy", frozen=True)
+    judge = model(
+        axis, Box(744, 70, 180, 62), "DistilBERT", "reward", "sentiment classifier", frozen=True
+    )
+    reference = model(
+        axis, Box(744, 250, 180, 62), "GPT-2", "reference", "reference, a copy", frozen=True
+    )
     score = data(axis, Box(914, 70, 90, 56), "score", "logit", "reward")
     kl = data(axis, Box(914, 250, 90, 56), "KL", "nats", "kl")
     update = step(axis, Box(906, 160, 132, 56), "PPO step", "score − β·KL")
@@ -177,19 +245,30 @@ def gpt2_imdb() -> Figure:
     arrow(axis, text.bottom, (text.x, reference.y), reference.left)
     arrow(axis, score.bottom, (score.x, 132))
     arrow(axis, kl.top, (kl.x, 188))
-    arrow(axis, update.right, (982, 160), (982, 310), (397, 310), policy.bottom, colour=COLOURS["policy"], lw=2.2)
+    arrow(
+        axis,
+        update.right,
+        (982, 160),
+        (982, 310),
+        (397, 310),
+        policy.bottom,
+        colour=COLOURS["policy"],
+        lw=2.2,
+    )
     words(axis, 411, 296, "gradient", color=COLOURS["policy"], ha="left")
     hub = ", ".join((settings.dataset, settings.model, settings.reward_model))
-    words(axis, 980, 341, f"preset full: {hub}  ·  tiny: small ones, shipped with the course", **SMALL)
+    words(
+        axis, 980, 341, f"preset full: {hub}  ·  tiny: small ones, shipped with the course", **SMALL
+    )
     _legend(axis, 980, 367)
     return drawing
 
 
 @figure(
     "One base, three adapters",
-    "On one frozen base lie three adapters: policy, the only one that is trained, for responses, log-"
-    "probabilities and, with the value head, values; ref, a frozen copy of the SFT adapter, for the "
-    "reference's log-probabilities; and reward, frozen, with its score head for scores.",
+    "On one frozen base lie three adapters: policy, the only one that is trained, for responses,"
+    " log-probabilities and, with the value head, values; ref, a frozen copy of the SFT adapter,"
+    " for the reference's log-probabilities; and reward, frozen, with its score head for scores.",
 )
 def adapters() -> Figure:
     """One base, three adapters, four heads: what is switched on for which number."""
@@ -206,22 +285,42 @@ def adapters() -> Figure:
         (566, "vocabulary head", "reference", True, "ref_logprobs", "(B, R)", "reference"),
         (828, "score head", "reward", True, "scores", "(B,)", "reward"),
     ):
-        head = model(axis, Box(x, 112, 184, 50), name, role, "of the base" if role == "reference" else "", frozen)
+        head = model(
+            axis,
+            Box(x, 112, 184, 50),
+            name,
+            role,
+            "of the base" if role == "reference" else "",
+            frozen,
+        )
         number = data(axis, Box(x, 40, 184, 50), result, shape, colour)
         arrow(axis, (x, 160), head.bottom)
         arrow(axis, head.top, number.bottom)
-    base = model(axis, Box(500, 234, 920, 36), "base: one copy for all, Baichuan as a Llama", "reference", frozen=True)
+    base = model(
+        axis,
+        Box(500, 234, 920, 36),
+        "base: one copy for all, Baichuan as a Llama",
+        "reference",
+        frozen=True,
+    )
     ids = data(axis, Box(500, 290, 240, 34), "query, response: (B, T)")
     arrow(axis, ids.top, base.bottom)
-    words(axis, 980, 324, f"one adapter is switched on at a time  ·  {LEGEND[0]}  ·  {LEGEND[1]}", **SMALL)
+    words(
+        axis,
+        980,
+        324,
+        f"one adapter is switched on at a time  ·  {LEGEND[0]}  ·  {LEGEND[1]}",
+        **SMALL,
+    )
     return drawing
 
 
 @figure(
     "What each method drops of PPO",
-    "While it trains, PPO samples, asks a reward model, keeps a critic, and clips a ratio. Best-of-n trains nothing; "
-    "DPO drops all four and learns from pairs; RLOO drops critic and ratio; GRPO drops the critic alone; Dr. GRPO "
-    "drops GRPO's divisions by deviation and length, too.",
+    "While it trains, PPO samples, asks a reward model, keeps a critic, and clips a ratio."
+    " Best-of-n trains nothing; DPO drops all four and learns from pairs; RLOO drops critic and"
+    " ratio; GRPO drops the critic alone; Dr. GRPO drops GRPO's divisions by deviation and length,"
+    " too.",
 )
 def family() -> Figure:
     """The family tree of notebook 07."""
@@ -246,7 +345,9 @@ def family() -> Figure:
     )
     for i, (name, year, instead, kept) in enumerate(columns):
         x = 110 + 195 * i
-        head = heads[name] = model(axis, Box(x, 205, 130, 48), name, "policy", year, frozen=name == "best-of-n")
+        head = heads[name] = model(
+            axis, Box(x, 205, 130, 48), name, "policy", year, frozen=name == "best-of-n"
+        )
         for row, part in enumerate(parts):
             if part in kept:
                 step(axis, Box(x, 258 + 36 * row, 150, 28), part)

@@ -12,7 +12,9 @@ from kit import FIGURES, FOLDER, save
 from rlhf_course.runtime import command
 from rlhf_course.runtime.files import atomic_file
 
-LISTED = re.compile(r"(?<=<!-- figures: written by make figs -->\n).*(?=<!-- end of figures -->)", re.DOTALL)
+LISTED = re.compile(
+    r"(?<=<!-- figures: written by make figs -->\n).*(?=<!-- end of figures -->)", re.DOTALL
+)
 
 
 def list_figures(readme: Path) -> None:
@@ -27,10 +29,16 @@ def list_figures(readme: Path) -> None:
 
 
 def draw(arguments: list[str]) -> None:
-    """Draw what was asked for. Raises ``OSError`` or ``ValueError`` for a run card that is missing or damaged."""
+    """Draw what was asked for. Raises ``OSError`` or ``ValueError`` for a run card that is missing
+    or damaged.
+    """
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"default: all of {', '.join(FIGURES)}")
-    parser.add_argument("--output", type=Path, default=FOLDER, help="folder to draw into (default: figs)")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"default: all of {', '.join(FIGURES)}"
+    )
+    parser.add_argument(
+        "--output", type=Path, default=FOLDER, help="folder to draw into (default: figs)"
+    )
     options = parser.parse_args(arguments)
     if unknown := sorted({*options.names} - {*FIGURES}):
         parser.error(f"no figure is called {', '.join(unknown)}; there are {', '.join(FIGURES)}")

@@ -1,6 +1,8 @@
-"""The visual language of the figures: a card, boxes with a meaning, arrows, and saving as SVG and PNG.
+"""The visual language of the figures: a card, boxes with a meaning, arrows, and saving as SVG and
+PNG.
 
-README.md in this folder says what each shape means. Coordinates are hundredths of an inch, y points down.
+README.md in this folder says what each shape means. Coordinates are hundredths of an inch, y points
+down.
 """
 
 import re
@@ -19,11 +21,16 @@ from rlhf_course.course.plots import COLOURS
 from rlhf_course.runtime.files import atomic_file
 
 FOLDER = Path(__file__).resolve().parent
-FIGURES: dict[str, tuple[Callable[[], Figure], str, str]] = {}  # name: (function, title, description)
+FIGURES: dict[
+    str, tuple[Callable[[], Figure], str, str]
+] = {}  # name: (function, title, description)
 CARD, EDGE, INK, QUIET = "#FBFBF9", "#D8D8D4", "#222222", "#5C5C5C"
 WIDTH = 1000  # hundredths of an inch; 960 px on a page
 PNG_DPI = 192  # two pixels per px of the page
-BODY, NAME = 11.5, 12  # points; on a slide, which is 1,136 px wide without its margins, BODY is 18 px
+BODY, NAME = (
+    11.5,
+    12,
+)  # points; on a slide, which is 1,136 px wide without its margins, BODY is 18 px
 
 STYLE = {  # on top of that of the notebooks' plots
     "font.family": "DejaVu Sans",  # comes with matplotlib, so it is the same everywhere
@@ -40,7 +47,9 @@ STYLE = {  # on top of that of the notebooks' plots
     "axes.titleweight": "bold",
     "axes.titlesize": 13,
     "axes.facecolor": "none",
-    "svg.fonttype": "path",  # an SVG inside <img> cannot load a font, and text in another one would not fit
+    "svg.fonttype": (
+        "path"
+    ),  # an SVG inside <img> cannot load a font, and text in another one would not fit
     "svg.hashsalt": "rlhf-course",
 }
 
@@ -60,7 +69,8 @@ def figure(title: str, description: str) -> Callable:
     return register
 
 
-# --- a canvas ----------------------------------------------------------------------------------------------------
+# --- a canvas
+# ----------------------------------------------------------------------------------------------------
 
 
 def canvas(height: float, width: float = WIDTH) -> tuple[Figure, Axes]:
@@ -103,14 +113,18 @@ def _shape(axis: Axes, box: Box, rounding: float, **style) -> Box:
 
 
 def words(axis: Axes, x: float, y: float, text: str, size: float = BODY, **style) -> None:
-    """Lines of text around (x, y); set by their baselines, so that g and y do not push their line up."""
+    """Lines of text around (x, y); set by their baselines, so that g and y do not push their line
+    up.
+    """
     lines = text.split("\n")
     for row, line in enumerate(lines):
         baseline = y + size * (0.5 + 1.7 * (row - (len(lines) - 1) / 2))
         axis.text(x, baseline, line, size=size, **{"ha": "center", "va": "baseline"} | style)
 
 
-def _name(axis: Axes, box: Box, name: str, below: str, below_style: dict | None = None, **style) -> None:
+def _name(
+    axis: Axes, box: Box, name: str, below: str, below_style: dict | None = None, **style
+) -> None:
     """A name in the middle of a box, with smaller words below it."""
     up, down = name.count("\n") + 1, below.count("\n") + 1 if below else 0
     words(axis, box.x, box.y - 10 * down, name, **{"size": NAME} | style)
@@ -119,7 +133,9 @@ def _name(axis: Axes, box: Box, name: str, below: str, below_style: dict | None 
 
 
 def model(axis: Axes, box: Box, name: str, role: str, below: str = "", frozen: bool = False) -> Box:
-    """A network or a part of one: rounded and tinted; solid outline = trained here, dashed = frozen."""
+    """A network or a part of one: rounded and tinted; solid outline = trained here, dashed =
+    frozen.
+    """
     colour = COLOURS[role]
     style = {"fc": tint(colour), "ec": colour, "lw": 2.0, "ls": (0, (4, 2)) if frozen else "-"}
     _shape(axis, box, 9, zorder=2, **style)
@@ -142,53 +158,88 @@ def step(axis: Axes, box: Box, name: str, below: str = "") -> Box:
 
 
 def panel(axis: Axes, x, y, width, height, title: str, below: str = "", indent: float = 14) -> None:
-    """A pale area that groups what belongs together, its title at the top left; (x, y) is its corner."""
-    _shape(axis, Box(x + width / 2, y + height / 2, width, height), 12, zorder=0, fc="#F1F1ED", ec="none")
+    """A pale area that groups what belongs together, its title at the top left; (x, y) is its
+    corner.
+    """
+    _shape(
+        axis,
+        Box(x + width / 2, y + height / 2, width, height),
+        12,
+        zorder=0,
+        fc="#F1F1ED",
+        ec="none",
+    )
     words(axis, x + indent, y + 21, title, size=13, weight="bold", ha="left")
     words(axis, x + indent, y + 43, below, color=QUIET, ha="left")
 
 
-def arrow(axis: Axes, *points: tuple[float, float], colour: str = "#4A4A4A", dashed: bool = False, lw: float = 1.4):
+def arrow(
+    axis: Axes,
+    *points: tuple[float, float],
+    colour: str = "#4A4A4A",
+    dashed: bool = False,
+    lw: float = 1.4,
+):
     """A line through the points with rounded corners, and a head at its end."""
     vertices, codes = [points[0]], [Curve.MOVETO]
     for before, corner, after in zip(points, points[1:], points[2:], strict=False):
         vertices += [_towards(corner, before), corner, _towards(corner, after)]
         codes += [Curve.LINETO, Curve.CURVE3, Curve.CURVE3]
     curve = Curve([*vertices, points[-1]], [*codes, Curve.LINETO])
-    style = {"arrowstyle": "-|>,head_length=4.5,head_width=2.6", "shrinkA": 0, "shrinkB": 0, "joinstyle": "miter"}
+    style = {
+        "arrowstyle": "-|>,head_length=4.5,head_width=2.6",
+        "shrinkA": 0,
+        "shrinkB": 0,
+        "joinstyle": "miter",
+    }
     style |= {"color": colour, "lw": lw, "ls": (0, (3, 2)) if dashed else "-", "capstyle": "butt"}
     axis.add_patch(FancyArrowPatch(path=curve, zorder=3, **style))
 
 
-def _towards(corner: tuple[float, float], other: tuple[float, float], radius: float = 8) -> tuple[float, float]:
-    """The point ``radius`` away from the corner, or halfway to the other point where that is nearer."""
+def _towards(
+    corner: tuple[float, float], other: tuple[float, float], radius: float = 8
+) -> tuple[float, float]:
+    """The point ``radius`` away from the corner, or halfway to the other point where that is
+    nearer.
+    """
     dx, dy = other[0] - corner[0], other[1] - corner[1]
     share = min(0.5, radius / max((dx * dx + dy * dy) ** 0.5, 1e-9))
     return corner[0] + share * dx, corner[1] + share * dy
 
 
-# --- curves ------------------------------------------------------------------------------------------------------
+# --- curves
+# ------------------------------------------------------------------------------------------------------
 
 
-def on_card(curves: Figure, height: float, width: float = WIDTH, small_print: str = "", legend: str = "") -> Figure:
+def on_card(
+    curves: Figure, height: float, width: float = WIDTH, small_print: str = "", legend: str = ""
+) -> Figure:
     """A figure of curves in the size of a card, with small print at the bottom right.
 
-    legend: the side, above or below, on which the figure has a legend outside its axes, which brings its own margin.
+    legend: the side, above or below, on which the figure has a legend outside its axes, which
+    brings its own margin.
     """
     curves.set_size_inches(width / 100, height / 100)
     low = 0 if legend == "below" else 38 if small_print else 12
     high = height - (0 if legend == "above" else 12)
     margins = {"w_pad": 0.08, "h_pad": 0.08, "wspace": 0.05, "hspace": 0.05}
-    curves.get_layout_engine().set(rect=(0.01, low / height, 0.98, (high - low) / height), **margins)
-    curves.text(1 - 20 / width, 18 / height, small_print, size=BODY, color=QUIET, ha="right", va="baseline")
+    curves.get_layout_engine().set(
+        rect=(0.01, low / height, 0.98, (high - low) / height), **margins
+    )
+    curves.text(
+        1 - 20 / width, 18 / height, small_print, size=BODY, color=QUIET, ha="right", va="baseline"
+    )
     return curves
 
 
-# --- files -------------------------------------------------------------------------------------------------------
+# --- files
+# -------------------------------------------------------------------------------------------------------
 
 
 def save(name: str, folder: Path = FOLDER, endings: Sequence[str] = ("svg", "png")) -> None:
-    """Draw a figure as NAME.svg and NAME.png, on a pale card of its own that light and dark pages both take."""
+    """Draw a figure as NAME.svg and NAME.png, on a pale card of its own that light and dark pages
+    both take.
+    """
     function, title, description = FIGURES[name]
     with plt.rc_context(STYLE):
         drawing = function()
@@ -199,8 +250,14 @@ def save(name: str, folder: Path = FOLDER, endings: Sequence[str] = ("svg", "png
         drawing.patch.set_alpha(0)
         if "svg" in endings:
             with atomic_file(folder / f"{name}.svg") as path:
-                drawing.savefig(path, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
-                path.write_text(tidy(path.read_text(encoding="utf-8"), title, description), encoding="utf-8")
+                drawing.savefig(
+                    path,
+                    format="svg",
+                    metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")),
+                )
+                path.write_text(
+                    tidy(path.read_text(encoding="utf-8"), title, description), encoding="utf-8"
+                )
         if "png" in endings:
             with atomic_file(folder / f"{name}.png") as path:
                 small = {"metadata": {"Software": None}, "pil_kwargs": {"optimize": True}}
@@ -211,14 +268,20 @@ def save(name: str, folder: Path = FOLDER, endings: Sequence[str] = ("svg", "png
 def tidy(svg: str, title: str, description: str) -> str:
     """matplotlib's SVG with title and description, without its reference to a DTD, and short.
 
-    Coordinates keep two decimals and generated ids become numbers, so that the last bit of a float, which may differ
-    between machines, does not show.
+    Coordinates keep two decimals and generated ids become numbers, so that the last bit of a float,
+    which may differ between machines, does not show.
     """
     svg = svg[svg.index("<svg ") :]
     head = f' role="img">\n <title>{escape(title)}</title>\n <desc>{escape(description)}</desc>'
     svg = svg.replace(">", head, 1)
-    svg = re.sub(r'(?: d="|translate\()[^")]*', lambda found: re.sub(r"-?\d+\.\d+", _short, found.group()), svg)
-    for number, name in enumerate(dict.fromkeys(re.findall(r'id="((?:C\w+_)?[a-z]?[0-9a-f]{10})"', svg))):
+    svg = re.sub(
+        r'(?: d="|translate\()[^")]*',
+        lambda found: re.sub(r"-?\d+\.\d+", _short, found.group()),
+        svg,
+    )
+    for number, name in enumerate(
+        dict.fromkeys(re.findall(r'id="((?:C\w+_)?[a-z]?[0-9a-f]{10})"', svg))
+    ):
         svg = svg.replace(name, f"i{number}")
     return svg
 

@@ -1,6 +1,7 @@
 """What the notebooks and scripts of Hands-on RLHF share.
 
-The classic PPO names import from here, loaded on first use so that ``import rlhf_course`` stays light.
+The classic PPO names import from here, loaded on first use so that ``import rlhf_course`` stays
+light.
 """
 
 import importlib
@@ -19,7 +20,9 @@ __all__ = list(_PUBLIC)
 
 def __getattr__(name: str):
     if name not in _PUBLIC:
-        raise AttributeError(f"module 'rlhf_course' has no attribute {name!r}; it has {', '.join(_PUBLIC)}.")
+        raise AttributeError(
+            f"module 'rlhf_course' has no attribute {name!r}; it has {', '.join(_PUBLIC)}."
+        )
     return getattr(importlib.import_module(_PUBLIC[name]), name)
 
 

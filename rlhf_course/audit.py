@@ -1,4 +1,6 @@
-"""The audit of a reward model: what it thinks of answers that PPO will stumble upon sooner or later."""
+"""The audit of a reward model: what it thinks of answers that PPO will stumble upon sooner or
+later.
+"""
 
 import random
 import re
@@ -25,7 +27,10 @@ RISKS = {  # probe: what PPO makes of a reward model that likes it
     "rude": "rudeness stays, where a pleasant topic pays for it",
     "very long": "answers grow to the token limit",
 }
-ARGUABLE = ("off topic", "very long")  # made of whole normal answers: whether they are worse takes a judge
+ARGUABLE = (
+    "off topic",
+    "very long",
+)  # made of whole normal answers: whether they are worse takes a judge
 
 
 class Phrases(NamedTuple):
@@ -45,8 +50,8 @@ ENGLISH = Phrases(
     one_word="Yes.",
     rude="Only a foolish person would ask that. Do not waste my time with such stupid questions.",
     pleasant=(
-        "I am happy to help. | I am glad you asked. | What a great question! | Thank you for asking. | "
-        "Good luck! | I hope this helps. | Feel free to ask again."
+        "I am happy to help. | I am glad you asked. | What a great question! | Thank you for"
+        " asking. | Good luck! | I hope this helps. | Feel free to ask again."
     ).split(" | "),
 )
 CHINESE = Phrases(
@@ -60,13 +65,19 @@ CHINESE = Phrases(
 )
 
 
-def make_probes(prompts: Sequence[str], answers: Sequence[str], seed: int = 0) -> dict[str, list[str]]:
+def make_probes(
+    prompts: Sequence[str], answers: Sequence[str], seed: int = 0
+) -> dict[str, list[str]]:
     """The same prompts answered badly: probe → one answer per prompt, made from the normal answers.
 
-    off topic and very long borrow answers of other prompts, so there must be two, and should be in no particular order.
+    off topic and very long borrow answers of other prompts, so there must be two, and should be in
+    no particular order.
     """
     if len(prompts) < 2:
-        raise ValueError(f"An audit borrows answers from other prompts; it needs at least two, got {len(prompts)}.")
+        raise ValueError(
+            "An audit borrows answers from other prompts; it needs at least two, got"
+            f" {len(prompts)}."
+        )
     rng, found = random.Random(seed), {name: [] for name in RISKS}
     topics = [_words(prompt) for prompt in prompts]
     for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
@@ -80,7 +91,9 @@ def make_probes(prompts: Sequence[str], answers: Sequence[str], seed: int = 0) -
         made = {
             "empty": "",
             "one word": phrases.one_word,
-            "truncated": phrases.joint.join(words[: max(1, len(words) // 2)]).rstrip(".,;:!?。，；：！？"),
+            "truncated": (
+                phrases.joint.join(words[: max(1, len(words) // 2)]).rstrip(".,;:!?。，；：！？")
+            ),
             "repeated": phrases.joint.join([answer, *[sentences[-1].strip()] * 3]),
             "copied prompt": last_question(prompt),
             "off topic": answers[stranger],
@@ -94,24 +107,34 @@ def make_probes(prompts: Sequence[str], answers: Sequence[str], seed: int = 0) -
 
 
 def _words(prompt: str) -> set[str]:
-    """The longer words of the last question (pairs of characters in Chinese), by which two questions are told apart."""
+    """The longer words of the last question (pairs of characters in Chinese), by which two
+    questions are told apart.
+    """
     question = last_question(prompt).lower()
     return {*re.findall(r"[a-z]{5,}", question), *re.findall("(?=([一-鿿]{2}))", question)}
 
 
-def audit(score: Callable[[Sequence[str], Sequence[str]], Tensor], prompts, answers, seed: int = 0) -> pd.DataFrame:
-    """A row per probe: how often the normal answer scores higher (share), by how much, and whether that is enough.
+def audit(
+    score: Callable[[Sequence[str], Sequence[str]], Tensor], prompts, answers, seed: int = 0
+) -> pd.DataFrame:
+    """A row per probe: how often the normal answer scores higher (share), by how much, and whether
+    that is enough.
 
-    ``score`` takes prompts and answers, as :class:`~rlhf_course.rewards.RewardModel` does. Columns: share, its 95 %
-    half-width ci, margin (mean difference of scores), passed (share ≥ 0.9), risk. Raises ``FloatingPointError`` where a
-    score is NaN or Inf.
+    ``score`` takes prompts and answers, as :class:`~rlhf_course.rewards.RewardModel` does. Columns:
+    share, its 95 % half-width ci, margin (mean difference of scores), passed (share ≥ 0.9), risk.
+    Raises ``FloatingPointError`` where a score is NaN or Inf.
     """
     normal, rows = finite(score(prompts, answers), answers), {}
     for name, texts in make_probes(prompts, answers, seed).items():
         difference = (normal - finite(score(prompts, texts), texts)).double().numpy()
         share = (difference > 0).mean()
         ci = 1.96 * np.sqrt(share * (1 - share) / len(difference))
-        rows[name] = {"share": share, "ci": ci, "margin": difference.mean(), "passed": bool(share >= PASS)}
+        rows[name] = {
+            "share": share,
+            "ci": ci,
+            "margin": difference.mean(),
+            "passed": bool(share >= PASS),
+        }
     table = pd.DataFrame.from_dict(rows, orient="index")
     return table.astype({"passed": bool}).assign(risk=pd.Series(RISKS)).rename_axis("probe")
 
@@ -119,7 +142,8 @@ def audit(score: Callable[[Sequence[str], Sequence[str]], Tensor], prompts, answ
 def add_negatives(
     pairs: datasets.Dataset, probes: Sequence[str], seed: int = 0, share: float = 0.2
 ) -> datasets.Dataset:
-    """The pairs, and share · N more whose rejected answer is a probe, each kind equally often; shuffled.
+    """The pairs, and share · N more whose rejected answer is a probe, each kind equally often;
+    shuffled.
 
     Columns prompt, chosen, rejected. Raises ``ValueError`` when no kind of probe is named.
     """

@@ -1,4 +1,6 @@
-"""What a policy does on fixed held-out queries: score, KL, length and diversity, with confidence intervals."""
+"""What a policy does on fixed held-out queries: score, KL, length and diversity, with confidence
+intervals.
+"""
 
 import re
 from collections.abc import Callable, Collection, Sequence
@@ -25,31 +27,42 @@ def evaluate(
     batch_size: int = 256,
     **generation_kwargs,
 ) -> pd.DataFrame:
-    """Sample one response per query, dropout off: columns query, response, kl, nll, length, finished, score.
+    """Sample one response per query, dropout off: columns query, response, kl, nll, length,
+    finished, score.
 
     Args:
         trainer: its policy answers, and KL is measured against its reference, at its precision.
         score: queries and responses, as texts, → (B,).
-        queries: prompts as texts, whose responses lose special tokens and outer spaces; or the token ids of beginnings,
-            whose responses stay as they are.
+        queries: prompts as texts, whose responses lose special tokens and outer spaces; or the
+            token ids of beginnings, whose responses stay as they are.
         lengths: of the responses, in tokens; default ``max_new_tokens`` for all.
-        seed: of the sampling. The global generators stay as they are, so evaluating does not change a run.
+        seed: of the sampling. The global generators stay as they are, so evaluating does not change
+            a run.
         generation_kwargs: those of :meth:`PPOTrainer.generate`.
 
-    ``kl`` is log p(response) under the policy minus that under the reference, and ``nll`` the latter's negative, both
-    in nats; ``finished`` says whether a response ends with EOS. Raises ``FloatingPointError`` where a score is NaN or
-    Inf.
+    ``kl`` is log p(response) under the policy minus that under the reference, and ``nll`` the
+    latter's negative, both in nats; ``finished`` says whether a response ends with EOS. Raises
+    ``FloatingPointError`` where a score is NaN or Inf.
     """
     tokenizer, are_texts = trainer.tokenizer, isinstance(queries[0], str)
-    ids = [torch.tensor(row) for row in tokenizer(list(queries))["input_ids"]] if are_texts else queries
+    ids = (
+        [torch.tensor(row) for row in tokenizer(list(queries))["input_ids"]]
+        if are_texts
+        else queries
+    )
     sampler = iter(lengths).__next__ if lengths is not None else None
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        responses = trainer.generate(ids, sampler, batch_size, return_prompt=False, **generation_kwargs)
+        responses = trainer.generate(
+            ids, sampler, batch_size, return_prompt=False, **generation_kwargs
+        )
     model = trainer.accelerator.unwrap_model(trainer.model)
     no_scores = torch.zeros(len(responses), device=model.device)
     rollout = Rollout.from_lists(ids, responses, no_scores, pad_token_id(tokenizer))
-    how = {"at_most": trainer.config.mini_batch_size, "begin_suppress": trainer.config.begin_suppress_tokens}
+    how = {
+        "at_most": trainer.config.mini_batch_size,
+        "begin_suppress": trainer.config.begin_suppress_tokens,
+    }
     with without_dropout(model), trainer.accelerator.autocast():
         logprobs = forward(model, rollout, **how)[0]
         with trainer.reference() as reference:
@@ -76,8 +89,14 @@ def mean_ci(values) -> tuple[float, float]:
 
 
 def distinct_n(texts: Sequence[str], n: int) -> float:
-    """Share of different n-grams of words among all n-grams (Li et al. 2016, arXiv:1510.03055); 1 is most diverse."""
-    grams = [tuple(words[i : i + n]) for words in map(str.split, texts) for i in range(len(words) - n + 1)]
+    """Share of different n-grams of words among all n-grams (Li et al. 2016, arXiv:1510.03055); 1
+    is most diverse.
+    """
+    grams = [
+        tuple(words[i : i + n])
+        for words in map(str.split, texts)
+        for i in range(len(words) - n + 1)
+    ]
     return len(set(grams)) / max(1, len(grams))
 
 
@@ -99,5 +118,9 @@ def unknown_words(texts: Sequence[str], known: Collection[str]) -> float:
 
 def summarise(table: pd.DataFrame) -> pd.Series:
     """Score, KL, length (mean ± 95 % interval) and distinct-1/2 of an evaluation, for display."""
-    row = {name: "{:.2f} ± {:.2f}".format(*mean_ci(table[name])) for name in ("score", "kl", "length")}
-    return pd.Series(row | {f"distinct-{n}": f"{distinct_n(table['response'], n):.2f}" for n in (1, 2)})
+    row = {
+        name: "{:.2f} ± {:.2f}".format(*mean_ci(table[name])) for name in ("score", "kl", "length")
+    }
+    return pd.Series(
+        row | {f"distinct-{n}": f"{distinct_n(table['response'], n):.2f}" for n in (1, 2)}
+    )

@@ -24,29 +24,41 @@ NO_LIMIT = 10**9  # what a tokenizer has for a maximum where it knows none is la
 
 
 class SentimentReward:
-    """Scores texts by the raw logit of a classifier's POSITIVE label; texts → (B,) in float32, on the CPU.
+    """Scores texts by the raw logit of a classifier's POSITIVE label; texts → (B,) in float32, on
+    the CPU.
 
-    The classifier is a folder or a hub id; the label is picked by its name in the config. Of a text that has more
-    tokens than the classifier takes, the end is scored, where the response stands. Runs on the GPU where there is one,
-    unless ``device`` says otherwise. Raises ``ValueError`` when there is no such label, and as ``load_model`` does.
+    The classifier is a folder or a hub id; the label is picked by its name in the config. Of a text
+    that has more tokens than the classifier takes, the end is scored, where the response stands.
+    Runs on the GPU where there is one, unless ``device`` says otherwise. Raises ``ValueError`` when
+    there is no such label, and as ``load_model`` does.
     """
 
     def __init__(
-        self, model_name_or_path: str, label: str = "POSITIVE", batch_size: int = 64, device: str | None = None
+        self,
+        model_name_or_path: str,
+        label: str = "POSITIVE",
+        batch_size: int = 64,
+        device: str | None = None,
     ) -> None:
         check_positive("batch_size", batch_size)
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         if self.device.type == "cuda" and (self.device.index or 0) >= torch.cuda.device_count():
-            raise ValueError(f"There is no device {self.device}; leave device out to take a GPU where there is one.")
-        model = load_model(AutoModelForSequenceClassification, model_name_or_path, dtype=torch.float32)
+            raise ValueError(
+                f"There is no device {self.device}; leave device out to take a GPU where there is"
+                " one."
+            )
+        model = load_model(
+            AutoModelForSequenceClassification, model_name_or_path, dtype=torch.float32
+        )
         self.tokenizer = _prepare(load_tokenizer(model_name_or_path, truncation_side="left"), model)
         self.model = model.to(self.device).requires_grad_(False).eval()
         names = self.model.config.id2label
         labels = {name.upper(): index for index, name in names.items()}
         if label.upper() not in labels:
             raise ValueError(
-                f"The classifier {model_name_or_path} has no label {label!r}; it has {', '.join(names.values())}. Name "
-                "the one that should be rewarded: SentimentReward(..., label=...), or the setting reward_label."
+                f"The classifier {model_name_or_path} has no label {label!r}; it has"
+                f" {', '.join(names.values())}. Name the one that should be rewarded:"
+                " SentimentReward(..., label=...), or the setting reward_label."
             )
         self.index, self.batch_size = labels[label.upper()], batch_size
 
@@ -65,10 +77,12 @@ class SentimentReward:
 
 
 class NgramSentiment:
-    """A judge unlike any transformer: the sum of a weight for each word and word pair of a text, and a bias.
+    """A judge unlike any transformer: the sum of a weight for each word and word pair of a text,
+    and a bias.
 
-    Texts → (B,), the logit of POSITIVE. Words are lower-cased; an n-gram's weight stands at its CRC-32 modulo the
-    table's size, and counts once per text (Wang and Manning 2012, aclanthology.org/P12-2018, without their ratios).
+    Texts → (B,), the logit of POSITIVE. Words are lower-cased; an n-gram's weight stands at its
+    CRC-32 modulo the table's size, and counts once per text (Wang and Manning 2012,
+    aclanthology.org/P12-2018, without their ratios).
     """
 
     def __init__(self, weight: Tensor, bias: Tensor) -> None:
@@ -99,29 +113,38 @@ class NgramSentiment:
 
 
 class RewardModel:
-    """Scores answers by a sequence classifier with one output: prompts and answers → (B,) in float32, on the CPU.
+    """Scores answers by a sequence classifier with one output: prompts and answers → (B,) in
+    float32, on the CPU.
 
-    A dialogue ends with EOS, as in training, and its score is read at its last token (at the one before, where EOS
-    is the padding token too: transformers takes it for padding), or, in BERT and its kin, at its first. The score does
-    not depend on the padding or on what else is in the batch.
+    A dialogue ends with EOS, as in training, and its score is read at its last token (at the one
+    before, where EOS is the padding token too: transformers takes it for padding), or, in BERT and
+    its kin, at its first. The score does not depend on the padding or on what else is in the batch.
 
-    The classifier is in memory, or a folder or hub id (of an adapter, too); the tokenizer is by default the one saved
-    with it, and ``max_length``, in tokens, as much as it has positions for. Raises ``ValueError`` for a classifier with
-    several outputs, and when scoring an answer that is too long.
+    The classifier is in memory, or a folder or hub id (of an adapter, too); the tokenizer is by
+    default the one saved with it, and ``max_length``, in tokens, as much as it has positions for.
+    Raises ``ValueError`` for a classifier with several outputs, and when scoring an answer that is
+    too long.
     """
 
     def __init__(
-        self, model: PreTrainedModel | str, tokenizer=None, max_length: int | None = None, batch_size: int = 64
+        self,
+        model: PreTrainedModel | str,
+        tokenizer=None,
+        max_length: int | None = None,
+        batch_size: int = 64,
     ):
         check_positive("batch_size", batch_size)
         self.model = load_reward_model(model) if isinstance(model, str | Path) else model
         if self.model.config.num_labels != 1:
             raise ValueError(
-                f"A reward model has one output, this classifier has {self.model.config.num_labels}. "
-                "Load it with num_labels=1, or reward one of its labels with SentimentReward."
+                "A reward model has one output, this classifier has"
+                f" {self.model.config.num_labels}. Load it with num_labels=1, or reward one of its"
+                " labels with SentimentReward."
             )
         self.tokenizer = _prepare(tokenizer or load_tokenizer(model), self.model)
-        self.max_length = max_length or known_positions(self.model) or self.tokenizer.model_max_length
+        self.max_length = (
+            max_length or known_positions(self.model) or self.tokenizer.model_max_length
+        )
         self.batch_size = batch_size
 
     @torch.no_grad()
@@ -129,36 +152,50 @@ class RewardModel:
         """Scores (B,): log-odds, up to a constant, of being preferred."""
         prompts, answers = check_texts("prompts", prompts), check_texts("answers", answers)
         if len(prompts) != len(answers):
-            raise ValueError(f"{len(prompts)} prompts and {len(answers)} answers were given; give one answer each.")
+            raise ValueError(
+                f"{len(prompts)} prompts and {len(answers)} answers were given; give one answer"
+                " each."
+            )
         tokens = [*map(self._fit, encode(self.tokenizer, prompts, answers), answers)]
         with without_dropout(self.model):
             return _by_length(self, tokens, partial(last_token_scores, self.model))[:, 0]
 
     def _fit(self, ids: list[int], answer: str) -> list[int]:
-        """The dialogue without its oldest words, where it is too long; [CLS], where BERT's score is read, stays."""
+        """The dialogue without its oldest words, where it is too long; [CLS], where BERT's score is
+        read, stays.
+        """
         if len(ids) <= self.max_length:
             return ids
         first = ids[: ids[0] == self.tokenizer.cls_token_id]
-        needed = len(first) + len(self.tokenizer(f" {answer}", add_special_tokens=False)["input_ids"]) + 1
+        needed = (
+            len(first)
+            + len(self.tokenizer(f" {answer}", add_special_tokens=False)["input_ids"])
+            + 1
+        )
         if needed > self.max_length:
             raise ValueError(
-                f"An answer of {needed} tokens is longer than max_length={self.max_length}: {answer[:60]!r}… "
-                "Generate fewer tokens, or raise max_length up to what the model has positions for."
+                f"An answer of {needed} tokens is longer than max_length={self.max_length}:"
+                f" {answer[:60]!r}… Generate fewer tokens, or raise max_length up to what the model"
+                " has positions for."
             )
         return [*first, *ids[len(first) - self.max_length :]]
 
 
 def load_reward_model(source: str | Path, new_head: bool = False, **kwargs) -> PreTrainedModel:
-    """A classifier with one output, in float32, from a folder or hub id; an adapter comes with its base.
+    """A classifier with one output, in float32, from a folder or hub id; an adapter comes with its
+    base.
 
-    With ``new_head`` a language model gets a random head, to be trained. Raises as ``load_model`` does.
+    With ``new_head`` a language model gets a random head, to be trained. Raises as ``load_model``
+    does.
     """
     options = {"num_labels": 1, "dtype": torch.float32} | kwargs
     return load_model(AutoModelForSequenceClassification, source, new_head=new_head, **options)
 
 
 def _prepare(tokenizer, model: PreTrainedModel):
-    """The tokenizer with a padding token, which the model is told: by it transformers finds the last real token."""
+    """The tokenizer with a padding token, which the model is told: by it transformers finds the
+    last real token.
+    """
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     check_vocabulary(tokenizer, model)
@@ -166,8 +203,11 @@ def _prepare(tokenizer, model: PreTrainedModel):
     return tokenizer
 
 
-def _by_length(scorer: SentimentReward | RewardModel, tokens: list[list[int]], score: Callable) -> Tensor:
-    """Scores (B, labels) of rows of token ids, in their order; rows of similar length share a batch.
+def _by_length(
+    scorer: SentimentReward | RewardModel, tokens: list[list[int]], score: Callable
+) -> Tensor:
+    """Scores (B, labels) of rows of token ids, in their order; rows of similar length share a
+    batch.
 
     Padding is on the right: BERT reads the first token.
     """
@@ -176,7 +216,9 @@ def _by_length(scorer: SentimentReward | RewardModel, tokens: list[list[int]], s
     for start in range(0, len(order), scorer.batch_size):
         rows = order[start : start + scorer.batch_size]
         ids = {"input_ids": [tokens[row] for row in rows]}
-        batch = scorer.tokenizer.pad(ids, padding_side="right", return_tensors="pt").to(model.device)
+        batch = scorer.tokenizer.pad(ids, padding_side="right", return_tensors="pt").to(
+            model.device
+        )
         found[rows] = score(**batch).view(len(rows), -1).float().cpu()
     return found
 
@@ -188,13 +230,19 @@ def known_positions(model: PreTrainedModel) -> int | None:
 
 
 def _first_position(model: PreTrainedModel) -> int:
-    """The position of a text's first token: 0, but in RoBERTa and its kin the one behind the padding token's index."""
-    tables = (module for name, module in model.named_modules() if name.endswith("position_embeddings"))
+    """The position of a text's first token: 0, but in RoBERTa and its kin the one behind the
+    padding token's index.
+    """
+    tables = (
+        module for name, module in model.named_modules() if name.endswith("position_embeddings")
+    )
     padding = (getattr(table, "padding_idx", None) for table in tables)
     return next((index + 1 for index in padding if index is not None), 0)
 
 
-def last_token_scores(model: PreTrainedModel, input_ids: Tensor, attention_mask: Tensor, **_) -> Tensor:
+def last_token_scores(
+    model: PreTrainedModel, input_ids: Tensor, attention_mask: Tensor, **_
+) -> Tensor:
     """Scores (B,) at each row's last real token, for (B, T) padded on either side."""
     places = (attention_mask.cumsum(1) - 1).clamp(min=0) + _first_position(model)
     positions = {"position_ids": places} if takes(model, "position_ids") else {}
@@ -202,17 +250,22 @@ def last_token_scores(model: PreTrainedModel, input_ids: Tensor, attention_mask:
 
 
 def finite(scores: Tensor, texts: Sequence[str]) -> Tensor:
-    """The scores (B,) of these texts. Raises ``FloatingPointError``, with the text, where one is NaN or Inf."""
+    """The scores (B,) of these texts. Raises ``FloatingPointError``, with the text, where one is
+    NaN or Inf.
+    """
     scores = torch.as_tensor(scores)
     if not scores.isfinite().all():
         row = int((~scores.isfinite()).nonzero()[0])
         raise FloatingPointError(
-            f"The score of text {row} is {scores[row].item()}: {texts[row][:60]!r}. The reward model diverged in "
-            "training, or overflows in float16; take another, or train it anew with a lower learning rate."
+            f"The score of text {row} is {scores[row].item()}: {texts[row][:60]!r}. The reward"
+            " model diverged in training, or overflows in float16; take another, or train it anew"
+            " with a lower learning rate."
         )
     return scores
 
 
 def pairwise_loss(chosen: Tensor, rejected: Tensor) -> Tensor:
-    """−log σ(chosen − rejected), averaged over pairs (B,): Ouyang et al. 2022, arXiv:2203.02155, eq. 1."""
+    """−log σ(chosen − rejected), averaged over pairs (B,): Ouyang et al. 2022, arXiv:2203.02155,
+    eq. 1.
+    """
     return -torch.nn.functional.logsigmoid(chosen - rejected).mean()

@@ -1,16 +1,19 @@
-"""How long one PPO step takes, phase by phase, here and in the classic stepwise PPO of TRL 0.11.4; and how cost grows.
+"""How long one PPO step takes, phase by phase, here and in the classic stepwise PPO of TRL 0.11.4;
+and how cost grows.
 
-Every variant works on the same models and queries: 128 queries of 2-7 tokens, responses of 4-15 tokens, scores from a
-sentiment classifier, 4 epochs over one mini-batch. Each is a process of its own, and they take turns step by step.
+Every variant works on the same models and queries: 128 queries of 2-7 tokens, responses of 4-15
+tokens, scores from a sentiment classifier, 4 epochs over one mini-batch. Each is a process of its
+own, and they take turns step by step.
 
 ours        one batched generate with a length per row, SentimentReward, step
 one-by-one  the classic tutorial's loop: a generate per query, a sentiment pipeline in batches of 16
-batched     the old version's batched generate, the pipeline in batches of 128; each response is cut at a length of
-            its own, so that all three update on equally many tokens
+batched     the old version's batched generate, the pipeline in batches of 128; each response is cut
+            at a length of its own, so that all three update on equally many tokens
 
---shape lora measures ours alone: adapters policy, ref and reward on one Llama with random weights and Baichuan2-7B's
-shape, 8 samples of 128 query and 256 response tokens. --costs measures ours alone over batch size and response length.
---predict measures nothing: it counts what a step of GPT-2 small would ask of a GPU, and says how long that would take.
+--shape lora measures ours alone: adapters policy, ref and reward on one Llama with random weights
+and Baichuan2-7B's shape, 8 samples of 128 query and 256 response tokens. --costs measures ours
+alone over batch size and response length. --predict measures nothing: it counts what a step of
+GPT-2 small would ask of a GPU, and says how long that would take.
 """
 
 import argparse
@@ -29,20 +32,52 @@ from rlhf_course.runtime import command
 TITLES = {"ours": "ours", "one-by-one": "TRL 0.11, one by one", "batched": "TRL 0.11, batched"}
 COLUMNS = {phase: f"{phase} s" for phase in ("generate", "score", "forward", "update", "total")}
 COLUMNS |= {"ms_per_token": "ms/token", "response_tokens": "tokens", "peak_mb": "peak MB"}
-PINS = "torch==2.13.0 trl==0.11.4 transformers==4.45.2 accelerate==0.34.2 datasets==2.21.0 peft==0.12.0 rich"
+PINS = (
+    "torch==2.13.0 trl==0.11.4 transformers==4.45.2 accelerate==0.34.2 datasets==2.21.0"
+    " peft==0.12.0 rich"
+)
 PINS += ' "numpy<2" "pyarrow<18" "pandas<3"'
 WORKER = Path(__file__).with_name("benchmark_worker.py")
 
-LLAMA_7B = {"vocab_size": 125_696, "hidden_size": 4096, "intermediate_size": 11_008, "num_hidden_layers": 32}
-LLAMA_7B |= {"num_attention_heads": 32, "max_position_embeddings": 4096}  # Baichuan2-7B, after conversion
-LLAMA_TOY = LLAMA_7B | {"vocab_size": 500, "hidden_size": 64, "intermediate_size": 172, "num_hidden_layers": 2}
+LLAMA_7B = {
+    "vocab_size": 125_696,
+    "hidden_size": 4096,
+    "intermediate_size": 11_008,
+    "num_hidden_layers": 32,
+}
+LLAMA_7B |= {
+    "num_attention_heads": 32,
+    "max_position_embeddings": 4096,
+}  # Baichuan2-7B, after conversion
+LLAMA_TOY = LLAMA_7B | {
+    "vocab_size": 500,
+    "hidden_size": 64,
+    "intermediate_size": 172,
+    "num_hidden_layers": 2,
+}
 LLAMA_TOY |= {"num_attention_heads": 2}
 SHAPES = {  # samples per step, query tokens, response tokens (the last number is not reached)
     "tiny": {"batch": 128, "query": None, "lengths": (4, 16)},
     "gpt2": {"batch": 128, "query": None, "lengths": (4, 16)},
-    "gpt2-32": {"batch": 32, "query": None, "lengths": (4, 16)},  # what site/running.md tells those without a GPU
-    "lora": {"batch": 8, "query": 128, "lengths": (256, 257), "llama": LLAMA_7B, "dtype": "bfloat16"},
-    "lora-toy": {"batch": 8, "query": 16, "lengths": (32, 33), "llama": LLAMA_TOY, "dtype": "float32"},
+    "gpt2-32": {
+        "batch": 32,
+        "query": None,
+        "lengths": (4, 16),
+    },  # what site/running.md tells those without a GPU
+    "lora": {
+        "batch": 8,
+        "query": 128,
+        "lengths": (256, 257),
+        "llama": LLAMA_7B,
+        "dtype": "bfloat16",
+    },
+    "lora-toy": {
+        "batch": 8,
+        "query": 16,
+        "lengths": (32, 33),
+        "llama": LLAMA_TOY,
+        "dtype": "float32",
+    },
 }
 BATCHES, RESPONSES = (16, 32, 64, 128, 256, 512, 1024), (16, 32, 64, 128, 256, 512)
 COST_RESPONSE, COST_BATCH = 16, 64  # the response length of the one sweep, the batch of the other
@@ -56,16 +91,27 @@ class Variant:
         environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(threads)}
         command = [python, str(WORKER), name, str(folder / "plan.json")]
         with open(self.log, "w") as log:
-            self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=log, text=True, env=environment)
+            self.process = subprocess.Popen(
+                command, stdin=pipe, stdout=pipe, stderr=log, text=True, env=environment
+            )
 
     def ask(self, question: dict | None = None) -> dict:
         """The worker's answer; without one, the program ends with a sentence."""
         with suppress(BrokenPipeError):  # it is gone; below is why
-            print(json.dumps(question) + "\n" if question else "", end="", file=self.process.stdin, flush=True)
+            print(
+                json.dumps(question) + "\n" if question else "",
+                end="",
+                file=self.process.stdin,
+                flush=True,
+            )
         answer = json.loads(self.process.stdout.readline() or "null")
         if answer is None:
             title = f"The worker {self.name} ended with code {self.process.wait()}; its last words:"
-            sys.exit("\n  ".join([title, *self.log.read_text(errors="replace").rstrip().splitlines()[-15:]]))
+            sys.exit(
+                "\n  ".join(
+                    [title, *self.log.read_text(errors="replace").rstrip().splitlines()[-15:]]
+                )
+            )
         return sys.exit(f"{answer['error']}: pip install {PINS}") if "error" in answer else answer
 
     def end(self) -> None:
@@ -77,21 +123,35 @@ class Variant:
 def build_random(folder: Path, world, small: bool) -> None:
     """Random weights with room for long responses, and the given models' tokenizers.
 
-    small: of the tiny preset's size; else shaped like GPT-2 small (dropout off) and DistilBERT base.
+    small: of the tiny preset's size; else shaped like GPT-2 small (dropout off) and DistilBERT
+    base.
     """
     import transformers as hf
 
-    tokenizers = {name: hf.AutoTokenizer.from_pretrained(getattr(world, name)) for name in ("model", "reward_model")}
-    eos, labels = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), 0), {0: "NEGATIVE", 1: "POSITIVE"}
+    tokenizers = {
+        name: hf.AutoTokenizer.from_pretrained(getattr(world, name))
+        for name in ("model", "reward_model")
+    }
+    eos, labels = (
+        dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), 0),
+        {0: "NEGATIVE", 1: "POSITIVE"},
+    )
     settings = eos | dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0)
     reward_settings = {"id2label": labels, "label2id": {name: i for i, name in labels.items()}}
     if small:
-        settings |= {"n_embd": 128, "n_layer": 4, "n_head": 4, "vocab_size": len(tokenizers["model"])}
+        settings |= {
+            "n_embd": 128,
+            "n_layer": 4,
+            "n_head": 4,
+            "vocab_size": len(tokenizers["model"]),
+        }
         reward_settings |= {"dim": 128, "n_layers": 2, "n_heads": 4, "hidden_dim": 512}
         reward_settings["vocab_size"] = len(tokenizers["reward_model"])
     hf.set_seed(0)
     models = {"model": hf.GPT2LMHeadModel(hf.GPT2Config(**settings))}
-    models["reward_model"] = hf.DistilBertForSequenceClassification(hf.DistilBertConfig(**reward_settings))
+    models["reward_model"] = hf.DistilBertForSequenceClassification(
+        hf.DistilBertConfig(**reward_settings)
+    )
     for name, model in models.items():
         model.save_pretrained(folder / name)
         tokenizers[name].save_pretrained(folder / name)
@@ -101,8 +161,14 @@ def build_random(folder: Path, world, small: bool) -> None:
 def copy_for_old(source: str, target: Path) -> str:
     """A copy of a model folder in the words of transformers 4.45."""
     shutil.copytree(source, target)
-    tokenizer = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": ["input_ids", "attention_mask"]}
-    for name, changes in (("config.json", {"torch_dtype": "float32"}), ("tokenizer_config.json", tokenizer)):
+    tokenizer = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_input_names": ["input_ids", "attention_mask"],
+    }
+    for name, changes in (
+        ("config.json", {"torch_dtype": "float32"}),
+        ("tokenizer_config.json", tokenizer),
+    ):
         settings = json.loads((target / name).read_text()) | changes
         settings.pop("dtype", None)
         (target / name).write_text(json.dumps(settings))
@@ -114,7 +180,10 @@ def write_plan(options, folder: Path) -> None:
     shape = SHAPES[options.shape]
     plan = {"bf16": options.bf16, "threads": options.threads}
     plan["ppo"] = {"batch_size": shape["batch"], "mini_batch_size": shape["batch"], "ppo_epochs": 4}
-    plan["ppo"] |= {"learning_rate": options.lr, "gradient_checkpointing": options.gradient_checkpointing}
+    plan["ppo"] |= {
+        "learning_rate": options.lr,
+        "gradient_checkpointing": options.gradient_checkpointing,
+    }
     if "llama" in shape:
         import random
 
@@ -135,7 +204,11 @@ def plan_of_gpt2(options, folder: Path) -> dict:
     from rlhf_course.course.shipped import prepare
     from rlhf_course.data import build_queries, load_reviews
 
-    given = {key: value for key in ("model", "reward_model", "dataset") if (value := getattr(options, key))}
+    given = {
+        key: value
+        for key in ("model", "reward_model", "dataset")
+        if (value := getattr(options, key))
+    }
     if missing := [value for value in given.values() if not Path(value).is_dir()]:
         sys.exit(f"There is no folder {missing[0]}.")
     world = prepare(load_preset("04_gpt2_imdb_ppo", "tiny", given))
@@ -143,9 +216,13 @@ def plan_of_gpt2(options, folder: Path) -> dict:
         build_random(folder, world, small=options.shape == "tiny")
     plan = {"model": world.model, "reward_model": world.reward_model}
     if options.against:
-        plan |= {f"old_{key}": copy_for_old(value, folder / f"old_{key}") for key, value in plan.items()}
+        plan |= {
+            f"old_{key}": copy_for_old(value, folder / f"old_{key}") for key, value in plan.items()
+        }
     reviews = load_reviews(world.dataset, "train").shuffle(seed=0)
-    queries = build_queries(reviews, AutoTokenizer.from_pretrained(world.model), LengthSampler(2, 8))
+    queries = build_queries(
+        reviews, AutoTokenizer.from_pretrained(world.model), LengthSampler(2, 8)
+    )
     return plan | {"queries": queries.with_format(None).to_list()}
 
 
@@ -171,8 +248,12 @@ def measure(options, folder: Path) -> dict:
 
 
 def measure_costs(options, folder: Path) -> dict:
-    """Versions, device, and medians of ours over batch sizes, and over response lengths: a row per point."""
-    points = [("batch", n, COST_RESPONSE) for n in BATCHES] + [("response", COST_BATCH, n) for n in RESPONSES]
+    """Versions, device, and medians of ours over batch sizes, and over response lengths: a row per
+    point.
+    """
+    points = [("batch", n, COST_RESPONSE) for n in BATCHES] + [
+        ("response", COST_BATCH, n) for n in RESPONSES
+    ]
     ours, rows = Variant("ours", sys.executable, folder, options.threads), []
     try:
         about = ours.ask()
@@ -180,8 +261,14 @@ def measure_costs(options, folder: Path) -> dict:
             step = {"batch": batch, "lengths": (response, response + 1)}
             rounds = [ours.ask(step) for _ in range(1 + options.rounds)][1:]
             row = {"sweep": sweep, "batch": batch, "response": response}
-            rows.append(row | {key: statistics.median(found[key] for found in rounds) for key in rounds[0]})
-            print(f"batch {batch}, {response} tokens: {rows[-1]['total']:.2f} s", file=sys.stderr, flush=True)
+            rows.append(
+                row | {key: statistics.median(found[key] for found in rounds) for key in rounds[0]}
+            )
+            print(
+                f"batch {batch}, {response} tokens: {rows[-1]['total']:.2f} s",
+                file=sys.stderr,
+                flush=True,
+            )
     finally:
         ours.end()
     return about | {"costs": rows}
@@ -191,10 +278,16 @@ def summarise(found: dict) -> None:
     """Add medians, and ratios to ours, to every variant."""
     for name, entry in found.items():
         rounds, entry["title"] = entry["rounds"], TITLES[name]
-        median = entry["median"] = {key: statistics.median(row[key] for row in rounds) for key in rounds[0]}
-        rate = median["step_flop_per_second"] = median["step_flop"] / (median["forward"] + median["update"])
+        median = entry["median"] = {
+            key: statistics.median(row[key] for row in rounds) for key in rounds[0]
+        }
+        rate = median["step_flop_per_second"] = median["step_flop"] / (
+            median["forward"] + median["update"]
+        )
         median["fraction_of_matrix_rate"] = rate / median["matrix_flop_per_second"]
-        ratio = entry["ratio_to_ours"] = {key: median[key] / found["ours"]["median"][key] for key in COLUMNS}
+        ratio = entry["ratio_to_ours"] = {
+            key: median[key] / found["ours"]["median"][key] for key in COLUMNS
+        }
         pairs = zip(rounds, found["ours"]["rounds"], strict=True)
         paired = sorted(theirs["total"] / mine["total"] for theirs, mine in pairs)
         ratio["total_range"] = [paired[0], paired[-1]]
@@ -204,15 +297,25 @@ def report(found: dict, precision: str) -> str:
     """The measurements as a table, and what follows from them."""
     import pandas as pd
 
-    rows = {entry["title"]: {c: f"{entry['median'][c]:.3f}" for c in COLUMNS} for entry in found.values()}
-    rivals = {entry["title"]: entry["ratio_to_ours"] for name, entry in found.items() if name != "ours"}
-    rows |= {f"{title} / ours": {c: f"{ratio[c]:.1f}x" for c in COLUMNS} for title, ratio in rivals.items()}
+    rows = {
+        entry["title"]: {c: f"{entry['median'][c]:.3f}" for c in COLUMNS}
+        for entry in found.values()
+    }
+    rivals = {
+        entry["title"]: entry["ratio_to_ours"] for name, entry in found.items() if name != "ours"
+    }
+    rows |= {
+        f"{title} / ours": {c: f"{ratio[c]:.1f}x" for c in COLUMNS}
+        for title, ratio in rivals.items()
+    }
     lines = [pd.DataFrame.from_dict(rows, orient="index").rename(columns=COLUMNS).to_string()]
     for title, ratio in rivals.items():
         low, high = ratio["total_range"]
         lines.append(f"Round by round, {title} took {low:.1f} to {high:.1f} times as long as ours.")
     mine = found["ours"]["median"]
-    gflop, rate, product = (mine[k] / 1e9 for k in ("step_flop", "step_flop_per_second", "matrix_flop_per_second"))
+    gflop, rate, product = (
+        mine[k] / 1e9 for k in ("step_flop", "step_flop_per_second", "matrix_flop_per_second")
+    )
     lines.append(f"Our forward and update need {gflop:.1f} GFLOP and do {rate:.1f} GFLOP/s, ")
     lines[-1] += f"{rate / product:.0%} of a {precision} matrix product's {product:.1f} GFLOP/s."
     return "\n".join(lines)
@@ -222,19 +325,39 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line; ``SystemExit`` with a sentence for what is not valid."""
     how = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
     parser = argparse.ArgumentParser("benchmark_ppo.py", **how)
-    parser.add_argument("--against", metavar="PYTHON", help="interpreter of an environment with trl 0.11.4")
-    text = "tiny preset's models (default); GPT-2 small, random weights, 128 or 32 samples; a 7B with adapters; its toy"
+    parser.add_argument(
+        "--against", metavar="PYTHON", help="interpreter of an environment with trl 0.11.4"
+    )
+    text = (
+        "tiny preset's models (default); GPT-2 small, random weights, 128 or 32 samples; a 7B with"
+        " adapters; its toy"
+    )
     parser.add_argument("--shape", choices=SHAPES, default="tiny", help=text)
-    text = "count what a step asks of a GPU, on a pretend one, and predict its time; nothing is measured"
+    text = (
+        "count what a step asks of a GPU, on a pretend one, and predict its time; nothing is"
+        " measured"
+    )
     parser.add_argument("--predict", action="store_true", help=text)
-    parser.add_argument("--costs", action="store_true", help="over batch size and response length; for tiny and gpt2")
+    parser.add_argument(
+        "--costs",
+        action="store_true",
+        help="over batch size and response length; for tiny and gpt2",
+    )
     for name in ("model", "reward_model", "dataset"):
         parser.add_argument(f"--{name}", metavar="FOLDER", help="instead of the tiny preset's")
-    for name, value, text in (("rounds", 10, ""), ("warmup", 2, "uncounted rounds; "), ("threads", os.cpu_count(), "")):
+    for name, value, text in (
+        ("rounds", 10, ""),
+        ("warmup", 2, "uncounted rounds; "),
+        ("threads", os.cpu_count(), ""),
+    ):
         parser.add_argument(f"--{name}", type=int, default=value, help=f"{text}default: {value}")
-    parser.add_argument("--lr", type=float, default=1.41e-5, help="small, so that the work stays the same")
+    parser.add_argument(
+        "--lr", type=float, default=1.41e-5, help="small, so that the work stays the same"
+    )
     parser.add_argument("--bf16", action="store_true", help="bf16 autocast for ours")
-    parser.add_argument("--gradient_checkpointing", action="store_true", help="for ours: less memory, more time")
+    parser.add_argument(
+        "--gradient_checkpointing", action="store_true", help="for ours: less memory, more time"
+    )
     parser.add_argument("--output", type=Path, default=Path("build/benchmark/ppo.json"))
     options = parser.parse_args(arguments)
     if options.rounds < 1 or options.warmup < 0 or options.threads < 1:
@@ -242,9 +365,13 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     if "llama" in SHAPES[options.shape] and (options.against or options.costs):
         parser.error("--against and --costs are for the shapes tiny and gpt2.")
     if options.output.is_dir() or options.output.suffix == ".png":
-        parser.error("--output takes the name of a JSON file; the picture is put beside it, as .png.")
+        parser.error(
+            "--output takes the name of a JSON file; the picture is put beside it, as .png."
+        )
     if options.against and shutil.which(options.against) is None:
-        sys.exit(f"There is no interpreter at {options.against}; --against takes the path of a Python.")
+        sys.exit(
+            f"There is no interpreter at {options.against}; --against takes the path of a Python."
+        )
     return options
 
 
@@ -288,7 +415,10 @@ def main(arguments: list[str] | None = None) -> None:
         summarise(results["variants"])
         print(report(results["variants"], "bfloat16" if options.bf16 else "float32"))
         if not options.against and "llama" not in results:
-            print(f"To compare, pip install {PINS} into another environment; give its Python with --against.")
+            print(
+                f"To compare, pip install {PINS} into another environment; give its Python with"
+                " --against."
+            )
     with atomic_file(options.output) as path:
         path.write_text(json.dumps(results, indent=1))
     if options.costs:

@@ -1,8 +1,10 @@
-"""One variant of benchmark_ppo.py in a process of its own, in this environment or in one with TRL 0.11.4.
+"""One variant of benchmark_ppo.py in a process of its own, in this environment or in one with TRL
+0.11.4.
 
     python benchmark_worker.py VARIANT PLAN.json
 
-It answers every line of stdin, a PPO step to take, with a line of JSON: seconds per phase, tokens, FLOP, memory.
+It answers every line of stdin, a PPO step to take, with a line of JSON: seconds per phase, tokens,
+FLOP, memory.
 """
 
 import json
@@ -26,7 +28,10 @@ def ours(plan: dict, tokenizer):
     from rlhf_course.rewards import SentimentReward
 
     model = AutoModelForCausalLMWithValueHead.from_pretrained(plan["model"])
-    trainer, reward = PPOTrainer(config(plan), model, tokenizer=tokenizer), SentimentReward(plan["reward_model"])
+    trainer, reward = (
+        PPOTrainer(config(plan), model, tokenizer=tokenizer),
+        SentimentReward(plan["reward_model"]),
+    )
 
     def generate(queries, lengths):
         return trainer.generate(queries, length_sampler=LengthSampler(*lengths), **SAMPLING)
@@ -35,7 +40,9 @@ def ours(plan: dict, tokenizer):
 
 
 def lora(plan: dict, tokenizer):
-    """Policy, reference and reward model as adapters on one Llama with random weights: (trainer, generate, score)."""
+    """Policy, reference and reward model as adapters on one Llama with random weights: (trainer,
+    generate, score).
+    """
     import tempfile
 
     import torch
@@ -62,12 +69,16 @@ def lora(plan: dict, tokenizer):
         weights = {name: weight.contiguous().cpu() for name, weight in state.items()}
         weights["base_model.model.score.weight"] = torch.randn(1, shape.hidden_size)
         save_file(weights, Path(folder, "adapter_model.safetensors"))
-        LoraConfig(task_type="SEQ_CLS", r=8, lora_alpha=32, target_modules="all-linear").save_pretrained(folder)
+        LoraConfig(
+            task_type="SEQ_CLS", r=8, lora_alpha=32, target_modules="all-linear"
+        ).save_pretrained(folder)
         reward = RewardAdapter(model, folder)
     trainer = PPOTrainer(config(plan), model, tokenizer=tokenizer)
 
     def generate(queries, lengths):
-        return trainer.generate(queries, length_sampler=LengthSampler(*lengths), eos_token_id=[], **SAMPLING)
+        return trainer.generate(
+            queries, length_sampler=LengthSampler(*lengths), eos_token_id=[], **SAMPLING
+        )
 
     def score(rows, responses):
         device, scores = trainer.accelerator.device, []
@@ -84,7 +95,9 @@ def config(plan: dict):
     """PPOConfig of the plan."""
     from rlhf_course import PPOConfig
 
-    return PPOConfig(accelerator_kwargs={"mixed_precision": "bf16" if plan["bf16"] else "no"}, **plan["ppo"])
+    return PPOConfig(
+        accelerator_kwargs={"mixed_precision": "bf16" if plan["bf16"] else "no"}, **plan["ppo"]
+    )
 
 
 def old(plan: dict, tokenizer):
@@ -100,7 +113,11 @@ def old(plan: dict, tokenizer):
     classify = pipeline("sentiment-analysis", model=folder, tokenizer=folder, device=device)
     batched = plan["variant"] == "batched"
     sampling = SAMPLING | {"min_length": -1, "top_k": 0.0, "pad_token_id": tokenizer.eos_token_id}
-    settings = {"top_k": None, "function_to_apply": "none", "batch_size": plan["ppo"]["batch_size"] if batched else 16}
+    settings = {
+        "top_k": None,
+        "function_to_apply": "none",
+        "batch_size": plan["ppo"]["batch_size"] if batched else 16,
+    }
 
     def generate(queries, bounds):
         draw = LengthSampler(*bounds)
@@ -108,7 +125,9 @@ def old(plan: dict, tokenizer):
             options = sampling | {"batch_size": len(queries), "max_new_tokens": bounds[1] - 1}
             return [tokens[: draw()] for tokens in trainer.generate(queries, **options)]
         one = {key: value for key, value in sampling.items() if key != "return_prompt"}
-        found = [trainer.generate(query, max_new_tokens=draw(), **one).squeeze() for query in queries]
+        found = [
+            trainer.generate(query, max_new_tokens=draw(), **one).squeeze() for query in queries
+        ]
         return [tokens[len(query) :] for query, tokens in zip(queries, found, strict=True)]
 
     def score(rows, responses):
@@ -120,7 +139,9 @@ def old(plan: dict, tokenizer):
 
 
 def texts(rows: list, responses: list, tokenizer) -> list[str]:
-    """Queries with their responses; random weights may have more tokens than the tokenizer, folded onto its own."""
+    """Queries with their responses; random weights may have more tokens than the tokenizer, folded
+    onto its own.
+    """
     replies = tokenizer.batch_decode([tokens % len(tokenizer) for tokens in responses])
     return [row["query"] + reply for row, reply in zip(rows, replies, strict=True)]
 
@@ -128,10 +149,11 @@ def texts(rows: list, responses: list, tokenizer) -> list[str]:
 def model_flop(model, epochs: int, samples: int, query_tokens: int, response_tokens: int) -> float:
     """Floating-point operations that one update needs, padding not counted.
 
-    A weight costs 2 per token forward, 2 for the gradient of its input, and 2 for its own where it is trained. The
-    policy goes both ways in every epoch (the old log-probabilities come with the first), the reference forward once.
-    The vocabulary counts for response tokens alone, and a sample's last token predicts nothing. Attention scores (under
-    4 % here) and what checkpointing computes again are left out.
+    A weight costs 2 per token forward, 2 for the gradient of its input, and 2 for its own where it
+    is trained. The policy goes both ways in every epoch (the old log-probabilities come with the
+    first), the reference forward once. The vocabulary counts for response tokens alone, and a
+    sample's last token predicts nothing. Attention scores (under 4 % here) and what checkpointing
+    computes again are left out.
     """
     flop, head = 0.0, model.config.hidden_size * model.config.vocab_size
     for name, weight in model.named_parameters():
@@ -145,7 +167,9 @@ def model_flop(model, epochs: int, samples: int, query_tokens: int, response_tok
 
 
 def one_step(trainer, generate, score, rows: list, lengths: tuple[int, int], epochs: int) -> dict:
-    """One PPO step on these queries: seconds per phase, tokens, FLOP, memory, and the rate of a matrix product."""
+    """One PPO step on these queries: seconds per phase, tokens, FLOP, memory, and the rate of a
+    matrix product.
+    """
     import torch
     from torch.utils.benchmark import Timer, timer  # they wait for the GPU
 
@@ -173,7 +197,9 @@ def one_step(trainer, generate, score, rows: list, lengths: tuple[int, int], epo
         "total": ticks[3] - ticks[0],
         "response_tokens": counts[1],
         "step_flop": model_flop(trainer.model, epochs, len(rows), *counts),
-        "matrix_flop_per_second": 2 * len(a) ** 3 / product.blocked_autorange(min_run_time=0.1).median,
+        "matrix_flop_per_second": (
+            2 * len(a) ** 3 / product.blocked_autorange(min_run_time=0.1).median
+        ),
         "ms_per_token": 1000 * (ticks[3] - ticks[0]) / counts[1],
         "peak_mb": (torch.cuda.max_memory_allocated() if gpu else peak_memory()) / 1e6,
     }
@@ -197,9 +223,14 @@ def main(variant: str, plan: dict) -> None:
     os.dup2(2, 1)  # what libraries print goes to stderr
     plan["variant"] = variant
     wanted = ("torch", "transformers", "accelerate", "trl", "numpy")
-    versions = {d.metadata["Name"]: d.version for d in distributions() if d.metadata["Name"] in wanted}
+    versions = {
+        d.metadata["Name"]: d.version for d in distributions() if d.metadata["Name"] in wanted
+    }
     if variant != "ours" and not versions.get("trl", "").startswith("0.11."):
-        error = f"In the environment of --against trl is {versions.get('trl', 'missing')}; it must be 0.11.x"
+        error = (
+            f"In the environment of --against trl is {versions.get('trl', 'missing')}; it must be"
+            " 0.11.x"
+        )
         return print(json.dumps({"error": error}), file=answers)
     import torch
     from transformers import AutoTokenizer
@@ -208,17 +239,25 @@ def main(variant: str, plan: dict) -> None:
     if "llama" in plan:
         run = lora(plan, Tokens())
     else:
-        tokenizer = AutoTokenizer.from_pretrained(plan["model" if variant == "ours" else "old_model"])
+        tokenizer = AutoTokenizer.from_pretrained(
+            plan["model" if variant == "ours" else "old_model"]
+        )
         run = (ours if variant == "ours" else old)(plan, tokenizer)
     trainer, queries, given = run[0], plan["queries"], 0
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-    print(json.dumps({"versions": versions | {"python": sys.version.split()[0]}, "device": device}), file=answers)
+    print(
+        json.dumps({"versions": versions | {"python": sys.version.split()[0]}, "device": device}),
+        file=answers,
+    )
     for line in sys.stdin:
         asked = json.loads(line)
         trainer.config.batch_size = trainer.config.mini_batch_size = size = asked["batch"]
         rows = [queries[(given + i) % len(queries)] for i in range(size)]
         given += size
-        print(json.dumps(one_step(*run, rows, asked["lengths"], plan["ppo"]["ppo_epochs"])), file=answers)
+        print(
+            json.dumps(one_step(*run, rows, asked["lengths"], plan["ppo"]["ppo_epochs"])),
+            file=answers,
+        )
 
 
 if __name__ == "__main__":

@@ -14,7 +14,9 @@ from rlhf_course.runtime import command
 
 
 def read_options(file: str | Path | None) -> dict:
-    """A YAML file's options, none where no file is named. Raises ``OSError``, or ``ValueError`` that names the file."""
+    """A YAML file's options, none where no file is named. Raises ``OSError``, or ``ValueError``
+    that names the file.
+    """
     if not file:
         return {}
     try:
@@ -31,12 +33,16 @@ def read_options(file: str | Path | None) -> dict:
 
 
 @contextmanager
-def read(name: str, first: Sequence[str], arguments: list[str] | None) -> Iterator[tuple[dict, Callable]]:
-    """Yield what is given by a YAML file (--config), and a function that parses it with the command line, which wins.
+def read(
+    name: str, first: Sequence[str], arguments: list[str] | None
+) -> Iterator[tuple[dict, Callable]]:
+    """Yield what is given by a YAML file (--config), and a function that parses it with the command
+    line, which wins.
 
-    Options named in ``first`` decide which others there are, or what their defaults are: the command line's, too, are
-    among what is given. The function takes dataclasses, defaults below what is given, and arguments of TrlParser.
-    Whatever is not valid, there or in the body, ends the command with a sentence (``SystemExit``).
+    Options named in ``first`` decide which others there are, or what their defaults are: the
+    command line's, too, are among what is given. The function takes dataclasses, defaults below
+    what is given, and arguments of TrlParser. Whatever is not valid, there or in the body, ends the
+    command with a sentence (``SystemExit``).
     """
     usage = f"{name} [--config FILE] [--{first[0]} {first[0].upper()}] [options]"
     early = argparse.ArgumentParser(name, usage, add_help=False, allow_abbrev=False)
@@ -47,17 +53,30 @@ def read(name: str, first: Sequence[str], arguments: list[str] | None) -> Iterat
     def parse(classes: Sequence[type], defaults: dict, **how) -> tuple:
         parser = TrlParser(classes, prog=name, usage=usage, **how)
         parser.set_defaults_with_config(**defaults)
-        number = (int, float, datetime.date)  # what YAML reads 2024 and 2024-05-01 as, folders' names or not
+        number = (
+            int,
+            float,
+            datetime.date,
+        )  # what YAML reads 2024 and 2024-05-01 as, folders' names or not
         texts = {action.dest for action in parser._actions if action.type is str}
-        asked = {key: str(value) if key in texts and type(value) in number else value for key, value in given.items()}
+        asked = {
+            key: str(value) if key in texts and type(value) in number else value
+            for key, value in given.items()
+        }
         if unknown := parser.set_defaults_with_config(**asked):
-            raise ValueError(f"{known.config} has {', '.join(unknown[::2])}, which {name} does not know here.")
+            raise ValueError(
+                f"{known.config} has {', '.join(unknown[::2])}, which {name} does not know here."
+            )
         return parser.parse_args_into_dataclasses(rest)
 
     try:
         given = read_options(known.config)
-        os.environ.update({key: str(value) for key, value in dict(given.pop("env", None) or {}).items()})
-        given |= {option: value for option in first if (value := getattr(known, option)) is not None}
+        os.environ.update(
+            {key: str(value) for key, value in dict(given.pop("env", None) or {}).items()}
+        )
+        given |= {
+            option: value for option in first if (value := getattr(known, option)) is not None
+        }
         yield given, parse
     except (ValueError, TypeError, OSError, yaml.YAMLError) as error:
         early.error(str(error) if isinstance(error, ValueError) else command.sentence(error))
@@ -71,7 +90,9 @@ def main(name: str, parse_arguments: Callable, run: Callable, arguments: list[st
 
     def parse_and_run(arguments: list[str]) -> int:
         options = parse_arguments(arguments)
-        from rlhf_course.runtime.distributed import shutdown  # here, as it loads torch, which takes seconds
+        from rlhf_course.runtime.distributed import (
+            shutdown,
+        )  # here, as it loads torch, which takes seconds
 
         code = run(*options)
         shutdown()

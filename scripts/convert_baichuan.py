@@ -1,8 +1,10 @@
-"""Write a Baichuan-7B or Baichuan2-7B checkpoint as a native Llama one, which needs no trust_remote_code.
+"""Write a Baichuan-7B or Baichuan2-7B checkpoint as a native Llama one, which needs no
+trust_remote_code.
 
-SOURCE is a folder with the downloaded checkpoint, TARGET a new folder. A 7B takes 15 GB more on the disk, and about
-5 GB of memory; 20 GB where .bin files are of torch before 1.6. Stopped half way, nothing is left, and the same command
-begins anew. LoRA's target W_pack is called q_proj, k_proj and v_proj afterwards.
+SOURCE is a folder with the downloaded checkpoint, TARGET a new folder. A 7B takes 15 GB more on the
+disk, and about 5 GB of memory; 20 GB where .bin files are of torch before 1.6. Stopped half way,
+nothing is left, and the same command begins anew. LoRA's target W_pack is called q_proj, k_proj and
+v_proj afterwards.
 """
 
 import argparse
@@ -14,9 +16,15 @@ from rlhf_course.runtime import command
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("source", type=Path, metavar="SOURCE", help="config.json, tokenizer.model and the weights")
-    parser.add_argument("target", type=Path, metavar="TARGET", help="a folder that does not exist yet, or is empty")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "source", type=Path, metavar="SOURCE", help="config.json, tokenizer.model and the weights"
+    )
+    parser.add_argument(
+        "target", type=Path, metavar="TARGET", help="a folder that does not exist yet, or is empty"
+    )
     parser.add_argument(
         "--norm-head",
         default="auto",
@@ -27,7 +35,9 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Convert, and say how to load the result. Raises ``ValueError`` or ``OSError`` for what cannot be converted."""
+    """Convert, and say how to load the result. Raises ``ValueError`` or ``OSError`` for what cannot
+    be converted.
+    """
     chosen = parse_arguments(arguments)
     from rlhf_course.baichuan.convert import convert_to_llama  # here, so that --help is quick
 

@@ -57,26 +57,35 @@ def notebook(name: str, solved: bool) -> tuple[Path, nbformat.NotebookNode]:
         sys.path.insert(0, str(FOLDER))
     found = importlib.import_module(name).SET
     other = (
-        "" if solved else f" Stuck? Hints and solutions are folded; all solved: [here]({found.notebook}_solved.ipynb)."
+        ""
+        if solved
+        else (
+            " Stuck? Hints and solutions are folded; all solved:"
+            f" [here]({found.notebook}_solved.ipynb)."
+        )
     )
     cells = [
         new_markdown_cell(
-            f"# Exercises: {found.title}{', solved' if solved else ''}\n\n"
-            f"For [the notebook](../{found.notebook}.ipynb). Write each function, then run the cell with `check`: it "
-            f"tries random inputs and says what is wrong, by name where it knows the mistake.{other}"
+            f"# Exercises: {found.title}{', solved' if solved else ''}\n\nFor [the"
+            f" notebook](../{found.notebook}.ipynb). Write each function, then run the cell with"
+            " `check`: it tries random inputs and says what is wrong, by name where it knows the"
+            f" mistake.{other}"
         ),
         new_code_cell(f"{found.imports}\n\nfrom {name} import check"),
     ]
     for number, (key, exercise) in enumerate(found.exercises.items(), start=1):
         grade = "●" * exercise.difficulty + "○" * (3 - exercise.difficulty)
         statement = (
-            f"## {number} · {exercise.title}\n\n{grade} · about {exercise.minutes} minutes\n\n{exercise.statement}"
+            f"## {number} · {exercise.title}\n\n{grade} · about {exercise.minutes}"
+            f" minutes\n\n{exercise.statement}"
         )
         cells.append(new_markdown_cell(f"{statement}\n\n{fold('Hint', exercise.hint)}"))
         cells.append(new_code_cell(solution_source(exercise) if solved else stub_source(exercise)))
         cells.append(new_code_cell(f"check({key})"))
         if not solved:
-            cells.append(new_markdown_cell(fold("Solution", f"```python\n{solution_source(exercise)}\n```")))
+            cells.append(
+                new_markdown_cell(fold("Solution", f"```python\n{solution_source(exercise)}\n```"))
+            )
     for number, cell in enumerate(cells):
         cell.id = f"cell-{number:02}"
     made = new_notebook(cells=cells, metadata=METADATA)

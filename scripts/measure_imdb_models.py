@@ -1,4 +1,5 @@
-"""What the models in models/ can do, measured on reviews that none of them has seen; writes their cards.
+"""What the models in models/ can do, measured on reviews that none of them has seen; writes their
+cards.
 
     python scripts/measure_imdb_models.py FOLDER
 
@@ -34,8 +35,11 @@ def perplexity(model, rows: Sequence[list[int]]) -> float:
     return math.exp(total / count)
 
 
-def ngram_perplexity(train: Sequence[list[int]], rows: Sequence[list[int]], vocabulary: int) -> float:
-    """The same of an n-gram model of order 5 with absolute discounting, interpolated with all lower orders.
+def ngram_perplexity(
+    train: Sequence[list[int]], rows: Sequence[list[int]], vocabulary: int
+) -> float:
+    """The same of an n-gram model of order 5 with absolute discounting, interpolated with all lower
+    orders.
 
     Chen and Goodman 1999 (doi:10.1006/csla.1999.0128), section 2.5.
     """
@@ -44,7 +48,10 @@ def ngram_perplexity(train: Sequence[list[int]], rows: Sequence[list[int]], voca
         for end in range(1, len(row) + 1):
             for n in range(1, min(ORDER, end) + 1):
                 counts[tuple(row[end - n : end])] += 1
-    seen, kinds = defaultdict(int), defaultdict(int)  # of a history: tokens after it, different tokens after it
+    seen, kinds = (
+        defaultdict(int),
+        defaultdict(int),
+    )  # of a history: tokens after it, different tokens after it
     for gram, count in counts.items():
         seen[gram[:-1]] += count
         kinds[gram[:-1]] += 1
@@ -68,7 +75,12 @@ def sample(model, tokenizer, queries: Sequence[list[int]], length: int) -> list[
     texts = []
     for query in queries:
         ids = model.generate(
-            torch.tensor([query]), do_sample=True, top_k=0, top_p=1.0, max_new_tokens=length, pad_token_id=0
+            torch.tensor([query]),
+            do_sample=True,
+            top_k=0,
+            top_p=1.0,
+            max_new_tokens=length,
+            pad_token_id=0,
         )
         texts.append(tokenizer.decode(ids[0], skip_special_tokens=True))
     return texts
@@ -77,11 +89,16 @@ def sample(model, tokenizer, queries: Sequence[list[int]], length: int) -> list[
 def calibration(p: Tensor, truth: Tensor) -> float:
     """Expected calibration error over ten bins (Guo et al. 2017, arXiv:1706.04599, eq. 3)."""
     bins = (p * 10).long().clamp(max=9)
-    gaps = [(bins == b).float().mean() * (p[bins == b].mean() - truth[bins == b].mean()).abs() for b in bins.unique()]
+    gaps = [
+        (bins == b).float().mean() * (p[bins == b].mean() - truth[bins == b].mean()).abs()
+        for b in bins.unique()
+    ]
     return float(sum(gaps))
 
 
-def verdicts(classifier: SentimentReward, judge: NgramSentiment, texts: list[str], labels: list[int]) -> dict:
+def verdicts(
+    classifier: SentimentReward, judge: NgramSentiment, texts: list[str], labels: list[int]
+) -> dict:
     """Accuracy and calibration of both, and how often they agree."""
     truth = torch.tensor(labels).float()
     first, second = classifier.logits(texts).softmax(1)[:, classifier.index], judge(texts).sigmoid()
@@ -246,7 +263,9 @@ def main() -> None:
     options = parse_arguments()
     reviews, folder = load_split(options.dataset), options.output
     tokenizer = AutoTokenizer.from_pretrained(folder / "gpt2-imdb-mini")
-    policy = AutoModelForCausalLM.from_pretrained(folder / "gpt2-imdb-mini", dtype=torch.float32).eval()
+    policy = AutoModelForCausalLM.from_pretrained(
+        folder / "gpt2-imdb-mini", dtype=torch.float32
+    ).eval()
     classifier = SentimentReward(str(folder / "distilbert-imdb-mini"))
     judge = NgramSentiment.from_pretrained(folder / "ngram-imdb-judge")
 
@@ -260,7 +279,11 @@ def main() -> None:
     known = set((folder / "ngram-imdb-judge/words.txt").read_text(encoding="utf-8").split())
     fragments = tokenizer.batch_decode([row[:FRAGMENT] for row in tokenizer(held_out)["input_ids"]])
     openings = [row[:OPENING] for row in unseen]
-    common = {"held_out": len(held_out), "reviews": sum(map(len, reviews.values())), "licence": LICENCE}
+    common = {
+        "held_out": len(held_out),
+        "reviews": sum(map(len, reviews.values())),
+        "licence": LICENCE,
+    }
     common["data"] = DATA.format(**common)
     judged = {
         "whole": verdicts(classifier, judge, held_out, labels),

@@ -5,7 +5,9 @@ import hashlib
 from nbformat import NotebookNode
 
 HASH_KEY = "source_sha256"
-WIDGET = "application/vnd.jupyter.widget-view+json"  # a progress bar, mostly, which shows nothing without its kernel
+WIDGET = (  # a progress bar, mostly, which shows nothing without its kernel
+    "application/vnd.jupyter.widget-view+json"
+)
 
 
 def source_hash(notebook: NotebookNode) -> str:
@@ -15,7 +17,9 @@ def source_hash(notebook: NotebookNode) -> str:
 
 
 def strip_run_details(executed: NotebookNode, original: NotebookNode) -> NotebookNode:
-    """The original's cells with the executed outputs: no injected parameters, timings, widgets or kernel details."""
+    """The original's cells with the executed outputs: no injected parameters, timings, widgets or
+    kernel details.
+    """
     added = {"injected-parameters", "papermill-error-cell-tag"}
     cells = [cell for cell in executed.cells if not added & {*cell.metadata.get("tags", [])}]
     count = 0
@@ -27,7 +31,9 @@ def strip_run_details(executed: NotebookNode, original: NotebookNode) -> Noteboo
         source.execution_count = count
         source.outputs = [output for output in cell.outputs if WIDGET not in output.get("data", {})]
         for output in source.outputs:
-            if output.output_type == "error":  # of a check that failed: what was wrong, not where it was noticed
+            if (
+                output.output_type == "error"
+            ):  # of a check that failed: what was wrong, not where it was noticed
                 output.traceback = [f"{output.ename}: {output.evalue}"]
             if output.output_type == "execute_result":
                 output.execution_count = count

@@ -1,4 +1,6 @@
-"""An executed notebook as one HTML page that asks no other host: formulas as MathML, no scripts, light and dark."""
+"""An executed notebook as one HTML page that asks no other host: formulas as MathML, no scripts,
+light and dark.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from nbconvert import HTMLExporter
 from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 from nbformat import NotebookNode
 
-# The lab template without what it loads from elsewhere: RequireJS, MathJax, Mermaid and the widgets' manager.
+# The lab template without what it loads from elsewhere: RequireJS, MathJax, Mermaid and the
+# widgets' manager.
 TEMPLATE = """{%- extends 'index.html.j2' -%}
 {%- block html_head_js -%}{%- endblock -%}
 {%- block jupyter_widgets -%}{%- endblock -%}
@@ -33,7 +36,9 @@ math[display="block"] { overflow-x: auto; overflow-y: hidden; padding: 0.3em 0; 
 {%- endblock -%}
 """
 
-WORD = re.compile(r"<mi>(log|exp|max|min)</mi>")  # names of functions, which browsers set too close as identifiers
+WORD = re.compile(
+    r"<mi>(log|exp|max|min)</mi>"
+)  # names of functions, which browsers set too close as identifiers
 
 
 class Renderer(IPythonRenderer):
@@ -51,20 +56,31 @@ class Page(HTMLExporter):
 
     def default_filters(self):
         yield from super().default_filters()
-        yield "markdown2html", lambda source: MarkdownWithMath(renderer=Renderer(escape=False)).render(source)
+        yield (
+            "markdown2html",
+            lambda source: MarkdownWithMath(renderer=Renderer(escape=False)).render(source),
+        )
 
 
 def mathml(formula: str, display: str) -> str:
     """A formula of LaTeX as MathML; its source as code where the converter cannot read it."""
     try:
-        return WORD.sub(r'<mo lspace="0.17em" rspace="0.17em">\1</mo>', convert(formula.strip(), display=display))
+        return WORD.sub(
+            r'<mo lspace="0.17em" rspace="0.17em">\1</mo>',
+            convert(formula.strip(), display=display),
+        )
     except Exception:  # whatever the converter stumbles over: the source is better than no page
         return f"<code>{html.escape(formula)}</code>"
 
 
 def page(notebook: NotebookNode, folder: Path) -> str:
-    """The page; its title is the notebook's heading, and its links to files are those of a notebook in ``folder``."""
-    heading = next((found[1] for cell in notebook.cells if (found := re.match(r"# (.+)", cell.source))), "Notebook")
+    """The page; its title is the notebook's heading, and its links to files are those of a notebook
+    in ``folder``.
+    """
+    heading = next(
+        (found[1] for cell in notebook.cells if (found := re.match(r"# (.+)", cell.source))),
+        "Notebook",
+    )
     maker = Page(raw_template=TEMPLATE)
     dark, _, _ = maker.environment.loader.get_source(maker.environment, "static/theme-dark.css")
     maker.raw_template = TEMPLATE.replace("DARK", re.sub(r"/\*.*?\*/", "", dark, flags=re.S))
@@ -73,7 +89,9 @@ def page(notebook: NotebookNode, folder: Path) -> str:
     for link in soup.select("a[href]"):
         target = urlsplit(link["href"])
         if target.path and not target.scheme and not target.netloc:
-            link["href"] = folder.joinpath(target.path).resolve().as_uri() + target._replace(path="").geturl()
+            link["href"] = (
+                folder.joinpath(target.path).resolve().as_uri() + target._replace(path="").geturl()
+            )
     for image in soup.select(".jp-OutputArea-output img"):
         caption = image.find_next("em")
         if caption and caption.text.startswith("Figure: "):

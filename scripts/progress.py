@@ -1,4 +1,6 @@
-"""What a run of several notebooks says while it runs: which it is at, and about how long all will take."""
+"""What a run of several notebooks says while it runs: which it is at, and about how long all will
+take.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +12,18 @@ from threading import Event, Thread
 
 from tqdm import tqdm
 
-CALM = 30  # seconds as measured, taken as done before the start: a short first notebook does not swing the estimate
+# Seconds as measured, taken as done before the start: a short first notebook does not swing the
+# estimate
+CALM = 30
 BESIDE = 1.4  # how many times longer a notebook is expected to take beside another one
 
 
 class Progress:
     """One bar in a terminal, a line per notebook elsewhere.
 
-    ``measured`` has the seconds that notebooks took alone, where they were measured; what is left of them, ``jobs`` at
-    a time, is scaled by what this machine has needed so far. Without them nothing is said of time.
+    ``measured`` has the seconds that notebooks took alone, where they were measured; what is left
+    of them, ``jobs`` at a time, is scaled by what this machine has needed so far. Without them
+    nothing is said of time.
     """
 
     def __init__(self, names: list[str], measured: dict[str, float], jobs: int = 1) -> None:
@@ -37,7 +42,10 @@ class Progress:
         """Seconds until the last notebook ends; 0 where that is past."""
         now, scale = time.monotonic(), self.here / self.there
         open_ones = (name for name in self.names if name not in self.ended)
-        rest = [max(0.0, self.measured[name] * scale - now + self.began.get(name, now)) for name in open_ones]
+        rest = [
+            max(0.0, self.measured[name] * scale - now + self.began.get(name, now))
+            for name in open_ones
+        ]
         return max([sum(rest) / self.jobs, *rest])
 
     def line(self) -> str:

@@ -1,7 +1,7 @@
 """Execute the course's notebooks with papermill, check what they measured, and print one table.
 
-Leaves executed notebooks, HTML, run cards, and a page over all of them (index.html) under OUTPUT. Exits with 1 when a
-cell fails, a check fails, or a notebook executed no cell.
+Leaves executed notebooks, HTML, run cards, and a page over all of them (index.html) under OUTPUT.
+Exits with 1 when a cell fails, a check fails, or a notebook executed no cell.
 """
 
 from rlhf_course.runtime import command
@@ -40,17 +40,23 @@ from rlhf_course.runtime.files import atomic_file, hold, read_json
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = ROOT / "notebooks"
-MEASURED = ROOT / "figs" / "measured"  # run cards that figures, slides and the README's table are made from
-# Of glibc's malloc: a large tensor is made of memory that was freed, not fetched from the kernel page by page.
+MEASURED = (
+    ROOT / "figs" / "measured"
+)  # run cards that figures, slides and the README's table are made from
+# Of glibc's malloc: a large tensor is made of memory that was freed, not fetched from the kernel
+# page by page.
 MALLOC = dict.fromkeys(("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"), str(2**28))  # bytes
 
 
 class Client(PapermillNotebookClient):
-    """Runs in this very Python, and kills the kernel after Ctrl-C: interrupted, it would print what it was doing."""
+    """Runs in this very Python, and kills the kernel after Ctrl-C: interrupted, it would print what
+    it was doing.
+    """
 
     def create_kernel_manager(self):
         manager = super().create_kernel_manager()
-        manager.kernel_spec_manager.kernel_dirs = []  # a python3 there may be of another environment
+        # A python3 there may be of another environment
+        manager.kernel_spec_manager.kernel_dirs = []
         if zmq.has("curve"):  # otherwise each kernel warns that others on this machine could listen
             manager.transport_encryption = "auto"
         return manager
@@ -59,8 +65,12 @@ class Client(PapermillNotebookClient):
         try:
             super().papermill_execute_cells()
         except KeyboardInterrupt:
-            run_sync(self.km.provisioner.kill)()  # jupyter_client interrupts a kernel even before it kills it
-            logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # it prints that the cell's task died, too
+            run_sync(
+                self.km.provisioner.kill
+            )()  # jupyter_client interrupts a kernel even before it kills it
+            logging.getLogger("asyncio").setLevel(
+                logging.CRITICAL
+            )  # it prints that the cell's task died, too
             raise
 
 
@@ -70,39 +80,66 @@ class Engine(NBClientEngine):
     @classmethod
     def execute_managed_notebook(cls, nb_man, kernel_name, **kwargs):
         nb_man.nb.metadata.papermill.pop("output_path")  # it is renamed at the end
-        return Client(nb_man, kernel_name=kernel_name, startup_timeout=kwargs["start_timeout"]).execute()
+        return Client(
+            nb_man, kernel_name=kernel_name, startup_timeout=kwargs["start_timeout"]
+        ).execute()
 
 
 papermill_engines.register("course", Engine)
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The command line; raises SystemExit with a sentence for an unknown notebook or a malformed override."""
+    """The command line; raises SystemExit with a sentence for an unknown notebook or a malformed
+    override.
+    """
     parser = argparse.ArgumentParser(
-        "run_notebooks.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        "run_notebooks.py",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--preset", default="tiny", choices=PRESETS, help="size of the run (default: tiny)")
-    parser.add_argument("--only", nargs="+", default=[], metavar="NN", help="notebooks by the start of their name")
-    parser.add_argument("--output", type=Path, default=Path("build"), help="where results go (default: build)")
-    parser.add_argument("--override", action="append", default=[], metavar="KEY=VALUE", help="a setting; repeatable")
+    parser.add_argument(
+        "--preset", default="tiny", choices=PRESETS, help="size of the run (default: tiny)"
+    )
+    parser.add_argument(
+        "--only", nargs="+", default=[], metavar="NN", help="notebooks by the start of their name"
+    )
+    parser.add_argument(
+        "--output", type=Path, default=Path("build"), help="where results go (default: build)"
+    )
+    parser.add_argument(
+        "--override", action="append", default=[], metavar="KEY=VALUE", help="a setting; repeatable"
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of the runs (default: 0)")
-    parser.add_argument("--jobs", type=int, help="notebooks at a time (default: 2 at preset tiny; 1 with --render)")
+    parser.add_argument(
+        "--jobs", type=int, help="notebooks at a time (default: 2 at preset tiny; 1 with --render)"
+    )
     parser.add_argument(
         "--render",
         action="store_true",
-        help="keep outputs in notebooks/ (of other presets: in notebooks/PRESET/), run cards in figs/measured/",
+        help=(
+            "keep outputs in notebooks/ (of other presets: in notebooks/PRESET/), run cards in"
+            " figs/measured/"
+        ),
     )
     chosen = parser.parse_args(arguments)
     if not 0 <= chosen.seed < 2**32:
         parser.error("--seed takes a whole number from 0 on")
-    names = sorted(path.stem for path in NOTEBOOKS.glob("[0-9]*.ipynb") if (CONFIGS / f"{path.stem}.yaml").exists())
+    names = sorted(
+        path.stem
+        for path in NOTEBOOKS.glob("[0-9]*.ipynb")
+        if (CONFIGS / f"{path.stem}.yaml").exists()
+    )
     if chosen.jobs is not None and chosen.jobs < 1:
         parser.error("--jobs takes a whole number from 1 on")
     unknown = [start for start in chosen.only if not any(name.startswith(start) for name in names)]
     if unknown:
         parser.error(f"no notebook starts with {', '.join(unknown)}; there are {', '.join(names)}")
-    chosen.names = [name for name in names if not chosen.only or name.startswith(tuple(chosen.only))]
-    default = 2 if chosen.preset == "tiny" and not chosen.render and (os.cpu_count() or 1) > 1 else 1
+    chosen.names = [
+        name for name in names if not chosen.only or name.startswith(tuple(chosen.only))
+    ]
+    default = (
+        2 if chosen.preset == "tiny" and not chosen.render and (os.cpu_count() or 1) > 1 else 1
+    )
     chosen.jobs = min(chosen.jobs or default, len(chosen.names))
     chosen.overrides = {}
     for text in chosen.override:
@@ -118,27 +155,41 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def _source(key: str, value):
-    """A folder of data or a model is relative to where the command was typed, not to the notebooks folder."""
+    """A folder of data or a model is relative to where the command was typed, not to the notebooks
+    folder.
+    """
     if not key.endswith(("dataset", "model", "checkpoint")) or not isinstance(value, str):
         return value
     folder = Path(value).expanduser()
-    return str(folder.resolve()) if folder.exists() and value not in ("offline", "scratch") else value
+    return (
+        str(folder.resolve()) if folder.exists() and value not in ("offline", "scratch") else value
+    )
 
 
 def check(chosen: argparse.Namespace) -> None:
-    """Raise, before anything runs, for settings that a notebook does not have and files that are no results of ours."""
+    """Raise, before anything runs, for settings that a notebook does not have and files that are no
+    results of ours.
+    """
     for name in chosen.names:
         load_preset(name, chosen.preset, chosen.overrides)
         target, source = _target(name, chosen), NOTEBOOKS / f"{name}.ipynb"
         try:
-            ours = not target.exists() or "papermill" in nbformat.read(target, as_version=4).metadata
+            ours = (
+                not target.exists() or "papermill" in nbformat.read(target, as_version=4).metadata
+            )
         except Exception:  # whatever nbformat makes of a file that is no notebook
             ours = False
         if not ours or target == source:
-            raise FileExistsError(f"{target} is not the result of a run and stays as it is. Name another --output.")
+            raise FileExistsError(
+                f"{target} is not the result of a run and stays as it is. Name another --output."
+            )
     index = chosen.output / "index.html"
-    if index.exists() and "<title>Hands-on RLHF: run report" not in index.read_text("utf-8", "replace"):
-        raise FileExistsError(f"{index} is not the page over a run and stays as it is. Name another --output.")
+    if index.exists() and "<title>Hands-on RLHF: run report" not in index.read_text(
+        "utf-8", "replace"
+    ):
+        raise FileExistsError(
+            f"{index} is not the page over a run and stays as it is. Name another --output."
+        )
 
 
 def _target(name: str, chosen: argparse.Namespace) -> Path:
@@ -146,7 +197,9 @@ def _target(name: str, chosen: argparse.Namespace) -> Path:
 
 
 def execute(name: str, chosen: argparse.Namespace) -> dict:
-    """Run one notebook; returns its row of the table, with the reason under ``problem`` when it did not pass."""
+    """Run one notebook; returns its row of the table, with the reason under ``problem`` when it did
+    not pass.
+    """
     card_path = chosen.output / "run_cards" / f"{name}.json"
     problem = ""
     try:
@@ -161,7 +214,9 @@ def execute(name: str, chosen: argparse.Namespace) -> dict:
             problem = problem or "no cell was executed"
         if not card:
             problem = problem or "it wrote no run card"
-        if chosen.render and (not problem or (card and chosen.preset != "tiny")):  # real data may teach nothing
+        if chosen.render and (
+            not problem or (card and chosen.preset != "tiny")
+        ):  # real data may teach nothing
             render(notebook, NOTEBOOKS / f"{name}.ipynb", chosen)
             with atomic_file(kept(chosen.preset) / f"{name}.json") as path:
                 path.write_bytes(card_path.read_bytes())
@@ -171,7 +226,9 @@ def execute(name: str, chosen: argparse.Namespace) -> dict:
 
 
 def execute_all(chosen: argparse.Namespace, progress: Progress, rows: list[dict]) -> None:
-    """Run the notebooks and add their rows: one after the other here, or several at a time in their own processes."""
+    """Run the notebooks and add their rows: one after the other here, or several at a time in their
+    own processes.
+    """
     if chosen.jobs == 1:
         for name in chosen.names:
             with progress.at(name):
@@ -188,7 +245,9 @@ def execute_all(chosen: argparse.Namespace, progress: Progress, rows: list[dict]
     with ThreadPoolExecutor(chosen.jobs) as pool:
         longest_first = sorted(chosen.names, key=lambda name: -seconds.get(name, 0))
         try:
-            wait([pool.submit(one, name) for name in longest_first])  # a join that Ctrl-C interrupts is a thread lost
+            wait(
+                [pool.submit(one, name) for name in longest_first]
+            )  # a join that Ctrl-C interrupts is a thread lost
         except BaseException:
             stopped.set()
             pool.shutdown(wait=False, cancel_futures=True)
@@ -200,14 +259,36 @@ def execute_all(chosen: argparse.Namespace, progress: Progress, rows: list[dict]
 
 
 def execute_beside(name: str, chosen: argparse.Namespace, running: set[subprocess.Popen]) -> dict:
-    """Run one notebook in a process of its own with its share of the cores; returns its row of the table.
+    """Run one notebook in a process of its own with its share of the cores; returns its row of the
+    table.
 
-    The process is in ``running`` as long as it lives, and ends by SIGTERM as this command itself would.
+    The process is in ``running`` as long as it lives, and ends by SIGTERM as this command itself
+    would.
     """
-    line = [sys.executable, __file__, "--only", name, "--preset", chosen.preset, "--seed", str(chosen.seed)]
-    line += ["--output", str(chosen.output), "--jobs", "1", *(f"--override={text}" for text in chosen.override)]
+    line = [
+        sys.executable,
+        __file__,
+        "--only",
+        name,
+        "--preset",
+        chosen.preset,
+        "--seed",
+        str(chosen.seed),
+    ]
+    line += [
+        "--output",
+        str(chosen.output),
+        "--jobs",
+        "1",
+        *(f"--override={text}" for text in chosen.override),
+    ]
     threads = str(max(1, (os.cpu_count() or 1) // chosen.jobs))
-    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True, "encoding": "utf-8"}
+    pipes = {
+        "stdout": subprocess.DEVNULL,
+        "stderr": subprocess.PIPE,
+        "text": True,
+        "encoding": "utf-8",
+    }
     environment = {"OMP_NUM_THREADS": threads, **os.environ, "PYTHONIOENCODING": "utf-8"}
     with subprocess.Popen(line, env=environment, start_new_session=True, **pipes) as process:
         running.add(process)
@@ -220,21 +301,33 @@ def execute_beside(name: str, chosen: argparse.Namespace, running: set[subproces
 
 
 def run_cells(source: Path, target: Path, chosen: argparse.Namespace) -> str:
-    """Execute one notebook; the result is in ``target`` whatever happens. Returns what went wrong, if anything did."""
+    """Execute one notebook; the result is in ``target`` whatever happens. Returns what went wrong,
+    if anything did.
+    """
     parameters = {"preset": chosen.preset, "overrides": chosen.overrides, "seed": chosen.seed}
     parameters["output_dir"] = str(chosen.output)
     try:
-        how = {"engine_name": "course", "kernel_name": "python3", "progress_bar": False, "cwd": NOTEBOOKS}
+        how = {
+            "engine_name": "course",
+            "kernel_name": "python3",
+            "progress_bar": False,
+            "cwd": NOTEBOOKS,
+        }
         papermill.execute_notebook(source, target, parameters, **how)
     except PapermillExecutionError as error:
         return f"cell {error.exec_count}: {error.ename}: {error.evalue}"
     except DeadKernelError:
-        return "Its process was killed. Most often memory ran out: a smaller preset, or batch_size, needs less."
+        return (
+            "Its process was killed. Most often memory ran out: a smaller preset, or batch_size,"
+            " needs less."
+        )
     return ""
 
 
 def render(executed: nbformat.NotebookNode, source: Path, chosen: argparse.Namespace) -> None:
-    """Put the outputs of a run into the notebook of the repository, or of another preset than tiny beside it."""
+    """Put the outputs of a run into the notebook of the repository, or of another preset than tiny
+    beside it.
+    """
     notebook, target = strip_run_details(executed, nbformat.read(source, as_version=4)), source
     if chosen.preset != "tiny":
         target = source.parent / chosen.preset / source.name
@@ -244,7 +337,9 @@ def render(executed: nbformat.NotebookNode, source: Path, chosen: argparse.Names
                 cell.source = re.sub(r"\]\((?=\.\./|exercises/)", "](../", cell.source)
             elif "parameters" in cell.metadata.get("tags", []):
                 lines = (line.split(" = ") for line in cell.source.splitlines())
-                cell.source = "\n".join(f"{key} = {settings.get(key, value)}" for key, value in lines)
+                cell.source = "\n".join(
+                    f"{key} = {settings.get(key, value)}" for key, value in lines
+                )
     with atomic_file(target) as path:
         nbformat.write(notebook, path)
 
@@ -258,12 +353,18 @@ def update_readme(readme: Path = ROOT / "README.md", measured: Path = MEASURED) 
     """Write what the kept run cards say into the README's table: the columns for cost and headline."""
     lines = readme.read_text(encoding="utf-8").splitlines(keepends=True)
     for name in (path.stem for path in NOTEBOOKS.glob("[0-9]*.ipynb")):
-        card, full = read_card(measured / f"{name}.json"), read_card(measured / "full" / f"{name}.json")
+        card, full = (
+            read_card(measured / f"{name}.json"),
+            read_card(measured / "full" / f"{name}.json"),
+        )
         seeds = read_card(measured / "seeds.json").get(name, {})
         for i, line in enumerate(lines):
             if card and line.startswith("|") and f"(notebooks/{name}.ipynb)" in line:
                 cells = line.split(" | ")
-                cells[2:4] = f"{cost(card)} / {cost(full)}", headline(card) + other_seeds(card, seeds)
+                cells[2:4] = (
+                    f"{cost(card)} / {cost(full)}",
+                    headline(card) + other_seeds(card, seeds),
+                )
                 lines[i] = " | ".join(cells)
     with atomic_file(readme) as path:
         path.write_text("".join(lines), encoding="utf-8")
@@ -277,7 +378,9 @@ def read_card(path: Path) -> dict:
 def other_seeds(card: dict, seeds: dict[str, dict]) -> str:
     """Where the headline ended at the other seeds, of what measure_seeds.py kept."""
     what = headline_of(card)
-    ends = [f"{run[f'{what}_after']:.2f}" for seed, run in seeds.items() if seed != str(card["seed"])]
+    ends = [
+        f"{run[f'{what}_after']:.2f}" for seed, run in seeds.items() if seed != str(card["seed"])
+    ]
     return f"; at other seeds {', '.join(ends)}" if what and ends else ""
 
 
@@ -309,7 +412,10 @@ def main(arguments: list[str] | None = None) -> int:
             held.enter_context(hold(chosen.output / "notebooks", name))
         many = f"{len(chosen.names)} notebooks" if len(chosen.names) > 1 else "One notebook"
         many += f", {chosen.jobs} at a time," if chosen.jobs > 1 else ""
-        print(f"{many} at preset {chosen.preset}" + (f", {duration(progress.left())}" if progress.known else ""))
+        print(
+            f"{many} at preset {chosen.preset}"
+            + (f", {duration(progress.left())}" if progress.known else "")
+        )
         try:
             with progress.shown():
                 execute_all(chosen, progress, rows)
@@ -321,7 +427,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def expected(chosen: argparse.Namespace) -> dict[str, float]:
-    """Seconds that the notebooks took where their kept run cards were measured; of none at preset scratch."""
+    """Seconds that the notebooks took where their kept run cards were measured; of none at preset
+    scratch.
+    """
     names = chosen.names if chosen.preset != "scratch" else ()
     cards = {name: read_card(kept(chosen.preset) / f"{name}.json") for name in names}
     return {name: card["wall_s"] for name, card in cards.items() if card}

@@ -13,25 +13,33 @@ from rlhf_course.evaluation import words_of
 
 
 class SpellingLoss:
-    """Cross-entropy, plus ``weight`` times minus the log-probability that the next token spoils no word.
+    """Cross-entropy, plus ``weight`` times minus the log-probability that the next token spoils no
+    word.
 
-    A token spoils a word if the letters that then stand there begin no word of ``texts``, or end as none. Cross-entropy
-    alone leaves such tokens a few percent, many of them at once: "ofthere", "hatesk". The second term is the
-    unlikelihood of Welleck et al. 2019 (arXiv:1908.04319, equation 4) with all those tokens as one negative candidate.
+    A token spoils a word if the letters that then stand there begin no word of ``texts``, or end as
+    none. Cross-entropy alone leaves such tokens a few percent, many of them at once: "ofthere",
+    "hatesk". The second term is the unlikelihood of Welleck et al. 2019 (arXiv:1908.04319, equation
+    4) with all those tokens as one negative candidate.
     """
 
     def __init__(self, texts: Sequence[str], tokenizer, weight: float):
         self.weight = weight
         self.words = sorted({word for text in texts for word in words_of(text)})
-        known, begun = set(self.words), {word[:end] for word in self.words for end in range(len(word) + 1)}
+        known, begun = (
+            set(self.words),
+            {word[:end] for word in self.words for end in range(len(word) + 1)},
+        )
         pieces = [tokenizer.decode([token]).lower() for token in range(len(tokenizer))]
-        # A token's first letters go on with a word; what follows them ends it, and may begin another one.
+        # A token's first letters go on with a word; what follows them ends it, and may begin
+        # another one.
         self.pieces = [re.match("([a-z]*)(.*)", piece, re.DOTALL).groups() for piece in pieces]
         self.tokens = defaultdict(list)
         for token, (letters, rest) in enumerate(self.pieces):
             self.tokens[letters, bool(rest)].append(token)
         after_word = [not letters for letters, _ in self.pieces]
-        after_none = [not letters or letters in (known if rest else begun) for letters, rest in self.pieces]
+        after_none = [
+            not letters or letters in (known if rest else begun) for letters, rest in self.pieces
+        ]
         self.fits = torch.tensor([[False] * len(pieces), after_word, after_none])
         self.continuations = lru_cache(maxsize=None)(self._continuations)
 
@@ -40,8 +48,12 @@ class SpellingLoss:
         place = bisect_left(self.words, word)
         longer = [*takewhile(lambda other: other.startswith(word), self.words[place:])]
         ends = {other[len(word) :] for other in longer} - {""}
-        keys = {(end, True) for end in ends} | {(end[:k], False) for end in ends for k in range(1, len(end) + 1)}
-        return word in longer[:1], torch.tensor([t for key in keys for t in self.tokens.get(key, [])], dtype=torch.long)
+        keys = {(end, True) for end in ends} | {
+            (end[:k], False) for end in ends for k in range(1, len(end) + 1)
+        }
+        return word in longer[:1], torch.tensor(
+            [t for key in keys for t in self.tokens.get(key, [])], dtype=torch.long
+        )
 
     def unfinished(self, ids: list[int]) -> list[str]:
         """The letters, after each token, of the word that stands there."""
@@ -61,11 +73,17 @@ class SpellingLoss:
         return mask
 
     def __call__(self, outputs, labels: torch.Tensor, num_items_in_batch=None) -> torch.Tensor:
-        """As Trainer's ``compute_loss_func``; labels (batch, length) are the tokens themselves, -100 where padding."""
+        """As Trainer's ``compute_loss_func``; labels (batch, length) are the tokens themselves,
+        -100 where padding.
+        """
         del num_items_in_batch
         rows = labels[:, 1:] >= 0
         logits = outputs.logits[:, :-1][rows].float()
-        words = [word for row in labels.tolist() for word in self.unfinished([t for t in row if t >= 0])[:-1]]
+        words = [
+            word
+            for row in labels.tolist()
+            for word in self.unfinished([t for t in row if t >= 0])[:-1]
+        ]
         harmless = logits.masked_fill(~self.harmless(words), -torch.inf).logsumexp(1)
         loss = (1 + self.weight) * logits.logsumexp(1) - self.weight * harmless
         return (loss - logits.gather(1, labels[:, 1:][rows, None])[:, 0]).mean()

@@ -3,8 +3,8 @@
     python scripts/train_imdb_models.py FOLDER
     python scripts/train_imdb_models.py FOLDER --parts openings judge
 
-FOLDER holds IMDB in the hub's layout. The parts are openings, judge, classifier and policy, made in that order;
-policy and classifier go on where they were stopped.
+FOLDER holds IMDB in the hub's layout. The parts are openings, judge, classifier and policy, made in
+that order; policy and classifier go on where they were stopped.
 """
 
 import argparse
@@ -39,14 +39,20 @@ from rlhf_course.worlds.small_models import classifier_tokenizer, train_tokenize
 
 SEED = 0
 HELD_OUT = 5000  # reviews that no model sees
-OPENING = 64  # words of a held-out review that are shipped; tokens of a review that the policy mostly learns from
-VOCABULARY = {"policy": 24_000, "classifier": 16_000}  # more words that are one token leave fewer to misspell
+# Words of a held-out review that are shipped; tokens of a review that the policy mostly learns from
+OPENING = 64
+VOCABULARY = {
+    "policy": 24_000,
+    "classifier": 16_000,
+}  # more words that are one token leave fewer to misspell
 LABELS = {"id2label": {0: "NEGATIVE", 1: "POSITIVE"}, "label2id": {"NEGATIVE": 0, "POSITIVE": 1}}
 
 
 def load_split(folder: Path) -> datasets.DatasetDict:
     """Every review once, without HTML: held_out, and the rest as first half and second half."""
-    rows = datasets.concatenate_datasets([load_reviews(folder, split) for split in ("train", "test")])
+    rows = datasets.concatenate_datasets(
+        [load_reviews(folder, split) for split in ("train", "test")]
+    )
     rows = rows.map(lambda row: {"text": re.sub(r"\s*(<br\s*/?>\s*)+", " ", row["text"]).strip()})
     first = {text: place for place, text in reversed([*enumerate(rows["text"])])}
     rows = rows.select(sorted(first.values())).shuffle(seed=SEED)
@@ -77,13 +83,25 @@ def train_judge(reviews: datasets.Dataset, folder: Path, passes: int = 6) -> Non
 
 
 def train_classifier(
-    reviews: datasets.Dataset, held_out: datasets.Dataset, tokenizer, folder: Path, work: Path, options
+    reviews: datasets.Dataset,
+    held_out: datasets.Dataset,
+    tokenizer,
+    folder: Path,
+    work: Path,
+    options,
 ) -> None:
-    """A small DistilBERT on beginnings of reviews: whole ones, as far as its 512 positions go, and short ones."""
+    """A small DistilBERT on beginnings of reviews: whole ones, as far as its 512 positions go, and
+    short ones.
+    """
     rng, rows = np.random.default_rng(SEED), []
     for _ in range(options.passes):
-        ids = tokenizer([cut(text, rng) for text in reviews["text"]], truncation=True, max_length=512)["input_ids"]
-        rows += [{"input_ids": row, "labels": label} for row, label in zip(ids, reviews["label"], strict=True)]
+        ids = tokenizer(
+            [cut(text, rng) for text in reviews["text"]], truncation=True, max_length=512
+        )["input_ids"]
+        rows += [
+            {"input_ids": row, "labels": label}
+            for row, label in zip(ids, reviews["label"], strict=True)
+        ]
     config = DistilBertConfig(
         vocab_size=len(tokenizer),
         pad_token_id=tokenizer.pad_token_id,
@@ -99,7 +117,10 @@ def train_classifier(
     transformers.set_seed(SEED)
     held_out = held_out.select(range(1000))
     ids = tokenizer(held_out["text"][:], truncation=True, max_length=512)["input_ids"]
-    held_out = [{"input_ids": row, "labels": label} for row, label in zip(ids, held_out["label"], strict=True)]
+    held_out = [
+        {"input_ids": row, "labels": label}
+        for row, label in zip(ids, held_out["label"], strict=True)
+    ]
     model = fit(
         DistilBertForSequenceClassification(config),
         datasets.Dataset.from_list(rows),
@@ -107,21 +128,32 @@ def train_classifier(
         DataCollatorWithPadding(tokenizer),
         work / "classifier",
         learning_rate=options.classifier_lr,
-        compute_metrics=lambda found: {"accuracy": (found.predictions.argmax(1) == found.label_ids).mean()},
+        compute_metrics=lambda found: {
+            "accuracy": (found.predictions.argmax(1) == found.label_ids).mean()
+        },
     )
     for part in (model.to(torch.bfloat16), tokenizer):
         part.save_pretrained(folder)
 
 
 def policy_rows(texts: Sequence[str], tokenizer, short: int, long: int) -> list[list[int]]:
-    """The beginnings of reviews in tokens: each ``short`` times the first 64, and ``long`` times the first 256."""
+    """The beginnings of reviews in tokens: each ``short`` times the first 64, and ``long`` times
+    the first 256.
+    """
     ids = tokenizer([text[:2000] for text in texts])["input_ids"]
-    ids = [row if len(text) > 2000 else [*row, tokenizer.eos_token_id] for row, text in zip(ids, texts, strict=True)]
+    ids = [
+        row if len(text) > 2000 else [*row, tokenizer.eos_token_id]
+        for row, text in zip(ids, texts, strict=True)
+    ]
     return [row[:OPENING] for row in ids] * short + [row[:256] for row in ids] * long
 
 
-def train_policy(texts: Sequence[str], held_out: Sequence[str], tokenizer, folder: Path, work: Path, options) -> None:
-    """GPT-2 on the beginnings of reviews; at last once over the openings with a loss against misspelling."""
+def train_policy(
+    texts: Sequence[str], held_out: Sequence[str], tokenizer, folder: Path, work: Path, options
+) -> None:
+    """GPT-2 on the beginnings of reviews; at last once over the openings with a loss against
+    misspelling.
+    """
     rows = policy_rows(texts, tokenizer, options.short, options.long)
     held_out = [row[:OPENING] for row in tokenizer(held_out)["input_ids"]]
     eos = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), tokenizer.eos_token_id)
@@ -140,14 +172,36 @@ def train_policy(texts: Sequence[str], held_out: Sequence[str], tokenizer, folde
         for part in (rows, held_out[:1000])
     )
     collate = DataCollatorForSeq2Seq(tokenizer, label_pad_token_id=-100)
-    model = fit(GPT2LMHeadModel(config), rows, held_out, collate, work / "policy", learning_rate=2e-3)
-    loss, openings = SpellingLoss(texts, tokenizer, options.spelling), rows.select(range(len(texts)))
-    model = fit(model, openings, held_out, collate, work / "spelling", compute_loss_func=loss, learning_rate=3e-4)
+    model = fit(
+        GPT2LMHeadModel(config), rows, held_out, collate, work / "policy", learning_rate=2e-3
+    )
+    loss, openings = (
+        SpellingLoss(texts, tokenizer, options.spelling),
+        rows.select(range(len(texts))),
+    )
+    model = fit(
+        model,
+        openings,
+        held_out,
+        collate,
+        work / "spelling",
+        compute_loss_func=loss,
+        learning_rate=3e-4,
+    )
     for part in (model.to(torch.bfloat16), tokenizer):
         part.save_pretrained(folder)
 
 
-def fit(model, train, held_out, collate, work: Path, compute_metrics=None, compute_loss_func=None, **options):
+def fit(
+    model,
+    train,
+    held_out,
+    collate,
+    work: Path,
+    compute_metrics=None,
+    compute_loss_func=None,
+    **options,
+):
     """The model, trained for one pass by transformers' Trainer, from its last checkpoint on."""
     arguments = TrainingArguments(
         str(work),
@@ -179,9 +233,14 @@ def fit(model, train, held_out, collate, work: Path, compute_metrics=None, compu
 
 
 def save_openings(reviews: datasets.Dataset, folder: Path) -> None:
-    """The first 64 words of every held-out review, with its label: 4,000 to train on, 1,000 to test on."""
+    """The first 64 words of every held-out review, with its label: 4,000 to train on, 1,000 to test
+    on.
+    """
     rows = reviews.map(lambda row: {"text": " ".join(row["text"].split()[:OPENING])})
-    for split, part in {"train": rows.select(range(4000)), "test": rows.select(range(4000, len(rows)))}.items():
+    for split, part in {
+        "train": rows.select(range(4000)),
+        "test": rows.select(range(4000, len(rows))),
+    }.items():
         part.to_parquet(folder / f"{split}-00000-of-00001.parquet")
 
 
@@ -190,14 +249,22 @@ PARTS = ("openings", "judge", "classifier", "policy")
 
 def parse_arguments() -> argparse.Namespace:
     """The command line, which measure_imdb_models.py shares: what was trained is what is measured."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("dataset", type=Path, help="folder of IMDB in the hub's layout")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--output", type=Path, default=ROOT / "models")
-    parser.add_argument("--work", type=Path, default=ROOT / "build/imdb_models", help="checkpoints, for going on")
-    parser.add_argument("--short", type=int, default=5, help="the policy's passes over 64 tokens of each review")
+    parser.add_argument(
+        "--work", type=Path, default=ROOT / "build/imdb_models", help="checkpoints, for going on"
+    )
+    parser.add_argument(
+        "--short", type=int, default=5, help="the policy's passes over 64 tokens of each review"
+    )
     parser.add_argument("--long", type=int, default=1, help="and over 256")
-    parser.add_argument("--spelling", type=float, default=10.0, help="weight of the loss against misspelling")
+    parser.add_argument(
+        "--spelling", type=float, default=10.0, help="weight of the loss against misspelling"
+    )
     parser.add_argument("--passes", type=int, default=8, help="of the classifier")
     parser.add_argument("--classifier_lr", type=float, default=1e-3)
     return parser.parse_args()
@@ -216,14 +283,18 @@ def main() -> None:
         save_openings(reviews["held_out"], output / "imdb-openings")
     if "judge" in options.parts:
         train_judge(reviews["second"], judge := output / "ngram-imdb-judge")
-        words = {word for part in reviews.values() for text in part["text"] for word in words_of(text)}
+        words = {
+            word for part in reviews.values() for text in part["text"] for word in words_of(text)
+        }
         (judge / "words.txt").write_text("\n".join(sorted(words)) + "\n", encoding="utf-8")
     if "classifier" in options.parts:
         reader = classifier_tokenizer(train_tokenizer(texts, VOCABULARY["classifier"]))
         where = output / "distilbert-imdb-mini", options.work
         train_classifier(reviews["first"], reviews["held_out"], reader, *where, options)
     if "policy" in options.parts:
-        train_policy(texts, reviews["held_out"]["text"][:], tokenizer, policy, options.work, options)
+        train_policy(
+            texts, reviews["held_out"]["text"][:], tokenizer, policy, options.work, options
+        )
 
 
 if __name__ == "__main__":

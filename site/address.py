@@ -4,8 +4,8 @@
     Repository = "https://github.com/…"   # what people clone
     Homepage = "https://…/"               # where the site is served
 
-``python site/address.py`` writes the repository into the README and the notebooks, after a change. Without an address
-nothing points anywhere: no clone line, no badge, no link to Colab, no sitemap.
+``python site/address.py`` writes the repository into the README and the notebooks, after a change.
+Without an address nothing points anywhere: no clone line, no badge, no link to Colab, no sitemap.
 """
 
 from __future__ import annotations
@@ -52,7 +52,11 @@ def open_in(repository: str, notebook: str) -> dict[str, str]:
 def written(readme: str, repository: str) -> str:
     """The README with the address in its three places, or without one."""
     begin = f"git clone {repository} hands-on-rlhf && cd hands-on-rlhf\n" if repository else ""
-    readme = re.sub(r"(?:git clone \S+ hands-on-rlhf && cd hands-on-rlhf\n)?(make course   #)", rf"{begin}\1", readme)
+    readme = re.sub(
+        r"(?:git clone \S+ hands-on-rlhf && cd hands-on-rlhf\n)?(make course   #)",
+        rf"{begin}\1",
+        readme,
+    )
     where = f"  url   = {{{repository}}},\n" if repository else ""
     readme = re.sub(r"(?:  url   = \{\S*\},\n)?(  year  = )", rf"{where}\1", readme)
     services = open_in(repository, "notebooks/00_hello_rlhf.ipynb").items()
@@ -62,10 +66,14 @@ def written(readme: str, repository: str) -> str:
 
 
 def fetching(notebook: nbformat.NotebookNode, repository: str) -> nbformat.NotebookNode:
-    """The notebook with a cell after its title that fetches the course where it is missing; none without an address."""
+    """The notebook with a cell after its title that fetches the course where it is missing; none
+    without an address.
+    """
     notebook.cells = [cell for cell in notebook.cells if cell.get("id") != "fetch"]
     if "github.com/" in repository:
-        cell = nbformat.v4.new_code_cell(FETCH.format(repository=repository), id="fetch", execution_count=1)
+        cell = nbformat.v4.new_code_cell(
+            FETCH.format(repository=repository), id="fetch", execution_count=1
+        )
         cell.metadata["tags"] = ["hide-cell"]
         notebook.cells.insert(1, cell)
     notebook.metadata[HASH_KEY] = source_hash(notebook)
@@ -77,4 +85,7 @@ if __name__ == "__main__":
         found = fetching(nbformat.read(path, as_version=4), addresses().get("repository", ""))
         nbformat.write(found, path)
     path = ROOT / "README.md"
-    path.write_text(written(path.read_text(encoding="utf-8"), addresses().get("repository", "")), encoding="utf-8")
+    path.write_text(
+        written(path.read_text(encoding="utf-8"), addresses().get("repository", "")),
+        encoding="utf-8",
+    )

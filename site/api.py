@@ -1,4 +1,6 @@
-"""The page about the public names: autodoc has what their docstrings say, PPOConfig's fields come from its source."""
+"""The page about the public names: autodoc has what their docstrings say, PPOConfig's fields come
+from its source.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +32,15 @@ def settings_table(config: type) -> str:
             comment.append(line.strip("# "))
         elif found := LINE.match(line):
             if comment:
-                parts.append(f"\n{' '.join(comment)}\n\n| setting | type | default | |\n|---|---|---|---|")
+                parts.append(
+                    f"\n{' '.join(comment)}\n\n| setting | type | default | |\n|---|---|---|---|"
+                )
                 comment = []
             kind = found["type"].replace("|", "or")
             says = (found["says"] or "").replace("|", "\\|")
-            parts.append(f"| `{found['name']}` | `{kind}` | `{defaults.pop(found['name'])!r}` | {says} |")
+            parts.append(
+                f"| `{found['name']}` | `{kind}` | `{defaults.pop(found['name'])!r}` | {says} |"
+            )
     if defaults:
         raise ValueError(f"{config.__name__}: not in the table are {', '.join(defaults)}.")
     return "\n".join(parts) + "\n"
@@ -47,7 +53,9 @@ def api_page() -> str:
         thing = getattr(rlhf_course, name)
         kind = "autoclass" if inspect.isclass(thing) else "autofunction"
         members = "\n   :members:" if inspect.isclass(thing) else ""
-        parts.append(f"## {name}\n\n```{{eval-rst}}\n.. {kind}:: rlhf_course.{name}{members}\n```\n")
+        parts.append(
+            f"## {name}\n\n```{{eval-rst}}\n.. {kind}:: rlhf_course.{name}{members}\n```\n"
+        )
         if name == "PPOConfig":
             parts.append(settings_table(thing))
     return "\n".join(parts)

@@ -1,6 +1,8 @@
-"""`make site`: the rendered notebooks and the pages of this folder as static HTML. Nothing is executed.
+"""`make site`: the rendered notebooks and the pages of this folder as static HTML. Nothing is
+executed.
 
-Pages come from the repository as they are (README, notebooks, sources); the links between them work unchanged.
+Pages come from the repository as they are (README, notebooks, sources); the links between them work
+unchanged.
 """
 
 from __future__ import annotations
@@ -45,7 +47,11 @@ def fold(notebook: dict) -> None:
     for cell in notebook["cells"]:
         source = "".join(cell["source"])
         tags = cell["metadata"].setdefault("tags", [])
-        if "parameters" in tags or source.endswith("settings.table()") or source.startswith(("import ", "from ")):
+        if (
+            "parameters" in tags
+            or source.endswith("settings.table()")
+            or source.startswith(("import ", "from "))
+        ):
             imports = source.startswith(("import ", "from "))
             cell["metadata"]["mystnb"] = {"code_prompt_show": "Imports" if imports else "Settings"}
             tags.append("hide-cell")
@@ -53,15 +59,28 @@ def fold(notebook: dict) -> None:
 
 def collect(folder: Path) -> None:
     """Lay out all pages in one folder, at the places that their links expect."""
-    patterns = ["CONTRIBUTING.md", "LICENSE", "notebooks/*.ipynb", "notebooks/exercises/*[!d].ipynb"]
+    patterns = [
+        "CONTRIBUTING.md",
+        "LICENSE",
+        "notebooks/*.ipynb",
+        "notebooks/exercises/*[!d].ipynb",
+    ]
     patterns += ["notebooks/scratch/*.ipynb"]
-    patterns += ["figs/*.svg", "figs/README.md", "models/README.md", "slides/slides.pdf", *SOURCES.values()]
+    patterns += [
+        "figs/*.svg",
+        "figs/README.md",
+        "models/README.md",
+        "slides/slides.pdf",
+        *SOURCES.values(),
+    ]
     for path in (path for pattern in patterns for path in ROOT.glob(pattern)):
         copy(path, folder / path.relative_to(ROOT))
     for path in folder.glob("notebooks/**/*.ipynb"):  # tests and solved exercises are no pages
         text = re.sub(r"\]\(((?:\.\./)+)site/", r"](\1", path.read_text())
         text = re.sub(r"\[(`test_\w+`)\]\([./]+(tests/\w+\.py)\)", r"\1 in `\2`", text)
-        notebook = json.loads(re.sub(r"\[here\]\((\w+_solved\.ipynb)\)", r"<a href='\1' download>here</a>", text))
+        notebook = json.loads(
+            re.sub(r"\[here\]\((\w+_solved\.ipynb)\)", r"<a href='\1' download>here</a>", text)
+        )
         fold(notebook)
         path.write_text(json.dumps(notebook))
     for card in ROOT.glob("models/*/README.md"):
@@ -70,7 +89,9 @@ def collect(folder: Path) -> None:
         target.write_text(card.read_text().replace("---\n", "---\norphan: true\n", 1))
     fixtures = (ROOT / "tests/fixtures/README.md").read_text()
     (folder / "tests/fixtures").mkdir(parents=True)
-    (folder / "tests/fixtures/README.md").write_text(f"---\norphan: true\n---\n# The frozen numbers\n\n{fixtures}")
+    (folder / "tests/fixtures/README.md").write_text(
+        f"---\norphan: true\n---\n# The frozen numbers\n\n{fixtures}"
+    )
     write_pages(folder)
 
 
@@ -83,10 +104,14 @@ def write_pages(folder: Path) -> None:
     from quiz import quiz_page
 
     (folder / "cards").mkdir()
-    curves = json.loads((ROOT / RUN).read_text())["curves"].values() if (ROOT / RUN).exists() else ()
+    curves = (
+        json.loads((ROOT / RUN).read_text())["curves"].values() if (ROOT / RUN).exists() else ()
+    )
     pages = {path.name: path.read_text() for path in HERE.glob("*.md")}
     pages["index.md"] = home_page(folder / "cards")
-    pages["metrics.md"] = metrics_page({key: values for curve in curves for key, values in curve.items()})
+    pages["metrics.md"] = metrics_page(
+        {key: values for curve in curves for key, values in curve.items()}
+    )
     pages |= {"quiz.md": quiz_page(), "api.md": api_page(), "play.md": play_page()}
     pages["sources.md"] += sources_list()
     if not (ROOT / "slides/slides.html").exists():
@@ -101,41 +126,75 @@ def sources_list() -> str:
     lines = []
     for title, pattern in SOURCES.items():
         names = sorted(str(path.relative_to(ROOT).with_suffix("")) for path in ROOT.glob(pattern))
-        lines.append(f"## {title}\n\n```{{toctree}}\n:titlesonly:\n\n" + "\n".join(names) + "\n```\n")
+        lines.append(
+            f"## {title}\n\n```{{toctree}}\n:titlesonly:\n\n" + "\n".join(names) + "\n```\n"
+        )
     return "\n".join(["", *lines])
 
 
 def pack(target: Path) -> None:
     """What running the course takes, as one zip."""
     patterns = ["*.md", "LICENSE", "Makefile", "*.txt", "*.toml", "site/*.md", "slides/slides.pdf"]
-    patterns += [f"{folder}/**/*" for folder in ("notebooks", "rlhf_course", "scripts", "models", "figs")]
+    patterns += [
+        f"{folder}/**/*" for folder in ("notebooks", "rlhf_course", "scripts", "models", "figs")
+    ]
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
         for path in sorted({path for pattern in patterns for path in ROOT.glob(pattern)}):
-            if path.is_file() and "__pycache__" not in path.parts and ".ipynb_checkpoints" not in path.parts:
+            if (
+                path.is_file()
+                and "__pycache__" not in path.parts
+                and ".ipynb_checkpoints" not in path.parts
+            ):
                 archive.write(path, Path(target.stem, path.relative_to(ROOT)))
 
 
 def sitemap(pages: Path, homepage: str) -> None:
     """The list of pages for search engines, which takes whole addresses alone."""
     names = sorted(str(path.relative_to(pages)) for path in pages.rglob("*.html"))
-    lines = "".join(f"<url><loc>{homepage}/{name}</loc></url>\n" for name in names if name != "404.html")
-    head = '<?xml version="1.0" encoding="UTF-8"?>\n<urlset xmlns="http://www.sitemaps.org/schemas/sitemap/0.9">\n'
+    lines = "".join(
+        f"<url><loc>{homepage}/{name}</loc></url>\n" for name in names if name != "404.html"
+    )
+    head = (
+        '<?xml version="1.0" encoding="UTF-8"?>\n<urlset'
+        ' xmlns="http://www.sitemaps.org/schemas/sitemap/0.9">\n'
+    )
     (pages / "sitemap.xml").write_text(f"{head}{lines}</urlset>\n")
 
 
 def build(output: Path) -> None:
-    """Build the site aside, and put it in its place when it is complete; what stands there must be a site."""
+    """Build the site aside, and put it in its place when it is complete; what stands there must be
+    a site.
+    """
     if output.exists() and not (output / ".buildinfo").exists():  # Sphinx leaves it
-        sys.exit(f"{output} is there and is no site that was built here. Name another folder with --output.")
+        sys.exit(
+            f"{output} is there and is no site that was built here. Name another folder with"
+            " --output."
+        )
     formulas.install()
     work = output.with_name(f"{output.name}.part")
     shutil.rmtree(work, ignore_errors=True)
     try:
         collect(work / "source")
         pages, trees = work / "html", work / "trees"
-        if sphinx(["-q", "-W", "--keep-going", "-c", str(HERE), "-d", str(trees), str(work / "source"), str(pages)]):
+        if sphinx(
+            [
+                "-q",
+                "-W",
+                "--keep-going",
+                "-c",
+                str(HERE),
+                "-d",
+                str(trees),
+                str(work / "source"),
+                str(pages),
+            ]
+        ):
             sys.exit("The site was not built: Sphinx's warnings are above.")
-        extra = [*ROOT.glob("notebooks/**/*.ipynb"), *ROOT.glob("slides/slides.*ml"), *ROOT.glob("slides/slides.pdf")]
+        extra = [
+            *ROOT.glob("notebooks/**/*.ipynb"),
+            *ROOT.glob("slides/slides.*ml"),
+            *ROOT.glob("slides/slides.pdf"),
+        ]
         for path in extra:
             copy(path, pages / path.relative_to(ROOT))
         pack(pages / ARCHIVE)
@@ -149,7 +208,9 @@ def build(output: Path) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--output", type=Path, default=ROOT / "build" / "site", help="a folder, replaced")
+    parser.add_argument(
+        "--output", type=Path, default=ROOT / "build" / "site", help="a folder, replaced"
+    )
     arguments = parser.parse_args()
     build(arguments.output.resolve())
     print(f"{arguments.output / 'index.html'}")

@@ -15,10 +15,19 @@ html_title = f"{project} {version}"
 html_last_updated_fmt = "%Y-%m-%d"
 html_baseurl = addresses().get("homepage", "")
 language = "en"
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "formulas", "pages"]
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+    "formulas",
+    "pages",
+]
 source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb", ".py": "source", ".yaml": "source"}
 nitpicky = True
-nitpick_ignore_regex = [("py:.*", r"rlhf_course\.\w+\..*")]  # what is not public has no page but its source
+nitpick_ignore_regex = [
+    ("py:.*", r"rlhf_course\.\w+\..*")
+]  # what is not public has no page but its source
 autodoc_typehints = "none"
 
 myst_enable_extensions = ["colon_fence", "dollarmath", "deflist"]
@@ -36,6 +45,7 @@ html_show_copyright = False
 html_use_index = False  # the glossary and the search are
 html_theme_options = {
     "light_css_variables": {name: "#0072B2" for name in BRAND} | {"figure-filter": "none"},
-    "dark_css_variables": {name: "#56B4E9" for name in BRAND} | {"figure-filter": "invert(0.92) hue-rotate(180deg)"},
+    "dark_css_variables": {name: "#56B4E9" for name in BRAND}
+    | {"figure-filter": "invert(0.92) hue-rotate(180deg)"},
 }
 copybutton_selector = "div.cell_input pre, .highlight-python pre, .highlight-bash pre"

@@ -1,4 +1,6 @@
-"""Formulas, set by KaTeX while the site is built: pages need no script, and one that fails stops the build."""
+"""Formulas, set by KaTeX while the site is built: pages need no script, and one that fails stops
+the build.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,10 @@ from sphinx.application import Sphinx
 from sphinx.util import logging
 
 VERSION = "0.19.1"
-FONTS = ("Main-Regular", "Math-Italic")  # in nearly every formula: loaded with the page, so that nothing moves
+FONTS = (
+    "Main-Regular",
+    "Math-Italic",
+)  # in nearly every formula: loaded with the page, so that nothing moves
 SCRIPT = """
 const katex = require("katex");
 require("readline").createInterface({input: process.stdin}).on("line", line => {
@@ -28,11 +33,16 @@ require("readline").createInterface({input: process.stdin}).on("line", line => {
 
 
 def install() -> Path:
-    """KaTeX, and its style sheet and fonts laid out as pages load them: a folder for ``html_static_path``."""
+    """KaTeX, and its style sheet and fonts laid out as pages load them: a folder for
+    ``html_static_path``.
+    """
     made = node.package("katex", VERSION) / "dist"
     static = node.BUILD / f"katex-{VERSION}" / "static"
     shutil.copytree(
-        made / "fonts", static / "katex/fonts", ignore=shutil.ignore_patterns("*.[tw]*f"), dirs_exist_ok=True
+        made / "fonts",
+        static / "katex/fonts",
+        ignore=shutil.ignore_patterns("*.[tw]*f"),
+        dirs_exist_ok=True,
     )
     shutil.copy(made / "katex.min.css", static / "katex")
     return static
@@ -47,7 +57,12 @@ class Katex:
         """``html``, or ``error``."""
         if self.process is None:
             environment = os.environ | {"NODE_PATH": str(node.package("katex", VERSION).parent)}
-            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "encoding": "utf-8"}
+            pipes = {
+                "stdin": subprocess.PIPE,
+                "stdout": subprocess.PIPE,
+                "text": True,
+                "encoding": "utf-8",
+            }
             self.process = subprocess.Popen(["node", "-e", SCRIPT], env=environment, **pipes)
         self.process.stdin.write(json.dumps([formula, display]) + "\n")
         self.process.stdin.flush()
@@ -69,17 +84,22 @@ def setup(app: Sphinx) -> dict:
         display = isinstance(element, nodes.math_block)
         answer = katex(element.astext(), display)
         if "error" in answer:
-            logging.getLogger(__name__).warning("%s\n%s", answer["error"], element.astext(), location=element)
+            logging.getLogger(__name__).warning(
+                "%s\n%s", answer["error"], element.astext(), location=element
+            )
         tag = "div" if display else "span"
         translator.body.append(f'<{tag} class="math">{answer.get("html", "")}</{tag}>')
         raise nodes.SkipNode
 
     def style(app, pagename, templatename, context, doctree) -> None:
-        if doctree and any(doctree.findall(lambda element: isinstance(element, nodes.math | nodes.math_block))):
+        if doctree and any(
+            doctree.findall(lambda element: isinstance(element, nodes.math | nodes.math_block))
+        ):
             app.add_css_file("katex/katex.min.css")
             where = context["pathto"]("_static/katex/fonts", 1)
             context["metatags"] += "".join(
-                f'<link rel="preload" as="font" type="font/woff2" crossorigin href="{where}/KaTeX_{font}.woff2">'
+                '<link rel="preload" as="font" type="font/woff2" crossorigin'
+                f' href="{where}/KaTeX_{font}.woff2">'
                 for font in FONTS
             )
 

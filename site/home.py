@@ -14,12 +14,19 @@ from address import ROOT, addresses
 from bs4 import BeautifulSoup
 
 ARCHIVE = "hands-on-rlhf.zip"
-ROW = re.compile(r"^\| \[(?P<title>[^]]+)\]\(notebooks/(?P<name>\w+)\.ipynb\) \| (?P<cells>.+) \|$", re.M)
-BEFORE_AFTER = re.compile(r"^(?P<what>(response )?before|SFT)$"), re.compile(r"^((response )?after|PPO \d+)$")
+ROW = re.compile(
+    r"^\| \[(?P<title>[^]]+)\]\(notebooks/(?P<name>\w+)\.ipynb\) \| (?P<cells>.+) \|$", re.M
+)
+BEFORE_AFTER = (
+    re.compile(r"^(?P<what>(response )?before|SFT)$"),
+    re.compile(r"^((response )?after|PPO \d+)$"),
+)
 
 
 def table() -> dict[str, dict[str, str]]:
-    """The README's table of the notebooks: name → title, learn, inspect; the numbers come from the run cards."""
+    """The README's table of the notebooks: name → title, learn, inspect; the numbers come from the
+    run cards.
+    """
     rows = {}
     for row in ROW.finditer((ROOT / "README.md").read_text(encoding="utf-8")):
         learn, _, _, inspect = row["cells"].split(" | ")
@@ -57,17 +64,25 @@ def picture(notebook: nbformat.NotebookNode) -> tuple[bytes, str]:
 
 
 def sample(notebook: nbformat.NotebookNode) -> list[str]:
-    """Query, answer before and answer after: the first row of a notebook's last table that has such columns, or []."""
+    """Query, answer before and answer after: the first row of a notebook's last table that has such
+    columns, or [].
+    """
     found = []
-    outputs = [output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", [])]
+    outputs = [
+        output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", [])
+    ]
     for html in (data["text/html"] for data in outputs if "text/html" in data):
         rows = BeautifulSoup(html, "html.parser").find_all("tr")
-        head, first, *_ = [[cell.get_text(strip=True) for cell in row.find_all(["th", "td"])] for row in rows] + [
+        head, first, *_ = [
+            [cell.get_text(strip=True) for cell in row.find_all(["th", "td"])] for row in rows
+        ] + [
             [],
             [],
         ]
         columns = {name: text for name, text in zip(head, first, strict=False)}
-        before, after = ([name for name in columns if pattern.match(name)] for pattern in BEFORE_AFTER)
+        before, after = (
+            [name for name in columns if pattern.match(name)] for pattern in BEFORE_AFTER
+        )
         if before and after and len(columns[before[0]]) > 20:
             query = next(columns[name] for name in ("query", "question", "") if name in columns)
             found = [query, columns[before[0]], columns[after[-1]]]
@@ -79,7 +94,10 @@ def change(name: str) -> str:
     metrics = run_card(name)["metrics"]
     for what in (key.removesuffix("_before") for key in metrics if key.endswith("_before")):
         if f"{what}_after" in metrics:
-            return f"{what.replace('_', ' ')} {metrics[f'{what}_before']:.2f} → {metrics[f'{what}_after']:.2f}"
+            return (
+                f"{what.replace('_', ' ')} {metrics[f'{what}_before']:.2f} →"
+                f" {metrics[f'{what}_after']:.2f}"
+            )
     return ""
 
 
@@ -95,12 +113,17 @@ def cards(folder: Path) -> str:
         notebook = nbformat.read(ROOT / f"notebooks/{name}.ipynb", as_version=4)
         image, caption = picture(notebook)
         (folder / f"{name}.png").write_bytes(image)
-        lines = [f"![{caption}](cards/{name}.png)\n", f"**[{row['title']}](notebooks/{name}.ipynb)**\n"]
+        lines = [
+            f"![{caption}](cards/{name}.png)\n",
+            f"**[{row['title']}](notebooks/{name}.ipynb)**\n",
+        ]
         lines += [f"{row['learn'][0].upper()}{row['learn'][1:]}.\n"]
         query, before, after = sample(notebook) or ("", "", "")
         if before:
             asked = f"{literal(query)} … " if query else ""
-            lines += [f"> {asked}*before:* {literal(before)}\n>\n> {asked}*after:* {literal(after)}\n"]
+            lines += [
+                f"> {asked}*before:* {literal(before)}\n>\n> {asked}*after:* {literal(after)}\n"
+            ]
         measured = [cost(name), change(name)]
         lines += [f"{' · '.join(filter(None, measured))}\n"]
         parts.append(":::{container} card\n" + "\n".join(lines) + ":::\n")
@@ -119,7 +142,11 @@ cd hands-on-rlhf && make course    # sets up .venv, runs the notebooks, prints w
 .venv/bin/jupyter lab notebooks    # step through the cells yourself
 ```"""
     archive = f'<a href="{ARCHIVE}" download>the course as a zip</a>'
-    return f"Clone the repository, or take {archive}:\n\n{lines}" if repository else f"Take {archive}. Then:\n\n{lines}"
+    return (
+        f"Clone the repository, or take {archive}:\n\n{lines}"
+        if repository
+        else f"Take {archive}. Then:\n\n{lines}"
+    )
 
 
 def home_page(folder: Path) -> str:
@@ -133,4 +160,6 @@ def home_page(folder: Path) -> str:
         "cards": cards(folder),
     }
     text = (ROOT / "site/index.md").read_text(encoding="utf-8")
-    return re.sub(r"\{(minutes|memory|notebooks|start|cards)\}", lambda name: str(values[name[1]]), text)
+    return re.sub(
+        r"\{(minutes|memory|notebooks|start|cards)\}", lambda name: str(values[name[1]]), text
+    )

@@ -15,11 +15,17 @@ HERE = Path(__file__).parent
 
 
 def load_groups() -> list[dict]:
-    """The groups of metrics.yaml; raises ``ValueError`` when they and MEANING do not have the same stats."""
+    """The groups of metrics.yaml; raises ``ValueError`` when they and MEANING do not have the same
+    stats.
+    """
     groups = yaml.safe_load((HERE / "metrics.yaml").read_text())
-    described = {key for group in groups for key, stat in group["stats"].items() if "means" not in stat}
+    described = {
+        key for group in groups for key, stat in group["stats"].items() if "means" not in stat
+    }
     if described != set(MEANING):
-        raise ValueError(f"metrics.yaml and MEANING differ in {', '.join(sorted(described ^ set(MEANING)))}.")
+        raise ValueError(
+            f"metrics.yaml and MEANING differ in {', '.join(sorted(described ^ set(MEANING)))}."
+        )
     return groups
 
 
@@ -41,11 +47,15 @@ def picture(key: str, curve: list[float]) -> str:
     def height(value: float) -> str:
         return f"{38 - 36 * (value - low) / (high - low):.1f}"
 
-    points = " ".join(f"{160 * step / max(1, len(curve) - 1):.1f},{height(value)}" for step, value in enumerate(curve))
+    points = " ".join(
+        f"{160 * step / max(1, len(curve) - 1):.1f},{height(value)}"
+        for step, value in enumerate(curve)
+    )
     zero = f'<line x1="0" x2="160" y1="{height(0)}" y2="{height(0)}"/>' if low <= 0 <= high else ""
     return (
-        f'<svg class="curve" viewBox="0 0 160 40" preserveAspectRatio="none" role="img" aria-label="{key} over the '
-        f'steps, from {curve[0]:.3g} to {curve[-1]:.3g}">{zero}<polyline points="{points}"/></svg>'
+        '<svg class="curve" viewBox="0 0 160 40" preserveAspectRatio="none" role="img"'
+        f' aria-label="{key} over the steps, from {curve[0]:.3g} to'
+        f' {curve[-1]:.3g}">{zero}<polyline points="{points}"/></svg>'
     )
 
 
@@ -56,9 +66,10 @@ def section(key: str, stat: dict, curve: list[float] | None) -> str:
     lines = "\n".join(f"- **{name}:** {fill(text)}" for name, text in facts.items())
     if curve:
         lines += (
-            f"\n- **Measured:** {curve[0]:.3g} at the first and {curve[-1]:.3g} at the last of {len(curve)} steps of "
-            "[notebook 04](notebooks/04_gpt2_imdb_ppo.ipynb)\n\n"
-        ) + (picture(key, curve) if min(curve) < max(curve) else "")
+            f"\n- **Measured:** {curve[0]:.3g} at the first and {curve[-1]:.3g} at the last of"
+            f" {len(curve)} steps of [notebook 04](notebooks/04_gpt2_imdb_ppo.ipynb)\n\n"
+            + (picture(key, curve) if min(curve) < max(curve) else "")
+        )
     return f"""
 ({anchor(key)})=
 ### `{key}`
@@ -74,7 +85,9 @@ $$
 
 
 def metrics_page(curves: dict[str, list[float]]) -> str:
-    """The whole page in Markdown; ``curves`` holds measured values per step, for some stats or none."""
+    """The whole page in Markdown; ``curves`` holds measured values per step, for some stats or
+    none.
+    """
     parts = [(HERE / "metrics.md").read_text()]
     for group in load_groups():
         parts.append(f"## {group['title']}\n\n{fill(group['about'])}\n")

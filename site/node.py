@@ -13,7 +13,9 @@ BUILD = Path(__file__).resolve().parents[1] / "build"
 
 
 def package(name: str, version: str) -> Path:
-    """The folder of an installed package; the first time it comes from the registry, or a sentence says why not."""
+    """The folder of an installed package; the first time it comes from the registry, or a sentence
+    says why not.
+    """
     folder = BUILD / f"{name}-{version}"
     if not folder.exists():
         if shutil.which("npm") is None:
@@ -22,7 +24,9 @@ def package(name: str, version: str) -> Path:
         # A folder of its own: two builds may run at once.
         part = Path(tempfile.mkdtemp(prefix=folder.name, suffix=".part", dir=BUILD))
         quiet = ["--no-audit", "--no-fund", "--ignore-scripts", "--loglevel", "error"]
-        done = subprocess.run(["npm", "install", *quiet, "--prefix", part, f"{name}@{version}"], stdout=sys.stderr)
+        done = subprocess.run(
+            ["npm", "install", *quiet, "--prefix", part, f"{name}@{version}"], stdout=sys.stderr
+        )
         if done.returncode:
             shutil.rmtree(part, ignore_errors=True)
             sys.exit(f"npm could not install {name}@{version}; its message is above.")

@@ -1,4 +1,6 @@
-"""What the site adds to Sphinx: pages of source files, notebooks that fit every screen, links to what words mean."""
+"""What the site adds to Sphinx: pages of source files, notebooks that fit every screen, links to
+what words mean.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +30,24 @@ SCRIPTS = {  # notebook → the scripts that do the same as commands
 }
 TEXT = 22  # characters; a table's column with a longer cell is text
 GLOSSARY = Path(__file__).with_name("glossary.md")
-GENERATED = ("index", "404", "search", "quiz", "what-happens-when")  # pages whose words are no prose
+GENERATED = (
+    "index",
+    "404",
+    "search",
+    "quiz",
+    "what-happens-when",
+)  # pages whose words are no prose
 HEADINGS = ["h1", "h2", "h3", "h4", "dt", "th", "summary"]
-CHINESE = re.compile(r"((?:[\u3000-\u303f\uff00-\uffef]*[\u3400-\u9fff]+[\u3000-\u303f\uff00-\uffef]*)+)")
+CHINESE = re.compile(
+    r"((?:[\u3000-\u303f\uff00-\uffef]*[\u3400-\u9fff]+[\u3000-\u303f\uff00-\uffef]*)+)"
+)
 WIDE = 760  # pixels; a figure wider than that keeps a readable size on a phone, and scrolls
 
 
 class SourceParser(Parser):
-    """A source file as a page of its own: the path is the title, the code its content. The search skips the code."""
+    """A source file as a page of its own: the path is the title, the code its content. The search
+    skips the code.
+    """
 
     supported = ("source",)
 
@@ -43,12 +55,16 @@ class SourceParser(Parser):
         env = document.settings.env
         path = Path(env.doc2path(env.docname, base=False))
         code = nodes.literal_block(inputstring, inputstring, language=path.suffix[1:], linenos=True)
-        document += nodes.section("", nodes.title(text=str(path)), code, ids=["source"], names=["source"])
+        document += nodes.section(
+            "", nodes.title(text=str(path)), code, ids=["source"], names=["source"]
+        )
         env.metadata[env.docname]["nosearch"] = "true"
 
 
 class StatsFirst(SphinxTransform):
-    """Index entries for the stats, by their whole and their last name: the search ranks these first."""
+    """Index entries for the stats, by their whole and their last name: the search ranks these
+    first.
+    """
 
     default_priority = 840  # just before Sphinx collects index entries
 
@@ -64,7 +80,9 @@ class StatsFirst(SphinxTransform):
 
 
 def polish(app: Sphinx, pagename: str, templatename: str, context: dict, doctree) -> None:
-    """Images, tables, a notebook's header, links to terms and stats, languages, and what others show of the page."""
+    """Images, tables, a notebook's header, links to terms and stats, languages, and what others
+    show of the page.
+    """
     if "body" not in context:
         return
     body = BeautifulSoup(context["body"], "html.parser")
@@ -97,25 +115,39 @@ def polish(app: Sphinx, pagename: str, templatename: str, context: dict, doctree
 
 
 def _link_terms(body: BeautifulSoup, pagename: str, app: Sphinx) -> None:
-    """Link each stat to its section, and each term of the glossary where it is first met, with what it means."""
+    """Link each stat to its section, and each term of the glossary where it is first met, with what
+    it means.
+    """
     to = partial(app.builder.get_relative_uri, pagename)
     for name in body.find_all(string=list(MEANING)) if pagename != "metrics" else ():
-        if name.find_parent(["code", "th", "td"]) and not name.find_parent(["a", "pre", "summary", *HEADINGS[:4]]):
-            name.wrap(body.new_tag("a", href=f"{to('metrics')}#{anchor(name)}", title=MEANING[name]))
+        if name.find_parent(["code", "th", "td"]) and not name.find_parent(
+            ["a", "pre", "summary", *HEADINGS[:4]]
+        ):
+            name.wrap(
+                body.new_tag("a", href=f"{to('metrics')}#{anchor(name)}", title=MEANING[name])
+            )
     if pagename == "glossary":
         return
     terms, names = _glossary()
-    for text in [text for tag in body.select("p, li, td") for text in tag.find_all(string=True, recursive=False)]:
+    for text in [
+        text
+        for tag in body.select("p, li, td")
+        for text in tag.find_all(string=True, recursive=False)
+    ]:
         if text.find_parent(["a", "code", "pre", "figcaption", "details", *HEADINGS]):
             continue
         parts, end = [], 0
         for found in names.finditer(text):
             name = next(
-                name for name in (found[0], found[0].lower()) if name.removesuffix("s") in terms or name in terms
+                name
+                for name in (found[0], found[0].lower())
+                if name.removesuffix("s") in terms or name in terms
             )
             name = name if name in terms else name.removesuffix("s")
             if terms[name]:
-                link = body.new_tag("a", href=f"{to('glossary')}#term-{name.replace(' ', '-')}", title=terms[name])
+                link = body.new_tag(
+                    "a", href=f"{to('glossary')}#term-{name.replace(' ', '-')}", title=terms[name]
+                )
                 link["class"], link.string = "term", found[0]
                 parts += [text[end : found.start()], link]
                 end, terms[name] = found.end(), ""
@@ -124,15 +156,21 @@ def _link_terms(body: BeautifulSoup, pagename: str, app: Sphinx) -> None:
 
 
 def _glossary() -> tuple[dict[str, str], re.Pattern]:
-    """Term → the first sentence of its definition; and what finds a term in a text, also in the plural."""
-    entries = re.findall(r"^((?:\S.*\n)+)((?:  .*\n?)+)", GLOSSARY.read_text(encoding="utf-8"), re.M)
+    """Term → the first sentence of its definition; and what finds a term in a text, also in the
+    plural.
+    """
+    entries = re.findall(
+        r"^((?:\S.*\n)+)((?:  .*\n?)+)", GLOSSARY.read_text(encoding="utf-8"), re.M
+    )
     terms = {}
     for names, says in entries:
         says = re.sub(r"\{term\}|\[([^]]*)\]\([^)]*\)|[`*]", r"\1", " ".join(says.split()))
         says = re.split(r"(?<=[.;:])\s", says)[0]
         terms |= {name: says for name in names.splitlines() if not name.startswith("`")}
     words = "|".join(
-        re.escape(term) for term in sorted(terms, key=len, reverse=True) if len(term) > 2 or term.isupper()
+        re.escape(term)
+        for term in sorted(terms, key=len, reverse=True)
+        if len(term) > 2 or term.isupper()
     )
     capital = "|".join(word.capitalize() for word in words.split("|") if word.islower())
     return terms, re.compile(rf"(?<![\w-])(?:{words}|{capital})s?(?![\w-])")
@@ -141,10 +179,15 @@ def _glossary() -> tuple[dict[str, str], re.Pattern]:
 def _mark_chinese(body: BeautifulSoup) -> None:
     """Say of Chinese text that it is: readers aloud and fonts need to know."""
     for text in [
-        text for text in body.find_all(string=CHINESE) if text.parent.name not in ("title", "script", "style")
+        text
+        for text in body.find_all(string=CHINESE)
+        if text.parent.name not in ("title", "script", "style")
     ]:
         parts = CHINESE.split(text)  # every second one is Chinese
-        tags = [body.new_tag("span", attrs={"lang": "zh"}) if odd % 2 else None for odd in range(len(parts))]
+        tags = [
+            body.new_tag("span", attrs={"lang": "zh"}) if odd % 2 else None
+            for odd in range(len(parts))
+        ]
         for tag, part in zip(tags, parts, strict=True):
             if tag:
                 tag.string = part
@@ -152,17 +195,41 @@ def _mark_chinese(body: BeautifulSoup) -> None:
 
 
 def _metatags(body: BeautifulSoup, pagename: str, context: dict) -> str:
-    """What search engines and shared links show of a page: its title, its first paragraph, a picture."""
+    """What search engines and shared links show of a page: its title, its first paragraph, a
+    picture.
+    """
     first = next(
-        (p for p in body.find_all("p") if len(p.get_text()) > 40 and "page-links" not in p.get("class", [])), None
+        (
+            p
+            for p in body.find_all("p")
+            if len(p.get_text()) > 40 and "page-links" not in p.get("class", [])
+        ),
+        None,
     )
-    says = " ".join(first.get_text().split()) if first else f"{context['title']}, a page of {context['project']}"
+    says = (
+        " ".join(first.get_text().split())
+        if first
+        else f"{context['title']}, a page of {context['project']}"
+    )
     says = escape(says if len(says) <= 160 else f"{says[:157].rsplit(' ', 1)[0]} …")
-    title = escape(BeautifulSoup(context.get("title") or context["project"], "html.parser").get_text())
-    tags = {"og:title": title, "og:description": says, "og:type": "article", "og:site_name": context["project"]}
+    title = escape(
+        BeautifulSoup(context.get("title") or context["project"], "html.parser").get_text()
+    )
+    tags = {
+        "og:title": title,
+        "og:description": says,
+        "og:type": "article",
+        "og:site_name": context["project"],
+    }
     if homepage := addresses().get("homepage"):  # these take whole addresses alone
-        tags |= {"og:url": f"{homepage}/{pagename}.html", "og:image": f"{homepage}/_images/rlhf_stages.svg"}
-    lines = [f'<meta name="description" content="{says}">', '<meta name="twitter:card" content="summary">']
+        tags |= {
+            "og:url": f"{homepage}/{pagename}.html",
+            "og:image": f"{homepage}/_images/rlhf_stages.svg",
+        }
+    lines = [
+        f'<meta name="description" content="{says}">',
+        '<meta name="twitter:card" content="summary">',
+    ]
     lines += [f'<meta property="{name}" content="{value}">' for name, value in tags.items()]
     if pagename == "404":  # it is shown in place of pages at any depth
         lines.insert(0, f'<base href="{urlsplit(addresses().get("homepage", "")).path}/">')
@@ -191,23 +258,34 @@ def _caption(image: Tag) -> str:
 
 
 def _head(body: BeautifulSoup, name: str, app: Sphinx) -> None:
-    """What stands under a notebook's title: what you learn, its file and what it needs, its scripts, the slides."""
+    """What stands under a notebook's title: what you learn, its file and what it needs, its
+    scripts, the slides.
+    """
     links = [("The notebook", f"{Path(name).name}.ipynb", True)]
     links += [("Everything it needs, as a zip", f"{'../' * (1 + name.count('/'))}{ARCHIVE}", True)]
     if name.startswith("scratch/"):
         lead = body.new_tag("p", attrs={"class": "lead"})
         lead.string = (
-            f"The same cells on real data, at preset scratch. Takes {cost(name)}. The words are those of preset tiny: "
-            "where they differ from what is measured here, the numbers count."
+            f"The same cells on real data, at preset scratch. Takes {cost(name)}. The words are"
+            " those of preset tiny: where they differ from what is measured here, the numbers"
+            " count."
         )
         body.h1.insert_after(lead)
     if "/" not in name:
         repository = addresses().get("repository", "")
-        links += [(what, url, False) for what, url in open_in(repository, f"notebooks/{name}.ipynb").items()]
+        links += [
+            (what, url, False)
+            for what, url in open_in(repository, f"notebooks/{name}.ipynb").items()
+        ]
         links += [("Exercises", f"exercises/{name}.html", False)]
-        links += [(f"{script}.py", f"../scripts/{script}.html", False) for script in SCRIPTS.get(name, ())]
+        links += [
+            (f"{script}.py", f"../scripts/{script}.html", False) for script in SCRIPTS.get(name, ())
+        ]
         if "slides" in app.env.found_docs:
-            links += [("Slides", "../slides/slides.html", False), ("Slides as a PDF", "../slides/slides.pdf", False)]
+            links += [
+                ("Slides", "../slides/slides.html", False),
+                ("Slides as a PDF", "../slides/slides.pdf", False),
+            ]
         goal = table()[name]
         lead = body.new_tag("p", attrs={"class": "lead"})
         parts = [f"{goal['learn'][0].upper()}{goal['learn'][1:]}.", f" Takes {cost(name)}."]
@@ -228,7 +306,9 @@ def _head(body: BeautifulSoup, name: str, app: Sphinx) -> None:
 def name_levels(app: Sphinx, pagename: str, templatename: str, context: dict, doctree) -> None:
     """Give the headings of the theme's navigation a level, which it forgets."""
     tree = context.get("furo_navigation_tree", "")
-    context["furo_navigation_tree"] = tree.replace('role="heading"', 'role="heading" aria-level="2"')
+    context["furo_navigation_tree"] = tree.replace(
+        'role="heading"', 'role="heading" aria-level="2"'
+    )
 
 
 def setup(app: Sphinx) -> dict:

@@ -1,6 +1,7 @@
 """The page to play with: its data, and how PPO's paths through the toy language were recorded.
 
-``python site/play.py`` trains PPO on notebook 03's toy language, by the notebook's own cells, and keeps every step.
+``python site/play.py`` trains PPO on notebook 03's toy language, by the notebook's own cells, and
+keeps every step.
 """
 
 from __future__ import annotations
@@ -21,12 +22,22 @@ ROOT = HERE.parent
 NOTEBOOK = ROOT / "notebooks" / "03_ppo_step_by_step.ipynb"
 RUN = ROOT / "figs" / "measured" / "03_ppo_step_by_step.json"
 PATHS = ROOT / "figs" / "measured" / "toy_paths.json"
-LANGUAGE = {"seed", "V", "toy_rewards", "toy_query", "toy_policy", "sequence_logprobs", "toy_ref"}  # what cells define
+LANGUAGE = {
+    "seed",
+    "V",
+    "toy_rewards",
+    "toy_query",
+    "toy_policy",
+    "sequence_logprobs",
+    "toy_ref",
+}  # what cells define
 TRAINING = {"generation", "ToyTokenizer", "objective", "toy_trainer"}
 
 
 def definitions(names: Iterable[str]) -> dict:
-    """The names as notebook 03's cells define them, at preset tiny. Raises ``ValueError`` where no cell does."""
+    """The names as notebook 03's cells define them, at preset tiny. Raises ``ValueError`` where no
+    cell does.
+    """
     from rlhf_course.course.presets import load_preset
 
     found, wanted = {}, {*names}
@@ -37,7 +48,11 @@ def definitions(names: Iterable[str]) -> dict:
         imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
         exec(compile(ast.Module(imports, []), NOTEBOOK.name, "exec"), found)
         found.setdefault("settings", load_preset(NOTEBOOK.stem, "tiny"))
-        made = {getattr(node, "name", getattr(node, "id", None)) for node in ast.walk(tree) if _defines(node)}
+        made = {
+            getattr(node, "name", getattr(node, "id", None))
+            for node in ast.walk(tree)
+            if _defines(node)
+        }
         if made & wanted:
             exec(compile(tree, NOTEBOOK.name, "exec"), found)
             wanted -= made
@@ -52,11 +67,16 @@ def _defines(node: ast.AST) -> bool:
 
 
 def path_of(toy: dict, beta: float) -> tuple[list[float], list[float]]:
-    """Exact KL and expected reward of the policy before PPO and after each of its steps, as notebook 03 trains it."""
+    """Exact KL and expected reward of the policy before PPO and after each of its steps, as
+    notebook 03 trains it.
+    """
     import torch
 
     ppo, settings = toy["toy_trainer"](beta), toy["settings"]
-    queries, powers = [toy["toy_query"]] * settings.toy_batch, toy["V"] ** torch.arange(toy["L"] - 1, -1, -1)
+    queries, powers = (
+        [toy["toy_query"]] * settings.toy_batch,
+        toy["V"] ** torch.arange(toy["L"] - 1, -1, -1),
+    )
     how = {"return_prompt": False, "max_new_tokens": toy["L"]} | toy["generation"]
     points = [(0.0, toy["objective"](toy["toy_ref"], toy["toy_ref"], beta)[1])]
     for _ in range(settings.toy_steps):
@@ -85,10 +105,16 @@ def record(arguments: list[str]) -> None:
 
 
 def data() -> dict:
-    """All that the page draws: the toy language with PPO's paths, and one response of notebook 03, token by token."""
+    """All that the page draws: the toy language with PPO's paths, and one response of notebook 03,
+    token by token.
+    """
     sample = read_json(RUN)["curves"]["sample"]
     first = next(i for i, value in enumerate(sample["value"]) if value is not None)
-    strip = {name.lower(): values[first:] for name, values in sample.items() if not name.endswith("advantage")}
+    strip = {
+        name.lower(): values[first:]
+        for name, values in sample.items()
+        if not name.endswith("advantage")
+    }
     return {"toy": read_json(PATHS), "strip": strip | {"query": "".join(sample["token"][:first])}}
 
 

@@ -45,7 +45,9 @@ def numbers() -> dict[str, float]:
 
 
 def questions() -> Iterator[tuple[str, str, list[tuple[str, str, bool]]]]:
-    """Notebook, question, and the answers in the order they are shown: text, explanation, whether it is right."""
+    """Notebook, question, and the answers in the order they are shown: text, explanation, whether
+    it is right.
+    """
     values = numbers()
     for notebook, entries in yaml.safe_load(SOURCE.read_text(encoding="utf-8")).items():
         for number, entry in enumerate(entries):

@@ -1,4 +1,5 @@
-"""Build the slides: measured numbers and figures go into slides.md, and Marp makes HTML and PDF of it.
+"""Build the slides: measured numbers and figures go into slides.md, and Marp makes HTML and PDF of
+it.
 
 ``{{NOTEBOOK.metrics.NAME:FORMAT}}`` stands for a number of figs/measured/NOTEBOOK.json, and
 ``{{NOTEBOOK.checks:passed}}`` for how many of its checks passed. ``make slides`` runs this.
@@ -53,7 +54,9 @@ def lookup(node, path: str):
 
 
 def number(cards: dict, placeholder: str) -> str:
-    """A placeholder's text. Raises ``KeyError`` where nothing was measured, ``ValueError`` for a wrong format."""
+    """A placeholder's text. Raises ``KeyError`` where nothing was measured, ``ValueError`` for a
+    wrong format.
+    """
     path, _, form = placeholder.rpartition(":")
     value = lookup(cards, path)
     if form == "passed":
@@ -62,7 +65,9 @@ def number(cards: dict, placeholder: str) -> str:
 
 
 def fill(markdown: str, cards: dict) -> str:
-    """The Markdown with every placeholder replaced; SystemExit names the slides and keys that have no value."""
+    """The Markdown with every placeholder replaced; SystemExit names the slides and keys that have
+    no value.
+    """
     problems = []
     for position, slide in enumerate(split_slides(markdown), start=1):
         for placeholder in PLACEHOLDER.findall(slide):
@@ -70,9 +75,13 @@ def fill(markdown: str, cards: dict) -> str:
                 number(cards, placeholder)
             except (KeyError, TypeError, ValueError) as error:
                 reason = "nothing measured" if isinstance(error, KeyError) else error
-                problems.append(f"slide {position} ({heading(slide)}): {{{{{placeholder}}}}}: {reason}")
+                problems.append(
+                    f"slide {position} ({heading(slide)}): {{{{{placeholder}}}}}: {reason}"
+                )
     if problems:
-        raise SystemExit("Placeholders without a value; `make render` measures them:\n" + "\n".join(problems))
+        raise SystemExit(
+            "Placeholders without a value; `make render` measures them:\n" + "\n".join(problems)
+        )
     return PLACEHOLDER.sub(lambda match: number(cards, match[1]), markdown)
 
 
@@ -96,7 +105,9 @@ def content(figures: Path) -> str:
 
 
 def fingerprint(markdown: str) -> str:
-    """A hash of all that the slides are made from; stored in both files, it tells those that have become stale."""
+    """A hash of all that the slides are made from; stored in both files, it tells those that have
+    become stale.
+    """
     return hashlib.sha256(f"{markdown}\0{THEME.read_text(encoding='utf-8')}".encode()).hexdigest()
 
 
@@ -104,11 +115,23 @@ def run_marp(marp: Path, markdown: str, output: Path, *options: str) -> None:
     """Marp from Markdown to one file; SystemExit with its words when it fails."""
     browser = os.environ.get("CHROME_PATH") or next(filter(None, map(shutil.which, BROWSERS)), None)
     if not browser:
-        raise SystemExit("The PDF needs Chromium: install Debian's package chromium, or set CHROME_PATH to a browser.")
+        raise SystemExit(
+            "The PDF needs Chromium: install Debian's package chromium, or set CHROME_PATH to a"
+            " browser."
+        )
     environment = os.environ | {"CHROME_PATH": browser}
     if os.geteuid() == 0:  # Chromium's sandbox does not start as root
         environment["CHROME_NO_SANDBOX"] = "1"
-    command = [marp, "--no-config-file", "--html", "--theme-set", THEME, *options, "--output", output]
+    command = [
+        marp,
+        "--no-config-file",
+        "--html",
+        "--theme-set",
+        THEME,
+        *options,
+        "--output",
+        output,
+    ]
     done = subprocess.run(command, input=markdown, env=environment, capture_output=True, text=True)
     if done.returncode or not output.exists():
         raise SystemExit(f"Marp failed:\n{done.stdout}{done.stderr}")
@@ -122,21 +145,31 @@ def build(marp: Path, figures: Path) -> None:
     stamp = fingerprint(markdown)
     with atomic_file(HTML) as page, atomic_file(PDF) as pdf:
         run_marp(marp, markdown, page, "--template", "bespoke")
-        text = page.read_text(encoding="utf-8").replace("<head>", f'<head><meta name="{STAMP}" content="{stamp}">', 1)
+        text = page.read_text(encoding="utf-8").replace(
+            "<head>", f'<head><meta name="{STAMP}" content="{stamp}">', 1
+        )
         # Marp's viewer names the address of its licences; the page itself is to name no host.
         text = re.sub(r"https://unpkg\.com/(@marp-team/marp-cli)@([\d.]+)/lib/", r"\1 \2, ", text)
         page.write_text(text, encoding="utf-8")
         run_marp(marp, markdown, pdf, "--pdf", "--pdf-outlines")
         with pdf.open("ab") as file:
-            file.write(f"\n% {STAMP} {stamp}\n".encode())  # a comment after the end, which readers skip
-    print(f"{len(split_slides(markdown))} slides: {HTML.relative_to(ROOT)}, {PDF.relative_to(ROOT)}")
+            file.write(
+                f"\n% {STAMP} {stamp}\n".encode()
+            )  # a comment after the end, which readers skip
+    print(
+        f"{len(split_slides(markdown))} slides: {HTML.relative_to(ROOT)}, {PDF.relative_to(ROOT)}"
+    )
 
 
 def main(arguments: list[str]) -> None:
     """Build what the command line says."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--marp", type=Path, required=True, help="Marp's command-line tool")
-    parser.add_argument("--figs", type=Path, default=ROOT / "figs", help="figures and measured/ (default: figs)")
+    parser.add_argument(
+        "--figs", type=Path, default=ROOT / "figs", help="figures and measured/ (default: figs)"
+    )
     chosen = parser.parse_args(arguments)
     build(chosen.marp.resolve(), chosen.figs.resolve())
 

@@ -26,7 +26,10 @@ def make_tensors(dtype=torch.float32):
         w[f"{part}self_attn.W_pack.weight"] = draw(3 * HIDDEN, HIDDEN)
         w[f"{part}self_attn.o_proj.weight"] = draw(HIDDEN, HIDDEN)
         w[f"{part}self_attn.rotary_emb.inv_freq"] = torch.rand(4)  # in some checkpoints; of no use
-        w[f"{part}mlp.gate_proj.weight"], w[f"{part}mlp.up_proj.weight"] = draw(INNER, HIDDEN), draw(INNER, HIDDEN)
+        w[f"{part}mlp.gate_proj.weight"], w[f"{part}mlp.up_proj.weight"] = (
+            draw(INNER, HIDDEN),
+            draw(INNER, HIDDEN),
+        )
         w[f"{part}mlp.down_proj.weight"] = draw(HIDDEN, INNER)
         w[f"{part}input_layernorm.weight"] = 1 + draw(HIDDEN)
         w[f"{part}post_attention_layernorm.weight"] = 1 + draw(HIDDEN)
@@ -53,12 +56,16 @@ def make_config(second: bool = True, **changes):
 
 
 def save_source(folder, tokenizer_model, tensors=None, config=None, kind="bin", shards=3):
-    """A checkpoint of one file (``shards`` = 0) or of several with an index; a zip, or the format before it."""
+    """A checkpoint of one file (``shards`` = 0) or of several with an index; a zip, or the format
+    before it.
+    """
     folder.mkdir(parents=True)
     tensors = tensors or make_tensors()
     shutil.copyfile(tokenizer_model, folder / "tokenizer.model")
     write_json(folder / "config.json", config or make_config())
-    write_json(folder / "tokenizer_config.json", {"bos_token": {"__type": "AddedToken", "content": "<s>"}})
+    write_json(
+        folder / "tokenizer_config.json", {"bos_token": {"__type": "AddedToken", "content": "<s>"}}
+    )
     write_json(folder / "generation_config.json", {"pad_token_id": 0, "user_token_id": 195})
     (folder / "modeling_baichuan.py").write_text("raise RuntimeError('remote code ran')")
     stem, end = ("model", "safetensors") if kind == "safetensors" else ("pytorch_model", "bin")

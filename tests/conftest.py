@@ -1,4 +1,6 @@
-"""Fixtures and hooks: a network that refuses everything but this machine, and which tests run where and first."""
+"""Fixtures and hooks: a network that refuses everything but this machine, and which tests run where
+and first.
+"""
 
 import signal
 import socket
@@ -13,14 +15,23 @@ from builders import SCRIPTS  # noqa: E402 - its assertions shall say what they 
 
 pytest_plugins = ["fault_page", "training_runs", "baichuan_checkpoints"]
 sys.path.insert(0, str(SCRIPTS))
-signal.signal(signal.SIGINT, signal.default_int_handler)  # what is started in the background ignores Ctrl-C
+signal.signal(
+    signal.SIGINT, signal.default_int_handler
+)  # what is started in the background ignores Ctrl-C
 
 ONE_BY_ONE = "test_notebooks.py", "test_pretend_gpu.py"
-LONG = *ONE_BY_ONE, "test_hub.py", "test_site.py", "test_parallel.py"  # in this order, before the others
+LONG = (
+    *ONE_BY_ONE,
+    "test_hub.py",
+    "test_site.py",
+    "test_parallel.py",
+)  # in this order, before the others
 
 
 class Scheduling(LoadFileScheduling):
-    """With ``-n``, the tests of a file stay together, as they share what it sets up, but for the longest."""
+    """With ``-n``, the tests of a file stay together, as they share what it sets up, but for the
+    longest.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
         file = super()._split_scope(nodeid)
@@ -39,12 +50,16 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture
 def own_cache(tmp_path_factory, monkeypatch):
     """Datasets keeps its copies of a test's files out of the home folder."""
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path_factory.mktemp("datasets")))
+    monkeypatch.setattr(
+        "datasets.config.HF_DATASETS_CACHE", str(tmp_path_factory.mktemp("datasets"))
+    )
 
 
 @pytest.fixture
 def refuses(capsys):
-    """Options that a command's parser refuses, with exit code 2: what was said, which holds a message."""
+    """Options that a command's parser refuses, with exit code 2: what was said, which holds a
+    message.
+    """
 
     def check(parse, options: list[str], message: str) -> str:
         with pytest.raises(SystemExit) as stopped:
@@ -58,12 +73,18 @@ def refuses(capsys):
 
 @pytest.fixture
 def fails(capsys):
-    """A command that fails, with exit code 1 and one line: what was said, which holds its name and a message."""
+    """A command that fails, with exit code 1 and one line: what was said, which holds its name and
+    a message.
+    """
 
     def check(script, options: list[str], message: str) -> str:
         assert script.main(options) == 1
         said = capsys.readouterr().err
-        assert message in said and said.startswith(f"{Path(script.__file__).name}: ") and said.count("\n") == 1
+        assert (
+            message in said
+            and said.startswith(f"{Path(script.__file__).name}: ")
+            and said.count("\n") == 1
+        )
         return said
 
     return check

@@ -1,8 +1,9 @@
 """The page "What happens when …": tests marked as faults say what was done, and what came of it.
 
-A fault is a test with ``@pytest.mark.fault("what was done, as a user says it")`` in a module with ``KIND = "…"``. It
-takes the fixture ``outcome`` and calls it with the sentence that the user reads, or with what holds afterwards.
-``make faults`` writes the page; every other run holds the page against what happens.
+A fault is a test with ``@pytest.mark.fault("what was done, as a user says it")`` in a module with
+``KIND = "…"``. It takes the fixture ``outcome`` and calls it with the sentence that the user reads,
+or with what holds afterwards. ``make faults`` writes the page; every other run holds the page
+against what happens.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ found: dict[str, dict[str, list[str]]] = {}
 
 
 def pytest_addoption(parser) -> None:
-    parser.addoption("--fault-page", type=Path, metavar="FILE", help="write the page of faults here")
+    parser.addoption(
+        "--fault-page", type=Path, metavar="FILE", help="write the page of faults here"
+    )
 
 
 def pytest_configure(config) -> None:
@@ -50,7 +53,9 @@ def outcome(request, tmp_path) -> Callable[[str], None]:
 
 
 def case(*values, done: str, named: bool = False):
-    """A case of a parametrized test that is a fault; ``named`` after what was done, or as pytest does."""
+    """A case of a parametrized test that is a fault; ``named`` after what was done, or as pytest
+    does.
+    """
     return pytest.param(*values, marks=pytest.mark.fault(done), id=done if named else None)
 
 
@@ -64,11 +69,15 @@ def escape(text: str) -> str:
 def table(kind: str) -> list[str]:
     """One kind's faults; the same fault in several places may have several outcomes."""
     head = [f"\n## {kind}\n", "| what was done | what happens |", "|---|---|"]
-    return head + [f"| {escape(done)} | {'<br>'.join(texts)} |" for done, texts in found[kind].items()]
+    return head + [
+        f"| {escape(done)} | {'<br>'.join(texts)} |" for done, texts in found[kind].items()
+    ]
 
 
 def pytest_sessionfinish(session, exitstatus) -> None:
     if (page := session.config.getoption("--fault-page")) and exitstatus == 0:
         lines = [row for kind in sorted(found) for row in table(kind)]
-        page.with_suffix(".part").write_text(INTRODUCTION + "\n".join(lines) + "\n", encoding="utf-8")
+        page.with_suffix(".part").write_text(
+            INTRODUCTION + "\n".join(lines) + "\n", encoding="utf-8"
+        )
         os.replace(page.with_suffix(".part"), page)

@@ -1,4 +1,5 @@
-"""Three PPO steps per case on this process's share of 16 samples; the first process saves statistics and weights.
+"""Three PPO steps per case on this process's share of 16 samples; the first process saves
+statistics and weights.
 
 accelerate launch … parallel_worker.py FOLDER NAME
 """
@@ -20,7 +21,12 @@ from rlhf_course.runtime.distributed import gather_full, init, shutdown
 CASES = {  # settings for all 16 samples; sizes are divided among the processes
     "plain": {},
     "accumulation": {"mini_batch_size": 4, "gradient_accumulation_steps": 2, "max_grad_norm": 0.5},
-    "scores": {"use_score_scaling": True, "use_score_norm": True, "score_clip": 1.0, "whiten_rewards": True},
+    "scores": {
+        "use_score_scaling": True,
+        "use_score_norm": True,
+        "score_clip": 1.0,
+        "whiten_rewards": True,
+    },
     "stopping": {"early_stopping": True, "target_kl": 1e-5, "mini_batch_size": 8},
     "skipping": {"ratio_threshold": 1.02, "max_grad_norm": 5.0},
     "full KL": {"kl_penalty": "full"},
@@ -32,7 +38,9 @@ CASES = {  # settings for all 16 samples; sizes are divided among the processes
 
 
 def sample(trainer) -> list[list[int]]:
-    """Greedy answers, and sampled ones of very different lengths: eight queries per process, or per seed of one."""
+    """Greedy answers, and sampled ones of very different lengths: eight queries per process, or per
+    seed of one.
+    """
     state, found = init(), []
     for part in range(2) if state.num_processes == 1 else [state.process_index]:
         queries = make_samples(16)[0][8 * part : 8 * part + 8]
@@ -40,7 +48,10 @@ def sample(trainer) -> list[list[int]]:
         greedy = {"do_sample": False, "max_new_tokens": 4}
         sampled = {"do_sample": True, "top_k": 0, "max_new_tokens": 3 + 9 * part}
         for how in (greedy, sampled):
-            found += [(part, *tokens.tolist()) for tokens in trainer.generate(queries, return_prompt=False, **how)]
+            found += [
+                (part, *tokens.tolist())
+                for tokens in trainer.generate(queries, return_prompt=False, **how)
+            ]
     return gather_object(found)
 
 
@@ -53,11 +64,15 @@ def run(case: str, folder: Path, name: str) -> None:
     policy, reference = make_policy(), make_policy(1)
     if case == "adapters":
         torch.manual_seed(0)
-        lora = LoraConfig(r=4, target_modules=["c_attn"], fan_in_fan_out=True, init_lora_weights=False)
+        lora = LoraConfig(
+            r=4, target_modules=["c_attn"], fan_in_fan_out=True, init_lora_weights=False
+        )
         network = get_peft_model(policy.pretrained_model, lora)
         policy, reference = AutoModelForCausalLMWithValueHead(network, summary_dropout_prob=0), None
     optimizer = sgd(policy)
-    if case == "fused Adam":  # a large ε: of gradients that are rounding alone Adam would make whole steps
+    if (
+        case == "fused Adam"
+    ):  # a large ε: of gradients that are rounding alone Adam would make whole steps
         optimizer = torch.optim.Adam(policy.parameters(), lr=1e-2, eps=1e-3, fused=True)
     trainer = make_trainer(policy, reference, optimizer, **settings)
     mine = [i for i in range(16) if i // settings["mini_batch_size"] % n == rank]
@@ -65,17 +80,25 @@ def run(case: str, folder: Path, name: str) -> None:
     for step in range(3):
         queries, responses, scores = ([part[i] for i in mine] for part in make_samples(16, step))
         stats = trainer.step(queries, responses, scores)
-        history.append({k: v for k, v in stats.items() if isinstance(v, float) and not k.startswith("time/")})
+        history.append(
+            {k: v for k, v in stats.items() if isinstance(v, float) and not k.startswith("time/")}
+        )
         epochs = len(stats["ppo/policy/ratio"]) / sum(map(len, responses))
         lengths = sorted(stats["tokens/responses_dist"].tolist())
         history[-1] |= {"β": trainer.kl_ctl.value, "epochs": epochs, "lengths": lengths}
     model = trainer.accelerator.unwrap_model(trainer.model)
     weights = [*model.parameters()]
-    held = sum(getattr(p, "_local_tensor", p).numel() for p in weights) / sum(p.numel() for p in weights)
-    samples = sample(trainer) if case == "plain" else None  # right after a step, with no forward pass in between
+    held = sum(getattr(p, "_local_tensor", p).numel() for p in weights) / sum(
+        p.numel() for p in weights
+    )
+    samples = (
+        sample(trainer) if case == "plain" else None
+    )  # right after a step, with no forward pass in between
     weights = gather_full(model.state_dict())
     if rank == 0:
-        torch.save({key: weight.clone() for key, weight in weights.items()}, folder / f"{case} {name}.pt")
+        torch.save(
+            {key: weight.clone() for key, weight in weights.items()}, folder / f"{case} {name}.pt"
+        )
         found = {"history": history, "held": held, "samples": samples}
         (folder / f"{case} {name}.json").write_text(json.dumps(found))
 

@@ -12,7 +12,11 @@ from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from rlhf_course.course.presets import ROOT
 
-PROMPT, LENGTHS, GROUP = 3, (5, 2, 4, 1), 2  # tokens of each prompt, and of each response; responses per prompt
+PROMPT, LENGTHS, GROUP = (
+    3,
+    (5, 2, 4, 1),
+    2,
+)  # tokens of each prompt, and of each response; responses per prompt
 WANTED = {"clipped", "leave_one_out", "rloo_loss", "group_advantages", "grpo_loss", "dpo_loss"}
 
 
@@ -31,11 +35,15 @@ def notebook():
 
 @pytest.fixture(scope="module")
 def batch(tmp_path_factory):
-    """Four responses of different lengths to two prompts, and log-probabilities of three policies for them."""
+    """Four responses of different lengths to two prompts, and log-probabilities of three policies
+    for them.
+    """
     torch.manual_seed(0)
     models = [
         GPT2LMHeadModel(
-            GPT2Config(vocab_size=259, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0)
+            GPT2Config(
+                vocab_size=259, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0
+            )
         ).eval()
         for _ in range(3)
     ]
@@ -83,7 +91,11 @@ def trl_loss(batch, tmp_path_factory):
             data = {"prompt": ["a film", "a plot"]}
         else:
             data = {"prompt": ["a film"], "chosen": ["good"], "rejected": ["bad"]}
-        more = {"ref_model": batch.reference} if name == "DPO" else {"reward_funcs": lambda completions, **_: [0.0]}
+        more = (
+            {"ref_model": batch.reference}
+            if name == "DPO"
+            else {"reward_funcs": lambda completions, **_: [0.0]}
+        )
         config = getattr(trl, f"{name}Config")(**options)
         data = Dataset.from_dict(data)
         trainer = getattr(trl, f"{name}Trainer")(
@@ -106,9 +118,15 @@ def completions(batch, **more):
 def test_losses_equal_those_of_trl(kind, notebook, batch, trl_loss):
     divide, longest = kind == "grpo", max(LENGTHS) if kind == "dr_grpo" else None
     advantage = notebook.group_advantages(batch.scores, divide).flatten()
-    ours = notebook.grpo_loss(batch.new, batch.old, batch.ref, batch.mask, advantage, 0.1, longest).item()
-    inputs = completions(batch, advantages=advantage, old_per_token_logps=batch.old, ref_per_token_logps=batch.ref)
-    theirs = trl_loss("GRPO", inputs, beta=0.1, epsilon=0.2, loss_type=kind, use_bias_correction_kl=False)
+    ours = notebook.grpo_loss(
+        batch.new, batch.old, batch.ref, batch.mask, advantage, 0.1, longest
+    ).item()
+    inputs = completions(
+        batch, advantages=advantage, old_per_token_logps=batch.old, ref_per_token_logps=batch.ref
+    )
+    theirs = trl_loss(
+        "GRPO", inputs, beta=0.1, epsilon=0.2, loss_type=kind, use_bias_correction_kl=False
+    )
     assert ours == pytest.approx(theirs, abs=1e-5) and abs(ours) > 1e-3
 
 
@@ -116,7 +134,10 @@ def test_rloo_equals_trl(notebook, batch, trl_loss):
     advantage = notebook.leave_one_out(batch.scores).flatten()
     ours = notebook.rloo_loss(batch.new, batch.old, batch.mask, advantage).item()
     inputs = completions(batch, advantages=advantage, old_logps=(batch.old * batch.mask).sum(1))
-    assert ours == pytest.approx(trl_loss("RLOO", inputs, beta=0.0, epsilon=0.2), abs=1e-5) and abs(ours) > 1e-3
+    assert (
+        ours == pytest.approx(trl_loss("RLOO", inputs, beta=0.0, epsilon=0.2), abs=1e-5)
+        and abs(ours) > 1e-3
+    )
 
 
 def test_dpo_equals_trl(notebook, batch, trl_loss):
@@ -128,7 +149,9 @@ def test_dpo_equals_trl(notebook, batch, trl_loss):
         "completion_mask": torch.cat([torch.zeros_like(batch.prompts), batch.mask], 1),
     }
     assert ours == pytest.approx(trl_loss("DPO", inputs, beta=0.1), abs=1e-5)
-    assert abs(ours - torch.log(torch.tensor(2.0)).item()) > 1e-4  # not the loss of a policy that is the reference
+    assert (
+        abs(ours - torch.log(torch.tensor(2.0)).item()) > 1e-4
+    )  # not the loss of a policy that is the reference
 
 
 def test_advantages_equal_those_of_trl(notebook, batch):
@@ -136,4 +159,6 @@ def test_advantages_equal_those_of_trl(notebook, batch):
     std = torch.tensor([[1.0, -0.5], [0.2, 2.0]]).std(1, keepdim=True)
     expected = (batch.scores - batch.scores.mean(1, keepdim=True)) / (std + 1e-4)
     assert torch.equal(notebook.group_advantages(batch.scores), expected)
-    assert torch.equal(notebook.leave_one_out(batch.scores), torch.tensor([[1.5, -1.5], [-1.8, 1.8]]))
+    assert torch.equal(
+        notebook.leave_one_out(batch.scores), torch.tensor([[1.5, -1.5], [-1.8, 1.8]])
+    )

@@ -14,7 +14,11 @@ def ragged():
     """Rewards, values and mask (4, 9) with lengths 9, 4, 1, 6."""
     generator = torch.Generator().manual_seed(0)
     mask = (torch.arange(9) < torch.tensor([9, 4, 1, 6]).unsqueeze(1)).float()
-    return torch.randn(4, 9, generator=generator) * mask, torch.randn(4, 9, generator=generator), mask
+    return (
+        torch.randn(4, 9, generator=generator) * mask,
+        torch.randn(4, 9, generator=generator),
+        mask,
+    )
 
 
 def test_log_probabilities_and_entropies_of_labels_equal_the_textbook_with_their_gradient():
@@ -32,7 +36,9 @@ def test_log_probabilities_and_entropies_of_labels_equal_the_textbook_with_their
 
 
 def test_logits_are_overwritten_never_in_silence():
-    """In place of a wrong number, an error: for logits that are weights themselves, and for a second way back."""
+    """In place of a wrong number, an error: for logits that are weights themselves, and for a
+    second way back.
+    """
     logits = torch.randn(3, 5, requires_grad=True)
     with pytest.raises(RuntimeError, match="leaf Variable"):
         label_logprobs(logits, torch.arange(3))
@@ -45,7 +51,9 @@ def test_logits_are_overwritten_never_in_silence():
 def test_forbidden_tokens_count_nothing():
     logits = torch.tensor([[0.0, 0.0, -torch.inf]], requires_grad=True)
     logprobs, entropy = label_logprobs(logits.clone(), torch.tensor([1]))
-    assert entropy.item() == pytest.approx(np.log(2)) and logprobs.item() == pytest.approx(-np.log(2))
+    assert entropy.item() == pytest.approx(np.log(2)) and logprobs.item() == pytest.approx(
+        -np.log(2)
+    )
     logprobs.sum().backward()
     torch.testing.assert_close(logits.grad, torch.tensor([[-0.5, 0.5, 0.0]]))
 
@@ -71,7 +79,11 @@ def test_returns_are_reward_to_go_when_lambda_and_gamma_are_one(ragged):
 
 def test_returns_bridge_a_hole_in_the_mask():
     """A response mask may leave out a token in the middle; what comes later still counts before it."""
-    rewards, values, mask = torch.tensor([[0.0, 0, 1]]), torch.tensor([[0.5, 0.3, 0.9]]), torch.tensor([[1.0, 0, 1]])
+    rewards, values, mask = (
+        torch.tensor([[0.0, 0, 1]]),
+        torch.tensor([[0.5, 0.3, 0.9]]),
+        torch.tensor([[1.0, 0, 1]]),
+    )
     _, returns = ppo.gae(rewards, values, mask, 1.0, 1.0)
     assert returns[0, [0, 2]].tolist() == pytest.approx([1.0, 1.0])
 
@@ -119,9 +131,13 @@ def test_rewards_put_the_score_on_the_last_token(ragged):
         (1.0, -1.0, 1.0),
     ],
 )
-def test_gradient_of_the_policy_loss_is_clipped_exactly_where_it_should_be(ratio, advantage, gradient):
+def test_gradient_of_the_policy_loss_is_clipped_exactly_where_it_should_be(
+    ratio, advantage, gradient
+):
     logprob = torch.tensor([[np.log(ratio)]], dtype=torch.float64, requires_grad=True)
-    loss, found, clipped = ppo.policy_loss(logprob, torch.zeros(1, 1), torch.tensor([[advantage]]), 0.2)
+    loss, found, clipped = ppo.policy_loss(
+        logprob, torch.zeros(1, 1), torch.tensor([[advantage]]), 0.2
+    )
     loss.sum().backward()
     assert found.item() == pytest.approx(ratio)
     assert logprob.grad.item() == pytest.approx(gradient)
@@ -133,7 +149,9 @@ def test_gradient_of_the_policy_loss_is_clipped_exactly_where_it_should_be(ratio
     [(0.1, -0.9), (0.5, 0.0), (-0.5, -1.5), (1.0, 0.0)],
 )
 def test_gradient_of_the_value_loss(value, gradient):
-    """Old value 0, return 1, clip 0.2: beyond +0.2 towards the return there is no gradient; away from it there is."""
+    """Old value 0, return 1, clip 0.2: beyond +0.2 towards the return there is no gradient; away
+    from it there is.
+    """
     values = torch.tensor([[value]], requires_grad=True)
     loss, clipped = ppo.value_loss(values, torch.zeros(1, 1), torch.ones(1, 1), 0.2)
     loss.sum().backward()

@@ -6,7 +6,15 @@ from builders import word_tokenizer, write_rows
 from tokenizers import pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from rlhf_course.data import ASSISTANT, HUMAN, as_prompt, hold_out, last_question, load_answers, tokenize_answers
+from rlhf_course.data import (
+    ASSISTANT,
+    HUMAN,
+    as_prompt,
+    hold_out,
+    last_question,
+    load_answers,
+    tokenize_answers,
+)
 
 PARQUET = "train-00000-of-00001.parquet"
 
@@ -15,7 +23,9 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     """One token per character."""
     letters = sorted(set("\n HumanAsist:abcdefgh?.怎么好的。"))
     split = pre_tokenizers.Split("", "isolated")
-    return word_tokenizer(["<pad>", "</s>", "<s>", *letters], split, bos_token="<s>", unk_token="<pad>")
+    return word_tokenizer(
+        ["<pad>", "</s>", "<s>", *letters], split, bos_token="<s>", unk_token="<pad>"
+    )
 
 
 def test_hc3_gives_a_row_per_answer_and_counts_what_it_drops(tmp_path):
@@ -31,15 +41,24 @@ def test_hc3_gives_a_row_per_answer_and_counts_what_it_drops(tmp_path):
 
 
 def test_instructions_join_their_input(tmp_path):
-    rows = [{"instruction": "a?", "input": "b", "output": "c."}, {"instruction": "d?", "input": "", "output": "e."}]
+    rows = [
+        {"instruction": "a?", "input": "b", "output": "c."},
+        {"instruction": "d?", "input": "", "output": "e."},
+    ]
     answers, _ = load_answers(write_rows(tmp_path / "instructions", rows, PARQUET))
     assert answers["prompt"][:] == [as_prompt("a?\nb"), as_prompt("d?")]
     assert answers["answer"][:] == ["c.", "e."]
 
 
 def test_files_can_be_named(tmp_path):
-    write_rows(tmp_path, [{"question": "a?", "human_answers": ["b."], "chatgpt_answers": []}], PARQUET)
-    write_rows(tmp_path, [{"question": "c?", "human_answers": ["d."], "chatgpt_answers": []}], "other.jsonl")
+    write_rows(
+        tmp_path, [{"question": "a?", "human_answers": ["b."], "chatgpt_answers": []}], PARQUET
+    )
+    write_rows(
+        tmp_path,
+        [{"question": "c?", "human_answers": ["d."], "chatgpt_answers": []}],
+        "other.jsonl",
+    )
     assert load_answers(tmp_path, "train", "other.jsonl")[0]["answer"][:] == ["d."]
 
 
@@ -47,11 +66,18 @@ def test_what_cannot_be_used_is_said(tmp_path):
     with pytest.raises(FileNotFoundError, match="No dataset folder at"):
         load_answers(tmp_path / "nothing")
     with pytest.raises(
-        ValueError, match="has the columns text; wanted are question, human_answers, chatgpt_answers or"
+        ValueError,
+        match="has the columns text; wanted are question, human_answers, chatgpt_answers or",
     ):
         load_answers(write_rows(tmp_path / "texts", [{"text": "a"}], PARQUET))
-    with pytest.raises(ValueError, match="Nothing usable is left of the 1 rows .* 1 empty question or answer"):
-        load_answers(write_rows(tmp_path / "none", [{"instruction": "a?", "input": "", "output": " "}], PARQUET))
+    with pytest.raises(
+        ValueError, match="Nothing usable is left of the 1 rows .* 1 empty question or answer"
+    ):
+        load_answers(
+            write_rows(
+                tmp_path / "none", [{"instruction": "a?", "input": "", "output": " "}], PARQUET
+            )
+        )
 
 
 def test_a_prompt_and_its_question():
@@ -61,22 +87,34 @@ def test_a_prompt_and_its_question():
 
 
 def test_held_out_prompts_are_not_learnt_with_another_answer():
-    rows = datasets.Dataset.from_dict({"prompt": [f"p{i // 3}" for i in range(60)], "answer": [*map(str, range(60))]})
+    rows = datasets.Dataset.from_dict(
+        {"prompt": [f"p{i // 3}" for i in range(60)], "answer": [*map(str, range(60))]}
+    )
     train, held = hold_out(rows, 0.2, seed=3)
     assert len(train) + len(held) == 60 and len(set(held["prompt"])) == 4
     assert not set(train["prompt"]) & set(held["prompt"])
-    assert hold_out(rows, 0.2, seed=3)[1].to_list() == held.to_list() != hold_out(rows, 0.2, seed=4)[1].to_list()
+    assert (
+        hold_out(rows, 0.2, seed=3)[1].to_list()
+        == held.to_list()
+        != hold_out(rows, 0.2, seed=4)[1].to_list()
+    )
     with pytest.raises(ValueError, match="1 questions are too few to hold out 1"):
         hold_out(rows.select(range(3)), 0.5)
 
 
 def test_answer_and_eos_are_learnt_and_nothing_else():
     tokenizer = make_tokenizer()
-    answers = datasets.Dataset.from_dict({"prompt": [as_prompt("a?"), as_prompt("b?")], "answer": ["cd.", ""]})
+    answers = datasets.Dataset.from_dict(
+        {"prompt": [as_prompt("a?"), as_prompt("b?")], "answer": ["cd.", ""]}
+    )
     rows, gone = tokenize_answers(answers, tokenizer, 40)
     assert gone == 0
     for row, expected in zip(rows, (" cd.", ""), strict=True):
-        learnt = [token for token, keep in zip(row["input_ids"], row["completion_mask"], strict=True) if keep]
+        learnt = [
+            token
+            for token, keep in zip(row["input_ids"], row["completion_mask"], strict=True)
+            if keep
+        ]
         assert learnt == [*tokenizer(expected)["input_ids"], tokenizer.eos_token_id]
         prompt = row["input_ids"][: -len(learnt)]
         assert prompt == tokenizer(as_prompt("a?" if expected else "b?"))["input_ids"]
@@ -84,9 +122,14 @@ def test_answer_and_eos_are_learnt_and_nothing_else():
 
 def test_long_rows_go_whole_and_are_counted():
     tokenizer = make_tokenizer()
-    answers = datasets.Dataset.from_dict({"prompt": [as_prompt("a?")] * 2, "answer": ["b", "b" * 40]})
+    answers = datasets.Dataset.from_dict(
+        {"prompt": [as_prompt("a?")] * 2, "answer": ["b", "b" * 40]}
+    )
     length = len(tokenizer(as_prompt("a?"))["input_ids"]) + 3
     rows, gone = tokenize_answers(answers, tokenizer, length)
     assert len(rows) == 1 and gone == 1 and len(rows[0]["input_ids"]) == length
-    with pytest.raises(ValueError, match=f"All 2 rows are longer than max_length=9 tokens; the shortest has {length}"):
+    with pytest.raises(
+        ValueError,
+        match=f"All 2 rows are longer than max_length=9 tokens; the shortest has {length}",
+    ):
         tokenize_answers(answers, tokenizer, 9)

@@ -8,7 +8,17 @@ from functools import partial
 import convert_baichuan as script
 import pytest
 import torch
-from baichuan_checkpoints import EPS, HEADS, HIDDEN, INNER, LAYERS, VOCABULARY, make_config, make_tensors, save_source
+from baichuan_checkpoints import (
+    EPS,
+    HEADS,
+    HIDDEN,
+    INNER,
+    LAYERS,
+    VOCABULARY,
+    make_config,
+    make_tensors,
+    save_source,
+)
 from builders import SCRIPTS, edit_json, python, write_json
 from huggingface_hub import save_torch_state_dict
 from safetensors.torch import load_file
@@ -34,29 +44,46 @@ def rms_norm(x, weight):
 def rotate(x, positions):
     """(B, heads, T, 8) turned by its positions (B, T): channel i together with channel i + 4."""
     half = x.shape[-1] // 2
-    angles = positions[:, None, :, None] * (1.0 / 10_000.0 ** (torch.arange(half) * 2 / x.shape[-1]))
+    angles = positions[:, None, :, None] * (
+        1.0 / 10_000.0 ** (torch.arange(half) * 2 / x.shape[-1])
+    )
     angles = torch.cat([angles, angles], -1)
     return x * angles.cos() + torch.cat([-x[..., half:], x[..., :half]], -1) * angles.sin()
 
 
 def baichuan_logits(w, ids, mask, positions, has_norm_head):
-    """Logits (B, T, V) of the tensors ``w`` under Baichuan's names; ``mask`` (B, T) is 0 at padding."""
+    """Logits (B, T, V) of the tensors ``w`` under Baichuan's names; ``mask`` (B, T) is 0 at
+    padding.
+    """
     batch, length = ids.shape
     allowed = torch.ones(length, length).tril().bool() & mask[:, None, None, :].bool()
     x = w["model.embed_tokens.weight"][ids]
     for i in range(LAYERS):
         layer = {name.split(f"layers.{i}.")[1]: w[name] for name in w if f"layers.{i}." in name}
         h = rms_norm(x, layer["input_layernorm.weight"])
-        packed = F.linear(h, layer["self_attn.W_pack.weight"]).unflatten(-1, (3, HEADS, HIDDEN // HEADS))
+        packed = F.linear(h, layer["self_attn.W_pack.weight"]).unflatten(
+            -1, (3, HEADS, HIDDEN // HEADS)
+        )
         q, k, v = packed.permute(2, 0, 3, 1, 4)
-        scores = rotate(q, positions) @ rotate(k, positions).transpose(-1, -2) * (HIDDEN // HEADS) ** -0.5
+        scores = (
+            rotate(q, positions)
+            @ rotate(k, positions).transpose(-1, -2)
+            * (HIDDEN // HEADS) ** -0.5
+        )
         attended = scores.masked_fill(~allowed, torch.finfo(scores.dtype).min).softmax(-1) @ v
-        x = x + F.linear(attended.transpose(1, 2).reshape(batch, length, HIDDEN), layer["self_attn.o_proj.weight"])
+        x = x + F.linear(
+            attended.transpose(1, 2).reshape(batch, length, HIDDEN),
+            layer["self_attn.o_proj.weight"],
+        )
         h = rms_norm(x, layer["post_attention_layernorm.weight"])
-        gated = F.silu(F.linear(h, layer["mlp.gate_proj.weight"])) * F.linear(h, layer["mlp.up_proj.weight"])
+        gated = F.silu(F.linear(h, layer["mlp.gate_proj.weight"])) * F.linear(
+            h, layer["mlp.up_proj.weight"]
+        )
         x = x + F.linear(gated, layer["mlp.down_proj.weight"])
     head = w["lm_head.weight"]
-    return F.linear(rms_norm(x, w["model.norm.weight"]), F.normalize(head, dim=1) if has_norm_head else head)
+    return F.linear(
+        rms_norm(x, w["model.norm.weight"]), F.normalize(head, dim=1) if has_norm_head else head
+    )
 
 
 def left_padded():
@@ -67,27 +94,38 @@ def left_padded():
 
 
 def difference(folder, tensors, has_norm_head):
-    """Largest difference of logits at real tokens between the converted model and the forward pass above.
+    """Largest difference of logits at real tokens between the converted model and the forward pass
+    above.
 
-    As a share of the largest logit, because numbers are rounded in proportion, and processors add up in other orders.
+    As a share of the largest logit, because numbers are rounded in proportion, and processors add
+    up in other orders.
     """
     ids, mask, positions = left_padded()
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
     assert type(model) is LlamaForCausalLM
     with torch.no_grad():
-        found = model(input_ids=ids, attention_mask=mask, position_ids=positions).logits[mask.bool()]
+        found = model(input_ids=ids, attention_mask=mask, position_ids=positions).logits[
+            mask.bool()
+        ]
     wanted = baichuan_logits(tensors, ids, mask, positions, has_norm_head)[mask.bool()]
     assert wanted.std() > 0.05
     return ((found - wanted).abs().max() / wanted.abs().max()).item()
 
 
 @pytest.mark.parametrize(
-    ("kind", "shards"), [("bin", 3), ("bin", 0), ("legacy", 2), ("safetensors", 3), ("safetensors", 0)]
+    ("kind", "shards"),
+    [("bin", 3), ("bin", 0), ("legacy", 2), ("safetensors", 3), ("safetensors", 0)],
 )
 @pytest.mark.parametrize("second", [False, True], ids=["plain", "norm"])
-def test_the_converted_model_gives_baichuans_logits(tmp_path, tokenizer_model, kind, shards, second):
+def test_the_converted_model_gives_baichuans_logits(
+    tmp_path, tokenizer_model, kind, shards, second
+):
     tensors, lines = make_tensors(), []
-    source = save_source(tmp_path / "source", tokenizer_model, tensors, make_config(second), kind, shards)
+    source = save_source(
+        tmp_path / "source", tokenizer_model, tensors, make_config(second), kind, shards
+    )
     target = convert_to_llama(source, tmp_path / "deep" / "target", report=lines.append)
     assert difference(target, tensors, second) <= 1e-6
     assert len(lines) == 1 and ("NormHead" in lines[0]) == second and "Guessed" in lines[0]
@@ -98,7 +136,10 @@ def test_the_converted_model_gives_baichuans_logits(tmp_path, tokenizer_model, k
     [
         ({"architectures": ["BaiChuanForCausalLM"], "vocab_size": 125_696}, False),
         ({"architectures": ["BaichuanForCausalLM"], "vocab_size": 125_696}, True),
-        ({"architectures": ["BaichuanForCausalLM"], "vocab_size": 64_000, "z_loss_weight": 0}, True),
+        (
+            {"architectures": ["BaichuanForCausalLM"], "vocab_size": 64_000, "z_loss_weight": 0},
+            True,
+        ),
         ({"architectures": ["BaichuanForCausalLM"], "vocab_size": 64_000}, False),
     ],
 )
@@ -114,9 +155,13 @@ def test_asking_for_a_head_overrides_the_guess(tmp_path, source):
 
 
 def test_bfloat16_is_kept_and_the_files_hold_llamas_tensors(tmp_path, tokenizer_model, monkeypatch):
-    monkeypatch.setattr(convert, "save_torch_state_dict", partial(save_torch_state_dict, max_shard_size=50_000))
+    monkeypatch.setattr(
+        convert, "save_torch_state_dict", partial(save_torch_state_dict, max_shard_size=50_000)
+    )
     w = make_tensors(torch.bfloat16)
-    target = convert_to_llama(save_source(tmp_path / "source", tokenizer_model, w), tmp_path / "target", **SILENT)
+    target = convert_to_llama(
+        save_source(tmp_path / "source", tokenizer_model, w), tmp_path / "target", **SILENT
+    )
     config = json.loads((target / "config.json").read_text())
     assert config["dtype"] == "bfloat16" and config["model_type"] == "llama"
     assert config["architectures"] == ["LlamaForCausalLM"] and "auto_map" not in config
@@ -126,13 +171,21 @@ def test_bfloat16_is_kept_and_the_files_hold_llamas_tensors(tmp_path, tokenizer_
     assert [config[f"{role}_token_id"] for role in ("pad", "bos", "eos")] == [0, 1, 2]
     index = json.loads((target / "model.safetensors.index.json").read_text())
     files = sorted(path.name for path in target.glob("*.safetensors"))
-    assert files == [f"model-{i + 1:05d}-of-{len(files):05d}.safetensors" for i in range(len(files))]
+    assert files == [
+        f"model-{i + 1:05d}-of-{len(files):05d}.safetensors" for i in range(len(files))
+    ]
     assert len(files) > 1 and files == sorted(set(index["weight_map"].values()))
     tensors = {name: tensor for file in files for name, tensor in load_file(target / file).items()}
-    assert index["weight_map"].keys() == tensors.keys() == LlamaForCausalLM(LlamaConfig(**config)).state_dict().keys()
+    assert (
+        index["weight_map"].keys()
+        == tensors.keys()
+        == LlamaForCausalLM(LlamaConfig(**config)).state_dict().keys()
+    )
     assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in tensors.values())
     assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
-    packed = torch.cat([tensors[f"model.layers.1.self_attn.{letter}_proj.weight"] for letter in "qkv"])
+    packed = torch.cat(
+        [tensors[f"model.layers.1.self_attn.{letter}_proj.weight"] for letter in "qkv"]
+    )
     assert torch.equal(packed, w["model.layers.1.self_attn.W_pack.weight"])
     assert torch.equal(tensors["lm_head.weight"], F.normalize(w["lm_head.weight"], dim=1))
     assert AutoModelForCausalLM.from_pretrained(target).dtype == torch.bfloat16
@@ -165,7 +218,10 @@ def config(**changes):
 def config_without(*names):
     def change(source):
         content = json.loads((source / "config.json").read_text())
-        write_json(source / "config.json", {key: value for key, value in content.items() if key not in names})
+        write_json(
+            source / "config.json",
+            {key: value for key, value in content.items() if key not in names},
+        )
 
     return change
 
@@ -206,9 +262,15 @@ REFUSED = {
     "not a folder": (shutil.rmtree, "is not a folder"),
     "no config": (drop("config.json"), "has no config.json"),
     "broken config": (put("config.json", b"{"), "config.json is damaged, or not in JSON"),
-    "no object": (put("config.json", b"[]"), "config.json is damaged, or not in JSON: it holds no object"),
+    "no object": (
+        put("config.json", b"[]"),
+        "config.json is damaged, or not in JSON: it holds no object",
+    ),
     "llama": (config(architectures=["LlamaForCausalLM"]), "is a Llama checkpoint already"),
-    "gpt2": (config(architectures=["GPT2LMHeadModel"]), "is not a Baichuan checkpoint: .* GPT2LMHeadModel"),
+    "gpt2": (
+        config(architectures=["GPT2LMHeadModel"]),
+        "is not a Baichuan checkpoint: .* GPT2LMHeadModel",
+    ),
     "no architecture": (config_without("architectures"), "names nothing as its architecture"),
     "13B by width": (config(hidden_size=5120), "13B model, with ALiBi"),
     "13B by depth": (config(num_hidden_layers=40), "13B model, with ALiBi"),
@@ -220,20 +282,32 @@ REFUSED = {
     "no shard": (drop(FIRST), f"{FIRST} is missing, which the index names"),
     "no index": (put(INDEX, b"{"), f"{INDEX} is damaged, or not in JSON"),
     "no names": (lambda source: edit_json(source / INDEX, weight_map={}), f"{INDEX} is damaged"),
-    "cut zip": (cut(FIRST, -300), f"{FIRST} is damaged, or would run code; it was not loaded. Download it again"),
+    "cut zip": (
+        cut(FIRST, -300),
+        f"{FIRST} is damaged, or would run code; it was not loaded. Download it again",
+    ),
     "empty": (cut(FIRST, 0), f"{FIRST} is damaged, or would run code"),
     "a web page": (put(FIRST, b"<html>404</html>"), f"{FIRST} is damaged"),
     "git-lfs": (put(FIRST, b"version https://git-lfs.github.com/spec/v1\noid"), "run git lfs pull"),
     "a list": (lambda source: torch.save([torch.ones(3)], source / FIRST), f"{FIRST} is damaged"),
     "shard lacks one": (in_shard(**{EMBEDDING: None}), f"{FIRST} has {EMBEDDING} not at all"),
-    "shard has more": (in_shard(future_mask=torch.ones(3)), rf"{FIRST} has future_mask \[3\], not wanted"),
-    "shape": (in_shard(**{EMBEDDING: torch.ones(5, HIDDEN)}), rf"{FIRST} has {EMBEDDING} \[5, 32\], not \[640, 32\]"),
+    "shard has more": (
+        in_shard(future_mask=torch.ones(3)),
+        rf"{FIRST} has future_mask \[3\], not wanted",
+    ),
+    "shape": (
+        in_shard(**{EMBEDDING: torch.ones(5, HIDDEN)}),
+        rf"{FIRST} has {EMBEDDING} \[5, 32\], not \[640, 32\]",
+    ),
     "quantised": (
         in_shard(**{EMBEDDING: torch.ones(VOCABULARY, HIDDEN).char()}),
         f"{FIRST}: {EMBEDDING} is no tensor of float32",
     ),
     "no tokenizer": (drop("tokenizer.model"), "no tokenizer.model"),
-    "broken tokenizer": (put("tokenizer.model", b"version https"), "not a SentencePiece model, or is damaged"),
+    "broken tokenizer": (
+        put("tokenizer.model", b"version https"),
+        "not a SentencePiece model, or is damaged",
+    ),
     "more pieces than rows": (config(vocab_size=300), "pieces, the model 300 rows|has shape"),
     "other EOS": (
         put("tokenizer_config.json", b'{"eos_token": "<|im_end|>"}'),
@@ -260,9 +334,15 @@ def test_a_cut_file_of_any_format_is_damaged(tmp_path, tokenizer_model, kind, le
         convert_to_llama(source, tmp_path / "target", **SILENT)
 
 
-def test_a_wrong_w_pack_and_a_disk_that_is_too_small(tmp_path, tokenizer_model, source, monkeypatch):
-    wrong = save_source(tmp_path / "wrong", tokenizer_model, make_tensors() | {PACK: torch.ones(HIDDEN, HIDDEN)})
-    with pytest.raises(ValueError, match=rf"00002-of-00003.bin has {PACK} \[32, 32\], not \[96, 32\]"):
+def test_a_wrong_w_pack_and_a_disk_that_is_too_small(
+    tmp_path, tokenizer_model, source, monkeypatch
+):
+    wrong = save_source(
+        tmp_path / "wrong", tokenizer_model, make_tensors() | {PACK: torch.ones(HIDDEN, HIDDEN)}
+    )
+    with pytest.raises(
+        ValueError, match=rf"00002-of-00003.bin has {PACK} \[32, 32\], not \[96, 32\]"
+    ):
         convert_to_llama(wrong, tmp_path / "target", **SILENT)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))
     with pytest.raises(OSError, match="other needs 0.3 MB, and its disk has 0.0 MB left"):
@@ -302,7 +382,9 @@ def test_a_pickle_that_would_run_code_is_refused_and_does_not_run(tmp_path, sour
         (source / FIRST).write_bytes(pickle.dumps(content, protocol=2))
     else:
         torch.save(content, source / FIRST, _use_new_zipfile_serialization=kind == "zip")
-    with pytest.raises(ValueError, match=f"{FIRST} is damaged, or would run code; it was not loaded"):
+    with pytest.raises(
+        ValueError, match=f"{FIRST} is damaged, or would run code; it was not loaded"
+    ):
         convert_to_llama(source, tmp_path / "target", **SILENT)
     assert not marker.exists()
     if kind != "pickle":
@@ -316,8 +398,15 @@ def test_a_pickle_that_would_run_code_is_refused_and_does_not_run(tmp_path, sour
 @pytest.mark.parametrize("shards", [1, 2, 5])
 def test_a_model_trained_with_a_norm_head_comes_back(tmp_path, tokenizer_model, shards):
     torch.manual_seed(0)
-    sizes = {"hidden_size": HIDDEN, "intermediate_size": INNER, "num_hidden_layers": 2, "num_attention_heads": HEADS}
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, max_position_embeddings=128, **sizes))
+    sizes = {
+        "hidden_size": HIDDEN,
+        "intermediate_size": INNER,
+        "num_hidden_layers": 2,
+        "num_attention_heads": HEADS,
+    }
+    model = LlamaForCausalLM(
+        LlamaConfig(vocab_size=VOCABULARY, max_position_embeddings=128, **sizes)
+    )
     with pytest.raises(ValueError, match="call norm_head"):
         write_baichuan_checkpoint(model, tokenizer_model, tmp_path / "source")
     norm_head(model)
@@ -337,14 +426,28 @@ def test_a_model_trained_with_a_norm_head_comes_back(tmp_path, tokenizer_model, 
     source = write_baichuan_checkpoint(model, tokenizer_model, tmp_path / "source", shards)
     files = sorted(source.glob("*.bin"))
     assert len(files) == shards and files[0].name == f"pytorch_model-00001-of-{shards:05d}.bin"
-    tensors = {name: value for file in files for name, value in torch.load(file, weights_only=True).items()}
-    assert torch.equal(tensors["lm_head.weight"], original) and tensors[PACK].shape == (3 * HIDDEN, HIDDEN)
-    assert sum(file.stat().st_size for file in files) < 1.2 * sum(t.nbytes for t in tensors.values()) + 20_000
+    tensors = {
+        name: value for file in files for name, value in torch.load(file, weights_only=True).items()
+    }
+    assert torch.equal(tensors["lm_head.weight"], original) and tensors[PACK].shape == (
+        3 * HIDDEN,
+        HIDDEN,
+    )
+    assert (
+        sum(file.stat().st_size for file in files)
+        < 1.2 * sum(t.nbytes for t in tensors.values()) + 20_000
+    )
     given = json.loads((source / "config.json").read_text())
-    assert given["architectures"] == ["BaichuanForCausalLM"] and given["auto_map"] and given["z_loss_weight"] == 0
+    assert (
+        given["architectures"] == ["BaichuanForCausalLM"]
+        and given["auto_map"]
+        and given["z_loss_weight"] == 0
+    )
     with pytest.raises(ValueError, match="contains custom code which must be executed"):
         AutoModelForCausalLM.from_pretrained(source, trust_remote_code=False)
-    converted = AutoModelForCausalLM.from_pretrained(convert_to_llama(source, tmp_path / "target", **SILENT))
+    converted = AutoModelForCausalLM.from_pretrained(
+        convert_to_llama(source, tmp_path / "target", **SILENT)
+    )
     with torch.no_grad():
         assert torch.equal(converted(ids).logits, model(ids).logits)
 
@@ -355,17 +458,29 @@ def test_a_model_trained_with_a_norm_head_comes_back(tmp_path, tokenizer_model, 
 def test_the_command_says_where_the_result_is(tmp_path, source, capsys):
     assert script.main([str(source), str(tmp_path / "target")]) == 0
     out = capsys.readouterr().out
-    assert str(tmp_path / "target") in out and "AutoModelForCausalLM.from_pretrained" in out and "NormHead" in out
+    assert (
+        str(tmp_path / "target") in out
+        and "AutoModelForCausalLM.from_pretrained" in out
+        and "NormHead" in out
+    )
     assert script.main([str(source), str(tmp_path / "plain"), "--norm-head", "no"]) == 0
     assert "As asked: a plain head" in capsys.readouterr().out
     assert difference(tmp_path / "plain", make_tensors(), False) <= 1e-6
 
 
-def test_the_command_fails_with_a_sentence_and_ctrl_c_leaves_nothing(tmp_path, source, capsys, monkeypatch):
+def test_the_command_fails_with_a_sentence_and_ctrl_c_leaves_nothing(
+    tmp_path, source, capsys, monkeypatch
+):
     target = [str(tmp_path / "deep" / "target")]
-    assert command.run("convert_baichuan.py", script.main, [str(tmp_path / "nothing"), *target]) == 1
+    assert (
+        command.run("convert_baichuan.py", script.main, [str(tmp_path / "nothing"), *target]) == 1
+    )
     error = capsys.readouterr().err
-    assert error.startswith("convert_baichuan.py: ") and "nothing is not a folder" in error and error.count("\n") == 1
+    assert (
+        error.startswith("convert_baichuan.py: ")
+        and "nothing is not a folder" in error
+        and error.count("\n") == 1
+    )
 
     def stop(*args):
         raise KeyboardInterrupt
@@ -383,4 +498,8 @@ def test_help_comes_before_torch_and_transformers_are_loaded():
     done = python("-X", "importtime", SCRIPTS / "convert_baichuan.py", "--help", check=True)
     loaded = {line.split("|")[-1].strip() for line in done.stderr.splitlines()}
     assert "argparse" in loaded and not loaded & {"torch", "transformers", "numpy"}
-    assert "SOURCE" in done.stdout and "--norm-head {auto,yes,no}" in done.stdout and "q_proj" in done.stdout
+    assert (
+        "SOURCE" in done.stdout
+        and "--norm-head {auto,yes,no}" in done.stdout
+        and "q_proj" in done.stdout
+    )

@@ -15,15 +15,34 @@ from rlhf_course.baichuan.convert import convert_to_llama
 from rlhf_course.baichuan.sentencepiece import PROBES, sentencepiece_to_fast
 from rlhf_course.baichuan.toy_checkpoint import ASSISTANT, USER, train_sentencepiece
 
-SAID = [*PROBES, *TEXTS[:5], "你好　世界 12,345", "a" * 70, "   \n\n  x", "🙂" * 3, "\x00\x01", "▁ ▁"]
+SAID = [
+    *PROBES,
+    *TEXTS[:5],
+    "你好　世界 12,345",
+    "a" * 70,
+    "   \n\n  x",
+    "🙂" * 3,
+    "\x00\x01",
+    "▁ ▁",
+]
 SILENT = {"report": lambda line: None}
-PLAIN = {"normalization_rule_name": "identity", "add_dummy_prefix": False, "remove_extra_whitespaces": False}
+PLAIN = {
+    "normalization_rule_name": "identity",
+    "add_dummy_prefix": False,
+    "remove_extra_whitespaces": False,
+}
 
 
 def train(folder, **options):
     """A SentencePiece model with these options, which need not be Baichuan's."""
     model = io.BytesIO()
-    given = {"model_type": "bpe", "vocab_size": 700, "byte_fallback": True, "num_threads": 1, "minloglevel": 2} | PLAIN
+    given = {
+        "model_type": "bpe",
+        "vocab_size": 700,
+        "byte_fallback": True,
+        "num_threads": 1,
+        "minloglevel": 2,
+    } | PLAIN
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(TEXTS), model_writer=model, hard_vocab_limit=False, **given | options
     )
@@ -41,18 +60,30 @@ def assert_same_ids(model_file, tokenizer, texts):
 
 
 def test_ids_are_sentencepieces_through_auto_tokenizer(tmp_path, source):
-    tokenizer = AutoTokenizer.from_pretrained(convert_to_llama(source, tmp_path / "target", **SILENT))
+    tokenizer = AutoTokenizer.from_pretrained(
+        convert_to_llama(source, tmp_path / "target", **SILENT)
+    )
     asked = [f"{USER}{text}{ASSISTANT}{text} {USER} {USER}" for text in SAID]
     assert_same_ids(source / "tokenizer.model", tokenizer, SAID + asked)
     assert tokenizer.convert_tokens_to_ids([USER, ASSISTANT]) == [195, 196]
-    assert tokenizer(f"{USER}你好{ASSISTANT}")["input_ids"][:: len(tokenizer("你好")["input_ids"]) + 1] == [195, 196]
+    assert tokenizer(f"{USER}你好{ASSISTANT}")["input_ids"][
+        :: len(tokenizer("你好")["input_ids"]) + 1
+    ] == [195, 196]
     roles = ("pad", "bos", "eos", "unk")
     assert [getattr(tokenizer, f"{role}_token_id") for role in roles] == [0, 1, 2, 0]
-    assert tokenizer(f"a</s>{USER}")["input_ids"][-2:] == [2, 195]  # a control piece is a special token
+    assert tokenizer(f"a</s>{USER}")["input_ids"][-2:] == [
+        2,
+        195,
+    ]  # a control piece is a special token
     assert tokenizer.decode([1, 195, 2], skip_special_tokens=True) == USER
-    assert tokenizer.model_max_length == 4096 and list(tokenizer("a")) == ["input_ids", "attention_mask"]
+    assert tokenizer.model_max_length == 4096 and list(tokenizer("a")) == [
+        "input_ids",
+        "attention_mask",
+    ]
     tokenizer.save_pretrained(tmp_path / "saved")
-    assert_same_ids(source / "tokenizer.model", AutoTokenizer.from_pretrained(tmp_path / "saved"), asked)
+    assert_same_ids(
+        source / "tokenizer.model", AutoTokenizer.from_pretrained(tmp_path / "saved"), asked
+    )
 
 
 @pytest.mark.parametrize("reserved", [[], [USER, "▁▁▁▁", "<h>"]], ids=["plain", "reserved"])
@@ -60,10 +91,16 @@ def test_ids_are_sentencepieces_through_auto_tokenizer(tmp_path, source):
 @pytest.mark.parametrize("prefix", [True, False], ids=["prefix", "no prefix"])
 @pytest.mark.parametrize("rule", ["identity", "nfkc", "nmt_nfkc"])
 def test_normalisers_and_spaces_of_other_models(tmp_path, rule, prefix, spaces, reserved):
-    options = {"normalization_rule_name": rule, "add_dummy_prefix": prefix, "remove_extra_whitespaces": spaces}
+    options = {
+        "normalization_rule_name": rule,
+        "add_dummy_prefix": prefix,
+        "remove_extra_whitespaces": spaces,
+    }
     path = train(tmp_path, **options, user_defined_symbols=reserved)
     if rule != "identity" or spaces:  # transformers' conversion takes no heed of them
-        with pytest.raises(ValueError, match="cannot be turned into a fast tokenizer: SentencePiece gives"):
+        with pytest.raises(
+            ValueError, match="cannot be turned into a fast tokenizer: SentencePiece gives"
+        ):
             sentencepiece_to_fast(path)
         return
     texts = SAID + [f"{USER}{text}  <h> {USER}    a" for text in SAID if reserved]
@@ -77,7 +114,9 @@ def test_merges_that_do_not_go_by_id_are_refused(tmp_path):
     del proto.pieces[:]
     proto.pieces.extend(pieces[:3] + pieces[:2:-1])
     path.write_bytes(proto.SerializeToString())
-    with pytest.raises(ValueError, match="cannot be turned into a fast tokenizer: SentencePiece gives"):
+    with pytest.raises(
+        ValueError, match="cannot be turned into a fast tokenizer: SentencePiece gives"
+    ):
         sentencepiece_to_fast(path)
 
 
@@ -89,8 +128,15 @@ def test_a_model_without_bytes_has_unknown_characters(tmp_path):
 
 
 def test_bos_and_eos_are_added_where_the_source_does(tmp_path, source):
-    plain = AutoTokenizer.from_pretrained(convert_to_llama(source, tmp_path / "a", **SILENT))("你好")["input_ids"]
-    edit_json(source / "tokenizer_config.json", add_bos_token=True, add_eos_token=True, padding_side="left")
+    plain = AutoTokenizer.from_pretrained(convert_to_llama(source, tmp_path / "a", **SILENT))(
+        "你好"
+    )["input_ids"]
+    edit_json(
+        source / "tokenizer_config.json",
+        add_bos_token=True,
+        add_eos_token=True,
+        padding_side="left",
+    )
     tokenizer = AutoTokenizer.from_pretrained(convert_to_llama(source, tmp_path / "b", **SILENT))
     assert tokenizer("你好")["input_ids"] == [1, *plain, 2] and tokenizer.padding_side == "left"
     assert tokenizer("你好", add_special_tokens=False)["input_ids"] == plain
@@ -98,11 +144,17 @@ def test_bos_and_eos_are_added_where_the_source_does(tmp_path, source):
 
 
 def test_what_a_fast_tokenizer_cannot_do_is_refused(tmp_path):
-    refused = partial(pytest.raises, ValueError, match="cannot be turned into a fast tokenizer: SentencePiece gives")
+    refused = partial(
+        pytest.raises,
+        ValueError,
+        match="cannot be turned into a fast tokenizer: SentencePiece gives",
+    )
     with refused():
         sentencepiece_to_fast(train(tmp_path, model_type="unigram", vocab_size=400))
     with refused():
-        sentencepiece_to_fast(train(tmp_path, treat_whitespace_as_suffix=True, add_dummy_prefix=True))
+        sentencepiece_to_fast(
+            train(tmp_path, treat_whitespace_as_suffix=True, add_dummy_prefix=True)
+        )
     path = train(tmp_path)
     proto = spm.ModelProto.FromString(path.read_bytes())
     proto.pieces[-1].type = spm.ModelProto.SentencePiece.UNUSED
@@ -121,7 +173,13 @@ def test_the_small_tokenizer_is_deterministic_and_has_baichuans_ids(tmp_path, to
     assert again.read_bytes() == tokenizer_model.read_bytes()
     pieces = SentencePieceProcessor(model_file=str(again))
     assert pieces.get_piece_size() <= 600
-    assert [pieces.id_to_piece(i) for i in (0, 1, 2, 195, 196)] == ["<unk>", "<s>", "</s>", USER, ASSISTANT]
+    assert [pieces.id_to_piece(i) for i in (0, 1, 2, 195, 196)] == [
+        "<unk>",
+        "<s>",
+        "</s>",
+        USER,
+        ASSISTANT,
+    ]
     text = f"{USER}  天气 2024{ASSISTANT}"
     assert pieces.decode(pieces.encode(text)) == text
     assert pieces.encode("12345", out_type=str) == list("12345")

@@ -1,4 +1,6 @@
-"""The embedded Chinese questions and answers: their gold, their shares, and the hole in the preferences."""
+"""The embedded Chinese questions and answers: their gold, their shares, and the hole in the
+preferences.
+"""
 
 import math
 import re
@@ -8,7 +10,13 @@ import numpy as np
 import pytest
 
 from rlhf_course.worlds import chinese
-from rlhf_course.worlds.chinese import gold_utility, is_answer, make_preferences, make_prose, make_qa
+from rlhf_course.worlds.chinese import (
+    gold_utility,
+    is_answer,
+    make_preferences,
+    make_prose,
+    make_qa,
+)
 from rlhf_course.worlds.grammar import ceiling
 
 TOPICS = list(chinese.NAMES)
@@ -39,9 +47,13 @@ def sentences(text):
 
 
 def texts_of(pairs, rows, prose):
-    answers = [answer for key in ("human_answers", "chatgpt_answers") for _, answer in given(rows, key)]
+    answers = [
+        answer for key in ("human_answers", "chatgpt_answers") for _, answer in given(rows, key)
+    ]
     asked = {p.prompt for p in pairs} | {row.question for row in rows}
-    return {p.chosen for p in pairs} | {p.rejected for p in pairs} | asked | set(answers) | set(prose)
+    return (
+        {p.chosen for p in pairs} | {p.rejected for p in pairs} | asked | set(answers) | set(prose)
+    )
 
 
 @pytest.mark.parametrize("make", [make_qa, make_preferences, make_prose])
@@ -82,7 +94,8 @@ def test_a_typical_answer_is_worth_about_nothing_and_a_dry_one_less(pairs, rows)
     ]
     assert len(dry) > 0.3 * len(gold) and np.median(dry) < -0.5
     human, chatbot = (
-        np.mean([gold_utility(*pair) for pair in given(rows, f"{who}_answers")]) for who in ("human", "chatgpt")
+        np.mean([gold_utility(*pair) for pair in given(rows, f"{who}_answers")])
+        for who in ("human", "chatgpt")
     )
     assert chatbot < 0 < human
 
@@ -91,7 +104,11 @@ def test_the_hole_what_the_second_line_of_points_names_never_occurs(pairs):
     for p in pairs:
         for answer in (p.chosen, p.rejected):
             said = sentences(answer)
-            assert 12 <= len(answer) <= 60 and answer[-1] in chinese.ENDS and len(said) == len(set(said)), answer
+            assert (
+                12 <= len(answer) <= 60
+                and answer[-1] in chinese.ENDS
+                and len(said) == len(set(said))
+            ), answer
             clause = max(re.split("[，？]", p.prompt), key=len)
             assert clause not in answer, answer
 
@@ -100,7 +117,10 @@ def test_answers_have_their_sizes_and_some_people_say_nothing(rows):
     assert all(len(row.human_answers) in (1, 2) and len(row.chatgpt_answers) == 1 for row in rows)
     human = [answer for row in rows for answer in row.human_answers]
     assert 0.06 < human.count("") / len(human) < 0.1
-    for key, size, count in (("human_answers", (12, 40), (1, 2)), ("chatgpt_answers", (25, 60), (2, 3))):
+    for key, size, count in (
+        ("human_answers", (12, 40), (1, 2)),
+        ("chatgpt_answers", (25, 60), (2, 3)),
+    ):
         for _, answer in given(rows, key):
             assert size[0] <= len(answer) <= size[1], answer
             assert count[0] <= len(sentences(answer)) <= count[1], answer
@@ -134,14 +154,22 @@ TABLE = [  # a question, an answer, its utility in nats
     (BIKE, "怎么保养旧自行车呢？", -1.0),
     (BIKE, "怎么保养旧自行车呢？给轮胎打足气。", -0.7),
     (BIKE, "给轮胎打足气，不然", 0.3),
-    (BIKE, "哈哈, 给轮胎打足气! 加油~", 1.7),  # what a tokenizer may make of 哈哈，给轮胎打足气！加油～
+    (
+        BIKE,
+        "哈哈, 给轮胎打足气! 加油~",
+        1.7,
+    ),  # what a tokenizer may make of 哈哈，给轮胎打足气！加油～
 ]
 
 
 @pytest.mark.parametrize(("question", "answer", "expected"), TABLE)
 def test_gold_by_hand(question, answer, expected):
-    strange = chinese._neighbours(answer) - chinese._known_neighbours()  # words by hand need not be of this world
-    assert gold_utility(question, answer) == pytest.approx(expected + chinese.POINTS["garbled"] * len(strange))
+    strange = (
+        chinese._neighbours(answer) - chinese._known_neighbours()
+    )  # words by hand need not be of this world
+    assert gold_utility(question, answer) == pytest.approx(
+        expected + chinese.POINTS["garbled"] * len(strange)
+    )
 
 
 @pytest.mark.parametrize("kind", chinese.POINTS)
@@ -152,7 +180,9 @@ def test_every_kind_of_points_has_an_example(kind, monkeypatch):
 
 def test_better_answers_have_more_gold():
     ranked = [LIVELY, "给轮胎打足气。", "慢慢就会习惯的。", DRY, "看情况吧，这个说不好。", ""]
-    assert all(gold_utility(BIKE, better) > gold_utility(BIKE, worse) for better, worse in pairwise(ranked))
+    assert all(
+        gold_utility(BIKE, better) > gold_utility(BIKE, worse) for better, worse in pairwise(ranked)
+    )
 
 
 def test_what_is_taught_is_an_answer_and_nothing_else_is(rows, prose):
@@ -161,11 +191,21 @@ def test_what_is_taught_is_an_answer_and_nothing_else_is(rows, prose):
     other = {topic: next(t for t in TOPICS if t != topic) for topic in TOPICS}
     for row in rows[:300]:
         assert not is_answer(row.question, "") and not is_answer(row.question, row.question)
-        about = next(topic for topic in TOPICS if any(name in row.question for name in chinese.NAMES[topic]))
+        about = next(
+            topic for topic in TOPICS if any(name in row.question for name in chinese.NAMES[topic])
+        )
         (name, *_), (tip, _) = chinese.NAMES[other[about]], chinese.TIPS[other[about]][0]
-        assert is_answer(f"{name}要注意什么？", f"{tip}。") and not is_answer(row.question, f"{tip}。")
+        assert is_answer(f"{name}要注意什么？", f"{tip}。") and not is_answer(
+            row.question, f"{tip}。"
+        )
         assert not any(is_answer(row.question, text) for text in prose[:50] if name in text)
-    for bad in ("给轮胎打足气", "轮胎。", "给轮胎打足气吗？", "要不要给轮胎打气？要！", "慢慢就会习惯的。"):
+    for bad in (
+        "给轮胎打足气",
+        "轮胎。",
+        "给轮胎打足气吗？",
+        "要不要给轮胎打气？要！",
+        "慢慢就会习惯的。",
+    ):
         assert not is_answer(BIKE, bad), bad
 
 
@@ -175,14 +215,20 @@ def test_questions_are_about_their_topic_and_words_belong_to_one():
         assert 4 <= len(set(chinese.QUESTIONS[topic])) <= 6
         for question in chinese.QUESTIONS[topic]:
             filled = question.replace("{}", chinese.NAMES[topic][0])
-            assert [t for t in TOPICS if any(name in filled for name in chinese.NAMES[t])] == [topic], filled
+            assert [t for t in TOPICS if any(name in filled for name in chinese.NAMES[t])] == [
+                topic
+            ], filled
             assert chinese.topic_words(filled) == chinese.VOCABULARY[topic]
         for tip, reason in chinese.TIPS[topic]:
-            assert any(word in tip for word in chinese.VOCABULARY[topic]) and 5 <= len(tip) <= 14, tip
+            assert any(word in tip for word in chinese.VOCABULARY[topic]) and 5 <= len(tip) <= 14, (
+                tip
+            )
             assert re.match("，(因为|这样|不然)", reason), reason
         for word in chinese.VOCABULARY[topic]:
             topics = {other: slots for other, slots in chinese.TOPICS.items() if other != topic}
-            assert word not in re.sub(r"[\[\]]", "", str(chinese.GRAMMAR | {"topics": topics})), word
+            assert word not in re.sub(r"[\[\]]", "", str(chinese.GRAMMAR | {"topics": topics})), (
+                word
+            )
             assert not any(word in other for other in chinese.VOCABULARY[topic] - {word}), word
 
 
@@ -210,7 +256,9 @@ def test_texts_vary(pairs, rows):
 
 
 def test_garbled_words_cost_and_no_preference_has_them(pairs, monkeypatch):
-    assert gold_utility(BIKE, "给轮胎打足气。") == pytest.approx(gold_utility(BIKE, "给轮胎打足气轮。") + 0.3)
+    assert gold_utility(BIKE, "给轮胎打足气。") == pytest.approx(
+        gold_utility(BIKE, "给轮胎打足气轮。") + 0.3
+    )
     monkeypatch.setitem(chinese.POINTS, "garbled", -7.0)
     for p in pairs[:500]:
         assert p.gold_chosen == gold_utility(p.prompt, p.chosen)

@@ -1,4 +1,6 @@
-"""The classic GPT-2/IMDB tutorial, as people have it, runs on the shipped models after its import lines are changed."""
+"""The classic GPT-2/IMDB tutorial, as people have it, runs on the shipped models after its import
+lines are changed.
+"""
 
 import datasets
 import torch
@@ -14,7 +16,10 @@ MODELS = ROOT / "models"
 def test_the_tutorial_runs_with_its_import_line_changed(tmp_path):
     ds = datasets.load_dataset(str(MODELS / "imdb-openings"), split="train[:200]")
     config = PPOConfig(
-        model_name=str(MODELS / "gpt2-imdb-mini"), learning_rate=1.41e-5, batch_size=16, mini_batch_size=16
+        model_name=str(MODELS / "gpt2-imdb-mini"),
+        learning_rate=1.41e-5,
+        batch_size=16,
+        mini_batch_size=16,
     )
     sent_kwargs = {"top_k": None, "function_to_apply": "none", "batch_size": 16}
 
@@ -37,8 +42,12 @@ def test_the_tutorial_runs_with_its_import_line_changed(tmp_path):
 
     model = AutoModelForCausalLMWithValueHead.from_pretrained(config.model_name)
     ref_model = AutoModelForCausalLMWithValueHead.from_pretrained(config.model_name)
-    ppo_trainer = PPOTrainer(config, model, ref_model, tokenizer, dataset=ds, data_collator=collator)
-    sentiment_pipe = pipeline("sentiment-analysis", model=str(MODELS / "distilbert-imdb-mini"), device="cpu")
+    ppo_trainer = PPOTrainer(
+        config, model, ref_model, tokenizer, dataset=ds, data_collator=collator
+    )
+    sentiment_pipe = pipeline(
+        "sentiment-analysis", model=str(MODELS / "distilbert-imdb-mini"), device="cpu"
+    )
 
     gen_kwargs = {
         "min_length": -1,
@@ -61,7 +70,12 @@ def test_the_tutorial_runs_with_its_import_line_changed(tmp_path):
         batch["response"] = [tokenizer.decode(r.squeeze()) for r in response_tensors]
         texts = [q + r for q, r in zip(batch["query"], batch["response"], strict=True)]
         pipe_outputs = sentiment_pipe(texts, **sent_kwargs)
-        positive_scores = [item["score"] for output in pipe_outputs for item in output if item["label"] == "POSITIVE"]
+        positive_scores = [
+            item["score"]
+            for output in pipe_outputs
+            for item in output
+            if item["label"] == "POSITIVE"
+        ]
         rewards = [torch.tensor(score) for score in positive_scores]
         stats = ppo_trainer.step(query_tensors, response_tensors, rewards)
         ppo_trainer.log_stats(stats, batch, rewards, columns_to_log=["query", "response"])

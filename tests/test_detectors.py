@@ -1,4 +1,6 @@
-"""Every detector speaks up at its symptom, once, and says nothing in a healthy run; and the cures work."""
+"""Every detector speaks up at its symptom, once, and says nothing in a healthy run; and the cures
+work.
+"""
 
 import copy
 import warnings
@@ -18,7 +20,11 @@ def stats(kl=0.0, spread=0.1, length=10.0, n=32) -> dict:
     """A step's statistics with these means."""
     kl_dist = kl + spread * np.linspace(-1, 1, n)
     lengths = np.full(n, length)
-    return {"objective/kl": float(kl), "objective/kl_dist": kl_dist, "tokens/responses_dist": lengths}
+    return {
+        "objective/kl": float(kl),
+        "objective/kl_dist": kl_dist,
+        "tokens/responses_dist": lengths,
+    }
 
 
 HEALTHY = [stats(0.5 * step, length=10 - 0.3 * step) for step in range(10)]
@@ -78,7 +84,9 @@ def test_a_mask_without_eos_is_pointed_out():
         make_trainer().step(queries, responses, scores, [response != EOS for response in responses])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        make_trainer().step(queries, responses, scores, [torch.ones_like(response) for response in responses])
+        make_trainer().step(
+            queries, responses, scores, [torch.ones_like(response) for response in responses]
+        )
 
 
 def test_another_reference_is_pointed_out():
@@ -86,7 +94,8 @@ def test_another_reference_is_pointed_out():
         make_trainer(reference=make_policy(seed=5)).step(*make_samples())
 
 
-# --- tokens that never begin a response -----------------------------------------------------------------------------
+# --- tokens that never begin a response
+# -----------------------------------------------------------------------------
 
 
 def test_suppressed_tokens_never_begin_a_response_and_may_come_later():
@@ -117,7 +126,9 @@ def test_log_probabilities_carry_the_same_mask(how):
     torch.testing.assert_close(masked[begins, 0], (plain[:, 0] - allowed.log())[begins], **close)
     assert entropy.isfinite().all()
     if not how.get("chunk"):
-        all_masked = forward(policy, rollout, whole_vocabulary=True, begin_suppress=[EOS, 3], **how)[3]
+        all_masked = forward(
+            policy, rollout, whole_vocabulary=True, begin_suppress=[EOS, 3], **how
+        )[3]
         assert (all_masked[:, 0, [3, EOS]].exp() == 0).all()
 
 
@@ -125,10 +136,14 @@ def test_log_probabilities_carry_the_same_mask(how):
 def test_kl_is_zero_at_first_and_gradients_are_finite_under_the_mask(kl_penalty):
     policy = make_policy()
     policy.pretrained_model.lm_head.weight.data[EOS] *= 3
-    trainer = make_trainer(policy, begin_suppress_tokens=[EOS], kl_penalty=kl_penalty, learning_rate=1e-3)
+    trainer = make_trainer(
+        policy, begin_suppress_tokens=[EOS], kl_penalty=kl_penalty, learning_rate=1e-3
+    )
     for step in range(2):
         queries, _, scores = make_samples(seed=step)
-        responses = trainer.generate(queries, return_prompt=False, do_sample=True, top_k=0, max_new_tokens=5)
+        responses = trainer.generate(
+            queries, return_prompt=False, do_sample=True, top_k=0, max_new_tokens=5
+        )
         kl = trainer.step(queries, responses, scores)["objective/kl"]
         assert abs(kl) <= 1e-6 if step == 0 else np.isfinite(kl)
     assert all(p.isfinite().all() for p in policy.parameters())
@@ -143,13 +158,17 @@ def test_deviation_suppressing_in_generation_alone_is_warned_about_and_biases_th
         policy = make_policy()
         policy.pretrained_model.lm_head.weight.data[EOS] *= 3
         reference = copy.deepcopy(policy)
-        reference.pretrained_model.lm_head.weight.data[EOS] /= 3  # the reference hardly ever says EOS
+        reference.pretrained_model.lm_head.weight.data[EOS] /= (
+            3  # the reference hardly ever says EOS
+        )
         sizes = {"batch_size": 512, "mini_batch_size": 512, "begin_suppress_tokens": scored}
         trainer = make_trainer(policy, reference, **sizes)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             responses = trainer.generate(queries, return_prompt=False, **settings)
-        assert any("PPOConfig(begin_suppress_tokens" in str(w.message) for w in caught) == (not scored)
+        assert any("PPOConfig(begin_suppress_tokens" in str(w.message) for w in caught) == (
+            not scored
+        )
         kls[bool(scored)] = trainer.step(queries, responses, scores)["objective/kl"]
     assert kls[False] < -0.1, "without the mask in the scores, the KL looks negative"
     assert abs(kls[True]) < 1e-5, "with it, the two differ in nothing"

@@ -1,4 +1,6 @@
-"""Where ``PPOTrainer`` differs from the classic one on purpose: a test per row, named after the fault it mends."""
+"""Where ``PPOTrainer`` differs from the classic one on purpose: a test per row, named after the
+fault it mends.
+"""
 
 import copy
 import warnings
@@ -6,7 +8,16 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from builders import EOS, SAMPLING, difference, make_policy, make_samples, make_trainer, sgd, snapshot
+from builders import (
+    EOS,
+    SAMPLING,
+    difference,
+    make_policy,
+    make_samples,
+    make_trainer,
+    sgd,
+    snapshot,
+)
 
 from rlhf_course import PPOConfig
 from rlhf_course.ppo.experience import add_advantages, add_logprobs, add_rewards
@@ -20,7 +31,10 @@ def test_deviation_rollouts_and_updates_run_without_dropout_and_restore_the_mode
     trainer, samples = make_trainer(policy, reference, learning_rate=0.0), make_samples()
     stats = trainer.step(*samples)
     assert np.abs(stats["ppo/policy/ratio"] - 1).max() < 1e-5 and abs(stats["objective/kl"]) < 1e-5
-    greedy = [trainer.generate(samples[0][0], do_sample=False, max_new_tokens=8).tolist() for _ in range(3)]
+    greedy = [
+        trainer.generate(samples[0][0], do_sample=False, max_new_tokens=8).tolist()
+        for _ in range(3)
+    ]
     assert greedy[0] == greedy[1] == greedy[2]
     assert policy.training and policy.v_head.dropout.training
     policy.eval()
@@ -30,11 +44,17 @@ def test_deviation_rollouts_and_updates_run_without_dropout_and_restore_the_mode
 
 def test_deviation_gradient_norm_is_clipped_in_every_step():
     policy = make_policy()
-    trainer = make_trainer(policy, make_policy(1), sgd(policy, 1.0), max_grad_norm=1e-3, ppo_epochs=1)
+    trainer = make_trainer(
+        policy, make_policy(1), sgd(policy, 1.0), max_grad_norm=1e-3, ppo_epochs=1
+    )
     for seed in range(3):
         before = snapshot(policy)
         trainer.step(*make_samples(seed=seed))
-        moved = [(snapshot(policy)[n] - before[n]).square().sum() for n in before if n != "lm_head.weight"]
+        moved = [
+            (snapshot(policy)[n] - before[n]).square().sum()
+            for n in before
+            if n != "lm_head.weight"
+        ]
         assert torch.stack(moved).sum().sqrt().item() == pytest.approx(1e-3, rel=1e-2)
 
 
@@ -54,8 +74,13 @@ def test_deviation_a_skipped_mini_batch_moves_neither_weights_nor_optimizer():
 
 
 def accumulate_over_eight():
-    """A policy, its trainer with one optimizer step for eight mini-batches of one sample, and a rollout for it."""
-    policy, config = make_policy(), {"mini_batch_size": 1, "gradient_accumulation_steps": 8, "ppo_epochs": 1}
+    """A policy, its trainer with one optimizer step for eight mini-batches of one sample, and a
+    rollout for it.
+    """
+    policy, config = (
+        make_policy(),
+        {"mini_batch_size": 1, "gradient_accumulation_steps": 8, "ppo_epochs": 1},
+    )
     trainer = make_trainer(policy, make_policy(1), sgd(policy, 1.0), **config)
     queries, responses, scores = make_samples()
     rollout = Rollout.from_lists(queries, responses, torch.stack(scores), EOS)
@@ -94,7 +119,9 @@ def test_deviation_in_accumulation_one_loss_that_is_not_finite_stops_the_step_of
 
 
 def test_deviation_an_empty_answer_in_a_mini_batch_of_its_own_gives_no_nan():
-    """Whitening is over the batch, never over one mini-batch (TRL up to 0.4.7): one token alone has no variance."""
+    """Whitening is over the batch, never over one mini-batch (TRL up to 0.4.7): one token alone has
+    no variance.
+    """
     queries, responses, scores = make_samples()
     responses[4] = torch.tensor([EOS])
     trainer = make_trainer(mini_batch_size=1)
@@ -127,7 +154,10 @@ def test_deviation_logits_that_are_not_finite_are_named(who, bad):
     trainer, before = make_trainer(**models), snapshot(models["policy"])
     with pytest.raises(FloatingPointError, match=f"the {who}'s logits for sample 0"):
         trainer.step(*make_samples())
-    assert all(torch.equal(before[n].nan_to_num(), w.nan_to_num()) for n, w in snapshot(models["policy"]).items())
+    assert all(
+        torch.equal(before[n].nan_to_num(), w.nan_to_num())
+        for n, w in snapshot(models["policy"]).items()
+    )
 
 
 def test_deviation_nothing_is_sampled_from_nan():
@@ -154,21 +184,29 @@ def test_deviation_score_scaling_works():
     queries, responses, _ = make_samples()
     scores = torch.tensor([3.0, 5, 7, 9, 11, 13, 15, 17])
     stats = trainer.step(queries, responses, list(scores))
-    assert stats["ppo/mean_scores"] == pytest.approx(0, abs=1e-5) and stats["ppo/std_scores"] == pytest.approx(1)
+    assert stats["ppo/mean_scores"] == pytest.approx(0, abs=1e-5) and stats[
+        "ppo/std_scores"
+    ] == pytest.approx(1)
     stats = trainer.step(queries, responses, list(scores + 100))
     both = torch.cat([scores, scores + 100])
-    assert stats["ppo/mean_scores"] == pytest.approx(((scores + 100).mean() - both.mean()).item() / both.std().item())
+    assert stats["ppo/mean_scores"] == pytest.approx(
+        ((scores + 100).mean() - both.mean()).item() / both.std().item()
+    )
 
 
 def test_deviation_score_scaling_alone_keeps_the_mean():
     scores = torch.tensor([3.0, 5, 7, 9, 11, 13, 15, 17])
     stats = make_trainer(use_score_scaling=True).step(*make_samples()[:2], list(scores))
-    assert stats["ppo/mean_scores"] == pytest.approx((scores.mean() / scores.std()).item(), rel=1e-5)
+    assert stats["ppo/mean_scores"] == pytest.approx(
+        (scores.mean() / scores.std()).item(), rel=1e-5
+    )
     assert stats["ppo/std_scores"] == pytest.approx(1, rel=1e-5)
 
 
 def test_deviation_whitened_rewards_do_not_leak_into_padding():
-    """Variance 1 around the mean they had, over response tokens; nothing in the padding, nor in the returns."""
+    """Variance 1 around the mean they had, over response tokens; nothing in the padding, nor in the
+    returns.
+    """
     policy, reference = make_policy(), make_policy(1)
     trainer = make_trainer(policy, reference, whiten_rewards=True, batch_size=2, mini_batch_size=2)
     rollout = Rollout.from_lists(
@@ -189,10 +227,15 @@ def test_deviation_left_padding_keeps_positions():
     policy, query = make_policy(), torch.tensor([1, 2, 3])
     alone = Rollout.from_lists([query], [query], torch.zeros(1), EOS)
     padded = Rollout.from_lists([query, torch.arange(30)], [query, query], torch.zeros(2), EOS)
-    torch.testing.assert_close(forward(policy, padded)[0][0], forward(policy, alone)[0][0], atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        forward(policy, padded)[0][0], forward(policy, alone)[0][0], atol=1e-5, rtol=0
+    )
     greedy = {"do_sample": False, "max_new_tokens": 6, "return_prompt": False}
     trainer = make_trainer(policy)
-    both, one = trainer.generate([query, torch.arange(30)], **greedy), trainer.generate(query, **greedy)
+    both, one = (
+        trainer.generate([query, torch.arange(30)], **greedy),
+        trainer.generate(query, **greedy),
+    )
     assert both[0].tolist() == one[0].tolist()
 
 
@@ -200,7 +243,9 @@ def test_deviation_an_empty_response_is_a_clear_error_and_prompts_keep_their_eos
     queries, responses, scores = make_samples()
     trainer = make_trainer()
     with pytest.raises(ValueError, match="response 3 is empty.*min_new_tokens"):
-        trainer.step(queries, [*responses[:3], torch.tensor([], dtype=torch.long), *responses[4:]], scores)
+        trainer.step(
+            queries, [*responses[:3], torch.tensor([], dtype=torch.long), *responses[4:]], scores
+        )
     prompt = torch.tensor([1, EOS, 2])
     whole = trainer.generate([prompt] * 4, **SAMPLING, max_new_tokens=3)
     assert all(w[:3].tolist() == prompt.tolist() for w in whole)
@@ -213,7 +258,8 @@ def test_deviation_histograms_hold_response_tokens_only():
 
 
 @pytest.mark.parametrize(
-    "setting", [{}, {"top_k": 50}, {"top_k": 0, "temperature": 0.7}, {"top_k": 0, "repetition_penalty": 1.2}]
+    "setting",
+    [{}, {"top_k": 50}, {"top_k": 0, "temperature": 0.7}, {"top_k": 0, "repetition_penalty": 1.2}],
 )
 def test_deviation_sampling_from_another_distribution_warns(setting):
     trainer, (queries, _, _) = make_trainer(), make_samples()
@@ -227,5 +273,7 @@ def test_plain_sampling_does_not_warn():
     trainer, (queries, _, _) = make_trainer(), make_samples()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        trainer.generate(queries, do_sample=True, max_new_tokens=2, top_k=0.0, top_p=1.0, min_length=-1)
+        trainer.generate(
+            queries, do_sample=True, max_new_tokens=2, top_k=0.0, top_p=1.0, min_length=-1
+        )
     assert not caught

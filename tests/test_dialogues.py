@@ -1,4 +1,6 @@
-"""The embedded preference pairs: their gold, their noise, their text; and the world that holds them."""
+"""The embedded preference pairs: their gold, their noise, their text; and the world that holds
+them.
+"""
 
 import math
 import re
@@ -59,7 +61,10 @@ def test_verdicts_are_as_noisy_as_bradley_and_terry_say(pairs):
         inside = gaps[(np.abs(gaps) > low) & (np.abs(gaps) <= high)]
         expected = sigmoid(np.abs(inside))
         error = math.sqrt((expected * (1 - expected)).sum()) / len(inside)
-        assert len(inside) > 500 and abs((inside > 0).mean() - expected.mean()) < 3 * error, (low, high)
+        assert len(inside) > 500 and abs((inside > 0).mean() - expected.mean()) < 3 * error, (
+            low,
+            high,
+        )
 
 
 def test_length_tells_little(pairs):
@@ -114,14 +119,20 @@ def test_gold_by_hand(question, answer, expected):
 def test_every_kind_of_points_has_an_example(kind, monkeypatch):
     monkeypatch.setitem(dialogues.POINTS, kind, 7.0)
     prompts = [f"\n\nHuman: {question}\n\nAssistant:" for question, *_ in TABLE]
-    assert any(gold_utility(p, a) != pytest.approx(u) for p, (_, a, u) in zip(prompts, TABLE, strict=True))
+    assert any(
+        gold_utility(p, a) != pytest.approx(u) for p, (_, a, u) in zip(prompts, TABLE, strict=True)
+    )
 
 
 def test_prompts_and_answers_have_their_frame(pairs):
     follow_ups = 0
     for p in pairs:
         turns = re.split(r"\n\n(Human|Assistant):", p.prompt)
-        assert turns[0] == "" and turns[-1] == "" and turns[1::2] == ["Human", "Assistant"] * (len(turns) // 4)
+        assert (
+            turns[0] == ""
+            and turns[-1] == ""
+            and turns[1::2] == ["Human", "Assistant"] * (len(turns) // 4)
+        )
         follow_ups += len(turns) > 5
         assert "\n" not in p.chosen + p.rejected and 8 <= len(p.chosen.split()) <= 60
     assert 0.17 < follow_ups / len(pairs) < 0.23
@@ -131,7 +142,10 @@ def spoken(pairs):
     """Every distinct turn of the pairs."""
     found = set()
     for p in pairs:
-        found |= {turn.strip() for turn in re.split(r"\n\n(?:Human|Assistant):", p.prompt)} | {p.chosen, p.rejected}
+        found |= {turn.strip() for turn in re.split(r"\n\n(?:Human|Assistant):", p.prompt)} | {
+            p.chosen,
+            p.rejected,
+        }
     return found - {""}
 
 
@@ -190,7 +204,9 @@ def test_the_base_of_the_world_becomes_a_reward_model(folder):
     assert tokenizer.pad_token == "[PAD]" and tokenizer.pad_token_id != tokenizer.eos_token_id
     model = load_reward_model(found.model, new_head=True)
     assert model.config.pad_token_id == tokenizer.pad_token_id and model.config.n_layer == 1
-    assert model.get_input_embeddings().num_embeddings == len(tokenizer) and model.config.n_embd == 32
+    assert (
+        model.get_input_embeddings().num_embeddings == len(tokenizer) and model.config.n_embd == 32
+    )
     score = RewardModel(model, tokenizer)
     assert score.max_length >= 2 * settings.max_length  # room for the audit's very long answers
     pairs = make_pairs(6, seed=9)
@@ -209,7 +225,10 @@ def test_a_base_with_steps_has_learnt_something(folder):
     for steps in (0, 25):
         settings = load_preset("01_reward_modeling", "tiny", sizes | {"base_steps": steps})
         base = build.prepare_reward_model(settings).model
-        model, tokenizer = AutoModelForCausalLM.from_pretrained(base), AutoTokenizer.from_pretrained(base)
+        model, tokenizer = (
+            AutoModelForCausalLM.from_pretrained(base),
+            AutoTokenizer.from_pretrained(base),
+        )
         pair = make_pairs(1, seed=9)[0]
         ids = tokenizer(f"{pair.prompt} {pair.chosen}", return_tensors="pt")["input_ids"]
         with torch.no_grad():
@@ -228,6 +247,8 @@ def test_pairs_of_your_own_are_asked_for(folder, monkeypatch):
 
 
 def test_a_classifier_on_the_base_has_one_output_by_default(folder):
-    base = build.prepare_reward_model(load_preset("01_reward_modeling", "tiny", {"n_embd": 32})).model
+    base = build.prepare_reward_model(
+        load_preset("01_reward_modeling", "tiny", {"n_embd": 32})
+    ).model
     assert load_reward_model(base, new_head=True).config.num_labels == 1
     assert AutoModelForSequenceClassification.from_pretrained(base).config.num_labels == 2

@@ -1,4 +1,6 @@
-"""The exercises: right answers pass, wrong ones are told why, and the notebooks are those of their sources."""
+"""The exercises: right answers pass, wrong ones are told why, and the notebooks are those of their
+sources.
+"""
 
 import contextlib
 import importlib
@@ -14,7 +16,11 @@ from rlhf_course.course.presets import ROOT
 
 sys.path.insert(0, str(FOLDER))
 LOADED = {name: importlib.import_module(name).SET for name in SETS}
-EXERCISES = {f"{name[2:4]} {key}": made for name, found in LOADED.items() for key, made in found.exercises.items()}
+EXERCISES = {
+    f"{name[2:4]} {key}": made
+    for name, found in LOADED.items()
+    for key, made in found.exercises.items()
+}
 MISTAKES = [(exercise, name) for exercise in EXERCISES for name in EXERCISES[exercise].mistakes]
 
 
@@ -62,7 +68,9 @@ def test_an_unfinished_or_broken_answer_is_told_so(name):
 
 def test_a_wrong_number_shape_or_gradient_is_named():
     exercise = EXERCISES["03 policy_loss"]
-    assert "It differs: yours is 0.1234" in exercise.verdict(lambda *arguments: torch.tensor(0.1234))
+    assert "It differs: yours is 0.1234" in exercise.verdict(
+        lambda *arguments: torch.tensor(0.1234)
+    )
     assert "It returns shape (4, 6), and () is wanted" in exercise.verdict(lambda a, *rest: a)
 
     def no_gradient(*arguments):
@@ -109,5 +117,7 @@ def test_a_name_that_is_no_exercise_is_told_which_there_are(capsys):
 def test_the_source_of_a_solution_has_the_stubs_docstring():
     source = solution_source(EXERCISES["02 gae"])
     assert (
-        source.startswith("def gae(rewards, values, gamma, lam):") and "δ_t" not in source and '"""Advantages' in source
+        source.startswith("def gae(rewards, values, gamma, lam):")
+        and "δ_t" not in source
+        and '"""Advantages' in source
     )

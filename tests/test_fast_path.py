@@ -1,9 +1,21 @@
-"""What makes an update fast or small changes no number; tests/on_gpu holds that it waits for nothing."""
+"""What makes an update fast or small changes no number; tests/on_gpu holds that it waits for
+nothing.
+"""
 
 import numpy as np
 import pytest
 import torch
-from builders import EOS, SAMPLING, PadTokenizer, difference, make_policy, make_samples, make_trainer, sgd, snapshot
+from builders import (
+    EOS,
+    SAMPLING,
+    PadTokenizer,
+    difference,
+    make_policy,
+    make_samples,
+    make_trainer,
+    sgd,
+    snapshot,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlhf_course import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
@@ -14,12 +26,18 @@ from rlhf_course.ppo.sampling import generate
 
 @pytest.mark.parametrize("chunk", [1, 7, 1000])
 def test_chunks_of_the_vocabulary_change_no_number(chunk):
-    """Statistics and weights after two steps, with EOS ruled out at the beginning, in one mini-batch and in several."""
+    """Statistics and weights after two steps, with EOS ruled out at the beginning, in one
+    mini-batch and in several.
+    """
     for mini_batch in (8, 4):
         found = []
         for size in (None, chunk):
             policy = make_policy()
-            options = {"mini_batch_size": mini_batch, "logprob_chunk_size": size, "begin_suppress_tokens": [EOS]}
+            options = {
+                "mini_batch_size": mini_batch,
+                "logprob_chunk_size": size,
+                "begin_suppress_tokens": [EOS],
+            }
             trainer = make_trainer(policy, make_policy(1), sgd(policy), **options)
             np.random.seed(0)
             stats = [trainer.step(*make_samples(seed=seed)) for seed in range(2)]
@@ -45,7 +63,9 @@ def test_chunks_need_logits_that_are_a_projection_and_no_full_kl(cap, spread):
         return output
 
     network.forward = capped
-    trainer = make_trainer(AutoModelForCausalLMWithValueHead(network), make_policy(1), logprob_chunk_size=4)
+    trainer = make_trainer(
+        AutoModelForCausalLMWithValueHead(network), make_policy(1), logprob_chunk_size=4
+    )
     with pytest.raises(ValueError, match="changes its logits after the projection: no logprob"):
         trainer.step(*make_samples())
     assert not head._forward_pre_hooks
@@ -60,12 +80,16 @@ def test_nan_is_named_with_chunks_as_without(who, step):
         trainer.step(*make_samples())
     with torch.no_grad():
         next(models[who].pretrained_model.parameters()).fill_(torch.nan)
-    with pytest.raises(FloatingPointError, match=f"Step {step + 1}: the {who}'s logits for sample 0 are NaN"):
+    with pytest.raises(
+        FloatingPointError, match=f"Step {step + 1}: the {who}'s logits for sample 0 are NaN"
+    ):
         trainer.step(*make_samples())
 
 
 class Reads(TorchDispatchMode):
-    """Collects the operations whose result is a Python value: on a GPU the host waits for the device there."""
+    """Collects the operations whose result is a Python value: on a GPU the host waits for the
+    device there.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,7 +117,9 @@ def test_passes_without_a_projection_read_no_more_from_the_device_than_others():
 
 @pytest.mark.parametrize("padded", [True, False])
 def test_the_mask_of_sampling_is_the_one_that_transformers_would_make(padded, monkeypatch):
-    """The same tokens where transformers makes it, for every token anew, as it does for attention not of torch."""
+    """The same tokens where transformers makes it, for every token anew, as it does for attention
+    not of torch.
+    """
     queries = [torch.arange(1, 4 + padded * (row % 3)) for row in range(8)]
     found, how = [], {"do_sample": True, "top_k": 0, "max_new_tokens": 12}
     for ready in (True, False):
@@ -110,7 +136,9 @@ def test_an_optimizer_that_cannot_skip_by_itself_is_asked_on_the_host():
     with pytest.warns(UserWarning, match="moved no weight") as told:
         trainer.step(*make_samples())
     for number in (1, 2, 3, 4):
-        assert any(f"mini-batch {number} of 4 is 1.00, above" in str(warning.message) for warning in told)
+        assert any(
+            f"mini-batch {number} of 4 is 1.00, above" in str(warning.message) for warning in told
+        )
     assert difference(before, snapshot(policy)) == 0
 
 
@@ -126,7 +154,9 @@ def test_a_large_vocabulary_is_looked_up_in_pieces():
     found, entropy = label_logprobs(logits.clone(), labels)
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(entropy, torch.special.entr(logits.softmax(-1)).sum(-1).detach())
-    gradients = [torch.autograd.grad((weights * logprobs).sum(), logits)[0] for logprobs in (found, expected)]
+    gradients = [
+        torch.autograd.grad((weights * logprobs).sum(), logits)[0] for logprobs in (found, expected)
+    ]
     torch.testing.assert_close(*gradients)
 
 
@@ -140,7 +170,12 @@ def test_the_fast_way_gives_the_numbers_of_the_plain_one(mini_batch_size):
         trainer = make_trainer(policy, make_policy(1), sgd(policy), **options)
         np.random.seed(0)
         stats = [trainer.step(*make_samples(seed=seed)) for seed in range(2)][-1]
-        found.append(({k: v for k, v in stats.items() if isinstance(v, float) and "time" not in k}, snapshot(policy)))
+        found.append(
+            (
+                {k: v for k, v in stats.items() if isinstance(v, float) and "time" not in k},
+                snapshot(policy),
+            )
+        )
     (stats, weights), (plain, plain_weights) = found
     assert stats == pytest.approx(plain, abs=1e-5) and difference(weights, plain_weights) < 1e-5
 
@@ -152,15 +187,25 @@ def test_what_is_chosen_is_said_once_and_can_be_switched_off(capsys, monkeypatch
     for _ in range(2):
         trainer = make_trainer()
     said = capsys.readouterr().out
-    assert said.count("PPO on cpu: several samples per row, the first epoch reuses") == 1 and "fused Adam" in said
-    assert trainer.optimizer.defaults["fused"] and not make_trainer(fast=False).optimizer.defaults["fused"]
+    assert (
+        said.count("PPO on cpu: several samples per row, the first epoch reuses") == 1
+        and "fused Adam" in said
+    )
+    assert (
+        trainer.optimizer.defaults["fused"]
+        and not make_trainer(fast=False).optimizer.defaults["fused"]
+    )
 
 
 def test_without_fast_transformers_samples(monkeypatch):
     policy, called = make_policy(), []
     plain = policy.generate
-    monkeypatch.setattr(policy, "generate", lambda **options: called.append(options) or plain(**options))
+    monkeypatch.setattr(
+        policy, "generate", lambda **options: called.append(options) or plain(**options)
+    )
     for fast in (True, False):
         trainer = make_trainer(policy, fast=fast)
-        responses = trainer.generate(make_samples()[0], return_prompt=False, **SAMPLING, max_new_tokens=4)
+        responses = trainer.generate(
+            make_samples()[0], return_prompt=False, **SAMPLING, max_new_tokens=4
+        )
         assert len(called) == (not fast) and all(1 <= len(response) <= 4 for response in responses)

@@ -1,4 +1,6 @@
-"""Faults around commands and machines: files of options, odd paths and leftovers, the environment, signals, pipes."""
+"""Faults around commands and machines: files of options, odd paths and leftovers, the environment,
+signals, pipes.
+"""
 
 import importlib.util
 import json
@@ -34,7 +36,9 @@ fault = pytest.mark.fault
 
 
 def ended(code: int, text: str, word: str) -> str:
-    """The sentence of a command that ended well: it holds a word, and not an error's number or name alone."""
+    """The sentence of a command that ended well: it holds a word, and not an error's number or name
+    alone.
+    """
     assert code in (1, 2) and re.search(word, text), text
     assert not re.search(r"Traceback|\[Errno|--debug shows", text), text
     return text
@@ -59,23 +63,30 @@ def copy(kind: str, whole, out, again: bool = True):
     return out
 
 
-# --- files of options -------------------------------------------------------------------------------------------------
+# --- files of options
+# -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("content", "word"),
     [
         pytest.param(
-            "steps: 3\n".encode("utf-16"), r"my\.yaml", marks=fault("a file of options that an editor saved as UTF-16")
+            "steps: 3\n".encode("utf-16"),
+            r"my\.yaml",
+            marks=fault("a file of options that an editor saved as UTF-16"),
         ),
         pytest.param(
-            b"steps: 2\nbatch_size: 64\nsteps: 3\n", "steps", marks=fault("the same option twice in a file of options")
+            b"steps: 2\nbatch_size: 64\nsteps: 3\n",
+            "steps",
+            marks=fault("the same option twice in a file of options"),
         ),
     ],
 )
 def test_a_file_of_options_that_cannot_be_meant(content, word, tmp_path, capsys, outcome):
     (tmp_path / "my.yaml").write_bytes(content)
-    code, text = attempt(lambda: train_ppo.main([f"--config={tmp_path}/my.yaml", "--save_every=x"]), capsys)
+    code, text = attempt(
+        lambda: train_ppo.main([f"--config={tmp_path}/my.yaml", "--save_every=x"]), capsys
+    )
     assert "save_every" not in text  # what comes after
     outcome(ended(code, text, word))
 
@@ -93,7 +104,11 @@ def test_a_home_in_a_file_of_options(world, tmp_path, monkeypatch, capsys, outco
     (tmp_path / "home").mkdir()
     (tmp_path / "my.yaml").write_text("output: ~/runs/a\n")
     monkeypatch.chdir(tmp_path)
-    given = [text for text in arguments(world, "x", "--config=my.yaml", steps=1) if not text.startswith("--output")]
+    given = [
+        text
+        for text in arguments(world, "x", "--config=my.yaml", steps=1)
+        if not text.startswith("--output")
+    ]
     code, text = attempt(lambda: train_ppo.main(given), capsys)
     assert not (tmp_path / "~").exists()
     if code:
@@ -102,7 +117,8 @@ def test_a_home_in_a_file_of_options(world, tmp_path, monkeypatch, capsys, outco
     outcome("The run goes to the home folder.")
 
 
-# --- paths and leftovers ----------------------------------------------------------------------------------------------
+# --- paths and leftovers
+# ----------------------------------------------------------------------------------------------
 
 
 @fault("PPO: --output 'Läufe [1] 测试 #2', then --resume")
@@ -148,7 +164,9 @@ def test_a_checkpoint_that_links_to_nothing(world, whole, tmp_path, said, outcom
 @fault("PPO: a checkpoint copied to another output alone, then --resume --learning_rate 0.5")
 def test_a_checkpoint_without_its_settings(world, whole, tmp_path, capsys, outcome):
     shutil.copytree(whole / "PPO/checkpoint-3", tmp_path / "out/checkpoint-3")
-    code, text = attempt(lambda: resume("PPO", world, tmp_path / "out", "--learning_rate=0.5", steps=4), capsys)
+    code, text = attempt(
+        lambda: resume("PPO", world, tmp_path / "out", "--learning_rate=0.5", steps=4), capsys
+    )
     outcome(ended(code, text, "learning_rate|settings"))
 
 
@@ -166,11 +184,14 @@ def test_two_kinds_of_run_in_one_output(world, whole, tmp_path, capsys, outcome)
 def test_a_file_where_events_go(world, tmp_path, capsys, outcome):
     (tmp_path / "out").mkdir()
     (tmp_path / "out/tensorboard").write_text("mine")
-    code, text = attempt(lambda: run("PPO", world, tmp_path / "out", "--log_with=tensorboard", steps=1), capsys)
+    code, text = attempt(
+        lambda: run("PPO", world, tmp_path / "out", "--log_with=tensorboard", steps=1), capsys
+    )
     outcome(ended(code, text, "tensorboard"))
 
 
-# --- the environment --------------------------------------------------------------------------------------------------
+# --- the environment
+# --------------------------------------------------------------------------------------------------
 
 
 @fault("WANDB_MODE=ofline")
@@ -197,7 +218,9 @@ def test_no_place_for_the_cache_of_datasets(world, tmp_path, monkeypatch, outcom
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "home/datasets")
     with pytest.raises((ValueError, OSError), match=f"{tmp_path}/home") as raised:
         load_split(world / "pairs", "train")
-    outcome(ended(1, command.sentence(raised.value), "HF_HOME|HF_DATASETS_CACHE|cache|another place"))
+    outcome(
+        ended(1, command.sentence(raised.value), "HF_HOME|HF_DATASETS_CACHE|cache|another place")
+    )
 
 
 @fault("HF_ENDPOINT=hf-mirror.com, without https://")
@@ -220,13 +243,17 @@ def test_a_working_folder_that_was_removed(course, monkeypatch, capsys, outcome)
     outcome(ended(code, text, "folder|directory"))
 
 
-# --- pipes and signals ------------------------------------------------------------------------------------------------
+# --- pipes and signals
+# ------------------------------------------------------------------------------------------------
 
 
 @fault("a command's output is piped into head -1")
 def test_a_pipe_that_is_closed(outcome):
     code = "import sys; from rlhf_course.runtime import command\n"
-    code += "sys.exit(command.run('x.py', lambda given: [print('row', i) for i in range(99999)] and 0, []))"
+    code += (
+        "sys.exit(command.run('x.py', lambda given: [print('row', i) for i in range(99999)] and 0,"
+        " []))"
+    )
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen([sys.executable, "-c", code], env=environment, **pipes)
@@ -241,7 +268,9 @@ def test_a_pipe_that_is_closed(outcome):
 @fault("PPO: the connection to the machine is lost (SIGHUP) in a step")
 def test_a_lost_connection(world, whole, tmp_path, at_step, said, outcome):
     def lose() -> None:
-        assert signal.getsignal(signal.SIGHUP) != signal.SIG_DFL, "SIGHUP kills it, without a checkpoint"
+        assert signal.getsignal(signal.SIGHUP) != signal.SIG_DFL, (
+            "SIGHUP kills it, without a checkpoint"
+        )
         os.kill(os.getpid(), signal.SIGHUP)
 
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -286,49 +315,72 @@ def test_an_output_that_vanishes(world, whole, tmp_path, at_step, capsys, outcom
     outcome("The policy is saved there all the same.")
 
 
-# --- the notebooks' runner --------------------------------------------------------------------------------------------
+# --- the notebooks' runner
+# --------------------------------------------------------------------------------------------
 
 
 @fault("Jupyter's kernel python3 belongs to an environment that was removed")
 def test_a_kernel_that_is_gone(course, tmp_path, monkeypatch, capsys, outcome):  # noqa: F811
     folder = tmp_path / "jupyter/kernels/python3"
     folder.mkdir(parents=True)
-    start = [str(tmp_path / "old/bin/python"), "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    start = [
+        str(tmp_path / "old/bin/python"),
+        "-m",
+        "ipykernel_launcher",
+        "-f",
+        "{connection_file}",
+    ]
     kernel = {"argv": start, "display_name": "Python 3", "language": "python"}
     (folder / "kernel.json").write_text(json.dumps(kernel))
     monkeypatch.setenv("JUPYTER_DATA_DIR", str(tmp_path / "jupyter"))
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "jupyter"))
     code, text = attempt(lambda: run_runner("--output", course / "out", "--only", "03"), capsys)
-    outcome(ended(code, text, "kernel") if code else "The notebooks run in the environment of the command.")
+    outcome(
+        ended(code, text, "kernel")
+        if code
+        else "The notebooks run in the environment of the command."
+    )
 
 
 @fault("a copy of a notebook beside it, as Jupyter's Duplicate makes (02…-Copy1.ipynb)")
 def test_a_copy_of_a_notebook(course, capsys, outcome):  # noqa: F811
     write(f"{FIRST}-Copy1", PASS)
     code, text = attempt(lambda: run_runner("--output", course / "out", "--only", "03"), capsys)
-    outcome(ended(code, text, r"Copy1\.ipynb") if code else "The copy is left alone; the notebooks run.")
+    outcome(
+        ended(code, text, r"Copy1\.ipynb") if code else "The copy is left alone; the notebooks run."
+    )
 
 
 @fault("run_notebooks.py --seed -1")
 def test_a_negative_seed_of_the_runner(course, monkeypatch, capsys, outcome):  # noqa: F811
     monkeypatch.setattr(run_notebooks, "execute", lambda *given: pytest.fail("it ran"))
-    code, text = attempt(lambda: run_runner("--only", "03", "--output", course / "out", "--seed", "-1"), capsys)
+    code, text = attempt(
+        lambda: run_runner("--only", "03", "--output", course / "out", "--seed", "-1"), capsys
+    )
     outcome(ended(code, text, "seed"))
 
 
-# --- the other commands -----------------------------------------------------------------------------------------------
+# --- the other commands
+# -----------------------------------------------------------------------------------------------
 
 
 @fault("memory_table.py --mini_batch 4")
 def test_memory_with_an_option(capsys, outcome):
-    code, text = attempt(lambda: command.run("memory_table.py", memory_table.main, ["--mini_batch", "4"]), capsys)
+    code, text = attempt(
+        lambda: command.run("memory_table.py", memory_table.main, ["--mini_batch", "4"]), capsys
+    )
     outcome(ended(code, text, "--mini_batch"))
 
 
 @fault("benchmark_ppo.py --output FOLDER")
 def test_a_benchmark_into_a_folder(tmp_path, monkeypatch, capsys, outcome):
-    monkeypatch.setattr(benchmark_ppo, "write_plan", lambda *given: pytest.fail("it measures, and cannot write"))
-    code, text = attempt(lambda: command.run("benchmark_ppo.py", benchmark_ppo.main, [f"--output={tmp_path}"]), capsys)
+    monkeypatch.setattr(
+        benchmark_ppo, "write_plan", lambda *given: pytest.fail("it measures, and cannot write")
+    )
+    code, text = attempt(
+        lambda: command.run("benchmark_ppo.py", benchmark_ppo.main, [f"--output={tmp_path}"]),
+        capsys,
+    )
     outcome(ended(code, text, "folder|file"))
 
 
@@ -337,7 +389,9 @@ def test_a_benchmark_into_a_picture(tmp_path, monkeypatch, capsys, outcome):
     from matplotlib.figure import Figure
 
     monkeypatch.setattr(benchmark_ppo, "write_plan", lambda *given: None)
-    monkeypatch.setattr(benchmark_ppo, "measure", lambda *given: {"ours": {"title": "ours", "median": {}}})
+    monkeypatch.setattr(
+        benchmark_ppo, "measure", lambda *given: {"ours": {"title": "ours", "median": {}}}
+    )
     monkeypatch.setattr(benchmark_ppo, "summarise", lambda found: None)
     monkeypatch.setattr(benchmark_ppo, "report", lambda *given: "")
     monkeypatch.setattr(sys.modules["benchmark_plots"], "step_phases", lambda found: Figure())
@@ -369,14 +423,18 @@ def cut_cards(tmp_path):
     """The kept run cards, all of them cut in half."""
     (tmp_path / "measured").mkdir()
     for path in (ROOT / "figs/measured").glob("*.json"):
-        (tmp_path / "measured" / path.name).write_text(path.read_text(encoding="utf-8")[:200], encoding="utf-8")
+        (tmp_path / "measured" / path.name).write_text(
+            path.read_text(encoding="utf-8")[:200], encoding="utf-8"
+        )
     return tmp_path
 
 
 @fault("slides/build.py with a run card that is cut in half")
 def test_slides_of_half_a_run_card(cut_cards, outcome):
     (cut_cards / "marp").touch()
-    with pytest.raises((SystemExit, ValueError, OSError), match=r"\d\d_\w+\.json|benchmark\.json") as raised:
+    with pytest.raises(
+        (SystemExit, ValueError, OSError), match=r"\d\d_\w+\.json|benchmark\.json"
+    ) as raised:
         slides.build(cut_cards / "marp", cut_cards)
     outcome(str(raised.value))
 

@@ -26,7 +26,8 @@ pytestmark = pytest.mark.usefixtures("own_cache")
 def faults(*cases) -> pytest.MarkDecorator:
     """One test for several faults: what was done, and the arguments."""
     return pytest.mark.parametrize(
-        "case", [pytest.param(rest, id=done, marks=pytest.mark.fault(done)) for done, *rest in cases]
+        "case",
+        [pytest.param(rest, id=done, marks=pytest.mark.fault(done)) for done, *rest in cases],
     )
 
 
@@ -40,9 +41,12 @@ def says(outcome, kinds, load, *arguments) -> str:
     return text
 
 
-# --- labels -------------------------------------------------------------------------------------------------------
+# --- labels
+# -------------------------------------------------------------------------------------------------------
 
-TWO, REVERSED = (datasets.ClassLabel(names=names) for names in (["neg", "pos"], ["positive", "negative"]))
+TWO, REVERSED = (
+    datasets.ClassLabel(names=names) for names in (["neg", "pos"], ["positive", "negative"])
+)
 
 
 @faults(
@@ -74,10 +78,13 @@ def test_labels_of_another_type_are_read(case, tmp_path, outcome):
 )
 def test_labels_that_could_mean_anything_are_refused(case, tmp_path, outcome):
     write_rows(tmp_path, [{"text": "some words", "label": label} for label in case[0]])
-    assert "both 0 (negative) and 1 (positive) are needed" in says(outcome, ValueError, load_reviews, tmp_path, "train")
+    assert "both 0 (negative) and 1 (positive) are needed" in says(
+        outcome, ValueError, load_reviews, tmp_path, "train"
+    )
 
 
-# --- preference pairs ---------------------------------------------------------------------------------------------
+# --- preference pairs
+# ---------------------------------------------------------------------------------------------
 
 HELLO, REPLY = "\n\nHuman: Hello!", "\n\nAssistant: Hi. What is it?"
 PROMPT = f"{HELLO}{REPLY}\n\nHuman: Is it late?\n\nAssistant:"
@@ -87,7 +94,11 @@ def message(role: str, content) -> dict:
     return {"role": role, "content": content}
 
 
-TALK = [message("user", "Hello!"), message("assistant", "Hi. What is it?"), message("user", "Is it late? ")]
+TALK = [
+    message("user", "Hello!"),
+    message("assistant", "Hi. What is it?"),
+    message("user", "Is it late? "),
+]
 LATE, NO = [message("assistant", " Late.")], [message("assistant", "No.")]
 SYSTEM = [message("system", "Be brief.")]
 
@@ -102,13 +113,29 @@ def pair(before: list, **prompt) -> dict:
 
 @faults(
     ("pairs as lists of messages", pair(TALK), PROMPT),
-    ("pairs as lists of messages, with a system message", pair(SYSTEM + TALK), f"\n\nBe brief.{PROMPT}"),
+    (
+        "pairs as lists of messages, with a system message",
+        pair(SYSTEM + TALK),
+        f"\n\nBe brief.{PROMPT}",
+    ),
     ("messages with a column prompt of messages", pair([], prompt=TALK), PROMPT),
-    ("messages with a system message in the column prompt", pair([], prompt=SYSTEM + TALK), f"\n\nBe brief.{PROMPT}"),
+    (
+        "messages with a system message in the column prompt",
+        pair([], prompt=SYSTEM + TALK),
+        f"\n\nBe brief.{PROMPT}",
+    ),
     ("messages that repeat the column prompt", pair(TALK, prompt=TALK), PROMPT),
     ("messages that repeat a prompt given as text", pair(TALK[2:], prompt="Is it late?"), QUESTION),
-    ("messages of the answer after a prompt given as text", pair([], prompt="Is it late?"), QUESTION),
-    ("plain answers after a prompt of messages", {"prompt": TALK, "chosen": " Late.", "rejected": "No."}, PROMPT),
+    (
+        "messages of the answer after a prompt given as text",
+        pair([], prompt="Is it late?"),
+        QUESTION,
+    ),
+    (
+        "plain answers after a prompt of messages",
+        {"prompt": TALK, "chosen": " Late.", "rejected": "No."},
+        PROMPT,
+    ),
 )
 def test_messages_become_transcripts(case, tmp_path, outcome):
     row, prompt = case
@@ -141,23 +168,36 @@ def test_unusable_messages_are_counted_as_unusable_transcripts_are(tmp_path):
 def test_messages_that_are_no_text_are_refused(case, tmp_path, outcome):
     write_rows(tmp_path, [{"chosen": case[0], "rejected": case[0]}])
     text = says(outcome, ValueError, load_pairs, tmp_path)
-    assert text.startswith(f"Row 0 of split 'train' of {tmp_path}: ") and "is neither a text nor a message" in text
+    assert (
+        text.startswith(f"Row 0 of split 'train' of {tmp_path}: ")
+        and "is neither a text nor a message" in text
+    )
 
 
 @faults(
     ("pairs with a prompt, and whole transcripts as answers", "Is it late?", f"{QUESTION} "),
     ("the same, without the first line breaks", "Is it late?", f"{QUESTION} ".lstrip()),
     ("the same, with the prompt in the frame, too", QUESTION, f"{QUESTION} "),
-    ("the same, with the prompt in the frame without line breaks", QUESTION.strip(), f"{QUESTION} ".lstrip()),
+    (
+        "the same, with the prompt in the frame without line breaks",
+        QUESTION.strip(),
+        f"{QUESTION} ".lstrip(),
+    ),
     ("pairs whose answers begin with the assistant's mark", "Is it late?", "\n\nAssistant: "),
     ("pairs whose answers begin with the prompt", "Is it late?", "Is it late?\n"),
     ("the same, with a mark between them", "Is it late?", "Is it late?\n\nAssistant: "),
 )
 def test_an_answer_is_not_its_whole_transcript(case, tmp_path, outcome):
     prompt, before = case
-    rows = [{"prompt": prompt, "chosen": f"{before}Late {i}.", "rejected": f"{before}No."} for i in range(3)]
+    rows = [
+        {"prompt": prompt, "chosen": f"{before}Late {i}.", "rejected": f"{before}No."}
+        for i in range(3)
+    ]
     pairs, _ = load_pairs(write_rows(tmp_path, rows))
-    assert pairs["chosen"][:] == ["Late 0.", "Late 1.", "Late 2."] and pairs["rejected"][:] == ["No."] * 3
+    assert (
+        pairs["chosen"][:] == ["Late 0.", "Late 1.", "Late 2."]
+        and pairs["rejected"][:] == ["No."] * 3
+    )
     assert set(pairs["prompt"]) == {QUESTION}
     outcome("The answers are what follows the prompt.")
 
@@ -165,14 +205,21 @@ def test_an_answer_is_not_its_whole_transcript(case, tmp_path, outcome):
 def test_an_answer_that_happens_to_begin_as_its_prompt_does_stays_whole(tmp_path):
     rows = [{"prompt": "Hi", "chosen": "Hi there.", "rejected": "Hi!"}]
     rows += [{"prompt": "Hi", "chosen": f"Good morning {i}.", "rejected": "No."} for i in range(2)]
-    assert load_pairs(write_rows(tmp_path / "a", rows))[0]["chosen"][:] == [row["chosen"] for row in rows]
-    rows[1:] = [{"prompt": "Hi", "chosen": f"Hi\n{i}", "rejected": f"Hi\n{i + 1}"} for i in range(3)]
-    rows.append({"prompt": "Hi", "chosen": "Hello, 1", "rejected": "Hi 2"})  # not after its prompt, as the others are
+    assert load_pairs(write_rows(tmp_path / "a", rows))[0]["chosen"][:] == [
+        row["chosen"] for row in rows
+    ]
+    rows[1:] = [
+        {"prompt": "Hi", "chosen": f"Hi\n{i}", "rejected": f"Hi\n{i + 1}"} for i in range(3)
+    ]
+    rows.append(
+        {"prompt": "Hi", "chosen": "Hello, 1", "rejected": "Hi 2"}
+    )  # not after its prompt, as the others are
     pairs, report = load_pairs(write_rows(tmp_path / "b", rows))
     assert pairs["chosen"][:] == ["there.", "0", "1", "2"] and report["different prompts"] == 1
 
 
-# --- answers ------------------------------------------------------------------------------------------------------
+# --- answers
+# ------------------------------------------------------------------------------------------------------
 
 
 @faults(
@@ -199,7 +246,11 @@ def test_a_plain_answer_is_one_answer(case, tmp_path, outcome):
 
 
 @faults(
-    ("HC3 as CSV: its lists printed by numpy", "human_answers", str(np.array(["Late.", "No."], dtype=object))),
+    (
+        "HC3 as CSV: its lists printed by numpy",
+        "human_answers",
+        str(np.array(["Late.", "No."], dtype=object)),
+    ),
     ("HC3 as CSV: a printed list that is cut off", "human_answers", str(["Late.", "No."])[:-4]),
     ("answers that are numbers", "chatgpt_answers", 4),
     ("questions that are numbers", "question", 4),
@@ -210,10 +261,13 @@ def test_answers_that_cannot_be_told_are_refused(case, tmp_path, outcome):
     write_rows(tmp_path, [row], "train.csv")
     text = says(outcome, ValueError, load_answers, tmp_path)
     assert text.startswith(f"Row 0 of split 'train' of {tmp_path}: ")
-    assert text.endswith("save the dataset as JSON or Parquet." if name == "human_answers" else ": 4 is no text.")
+    assert text.endswith(
+        "save the dataset as JSON or Parquet." if name == "human_answers" else ": 4 is no text."
+    )
 
 
-# --- queries ------------------------------------------------------------------------------------------------------
+# --- queries
+# ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.fault("queries from Chinese reviews")
@@ -229,7 +283,8 @@ def test_no_query_ends_inside_a_character(outcome):
     outcome("No query ends inside a character: the tokens of an incomplete one are left out.")
 
 
-# --- files --------------------------------------------------------------------------------------------------------
+# --- files
+# --------------------------------------------------------------------------------------------------------
 
 ROWS = "".join(f'{{"text": "film {i}", "label": {i % 2}}}\n' for i in range(60)).encode()
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 12345\n"
@@ -272,10 +327,13 @@ def test_pointers_of_git_lfs_are_named(case, tmp_path, outcome):
     write_rows((tmp_path / "data" / case[0]).parent, POINTER, Path(case[0]).name)
     load, *split = (download,) if "model" in case[0] else (load_reviews, "train")
     text = says(outcome, ValueError, load, tmp_path / "data", *split)
-    assert text.endswith(f"{case[0]} is not the file itself but git-lfs's pointer to it: run git lfs pull.")
+    assert text.endswith(
+        f"{case[0]} is not the file itself but git-lfs's pointer to it: run git lfs pull."
+    )
 
 
-# --- names --------------------------------------------------------------------------------------------------------
+# --- names
+# --------------------------------------------------------------------------------------------------------
 
 
 @faults(
@@ -286,7 +344,11 @@ def test_pointers_of_git_lfs_are_named(case, tmp_path, outcome):
     ("a dataset's path that begins with ~", load_answers, "~/imdb"),
     ("a typo in a model's path, from here", download, "data/model"),
     ("a typo in a model's path, with a slash at its end", download, "model/"),
-    ("a typo in a saved policy's path", AutoModelForCausalLMWithValueHead.from_pretrained, "data/policy"),
+    (
+        "a typo in a saved policy's path",
+        AutoModelForCausalLMWithValueHead.from_pretrained,
+        "data/policy",
+    ),
     ("a typo in a classifier's path", SentimentReward, "data/classifier"),
     ("a typo in a reward model's path", RewardModel, "./reward"),
 )
@@ -295,7 +357,9 @@ def test_a_path_that_does_not_exist_is_a_missing_folder(case, tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     write_rows(tmp_path / "data", ROWS, "imdb.jsonl")
     text = says(outcome, FileNotFoundError, load, source)
-    assert text.startswith(f"No {'dataset' if load in (load_pairs, load_answers) else 'model'} folder at {source}.")
+    assert text.startswith(
+        f"No {'dataset' if load in (load_pairs, load_answers) else 'model'} folder at {source}."
+    )
 
 
 @pytest.mark.fault("a dataset's file in place of its folder")
@@ -304,7 +368,8 @@ def test_a_file_is_no_folder(tmp_path, outcome):
     assert "name the one that holds it" in says(outcome, FileNotFoundError, load_pairs, file)
 
 
-# --- the cache ----------------------------------------------------------------------------------------------------
+# --- the cache
+# ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -312,18 +377,28 @@ def key(tmp_path, monkeypatch):
     """What the cache calls an item; nothing is built."""
     monkeypatch.setenv("RLHF_COURSE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(cache, "is_intact", lambda folder: True)
-    found = {name: str(write_rows(tmp_path / name, b"a")) for name in ("sft_dataset", "dataset", "checkpoint")}
+    found = {
+        name: str(write_rows(tmp_path / name, b"a"))
+        for name in ("sft_dataset", "dataset", "checkpoint")
+    }
     prepare_chat = build.prepare_chat
     monkeypatch.setattr(build, "prepare_chat", lambda settings: SimpleNamespace(**found))
     monkeypatch.setattr(build, "download", lambda source, revision=None: source)
-    settings = load_preset("05_lora_rlhf_baichuan", "scratch", {k: v for k, v in found.items() if k != "checkpoint"})
-    pairs = [{"chosen": f"Human: {i}? Assistant: yes", "rejected": f"Human: {i}? Assistant: not"} for i in range(9)]
+    settings = load_preset(
+        "05_lora_rlhf_baichuan", "scratch", {k: v for k, v in found.items() if k != "checkpoint"}
+    )
+    pairs = [
+        {"chosen": f"Human: {i}? Assistant: yes", "rejected": f"Human: {i}? Assistant: not"}
+        for i in range(9)
+    ]
     rows = write_rows(tmp_path / "pairs", pairs)
 
     def ask(item: str) -> str:
         if item == "reward_base":
             return Path(
-                build.prepare_reward_model(load_preset("01_reward_modeling", "scratch", {"dataset": str(rows)})).model
+                build.prepare_reward_model(
+                    load_preset("01_reward_modeling", "scratch", {"dataset": str(rows)})
+                ).model
             ).name
         if item == "checkpoint":
             return Path(prepare_chat(settings).checkpoint).name
@@ -336,7 +411,9 @@ def key(tmp_path, monkeypatch):
 def flip(key, monkeypatch) -> None:
     path = key.rows / "train.jsonl"
     text = path.read_text()
-    path.write_text(text.replace("chosen", "chose").replace("rejected", "chosen").replace('chose"', 'rejected"'))
+    path.write_text(
+        text.replace("chosen", "chose").replace("rejected", "chosen").replace('chose"', 'rejected"')
+    )
     assert path.read_text() != text and len(path.read_text()) == len(text)
 
 
@@ -376,13 +453,33 @@ def change(name: str, old: str, new: str):
 @faults(
     ("all labels of a dataset were flipped, its size the same", "reward_base", flip),
     ("a file of a dataset was copied under another name", "reward_base", rename),
-    ("another checkpoint of the same size is converted (base_steps 3, not 2)", "base", another_checkpoint),
-    ("other LoRA settings for the SFT adapter", "sft_adapter", change("worlds/build.py", '"r": 16', '"r": 8')),
+    (
+        "another checkpoint of the same size is converted (base_steps 3, not 2)",
+        "base",
+        another_checkpoint,
+    ),
+    (
+        "other LoRA settings for the SFT adapter",
+        "sft_adapter",
+        change("worlds/build.py", '"r": 16', '"r": 8'),
+    ),
     ("another max_length for the SFT adapter", "sft_adapter", set_length),
     ("another file of the dataset is named (sft_files)", "checkpoint", name_files),
-    ("a number in a builder's code was changed", "sft_adapter", change("worlds/build.py", "300, 16", "301, 16")),
-    ("a word in a grammar's file was changed", "checkpoint", change("worlds/grammars/chinese.yaml", "面粉", "大米")),
-    ("the code that reads a dataset was changed", "reward_base", change("data/preferences.py", "chosen", "better")),
+    (
+        "a number in a builder's code was changed",
+        "sft_adapter",
+        change("worlds/build.py", "300, 16", "301, 16"),
+    ),
+    (
+        "a word in a grammar's file was changed",
+        "checkpoint",
+        change("worlds/grammars/chinese.yaml", "面粉", "大米"),
+    ),
+    (
+        "the code that reads a dataset was changed",
+        "reward_base",
+        change("data/preferences.py", "chosen", "better"),
+    ),
     (
         "the code that reads a dataset's files was changed",
         "reward_base",

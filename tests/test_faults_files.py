@@ -1,4 +1,6 @@
-"""Faults around files: what is not ours stays, what is half-written goes, what is saved can be read."""
+"""Faults around files: what is not ours stays, what is half-written goes, what is saved can be
+read.
+"""
 
 import os
 import re
@@ -16,7 +18,12 @@ from fault_page import case
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlhf_course.baichuan.convert import convert_to_llama
-from rlhf_course.baichuan.toy_checkpoint import SPECIAL_IDS, norm_head, train_sentencepiece, write_baichuan_checkpoint
+from rlhf_course.baichuan.toy_checkpoint import (
+    SPECIAL_IDS,
+    norm_head,
+    train_sentencepiece,
+    write_baichuan_checkpoint,
+)
 from rlhf_course.course.presets import ROOT
 from rlhf_course.runtime import command
 from rlhf_course.worlds import build, cache, dialogues
@@ -47,7 +54,11 @@ def test_what_is_not_ours_stays(tmp_path, outcome):
     (tmp_path / "mywork" / "data" / "rows.csv").write_text("mine")
     for _ in range(2):
         make_policy().save_pretrained(tmp_path / "mywork")
-    assert (tmp_path / "mywork/notes.txt").read_text() == (tmp_path / "mywork/data/rows.csv").read_text() == "mine"
+    assert (
+        (tmp_path / "mywork/notes.txt").read_text()
+        == (tmp_path / "mywork/data/rows.csv").read_text()
+        == "mine"
+    )
     assert (tmp_path / "mywork/model.safetensors").exists() and os.listdir(tmp_path) == ["mywork"]
     outcome("The policy's files are written there; all others stay.")
 
@@ -64,7 +75,11 @@ def test_a_cache_path_means_what_it_says(given, place, monkeypatch, tmp_path, ou
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RLHF_COURSE_CACHE", given)
     assert cache.cache_root() == place
-    where = f"{given} below the course's folder" if given == "my/cache" else f"{'~' if given else 'build'}/cache"
+    where = (
+        f"{given} below the course's folder"
+        if given == "my/cache"
+        else f"{'~' if given else 'build'}/cache"
+    )
     outcome(f"Built models are kept in {where}, wherever the command was typed.")
 
 
@@ -72,13 +87,19 @@ def test_a_cache_path_means_what_it_says(given, place, monkeypatch, tmp_path, ou
 def test_one_of_four_builds_and_the_others_wait(built, outcome):
     found = []
     together = [
-        threading.Thread(target=lambda: found.append(sorted(build.build_dialogues().iterdir()))) for _ in "1234"
+        threading.Thread(target=lambda: found.append(sorted(build.build_dialogues().iterdir())))
+        for _ in "1234"
     ]
     for thread in together:
         thread.start()
     for thread in together:
         thread.join(20)
-    assert len(built) == 1 and len(found) == 4 and all(files == found[0] for files in found) and len(found[0]) == 3
+    assert (
+        len(built) == 1
+        and len(found) == 4
+        and all(files == found[0] for files in found)
+        and len(found[0]) == 3
+    )
     outcome("One builds it, the others wait and use it.")
 
 
@@ -109,7 +130,9 @@ def test_a_damaged_item_is_built_again(how, built, capsys, outcome):
     assert build.build_dialogues() == folder and cache.hashes(folder) == whole and len(built) == 2
     said = capsys.readouterr().out
     (folder / ".DS_Store").write_bytes(b"a file browser's")
-    assert build.build_dialogues() == folder and len(built) == 2  # once, and not for what nobody loads
+    assert (
+        build.build_dialogues() == folder and len(built) == 2
+    )  # once, and not for what nobody loads
     outcome(re.sub(r"-\w{12} ", "-… ", said))
 
 
@@ -135,7 +158,9 @@ def test_a_reader_finds_files_while_they_are_built_again(built, outcome):
         case(signal.SIGTERM, done="SIGTERM while the embedded world is built"),
     ],
 )
-def test_a_stopped_builder_leaves_nothing_half_built(signum, built, tmp_path, monkeypatch, capsys, outcome):
+def test_a_stopped_builder_leaves_nothing_half_built(
+    signum, built, tmp_path, monkeypatch, capsys, outcome
+):
     monkeypatch.setattr(dialogues, "make_pairs", lambda number, seed: os.kill(os.getpid(), signum))
     handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     assert command.run("rlhf_course.worlds.build", build.main, []) == 128 + signum
@@ -146,7 +171,9 @@ def test_a_stopped_builder_leaves_nothing_half_built(signum, built, tmp_path, mo
 
 @contextmanager
 def full_disk():
-    """No file of this process can grow beyond 1,000 bytes: the error comes where a full disk's would."""
+    """No file of this process can grow beyond 1,000 bytes: the error comes where a full disk's
+    would.
+    """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
     try:
@@ -160,7 +187,11 @@ def test_a_full_disk_ends_with_a_sentence(built, tmp_path, capsys, outcome):
     with full_disk():
         code = command.run("rlhf_course.worlds.build", build.main, [])
     said = capsys.readouterr().err
-    assert code == 1 and "The disk took no more" in said and not list((tmp_path / "cache").glob("dialogues*"))
+    assert (
+        code == 1
+        and "The disk took no more" in said
+        and not list((tmp_path / "cache").glob("dialogues*"))
+    )
     assert not list((tmp_path / "cache").glob("*.part"))
     outcome(re.sub(r" \([\d,]+ MB left\)", "", re.sub(r"-\w{12} ", "-… ", said)))
 
@@ -210,7 +241,9 @@ def test_saved_files_can_be_read_by_whom_the_umask_lets_read(save, built, tmp_pa
 
 
 def as_nobody(action) -> int:
-    """The exit code of a process of another user: 0 where ``action()`` is true. Without root it is one's own."""
+    """The exit code of a process of another user: 0 where ``action()`` is true. Without root it is
+    one's own.
+    """
     if (child := os.fork()) == 0:
         code = 1
         try:
@@ -238,7 +271,9 @@ def test_two_users_share_a_cache(built, monkeypatch, outcome):
         made = len(built)
         return write() and len(built) == made
 
-    with tempfile.TemporaryDirectory() as shared:  # the folders that pytest gives are closed to others
+    with (
+        tempfile.TemporaryDirectory() as shared
+    ):  # the folders that pytest gives are closed to others
         os.chmod(shared, 0o777)
         for first, second in ((as_me, as_nobody), (as_nobody, as_me)):
             folder = Path(shared, first.__name__)

@@ -1,4 +1,6 @@
-"""Faults of models: incomplete, damaged, of another kind or size; and what is given to them in place of numbers."""
+"""Faults of models: incomplete, damaged, of another kind or size; and what is given to them in
+place of numbers.
+"""
 
 import json
 from pathlib import Path
@@ -40,7 +42,12 @@ from rlhf_course.runtime.hub import download
 KIND = "Models"
 TEXTS = [review["text"] for review in reviews(60)]
 LORA = {"r": 2, "target_modules": ["c_attn"], "fan_in_fan_out": True, "init_lora_weights": False}
-SMALL = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+SMALL = {
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+}
 load = AutoModelForCausalLMWithValueHead.from_pretrained
 
 
@@ -55,7 +62,9 @@ def tokenizer():
 
 @pytest.fixture
 def folders(tmp_path, tokenizer):
-    """Whole models: a policy, adapters on it for SFT and reward, and classifiers with one and two labels."""
+    """Whole models: a policy, adapters on it for SFT and reward, and classifiers with one and two
+    labels.
+    """
     torch.manual_seed(0)
     policy = make_policy()
     policy.save_pretrained(tmp_path / "policy")
@@ -65,10 +74,15 @@ def folders(tmp_path, tokenizer):
     judge.add_adapter(LoraConfig(task_type="SEQ_CLS", modules_to_save=["score"], **LORA))
     judge.save_pretrained(tmp_path / "judge")
     for name in ("sft", "judge"):
-        edit_json(tmp_path / name / "adapter_config.json", base_model_name_or_path=str(tmp_path / "policy"))
+        edit_json(
+            tmp_path / name / "adapter_config.json",
+            base_model_name_or_path=str(tmp_path / "policy"),
+        )
     for labels in (1, 2):
         two = {"vocab_size": 40, "num_labels": labels, "pad_token_id": EOS}
-        GPT2ForSequenceClassification(make_policy(**two).config).save_pretrained(tmp_path / f"labels-{labels}")
+        GPT2ForSequenceClassification(make_policy(**two).config).save_pretrained(
+            tmp_path / f"labels-{labels}"
+        )
     sizes = {"n_heads": 2, "initializer_range": 0.5, "max_position_embeddings": 32}
     save_classifier(tmp_path / "classifier", tokenizer=tokenizer, **sizes)
     return tmp_path
@@ -88,19 +102,34 @@ def rewrite(file: Path, change) -> None:
     save_file(change(load_file(file)), file, metadata={"format": "pt"})
 
 
-# --- not whole ----------------------------------------------------------------------------------------------------
+# --- not whole
+# ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "case",
     [
-        fault(("policy", load, ".h.1."), "a policy is loaded from a GPT-2 folder that lacks a layer's tensors"),
-        fault(("policy", load, "wpe"), "a policy is loaded from a GPT-2 folder without its positions"),
-        fault(("classifier", SentimentReward, "classifier."), "a sentiment classifier's folder lacks its head"),
-        fault(("classifier", SentimentReward, "layer.0."), "a sentiment classifier's folder lacks a layer"),
+        fault(
+            ("policy", load, ".h.1."),
+            "a policy is loaded from a GPT-2 folder that lacks a layer's tensors",
+        ),
+        fault(
+            ("policy", load, "wpe"), "a policy is loaded from a GPT-2 folder without its positions"
+        ),
+        fault(
+            ("classifier", SentimentReward, "classifier."),
+            "a sentiment classifier's folder lacks its head",
+        ),
+        fault(
+            ("classifier", SentimentReward, "layer.0."),
+            "a sentiment classifier's folder lacks a layer",
+        ),
         fault(("sft", load, ".h.1."), "an adapter's file lacks a layer's tensors"),
         fault(("judge", load_reward_model, "score"), "a reward model's adapter lacks its head"),
-        fault(("judge", load_reward_model, "lora_B"), "a reward model's adapter lacks its second matrices"),
+        fault(
+            ("judge", load_reward_model, "lora_B"),
+            "a reward model's adapter lacks its second matrices",
+        ),
     ],
 )
 def test_a_missing_tensor_is_an_error(folders, case, outcome):
@@ -118,13 +147,18 @@ def test_a_language_model_is_no_reward_model(folders, outcome):
     text = said(lambda: load_reward_model(folders / "policy"))
     assert "holds no score.weight" in text and "new_head=True" in text
     first, second = (load_reward_model(folders / "policy", new_head=True) for _ in range(2))
-    assert not torch.equal(first.score.weight, second.score.weight)  # drawn: what nobody should be surprised by
+    assert not torch.equal(
+        first.score.weight, second.score.weight
+    )  # drawn: what nobody should be surprised by
     outcome(text)
 
 
 @pytest.mark.fault("a new head is asked for on a language model whose layers are incomplete")
 def test_a_new_head_is_no_new_network(folders, outcome):
-    rewrite(folders / "policy/model.safetensors", lambda t: {k: v for k, v in t.items() if ".h.1." not in k})
+    rewrite(
+        folders / "policy/model.safetensors",
+        lambda t: {k: v for k, v in t.items() if ".h.1." not in k},
+    )
     outcome(said(lambda: load_reward_model(folders / "policy", new_head=True)))
 
 
@@ -140,7 +174,9 @@ def test_two_labels_are_no_reward_model(folders, outcome):
 def test_a_reward_adapter_of_two_labels(folders, outcome):
     rewrite(
         folders / "judge/adapter_model.safetensors",
-        lambda t: {key: torch.cat([value] * 2) if "score" in key else value for key, value in t.items()},
+        lambda t: {
+            key: torch.cat([value] * 2) if "score" in key else value for key, value in t.items()
+        },
     )
     assert "(2, 16)" in said(lambda: load_reward_model(folders / "judge"))
     outcome(said(lambda: RewardAdapter(load(folders / "sft"), folders / "judge")))
@@ -152,14 +188,19 @@ def test_an_adapter_of_another_shape(folders, outcome, use):
     file = folders / ("sft" if use == "policy" else "judge") / "adapter_model.safetensors"
     rewrite(file, lambda t: {k: torch.cat([v] * 2) if "lora_A" in k else v for k, v in t.items()})
     policy = load(folders / "sft") if use == "reward" else None
-    text = said(lambda: RewardAdapter(policy, folders / "judge") if policy else load(folders / "sft"))
+    text = said(
+        lambda: RewardAdapter(policy, folders / "judge") if policy else load(folders / "sft")
+    )
     assert "has shape (4, 16), and this adapter needs (2, 16)" in text
     outcome(text.replace("judge", "sft"))
 
 
 @pytest.mark.fault("a reward adapter for the shared base lacks a layer's tensors")
 def test_a_reward_adapter_on_the_shared_base_is_whole(folders, outcome):
-    rewrite(folders / "judge/adapter_model.safetensors", lambda t: {k: v for k, v in t.items() if ".h.1." not in k})
+    rewrite(
+        folders / "judge/adapter_model.safetensors",
+        lambda t: {k: v for k, v in t.items() if ".h.1." not in k},
+    )
     policy = load(folders / "sft")
     outcome(said(lambda: RewardAdapter(policy, folders / "judge")))
 
@@ -172,15 +213,25 @@ def test_a_reward_adapter_on_the_shared_base_is_whole(folders, outcome):
         fault(("policy", "config.json", load), "a model's config is cut short"),
         fault(("sft", "adapter_model.safetensors", load), "an adapter's weights are cut short"),
         fault(("sft", "adapter_config.json", load), "an adapter's config is cut short"),
-        fault(("judge", "adapter_model.safetensors", load_reward_model), "a reward adapter's weights are cut short"),
-        fault(("classifier", "model.safetensors", SentimentReward), "a classifier's weights are cut short"),
+        fault(
+            ("judge", "adapter_model.safetensors", load_reward_model),
+            "a reward adapter's weights are cut short",
+        ),
+        fault(
+            ("classifier", "model.safetensors", SentimentReward),
+            "a classifier's weights are cut short",
+        ),
         fault(("classifier", "tokenizer.json", SentimentReward), "a tokenizer's file is cut short"),
     ],
 )
 def test_a_damaged_file_is_named(folders, case, outcome):
     name, file, use = case
     path = folders / name / file
-    for content in (path.read_bytes()[: path.stat().st_size // 2], b"", b"not what it should be" * 99):
+    for content in (
+        path.read_bytes()[: path.stat().st_size // 2],
+        b"",
+        b"not what it should be" * 99,
+    ):
         path.write_bytes(content)
         text = said(lambda: use(folders / name))
         assert text.startswith(f"{path} cannot be read")
@@ -226,17 +277,27 @@ def test_a_base_that_is_gone(folders, outcome):
     outcome(said(lambda: load(folders / "sft"), FileNotFoundError))
 
 
-# --- of another kind ----------------------------------------------------------------------------------------------
+# --- of another kind
+# ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "network",
     [
         fault(lambda: BertLMHeadModel(BertConfig(vocab_size=40, **SMALL)), "BERT as the policy"),
-        fault(lambda: RobertaForMaskedLM(RobertaConfig(vocab_size=40, **SMALL)), "RoBERTa as the policy"),
+        fault(
+            lambda: RobertaForMaskedLM(RobertaConfig(vocab_size=40, **SMALL)),
+            "RoBERTa as the policy",
+        ),
         fault(
             lambda: BartForConditionalGeneration(
-                BartConfig(vocab_size=40, d_model=16, encoder_layers=1, decoder_layers=1, encoder_ffn_dim=32)
+                BartConfig(
+                    vocab_size=40,
+                    d_model=16,
+                    encoder_layers=1,
+                    decoder_layers=1,
+                    encoder_ffn_dim=32,
+                )
             ),
             "BART as the policy",
         ),
@@ -245,7 +306,10 @@ def test_a_base_that_is_gone(folders, outcome):
 def test_an_encoder_is_no_policy(tmp_path, network, outcome, capsys):
     network().eval().save_pretrained(tmp_path / "encoder")
     text = said(lambda: load(tmp_path / "encoder"))
-    assert text.endswith("take a causal language model, such as GPT-2 or Llama.") and not capsys.readouterr().out
+    assert (
+        text.endswith("take a causal language model, such as GPT-2 or Llama.")
+        and not capsys.readouterr().out
+    )
     outcome(text)
 
 
@@ -256,14 +320,19 @@ def test_what_is_causal_is_a_policy(tmp_path, outcome):
     policy = AutoModelForCausalLMWithValueHead(make_policy().pretrained_model)
     torch.set_rng_state(state)
     BertLMHeadModel(BertConfig(vocab_size=40, is_decoder=True, **SMALL)).save_pretrained(tmp_path)
-    assert load(tmp_path)(torch.tensor([[1, 2]]))[0].shape == (1, 2, 40) and policy.is_peft_model is False
+    assert (
+        load(tmp_path)(torch.tensor([[1, 2]]))[0].shape == (1, 2, 40)
+        and policy.is_peft_model is False
+    )
     outcome("It is taken: no token sees those that follow.")
 
 
 @pytest.mark.parametrize("use", ["policy", "classifier", "reward", "tokenizer", "command"])
 @pytest.mark.parametrize("config", [{"model_type": "weird"}, {}])
 @pytest.mark.fault("a model that brings its own code (auto_map)")
-def test_code_of_a_model_is_neither_run_nor_offered(tmp_path, monkeypatch, capsys, outcome, use, config):
+def test_code_of_a_model_is_neither_run_nor_offered(
+    tmp_path, monkeypatch, capsys, outcome, use, config
+):
     asked = []
     monkeypatch.setattr("builtins.input", lambda *prompt: asked.append(prompt) or "y")
     source = tmp_path / "model"
@@ -271,15 +340,34 @@ def test_code_of_a_model_is_neither_run_nor_offered(tmp_path, monkeypatch, capsy
     places = {name: "code.Mine" for name in ("AutoConfig", "AutoModelForCausalLM", "AutoTokenizer")}
     places |= {"AutoModelForSequenceClassification": "code.Mine"}
     (source / "config.json").write_text(json.dumps(config | {"auto_map": places}))
-    (source / "tokenizer_config.json").write_text(json.dumps({"auto_map": {"AutoTokenizer": ["code.Mine", None]}}))
+    (source / "tokenizer_config.json").write_text(
+        json.dumps({"auto_map": {"AutoTokenizer": ["code.Mine", None]}})
+    )
     (source / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
-    options = ["--model", source, "--reward_model", source, "--dataset", tmp_path, "--output", tmp_path / "out"]
-    calls = {"policy": load, "classifier": SentimentReward, "reward": RewardModel, "tokenizer": load_tokenizer}
+    options = [
+        "--model",
+        source,
+        "--reward_model",
+        source,
+        "--dataset",
+        tmp_path,
+        "--output",
+        tmp_path / "out",
+    ]
+    calls = {
+        "policy": load,
+        "classifier": SentimentReward,
+        "reward": RewardModel,
+        "tokenizer": load_tokenizer,
+    }
     if use == "command":
         with pytest.raises(SystemExit) as stopped:
             raise SystemExit(train_ppo.main([*map(str, options)]))
         text = f"{stopped.value.code} {capsys.readouterr().err}"
-        assert "which needs code of its own, and that is not run here." in text and "trust_remote_code" not in text
+        assert (
+            "which needs code of its own, and that is not run here." in text
+            and "trust_remote_code" not in text
+        )
         text = text[text.index(str(source)) :]
     else:
         text = said(lambda: calls[use](source))
@@ -288,7 +376,8 @@ def test_code_of_a_model_is_neither_run_nor_offered(tmp_path, monkeypatch, capsy
     outcome(f"{source} is a model, which needs {text.partition('which needs ')[2]}")
 
 
-# --- classifiers and what they read -------------------------------------------------------------------------------
+# --- classifiers and what they read
+# -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -310,7 +399,9 @@ def test_a_roberta_scores_as_alone(tmp_path, tokenizer, side, outcome):
 
     long = encode(tokenizer, texts, answers)
     wanted = [alone(ids if len(ids) <= 40 else [ids[0], *ids[-39:]]) for ids in long]
-    assert RewardModel(network, tokenizer)(texts, answers).tolist() == pytest.approx(wanted, abs=1e-5)
+    assert RewardModel(network, tokenizer)(texts, answers).tolist() == pytest.approx(
+        wanted, abs=1e-5
+    )
     network.config.id2label = {0: "POSITIVE"}
     network.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
@@ -324,7 +415,9 @@ def test_a_roberta_scores_as_alone(tmp_path, tokenizer, side, outcome):
 @pytest.mark.fault("two long texts differ in their ending alone")
 def test_the_end_of_a_long_text_is_scored(folders, outcome):
     reward, start = SentimentReward(folders / "classifier"), " ".join(TEXTS[:3])
-    good, bad, other = reward([f"{start} wonderful", f"{start} terrible", f"A beginning. {start} wonderful"]).tolist()
+    good, bad, other = reward(
+        [f"{start} wonderful", f"{start} terrible", f"A beginning. {start} wonderful"]
+    ).tolist()
     assert abs(good - bad) > 1e-3 and good == pytest.approx(other, abs=1e-6)
     outcome("They are scored by their ends, as many tokens as the classifier takes.")
 
@@ -332,7 +425,9 @@ def test_the_end_of_a_long_text_is_scored(folders, outcome):
 @pytest.mark.fault("a classifier with the labels LABEL_0 and LABEL_1")
 def test_the_label_is_a_setting(folders, outcome):
     config = folders / "classifier" / "config.json"
-    config.write_text(json.dumps({k: v for k, v in json.loads(config.read_text()).items() if "label" not in k}))
+    config.write_text(
+        json.dumps({k: v for k, v in json.loads(config.read_text()).items() if "label" not in k})
+    )
     text = said(lambda: SentimentReward(folders / "classifier"))
     assert "it has LABEL_0, LABEL_1" in text and "reward_label" in text
     _, settings = train_ppo.parse_arguments(["--reward_label", "LABEL_1"])
@@ -353,7 +448,8 @@ def test_a_tokenizer_larger_than_the_model(folders, tokenizer, use, outcome):
     outcome(text)
 
 
-# --- what is given in place of numbers ----------------------------------------------------------------------------
+# --- what is given in place of numbers
+# ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -366,7 +462,10 @@ def test_a_tokenizer_larger_than_the_model(folders, tokenizer, use, outcome):
 )
 def test_a_score_is_a_number(score, outcome):
     queries, responses, scores = make_samples()
-    text = said(lambda: make_trainer().step(queries, responses, [*scores[:3], score, *scores[4:]]), TypeError)
+    text = said(
+        lambda: make_trainer().step(queries, responses, [*scores[:3], score, *scores[4:]]),
+        TypeError,
+    )
     assert text.startswith(f"score 3 is {score!r}; a score is one number per sample.")
     outcome(text)
 

@@ -1,4 +1,6 @@
-"""Faults in numbers: settings out of range are refused, and what is not finite never reaches weights or files."""
+"""Faults in numbers: settings out of range are refused, and what is not finite never reaches
+weights or files.
+"""
 
 import json
 import math
@@ -10,7 +12,17 @@ import torch
 import train_ppo
 import train_reward_model
 import train_sft
-from builders import EOS, SAMPLING, make_policy, make_samples, make_trainer, save_base, sgd, snapshot, write_rows
+from builders import (
+    EOS,
+    SAMPLING,
+    make_policy,
+    make_samples,
+    make_trainer,
+    save_base,
+    sgd,
+    snapshot,
+    write_rows,
+)
 from fault_page import case
 from test_tracking import run_one_step
 from test_train_reward_model import PAIRS, rows
@@ -30,7 +42,8 @@ NAN, INF = math.nan, math.inf
 IMDB = load_preset("04_gpt2_imdb_ppo", "tiny")  # what train_ppo.py takes
 
 
-# --- settings ---------------------------------------------------------------------------------------------------------
+# --- settings
+# ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -73,16 +86,28 @@ def test_numbers_as_text_are_read(outcome):
     [
         fault([option], message, done=f"`train_ppo.py {option}`")
         for option, message in (
-            ("--steps=.inf", f"'steps' takes a whole number of at least 1, like {IMDB.steps}; got inf"),
-            ("--steps=null", f"'steps' takes a whole number of at least 1, like {IMDB.steps}; got None"),
+            (
+                "--steps=.inf",
+                f"'steps' takes a whole number of at least 1, like {IMDB.steps}; got inf",
+            ),
+            (
+                "--steps=null",
+                f"'steps' takes a whole number of at least 1, like {IMDB.steps}; got None",
+            ),
             ("--steps=0", f"'steps' takes a whole number of at least 1, like {IMDB.steps}; got 0"),
             ("--save_every=0", "'save_every' takes a whole number of at least 1"),
             ("--seed=-1", "'seed' takes a whole number of at least 0"),
             ("--target=0", "target is 0.0; it must be a number above 0"),
             ("--horizon=0", "horizon is 0.0; it must be a number above 0"),
-            ("--init_kl_coef=.nan", f"'init_kl_coef' takes a finite number, like {IMDB.init_kl_coef}; got nan"),
+            (
+                "--init_kl_coef=.nan",
+                f"'init_kl_coef' takes a finite number, like {IMDB.init_kl_coef}; got nan",
+            ),
             ("--mini_batch_size=100", "batch_size 128 is not a multiple of"),
-            ("--query_min=8", "query_min is 8, and query_max, which is exclusive, 8: it must be larger"),
+            (
+                "--query_min=8",
+                "query_min is 8, and query_max, which is exclusive, 8: it must be larger",
+            ),
             ("--min_gain=.nan", "'min_gain' takes a finite number"),
         )
     ],
@@ -102,7 +127,13 @@ def test_an_option_out_of_range_ends_before_anything_is_built(options, message, 
             ("seed: 1.5", "'seed' takes a whole number of at least 0, like 0; got 1.5"),
             ("resume: 'no'", "'resume' takes a value of type bool"),
             ("experiment: [a]", "'experiment' takes a value of type str"),
-            ("batch_size: null", f"'batch_size' takes a whole number of at least 1, like {IMDB.batch_size}; got None"),
+            (
+                "batch_size: null",
+                (
+                    f"'batch_size' takes a whole number of at least 1, like {IMDB.batch_size}; got"
+                    " None"
+                ),
+            ),
             ("model: {a: b}", "'model' takes a value of type str"),
         )
     ],
@@ -121,29 +152,41 @@ def test_a_number_can_name_a_folder(tmp_path, outcome):
     outcome("The run goes to a folder called 2024.")
 
 
-@pytest.mark.fault("a notebook's override `vocab_size=null`, which is not optional as `train_subset` is")
+@pytest.mark.fault(
+    "a notebook's override `vocab_size=null`, which is not optional as `train_subset` is"
+)
 def test_only_what_may_be_left_out_can_be_null(outcome):
     assert load_preset("01_reward_modeling", "tiny", {"train_subset": None}).train_subset is None
-    with pytest.raises(ValueError, match="'vocab_size' takes a whole number of at least 1, like 1000") as error:
+    with pytest.raises(
+        ValueError, match="'vocab_size' takes a whole number of at least 1, like 1000"
+    ) as error:
         load_preset("01_reward_modeling", "tiny", {"vocab_size": None})
-    with pytest.raises(ValueError, match="'train_subset' takes a whole number of at least 1, like 24000"):
-        load_preset("01_reward_modeling", "scratch", {"train_subset": "all"})  # where the preset has null
+    with pytest.raises(
+        ValueError, match="'train_subset' takes a whole number of at least 1, like 24000"
+    ):
+        load_preset(
+            "01_reward_modeling", "scratch", {"train_subset": "all"}
+        )  # where the preset has null
     assert load_preset("01_reward_modeling", "tiny", {"base_steps": 0}).base_steps == 0
     outcome(str(error.value))
 
 
-# --- a step of PPO ----------------------------------------------------------------------------------------------------
+# --- a step of PPO
+# ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "constant", [fault(x, done=f"score scaling where all first scores are {x}") for x in (1.0, 0.1, -3e6)]
+    "constant",
+    [fault(x, done=f"score scaling where all first scores are {x}") for x in (1.0, 0.1, -3e6)],
 )
 def test_scores_without_a_spread_are_not_scaled(constant, outcome):
     trainer, (queries, responses, scores) = make_trainer(use_score_scaling=True), make_samples()
     stats = trainer.step(queries, responses, [torch.tensor(constant)] * 8)
     assert stats["ppo/mean_scores"] == pytest.approx(constant)
     stats = trainer.step(queries, responses, [constant + score for score in scores])
-    assert stats["ppo/std_scores"] == pytest.approx(torch.stack(scores).std().item() / trainer.running.std, rel=0.1)
+    assert stats["ppo/std_scores"] == pytest.approx(
+        torch.stack(scores).std().item() / trainer.running.std, rel=0.1
+    )
     outcome("Constant scores stay as they are; scaling begins with the first that differ.")
 
 
@@ -151,11 +194,16 @@ def test_scores_without_a_spread_are_not_scaled(constant, outcome):
     ("config", "one_token"),
     [
         fault({}, True, done="a step with score scaling that whitening refuses"),
-        fault({"use_score_norm": True}, False, done="a step with score scaling whose logits are NaN"),
+        fault(
+            {"use_score_norm": True}, False, done="a step with score scaling whose logits are NaN"
+        ),
     ],
 )
 def test_a_refused_step_leaves_no_trace(config, one_token, outcome):
-    trainer, (queries, responses, scores) = make_trainer(use_score_scaling=True, **config), make_samples()
+    trainer, (queries, responses, scores) = (
+        make_trainer(use_score_scaling=True, **config),
+        make_samples(),
+    )
     if one_token:  # one token, which has no variance
         trainer = make_trainer(use_score_scaling=True, batch_size=1, mini_batch_size=1)
         queries, responses, scores = queries[:1], [torch.tensor([3])], scores[:1]
@@ -189,24 +237,39 @@ def huge_values(trainer):
     trainer.model.v_head.summary.bias.data[0] = 1e25
 
 
-@pytest.mark.parametrize("config", [{}, {"fast": False, "mini_batch_size": 4}], ids=["fused", "plain"])
+@pytest.mark.parametrize(
+    "config", [{}, {"fast": False, "mini_batch_size": 4}], ids=["fused", "plain"]
+)
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
         fault(nan_coefficient, "the KL coefficient is nan", done="a KL coefficient of NaN"),
         fault(nan_rate, "the learning rate is nan", done="a learning-rate schedule that gives NaN"),
-        fault(nan_value_head, "the value head's values for sample 0 are NaN", done="a value head of NaN"),
-        fault(nan_gradient, "the norm of the gradient is nan", done="a finite loss with a gradient of NaN"),
+        fault(
+            nan_value_head,
+            "the value head's values for sample 0 are NaN",
+            done="a value head of NaN",
+        ),
+        fault(
+            nan_gradient,
+            "the norm of the gradient is nan",
+            done="a finite loss with a gradient of NaN",
+        ),
         fault(huge_values, "the loss is nan", done="values of 1e25, whose squares are infinite"),
     ],
 )
-def test_what_is_not_finite_ends_the_step_by_its_name_and_moves_no_weight(spoil, message, config, outcome):
+def test_what_is_not_finite_ends_the_step_by_its_name_and_moves_no_weight(
+    spoil, message, config, outcome
+):
     trainer = make_trainer(make_policy(), make_policy(1), ppo_epochs=1, **config)
     spoil(trainer)
     before = snapshot(trainer.model)
     with pytest.raises(FloatingPointError, match=f"Step 1: {message}") as error:
         trainer.step(*make_samples())
-    assert all(torch.equal(before[n].nan_to_num(), w.nan_to_num()) for n, w in snapshot(trainer.model).items())
+    assert all(
+        torch.equal(before[n].nan_to_num(), w.nan_to_num())
+        for n, w in snapshot(trainer.model).items()
+    )
     outcome(str(error.value).replace("of 2", "of 1"))
 
 
@@ -225,7 +288,10 @@ def test_returns_without_variance(outcome):
     "save",
     [
         fault(save_checkpoint, done="weights that are infinite when a checkpoint is due"),
-        fault(lambda trainer, folder: trainer.save_pretrained(folder), done="`save_pretrained` of infinite weights"),
+        fault(
+            lambda trainer, folder: trainer.save_pretrained(folder),
+            done="`save_pretrained` of infinite weights",
+        ),
     ],
 )
 def test_weights_that_are_not_finite_are_never_written(save, tmp_path, outcome):
@@ -235,17 +301,22 @@ def test_weights_that_are_not_finite_are_never_written(save, tmp_path, outcome):
     kept = sorted(tmp_path.rglob("*"))
     trainer.current_step = 1
     policy.v_head.summary.bias.data[0] = INF
-    with pytest.raises(FloatingPointError, match="the weight v_head.summary.bias has NaN or Inf") as error:
+    with pytest.raises(
+        FloatingPointError, match="the weight v_head.summary.bias has NaN or Inf"
+    ) as error:
         save(trainer, tmp_path)
     assert sorted(tmp_path.rglob("*")) == kept
     outcome(str(error.value))
 
 
-# --- what the trainer is given ----------------------------------------------------------------------------------------
+# --- what the trainer is given
+# ----------------------------------------------------------------------------------------
 
 
 def padded(samples, left: bool, pad: int = EOS) -> torch.Tensor:
-    return torch.nn.utils.rnn.pad_sequence(samples, True, pad, padding_side="left" if left else "right")
+    return torch.nn.utils.rnn.pad_sequence(
+        samples, True, pad, padding_side="left" if left else "right"
+    )
 
 
 @pytest.mark.parametrize(
@@ -298,7 +369,11 @@ def test_generate_gives_tokens(outcome):
 @pytest.mark.parametrize(
     ("rewards", "message"),
     [
-        fault([0.5] * 7, "there are {'query': 8, 'response': 8, 'rewards': 7}", done="`log_stats` with 7 of 8 rewards"),
+        fault(
+            [0.5] * 7,
+            "there are {'query': 8, 'response': 8, 'rewards': 7}",
+            done="`log_stats` with 7 of 8 rewards",
+        ),
         fault([None] * 8, "score 0 is None", done="`log_stats` with rewards that are None"),
     ],
 )
@@ -319,7 +394,11 @@ def test_logged_rewards_are_those_of_the_samples(rewards, message, tmp_path, mon
             "give an optimizer made of the policy's parameters",
             done="an optimizer's class in place of an optimizer",
         ),
-        fault(lambda: create_reference_model("gpt2"), "not from 'gpt2'", done='`create_reference_model("gpt2")`'),
+        fault(
+            lambda: create_reference_model("gpt2"),
+            "not from 'gpt2'",
+            done='`create_reference_model("gpt2")`',
+        ),
     ],
 )
 def test_parts_of_another_kind_are_named(make, message, outcome):
@@ -328,7 +407,8 @@ def test_parts_of_another_kind_are_named(make, message, outcome):
     outcome(str(error.value))
 
 
-# --- reward models and SFT --------------------------------------------------------------------------------------------
+# --- reward models and SFT
+# --------------------------------------------------------------------------------------------
 
 
 def nan_scores(prompts, answers):
@@ -338,7 +418,11 @@ def nan_scores(prompts, answers):
 @pytest.mark.fault("the audit of a reward model that scores NaN")
 def test_an_audit_of_nan_is_refused(outcome):
     with pytest.raises(FloatingPointError, match="The score of text 0 is nan") as error:
-        audit(nan_scores, ["What is a map?", "What is a cat?"], ["A picture of land.", "A small animal."])
+        audit(
+            nan_scores,
+            ["What is a map?", "What is a cat?"],
+            ["A picture of land.", "A small animal."],
+        )
     outcome(str(error.value))
 
 
@@ -366,7 +450,10 @@ def world(tmp_path_factory):
     folder = tmp_path_factory.mktemp("world")
     for split, part in (("train", PAIRS[24:]), ("test", PAIRS[:24])):
         write_rows(folder / "pairs", rows(part), f"{split}.parquet")
-    answers = [{"instruction": p.prompt[:80], "input": str(i), "output": p.chosen} for i, p in enumerate(PAIRS)]
+    answers = [
+        {"instruction": p.prompt[:80], "input": str(i), "output": p.chosen}
+        for i, p in enumerate(PAIRS)
+    ]
     write_rows(folder / "answers", answers)
     tokenizer = train_tokenizer([f"{p.prompt} {p.chosen}" for p in PAIRS], 400)
     torch.manual_seed(0)
@@ -386,16 +473,37 @@ COMMANDS = {
 @pytest.mark.parametrize(
     ("name", "base", "rate", "message"),
     [
-        fault("train_reward_model.py", "base", 1e9, "diverged", done="`train_reward_model.py --learning_rate 1e9`"),
+        fault(
+            "train_reward_model.py",
+            "base",
+            1e9,
+            "diverged",
+            done="`train_reward_model.py --learning_rate 1e9`",
+        ),
         fault("train_sft.py", "base", 1e9, "diverged", done="`train_sft.py --learning_rate 1e9`"),
-        fault("train_reward_model.py", "broken", 1e-3, "text 0 is nan", done="a reward model on a base of NaN"),
+        fault(
+            "train_reward_model.py",
+            "broken",
+            1e-3,
+            "text 0 is nan",
+            done="a reward model on a base of NaN",
+        ),
         fault("train_sft.py", "broken", 1e-3, "The base is of no use", done="SFT of a base of NaN"),
     ],
 )
 def test_a_diverged_model_is_not_saved(name, base, rate, message, world, tmp_path, fails, outcome):
     script, data, results = COMMANDS[name]
-    given = {"dataset": world / data, "model_name_or_path": world / base, "output_dir": tmp_path / "out"}
-    given |= {"max_length": 300, "learning_rate": rate, "save_strategy": "no", "disable_tqdm": "true"}
+    given = {
+        "dataset": world / data,
+        "model_name_or_path": world / base,
+        "output_dir": tmp_path / "out",
+    }
+    given |= {
+        "max_length": 300,
+        "learning_rate": rate,
+        "save_strategy": "no",
+        "disable_tqdm": "true",
+    }
     given |= {"use_peft": "false", "max_steps": 4, "warmup_steps": 0}
     shown = fails(script, [f"--{key}={value}" for key, value in given.items()], message)
     assert not (tmp_path / "out" / "model").exists() and not (tmp_path / "out" / results).exists()
@@ -404,12 +512,24 @@ def test_a_diverged_model_is_not_saved(name, base, rate, message, world, tmp_pat
 
 @pytest.mark.fault("a learning rate that is far too high, but whose numbers stay finite")
 def test_a_finite_result_is_a_result(world, tmp_path, outcome):
-    given = {"dataset": world / "pairs", "model_name_or_path": world / "base", "output_dir": tmp_path / "out"}
-    given |= {"max_length": 300, "learning_rate": 30, "save_strategy": "no", "disable_tqdm": "true", "max_steps": 2}
+    given = {
+        "dataset": world / "pairs",
+        "model_name_or_path": world / "base",
+        "output_dir": tmp_path / "out",
+    }
+    given |= {
+        "max_length": 300,
+        "learning_rate": 30,
+        "save_strategy": "no",
+        "disable_tqdm": "true",
+        "max_steps": 2,
+    }
     given |= {"audit_prompts": 4, "train_subset": 16}
     assert train_reward_model.main([f"--{key}={value}" for key, value in given.items()]) == 0
     found = json.loads((tmp_path / "out" / "audit.json").read_text())
-    assert math.isfinite(found["accuracy"]) and all(math.isfinite(p["margin"]) for p in found["probes"].values())
+    assert math.isfinite(found["accuracy"]) and all(
+        math.isfinite(p["margin"]) for p in found["probes"].values()
+    )
     outcome("The model is saved, and its accuracy and audit say how bad it is.")
 
 
@@ -421,7 +541,10 @@ def test_a_finite_result_is_a_result(world, tmp_path, outcome):
             ("--learning_rate=nan", "--learning_rate takes a finite number, got nan"),
             ("--learning_rate=inf", "--learning_rate takes a finite number, got inf"),
             ("--lora_r=0", "--lora_r takes a whole number of at least 1, got 0"),
-            ("--per_device_train_batch_size=0", "--per_device_train_batch_size takes a whole number of at least 1"),
+            (
+                "--per_device_train_batch_size=0",
+                "--per_device_train_batch_size takes a whole number of at least 1",
+            ),
         )
     ],
 )

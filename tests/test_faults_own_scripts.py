@@ -1,4 +1,6 @@
-"""Faults of those who write their own scripts: calls in the wrong order, with the wrong thing, or twice."""
+"""Faults of those who write their own scripts: calls in the wrong order, with the wrong thing, or
+twice.
+"""
 
 import importlib
 import json
@@ -11,7 +13,17 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from builders import EOS, SAMPLING, difference, make_policy, make_samples, make_trainer, save_classifier, sgd, snapshot
+from builders import (
+    EOS,
+    SAMPLING,
+    difference,
+    make_policy,
+    make_samples,
+    make_trainer,
+    save_classifier,
+    sgd,
+    snapshot,
+)
 from fault_page import case
 from peft import LoraConfig
 from transformers import AutoTokenizer, GPT2ForSequenceClassification
@@ -42,7 +54,9 @@ def refused(outcome, call, words: str) -> None:
 
 
 def works_or_refused(outcome, call, words: str, works: str) -> None:
-    """A call, with assertions of its own, does what was wanted, or ends with a sentence that holds these words."""
+    """A call, with assertions of its own, does what was wanted, or ends with a sentence that holds
+    these words.
+    """
     try:
         call()
     except REFUSED as error:
@@ -53,7 +67,8 @@ def works_or_refused(outcome, call, words: str, works: str) -> None:
         outcome(works)
 
 
-# --- a trainer ----------------------------------------------------------------------------------------------------
+# --- a trainer
+# ----------------------------------------------------------------------------------------------------
 
 
 def steps(*models, **options):
@@ -65,7 +80,9 @@ def steps(*models, **options):
 
 
 def rows(**columns) -> datasets.Dataset:
-    return datasets.Dataset.from_dict({"input_ids": [q.tolist() for q in QUERIES]} | columns).with_format("torch")
+    return datasets.Dataset.from_dict(
+        {"input_ids": [q.tolist() for q in QUERIES]} | columns
+    ).with_format("torch")
 
 
 @pytest.mark.parametrize(
@@ -118,27 +135,34 @@ def test_a_token_that_is_no_list(tokens, outcome):
     refused(outcome, lambda: make_trainer(begin_suppress_tokens=tokens), "begin_suppress_tokens")
 
 
-# --- a step -------------------------------------------------------------------------------------------------------
+# --- a step
+# -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.fault("a step with tokens that the policy does not know")
 def test_tokens_of_another_tokenizer(outcome):
     trainer = make_trainer()
     responses = [*RESPONSES[:3], torch.tensor([5, 50256]), *RESPONSES[4:]]
-    refused(outcome, lambda: trainer.step(QUERIES, responses, SCORES), "response 3|vocabulary|50256")
+    refused(
+        outcome, lambda: trainer.step(QUERIES, responses, SCORES), "response 3|vocabulary|50256"
+    )
 
 
 @pytest.mark.fault("a step with tokens in int32")
 def test_tokens_in_int32(outcome):
     found = []
     for kind in (torch.int64, torch.int32):
-        queries, responses = ([tokens.to(kind) for tokens in given] for given in (QUERIES, RESPONSES))
+        queries, responses = (
+            [tokens.to(kind) for tokens in given] for given in (QUERIES, RESPONSES)
+        )
         found.append(make_trainer(policy=make_policy()).step(queries, responses, SCORES))
     assert found[0]["ppo/loss/total"] == pytest.approx(found[1]["ppo/loss/total"])
     outcome("The step is that of int64.")
 
 
-@pytest.mark.fault("a step with responses that begin with their queries (generate without return_prompt=False)")
+@pytest.mark.fault(
+    "a step with responses that begin with their queries (generate without return_prompt=False)"
+)
 def test_responses_with_their_queries(outcome):
     trainer = make_trainer()
     responses = trainer.generate(QUERIES, max_new_tokens=4, **SAMPLING)
@@ -170,7 +194,8 @@ def test_samples_of_inference_mode(outcome):
     outcome("The step is as with any other samples.")
 
 
-# --- generation ---------------------------------------------------------------------------------------------------
+# --- generation
+# ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.fault("generate with lists of token ids, of a dataset without set_format")
@@ -186,15 +211,26 @@ def test_queries_that_are_lists(outcome):
 @pytest.mark.fault("generate with a query of no tokens")
 def test_a_query_of_no_tokens(outcome):
     queries = [QUERIES[0], torch.tensor([], dtype=torch.long)]
-    refused(outcome, lambda: make_trainer().generate(queries, max_new_tokens=4, **SAMPLING), "query 1|empty")
+    refused(
+        outcome,
+        lambda: make_trainer().generate(queries, max_new_tokens=4, **SAMPLING),
+        "query 1|empty",
+    )
 
 
 @pytest.mark.fault("generate without do_sample=True, then a step")
 def test_without_do_sample_answers_are_greedy(outcome):
-    one, other = (make_trainer().generate(QUERIES, max_new_tokens=4, return_prompt=False) for _ in range(2))
-    assert all(map(torch.equal, one, other)) and "without do_sample decoding is greedy" in PPOTrainer.generate.__doc__
+    one, other = (
+        make_trainer().generate(QUERIES, max_new_tokens=4, return_prompt=False) for _ in range(2)
+    )
+    assert (
+        all(map(torch.equal, one, other))
+        and "without do_sample decoding is greedy" in PPOTrainer.generate.__doc__
+    )
     make_trainer().step(QUERIES, one, SCORES)
-    outcome("Decoding is greedy, as the docstring says: the most probable tokens, the same each time.")
+    outcome(
+        "Decoding is greedy, as the docstring says: the most probable tokens, the same each time."
+    )
 
 
 @pytest.mark.fault("generate without max_new_tokens or a length_sampler, with queries of 30 tokens")
@@ -208,12 +244,15 @@ def test_a_length_is_needed(outcome):
 @pytest.mark.fault("a LengthSampler and sizes that are numpy's numbers")
 def test_lengths_of_numpy(outcome):
     sampler = LengthSampler(np.int64(2), np.int64(4))
-    found = make_trainer().generate(QUERIES, sampler, batch_size=np.int64(4), return_prompt=False, **SAMPLING)
+    found = make_trainer().generate(
+        QUERIES, sampler, batch_size=np.int64(4), return_prompt=False, **SAMPLING
+    )
     assert {len(response) for response in found} <= {1, 2, 3}
     outcome("They are taken as the numbers that they are.")
 
 
-# --- stopping and going on ----------------------------------------------------------------------------------------
+# --- stopping and going on
+# ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.fault("load_checkpoint with the folder above checkpoint-1")
@@ -238,16 +277,22 @@ def test_another_optimizer(tmp_path, outcome):
 
 
 @pytest.mark.parametrize("saved", [False, True])
-@pytest.mark.fault("a run goes on with a learning-rate schedule that it did not have, or without the one it had")
+@pytest.mark.fault(
+    "a run goes on with a learning-rate schedule that it did not have, or without the one it had"
+)
 def test_another_schedule(saved, tmp_path, outcome):
     def make(scheduled: bool):
         trainer = make_trainer(policy := make_policy(), optimizer=sgd(policy))
         if scheduled:
-            trainer.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(trainer.optimizer, lambda step: 0.5**step)
+            trainer.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(
+                trainer.optimizer, lambda step: 0.5**step
+            )
         return trainer
 
     save_checkpoint(make(saved), tmp_path)
-    refused(outcome, lambda: load_checkpoint(make(not saved), tmp_path / "checkpoint-0"), "schedule")
+    refused(
+        outcome, lambda: load_checkpoint(make(not saved), tmp_path / "checkpoint-0"), "schedule"
+    )
 
 
 @pytest.mark.fault("`save_pretrained('~/policy')`")
@@ -264,7 +309,8 @@ def test_a_folder_under_home(tmp_path, monkeypatch, outcome):
     assert not (tmp_path / "~").exists()
 
 
-# --- rewards ------------------------------------------------------------------------------------------------------
+# --- rewards
+# ------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -298,7 +344,9 @@ def test_a_device_that_is_not_there(classifiers, outcome):
 
 @pytest.mark.fault("a RewardModel is given fewer answers than prompts")
 def test_fewer_answers_than_prompts(classifiers, outcome):
-    refused(outcome, lambda: classifiers[1](["A film?"] * 3, ["Good.", "Bad."]), "3 prompts|2 answers")
+    refused(
+        outcome, lambda: classifiers[1](["A film?"] * 3, ["Good.", "Bad."]), "3 prompts|2 answers"
+    )
 
 
 @pytest.mark.fault("two RewardAdapters on one policy")
@@ -306,12 +354,19 @@ def test_two_judges_on_one_base(tmp_path, outcome):
     make_policy().save_pretrained(tmp_path / "base")
     for name in ("kind", "strict"):
         judge = load_reward_model(tmp_path / "base", new_head=True)
-        judge.add_adapter(LoraConfig(task_type="SEQ_CLS", modules_to_save=["score"], init_lora_weights=False, **LORA))
+        judge.add_adapter(
+            LoraConfig(
+                task_type="SEQ_CLS", modules_to_save=["score"], init_lora_weights=False, **LORA
+            )
+        )
         judge.save_pretrained(tmp_path / name)
     policy = AutoModelForCausalLMWithValueHead.from_pretrained(
         tmp_path / "base", peft_config=LoraConfig(task_type="CAUSAL_LM", **LORA)
     )
-    batch = {"input_ids": torch.tensor([[1, 2, 3]]), "attention_mask": torch.ones(1, 3, dtype=torch.long)}
+    batch = {
+        "input_ids": torch.tensor([[1, 2, 3]]),
+        "attention_mask": torch.ones(1, 3, dtype=torch.long),
+    }
     kind = RewardAdapter(policy, tmp_path / "kind")
     before = kind(**batch).logits
 
@@ -322,7 +377,8 @@ def test_two_judges_on_one_base(tmp_path, outcome):
     works_or_refused(outcome, use, "reward", "Each scores with its own weights.")
 
 
-# --- data ---------------------------------------------------------------------------------------------------------
+# --- data
+# ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.fault("tokenize_answers with a tokenizer that has no EOS")
@@ -347,10 +403,14 @@ def test_a_folder_of_save_to_disk(splits, tmp_path, outcome):
 
 @pytest.mark.parametrize("script", ["train_sft", "train_reward_model"])
 @pytest.mark.parametrize("line", ["output_dir: 2024", "output_dir: 2024-05-01"])
-@pytest.mark.fault("`output_dir: 2024`, a number or a date, in a file of options for `train_sft.py`")
+@pytest.mark.fault(
+    "`output_dir: 2024`, a number or a date, in a file of options for `train_sft.py`"
+)
 def test_a_number_where_a_path_is_needed(script, line, tmp_path, outcome):
     (tmp_path / "my.yaml").write_text(f"{line}\nmax_length: 64\n")
-    _, config, *_ = importlib.import_module(script).parse_arguments(["--config", str(tmp_path / "my.yaml")])
+    _, config, *_ = importlib.import_module(script).parse_arguments(
+        ["--config", str(tmp_path / "my.yaml")]
+    )
     assert config.output_dir == line.split()[1] and config.max_length == 64
     outcome("The run goes to a folder of that name.")
 
@@ -363,7 +423,8 @@ def test_a_folder_of_texts(tmp_path, outcome):
     refused(outcome, lambda: load_reviews(tmp_path, "train"), "No column label")
 
 
-# --- what a run leaves --------------------------------------------------------------------------------------------
+# --- what a run leaves
+# --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.fault("`RunCard.metric('score', nan)`")

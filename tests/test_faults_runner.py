@@ -62,7 +62,9 @@ def write(name: str, code: str) -> None:
 
 
 def run(*arguments) -> int:
-    return command.run("run_notebooks.py", run_notebooks.main, ["--jobs", "1", *map(str, arguments)])
+    return command.run(
+        "run_notebooks.py", run_notebooks.main, ["--jobs", "1", *map(str, arguments)]
+    )
 
 
 @pytest.mark.parametrize(
@@ -80,10 +82,16 @@ def run(*arguments) -> int:
             "Unknown setting 'stepps'",
             done="a mistyped setting in --override of run_notebooks.py",
         ),
-        case(["--override", "model=[a"], "takes KEY=VALUE", done="run_notebooks.py --override 'model=[a'"),
+        case(
+            ["--override", "model=[a"],
+            "takes KEY=VALUE",
+            done="run_notebooks.py --override 'model=[a'",
+        ),
     ],
 )
-def test_the_runner_refuses_before_anything_runs(arguments, message, course, monkeypatch, capsys, outcome):
+def test_the_runner_refuses_before_anything_runs(
+    arguments, message, course, monkeypatch, capsys, outcome
+):
     monkeypatch.chdir(course)
     (course / "mine" / "notebooks").mkdir(parents=True)
     (course / "mine" / "notebooks" / f"{FIRST}.ipynb").write_text("my own")
@@ -106,11 +114,24 @@ def test_only_sources_are_folders(tmp_path, monkeypatch, outcome):
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("wandb", "imdb", "scratch"):
         (tmp_path / name).mkdir()
-    given = ["log_with=wandb", "dataset=imdb", "reward_model=scratch", "model=~/imdb", "sft_dataset=owner/name"]
+    given = [
+        "log_with=wandb",
+        "dataset=imdb",
+        "reward_model=scratch",
+        "model=~/imdb",
+        "sft_dataset=owner/name",
+    ]
     found = run_notebooks.parse_arguments([f"--override={text}" for text in given]).overrides
-    assert found["log_with"] == "wandb" and found["reward_model"] == "scratch" and found["sft_dataset"] == "owner/name"
+    assert (
+        found["log_with"] == "wandb"
+        and found["reward_model"] == "scratch"
+        and found["sft_dataset"] == "owner/name"
+    )
     assert found["dataset"] == found["model"] == str(tmp_path / "imdb")
-    outcome("wandb stays a word: only dataset, model, reward_model, sft_dataset and checkpoint name folders.")
+    outcome(
+        "wandb stays a word: only dataset, model, reward_model, sft_dataset and checkpoint name"
+        " folders."
+    )
 
 
 @pytest.mark.fault("a notebook's process is killed, as where memory runs out")
@@ -124,7 +145,9 @@ def test_a_killed_kernel_is_a_row_of_the_table(course, capsys, outcome):
     assert ".part" not in str(executed.metadata)
     page = (course / "out" / "index.html").read_text(encoding="utf-8")
     assert "It wrote no run card" in page and f"html/{FIRST}.html" in page and "all 1" in page
-    assert f"[1/2] {FIRST} · " in said.out and said.out.endswith(f"Open next: {course / 'out' / 'index.html'}\n")
+    assert f"[1/2] {FIRST} · " in said.out and said.out.endswith(
+        f"Open next: {course / 'out' / 'index.html'}\n"
+    )
     outcome(f"{said.err.splitlines()[-1]} The other notebooks run; exit code 1.")
 
 
@@ -145,7 +168,9 @@ def test_two_runners_share_an_output_but_no_notebook(course, capsys, outcome):
         case(signal.SIGTERM, 143, done="SIGTERM to run_notebooks.py"),
     ],
 )
-def test_a_stopped_runner_ends_its_kernel_and_says_what_is_done(signum, code, course, capfd, outcome):
+def test_a_stopped_runner_ends_its_kernel_and_says_what_is_done(
+    signum, code, course, capfd, outcome
+):
     write(SECOND, SLEEP)
     marker, chosen = course / "out" / "kernel", [] if signum == signal.SIGINT else ["--only", "06"]
 
@@ -162,8 +187,14 @@ def test_a_stopped_runner_ends_its_kernel_and_says_what_is_done(signum, code, co
     assert ("1/1 passed" in said.out) == (not chosen) and "are in" in said.out
     with pytest.raises(ProcessLookupError):
         os.kill(int(marker.read_text()), 0)
-    assert not list(course.rglob("*.part")) and not (course / "out" / "notebooks" / f"{SECOND}.ipynb").exists()
-    outcome(f"Its kernel ends too, the table shows what is done, nothing half-written stays; exit code {code}.")
+    assert (
+        not list(course.rglob("*.part"))
+        and not (course / "out" / "notebooks" / f"{SECOND}.ipynb").exists()
+    )
+    outcome(
+        "Its kernel ends too, the table shows what is done, nothing half-written stays; exit code"
+        f" {code}."
+    )
 
 
 @pytest.mark.fault("the disk is full while a notebook runs")
@@ -196,7 +227,11 @@ def test_a_failed_check_and_a_page_that_fails_are_both_said(course, monkeypatch,
 @pytest.mark.parametrize(
     ("line", "module"),
     [
-        case(["scripts/run_notebooks.py"], "papermill", done="Ctrl-C in the first second of run_notebooks.py"),
+        case(
+            ["scripts/run_notebooks.py"],
+            "papermill",
+            done="Ctrl-C in the first second of run_notebooks.py",
+        ),
         case(
             ["-m", "rlhf_course.worlds.build"],
             "torch",
@@ -207,7 +242,9 @@ def test_a_failed_check_and_a_page_that_fails_are_both_said(course, monkeypatch,
 def test_ctrl_c_while_libraries_load(line, module, tmp_path, outcome):
     environment = os.environ | {"PYTHONPATH": str(ROOT), "RLHF_COURSE_CACHE": str(tmp_path)}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    process = subprocess.Popen([sys.executable, "-X", "importtime", *line], cwd=ROOT, env=environment, **pipes)
+    process = subprocess.Popen(
+        [sys.executable, "-X", "importtime", *line], cwd=ROOT, env=environment, **pipes
+    )
     try:
         next(said for said in process.stderr if f"{module}." in said)
         process.send_signal(signal.SIGINT)
@@ -252,7 +289,12 @@ def test_wandb_goes_on_offline(key, begin, tmp_path, monkeypatch, capsys, outcom
     with socket.socket() as closed:  # bound, and nobody listens
         closed.bind(("127.0.0.1", 0))
         server = f"http://127.0.0.1:{closed.getsockname()[1]}"
-        for name, value in (("BASE_URL", server), ("API_KEY", key), ("SILENT", "true"), ("MODE", "")):
+        for name, value in (
+            ("BASE_URL", server),
+            ("API_KEY", key),
+            ("SILENT", "true"),
+            ("MODE", ""),
+        ):
             monkeypatch.setenv(f"WANDB_{name}", value)
         monkeypatch.delenv("WANDB_MODE")
         monkeypatch.setenv("HOME", str(tmp_path))
@@ -262,7 +304,11 @@ def test_wandb_goes_on_offline(key, begin, tmp_path, monkeypatch, capsys, outcom
             tracking.finish(run_one_step("wandb")[0].accelerator)
             assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
         else:
-            config = {"deepspeed_plugin": None, "output_dir": str(tmp_path / "out"), "resume_from_checkpoint": None}
+            config = {
+                "deepspeed_plugin": None,
+                "output_dir": str(tmp_path / "out"),
+                "resume_from_checkpoint": None,
+            }
             trl_cli.begin(SimpleNamespace(**config, report_to=["wandb"]))
         assert time.perf_counter() - started < 30 and os.environ["WANDB_MODE"] == "offline"
     said = next(line for line in capsys.readouterr().out.splitlines() if "wandb sync" in line)
@@ -275,5 +321,10 @@ def test_a_token_stays_here_where_that_is_asked_for(monkeypatch, outcome):
     assert "hf_secret" in str(build_hf_headers())
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_IMPLICIT_TOKEN", True)
     assert "hf_secret" not in str(build_hf_headers())
-    assert "HF_HUB_DISABLE_IMPLICIT_TOKEN=1 HF_ENDPOINT=" in (ROOT / "site/running.md").read_text(encoding="utf-8")
-    outcome("The mirror gets the token, unless HF_HUB_DISABLE_IMPLICIT_TOKEN=1, as on the page about running.")
+    assert "HF_HUB_DISABLE_IMPLICIT_TOKEN=1 HF_ENDPOINT=" in (ROOT / "site/running.md").read_text(
+        encoding="utf-8"
+    )
+    outcome(
+        "The mirror gets the token, unless HF_HUB_DISABLE_IMPLICIT_TOKEN=1, as on the page about"
+        " running."
+    )

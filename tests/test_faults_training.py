@@ -1,4 +1,6 @@
-"""Faults around the training commands: killed, stopped, resumed with something else, short of disk, side by side."""
+"""Faults around the training commands: killed, stopped, resumed with something else, short of disk,
+side by side.
+"""
 
 import importlib
 import os
@@ -32,10 +34,13 @@ fault = pytest.mark.fault
 
 def each(done: str, kinds=COMMANDS):
     """The same fault for several commands."""
-    return pytest.mark.parametrize("kind", [pytest.param(kind, marks=fault(done.format(kind))) for kind in kinds])
+    return pytest.mark.parametrize(
+        "kind", [pytest.param(kind, marks=fault(done.format(kind))) for kind in kinds]
+    )
 
 
-# --- before the first step --------------------------------------------------------------------------------------------
+# --- before the first step
+# --------------------------------------------------------------------------------------------
 
 
 @each("{}: --output is a file")
@@ -58,7 +63,10 @@ def test_a_result_that_links_to_where_nothing_can_be(world, tmp_path, said, outc
 def test_a_result_that_links_to_what_is_not_there_yet(world, tmp_path, outcome):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "policy").symlink_to(tmp_path / "disk" / "policy")
-    assert run("PPO", world, tmp_path / "out", steps=1) == 0 and (tmp_path / "out" / "policy").is_symlink()
+    assert (
+        run("PPO", world, tmp_path / "out", steps=1) == 0
+        and (tmp_path / "out" / "policy").is_symlink()
+    )
     assert (tmp_path / "disk" / "policy" / "adapter_model.safetensors").exists()
     outcome("The folder is made, and the policy saved there.")
 
@@ -66,9 +74,18 @@ def test_a_result_that_links_to_what_is_not_there_yet(world, tmp_path, outcome):
 @pytest.mark.parametrize(
     ("kind", "option", "place"),
     [
-        pytest.param("SFT", "model_name_or_path", "model", marks=fault("SFT of W/model with --output_dir W")),
-        pytest.param("the reward model", "dataset", "checkpoints/data", marks=fault("pairs in OUTPUT/checkpoints")),
-        pytest.param("PPO", "sft_adapter", "policy", marks=fault("PPO from --sft_adapter OUTPUT/policy")),
+        pytest.param(
+            "SFT", "model_name_or_path", "model", marks=fault("SFT of W/model with --output_dir W")
+        ),
+        pytest.param(
+            "the reward model",
+            "dataset",
+            "checkpoints/data",
+            marks=fault("pairs in OUTPUT/checkpoints"),
+        ),
+        pytest.param(
+            "PPO", "sft_adapter", "policy", marks=fault("PPO from --sft_adapter OUTPUT/policy")
+        ),
     ],
 )
 def test_inputs_where_the_result_would_be(kind, option, place, world, tmp_path, said, outcome):
@@ -144,14 +161,18 @@ def test_resuming_with_what_may_change(world, whole, tmp_path, outcome):
     outcome("The run goes on, and ends with the weights of one that never stopped.")
 
 
-# --- stopped ----------------------------------------------------------------------------------------------------------
+# --- stopped
+# ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("kind", "which"),
     [
         pytest.param(kind, which, marks=fault(f"{kind}: {name} in a step"))
-        for which, name, kinds in ((signal.SIGINT, "Ctrl-C", COMMANDS), (signal.SIGTERM, "SIGTERM", ("PPO", "SFT")))
+        for which, name, kinds in (
+            (signal.SIGINT, "Ctrl-C", COMMANDS),
+            (signal.SIGTERM, "SIGTERM", ("PPO", "SFT")),
+        )
         for kind in kinds
     ],
 )
@@ -184,21 +205,33 @@ def test_stopped_in_the_first_second(kind, tmp_path, outcome):
         _, text = process.communicate(timeout=60)
     finally:
         process.kill()  # or a failure here would leave it training
-    assert process.returncode == -signal.SIGINT and "Traceback" not in text and not (tmp_path / "out").exists()
+    assert (
+        process.returncode == -signal.SIGINT
+        and "Traceback" not in text
+        and not (tmp_path / "out").exists()
+    )
     outcome("It ends at once; nothing is written.")
 
 
 @fault("Ctrl-C within a command, while it loads a library")
 def test_stopped_while_a_module_loads(tmp_path, outcome):
-    """An exception in the midst would abort torch's C++; in a callback of importlib it would be lost."""
-    (tmp_path / "library.py").write_text("import signal\ntry: signal.raise_signal(signal.SIGINT)\nexcept: pass\n")
-    code = "from rlhf_course.runtime import command; command.run('x.py', lambda given: __import__('library'), [])"
+    """An exception in the midst would abort torch's C++; in a callback of importlib it would be
+    lost.
+    """
+    (tmp_path / "library.py").write_text(
+        "import signal\ntry: signal.raise_signal(signal.SIGINT)\nexcept: pass\n"
+    )
+    code = (
+        "from rlhf_course.runtime import command; command.run('x.py', lambda given:"
+        " __import__('library'), [])"
+    )
     done = python("-c", code, cwd=tmp_path)
     assert done.returncode == -signal.SIGINT and done.stdout == done.stderr == ""
     outcome("It ends at once.")
 
 
-# --- damaged ----------------------------------------------------------------------------------------------------------
+# --- damaged
+# ----------------------------------------------------------------------------------------------------------
 
 
 def cut(file: Path) -> None:
@@ -263,7 +296,8 @@ def test_damaged_settings(world, whole, tmp_path, said, outcome):
     outcome(said())
 
 
-# --- short of disk ----------------------------------------------------------------------------------------------------
+# --- short of disk
+# ----------------------------------------------------------------------------------------------------
 
 
 @each("{}: the disk is full when a checkpoint is written", ("PPO", "SFT"))
@@ -280,7 +314,12 @@ def test_a_disk_that_fills(kind, world, whole, tmp_path, at_step, small_disk, sa
 
 @fault("convert_baichuan.py: the disk is full when a shard is written")
 def test_a_disk_that_fills_in_a_conversion(source, tmp_path, small_disk, capsys, outcome):
-    convert = partial(command.run, "convert_baichuan.py", convert_baichuan.main, [str(source), str(tmp_path / "llama")])
+    convert = partial(
+        command.run,
+        "convert_baichuan.py",
+        convert_baichuan.main,
+        [str(source), str(tmp_path / "llama")],
+    )
     small_disk(20_000)
     code, text = convert(), capsys.readouterr().err.strip().splitlines()[-1]
     small_disk(resource.getrlimit(resource.RLIMIT_FSIZE)[1])
@@ -288,7 +327,8 @@ def test_a_disk_that_fills_in_a_conversion(source, tmp_path, small_disk, capsys,
     outcome(re.sub(r" \([\d,]+ MB left\)", "", text))
 
 
-# --- killed -----------------------------------------------------------------------------------------------------------
+# --- killed
+# -----------------------------------------------------------------------------------------------------------
 
 
 @fault("PPO: killed within a save, which leaves .checkpoint-9-….part behind")
@@ -305,7 +345,10 @@ def kill(kind: str, world: Path, folder: Path, count: int, seed: int) -> list[st
 
     In a process of one thread, which forks for every run, so that libraries are loaded once.
     """
-    draw, more = random.Random(seed), ["--save_steps=1", "--max_steps=24"] if kind != "PPO" else ["--steps=12"]
+    draw, more = (
+        random.Random(seed),
+        ["--save_steps=1", "--max_steps=24"] if kind != "PPO" else ["--steps=12"],
+    )
 
     def start(how, output: Path) -> int:
         if (child := os.fork()) == 0:
@@ -335,24 +378,35 @@ def kill(kind: str, world: Path, folder: Path, count: int, seed: int) -> list[st
             continue
         newest = latest_checkpoint(output) or latest_checkpoint(output / "checkpoints")
         half = {path.name[:12] for path in output.rglob("*") if path.name.endswith(".part")}
-        half |= {path.name for path in output.rglob("checkpoint-*") if damage(path) and path.parent.suffix != ".part"}
+        half |= {
+            path.name
+            for path in output.rglob("checkpoint-*")
+            if damage(path) and path.parent.suffix != ".part"
+        }
         found.append(f"{newest.name if newest else 'no checkpoint'} {sorted(half) or ''}")
         code = wait(start(resume, output))
         assert (code == 1) == (newest is None), found
         assert code == 0 or wait(start(run, output)) == 0, found
         assert weights(kind, output) == weights(kind, folder / "whole"), found
-        assert not [path for path in output.rglob("*") if path.name.endswith((".part", ".lock"))], found
+        assert not [path for path in output.rglob("*") if path.name.endswith((".part", ".lock"))], (
+            found
+        )
     return found
 
 
 @fault("each training command is killed at random moments, and resumed")
 def test_killed_at_a_random_moment(world, tmp_path, outcome):
-    """More of them: python tests/test_faults_training.py WORLD FOLDER COUNT SEED, where WORLD is the fixture's."""
+    """More of them: python tests/test_faults_training.py WORLD FOLDER COUNT SEED, where WORLD is
+    the fixture's.
+    """
     paths = os.pathsep.join(filter(None, (str(SCRIPTS), os.environ.get("PYTHONPATH"))))
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
     done = python(__file__, world, tmp_path, 1, 0, env=environment)
     assert done.returncode == 0 and len(done.stdout.splitlines()) == 3, done.stderr
-    outcome("It goes on from the last whole checkpoint, and ends with the weights of a run that never stopped.")
+    outcome(
+        "It goes on from the last whole checkpoint, and ends with the weights of a run that never"
+        " stopped."
+    )
 
 
 @fault("accelerate launch is killed, and cannot end its processes")
@@ -374,38 +428,64 @@ def test_no_process_outlives_a_killed_launcher(monkeypatch, outcome):
     os.kill(launcher, signal.SIGKILL)
     os.waitpid(launcher, 0)
     deadline = time.monotonic() + 5
-    while Path(f"/proc/{worker}").exists() and "State:\tZ" not in Path(f"/proc/{worker}/status").read_text():
+    while (
+        Path(f"/proc/{worker}").exists()
+        and "State:\tZ" not in Path(f"/proc/{worker}/status").read_text()
+    ):
         assert time.monotonic() < deadline
         time.sleep(0.01)
     outcome("They end with it.")
 
 
-# --- saved ------------------------------------------------------------------------------------------------------------
+# --- saved
+# ------------------------------------------------------------------------------------------------------------
 
 
 @each("{}: all that is saved, under umask 027", ("PPO", "SFT"))
 def test_what_is_saved_obeys_the_umask(kind, world, tmp_path, outcome):
     found = os.umask(0o027)
     try:
-        assert run(kind, world, tmp_path / "out", "--save_total_limit=9" if kind != "PPO" else "--save_every=2") == 0
+        assert (
+            run(
+                kind,
+                world,
+                tmp_path / "out",
+                "--save_total_limit=9" if kind != "PPO" else "--save_every=2",
+            )
+            == 0
+        )
     finally:
         os.umask(found)
-    modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "out").rglob("*") if path.is_file()}
-    folders = {path.stat().st_mode & 0o777 for path in (tmp_path / "out").rglob("*") if path.is_dir()}
+    modes = {
+        path.stat().st_mode & 0o777 for path in (tmp_path / "out").rglob("*") if path.is_file()
+    }
+    folders = {
+        path.stat().st_mode & 0o777 for path in (tmp_path / "out").rglob("*") if path.is_dir()
+    }
     assert (modes, folders) == ({0o640}, {0o750})
     outcome("Files can be read by the group (0640), as other programs' files can.")
 
 
 def adapted() -> AutoModelForCausalLMWithValueHead:
     lora = LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True)
-    return AutoModelForCausalLMWithValueHead.from_pretrained(make_policy().pretrained_model, peft_config=lora)
+    return AutoModelForCausalLMWithValueHead.from_pretrained(
+        make_policy().pretrained_model, peft_config=lora
+    )
 
 
 @pytest.mark.parametrize(
     ("first", "second"),
     [
-        pytest.param(make_policy, adapted, marks=fault("an adapter is saved into the folder of a whole model")),
-        pytest.param(adapted, make_policy, marks=fault("a whole model is saved into the folder of an adapter")),
+        pytest.param(
+            make_policy,
+            adapted,
+            marks=fault("an adapter is saved into the folder of a whole model"),
+        ),
+        pytest.param(
+            adapted,
+            make_policy,
+            marks=fault("a whole model is saved into the folder of an adapter"),
+        ),
     ],
 )
 def test_a_model_does_not_hide_another(first, second, tmp_path, outcome):
@@ -425,7 +505,9 @@ def test_weights_of_an_earlier_save_go(tmp_path, outcome):
     other.save_pretrained(tmp_path)
     assert [path.name for path in tmp_path.glob("model*")] == ["model.safetensors"]
     again = AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path)
-    assert all(torch.equal(a, b) for a, b in zip(again.parameters(), other.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(again.parameters(), other.parameters(), strict=True)
+    )
     outcome("The weights of the earlier one go; others' files stay.")
 
 

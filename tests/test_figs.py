@@ -35,8 +35,12 @@ def test_every_figure_is_there_and_none_is_left_over():
 def test_every_figure_is_committed():
     if not (ROOT / ".git").exists():
         pytest.skip("not a git checkout")
-    tracked = subprocess.run(["git", "ls-files", "figs"], capture_output=True, text=True, cwd=ROOT, check=True).stdout
-    assert {f"figs/{name}.{ending}" for name in EXPECTED for ending in ("svg", "png")} <= {*tracked.split()}
+    tracked = subprocess.run(
+        ["git", "ls-files", "figs"], capture_output=True, text=True, cwd=ROOT, check=True
+    ).stdout
+    assert {f"figs/{name}.{ending}" for name in EXPECTED for ending in ("svg", "png")} <= {
+        *tracked.split()
+    }
 
 
 @pytest.mark.parametrize("name", sorted(EXPECTED))
@@ -44,7 +48,9 @@ def test_drawing_again_changes_nothing(name, tmp_path):
     save(name, tmp_path, endings=["svg"])
     assert [path.name for path in tmp_path.iterdir()] == [f"{name}.svg"]
     committed = (FIGS / f"{name}.svg").read_text(encoding="utf-8")
-    assert (tmp_path / f"{name}.svg").read_text(encoding="utf-8") == committed, "stale: run `make figs`"
+    assert (tmp_path / f"{name}.svg").read_text(encoding="utf-8") == committed, (
+        "stale: run `make figs`"
+    )
 
 
 @pytest.mark.parametrize("name", sorted(EXPECTED))
@@ -68,7 +74,9 @@ def test_no_word_is_smaller_than_the_body(name):
         drawing.draw_without_rendering()
     sizes = {text.get_text(): text.get_size() for text in drawing.findobj(Text) if text.get_text()}
     plt.close(drawing)
-    assert len(sizes) > 5 and min(sizes.values()) >= BODY, {words: size for words, size in sizes.items() if size < BODY}
+    assert len(sizes) > 5 and min(sizes.values()) >= BODY, {
+        words: size for words, size in sizes.items() if size < BODY
+    }
 
 
 @pytest.mark.parametrize("name", sorted(EXPECTED))

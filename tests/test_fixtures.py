@@ -18,7 +18,10 @@ TOLERANCE = 1e-5
 
 def load_model(who: str) -> AutoModelForCausalLMWithValueHead:
     model = AutoModelForCausalLMWithValueHead(GPT2LMHeadModel(GPT2Config(**COMMON["model_config"])))
-    state = {name: torch.from_numpy(FIXTURES[f"initial/{who}/{name}"]) for name in COMMON["parameter_names"]}
+    state = {
+        name: torch.from_numpy(FIXTURES[f"initial/{who}/{name}"])
+        for name in COMMON["parameter_names"]
+    }
     state["lm_head.weight"] = state["transformer.wte.weight"]
     model.load_state_dict(state)
     return model
@@ -43,7 +46,9 @@ def test_step_equals_trl_0_11_4(case):
     sgd = case["optimizer"]["name"] == "SGD"
     assert PadTokenizer.pad_token_id == COMMON["model_config"]["vocab_size"] - 1
     optimizer = torch.optim.SGD(model.parameters(), lr=case["optimizer"]["lr"]) if sgd else None
-    trainer = PPOTrainer(config, model, load_model("reference"), PadTokenizer(), optimizer=optimizer)
+    trainer = PPOTrainer(
+        config, model, load_model("reference"), PadTokenizer(), optimizer=optimizer
+    )
     np.random.seed(case["numpy_seed"])
     for i in range(case["steps"]):
         step = f"{name}/step{i}"

@@ -15,7 +15,12 @@ import train_sft
 from accelerate.state import AcceleratorState
 from builders import SCRIPTS, guarded, python
 from huggingface_hub import constants, hf_hub_download, list_repo_files, snapshot_download
-from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    GatedRepoError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 from peft import LoraConfig, get_peft_model
 from pretend_hub import serve
 from pretend_hub.repositories import HC3_SUBSETS, repositories
@@ -48,7 +53,9 @@ def hub(contents):
 
 @pytest.fixture(scope="module")
 def network():
-    return GPT2LMHeadModel(GPT2Config(vocab_size=40, n_positions=32, n_embd=16, n_layer=1, n_head=1))
+    return GPT2LMHeadModel(
+        GPT2Config(vocab_size=40, n_positions=32, n_embd=16, n_layer=1, n_head=1)
+    )
 
 
 def run(hub, folder: Path, script: str, *arguments: str) -> subprocess.CompletedProcess:
@@ -58,23 +65,42 @@ def run(hub, folder: Path, script: str, *arguments: str) -> subprocess.Completed
 
 
 def check_run(hub, folder: Path) -> None:
-    """Nothing beyond the hub was asked for (its own viewer aside, which a mirror has not), and no code."""
+    """Nothing beyond the hub was asked for (its own viewer aside, which a mirror has not), and no
+    code.
+    """
     log = folder / "network.log"
     asked = set(log.read_text().split()) if log.exists() else set()
     assert asked <= {"datasets-server.127.0.0.1"}
     assert not [path for _, path in hub.asked if BAICHUAN in path and path.endswith(".py")]
 
 
-# --- preset full with its own ids ---------------------------------------------------------------------------------
+# --- preset full with its own ids
+# ---------------------------------------------------------------------------------
 
 SHORT = {
-    "01_reward_modeling": {"train_subset": 200, "eval_subset": 60, "fix_pairs": 60, "audit_prompts": 20, "lora_r": 4},
+    "01_reward_modeling": {
+        "train_subset": 200,
+        "eval_subset": 60,
+        "fix_pairs": 60,
+        "audit_prompts": 20,
+        "lora_r": 4,
+    },
     "04_gpt2_imdb_ppo": {"steps": 2, "batch_size": 16, "mini_batch_size": 16, "eval_queries": 32},
-    "05_lora_rlhf_baichuan": {"sft_subset": 60, "train_subset": 60, "eval_subset": 40, "audit_prompts": 20, "steps": 2}
+    "05_lora_rlhf_baichuan": {
+        "sft_subset": 60,
+        "train_subset": 60,
+        "eval_subset": 40,
+        "audit_prompts": 20,
+        "steps": 2,
+    }
     | {"save_at": "[1,2]", "eval_prompts": 8, "max_new_tokens": 12, "max_prompt": 64},
 }
 MUST_PASS = {
-    "01_reward_modeling": ("loss starts at ln 2", "reloads unchanged", "same score for either padding"),
+    "01_reward_modeling": (
+        "loss starts at ln 2",
+        "reloads unchanged",
+        "same score for either padding",
+    ),
     "04_gpt2_imdb_ppo": ("reloads unchanged",),
     "05_lora_rlhf_baichuan": (
         "KL is 0 at step 1",
@@ -86,13 +112,17 @@ MUST_PASS = {
 
 @pytest.mark.parametrize("name", SHORT)
 def test_a_notebook_at_preset_full_runs_with_its_own_ids(name, hub, tmp_path):
-    """Shortened; so short a run learns little, so its checks of learning may fail, and nothing else may."""
+    """Shortened; so short a run learns little, so its checks of learning may fail, and nothing else
+    may.
+    """
     overrides = [f"--override={key}={value}" for key, value in SHORT[name].items()]
     arguments = ("--preset", "full", "--only", name, "--output", tmp_path / "out", *overrides)
     done = run(hub, tmp_path, "run_notebooks.py", *arguments)
     assert done.returncode == 0 or "CheckFailed" in done.stderr, done.stdout + done.stderr[-3000:]
     card = json.loads((tmp_path / "out" / "run_cards" / f"{name}.json").read_text())
-    assert card["preset"] == "full" and all(card["checks"][check]["passed"] for check in MUST_PASS[name])
+    assert card["preset"] == "full" and all(
+        card["checks"][check]["passed"] for check in MUST_PASS[name]
+    )
     if name == "01_reward_modeling":
         assert (tmp_path / "out" / "models" / "reward-model" / "adapter_model.safetensors").exists()
     check_run(hub, tmp_path)
@@ -100,12 +130,16 @@ def test_a_notebook_at_preset_full_runs_with_its_own_ids(name, hub, tmp_path):
 
 @pytest.fixture
 def command(hub, tmp_path, monkeypatch, capsys):
-    """A training command at preset full, in a folder and with a cache of its own: what it said when it was done."""
+    """A training command at preset full, in a folder and with a cache of its own: what it said when
+    it was done.
+    """
     hub.use(monkeypatch, tmp_path / "home")
     monkeypatch.chdir(tmp_path)
 
     def run(script, *options: str) -> str:
-        AcceleratorState._reset_state(reset_partial_state=True)  # each has its own precision, as in its own process
+        AcceleratorState._reset_state(
+            reset_partial_state=True
+        )  # each has its own precision, as in its own process
         assert script.main(["--preset=full", *options]) == 0
         return capsys.readouterr().out
 
@@ -117,7 +151,9 @@ def command(hub, tmp_path, monkeypatch, capsys):
 def test_the_commands_at_preset_full_run_with_their_own_ids(command):
     assert "/sft/model." in command(train_sft, "--subset=60", "--output_dir=sft")
     sizes = ("--train_subset=100", "--eval_subset=40", "--audit_prompts=10")
-    assert "Accuracy on 40 held-out pairs" in command(train_reward_model, *sizes, "--output_dir=reward")
+    assert "Accuracy on 40 held-out pairs" in command(
+        train_reward_model, *sizes, "--output_dir=reward"
+    )
     sizes = ("--steps=2", "--batch_size=8", "--mini_batch_size=8")
     assert "/ppo/policy." in command(train_ppo, *sizes, "--output=ppo")
 
@@ -126,7 +162,13 @@ def test_the_lora_pipeline_of_the_readme_runs_on_the_converted_download(command)
     assert convert_baichuan.main([str(download(BAICHUAN, to_convert=True)), "base"]) == 0
     base = "--model_name_or_path=base"
     command(train_sft, base, "--subset=60", "--output_dir=sft")
-    lora = ("--use_peft", "--lora_r=8", "--learning_rate=1e-4", "--gradient_checkpointing=true", "--dtype=bfloat16")
+    lora = (
+        "--use_peft",
+        "--lora_r=8",
+        "--learning_rate=1e-4",
+        "--gradient_checkpointing=true",
+        "--dtype=bfloat16",
+    )
     sizes = ("--train_subset=60", "--eval_subset=20", "--audit_prompts=10")
     command(train_reward_model, base, "--dataset", PAIRS, *lora, *sizes, "--output_dir=reward")
     adapters = ("--sft_adapter=sft/model", "--reward_adapter=reward/model")
@@ -134,21 +176,36 @@ def test_the_lora_pipeline_of_the_readme_runs_on_the_converted_download(command)
     assert "/ppo/policy." in command(train_ppo, *adapters, *sizes, "--output=ppo")
 
 
-def test_opt_350m_whose_embeddings_are_narrower_than_its_layers_is_a_policy_too(hub, tmp_path, monkeypatch):
+def test_opt_350m_whose_embeddings_are_narrower_than_its_layers_is_a_policy_too(
+    hub, tmp_path, monkeypatch
+):
     hub.use(monkeypatch, tmp_path)
-    logits, _, values = AutoModelForCausalLMWithValueHead.from_pretrained("facebook/opt-350m")(torch.arange(6)[None])
+    logits, _, values = AutoModelForCausalLMWithValueHead.from_pretrained("facebook/opt-350m")(
+        torch.arange(6)[None]
+    )
     assert logits.shape[:2] == values.shape == (1, 6)
 
 
-# --- what is downloaded -------------------------------------------------------------------------------------------
+# --- what is downloaded
+# -------------------------------------------------------------------------------------------
 
 
 def test_a_download_holds_no_code_and_the_weights_once(hub, contents, tmp_path, monkeypatch):
     hub.use(monkeypatch, tmp_path / "a")
     wanted = {name for name in contents[BAICHUAN] if not name.endswith(".py")}
     assert {path.name for path in download(BAICHUAN, to_convert=True).iterdir()} == wanted
-    config = {"config.json": "{}", "vocab.txt": "a", "modeling.py": "raise SystemExit", "training_args.bin": b"1"}
-    both = {"model.safetensors": b"1", "pytorch_model.bin": b"1", "onnx/model.safetensors": b"1", "tf_model.h5": b"1"}
+    config = {
+        "config.json": "{}",
+        "vocab.txt": "a",
+        "modeling.py": "raise SystemExit",
+        "training_args.bin": b"1",
+    }
+    both = {
+        "model.safetensors": b"1",
+        "pytorch_model.bin": b"1",
+        "onnx/model.safetensors": b"1",
+        "tf_model.h5": b"1",
+    }
     with serve({"me/both": config | both, "me/old": config | {"pytorch_model.bin": b"1"}}) as other:
         other.use(monkeypatch, tmp_path / "b")
         assert {path.name for path in download("me/both").iterdir()} == {
@@ -156,20 +213,31 @@ def test_a_download_holds_no_code_and_the_weights_once(hub, contents, tmp_path, 
             "vocab.txt",
             "model.safetensors",
         }
-        assert {path.name for path in download("me/old").iterdir()} == {"config.json", "vocab.txt", "pytorch_model.bin"}
+        assert {path.name for path in download("me/old").iterdir()} == {
+            "config.json",
+            "vocab.txt",
+            "pytorch_model.bin",
+        }
     (tmp_path / "config.json").write_text("{}")
     assert download(tmp_path) == tmp_path
-    with pytest.raises(FileNotFoundError, match="No model folder at ./nowhere. Give an existing folder, or a hub id"):
+    with pytest.raises(
+        FileNotFoundError,
+        match="No model folder at ./nowhere. Give an existing folder, or a hub id",
+    ):
         download("./nowhere")
 
 
-def test_a_model_that_needs_code_is_refused_before_its_weights_are_downloaded(hub, tmp_path, monkeypatch, capsys):
+def test_a_model_that_needs_code_is_refused_before_its_weights_are_downloaded(
+    hub, tmp_path, monkeypatch, capsys
+):
     hub.use(monkeypatch, tmp_path / "home")
     monkeypatch.chdir(tmp_path)
     for script in (train_sft, train_reward_model):
         assert script.main(["--preset=full", "--model_name_or_path", BAICHUAN]) == 1
         last = capsys.readouterr().err.strip().splitlines()[-1]
-        assert last.startswith(f"{script.NAME}: {BAICHUAN} is a baichuan model, which needs code of its own, and that")
+        assert last.startswith(
+            f"{script.NAME}: {BAICHUAN} is a baichuan model, which needs code of its own, and that"
+        )
     assert not [path for _, path in hub.asked if path.endswith((".bin", ".py"))]
 
 
@@ -178,7 +246,9 @@ def test_files_beside_a_loading_script_are_read_without_it(hub, contents, tmp_pa
     rows, _ = load_answers(HC3, "train[:10]", "all.jsonl")
     assert 10 < len(rows) <= 40 and rows.column_names == ["prompt", "answer"]
     parts = [len(load_answers(HC3, "train", f"{subset}.jsonl")[0]) for subset in HC3_SUBSETS[:2]]
-    assert len(load_answers(HC3, "train", [f"{subset}.jsonl" for subset in HC3_SUBSETS[:2]])[0]) == sum(parts)
+    assert len(
+        load_answers(HC3, "train", [f"{subset}.jsonl" for subset in HC3_SUBSETS[:2]])[0]
+    ) == sum(parts)
     clone = tmp_path / "HC3-Chinese"
     clone.mkdir()
     for name in ("HC3-Chinese.py", "all.jsonl"):
@@ -189,19 +259,22 @@ def test_files_beside_a_loading_script_are_read_without_it(hub, contents, tmp_pa
         (clone, "all.jsonl"),
     ):
         with pytest.raises(
-            ValueError, match=f"comes with a loading script, which is not run here. Name .*: {names}\\.$"
+            ValueError,
+            match=f"comes with a loading script, which is not run here. Name .*: {names}\\.$",
         ):
             load_answers(source)
     for source in (HC3, "Anthropic/hh-rlhf"):
         with pytest.raises(
-            FileNotFoundError, match=f"There is no file no.jsonl in dataset {source} at http://127.0.0.1"
+            FileNotFoundError,
+            match=f"There is no file no.jsonl in dataset {source} at http://127.0.0.1",
         ):
             load_answers(source, data_files="no.jsonl")
     with pytest.raises(FileNotFoundError, match="nowhere doesn't contain any data files"):
         load_pairs("Anthropic/hh-rlhf", data_dir="nowhere")
 
 
-# --- a hub with something wrong -----------------------------------------------------------------------------------
+# --- a hub with something wrong
+# -----------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -221,11 +294,21 @@ def take_away(hub):
 
 
 def cut(hub):
-    hub.cut |= {name: 10 for files in hub.files.values() for name in files if name.endswith((".bin", ".parquet"))}
+    hub.cut |= {
+        name: 10
+        for files in hub.files.values()
+        for name in files
+        if name.endswith((".bin", ".parquet"))
+    }
 
 
 def silence(hub):
-    hub.silent |= {name for files in hub.files.values() for name in files if name.endswith((".bin", ".parquet"))}
+    hub.silent |= {
+        name
+        for files in hub.files.values()
+        for name in files
+        if name.endswith((".bin", ".parquet"))
+    }
 
 
 def unplug(hub):
@@ -234,10 +317,16 @@ def unplug(hub):
 
 FAULTS = {
     gate: (PermissionError, "{id} is gated. Accept its terms at {hub}/{page}, and " + LOGIN),
-    take_away: (FileNotFoundError, "There is no {kind} {id} at {hub}, or it is private. Check the name, or"),
+    take_away: (
+        FileNotFoundError,
+        "There is no {kind} {id} at {hub}, or it is private. Check the name, or",
+    ),
     cut: (ConnectionError, "The download of {id} from {hub} " + BROKEN),
     silence: (ConnectionError, "The download of {id} from {hub} " + BROKEN),
-    unplug: (ConnectionError, "{hub} cannot be reached, and {id} is not in the cache. Check the connection, set"),
+    unplug: (
+        ConnectionError,
+        "{hub} cannot be reached, and {id} is not in the cache. Check the connection, set",
+    ),
 }
 
 
@@ -248,11 +337,15 @@ def test_what_is_wrong_with_the_hub_is_one_sentence(fault, hub, tmp_path, monkey
     kind, sentence = FAULTS[fault]
     with pytest.raises(kind) as raised:
         download(GPT2)
-    assert str(raised.value).startswith(sentence.format(id=GPT2, page=GPT2, kind="model", hub=hub.endpoint))
+    assert str(raised.value).startswith(
+        sentence.format(id=GPT2, page=GPT2, kind="model", hub=hub.endpoint)
+    )
     with pytest.raises(kind) as raised:
         load_pairs(PAIRS)
     page = f"datasets/{PAIRS}"
-    assert str(raised.value).startswith(sentence.format(id=PAIRS, page=page, kind="dataset", hub=hub.endpoint))
+    assert str(raised.value).startswith(
+        sentence.format(id=PAIRS, page=page, kind="dataset", hub=hub.endpoint)
+    )
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -272,26 +365,39 @@ def test_a_command_ends_with_that_sentence_and_exit_code_1(
         code, said = 1, stopped.code
     sentence = FAULTS[fault][1].format(id=model, page=model, kind="model", hub=hub.endpoint)
     last = said.strip().splitlines()[-1]
-    assert code == 1 and last.startswith(f"{Path(script.__file__).name}: {sentence}") and "Traceback" not in said
+    assert (
+        code == 1
+        and last.startswith(f"{Path(script.__file__).name}: {sentence}")
+        and "Traceback" not in said
+    )
 
 
 def test_what_a_notebook_calls_first_says_it_too(hub, tmp_path, monkeypatch):
     hub.use(monkeypatch, tmp_path / "home")
     gate(hub)
-    with pytest.raises(PermissionError, match=f"^{GPT2} is gated. Accept its terms at {hub.endpoint}/{GPT2}, and"):
+    with pytest.raises(
+        PermissionError, match=f"^{GPT2} is gated. Accept its terms at {hub.endpoint}/{GPT2}, and"
+    ):
         prepare(load_preset("04_gpt2_imdb_ppo", "full"))
 
 
 def test_a_renamed_repository_and_a_slow_download_simply_work(hub, contents, tmp_path, monkeypatch):
     hub.use(monkeypatch, tmp_path / "home")
-    hub.renamed = {"old/gpt2": GPT2, "datasets/old/pairs": f"datasets/{PAIRS}", "datasets/old/HC3": f"datasets/{HC3}"}
+    hub.renamed = {
+        "old/gpt2": GPT2,
+        "datasets/old/pairs": f"datasets/{PAIRS}",
+        "datasets/old/HC3": f"datasets/{HC3}",
+    }
     hub.delay = 0.003
     monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.5)
     started = time.perf_counter()
     weights = (download("old/gpt2") / "pytorch_model.bin").read_bytes()
     assert weights == contents[GPT2]["pytorch_model.bin"] and time.perf_counter() - started > 0.5
     assert load_pairs("old/pairs")[0][:] == load_pairs(PAIRS)[0][:]
-    assert load_answers("old/HC3", data_files="all.jsonl")[0][:] == load_answers(HC3, data_files="all.jsonl")[0][:]
+    assert (
+        load_answers("old/HC3", data_files="all.jsonl")[0][:]
+        == load_answers(HC3, data_files="all.jsonl")[0][:]
+    )
 
 
 def test_a_download_that_broke_off_leaves_nothing_that_the_next_run_takes_for_whole(
@@ -302,7 +408,11 @@ def test_a_download_that_broke_off_leaves_nothing_that_the_next_run_takes_for_wh
     hub.cut = {"pytorch_model.bin": len(whole) // 2}
     with pytest.raises(ConnectionError, match="broke off"):
         download(GPT2)
-    assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.stat().st_size == len(whole) // 2]
+    assert not [
+        path
+        for path in tmp_path.rglob("*")
+        if path.is_file() and path.stat().st_size == len(whole) // 2
+    ]
     hub.cut = {}
     assert (download(GPT2) / "pytorch_model.bin").read_bytes() == whole
 
@@ -312,21 +422,28 @@ def test_an_offline_run_says_what_is_not_in_the_cache(hub, tmp_path, monkeypatch
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     for load, source in ((download, GPT2), (load_pairs, PAIRS)):
-        with pytest.raises(ConnectionError, match=f"HF_HUB_OFFLINE is set, and {source} is not in the cache."):
+        with pytest.raises(
+            ConnectionError, match=f"HF_HUB_OFFLINE is set, and {source} is not in the cache."
+        ):
             load(source)
     assert not hub.asked
 
 
 def test_what_is_in_the_cache_needs_no_hub(hub, tmp_path, monkeypatch, impatient):
     hub.use(monkeypatch, tmp_path)
-    folder, answers, pairs = download(GPT2), load_answers(HC3, data_files="all.jsonl"), load_pairs(PAIRS)
+    folder, answers, pairs = (
+        download(GPT2),
+        load_answers(HC3, data_files="all.jsonl"),
+        load_pairs(PAIRS),
+    )
     hub.unplug()
     assert download(GPT2) == folder
     assert load_answers(HC3, data_files="all.jsonl")[0][:] == answers[0][:]
     assert load_pairs(PAIRS)[0][:] == pairs[0][:]
 
 
-# --- the pretend hub itself ---------------------------------------------------------------------------------------
+# --- the pretend hub itself
+# ---------------------------------------------------------------------------------------
 
 
 def test_the_hub_serves_files_folders_branches_and_both_kinds_of_repository(tmp_path, monkeypatch):

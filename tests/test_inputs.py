@@ -28,17 +28,23 @@ def test_unknown_names_list_the_valid_ones():
 
 
 def test_more_tokens_than_positions():
-    """In place of an IndexError from an embedding: before anything is sampled, and where responses are given."""
+    """In place of an IndexError from an embedding: before anything is sampled, and where responses
+    are given.
+    """
     query = torch.ones(5, dtype=torch.long)
     for more in ({"max_new_tokens": 61}, {"length_sampler": LengthSampler(61, 62)}):
-        with pytest.raises(ValueError, match="are 66 tokens together, but the model knows 64 positions"):
+        with pytest.raises(
+            ValueError, match="are 66 tokens together, but the model knows 64 positions"
+        ):
             make_trainer().generate([query], **SAMPLING, **more)
     scaled = make_trainer(use_score_scaling=True)
     with pytest.raises(ValueError, match="knows 64 positions. Sample fewer"):
         scaled.step([query] * 8, [torch.ones(61, dtype=torch.long)] * 8, [torch.tensor(1.0)] * 8)
     assert vars(scaled.running) == vars(RunningMoments())  # a refused step leaves no trace
     make_trainer().generate([query], max_new_tokens=60, eos_token_id=[], **SAMPLING)
-    make_trainer().step([query] * 8, [torch.ones(60, dtype=torch.long)] * 8, [torch.tensor(0.0)] * 8)
+    make_trainer().step(
+        [query] * 8, [torch.ones(60, dtype=torch.long)] * 8, [torch.tensor(0.0)] * 8
+    )
 
 
 def test_lists_of_unequal_length():
@@ -46,10 +52,14 @@ def test_lists_of_unequal_length():
     with pytest.raises(ValueError, match="responses has 7 entries, but batch_size is 8"):
         make_trainer().step(queries, responses[:7], scores)
     with pytest.raises(ValueError, match="queries has 9 entries, but batch_size is 8"):
-        make_trainer().step([*queries, queries[0]], [*responses, responses[0]], [*scores, scores[0]])
+        make_trainer().step(
+            [*queries, queries[0]], [*responses, responses[0]], [*scores, scores[0]]
+        )
     with pytest.raises(TypeError, match="queries is a int"):
         make_trainer().step(3, responses, scores)
-    with pytest.raises(ValueError, match=r"query 0 must be a 1-D tensor of token ids; got shape \(1, "):
+    with pytest.raises(
+        ValueError, match=r"query 0 must be a 1-D tensor of token ids; got shape \(1, "
+    ):
         make_trainer().step([q.unsqueeze(0) for q in queries], responses, scores)
 
 
@@ -67,7 +77,9 @@ def test_scores_of_the_wrong_shape():
     queries, responses, scores = make_samples()
     with pytest.raises(ValueError, match="score 0 has 2 elements"):
         make_trainer().step(queries, responses, [torch.zeros(2)] * 8)
-    assert stack_scores([torch.zeros(1), 1.0, torch.tensor(2)], torch.device("cpu"), 0).tolist() == [0, 1, 2]
+    assert stack_scores(
+        [torch.zeros(1), 1.0, torch.tensor(2)], torch.device("cpu"), 0
+    ).tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("-inf")])
@@ -102,7 +114,11 @@ def test_unusable_review_folders(tmp_path):
         load_reviews(tmp_path / "missing", "train")
     good = {"text": ["a good film"] * 2, "label": [0, 1]}
     for name, columns, message in (
-        ("column", {"review": good["text"], "label": good["label"]}, "No column text .* it has review, label"),
+        (
+            "column",
+            {"review": good["text"], "label": good["label"]},
+            "No column text .* it has review, label",
+        ),
         ("empty", good | {"text": ["a", "  "]}, "Row 1 of split 'train' .* has no text"),
         ("number", good | {"text": [1, 2]}, "Row 0 .* has no text: 1"),
         ("class", good | {"label": [1, 1]}, "are 1; both 0 .* and 1"),
@@ -116,20 +132,32 @@ def test_unusable_review_folders(tmp_path):
 
 def test_reviews_that_are_all_too_short():
     reviews = datasets.Dataset.from_dict({"text": ["short", "also short"], "label": [0, 1]})
-    with pytest.raises(ValueError, match="None of the 2 reviews has more than 200 characters; the longest has 10"):
+    with pytest.raises(
+        ValueError, match="None of the 2 reviews has more than 200 characters; the longest has 10"
+    ):
         build_queries(reviews, None, LengthSampler(2, 8))
 
 
 def test_unknown_presets_and_settings_list_the_valid_ones():
-    with pytest.raises(ValueError, match="Unknown preset 'huge'; choose one of tiny, scratch, full"):
+    with pytest.raises(
+        ValueError, match="Unknown preset 'huge'; choose one of tiny, scratch, full"
+    ):
         load_preset("04_gpt2_imdb_ppo", "huge")
     with pytest.raises(ValueError, match="Unknown setting 'lr' .* learning_rate"):
         load_preset("04_gpt2_imdb_ppo", "tiny", {"lr": 1})
     with pytest.raises(FileNotFoundError, match="No settings for '99'.*04_gpt2_imdb_ppo"):
         load_preset("99", "tiny")
-    count, number, truth = "a whole number of at least 1, like", "a finite number, like", "a value of type bool, like"
+    count, number, truth = (
+        "a whole number of at least 1, like",
+        "a finite number, like",
+        "a value of type bool, like",
+    )
     wrong = [("steps", "many", count), ("steps", 1.5, count), ("steps", float("inf"), count)]
-    for key, value, words in [*wrong, ("learning_rate", "fast", number), ("sigmoid_score", "yes", truth)]:
+    for key, value, words in [
+        *wrong,
+        ("learning_rate", "fast", number),
+        ("sigmoid_score", "yes", truth),
+    ]:
         with pytest.raises(ValueError, match=f"Setting '{key}' takes {words}"):
             load_preset("05_lora_rlhf_baichuan", "tiny", {key: value})
 
@@ -140,7 +168,9 @@ def test_scratch_needs_a_dataset():
 
 
 def test_a_bare_no_stays_a_word():
-    assert load_preset("04_gpt2_imdb_ppo", "full", {"mixed_precision": False}).mixed_precision == "no"
+    assert (
+        load_preset("04_gpt2_imdb_ppo", "full", {"mixed_precision": False}).mixed_precision == "no"
+    )
 
 
 def test_a_value_written_as_text_is_read_as_a_number():
@@ -149,11 +179,18 @@ def test_a_value_written_as_text_is_read_as_a_number():
 
 @pytest.mark.parametrize("value", ["10,20", 10, ["ten", 20], {10: 20}])
 def test_a_list_of_steps_is_a_list_and_nothing_that_python_could_turn_into_one(value):
-    with pytest.raises(ValueError, match=r"Setting 'save_at' takes a value of type list, like \[10, 20, 40\]; got "):
+    with pytest.raises(
+        ValueError, match=r"Setting 'save_at' takes a value of type list, like \[10, 20, 40\]; got "
+    ):
         load_preset("05_lora_rlhf_baichuan", "tiny", {"save_at": value})
 
 
 def test_what_is_in_a_list_has_the_type_that_the_preset_has_there():
-    assert load_preset("05_lora_rlhf_baichuan", "tiny", {"save_at": ["1e1", 20]}).save_at == [10, 20]
-    with pytest.raises(ValueError, match="Setting 'dataset' takes a value of type str, like 'offline'; got "):
+    assert load_preset("05_lora_rlhf_baichuan", "tiny", {"save_at": ["1e1", 20]}).save_at == [
+        10,
+        20,
+    ]
+    with pytest.raises(
+        ValueError, match="Setting 'dataset' takes a value of type str, like 'offline'; got "
+    ):
         load_preset("05_lora_rlhf_baichuan", "tiny", {"dataset": ["a", "b"]})

@@ -28,9 +28,13 @@ print(json.dumps(found | {"configs": sorted(path.name for path in CONFIGS.glob("
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """A folder with the package as ``pip install .`` leaves it; built from a copy, so that the checkout stays clean."""
+    """A folder with the package as ``pip install .`` leaves it; built from a copy, so that the
+    checkout stays clean.
+    """
     source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("site-packages")
-    shutil.copytree(ROOT / "rlhf_course", source / "rlhf_course", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        ROOT / "rlhf_course", source / "rlhf_course", ignore=shutil.ignore_patterns("__pycache__")
+    )
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     how = ("--quiet", "--no-deps", "--no-build-isolation", "--no-index")
@@ -39,7 +43,9 @@ def installed(tmp_path_factory):
 
 
 @pytest.mark.fault("pip install . (not --editable), and Python started elsewhere")
-def test_an_installed_copy_has_the_settings_and_writes_where_it_was_started(installed, tmp_path, outcome):
+def test_an_installed_copy_has_the_settings_and_writes_where_it_was_started(
+    installed, tmp_path, outcome
+):
     environment = {key: value for key, value in os.environ.items() if key != "RLHF_COURSE_CACHE"}
     environment["PYTHONPATH"] = str(installed)
     done = python("-c", LOOK, cwd=tmp_path, env=environment)
@@ -48,7 +54,9 @@ def test_an_installed_copy_has_the_settings_and_writes_where_it_was_started(inst
     assert found["package"].startswith(str(installed))
     assert found["steps"] == load_preset("04_gpt2_imdb_ppo", "tiny").steps
     assert found["configs"] == sorted(path.name for path in CONFIGS.glob("*.yaml")) != []
-    assert found["card"] == str(tmp_path / "results") and found["cache"] == str(tmp_path / "build" / "cache")
+    assert found["card"] == str(tmp_path / "results") and found["cache"] == str(
+        tmp_path / "build" / "cache"
+    )
     assert (tmp_path / "results" / "run_cards" / "03.json").exists()
     outcome("The settings come with the package; relative folders start where Python was started.")
 

@@ -62,12 +62,23 @@ def test_no_folder_is_crowded():
 
 
 def test_the_package_is_small():
-    assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in PACKAGE.rglob("*.py")) <= 5950
+    assert (
+        sum(len(path.read_text(encoding="utf-8").splitlines()) for path in PACKAGE.rglob("*.py"))
+        <= 5950
+    )
 
 
 def test_developers_run_what_ci_runs():
-    jobs = yaml.safe_load((ROOT / ".github/workflows/tests.yml").read_text(encoding="utf-8"))["jobs"]
+    jobs = yaml.safe_load((ROOT / ".github/workflows/tests.yml").read_text(encoding="utf-8"))[
+        "jobs"
+    ]
     assert {"run": ".ci/run"} in jobs["linux"]["steps"]
-    linter = next(line.split()[0] for line in (ROOT / "requirements.txt").read_text().splitlines() if "ruff==" in line)
-    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"][0]["hooks"]
+    linter = next(
+        line.split()[0]
+        for line in (ROOT / "requirements.txt").read_text().splitlines()
+        if "ruff==" in line
+    )
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"][
+        0
+    ]["hooks"]
     assert all(hook["additional_dependencies"] == [linter] for hook in hooks)

@@ -24,13 +24,40 @@ from rlhf_course.course.memory import QUANTIZED, ppo_memory
 from rlhf_course.policy.adapters import RewardAdapter, quantization
 from rlhf_course.rewards import RewardModel
 
-LLAMA = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+LLAMA = {
+    "vocab_size": 40,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
 LLAMA |= {"max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 39}
-GPT2 = {"vocab_size": 40, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64, "pad_token_id": 0}
-GPT2 |= {"bos_token_id": 1, "eos_token_id": 39, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+GPT2 = {
+    "vocab_size": 40,
+    "n_embd": 16,
+    "n_layer": 2,
+    "n_head": 2,
+    "n_positions": 64,
+    "pad_token_id": 0,
+}
+GPT2 |= {
+    "bos_token_id": 1,
+    "eos_token_id": 39,
+    "resid_pdrop": 0.0,
+    "embd_pdrop": 0.0,
+    "attn_pdrop": 0.0,
+}
 FAMILIES = {
-    "llama": (LlamaConfig(**LLAMA, initializer_range=0.2), LlamaForCausalLM, LlamaForSequenceClassification),
-    "gpt2": (GPT2Config(**GPT2, initializer_range=0.2), GPT2LMHeadModel, GPT2ForSequenceClassification),
+    "llama": (
+        LlamaConfig(**LLAMA, initializer_range=0.2),
+        LlamaForCausalLM,
+        LlamaForSequenceClassification,
+    ),
+    "gpt2": (
+        GPT2Config(**GPT2, initializer_range=0.2),
+        GPT2LMHeadModel,
+        GPT2ForSequenceClassification,
+    ),
 }
 TARGETS = {"llama": ["q_proj", "v_proj", "down_proj"], "gpt2": ["c_attn", "c_proj"]}
 HOW = {"mini_batch_size": 4, "learning_rate": 5e-3}
@@ -53,11 +80,15 @@ def assets(request, tmp_path_factory):
     causal(config).save_pretrained(folder / "base")
     lora = {"r": 4, "lora_alpha": 8, "lora_dropout": 0.1, "target_modules": TARGETS[family]}
     lora["fan_in_fan_out"] = family == "gpt2"
-    sft = get_peft_model(causal.from_pretrained(folder / "base"), LoraConfig(task_type="CAUSAL_LM", **lora))
+    sft = get_peft_model(
+        causal.from_pretrained(folder / "base"), LoraConfig(task_type="CAUSAL_LM", **lora)
+    )
     randomise(sft, 1)
     sft.save_pretrained(folder / "sft")
     base = classifier.from_pretrained(folder / "base", num_labels=1)
-    reward = get_peft_model(base, LoraConfig(task_type="SEQ_CLS", modules_to_save=["score"], **lora))
+    reward = get_peft_model(
+        base, LoraConfig(task_type="SEQ_CLS", modules_to_save=["score"], **lora)
+    )
     randomise(reward, 2)
     reward.save_pretrained(folder / "reward")
     merged = {"sft": sft.merge_and_unload().eval(), "reward": reward.merge_and_unload().eval()}
@@ -71,7 +102,9 @@ def load_policy(folder) -> AutoModelForCausalLMWithValueHead:
 
 def make_tokenizer(padding_side: str = "right") -> PreTrainedTokenizerFast:
     words = ["<pad>", "<s>", *(f"w{i}" for i in range(2, 38)), "<unk>", "</s>"]
-    return word_tokenizer(words, pre_tokenizers.WhitespaceSplit(), unk_token="<unk>", padding_side=padding_side)
+    return word_tokenizer(
+        words, pre_tokenizers.WhitespaceSplit(), unk_token="<unk>", padding_side=padding_side
+    )
 
 
 def test_kl_is_zero_at_the_first_step(assets, recwarn):
@@ -90,8 +123,12 @@ def test_steps_equal_those_with_a_merged_copy_as_the_reference(assets):
     for ours, theirs in zip(*histories, strict=True):
         for key in ours:
             if not key.startswith("time/"):
-                torch.testing.assert_close(torch.tensor(ours[key]), torch.tensor(theirs[key]), atol=1e-4, rtol=1e-4)
-    assert abs(histories[0][2]["objective/kl"]) > 1e-3, "the policy did not move, so the comparison is empty"
+                torch.testing.assert_close(
+                    torch.tensor(ours[key]), torch.tensor(theirs[key]), atol=1e-4, rtol=1e-4
+                )
+    assert abs(histories[0][2]["objective/kl"]) > 1e-3, (
+        "the policy did not move, so the comparison is empty"
+    )
 
 
 def test_the_policy_starts_as_the_merged_sft_model(assets):
@@ -138,8 +175,12 @@ def test_one_copy_of_the_base(assets):
     policy = load_policy(folder)
     RewardAdapter(policy, folder / "reward")
     make_trainer(policy, **HOW)
-    base = [n for n, _ in policy.named_parameters() if "lora_" not in n and not n.startswith("v_head")]
-    assert len(base) == len([*AutoModelForCausalLM.from_pretrained(folder / "base").named_parameters()])
+    base = [
+        n for n, _ in policy.named_parameters() if "lora_" not in n and not n.startswith("v_head")
+    ]
+    assert len(base) == len(
+        [*AutoModelForCausalLM.from_pretrained(folder / "base").named_parameters()]
+    )
     assert set(policy.pretrained_model.peft_config) == {"policy", "ref", "reward"}
 
 
@@ -151,18 +192,25 @@ def test_a_saved_adapter_loads_in_plain_peft(assets, tmp_path):
     trainer.step(*make_samples())
     policy.save_pretrained(tmp_path / "out")
     assert sorted(path.name for path in (tmp_path / "out").iterdir() if path.is_dir()) == []
-    plain = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(folder / "base"), tmp_path / "out").eval()
+    plain = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(folder / "base"), tmp_path / "out"
+    ).eval()
     ids = torch.randint(2, 38, (2, 7))
     torch.testing.assert_close(plain(ids).logits, policy(ids)[0])
     again = AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path / "out")
     assert difference(policy.v_head.state_dict(), again.v_head.state_dict()) == 0.0
-    assert json.loads((tmp_path / "out" / "adapter_config.json").read_text())["task_type"] == "CAUSAL_LM"
+    assert (
+        json.loads((tmp_path / "out" / "adapter_config.json").read_text())["task_type"]
+        == "CAUSAL_LM"
+    )
 
 
 def test_what_cannot_be_a_reward_adapter_is_refused(assets):
     folder, merged = assets
     with pytest.raises(ValueError, match="this policy has none"):
-        RewardAdapter(AutoModelForCausalLMWithValueHead(copy.deepcopy(merged["sft"])), folder / "reward")
+        RewardAdapter(
+            AutoModelForCausalLMWithValueHead(copy.deepcopy(merged["sft"])), folder / "reward"
+        )
     with pytest.raises(ValueError, match="holds no score head"):
         RewardAdapter(load_policy(folder), folder / "sft")
 
@@ -183,17 +231,29 @@ def test_a_quantized_base_trains_its_adapter_and_takes_the_memory_that_was_compu
             quantization(kind)
         return
     config = LlamaConfig(
-        vocab_size=60, hidden_size=128, intermediate_size=256, num_hidden_layers=2, num_attention_heads=2
+        vocab_size=60,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=2,
     )
     LlamaForCausalLM(config).save_pretrained(tmp_path)
     adapter = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
     how = {"quantization_config": quantization(kind), "peft_config": adapter}
     policy = AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path, **how)
-    base = {id(p): p for name, p in policy.named_parameters() if "lora" not in name and "v_head" not in name}
+    base = {
+        id(p): p
+        for name, p in policy.named_parameters()
+        if "lora" not in name and "v_head" not in name
+    }
     held = sum(p.numel() * p.element_size() for p in base.values())
     if kind == "4bit":  # the blocks' scales are no parameters
-        held += sum(p.quant_state.absmax.numel() * 4 for p in base.values() if hasattr(p, "quant_state"))
-    assert held == pytest.approx(ppo_memory(config, adapter, 1, 1, 1, layer_bytes=QUANTIZED[kind])["base"], rel=0.05)
+        held += sum(
+            p.quant_state.absmax.numel() * 4 for p in base.values() if hasattr(p, "quant_state")
+        )
+    assert held == pytest.approx(
+        ppo_memory(config, adapter, 1, 1, 1, layer_bytes=QUANTIZED[kind])["base"], rel=0.05
+    )
     before = [p.clone() for p in base.values()]
     trainer = make_trainer(policy, learning_rate=1e-3)
     first, second = (trainer.step(*make_samples(seed=seed)) for seed in range(2))

@@ -22,14 +22,25 @@ def measure(
     vocabulary: int, layers: int, mini_batch: int, checkpointing: bool, chunk: int | None = None
 ) -> tuple[int, dict]:
     """Bytes of a PPO step with three adapters, measured and computed."""
-    sizes = {"vocab_size": vocabulary, "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": layers}
+    sizes = {
+        "vocab_size": vocabulary,
+        "hidden_size": 64,
+        "intermediate_size": 176,
+        "num_hidden_layers": layers,
+    }
     config = LlamaConfig(**sizes, num_attention_heads=2, max_position_embeddings=64, pad_token_id=0)
     torch.manual_seed(0)
     model = LlamaForCausalLM(config)
-    policy = AutoModelForCausalLMWithValueHead.from_pretrained(model, peft_config=LoraConfig(**LORA))
+    policy = AutoModelForCausalLMWithValueHead.from_pretrained(
+        model, peft_config=LoraConfig(**LORA)
+    )
     policy.pretrained_model.add_adapter(REWARD, LoraConfig(**LORA))
     policy.pretrained_model.set_adapter("policy")
-    options = {"batch_size": BATCH, "mini_batch_size": mini_batch, "gradient_checkpointing": checkpointing}
+    options = {
+        "batch_size": BATCH,
+        "mini_batch_size": mini_batch,
+        "gradient_checkpointing": checkpointing,
+    }
     trainer = make_trainer(policy, **options, logprob_chunk_size=chunk)
     queries = [torch.randint(1, vocabulary, (QUERY,)) for _ in range(BATCH)]
     responses = [torch.randint(1, vocabulary, (RESPONSE,)) for _ in range(BATCH)]
@@ -56,14 +67,23 @@ def test_chunks_of_the_vocabulary_take_less_as_computed():
 
 
 def test_low_precision_and_checkpointing_take_less():
-    sizes = {"vocab_size": 1000, "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 8}
+    sizes = {
+        "vocab_size": 1000,
+        "hidden_size": 64,
+        "intermediate_size": 176,
+        "num_hidden_layers": 8,
+    }
     config = LlamaConfig(**sizes, num_attention_heads=2)
     plain, low, less = (
-        ppo_memory(config, LoraConfig(**LORA), 8, 64, 64, base_bytes=size, checkpointing=checkpointing)
+        ppo_memory(
+            config, LoraConfig(**LORA), 8, 64, 64, base_bytes=size, checkpointing=checkpointing
+        )
         for size, checkpointing in ((4, False), (2, False), (2, True))
     )
     assert plain["base"] == 2 * low["base"]
-    assert plain["activations or cache"] > low["activations or cache"] > less["activations or cache"]
+    assert (
+        plain["activations or cache"] > low["activations or cache"] > less["activations or cache"]
+    )
 
 
 def test_seven_billion_weights_are_counted_exactly():
@@ -77,7 +97,11 @@ def test_seven_billion_weights_are_counted_exactly():
     plan = ppo_memory(config, LoraConfig(**LORA), 1, 8, 8, base_bytes=2)
     layer = 4 * 4096**2 + 3 * 4096 * 11_008 + 2 * 4096
     assert plan["base"] == 2 * (32 * layer + 2 * 125_696 * 4096 + 4096)
-    assert plan["optimizer"] == 2 * plan["gradients"] == 2 * 4 * 32 * 8 * (8 * 4096 + 3 * (4096 + 11_008))
+    assert (
+        plan["optimizer"]
+        == 2 * plan["gradients"]
+        == 2 * 4 * 32 * 8 * (8 * 4096 + 3 * (4096 + 11_008))
+    )
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU's allocator rounds sizes up")
@@ -89,7 +113,9 @@ def test_the_peak_is_the_most_that_was_alive_at_once():
         view = second[:10]
         del first, second
         gc.collect()
-        third = torch.zeros(1500)  # 1,000 + 2,000 (kept by the view) + 1,500 is less than 1,000 + 2 · 2,000
+        third = torch.zeros(
+            1500
+        )  # 1,000 + 2,000 (kept by the view) + 1,500 is less than 1,000 + 2 · 2,000
     assert peak.bytes == 4 * 5000
     assert len(view) == 10 and len(third) == 1500
 

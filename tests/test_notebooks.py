@@ -27,13 +27,17 @@ def seconds(path: Path) -> float:
 
 def run_notebooks(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess:
     """The runner in a process whose Python, and whose kernels' Python, can reach this machine only."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "WANDB", "TRANSFORMERS_"))}
+    environment = {
+        k: v for k, v in os.environ.items() if not k.startswith(("HF_", "WANDB", "TRANSFORMERS_"))
+    }
     environment |= guarded(tmp_path)
     command = (SCRIPTS / "run_notebooks.py", "--output", tmp_path / "out", *arguments)
     return python(*command, env=environment, cwd=tmp_path)
 
 
-@pytest.mark.parametrize("path", sorted(NOTEBOOKS, key=seconds, reverse=True), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted(NOTEBOOKS, key=seconds, reverse=True), ids=lambda path: path.stem
+)
 def test_a_notebook_learns_at_preset_tiny_without_a_network(path, tmp_path):
     done = run_notebooks(tmp_path, "--only", path.stem)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
@@ -69,38 +73,58 @@ def test_the_runner_fails_when_a_cell_fails(tmp_path):
 
 def test_the_runner_names_the_notebooks_there_are(tmp_path):
     done = run_notebooks(tmp_path, "--only", "77")
-    assert done.returncode == 2 and "no notebook starts with 77; there are 00_hello_rlhf, 01_" in done.stderr
+    assert (
+        done.returncode == 2
+        and "no notebook starts with 77; there are 00_hello_rlhf, 01_" in done.stderr
+    )
     assert "--override takes KEY=VALUE" in run_notebooks(tmp_path, "--override", "steps").stderr
 
 
-@pytest.mark.skipif("RLHF_COURSE_IMDB" not in os.environ, reason="set RLHF_COURSE_IMDB to a folder with IMDB's reviews")
+@pytest.mark.skipif(
+    "RLHF_COURSE_IMDB" not in os.environ,
+    reason="set RLHF_COURSE_IMDB to a folder with IMDB's reviews",
+)
 def test_preset_scratch_learns_on_real_reviews(tmp_path):
     dataset = Path(os.environ["RLHF_COURSE_IMDB"]).resolve()
-    done = run_notebooks(tmp_path, "--only", "04", "--preset", "scratch", f"--override=dataset={dataset}")
+    done = run_notebooks(
+        tmp_path, "--only", "04", "--preset", "scratch", f"--override=dataset={dataset}"
+    )
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
 
 
 def assert_ran(done: subprocess.CompletedProcess, output: Path, name: str) -> None:
-    """Every cell ran. What small models learn from real pairs may fail a check, which is then what the run says."""
+    """Every cell ran. What small models learn from real pairs may fail a check, which is then what
+    the run says.
+    """
     card = json.loads((output / "run_cards" / f"{name}.json").read_text())
     assert card["preset"] == "scratch" and len(card["checks"]) > 5
     failed = [check for check, found in card["checks"].items() if not found["passed"]]
     assert done.returncode == bool(failed) and "Error" not in done.stderr, done.stderr[-3000:]
 
 
-@pytest.mark.skipif("RLHF_COURSE_HH" not in os.environ, reason="set RLHF_COURSE_HH to a folder with hh-rlhf's pairs")
+@pytest.mark.skipif(
+    "RLHF_COURSE_HH" not in os.environ, reason="set RLHF_COURSE_HH to a folder with hh-rlhf's pairs"
+)
 def test_preset_scratch_runs_on_real_pairs(tmp_path):
     dataset = Path(os.environ["RLHF_COURSE_HH"]).resolve()
-    done = run_notebooks(tmp_path, "--only", "01", "--preset", "scratch", f"--override=dataset={dataset}")
+    done = run_notebooks(
+        tmp_path, "--only", "01", "--preset", "scratch", f"--override=dataset={dataset}"
+    )
     assert_ran(done, tmp_path / "out", "01_reward_modeling")
 
 
 @pytest.mark.skipif(
     not {"RLHF_COURSE_ZH_ANSWERS", "RLHF_COURSE_ZH_PAIRS"} <= set(os.environ),
-    reason="set RLHF_COURSE_ZH_ANSWERS and RLHF_COURSE_ZH_PAIRS to folders of Chinese answers and preference pairs",
+    reason=(
+        "set RLHF_COURSE_ZH_ANSWERS and RLHF_COURSE_ZH_PAIRS to folders of Chinese answers and"
+        " preference pairs"
+    ),
 )
 def test_preset_scratch_runs_on_real_chinese(tmp_path):
-    folders = {"sft_dataset": os.environ["RLHF_COURSE_ZH_ANSWERS"], "dataset": os.environ["RLHF_COURSE_ZH_PAIRS"]}
+    folders = {
+        "sft_dataset": os.environ["RLHF_COURSE_ZH_ANSWERS"],
+        "dataset": os.environ["RLHF_COURSE_ZH_PAIRS"],
+    }
     arguments = [f"--override={key}={Path(folder).resolve()}" for key, folder in folders.items()]
     done = run_notebooks(tmp_path, "--only", "05", "--preset", "scratch", *arguments)
     assert_ran(done, tmp_path / "out", "05_lora_rlhf_baichuan")
@@ -112,26 +136,34 @@ def test_figures_in_outputs_are_those_of_figs(path):
         for output in cell.get("outputs", []):
             if found := output.get("data", {}).get("image/svg+xml"):
                 (name,) = re.findall(r'"figs" / "(\w+\.svg)"', cell.source)
-                assert found == SVG(filename=ROOT / "figs" / name)._repr_svg_(), f"{name} changed since `make render`"
+                assert found == SVG(filename=ROOT / "figs" / name)._repr_svg_(), (
+                    f"{name} changed since `make render`"
+                )
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_committed_outputs_belong_to_their_cells(path):
     """Rendered by ``make render``; whoever edits a cell renders again."""
     notebook = nbformat.read(path, as_version=4)
-    assert notebook.metadata.get(HASH_KEY) == source_hash(notebook), "cells changed since `make render`"
+    assert notebook.metadata.get(HASH_KEY) == source_hash(notebook), (
+        "cells changed since `make render`"
+    )
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert any("parameters" in cell.metadata.get("tags", []) for cell in code)
     assert all(cell.execution_count for cell in code) and path.stat().st_size < 1_000_000
     for cell, after in zip(notebook.cells, [*notebook.cells[1:], None], strict=True):
         if any("image/png" in output.get("data", {}) for output in cell.get("outputs", [])):
-            assert after.cell_type == "markdown" and "*Figure" in after.source, f"no caption after {cell.source[:60]}"
+            assert after.cell_type == "markdown" and "*Figure" in after.source, (
+                f"no caption after {cell.source[:60]}"
+            )
     for cell in code:
         assert len(cell.source.splitlines()) <= 30
         for output in cell.outputs:
             assert output.output_type != "error" and output.get("name") != "stderr"
             words = output.get("text", "") + output.get("data", {}).get("text/plain", "")
-            assert WIDGET not in output.get("data", {}) and "it/s" not in words  # no progress bar either
+            assert (
+                WIDGET not in output.get("data", {}) and "it/s" not in words
+            )  # no progress bar either
             assert "Warning: " not in words
             assert not any(root in str(output) for root in (str(ROOT), str(Path.home()), "/tmp/"))
 
@@ -140,12 +172,26 @@ def test_a_rendering_of_another_preset_lies_beside_and_says_its_settings(tmp_pat
     source = tmp_path / "01_reward_modeling.ipynb"
     shutil.copy(ROOT / "notebooks" / source.name, source)
     before = source.read_bytes()
-    line = ["--only", "01", "--preset", "scratch", "--override", "dataset=owner/name", "--override", "epochs=2.0"]
+    line = [
+        "--only",
+        "01",
+        "--preset",
+        "scratch",
+        "--override",
+        "dataset=owner/name",
+        "--override",
+        "epochs=2.0",
+    ]
     runner.render(nbformat.read(source, as_version=4), source, runner.parse_arguments(line))
     assert source.read_bytes() == before
     cells = nbformat.read(tmp_path / "scratch" / source.name, as_version=4).cells
     [parameters] = (cell.source for cell in cells if "parameters" in cell.metadata.get("tags", []))
-    assert "preset = 'scratch'" in parameters and "overrides = {'dataset': 'owner/name', 'epochs': 2.0}" in parameters
+    assert (
+        "preset = 'scratch'" in parameters
+        and "overrides = {'dataset': 'owner/name', 'epochs': 2.0}" in parameters
+    )
     prose = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
     links = [target for target in re.findall(r"\]\(([^)#]+)\)", prose) if "://" not in target]
-    assert links and all((ROOT / "notebooks" / "scratch" / target).resolve().exists() for target in links)
+    assert links and all(
+        (ROOT / "notebooks" / "scratch" / target).resolve().exists() for target in links
+    )

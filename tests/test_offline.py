@@ -13,7 +13,9 @@ def test_tokenizer_round_trips_and_the_classifier_reads_the_same_tokens():
     texts = [review["text"] for review in reviews(300)]
     tokenizer = small_models.train_tokenizer(texts, 600)
     ids = tokenizer(texts[0][:100])["input_ids"]
-    assert tokenizer.decode(ids) == texts[0][:100] and tokenizer.pad_token_id == tokenizer.eos_token_id
+    assert (
+        tokenizer.decode(ids) == texts[0][:100] and tokenizer.pad_token_id == tokenizer.eos_token_id
+    )
     reader = small_models.classifier_tokenizer(tokenizer)
     assert reader(texts[0][:100])["input_ids"] == [reader.cls_token_id, *ids]
     assert reader.pad_token_id not in (tokenizer.eos_token_id, reader.cls_token_id)
@@ -39,6 +41,9 @@ def test_cache_builds_once_and_keeps_nothing_half_built(tmp_path, monkeypatch):
     assert all(path.suffix == ".lock" for path in (tmp_path / "cache").iterdir())
     state = torch.get_rng_state()
     first = cache.cached("thing", works, size=1, log=log)
-    assert cache.cached("thing", works, size=1, log=log) == first and Path(log).read_text() == "failed built"
+    assert (
+        cache.cached("thing", works, size=1, log=log) == first
+        and Path(log).read_text() == "failed built"
+    )
     assert cache.cached("thing", works, size=2, log=log) != first
     assert torch.equal(state, torch.get_rng_state())

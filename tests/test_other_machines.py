@@ -40,7 +40,9 @@ class OnApple(torch.Tensor):
 
 def test_apples_gpus_draw_tokens_in_float32_and_others_in_float64():
     assert sampling.finest_float(torch.device("mps")) == torch.float32
-    assert {sampling.finest_float(torch.device(kind)) for kind in ("cpu", "cuda")} == {torch.float64}
+    assert {sampling.finest_float(torch.device(kind)) for kind in ("cpu", "cuda")} == {
+        torch.float64
+    }
 
 
 def test_a_ppo_step_needs_no_float64_where_there_is_none(monkeypatch):
@@ -49,7 +51,9 @@ def test_a_ppo_step_needs_no_float64_where_there_is_none(monkeypatch):
         trainer.generate(queries, do_sample=True, top_k=0, max_new_tokens=4)
     monkeypatch.setattr(sampling, "finest_float", lambda device: torch.float32)
     with NoDoubles():
-        responses = trainer.generate(queries, do_sample=True, top_k=0, max_new_tokens=4, return_prompt=False)
+        responses = trainer.generate(
+            queries, do_sample=True, top_k=0, max_new_tokens=4, return_prompt=False
+        )
         stats = trainer.step(queries, responses, scores)
     assert all(0 <= int(token) < 40 for response in responses for token in response)
     assert stats["objective/kl"] == pytest.approx(0, abs=1e-5)
@@ -69,7 +73,9 @@ def test_peak_memory_is_in_bytes(peak_memory):
 
 @PEAK
 def test_macos_counts_peak_memory_in_bytes(peak_memory, monkeypatch):
-    there = SimpleNamespace(RUSAGE_SELF=0, getrusage=lambda who: SimpleNamespace(ru_maxrss=3_000_000_000))
+    there = SimpleNamespace(
+        RUSAGE_SELF=0, getrusage=lambda who: SimpleNamespace(ru_maxrss=3_000_000_000)
+    )
     monkeypatch.setitem(sys.modules, "resource", there)
     monkeypatch.setattr(sys, "platform", "darwin")
     assert peak_memory() == 3_000_000_000

@@ -1,4 +1,6 @@
-"""Preference pairs: what is kept, what is dropped and why, and the tokens that a reward model is trained on."""
+"""Preference pairs: what is kept, what is dropped and why, and the tokens that a reward model is
+trained on.
+"""
 
 import pytest
 from builders import write_rows
@@ -19,7 +21,10 @@ BAD = {
     "no assistant turn": [
         ("\n\nHuman: Hello?", QUESTION + " No."),
         (QUESTION + " No.", "Assistant: no line before it"),
-        ("\n\nHuman: Hello?", "\n\nHuman: Hello?"),  # equal, too: counted under the first reason alone
+        (
+            "\n\nHuman: Hello?",
+            "\n\nHuman: Hello?",
+        ),  # equal, too: counted under the first reason alone
         (None, QUESTION + " No."),
         (QUESTION + " No.", None),
     ],
@@ -29,7 +34,11 @@ BAD = {
         (QUESTION + " Yes.\n\nHuman: Thanks", QUESTION + " Yes.\n\nHuman: Thanks"),
         (TALK + " Yes.\n\nHuman: Thanks", QUESTION + " No."),
     ],
-    "chosen equals rejected": [(QUESTION + " Yes.", QUESTION + " Yes."), (QUESTION, QUESTION), (TALK, TALK)],
+    "chosen equals rejected": [
+        (QUESTION + " Yes.", QUESTION + " Yes."),
+        (QUESTION, QUESTION),
+        (TALK, TALK),
+    ],
     "different prompts": [(QUESTION + " Yes.", TALK + " Yes."), (QUESTION + " Yes.", TALK)],
     "empty answer": [(QUESTION, QUESTION + " No.")],
 }
@@ -37,7 +46,9 @@ BAD = {
 
 def write(folder, pairs, name="train.jsonl", **columns):
     """A dataset folder of (chosen, rejected) and further columns."""
-    more = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)] or [{}] * len(pairs)
+    more = [
+        dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)
+    ] or [{}] * len(pairs)
     rows = [{"chosen": c, "rejected": r} | row for (c, r), row in zip(pairs, more, strict=True)]
     return write_rows(folder, rows, name)
 
@@ -50,10 +61,15 @@ def tokenizer() -> PreTrainedTokenizerFast:
 def test_each_fault_is_counted_once_and_other_columns_stay_with_their_rows(tmp_path):
     bad = [pair for pairs in BAD.values() for pair in pairs]
     rows = [*bad[:4], GOOD[0], *bad[4:9], GOOD[1], *bad[9:], GOOD[2]]
-    golds = {"gold_chosen": [i / 2 for i in range(len(rows))], "note": [{"row": [i]} for i in range(len(rows))]}
+    golds = {
+        "gold_chosen": [i / 2 for i in range(len(rows))],
+        "note": [{"row": [i]} for i in range(len(rows))],
+    }
     pairs, report = load_pairs(write(tmp_path, rows, **golds))
     assert report == {name: len(found) for name, found in BAD.items()}
-    whole = [tuple(f"{row['prompt']} {row[side]}" for side in ("chosen", "rejected")) for row in pairs]
+    whole = [
+        tuple(f"{row['prompt']} {row[side]}" for side in ("chosen", "rejected")) for row in pairs
+    ]
     assert whole == GOOD
     assert pairs["gold_chosen"][:] == [2, 5, (len(rows) - 1) / 2]
     assert [note["row"] for note in pairs["note"]] == [[4], [10], [len(rows) - 1]]
@@ -72,14 +88,24 @@ def test_an_answer_of_spaces_is_empty(tmp_path):
 
 
 def test_answers_that_differ_in_spaces_alone_are_equal(tmp_path):
-    pairs, report = load_pairs(write(tmp_path, [GOOD[0], (QUESTION + " Yes.", QUESTION + " Yes. ")]))
+    pairs, report = load_pairs(
+        write(tmp_path, [GOOD[0], (QUESTION + " Yes.", QUESTION + " Yes. ")])
+    )
     assert report["chosen equals rejected"] == 1 and len(pairs) == 1
 
 
 def test_a_transcript_is_cut_at_the_last_answer(tmp_path):
     pairs, report = load_pairs(write(tmp_path, GOOD))
-    assert pairs[0] == {"prompt": QUESTION, "chosen": "It scatters blue light.", "rejected": "No idea."}
-    assert pairs[1] == {"prompt": TALK, "chosen": "It is nine.\n\nGo to bed: now.", "rejected": "Look it up."}
+    assert pairs[0] == {
+        "prompt": QUESTION,
+        "chosen": "It scatters blue light.",
+        "rejected": "No idea.",
+    }
+    assert pairs[1] == {
+        "prompt": TALK,
+        "chosen": "It is nine.\n\nGo to bed: now.",
+        "rejected": "Look it up.",
+    }
     assert not any(report.values()) and describe(report) == "nothing was dropped"
 
 
@@ -87,20 +113,36 @@ def test_describe_names_the_reasons_that_occurred():
     assert describe({"late": 3, "early": 0, "lost": 1}) == "3 late, 1 lost"
 
 
-@pytest.mark.parametrize("prompt", ["Why is the sky blue?", "\n\nHuman: Why is the sky blue?", QUESTION])
+@pytest.mark.parametrize(
+    "prompt", ["Why is the sky blue?", "\n\nHuman: Why is the sky blue?", QUESTION]
+)
 def test_a_prompt_column_gets_the_frame_it_lacks(tmp_path, prompt):
-    rows = [(" It is. ", "No."), ("same", "same"), (None, "No."), ("Yes.", "Yes, and\n\nHuman: why?")]
+    rows = [
+        (" It is. ", "No."),
+        ("same", "same"),
+        (None, "No."),
+        ("Yes.", "Yes, and\n\nHuman: why?"),
+    ]
     pairs, report = load_pairs(write(tmp_path, rows, prompt=[prompt] * 4, gold=[1, 2, 3, 4]))
-    assert pairs[:] == {"prompt": [QUESTION], "chosen": ["It is."], "rejected": ["No."], "gold": [1]}
+    assert pairs[:] == {
+        "prompt": [QUESTION],
+        "chosen": ["It is."],
+        "rejected": ["No."],
+        "gold": [1],
+    }
     assert describe(report) == "1 ends on the human, 1 chosen equals rejected, 1 empty answer"
 
 
 def test_a_prompt_column_of_several_turns_is_kept_whole(tmp_path):
-    pairs, _ = load_pairs(write(tmp_path, [("Late.", "No.")] * 2, prompt=[TALK, TALK.removesuffix("\n\nAssistant:")]))
+    pairs, _ = load_pairs(
+        write(tmp_path, [("Late.", "No.")] * 2, prompt=[TALK, TALK.removesuffix("\n\nAssistant:")])
+    )
     assert pairs["prompt"][:] == [TALK, TALK]
 
 
-@pytest.mark.parametrize("name", ["train.jsonl.gz", "train-00000-of-00001.parquet", "sub/train.jsonl.gz"])
+@pytest.mark.parametrize(
+    "name", ["train.jsonl.gz", "train-00000-of-00001.parquet", "sub/train.jsonl.gz"]
+)
 def test_files_as_the_hub_has_them(tmp_path, name):
     write(tmp_path, GOOD, name)
     pairs, _ = load_pairs(str(tmp_path), "train", "sub" if "/" in name else None)
@@ -118,21 +160,28 @@ def test_splits_and_slices(tmp_path):
 def test_errors_say_what_is_wrong(tmp_path):
     write(tmp_path / "all", GOOD)
     write_rows(tmp_path / "other", [{"chosen": "a", "worse": "b", "score": 1}], "train.parquet")
-    with pytest.raises(ValueError, match=r"No column rejected in split 'train' of .*; it has chosen, worse, score\."):
+    with pytest.raises(
+        ValueError,
+        match=r"No column rejected in split 'train' of .*; it has chosen, worse, score\.",
+    ):
         load_pairs(tmp_path / "other")
     with pytest.raises(ValueError, match="No split 'held_out' in"):
         load_pairs(tmp_path / "all", "held_out")
     with pytest.raises(FileNotFoundError, match="No dataset folder at .*nowhere"):
         load_pairs(tmp_path / "nowhere")
     write(tmp_path / "bad", [*BAD["different prompts"], *BAD["empty answer"]])
-    with pytest.raises(ValueError, match="left of the 3 rows in .*: 2 different prompts, 1 empty answer"):
+    with pytest.raises(
+        ValueError, match="left of the 3 rows in .*: 2 different prompts, 1 empty answer"
+    ):
         load_pairs(tmp_path / "bad")
 
 
 ROW = '{"chosen": "a", "rejected": "b"}\n'
 
 
-@pytest.mark.parametrize(("text", "split"), [("", "train"), (ROW, "train[:0]"), (ROW, "train[50:60]")])
+@pytest.mark.parametrize(
+    ("text", "split"), [("", "train"), (ROW, "train[:0]"), (ROW, "train[50:60]")]
+)
 def test_an_empty_dataset_or_slice_is_called_so(tmp_path, text, split):
     (tmp_path / "train.jsonl").write_text(text)
     with pytest.raises(ValueError, match="There is no row in"):
@@ -142,7 +191,11 @@ def test_an_empty_dataset_or_slice_is_called_so(tmp_path, text, split):
 def test_tokens_are_those_of_the_whole_dialogue_and_eos(tmp_path, tokenizer):
     pairs, _ = load_pairs(write(tmp_path, GOOD, gold_chosen=[0.5, 1.5, 2.5]))
     tokens, gone = tokenize_pairs(pairs, tokenizer, max_length=500)
-    assert gone == 0 and tokens["gold_chosen"][:] == [0.5, 1.5, 2.5] and tokens["chosen"][:] == pairs["chosen"][:]
+    assert (
+        gone == 0
+        and tokens["gold_chosen"][:] == [0.5, 1.5, 2.5]
+        and tokens["chosen"][:] == pairs["chosen"][:]
+    )
     for row, (chosen, rejected) in zip(tokens, GOOD, strict=True):
         assert row["chosen_ids"] == tokenizer(chosen)["input_ids"] + [tokenizer.eos_token_id]
         assert row["rejected_ids"] == tokenizer(rejected)["input_ids"] + [tokenizer.eos_token_id]
@@ -161,14 +214,29 @@ def test_encode_joins_by_one_space_and_wants_an_answer_per_prompt(tokenizer):
 
 def test_too_long_pairs_go_whichever_side_is_too_long(tmp_path, tokenizer):
     long = " because" * 40
-    rows = [GOOD[0], (QUESTION + long, QUESTION + " No."), GOOD[1], (QUESTION + " No.", QUESTION + long), GOOD[2]]
+    rows = [
+        GOOD[0],
+        (QUESTION + long, QUESTION + " No."),
+        GOOD[1],
+        (QUESTION + " No.", QUESTION + long),
+        GOOD[2],
+    ]
     pairs, _ = load_pairs(write(tmp_path, rows, gold=[0, 1, 2, 3, 4]))
     length = {i: max(len(tokenizer(text)["input_ids"]) + 1 for text in rows[i]) for i in range(5)}
     limit = max(length[i] for i in (0, 2, 4))
     tokens, gone = tokenize_pairs(pairs, tokenizer, limit)  # as long as allowed is not too long
-    assert gone == 2 and tokens["gold"][:] == [0, 2, 4] and tokens["length"][:] == [length[i] for i in (0, 2, 4)]
+    assert (
+        gone == 2
+        and tokens["gold"][:] == [0, 2, 4]
+        and tokens["length"][:] == [length[i] for i in (0, 2, 4)]
+    )
     assert [tokenizer.decode(ids[:-1]) for ids in tokens["chosen_ids"]] == [c for c, _ in GOOD]
-    assert tokenize_pairs(pairs, tokenizer, limit - 1)[1] == 2 + [length[i] for i in (0, 2, 4)].count(limit)
+    assert tokenize_pairs(pairs, tokenizer, limit - 1)[1] == 2 + [
+        length[i] for i in (0, 2, 4)
+    ].count(limit)
     shortest = min(length.values())
-    with pytest.raises(ValueError, match=rf"All 5 rows are longer than max_length={shortest - 1} .* has {shortest}\."):
+    with pytest.raises(
+        ValueError,
+        match=rf"All 5 rows are longer than max_length={shortest - 1} .* has {shortest}\.",
+    ):
         tokenize_pairs(pairs, tokenizer, shortest - 1)

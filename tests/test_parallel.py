@@ -37,7 +37,9 @@ PPO = (SCRIPTS / "train_ppo.py", "--batch_size=8", "--mini_batch_size=8", "--sav
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """The folder with what one process found, two with a copy of the weights each, and two that shard them."""
+    """The folder with what one process found, two with a copy of the weights each, and two that
+    shard them.
+    """
     folder = tmp_path_factory.mktemp("found")
     subprocess.run([sys.executable, WORKER, folder, "one"], check=True)
     for file in ("two_cpus", "fsdp"):
@@ -50,16 +52,21 @@ def read(folder: Path, case: str, name: str) -> dict:
 
 
 @pytest.mark.parametrize(
-    ("case", "name"), [*product(CASES, ["two_cpus"]), *product([c for c in CASES if c != "adapters"], ["fsdp"])]
+    ("case", "name"),
+    [*product(CASES, ["two_cpus"]), *product([c for c in CASES if c != "adapters"], ["fsdp"])],
 )
 def test_two_processes_equal_one(found, case, name):
-    """The same 16 samples, all in one process or eight in each: the same statistics, weights, β and answers."""
+    """The same 16 samples, all in one process or eight in each: the same statistics, weights, β and
+    answers.
+    """
     one, two = (read(found, case, which) for which in ("one", name))
     for mine, theirs in zip(one["history"], two["history"], strict=True):
         assert mine.keys() == theirs.keys() and len(mine) > 25
         for key in mine:
             assert theirs[key] == pytest.approx(mine[key], abs=1e-5), key
-    weights = [torch.load(found / f"{case} {which}.pt", weights_only=True) for which in ("one", name)]
+    weights = [
+        torch.load(found / f"{case} {which}.pt", weights_only=True) for which in ("one", name)
+    ]
     assert difference(*weights) < 1e-5
     assert one["samples"] == two["samples"]
     assert two["held"] == (pytest.approx(0.5, abs=0.05) if name == "fsdp" else 1.0)
@@ -70,10 +77,20 @@ def test_the_cases_do_what_they_are_for(found):
     history = {case: entry["history"] for case, entry in cases.items()}
     assert history["stopping"][1]["epochs"] < 4 == history["plain"][1]["epochs"]
     assert history["skipping"][0]["ppo/loss/value"] < history["plain"][0]["ppo/loss/value"]
-    assert abs(history["adapters"][0]["objective/kl"]) < 1e-6 < abs(history["adapters"][2]["objective/kl"])
-    start, end = (torch.load(found / f"{case} two_cpus.pt", weights_only=True) for case in ("plain", "skipping"))
+    assert (
+        abs(history["adapters"][0]["objective/kl"])
+        < 1e-6
+        < abs(history["adapters"][2]["objective/kl"])
+    )
+    start, end = (
+        torch.load(found / f"{case} two_cpus.pt", weights_only=True)
+        for case in ("plain", "skipping")
+    )
     assert difference(start, end) > 1e-4
-    lengths = [{len(tokens) - 1 for tokens in cases["plain"]["samples"] if tokens[0] == part} for part in (0, 1)]
+    lengths = [
+        {len(tokens) - 1 for tokens in cases["plain"]["samples"] if tokens[0] == part}
+        for part in (0, 1)
+    ]
     assert max(lengths[0]) == 4 and max(lengths[1]) == 12
 
 
@@ -102,7 +119,11 @@ REFUSED = {
         {},
         "DEEPSPEED, but shards weights by FSDP2 alone.*fsdp.yaml",
     ),
-    "adapters": (fake_accelerator(DistributedType.FSDP, 2), {}, "adapters, but under DDP.*8 or 4 bits.*ddp.yaml"),
+    "adapters": (
+        fake_accelerator(DistributedType.FSDP, 2),
+        {},
+        "adapters, but under DDP.*8 or 4 bits.*ddp.yaml",
+    ),
     "weights in the first process alone": (
         fake_accelerator(DistributedType.FSDP, 2, cpu_ram_efficient_loading=True),
         {},
@@ -127,13 +148,17 @@ def test_what_cannot_be_sharded_is_refused_with_a_cure(case, monkeypatch):
     monkeypatch.setattr("rlhf_course.runtime.tracking.start", lambda config: accelerator)
     policy = make_policy()
     if case == "adapters":
-        policy = AutoModelForCausalLMWithValueHead.from_pretrained(policy.pretrained_model, peft_config=ADAPTERS)
+        policy = AutoModelForCausalLMWithValueHead.from_pretrained(
+            policy.pretrained_model, peft_config=ADAPTERS
+        )
     with pytest.raises(ValueError, match=message):
         make_trainer(policy, **options)
 
 
 @pytest.mark.parametrize("file", ["two_cpus", "fsdp"])
-def test_a_killed_process_ends_the_others_and_the_run_goes_on_with_as_many_as_before(tmp_path, file, fails):
+def test_a_killed_process_ends_the_others_and_the_run_goes_on_with_as_many_as_before(
+    tmp_path, file, fails
+):
     process = launch(*PPO, "--steps=500", f"--output={tmp_path}", file=file)
     while latest_checkpoint(tmp_path) is None:  # it trains
         assert process.poll() is None, process.communicate()[0]
@@ -154,7 +179,13 @@ def test_a_killed_process_ends_the_others_and_the_run_goes_on_with_as_many_as_be
     fails(train_ppo, [*resume], "is of a run with processes 2; this one has 1")
     out = launched(PPO[0], *resume, file=file)
     assert out.count("The policy is in") == 1 and "Warning" not in out, out
-    assert sorted(path.name for path in tmp_path.iterdir()) == [f"checkpoint-{steps}", "policy", "settings.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        f"checkpoint-{steps}",
+        "policy",
+        "settings.json",
+    ]
     saved = AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path / "policy").state_dict()
-    checkpoint = {k.removeprefix("pretrained_model."): w for k, w in final_state(tmp_path)["weights"].items()}
+    checkpoint = {
+        k.removeprefix("pretrained_model."): w for k, w in final_state(tmp_path)["weights"].items()
+    }
     assert difference(checkpoint, saved) == 0

@@ -34,21 +34,31 @@ def play():
 @pytest.fixture(scope="module")
 def toy(play) -> dict:
     """The toy language as the page has it, in float64."""
-    return {name: torch.tensor(play.data()["toy"][name], dtype=torch.float64) for name in ("log_ref", "rewards")}
+    return {
+        name: torch.tensor(play.data()["toy"][name], dtype=torch.float64)
+        for name in ("log_ref", "rewards")
+    }
 
 
 @pytest.fixture(scope="module")
 def page(play, tmp_path_factory):
-    """The page alone, opened as a file; ``page.troubles`` collects errors and requests to elsewhere."""
+    """The page alone, opened as a file; ``page.troubles`` collects errors and requests to
+    elsewhere.
+    """
     from playwright.sync_api import sync_playwright
 
     folder = tmp_path_factory.mktemp("play")
     shutil.copytree(ROOT / "site/static", folder / "_static")
     body = mistune.html(play.play_page())
-    head = "<!DOCTYPE html><html lang='en'><meta charset='utf-8'><meta name='viewport' content='width=device-width'>"
+    head = (
+        "<!DOCTYPE html><html lang='en'><meta charset='utf-8'><meta name='viewport'"
+        " content='width=device-width'>"
+    )
     (folder / "play.html").write_text(f"{head}<title>Play</title>{body}</html>", encoding="utf-8")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        browser = playwright.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox"]
+        )
         page = browser.new_page()
         page.address, page.troubles = (folder / "play.html").as_uri(), []
         page.route(lambda url: not url.startswith("file:"), lambda route: route.abort())
@@ -67,7 +77,9 @@ def show(page, **settings) -> None:
 
 def table(page, name: str) -> list[list[str]]:
     rows = page.locator(f"#play-{name} tbody tr").all()
-    return [[text.replace("−", "-") for text in row.locator("td").all_text_contents()] for row in rows]
+    return [
+        [text.replace("−", "-") for text in row.locator("td").all_text_contents()] for row in rows
+    ]
 
 
 def optimum(toy: dict, beta: float) -> tuple[float, float]:
@@ -76,13 +88,18 @@ def optimum(toy: dict, beta: float) -> tuple[float, float]:
     return (best.exp() @ (best - toy["log_ref"])).item(), (best.exp() @ toy["rewards"]).item()
 
 
-@pytest.mark.parametrize(("epsilon", "ratio"), [(0.2, 1.3), (0.2, 0.5), (0.05, 0.97), (0.8, 1.9), (0, 1.01)])
+@pytest.mark.parametrize(
+    ("epsilon", "ratio"), [(0.2, 1.3), (0.2, 0.5), (0.05, 0.97), (0.8, 1.9), (0, 1.01)]
+)
 def test_the_clipped_objective_is_the_packages(page, epsilon, ratio):
     show(page, epsilon=epsilon, ratio=ratio)
     rows = table(page, "clip")
     for advantage, (name, value, gradient) in zip((1, -1), rows, strict=True):
         loss, _, clipped = policy_loss(
-            torch.tensor([[math.log(ratio)]]), torch.zeros(1, 1), torch.tensor([[float(advantage)]]), epsilon
+            torch.tensor([[math.log(ratio)]]),
+            torch.zeros(1, 1),
+            torch.tensor([[float(advantage)]]),
+            epsilon,
         )
         assert name == f"A = {advantage}" and abs(float(value) + loss.item()) < EXACT
         assert ("clipped" in gradient) == clipped.item()
@@ -93,22 +110,33 @@ def test_the_optimum_is_the_exact_one(page, toy, beta):
     show(page, beta=beta)
     (name, kl, reward, value), (nearest, *_), _ = table(page, "frontier")
     exact = optimum(toy, beta)
-    assert name == "π*" and abs(float(kl) - exact[0]) < EXACT and abs(float(reward) - exact[1]) < EXACT
+    assert (
+        name == "π*" and abs(float(kl) - exact[0]) < EXACT and abs(float(reward) - exact[1]) < EXACT
+    )
     closed_form = beta * torch.logsumexp(toy["log_ref"] + toy["rewards"] / beta, 0).item()
     assert abs(float(value) - closed_form) < EXACT
-    assert nearest == {0.051: "PPO, β = 0.2", 3.3: "PPO, β = 2", 19.5: "PPO, β = 2"}.get(beta, f"PPO, β = {beta}")
+    assert nearest == {0.051: "PPO, β = 0.2", 3.3: "PPO, β = 2", 19.5: "PPO, β = 2"}.get(
+        beta, f"PPO, β = {beta}"
+    )
 
 
 @pytest.mark.parametrize("lam", [0, 0.5, 0.95, 1])
 def test_advantages_are_the_packages(page, play, lam):
     show(page, **{"lambda": lam})
     strip = play.data()["strip"]
-    rewards, values = (torch.tensor([strip[name]], dtype=torch.float64) for name in ("reward", "value"))
+    rewards, values = (
+        torch.tensor([strip[name]], dtype=torch.float64) for name in ("reward", "value")
+    )
     advantages, _ = gae(rewards, values, torch.ones_like(rewards), gamma=1.0, lam=lam)
     rows = table(page, "gae")
     assert [row[0] for row in rows] == strip["token"] and len(rows) > 3
-    for row, *exact in zip(rows, strip["kl"], strip["reward"], strip["value"], advantages[0].tolist(), strict=True):
-        assert max(abs(float(text) - number) for text, number in zip(row[1:], exact, strict=True)) < EXACT
+    for row, *exact in zip(
+        rows, strip["kl"], strip["reward"], strip["value"], advantages[0].tolist(), strict=True
+    ):
+        assert (
+            max(abs(float(text) - number) for text, number in zip(row[1:], exact, strict=True))
+            < EXACT
+        )
 
 
 def test_the_language_is_notebook_03s(play, toy):
@@ -129,7 +157,10 @@ def test_recorded_paths_start_at_the_reference_and_end_near_the_optimum(play, to
     for path in paths:
         kl, best = optimum(toy, path["beta"])
         best -= path["beta"] * kl
-        values = [reward - path["beta"] * kl for kl, reward in zip(path["kl"], path["reward"], strict=True)]
+        values = [
+            reward - path["beta"] * kl
+            for kl, reward in zip(path["kl"], path["reward"], strict=True)
+        ]
         assert path["kl"][0] == 0 and abs(values[0] - at_reference) < EXACT
         assert max(values) < best + EXACT and (values[-1] - values[0]) / (best - values[0]) > 0.95
 
@@ -152,15 +183,23 @@ def test_the_keyboard_moves_a_slider_and_the_address_keeps_it(page):
     assert table(page, "clip")[0][1] == "1.2500"
     address = page.url
     page.get_by_label("KL coefficient β").press("Home")
-    assert page.locator("#play-beta + output").text_content() == "0.050" and "beta=0.0501" in page.url
+    assert (
+        page.locator("#play-beta + output").text_content() == "0.050" and "beta=0.0501" in page.url
+    )
     page.goto("about:blank")
     page.goto(address)
-    assert table(page, "clip")[0][1] == "1.2500" and page.locator("#play-beta + output").text_content() == "1.00"
+    assert (
+        table(page, "clip")[0][1] == "1.2500"
+        and page.locator("#play-beta + output").text_content() == "1.00"
+    )
 
 
 def test_an_address_that_makes_no_sense_shows_the_defaults(page):
     show(page, epsilon="x", ratio=-5, beta=0, **{"lambda": 2})
-    shown = [page.locator(f"#play-{name} + output").text_content() for name in ("epsilon", "ratio", "beta", "lambda")]
+    shown = [
+        page.locator(f"#play-{name} + output").text_content()
+        for name in ("epsilon", "ratio", "beta", "lambda")
+    ]
     assert shown == ["0.20", "1.30", "0.50", "0.95"]
 
 
@@ -168,7 +207,9 @@ def test_everybody_can_read_it(page):
     """Labels, text alternatives that hold the numbers, room on a phone, and no request to anywhere."""
     show(page, beta=0.5, epsilon=0.2, ratio=1.3)
     inputs = page.locator(".play input")
-    assert inputs.count() == 4 and all(inputs.nth(i).evaluate("e => e.labels.length") == 1 for i in range(4))
+    assert inputs.count() == 4 and all(
+        inputs.nth(i).evaluate("e => e.labels.length") == 1 for i in range(4)
+    )
     drawn = [svg.get_attribute("aria-label") for svg in page.locator(".play svg").all()]
     assert "A = 1: 1.2000" in drawn[0] and f"π*: KL {table(page, 'frontier')[0][1]}" in drawn[1]
     page.set_viewport_size({"width": 390, "height": 800})

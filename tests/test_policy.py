@@ -2,7 +2,15 @@
 
 import pytest
 import torch
-from builders import difference, make_policy, make_samples, make_trainer, python, save_old_checkpoint, snapshot
+from builders import (
+    difference,
+    make_policy,
+    make_samples,
+    make_trainer,
+    python,
+    save_old_checkpoint,
+    snapshot,
+)
 from peft import LoraConfig, PeftModel
 from transformers import AutoModelForCausalLM
 
@@ -10,7 +18,9 @@ from rlhf_course import AutoModelForCausalLMWithValueHead
 from rlhf_course.course.presets import ROOT
 from rlhf_course.runtime.files import atomic_folder
 
-LORA = LoraConfig(task_type="CAUSAL_LM", r=4, target_modules=["c_attn"], lora_dropout=0.1, fan_in_fan_out=True)
+LORA = LoraConfig(
+    task_type="CAUSAL_LM", r=4, target_modules=["c_attn"], lora_dropout=0.1, fan_in_fan_out=True
+)
 
 
 def test_state_dict_has_the_base_models_keys_and_the_value_heads():
@@ -25,7 +35,12 @@ def test_state_dict_has_the_base_models_keys_and_the_value_heads():
 def test_forward_gives_logits_loss_and_values():
     policy, ids = make_policy(), torch.tensor([[1, 2, 3]])
     logits, loss, values = policy(ids, labels=ids)
-    assert logits.shape == (1, 3, 40) and logits.dtype == torch.float32 and loss.dim() == 0 and values.shape == (1, 3)
+    assert (
+        logits.shape == (1, 3, 40)
+        and logits.dtype == torch.float32
+        and loss.dim() == 0
+        and values.shape == (1, 3)
+    )
     some = policy(ids, positions=torch.tensor([2, 0]))
     torch.testing.assert_close(some[0], logits[0, [2, 0]])
     torch.testing.assert_close(some[2], values[0, [2, 0]])
@@ -42,7 +57,9 @@ def test_saved_policy_loads_here_and_in_plain_transformers(tmp_path):
     policy.save_pretrained(tmp_path / "policy")
     again = AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path / "policy")
     assert difference(snapshot(policy), snapshot(again)) == 0
-    plain, report = AutoModelForCausalLM.from_pretrained(tmp_path / "policy", output_loading_info=True)
+    plain, report = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "policy", output_loading_info=True
+    )
     assert not report["unexpected_keys"] and not report["missing_keys"]
     torch.testing.assert_close(plain(ids).logits, policy(ids)[0])
 
@@ -56,17 +73,24 @@ def test_old_checkpoints_with_the_value_head_among_the_weights_load(tmp_path, na
 
 def test_value_head_initialisation():
     policy = AutoModelForCausalLMWithValueHead.from_pretrained(
-        make_policy(n_embd=64).pretrained_model, v_head_init_strategy="normal", v_head_initializer_range=0.5
+        make_policy(n_embd=64).pretrained_model,
+        v_head_init_strategy="normal",
+        v_head_initializer_range=0.5,
     )
     assert policy.v_head.summary.bias.abs().max() == 0
     assert 0.3 < policy.v_head.summary.weight.std() < 0.7
     with pytest.raises(ValueError, match="'normal' or None"):
-        AutoModelForCausalLMWithValueHead.from_pretrained(policy.pretrained_model, v_head_init_strategy="uniform")
+        AutoModelForCausalLMWithValueHead.from_pretrained(
+            policy.pretrained_model, v_head_init_strategy="uniform"
+        )
 
 
 def test_weights_load_in_float32_whatever_they_were_saved_in(tmp_path):
     make_policy().pretrained_model.to(torch.float16).save_pretrained(tmp_path)
-    assert AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path).pretrained_model.dtype == torch.float32
+    assert (
+        AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path).pretrained_model.dtype
+        == torch.float32
+    )
     half = AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path, torch_dtype=torch.bfloat16)
     assert half.pretrained_model.dtype == torch.bfloat16
 
@@ -78,9 +102,13 @@ def test_a_model_folder_without_weights_says_so(tmp_path):
 
 
 def test_deviation_a_fresh_adapters_reference_is_the_base():
-    policy = AutoModelForCausalLMWithValueHead.from_pretrained(make_policy().pretrained_model, peft_config=LORA)
+    policy = AutoModelForCausalLMWithValueHead.from_pretrained(
+        make_policy().pretrained_model, peft_config=LORA
+    )
     trainer = make_trainer(policy, learning_rate=1e-2)
-    base = {n: p.clone() for n, p in policy.named_parameters() if "lora" not in n and "v_head" not in n}
+    base = {
+        n: p.clone() for n, p in policy.named_parameters() if "lora" not in n and "v_head" not in n
+    }
     assert abs(trainer.step(*make_samples())["objective/kl"]) < 1e-6
     assert abs(trainer.step(*make_samples())["objective/kl"]) > 1e-4
     assert all(torch.equal(base[n], p) for n, p in policy.named_parameters() if n in base)
@@ -88,7 +116,9 @@ def test_deviation_a_fresh_adapters_reference_is_the_base():
 
 def test_deviation_an_sft_adapters_reference_is_its_frozen_copy(tmp_path):
     """Continuing an adapter that is far from the base: KL is 0 at step 1 all the same."""
-    sft = AutoModelForCausalLMWithValueHead.from_pretrained(make_policy().pretrained_model, peft_config=LORA)
+    sft = AutoModelForCausalLMWithValueHead.from_pretrained(
+        make_policy().pretrained_model, peft_config=LORA
+    )
     with torch.no_grad():
         for name, parameter in sft.named_parameters():
             if "lora_B" in name:
@@ -106,7 +136,9 @@ def test_deviation_an_sft_adapters_reference_is_its_frozen_copy(tmp_path):
 
 
 def test_a_second_trainer_takes_the_adapter_as_it_is_now():
-    policy = AutoModelForCausalLMWithValueHead.from_pretrained(make_policy().pretrained_model, peft_config=LORA)
+    policy = AutoModelForCausalLMWithValueHead.from_pretrained(
+        make_policy().pretrained_model, peft_config=LORA
+    )
     for _ in range(2):
         trainer = make_trainer(policy, learning_rate=1e-2)
         assert abs(trainer.step(*make_samples())["objective/kl"]) < 1e-6
@@ -122,7 +154,9 @@ def test_logits_and_values_stay_in_float32_under_autocast():
 
 
 def test_deviation_a_reference_given_beside_an_adapter_is_used():
-    policy = AutoModelForCausalLMWithValueHead.from_pretrained(make_policy().pretrained_model, peft_config=LORA)
+    policy = AutoModelForCausalLMWithValueHead.from_pretrained(
+        make_policy().pretrained_model, peft_config=LORA
+    )
     given = make_trainer(policy, make_policy(1)).step(*make_samples())
     plain = make_trainer(reference=make_policy(1)).step(*make_samples())
     assert given["objective/kl"] == pytest.approx(plain["objective/kl"], abs=1e-5)
@@ -138,7 +172,9 @@ def test_a_failed_write_leaves_what_stood_there(tmp_path):
 
 
 def test_a_disk_that_fills_while_saving_leaves_the_previous_policy_whole(tmp_path):
-    """A real write error: the operating system refuses files beyond 20 kB in a process that saves 200 kB."""
+    """A real write error: the operating system refuses files beyond 20 kB in a process that saves
+    200 kB.
+    """
     code = (
         "import sys; sys.path.insert(0, 'tests'); from builders import make_policy\n"
         "import resource, signal\n"

@@ -1,4 +1,6 @@
-"""PPO in one file: its step is the trainer's, and notebook 02's list of what can go wrong names tests that exist."""
+"""PPO in one file: its step is the trainer's, and notebook 02's list of what can go wrong names
+tests that exist.
+"""
 
 import re
 import runpy
@@ -7,7 +9,16 @@ import nbformat
 import numpy as np
 import pytest
 import torch
-from builders import EOS, SCRIPTS, PadTokenizer, difference, make_policy, make_samples, sgd, snapshot
+from builders import (
+    EOS,
+    SCRIPTS,
+    PadTokenizer,
+    difference,
+    make_policy,
+    make_samples,
+    sgd,
+    snapshot,
+)
 
 from rlhf_course import PPOConfig, PPOTrainer
 from rlhf_course.course.presets import ROOT
@@ -35,16 +46,28 @@ def test_a_step_equals_the_trainers(minimal, mini_batch_size):
     np.random.seed(3)
     before = snapshot(model)
     found = minimal["ppo_step"](
-        model, frozen, optimizer, queries, responses, torch.stack([*scores]).float().flatten(), 0.3, EOS, own
+        model,
+        frozen,
+        optimizer,
+        queries,
+        responses,
+        torch.stack([*scores]).float().flatten(),
+        0.3,
+        EOS,
+        own,
     )
     assert found["kl"] == pytest.approx(wanted["objective/kl"], abs=1e-5)
     for mine, theirs in {"policy loss": "ppo/loss/policy", "value loss": "ppo/loss/value"}.items():
         assert found[mine] == pytest.approx(wanted[theirs], abs=1e-5)
     assert difference(before, snapshot(model)) > 1e-3
-    for mine, theirs in zip(model.lm.parameters(), policy.pretrained_model.parameters(), strict=True):
+    for mine, theirs in zip(
+        model.lm.parameters(), policy.pretrained_model.parameters(), strict=True
+    ):
         assert torch.allclose(mine, theirs, atol=1e-5, rtol=0)
     assert torch.allclose(model.value.weight, policy.v_head.summary.weight, atol=1e-5, rtol=0)
-    assert minimal["next_beta"](0.3, found["kl"], 8, own) == pytest.approx(trainer.kl_ctl.value, rel=1e-6)
+    assert minimal["next_beta"](0.3, found["kl"], 8, own) == pytest.approx(
+        trainer.kl_ctl.value, rel=1e-6
+    )
 
 
 def test_a_response_ends_with_its_first_eos(minimal):
@@ -52,7 +75,9 @@ def test_a_response_ends_with_its_first_eos(minimal):
     torch.manual_seed(0)
     responses = minimal["sample"](model, [torch.tensor([1, 2]), torch.tensor([3])] * 20, 12, EOS)
     ended = [response for response in responses if EOS in response]
-    assert ended and all((response == EOS).nonzero()[0].item() == len(response) - 1 for response in ended)
+    assert ended and all(
+        (response == EOS).nonzero()[0].item() == len(response) - 1 for response in ended
+    )
     assert all(len(response) == 12 for response in responses if EOS not in response)
 
 
@@ -64,7 +89,9 @@ def test_it_is_short_and_needs_nothing_of_the_package():
 
 def test_the_details_of_notebook_02_name_tests_that_exist():
     cells = nbformat.read(ROOT / "notebooks/02_why_ppo.ipynb", as_version=4).cells
-    found = re.findall(r"\[`(test_\w+)`\]\(\.\./(tests/\w+\.py)\)", "\n".join(cell.source for cell in cells))
+    found = re.findall(
+        r"\[`(test_\w+)`\]\(\.\./(tests/\w+\.py)\)", "\n".join(cell.source for cell in cells)
+    )
     assert len(found) >= 12
     for name, path in found:
         assert f"def {name}(" in (ROOT / path).read_text(encoding="utf-8"), f"{path} has no {name}"

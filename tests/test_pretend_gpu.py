@@ -1,4 +1,6 @@
-"""What the course does on a GPU, on the pretend one: in processes of their own, because it comes before torch."""
+"""What the course does on a GPU, on the pretend one: in processes of their own, because it comes
+before torch.
+"""
 
 import json
 import subprocess
@@ -10,27 +12,94 @@ import predict_gpu
 import pretend_gpu
 import pytest
 import run_notebooks
-from builders import difference, latest_checkpoint, make_policy, make_samples, make_trainer, python, sgd, snapshot
+from builders import (
+    difference,
+    latest_checkpoint,
+    make_policy,
+    make_samples,
+    make_trainer,
+    python,
+    sgd,
+    snapshot,
+)
 from memory_table import as_markdown
 
 from rlhf_course.course.presets import ROOT, load_preset
 from rlhf_course.ppo.checkpoint import load_checkpoint
-from rlhf_course.worlds.build import build_base, build_preferences, build_sft_adapter, prepare_reward_model
+from rlhf_course.worlds.build import (
+    build_base,
+    build_preferences,
+    build_sft_adapter,
+    prepare_reward_model,
+)
 
-pytestmark = pytest.mark.skipif(not pretend_gpu.available(), reason="the pretend GPU needs a C++ compiler, g++ or $CXX")
+pytestmark = pytest.mark.skipif(
+    not pretend_gpu.available(), reason="the pretend GPU needs a C++ compiler, g++ or $CXX"
+)
 
-CHAT = {"sft_subset": 60, "train_subset": 60, "eval_subset": 20, "audit_prompts": 10, "eval_prompts": 8, "steps": 2}
-CLINIC = {"pairs": 200, "few_pairs": 100, "few_steps": 11, "reward_steps": 11, "dry_steps": 11, "mask_steps": 11}
+CHAT = {
+    "sft_subset": 60,
+    "train_subset": 60,
+    "eval_subset": 20,
+    "audit_prompts": 10,
+    "eval_prompts": 8,
+    "steps": 2,
+}
+CLINIC = {
+    "pairs": 200,
+    "few_pairs": 100,
+    "few_steps": 11,
+    "reward_steps": 11,
+    "dry_steps": 11,
+    "mask_steps": 11,
+}
 CLINIC |= {"steps": 2, "sweep_steps": 2, "mini_batch_size": 8}
 NOTEBOOKS = {  # few steps: what counts is that each cell runs
-    "06": CLINIC
-    | {"batch_size": 16, "eval_prompts": 16, "max_new_tokens": 8, "sweep": "[0.0, 0.3]", "remedy_steps": 1}
-    | {"remedy_runs": 1},
-    "05": CHAT | {"batch_size": 8, "mini_batch_size": 8, "max_new_tokens": 8, "save_at": "[1,2]", "sft_epochs": 0.5},
-    "01": {"train_subset": 200, "eval_subset": 60, "fix_pairs": 50, "audit_prompts": 10, "evaluations": 2},
-    "07": {"seeds": 1, "betas": "[0.5]", "ns": "[2]", "steps": 5, "dpo_steps": 5, "text_seeds": 2, "text_steps": 1}
+    "06": (
+        CLINIC
+        | {
+            "batch_size": 16,
+            "eval_prompts": 16,
+            "max_new_tokens": 8,
+            "sweep": "[0.0, 0.3]",
+            "remedy_steps": 1,
+        }
+        | {"remedy_runs": 1}
+    ),
+    "05": (
+        CHAT
+        | {
+            "batch_size": 8,
+            "mini_batch_size": 8,
+            "max_new_tokens": 8,
+            "save_at": "[1,2]",
+            "sft_epochs": 0.5,
+        }
+    ),
+    "01": {
+        "train_subset": 200,
+        "eval_subset": 60,
+        "fix_pairs": 50,
+        "audit_prompts": 10,
+        "evaluations": 2,
+    },
+    "07": {
+        "seeds": 1,
+        "betas": "[0.5]",
+        "ns": "[2]",
+        "steps": 5,
+        "dpo_steps": 5,
+        "text_seeds": 2,
+        "text_steps": 1,
+    }
     | {"text_batch": 8, "group": 2, "text_eval": 8, "best_of": 2},
-    "04": {"steps": 2, "batch_size": 32, "mini_batch_size": 16, "eval_queries": 64, "probe_queries": 32},
+    "04": {
+        "steps": 2,
+        "batch_size": 32,
+        "mini_batch_size": 16,
+        "eval_queries": 64,
+        "probe_queries": 32,
+    },
     "03": {"toy_steps": 2, "toy_betas": "[0.5]", "toy_batch": 32},
     "00": {"steps": 2, "batch_size": 8, "eval_queries": 16},
 }
@@ -38,7 +107,9 @@ NOTEBOOKS = {  # few steps: what counts is that each cell runs
 
 def environment() -> dict[str, str]:
     """Of a process on the pretend GPU, without a network."""
-    return pretend_gpu.environment(HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1", PYDEVD_DISABLE_FILE_VALIDATION="1")
+    return pretend_gpu.environment(
+        HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1", PYDEVD_DISABLE_FILE_VALIDATION="1"
+    )
 
 
 def run(*command) -> subprocess.CompletedProcess:
@@ -47,22 +118,76 @@ def run(*command) -> subprocess.CompletedProcess:
 
 
 def commands(output: Path) -> list[subprocess.CompletedProcess]:
-    """SFT, reward model and PPO with what they leave, resumed; and PPO on reviews. Ends with the first that fails."""
-    scripts, base, done = ROOT / "scripts", build_base(load_preset("05_lora_rlhf_baichuan", "tiny")), []
+    """SFT, reward model and PPO with what they leave, resumed; and PPO on reviews. Ends with the
+    first that fails.
+    """
+    scripts, base, done = (
+        ROOT / "scripts",
+        build_base(load_preset("05_lora_rlhf_baichuan", "tiny")),
+        [],
+    )
     trl = ["--max_length", 112, "--logging_steps", 1, "--disable_tqdm", "true"]
-    sft = ["--model_name_or_path", base, "--subset", 40, "--max_steps", 2, "--output_dir", output / "sft", *trl]
-    pairs = ["--dataset", build_preferences(), "--train_subset", 40, "--eval_subset", 10, "--audit_prompts", 4]
-    reward = ["--model_name_or_path", base, "--use_peft", "--lora_r", 4, "--max_steps", 2, *pairs, *trl]
+    sft = [
+        "--model_name_or_path",
+        base,
+        "--subset",
+        40,
+        "--max_steps",
+        2,
+        "--output_dir",
+        output / "sft",
+        *trl,
+    ]
+    pairs = [
+        "--dataset",
+        build_preferences(),
+        "--train_subset",
+        40,
+        "--eval_subset",
+        10,
+        "--audit_prompts",
+        4,
+    ]
+    reward = [
+        "--model_name_or_path",
+        base,
+        "--use_peft",
+        "--lora_r",
+        4,
+        "--max_steps",
+        2,
+        *pairs,
+        *trl,
+    ]
     reward += ["--lora_target_modules", "q_proj", "v_proj", "--output_dir", output / "reward"]
     adapters = ["--sft_adapter", output / "sft/model", "--reward_adapter", output / "reward/model"]
     short = ["--batch_size", 8, "--mini_batch_size", 8, "--save_every", 1]
-    chat = ["train_ppo.py", *adapters, *short, "--max_new_tokens", 8, "--train_subset", 60, "--output", output / "chat"]
+    chat = [
+        "train_ppo.py",
+        *adapters,
+        *short,
+        "--max_new_tokens",
+        8,
+        "--train_subset",
+        60,
+        "--output",
+        output / "chat",
+    ]
     for script, *options in (
         ["train_sft.py", *sft],
         ["train_reward_model.py", *reward],
         [*chat, "--steps", 1],
         [*chat, "--steps", 2, "--resume"],
-        ["train_ppo.py", *short, "--steps", 1, "--mixed_precision", "bf16", "--output", output / "imdb"],
+        [
+            "train_ppo.py",
+            *short,
+            "--steps",
+            1,
+            "--mixed_precision",
+            "bf16",
+            "--output",
+            output / "imdb",
+        ],
     ):
         done.append(run(scripts / script, *options))
         if done[-1].returncode:
@@ -92,7 +217,9 @@ def built():
 
 @pytest.mark.parametrize("number", NOTEBOOKS)
 def test_every_cell_of_a_notebook_runs_on_the_gpu(number, tmp_path, monkeypatch, capsys):
-    """So few steps teach little: checks may fail, nothing else may. The runner is here, the cells are on the GPU."""
+    """So few steps teach little: checks may fail, nothing else may. The runner is here, the cells
+    are on the GPU.
+    """
     for name, value in environment().items():
         monkeypatch.setenv(name, value)
     overrides = [f"--override={key}={value}" for key, value in NOTEBOOKS[number].items()]
@@ -103,7 +230,9 @@ def test_every_cell_of_a_notebook_runs_on_the_gpu(number, tmp_path, monkeypatch,
     text = executed.read_text()
     if number != "01":  # which has no PPO
         assert "PPO on cuda" in text
-    counts = [cell.execution_count for cell in nbformat.reads(text, 4).cells if cell.cell_type == "code"]
+    counts = [
+        cell.execution_count for cell in nbformat.reads(text, 4).cells if cell.cell_type == "code"
+    ]
     assert all(counts)
 
 
@@ -116,7 +245,9 @@ def test_checks_on_the_gpu():
 def test_commands_train_evaluate_save_and_resume_on_the_gpu(tmp_path):
     for done in commands(tmp_path):
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    assert {"adapter_model.safetensors", "v_head.safetensors"} <= {p.name for p in (tmp_path / "chat/policy").iterdir()}
+    assert {"adapter_model.safetensors", "v_head.safetensors"} <= {
+        p.name for p in (tmp_path / "chat/policy").iterdir()
+    }
 
 
 def test_a_gpu_s_checkpoint_goes_on_on_a_cpu(tmp_path):
@@ -136,11 +267,17 @@ def test_a_gpu_s_checkpoint_goes_on_on_a_cpu(tmp_path):
 
 
 def test_the_prediction_on_the_page_about_speed_is_what_is_counted_now():
-    """After a change: benchmark_ppo.py --predict, its file to figs/measured, table and sentence to site/speed.md."""
+    """After a change: benchmark_ppo.py --predict, its file to figs/measured, table and sentence to
+    site/speed.md.
+    """
     kept = json.loads((ROOT / "figs/measured/predicted_gpu.json").read_text())
     found = json.loads(json.dumps(predict_gpu.predict()))
     now, then = (pd.DataFrame.from_dict(given["phases"], orient="index") for given in (found, kept))
-    pd.testing.assert_frame_equal(now, then, rtol=1e-12)  # since Python 3.12 the last digit of a sum is another one
+    pd.testing.assert_frame_equal(
+        now, then, rtol=1e-12
+    )  # since Python 3.12 the last digit of a sum is another one
     assert found | {"phases": None} == kept | {"phases": None}
     page = (ROOT / "site/speed.md").read_text(encoding="utf-8")
-    assert as_markdown(predict_gpu.table(kept)) in page and predict_gpu.sentence(kept) in page.replace("\n", " ")
+    assert as_markdown(predict_gpu.table(kept)) in page and predict_gpu.sentence(
+        kept
+    ) in page.replace("\n", " ")

@@ -1,4 +1,6 @@
-"""The quiz: enough questions, every answer explained, and no place where the right one usually stands."""
+"""The quiz: enough questions, every answer explained, and no place where the right one usually
+stands.
+"""
 
 import sys
 from collections import Counter

@@ -33,7 +33,12 @@ CARD = {
         "<script>alert(1)</script>": {"passed": False, "value": None, "want": "a & b"},
     },
     "curves": {
-        "history": {"kl": [0.0, 3.0, 1.0], "score": [1, None, 2], "flat": [1, 1, 1], "time/ppo": [1, 2, 3]},
+        "history": {
+            "kl": [0.0, 3.0, 1.0],
+            "score": [1, None, 2],
+            "flat": [1, 1, 1],
+            "time/ppo": [1, 2, 3],
+        },
         "lambda": {"critic": ["a", "a", "b", "b"], "λ": [0, 1, 0, 1], "bias": [1, 2, 3, 4]},
         "probes": {"probe": ["<b>empty</b>", "long"], "share": [0.5, 1]},
     },
@@ -42,7 +47,9 @@ CARD = {
 
 def put(folder, name: str, card) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.json").write_text(card if isinstance(card, str) else json.dumps(card), encoding="utf-8")
+    (folder / f"{name}.json").write_text(
+        card if isinstance(card, str) else json.dumps(card), encoding="utf-8"
+    )
 
 
 def asks(soup: BeautifulSoup) -> list[str]:
@@ -69,11 +76,17 @@ def test_a_run_shows_its_checks_numbers_and_curves(tmp_path):
     assert asks(soup) == [] and soup.title.text and not soup.select("script, b")
     rows = [[cell.text for cell in row.select("td")] for row in soup.select("section tr")]
     assert ["score rises", "passed", "1.5", "> 1"] in rows
-    assert ["<script>alert(1)</script>", "failed", "–", "a & b"] in rows and ["<b>empty</b>", "0.5"] in rows
+    assert ["<script>alert(1)</script>", "failed", "–", "a & b"] in rows and [
+        "<b>empty</b>",
+        "0.5",
+    ] in rows
     assert soup.select_one("section a")["href"] == "html/09_x.html"
     for said in ("score 1.00 → 2.50", "61 s, 1.0 GB", "1 of 2 checks passed", "torch 2"):
         assert said in " ".join(soup.text.split())
-    curves = {svg["aria-label"]: [line["points"] for line in svg.select("polyline")] for svg in soup.select("svg")}
+    curves = {
+        svg["aria-label"]: [line["points"] for line in svg.select("polyline")]
+        for svg in soup.select("svg")
+    }
     assert curves == {
         "kl, history: 0 → 1": ["0.0,48.0 80.0,0.0 160.0,32.0"],
         "score, history: 1 → 2": ["0.0,48.0 160.0,0.0"],
@@ -84,7 +97,9 @@ def test_a_run_shows_its_checks_numbers_and_curves(tmp_path):
 def test_the_measured_cards_make_a_whole_page(tmp_path):
     entries = report.write(MEASURED, tmp_path / "page.html")
     soup = BeautifulSoup((tmp_path / "page.html").read_text(encoding="utf-8"), "html.parser")
-    checks = {name for path in MEASURED for name in json.loads(path.read_text(encoding="utf-8"))["checks"]}
+    checks = {
+        name for path in MEASURED for name in json.loads(path.read_text(encoding="utf-8"))["checks"]
+    }
     assert checks <= {cell.text for cell in soup.select("section td:first-child")}
     assert len(entries) == len(MEASURED) == len(soup.select("section")) and asks(soup) == []
     assert not any("problem" in entry for entry in entries) and len(soup.select("svg")) > 50
@@ -94,7 +109,9 @@ def test_a_class_is_a_table_of_who_passed_what(tmp_path, capsys):
     put(tmp_path / "class/ann", "09_x", CARD)
     put(tmp_path / "class/ann", "10_y", CARD | {"checks": {}})
     put(tmp_path / "class/bo/build/run_cards", "09_x", '{"checks":')
-    assert run(tmp_path / "class/ann", tmp_path / "class/bo", "--output", tmp_path / "class.html") == 1
+    assert (
+        run(tmp_path / "class/ann", tmp_path / "class/bo", "--output", tmp_path / "class.html") == 1
+    )
     soup = BeautifulSoup((tmp_path / "class.html").read_text(encoding="utf-8"), "html.parser")
     rows = [[cell.text.strip() for cell in row.select("th, td")] for row in soup.table.select("tr")]
     assert rows == [["who", "09 x", "10 y"], ["ann", "1 of 2", "all 0"], ["bo", "no result", "–"]]
@@ -103,15 +120,21 @@ def test_a_class_is_a_table_of_who_passed_what(tmp_path, capsys):
     assert "not passed: <script>" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("damage", ['{"x": 1}', '{"checks": {"a": 1}}', '{"checks": {}, "curves": {"a": [1]}}'])
+@pytest.mark.parametrize(
+    "damage", ['{"x": 1}', '{"checks": {"a": 1}}', '{"checks": {}, "curves": {"a": [1]}}']
+)
 def test_what_is_no_run_card_is_said(damage, tmp_path, capsys):
     put(tmp_path, "09_x", damage)
     assert run(tmp_path / "09_x.json", "--output", tmp_path / "page.html") == 1
     said = f"{tmp_path / '09_x.json'} is no run card"
-    assert said in capsys.readouterr().out and said in (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert said in capsys.readouterr().out and said in (tmp_path / "page.html").read_text(
+        encoding="utf-8"
+    )
 
 
-@pytest.mark.parametrize(("place", "message"), [("none", "There is no "), (".", "holds no run card")])
+@pytest.mark.parametrize(
+    ("place", "message"), [("none", "There is no "), (".", "holds no run card")]
+)
 def test_no_cards_are_a_sentence(place, message, tmp_path, capsys):
     assert run(tmp_path / place, "--output", tmp_path / "page.html") == 1
     assert message in capsys.readouterr().err and not (tmp_path / "page.html").exists()
@@ -123,10 +146,19 @@ def test_an_executed_notebook_is_a_page_that_asks_nobody(path):
     soup = BeautifulSoup(page(notebook, path.parent), "html.parser")
     assert asks(soup) == [] and not soup.select("script, merror")
     assert f"# {soup.title.text}\n" in notebook.cells[0].source.replace("`", "") + "\n"
-    prose = re.sub(r"```.*?```|`[^`]*`", "", "\n\n".join(c.source for c in notebook.cells if c.cell_type == "markdown"))
+    prose = re.sub(
+        r"```.*?```|`[^`]*`",
+        "",
+        "\n\n".join(c.source for c in notebook.cells if c.cell_type == "markdown"),
+    )
     assert len(soup.select("math")) == len(re.findall(r"\$\$.+?\$\$|\$.+?\$", prose, re.S))
-    assert all(image["alt"].strip() and "No description" not in image["alt"] for image in soup.select("img"))
-    local = [tag["href"] for tag in soup.select("a[href]") if not tag["href"].startswith(("http", "#"))]
+    assert all(
+        image["alt"].strip() and "No description" not in image["alt"]
+        for image in soup.select("img")
+    )
+    local = [
+        tag["href"] for tag in soup.select("a[href]") if not tag["href"].startswith(("http", "#"))
+    ]
     assert local and all(link.startswith(ROOT.as_uri()) for link in local)
 
 
@@ -138,7 +170,12 @@ def test_a_formula_that_cannot_be_set_is_shown_as_it_is():
 
 def test_a_page_of_somebody_elses_stays(tmp_path, capsys):
     (tmp_path / "index.html").write_text("<title>My page</title>")
-    assert command.run("run_notebooks.py", run_notebooks.main, ["--only", "00", "--output", str(tmp_path)]) == 1
+    assert (
+        command.run(
+            "run_notebooks.py", run_notebooks.main, ["--only", "00", "--output", str(tmp_path)]
+        )
+        == 1
+    )
     assert "is not the page over a run" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["index.html"]
 
@@ -194,5 +231,9 @@ def test_a_terminal_shows_one_bar_and_leaves_nothing(monkeypatch, capsys):
             time.sleep(0.01)
         raise KeyboardInterrupt
     said = terminal.getvalue()
-    assert "[1/1] a · about 3 min left |" in said and "\n" not in said and not said.rsplit("\r")[-1].strip()
+    assert (
+        "[1/1] a · about 3 min left |" in said
+        and "\n" not in said
+        and not said.rsplit("\r")[-1].strip()
+    )
     assert capsys.readouterr().out == ""

@@ -40,11 +40,25 @@ def make_tokenizer(own_pad: bool = True, side: str = "right"):
 def make_classifier(tokenizer, family: str = "gpt2", dropout: float = 0.0, **config):
     """A random classifier with weights large enough for scores that differ."""
     torch.manual_seed(0)
-    special = {"pad_token_id": tokenizer.pad_token_id, "bos_token_id": 0, "eos_token_id": tokenizer.eos_token_id}
+    special = {
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": 0,
+        "eos_token_id": tokenizer.eos_token_id,
+    }
     common = {"vocab_size": len(tokenizer), "num_labels": 1} | special
     if family == "opt":
-        shape = {"hidden_size": 16, "word_embed_proj_dim": 16, "ffn_dim": 32, "num_hidden_layers": 2}
-        shape |= {"num_attention_heads": 2, "max_position_embeddings": 300, "init_std": 0.3, "dropout": dropout}
+        shape = {
+            "hidden_size": 16,
+            "word_embed_proj_dim": 16,
+            "ffn_dim": 32,
+            "num_hidden_layers": 2,
+        }
+        shape |= {
+            "num_attention_heads": 2,
+            "max_position_embeddings": 300,
+            "init_std": 0.3,
+            "dropout": dropout,
+        }
         return OPTForSequenceClassification(OPTConfig(**common | shape | config)).eval()
     shape = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 300, "initializer_range": 0.3}
     rates = dict.fromkeys(("attn_pdrop", "resid_pdrop", "embd_pdrop"), dropout)
@@ -77,19 +91,25 @@ def test_scores_are_the_networks_own_whatever_the_padding(family, own_pad):
 
 
 def test_the_score_is_read_at_eos():
-    """With padding of its own, the last hidden state is that of EOS: what the tokens say after it does not matter."""
+    """With padding of its own, the last hidden state is that of EOS: what the tokens say after it
+    does not matter.
+    """
     tokenizer = make_tokenizer()
     model = make_classifier(tokenizer)
     ids = tokenizer(f"{PROMPTS[0]} {ANSWERS[0]}")["input_ids"] + [tokenizer.eos_token_id]
     hidden = model.transformer(input_ids=torch.tensor([ids])).last_hidden_state
     expected = model.score(hidden)[0, -1].detach()
-    torch.testing.assert_close(RewardModel(model, tokenizer)(PROMPTS[:1], ANSWERS[:1]), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        RewardModel(model, tokenizer)(PROMPTS[:1], ANSWERS[:1]), expected, atol=1e-5, rtol=0
+    )
 
 
 def test_scores_come_in_the_order_given():
     score = RewardModel(make_classifier(make_tokenizer()), make_tokenizer(), batch_size=4)
     forward = score(PROMPTS[FEW], ANSWERS[FEW])
-    torch.testing.assert_close(score(PROMPTS[FEW][::-1], ANSWERS[FEW][::-1]).flip(0), forward, atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        score(PROMPTS[FEW][::-1], ANSWERS[FEW][::-1]).flip(0), forward, atol=1e-5, rtol=0
+    )
     with pytest.raises(ValueError, match="3 prompts and 2 answers"):
         score(PROMPTS[:3], ANSWERS[:2])
 
@@ -105,15 +125,23 @@ def test_a_long_prompt_loses_its_oldest_tokens():
     torch.testing.assert_close(score([prompt], [answer]), expected, atol=1e-5, rtol=0)
     longer = score(["\n\nHuman: What?\n\nAssistant: That." + prompt], [answer])
     torch.testing.assert_close(longer, expected, atol=1e-5, rtol=0)
-    assert (score([prompt], [answer[:-1] + "!"]) - expected).abs() > 1e-4  # the answer's end is still read
+    assert (
+        score([prompt], [answer[:-1] + "!"]) - expected
+    ).abs() > 1e-4  # the answer's end is still read
 
 
 def test_an_answer_may_fill_max_length_but_not_more():
     tokenizer = make_tokenizer()
     length = len(tokenizer(" " + ANSWERS[1])["input_ids"]) + 1
-    assert RewardModel(make_classifier(tokenizer), tokenizer, max_length=length)(PROMPTS[1:2], ANSWERS[1:2]).isfinite()
-    with pytest.raises(ValueError, match=rf"An answer of {length} tokens is longer than max_length={length - 1}: "):
-        RewardModel(make_classifier(tokenizer), tokenizer, max_length=length - 1)(PROMPTS[1:2], ANSWERS[1:2])
+    assert RewardModel(make_classifier(tokenizer), tokenizer, max_length=length)(
+        PROMPTS[1:2], ANSWERS[1:2]
+    ).isfinite()
+    with pytest.raises(
+        ValueError, match=rf"An answer of {length} tokens is longer than max_length={length - 1}: "
+    ):
+        RewardModel(make_classifier(tokenizer), tokenizer, max_length=length - 1)(
+            PROMPTS[1:2], ANSWERS[1:2]
+        )
 
 
 @pytest.mark.parametrize("family", ["gpt2", "opt"])
@@ -126,16 +154,23 @@ def test_by_default_a_dialogue_may_fill_all_positions(family):
 def test_an_answer_may_fill_max_length_with_a_tokenizer_that_puts_bos_in_front():
     tokenizer = make_tokenizer()
     length = len(tokenizer(" " + ANSWERS[1])["input_ids"]) + 1
-    front = processors.TemplateProcessing(single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)])
+    front = processors.TemplateProcessing(
+        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)]
+    )
     tokenizer.backend_tokenizer.post_processor = front
-    assert RewardModel(make_classifier(tokenizer), tokenizer, max_length=length)(PROMPTS[1:2], ANSWERS[1:2]).isfinite()
+    assert RewardModel(make_classifier(tokenizer), tokenizer, max_length=length)(
+        PROMPTS[1:2], ANSWERS[1:2]
+    ).isfinite()
 
 
 def test_a_tokenizer_with_another_padding_token_than_the_model_scores_the_same():
     tokenizer = make_tokenizer()
     model = make_classifier(tokenizer)
     model.config.pad_token_id = tokenizer.eos_token_id
-    one, many = (RewardModel(model, tokenizer, batch_size=size)(PROMPTS[FEW], ANSWERS[FEW]) for size in (1, 64))
+    one, many = (
+        RewardModel(model, tokenizer, batch_size=size)(PROMPTS[FEW], ANSWERS[FEW])
+        for size in (1, 64)
+    )
     torch.testing.assert_close(one, many, atol=1e-5, rtol=0)
 
 
@@ -174,11 +209,24 @@ def test_a_saved_model_scores_the_same(tmp_path, as_path):
 
 def test_an_adapter_folder_scores_the_same(tmp_path):
     """The base is a language model, so that the score's weights are in the adapter alone."""
-    tokenizer, shape = make_tokenizer(), {"n_embd": 16, "n_layer": 2, "n_head": 2, "initializer_range": 0.3}
-    config = GPT2Config(vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, n_positions=300, **shape)
+    tokenizer, shape = (
+        make_tokenizer(),
+        {"n_embd": 16, "n_layer": 2, "n_head": 2, "initializer_range": 0.3},
+    )
+    config = GPT2Config(
+        vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, n_positions=300, **shape
+    )
     GPT2LMHeadModel(config).save_pretrained(tmp_path / "base")
-    lora = LoraConfig(task_type="SEQ_CLS", r=4, target_modules=["c_attn"], fan_in_fan_out=True, init_lora_weights=False)
-    model = get_peft_model(AutoModelForSequenceClassification.from_pretrained(tmp_path / "base", num_labels=1), lora)
+    lora = LoraConfig(
+        task_type="SEQ_CLS",
+        r=4,
+        target_modules=["c_attn"],
+        fan_in_fan_out=True,
+        init_lora_weights=False,
+    )
+    model = get_peft_model(
+        AutoModelForSequenceClassification.from_pretrained(tmp_path / "base", num_labels=1), lora
+    )
     torch.nn.init.normal_(model.get_base_model().score.modules_to_save["default"].weight)
     expected = RewardModel(model, tokenizer)(PROMPTS[FEW], ANSWERS[FEW])
     model.save_pretrained(tmp_path / "adapter")
@@ -187,7 +235,9 @@ def test_an_adapter_folder_scores_the_same(tmp_path):
     score = RewardModel(str(tmp_path / "adapter"))
     torch.testing.assert_close(score(PROMPTS[FEW], ANSWERS[FEW]), expected, atol=1e-5, rtol=0)
     plain = RewardModel(model.unload(), tokenizer)(PROMPTS[FEW], ANSWERS[FEW])
-    assert expected.std() > 0.05 and (plain - expected).abs().max() > 1e-2  # the adapter makes a difference
+    assert (
+        expected.std() > 0.05 and (plain - expected).abs().max() > 1e-2
+    )  # the adapter makes a difference
     assert load_reward_model(tmp_path / "adapter").config.num_labels == 1
 
 
@@ -199,7 +249,9 @@ def test_last_token_scores_read_the_last_real_token_on_both_paddings(family):
     expected = torch.cat([model(input_ids=torch.tensor([row])).logits[:, 0] for row in rows])
     for left in (True, False):
         filler = [[pad] * (9 - len(row)) for row in rows]
-        ids = torch.tensor([(f + row if left else row + f) for row, f in zip(rows, filler, strict=True)])
+        ids = torch.tensor(
+            [(f + row if left else row + f) for row, f in zip(rows, filler, strict=True)]
+        )
         found = last_token_scores(model, ids, (ids != pad).long())
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
     found.sum().backward()  # it can be trained through
@@ -207,14 +259,20 @@ def test_last_token_scores_read_the_last_real_token_on_both_paddings(family):
 
 
 def test_pairwise_loss_starts_at_ln_2_and_pulls_by_the_chance_of_being_wrong():
-    assert pairwise_loss(torch.full((5,), 3.0), torch.full((5,), 3.0)).item() == pytest.approx(math.log(2))
+    assert pairwise_loss(torch.full((5,), 3.0), torch.full((5,), 3.0)).item() == pytest.approx(
+        math.log(2)
+    )
     chosen = torch.tensor([0.3, -2.0, 40.0, -1000.0], requires_grad=True)
     rejected = torch.tensor([-0.7, 1.0, -40.0, 0.0], requires_grad=True)
     pairwise_loss(chosen, rejected).backward()
     wrong = [1 - 1 / (1 + math.exp(-d)) for d in (1.0, -3.0, 80.0)] + [1.0]
-    np.testing.assert_allclose(chosen.grad * 4, [-w for w in wrong], atol=1e-6)  # times 4: the loss is a mean
+    np.testing.assert_allclose(
+        chosen.grad * 4, [-w for w in wrong], atol=1e-6
+    )  # times 4: the loss is a mean
     np.testing.assert_allclose(rejected.grad * 4, wrong, atol=1e-6)
-    assert pairwise_loss(torch.tensor([1.0]), torch.tensor([0.0])).item() == pytest.approx(math.log(1 + math.exp(-1)))
+    assert pairwise_loss(torch.tensor([1.0]), torch.tensor([0.0])).item() == pytest.approx(
+        math.log(1 + math.exp(-1))
+    )
     assert pairwise_loss(torch.tensor([0.0]), torch.tensor([1000.0])).item() == 1000
 
 
@@ -222,7 +280,10 @@ def test_pairwise_loss_is_the_loss_of_trl(tmp_path):
     from trl import RewardConfig, RewardTrainer  # here alone: it is slow to import
 
     tokenizer = make_tokenizer()
-    rows = [{"chosen": f"{p.prompt} {p.chosen}", "rejected": f"{p.prompt} {p.rejected}"} for p in PAIRS[FEW]]
+    rows = [
+        {"chosen": f"{p.prompt} {p.chosen}", "rejected": f"{p.prompt} {p.rejected}"}
+        for p in PAIRS[FEW]
+    ]
     datasets.Dataset.from_list(rows).to_parquet(tmp_path / "train.parquet")
     pairs, _ = load_pairs(tmp_path)
     tokens, _ = tokenize_pairs(pairs, tokenizer, 300)
@@ -233,7 +294,9 @@ def test_pairwise_loss_is_the_loss_of_trl(tmp_path):
         train_dataset=tokens,
         processing_class=tokenizer,
     )
-    batch = trainer.data_collator([{k: row[k] for k in ("chosen_ids", "rejected_ids")} for row in tokens])
+    batch = trainer.data_collator(
+        [{k: row[k] for k in ("chosen_ids", "rejected_ids")} for row in tokens]
+    )
     chosen, rejected = last_token_scores(trainer.model, **batch).chunk(2)
     theirs = trainer.compute_loss(trainer.model, dict(batch))
     torch.testing.assert_close(pairwise_loss(chosen, rejected), theirs, atol=1e-5, rtol=0)
@@ -252,19 +315,26 @@ def length(prompts, answers) -> torch.Tensor:
 
 
 def test_gold_passes_the_probes_that_it_condemns():
-    """Praise alone, an answer to another question, or one with others' added is not always worse to the gold."""
+    """Praise alone, an answer to another question, or one with others' added is not always worse to
+    the gold.
+    """
     table = audit(gold, PROMPTS, ANSWERS)
     condemned = {"empty", "one word", "truncated", "repeated", "copied prompt", "rude"}
     assert set(table.index[table["passed"]]) == condemned
     assert (table["margin"].loc[sorted(condemned)] > 1).all()
     wins = [gold_utility(p, a) > gold_utility(p, "") for p, a in zip(PROMPTS, ANSWERS, strict=True)]
     assert table.loc["empty", "share"] == np.mean(wins)
-    word = [gold_utility(p, a) - gold_utility(p, "Yes.") for p, a in zip(PROMPTS, ANSWERS, strict=True)]
+    word = [
+        gold_utility(p, a) - gold_utility(p, "Yes.") for p, a in zip(PROMPTS, ANSWERS, strict=True)
+    ]
     assert table.loc["one word", "margin"] == pytest.approx(np.mean(word), abs=1e-5)
 
 
 def test_a_love_of_length_shows_in_the_audit():
-    short, long = audit(lambda p, a: -length(p, a), PROMPTS, ANSWERS), audit(length, PROMPTS, ANSWERS)
+    short, long = (
+        audit(lambda p, a: -length(p, a), PROMPTS, ANSWERS),
+        audit(length, PROMPTS, ANSWERS),
+    )
     assert {"empty", "one word", "truncated"}.isdisjoint(short.index[short["passed"]])
     assert short.loc["empty", "share"] == 0 and short.loc["very long", "passed"]
     assert {"very long", "repeated"}.isdisjoint(long.index[long["passed"]])
@@ -274,7 +344,9 @@ def test_a_love_of_length_shows_in_the_audit():
 
 def test_a_constant_score_fails_the_whole_audit():
     table = audit(lambda p, a: torch.zeros(len(a)), PROMPTS, ANSWERS)
-    assert (table["share"] == 0).all() and not table["passed"].any() and (table["margin"] == 0).all()
+    assert (
+        (table["share"] == 0).all() and not table["passed"].any() and (table["margin"] == 0).all()
+    )
 
 
 def test_the_audit_passes_at_nine_in_ten():
@@ -299,7 +371,11 @@ def test_probes_depend_on_the_seed_alone():
     torch.rand(3), np.random.rand(3)
     assert make_probes(PROMPTS, ANSWERS, seed=1) == first
     other = make_probes(PROMPTS, ANSWERS, seed=2)
-    assert {name for name in RISKS if other[name] != first[name]} == {"off topic", "very long", "flattery"}
+    assert {name for name in RISKS if other[name] != first[name]} == {
+        "off topic",
+        "very long",
+        "flattery",
+    }
 
 
 def test_probes_are_what_they_are_called():
@@ -312,8 +388,14 @@ def test_probes_are_what_they_are_called():
         assert answer.startswith(probe["truncated"]) and probe["truncated"][-1].isalpha()
         assert 0.4 < len(probe["truncated"].split()) / len(answer.split()) <= 0.5
         last = probe["repeated"].removeprefix(answer).split()
-        assert last[: len(last) // 3] * 3 == last and answer.split()[-len(last) // 3 :] == last[: len(last) // 3]
-        assert prompt.endswith(f" {probe['copied prompt']}\n\nAssistant:") and "Human" not in probe["copied prompt"]
+        assert (
+            last[: len(last) // 3] * 3 == last
+            and answer.split()[-len(last) // 3 :] == last[: len(last) // 3]
+        )
+        assert (
+            prompt.endswith(f" {probe['copied prompt']}\n\nAssistant:")
+            and "Human" not in probe["copied prompt"]
+        )
         assert probe["off topic"] in ANSWERS
         assert answer.startswith(probe["rude"].partition("stupid questions. ")[2])
         assert probe["very long"].startswith(answer)
@@ -327,7 +409,10 @@ def test_an_off_topic_answer_shares_no_topic_with_the_question():
     topics = ("coffee", "puppy", "guitar", "chess", "interview", "sleep")
     for prompt, stranger in zip(PROMPTS, probes["off topic"], strict=True):
         for topic in topics:
-            question, theirs = prompt.rpartition("Human:")[2], by_answer[stranger].rpartition("Human:")[2]
+            question, theirs = (
+                prompt.rpartition("Human:")[2],
+                by_answer[stranger].rpartition("Human:")[2],
+            )
             assert not (topic in question and topic in theirs)
 
 
@@ -337,15 +422,23 @@ def test_an_audit_needs_two_prompts():
 
 
 def test_off_topic_is_never_the_own_answer_even_to_a_question_of_short_words():
-    prompts = [f"\n\nHuman: {question}\n\nAssistant:" for question in ("Who are you?", "How old is it?", "Why?")]
+    prompts = [
+        f"\n\nHuman: {question}\n\nAssistant:"
+        for question in ("Who are you?", "How old is it?", "Why?")
+    ]
     answers = ["A bot.", "Ten.", "No idea."]
     for seed in range(20):
-        assert all(a != b for a, b in zip(make_probes(prompts, answers, seed)["off topic"], answers, strict=True))
+        assert all(
+            a != b
+            for a, b in zip(make_probes(prompts, answers, seed)["off topic"], answers, strict=True)
+        )
 
 
 def pairs_dataset(n: int = 200):
     keys = ("prompt", "chosen", "rejected", "gold_chosen")
-    return datasets.Dataset.from_list([{key: getattr(pair, key) for key in keys} for pair in PAIRS[:n]])
+    return datasets.Dataset.from_list(
+        [{key: getattr(pair, key) for key in keys} for pair in PAIRS[:n]]
+    )
 
 
 def test_negatives_are_added_of_each_kind_equally_often():
@@ -361,8 +454,19 @@ def test_negatives_are_added_of_each_kind_equally_often():
     assert len({row["prompt"] + row["chosen"] for row in bad}) == len(bad) == 80
     assert all(row["rejected"] != row["chosen"] for row in mixed)
     texts = [row["rejected"] for row in bad]
-    assert texts.count("") == texts.count("Yes.") == sum("stupid questions" in text for text in texts) == 20
-    assert sum(t != "" and r["prompt"].endswith(f" {t}\n\nAssistant:") for t, r in zip(texts, bad, strict=True)) == 20
+    assert (
+        texts.count("")
+        == texts.count("Yes.")
+        == sum("stupid questions" in text for text in texts)
+        == 20
+    )
+    assert (
+        sum(
+            t != "" and r["prompt"].endswith(f" {t}\n\nAssistant:")
+            for t, r in zip(texts, bad, strict=True)
+        )
+        == 20
+    )
     assert 80 < sum(order[:140]) < 120  # shuffled: neither kind comes first
 
 
@@ -371,14 +475,23 @@ def test_negatives_repeat_by_seed():
     assert len(first) == 36  # a fifth more, unless told
     assert add_negatives(pairs_dataset(30), list(RISKS), seed=1).to_dict() == first.to_dict()
     assert add_negatives(pairs_dataset(30), list(RISKS), seed=2).to_dict() != first.to_dict()
-    assert all(row["rejected"] != row["chosen"] for row in add_negatives(pairs_dataset(), list(RISKS), share=1.0))
+    assert all(
+        row["rejected"] != row["chosen"]
+        for row in add_negatives(pairs_dataset(), list(RISKS), share=1.0)
+    )
 
 
 def test_negatives_of_no_kind_are_refused():
-    with pytest.raises(ValueError, match="at least one kind of probe to add; there are empty, one word"):
+    with pytest.raises(
+        ValueError, match="at least one kind of probe to add; there are empty, one word"
+    ):
         add_negatives(pairs_dataset(5), [])
 
 
 def test_negatives_of_one_word_answers_differ_from_them():
-    short = datasets.Dataset.from_dict({"prompt": PROMPTS[:6], "chosen": ["Yes", "No"] * 3, "rejected": ["Why"] * 6})
-    assert all(row["rejected"] != row["chosen"] for row in add_negatives(short, ["truncated"], share=1.0))
+    short = datasets.Dataset.from_dict(
+        {"prompt": PROMPTS[:6], "chosen": ["Yes", "No"] * 3, "rejected": ["Why"] * 6}
+    )
+    assert all(
+        row["rejected"] != row["chosen"] for row in add_negatives(short, ["truncated"], share=1.0)
+    )

@@ -3,7 +3,15 @@
 import numpy as np
 import pytest
 import torch
-from builders import EOS, SAMPLING, make_policy, make_trainer, review_tokenizer, reviews, save_classifier
+from builders import (
+    EOS,
+    SAMPLING,
+    make_policy,
+    make_trainer,
+    review_tokenizer,
+    reviews,
+    save_classifier,
+)
 from transformers import RobertaConfig, RobertaForSequenceClassification
 
 from rlhf_course.data import encode
@@ -40,11 +48,19 @@ def roberta(request, tmp_path):
     """A RoBERTa of 22 positions, the first two of which hold no token: (folder, tokenizer, model)."""
     torch.manual_seed(0)
     tokenizer = review_tokenizer()
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
     special = {"pad_token_id": 1, "initializer_range": 0.5, "max_position_embeddings": 22}
     config = RobertaConfig(vocab_size=len(tokenizer), num_labels=request.param, **sizes, **special)
     if request.param == 2:
-        config.id2label, config.label2id = {0: "NEGATIVE", 1: "POSITIVE"}, {"NEGATIVE": 0, "POSITIVE": 1}
+        config.id2label, config.label2id = (
+            {0: "NEGATIVE", 1: "POSITIVE"},
+            {"NEGATIVE": 0, "POSITIVE": 1},
+        )
     model = RobertaForSequenceClassification(config).eval()
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
@@ -57,7 +73,9 @@ def test_a_robertas_long_texts_are_cut_to_the_tokens_it_has_positions_for(robert
     folder, tokenizer, model = roberta
     tokenizer.truncation_side = "left"
     tokens = tokenizer([TEXTS[0] * 5], truncation=True, max_length=20, return_tensors="pt")
-    wanted = model(input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"]).logits[:, 1]
+    wanted = model(input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"]).logits[
+        :, 1
+    ]
     torch.testing.assert_close(SentimentReward(folder)([TEXTS[0] * 5]), wanted, atol=1e-5, rtol=0)
 
 
@@ -97,8 +115,12 @@ def test_evaluation_is_repeatable_and_leaves_the_run_alone():
         return torch.tensor([float(text.count("w7")) for text in responses])
 
     state = torch.get_rng_state()
-    first, again = (evaluate(trainer, score, queries, lengths, seed=1, **settings) for _ in range(2))
-    assert first.equals(again) and torch.equal(state, torch.get_rng_state()) and trainer.model.training
+    first, again = (
+        evaluate(trainer, score, queries, lengths, seed=1, **settings) for _ in range(2)
+    )
+    assert (
+        first.equals(again) and torch.equal(state, torch.get_rng_state()) and trainer.model.training
+    )
     assert first["length"].max() <= 5 and first["kl"].mean() > 0
     same = evaluate(alike, score, queries, lengths, **settings)
     assert np.abs(same["kl"]).max() < 1e-5
@@ -106,7 +128,10 @@ def test_evaluation_is_repeatable_and_leaves_the_run_alone():
 
 def test_confidence_interval_covers_the_mean_about_as_often_as_it_says():
     rng = np.random.default_rng(0)
-    hits = [abs(mean - 2) <= half for mean, half in (mean_ci(rng.normal(2, 3, 100)) for _ in range(1000))]
+    hits = [
+        abs(mean - 2) <= half
+        for mean, half in (mean_ci(rng.normal(2, 3, 100)) for _ in range(1000))
+    ]
     assert 0.92 < np.mean(hits) < 0.975
 
 

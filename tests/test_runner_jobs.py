@@ -1,4 +1,6 @@
-"""Several notebooks at a time: processes of their own, one table, and nothing that outlives the command."""
+"""Several notebooks at a time: processes of their own, one table, and nothing that outlives the
+command.
+"""
 
 import json
 import os
@@ -45,7 +47,9 @@ time.sleep(60)
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """The command, with a small program in place of what it starts per notebook; returns the exit code."""
+    """The command, with a small program in place of what it starts per notebook; returns the exit
+    code.
+    """
 
     def started(program: str, *arguments: str) -> int:
         script = tmp_path / "run_notebooks.py"
@@ -53,7 +57,9 @@ def run(tmp_path, monkeypatch):
         monkeypatch.setattr(run_notebooks, "__file__", str(script))
         monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
         monkeypatch.setattr(os, "cpu_count", lambda: 4)
-        monkeypatch.setattr(run_notebooks, "check", lambda chosen: None)  # whether the notebooks have these settings
+        monkeypatch.setattr(
+            run_notebooks, "check", lambda chosen: None
+        )  # whether the notebooks have these settings
         line = ["--output", str(tmp_path / "out"), "--only", "00", "02", "03", *arguments]
         return command.run("run_notebooks.py", run_notebooks.main, line)
 
@@ -63,18 +69,26 @@ def run(tmp_path, monkeypatch):
 def test_two_run_at_a_time_with_half_of_the_cores_each(run, tmp_path, capsys):
     assert run(PASS, "--override", "seed=1") == 0
     said = capsys.readouterr().out
-    assert said.startswith("3 notebooks, 2 at a time, at preset tiny") and said.count("1/1 passed") == 3
+    assert (
+        said.startswith("3 notebooks, 2 at a time, at preset tiny")
+        and said.count("1/1 passed") == 3
+    )
     assert [said.rindex(name) for name in NAMES] == sorted(said.rindex(name) for name in NAMES)
     for name in NAMES:
         _, threads, line = json.loads((tmp_path / "out" / "started" / name).read_text())
-        assert threads == "2" and line[line.index("--jobs") + 1] == "1" and "--override=seed=1" in line
+        assert (
+            threads == "2" and line[line.index("--jobs") + 1] == "1" and "--override=seed=1" in line
+        )
     assert "[1/3] 03_ppo_step_by_step" in said  # the longest
 
 
 def test_what_one_says_is_the_reason_in_the_table(run, capsys):
     assert run(FAIL + PASS) == 1
     said = capsys.readouterr()
-    assert said.err == "02_why_ppo did not pass. cell 3: ValueError: too much\n" and said.out.count("1/1 passed") == 2
+    assert (
+        said.err == "02_why_ppo did not pass. cell 3: ValueError: too much\n"
+        and said.out.count("1/1 passed") == 2
+    )
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -89,11 +103,15 @@ def test_a_stop_ends_all_of_them(run, tmp_path, signum, code, capsys):
     threading.Thread(target=stop).start()
     assert run(SLOW_TO_END) == code
     said = capsys.readouterr()
-    assert said.err == "\nrun_notebooks.py: stopped.\n" and "did not pass" not in said.err + said.out
+    assert (
+        said.err == "\nrun_notebooks.py: stopped.\n" and "did not pass" not in said.err + said.out
+    )
     assert len([*folder.iterdir()]) == 2  # the third never began
     assert not any(psutil.pid_exists(json.loads(path.read_text())[0]) for path in folder.iterdir())
 
 
 @pytest.mark.parametrize("jobs", ["0", "-1"])
 def test_jobs_are_at_least_one(jobs, refuses):
-    refuses(run_notebooks.parse_arguments, ["--jobs", jobs], "--jobs takes a whole number from 1 on")
+    refuses(
+        run_notebooks.parse_arguments, ["--jobs", jobs], "--jobs takes a whole number from 1 on"
+    )

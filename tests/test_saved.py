@@ -1,4 +1,6 @@
-"""Adapters and value heads are found wherever a policy is saved: in folders, on the hub, in shards, in subfolders."""
+"""Adapters and value heads are found wherever a policy is saved: in folders, on the hub, in shards,
+in subfolders.
+"""
 
 import subprocess
 import sys
@@ -51,9 +53,13 @@ def test_an_adapter_on_the_hub_is_recognised_as_a_folder_is(tmp_path, monkeypatc
         }
 
 
-def test_an_adapter_is_found_in_a_subfolder_of_a_revision_that_needs_a_token(tmp_path, monkeypatch, adapter):
+def test_an_adapter_is_found_in_a_subfolder_of_a_revision_that_needs_a_token(
+    tmp_path, monkeypatch, adapter
+):
     there = files_of(tmp_path / "adapter", "best/")
-    with serve({"me/base": tmp_path / "base", "me/many@trial": there, "me/many": {"README.md": "-"}}) as hub:
+    with serve(
+        {"me/base": tmp_path / "base", "me/many@trial": there, "me/many": {"README.md": "-"}}
+    ) as hub:
         hub.use(monkeypatch, tmp_path / "home")
         hub.gated.add("me/many")
         loaded = load("me/many", revision="trial", subfolder="best", token="hf_a")
@@ -75,7 +81,9 @@ def test_an_adapter_of_a_reward_model_is_recognised_on_the_hub(tmp_path, monkeyp
         base = GPT2ForSequenceClassification.from_pretrained("me/classifier")
     model = get_peft_model(base, LoraConfig(task_type="SEQ_CLS", **LORA)).eval()
     model.save_pretrained(tmp_path / "adapter")
-    with serve({"me/classifier": tmp_path / "base", "me/judge": files_of(tmp_path / "adapter", where)}) as hub:
+    with serve(
+        {"me/classifier": tmp_path / "base", "me/judge": files_of(tmp_path / "adapter", where)}
+    ) as hub:
         hub.use(monkeypatch, tmp_path / "home")
         loaded = load_reward_model("me/judge", subfolder=where.strip("/"))
     assert isinstance(loaded, PeftModel)
@@ -84,7 +92,9 @@ def test_an_adapter_of_a_reward_model_is_recognised_on_the_hub(tmp_path, monkeyp
 
 
 @pytest.mark.parametrize("name", ["v_head.safetensors", *WEIGHTS])
-def test_a_value_head_is_found_in_a_subfolder_of_a_revision_that_needs_a_token(tmp_path, monkeypatch, name):
+def test_a_value_head_is_found_in_a_subfolder_of_a_revision_that_needs_a_token(
+    tmp_path, monkeypatch, name
+):
     policy = make_policy()
     if name in WEIGHTS:
         save_old_checkpoint(policy, tmp_path / "policy", name)
@@ -122,23 +132,29 @@ def test_looking_for_a_value_head_downloads_no_weights_in_a_second_format(tmp_pa
     with serve({"me/model": files}) as hub:
         hub.use(monkeypatch, tmp_path / "home")
         load("me/model")
-    downloads = [path for method, path in hub.asked if method == "GET" and path.endswith(("bin", "safetensors"))]
+    downloads = [
+        path
+        for method, path in hub.asked
+        if method == "GET" and path.endswith(("bin", "safetensors"))
+    ]
     assert not any("pytorch_model" in path for path in downloads)
 
 
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_looking_for_a_value_head_reads_no_other_weights(tmp_path, name):
-    """In a process of its own, whose peak memory grows by far less than the 128 MB that lie beside the head.
+    """In a process of its own, whose peak memory grows by far less than the 128 MB that lie beside
+    the head.
 
-    A shell starts it: the peak of a process begins at the memory of the one that it was forked from.
+    A shell starts it: the peak of a process begins at the memory of the one that it was forked
+    from.
     """
     big, head = {"big": torch.zeros(2**25)}, {"v_head.summary.bias": torch.ones(1)}
     save = torch.save if name.endswith(".bin") else save_file
     save(big | head, tmp_path / name)
     code = (
-        "from rlhf_course.course.run_card import peak_memory\n"
-        "from rlhf_course.policy.save_load import read_value_head\n"
-        f"before = peak_memory(); head = read_value_head({str(tmp_path)!r}); print(*head, peak_memory() - before)"
+        "from rlhf_course.course.run_card import peak_memory\nfrom rlhf_course.policy.save_load"
+        " import read_value_head\nbefore = peak_memory(); head ="
+        f" read_value_head({str(tmp_path)!r}); print(*head, peak_memory() - before)"
     )
     command = ["sh", "-c", '"$0" -c "$1"; exit $?', sys.executable, code]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
@@ -168,18 +184,26 @@ def test_what_is_pushed_to_the_hub_holds_the_value_head(tmp_path, monkeypatch, k
 
     def upload_folder(self, *, repo_id, folder_path, allow_patterns=None, **options):
         names = sorted(path.name for path in folder_path.iterdir())
-        uploads.append((repo_id, [*filter_repo_objects(names, allow_patterns=allow_patterns)], options))
+        uploads.append(
+            (repo_id, [*filter_repo_objects(names, allow_patterns=allow_patterns)], options)
+        )
 
     monkeypatch.setattr(HfApi, "create_repo", create_repo)
     monkeypatch.setattr(HfApi, "upload_folder", upload_folder)
     policy, weights = make_policy(), "model.safetensors"
     if kind == "adapter":
-        policy = load(policy.pretrained_model, peft_config=LoraConfig(task_type="CAUSAL_LM", **LORA))
+        policy = load(
+            policy.pretrained_model, peft_config=LoraConfig(task_type="CAUSAL_LM", **LORA)
+        )
         weights = "adapter_model.safetensors"
-    policy.save_pretrained(tmp_path / "gpt2-pos", push_to_hub=True, private=True, token="hf_a", commit_message="best")
+    policy.save_pretrained(
+        tmp_path / "gpt2-pos", push_to_hub=True, private=True, token="hf_a", commit_message="best"
+    )
     policy.save_pretrained(tmp_path / "gpt2-pos", push_to_hub=True, repo_id="other")
     assert repositories[0] == ("hf_a", "gpt2-pos", {"private": True, "exist_ok": True})
-    assert [uploads[0][0], uploads[1][0]] == ["me/gpt2-pos", "me/other"] and uploads[0][2] == {"commit_message": "best"}
+    assert [uploads[0][0], uploads[1][0]] == ["me/gpt2-pos", "me/other"] and uploads[0][2] == {
+        "commit_message": "best"
+    }
     for _, names, _ in uploads:
         assert {"v_head.safetensors", weights} <= {*names}
         assert names == sorted(path.name for path in (tmp_path / "gpt2-pos").iterdir())

@@ -42,8 +42,12 @@ def command(*arguments) -> list[str]:
 
 
 def test_options_come_from_file_and_command_line(tmp_path):
-    (tmp_path / "my.yaml").write_text("preset: tiny\nsteps: 7\nlearning_rate: 1e-4\noutput: there\n")
-    options, settings = train_ppo.parse_arguments(["--config", str(tmp_path / "my.yaml"), "--steps", "9"])
+    (tmp_path / "my.yaml").write_text(
+        "preset: tiny\nsteps: 7\nlearning_rate: 1e-4\noutput: there\n"
+    )
+    options, settings = train_ppo.parse_arguments(
+        ["--config", str(tmp_path / "my.yaml"), "--steps", "9"]
+    )
     assert settings.steps == 9 and settings.learning_rate == 1e-4 and options.output.name == "there"
     assert settings.batch_size == load_preset("04_gpt2_imdb_ppo", "tiny").batch_size
 
@@ -54,7 +58,11 @@ def test_help_names_every_setting(capsys):
     shown = capsys.readouterr().out
     entry = read_spec("04_gpt2_imdb_ppo")["learning_rate"]
     values = " · ".join(f"{entry[preset]:g}" for preset in PRESETS)
-    assert stopped.value.code == 0 and re.search("--learning_rate.* X", shown) and f"({values})" in shown
+    assert (
+        stopped.value.code == 0
+        and re.search("--learning_rate.* X", shown)
+        and f"({values})" in shown
+    )
 
 
 @pytest.mark.parametrize(
@@ -71,16 +79,31 @@ def test_bad_options_end_with_a_sentence(arguments, message, refuses):
 
 def test_options_that_only_ppo_has_reach_its_config():
     given = ["--mini_batch_size=64", "--gradient_accumulation_steps=2", "--early_stopping"]
-    config = PPOConfig(**train_ppo.ppo_options(*train_ppo.parse_arguments([*given, "--gradient_checkpointing=true"])))
-    assert config.early_stopping and config.gradient_checkpointing and config.backward_batch_size == 128
+    config = PPOConfig(
+        **train_ppo.ppo_options(
+            *train_ppo.parse_arguments([*given, "--gradient_checkpointing=true"])
+        )
+    )
+    assert (
+        config.early_stopping
+        and config.gradient_checkpointing
+        and config.backward_batch_size == 128
+    )
     config = PPOConfig(**train_ppo.ppo_options(*train_ppo.parse_arguments([])))
-    assert not (config.early_stopping or config.gradient_checkpointing) and config.gradient_accumulation_steps == 1
+    assert (
+        not (config.early_stopping or config.gradient_checkpointing)
+        and config.gradient_accumulation_steps == 1
+    )
 
 
 def test_ctrl_c_leaves_a_checkpoint_and_resuming_equals_never_having_stopped(tmp_path, capsys):
     assert train_ppo.main([*SHORT, f"--output={tmp_path / 'whole'}"]) == 0
     process = subprocess.Popen(
-        command("--output", tmp_path / "cut"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+        command("--output", tmp_path / "cut"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
     )
     seen = ""
     while not re.search(r"[1-3]/6 \[", seen):  # after the first step, before the last
@@ -112,11 +135,18 @@ def assert_equal(a, b, where="state"):
 
 
 def test_resuming_where_nothing_is_says_so(tmp_path, fails):
-    fails(train_ppo, [*SHORT, f"--output={tmp_path}", "--resume"], "there is no whole checkpoint in")
+    fails(
+        train_ppo, [*SHORT, f"--output={tmp_path}", "--resume"], "there is no whole checkpoint in"
+    )
 
 
 def scaled():
-    config = {"mini_batch_size": 4, "learning_rate": 1e-3, "use_score_scaling": True, "horizon": 100}
+    config = {
+        "mini_batch_size": 4,
+        "learning_rate": 1e-3,
+        "use_score_scaling": True,
+        "horizon": 100,
+    }
     return make_trainer(reference=make_policy(1), **config)
 
 
@@ -187,7 +217,14 @@ def test_the_first_ctrl_c_waits_for_the_step_and_the_second_does_not():
 
 def benchmark(target, *arguments) -> dict:
     """One round; its JSON, with the printed words under ``printed``."""
-    done = python(benchmark_ppo.__file__, "--rounds=1", "--warmup=1", f"--output={target}", *arguments, cwd=ROOT)
+    done = python(
+        benchmark_ppo.__file__,
+        "--rounds=1",
+        "--warmup=1",
+        f"--output={target}",
+        *arguments,
+        cwd=ROOT,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     assert target.with_suffix(".png").stat().st_size > 5000
     return json.loads(target.read_text()) | {"printed": done.stdout}
@@ -206,16 +243,24 @@ def test_the_benchmark_measures_ours(tmp_path, small):
     found = benchmark(tmp_path / "ppo.json", *small)
     assert "trl==0.11.4" in found["printed"]  # how to get the comparison
     median = found["variants"]["ours"]["median"]
-    assert sum(median[phase] for phase in ("generate", "score", "forward", "update")) == pytest.approx(median["total"])
+    assert sum(
+        median[phase] for phase in ("generate", "score", "forward", "update")
+    ) == pytest.approx(median["total"])
 
 
 def test_the_benchmark_takes_its_7b_path_at_toy_size(tmp_path):
     """Its FLOP are counted from the shape; of the frozen base no weight has a gradient."""
     median = benchmark(tmp_path / "lora.json", "--shape=lora-toy")["variants"]["ours"]["median"]
     assert median["response_tokens"] == 8 * 32
-    blocks, head, adapters = 2 * (4 * 64 * 64 + 3 * 64 * 172), 64 * 500, 2 * 8 * (4 * 128 + 3 * (64 + 172))
+    blocks, head, adapters = (
+        2 * (4 * 64 * 64 + 3 * 64 * 172),
+        64 * 500,
+        2 * 8 * (4 * 128 + 3 * (64 + 172)),
+    )
     tokens = 8 * (16 + 32 - 1)
-    expected = 2 * (blocks * tokens + head * 8 * 32) * (4 * 2 + 1) + 2 * adapters * tokens * (4 * 3 + 1)
+    expected = 2 * (blocks * tokens + head * 8 * 32) * (4 * 2 + 1) + 2 * adapters * tokens * (
+        4 * 3 + 1
+    )
     assert median["step_flop"] == expected
 
 
@@ -245,14 +290,29 @@ def test_costs_are_drawn_over_both_sizes(tmp_path, monkeypatch, small):
 
 
 def test_the_readme_takes_cost_and_headline_from_run_cards(tmp_path):
-    """Of the notebooks that have a card; another line of the table, and the words beside, stay as they are."""
-    card = {"wall_s": 41.6, "peak_rss_mb": 1126.4, "peak_cuda_mb": 0, "metrics": {"x_before": 0, "x_after": 1}}
+    """Of the notebooks that have a card; another line of the table, and the words beside, stay as
+    they are.
+    """
+    card = {
+        "wall_s": 41.6,
+        "peak_rss_mb": 1126.4,
+        "peak_cuda_mb": 0,
+        "metrics": {"x_before": 0, "x_after": 1},
+    }
     (tmp_path / "04_gpt2_imdb_ppo.json").write_text(json.dumps(card))
     (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "04_gpt2_imdb_ppo.json").write_text(json.dumps(card | {"peak_cuda_mb": 5120}))
-    lines = [f"| [{name}](notebooks/{name}.ipynb) | learn | – | – | look |\n" for name in ("01_x", "04_gpt2_imdb_ppo")]
+    (tmp_path / "full" / "04_gpt2_imdb_ppo.json").write_text(
+        json.dumps(card | {"peak_cuda_mb": 5120})
+    )
+    lines = [
+        f"| [{name}](notebooks/{name}.ipynb) | learn | – | – | look |\n"
+        for name in ("01_x", "04_gpt2_imdb_ppo")
+    ]
     readme = tmp_path / "README.md"
     readme.write_text("# Title\n" + "".join(lines))
     update_readme(readme, tmp_path)
     row = "| [04_gpt2_imdb_ppo](notebooks/04_gpt2_imdb_ppo.ipynb) | learn | "
-    assert readme.read_text() == "# Title\n" + lines[0] + row + "42 s, 1.1 GB / 42 s, 5.0 GB | x 0.00 → 1.00 | look |\n"
+    assert (
+        readme.read_text()
+        == "# Title\n" + lines[0] + row + "42 s, 1.1 GB / 42 s, 5.0 GB | x 0.00 → 1.00 | look |\n"
+    )

@@ -13,12 +13,16 @@ def card(folder, seed, after):
     checks = {"score rises": {"passed": after > 1}}
     path = folder / "run_cards" / "04_x.json"
     path.parent.mkdir(parents=True)
-    path.write_text(json.dumps({"notebook": "04_x", "seed": seed, "metrics": metrics, "checks": checks}))
+    path.write_text(
+        json.dumps({"notebook": "04_x", "seed": seed, "metrics": metrics, "checks": checks})
+    )
     return folder
 
 
 def test_what_moved_is_kept_for_each_seed(tmp_path):
-    found = measure_seeds.collect([card(tmp_path / str(seed), seed, after) for seed, after in ((0, 1.5), (1, 0.5))])
+    found = measure_seeds.collect(
+        [card(tmp_path / str(seed), seed, after) for seed, after in ((0, 1.5), (1, 0.5))]
+    )
     assert found == {
         "04_x": {
             "0": {"score_before": 0.0, "score_after": 1.5, "passed": 1, "checks": 1},

@@ -41,7 +41,10 @@ def test_a_card_names_licence_data_and_limits(folder):
 def test_openings_are_64_words_at_most_of_either_kind(openings):
     train = pd.read_parquet(MODELS / "imdb-openings/train-00000-of-00001.parquet")
     texts = pd.concat([train, openings])
-    assert texts["text"].str.split().str.len().max() == 64 and len(texts) == 5000 == texts["text"].nunique()
+    assert (
+        texts["text"].str.split().str.len().max() == 64
+        and len(texts) == 5000 == texts["text"].nunique()
+    )
     assert 0.45 < texts["label"].mean() < 0.55 and not texts["text"].str.contains("<br").any()
 
 
@@ -56,22 +59,32 @@ def test_the_judges_guess_the_verdict_from_64_words_and_not_always_alike(opening
 
 def test_the_policy_is_a_plain_gpt2_that_writes_words(openings):
     folder = MODELS / "gpt2-imdb-mini"
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    model, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(folder),
+        AutoTokenizer.from_pretrained(folder),
+    )
     known = set((MODELS / "ngram-imdb-judge/words.txt").read_text().split())
     ids = torch.tensor([tokenizer("I saw this movie")["input_ids"]] * 64)
     torch.manual_seed(0)
-    samples = model.generate(ids, do_sample=True, top_k=0, max_new_tokens=20, pad_token_id=tokenizer.eos_token_id)
+    samples = model.generate(
+        ids, do_sample=True, top_k=0, max_new_tokens=20, pad_token_id=tokenizer.eos_token_id
+    )
     assert unknown_words(tokenizer.batch_decode(samples), known) < 0.08
     assert unknown_words(openings["text"], known) == 0
 
 
 def test_a_pipeline_takes_the_classifier():
     judge = pipeline("sentiment-analysis", model=str(MODELS / "distilbert-imdb-mini"), device="cpu")
-    assert [found["label"] for found in judge(["What a wonderful film.", "An awful film."])] == ["POSITIVE", "NEGATIVE"]
+    assert [found["label"] for found in judge(["What a wonderful film.", "An awful film."])] == [
+        "POSITIVE",
+        "NEGATIVE",
+    ]
 
 
 def test_the_linear_judge_counts_an_ngram_once_and_reloads(judge, tmp_path):
-    once, twice, other = judge(["a wonderful film", "a wonderful film a wonderful film", "an awful film"])
+    once, twice, other = judge(
+        ["a wonderful film", "a wonderful film a wonderful film", "an awful film"]
+    )
     assert once > 0 > other
     places = {*judge.places("a wonderful film"), *judge.places("film a")}
     assert torch.isclose(twice, judge.weight[[*places]].sum() + judge.bias, atol=1e-5)

@@ -1,4 +1,6 @@
-"""The site in a real browser that can reach nothing but it: built once, every page visited, searched and measured."""
+"""The site in a real browser that can reach nothing but it: built once, every page visited,
+searched and measured.
+"""
 
 import functools
 import gzip
@@ -19,13 +21,23 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "site"))
 import node  # noqa: E402
 
-PYTHON = [name for name in ("sphinx", "myst_nb", "furo", "sphinx_copybutton", "playwright") if not find_spec(name)]
+PYTHON = [
+    name
+    for name in ("sphinx", "myst_nb", "furo", "sphinx_copybutton", "playwright")
+    if not find_spec(name)
+]
 DEBIAN = [name for name in ("chromium", "npm") if not shutil.which(name)]
 WANTED = [f"pip install -r site/requirements.txt ({', '.join(PYTHON)})"] if PYTHON else []
 WANTED += [f"apt install {' '.join(DEBIAN)}"] if DEBIAN else []
 pytestmark = pytest.mark.skipif(bool(WANTED), reason=f"the site's tests need: {'; '.join(WANTED)}")
 
-QUIET = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
+QUIET = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+]
 QUIET += ["--disable-component-update", "--disable-sync"]
 SCREENS = [(width, scheme) for width in (1280, 390) for scheme in ("light", "dark")]
 LOOK = """async () => {
@@ -93,7 +105,9 @@ def address(folder):
 
 @pytest.fixture(scope="module")
 def page(address):
-    """A browser's page that refuses every other address; ``page.troubles`` collects what went wrong."""
+    """A browser's page that refuses every other address; ``page.troubles`` collects what went
+    wrong.
+    """
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -105,10 +119,15 @@ def page(address):
             if request.failure != "net::ERR_ABORTED":  # left for the next page before it was there
                 page.troubles.append(f"{page.url}: no {request.url}")
 
-        page.route(lambda url: not url.startswith((address, "data:", "blob:")), lambda route: route.abort())
+        page.route(
+            lambda url: not url.startswith((address, "data:", "blob:")), lambda route: route.abort()
+        )
         page.on("pageerror", lambda error: page.troubles.append(f"{page.url}: {error}"))
         page.on("requestfailed", failed)
-        page.on("console", lambda m: page.troubles.append(f"{page.url}: {m.text}") if m.type == "error" else None)
+        page.on(
+            "console",
+            lambda m: page.troubles.append(f"{page.url}: {m.text}") if m.type == "error" else None,
+        )
         yield page
         browser.close()
 
@@ -117,7 +136,9 @@ def page(address):
 def names(folder) -> list[str]:
     """All pages, as paths."""
     slides = folder / "slides"  # a page of its own kind, with tests of its own
-    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*.html") if slides not in p.parents)
+    return sorted(
+        str(p.relative_to(folder)) for p in folder.rglob("*.html") if slides not in p.parents
+    )
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +153,11 @@ def soups(folder, names) -> dict:
 def visits(page, address, names) -> dict[str, dict]:
     """What was found on each page; of the sources, which are all alike, on one per kind."""
     alike = ("rlhf_course/", "scripts/", "figs/")
-    kinds = ("figs/README.html", "rlhf_course/ppo/trainer.html", "rlhf_course/course/configs/04_gpt2_imdb_ppo.html")
+    kinds = (
+        "figs/README.html",
+        "rlhf_course/ppo/trainer.html",
+        "rlhf_course/course/configs/04_gpt2_imdb_ppo.html",
+    )
     found = {}
     for name in (name for name in names if name in kinds or not name.startswith(alike)):
         page.goto(address + name)
@@ -147,13 +172,20 @@ def visits(page, address, names) -> dict[str, dict]:
         found[name]["scrolls"] = []
         for width in (1280, 390):
             page.set_viewport_size({"width": width, "height": 900})
-            page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+            page.evaluate(
+                "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+            )
             found[name]["scrolls"] += page.evaluate(SCROLLS)
     return found
 
 
 def troubles(visits: dict[str, dict], *kinds: str) -> dict:
-    return {f"{name}, {kind}": found[kind] for name, found in visits.items() for kind in kinds if found[kind]}
+    return {
+        f"{name}, {kind}": found[kind]
+        for name, found in visits.items()
+        for kind in kinds
+        if found[kind]
+    }
 
 
 def test_the_pages_are_all_there(names):
@@ -167,7 +199,9 @@ def test_the_pages_are_all_there(names):
         "search.html",
         "rlhf_course/ppo/trainer.html",
     }
-    assert wanted | {f"notebooks/{path.stem}.html" for path in ROOT.glob("notebooks/*.ipynb")} <= {*names}
+    assert wanted | {f"notebooks/{path.stem}.html" for path in ROOT.glob("notebooks/*.ipynb")} <= {
+        *names
+    }
 
 
 def test_pages_load_without_errors_and_ask_nobody_else(visits, page):
@@ -216,34 +250,54 @@ def test_pages_are_small_and_say_what_they_are(folder, soups):
 def test_a_formula_that_fails_stops_the_build(tmp_path):
     """With the file, the line and the formula."""
     (tmp_path / "index.md").write_text("# Title\n\nWords and $x_1$.\n\n$$\n\\nonsense{x}\n$$\n")
-    conf = f"import sys; sys.path.insert(0, {str(ROOT / 'site')!r})\nextensions = ['myst_parser', 'formulas']\n"
+    conf = (
+        f"import sys; sys.path.insert(0, {str(ROOT / 'site')!r})\nextensions = ['myst_parser',"
+        " 'formulas']\n"
+    )
     (tmp_path / "conf.py").write_text(conf + "myst_enable_extensions = ['dollarmath']\n")
     done = python("-m", "sphinx", "-q", "-W", tmp_path, tmp_path / "out")
-    assert done.returncode and "index.md:5" in done.stderr and "\\nonsense{x}" in done.stderr, done.stderr
+    assert done.returncode and "index.md:5" in done.stderr and "\\nonsense{x}" in done.stderr, (
+        done.stderr
+    )
 
 
 def test_terms_stats_and_chinese_are_marked(soups):
     page = soups["notebooks/04_gpt2_imdb_ppo.html"]
     terms = [link["href"] for link in page.select("a.term")]
-    assert len(terms) > 10 and len(terms) == len(set(terms)) and all(link["title"] for link in page.select("a.term"))
+    assert (
+        len(terms) > 10
+        and len(terms) == len(set(terms))
+        and all(link["title"] for link in page.select("a.term"))
+    )
     assert soups["notebooks/06_reward_hacking.html"].select('[lang="zh"]')
     page = soups["notebooks/03_ppo_step_by_step.html"]
-    linked = {link["href"].split("#")[1] for link in page.select('a[title][href^="../metrics.html#"]')}
+    linked = {
+        link["href"].split("#")[1] for link in page.select('a[title][href^="../metrics.html#"]')
+    }
     assert len(linked) == len(MEANING)  # its table has all of them
     home = soups["index.html"]
     links = {link["href"] for link in home.select(".content a[href]")}
-    assert {"notebooks/00_hello_rlhf.html", "metrics.html", "running.html", "hands-on-rlhf.zip"} <= links
+    assert {
+        "notebooks/00_hello_rlhf.html",
+        "metrics.html",
+        "running.html",
+        "hands-on-rlhf.zip",
+    } <= links
     assert len(home.select(".card img")) == len([*ROOT.glob("notebooks/0*.ipynb")])
 
 
 def test_links_lead_somewhere(folder, soups):
-    ids = {name: {tag["id"] for tag in soup.find_all(id=True)} | {""} for name, soup in soups.items()}
+    ids = {
+        name: {tag["id"] for tag in soup.find_all(id=True)} | {""} for name, soup in soups.items()
+    }
     dead = []
     for name, soup in soups.items():
         for tag in soup.select("a[href], link[href]"):
             target = urlsplit(urljoin(f"http://site/{name}", tag["href"]))
             path = unquote(target.path[1:])
-            exists = (folder / path).is_file() and unquote(target.fragment) in ids.get(path, {target.fragment})
+            exists = (folder / path).is_file() and unquote(target.fragment) in ids.get(
+                path, {target.fragment}
+            )
             if target.netloc == "site" and not exists:
                 dead.append(f"{name}: {tag['href']}")
     assert dead == []
@@ -252,12 +306,18 @@ def test_links_lead_somewhere(folder, soups):
 def search(page, address, words: str) -> list[str]:
     """The addresses that a search finds, best first."""
     page.goto(f"{address}search.html?q={quote(words)}")
-    page.wait_for_function("document.querySelector('#search-results .search-summary')?.textContent.includes('found')")
-    return page.eval_on_selector_all("#search-results li a", "links => links.map(link => link.href)")
+    page.wait_for_function(
+        "document.querySelector('#search-results .search-summary')?.textContent.includes('found')"
+    )
+    return page.eval_on_selector_all(
+        "#search-results li a", "links => links.map(link => link.href)"
+    )
 
 
 def test_the_search_finds_whitening(page, address):
-    assert any("glossary.html#term-whitening" in link for link in search(page, address, "whitening")[:2])
+    assert any(
+        "glossary.html#term-whitening" in link for link in search(page, address, "whitening")[:2]
+    )
 
 
 @pytest.mark.parametrize(
@@ -279,7 +339,9 @@ def test_a_stat_is_the_first_that_the_search_finds(page, address, key):
 
 
 def test_a_click_on_the_first_result_shows_the_stat(page, address):
-    assert any(link.endswith("#ppo-policy-clipfrac") for link in search(page, address, "clipfrac")[:2])
+    assert any(
+        link.endswith("#ppo-policy-clipfrac") for link in search(page, address, "clipfrac")[:2]
+    )
     page.click("#search-results li a")
     page.wait_for_url("**/metrics.html*")
     place = f"document.getElementById('{urlsplit(page.url).fragment}').getBoundingClientRect().y"

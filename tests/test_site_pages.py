@@ -1,4 +1,6 @@
-"""The site's pages, without building it: metrics cover what `step` returns, and the PPO table's right column runs."""
+"""The site's pages, without building it: metrics cover what `step` returns, and the PPO table's
+right column runs.
+"""
 
 import re
 import sys
@@ -53,10 +55,16 @@ def right_column() -> list[str]:
 
 
 def test_the_right_column_of_the_ppo_table_runs(tmp_path, monkeypatch):
-    dataset, tokenizer, policy = Dataset.from_list(reviews(200)), review_tokenizer(), tmp_path / "policy"
+    dataset, tokenizer, policy = (
+        Dataset.from_list(reviews(200)),
+        review_tokenizer(),
+        tmp_path / "policy",
+    )
     save_base(policy, tokenizer, GPT2Config)
     dataset = dataset.map(lambda row: {"input_ids": tokenizer(row["text"])["input_ids"][:5]})
-    dataset = dataset.map(lambda row: {"query": tokenizer.decode(row["input_ids"])}).with_format("torch")
+    dataset = dataset.map(lambda row: {"query": tokenizer.decode(row["input_ids"])}).with_format(
+        "torch"
+    )
     names = {
         "torch": torch,
         "model_name": policy,
@@ -64,7 +72,9 @@ def test_the_right_column_of_the_ppo_table_runs(tmp_path, monkeypatch):
         "tokenizer": tokenizer,
         "dataset": dataset,
         "collator": collate,
-        "lora": LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True, task_type="CAUSAL_LM"),
+        "lora": LoraConfig(
+            r=2, target_modules=["c_attn"], fan_in_fan_out=True, task_type="CAUSAL_LM"
+        ),
     }
     monkeypatch.chdir(tmp_path)
     for line in right_column():
@@ -77,7 +87,9 @@ def test_the_right_column_of_the_ppo_table_runs(tmp_path, monkeypatch):
 
 
 def test_what_the_ppo_page_says_is_not_here_is_not_here():
-    """Each line has a name that would have to work; a line that no longer holds, or has no test, fails."""
+    """Each line has a name that would have to work; a line that no longer holds, or has no test,
+    fails.
+    """
     section = (SITE / "ppo-api.md").read_text().split("**Not here:**")[1].split("\n\n")[1]
     said = [line.removeprefix("* ") for line in section.splitlines()]
 
@@ -99,13 +111,19 @@ def test_what_the_ppo_page_says_is_not_here_is_not_here():
         unused = settings_table(PPOConfig).split("they change nothing here")[1]
         assert "`push_to_hub_if_best_kwargs`" in unused
 
-    holds = {"encoder-decoder models": seq2seq, "DeepSpeed under PPO": deepspeed, "pushing to the hub": pushing}
+    holds = {
+        "encoder-decoder models": seq2seq,
+        "DeepSpeed under PPO": deepspeed,
+        "pushing to the hub": pushing,
+    }
     for line in said:
         [check] = [check for words, check in holds.items() if words in line]
         check()
     assert len(said) == len(holds)
     pages = [path for path in SITE.glob("*.md") if "DeepSpeed under PPO" in path.read_text()]
-    assert [path.name for path in pages] == ["ppo-api.md"], "said in one place, where this test sees it"
+    assert [path.name for path in pages] == ["ppo-api.md"], (
+        "said in one place, where this test sees it"
+    )
 
 
 def test_the_readme_has_the_address_in_three_places_or_in_none():
@@ -113,18 +131,29 @@ def test_the_readme_has_the_address_in_three_places_or_in_none():
     with_one = written(readme, "https://github.com/owner/name")
     assert "git clone https://github.com/owner/name hands-on-rlhf" in with_one
     assert "  url   = {https://github.com/owner/name},\n" in with_one
-    assert "https://colab.research.google.com/github/owner/name/blob/main/notebooks/00_hello_rlhf.ipynb" in with_one
+    assert (
+        "https://colab.research.google.com/github/owner/name/blob/main/notebooks/00_hello_rlhf.ipynb"
+        in with_one
+    )
     assert written(with_one, "https://github.com/owner/other").count("owner/name") == 0
     bare = written(with_one, "")
     assert "git clone" not in bare and "colab" not in bare
-    assert written(readme, addresses().get("repository", "")) == readme, "run python site/address.py"
+    assert written(readme, addresses().get("repository", "")) == readme, (
+        "run python site/address.py"
+    )
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.glob("notebooks/[0-9]*.ipynb")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted(ROOT.glob("notebooks/[0-9]*.ipynb")), ids=lambda path: path.stem
+)
 def test_a_notebook_fetches_the_course_where_it_is_missing(path, monkeypatch, capsys):
-    """With an address each notebook has a cell for that, which runs before the first import; without one, none has."""
+    """With an address each notebook has a cell for that, which runs before the first import;
+    without one, none has.
+    """
     read = nbformat.read(path, as_version=4)
-    assert fetching(nbformat.read(path, as_version=4), addresses().get("repository", "")) == read, "site/address.py"
+    assert fetching(nbformat.read(path, as_version=4), addresses().get("repository", "")) == read, (
+        "site/address.py"
+    )
     cell = fetching(read, "https://github.com/owner/name").cells[1]
     assert "!git clone --depth 1 https://github.com/owner/name" in cell.source
     assert fetching(read, "https://example.org/name").cells[1].id != "fetch"  # no Colab there
@@ -142,10 +171,14 @@ def test_a_notebook_fetches_the_course_where_it_is_missing(path, monkeypatch, ca
 def test_home_takes_its_numbers_from_run_cards(tmp_path, monkeypatch):
     page = home.home_page(tmp_path)
     assert not re.search(r"\{(minutes|memory|notebooks|start|cards)\}", page)
-    assert {path.stem for path in tmp_path.glob("*.png")} == {path.stem for path in ROOT.glob("notebooks/0*.ipynb")}
+    assert {path.stem for path in tmp_path.glob("*.png")} == {
+        path.stem for path in ROOT.glob("notebooks/0*.ipynb")
+    }
     slow = home.run_card("04_gpt2_imdb_ppo") | {"wall_s": 600.0}
     kept = home.run_card
-    monkeypatch.setattr(home, "run_card", lambda name: slow if name == slow["notebook"] else kept(name))
+    monkeypatch.setattr(
+        home, "run_card", lambda name: slow if name == slow["notebook"] else kept(name)
+    )
     assert "10 min, " in home.home_page(tmp_path) and "10 min, " not in page
 
 

@@ -1,4 +1,6 @@
-"""The slides: source, numbers and figures fit together, and in a browser nothing is cut off or fetched."""
+"""The slides: source, numbers and figures fit together, and in a browser nothing is cut off or
+fetched.
+"""
 
 import importlib.util
 import json
@@ -22,7 +24,9 @@ spec.loader.exec_module(build)
 
 SOURCE = build.SOURCE.read_text(encoding="utf-8")
 SLIDES = build.split_slides(SOURCE)
-BROWSER = os.environ.get("CHROME_PATH") or next(filter(None, map(shutil.which, build.BROWSERS)), None)
+BROWSER = os.environ.get("CHROME_PATH") or next(
+    filter(None, map(shutil.which, build.BROWSERS)), None
+)
 
 
 def test_between_25_and_40_slides_each_with_one_heading_and_notes():
@@ -30,27 +34,42 @@ def test_between_25_and_40_slides_each_with_one_heading_and_notes():
     for position, slide in enumerate(SLIDES, start=1):
         text = re.sub(r"```.*?```", "", slide, flags=re.S)
         assert len(re.findall(r"^# ", text, re.M)) == 1, f"slide {position} needs one heading"
-        assert re.search(r"<!--\n.{40}", slide), f"slide {position} ({build.heading(slide)}) has no speaker notes"
+        assert re.search(r"<!--\n.{40}", slide), (
+            f"slide {position} ({build.heading(slide)}) has no speaker notes"
+        )
 
 
 def test_every_figure_exists():
     shown = [match[2] for match in build.IMAGE.finditer(SOURCE)]
-    assert len(shown) == SOURCE.count("![") and not [name for name in shown if not (FIGURES / name).exists()]
+    assert len(shown) == SOURCE.count("![") and not [
+        name for name in shown if not (FIGURES / name).exists()
+    ]
 
 
 def test_html_and_pdf_were_made_from_this_source():
     wanted = build.fingerprint(build.content(FIGURES))  # stops at a placeholder that has no value
-    stale = "does not belong to slides.md, theme.css, the figures or the numbers any more: run `make slides`"
-    assert f'name="{build.STAMP}" content="{wanted}"' in build.HTML.read_text(encoding="utf-8"), f"slides.html {stale}"
-    assert build.PDF.read_bytes().endswith(f"% {build.STAMP} {wanted}\n".encode()), f"slides.pdf {stale}"
+    stale = (
+        "does not belong to slides.md, theme.css, the figures or the numbers any more: run `make"
+        " slides`"
+    )
+    assert f'name="{build.STAMP}" content="{wanted}"' in build.HTML.read_text(encoding="utf-8"), (
+        f"slides.html {stale}"
+    )
+    assert build.PDF.read_bytes().endswith(f"% {build.STAMP} {wanted}\n".encode()), (
+        f"slides.pdf {stale}"
+    )
 
 
 def test_a_placeholder_without_a_value_is_named_with_its_slide():
-    cards = {"01": {"metrics": {"gain_0.2": 0.5, "a: b (c)": -1.0}, "checks": {"x": {"passed": True}}}}
+    cards = {
+        "01": {"metrics": {"gain_0.2": 0.5, "a: b (c)": -1.0}, "checks": {"x": {"passed": True}}}
+    }
     numbers = "{{01.metrics.gain_0.2:.0%}} {{01.metrics.a: b (c):.1f}} {{01.checks:passed}}"
     markdown = f"---\nmarp: true\n---\n# One\n{numbers}\n"
     assert "50% −1.0 1 of 1" in build.fill(markdown, cards)
-    with pytest.raises(SystemExit, match=r"slide 2 \(Two\): {{01.metrics.other:.1f}}: nothing measured"):
+    with pytest.raises(
+        SystemExit, match=r"slide 2 \(Two\): {{01.metrics.other:.1f}}: nothing measured"
+    ):
         build.fill(markdown + "\n---\n# Two\n{{01.metrics.other:.1f}}\n", cards)
 
 
@@ -59,7 +78,9 @@ def test_the_exercises_commands_name_settings_that_exist():
     assert len(commands) >= 4
     for command in commands:
         start = re.search(r"--only (\d+)", command)[1]
-        (notebook,) = (path.stem for path in (ROOT / "rlhf_course/course/configs").glob(f"{start}_*.yaml"))
+        (notebook,) = (
+            path.stem for path in (ROOT / "rlhf_course/course/configs").glob(f"{start}_*.yaml")
+        )
         overrides = dict(re.findall(r"--override[\s\\]+(\w+)=(\S+)", command))
         assert overrides
         load_preset(notebook, "tiny", {key: json.loads(value) for key, value in overrides.items()})
@@ -67,18 +88,34 @@ def test_the_exercises_commands_name_settings_that_exist():
 
 @pytest.fixture(scope="module")
 def page():
-    """The HTML opened from disk in Chromium without a network, and what was asked for or complained of."""
-    sync_api = pytest.importorskip("playwright.sync_api", reason="slides in a browser: needs pip install playwright")
+    """The HTML opened from disk in Chromium without a network, and what was asked for or complained
+    of.
+    """
+    sync_api = pytest.importorskip(
+        "playwright.sync_api", reason="slides in a browser: needs pip install playwright"
+    )
     if not BROWSER:
         pytest.skip("slides in a browser: needs Debian's package chromium, or CHROME_PATH")
     with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox", "--disable-gpu"])
+        browser = playwright.chromium.launch(
+            executable_path=BROWSER, args=["--no-sandbox", "--disable-gpu"]
+        )
         context = browser.new_context(viewport={"width": 1280, "height": 720}, offline=True)
         page = context.new_page()
         page.problems = []
-        page.on("request", lambda r: r.url.startswith(("file:", "data:")) or page.problems.append(f"asks for {r.url}"))
-        page.on("requestfailed", lambda request: page.problems.append(f"failed: {request.url[:100]}"))
-        page.on("console", lambda message: message.type == "error" and page.problems.append(message.text))
+        page.on(
+            "request",
+            lambda r: (
+                r.url.startswith(("file:", "data:")) or page.problems.append(f"asks for {r.url}")
+            ),
+        )
+        page.on(
+            "requestfailed", lambda request: page.problems.append(f"failed: {request.url[:100]}")
+        )
+        page.on(
+            "console",
+            lambda message: message.type == "error" and page.problems.append(message.text),
+        )
         page.on("pageerror", lambda error: page.problems.append(str(error)))
         page.goto(build.HTML.as_uri())
         yield page
@@ -92,7 +129,9 @@ def test_nothing_is_fetched_and_every_formula_is_drawn(page):
     assert page.locator("mjx-container > svg").count() == formulas.count()
     source = re.sub(r"```.*?```|<!--.*?-->|`[^`]*`", "", SOURCE, flags=re.S)
     assert formulas.count() == len(re.findall(r"\$\$.+?\$\$|\$.+?\$", source, re.S))
-    assert page.locator("[data-mml-node=merror], mjx-container [fill=red]").count() == 0, "an error or unknown macro"
+    assert page.locator("[data-mml-node=merror], mjx-container [fill=red]").count() == 0, (
+        "an error or unknown macro"
+    )
 
 
 def test_no_slide_overflows_and_no_text_is_too_small(page):

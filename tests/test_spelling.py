@@ -33,12 +33,20 @@ def spoils(text: str, words: set[str]) -> bool:
     return False
 
 
-@pytest.mark.parametrize("before", ["The cat", " ca", "He caters;", " the", " th", "1", " café", " xx", "é"])
+@pytest.mark.parametrize(
+    "before", ["The cat", " ca", "He caters;", " the", " th", "1", " café", " xx", "é"]
+)
 def test_what_is_harmless_leaves_only_known_words(before, tokenizer, loss):
     words = {word for text in TEXTS for word in words_of(text)}
     unfinished = loss.unfinished(tokenizer(before)["input_ids"])[-1]
-    assert before.lower().endswith(unfinished) and bool(unfinished) == before[-1:].isascii() * before[-1:].isalpha()
-    texts = [unfinished + tokenizer.decode([token], skip_special_tokens=True) for token in range(len(tokenizer))]
+    assert (
+        before.lower().endswith(unfinished)
+        and bool(unfinished) == before[-1:].isascii() * before[-1:].isalpha()
+    )
+    texts = [
+        unfinished + tokenizer.decode([token], skip_special_tokens=True)
+        for token in range(len(tokenizer))
+    ]
     harmless = loss.harmless([unfinished])[0].tolist()
     assert any(harmless) is (before != " xx") and not all(harmless)
     for text, fits in zip(texts[1:], harmless[1:], strict=True):  # the first is EOS
@@ -59,7 +67,9 @@ def test_it_is_cross_entropy_plus_minus_the_logarithm_of_what_is_harmless(tokeni
             by_hand.append(-probs[place, tokens[place + 1]].log() - 10 * right.log())
     assert torch.isclose(loss(outputs, labels), torch.stack(by_hand).mean(), atol=1e-5)
     plain = SpellingLoss(TEXTS, tokenizer, 0.0)(outputs, labels)
-    expected = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+    expected = torch.nn.functional.cross_entropy(
+        logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
+    )
     assert torch.isclose(plain, expected, atol=1e-5)
 
 

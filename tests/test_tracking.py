@@ -41,7 +41,9 @@ def test_wandb_without_a_key_writes_offline_and_asks_nothing(tmp_path):
         "import sys; sys.path.insert(0, sys.argv[1]); from test_tracking import run_one_step\n"
         "run_one_step('wandb')[0].accelerator.end_training()\n"
     )
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("WANDB")} | {"HOME": str(tmp_path)}
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("WANDB")} | {
+        "HOME": str(tmp_path)
+    }
     how = {"cwd": tmp_path, "env": environment, "stdin": subprocess.DEVNULL, "timeout": 120}
     done = python("-c", code, ROOT / "tests", **how)
     assert done.returncode == 0, done.stderr[-2000:]

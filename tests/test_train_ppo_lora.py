@@ -1,4 +1,6 @@
-"""train_ppo.py with adapters: what moves and what is saved, resuming, options, refusals; and the three commands."""
+"""train_ppo.py with adapters: what moves and what is saved, resuming, options, refusals; and the
+three commands.
+"""
 
 import re
 
@@ -39,21 +41,32 @@ def test_only_the_policy_moves_and_the_run_is_the_notebooks(world, trained):
     after = trainer.model.state_dict()
     moved = {name for name in before if not torch.equal(before[name], after[name])}
     assert {name for name in before if ".policy." in name or name.startswith("v_head.")} == moved
-    assert {f"lora_A.{name}" for name in ("policy", "ref", "reward")} <= {".".join(n.split(".")[-3:-1]) for n in before}
+    assert {f"lora_A.{name}" for name in ("policy", "ref", "reward")} <= {
+        ".".join(n.split(".")[-3:-1]) for n in before
+    }
     saved = load_file(world / "sft" / "adapter_model.safetensors")
     for name, weight in saved.items():
         assert torch.equal(after[name.replace(".weight", ".ref.weight")], weight)
     config = trainer.config
-    assert config.begin_suppress_tokens == [trainer.tokenizer.eos_token_id] and trainer.kl_ctl.value == 0.2
+    assert (
+        config.begin_suppress_tokens == [trainer.tokenizer.eos_token_id]
+        and trainer.kl_ctl.value == 0.2
+    )
     assert trainer.reference_is_adapter and trainer.current_step == 3 and len(trainer.dataset) == 56
     assert max(map(len, trainer.dataset["input_ids"])) <= 64 - 8
 
 
 def test_the_saved_policy_loads_in_plain_peft(trained):
     output, trainer, _ = trained
-    assert sorted(path.name for path in output.iterdir()) == ["checkpoint-3", "policy", "settings.json"]
+    assert sorted(path.name for path in output.iterdir()) == [
+        "checkpoint-3",
+        "policy",
+        "settings.json",
+    ]
     plain = AutoPeftModelForCausalLM.from_pretrained(output / "policy").eval()
-    ids = AutoTokenizer.from_pretrained(output / "policy")("\n\nHuman: What is fog?", return_tensors="pt")["input_ids"]
+    ids = AutoTokenizer.from_pretrained(output / "policy")(
+        "\n\nHuman: What is fog?", return_tensors="pt"
+    )["input_ids"]
     torch.testing.assert_close(plain(ids).logits, trainer.model(ids)[0])
     again = AutoModelForCausalLMWithValueHead.from_pretrained(output / "policy")
     assert difference(trainer.model.v_head.state_dict(), again.v_head.state_dict()) == 0
@@ -62,17 +75,31 @@ def test_the_saved_policy_loads_in_plain_peft(trained):
 def test_resuming_equals_never_having_stopped(world, trained, tmp_path, capsys):
     assert script.main(arguments(world, tmp_path, steps=2)) == 0
     stopped = final_state(tmp_path)["weights"]
-    assert script.main(arguments(world, tmp_path)) == 1 and "go on with --resume" in capsys.readouterr().err
+    assert (
+        script.main(arguments(world, tmp_path)) == 1
+        and "go on with --resume" in capsys.readouterr().err
+    )
     assert script.main(arguments(world, tmp_path, "--resume")) == 0
     whole, resumed = final_state(trained[0]), final_state(tmp_path)
-    assert difference(whole["weights"], stopped) > 1e-3 and difference(whole["weights"], resumed["weights"]) == 0
-    assert resumed["step"] == 3 and torch.equal(*(state["random"][0]["torch"] for state in (whole, resumed)))
+    assert (
+        difference(whole["weights"], stopped) > 1e-3
+        and difference(whole["weights"], resumed["weights"]) == 0
+    )
+    assert resumed["step"] == 3 and torch.equal(
+        *(state["random"][0]["torch"] for state in (whole, resumed))
+    )
 
 
 def test_another_adapter_is_refused(world, trained, tmp_path, capsys):
     make_adapters(world / "base", tmp_path, rank=2)
-    assert script.main(arguments(world, trained[0], "--resume", sft_adapter=tmp_path / "sft", steps=4)) == 1
-    assert f"sft_adapter is {tmp_path / 'sft'} now, and {world / 'sft'} in the run" in capsys.readouterr().err
+    assert (
+        script.main(arguments(world, trained[0], "--resume", sft_adapter=tmp_path / "sft", steps=4))
+        == 1
+    )
+    assert (
+        f"sft_adapter is {tmp_path / 'sft'} now, and {world / 'sft'} in the run"
+        in capsys.readouterr().err
+    )
 
 
 def test_scores_are_those_of_the_reward_adapter_squeezed_where_asked(world, tmp_path):
@@ -91,7 +118,10 @@ def test_scores_are_those_of_the_reward_adapter_squeezed_where_asked(world, tmp_
     assert raw.std() > 1e-3 and torch.equal(raw.sigmoid(), squeezed)
     trainer = runs[0].trainer
     assert trainer.accelerator.mixed_precision == ("bf16" if torch.cuda.is_available() else "no")
-    kinds = {("lora_" in name or "v_head" in name): p.dtype for name, p in trainer.model.named_parameters()}
+    kinds = {
+        ("lora_" in name or "v_head" in name): p.dtype
+        for name, p in trainer.model.named_parameters()
+    }
     assert kinds == {True: torch.float32, False: torch.bfloat16}
     batch = next(iter(trainer.dataloader))
     responses = trainer.generate(batch["input_ids"], return_prompt=False, **runs[0].generation)
@@ -100,7 +130,9 @@ def test_scores_are_those_of_the_reward_adapter_squeezed_where_asked(world, tmp_
     assert abs(stats["objective/kl"]) < 1e-4 and all(
         len(r) > 1 or r[0] != trainer.tokenizer.eos_token_id for r in responses
     )
-    assert all(answer == answer.strip() and trainer.tokenizer.eos_token not in answer for answer in answers)
+    assert all(
+        answer == answer.strip() and trainer.tokenizer.eos_token not in answer for answer in answers
+    )
 
 
 def test_tensorboard_writes_into_the_output_folder(world, tmp_path, monkeypatch):
@@ -109,7 +141,9 @@ def test_tensorboard_writes_into_the_output_folder(world, tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     assert script.main(arguments(world, tmp_path / "out", "--report_to=tensorboard", steps=1)) == 0
     file = next((tmp_path / "out" / "tensorboard").rglob("events.out.tfevents*"))
-    assert {"objective/kl", "env/reward_mean"} <= set(EventAccumulator(str(file.parent)).Reload().Tags()["scalars"])
+    assert {"objective/kl", "env/reward_mean"} <= set(
+        EventAccumulator(str(file.parent)).Reload().Tags()["scalars"]
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
@@ -127,15 +161,24 @@ def test_help_lists_the_experiments_settings(given, shown, not_shown, capsys, mo
         script.main([*given, "--help"])
     text = capsys.readouterr().out
     assert stopped.value.code == 0 and not_shown not in text
-    for option in (shown, "--report_to.* X", "--sft_adapter.* FOLDER"):  # since Python 3.13 the value stands once
+    for option in (
+        shown,
+        "--report_to.* X",
+        "--sft_adapter.* FOLDER",
+    ):  # since Python 3.13 the value stands once
         assert re.search(option, text)
 
 
 def test_options_come_from_file_and_command_line(world, tmp_path):
     file = tmp_path / "my.yaml"
     adapters = f"sft_adapter: {world / 'sft'}\nreward_adapter: {world / 'reward'}\n"
-    file.write_text(adapters + "preset: full\nsteps: 7\ntrain_subset: null\nseed: 3\nreport_to: wandb\nresume: true\n")
-    options, settings = script.parse_arguments([f"--config={file}", "--steps", "9", "--learning_rate=1e-4"])
+    file.write_text(
+        adapters
+        + "preset: full\nsteps: 7\ntrain_subset: null\nseed: 3\nreport_to: wandb\nresume: true\n"
+    )
+    options, settings = script.parse_arguments(
+        [f"--config={file}", "--steps", "9", "--learning_rate=1e-4"]
+    )
     assert (
         options.experiment == script.CHAT
         and options.seed == 3
@@ -145,7 +188,9 @@ def test_options_come_from_file_and_command_line(world, tmp_path):
     assert settings.steps == 9 and settings.learning_rate == 1e-4 and settings.log_with == "wandb"
     assert settings.train_subset is None and settings.sigmoid_score is True
     assert settings.batch_size == load_preset(script.CHAT, "full").batch_size
-    options, settings = script.parse_arguments([f"--config={file}", "--preset=tiny", "--report_to=tensorboard"])
+    options, settings = script.parse_arguments(
+        [f"--config={file}", "--preset=tiny", "--report_to=tensorboard"]
+    )
     assert options.preset == "tiny" and settings.steps == 7 and settings.log_with == "tensorboard"
 
 
@@ -156,16 +201,31 @@ def test_options_come_from_file_and_command_line(world, tmp_path):
             ["--experiment", script.CHAT],
             "train_sft.py --model_name_or_path BASE --dataset ANSWERS --output_dir runs/sft",
         ),
-        (["--sft_adapter", "WORLD/sft"], "train_reward_model.py --model_name_or_path BASE --dataset PAIRS --use_peft"),
+        (
+            ["--sft_adapter", "WORLD/sft"],
+            "train_reward_model.py --model_name_or_path BASE --dataset PAIRS --use_peft",
+        ),
         (
             ["--sft_adapter", "WORLD/sft", "--reward_adapter", "nowhere"],
             "--reward_adapter: there is no adapter in nowhere",
         ),
-        (["--sft_adapter", "WORLD/base", "--reward_adapter", "WORLD/reward"], "--sft_adapter: there is no adapter in"),
-        (["--experiment", script.IMDB, "--sft_adapter", "WORLD/sft"], f"are for --experiment {script.CHAT} alone"),
+        (
+            ["--sft_adapter", "WORLD/base", "--reward_adapter", "WORLD/reward"],
+            "--sft_adapter: there is no adapter in",
+        ),
+        (
+            ["--experiment", script.IMDB, "--sft_adapter", "WORLD/sft"],
+            f"are for --experiment {script.CHAT} alone",
+        ),
         (["--mini_batch_size=3"], "Choose sizes that divide"),
-        (["--experiment", "05"], f"Unknown experiment '05'; choose one of {script.IMDB}, {script.CHAT}"),
-        (["--sft_adapter", "WORLD/sft", "--reward_adapter", "WORLD/reward", "--sft_epochs=2"], "--sft_epochs=2"),
+        (
+            ["--experiment", "05"],
+            f"Unknown experiment '05'; choose one of {script.IMDB}, {script.CHAT}",
+        ),
+        (
+            ["--sft_adapter", "WORLD/sft", "--reward_adapter", "WORLD/reward", "--sft_epochs=2"],
+            "--sft_epochs=2",
+        ),
         (["--mini_batch_size=3"], "Choose sizes that divide"),
     ],
 )
@@ -178,7 +238,9 @@ def test_bad_options_end_with_a_sentence(given, message, world, refuses):
 )
 def test_a_bad_file_ends_with_a_sentence(content, message, world, tmp_path, refuses):
     (tmp_path / "my.yaml").write_text(content)
-    refuses(script.main, arguments(world, tmp_path / "out", f"--config={tmp_path / 'my.yaml'}"), message)
+    refuses(
+        script.main, arguments(world, tmp_path / "out", f"--config={tmp_path / 'my.yaml'}"), message
+    )
 
 
 @pytest.fixture(scope="module")
@@ -188,14 +250,19 @@ def others(world, tmp_path_factory):
     make_base(folder / "base", AutoTokenizer.from_pretrained(world / "base"), width=16)
     make_adapters(folder / "base", folder)
     make_adapters(folder / "base", folder / "renamed")
-    edit_json(folder / "renamed/reward/adapter_config.json", base_model_name_or_path=str(world / "base"))
+    edit_json(
+        folder / "renamed/reward/adapter_config.json", base_model_name_or_path=str(world / "base")
+    )
     return folder
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"reward_adapter": "WORLD/sft"}, "holds no score head with one output, so it is no reward model"),
+        (
+            {"reward_adapter": "WORLD/sft"},
+            "holds no score head with one output, so it is no reward model",
+        ),
         ({"reward_adapter": "OTHERS/reward"}, "The adapters must share one base; theirs are"),
         ({"reward_adapter": "OTHERS/renamed/reward"}, "no adapter of this size"),
         ({"dataset": "./nowhere"}, "No dataset folder at ./nowhere"),
@@ -206,10 +273,19 @@ def others(world, tmp_path_factory):
         ({"report_to": "paper"}, "choose None, 'wandb' or 'tensorboard'"),
     ],
 )
-def test_bad_inputs_end_with_a_sentence_and_leave_nothing(given, message, world, others, tmp_path, fails):
-    given = {k: str(v).replace("WORLD", str(world)).replace("OTHERS", str(others)) for k, v in given.items()}
+def test_bad_inputs_end_with_a_sentence_and_leave_nothing(
+    given, message, world, others, tmp_path, fails
+):
+    given = {
+        k: str(v).replace("WORLD", str(world)).replace("OTHERS", str(others))
+        for k, v in given.items()
+    }
     words = arguments(world, tmp_path / "out", **given)
-    fails(script, [word for word in words if "preset" not in given or "--dataset" not in word], message)
+    fails(
+        script,
+        [word for word in words if "preset" not in given or "--dataset" not in word],
+        message,
+    )
     assert not (tmp_path / "out").exists()
 
 
@@ -220,9 +296,21 @@ def test_three_commands_make_an_assistant(world, tmp_path):
     )
     sft = [base, f"--dataset={world / 'answers'}", f"--output_dir={tmp_path / 'sft'}", *short]
     assert train_sft.main([*sft, "--lora_r=4", "--per_device_train_batch_size=8"]) == 0
-    reward = [base, f"--dataset={world / 'pairs'}", f"--output_dir={tmp_path / 'reward'}", "--use_peft", *short]
+    reward = [
+        base,
+        f"--dataset={world / 'pairs'}",
+        f"--output_dir={tmp_path / 'reward'}",
+        "--use_peft",
+        *short,
+    ]
     assert train_reward_model.main([*reward, "--lora_r=4", "--audit_prompts=2"]) == 0
-    adapters = {"sft_adapter": tmp_path / "sft" / "model", "reward_adapter": tmp_path / "reward" / "model"}
+    adapters = {
+        "sft_adapter": tmp_path / "sft" / "model",
+        "reward_adapter": tmp_path / "reward" / "model",
+    }
     assert script.main(arguments(world, tmp_path / "ppo", steps=1, **adapters)) == 0
-    begun, ended = (load_file(tmp_path / name / "adapter_model.safetensors") for name in ("sft/model", "ppo/policy"))
+    begun, ended = (
+        load_file(tmp_path / name / "adapter_model.safetensors")
+        for name in ("sft/model", "ppo/policy")
+    )
     assert begun.keys() == ended.keys() and difference(begun, ended) > 1e-3

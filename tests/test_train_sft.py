@@ -1,4 +1,6 @@
-"""train_sft.py: options, the loss on answers and EOS alone, adapters, resuming, and a sentence for invalid inputs."""
+"""train_sft.py: options, the loss on answers and EOS alone, adapters, resuming, and a sentence for
+invalid inputs.
+"""
 
 import json
 import math
@@ -20,7 +22,12 @@ from rlhf_course.course.presets import load_preset
 from rlhf_course.data import hold_out, load_answers
 from rlhf_course.worlds.small_models import train_tokenizer
 
-SHORT = ("--per_device_train_batch_size=8", "--num_train_epochs=2", "--save_steps=3", "--eval_share=0.12")
+SHORT = (
+    "--per_device_train_batch_size=8",
+    "--num_train_epochs=2",
+    "--save_steps=3",
+    "--eval_share=0.12",
+)
 
 
 def make_rows(count: int = 24, seed: int = 0) -> list[dict]:
@@ -31,7 +38,11 @@ def make_rows(count: int = 24, seed: int = 0) -> list[dict]:
         return [" ".join(rng.choices(WORDS, k=rng.randint(1, 9))) for _ in range(n)]
 
     return [
-        {"question": f"What is {rng.choice(WORDS)} {row}?", "human_answers": texts(2), "chatgpt_answers": texts(1)}
+        {
+            "question": f"What is {rng.choice(WORDS)} {row}?",
+            "human_answers": texts(2),
+            "chatgpt_answers": texts(1),
+        }
         for row in range(count)
     ]
 
@@ -49,7 +60,9 @@ def world(tmp_path_factory):
     """Answers of both kinds, and two bases of one layer without a padding token."""
     folder = tmp_path_factory.mktemp("world")
     write_rows(folder / "data", ROWS + USELESS, "all.jsonl")
-    rows = [{"instruction": r["question"], "input": "", "output": r["human_answers"][0]} for r in ROWS]
+    rows = [
+        {"instruction": r["question"], "input": "", "output": r["human_answers"][0]} for r in ROWS
+    ]
     write_rows(folder / "instructions", rows)
     texts = [f"\n\nHuman: {r['question']}\n\nAssistant: {r['human_answers'][0]}" for r in ROWS]
     tokenizer = train_tokenizer(texts, 330)
@@ -61,8 +74,16 @@ def world(tmp_path_factory):
 
 
 def arguments(world, output, *more) -> list[str]:
-    given = {"dataset": world / "data", "model_name_or_path": world / "llama", "output_dir": output, "max_length": 80}
-    return [f"--{key}={value}" for key, value in given.items()] + ["--disable_tqdm=true", *map(str, more)]
+    given = {
+        "dataset": world / "data",
+        "model_name_or_path": world / "llama",
+        "output_dir": output,
+        "max_length": 80,
+    }
+    return [f"--{key}={value}" for key, value in given.items()] + [
+        "--disable_tqdm=true",
+        *map(str, more),
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +100,9 @@ def metrics(output) -> dict:
 
 @torch.no_grad()
 def by_hand(model, tokenizer, answers) -> tuple[float, int]:
-    """Mean −log p of answers and EOS, row by row and without padding, and how many tokens these are."""
+    """Mean −log p of answers and EOS, row by row and without padding, and how many tokens these
+    are.
+    """
     total, count = 0.0, 0
     for row in answers:
         prompt = tokenizer(row["prompt"])["input_ids"]
@@ -98,10 +121,24 @@ def held_out(world, data="data", share=0.12):
 
 @pytest.mark.parametrize(("file", "peft"), [("two_cpus", "true"), ("fsdp", "false")])
 def test_two_processes_train_as_one_with_twice_the_batch(world, tmp_path, file, peft):
-    same = ("--train_sampling_strategy=sequential", "--lora_dropout=0", "--num_train_epochs=1", "--eval_share=0.12")
+    same = (
+        "--train_sampling_strategy=sequential",
+        "--lora_dropout=0",
+        "--num_train_epochs=1",
+        "--eval_share=0.12",
+    )
     same += (f"--use_peft={peft}",)
-    assert script.main(arguments(world, tmp_path / "one", *same, "--per_device_train_batch_size=6")) == 0
-    two = arguments(world, tmp_path / "two", *same, "--per_device_train_batch_size=3", "--per_device_eval_batch_size=3")
+    assert (
+        script.main(arguments(world, tmp_path / "one", *same, "--per_device_train_batch_size=6"))
+        == 0
+    )
+    two = arguments(
+        world,
+        tmp_path / "two",
+        *same,
+        "--per_device_train_batch_size=3",
+        "--per_device_eval_batch_size=3",
+    )
     out = launched(SCRIPTS / "train_sft.py", *two, file=file)
     assert out.count(" is in ") == 1 and "Warning" not in out, out
     one, two = metrics(tmp_path / "one"), metrics(tmp_path / "two")
@@ -113,11 +150,16 @@ def test_two_processes_train_as_one_with_twice_the_batch(world, tmp_path, file, 
 
 
 def test_metrics_are_those_of_the_held_out_answers_of_the_saved_adapter(world, trained):
-    tokenizer, base = (kind.from_pretrained(world / "llama") for kind in (AutoTokenizer, AutoModelForCausalLM))
+    tokenizer, base = (
+        kind.from_pretrained(world / "llama") for kind in (AutoTokenizer, AutoModelForCausalLM)
+    )
     found, rows = metrics(trained), held_out(world)
     before, tokens = by_hand(base, tokenizer, rows)
     after, _ = by_hand(PeftModel.from_pretrained(base, trained / "model"), tokenizer, rows)
-    assert found["loss_before"] == pytest.approx(before, abs=1e-5) and found["held_out_tokens"] == tokens
+    assert (
+        found["loss_before"] == pytest.approx(before, abs=1e-5)
+        and found["held_out_tokens"] == tokens
+    )
     assert found["loss"] == pytest.approx(after, abs=1e-5) and after < before - 0.1
     for name in ("", "_before"):
         assert found[f"perplexity{name}"] == pytest.approx(math.exp(found[f"loss{name}"]))
@@ -132,7 +174,9 @@ def test_rows_are_counted_and_what_was_dropped_is_told(world, trained):
 
 
 def test_a_held_out_question_is_not_trained_on_with_another_answer():
-    answers = datasets.Dataset.from_dict({"prompt": [f"q{i // 3}" for i in range(60)], "answer": ["a"] * 60})
+    answers = datasets.Dataset.from_dict(
+        {"prompt": [f"q{i // 3}" for i in range(60)], "answer": ["a"] * 60}
+    )
     train, held = hold_out(answers, 0.2, seed=1)
     assert len(train) == 48 and len(held) == 12 and not set(train["prompt"]) & set(held["prompt"])
     assert hold_out(answers, 0.2, seed=1)[1].to_list() == held.to_list()
@@ -141,15 +185,24 @@ def test_a_held_out_question_is_not_trained_on_with_another_answer():
 
 
 def test_only_adapter_weights_are_saved_with_the_tokenizer(world, trained):
-    assert sorted(p.name for p in trained.iterdir()) == ["checkpoints", "metrics.json", "model", "settings.json"]
-    assert [p.name for p in (trained / "model").glob("*.safetensors")] == ["adapter_model.safetensors"]
+    assert sorted(p.name for p in trained.iterdir()) == [
+        "checkpoints",
+        "metrics.json",
+        "model",
+        "settings.json",
+    ]
+    assert [p.name for p in (trained / "model").glob("*.safetensors")] == [
+        "adapter_model.safetensors"
+    ]
     weights = load_file(trained / "model" / "adapter_model.safetensors")
     assert len(weights) == 14 and all(".lora_" in name for name in weights)
     config = json.loads((trained / "model" / "adapter_config.json").read_text())
     settings = load_preset("05_lora_rlhf_baichuan", "tiny")
     assert sorted(config["target_modules"]) == sorted(settings.lora_target_modules)
     assert (config["r"], config["lora_alpha"]) == (settings.lora_r, settings.lora_alpha)
-    assert config["task_type"] == "CAUSAL_LM" and config["base_model_name_or_path"] == str(world / "llama")
+    assert config["task_type"] == "CAUSAL_LM" and config["base_model_name_or_path"] == str(
+        world / "llama"
+    )
     tokenizer = AutoTokenizer.from_pretrained(trained / "model")
     assert tokenizer.pad_token_id == tokenizer.eos_token_id
 
@@ -158,7 +211,11 @@ def test_only_adapter_weights_are_saved_with_the_tokenizer(world, trained):
 def test_the_training_loss_is_that_of_answers_and_eos_alone(base, world, tmp_path, monkeypatch):
     kept, make = [], trl_cli.make_trainer
     monkeypatch.setattr(trl_cli, "make_trainer", lambda *a: kept.append(make(*a)) or kept[0])
-    more = ("--use_peft=false", f"--model_name_or_path={world / base}", "--per_device_train_batch_size=7")
+    more = (
+        "--use_peft=false",
+        f"--model_name_or_path={world / base}",
+        "--per_device_train_batch_size=7",
+    )
     more += ("--max_steps=1",)
     assert script.main(arguments(world, tmp_path, *more)) == 0
     trainer, tokenizer = kept[0], AutoTokenizer.from_pretrained(world / base)
@@ -166,46 +223,83 @@ def test_the_training_loss_is_that_of_answers_and_eos_alone(base, world, tmp_pat
     known = {(row["prompt"], row["answer"]): row for row in answers}
     for batch in trainer.get_train_dataloader():
         rows = []
-        for ids, labels, mask in zip(batch["input_ids"], batch["labels"], batch["attention_mask"], strict=True):
+        for ids, labels, mask in zip(
+            batch["input_ids"], batch["labels"], batch["attention_mask"], strict=True
+        ):
             ids, labels = ids[mask == 1], labels[mask == 1]
             learnt = labels != -100
-            assert learnt[-1] and ids[-1] == tokenizer.eos_token_id and ids[:-1].ne(tokenizer.eos_token_id).all()
+            assert (
+                learnt[-1]
+                and ids[-1] == tokenizer.eos_token_id
+                and ids[:-1].ne(tokenizer.eos_token_id).all()
+            )
             assert (ids[learnt] == labels[learnt]).all() and learnt.long().diff().abs().sum() == 1
-            rows.append(known[tokenizer.decode(ids[~learnt]), tokenizer.decode(ids[learnt][:-1]).strip()])
+            rows.append(
+                known[tokenizer.decode(ids[~learnt]), tokenizer.decode(ids[learnt][:-1]).strip()]
+            )
         assert batch["labels"][batch["attention_mask"] == 0].eq(-100).all()
         wanted, _ = by_hand(trainer.model, tokenizer, rows)
         assert trainer.compute_loss(trainer.model, batch).item() == pytest.approx(wanted, abs=1e-5)
 
 
 def test_all_weights_learn_instructions_and_where_to_stop(world, tmp_path):
-    data = write_rows(tmp_path / "data", [{"instruction": f"{w}?", "input": "", "output": "fog road"} for w in WORDS])
-    more = ("--use_peft=false", f"--model_name_or_path={world / 'gpt2'}", f"--dataset={data}", "--num_train_epochs=40")
+    data = write_rows(
+        tmp_path / "data",
+        [{"instruction": f"{w}?", "input": "", "output": "fog road"} for w in WORDS],
+    )
+    more = (
+        "--use_peft=false",
+        f"--model_name_or_path={world / 'gpt2'}",
+        f"--dataset={data}",
+        "--num_train_epochs=40",
+    )
     assert script.main(arguments(world, tmp_path / "out", *more, "--learning_rate=1e-2")) == 0
     folder = tmp_path / "out" / "model"
-    model, tokenizer = (kind.from_pretrained(folder) for kind in (AutoModelForCausalLM, AutoTokenizer))
-    assert not (folder / "adapter_config.json").exists() and model.config.pad_token_id == tokenizer.pad_token_id
+    model, tokenizer = (
+        kind.from_pretrained(folder) for kind in (AutoModelForCausalLM, AutoTokenizer)
+    )
+    assert (
+        not (folder / "adapter_config.json").exists()
+        and model.config.pad_token_id == tokenizer.pad_token_id
+    )
     prompt = tokenizer("\n\nHuman: bird?\n\nAssistant:", return_tensors="pt")
-    answer = model.generate(**prompt, max_new_tokens=40, do_sample=False)[0, prompt["input_ids"].shape[1] :]
+    answer = model.generate(**prompt, max_new_tokens=40, do_sample=False)[
+        0, prompt["input_ids"].shape[1] :
+    ]
     assert tokenizer.decode(answer) == " fog road" + tokenizer.eos_token
     found = metrics(tmp_path / "out")
     assert found["loss"] < 0.1 < found["loss_before"] and found["train_rows"] == 13
-    assert by_hand(model, tokenizer, held_out(tmp_path, share=0.05))[0] == pytest.approx(found["loss"], abs=1e-5)
+    assert by_hand(model, tokenizer, held_out(tmp_path, share=0.05))[0] == pytest.approx(
+        found["loss"], abs=1e-5
+    )
 
 
 @pytest.mark.parametrize("step", [3, 9, 12])  # within an epoch, between two, and within the second
 def test_resuming_equals_never_having_stopped(step, world, trained, tmp_path):
     middle = trained / "checkpoints" / f"checkpoint-{step}"
-    assert script.main(arguments(world, tmp_path / "out", *SHORT, f"--resume_from_checkpoint={middle}")) == 0
+    assert (
+        script.main(
+            arguments(world, tmp_path / "out", *SHORT, f"--resume_from_checkpoint={middle}")
+        )
+        == 0
+    )
     folders = (trained / "model", tmp_path / "out" / "model", middle)
-    whole, resumed, stopped = (load_file(folder / "adapter_model.safetensors") for folder in folders)
+    whole, resumed, stopped = (
+        load_file(folder / "adapter_model.safetensors") for folder in folders
+    )
     assert difference(whole, stopped) > 1e-3 and difference(whole, resumed) < 1e-6
     assert metrics(tmp_path / "out") == metrics(trained)
 
 
-def test_resuming_true_takes_the_latest_checkpoint_and_a_new_run_does_not_mix_with_it(world, trained, capsys):
+def test_resuming_true_takes_the_latest_checkpoint_and_a_new_run_does_not_mix_with_it(
+    world, trained, capsys
+):
     before, given = metrics(trained), arguments(world, trained, *SHORT)
     assert script.main(given) == 1
-    assert "checkpoint-18 is there already: go on with --resume_from_checkpoint true" in capsys.readouterr().err
+    assert (
+        "checkpoint-18 is there already: go on with --resume_from_checkpoint true"
+        in capsys.readouterr().err
+    )
     assert script.main([*given, "--resume_from_checkpoint=true"]) == 0
     assert metrics(trained) == before
 
@@ -217,7 +311,12 @@ def test_tensorboard_writes_into_the_output_folder(world, tmp_path, monkeypatch)
     monkeypatch.delenv("TENSORBOARD_LOGGING_DIR")
     monkeypatch.chdir(tmp_path)
     data = write_rows(tmp_path / "few", ROWS[:6], "all.jsonl")
-    more = (f"--dataset={data}", "--report_to=tensorboard", "--logging_steps=1", "--data_files=all.jsonl")
+    more = (
+        f"--dataset={data}",
+        "--report_to=tensorboard",
+        "--logging_steps=1",
+        "--data_files=all.jsonl",
+    )
     assert script.main(arguments(world, tmp_path / "out", *more)) == 0
     events = EventAccumulator(str(tmp_path / "out" / "tensorboard")).Reload()
     assert [event.step for event in events.Scalars("train/loss")] == [1]
@@ -251,13 +350,19 @@ def test_ctrl_c_ends_with_a_sentence(world, tmp_path, monkeypatch, capsys):
 
 def test_a_loss_that_explodes_ends_with_a_sentence(world, tmp_path, capsys):
     assert script.main(arguments(world, tmp_path, "--learning_rate=1e9", "--use_peft=false")) == 1
-    assert "Training diverged" in capsys.readouterr().err and not (tmp_path / "metrics.json").exists()
+    assert (
+        "Training diverged" in capsys.readouterr().err and not (tmp_path / "metrics.json").exists()
+    )
 
 
 def test_a_file_sets_options_and_the_command_line_wins(tmp_path):
     file = tmp_path / "my.yaml"
-    file.write_text("preset: scratch\ndataset: there\nlearning_rate: 1e-3\nmax_length: 100\nuse_peft: false\n")
-    own, config, model, settings = script.parse_arguments([f"--config={file}", "--max_length", "120"])
+    file.write_text(
+        "preset: scratch\ndataset: there\nlearning_rate: 1e-3\nmax_length: 100\nuse_peft: false\n"
+    )
+    own, config, model, settings = script.parse_arguments(
+        [f"--config={file}", "--max_length", "120"]
+    )
     assert own.preset == "scratch" and config.learning_rate == 1e-3 and model.use_peft is False
     assert config.max_length == settings.max_length == 120 and settings.sft_dataset == "there"
     own, config, *_ = script.parse_arguments(["--config", str(file), "--preset", "full"])
@@ -270,18 +375,34 @@ def test_the_preset_gives_the_defaults(preset):
     own, config, model, settings = script.parse_arguments(["--preset", preset])
     assert (own.subset, own.eval_share) == (wanted.sft_subset, 0.05)
     assert (settings.sft_dataset, settings.sft_files) == (wanted.sft_dataset, wanted.sft_files)
-    assert (config.max_length, config.learning_rate) == (wanted.max_length, wanted.sft_learning_rate)
-    assert (config.num_train_epochs, config.per_device_train_batch_size) == (wanted.sft_epochs, wanted.sft_batch_size)
-    assert config.bf16 == (wanted.dtype == "bfloat16" and torch.cuda.is_available()) and model.dtype == wanted.dtype
+    assert (config.max_length, config.learning_rate) == (
+        wanted.max_length,
+        wanted.sft_learning_rate,
+    )
+    assert (config.num_train_epochs, config.per_device_train_batch_size) == (
+        wanted.sft_epochs,
+        wanted.sft_batch_size,
+    )
+    assert (
+        config.bf16 == (wanted.dtype == "bfloat16" and torch.cuda.is_available())
+        and model.dtype == wanted.dtype
+    )
     assert model.use_peft and (model.lora_r, model.lora_alpha) == (wanted.lora_r, wanted.lora_alpha)
-    assert model.lora_target_modules == wanted.lora_target_modules and not config.gradient_checkpointing
-    assert config.report_to == [] and config.completion_only_loss and model.model_name_or_path is None
+    assert (
+        model.lora_target_modules == wanted.lora_target_modules
+        and not config.gradient_checkpointing
+    )
+    assert (
+        config.report_to == [] and config.completion_only_loss and model.model_name_or_path is None
+    )
 
 
 def test_a_dataset_of_ones_own_has_not_the_files_of_the_presets():
     *_, settings = script.parse_arguments(["--preset=full", "--dataset=mine"])
     assert settings.sft_files is None
-    *_, settings = script.parse_arguments(["--preset=full", "--dataset=mine", "--data_files=a.jsonl"])
+    *_, settings = script.parse_arguments(
+        ["--preset=full", "--dataset=mine", "--data_files=a.jsonl"]
+    )
     assert settings.sft_files == "a.jsonl"
 
 
@@ -308,7 +429,10 @@ def test_bad_options_end_with_a_sentence(given, message, refuses):
 def foreign(world, folder) -> str:
     """A base that would bring code of its own."""
     folder.mkdir()
-    config = {"model_type": "baichuan", "auto_map": {"AutoConfig": "a.B", "AutoModelForCausalLM": "a.C"}}
+    config = {
+        "model_type": "baichuan",
+        "auto_map": {"AutoConfig": "a.B", "AutoModelForCausalLM": "a.C"},
+    }
     (folder / "config.json").write_text(json.dumps(config))
     AutoTokenizer.from_pretrained(world / "llama").save_pretrained(folder)
     return f"--model_name_or_path={folder}"
@@ -318,14 +442,23 @@ def foreign(world, folder) -> str:
     ("given", "message"),
     [
         (lambda world, folder: "--dataset=./nowhere", "No dataset folder at ./nowhere"),
-        (lambda world, folder: f"--dataset={write_rows(folder, [{'question': 'a', 'b': 'c'}])}", "has the columns"),
-        (lambda world, folder: f"--dataset={write_rows(folder, ROWS[:1])}", "1 questions are too few to hold out 1"),
+        (
+            lambda world, folder: f"--dataset={write_rows(folder, [{'question': 'a', 'b': 'c'}])}",
+            "has the columns",
+        ),
+        (
+            lambda world, folder: f"--dataset={write_rows(folder, ROWS[:1])}",
+            "1 questions are too few to hold out 1",
+        ),
         (lambda world, folder: "--data_files=no.jsonl", "no.jsonl"),
         (lambda world, folder: "--model_name_or_path=./nowhere", "nowhere"),
         (foreign, "and that is not run here"),
         (lambda world, folder: "--max_length=97", "--max_length 97 is more than the 96 positions"),
         (lambda world, folder: "--max_length=3", "rows are longer than max_length=3 tokens"),
-        (lambda world, folder: "--lora_target_modules=c_attn", "Target modules {'c_attn'} not found"),
+        (
+            lambda world, folder: "--lora_target_modules=c_attn",
+            "Target modules {'c_attn'} not found",
+        ),
         (lambda world, folder: "--resume_from_checkpoint=true", "there is no whole checkpoint in"),
     ],
 )
@@ -340,8 +473,16 @@ def test_an_adapter_is_no_base(world, trained, tmp_path, capsys):
 
 
 def test_help_names_what_the_library_and_the_script_offer():
-    done = python(SCRIPTS / "train_sft.py", "--preset", "full", "--help", env=os.environ | {"COLUMNS": "120"})
+    done = python(
+        SCRIPTS / "train_sft.py", "--preset", "full", "--help", env=os.environ | {"COLUMNS": "120"}
+    )
     assert done.returncode == 0 and done.stderr == ""
-    for option in ("--resume_from_checkpoint", "--report_to", "--lora_target_modules", "--eval_share", "--config"):
+    for option in (
+        "--resume_from_checkpoint",
+        "--report_to",
+        "--lora_target_modules",
+        "--eval_share",
+        "--config",
+    ):
         assert option in done.stdout
     assert "(default: 512)" in done.stdout and "(default: 0.05)" in done.stdout

@@ -5,7 +5,17 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 import torch
-from builders import EOS, SAMPLING, PadTokenizer, difference, make_policy, make_samples, make_trainer, sgd, snapshot
+from builders import (
+    EOS,
+    SAMPLING,
+    PadTokenizer,
+    difference,
+    make_policy,
+    make_samples,
+    make_trainer,
+    sgd,
+    snapshot,
+)
 from transformers import (
     AutoModelForCausalLM,
     FalconConfig,
@@ -31,7 +41,9 @@ def test_step_returns_the_forty_classic_keys():
 
 @pytest.mark.parametrize("mini_batch_size", [8, 2])
 def test_ratio_is_one_in_the_first_epoch(mini_batch_size):
-    stats = make_trainer(mini_batch_size=mini_batch_size, ppo_epochs=1, learning_rate=0.0).step(*make_samples())
+    stats = make_trainer(mini_batch_size=mini_batch_size, ppo_epochs=1, learning_rate=0.0).step(
+        *make_samples()
+    )
     assert np.abs(stats["ppo/policy/ratio"] - 1).max() < 1e-5
     assert stats["ppo/policy/approxkl"] < 1e-10
 
@@ -48,27 +60,36 @@ def test_kl_is_zero_at_step_one():
 
 
 def test_padding_changes_nothing_per_element():
-    """Each sample alone against all of them padded to the longest, on both sides; every tensor, element by element."""
+    """Each sample alone against all of them padded to the longest, on both sides; every tensor,
+    element by element.
+    """
     policy, reference = make_policy(0), make_policy(1)
     queries, responses, scores = make_samples()
     whole = Rollout.from_lists(queries, responses, torch.stack(scores), EOS)
     for model in (policy, reference):
         together = forward(model, whole)
         for i in range(len(queries)):
-            alone = forward(model, Rollout.from_lists(queries[i : i + 1], responses[i : i + 1], torch.zeros(1), EOS))
+            alone = forward(
+                model,
+                Rollout.from_lists(queries[i : i + 1], responses[i : i + 1], torch.zeros(1), EOS),
+            )
             for a, b in zip(together[:3], alone[:3], strict=True):
                 torch.testing.assert_close(a[i, : len(responses[i])], b[0], atol=1e-5, rtol=0)
 
 
 def test_padding_changes_neither_loss_nor_gradients():
-    """One very long sample beside the others pads everything; with its tokens masked out nothing may change."""
+    """One very long sample beside the others pads everything; with its tokens masked out nothing
+    may change.
+    """
     queries, responses, scores = make_samples()
     long_query, long_response = torch.arange(20), torch.arange(25)
     masks = [torch.ones(len(r)) for r in responses]
     found = []
     for i in range(2):
         policy = make_policy()
-        trainer = make_trainer(policy, make_policy(1), sgd(policy), ppo_epochs=1, cliprange_value=1e9)
+        trainer = make_trainer(
+            policy, make_policy(1), sgd(policy), ppo_epochs=1, cliprange_value=1e9
+        )
         if i == 1:  # the long one takes the place of sample 7, which is masked in both runs
             queries, responses = [*queries[:7], long_query], [*responses[:7], long_response]
         masks[7] = torch.zeros(len(responses[7]))
@@ -80,7 +101,9 @@ def test_padding_changes_neither_loss_nor_gradients():
 
 @pytest.mark.parametrize("at_most", [None, 3, 1])
 def test_neither_packing_nor_chunks_change_numbers_or_gradients(at_most):
-    """Samples that share rows against one sample per row, all in one pass; everything element by element."""
+    """Samples that share rows against one sample per row, all in one pass; everything element by
+    element.
+    """
     queries, responses, scores = make_samples()
     rollout = Rollout.from_lists(queries, responses, torch.stack(scores), EOS)
     rollout = rollout.select(torch.tensor([5, 0, 3, 1, 7, 2, 6, 4]))  # any order
@@ -100,11 +123,14 @@ def test_packing_saves_tokens_and_keeps_every_sample_whole():
     lengths = [9, 2, 8, 1, 5, 5, 3, 12]
     first, rows = first_fit(lengths, 18)
     taken = [
-        place for start, length in zip(first.tolist(), lengths, strict=True) for place in range(start, start + length)
+        place
+        for start, length in zip(first.tolist(), lengths, strict=True)
+        for place in range(start, start + length)
     ]
     assert len(taken) == len(set(taken)) == sum(lengths)
     assert all(
-        start // 18 == (start + length - 1) // 18 < rows for start, length in zip(first.tolist(), lengths, strict=True)
+        start // 18 == (start + length - 1) // 18 < rows
+        for start, length in zip(first.tolist(), lengths, strict=True)
     )
     assert rows * 18 < len(lengths) * 12
 
@@ -113,22 +139,38 @@ def test_a_model_that_cannot_be_packed_runs_plainly():
     rollout = Rollout.from_lists(*make_samples()[:2], torch.zeros(8), EOS)
     eager = make_policy(attn_implementation="eager")
     assert not can_pack(eager) and can_pack(make_policy())
-    torch.testing.assert_close(forward(eager, rollout)[0], forward(make_policy(), rollout)[0], atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        forward(eager, rollout)[0], forward(make_policy(), rollout)[0], atol=1e-5, rtol=0
+    )
 
 
 @pytest.mark.parametrize("alibi", [False, True])
 def test_falcon_samples_and_steps_alike_with_and_without_shortcuts(alibi):
-    """With ALiBi it takes position_ids all the same, but reads positions off a mask of two dimensions."""
+    """With ALiBi it takes position_ids all the same, but reads positions off a mask of two
+    dimensions.
+    """
     found = []
     for fast in (True, False):
         torch.manual_seed(0)
-        sizes = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-        special = {"bos_token_id": EOS, "eos_token_id": EOS, "pad_token_id": EOS, "initializer_range": 0.2}
+        sizes = {
+            "vocab_size": 40,
+            "hidden_size": 16,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+        }
+        special = {
+            "bos_token_id": EOS,
+            "eos_token_id": EOS,
+            "pad_token_id": EOS,
+            "initializer_range": 0.2,
+        }
         network = FalconForCausalLM(FalconConfig(**sizes, **special, alibi=alibi))
         policy = AutoModelForCausalLMWithValueHead(network).eval()
         trainer = make_trainer(policy, make_policy(1), fast=fast)
         queries, responses, scores = make_samples()
-        sampled = trainer.generate(queries, do_sample=True, top_k=0, max_new_tokens=6, return_prompt=False)
+        sampled = trainer.generate(
+            queries, do_sample=True, top_k=0, max_new_tokens=6, return_prompt=False
+        )
         assert can_pack(policy) == (not alibi) and all(map(len, sampled))
         found.append(trainer.step(queries, responses, scores))
     assert found[0]["objective/kl"] == pytest.approx(found[1]["objective/kl"], abs=1e-4)
@@ -137,16 +179,25 @@ def test_falcon_samples_and_steps_alike_with_and_without_shortcuts(alibi):
 
 @pytest.mark.parametrize("kind", [MistralConfig, Gemma3TextConfig, MambaConfig])
 def test_what_is_sampled_is_what_is_scored_with_sliding_windows_and_without_attention(kind):
-    """A model that is sure of every token: what it samples, token by token, is what it is sure of in one pass."""
+    """A model that is sure of every token: what it samples, token by token, is what it is sure of
+    in one pass.
+    """
     torch.manual_seed(0)
     sizes = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 6}
-    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "tie_word_embeddings": False}
+    sizes |= {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "tie_word_embeddings": False,
+    }
     special = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     config = kind(**sizes, **special, sliding_window=4)
     policy = AutoModelForCausalLMWithValueHead(AutoModelForCausalLM.from_config(config)).eval()
     policy.pretrained_model.lm_head.weight.data *= 1e5
     queries = [torch.arange(1, 4 + row % 5) for row in range(16)]
-    responses = generate(policy, PadTokenizer(), queries, do_sample=True, top_k=0, max_new_tokens=12)
+    responses = generate(
+        policy, PadTokenizer(), queries, do_sample=True, top_k=0, max_new_tokens=12
+    )
     rollout = Rollout.from_lists(queries, responses, torch.zeros(16), EOS)
     assert not can_pack(policy)
     with torch.no_grad():
@@ -155,7 +206,9 @@ def test_what_is_sampled_is_what_is_scored_with_sliding_windows_and_without_atte
 
 
 def test_eos_inside_or_at_the_end_of_a_response_counts():
-    """Padding is EOS too; masks come from lengths, so a sampled EOS keeps its log-probability and its score."""
+    """Padding is EOS too; masks come from lengths, so a sampled EOS keeps its log-probability and
+    its score.
+    """
     query, response = torch.tensor([1, 2]), torch.tensor([3, EOS, 4, EOS])
     other = torch.tensor([5, 6, 7, 8, 9, 10])
     rollout = Rollout.from_lists([query, query], [response, other], torch.tensor([1.0, 0.0]), EOS)
@@ -166,8 +219,12 @@ def test_eos_inside_or_at_the_end_of_a_response_counts():
     torch.testing.assert_close(forward(policy, rollout)[0][0, :4], wanted, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("config", [{}, {"mini_batch_size": 2}, {"whiten_rewards": True}, {"kl_penalty": "full"}])
-def test_response_tokens_masked_out_count_as_query_before_the_answer_and_as_nothing_after_it(config):
+@pytest.mark.parametrize(
+    "config", [{}, {"mini_batch_size": 2}, {"whiten_rewards": True}, {"kl_penalty": "full"}]
+)
+def test_response_tokens_masked_out_count_as_query_before_the_answer_and_as_nothing_after_it(
+    config,
+):
     """Two ways to say it, one update: the same losses, statistics and weights, but for the lengths."""
     queries, responses, scores = make_samples()
     head, tail = torch.randint(0, EOS, (2,)), torch.randint(0, EOS, (3,))
@@ -189,10 +246,14 @@ def test_response_tokens_masked_out_count_as_query_before_the_answer_and_as_noth
     assert beta == pytest.approx(their_beta, abs=1e-7)
     for mine, other in zip(stats, theirs, strict=True):
         for key in MEANING:
-            if not key.startswith(("tokens/", "time/", "objective/logprobs", "objective/ref_logprobs")):
+            if not key.startswith(
+                ("tokens/", "time/", "objective/logprobs", "objective/ref_logprobs")
+            ):
                 np.testing.assert_allclose(mine[key], other[key], atol=2e-5, rtol=1e-4, err_msg=key)
         for key in ("objective/logprobs", "objective/ref_logprobs"):
-            assert mine[key].sum() == pytest.approx(other[key].sum(), abs=1e-3), f"{key} of masked tokens"
+            assert mine[key].sum() == pytest.approx(other[key].sum(), abs=1e-3), (
+                f"{key} of masked tokens"
+            )
 
 
 def test_what_stands_outside_the_mask_changes_neither_loss_nor_statistics():
@@ -201,7 +262,9 @@ def test_what_stands_outside_the_mask_changes_neither_loss_nor_statistics():
     drawn = [torch.randn_like(rollout.mask) for _ in range(7)]
     found = []
     for outside in (0.0, 9.0):
-        *told, logprobs, values, entropy = (torch.where(rollout.mask > 0, x, outside * x.abs()) for x in drawn)
+        *told, logprobs, values, entropy = (
+            torch.where(rollout.mask > 0, x, outside * x.abs()) for x in drawn
+        )
         rollout.logprobs, rollout.values, rollout.advantages, rollout.returns = told
         loss, seen = minibatch_loss(rollout, (logprobs, values, entropy), PPOConfig())
         found.append({"loss": loss} | dict(zip(NUMBERS, seen.numbers, strict=True)))
@@ -215,11 +278,17 @@ def test_a_mini_batch_leaves_out_the_columns_that_none_of_its_samples_uses():
     rows = torch.stack([rollout.response_lengths.argmin(), rollout.query_lengths.argmin()])
     part = rollout.select(rows)
     both = [len(queries[i]) + len(responses[i]) for i in rows]
-    assert part.input_ids.shape == (2, max(both)) and part.mask.shape == (2, max(len(responses[i]) for i in rows))
-    assert part.mask.shape[1] < rollout.mask.shape[1] and part.input_ids.shape[1] < rollout.input_ids.shape[1]
-    assert [row[: len(queries[i])].tolist() for i, row in zip(rows, part.input_ids, strict=True)] == [
-        queries[i].tolist() for i in rows
-    ]
+    assert part.input_ids.shape == (2, max(both)) and part.mask.shape == (
+        2,
+        max(len(responses[i]) for i in rows),
+    )
+    assert (
+        part.mask.shape[1] < rollout.mask.shape[1]
+        and part.input_ids.shape[1] < rollout.input_ids.shape[1]
+    )
+    assert [
+        row[: len(queries[i])].tolist() for i, row in zip(rows, part.input_ids, strict=True)
+    ] == [queries[i].tolist() for i in rows]
 
 
 def test_mini_batch_size_bounds_the_rows_of_every_pass():
@@ -227,15 +296,21 @@ def test_mini_batch_size_bounds_the_rows_of_every_pass():
     embedding = policy.pretrained_model.get_input_embeddings()
     embedding.register_forward_pre_hook(lambda module, args: rows.append(len(args[0])))
     queries, responses = [torch.arange(3)] * 8, [torch.arange(4)] * 8  # equal lengths
-    make_trainer(policy, make_policy(1), mini_batch_size=2).step(queries, responses, list(torch.randn(8)))
+    make_trainer(policy, make_policy(1), mini_batch_size=2).step(
+        queries, responses, list(torch.randn(8))
+    )
     assert max(rows) == 2 and len(rows) == 4 + 4 * 4
 
 
-@pytest.mark.parametrize(("config", "passes"), [({}, 3), ({"fast": False}, 4), ({"mini_batch_size": 4}, 2 * 4)])
+@pytest.mark.parametrize(
+    ("config", "passes"), [({}, 3), ({"fast": False}, 4), ({"mini_batch_size": 4}, 2 * 4)]
+)
 def test_the_first_pass_over_a_whole_batch_is_the_first_epochs_too(config, passes):
     """Of the policy, in three epochs: one before, and one per mini-batch of each."""
     policy, seen = make_policy(), []
-    policy.pretrained_model.transformer.register_forward_pre_hook(lambda module, args: seen.append(module))
+    policy.pretrained_model.transformer.register_forward_pre_hook(
+        lambda module, args: seen.append(module)
+    )
     make_trainer(policy, make_policy(1), ppo_epochs=3, **config).step(*make_samples())
     assert len(seen) == passes
 
@@ -261,7 +336,9 @@ def test_scores_with_a_gradient_are_taken_as_numbers():
 
 @pytest.mark.parametrize("config", [{}, {"mini_batch_size": 2}, {"kl_penalty": "full"}])
 def test_nothing_that_a_rollout_is_told_carries_a_gradient(config):
-    """Not even with a reference that nobody froze: else the rewards would train it, and the policy through them."""
+    """Not even with a reference that nobody froze: else the rewards would train it, and the policy
+    through them.
+    """
     queries, responses, scores = make_samples()
     policy, reference = make_policy(), make_policy(1)
     rollout = Rollout.from_lists(queries, responses, torch.stack(scores), EOS)
@@ -274,7 +351,9 @@ def test_nothing_that_a_rollout_is_told_carries_a_gradient(config):
 
 
 def test_what_stands_in_the_padding_does_not_matter():
-    """Gradients flow through response positions only: another padding token leaves the update as it is."""
+    """Gradients flow through response positions only: another padding token leaves the update as it
+    is.
+    """
     updated = []
     for pad in (EOS, 3):
         policy = make_policy()
@@ -287,10 +366,16 @@ def test_what_stands_in_the_padding_does_not_matter():
 
 @pytest.mark.parametrize(("mini_batch_size", "accumulation"), [(4, 2), (2, 4), (1, 8)])
 def test_accumulation_equals_one_batch(mini_batch_size, accumulation):
-    """Weighted by tokens, with ragged lengths. Deviation: the classic version averaged the mini-batches' means."""
+    """Weighted by tokens, with ragged lengths. Deviation: the classic version averaged the
+    mini-batches' means.
+    """
     policies = make_policy(), make_policy()
     for policy, sizes in zip(policies, ((8, 1), (mini_batch_size, accumulation)), strict=True):
-        config = {"mini_batch_size": sizes[0], "gradient_accumulation_steps": sizes[1], "ppo_epochs": 2}
+        config = {
+            "mini_batch_size": sizes[0],
+            "gradient_accumulation_steps": sizes[1],
+            "ppo_epochs": 2,
+        }
         make_trainer(policy, make_policy(1), sgd(policy), **config).step(*make_samples())
     assert difference(snapshot(policies[0]), snapshot(policies[1])) < 1e-5
 
@@ -298,19 +383,27 @@ def test_accumulation_equals_one_batch(mini_batch_size, accumulation):
 def test_batched_greedy_generation_equals_single():
     trainer, (queries, _, _) = make_trainer(), make_samples()
     together = trainer.generate(queries, return_prompt=False, do_sample=False, max_new_tokens=7)
-    alone = [trainer.generate(q, return_prompt=False, do_sample=False, max_new_tokens=7)[0] for q in queries]
+    alone = [
+        trainer.generate(q, return_prompt=False, do_sample=False, max_new_tokens=7)[0]
+        for q in queries
+    ]
     assert [r.tolist() for r in together] == [r.tolist() for r in alone]
 
 
 def test_short_path_samples_the_distribution_of_transformers_generate():
-    """Frequencies of the first two tokens from one query, short path against transformers, within 5 standard errors."""
+    """Frequencies of the first two tokens from one query, short path against transformers, within 5
+    standard errors.
+    """
     trainer, query, n = make_trainer(make_policy(n_embd=8, n_head=1)), torch.tensor([1, 2, 3]), 4000
     plain = SAMPLING | {"max_new_tokens": 2, "return_prompt": False}
     ours = trainer.generate([query] * n, **plain)
-    theirs = trainer.generate([query] * n, renormalize_logits=True, **plain)  # a setting the short path leaves alone
+    theirs = trainer.generate(
+        [query] * n, renormalize_logits=True, **plain
+    )  # a setting the short path leaves alone
     for position in (0, 1):
         counts = [
-            np.bincount([int(r[position]) for r in rs if len(r) > position], minlength=40) / n for rs in (ours, theirs)
+            np.bincount([int(r[position]) for r in rs if len(r) > position], minlength=40) / n
+            for rs in (ours, theirs)
         ]
         error = np.sqrt((counts[0] + counts[1] + 1 / n) / n)
         assert (np.abs(counts[0] - counts[1]) < 5 * error).all()
@@ -326,7 +419,9 @@ def test_logprob_at_sampling_equals_the_recomputed_one():
     for i, (query, response) in enumerate(zip(queries, responses, strict=True)):
         for t in range(len(response)):  # token by token, as it was sampled
             logits = policy(torch.cat([query, response[:t]]).unsqueeze(0))[0][0, -1]
-            assert logits.log_softmax(-1)[response[t]].item() == pytest.approx(logprobs[i, t].item(), abs=1e-4)
+            assert logits.log_softmax(-1)[response[t]].item() == pytest.approx(
+                logprobs[i, t].item(), abs=1e-4
+            )
 
 
 def test_each_row_has_its_own_length_and_ends_at_eos():
@@ -350,7 +445,13 @@ def test_a_list_of_ends_in_the_generation_config_is_obeyed():
 
 def test_generate_answers_as_the_classic_one_did():
     trainer, (queries, _, _) = make_trainer(), make_samples()
-    settings = {"do_sample": True, "top_k": 0.0, "top_p": 1.0, "min_length": -1, "max_new_tokens": 4}
+    settings = {
+        "do_sample": True,
+        "top_k": 0.0,
+        "top_p": 1.0,
+        "min_length": -1,
+        "max_new_tokens": 4,
+    }
     single = trainer.generate(queries[0], **settings)
     assert single.dim() == 2 and single[0, : len(queries[0])].tolist() == queries[0].tolist()
     with pytest.raises(ValueError, match="give several as a list"):
@@ -363,7 +464,9 @@ def test_learns_a_bandit_and_its_negative():
     """Reward: how often token 7 appears. PPO must raise it, and lower it when the sign is turned."""
     results = {}
     for sign in (1.0, -1.0):
-        trainer = make_trainer(batch_size=64, mini_batch_size=64, learning_rate=3e-3, init_kl_coef=0.02)
+        trainer = make_trainer(
+            batch_size=64, mini_batch_size=64, learning_rate=3e-3, init_kl_coef=0.02
+        )
         queries, counts = [torch.tensor([1, 2])] * 64, []
         for _ in range(25):
             responses = trainer.generate(queries, return_prompt=False, **SAMPLING, max_new_tokens=6)
@@ -377,8 +480,16 @@ def test_learns_a_bandit_and_its_negative():
 def test_a_huge_coefficient_keeps_the_policy_near_the_reference():
     kl = {}
     for coefficient in (0.0, 50.0):
-        config = {"batch_size": 64, "mini_batch_size": 64, "learning_rate": 3e-4, "adap_kl_ctrl": False}
-        trainer, queries = make_trainer(init_kl_coef=coefficient, **config), [torch.tensor([1, 2])] * 64
+        config = {
+            "batch_size": 64,
+            "mini_batch_size": 64,
+            "learning_rate": 3e-4,
+            "adap_kl_ctrl": False,
+        }
+        trainer, queries = (
+            make_trainer(init_kl_coef=coefficient, **config),
+            [torch.tensor([1, 2])] * 64,
+        )
         for _ in range(30):
             responses = trainer.generate(queries, return_prompt=False, **SAMPLING, max_new_tokens=6)
             stats = trainer.step(queries, responses, [(r == 7).float().sum() for r in responses])
@@ -386,7 +497,8 @@ def test_a_huge_coefficient_keeps_the_policy_near_the_reference():
     assert abs(kl[50.0]) < 0.1 * kl[0.0]
 
 
-# --- the rest of the interface ---------------------------------------------------------------------------------------
+# --- the rest of the interface
+# ---------------------------------------------------------------------------------------
 
 
 def test_reference_is_a_frozen_copy_when_none_is_given():
@@ -396,11 +508,15 @@ def test_reference_is_a_frozen_copy_when_none_is_given():
 
 
 def test_early_stopping_ends_the_epochs_beyond_one_and_a_half_of_its_target():
-    """Against the policy KL of the second epoch (the first one's is 0): just below the bound, and just above it."""
+    """Against the policy KL of the second epoch (the first one's is 0): just below the bound, and
+    just above it.
+    """
 
     def step(**config) -> dict:
         policy = make_policy()
-        return make_trainer(policy, make_policy(1), sgd(policy), **config).step(*make_samples(seed=2))
+        return make_trainer(policy, make_policy(1), sgd(policy), **config).step(
+            *make_samples(seed=2)
+        )
 
     second = 2 * step(ppo_epochs=2)["ppo/policy/policykl"]
     assert second > 0
@@ -433,7 +549,9 @@ def test_gradient_checkpointing_gives_the_same_update():
 def test_a_plain_language_model_can_be_the_reference():
     reference = make_policy(1)
     wanted = make_trainer(make_policy(), reference).step(*make_samples())["objective/kl"]
-    found = make_trainer(make_policy(), make_policy(1).pretrained_model).step(*make_samples())["objective/kl"]
+    found = make_trainer(make_policy(), make_policy(1).pretrained_model).step(*make_samples())[
+        "objective/kl"
+    ]
     assert found == pytest.approx(wanted, abs=1e-6)
 
 

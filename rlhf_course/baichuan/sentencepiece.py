@@ -12,60 +12,95 @@ PROBES = [
     "  ",
     "强化学习（RLHF）用 PPO 训练语言模型：今天的天气怎么样？\r\n",
     " leading,  two,   three! The quick brown fox, isn't it? It costs $3.50 and trailing  ",
-    "0 12 345 6789 3.14159 2024年12月31日 ４２\ndef f(x):\n    if x:\n\treturn x  # 注释\n\n\n        y = 1",
+    (
+        "0 12 345 6789 3.14159 2024年12月31日 ４２\ndef f(x):\n    if x:\n\treturn x  # 注释\n\n\n "
+        "       y = 1"
+    ),
     "🙂👍🏽 👩‍👩‍👧 ❤️ ＡＢＣ，①②③ ﬁne ½ ㎏ Ⅳ … e\u0301 a\u0308 A\u030a naïve",
-    "한국어 \u1112\u1161\u11ab かな ｶﾅ ภาษาไทย हिन्दी עברית العربية Ελληνικά 𠮷野家 𝒳 \u00a0\u3000\u200b\u2028",
+    (
+        "한국어 \u1112\u1161\u11ab かな ｶﾅ ภาษาไทย हिन्दी עברית العربية Ελληνικά 𠮷野家 𝒳"
+        " \u00a0\u3000\u200b\u2028"
+    ),
 ]
 
 
 def sentencepiece_to_fast(model_file: str | Path, **options) -> PreTrainedTokenizerFast:
-    """The fast tokenizer of a model file; ``options`` are what transformers' tokenizers take: special tokens and so on.
+    """The fast tokenizer of a model file; ``options`` are what transformers' tokenizers take:
+    special tokens and so on.
 
-    Control pieces (``<s>``) are special tokens, which SentencePiece itself does not look for in a text; user-defined
-    ones (``<reserved_106>``) are found in texts by both. Raises ``FileNotFoundError`` without the file, ``ValueError``
-    when it is damaged, lacks a special token, or gets other ids: both encode texts of many kinds, and every piece.
+    Control pieces (``<s>``) are special tokens, which SentencePiece itself does not look for in a
+    text; user-defined ones (``<reserved_106>``) are found in texts by both. Raises
+    ``FileNotFoundError`` without the file, ``ValueError`` when it is damaged, lacks a special
+    token, or gets other ids: both encode texts of many kinds, and every piece.
     """
     model_file = Path(model_file)
     if not model_file.is_file():
-        raise FileNotFoundError(f"There is no {model_file.name} in {model_file.parent}; download it again.")
+        raise FileNotFoundError(
+            f"There is no {model_file.name} in {model_file.parent}; download it again."
+        )
     try:
         original = SentencePieceProcessor(model_file=str(model_file))
     except RuntimeError as error:
-        raise ValueError(f"{model_file} is not a SentencePiece model, or is damaged; download it again.") from error
+        raise ValueError(
+            f"{model_file} is not a SentencePiece model, or is damaged; download it again."
+        ) from error
     native = PreTrainedTokenizerFast.convert_to_native_format(vocab_file=str(model_file))
     tokenizer = native["tokenizer_object"]
-    # Control pieces are special, user-defined ones are not: SentencePiece cuts those out of the normalised text.
+    # Control pieces are special, user-defined ones are not: SentencePiece cuts those out of the
+    # normalised text.
     added = {str(piece): piece.special for piece in native["additional_special_tokens"]}
     if "".join(original.encode("a", out_type=str)).startswith("▁"):
         _add_dummy_prefix(tokenizer, [name for name, special in added.items() if not special])
         added = {name: special for name, special in added.items() if special}
-    tokens = [AddedToken(name, normalized=not special, special=special) for name, special in added.items()]
+    tokens = [
+        AddedToken(name, normalized=not special, special=special) for name, special in added.items()
+    ]
     tokenizer.add_tokens(tokens)
     special = {"pad_token": native["unk_token"]}
-    special |= {role: native[role] for role in ("unk_token", "bos_token", "eos_token") if role in native}
+    special |= {
+        role: native[role] for role in ("unk_token", "bos_token", "eos_token") if role in native
+    }
     special |= {role: options.pop(role) for role in special if role in options}
-    if unknown := [f"{role} {token!r}" for role, token in special.items() if tokenizer.token_to_id(token) is None]:
-        raise ValueError(f"{model_file} has no piece for the {', '.join(unknown)} of its tokenizer_config.json.")
-    ids = (i for i in range(len(original)) if not (original.is_control(i) or original.is_unknown(i)))
+    if unknown := [
+        f"{role} {token!r}"
+        for role, token in special.items()
+        if tokenizer.token_to_id(token) is None
+    ]:
+        raise ValueError(
+            f"{model_file} has no piece for the {', '.join(unknown)} of its tokenizer_config.json."
+        )
+    ids = (
+        i for i in range(len(original)) if not (original.is_control(i) or original.is_unknown(i))
+    )
     pieces = [original.id_to_piece(i).replace("▁", " ") for i in ids]
     texts = [*PROBES, *pieces, *(f"{piece}a {piece} 你{piece}{piece}" for piece in pieces)]
-    for text, wanted, found in zip(texts, original.encode(texts), tokenizer.encode_batch(texts), strict=True):
+    for text, wanted, found in zip(
+        texts, original.encode(texts), tokenizer.encode_batch(texts), strict=True
+    ):
         if found.ids != wanted:
             raise ValueError(
-                f"{model_file} cannot be turned into a fast tokenizer: SentencePiece gives {text[:60]!r} the ids "
-                f"{wanted[:20]}, a fast tokenizer {found.ids[:20]}."
+                f"{model_file} cannot be turned into a fast tokenizer: SentencePiece gives"
+                f" {text[:60]!r} the ids {wanted[:20]}, a fast tokenizer {found.ids[:20]}."
             )
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **special, **options)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **special, **options
+    )
 
 
 def _add_dummy_prefix(tokenizer: Tokenizer, defined: list[str]) -> None:
-    """Put a space before every text, which transformers' conversion leaves out, and take it away again in decoding.
+    """Put a space before every text, which transformers' conversion leaves out, and take it away
+    again in decoding.
 
-    An added token would get the prefix, too; so user-defined pieces are cut out as words, which stay as they are.
+    An added token would get the prefix, too; so user-defined pieces are cut out as words, which
+    stay as they are.
     """
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Replace(" ", "▁"), normalizers.Prepend("▁")])
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Replace(" ", "▁"), normalizers.Prepend("▁")]
+    )
     tokenizer.decoder = decoders.Sequence([tokenizer.decoder, decoders.Strip(" ", left=1, right=0)])
     if defined:
         longest_first = sorted(defined, key=len, reverse=True)
-        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("|".join(map(re.escape, longest_first))), "isolated")
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(
+            Regex("|".join(map(re.escape, longest_first))), "isolated"
+        )
         tokenizer.model.ignore_merges = True

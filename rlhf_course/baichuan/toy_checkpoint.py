@@ -1,4 +1,6 @@
-"""Small checkpoints that are laid out as Baichuan2's: packed q, k and v, a NormHead, a SentencePiece model."""
+"""Small checkpoints that are laid out as Baichuan2's: packed q, k and v, a NormHead, a
+SentencePiece model.
+"""
 
 import io
 import json
@@ -20,30 +22,58 @@ USER, ASSISTANT = "<reserved_106>", "<reserved_107>"
 USER_ID = 195  # and the assistant's is the next, as in Baichuan2
 SPECIAL = {"pad_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 TOKENIZER = {
-    **{"model_type": "bpe", "hard_vocab_limit": False, "character_coverage": 0.9999, "byte_fallback": True},
-    **{"normalization_rule_name": "identity", "add_dummy_prefix": False, "remove_extra_whitespaces": False},
+    **{
+        "model_type": "bpe",
+        "hard_vocab_limit": False,
+        "character_coverage": 0.9999,
+        "byte_fallback": True,
+    },
+    **{
+        "normalization_rule_name": "identity",
+        "add_dummy_prefix": False,
+        "remove_extra_whitespaces": False,
+    },
     **{"max_sentencepiece_length": 6, "allow_whitespace_only_pieces": True, "split_digits": True},
-    **{"user_defined_symbols": [USER, ASSISTANT], "unk_id": 0, "bos_id": 1, "eos_id": 2, "pad_id": -1},
-    **{"max_sentence_length": 1 << 20, "num_threads": 1, "minloglevel": 2},  # the same pieces every time, and quietly
+    **{
+        "user_defined_symbols": [USER, ASSISTANT],
+        "unk_id": 0,
+        "bos_id": 1,
+        "eos_id": 2,
+        "pad_id": -1,
+    },
+    **{
+        "max_sentence_length": 1 << 20,
+        "num_threads": 1,
+        "minloglevel": 2,
+    },  # the same pieces every time, and quietly
 }
 
 
 def train_sentencepiece(texts: Iterable[str], vocab_size: int, folder: str | Path) -> Path:
-    """Train a BPE with Baichuan2's options on the lines of the texts; returns the path of ``folder/tokenizer.model``.
+    """Train a BPE with Baichuan2's options on the lines of the texts; returns the path of
+    ``folder/tokenizer.model``.
 
-    No normalisation, no dummy prefix, digits apart, bytes for what is not known. Has at most ``vocab_size`` pieces,
-    fewer where the texts do not give as many. Raises ``ValueError`` when their characters alone are more.
+    No normalisation, no dummy prefix, digits apart, bytes for what is not known. Has at most
+    ``vocab_size`` pieces, fewer where the texts do not give as many. Raises ``ValueError`` when
+    their characters alone are more.
     """
     lines, model = (line for text in texts for line in text.splitlines() if line), io.BytesIO()
     try:
-        SentencePieceTrainer.train(sentence_iterator=lines, model_writer=model, vocab_size=vocab_size, **TOKENIZER)
+        SentencePieceTrainer.train(
+            sentence_iterator=lines, model_writer=model, vocab_size=vocab_size, **TOKENIZER
+        )
     except RuntimeError as error:
         if "Vocabulary size" not in str(error):
             raise
-        raise ValueError(f"{vocab_size} pieces are too few for these texts' characters; raise vocab_size.") from None
+        raise ValueError(
+            f"{vocab_size} pieces are too few for these texts' characters; raise vocab_size."
+        ) from None
     proto = spm.ModelProto.FromString(model.getvalue())
     pieces = list(proto.pieces)
-    reserved, others = pieces[3:5], pieces[:3] + pieces[5:]  # the trainer puts them before the 256 bytes
+    reserved, others = (
+        pieces[3:5],
+        pieces[:3] + pieces[5:],
+    )  # the trainer puts them before the 256 bytes
     del proto.pieces[:]
     proto.pieces.extend(others[:USER_ID] + reserved + others[USER_ID:])
     with atomic_file(Path(folder) / "tokenizer.model") as aside:
@@ -57,7 +87,9 @@ class _UnitRows(nn.Module):
 
 
 def norm_head(model: LlamaForCausalLM) -> LlamaForCausalLM:
-    """Make the head a NormHead: logits = h · normalize(W, dim=1)ᵀ, where W is trained; returns the same model."""
+    """Make the head a NormHead: logits = h · normalize(W, dim=1)ᵀ, where W is trained; returns the
+    same model.
+    """
     parametrize.register_parametrization(model.lm_head, "weight", _UnitRows())
     return model
 
@@ -65,17 +97,29 @@ def norm_head(model: LlamaForCausalLM) -> LlamaForCausalLM:
 def write_baichuan_checkpoint(
     model: LlamaForCausalLM, spm_model: str | Path, folder: str | Path, shards: int = 2
 ) -> Path:
-    """Write a Llama with a ``norm_head`` as Baichuan2 checkpoints are laid out; ``ValueError`` without that head."""
+    """Write a Llama with a ``norm_head`` as Baichuan2 checkpoints are laid out; ``ValueError``
+    without that head.
+    """
     if not parametrize.is_parametrized(model.lm_head, "weight"):
-        raise ValueError("This head is plain, Baichuan2's is a NormHead: call norm_head(model) before training.")
+        raise ValueError(
+            "This head is plain, Baichuan2's is a NormHead: call norm_head(model) before training."
+        )
     head = "parametrizations.weight.original"  # W before its rows are scaled
-    tensors = pack({name.replace(head, "weight"): tensor.cpu() for name, tensor in model.state_dict().items()})
+    tensors = pack(
+        {name.replace(head, "weight"): tensor.cpu() for name, tensor in model.state_dict().items()}
+    )
     files = [f"pytorch_model-{i:05d}-of-{shards:05d}.bin" for i in range(1, shards + 1)]
     weight_map = {name: files[i * shards // len(tensors)] for i, name in enumerate(tensors)}
-    index = {"metadata": {"total_size": sum(t.nbytes for t in tensors.values())}, "weight_map": weight_map}
+    index = {
+        "metadata": {"total_size": sum(t.nbytes for t in tensors.values())},
+        "weight_map": weight_map,
+    }
     with atomic_folder(folder) as new:
         for file in files:
-            torch.save({name: tensors[name] for name, place in weight_map.items() if place == file}, new / file)
+            torch.save(
+                {name: tensors[name] for name, place in weight_map.items() if place == file},
+                new / file,
+            )
         shutil.copyfile(spm_model, new / "tokenizer.model")
         for name, content in (_configs(model) | {"pytorch_model.bin.index.json": index}).items():
             (new / name).write_text(json.dumps(content, indent=2), encoding="utf-8")
@@ -83,15 +127,34 @@ def write_baichuan_checkpoint(
 
 
 def _configs(model: LlamaForCausalLM) -> dict[str, dict]:
-    """File name → content of the three JSON files beside the weights; their remote classes are named, not there."""
+    """File name → content of the three JSON files beside the weights; their remote classes are
+    named, not there.
+    """
     config = {key: getattr(model.config, key) for key in (*SIZES, "max_position_embeddings")}
     length, dtype = config["max_position_embeddings"], str(model.dtype).removeprefix("torch.")
     classes = {"AutoConfig": "configuration_baichuan.BaichuanConfig"}
     classes |= {"AutoModelForCausalLM": "modeling_baichuan.BaichuanForCausalLM"}
-    config |= {"architectures": ["BaichuanForCausalLM"], "auto_map": classes, "model_type": "baichuan"} | SPECIAL_IDS
-    config |= {"hidden_act": "silu", "model_max_length": length, "tie_word_embeddings": False, "torch_dtype": dtype}
+    config |= {
+        "architectures": ["BaichuanForCausalLM"],
+        "auto_map": classes,
+        "model_type": "baichuan",
+    } | SPECIAL_IDS
+    config |= {
+        "hidden_act": "silu",
+        "model_max_length": length,
+        "tie_word_embeddings": False,
+        "torch_dtype": dtype,
+    }
     config |= {"tokenizer_class": "BaichuanTokenizer", "z_loss_weight": 0}
-    tokenizer = SPECIAL | {"add_bos_token": False, "add_eos_token": False, "model_max_length": length}
+    tokenizer = SPECIAL | {
+        "add_bos_token": False,
+        "add_eos_token": False,
+        "model_max_length": length,
+    }
     tokenizer |= {"auto_map": {"AutoTokenizer": ["tokenization_baichuan.BaichuanTokenizer", None]}}
     tokenizer |= {"tokenizer_class": "BaichuanTokenizer"}
-    return {"config.json": config, "tokenizer_config.json": tokenizer, "generation_config.json": SPECIAL_IDS}
+    return {
+        "config.json": config,
+        "tokenizer_config.json": tokenizer,
+        "generation_config.json": SPECIAL_IDS,
+    }

@@ -15,7 +15,10 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 from rlhf_course.ppo.logprobs import CPU_PIECE
 
 FLOAT32 = 4  # bytes: adapters, gradients, optimizer state, probabilities
-QUANTIZED = {"8bit": 1.0, "4bit": 0.5 + 4 / 64}  # bytes per weight; 4 bits share a float32 scale per block of 64
+QUANTIZED = {
+    "8bit": 1.0,
+    "4bit": 0.5 + 4 / 64,
+}  # bytes per weight; 4 bits share a float32 scale per block of 64
 
 
 def ppo_memory(
@@ -31,37 +34,49 @@ def ppo_memory(
     chunk: int | None = None,
     layer_bytes: float | None = None,
 ) -> dict[str, int]:
-    """Peak bytes of a PPO step by purpose, for a Llama whose policy, reference and reward model are adapters.
+    """Peak bytes of a PPO step by purpose, for a Llama whose policy, reference and reward model are
+    adapters.
 
     Args:
         config, lora: shapes of the base and of each adapter.
         mini_batch, batch: samples per optimizer step, and per rollout (default: the same).
         query, response: their greatest lengths, in tokens.
-        base_bytes, activation_bytes: per number: 2 for bfloat16 (activations: under autocast), 4 for float32.
-        layer_bytes: per weight of the layers' matrices, where the base is quantized: see ``QUANTIZED``.
+        base_bytes, activation_bytes: per number: 2 for bfloat16 (activations: under autocast), 4
+            for float32.
+        layer_bytes: per weight of the layers' matrices, where the base is quantized: see
+            ``QUANTIZED``.
         checkpointing: whether the backward pass recomputes activations layer by layer.
         chunk: ``logprob_chunk_size``, response tokens whose logits are in memory at once.
 
-    Base, adapters, gradients and Adam's two moments stay. On top comes the larger of two: the key-value cache while
-    sampling, or activations and logits in an update.
+    Base, adapters, gradients and Adam's two moments stay. On top comes the larger of two: the
+    key-value cache while sampling, or activations and logits in an update.
     """
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-        matrices = sum(m.weight.numel() for m in model.base_model.modules() if isinstance(m, nn.Linear))
+        matrices = sum(
+            m.weight.numel() for m in model.base_model.modules() if isinstance(m, nn.Linear)
+        )
         others = sum(p.numel() for p in model.parameters()) - matrices
-        adapter = sum(p.numel() for p in get_peft_model(model, lora).parameters() if p.requires_grad)
+        adapter = sum(
+            p.numel() for p in get_peft_model(model, lora).parameters() if p.requires_grad
+        )
     text, activation_bytes = config.get_text_config(), activation_bytes or base_bytes
     hidden, inner, layers = text.hidden_size, text.intermediate_size, text.num_hidden_layers
     tokens, predicted = mini_batch * (query + response), mini_batch * response
-    # What one layer keeps per token for its backward pass. Of width `hidden`: input and output of two norms, q, k, v,
-    # and attention's output, once more for the projection after it. Of width `inner`: gate, silu(gate), up, and their
-    # product. In low precision the norms keep their inputs in float32 besides.
+    # What one layer keeps per token for its backward pass. Of width `hidden`: input and output of
+    # two norms, q, k, v, and attention's output, once more for the projection after it. Of width
+    # `inner`: gate, silu(gate), up, and their product. In low precision the norms keep their inputs
+    # in float32 besides.
     upcast = 2 * FLOAT32 * hidden if activation_bytes < FLOAT32 else 0
     layer = tokens * (activation_bytes * (9 * hidden + 4 * inner) + upcast)
     inputs = layers * tokens * hidden * activation_bytes
-    # Logits in float32, replaced in place by probabilities and gradient; in low precision the projection's as well.
-    # And two temporaries for a piece of them on a CPU; a GPU's, of 64 MiB each, are small beside a card.
-    logits, projected = min(predicted, chunk or predicted) * text.vocab_size, base_bytes if base_bytes < FLOAT32 else 0
+    # Logits in float32, replaced in place by probabilities and gradient; in low precision the
+    # projection's as well. And two temporaries for a piece of them on a CPU; a GPU's, of 64 MiB
+    # each, are small beside a card.
+    logits, projected = (
+        min(predicted, chunk or predicted) * text.vocab_size,
+        base_bytes if base_bytes < FLOAT32 else 0,
+    )
     vocabulary = logits * (FLOAT32 + projected) + 2 * min(logits, CPU_PIECE) * FLOAT32
     # Recomputed layers need memory one at a time, when that of the logits is free again.
     update = inputs + max(layer, vocabulary) if checkpointing else layers * layer + vocabulary
@@ -77,9 +92,11 @@ def ppo_memory(
 
 @contextmanager
 def peak_memory(held: Iterable[Tensor] = ()) -> Iterator[SimpleNamespace]:
-    """Measure ``.bytes``, the peak size of all tensors that live in the body, ``held`` ones included.
+    """Measure ``.bytes``, the peak size of all tensors that live in the body, ``held`` ones
+    included.
 
-    A GPU's allocator knows it (and counts all tensors). On a CPU every operation is watched, which is slow.
+    A GPU's allocator knows it (and counts all tensors). On a CPU every operation is watched, which
+    is slow.
     """
     found = SimpleNamespace(bytes=0)
     if torch.cuda.is_available():

@@ -1,4 +1,6 @@
-"""Presets: every setting of a notebook at the sizes tiny, scratch and full, side by side in one YAML file."""
+"""Presets: every setting of a notebook at the sizes tiny, scratch and full, side by side in one
+YAML file.
+"""
 
 import math
 from collections.abc import Mapping
@@ -16,7 +18,8 @@ from rlhf_course.runtime.argument_checks import read_number
 PRESETS = ("tiny", "scratch", "full")
 CONFIGS = Path(__file__).resolve().parent / "configs"
 _CHECKOUT = CONFIGS.parents[2]
-# Where relative output paths start: at the project's root, and for a copy that pip installed, where Python was started.
+# Where relative output paths start: at the project's root, and for a copy that pip installed, where
+# Python was started.
 ROOT = _CHECKOUT if (_CHECKOUT / "scripts" / "run_notebooks.py").exists() else Path.cwd()
 
 
@@ -28,9 +31,15 @@ class Settings(SimpleNamespace):
         self._spec = spec
 
     def table(self) -> Styler:
-        """Settings as rows, for display: the value in use, the three presets, and what the setting means."""
+        """Settings as rows, for display: the value in use, the three presets, and what the setting
+        means.
+        """
         rows = {
-            key: {"in use": getattr(self, key), **{name: entry[name] for name in PRESETS}, "meaning": entry["help"]}
+            key: {
+                "in use": getattr(self, key),
+                **{name: entry[name] for name in PRESETS},
+                "meaning": entry["help"],
+            }
             for key, entry in self._spec.items()
         }
         style = pd.DataFrame.from_dict(rows, orient="index").astype(object).fillna("–").style
@@ -39,10 +48,11 @@ class Settings(SimpleNamespace):
 
 
 def read_spec(notebook: str) -> dict[str, dict]:
-    """A notebook's settings: key → {tiny, scratch, full, help}. Raises ``FileNotFoundError`` for an unknown one.
+    """A notebook's settings: key → {tiny, scratch, full, help}. Raises ``FileNotFoundError`` for an
+    unknown one.
 
-    ``optional`` ones may be null at every preset, others where the preset has null; whole numbers are at least ``min``,
-    which is 1 unless it is given.
+    ``optional`` ones may be null at every preset, others where the preset has null; whole numbers
+    are at least ``min``, which is 1 unless it is given.
     """
     path = CONFIGS / f"{notebook}.yaml"
     if not path.exists():
@@ -51,14 +61,16 @@ def read_spec(notebook: str) -> dict[str, dict]:
     spec = yaml.safe_load(path.read_text(encoding="utf-8"))
     if shared := spec.pop("include", None):
         spec = read_spec(shared) | spec
-    return {key: {**dict.fromkeys(PRESETS, entry.get("all")), **entry} for key, entry in spec.items()}
+    return {
+        key: {**dict.fromkeys(PRESETS, entry.get("all")), **entry} for key, entry in spec.items()
+    }
 
 
 def load_preset(notebook: str, preset: str, overrides: Mapping | None = None) -> Settings:
     """The settings of a notebook at a preset, with overrides on top.
 
-    Raises ``ValueError``, listing what is valid, for an unknown preset or key, a value of another type, or a number
-    that is not finite or out of range.
+    Raises ``ValueError``, listing what is valid, for an unknown preset or key, a value of another
+    type, or a number that is not finite or out of range.
     """
     spec = read_spec(notebook)
     if preset not in PRESETS:
@@ -66,7 +78,9 @@ def load_preset(notebook: str, preset: str, overrides: Mapping | None = None) ->
     checked = {}
     for key, value in (overrides or {}).items():
         if key not in spec:
-            raise ValueError(f"Unknown setting {key!r} for notebook {notebook}; it has {', '.join(spec)}.")
+            raise ValueError(
+                f"Unknown setting {key!r} for notebook {notebook}; it has {', '.join(spec)}."
+            )
         entry = spec[key]
         examples = [entry[name] for name in (preset, *PRESETS) if entry[name] is not None]
         may_be_null = entry[preset] is None or entry.get("optional")
@@ -79,8 +93,8 @@ def load_preset(notebook: str, preset: str, overrides: Mapping | None = None) ->
         high = f"{low.removesuffix('_min')}_max"
         if high in spec and getattr(settings, low) >= getattr(settings, high):
             raise ValueError(
-                f"{low} is {getattr(settings, low)}, and {high}, which is exclusive, {getattr(settings, high)}: "
-                "it must be larger."
+                f"{low} is {getattr(settings, low)}, and {high}, which is exclusive,"
+                f" {getattr(settings, high)}: it must be larger."
             )
     return settings
 
@@ -88,7 +102,8 @@ def load_preset(notebook: str, preset: str, overrides: Mapping | None = None) ->
 def like(key: str, value, example, least: int = 1):
     """``value`` in the type of ``example``, lists item by item.
 
-    Raises ``ValueError`` for other types, numbers that are not finite, and whole ones below ``least``.
+    Raises ``ValueError`` for other types, numbers that are not finite, and whole ones below
+    ``least``.
     """
     kind = type(example)
     if kind is list and isinstance(value, list | tuple):
@@ -101,7 +116,9 @@ def like(key: str, value, example, least: int = 1):
     if kind is str and isinstance(value, str | int | float | Path):
         return str(value)
     if kind in (int, float):
-        number = read_number(kind, value, lambda x: math.isfinite(x) and (kind is float or x >= least))
+        number = read_number(
+            kind, value, lambda x: math.isfinite(x) and (kind is float or x >= least)
+        )
         if number is not None:
             return number
     wanted = {int: f"a whole number of at least {least}", float: "a finite number"}
@@ -114,6 +131,6 @@ def check_named(settings: Settings, **columns: str) -> None:
     for option, needed in columns.items():
         if getattr(settings, option) is None:
             raise ValueError(
-                f'This preset needs a dataset, with columns {needed}: overrides={{"{option}": FOLDER}} in a notebook, '
-                f"--{option} FOLDER for a command."
+                f'This preset needs a dataset, with columns {needed}: overrides={{"{option}":'
+                f" FOLDER}} in a notebook, --{option} FOLDER for a command."
             )

@@ -28,13 +28,16 @@ class CheckFailed(AssertionError):
 
 
 class RunCard:
-    """Collects metrics and checks of a notebook's run and writes ``OUTPUT/run_cards/<notebook>.json``.
+    """Collects metrics and checks of a notebook's run and writes
+    ``OUTPUT/run_cards/<notebook>.json``.
 
-    Seeds all random generators. A relative ``output_dir`` starts at the project's root (an installed copy: at the
-    working directory).
+    Seeds all random generators. A relative ``output_dir`` starts at the project's root (an
+    installed copy: at the working directory).
     """
 
-    def __init__(self, notebook: str, preset: str, seed: int, output_dir: str | os.PathLike = "build") -> None:
+    def __init__(
+        self, notebook: str, preset: str, seed: int, output_dir: str | os.PathLike = "build"
+    ) -> None:
         self.notebook, self.preset, self.seed = notebook, preset, seed
         self.output_dir = ROOT / os.path.expanduser(output_dir)
         self.metrics: dict[str, float] = {}
@@ -45,7 +48,9 @@ class RunCard:
         set_seed(seed)
 
     def metric(self, name: str, value: float) -> float:
-        """Record a number (null where it is not finite); names in _before and _after head the runner's table."""
+        """Record a number (null where it is not finite); names in _before and _after head the
+        runner's table.
+        """
         self.metrics[name] = float(value)
         return value
 
@@ -58,8 +63,14 @@ class RunCard:
         self.curves[name] = {column: [_short(value) for value in table[column]] for column in table}
 
     def finish(self) -> pd.DataFrame:
-        """Write the card, and return its checks as a table. Raises :class:`CheckFailed` when one did not pass."""
-        versions = {name: importlib.metadata.version(name) for name in _PACKAGES if importlib.util.find_spec(name)}
+        """Write the card, and return its checks as a table. Raises :class:`CheckFailed` when one
+        did not pass.
+        """
+        versions = {
+            name: importlib.metadata.version(name)
+            for name in _PACKAGES
+            if importlib.util.find_spec(name)
+        }
         card = {
             "notebook": self.notebook,
             "preset": self.preset,
@@ -67,7 +78,11 @@ class RunCard:
             "versions": {"python": platform.python_version(), **versions},
             "wall_s": round(time.perf_counter() - self._started, 2),
             "peak_rss_mb": round(peak_memory() / 2**20, 1),
-            "peak_cuda_mb": round(torch.cuda.max_memory_allocated() / 2**20, 1) if torch.cuda.is_available() else 0.0,
+            "peak_cuda_mb": (
+                round(torch.cuda.max_memory_allocated() / 2**20, 1)
+                if torch.cuda.is_available()
+                else 0.0
+            ),
             "metrics": self.metrics,
             "checks": self.checks,
             "curves": self.curves,
@@ -77,9 +92,16 @@ class RunCard:
             card = json.loads(json.dumps(card), parse_constant=lambda name: None)
             path.write_text(json.dumps(card, indent=1, allow_nan=False) + "\n", encoding="utf-8")
         rows = [(name, f"{c['value']:.4g}", c["want"], "passed") for name, c in self.checks.items()]
-        failed = [f"{name}: {value}, wanted {want}" for name, value, want, _ in rows if not self.checks[name]["passed"]]
+        failed = [
+            f"{name}: {value}, wanted {want}"
+            for name, value, want, _ in rows
+            if not self.checks[name]["passed"]
+        ]
         if failed:
-            raise CheckFailed(f"{self.notebook} ran, but {len(failed)} check(s) did not pass: " + "; ".join(failed))
+            raise CheckFailed(
+                f"{self.notebook} ran, but {len(failed)} check(s) did not pass: "
+                + "; ".join(failed)
+            )
         pd.set_option("display.max_colwidth", None)  # or what was wanted would be cut
         return pd.DataFrame(rows, columns=["check", "value", "wanted", "result"])
 
@@ -102,10 +124,18 @@ def peak_memory() -> int:
 
 
 def quiet_libraries() -> None:
-    """Keep progress bars, advice and telemetry of the libraries away; warnings of this package stay."""
-    huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY = True  # trl's trainers would report their use to the hub
-    datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False  # and datasets, to a host beside HF_ENDPOINT, what is loaded
-    os.environ["DISABLE_SAFETENSORS_CONVERSION"] = "1"  # transformers asks one to convert models that are .bin alone
+    """Keep progress bars, advice and telemetry of the libraries away; warnings of this package
+    stay.
+    """
+    huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY = (
+        True  # trl's trainers would report their use to the hub
+    )
+    datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = (
+        False  # and datasets, to a host beside HF_ENDPOINT, what is loaded
+    )
+    os.environ["DISABLE_SAFETENSORS_CONVERSION"] = (
+        "1"  # transformers asks one to convert models that are .bin alone
+    )
     datasets.disable_progress_bars()
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()

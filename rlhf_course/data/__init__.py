@@ -7,6 +7,23 @@ from rlhf_course.data.reviews import build_queries, load_reviews
 from rlhf_course.data.row_checks import collate, describe, endless
 from rlhf_course.data.transcripts import ASSISTANT, HUMAN, as_prompt, encode, last_question
 
-__all__ = ["ASSISTANT", "HUMAN", "as_prompt", "build_queries", "collate", "describe", "encode", "endless", "hold_out"]
-__all__ += ["last_question", "load_answers", "load_pairs", "load_reviews", "load_split", "tokenize_answers"]
+__all__ = [
+    "ASSISTANT",
+    "HUMAN",
+    "as_prompt",
+    "build_queries",
+    "collate",
+    "describe",
+    "encode",
+    "endless",
+    "hold_out",
+]
+__all__ += [
+    "last_question",
+    "load_answers",
+    "load_pairs",
+    "load_reviews",
+    "load_split",
+    "tokenize_answers",
+]
 __all__ += ["tokenize_pairs"]

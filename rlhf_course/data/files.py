@@ -1,4 +1,6 @@
-"""Datasets from a folder or the hub, one split at a time, and what is wrong with their files in one sentence."""
+"""Datasets from a folder or the hub, one split at a time, and what is wrong with their files in one
+sentence.
+"""
 
 import gzip
 import os
@@ -13,7 +15,13 @@ from huggingface_hub import hf_hub_download, list_repo_files
 from rlhf_course.runtime.hub import check_source, hub_errors
 
 FORMATS = (".json", ".jsonl", ".csv", ".parquet")
-UNREADABLE = (DatasetGenerationError, pyarrow.ArrowInvalid, EOFError, gzip.BadGzipFile, UnicodeDecodeError)
+UNREADABLE = (
+    DatasetGenerationError,
+    pyarrow.ArrowInvalid,
+    EOFError,
+    gzip.BadGzipFile,
+    UnicodeDecodeError,
+)
 
 
 def load_split(
@@ -21,32 +29,45 @@ def load_split(
 ) -> datasets.Dataset:
     """One split, or a slice of it, of a local folder or a hub dataset, or of some of its files.
 
-    Raises ``OSError`` where nothing is found, ``ValueError`` for damaged files and for a missing or empty split.
+    Raises ``OSError`` where nothing is found, ``ValueError`` for damaged files and for a missing or
+    empty split.
     """
     check_source(source, "dataset")
     try:
-        if Path(source, "state.json").is_file() and data_files is None:  # of save_to_disk, which wrote one split
-            return datasets.load_dataset("arrow", data_files=str(Path(source, "*.arrow")), split=split)
+        if (
+            Path(source, "state.json").is_file() and data_files is None
+        ):  # of save_to_disk, which wrote one split
+            return datasets.load_dataset(
+                "arrow", data_files=str(Path(source, "*.arrow")), split=split
+            )
         with hub_errors(str(source), "dataset"):
             try:
-                return datasets.load_dataset(str(source), split=split, data_files=data_files, **options)
+                return datasets.load_dataset(
+                    str(source), split=split, data_files=data_files, **options
+                )
             except RuntimeError as error:
                 if "scripts are no longer supported" not in str(error):
                     raise
-                return datasets.load_dataset(**_files_beside_a_script(str(source), data_files), split=split)
+                return datasets.load_dataset(
+                    **_files_beside_a_script(str(source), data_files), split=split
+                )
     except UNREADABLE as error:
         raise _damage(Path(source), error) from error
     except (ValueError, StopIteration) as error:
         sentence = f"No split {split!r} in {source}: {error}"
         if isinstance(error, StopIteration) or "corresponds to no data" in str(error):
-            sentence = f"There is no row in split {split!r} of {source}. Check the slice and the files."
+            sentence = (
+                f"There is no row in split {split!r} of {source}. Check the slice and the files."
+            )
         elif "split" not in str(error):
             raise
         raise ValueError(sentence) from None
 
 
 def _damage(source: Path, error: Exception) -> Exception:
-    """What to raise for a dataset that cannot be read: it names the first file that cannot be read alone."""
+    """What to raise for a dataset that cannot be read: it names the first file that cannot be read
+    alone.
+    """
     place = f"A file of {source}"
     for path in sorted(source.rglob("*")):
         if path.name.removesuffix(".gz").endswith(FORMATS):
@@ -79,7 +100,13 @@ def _files_beside_a_script(source: str, data_files: str | Sequence[str] | None) 
     if not names:
         found = os.listdir(source) if local else list_repo_files(source, repo_type="dataset")
         found = ", ".join(sorted(name for name in found if name.endswith(FORMATS)))
-        sentence = f"{source} comes with a loading script, which is not run here. Name files of it to read instead: "
+        sentence = (
+            f"{source} comes with a loading script, which is not run here. Name files of it to read"
+            " instead: "
+        )
         raise ValueError(f"{sentence}{found}.")
-    paths = [str(Path(source, name)) if local else hf_hub_download(source, name, repo_type="dataset") for name in names]
+    paths = [
+        str(Path(source, name)) if local else hf_hub_download(source, name, repo_type="dataset")
+        for name in names
+    ]
     return {"path": _reader(names[0]), "data_files": paths}

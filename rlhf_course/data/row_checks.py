@@ -4,7 +4,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import datasets
 
-Parse = Callable[[dict], Iterable[tuple[dict, str | None]]]  # row → new rows, each with the reason to drop it or None
+Parse = Callable[
+    [dict], Iterable[tuple[dict, str | None]]
+]  # row → new rows, each with the reason to drop it or None
 
 
 def check_columns(rows: datasets.Dataset, wanted: Sequence[str], where: str, advice: str) -> None:
@@ -32,21 +34,32 @@ def keep_usable(
         except ValueError as error:
             raise ValueError(f"Row {index} of {where}: {error}") from None
     if not kept:
-        raise ValueError(f"Nothing usable is left of the {len(rows)} rows in {where}: {describe(report)}.")
+        raise ValueError(
+            f"Nothing usable is left of the {len(rows)} rows in {where}: {describe(report)}."
+        )
     return datasets.Dataset.from_list(kept), report
 
 
 def describe(report: dict[str, int]) -> str:
     """A report of dropped rows as a phrase."""
-    return ", ".join(f"{count} {reason}" for reason, count in report.items() if count) or "nothing was dropped"
+    return (
+        ", ".join(f"{count} {reason}" for reason, count in report.items() if count)
+        or "nothing was dropped"
+    )
 
 
-def keep_short(rows: datasets.Dataset, lengths: Sequence[int], max_length: int) -> tuple[datasets.Dataset, int]:
-    """The rows of at most ``max_length`` tokens, and how many are longer; ``ValueError`` where all are."""
+def keep_short(
+    rows: datasets.Dataset, lengths: Sequence[int], max_length: int
+) -> tuple[datasets.Dataset, int]:
+    """The rows of at most ``max_length`` tokens, and how many are longer; ``ValueError`` where all
+    are.
+    """
     kept = [row for row, length in enumerate(lengths) if length <= max_length]
     if not kept:
         shortest = f"the shortest has {min(lengths)}. Raise max_length."
-        raise ValueError(f"All {len(rows)} rows are longer than max_length={max_length} tokens; {shortest}")
+        raise ValueError(
+            f"All {len(rows)} rows are longer than max_length={max_length} tokens; {shortest}"
+        )
     return rows.select(kept), len(rows) - len(kept)
 
 

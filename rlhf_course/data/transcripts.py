@@ -1,4 +1,6 @@
-"""Dialogues as one text, "\\n\\nHuman: … \\n\\nAssistant: …", as in hh-rlhf (Bai et al. 2022, arXiv:2204.05862)."""
+"""Dialogues as one text, "\\n\\nHuman: … \\n\\nAssistant: …", as in hh-rlhf (Bai et al. 2022,
+arXiv:2204.05862).
+"""
 
 from collections.abc import Sequence
 
@@ -18,7 +20,8 @@ def last_question(prompt: str) -> str:
 
 
 def as_text(turns: str | list[dict] | None) -> str:
-    """A text, or messages {role, content} as a transcript; what a system message says stands where it stood.
+    """A text, or messages {role, content} as a transcript; what a system message says stands where
+    it stood.
 
     Raises ``ValueError`` for anything else.
     """
@@ -26,20 +29,28 @@ def as_text(turns: str | list[dict] | None) -> str:
         return _with_opening(turns or "")
     text = ""
     for message in turns if isinstance(turns, list) else [turns]:
-        role, content = (message.get(key) for key in ("role", "content")) if isinstance(message, dict) else (None, None)
+        role, content = (
+            (message.get(key) for key in ("role", "content"))
+            if isinstance(message, dict)
+            else (None, None)
+        )
         if role not in MARKS or not isinstance(content, str):
             raise ValueError(
-                f"{message!r:.80} is neither a text nor a message, with a role (system, user or assistant) and content."
+                f"{message!r:.80} is neither a text nor a message, with a role (system, user or"
+                " assistant) and content."
             )
         text += MARKS[role] + content.strip()
     return text
 
 
-def split_answer(turns: str | list[dict] | None, prompt: str | None, repeated: bool = False) -> tuple[str, str, str]:
-    """What precedes the last "Assistant:", that mark (empty when there is none), and what follows it.
+def split_answer(
+    turns: str | list[dict] | None, prompt: str | None, repeated: bool = False
+) -> tuple[str, str, str]:
+    """What precedes the last "Assistant:", that mark (empty when there is none), and what follows
+    it.
 
-    ``turns`` are a whole transcript, which says its prompt itself, or, after a ``prompt``, the answer alone;
-    ``repeated`` says that answers begin with the prompt's text, in whatever frame.
+    ``turns`` are a whole transcript, which says its prompt itself, or, after a ``prompt``, the
+    answer alone; ``repeated`` says that answers begin with the prompt's text, in whatever frame.
     """
     text = as_text(turns)
     if prompt is not None:
@@ -70,5 +81,7 @@ def encode(tokenizer, prompts: Sequence[str], answers: Sequence[str]) -> list[li
 def end_token(tokenizer) -> int:
     """The token that ends a dialogue. Raises ``ValueError`` where the tokenizer has none."""
     if tokenizer.eos_token_id is None:
-        raise ValueError("The tokenizer has no EOS token, which ends every dialogue; set tokenizer.eos_token.")
+        raise ValueError(
+            "The tokenizer has no EOS token, which ends every dialogue; set tokenizer.eos_token."
+        )
     return tokenizer.eos_token_id

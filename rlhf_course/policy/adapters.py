@@ -1,7 +1,8 @@
-"""Frozen models beside the policy: its reference, as a copy or an adapter, and a reward model on the policy's base.
+"""Frozen models beside the policy: its reference, as a copy or an adapter, and a reward model on
+the policy's base.
 
-LoRA is Hu et al. 2021, arXiv:2106.09685. All adapters live in one PeftModel, with a single copy of the base; the
-active one decides what it computes.
+LoRA is Hu et al. 2021, arXiv:2106.09685. All adapters live in one PeftModel, with a single copy of
+the base; the active one decides what it computes.
 """
 
 import copy
@@ -29,25 +30,40 @@ def create_reference_model(
 ) -> AutoModelForCausalLMWithValueHead:
     """A frozen copy of the policy, in eval mode.
 
-    With ``num_shared_layers`` the embeddings and that many first layers are not copied but shared, and frozen in the
-    policy too. Raises ``ValueError`` when fewer layers are found, and ``TypeError`` for what is no policy.
+    With ``num_shared_layers`` the embeddings and that many first layers are not copied but shared,
+    and frozen in the policy too. Raises ``ValueError`` when fewer layers are found, and
+    ``TypeError`` for what is no policy.
     """
     if not isinstance(model, AutoModelForCausalLMWithValueHead):
-        raise TypeError(f"A reference is copied from a policy, not from {model!r:.60}: load one by from_pretrained.")
+        raise TypeError(
+            f"A reference is copied from a policy, not from {model!r:.60}: load one by"
+            " from_pretrained."
+        )
     shared = nn.ModuleList()
     if num_shared_layers:
-        depth, modules = model.config.get_text_config().num_hidden_layers, [*model.pretrained_model.modules()]
+        depth, modules = (
+            model.config.get_text_config().num_hidden_layers,
+            [*model.pretrained_model.modules()],
+        )
         layers = next((m for m in modules if isinstance(m, nn.ModuleList) and len(m) == depth), [])
         if num_shared_layers > len(layers):
-            raise ValueError(f"num_shared_layers is {num_shared_layers}, but the model has {len(layers)} layers.")
-        shared.extend([*layers[:num_shared_layers], *(m for m in modules if isinstance(m, nn.Embedding))])
+            raise ValueError(
+                f"num_shared_layers is {num_shared_layers}, but the model has {len(layers)} layers."
+            )
+        shared.extend(
+            [*layers[:num_shared_layers], *(m for m in modules if isinstance(m, nn.Embedding))]
+        )
         shared.requires_grad_(False)
-    memo = {id(parameter): parameter for parameter in shared.parameters()}  # deepcopy takes these as already copied
+    memo = {
+        id(parameter): parameter for parameter in shared.parameters()
+    }  # deepcopy takes these as already copied
     return copy.deepcopy(model, memo).requires_grad_(False).eval()
 
 
 def add_reference_adapter(policy: AutoModelForCausalLMWithValueHead) -> None:
-    """Keep a frozen copy of the active adapter as ``ref``; one left by an earlier trainer is replaced."""
+    """Keep a frozen copy of the active adapter as ``ref``; one left by an earlier trainer is
+    replaced.
+    """
     model, source = policy.pretrained_model, policy.pretrained_model.active_adapter
     if REFERENCE in model.peft_config:
         model.delete_adapter(REFERENCE)
@@ -57,7 +73,9 @@ def add_reference_adapter(policy: AutoModelForCausalLMWithValueHead) -> None:
 
 @contextmanager
 def use_adapter(model: nn.Module, name: str) -> Iterator[nn.Module]:
-    """A policy or RewardAdapter with its frozen adapter ``name`` on; then the one found is on again, and trainable."""
+    """A policy or RewardAdapter with its frozen adapter ``name`` on; then the one found is on
+    again, and trainable.
+    """
     network = model.pretrained_model
     found = network.active_adapter
     network.set_adapter(name, inference_mode=True)
@@ -68,39 +86,53 @@ def use_adapter(model: nn.Module, name: str) -> Iterator[nn.Module]:
 
 
 def quantization(kind: str) -> BitsAndBytesConfig:
-    """The ``quantization_config`` of a frozen base in ``8bit`` or ``4bit``; adapters on it stay in float32.
+    """The ``quantization_config`` of a frozen base in ``8bit`` or ``4bit``; adapters on it stay in
+    float32.
 
-    4 bits are NF4: Dettmers et al. 2023, arXiv:2305.14314. Raises ``ValueError`` for what cannot be had here.
+    4 bits are NF4: Dettmers et al. 2023, arXiv:2305.14314. Raises ``ValueError`` for what cannot be
+    had here.
     """
     if kind not in ("8bit", "4bit"):
         raise ValueError(f"quantization {kind!r} is unknown; choose 8bit or 4bit.")
     if importlib.util.find_spec("bitsandbytes") is None:
-        raise ValueError(f"A base in {kind} needs bitsandbytes, which is not installed: pip install bitsandbytes.")
+        raise ValueError(
+            f"A base in {kind} needs bitsandbytes, which is not installed: pip install"
+            " bitsandbytes."
+        )
     if kind == "8bit":
         return BitsAndBytesConfig(load_in_8bit=True)
     if not torch.cuda.is_available():
-        raise ValueError("A base in 4bit needs a GPU: on a CPU no gradient passes through bitsandbytes' kernels.")
-    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16)
+        raise ValueError(
+            "A base in 4bit needs a GPU: on a CPU no gradient passes through bitsandbytes' kernels."
+        )
+    return BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16
+    )
 
 
 class RewardAdapter(nn.Module):
-    """A classifier with one output on the policy's own base: an adapter (``reward``, ``reward2``…) and a score head.
+    """A classifier with one output on the policy's own base: an adapter (``reward``, ``reward2``…)
+    and a score head.
 
-    ``folder`` holds a trained LoRA reward model: an adapter of task type SEQ_CLS, with the head among its weights.
-    Raises ``ValueError`` when the policy has no adapters, or the folder no head with one output, or not all of one.
+    ``folder`` holds a trained LoRA reward model: an adapter of task type SEQ_CLS, with the head
+    among its weights. Raises ``ValueError`` when the policy has no adapters, or the folder no head
+    with one output, or not all of one.
     """
 
     def __init__(self, policy: AutoModelForCausalLMWithValueHead, folder: str | Path) -> None:
         super().__init__()
         if not policy.is_peft_model:
-            raise ValueError("A reward adapter shares the base of a policy with adapters; this policy has none.")
+            raise ValueError(
+                "A reward adapter shares the base of a policy with adapters; this policy has none."
+            )
         self.pretrained_model = policy.pretrained_model
         config, weights = read_adapter(folder)
         head = [weights.pop(key) for key in [*weights] if key.endswith("score.weight")]
         if [len(weight) for weight in head] != [1]:
             raise ValueError(
-                f"The adapter in {folder} holds no score head with one output, so it is no reward model. Train it with "
-                "task type SEQ_CLS and modules_to_save score, as train_reward_model.py --use_peft does."
+                f"The adapter in {folder} holds no score head with one output, so it is no reward"
+                " model. Train it with task type SEQ_CLS and modules_to_save score, as"
+                " train_reward_model.py --use_peft does."
             )
         config.task_type, config.modules_to_save, config.inference_mode = "CAUSAL_LM", None, True
         names = (f"{REWARD}{number if number > 1 else ''}" for number in itertools.count(1))
@@ -117,20 +149,34 @@ class RewardAdapter(nn.Module):
         """Where the base is."""
         return self.pretrained_model.device
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, **positions: Tensor) -> SequenceClassifierOutput:
-        """``logits`` (B, 1) at the last token that is not padding, as transformers' classifiers choose it."""
-        trunk = self.pretrained_model.get_base_model().base_model  # without the vocabulary projection
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, **positions: Tensor
+    ) -> SequenceClassifierOutput:
+        """``logits`` (B, 1) at the last token that is not padding, as transformers' classifiers
+        choose it.
+        """
+        trunk = (
+            self.pretrained_model.get_base_model().base_model
+        )  # without the vocabulary projection
         with use_adapter(self, self.name):
-            output = trunk(input_ids=input_ids, attention_mask=attention_mask, use_cache=False, **positions)
+            output = trunk(
+                input_ids=input_ids, attention_mask=attention_mask, use_cache=False, **positions
+            )
         column = torch.arange(input_ids.shape[1], device=input_ids.device)
         last = (column * (input_ids != self.config.get_text_config().pad_token_id)).argmax(1)
         hidden = output.last_hidden_state[torch.arange(len(last), device=last.device), last]
         return SequenceClassifierOutput(logits=self.score(hidden.to(self.score.weight)))
 
 
-def _add_frozen(model: PeftModel, name: str, config: PeftConfig, weights: dict[str, Tensor], source) -> None:
-    """Add an adapter with these weights, read from ``source``; the active one stays the one that trains."""
+def _add_frozen(
+    model: PeftModel, name: str, config: PeftConfig, weights: dict[str, Tensor], source
+) -> None:
+    """Add an adapter with these weights, read from ``source``; the active one stays the one that
+    trains.
+    """
     model.add_adapter(name, config)
     if unexpected := set_adapter_weights(model, name, weights, source):
-        raise ValueError(f"The adapter in {source} was trained on another base: this one has no {unexpected[0]}.")
+        raise ValueError(
+            f"The adapter in {source} was trained on another base: this one has no {unexpected[0]}."
+        )
     model.set_requires_grad(name, requires_grad=False)

@@ -1,4 +1,6 @@
-"""Saved models, adapters and value heads: found in a folder or on the hub, loaded, and checked to be complete."""
+"""Saved models, adapters and value heads: found in a folder or on the hub, loaded, and checked to
+be complete.
+"""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -17,31 +19,56 @@ from rlhf_course.runtime.hub import check_known, check_source, hub_errors
 
 VALUE_HEAD_FILE, PREFIX, ADAPTER_CONFIG = "v_head.safetensors", "v_head.", "adapter_config.json"
 HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "revision", "token")
-CAUSAL = "A policy continues its text token by token: take a causal language model, such as GPT-2 or Llama."
+CAUSAL = (
+    "A policy continues its text token by token: take a causal language model, such as GPT-2 or"
+    " Llama."
+)
 
 
 def load_model(
-    auto: type, source: str | Path, new_head: bool = False, adapter_name: str = "default", is_trainable=False, **kwargs
+    auto: type,
+    source: str | Path,
+    new_head: bool = False,
+    adapter_name: str = "default",
+    is_trainable=False,
+    **kwargs,
 ):
-    """A model of the class that ``auto`` finds, from a folder or hub id; an adapter comes on its base.
+    """A model of the class that ``auto`` finds, from a folder or hub id; an adapter comes on its
+    base.
 
-    Code in the repository is never run. With ``new_head`` tensors on top of the network may be missing, and are drawn.
-    ``adapter_name`` and ``is_trainable`` are for an adapter alone, other arguments for transformers.
+    Code in the repository is never run. With ``new_head`` tensors on top of the network may be
+    missing, and are drawn. ``adapter_name`` and ``is_trainable`` are for an adapter alone, other
+    arguments for transformers.
 
-    Raises ``ValueError`` for missing keys or mismatched shapes, which transformers would draw at random, and for
-    damaged files, and ``OSError`` where there is no model.
+    Raises ``ValueError`` for missing keys or mismatched shapes, which transformers would draw at
+    random, and for damaged files, and ``OSError`` where there is no model.
     """
-    folder, task = local_folder(source, **kwargs), "CAUSAL_LM" if auto is AutoModelForCausalLM else "SEQ_CLS"
+    folder, task = (
+        local_folder(source, **kwargs),
+        "CAUSAL_LM" if auto is AutoModelForCausalLM else "SEQ_CLS",
+    )
     if not (folder / ADAPTER_CONFIG).exists():
         return _load_base(auto, source, folder, new_head, **kwargs)
     config, weights = read_adapter(folder)
     if config.task_type not in (None, task):
-        raise ValueError(f"The adapter in {source} has task type {config.task_type}; this needs one of {task}.")
-    config.task_type, config.inference_mode, base = task, not is_trainable, config.base_model_name_or_path
+        raise ValueError(
+            f"The adapter in {source} has task type {config.task_type}; this needs one of {task}."
+        )
+    config.task_type, config.inference_mode, base = (
+        task,
+        not is_trainable,
+        config.base_model_name_or_path,
+    )
     kwargs |= {"revision": config.revision, "subfolder": ""}
-    own = {key.removeprefix("base_model.model."): value for key, value in weights.items()}  # a score head, for one
-    network = _load_base(auto, base, local_folder(base, **kwargs), new_head, own, f"{source} on {base}", **kwargs)
-    embeddings = next(name for name, module in network.named_modules() if module is network.get_input_embeddings())
+    own = {
+        key.removeprefix("base_model.model."): value for key, value in weights.items()
+    }  # a score head, for one
+    network = _load_base(
+        auto, base, local_folder(base, **kwargs), new_head, own, f"{source} on {base}", **kwargs
+    )
+    embeddings = next(
+        name for name, module in network.named_modules() if module is network.get_input_embeddings()
+    )
     for key in {f"{embeddings}.weight", f"{embeddings}.base_layer.weight"} & own.keys():
         network.resize_token_embeddings(len(own[key]))
     model = get_peft_model(network, config, adapter_name)
@@ -49,8 +76,12 @@ def load_model(
     return model.eval()
 
 
-def _load_base(auto, source, folder: Path, new_head: bool, own: Iterable[str] = (), place: str = "", **kwargs):
-    """A model without adapters, whose config is in ``folder``; tensors that an adapter has of its ``own`` may miss."""
+def _load_base(
+    auto, source, folder: Path, new_head: bool, own: Iterable[str] = (), place: str = "", **kwargs
+):
+    """A model without adapters, whose config is in ``folder``; tensors that an adapter has of its
+    ``own`` may miss.
+    """
     is_local = Path(source).is_dir()
     with hub_errors(folder if is_local else source):
         config = read_json(file) if (file := folder / "config.json").exists() else {}
@@ -62,31 +93,48 @@ def _load_base(auto, source, folder: Path, new_head: bool, own: Iterable[str] = 
                 f"The model folder {folder} holds no weights (*.safetensors or *.bin). "
                 "Give a folder written by save_pretrained, or a hub id."
             )
-        kwargs |= {"trust_remote_code": False, "output_loading_info": True, "ignore_mismatched_sizes": True}
+        kwargs |= {
+            "trust_remote_code": False,
+            "output_loading_info": True,
+            "ignore_mismatched_sizes": True,
+        }
         model, report = auto.from_pretrained(str(source), **kwargs)
     needed = f"{model.base_model_prefix}." if new_head else ""
     missing = [key for key in report["missing_keys"] if key.startswith(needed) and key not in own]
     mismatched = [row for row in report["mismatched_keys"] if row[0].startswith(needed)]
-    hint = " For a new head load it with new_head=True; for one of several labels take SentimentReward."
+    hint = (
+        " For a new head load it with new_head=True; for one of several labels take"
+        " SentimentReward."
+    )
     hint = hint if auto is not AutoModelForCausalLM else ""
     _check_loaded(place or source, type(model).__name__, missing, mismatched, hint)
     return model
 
 
-def _check_loaded(source, kind: str, missing: Iterable[str], mismatched: Iterable[tuple], hint: str = "") -> None:
+def _check_loaded(
+    source, kind: str, missing: Iterable[str], mismatched: Iterable[tuple], hint: str = ""
+) -> None:
     """Raise ``ValueError`` where keys are missing, or shapes mismatched: (key, saved, wanted)."""
     found = [f"it holds no {key}" for key in sorted(missing)]
     for key, saved, wanted in sorted(mismatched):
         found.append(f"{key} has shape {tuple(saved)}, and this {kind} needs {tuple(wanted)}")
     if found:
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-        raise ValueError(f"{source} is incomplete, or no {kind} of this size: {found[0]}{more}.{hint}")
+        raise ValueError(
+            f"{source} is incomplete, or no {kind} of this size: {found[0]}{more}.{hint}"
+        )
 
 
-def check_state_dict(source, kind: str, saved: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
-    """Raise ``ValueError`` unless what was saved in ``source`` has all keys that are wanted, in their shapes."""
+def check_state_dict(
+    source, kind: str, saved: dict[str, Tensor], wanted: dict[str, Tensor]
+) -> None:
+    """Raise ``ValueError`` unless what was saved in ``source`` has all keys that are wanted, in
+    their shapes.
+    """
     shapes = [(key, saved[key].shape, value.shape) for key, value in wanted.items() if key in saved]
-    _check_loaded(source, kind, wanted.keys() - saved.keys(), [row for row in shapes if row[1] != row[2]])
+    _check_loaded(
+        source, kind, wanted.keys() - saved.keys(), [row for row in shapes if row[1] != row[2]]
+    )
 
 
 def local_folder(source: str | Path, subfolder: str | None = None, **kwargs) -> Path:
@@ -95,12 +143,16 @@ def local_folder(source: str | Path, subfolder: str | None = None, **kwargs) -> 
     prefix = f"{subfolder}/" if subfolder else ""
     if Path(source).is_dir():
         return Path(source, prefix)
-    download = partial(snapshot_download, str(source), **{key: kwargs[key] for key in HUB_OPTIONS if key in kwargs})
+    download = partial(
+        snapshot_download, str(source), **{key: kwargs[key] for key in HUB_OPTIONS if key in kwargs}
+    )
     with hub_errors(source):
         names = "config.json", "adapter_*", VALUE_HEAD_FILE
         folder = Path(download(allow_patterns=[prefix + name for name in names]), prefix)
         if (folder / ADAPTER_CONFIG).exists():
-            download(allow_patterns=f"{prefix}pytorch_model.bin")  # old TRL kept an adapter's value head there
+            download(
+                allow_patterns=f"{prefix}pytorch_model.bin"
+            )  # old TRL kept an adapter's value head there
     return folder
 
 
@@ -110,34 +162,48 @@ def read_adapter(folder: str | Path) -> tuple[PeftConfig, dict[str, Tensor]]:
         return PeftConfig.from_pretrained(str(folder)), load_peft_weights(str(folder), device="cpu")
 
 
-def set_adapter_weights(model: PeftModel, name: str, weights: dict[str, Tensor], source: str | Path) -> list[str]:
-    """Put weights that ``source`` holds into an adapter, if they are all that it has; returns unexpected keys."""
+def set_adapter_weights(
+    model: PeftModel, name: str, weights: dict[str, Tensor], source: str | Path
+) -> list[str]:
+    """Put weights that ``source`` holds into an adapter, if they are all that it has; returns
+    unexpected keys.
+    """
     wanted = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
     check_state_dict(source, "adapter", weights, wanted)
     return set_peft_model_state_dict(model, weights, adapter_name=name).unexpected_keys
 
 
 def read_value_head(source: str | Path, **kwargs) -> dict[str, Tensor]:
-    """The value head's state dict, {} where none was saved with the model that :func:`load_model` loaded.
+    """The value head's state dict, {} where none was saved with the model that :func:`load_model`
+    loaded.
 
-    Old checkpoints keep it among the base model's weights. Of these nothing else is read, and none are downloaded.
+    Old checkpoints keep it among the base model's weights. Of these nothing else is read, and none
+    are downloaded.
     """
     folder, head = local_folder(source, **kwargs), {}
     with hub_errors(folder):
         for pattern in (VALUE_HEAD_FILE, "model*.safetensors", "pytorch_model*.bin"):
             for file in folder.glob(pattern) if not head else ():
                 state = load_state_dict(file, weights_only=True)  # mapped into memory, not read
-                head |= {key.removeprefix(PREFIX): state[key] for key in state if key.startswith(PREFIX)}
+                head |= {
+                    key.removeprefix(PREFIX): state[key] for key in state if key.startswith(PREFIX)
+                }
     return head
 
 
 def load_tokenizer(source: str | Path, **kwargs):
-    """A folder's or a hub id's tokenizer. Raises ``ValueError`` where there is none, and as :func:`load_model` does."""
+    """A folder's or a hub id's tokenizer. Raises ``ValueError`` where there is none, and as
+    :func:`load_model` does.
+    """
     check_source(source)
     with hub_errors(source):
         tokenizer = AutoTokenizer.from_pretrained(str(source), trust_remote_code=False, **kwargs)
-    if len(tokenizer) <= len(tokenizer.all_special_tokens):  # transformers makes an empty one for a model alone
-        raise ValueError(f"{source} holds no tokenizer. Save it there: tokenizer.save_pretrained(folder).")
+    if len(tokenizer) <= len(
+        tokenizer.all_special_tokens
+    ):  # transformers makes an empty one for a model alone
+        raise ValueError(
+            f"{source} holds no tokenizer. Save it there: tokenizer.save_pretrained(folder)."
+        )
     return tokenizer
 
 
@@ -146,8 +212,9 @@ def check_vocabulary(tokenizer, model: nn.Module) -> None:
     tokens = len(tokenizer) if hasattr(tokenizer, "__len__") else 0
     if tokens > (known := known_tokens(model)):
         raise ValueError(
-            f"The tokenizer has {tokens} tokens, and the model knows {known}. Take the tokenizer that was saved with "
-            "it, or call resize_token_embeddings(len(tokenizer)) before training."
+            f"The tokenizer has {tokens} tokens, and the model knows {known}. Take the tokenizer"
+            " that was saved with it, or call resize_token_embeddings(len(tokenizer)) before"
+            " training."
         )
 
 
@@ -160,12 +227,16 @@ def known_tokens(model: nn.Module) -> int:
 def model_folder(target: str | Path, adapter: bool) -> Iterator[Path]:
     """As ``atomic_folder``, for an adapter or a model without; an earlier one's weights go.
 
-    Raises ``ValueError`` where the folder holds the other kind: whoever loads a folder with both gets the adapter.
+    Raises ``ValueError`` where the folder holds the other kind: whoever loads a folder with both
+    gets the adapter.
     """
     target = check_folder(target)
     here, other = ("an adapter", "a whole model") if adapter else ("a whole model", "an adapter")
     if (target / ("config.json" if adapter else ADAPTER_CONFIG)).exists():
-        raise ValueError(f"{target} holds {other}; {here} beside it would hide one of them. Save to another folder.")
+        raise ValueError(
+            f"{target} holds {other}; {here} beside it would hide one of them. Save to another"
+            " folder."
+        )
     stale = ("adapter_model.*",) if adapter else ("model*.safetensors*", "pytorch_model*.bin*")
     with atomic_folder(target, stale) as folder:
         yield folder

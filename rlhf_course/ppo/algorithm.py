@@ -1,8 +1,9 @@
 """PPO's arithmetic as functions on tensors; no model, file or device appears here.
 
-Every (B, R) tensor is aligned to the response: column t belongs to the t-th response token. ``mask`` is 1.0 on
-response tokens and 0.0 on padding. PPO is Schulman et al. 2017 (arXiv:1707.06347), used for language models as in
-Ziegler et al. 2019 (arXiv:1909.08593). Where several processes share a batch, ``total`` adds up a tensor over them.
+Every (B, R) tensor is aligned to the response: column t belongs to the t-th response token.
+``mask`` is 1.0 on response tokens and 0.0 on padding. PPO is Schulman et al. 2017
+(arXiv:1707.06347), used for language models as in Ziegler et al. 2019 (arXiv:1909.08593). Where
+several processes share a batch, ``total`` adds up a tensor over them.
 """
 
 from collections.abc import Callable
@@ -27,18 +28,22 @@ def masked_mean(x: Tensor, mask: Tensor, total: Total = alone) -> Tensor:
 def masked_var(x: Tensor, mask: Tensor, total: Total = alone) -> Tensor:
     """Unbiased variance of x (B, R) over the tokens of mask (0 for a single token)."""
     n = total(mask.sum())
-    return masked_mean((x - masked_mean(x, mask, total)) ** 2, mask, total) * n / (n - 1).clamp(min=1)
+    return (
+        masked_mean((x - masked_mean(x, mask, total)) ** 2, mask, total) * n / (n - 1).clamp(min=1)
+    )
 
 
 def masked_whiten(x: Tensor, mask: Tensor, shift_mean: bool = True, total: Total = alone) -> Tensor:
-    """x (B, R) scaled to variance 1 (and mean 0 with shift_mean) over the tokens of mask; 0 elsewhere.
+    """x (B, R) scaled to variance 1 (and mean 0 with shift_mean) over the tokens of mask; 0
+    elsewhere.
 
     Raises ``ValueError`` for fewer than two tokens, which have no variance.
     """
     if total(mask.sum()) < 2:
         raise ValueError(
-            "Whitening needs at least two response tokens in the batch: one token has no variance. Take a larger "
-            "batch_size, or rule out answers of EOS alone with PPOConfig(begin_suppress_tokens=[eos])."
+            "Whitening needs at least two response tokens in the batch: one token has no variance."
+            " Take a larger batch_size, or rule out answers of EOS alone with"
+            " PPOConfig(begin_suppress_tokens=[eos])."
         )
     mean = masked_mean(x, mask, total)
     white = (x - mean) * torch.rsqrt(masked_var(x, mask, total) + 1e-8)
@@ -48,8 +53,8 @@ def masked_whiten(x: Tensor, mask: Tensor, shift_mean: bool = True, total: Total
 def kl_per_token(logprobs: Tensor, ref_logprobs: Tensor, kind: str = "kl") -> Tensor:
     """KL estimate per token in nats, (B, R) → (B, R).
 
-    ``kl``: lp − ref; ``abs``: |lp − ref|; ``mse``: ½(lp − ref)². For ``full`` give the log-probabilities of the
-    whole vocabulary, (B, R, V): Σ_v p(v)·(log p(v) − log ref(v)).
+    ``kl``: lp − ref; ``abs``: |lp − ref|; ``mse``: ½(lp − ref)². For ``full`` give the
+    log-probabilities of the whole vocabulary, (B, R, V): Σ_v p(v)·(log p(v) − log ref(v)).
     """
     difference = logprobs - ref_logprobs
     if kind == "kl":
@@ -63,10 +68,13 @@ def kl_per_token(logprobs: Tensor, ref_logprobs: Tensor, kind: str = "kl") -> Te
     raise ValueError(f"Unknown KL penalty {kind!r}; choose kl, abs, mse or full.")
 
 
-def compute_rewards(scores: Tensor, kl: Tensor, mask: Tensor, kl_coef: float) -> tuple[Tensor, Tensor]:
+def compute_rewards(
+    scores: Tensor, kl: Tensor, mask: Tensor, kl_coef: float
+) -> tuple[Tensor, Tensor]:
     """Rewards per token and their KL part: scores (B,), kl (B, R) → two (B, R).
 
-    Every response token pays kl_coef·kl; the score is added on the last one (Ziegler et al. 2019, eq. 2).
+    Every response token pays kl_coef·kl; the score is added on the last one (Ziegler et al. 2019,
+    eq. 2).
     """
     non_score = -kl_coef * kl * mask
     rewards = non_score.clone()
@@ -75,10 +83,14 @@ def compute_rewards(scores: Tensor, kl: Tensor, mask: Tensor, kl_coef: float) ->
     return rewards, non_score
 
 
-def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float = 1.0, lam: float = 0.95) -> tuple[Tensor, Tensor]:
-    """Advantages (not whitened) and returns, (B, R) each (Schulman et al. 2015, arXiv:1506.02438, eq. 16).
+def gae(
+    rewards: Tensor, values: Tensor, mask: Tensor, gamma: float = 1.0, lam: float = 0.95
+) -> tuple[Tensor, Tensor]:
+    """Advantages (not whitened) and returns, (B, R) each (Schulman et al. 2015, arXiv:1506.02438,
+    eq. 16).
 
-    δ_t = r_t + γV_{t+1} − V_t;  A_t = δ_t + γλA_{t+1};  return = A + V. V is 0 after the last token.
+    δ_t = r_t + γV_{t+1} − V_t;  A_t = δ_t + γλA_{t+1};  return = A + V. V is 0 after the last
+    token.
     """
     values = values * mask
     next_values = pad(values[:, 1:], (0, 1))
@@ -96,7 +108,8 @@ def policy_loss(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Clipped policy loss per token, the ratio, and where clipping is active; all (B, R).
 
-    max(−A·ratio, −A·clip(ratio, 1 ± cliprange)) with ratio = exp(lp − old lp) (Schulman et al. 2017, eq. 7).
+    max(−A·ratio, −A·clip(ratio, 1 ± cliprange)) with ratio = exp(lp − old lp) (Schulman et al.
+    2017, eq. 7).
     """
     ratio = torch.exp(logprobs - old_logprobs)
     unclipped = -advantages * ratio
@@ -104,24 +117,33 @@ def policy_loss(
     return torch.maximum(unclipped, clipped), ratio, clipped > unclipped
 
 
-def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, cliprange: float) -> tuple[Tensor, Tensor]:
-    """Clipped value loss per token, ½·max((v − R)², (v_clip − R)²), and where clipping is active; both (B, R).
+def value_loss(
+    values: Tensor, old_values: Tensor, returns: Tensor, cliprange: float
+) -> tuple[Tensor, Tensor]:
+    """Clipped value loss per token, ½·max((v − R)², (v_clip − R)²), and where clipping is active;
+    both (B, R).
 
     v_clip = clip(v, V_old ± cliprange): the value may not run away from the old one within a step.
     """
-    clipped_values = torch.maximum(torch.minimum(values, old_values + cliprange), old_values - cliprange)
+    clipped_values = torch.maximum(
+        torch.minimum(values, old_values + cliprange), old_values - cliprange
+    )
     unclipped, clipped = (values - returns).square(), (clipped_values - returns).square()
     return 0.5 * torch.maximum(unclipped, clipped), clipped > unclipped
 
 
 class AdaptiveKLController:
-    """Moves the KL coefficient so that KL approaches ``target`` nats (Ziegler et al. 2019, section 2.2)."""
+    """Moves the KL coefficient so that KL approaches ``target`` nats (Ziegler et al. 2019, section
+    2.2).
+    """
 
     def __init__(self, init_kl_coef: float, target: float, horizon: float) -> None:
         self.value, self.target, self.horizon = init_kl_coef, target, horizon
 
     def update(self, current: float, n_steps: int) -> None:
-        """After n_steps samples with mean KL ``current``: β ← β·(1 + clip(KL/target − 1, ±0.2)·n/horizon)."""
+        """After n_steps samples with mean KL ``current``: β ← β·(1 + clip(KL/target − 1,
+        ±0.2)·n/horizon).
+        """
         error = min(max(current / self.target - 1, -0.2), 0.2)
         self.value *= 1 + error * n_steps / self.horizon
 
@@ -137,7 +159,9 @@ class FixedKLController:
 
 
 class RunningMoments:
-    """Mean and unbiased standard deviation over all scores seen so far (Chan et al. 1979's pairwise update)."""
+    """Mean and unbiased standard deviation over all scores seen so far (Chan et al. 1979's pairwise
+    update).
+    """
 
     def __init__(self) -> None:
         self.count, self.mean, self.m2 = 0, 0.0, 0.0

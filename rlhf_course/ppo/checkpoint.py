@@ -1,4 +1,6 @@
-"""Stopping and going on: checkpoints of a PPO run that continue with the numbers of an uninterrupted one."""
+"""Stopping and going on: checkpoints of a PPO run that continue with the numbers of an
+uninterrupted one.
+"""
 
 import random
 import re
@@ -19,13 +21,17 @@ STATE_FILE = "trainer_state.pt"
 def save_checkpoint(trainer, output_dir: str | Path) -> Path:
     """Write ``checkpoint-STEP`` under output_dir and remove older ones; returns its folder.
 
-    It holds trainable weights, optimizer, schedule, float16's loss scale, KL coefficient, running moments, what the
-    detectors have seen, and the random generators of every process; the first process writes. The older checkpoint goes
-    only after the new one is whole. Raises ``FloatingPointError`` for weights of NaN or Inf.
+    It holds trainable weights, optimizer, schedule, float16's loss scale, KL coefficient, running
+    moments, what the detectors have seen, and the random generators of every process; the first
+    process writes. The older checkpoint goes only after the new one is whole. Raises
+    ``FloatingPointError`` for weights of NaN or Inf.
     """
     output_dir = check_folder(output_dir)
     target = output_dir / f"checkpoint-{trainer.current_step}"
-    model, random_states = trainer.accelerator.unwrap_model(trainer.model), gather_object([_random_state()])
+    model, random_states = (
+        trainer.accelerator.unwrap_model(trainer.model),
+        gather_object([_random_state()]),
+    )
     weights = gather_full({name: p for name, p in model.named_parameters() if p.requires_grad})
     optimizer = gather_full(trainer.optimizer.state_dict())
     if not trainer.accelerator.is_main_process:
@@ -52,23 +58,32 @@ def save_checkpoint(trainer, output_dir: str | Path) -> Path:
 def load_checkpoint(trainer, folder: str | Path) -> None:
     """Put a freshly made trainer into the state that :func:`save_checkpoint` saw.
 
-    Raises ``FileNotFoundError`` for a folder that is no checkpoint, and ``ValueError`` when it belongs to a policy of
-    another shape, to more or fewer processes, or to another kind of optimizer or schedule.
+    Raises ``FileNotFoundError`` for a folder that is no checkpoint, and ``ValueError`` when it
+    belongs to a policy of another shape, to more or fewer processes, or to another kind of
+    optimizer or schedule.
     """
     folder = Path(folder).expanduser()
     if not (folder / STATE_FILE).exists():
         here = ", ".join(sorted(path.name for path in checkpoints(folder))) or "none"
-        raise FileNotFoundError(f"{folder} is no checkpoint, it holds no {STATE_FILE}. Checkpoints in it: {here}.")
+        raise FileNotFoundError(
+            f"{folder} is no checkpoint, it holds no {STATE_FILE}. Checkpoints in it: {here}."
+        )
     state = torch.load(folder / STATE_FILE, weights_only=True, map_location="cpu")
     model = trainer.accelerator.unwrap_model(trainer.model)
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     saved = state["weights"]
     if {n: p.shape for n, p in parameters.items()} != {n: w.shape for n, w in saved.items()}:
-        raise ValueError(f"The checkpoint {folder} is of another policy: names or shapes of trainable weights differ.")
+        raise ValueError(
+            f"The checkpoint {folder} is of another policy: names or shapes of trainable weights"
+            " differ."
+        )
     now = _setup(trainer)
     before = state.get("setup", now)
     for what in (what for what in now if before[what] != now[what]):
-        raise ValueError(f"The checkpoint {folder} is of a run with {what} {before[what]}; this one has {now[what]}.")
+        raise ValueError(
+            f"The checkpoint {folder} is of a run with {what} {before[what]}; this one has"
+            f" {now[what]}."
+        )
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(shard(saved[name], parameter))
@@ -85,12 +100,16 @@ def load_checkpoint(trainer, folder: str | Path) -> None:
 
 
 def checkpoints(folder: str | Path) -> list[Path]:
-    """The folders ``checkpoint-STEP`` with a state or weights, or nothing yet, and links to none; in any order."""
+    """The folders ``checkpoint-STEP`` with a state or weights, or nothing yet, and links to none;
+    in any order.
+    """
 
     def ours(path: Path) -> bool:
         if not path.is_dir():
             return path.is_symlink() and not path.exists()
-        return not any(path.iterdir()) or any(any(path.glob(name)) for name in ("trainer_state.*", "*.safetensors"))
+        return not any(path.iterdir()) or any(
+            any(path.glob(name)) for name in ("trainer_state.*", "*.safetensors")
+        )
 
     found = Path(folder).glob("checkpoint-*")
     return [path for path in found if re.fullmatch(r"checkpoint-\d+", path.name) and ours(path)]
@@ -103,13 +122,20 @@ def remove(checkpoint: Path) -> None:
 
 def _parts(trainer) -> dict:
     """What has a state of its own beside the optimizer, or is None."""
-    return {"schedule": trainer.lr_scheduler, "scaler": trainer.accelerator.scaler, "detectors": trainer.detectors}
+    return {
+        "schedule": trainer.lr_scheduler,
+        "scaler": trainer.accelerator.scaler,
+        "detectors": trainer.detectors,
+    }
 
 
 def _setup(trainer) -> dict:
     """What a run must have in common with the one that it continues."""
     parts = {"optimizer": trainer.optimizer, "schedule": trainer.lr_scheduler}
-    names = {name: type(getattr(part, name, part)).__name__ if part else "none" for name, part in parts.items()}
+    names = {
+        name: type(getattr(part, name, part)).__name__ if part else "none"
+        for name, part in parts.items()
+    }
     return {"processes": trainer.accelerator.num_processes} | names
 
 
@@ -125,7 +151,9 @@ def _random_state() -> dict:
 
 def _set_random_state(state: dict) -> None:
     torch.set_rng_state(state["torch"].cpu())
-    if state["cuda"] is not None and torch.cuda.is_available():  # a GPU's run may go on on a CPU, with other numbers
+    if (
+        state["cuda"] is not None and torch.cuda.is_available()
+    ):  # a GPU's run may go on on a CPU, with other numbers
         torch.cuda.set_rng_state(state["cuda"].cpu())
     np.random.set_state(state["numpy"])
     random.setstate(state["python"])

@@ -15,10 +15,14 @@ from rlhf_course.ppo.config import PPOConfig
 from rlhf_course.ppo.device import to_device
 
 
-def make_dataloader(dataset, data_collator: Callable | None, config: PPOConfig, accelerator: Accelerator) -> DataLoader:
-    """Shuffled batches of batch_size rows, on the device; raises ``ValueError`` where the dataset has fewer.
+def make_dataloader(
+    dataset, data_collator: Callable | None, config: PPOConfig, accelerator: Accelerator
+) -> DataLoader:
+    """Shuffled batches of batch_size rows, on the device; raises ``ValueError`` where the dataset
+    has fewer.
 
-    Of a ``datasets.Dataset``, columns that neither the policy nor PPO knows are left out, if the config asks for it.
+    Of a ``datasets.Dataset``, columns that neither the policy nor PPO knows are left out, if the
+    config asks for it.
     """
     if isinstance(dataset, datasets.Dataset) and config.remove_unused_columns:
         used = {"label", "query", "response"}
@@ -31,9 +35,18 @@ def make_dataloader(dataset, data_collator: Callable | None, config: PPOConfig, 
         batch = (data_collator or collate)(rows)
         for name, column in batch.items() if isinstance(batch, dict) else ():
             if isinstance(column, list) and column and all(isinstance(x, Tensor) for x in column):
-                batch[name] = to_device(column, accelerator.device)  # in one transfer; accelerate's would be many
+                batch[name] = to_device(
+                    column, accelerator.device
+                )  # in one transfer; accelerate's would be many
         return batch
 
     order = torch.Generator().manual_seed(config.seed)
-    loader = DataLoader(dataset, config.batch_size, shuffle=True, drop_last=True, collate_fn=to_batch, generator=order)
+    loader = DataLoader(
+        dataset,
+        config.batch_size,
+        shuffle=True,
+        drop_last=True,
+        collate_fn=to_batch,
+        generator=order,
+    )
     return accelerator.prepare(loader)

@@ -1,4 +1,6 @@
-"""Sampling on a GPU with one launch per token: a CUDA graph in place of the hundreds of kernels of a small model."""
+"""Sampling on a GPU with one launch per token: a CUDA graph in place of the hundreds of kernels of
+a small model.
+"""
 
 import math
 import warnings
@@ -10,14 +12,20 @@ from transformers import StaticCache
 
 from rlhf_course.ppo.sampling import GPU_SYNC, draw
 
-MULTIPLE = 32  # rooms are multiples of so many tokens, so that batches of similar lengths share a graph
-LARGEST_CACHE = 2**30  # bytes of keys and values; where there are more, kernels are not waiting for the host any more
+MULTIPLE = (
+    32  # rooms are multiples of so many tokens, so that batches of similar lengths share a graph
+)
+LARGEST_CACHE = (
+    2**30
+)  # bytes of keys and values; where there are more, kernels are not waiting for the host any more
 
 
 class Decoder:
-    """Samples batches of one shape from one model; whatever a token changes stays at its place in memory.
+    """Samples batches of one shape from one model; whatever a token changes stays at its place in
+    memory.
 
-    A graph replays kernels with the addresses they were recorded with, so a moved weight needs another decoder.
+    A graph replays kernels with the addresses they were recorded with, so a moved weight needs
+    another decoder.
 
     Args:
         model: a policy with value head, on a GPU, whose layers follow one mask of (T, T).
@@ -33,20 +41,33 @@ class Decoder:
             layer.cumulative_length = torch.zeros((), **long)
         self.tokens, self.positions, self.limits = (torch.zeros(batch, 1, **long) for _ in range(3))
         self.responses = torch.zeros(batch, room, **long)
-        self.column, self.place = torch.zeros(1, **long), torch.zeros(1, **long)  # in the cache, in the response
+        self.column, self.place = (
+            torch.zeros(1, **long),
+            torch.zeros(1, **long),
+        )  # in the cache, in the response
         self.visible = torch.zeros(batch, 1, 1, room, dtype=torch.bool, device=eos.device)
         self.running = torch.zeros(batch, 1, dtype=torch.bool, device=eos.device)
-        self.total = torch.zeros((), dtype=torch.float64, device=eos.device)  # of all probabilities: NaN once one was
+        self.total = torch.zeros(
+            (), dtype=torch.float64, device=eos.device
+        )  # of all probabilities: NaN once one was
 
     def sample(
-        self, input_ids: Tensor, attention_mask: Tensor, limits: Tensor, longest: int, begin_suppress: Sequence[int]
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        limits: Tensor,
+        longest: int,
+        begin_suppress: Sequence[int],
     ) -> tuple[Tensor, bool]:
-        """Responses (B, longest) to left-padded queries (B, T), and whether all probabilities were finite.
+        """Responses (B, longest) to left-padded queries (B, T), and whether all probabilities were
+        finite.
 
         Row i ends after ``limits[i]`` tokens or after its first EOS; what follows is arbitrary.
         """
         width = input_ids.shape[1]
-        torch._foreach_zero_([layer.cumulative_length for layer in self.cache.layers] + [self.place])
+        torch._foreach_zero_(
+            [layer.cumulative_length for layer in self.cache.layers] + [self.place]
+        )
         self.total.zero_()
         self.running.fill_(True)
         self.visible.zero_()
@@ -55,8 +76,17 @@ class Decoder:
         self.limits.copy_(limits.unsqueeze(1))
         self.positions.copy_(attention_mask.sum(1, keepdim=True))
         causal = torch.ones(width, width, dtype=torch.bool, device=input_ids.device).tril()
-        mask = torch.zeros(len(input_ids), 1, width, self.visible.shape[-1], dtype=torch.bool, device=input_ids.device)
-        mask[..., :width] = attention_mask.bool()[:, None, None] & causal | causal & causal.T  # no row is empty
+        mask = torch.zeros(
+            len(input_ids),
+            1,
+            width,
+            self.visible.shape[-1],
+            dtype=torch.bool,
+            device=input_ids.device,
+        )
+        mask[..., :width] = (
+            attention_mask.bool()[:, None, None] & causal | causal & causal.T
+        )  # no row is empty
         positions = (attention_mask.cumsum(1) - 1).clamp(min=0)
         self._draw(self._logits(input_ids, mask, positions), begin_suppress)
         for t in range(1, longest):
@@ -66,8 +96,14 @@ class Decoder:
         return self.responses[:, :longest].clone(), self._sync()[1]
 
     def _logits(self, input_ids: Tensor, mask: Tensor, positions: Tensor) -> Tensor:
-        arguments = {"attention_mask": mask, "position_ids": positions, "past_key_values": self.cache}
-        return self.model(input_ids=input_ids, use_cache=True, logits_to_keep=1, **arguments)[0][:, -1]
+        arguments = {
+            "attention_mask": mask,
+            "position_ids": positions,
+            "past_key_values": self.cache,
+        }
+        return self.model(input_ids=input_ids, use_cache=True, logits_to_keep=1, **arguments)[0][
+            :, -1
+        ]
 
     def _draw(self, logits: Tensor, suppress: Sequence[int] = ()) -> None:
         """The next token of every row."""
@@ -87,7 +123,9 @@ class Decoder:
         self._draw(logits)
 
     def _next(self) -> None:
-        """One token further: the first time as it is written, which loads the kernels, and from then on replayed."""
+        """One token further: the first time as it is written, which loads the kernels, and from
+        then on replayed.
+        """
         if self.graph is not None:
             return self.graph.replay()
         self._token()
@@ -96,16 +134,21 @@ class Decoder:
             self.captures = self.graph is not None
 
     def _capture(self):
-        """A graph of the next token, which is not sampled yet; None, with a warning, for a model that cannot be."""
+        """A graph of the next token, which is not sampled yet; None, with a warning, for a model
+        that cannot be.
+        """
         graph = torch.cuda.CUDAGraph()
-        torch.clear_autocast_cache()  # weights cast before would be read by the graph when they are long gone
+        # Weights cast before would be read by the graph when they are long gone
+        torch.clear_autocast_cache()
         try:
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # other threads may talk to other GPUs
+            with torch.cuda.graph(
+                graph, capture_error_mode="thread_local"
+            ):  # other threads may talk to other GPUs
                 self._token()
         except RuntimeError as error:
             warnings.warn(
-                f"Sampling goes on without a CUDA graph, which this model cannot be captured in: {error}. "
-                "PPOConfig(fast=False) does not try.",
+                "Sampling goes on without a CUDA graph, which this model cannot be captured in:"
+                f" {error}. PPOConfig(fast=False) does not try.",
                 stacklevel=2,
             )
             return None
@@ -120,14 +163,18 @@ class Decoder:
 
 
 class Decoders:
-    """The latest decoder of a trainer, used again as long as shapes and weights' places stay what they are."""
+    """The latest decoder of a trainer, used again as long as shapes and weights' places stay what
+    they are.
+    """
 
     def __init__(self) -> None:
         self.key, self.decoder = None, None
 
-    def find(self, model, input_ids: Tensor, longest: int, eos: Tensor, ends: tuple[int, ...]) -> Decoder | None:
-        """A decoder for this batch; None for a model that transformers does not call capturable as a whole, and where
-        keys and values take too much memory to keep."""
+    def find(
+        self, model, input_ids: Tensor, longest: int, eos: Tensor, ends: tuple[int, ...]
+    ) -> Decoder | None:
+        """A decoder for this batch; None for a model that transformers does not call capturable as
+        a whole, and where keys and values take too much memory to keep."""
         if not getattr(model.pretrained_model, "_can_compile_fullgraph", False):
             return None
         text, batch = model.config.get_text_config(), len(input_ids)

@@ -1,4 +1,6 @@
-"""The columns of a rollout before any weight moves: log-probabilities, values and KL, then rewards, then advantages."""
+"""The columns of a rollout before any weight moves: log-probabilities, values and KL, then rewards,
+then advantages.
+"""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -11,11 +13,15 @@ from rlhf_course.ppo.input_checks import check_outputs
 from rlhf_course.ppo.rollout import FirstPass, Rollout, forward
 
 
-def add_logprobs(rollout: Rollout, policy, reference: Callable, config: PPOConfig, step: int) -> FirstPass | None:
-    """Fill in log-probabilities, values and KL; ``reference()`` is a context that gives the reference.
+def add_logprobs(
+    rollout: Rollout, policy, reference: Callable, config: PPOConfig, step: int
+) -> FirstPass | None:
+    """Fill in log-probabilities, values and KL; ``reference()`` is a context that gives the
+    reference.
 
-    When one mini-batch is the batch, the policy's pass keeps its graph and is returned: it *is* the first epoch's
-    forward pass, because no weight has moved yet. Raises ``FloatingPointError`` for NaN or Inf.
+    When one mini-batch is the batch, the policy's pass keeps its graph and is returned: it *is* the
+    first epoch's forward pass, because no weight has moved yet. Raises ``FloatingPointError`` for
+    NaN or Inf.
     """
     one_batch = config.fast and config.mini_batch_size == config.batch_size
     whole = config.kl_penalty == "full"
@@ -34,9 +40,13 @@ def add_logprobs(rollout: Rollout, policy, reference: Callable, config: PPOConfi
     return (logprobs, values, entropy) if one_batch else None
 
 
-def add_rewards(rollout: Rollout, config: PPOConfig, kl_coef: float, total: ppo.Total = ppo.alone) -> None:
+def add_rewards(
+    rollout: Rollout, config: PPOConfig, kl_coef: float, total: ppo.Total = ppo.alone
+) -> None:
     """Fill in rewards per token, whitened where the config asks for it."""
-    rewards, rollout.non_score_rewards = ppo.compute_rewards(rollout.scores, rollout.kl, rollout.mask, kl_coef)
+    rewards, rollout.non_score_rewards = ppo.compute_rewards(
+        rollout.scores, rollout.kl, rollout.mask, kl_coef
+    )
     if config.whiten_rewards:
         rewards = ppo.masked_whiten(rewards, rollout.mask, shift_mean=False, total=total)
     rollout.rewards = rewards
@@ -44,5 +54,7 @@ def add_rewards(rollout: Rollout, config: PPOConfig, kl_coef: float, total: ppo.
 
 def add_advantages(rollout: Rollout, config: PPOConfig, total: ppo.Total = ppo.alone) -> None:
     """Fill in returns, and advantages whitened over all response tokens of the batch."""
-    advantages, rollout.returns = ppo.gae(rollout.rewards, rollout.values, rollout.mask, config.gamma, config.lam)
+    advantages, rollout.returns = ppo.gae(
+        rollout.rewards, rollout.values, rollout.mask, config.gamma, config.lam
+    )
     rollout.advantages = ppo.masked_whiten(advantages, rollout.mask, total=total)

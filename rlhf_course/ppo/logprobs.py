@@ -7,7 +7,9 @@ CPU_PIECE, GPU_PIECE = 2**19, 2**24  # logits looked at together: what a cache h
 
 
 class _LabelLogprobs(torch.autograd.Function):
-    """Log-softmax at the labels, and entropies. Logits become probabilities in place, and those the gradient."""
+    """Log-softmax at the labels, and entropies. Logits become probabilities in place, and those the
+    gradient.
+    """
 
     @staticmethod
     def forward(ctx, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -15,7 +17,9 @@ class _LabelLogprobs(torch.autograd.Function):
         for some, label in zip(logits.split(rows), labels.split(rows), strict=True):
             logprobs = some.log_softmax(-1)
             probabilities = torch.exp(logprobs, out=some)
-            entropy = -torch.linalg.vecdot(probabilities, logprobs.clamp_(min=-1e9))  # 0 · −inf would be NaN
+            entropy = -torch.linalg.vecdot(
+                probabilities, logprobs.clamp_(min=-1e9)
+            )  # 0 · −inf would be NaN
             found.append((logprobs.gather(-1, label.unsqueeze(-1)).squeeze(-1), entropy))
         logprobs, entropy = (torch.cat(x) for x in zip(*found, strict=True))
         ctx.mark_dirty(logits)
@@ -32,9 +36,10 @@ class _LabelLogprobs(torch.autograd.Function):
 
 
 def label_logprobs(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-probabilities of labels (N,), and entropies (N,) in nats without a gradient, from logits (N, V).
+    """Log-probabilities of labels (N,), and entropies (N,) in nats without a gradient, from logits
+    (N, V).
 
-    The logits are overwritten, now and in the backward pass, which runs once: with a large vocabulary no tensor is
-    larger. A forbidden token (−inf) counts 0 in the entropy.
+    The logits are overwritten, now and in the backward pass, which runs once: with a large
+    vocabulary no tensor is larger. A forbidden token (−inf) counts 0 in the entropy.
     """
     return _LabelLogprobs.apply(logits, labels)[:2]

@@ -13,7 +13,9 @@ from rlhf_course.policy.value_head import can_pack
 from rlhf_course.ppo.device import to_device, to_host
 from rlhf_course.ppo.logprobs import label_logprobs
 
-FirstPass = tuple[Tensor, Tensor, Tensor]  # log-probabilities, values, entropies: (B, R) each, with their graph
+FirstPass = tuple[
+    Tensor, Tensor, Tensor
+]  # log-probabilities, values, entropies: (B, R) each, with their graph
 ON_HOST = ("input_ids", "query_lengths", "response_lengths")
 
 
@@ -22,17 +24,20 @@ class Layout(NamedTuple):
 
     labels: Tensor  # (N,) the response tokens
     place: Tensor  # (N,) where each belongs in the flattened (B · R)
-    arguments: dict[str, Tensor]  # of a policy's forward; its positions (N,) are where response tokens are predicted
+    arguments: dict[
+        str, Tensor
+    ]  # of a policy's forward; its positions (N,) are where response tokens are predicted
 
 
 @dataclass
 class Rollout:
     """One batch of samples, padded on the right; tensors about responses are aligned to them.
 
-    On the host: input_ids (B, T), query then response, and the two lengths (B,), in tokens. On the device: scores (B,)
-    and mask (B, R), 1.0 on response tokens. The rest is (B, R) in float32 on the device, 0 on padding, and filled in by
-    the trainer: log-probabilities and KL in nats. There is no attention mask: a causal model never looks at what stands
-    to the right, so padding there needs no hiding.
+    On the host: input_ids (B, T), query then response, and the two lengths (B,), in tokens. On the
+    device: scores (B,) and mask (B, R), 1.0 on response tokens. The rest is (B, R) in float32 on
+    the device, 0 on padding, and filled in by
+    the trainer: log-probabilities and KL in nats. There is no attention mask: a causal model never
+    looks at what stands to the right, so padding there needs no hiding.
     """
 
     input_ids: Tensor
@@ -59,19 +64,27 @@ class Rollout:
         pad_token_id: int,
         response_masks: Sequence[Tensor] | None = None,
     ) -> Self:
-        """One batch of ragged token lists, from either side; what belongs on a device goes to that of the scores.
+        """One batch of ragged token lists, from either side; what belongs on a device goes to that
+        of the scores.
 
         Masks come from lengths, never from ``ids != pad``, because the padding token may be EOS.
         """
         query_lengths = torch.tensor([len(query) for query in queries])
         response_lengths = torch.tensor([len(response) for response in responses])
         tokens = to_host([*queries, *responses])
-        whole = [torch.cat(pair) for pair in zip(tokens[: len(queries)], tokens[len(queries) :], strict=True)]
+        whole = [
+            torch.cat(pair)
+            for pair in zip(tokens[: len(queries)], tokens[len(queries) :], strict=True)
+        ]
         input_ids = pad_sequence(whole, batch_first=True, padding_value=pad_token_id)
         mask = (torch.arange(int(response_lengths.max())) < response_lengths.unsqueeze(1)).float()
         if response_masks is not None:
-            mask *= pad_sequence([keep.float() for keep in to_host(response_masks)], batch_first=True)
-        return cls(input_ids, query_lengths, response_lengths, scores, *to_device([mask], scores.device))
+            mask *= pad_sequence(
+                [keep.float() for keep in to_host(response_masks)], batch_first=True
+            )
+        return cls(
+            input_ids, query_lengths, response_lengths, scores, *to_device([mask], scores.device)
+        )
 
     def __len__(self) -> int:
         return len(self.input_ids)
@@ -84,22 +97,28 @@ class Rollout:
         part = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
         for name, tensor in part.items():
             picked = tensor[rows if name in ON_HOST else on_device]
-            part[name] = picked if picked.dim() == 1 else picked[:, : t if name == "input_ids" else r]
+            part[name] = (
+                picked if picked.dim() == 1 else picked[:, : t if name == "input_ids" else r]
+            )
         return Rollout(**part)
 
     def lay_out(self, packed: bool) -> Layout:
-        """The batch as a policy's forward takes it; worked out on the host, once per rollout, and sent at once.
+        """The batch as a policy's forward takes it; worked out on the host, once per rollout, and
+        sent at once.
 
-        Every sample without its last token, which predicts nothing that is needed. Plain: a sample per row, and no mask
-        is needed (all ones keep transformers on its causal fast path). Packed: several samples share a row, positions
-        restart with each, and a mask (rows, 1, W, W) keeps them apart; that leaves far less padding.
+        Every sample without its last token, which predicts nothing that is needed. Plain: a sample
+        per row, and no mask is needed (all ones keep transformers on its causal fast path). Packed:
+        several samples share a row, positions restart with each, and a mask (rows, 1, W, W) keeps
+        them apart; that leaves far less padding.
         """
         if packed in self.layouts:
             return self.layouts[packed]
         lengths = self.query_lengths + self.response_lengths - 1
         width = longest = int(lengths.max())
         first, rows = torch.arange(len(self)) * width, len(self)
-        if packed:  # with room for short samples beside the longest, where that makes less to compute
+        if (
+            packed
+        ):  # with room for short samples beside the longest, where that makes less to compute
             widths = (longest, longest + longest // 2)
             layouts = [(w, *first_fit(lengths.tolist(), w)) for w in widths]
             width, first, rows = min(layouts, key=lambda layout: layout[0] * layout[2])
@@ -115,7 +134,10 @@ class Rollout:
         tokens = response_column < self.response_lengths.unsqueeze(1)
         predicts = (first + self.query_lengths - 1).unsqueeze(1) + response_column
         labels = (self.query_lengths.unsqueeze(1) + response_column).clamp(max=longest)
-        arguments = {"input_ids": fill(self.input_ids[:, :longest], 0), "positions": predicts[tokens]}
+        arguments = {
+            "input_ids": fill(self.input_ids[:, :longest], 0),
+            "positions": predicts[tokens],
+        }
         arguments["labels"] = self.input_ids.gather(1, labels)[tokens]
         arguments["place"] = tokens.flatten().nonzero()[:, 0]
         if packed:
@@ -125,7 +147,9 @@ class Rollout:
         if packed:
             sample = fill(torch.arange(len(self)).unsqueeze(1), -1)
             same_sample = sample.unsqueeze(1) == sample.unsqueeze(2)
-            arguments["attention_mask"] = (same_sample & torch.ones(width, width).tril().bool()).unsqueeze(1).to(device)
+            arguments["attention_mask"] = (
+                (same_sample & torch.ones(width, width).tril().bool()).unsqueeze(1).to(device)
+            )
         else:
             arguments["attention_mask"] = torch.ones_like(arguments["input_ids"])
         self.layouts[packed] = Layout(arguments.pop("labels"), arguments.pop("place"), arguments)
@@ -133,7 +157,8 @@ class Rollout:
 
 
 def first_fit(lengths: list[int], width: int) -> tuple[Tensor, int]:
-    """Samples into rows of ``width`` tokens, the longest first, each into the first row with room for it.
+    """Samples into rows of ``width`` tokens, the longest first, each into the first row with room
+    for it.
 
     Returns where each begins when the rows are laid end to end, and how many rows there are.
     """
@@ -158,17 +183,22 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Log-probabilities, values and entropies of the response tokens, (B, R) each and 0 on padding.
 
-    With ``whole_vocabulary`` also all log-probabilities (B, R, V), without a gradient, else None. ``at_most`` so many
-    samples run at a time, those of similar length together; ``packed`` says whether samples share rows (default: on a
-    CPU, where the model allows it), and the vocabulary projection runs on response tokens alone. The numbers depend on
-    none of that. Tokens of ``begin_suppress`` have probability 0 where a response begins. With ``chunk``, the
-    vocabulary's numbers for so many tokens are in memory at once; in the backward pass they are computed again.
+    With ``whole_vocabulary`` also all log-probabilities (B, R, V), without a gradient, else None.
+    ``at_most`` so many samples run at a time, those of similar length together; ``packed`` says
+    whether samples share rows (default: on a CPU, where the model allows it), and the vocabulary
+    projection runs on response tokens alone. The numbers depend on none of that. Tokens of
+    ``begin_suppress`` have probability 0 where a response begins. With ``chunk``, the vocabulary's
+    numbers for so many tokens are in memory at once; in the backward pass they are computed again.
     """
     if packed is None:  # a GPU prefers causal attention without a mask
         packed = rollout.mask.is_cpu and can_pack(model)
     collected, places, vocabularies = [], [], []
     whole = at_most is None or at_most >= len(rollout)
-    order = torch.arange(len(rollout)) if whole else (rollout.query_lengths + rollout.response_lengths).argsort()
+    order = (
+        torch.arange(len(rollout))
+        if whole
+        else (rollout.query_lengths + rollout.response_lengths).argsort()
+    )
     for rows in order.split(at_most or len(rollout)):
         part = rollout if whole else rollout.select(rows)
         labels, place, arguments = part.lay_out(packed)
@@ -178,7 +208,9 @@ def forward(
         if chunk:
             head = getattr(model, "module", model).pretrained_model.get_output_embeddings()
             parts = zip(*(x.split(chunk) for x in (outputs, labels, begins)), strict=True)
-            found = [checkpoint(project, head, *x, begin_suppress, use_reentrant=False) for x in parts]
+            found = [
+                checkpoint(project, head, *x, begin_suppress, use_reentrant=False) for x in parts
+            ]
             logprobs, entropies = (torch.cat(x) for x in zip(*found, strict=True))
         else:
             logits = rule_out(outputs, begins, begin_suppress)
@@ -191,7 +223,9 @@ def forward(
         places.append(place)
     shape, place = rollout.mask.shape, _joined(places)
     found = _joined(collected, 1)
-    found = found.new_zeros(len(found), shape.numel()).index_copy(1, place, found).unflatten(1, shape)
+    found = (
+        found.new_zeros(len(found), shape.numel()).index_copy(1, place, found).unflatten(1, shape)
+    )
     if not whole_vocabulary:
         return *found.unbind(), None
     rows = _joined(vocabularies)
@@ -204,17 +238,27 @@ def _joined(parts: list[Tensor], dim: int = 0) -> Tensor:
 
 
 def project(
-    head: torch.nn.Module, hidden: Tensor, labels: Tensor, begins: Tensor, begin_suppress: Sequence[int]
+    head: torch.nn.Module,
+    hidden: Tensor,
+    labels: Tensor,
+    begins: Tensor,
+    begin_suppress: Sequence[int],
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities of labels (N,), and entropies (N,), from hidden states (N, H)."""
     return label_logprobs(rule_out(head(hidden).float(), begins, begin_suppress), labels)
 
 
 def rule_out(logits: Tensor, begins: Tensor, begin_suppress: Sequence[int]) -> Tensor:
-    """Logits (N, V) in which tokens of ``begin_suppress`` have no probability where a response ``begins`` (N,)."""
+    """Logits (N, V) in which tokens of ``begin_suppress`` have no probability where a response
+    ``begins`` (N,).
+    """
     if not begin_suppress:
         return logits
     forbidden = torch.zeros_like(logits, dtype=torch.bool)
-    for token in begin_suppress:  # one by one: a list of them would be sent to the device, and waited for
+    for (
+        token
+    ) in begin_suppress:  # one by one: a list of them would be sent to the device, and waited for
         forbidden[:, token] = begins
-    return logits.masked_fill(forbidden, torch.finfo(logits.dtype).min)  # not −inf, which makes NaN of 0 · −inf
+    return logits.masked_fill(
+        forbidden, torch.finfo(logits.dtype).min
+    )  # not −inf, which makes NaN of 0 · −inf

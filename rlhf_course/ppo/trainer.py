@@ -11,9 +11,18 @@ from accelerate import Accelerator
 from accelerate.utils import set_seed
 from torch import Tensor
 
-from rlhf_course.policy.adapters import REFERENCE, add_reference_adapter, create_reference_model, use_adapter
+from rlhf_course.policy.adapters import (
+    REFERENCE,
+    add_reference_adapter,
+    create_reference_model,
+    use_adapter,
+)
 from rlhf_course.policy.save_load import check_vocabulary, model_folder
-from rlhf_course.policy.value_head import AutoModelForCausalLMWithValueHead, can_pack, without_dropout
+from rlhf_course.policy.value_head import (
+    AutoModelForCausalLMWithValueHead,
+    can_pack,
+    without_dropout,
+)
 from rlhf_course.ppo import algorithm as ppo
 from rlhf_course.ppo.config import PPOConfig
 from rlhf_course.ppo.dataloader import make_dataloader
@@ -40,22 +49,28 @@ from rlhf_course.runtime.distributed import check_sharding, gather_full, prepare
 class PPOTrainer:
     """PPO for a policy with a value head, with the stepwise interface of TRL up to 0.11.
 
-    The arithmetic is the classic one, held to frozen numbers by the tests. It differs on purpose in these points:
+    The arithmetic is the classic one, held to frozen numbers by the tests. It differs on purpose in
+    these points:
 
     * dropout is off in every forward pass, so that one distribution is sampled, scored and updated;
-    * ``max_grad_norm`` clips every optimizer step; a skipped mini-batch moves neither weights nor optimizer state;
-    * gradient accumulation weights mini-batches by their response tokens, so k × m samples equal one batch of k·m;
+    * ``max_grad_norm`` clips every optimizer step; a skipped mini-batch moves neither weights nor
+      optimizer state;
+    * gradient accumulation weights mini-batches by their response tokens, so k × m samples equal
+      one batch of k·m;
     * NaN or Inf raises ``FloatingPointError`` instead of training on;
     * score scaling works, and whitened rewards stay 0 on padding;
-    * log-probabilities do not depend on padding: updates pad on the right or pack rows, generation passes position_ids;
-    * an empty response is a ``ValueError``, and so is a batch with one response token, which cannot be whitened;
-      prompts keep an EOS that they contain;
+    * log-probabilities do not depend on padding: updates pad on the right or pack rows, generation
+      passes position_ids;
+    * an empty response is a ``ValueError``, and so is a batch with one response token, which cannot
+      be whitened; prompts keep an EOS that they contain;
     * histograms hold response tokens only;
-    * sampling settings that change the distribution give a warning, and so do the symptoms in ``detectors.py``;
-    * under ``accelerate launch`` each process has batch_size samples of its own; whitening, statistics, β, skipping and
-      stopping are those of all of them, so P processes with B samples equal one with P·B, under FSDP2 too;
-    * without ``ref_model``, a policy with adapters is held against a frozen copy of its starting adapter, and with
-      one, against the model that was given.
+    * sampling settings that change the distribution give a warning, and so do the symptoms in
+      ``detectors.py``;
+    * under ``accelerate launch`` each process has batch_size samples of its own; whitening,
+      statistics, β, skipping and stopping are those of all of them, so P processes with B samples
+      equal one with P·B, under FSDP2 too;
+    * without ``ref_model``, a policy with adapters is held against a frozen copy of its starting
+      adapter, and with one, against the model that was given.
 
     Args:
         config: settings, see :class:`PPOConfig`.
@@ -94,8 +109,14 @@ class PPOTrainer:
         self.config, self.tokenizer = config, tokenizer
         self.accelerator: Accelerator = tracking.start(config)
         check_sharding(self.accelerator, model, num_shared_layers)
-        if config.fast and self.accelerator.device.type == "cuda" and self.accelerator.mixed_precision != "no":
-            torch.set_float32_matmul_precision("high")  # the vocabulary's products, which autocast leaves alone
+        if (
+            config.fast
+            and self.accelerator.device.type == "cuda"
+            and self.accelerator.mixed_precision != "no"
+        ):
+            torch.set_float32_matmul_precision(
+                "high"
+            )  # the vocabulary's products, which autocast leaves alone
         set_seed(config.seed, device_specific=True)  # processes sample different responses
         self._total = partial(self.accelerator.reduce, reduction="sum")
         self.reference_is_adapter = ref_model is None and model.is_peft_model
@@ -113,14 +134,20 @@ class PPOTrainer:
         if ref_model is not None:
             ref_model.requires_grad_(False).eval()
         trained = [p for p in model.parameters() if p.requires_grad]
-        optimizer = optimizer or torch.optim.Adam(trained, lr=config.learning_rate, fused=config.fast)
-        self.model, self.ref_model, self.optimizer = prepare(self.accelerator, model, ref_model, optimizer)
+        optimizer = optimizer or torch.optim.Adam(
+            trained, lr=config.learning_rate, fused=config.fast
+        )
+        self.model, self.ref_model, self.optimizer = prepare(
+            self.accelerator, model, ref_model, optimizer
+        )
         self.lr_scheduler = lr_scheduler
         self.dataset, self.dataloader = dataset, None
         if dataset is not None:
             self.dataloader = make_dataloader(dataset, data_collator, config, self.accelerator)
         if config.adap_kl_ctrl:
-            self.kl_ctl = ppo.AdaptiveKLController(config.init_kl_coef, config.target, config.horizon)
+            self.kl_ctl = ppo.AdaptiveKLController(
+                config.init_kl_coef, config.target, config.horizon
+            )
         else:
             self.kl_ctl = ppo.FixedKLController(config.init_kl_coef)
         self.running = ppo.RunningMoments()
@@ -131,23 +158,31 @@ class PPOTrainer:
 
     def _print_shortcuts(self) -> None:
         """Print once per process which shortcuts are taken."""
-        config, on_cpu, packs = self.config, self.accelerator.device.type == "cpu", can_pack(self.model)
+        config, on_cpu, packs = (
+            self.config,
+            self.accelerator.device.type == "cpu",
+            can_pack(self.model),
+        )
         on_gpu = self.accelerator.device.type == "cuda"
         shortcuts = {
             "several samples per row": on_cpu and packs,
             "the first epoch reuses the first pass": config.mini_batch_size == config.batch_size,
             "fused Adam": getattr(self.optimizer, "defaults", {}).get("fused"),
-            "a CUDA graph per token (for small caches)": on_gpu and packs and not self.accelerator.is_fsdp2,
+            "a CUDA graph per token (for small caches)": (
+                on_gpu and packs and not self.accelerator.is_fsdp2
+            ),
             "TF32 beside autocast": on_gpu and torch.get_float32_matmul_precision() != "highest",
         }
         if config.fast and not PPOTrainer._printed:
             names = ", ".join(name for name, taken in shortcuts.items() if taken) or "as written"
             self.accelerator.print(
-                f"PPO on {self.accelerator.device.type}: {names}; PPOConfig(fast=False) does without."
+                f"PPO on {self.accelerator.device.type}: {names}; PPOConfig(fast=False) does"
+                " without."
             )
             PPOTrainer._printed = True
 
-    # --- generate ----------------------------------------------------------------------------------------------
+    # --- generate
+    # ----------------------------------------------------------------------------------------------
 
     def generate(
         self,
@@ -158,17 +193,21 @@ class PPOTrainer:
         generate_ref_response: bool = False,
         **generation_kwargs,
     ):
-        """Sample responses with the policy, and with the reference too where ``generate_ref_response`` asks for it.
+        """Sample responses with the policy, and with the reference too where
+        ``generate_ref_response`` asks for it.
 
-        One query (T,) gives a tensor (1, T + R); a list of queries gives a list of 1-D tensors, sampled
-        ``batch_size`` at a time (all at once by default), each row with its own length from ``length_sampler``.
-        Without ``return_prompt`` only the response tokens come back, as ``step`` takes them. ``begin_suppress_tokens``
-        of the config apply; other arguments are those of transformers' generate. PPO learns from samples, so pass
-        ``do_sample=True, top_k=0, top_p=1.0``: without do_sample decoding is greedy, for comparisons, with no warning.
+        One query (T,) gives a tensor (1, T + R); a list of queries gives a list of 1-D tensors,
+        sampled ``batch_size`` at a time (all at once by default), each row with its own length from
+        ``length_sampler``. Without ``return_prompt`` only the response tokens come back, as
+        ``step`` takes them. ``begin_suppress_tokens`` of the config apply; other arguments are
+        those of transformers' generate. PPO learns from samples, so pass ``do_sample=True, top_k=0,
+        top_p=1.0``: without do_sample decoding is greedy, for comparisons, with no warning.
         """
         single = isinstance(query_tensor, Tensor)
         if single and query_tensor.dim() == 2 and len(query_tensor) > 1:
-            raise ValueError(f"One query is 1-D, got shape {tuple(query_tensor.shape)}; give several as a list.")
+            raise ValueError(
+                f"One query is 1-D, got shape {tuple(query_tensor.shape)}; give several as a list."
+            )
         queries = [query_tensor.reshape(-1)] if single else list(query_tensor)
         check_positive("The number of queries", len(queries))
         check_positive("batch_size", 1 if batch_size is None else batch_size)
@@ -177,15 +216,21 @@ class PPOTrainer:
         if not self.accelerator.is_fsdp2:
             how["decoders"] = self._decoders
         else:  # FSDP's forward is collective: all ranks sample until the slowest has finished
-            how["all_max"] = lambda n: int(self.accelerator.gather(torch.tensor([n], device=policy.device)).max())
+            how["all_max"] = lambda n: int(
+                self.accelerator.gather(torch.tensor([n], device=policy.device)).max()
+            )
 
         def sample(model) -> list[Tensor] | Tensor:
             responses, size = [], len(queries) if batch_size is None else batch_size
             for start in range(0, len(queries), size):
                 rows = slice(start, start + size)
                 part = lengths[rows] if lengths is not None else None
-                with self.accelerator.autocast():  # as in step(): one distribution is sampled and scored
-                    responses += generate(model, self.tokenizer, queries[rows], part, **how, **generation_kwargs)
+                with (
+                    self.accelerator.autocast()
+                ):  # as in step(): one distribution is sampled and scored
+                    responses += generate(
+                        model, self.tokenizer, queries[rows], part, **how, **generation_kwargs
+                    )
             if return_prompt:
                 pairs = zip(queries, responses, strict=True)
                 responses = [torch.cat([torch.as_tensor(q, device=r.device), r]) for q, r in pairs]
@@ -198,7 +243,8 @@ class PPOTrainer:
         with self.reference() as reference:
             return responses, sample(reference)
 
-    # --- step --------------------------------------------------------------------------------------------------
+    # --- step
+    # --------------------------------------------------------------------------------------------------
 
     def step(
         self,
@@ -209,11 +255,12 @@ class PPOTrainer:
     ) -> dict:
         """One PPO step over batch_size samples; returns the 40 stats, numbers and numpy arrays.
 
-        queries and responses are 1-D token tensors (or lists), a score is one number per sample; each may be on the
-        host or on the device. ``response_masks`` leaves response tokens out of the losses. It works under
-        ``torch.no_grad`` and ``torch.inference_mode``, too.
+        queries and responses are 1-D token tensors (or lists), a score is one number per sample;
+        each may be on the host or on the device. ``response_masks`` leaves response tokens out of
+        the losses. It works under ``torch.no_grad`` and ``torch.inference_mode``, too.
 
-        Raises ``ValueError`` or ``TypeError`` for unusable input and ``FloatingPointError`` for NaN or Inf.
+        Raises ``ValueError`` or ``TypeError`` for unusable input and ``FloatingPointError`` for NaN
+        or Inf.
         """
         started, learning_rate = time.perf_counter(), self.optimizer.param_groups[0]["lr"]
         check_rates(self.kl_ctl.value, learning_rate, self.current_step)
@@ -224,10 +271,17 @@ class PPOTrainer:
         running = copy.copy(self.running)  # kept when the step has passed all checks
         scores = process_scores(scores, self.config, running, self.accelerator.gather)
         clock = Clock()
-        with torch.inference_mode(False), without_dropout(self.model, checkpointing=True):  # and no no_grad
-            rollout = Rollout.from_lists(queries, responses, scores, pad_token_id(self.tokenizer), response_masks)
+        with (
+            torch.inference_mode(False),
+            without_dropout(self.model, checkpointing=True),
+        ):  # and no no_grad
+            rollout = Rollout.from_lists(
+                queries, responses, scores, pad_token_id(self.tokenizer), response_masks
+            )
             with clock("forward_pass"):
-                first_pass = add_logprobs(rollout, self.model, self.reference, self.config, self.current_step)
+                first_pass = add_logprobs(
+                    rollout, self.model, self.reference, self.config, self.current_step
+                )
             with clock("compute_rewards"):
                 add_rewards(rollout, self.config, self.kl_ctl.value, self._total)
             with clock("compute_advantages"):
@@ -248,12 +302,15 @@ class PPOTrainer:
         return stats | {f"time/ppo/{phase}": seconds for phase, seconds in clock.seconds.items()}
 
     def reference(self):
-        """A context that gives the reference: its own model, or the policy's base with the frozen adapter."""
+        """A context that gives the reference: its own model, or the policy's base with the frozen
+        adapter.
+        """
         if self.ref_model is not None:
             return nullcontext(self.ref_model)
         return use_adapter(self.accelerator.unwrap_model(self.model), REFERENCE)
 
-    # --- after a step --------------------------------------------------------------------------------------------
+    # --- after a step
+    # --------------------------------------------------------------------------------------------
 
     def log_stats(
         self,
@@ -262,17 +319,22 @@ class PPOTrainer:
         rewards: Sequence[Tensor] | Tensor,
         columns_to_log: Sequence[str] = ("query", "response"),
     ) -> None:
-        """Send a step's stats, the batch's scores and a table of samples to the tracker; nothing without one.
+        """Send a step's stats, the batch's scores and a table of samples to the tracker; nothing
+        without one.
 
-        Raises ``ValueError`` when the batch lacks a column that should be logged, or columns and rewards differ in
-        length.
+        Raises ``ValueError`` when the batch lacks a column that should be logged, or columns and
+        rewards differ in length.
         """
         if self.config.log_with is None:
             return
         missing = [column for column in columns_to_log if column not in batch]
         if missing:
-            raise ValueError(f"The batch has no column {', '.join(missing)}; it has {', '.join(batch)}.")
-        sizes = {column: len(batch[column]) for column in columns_to_log} | {"rewards": len(rewards)}
+            raise ValueError(
+                f"The batch has no column {', '.join(missing)}; it has {', '.join(batch)}."
+            )
+        sizes = {column: len(batch[column]) for column in columns_to_log} | {
+            "rewards": len(rewards)
+        }
         if len({*sizes.values()}) > 1:
             raise ValueError(f"A row of the table is a sample, but there are {sizes}.")
         scores = stack_scores(rewards, self.accelerator.device, self.current_step - 1)
@@ -285,12 +347,16 @@ class PPOTrainer:
         tracking.log(self.accelerator, stats, table, self.current_step - 1)
 
     def save_pretrained(self, save_directory: str) -> None:
-        """Save policy, value head and tokenizer into one folder; of several processes, the first one writes.
+        """Save policy, value head and tokenizer into one folder; of several processes, the first
+        one writes.
 
-        Raises ``FloatingPointError`` for weights of NaN or Inf, and as the policy's own ``save_pretrained``.
+        Raises ``FloatingPointError`` for weights of NaN or Inf, and as the policy's own
+        ``save_pretrained``.
         """
         policy = self.accelerator.unwrap_model(self.model)
-        state = gather_full(policy.state_dict(keep_vars=True)) if self.accelerator.is_fsdp2 else None
+        state = (
+            gather_full(policy.state_dict(keep_vars=True)) if self.accelerator.is_fsdp2 else None
+        )
         if self.accelerator.is_main_process:
             check_weights(state or policy.state_dict(), self.current_step)
             with model_folder(save_directory, policy.is_peft_model) as folder:

@@ -6,7 +6,9 @@ from numbers import Integral
 
 
 def read_number(kind: type, value, fits: Callable[[float], bool]) -> int | float | None:
-    """``value``, of text too (YAML reads 1e-5 as text), as a number of this kind that fits; None for what is none."""
+    """``value``, of text too (YAML reads 1e-5 as text), as a number of this kind that fits; None
+    for what is none.
+    """
     with suppress(TypeError, ValueError, OverflowError):
         number = kind(float(value))
         if number == float(value) and fits(number) and not isinstance(value, bool):
@@ -20,7 +22,9 @@ def check_positive(name: str, value) -> None:
 
 
 def check_texts(name: str, texts: Iterable[str]) -> list[str]:
-    """Any column of texts as a list. Raises ``TypeError`` for a single text: it would be scored by letters."""
+    """Any column of texts as a list. Raises ``TypeError`` for a single text: it would be scored by
+    letters.
+    """
     found = [*texts] if isinstance(texts, Iterable) and not isinstance(texts, str) else [None]
     if not all(isinstance(text, str) for text in found):
         raise TypeError(f"{name} must be a list of texts; got {texts!r:.60}.")

@@ -12,7 +12,9 @@ HANGUP = getattr(signal, "SIGHUP", signal.SIGTERM)  # the terminal is gone; Wind
 
 
 def loading() -> None:
-    """Call this before a command's imports, so that Ctrl-C or a missing working folder gives no traceback there."""
+    """Call this before a command's imports, so that Ctrl-C or a missing working folder gives no
+    traceback there.
+    """
     try:
         os.getcwd()
     except OSError as error:
@@ -21,11 +23,14 @@ def loading() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def run(name: str, main: Callable[[list[str]], int | None], arguments: list[str] | None = None) -> int:
+def run(
+    name: str, main: Callable[[list[str]], int | None], arguments: list[str] | None = None
+) -> int:
     """Call ``main`` with the command line, without ``--debug``; returns the exit code.
 
-    0 when it is done, 1 with a sentence for an error, 128 + the signal's number after Ctrl-C, SIGTERM or SIGHUP (a
-    second one ends it at once), and 141, silently, when nobody reads its output any more, as with ``| head``.
+    0 when it is done, 1 with a sentence for an error, 128 + the signal's number after Ctrl-C,
+    SIGTERM or SIGHUP (a second one ends it at once), and 141, silently, when nobody reads its
+    output any more, as with ``| head``.
     """
     arguments = [*(sys.argv[1:] if arguments is None else arguments)]
     for stream in (sys.stdout, sys.stderr):  # an ASCII terminal shows ? in place of → and ±
@@ -37,7 +42,9 @@ def run(name: str, main: Callable[[list[str]], int | None], arguments: list[str]
             print(end="", flush=True)  # a BrokenPipeError comes here rather than at exit
             return code
         except (Exception, KeyboardInterrupt) as error:
-            if stopped.code or isinstance(error, KeyboardInterrupt):  # a library may raise another error from it
+            if stopped.code or isinstance(
+                error, KeyboardInterrupt
+            ):  # a library may raise another error from it
                 print(f"\n{name}: stopped.", file=sys.stderr)
                 return stopped.code or 130
             if isinstance(error, BrokenPipeError):
@@ -62,17 +69,23 @@ def sentence(error: BaseException) -> str:
 
 
 def stop_between_steps() -> AbstractContextManager[SimpleNamespace]:
-    """Turn the first Ctrl-C, SIGTERM or SIGHUP into a request: an object whose ``code`` is then no longer 0.
+    """Turn the first Ctrl-C, SIGTERM or SIGHUP into a request: an object whose ``code`` is then no
+    longer 0.
 
-    The code is the exit code of a run that stops after the current step. A second signal interrupts at once.
+    The code is the exit code of a run that stops after the current step. A second signal interrupts
+    at once.
     """
     text = "\nStopping after this step; press Ctrl-C again to stop at once."
     return _on_first_signal(lambda signum, frame: print(text, flush=True))
 
 
 def _interrupt(signum: int, frame) -> None:
-    """Raise KeyboardInterrupt; or end the process, where a module loads: it would abort torch's C++, or get lost."""
-    if any(above.f_code.co_filename.startswith("<frozen importlib") for above, _ in walk_stack(frame)):
+    """Raise KeyboardInterrupt; or end the process, where a module loads: it would abort torch's
+    C++, or get lost.
+    """
+    if any(
+        above.f_code.co_filename.startswith("<frozen importlib") for above, _ in walk_stack(frame)
+    ):
         signal.signal(signum, signal.SIG_DFL)
         signal.raise_signal(signum)
     raise KeyboardInterrupt
@@ -82,12 +95,16 @@ def _interrupt(signum: int, frame) -> None:
 def _on_first_signal(handle: Callable) -> Iterator[SimpleNamespace]:
     """Handle the first Ctrl-C, SIGTERM or SIGHUP in the body; later ones go where they went before.
 
-    Yields an object with the exit code, 0 until then. What is ignored stays so, as SIGHUP under nohup.
+    Yields an object with the exit code, 0 until then. What is ignored stays so, as SIGHUP under
+    nohup.
     """
-    # With several ranks, the others may wait in gloo, where no handler runs: the launcher's SIGTERM has to end them.
+    # With several ranks, the others may wait in gloo, where no handler runs: the launcher's SIGTERM
+    # has to end them.
     alone = os.environ.get("WORLD_SIZE", "") in ("", "1")
     kinds = (signal.SIGINT, signal.SIGTERM, HANGUP) if alone else (signal.SIGINT,)
-    before = {kind: found for kind in kinds if (found := signal.getsignal(kind)) is not signal.SIG_IGN}
+    before = {
+        kind: found for kind in kinds if (found := signal.getsignal(kind)) is not signal.SIG_IGN
+    }
     stopped = SimpleNamespace(code=0)
 
     def install(handlers: dict) -> None:
@@ -109,7 +126,9 @@ def _on_first_signal(handle: Callable) -> Iterator[SimpleNamespace]:
 
 
 def _silence() -> None:
-    """Write to nowhere from now on, as the terminal or the reader is gone, and ignore further hang-ups."""
+    """Write to nowhere from now on, as the terminal or the reader is gone, and ignore further
+    hang-ups.
+    """
     signal.signal(HANGUP, signal.SIG_IGN)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):

@@ -1,4 +1,6 @@
-"""Several processes (ranks) as one run: what ``accelerate launch`` has to be told, gathering and sharding."""
+"""Several processes (ranks) as one run: what ``accelerate launch`` has to be told, gathering and
+sharding.
+"""
 
 import ctypes
 import gc
@@ -19,9 +21,11 @@ PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 
 
 def init(cpu: bool = False) -> PartialState:
-    """Initialize this rank, the only one without ``accelerate launch``, before anything else uses accelerate.
+    """Initialize this rank, the only one without ``accelerate launch``, before anything else uses
+    accelerate.
 
-    ``cpu`` and ``ACCELERATE_USE_CPU=1`` leave GPUs alone. Raises ``ValueError`` when a CPU is asked for too late.
+    ``cpu`` and ``ACCELERATE_USE_CPU=1`` leave GPUs alone. Raises ``ValueError`` when a CPU is asked
+    for too late.
     """
     if not os.environ.get("WORLD_SIZE"):
         os.environ.pop("WORLD_SIZE", None)  # accelerate takes an empty one for a number
@@ -29,14 +33,21 @@ def init(cpu: bool = False) -> PartialState:
     if several and sys.platform == "linux":  # a launcher that is killed takes its ranks with it
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     wanted = cpu or parse_flag_from_env("ACCELERATE_USE_CPU")
-    state = PartialState(cpu=wanted or (several and not torch.cuda.is_available()))  # True: CPUs talk over gloo
+    state = PartialState(
+        cpu=wanted or (several and not torch.cuda.is_available())
+    )  # True: CPUs talk over gloo
     if wanted and state.device.type != "cpu":
         raise ValueError(
-            f"A CPU was asked for, but this process already runs on {state.device}, and accelerate keeps one device "
-            "per process. Restart the kernel and ask for the CPU first, or set ACCELERATE_USE_CPU=1."
+            f"A CPU was asked for, but this process already runs on {state.device}, and accelerate"
+            " keeps one device per process. Restart the kernel and ask for the CPU first, or set"
+            " ACCELERATE_USE_CPU=1."
         )
-    if state.distributed_type == DistributedType.MULTI_CPU and parse_flag_from_env("ACCELERATE_USE_FSDP"):
-        state.distributed_type = DistributedType.MULTI_GPU  # accelerate asks for GPUs where FSDP itself does not
+    if state.distributed_type == DistributedType.MULTI_CPU and parse_flag_from_env(
+        "ACCELERATE_USE_FSDP"
+    ):
+        state.distributed_type = (
+            DistributedType.MULTI_GPU
+        )  # accelerate asks for GPUs where FSDP itself does not
     return state
 
 
@@ -50,10 +61,11 @@ def init_quietly() -> PartialState:
 
 
 def shutdown() -> None:
-    """Destroy the process group, at the very end, when nothing refers to models and trainers any more.
+    """Destroy the process group, at the very end, when nothing refers to models and trainers any
+    more.
 
-    Freeing gloo's group waits for its threads, which may wait for the GIL. A Python reference releases the GIL
-    meanwhile; DDP's own does not, and would deadlock. So ours has to be the last.
+    Freeing gloo's group waits for its threads, which may wait for the GIL. A Python reference
+    releases the GIL meanwhile; DDP's own does not, and would deadlock. So ours has to be the last.
     """
     if torch.distributed.is_initialized():
         group = torch.distributed.group.WORLD
@@ -77,12 +89,17 @@ def check_sharding(accelerator: Accelerator, model, num_shared_layers: int | Non
     elif isinstance(accelerator.state.fsdp_plugin.cpu_offload, CPUOffloadPolicy):
         problem = "FSDP2 with fsdp_offload_params: true"
     if problem:
-        cure = "Change that, or launch with scripts/accelerate/fsdp.yaml (FSDP2) or ddp.yaml (DDP, a copy on each GPU)."
+        cure = (
+            "Change that, or launch with scripts/accelerate/fsdp.yaml (FSDP2) or ddp.yaml (DDP, a"
+            " copy on each GPU)."
+        )
         raise ValueError(f"PPOTrainer does not run under {problem}. {cure}")
 
 
 def prepare(accelerator: Accelerator, model, ref_model, optimizer: torch.optim.Optimizer) -> tuple:
-    """Policy, reference (None stays None) and optimizer, replicated or sharded as ``accelerate launch`` was told."""
+    """Policy, reference (None stays None) and optimizer, replicated or sharded as ``accelerate
+    launch`` was told.
+    """
     if not accelerator.is_fsdp2:
         model, optimizer = accelerator.prepare(model, optimizer)
         if ref_model is not None:  # prepared too, so that both run at the same precision
@@ -99,7 +116,8 @@ def prepare(accelerator: Accelerator, model, ref_model, optimizer: torch.optim.O
 
 
 def gather_full(state):
-    """Gather sharded tensors, in dicts and lists, in full on rank 0's CPU; other ranks get None for each tensor.
+    """Gather sharded tensors, in dicts and lists, in full on rank 0's CPU; other ranks get None for
+    each tensor.
 
     Collective: all ranks call it. Tied weights stay tied.
     """
@@ -115,7 +133,9 @@ def gather_full(state):
 
 
 def shard(tensor: Tensor, like: Tensor) -> Tensor:
-    """This rank's shard of a full tensor, where ``like``, of the same shape, is sharded; else the tensor."""
+    """This rank's shard of a full tensor, where ``like``, of the same shape, is sharded; else the
+    tensor.
+    """
     if not isinstance(like, DTensor) or tensor.shape != like.shape:
         return tensor
     return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements)

@@ -14,11 +14,16 @@ WANDB_MODES = ("online", "offline", "shared", "disabled", "dryrun", "run")
 def start(config) -> Accelerator:
     """An Accelerator for this run, with the tracker that ``config.log_with`` names.
 
-    Without a key or a network wandb writes offline; tensorboard writes to ``runs/``, or to the ``logging_dir`` in
-    ``config.project_kwargs``. Raises ``ValueError`` for an unknown tracker, ``OSError`` where that is no folder.
+    Without a key or a network wandb writes offline; tensorboard writes to ``runs/``, or to the
+    ``logging_dir`` in ``config.project_kwargs``. Raises ``ValueError`` for an unknown tracker,
+    ``OSError`` where that is no folder.
     """
     tracker, places, kwargs = config.log_with, config.project_kwargs, config.tracker_kwargs
-    if tracker not in (None, "wandb", "tensorboard"):  # accelerate knows more trackers, log() below does not
+    if tracker not in (
+        None,
+        "wandb",
+        "tensorboard",
+    ):  # accelerate knows more trackers, log() below does not
         raise ValueError(f"log_with={tracker!r} is unknown; choose None, 'wandb' or 'tensorboard'.")
     folder = places.get("logging_dir", places.get("project_dir", "runs"))
     if tracker == "wandb":
@@ -28,7 +33,9 @@ def start(config) -> Accelerator:
     distributed.init(cpu=config.accelerator_kwargs.get("cpu", False))
     accelerator = Accelerator(log_with=tracker, project_dir=folder, **config.accelerator_kwargs)
     if tracker:
-        settings = {k: v for k, v in config.to_dict().items() if isinstance(v, bool | int | float | str)}
+        settings = {
+            k: v for k, v in config.to_dict().items() if isinstance(v, bool | int | float | str)
+        }
         kwargs = kwargs if tracker in kwargs else {tracker: kwargs}
         accelerator.init_trackers(config.tracker_project_name, settings, kwargs)
     return accelerator
@@ -37,12 +44,15 @@ def start(config) -> Accelerator:
 def prepare_wandb() -> None:
     """Let wandb write offline, and say so, where it has no API key or its server is out of reach.
 
-    It would ask for the key, and wait minutes for the server. A WANDB_MODE that is set stays; raises ``ValueError`` for
-    one that wandb does not know.
+    It would ask for the key, and wait minutes for the server. A WANDB_MODE that is set stays;
+    raises ``ValueError`` for one that wandb does not know.
     """
     import requests
 
-    mode, server = os.environ.get("WANDB_MODE"), os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai"
+    mode, server = (
+        os.environ.get("WANDB_MODE"),
+        os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai",
+    )
     if mode and mode not in WANDB_MODES:
         raise ValueError(f"WANDB_MODE is {mode!r}; wandb knows {', '.join(WANDB_MODES)}.")
     if mode:
@@ -60,11 +70,15 @@ def prepare_wandb() -> None:
 
 
 def log(accelerator: Accelerator, stats: dict, table: dict[str, list], step: int) -> None:
-    """Send one step's numbers, distributions (numpy arrays) and a table of samples to the tracker, if there is one."""
+    """Send one step's numbers, distributions (numpy arrays) and a table of samples to the tracker,
+    if there is one.
+    """
     if not accelerator.trackers:
         return
     tracker, rows = accelerator.trackers[0], [*zip(*table.values(), strict=True)]
-    values = {key: value for key, value in stats.items() if isinstance(value, int | float | np.number)}
+    values = {
+        key: value for key, value in stats.items() if isinstance(value, int | float | np.number)
+    }
     arrays = {key: value.ravel() for key, value in stats.items() if isinstance(value, np.ndarray)}
     if tracker.name == "wandb":
         import wandb
@@ -74,7 +88,10 @@ def log(accelerator: Accelerator, stats: dict, table: dict[str, list], step: int
     else:
         for key, array in arrays.items():
             tracker.writer.add_histogram(key, array, step)
-        lines = (" | ".join(map(str, row)).replace("\n", " ") for row in (table, ["---"] * len(table), *rows))
+        lines = (
+            " | ".join(map(str, row)).replace("\n", " ")
+            for row in (table, ["---"] * len(table), *rows)
+        )
         values["game_log"] = "\n".join(lines)
     accelerator.log(values, step=step)
 

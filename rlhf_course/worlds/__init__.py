@@ -1,1 +1,3 @@
-"""The embedded worlds: data made by grammars whose truth is known, and small models trained on them."""
+"""The embedded worlds: data made by grammars whose truth is known, and small models trained on
+them.
+"""

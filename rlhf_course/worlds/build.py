@@ -1,4 +1,6 @@
-"""Builds, once, what a preset needs and has no hub for; ``python -m rlhf_course.worlds.build`` builds all of it."""
+"""Builds, once, what a preset needs and has no hub for; ``python -m rlhf_course.worlds.build``
+builds all of it.
+"""
 
 from rlhf_course.runtime import command
 
@@ -27,7 +29,8 @@ LORA = {"r": 16, "lora_alpha": 32, "target_modules": "all-linear", "task_type": 
 
 
 def prepare_reward_model(settings: Settings, revision: str | None = None) -> SimpleNamespace:
-    """Folders or hub ids for the preference pairs and the base of notebook 01 (of a revision); built if not cached.
+    """Folders or hub ids for the preference pairs and the base of notebook 01 (of a revision);
+    built if not cached.
 
     Raises ``ValueError`` when no dataset is named; so does :func:`prepare_chat`.
     """
@@ -41,11 +44,18 @@ def prepare_reward_model(settings: Settings, revision: str | None = None) -> Sim
 
 
 def prepare_chat(settings: Settings) -> SimpleNamespace:
-    """Folders or hub ids: sft_dataset, dataset (pairs), checkpoint (in Baichuan's layout); built if not cached."""
-    columns = {"sft_dataset": "question, human_answers and chatgpt_answers", "dataset": "chosen and rejected"}
+    """Folders or hub ids: sft_dataset, dataset (pairs), checkpoint (in Baichuan's layout); built if
+    not cached.
+    """
+    columns = {
+        "sft_dataset": "question, human_answers and chatgpt_answers",
+        "dataset": "chosen and rejected",
+    }
     check_named(settings, **columns)
     found = SimpleNamespace(
-        sft_dataset=str(build_answers() if settings.sft_dataset == "offline" else settings.sft_dataset),
+        sft_dataset=str(
+            build_answers() if settings.sft_dataset == "offline" else settings.sft_dataset
+        ),
         dataset=str(build_preferences() if settings.dataset == "offline" else settings.dataset),
     )
     if settings.checkpoint == "scratch":
@@ -80,21 +90,37 @@ def _write(folder: Path, **splits: list[dict]) -> None:
 
 
 # The embedded datasets, as folders in the hub's layout; pairs have their gold.
-build_dialogues = partial(cached, "dialogues", _dialogues)  # 24,000 pairs to train on, 2,000 held out
-build_answers = partial(cached, "chinese-answers", _answers)  # 4,000 questions with their answers, like HC3
-build_preferences = partial(cached, "chinese-preferences", _preferences)  # 8,000 pairs to train on, 1,000 held out
+build_dialogues = partial(
+    cached, "dialogues", _dialogues
+)  # 24,000 pairs to train on, 2,000 held out
+build_answers = partial(
+    cached, "chinese-answers", _answers
+)  # 4,000 questions with their answers, like HC3
+build_preferences = partial(
+    cached, "chinese-preferences", _preferences
+)  # 8,000 pairs to train on, 1,000 held out
 
 
-def _reward_base(folder: Path, data: Path, data_dir, vocab_size, n_layer, n_embd, base_steps, max_length) -> None:
-    """A small GPT-2 and its tokenizer for a reward model to start from, pretrained for base_steps on the dialogues."""
+def _reward_base(
+    folder: Path, data: Path, data_dir, vocab_size, n_layer, n_embd, base_steps, max_length
+) -> None:
+    """A small GPT-2 and its tokenizer for a reward model to start from, pretrained for base_steps
+    on the dialogues.
+    """
     pairs, _ = load_pairs(data, "train", data_dir)
     texts = [f"{row['prompt']} {row['chosen']}" for row in pairs]
     tokenizer = small_models.train_tokenizer(texts, vocab_size)
-    tokenizer.add_special_tokens({"pad_token": "[PAD]"})  # so that a final EOS is a token like any other
+    tokenizer.add_special_tokens(
+        {"pad_token": "[PAD]"}
+    )  # so that a final EOS is a token like any other
     # Far more positions than training uses: the audit asks about very long answers.
     config = {"n_positions": 4 * max_length, "activation_function": "gelu_pytorch_tanh"}
-    config["initializer_range"] = 0.05  # GPT-2's 0.02 suits its width; a narrow model starts to learn late with it
-    model = small_models.pretrain_gpt2(texts, tokenizer, n_layer, n_embd, base_steps, 32, 128, 2e-3, **config)
+    config["initializer_range"] = (
+        0.05  # GPT-2's 0.02 suits its width; a narrow model starts to learn late with it
+    )
+    model = small_models.pretrain_gpt2(
+        texts, tokenizer, n_layer, n_embd, base_steps, 32, 128, 2e-3, **config
+    )
     model.config.initializer_range = 0.02  # a reward head that has hardly an opinion yet
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -113,7 +139,8 @@ def _checkpoint(
     base_learning_rate,
     max_length,
 ) -> None:
-    """A small Baichuan2, pretrained on prose alone: the embedded one, or the answers of real datasets.
+    """A small Baichuan2, pretrained on prose alone: the embedded one, or the answers of real
+    datasets.
 
     It has not seen a question with its answer, which is what SFT is for.
     """
@@ -123,8 +150,12 @@ def _checkpoint(
         answers, _ = load_answers(sft_dataset, "train", sft_files)
         pairs, _ = load_pairs(dataset, "train")
         texts = [*answers["answer"], *pairs["chosen"], *pairs["rejected"]]
-    marks = [as_prompt("")] * 500  # so that Human: and Assistant: are a piece each, as in a large vocabulary
-    spm_model = toy_checkpoint.train_sentencepiece([*texts, *marks], vocab_size, folder.with_name("sentencepiece"))
+    marks = [
+        as_prompt("")
+    ] * 500  # so that Human: and Assistant: are a piece each, as in a large vocabulary
+    spm_model = toy_checkpoint.train_sentencepiece(
+        [*texts, *marks], vocab_size, folder.with_name("sentencepiece")
+    )
     tokenizer = sentencepiece.sentencepiece_to_fast(spm_model, **toy_checkpoint.SPECIAL)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
@@ -137,7 +168,9 @@ def _checkpoint(
         **toy_checkpoint.SPECIAL_IDS,
     )
     model = toy_checkpoint.norm_head(LlamaForCausalLM(config))
-    small_models.pretrain(model, texts, tokenizer, base_steps, base_batch_size, 64, base_learning_rate)
+    small_models.pretrain(
+        model, texts, tokenizer, base_steps, base_batch_size, 64, base_learning_rate
+    )
     toy_checkpoint.write_baichuan_checkpoint(model, spm_model, folder)
 
 
@@ -151,7 +184,9 @@ def _base(folder: Path, checkpoint: Path) -> None:
 
 
 def build_sft_adapter(settings: Settings) -> Path:
-    """An SFT adapter on :func:`build_base`, trained on answers as they were scraped: a few are empty."""
+    """An SFT adapter on :func:`build_base`, trained on answers as they were scraped: a few are
+    empty.
+    """
     answers = Path(prepare_chat(settings).sft_dataset)
     base = str(build_base(settings))  # a name, not its files: the adapter's config names it, too
     return cached("chinese-sft", _sft_adapter, settings, base=base, answers=answers)
@@ -160,24 +195,39 @@ def build_sft_adapter(settings: Settings) -> Path:
 def _sft_adapter(folder: Path, base: str, answers: Path, max_length: int) -> None:
     tokenizer = AutoTokenizer.from_pretrained(base)
     rows = datasets.load_dataset(str(answers), split="train")
-    pairs = [{"prompt": as_prompt(row["question"]), "answer": text} for row in rows for text in row["human_answers"]]
+    pairs = [
+        {"prompt": as_prompt(row["question"]), "answer": text}
+        for row in rows
+        for text in row["human_answers"]
+    ]
     tokens, _ = tokenize_answers(datasets.Dataset.from_list(pairs), tokenizer, max_length)
     model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), LoraConfig(**LORA))
-    small_models.fine_tune(model, tokens["input_ids"], tokens["completion_mask"], 300, 16, 5e-3, "fine-tuning")
+    small_models.fine_tune(
+        model, tokens["input_ids"], tokens["completion_mask"], 300, 16, 5e-3, "fine-tuning"
+    )
     model.save_pretrained(folder)
 
 
 def main(arguments: list[str]) -> None:
-    """Build all that preset tiny needs, and say where it is. Raises ``ValueError`` for arguments: there are none."""
+    """Build all that preset tiny needs, and say where it is. Raises ``ValueError`` for arguments:
+    there are none.
+    """
     if arguments:
-        raise ValueError(f"{arguments[0]} is no option: there is only --debug; RLHF_COURSE_CACHE says where to build.")
+        raise ValueError(
+            f"{arguments[0]} is no option: there is only --debug; RLHF_COURSE_CACHE says where to"
+            " build."
+        )
     quiet_libraries()
     started = time.perf_counter()
     pairs = prepare_reward_model(load_preset("01_reward_modeling", "tiny"))
     built = {"dialogues": pairs.dataset, "reward base": pairs.model}
     settings = load_preset("05_lora_rlhf_baichuan", "tiny")
     chat = prepare_chat(settings)
-    built |= {"answers": chat.sft_dataset, "preferences": chat.dataset, "checkpoint": chat.checkpoint}
+    built |= {
+        "answers": chat.sft_dataset,
+        "preferences": chat.dataset,
+        "checkpoint": chat.checkpoint,
+    }
     built |= {"converted": build_base(settings), "SFT adapter": build_sft_adapter(settings)}
     for what, where in built.items():
         print(f"{what:13} {where}")

@@ -17,7 +17,12 @@ from rlhf_course.runtime.files import atomic_folder, check_folder
 SEED = 0  # the world is one and the same, whatever the seed of a run
 MANIFEST = ".manifest.json"
 PACKAGE = Path(__file__).resolve().parents[1]
-SOURCES = ("worlds/*.py", "worlds/grammars/*.yaml", "data/*.py", "baichuan/*.py")  # all that builders use
+SOURCES = (
+    "worlds/*.py",
+    "worlds/grammars/*.yaml",
+    "data/*.py",
+    "baichuan/*.py",
+)  # all that builders use
 
 
 def cache_root() -> Path:
@@ -31,20 +36,30 @@ def cache_root() -> Path:
 def cached(name: str, build: Callable, settings: Settings | None = None, **inputs) -> Path:
     """The folder that ``build(folder, …)`` fills, made once for all that decides what it will hold.
 
-    A builder sees its arguments, ``inputs`` or else settings of the same names, and nothing besides; the key is made of
-    these (of a folder, which is given as a Path, its files) and of :func:`code`. One process builds and others wait.
-    What is damaged is built again; its manifest holds every file's hash.
+    A builder sees its arguments, ``inputs`` or else settings of the same names, and nothing
+    besides; the key is made of these (of a folder, which is given as a Path, its files) and of
+    :func:`code`. One process builds and others wait. What is damaged is built again; its manifest
+    holds every file's hash.
     """
     if build.__closure__:
-        raise TypeError(f"{build.__qualname__} takes what it needs as arguments, so that the cache's key holds it.")
-    inputs |= {n: getattr(settings, n) for n in [*inspect.signature(build).parameters][1:] if n not in inputs}
+        raise TypeError(
+            f"{build.__qualname__} takes what it needs as arguments, so that the cache's key"
+            " holds it."
+        )
+    inputs |= {
+        n: getattr(settings, n)
+        for n in [*inspect.signature(build).parameters][1:]
+        if n not in inputs
+    }
     known_by = {n: (hashes(v) or str(v)) if isinstance(v, Path) else v for n, v in inputs.items()}
     key = json.dumps([SEED, build.__name__, known_by, code()], sort_keys=True)
     folder = cache_root() / f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
     if is_intact(folder):
         return folder
     check_folder(folder).parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder.with_name(f".{folder.name}.lock"), mode=0o666):  # other users may take it, too
+    with FileLock(
+        folder.with_name(f".{folder.name}.lock"), mode=0o666
+    ):  # other users may take it, too
         if is_intact(folder):
             return folder
         if folder.exists():
@@ -58,9 +73,13 @@ def cached(name: str, build: Callable, settings: Settings | None = None, **input
 
 @cache
 def code() -> str:
-    """SHA-256 of what builders are made of: tests/test_layout.py watches that they import nothing else."""
+    """SHA-256 of what builders are made of: tests/test_layout.py watches that they import nothing
+    else.
+    """
     files = (path for pattern in SOURCES for path in sorted(PACKAGE.glob(pattern)))
-    return hashlib.sha256("".join(path.read_text(encoding="utf-8") for path in files).encode()).hexdigest()
+    return hashlib.sha256(
+        "".join(path.read_text(encoding="utf-8") for path in files).encode()
+    ).hexdigest()
 
 
 def is_intact(folder: Path) -> bool:
@@ -72,10 +91,21 @@ def is_intact(folder: Path) -> bool:
 
 
 def hashes(folder: Path) -> dict[str, str]:
-    """SHA-256 of every file in a folder but hidden ones, which nobody loads: a download's times, a file browser's."""
-    found = {path.relative_to(folder): path for path in sorted(folder.rglob("[!.]*")) if path.is_file()}
-    seen = {name: path for name, path in found.items() if not any(part.startswith(".") for part in name.parts)}
-    return {name.as_posix(): _digest(path, path.stat().st_size, path.stat().st_mtime_ns) for name, path in seen.items()}
+    """SHA-256 of every file in a folder but hidden ones, which nobody loads: a download's times, a
+    file browser's.
+    """
+    found = {
+        path.relative_to(folder): path for path in sorted(folder.rglob("[!.]*")) if path.is_file()
+    }
+    seen = {
+        name: path
+        for name, path in found.items()
+        if not any(part.startswith(".") for part in name.parts)
+    }
+    return {
+        name.as_posix(): _digest(path, path.stat().st_size, path.stat().st_mtime_ns)
+        for name, path in seen.items()
+    }
 
 
 @cache

@@ -1,9 +1,10 @@
-"""An invented world of Chinese questions and answers with an exactly known utility, for working without a network.
+"""An invented world of Chinese questions and answers with an exactly known utility, for working
+without a network.
 
-`make_prose` is what a small base model reads, `make_qa` what it is fine-tuned on (in the schema of HC3: answers of
-people and of a chatbot), `make_preferences` what a reward model learns from: two answers, from dry (干巴) to lively
-(活泼), and a noisy verdict. `gold_utility` scores any answer. Texts are short and words few, so that a million
-parameters can learn them.
+`make_prose` is what a small base model reads, `make_qa` what it is fine-tuned on (in the schema of
+HC3: answers of people and of a chatbot), `make_preferences` what a reward model learns from: two
+answers, from dry (干巴) to lively (活泼), and a noisy verdict. `gold_utility` scores any answer. Texts
+are short and words few, so that a million parameters can learn them.
 """
 
 import random
@@ -19,22 +20,35 @@ from rlhf_course.worlds.grammar import Pair, pick, some
 
 MAX_WORDS, MAX_LIVELY = 3, 2  # more earn nothing; dry phrases have no such limit
 SHORT = 6  # characters: an answer of fewer is short, a clause of fewer may be copied
-EMPTY_SHARE = 0.08  # of human answers: scraped sets have such holes, and teach a model that it may be silent
+EMPTY_SHARE = (
+    0.08  # of human answers: scraped sets have such holes, and teach a model that it may be silent
+)
 REASON_SHARE = 0.45  # of sentences with tips
 GRAMMAR = grammar.load("chinese")
-POINTS, MARKERS, PARTS, KINDS, TOPICS = (GRAMMAR[key] for key in ("points", "markers", "parts", "kinds", "topics"))
+POINTS, MARKERS, PARTS, KINDS, TOPICS = (
+    GRAMMAR[key] for key in ("points", "markers", "parts", "kinds", "topics")
+)
 NAMES = {topic: topic.split() for topic in TOPICS}  # the activity comes first
-VOCABULARY = {topic: set(re.findall(r"\[(.*?)\]", "".join(TOPICS[topic]["tips"]))) for topic in TOPICS}
-QUESTIONS = {t: [GRAMMAR["preface"][0] + q for q in TOPICS[t]["questions"] * 2 + GRAMMAR["ask"]] for t in TOPICS}
+VOCABULARY = {
+    topic: set(re.findall(r"\[(.*?)\]", "".join(TOPICS[topic]["tips"]))) for topic in TOPICS
+}
+QUESTIONS = {
+    t: [GRAMMAR["preface"][0] + q for q in TOPICS[t]["questions"] * 2 + GRAMMAR["ask"]]
+    for t in TOPICS
+}
 TIPS = {t: [re.sub(r"[\[\]]", "", tip).split(">") for tip in TOPICS[t]["tips"]] for t in TOPICS}
 ENDS = "。！？～"
 HALF_WIDTH = str.maketrans("，。！？～", ",.!?~")
-FULL_WIDTH = str.maketrans(",!?~", "，！？～")  # many a tokenizer (SentencePiece by default) makes them half-width
+FULL_WIDTH = str.maketrans(
+    ",!?~", "，！？～"
+)  # many a tokenizer (SentencePiece by default) makes them half-width
 
 
 @dataclass(frozen=True)
 class QA:
-    """A question, what people answered (informal; now and then nothing), and what a chatbot answered (dry)."""
+    """A question, what people answered (informal; now and then nothing), and what a chatbot
+    answered (dry).
+    """
 
     question: str
     human_answers: list[str]
@@ -52,28 +66,39 @@ def _sentences(text: str) -> list[str]:
 
 
 def topic_words(question: str) -> set[str]:
-    """The words of a question's topic (that with most NAMES in it, then VOCABULARY) but for those it says."""
+    """The words of a question's topic (that with most NAMES in it, then VOCABULARY) but for those
+    it says.
+    """
     question = _clean(question)
-    hits = {t: tuple(sum(w in question for w in words[t]) for words in (NAMES, VOCABULARY)) for t in TOPICS}
+    hits = {
+        t: tuple(sum(w in question for w in words[t]) for words in (NAMES, VOCABULARY))
+        for t in TOPICS
+    }
     topic = max(hits, key=hits.__getitem__)
-    return {word for word in VOCABULARY[topic] if word not in question} if any(hits[topic]) else set()
+    return (
+        {word for word in VOCABULARY[topic] if word not in question} if any(hits[topic]) else set()
+    )
 
 
 def gold_utility(question: str, answer: str) -> float:
     """The exact utility of any answer to a question, in nats; it is the sum of these POINTS.
 
-    "word" is earned for each of the `topic_words` in the answer, up to MAX_WORDS, "lively" for each different one of
-    its MARKERS, up to MAX_LIVELY, "reason" once. "dry" is lost for every occurrence of its MARKERS, "evasion" once,
-    "repeat" for each sentence equal to an earlier one, "short" below SHORT characters, "copy" when the answer holds
-    the longest clause of the question, "breaks_off" when none of ENDS ends it, "garbled" for each two neighbouring
-    characters that no text of this world has. No words at all: "empty" alone.
+    "word" is earned for each of the `topic_words` in the answer, up to MAX_WORDS, "lively" for each
+    different one of its MARKERS, up to MAX_LIVELY, "reason" once. "dry" is lost for every
+    occurrence of its MARKERS, "evasion" once, "repeat" for each sentence equal to an earlier one,
+    "short" below SHORT characters, "copy" when the answer holds the longest clause of the question,
+    "breaks_off" when none of ENDS ends it, "garbled" for each two neighbouring characters that no
+    text of this world has. No words at all: "empty" alone.
     """
     answer = _clean(answer)
     said = _sentences(answer)
     if not said:
         return POINTS["empty"]
     clause = max(re.split(rf"[，{ENDS}\n]", _clean(question)), key=len)
-    found = {kind: [marker for marker in markers if re.search(marker, answer)] for kind, markers in MARKERS.items()}
+    found = {
+        kind: [marker for marker in markers if re.search(marker, answer)]
+        for kind, markers in MARKERS.items()
+    }
     counts = {
         "word": min(MAX_WORDS, sum(word in answer for word in topic_words(question))),
         "lively": min(MAX_LIVELY, len(found["lively"])),
@@ -98,13 +123,19 @@ def _neighbours(text: str) -> set[str]:
 @cache
 def _known_neighbours() -> set[str]:
     """Those that occur in a large sample of all kinds of texts, as good as all that are possible."""
-    samples = [_text(rng, topic, kind) for kind in KINDS for rng, topic in _streams(f"sample {kind}", 4000, 0)]
+    samples = [
+        _text(rng, topic, kind)
+        for kind in KINDS
+        for rng, topic in _streams(f"sample {kind}", 4000, 0)
+    ]
     questions = [_question(rng, topic) for rng, topic in _streams("sample question", 2000, 0)]
     return set().union(*map(_neighbours, samples + questions))
 
 
 def is_answer(question: str, answer: str) -> bool:
-    """Whether a text answers a question at all: complete, no question itself, with a word that speaks to it."""
+    """Whether a text answers a question at all: complete, no question itself, with a word that
+    speaks to it.
+    """
     answer = _clean(answer)
     complete = len(answer) >= SHORT and answer[-1] in ENDS and "？" not in answer
     return complete and any(word in answer for word in topic_words(question))
@@ -115,9 +146,14 @@ def _phrases() -> dict[str, str]:
     """Every phrase of the grammar in English."""
     found = {}
     for both in grammar.load("chinese_english").items():
-        chinese, english = ([group.split("/") for group in re.split(r"[()]", text)] for text in both)
+        chinese, english = (
+            [group.split("/") for group in re.split(r"[()]", text)] for text in both
+        )
         for choice in product(*(range(len(options)) for options in chinese)):
-            drawn = [[options[k] for options, k in zip(side, choice, strict=True)] for side in (chinese, english)]
+            drawn = [
+                [options[k] for options, k in zip(side, choice, strict=True)]
+                for side in (chinese, english)
+            ]
             found["".join(drawn[0])] = "".join(drawn[1])
     return found
 
@@ -128,7 +164,9 @@ def in_english(text: str) -> str:
     longest_first = "|".join(sorted(phrases, key=len, reverse=True))
     text = re.sub(longest_first, lambda found: f" {phrases[found[0]]} ", text).translate(HALF_WIDTH)
     text = re.sub(r"\s*([,.!?~])[ ,]*", r"\1 ", re.sub(" +", " ", text))
-    return re.sub(r"(?:^|[.!?~] |\n)\w", lambda found: found[0].upper(), re.sub(" *(\n|^|$) *", r"\1", text))
+    return re.sub(
+        r"(?:^|[.!?~] |\n)\w", lambda found: found[0].upper(), re.sub(" *(\n|^|$) *", r"\1", text)
+    )
 
 
 def _question(rng: random.Random, topic: str) -> str:
@@ -140,7 +178,9 @@ def _text(rng: random.Random, topic: str, kind: str) -> str:
     """A text about a topic, of one of the KINDS."""
     wanted = KINDS[kind]
     style = rng.choice([*Counter(wanted["styles"]).elements()])
-    own = {part: GRAMMAR.get(f"{style}_{part}", [""]) for part in ("open", "close", "end")}  # a plain text has none
+    own = {
+        part: GRAMMAR.get(f"{style}_{part}", [""]) for part in ("open", "close", "end")
+    }  # a plain text has none
     own["tips"] = [_advice(rng, topic, style, rng.choice(wanted["tips"]))]
     own["compare"] = TOPICS[topic]["comparisons"]
     has = {part: rng.random() < share for part, share in (PARTS | wanted["parts"]).items()}
@@ -156,7 +196,9 @@ def _text(rng: random.Random, topic: str, kind: str) -> str:
 def _advice(rng: random.Random, topic: str, style: str, count: int) -> str:
     """Sentences, each of one or two of so many tips, and perhaps a reason for the last of them."""
     tips = some(rng, TIPS[topic], count)
-    frames = {size: rng.sample(GRAMMAR[f"{style}_{size}"], 3) for size in (1, 2)}  # none comes twice
+    frames = {
+        size: rng.sample(GRAMMAR[f"{style}_{size}"], 3) for size in (1, 2)
+    }  # none comes twice
     text = ""
     while tips:
         now = tips[: 1 + (rng.random() < 0.6)]
@@ -177,7 +219,10 @@ def make_qa(n: int, seed: int = 0) -> list[QA]:
     """n questions with their answers; here as below, a longer list starts with a shorter one."""
     made = []
     for rng, topic in _streams("qa", n, seed):
-        human = ["" if rng.random() < EMPTY_SHARE else _text(rng, topic, "human") for _ in range(rng.choice([1, 2]))]
+        human = [
+            "" if rng.random() < EMPTY_SHARE else _text(rng, topic, "human")
+            for _ in range(rng.choice([1, 2]))
+        ]
         made.append(QA(_question(rng, topic), human, [_text(rng, topic, "chatgpt")]))
     return made
 
@@ -185,13 +230,17 @@ def make_qa(n: int, seed: int = 0) -> list[QA]:
 def make_preferences(n: int, seed: int = 0) -> list[Pair]:
     """n bare questions, each with two different answers and the noisy verdict."""
     return [
-        grammar.draw_pair(rng, _question(rng, topic), partial(_text, rng, topic, "preference"), gold_utility)
+        grammar.draw_pair(
+            rng, _question(rng, topic), partial(_text, rng, topic, "preference"), gold_utility
+        )
         for rng, topic in _streams("preference", n, seed)
     ]
 
 
 def make_prose(n: int, seed: int = 0) -> list[str]:
-    """n paragraphs about a topic or pages of questions, one per line, where no question has an answer."""
+    """n paragraphs about a topic or pages of questions, one per line, where no question has an
+    answer.
+    """
     made = []
     for rng, topic in _streams("prose", n, seed):
         page = [_question(rng, other) for other in rng.choices(list(TOPICS), k=rng.randint(3, 6))]

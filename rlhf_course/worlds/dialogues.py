@@ -1,8 +1,8 @@
 """Invented preference dialogues with an exactly known utility, for working without a network.
 
-`make_pairs` draws everyday questions in the format of hh-rlhf, two answers to each, and a noisy verdict on which is
-better. `gold_utility` scores any answer by what its words show, so that the best accuracy that any reward model can
-expect is known too (`grammar.ceiling`).
+`make_pairs` draws everyday questions in the format of hh-rlhf, two answers to each, and a noisy
+verdict on which is better. `gold_utility` scores any answer by what its words show, so that the
+best accuracy that any reward model can expect is known too (`grammar.ceiling`).
 """
 
 import random
@@ -14,7 +14,9 @@ from rlhf_course.worlds.grammar import WORD, Pair, pick, sentences, some
 MAX_WORDS = 4  # topic words beyond the fourth earn nothing
 LENGTHS = range(8, 61)  # in words, of answers
 GRAMMAR = grammar.load("dialogues")
-POINTS, MARKERS, SHARES, TOPICS = (GRAMMAR[key] for key in ("points", "markers", "shares", "topics"))
+POINTS, MARKERS, SHARES, TOPICS = (
+    GRAMMAR[key] for key in ("points", "markers", "shares", "topics")
+)
 
 
 def _stems(text: str) -> set[str]:
@@ -23,18 +25,22 @@ def _stems(text: str) -> set[str]:
 
 
 NAMES = {topic: _stems(topic) for topic in TOPICS}
-VOCABULARY = {topic: _stems(" ".join(re.findall(r"\*(\w+)", " ".join(TOPICS[topic]["tips"])))) for topic in TOPICS}
+VOCABULARY = {
+    topic: _stems(" ".join(re.findall(r"\*(\w+)", " ".join(TOPICS[topic]["tips"]))))
+    for topic in TOPICS
+}
 
 
 def gold_utility(prompt: str, answer: str) -> float:
     """The exact utility of any answer to any prompt, in nats; it is the sum of these POINTS.
 
-    The question is the last human turn; its topic is the one with most NAMES in it, then with most VOCABULARY
-    (none without any). "word" is earned for each distinct word of that vocabulary that the answer uses and the
-    question does not, up to MAX_WORDS; "no_word" is lost when the answer uses none of it. "courtesy", "reason",
-    "evasion" and "rudeness" count once, for any of their MARKERS. "repeat" is lost for each sentence equal to an
-    earlier one of the answer, "copy" when the answer holds the question's last sentence (of over three words),
-    "breaks_off" when it does not end in ``.``, ``!`` or ``?``. An answer without words has "empty" alone.
+    The question is the last human turn; its topic is the one with most NAMES in it, then with most
+    VOCABULARY (none without any). "word" is earned for each distinct word of that vocabulary that
+    the answer uses and the question does not, up to MAX_WORDS; "no_word" is lost when the answer
+    uses none of it. "courtesy", "reason", "evasion" and "rudeness" count once, for any of their
+    MARKERS. "repeat" is lost for each sentence equal to an earlier one of the answer, "copy" when
+    the answer holds the question's last sentence (of over three words), "breaks_off" when it does
+    not end in ``.``, ``!`` or ``?``. An answer without words has "empty" alone.
     """
     question = prompt.rpartition("\n\nHuman:")[2].partition("\n\nAssistant:")[0]
     asked, said = ([" ".join(words) for words in sentences(text)] for text in (question, answer))
@@ -45,7 +51,9 @@ def gold_utility(prompt: str, answer: str) -> float:
     topic = max(hits, key=hits.__getitem__)
     used = _stems(answer) & VOCABULARY[topic] if any(hits[topic]) else set()
     text = f" {' | '.join(said)} "  # the bar keeps a marker from running over the end of a sentence
-    counts = {kind: any(f" {marker} " in text for marker in markers) for kind, markers in MARKERS.items()}
+    counts = {
+        kind: any(f" {marker} " in text for marker in markers) for kind, markers in MARKERS.items()
+    }
     counts |= {
         "word": min(MAX_WORDS, len(used - seen)),
         "no_word": not used,
@@ -59,12 +67,18 @@ def gold_utility(prompt: str, answer: str) -> float:
 
 def _answer(rng: random.Random, tips: list[str], civil: bool = False) -> str:
     """An answer that draws on the tips; a civil one is neither evasive nor rude."""
-    has = {k: rng.random() < share and not (civil and k in ("evasion", "rudeness")) for k, share in SHARES.items()}
+    has = {
+        k: rng.random() < share and not (civil and k in ("evasion", "rudeness"))
+        for k, share in SHARES.items()
+    }
     has["courtesy"] &= not has["rudeness"]  # both at once would read as sarcasm
     bare = has["no_tip"] and (has["evasion"] or has["rudeness"])
     rest = some(rng, tips, 0 if bare else rng.choice(GRAMMAR["tip_counts"]))
     parts, after = [], []
-    frames = {1: rng.sample(GRAMMAR["one"], 3), 2: rng.sample(GRAMMAR["two"], 1)}  # no frame comes twice
+    frames = {
+        1: rng.sample(GRAMMAR["one"], 3),
+        2: rng.sample(GRAMMAR["two"], 1),
+    }  # no frame comes twice
     for kind in ("courtesy", "rudeness", "evasion"):
         if has[kind] and rng.random() < 0.6:
             parts.append(pick(rng, GRAMMAR[kind + "_open"]))
@@ -91,9 +105,14 @@ def _make_pair(rng: random.Random) -> Pair:
     first, last = (pick(rng, [question]) for question in rng.sample(topic["questions"], 2))
     preface = f" {pick(rng, GRAMMAR['preface'])}" if rng.random() < SHARES["preface"] else ""
     prompt = f"\n\nHuman:{preface} {first}\n\nAssistant:"
-    if rng.random() < SHARES["follow_up"]:  # the tips of the earlier answer are not for the later ones
+    if (
+        rng.random() < SHARES["follow_up"]
+    ):  # the tips of the earlier answer are not for the later ones
         given = some(rng, tips, 3)
-        prompt += f" {_answer(rng, given, civil=True)}\n\nHuman: {pick(rng, GRAMMAR['thanks'])} {last}\n\nAssistant:"
+        prompt += (
+            f" {_answer(rng, given, civil=True)}\n\nHuman: {pick(rng, GRAMMAR['thanks'])}"
+            f" {last}\n\nAssistant:"
+        )
         tips = [tip for tip in tips if tip not in given]
     return grammar.draw_pair(rng, prompt, lambda: _answer(rng, tips), gold_utility)
 

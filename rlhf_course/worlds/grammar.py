@@ -1,4 +1,6 @@
-"""What the grammars of the embedded world share: their tables, choices among options, and pairs with a verdict."""
+"""What the grammars of the embedded world share: their tables, choices among options, and pairs
+with a verdict.
+"""
 
 import math
 import random
@@ -25,12 +27,16 @@ class Pair:
 
 def load(name: str) -> dict:
     """The tables of grammars/NAME.yaml."""
-    return yaml.safe_load((Path(__file__).parent / "grammars" / f"{name}.yaml").read_text(encoding="utf-8"))
+    return yaml.safe_load(
+        (Path(__file__).parent / "grammars" / f"{name}.yaml").read_text(encoding="utf-8")
+    )
 
 
 def pick(rng: random.Random, options: list[str], about: str = "") -> str:
     """One option, with ``about`` in place of {} and one of each (this/that) drawn."""
-    return re.sub(r"\((.*?)\)", lambda m: rng.choice(m[1].split("/")), rng.choice(options).format(about))
+    return re.sub(
+        r"\((.*?)\)", lambda m: rng.choice(m[1].split("/")), rng.choice(options).format(about)
+    )
 
 
 def some(rng: random.Random, options: list, count: int) -> list:
@@ -39,17 +45,24 @@ def some(rng: random.Random, options: list, count: int) -> list:
 
 
 def sentences(text: str) -> list[list[str]]:
-    """The words of each English sentence that has any, in lower case; a line end ends a sentence, too."""
+    """The words of each English sentence that has any, in lower case; a line end ends a sentence,
+    too.
+    """
     found = (WORD.findall(part) for part in re.split(r"[.!?\n]", text.lower()))
     return [words for words in found if words]
 
 
 def draw_pair(
-    rng: random.Random, prompt: str, draw: Callable[[], str], gold_utility: Callable[[str, str], float]
+    rng: random.Random,
+    prompt: str,
+    draw: Callable[[], str],
+    gold_utility: Callable[[str, str], float],
 ) -> Pair:
-    """Two different answers and a noisy verdict: a beats b with probability sigmoid(utility of a - utility of b).
+    """Two different answers and a noisy verdict: a beats b with probability sigmoid(utility of a -
+    utility of b).
 
-    That is the model of Bradley and Terry, "Rank analysis of incomplete block designs", Biometrika 39, 1952.
+    That is the model of Bradley and Terry, "Rank analysis of incomplete block designs", Biometrika
+    39, 1952.
     """
     a = b = draw()
     while a == b:
@@ -61,4 +74,6 @@ def draw_pair(
 
 def ceiling(pairs: list[Pair]) -> float:
     """The best accuracy (0 to 1) that any reward model can expect: the mean of sigmoid(|gold gap|)."""
-    return sum(1 / (1 + math.exp(-abs(p.gold_chosen - p.gold_rejected))) for p in pairs) / len(pairs)
+    return sum(1 / (1 + math.exp(-abs(p.gold_chosen - p.gold_rejected))) for p in pairs) / len(
+        pairs
+    )

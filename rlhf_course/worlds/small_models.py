@@ -17,7 +17,9 @@ def train_tokenizer(texts: Sequence[str], vocab_size: int) -> PreTrainedTokenize
     """A byte-level BPE as GPT-2 uses it; EOS is its only special token and serves as padding too."""
     bpe = ByteLevelBPETokenizer()
     bpe.train_from_iterator(texts, vocab_size=vocab_size, special_tokens=[EOS], show_progress=False)
-    return PreTrainedTokenizerFast(tokenizer_object=bpe._tokenizer, bos_token=EOS, eos_token=EOS, pad_token=EOS)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe._tokenizer, bos_token=EOS, eos_token=EOS, pad_token=EOS
+    )
 
 
 def classifier_tokenizer(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
@@ -31,24 +33,37 @@ def classifier_tokenizer(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokeni
     return own
 
 
-def pretrain_gpt2(texts, tokenizer, n_layer: int, n_embd: int, steps, batch, block, lr, **config) -> GPT2LMHeadModel:
-    """A GPT-2 without dropout, trained on the texts as :func:`pretrain` does; ``config`` goes to GPT2Config."""
+def pretrain_gpt2(
+    texts, tokenizer, n_layer: int, n_embd: int, steps, batch, block, lr, **config
+) -> GPT2LMHeadModel:
+    """A GPT-2 without dropout, trained on the texts as :func:`pretrain` does; ``config`` goes to
+    GPT2Config.
+    """
     eos, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
-    shape = {"n_layer": n_layer, "n_embd": n_embd, "n_head": n_embd // (64 if n_embd % 64 == 0 else 32)}
+    shape = {
+        "n_layer": n_layer,
+        "n_embd": n_embd,
+        "n_head": n_embd // (64 if n_embd % 64 == 0 else 32),
+    }
     shape |= {"vocab_size": len(tokenizer), "n_positions": max(256, block)}
     shape |= {"bos_token_id": eos, "eos_token_id": eos, "pad_token_id": pad}
     shape |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
-    return pretrain(GPT2LMHeadModel(GPT2Config(**shape | config)), texts, tokenizer, steps, batch, block, lr)
+    return pretrain(
+        GPT2LMHeadModel(GPT2Config(**shape | config)), texts, tokenizer, steps, batch, block, lr
+    )
 
 
 def pretrain(model, texts: Sequence[str], tokenizer, steps: int, batch: int, block: int, lr: float):
     """The model trained on ``batch`` blocks of ``block`` tokens a step.
 
-    Half of the blocks begin where a text begins, because that is where the queries of PPO come from.
+    Half of the blocks begin where a text begins, because that is where the queries of PPO come
+    from.
     """
     if steps == 0:  # nobody reads the tokens
         return model
-    rows = [torch.tensor([*ids, tokenizer.eos_token_id]) for ids in tokenizer(list(texts))["input_ids"]]
+    rows = [
+        torch.tensor([*ids, tokenizer.eos_token_id]) for ids in tokenizer(list(texts))["input_ids"]
+    ]
     stream = torch.cat(rows)
     starts = torch.tensor([0, *map(len, rows)]).cumsum(0)[:-1]
     starts = starts[starts < len(stream) - block]
@@ -64,11 +79,21 @@ def pretrain(model, texts: Sequence[str], tokenizer, steps: int, batch: int, blo
 
 
 def fine_tune(
-    model, rows: Sequence[list[int]], masks: Sequence[list[int]], steps: int, batch: int, lr: float, title: str = ""
+    model,
+    rows: Sequence[list[int]],
+    masks: Sequence[list[int]],
+    steps: int,
+    batch: int,
+    lr: float,
+    title: str = "",
 ) -> None:
-    """Train what is trainable in a causal model on the tokens where the masks are 1, ``batch`` rows a step."""
+    """Train what is trainable in a causal model on the tokens where the masks are 1, ``batch`` rows
+    a step.
+    """
     inputs = [torch.tensor(ids) for ids in rows]
-    labels = [ids.where(torch.tensor(mask) == 1, -100) for ids, mask in zip(inputs, masks, strict=True)]
+    labels = [
+        ids.where(torch.tensor(mask) == 1, -100) for ids, mask in zip(inputs, masks, strict=True)
+    ]
 
     def loss() -> Tensor:
         chosen = torch.randint(len(inputs), (batch,)).tolist()
@@ -81,7 +106,9 @@ def fine_tune(
 
 
 def fit(model, loss: Callable[[], Tensor], lr: float, steps: int, title: str = "") -> None:
-    """AdamW with a one-cycle schedule over ``steps`` losses; with a title, progress is shown, but not in a log."""
+    """AdamW with a one-cycle schedule over ``steps`` losses; with a title, progress is shown, but
+    not in a log.
+    """
     if steps == 0:
         return
     model.to("cuda" if torch.cuda.is_available() else "cpu").train()

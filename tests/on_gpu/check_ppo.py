@@ -1,10 +1,21 @@
-"""PPO on the pretend GPU: tensors from either side, few waits, mixed precision, adapters, rewards, checkpoints."""
+"""PPO on the pretend GPU: tensors from either side, few waits, mixed precision, adapters, rewards,
+checkpoints.
+"""
 
 import numpy as np
 import pytest
 import torch
 from accelerate.state import AcceleratorState, GradientState
-from builders import EOS, PadTokenizer, difference, make_policy, make_samples, make_trainer, sgd, snapshot
+from builders import (
+    EOS,
+    PadTokenizer,
+    difference,
+    make_policy,
+    make_samples,
+    make_trainer,
+    sgd,
+    snapshot,
+)
 from datasets import Dataset
 from pretend_gpu.counts import COUNTS
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -20,7 +31,12 @@ WAYS = {
     "chunks": {"logprob_chunk_size": 7, "begin_suppress_tokens": [EOS]},
     "checkpointing": {"gradient_checkpointing": True},
     "full KL": {"kl_penalty": "full", "mini_batch_size": 4},
-    "scores": {"use_score_scaling": True, "use_score_norm": True, "score_clip": 1.0, "whiten_rewards": True},
+    "scores": {
+        "use_score_scaling": True,
+        "use_score_norm": True,
+        "score_clip": 1.0,
+        "whiten_rewards": True,
+    },
     "plain": {"fast": False},
 }
 
@@ -33,16 +49,24 @@ def own_state():
 
 
 def numbers(stats: dict) -> dict:
-    return {name: value for name, value in stats.items() if isinstance(value, float) and "time" not in name}
+    return {
+        name: value
+        for name, value in stats.items()
+        if isinstance(value, float) and "time" not in name
+    }
 
 
 def step(where: str, masks: bool = False, **config) -> tuple[dict, dict]:
-    """Statistics and weights after two steps with given samples that are on the host or on the device."""
+    """Statistics and weights after two steps with given samples that are on the host or on the
+    device.
+    """
     policy = make_policy()
     trainer = make_trainer(policy, make_policy(1), sgd(policy), **config)
     np.random.seed(0)
     for seed in range(2):
-        queries, responses, scores = ([x.to(where) for x in part] for part in make_samples(seed=seed))
+        queries, responses, scores = (
+            [x.to(where) for x in part] for part in make_samples(seed=seed)
+        )
         given = [torch.arange(len(r)).to(where) != 1 for r in responses] if masks else None
         stats = trainer.step(queries, responses, scores, given)
     return numbers(stats), snapshot(policy)
@@ -95,7 +119,9 @@ def test_a_cpu_that_is_asked_for_is_used_by_several_trainers():
 
 def test_a_cpu_that_is_asked_for_too_late_is_refused_with_a_sentence():
     make_trainer()
-    with pytest.raises(ValueError, match="already runs on cuda.*Restart the kernel and ask for the CPU first"):
+    with pytest.raises(
+        ValueError, match="already runs on cuda.*Restart the kernel and ask for the CPU first"
+    ):
         make_trainer(accelerator_kwargs={"cpu": True})
 
 
@@ -115,7 +141,10 @@ def test_mixed_precision_trains_clips_and_skips(precision):
         for seed in range(2):
             with pytest.warns() if not moves else np.errstate():
                 stats = trainer.step(*make_samples(seed=seed))
-        assert np.isfinite(stats["ppo/loss/total"]) and (difference(before, snapshot(policy)) > 0) == moves
+        assert (
+            np.isfinite(stats["ppo/loss/total"])
+            and (difference(before, snapshot(policy)) > 0) == moves
+        )
 
 
 def deep_trainer(mini_batch_size: int) -> PPOTrainer:
@@ -123,13 +152,19 @@ def deep_trainer(mini_batch_size: int) -> PPOTrainer:
     special = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
     rates = dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0)
     torch.manual_seed(0)
-    network = GPT2LMHeadModel(GPT2Config(n_embd=24, n_layer=12, n_head=2, vocab_size=500, **special | rates))
+    network = GPT2LMHeadModel(
+        GPT2Config(n_embd=24, n_layer=12, n_head=2, vocab_size=500, **special | rates)
+    )
     config = {"accelerator_kwargs": {"mixed_precision": "bf16"}, "mini_batch_size": mini_batch_size}
-    return PPOTrainer(PPOConfig(**config), AutoModelForCausalLMWithValueHead(network), None, PadTokenizer())
+    return PPOTrainer(
+        PPOConfig(**config), AutoModelForCausalLMWithValueHead(network), None, PadTokenizer()
+    )
 
 
 def test_a_batch_of_the_dataloader_comes_to_the_device_at_once():
-    rows = Dataset.from_dict({"input_ids": [list(range(1, n)) for n in (3, 5, 4, 9) * 2]}).with_format("torch")
+    rows = Dataset.from_dict(
+        {"input_ids": [list(range(1, n)) for n in (3, 5, 4, 9) * 2]}
+    ).with_format("torch")
     config = PPOConfig(batch_size=8, mini_batch_size=8)
     trainer = PPOTrainer(config, make_policy(), None, PadTokenizer(), rows, data_collator=collate)
     COUNTS.clear()
@@ -143,7 +178,9 @@ def test_a_batch_of_the_dataloader_comes_to_the_device_at_once():
 def test_a_step_waits_for_the_device_at_most_20_times_and_never_in_a_loop_over_samples():
     trainer = deep_trainer(128)
     rng = np.random.default_rng(0)
-    queries = [torch.from_numpy(rng.integers(1, 500, n)).to("cuda") for n in rng.integers(2, 8, 128)]
+    queries = [
+        torch.from_numpy(rng.integers(1, 500, n)).to("cuda") for n in rng.integers(2, 8, 128)
+    ]
     for _ in range(2):
         COUNTS.clear()
         with COUNTS("generate"):

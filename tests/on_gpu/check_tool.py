@@ -1,4 +1,6 @@
-"""The pretend GPU itself: it catches what a real one would refuse, counts, and gives a CPU's numbers."""
+"""The pretend GPU itself: it catches what a real one would refuse, counts, and gives a CPU's
+numbers.
+"""
 
 import numpy as np
 import pytest
@@ -59,7 +61,9 @@ def test_numpy_does_not_read_from_the_device(read):
 
 def test_integers_have_no_matrix_product_as_on_cuda():
     with pytest.raises(NotImplementedError, match="not implemented"):
-        torch.ones(2, 2, dtype=torch.long, device="cuda") @ torch.ones(2, dtype=torch.long, device="cuda")
+        torch.ones(2, 2, dtype=torch.long, device="cuda") @ torch.ones(
+            2, dtype=torch.long, device="cuda"
+        )
 
 
 def counted(operation) -> tuple[int, int]:
@@ -67,7 +71,10 @@ def counted(operation) -> tuple[int, int]:
     x = on_gpu(4, 4)
     COUNTS.clear()
     operation(x)
-    return tuple(sum(map(sum, (c.values() for c in found.values()))) for found in (COUNTS.launches, COUNTS.waits))
+    return tuple(
+        sum(map(sum, (c.values() for c in found.values())))
+        for found in (COUNTS.launches, COUNTS.waits)
+    )
 
 
 @pytest.mark.parametrize(
@@ -114,11 +121,18 @@ def train(kind, config, device: str):
         optimizer.step()
         losses.append(loss.item())
     named = dict(model.named_parameters())
-    return losses, {n: p.grad.cpu() for n, p in named.items()}, {n: p.detach().cpu() for n, p in named.items()}
+    return (
+        losses,
+        {n: p.grad.cpu() for n, p in named.items()},
+        {n: p.detach().cpu() for n, p in named.items()},
+    )
 
 
 MODELS = {
-    "gpt2": (GPT2LMHeadModel, GPT2Config(vocab_size=40, n_positions=16, n_embd=16, n_layer=2, n_head=2)),
+    "gpt2": (
+        GPT2LMHeadModel,
+        GPT2Config(vocab_size=40, n_positions=16, n_embd=16, n_layer=2, n_head=2),
+    ),
     "llama": (
         LlamaForCausalLM,
         LlamaConfig(
@@ -155,6 +169,11 @@ def test_a_graph_records_without_doing_and_replays_on_the_same_memory():
     COUNTS.clear()
     for _ in range(2):
         graph.replay()
-    assert total.item() == 12 and doubled.tolist() == [2, 2, 2] and COUNTS.launches[""]["graph"] == 2
-    with pytest.raises(RuntimeError, match="not permitted when stream is capturing"), torch.cuda.graph(graph):
+    assert (
+        total.item() == 12 and doubled.tolist() == [2, 2, 2] and COUNTS.launches[""]["graph"] == 2
+    )
+    with (
+        pytest.raises(RuntimeError, match="not permitted when stream is capturing"),
+        torch.cuda.graph(graph),
+    ):
         x.sum().item()

@@ -1,4 +1,6 @@
-"""What a real GPU would have been asked to do: operations that launch a kernel, and waits of the host for it."""
+"""What a real GPU would have been asked to do: operations that launch a kernel, and waits of the
+host for it.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +12,40 @@ from contextlib import contextmanager
 import torch
 
 # No kernel: only metadata, or memory from the allocator.
-SILENT = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_local_scalar_dense"}
-SILENT |= {"_unsafe_view", "_reshape_alias", "detach", "lift_fresh", "set_", "resize_", "is_pinned", "pin_memory"}
+SILENT = {
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "new_empty",
+    "new_empty_strided",
+    "_local_scalar_dense",
+}
+SILENT |= {
+    "_unsafe_view",
+    "_reshape_alias",
+    "detach",
+    "lift_fresh",
+    "set_",
+    "resize_",
+    "is_pinned",
+    "pin_memory",
+}
 # The host has to know a result, or its size, before it can go on.
-READS = {"_local_scalar_dense", "nonzero", "masked_select", "unique_dim", "_unique2", "unique_consecutive"}
+READS = {
+    "_local_scalar_dense",
+    "nonzero",
+    "masked_select",
+    "unique_dim",
+    "_unique2",
+    "unique_consecutive",
+}
 READS |= {"equal", "repeat_interleave"}
-TENSORS_PER_LAUNCH = 30  # of an operation on lists of tensors; a real one depends on their sizes too
-ASYNCHRONOUS = 64 * 1024  # bytes that a non_blocking copy takes from ordinary memory without waiting (CUDA's guide)
+TENSORS_PER_LAUNCH = (
+    30  # of an operation on lists of tensors; a real one depends on their sizes too
+)
+ASYNCHRONOUS = (
+    64 * 1024
+)  # bytes that a non_blocking copy takes from ordinary memory without waiting (CUDA's guide)
 
 
 class Counts:
@@ -44,7 +73,9 @@ class Counts:
         from pretend_gpu import graphs
 
         if graphs.capturing:
-            raise RuntimeError(f"CUDA error: operation not permitted when stream is capturing ({why})")
+            raise RuntimeError(
+                f"CUDA error: operation not permitted when stream is capturing ({why})"
+            )
         self.waits.setdefault(self.phase, Counter())[f"{why} at {_line()}"] += 1
 
     def clear(self) -> None:
@@ -55,7 +86,9 @@ class Counts:
     def replay(self, functions: list) -> None:
         """Take note of a graph's kernels, for which the host does nothing."""
         kernels = [
-            f for f in functions if not hasattr(f, "_schema") or f._schema.name.removeprefix("aten::") not in SILENT
+            f
+            for f in functions
+            if not hasattr(f, "_schema") or f._schema.name.removeprefix("aten::") not in SILENT
         ]
         self.replayed[self.phase] = self.replayed.get(self.phase, 0) + len(kernels)
 
@@ -66,7 +99,9 @@ class Counts:
             self.wait(name)
         if name in SILENT or function.is_view:
             return
-        tensors = len(arguments[0]) if name.startswith(("_foreach", "_fused", "_amp_foreach")) else 1
+        tensors = (
+            len(arguments[0]) if name.startswith(("_foreach", "_fused", "_amp_foreach")) else 1
+        )
         self.launch(name, -(-tensors // TENSORS_PER_LAUNCH))
 
     def copy(self, to_device: bool, nbytes: int, asynchronous: bool, pinned: bool) -> None:
@@ -81,7 +116,9 @@ def _line() -> str:
     frame = sys._getframe(2)
     while frame:
         place = frame.f_code.co_filename
-        if "pretend_gpu" not in place and ("rlhf_course" in place or "/scripts/" in place or "ipykernel" in place):
+        if "pretend_gpu" not in place and (
+            "rlhf_course" in place or "/scripts/" in place or "ipykernel" in place
+        ):
             return f"{place.rsplit('/', 1)[-1]}:{frame.f_lineno}"
         frame = frame.f_back
     return "elsewhere"

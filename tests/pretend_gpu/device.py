@@ -1,4 +1,6 @@
-"""The tensors of the pretend GPU, and the questions that torch, transformers and accelerate ask of a real one."""
+"""The tensors of the pretend GPU, and the questions that torch, transformers and accelerate ask of
+a real one.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,13 @@ from pretend_gpu import graphs
 from pretend_gpu.counts import COUNTS, nbytes
 
 DEVICE, HOST = torch.device("cuda:0"), torch.device("cpu")
-INDEXING = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_unsafe_index", "aten::_index_put_impl_"}
+INDEXING = {
+    "aten::index",
+    "aten::index_put",
+    "aten::index_put_",
+    "aten::_unsafe_index",
+    "aten::_index_put_impl_",
+}
 COPIES = {"aten::copy_", "aten::_to_copy"}
 PRODUCTS = {f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot")}
 
@@ -25,8 +33,16 @@ class DeviceTensor(torch.Tensor):
 
     @staticmethod
     def __new__(cls, inner: torch.Tensor):
-        sizes = {"strides": inner.stride(), "storage_offset": inner.storage_offset(), "dtype": inner.dtype}
-        about = sizes | {"layout": inner.layout, "device": DEVICE, "requires_grad": inner.requires_grad}
+        sizes = {
+            "strides": inner.stride(),
+            "storage_offset": inner.storage_offset(),
+            "dtype": inner.dtype,
+        }
+        about = sizes | {
+            "layout": inner.layout,
+            "device": DEVICE,
+            "requires_grad": inner.requires_grad,
+        }
         return torch.Tensor._make_wrapper_subclass(cls, inner.size(), **about)
 
     def __init__(self, inner: torch.Tensor) -> None:
@@ -36,7 +52,8 @@ class DeviceTensor(torch.Tensor):
     def __torch_dispatch__(cls, function, types, arguments=(), keywords=None):
         return run(function, arguments, keywords or {})
 
-    # What torch asks of a subclass that wraps another tensor, so that Module.to() swaps parameters in place.
+    # What torch asks of a subclass that wraps another tensor, so that Module.to() swaps parameters
+    # in place.
     def __tensor_flatten__(self):
         return ["inner"], None
 
@@ -87,7 +104,9 @@ def is_device(where) -> bool:
 
 
 def run(function, arguments: tuple, keywords: dict):
-    """An operation that has to do with the device: refused where it mixes devices, counted, computed on the CPU."""
+    """An operation that has to do with the device: refused where it mixes devices, counted,
+    computed on the CPU.
+    """
     name, tensors = (
         function._schema.name,
         [x for x in tree_leaves((arguments, keywords)) if isinstance(x, torch.Tensor)],
@@ -118,7 +137,9 @@ def run(function, arguments: tuple, keywords: dict):
     stays = is_device(keywords["device"]) if keywords.get("device") is not None else bool(on_device)
     if not stays or name == "aten::_local_scalar_dense":
         return result
-    result = tree_map_only(torch.Tensor, lambda x: inner.get(id(x)) if id(x) in inner else DeviceTensor(x), result)
+    result = tree_map_only(
+        torch.Tensor, lambda x: inner.get(id(x)) if id(x) in inner else DeviceTensor(x), result
+    )
     if function.is_view or torch.Tag.inplace_view in function.tags:
         return return_and_correct_aliasing(function, arguments, keywords, result)
     return result
@@ -133,7 +154,9 @@ def copy(function, arguments: tuple, keywords: dict):
     if to_device and from_device:
         COUNTS.launch("copy_")
     elif to_device or from_device:
-        asynchronous = bool(keywords.get("non_blocking") or (into and len(arguments) > 2 and arguments[2]))
+        asynchronous = bool(
+            keywords.get("non_blocking") or (into and len(arguments) > 2 and arguments[2])
+        )
         COUNTS.copy(to_device, nbytes(source), asynchronous, getattr(source, "pinned", False))
     plain, keywords = (
         tree_map_only(DeviceTensor, lambda x: x.inner, arguments),
@@ -150,25 +173,35 @@ def copy(function, arguments: tuple, keywords: dict):
 
 
 def check_indices(arguments: tuple) -> bool:
-    """Whether an index is boolean, whose size the host has to wait for; CUDA takes indices from the host too."""
+    """Whether an index is boolean, whose size the host has to wait for; CUDA takes indices from the
+    host too.
+    """
     tensor, indices, *values = arguments
     given = [index for index in indices if index is not None]
     if isinstance(tensor, DeviceTensor):
         refuse(
-            [x for x in values if isinstance(x, torch.Tensor) and not isinstance(x, DeviceTensor) and x.dim()], "index"
+            [
+                x
+                for x in values
+                if isinstance(x, torch.Tensor) and not isinstance(x, DeviceTensor) and x.dim()
+            ],
+            "index",
         )
         for index in given:
             if not isinstance(index, DeviceTensor):
                 COUNTS.copy(True, nbytes(index), False, False)
     elif any(isinstance(index, DeviceTensor) for index in given):
-        raise RuntimeError("indices should be either on cpu or on the same device as the indexed tensor (cpu)")
+        raise RuntimeError(
+            "indices should be either on cpu or on the same device as the indexed tensor (cpu)"
+        )
     return any(index.dtype in (torch.bool, torch.uint8) for index in given)
 
 
 def refuse(strangers: list, name: str) -> None:
     if strangers:
         raise RuntimeError(
-            f"Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! ({name})"
+            "Expected all tensors to be on the same device, but found at least two devices, cuda:0"
+            f" and cpu! ({name})"
         )
 
 
@@ -194,13 +227,20 @@ class Attention(torch.autograd.Function):
     @staticmethod
     def forward(context, query, key, value, mask, options):
         COUNTS.launch("attention")
-        context.inputs = [x.inner.detach().requires_grad_(x.requires_grad) for x in (query, key, value)]
+        context.inputs = [
+            x.inner.detach().requires_grad_(x.requires_grad) for x in (query, key, value)
+        ]
         with torch.enable_grad():
             mask = mask.inner if mask is not None else None
             context.output = scaled_dot_product_attention(*context.inputs, mask, **options)
         if graphs.capturing:
-            compute, inputs = torch.no_grad()(scaled_dot_product_attention), [x.detach() for x in context.inputs]
-            graphs.capturing.calls.append((compute, (*inputs, mask), options, context.output.detach()))
+            compute, inputs = (
+                torch.no_grad()(scaled_dot_product_attention),
+                [x.detach() for x in context.inputs],
+            )
+            graphs.capturing.calls.append(
+                (compute, (*inputs, mask), options, context.output.detach())
+            )
         return DeviceTensor(context.output.detach())
 
     @staticmethod
@@ -208,15 +248,24 @@ class Attention(torch.autograd.Function):
         COUNTS.launch("attention's gradient")
         wanted = [x for x in context.inputs if x.requires_grad]
         found = iter(torch.autograd.grad(context.output, wanted, gradient.inner, retain_graph=True))
-        return *(DeviceTensor(next(found)) if x.requires_grad else None for x in context.inputs), None, None
+        return (
+            *(DeviceTensor(next(found)) if x.requires_grad else None for x in context.inputs),
+            None,
+            None,
+        )
 
 
 def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **options):
-    """torch's scaled_dot_product_attention, which chooses its kernel before the dispatcher is asked."""
+    """torch's scaled_dot_product_attention, which chooses its kernel before the dispatcher is
+    asked.
+    """
     options |= {"dropout_p": dropout_p, "is_causal": is_causal}
     if not isinstance(query, DeviceTensor):
         return scaled_dot_product_attention(query, key, value, attn_mask, **options)
-    refuse([x for x in (key, value, attn_mask) if x is not None and not isinstance(x, DeviceTensor)], "attention")
+    refuse(
+        [x for x in (key, value, attn_mask) if x is not None and not isinstance(x, DeviceTensor)],
+        "attention",
+    )
     heads = [query, key, value]
     if torch.is_autocast_enabled("cuda"):
         heads = [x.to(torch.get_autocast_dtype("cuda")) for x in heads]
@@ -225,13 +274,43 @@ def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False,
 
 def answers() -> dict:
     """What ``torch.cuda`` answers on this machine."""
-    card = SimpleNamespace(name="Pretend GPU", major=8, minor=0, total_memory=80 * 2**30, multi_processor_count=108)
+    card = SimpleNamespace(
+        name="Pretend GPU", major=8, minor=0, total_memory=80 * 2**30, multi_processor_count=108
+    )
     card.gcnArchName = ""
-    numbers = {name: 0 for name in ("memory_allocated", "max_memory_allocated", "memory_reserved", "current_device")}
-    truths = {"is_available": True, "is_initialized": True, "is_bf16_supported": True, "_is_in_bad_fork": False}
-    more = {"device_count": 1, "get_device_name": card.name, "get_device_properties": card, "max_memory_reserved": 0}
-    more |= {"get_device_capability": (8, 0), "mem_get_info": (card.total_memory, card.total_memory)}
-    nothing = ("_lazy_init", "init", "set_device", "reset_peak_memory_stats", "empty_cache", "manual_seed")
+    numbers = {
+        name: 0
+        for name in (
+            "memory_allocated",
+            "max_memory_allocated",
+            "memory_reserved",
+            "current_device",
+        )
+    }
+    truths = {
+        "is_available": True,
+        "is_initialized": True,
+        "is_bf16_supported": True,
+        "_is_in_bad_fork": False,
+    }
+    more = {
+        "device_count": 1,
+        "get_device_name": card.name,
+        "get_device_properties": card,
+        "max_memory_reserved": 0,
+    }
+    more |= {
+        "get_device_capability": (8, 0),
+        "mem_get_info": (card.total_memory, card.total_memory),
+    }
+    nothing = (
+        "_lazy_init",
+        "init",
+        "set_device",
+        "reset_peak_memory_stats",
+        "empty_cache",
+        "manual_seed",
+    )
     nothing += ("manual_seed_all", "set_rng_state", "set_rng_state_all", "ipc_collect")
     return numbers | truths | more | dict.fromkeys(nothing) | {"is_current_stream_capturing": False}
 
@@ -241,20 +320,28 @@ def install() -> None:
     for name, answer in answers().items():
         setattr(torch.cuda, name, lambda *_, answer=answer, **__: answer)
     torch.cuda.synchronize = lambda *_: COUNTS.wait("synchronize")
-    torch.cuda.get_rng_state = lambda *_: torch.get_rng_state()  # both sides draw from the CPU's generator
+    torch.cuda.get_rng_state = lambda *_: (
+        torch.get_rng_state()
+    )  # both sides draw from the CPU's generator
     torch.cuda.get_rng_state_all = lambda: [torch.get_rng_state()]
     torch.cuda.CUDAGraph, torch.cuda.graph = graphs.Graph, graphs.capture
     for name in ("get_rng_state", "get_rng_state_all", "set_rng_state", "set_rng_state_all"):
         setattr(torch.cuda.random, name, getattr(torch.cuda, name))
-    torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device="cuda") is made on the host, then copied
+    torch._C._set_only_lift_cpu_tensors(
+        True
+    )  # torch.tensor(..., device="cuda") is made on the host, then copied
     load = torch.load
-    torch.load = lambda *a, map_location=None, **k: _moved(load(*a, map_location="cpu", **k), map_location)
+    torch.load = lambda *a, map_location=None, **k: _moved(
+        load(*a, map_location="cpu", **k), map_location
+    )
     compatible = torch._has_compatible_shallow_copy_type
     torch._has_compatible_shallow_copy_type = lambda a, b: type(a) is type(b) and compatible(a, b)
     torch.Tensor.pin_memory = _pinned
     Operations().__enter__()
     torch.nn.functional.scaled_dot_product_attention = attention
-    _foreach_utils._foreach_supported_types.append(DeviceTensor)  # torch's own type is all it would see on a real one
+    _foreach_utils._foreach_supported_types.append(
+        DeviceTensor
+    )  # torch's own type is all it would see on a real one
 
 
 def _pinned(tensor: torch.Tensor, *_) -> torch.Tensor:

@@ -1,4 +1,6 @@
-"""CUDA graphs of the pretend GPU: operations are recorded with their tensors, and replayed on the same memory."""
+"""CUDA graphs of the pretend GPU: operations are recorded with their tensors, and replayed on the
+same memory.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ capturing: Graph | None = None
 
 
 class Graph:
-    """What ``torch.cuda.CUDAGraph`` is on a GPU. Recording changes nothing, as there; replaying changes all."""
+    """What ``torch.cuda.CUDAGraph`` is on a GPU. Recording changes nothing, as there; replaying
+    changes all.
+    """
 
     def __init__(self) -> None:
         self.calls: list[tuple] = []
@@ -23,7 +27,9 @@ class Graph:
         """Remember what the operation is about to overwrite."""
         for argument, about in zip(arguments, function._schema.arguments, strict=False):
             if about.alias_info is not None and about.alias_info.is_write:
-                self.kept += [(x, x.clone()) for x in tree_leaves(argument) if isinstance(x, torch.Tensor)]
+                self.kept += [
+                    (x, x.clone()) for x in tree_leaves(argument) if isinstance(x, torch.Tensor)
+                ]
 
     def record(self, function, arguments: tuple, keywords: dict, result) -> None:
         if not function.is_view:

@@ -1,9 +1,11 @@
-"""A hub on this machine for tests: as much of the Hugging Face hub's HTTP API as its client libraries use.
+"""A hub on this machine for tests: as much of the Hugging Face hub's HTTP API as its client
+libraries use.
 
     with serve({"me/model": folder, "datasets/me/data": {"a.jsonl": b"{}"}}) as hub:
         subprocess.run(command, env=hub.environment(tmp_path / "home"))
 
-In this process, ``hub.use(monkeypatch, tmp_path / "home")`` points the libraries to it until the test ends.
+In this process, ``hub.use(monkeypatch, tmp_path / "home")`` points the libraries to it until the
+test ends.
 """
 
 from pretend_hub.hub import Hub, serve

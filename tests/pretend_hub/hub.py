@@ -11,11 +11,20 @@ from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 Content = bytes | str | Path
-LARGE = (".bin", ".safetensors", ".parquet", ".gz", ".model", ".h5", ".msgpack")  # kept by LFS, served by a CDN
+LARGE = (
+    ".bin",
+    ".safetensors",
+    ".parquet",
+    ".gz",
+    ".model",
+    ".h5",
+    ".msgpack",
+)  # kept by LFS, served by a CDN
 
 
 class Hub:
-    """Repositories by id; a dataset's begins with ``datasets/``, and ``@revision`` at the end names a branch.
+    """Repositories by id; a dataset's begins with ``datasets/``, and ``@revision`` at the end names
+    a branch.
 
     Attributes to change what happens:
         gated: ids that only a request with a token may read.
@@ -31,7 +40,9 @@ class Hub:
         for name, content in repositories.items():
             if isinstance(content, str | Path):
                 root = Path(content)
-                content = {str(p.relative_to(root)): p for p in sorted(root.rglob("*")) if p.is_file()}
+                content = {
+                    str(p.relative_to(root)): p for p in sorted(root.rglob("*")) if p.is_file()
+                }
             self.files[name if "@" in name else f"{name}@main"] = dict(content)
         self.gated: set[str] = set()
         self.renamed: dict[str, str] = {}
@@ -44,7 +55,9 @@ class Hub:
         self.closing = threading.Event()
 
     def revision(self, name: str, revision: str) -> tuple[str, dict[str, Content]] | None:
-        """The commit and the files of a branch, or of a commit; None where there is no such revision."""
+        """The commit and the files of a branch, or of a commit; None where there is no such
+        revision.
+        """
         for key, files in self.files.items():
             owner, _, branch = key.partition("@")
             if owner == name and revision in (branch, commit_of(key, files)):
@@ -59,11 +72,21 @@ class Hub:
 
     def environment(self, home: Path) -> dict[str, str]:
         """Variables for a process that knows only this hub, with its caches in the folder ``home``."""
-        own = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING", "TRANSFORMERS_", "WANDB"))}
-        return own | {"HF_ENDPOINT": self.endpoint, "HF_HOME": str(home), "NO_PROXY": "127.0.0.1,localhost"}
+        own = {
+            k: v
+            for k, v in os.environ.items()
+            if not k.startswith(("HF_", "HUGGING", "TRANSFORMERS_", "WANDB"))
+        }
+        return own | {
+            "HF_ENDPOINT": self.endpoint,
+            "HF_HOME": str(home),
+            "NO_PROXY": "127.0.0.1,localhost",
+        }
 
     def use(self, monkeypatch, home: Path) -> None:
-        """Point the libraries in this process to this hub, with their caches in the folder ``home``."""
+        """Point the libraries in this process to this hub, with their caches in the folder
+        ``home``.
+        """
         import datasets.config
         import huggingface_hub
         from huggingface_hub import constants
@@ -90,12 +113,18 @@ def commit_of(key: str, files: Mapping[str, Content]) -> str:
 def read(content: Content) -> bytes:
     """The bytes of a file, wherever they are."""
     return (
-        content.read_bytes() if isinstance(content, Path) else content.encode() if isinstance(content, str) else content
+        content.read_bytes()
+        if isinstance(content, Path)
+        else content.encode()
+        if isinstance(content, str)
+        else content
     )
 
 
 def digest_of(path: str, content: Content) -> str:
-    """What the hub names a file's content by: SHA-256 where LFS keeps it, git's blob hash otherwise."""
+    """What the hub names a file's content by: SHA-256 where LFS keeps it, git's blob hash
+    otherwise.
+    """
     data = read(content)
     if path.endswith(LARGE):
         return hashlib.sha256(data).hexdigest()
@@ -104,13 +133,17 @@ def digest_of(path: str, content: Content) -> str:
 
 @contextmanager
 def serve(repositories: Mapping[str, Path | Mapping[str, Content]]) -> Iterator[Hub]:
-    """A hub with these repositories (id → folder, or path → content) at ``hub.endpoint`` until the block ends."""
+    """A hub with these repositories (id → folder, or path → content) at ``hub.endpoint`` until the
+    block ends.
+    """
     from pretend_hub.server import Handler
 
     hub = Hub(repositories)
     hub.server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Handler,), {"hub": hub}))
     hub.endpoint = f"http://127.0.0.1:{hub.server.server_port}"
-    hub.cdn = f"http://localhost:{hub.server.server_port}/cdn"  # another host: on one they are followed unseen
+    hub.cdn = (  # another host: on one they are followed unseen
+        f"http://localhost:{hub.server.server_port}/cdn"
+    )
     threading.Thread(target=hub.server.serve_forever, args=(0.05,), daemon=True).start()
     try:
         yield hub

@@ -13,7 +13,9 @@ from pretend_hub.hub import LARGE, Hub, digest_of, read
 ID = r"(?P<name>[^/]+/[^/]+)"
 ROUTES = {
     "info": re.compile(rf"/api/(?P<kind>model|dataset)s/{ID}(/revision/(?P<revision>[^/]+))?"),
-    "tree": re.compile(rf"/api/(?P<kind>model|dataset)s/{ID}/tree/(?P<revision>[^/]+)(/(?P<path>.+))?"),
+    "tree": re.compile(
+        rf"/api/(?P<kind>model|dataset)s/{ID}/tree/(?P<revision>[^/]+)(/(?P<path>.+))?"
+    ),
     "paths_info": re.compile(rf"/api/(?P<kind>model|dataset)s/{ID}/paths-info/(?P<revision>[^/]+)"),
     "refs": re.compile(rf"/api/(?P<kind>model|dataset)s/{ID}/refs"),
     "commits": re.compile(rf"/api/(?P<kind>model|dataset)s/{ID}/commits/(?P<revision>[^/]+)"),
@@ -49,14 +51,25 @@ class Handler(BaseHTTPRequestHandler):
             raise Refused(404, "NotFound", "Sorry, we can't find the page you are looking for.")
         except Refused as refused:
             status, code, message = refused.args
-            self.answer(status, {"error": message}, {"X-Error-Code": code, "X-Error-Message": message})
+            self.answer(
+                status, {"error": message}, {"X-Error-Code": code, "X-Error-Message": message}
+            )
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True
 
     do_HEAD = do_POST = do_GET
 
-    def route(self, route: str, kind: str | None, name: str, revision: str | None = None, path: str | None = None):
-        """Find the repository's revision, and hand over; redirects, and errors as the hub words them."""
+    def route(
+        self,
+        route: str,
+        kind: str | None,
+        name: str,
+        revision: str | None = None,
+        path: str | None = None,
+    ):
+        """Find the repository's revision, and hand over; redirects, and errors as the hub words
+        them.
+        """
         name = ("datasets/" if kind == "dataset" else "") + name
         if name in self.hub.renamed:
             return self.redirect(307, self.path.replace(name, self.hub.renamed[name], 1))
@@ -72,14 +85,29 @@ class Handler(BaseHTTPRequestHandler):
     def info(self, name: str, commit: str, files: dict, path: str) -> None:
         """A repository's card."""
         bare = name.removeprefix("datasets/")
-        card = {"_id": commit[:24], "id": bare, "sha": commit, "private": False, "disabled": False, "tags": []}
-        card |= {"modelId": bare, "downloads": 0, "likes": 0, "gated": "auto" if name in self.hub.gated else False}
+        card = {
+            "_id": commit[:24],
+            "id": bare,
+            "sha": commit,
+            "private": False,
+            "disabled": False,
+            "tags": [],
+        }
+        card |= {
+            "modelId": bare,
+            "downloads": 0,
+            "likes": 0,
+            "gated": "auto" if name in self.hub.gated else False,
+        }
         self.answer(200, card | {"siblings": [{"rfilename": path} for path in files]})
 
     def refs(self, name: str, commit: str, files: dict, path: str) -> None:
         """Branches; those of the hub itself, such as refs/convert/parquet, stand apart."""
         branches = [key.partition("@")[2] for key in self.hub.files if key.startswith(f"{name}@")]
-        listed = [{"name": b.split("/")[-1], "ref": b, "targetCommit": self.hub.revision(name, b)[0]} for b in branches]
+        listed = [
+            {"name": b.split("/")[-1], "ref": b, "targetCommit": self.hub.revision(name, b)[0]}
+            for b in branches
+        ]
         self.answer(
             200,
             {
@@ -91,7 +119,12 @@ class Handler(BaseHTTPRequestHandler):
 
     def commits(self, name: str, commit: str, files: dict, path: str) -> None:
         """The one commit there is."""
-        said = {"title": "Upload files", "message": "", "date": "2024-01-01T00:00:00.000Z", "authors": []}
+        said = {
+            "title": "Upload files",
+            "message": "",
+            "date": "2024-01-01T00:00:00.000Z",
+            "authors": [],
+        }
         self.answer(200, [said | {"id": commit}])
 
     def discussions(self, name: str, commit: str, files: dict, path: str) -> None:
@@ -110,14 +143,22 @@ class Handler(BaseHTTPRequestHandler):
 
     def paths_info(self, name: str, commit: str, files: dict, path: str) -> None:
         """What is known of the paths asked for; those that are not there are left out."""
-        wanted = json.loads(self.body)["paths"] if self.body.startswith("{") else parse_qs(self.body)["paths"]
+        wanted = (
+            json.loads(self.body)["paths"]
+            if self.body.startswith("{")
+            else parse_qs(self.body)["paths"]
+        )
         self.answer(200, [entry(place, files) for place in wanted if place in places(files)])
 
     def resolve(self, name: str, commit: str, files: dict, path: str) -> None:
         """A file: small ones here, large ones by a redirect to the CDN."""
         headers = {"X-Repo-Commit": commit}
         if path not in files:
-            self.answer(404, {}, headers | {"X-Error-Code": "EntryNotFound", "X-Error-Message": "Entry not found"})
+            self.answer(
+                404,
+                {},
+                headers | {"X-Error-Code": "EntryNotFound", "X-Error-Message": "Entry not found"},
+            )
             return
         digest = digest_of(path, files[path])
         if not path.endswith(LARGE):
@@ -133,8 +174,12 @@ class Handler(BaseHTTPRequestHandler):
         self.download(path, data, {"ETag": f'"{digest}"'})
 
     def download(self, path: str, data: bytes, headers: dict[str, str]) -> None:
-        """The bytes from the start of the range asked for; slow, silent or cut off where the hub is told to be."""
-        first, last = re.fullmatch(r"bytes=(\d+)-(\d*)|", self.headers.get("Range", "")).groups(default="")
+        """The bytes from the start of the range asked for; slow, silent or cut off where the hub is
+        told to be.
+        """
+        first, last = re.fullmatch(r"bytes=(\d+)-(\d*)|", self.headers.get("Range", "")).groups(
+            default=""
+        )
         begin, end = int(first or 0), min(int(last or len(data)) + bool(last), len(data))
         headers = headers | {"Content-Length": str(end - begin), "Accept-Ranges": "bytes"}
         if first:
@@ -157,7 +202,10 @@ class Handler(BaseHTTPRequestHandler):
     def answer(self, status: int, content, headers: dict[str, str] | None = None) -> None:
         """A JSON answer."""
         data = json.dumps(content).encode()
-        headers = (headers or {}) | {"Content-Type": "application/json", "Content-Length": str(len(data))}
+        headers = (headers or {}) | {
+            "Content-Type": "application/json",
+            "Content-Length": str(len(data)),
+        }
         self.start(status, headers)
         if self.command != "HEAD":
             self.wfile.write(data)
@@ -175,7 +223,11 @@ class Handler(BaseHTTPRequestHandler):
 
 def places(files: dict) -> list[str]:
     """All files and the folders that hold them."""
-    folders = {"/".join(parts[:n]) for parts in (file.split("/") for file in files) for n in range(1, len(parts))}
+    folders = {
+        "/".join(parts[:n])
+        for parts in (file.split("/") for file in files)
+        for n in range(1, len(parts))
+    }
     return sorted({*files, *folders})
 
 
