@@ -15,8 +15,8 @@ from torch.nn.functional import embedding_bag
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from rlhf_course.data import encode
+from rlhf_course.policy.network import takes, without_dropout
 from rlhf_course.policy.save_load import check_vocabulary, load_model, load_tokenizer
-from rlhf_course.policy.value_head import takes, without_dropout
 from rlhf_course.runtime.argument_checks import check_positive, check_texts
 from rlhf_course.runtime.files import atomic_folder
 

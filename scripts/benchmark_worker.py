@@ -53,7 +53,7 @@ def lora(plan: dict, tokenizer):
 
     from rlhf_course import AutoModelForCausalLMWithValueHead, LengthSampler, PPOTrainer
     from rlhf_course.policy.adapters import RewardAdapter
-    from rlhf_course.policy.value_head import POLICY
+    from rlhf_course.policy.network import POLICY
     from rlhf_course.rewards import last_token_scores
 
     shape = LlamaConfig(**plan["llama"], pad_token_id=0, bos_token_id=0, eos_token_id=0)

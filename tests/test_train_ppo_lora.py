@@ -16,7 +16,7 @@ from training_runs import arguments, make_adapters, make_base
 from transformers import AutoTokenizer
 
 from rlhf_course.course.presets import load_preset
-from rlhf_course.policy.value_head import AutoModelForCausalLMWithValueHead
+from rlhf_course.policy.network import AutoModelForCausalLMWithValueHead
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from rlhf_course.ppo.logprobs import CPU_PIECE
+from rlhf_course.ppo.rollout import CPU_PIECE
 
 FLOAT32 = 4  # bytes: adapters, gradients, optimizer state, probabilities
 QUANTIZED = {

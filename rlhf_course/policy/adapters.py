@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from transformers import BitsAndBytesConfig
 from transformers.modeling_outputs import SequenceClassifierOutput
 
+from rlhf_course.policy.network import AutoModelForCausalLMWithValueHead
 from rlhf_course.policy.save_load import read_adapter, set_adapter_weights
-from rlhf_course.policy.value_head import AutoModelForCausalLMWithValueHead
 
 REFERENCE, REWARD = "ref", "reward"
 

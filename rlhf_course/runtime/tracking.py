@@ -69,6 +69,16 @@ def prepare_wandb() -> None:
     print(f"{why}: wandb writes offline. Later, `wandb sync {runs}` uploads it.")
 
 
+def log_step(accelerator: Accelerator, stats: dict, columns: dict, scores, step: int) -> None:
+    """Log statistics, the scores (B,) of all processes, and this one's table of samples."""
+    mine, scores = scores.tolist(), accelerator.gather(scores).cpu()
+    if accelerator.is_main_process:
+        spread = scores.std(correction=min(1, len(scores) - 1))
+        extra = {"env/reward_mean": scores.mean().item(), "env/reward_std": spread.item()}
+        stats = stats | extra | {"env/reward_dist": scores.numpy()}
+        log(accelerator, stats, columns | {"reward": mine}, step)
+
+
 def log(accelerator: Accelerator, stats: dict, table: dict[str, list], step: int) -> None:
     """Send one step's numbers, distributions (numpy arrays) and a table of samples to the tracker,
     if there is one.
