@@ -1,4 +1,4 @@
-"""Value head, saving and loading, old checkpoints, adapters."""
+"""Value head, saving and loading, adapters."""
 
 import pytest
 import torch
@@ -8,7 +8,6 @@ from builders import (
     make_samples,
     make_trainer,
     python,
-    save_old_checkpoint,
     snapshot,
 )
 from peft import LoraConfig, PeftModel
@@ -62,13 +61,6 @@ def test_saved_policy_loads_here_and_in_plain_transformers(tmp_path):
     )
     assert not report["unexpected_keys"] and not report["missing_keys"]
     torch.testing.assert_close(plain(ids).logits, policy(ids)[0])
-
-
-@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
-def test_old_checkpoints_with_the_value_head_among_the_weights_load(tmp_path, name):
-    save_old_checkpoint(policy := make_policy(), tmp_path, name)
-    again = AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path)
-    assert difference(snapshot(policy), snapshot(again)) == 0
 
 
 def test_value_head_initialisation():
