@@ -15,7 +15,6 @@ from transformers import AutoModelForCausalLM
 
 from rlhf_course import AutoModelForCausalLMWithValueHead
 from rlhf_course.course.presets import ROOT
-from rlhf_course.runtime.files import atomic_folder
 
 LORA = LoraConfig(
     task_type="CAUSAL_LM", r=4, target_modules=["c_attn"], lora_dropout=0.1, fan_in_fan_out=True
@@ -152,15 +151,6 @@ def test_deviation_a_reference_given_beside_an_adapter_is_used():
     given = make_trainer(policy, make_policy(1)).step(*make_samples())
     plain = make_trainer(reference=make_policy(1)).step(*make_samples())
     assert given["objective/kl"] == pytest.approx(plain["objective/kl"], abs=1e-5)
-
-
-def test_a_failed_write_leaves_what_stood_there(tmp_path):
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "old").write_text("whole")
-    with pytest.raises(OSError, match="full"), atomic_folder(tmp_path / "folder") as folder:
-        (folder / "new").write_text("half")
-        raise OSError("disk full")
-    assert [p.name for p in tmp_path.rglob("*")] == ["folder", "old"]
 
 
 def test_a_disk_that_fills_while_saving_leaves_the_previous_policy_whole(tmp_path):

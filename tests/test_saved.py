@@ -123,8 +123,6 @@ def test_a_new_value_head_is_said_once_and_a_saved_one_is_not(tmp_path, capsys):
     assert capsys.readouterr().out == ""
 
 
-
-
 @pytest.mark.parametrize("kind", ["weights", "adapter"])
 def test_what_is_pushed_to_the_hub_loads_from_there_with_its_value_head(
     tmp_path, monkeypatch, kind, adapter
@@ -133,9 +131,8 @@ def test_what_is_pushed_to_the_hub_loads_from_there_with_its_value_head(
     with serve({"me/base": tmp_path / "base"}) as hub:
         hub.use(monkeypatch, tmp_path / "home")
         policy.save_pretrained(tmp_path / "gpt2-pos", push_to_hub=True, token="hf_a")
-        assert {"v_head.safetensors", "README.md"} & {*hub.files["me/gpt2-pos@main"]}
-        if kind == "weights":
-            assert difference(snapshot(policy), snapshot(load("me/gpt2-pos"))) == 0
+        assert "v_head.safetensors" in hub.files["me/gpt2-pos@main"]
+        assert difference(snapshot(policy), snapshot(load("me/gpt2-pos"))) == 0
 
 
 def base_of(seed: int, folder) -> None:

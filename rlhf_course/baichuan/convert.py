@@ -159,20 +159,18 @@ def read_weights(source: Path, llama: LlamaConfig) -> dict[str, Tensor]:
     Safetensors go before .bin. Raises ``ValueError`` unless they are those of such a Llama.
     """
     names = [f"{stem}{end}" for stem in STEMS for end in (".index.json", "")]
-    first = next((name for name in names if (source / name).is_file()), None)
-    tensors, problem = {}, f"none of {', '.join(names)} is there"
+    first = next((name for name in names if (source / name).is_file()), names[-1])
+    tensors, file = {}, first
     try:
-        is_index = first and first.endswith(".json")
-        files = (
-            {*read_json(source / first)["weight_map"].values()} if is_index else {first} - {None}
-        )
+        is_index = first.endswith(".json")
+        files = {*read_json(source / first)["weight_map"].values()} if is_index else {first}
         for file in sorted(files):
-            problem = f"{file} is damaged, or would run code; it was not loaded"
-            tensors |= load_state_dict(
-                source / file, weights_only=True
-            )  # a pickle can call anything
+            tensors |= load_state_dict(source / file, weights_only=True)  # pickle can call anything
     except Exception as error:  # half a file can fail in any way
-        raise ValueError(f"{source}: {problem}. Download it again.") from error
+        raise ValueError(
+            f"{source / file} is missing, or is damaged, or would run code; it was not loaded."
+            " Download it again."
+        ) from error
     tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith(ROTARY)}
     with torch.device("meta"):
         expected = pack(LlamaForCausalLM(llama).state_dict())
