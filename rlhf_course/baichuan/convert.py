@@ -36,15 +36,9 @@ def convert_to_llama(
     """Write the Baichuan checkpoint in ``source`` as a LlamaForCausalLM with a fast tokenizer;
     return ``target``.
 
-    A 7B takes 15 GB more on the disk, and about 5 GB of memory, as its files are mapped (20 GB
-    where they are .bin of torch before 1.6, which cannot be). Nothing is written before all is
-    checked.
-
-    Args:
-        source: a folder with config.json, tokenizer.model and the weights, as safetensors or .bin.
-        target: a folder that does not exist, or is empty.
-        norm_head: whether the head is a NormHead; default guessed from config.json, and reported by
-            ``report``.
+    A 7B takes 15 GB more on the disk and about 5 GB of memory, as its files are mapped (20 GB for
+    .bin of torch before 1.6). Nothing is written before all is checked. The target is new or empty.
+    ``norm_head`` is guessed from config.json by default, and ``report`` gets a line about it.
 
     Raises ``ValueError`` for a checkpoint of another kind (a 13B has ALiBi), for tensors that are
     damaged or missing, and for a tokenizer that is not reproduced.
@@ -59,20 +53,10 @@ def convert_to_llama(
     said = "As asked"
     if norm_head is None:
         said, norm_head = "Guessed from config.json", guess_norm_head(config)
-    kind = (
-        "a NormHead (Baichuan2): its rows are scaled to length 1"
-        if norm_head
-        else "a plain head: copied as it is"
-    )
-    report(f"{said}: {kind}.")
+    scaled = "a NormHead (Baichuan2): its rows are scaled to length 1"
+    report(f"{said}: {scaled if norm_head else 'a plain head: copied as it is'}.")
     tokenizer = read_tokenizer(source, config)
-    llama = LlamaConfig(
-        **{key: config[key] for key in (*SIZES, *SPECIAL_IDS, "max_position_embeddings")},
-        architectures=["LlamaForCausalLM"],
-        num_key_value_heads=config["num_attention_heads"],
-        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
-        tie_word_embeddings=False,
-    )
+    llama = llama_config(config)
     tensors = read_weights(source, llama)
     llama.dtype = tensors["lm_head.weight"].dtype
     if norm_head:
@@ -84,6 +68,17 @@ def convert_to_llama(
         if (source / "generation_config.json").exists():
             shutil.copyfile(source / "generation_config.json", new / "generation_config.json")
     return target
+
+
+def llama_config(config: dict) -> LlamaConfig:
+    """Return the config of the Llama that computes what a Baichuan of this config does."""
+    return LlamaConfig(
+        **{key: config[key] for key in (*SIZES, *SPECIAL_IDS, "max_position_embeddings")},
+        architectures=["LlamaForCausalLM"],
+        num_key_value_heads=config["num_attention_heads"],
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+        tie_word_embeddings=False,
+    )
 
 
 def read_config(source: Path) -> dict:

@@ -61,6 +61,14 @@ def sentencepiece_to_fast(
     for role, token in special.items():
         if tokenizer.token_to_id(token) is None:
             raise ValueError(f"{refused}: it has no piece for the {role} {token!r}.")
+    _check_ids(original, tokenizer, refused)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **special, **options
+    )
+
+
+def _check_ids(original: SentencePieceProcessor, tokenizer: Tokenizer, refused: str) -> None:
+    """Raise ``ValueError`` unless both give the probes and every piece the same ids."""
     ids = (
         i for i in range(len(original)) if not (original.is_control(i) or original.is_unknown(i))
     )
@@ -74,9 +82,6 @@ def sentencepiece_to_fast(
                 f"{refused}: SentencePiece gives"
                 f" {text[:60]!r} the ids {wanted[:20]}, a fast tokenizer {found.ids[:20]}."
             )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **special, **options
-    )
 
 
 def _add_dummy_prefix(tokenizer: Tokenizer, defined: list[str]) -> None:
