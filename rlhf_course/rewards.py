@@ -140,7 +140,7 @@ class RewardModel:
         self.model = load_reward_model(model) if isinstance(model, str | Path) else model
         if self.model.config.num_labels != 1:
             raise ValueError(
-                f"A reward model has one output, this classifier has {self.model.config.num_labels}."
+                f"A reward model has one output, this one has {self.model.config.num_labels}."
                 " Load it with num_labels=1, or reward one of its labels with SentimentReward."
             )
         self.tokenizer = _prepare(tokenizer or load_tokenizer(model), self.model)

@@ -9,11 +9,8 @@ import pytest
 import torch
 from builders import (
     EOS,
-    SAMPLING,
     edit_json,
     make_policy,
-    make_samples,
-    make_trainer,
     review_tokenizer,
     reviews,
     save_classifier,
@@ -31,7 +28,7 @@ from transformers import (
     RobertaForSequenceClassification,
 )
 
-from rlhf_course import AutoModelForCausalLMWithValueHead, LengthSampler, PPOConfig, PPOTrainer
+from rlhf_course import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
 from rlhf_course.data import encode
 from rlhf_course.policy.adapters import RewardAdapter
 from rlhf_course.policy.save_load import load_tokenizer
@@ -324,39 +321,6 @@ def test_a_tokenizer_larger_than_the_model(folders, tokenizer, use):
 
 
 # --- what is given in place of numbers
-
-
-@pytest.mark.parametrize(
-    "score",
-    [
-        None,
-        "0.5",
-        {"label": "NEGATIVE", "score": 0.98},
-    ],
-)
-def test_a_score_is_a_number(score):
-    queries, responses, scores = make_samples()
-    text = said(
-        lambda: make_trainer().step(queries, responses, [*scores[:3], score, *scores[4:]]),
-        TypeError,
-    )
-    assert text.startswith(f"score 3 is {score!r}; a score is one number per sample.")
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"num_return_sequences": 2},
-        {"max_new_tokens": 0},
-        {"batch_size": -1},
-        {"length_sampler": lambda: LengthSampler(0, 4)},
-        {"queries": []},
-    ],
-)
-def test_sizes_of_generation(settings):
-    settings = {"max_new_tokens": 3, "queries": [torch.tensor([1, 2])] * 3} | settings
-    queries, make = settings.pop("queries"), settings.pop("length_sampler", lambda: None)
-    said(lambda: make_trainer().generate(queries, make(), **SAMPLING, **settings))
 
 
 def test_one_text_is_no_list(folders):

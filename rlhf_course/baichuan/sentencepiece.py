@@ -43,8 +43,7 @@ def sentencepiece_to_fast(
         raise ValueError(f"{refused}: it has {len(original)} pieces, the model {rows} rows.")
     native = PreTrainedTokenizerFast.convert_to_native_format(vocab_file=str(model_file))
     tokenizer = native["tokenizer_object"]
-    # Control pieces are special, user-defined ones are not: SentencePiece cuts those out of the
-    # normalised text.
+    # Control pieces are special; user-defined ones SentencePiece cuts out of the normalized text.
     added = {str(piece): piece.special for piece in native["additional_special_tokens"]}
     if "".join(original.encode("a", out_type=str)).startswith("▁"):
         _add_dummy_prefix(tokenizer, [name for name, special in added.items() if not special])

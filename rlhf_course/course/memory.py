@@ -37,16 +37,10 @@ def ppo_memory(
     """Peak bytes of a PPO step by purpose, for a Llama whose policy, reference and reward model are
     adapters.
 
-    Args:
-        config, lora: shapes of the base and of each adapter.
-        mini_batch, batch: samples per optimizer step, and per rollout (default: the same).
-        query, response: their greatest lengths, in tokens.
-        base_bytes, activation_bytes: per number: 2 for bfloat16 (activations: under autocast), 4
-            for float32.
-        layer_bytes: per weight of the layers' matrices, where the base is quantized: see
-            ``QUANTIZED``.
-        checkpointing: whether the backward pass recomputes activations layer by layer.
-        chunk: ``logprob_chunk_size``, response tokens whose logits are in memory at once.
+    ``config`` and ``lora`` are shapes of the base and of each adapter; ``mini_batch`` and ``batch``
+    samples per optimizer step and per rollout; ``query`` and ``response`` their greatest lengths in
+    tokens; ``base_bytes`` and ``activation_bytes`` per number (2 for bfloat16); ``layer_bytes`` per
+    weight of a quantized base's matrices (``QUANTIZED``); ``chunk`` is ``logprob_chunk_size``.
 
     Base, adapters, gradients and Adam's two moments stay. On top comes the larger of two: the
     key-value cache while sampling, or activations and logits in an update.

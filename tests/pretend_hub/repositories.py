@@ -204,7 +204,7 @@ def baichuan2(folder: Path) -> Files:
 
 
 def imdb(folder: Path) -> Files:
-    """Three splits as parquet, the labels with their names; those of the split unsupervised are −1."""
+    """Three splits as parquet, the labels with their names; those of unsupervised are −1."""
     features = datasets.Features(
         text=datasets.Value("string"), label=datasets.ClassLabel(names=["neg", "pos"])
     )
