@@ -5,7 +5,6 @@ right column runs.
 import re
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import nbformat
 import pytest
@@ -24,15 +23,11 @@ SITE = Path(__file__).resolve().parents[1] / "site"
 sys.path.insert(0, str(SITE))
 
 import home  # noqa: E402
-from accelerate import Accelerator  # noqa: E402
-from accelerate.utils import DistributedType  # noqa: E402
 from address import addresses, fetching, written  # noqa: E402
 from api import settings_table  # noqa: E402
 from metrics import metrics_page  # noqa: E402
 
-import rlhf_course  # noqa: E402
 from rlhf_course.ppo.config import PPOConfig  # noqa: E402
-from rlhf_course.runtime.distributed import check_sharding  # noqa: E402
 
 
 def test_the_page_about_metrics_has_a_section_for_each_stat_and_no_other():
@@ -84,46 +79,6 @@ def test_the_right_column_of_the_ppo_table_runs(tmp_path, monkeypatch):
             pytest.fail(f"{line}: {error!r}")
     assert set(names["stats"]) == set(MEANING)
     assert (tmp_path / "out" / "model.safetensors").exists()
-
-
-def test_what_the_ppo_page_says_is_not_here_is_not_here():
-    """Each line has a name that would have to work; a line that no longer holds, or has no test,
-    fails.
-    """
-    section = (SITE / "ppo-api.md").read_text().split("**Not here:**")[1].split("\n\n")[1]
-    said = [line.removeprefix("* ") for line in section.splitlines()]
-
-    def under(kind: DistributedType) -> None:
-        accelerator = Accelerator(cpu=True)
-        launched = SimpleNamespace(distributed_type=kind, is_fsdp2=False, state=accelerator.state)
-        check_sharding(launched, SimpleNamespace(is_peft_model=False), None)
-
-    def seq2seq() -> None:
-        with pytest.raises(AttributeError):
-            _ = rlhf_course.AutoModelForSeq2SeqLMWithValueHead
-
-    def deepspeed() -> None:
-        under(DistributedType.MULTI_GPU)  # DDP is there: the page says so above
-        with pytest.raises(ValueError, match="does not run under DEEPSPEED"):
-            under(DistributedType.DEEPSPEED)
-
-    def pushing() -> None:
-        unused = settings_table(PPOConfig).split("they change nothing here")[1]
-        assert "`push_to_hub_if_best_kwargs`" in unused
-
-    holds = {
-        "encoder-decoder models": seq2seq,
-        "DeepSpeed under PPO": deepspeed,
-        "pushing to the hub": pushing,
-    }
-    for line in said:
-        [check] = [check for words, check in holds.items() if words in line]
-        check()
-    assert len(said) == len(holds)
-    pages = [path for path in SITE.glob("*.md") if "DeepSpeed under PPO" in path.read_text()]
-    assert [path.name for path in pages] == ["ppo-api.md"], (
-        "said in one place, where this test sees it"
-    )
 
 
 def test_the_readme_has_the_address_in_three_places_or_in_none():
