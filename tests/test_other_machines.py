@@ -7,7 +7,7 @@ from rlhf_course.course.presets import ROOT
 
 def test_what_windows_lacks_is_not_imported():
     code = (
-        "import sys; sys.modules |= dict.fromkeys(['resource', 'fcntl'])\n"
+        "import psutil, sys; sys.modules |= dict.fromkeys(['resource', 'fcntl'])\n"
         "import rlhf_course, rlhf_course.course.run_card, rlhf_course.course.plots\n"
         "from rlhf_course import PPOTrainer"
     )

@@ -11,7 +11,6 @@ import pytest
 import torch
 from builders import review_tokenizer, reviews, save_base
 from datasets import Dataset
-from IPython.core.interactiveshell import InteractiveShell
 from peft import LoraConfig
 from transformers import GPT2Config
 
@@ -98,29 +97,23 @@ def test_the_readme_has_the_address_in_three_places_or_in_none():
     )
 
 
-@pytest.mark.parametrize(
-    "path", sorted(ROOT.glob("notebooks/[0-9]*.ipynb")), ids=lambda path: path.stem
-)
-def test_a_notebook_fetches_the_course_where_it_is_missing(path, monkeypatch, capsys):
-    """With an address each notebook has a cell for that, which runs before the first import;
-    without one, none has.
-    """
-    read = nbformat.read(path, as_version=4)
-    assert fetching(nbformat.read(path, as_version=4), addresses().get("repository", "")) == read, (
-        "site/address.py"
-    )
-    cell = fetching(read, "https://github.com/owner/name").cells[1]
-    assert "!git clone --depth 1 https://github.com/owner/name" in cell.source
-    assert fetching(read, "https://example.org/name").cells[1].id != "fetch"  # no Colab there
-    shell, done = InteractiveShell(), []
-    monkeypatch.setattr(shell, "system", done.append)
-    monkeypatch.setattr(shell, "run_line_magic", lambda *line, **_: done.append(" ".join(line[:2])))
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    assert shell.run_cell(cell.source).success and not done  # it is there
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert shell.run_cell(cell.source).success
-    assert [line.split()[0] for line in done] == ["git", "cd", "pip"]
-    assert sys.path[0] == str(Path.cwd().parent)
+def test_every_notebook_fetches_the_course_from_its_address_and_no_other():
+    for path in ROOT.glob("notebooks/[0-9]*.ipynb"):
+        read = nbformat.read(path, as_version=4)
+        own = fetching(nbformat.read(path, as_version=4), addresses().get("repository", ""))
+        assert own == read, "run python site/address.py"
+        cell = fetching(read, "https://github.com/owner/name").cells[1]
+        assert "!git clone --depth 1 https://github.com/owner/name" in cell.source
+        assert fetching(read, "https://example.org/name").cells[1].id != "fetch"  # no Colab there
+
+
+def test_links_of_pages_lead_to_files():
+    pages = {path.name for path in SITE.glob("*.md")} | {"quiz.md", "api.md"}
+    for page in [*SITE.glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]:
+        links = re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8"))
+        for link in (link for link in links if "://" not in link and "{" not in link):
+            there = (page.parent / link).exists() or (ROOT / link).exists()
+            assert there or link in pages, f"{page.name}: {link}"
 
 
 def test_home_takes_its_numbers_from_run_cards(tmp_path, monkeypatch):
