@@ -29,14 +29,9 @@ from metrics import metrics_page  # noqa: E402
 from rlhf_course.ppo.config import PPOConfig  # noqa: E402
 
 
-def test_the_page_about_metrics_has_a_section_for_each_stat_and_no_other():
-    headings = re.findall(r"^### `(.+)`$", metrics_page({}), re.M)
-    logged = ["env/reward_mean", "env/reward_std", "env/reward_dist"]
-    assert sorted(headings) == sorted([*MEANING, *logged])
-
-
-def test_defaults_on_the_page_about_metrics_are_filled_in():
+def test_the_page_about_metrics_has_each_stat_and_its_defaults():
     page = metrics_page({"objective/kl": [0.0, 1.0]})
+    assert set(MEANING) < set(re.findall(r"^### `(.+)`$", page, re.M))
     assert "`target` (6)" in page and ":g}" not in page
     assert "0 at the first and 1 at the last of 2 steps" in page and "<polyline" in page
 
