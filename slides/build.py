@@ -86,7 +86,7 @@ def fill(markdown: str, cards: dict) -> str:
 
 
 def embed(markdown: str, figures: Path) -> str:
-    """The Markdown with every figure inside it, so that one file is all there is to open or send."""
+    """The Markdown with every figure inside it, so that one file is all there is to send."""
 
     def as_tag(match: re.Match) -> str:
         path = figures / match[2]
