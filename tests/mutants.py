@@ -8,6 +8,7 @@ there as killed, or as survivor of the same files, is not run again.
 """
 
 import argparse
+import importlib
 import json
 import os
 import re
@@ -25,6 +26,8 @@ RECORD = ROOT / "build/mutants.json"
 SECONDS = 240  # until a mutant counts as killed by time
 # Quickest first: pytest stops at the first failure.
 FILES = "algorithm checkpoint detectors deviations fixtures fast_path inputs trainer faults_numbers"
+
+PRELOADED = "accelerate", "datasets", "peft", "transformers"  # once for all forks
 
 
 class Mutant(NamedTuple):
@@ -351,8 +354,8 @@ def main() -> None:
         times = (ROOT / f"rlhf_course/ppo/{mutant.file}.py").read_text().count(mutant.old)
         if times != 1:
             sys.exit(f"Mutant '{mutant.name}': its old text occurs {times} times in {mutant.file}.")
-    import accelerate, datasets, peft, transformers  # noqa: E401, F401 - once for all forks
-
+    for module in PRELOADED:
+        importlib.import_module(module)
     if sound := examine(None, options.files)["killed_by"]:
         sys.exit(f"Without a mutant the tests fail already: {sound}")
     record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
