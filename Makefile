@@ -39,7 +39,7 @@ figs: $(READY)
 	$(BIN)/python figs/draw.py
 
 exercises: $(READY)
-	$(BIN)/python scripts/make_exercises.py
+	$(BIN)/python scripts/make/make_exercises.py
 
 faults: $(SITE_READY)
 	$(BIN)/python -m pytest tests -q -m fault --fault-page=site/what-happens-when.md
@@ -52,8 +52,8 @@ site: $(SITE_READY)
 
 models: $(READY)
 	@test -n "$(IMDB)" || { echo "make models IMDB=FOLDER, a folder of IMDB in the hub's layout." >&2; exit 1; }
-	$(BIN)/python scripts/train_imdb_models.py $(IMDB)
-	$(BIN)/python scripts/measure_imdb_models.py $(IMDB)
+	$(BIN)/python scripts/make/train_imdb_models.py $(IMDB)
+	$(BIN)/python scripts/make/measure_imdb_models.py $(IMDB)
 
 clean:
 	rm -rf $(VENV) build .pytest_cache .ruff_cache *.egg-info

@@ -3,7 +3,7 @@
 import sys
 from types import SimpleNamespace
 
-import benchmark_worker
+from benchmark import benchmark_worker
 import psutil
 import pytest
 import torch
@@ -93,7 +93,7 @@ def test_what_windows_lacks_is_not_imported():
     code = (
         "import psutil, sys; sys.modules['resource'] = None; sys.path.insert(0, 'scripts')\n"
         "import rlhf_course, rlhf_course.course.run_card, rlhf_course.worlds.build, "
-        "rlhf_course.course.plots, benchmark_worker"
+        "rlhf_course.course.plots, benchmark.benchmark_worker"
     )
     done = python("-c", code, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-2000:]

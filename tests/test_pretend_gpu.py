@@ -8,7 +8,6 @@ from pathlib import Path
 
 import nbformat
 import pandas as pd
-import predict_gpu
 import pretend_gpu
 import pytest
 import run_notebooks
@@ -22,7 +21,7 @@ from builders import (
     sgd,
     snapshot,
 )
-from memory_table import as_markdown
+from make.memory_table import as_markdown
 
 from rlhf_course.course.presets import ROOT, load_preset
 from rlhf_course.ppo.checkpoint import load_checkpoint

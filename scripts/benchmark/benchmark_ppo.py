@@ -12,8 +12,7 @@ batched     the old version's batched generate, the pipeline in batches of 128; 
 
 --shape lora measures ours alone: adapters policy, ref and reward on one Llama with random weights
 and Baichuan2-7B's shape, 8 samples of 128 query and 256 response tokens. --costs measures ours
-alone over batch size and response length. --predict measures nothing: it counts what a step of
-GPT-2 small would ask of a GPU, and says how long that would take.
+alone over batch size and response length.
 """
 
 import argparse
@@ -26,8 +25,6 @@ import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-
-from rlhf_course.runtime import command
 
 TITLES = {"ours": "ours", "one-by-one": "TRL 0.11, one by one", "batched": "TRL 0.11, batched"}
 COLUMNS = {phase: f"{phase} s" for phase in ("generate", "score", "forward", "update", "total")}
@@ -333,11 +330,6 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         " adapters; its toy"
     )
     parser.add_argument("--shape", choices=SHAPES, default="tiny", help=text)
-    text = (
-        "count what a step asks of a GPU, on a pretend one, and predict its time; nothing is"
-        " measured"
-    )
-    parser.add_argument("--predict", action="store_true", help=text)
     parser.add_argument(
         "--costs",
         action="store_true",
@@ -375,18 +367,6 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     return options
 
 
-def predict(target: Path) -> None:
-    """Print what is predicted for a GPU, and write it as JSON."""
-    import predict_gpu
-
-    from rlhf_course.runtime.files import atomic_file
-
-    found = predict_gpu.predict()
-    print(predict_gpu.table(found).to_string(), predict_gpu.sentence(found), sep="\n\n")
-    with atomic_file(target) as path:
-        path.write_text(json.dumps(found, indent=1) + "\n")
-
-
 def main(arguments: list[str] | None = None) -> None:
     """Measure, print, and write the JSON file and the figure."""
     import matplotlib
@@ -396,11 +376,9 @@ def main(arguments: list[str] | None = None) -> None:
     from rlhf_course.runtime.files import atomic_file, check_folder
 
     check_folder(options.output.parent)
-    if options.predict:
-        return predict(options.output.with_name("predicted_gpu.json"))
     import pandas as pd
 
-    sys.path.append(str(Path(__file__).resolve().parents[1] / "figs"))
+    sys.path.append(str(Path(__file__).resolve().parents[2] / "figs"))
     import benchmark_plots
 
     names = ("shape", "threads", "bf16", "gradient_checkpointing", "lr", "rounds", "warmup")
@@ -432,4 +410,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(command.run("benchmark_ppo.py", main))
+    main()

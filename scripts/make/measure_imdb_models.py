@@ -1,7 +1,7 @@
 """What the models in models/ can do, measured on reviews that none of them has seen; writes their
 cards.
 
-    python scripts/measure_imdb_models.py FOLDER
+    python scripts/make/measure_imdb_models.py FOLDER
 
 Takes the options of train_imdb_models.py, those that the models were trained with.
 """
@@ -134,11 +134,11 @@ looked at; it is good for nothing else.
 
 ## Training
 
-`scripts/train_imdb_models.py`: {options.short} passes over the first 64 tokens of {trained:,} reviews and
+`scripts/make/train_imdb_models.py`: {options.short} passes over the first 64 tokens of {trained:,} reviews and
 {options.long} over the first 256, {tokens:.1f} million tokens in all; transformers' Trainer, AdamW 2e-3 with a cosine,
 bf16 autocast, seed 0. Then one more pass over the first 64 tokens, AdamW 3e-4, whose loss also asks that the next token
 spoils no word: that the letters which then stand there begin a word of these reviews, or end as one
-(`scripts/spelling.py`; unlikelihood, Welleck et al., [arXiv:1908.04319](https://arxiv.org/abs/1908.04319), weight
+(`scripts/make/spelling.py`; unlikelihood, Welleck et al., [arXiv:1908.04319](https://arxiv.org/abs/1908.04319), weight
 {options.spelling:g}).
 
 ## Measured on reviews it has not seen
@@ -179,7 +179,7 @@ POSITIVE in film reviews: whole ones, and the first words of one, which is what 
 
 ## Training
 
-`scripts/train_imdb_models.py`: {passes} passes; every other text is cut after 4 to 48 words. transformers' Trainer,
+`scripts/make/train_imdb_models.py`: {passes} passes; every other text is cut after 4 to 48 words. transformers' Trainer,
 AdamW 1e-3 with a cosine, dropout 0.2, bf16 autocast. Seed 0.
 
 ## Measured on {held_out:,} reviews it has not seen
@@ -218,7 +218,7 @@ of all {reviews:,} reviews; what is not in it counts as an unknown word.
 
 ## Training
 
-`scripts/train_imdb_models.py`: 6 passes of Adam 3e-3; every other text is cut after 4 to 48 words. Seed 0.
+`scripts/make/train_imdb_models.py`: 6 passes of Adam 3e-3; every other text is cut after 4 to 48 words. Seed 0.
 
 ## Measured on {held_out:,} reviews it has not seen
 
