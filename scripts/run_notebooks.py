@@ -27,7 +27,7 @@ from papermill.engines import NBClientEngine, papermill_engines
 from papermill.exceptions import PapermillExecutionError
 
 from rlhf_course.course.presets import CONFIGS, PRESETS, load_preset
-from rlhf_course.runtime.files import atomic_file, hold
+from rlhf_course.runtime.files import hold
 
 NOTEBOOKS = notebook_files.NOTEBOOKS
 # Of glibc's malloc: a large tensor takes memory that was freed, not the kernel's page by page.
@@ -56,7 +56,6 @@ class Engine(NBClientEngine):
 
     @classmethod
     def execute_managed_notebook(cls, nb_man, kernel_name, **kwargs):
-        nb_man.nb.metadata.papermill.pop("output_path")  # it is renamed at the end
         where = {"metadata": {"path": str(NOTEBOOKS)}}  # papermill's cwd is not for threads
         how = {"startup_timeout": kwargs["start_timeout"], "resources": where}
         return Client(nb_man, kernel_name=kernel_name, **how).execute()
@@ -137,11 +136,11 @@ def execute(name: str, chosen: argparse.Namespace) -> str:
     problem = ""
     try:
         card.unlink(missing_ok=True)
-        with atomic_file(target) as path:
-            problem = run_cells(source, path, chosen)
+        problem = run_cells(source, target, chosen)
         notebook = nbformat.read(target, as_version=4)
-        with atomic_file(chosen.output / "html" / f"{name}.html") as path:
-            path.write_text(page(notebook, NOTEBOOKS), encoding="utf-8")
+        (chosen.output / "html").mkdir(exist_ok=True)
+        html = chosen.output / "html" / f"{name}.html"
+        html.write_text(page(notebook, NOTEBOOKS), encoding="utf-8")
         if not any(cell.get("execution_count") for cell in notebook.cells):
             problem = problem or "No cell was executed."
         if not card.exists():
