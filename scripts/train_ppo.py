@@ -95,6 +95,7 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[Options, Settin
             k: yaml.safe_load(v) if isinstance(v, str) else v for k, v in overrides.items()
         }
         check_options(chosen)
+        chosen.output = Path(chosen.output).expanduser()
         settings = load_preset(experiment, chosen.preset, overrides)
         if chosen.gradient_checkpointing is None:
             chosen.gradient_checkpointing = getattr(settings, "gradient_checkpointing", False)
@@ -156,7 +157,7 @@ def make_trainer(chosen: Options, settings: Settings, policy, tokenizer, queries
     from rlhf_course.data import collate
 
     more["accelerator_kwargs"] = {"mixed_precision": settings.mixed_precision}
-    more["project_kwargs"] = {"logging_dir": str(Path(chosen.output).expanduser() / "tensorboard")}
+    more["project_kwargs"] = {"logging_dir": str(chosen.output / "tensorboard")}
     config = PPOConfig(**ppo_options(chosen, settings), **more)
     parts = {"tokenizer": tokenizer, "dataset": queries, "data_collator": collate}
     return PPOTrainer(config, policy, **parts)
@@ -295,7 +296,7 @@ def train(chosen: Options, settings: Settings) -> int:
     inputs["base"] = shared_base(chosen)
     same = {name: value for name, value in every.items() if name not in MAY_CHANGE}
     same["command"] = NAME
-    with open_output(Path(chosen.output), "policy", same, inputs, chosen.resume) as output:
+    with open_output(chosen.output, "policy", same, inputs, chosen.resume) as output:
         set_seed(chosen.seed)
         run = BUILD[chosen.experiment](chosen, settings)
         if output.checkpoint:

@@ -3,10 +3,10 @@
 import sys
 from types import SimpleNamespace
 
-from benchmark import benchmark_worker
 import psutil
 import pytest
 import torch
+from benchmark import benchmark_worker
 from builders import make_samples, make_trainer, python
 from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -2,12 +2,10 @@
 before torch.
 """
 
-import json
 import subprocess
 from pathlib import Path
 
 import nbformat
-import pandas as pd
 import pretend_gpu
 import pytest
 import run_notebooks
@@ -21,7 +19,6 @@ from builders import (
     sgd,
     snapshot,
 )
-from make.memory_table import as_markdown
 
 from rlhf_course.course.presets import ROOT, load_preset
 from rlhf_course.ppo.checkpoint import load_checkpoint
