@@ -99,8 +99,8 @@ def test_an_unknown_figure_gets_the_list(capsys):
     assert "there are" in capsys.readouterr().err
 
 
-def test_a_missing_run_leaves_nothing_behind(tmp_path, monkeypatch, capsys):
+def test_a_missing_run_leaves_nothing_behind(tmp_path, monkeypatch):
     monkeypatch.setattr("curves.FOLDER", tmp_path)
-    assert draw.main(["curves_imdb", "--output", str(tmp_path / "out")]) == 1
-    assert "make render" in capsys.readouterr().err
+    with pytest.raises(FileNotFoundError, match="make render"):
+        draw.main(["curves_imdb", "--output", str(tmp_path / "out")])
     assert not (tmp_path / "out").exists()
