@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 from training_runs import arguments, make_adapters, make_base
 from transformers import AutoTokenizer
 
+from rlhf_course import AutoModelForCausalLMWithValueHead
 from rlhf_course.course.presets import load_preset
-from rlhf_course.policy.value_head import AutoModelForCausalLMWithValueHead
 
 
 @pytest.fixture(scope="module")
