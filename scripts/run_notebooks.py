@@ -56,9 +56,9 @@ class Engine(NBClientEngine):
 
     @classmethod
     def execute_managed_notebook(cls, nb_man, kernel_name, **kwargs):
-        where = {"metadata": {"path": str(NOTEBOOKS)}}  # papermill's cwd is not for threads
-        how = {"startup_timeout": kwargs["start_timeout"], "resources": where}
-        return Client(nb_man, kernel_name=kernel_name, **how).execute()
+        how = {"resources": {"metadata": {"path": str(NOTEBOOKS)}}}  # its cwd is not for threads
+        timeout = kwargs["start_timeout"]
+        return Client(nb_man, kernel_name=kernel_name, startup_timeout=timeout, **how).execute()
 
 
 papermill_engines.register("course", Engine)
@@ -67,23 +67,18 @@ papermill_engines.register("course", Engine)
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """Return the command line; ``SystemExit`` with a sentence for an invalid one."""
     how = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
-    parser = argparse.ArgumentParser("run_notebooks.py", **how)
-    add = parser.add_argument
+    add = (parser := argparse.ArgumentParser("run_notebooks.py", **how)).add_argument
     add("--preset", default="tiny", choices=PRESETS, help="size of the run (default: tiny)")
     add("--only", nargs="+", default=[], metavar="NN", help="notebooks by the start of their name")
     add("--output", type=Path, default=Path("build"), help="where results go (default: build)")
     how = {"type": _setting, "action": "append", "default": [], "metavar": "KEY=VALUE"}
     add("--override", **how, help="a setting; repeatable")
     add("--seed", type=int, default=0, help="seed of the runs (default: 0)")
-    text = "notebooks at a time (default: 2 at preset tiny; 1 with --render)"
-    add("--jobs", type=int, help=text)
-    text = "keep outputs in notebooks/ (of other presets: in notebooks/PRESET/), run cards in"
-    add("--render", action="store_true", help=f"{text} figs/measured/")
+    add("--jobs", type=int, help="notebooks at a time (default: 1; 2 at tiny without --render)")
+    add("--render", action="store_true", help="keep outputs in notebooks/, cards in figs/measured/")
     chosen = parser.parse_args(arguments)
-    if not 0 <= chosen.seed < 2**32:
-        parser.error("--seed takes a whole number of at least 0")
-    if chosen.jobs is not None and chosen.jobs < 1:
-        parser.error("--jobs takes a whole number of at least 1")
+    if not 0 <= chosen.seed < 2**32 or (chosen.jobs is not None and chosen.jobs < 1):
+        parser.error("--seed takes a whole number of at least 0, --jobs one of at least 1")
     names = sorted(path.stem for path in NOTEBOOKS.glob("[0-9]*.ipynb"))
     names = [name for name in names if (CONFIGS / f"{name}.yaml").exists()]
     unknown = [start for start in chosen.only if not any(name.startswith(start) for name in names)]
@@ -117,10 +112,8 @@ def check(chosen: argparse.Namespace) -> None:
         load_preset(name, chosen.preset, chosen.overrides)
         cells = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4).cells
         if not any("parameters" in cell.metadata.get("tags", []) for cell in cells):
-            raise ValueError(
-                f"{name}.ipynb has no cell tagged parameters, so its settings cannot be set. Put"
-                f" it back: git checkout notebooks/{name}.ipynb"
-            )
+            cure = f"To put it back: git checkout notebooks/{name}.ipynb"
+            raise ValueError(f"{name}.ipynb has no cell tagged parameters. {cure}")
         target = chosen.output / "notebooks" / f"{name}.ipynb"
         if target.exists() and '"papermill"' not in target.read_text("utf-8", "replace"):
             raise FileExistsError(f"{target} is not the result of a run. Name another --output.")
@@ -135,18 +128,18 @@ def execute(name: str, chosen: argparse.Namespace) -> str:
     target, source = chosen.output / "notebooks" / f"{name}.ipynb", NOTEBOOKS / f"{name}.ipynb"
     problem = ""
     try:
-        card.unlink(missing_ok=True)
+        for old in (card, target):
+            old.unlink(missing_ok=True)
         problem = run_cells(source, target, chosen)
         notebook = nbformat.read(target, as_version=4)
         (chosen.output / "html").mkdir(exist_ok=True)
         html = chosen.output / "html" / f"{name}.html"
         html.write_text(page(notebook, NOTEBOOKS), encoding="utf-8")
-        if not any(cell.get("execution_count") for cell in notebook.cells):
-            problem = problem or "No cell was executed."
-        if not card.exists():
-            problem = problem or "It wrote no run card."
-        teaches = not problem or chosen.preset != "tiny"  # real data may teach nothing
-        if chosen.render and teaches and card.exists():
+        ran = any(cell.get("execution_count") for cell in notebook.cells)
+        problem = problem or ("" if ran else "No cell was executed.")
+        problem = problem or ("" if card.exists() else "It wrote no run card.")
+        is_kept = not problem or chosen.preset != "tiny"  # real data may teach nothing
+        if chosen.render and is_kept and card.exists():
             notebook_files.render(notebook, source, chosen)
             notebook_files.keep(card, chosen.preset)
         return problem
@@ -187,16 +180,16 @@ class Progress:
 
     def begin(self, name: str) -> None:
         with self.lock:
-            self.begun += 1
-            seconds = [self.scale[0] / self.scale[1] * usual for usual in self.left.values()]
+            self.begun, scale = self.begun + 1, self.scale[0] / self.scale[1]
+            seconds = [scale * usual for usual in self.left.values()]
             minutes = max([sum(seconds) / self.jobs, *seconds]) / 60 if seconds else 0
             time_left = f" · about {max(1, round(minutes))} min left" if seconds else ""
             print(f"[{self.begun}/{self.total}] {name}{time_left}", flush=True)
 
     def end(self, name: str, seconds: float) -> None:
         with self.lock:
-            self.scale[0] += seconds
-            self.scale[1] += self.left.pop(name, seconds)
+            usual = self.left.pop(name, seconds)
+            self.scale = [self.scale[0] + seconds, self.scale[1] + usual]
 
 
 def execute_all(chosen: argparse.Namespace, results: dict[str, str]) -> None:
@@ -229,8 +222,7 @@ def main(arguments: list[str] | None = None) -> int:
     chosen, results = parse_arguments(arguments), {}
     check(chosen)
     share = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // chosen.jobs))}
-    for name, value in (MALLOC | (share if chosen.jobs > 1 else {})).items():
-        os.environ.setdefault(name, value)  # kernels inherit it
+    os.environ |= MALLOC | (share if chosen.jobs > 1 else {}) | os.environ  # for the kernels
     with ExitStack() as held:
         for name in chosen.names:
             held.enter_context(hold(chosen.output / "notebooks", name))
@@ -245,15 +237,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 def tell(results: dict[str, str], chosen: argparse.Namespace) -> None:
     """Keep the results, write the page, and print the table, what failed and what to open."""
-    index = chosen.output / "index.html"
     try:
-        if results:
-            report.add_results(chosen.output, results)
-        entries = report.write([chosen.output], index)
+        report.add_results(chosen.output, results)
+        entries = report.write([chosen.output], chosen.output / "index.html")
         report.show([entry for entry in entries if entry["name"] in results])
     except OSError as error:  # nothing was measured, or the disk is full
         print(f"There is no page over them. {error}", file=sys.stderr)
-    print(f"Executed notebooks, HTML and run cards are in {chosen.output}\nOpen next: {index}")
+    print(f"Everything is in {chosen.output}\nOpen next: {chosen.output / 'index.html'}")
 
 
 if __name__ == "__main__":

@@ -37,7 +37,8 @@ MAY_CHANGE = {"output", "resume", "save_every", "steps", "log_with", "gradient_c
 SAMPLING = {"do_sample": True, "top_k": 0, "top_p": 1.0}
 MAKE_THEM = """--sft_adapter and --reward_adapter are both needed; these two commands make them:
   python scripts/train_sft.py --model_name_or_path BASE --dataset ANSWERS --output_dir runs/sft
-  python scripts/train_reward_model.py --model_name_or_path BASE --dataset PAIRS --use_peft --output_dir runs/reward
+  python scripts/train_reward_model.py --model_name_or_path BASE --dataset PAIRS --use_peft \\
+      --output_dir runs/reward
 They leave runs/sft/model and runs/reward/model."""
 
 

@@ -100,7 +100,7 @@ def load_data(dataset: str, script: ScriptArguments, settings: Settings, seed: i
 
 
 def load_scorer(path: str | Path, tokenizer, config, **options):
-    """Return a RewardModel on the run's device. Raises ``ValueError`` if it has too few positions."""
+    """Return a RewardModel on the run's device; ``ValueError`` if it has too few positions."""
     from rlhf_course.rewards import RewardModel, load_reward_model
 
     scorer = RewardModel(load_reward_model(path, **options).to(config.device), tokenizer)

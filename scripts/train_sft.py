@@ -102,7 +102,7 @@ def find_inputs(model_args, settings: Settings) -> tuple[str, str]:
 
 
 def load_base(base: str, config, model_args):
-    """Return the base model. Raises ``ValueError`` if it is an adapter, or has too few positions."""
+    """Return the base model; ``ValueError`` if it is an adapter, or has too few positions."""
     from transformers import AutoModelForCausalLM
 
     from rlhf_course.policy.save_load import load_model

@@ -26,7 +26,7 @@ def seconds(path: Path) -> float:
 
 
 def run_notebooks(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess:
-    """The runner in a process whose Python, and whose kernels' Python, can reach this machine only."""
+    """Run the runner in a process whose Python, and kernels, can reach this machine only."""
     environment = {
         k: v for k, v in os.environ.items() if not k.startswith(("HF_", "WANDB", "TRANSFORMERS_"))
     }

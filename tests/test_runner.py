@@ -1,4 +1,4 @@
-"""The notebooks' runner: what it refuses, several notebooks at a time, kernels that end, the table."""
+"""The notebooks' runner: what it refuses, several at a time, kernels that end, the table."""
 
 import json
 import os
@@ -70,8 +70,8 @@ def run(*arguments) -> int:
         (["--override", "stepps=1"], "Unknown setting 'stepps'"),
         (["--override", "model=[a"], "takes KEY=VALUE"),
         (["--override", "steps"], "takes KEY=VALUE"),
-        (["--seed", "-1"], "--seed takes"),
-        (["--jobs", "0"], "--jobs takes"),
+        (["--seed", "-1"], "--seed takes a whole number of at least 0"),
+        (["--jobs", "0"], "--jobs one of at least 1"),
         (["--only", "77"], f"no notebook starts with 77; there are {FIRST}"),
     ],
 )

@@ -1,5 +1,6 @@
 """train_ppo.py: options, stopping and resuming. benchmark_ppo.py: runs and writes."""
 
+import ast
 import json
 import random
 import re
@@ -174,6 +175,19 @@ def test_the_first_ctrl_c_waits_for_the_step_and_the_second_does_not():
             signal.raise_signal(signal.SIGINT)
             time.sleep(0.01)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_scripts_never_import_tests():
+    names = {path.stem for path in (ROOT / "tests").glob("*.py")} | {"tests", "pretend_gpu"}
+    names |= {"pretend_hub", "conftest"}
+    for path in SCRIPTS.rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        imports = [n for n in ast.walk(tree) if isinstance(n, ast.Import | ast.ImportFrom)]
+        found = {alias.name for node in imports for alias in node.names}
+        found |= {node.module for node in imports if isinstance(node, ast.ImportFrom)}
+        assert not {str(name).split(".")[0] for name in found} & names, path
+        texts = (n.value for n in ast.walk(tree) if isinstance(n, ast.Constant))
+        assert "tests" not in {*texts}, path
 
 
 @pytest.mark.parametrize(

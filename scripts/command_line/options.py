@@ -19,9 +19,9 @@ def read(
     """Yield what the YAML file sets, and a function that parses it with the command line.
 
     Options named in ``first`` decide which others there are, or their defaults; they are among
-    what is given also when the command line sets them. The function takes dataclasses, defaults,
-    a description and formatters of argparse; the file wins over the defaults, the command line over the file. An invalid
-    option, there or in the body, ends the command with a sentence (``SystemExit``).
+    what is given also when the command line sets them. The function takes dataclasses, defaults, a
+    description and formatters of argparse; the file wins over the defaults, the command line over
+    the file. An invalid option, there or in the body, ends the command (``SystemExit``).
     """
     usage = f"{name} [--config FILE] [--{first[0]} {first[0].upper()}] [options]"
     early = argparse.ArgumentParser(name, usage, add_help=False, allow_abbrev=False)

@@ -34,7 +34,9 @@ math[display="block"] { overflow-x: auto; overflow-y: hidden; padding: 0.3em 0; 
 .jp-RenderedHTMLCommon table { display: block; overflow-x: auto; max-width: 100%; margin-left: 0; }
 .highlight pre { overflow-x: auto; }
 .jp-RenderedHTMLCommon a { overflow-wrap: anywhere; }
-@media (max-width: 46em) { .jp-InputPrompt, .jp-OutputPrompt { display: none; } body.jp-Notebook { padding: 8px; } }
+@media (max-width: 46em) {
+  .jp-InputPrompt, .jp-OutputPrompt { display: none; } body.jp-Notebook { padding: 8px; }
+}
 </style>
 {%- endblock -%}
 """
