@@ -7,12 +7,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
-from zipfile import ZipFile
 
 from accelerate import PartialState
-from safetensors import safe_open
 
-from rlhf_course.runtime.files import atomic_file, check_folder, hold, read_json
+from rlhf_course.runtime.files import atomic_file, check_folder, hold, is_damaged, read_json
 
 STATE = "run.json"
 
@@ -115,14 +113,5 @@ def damage(checkpoint: Path) -> str | None:
     """Return what is wrong with a checkpoint's files; None if all of them can be read."""
     if not any(checkpoint.glob("trainer_state.*")):  # which is written last
         return "it holds no trainer_state"
-    for file in sorted(checkpoint.rglob("*")):
-        try:
-            if file.suffix == ".json":
-                read_json(file)
-            elif file.suffix == ".safetensors":
-                safe_open(file, "pt")
-            elif file.suffix == ".pt" and ZipFile(file).testzip():
-                raise ValueError
-        except Exception:  # whatever a reader stumbles over
-            return f"{file.name} is damaged"
-    return None
+    files = sorted(checkpoint.rglob("*"))
+    return next((f"{file.name} is damaged" for file in files if is_damaged(file)), None)
