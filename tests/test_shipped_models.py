@@ -1,4 +1,4 @@
-"""The models and data in models/: what loads them, what they can do, and what must not be in them."""
+"""The models and data in models/: what loads them, what they can do, and what is not in them."""
 
 import pandas as pd
 import pytest

@@ -66,11 +66,8 @@ class RunCard:
         """Write the card, and return its checks as a table. Raises :class:`CheckFailed` when one
         did not pass.
         """
-        versions = {
-            name: importlib.metadata.version(name)
-            for name in _PACKAGES
-            if importlib.util.find_spec(name)
-        }
+        known = filter(importlib.util.find_spec, _PACKAGES)
+        versions = {name: importlib.metadata.version(name) for name in known}
         card = {
             "notebook": self.notebook,
             "preset": self.preset,

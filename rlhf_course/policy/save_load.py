@@ -21,10 +21,7 @@ from rlhf_course.runtime.hub import check_known, check_source, hub_errors
 VALUE_HEAD_FILE, PREFIX, ADAPTER_CONFIG = "v_head.safetensors", "v_head.", "adapter_config.json"
 BASE_FILE, SAMPLES = "adapter_base.txt", 64  # numbers of each tensor that a fingerprint is made of
 HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "revision", "token")
-CAUSAL = (
-    "A policy continues its text token by token: take a causal language model, such as GPT-2 or"
-    " Llama."
-)
+CAUSAL = "A policy writes token by token: take a causal language model, such as GPT-2 or Llama."
 
 
 def load_model(
@@ -39,11 +36,10 @@ def load_model(
     on its base.
 
     Code in the repository is never run. With ``new_head`` tensors on top of the network may be
-    missing, and are drawn. ``adapter_name`` and ``is_trainable`` are for adapters only, other
-    arguments for transformers.
+    missing, and are drawn. ``adapter_name`` and ``is_trainable`` are for adapters only.
 
-    Raises ``ValueError`` for missing keys or mismatched shapes, which transformers would draw at
-    random, for damaged files, and for an adapter of another base; ``OSError`` without a model.
+    Raises ``ValueError`` for missing keys, mismatched shapes, damaged files, and an adapter of
+    another base; ``OSError`` without a model.
     """
     folder = local_folder(source, **kwargs)
     if not (folder / ADAPTER_CONFIG).exists():
@@ -84,25 +80,17 @@ def _load_base(
             raise ValueError(f"{source} has an encoder, which no policy has. {CAUSAL}")
         if is_local and not {".safetensors", ".bin"} & {path.suffix for path in folder.glob("*")}:
             raise FileNotFoundError(
-                f"The model folder {folder} holds no weights (*.safetensors or *.bin). "
-                "Give a folder written by save_pretrained, or a hub id."
+                f"The model folder {folder} holds no weights. Give one written by save_pretrained."
             )
-        kwargs |= {
-            "trust_remote_code": False,
-            "output_loading_info": True,
-            "ignore_mismatched_sizes": True,
-        }
-        # On the meta device first, which allocates nothing: a config.json of a much larger model
-        # than its weights would fill the memory.
+        kwargs |= dict.fromkeys(("output_loading_info", "ignore_mismatched_sizes"), True)
+        kwargs["trust_remote_code"] = False
+        # First on the meta device, which allocates nothing: the config may be of a larger model.
         plain = {key: kwargs[key] for key in kwargs if key != "quantization_config"}
         model, report = auto.from_pretrained(str(source), **plain | {"device_map": "meta"})
     needed = f"{model.base_model_prefix}." if new_head else ""
     missing = [key for key in report["missing_keys"] if key.startswith(needed) and key not in own]
     mismatched = [row for row in report["mismatched_keys"] if row[0].startswith(needed)]
-    hint = (
-        " For a new head load it with new_head=True; for one of several labels take"
-        " SentimentReward."
-    )
+    hint = " For a new head take new_head=True; for one of several labels SentimentReward."
     hint = hint if auto is not AutoModelForCausalLM else ""
     _check_loaded(place or source, type(model).__name__, missing, mismatched, hint)
     with hub_errors(folder if is_local else source):

@@ -23,7 +23,7 @@ NEEDS_CODE = (
 
 
 def check_source(source: str | Path, kind: str = "model") -> None:
-    """Raise ``FileNotFoundError`` for what is neither a folder nor, by its form, an id on the hub."""
+    """Raise ``FileNotFoundError`` for what is neither a folder nor, by its form, a hub id."""
     if Path(source).is_file():
         raise FileNotFoundError(
             f"{source} is a file, where a {kind}'s folder is needed: name the one that holds it."

@@ -131,15 +131,9 @@ def _checkpoint(
 
     It has not seen a question with its answer, which is what SFT is for.
     """
-    if sft_dataset is None:
-        texts = chinese.make_prose(8000, SEED)
-    else:
-        answers, _ = load_answers(sft_dataset, "train", sft_files)
-        pairs, _ = load_pairs(dataset, "train")
-        texts = [*answers["answer"], *pairs["chosen"], *pairs["rejected"]]
-    marks = [
-        as_prompt("")
-    ] * 500  # so that Human: and Assistant: are a piece each, as in a large vocabulary
+    texts = _prose(sft_dataset, sft_files, dataset)
+    # So that Human: and Assistant: are a piece each, as in a large vocabulary.
+    marks = [as_prompt("")] * 500
     spm_model = toy_checkpoint.train_sentencepiece(
         [*texts, *marks], vocab_size, folder.with_name("sentencepiece")
     )
@@ -159,6 +153,14 @@ def _checkpoint(
         model, texts, tokenizer, base_steps, base_batch_size, 64, base_learning_rate
     )
     toy_checkpoint.write_baichuan_checkpoint(model, spm_model, folder)
+
+
+def _prose(sft_dataset: Path | None, sft_files, dataset) -> list[str]:
+    if sft_dataset is None:
+        return chinese.make_prose(8000, SEED)
+    answers, _ = load_answers(sft_dataset, "train", sft_files)
+    pairs, _ = load_pairs(dataset, "train")
+    return [*answers["answer"], *pairs["chosen"], *pairs["rejected"]]
 
 
 def build_base(settings: Settings) -> Path:

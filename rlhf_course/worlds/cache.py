@@ -30,7 +30,7 @@ def cache_root() -> Path:
 
 
 def cached(name: str, build: Callable, settings: Settings | None = None, **inputs) -> Path:
-    """Return the folder that ``build(folder, …)`` fills, made once for all that decides its content.
+    """Return the folder that ``build(folder, …)`` fills, made once for all that decides its files.
 
     A builder gets ``inputs``, and settings of the names of its other arguments. The key is made of
     these (of a folder, which is given as a Path, its checksum) and of :func:`code`. One process
