@@ -18,7 +18,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rlhf_course.runtime import command
 from rlhf_course.runtime.files import atomic_file, read_json
 
 HERE = Path(__file__).resolve().parent
@@ -175,4 +174,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(command.run("build.py", main))
+    main(sys.argv[1:])

@@ -19,6 +19,7 @@ from baichuan_checkpoints import (
     save_source,
 )
 from builders import edit_json, write_json
+from command_line import exits
 from huggingface_hub import save_torch_state_dict
 from safetensors.torch import load_file
 from torch.nn import functional as F
@@ -28,7 +29,6 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from rlhf_course.baichuan import convert
 from rlhf_course.baichuan.convert import convert_to_llama
 from rlhf_course.baichuan.toy_checkpoint import norm_head, write_baichuan_checkpoint
-from rlhf_course.runtime import command
 
 SILENT = {"report": lambda line: None}
 
@@ -400,7 +400,7 @@ def test_the_command_fails_with_a_sentence_and_ctrl_c_leaves_nothing(
 ):
     target = [str(tmp_path / "deep" / "target")]
     assert (
-        command.run("convert_baichuan.py", script.main, [str(tmp_path / "nothing"), *target]) == 1
+        exits.run("convert_baichuan.py", script.main, [str(tmp_path / "nothing"), *target]) == 1
     )
     error = capsys.readouterr().err
     assert (
@@ -414,7 +414,7 @@ def test_the_command_fails_with_a_sentence_and_ctrl_c_leaves_nothing(
 
     with monkeypatch.context() as patch:
         patch.setattr(LlamaConfig, "save_pretrained", stop)  # after the weights
-        assert command.run("convert_baichuan.py", script.main, [str(source), *target]) == 130
+        assert exits.run("convert_baichuan.py", script.main, [str(source), *target]) == 130
     assert not any((tmp_path / "deep").iterdir())
     assert script.main([str(source), *target]) == 0
     assert difference(tmp_path / "deep" / "target", make_tensors(), True) <= 1e-6

@@ -2,13 +2,7 @@
 site/larger-models.md.
 """
 
-from rlhf_course.runtime import command
-
-if __name__ == "__main__":
-    command.loading()
-
 import argparse
-import sys
 from collections.abc import Sequence
 
 import pandas as pd
@@ -75,7 +69,7 @@ def as_markdown(table: pd.DataFrame) -> str:
 
 
 def about_the_optimizer() -> str:
-    """A sentence: what moving the optimizer's state to the machine's memory would save, computed."""
+    """Return what moving the optimizer's state to the machine's memory would save, computed."""
     size = ppo_memory(BAICHUAN, LORA, 1, 1, 1)["optimizer"] / 2**30
     return (
         f"Adam's two moments of the adapters are {size:.1f} GiB of it, too little to move them"
@@ -89,4 +83,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(command.run("memory_table.py", main))
+    main()

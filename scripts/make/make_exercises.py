@@ -1,6 +1,6 @@
 """Write the exercise notebooks from their sources: one with stubs, and one that is solved.
 
-    python scripts/make_exercises.py
+    python scripts/make/make_exercises.py
 
 Sources are notebooks/exercises/ex*.py; engine.py beside them says how they are written.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 import nbformat
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-FOLDER = Path(__file__).resolve().parents[1] / "notebooks" / "exercises"
+FOLDER = Path(__file__).resolve().parents[2] / "notebooks" / "exercises"
 SETS = sorted(path.stem for path in FOLDER.glob("ex*.py"))
 METADATA = {
     "kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"},

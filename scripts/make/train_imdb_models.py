@@ -1,7 +1,7 @@
 """The small models of real film reviews that models/ holds, trained from the reviews themselves.
 
-    python scripts/train_imdb_models.py FOLDER
-    python scripts/train_imdb_models.py FOLDER --parts openings judge
+    python scripts/make/train_imdb_models.py FOLDER
+    python scripts/make/train_imdb_models.py FOLDER --parts openings judge
 
 FOLDER holds IMDB in the hub's layout. The parts are openings, judge, classifier and policy, made in
 that order; policy and classifier go on where they were stopped.
@@ -62,7 +62,7 @@ def load_split(folder: Path) -> datasets.DatasetDict:
 
 
 def cut(text: str, rng: np.random.Generator) -> str:
-    """A text as a judge learns from it: every other time 4 to 48 words of it, as PPO's texts have."""
+    """Return a text as a judge learns from it: every other time 4 to 48 words, as PPO's have."""
     return text if rng.random() < 0.5 else " ".join(text.split()[: rng.integers(4, 49)])
 
 
@@ -248,7 +248,7 @@ PARTS = ("openings", "judge", "classifier", "policy")
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line, which measure_imdb_models.py shares: what was trained is what is measured."""
+    """Return the command line, which measure_imdb_models.py shares, to measure what was trained."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,5 +1,7 @@
-"""An executed notebook as one HTML page that asks no other host: formulas as MathML, no scripts,
-light and dark.
+"""An executed notebook as one HTML page without scripts: formulas as MathML, light and dark.
+
+Texts of a dataset stand in a notebook's outputs, and may hold markup of anybody's. Scripts and what
+else acts is dropped, and the page's policy lets a browser run and load nothing.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ TEMPLATE = """{%- extends 'index.html.j2' -%}
 {%- block html_head_js_mermaidjs -%}{%- endblock -%}
 {%- block html_head_css -%}
 <meta name="color-scheme" content="light dark">
+<meta http-equiv="Content-Security-Policy" content="POLICY">
 <style>@media screen and (prefers-color-scheme: dark) { DARK
   .jp-OutputArea-output img { background: #fff; } }
 main { max-width: 60em; margin: auto; }
@@ -31,14 +34,20 @@ math[display="block"] { overflow-x: auto; overflow-y: hidden; padding: 0.3em 0; 
 .jp-RenderedHTMLCommon table { display: block; overflow-x: auto; max-width: 100%; margin-left: 0; }
 .highlight pre { overflow-x: auto; }
 .jp-RenderedHTMLCommon a { overflow-wrap: anywhere; }
-@media (max-width: 46em) { .jp-InputPrompt, .jp-OutputPrompt { display: none; } body.jp-Notebook { padding: 8px; } }
+@media (max-width: 46em) {
+  .jp-InputPrompt, .jp-OutputPrompt { display: none; } body.jp-Notebook { padding: 8px; }
+}
 </style>
 {%- endblock -%}
 """
-
-WORD = re.compile(
-    r"<mi>(log|exp|max|min)</mi>"
-)  # names of functions, which browsers set too close as identifiers
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; font-src data:"
+POLICY += "; base-uri 'none'; form-action 'none'"
+ACTS = (
+    "script, iframe, frame, object, embed, applet, base, form, link, portal, [http-equiv=refresh]"
+)
+URLS = ("href", "src", "action", "formaction", "xlink:href", "data", "poster", "background")
+# Names of functions, which browsers set too close as identifiers.
+WORD = re.compile(r"<mi>(log|exp|max|min)</mi>")
 
 
 class Renderer(IPythonRenderer):
@@ -73,6 +82,18 @@ def mathml(formula: str, display: str) -> str:
         return f"<code>{html.escape(formula)}</code>"
 
 
+def drop_what_acts(soup: BeautifulSoup) -> None:
+    """Remove scripts, frames, forms, event handlers and addresses that run code."""
+    for tag in soup.select(ACTS):
+        tag.decompose()
+    for tag in soup.find_all(True):
+        for name, value in [*tag.attrs.items()]:
+            address = re.sub(r"[\s\0-\x1f]", "", str(value)).lower()
+            runs = address.startswith(("javascript:", "vbscript:", "data:text", "data:application"))
+            if name.lower().startswith("on") or name == "srcdoc" or (name in URLS and runs):
+                del tag[name]
+
+
 def page(notebook: NotebookNode, folder: Path) -> str:
     """The page; its title is the notebook's heading, and its links to files are those of a notebook
     in ``folder``.
@@ -83,9 +104,11 @@ def page(notebook: NotebookNode, folder: Path) -> str:
     )
     maker = Page(raw_template=TEMPLATE)
     dark, _, _ = maker.environment.loader.get_source(maker.environment, "static/theme-dark.css")
-    maker.raw_template = TEMPLATE.replace("DARK", re.sub(r"/\*.*?\*/", "", dark, flags=re.S))
+    dark = re.sub(r"/\*.*?\*/", "", dark, flags=re.S)
+    maker.raw_template = TEMPLATE.replace("DARK", dark).replace("POLICY", POLICY)
     text, _ = maker.from_notebook_node(notebook, {"metadata": {"name": heading.replace("`", "")}})
     soup = BeautifulSoup(text, "html.parser")
+    drop_what_acts(soup)
     for link in soup.select("a[href]"):
         target = urlsplit(link["href"])
         if target.path and not target.scheme and not target.netloc:

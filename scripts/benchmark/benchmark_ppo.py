@@ -12,8 +12,7 @@ batched     the old version's batched generate, the pipeline in batches of 128; 
 
 --shape lora measures ours alone: adapters policy, ref and reward on one Llama with random weights
 and Baichuan2-7B's shape, 8 samples of 128 query and 256 response tokens. --costs measures ours
-alone over batch size and response length. --predict measures nothing: it counts what a step of
-GPT-2 small would ask of a GPU, and says how long that would take.
+alone over batch size and response length.
 """
 
 import argparse
@@ -27,8 +26,6 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from rlhf_course.runtime import command
-
 TITLES = {"ours": "ours", "one-by-one": "TRL 0.11, one by one", "batched": "TRL 0.11, batched"}
 COLUMNS = {phase: f"{phase} s" for phase in ("generate", "score", "forward", "update", "total")}
 COLUMNS |= {"ms_per_token": "ms/token", "response_tokens": "tokens", "peak_mb": "peak MB"}
@@ -39,46 +36,18 @@ PINS = (
 PINS += ' "numpy<2" "pyarrow<18" "pandas<3"'
 WORKER = Path(__file__).with_name("benchmark_worker.py")
 
-LLAMA_7B = {
-    "vocab_size": 125_696,
-    "hidden_size": 4096,
-    "intermediate_size": 11_008,
-    "num_hidden_layers": 32,
-}
-LLAMA_7B |= {
-    "num_attention_heads": 32,
-    "max_position_embeddings": 4096,
-}  # Baichuan2-7B, after conversion
-LLAMA_TOY = LLAMA_7B | {
-    "vocab_size": 500,
-    "hidden_size": 64,
-    "intermediate_size": 172,
-    "num_hidden_layers": 2,
-}
-LLAMA_TOY |= {"num_attention_heads": 2}
-SHAPES = {  # samples per step, query tokens, response tokens (the last number is not reached)
-    "tiny": {"batch": 128, "query": None, "lengths": (4, 16)},
-    "gpt2": {"batch": 128, "query": None, "lengths": (4, 16)},
-    "gpt2-32": {
-        "batch": 32,
-        "query": None,
-        "lengths": (4, 16),
-    },  # what site/running.md tells those without a GPU
-    "lora": {
-        "batch": 8,
-        "query": 128,
-        "lengths": (256, 257),
-        "llama": LLAMA_7B,
-        "dtype": "bfloat16",
-    },
-    "lora-toy": {
-        "batch": 8,
-        "query": 16,
-        "lengths": (32, 33),
-        "llama": LLAMA_TOY,
-        "dtype": "float32",
-    },
-}
+# Baichuan2-7B, after conversion.
+LLAMA_7B = {"vocab_size": 125_696, "hidden_size": 4096, "intermediate_size": 11_008}
+LLAMA_7B |= {"num_hidden_layers": 32, "num_attention_heads": 32, "max_position_embeddings": 4096}
+LLAMA_TOY = LLAMA_7B | {"vocab_size": 500, "hidden_size": 64, "intermediate_size": 172}
+LLAMA_TOY |= {"num_hidden_layers": 2, "num_attention_heads": 2}
+GPT2 = {"batch": 128, "query": None, "lengths": (4, 16)}
+LORA = {"batch": 8, "query": 128, "lengths": (256, 257), "llama": LLAMA_7B, "dtype": "bfloat16"}
+TOY = {"query": 16, "lengths": (32, 33), "llama": LLAMA_TOY, "dtype": "float32"}
+# Samples per step, query tokens, response tokens (the last number is not reached). gpt2-32 is what
+# site/running.md tells those without a GPU.
+SHAPES = {"tiny": GPT2, "gpt2": GPT2, "gpt2-32": GPT2 | {"batch": 32}}
+SHAPES |= {"lora": LORA, "lora-toy": LORA | TOY}
 BATCHES, RESPONSES = (16, 32, 64, 128, 256, 512, 1024), (16, 32, 64, 128, 256, 512)
 COST_RESPONSE, COST_BATCH = 16, 64  # the response length of the one sweep, the batch of the other
 
@@ -278,13 +247,8 @@ def summarise(found: dict) -> None:
     """Add medians, and ratios to ours, to every variant."""
     for name, entry in found.items():
         rounds, entry["title"] = entry["rounds"], TITLES[name]
-        median = entry["median"] = {
-            key: statistics.median(row[key] for row in rounds) for key in rounds[0]
-        }
-        rate = median["step_flop_per_second"] = median["step_flop"] / (
-            median["forward"] + median["update"]
-        )
-        median["fraction_of_matrix_rate"] = rate / median["matrix_flop_per_second"]
+        median = {key: statistics.median(row[key] for row in rounds) for key in rounds[0]}
+        entry["median"] = median
         ratio = entry["ratio_to_ours"] = {
             key: median[key] / found["ours"]["median"][key] for key in COLUMNS
         }
@@ -293,7 +257,7 @@ def summarise(found: dict) -> None:
         ratio["total_range"] = [paired[0], paired[-1]]
 
 
-def report(found: dict, precision: str) -> str:
+def report(found: dict) -> str:
     """The measurements as a table, and what follows from them."""
     import pandas as pd
 
@@ -312,79 +276,32 @@ def report(found: dict, precision: str) -> str:
     for title, ratio in rivals.items():
         low, high = ratio["total_range"]
         lines.append(f"Round by round, {title} took {low:.1f} to {high:.1f} times as long as ours.")
-    mine = found["ours"]["median"]
-    gflop, rate, product = (
-        mine[k] / 1e9 for k in ("step_flop", "step_flop_per_second", "matrix_flop_per_second")
-    )
-    lines.append(f"Our forward and update need {gflop:.1f} GFLOP and do {rate:.1f} GFLOP/s, ")
-    lines[-1] += f"{rate / product:.0%} of a {precision} matrix product's {product:.1f} GFLOP/s."
     return "\n".join(lines)
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The command line; ``SystemExit`` with a sentence for what is not valid."""
+    """Return the command line; ``SystemExit`` with a sentence for an invalid one."""
     how = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
     parser = argparse.ArgumentParser("benchmark_ppo.py", **how)
-    parser.add_argument(
-        "--against", metavar="PYTHON", help="interpreter of an environment with trl 0.11.4"
-    )
-    text = (
-        "tiny preset's models (default); GPT-2 small, random weights, 128 or 32 samples; a 7B with"
-        " adapters; its toy"
-    )
-    parser.add_argument("--shape", choices=SHAPES, default="tiny", help=text)
-    text = (
-        "count what a step asks of a GPU, on a pretend one, and predict its time; nothing is"
-        " measured"
-    )
-    parser.add_argument("--predict", action="store_true", help=text)
-    parser.add_argument(
-        "--costs",
-        action="store_true",
-        help="over batch size and response length; for tiny and gpt2",
-    )
+    add = parser.add_argument
+    add("--against", metavar="PYTHON", help="interpreter of an environment with trl 0.11.4")
+    text = "tiny preset's models (default); GPT-2 small, 128 or 32 samples; a 7B with adapters; toy"
+    add("--shape", choices=SHAPES, default="tiny", help=text)
+    add("--costs", action="store_true", help="over batch size and response length")
     for name in ("model", "reward_model", "dataset"):
-        parser.add_argument(f"--{name}", metavar="FOLDER", help="instead of the tiny preset's")
-    for name, value, text in (
-        ("rounds", 10, ""),
-        ("warmup", 2, "uncounted rounds; "),
-        ("threads", os.cpu_count(), ""),
-    ):
-        parser.add_argument(f"--{name}", type=int, default=value, help=f"{text}default: {value}")
-    parser.add_argument(
-        "--lr", type=float, default=1.41e-5, help="small, so that the work stays the same"
-    )
-    parser.add_argument("--bf16", action="store_true", help="bf16 autocast for ours")
-    parser.add_argument(
-        "--gradient_checkpointing", action="store_true", help="for ours: less memory, more time"
-    )
-    parser.add_argument("--output", type=Path, default=Path("build/benchmark/ppo.json"))
+        add(f"--{name}", metavar="FOLDER", help="instead of the tiny preset's")
+    for name, value in (("rounds", 10), ("warmup", 2), ("threads", os.cpu_count())):
+        add(f"--{name}", type=int, default=value, help=f"default: {value}")
+    add("--lr", type=float, default=1.41e-5, help="small, so that the work stays the same")
+    add("--bf16", action="store_true", help="bf16 autocast for ours")
+    add("--gradient_checkpointing", action="store_true", help="for ours")
+    add("--output", type=Path, default=Path("build/benchmark/ppo.json"), help="a JSON file")
     options = parser.parse_args(arguments)
-    if options.rounds < 1 or options.warmup < 0 or options.threads < 1:
-        parser.error("--rounds and --threads must be at least 1, --warmup at least 0.")
     if "llama" in SHAPES[options.shape] and (options.against or options.costs):
         parser.error("--against and --costs are for the shapes tiny and gpt2.")
-    if options.output.is_dir() or options.output.suffix == ".png":
-        parser.error(
-            "--output takes the name of a JSON file; the picture is put beside it, as .png."
-        )
     if options.against and shutil.which(options.against) is None:
-        sys.exit(
-            f"There is no interpreter at {options.against}; --against takes the path of a Python."
-        )
+        parser.error(f"There is no interpreter at {options.against}.")
     return options
-
-
-def predict(target: Path) -> None:
-    """Print what is predicted for a GPU, and write it as JSON."""
-    import predict_gpu
-
-    from rlhf_course.runtime.files import atomic_file
-
-    found = predict_gpu.predict()
-    print(predict_gpu.table(found).to_string(), predict_gpu.sentence(found), sep="\n\n")
-    with atomic_file(target) as path:
-        path.write_text(json.dumps(found, indent=1) + "\n")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -396,11 +313,9 @@ def main(arguments: list[str] | None = None) -> None:
     from rlhf_course.runtime.files import atomic_file, check_folder
 
     check_folder(options.output.parent)
-    if options.predict:
-        return predict(options.output.with_name("predicted_gpu.json"))
     import pandas as pd
 
-    sys.path.append(str(Path(__file__).resolve().parents[1] / "figs"))
+    sys.path.append(str(Path(__file__).resolve().parents[2] / "figs"))
     import benchmark_plots
 
     names = ("shape", "threads", "bf16", "gradient_checkpointing", "lr", "rounds", "warmup")
@@ -413,7 +328,7 @@ def main(arguments: list[str] | None = None) -> None:
             results["variants"] = measure(options, Path(folder))
     if not options.costs:
         summarise(results["variants"])
-        print(report(results["variants"], "bfloat16" if options.bf16 else "float32"))
+        print(report(results["variants"]))
         if not options.against and "llama" not in results:
             print(
                 f"To compare, pip install {PINS} into another environment; give its Python with"
@@ -432,4 +347,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(command.run("benchmark_ppo.py", main))
+    main()

@@ -4,7 +4,7 @@
     python benchmark_worker.py VARIANT PLAN.json
 
 It answers every line of stdin, a PPO step to take, with a line of JSON: seconds per phase, tokens,
-FLOP, memory.
+memory.
 """
 
 import json
@@ -53,7 +53,6 @@ def lora(plan: dict, tokenizer):
 
     from rlhf_course import AutoModelForCausalLMWithValueHead, LengthSampler, PPOTrainer
     from rlhf_course.policy.adapters import RewardAdapter
-    from rlhf_course.policy.network import POLICY
     from rlhf_course.rewards import last_token_scores
 
     shape = LlamaConfig(**plan["llama"], pad_token_id=0, bos_token_id=0, eos_token_id=0)
@@ -65,7 +64,7 @@ def lora(plan: dict, tokenizer):
     adapter = LoraConfig(task_type="CAUSAL_LM", r=8, lora_alpha=32, target_modules="all-linear")
     model = AutoModelForCausalLMWithValueHead.from_pretrained(base, peft_config=adapter)
     with tempfile.TemporaryDirectory() as folder:  # a reward model as training would leave it
-        state = get_peft_model_state_dict(model.pretrained_model, adapter_name=POLICY)
+        state = get_peft_model_state_dict(model.pretrained_model, adapter_name="policy")
         weights = {name: weight.contiguous().cpu() for name, weight in state.items()}
         weights["base_model.model.score.weight"] = torch.randn(1, shape.hidden_size)
         save_file(weights, Path(folder, "adapter_model.safetensors"))
@@ -146,32 +145,10 @@ def texts(rows: list, responses: list, tokenizer) -> list[str]:
     return [row["query"] + reply for row, reply in zip(rows, replies, strict=True)]
 
 
-def model_flop(model, epochs: int, samples: int, query_tokens: int, response_tokens: int) -> float:
-    """Floating-point operations that one update needs, padding not counted.
-
-    A weight costs 2 per token forward, 2 for the gradient of its input, and 2 for its own where it
-    is trained. The policy goes both ways in every epoch (the old log-probabilities come with the
-    first), the reference forward once. The vocabulary counts for response tokens alone, and a
-    sample's last token predicts nothing. Attention scores (under 4 % here) and what checkpointing
-    computes again are left out.
-    """
-    flop, head = 0.0, model.config.hidden_size * model.config.vocab_size
-    for name, weight in model.named_parameters():
-        if ".ref." in name or ".reward." in name or weight.dim() < 2:
-            continue
-        in_block = ".h." in name or ".layers." in name
-        if in_block or weight.numel() == head and ("lm_head" in name or "wte" in name):
-            tokens = query_tokens + response_tokens - samples if in_block else response_tokens
-            flop += 2 * weight.numel() * tokens * (epochs * (2 + weight.requires_grad) + 1)
-    return flop
-
-
-def one_step(trainer, generate, score, rows: list, lengths: tuple[int, int], epochs: int) -> dict:
-    """One PPO step on these queries: seconds per phase, tokens, FLOP, memory, and the rate of a
-    matrix product.
-    """
+def one_step(trainer, generate, score, rows: list, lengths: tuple[int, int]) -> dict:
+    """Take one PPO step on these queries; return seconds per phase, tokens, and memory."""
     import torch
-    from torch.utils.benchmark import Timer, timer  # they wait for the GPU
+    from torch.utils.benchmark import timer  # it waits for the GPU
 
     device = trainer.accelerator.device
     gpu = device.type == "cuda"
@@ -185,22 +162,15 @@ def one_step(trainer, generate, score, rows: list, lengths: tuple[int, int], epo
     stats = trainer.step(queries, responses, scores)
     ticks.append(timer())
     forward = stats["time/ppo/forward_pass"]
-    counts = sum(map(len, queries)), sum(map(len, responses))
-    dtype = torch.bfloat16 if trainer.accelerator.mixed_precision == "bf16" else torch.float32
-    a = torch.rand((8192 if gpu else 1024,) * 2, device=device, dtype=dtype)
-    product = Timer("a @ a", globals={"a": a}, num_threads=torch.get_num_threads())
+    count = sum(map(len, responses))
     return {
         "generate": ticks[1] - ticks[0],
         "score": ticks[2] - ticks[1],
         "forward": forward,
         "update": ticks[3] - ticks[2] - forward,
         "total": ticks[3] - ticks[0],
-        "response_tokens": counts[1],
-        "step_flop": model_flop(trainer.model, epochs, len(rows), *counts),
-        "matrix_flop_per_second": (
-            2 * len(a) ** 3 / product.blocked_autorange(min_run_time=0.1).median
-        ),
-        "ms_per_token": 1000 * (ticks[3] - ticks[0]) / counts[1],
+        "response_tokens": count,
+        "ms_per_token": 1000 * (ticks[3] - ticks[0]) / count,
         "peak_mb": (torch.cuda.max_memory_allocated() if gpu else peak_memory()) / 1e6,
     }
 
@@ -255,7 +225,7 @@ def main(variant: str, plan: dict) -> None:
         rows = [queries[(given + i) % len(queries)] for i in range(size)]
         given += size
         print(
-            json.dumps(one_step(*run, rows, asked["lengths"], plan["ppo"]["ppo_epochs"])),
+            json.dumps(one_step(*run, rows, asked["lengths"])),
             file=answers,
         )
 

@@ -1,19 +1,16 @@
 """The headline of a notebook at several seeds: what the run cards of those runs say, kept in
 figs/measured/seeds.json.
 
-    for seed in 0 1 2; do python scripts/run_notebooks.py --only 04 --seed $seed --output
-    build/seeds/$seed; done python scripts/measure_seeds.py build/seeds/*
+    for seed in 0 1 2; do
+        python scripts/run_notebooks.py --only 04 --seed $seed --output build/seeds/$seed
+    done
+    python scripts/make/measure_seeds.py build/seeds/*
 
 An interval in a notebook covers prompts; this is what a second and third run of the same notebook
 gave.
 """
 
 from __future__ import annotations
-
-from rlhf_course.runtime import command
-
-if __name__ == "__main__":
-    command.loading()
 
 import argparse
 import json
@@ -77,4 +74,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(command.run("measure_seeds.py", main))
+    sys.exit(main(sys.argv[1:]))
