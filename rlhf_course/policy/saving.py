@@ -46,6 +46,7 @@ def _write(policy, folder: Path) -> None:
         for path in [*folder.glob(f"{adapter}/*")]:  # where peft puts an adapter with a name
             path.rename(folder / path.name)
         shutil.rmtree(folder / adapter, ignore_errors=True)
+        save_load.write_base(folder, policy)
     else:
         base = {name: weight for name, weight in state.items() if name not in head}
         policy.pretrained_model.save_pretrained(folder, state_dict=base)
