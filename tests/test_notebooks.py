@@ -71,15 +71,6 @@ def test_the_runner_fails_when_a_cell_fails(tmp_path):
     assert (tmp_path / "out" / "html" / "03_ppo_step_by_step.html").exists()
 
 
-def test_the_runner_names_the_notebooks_there_are(tmp_path):
-    done = run_notebooks(tmp_path, "--only", "77")
-    assert (
-        done.returncode == 2
-        and "no notebook starts with 77; there are 00_hello_rlhf, 01_" in done.stderr
-    )
-    assert "--override takes KEY=VALUE" in run_notebooks(tmp_path, "--override", "steps").stderr
-
-
 @pytest.mark.skipif(
     "RLHF_COURSE_IMDB" not in os.environ,
     reason="set RLHF_COURSE_IMDB to a folder with IMDB's reviews",
