@@ -32,7 +32,7 @@ from command_line import exits
 from make.notebook_files import update_readme
 from transformers import GPT2Config
 
-from rlhf_course.course.presets import ROOT, load_preset
+from rlhf_course.course.presets import ROOT
 from rlhf_course.ppo.checkpoint import load_checkpoint, save_checkpoint
 
 SHORT = ["--batch_size=16", "--mini_batch_size=8", "--steps=6"]
@@ -40,17 +40,6 @@ SHORT = ["--batch_size=16", "--mini_batch_size=8", "--steps=6"]
 
 def command(*arguments) -> list[str]:
     return [sys.executable, train_ppo.__file__, *SHORT, *map(str, arguments)]
-
-
-def test_options_come_from_file_and_command_line(tmp_path):
-    (tmp_path / "my.yaml").write_text(
-        "preset: tiny\nsteps: 7\nlearning_rate: 1e-4\noutput: there\n"
-    )
-    options, settings = train_ppo.parse_arguments(
-        ["--config", str(tmp_path / "my.yaml"), "--steps", "9"]
-    )
-    assert settings.steps == 9 and settings.learning_rate == 1e-4 and options.output.name == "there"
-    assert settings.batch_size == load_preset("04_gpt2_imdb_ppo", "tiny").batch_size
 
 
 @pytest.mark.parametrize(
@@ -102,12 +91,6 @@ def assert_equal(a, b, where="state"):
             assert_equal(*pair, f"{where}[{i}]")
     else:
         assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b, where
-
-
-def test_resuming_where_nothing_is_says_so(tmp_path, fails):
-    fails(
-        train_ppo, [*SHORT, f"--output={tmp_path}", "--resume"], "There is no whole checkpoint in"
-    )
 
 
 def scaled():
