@@ -12,7 +12,6 @@ import pandas as pd
 import yaml
 from pandas.io.formats.style import Styler
 
-from rlhf_course.ppo.config import NUMBERS, check_number
 from rlhf_course.runtime.argument_checks import read_number
 
 PRESETS = ("tiny", "scratch", "full")
@@ -86,7 +85,6 @@ def load_preset(notebook: str, preset: str, overrides: Mapping | None = None) ->
         may_be_null = entry[preset] is None or entry.get("optional")
         if examples and not (value is None and may_be_null):
             value = like(key, value, examples[0], entry.get("min", 1))
-            value = check_number(key, value) if key in NUMBERS else value
         checked[key] = value
     settings = Settings(preset, spec, checked)
     for low in (key for key in spec if key.endswith("_min")):
