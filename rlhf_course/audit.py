@@ -16,6 +16,8 @@ from rlhf_course.data import last_question
 from rlhf_course.rewards import finite
 
 PASS = 0.9  # share of prompts at which the normal answer must score higher
+
+
 class Phrases(NamedTuple):
     """What bad answers are made of in one language; ``joint`` stands between its words."""
 
