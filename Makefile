@@ -1,10 +1,11 @@
 # make course   set up, build the embedded world, run the notebooks at preset tiny
 # make test     set up, run the test suite
+# make quick    the linter and the tests of seconds: formulas, fixtures, options, pages
+# make mutants  which changes of the algorithm the tests notice; an hour
 # make lint     the linter
 # make render   run the notebooks at preset tiny; keep their outputs in notebooks/, their run cards in figs/measured/
 # make figs     draw the figures in figs/ from their sources and the run cards
 # make exercises   write the exercise notebooks from their sources
-# make faults   run the tests of faults; write what happens to site/what-happens-when.md
 # make slides   slides/slides.html and slides.pdf from slides.md, by Marp; needs npm and Chromium
 # make site     the course as a website in build/site; needs npm
 # make models   train the models in models/ again, measure them: make models IMDB=FOLDER; hours
@@ -18,15 +19,21 @@ SITE_READY := $(VENV)/.site-ready
 MARP_VERSION := 4.5.1
 MARP := build/marp-$(MARP_VERSION)
 
-.PHONY: course test lint render figs exercises faults slides site models clean
+.PHONY: course test quick mutants lint render figs exercises slides site models clean
 .DELETE_ON_ERROR:
 
 course: $(READY)
-	$(BIN)/python -m rlhf_course.worlds.build
+	$(BIN)/python scripts/make/build_world.py
 	$(BIN)/python scripts/run_notebooks.py
 
 test: $(SITE_READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+quick: $(READY)
+	.ci/quick $(BIN)/python
+
+mutants: $(READY)
+	$(BIN)/python tests/mutants.py
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -39,10 +46,7 @@ figs: $(READY)
 	$(BIN)/python figs/draw.py
 
 exercises: $(READY)
-	$(BIN)/python scripts/make_exercises.py
-
-faults: $(SITE_READY)
-	$(BIN)/python -m pytest tests -q -m fault --fault-page=site/what-happens-when.md
+	$(BIN)/python scripts/make/make_exercises.py
 
 slides: $(MARP) $(READY)
 	$(BIN)/python slides/build.py --marp $(MARP)/node_modules/.bin/marp
@@ -52,8 +56,8 @@ site: $(SITE_READY)
 
 models: $(READY)
 	@test -n "$(IMDB)" || { echo "make models IMDB=FOLDER, a folder of IMDB in the hub's layout." >&2; exit 1; }
-	$(BIN)/python scripts/train_imdb_models.py $(IMDB)
-	$(BIN)/python scripts/measure_imdb_models.py $(IMDB)
+	$(BIN)/python scripts/make/train_imdb_models.py $(IMDB)
+	$(BIN)/python scripts/make/measure_imdb_models.py $(IMDB)
 
 clean:
 	rm -rf $(VENV) build .pytest_cache .ruff_cache *.egg-info

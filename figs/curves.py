@@ -207,12 +207,12 @@ def read_benchmark(name: str, options: str) -> tuple[dict, str]:
     path = FOLDER / "measured" / f"{name}.json"
     if not path.exists():
         raise FileNotFoundError(
-            f"{path.name} is missing; `python scripts/benchmark_ppo.py {options}` measures it."
+            f"{path.name} is missing; `python scripts/benchmark/benchmark_ppo.py {options}` measures it."
         )
     found = read_json(path)
     device = found.get("device") or found["variants"]["ours"]["device"]
     source = (
-        f"measured: scripts/benchmark_ppo.py, {found['shape']} models, {device} with"
+        f"measured: scripts/benchmark/benchmark_ppo.py, {found['shape']} models, {device} with"
         f" {found['threads']} threads"
     )
     return found, f"{source}, medians of {found['rounds']}"

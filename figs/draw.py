@@ -2,14 +2,12 @@
 
 import argparse
 import re
-import sys
 from pathlib import Path
 
 import curves  # noqa: F401 - registers its figures
 import diagrams  # noqa: F401 - likewise
 from kit import FIGURES, FOLDER, save
 
-from rlhf_course.runtime import command
 from rlhf_course.runtime.files import atomic_file
 
 LISTED = re.compile(
@@ -28,7 +26,7 @@ def list_figures(readme: Path) -> None:
         path.write_text(text, encoding="utf-8")
 
 
-def draw(arguments: list[str]) -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Draw what was asked for. Raises ``OSError`` or ``ValueError`` for a run card that is missing
     or damaged.
     """
@@ -48,10 +46,5 @@ def draw(arguments: list[str]) -> None:
         list_figures(FOLDER / "README.md")
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Returns the exit code."""
-    return command.run("draw.py", draw, arguments)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -9,9 +9,9 @@ import importlib
 _PUBLIC = {
     "PPOConfig": "rlhf_course.ppo.config",
     "PPOTrainer": "rlhf_course.ppo.trainer",
-    "AutoModelForCausalLMWithValueHead": "rlhf_course.policy.value_head",
+    "AutoModelForCausalLMWithValueHead": "rlhf_course.policy.network",
     "create_reference_model": "rlhf_course.policy.adapters",
-    "LengthSampler": "rlhf_course.ppo.sampling",
+    "LengthSampler": "rlhf_course.data.lengths",
     "AdaptiveKLController": "rlhf_course.ppo.algorithm",
     "FixedKLController": "rlhf_course.ppo.algorithm",
 }

@@ -10,7 +10,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from rlhf_course.policy.value_head import without_dropout
+from rlhf_course.policy.network import without_dropout
 from rlhf_course.ppo.rollout import Rollout, forward
 from rlhf_course.ppo.sampling import pad_token_id
 from rlhf_course.ppo.trainer import PPOTrainer

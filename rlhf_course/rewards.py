@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Self
+from typing import Protocol, Self
 from zlib import crc32
 
 import torch
@@ -15,22 +15,35 @@ from torch.nn.functional import embedding_bag
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from rlhf_course.data import encode
+from rlhf_course.policy.network import takes, without_dropout
 from rlhf_course.policy.save_load import check_vocabulary, load_model, load_tokenizer
-from rlhf_course.policy.value_head import takes, without_dropout
 from rlhf_course.runtime.argument_checks import check_positive, check_texts
 from rlhf_course.runtime.files import atomic_folder
 
 NO_LIMIT = 10**9  # what a tokenizer has for a maximum where it knows none is larger
 
 
+class Reward(Protocol):
+    """What scores texts: B texts → (B,), higher is better. To add a reward of your own::
+
+        class Exclaims:
+            def __call__(self, texts):
+                return torch.tensor([float(text.count("!")) for text in texts])
+
+    A notebook then takes ``reward = Exclaims()`` in place of ``SentimentReward(...)``. A
+    :class:`RewardModel` and ``evaluate`` give prompts and answers in two lists instead.
+    """
+
+    def __call__(self, texts: Sequence[str]) -> Tensor: ...
+
+
 class SentimentReward:
     """Scores texts by the raw logit of a classifier's POSITIVE label; texts → (B,) in float32, on
     the CPU.
 
-    The classifier is a folder or a hub id; the label is picked by its name in the config. Of a text
-    that has more tokens than the classifier takes, the end is scored, where the response stands.
-    Runs on the GPU where there is one, unless ``device`` says otherwise. Raises ``ValueError`` when
-    there is no such label, and as ``load_model`` does.
+    The classifier is a folder or a hub id; the label is picked by its name in the config. The end
+    of a long text is scored, where the response is. Runs on the GPU if there is one, unless
+    ``device`` says otherwise. Raises ``ValueError`` without that label, and as ``load_model`` does.
     """
 
     def __init__(
@@ -42,11 +55,6 @@ class SentimentReward:
     ) -> None:
         check_positive("batch_size", batch_size)
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        if self.device.type == "cuda" and (self.device.index or 0) >= torch.cuda.device_count():
-            raise ValueError(
-                f"There is no device {self.device}; leave device out to take a GPU where there is"
-                " one."
-            )
         model = load_model(
             AutoModelForSequenceClassification, model_name_or_path, dtype=torch.float32
         )
@@ -117,29 +125,23 @@ class RewardModel:
     float32, on the CPU.
 
     A dialogue ends with EOS, as in training, and its score is read at its last token (at the one
-    before, where EOS is the padding token too: transformers takes it for padding), or, in BERT and
-    its kin, at its first. The score does not depend on the padding or on what else is in the batch.
+    before, where EOS is also the padding token), or, in BERT and its kin, at its first. The score
+    does not depend on the padding or on what else is in the batch.
 
-    The classifier is in memory, or a folder or hub id (of an adapter, too); the tokenizer is by
+    The classifier is in memory, or a folder or hub id (also of an adapter); the tokenizer is by
     default the one saved with it, and ``max_length``, in tokens, as much as it has positions for.
-    Raises ``ValueError`` for a classifier with several outputs, and when scoring an answer that is
-    too long.
+    Raises ``ValueError`` for several outputs, and when scoring an answer that is too long.
     """
 
     def __init__(
-        self,
-        model: PreTrainedModel | str,
-        tokenizer=None,
-        max_length: int | None = None,
-        batch_size: int = 64,
+        self, model: PreTrainedModel | str, tokenizer=None, max_length=None, batch_size=64
     ):
         check_positive("batch_size", batch_size)
         self.model = load_reward_model(model) if isinstance(model, str | Path) else model
         if self.model.config.num_labels != 1:
             raise ValueError(
-                "A reward model has one output, this classifier has"
-                f" {self.model.config.num_labels}. Load it with num_labels=1, or reward one of its"
-                " labels with SentimentReward."
+                f"A reward model has one output, this one has {self.model.config.num_labels}."
+                " Load it with num_labels=1, or reward one of its labels with SentimentReward."
             )
         self.tokenizer = _prepare(tokenizer or load_tokenizer(model), self.model)
         self.max_length = (
@@ -153,8 +155,7 @@ class RewardModel:
         prompts, answers = check_texts("prompts", prompts), check_texts("answers", answers)
         if len(prompts) != len(answers):
             raise ValueError(
-                f"{len(prompts)} prompts and {len(answers)} answers were given; give one answer"
-                " each."
+                f"{len(prompts)} prompts and {len(answers)} answers were given; give one each."
             )
         tokens = [*map(self._fit, encode(self.tokenizer, prompts, answers), answers)]
         with without_dropout(self.model):
@@ -167,16 +168,12 @@ class RewardModel:
         if len(ids) <= self.max_length:
             return ids
         first = ids[: ids[0] == self.tokenizer.cls_token_id]
-        needed = (
-            len(first)
-            + len(self.tokenizer(f" {answer}", add_special_tokens=False)["input_ids"])
-            + 1
-        )
+        own = self.tokenizer(f" {answer}", add_special_tokens=False)["input_ids"]
+        needed = len(first) + len(own) + 1
         if needed > self.max_length:
             raise ValueError(
                 f"An answer of {needed} tokens is longer than max_length={self.max_length}:"
-                f" {answer[:60]!r}… Generate fewer tokens, or raise max_length up to what the model"
-                " has positions for."
+                f" {answer[:60]!r}… Generate fewer tokens, or raise max_length."
             )
         return [*first, *ids[len(first) - self.max_length :]]
 
@@ -258,8 +255,7 @@ def finite(scores: Tensor, texts: Sequence[str]) -> Tensor:
         row = int((~scores.isfinite()).nonzero()[0])
         raise FloatingPointError(
             f"The score of text {row} is {scores[row].item()}: {texts[row][:60]!r}. The reward"
-            " model diverged in training, or overflows in float16; take another, or train it anew"
-            " with a lower learning rate."
+            " model diverged in training, or overflows in float16; take another."
         )
     return scores
 

@@ -11,7 +11,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from rlhf_course.runtime import command
+from command_line import exits
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -51,4 +51,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(command.run("convert_baichuan.py", main))
+    sys.exit(exits.run("convert_baichuan.py", main))

@@ -8,18 +8,21 @@ per person.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
+from command_line import exits
 from jinja2 import Environment, FileSystemLoader
 
-from rlhf_course.runtime import command
 from rlhf_course.runtime.files import atomic_file, read_json
 
 HERE = Path(__file__).resolve().parent
+TITLE = "<title>Hands-on RLHF: run report"
+RESULTS = "run_results.json"  # notebook → what the runner found wrong, "" where it passed
 FIRST = [
     "ppo/mean_scores",
     "objective/kl",
@@ -27,92 +30,94 @@ FIRST = [
     "tokens/responses_len_mean",
     "objective/entropy",
 ]
-SHOWN, WIDTH, HEIGHT = (
-    5,
-    160,
-    48,
-)  # curves that are not folded; a drawing's size, in units of its own
+SHOWN, WIDTH, HEIGHT = 5, 160, 48  # curves that are not folded; a drawing's size in its own units
+
+
+def add_results(output: Path, results: dict[str, str]) -> None:
+    """Keep the runner's results in an output folder, with those of notebooks that ran before."""
+    file = output / RESULTS
+    before = read_json(file) if file.exists() else {}
+    with atomic_file(file) as path:
+        path.write_text(json.dumps(before | results, indent=1) + "\n", encoding="utf-8")
 
 
 def find(places: list[Path]) -> Iterator[Path]:
-    """The run cards in files and folders, and where one is missing beside an executed page. Raises
-    ``OSError``.
+    """Yield the run cards in files and folders, also those that a notebook failed to write.
+
+    Raises ``OSError`` for a place that holds none.
     """
     for place in places:
         if not place.exists():
             raise FileNotFoundError(f"There is no {place}. Name run cards, or folders of them.")
-        pages = {
-            path.parents[1] / "run_cards" / f"{path.stem}.json"
-            for path in place.glob("html/*.html")
-        }
-        nested = {*place.glob("**/run_cards/*.json")} | pages
-        found = (
-            [place]
-            if place.is_file()
-            else sorted(nested or {*place.glob("*.json")} or {*place.glob("*/*.json")})
-        )
+        nested = {*place.glob("**/run_cards/*.json")}
+        for file in place.glob(f"**/{RESULTS}"):
+            nested |= {file.parent / "run_cards" / f"{name}.json" for name in _results(file)}
+        flat = (path for pattern in ("*.json", "*/*.json") for path in place.glob(pattern))
+        found = [place] if place.is_file() else sorted(nested or {*flat})
         if not found:
             raise FileNotFoundError(f"{place} holds no run card; run_notebooks.py writes them.")
         yield from found
 
 
+def _results(file: Path) -> dict[str, str]:
+    """Return the runner's results in a file, {} if there are none that can be read."""
+    try:
+        return {name: str(problem) for name, problem in read_json(file).items()}
+    except (OSError, ValueError):
+        return {}
+
+
 def read(path: Path, target: Path) -> dict:
-    """What the page says of a card; ``problem`` says why there is nothing to say."""
+    """Return what the page says of a card; ``problem`` says what went wrong, if anything did."""
+    output = path.resolve().parent.parent
+    executed = output / "html" / f"{path.stem}.html"
     folder = path.resolve().parent
-    executed = folder.parent / "html" / f"{path.stem}.html"
     while folder.name in ("run_cards", "build"):  # as the runner lays them out
         folder = folder.parent
-    link = Path(os.path.relpath(executed, target.parent)).as_posix() if executed.exists() else ""
-    entry = {
-        "who": folder.name,
-        "name": path.stem,
-        "link": link,
-        "card": {},
-        "checks": [],
-        "passed": 0,
-    }
+    entry = {"who": folder.name, "name": path.stem, "link": "", "checks": [], "passed": 0}
+    if executed.exists():
+        entry["link"] = Path(os.path.relpath(executed, target.parent)).as_posix()
+    problem = _results(output / RESULTS).get(path.stem, "")
     if not path.exists():
-        return entry | {
-            "problem": "It wrote no run card, so it stopped early; its executed page shows where."
-        }
+        problem = problem or "It wrote no run card, so it stopped early."
+        return entry | {"problem": problem, "failed": []}
     try:
-        card = read_json(path)
-    except ValueError as error:
-        return entry | {"problem": str(error)}
-    try:
-        return entry | told(card)
+        entry |= told(read_json(path))
     except Exception as error:  # whatever another program's JSON leads to
-        return entry | {"problem": f"{path} is no run card: {type(error).__name__}: {error}."}
+        problem = problem or f"{path} is no run card: {type(error).__name__}: {error}."
+    if not entry["checks"]:
+        problem = problem or "Its run card holds no check."
+    failed = [name for name, passed, _, _ in entry["checks"] if not passed]
+    return entry | {"problem": problem, "failed": failed}
 
 
 def told(card: dict) -> dict:
-    """What a card holds, as words. Raises whatever follows where it is no run card."""
+    """Return what a card holds, as words. Raises any error where it is no run card."""
     checks = [
         (n, c["passed"] is True, short(c.get("value")), c.get("want", ""))
         for n, c in card["checks"].items()
     ]
-    drawn = [
-        chart for name, table in card.get("curves", {}).items() for chart in charts(name, table)
-    ]
+    drawn = [chart for n, table in card.get("curves", {}).items() for chart in charts(n, table)]
     drawn.sort(key=lambda chart: [*FIRST, chart.get("title")].index(chart.get("title")))
+    metrics = card.get("metrics", {}).items()
+    versions = (f"{name} {version}" for name, version in card.get("versions", {}).items())
     return {
-        "card": card,
+        "seconds": float(card["wall_s"]),
+        "preset": str(card.get("preset", "–")),
+        "versions": " · ".join(versions),
         "cost": cost(card),
         "headline": headline(card),
         "checks": checks,
         "passed": sum(passed for _, passed, _, _ in checks),
-        "metrics": [
-            (name.replace("_", " "), short(value))
-            for name, value in card.get("metrics", {}).items()
-        ],
+        "metrics": [(name.replace("_", " "), short(value)) for name, value in metrics],
         "charts": [chart for chart in drawn if "lines" in chart],
         "tables": [chart for chart in drawn if "rows" in chart],
     }
 
 
 def short(value) -> str:
-    """A number to four digits, a word as it is, – for nothing."""
-    return f"{value:.4g}" if isinstance(value, int | float) else value or "–"
+    """Return a number to four digits, a word as it is, – for nothing."""
+    return f"{value:.4g}" if isinstance(value, int | float) else str(value or "–")
 
 
 def charts(name: str, table: dict[str, list]) -> Iterator[dict]:
@@ -186,51 +191,45 @@ def headline_of(card: dict) -> str | None:
 
 
 def write(places: list[Path], target: Path) -> list[dict]:
-    """Write the page; returns what it says of each card. Raises ``OSError`` where there are no
-    cards.
-    """
+    """Write the page; return what it says of each card. Raises ``OSError`` if there are none."""
     entries = [read(path, target) for path in dict.fromkeys(find(places))]
-    template = Environment(
-        loader=FileSystemLoader(HERE), autoescape=True, trim_blocks=True, lstrip_blocks=True
-    )
+    how = {"autoescape": True, "trim_blocks": True, "lstrip_blocks": True}
+    template = Environment(loader=FileSystemLoader(HERE), **how).get_template("report.html.j2")
     people, names = (sorted({entry[key] for entry in entries}) for key in ("who", "name"))
-    filled = {
-        "entries": entries,
-        "people": people,
-        "names": names,
-        "width": WIDTH,
-        "height": HEIGHT,
-        "shown": SHOWN,
-    }
+    sizes = {"width": WIDTH, "height": HEIGHT, "shown": SHOWN}
     with atomic_file(target) as path:
-        path.write_text(template.get_template("report.html.j2").render(filled), encoding="utf-8")
+        text = template.render(entries=entries, people=people, names=names, **sizes)
+        path.write_text(text, encoding="utf-8")
     return entries
 
 
+def show(entries: list[dict]) -> None:
+    """Print a row per card, and below them what did not pass."""
+    several = len({entry["who"] for entry in entries}) > 1
+    names = [f"{entry['who']}: " * several + entry["name"] for entry in entries]
+    for name, entry in zip(names, entries, strict=True):
+        checks = f"{entry['passed']}/{len(entry['checks'])} passed"
+        words = f"{entry.get('cost', '–'):14} {entry.get('headline', '–')}"
+        print(f"{name:{max(map(len, names))}}  {checks:13} {words}")
+    for name, entry in zip(names, entries, strict=True):
+        if problem := entry["problem"] or ", ".join(entry["failed"]):
+            print(f"{name} did not pass. {problem}", file=sys.stderr)
+
+
 def main(arguments: list[str]) -> int:
-    """Write the page and say what did not pass; the exit code is 1 where a card cannot be read."""
-    parser = argparse.ArgumentParser(
-        "report.py", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument(
-        "cards", nargs="+", type=Path, metavar="CARDS", help="run cards, or folders of them"
-    )
-    parser.add_argument(
-        "--output", type=Path, default=Path("report.html"), help="the page (default: report.html)"
-    )
+    """Write the page and say what did not pass; the exit code is 1 if a card cannot be read."""
+    how = {"description": __doc__, "formatter_class": argparse.RawTextHelpFormatter}
+    parser = argparse.ArgumentParser("report.py", **how)
+    text = "run cards, or folders of them"
+    parser.add_argument("cards", nargs="+", type=Path, metavar="CARDS", help=text)
+    text = "the page (default: report.html)"
+    parser.add_argument("--output", type=Path, default=Path("report.html"), help=text)
     chosen = parser.parse_args(arguments)
     entries = write(chosen.cards, chosen.output.resolve())
-    for entry in entries:
-        failed = [name for name, passed, _, _ in entry["checks"] if not passed]
-        said = entry.get("problem") or (
-            "passed" if not failed else f"not passed: {', '.join(failed)}"
-        )
-        print(
-            f"{entry['who']:20} {entry['name']:24} {entry['passed']}/{len(entry['checks'])}  {said}"
-        )
+    show(entries)
     print(f"Open {chosen.output}")
-    return int(any(entry.get("problem") for entry in entries))
+    return int(any(entry["problem"] for entry in entries))
 
 
 if __name__ == "__main__":
-    sys.exit(command.run("report.py", main))
+    sys.exit(exits.run("report.py", main))

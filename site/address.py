@@ -20,7 +20,7 @@ import nbformat
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "scripts"))
 
-from notebook_files import HASH_KEY, source_hash  # noqa: E402
+from make.notebook_files import HASH_KEY, source_hash  # noqa: E402
 
 FETCH = """# Where a notebook is opened by itself, on Colab for one, the course is fetched first.
 import importlib.util

@@ -12,7 +12,8 @@ import rlhf_course
 
 INTRODUCTION = """# Public names
 
-What `from rlhf_course import …` gives, as the docstrings have it. The modules below are in [Sources](sources.md).
+What `from rlhf_course import …` gives, as the docstrings have it.
+The modules below are in [Sources](sources.md).
 """
 LINE = re.compile(r"    (?P<name>\w+): (?P<type>[^=]+?) = [^#]*(?:#\s*(?P<says>.*))?$")
 

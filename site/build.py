@@ -26,7 +26,11 @@ from home import ARCHIVE, home_page
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
-SOURCES = {"The package": "rlhf_course/**/*.py", "Scripts": "scripts/*.py", "Figures": "figs/*.py"}
+SOURCES = {
+    "The package": "rlhf_course/**/*.py",
+    "Scripts": "scripts/**/*.py",
+    "Figures": "figs/*.py",
+}
 SOURCES |= {"Settings": "rlhf_course/course/configs/*.yaml"}
 RUN = "figs/measured/04_gpt2_imdb_ppo.json"
 

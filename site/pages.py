@@ -30,13 +30,7 @@ SCRIPTS = {  # notebook → the scripts that do the same as commands
 }
 TEXT = 22  # characters; a table's column with a longer cell is text
 GLOSSARY = Path(__file__).with_name("glossary.md")
-GENERATED = (
-    "index",
-    "404",
-    "search",
-    "quiz",
-    "what-happens-when",
-)  # pages whose words are no prose
+GENERATED = ("index", "404", "search", "quiz")  # pages whose words are no prose
 HEADINGS = ["h1", "h2", "h3", "h4", "dt", "th", "summary"]
 CHINESE = re.compile(
     r"((?:[\u3000-\u303f\uff00-\uffef]*[\u3400-\u9fff]+[\u3000-\u303f\uff00-\uffef]*)+)"
@@ -237,7 +231,7 @@ def _metatags(body: BeautifulSoup, pagename: str, context: dict) -> str:
 
 
 def _mark_text(table: Tag) -> None:
-    """Give the columns that hold text a class, so that they are set as text is and not as numbers."""
+    """Give the columns that hold text a class, so that they are not set as numbers."""
     columns: dict[int, list[Tag]] = {}
     for row in table.find_all("tr"):
         for column, cell in enumerate(row.find_all(["th", "td"])):

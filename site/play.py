@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import ast
 import json
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 import nbformat
 
-from rlhf_course.runtime import command
 from rlhf_course.runtime.files import atomic_file, read_json
 
 HERE = Path(__file__).resolve().parent
@@ -87,7 +85,7 @@ def path_of(toy: dict, beta: float) -> tuple[list[float], list[float]]:
     return tuple([round(value, 5) for value in column] for column in zip(*points, strict=True))
 
 
-def record(arguments: list[str]) -> None:
+def record() -> None:
     """Train PPO for every β of notebook 03, and write the language and the paths."""
     from rlhf_course.course.run_card import quiet_libraries
 
@@ -126,4 +124,4 @@ def play_page() -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(command.run("play.py", record))
+    record()

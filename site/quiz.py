@@ -15,7 +15,8 @@ from rlhf_course.rewards import pairwise_loss
 SOURCE = Path(__file__).with_name("quiz.yaml")
 INTRODUCTION = """# Quiz
 
-Five questions or more to each notebook. Open the answer that you would give: it says whether it is right, and why.
+Five questions or more to each notebook. Open the answer that you would give: it says whether it is
+right, and why.
 """
 
 

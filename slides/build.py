@@ -18,7 +18,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rlhf_course.runtime import command
 from rlhf_course.runtime.files import atomic_file, read_json
 
 HERE = Path(__file__).resolve().parent
@@ -86,7 +85,7 @@ def fill(markdown: str, cards: dict) -> str:
 
 
 def embed(markdown: str, figures: Path) -> str:
-    """The Markdown with every figure inside it, so that one file is all there is to open or send."""
+    """The Markdown with every figure inside it, so that one file is all there is to send."""
 
     def as_tag(match: re.Match) -> str:
         path = figures / match[2]
@@ -175,4 +174,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(command.run("build.py", main))
+    main(sys.argv[1:])

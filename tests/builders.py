@@ -26,7 +26,6 @@ from transformers import (
 
 from rlhf_course import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
 from rlhf_course.course.presets import ROOT
-from rlhf_course.ppo.checkpoint import checkpoints
 from rlhf_course.worlds import small_models
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
@@ -221,9 +220,10 @@ def snapshot(model) -> dict:
 
 def latest_checkpoint(folder: Path) -> Path | None:
     """The undamaged checkpoint of the highest step, or None."""
-    from outputs import newest
+    from command_line.output import damage
 
-    return newest(checkpoints(folder))[0]
+    found = sorted(folder.glob("checkpoint-*"), key=lambda path: (len(path.name), path.name))
+    return next((path for path in reversed(found) if damage(path) is None), None)
 
 
 def write_rows(folder: Path, rows: list[dict] | bytes, name: str = "train.jsonl") -> Path:

@@ -1,6 +1,4 @@
-"""Fixtures and hooks: a network that refuses everything but this machine, and which tests run where
-and first.
-"""
+"""Fixtures and hooks: no network beyond this machine, and which tests run where and first."""
 
 import signal
 import socket
@@ -29,9 +27,7 @@ LONG = (
 
 
 class Scheduling(LoadFileScheduling):
-    """With ``-n``, the tests of a file stay together, as they share what it sets up, but for the
-    longest.
-    """
+    """With ``-n``, the tests of a file stay together, except in the longest files."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = super()._split_scope(nodeid)
@@ -57,9 +53,7 @@ def own_cache(tmp_path_factory, monkeypatch):
 
 @pytest.fixture
 def refuses(capsys):
-    """Options that a command's parser refuses, with exit code 2: what was said, which holds a
-    message.
-    """
+    """Return what a parser says, with exit code 2, about options that it refuses."""
 
     def check(parse, options: list[str], message: str) -> str:
         with pytest.raises(SystemExit) as stopped:
@@ -73,9 +67,7 @@ def refuses(capsys):
 
 @pytest.fixture
 def fails(capsys):
-    """A command that fails, with exit code 1 and one line: what was said, which holds its name and
-    a message.
-    """
+    """Return the one line with which a command fails, with exit code 1."""
 
     def check(script, options: list[str], message: str) -> str:
         assert script.main(options) == 1

@@ -120,13 +120,6 @@ def test_merges_that_do_not_go_by_id_are_refused(tmp_path):
         sentencepiece_to_fast(path)
 
 
-def test_a_model_without_bytes_has_unknown_characters(tmp_path):
-    path = train(tmp_path, byte_fallback=False, vocab_size=400)
-    tokenizer = sentencepiece_to_fast(path)
-    original = SentencePieceProcessor(model_file=str(path))
-    assert all(tokenizer(text)["input_ids"] == original.encode(text) for text in SAID)
-
-
 def test_bos_and_eos_are_added_where_the_source_does(tmp_path, source):
     plain = AutoTokenizer.from_pretrained(convert_to_llama(source, tmp_path / "a", **SILENT))(
         "你好"

@@ -11,7 +11,7 @@ import torch
 from builders import EOS, PadTokenizer, make_policy, make_samples, make_trainer
 
 from rlhf_course import PPOConfig
-from rlhf_course.ppo.detectors import DETECTORS, Detectors
+from rlhf_course.ppo.checks import DETECTORS, Detectors
 from rlhf_course.ppo.rollout import Rollout, forward
 from rlhf_course.ppo.sampling import generate
 
@@ -38,7 +38,7 @@ SICK = {
 
 
 def run(steps: list[dict], first: int = 0) -> tuple[Detectors, list[str]]:
-    detectors = Detectors(PPOConfig())
+    detectors = Detectors(target=6.0)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for step, row in enumerate(steps, first):

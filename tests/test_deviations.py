@@ -20,7 +20,7 @@ from builders import (
 )
 
 from rlhf_course import PPOConfig
-from rlhf_course.ppo.experience import add_advantages, add_logprobs, add_rewards
+from rlhf_course.ppo.update import add_advantages, add_logprobs, add_rewards
 from rlhf_course.ppo.rollout import Rollout, forward
 from rlhf_course.ppo.update import minibatch_loss, optimize
 

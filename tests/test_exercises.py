@@ -10,7 +10,7 @@ import sys
 import nbformat
 import pytest
 import torch
-from make_exercises import FOLDER, SETS, notebook, solution_source
+from make.make_exercises import FOLDER, SETS, notebook, solution_source
 
 from rlhf_course.course.presets import ROOT
 

@@ -2,7 +2,6 @@
 
 import re
 import struct
-import subprocess
 import sys
 from xml.etree import ElementTree
 
@@ -19,9 +18,9 @@ import draw  # noqa: E402 - lies in figs/
 from kit import BODY, FIGURES, STYLE, WIDTH, save  # noqa: E402
 
 EXPECTED = {
-    "rlhf_stages", "ppo_step", "gpt2_imdb", "clip_objective", "token_rewards", "adaptive_kl", "adapters",
-    "overoptimisation", "curves_imdb", "curves_lora", "reward_audit", "oracle_frontier",
-    "step_phases", "step_costs", "after_ppo", "family",
+    "rlhf_stages", "ppo_step", "gpt2_imdb", "clip_objective", "token_rewards", "adaptive_kl",
+    "adapters", "overoptimisation", "curves_imdb", "curves_lora", "reward_audit",
+    "oracle_frontier", "step_phases", "step_costs", "after_ppo", "family",
 }  # fmt: skip
 
 
@@ -29,17 +28,6 @@ def test_every_figure_is_there_and_none_is_left_over():
     assert {*FIGURES} == EXPECTED
     assert {path.name for ending in ("svg", "png") for path in FIGS.glob(f"*.{ending}")} == {
         f"{name}.{ending}" for name in EXPECTED for ending in ("svg", "png")
-    }
-
-
-def test_every_figure_is_committed():
-    if not (ROOT / ".git").exists():
-        pytest.skip("not a git checkout")
-    tracked = subprocess.run(
-        ["git", "ls-files", "figs"], capture_output=True, text=True, cwd=ROOT, check=True
-    ).stdout
-    assert {f"figs/{name}.{ending}" for name in EXPECTED for ending in ("svg", "png")} <= {
-        *tracked.split()
     }
 
 
@@ -91,16 +79,3 @@ def test_readme_shows_every_figure():
     shown = draw.LISTED.search((FIGS / "README.md").read_text(encoding="utf-8")).group()
     for name, (_, title, description) in FIGURES.items():
         assert f"![{title}]({name}.svg)\n\n`{name}`: {description}\n" in shown
-
-
-def test_an_unknown_figure_gets_the_list(capsys):
-    with pytest.raises(SystemExit):
-        draw.main(["clip"])
-    assert "there are" in capsys.readouterr().err
-
-
-def test_a_missing_run_leaves_nothing_behind(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("curves.FOLDER", tmp_path)
-    assert draw.main(["curves_imdb", "--output", str(tmp_path / "out")]) == 1
-    assert "make render" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()

@@ -1,4 +1,4 @@
-"""Preset full with its own ids, and what is wrong with a hub, on a hub that runs on this machine."""
+"""Preset full with its own ids, and faults of a hub, on a hub that runs on this machine."""
 
 import json
 import subprocess
@@ -14,21 +14,11 @@ import train_reward_model
 import train_sft
 from accelerate.state import AcceleratorState
 from builders import SCRIPTS, guarded, python
-from huggingface_hub import constants, hf_hub_download, list_repo_files, snapshot_download
-from huggingface_hub.errors import (
-    EntryNotFoundError,
-    GatedRepoError,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
-from peft import LoraConfig, get_peft_model
+from huggingface_hub import constants
 from pretend_hub import serve
 from pretend_hub.repositories import HC3_SUBSETS, repositories
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from rlhf_course import AutoModelForCausalLMWithValueHead
-from rlhf_course.course.presets import load_preset
-from rlhf_course.course.shipped import prepare
 from rlhf_course.data import load_answers, load_pairs
 from rlhf_course.runtime.hub import download
 
@@ -51,13 +41,6 @@ def hub(contents):
         yield hub
 
 
-@pytest.fixture(scope="module")
-def network():
-    return GPT2LMHeadModel(
-        GPT2Config(vocab_size=40, n_positions=32, n_embd=16, n_layer=1, n_head=1)
-    )
-
-
 def run(hub, folder: Path, script: str, *arguments: str) -> subprocess.CompletedProcess:
     """A script in a process that reaches this hub alone, with a fresh cache."""
     environment = hub.environment(folder / "home") | guarded(folder) | {"OMP_NUM_THREADS": "1"}
@@ -75,7 +58,6 @@ def check_run(hub, folder: Path) -> None:
 
 
 # --- preset full with its own ids
-# ---------------------------------------------------------------------------------
 
 SHORT = {
     "01_reward_modeling": {
@@ -187,7 +169,6 @@ def test_opt_350m_whose_embeddings_are_narrower_than_its_layers_is_a_policy_too(
 
 
 # --- what is downloaded
-# -------------------------------------------------------------------------------------------
 
 
 def test_a_download_holds_no_code_and_the_weights_once(hub, contents, tmp_path, monkeypatch):
@@ -254,27 +235,9 @@ def test_files_beside_a_loading_script_are_read_without_it(hub, contents, tmp_pa
     for name in ("HC3-Chinese.py", "all.jsonl"):
         (clone / name).write_text(contents[f"datasets/{HC3}"][name])
     assert load_answers(clone, "train[:10]", "all.jsonl")[0][:] == rows[:]
-    for source, names in (
-        (HC3, ", ".join(f"{subset}.jsonl" for subset in ("all", *HC3_SUBSETS))),
-        (clone, "all.jsonl"),
-    ):
-        with pytest.raises(
-            ValueError,
-            match=f"comes with a loading script, which is not run here. Name .*: {names}\\.$",
-        ):
-            load_answers(source)
-    for source in (HC3, "Anthropic/hh-rlhf"):
-        with pytest.raises(
-            FileNotFoundError,
-            match=f"There is no file no.jsonl in dataset {source} at http://127.0.0.1",
-        ):
-            load_answers(source, data_files="no.jsonl")
-    with pytest.raises(FileNotFoundError, match="nowhere doesn't contain any data files"):
-        load_pairs("Anthropic/hh-rlhf", data_dir="nowhere")
 
 
 # --- a hub with something wrong
-# -----------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -302,15 +265,6 @@ def cut(hub):
     }
 
 
-def silence(hub):
-    hub.silent |= {
-        name
-        for files in hub.files.values()
-        for name in files
-        if name.endswith((".bin", ".parquet"))
-    }
-
-
 def unplug(hub):
     hub.unplug()
 
@@ -322,7 +276,6 @@ FAULTS = {
         "There is no {kind} {id} at {hub}, or it is private. Check the name, or",
     ),
     cut: (ConnectionError, "The download of {id} from {hub} " + BROKEN),
-    silence: (ConnectionError, "The download of {id} from {hub} " + BROKEN),
     unplug: (
         ConnectionError,
         "{hub} cannot be reached, and {id} is not in the cache. Check the connection, set",
@@ -345,58 +298,6 @@ def test_what_is_wrong_with_the_hub_is_one_sentence(fault, hub, tmp_path, monkey
     page = f"datasets/{PAIRS}"
     assert str(raised.value).startswith(
         sentence.format(id=PAIRS, page=page, kind="dataset", hub=hub.endpoint)
-    )
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("script", [train_sft, train_reward_model, train_ppo])
-def test_a_command_ends_with_that_sentence_and_exit_code_1(
-    script, fault, hub, tmp_path, monkeypatch, impatient, capsys
-):
-    hub.use(monkeypatch, tmp_path / "home")
-    fault(hub)
-    monkeypatch.chdir(tmp_path)
-    model = BAICHUAN if script is train_sft else GPT2
-    options = ["--model_name_or_path", model] if script is train_reward_model else []
-    try:
-        code = script.main(["--preset=full", *options])
-        said = capsys.readouterr().err
-    except SystemExit as stopped:
-        code, said = 1, stopped.code
-    sentence = FAULTS[fault][1].format(id=model, page=model, kind="model", hub=hub.endpoint)
-    last = said.strip().splitlines()[-1]
-    assert (
-        code == 1
-        and last.startswith(f"{Path(script.__file__).name}: {sentence}")
-        and "Traceback" not in said
-    )
-
-
-def test_what_a_notebook_calls_first_says_it_too(hub, tmp_path, monkeypatch):
-    hub.use(monkeypatch, tmp_path / "home")
-    gate(hub)
-    with pytest.raises(
-        PermissionError, match=f"^{GPT2} is gated. Accept its terms at {hub.endpoint}/{GPT2}, and"
-    ):
-        prepare(load_preset("04_gpt2_imdb_ppo", "full"))
-
-
-def test_a_renamed_repository_and_a_slow_download_simply_work(hub, contents, tmp_path, monkeypatch):
-    hub.use(monkeypatch, tmp_path / "home")
-    hub.renamed = {
-        "old/gpt2": GPT2,
-        "datasets/old/pairs": f"datasets/{PAIRS}",
-        "datasets/old/HC3": f"datasets/{HC3}",
-    }
-    hub.delay = 0.003
-    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.5)
-    started = time.perf_counter()
-    weights = (download("old/gpt2") / "pytorch_model.bin").read_bytes()
-    assert weights == contents[GPT2]["pytorch_model.bin"] and time.perf_counter() - started > 0.5
-    assert load_pairs("old/pairs")[0][:] == load_pairs(PAIRS)[0][:]
-    assert (
-        load_answers("old/HC3", data_files="all.jsonl")[0][:]
-        == load_answers(HC3, data_files="all.jsonl")[0][:]
     )
 
 
@@ -440,56 +341,3 @@ def test_what_is_in_the_cache_needs_no_hub(hub, tmp_path, monkeypatch, impatient
     assert download(GPT2) == folder
     assert load_answers(HC3, data_files="all.jsonl")[0][:] == answers[0][:]
     assert load_pairs(PAIRS)[0][:] == pairs[0][:]
-
-
-# --- the pretend hub itself
-# ---------------------------------------------------------------------------------------
-
-
-def test_the_hub_serves_files_folders_branches_and_both_kinds_of_repository(tmp_path, monkeypatch):
-    repositories = {
-        "me/model": {"config.json": "{}", "sub/weights.bin": b"1234"},
-        "datasets/me/data": {"folder/train.jsonl": '{"x": 1}\n', "folder/test.jsonl": '{"x": 2}\n'},
-        "datasets/me/data@refs/other": {"train.jsonl": '{"x": 3}\n'},
-    }
-    with serve(repositories) as hub:
-        hub.use(monkeypatch, tmp_path)
-        assert list_repo_files("me/model") == ["config.json", "sub/weights.bin"]
-        folder = snapshot_download("me/model", allow_patterns=["*.bin"])
-        assert open(f"{folder}/sub/weights.bin", "rb").read() == b"1234"
-        found = datasets.load_dataset("me/data", data_dir="folder")
-        assert {split: rows["x"][:] for split, rows in found.items()} == {"train": [1], "test": [2]}
-        assert datasets.load_dataset("me/data", revision="refs/other", split="train")["x"][:] == [3]
-        hub.renamed["old/name"] = "me/model"
-        assert open(hf_hub_download("old/name", "config.json")).read() == "{}"
-
-
-def test_the_hub_refuses_as_the_real_one_does(tmp_path, monkeypatch):
-    with serve({"me/model": {"config.json": "{}"}, "me/gated": {"config.json": "{}"}}) as hub:
-        hub.use(monkeypatch, tmp_path)
-        hub.gated.add("me/gated")
-        for error, arguments in (
-            (EntryNotFoundError, ("me/model", "nothing.json")),
-            (RepositoryNotFoundError, ("me/nothing", "config.json")),
-            (GatedRepoError, ("me/gated", "config.json")),
-            (RevisionNotFoundError, ("me/model", "config.json", "--", "nowhere")),
-        ):
-            revision = {"revision": arguments[3]} if len(arguments) > 2 else {}
-            with pytest.raises(error):
-                hf_hub_download(*arguments[:2], **revision)
-        assert open(hf_hub_download("me/gated", "config.json", token="hf_a")).read() == "{}"
-
-
-def test_models_and_adapters_load_from_the_hub(tmp_path, monkeypatch, network):
-    policy = AutoModelForCausalLMWithValueHead(network)
-    policy.save_pretrained(tmp_path / "model")
-    with serve({"me/model": tmp_path / "model"}) as hub:
-        hub.use(monkeypatch, tmp_path / "home")
-        loaded = AutoModelForCausalLMWithValueHead.from_pretrained("me/model")
-        assert (loaded.v_head.summary.weight == policy.v_head.summary.weight).all()
-        adapted = get_peft_model(AutoModelForCausalLM.from_pretrained("me/model"), LoraConfig(r=2))
-        adapted.save_pretrained(tmp_path / "adapter")
-    with serve({"me/model": tmp_path / "model", "me/adapter": tmp_path / "adapter"}) as hub:
-        hub.use(monkeypatch, tmp_path / "other")
-        loaded = AutoModelForCausalLM.from_pretrained("me/adapter")
-        assert loaded.peft_config["default"].base_model_name_or_path == "me/model"

@@ -10,13 +10,13 @@ from rlhf_course.course.presets import load_preset
 from rlhf_course.course.shipped import prepare
 from rlhf_course.data import build_queries, load_reviews
 from rlhf_course.ppo.algorithm import RunningMoments
-from rlhf_course.ppo.input_checks import check_outputs, stack_scores
+from rlhf_course.ppo.checks import check_outputs, stack_scores
 
 
 def test_sizes_that_do_not_divide():
     with pytest.raises(ValueError, match="128 is not a multiple of .* = 48 × 2 = 96"):
         PPOConfig(batch_size=128, mini_batch_size=48, gradient_accumulation_steps=2)
-    with pytest.raises(ValueError, match="ppo_epochs is 0"):
+    with pytest.raises(ValueError, match="ppo_epochs 0 is below 1"):
         PPOConfig(ppo_epochs=0)
 
 
@@ -55,8 +55,6 @@ def test_lists_of_unequal_length():
         make_trainer().step(
             [*queries, queries[0]], [*responses, responses[0]], [*scores, scores[0]]
         )
-    with pytest.raises(TypeError, match="queries is a int"):
-        make_trainer().step(3, responses, scores)
     with pytest.raises(
         ValueError, match=r"query 0 must be a 1-D tensor of token ids; got shape \(1, "
     ):
@@ -68,14 +66,14 @@ def test_response_masks_that_do_not_fit():
     masks = [torch.ones(len(r)) for r in responses]
     with pytest.raises(ValueError, match="response_masks has 7 entries"):
         make_trainer().step(queries, responses, scores, masks[:7])
-    for bad in (torch.ones(30), torch.zeros(len(responses[2])), [1]):
-        with pytest.raises(ValueError, match="response_masks 2 must be a tensor of"):
+    for bad in (torch.ones(30), torch.zeros(len(responses[2])), 0.5 * masks[2], torch.nan * masks[2]):
+        with pytest.raises(ValueError, match="response_masks 2 must hold a 0 or 1 for each of"):
             make_trainer().step(queries, responses, scores, [*masks[:2], bad, *masks[3:]])
 
 
 def test_scores_of_the_wrong_shape():
     queries, responses, scores = make_samples()
-    with pytest.raises(ValueError, match="score 0 has 2 elements"):
+    with pytest.raises(ValueError, match=r"score 0 has shape \\(2,\\)"):
         make_trainer().step(queries, responses, [torch.zeros(2)] * 8)
     assert stack_scores(
         [torch.zeros(1), 1.0, torch.tensor(2)], torch.device("cpu"), 0

@@ -5,7 +5,7 @@ import gc
 import pytest
 import torch
 from builders import make_trainer
-from memory_table import about_the_optimizer, as_markdown, what_fits
+from make.memory_table import about_the_optimizer, as_markdown, what_fits
 from peft import LoraConfig
 from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -13,7 +13,7 @@ import run_notebooks as runner
 import torch
 from builders import SCRIPTS, guarded, python
 from IPython.display import SVG
-from notebook_files import HASH_KEY, WIDGET, source_hash
+from make.notebook_files import HASH_KEY, MEASURED, WIDGET, read_card, render, source_hash
 
 from rlhf_course.course.presets import ROOT
 
@@ -22,11 +22,11 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 
 def seconds(path: Path) -> float:
     """How long a notebook took where it was rendered; a new one counts as long."""
-    return runner.read_card(runner.MEASURED / f"{path.stem}.json").get("wall_s", float("inf"))
+    return read_card(MEASURED / f"{path.stem}.json").get("wall_s", float("inf"))
 
 
 def run_notebooks(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess:
-    """The runner in a process whose Python, and whose kernels' Python, can reach this machine only."""
+    """Run the runner in a process whose Python, and kernels, can reach this machine only."""
     environment = {
         k: v for k, v in os.environ.items() if not k.startswith(("HF_", "WANDB", "TRANSFORMERS_"))
     }
@@ -182,7 +182,7 @@ def test_a_rendering_of_another_preset_lies_beside_and_says_its_settings(tmp_pat
         "--override",
         "epochs=2.0",
     ]
-    runner.render(nbformat.read(source, as_version=4), source, runner.parse_arguments(line))
+    render(nbformat.read(source, as_version=4), source, runner.parse_arguments(line))
     assert source.read_bytes() == before
     cells = nbformat.read(tmp_path / "scratch" / source.name, as_version=4).cells
     [parameters] = (cell.source for cell in cells if "parameters" in cell.metadata.get("tags", []))

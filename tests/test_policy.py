@@ -1,4 +1,4 @@
-"""Value head, saving and loading, old checkpoints, adapters."""
+"""Value head, saving and loading, adapters."""
 
 import pytest
 import torch
@@ -8,7 +8,6 @@ from builders import (
     make_samples,
     make_trainer,
     python,
-    save_old_checkpoint,
     snapshot,
 )
 from peft import LoraConfig, PeftModel
@@ -16,7 +15,6 @@ from transformers import AutoModelForCausalLM
 
 from rlhf_course import AutoModelForCausalLMWithValueHead
 from rlhf_course.course.presets import ROOT
-from rlhf_course.runtime.files import atomic_folder
 
 LORA = LoraConfig(
     task_type="CAUSAL_LM", r=4, target_modules=["c_attn"], lora_dropout=0.1, fan_in_fan_out=True
@@ -62,13 +60,6 @@ def test_saved_policy_loads_here_and_in_plain_transformers(tmp_path):
     )
     assert not report["unexpected_keys"] and not report["missing_keys"]
     torch.testing.assert_close(plain(ids).logits, policy(ids)[0])
-
-
-@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
-def test_old_checkpoints_with_the_value_head_among_the_weights_load(tmp_path, name):
-    save_old_checkpoint(policy := make_policy(), tmp_path, name)
-    again = AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path)
-    assert difference(snapshot(policy), snapshot(again)) == 0
 
 
 def test_value_head_initialisation():
@@ -160,15 +151,6 @@ def test_deviation_a_reference_given_beside_an_adapter_is_used():
     given = make_trainer(policy, make_policy(1)).step(*make_samples())
     plain = make_trainer(reference=make_policy(1)).step(*make_samples())
     assert given["objective/kl"] == pytest.approx(plain["objective/kl"], abs=1e-5)
-
-
-def test_a_failed_write_leaves_what_stood_there(tmp_path):
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "old").write_text("whole")
-    with pytest.raises(OSError, match="full"), atomic_folder(tmp_path / "folder") as folder:
-        (folder / "new").write_text("half")
-        raise OSError("disk full")
-    assert [p.name for p in tmp_path.rglob("*")] == ["folder", "old"]
 
 
 def test_a_disk_that_fills_while_saving_leaves_the_previous_policy_whole(tmp_path):

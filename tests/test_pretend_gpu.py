@@ -2,13 +2,10 @@
 before torch.
 """
 
-import json
 import subprocess
 from pathlib import Path
 
 import nbformat
-import pandas as pd
-import predict_gpu
 import pretend_gpu
 import pytest
 import run_notebooks
@@ -22,7 +19,6 @@ from builders import (
     sgd,
     snapshot,
 )
-from memory_table import as_markdown
 
 from rlhf_course.course.presets import ROOT, load_preset
 from rlhf_course.ppo.checkpoint import load_checkpoint
@@ -264,20 +260,3 @@ def test_a_gpu_s_checkpoint_goes_on_on_a_cpu(tmp_path):
     assert difference(snapshot(here.model), snapshot(resumed.model)) < 1e-5
     losses = [trainer.step(*make_samples(seed=1))["ppo/loss/total"] for trainer in trainers]
     assert losses[0] == pytest.approx(losses[1], abs=1e-5)
-
-
-def test_the_prediction_on_the_page_about_speed_is_what_is_counted_now():
-    """After a change: benchmark_ppo.py --predict, its file to figs/measured, table and sentence to
-    site/speed.md.
-    """
-    kept = json.loads((ROOT / "figs/measured/predicted_gpu.json").read_text())
-    found = json.loads(json.dumps(predict_gpu.predict()))
-    now, then = (pd.DataFrame.from_dict(given["phases"], orient="index") for given in (found, kept))
-    pd.testing.assert_frame_equal(
-        now, then, rtol=1e-12
-    )  # since Python 3.12 the last digit of a sum is another one
-    assert found | {"phases": None} == kept | {"phases": None}
-    page = (ROOT / "site/speed.md").read_text(encoding="utf-8")
-    assert as_markdown(predict_gpu.table(kept)) in page and predict_gpu.sentence(
-        kept
-    ) in page.replace("\n", " ")

@@ -1,22 +1,16 @@
-"""The page over runs, the executed notebooks' pages, and what the runner says of the time."""
+"""The page over runs, and the pages of executed notebooks: what they show, and what they drop."""
 
-import io
 import json
 import re
-import sys
-import time
 
 import nbformat
-import progress
 import pytest
 import report
-import run_notebooks
 from bs4 import BeautifulSoup
-from notebook_html import page
-from progress import Progress
+from command_line import exits
+from make.notebook_html import page
 
 from rlhf_course.course.presets import ROOT
-from rlhf_course.runtime import command
 
 MEASURED = sorted((ROOT / "figs/measured").glob("0*.json"))
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("0*.ipynb"))
@@ -63,7 +57,7 @@ def asks(soup: BeautifulSoup) -> list[str]:
 
 
 def run(*arguments) -> int:
-    return command.run("report.py", report.main, [*map(str, arguments)])
+    return exits.run("report.py", report.main, [*map(str, arguments)])
 
 
 def test_a_run_shows_its_checks_numbers_and_curves(tmp_path):
@@ -97,39 +91,67 @@ def test_a_run_shows_its_checks_numbers_and_curves(tmp_path):
 def test_the_measured_cards_make_a_whole_page(tmp_path):
     entries = report.write(MEASURED, tmp_path / "page.html")
     soup = BeautifulSoup((tmp_path / "page.html").read_text(encoding="utf-8"), "html.parser")
-    checks = {
-        name for path in MEASURED for name in json.loads(path.read_text(encoding="utf-8"))["checks"]
-    }
-    assert checks <= {cell.text for cell in soup.select("section td:first-child")}
     assert len(entries) == len(MEASURED) == len(soup.select("section")) and asks(soup) == []
-    assert not any("problem" in entry for entry in entries) and len(soup.select("svg")) > 50
+    assert not any(entry["problem"] for entry in entries) and len(soup.select("svg")) > 50
+
+
+def table(page) -> list[list[str]]:
+    soup = BeautifulSoup(page.read_text(encoding="utf-8"), "html.parser")
+    return [[cell.text.strip() for cell in row.select("th, td")] for row in soup.table.select("tr")]
 
 
 def test_a_class_is_a_table_of_who_passed_what(tmp_path, capsys):
     put(tmp_path / "class/ann", "09_x", CARD)
-    put(tmp_path / "class/ann", "10_y", CARD | {"checks": {}})
+    put(tmp_path / "class/ann", "10_y", CARD | {"checks": {}})  # which promises nothing
     put(tmp_path / "class/bo/build/run_cards", "09_x", '{"checks":')
-    assert (
-        run(tmp_path / "class/ann", tmp_path / "class/bo", "--output", tmp_path / "class.html") == 1
-    )
-    soup = BeautifulSoup((tmp_path / "class.html").read_text(encoding="utf-8"), "html.parser")
-    rows = [[cell.text.strip() for cell in row.select("th, td")] for row in soup.table.select("tr")]
-    assert rows == [["who", "09 x", "10 y"], ["ann", "1 of 2", "all 0"], ["bo", "no result", "–"]]
-    words = [section.text for section in soup.select("section")]
-    assert len(words) == 2 and "a & b" in words[0] and "is damaged, or not in JSON" in words[1]
-    assert "not passed: <script>" in capsys.readouterr().out
+    target = tmp_path / "class.html"
+    assert run(tmp_path / "class/ann", tmp_path / "class/bo", "--output", target) == 1
+    rows = table(target)
+    assert rows == [["who", "09 x", "10 y"], ["ann", "1 of 2", "failed"], ["bo", "failed", "–"]]
+    said = capsys.readouterr().err
+    assert "ann: 09_x did not pass. <script>alert(1)</script>" in said
+    assert "ann: 10_y did not pass. Its run card holds no check." in said
+    assert "bo: 09_x did not pass. " in said and "is damaged, or not in JSON" in said
 
 
 @pytest.mark.parametrize(
-    "damage", ['{"x": 1}', '{"checks": {"a": 1}}', '{"checks": {}, "curves": {"a": [1]}}']
+    "bad",
+    [
+        '{"x": 1}',
+        "{",
+        "[]",
+        b"\xff",
+        {"checks": {"a": 1}},
+        {"checks": {"a": {"passed": True}}, "curves": {"a": [1]}},
+        CARD | {"wall_s": "long"},
+        CARD | {"versions": 3},
+        CARD | {"metrics": [1]},
+    ],
 )
-def test_what_is_no_run_card_is_said(damage, tmp_path, capsys):
-    put(tmp_path, "09_x", damage)
-    assert run(tmp_path / "09_x.json", "--output", tmp_path / "page.html") == 1
-    said = f"{tmp_path / '09_x.json'} is no run card"
-    assert said in capsys.readouterr().out and said in (tmp_path / "page.html").read_text(
-        encoding="utf-8"
-    )
+def test_a_bad_card_is_a_row(bad, tmp_path):
+    """The others are still shown."""
+    put(tmp_path / "run_cards", "09_x", CARD)
+    put(tmp_path / "run_cards", "08_bad", "" if isinstance(bad, bytes) else bad)
+    if isinstance(bad, bytes):
+        (tmp_path / "run_cards/08_bad.json").write_bytes(bad)
+    first, second = report.write([tmp_path], tmp_path / "index.html")
+    assert "08_bad.json" in first["problem"] and not second["problem"]
+    rows = table(tmp_path / "index.html")
+    assert [row[:2] for row in rows[1:]] == [["08_bad", "failed"], ["09_x", "1 of 2"]]
+
+
+def test_the_runners_own_result_decides(tmp_path):
+    """A notebook that failed after its card was written, and one that wrote none."""
+    fine = CARD | {"checks": {"runs": {"passed": True, "value": 1, "want": "1"}}}
+    for name in ("07_good", "08_late"):
+        put(tmp_path / "run_cards", name, fine)
+    report.add_results(tmp_path, {"07_good": "", "09_early": "cell 3: KeyError: 'x'"})
+    report.add_results(tmp_path, {"08_late": "cell 40: ValueError: too late"})
+    report.write([tmp_path], tmp_path / "index.html")
+    rows = table(tmp_path / "index.html")
+    assert [row[1] for row in rows[1:]] == ["all 1", "failed", "failed"]
+    text = (tmp_path / "index.html").read_text(encoding="utf-8")
+    assert "cell 3: KeyError" in text and "too late" in text
 
 
 @pytest.mark.parametrize(
@@ -146,19 +168,13 @@ def test_an_executed_notebook_is_a_page_that_asks_nobody(path):
     soup = BeautifulSoup(page(notebook, path.parent), "html.parser")
     assert asks(soup) == [] and not soup.select("script, merror")
     assert f"# {soup.title.text}\n" in notebook.cells[0].source.replace("`", "") + "\n"
-    prose = re.sub(
-        r"```.*?```|`[^`]*`",
-        "",
-        "\n\n".join(c.source for c in notebook.cells if c.cell_type == "markdown"),
-    )
+    cells = [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
+    prose = re.sub(r"```.*?```|`[^`]*`", "", "\n\n".join(cells), flags=re.S)
     assert len(soup.select("math")) == len(re.findall(r"\$\$.+?\$\$|\$.+?\$", prose, re.S))
-    assert all(
-        image["alt"].strip() and "No description" not in image["alt"]
-        for image in soup.select("img")
-    )
-    local = [
-        tag["href"] for tag in soup.select("a[href]") if not tag["href"].startswith(("http", "#"))
-    ]
+    for image in soup.select("img"):
+        assert image["alt"].strip() and "No description" not in image["alt"]
+    links = [tag["href"] for tag in soup.select("a[href]")]
+    local = [link for link in links if not link.startswith(("http", "#"))]
     assert local and all(link.startswith(ROOT.as_uri()) for link in local)
 
 
@@ -168,72 +184,34 @@ def test_a_formula_that_cannot_be_set_is_shown_as_it_is():
     assert "\\left(a" in soup.main.code.text and soup.select_one("math mo").text == "<"
 
 
-def test_a_page_of_somebody_elses_stays(tmp_path, capsys):
-    (tmp_path / "index.html").write_text("<title>My page</title>")
-    assert (
-        command.run(
-            "run_notebooks.py", run_notebooks.main, ["--only", "00", "--output", str(tmp_path)]
-        )
-        == 1
-    )
-    assert "is not the page over a run" in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == ["index.html"]
+HOSTILE = [
+    "<script>alert(1)</script>",
+    "<img src=x onerror=alert(1)>",
+    "<svg onload='alert(1)'><script>alert(1)</script></svg>",
+    "<a href=' java\nscript:alert(1)'>read more</a>",
+    "<iframe srcdoc='<script>alert(1)</script>'></iframe><form action=https://evil.example>",
+    "<details open ontoggle=alert(1)><base href=https://evil.example>",
+    "<meta http-equiv=refresh content='0;url=https://evil.example'>",
+]
 
 
-@pytest.fixture
-def clock(monkeypatch):
-    """Time that passes when told to."""
-    now = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    return now
-
-
-def test_the_time_left_follows_this_machine(clock, capsys):
-    plan = Progress(["a", "b", "c"], {"a": 60, "b": 120, "c": 120})
-    assert plan.left() == 300 and plan.share() == 0
-    with plan.at("a"):
-        clock[0] += 150  # and not 60
-    assert plan.left() == 240 * (30 + 150) / (30 + 60)
-    with plan.at("b"):
-        clock[0] += 60
-        assert plan.left() == 420 and plan.share() == 210 / 630
-        clock[0] += 10_000
-        assert plan.left() == 240  # c
-    said = ["[1/3] a · about 5 min left", "[2/3] b · about 8 min left"]
-    assert capsys.readouterr().out.splitlines() == said
-
-
-def test_nothing_is_said_of_time_that_nobody_measured(clock):
-    plan = Progress(["a", "b"], {"a": 60})
-    with plan.at("a"):
-        assert plan.line() == "[1/2] a" and plan.share() == 0
-        clock[0] += 5
-    with plan.at("b"):
-        assert plan.line() == "[2/2] b" and plan.share() == 0.5
-
-
-def test_two_at_a_time_take_half_of_all_but_no_less_than_the_longest(clock, capsys):
-    plan = Progress(["a", "b", "c"], {"a": 200, "b": 100, "c": 40}, jobs=2)
-    assert plan.left() == 1.4 * 200
-    with plan.at("a"), plan.at("b"):
-        clock[0] += 140
-        assert plan.left() == 1.4 * 200 - 140 and plan.running() == ["a", "b"]
-    assert capsys.readouterr().out.splitlines()[1] == "[2/3] a, b · about 5 min left"
-
-
-def test_a_terminal_shows_one_bar_and_leaves_nothing(monkeypatch, capsys):
-    terminal = io.StringIO()
-    terminal.isatty = lambda: True
-    monkeypatch.setattr(sys, "stderr", terminal)
-    plan = Progress(["a"], {"a": 200})
-    with pytest.raises(KeyboardInterrupt), plan.shown(), plan.at("a"):
-        while terminal.getvalue().count("\r") < 2:
-            time.sleep(0.01)
-        raise KeyboardInterrupt
-    said = terminal.getvalue()
-    assert (
-        "[1/1] a · about 3 min left |" in said
-        and "\n" not in said
-        and not said.rsplit("\r")[-1].strip()
-    )
-    assert capsys.readouterr().out == ""
+def test_a_hostile_dataset_runs_nothing_in_a_page():
+    """Its rows are in a table as pandas makes it, in a styled one, which escapes nothing, and in a
+    picture.
+    """
+    pandas = pytest.importorskip("pandas")
+    rows = pandas.DataFrame({"response": HOSTILE})
+    data = [{"text/html": rows.to_html()}, {"text/html": rows.style.to_html()}]
+    data += [{"image/svg+xml": f"<svg>{row}</svg>"} for row in HOSTILE]
+    data += [{"text/markdown": row} for row in HOSTILE]
+    outputs = [nbformat.v4.new_output("display_data", data=each) for each in data]
+    cells = [nbformat.v4.new_markdown_cell("# T"), nbformat.v4.new_code_cell("1", outputs=outputs)]
+    text = page(nbformat.v4.new_notebook(cells=cells), ROOT)
+    soup = BeautifulSoup(text, "html.parser")
+    assert not soup.select("script, iframe, form, base, [http-equiv=refresh], [srcdoc]")
+    for tag in soup.find_all(True):
+        assert not [name for name in tag.attrs if name.startswith("on")], tag
+        assert "script:" not in str(tag.get("href", ""))
+    (policy,) = (tag["content"] for tag in soup.select("[http-equiv=Content-Security-Policy]"))
+    assert "default-src 'none'" in policy and "script-src" not in policy
+    assert "read more" in soup.text  # what is harmless stays

@@ -176,7 +176,7 @@ def test_a_tokenizer_with_another_padding_token_than_the_model_scores_the_same()
 
 def test_several_outputs_are_refused():
     tokenizer = make_tokenizer()
-    with pytest.raises(ValueError, match="has one output, this classifier has 2"):
+    with pytest.raises(ValueError, match="has one output, this one has 2"):
         RewardModel(make_classifier(tokenizer, num_labels=2), tokenizer)
 
 

@@ -45,7 +45,7 @@ def test_scores_do_not_depend_on_batching_or_order(tmp_path):
 
 @pytest.fixture
 def roberta(request, tmp_path):
-    """A RoBERTa of 22 positions, the first two of which hold no token: (folder, tokenizer, model)."""
+    """A RoBERTa of 22 positions, the first two without a token: (folder, tokenizer, model)."""
     torch.manual_seed(0)
     tokenizer = review_tokenizer()
     sizes = {

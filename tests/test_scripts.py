@@ -1,5 +1,6 @@
 """train_ppo.py: options, stopping and resuming. benchmark_ppo.py: runs and writes."""
 
+import ast
 import json
 import random
 import re
@@ -8,12 +9,13 @@ import subprocess
 import sys
 import time
 
-import benchmark_ppo
 import numpy as np
 import pytest
 import torch
 import train_ppo
+from benchmark import benchmark_ppo
 from builders import (
+    SCRIPTS,
     difference,
     final_state,
     latest_checkpoint,
@@ -26,13 +28,12 @@ from builders import (
     save_classifier,
     snapshot,
 )
-from run_notebooks import update_readme
+from command_line import exits
+from make.notebook_files import update_readme
 from transformers import GPT2Config
 
-from rlhf_course.course.presets import PRESETS, ROOT, load_preset, read_spec
+from rlhf_course.course.presets import ROOT, load_preset
 from rlhf_course.ppo.checkpoint import load_checkpoint, save_checkpoint
-from rlhf_course.ppo.config import PPOConfig
-from rlhf_course.runtime.command import stop_between_steps
 
 SHORT = ["--batch_size=16", "--mini_batch_size=8", "--steps=6"]
 
@@ -52,48 +53,16 @@ def test_options_come_from_file_and_command_line(tmp_path):
     assert settings.batch_size == load_preset("04_gpt2_imdb_ppo", "tiny").batch_size
 
 
-def test_help_names_every_setting(capsys):
-    with pytest.raises(SystemExit) as stopped:
-        train_ppo.parse_arguments(["--help"])
-    shown = capsys.readouterr().out
-    entry = read_spec("04_gpt2_imdb_ppo")["learning_rate"]
-    values = " · ".join(f"{entry[preset]:g}" for preset in PRESETS)
-    assert (
-        stopped.value.code == 0
-        and re.search("--learning_rate.* X", shown)
-        and f"({values})" in shown
-    )
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--steps", "many"], "takes a whole number of at least 1, like"),
+        (["--steps", "many"], "takes a whole number of at least 1"),
         (["--config", "missing.yaml"], "missing.yaml"),
         (["--gradient_accumulation_steps=3"], "Choose sizes that divide"),
     ],
 )
 def test_bad_options_end_with_a_sentence(arguments, message, refuses):
     refuses(train_ppo.parse_arguments, arguments, message)
-
-
-def test_options_that_only_ppo_has_reach_its_config():
-    given = ["--mini_batch_size=64", "--gradient_accumulation_steps=2", "--early_stopping"]
-    config = PPOConfig(
-        **train_ppo.ppo_options(
-            *train_ppo.parse_arguments([*given, "--gradient_checkpointing=true"])
-        )
-    )
-    assert (
-        config.early_stopping
-        and config.gradient_checkpointing
-        and config.backward_batch_size == 128
-    )
-    config = PPOConfig(**train_ppo.ppo_options(*train_ppo.parse_arguments([])))
-    assert (
-        not (config.early_stopping or config.gradient_checkpointing)
-        and config.gradient_accumulation_steps == 1
-    )
 
 
 def test_ctrl_c_leaves_a_checkpoint_and_resuming_equals_never_having_stopped(tmp_path, capsys):
@@ -107,14 +76,15 @@ def test_ctrl_c_leaves_a_checkpoint_and_resuming_equals_never_having_stopped(tmp
     )
     seen = ""
     while not re.search(r"[1-3]/6 \[", seen):  # after the first step, before the last
-        seen += process.stderr.read(1)
+        seen += (found := process.stderr.read(1))
+        assert found, seen
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=120)
-    assert process.returncode == 130 and "--resume goes on from there" in out
+    assert process.returncode == 130 and "--resume continues from there" in out
     assert 1 <= final_state(tmp_path / "cut")["step"] < 6
 
     assert train_ppo.main([*SHORT, f"--output={tmp_path / 'cut'}"]) == 1
-    assert "go on with --resume" in capsys.readouterr().err
+    assert "is there already: resume, or name" in capsys.readouterr().err
     assert train_ppo.main([*SHORT, f"--output={tmp_path / 'cut'}", "--resume"]) == 0
     assert_equal(final_state(tmp_path / "whole"), final_state(tmp_path / "cut"))
     assert (tmp_path / "cut" / "policy" / "v_head.safetensors").exists()
@@ -136,7 +106,7 @@ def assert_equal(a, b, where="state"):
 
 def test_resuming_where_nothing_is_says_so(tmp_path, fails):
     fails(
-        train_ppo, [*SHORT, f"--output={tmp_path}", "--resume"], "there is no whole checkpoint in"
+        train_ppo, [*SHORT, f"--output={tmp_path}", "--resume"], "There is no whole checkpoint in"
     )
 
 
@@ -173,14 +143,6 @@ def test_a_newer_checkpoint_replaces_the_older_one(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-2"]
 
 
-def test_of_two_checkpoints_the_one_of_the_later_step_is_the_latest(tmp_path):
-    """As after an end between writing the new one and removing the old."""
-    for name in ("checkpoint-9", "checkpoint-10", "checkpoint-11.partial"):
-        (tmp_path / name).mkdir()
-        torch.save({}, tmp_path / name / "trainer_state.pt")
-    assert latest_checkpoint(tmp_path).name == "checkpoint-10"
-
-
 def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeypatch):
     trainer = scaled()
     save_checkpoint(trainer, tmp_path)
@@ -205,7 +167,7 @@ def test_a_checkpoint_of_another_policy_is_refused(tmp_path):
 
 
 def test_the_first_ctrl_c_waits_for_the_step_and_the_second_does_not():
-    with stop_between_steps() as asked:
+    with exits.stop_between_steps() as asked:
         signal.raise_signal(signal.SIGINT)
         time.sleep(0.01)
         assert asked.code == 130
@@ -213,6 +175,54 @@ def test_the_first_ctrl_c_waits_for_the_step_and_the_second_does_not():
             signal.raise_signal(signal.SIGINT)
             time.sleep(0.01)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_scripts_never_import_tests():
+    names = {path.stem for path in (ROOT / "tests").glob("*.py")} | {"tests", "pretend_gpu"}
+    names |= {"pretend_hub", "conftest"}
+    for path in SCRIPTS.rglob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        imports = [n for n in ast.walk(tree) if isinstance(n, ast.Import | ast.ImportFrom)]
+        found = {alias.name for node in imports for alias in node.names}
+        found |= {node.module for node in imports if isinstance(node, ast.ImportFrom)}
+        assert not {str(name).split(".")[0] for name in found} & names, path
+        texts = (n.value for n in ast.walk(tree) if isinstance(n, ast.Constant))
+        assert "tests" not in {*texts}, path
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (ValueError("no such thing"), 1, "x.py: no such thing"),
+        (KeyError("text"), 1, "x.py: KeyError: 'text' (--debug shows where.)"),
+        (KeyboardInterrupt(), 130, "\nx.py: stopped."),
+    ],
+)
+def test_a_command_ends_with_a_sentence_or_on_demand_a_traceback(error, code, words, capsys):
+    def main(arguments: list[str]) -> None:
+        assert arguments == ["--steps"]
+        raise error
+
+    assert exits.run("x.py", main, ["--steps"]) == code
+    assert capsys.readouterr().err == words + "\n"
+    if code == 1:
+        with pytest.raises(type(error)):
+            exits.run("x.py", main, ["--debug", "--steps"])
+
+
+def test_sigterm_ends_a_command_with_its_code(capsys):
+    assert exits.run("x.py", lambda given: signal.raise_signal(signal.SIGTERM), []) == 143
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_reader_that_is_gone_is_no_error(tmp_path):
+    lines = "lambda given: [print('row', i) for i in range(99999)] and 0"
+    code = f"import sys; from command_line import exits; sys.exit(exits.run('x.py', {lines}, []))"
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", code], cwd=SCRIPTS, **pipes) as process:
+        assert process.stdout.readline() == "row 0\n"
+        process.stdout.close()
+        assert process.stderr.read() == "" and process.wait(20) == 1
 
 
 def benchmark(target, *arguments) -> dict:
@@ -249,28 +259,8 @@ def test_the_benchmark_measures_ours(tmp_path, small):
 
 
 def test_the_benchmark_takes_its_7b_path_at_toy_size(tmp_path):
-    """Its FLOP are counted from the shape; of the frozen base no weight has a gradient."""
     median = benchmark(tmp_path / "lora.json", "--shape=lora-toy")["variants"]["ours"]["median"]
     assert median["response_tokens"] == 8 * 32
-    blocks, head, adapters = (
-        2 * (4 * 64 * 64 + 3 * 64 * 172),
-        64 * 500,
-        2 * 8 * (4 * 128 + 3 * (64 + 172)),
-    )
-    tokens = 8 * (16 + 32 - 1)
-    expected = 2 * (blocks * tokens + head * 8 * 32) * (4 * 2 + 1) + 2 * adapters * tokens * (
-        4 * 3 + 1
-    )
-    assert median["step_flop"] == expected
-
-
-def test_the_benchmark_says_what_is_missing(tmp_path):
-    for arguments, message in (
-        (["--against=/nowhere/python"], "/nowhere/python"),
-        (["--shape=lora", "--costs"], "are for"),
-    ):
-        done = python(benchmark_ppo.__file__, *arguments, cwd=tmp_path)
-        assert done.returncode != 0 and message in done.stderr and "Traceback" not in done.stderr
 
 
 def test_costs_are_drawn_over_both_sizes(tmp_path, monkeypatch, small):

@@ -2,9 +2,9 @@
 
 import json
 
-import measure_seeds
 import pytest
-import run_notebooks
+from make import measure_seeds
+from make.notebook_files import other_seeds
 
 
 def card(folder, seed, after):
@@ -42,5 +42,5 @@ def test_a_seed_twice_and_an_empty_folder_are_refused(tmp_path):
 def test_the_readme_shows_the_other_seeds(tmp_path):
     shown = json.loads((card(tmp_path, 0, 1.5) / "run_cards/04_x.json").read_text())
     seeds = {"0": {"score_after": 1.5}, "1": {"score_after": 1.2}, "2": {"score_after": 1.31}}
-    assert run_notebooks.other_seeds(shown, seeds) == "; at other seeds 1.20, 1.31"
-    assert run_notebooks.other_seeds(shown, {}) == ""
+    assert other_seeds(shown, seeds) == "; at other seeds 1.20, 1.31"
+    assert other_seeds(shown, {}) == ""

@@ -5,14 +5,12 @@ right column runs.
 import re
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import nbformat
 import pytest
 import torch
 from builders import review_tokenizer, reviews, save_base
 from datasets import Dataset
-from IPython.core.interactiveshell import InteractiveShell
 from peft import LoraConfig
 from transformers import GPT2Config
 
@@ -24,25 +22,16 @@ SITE = Path(__file__).resolve().parents[1] / "site"
 sys.path.insert(0, str(SITE))
 
 import home  # noqa: E402
-from accelerate import Accelerator  # noqa: E402
-from accelerate.utils import DistributedType  # noqa: E402
 from address import addresses, fetching, written  # noqa: E402
 from api import settings_table  # noqa: E402
 from metrics import metrics_page  # noqa: E402
 
-import rlhf_course  # noqa: E402
 from rlhf_course.ppo.config import PPOConfig  # noqa: E402
-from rlhf_course.runtime.distributed import check_sharding  # noqa: E402
 
 
-def test_the_page_about_metrics_has_a_section_for_each_stat_and_no_other():
-    headings = re.findall(r"^### `(.+)`$", metrics_page({}), re.M)
-    logged = ["env/reward_mean", "env/reward_std", "env/reward_dist"]
-    assert sorted(headings) == sorted([*MEANING, *logged])
-
-
-def test_defaults_on_the_page_about_metrics_are_filled_in():
+def test_the_page_about_metrics_has_each_stat_and_its_defaults():
     page = metrics_page({"objective/kl": [0.0, 1.0]})
+    assert set(MEANING) < set(re.findall(r"^### `(.+)`$", page, re.M))
     assert "`target` (6)" in page and ":g}" not in page
     assert "0 at the first and 1 at the last of 2 steps" in page and "<polyline" in page
 
@@ -86,46 +75,6 @@ def test_the_right_column_of_the_ppo_table_runs(tmp_path, monkeypatch):
     assert (tmp_path / "out" / "model.safetensors").exists()
 
 
-def test_what_the_ppo_page_says_is_not_here_is_not_here():
-    """Each line has a name that would have to work; a line that no longer holds, or has no test,
-    fails.
-    """
-    section = (SITE / "ppo-api.md").read_text().split("**Not here:**")[1].split("\n\n")[1]
-    said = [line.removeprefix("* ") for line in section.splitlines()]
-
-    def under(kind: DistributedType) -> None:
-        accelerator = Accelerator(cpu=True)
-        launched = SimpleNamespace(distributed_type=kind, is_fsdp2=False, state=accelerator.state)
-        check_sharding(launched, SimpleNamespace(is_peft_model=False), None)
-
-    def seq2seq() -> None:
-        with pytest.raises(AttributeError):
-            _ = rlhf_course.AutoModelForSeq2SeqLMWithValueHead
-
-    def deepspeed() -> None:
-        under(DistributedType.MULTI_GPU)  # DDP is there: the page says so above
-        with pytest.raises(ValueError, match="does not run under DEEPSPEED"):
-            under(DistributedType.DEEPSPEED)
-
-    def pushing() -> None:
-        unused = settings_table(PPOConfig).split("they change nothing here")[1]
-        assert "`push_to_hub_if_best_kwargs`" in unused
-
-    holds = {
-        "encoder-decoder models": seq2seq,
-        "DeepSpeed under PPO": deepspeed,
-        "pushing to the hub": pushing,
-    }
-    for line in said:
-        [check] = [check for words, check in holds.items() if words in line]
-        check()
-    assert len(said) == len(holds)
-    pages = [path for path in SITE.glob("*.md") if "DeepSpeed under PPO" in path.read_text()]
-    assert [path.name for path in pages] == ["ppo-api.md"], (
-        "said in one place, where this test sees it"
-    )
-
-
 def test_the_readme_has_the_address_in_three_places_or_in_none():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     with_one = written(readme, "https://github.com/owner/name")
@@ -143,29 +92,23 @@ def test_the_readme_has_the_address_in_three_places_or_in_none():
     )
 
 
-@pytest.mark.parametrize(
-    "path", sorted(ROOT.glob("notebooks/[0-9]*.ipynb")), ids=lambda path: path.stem
-)
-def test_a_notebook_fetches_the_course_where_it_is_missing(path, monkeypatch, capsys):
-    """With an address each notebook has a cell for that, which runs before the first import;
-    without one, none has.
-    """
-    read = nbformat.read(path, as_version=4)
-    assert fetching(nbformat.read(path, as_version=4), addresses().get("repository", "")) == read, (
-        "site/address.py"
-    )
-    cell = fetching(read, "https://github.com/owner/name").cells[1]
-    assert "!git clone --depth 1 https://github.com/owner/name" in cell.source
-    assert fetching(read, "https://example.org/name").cells[1].id != "fetch"  # no Colab there
-    shell, done = InteractiveShell(), []
-    monkeypatch.setattr(shell, "system", done.append)
-    monkeypatch.setattr(shell, "run_line_magic", lambda *line, **_: done.append(" ".join(line[:2])))
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    assert shell.run_cell(cell.source).success and not done  # it is there
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert shell.run_cell(cell.source).success
-    assert [line.split()[0] for line in done] == ["git", "cd", "pip"]
-    assert sys.path[0] == str(Path.cwd().parent)
+def test_every_notebook_fetches_the_course_from_its_address_and_no_other():
+    for path in ROOT.glob("notebooks/[0-9]*.ipynb"):
+        read = nbformat.read(path, as_version=4)
+        own = fetching(nbformat.read(path, as_version=4), addresses().get("repository", ""))
+        assert own == read, "run python site/address.py"
+        cell = fetching(read, "https://github.com/owner/name").cells[1]
+        assert "!git clone --depth 1 https://github.com/owner/name" in cell.source
+        assert fetching(read, "https://example.org/name").cells[1].id != "fetch"  # no Colab there
+
+
+def test_links_of_pages_lead_to_files():
+    pages = {path.name for path in SITE.glob("*.md")} | {"quiz.md", "api.md"}
+    for page in [*SITE.glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]:
+        links = re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8"))
+        for link in (link for link in links if "://" not in link and "{" not in link):
+            there = (page.parent / link).exists() or (ROOT / link).exists()
+            assert there or link in pages, f"{page.name}: {link}"
 
 
 def test_home_takes_its_numbers_from_run_cards(tmp_path, monkeypatch):

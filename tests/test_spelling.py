@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from spelling import SpellingLoss
+from make.spelling import SpellingLoss
 
 from rlhf_course.evaluation import words_of
 from rlhf_course.worlds.small_models import train_tokenizer

@@ -4,16 +4,14 @@ invalid inputs.
 
 import json
 import math
-import os
 import random
-from types import SimpleNamespace
 
 import datasets
 import pytest
 import torch
 import train_sft as script
-import trl_cli
-from builders import SCRIPTS, WORDS, difference, launched, python, save_base, write_rows
+from builders import SCRIPTS, WORDS, difference, launched, save_base, write_rows
+from command_line import trl_run
 from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config
@@ -119,8 +117,8 @@ def held_out(world, data="data", share=0.12):
     return hold_out(answers, share, seed=0)[1].filter(lambda row: len(row["answer"]) < 500)
 
 
-@pytest.mark.parametrize(("file", "peft"), [("two_cpus", "true"), ("fsdp", "false")])
-def test_two_processes_train_as_one_with_twice_the_batch(world, tmp_path, file, peft):
+@pytest.mark.parametrize("peft", ["true", "false"])
+def test_two_processes_train_as_one_with_twice_the_batch(world, tmp_path, peft):
     same = (
         "--train_sampling_strategy=sequential",
         "--lora_dropout=0",
@@ -139,7 +137,7 @@ def test_two_processes_train_as_one_with_twice_the_batch(world, tmp_path, file, 
         "--per_device_train_batch_size=3",
         "--per_device_eval_batch_size=3",
     )
-    out = launched(SCRIPTS / "train_sft.py", *two, file=file)
+    out = launched(SCRIPTS / "train_sft.py", *two)
     assert out.count(" is in ") == 1 and "Warning" not in out, out
     one, two = metrics(tmp_path / "one"), metrics(tmp_path / "two")
     for name in ("loss_before", "loss", "held_out_tokens"):
@@ -166,13 +164,6 @@ def test_metrics_are_those_of_the_held_out_answers_of_the_saved_adapter(world, t
     assert (found["base"], found["dataset"]) == (str(world / "llama"), str(world / "data"))
 
 
-def test_rows_are_counted_and_what_was_dropped_is_told(world, trained):
-    found = metrics(trained)
-    assert found["dropped"] == {"empty question or answer": 2, "repeated row": 3, "too long": 1}
-    assert found["train_rows"] + found["held_out_rows"] == 3 * len(ROWS) + 1
-    assert found["held_out_rows"] == len(held_out(world))
-
-
 def test_a_held_out_question_is_not_trained_on_with_another_answer():
     answers = datasets.Dataset.from_dict(
         {"prompt": [f"q{i // 3}" for i in range(60)], "answer": ["a"] * 60}
@@ -189,7 +180,7 @@ def test_only_adapter_weights_are_saved_with_the_tokenizer(world, trained):
         "checkpoints",
         "metrics.json",
         "model",
-        "settings.json",
+        "run.json",
     ]
     assert [p.name for p in (trained / "model").glob("*.safetensors")] == [
         "adapter_model.safetensors"
@@ -209,8 +200,8 @@ def test_only_adapter_weights_are_saved_with_the_tokenizer(world, trained):
 
 @pytest.mark.parametrize("base", ["llama", "gpt2"])
 def test_the_training_loss_is_that_of_answers_and_eos_alone(base, world, tmp_path, monkeypatch):
-    kept, make = [], trl_cli.make_trainer
-    monkeypatch.setattr(trl_cli, "make_trainer", lambda *a: kept.append(make(*a)) or kept[0])
+    kept, make = [], trl_run.make_trainer
+    monkeypatch.setattr(trl_run, "make_trainer", lambda *a: kept.append(make(*a)) or kept[0])
     more = (
         "--use_peft=false",
         f"--model_name_or_path={world / base}",
@@ -291,68 +282,9 @@ def test_resuming_equals_never_having_stopped(step, world, trained, tmp_path):
     assert metrics(tmp_path / "out") == metrics(trained)
 
 
-def test_resuming_true_takes_the_latest_checkpoint_and_a_new_run_does_not_mix_with_it(
-    world, trained, capsys
-):
-    before, given = metrics(trained), arguments(world, trained, *SHORT)
-    assert script.main(given) == 1
-    assert (
-        "checkpoint-18 is there already: go on with --resume_from_checkpoint true"
-        in capsys.readouterr().err
-    )
-    assert script.main([*given, "--resume_from_checkpoint=true"]) == 0
-    assert metrics(trained) == before
-
-
-def test_tensorboard_writes_into_the_output_folder(world, tmp_path, monkeypatch):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", "")
-    monkeypatch.delenv("TENSORBOARD_LOGGING_DIR")
-    monkeypatch.chdir(tmp_path)
-    data = write_rows(tmp_path / "few", ROWS[:6], "all.jsonl")
-    more = (
-        f"--dataset={data}",
-        "--report_to=tensorboard",
-        "--logging_steps=1",
-        "--data_files=all.jsonl",
-    )
-    assert script.main(arguments(world, tmp_path / "out", *more)) == 0
-    events = EventAccumulator(str(tmp_path / "out" / "tensorboard")).Reload()
-    assert [event.step for event in events.Scalars("train/loss")] == [1]
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["few", "out"]
-
-
-def test_wandb_without_a_key_writes_offline(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    for name in ("WANDB_API_KEY", "WANDB_MODE"):
-        monkeypatch.setenv(name, "")
-        monkeypatch.delenv(name)
-    given = {"output_dir": str(tmp_path), "resume_from_checkpoint": None, "deepspeed_plugin": None}
-    config = SimpleNamespace(**given, report_to=["wandb"])
-    assert trl_cli.begin(config) == tmp_path and config.output_dir == str(tmp_path / "checkpoints")
-    assert os.environ["WANDB_MODE"] == "offline"
-
-
-def test_zero_3_is_refused_with_a_cure():
-    with pytest.raises(ValueError, match="ZeRO-3 does not run here; scripts/accelerate/fsdp.yaml"):
-        trl_cli.begin(SimpleNamespace(deepspeed_plugin=SimpleNamespace(zero_stage=3)))
-
-
-def test_ctrl_c_ends_with_a_sentence(world, tmp_path, monkeypatch, capsys):
-    def stop(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(trl_cli, "train", stop)
-    assert script.main(arguments(world, tmp_path)) == 130
-    assert capsys.readouterr().err == "\ntrain_sft.py: stopped.\n"
-
-
 def test_a_loss_that_explodes_ends_with_a_sentence(world, tmp_path, capsys):
     assert script.main(arguments(world, tmp_path, "--learning_rate=1e9", "--use_peft=false")) == 1
-    assert (
-        "Training diverged" in capsys.readouterr().err and not (tmp_path / "metrics.json").exists()
-    )
+    assert "Diverged: " in capsys.readouterr().err and not (tmp_path / "metrics.json").exists()
 
 
 def test_a_file_sets_options_and_the_command_line_wins(tmp_path):
@@ -367,34 +299,6 @@ def test_a_file_sets_options_and_the_command_line_wins(tmp_path):
     assert config.max_length == settings.max_length == 120 and settings.sft_dataset == "there"
     own, config, *_ = script.parse_arguments(["--config", str(file), "--preset", "full"])
     assert own.preset == "full" and config.learning_rate == 1e-3
-
-
-@pytest.mark.parametrize("preset", ["tiny", "full"])
-def test_the_preset_gives_the_defaults(preset):
-    wanted = load_preset("05_lora_rlhf_baichuan", preset)
-    own, config, model, settings = script.parse_arguments(["--preset", preset])
-    assert (own.subset, own.eval_share) == (wanted.sft_subset, 0.05)
-    assert (settings.sft_dataset, settings.sft_files) == (wanted.sft_dataset, wanted.sft_files)
-    assert (config.max_length, config.learning_rate) == (
-        wanted.max_length,
-        wanted.sft_learning_rate,
-    )
-    assert (config.num_train_epochs, config.per_device_train_batch_size) == (
-        wanted.sft_epochs,
-        wanted.sft_batch_size,
-    )
-    assert (
-        config.bf16 == (wanted.dtype == "bfloat16" and torch.cuda.is_available())
-        and model.dtype == wanted.dtype
-    )
-    assert model.use_peft and (model.lora_r, model.lora_alpha) == (wanted.lora_r, wanted.lora_alpha)
-    assert (
-        model.lora_target_modules == wanted.lora_target_modules
-        and not config.gradient_checkpointing
-    )
-    assert (
-        config.report_to == [] and config.completion_only_loss and model.model_name_or_path is None
-    )
 
 
 def test_a_dataset_of_ones_own_has_not_the_files_of_the_presets():
@@ -413,12 +317,11 @@ def test_a_dataset_of_ones_own_has_not_the_files_of_the_presets():
         (["--preset=scratch"], "--preset scratch needs --dataset"),
         (["--config=missing.yaml"], "missing.yaml"),
         (["--max_lenght=3"], "--max_lenght=3"),
-        (["--max_length=none"], "--max_length takes a whole number of at least 1"),
-        (["--subset=0"], "--subset takes a whole number of at least 1, got 0"),
+        (["--max_length=0"], "takes a whole number of at least 1"),
+        (["--subset=0"], "takes a whole number of at least 1"),
         (["--eval_share=1"], "--eval_share takes a number between 0 and 1, got 1.0"),
         (["--packing"], "--packing is not for this script"),
-        (["--completion_only_loss=false"], "--completion_only_loss false is not for this script"),
-        (["--trust_remote_code"], "Remote code is not run here"),
+        (["--trust_remote_code"], "are not supported here"),
         (["--load_in_4bit"], "are not supported here"),
     ],
 )
@@ -459,7 +362,7 @@ def foreign(world, folder) -> str:
             lambda world, folder: "--lora_target_modules=c_attn",
             "Target modules {'c_attn'} not found",
         ),
-        (lambda world, folder: "--resume_from_checkpoint=true", "there is no whole checkpoint in"),
+        (lambda world, folder: "--resume_from_checkpoint=true", "There is no whole checkpoint in"),
     ],
 )
 def test_bad_inputs_end_with_a_sentence_and_leave_nothing(given, message, world, tmp_path, fails):
@@ -470,19 +373,3 @@ def test_bad_inputs_end_with_a_sentence_and_leave_nothing(given, message, world,
 def test_an_adapter_is_no_base(world, trained, tmp_path, capsys):
     assert script.main(arguments(world, tmp_path, f"--model_name_or_path={trained / 'model'}")) == 1
     assert "is an adapter" in capsys.readouterr().err
-
-
-def test_help_names_what_the_library_and_the_script_offer():
-    done = python(
-        SCRIPTS / "train_sft.py", "--preset", "full", "--help", env=os.environ | {"COLUMNS": "120"}
-    )
-    assert done.returncode == 0 and done.stderr == ""
-    for option in (
-        "--resume_from_checkpoint",
-        "--report_to",
-        "--lora_target_modules",
-        "--eval_share",
-        "--config",
-    ):
-        assert option in done.stdout
-    assert "(default: 512)" in done.stdout and "(default: 0.05)" in done.stdout

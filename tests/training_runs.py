@@ -3,7 +3,6 @@ outputs.
 """
 
 import random
-import resource
 import signal
 from pathlib import Path
 
@@ -186,11 +185,3 @@ def at_step(monkeypatch):
         monkeypatch.setattr(owner, name, counted)
 
     return change
-
-
-@pytest.fixture
-def small_disk():
-    """A function that lets no file grow beyond so many bytes from now on."""
-    found = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, found[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, found)

@@ -3,7 +3,7 @@
 A set is a Python file. Each exercise in it is its solution; the first paragraph of the
 docstring is that of the stub, the rest the statement. A mistake is a function that is
 wrong on purpose, and its docstring is what a student reads who made it.
-``scripts/make_exercises.py`` writes the notebooks.
+``scripts/make/make_exercises.py`` writes the notebooks.
 """
 
 from __future__ import annotations

@@ -17,49 +17,31 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.modeling_utils import load_state_dict
 
 from rlhf_course.baichuan.sentencepiece import sentencepiece_to_fast
-from rlhf_course.runtime.files import atomic_folder, check_room, read_json
-from rlhf_course.runtime.hub import check_source
+from rlhf_course.runtime.files import atomic_folder, read_json
 
-ARCHITECTURES = (
-    "BaiChuanForCausalLM",
-    "BaichuanForCausalLM",
-)  # the first generation's alone, and both
-SIZES = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "rms_norm_eps",
-)
+ARCHITECTURES = ("BaiChuanForCausalLM", "BaichuanForCausalLM")  # the first generation's, both's
+SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
+SIZES += ("num_attention_heads", "rms_norm_eps")
 ROTARY = "rotary_emb.inv_freq"  # in some checkpoints; Llama computes it
+STEMS = ("model.safetensors", "pytorch_model.bin")
 SPECIAL_IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+# What is taken from tokenizer_config.json.
 TOKENIZER = ("unk_token", "bos_token", "eos_token", "pad_token", "add_bos_token", "add_eos_token")
-TOKENIZER += (
-    "model_max_length",
-    "padding_side",
-    "chat_template",
-)  # what is taken from tokenizer_config.json
+TOKENIZER += ("model_max_length", "padding_side", "chat_template")
 
 
 def convert_to_llama(
     source: str | Path, target: str | Path, norm_head: bool | None = None, report=print
 ) -> Path:
     """Write the Baichuan checkpoint in ``source`` as a LlamaForCausalLM with a fast tokenizer;
-    returns ``target``.
+    return ``target``.
 
-    A 7B takes 15 GB more on the disk, and about 5 GB of memory, as its files are mapped (20 GB
-    where they are .bin of torch before 1.6, which cannot be). Nothing is written before all is
-    checked.
+    A 7B takes 15 GB more on the disk and about 5 GB of memory, as its files are mapped (20 GB for
+    .bin of torch before 1.6). Nothing is written before all is checked. The target is new or empty.
+    ``norm_head`` is guessed from config.json by default, and ``report`` gets a line about it.
 
-    Args:
-        source: a folder with config.json, tokenizer.model and the weights, as safetensors or .bin.
-        target: a folder that does not exist, or is empty.
-        norm_head: whether the head is a NormHead; default guessed from config.json, and reported by
-            ``report``.
-
-    Raises ``ValueError`` or ``FileNotFoundError``, with a sentence, for what is not a Baichuan of
-    the 7B kind, and for files that are missing or damaged; ``OSError`` when the disk is too small.
+    Raises ``ValueError`` for a checkpoint of another kind (a 13B has ALiBi), for tensors that are
+    damaged or missing, and for a tokenizer that is not reproduced.
     """
     source, target = Path(source), Path(target).expanduser().absolute()
     config = read_config(source)
@@ -71,22 +53,11 @@ def convert_to_llama(
     said = "As asked"
     if norm_head is None:
         said, norm_head = "Guessed from config.json", guess_norm_head(config)
-    kind = (
-        "a NormHead (Baichuan2): its rows are scaled to length 1"
-        if norm_head
-        else "a plain head: copied as it is"
-    )
-    report(f"{said}: {kind}.")
+    scaled = "a NormHead (Baichuan2): its rows are scaled to length 1"
+    report(f"{said}: {scaled if norm_head else 'a plain head: copied as it is'}.")
     tokenizer = read_tokenizer(source, config)
-    llama = LlamaConfig(
-        **{key: config[key] for key in (*SIZES, *SPECIAL_IDS, "max_position_embeddings")},
-        architectures=["LlamaForCausalLM"],
-        num_key_value_heads=config["num_attention_heads"],
-        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
-        tie_word_embeddings=False,
-    )
+    llama = llama_config(config)
     tensors = read_weights(source, llama)
-    check_room(target, sum(tensor.nbytes for tensor in tensors.values()))
     llama.dtype = tensors["lm_head.weight"].dtype
     if norm_head:
         tensors["lm_head.weight"] = torch.nn.functional.normalize(tensors["lm_head.weight"], dim=1)
@@ -99,41 +70,35 @@ def convert_to_llama(
     return target
 
 
+def llama_config(config: dict) -> LlamaConfig:
+    """Return the config of the Llama that computes what a Baichuan of this config does."""
+    return LlamaConfig(
+        **{key: config[key] for key in (*SIZES, *SPECIAL_IDS, "max_position_embeddings")},
+        architectures=["LlamaForCausalLM"],
+        num_key_value_heads=config["num_attention_heads"],
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+        tie_word_embeddings=False,
+    )
+
+
 def read_config(source: Path) -> dict:
-    """The checkpoint's config.json; raises for what is not a Baichuan that can be written as a
-    Llama.
-    """
-    if not (source / "config.json").is_file():
-        raise FileNotFoundError(f"{source} is not a folder, or has no config.json.")
-    check_source(source)
-    config = SPECIAL_IDS | {
-        key: value for key, value in read_json(source / "config.json").items() if value is not None
-    }
-    found = config.get("architectures", ["nothing"])[0]
-    if found == "LlamaForCausalLM":
-        raise ValueError(f"{source} is a Llama checkpoint already; load it as it is.")
-    if found not in ARCHITECTURES:
-        raise ValueError(
-            f"{source} is not a Baichuan checkpoint: its config.json names {found} as its"
-            " architecture."
-        )
-    # The 13B configs have no max_position_embeddings, since ALiBi has no positions to embed, only
-    # model_max_length.
-    large = config.get("hidden_size") == 5120 or config.get("num_hidden_layers") == 40
-    if large or "alibi" in json.dumps(config).lower() or "max_position_embeddings" not in config:
+    """Return the checkpoint's config.json. Raises ``ValueError`` unless it is a 7B Baichuan's."""
+    content = read_json(source / "config.json")
+    config = SPECIAL_IDS | {key: value for key, value in content.items() if value is not None}
+    # The 13B configs have no max_position_embeddings, since ALiBi has no positions to embed.
+    large = config.get("hidden_size") == 5120 or "max_position_embeddings" not in config
+    if large or "alibi" in json.dumps(config).lower():
         raise ValueError(
             f"{source} looks like a 13B model, with ALiBi in place of Llama's positions; only 7B"
-            " will do."
+            " checkpoints can be converted."
         )
-    if missing := [key for key in SIZES if key not in config]:
-        raise ValueError(
-            f"The config.json in {source} lacks {', '.join(missing)}; download it again."
-        )
+    if config.get("architectures", [""])[0] not in ARCHITECTURES or not config.keys() >= {*SIZES}:
+        raise ValueError(f"The config.json in {source} is not that of a Baichuan checkpoint.")
     return config
 
 
 def guess_norm_head(config: dict) -> bool:
-    """Whether this config is Baichuan2's; raises ``ValueError`` when it could be either generation."""
+    """Return whether this is Baichuan2's config; raises ``ValueError`` when it could be either."""
     is_second = "z_loss_weight" in config
     if config["architectures"][0] == ARCHITECTURES[0] or (
         config["vocab_size"] == 64_000 and not is_second
@@ -148,27 +113,17 @@ def guess_norm_head(config: dict) -> bool:
 
 
 def read_tokenizer(source: Path, config: dict) -> PreTrainedTokenizerFast:
-    """The fast tokenizer, with what tokenizer_config.json says of it."""
+    """Return the fast tokenizer, with the options of tokenizer_config.json."""
     path = source / "tokenizer_config.json"
-    given = {"model_max_length": config["max_position_embeddings"]} | (
-        read_json(path) if path.exists() else {}
-    )
+    given = {"model_max_length": config["max_position_embeddings"]}
+    given |= read_json(path) if path.exists() else {}
     options = {key: given[key] for key in TOKENIZER if given.get(key) is not None}
-    options = {
-        key: value["content"] if isinstance(value, dict) else value
-        for key, value in options.items()
-    }
-    tokenizer = sentencepiece_to_fast(source / "tokenizer.model", **options)
-    if len(tokenizer) > config["vocab_size"]:
-        raise ValueError(
-            f"{source}: the tokenizer has {len(tokenizer)} pieces, the model {config['vocab_size']}"
-            " rows."
-        )
-    return tokenizer
+    options = {k: v["content"] if isinstance(v, dict) else v for k, v in options.items()}
+    return sentencepiece_to_fast(source / "tokenizer.model", config["vocab_size"], **options)
 
 
 def pack(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A Llama's tensors under Baichuan's names: q, k and v (each hidden × hidden) in one, W_pack."""
+    """Return a Llama's tensors under Baichuan's names: W_pack for q, k and v (hidden × hidden)."""
     packed = {}
     for name, tensor in tensors.items():
         if "q_proj" in name:
@@ -194,67 +149,34 @@ def unpack(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def read_weights(source: Path, llama: LlamaConfig) -> dict[str, Tensor]:
-    """The tensors under Baichuan's names; raises unless they are those of such a Llama. Safetensors
-    go before .bin.
-    """
-    known = [
-        f"{name}{end}"
-        for name in ("model.safetensors", "pytorch_model.bin")
-        for end in (".index.json", "")
-    ]
-    first = next((name for name in known if (source / name).is_file()), None)
-    if first is None:
-        raise FileNotFoundError(f"{source} has no weights: none of {', '.join(known)}.")
-    places = (
-        read_json(source / first).get("weight_map", {}) if first.endswith(".json") else {}
-    )  # name → file
-    tensors = {}
-    for file in sorted(set(places.values())) or [first]:
-        found = {
-            name: tensor
-            for name, tensor in read_shard(source / file).items()
-            if not name.endswith(ROTARY)
-        }
-        tensors |= found
-        places |= dict.fromkeys(found, file)
-    with torch.device("meta"):
-        wanted = {
-            name: list(tensor.shape)
-            for name, tensor in pack(LlamaForCausalLM(llama).state_dict()).items()
-        }
-    found = {name: list(tensor.shape) for name, tensor in tensors.items()}
-    wrong = [
-        f"{places.get(name, first)} has {name} {found.get(name, 'not at all')}, not"
-        f" {wanted.get(name, 'wanted')}"
-        for name in sorted(found.keys() | wanted.keys())
-        if found.get(name) != wanted.get(name)
-    ]
-    if wrong:
-        more = f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-        raise ValueError(
-            f"{source} does not hold the tensors of its config.json: {'; '.join(wrong[:3])}{more}."
-        )
-    return tensors
+    """Return the tensors under Baichuan's names, mapped into memory where the format allows it.
 
-
-def read_shard(path: Path) -> dict[str, Tensor]:
-    """The tensors of one file, mapped into memory where its format allows; raises unless it holds
-    tensors by names.
+    Safetensors go before .bin. Raises ``ValueError`` unless they are those of such a Llama.
     """
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing, which the index names; download it.")
+    names = [f"{stem}{end}" for stem in STEMS for end in (".index.json", "")]
+    first = next((name for name in names if (source / name).is_file()), names[-1])
+    tensors, file = {}, first
     try:
-        tensors = dict(
-            load_state_dict(path, weights_only=True)
-        )  # without, a pickle can call any function
+        is_index = first.endswith(".json")
+        files = {*read_json(source / first)["weight_map"].values()} if is_index else {first}
+        for file in sorted(files):
+            tensors |= load_state_dict(source / file, weights_only=True)  # pickle can call anything
     except Exception as error:  # half a file can fail in any way
         raise ValueError(
-            f"{path} is damaged, or would run code; it was not loaded. Download it again."
+            f"{source / file} is missing, or is damaged, or would run code; it was not loaded."
+            " Download it again."
         ) from error
-    for name, tensor in tensors.items():
-        if getattr(tensor, "dtype", None) not in (torch.float32, torch.float16, torch.bfloat16):
+    tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith(ROTARY)}
+    with torch.device("meta"):
+        expected = pack(LlamaForCausalLM(llama).state_dict())
+    for name in sorted(tensors.keys() | expected.keys()):
+        found, wanted = (
+            [*side[name].shape] if name in side and side[name].is_floating_point() else None
+            for side in (tensors, expected)
+        )
+        if found != wanted:
             raise ValueError(
-                f"{path}: {name} is no tensor of float32, float16 or bfloat16, as a Baichuan-7B"
-                " has."
+                f"{source} does not hold the tensors of its config.json: {name} has the shape"
+                f" {found}, not {wanted}. Download it again."
             )
     return tensors

@@ -24,30 +24,26 @@ PROBES = [
 ]
 
 
-def sentencepiece_to_fast(model_file: str | Path, **options) -> PreTrainedTokenizerFast:
-    """The fast tokenizer of a model file; ``options`` are what transformers' tokenizers take:
-    special tokens and so on.
+def sentencepiece_to_fast(
+    model_file: str | Path, rows: int | None = None, **options
+) -> PreTrainedTokenizerFast:
+    """Return the fast tokenizer of a model file; ``options`` go to it: special tokens and so on.
 
     Control pieces (``<s>``) are special tokens, which SentencePiece itself does not look for in a
-    text; user-defined ones (``<reserved_106>``) are found in texts by both. Raises
-    ``FileNotFoundError`` without the file, ``ValueError`` when it is damaged, lacks a special
-    token, or gets other ids: both encode texts of many kinds, and every piece.
+    text; user-defined ones (``<reserved_106>``) are found in texts by both. Raises ``ValueError``
+    when the file is damaged, has more pieces than the model has ``rows``, lacks a special token, or
+    gets other ids: both encode texts of many kinds, and every piece.
     """
-    model_file = Path(model_file)
-    if not model_file.is_file():
-        raise FileNotFoundError(
-            f"There is no {model_file.name} in {model_file.parent}; download it again."
-        )
+    refused = f"{model_file} cannot be turned into a fast tokenizer"
     try:
         original = SentencePieceProcessor(model_file=str(model_file))
-    except RuntimeError as error:
-        raise ValueError(
-            f"{model_file} is not a SentencePiece model, or is damaged; download it again."
-        ) from error
+    except (RuntimeError, OSError) as error:
+        raise ValueError(f"{refused}: it is missing or damaged. Download it again.") from error
+    if rows and len(original) > rows:
+        raise ValueError(f"{refused}: it has {len(original)} pieces, the model {rows} rows.")
     native = PreTrainedTokenizerFast.convert_to_native_format(vocab_file=str(model_file))
     tokenizer = native["tokenizer_object"]
-    # Control pieces are special, user-defined ones are not: SentencePiece cuts those out of the
-    # normalised text.
+    # Control pieces are special; user-defined ones SentencePiece cuts out of the normalized text.
     added = {str(piece): piece.special for piece in native["additional_special_tokens"]}
     if "".join(original.encode("a", out_type=str)).startswith("▁"):
         _add_dummy_prefix(tokenizer, [name for name, special in added.items() if not special])
@@ -61,14 +57,17 @@ def sentencepiece_to_fast(model_file: str | Path, **options) -> PreTrainedTokeni
         role: native[role] for role in ("unk_token", "bos_token", "eos_token") if role in native
     }
     special |= {role: options.pop(role) for role in special if role in options}
-    if unknown := [
-        f"{role} {token!r}"
-        for role, token in special.items()
-        if tokenizer.token_to_id(token) is None
-    ]:
-        raise ValueError(
-            f"{model_file} has no piece for the {', '.join(unknown)} of its tokenizer_config.json."
-        )
+    for role, token in special.items():
+        if tokenizer.token_to_id(token) is None:
+            raise ValueError(f"{refused}: it has no piece for the {role} {token!r}.")
+    _check_ids(original, tokenizer, refused)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **special, **options
+    )
+
+
+def _check_ids(original: SentencePieceProcessor, tokenizer: Tokenizer, refused: str) -> None:
+    """Raise ``ValueError`` unless both give the probes and every piece the same ids."""
     ids = (
         i for i in range(len(original)) if not (original.is_control(i) or original.is_unknown(i))
     )
@@ -79,12 +78,9 @@ def sentencepiece_to_fast(model_file: str | Path, **options) -> PreTrainedTokeni
     ):
         if found.ids != wanted:
             raise ValueError(
-                f"{model_file} cannot be turned into a fast tokenizer: SentencePiece gives"
+                f"{refused}: SentencePiece gives"
                 f" {text[:60]!r} the ids {wanted[:20]}, a fast tokenizer {found.ids[:20]}."
             )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **special, **options
-    )
 
 
 def _add_dummy_prefix(tokenizer: Tokenizer, defined: list[str]) -> None:

@@ -21,32 +21,26 @@ from rlhf_course.runtime.files import atomic_file, atomic_folder
 USER, ASSISTANT = "<reserved_106>", "<reserved_107>"
 USER_ID = 195  # and the assistant's is the next, as in Baichuan2
 SPECIAL = {"pad_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-TOKENIZER = {
-    **{
-        "model_type": "bpe",
-        "hard_vocab_limit": False,
-        "character_coverage": 0.9999,
-        "byte_fallback": True,
-    },
-    **{
-        "normalization_rule_name": "identity",
-        "add_dummy_prefix": False,
-        "remove_extra_whitespaces": False,
-    },
-    **{"max_sentencepiece_length": 6, "allow_whitespace_only_pieces": True, "split_digits": True},
-    **{
-        "user_defined_symbols": [USER, ASSISTANT],
-        "unk_id": 0,
-        "bos_id": 1,
-        "eos_id": 2,
-        "pad_id": -1,
-    },
-    **{
-        "max_sentence_length": 1 << 20,
-        "num_threads": 1,
-        "minloglevel": 2,
-    },  # the same pieces every time, and quietly
-}
+TOKENIZER = dict(
+    model_type="bpe",
+    hard_vocab_limit=False,
+    character_coverage=0.9999,
+    byte_fallback=True,
+    normalization_rule_name="identity",
+    add_dummy_prefix=False,
+    remove_extra_whitespaces=False,
+    max_sentencepiece_length=6,
+    allow_whitespace_only_pieces=True,
+    split_digits=True,
+    user_defined_symbols=[USER, ASSISTANT],
+    unk_id=0,
+    bos_id=1,
+    eos_id=2,
+    pad_id=-1,
+    max_sentence_length=1 << 20,
+    num_threads=1,  # the same pieces every time
+    minloglevel=2,
+)
 
 
 def train_sentencepiece(texts: Iterable[str], vocab_size: int, folder: str | Path) -> Path:
@@ -54,26 +48,16 @@ def train_sentencepiece(texts: Iterable[str], vocab_size: int, folder: str | Pat
     ``folder/tokenizer.model``.
 
     No normalisation, no dummy prefix, digits apart, bytes for what is not known. Has at most
-    ``vocab_size`` pieces, fewer where the texts do not give as many. Raises ``ValueError`` when
-    their characters alone are more.
+    ``vocab_size`` pieces, fewer where the texts do not give as many.
     """
     lines, model = (line for text in texts for line in text.splitlines() if line), io.BytesIO()
-    try:
-        SentencePieceTrainer.train(
-            sentence_iterator=lines, model_writer=model, vocab_size=vocab_size, **TOKENIZER
-        )
-    except RuntimeError as error:
-        if "Vocabulary size" not in str(error):
-            raise
-        raise ValueError(
-            f"{vocab_size} pieces are too few for these texts' characters; raise vocab_size."
-        ) from None
+    SentencePieceTrainer.train(
+        sentence_iterator=lines, model_writer=model, vocab_size=vocab_size, **TOKENIZER
+    )
     proto = spm.ModelProto.FromString(model.getvalue())
     pieces = list(proto.pieces)
-    reserved, others = (
-        pieces[3:5],
-        pieces[:3] + pieces[5:],
-    )  # the trainer puts them before the 256 bytes
+    # The trainer puts them before the 256 bytes.
+    reserved, others = pieces[3:5], pieces[:3] + pieces[5:]
     del proto.pieces[:]
     proto.pieces.extend(others[:USER_ID] + reserved + others[USER_ID:])
     with atomic_file(Path(folder) / "tokenizer.model") as aside:
@@ -134,25 +118,24 @@ def _configs(model: LlamaForCausalLM) -> dict[str, dict]:
     length, dtype = config["max_position_embeddings"], str(model.dtype).removeprefix("torch.")
     classes = {"AutoConfig": "configuration_baichuan.BaichuanConfig"}
     classes |= {"AutoModelForCausalLM": "modeling_baichuan.BaichuanForCausalLM"}
-    config |= {
+    config |= SPECIAL_IDS | {
         "architectures": ["BaichuanForCausalLM"],
         "auto_map": classes,
         "model_type": "baichuan",
-    } | SPECIAL_IDS
-    config |= {
         "hidden_act": "silu",
         "model_max_length": length,
         "tie_word_embeddings": False,
         "torch_dtype": dtype,
+        "tokenizer_class": "BaichuanTokenizer",
+        "z_loss_weight": 0,
     }
-    config |= {"tokenizer_class": "BaichuanTokenizer", "z_loss_weight": 0}
     tokenizer = SPECIAL | {
         "add_bos_token": False,
         "add_eos_token": False,
         "model_max_length": length,
+        "auto_map": {"AutoTokenizer": ["tokenization_baichuan.BaichuanTokenizer", None]},
+        "tokenizer_class": "BaichuanTokenizer",
     }
-    tokenizer |= {"auto_map": {"AutoTokenizer": ["tokenization_baichuan.BaichuanTokenizer", None]}}
-    tokenizer |= {"tokenizer_class": "BaichuanTokenizer"}
     return {
         "config.json": config,
         "tokenizer_config.json": tokenizer,

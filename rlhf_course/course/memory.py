@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from rlhf_course.ppo.logprobs import CPU_PIECE
+from rlhf_course.ppo.rollout import CPU_PIECE
 
 FLOAT32 = 4  # bytes: adapters, gradients, optimizer state, probabilities
 QUANTIZED = {
@@ -37,32 +37,57 @@ def ppo_memory(
     """Peak bytes of a PPO step by purpose, for a Llama whose policy, reference and reward model are
     adapters.
 
-    Args:
-        config, lora: shapes of the base and of each adapter.
-        mini_batch, batch: samples per optimizer step, and per rollout (default: the same).
-        query, response: their greatest lengths, in tokens.
-        base_bytes, activation_bytes: per number: 2 for bfloat16 (activations: under autocast), 4
-            for float32.
-        layer_bytes: per weight of the layers' matrices, where the base is quantized: see
-            ``QUANTIZED``.
-        checkpointing: whether the backward pass recomputes activations layer by layer.
-        chunk: ``logprob_chunk_size``, response tokens whose logits are in memory at once.
+    ``config`` and ``lora`` are shapes of the base and of each adapter; ``mini_batch`` and ``batch``
+    samples per optimizer step and per rollout; ``query`` and ``response`` their greatest lengths in
+    tokens; ``base_bytes`` and ``activation_bytes`` per number (2 for bfloat16); ``layer_bytes`` per
+    weight of a quantized base's matrices (``QUANTIZED``); ``chunk`` is ``logprob_chunk_size``.
 
     Base, adapters, gradients and Adam's two moments stay. On top comes the larger of two: the
     key-value cache while sampling, or activations and logits in an update.
     """
+    matrices, others, adapter = _count(config, lora)
+    activations = _activations(
+        config.get_text_config(),
+        (mini_batch, batch or mini_batch, query + response, response),
+        base_bytes,
+        activation_bytes or base_bytes,
+        checkpointing,
+        chunk,
+    )
+    return {
+        "base": round(others * base_bytes + matrices * (layer_bytes or base_bytes)),
+        "adapters (policy, ref, reward)": 3 * adapter * FLOAT32,
+        "gradients": adapter * FLOAT32,
+        "optimizer": 2 * adapter * FLOAT32,
+        "activations or cache": activations,
+    }
+
+
+def _count(config: PreTrainedConfig, lora: PeftConfig) -> tuple[int, int, int]:
+    """Return how many weights the layers' matrices, all else, and an adapter have."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-        matrices = sum(
-            m.weight.numel() for m in model.base_model.modules() if isinstance(m, nn.Linear)
-        )
+        layers = (m for m in model.base_model.modules() if isinstance(m, nn.Linear))
+        matrices = sum(layer.weight.numel() for layer in layers)
         others = sum(p.numel() for p in model.parameters()) - matrices
-        adapter = sum(
-            p.numel() for p in get_peft_model(model, lora).parameters() if p.requires_grad
-        )
-    text, activation_bytes = config.get_text_config(), activation_bytes or base_bytes
+        trained = (p for p in get_peft_model(model, lora).parameters() if p.requires_grad)
+        return matrices, others, sum(p.numel() for p in trained)
+
+
+def _activations(
+    text: PreTrainedConfig,
+    sizes: tuple[int, int, int, int],
+    base_bytes: int,
+    activation_bytes: int,
+    checkpointing: bool,
+    chunk: int | None,
+) -> int:
+    """Return the larger of an update's activations and a rollout's cache, in bytes; ``sizes`` are
+    mini_batch, batch, tokens per sample, and response tokens of these.
+    """
+    mini_batch, batch, length, response = sizes
     hidden, inner, layers = text.hidden_size, text.intermediate_size, text.num_hidden_layers
-    tokens, predicted = mini_batch * (query + response), mini_batch * response
+    tokens, predicted = mini_batch * length, mini_batch * response
     # What one layer keeps per token for its backward pass. Of width `hidden`: input and output of
     # two norms, q, k, v, and attention's output, once more for the projection after it. Of width
     # `inner`: gate, silu(gate), up, and their product. In low precision the norms keep their inputs
@@ -80,14 +105,8 @@ def ppo_memory(
     vocabulary = logits * (FLOAT32 + projected) + 2 * min(logits, CPU_PIECE) * FLOAT32
     # Recomputed layers need memory one at a time, when that of the logits is free again.
     update = inputs + max(layer, vocabulary) if checkpointing else layers * layer + vocabulary
-    cache = (batch or mini_batch) * (query + response) * layers * 2 * hidden * activation_bytes
-    return {
-        "base": round(others * base_bytes + matrices * (layer_bytes or base_bytes)),
-        "adapters (policy, ref, reward)": 3 * adapter * FLOAT32,
-        "gradients": adapter * FLOAT32,
-        "optimizer": 2 * adapter * FLOAT32,
-        "activations or cache": max(update, cache),
-    }
+    cache = batch * length * layers * 2 * hidden * activation_bytes
+    return max(update, cache)
 
 
 @contextmanager

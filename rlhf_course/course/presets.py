@@ -1,4 +1,4 @@
-"""Presets: a notebook's settings at the sizes tiny, scratch and full, in one YAML file."""
+"""Presets: a notebook's settings at three sizes, in one YAML file."""
 
 import math
 from collections.abc import Mapping
@@ -39,8 +39,8 @@ class Settings(SimpleNamespace):
 def read_spec(notebook: str) -> dict[str, dict]:
     """Return a notebook's settings: key → {tiny, scratch, full, help}.
 
-    ``optional`` ones may be null at every preset, others where the preset has null. ``min`` is for
-    whole numbers (1 if not given). Raises ``FileNotFoundError`` for an unknown notebook.
+    ``optional`` ones may be null at every preset, others where the preset has null. ``min`` (or 1)
+    bounds whole numbers. Raises ``FileNotFoundError`` for an unknown notebook.
     """
     path = CONFIGS / f"{notebook}.yaml"
     if not path.exists():

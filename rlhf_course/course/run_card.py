@@ -18,7 +18,7 @@ import transformers
 from accelerate.utils import set_seed
 
 from rlhf_course.course.presets import ROOT
-from rlhf_course.runtime.files import atomic_file, obey_umask
+from rlhf_course.runtime.files import atomic_file
 
 _PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "numpy", "pandas")
 
@@ -66,18 +66,15 @@ class RunCard:
         """Write the card, and return its checks as a table. Raises :class:`CheckFailed` when one
         did not pass.
         """
-        versions = {
-            name: importlib.metadata.version(name)
-            for name in _PACKAGES
-            if importlib.util.find_spec(name)
-        }
+        known = filter(importlib.util.find_spec, _PACKAGES)
+        versions = {name: importlib.metadata.version(name) for name in known}
         card = {
             "notebook": self.notebook,
             "preset": self.preset,
             "seed": self.seed,
             "versions": {"python": platform.python_version(), **versions},
             "wall_s": round(time.perf_counter() - self._started, 2),
-            "peak_rss_mb": round(peak_memory() / 2**20, 1),
+            "peak_rss_mb": round(peak_rss() / 2**20, 1),
             "peak_cuda_mb": (
                 round(torch.cuda.max_memory_allocated() / 2**20, 1)
                 if torch.cuda.is_available()
@@ -87,7 +84,6 @@ class RunCard:
             "checks": self.checks,
             "curves": self.curves,
         }
-        obey_umask(self.output_dir / "models")  # what the libraries' trainers wrote there
         with atomic_file(self.output_dir / "run_cards" / f"{self.notebook}.json") as path:
             card = json.loads(json.dumps(card), parse_constant=lambda name: None)
             path.write_text(json.dumps(card, indent=1, allow_nan=False) + "\n", encoding="utf-8")
@@ -113,7 +109,7 @@ def _short(value):
     return None if pd.isna(value) else float(f"{value:.6g}")
 
 
-def peak_memory() -> int:
+def peak_rss() -> int:
     """The peak main memory of this process so far, in bytes; untried on macOS and Windows."""
     try:
         import resource

@@ -1,4 +1,4 @@
-"""Datasets: film reviews and queries for PPO, preference pairs for a reward model, answers for SFT."""
+"""Datasets: reviews and queries for PPO, pairs for a reward model, answers for SFT."""
 
 from rlhf_course.data.answers import hold_out, load_answers, tokenize_answers
 from rlhf_course.data.files import load_split

@@ -7,7 +7,6 @@ the base; the active one decides what it computes.
 
 import copy
 import importlib.util
-import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,8 +18,8 @@ from torch import Tensor, nn
 from transformers import BitsAndBytesConfig
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from rlhf_course.policy.save_load import read_adapter, set_adapter_weights
-from rlhf_course.policy.value_head import AutoModelForCausalLMWithValueHead
+from rlhf_course.policy.save_load import check_base, read_adapter, set_adapter_weights
+from rlhf_course.policy.network import AutoModelForCausalLMWithValueHead
 
 REFERENCE, REWARD = "ref", "reward"
 
@@ -41,10 +40,8 @@ def create_reference_model(
         )
     shared = nn.ModuleList()
     if num_shared_layers:
-        depth, modules = (
-            model.config.get_text_config().num_hidden_layers,
-            [*model.pretrained_model.modules()],
-        )
+        depth = model.config.get_text_config().num_hidden_layers
+        modules = [*model.pretrained_model.modules()]
         layers = next((m for m in modules if isinstance(m, nn.ModuleList) and len(m) == depth), [])
         if num_shared_layers > len(layers):
             raise ValueError(
@@ -54,9 +51,7 @@ def create_reference_model(
             [*layers[:num_shared_layers], *(m for m in modules if isinstance(m, nn.Embedding))]
         )
         shared.requires_grad_(False)
-    memo = {
-        id(parameter): parameter for parameter in shared.parameters()
-    }  # deepcopy takes these as already copied
+    memo = {id(p): p for p in shared.parameters()}  # deepcopy takes these as already copied
     return copy.deepcopy(model, memo).requires_grad_(False).eval()
 
 
@@ -111,12 +106,12 @@ def quantization(kind: str) -> BitsAndBytesConfig:
 
 
 class RewardAdapter(nn.Module):
-    """A classifier with one output on the policy's own base: an adapter (``reward``, ``reward2``…)
-    and a score head.
+    """A classifier with one output on the policy's own base: the adapter ``reward`` and a score
+    head.
 
     ``folder`` holds a trained LoRA reward model: an adapter of task type SEQ_CLS, with the head
-    among its weights. Raises ``ValueError`` when the policy has no adapters, or the folder no head
-    with one output, or not all of one.
+    among its weights. Raises ``ValueError`` when the policy has no adapters or already this one,
+    or the folder no head with one output, or not all of one.
     """
 
     def __init__(self, policy: AutoModelForCausalLMWithValueHead, folder: str | Path) -> None:
@@ -126,6 +121,8 @@ class RewardAdapter(nn.Module):
                 "A reward adapter shares the base of a policy with adapters; this policy has none."
             )
         self.pretrained_model = policy.pretrained_model
+        if REWARD in self.pretrained_model.peft_config:
+            raise ValueError("This policy has a reward adapter already; load the policy again.")
         config, weights = read_adapter(folder)
         head = [weights.pop(key) for key in [*weights] if key.endswith("score.weight")]
         if [len(weight) for weight in head] != [1]:
@@ -135,9 +132,8 @@ class RewardAdapter(nn.Module):
                 " train_reward_model.py --use_peft does."
             )
         config.task_type, config.modules_to_save, config.inference_mode = "CAUSAL_LM", None, True
-        names = (f"{REWARD}{number if number > 1 else ''}" for number in itertools.count(1))
-        self.name = next(name for name in names if name not in self.pretrained_model.peft_config)
-        _add_frozen(self.pretrained_model, self.name, config, weights, folder)
+        check_base(Path(folder), policy)
+        _add_frozen(self.pretrained_model, REWARD, config, weights, folder)
         self.config = copy.deepcopy(policy.config)
         self.config.num_labels = 1
         self.score = nn.Linear(self.config.get_text_config().hidden_size, 1, bias=False)
@@ -155,10 +151,8 @@ class RewardAdapter(nn.Module):
         """``logits`` (B, 1) at the last token that is not padding, as transformers' classifiers
         choose it.
         """
-        trunk = (
-            self.pretrained_model.get_base_model().base_model
-        )  # without the vocabulary projection
-        with use_adapter(self, self.name):
+        trunk = self.pretrained_model.get_base_model().base_model  # no vocabulary projection
+        with use_adapter(self, REWARD):
             output = trunk(
                 input_ids=input_ids, attention_mask=attention_mask, use_cache=False, **positions
             )

@@ -1,28 +1,27 @@
 """Saved models, adapters and value heads: found in a folder or on the hub, loaded, and checked to
-be complete.
+be complete and, of an adapter, to be on its own base.
 """
 
+import hashlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
+import torch
 from huggingface_hub import snapshot_download
 from peft import PeftConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from peft.utils import load_peft_weights, set_peft_model_state_dict
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from transformers.modeling_utils import load_state_dict
 
 from rlhf_course.runtime.files import atomic_folder, check_folder, read_json
 from rlhf_course.runtime.hub import check_known, check_source, hub_errors
 
 VALUE_HEAD_FILE, PREFIX, ADAPTER_CONFIG = "v_head.safetensors", "v_head.", "adapter_config.json"
+BASE_FILE, SAMPLES = "adapter_base.txt", 64  # numbers of each tensor that a fingerprint is made of
 HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "revision", "token")
-CAUSAL = (
-    "A policy continues its text token by token: take a causal language model, such as GPT-2 or"
-    " Llama."
-)
+CAUSAL = "A policy writes token by token: take a causal language model, such as GPT-2 or Llama."
 
 
 def load_model(
@@ -33,42 +32,33 @@ def load_model(
     is_trainable=False,
     **kwargs,
 ):
-    """A model of the class that ``auto`` finds, from a folder or hub id; an adapter comes on its
-    base.
+    """Return a model of the class that ``auto`` finds, from a folder or hub id; an adapter comes
+    on its base.
 
     Code in the repository is never run. With ``new_head`` tensors on top of the network may be
-    missing, and are drawn. ``adapter_name`` and ``is_trainable`` are for an adapter alone, other
-    arguments for transformers.
+    missing, and are drawn. ``adapter_name`` and ``is_trainable`` are for adapters only.
 
-    Raises ``ValueError`` for missing keys or mismatched shapes, which transformers would draw at
-    random, and for damaged files, and ``OSError`` where there is no model.
+    Raises ``ValueError`` for missing keys, mismatched shapes, damaged files, and an adapter of
+    another base; ``OSError`` without a model.
     """
-    folder, task = (
-        local_folder(source, **kwargs),
-        "CAUSAL_LM" if auto is AutoModelForCausalLM else "SEQ_CLS",
-    )
+    folder = local_folder(source, **kwargs)
     if not (folder / ADAPTER_CONFIG).exists():
         return _load_base(auto, source, folder, new_head, **kwargs)
+    task = "CAUSAL_LM" if auto is AutoModelForCausalLM else "SEQ_CLS"
     config, weights = read_adapter(folder)
     if config.task_type not in (None, task):
         raise ValueError(
             f"The adapter in {source} has task type {config.task_type}; this needs one of {task}."
         )
-    config.task_type, config.inference_mode, base = (
-        task,
-        not is_trainable,
-        config.base_model_name_or_path,
-    )
+    config.task_type, config.inference_mode = task, not is_trainable
+    base = config.base_model_name_or_path
     kwargs |= {"revision": config.revision, "subfolder": ""}
-    own = {
-        key.removeprefix("base_model.model."): value for key, value in weights.items()
-    }  # a score head, for one
-    network = _load_base(
-        auto, base, local_folder(base, **kwargs), new_head, own, f"{source} on {base}", **kwargs
-    )
-    embeddings = next(
-        name for name, module in network.named_modules() if module is network.get_input_embeddings()
-    )
+    own = {k.removeprefix("base_model.model."): v for k, v in weights.items()}  # a score head's
+    place = f"{source} on {base}"
+    network = _load_base(auto, base, local_folder(base, **kwargs), new_head, own, place, **kwargs)
+    check_base(folder, network)
+    modules = network.named_modules()
+    embeddings = next(n for n, module in modules if module is network.get_input_embeddings())
     for key in {f"{embeddings}.weight", f"{embeddings}.base_layer.weight"} & own.keys():
         network.resize_token_embeddings(len(own[key]))
     model = get_peft_model(network, config, adapter_name)
@@ -79,8 +69,8 @@ def load_model(
 def _load_base(
     auto, source, folder: Path, new_head: bool, own: Iterable[str] = (), place: str = "", **kwargs
 ):
-    """A model without adapters, whose config is in ``folder``; tensors that an adapter has of its
-    ``own`` may miss.
+    """Return a model without adapters, whose config is in ``folder``; tensors that an adapter has
+    of its ``own`` may be missing.
     """
     is_local = Path(source).is_dir()
     with hub_errors(folder if is_local else source):
@@ -90,25 +80,21 @@ def _load_base(
             raise ValueError(f"{source} has an encoder, which no policy has. {CAUSAL}")
         if is_local and not {".safetensors", ".bin"} & {path.suffix for path in folder.glob("*")}:
             raise FileNotFoundError(
-                f"The model folder {folder} holds no weights (*.safetensors or *.bin). "
-                "Give a folder written by save_pretrained, or a hub id."
+                f"The model folder {folder} holds no weights. Give one written by save_pretrained."
             )
-        kwargs |= {
-            "trust_remote_code": False,
-            "output_loading_info": True,
-            "ignore_mismatched_sizes": True,
-        }
-        model, report = auto.from_pretrained(str(source), **kwargs)
+        kwargs |= dict.fromkeys(("output_loading_info", "ignore_mismatched_sizes"), True)
+        kwargs["trust_remote_code"] = False
+        # First on the meta device, which allocates nothing: the config may be of a larger model.
+        plain = {key: kwargs[key] for key in kwargs if key != "quantization_config"}
+        model, report = auto.from_pretrained(str(source), **plain | {"device_map": "meta"})
     needed = f"{model.base_model_prefix}." if new_head else ""
     missing = [key for key in report["missing_keys"] if key.startswith(needed) and key not in own]
     mismatched = [row for row in report["mismatched_keys"] if row[0].startswith(needed)]
-    hint = (
-        " For a new head load it with new_head=True; for one of several labels take"
-        " SentimentReward."
-    )
+    hint = " For a new head take new_head=True; for one of several labels SentimentReward."
     hint = hint if auto is not AutoModelForCausalLM else ""
     _check_loaded(place or source, type(model).__name__, missing, mismatched, hint)
-    return model
+    with hub_errors(folder if is_local else source):
+        return auto.from_pretrained(str(source), **kwargs)[0]
 
 
 def _check_loaded(
@@ -138,22 +124,17 @@ def check_state_dict(
 
 
 def local_folder(source: str | Path, subfolder: str | None = None, **kwargs) -> Path:
-    """Where a model's config and value head, or all of an adapter, are; a hub id's are downloaded."""
+    """Return where a model's config and value head, or all of an adapter, are; a hub id's are
+    downloaded.
+    """
     check_source(source)
     prefix = f"{subfolder}/" if subfolder else ""
     if Path(source).is_dir():
         return Path(source, prefix)
-    download = partial(
-        snapshot_download, str(source), **{key: kwargs[key] for key in HUB_OPTIONS if key in kwargs}
-    )
+    options = {key: kwargs[key] for key in HUB_OPTIONS if key in kwargs}
+    names = [prefix + name for name in ("config.json", "adapter_*", VALUE_HEAD_FILE)]
     with hub_errors(source):
-        names = "config.json", "adapter_*", VALUE_HEAD_FILE
-        folder = Path(download(allow_patterns=[prefix + name for name in names]), prefix)
-        if (folder / ADAPTER_CONFIG).exists():
-            download(
-                allow_patterns=f"{prefix}pytorch_model.bin"
-            )  # old TRL kept an adapter's value head there
-    return folder
+        return Path(snapshot_download(str(source), allow_patterns=names, **options), prefix)
 
 
 def read_adapter(folder: str | Path) -> tuple[PeftConfig, dict[str, Tensor]]:
@@ -174,21 +155,56 @@ def set_adapter_weights(
 
 
 def read_value_head(source: str | Path, **kwargs) -> dict[str, Tensor]:
-    """The value head's state dict, {} where none was saved with the model that :func:`load_model`
-    loaded.
-
-    Old checkpoints keep it among the base model's weights. Of these nothing else is read, and none
-    are downloaded.
+    """Return the value head's state dict, {} where none was saved with the model that
+    :func:`load_model` loaded.
     """
-    folder, head = local_folder(source, **kwargs), {}
-    with hub_errors(folder):
-        for pattern in (VALUE_HEAD_FILE, "model*.safetensors", "pytorch_model*.bin"):
-            for file in folder.glob(pattern) if not head else ():
-                state = load_state_dict(file, weights_only=True)  # mapped into memory, not read
-                head |= {
-                    key.removeprefix(PREFIX): state[key] for key in state if key.startswith(PREFIX)
-                }
-    return head
+    file = local_folder(source, **kwargs) / VALUE_HEAD_FILE
+    with hub_errors(file.parent):
+        state = load_file(file) if file.exists() else {}
+    return {key.removeprefix(PREFIX): value for key, value in state.items()}
+
+
+@torch.no_grad()
+def base_fingerprint(model: nn.Module) -> str:
+    """Return a hash of a few numbers of each layer's weights, "" where they depend on the loading.
+
+    Numbers are rounded to bfloat16, so that a base in float32 has the hash of the same base in
+    bfloat16. In float16 and in 8 or 4 bits other numbers would come out. Adapters, heads and
+    embeddings, which may be resized, are left out.
+    """
+    model = getattr(model, "pretrained_model", model)
+    adapters = {*getattr(model, "peft_config", {})}
+    network = model.get_base_model() if isinstance(model, PeftModel) else model
+    skipped = {id(p) for p in network.get_input_embeddings().parameters()}
+    digest = hashlib.sha256()
+    for name, parameter in network.base_model.named_parameters():
+        parts = [part for part in name.split(".") if part not in ("base_layer", "original_module")]
+        if id(parameter) in skipped or adapters & {*parts}:
+            continue
+        if parameter.dtype not in (torch.float32, torch.bfloat16):
+            return ""
+        some = parameter.flatten()[:: max(1, parameter.numel() // SAMPLES)].bfloat16().cpu()
+        digest.update(f"{'.'.join(parts)} {[*parameter.shape]}".encode())
+        digest.update(some.view(torch.int16).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def write_base(folder: Path, model: nn.Module) -> None:
+    """Keep beside a policy's adapter which base it was trained on."""
+    if found := base_fingerprint(model):
+        (folder / BASE_FILE).write_text(found + "\n", encoding="utf-8")
+
+
+def check_base(folder: Path, model: nn.Module) -> None:
+    """Raise ``ValueError`` where the adapter in ``folder`` was trained on another base than this
+    one; adapters without a record, such as the hub's, pass.
+    """
+    file, found = folder / BASE_FILE, base_fingerprint(model)
+    if found and file.exists() and file.read_text(encoding="utf-8").strip() != found:
+        raise ValueError(
+            f"The adapter in {folder} was trained on a base with other weights. Name its own base:"
+            f" base_model_name_or_path in its {ADAPTER_CONFIG}."
+        )
 
 
 def load_tokenizer(source: str | Path, **kwargs):
@@ -198,9 +214,8 @@ def load_tokenizer(source: str | Path, **kwargs):
     check_source(source)
     with hub_errors(source):
         tokenizer = AutoTokenizer.from_pretrained(str(source), trust_remote_code=False, **kwargs)
-    if len(tokenizer) <= len(
-        tokenizer.all_special_tokens
-    ):  # transformers makes an empty one for a model alone
+    # transformers makes an empty one for a folder that holds only a model
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):
         raise ValueError(
             f"{source} holds no tokenizer. Save it there: tokenizer.save_pretrained(folder)."
         )

@@ -1,16 +1,15 @@
 """PPO's arithmetic as functions on tensors; no model, file or device appears here.
 
 Every (B, R) tensor is aligned to the response: column t belongs to the t-th response token.
-``mask`` is 1.0 on response tokens and 0.0 on padding. PPO is Schulman et al. 2017
+``mask`` is 1.0 on the response tokens that count and 0.0 elsewhere. PPO is Schulman et al. 2017
 (arXiv:1707.06347), used for language models as in Ziegler et al. 2019 (arXiv:1909.08593). Where
-several processes share a batch, ``total`` adds up a tensor over them.
+several processes share a batch, ``total`` sums a tensor over them.
 """
 
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 Total = Callable[[Tensor], Tensor]
 
@@ -28,22 +27,20 @@ def masked_mean(x: Tensor, mask: Tensor, total: Total = alone) -> Tensor:
 def masked_var(x: Tensor, mask: Tensor, total: Total = alone) -> Tensor:
     """Unbiased variance of x (B, R) over the tokens of mask (0 for a single token)."""
     n = total(mask.sum())
-    return (
-        masked_mean((x - masked_mean(x, mask, total)) ** 2, mask, total) * n / (n - 1).clamp(min=1)
-    )
+    squares = (x - masked_mean(x, mask, total)) ** 2
+    return masked_mean(squares, mask, total) * n / (n - 1).clamp(min=1)
 
 
 def masked_whiten(x: Tensor, mask: Tensor, shift_mean: bool = True, total: Total = alone) -> Tensor:
-    """x (B, R) scaled to variance 1 (and mean 0 with shift_mean) over the tokens of mask; 0
-    elsewhere.
+    """x (B, R) with variance 1 (and mean 0 with shift_mean) over the tokens of mask; 0 elsewhere.
 
     Raises ``ValueError`` for fewer than two tokens, which have no variance.
     """
     if total(mask.sum()) < 2:
         raise ValueError(
-            "Whitening needs at least two response tokens in the batch: one token has no variance."
-            " Take a larger batch_size, or rule out answers of EOS alone with"
-            " PPOConfig(begin_suppress_tokens=[eos])."
+            "Whitening needs at least two response tokens in the batch: one token has no variance. "
+            "Use a larger batch_size, or rule out responses of EOS alone with "
+            "PPOConfig(begin_suppress_tokens=[eos])."
         )
     mean = masked_mean(x, mask, total)
     white = (x - mean) * torch.rsqrt(masked_var(x, mask, total) + 1e-8)
@@ -53,7 +50,7 @@ def masked_whiten(x: Tensor, mask: Tensor, shift_mean: bool = True, total: Total
 def kl_per_token(logprobs: Tensor, ref_logprobs: Tensor, kind: str = "kl") -> Tensor:
     """KL estimate per token in nats, (B, R) → (B, R).
 
-    ``kl``: lp − ref; ``abs``: |lp − ref|; ``mse``: ½(lp − ref)². For ``full`` give the
+    ``kl``: lp − ref; ``abs``: |lp − ref|; ``mse``: ½(lp − ref)². ``full`` takes the
     log-probabilities of the whole vocabulary, (B, R, V): Σ_v p(v)·(log p(v) − log ref(v)).
     """
     difference = logprobs - ref_logprobs
@@ -73,8 +70,7 @@ def compute_rewards(
 ) -> tuple[Tensor, Tensor]:
     """Rewards per token and their KL part: scores (B,), kl (B, R) → two (B, R).
 
-    Every response token pays kl_coef·kl; the score is added on the last one (Ziegler et al. 2019,
-    eq. 2).
+    Every token pays kl_coef·kl; the score is added on the last one (Ziegler et al. 2019, eq. 2).
     """
     non_score = -kl_coef * kl * mask
     rewards = non_score.clone()
@@ -86,19 +82,20 @@ def compute_rewards(
 def gae(
     rewards: Tensor, values: Tensor, mask: Tensor, gamma: float = 1.0, lam: float = 0.95
 ) -> tuple[Tensor, Tensor]:
-    """Advantages (not whitened) and returns, (B, R) each (Schulman et al. 2015, arXiv:1506.02438,
-    eq. 16).
+    """Advantages (not whitened) and returns, (B, R) each, 0 where the mask is.
 
-    δ_t = r_t + γV_{t+1} − V_t;  A_t = δ_t + γλA_{t+1};  return = A + V. V is 0 after the last
-    token.
+    δ_t = r_t + γV_{t+1} − V_t;  A_t = δ_t + γλA_{t+1};  return = A + V, with V = 0 after the last
+    token (Schulman et al. 2015, arXiv:1506.02438, eq. 16). Across masked tokens, such as those of a
+    tool, t + 1 is the next token that counts.
     """
-    values = values * mask
-    next_values = pad(values[:, 1:], (0, 1))
-    deltas = rewards * mask + gamma * next_values - values
-    advantages, running = [], torch.zeros_like(deltas[:, 0])
-    for t in reversed(range(deltas.shape[1])):
-        running = deltas[:, t].add(running, alpha=gamma * lam)
-        advantages.append(running)
+    values, counts = values * mask, mask > 0
+    advantages, running = [], torch.zeros_like(values[:, 0])
+    next_value = torch.zeros_like(running)
+    for t in reversed(range(values.shape[1])):
+        delta = rewards[:, t] + gamma * next_value - values[:, t]
+        running = torch.where(counts[:, t], delta.add(running, alpha=gamma * lam), running)
+        next_value = torch.where(counts[:, t], values[:, t], next_value)
+        advantages.append(running * mask[:, t])
     advantages = torch.stack(advantages[::-1], dim=1)
     return advantages, advantages + values
 
@@ -108,8 +105,8 @@ def policy_loss(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Clipped policy loss per token, the ratio, and where clipping is active; all (B, R).
 
-    max(−A·ratio, −A·clip(ratio, 1 ± cliprange)) with ratio = exp(lp − old lp) (Schulman et al.
-    2017, eq. 7).
+    max(−A·ratio, −A·clip(ratio, 1 ± cliprange)), ratio = exp(lp − old lp) (Schulman et al. 2017,
+    eq. 7).
     """
     ratio = torch.exp(logprobs - old_logprobs)
     unclipped = -advantages * ratio
@@ -120,30 +117,25 @@ def policy_loss(
 def value_loss(
     values: Tensor, old_values: Tensor, returns: Tensor, cliprange: float
 ) -> tuple[Tensor, Tensor]:
-    """Clipped value loss per token, ½·max((v − R)², (v_clip − R)²), and where clipping is active;
-    both (B, R).
+    """Clipped value loss per token and where clipping is active; both (B, R).
 
-    v_clip = clip(v, V_old ± cliprange): the value may not run away from the old one within a step.
+    ½·max((v − R)², (v_clip − R)²) with v_clip = clip(v, V_old ± cliprange): within a step the value
+    may not run away from the old one.
     """
-    clipped_values = torch.maximum(
-        torch.minimum(values, old_values + cliprange), old_values - cliprange
-    )
+    low, high = old_values - cliprange, old_values + cliprange
+    clipped_values = torch.maximum(torch.minimum(values, high), low)
     unclipped, clipped = (values - returns).square(), (clipped_values - returns).square()
     return 0.5 * torch.maximum(unclipped, clipped), clipped > unclipped
 
 
 class AdaptiveKLController:
-    """Moves the KL coefficient so that KL approaches ``target`` nats (Ziegler et al. 2019, section
-    2.2).
-    """
+    """Moves the KL coefficient until the KL is ``target`` nats (Ziegler et al. 2019, § 2.2)."""
 
     def __init__(self, init_kl_coef: float, target: float, horizon: float) -> None:
         self.value, self.target, self.horizon = init_kl_coef, target, horizon
 
     def update(self, current: float, n_steps: int) -> None:
-        """After n_steps samples with mean KL ``current``: β ← β·(1 + clip(KL/target − 1,
-        ±0.2)·n/horizon).
-        """
+        """β ← β·(1 + clip(KL/target − 1, ±0.2)·n/horizon), with the mean KL of n samples."""
         error = min(max(current / self.target - 1, -0.2), 0.2)
         self.value *= 1 + error * n_steps / self.horizon
 
@@ -159,9 +151,7 @@ class FixedKLController:
 
 
 class RunningMoments:
-    """Mean and unbiased standard deviation over all scores seen so far (Chan et al. 1979's pairwise
-    update).
-    """
+    """Mean and unbiased standard deviation of all scores so far (pairwise, Chan et al. 1979)."""
 
     def __init__(self) -> None:
         self.count, self.mean, self.m2 = 0, 0.0, 0.0
@@ -179,3 +169,9 @@ class RunningMoments:
         self.m2 += (scores - mean).square().sum().item() + shift**2 * self.count * n / total
         self.mean += shift * n / total
         self.count = total
+
+    def scale(self, scores: Tensor, centre: bool) -> Tensor:
+        """Scores (B,) over the standard deviation, minus the mean with ``centre``."""
+        eps = torch.finfo(scores.dtype).eps
+        has_scale = self.std > eps * abs(self.mean)  # else all scores are equal, up to rounding
+        return (scores - (self.mean if centre else 0.0)) / (self.std + eps if has_scale else 1.0)

@@ -1,6 +1,4 @@
-"""Stopping and going on: checkpoints of a PPO run that continue with the numbers of an
-uninterrupted one.
-"""
+"""Stopping and going on: a resumed PPO run has the numbers of an uninterrupted one."""
 
 import random
 import re
@@ -11,36 +9,32 @@ import numpy as np
 import torch
 from accelerate.utils import gather_object
 
-from rlhf_course.ppo.input_checks import check_weights
-from rlhf_course.runtime.distributed import gather_full, shard
+from rlhf_course.policy.saving import check_weights
 from rlhf_course.runtime.files import atomic_folder, check_folder
 
 STATE_FILE = "trainer_state.pt"
 
 
-def save_checkpoint(trainer, output_dir: str | Path) -> Path:
-    """Write ``checkpoint-STEP`` under output_dir and remove older ones; returns its folder.
+def save_checkpoint(trainer, output_dir: str | Path, keep: int = 1) -> Path:
+    """Write ``checkpoint-STEP`` under output_dir; returns its folder.
 
     It holds trainable weights, optimizer, schedule, float16's loss scale, KL coefficient, running
     moments, what the detectors have seen, and the random generators of every process; the first
-    process writes. The older checkpoint goes only after the new one is whole. Raises
-    ``FloatingPointError`` for weights of NaN or Inf.
+    process writes. Of the checkpoints that this trainer wrote, or was resumed from, ``keep`` stay;
+    no other folder is touched. Raises ``FloatingPointError`` for weights of NaN or Inf and
+    ``RuntimeError`` after an interrupted step.
     """
-    output_dir = check_folder(output_dir)
-    target = output_dir / f"checkpoint-{trainer.current_step}"
-    model, random_states = (
-        trainer.accelerator.unwrap_model(trainer.model),
-        gather_object([_random_state()]),
-    )
-    weights = gather_full({name: p for name, p in model.named_parameters() if p.requires_grad})
-    optimizer = gather_full(trainer.optimizer.state_dict())
+    trainer.check_whole()
+    target = check_folder(output_dir) / f"checkpoint-{trainer.current_step}"
+    random_states = gather_object([_random_state()])
     if not trainer.accelerator.is_main_process:
         return target
-    check_weights(weights, trainer.current_step)
+    weights = _trainable(trainer)
+    check_weights(weights)
     state = {
         "step": trainer.current_step,
         "weights": weights,
-        "optimizer": optimizer,
+        "optimizer": trainer.optimizer.state_dict(),
         "kl_coef": trainer.kl_ctl.value,
         "moments": vars(trainer.running),
         "random": random_states,
@@ -49,9 +43,9 @@ def save_checkpoint(trainer, output_dir: str | Path) -> Path:
     }
     with atomic_folder(target) as folder:
         torch.save(state, folder / STATE_FILE)
-    for other in checkpoints(output_dir):
-        if other != target:
-            remove(other)
+    trainer.checkpoints = [path for path in trainer.checkpoints if path != target] + [target]
+    while len(trainer.checkpoints) > keep:
+        shutil.rmtree(trainer.checkpoints.pop(0), ignore_errors=True)
     return target
 
 
@@ -69,27 +63,21 @@ def load_checkpoint(trainer, folder: str | Path) -> None:
             f"{folder} is no checkpoint, it holds no {STATE_FILE}. Checkpoints in it: {here}."
         )
     state = torch.load(folder / STATE_FILE, weights_only=True, map_location="cpu")
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    saved = state["weights"]
+    parameters, saved = _trainable(trainer), state["weights"]
     if {n: p.shape for n, p in parameters.items()} != {n: w.shape for n, w in saved.items()}:
         raise ValueError(
-            f"The checkpoint {folder} is of another policy: names or shapes of trainable weights"
-            " differ."
+            f"The checkpoint {folder} is of another policy: names or shapes of trainable weights "
+            "differ."
         )
-    now = _setup(trainer)
-    before = state.get("setup", now)
+    now, before = _setup(trainer), state["setup"]
     for what in (what for what in now if before[what] != now[what]):
         raise ValueError(
-            f"The checkpoint {folder} is of a run with {what} {before[what]}; this one has"
-            f" {now[what]}."
+            f"The checkpoint {folder} is of a run with {what} {before[what]}; this one has "
+            f"{now[what]}."
         )
     with torch.no_grad():
         for name, parameter in parameters.items():
-            parameter.copy_(shard(saved[name], parameter))
-    trained = [p for group in trainer.optimizer.param_groups for p in group["params"]]
-    for number, moments in state["optimizer"]["state"].items():
-        moments |= {name: shard(value, trained[number]) for name, value in moments.items()}
+            parameter.copy_(saved[name])
     trainer.optimizer.load_state_dict(state["optimizer"])
     for name, part in _parts(trainer).items():
         if part and state[name]:
@@ -97,36 +85,24 @@ def load_checkpoint(trainer, folder: str | Path) -> None:
     trainer.kl_ctl.value, trainer.current_step = state["kl_coef"], state["step"]
     vars(trainer.running).update(state["moments"])
     _set_random_state(state["random"][trainer.accelerator.process_index])
+    trainer.checkpoints = [folder.resolve()]
 
 
 def checkpoints(folder: str | Path) -> list[Path]:
-    """The folders ``checkpoint-STEP`` with a state or weights, or nothing yet, and links to none;
-    in any order.
-    """
-
-    def ours(path: Path) -> bool:
-        if not path.is_dir():
-            return path.is_symlink() and not path.exists()
-        return not any(path.iterdir()) or any(
-            any(path.glob(name)) for name in ("trainer_state.*", "*.safetensors")
-        )
-
-    found = Path(folder).glob("checkpoint-*")
-    return [path for path in found if re.fullmatch(r"checkpoint-\d+", path.name) and ours(path)]
+    """The folders ``checkpoint-STEP`` with a trainer's state, in the order of their steps."""
+    found = [path for path in Path(folder).glob("checkpoint-*") if (path / STATE_FILE).is_file()]
+    found = [path for path in found if re.fullmatch(r"checkpoint-\d+", path.name)]
+    return sorted(found, key=lambda path: int(path.name.removeprefix("checkpoint-")))
 
 
-def remove(checkpoint: Path) -> None:
-    """Remove a checkpoint; of a link, not what it leads to."""
-    checkpoint.unlink() if checkpoint.is_symlink() else shutil.rmtree(checkpoint)
+def _trainable(trainer) -> dict[str, torch.Tensor]:
+    return {name: p for name, p in trainer.policy.named_parameters() if p.requires_grad}
 
 
 def _parts(trainer) -> dict:
     """What has a state of its own beside the optimizer, or is None."""
-    return {
-        "schedule": trainer.lr_scheduler,
-        "scaler": trainer.accelerator.scaler,
-        "detectors": trainer.detectors,
-    }
+    scaler = trainer.accelerator.scaler
+    return {"schedule": trainer.lr_scheduler, "scaler": scaler, "detectors": trainer.detectors}
 
 
 def _setup(trainer) -> dict:
@@ -151,9 +127,7 @@ def _random_state() -> dict:
 
 def _set_random_state(state: dict) -> None:
     torch.set_rng_state(state["torch"].cpu())
-    if (
-        state["cuda"] is not None and torch.cuda.is_available()
-    ):  # a GPU's run may go on on a CPU, with other numbers
+    if state["cuda"] is not None and torch.cuda.is_available():  # a GPU's run may go on on a CPU
         torch.cuda.set_rng_state(state["cuda"].cpu())
     np.random.set_state(state["numpy"])
     random.setstate(state["python"])

@@ -1,54 +1,12 @@
 """The settings of PPO, under the names and with the defaults of the classic stepwise API."""
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
-from numbers import Integral
 
-from rlhf_course.runtime.argument_checks import read_number
+from rlhf_course.ppo import algorithm
 
 KL_PENALTIES = ("kl", "abs", "mse", "full")
-LIMITS = (
-    "cliprange",
-    "cliprange_value",
-    "ratio_threshold",
-    "target_kl",
-    "score_clip",
-    "max_grad_norm",
-)
-RANGES = (  # what settings may be, in words and as a test that NaN fails; an infinite limit is none
-    (
-        int,
-        "a whole number of at least 1",
-        lambda x: x >= 1,
-        ("batch_size", "mini_batch_size", "ppo_epochs"),
-    ),
-    (
-        int,
-        "a whole number of at least 1",
-        lambda x: x >= 1,
-        ("gradient_accumulation_steps", "logprob_chunk_size"),
-    ),
-    (int, "a whole number from 0 to 2³² − 1", lambda x: 0 <= x < 2**32, ("seed",)),
-    (float, "a number from 0 to 1", lambda x: 0 <= x <= 1, ("gamma", "lam")),
-    (
-        float,
-        "finite, 0 or more",
-        lambda x: 0 <= x < math.inf,
-        ("learning_rate", "init_kl_coef", "vf_coef"),
-    ),
-    (float, "a number above 0", lambda x: x > 0, ("target", "horizon", *LIMITS)),
-)
-NUMBERS = {name: what for *what, names in RANGES for name in names}
-
-
-def check_number(name: str, value) -> int | float:
-    """``value`` as the number that the setting ``name`` takes. Raises ``ValueError`` for none, or
-    out of range.
-    """
-    kind, words, fits = NUMBERS[name]
-    if (number := read_number(kind, value, fits)) is None:
-        raise ValueError(f"{name} is {value!r}; it must be {words}.")
-    return number
 
 
 @dataclass
@@ -76,9 +34,8 @@ class PPOConfig:
     gradient_checkpointing: bool = False
     # False: no packed rows, no reused pass, no fused Adam, transformers' generate; the same numbers
     fast: bool = True
-    logprob_chunk_size: int | None = (
-        None  # response tokens whose logits are in memory at once; None: a mini-batch's
-    )
+    # Response tokens whose logits are in memory at once; None: a mini-batch's.
+    logprob_chunk_size: int | None = None
 
     # Optimizer.
     learning_rate: float = 1.41e-5
@@ -100,7 +57,9 @@ class PPOConfig:
     lam: float = 0.95
     whiten_rewards: bool = False
 
-    # Losses.
+    # Losses. policy_loss takes and returns what algorithm.policy_loss does: another one trains by
+    # another method.
+    policy_loss: Callable = algorithm.policy_loss
     cliprange: float = 0.2
     cliprange_value: float = 0.2
     vf_coef: float = 0.1
@@ -128,68 +87,56 @@ class PPOConfig:
     push_to_hub_if_best_kwargs: dict = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if str(self.log_with).lower() in (
-            "none",
-            "null",
-        ):  # as files of options and trl's commands have it
+        if str(self.log_with).lower() in ("none", "null"):  # as files of options have it
             self.log_with = None
-        for name, default in ((entry.name, entry.default) for entry in fields(self)):
-            value = getattr(self, name)
-            if isinstance(default, bool) and not isinstance(value, bool):
-                raise ValueError(f"{name} is {value!r}; it must be True or False.")
-            if name in NUMBERS and not (value is default is None):
-                setattr(self, name, check_number(name, value))
-        tokens = self.begin_suppress_tokens
-        if not isinstance(tokens, list | tuple) or not all(
-            isinstance(x, Integral) and x >= 0 for x in tokens
-        ):
-            raise ValueError(
-                f"begin_suppress_tokens is {tokens!r}; it must be a list of token ids, like"
-                " [50256]."
-            )
-        if self.batch_size % self.backward_batch_size:
-            raise ValueError(
-                f"batch_size {self.batch_size} is not a multiple of mini_batch_size ×"
-                f" gradient_accumulation_steps = {self.mini_batch_size} ×"
-                f" {self.gradient_accumulation_steps} = {self.backward_batch_size}. Choose sizes"
-                " that divide."
-            )
-        if (
-            self.adap_kl_ctrl and self.horizon <= 0.2 * self.batch_size
-        ):  # β · (1 − 0.2 · batch_size / horizon)
-            raise ValueError(
-                f"horizon is {self.horizon:g} samples, too few for steps of {self.batch_size}: the"
-                f" KL coefficient could turn negative. Take {self.batch_size} or more, or"
-                " adap_kl_ctrl=False."
-            )
+        for entry in fields(self):  # YAML reads 1e-5 as text, and NaN would train on silently
+            value = getattr(self, entry.name)
+            if type(entry.default) in (int, float) and value is not None:
+                value = _number(entry.name, value, type(entry.default))
+                setattr(self, entry.name, value)
+        self._check_sizes()
         if self.logprob_chunk_size is not None and self.kl_penalty == "full":
             raise ValueError(
                 "logprob_chunk_size is not for kl_penalty 'full', which needs all logits at once."
             )
         if self.kl_penalty not in KL_PENALTIES:
             raise ValueError(
-                f"kl_penalty {self.kl_penalty!r} is unknown; choose one of"
-                f" {', '.join(KL_PENALTIES)}."
+                f"kl_penalty {self.kl_penalty!r} is unknown; choose one of "
+                f"{', '.join(KL_PENALTIES)}."
             )
         if self.use_score_norm and not self.use_score_scaling:
             raise ValueError(
                 "use_score_norm centres scaled scores: set use_score_scaling=True with it."
             )
 
-    @property
-    def backward_batch_size(self) -> int:
-        """Samples per optimizer step."""
-        return self.mini_batch_size * self.gradient_accumulation_steps
-
-    def passes(self) -> dict:
-        """How forward passes are done, as :func:`~rlhf_course.ppo.rollout.forward` takes it."""
-        packed = None if self.fast else False
-        return {
-            "begin_suppress": self.begin_suppress_tokens,
-            "chunk": self.logprob_chunk_size,
-            "packed": packed,
-        }
+    def _check_sizes(self) -> None:
+        size = self.mini_batch_size * self.gradient_accumulation_steps
+        if size < 1 or self.batch_size < 1 or self.batch_size % size or self.ppo_epochs < 1:
+            raise ValueError(
+                f"batch_size {self.batch_size} is not a multiple of mini_batch_size × "
+                f"gradient_accumulation_steps = {self.mini_batch_size} × "
+                f"{self.gradient_accumulation_steps} = {size}, or ppo_epochs {self.ppo_epochs} is "
+                "below 1. Choose sizes that divide."
+            )
+        if self.adap_kl_ctrl and self.horizon <= 0.2 * self.batch_size:
+            raise ValueError(  # β · (1 − 0.2 · batch_size / horizon)
+                f"horizon is {self.horizon:g} samples, too few for steps of {self.batch_size}: the "
+                f"KL coefficient could turn negative. Use {self.batch_size} or more, or "
+                "adap_kl_ctrl=False."
+            )
 
     def to_dict(self) -> dict:
         """The settings as a flat dictionary, for trackers."""
         return asdict(self)
+
+
+def _number(name: str, value, kind: type) -> int | float:
+    """``value``, of text too, as a number; raises ``ValueError`` for none, or below 0."""
+    try:
+        number = kind(float(value))
+        if isinstance(value, bool) or number != float(value) or math.isnan(number) or number < 0:
+            raise ValueError
+    except (TypeError, ValueError, OverflowError):
+        what = "whole number" if kind is int else "number"
+        raise ValueError(f"{name} is {value!r}; it must be a {what} of at least 0.") from None
+    return number

@@ -1,22 +1,19 @@
-"""Rollouts: queries and responses as one batch, and what a model says of every response token."""
+"""Rollouts: queries and responses as one batch, and a model's numbers for every response token."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
-from rlhf_course.policy.value_head import can_pack
-from rlhf_course.ppo.device import to_device, to_host
-from rlhf_course.ppo.logprobs import label_logprobs
+from rlhf_course.policy.network import can_pack
 
-FirstPass = tuple[
-    Tensor, Tensor, Tensor
-]  # log-probabilities, values, entropies: (B, R) each, with their graph
+FirstPass = tuple[Tensor, Tensor, Tensor]  # log-probabilities, values, entropies: (B, R) each
 ON_HOST = ("input_ids", "query_lengths", "response_lengths")
+CPU_PIECE, GPU_PIECE = 2**19, 2**24  # logits of one softmax: what a cache holds, or 64 MiB
 
 
 class Layout(NamedTuple):
@@ -24,9 +21,7 @@ class Layout(NamedTuple):
 
     labels: Tensor  # (N,) the response tokens
     place: Tensor  # (N,) where each belongs in the flattened (B · R)
-    arguments: dict[
-        str, Tensor
-    ]  # of a policy's forward; its positions (N,) are where response tokens are predicted
+    arguments: dict[str, Tensor]  # of forward; positions (N,) are where the labels are predicted
 
 
 @dataclass
@@ -35,9 +30,8 @@ class Rollout:
 
     On the host: input_ids (B, T), query then response, and the two lengths (B,), in tokens. On the
     device: scores (B,) and mask (B, R), 1.0 on response tokens. The rest is (B, R) in float32 on
-    the device, 0 on padding, and filled in by
-    the trainer: log-probabilities and KL in nats. There is no attention mask: a causal model never
-    looks at what stands to the right, so padding there needs no hiding.
+    the device, 0 on padding, and filled in by a PPO step; log-probabilities and KL are in nats.
+    There is no attention mask: a causal model never looks to the right, where the padding is.
     """
 
     input_ids: Tensor
@@ -64,27 +58,20 @@ class Rollout:
         pad_token_id: int,
         response_masks: Sequence[Tensor] | None = None,
     ) -> Self:
-        """One batch of ragged token lists, from either side; what belongs on a device goes to that
-        of the scores.
+        """One batch of ragged token lists; mask and scores are on the device of the scores.
 
-        Masks come from lengths, never from ``ids != pad``, because the padding token may be EOS.
+        Masks come from lengths, never from ``ids != pad``: the padding token may be EOS.
         """
-        query_lengths = torch.tensor([len(query) for query in queries])
-        response_lengths = torch.tensor([len(response) for response in responses])
-        tokens = to_host([*queries, *responses])
-        whole = [
-            torch.cat(pair)
-            for pair in zip(tokens[: len(queries)], tokens[len(queries) :], strict=True)
-        ]
-        input_ids = pad_sequence(whole, batch_first=True, padding_value=pad_token_id)
-        mask = (torch.arange(int(response_lengths.max())) < response_lengths.unsqueeze(1)).float()
-        if response_masks is not None:
-            mask *= pad_sequence(
-                [keep.float() for keep in to_host(response_masks)], batch_first=True
-            )
-        return cls(
-            input_ids, query_lengths, response_lengths, scores, *to_device([mask], scores.device)
+        query_lengths, response_lengths = (
+            torch.tensor([len(row) for row in rows]) for rows in (queries, responses)
         )
+        pairs = zip(on_host(queries), on_host(responses), strict=True)
+        input_ids = pad_sequence([torch.cat(pair) for pair in pairs], True, pad_token_id)
+        mask = torch.arange(int(response_lengths.max())) < response_lengths.unsqueeze(1)
+        if response_masks is not None:
+            mask &= pad_sequence([keep > 0 for keep in on_host(response_masks)], True)
+        mask = mask.float().to(scores.device)
+        return cls(input_ids, query_lengths, response_lengths, scores, mask)
 
     def __len__(self) -> int:
         return len(self.input_ids)
@@ -93,78 +80,80 @@ class Rollout:
         """These rows (indices on the CPU) alone, without the columns that none of them uses."""
         t = int((self.query_lengths[rows] + self.response_lengths[rows]).max())
         r = int(self.response_lengths[rows].max())
-        [on_device] = to_device([rows], self.mask.device)
+        on_device = rows.to(self.mask.device)
         part = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
         for name, tensor in part.items():
             picked = tensor[rows if name in ON_HOST else on_device]
-            part[name] = (
-                picked if picked.dim() == 1 else picked[:, : t if name == "input_ids" else r]
-            )
+            width = t if name == "input_ids" else r
+            part[name] = picked if picked.dim() == 1 else picked[:, :width]
         return Rollout(**part)
 
     def lay_out(self, packed: bool) -> Layout:
-        """The batch as a policy's forward takes it; worked out on the host, once per rollout, and
-        sent at once.
+        """The batch as a policy's forward takes it; worked out once per rollout, on the host.
 
-        Every sample without its last token, which predicts nothing that is needed. Plain: a sample
-        per row, and no mask is needed (all ones keep transformers on its causal fast path). Packed:
+        Every sample comes without its last token, which predicts nothing that is needed. Plain: one
+        sample per row and a mask of ones, which keeps transformers on its causal fast path. Packed:
         several samples share a row, positions restart with each, and a mask (rows, 1, W, W) keeps
         them apart; that leaves far less padding.
         """
         if packed in self.layouts:
             return self.layouts[packed]
-        lengths = self.query_lengths + self.response_lengths - 1
-        width = longest = int(lengths.max())
-        first, rows = torch.arange(len(self)) * width, len(self)
-        if (
-            packed
-        ):  # with room for short samples beside the longest, where that makes less to compute
-            widths = (longest, longest + longest // 2)
-            layouts = [(w, *first_fit(lengths.tolist(), w)) for w in widths]
-            width, first, rows = min(layouts, key=lambda layout: layout[0] * layout[2])
-        column = torch.arange(longest)
+        lengths, device = self.query_lengths + self.response_lengths - 1, self.mask.device
+        first, rows, width = arrange(lengths, packed)
+        column, response_column = torch.arange(int(lengths.max())), torch.arange(self.mask.shape[1])
         place, real = first.unsqueeze(1) + column, column < lengths.unsqueeze(1)
 
         def fill(values: Tensor, blank: int) -> Tensor:
-            row_by_row = torch.full((rows * width,), blank)
-            row_by_row[place[real]] = values.expand(real.shape)[real]
-            return row_by_row.view(rows, width)
+            flat = torch.full((rows * width,), blank)
+            flat[place[real]] = values.expand(real.shape)[real]
+            return flat.view(rows, width)
 
-        response_column = torch.arange(self.mask.shape[1])
         tokens = response_column < self.response_lengths.unsqueeze(1)
         predicts = (first + self.query_lengths - 1).unsqueeze(1) + response_column
-        labels = (self.query_lengths.unsqueeze(1) + response_column).clamp(max=longest)
-        arguments = {
-            "input_ids": fill(self.input_ids[:, :longest], 0),
-            "positions": predicts[tokens],
-        }
-        arguments["labels"] = self.input_ids.gather(1, labels)[tokens]
-        arguments["place"] = tokens.flatten().nonzero()[:, 0]
+        arguments = {"input_ids": fill(self.input_ids[:, : len(column)], 0)}
+        arguments["positions"] = predicts[tokens]
         if packed:
             arguments["position_ids"] = fill(column, 0)
-        device = self.mask.device
-        arguments = dict(zip(arguments, to_device([*arguments.values()], device), strict=True))
-        if packed:
             sample = fill(torch.arange(len(self)).unsqueeze(1), -1)
-            same_sample = sample.unsqueeze(1) == sample.unsqueeze(2)
-            arguments["attention_mask"] = (
-                (same_sample & torch.ones(width, width).tril().bool()).unsqueeze(1).to(device)
-            )
+            same = sample.unsqueeze(1) == sample.unsqueeze(2)
+            arguments["attention_mask"] = same.tril().unsqueeze(1)
         else:
-            arguments["attention_mask"] = torch.ones_like(arguments["input_ids"])
-        self.layouts[packed] = Layout(arguments.pop("labels"), arguments.pop("place"), arguments)
-        return self.layouts[packed]
+            arguments["attention_mask"] = torch.ones(rows, width, dtype=torch.long)
+        labels = (self.query_lengths.unsqueeze(1) + response_column).clamp(max=len(column))
+        labels = self.input_ids.gather(1, labels)[tokens].to(device)
+        arguments = {name: value.to(device) for name, value in arguments.items()}
+        layout = Layout(labels, tokens.flatten().nonzero()[:, 0].to(device), arguments)
+        self.layouts[packed] = layout
+        return layout
+
+
+def on_host(rows: Sequence[Tensor]) -> list[Tensor]:
+    """1-D tensors of one device on the CPU, moved there together."""
+    return [*torch.cat([*rows]).cpu().split([len(row) for row in rows])]
+
+
+def arrange(lengths: Tensor, packed: bool) -> tuple[Tensor, int, int]:
+    """Where samples of these lengths (B,) begin in rows laid end to end; how many rows, how wide.
+
+    Packed rows have room for short samples beside the longest, where that computes less.
+    """
+    longest = int(lengths.max())
+    if not packed:
+        return torch.arange(len(lengths)) * longest, len(lengths), longest
+    widths = longest, longest + longest // 2
+    candidates = [(*first_fit(lengths.tolist(), width), width) for width in widths]
+    return min(candidates, key=lambda found: found[1] * found[2])
 
 
 def first_fit(lengths: list[int], width: int) -> tuple[Tensor, int]:
-    """Samples into rows of ``width`` tokens, the longest first, each into the first row with room
-    for it.
+    """Samples into rows of ``width`` tokens, the longest first, each into the first with room.
 
     Returns where each begins when the rows are laid end to end, and how many rows there are.
     """
     first, room = [0] * len(lengths), []
     for sample in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):
-        row = next((row for row, left in enumerate(room) if left >= lengths[sample]), len(room))
+        fitting = (row for row, left in enumerate(room) if left >= lengths[sample])
+        row = next(fitting, len(room))
         if row == len(room):
             room.append(width)
         first[sample] = row * width + width - room[row]
@@ -173,7 +162,7 @@ def first_fit(lengths: list[int], width: int) -> tuple[Tensor, int]:
 
 
 def forward(
-    model,
+    model: nn.Module,
     rollout: Rollout,
     at_most: int | None = None,
     whole_vocabulary: bool = False,
@@ -181,84 +170,83 @@ def forward(
     begin_suppress: Sequence[int] = (),
     chunk: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Log-probabilities, values and entropies of the response tokens, (B, R) each and 0 on padding.
+    """Log-probabilities, values and entropies of the response tokens, (B, R) each, 0 on padding.
 
-    With ``whole_vocabulary`` also all log-probabilities (B, R, V), without a gradient, else None.
+    With ``whole_vocabulary`` also all log-probabilities (B, R, V), without a gradient; else None.
     ``at_most`` so many samples run at a time, those of similar length together; ``packed`` says
-    whether samples share rows (default: on a CPU, where the model allows it), and the vocabulary
-    projection runs on response tokens alone. The numbers depend on none of that. Tokens of
-    ``begin_suppress`` have probability 0 where a response begins. With ``chunk``, the vocabulary's
-    numbers for so many tokens are in memory at once; in the backward pass they are computed again.
+    whether samples share rows (default: on a CPU, where the model allows it). The numbers depend on
+    neither. Tokens of ``begin_suppress`` have probability 0 where a response begins. ``chunk`` is
+    how many tokens' logits are in memory at once; the backward pass computes them again.
     """
     if packed is None:  # a GPU prefers causal attention without a mask
         packed = rollout.mask.is_cpu and can_pack(model)
-    collected, places, vocabularies = [], [], []
-    whole = at_most is None or at_most >= len(rollout)
-    order = (
-        torch.arange(len(rollout))
-        if whole
-        else (rollout.query_lengths + rollout.response_lengths).argsort()
-    )
-    for rows in order.split(at_most or len(rollout)):
-        part = rollout if whole else rollout.select(rows)
-        labels, place, arguments = part.lay_out(packed)
-        outputs, _, values = model(**arguments, use_cache=False, project=not chunk)
-        width = part.mask.shape[1]
-        begins = place % width == 0 if begin_suppress else labels  # which nothing asks for then
-        if chunk:
-            head = getattr(model, "module", model).pretrained_model.get_output_embeddings()
-            parts = zip(*(x.split(chunk) for x in (outputs, labels, begins)), strict=True)
-            found = [
-                checkpoint(project, head, *x, begin_suppress, use_reentrant=False) for x in parts
-            ]
-            logprobs, entropies = (torch.cat(x) for x in zip(*found, strict=True))
-        else:
-            logits = rule_out(outputs, begins, begin_suppress)
-            vocabularies += [logits.detach().log_softmax(-1)] if whole_vocabulary else []
-            logprobs, entropies = label_logprobs(logits, labels)
-        collected.append(torch.stack([logprobs, values, entropies]))
-        if not whole:
-            [rows] = to_device([rows], place.device)
-            place = rows[place // width] * rollout.mask.shape[1] + place % width
-        places.append(place)
-    shape, place = rollout.mask.shape, _joined(places)
-    found = _joined(collected, 1)
-    found = (
-        found.new_zeros(len(found), shape.numel()).index_copy(1, place, found).unflatten(1, shape)
-    )
+    size, order = min(at_most or len(rollout), len(rollout)), torch.arange(len(rollout))
+    if size < len(rollout):
+        order = (rollout.query_lengths + rollout.response_lengths).argsort()
+    shape, collected, places, vocabularies = rollout.mask.shape, [], [], []
+    for rows in order.split(size):
+        part = rollout if size == len(rollout) else rollout.select(rows)
+        place, logits, *found = run(model, part, packed, begin_suppress, chunk)
+        collected.append(torch.stack(found))
+        vocabularies += [logits.detach().log_softmax(-1)] if whole_vocabulary else []
+        row, column = place // part.mask.shape[1], place % part.mask.shape[1]
+        places.append(rows.to(place.device)[row] * shape[1] + column)
+    place, found = torch.cat(places), torch.cat(collected, 1)
+    found = found.new_zeros(3, shape.numel()).index_copy(1, place, found).unflatten(1, shape)
     if not whole_vocabulary:
-        return *found.unbind(), None
-    rows = _joined(vocabularies)
+        return *found, None
+    rows = torch.cat(vocabularies)
     rows = rows.new_zeros(shape.numel(), rows.shape[1]).index_copy(0, place, rows)
-    return *found.unbind(), rows.unflatten(0, shape)
+    return *found, rows.unflatten(0, shape)
 
 
-def _joined(parts: list[Tensor], dim: int = 0) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
+def run(
+    model: nn.Module, part: Rollout, packed: bool, begin_suppress: Sequence[int], chunk: int | None
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor]:
+    """One pass: places (N,) in the flattened (B · R), logits (N, V) (None with ``chunk``),
+    log-probabilities, values and entropies (N,)."""
+    labels, place, arguments = part.lay_out(packed)
+    outputs, _, values = model(**arguments, use_cache=False, project=not chunk)
+    begins = place % part.mask.shape[1] == 0
+    if not chunk:
+        logits = rule_out(outputs, begins, begin_suppress)
+        logprobs, entropies = label_logprobs(logits, labels)
+        return place, logits, logprobs, values, entropies
+    head = getattr(model, "module", model).pretrained_model.get_output_embeddings()
+    pieces = zip(*(x.split(chunk) for x in (outputs, labels, begins)), strict=True)
+    found = [checkpoint(project, head, *x, begin_suppress, use_reentrant=False) for x in pieces]
+    logprobs, entropies = (torch.cat(x) for x in zip(*found, strict=True))
+    return place, None, logprobs, values, entropies
+
+
+def label_logprobs(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-probabilities of labels (N,), and entropies (N,) in nats without a gradient.
+
+    The logits (N, V) are looked at in pieces that stay in the cache. A forbidden token (−inf)
+    counts 0 in the entropy.
+    """
+    rows = max(1, (CPU_PIECE if logits.is_cpu else GPU_PIECE) // logits.shape[-1])
+    found, entropies = [], []
+    for some, label in zip(logits.split(rows), labels.split(rows), strict=True):
+        logprobs = some.log_softmax(-1)
+        found.append(logprobs.gather(-1, label.unsqueeze(-1)).squeeze(-1))
+        with torch.no_grad():
+            entropies.append(-torch.linalg.vecdot(logprobs.exp(), logprobs.clamp(min=-1e9)))
+    return torch.cat(found), torch.cat(entropies)
 
 
 def project(
-    head: torch.nn.Module,
-    hidden: Tensor,
-    labels: Tensor,
-    begins: Tensor,
-    begin_suppress: Sequence[int],
+    head: nn.Module, hidden: Tensor, labels: Tensor, begins: Tensor, begin_suppress: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities of labels (N,), and entropies (N,), from hidden states (N, H)."""
     return label_logprobs(rule_out(head(hidden).float(), begins, begin_suppress), labels)
 
 
 def rule_out(logits: Tensor, begins: Tensor, begin_suppress: Sequence[int]) -> Tensor:
-    """Logits (N, V) in which tokens of ``begin_suppress`` have no probability where a response
-    ``begins`` (N,).
-    """
+    """Logits (N, V) without ``begin_suppress`` tokens where a response begins (N,)."""
     if not begin_suppress:
         return logits
     forbidden = torch.zeros_like(logits, dtype=torch.bool)
-    for (
-        token
-    ) in begin_suppress:  # one by one: a list of them would be sent to the device, and waited for
-        forbidden[:, token] = begins
-    return logits.masked_fill(
-        forbidden, torch.finfo(logits.dtype).min
-    )  # not −inf, which makes NaN of 0 · −inf
+    forbidden[:, list(begin_suppress)] = begins.unsqueeze(1)
+    # Not −inf, which makes NaN of 0 · −inf.
+    return logits.masked_fill(forbidden, torch.finfo(logits.dtype).min)

@@ -1,6 +1,8 @@
-"""The optimizer's part of a PPO step: epochs over mini-batches of a rollout."""
+"""A PPO step on a rollout: its columns before any weight moves, the epochs, the statistics."""
 
 import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import NamedTuple
 
@@ -8,38 +10,111 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from rlhf_course.ppo import algorithm as ppo
+from rlhf_course.ppo.checks import check_outputs
 from rlhf_course.ppo.config import PPOConfig
-from rlhf_course.ppo.device import to_host
 from rlhf_course.ppo.rollout import FirstPass, Rollout, forward
 
-# Statistics of a mini-batch that are means over its response tokens, and two variances; the last is
-# no statistic of its own, but what ratio_threshold looks at.
 LOSSES = ("loss/policy", "loss/value", "loss/total")
-MEANS = (
-    "policy/entropy",
-    "policy/approxkl",
-    "policy/policykl",
-    "policy/clipfrac",
-    "policy/advantages_mean",
-)
-MEANS += ("returns/mean", "val/vpred", "val/error", "val/clipfrac", "val/mean")
-NUMBERS = (*LOSSES, *MEANS, "returns/var", "val/var", "mean ratio")
-LOSS, POLICYKL, RATIO = (
-    NUMBERS.index(name) for name in ("loss/total", "policy/policykl", "mean ratio")
-)
-RETURNS, VALUES = (NUMBERS.index(name) for name in ("returns/mean", "val/mean"))
 
 
 class MiniBatch(NamedTuple):
     """What an update says of one mini-batch, on the device."""
 
-    numbers: Tensor  # as in NUMBERS
+    stats: dict[str, Tensor]  # means over its response tokens
     advantages: Tensor  # (b, R)
     ratio: Tensor  # (b, R)
     mask: Tensor  # (b, R)
+
+
+def add_logprobs(
+    rollout: Rollout, policy, reference: Callable, config: PPOConfig, step: int
+) -> FirstPass | None:
+    """Fill in log-probabilities, values and KL; ``reference()`` is a context that gives the model.
+
+    When one mini-batch is the batch, the policy's pass keeps its graph and is returned: no weight
+    has moved yet, so it *is* the first epoch's forward pass. Raises ``FloatingPointError`` for NaN
+    or Inf.
+    """
+    one_batch = config.fast and config.mini_batch_size == config.batch_size
+    whole, mask = config.kl_penalty == "full", rollout.mask
+    how = forward_options(config) | {"at_most": config.mini_batch_size, "whole_vocabulary": whole}
+    with torch.no_grad(), reference() as model:
+        ref_logprobs, _, _, ref_all = forward(model, rollout, **how)
+    with nullcontext() if one_batch else torch.no_grad():
+        logprobs, values, entropy, all_logprobs = forward(policy, rollout, **how)
+    rollout.logprobs, rollout.ref_logprobs = logprobs.detach() * mask, ref_logprobs * mask
+    rollout.values = values.detach() * mask
+    outputs = {"policy's logits": rollout.logprobs, "reference's logits": rollout.ref_logprobs}
+    check_outputs(outputs | {"value head's values": rollout.values}, step)
+    pair = (all_logprobs, ref_all) if whole else (rollout.logprobs, rollout.ref_logprobs)
+    rollout.kl = ppo.kl_per_token(*pair, config.kl_penalty) * mask
+    return (logprobs, values, entropy) if one_batch else None
+
+
+def forward_options(config: PPOConfig) -> dict:
+    """The options of :func:`forward` that the config decides."""
+    packed = None if config.fast else False
+    suppress, chunk = config.begin_suppress_tokens, config.logprob_chunk_size
+    return {"begin_suppress": suppress, "chunk": chunk, "packed": packed}
+
+
+def add_rewards(
+    rollout: Rollout, config: PPOConfig, kl_coef: float, total: ppo.Total = ppo.alone
+) -> None:
+    """Fill in rewards per token, whitened where the config asks for it."""
+    rewards, rollout.non_score_rewards = ppo.compute_rewards(
+        rollout.scores, rollout.kl, rollout.mask, kl_coef
+    )
+    if config.whiten_rewards:
+        rewards = ppo.masked_whiten(rewards, rollout.mask, shift_mean=False, total=total)
+    rollout.rewards = rewards
+
+
+def add_advantages(rollout: Rollout, config: PPOConfig, total: ppo.Total = ppo.alone) -> None:
+    """Fill in returns, and advantages whitened over all response tokens of the batch."""
+    mask, how = rollout.mask, (config.gamma, config.lam)
+    advantages, rollout.returns = ppo.gae(rollout.rewards, rollout.values, mask, *how)
+    rollout.advantages = ppo.masked_whiten(advantages, mask, total=total)
+
+
+def minibatch_loss(
+    part: Rollout, outputs: FirstPass, config: PPOConfig, total: ppo.Total = ppo.alone
+) -> tuple[Tensor, MiniBatch]:
+    """policy loss + vf_coef · value loss, averaged over response tokens, and the statistics.
+
+    With several processes the loss is this one's share: the shares add up to the mean over all
+    tokens. Statistics are those of all processes; advantages and ratios are of this one.
+    """
+    logprobs, values, entropy = outputs
+    mask, tokens = part.mask, total(part.mask.sum())
+    how = logprobs, part.logprobs, part.advantages, config.cliprange
+    pg, ratio, pg_clipped = config.policy_loss(*how)
+    vf, vf_clipped = ppo.value_loss(values, part.values, part.returns, config.cliprange_value)
+    per_token = pg + config.vf_coef * vf
+    per_stat = {
+        "loss/policy": pg,
+        "loss/value": vf,
+        "loss/total": per_token,
+        "policy/entropy": entropy,
+        "policy/approxkl": 0.5 * (logprobs - part.logprobs).square(),
+        "policy/policykl": part.logprobs - logprobs,
+        "policy/clipfrac": pg_clipped.float(),
+        "policy/advantages_mean": part.advantages,
+        "returns/mean": part.returns,
+        "val/vpred": values,
+        "val/error": (values - part.returns).square(),
+        "val/clipfrac": vf_clipped.float(),
+        "val/mean": part.values,
+        "ratio": ratio,
+    }
+    with torch.no_grad():
+        stats = {name: total((x * mask).sum()) / tokens for name, x in per_stat.items()}
+        stats["returns/var"] = ppo.masked_var(part.returns, mask, total)
+        stats["val/var"] = ppo.masked_var(part.values, mask, total)
+    loss = (per_token * mask).sum() / tokens
+    return loss, MiniBatch(stats, part.advantages, ratio.detach(), mask)
 
 
 def optimize(
@@ -51,151 +126,113 @@ def optimize(
     step: int,
     first_pass: FirstPass | None = None,
 ) -> list[MiniBatch]:
-    """ppo_epochs passes over the rollout, each in a fresh random order; returns every mini-batch's
-    statistics.
+    """ppo_epochs passes over the rollout in random order; returns every mini-batch's statistics.
 
-    ``first_pass`` is a forward pass over the whole batch that already happened: when one mini-batch
-    is the whole batch, the first epoch uses it instead of repeating it. With several processes,
-    each has its own rollout, and what is averaged, skipped or stopped is decided on all of them
-    together.
-
-    Nothing here waits for the device, but for early stopping, for optimizers that cannot skip a
-    step by themselves (and all under float16 autocast), and for transformers' look at the mask
-    where samples do not share rows: what happened is read once, at the end. Raises
-    ``FloatingPointError`` on a loss or a gradient of NaN or Inf.
+    ``first_pass`` is a forward pass over the whole batch that the first epoch uses in place of its
+    own. Several processes have a rollout each, and skip and stop together. Raises
+    ``FloatingPointError`` for a loss or a gradient of NaN or Inf, before it moves a weight.
     """
-    total, collected, norms = partial(accelerator.reduce, reduction="sum"), [], []
+    total, collected = partial(accelerator.reduce, reduction="sum"), []
+    size = config.mini_batch_size * config.gradient_accumulation_steps
     for _ in range(config.ppo_epochs):
         order = torch.from_numpy(np.random.permutation(len(rollout)))
-        for rows in order.split(config.backward_batch_size):
-            batches = [
-                rollout if len(part) == len(rollout) else rollout.select(part)
-                for part in rows.split(config.mini_batch_size)
-            ]
-            tokens = [total(part.mask.sum()) for part in batches] if len(batches) > 1 else [1.0]
-            any_broken, all_unusable = False, True
-            for part, count in zip(batches, tokens, strict=True):
-                outputs = first_pass or forward(model, part, **config.passes())[:3]
+        for rows in order.split(size):
+            optimizer.zero_grad()
+            some = rows.split(config.mini_batch_size)
+            parts = [rollout if len(x) == len(rollout) else rollout.select(x) for x in some]
+            tokens = [total(part.mask.sum()) for part in parts]
+            usable = False
+            for part, count in zip(parts, tokens, strict=True):
+                outputs = first_pass or forward(model, part, **forward_options(config))[:3]
                 first_pass = None
                 loss, seen = minibatch_loss(part, outputs, config, total)
-                broken = ~(seen.numbers[LOSS].abs() < torch.inf)  # NaN too
-                unusable = broken | (seen.numbers[RATIO] > config.ratio_threshold)
-                any_broken, all_unusable = broken | any_broken, unusable & all_unusable
-                # Weighted by tokens, so that k mini-batches of m samples give the gradient of one
-                # of k·m. Data parallelism averages over processes what should be a sum, and
-                # backward() divides by accelerate's own accumulation, which is none of PPO's.
-                weight = (
-                    count
-                    / sum(tokens)
-                    * accelerator.num_processes
-                    * accelerator.gradient_accumulation_steps
-                )
-                accelerator.backward((loss * weight).masked_fill(unusable, 0.0))
                 collected.append(seen)
-            skipped = any_broken | all_unusable
-            norm = accelerator.clip_grad_norm_(
-                model.parameters(), config.max_grad_norm or torch.inf
-            )
-            norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
-            norms.append(norm.masked_fill(skipped, 0.0))
-            _step(optimizer, skipped | ~norms[-1].isfinite())
-            optimizer.zero_grad()
-        if config.early_stopping and collected[-1].numbers[POLICYKL] > 1.5 * config.target_kl:
+                if is_usable(seen, config, step, len(collected)):
+                    # Weighted by tokens, so that k mini-batches of m samples give the gradient of
+                    # one of k·m. DDP averages over processes what should be a sum, and backward()
+                    # divides by accelerate's own accumulation, which is none of PPO's.
+                    weight = count / sum(tokens) * accelerator.num_processes
+                    accelerator.backward(loss * weight * accelerator.gradient_accumulation_steps)
+                    usable = True
+            if usable:
+                move(model, optimizer, accelerator, config, step)
+        if config.early_stopping and seen.stats["policy/policykl"] > 1.5 * config.target_kl:
             break
-    scaled = getattr(optimizer, "scaler", None)  # then an Inf halves the scale, as it should
-    _report(collected, [] if scaled else norms, config, step)
     return collected
 
 
-def _step(optimizer, skipped: Tensor) -> None:
-    """An optimizer step, unless ``skipped`` (a tensor on the device) is true: then none of its
-    moments moves.
+def is_usable(seen: MiniBatch, config: PPOConfig, step: int, number: int) -> bool:
+    """Whether a mini-batch takes part in the update; a warning says that one does not.
 
-    Gradients are unscaled, as clipping leaves them.
+    A skipped one counts 0 in the statistics of the losses. Raises ``FloatingPointError`` for a loss
+    of NaN or Inf.
     """
-    plain = getattr(optimizer, "optimizer", optimizer)  # under accelerate's
-    scaler = getattr(optimizer, "scaler", None)  # of float16 autocast; it uses found_inf itself
-    if getattr(plain, "_step_supports_amp_scaling", False) and scaler is None:  # torch's fused ones
-        plain.grad_scale, plain.found_inf = (
-            None,
-            skipped.float(),
-        )  # as when a scaled loss overflowed
-        optimizer.step()
-        del plain.grad_scale, plain.found_inf
-    elif not skipped:
-        optimizer.step()
-    elif scaler is not None:  # it would not unscale again before its update
-        scaler.update()
+    loss, ratio = seen.stats["loss/total"].item(), seen.stats["ratio"].item()
+    if ratio > config.ratio_threshold:
+        seen.stats.update({name: torch.zeros_like(seen.mask.sum()) for name in LOSSES})
+        warnings.warn(
+            f"Step {step + 1}: the mean ratio of mini-batch {number} is {ratio:.2f}, above "
+            f"ratio_threshold {config.ratio_threshold}, so it moved no weight. If this goes on, "
+            "lower the learning rate.",
+            stacklevel=4,
+        )
+        return False
+    if not np.isfinite(loss):
+        raise FloatingPointError(
+            f"Step {step + 1}: the loss is {loss} in mini-batch {number}; it moved no weight,"
+            " others of this step may have. Lower the learning rate, clip with max_grad_norm, or"
+            " look at the size of the scores (score_clip)."
+        )
+    return True
 
 
-def _report(collected: list[MiniBatch], norms: list[Tensor], config: PPOConfig, step: int) -> None:
-    """Say which mini-batches moved no weight, from one transfer of what was found on the device.
+def move(model, optimizer, accelerator: Accelerator, config: PPOConfig, step: int) -> None:
+    """One optimizer step; raises ``FloatingPointError`` instead for a gradient of NaN or Inf."""
+    norm = accelerator.clip_grad_norm_(model.parameters(), config.max_grad_norm or torch.inf)
+    if not norm.isfinite() and accelerator.scaler is None:  # a scaler halves its scale instead
+        optimizer.zero_grad()
+        raise FloatingPointError(
+            f"Step {step + 1}: the norm of a gradient is {norm.item()}; it moved no weight, others "
+            "of this step may have. Lower the learning rate, or train float32 weights."
+        )
+    optimizer.step()
 
-    The losses of those count 0 in the statistics. ``norms`` are those of the gradients.
+
+def step_stats(
+    rollout: Rollout, minibatches: list[MiniBatch], kl_coef: float, accelerator: Accelerator
+) -> dict:
+    """The statistics of one step, numbers and numpy arrays, without times and learning rate.
+
+    Those of losses are averages over all mini-batches of all epochs; ``kl_coef`` is the one that
+    the rewards used. Distributions hold response tokens only; log-probabilities are (B, R), 0 on
+    padding. With several processes, numbers and what has one value per sample are those of all;
+    what has one value per token is this process's own.
     """
-    numbers, *norms = to_host([torch.stack([seen.numbers for seen in collected]), *norms])
-    for number, found in enumerate(numbers.tolist(), start=1):
-        loss, ratio = found[LOSS], found[RATIO]
-        if ratio > config.ratio_threshold:
-            collected[number - 1].numbers[: len(LOSSES)] = 0
-            warnings.warn(
-                f"Step {step + 1}: the mean ratio of mini-batch {number} of {len(collected)} is"
-                f" {ratio:.2f}, above ratio_threshold {config.ratio_threshold}, so it moved no"
-                " weight. If this goes on, lower the learning rate.",
-                stacklevel=4,
-            )
-        elif not np.isfinite(loss):
-            raise FloatingPointError(
-                f"Step {step + 1}: the loss is {loss} for mini-batch {number} of {len(collected)}"
-                " (all epochs); it moved no weight, others of this step may have. Lower the"
-                " learning rate, clip with max_grad_norm, or look at the size of the scores"
-                " (score_clip)."
-            )
-    for number, norm in enumerate(norms, start=1):
-        if not norm.isfinite():
-            raise FloatingPointError(
-                f"Step {step + 1}: the norm of the gradient is {norm.item()} in update {number} of"
-                f" {len(norms)}; it moved no weight, others of this step may have. Lower the"
-                " learning rate, or train float32 weights."
-            )
-
-
-def minibatch_loss(
-    part: Rollout, outputs: FirstPass, config: PPOConfig, total: ppo.Total = ppo.alone
-) -> tuple[Tensor, MiniBatch]:
-    """policy loss + vf_coef · value loss of a mini-batch, averaged over its response tokens, and
-    its statistics.
-
-    With several processes the loss is this one's share: the shares add up to the mean over all
-    tokens. Statistics that are numbers are those of all processes, brought together in two
-    reductions; the two histograms are of this one.
-    """
-    logprobs, values, entropy = outputs
-    mask = part.mask
-    tokens = total(mask.sum())
-    pg, ratio, pg_clipped = ppo.policy_loss(
-        logprobs, part.logprobs, part.advantages, config.cliprange
-    )
-    vf, vf_clipped = ppo.value_loss(values, part.values, part.returns, config.cliprange_value)
-    per_token = pg + config.vf_coef * vf
-    loss = (per_token * mask).sum() / tokens
-    with torch.no_grad():
-        moved, error = logprobs - part.logprobs, values - part.returns
-        columns = [
-            pg,
-            vf,
-            per_token,
-            entropy,
-            0.5 * moved.square(),
-            -moved,
-            pg_clipped.float(),
-            part.advantages,
-        ]
-        columns += [part.returns, values, error.square(), vf_clipped.float(), part.values, ratio]
-        means = total((torch.stack(columns) * mask).sum((1, 2)) / tokens)
-        both = torch.stack([part.returns, part.values])
-        centre = torch.stack([means[RETURNS], means[VALUES]]).view(2, 1, 1)
-        squares = total(((both - centre).square() * mask).sum((1, 2)))
-        variances = squares / (tokens - 1).clamp(min=1)
-        numbers = torch.cat([means[:-1], variances, means[-1:]])
-    return loss, MiniBatch(numbers, part.advantages, ratio.detach(), mask)
+    mask, total = rollout.mask, partial(accelerator.reduce, reduction="sum")
+    lengths = {"queries": rollout.query_lengths, "responses": rollout.response_lengths}
+    kl, entropy = (rollout.kl * mask).sum(1), -(rollout.logprobs * mask).sum(1)
+    kl, entropy, scores = (accelerator.gather(x) for x in (kl, entropy, rollout.scores))
+    stats = {
+        "objective/kl": kl.mean(),
+        "objective/kl_coef": kl_coef,
+        "objective/entropy": entropy.mean(),
+        "ppo/mean_non_score_reward": ppo.masked_mean(rollout.non_score_rewards, mask, total),
+        "ppo/mean_scores": scores.mean(),
+        "ppo/std_scores": scores.std(correction=min(1, len(scores) - 1)),
+    }
+    arrays = {"objective/kl_dist": kl, "objective/logprobs": rollout.logprobs}
+    arrays["objective/ref_logprobs"] = rollout.ref_logprobs
+    for name, given in lengths.items():
+        found = accelerator.gather(given.float().to(mask.device))
+        stats[f"tokens/{name}_len_mean"] = found.mean()
+        stats[f"tokens/{name}_len_std"] = found.std(correction=min(1, len(found) - 1))
+        arrays[f"tokens/{name}_dist"] = found
+    for name in [name for name in minibatches[0].stats if name != "ratio"]:
+        stats[f"ppo/{name}"] = torch.stack([seen.stats[name] for seen in minibatches]).mean()
+    for name in ("advantages", "ratio"):
+        tokens = [getattr(seen, name)[seen.mask > 0] for seen in minibatches]
+        arrays[f"ppo/policy/{name}"] = torch.cat(tokens)
+    stats = {name: float(value) for name, value in stats.items()}
+    variance = stats["ppo/returns/var"]  # 0 where all returns are equal: nothing to explain
+    stats["ppo/val/var_explained"] = 1 - stats["ppo/val/error"] / variance if variance else 0.0
+    return stats | {name: array.cpu().numpy() for name, array in arrays.items()}

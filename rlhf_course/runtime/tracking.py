@@ -1,35 +1,28 @@
 """Experiment tracking through accelerate: wandb, tensorboard or, by default, none."""
 
 import os
+from contextlib import suppress
+from netrc import NetrcParseError, netrc
+from urllib.parse import urlsplit
 
 import numpy as np
 from accelerate import Accelerator
 
 from rlhf_course.runtime import distributed
-from rlhf_course.runtime.files import check_folder
-
-WANDB_MODES = ("online", "offline", "shared", "disabled", "dryrun", "run")
 
 
 def start(config) -> Accelerator:
     """An Accelerator for this run, with the tracker that ``config.log_with`` names.
 
-    Without a key or a network wandb writes offline; tensorboard writes to ``runs/``, or to the
-    ``logging_dir`` in ``config.project_kwargs``. Raises ``ValueError`` for an unknown tracker,
-    ``OSError`` where that is no folder.
+    Without a key wandb writes offline; tensorboard writes to ``runs/``, or to the ``logging_dir``
+    in ``config.project_kwargs``. Raises ``ValueError`` for an unknown tracker.
     """
     tracker, places, kwargs = config.log_with, config.project_kwargs, config.tracker_kwargs
-    if tracker not in (
-        None,
-        "wandb",
-        "tensorboard",
-    ):  # accelerate knows more trackers, log() below does not
+    if tracker not in (None, "wandb", "tensorboard"):  # log() below has no other
         raise ValueError(f"log_with={tracker!r} is unknown; choose None, 'wandb' or 'tensorboard'.")
     folder = places.get("logging_dir", places.get("project_dir", "runs"))
     if tracker == "wandb":
         prepare_wandb()
-    elif tracker == "tensorboard":
-        check_folder(folder)
     distributed.init(cpu=config.accelerator_kwargs.get("cpu", False))
     accelerator = Accelerator(log_with=tracker, project_dir=folder, **config.accelerator_kwargs)
     if tracker:
@@ -42,31 +35,35 @@ def start(config) -> Accelerator:
 
 
 def prepare_wandb() -> None:
-    """Let wandb write offline, and say so, where it has no API key or its server is out of reach.
+    """Let wandb write offline, and say so, where it has no API key: it would ask for one.
 
-    It would ask for the key, and wait minutes for the server. A WANDB_MODE that is set stays;
-    raises ``ValueError`` for one that wandb does not know.
+    A WANDB_MODE that is set stays.
     """
-    import requests
-
-    mode, server = (
-        os.environ.get("WANDB_MODE"),
-        os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai",
-    )
-    if mode and mode not in WANDB_MODES:
-        raise ValueError(f"WANDB_MODE is {mode!r}; wandb knows {', '.join(WANDB_MODES)}.")
-    if mode:
+    server = os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai"
+    if os.environ.get("WANDB_MODE") or os.environ.get("WANDB_API_KEY") or _in_netrc(server):
         return
-    why = f"No API key for {server} (WANDB_API_KEY, or wandb login)"
-    if os.environ.get("WANDB_API_KEY") or requests.utils.get_netrc_auth(server):
-        try:
-            requests.head(server, timeout=5)
-            return
-        except requests.RequestException:
-            why = f"{server} cannot be reached"
     os.environ["WANDB_MODE"] = "offline"
-    runs = os.path.join(os.environ.get("WANDB_DIR") or "", "wandb", "offline-run-*")
-    print(f"{why}: wandb writes offline. Later, `wandb sync {runs}` uploads it.")
+    print(
+        f"No API key for {server} (WANDB_API_KEY, or wandb login): wandb writes offline. Later,"
+        " `wandb sync wandb/offline-run-*` uploads it."
+    )
+
+
+def _in_netrc(server: str) -> bool:
+    """Return whether ``wandb login`` has kept a key for this server."""
+    with suppress(OSError, NetrcParseError):
+        return netrc(os.environ.get("NETRC")).authenticators(urlsplit(server).hostname) is not None
+    return False
+
+
+def log_step(accelerator: Accelerator, stats: dict, columns: dict, scores, step: int) -> None:
+    """Log statistics, the scores (B,) of all processes, and this one's table of samples."""
+    mine, scores = scores.tolist(), accelerator.gather(scores).cpu()
+    if accelerator.is_main_process:
+        spread = scores.std(correction=min(1, len(scores) - 1))
+        extra = {"env/reward_mean": scores.mean().item(), "env/reward_std": spread.item()}
+        stats = stats | extra | {"env/reward_dist": scores.numpy()}
+        log(accelerator, stats, columns | {"reward": mine}, step)
 
 
 def log(accelerator: Accelerator, stats: dict, table: dict[str, list], step: int) -> None:

@@ -1,14 +1,5 @@
-"""Builds, once, what a preset needs and has no hub for; ``python -m rlhf_course.worlds.build``
-builds all of it.
-"""
+"""Builds, once, what a preset needs and has no hub for; scripts/make/build_world.py builds all."""
 
-from rlhf_course.runtime import command
-
-if __name__ == "__main__":
-    command.loading()
-
-import sys
-import time
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,8 +9,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from rlhf_course.baichuan import convert, sentencepiece, toy_checkpoint
-from rlhf_course.course.presets import Settings, check_named, load_preset
-from rlhf_course.course.run_card import quiet_libraries
+from rlhf_course.course.presets import Settings, check_named
 from rlhf_course.data import as_prompt, load_answers, load_pairs, tokenize_answers
 from rlhf_course.runtime.hub import download
 from rlhf_course.worlds import chinese, dialogues, small_models
@@ -90,15 +80,12 @@ def _write(folder: Path, **splits: list[dict]) -> None:
 
 
 # The embedded datasets, as folders in the hub's layout; pairs have their gold.
-build_dialogues = partial(
-    cached, "dialogues", _dialogues
-)  # 24,000 pairs to train on, 2,000 held out
-build_answers = partial(
-    cached, "chinese-answers", _answers
-)  # 4,000 questions with their answers, like HC3
-build_preferences = partial(
-    cached, "chinese-preferences", _preferences
-)  # 8,000 pairs to train on, 1,000 held out
+# 24,000 pairs to train on, 2,000 held out
+build_dialogues = partial(cached, "dialogues", _dialogues)
+# 4,000 questions with their answers, like HC3
+build_answers = partial(cached, "chinese-answers", _answers)
+# 8,000 pairs to train on, 1,000 held out
+build_preferences = partial(cached, "chinese-preferences", _preferences)
 
 
 def _reward_base(
@@ -144,15 +131,9 @@ def _checkpoint(
 
     It has not seen a question with its answer, which is what SFT is for.
     """
-    if sft_dataset is None:
-        texts = chinese.make_prose(8000, SEED)
-    else:
-        answers, _ = load_answers(sft_dataset, "train", sft_files)
-        pairs, _ = load_pairs(dataset, "train")
-        texts = [*answers["answer"], *pairs["chosen"], *pairs["rejected"]]
-    marks = [
-        as_prompt("")
-    ] * 500  # so that Human: and Assistant: are a piece each, as in a large vocabulary
+    texts = _prose(sft_dataset, sft_files, dataset)
+    # So that Human: and Assistant: are a piece each, as in a large vocabulary.
+    marks = [as_prompt("")] * 500
     spm_model = toy_checkpoint.train_sentencepiece(
         [*texts, *marks], vocab_size, folder.with_name("sentencepiece")
     )
@@ -172,6 +153,14 @@ def _checkpoint(
         model, texts, tokenizer, base_steps, base_batch_size, 64, base_learning_rate
     )
     toy_checkpoint.write_baichuan_checkpoint(model, spm_model, folder)
+
+
+def _prose(sft_dataset: Path | None, sft_files, dataset) -> list[str]:
+    if sft_dataset is None:
+        return chinese.make_prose(8000, SEED)
+    answers, _ = load_answers(sft_dataset, "train", sft_files)
+    pairs, _ = load_pairs(dataset, "train")
+    return [*answers["answer"], *pairs["chosen"], *pairs["rejected"]]
 
 
 def build_base(settings: Settings) -> Path:
@@ -206,33 +195,3 @@ def _sft_adapter(folder: Path, base: str, answers: Path, max_length: int) -> Non
         model, tokens["input_ids"], tokens["completion_mask"], 300, 16, 5e-3, "fine-tuning"
     )
     model.save_pretrained(folder)
-
-
-def main(arguments: list[str]) -> None:
-    """Build all that preset tiny needs, and say where it is. Raises ``ValueError`` for arguments:
-    there are none.
-    """
-    if arguments:
-        raise ValueError(
-            f"{arguments[0]} is no option: there is only --debug; RLHF_COURSE_CACHE says where to"
-            " build."
-        )
-    quiet_libraries()
-    started = time.perf_counter()
-    pairs = prepare_reward_model(load_preset("01_reward_modeling", "tiny"))
-    built = {"dialogues": pairs.dataset, "reward base": pairs.model}
-    settings = load_preset("05_lora_rlhf_baichuan", "tiny")
-    chat = prepare_chat(settings)
-    built |= {
-        "answers": chat.sft_dataset,
-        "preferences": chat.dataset,
-        "checkpoint": chat.checkpoint,
-    }
-    built |= {"converted": build_base(settings), "SFT adapter": build_sft_adapter(settings)}
-    for what, where in built.items():
-        print(f"{what:13} {where}")
-    print(f"The embedded world is ready ({time.perf_counter() - started:.0f} s).")
-
-
-if __name__ == "__main__":
-    sys.exit(command.run("rlhf_course.worlds.build", main))

@@ -12,21 +12,17 @@ import torch
 from filelock import FileLock
 
 from rlhf_course.course.presets import ROOT, Settings
-from rlhf_course.runtime.files import atomic_folder, check_folder
+from rlhf_course.runtime.files import atomic_folder
 
 SEED = 0  # the world is one and the same, whatever the seed of a run
-MANIFEST = ".manifest.json"
+CHECKSUM = ".sha256"
 PACKAGE = Path(__file__).resolve().parents[1]
-SOURCES = (
-    "worlds/*.py",
-    "worlds/grammars/*.yaml",
-    "data/*.py",
-    "baichuan/*.py",
-)  # all that builders use
+# All that builders use.
+SOURCES = ("worlds/*.py", "worlds/grammars/*.yaml", "data/*.py", "baichuan/*.py")
 
 
 def cache_root() -> Path:
-    """Where built things are kept: $RLHF_COURSE_CACHE, or build/cache.
+    """Return where built things are kept: $RLHF_COURSE_CACHE, or build/cache.
 
     Relative paths start at the project's root (an installed copy: at the working directory).
     """
@@ -34,32 +30,24 @@ def cache_root() -> Path:
 
 
 def cached(name: str, build: Callable, settings: Settings | None = None, **inputs) -> Path:
-    """The folder that ``build(folder, …)`` fills, made once for all that decides what it will hold.
+    """Return the folder that ``build(folder, …)`` fills, made once for all that decides its files.
 
-    A builder sees its arguments, ``inputs`` or else settings of the same names, and nothing
-    besides; the key is made of these (of a folder, which is given as a Path, its files) and of
-    :func:`code`. One process builds and others wait. What is damaged is built again; its manifest
-    holds every file's hash.
+    A builder gets ``inputs``, and settings of the names of its other arguments. The key is made of
+    these (of a folder, which is given as a Path, its checksum) and of :func:`code`. One process
+    builds and others wait. An item whose checksum differs is built again.
     """
     if build.__closure__:
         raise TypeError(
             f"{build.__qualname__} takes what it needs as arguments, so that the cache's key"
             " holds it."
         )
-    inputs |= {
-        n: getattr(settings, n)
-        for n in [*inspect.signature(build).parameters][1:]
-        if n not in inputs
-    }
-    known_by = {n: (hashes(v) or str(v)) if isinstance(v, Path) else v for n, v in inputs.items()}
+    names = [*inspect.signature(build).parameters][1:]
+    inputs |= {name: getattr(settings, name) for name in names if name not in inputs}
+    known_by = {n: checksum(v) if isinstance(v, Path) else v for n, v in inputs.items()}
     key = json.dumps([SEED, build.__name__, known_by, code()], sort_keys=True)
     folder = cache_root() / f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
-    if is_intact(folder):
-        return folder
-    check_folder(folder).parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(
-        folder.with_name(f".{folder.name}.lock"), mode=0o666
-    ):  # other users may take it, too
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.with_name(f".{folder.name}.lock")):
         if is_intact(folder):
             return folder
         if folder.exists():
@@ -67,7 +55,7 @@ def cached(name: str, build: Callable, settings: Settings | None = None, **input
         with atomic_folder(folder, stale=("**/[!.]*",)) as new, torch.random.fork_rng():
             torch.manual_seed(SEED)
             build(new, **inputs)
-            (new / MANIFEST).write_text(json.dumps(hashes(new)), encoding="utf-8")
+            (new / CHECKSUM).write_text(checksum(new), encoding="utf-8")
     return folder
 
 
@@ -83,33 +71,20 @@ def code() -> str:
 
 
 def is_intact(folder: Path) -> bool:
-    """Whether every file is there as it was built."""
-    try:
-        return hashes(folder) == json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
+    """Return whether every file is there as it was built."""
+    file = folder / CHECKSUM
+    return file.exists() and file.read_text(encoding="utf-8") == checksum(folder)
 
 
-def hashes(folder: Path) -> dict[str, str]:
-    """SHA-256 of every file in a folder but hidden ones, which nobody loads: a download's times, a
-    file browser's.
-    """
-    found = {
-        path.relative_to(folder): path for path in sorted(folder.rglob("[!.]*")) if path.is_file()
-    }
-    seen = {
-        name: path
-        for name, path in found.items()
-        if not any(part.startswith(".") for part in name.parts)
-    }
-    return {
-        name.as_posix(): _digest(path, path.stat().st_size, path.stat().st_mtime_ns)
-        for name, path in seen.items()
-    }
-
-
-@cache
-def _digest(path: Path, size: int, changed: int) -> str:
-    """SHA-256 of a file, found once in a process for each size and time of change."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def checksum(folder: Path) -> str:
+    """SHA-256 of a folder's names and contents, hidden files aside; a hub id by itself."""
+    if not folder.is_dir():
+        return str(folder)
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder)
+        if path.is_file() and not any(part.startswith(".") for part in name.parts):
+            with path.open("rb") as file:
+                content = hashlib.file_digest(file, "sha256").hexdigest()
+            digest.update(f"{name.as_posix()} {content}\n".encode())
+    return digest.hexdigest()

@@ -3,8 +3,8 @@ without a network.
 
 `make_prose` is what a small base model reads, `make_qa` what it is fine-tuned on (in the schema of
 HC3: answers of people and of a chatbot), `make_preferences` what a reward model learns from: two
-answers, from dry (干巴) to lively (活泼), and a noisy verdict. `gold_utility` scores any answer. Texts
-are short and words few, so that a million parameters can learn them.
+answers, from dry (干巴) to lively (活泼), and a noisy verdict. `gold_utility` scores any answer.
+Texts are short and words few, so that a million parameters can learn them.
 """
 
 import random
@@ -122,7 +122,7 @@ def _neighbours(text: str) -> set[str]:
 
 @cache
 def _known_neighbours() -> set[str]:
-    """Those that occur in a large sample of all kinds of texts, as good as all that are possible."""
+    """Those that occur in a large sample of all kinds of texts: nearly all that are possible."""
     samples = [
         _text(rng, topic, kind)
         for kind in KINDS

@@ -73,7 +73,7 @@ def draw_pair(
 
 
 def ceiling(pairs: list[Pair]) -> float:
-    """The best accuracy (0 to 1) that any reward model can expect: the mean of sigmoid(|gold gap|)."""
+    """The best accuracy (0 to 1) a reward model can expect: the mean of sigmoid(|gold gap|)."""
     return sum(1 / (1 + math.exp(-abs(p.gold_chosen - p.gold_rejected))) for p in pairs) / len(
         pairs
     )

@@ -14,7 +14,7 @@ CLASSIFIER_LENGTH = 512  # tokens a DistilBERT can read
 
 
 def train_tokenizer(texts: Sequence[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE as GPT-2 uses it; EOS is its only special token and serves as padding too."""
+    """A byte-level BPE as GPT-2 uses it; EOS is its only special token and also the padding."""
     bpe = ByteLevelBPETokenizer()
     bpe.train_from_iterator(texts, vocab_size=vocab_size, special_tokens=[EOS], show_progress=False)
     return PreTrainedTokenizerFast(

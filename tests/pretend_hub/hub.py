@@ -71,7 +71,7 @@ class Hub:
         self.server.server_close()
 
     def environment(self, home: Path) -> dict[str, str]:
-        """Variables for a process that knows only this hub, with its caches in the folder ``home``."""
+        """Variables for a process that knows only this hub, with its caches in ``home``."""
         own = {
             k: v
             for k, v in os.environ.items()

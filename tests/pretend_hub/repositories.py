@@ -24,6 +24,7 @@ from transformers import (
 from rlhf_course.course.presets import load_preset
 from rlhf_course.course.shipped import prepare
 from rlhf_course.worlds.build import prepare_chat, prepare_reward_model
+from rlhf_course.worlds.cache import CHECKSUM
 
 RAN = 'raise SystemExit("code from a repository was run")\n'
 HC3_SUBSETS = ("baike", "finance", "law", "medicine", "nlpcc_dbqa", "open_qa", "psychology")
@@ -185,7 +186,8 @@ def baichuan2(folder: Path) -> Files:
     """Two .bin shards with an index, a SentencePiece model, and code beside them that must never
     run.
     """
-    files = {path.name: path for path in folder.iterdir() if path.name != "generation_config.json"}
+    left_out = ("generation_config.json", CHECKSUM)
+    files = {path.name: path for path in folder.iterdir() if path.name not in left_out}
     modules = (
         "configuration_baichuan",
         "generation_utils",
@@ -204,7 +206,7 @@ def baichuan2(folder: Path) -> Files:
 
 
 def imdb(folder: Path) -> Files:
-    """Three splits as parquet, the labels with their names; those of the split unsupervised are −1."""
+    """Three splits as parquet, the labels with their names; those of unsupervised are −1."""
     features = datasets.Features(
         text=datasets.Value("string"), label=datasets.ClassLabel(names=["neg", "pos"])
     )

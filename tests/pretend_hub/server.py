@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import time
@@ -20,6 +21,8 @@ ROUTES = {
     "refs": re.compile(rf"/api/(?P<kind>model|dataset)s/{ID}/refs"),
     "commits": re.compile(rf"/api/(?P<kind>model|dataset)s/{ID}/commits/(?P<revision>[^/]+)"),
     "discussions": re.compile(rf"/api/(?P<kind>model|dataset)s/{ID}/discussions"),
+    "preupload": re.compile(rf"/api/(?P<kind>model|dataset)s/{ID}/preupload/(?P<revision>[^/]+)"),
+    "commit": re.compile(rf"/api/(?P<kind>model|dataset)s/{ID}/commit/(?P<revision>[^/]+)"),
     "resolve": re.compile(rf"(/(?P<kind>dataset)s)?/{ID}/resolve/(?P<revision>[^/]+)/(?P<path>.+)"),
 }
 PIECE = 1 << 16
@@ -45,6 +48,10 @@ class Handler(BaseHTTPRequestHandler):
         try:
             if address.path.startswith("/cdn/"):
                 return self.cdn(address.path.removeprefix("/cdn/"))
+            if address.path == "/api/repos/create":
+                return self.create()
+            if address.path == "/api/validate-yaml":  # a card's head
+                return self.answer(200, {"errors": [], "warnings": []})
             for name, pattern in ROUTES.items():
                 if found := pattern.fullmatch(address.path):
                     return self.route(name, **found.groupdict())
@@ -81,6 +88,27 @@ class Handler(BaseHTTPRequestHandler):
         if found is None:
             raise Refused(404, "RevisionNotFound", f"Invalid rev id: {unquote(revision)}")
         getattr(self, route)(name, *found, unquote(path or ""))
+
+    def create(self) -> None:
+        """A new, empty repository of the token's owner, who is ``me``."""
+        wanted = json.loads(self.body)
+        name = f"{wanted.get('organization') or 'me'}/{wanted['name']}"
+        self.hub.files.setdefault(f"{name}@main", {})
+        self.answer(200, {"url": f"{self.hub.endpoint}/{name}", "name": name, "id": name})
+
+    def preupload(self, name: str, commit: str, files: dict, path: str) -> None:
+        """Every file is to come within the commit, as small ones do on the hub."""
+        wanted = [file["path"] for file in json.loads(self.body)["files"]]
+        how = {"uploadMode": "regular", "shouldIgnore": False, "oid": None}
+        self.answer(200, {"files": [{"path": path, **how} for path in wanted]})
+
+    def commit(self, name: str, commit: str, files: dict, path: str) -> None:
+        """Take the files of a commit, a line of JSON each."""
+        for line in map(json.loads, self.body.splitlines()):
+            if line["key"] == "file":
+                files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
+        url = f"{self.hub.endpoint}/{name}/commit/{'1' * 40}"
+        self.answer(200, {"success": True, "commitOid": "1" * 40, "commitUrl": url})
 
     def info(self, name: str, commit: str, files: dict, path: str) -> None:
         """A repository's card."""

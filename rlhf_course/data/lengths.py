@@ -1,0 +1,18 @@
+"""Lengths of queries and responses, drawn at random."""
+
+import numpy as np
+
+
+class LengthSampler:
+    """Draws lengths from the integers min_value … max_value − 1, uniformly."""
+
+    def __init__(self, min_value: int, max_value: int) -> None:
+        if not 1 <= min_value < max_value:
+            raise ValueError(
+                f"LengthSampler({min_value}, {max_value}) has no lengths to draw: it needs 1 ≤ "
+                "min_value < max_value, and max_value is exclusive."
+            )
+        self.values = list(range(min_value, max_value))
+
+    def __call__(self) -> int:
+        return int(np.random.choice(self.values))

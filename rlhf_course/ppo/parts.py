@@ -1,0 +1,122 @@
+"""What a trainer is made of: its models, their optimizer, and the batches of queries."""
+
+import inspect
+import warnings
+from collections.abc import Callable
+
+import datasets
+import torch
+from accelerate import Accelerator, DistributedType
+from torch.utils.data import DataLoader
+
+from rlhf_course.data import collate
+from rlhf_course.policy.adapters import add_reference_adapter, create_reference_model
+from rlhf_course.policy.network import AutoModelForCausalLMWithValueHead
+from rlhf_course.policy.save_load import check_vocabulary
+from rlhf_course.ppo.config import PPOConfig
+
+
+def make_reference(model, ref_model, num_shared_layers: int | None):
+    """The reference as a frozen policy; None where it is an adapter of the policy's own base.
+
+    Raises ``TypeError`` for a policy without a value head.
+    """
+    if not isinstance(model, AutoModelForCausalLMWithValueHead):
+        raise TypeError(
+            f"The policy is a {type(model).__name__}; PPO needs values too. "
+            "Load it with AutoModelForCausalLMWithValueHead.from_pretrained."
+        )
+    if ref_model is None and model.is_peft_model:
+        return add_reference_adapter(model)
+    if ref_model is None:
+        return create_reference_model(model, num_shared_layers)
+    if not isinstance(ref_model, AutoModelForCausalLMWithValueHead):
+        ref_model = AutoModelForCausalLMWithValueHead(ref_model)
+    return ref_model.requires_grad_(False).eval()
+
+
+def prepare_models(
+    accelerator: Accelerator, config: PPOConfig, model, ref_model, tokenizer, optimizer
+) -> tuple:
+    """Policy, reference and optimizer, checked and on the device.
+
+    Raises ``ValueError`` for parts that do not fit together and would train to no effect.
+    """
+    if accelerator.distributed_type not in (DistributedType.NO, *ONE_COPY_EACH):
+        kind = accelerator.distributed_type.value
+        raise ValueError(f"PPOTrainer runs on one machine with a copy per GPU (DDP), not {kind}.")
+    check_tokenizer(tokenizer, model)
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if any(p.dtype == torch.float16 for p in trained.values()):
+        warnings.warn(
+            "The policy's trainable weights are float16, which ends in NaN sooner or later. Load "
+            "the model with dtype=torch.float32 and let mixed_precision='bf16' make it fast, or "
+            "train an adapter in float32.",
+            stacklevel=3,
+        )
+    if ref_model is not None:
+        if {id(p) for p in trained.values()} & {id(p) for p in ref_model.parameters()}:
+            raise ValueError(
+                "The reference has weights that the policy trains, so the KL would stay 0: leave "
+                "ref_model out for a frozen copy, or load the reference apart."
+            )
+        if ref_model.vocab_size != model.vocab_size:
+            raise ValueError(
+                f"The policy knows {model.vocab_size} tokens, and the reference "
+                f"{ref_model.vocab_size}: they must have one vocabulary."
+            )
+        ref_model = accelerator.prepare_model(ref_model, evaluation_mode=True)
+    if optimizer is None:
+        optimizer = torch.optim.Adam(trained.values(), lr=config.learning_rate, fused=config.fast)
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    if missing := [name for name, p in trained.items() if id(p) not in held]:
+        raise ValueError(
+            f"The optimizer does not hold the policy's weight {missing[0]} ({len(missing)} of"
+            f" {len(trained)} are missing): make it of this policy's parameters(), after loading,"
+            " or freeze what is not to be trained."
+        )
+    if config.gradient_checkpointing:
+        model.gradient_checkpointing_enable()
+    model, optimizer = accelerator.prepare(model, optimizer)
+    return model, ref_model, optimizer
+
+
+ONE_COPY_EACH = (DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
+
+
+def check_tokenizer(tokenizer, model) -> None:
+    """Raise ``ValueError`` unless the tokenizer can be this model's, and ends where it ends."""
+    if tokenizer is None:
+        raise ValueError("PPOTrainer needs the policy's tokenizer.")
+    check_vocabulary(tokenizer, model)
+    eos, saved = tokenizer.eos_token_id, getattr(model.pretrained_model, "generation_config", None)
+    known = getattr(saved, "eos_token_id", None) or model.config.get_text_config().eos_token_id
+    known = known if isinstance(known, list) else [known]
+    if eos is not None and None not in known and eos not in known:
+        raise ValueError(
+            f"The tokenizer ends texts with token {eos}, and the model with {known}: responses "
+            "would never end, or end unseen. Set tokenizer.eos_token, or the model's "
+            "generation_config.eos_token_id."
+        )
+    if any(token is not None and token >= model.vocab_size for token in known):
+        raise ValueError(f"The model ends with token {known}, and has only {model.vocab_size}.")
+
+
+def make_dataloader(
+    dataset, data_collator: Callable | None, config: PPOConfig, accelerator: Accelerator
+) -> DataLoader:
+    """Shuffled batches of batch_size rows; raises ``ValueError`` where the dataset has fewer.
+
+    Of a ``datasets.Dataset``, columns that neither the policy nor PPO knows are left out, if the
+    config asks for it.
+    """
+    if isinstance(dataset, datasets.Dataset) and config.remove_unused_columns:
+        used = {"label", "query", "response"}
+        used |= {*inspect.signature(AutoModelForCausalLMWithValueHead.forward).parameters}
+        dataset = dataset.select_columns([name for name in dataset.column_names if name in used])
+    if len(dataset) < (needed := config.batch_size * accelerator.num_processes):
+        raise ValueError(f"The dataset has {len(dataset)} rows, fewer than one batch of {needed}.")
+    order = torch.Generator().manual_seed(config.seed)
+    how = {"shuffle": True, "drop_last": True, "generator": order}
+    collator = data_collator or collate
+    return accelerator.prepare(DataLoader(dataset, config.batch_size, collate_fn=collator, **how))

@@ -1,0 +1,1 @@
+"""How long a PPO step takes, here and in the old library."""

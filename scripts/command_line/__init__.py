@@ -1,0 +1,1 @@
+"""What the commands share: options, the output folder, and how a command ends."""

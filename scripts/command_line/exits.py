@@ -1,0 +1,80 @@
+"""How a command ends: with a sentence and an exit code, and with a traceback only after --debug."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+
+def run(name: str, main: Callable[[list[str]], int | None], arguments: list[str] | None = None):
+    """Call ``main`` with the command line, without ``--debug``, and return the exit code.
+
+    0: done. 1: an error, said in a sentence. 130, 143: stopped by Ctrl-C, SIGTERM.
+    """
+    arguments = [*(sys.argv[1:] if arguments is None else arguments)]
+    for stream in (sys.stdout, sys.stderr):  # a terminal without → and ± shows ? in their place
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    with _on_first_signal(_interrupt) as stopped:
+        try:
+            if sys.flags.optimize:
+                raise ValueError("Python runs without assert (PYTHONOPTIMIZE or -O). Unset it.")
+            return main([argument for argument in arguments if argument != "--debug"]) or 0
+        except BrokenPipeError:  # nobody reads the output any more
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
+        except (Exception, KeyboardInterrupt) as error:
+            # A library may raise another error out of the interrupt.
+            if stopped.code or isinstance(error, KeyboardInterrupt):
+                print(f"\n{name}: stopped.", file=sys.stderr)
+                return stopped.code or 130
+            if "--debug" in arguments:
+                raise
+            print(f"{name}: {sentence(error)}", file=sys.stderr)
+            return 1
+
+
+def sentence(error: BaseException) -> str:
+    """Return an error's message on one line, with its type unless the message suffices."""
+    text = " ".join(str(error).split()) or "no message"
+    if isinstance(error, ValueError | OSError | FloatingPointError):
+        return text
+    return f"{type(error).__name__}: {text} (--debug shows where.)"
+
+
+def stop_between_steps():
+    """Turn the first Ctrl-C or SIGTERM into a request: an object whose ``code`` is then not 0."""
+    text = "\nStopping after this step; press Ctrl-C again to stop immediately."
+    return _on_first_signal(lambda signum, frame: print(text, flush=True))
+
+
+def _interrupt(signum: int, frame) -> None:
+    raise KeyboardInterrupt
+
+
+@contextmanager
+def _on_first_signal(handle: Callable) -> Iterator[SimpleNamespace]:
+    """Handle the first Ctrl-C or SIGTERM; yield an object with the exit code, 0 until then."""
+    # Ranks may wait in gloo, where no handler runs: their launcher's SIGTERM has to end them.
+    is_single_process = os.environ.get("WORLD_SIZE", "") in ("", "1")
+    kinds = (signal.SIGINT, signal.SIGTERM) if is_single_process else (signal.SIGINT,)
+    before, stopped = {kind: signal.getsignal(kind) for kind in kinds}, SimpleNamespace(code=0)
+
+    def restore() -> None:
+        for kind, handler in before.items():
+            signal.signal(kind, handler)
+
+    def first(signum: int, frame) -> None:
+        restore()
+        stopped.code = 128 + signum
+        handle(signum, frame)
+
+    try:
+        for kind, handler in before.items():
+            if handler is not signal.SIG_IGN:  # as in a job that a shell runs with &
+                signal.signal(kind, first)
+        yield stopped
+    finally:
+        restore()

@@ -1,0 +1,106 @@
+"""Write the exercise notebooks from their sources: one with stubs, and one that is solved.
+
+    python scripts/make/make_exercises.py
+
+Sources are notebooks/exercises/ex*.py; engine.py beside them says how they are written.
+"""
+
+import ast
+import importlib
+import inspect
+import sys
+import textwrap
+from pathlib import Path
+
+import nbformat
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+FOLDER = Path(__file__).resolve().parents[2] / "notebooks" / "exercises"
+SETS = sorted(path.stem for path in FOLDER.glob("ex*.py"))
+METADATA = {
+    "kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"},
+    "language_info": {"name": "python"},
+}
+
+
+def solution_source(exercise) -> str:
+    """The solution's source with the stub's docstring, as a student would have written it."""
+    lines, definition = _definition(exercise)
+    body = "\n".join(lines[definition.body[0].end_lineno :])
+    return f"{_head(exercise, lines, definition)}\n{body}".rstrip()
+
+
+def stub_source(exercise) -> str:
+    """The signature, the first line of the docstring, and nothing done yet."""
+    return f"{_head(exercise, *_definition(exercise))}\n    raise NotImplementedError"
+
+
+def _definition(exercise) -> tuple[list[str], ast.FunctionDef]:
+    source = textwrap.dedent(inspect.getsource(exercise.solution))
+    source = source[source.index("\ndef ") + 1 :]  # without the decorator
+    return source.splitlines(), ast.parse(source).body[0]
+
+
+def _head(exercise, lines: list[str], definition: ast.FunctionDef) -> str:
+    docstring = textwrap.indent(f'"""{exercise.stub_doc}"""', " " * 4)
+    return "\n".join([*lines[: definition.body[0].lineno - 1], docstring])
+
+
+def fold(title: str, text: str) -> str:
+    """Markdown that opens at a click."""
+    return f"<details><summary>{title}</summary>\n\n{text}\n\n</details>"
+
+
+def notebook(name: str, solved: bool) -> tuple[Path, nbformat.NotebookNode]:
+    """Where a set's notebook stands, and the notebook."""
+    if str(FOLDER) not in sys.path:
+        sys.path.insert(0, str(FOLDER))
+    found = importlib.import_module(name).SET
+    other = (
+        ""
+        if solved
+        else (
+            " Stuck? Hints and solutions are folded; all solved:"
+            f" [here]({found.notebook}_solved.ipynb)."
+        )
+    )
+    cells = [
+        new_markdown_cell(
+            f"# Exercises: {found.title}{', solved' if solved else ''}\n\nFor [the"
+            f" notebook](../{found.notebook}.ipynb). Write each function, then run the cell with"
+            " `check`: it tries random inputs and says what is wrong, by name where it knows the"
+            f" mistake.{other}"
+        ),
+        new_code_cell(f"{found.imports}\n\nfrom {name} import check"),
+    ]
+    for number, (key, exercise) in enumerate(found.exercises.items(), start=1):
+        grade = "●" * exercise.difficulty + "○" * (3 - exercise.difficulty)
+        statement = (
+            f"## {number} · {exercise.title}\n\n{grade} · about {exercise.minutes}"
+            f" minutes\n\n{exercise.statement}"
+        )
+        cells.append(new_markdown_cell(f"{statement}\n\n{fold('Hint', exercise.hint)}"))
+        cells.append(new_code_cell(solution_source(exercise) if solved else stub_source(exercise)))
+        cells.append(new_code_cell(f"check({key})"))
+        if not solved:
+            cells.append(
+                new_markdown_cell(fold("Solution", f"```python\n{solution_source(exercise)}\n```"))
+            )
+    for number, cell in enumerate(cells):
+        cell.id = f"cell-{number:02}"
+    made = new_notebook(cells=cells, metadata=METADATA)
+    made.nbformat_minor = 5
+    return FOLDER / f"{found.notebook}{'_solved' if solved else ''}.ipynb", made
+
+
+def main() -> None:
+    for name in SETS:
+        for solved in (False, True):
+            path, made = notebook(name, solved)
+            nbformat.validate(made)
+            nbformat.write(made, path)
+            print(path.relative_to(FOLDER.parents[1]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""Notebooks as files: rendering outputs into the repository, and whether they are stale."""
+
+import hashlib
+import re
+from argparse import Namespace
+from pathlib import Path
+
+import nbformat
+from nbformat import NotebookNode
+from report import cost, headline, headline_of
+
+from rlhf_course.runtime.files import atomic_file, read_json
+
+ROOT = Path(__file__).resolve().parents[2]
+NOTEBOOKS = ROOT / "notebooks"
+MEASURED = ROOT / "figs" / "measured"  # run cards that figures, slides and the README are made from
+HASH_KEY = "source_sha256"
+WIDGET = (  # a progress bar, mostly, which shows nothing without its kernel
+    "application/vnd.jupyter.widget-view+json"
+)
+
+
+def source_hash(notebook: NotebookNode) -> str:
+    """Hash all cells' types and sources; outputs rendered under another hash are stale."""
+    text = "\0".join(f"{cell.cell_type}\0{cell.source}" for cell in notebook.cells)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def strip_run_details(executed: NotebookNode, original: NotebookNode) -> NotebookNode:
+    """Return the original's cells with the executed outputs, and nothing else of the run.
+
+    Injected parameters, timings, widgets and kernel details go.
+    """
+    added = {"injected-parameters", "papermill-error-cell-tag"}
+    cells = [cell for cell in executed.cells if not added & {*cell.metadata.get("tags", [])}]
+    count = 0
+    for cell, source in zip(cells, original.cells, strict=True):
+        source.metadata = NotebookNode({k: v for k, v in source.metadata.items() if k == "tags"})
+        if source.cell_type != "code":
+            continue
+        count += 1
+        source.execution_count = count
+        source.outputs = [output for output in cell.outputs if WIDGET not in output.get("data", {})]
+        for output in source.outputs:
+            if output.output_type == "error":  # of a check that failed
+                output.traceback = [f"{output.ename}: {output.evalue}"]
+            if output.output_type == "execute_result":
+                output.execution_count = count
+    original.metadata = NotebookNode(
+        kernelspec={"name": "python3", "display_name": "Python 3", "language": "python"},
+        language_info={"name": "python"},
+    )
+    original.metadata[HASH_KEY] = source_hash(original)
+    return original
+
+
+def render(executed: NotebookNode, source: Path, chosen: Namespace) -> None:
+    """Put a run's outputs into the notebook of the repository.
+
+    Those of another preset than tiny go to a folder of that name beside it.
+    """
+    notebook, target = strip_run_details(executed, nbformat.read(source, as_version=4)), source
+    if chosen.preset != "tiny":
+        target = source.parent / chosen.preset / source.name
+        settings = {"preset": repr(chosen.preset), "overrides": repr(chosen.overrides)}
+        for cell in notebook.cells:
+            if cell.cell_type == "markdown":
+                cell.source = re.sub(r"\]\((?=\.\./|exercises/)", "](../", cell.source)
+            elif "parameters" in cell.metadata.get("tags", []):
+                lines = (line.split(" = ") for line in cell.source.splitlines())
+                cell.source = "\n".join(
+                    f"{key} = {settings.get(key, value)}" for key, value in lines
+                )
+    with atomic_file(target) as path:
+        nbformat.write(notebook, path)
+
+
+def keep(card: Path, preset: str) -> None:
+    """Copy a run card to those that figures, slides and the README are made from."""
+    with atomic_file(kept(preset) / card.name) as path:
+        path.write_bytes(card.read_bytes())
+
+
+def kept(preset: str) -> Path:
+    """Return where run cards of a preset are kept."""
+    return MEASURED if preset == "tiny" else MEASURED / preset
+
+
+def read_card(path: Path) -> dict:
+    """Return a run card, {} if there is none."""
+    return read_json(path) if path.exists() else {}
+
+
+def update_readme(readme: Path = ROOT / "README.md", measured: Path = MEASURED) -> None:
+    """Write costs and headlines of the kept run cards into the README's table."""
+    lines = readme.read_text(encoding="utf-8").splitlines(keepends=True)
+    for name in (path.stem for path in NOTEBOOKS.glob("[0-9]*.ipynb")):
+        card = read_card(measured / f"{name}.json")
+        full = read_card(measured / "full" / f"{name}.json")
+        seeds = read_card(measured / "seeds.json").get(name, {})
+        for i, line in enumerate(lines):
+            if card and line.startswith("|") and f"(notebooks/{name}.ipynb)" in line:
+                cells = line.split(" | ")
+                cells[2] = f"{cost(card)} / {cost(full)}"
+                cells[3] = headline(card) + other_seeds(card, seeds)
+                lines[i] = " | ".join(cells)
+    with atomic_file(readme) as path:
+        path.write_text("".join(lines), encoding="utf-8")
+
+
+def other_seeds(card: dict, seeds: dict[str, dict]) -> str:
+    """Return where the headline ended at the other seeds that measure_seeds.py kept."""
+    what = headline_of(card)
+    ends = [
+        f"{run[f'{what}_after']:.2f}" for seed, run in seeds.items() if seed != str(card["seed"])
+    ]
+    return f"; at other seeds {', '.join(ends)}" if what and ends else ""

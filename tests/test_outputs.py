@@ -1,0 +1,209 @@
+"""A training command's output folder: what is refused, skipped, kept, and how a run is resumed."""
+
+import os
+import shutil
+import signal
+
+import pytest
+from command_line.output import damage, fingerprint, open_output
+from training_runs import COMMANDS, checkpoints, resume, run, weights
+
+from rlhf_course.runtime.files import hold
+
+pytestmark = pytest.mark.usefixtures("signals")
+KINDS = pytest.mark.parametrize("kind", COMMANDS)
+
+
+def copy(kind: str, whole, out):
+    """Copy a finished run's output, without its model."""
+    shutil.copytree(whole / kind, out)
+    shutil.rmtree(out / ("policy" if kind == "PPO" else "model"))
+    return out
+
+
+@KINDS
+def test_what_this_run_did_not_write_stays(kind, world, tmp_path, said):
+    """A folder that is called like a checkpoint, with a model and notes in it."""
+    mine = tmp_path / ("" if kind == "PPO" else "checkpoints") / "checkpoint-500"
+    mine.mkdir(parents=True)
+    for name in ("model.safetensors", "notes.txt"):
+        (mine / name).write_text("mine")
+    assert run(kind, world, tmp_path) == 1 and "checkpoint-500 is there already" in said()
+    assert resume(kind, world, tmp_path) == 1 and "no whole checkpoint" in said()
+    assert [path.read_text() for path in mine.iterdir()] == ["mine", "mine"]
+
+
+def test_trl_removes_no_checkpoint_but_its_own(world, whole, tmp_path, capsys):
+    """Of the two that it may keep, none is one that lay there before."""
+    out = copy("SFT", whole, tmp_path / "out")
+    shutil.rmtree(out / "checkpoints/checkpoint-4")
+    mine = out / "checkpoints/checkpoint-1"
+    mine.mkdir()
+    (mine / "notes.txt").write_text("mine")
+    assert resume("SFT", world, out, "--save_total_limit=1") == 0, capsys.readouterr().err
+    assert checkpoints(out) == ["checkpoint-1", "checkpoint-4"]
+    assert weights("SFT", out) == weights("SFT", whole / "SFT")
+
+
+def cut(file) -> None:
+    os.truncate(file, file.stat().st_size // 2)
+
+
+def garble(file) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 255
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("kind", "file", "do"),
+    [
+        ("PPO", "trainer_state.pt", garble),
+        ("PPO", "trainer_state.pt", cut),
+        ("SFT", "trainer_state.json", os.unlink),
+        ("SFT", "adapter_model.safetensors", cut),
+    ],
+)
+def test_a_damaged_checkpoint_is_skipped_and_stays(kind, file, do, whole, tmp_path, capsys):
+    out = copy(kind, whole, tmp_path / "out")
+    newest = max(out.rglob("checkpoint-*"), key=lambda path: path.name)
+    older = newest.with_name("checkpoint-1")
+    if not older.exists():
+        shutil.copytree(newest, older)
+    do(newest / file)
+    state = (out / "run.json").read_text()
+    found = {"settings": {}, "inputs": {}, "resume": True}
+    inner = "" if kind == "PPO" else "checkpoints"
+    with open_output(out, "model", inner=inner, **found) as output:
+        assert output.checkpoint < newest and damage(newest)
+    assert f"{newest} is skipped: " in capsys.readouterr().out
+    assert newest.exists() and (out / "run.json").read_text() == state
+
+
+@KINDS
+def test_a_second_run_does_not_touch_the_first(kind, world, whole, tmp_path, said):
+    shutil.copytree(whole / kind, tmp_path / "out")
+    assert run(kind, world, tmp_path / "out") == 1 and "is there already" in said()
+    assert weights(kind, tmp_path / "out") == weights(kind, whole / kind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value"),
+    [
+        ("PPO", "learning_rate", 0.5),
+        ("PPO", "mini_batch_size", 8),
+        ("PPO", "seed", 1),
+        ("SFT", "learning_rate", 0.5),
+        ("SFT", "max_steps", 6),
+        ("SFT", "lora_alpha", 3),
+        ("the reward model", "use_peft", "false"),
+    ],
+)
+def test_resuming_with_other_settings_is_refused(kind, name, value, world, whole, tmp_path, said):
+    shutil.copytree(whole / kind, tmp_path / "out")
+    assert resume(kind, world, tmp_path / "out", f"--{name}={value}") == 1
+    assert f"{name} is {value if value != 'false' else False}, and " in said()
+    assert weights(kind, tmp_path / "out") == weights(kind, whole / kind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "option", "file"),
+    [
+        ("PPO", "sft_adapter", "adapter_model.safetensors"),
+        ("PPO", "dataset", "train.jsonl"),
+        ("SFT", "dataset", "train.jsonl"),
+        ("the reward model", "model_name_or_path", "model.safetensors"),
+    ],
+)
+def test_resuming_with_a_replaced_input_is_refused(
+    kind, option, file, world, whole, tmp_path, said
+):
+    """The path is another one, and so may be its contents: these are what counts."""
+    names = {"sft_adapter": "sft", "model_name_or_path": "base"}
+    names["dataset"] = "answers" if kind == "SFT" else "pairs"
+    mine = shutil.copytree(world / names[option], tmp_path / "mine")
+    shutil.copytree(whole / kind, tmp_path / "out")
+    assert resume(kind, world, tmp_path / "out", **{option: mine}) == 0, said()
+    with (mine / file).open("ab") as stream:
+        stream.write(b"\n")
+    assert resume(kind, world, tmp_path / "out", **{option: mine}) == 1
+    assert f"{option} holds other files than in the run of" in said()
+
+
+def test_the_base_of_adapters_is_an_input(world, whole, tmp_path, said):
+    shutil.copytree(whole / "PPO", tmp_path / "out")
+    file = world / "base" / "model.safetensors"
+    before = file.read_bytes()
+    try:
+        garble(file)
+        assert resume("PPO", world, tmp_path / "out", steps=4) == 1
+    finally:
+        file.write_bytes(before)
+    assert "base holds other files" in said()
+
+
+def test_a_fingerprint_is_of_names_and_contents(tmp_path):
+    (tmp_path / "a").write_text("x")
+    first = fingerprint(tmp_path)
+    (tmp_path / "a").rename(tmp_path / "b")
+    assert fingerprint(tmp_path) != first and fingerprint("owner/name") == "owner/name"
+
+
+@pytest.mark.parametrize(
+    ("kind", "option", "place"),
+    [
+        ("SFT", "model_name_or_path", "model"),
+        ("the reward model", "dataset", "checkpoints/data"),
+        ("PPO", "sft_adapter", "policy"),
+    ],
+)
+def test_a_run_does_not_write_over_its_inputs(kind, option, place, world, tmp_path, said):
+    mine = {"model_name_or_path": "base", "dataset": "pairs", "sft_adapter": "sft"}[option]
+    shutil.copytree(world / mine, tmp_path / place)
+    before = fingerprint(tmp_path / place)
+    assert run(kind, world, tmp_path, **{option: tmp_path / place}) == 1
+    assert "is where this run would write" in said() and fingerprint(tmp_path / place) == before
+
+
+def test_one_run_at_a_time_and_no_run_into_a_file(world, tmp_path, said):
+    with hold(tmp_path / "out"):
+        assert run("PPO", world, tmp_path / "out") == 1 and "Another run is writing" in said()
+    (tmp_path / "notes").write_text("mine")
+    assert run("SFT", world, tmp_path / "notes") == 1 and "is a file" in said()
+
+
+def test_two_kinds_of_run_do_not_mix(world, whole, tmp_path, said):
+    out = tmp_path / "out"
+    shutil.copytree(whole / "PPO", out)
+    shutil.copytree(out / "checkpoint-3", out / "checkpoints" / "checkpoint-3")
+    assert resume("SFT", world, out) == 1 and ", and " in said()
+
+
+@pytest.mark.parametrize(
+    ("kind", "which"),
+    [*((kind, signal.SIGINT) for kind in COMMANDS), ("PPO", signal.SIGTERM)],
+)
+def test_stopped_in_a_step_and_resumed_is_never_stopped(
+    kind, which, world, whole, tmp_path, at_step, capsys
+):
+    at_step(kind, 1, lambda: signal.raise_signal(which))
+    assert run(kind, world, tmp_path / "out") == 128 + which
+    assert "Stopped after step 1" in capsys.readouterr().out
+    assert checkpoints(tmp_path) == ["checkpoint-1"] and resume(kind, world, tmp_path / "out") == 0
+    assert weights(kind, tmp_path / "out") == weights(kind, whole / kind)
+
+
+def test_stopped_in_the_last_step(world, whole, tmp_path, at_step):
+    at_step("PPO", 3, lambda: signal.raise_signal(signal.SIGINT))
+    assert run("PPO", world, tmp_path / "out") == 130
+    assert resume("PPO", world, tmp_path / "out") == 0
+    assert weights("PPO", tmp_path / "out") == weights("PPO", whole / "PPO")
+
+
+def test_more_steps_and_a_tracker_may_come_later(world, whole, tmp_path):
+    out = tmp_path / "Läufe [1] 测试 #2"
+    assert run("PPO", world, out, steps=2) == 0
+    shutil.rmtree(out / "policy")
+    out = out.rename(tmp_path / "renamed")
+    assert resume("PPO", world, out, "--save_every=2", "--report_to=tensorboard") == 0
+    assert weights("PPO", out) == weights("PPO", whole / "PPO")
