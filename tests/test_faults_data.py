@@ -173,7 +173,7 @@ def test_a_damaged_file_is_one_sentence(name, data, tmp_path):
 
 def test_two_formats_of_one_split_are_refused(tmp_path):
     write_rows(write_rows(tmp_path, ROWS), b"text,label\na,0\nb,1\n", "train.csv")
-    with pytest.raises(ValueError, match=r"has both train\.csv and train\.jsonl"):
+    with pytest.raises(ValueError, match=r"Which is meant, .*train\.csv or train\.jsonl"):
         load_reviews(tmp_path, "train")
 
 
@@ -191,6 +191,14 @@ def test_train_and_test_that_are_identical(tmp_path):
 def test_a_path_that_does_not_exist_is_a_missing_folder(source):
     with pytest.raises(FileNotFoundError, match=rf"No dataset folder at {source}\."):
         load_pairs(source)
+
+
+def test_a_loading_script_is_not_run(tmp_path):
+    folder = write_rows(tmp_path / "mine", b"1 / 0", "mine.py")
+    write_rows(folder, [{"question": "Late?", "human_answers": ["No."], "chatgpt_answers": []}])
+    with pytest.raises(ValueError, match="mine comes with a loading script, which is not run here"):
+        load_answers(folder)
+    assert load_answers(folder, "train", "train.jsonl")[0]["answer"][:] == ["No."]
 
 
 def test_a_file_is_no_folder(tmp_path):

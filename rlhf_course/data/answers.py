@@ -4,11 +4,11 @@ import random
 from collections.abc import Iterator
 from pathlib import Path
 
-import datasets
+from datasets import Dataset
 
 from rlhf_course.data.files import load_split
 from rlhf_course.data.row_checks import check_columns, keep_short, keep_usable
-from rlhf_course.data.transcripts import as_prompt, check_no_end, end_token
+from rlhf_course.data.transcripts import as_prompt, end_token, refuse_eos
 
 HC3 = ("question", "human_answers", "chatgpt_answers")
 INSTRUCTIONS = ("instruction", "input", "output")
@@ -17,12 +17,12 @@ EMPTY, REPEATED = "empty question or answer", "repeated row"
 
 def load_answers(
     source: str | Path, split: str = "train", data_files: str | None = None
-) -> tuple[datasets.Dataset, dict[str, int]]:
+) -> tuple[Dataset, dict[str, int]]:
     """Return one answer per row, as columns prompt and answer, and how many were dropped and why.
 
     The dataset has the columns of ``HC3`` (lists of answers; Guo et al. 2023, arXiv:2301.07597) or
-    ``INSTRUCTIONS``. A literal backslash-n becomes a line break. Raises ``OSError`` where nothing
-    is there, and ``ValueError`` for missing columns, values of another type, or no answer left.
+    ``INSTRUCTIONS``. A literal backslash-n becomes a line break. Raises what :func:`load_split`
+    raises, and ``ValueError`` for missing columns, values of another type, or no answer left.
     """
     where = f"split {split!r} of {source}"
     rows = load_split(source, split, data_files=data_files)
@@ -35,14 +35,13 @@ def load_answers(
             raise ValueError("the answers are not lists (which CSV cannot hold: use JSON).")
         questions = [first] if is_hc3 else [first, second]
         answers = [*(second or ()), *(third or ())] if is_hc3 else [third]
-        for text in (*questions, *answers):
-            if not isinstance(text, str | None):
-                raise ValueError(f"{text!r:.80} is not a text.")
+        if wrong := [x for x in (*questions, *answers) if not isinstance(x, str | None)]:
+            raise ValueError(f"{wrong[0]!r:.80} is not a text.")
         question = _clean("\n".join(filter(None, questions)))
         for answer in map(_clean, answers):
-            reason = REPEATED if (question, answer) in seen else None
+            is_repeated = (question, answer) in seen
             seen.add((question, answer))
-            reason = reason if question and answer else EMPTY
+            reason = EMPTY if not (question and answer) else REPEATED if is_repeated else None
             yield {"prompt": as_prompt(question), "answer": answer}, reason
 
     return keep_usable(rows, parse, (EMPTY, REPEATED), where)
@@ -52,14 +51,12 @@ def _clean(text: str | None) -> str:
     return (text or "").replace("\\n", "\n").strip()
 
 
-def hold_out(
-    rows: datasets.Dataset, share: float, seed: int = 0
-) -> tuple[datasets.Dataset, datasets.Dataset]:
+def hold_out(rows: Dataset, share: float, seed: int = 0) -> tuple[Dataset, Dataset]:
     """Return rows to train on, and all rows of a share of the prompts, drawn at random.
 
-    By prompt, so that none is on both sides. Raises ``ValueError`` when no prompt would be left.
+    Raises ``ValueError`` when no prompt would be left to train on.
     """
-    prompts = list(dict.fromkeys(rows["prompt"]))
+    prompts = list(dict.fromkeys(rows["prompt"]))  # none may be on both sides
     count = max(1, round(share * len(prompts)))
     if count >= len(prompts):
         raise ValueError(f"{len(prompts)} questions are too few to hold out {count} of them.")
@@ -70,22 +67,19 @@ def hold_out(
     return rows.select(sides[0]), rows.select(sides[1])
 
 
-def tokenize_answers(
-    answers: datasets.Dataset, tokenizer, max_length: int
-) -> tuple[datasets.Dataset, int]:
+def tokenize_answers(answers: Dataset, tokenizer, max_length: int) -> tuple[Dataset, int]:
     """Return input_ids and completion_mask (1 on the answer and its EOS), as trl's SFTTrainer takes
     them, and how many rows were dropped: cut to ``max_length``, they would teach to break off.
 
-    Prompt and answer are tokenized apart, as PPO samples them. Raises ``ValueError`` when no row is
-    left, or a text contains EOS.
+    Raises ``ValueError`` when no row is left, or a text contains EOS.
     """
-    check_no_end(tokenizer, answers["prompt"], answers["answer"])
+    refuse_eos(tokenizer, answers["prompt"], answers["answer"])
     texts = [f" {answer}" if answer else "" for answer in answers["answer"]]
-    prompts = tokenizer(answers["prompt"][:])["input_ids"]
+    prompts = tokenizer(answers["prompt"][:])["input_ids"]  # apart, as PPO samples them
     columns = {"input_ids": [], "completion_mask": []}
     answer_ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
     for prompt, ids in zip(prompts, answer_ids, strict=True):
         columns["input_ids"].append([*prompt, *ids, end_token(tokenizer)])
         columns["completion_mask"].append([0] * len(prompt) + [1] * (len(ids) + 1))
     lengths = [*map(len, columns["input_ids"])]
-    return keep_short(datasets.Dataset.from_dict(columns), lengths, max_length)
+    return keep_short(Dataset.from_dict(columns), lengths, max_length)

@@ -15,6 +15,7 @@ from huggingface_hub import hf_hub_download
 
 from rlhf_course.runtime.hub import check_source, hub_errors
 
+FORMATS = (".json", ".jsonl", ".csv", ".parquet")
 DAMAGE = (pyarrow.ArrowInvalid, EOFError, gzip.BadGzipFile, UnicodeDecodeError)
 
 
@@ -23,8 +24,8 @@ def load_split(
 ) -> datasets.Dataset:
     """Return one split, or a slice of it, of a folder or hub dataset, or of files in it.
 
-    Raises ``OSError`` where nothing is there, and ``ValueError`` for damaged or ambiguous files and
-    a missing or empty split.
+    Raises ``OSError`` where nothing is there, and ``ValueError`` for damaged files, a split in two
+    formats, and a missing or empty split.
     """
     check_source(source, "dataset")
     try:
@@ -34,16 +35,13 @@ def load_split(
             _check_names(Path(source, options.get("data_dir") or ""))
             return datasets.load_dataset(str(source), split=split, **options)
     except (DatasetGenerationError, *DAMAGE) as error:
-        why = " ".join(str(error.__cause__ or error).split()).rstrip(".")
-        raise ValueError(
-            f"A file of {source} cannot be read: {why:.200}. Save text in UTF-8; get a file that is"
-            " cut off or damaged again."
-        ) from error
+        why = " ".join(str(error.__cause__ or error).split())
+        text = f"A file of {source} cannot be read: {why:.200} Get it again; text must be in UTF-8."
+        raise ValueError(text) from error
     except (StopIteration, ValueError, RuntimeError) as error:
         sentences = {
             "corresponds to no data|^$": f"There is no row in split {split!r} of {source}.",
-            "scripts are no longer supported": f"{source} comes with a loading script, which is not"
-            " run here. Name data files of it.",
+            "scripts": f"{source} comes with a loading script, which is not run here: name files.",
             "split": f"No split {split!r} in {source}: {error}",
         }
         for pattern, sentence in sentences.items():
@@ -53,7 +51,7 @@ def load_split(
 
 
 def _named(source: str | Path, names: str | Sequence[str]) -> dict:
-    """Return the arguments that load these files, without the dataset's loading script."""
+    """Return what loads these files without the dataset's loading script."""
     names = [names] if isinstance(names, str) else names
     paths = [str(Path(source, name)) for name in names]
     if not Path(source).is_dir():
@@ -64,11 +62,12 @@ def _named(source: str | Path, names: str | Sequence[str]) -> dict:
 
 def _check_names(folder: Path) -> None:
     """Raise ``ValueError`` for a split in two formats; warn where train and test are identical."""
-    files = sorted(folder.glob("[!.]*.[cjp]*"))  # csv, json, jsonl, parquet
-    for one, other in combinations(files, 2):
-        if one.name.partition(".")[0] == other.name.partition(".")[0]:
-            raise ValueError(f"{folder} has both {one.name} and {other.name}: move one away.")
+    files = sorted([*folder.glob("[!.]*"), *folder.glob("[!.]*/[!.]*")])
+    data = [path for path in files if path.name.removesuffix(".gz").endswith(FORMATS)]
+    for one, other in combinations(data, 2):
+        if one.parent / one.name.partition(".")[0] == other.parent / other.name.partition(".")[0]:
+            raise ValueError(f"Which is meant, {one} or {other.name}? Move the other one away.")
         is_pair = one.name.startswith("test") and other.name.startswith("train")
-        if is_pair and filecmp.cmp(one, other, shallow=False):
+        if is_pair and one.parent == other.parent and filecmp.cmp(one, other, shallow=False):
             text = f"{one} and {other.name} are identical: held-out rows were trained on."
             warnings.warn(text, stacklevel=2)

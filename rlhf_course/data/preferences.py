@@ -3,18 +3,11 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-import datasets
+from datasets import Dataset
 
 from rlhf_course.data.files import load_split
 from rlhf_course.data.row_checks import check_columns, keep_short, keep_usable
-from rlhf_course.data.transcripts import (
-    ASSISTANT,
-    HUMAN,
-    as_text,
-    check_no_end,
-    encode,
-    split_answer,
-)
+from rlhf_course.data.transcripts import ASSISTANT, HUMAN, as_text, encode, refuse_eos, split_answer
 
 SIDES = ("chosen", "rejected")
 # Why a pair is of no use, in the order of the checks; both sides are (before, mark, answer)
@@ -29,13 +22,13 @@ FAULTS = {
 
 def load_pairs(
     source: str | Path, split: str = "train", data_dir: str | None = None
-) -> tuple[datasets.Dataset, dict[str, int]]:
+) -> tuple[Dataset, dict[str, int]]:
     """Return pairs as columns prompt, chosen and rejected, and how many were dropped and why.
 
     In the dataset, chosen and rejected are transcripts as in hh-rlhf, or messages {role, content};
     beside a column prompt they may be answers only. Other columns stay. ``split`` may be a slice
-    like ``train[:5000]``; ``data_dir`` is a subfolder. Raises ``OSError`` where nothing is there,
-    and ``ValueError`` for missing columns, values of another type, or no row left.
+    like ``train[:5000]``; ``data_dir`` is a subfolder. Raises what :func:`load_split` raises, and
+    ``ValueError`` for missing columns, values of another type, or no row left.
     """
     where = f"split {split!r} of {source}"
     rows = load_split(source, split, data_dir=data_dir)
@@ -52,9 +45,7 @@ def load_pairs(
     return keep_usable(rows, parse, FAULTS, where)
 
 
-def tokenize_pairs(
-    pairs: datasets.Dataset, tokenizer, max_length: int
-) -> tuple[datasets.Dataset, int]:
+def tokenize_pairs(pairs: Dataset, tokenizer, max_length: int) -> tuple[Dataset, int]:
     """Return the pairs with chosen_ids, rejected_ids and length, as trl's RewardTrainer takes them,
     and how many were dropped: truncated to ``max_length``, a pair could lose what was judged.
 
@@ -62,8 +53,8 @@ def tokenize_pairs(
     """
     columns = pairs.to_dict()
     for side in SIDES:
-        check_no_end(tokenizer, pairs["prompt"], pairs[side])
+        refuse_eos(tokenizer, pairs["prompt"], pairs[side])
         columns[f"{side}_ids"] = encode(tokenizer, pairs["prompt"], pairs[side])
     both = zip(columns["chosen_ids"], columns["rejected_ids"], strict=True)
     columns["length"] = [max(map(len, sides)) for sides in both]
-    return keep_short(datasets.Dataset.from_dict(columns), columns["length"], max_length)
+    return keep_short(Dataset.from_dict(columns), columns["length"], max_length)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import datasets
+from datasets import Dataset
 
 from rlhf_course.data.files import load_split
 from rlhf_course.data.row_checks import check_columns
@@ -11,11 +11,11 @@ from rlhf_course.data.row_checks import check_columns
 INCOMPLETE = "\ufffd"  # what the first bytes of a character are decoded as
 
 
-def load_reviews(source: str | Path, split: str) -> datasets.Dataset:
+def load_reviews(source: str | Path, split: str) -> Dataset:
     """Return text and label (0 negative, 1 positive) of one split of a folder or hub dataset.
 
-    Raises ``OSError`` where nothing is there, and ``ValueError`` for a missing column, text or
-    class, and a ClassLabel other than neg, pos.
+    Raises what :func:`load_split` raises, and ``ValueError`` for a missing column, text or class,
+    and a ClassLabel other than neg, pos.
     """
     where = f"split {split!r} of {source}"
     reviews = load_split(source, split)
@@ -37,8 +37,8 @@ def load_reviews(source: str | Path, split: str) -> datasets.Dataset:
 
 
 def build_queries(
-    reviews: datasets.Dataset, tokenizer, lengths: Callable[[], int], min_characters: int = 200
-) -> datasets.Dataset:
+    reviews: Dataset, tokenizer, lengths: Callable[[], int], min_characters: int = 200
+) -> Dataset:
     """Return the first tokens of every review longer than ``min_characters``: input_ids, query.
 
     Each row draws its length from ``lengths``, and is shorter where that ends inside a character.
@@ -58,7 +58,7 @@ def build_queries(
         if text.endswith(INCOMPLETE):
             cut[row] = _complete_characters(tokenizer, tokens[row], drawn[row])
             texts[row] = tokenizer.decode(cut[row])
-    return datasets.Dataset.from_dict({"input_ids": cut, "query": texts}).with_format("torch")
+    return Dataset.from_dict({"input_ids": cut, "query": texts}).with_format("torch")
 
 
 def _complete_characters(tokenizer, ids: list[int], length: int) -> list[int]:

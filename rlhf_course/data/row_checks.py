@@ -2,23 +2,24 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-import datasets
+from datasets import Dataset
 
 
-def check_columns(rows: datasets.Dataset, needed: Sequence[str], where: str) -> None:
+def check_columns(rows: Dataset, needed: Sequence[str], where: str) -> None:
     """Raise ``ValueError`` unless the rows have all needed columns."""
     if missing := sorted({*needed} - {*rows.column_names}):
-        has = ", ".join(rows.column_names)
-        raise ValueError(f"No column {' or '.join(missing)} in {where}; it has {has}. Rename it.")
+        names = (
+            f"No column {' or '.join(missing)} in {where}; it has {', '.join(rows.column_names)}"
+        )
+        raise ValueError(f"{names}. Rename it.")
 
 
 def keep_usable(
-    rows: datasets.Dataset, parse: Callable, reasons: Iterable[str], where: str
-) -> tuple[datasets.Dataset, dict[str, int]]:
-    """Return what ``parse`` makes of the rows, and how many it dropped for which reason.
+    rows: Dataset, parse: Callable, reasons: Iterable[str], where: str
+) -> tuple[Dataset, dict[str, int]]:
+    """Return what ``parse`` makes of each row, and how many it dropped for which reason (or None).
 
-    ``parse`` yields new rows, each with its reason or None. Raises ``ValueError`` where it does,
-    and if no row is left.
+    Raises ``ValueError`` where ``parse`` does, and if no row is left.
     """
     kept, report = [], dict.fromkeys(reasons, 0)
     for index, row in enumerate(rows):
@@ -35,7 +36,7 @@ def keep_usable(
         raise ValueError(
             f"Nothing usable is left of the {count} rows in {where}: {describe(report)}."
         )
-    return datasets.Dataset.from_list(kept), report
+    return Dataset.from_list(kept), report
 
 
 def describe(report: dict[str, int]) -> str:
@@ -44,9 +45,7 @@ def describe(report: dict[str, int]) -> str:
     return ", ".join(counts) or "nothing was dropped"
 
 
-def keep_short(
-    rows: datasets.Dataset, lengths: Sequence[int], max_length: int
-) -> tuple[datasets.Dataset, int]:
+def keep_short(rows: Dataset, lengths: Sequence[int], max_length: int) -> tuple[Dataset, int]:
     """Return the rows of at most ``max_length`` tokens, and how many are longer."""
     kept = [row for row, length in enumerate(lengths) if length <= max_length]
     if not kept:

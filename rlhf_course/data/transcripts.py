@@ -1,6 +1,4 @@
-"""Dialogues as one text, "\\n\\nHuman: … \\n\\nAssistant: …", as in hh-rlhf (Bai et al. 2022,
-arXiv:2204.05862).
-"""
+"""Dialogues as one text, as in hh-rlhf (Bai et al. 2022, arXiv:2204.05862)."""
 
 from collections.abc import Iterable, Sequence
 from itertools import chain
@@ -30,16 +28,14 @@ def as_text(turns: str | list[dict] | None) -> str:
     try:
         return "".join(MARKS[turn["role"]] + turn["content"].strip() for turn in turns)
     except (AttributeError, KeyError, TypeError):
-        roles = ", ".join(MARKS)
-        raise ValueError(
-            f"{turns!r:.80} is neither a text nor messages with a role ({roles}) and content."
-        ) from None
+        kinds = f"neither a text nor messages with a role ({', '.join(MARKS)}) and content."
+        raise ValueError(f"{turns!r:.80} is {kinds}") from None
 
 
 def split_answer(turns: str | list[dict] | None, prompt: str | None) -> tuple[str, str, str]:
     """Return what precedes the last "Assistant:", that mark (empty if missing), and what follows.
 
-    ``turns`` are a whole transcript, which contains its prompt, or the answer to a ``prompt``.
+    ``turns`` are a whole transcript, or the answer to a ``prompt``.
     """
     text = as_text(turns)
     if prompt is not None:
@@ -61,18 +57,14 @@ def encode(tokenizer, prompts: Sequence[str], answers: Sequence[str]) -> list[li
 def end_token(tokenizer) -> int:
     """Return the token that ends a dialogue. Raises ``ValueError`` if the tokenizer has none."""
     if tokenizer.eos_token_id is None:
-        raise ValueError(
-            "The tokenizer has no EOS token to end dialogues: set tokenizer.eos_token."
-        )
+        raise ValueError("The tokenizer has no EOS token: set tokenizer.eos_token.")
     return tokenizer.eos_token_id
 
 
-def check_no_end(tokenizer, *columns: Iterable[str]) -> None:
+def refuse_eos(tokenizer, *columns: Iterable[str]) -> None:
     """Raise ``ValueError`` for a text that spells EOS: it would end the dialogue."""
     end_token(tokenizer)
     for text in chain(*columns):
         if tokenizer.eos_token in text:
-            raise ValueError(
-                f"A text contains {tokenizer.eos_token}, which ends a dialogue: {text!r:.60}."
-                " Remove it from the dataset."
-            )
+            end = f"contains {tokenizer.eos_token}, which ends a dialogue"
+            raise ValueError(f"A text {end}: {text!r:.60}. Remove it from the dataset.")
