@@ -16,21 +16,6 @@ from rlhf_course.data import last_question
 from rlhf_course.rewards import finite
 
 PASS = 0.9  # share of prompts at which the normal answer must score higher
-RISKS = {  # probe: what PPO makes of a reward model that likes it
-    "empty": "answers shrink to an immediate EOS",
-    "one word": "every answer becomes the same short word",
-    "truncated": "answers stop mid-sentence, as soon as the reward is in",
-    "repeated": "one rewarding sentence in a loop",
-    "copied prompt": "the question comes back as the answer",
-    "off topic": "one stock answer to every question",
-    "flattery": "pleasant words take the place of help",
-    "rude": "rudeness stays, where a pleasant topic pays for it",
-    "very long": "answers grow to the token limit",
-}
-ARGUABLE = (
-    "off topic",
-    "very long",
-)  # made of whole normal answers: whether they are worse takes a judge
 
 
 class Phrases(NamedTuple):
@@ -65,10 +50,71 @@ CHINESE = Phrases(
 )
 
 
+class Case(NamedTuple):
+    """What a probe may use of one prompt: its normal answer, and answers to other prompts."""
+
+    prompt: str
+    answer: str
+    words: list[str]  # of the answer
+    sentences: list[str]  # of the answer
+    stranger: str  # the normal answer to another prompt, on another topic
+    more: list[str]  # words of other answers, twice as many as this one has
+    phrases: Phrases
+    rng: random.Random
+
+    def join(self, *parts: str) -> str:
+        return self.phrases.joint.join(parts)
+
+
+class Probe(NamedTuple):
+    """A kind of bad answer; ``arguable`` where only a judge can say whether it is worse."""
+
+    make: Callable[[Case], str]
+    risk: str  # what PPO makes of a reward model that likes it
+    arguable: bool = False
+
+
+def _truncated(case: Case) -> str:
+    half = case.words[: max(1, len(case.words) // 2)]
+    return case.join(*half).rstrip(".,;:!?。，；：！？")
+
+
+def _flattery(case: Case) -> str:
+    return case.join(*case.rng.sample(case.phrases.pleasant, case.rng.randint(2, 4)))
+
+
+# To add a probe, add an entry, at the end: one before flattery that draws would change its texts.
+PROBES = {
+    "empty": Probe(lambda case: "", "answers shrink to an immediate EOS"),
+    "one word": Probe(
+        lambda case: case.phrases.one_word, "every answer becomes the same short word"
+    ),
+    "truncated": Probe(_truncated, "answers stop mid-sentence, as soon as the reward is in"),
+    "repeated": Probe(
+        lambda case: case.join(case.answer, *[case.sentences[-1].strip()] * 3),
+        "one rewarding sentence in a loop",
+    ),
+    "copied prompt": Probe(
+        lambda case: last_question(case.prompt), "the question comes back as the answer"
+    ),
+    "off topic": Probe(lambda case: case.stranger, "one stock answer to every question", True),
+    "flattery": Probe(_flattery, "pleasant words take the place of help"),
+    "rude": Probe(
+        lambda case: case.join(case.phrases.rude, case.sentences[0].strip()),
+        "rudeness stays, where a pleasant topic pays for it",
+    ),
+    "very long": Probe(
+        lambda case: case.join(case.answer, *case.more), "answers grow to the token limit", True
+    ),
+}
+RISKS = {name: probe.risk for name, probe in PROBES.items()}
+ARGUABLE = tuple(name for name, probe in PROBES.items() if probe.arguable)
+
+
 def make_probes(
     prompts: Sequence[str], answers: Sequence[str], seed: int = 0
 ) -> dict[str, list[str]]:
-    """The same prompts answered badly: probe → one answer per prompt, made from the normal answers.
+    """Answer the same prompts badly: probe → one answer per prompt, made from the normal answers.
 
     off topic and very long borrow answers of other prompts, so there must be two, and should be in
     no particular order.
@@ -78,8 +124,8 @@ def make_probes(
             "An audit borrows answers from other prompts; it needs at least two, got"
             f" {len(prompts)}."
         )
-    rng, found = random.Random(seed), {name: [] for name in RISKS}
-    topics = [_words(prompt) for prompt in prompts]
+    rng, topics = random.Random(seed), [_words(prompt) for prompt in prompts]
+    probes = {name: [] for name in PROBES}
     for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
         phrases = CHINESE if re.search("[一-鿿]", answer) else ENGLISH
         words = phrases.words(answer)
@@ -88,22 +134,10 @@ def make_probes(
         borrowed = [(row + step) % len(answers) for step in steps]
         stranger = min(borrowed, key=lambda other: len(topics[other] & topics[row]))
         more = phrases.words(" ".join(answers[other] for other in borrowed))[: 2 * len(words)]
-        made = {
-            "empty": "",
-            "one word": phrases.one_word,
-            "truncated": (
-                phrases.joint.join(words[: max(1, len(words) // 2)]).rstrip(".,;:!?。，；：！？")
-            ),
-            "repeated": phrases.joint.join([answer, *[sentences[-1].strip()] * 3]),
-            "copied prompt": last_question(prompt),
-            "off topic": answers[stranger],
-            "flattery": phrases.joint.join(rng.sample(phrases.pleasant, rng.randint(2, 4))),
-            "rude": f"{phrases.rude}{phrases.joint}{sentences[0].strip()}",
-            "very long": phrases.joint.join([answer, *more]),
-        }
-        for name, text in made.items():
-            found[name].append(text)
-    return found
+        case = Case(prompt, answer, words, sentences, answers[stranger], more, phrases, rng)
+        for name, probe in PROBES.items():
+            probes[name].append(probe.make(case))
+    return probes
 
 
 def _words(prompt: str) -> set[str]:

@@ -180,7 +180,7 @@ def test_a_value_written_as_text_is_read_as_a_number():
     assert load_preset("04_gpt2_imdb_ppo", "tiny", {"learning_rate": "1e-4"}).learning_rate == 1e-4
 
 
-@pytest.mark.parametrize("value", ["10,20", 10, ["ten", 20], {10: 20}])
+@pytest.mark.parametrize("value", ["10,20", 10, {10: 20}])
 def test_a_list_of_steps_is_a_list_and_nothing_that_python_could_turn_into_one(value):
     with pytest.raises(
         ValueError, match=r"Setting 'save_at' takes a value of type list, like \[10, 20, 40\]; got "

@@ -1,4 +1,5 @@
 """Datasets: reviews and queries for PPO, pairs for a reward model, answers for SFT."""
+# ruff: noqa: F401 - what others import from here
 
 from rlhf_course.data.answers import hold_out, load_answers, tokenize_answers
 from rlhf_course.data.files import load_split
@@ -6,24 +7,3 @@ from rlhf_course.data.preferences import load_pairs, tokenize_pairs
 from rlhf_course.data.reviews import build_queries, load_reviews
 from rlhf_course.data.row_checks import collate, describe, endless
 from rlhf_course.data.transcripts import ASSISTANT, HUMAN, as_prompt, encode, last_question
-
-__all__ = [
-    "ASSISTANT",
-    "HUMAN",
-    "as_prompt",
-    "build_queries",
-    "collate",
-    "describe",
-    "encode",
-    "endless",
-    "hold_out",
-]
-__all__ += [
-    "last_question",
-    "load_answers",
-    "load_pairs",
-    "load_reviews",
-    "load_split",
-    "tokenize_answers",
-]
-__all__ += ["tokenize_pairs"]

@@ -1,112 +1,73 @@
-"""Datasets from a folder or the hub, one split at a time, and what is wrong with their files in one
-sentence.
-"""
+"""Datasets from a folder or the hub, one split at a time, and what is wrong with their files."""
 
+import filecmp
 import gzip
-import os
+import re
+import warnings
 from collections.abc import Sequence
+from itertools import combinations
 from pathlib import Path
 
 import datasets
 import pyarrow
 from datasets.exceptions import DatasetGenerationError
-from huggingface_hub import hf_hub_download, list_repo_files
+from huggingface_hub import hf_hub_download
 
 from rlhf_course.runtime.hub import check_source, hub_errors
 
 FORMATS = (".json", ".jsonl", ".csv", ".parquet")
-UNREADABLE = (
-    DatasetGenerationError,
-    pyarrow.ArrowInvalid,
-    EOFError,
-    gzip.BadGzipFile,
-    UnicodeDecodeError,
-)
+DAMAGE = (pyarrow.ArrowInvalid, EOFError, gzip.BadGzipFile, UnicodeDecodeError)
 
 
 def load_split(
     source: str | Path, split: str, data_files: str | Sequence[str] | None = None, **options
 ) -> datasets.Dataset:
-    """One split, or a slice of it, of a local folder or a hub dataset, or of some of its files.
+    """Return one split, or a slice of it, of a folder or hub dataset, or of files in it.
 
-    Raises ``OSError`` where nothing is found, ``ValueError`` for damaged files and for a missing or
-    empty split.
+    Raises ``OSError`` where nothing is there, and ``ValueError`` for damaged files, a split in two
+    formats, and a missing or empty split.
     """
     check_source(source, "dataset")
     try:
-        if (
-            Path(source, "state.json").is_file() and data_files is None
-        ):  # of save_to_disk, which wrote one split
-            return datasets.load_dataset(
-                "arrow", data_files=str(Path(source, "*.arrow")), split=split
-            )
         with hub_errors(str(source), "dataset"):
-            try:
-                return datasets.load_dataset(
-                    str(source), split=split, data_files=data_files, **options
-                )
-            except RuntimeError as error:
-                if "scripts are no longer supported" not in str(error):
-                    raise
-                return datasets.load_dataset(
-                    **_files_beside_a_script(str(source), data_files), split=split
-                )
-    except UNREADABLE as error:
-        raise _damage(Path(source), error) from error
-    except (ValueError, StopIteration) as error:
-        sentence = f"No split {split!r} in {source}: {error}"
-        if isinstance(error, StopIteration) or "corresponds to no data" in str(error):
-            sentence = (
-                f"There is no row in split {split!r} of {source}. Check the slice and the files."
-            )
-        elif "split" not in str(error):
-            raise
-        raise ValueError(sentence) from None
+            if data_files is not None:
+                return datasets.load_dataset(**_named(source, data_files), split=split)
+            _check_names(Path(source, options.get("data_dir") or ""))
+            return datasets.load_dataset(str(source), split=split, **options)
+    except (DatasetGenerationError, *DAMAGE) as error:
+        why = " ".join(str(error.__cause__ or error).split())
+        text = f"A file of {source} cannot be read: {why:.200} Get it again; text must be in UTF-8."
+        raise ValueError(text) from error
+    except (StopIteration, ValueError, RuntimeError) as error:
+        sentences = {
+            "corresponds to no data|^$": f"There is no row in split {split!r} of {source}.",
+            "scripts": f"{source} comes with a loading script, which is not run here: name files.",
+            "split": f"No split {split!r} in {source}: {error}",
+        }
+        for pattern, sentence in sentences.items():
+            if re.search(pattern, str(error)):
+                raise ValueError(sentence) from None
+        raise
 
 
-def _damage(source: Path, error: Exception) -> Exception:
-    """What to raise for a dataset that cannot be read: it names the first file that cannot be read
-    alone.
-    """
-    place = f"A file of {source}"
-    for path in sorted(source.rglob("*")):
-        if path.name.removesuffix(".gz").endswith(FORMATS):
-            try:
-                datasets.load_dataset(_reader(path.name), data_files=str(path))
-            except StopIteration:  # an empty one
-                continue
-            except UNREADABLE as found:
-                place, error = path, found
-                break
-    cause = error.__cause__ or error
-    if isinstance(cause, OSError) and not isinstance(cause, gzip.BadGzipFile):
-        return cause
-    why = " ".join(str(cause).split()).rstrip(".")
-    return ValueError(
-        f"{place} cannot be read: {why:.200}. It is cut off, damaged or not what its name says "
-        "(text must be in UTF-8); get it anew."
-    )
+def _named(source: str | Path, names: str | Sequence[str]) -> dict:
+    """Return what loads these files without the dataset's loading script."""
+    names = [names] if isinstance(names, str) else names
+    paths = [str(Path(source, name)) for name in names]
+    if not Path(source).is_dir():
+        paths = [hf_hub_download(source, name, repo_type="dataset") for name in names]
+    kind = Path(names[0].removesuffix(".gz")).suffix[1:].replace("jsonl", "json")
+    return {"path": kind, "data_files": paths}
 
 
-def _reader(name: str) -> str:
-    """What datasets calls the format of a file."""
-    return Path(name.removesuffix(".gz")).suffix[1:].replace("jsonl", "json")
-
-
-def _files_beside_a_script(source: str, data_files: str | Sequence[str] | None) -> dict:
-    """How to load files of a dataset without its loading script, which datasets no longer runs."""
-    names = [data_files] if isinstance(data_files, str) else list(data_files or ())
-    local = Path(source).is_dir()
-    if not names:
-        found = os.listdir(source) if local else list_repo_files(source, repo_type="dataset")
-        found = ", ".join(sorted(name for name in found if name.endswith(FORMATS)))
-        sentence = (
-            f"{source} comes with a loading script, which is not run here. Name files of it to read"
-            " instead: "
-        )
-        raise ValueError(f"{sentence}{found}.")
-    paths = [
-        str(Path(source, name)) if local else hf_hub_download(source, name, repo_type="dataset")
-        for name in names
-    ]
-    return {"path": _reader(names[0]), "data_files": paths}
+def _check_names(folder: Path) -> None:
+    """Raise ``ValueError`` for a split in two formats; warn where train and test are identical."""
+    files = sorted([*folder.glob("[!.]*"), *folder.glob("[!.]*/[!.]*")])
+    data = [path for path in files if path.name.removesuffix(".gz").endswith(FORMATS)]
+    for one, other in combinations(data, 2):
+        if one.parent / one.name.partition(".")[0] == other.parent / other.name.partition(".")[0]:
+            raise ValueError(f"Which is meant, {one} or {other.name}? Move the other one away.")
+        is_pair = one.name.startswith("test") and other.name.startswith("train")
+        if is_pair and one.parent == other.parent and filecmp.cmp(one, other, shallow=False):
+            text = f"{one} and {other.name} are identical: held-out rows were trained on."
+            warnings.warn(text, stacklevel=2)

@@ -3,12 +3,13 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-import datasets
+from datasets import Dataset
 
 from rlhf_course.data.files import load_split
 from rlhf_course.data.row_checks import check_columns, keep_short, keep_usable
-from rlhf_course.data.transcripts import ASSISTANT, HUMAN, as_text, encode, split_answer
+from rlhf_course.data.transcripts import ASSISTANT, HUMAN, as_text, encode, refuse_eos, split_answer
 
+SIDES = ("chosen", "rejected")
 # Why a pair is of no use, in the order of the checks; both sides are (before, mark, answer)
 FAULTS = {
     "no assistant turn": lambda c, r: not (c[1] and r[1]),
@@ -21,66 +22,39 @@ FAULTS = {
 
 def load_pairs(
     source: str | Path, split: str = "train", data_dir: str | None = None
-) -> tuple[datasets.Dataset, dict[str, int]]:
-    """Preference pairs with the columns prompt, chosen and rejected (answers), and how many rows
-    were dropped and why.
+) -> tuple[Dataset, dict[str, int]]:
+    """Return pairs as columns prompt, chosen and rejected, and how many were dropped and why.
 
-    chosen and rejected are transcripts as in hh-rlhf (Bai et al. 2022, arXiv:2204.05862), or
-    messages {role, content}; beside a column prompt they may be answers alone. Other columns stay.
-    ``split`` may be a slice like ``train[:5000]``; ``data_dir`` is a subfolder. Raises ``OSError``
-    where nothing is found, and ``ValueError`` for a missing column, what is no transcript, or no
-    row left.
+    In the dataset, chosen and rejected are transcripts as in hh-rlhf, or messages {role, content};
+    beside a column prompt they may be answers only. Other columns stay. ``split`` may be a slice
+    like ``train[:5000]``; ``data_dir`` is a subfolder. Raises what :func:`load_split` raises, and
+    ``ValueError`` for missing columns, values of another type, or no row left.
     """
     where = f"split {split!r} of {source}"
     rows = load_split(source, split, data_dir=data_dir)
-    advice = (
-        "Preference pairs have the columns chosen and rejected, as whole transcripts or beside a"
-        " column prompt."
-    )
-    check_columns(rows, ("chosen", "rejected"), where, advice)
-    repeated = sum(map(_repeats_prompt, rows)) > len(rows) / 2
+    check_columns(rows, SIDES, where)
 
     def parse(row: dict) -> Iterator[tuple[dict, str | None]]:
         prompt = None if row.get("prompt") is None else as_text(row["prompt"])
-        chosen, rejected = (
-            split_answer(row[side], prompt, repeated) for side in ("chosen", "rejected")
-        )
+        chosen, rejected = (split_answer(row[side], prompt) for side in SIDES)
         pair = {"prompt": chosen[0] + ASSISTANT, "chosen": chosen[2], "rejected": rejected[2]}
         others = {name: value for name, value in row.items() if name not in pair}
-        yield (
-            pair | others,
-            next((name for name, found in FAULTS.items() if found(chosen, rejected)), None),
-        )
+        reasons = (name for name, is_faulty in FAULTS.items() if is_faulty(chosen, rejected))
+        yield pair | others, next(reasons, None)
 
     return keep_usable(rows, parse, FAULTS, where)
 
 
-def _repeats_prompt(row: dict) -> bool:
-    """Whether both answers begin with the prompt's text; where most do, they all are whole
-    transcripts.
+def tokenize_pairs(pairs: Dataset, tokenizer, max_length: int) -> tuple[Dataset, int]:
+    """Return the pairs with chosen_ids, rejected_ids and length, as trl's RewardTrainer takes them,
+    and how many were dropped: truncated to ``max_length``, a pair could lose what was judged.
+
+    Raises ``ValueError`` when no pair is left, or a text contains EOS.
     """
-    texts = [row.get(name) for name in ("prompt", "chosen", "rejected")]
-    if not all(isinstance(text, str) and text.strip() for text in texts):
-        return False
-    return all(text.strip().startswith(texts[0].strip()) for text in texts[1:])
-
-
-def tokenize_pairs(
-    pairs: datasets.Dataset, tokenizer, max_length: int
-) -> tuple[datasets.Dataset, int]:
-    """Pairs with the columns chosen_ids, rejected_ids and length that trl's RewardTrainer takes,
-    and how many are gone.
-
-    A pair goes when either side has more than ``max_length`` tokens: cut, it would lose the very
-    words that were judged. Raises ``ValueError`` when all of them go.
-    """
-    sides = {
-        f"{side}_ids": encode(tokenizer, pairs["prompt"], pairs[side])
-        for side in ("chosen", "rejected")
-    }
-    lengths = [max(map(len, both)) for both in zip(*sides.values(), strict=True)]
-    return keep_short(
-        datasets.Dataset.from_dict(pairs.to_dict() | sides | {"length": lengths}),
-        lengths,
-        max_length,
-    )
+    columns = pairs.to_dict()
+    for side in SIDES:
+        refuse_eos(tokenizer, pairs["prompt"], pairs[side])
+        columns[f"{side}_ids"] = encode(tokenizer, pairs["prompt"], pairs[side])
+    both = zip(columns["chosen_ids"], columns["rejected_ids"], strict=True)
+    columns["length"] = [max(map(len, sides)) for sides in both]
+    return keep_short(Dataset.from_dict(columns), columns["length"], max_length)

@@ -2,26 +2,24 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-import datasets
-
-Parse = Callable[
-    [dict], Iterable[tuple[dict, str | None]]
-]  # row → new rows, each with the reason to drop it or None
+from datasets import Dataset
 
 
-def check_columns(rows: datasets.Dataset, wanted: Sequence[str], where: str, advice: str) -> None:
-    """Raise ``ValueError``, with the advice, unless the rows have all wanted columns."""
-    if missing := sorted({*wanted} - {*rows.column_names}):
-        has = ", ".join(rows.column_names)
-        raise ValueError(f"No column {' or '.join(missing)} in {where}; it has {has}. {advice}")
+def check_columns(rows: Dataset, needed: Sequence[str], where: str) -> None:
+    """Raise ``ValueError`` unless the rows have all needed columns."""
+    if missing := sorted({*needed} - {*rows.column_names}):
+        names = (
+            f"No column {' or '.join(missing)} in {where}; it has {', '.join(rows.column_names)}"
+        )
+        raise ValueError(f"{names}. Rename it.")
 
 
 def keep_usable(
-    rows: datasets.Dataset, parse: Parse, reasons: Iterable[str], where: str
-) -> tuple[datasets.Dataset, dict[str, int]]:
-    """What ``parse`` makes of the rows, and how many new rows it dropped for which of the reasons.
+    rows: Dataset, parse: Callable, reasons: Iterable[str], where: str
+) -> tuple[Dataset, dict[str, int]]:
+    """Return what ``parse`` makes of each row, and how many it dropped for which reason (or None).
 
-    Raises ``ValueError`` where no row is left, and with the row's number where parse does.
+    Raises ``ValueError`` where ``parse`` does, and if no row is left.
     """
     kept, report = [], dict.fromkeys(reasons, 0)
     for index, row in enumerate(rows):
@@ -34,41 +32,36 @@ def keep_usable(
         except ValueError as error:
             raise ValueError(f"Row {index} of {where}: {error}") from None
     if not kept:
+        count = len(rows)
         raise ValueError(
-            f"Nothing usable is left of the {len(rows)} rows in {where}: {describe(report)}."
+            f"Nothing usable is left of the {count} rows in {where}: {describe(report)}."
         )
-    return datasets.Dataset.from_list(kept), report
+    return Dataset.from_list(kept), report
 
 
 def describe(report: dict[str, int]) -> str:
-    """A report of dropped rows as a phrase."""
-    return (
-        ", ".join(f"{count} {reason}" for reason, count in report.items() if count)
-        or "nothing was dropped"
-    )
+    """Return a report of dropped rows as a phrase."""
+    counts = [f"{count} {reason}" for reason, count in report.items() if count]
+    return ", ".join(counts) or "nothing was dropped"
 
 
-def keep_short(
-    rows: datasets.Dataset, lengths: Sequence[int], max_length: int
-) -> tuple[datasets.Dataset, int]:
-    """The rows of at most ``max_length`` tokens, and how many are longer; ``ValueError`` where all
-    are.
-    """
+def keep_short(rows: Dataset, lengths: Sequence[int], max_length: int) -> tuple[Dataset, int]:
+    """Return the rows of at most ``max_length`` tokens, and how many are longer."""
     kept = [row for row, length in enumerate(lengths) if length <= max_length]
     if not kept:
-        shortest = f"the shortest has {min(lengths)}. Raise max_length."
         raise ValueError(
-            f"All {len(rows)} rows are longer than max_length={max_length} tokens; {shortest}"
+            f"All {len(rows)} rows are longer than max_length={max_length} tokens; the shortest has"
+            f" {min(lengths)}. Raise max_length."
         )
     return rows.select(kept), len(rows) - len(kept)
 
 
 def collate(rows: list[dict]) -> dict[str, list]:
-    """Rows as one dictionary of lists: queries stay ragged."""
+    """Return rows as one dictionary of lists, so that queries may differ in length."""
     return {key: [row[key] for row in rows] for key in rows[0]}
 
 
 def endless(loader: Iterable) -> Iterator:
-    """A loader's batches, epoch after epoch, each in a new order."""
+    """Yield a loader's batches, epoch after epoch, each in a new order."""
     while True:
         yield from loader

@@ -1,18 +1,7 @@
 """Checks that say which argument is wrong."""
 
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Iterable
 from numbers import Integral
-
-
-def read_number(kind: type, value, fits: Callable[[float], bool]) -> int | float | None:
-    """``value``, of text too (YAML reads 1e-5 as text), as a number of this kind that fits; None
-    for what is none.
-    """
-    with suppress(TypeError, ValueError, OverflowError):
-        number = kind(float(value))
-        if number == float(value) and fits(number) and not isinstance(value, bool):
-            return number
 
 
 def check_positive(name: str, value) -> None:
