@@ -53,10 +53,7 @@ class DeviceTensor(torch.Tensor):
         return format(self.item(), spec) if self.dim() == 0 else repr(self)
 
     def numpy(self, *_, **__):
-        raise TypeError(
-            "can't convert cuda:0 device type tensor to numpy. "
-            "Use Tensor.cpu() to copy the tensor to host memory first."
-        )
+        raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first.")
 
     __array__ = numpy
 
@@ -107,7 +104,7 @@ def run(function, arguments: tuple, keywords: dict):
         if name in PRODUCTS and not tensors[0].is_floating_point():
             raise NotImplementedError(f'"{name[6:]}_cuda" not implemented for {tensors[0].dtype}')
     where = keywords.get("device")
-    stays = bool(on_device) if where is None else is_device(where)
+    stays = is_device(where) if where is not None else bool(on_device)
     if on_device or stays:
         COUNTS.operation(name.removeprefix("aten::"), boolean)
     inner = {id(x.inner): x for x in on_device}
@@ -167,8 +164,7 @@ def refuse_host(tensors: list, name: str) -> None:
     """Raise ``RuntimeError`` for a tensor on the host, except a scalar."""
     if any(not isinstance(x, DeviceTensor) and x.dim() > 0 for x in tensors):
         raise RuntimeError(
-            "Expected all tensors to be on the same device, but found at least two devices, cuda:0"
-            f" and cpu! ({name})"
+            f"Expected all tensors to be on the same device, not cuda:0 and cpu: {name}"
         )
 
 
