@@ -1,9 +1,6 @@
-"""What the course does on a GPU, on the pretend one: in processes of their own, because it comes
-before torch.
-"""
+"""The course on the simulated GPU, in subprocesses: it has to be installed before torch."""
 
 import subprocess
-from pathlib import Path
 
 import nbformat
 import pretend_gpu
@@ -33,164 +30,51 @@ pytestmark = pytest.mark.skipif(
     not pretend_gpu.available(), reason="the pretend GPU needs a C++ compiler, g++ or $CXX"
 )
 
-CHAT = {
-    "sft_subset": 60,
-    "train_subset": 60,
-    "eval_subset": 20,
-    "audit_prompts": 10,
-    "eval_prompts": 8,
-    "steps": 2,
-}
-CLINIC = {
-    "pairs": 200,
-    "few_pairs": 100,
-    "few_steps": 11,
-    "reward_steps": 11,
-    "dry_steps": 11,
-    "mask_steps": 11,
-}
-CLINIC |= {"steps": 2, "sweep_steps": 2, "mini_batch_size": 8}
-NOTEBOOKS = {  # few steps: what counts is that each cell runs
-    "06": (
-        CLINIC
-        | {
-            "batch_size": 16,
-            "eval_prompts": 16,
-            "max_new_tokens": 8,
-            "sweep": "[0.0, 0.3]",
-            "remedy_steps": 1,
-        }
-        | {"remedy_runs": 1}
-    ),
-    "05": (
-        CHAT
-        | {
-            "batch_size": 8,
-            "mini_batch_size": 8,
-            "max_new_tokens": 8,
-            "save_at": "[1,2]",
-            "sft_epochs": 0.5,
-        }
-    ),
-    "01": {
-        "train_subset": 200,
-        "eval_subset": 60,
-        "fix_pairs": 50,
-        "audit_prompts": 10,
-        "evaluations": 2,
-    },
-    "07": {
-        "seeds": 1,
-        "betas": "[0.5]",
-        "ns": "[2]",
-        "steps": 5,
-        "dpo_steps": 5,
-        "text_seeds": 2,
-        "text_steps": 1,
-    }
-    | {"text_batch": 8, "group": 2, "text_eval": 8, "best_of": 2},
-    "04": {
-        "steps": 2,
-        "batch_size": 32,
-        "mini_batch_size": 16,
-        "eval_queries": 64,
-        "probe_queries": 32,
-    },
+SMALL = {"batch_size": 8, "mini_batch_size": 8, "max_new_tokens": 8, "steps": 2}
+PAIRS = {"train_subset": 60, "eval_subset": 20, "audit_prompts": 10}
+CLINIC = dict.fromkeys(("few_steps", "reward_steps", "dry_steps", "mask_steps"), 11)
+CLINIC |= {"pairs": 200, "few_pairs": 100, "sweep_steps": 2, "sweep": "[0.0, 0.3]"}
+CLINIC |= {"remedy_steps": 1, "remedy_runs": 1, "eval_prompts": 16}
+CHAT = {"sft_subset": 60, "eval_prompts": 8, "save_at": "[1,2]", "sft_epochs": 0.5}
+AFTER = {"seeds": 1, "betas": "[0.5]", "ns": "[2]", "steps": 5, "dpo_steps": 5, "text_seeds": 2}
+AFTER |= {"text_steps": 1, "text_batch": 8, "group": 2, "text_eval": 8, "best_of": 2}
+IMDB = {"steps": 2, "batch_size": 32, "mini_batch_size": 16, "eval_queries": 64}
+NOTEBOOKS = {  # few steps: the test is that each cell runs
+    "06": SMALL | CLINIC | {"batch_size": 16},
+    "05": SMALL | PAIRS | CHAT,
+    "01": PAIRS | {"train_subset": 200, "eval_subset": 60, "fix_pairs": 50, "evaluations": 2},
+    "07": AFTER,
+    "04": IMDB | {"probe_queries": 32},
     "03": {"toy_steps": 2, "toy_betas": "[0.5]", "toy_batch": 32},
     "00": {"steps": 2, "batch_size": 8, "eval_queries": 16},
 }
 
 
 def environment() -> dict[str, str]:
-    """Of a process on the pretend GPU, without a network."""
-    return pretend_gpu.environment(
-        HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1", PYDEVD_DISABLE_FILE_VALIDATION="1"
-    )
+    """Return the environment of a process on the simulated GPU without a network."""
+    names = ("HF_HUB_OFFLINE", "OMP_NUM_THREADS", "PYDEVD_DISABLE_FILE_VALIDATION")
+    return pretend_gpu.environment(**dict.fromkeys(names, "1"))
 
 
 def run(*command) -> subprocess.CompletedProcess:
-    """Python with these arguments on the pretend GPU."""
+    """Run Python with these arguments on the simulated GPU."""
     return python(*command, env=environment())
 
 
-def commands(output: Path) -> list[subprocess.CompletedProcess]:
-    """SFT, reward model and PPO with what they leave, resumed; and PPO on reviews. Ends with the
-    first that fails.
-    """
-    scripts, base, done = (
-        ROOT / "scripts",
-        build_base(load_preset("05_lora_rlhf_baichuan", "tiny")),
-        [],
-    )
-    trl = ["--max_length", 112, "--logging_steps", 1, "--disable_tqdm", "true"]
-    sft = [
-        "--model_name_or_path",
-        base,
-        "--subset",
-        40,
-        "--max_steps",
-        2,
-        "--output_dir",
-        output / "sft",
-        *trl,
-    ]
-    pairs = [
-        "--dataset",
-        build_preferences(),
-        "--train_subset",
-        40,
-        "--eval_subset",
-        10,
-        "--audit_prompts",
-        4,
-    ]
-    reward = [
-        "--model_name_or_path",
-        base,
-        "--use_peft",
-        "--lora_r",
-        4,
-        "--max_steps",
-        2,
-        *pairs,
-        *trl,
-    ]
-    reward += ["--lora_target_modules", "q_proj", "v_proj", "--output_dir", output / "reward"]
-    adapters = ["--sft_adapter", output / "sft/model", "--reward_adapter", output / "reward/model"]
-    short = ["--batch_size", 8, "--mini_batch_size", 8, "--save_every", 1]
-    chat = [
-        "train_ppo.py",
-        *adapters,
-        *short,
-        "--max_new_tokens",
-        8,
-        "--train_subset",
-        60,
-        "--output",
-        output / "chat",
-    ]
-    for script, *options in (
-        ["train_sft.py", *sft],
-        ["train_reward_model.py", *reward],
-        [*chat, "--steps", 1],
-        [*chat, "--steps", 2, "--resume"],
-        [
-            "train_ppo.py",
-            *short,
-            "--steps",
-            1,
-            "--mixed_precision",
-            "bf16",
-            "--output",
-            output / "imdb",
-        ],
-    ):
-        done.append(run(scripts / script, *options))
-        if done[-1].returncode:
-            break
-    return done
-
-
+TRAIN = "--model_name_or_path {base} --max_steps 2 --max_length 112 --logging_steps 1"
+TRAIN += " --disable_tqdm true --output_dir"
+PREFER = "--dataset {pairs} --train_subset 40 --eval_subset 10 --audit_prompts 4"
+LORA = "--use_peft --lora_r 4 --lora_target_modules q_proj v_proj"
+PPO = "train_ppo.py --batch_size 8 --mini_batch_size 8 --save_every 1"
+ADAPTERS = "--sft_adapter {out}/sft/model --reward_adapter {out}/reward/model"
+ADAPTERS += " --max_new_tokens 8 --train_subset 60 --output {out}/chat"
+COMMANDS = (
+    f"train_sft.py --subset 40 {TRAIN} {{out}}/sft",
+    f"train_reward_model.py {PREFER} {LORA} {TRAIN} {{out}}/reward",
+    f"{PPO} {ADAPTERS} --steps 1",
+    f"{PPO} {ADAPTERS} --steps 2 --resume",
+    f"{PPO} --steps 1 --mixed_precision bf16 --output {{out}}/imdb",
+)
 CHECKPOINT = """
 import sys
 sys.path.insert(0, {tests!r})
@@ -206,30 +90,25 @@ save_checkpoint(trainer, {folder!r})
 
 @pytest.fixture(scope="module", autouse=True)
 def built():
-    """What all of them start from is built before, without the GPU."""
+    """Build the models that the tests start from, without the GPU."""
     prepare_reward_model(load_preset("01_reward_modeling", "tiny"))
     build_sft_adapter(load_preset("05_lora_rlhf_baichuan", "tiny"))
 
 
 @pytest.mark.parametrize("number", NOTEBOOKS)
 def test_every_cell_of_a_notebook_runs_on_the_gpu(number, tmp_path, monkeypatch, capsys):
-    """So few steps teach little: checks may fail, nothing else may. The runner is here, the cells
-    are on the GPU.
-    """
-    for name, value in environment().items():
+    """The kernel runs on the GPU. After so few steps the notebook's checks may fail."""
+    log = tmp_path / "operations"
+    for name, value in (environment() | {pretend_gpu.LOG: str(log)}).items():
         monkeypatch.setenv(name, value)
     overrides = [f"--override={key}={value}" for key, value in NOTEBOOKS[number].items()]
     code = run_notebooks.main(["--only", number, "--output", str(tmp_path), *overrides])
-    said = capsys.readouterr()
-    assert code == 0 or "CheckFailed" in said.err, said.out[-2000:] + said.err[-4000:]
+    printed = capsys.readouterr()
+    assert code == 0 or "CheckFailed" in printed.err, printed.out[-2000:] + printed.err[-4000:]
     [executed] = (tmp_path / "notebooks").glob("*.ipynb")
-    text = executed.read_text()
-    if number != "01":  # which has no PPO
-        assert "PPO on cuda" in text
-    counts = [
-        cell.execution_count for cell in nbformat.reads(text, 4).cells if cell.cell_type == "code"
-    ]
-    assert all(counts)
+    cells = nbformat.read(executed, 4).cells
+    assert all(cell.execution_count for cell in cells if cell.cell_type == "code")
+    assert sum(map(int, log.read_text().split())) > 1000
 
 
 def test_checks_on_the_gpu():
@@ -239,15 +118,18 @@ def test_checks_on_the_gpu():
 
 
 def test_commands_train_evaluate_save_and_resume_on_the_gpu(tmp_path):
-    for done in commands(tmp_path):
+    base = build_base(load_preset("05_lora_rlhf_baichuan", "tiny"))
+    paths = {"base": base, "pairs": build_preferences(), "out": tmp_path}
+    for command in COMMANDS:
+        script, *options = (part.format(**paths) for part in command.split())
+        done = run(ROOT / "scripts" / script, *options)
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    assert {"adapter_model.safetensors", "v_head.safetensors"} <= {
-        p.name for p in (tmp_path / "chat/policy").iterdir()
-    }
+    saved = {path.name for path in (tmp_path / "chat/policy").iterdir()}
+    assert {"adapter_model.safetensors", "v_head.safetensors"} <= saved
 
 
 def test_a_gpu_s_checkpoint_goes_on_on_a_cpu(tmp_path):
-    """With the numbers of a run that was on a CPU all along, because these samples are given."""
+    """The samples are given, so the numbers equal those of a run that was only on the CPU."""
     written = run("-c", CHECKPOINT.format(tests=str(ROOT / "tests"), folder=str(tmp_path)))
     assert written.returncode == 0, written.stderr[-2000:]
     trainers = []

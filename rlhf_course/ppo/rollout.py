@@ -247,6 +247,7 @@ def rule_out(logits: Tensor, begins: Tensor, begin_suppress: Sequence[int]) -> T
     if not begin_suppress:
         return logits
     forbidden = torch.zeros_like(logits, dtype=torch.bool)
-    forbidden[:, list(begin_suppress)] = begins.unsqueeze(1)
+    for token in begin_suppress:
+        forbidden[:, token] = begins
     # Not −inf, which makes NaN of 0 · −inf.
     return logits.masked_fill(forbidden, torch.finfo(logits.dtype).min)

@@ -1,6 +1,4 @@
-"""The pretend GPU itself: it catches what a real one would refuse, counts, and gives a CPU's
-numbers.
-"""
+"""The simulated GPU itself: it refuses what CUDA refuses, counts waits, and computes as a CPU."""
 
 import numpy as np
 import pytest
@@ -33,19 +31,6 @@ def test_operations_that_mix_devices_are_refused(operation):
         operation(on_gpu(2, 3))
 
 
-def test_a_tensor_made_on_the_wrong_device_is_found_where_it_is_used():
-    class Faulty(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.places = torch.nn.Embedding(8, 3)
-
-        def forward(self, x):
-            return x + self.places(torch.arange(len(x)))
-
-    with pytest.raises(RuntimeError, match=MIXED):
-        Faulty().to("cuda")(on_gpu(2, 3))
-
-
 def test_a_host_tensor_is_not_indexed_from_the_device_but_the_device_is_from_the_host():
     rows = torch.tensor([1, 0])
     with pytest.raises(RuntimeError, match="indices should be"):
@@ -61,51 +46,40 @@ def test_numpy_does_not_read_from_the_device(read):
 
 def test_integers_have_no_matrix_product_as_on_cuda():
     with pytest.raises(NotImplementedError, match="not implemented"):
-        torch.ones(2, 2, dtype=torch.long, device="cuda") @ torch.ones(
-            2, dtype=torch.long, device="cuda"
-        )
+        on_gpu(2, 2).long() @ on_gpu(2).long()
 
 
-def counted(operation) -> tuple[int, int]:
-    """Launches and waits."""
+WITHOUT_WAIT = [
+    lambda x: x + 1,
+    lambda x: x[1:].t().unsqueeze(0),
+    lambda x: x.new_zeros(3),
+    lambda x: torch._foreach_add([x] * 3, 1.0),
+    lambda x: torch.nn.functional.scaled_dot_product_attention(x, x, x),
+    lambda x: torch.ones(4).to("cuda", non_blocking=True),
+]
+WITH_WAIT = [
+    lambda x: x.cpu(),
+    lambda x: x.sum().item(),
+    lambda x: bool(x.any()),
+    lambda x: x[0].tolist(),
+    lambda x: x.nonzero(),
+    lambda x: x[x > 3],
+    lambda x: x[[1, 2]],
+    lambda x: torch.tensor([1, 2], device="cuda"),
+    lambda x: torch.ones(4).to("cuda"),
+]
+
+
+@pytest.mark.parametrize("operation", WITHOUT_WAIT + WITH_WAIT)
+def test_waits_are_counted(operation):
     x = on_gpu(4, 4)
     COUNTS.clear()
     operation(x)
-    return tuple(
-        sum(map(sum, (c.values() for c in found.values())))
-        for found in (COUNTS.launches, COUNTS.waits)
-    )
-
-
-@pytest.mark.parametrize(
-    "operation, launches, waits",
-    [
-        (lambda x: x + 1, 1, 0),
-        (lambda x: x[1:].t().unsqueeze(0).view(1, 4, 3).detach(), 0, 0),
-        (lambda x: x.new_empty(3), 0, 0),
-        (lambda x: x.new_zeros(3), 1, 0),
-        (lambda x: x.cpu(), 1, 1),
-        (lambda x: x.sum().item(), 1, 1),
-        (lambda x: bool(x.any()), 1, 1),
-        (lambda x: x[0].tolist(), 1, 1),
-        (lambda x: x.nonzero(), 1, 1),
-        (lambda x: x[x > 3], 2, 1),
-        (lambda x: torch.tensor([1, 2], device="cuda"), 1, 1),
-        (lambda x: torch.ones(4).to("cuda"), 1, 1),
-        (lambda x: torch.ones(4).to("cuda", non_blocking=True), 1, 0),
-        (lambda x: torch.ones(10**5).to("cuda", non_blocking=True), 1, 1),
-        (lambda x: torch.ones(10**5).pin_memory().to("cuda", non_blocking=True), 1, 0),
-        (lambda x: x[[1, 2]], 2, 1),
-        (lambda x: torch.nn.functional.scaled_dot_product_attention(x, x, x), 1, 0),
-        (lambda x: torch._foreach_add([x] * 31, 1.0), 2, 0),
-    ],
-)
-def test_launches_and_waits_are_counted(operation, launches, waits):
-    assert counted(operation) == (launches, waits)
+    assert COUNTS.waits.total() == (operation in WITH_WAIT) and COUNTS.operations > 0
 
 
 def train(kind, config, device: str):
-    """Losses of three steps of fused Adam with left padding, and gradients and weights at the end."""
+    """Return the losses of three steps of fused Adam, and the last gradients and weights."""
     torch.manual_seed(0)
     model = kind(config).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
@@ -114,36 +88,21 @@ def train(kind, config, device: str):
     losses = []
     for _ in range(3):
         optimizer.zero_grad()
-        positions = (mask.cumsum(1) - 1).clamp(min=0)
-        labels = ids.masked_fill(mask == 0, -100)
-        loss = model(input_ids=ids, attention_mask=mask, position_ids=positions, labels=labels).loss
+        given = {"attention_mask": mask, "position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
+        loss = model(input_ids=ids, labels=ids.masked_fill(mask == 0, -100), **given).loss
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
     named = dict(model.named_parameters())
-    return (
-        losses,
-        {n: p.grad.cpu() for n, p in named.items()},
-        {n: p.detach().cpu() for n, p in named.items()},
-    )
+    gradients = {name: p.grad.cpu() for name, p in named.items()}
+    return losses, gradients, {name: p.detach().cpu() for name, p in named.items()}
 
 
+LLAMA = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
+LLAMA |= {"num_attention_heads": 4, "num_key_value_heads": 2}
 MODELS = {
-    "gpt2": (
-        GPT2LMHeadModel,
-        GPT2Config(vocab_size=40, n_positions=16, n_embd=16, n_layer=2, n_head=2),
-    ),
-    "llama": (
-        LlamaForCausalLM,
-        LlamaConfig(
-            vocab_size=40,
-            hidden_size=16,
-            intermediate_size=24,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-        ),
-    ),
+    "gpt2": (GPT2LMHeadModel, GPT2Config(n_positions=16, n_embd=16, n_layer=2, n_head=2)),
+    "llama": (LlamaForCausalLM, LlamaConfig(**LLAMA)),
 }
 
 
@@ -151,29 +110,9 @@ MODELS = {
 def test_losses_gradients_adam_and_masked_attention_agree_with_the_cpu(name):
     kind, config = MODELS[name]
     config.attn_pdrop = config.embd_pdrop = config.resid_pdrop = 0.0
+    config.vocab_size = 40
     (losses, *found), (expected, *tensors) = train(kind, config, "cuda"), train(kind, config, "cpu")
     assert losses == pytest.approx(expected, abs=1e-5)
     for ours, theirs in zip(found, tensors, strict=True):
         for parameter in theirs:
             torch.testing.assert_close(ours[parameter], theirs[parameter], atol=1e-5, rtol=1e-5)
-
-
-def test_a_graph_records_without_doing_and_replays_on_the_same_memory():
-    """Values that changed in between are read; what the host would wait for cannot be captured."""
-    x, total, graph = on_gpu(2, 3), torch.zeros((), device="cuda"), torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        doubled = 2 * x[0]
-        total += doubled.sum()
-    assert total.item() == 0
-    x.fill_(1)
-    COUNTS.clear()
-    for _ in range(2):
-        graph.replay()
-    assert (
-        total.item() == 12 and doubled.tolist() == [2, 2, 2] and COUNTS.launches[""]["graph"] == 2
-    )
-    with (
-        pytest.raises(RuntimeError, match="not permitted when stream is capturing"),
-        torch.cuda.graph(graph),
-    ):
-        x.sum().item()

@@ -1,12 +1,10 @@
-"""A GPU for machines without one: tensors that say ``cuda:0``, are computed on the CPU, and refuse
-to mix devices.
+"""A simulated GPU: its tensors report ``cuda:0``, but the CPU computes them.
 
-It finds what only a GPU shows: operations that mix devices, tensors made on the wrong one, and
-waits of the host. It says nothing of speed, memory or the numerics of a real card.
+It finds operations that mix devices, tensors created on the wrong device, and waits of the host. It
+does not show the speed, memory or numerics of a real GPU.
 
-``install()`` comes before the first import of torch; ``sitecustomize.py`` in ``site/`` calls it in
-every Python process whose PYTHONPATH names that folder. ``COUNTS`` holds what a real GPU would have
-been asked to do.
+Call ``install()`` before the first import of torch; ``site/sitecustomize.py`` calls it in every
+Python process whose PYTHONPATH contains that folder.
 """
 
 from __future__ import annotations
@@ -24,6 +22,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 BUILT = HERE.parents[1] / "build" / "pretend_gpu"
 COMPILER = os.environ.get("CXX", "g++")
+LOG = "PRETEND_GPU_LOG"  # names a file; each process appends its number of operations when it exits
 
 
 def available() -> bool:
@@ -34,33 +33,21 @@ def available() -> bool:
 def build_guard() -> Path:
     """The device guard as a shared library, compiled once per version of torch."""
     source, torch = HERE / "guard.cpp", Path(importlib.util.find_spec("torch").origin).parent
-    key = hashlib.sha256(
-        source.read_bytes() + importlib.metadata.version("torch").encode()
-    ).hexdigest()[:12]
+    version = importlib.metadata.version("torch")
+    key = hashlib.sha256(source.read_bytes() + version.encode()).hexdigest()[:12]
     target = BUILT / f"guard-{key}.so"
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         aside = target.with_suffix(f".{os.getpid()}")
         libraries = [f"-L{torch / 'lib'}", f"-Wl,-rpath,{torch / 'lib'}", "-lc10", "-ltorch_cpu"]
-        command = [
-            COMPILER,
-            "-std=c++20",
-            "-O1",
-            "-shared",
-            "-fPIC",
-            f"-I{torch / 'include'}",
-            source,
-            *libraries,
-        ]
-        subprocess.run([*command, "-o", aside], check=True)
+        command = [COMPILER, *"-std=c++20 -O1 -shared -fPIC".split(), f"-I{torch / 'include'}"]
+        subprocess.run([*command, source, *libraries, "-o", aside], check=True)
         os.replace(aside, target)  # other processes may be building it too
     return target
 
 
 def install() -> None:
-    """Make this process believe in one GPU. Raises ``RuntimeError`` when torch has been imported
-    already.
-    """
+    """Simulate one GPU in this process; raises ``RuntimeError`` if torch is already imported."""
     if "torch" in sys.modules:
         raise RuntimeError("The pretend GPU comes before the first import of torch.")
     sys.modules["triton"] = None  # a CUDA build brings it, and its kernels need a driver

@@ -1,6 +1,4 @@
-"""The tensors of the pretend GPU, and the questions that torch, transformers and accelerate ask of
-a real one.
-"""
+"""The tensors of the simulated GPU, and its answers to torch, transformers and accelerate."""
 
 from __future__ import annotations
 
@@ -13,36 +11,23 @@ from torch.utils import _foreach_utils
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from pretend_gpu import graphs
-from pretend_gpu.counts import COUNTS, nbytes
+from pretend_gpu.counts import COUNTS
 
 DEVICE, HOST = torch.device("cuda:0"), torch.device("cpu")
-INDEXING = {
-    "aten::index",
-    "aten::index_put",
-    "aten::index_put_",
-    "aten::_unsafe_index",
-    "aten::_index_put_impl_",
-}
+INDEXING = {"aten::index", "aten::index_put", "aten::index_put_"}
+INDEXING |= {"aten::_unsafe_index", "aten::_index_put_impl_"}
 COPIES = {"aten::copy_", "aten::_to_copy"}
 PRODUCTS = {f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot")}
 
 
 class DeviceTensor(torch.Tensor):
-    """A tensor on the pretend GPU; ``inner``, on the CPU, has its numbers."""
+    """A tensor on the simulated GPU; ``inner``, on the CPU, holds its numbers."""
 
     @staticmethod
     def __new__(cls, inner: torch.Tensor):
-        sizes = {
-            "strides": inner.stride(),
-            "storage_offset": inner.storage_offset(),
-            "dtype": inner.dtype,
-        }
-        about = sizes | {
-            "layout": inner.layout,
-            "device": DEVICE,
-            "requires_grad": inner.requires_grad,
-        }
+        names = ("dtype", "layout", "requires_grad")
+        about = {name: getattr(inner, name) for name in names} | {"device": DEVICE}
+        about |= {"strides": inner.stride(), "storage_offset": inner.storage_offset()}
         return torch.Tensor._make_wrapper_subclass(cls, inner.size(), **about)
 
     def __init__(self, inner: torch.Tensor) -> None:
@@ -52,8 +37,7 @@ class DeviceTensor(torch.Tensor):
     def __torch_dispatch__(cls, function, types, arguments=(), keywords=None):
         return run(function, arguments, keywords or {})
 
-    # What torch asks of a subclass that wraps another tensor, so that Module.to() swaps parameters
-    # in place.
+    # torch asks for these so that Module.to() swaps parameters in place.
     def __tensor_flatten__(self):
         return ["inner"], None
 
@@ -61,7 +45,7 @@ class DeviceTensor(torch.Tensor):
     def __tensor_unflatten__(tensors, meta, size, stride):
         return DeviceTensor(tensors["inner"])
 
-    # What goes around the dispatcher.
+    # The dispatcher does not see these.
     def __repr__(self, **_):
         return f"{self.inner!r} on {DEVICE}"
 
@@ -69,10 +53,7 @@ class DeviceTensor(torch.Tensor):
         return format(self.item(), spec) if self.dim() == 0 else repr(self)
 
     def numpy(self, *_, **__):
-        raise TypeError(
-            "can't convert cuda:0 device type tensor to numpy. "
-            "Use Tensor.cpu() to copy the tensor to host memory first."
-        )
+        raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first.")
 
     __array__ = numpy
 
@@ -92,7 +73,7 @@ class DeviceTensor(torch.Tensor):
             memo[id(self)] = torch.nn.Parameter(copy, self.requires_grad) if is_parameter else copy
         return memo[id(self)]
 
-    def __reduce_ex__(self, protocol):  # in files it is a tensor like any other
+    def __reduce_ex__(self, protocol):  # files hold an ordinary tensor
         inner = self.inner.detach()
         if isinstance(self, torch.nn.Parameter):
             inner = torch.nn.Parameter(inner, self.requires_grad)
@@ -104,41 +85,35 @@ def is_device(where) -> bool:
 
 
 def run(function, arguments: tuple, keywords: dict):
-    """An operation that has to do with the device: refused where it mixes devices, counted,
-    computed on the CPU.
+    """Compute an operation that involves the device on the CPU, and count it.
+
+    Raises ``RuntimeError`` where it mixes devices, as CUDA does.
     """
-    name, tensors = (
-        function._schema.name,
-        [x for x in tree_leaves((arguments, keywords)) if isinstance(x, torch.Tensor)],
-    )
-    on_device = [x for x in tensors if isinstance(x, DeviceTensor)]
+    name = function._schema.name
     if "pin_memory" in keywords:
         keywords = keywords | {"pin_memory": False}
     if name in COPIES:
         return copy(function, arguments, keywords)
+    tensors = [x for x in tree_leaves((arguments, keywords)) if isinstance(x, torch.Tensor)]
+    on_device = [x for x in tensors if isinstance(x, DeviceTensor)]
     boolean = False
     if name in INDEXING:
-        boolean = check_indices(arguments)
+        boolean = check_indices(*arguments[:3])
     elif on_device:
-        refuse([x for x in tensors if not isinstance(x, DeviceTensor) and x.dim() > 0], name)
+        refuse_host(tensors, name)
         if name in PRODUCTS and not tensors[0].is_floating_point():
             raise NotImplementedError(f'"{name[6:]}_cuda" not implemented for {tensors[0].dtype}')
-    if on_device or is_device(keywords.get("device")):
-        COUNTS.operation(function, arguments, boolean)
+    where = keywords.get("device")
+    stays = is_device(where) if where is not None else bool(on_device)
+    if on_device or stays:
+        COUNTS.operation(name.removeprefix("aten::"), boolean)
     inner = {id(x.inner): x for x in on_device}
-    plain, plain_keywords = tree_map_only(DeviceTensor, lambda x: x.inner, (arguments, keywords))
-    if "device" in plain_keywords:
-        plain_keywords = plain_keywords | {"device": HOST}
-    if graphs.capturing:
-        graphs.capturing.keep(function, plain)
+    plain, plain_keywords = to_host(arguments, keywords)
     result = function(*plain, **plain_keywords)
-    if graphs.capturing:
-        graphs.capturing.record(function, plain, plain_keywords, result)
-    stays = is_device(keywords["device"]) if keywords.get("device") is not None else bool(on_device)
     if not stays or name == "aten::_local_scalar_dense":
         return result
     result = tree_map_only(
-        torch.Tensor, lambda x: inner.get(id(x)) if id(x) in inner else DeviceTensor(x), result
+        torch.Tensor, lambda x: inner[id(x)] if id(x) in inner else DeviceTensor(x), result
     )
     if function.is_view or torch.Tag.inplace_view in function.tags:
         return return_and_correct_aliasing(function, arguments, keywords, result)
@@ -146,50 +121,38 @@ def run(function, arguments: tuple, keywords: dict):
 
 
 def copy(function, arguments: tuple, keywords: dict):
-    """Between host and device, or within the device."""
+    """Copy between host and device, or within the device."""
     into = function._schema.name == "aten::copy_"
     target, source = arguments[0], arguments[1 if into else 0]
-    where = target.device if into else keywords.get("device") or source.device
-    to_device, from_device = is_device(where), isinstance(source, DeviceTensor)
-    if to_device and from_device:
-        COUNTS.launch("copy_")
-    elif to_device or from_device:
-        asynchronous = bool(
-            keywords.get("non_blocking") or (into and len(arguments) > 2 and arguments[2])
-        )
-        COUNTS.copy(to_device, nbytes(source), asynchronous, getattr(source, "pinned", False))
-    plain, keywords = (
-        tree_map_only(DeviceTensor, lambda x: x.inner, arguments),
-        keywords if into else keywords | {"device": HOST},
-    )
-    if graphs.capturing:
-        graphs.capturing.keep(function, plain)
+    to_device = is_device(target.device if into else keywords.get("device") or source.device)
+    COUNTS.operations += 1
+    if to_device != isinstance(source, DeviceTensor):
+        asynchronous = keywords.get("non_blocking") or into and len(arguments) > 2 and arguments[2]
+        if not (to_device and asynchronous):
+            COUNTS.wait("copy to the device" if to_device else "copy to the host")
+    plain, keywords = to_host(arguments, keywords if into else keywords | {"device": HOST})
     result = function(*plain, **keywords)
-    if graphs.capturing:
-        graphs.capturing.record(function, plain, keywords, result)
     if into:
         return target
     return DeviceTensor(result) if to_device else result
 
 
-def check_indices(arguments: tuple) -> bool:
-    """Whether an index is boolean, whose size the host has to wait for; CUDA takes indices from the
-    host too.
+def to_host(arguments: tuple, keywords: dict) -> tuple[tuple, dict]:
+    """Return the arguments of the same operation on the CPU."""
+    plain, keywords = tree_map_only(DeviceTensor, lambda x: x.inner, (arguments, keywords))
+    return plain, keywords | {"device": HOST} if "device" in keywords else keywords
+
+
+def check_indices(tensor, indices, values=None) -> bool:
+    """Return whether an index is boolean: the host waits for the size of the result.
+
+    CUDA accepts indices that are on the host, after a copy.
     """
-    tensor, indices, *values = arguments
     given = [index for index in indices if index is not None]
     if isinstance(tensor, DeviceTensor):
-        refuse(
-            [
-                x
-                for x in values
-                if isinstance(x, torch.Tensor) and not isinstance(x, DeviceTensor) and x.dim()
-            ],
-            "index",
-        )
-        for index in given:
-            if not isinstance(index, DeviceTensor):
-                COUNTS.copy(True, nbytes(index), False, False)
+        refuse_host([] if values is None else [values], "index")
+        for _ in (index for index in given if not isinstance(index, DeviceTensor)):
+            COUNTS.wait("copy to the device")
     elif any(isinstance(index, DeviceTensor) for index in given):
         raise RuntimeError(
             "indices should be either on cpu or on the same device as the indexed tensor (cpu)"
@@ -197,160 +160,84 @@ def check_indices(arguments: tuple) -> bool:
     return any(index.dtype in (torch.bool, torch.uint8) for index in given)
 
 
-def refuse(strangers: list, name: str) -> None:
-    if strangers:
+def refuse_host(tensors: list, name: str) -> None:
+    """Raise ``RuntimeError`` for a tensor on the host, except a scalar."""
+    if any(not isinstance(x, DeviceTensor) and x.dim() > 0 for x in tensors):
         raise RuntimeError(
-            "Expected all tensors to be on the same device, but found at least two devices, cuda:0"
-            f" and cpu! ({name})"
+            f"Expected all tensors to be on the same device, not cuda:0 and cpu: {name}"
         )
 
 
 class Operations(TorchDispatchMode):
-    """Operations that make tensors on the device from none."""
+    """Sees the operations that create tensors on the device without taking one."""
 
     def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
         keywords = keywords or {}
-        if "pin_memory" in function._schema.name:
-            return arguments[0]
-        if is_device(keywords.get("device")) or any(
-            isinstance(x, DeviceTensor) for x in tree_leaves((arguments, keywords))
-        ):
+        tensors = tree_leaves((arguments, keywords))
+        if is_device(keywords.get("device")) or any(isinstance(x, DeviceTensor) for x in tensors):
             return run(function, arguments, keywords)
         if keywords.get("pin_memory"):
             keywords = keywords | {"pin_memory": False}
         return function(*arguments, **keywords)
 
 
-class Attention(torch.autograd.Function):
-    """Attention as the one kernel that it is on a GPU, forward and backward."""
-
-    @staticmethod
-    def forward(context, query, key, value, mask, options):
-        COUNTS.launch("attention")
-        context.inputs = [
-            x.inner.detach().requires_grad_(x.requires_grad) for x in (query, key, value)
-        ]
-        with torch.enable_grad():
-            mask = mask.inner if mask is not None else None
-            context.output = scaled_dot_product_attention(*context.inputs, mask, **options)
-        if graphs.capturing:
-            compute, inputs = (
-                torch.no_grad()(scaled_dot_product_attention),
-                [x.detach() for x in context.inputs],
-            )
-            graphs.capturing.calls.append(
-                (compute, (*inputs, mask), options, context.output.detach())
-            )
-        return DeviceTensor(context.output.detach())
-
-    @staticmethod
-    def backward(context, gradient):
-        COUNTS.launch("attention's gradient")
-        wanted = [x for x in context.inputs if x.requires_grad]
-        found = iter(torch.autograd.grad(context.output, wanted, gradient.inner, retain_graph=True))
-        return (
-            *(DeviceTensor(next(found)) if x.requires_grad else None for x in context.inputs),
-            None,
-            None,
-        )
-
-
 def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **options):
-    """torch's scaled_dot_product_attention, which chooses its kernel before the dispatcher is
-    asked.
-    """
-    options |= {"dropout_p": dropout_p, "is_causal": is_causal}
+    """torch's scaled_dot_product_attention, which would choose a CUDA kernel for the device."""
     if not isinstance(query, DeviceTensor):
-        return scaled_dot_product_attention(query, key, value, attn_mask, **options)
-    refuse(
-        [x for x in (key, value, attn_mask) if x is not None and not isinstance(x, DeviceTensor)],
-        "attention",
-    )
-    heads = [query, key, value]
-    if torch.is_autocast_enabled("cuda"):
-        heads = [x.to(torch.get_autocast_dtype("cuda")) for x in heads]
-    return Attention.apply(*heads, attn_mask, options)
+        given = query, key, value, attn_mask, dropout_p, is_causal
+        return scaled_dot_product_attention(*given, **options)
+    if attn_mask is not None and attn_mask.dtype == torch.bool:  # this operation adds the mask
+        hidden = attn_mask.logical_not()
+        attn_mask = query.new_zeros(attn_mask.shape).masked_fill(hidden, -torch.inf)
+    given = query, key, value, attn_mask, dropout_p, is_causal
+    return torch.ops.aten._scaled_dot_product_attention_math(*given, **options)[0]
 
 
 def answers() -> dict:
-    """What ``torch.cuda`` answers on this machine."""
-    card = SimpleNamespace(
-        name="Pretend GPU", major=8, minor=0, total_memory=80 * 2**30, multi_processor_count=108
-    )
-    card.gcnArchName = ""
-    numbers = {
-        name: 0
-        for name in (
-            "memory_allocated",
-            "max_memory_allocated",
-            "memory_reserved",
-            "current_device",
-        )
-    }
-    truths = {
-        "is_available": True,
-        "is_initialized": True,
-        "is_bf16_supported": True,
-        "_is_in_bad_fork": False,
-    }
-    more = {
+    """Return what each function of ``torch.cuda`` answers on this machine."""
+    card = SimpleNamespace(name="Pretend GPU", major=8, minor=0, total_memory=80 * 2**30)
+    card.multi_processor_count, card.gcnArchName = 108, ""
+    memory = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
+    truths = ("is_available", "is_initialized", "is_bf16_supported")
+    nothing = ("_lazy_init", "init", "set_device", "reset_peak_memory_stats", "empty_cache")
+    nothing += ("manual_seed", "manual_seed_all", "set_rng_state", "set_rng_state_all")
+    return {
+        **dict.fromkeys((*memory, "current_device"), 0),
+        **dict.fromkeys(truths, True),
+        **dict.fromkeys(("_is_in_bad_fork", "is_current_stream_capturing"), False),
+        **dict.fromkeys((*nothing, "ipc_collect")),
         "device_count": 1,
         "get_device_name": card.name,
         "get_device_properties": card,
-        "max_memory_reserved": 0,
-    }
-    more |= {
-        "get_device_capability": (8, 0),
+        "get_device_capability": (card.major, card.minor),
         "mem_get_info": (card.total_memory, card.total_memory),
     }
-    nothing = (
-        "_lazy_init",
-        "init",
-        "set_device",
-        "reset_peak_memory_stats",
-        "empty_cache",
-        "manual_seed",
-    )
-    nothing += ("manual_seed_all", "set_rng_state", "set_rng_state_all", "ipc_collect")
-    return numbers | truths | more | dict.fromkeys(nothing) | {"is_current_stream_capturing": False}
 
 
 def install() -> None:
-    """Replace what torch answers, and switch the mode on for good."""
+    """Replace the answers of torch, and switch the mode on permanently."""
     for name, answer in answers().items():
         setattr(torch.cuda, name, lambda *_, answer=answer, **__: answer)
     torch.cuda.synchronize = lambda *_: COUNTS.wait("synchronize")
-    torch.cuda.get_rng_state = lambda *_: (
-        torch.get_rng_state()
-    )  # both sides draw from the CPU's generator
+    # Both sides draw from the CPU's generator.
+    torch.cuda.get_rng_state = lambda *_: torch.get_rng_state()
     torch.cuda.get_rng_state_all = lambda: [torch.get_rng_state()]
-    torch.cuda.CUDAGraph, torch.cuda.graph = graphs.Graph, graphs.capture
     for name in ("get_rng_state", "get_rng_state_all", "set_rng_state", "set_rng_state_all"):
         setattr(torch.cuda.random, name, getattr(torch.cuda, name))
-    torch._C._set_only_lift_cpu_tensors(
-        True
-    )  # torch.tensor(..., device="cuda") is made on the host, then copied
-    load = torch.load
-    torch.load = lambda *a, map_location=None, **k: _moved(
-        load(*a, map_location="cpu", **k), map_location
-    )
-    compatible = torch._has_compatible_shallow_copy_type
-    torch._has_compatible_shallow_copy_type = lambda a, b: type(a) is type(b) and compatible(a, b)
-    torch.Tensor.pin_memory = _pinned
-    Operations().__enter__()
-    torch.nn.functional.scaled_dot_product_attention = attention
-    _foreach_utils._foreach_supported_types.append(
-        DeviceTensor
-    )  # torch's own type is all it would see on a real one
+    # Create torch.tensor(..., device="cuda") on the host, then copy it.
+    torch._C._set_only_lift_cpu_tensors(True)
+    load, compatible = torch.load, torch._has_compatible_shallow_copy_type
 
-
-def _pinned(tensor: torch.Tensor, *_) -> torch.Tensor:
-    copy = tensor.clone()
-    copy.pinned = True
-    return copy
-
-
-def _moved(loaded, where):
-    if isinstance(where, str | torch.device) and is_device(where):
+    def load_here(*arguments, map_location=None, **options):
+        loaded = load(*arguments, map_location="cpu", **options)
+        if not isinstance(map_location, str | torch.device) or not is_device(map_location):
+            return loaded
         return tree_map_only(torch.Tensor, lambda x: x.to(DEVICE), loaded)
-    return loaded
+
+    torch.load = load_here
+    torch._has_compatible_shallow_copy_type = lambda a, b: type(a) is type(b) and compatible(a, b)
+    torch.Tensor.pin_memory = lambda tensor, *_: tensor
+    torch.nn.functional.scaled_dot_product_attention = attention
+    # On CUDA, torch uses operations on lists of tensors for its own type only.
+    _foreach_utils._foreach_supported_types.append(DeviceTensor)
+    Operations().__enter__()
