@@ -1,232 +1,250 @@
-"""PPO for a language model in one file, read from top to bottom; nothing is imported from the
-package.
+"""PPO for a language model in one file: a GPT-2 learns to write positive film reviews.
 
-    python scripts/ppo_minimal.py [STEPS]
+    python scripts/ppo_minimal.py         # the repository's small models, one CPU; --help: options
+    python scripts/ppo_minimal.py --model gpt2 --reward lvwerra/distilbert-imdb \
+        --dataset stanfordnlp/imdb --learning-rate 1.41e-5 --batch-size 128 --steps 200
 
-A small GPT-2 learns to write film reviews that a sentiment classifier calls positive. Left out, and
-in the package: adapters, several processes, mixed precision, checkpoints, early stopping, the other
-KL penalties, forty statistics, and checks of what comes in. One step equals PPOTrainer.step, which
-tests/test_ppo_minimal.py holds.
+It imports nothing from the course's package; tests/test_ppo_minimal.py shows that a step equals
+PPOTrainer.step. Left out: adapters, several processes, mixed precision, checkpoints, learning-rate
+annealing, input checks. Sources, cited at their lines: [PPO] Schulman et al., arXiv:1707.06347;
+[GAE] Schulman et al., arXiv:1506.02438; [Z19] Ziegler et al., arXiv:1909.08593; [37] core details
+of "The 37 Implementation Details of PPO", 2022; [N] "The N Implementation Details of RLHF", 2024.
 """
 
+import argparse
 import copy
-import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from datasets import load_dataset
+from matplotlib.figure import Figure
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+from torch.nn.utils.rnn import pad_sequence
+from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline, set_seed
 
-MODELS = Path(__file__).resolve().parents[1] / "models"
 
-
-@dataclass
-class Config:
-    learning_rate: float = 3e-4
-    batch_size: int = 64
-    mini_batch_size: int = 64
-    epochs: int = 4
-    beta: float = 0.16  # KL coefficient at the start
-    kl_target: float = 6.0  # nats per response
-    kl_horizon: float = 10_000  # samples
-    gamma: float = 1.0
-    lam: float = 0.95
-    clip: float = 0.2
-    clip_value: float = 0.2
-    vf_coef: float = 0.1
+def parse_args(argv=None):
+    parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    add, models = parser.add_argument, Path(__file__).resolve().parents[1] / "models"
+    add("--model", default=str(models / "gpt2-imdb-mini"), help="causal language model")
+    add("--reward", default=str(models / "distilbert-imdb-mini"), help="has a label POSITIVE")
+    add("--dataset", default=str(models / "imdb-openings"), help="column text; train and test")
+    add("--output", default="runs/ppo_minimal.png", help="picture of the statistics")
+    add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="torch device")
+    add("--seed", type=int, default=0, help="seed of numpy and torch")
+    add("--steps", type=int, default=16, help="PPO steps")
+    add("--eval-queries", type=int, default=256, help="held-out queries")
+    add("--response-length", type=int, default=16, help="longest response, tokens")
+    add("--batch-size", type=int, default=32, help="samples per step")
+    add("--mini-batch-size", type=int, default=32, help="samples per optimizer step")
+    add("--ppo-epochs", type=int, default=4, help="passes over a batch")
+    add("--learning-rate", type=float, default=1e-4, help="Adam step size")
+    add("--max-grad-norm", type=float, default=float("inf"), help="largest norm of the gradient")
+    add("--init-kl-coef", type=float, default=0.16, help="KL coefficient of the first step")
+    add("--target", type=float, default=6.0, help="desired KL, nats per response")
+    add("--horizon", type=float, default=10_000, help="samples over which the KL coefficient moves")
+    add("--gamma", type=float, default=1.0, help="discount")  # [N] policy training 6
+    add("--lam", type=float, default=0.95, help="lambda of GAE")
+    add("--cliprange", type=float, default=0.2, help="clipping of the ratio")
+    add("--cliprange-value", type=float, default=0.2, help="clipping of the values")
+    add("--vf-coef", type=float, default=0.1, help="weight of the value loss")
+    return parser.parse_args(argv)
 
 
 class ActorCritic(nn.Module):
-    """A causal language model, and one linear layer that reads a value off its last hidden state."""
+    """A causal language model and a value head, which reads query and response; [N] general 1."""
 
     def __init__(self, lm):
         super().__init__()
         self.lm, self.value = lm, nn.Linear(lm.config.hidden_size, 1)
+        nn.init.zeros_(self.value.weight)  # openai/lm-human-preferences, language/model.py, scale=0
 
-    def forward(self, ids, attention_mask, position_ids):
-        """Logits (B, T, V) and values (B, T)."""
-        hidden = self.lm.base_model(
-            ids, attention_mask=attention_mask, position_ids=position_ids
-        ).last_hidden_state
-        return self.lm.get_output_embeddings()(hidden), self.value(hidden).squeeze(-1)
-
-
-def lay_out(queries, responses, pad):
-    """Queries padded on the left, responses on the right: ids, attention_mask, position_ids (B, Q +
-    R), mask (B, R).
-    """
-    q, r = max(map(len, queries)), max(map(len, responses))
-    ids = torch.full((len(queries), q + r), pad)
-    real = torch.zeros_like(
-        ids
-    )  # from lengths, not from ids != pad: the padding token is EOS, and EOS can be sampled
-    for row, (query, response) in enumerate(zip(queries, responses)):
-        ids[row, q - len(query) : q + len(response)] = torch.cat([query, response])
-        real[row, q - len(query) : q + len(response)] = 1
-    return ids, real, (real.cumsum(1) - 1).clamp(min=0), real[:, q:].float()
+    def forward(self, batch):
+        """Return log-probabilities, entropies and values (B, R) of the response tokens."""
+        width = batch["mask"].shape[1]
+        inputs = {key: batch[key] for key in ("input_ids", "attention_mask", "position_ids")}
+        hidden = self.lm.base_model(**inputs).last_hidden_state
+        hidden = hidden[:, -width - 1 : -1]  # the token before a response token predicts it
+        logprobs = self.lm.get_output_embeddings()(hidden).float().log_softmax(-1)
+        entropy = torch.special.entr(logprobs.detach().exp()).sum(-1)  # statistic, not in the loss
+        chosen = logprobs.gather(-1, batch["input_ids"][:, -width:].unsqueeze(-1)).squeeze(-1)
+        return chosen, entropy, self.value(hidden).squeeze(-1)
 
 
-@torch.no_grad()
-def sample(model, queries, length, eos):
-    """Responses from the policy's own distribution: transformers would otherwise keep the 50
-    likeliest tokens alone.
-    """
-    model.eval()
-    q = max(map(len, queries))
-    ids = torch.stack(
-        [nn.functional.pad(query, (q - len(query), 0), value=eos) for query in queries]
-    )
-    mask = torch.stack([torch.arange(q) >= q - len(query) for query in queries]).long()
-    how = {
-        "do_sample": True,
-        "top_k": 0,
-        "top_p": 1.0,
-        "max_new_tokens": length,
-        "pad_token_id": eos,
-    }
-    rows = model.lm.generate(input_ids=ids, attention_mask=mask, **how)[:, q:]
-    ends = [(row == eos).nonzero()[:1, 0].tolist() for row in rows]
-    return [row[: end[0] + 1] if end else row for row, end in zip(rows, ends)]
+def collate(queries, responses, device):
+    """Pad queries on the left and responses on the right: input_ids (B, Q + R), mask (B, R)."""
+    ids = torch.cat([pad_sequence(queries, True, 0, "left"), pad_sequence(responses, True)], 1)
+    # Masks come from lengths: padding is often EOS, and a sampled EOS belongs to the response.
+    ones = [[torch.ones_like(x) for x in rows] for rows in (queries, responses)]
+    real = torch.cat([pad_sequence(ones[0], True, 0, "left"), pad_sequence(ones[1], True)], 1)
+    position_ids = (real.cumsum(1) - 1).clamp(min=0)  # 0 at the first real token; [N] general 3
+    batch = {"input_ids": ids, "attention_mask": real, "position_ids": position_ids}
+    batch["mask"] = real[:, max(map(len, queries)) :].float()
+    return {key: x.to(device) for key, x in batch.items()}
 
 
-def evaluate(model, batch):
-    """Log-probabilities and values (B, R) at the positions that predict the response's tokens."""
-    ids, attention_mask, position_ids, mask = batch
-    first = (
-        ids.shape[1] - mask.shape[1] - 1
-    )  # the last query token predicts the first response token
-    logits, values = model(ids, attention_mask, position_ids)
-    logits, labels = logits[:, first:-1].float(), ids[:, first + 1 :]
-    return (
-        logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1) - logits.logsumexp(-1),
-        values[:, first:-1],
-    )
+def sample(model, queries, length, eos_token_id):
+    """Return one response per query, sampled from the policy and cut after its first EOS."""
+    model.eval()  # no dropout; [N] policy training 4
+    no_responses, device = [query[:0] for query in queries], model.value.weight.device
+    ids, mask, *_ = collate(queries, no_responses, device).values()
+    options = {"do_sample": True, "top_k": 0, "top_p": 1.0}  # all tokens; [N] general 4
+    options |= {"max_new_tokens": length, "pad_token_id": eos_token_id}
+    rows = model.lm.generate(ids, attention_mask=mask, **options)[:, ids.shape[1] :].cpu()
+    lengths = ((rows == eos_token_id).cumsum(1) == 0).sum(1) + 1
+    return [row[:n] for row, n in zip(rows, lengths)]
 
 
-def mean(x, mask):
-    return (x * mask).sum() / mask.sum()
-
-
-def whiten(x, mask):
-    """Mean 0 and variance 1 over the response tokens of the whole batch."""
-    centred = x - mean(x, mask)
-    variance = mean(centred**2, mask) * mask.sum() / (mask.sum() - 1)
-    return centred * torch.rsqrt(variance + 1e-8) * mask
+def masked_whiten(x, mask):
+    """Scale to mean 0 and variance 1 over all response tokens of the batch; [37] 7."""
+    real = x[mask.bool()]
+    return (x - real.mean()) * torch.rsqrt(real.var() + 1e-8) * mask
 
 
 def gae(rewards, values, gamma, lam):
-    """Advantages by generalised advantage estimation; 0 comes after the last token."""
+    """Return advantages (B, R); [GAE] eq. 16, [37] 5. The value after the last token is 0."""
     advantages, running = torch.zeros_like(rewards), 0.0
-    following = nn.functional.pad(values[:, 1:], (0, 1))
+    next_values = nn.functional.pad(values[:, 1:], (0, 1))
     for t in reversed(range(rewards.shape[1])):
-        running = rewards[:, t] + gamma * following[:, t] - values[:, t] + gamma * lam * running
-        advantages[:, t] = running
+        delta = rewards[:, t] + gamma * next_values[:, t] - values[:, t]
+        advantages[:, t] = running = delta + gamma * lam * running
     return advantages
 
 
-def losses(logprobs, values, old_logprobs, old_values, advantages, returns, config):
-    """Clipped policy loss and clipped value loss per token, (B, R) each."""
-    ratio = torch.exp(logprobs - old_logprobs)
-    clipped = ratio.clamp(1 - config.clip, 1 + config.clip)
-    near = torch.maximum(
-        torch.minimum(values, old_values + config.clip_value), old_values - config.clip_value
-    )
-    policy = torch.maximum(-advantages * ratio, -advantages * clipped)
-    return policy, 0.5 * torch.maximum((values - returns) ** 2, (near - returns) ** 2)
+def policy_loss(logprobs, old_logprobs, advantages, cliprange):
+    """Return the loss per token, the ratio, and where clipping is active; [PPO] eq. 7, [37] 8."""
+    ratio = (logprobs - old_logprobs).exp()
+    unclipped = -advantages * ratio
+    clipped = -advantages * ratio.clamp(1 - cliprange, 1 + cliprange)
+    return torch.maximum(unclipped, clipped), ratio, (clipped > unclipped).float()
 
 
-def ppo_step(model, reference, optimizer, queries, responses, scores, beta, pad, config):
-    """One PPO step on a batch: queries and responses lists of token tensors, scores (B,). Returns
-    statistics.
-    """
-    model.eval()  # dropout would make the ratio differ from 1 before anything was learnt
-    batch = lay_out(queries, responses, pad)
-    mask = batch[-1]
-    with torch.no_grad():
-        old_logprobs, old_values = (x * mask for x in evaluate(model, batch))
-        kl = (old_logprobs - evaluate(reference, batch)[0]) * mask
-    rewards = -beta * kl  # every token pays for its distance from the reference
-    rewards[torch.arange(len(scores)), mask.sum(1).long() - 1] += (
-        scores  # the score comes with the last one
-    )
-    advantages = gae(rewards, old_values, config.gamma, config.lam)
-    returns = advantages + old_values  # before whitening
-    advantages = whiten(advantages, mask)
-    seen = []
-    for _ in range(config.epochs):
-        for rows in torch.from_numpy(np.random.permutation(len(scores))).split(
-            config.mini_batch_size
-        ):
-            logprobs, values = evaluate(model, [x[rows] for x in batch])
-            columns = [x[rows] for x in (old_logprobs, old_values, advantages, returns)]
-            policy, value = (
-                mean(x, mask[rows]) for x in losses(logprobs, values, *columns, config)
-            )
+def value_loss(values, old_values, returns, cliprange):
+    """Return the clipped value loss per token; [37] 9, [N] policy training 10."""
+    near = old_values + (values - old_values).clamp(-cliprange, cliprange)
+    return 0.5 * torch.maximum((values - returns) ** 2, (near - returns) ** 2)
+
+
+@torch.no_grad()
+def add_advantages(batch, model, ref_model, scores, kl_coef, args):
+    """Return the batch with KL, old log-probabilities and values, returns and advantages."""
+    mask = batch["mask"]
+    old_logprobs, _, old_values = (x * mask for x in model(batch))
+    kl = (old_logprobs - ref_model(batch)[0]) * mask
+    rewards = -kl_coef * kl  # per token; [Z19] eq. 2, [N] policy training 8
+    rewards[torch.arange(len(kl)), mask.sum(1).long() - 1] += scores  # last token; [Z19] eq. 2
+    advantages = gae(rewards, old_values, args.gamma, args.lam)
+    batch = batch | {"kl": kl, "old_logprobs": old_logprobs, "old_values": old_values}
+    batch["returns"] = advantages + old_values  # before whitening, which is for the policy only
+    return batch | {"advantages": masked_whiten(advantages, mask)}
+
+
+def loss_and_stats(model, batch, args):
+    """Return the loss of a mini-batch and its statistics, means over response tokens."""
+    real, returns, old_logprobs = batch["mask"].bool(), batch["returns"], batch["old_logprobs"]
+    logprobs, entropy, values = model(batch)
+    pg, ratio, clipped = policy_loss(logprobs, old_logprobs, batch["advantages"], args.cliprange)
+    vf = value_loss(values, batch["old_values"], returns, args.cliprange_value)
+    stats = {"policy_loss": pg, "value_loss": vf, "entropy": entropy, "ratio": ratio}
+    stats["approxkl"] = 0.5 * (logprobs - old_logprobs) ** 2  # [37] 12
+    stats |= {"clipfrac": clipped, "error": (values - returns) ** 2}  # [37] 12
+    stats = {key: x[real].mean() for key, x in stats.items()}
+    loss = stats["policy_loss"] + args.vf_coef * stats["value_loss"]  # [37] 10, without entropy
+    stats["variance"] = returns[real].var()
+    return loss, {key: x.item() for key, x in stats.items()}
+
+
+def ppo_step(model, ref_model, optimizer, batch, scores, kl_coef, args):
+    """Take one PPO step on a batch of ``collate`` with scores (B,). Return its statistics."""
+    model.eval()  # with dropout the ratio would not start at 1; [N] policy training 4
+    batch, seen = add_advantages(batch, model, ref_model, scores, kl_coef, args), []
+    for _ in range(args.ppo_epochs):
+        order = torch.from_numpy(np.random.permutation(len(scores))).to(scores.device)
+        for rows in order.split(args.mini_batch_size):  # [37] 6, [N] policy training 7
+            loss, stats = loss_and_stats(model, {key: x[rows] for key, x in batch.items()}, args)
             optimizer.zero_grad()
-            (policy + config.vf_coef * value).backward()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), args.max_grad_norm)  # [37] 11
             optimizer.step()
-            seen.append((policy.item(), value.item()))
-    policy, value = np.mean(seen, axis=0)
-    kl = kl.sum(1).mean().item()
-    return {"kl": kl, "score": scores.mean().item(), "policy loss": policy, "value loss": value}
+            seen.append(stats)
+    stats = {key: float(np.mean([stats[key] for stats in seen])) for key in seen[0]}
+    stats["explained_var"] = 1 - stats.pop("error") / stats.pop("variance")
+    return {"score": scores.mean().item(), "kl": batch["kl"].sum(1).mean().item()} | stats
 
 
-def next_beta(beta, kl, n, config):
-    """The adaptive KL coefficient: a little up when KL is above its target, a little down when
-    below.
-    """
-    return beta * (1 + float(np.clip(kl / config.kl_target - 1, -0.2, 0.2)) * n / config.kl_horizon)
+def next_kl_coef(kl_coef, kl, args):
+    """Return the adaptive KL coefficient; [Z19] section 2.2, [N] policy training 11."""
+    error = float(np.clip(kl / args.target - 1, -0.2, 0.2))
+    return kl_coef * (1 + error * args.batch_size / args.horizon)
 
 
-def main(steps=20):
-    config = Config()
-    torch.manual_seed(0)
-    np.random.seed(0)
-    tokenizer = AutoTokenizer.from_pretrained(MODELS / "gpt2-imdb-mini")
-    model = ActorCritic(
-        AutoModelForCausalLM.from_pretrained(MODELS / "gpt2-imdb-mini", dtype=torch.float32)
-    )
-    reference = copy.deepcopy(model).eval()
-    judge = AutoModelForSequenceClassification.from_pretrained(
-        MODELS / "distilbert-imdb-mini", dtype=torch.float32
-    )
-    reader = AutoTokenizer.from_pretrained(MODELS / "distilbert-imdb-mini")
-    openings = tokenizer(load_dataset(str(MODELS / "imdb-openings"), split="train")["text"][:])[
-        "input_ids"
-    ]
-    optimizer, beta = torch.optim.Adam(model.parameters(), lr=config.learning_rate), config.beta
-    for step in range(1, steps + 1):
-        chosen = np.random.choice(len(openings), config.batch_size, replace=False)
-        queries = [torch.tensor(openings[row][: np.random.randint(2, 9)]) for row in chosen]
-        responses = sample(model, queries, 16, tokenizer.eos_token_id)
-        texts = [
-            tokenizer.decode(torch.cat(pair), skip_special_tokens=True)
-            for pair in zip(queries, responses)
-        ]
-        with torch.no_grad():
-            logits = judge.eval()(**reader(texts, padding=True, return_tensors="pt")).logits
-        scores = logits[:, judge.config.label2id["POSITIVE"]].float()
-        stats = ppo_step(
-            model,
-            reference,
-            optimizer,
-            queries,
-            responses,
-            scores,
-            beta,
-            tokenizer.pad_token_id,
-            config,
-        )
-        beta = next_beta(beta, stats["kl"], len(queries), config)
-        print(
-            f"{step:3}  "
-            + "  ".join(f"{name} {value:6.3f}" for name, value in stats.items())
-            + f"  {texts[0]!r}"
-        )
+def draw_queries(split, n, tokenizer):
+    """Return the first 2 to 8 tokens of n different texts."""
+    texts = split[np.random.choice(len(split), n, replace=False)]["text"]
+    return [torch.tensor(ids[: np.random.randint(2, 9)]) for ids in tokenizer(texts)["input_ids"]]
+
+
+def rollout(model, tokenizer, classify, queries, args):
+    """Return a batch of sampled responses, their scores (B,), the logits of POSITIVE, and texts."""
+    responses = sample(model, queries, args.response_length, tokenizer.eos_token_id)
+    whole = [torch.cat(pair) for pair in zip(queries, responses)]
+    texts = tokenizer.batch_decode(whole, skip_special_tokens=True)
+    rows = classify(texts, top_k=None, function_to_apply="none", truncation=True, batch_size=64)
+    scores = [x["score"] for row in rows for x in row if x["label"] == "POSITIVE"]
+    batch = collate(queries, responses, args.device)
+    return batch, torch.tensor(scores, device=args.device), texts
+
+
+@torch.no_grad()
+def evaluate(model, ref_model, tokenizer, classify, queries, args):
+    """Print held-out score and KL; return the score's mean and half of its 95 % interval."""
+    torch.manual_seed(args.seed)  # the same before and after
+    batch, scores, texts = rollout(model, tokenizer, classify, queries, args)
+    kl = ((model(batch)[0] - ref_model(batch)[0]) * batch["mask"]).sum(1).mean().item()
+    mean, half = scores.mean().item(), 1.96 * scores.std().item() / len(scores) ** 0.5
+    print(f"held-out score {mean:.2f} ± {half:.2f}, KL {kl:.2f} nats", *texts[:3], sep="\n    ")
+    return mean, half
+
+
+def plot(history, before, after, path):
+    """Save a picture of the statistics per step, and of the held-out score before and after."""
+    units = {"score": "logit", "kl": "nats per response", "entropy": "nats", "approxkl": "nats"}
+    steps, figure = range(1, len(history) + 1), Figure((11, 7), layout="constrained")
+    for axis, key in zip(figure.subplots(3, 3, sharex=True).flat, history[0]):
+        axis.plot(steps, [stats[key] for stats in history], ".-", label="training batch")
+        axis.set(title=key, ylabel=units.get(key, ""))
+        axis.grid(alpha=0.3)
+    (means, halves), ends = zip(before, after), [0.5, len(history) + 0.5]
+    figure.axes[0].errorbar(ends, means, halves, fmt="s", capsize=4, label="held out, 95 %")
+    figure.axes[0].legend(fontsize="small")
+    figure.supxlabel("PPO step")
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+
+
+def main(argv=None):
+    args = parse_args(argv)
+    set_seed(args.seed)  # numpy's for queries and mini-batches, torch's for sampling
+    data, tokenizer = load_dataset(args.dataset), AutoTokenizer.from_pretrained(args.model)
+    classify = pipeline("text-classification", args.reward, device=args.device, dtype="float32")
+    model = ActorCritic(AutoModelForCausalLM.from_pretrained(args.model, dtype="float32"))
+    ref_model = copy.deepcopy(model.to(args.device))
+    optimizer = torch.optim.Adam(model.parameters(), args.learning_rate, eps=1e-8)  # 1e-5 in [37] 3
+    held_out = draw_queries(data["test"], args.eval_queries, tokenizer)
+    before = evaluate(model, ref_model, tokenizer, classify, held_out, args)
+    kl_coef, history = args.init_kl_coef, []
+    for step in range(1, args.steps + 1):
+        queries = draw_queries(data["train"], args.batch_size, tokenizer)
+        batch, scores, _ = rollout(model, tokenizer, classify, queries, args)
+        stats = ppo_step(model, ref_model, optimizer, batch, scores, kl_coef, args)
+        print(f"step {step:3}", *(f"{key} {x:.3f}" for key, x in stats.items()), sep="  ")
+        kl_coef = next_kl_coef(kl_coef, stats["kl"], args)
+        history.append(stats)
+    after = evaluate(model, ref_model, tokenizer, classify, held_out, args)
+    plot(history, before, after, args.output)
+    print(f"saved {args.output}")
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    main()

@@ -2,6 +2,7 @@
 tests that exist.
 """
 
+import ast
 import re
 import runpy
 
@@ -9,19 +10,21 @@ import nbformat
 import numpy as np
 import pytest
 import torch
-from builders import (
-    EOS,
-    SCRIPTS,
-    PadTokenizer,
-    difference,
-    make_policy,
-    make_samples,
-    sgd,
-    snapshot,
-)
+from builders import EOS, SCRIPTS, PadTokenizer, make_policy, make_samples, sgd
 
 from rlhf_course import PPOConfig, PPOTrainer
 from rlhf_course.course.presets import ROOT
+
+STATS = {  # of ppo_minimal.py: key of PPOTrainer.step
+    "kl": "objective/kl",
+    "score": "ppo/mean_scores",
+    "policy_loss": "ppo/loss/policy",
+    "value_loss": "ppo/loss/value",
+    "entropy": "ppo/policy/entropy",
+    "approxkl": "ppo/policy/approxkl",
+    "clipfrac": "ppo/policy/clipfrac",
+    "explained_var": "ppo/val/var_explained",
+}
 
 
 @pytest.fixture(scope="module")
@@ -32,42 +35,40 @@ def minimal() -> dict:
 @pytest.mark.parametrize("mini_batch_size", [8, 4])
 def test_a_step_equals_the_trainers(minimal, mini_batch_size):
     policy, reference = make_policy(), make_policy(1)
-    model, frozen = (minimal["ActorCritic"](make_policy(seed).pretrained_model) for seed in (0, 1))
+    model, ref_model = (minimal["ActorCritic"](make_policy(i).pretrained_model) for i in (0, 1))
     model.value.load_state_dict(policy.v_head.summary.state_dict())
-    samples = make_samples(8)
-    config = PPOConfig(batch_size=8, mini_batch_size=mini_batch_size, init_kl_coef=0.3)
-    trainer = PPOTrainer(config, policy, reference, PadTokenizer(), optimizer=sgd(policy))
+    queries, responses, scores = make_samples(8)
+    sizes = {"batch_size": 8, "mini_batch_size": mini_batch_size}
+    trainer = PPOTrainer(
+        PPOConfig(**sizes, init_kl_coef=0.3),
+        policy,
+        reference,
+        PadTokenizer(),
+        optimizer=sgd(policy),
+    )
     np.random.seed(3)
-    wanted = trainer.step(*samples)
+    expected = trainer.step(queries, responses, scores)
 
-    queries, responses, scores = samples
-    own = minimal["Config"](batch_size=8, mini_batch_size=mini_batch_size)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    options = ["--batch-size", "8", "--mini-batch-size", str(mini_batch_size)]
+    args = minimal["parse_args"](options)
+    batch = minimal["collate"](queries, responses, "cpu")
     np.random.seed(3)
-    before = snapshot(model)
-    found = minimal["ppo_step"](
-        model,
-        frozen,
-        optimizer,
-        queries,
-        responses,
-        torch.stack([*scores]).float().flatten(),
-        0.3,
-        EOS,
-        own,
-    )
-    assert found["kl"] == pytest.approx(wanted["objective/kl"], abs=1e-5)
-    for mine, theirs in {"policy loss": "ppo/loss/policy", "value loss": "ppo/loss/value"}.items():
-        assert found[mine] == pytest.approx(wanted[theirs], abs=1e-5)
-    assert difference(before, snapshot(model)) > 1e-3
-    for mine, theirs in zip(
-        model.lm.parameters(), policy.pretrained_model.parameters(), strict=True
-    ):
-        assert torch.allclose(mine, theirs, atol=1e-5, rtol=0)
+    stats = minimal["ppo_step"](model, ref_model, sgd(model), batch, torch.stack(scores), 0.3, args)
+    for name, key in STATS.items():
+        assert stats[name] == pytest.approx(expected[key], abs=1e-5), name
+    assert stats["clipfrac"] > 0
+    if mini_batch_size == 8:  # then the mean over mini-batches is the mean over tokens
+        assert stats["ratio"] == pytest.approx(expected["ppo/policy/ratio"].mean(), abs=1e-5)
+    moved = 0.0
+    start = make_policy().pretrained_model.parameters()
+    theirs = policy.pretrained_model.parameters()
+    for mine, other, before in zip(model.lm.parameters(), theirs, start, strict=True):
+        assert torch.allclose(mine, other, atol=1e-5, rtol=0)
+        moved = max(moved, (mine - before).abs().max().item())
+    assert moved > 1e-3
     assert torch.allclose(model.value.weight, policy.v_head.summary.weight, atol=1e-5, rtol=0)
-    assert minimal["next_beta"](0.3, found["kl"], 8, own) == pytest.approx(
-        trainer.kl_ctl.value, rel=1e-6
-    )
+    kl_coef = minimal["next_kl_coef"](0.3, stats["kl"], args)
+    assert kl_coef == pytest.approx(trainer.kl_ctl.value, rel=1e-6)
 
 
 def test_a_response_ends_with_its_first_eos(minimal):
@@ -81,9 +82,20 @@ def test_a_response_ends_with_its_first_eos(minimal):
     assert all(len(response) == 12 for response in responses if EOS not in response)
 
 
+def test_the_command_trains_evaluates_and_saves_a_picture(minimal, tmp_path, capsys):
+    sizes = "--steps 1 --batch-size 4 --mini-batch-size 2 --eval-queries 4 --ppo-epochs 1"
+    minimal["main"]([*sizes.split(), "--output", str(tmp_path / "new" / "curves.png")])
+    assert (tmp_path / "new" / "curves.png").stat().st_size > 10_000
+    printed = capsys.readouterr().out
+    before, after = re.findall(r"held-out score \S+ ± \S+, KL (\S+) nats", printed)
+    assert float(before) == 0 != float(after)
+
+
 def test_it_is_short_and_needs_nothing_of_the_package():
     text = (SCRIPTS / "ppo_minimal.py").read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= 180
+    assert len(text.splitlines()) <= 250
+    functions = [x for x in ast.walk(ast.parse(text)) if isinstance(x, ast.FunctionDef)]
+    assert all(x.end_lineno - x.lineno < 40 for x in functions)
     assert not re.search(r"import rlhf_course|from rlhf_course", text)
 
 
