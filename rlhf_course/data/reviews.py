@@ -27,8 +27,8 @@ def load_reviews(source: str | Path, split: str) -> Dataset:
     feature, labels = reviews.features["label"], {*reviews["label"]}
     names = getattr(feature, "names", ("neg", "pos"))
     if labels != {0, 1} or [name.lower()[:3] for name in names] != ["neg", "pos"]:
-        given = f"{', '.join(sorted(map(str, labels))[:5])} ({feature!r:.60})"
-        needed = "both 0 (negative) and 1 (positive) are needed"
+        given = ", ".join(sorted(map(str, labels))[:5])
+        needed = f"both 0 (negative) and 1 (positive) are needed (it is {feature!r:.60})"
         raise ValueError(f"The labels in {where} are {given}; {needed}.")
     numbers = [int(label) for label in reviews["label"]]
     return reviews.remove_columns("label").add_column("label", numbers)
