@@ -1,6 +1,4 @@
-"""What a policy does on fixed held-out queries: score, KL, length and diversity, with confidence
-intervals.
-"""
+"""A policy on fixed held-out queries: score, KL, length, diversity; with confidence intervals."""
 
 import re
 from collections.abc import Callable, Collection, Sequence
@@ -27,59 +25,55 @@ def evaluate(
     batch_size: int = 256,
     **generation_kwargs,
 ) -> pd.DataFrame:
-    """Sample one response per query, dropout off: columns query, response, kl, nll, length,
-    finished, score.
+    """Sample one response per query: query, response, kl, nll, length, finished, score.
 
     Args:
-        trainer: its policy answers, and KL is measured against its reference, at its precision.
+        trainer: its policy answers; KL is measured against its reference, at its precision.
         score: queries and responses, as texts, → (B,).
         queries: prompts as texts, whose responses lose special tokens and outer spaces; or the
             token ids of beginnings, whose responses stay as they are.
         lengths: of the responses, in tokens; default ``max_new_tokens`` for all.
-        seed: of the sampling. The global generators stay as they are, so evaluating does not change
-            a run.
+        seed: of the sampling; the global generators stay as they are.
         generation_kwargs: those of :meth:`PPOTrainer.generate`.
 
-    ``kl`` is log p(response) under the policy minus that under the reference, and ``nll`` the
-    latter's negative, both in nats; ``finished`` says whether a response ends with EOS. Raises
-    ``FloatingPointError`` where a score is NaN or Inf.
+    ``kl`` is log p(response) under the policy minus that under the reference, ``nll`` the latter's
+    negative, in nats; ``finished``: the response ends with EOS. Raises ``FloatingPointError`` where
+    a score is NaN or Inf.
     """
     tokenizer, are_texts = trainer.tokenizer, isinstance(queries[0], str)
-    ids = (
-        [torch.tensor(row) for row in tokenizer(list(queries))["input_ids"]]
-        if are_texts
-        else queries
-    )
+    ids = queries
+    if are_texts:
+        ids = [torch.tensor(row) for row in tokenizer(list(queries))["input_ids"]]
     sampler = iter(lengths).__next__ if lengths is not None else None
+    how = {"return_prompt": False} | generation_kwargs
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        responses = trainer.generate(
-            ids, sampler, batch_size, return_prompt=False, **generation_kwargs
-        )
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    no_scores = torch.zeros(len(responses), device=model.device)
-    rollout = Rollout.from_lists(ids, responses, no_scores, pad_token_id(tokenizer))
-    how = {
-        "at_most": trainer.config.mini_batch_size,
-        "begin_suppress": trainer.config.begin_suppress_tokens,
-    }
-    with without_dropout(model), trainer.accelerator.autocast():
-        logprobs = forward(model, rollout, **how)[0]
+        responses = trainer.generate(ids, sampler, batch_size, **how)
+    table = _measure(trainer, ids, responses)
+    texts = tokenizer.batch_decode(responses, skip_special_tokens=are_texts)
+    asked = list(queries) if are_texts else tokenizer.batch_decode(queries)
+    answered = [text.strip() for text in texts] if are_texts else texts
+    table.insert(0, "query", asked)
+    table.insert(1, "response", answered)
+    return table.assign(score=finite(score(asked, answered), answered).tolist())
+
+
+def _measure(trainer: PPOTrainer, queries, responses) -> pd.DataFrame:
+    """Columns kl, nll, length and finished of responses (tokens) to queries (tokens)."""
+    blank = torch.zeros(len(responses), device=trainer.policy.device)
+    rollout = Rollout.from_lists(queries, responses, blank, pad_token_id(trainer.tokenizer))
+    config = trainer.config
+    how = {"at_most": config.mini_batch_size, "begin_suppress": config.begin_suppress_tokens}
+    with without_dropout(trainer.policy), trainer.accelerator.autocast():
+        logprobs = forward(trainer.policy, rollout, **how)[0]
         with trainer.reference() as reference:
             ref_logprobs = forward(reference, rollout, **how)[0]
-    texts = tokenizer.batch_decode(responses, skip_special_tokens=are_texts)
-    table = pd.DataFrame(
-        {
-            "query": queries if are_texts else tokenizer.batch_decode(queries),
-            "response": [text.strip() for text in texts] if are_texts else texts,
-            "kl": ((logprobs - ref_logprobs) * rollout.mask).sum(1).tolist(),
-            "nll": (-ref_logprobs * rollout.mask).sum(1).tolist(),
-            "length": [len(response) for response in responses],
-            "finished": [bool(response[-1] == tokenizer.eos_token_id) for response in responses],
-        }
-    )
-    asked, answered = table["query"].tolist(), table["response"].tolist()
-    return table.assign(score=finite(score(asked, answered), answered).tolist())
+    eos = trainer.tokenizer.eos_token_id
+    columns = {"kl": ((logprobs - ref_logprobs) * rollout.mask).sum(1).tolist()}
+    columns["nll"] = (-ref_logprobs * rollout.mask).sum(1).tolist()
+    columns["length"] = [len(response) for response in responses]
+    columns["finished"] = [bool(response[-1] == eos) for response in responses]
+    return pd.DataFrame(columns)
 
 
 def mean_ci(values) -> tuple[float, float]:
@@ -101,7 +95,7 @@ def distinct_n(texts: Sequence[str], n: int) -> float:
 
 
 def perplexity(table: pd.DataFrame) -> float:
-    """Per token of the responses, under the reference: the lower, the more they read like its own."""
+    """Per token of the responses, under the reference."""
     return float(np.exp(table["nll"].sum() / table["length"].sum()))
 
 
@@ -111,7 +105,7 @@ def words_of(text: str) -> list[str]:
 
 
 def unknown_words(texts: Sequence[str], known: Collection[str]) -> float:
-    """Share of words that are not ``known``; a text's last one may be cut off, and does not count."""
+    """Share of words that are not ``known``, without each text's last, which may be cut off."""
     words = [word for text in texts for word in words_of(text)[:-1]]
     return sum(word not in known for word in words) / max(1, len(words))
 

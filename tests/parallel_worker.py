@@ -16,7 +16,7 @@ from builders import make_policy, make_samples, make_trainer, sgd
 from peft import LoraConfig, get_peft_model
 
 from rlhf_course import AutoModelForCausalLMWithValueHead
-from rlhf_course.runtime.distributed import gather_full, init, shutdown
+from rlhf_course.runtime.distributed import init, shutdown
 
 CASES = {  # settings for all 16 samples; sizes are divided among the processes
     "plain": {},
@@ -87,19 +87,15 @@ def run(case: str, folder: Path, name: str) -> None:
         lengths = sorted(stats["tokens/responses_dist"].tolist())
         history[-1] |= {"β": trainer.kl_ctl.value, "epochs": epochs, "lengths": lengths}
     model = trainer.accelerator.unwrap_model(trainer.model)
-    weights = [*model.parameters()]
-    held = sum(getattr(p, "_local_tensor", p).numel() for p in weights) / sum(
-        p.numel() for p in weights
-    )
     samples = (
         sample(trainer) if case == "plain" else None
     )  # right after a step, with no forward pass in between
-    weights = gather_full(model.state_dict())
+    weights = model.state_dict()
     if rank == 0:
         torch.save(
             {key: weight.clone() for key, weight in weights.items()}, folder / f"{case} {name}.pt"
         )
-        found = {"history": history, "held": held, "samples": samples}
+        found = {"history": history, "samples": samples}
         (folder / f"{case} {name}.json").write_text(json.dumps(found))
 
 
@@ -107,7 +103,7 @@ if __name__ == "__main__":
     np.random.permutation = np.arange  # so that mini-batches are the same samples, whoever has them
     warnings.simplefilter("ignore")  # of the faults that some cases are made of
     folder, name = sys.argv[1:]
-    for case in (case for case in CASES if (case, name) != ("adapters", "fsdp")):  # refused
+    for case in CASES:
         run(case, Path(folder), name)
     init().wait_for_everyone()
     shutdown()

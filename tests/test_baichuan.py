@@ -399,9 +399,7 @@ def test_the_command_fails_with_a_sentence_and_ctrl_c_leaves_nothing(
     tmp_path, source, capsys, monkeypatch
 ):
     target = [str(tmp_path / "deep" / "target")]
-    assert (
-        exits.run("convert_baichuan.py", script.main, [str(tmp_path / "nothing"), *target]) == 1
-    )
+    assert exits.run("convert_baichuan.py", script.main, [str(tmp_path / "nothing"), *target]) == 1
     error = capsys.readouterr().err
     assert (
         error.startswith("convert_baichuan.py: ")

@@ -1,11 +1,22 @@
 """A resumed run goes on with its schedule, and with what its detectors have seen."""
 
+import random
+
 import numpy as np
 import pytest
 import torch
-from builders import difference, make_policy, make_samples, make_trainer, sgd, snapshot
+from builders import (
+    difference,
+    latest_checkpoint,
+    make_policy,
+    make_samples,
+    make_trainer,
+    sgd,
+    snapshot,
+)
+from peft import LoraConfig, get_peft_model
 
-from rlhf_course import PPOTrainer
+from rlhf_course import AutoModelForCausalLMWithValueHead, PPOTrainer
 from rlhf_course.ppo.checkpoint import load_checkpoint, save_checkpoint
 
 
@@ -59,3 +70,92 @@ def test_detectors_go_on_with_what_they_have_seen_and_say_nothing_twice(tmp_path
     assert any("shorter answers" in words for words in said) and not any(
         "reference differs" in words for words in said
     )
+
+
+def scaled():
+    config = {
+        "mini_batch_size": 4,
+        "learning_rate": 1e-3,
+        "use_score_scaling": True,
+        "horizon": 100,
+    }
+    return make_trainer(reference=make_policy(1), **config)
+
+
+def test_a_checkpoint_restores_weights_optimizer_coefficient_moments_and_random_numbers(tmp_path):
+    one, other = scaled(), scaled()
+    one.step(*make_samples(seed=1))
+    save_checkpoint(one, tmp_path)
+    folder = latest_checkpoint(tmp_path)
+    one.step(*make_samples(seed=2))
+    drawn = torch.rand(1).item(), np.random.rand(), random.random()
+    load_checkpoint(other, folder)
+    assert other.current_step == 1
+    other.step(*make_samples(seed=2))
+    assert drawn == (torch.rand(1).item(), np.random.rand(), random.random())
+    assert difference(snapshot(one.model), snapshot(other.model)) == 0
+    assert one.kl_ctl.value == other.kl_ctl.value and vars(one.running) == vars(other.running)
+
+
+def test_a_newer_checkpoint_replaces_the_older_one(tmp_path):
+    trainer = scaled()
+    for seed in range(2):
+        trainer.step(*make_samples(seed=seed))
+        save_checkpoint(trainer, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-2"]
+
+
+def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeypatch):
+    trainer = scaled()
+    save_checkpoint(trainer, tmp_path)
+    trainer.step(*make_samples())
+
+    def full(state, path) -> None:
+        path.write_bytes(b"half")
+        raise OSError("disk full")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(OSError, match="disk full"):
+        save_checkpoint(trainer, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-0"]
+    load_checkpoint(scaled(), latest_checkpoint(tmp_path))
+
+
+def test_a_checkpoint_of_another_policy_is_refused(tmp_path):
+    save_checkpoint(scaled(), tmp_path)
+    small = make_trainer(make_policy(n_embd=8), mini_batch_size=4)
+    with pytest.raises(ValueError, match="is of another policy"):
+        load_checkpoint(small, latest_checkpoint(tmp_path))
+
+
+def test_nothing_is_removed_that_this_trainer_did_not_write(tmp_path):
+    """Neither another trainer's checkpoint, a newer one, nor a folder beside them."""
+    other, trainer = scaled(), scaled()
+    other.current_step = 500
+    save_checkpoint(other, tmp_path)
+    (tmp_path / "checkpoint-7").mkdir()
+    (tmp_path / "checkpoint-7/notes.txt").write_text("mine")
+    for seed in range(3):
+        trainer.step(*make_samples(seed=seed))
+        save_checkpoint(trainer, tmp_path, keep=2)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"checkpoint-500", "checkpoint-7", "checkpoint-2", "checkpoint-3"}
+    resumed = scaled()
+    load_checkpoint(resumed, tmp_path / "checkpoint-3")
+    resumed.step(*make_samples())
+    save_checkpoint(resumed, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == names - {"checkpoint-3"} | {"checkpoint-4"}
+
+
+def adapted(seed: int):
+    """A trainer of an adapter on the base of this seed."""
+    lora = LoraConfig(r=4, target_modules=["c_attn"], fan_in_fan_out=True)
+    network = get_peft_model(make_policy(seed).pretrained_model, lora)
+    return make_trainer(AutoModelForCausalLMWithValueHead(network))
+
+
+def test_a_checkpoint_of_an_adapter_needs_its_base(tmp_path):
+    folder = save_checkpoint(adapted(0), tmp_path)
+    load_checkpoint(adapted(0), folder)
+    with pytest.raises(ValueError, match="is of a run with base"):
+        load_checkpoint(adapted(1), folder)

@@ -4,6 +4,7 @@ lines are changed.
 
 import datasets
 import torch
+from pretend_hub import serve
 from tqdm import tqdm
 from transformers import AutoTokenizer, pipeline
 
@@ -13,7 +14,7 @@ from rlhf_course.course.presets import ROOT
 MODELS = ROOT / "models"
 
 
-def test_the_tutorial_runs_with_its_import_line_changed(tmp_path):
+def test_the_tutorial_runs_with_its_import_line_changed(tmp_path, monkeypatch):
     ds = datasets.load_dataset(str(MODELS / "imdb-openings"), split="train[:200]")
     config = PPOConfig(
         model_name=str(MODELS / "gpt2-imdb-mini"),
@@ -82,6 +83,13 @@ def test_the_tutorial_runs_with_its_import_line_changed(tmp_path):
         if epoch == 1:
             break
     assert ppo_trainer.current_step == 2 and stats["ppo/mean_scores"] != 0
-    model.save_pretrained(tmp_path / "gpt2-imdb-pos")
-    tokenizer.save_pretrained(tmp_path / "gpt2-imdb-pos")
-    assert (tmp_path / "gpt2-imdb-pos" / "tokenizer.json").exists()
+
+    monkeypatch.chdir(tmp_path)
+    with serve({}) as hub:
+        hub.use(monkeypatch, tmp_path / "home")
+        monkeypatch.setenv("HF_TOKEN", "hf_a")
+        model.save_pretrained("gpt2-imdb-pos-v2", push_to_hub=True)
+        tokenizer.save_pretrained("gpt2-imdb-pos-v2", push_to_hub=True)
+        [(repository, files)] = hub.files.items()
+    assert repository.endswith("gpt2-imdb-pos-v2@main")
+    assert {"model.safetensors", "v_head.safetensors", "tokenizer.json"} <= {*files}

@@ -10,7 +10,6 @@ import pytest
 import torch
 from builders import EOS, PadTokenizer, make_policy, make_samples, make_trainer
 
-from rlhf_course import PPOConfig
 from rlhf_course.ppo.checks import DETECTORS, Detectors
 from rlhf_course.ppo.rollout import Rollout, forward
 from rlhf_course.ppo.sampling import generate

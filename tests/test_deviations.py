@@ -20,9 +20,14 @@ from builders import (
 )
 
 from rlhf_course import PPOConfig
-from rlhf_course.ppo.update import add_advantages, add_logprobs, add_rewards
 from rlhf_course.ppo.rollout import Rollout, forward
-from rlhf_course.ppo.update import minibatch_loss, optimize
+from rlhf_course.ppo.update import (
+    add_advantages,
+    add_logprobs,
+    add_rewards,
+    minibatch_loss,
+    optimize,
+)
 
 
 def test_deviation_rollouts_and_updates_run_without_dropout_and_restore_the_mode():

@@ -85,8 +85,6 @@ def test_nan_is_named_with_chunks_as_without(who, step):
         trainer.step(*make_samples())
 
 
-
-
 @pytest.mark.parametrize("padded", [True, False])
 def test_the_mask_of_sampling_is_the_one_that_transformers_would_make(padded, monkeypatch):
     """The same tokens where transformers makes it, for every token anew, as it does for attention

@@ -56,7 +56,7 @@ def test_lists_of_unequal_length():
             [*queries, queries[0]], [*responses, responses[0]], [*scores, scores[0]]
         )
     with pytest.raises(
-        ValueError, match=r"query 0 must be a 1-D tensor of token ids; got shape \(1, "
+        ValueError, match="query 0 must be a 1-D tensor of token ids; got torch.int64 of shape"
     ):
         make_trainer().step([q.unsqueeze(0) for q in queries], responses, scores)
 
@@ -66,14 +66,19 @@ def test_response_masks_that_do_not_fit():
     masks = [torch.ones(len(r)) for r in responses]
     with pytest.raises(ValueError, match="response_masks has 7 entries"):
         make_trainer().step(queries, responses, scores, masks[:7])
-    for bad in (torch.ones(30), torch.zeros(len(responses[2])), 0.5 * masks[2], torch.nan * masks[2]):
+    for bad in (
+        torch.ones(30),
+        torch.zeros(len(responses[2])),
+        0.5 * masks[2],
+        torch.nan * masks[2],
+    ):
         with pytest.raises(ValueError, match="response_masks 2 must hold a 0 or 1 for each of"):
             make_trainer().step(queries, responses, scores, [*masks[:2], bad, *masks[3:]])
 
 
 def test_scores_of_the_wrong_shape():
     queries, responses, scores = make_samples()
-    with pytest.raises(ValueError, match=r"score 0 has shape \\(2,\\)"):
+    with pytest.raises(ValueError, match=r"score 0 has shape \(2,\)"):
         make_trainer().step(queries, responses, [torch.zeros(2)] * 8)
     assert stack_scores(
         [torch.zeros(1), 1.0, torch.tensor(2)], torch.device("cpu"), 0

@@ -2,55 +2,35 @@
 
 import ast
 import json
-import random
 import re
 import signal
 import subprocess
 import sys
 import time
 
-import numpy as np
 import pytest
 import torch
 import train_ppo
 from benchmark import benchmark_ppo
 from builders import (
     SCRIPTS,
-    difference,
     final_state,
-    latest_checkpoint,
-    make_policy,
-    make_samples,
-    make_trainer,
     python,
     review_tokenizer,
     save_base,
     save_classifier,
-    snapshot,
 )
 from command_line import exits
 from make.notebook_files import update_readme
 from transformers import GPT2Config
 
-from rlhf_course.course.presets import ROOT, load_preset
-from rlhf_course.ppo.checkpoint import load_checkpoint, save_checkpoint
+from rlhf_course.course.presets import ROOT
 
 SHORT = ["--batch_size=16", "--mini_batch_size=8", "--steps=6"]
 
 
 def command(*arguments) -> list[str]:
     return [sys.executable, train_ppo.__file__, *SHORT, *map(str, arguments)]
-
-
-def test_options_come_from_file_and_command_line(tmp_path):
-    (tmp_path / "my.yaml").write_text(
-        "preset: tiny\nsteps: 7\nlearning_rate: 1e-4\noutput: there\n"
-    )
-    options, settings = train_ppo.parse_arguments(
-        ["--config", str(tmp_path / "my.yaml"), "--steps", "9"]
-    )
-    assert settings.steps == 9 and settings.learning_rate == 1e-4 and options.output.name == "there"
-    assert settings.batch_size == load_preset("04_gpt2_imdb_ppo", "tiny").batch_size
 
 
 @pytest.mark.parametrize(
@@ -102,68 +82,6 @@ def assert_equal(a, b, where="state"):
             assert_equal(*pair, f"{where}[{i}]")
     else:
         assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b, where
-
-
-def test_resuming_where_nothing_is_says_so(tmp_path, fails):
-    fails(
-        train_ppo, [*SHORT, f"--output={tmp_path}", "--resume"], "There is no whole checkpoint in"
-    )
-
-
-def scaled():
-    config = {
-        "mini_batch_size": 4,
-        "learning_rate": 1e-3,
-        "use_score_scaling": True,
-        "horizon": 100,
-    }
-    return make_trainer(reference=make_policy(1), **config)
-
-
-def test_a_checkpoint_restores_weights_optimizer_coefficient_moments_and_random_numbers(tmp_path):
-    one, other = scaled(), scaled()
-    one.step(*make_samples(seed=1))
-    save_checkpoint(one, tmp_path)
-    folder = latest_checkpoint(tmp_path)
-    one.step(*make_samples(seed=2))
-    drawn = torch.rand(1).item(), np.random.rand(), random.random()
-    load_checkpoint(other, folder)
-    assert other.current_step == 1
-    other.step(*make_samples(seed=2))
-    assert drawn == (torch.rand(1).item(), np.random.rand(), random.random())
-    assert difference(snapshot(one.model), snapshot(other.model)) == 0
-    assert one.kl_ctl.value == other.kl_ctl.value and vars(one.running) == vars(other.running)
-
-
-def test_a_newer_checkpoint_replaces_the_older_one(tmp_path):
-    trainer = scaled()
-    for seed in range(2):
-        trainer.step(*make_samples(seed=seed))
-        save_checkpoint(trainer, tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-2"]
-
-
-def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeypatch):
-    trainer = scaled()
-    save_checkpoint(trainer, tmp_path)
-    trainer.step(*make_samples())
-
-    def full(state, path) -> None:
-        path.write_bytes(b"half")
-        raise OSError("disk full")
-
-    monkeypatch.setattr(torch, "save", full)
-    with pytest.raises(OSError, match="disk full"):
-        save_checkpoint(trainer, tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-0"]
-    load_checkpoint(scaled(), latest_checkpoint(tmp_path))
-
-
-def test_a_checkpoint_of_another_policy_is_refused(tmp_path):
-    save_checkpoint(scaled(), tmp_path)
-    small = make_trainer(make_policy(n_embd=8), mini_batch_size=4)
-    with pytest.raises(ValueError, match="is of another policy"):
-        load_checkpoint(small, latest_checkpoint(tmp_path))
 
 
 def test_the_first_ctrl_c_waits_for_the_step_and_the_second_does_not():

@@ -2,14 +2,12 @@
 three commands.
 """
 
-import re
-
 import pytest
 import torch
 import train_ppo as script
 import train_reward_model
 import train_sft
-from builders import difference, edit_json, final_state, snapshot
+from builders import difference, edit_json, snapshot
 from peft import AutoPeftModelForCausalLM
 from safetensors.torch import load_file
 from training_runs import arguments, make_adapters, make_base
@@ -72,24 +70,6 @@ def test_the_saved_policy_loads_in_plain_peft(trained):
     assert difference(trainer.model.v_head.state_dict(), again.v_head.state_dict()) == 0
 
 
-def test_resuming_equals_never_having_stopped(world, trained, tmp_path, capsys):
-    assert script.main(arguments(world, tmp_path, steps=2)) == 0
-    stopped = final_state(tmp_path)["weights"]
-    assert (
-        script.main(arguments(world, tmp_path)) == 1
-        and "is there already: resume" in capsys.readouterr().err
-    )
-    assert script.main(arguments(world, tmp_path, "--resume")) == 0
-    whole, resumed = final_state(trained[0]), final_state(tmp_path)
-    assert (
-        difference(whole["weights"], stopped) > 1e-3
-        and difference(whole["weights"], resumed["weights"]) == 0
-    )
-    assert resumed["step"] == 3 and torch.equal(
-        *(state["random"][0]["torch"] for state in (whole, resumed))
-    )
-
-
 def test_scores_are_those_of_the_reward_adapter_squeezed_where_asked(world, tmp_path):
     runs = []
     for squeezed in ("false", "true"):
@@ -121,28 +101,6 @@ def test_scores_are_those_of_the_reward_adapter_squeezed_where_asked(world, tmp_
     assert all(
         answer == answer.strip() and trainer.tokenizer.eos_token not in answer for answer in answers
     )
-
-
-@pytest.mark.parametrize(
-    ("given", "shown", "not_shown"),
-    [
-        ([], "--query_min.* X", "--max_new_tokens"),
-        (["--experiment", script.CHAT], "--max_new_tokens.* X", "--sft_epochs"),
-        (["--reward_adapter", "there"], r"\(64 · 32 · 8\)", "--query_min"),
-    ],
-)
-def test_help_lists_the_experiments_settings(given, shown, not_shown, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
-    with pytest.raises(SystemExit) as stopped:
-        script.main([*given, "--help"])
-    text = capsys.readouterr().out
-    assert stopped.value.code == 0 and not_shown not in text
-    for option in (
-        shown,
-        "--report_to.* X",
-        "--sft_adapter.* FOLDER",
-    ):  # since Python 3.13 the value stands once
-        assert re.search(option, text)
 
 
 def test_options_come_from_file_and_command_line(world, tmp_path):

@@ -163,25 +163,6 @@ def test_an_answer_that_does_not_fit_is_cut_for_the_audit(trained):
     )
 
 
-def test_resuming_equals_never_having_stopped(world, trained, tmp_path):
-    middle = trained / "checkpoints" / "checkpoint-4"
-    more = (
-        "--per_device_train_batch_size=8",
-        "--save_steps=4",
-        f"--resume_from_checkpoint={middle}",
-    )
-    assert script.main(arguments(world, tmp_path, *more)) == 0
-    assert [path.name for path in (tmp_path / "checkpoints").glob("checkpoint-*")] == [
-        "checkpoint-7"
-    ]
-    whole, resumed = (
-        load_reward_model(folder / "model").state_dict() for folder in (trained, tmp_path)
-    )
-    stopped = load_reward_model(middle).state_dict()
-    assert max((whole[name] - stopped[name]).abs().max() for name in whole) > 1e-4
-    assert max((whole[name] - resumed[name]).abs().max() for name in whole) < 1e-6
-
-
 def test_lora_saves_an_adapter_that_scores_like_the_trained_model(world, tmp_path, monkeypatch):
     kept, make = [], trl_run.make_trainer
     monkeypatch.setattr(trl_run, "make_trainer", lambda *a: kept.append(make(*a)) or kept[0])
@@ -203,11 +184,6 @@ def test_lora_saves_an_adapter_that_scores_like_the_trained_model(world, tmp_pat
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-6)
     with loaded.disable_adapter():
         assert (RewardModel(loaded, tokenizer)(prompts, answers) - wanted).abs().max() > 1e-3
-
-
-def test_a_dataset_of_ones_own_has_not_the_subfolder_of_the_presets():
-    *_, settings = script.parse_arguments(["--preset=full", "--dataset=mine"])
-    assert settings.data_dir is None
 
 
 def test_without_a_split_test_prompts_are_set_aside_with_all_their_pairs(tmp_path, capsys):

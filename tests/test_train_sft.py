@@ -6,7 +6,6 @@ import json
 import math
 import random
 
-import datasets
 import pytest
 import torch
 import train_sft as script
@@ -164,17 +163,6 @@ def test_metrics_are_those_of_the_held_out_answers_of_the_saved_adapter(world, t
     assert (found["base"], found["dataset"]) == (str(world / "llama"), str(world / "data"))
 
 
-def test_a_held_out_question_is_not_trained_on_with_another_answer():
-    answers = datasets.Dataset.from_dict(
-        {"prompt": [f"q{i // 3}" for i in range(60)], "answer": ["a"] * 60}
-    )
-    train, held = hold_out(answers, 0.2, seed=1)
-    assert len(train) == 48 and len(held) == 12 and not set(train["prompt"]) & set(held["prompt"])
-    assert hold_out(answers, 0.2, seed=1)[1].to_list() == held.to_list()
-    assert hold_out(answers, 0.2, seed=2)[1].to_list() != held.to_list()
-    assert len(hold_out(answers, 0.001, seed=0)[1]) == 3
-
-
 def test_only_adapter_weights_are_saved_with_the_tokenizer(world, trained):
     assert sorted(p.name for p in trained.iterdir()) == [
         "checkpoints",
@@ -287,20 +275,6 @@ def test_a_loss_that_explodes_ends_with_a_sentence(world, tmp_path, capsys):
     assert "Diverged: " in capsys.readouterr().err and not (tmp_path / "metrics.json").exists()
 
 
-def test_a_file_sets_options_and_the_command_line_wins(tmp_path):
-    file = tmp_path / "my.yaml"
-    file.write_text(
-        "preset: scratch\ndataset: there\nlearning_rate: 1e-3\nmax_length: 100\nuse_peft: false\n"
-    )
-    own, config, model, settings = script.parse_arguments(
-        [f"--config={file}", "--max_length", "120"]
-    )
-    assert own.preset == "scratch" and config.learning_rate == 1e-3 and model.use_peft is False
-    assert config.max_length == settings.max_length == 120 and settings.sft_dataset == "there"
-    own, config, *_ = script.parse_arguments(["--config", str(file), "--preset", "full"])
-    assert own.preset == "full" and config.learning_rate == 1e-3
-
-
 def test_a_dataset_of_ones_own_has_not_the_files_of_the_presets():
     *_, settings = script.parse_arguments(["--preset=full", "--dataset=mine"])
     assert settings.sft_files is None
@@ -368,8 +342,3 @@ def foreign(world, folder) -> str:
 def test_bad_inputs_end_with_a_sentence_and_leave_nothing(given, message, world, tmp_path, fails):
     fails(script, arguments(world, tmp_path / "out", given(world, tmp_path / "data")), message)
     assert not (tmp_path / "out").exists()
-
-
-def test_an_adapter_is_no_base(world, trained, tmp_path, capsys):
-    assert script.main(arguments(world, tmp_path, f"--model_name_or_path={trained / 'model'}")) == 1
-    assert "is an adapter" in capsys.readouterr().err

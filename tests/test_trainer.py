@@ -182,6 +182,18 @@ def test_what_is_sampled_is_what_is_scored_with_sliding_windows_and_without_atte
     assert rollout.mask.sum() == 16 * 12 and logprobs.min() > -0.1
 
 
+def test_what_is_sampled_is_what_is_scored_with_absolute_positions_and_ragged_queries():
+    policy = make_policy(n_embd=32)
+    policy.pretrained_model.lm_head.weight = torch.nn.Parameter(1e4 * torch.randn(40, 32))
+    queries = [torch.arange(1, 4 + row % 5) for row in range(16)]
+    how = {"do_sample": True, "top_k": 0, "max_new_tokens": 12, "eos_token_id": []}
+    responses = generate(policy, PadTokenizer(), queries, **how)
+    rollout = Rollout.from_lists(queries, responses, torch.zeros(16), EOS)
+    with torch.no_grad():
+        logprobs = forward(policy, rollout)[0]
+    assert rollout.mask.sum() == 16 * 12 and logprobs.min() > -0.1
+
+
 def test_eos_inside_or_at_the_end_of_a_response_counts():
     """Padding is EOS too; masks come from lengths, so a sampled EOS keeps its log-probability and
     its score.
@@ -202,7 +214,7 @@ def test_eos_inside_or_at_the_end_of_a_response_counts():
 def test_response_tokens_masked_out_count_as_query_before_the_answer_and_as_nothing_after_it(
     config,
 ):
-    """Two ways to say it, one update: the same losses, statistics and weights, but for the lengths."""
+    """Two ways to say it, one update: the same losses, statistics and weights."""
     queries, responses, scores = make_samples()
     head, tail = torch.randint(0, EOS, (2,)), torch.randint(0, EOS, (3,))
     longer, masks = list(responses), [torch.ones(len(r)) for r in responses]
@@ -438,7 +450,7 @@ def test_generate_answers_as_the_classic_one_did():
 
 
 def test_learns_a_bandit_and_its_negative():
-    """Reward: how often token 7 appears. PPO must raise it, and lower it when the sign is turned."""
+    """Reward: how often token 7 appears. PPO raises it, and lowers it when the sign is turned."""
     results = {}
     for sign in (1.0, -1.0):
         trainer = make_trainer(

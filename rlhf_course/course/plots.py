@@ -300,7 +300,7 @@ def compare_runs(runs: Mapping[str, pd.DataFrame], columns: Mapping[str, str]) -
 
 
 def frontier(runs: Mapping[str, pd.DataFrame]) -> Figure:
-    """Proxy and gold over KL along each run, its end marked; runs have columns KL, score and gold."""
+    """Proxy and gold over KL along each run; runs have columns KL, score and gold."""
     figure, axes = panels(1, 2, figsize=(9.5, 3.4), sharex=True)
     for axis, (column, title) in zip(axes, {"score": "proxy", "gold": "gold"}.items(), strict=True):
         for (label, history), colour in zip(runs.items(), RUN_COLOURS, strict=False):

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from transformers import BitsAndBytesConfig
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from rlhf_course.policy.save_load import check_base, read_adapter, set_adapter_weights
 from rlhf_course.policy.network import AutoModelForCausalLMWithValueHead
+from rlhf_course.policy.save_load import check_base, read_adapter, set_adapter_weights
 
 REFERENCE, REWARD = "ref", "reward"
 

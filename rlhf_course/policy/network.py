@@ -4,22 +4,16 @@ import inspect
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
-from pathlib import Path
 
 import torch
-from peft import PeftModel, get_peft_model
+from peft import PeftModel
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, DynamicCache
+from transformers import DynamicCache
 from transformers.activations import NewGELUActivation
 from transformers.cache_utils import DynamicLayer
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from rlhf_course.policy import save_load, saving
-
-POLICY = "policy"  # the adapter that PPO trains
-VALUE_HEAD_OPTIONS = ("summary_dropout_prob", "v_head_initializer_range", "v_head_init_strategy")
-say_once = cache(print)
+from rlhf_course.policy.saving import Saved
 
 
 class FullPrecisionLinear(nn.Linear):
@@ -51,7 +45,7 @@ class ValueHead(nn.Sequential):
             )
 
 
-class AutoModelForCausalLMWithValueHead(nn.Module):
+class AutoModelForCausalLMWithValueHead(Saved, nn.Module):
     """A causal language model with a value head, ``v_head``, on its last hidden state.
 
     The state dict holds the base model's keys as they are, and ``v_head.summary.{weight,bias}``.
@@ -74,33 +68,6 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
         width = width or self.config.get_text_config().hidden_size
         self.v_head = ValueHead(width, **value_head_options)
         self.v_head.to(next(pretrained_model.parameters()).device)
-
-    @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path, peft_config=None, **kwargs):
-        """Load from a folder, a hub id, or a model in memory; ``peft_config`` adds an adapter.
-
-        Weights are float32 unless ``dtype`` (or ``torch_dtype``) says otherwise: PPO trains them
-        directly. A saved value head is loaded; otherwise a line says that a new one was made, from
-        ``summary_dropout_prob``, ``v_head_init_strategy`` and ``v_head_initializer_range``. Other
-        arguments go to transformers. Raises as ``save_load.load_model`` does.
-        """
-        source = base = pretrained_model_name_or_path
-        head_options = {key: kwargs.pop(key) for key in VALUE_HEAD_OPTIONS if key in kwargs}
-        if not isinstance(source, nn.Module):
-            dtype = kwargs.pop("torch_dtype", torch.float32)
-            kwargs = {"dtype": dtype, "adapter_name": POLICY, "is_trainable": True} | kwargs
-            base = save_load.load_model(AutoModelForCausalLM, source, **kwargs)
-        adapted = base if peft_config is None else get_peft_model(base, peft_config, POLICY)
-        model = cls(adapted, **head_options).eval()
-        if base is source:
-            return model
-        if head := save_load.read_value_head(source, **kwargs):
-            save_load.check_state_dict(source, "value head", head, model.v_head.state_dict())
-            model.v_head.load_state_dict(head)
-        else:
-            name = Path(source).name if Path(source).is_dir() else source
-            say_once(f"The value head is new: {name} holds none.")
-        return model
 
     @property
     def device(self) -> torch.device:
@@ -153,24 +120,6 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
     def gradient_checkpointing_enable(self) -> None:
         """Recompute activations in the backward pass, also in eval mode, where PPO runs."""
         self.pretrained_model.gradient_checkpointing_enable({"use_reentrant": False})
-
-    def state_dict(self, *args, prefix: str = "", **kwargs) -> dict[str, Tensor]:
-        """The base model's state dict, and ``v_head.*``."""
-        state = self.pretrained_model.state_dict(*args, prefix=prefix, **kwargs)
-        state.update(self.v_head.state_dict(*args, prefix=f"{prefix}{save_load.PREFIX}", **kwargs))
-        return state
-
-    def load_state_dict(self, state_dict, strict: bool = True, assign: bool = False):
-        """Load what :meth:`state_dict` gave."""
-        own = {
-            key if key.startswith(save_load.PREFIX) else f"pretrained_model.{key}": value
-            for key, value in state_dict.items()
-        }
-        return super().load_state_dict(own, strict=strict, assign=assign)
-
-    def save_pretrained(self, save_directory, push_to_hub: bool = False, **kwargs) -> None:
-        """As :func:`rlhf_course.policy.saving.save_policy`."""
-        saving.save_policy(self, save_directory, push_to_hub=push_to_hub, **kwargs)
 
 
 def takes(model: nn.Module, argument: str) -> bool:

@@ -1,14 +1,72 @@
-"""Saving a policy: weights or adapter, config, value head and tokenizer in one folder."""
+"""A policy in a folder or on the hub: weights or adapter, config, value head, tokenizer."""
 
 import os
 import shutil
+from functools import cache
 from pathlib import Path
 
+import torch
 from huggingface_hub import HfApi
+from peft import get_peft_model
 from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
 
 from rlhf_course.policy import save_load
 from rlhf_course.runtime.files import check_folder
+
+POLICY = "policy"  # the adapter that PPO trains
+VALUE_HEAD_OPTIONS = ("summary_dropout_prob", "v_head_initializer_range", "v_head_init_strategy")
+say_once = cache(print)
+
+
+class Saved:
+    """How a policy is loaded and saved: the half of its class that a PPO step never runs."""
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path, peft_config=None, **kwargs):
+        """Load from a folder, a hub id, or a model in memory; ``peft_config`` adds an adapter.
+
+        Weights are float32 unless ``dtype`` (or ``torch_dtype``) says otherwise: PPO trains them
+        directly. A saved value head is loaded; otherwise a line says that a new one was made, from
+        ``summary_dropout_prob``, ``v_head_init_strategy`` and ``v_head_initializer_range``. Other
+        arguments go to transformers. Raises as ``save_load.load_model`` does.
+        """
+        source = base = pretrained_model_name_or_path
+        head_options = {key: kwargs.pop(key) for key in VALUE_HEAD_OPTIONS if key in kwargs}
+        if not isinstance(source, nn.Module):
+            dtype = kwargs.pop("torch_dtype", torch.float32)
+            kwargs = {"dtype": dtype, "adapter_name": POLICY, "is_trainable": True} | kwargs
+            base = save_load.load_model(AutoModelForCausalLM, source, **kwargs)
+        adapted = base if peft_config is None else get_peft_model(base, peft_config, POLICY)
+        model = cls(adapted, **head_options).eval()
+        if base is source:
+            return model
+        if head := save_load.read_value_head(source, **kwargs):
+            save_load.check_state_dict(source, "value head", head, model.v_head.state_dict())
+            model.v_head.load_state_dict(head)
+        else:
+            name = Path(source).name if Path(source).is_dir() else source
+            say_once(f"The value head is new: {name} holds none.")
+        return model
+
+    def state_dict(self, *args, prefix: str = "", **kwargs) -> dict[str, Tensor]:
+        """The base model's state dict, and ``v_head.*``."""
+        state = self.pretrained_model.state_dict(*args, prefix=prefix, **kwargs)
+        state.update(self.v_head.state_dict(*args, prefix=f"{prefix}{save_load.PREFIX}", **kwargs))
+        return state
+
+    def load_state_dict(self, state_dict, strict: bool = True, assign: bool = False):
+        """Load what :meth:`state_dict` gave."""
+        own = {
+            key if key.startswith(save_load.PREFIX) else f"pretrained_model.{key}": value
+            for key, value in state_dict.items()
+        }
+        return super().load_state_dict(own, strict=strict, assign=assign)
+
+    def save_pretrained(self, save_directory, push_to_hub: bool = False, **kwargs) -> None:
+        """As :func:`save_policy`."""
+        save_policy(self, save_directory, push_to_hub=push_to_hub, **kwargs)
 
 
 def save_policy(
@@ -46,6 +104,7 @@ def _write(policy, folder: Path) -> None:
         for path in [*folder.glob(f"{adapter}/*")]:  # where peft puts an adapter with a name
             path.rename(folder / path.name)
         shutil.rmtree(folder / adapter, ignore_errors=True)
+        save_load.write_base(folder, policy)
     else:
         base = {name: weight for name, weight in state.items() if name not in head}
         policy.pretrained_model.save_pretrained(folder, state_dict=base)

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from accelerate.utils import gather_object
 
+from rlhf_course.policy.save_load import base_fingerprint
 from rlhf_course.policy.saving import check_weights
 from rlhf_course.runtime.files import atomic_folder, check_folder
 
@@ -112,7 +113,8 @@ def _setup(trainer) -> dict:
         name: type(getattr(part, name, part)).__name__ if part else "none"
         for name, part in parts.items()
     }
-    return {"processes": trainer.accelerator.num_processes} | names
+    base = base_fingerprint(trainer.policy) if trainer.policy.is_peft_model else "trained"
+    return {"processes": trainer.accelerator.num_processes, "base": base} | names
 
 
 def _random_state() -> dict:

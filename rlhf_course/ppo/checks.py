@@ -143,9 +143,8 @@ def reference_differs(history: list[dict], target: float) -> str | None:
     kl = history[0]["objective/kl"]
     if history[0]["step"] == 0 and len(history) == 1 and abs(kl) > 0.05:
         return (
-            f"the KL is {kl:.2f} nats although nothing has been trained: the reference is not the"
-            " model that the policy started as (does it lack an adapter?). Leave ref_model out for"
-            " a frozen copy, or ignore this where another reference is what you want."
+            f"the KL is {kl:.2f} nats although nothing has been trained: is an adapter missing from"
+            " the reference? Leave ref_model out for a frozen copy of the policy."
         )
 
 
@@ -154,9 +153,8 @@ def negative_kl(history: list[dict], target: float) -> str | None:
     kl = np.asarray(history[-1]["objective/kl_dist"])
     if kl.mean() < -3 * kl.std() / np.sqrt(len(kl)) - 0.05:
         return (
-            f"the KL is {kl.mean():.2f} nats; below 0 it measures nothing. The samples do not come "
-            "from the distribution that is scored: generate with top_k=0, top_p=1.0 and no "
-            "penalties or suppressed tokens, and score every token that was sampled."
+            f"the KL is {kl.mean():.2f} nats; below 0 it measures nothing. Sample from the"
+            " distribution that is scored: top_k=0, top_p=1.0, no penalties; score every token."
         )
 
 
@@ -166,9 +164,9 @@ def empty_answers(history: list[dict], target: float) -> str | None:
     at_first, now = (float((x <= 2).mean()) for x in lengths)
     if at_first < 0.25 and now > 0.5:
         return (
-            f"{now:.0%} of the responses are one or two tokens ({at_first:.0%} at first), most "
-            "likely EOS. The reward model scores empty answers high: train it with empty answers "
-            "as rejected ones. begin_suppress_tokens=[eos] only rules out the worst of it."
+            f"{now:.0%} of the responses are one or two tokens ({at_first:.0%} at first). The"
+            " reward model scores empty answers high: train it with empty answers as rejected"
+            " ones."
         )
 
 
@@ -179,8 +177,8 @@ def shorter_answers(history: list[dict], target: float) -> str | None:
     if len(lengths) > FIRST and now < 0.65 * before:
         return (
             f"responses have shrunk from {before:.0f} to {now:.0f} tokens. Read some: where they"
-            " got worse, the reward model pays for brevity. Audit it with truncated answers and"
-            " add such pairs; a larger init_kl_coef slows the drift down."
+            " got worse, the reward model pays for brevity. Add truncated answers as rejected"
+            " ones."
         )
 
 
@@ -189,9 +187,9 @@ def far_from_reference(history: list[dict], target: float) -> str | None:
     kl = history[-1]["objective/kl"]
     if kl > 3 * target:
         return (
-            f"the KL is {kl:.1f} nats per response, three times the target of {target:g}. This far "
-            "from the reference the score mostly measures the reward model's mistakes (Gao et al. "
-            "2022, arXiv:2210.10760). Raise init_kl_coef, or stop earlier; compare samples."
+            f"the KL is {kl:.1f} nats per response, the target {target:g}. Here the score measures"
+            " the reward model's mistakes (Gao et al. 2022, arXiv:2210.10760): raise init_kl_coef"
+            " or stop earlier."
         )
 
 

@@ -55,16 +55,7 @@ def prepare_models(
             stacklevel=3,
         )
     if ref_model is not None:
-        if {id(p) for p in trained.values()} & {id(p) for p in ref_model.parameters()}:
-            raise ValueError(
-                "The reference has weights that the policy trains, so the KL would stay 0: leave "
-                "ref_model out for a frozen copy, or load the reference apart."
-            )
-        if ref_model.vocab_size != model.vocab_size:
-            raise ValueError(
-                f"The policy knows {model.vocab_size} tokens, and the reference "
-                f"{ref_model.vocab_size}: they must have one vocabulary."
-            )
+        _check_reference(model, ref_model, trained)
         ref_model = accelerator.prepare_model(ref_model, evaluation_mode=True)
     if optimizer is None:
         optimizer = torch.optim.Adam(trained.values(), lr=config.learning_rate, fused=config.fast)
@@ -79,6 +70,19 @@ def prepare_models(
         model.gradient_checkpointing_enable()
     model, optimizer = accelerator.prepare(model, optimizer)
     return model, ref_model, optimizer
+
+
+def _check_reference(model, ref_model, trained: dict) -> None:
+    if {id(p) for p in trained.values()} & {id(p) for p in ref_model.parameters()}:
+        raise ValueError(
+            "The reference has weights that the policy trains, so the KL would stay 0: leave "
+            "ref_model out for a frozen copy, or load the reference apart."
+        )
+    if ref_model.vocab_size != model.vocab_size:
+        raise ValueError(
+            f"The policy knows {model.vocab_size} tokens, and the reference "
+            f"{ref_model.vocab_size}: they must have one vocabulary."
+        )
 
 
 ONE_COPY_EACH = (DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)

@@ -65,8 +65,7 @@ def _sample(
     begin_suppress: Sequence[int],
     eos: Tensor,
 ) -> Tensor:
-    """Responses (B, longest) from softmax(logits) with a key-value cache; what follows a row's end
-    is arbitrary. Rows that have finished leave the batch once they are an eighth of it."""
+    """Responses (B, longest), arbitrary after a row's end; an eighth that has finished leaves."""
     device, (n, width), longest = input_ids.device, input_ids.shape, int(limits.max())
     rows, limits = torch.arange(n, device=device), limits.to(device)
     responses = torch.zeros(n, longest, dtype=torch.long, device=device)
@@ -78,20 +77,20 @@ def _sample(
         causal = torch.ones(width, width, dtype=torch.bool, device=device).tril()
         mask = visible[..., :width] & causal | causal & causal.T  # no row is empty
     cache, places = DynamicCache(config=model.config), takes(model, "position_ids")
+    how = {"past_key_values": cache, "use_cache": True, "logits_to_keep": 1}
     for t in range(longest):
-        how = {"position_ids": positions} if places else {}
-        how |= {"attention_mask": mask, "past_key_values": cache, "use_cache": True}
-        logits = model(input_ids=input_ids, logits_to_keep=1, **how)[0][:, -1]
+        how |= {"attention_mask": mask} | ({"position_ids": positions} if places else {})
+        logits = model(input_ids=input_ids, **how)[0][:, -1]
         tokens, probability = draw(logits, begin_suppress if t == 0 else ())
         responses[rows, t], total = tokens.squeeze(1), total + probability.sum()
         running &= (limits[rows] > t + 1) & ~torch.isin(tokens.squeeze(1), eos)
         if (t + 1) % (CPU_SYNC if rows.is_cpu else GPU_SYNC) == 0 or t + 1 == longest:
             if not total.isfinite():
                 raise _not_finite()
-            if not running.any():
+            keep = running.nonzero().squeeze(1)
+            if not len(keep):
                 break
-            if running.sum() <= 0.875 * len(rows):
-                keep = running.nonzero().squeeze(1)
+            if len(keep) <= 0.875 * len(rows):
                 cache.batch_select_indices(keep)
                 state = (rows, running, tokens, visible, positions)
                 rows, running, tokens, visible, positions = (x[keep] for x in state)

@@ -94,19 +94,17 @@ class PPOTrainer:
         generate_ref_response: bool = False,
         **generation_kwargs,
     ):
-        """Sample responses with the policy; a pair, with the reference's, on request.
+        """Sample responses with the policy, and on request with the reference, too.
 
         One query (T,) gives a tensor (1, T + R); a list of queries gives a list of 1-D tensors,
         sampled ``batch_size`` at a time (default: all at once), each row with its own length from
         ``length_sampler``. Without ``return_prompt`` only the response tokens come back, as
-        ``step`` takes them. Other arguments are those of transformers' generate. PPO learns from
-        samples: pass ``do_sample=True, top_k=0, top_p=1.0``; without do_sample decoding is greedy.
+        ``step`` takes them. Other arguments are transformers' own, for PPO ``do_sample=True,
+        top_k=0, top_p=1.0``.
         """
         single = isinstance(query_tensor, Tensor)
-        if single and query_tensor.dim() == 2 and len(query_tensor) > 1:
-            raise ValueError(
-                f"One query is 1-D, got shape {tuple(query_tensor.shape)}; give several as a list."
-            )
+        if single and query_tensor.numel() != query_tensor.shape[-1]:
+            raise ValueError(f"{tuple(query_tensor.shape)} is no query; give several as a list.")
         queries = [query_tensor.reshape(-1)] if single else list(query_tensor)
         lengths = [length_sampler() for _ in queries] if length_sampler is not None else None
         how = {"begin_suppress": self.config.begin_suppress_tokens, "fast": self.config.fast}

@@ -128,9 +128,9 @@ def optimize(
 ) -> list[MiniBatch]:
     """ppo_epochs passes over the rollout in random order; returns every mini-batch's statistics.
 
-    ``first_pass`` is a forward pass over the whole batch that the first epoch uses in place of its
-    own. Several processes have a rollout each, and skip and stop together. Raises
-    ``FloatingPointError`` for a loss or a gradient of NaN or Inf, before it moves a weight.
+    ``first_pass`` is the first epoch's forward pass where that is done already. Several processes
+    have a rollout each, and skip and stop together. Raises ``FloatingPointError`` for a loss or a
+    gradient of NaN or Inf, before it moves a weight.
     """
     total, collected = partial(accelerator.reduce, reduction="sum"), []
     size = config.mini_batch_size * config.gradient_accumulation_steps
@@ -140,17 +140,15 @@ def optimize(
             optimizer.zero_grad()
             some = rows.split(config.mini_batch_size)
             parts = [rollout if len(x) == len(rollout) else rollout.select(x) for x in some]
-            tokens = [total(part.mask.sum()) for part in parts]
-            usable = False
+            tokens, usable = [total(part.mask.sum()) for part in parts], False
             for part, count in zip(parts, tokens, strict=True):
                 outputs = first_pass or forward(model, part, **forward_options(config))[:3]
                 first_pass = None
                 loss, seen = minibatch_loss(part, outputs, config, total)
                 collected.append(seen)
                 if is_usable(seen, config, step, len(collected)):
-                    # Weighted by tokens, so that k mini-batches of m samples give the gradient of
-                    # one of k·m. DDP averages over processes what should be a sum, and backward()
-                    # divides by accelerate's own accumulation, which is none of PPO's.
+                    # Weighted by tokens: k mini-batches of m samples equal one of k·m. DDP averages
+                    # what should be a sum; backward() divides by accelerate's own accumulation.
                     weight = count / sum(tokens) * accelerator.num_processes
                     accelerator.backward(loss * weight * accelerator.gradient_accumulation_steps)
                     usable = True

@@ -1,0 +1,40 @@
+"""Notebooks' styled tables of texts: markup in a dataset or a response is shown, not run."""
+
+import re
+from types import SimpleNamespace
+
+import nbformat
+import pandas as pd
+import pytest
+
+from rlhf_course.course.presets import ROOT
+
+MARKUP = "<script>alert(1)</script><img src=x onerror=alert(1)>"
+COLUMNS = "text query response prompt chosen rejected question answer".split()
+TEXTS = pd.DataFrame(dict.fromkeys(COLUMNS, [MARKUP])).assign(score=1.23456)
+
+
+@pytest.mark.parametrize(
+    ("notebook", "begins", "names"),
+    [
+        ("00_hello_rlhf", "looks = scored", {"scored": TEXTS}),
+        ("00_hello_rlhf", "looks = side_by_side", {"side_by_side": TEXTS.set_axis([MARKUP])}),
+        ("01_reward_modeling", "look = few", {"few": SimpleNamespace(to_pandas=lambda: TEXTS)}),
+        ("01_reward_modeling", "looks = texts", {"texts": TEXTS.rename(columns={"text": MARKUP})}),
+        ("04_gpt2_imdb_ppo", "looks = pairs", {"pairs": TEXTS}),
+        ("04_gpt2_imdb_ppo", "lowest = after", {"after": TEXTS}),
+        ("05_lora_rlhf_baichuan", "def show", {"table": TEXTS[COLUMNS], "embedded": False}),
+        ("06_reward_hacking", "looks = shown", {"shown": TEXTS}),
+    ],
+)
+def test_a_table_of_texts_is_escaped(notebook, begins, names):
+    cells = nbformat.read(ROOT / f"notebooks/{notebook}.ipynb", as_version=4).cells
+    (source,) = (c.source for c in cells if re.search(f"^{re.escape(begins)}", c.source, re.M))
+    code = source[source.index(begins) :].split("\n\n\n")[0]
+    if code.startswith("def show"):
+        code += "\nshow(table)"
+    *lines, last = code.splitlines()
+    exec("\n".join(lines), names)
+    html = eval(last, names).to_html()
+    assert not re.search("<script|<img", html) and "&lt;script&gt;" in html
+    assert ("1.23<" in html) == ("precision" in code or ".2f" in code)
