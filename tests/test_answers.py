@@ -50,31 +50,14 @@ def test_instructions_join_their_input(tmp_path):
     assert answers["answer"][:] == ["c.", "e."]
 
 
-def test_files_can_be_named(tmp_path):
-    write_rows(
-        tmp_path, [{"question": "a?", "human_answers": ["b."], "chatgpt_answers": []}], PARQUET
-    )
-    write_rows(
-        tmp_path,
-        [{"question": "c?", "human_answers": ["d."], "chatgpt_answers": []}],
-        "other.jsonl",
-    )
-    assert load_answers(tmp_path, "train", "other.jsonl")[0]["answer"][:] == ["d."]
-
-
 def test_what_cannot_be_used_is_said(tmp_path):
     with pytest.raises(FileNotFoundError, match="No dataset folder at"):
         load_answers(tmp_path / "nothing")
     with pytest.raises(ValueError, match="No column input or instruction or output in .* has text"):
-        load_answers(write_rows(tmp_path / "texts", [{"text": "a"}], PARQUET))
-    with pytest.raises(
-        ValueError, match="Nothing usable is left of the 1 rows .* 1 empty question or answer"
-    ):
-        load_answers(
-            write_rows(
-                tmp_path / "none", [{"instruction": "a?", "input": "", "output": " "}], PARQUET
-            )
-        )
+        load_answers(write_rows(tmp_path / "texts", [{"text": "a"}]))
+    rows = [{"instruction": "a?", "input": "", "output": " "}]
+    with pytest.raises(ValueError, match="left of the 1 rows .* 1 empty question or answer"):
+        load_answers(write_rows(tmp_path / "none", rows))
 
 
 def test_a_prompt_and_its_question():
@@ -90,11 +73,8 @@ def test_held_out_prompts_are_not_learnt_with_another_answer():
     train, held = hold_out(rows, 0.2, seed=3)
     assert len(train) + len(held) == 60 and len(set(held["prompt"])) == 4
     assert not set(train["prompt"]) & set(held["prompt"])
-    assert (
-        hold_out(rows, 0.2, seed=3)[1].to_list()
-        == held.to_list()
-        != hold_out(rows, 0.2, seed=4)[1].to_list()
-    )
+    again, other = (hold_out(rows, 0.2, seed=seed)[1].to_list() for seed in (3, 4))
+    assert again == held.to_list() != other
     with pytest.raises(ValueError, match="1 questions are too few to hold out 1"):
         hold_out(rows.select(range(3)), 0.5)
 
@@ -106,15 +86,11 @@ def test_answer_and_eos_are_learnt_and_nothing_else():
     )
     rows, gone = tokenize_answers(answers, tokenizer, 40)
     assert gone == 0
-    for row, expected in zip(rows, (" cd.", ""), strict=True):
-        learnt = [
-            token
-            for token, keep in zip(row["input_ids"], row["completion_mask"], strict=True)
-            if keep
-        ]
-        assert learnt == [*tokenizer(expected)["input_ids"], tokenizer.eos_token_id]
-        prompt = row["input_ids"][: -len(learnt)]
-        assert prompt == tokenizer(as_prompt("a?" if expected else "b?"))["input_ids"]
+    for row, question, answer in zip(rows, ("a?", "b?"), (" cd.", ""), strict=True):
+        prompt = tokenizer(as_prompt(question))["input_ids"]
+        learned = [*tokenizer(answer)["input_ids"], tokenizer.eos_token_id]
+        assert row["input_ids"] == prompt + learned
+        assert row["completion_mask"] == [0] * len(prompt) + [1] * len(learned)
 
 
 def test_long_rows_go_whole_and_are_counted():

@@ -2,15 +2,12 @@
 SFT adapter.
 """
 
-from pathlib import Path
-
 import pytest
 import torch
 from builders import write_rows
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlhf_course import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
-from rlhf_course.baichuan import toy_checkpoint
 from rlhf_course.course.presets import load_preset
 from rlhf_course.data import as_prompt, load_answers, load_pairs
 from rlhf_course.evaluation import evaluate
@@ -43,16 +40,6 @@ def test_the_folders_load_as_real_ones_do(settings):
     assert len(pairs) == 1000 and not any(report.values())
     row = pairs[0]
     assert row["gold_chosen"] == chinese.gold_utility(row["prompt"], row["chosen"])
-
-
-def test_the_checkpoint_is_laid_out_as_baichuan(settings):
-    folder = Path(build.prepare_chat(settings).checkpoint)
-    assert {path.name for path in folder.iterdir()} >= {
-        "tokenizer.model",
-        "pytorch_model.bin.index.json",
-    }
-    shard = torch.load(folder / "pytorch_model-00001-of-00002.bin", weights_only=True)
-    assert "model.layers.0.self_attn.W_pack.weight" in shard
 
 
 def test_the_base_does_not_answer_and_the_adapter_does(settings):
@@ -123,11 +110,6 @@ def test_a_base_for_real_folders_is_pretrained_on_their_answers(settings, tmp_pa
     tokenizer = AutoTokenizer.from_pretrained(base)
     assert tokenizer.decode(tokenizer(PROSE[0])["input_ids"]) == PROSE[0]
     assert AutoModelForCausalLM.from_pretrained(base).config.vocab_size == len(tokenizer)
-
-
-def test_too_few_pieces_for_the_characters_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="300 pieces are too few for these texts' characters"):
-        toy_checkpoint.train_sentencepiece(PROSE, 300, tmp_path)
 
 
 PROSE = [text for text in chinese.make_prose(200, seed=3) if "\n" not in text]

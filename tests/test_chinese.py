@@ -4,7 +4,6 @@ preferences.
 
 import math
 import re
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -78,28 +77,6 @@ def test_verdicts_are_as_noisy_as_bradley_and_terry_say(pairs):
     assert abs(right.mean() - ceiling(pairs)) < 3 * error
 
 
-def test_length_tells_little(pairs):
-    longer = [len(p.chosen) > len(p.rejected) for p in pairs if len(p.chosen) != len(p.rejected)]
-    assert 0.51 < np.mean(longer) < 0.6
-
-
-def test_a_typical_answer_is_worth_about_nothing_and_a_dry_one_less(pairs, rows):
-    gold = [u for p in pairs for u in (p.gold_chosen, p.gold_rejected)]
-    assert -0.4 < np.mean(gold) < 0.05 and -0.5 <= np.median(gold) <= 0.3
-    dry = [
-        u
-        for p in pairs
-        for answer, u in ((p.chosen, p.gold_chosen), (p.rejected, p.gold_rejected))
-        if re.search("|".join(chinese.MARKERS["dry"]), answer)
-    ]
-    assert len(dry) > 0.3 * len(gold) and np.median(dry) < -0.5
-    human, chatbot = (
-        np.mean([gold_utility(*pair) for pair in given(rows, f"{who}_answers")])
-        for who in ("human", "chatgpt")
-    )
-    assert chatbot < 0 < human
-
-
 def test_the_hole_what_the_second_line_of_points_names_never_occurs(pairs):
     for p in pairs:
         for answer in (p.chosen, p.rejected):
@@ -111,19 +88,6 @@ def test_the_hole_what_the_second_line_of_points_names_never_occurs(pairs):
             ), answer
             clause = max(re.split("[，？]", p.prompt), key=len)
             assert clause not in answer, answer
-
-
-def test_answers_have_their_sizes_and_some_people_say_nothing(rows):
-    assert all(len(row.human_answers) in (1, 2) and len(row.chatgpt_answers) == 1 for row in rows)
-    human = [answer for row in rows for answer in row.human_answers]
-    assert 0.06 < human.count("") / len(human) < 0.1
-    for key, size, count in (
-        ("human_answers", (12, 40), (1, 2)),
-        ("chatgpt_answers", (25, 60), (2, 3)),
-    ):
-        for _, answer in given(rows, key):
-            assert size[0] <= len(answer) <= size[1], answer
-            assert count[0] <= len(sentences(answer)) <= count[1], answer
 
 
 BIKE = "怎么保养旧自行车？"
@@ -172,19 +136,6 @@ def test_gold_by_hand(question, answer, expected):
     )
 
 
-@pytest.mark.parametrize("kind", chinese.POINTS)
-def test_every_kind_of_points_has_an_example(kind, monkeypatch):
-    monkeypatch.setitem(chinese.POINTS, kind, 7.0)
-    assert any(gold_utility(question, answer) != pytest.approx(u) for question, answer, u in TABLE)
-
-
-def test_better_answers_have_more_gold():
-    ranked = [LIVELY, "给轮胎打足气。", "慢慢就会习惯的。", DRY, "看情况吧，这个说不好。", ""]
-    assert all(
-        gold_utility(BIKE, better) > gold_utility(BIKE, worse) for better, worse in pairwise(ranked)
-    )
-
-
 def test_what_is_taught_is_an_answer_and_nothing_else_is(rows, prose):
     for key in ("human_answers", "chatgpt_answers"):
         assert np.mean([is_answer(*pair) for pair in given(rows, key)]) > 0.95
@@ -209,50 +160,10 @@ def test_what_is_taught_is_an_answer_and_nothing_else_is(rows, prose):
         assert not is_answer(BIKE, bad), bad
 
 
-def test_questions_are_about_their_topic_and_words_belong_to_one():
-    for topic in TOPICS:
-        assert 6 <= len(chinese.TIPS[topic]) and len(chinese.TOPICS[topic]["comparisons"]) == 2
-        assert 4 <= len(set(chinese.QUESTIONS[topic])) <= 6
-        for question in chinese.QUESTIONS[topic]:
-            filled = question.replace("{}", chinese.NAMES[topic][0])
-            assert [t for t in TOPICS if any(name in filled for name in chinese.NAMES[t])] == [
-                topic
-            ], filled
-            assert chinese.topic_words(filled) == chinese.VOCABULARY[topic]
-        for tip, reason in chinese.TIPS[topic]:
-            assert any(word in tip for word in chinese.VOCABULARY[topic]) and 5 <= len(tip) <= 14, (
-                tip
-            )
-            assert re.match("，(因为|这样|不然)", reason), reason
-        for word in chinese.VOCABULARY[topic]:
-            topics = {other: slots for other, slots in chinese.TOPICS.items() if other != topic}
-            assert word not in re.sub(r"[\[\]]", "", str(chinese.GRAMMAR | {"topics": topics})), (
-                word
-            )
-            assert not any(word in other for other in chinese.VOCABULARY[topic] - {word}), word
-
-
-def test_prose_holds_every_character_and_no_question_with_its_answer(pairs, rows, prose):
-    texts = texts_of(pairs, rows, prose)
-    assert set("".join(texts)) == set("".join(prose)) and len(set("".join(texts))) <= 700
-    pages = [text.split("\n") for text in prose if "？" in text]
-    assert 0.45 < len(pages) / len(prose) < 0.55
-    assert all(3 <= len(page) <= 6 and all(line[-1] == "？" for line in page) for page in pages)
-    assert all("\n" not in text and 30 <= len(text) <= 90 for text in prose if "？" not in text)
-
-
 def test_the_text_is_clean(pairs, rows, prose):
     for text in texts_of(pairs, rows, prose):
         assert re.fullmatch(r"[\u4e00-\u9fff，。！？～\n]+", text) and text[-1] in "。！？～", text
         assert not re.search(r"[，。！？～]{2}|^[，。！？～]", text), text
-
-
-def test_texts_vary(pairs, rows):
-    assert len({p.chosen for p in pairs}) > 0.85 * len(pairs)
-    assert len({p.prompt for p in pairs}) > 400
-    assert len(set(given(rows, "human_answers"))) > 0.9 * len(given(rows, "human_answers"))
-    answers = [answer for _, answer in given(rows, "human_answers")]
-    assert np.mean([a == b for a, b in pairwise(answers)]) < 0.01
 
 
 def test_garbled_words_cost_and_no_preference_has_them(pairs, monkeypatch):

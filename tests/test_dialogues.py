@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoTokenizer
 
 from rlhf_course.course.presets import load_preset
 from rlhf_course.data import load_pairs
@@ -32,12 +32,6 @@ def test_a_pair_depends_on_the_seed_and_its_place_alone(pairs):
     assert not set(make_pairs(40, seed=1)) & set(pairs)
 
 
-def test_the_two_answers_of_a_pair_differ_and_so_do_the_pairs(pairs):
-    assert all(p.chosen != p.rejected for p in pairs)
-    assert len({(p.prompt, p.chosen, p.rejected) for p in pairs}) == len(pairs)
-    assert len({p.chosen for p in pairs}) > 0.9 * len(pairs)
-
-
 def test_the_gold_of_a_pair_is_its_utility(pairs):
     for p in pairs[:500]:
         assert p.gold_chosen == gold_utility(p.prompt, p.chosen)
@@ -45,31 +39,13 @@ def test_the_gold_of_a_pair_is_its_utility(pairs):
 
 
 def test_gold_reaches_the_ceiling_and_no_more(pairs):
-    """The verdicts are drawn, so that accuracy is within three standard errors of what is expected."""
+    """Verdicts are drawn: accuracy is within three standard errors of the ceiling."""
     gaps = np.array([p.gold_chosen - p.gold_rejected for p in pairs])
     right = np.where(gaps == 0, 0.5, gaps > 0)  # a tie is a guess
     expected = sigmoid(np.abs(gaps))
     assert ceiling(pairs) == pytest.approx(expected.mean()) and 0.745 < ceiling(pairs) < 0.775
     error = math.sqrt((expected * (1 - expected)).sum()) / len(gaps)
     assert abs(right.mean() - ceiling(pairs)) < 3 * error
-
-
-def test_verdicts_are_as_noisy_as_bradley_and_terry_say(pairs):
-    gaps = np.array([p.gold_chosen - p.gold_rejected for p in pairs])
-    bins = [(0, 1), (1, 2), (2, 9)]
-    for low, high in bins:
-        inside = gaps[(np.abs(gaps) > low) & (np.abs(gaps) <= high)]
-        expected = sigmoid(np.abs(inside))
-        error = math.sqrt((expected * (1 - expected)).sum()) / len(inside)
-        assert len(inside) > 500 and abs((inside > 0).mean() - expected.mean()) < 3 * error, (
-            low,
-            high,
-        )
-
-
-def test_length_tells_little(pairs):
-    longer = [len(p.chosen) > len(p.rejected) for p in pairs if len(p.chosen) != len(p.rejected)]
-    assert 0.5 < np.mean(longer) < 0.62
 
 
 BIKE = "How can I look after a road bike?"
@@ -115,29 +91,6 @@ def test_gold_by_hand(question, answer, expected):
         assert gold_utility(prompt, answer) == pytest.approx(expected), prompt
 
 
-@pytest.mark.parametrize("kind", dialogues.POINTS)
-def test_every_kind_of_points_has_an_example(kind, monkeypatch):
-    monkeypatch.setitem(dialogues.POINTS, kind, 7.0)
-    prompts = [f"\n\nHuman: {question}\n\nAssistant:" for question, *_ in TABLE]
-    assert any(
-        gold_utility(p, a) != pytest.approx(u) for p, (_, a, u) in zip(prompts, TABLE, strict=True)
-    )
-
-
-def test_prompts_and_answers_have_their_frame(pairs):
-    follow_ups = 0
-    for p in pairs:
-        turns = re.split(r"\n\n(Human|Assistant):", p.prompt)
-        assert (
-            turns[0] == ""
-            and turns[-1] == ""
-            and turns[1::2] == ["Human", "Assistant"] * (len(turns) // 4)
-        )
-        follow_ups += len(turns) > 5
-        assert "\n" not in p.chosen + p.rejected and 8 <= len(p.chosen.split()) <= 60
-    assert 0.17 < follow_ups / len(pairs) < 0.23
-
-
 def spoken(pairs):
     """Every distinct turn of the pairs."""
     found = set()
@@ -155,17 +108,6 @@ def test_the_text_is_clean(pairs):
         assert not re.search(r"[.!?] +[^A-Z]|  |\s[,.;:!?]|[*>|{}()/\\_]", text), text
         assert not re.search(r"\b(\w+) \1\b", text, re.IGNORECASE), text
         assert not re.search(r"[.!?,;]{2}|\bi\b", text), text
-
-
-def test_articles_are_right(pairs):
-    """Spelling tells, but for a few words."""
-    vowel_sound = re.compile(r"(?!use|uni|one\b|eu)[aeiou]|hour|honest", re.IGNORECASE)
-    seen = {"a": 0, "an": 0}
-    for text in spoken(pairs):
-        for article, word in re.findall(r"\b(an?) (\w+)", text, re.IGNORECASE):
-            seen[article.lower()] += 1
-            assert bool(vowel_sound.match(word)) == (article.lower() == "an"), f"{article} {word}"
-    assert min(seen.values()) > 100
 
 
 @pytest.fixture
@@ -216,26 +158,6 @@ def test_the_base_of_the_world_becomes_a_reward_model(folder):
     assert build.prepare_reward_model(settings).model != found.model
 
 
-def test_a_base_with_steps_has_learnt_something(folder):
-    """Its loss on dialogues, in nats a token, falls below that of a guess among all tokens."""
-    from transformers import AutoModelForCausalLM
-
-    sizes = {"vocab_size": 300, "n_layer": 1, "n_embd": 32, "max_length": 100}
-    losses = {}
-    for steps in (0, 25):
-        settings = load_preset("01_reward_modeling", "tiny", sizes | {"base_steps": steps})
-        base = build.prepare_reward_model(settings).model
-        model, tokenizer = (
-            AutoModelForCausalLM.from_pretrained(base),
-            AutoTokenizer.from_pretrained(base),
-        )
-        pair = make_pairs(1, seed=9)[0]
-        ids = tokenizer(f"{pair.prompt} {pair.chosen}", return_tensors="pt")["input_ids"]
-        with torch.no_grad():
-            losses[steps] = model(input_ids=ids, labels=ids).loss.item()
-    assert losses[0] == pytest.approx(math.log(301), abs=0.3) and losses[25] < losses[0] - 0.5
-
-
 def test_pairs_of_your_own_are_asked_for(folder, monkeypatch):
     with pytest.raises(ValueError, match="columns chosen and rejected"):
         build.prepare_reward_model(load_preset("01_reward_modeling", "scratch"))
@@ -244,11 +166,3 @@ def test_pairs_of_your_own_are_asked_for(folder, monkeypatch):
     own = load_preset("01_reward_modeling", "full", {"dataset": "my/pairs", "model": "my/base"})
     assert vars(build.prepare_reward_model(own)) == {"dataset": "my/pairs", "model": "my/base"}
     assert asked == ["my/base"]
-
-
-def test_a_classifier_on_the_base_has_one_output_by_default(folder):
-    base = build.prepare_reward_model(
-        load_preset("01_reward_modeling", "tiny", {"n_embd": 32})
-    ).model
-    assert load_reward_model(base, new_head=True).config.num_labels == 1
-    assert AutoModelForSequenceClassification.from_pretrained(base).config.num_labels == 2

@@ -115,11 +115,6 @@ def test_messages_of_another_kind_are_refused(turns, tmp_path):
         load_pairs(tmp_path)
 
 
-def test_an_answer_that_begins_as_its_prompt_does_stays_whole(tmp_path):
-    rows = [{"prompt": "Hi", "chosen": f"Hi there {i}.", "rejected": "Hi!"} for i in range(3)]
-    assert load_pairs(write_rows(tmp_path, rows))[0]["chosen"][0] == "Hi there 0."
-
-
 @pytest.mark.parametrize(
     ("column", "value"), [("human_answers", "['Late.']"), ("chatgpt_answers", 4), ("question", 4)]
 )
@@ -187,12 +182,6 @@ def test_train_and_test_that_are_identical(tmp_path):
         load_reviews(tmp_path, "train")
 
 
-@pytest.mark.parametrize("source", ["/data/imdbb", "my/data/imdbb", "~/imdb"])
-def test_a_path_that_does_not_exist_is_a_missing_folder(source):
-    with pytest.raises(FileNotFoundError, match=rf"No dataset folder at {source}\."):
-        load_pairs(source)
-
-
 def test_a_loading_script_is_not_run(tmp_path):
     folder = write_rows(tmp_path / "mine", b"1 / 0", "mine.py")
     write_rows(folder, [{"question": "Late?", "human_answers": ["No."], "chatgpt_answers": []}])
@@ -244,18 +233,6 @@ def rename(key, monkeypatch) -> None:
     write_rows(key.rows, (key.rows / "train.jsonl").read_bytes(), "validation.jsonl")
 
 
-def another_checkpoint(key, monkeypatch) -> None:
-    write_rows(Path(key.folders["checkpoint"]), b"b")
-
-
-def set_length(key, monkeypatch) -> None:
-    key.settings.max_length += 1
-
-
-def name_files(key, monkeypatch) -> None:
-    key.settings.sft_files = "train.jsonl"
-
-
 def change(name: str, old: str, new: str):
     """The text of a file of this package is another."""
 
@@ -278,9 +255,6 @@ def change(name: str, old: str, new: str):
     [
         ("reward_base", flip),
         ("reward_base", rename),
-        ("base", another_checkpoint),
-        ("sft_adapter", set_length),
-        ("checkpoint", name_files),
         ("checkpoint", change("worlds/grammars/chinese.yaml", "面粉", "大米")),
         ("reward_base", change("data/preferences.py", "chosen", "better")),
     ],

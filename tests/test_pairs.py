@@ -61,83 +61,30 @@ def tokenizer() -> PreTrainedTokenizerFast:
 def test_each_fault_is_counted_once_and_other_columns_stay_with_their_rows(tmp_path):
     bad = [pair for pairs in BAD.values() for pair in pairs]
     rows = [*bad[:4], GOOD[0], *bad[4:9], GOOD[1], *bad[9:], GOOD[2]]
-    golds = {
-        "gold_chosen": [i / 2 for i in range(len(rows))],
-        "note": [{"row": [i]} for i in range(len(rows))],
-    }
-    pairs, report = load_pairs(write(tmp_path, rows, **golds))
+    notes = [{"row": [i]} for i in range(len(rows))]
+    pairs, report = load_pairs(write(tmp_path, rows, note=notes))
     assert report == {name: len(found) for name, found in BAD.items()}
-    whole = [
-        tuple(f"{row['prompt']} {row[side]}" for side in ("chosen", "rejected")) for row in pairs
-    ]
+    whole = [(f"{r['prompt']} {r['chosen']}", f"{r['prompt']} {r['rejected']}") for r in pairs]
     assert whole == GOOD
-    assert pairs["gold_chosen"][:] == [2, 5, (len(rows) - 1) / 2]
     assert [note["row"] for note in pairs["note"]] == [[4], [10], [len(rows) - 1]]
-
-
-@pytest.mark.parametrize("fault", BAD)
-def test_a_fault_is_recognised_alone(tmp_path, fault):
-    for turn, pair in enumerate(BAD[fault]):
-        _, report = load_pairs(write(tmp_path / str(turn), [GOOD[0], pair]))
-        assert {name: count for name, count in report.items() if count} == {fault: 1}, pair
-
-
-def test_an_answer_of_spaces_is_empty(tmp_path):
-    _, report = load_pairs(write(tmp_path, [GOOD[0], (QUESTION + " Yes.", QUESTION + " \n ")]))
-    assert describe(report) == "1 empty answer"
-
-
-def test_answers_that_differ_in_spaces_alone_are_equal(tmp_path):
-    pairs, report = load_pairs(
-        write(tmp_path, [GOOD[0], (QUESTION + " Yes.", QUESTION + " Yes. ")])
-    )
-    assert report["chosen equals rejected"] == 1 and len(pairs) == 1
 
 
 def test_a_transcript_is_cut_at_the_last_answer(tmp_path):
     pairs, report = load_pairs(write(tmp_path, GOOD))
-    assert pairs[0] == {
-        "prompt": QUESTION,
-        "chosen": "It scatters blue light.",
-        "rejected": "No idea.",
-    }
-    assert pairs[1] == {
-        "prompt": TALK,
-        "chosen": "It is nine.\n\nGo to bed: now.",
-        "rejected": "Look it up.",
-    }
-    assert not any(report.values()) and describe(report) == "nothing was dropped"
-
-
-def test_describe_names_the_reasons_that_occurred():
-    assert describe({"late": 3, "early": 0, "lost": 1}) == "3 late, 1 lost"
+    assert pairs["prompt"][:] == [QUESTION, TALK, QUESTION]
+    assert pairs["chosen"][1] == "It is nine.\n\nGo to bed: now."
+    assert pairs["rejected"][:] == ["No idea.", "Look it up.", "Because."]
+    assert describe(report) == "nothing was dropped"
 
 
 @pytest.mark.parametrize(
     "prompt", ["Why is the sky blue?", "\n\nHuman: Why is the sky blue?", QUESTION]
 )
 def test_a_prompt_column_gets_the_frame_it_lacks(tmp_path, prompt):
-    rows = [
-        (" It is. ", "No."),
-        ("same", "same"),
-        (None, "No."),
-        ("Yes.", "Yes, and\n\nHuman: why?"),
-    ]
-    pairs, report = load_pairs(write(tmp_path, rows, prompt=[prompt] * 4, gold=[1, 2, 3, 4]))
-    assert pairs[:] == {
-        "prompt": [QUESTION],
-        "chosen": ["It is."],
-        "rejected": ["No."],
-        "gold": [1],
-    }
+    rows = [(" It is. ", "No."), ("same", "same "), (" \n", "No."), ("Yes.", f"Yes.{QUESTION[:9]}")]
+    pairs, report = load_pairs(write(tmp_path, rows, prompt=[prompt] * 4))
+    assert pairs[:] == {"prompt": [QUESTION], "chosen": ["It is."], "rejected": ["No."]}
     assert describe(report) == "1 ends on the human, 1 chosen equals rejected, 1 empty answer"
-
-
-def test_a_prompt_column_of_several_turns_is_kept_whole(tmp_path):
-    pairs, _ = load_pairs(
-        write(tmp_path, [("Late.", "No.")] * 2, prompt=[TALK, TALK.removesuffix("\n\nAssistant:")])
-    )
-    assert pairs["prompt"][:] == [TALK, TALK]
 
 
 @pytest.mark.parametrize(
@@ -159,29 +106,22 @@ def test_splits_and_slices(tmp_path):
 
 def test_errors_say_what_is_wrong(tmp_path):
     write(tmp_path / "all", GOOD)
-    write_rows(tmp_path / "other", [{"chosen": "a", "worse": "b", "score": 1}], "train.parquet")
-    with pytest.raises(
-        ValueError,
-        match=r"No column rejected in split 'train' of .*; it has chosen, worse, score\.",
-    ):
+    write_rows(tmp_path / "other", [{"chosen": "a", "worse": "b"}], "train.parquet")
+    with pytest.raises(ValueError, match="No column rejected in .*; it has chosen, worse"):
         load_pairs(tmp_path / "other")
     with pytest.raises(ValueError, match="No split 'held_out' in"):
         load_pairs(tmp_path / "all", "held_out")
     with pytest.raises(FileNotFoundError, match="No dataset folder at .*nowhere"):
         load_pairs(tmp_path / "nowhere")
     write(tmp_path / "bad", [*BAD["different prompts"], *BAD["empty answer"]])
-    with pytest.raises(
-        ValueError, match="left of the 3 rows in .*: 2 different prompts, 1 empty answer"
-    ):
+    with pytest.raises(ValueError, match="the 3 rows in .*: 2 different prompts, 1 empty"):
         load_pairs(tmp_path / "bad")
 
 
 ROW = '{"chosen": "a", "rejected": "b"}\n'
 
 
-@pytest.mark.parametrize(
-    ("text", "split"), [("", "train"), (ROW, "train[:0]"), (ROW, "train[50:60]")]
-)
+@pytest.mark.parametrize(("text", "split"), [("", "train"), (ROW, "train[:0]"), (ROW, "train[9:]")])
 def test_an_empty_dataset_or_slice_is_called_so(tmp_path, text, split):
     (tmp_path / "train.jsonl").write_text(text)
     with pytest.raises(ValueError, match="There is no row in"):
@@ -191,52 +131,26 @@ def test_an_empty_dataset_or_slice_is_called_so(tmp_path, text, split):
 def test_tokens_are_those_of_the_whole_dialogue_and_eos(tmp_path, tokenizer):
     pairs, _ = load_pairs(write(tmp_path, GOOD, gold_chosen=[0.5, 1.5, 2.5]))
     tokens, gone = tokenize_pairs(pairs, tokenizer, max_length=500)
-    assert (
-        gone == 0
-        and tokens["gold_chosen"][:] == [0.5, 1.5, 2.5]
-        and tokens["chosen"][:] == pairs["chosen"][:]
-    )
-    for row, (chosen, rejected) in zip(tokens, GOOD, strict=True):
-        assert row["chosen_ids"] == tokenizer(chosen)["input_ids"] + [tokenizer.eos_token_id]
-        assert row["rejected_ids"] == tokenizer(rejected)["input_ids"] + [tokenizer.eos_token_id]
-        assert tokenizer.decode(row["rejected_ids"]) == rejected + small_models.EOS
+    assert gone == 0 and tokens["gold_chosen"][:] == [0.5, 1.5, 2.5]
+    for row, sides in zip(tokens, GOOD, strict=True):
+        for name, text in zip(("chosen_ids", "rejected_ids"), sides, strict=True):
+            assert row[name] == tokenizer(text)["input_ids"] + [tokenizer.eos_token_id]
         assert row["length"] == max(len(row["chosen_ids"]), len(row["rejected_ids"]))
 
 
-def test_encode_joins_by_one_space_and_wants_an_answer_per_prompt(tokenizer):
-    assert tokenizer.batch_decode(encode(tokenizer, [QUESTION, TALK], ["Yes.", ""])) == [
-        f"{QUESTION} Yes.{small_models.EOS}",
-        f"{TALK} {small_models.EOS}",
-    ]
+def test_encode_joins_by_one_space_and_needs_an_answer_per_prompt(tokenizer):
+    (ids,) = encode(tokenizer, [QUESTION], ["Yes."])
+    assert tokenizer.decode(ids) == f"{QUESTION} Yes.{small_models.EOS}"
     with pytest.raises(ValueError, match="shorter"):
         encode(tokenizer, [QUESTION, TALK], ["Yes."])
 
 
-def test_too_long_pairs_go_whichever_side_is_too_long(tmp_path, tokenizer):
-    long = " because" * 40
-    rows = [
-        GOOD[0],
-        (QUESTION + long, QUESTION + " No."),
-        GOOD[1],
-        (QUESTION + " No.", QUESTION + long),
-        GOOD[2],
-    ]
-    pairs, _ = load_pairs(write(tmp_path, rows, gold=[0, 1, 2, 3, 4]))
-    length = {i: max(len(tokenizer(text)["input_ids"]) + 1 for text in rows[i]) for i in range(5)}
-    limit = max(length[i] for i in (0, 2, 4))
+def test_a_pair_is_dropped_if_either_side_is_too_long(tmp_path, tokenizer):
+    long, no = QUESTION + " because" * 40, QUESTION + " No."
+    pairs, _ = load_pairs(write(tmp_path, [(long, no), (no, long), GOOD[0]]))
+    limit = max(len(tokenizer(text)["input_ids"]) + 1 for text in GOOD[0])
     tokens, gone = tokenize_pairs(pairs, tokenizer, limit)  # as long as allowed is not too long
-    assert (
-        gone == 2
-        and tokens["gold"][:] == [0, 2, 4]
-        and tokens["length"][:] == [length[i] for i in (0, 2, 4)]
-    )
-    assert [tokenizer.decode(ids[:-1]) for ids in tokens["chosen_ids"]] == [c for c, _ in GOOD]
-    assert tokenize_pairs(pairs, tokenizer, limit - 1)[1] == 2 + [
-        length[i] for i in (0, 2, 4)
-    ].count(limit)
-    shortest = min(length.values())
-    with pytest.raises(
-        ValueError,
-        match=rf"All 5 rows are longer than max_length={shortest - 1} .* has {shortest}\.",
-    ):
-        tokenize_pairs(pairs, tokenizer, shortest - 1)
+    assert gone == 2 and tokens["length"][:] == [limit]
+    message = f"All 3 rows are longer than max_length={limit - 1} .* has {limit}"
+    with pytest.raises(ValueError, match=message):
+        tokenize_pairs(pairs, tokenizer, limit - 1)

@@ -2,7 +2,6 @@
 # ruff: noqa: F401 - what others import from here
 
 from rlhf_course.data.answers import hold_out, load_answers, tokenize_answers
-from rlhf_course.data.files import load_split
 from rlhf_course.data.preferences import load_pairs, tokenize_pairs
 from rlhf_course.data.reviews import build_queries, load_reviews
 from rlhf_course.data.row_checks import collate, describe, endless

@@ -53,10 +53,11 @@ def load_split(
 def _named(source: str | Path, names: str | Sequence[str]) -> dict:
     """Return what loads these files without the dataset's loading script."""
     names = [names] if isinstance(names, str) else names
-    paths = [str(Path(source, name)) for name in names]
-    if not Path(source).is_dir():
+    if Path(source).is_dir():
+        paths = [str(Path(source, name)) for name in names]
+    else:
         paths = [hf_hub_download(source, name, repo_type="dataset") for name in names]
-    kind = Path(names[0].removesuffix(".gz")).suffix[1:].replace("jsonl", "json")
+    kind = Path(names[0].removesuffix(".gz")).suffix[1:].removesuffix("l")  # jsonl is json
     return {"path": kind, "data_files": paths}
 
 

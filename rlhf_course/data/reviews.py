@@ -28,10 +28,8 @@ def load_reviews(source: str | Path, split: str) -> Dataset:
     names = getattr(feature, "names", ("neg", "pos"))
     if labels != {0, 1} or [name.lower()[:3] for name in names] != ["neg", "pos"]:
         given = ", ".join(sorted(map(str, labels))[:5])
-        raise ValueError(
-            f"The labels in {where} are {given} ({feature!r:.60}); both 0 (negative) and 1"
-            " (positive) are needed."
-        )
+        needed = f"both 0 (negative) and 1 (positive) are needed (it is {feature!r:.60})"
+        raise ValueError(f"The labels in {where} are {given}; {needed}.")
     numbers = [int(label) for label in reviews["label"]]
     return reviews.remove_columns("label").add_column("label", numbers)
 
@@ -46,24 +44,19 @@ def build_queries(
     """
     kept = [text for text in reviews["text"] if len(text) > min_characters]
     if not kept:
-        raise ValueError(
-            f"None of the {len(reviews)} reviews has more than {min_characters} characters; the"
-            f" longest has {max(map(len, reviews['text']))}. Lower min_characters."
-        )
+        longest = f"the longest has {max(map(len, reviews['text']))}. Lower min_characters."
+        count = f"None of the {len(reviews)} reviews has more than {min_characters} characters"
+        raise ValueError(f"{count}; {longest}")
     drawn = [lengths() for _ in kept]
     tokens = tokenizer([text[: 16 * max(drawn)] for text in kept])["input_ids"]
-    cut = [ids[:length] for ids, length in zip(tokens, drawn, strict=True)]
-    texts = tokenizer.batch_decode(cut)
-    for row, text in enumerate(texts):
-        if text.endswith(INCOMPLETE):
-            cut[row] = _complete_characters(tokenizer, tokens[row], drawn[row])
-            texts[row] = tokenizer.decode(cut[row])
-    return Dataset.from_dict({"input_ids": cut, "query": texts}).with_format("torch")
+    cut = [_whole(tokenizer, ids, length) for ids, length in zip(tokens, drawn, strict=True)]
+    columns = {"input_ids": cut, "query": tokenizer.batch_decode(cut)}
+    return Dataset.from_dict(columns).with_format("torch")
 
 
-def _complete_characters(tokenizer, ids: list[int], length: int) -> list[int]:
-    """Return the first tokens, fewer than ``length`` if possible, that end with a character."""
-    for size in (*range(length - 1, 0, -1), *range(length + 1, len(ids))):
+def _whole(tokenizer, ids: list[int], length: int) -> list[int]:
+    """Return the first tokens, at most ``length`` if possible, that end with a character."""
+    for size in (*range(length, 0, -1), *range(length + 1, len(ids))):
         text = tokenizer.decode(ids[:size], skip_special_tokens=True)
         if text and not text.endswith(INCOMPLETE):
             return ids[:size]

@@ -8,10 +8,8 @@ from datasets import Dataset
 def check_columns(rows: Dataset, needed: Sequence[str], where: str) -> None:
     """Raise ``ValueError`` unless the rows have all needed columns."""
     if missing := sorted({*needed} - {*rows.column_names}):
-        names = (
-            f"No column {' or '.join(missing)} in {where}; it has {', '.join(rows.column_names)}"
-        )
-        raise ValueError(f"{names}. Rename it.")
+        has = f"it has {', '.join(rows.column_names)}. Rename it."
+        raise ValueError(f"No column {' or '.join(missing)} in {where}; {has}")
 
 
 def keep_usable(
@@ -32,10 +30,8 @@ def keep_usable(
         except ValueError as error:
             raise ValueError(f"Row {index} of {where}: {error}") from None
     if not kept:
-        count = len(rows)
-        raise ValueError(
-            f"Nothing usable is left of the {count} rows in {where}: {describe(report)}."
-        )
+        left = f"Nothing usable is left of the {len(rows)} rows in {where}"
+        raise ValueError(f"{left}: {describe(report)}.")
     return Dataset.from_list(kept), report
 
 
