@@ -13,7 +13,7 @@ from pandas.io.formats.style import Styler
 PRESETS = ("tiny", "scratch", "full")
 CONFIGS = Path(__file__).resolve().parent / "configs"
 _CHECKOUT = CONFIGS.parents[2]
-# Where relative output paths start: an installed copy has no project around it.
+# Where relative output paths start; an installed copy has no project.
 ROOT = _CHECKOUT if (_CHECKOUT / "scripts" / "run_notebooks.py").exists() else Path.cwd()
 
 
@@ -55,7 +55,7 @@ def read_spec(notebook: str) -> dict[str, dict]:
 
 
 def load_preset(notebook: str, preset: str, overrides: Mapping | None = None) -> Settings:
-    """Return a notebook's settings at a preset, with overrides on top.
+    """Return a notebook's settings, with overrides on top.
 
     Raises ``ValueError`` for an unknown preset or key, and for values that ``like`` refuses.
     """
@@ -88,7 +88,7 @@ def like(key: str, value, example, least: int = 1):
     if kind is bool and isinstance(value, bool):
         return value
     if kind is str and isinstance(value, bool):
-        return "yes" if value else "no"  # YAML 1.1 reads a bare no as false
+        return "yes" if value else "no"  # YAML reads a bare no as false
     if kind is str and isinstance(value, str | int | float | Path):
         return str(value)
     if kind in (int, float) and not isinstance(value, bool):

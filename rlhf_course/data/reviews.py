@@ -28,7 +28,7 @@ def load_reviews(source: str | Path, split: str) -> Dataset:
     names = getattr(feature, "names", ("neg", "pos"))
     if labels != {0, 1} or [name.lower()[:3] for name in names] != ["neg", "pos"]:
         given = ", ".join(sorted(map(str, labels))[:5])
-        needed = f"both 0 (negative) and 1 (positive) are needed (it is {feature!r:.60})"
+        needed = f"both 0 (negative) and 1 (positive) are needed (the column is {feature!r:.40})"
         raise ValueError(f"The labels in {where} are {given}; {needed}.")
     numbers = [int(label) for label in reviews["label"]]
     return reviews.remove_columns("label").add_column("label", numbers)
