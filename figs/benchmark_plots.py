@@ -1,4 +1,4 @@
-"""What scripts/benchmark/benchmark_ppo.py draws from its measurements; the figures here are drawn from the
+"""What benchmark_ppo.py draws from its measurements; the figures here are drawn from the
 kept ones.
 """
 

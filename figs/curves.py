@@ -17,7 +17,7 @@ from rlhf_course.ppo.config import PPOConfig
 from rlhf_course.runtime.files import read_json
 
 # --- computed
-# ----------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 @figure(
@@ -124,7 +124,7 @@ def adaptive_kl() -> Figure:
 
 
 # --- measured
-# ----------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def read(notebook: str) -> tuple[dict[str, pd.DataFrame], str]:
@@ -207,7 +207,7 @@ def read_benchmark(name: str, options: str) -> tuple[dict, str]:
     path = FOLDER / "measured" / f"{name}.json"
     if not path.exists():
         raise FileNotFoundError(
-            f"{path.name} is missing; `python scripts/benchmark/benchmark_ppo.py {options}` measures it."
+            f"{path.name} is missing; benchmark_ppo.py {options} measures it."
         )
     found = read_json(path)
     device = found.get("device") or found["variants"]["ours"]["device"]
