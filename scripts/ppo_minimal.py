@@ -4,11 +4,11 @@
     python scripts/ppo_minimal.py --model gpt2 --reward lvwerra/distilbert-imdb \
         --dataset stanfordnlp/imdb --learning-rate 1.41e-5 --batch-size 128 --steps 200
 
-It imports nothing from the course's package; tests/test_ppo_minimal.py shows that a step equals
-PPOTrainer.step. Left out: adapters, several processes, mixed precision, checkpoints, learning-rate
-annealing, input checks. Sources, cited at their lines: [PPO] Schulman et al., arXiv:1707.06347;
+The second command was not run. This file imports nothing from the course's package, and its step
+equals PPOTrainer.step (tests/test_ppo_minimal.py). Left out: adapters, several processes, mixed
+precision, checkpoints. Sources, cited at their lines: [PPO] Schulman et al., arXiv:1707.06347;
 [GAE] Schulman et al., arXiv:1506.02438; [Z19] Ziegler et al., arXiv:1909.08593; [37] core details
-of "The 37 Implementation Details of PPO", 2022; [N] "The N Implementation Details of RLHF", 2024.
+of "The 37 Implementation Details of PPO"; [N] "The N Implementation Details of RLHF with PPO".
 """
 
 import argparse
