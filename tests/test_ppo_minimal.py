@@ -49,8 +49,8 @@ def test_a_step_equals_the_trainers(minimal, mini_batch_size):
     np.random.seed(3)
     expected = trainer.step(queries, responses, scores)
 
-    options = ["--batch-size", "8", "--mini-batch-size", str(mini_batch_size)]
-    args = minimal["parse_args"](options)
+    options = f"--batch-size 8 --mini-batch-size {mini_batch_size} --ppo-epochs 4"
+    args = minimal["parse_args"](options.split())
     batch = minimal["collate"](queries, responses, "cpu")
     np.random.seed(3)
     stats = minimal["ppo_step"](model, ref_model, sgd(model), batch, torch.stack(scores), 0.3, args)
