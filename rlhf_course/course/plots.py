@@ -30,9 +30,18 @@ CURVES = {  # stats key: (title, unit, colour)
     "ppo/loss/value": ("value loss", "", "value"),
 }
 
-STYLE = {"figure.dpi": 96, "figure.constrained_layout.use": True, "font.size": 10}
-STYLE |= {"axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False}
-plt.rcParams.update(STYLE | {"axes.grid": True, "grid.alpha": 0.25})
+plt.rcParams.update(
+    {
+        "figure.dpi": 96,
+        "figure.constrained_layout.use": True,
+        "font.size": 10,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.grid": True,
+        "grid.alpha": 0.25,
+        "legend.frameon": False,
+    }
+)
 
 
 def panels(rows: int = 1, columns: int = 1, **options) -> tuple[Figure, Axes | np.ndarray]:
@@ -43,11 +52,9 @@ def panels(rows: int = 1, columns: int = 1, **options) -> tuple[Figure, Axes | n
 
 
 def _legend_below(figure: Figure, axes: Sequence[Axes], columns: int) -> None:
-    """Draw one legend for all panels, with one entry per label."""
-    entries = {}
+    entries = {}  # label → line: one entry for all panels
     for axis in axes:
-        lines, labels = axis.get_legend_handles_labels()
-        entries |= zip(labels, lines, strict=True)
+        entries |= zip(*axis.get_legend_handles_labels()[::-1], strict=True)
     figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=columns)
 
 
@@ -74,8 +81,7 @@ def training_curves(history: pd.DataFrame, keys: Sequence[str] = tuple(CURVES)) 
             axis.plot(range(1, len(history) + 1), history[key], color=COLOURS[colour], lw=1.8)
             if key == "objective/kl_coef":  # from 0, or a constant coefficient has no scale
                 axis.set_ylim(0, 1.25 * history[key].max())
-    for axis in axes[-1]:
-        axis.set_xlabel("PPO step")
+    plt.setp(axes[-1], xlabel="PPO step")
     return figure
 
 
@@ -91,11 +97,10 @@ class LivePlot:
         self.history = pd.concat([self.history, pd.DataFrame([row], [len(self.history) + 1])])
         if not last and len(self.history) % self.every:
             return
-        figure = training_curves(self.history)
         if self._handle is None:
-            self._handle = display(figure, display_id=True)
+            self._handle = display(training_curves(self.history), display_id=True)
         else:
-            self._handle.update(figure)
+            self._handle.update(training_curves(self.history))
 
 
 def before_after(before: Sequence[float], after: Sequence[float], name: str) -> Figure:
@@ -126,8 +131,8 @@ def over_text(
         axis.margins(y=0.15)
         axis.grid(axis="x", visible=False)
     labels = [repr(token)[1:-1].replace(" ", "␣") for token in tokens]
-    axes[-1, 0].set_xticks(range(len(tokens)), labels, rotation=45, ha="right")
-    axes[-1, 0].set_xlim(-0.5, len(tokens) - 0.5)
+    axis.set_xticks(range(len(tokens)), labels, rotation=45, ha="right")
+    axis.set_xlim(-0.5, len(tokens) - 0.5)
     return figure
 
 
@@ -136,10 +141,11 @@ def two_judges(table: pd.DataFrame) -> Figure:
     figure, axis = panels(figsize=(6.5, 3.4))
     labels = {"proxy": "DistilBERT, the reward", "second": "second judge"}
     for (name, label), colour in zip(labels.items(), ("reward", "gold"), strict=True):
-        points = table["kl"], table[name], table[f"{name}_ci"]
-        axis.errorbar(*points, color=COLOURS[colour], marker="o", capsize=3, label=label)
-    axis.set(xlabel="KL to the reference (nats per response)", ylabel="mean P(POSITIVE)")
-    axis.set_ylim(0, 1)
+        how = {"color": COLOURS[colour], "marker": "o", "capsize": 3, "label": label}
+        axis.errorbar(table["kl"], table[name], table[f"{name}_ci"], **how)
+    axis.set(
+        xlabel="KL to the reference (nats per response)", ylabel="mean P(POSITIVE)", ylim=(0, 1)
+    )
     axis.legend()
     return figure
 
@@ -154,11 +160,11 @@ def preference_curves(
     figure, axes = panels(1, 3, figsize=(10, 3), sharex=True)
     units = {"loss": "nats per pair", "accuracy": "share of pairs", "margin": "chosen − rejected"}
     for axis, (name, unit) in zip(axes, units.items(), strict=True):
+        thin = {"color": COLOURS["reference"], "lw": 0.8, "alpha": 0.7, "label": "training"}
+        thick = {"color": COLOURS["reward"], "marker": "o", "ms": 4, "label": "held out"}
         if name in train:
-            thin = {"color": COLOURS["reference"], "lw": 0.8, "alpha": 0.7, "label": "training"}
             axis.plot(train["step"], train[name], **thin)
         if len(held_out):
-            thick = {"color": COLOURS["reward"], "marker": "o", "ms": 4, "label": "held out"}
             points = held_out["step"], held_out[name], held_out[f"{name}_ci"]
             axis.errorbar(*points, capsize=3, **thick)
         axis.set(title=name, xlabel="step", ylabel=unit)
@@ -191,7 +197,7 @@ def calibration(table: pd.DataFrame) -> Figure:
     points = table["predicted"], table["observed"], table["ci"]
     axis.errorbar(*points, color=COLOURS["reward"], marker="o", capsize=3, label="reward model")
     axis.set(xlabel="predicted: σ(score difference)", ylabel="observed: share preferred")
-    axis.set(xlim=(0, 1), ylim=(0, 1))
+    axis.axis((0, 1, 0, 1))
     axis.legend(loc="upper left")
     return figure
 
@@ -205,11 +211,16 @@ def audit_bars(tables: Mapping[str, pd.DataFrame], wanted: float) -> Figure:
     figure, axis = panels(figsize=(8, 0.8 + 0.42 * len(probes)))
     height, y = 0.8 / len(tables), np.arange(len(probes))
     for turn, (label, table) in enumerate(tables.items()):
-        share, colour = table["share"], COLOURS[("reference", "policy", "value")[turn]]
-        error = np.minimum(table["ci"], [share, 1 - share])  # a share stays in 0 … 1
-        places = y + (turn - (len(tables) - 1) / 2) * height
-        how = {"xerr": error, "color": colour, "label": label, "capsize": 2}
-        axis.barh(places, share, height * 0.9, **how)
+        share, places = table["share"], y + (turn - (len(tables) - 1) / 2) * height
+        axis.barh(
+            places,
+            share,
+            height * 0.9,
+            xerr=np.minimum(table["ci"], [share, 1 - share]),  # a share stays in 0 … 1
+            color=COLOURS[("reference", "policy", "value")[turn]],
+            label=label,
+            capsize=2,
+        )
     axis.axvline(wanted, color=COLOURS["reward"], ls="--", lw=1.5, label=f"wanted: {wanted:.0%}")
     axis.set(xlim=(0, 1.02), xlabel="share of prompts at which the normal answer scores higher")
     axis.set_yticks(y, probes)
@@ -259,7 +270,8 @@ def frontier(runs: Mapping[str, pd.DataFrame]) -> Figure:
             smooth = history[["KL", column]].rolling(3, min_periods=1).mean()
             axis.plot(smooth["KL"], smooth[column], color=colour, lw=1.6, label=label)
             axis.plot(smooth["KL"].iloc[-1:], smooth[column].iloc[-1:], color=colour, marker="o")
-        axis.set(title=title, xlabel="KL to the reference, nats per answer")
-        axis.set_ylabel("mean over answers")
+        axis.set(
+            title=title, xlabel="KL to the reference, nats per answer", ylabel="mean over answers"
+        )
     _legend_below(figure, axes, columns=len(runs))
     return figure
