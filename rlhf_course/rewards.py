@@ -71,8 +71,7 @@ class SentimentReward:
         """Return all logits (B, labels) of the texts, in the order given."""
         texts = _check_texts("texts", texts)
         longest = min(known_positions(self.model) or self.tokenizer.model_max_length, NO_LIMIT)
-        how = {"truncation": True, "max_length": longest}
-        tokens = self.tokenizer(texts, **how)["input_ids"] if texts else []
+        tokens = texts and self.tokenizer(texts, truncation=True, max_length=longest)["input_ids"]
         return _by_length(self, tokens, lambda **batch: self.model(**batch).logits)
 
     def __call__(self, texts: Sequence[str]) -> Tensor:
@@ -137,8 +136,9 @@ class RewardModel:
                 " Load it with num_labels=1, or reward one of its labels with SentimentReward."
             )
         self.tokenizer = _prepare(tokenizer or load_tokenizer(model), self.model)
-        known = known_positions(self.model) or self.tokenizer.model_max_length
-        self.max_length = max_length or known
+        self.max_length = (
+            max_length or known_positions(self.model) or self.tokenizer.model_max_length
+        )
 
     @torch.no_grad()
     def __call__(self, prompts: Sequence[str], answers: Sequence[str]) -> Tensor:

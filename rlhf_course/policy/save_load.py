@@ -49,8 +49,8 @@ def load_model(
     base = config.base_model_name_or_path
     kwargs |= {"revision": config.revision, "subfolder": ""}
     own = {k.removeprefix("base_model.model."): v for k, v in weights.items()}  # a score head's
-    place = f"{source} on {base}"
-    network = _load_base(auto, base, local_folder(base, **kwargs), new_head, own, place, **kwargs)
+    label, where = f"{source} on {base}", local_folder(base, **kwargs)
+    network = _load_base(auto, base, where, new_head, own, label, **kwargs)
     check_base(folder, network)
     modules = network.named_modules()
     embeddings = next(n for n, module in modules if module is network.get_input_embeddings())
@@ -62,17 +62,13 @@ def load_model(
 
 
 def _load_base(
-    auto, source, folder: Path, new_head: bool, own: Iterable[str] = (), place: str = "", **kwargs
+    auto, source, folder: Path, new_head: bool, own: Iterable[str] = (), label: str = "", **kwargs
 ):
     """Return a model without adapters; tensors that an adapter has as its ``own`` may miss."""
-    is_local = Path(source).is_dir()
-    with hub_errors(folder if is_local else source):
+    place = folder if Path(source).is_dir() else source
+    with hub_errors(place):
         config = read_json(file) if (file := folder / "config.json").exists() else {}
         check_known(source, config)
-        if is_local and not {".safetensors", ".bin"} & {path.suffix for path in folder.glob("*")}:
-            raise FileNotFoundError(
-                f"The model folder {folder} holds no weights. Give one written by save_pretrained."
-            )
         kwargs |= dict.fromkeys(("output_loading_info", "ignore_mismatched_sizes"), True)
         kwargs["trust_remote_code"] = False
         # First on the meta device, which allocates nothing: the config may be of a larger model.
@@ -81,10 +77,13 @@ def _load_base(
     needed = f"{model.base_model_prefix}." if new_head else ""
     missing = [key for key in report["missing_keys"] if key.startswith(needed) and key not in own]
     mismatched = [row for row in report["mismatched_keys"] if row[0].startswith(needed)]
-    hint = " For a new head take new_head=True; for one of several labels SentimentReward."
-    hint = hint if auto is not AutoModelForCausalLM else ""
-    _check_loaded(place or source, type(model).__name__, missing, mismatched, hint)
-    with hub_errors(folder if is_local else source):
+    hint = (
+        " For a new head take new_head=True; for one of several labels SentimentReward."
+        if auto is not AutoModelForCausalLM
+        else ""
+    )
+    _check_loaded(label or source, type(model).__name__, missing, mismatched, hint)
+    with hub_errors(place):
         return auto.from_pretrained(str(source), **kwargs)[0]
 
 
@@ -92,9 +91,10 @@ def _check_loaded(
     source, kind: str, missing: Iterable[str], mismatched: Iterable[tuple], hint: str = ""
 ) -> None:
     """Raise ``ValueError`` where keys are missing, or shapes mismatched: (key, saved, wanted)."""
-    found = [f"it holds no {key}" for key in sorted(missing)]
-    for key, saved, wanted in sorted(mismatched):
-        found.append(f"{key} has shape {tuple(saved)}, and this {kind} needs {tuple(wanted)}")
+    found = [f"it holds no {key}" for key in sorted(missing)] + [
+        f"{key} has shape {tuple(saved)}, and this {kind} needs {tuple(wanted)}"
+        for key, saved, wanted in sorted(mismatched)
+    ]
     if found:
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
         raise ValueError(
