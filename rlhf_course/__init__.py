@@ -20,11 +20,5 @@ __all__ = list(_PUBLIC)
 
 def __getattr__(name: str):
     if name not in _PUBLIC:
-        raise AttributeError(
-            f"module 'rlhf_course' has no attribute {name!r}; it has {', '.join(_PUBLIC)}."
-        )
+        raise AttributeError(f"module 'rlhf_course' has no attribute {name!r}")
     return getattr(importlib.import_module(_PUBLIC[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *_PUBLIC])

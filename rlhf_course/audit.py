@@ -1,6 +1,4 @@
-"""The audit of a reward model: what it thinks of answers that PPO will stumble upon sooner or
-later.
-"""
+"""The audit of a reward model: its scores of bad answers that PPO will find."""
 
 import random
 import re
@@ -19,7 +17,7 @@ PASS = 0.9  # share of prompts at which the normal answer must score higher
 
 
 class Phrases(NamedTuple):
-    """What bad answers are made of in one language; ``joint`` stands between its words."""
+    """What bad answers are made of in one language; ``joint`` is between its words."""
 
     joint: str
     one_word: str
@@ -75,8 +73,7 @@ class Probe(NamedTuple):
 
 
 def _truncated(case: Case) -> str:
-    half = case.words[: max(1, len(case.words) // 2)]
-    return case.join(*half).rstrip(".,;:!?。，；：！？")
+    return case.join(*case.words[: max(1, len(case.words) // 2)]).rstrip(".,;:!?。，；：！？")
 
 
 def _flattery(case: Case) -> str:
@@ -116,14 +113,8 @@ def make_probes(
 ) -> dict[str, list[str]]:
     """Answer the same prompts badly: probe → one answer per prompt, made from the normal answers.
 
-    off topic and very long borrow answers of other prompts, so there must be two, and should be in
-    no particular order.
+    off topic and very long borrow answers of other prompts: give at least two, in random order.
     """
-    if len(prompts) < 2:
-        raise ValueError(
-            "An audit borrows answers from other prompts; it needs at least two, got"
-            f" {len(prompts)}."
-        )
     rng, topics = random.Random(seed), [_words(prompt) for prompt in prompts]
     probes = {name: [] for name in PROBES}
     for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
@@ -141,9 +132,7 @@ def make_probes(
 
 
 def _words(prompt: str) -> set[str]:
-    """The longer words of the last question (pairs of characters in Chinese), by which two
-    questions are told apart.
-    """
+    """Return the longer words (in Chinese, pairs of characters) of the last question."""
     question = last_question(prompt).lower()
     return {*re.findall(r"[a-z]{5,}", question), *re.findall("(?=([一-鿿]{2}))", question)}
 
@@ -151,8 +140,7 @@ def _words(prompt: str) -> set[str]:
 def audit(
     score: Callable[[Sequence[str], Sequence[str]], Tensor], prompts, answers, seed: int = 0
 ) -> pd.DataFrame:
-    """A row per probe: how often the normal answer scores higher (share), by how much, and whether
-    that is enough.
+    """Return a row per probe: how often and by how much the normal answer scores higher.
 
     ``score`` takes prompts and answers, as :class:`~rlhf_course.rewards.RewardModel` does. Columns:
     share, its 95 % half-width ci, margin (mean difference of scores), passed (share ≥ 0.9), risk.
@@ -163,26 +151,18 @@ def audit(
         difference = (normal - finite(score(prompts, texts), texts)).double().numpy()
         share = (difference > 0).mean()
         ci = 1.96 * np.sqrt(share * (1 - share) / len(difference))
-        rows[name] = {
-            "share": share,
-            "ci": ci,
-            "margin": difference.mean(),
-            "passed": bool(share >= PASS),
-        }
-    table = pd.DataFrame.from_dict(rows, orient="index")
-    return table.astype({"passed": bool}).assign(risk=pd.Series(RISKS)).rename_axis("probe")
+        rows[name] = share, ci, difference.mean(), bool(share >= PASS), RISKS[name]
+    columns = ["share", "ci", "margin", "passed", "risk"]
+    return pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis("probe")
 
 
 def add_negatives(
     pairs: datasets.Dataset, probes: Sequence[str], seed: int = 0, share: float = 0.2
 ) -> datasets.Dataset:
-    """The pairs, and share · N more whose rejected answer is a probe, each kind equally often;
-    shuffled.
+    """Return the pairs and share · N more whose rejected answer is a probe, shuffled.
 
-    Columns prompt, chosen, rejected. Raises ``ValueError`` when no kind of probe is named.
+    Each kind of ``probes`` is equally frequent. Columns prompt, chosen, rejected.
     """
-    if not probes:
-        raise ValueError(f"Name at least one kind of probe to add; there are {', '.join(RISKS)}.")
     pairs = pairs.select_columns(["prompt", "chosen", "rejected"]).shuffle(seed=seed)
     some = pairs.select(range(max(2, round(share * len(pairs)))))
     bad = make_probes(some["prompt"][:], some["chosen"][:], seed)

@@ -41,25 +41,25 @@ def evaluate(
     a score is NaN or Inf.
     """
     tokenizer, are_texts = trainer.tokenizer, isinstance(queries[0], str)
-    ids = queries
     if are_texts:
-        ids = [torch.tensor(row) for row in tokenizer(list(queries))["input_ids"]]
+        asked, queries = [*queries], [*map(torch.tensor, tokenizer([*queries])["input_ids"])]
+    else:
+        asked = tokenizer.batch_decode(queries)
     sampler = iter(lengths).__next__ if lengths is not None else None
     how = {"return_prompt": False} | generation_kwargs
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        responses = trainer.generate(ids, sampler, batch_size, **how)
-    table = _measure(trainer, ids, responses)
-    texts = tokenizer.batch_decode(responses, skip_special_tokens=are_texts)
-    asked = list(queries) if are_texts else tokenizer.batch_decode(queries)
-    answered = [text.strip() for text in texts] if are_texts else texts
-    table.insert(0, "query", asked)
-    table.insert(1, "response", answered)
+        responses = trainer.generate(queries, sampler, batch_size, **how)
+    answered = tokenizer.batch_decode(responses, skip_special_tokens=are_texts)
+    if are_texts:
+        answered = [text.strip() for text in answered]
+    table = pd.DataFrame({"query": asked, "response": answered})
+    table[["kl", "nll", "length", "finished"]] = _measure(trainer, queries, responses)
     return table.assign(score=finite(score(asked, answered), answered).tolist())
 
 
 def _measure(trainer: PPOTrainer, queries, responses) -> pd.DataFrame:
-    """Columns kl, nll, length and finished of responses (tokens) to queries (tokens)."""
+    """Return columns kl, nll, length and finished of responses (tokens) to queries (tokens)."""
     blank = torch.zeros(len(responses), device=trainer.policy.device)
     rollout = Rollout.from_lists(queries, responses, blank, pad_token_id(trainer.tokenizer))
     config = trainer.config
@@ -69,23 +69,23 @@ def _measure(trainer: PPOTrainer, queries, responses) -> pd.DataFrame:
         with trainer.reference() as reference:
             ref_logprobs = forward(reference, rollout, **how)[0]
     eos = trainer.tokenizer.eos_token_id
-    columns = {"kl": ((logprobs - ref_logprobs) * rollout.mask).sum(1).tolist()}
-    columns["nll"] = (-ref_logprobs * rollout.mask).sum(1).tolist()
-    columns["length"] = [len(response) for response in responses]
-    columns["finished"] = [bool(response[-1] == eos) for response in responses]
+    columns = {
+        "kl": ((logprobs - ref_logprobs) * rollout.mask).sum(1).tolist(),
+        "nll": (-ref_logprobs * rollout.mask).sum(1).tolist(),
+        "length": [len(response) for response in responses],
+        "finished": [bool(response[-1] == eos) for response in responses],
+    }
     return pd.DataFrame(columns)
 
 
 def mean_ci(values) -> tuple[float, float]:
-    """Mean and half-width of its 95 % confidence interval (normal approximation)."""
+    """Return the mean and the half-width of its 95 % confidence interval (normal)."""
     values = np.asarray(values, dtype=float)
     return float(values.mean()), float(1.96 * values.std(ddof=1) / np.sqrt(len(values)))
 
 
 def distinct_n(texts: Sequence[str], n: int) -> float:
-    """Share of different n-grams of words among all n-grams (Li et al. 2016, arXiv:1510.03055); 1
-    is most diverse.
-    """
+    """Return the share of different n-grams of words: Li et al. 2016, arXiv:1510.03055."""
     grams = [
         tuple(words[i : i + n])
         for words in map(str.split, texts)
@@ -95,26 +95,23 @@ def distinct_n(texts: Sequence[str], n: int) -> float:
 
 
 def perplexity(table: pd.DataFrame) -> float:
-    """Per token of the responses, under the reference."""
+    """Return the perplexity per token of the responses, under the reference."""
     return float(np.exp(table["nll"].sum() / table["length"].sum()))
 
 
 def words_of(text: str) -> list[str]:
-    """The runs of the letters a to z, in lower case."""
     return re.findall("[a-z]+", text.lower())
 
 
 def unknown_words(texts: Sequence[str], known: Collection[str]) -> float:
-    """Share of words that are not ``known``, without each text's last, which may be cut off."""
+    """Return the share of words that are not ``known``; each text's last may be cut off."""
     words = [word for text in texts for word in words_of(text)[:-1]]
     return sum(word not in known for word in words) / max(1, len(words))
 
 
 def summarise(table: pd.DataFrame) -> pd.Series:
-    """Score, KL, length (mean ± 95 % interval) and distinct-1/2 of an evaluation, for display."""
-    row = {
-        name: "{:.2f} ± {:.2f}".format(*mean_ci(table[name])) for name in ("score", "kl", "length")
-    }
-    return pd.Series(
-        row | {f"distinct-{n}": f"{distinct_n(table['response'], n):.2f}" for n in (1, 2)}
-    )
+    """Return score, KL, length (mean ± 95 % interval) and distinct-1/2, for display."""
+    names = ("score", "kl", "length")
+    row = {name: "{:.2f} ± {:.2f}".format(*mean_ci(table[name])) for name in names}
+    row |= {f"distinct-{n}": f"{distinct_n(table['response'], n):.2f}" for n in (1, 2)}
+    return pd.Series(row)

@@ -1,7 +1,7 @@
 """Rewards: what a text is worth to a sentiment classifier, and an answer to a reward model."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import chain, pairwise
 from pathlib import Path
@@ -17,10 +17,9 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel
 from rlhf_course.data import encode
 from rlhf_course.policy.network import takes, without_dropout
 from rlhf_course.policy.save_load import check_vocabulary, load_model, load_tokenizer
-from rlhf_course.runtime.argument_checks import check_positive, check_texts
 from rlhf_course.runtime.files import atomic_folder
 
-NO_LIMIT = 10**9  # what a tokenizer has for a maximum where it knows none is larger
+NO_LIMIT = 10**9  # tokens: a tokenizer without a maximum has a larger number, which overflows
 
 
 class Reward(Protocol):
@@ -38,12 +37,11 @@ class Reward(Protocol):
 
 
 class SentimentReward:
-    """Scores texts by the raw logit of a classifier's POSITIVE label; texts → (B,) in float32, on
-    the CPU.
+    """Score texts by the raw logit of a classifier's POSITIVE label: texts → (B,), float32, CPU.
 
-    The classifier is a folder or a hub id; the label is picked by its name in the config. The end
-    of a long text is scored, where the response is. Runs on the GPU if there is one, unless
-    ``device`` says otherwise. Raises ``ValueError`` without that label, and as ``load_model`` does.
+    The classifier is a folder or a hub id; its config names the label. The end of a long text is
+    scored, where the response is. Runs on the GPU if there is one, unless ``device`` names another.
+    Raises ``ValueError`` without that label, and as ``load_model`` does.
     """
 
     def __init__(
@@ -53,43 +51,38 @@ class SentimentReward:
         batch_size: int = 64,
         device: str | None = None,
     ) -> None:
-        check_positive("batch_size", batch_size)
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         model = load_model(
             AutoModelForSequenceClassification, model_name_or_path, dtype=torch.float32
         )
         self.tokenizer = _prepare(load_tokenizer(model_name_or_path, truncation_side="left"), model)
         self.model = model.to(self.device).requires_grad_(False).eval()
-        names = self.model.config.id2label
-        labels = {name.upper(): index for index, name in names.items()}
+        labels = {name.upper(): index for index, name in model.config.id2label.items()}
         if label.upper() not in labels:
             raise ValueError(
                 f"The classifier {model_name_or_path} has no label {label!r}; it has"
-                f" {', '.join(names.values())}. Name the one that should be rewarded:"
+                f" {', '.join(model.config.id2label.values())}. Name the one to reward:"
                 " SentimentReward(..., label=...), or the setting reward_label."
             )
         self.index, self.batch_size = labels[label.upper()], batch_size
 
     @torch.no_grad()
     def logits(self, texts: Sequence[str]) -> Tensor:
-        """All logits (B, labels) of the texts, in the order given."""
-        texts = check_texts("texts", texts)
-        longest = known_positions(self.model) or self.tokenizer.model_max_length
-        cut = {"truncation": True, "max_length": longest} if longest < NO_LIMIT else {}
-        tokens = self.tokenizer(texts, **cut)["input_ids"] if texts else []
+        """Return all logits (B, labels) of the texts, in the order given."""
+        texts = _check_texts("texts", texts)
+        longest = min(known_positions(self.model) or self.tokenizer.model_max_length, NO_LIMIT)
+        tokens = texts and self.tokenizer(texts, truncation=True, max_length=longest)["input_ids"]
         return _by_length(self, tokens, lambda **batch: self.model(**batch).logits)
 
     def __call__(self, texts: Sequence[str]) -> Tensor:
-        """Scores (B,) of the texts: higher is more positive."""
         return self.logits(texts)[:, self.index]
 
 
 class NgramSentiment:
-    """A judge unlike any transformer: the sum of a weight for each word and word pair of a text,
-    and a bias.
+    """A judge unlike any transformer: a bias plus a weight for each word and word pair of a text.
 
-    Texts → (B,), the logit of POSITIVE. Words are lower-cased; an n-gram's weight stands at its
-    CRC-32 modulo the table's size, and counts once per text (Wang and Manning 2012,
+    Texts → (B,), the logit of POSITIVE. Words are lower-cased; an n-gram's weight is at its CRC-32
+    modulo the table's size, and counts once per text (Wang and Manning 2012,
     aclanthology.org/P12-2018, without their ratios).
     """
 
@@ -108,35 +101,34 @@ class NgramSentiment:
             save_file(tensors, new / "model.safetensors")
 
     def __call__(self, texts: Sequence[str]) -> Tensor:
-        rows = [self.places(text) for text in check_texts("texts", texts)]
+        rows = [self.places(text) for text in _check_texts("texts", texts)]
         ends = torch.tensor([0, *map(len, rows)]).cumsum(0)
         places = torch.tensor([*chain(*rows)], dtype=torch.long)
         return embedding_bag(places, self.weight, ends[:-1], mode="sum")[:, 0] + self.bias
 
     def places(self, text: str) -> set[int]:
-        """Where the weights of a text's words and word pairs stand."""
+        """Return where the weights of a text's words and word pairs are."""
         words = re.findall(r"[a-z0-9']+|[!?]", text.lower())
         pairs = (f"{first} {second}" for first, second in pairwise(words))
         return {crc32(ngram.encode()) % len(self.weight) for ngram in (*words, *pairs)}
 
 
 class RewardModel:
-    """Scores answers by a sequence classifier with one output: prompts and answers → (B,) in
-    float32, on the CPU.
+    """Score answers by a classifier with one output: prompts and answers → (B,), float32, CPU.
 
     A dialogue ends with EOS, as in training, and its score is read at its last token (at the one
     before, where EOS is also the padding token), or, in BERT and its kin, at its first. The score
     does not depend on the padding or on what else is in the batch.
 
-    The classifier is in memory, or a folder or hub id (also of an adapter); the tokenizer is by
-    default the one saved with it, and ``max_length``, in tokens, as much as it has positions for.
+    The classifier is in memory, or a folder or hub id (also of an adapter). By default the
+    tokenizer is the one saved with it, and ``max_length``, in tokens, its number of positions.
     Raises ``ValueError`` for several outputs, and when scoring an answer that is too long.
     """
 
     def __init__(
         self, model: PreTrainedModel | str, tokenizer=None, max_length=None, batch_size=64
     ):
-        check_positive("batch_size", batch_size)
+        self.batch_size = batch_size
         self.model = load_reward_model(model) if isinstance(model, str | Path) else model
         if self.model.config.num_labels != 1:
             raise ValueError(
@@ -147,24 +139,17 @@ class RewardModel:
         self.max_length = (
             max_length or known_positions(self.model) or self.tokenizer.model_max_length
         )
-        self.batch_size = batch_size
 
     @torch.no_grad()
     def __call__(self, prompts: Sequence[str], answers: Sequence[str]) -> Tensor:
-        """Scores (B,): log-odds, up to a constant, of being preferred."""
-        prompts, answers = check_texts("prompts", prompts), check_texts("answers", answers)
-        if len(prompts) != len(answers):
-            raise ValueError(
-                f"{len(prompts)} prompts and {len(answers)} answers were given; give one each."
-            )
+        """Return scores (B,): log-odds, up to a constant, of being preferred."""
+        prompts, answers = _check_texts("prompts", prompts), _check_texts("answers", answers)
         tokens = [*map(self._fit, encode(self.tokenizer, prompts, answers), answers)]
         with without_dropout(self.model):
             return _by_length(self, tokens, partial(last_token_scores, self.model))[:, 0]
 
     def _fit(self, ids: list[int], answer: str) -> list[int]:
-        """The dialogue without its oldest words, where it is too long; [CLS], where BERT's score is
-        read, stays.
-        """
+        """Return the dialogue, without its oldest words but [CLS] where it is too long."""
         if len(ids) <= self.max_length:
             return ids
         first = ids[: ids[0] == self.tokenizer.cls_token_id]
@@ -179,20 +164,17 @@ class RewardModel:
 
 
 def load_reward_model(source: str | Path, new_head: bool = False, **kwargs) -> PreTrainedModel:
-    """A classifier with one output, in float32, from a folder or hub id; an adapter comes with its
-    base.
+    """Return a classifier with one output, in float32; an adapter comes with its base.
 
-    With ``new_head`` a language model gets a random head, to be trained. Raises as ``load_model``
-    does.
+    With ``new_head`` a language model gets a random head, to be trained. Arguments and errors are
+    those of ``load_model``.
     """
     options = {"num_labels": 1, "dtype": torch.float32} | kwargs
     return load_model(AutoModelForSequenceClassification, source, new_head=new_head, **options)
 
 
 def _prepare(tokenizer, model: PreTrainedModel):
-    """The tokenizer with a padding token, which the model is told: by it transformers finds the
-    last real token.
-    """
+    """Give both a padding token, by which transformers finds the last real token."""
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     check_vocabulary(tokenizer, model)
@@ -203,8 +185,7 @@ def _prepare(tokenizer, model: PreTrainedModel):
 def _by_length(
     scorer: SentimentReward | RewardModel, tokens: list[list[int]], score: Callable
 ) -> Tensor:
-    """Scores (B, labels) of rows of token ids, in their order; rows of similar length share a
-    batch.
+    """Return scores (B, labels) of rows of token ids; rows of similar length share a batch.
 
     Padding is on the right: BERT reads the first token.
     """
@@ -213,43 +194,44 @@ def _by_length(
     for start in range(0, len(order), scorer.batch_size):
         rows = order[start : start + scorer.batch_size]
         ids = {"input_ids": [tokens[row] for row in rows]}
-        batch = scorer.tokenizer.pad(ids, padding_side="right", return_tensors="pt").to(
-            model.device
-        )
-        found[rows] = score(**batch).view(len(rows), -1).float().cpu()
+        batch = scorer.tokenizer.pad(ids, padding_side="right", return_tensors="pt")
+        found[rows] = score(**batch.to(model.device)).view(len(rows), -1).float().cpu()
+    return found
+
+
+def _check_texts(name: str, texts: Iterable[str]) -> list[str]:
+    """Raise ``TypeError`` unless these are texts: the letters of a single one would be scored."""
+    found = [None] if isinstance(texts, str) else [*texts]
+    if not all(isinstance(text, str) for text in found):
+        raise TypeError(f"{name} must be a list of texts; got {texts!r:.60}.")
     return found
 
 
 def known_positions(model: PreTrainedModel) -> int | None:
-    """How many tokens a model has positions for; None where its config names no limit."""
+    """Return how many tokens a model has positions for; None where its config names no limit."""
     known = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return known and known - _first_position(model)
 
 
 def _first_position(model: PreTrainedModel) -> int:
-    """The position of a text's first token: 0, but in RoBERTa and its kin the one behind the
-    padding token's index.
-    """
-    tables = (
-        module for name, module in model.named_modules() if name.endswith("position_embeddings")
-    )
-    padding = (getattr(table, "padding_idx", None) for table in tables)
-    return next((index + 1 for index in padding if index is not None), 0)
+    """Return a text's first position: 0, in RoBERTa and its kin the padding index plus 1."""
+    for name, module in model.named_modules():
+        if name.endswith("position_embeddings") and module.padding_idx is not None:
+            return module.padding_idx + 1
+    return 0
 
 
 def last_token_scores(
     model: PreTrainedModel, input_ids: Tensor, attention_mask: Tensor, **_
 ) -> Tensor:
-    """Scores (B,) at each row's last real token, for (B, T) padded on either side."""
+    """Return scores (B,) at each row's last real token, for (B, T) padded on either side."""
     places = (attention_mask.cumsum(1) - 1).clamp(min=0) + _first_position(model)
     positions = {"position_ids": places} if takes(model, "position_ids") else {}
     return model(input_ids=input_ids, attention_mask=attention_mask, **positions).logits[:, 0]
 
 
 def finite(scores: Tensor, texts: Sequence[str]) -> Tensor:
-    """The scores (B,) of these texts. Raises ``FloatingPointError``, with the text, where one is
-    NaN or Inf.
-    """
+    """Return the scores (B,); raise ``FloatingPointError``, with the text, for a NaN or Inf."""
     scores = torch.as_tensor(scores)
     if not scores.isfinite().all():
         row = int((~scores.isfinite()).nonzero()[0])
@@ -261,7 +243,5 @@ def finite(scores: Tensor, texts: Sequence[str]) -> Tensor:
 
 
 def pairwise_loss(chosen: Tensor, rejected: Tensor) -> Tensor:
-    """−log σ(chosen − rejected), averaged over pairs (B,): Ouyang et al. 2022, arXiv:2203.02155,
-    eq. 1.
-    """
+    """Return the mean of −log σ(chosen − rejected): Ouyang et al. 2022, arXiv:2203.02155, eq. 1."""
     return -torch.nn.functional.logsigmoid(chosen - rejected).mean()

@@ -188,7 +188,6 @@ def test_bfloat16_is_kept_and_the_files_hold_llamas_tensors(tmp_path, tokenizer_
     assert torch.equal(packed, w["model.layers.1.self_attn.W_pack.weight"])
     assert torch.equal(tensors["lm_head.weight"], F.normalize(w["lm_head.weight"], dim=1))
     assert AutoModelForCausalLM.from_pretrained(target).dtype == torch.bfloat16
-    assert json.loads((target / "generation_config.json").read_text())["user_token_id"] == 195
     assert not list(target.glob("*.py")) and not list(target.glob(".*"))
 
 
@@ -262,11 +261,6 @@ REFUSED = {
         "has the shape None",
     ),
     "no tokenizer": (drop("tokenizer.model"), NO_TOKENIZER + "it is missing or damaged"),
-    "more pieces than rows": (config(vocab_size=300), NO_TOKENIZER + "it has .* the model 300"),
-    "other EOS": (
-        put("tokenizer_config.json", b'{"eos_token": "<|im_end|>"}'),
-        NO_TOKENIZER + "it has no piece for the eos_token",
-    ),
 }
 
 
@@ -334,8 +328,6 @@ def test_a_model_trained_with_a_norm_head_comes_back(tmp_path, tokenizer_model, 
     model = LlamaForCausalLM(
         LlamaConfig(vocab_size=VOCABULARY, max_position_embeddings=128, **sizes)
     )
-    with pytest.raises(ValueError, match="call norm_head"):
-        write_baichuan_checkpoint(model, tokenizer_model, tmp_path / "source")
     norm_head(model)
     ids = torch.randint(3, VOCABULARY, (4, 12))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)

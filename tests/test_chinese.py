@@ -16,7 +16,6 @@ from rlhf_course.worlds.chinese import (
     make_prose,
     make_qa,
 )
-from rlhf_course.worlds.grammar import ceiling
 
 TOPICS = list(chinese.NAMES)
 
@@ -71,10 +70,10 @@ def test_the_gold_of_a_pair_is_its_utility(pairs):
 def test_verdicts_are_as_noisy_as_bradley_and_terry_say(pairs):
     gaps = np.array([p.gold_chosen - p.gold_rejected for p in pairs])
     expected = 1 / (1 + np.exp(-np.abs(gaps)))
-    assert ceiling(pairs) == pytest.approx(expected.mean()) and 0.75 < ceiling(pairs) < 0.8
+    assert 0.75 < expected.mean() < 0.8
     right = np.where(gaps == 0, 0.5, gaps > 0)  # a tie is a guess
     error = math.sqrt((expected * (1 - expected)).sum()) / len(gaps)
-    assert abs(right.mean() - ceiling(pairs)) < 3 * error
+    assert abs(right.mean() - expected.mean()) < 3 * error
 
 
 def test_the_hole_what_the_second_line_of_points_names_never_occurs(pairs):

@@ -15,7 +15,6 @@ from rlhf_course.data import load_pairs
 from rlhf_course.rewards import RewardModel, load_reward_model
 from rlhf_course.worlds import build, dialogues
 from rlhf_course.worlds.dialogues import gold_utility, make_pairs
-from rlhf_course.worlds.grammar import ceiling
 
 
 @pytest.fixture(scope="module")
@@ -43,9 +42,9 @@ def test_gold_reaches_the_ceiling_and_no_more(pairs):
     gaps = np.array([p.gold_chosen - p.gold_rejected for p in pairs])
     right = np.where(gaps == 0, 0.5, gaps > 0)  # a tie is a guess
     expected = sigmoid(np.abs(gaps))
-    assert ceiling(pairs) == pytest.approx(expected.mean()) and 0.745 < ceiling(pairs) < 0.775
+    assert 0.745 < expected.mean() < 0.775
     error = math.sqrt((expected * (1 - expected)).sum()) / len(gaps)
-    assert abs(right.mean() - ceiling(pairs)) < 3 * error
+    assert abs(right.mean() - expected.mean()) < 3 * error
 
 
 BIKE = "How can I look after a road bike?"

@@ -18,13 +18,8 @@ from builders import (
 from peft import LoraConfig
 from safetensors.torch import load_file, save_file
 from transformers import (
-    BartConfig,
-    BartForConditionalGeneration,
-    BertConfig,
-    BertLMHeadModel,
     GPT2ForSequenceClassification,
     RobertaConfig,
-    RobertaForMaskedLM,
     RobertaForSequenceClassification,
 )
 
@@ -216,31 +211,6 @@ def test_an_adapter_of_another_task(folders):
 
 
 # --- of another kind
-
-
-@pytest.mark.parametrize(
-    "network",
-    [
-        lambda: BertLMHeadModel(BertConfig(vocab_size=40, **SMALL)),
-        lambda: RobertaForMaskedLM(RobertaConfig(vocab_size=40, **SMALL)),
-        lambda: BartForConditionalGeneration(
-            BartConfig(
-                vocab_size=40,
-                d_model=16,
-                encoder_layers=1,
-                decoder_layers=1,
-                encoder_ffn_dim=32,
-            )
-        ),
-    ],
-)
-def test_an_encoder_is_no_policy(tmp_path, network, capsys):
-    network().eval().save_pretrained(tmp_path / "encoder")
-    text = said(lambda: load(tmp_path / "encoder"))
-    assert (
-        text.endswith("take a causal language model, such as GPT-2 or Llama.")
-        and not capsys.readouterr().out
-    )
 
 
 @pytest.mark.parametrize("use", ["policy", "classifier", "reward", "tokenizer"])

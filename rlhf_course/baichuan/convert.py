@@ -1,13 +1,11 @@
-"""Baichuan-7B and Baichuan2-7B as native Llama checkpoints, without running any code that came with
-them.
+"""Convert Baichuan-7B and Baichuan2-7B to native Llama checkpoints, without running their code.
 
 The architecture is Llama's with q, k and v packed into one matrix. Baichuan2 also scales the rows
-of its output head to length 1 in every forward pass (NormHead); here that is done once, on the
+of its output head to length 1 in every forward pass (NormHead); here this is done once, on the
 weights.
 """
 
 import json
-import shutil
 from pathlib import Path
 
 import torch
@@ -33,8 +31,7 @@ TOKENIZER += ("model_max_length", "padding_side", "chat_template")
 def convert_to_llama(
     source: str | Path, target: str | Path, norm_head: bool | None = None, report=print
 ) -> Path:
-    """Write the Baichuan checkpoint in ``source`` as a LlamaForCausalLM with a fast tokenizer;
-    return ``target``.
+    """Write a Baichuan checkpoint as a LlamaForCausalLM with a fast tokenizer; return ``target``.
 
     A 7B takes 15 GB more on the disk and about 5 GB of memory, as its files are mapped (20 GB for
     .bin of torch before 1.6). Nothing is written before all is checked. The target is new or empty.
@@ -46,15 +43,11 @@ def convert_to_llama(
     source, target = Path(source), Path(target).expanduser().absolute()
     config = read_config(source)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ValueError(
-            f"{target} exists already and is not an empty folder; name another target, or"
-            " remove it."
-        )
-    said = "As asked"
-    if norm_head is None:
-        said, norm_head = "Guessed from config.json", guess_norm_head(config)
+        raise ValueError(f"{target} exists already and is not an empty folder; name another.")
+    told = "Guessed from config.json" if norm_head is None else "As asked"
+    norm_head = guess_norm_head(config) if norm_head is None else norm_head
     scaled = "a NormHead (Baichuan2): its rows are scaled to length 1"
-    report(f"{said}: {scaled if norm_head else 'a plain head: copied as it is'}.")
+    report(f"{told}: {scaled if norm_head else 'a plain head: copied as it is'}.")
     tokenizer = read_tokenizer(source, config)
     llama = llama_config(config)
     tensors = read_weights(source, llama)
@@ -65,8 +58,6 @@ def convert_to_llama(
         save_torch_state_dict(unpack(tensors), new)
         llama.save_pretrained(new)
         tokenizer.save_pretrained(new)
-        if (source / "generation_config.json").exists():
-            shutil.copyfile(source / "generation_config.json", new / "generation_config.json")
     return target
 
 
@@ -98,16 +89,15 @@ def read_config(source: Path) -> dict:
 
 
 def guess_norm_head(config: dict) -> bool:
-    """Return whether this is Baichuan2's config; raises ``ValueError`` when it could be either."""
-    is_second = "z_loss_weight" in config
-    if config["architectures"][0] == ARCHITECTURES[0] or (
-        config["vocab_size"] == 64_000 and not is_second
-    ):
+    """Return whether this is Baichuan2's config; raise ``ValueError`` when it could be either."""
+    if config["architectures"][0] == ARCHITECTURES[0]:
         return False
-    if is_second or config["vocab_size"] == 125_696:
+    if "z_loss_weight" in config or config["vocab_size"] == 125_696:
         return True
+    if config["vocab_size"] == 64_000:
+        return False
     raise ValueError(
-        "The head can be plain (Baichuan) or a NormHead (Baichuan2): say norm_head=, or"
+        "The head can be plain (Baichuan) or a NormHead (Baichuan2): give norm_head=, or"
         " --norm-head."
     )
 
@@ -119,7 +109,7 @@ def read_tokenizer(source: Path, config: dict) -> PreTrainedTokenizerFast:
     given |= read_json(path) if path.exists() else {}
     options = {key: given[key] for key in TOKENIZER if given.get(key) is not None}
     options = {k: v["content"] if isinstance(v, dict) else v for k, v in options.items()}
-    return sentencepiece_to_fast(source / "tokenizer.model", config["vocab_size"], **options)
+    return sentencepiece_to_fast(source / "tokenizer.model", **options)
 
 
 def pack(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -135,16 +125,11 @@ def pack(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def unpack(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The reverse of :func:`pack`; q, k and v are copied, because what is saved must own its
-    memory.
-    """
-    unpacked = {}
-    for name, tensor in tensors.items():
-        parts = [part.clone() for part in tensor.chunk(3)] if "W_pack" in name else [tensor]
-        unpacked |= {
-            name.replace("W_pack", f"{letter}_proj"): part
-            for letter, part in zip("qkv", parts, strict=False)
-        }
+    """Undo :func:`pack`; q, k and v are copied, because saved tensors must own their memory."""
+    unpacked = {name: tensor for name, tensor in tensors.items() if "W_pack" not in name}
+    for name in tensors.keys() - unpacked.keys():
+        for letter, part in zip("qkv", tensors[name].chunk(3), strict=True):
+            unpacked[name.replace("W_pack", f"{letter}_proj")] = part.clone()
     return unpacked
 
 
@@ -155,11 +140,11 @@ def read_weights(source: Path, llama: LlamaConfig) -> dict[str, Tensor]:
     """
     names = [f"{stem}{end}" for stem in STEMS for end in (".index.json", "")]
     first = next((name for name in names if (source / name).is_file()), names[-1])
-    tensors, file = {}, first
+    tensors, files, file = {}, [first], first
     try:
-        is_index = first.endswith(".json")
-        files = {*read_json(source / first)["weight_map"].values()} if is_index else {first}
-        for file in sorted(files):
+        if first.endswith(".json"):
+            files = sorted({*read_json(source / first)["weight_map"].values()})
+        for file in files:
             tensors |= load_state_dict(source / file, weights_only=True)  # pickle can call anything
     except Exception as error:  # half a file can fail in any way
         raise ValueError(

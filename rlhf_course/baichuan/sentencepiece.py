@@ -12,35 +12,26 @@ PROBES = [
     "  ",
     "强化学习（RLHF）用 PPO 训练语言模型：今天的天气怎么样？\r\n",
     " leading,  two,   three! The quick brown fox, isn't it? It costs $3.50 and trailing  ",
-    (
-        "0 12 345 6789 3.14159 2024年12月31日 ４２\ndef f(x):\n    if x:\n\treturn x  # 注释\n\n\n "
-        "       y = 1"
-    ),
+    "0 12 345 6789 3.14159 2024年12月31日 ４２",
+    "def f(x):\n    if x:\n\treturn x  # 注释\n\n\n        y = 1",
     "🙂👍🏽 👩‍👩‍👧 ❤️ ＡＢＣ，①②③ ﬁne ½ ㎏ Ⅳ … e\u0301 a\u0308 A\u030a naïve",
-    (
-        "한국어 \u1112\u1161\u11ab かな ｶﾅ ภาษาไทย हिन्दी עברית العربية Ελληνικά 𠮷野家 𝒳"
-        " \u00a0\u3000\u200b\u2028"
-    ),
+    "한국어 \u1112\u1161\u11ab かな ｶﾅ ภาษาไทย हिन्दी עברית العربية Ελληνικά 𠮷野家 𝒳",
+    " \u00a0\u3000\u200b\u2028",
 ]
 
 
-def sentencepiece_to_fast(
-    model_file: str | Path, rows: int | None = None, **options
-) -> PreTrainedTokenizerFast:
+def sentencepiece_to_fast(model_file: str | Path, **options) -> PreTrainedTokenizerFast:
     """Return the fast tokenizer of a model file; ``options`` go to it: special tokens and so on.
 
     Control pieces (``<s>``) are special tokens, which SentencePiece itself does not look for in a
     text; user-defined ones (``<reserved_106>``) are found in texts by both. Raises ``ValueError``
-    when the file is damaged, has more pieces than the model has ``rows``, lacks a special token, or
-    gets other ids: both encode texts of many kinds, and every piece.
+    when the file is damaged or gets other ids: both encode texts of many kinds, and every piece.
     """
     refused = f"{model_file} cannot be turned into a fast tokenizer"
     try:
         original = SentencePieceProcessor(model_file=str(model_file))
     except (RuntimeError, OSError) as error:
         raise ValueError(f"{refused}: it is missing or damaged. Download it again.") from error
-    if rows and len(original) > rows:
-        raise ValueError(f"{refused}: it has {len(original)} pieces, the model {rows} rows.")
     native = PreTrainedTokenizerFast.convert_to_native_format(vocab_file=str(model_file))
     tokenizer = native["tokenizer_object"]
     # Control pieces are special; user-defined ones SentencePiece cuts out of the normalized text.
@@ -48,47 +39,42 @@ def sentencepiece_to_fast(
     if "".join(original.encode("a", out_type=str)).startswith("▁"):
         _add_dummy_prefix(tokenizer, [name for name, special in added.items() if not special])
         added = {name: special for name, special in added.items() if special}
-    tokens = [
-        AddedToken(name, normalized=not special, special=special) for name, special in added.items()
-    ]
-    tokenizer.add_tokens(tokens)
-    special = {"pad_token": native["unk_token"]}
-    special |= {
-        role: native[role] for role in ("unk_token", "bos_token", "eos_token") if role in native
-    }
-    special |= {role: options.pop(role) for role in special if role in options}
-    for role, token in special.items():
-        if tokenizer.token_to_id(token) is None:
-            raise ValueError(f"{refused}: it has no piece for the {role} {token!r}.")
+    tokenizer.add_tokens(
+        [
+            AddedToken(name, normalized=not special, special=special)
+            for name, special in added.items()
+        ]
+    )
     _check_ids(original, tokenizer, refused)
+    roles = {"unk_token", "bos_token", "eos_token"} & native.keys()
+    special = {"pad_token": native["unk_token"]} | {role: native[role] for role in roles}
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **special, **options
+        tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **special | options
     )
 
 
 def _check_ids(original: SentencePieceProcessor, tokenizer: Tokenizer, refused: str) -> None:
     """Raise ``ValueError`` unless both give the probes and every piece the same ids."""
-    ids = (
-        i for i in range(len(original)) if not (original.is_control(i) or original.is_unknown(i))
-    )
-    pieces = [original.id_to_piece(i).replace("▁", " ") for i in ids]
+    pieces = [
+        original.id_to_piece(i).replace("▁", " ")
+        for i in range(len(original))
+        if not (original.is_control(i) or original.is_unknown(i))
+    ]
     texts = [*PROBES, *pieces, *(f"{piece}a {piece} 你{piece}{piece}" for piece in pieces)]
-    for text, wanted, found in zip(
-        texts, original.encode(texts), tokenizer.encode_batch(texts), strict=True
-    ):
+    encoded = original.encode(texts), tokenizer.encode_batch(texts)
+    for text, wanted, found in zip(texts, *encoded, strict=True):
         if found.ids != wanted:
             raise ValueError(
-                f"{refused}: SentencePiece gives"
-                f" {text[:60]!r} the ids {wanted[:20]}, a fast tokenizer {found.ids[:20]}."
+                f"{refused}: SentencePiece gives {text[:60]!r} the ids {wanted[:20]}, a fast"
+                f" tokenizer {found.ids[:20]}."
             )
 
 
 def _add_dummy_prefix(tokenizer: Tokenizer, defined: list[str]) -> None:
-    """Put a space before every text, which transformers' conversion leaves out, and take it away
-    again in decoding.
+    """Put a space before every text, as transformers' conversion does not, and decode without it.
 
-    An added token would get the prefix, too; so user-defined pieces are cut out as words, which
-    stay as they are.
+    An added token would get the prefix also; so user-defined pieces are cut out as words, which
+    are not changed.
     """
     tokenizer.normalizer = normalizers.Sequence(
         [normalizers.Replace(" ", "▁"), normalizers.Prepend("▁")]

@@ -1,6 +1,4 @@
-"""Small checkpoints that are laid out as Baichuan2's: packed q, k and v, a NormHead, a
-SentencePiece model.
-"""
+"""Small checkpoints in Baichuan2's layout: packed q, k and v, a NormHead, a SentencePiece model."""
 
 import io
 import json
@@ -44,22 +42,20 @@ TOKENIZER = dict(
 
 
 def train_sentencepiece(texts: Iterable[str], vocab_size: int, folder: str | Path) -> Path:
-    """Train a BPE with Baichuan2's options on the lines of the texts; returns the path of
-    ``folder/tokenizer.model``.
+    """Train a BPE with Baichuan2's options on texts; return the path of ``folder/tokenizer.model``.
 
-    No normalisation, no dummy prefix, digits apart, bytes for what is not known. Has at most
-    ``vocab_size`` pieces, fewer where the texts do not give as many.
+    It has at most ``vocab_size`` pieces, fewer where the texts do not give as many.
     """
     lines, model = (line for text in texts for line in text.splitlines() if line), io.BytesIO()
     SentencePieceTrainer.train(
         sentence_iterator=lines, model_writer=model, vocab_size=vocab_size, **TOKENIZER
     )
     proto = spm.ModelProto.FromString(model.getvalue())
-    pieces = list(proto.pieces)
-    # The trainer puts them before the 256 bytes.
-    reserved, others = pieces[3:5], pieces[:3] + pieces[5:]
+    # The trainer puts the user's and the assistant's pieces, 3 and 4, before the 256 bytes.
+    pieces = [*proto.pieces[:3], *proto.pieces[5:]]
+    pieces[USER_ID:USER_ID] = proto.pieces[3:5]
     del proto.pieces[:]
-    proto.pieces.extend(others[:USER_ID] + reserved + others[USER_ID:])
+    proto.pieces.extend(pieces)
     with atomic_file(Path(folder) / "tokenizer.model") as aside:
         aside.write_bytes(proto.SerializeToString(deterministic=True))
     return Path(folder) / "tokenizer.model"
@@ -71,9 +67,7 @@ class _UnitRows(nn.Module):
 
 
 def norm_head(model: LlamaForCausalLM) -> LlamaForCausalLM:
-    """Make the head a NormHead: logits = h · normalize(W, dim=1)ᵀ, where W is trained; returns the
-    same model.
-    """
+    """Make the head a NormHead: logits = h · normalize(W, dim=1)ᵀ, where W is trained."""
     parametrize.register_parametrization(model.lm_head, "weight", _UnitRows())
     return model
 
@@ -81,28 +75,19 @@ def norm_head(model: LlamaForCausalLM) -> LlamaForCausalLM:
 def write_baichuan_checkpoint(
     model: LlamaForCausalLM, spm_model: str | Path, folder: str | Path, shards: int = 2
 ) -> Path:
-    """Write a Llama with a ``norm_head`` as Baichuan2 checkpoints are laid out; ``ValueError``
-    without that head.
-    """
-    if not parametrize.is_parametrized(model.lm_head, "weight"):
-        raise ValueError(
-            "This head is plain, Baichuan2's is a NormHead: call norm_head(model) before training."
-        )
+    """Write a Llama with a ``norm_head`` in the layout of Baichuan2's checkpoints."""
     head = "parametrizations.weight.original"  # W before its rows are scaled
     tensors = pack(
-        {name.replace(head, "weight"): tensor.cpu() for name, tensor in model.state_dict().items()}
+        {name.replace(head, "weight"): w.cpu() for name, w in model.state_dict().items()}
     )
     files = [f"pytorch_model-{i:05d}-of-{shards:05d}.bin" for i in range(1, shards + 1)]
     weight_map = {name: files[i * shards // len(tensors)] for i, name in enumerate(tensors)}
-    index = {
-        "metadata": {"total_size": sum(t.nbytes for t in tensors.values())},
-        "weight_map": weight_map,
-    }
+    size = sum(t.nbytes for t in tensors.values())
+    index = {"metadata": {"total_size": size}, "weight_map": weight_map}
     with atomic_folder(folder) as new:
         for file in files:
             torch.save(
-                {name: tensors[name] for name, place in weight_map.items() if place == file},
-                new / file,
+                {k: tensors[k] for k, where in weight_map.items() if where == file}, new / file
             )
         shutil.copyfile(spm_model, new / "tokenizer.model")
         for name, content in (_configs(model) | {"pytorch_model.bin.index.json": index}).items():
@@ -111,21 +96,22 @@ def write_baichuan_checkpoint(
 
 
 def _configs(model: LlamaForCausalLM) -> dict[str, dict]:
-    """File name → content of the three JSON files beside the weights; their remote classes are
-    named, not there.
-    """
-    config = {key: getattr(model.config, key) for key in (*SIZES, "max_position_embeddings")}
-    length, dtype = config["max_position_embeddings"], str(model.dtype).removeprefix("torch.")
-    classes = {"AutoConfig": "configuration_baichuan.BaichuanConfig"}
-    classes |= {"AutoModelForCausalLM": "modeling_baichuan.BaichuanForCausalLM"}
-    config |= SPECIAL_IDS | {
+    """Return name → content of the JSON files; they name remote classes, which are not there."""
+    sizes = {key: getattr(model.config, key) for key in (*SIZES, "max_position_embeddings")}
+    length = model.config.max_position_embeddings
+    config = {
+        **sizes,
+        **SPECIAL_IDS,
         "architectures": ["BaichuanForCausalLM"],
-        "auto_map": classes,
+        "auto_map": {
+            "AutoConfig": "configuration_baichuan.BaichuanConfig",
+            "AutoModelForCausalLM": "modeling_baichuan.BaichuanForCausalLM",
+        },
         "model_type": "baichuan",
         "hidden_act": "silu",
         "model_max_length": length,
         "tie_word_embeddings": False,
-        "torch_dtype": dtype,
+        "torch_dtype": str(model.dtype).removeprefix("torch."),
         "tokenizer_class": "BaichuanTokenizer",
         "z_loss_weight": 0,
     }

@@ -1,1 +1,0 @@
-"""What the notebooks share: presets, run cards, plots."""

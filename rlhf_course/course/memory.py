@@ -15,10 +15,8 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 from rlhf_course.ppo.rollout import CPU_PIECE
 
 FLOAT32 = 4  # bytes: adapters, gradients, optimizer state, probabilities
-QUANTIZED = {
-    "8bit": 1.0,
-    "4bit": 0.5 + 4 / 64,
-}  # bytes per weight; 4 bits share a float32 scale per block of 64
+# Bytes per weight; 4 bits share a float32 scale per block of 64.
+QUANTIZED = {"8bit": 1.0, "4bit": 0.5 + 4 / 64}
 
 
 def ppo_memory(
@@ -34,23 +32,21 @@ def ppo_memory(
     chunk: int | None = None,
     layer_bytes: float | None = None,
 ) -> dict[str, int]:
-    """Peak bytes of a PPO step by purpose, for a Llama whose policy, reference and reward model are
-    adapters.
+    """Return peak bytes of a PPO step by purpose, for a Llama with three adapters.
 
     ``config`` and ``lora`` are shapes of the base and of each adapter; ``mini_batch`` and ``batch``
     samples per optimizer step and per rollout; ``query`` and ``response`` their greatest lengths in
     tokens; ``base_bytes`` and ``activation_bytes`` per number (2 for bfloat16); ``layer_bytes`` per
     weight of a quantized base's matrices (``QUANTIZED``); ``chunk`` is ``logprob_chunk_size``.
 
-    Base, adapters, gradients and Adam's two moments stay. On top comes the larger of two: the
+    Base, adapters, gradients and Adam's two moments stay. Added to them is the larger of two: the
     key-value cache while sampling, or activations and logits in an update.
     """
     matrices, others, adapter = _count(config, lora)
     activations = _activations(
         config.get_text_config(),
         (mini_batch, batch or mini_batch, query + response, response),
-        base_bytes,
-        activation_bytes or base_bytes,
+        (base_bytes, activation_bytes or base_bytes),
         checkpointing,
         chunk,
     )
@@ -77,31 +73,26 @@ def _count(config: PreTrainedConfig, lora: PeftConfig) -> tuple[int, int, int]:
 def _activations(
     text: PreTrainedConfig,
     sizes: tuple[int, int, int, int],
-    base_bytes: int,
-    activation_bytes: int,
+    precision: tuple[int, int],
     checkpointing: bool,
     chunk: int | None,
 ) -> int:
-    """Return the larger of an update's activations and a rollout's cache, in bytes; ``sizes`` are
-    mini_batch, batch, tokens per sample, and response tokens of these.
-    """
-    mini_batch, batch, length, response = sizes
+    """Return the larger of an update's activations and a rollout's cache, in bytes."""
+    (mini_batch, batch, length, response), (base_bytes, activation_bytes) = sizes, precision
     hidden, inner, layers = text.hidden_size, text.intermediate_size, text.num_hidden_layers
     tokens, predicted = mini_batch * length, mini_batch * response
     # What one layer keeps per token for its backward pass. Of width `hidden`: input and output of
     # two norms, q, k, v, and attention's output, once more for the projection after it. Of width
     # `inner`: gate, silu(gate), up, and their product. In low precision the norms keep their inputs
-    # in float32 besides.
+    # in float32 also.
     upcast = 2 * FLOAT32 * hidden if activation_bytes < FLOAT32 else 0
     layer = tokens * (activation_bytes * (9 * hidden + 4 * inner) + upcast)
     inputs = layers * tokens * hidden * activation_bytes
     # Logits in float32, replaced in place by probabilities and gradient; in low precision the
     # projection's as well. And two temporaries for a piece of them on a CPU; a GPU's, of 64 MiB
     # each, are small beside a card.
-    logits, projected = (
-        min(predicted, chunk or predicted) * text.vocab_size,
-        base_bytes if base_bytes < FLOAT32 else 0,
-    )
+    logits = min(predicted, chunk or predicted) * text.vocab_size
+    projected = base_bytes if base_bytes < FLOAT32 else 0
     vocabulary = logits * (FLOAT32 + projected) + 2 * min(logits, CPU_PIECE) * FLOAT32
     # Recomputed layers need memory one at a time, when that of the logits is free again.
     update = inputs + max(layer, vocabulary) if checkpointing else layers * layer + vocabulary
@@ -111,11 +102,9 @@ def _activations(
 
 @contextmanager
 def peak_memory(held: Iterable[Tensor] = ()) -> Iterator[SimpleNamespace]:
-    """Measure ``.bytes``, the peak size of all tensors that live in the body, ``held`` ones
-    included.
+    """Measure ``.bytes``, the peak size of all tensors in the body, ``held`` ones included.
 
-    A GPU's allocator knows it (and counts all tensors). On a CPU every operation is watched, which
-    is slow.
+    A GPU's allocator counts them. On a CPU every operation is watched, which is slow.
     """
     found = SimpleNamespace(bytes=0)
     if torch.cuda.is_available():
@@ -129,7 +118,7 @@ def peak_memory(held: Iterable[Tensor] = ()) -> Iterator[SimpleNamespace]:
 
 
 class _StorageTracker(TorchDispatchMode):
-    """Adds up the storages of the tensors that operations return, until each is freed."""
+    """Add up the storages of the tensors that operations return, until each is freed."""
 
     def __init__(self, held: Iterable[Tensor]) -> None:
         super().__init__()

@@ -1,6 +1,4 @@
-"""Figures of runs. Policy, reference, reward, value, KL and gold keep their colours; runs and
-methods have a legend.
-"""
+"""Figures of runs. Policy, reference, reward, value, KL and gold keep their colours."""
 
 from collections.abc import Mapping, Sequence
 
@@ -21,9 +19,8 @@ COLOURS = {
     "kl": "#CC79A7",
     "gold": "#E69F00",
 }
-RUN_COLOURS = [
-    COLOURS[name] for name in ("reward", "kl", "policy", "value")
-]  # of runs, the faulty one first
+# Of runs, the faulty one first.
+RUN_COLOURS = [COLOURS[name] for name in ("reward", "kl", "policy", "value")]
 CURVES = {  # stats key: (title, unit, colour)
     "ppo/mean_scores": ("score", "logit", "reward"),
     "objective/kl": ("KL to the reference", "nats per response", "kl"),
@@ -33,49 +30,48 @@ CURVES = {  # stats key: (title, unit, colour)
     "ppo/loss/value": ("value loss", "", "value"),
 }
 
-plt.rcParams.update({"figure.dpi": 96, "figure.constrained_layout.use": True, "font.size": 10})
-plt.rcParams.update({"axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False})
-plt.rcParams.update({"axes.grid": True, "grid.alpha": 0.25})
+plt.rcParams.update(
+    {
+        "figure.dpi": 96,
+        "figure.constrained_layout.use": True,
+        "font.size": 10,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.grid": True,
+        "grid.alpha": 0.25,
+        "legend.frameon": False,
+    }
+)
 
 
 def panels(rows: int = 1, columns: int = 1, **options) -> tuple[Figure, Axes | np.ndarray]:
-    """``plt.subplots``, closed at once: else a notebook would show the figure a second time."""
+    """Return ``plt.subplots``, closed: a notebook would show an open figure a second time."""
     figure, axes = plt.subplots(rows, columns, **options)
     plt.close(figure)
     return figure, axes
 
 
 def _legend_below(figure: Figure, axes: Sequence[Axes], columns: int) -> None:
-    """One legend for all panels, with one entry per label."""
-    entries = {
-        label: line
-        for axis in axes
-        for line, label in zip(*axis.get_legend_handles_labels(), strict=True)
-    }
+    entries = {}  # label → line: one entry for all panels
+    for axis in axes:
+        entries |= zip(*axis.get_legend_handles_labels()[::-1], strict=True)
     figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=columns)
 
 
 def _two_histograms(
     axis: Axes, groups: Mapping[str, tuple[Sequence[float], str]], **labels: str
 ) -> None:
-    """Two groups in the same bins, their means in the legend; groups: label → (values, colour)."""
+    """Draw two groups in the same bins; groups: label → (values, colour)."""
     bins = np.histogram_bin_edges(np.concatenate([values for values, _ in groups.values()]), 40)
-    for label, (values, colour) in groups.items():
-        axis.hist(
-            values,
-            bins,
-            alpha=0.6,
-            color=COLOURS[colour],
-            label=f"{label}: mean {np.mean(values):.2f}",
-        )
+    for name, (values, colour) in groups.items():
+        label = f"{name}: mean {np.mean(values):.2f}"
+        axis.hist(values, bins, alpha=0.6, color=COLOURS[colour], label=label)
     axis.set(**labels)
     axis.legend()
 
 
 def training_curves(history: pd.DataFrame, keys: Sequence[str] = tuple(CURVES)) -> Figure:
-    """One panel per key, three in a row, over PPO steps; history has a row per step and stats keys
-    as columns.
-    """
+    """Draw stats, one panel per key, over PPO steps; history has a row per step."""
     rows, columns = -(-len(keys) // 3), min(3, len(keys))
     figure, axes = panels(rows, columns, figsize=(10, 2.5 * rows), sharex=True, squeeze=False)
     for axis, key in zip(axes.flat, keys, strict=False):
@@ -83,12 +79,9 @@ def training_curves(history: pd.DataFrame, keys: Sequence[str] = tuple(CURVES)) 
         axis.set(title=title, ylabel=unit)
         if key in history:
             axis.plot(range(1, len(history) + 1), history[key], color=COLOURS[colour], lw=1.8)
-            if key == "objective/kl_coef":
-                axis.set_ylim(
-                    0, 1.25 * history[key].max()
-                )  # from 0, or a constant coefficient has no scale
-    for axis in axes[-1]:
-        axis.set_xlabel("PPO step")
+            if key == "objective/kl_coef":  # from 0, or a constant coefficient has no scale
+                axis.set_ylim(0, 1.25 * history[key].max())
+    plt.setp(axes[-1], xlabel="PPO step")
     return figure
 
 
@@ -96,8 +89,7 @@ class LivePlot:
     """The training curves, redrawn in place while a loop runs."""
 
     def __init__(self, every: int = 5) -> None:
-        self.every, self.history = every, pd.DataFrame(dtype=float)
-        self._handle = None
+        self.every, self.history, self._handle = every, pd.DataFrame(dtype=float), None
 
     def update(self, stats: Mapping, last: bool = False) -> None:
         """Add one step's stats, and redraw at every ``every``-th step and at the last."""
@@ -105,15 +97,14 @@ class LivePlot:
         self.history = pd.concat([self.history, pd.DataFrame([row], [len(self.history) + 1])])
         if not last and len(self.history) % self.every:
             return
-        figure = training_curves(self.history)
         if self._handle is None:
-            self._handle = display(figure, display_id=True)
+            self._handle = display(training_curves(self.history), display_id=True)
         else:
-            self._handle.update(figure)
+            self._handle.update(training_curves(self.history))
 
 
 def before_after(before: Sequence[float], after: Sequence[float], name: str) -> Figure:
-    """Histograms of a quantity before and after training, with their means."""
+    """Draw histograms of a quantity before and after training, with their means."""
     figure, axis = panels(figsize=(6.5, 3.2))
     groups = {"before": (before, "reference"), "after": (after, "policy")}
     _two_histograms(axis, groups, xlabel=name, ylabel="held-out queries")
@@ -125,45 +116,33 @@ def before_after(before: Sequence[float], after: Sequence[float], name: str) -> 
 def over_text(
     tokens: Sequence[str], rows: Mapping[str, Sequence[float]], n_query: int = 0
 ) -> Figure:
-    """Numbers drawn over the tokens of a text, one strip per quantity; the query's tokens stay
-    blank.
+    """Draw numbers over the tokens of a text, one strip per quantity.
 
-    rows: quantity → one number per response token, in the order of tokens[n_query:]. Raises
-    ``ValueError`` for others.
+    rows: quantity → one number per response token, in the order of tokens[n_query:].
     """
-    x = np.arange(n_query, len(tokens))
-    for name, values in rows.items():
-        if len(values) != len(x):
-            raise ValueError(f"{name} has {len(values)} numbers for {len(x)} response tokens.")
     size = max(7.0, 0.62 * len(tokens)), 1.15 * len(rows) + 0.5
     figure, axes = panels(len(rows), figsize=size, sharex=True, squeeze=False)
     for axis, (name, values) in zip(axes[:, 0], rows.items(), strict=True):
-        values = np.asarray(values, dtype=float)
-        axis.bar(
-            x, values, color=np.where(values >= 0, COLOURS["policy"], COLOURS["reward"]), width=0.7
-        )
+        colours = [COLOURS["policy" if value >= 0 else "reward"] for value in values]
+        axis.bar(range(n_query, len(tokens)), values, color=colours, width=0.7)
         axis.axhline(0, color="0.3", lw=0.8)
         axis.axvspan(-0.5, n_query - 0.5, color="0.93", zorder=0)
         axis.set_ylabel(name, rotation=0, ha="right", va="center")
         axis.margins(y=0.15)
         axis.grid(axis="x", visible=False)
     labels = [repr(token)[1:-1].replace(" ", "␣") for token in tokens]
-    axes[-1, 0].set_xticks(range(len(tokens)), labels, rotation=45, ha="right")
-    axes[-1, 0].set_xlim(-0.5, len(tokens) - 0.5)
+    axis.set_xticks(range(len(tokens)), labels, rotation=45, ha="right")
+    axis.set_xlim(-0.5, len(tokens) - 0.5)
     return figure
 
 
 def two_judges(table: pd.DataFrame) -> Figure:
-    """What two judges say over KL; table has columns kl, proxy, proxy_ci, second, second_ci:
-    P(POSITIVE), means.
-    """
+    """Draw two judges' mean P(POSITIVE) over KL; columns kl, proxy, proxy_ci, second, second_ci."""
     figure, axis = panels(figsize=(6.5, 3.4))
-    for name, colour, label in (
-        ("proxy", "reward", "DistilBERT, the reward"),
-        ("second", "gold", "second judge"),
-    ):
-        points = table["kl"], table[name], table[f"{name}_ci"]
-        axis.errorbar(*points, color=COLOURS[colour], marker="o", capsize=3, label=label)
+    labels = {"proxy": "DistilBERT, the reward", "second": "second judge"}
+    for (name, label), colour in zip(labels.items(), ("reward", "gold"), strict=True):
+        how = {"color": COLOURS[colour], "marker": "o", "capsize": 3, "label": label}
+        axis.errorbar(table["kl"], table[name], table[f"{name}_ci"], **how)
     axis.set(
         xlabel="KL to the reference (nats per response)", ylabel="mean P(POSITIVE)", ylim=(0, 1)
     )
@@ -174,28 +153,20 @@ def two_judges(table: pd.DataFrame) -> Figure:
 def preference_curves(
     train: pd.DataFrame, held_out: pd.DataFrame, ceiling: float | None = None
 ) -> Figure:
-    """Loss, accuracy and margin of a reward model over its training steps.
+    """Draw loss, accuracy and margin of a reward model over its training steps.
 
-    train: columns step, loss, accuracy, margin, one row per logging step; held_out: the same and
-    {name}_ci.
+    train: columns step, loss, accuracy, margin; held_out: the same and {name}_ci.
     """
     figure, axes = panels(1, 3, figsize=(10, 3), sharex=True)
     units = {"loss": "nats per pair", "accuracy": "share of pairs", "margin": "chosen − rejected"}
     for axis, (name, unit) in zip(axes, units.items(), strict=True):
+        thin = {"color": COLOURS["reference"], "lw": 0.8, "alpha": 0.7, "label": "training"}
+        thick = {"color": COLOURS["reward"], "marker": "o", "ms": 4, "label": "held out"}
         if name in train:
-            axis.plot(
-                train["step"],
-                train[name],
-                color=COLOURS["reference"],
-                lw=0.8,
-                alpha=0.7,
-                label="training",
-            )
+            axis.plot(train["step"], train[name], **thin)
         if len(held_out):
             points = held_out["step"], held_out[name], held_out[f"{name}_ci"]
-            axis.errorbar(
-                *points, color=COLOURS["reward"], marker="o", ms=4, capsize=3, label="held out"
-            )
+            axis.errorbar(*points, capsize=3, **thick)
         axis.set(title=name, xlabel="step", ylabel=unit)
     axes[0].axhline(np.log(2), color="0.3", ls=":", lw=1.2, label="ln 2")
     if ceiling is not None:
@@ -205,54 +176,50 @@ def preference_curves(
 
 
 def chosen_and_rejected(chosen: Sequence[float], rejected: Sequence[float]) -> Figure:
-    """Scores of chosen and of rejected answers, and their differences pair by pair."""
+    """Draw scores of chosen and of rejected answers, and their differences pair by pair."""
     figure, axes = panels(1, 2, figsize=(10, 3.2))
     groups = {"rejected": (rejected, "reference"), "chosen": (chosen, "reward")}
     _two_histograms(axes[0], groups, xlabel="score", ylabel="answers")
     difference = np.asarray(chosen) - np.asarray(rejected)
     bins, right = np.histogram_bin_edges(difference, 40), difference > 0
-    axes[1].hist(
-        difference[right], bins, color=COLOURS["value"], label=f"right: {right.mean():.0%}"
-    )
-    axes[1].hist(
-        difference[~right], bins, color=COLOURS["kl"], label=f"wrong: {(~right).mean():.0%}"
-    )
+    for name, rows, colour in (("right", right, "value"), ("wrong", ~right, "kl")):
+        label = f"{name}: {rows.mean():.0%}"
+        axes[1].hist(difference[rows], bins, color=COLOURS[colour], label=label)
     axes[1].set(xlabel="score of chosen − score of rejected", ylabel="pairs")
     axes[1].legend()
     return figure
 
 
 def calibration(table: pd.DataFrame) -> Figure:
-    """Observed against predicted preference; table has columns predicted, observed, ci (shares)."""
+    """Draw observed against predicted preference; columns predicted, observed, ci (shares)."""
     figure, axis = panels(figsize=(4.2, 4))
     axis.plot([0, 1], [0, 1], color=COLOURS["reference"], ls="--", lw=1.2, label="perfect")
     points = table["predicted"], table["observed"], table["ci"]
     axis.errorbar(*points, color=COLOURS["reward"], marker="o", capsize=3, label="reward model")
-    axis.set(
-        xlabel="predicted: σ(score difference)",
-        ylabel="observed: share preferred",
-        xlim=(0, 1),
-        ylim=(0, 1),
-    )
+    axis.set(xlabel="predicted: σ(score difference)", ylabel="observed: share preferred")
+    axis.axis((0, 1, 0, 1))
     axis.legend(loc="upper left")
     return figure
 
 
 def audit_bars(tables: Mapping[str, pd.DataFrame], wanted: float) -> Figure:
-    """Share of prompts at which the normal answer wins, per probe; tables: run → columns share, ci,
-    by probe.
+    """Draw the share of prompts at which the normal answer wins, for each probe.
+
+    tables: run → columns share and ci, a row per probe.
     """
     probes = next(iter(tables.values())).index
     figure, axis = panels(figsize=(8, 0.8 + 0.42 * len(probes)))
     height, y = 0.8 / len(tables), np.arange(len(probes))
     for turn, (label, table) in enumerate(tables.items()):
-        error = np.minimum(
-            table["ci"], [table["share"], 1 - table["share"]]
-        )  # a share stays in 0 … 1
-        colour = COLOURS[("reference", "policy", "value")[turn]]
-        places = y + (turn - (len(tables) - 1) / 2) * height
+        share, places = table["share"], y + (turn - (len(tables) - 1) / 2) * height
         axis.barh(
-            places, table["share"], height * 0.9, xerr=error, color=colour, label=label, capsize=2
+            places,
+            share,
+            height * 0.9,
+            xerr=np.minimum(table["ci"], [share, 1 - share]),  # a share stays in 0 … 1
+            color=COLOURS[("reference", "policy", "value")[turn]],
+            label=label,
+            capsize=2,
         )
     axis.axvline(wanted, color=COLOURS["reward"], ls="--", lw=1.5, label=f"wanted: {wanted:.0%}")
     axis.set(xlim=(0, 1.02), xlabel="share of prompts at which the normal answer scores higher")
@@ -266,9 +233,7 @@ def audit_bars(tables: Mapping[str, pd.DataFrame], wanted: float) -> Figure:
 def loss_curve(
     train: pd.DataFrame, held_out: Sequence[float], chance: float | None = None
 ) -> Figure:
-    """Training loss over steps (columns step and loss), held-out loss before and after, and what
-    chance would give.
-    """
+    """Draw training loss over steps, held-out loss before and after, and the loss of chance."""
     train = train.dropna(subset="loss").astype({"loss": float})
     figure, axis = panels(figsize=(6.5, 3))
     axis.plot(train["step"], train["loss"], color=COLOURS["reference"], lw=1.2, label="training")
@@ -285,9 +250,7 @@ def loss_curve(
 
 
 def compare_runs(runs: Mapping[str, pd.DataFrame], columns: Mapping[str, str]) -> Figure:
-    """Several runs over their steps, a panel per column; columns: name → unit. The first run is the
-    faulty one.
-    """
+    """Draw runs over their steps, the faulty one first, a panel per column (name → unit)."""
     figure, axes = panels(1, len(columns), figsize=(max(7, 3.1 * len(columns)), 3), squeeze=False)
     for axis, (column, unit) in zip(axes[0], columns.items(), strict=True):
         for (label, history), colour in zip(runs.items(), RUN_COLOURS, strict=False):
@@ -300,7 +263,7 @@ def compare_runs(runs: Mapping[str, pd.DataFrame], columns: Mapping[str, str]) -
 
 
 def frontier(runs: Mapping[str, pd.DataFrame]) -> Figure:
-    """Proxy and gold over KL along each run; runs have columns KL, score and gold."""
+    """Draw proxy and gold over KL along each run; runs have columns KL, score and gold."""
     figure, axes = panels(1, 2, figsize=(9.5, 3.4), sharex=True)
     for axis, (column, title) in zip(axes, {"score": "proxy", "gold": "gold"}.items(), strict=True):
         for (label, history), colour in zip(runs.items(), RUN_COLOURS, strict=False):

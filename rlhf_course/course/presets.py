@@ -32,7 +32,7 @@ class Settings(SimpleNamespace):
             for key, entry in self._spec.items()
         }
         table = pd.DataFrame.from_dict(rows, orient="index").astype(object).fillna("–")
-        style = table.style.format(lambda x: f"{x:g}" if isinstance(x, float) else x)
+        style = table.style.format(lambda x: f"{x:g}" if isinstance(x, float) else x, escape="html")
         return style.set_properties(subset=["meaning"], **{"text-align": "left"})
 
 
@@ -42,11 +42,7 @@ def read_spec(notebook: str) -> dict[str, dict]:
     ``optional`` ones may be null at every preset, others where the preset has null. ``min`` (or 1)
     bounds whole numbers. Raises ``FileNotFoundError`` for an unknown notebook.
     """
-    path = CONFIGS / f"{notebook}.yaml"
-    if not path.exists():
-        known = ", ".join(sorted(p.stem for p in CONFIGS.glob("*.yaml")))
-        raise FileNotFoundError(f"No settings for {notebook!r} in {CONFIGS}; there are {known}.")
-    spec = yaml.safe_load(path.read_text(encoding="utf-8"))
+    spec = yaml.safe_load((CONFIGS / f"{notebook}.yaml").read_text(encoding="utf-8"))
     if shared := spec.pop("include", None):
         spec = read_spec(shared) | spec
     return {
@@ -87,10 +83,8 @@ def like(key: str, value, example, least: int = 1):
         return [like(key, item, example[0], least) for item in value]
     if kind is bool and isinstance(value, bool):
         return value
-    if kind is str and isinstance(value, bool):
-        return "yes" if value else "no"  # YAML reads a bare no as false
     if kind is str and isinstance(value, str | int | float | Path):
-        return str(value)
+        return "no" if value is False else str(value)  # YAML 1.1 reads a bare no as false
     if kind in (int, float) and not isinstance(value, bool):
         with suppress(TypeError, ValueError, OverflowError):  # YAML reads 1e-5 as text
             number = kind(float(value))

@@ -28,8 +28,7 @@ class CheckFailed(AssertionError):
 
 
 class RunCard:
-    """Collects metrics and checks of a notebook's run and writes
-    ``OUTPUT/run_cards/<notebook>.json``.
+    """Collect metrics and checks of a run in ``OUTPUT/run_cards/<notebook>.json``.
 
     Seeds all random generators. A relative ``output_dir`` starts at the project's root (an
     installed copy: at the working directory).
@@ -40,22 +39,18 @@ class RunCard:
     ) -> None:
         self.notebook, self.preset, self.seed = notebook, preset, seed
         self.output_dir = ROOT / os.path.expanduser(output_dir)
-        self.metrics: dict[str, float] = {}
-        self.checks: dict[str, dict] = {}
-        self.curves: dict[str, dict[str, list]] = {}
+        self.metrics, self.checks, self.curves = {}, {}, {}
         self._started = time.perf_counter()
         quiet_libraries()
         set_seed(seed)
 
     def metric(self, name: str, value: float) -> float:
-        """Record a number (null where it is not finite); names in _before and _after head the
-        runner's table.
-        """
+        """Record a number (null where it is not finite); the runner shows _before and _after."""
         self.metrics[name] = float(value)
         return value
 
     def check(self, name: str, passed: bool, value: float, want: str) -> None:
-        """Record whether ``value`` is what it should be; ``want`` says so in words."""
+        """Record whether ``value`` is as ``want`` expects, in words."""
         self.checks[name] = {"passed": bool(passed), "value": float(value), "want": want}
 
     def curve(self, name: str, table: pd.DataFrame) -> None:
@@ -63,9 +58,7 @@ class RunCard:
         self.curves[name] = {column: [_short(value) for value in table[column]] for column in table}
 
     def finish(self) -> pd.DataFrame:
-        """Write the card, and return its checks as a table. Raises :class:`CheckFailed` when one
-        did not pass.
-        """
+        """Write the card, and return its checks as a table; raise :class:`CheckFailed` for one."""
         known = filter(importlib.util.find_spec, _PACKAGES)
         versions = {name: importlib.metadata.version(name) for name in known}
         card = {
@@ -75,11 +68,7 @@ class RunCard:
             "versions": {"python": platform.python_version(), **versions},
             "wall_s": round(time.perf_counter() - self._started, 2),
             "peak_rss_mb": round(peak_rss() / 2**20, 1),
-            "peak_cuda_mb": (
-                round(torch.cuda.max_memory_allocated() / 2**20, 1)
-                if torch.cuda.is_available()
-                else 0.0
-            ),
+            "peak_cuda_mb": round(torch.cuda.max_memory_allocated() / 2**20, 1),  # 0 on a CPU
             "metrics": self.metrics,
             "checks": self.checks,
             "curves": self.curves,
@@ -88,29 +77,25 @@ class RunCard:
             card = json.loads(json.dumps(card), parse_constant=lambda name: None)
             path.write_text(json.dumps(card, indent=1, allow_nan=False) + "\n", encoding="utf-8")
         rows = [(name, f"{c['value']:.4g}", c["want"], "passed") for name, c in self.checks.items()]
-        failed = [
+        lines = (
             f"{name}: {value}, wanted {want}"
             for name, value, want, _ in rows
             if not self.checks[name]["passed"]
-        ]
-        if failed:
-            raise CheckFailed(
-                f"{self.notebook} ran, but {len(failed)} check(s) did not pass: "
-                + "; ".join(failed)
-            )
+        )
+        if failed := "; ".join(lines):
+            raise CheckFailed(f"{self.notebook} ran, but these checks did not pass: {failed}")
         pd.set_option("display.max_colwidth", None)  # or what was wanted would be cut
         return pd.DataFrame(rows, columns=["check", "value", "wanted", "result"])
 
 
 def _short(value):
-    """A word as it is, a number to six digits, None for NaN."""
-    if isinstance(value, str):
-        return value
-    return None if pd.isna(value) else float(f"{value:.6g}")
+    if pd.isna(value):
+        return None
+    return value if isinstance(value, str) else float(f"{value:.6g}")
 
 
 def peak_rss() -> int:
-    """The peak main memory of this process so far, in bytes; untried on macOS and Windows."""
+    """Return this process's peak main memory so far, in bytes; untried on macOS and Windows."""
     try:
         import resource
     except ImportError:  # Windows
@@ -120,18 +105,13 @@ def peak_rss() -> int:
 
 
 def quiet_libraries() -> None:
-    """Keep progress bars, advice and telemetry of the libraries away; warnings of this package
-    stay.
-    """
-    huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY = (
-        True  # trl's trainers would report their use to the hub
-    )
-    datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = (
-        False  # and datasets, to a host beside HF_ENDPOINT, what is loaded
-    )
-    os.environ["DISABLE_SAFETENSORS_CONVERSION"] = (
-        "1"  # transformers asks one to convert models that are .bin alone
-    )
+    """Turn off progress bars, advice and telemetry of libraries, not this package's warnings."""
+    # trl's trainers would report their use to the hub.
+    huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY = True
+    # datasets would report what is loaded, to a host beside HF_ENDPOINT.
+    datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False
+    # transformers would ask a host to convert models that are only .bin.
+    os.environ["DISABLE_SAFETENSORS_CONVERSION"] = "1"
     datasets.disable_progress_bars()
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()

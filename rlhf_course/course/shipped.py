@@ -1,6 +1,4 @@
-"""What the course brings along in models/: small models of real film reviews, and openings of such
-reviews.
-"""
+"""What is in models/: small models of real film reviews, and openings of such reviews."""
 
 from types import SimpleNamespace
 
@@ -9,23 +7,18 @@ from rlhf_course.runtime.hub import download
 
 
 def prepare(settings: Settings) -> SimpleNamespace:
-    """Folders or hub ids for dataset, model and reward_model, and for the judge where the settings
-    have one.
+    """Return folders or hub ids for dataset, model, reward_model and, in some settings, judge.
 
-    Raises ``ValueError`` when no dataset is named, and ``OSError`` where a model cannot be had.
+    Raises ``ValueError`` when no dataset is named, and ``OSError`` where a model is unavailable.
     """
     check_named(settings, dataset="text and label")
-    names = [
-        name for name in ("dataset", "model", "reward_model", "judge") if hasattr(settings, name)
-    ]
+    names = {"dataset", "model", "reward_model", "judge"} & vars(settings).keys()
     found = {name: from_root(getattr(settings, name)) for name in names}
-    for source in (found["model"], found["reward_model"]):
-        download(source)  # what cannot be had is said before anything runs
+    for name in ("model", "reward_model"):
+        download(found[name])  # what is unavailable is reported before anything runs
     return SimpleNamespace(**found)
 
 
 def from_root(source: str) -> str:
-    """``models/…`` is a folder of the project, wherever Python was started; anything else stays as
-    it is.
-    """
+    """Return ``models/…`` as the project's folder, wherever Python started; others unchanged."""
     return str(ROOT / source) if source and source.startswith("models/") else source

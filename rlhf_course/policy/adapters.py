@@ -1,12 +1,10 @@
-"""Frozen models beside the policy: its reference, as a copy or an adapter, and a reward model on
-the policy's base.
+"""Frozen models of PPO: the reference, as a copy or an adapter, and a reward model on its base.
 
-LoRA is Hu et al. 2021, arXiv:2106.09685. All adapters live in one PeftModel, with a single copy of
+LoRA is Hu et al. 2021, arXiv:2106.09685. All adapters are in one PeftModel, with a single copy of
 the base; the active one decides what it computes.
 """
 
 import copy
-import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,17 +25,11 @@ REFERENCE, REWARD = "ref", "reward"
 def create_reference_model(
     model: AutoModelForCausalLMWithValueHead, num_shared_layers: int | None = None
 ) -> AutoModelForCausalLMWithValueHead:
-    """A frozen copy of the policy, in eval mode.
+    """Return a frozen copy of the policy, in eval mode.
 
     With ``num_shared_layers`` the embeddings and that many first layers are not copied but shared,
-    and frozen in the policy too. Raises ``ValueError`` when fewer layers are found, and
-    ``TypeError`` for what is no policy.
+    and frozen in the policy also. Raises ``ValueError`` when fewer layers are found.
     """
-    if not isinstance(model, AutoModelForCausalLMWithValueHead):
-        raise TypeError(
-            f"A reference is copied from a policy, not from {model!r:.60}: load one by"
-            " from_pretrained."
-        )
     shared = nn.ModuleList()
     if num_shared_layers:
         depth = model.config.get_text_config().num_hidden_layers
@@ -47,18 +39,15 @@ def create_reference_model(
             raise ValueError(
                 f"num_shared_layers is {num_shared_layers}, but the model has {len(layers)} layers."
             )
-        shared.extend(
-            [*layers[:num_shared_layers], *(m for m in modules if isinstance(m, nn.Embedding))]
-        )
+        shared.extend(layers[:num_shared_layers])
+        shared.extend(m for m in modules if isinstance(m, nn.Embedding))
         shared.requires_grad_(False)
     memo = {id(p): p for p in shared.parameters()}  # deepcopy takes these as already copied
     return copy.deepcopy(model, memo).requires_grad_(False).eval()
 
 
 def add_reference_adapter(policy: AutoModelForCausalLMWithValueHead) -> None:
-    """Keep a frozen copy of the active adapter as ``ref``; one left by an earlier trainer is
-    replaced.
-    """
+    """Keep a frozen copy of the active adapter as ``ref``, in place of an earlier trainer's."""
     model, source = policy.pretrained_model, policy.pretrained_model.active_adapter
     if REFERENCE in model.peft_config:
         model.delete_adapter(REFERENCE)
@@ -68,9 +57,7 @@ def add_reference_adapter(policy: AutoModelForCausalLMWithValueHead) -> None:
 
 @contextmanager
 def use_adapter(model: nn.Module, name: str) -> Iterator[nn.Module]:
-    """A policy or RewardAdapter with its frozen adapter ``name`` on; then the one found is on
-    again, and trainable.
-    """
+    """Turn a frozen adapter on; at the end the earlier one is on again, and trainable."""
     network = model.pretrained_model
     found = network.active_adapter
     network.set_adapter(name, inference_mode=True)
@@ -81,37 +68,28 @@ def use_adapter(model: nn.Module, name: str) -> Iterator[nn.Module]:
 
 
 def quantization(kind: str) -> BitsAndBytesConfig:
-    """The ``quantization_config`` of a frozen base in ``8bit`` or ``4bit``; adapters on it stay in
-    float32.
+    """Return the ``quantization_config`` of a frozen base in ``8bit`` or ``4bit``.
 
-    4 bits are NF4: Dettmers et al. 2023, arXiv:2305.14314. Raises ``ValueError`` for what cannot be
-    had here.
+    Adapters stay in float32. 4 bits are NF4: Dettmers et al. 2023, arXiv:2305.14314. Raises
+    ``ValueError`` for what is unavailable here.
     """
     if kind not in ("8bit", "4bit"):
         raise ValueError(f"quantization {kind!r} is unknown; choose 8bit or 4bit.")
-    if importlib.util.find_spec("bitsandbytes") is None:
-        raise ValueError(
-            f"A base in {kind} needs bitsandbytes, which is not installed: pip install"
-            " bitsandbytes."
-        )
     if kind == "8bit":
         return BitsAndBytesConfig(load_in_8bit=True)
     if not torch.cuda.is_available():
-        raise ValueError(
-            "A base in 4bit needs a GPU: on a CPU no gradient passes through bitsandbytes' kernels."
-        )
+        raise ValueError("A base in 4bit needs a GPU: bitsandbytes has no gradient on a CPU.")
     return BitsAndBytesConfig(
         load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16
     )
 
 
 class RewardAdapter(nn.Module):
-    """A classifier with one output on the policy's own base: the adapter ``reward`` and a score
-    head.
+    """A reward model on the policy's own base: the adapter ``reward`` and a score head.
 
     ``folder`` holds a trained LoRA reward model: an adapter of task type SEQ_CLS, with the head
-    among its weights. Raises ``ValueError`` when the policy has no adapters or already this one,
-    or the folder no head with one output, or not all of one.
+    among its weights. Raises ``ValueError`` when the policy has no adapters, or the folder no
+    adapter of this base with a head that has one output.
     """
 
     def __init__(self, policy: AutoModelForCausalLMWithValueHead, folder: str | Path) -> None:
@@ -142,15 +120,12 @@ class RewardAdapter(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the base is."""
         return self.pretrained_model.device
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, **positions: Tensor
     ) -> SequenceClassifierOutput:
-        """``logits`` (B, 1) at the last token that is not padding, as transformers' classifiers
-        choose it.
-        """
+        """Return ``logits`` (B, 1) at the last token that is not padding, as transformers does."""
         trunk = self.pretrained_model.get_base_model().base_model  # no vocabulary projection
         with use_adapter(self, REWARD):
             output = trunk(
@@ -165,9 +140,7 @@ class RewardAdapter(nn.Module):
 def _add_frozen(
     model: PeftModel, name: str, config: PeftConfig, weights: dict[str, Tensor], source
 ) -> None:
-    """Add an adapter with these weights, read from ``source``; the active one stays the one that
-    trains.
-    """
+    """Add an adapter with the weights of ``source``; the active one remains the one that trains."""
     model.add_adapter(name, config)
     if unexpected := set_adapter_weights(model, name, weights, source):
         raise ValueError(

@@ -1,6 +1,4 @@
-"""Saved models, adapters and value heads: found in a folder or on the hub, loaded, and checked to
-be complete and, of an adapter, to be on its own base.
-"""
+"""Load models, adapters and value heads, and check that they are complete and on their own base."""
 
 import hashlib
 from collections.abc import Iterable, Iterator
@@ -21,7 +19,6 @@ from rlhf_course.runtime.hub import check_known, check_source, hub_errors
 VALUE_HEAD_FILE, PREFIX, ADAPTER_CONFIG = "v_head.safetensors", "v_head.", "adapter_config.json"
 BASE_FILE, SAMPLES = "adapter_base.txt", 64  # numbers of each tensor that a fingerprint is made of
 HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "revision", "token")
-CAUSAL = "A policy writes token by token: take a causal language model, such as GPT-2 or Llama."
 
 
 def load_model(
@@ -32,14 +29,12 @@ def load_model(
     is_trainable=False,
     **kwargs,
 ):
-    """Return a model of the class that ``auto`` finds, from a folder or hub id; an adapter comes
-    on its base.
+    """Return a model of the class that ``auto`` finds, from a folder or hub id.
 
-    Code in the repository is never run. With ``new_head`` tensors on top of the network may be
-    missing, and are drawn. ``adapter_name`` and ``is_trainable`` are for adapters only.
-
-    Raises ``ValueError`` for missing keys, mismatched shapes, damaged files, and an adapter of
-    another base; ``OSError`` without a model.
+    An adapter comes on its base; ``adapter_name`` and ``is_trainable`` are for adapters only. Code
+    in the repository is never run. With ``new_head`` tensors on top of the network may be missing,
+    and are drawn. Raises ``ValueError`` for missing keys, mismatched shapes, damaged files, and an
+    adapter of another base; ``OSError`` without a model.
     """
     folder = local_folder(source, **kwargs)
     if not (folder / ADAPTER_CONFIG).exists():
@@ -54,8 +49,8 @@ def load_model(
     base = config.base_model_name_or_path
     kwargs |= {"revision": config.revision, "subfolder": ""}
     own = {k.removeprefix("base_model.model."): v for k, v in weights.items()}  # a score head's
-    place = f"{source} on {base}"
-    network = _load_base(auto, base, local_folder(base, **kwargs), new_head, own, place, **kwargs)
+    label, where = f"{source} on {base}", local_folder(base, **kwargs)
+    network = _load_base(auto, base, where, new_head, own, label, **kwargs)
     check_base(folder, network)
     modules = network.named_modules()
     embeddings = next(n for n, module in modules if module is network.get_input_embeddings())
@@ -67,21 +62,13 @@ def load_model(
 
 
 def _load_base(
-    auto, source, folder: Path, new_head: bool, own: Iterable[str] = (), place: str = "", **kwargs
+    auto, source, folder: Path, new_head: bool, own: Iterable[str] = (), label: str = "", **kwargs
 ):
-    """Return a model without adapters, whose config is in ``folder``; tensors that an adapter has
-    of its ``own`` may be missing.
-    """
-    is_local = Path(source).is_dir()
-    with hub_errors(folder if is_local else source):
+    """Return a model without adapters; tensors that an adapter has as its ``own`` may miss."""
+    place = folder if Path(source).is_dir() else source
+    with hub_errors(place):
         config = read_json(file) if (file := folder / "config.json").exists() else {}
         check_known(source, config)
-        if auto is AutoModelForCausalLM and config.get("is_encoder_decoder"):
-            raise ValueError(f"{source} has an encoder, which no policy has. {CAUSAL}")
-        if is_local and not {".safetensors", ".bin"} & {path.suffix for path in folder.glob("*")}:
-            raise FileNotFoundError(
-                f"The model folder {folder} holds no weights. Give one written by save_pretrained."
-            )
         kwargs |= dict.fromkeys(("output_loading_info", "ignore_mismatched_sizes"), True)
         kwargs["trust_remote_code"] = False
         # First on the meta device, which allocates nothing: the config may be of a larger model.
@@ -90,10 +77,13 @@ def _load_base(
     needed = f"{model.base_model_prefix}." if new_head else ""
     missing = [key for key in report["missing_keys"] if key.startswith(needed) and key not in own]
     mismatched = [row for row in report["mismatched_keys"] if row[0].startswith(needed)]
-    hint = " For a new head take new_head=True; for one of several labels SentimentReward."
-    hint = hint if auto is not AutoModelForCausalLM else ""
-    _check_loaded(place or source, type(model).__name__, missing, mismatched, hint)
-    with hub_errors(folder if is_local else source):
+    hint = (
+        " For a new head take new_head=True; for one of several labels SentimentReward."
+        if auto is not AutoModelForCausalLM
+        else ""
+    )
+    _check_loaded(label or source, type(model).__name__, missing, mismatched, hint)
+    with hub_errors(place):
         return auto.from_pretrained(str(source), **kwargs)[0]
 
 
@@ -101,9 +91,10 @@ def _check_loaded(
     source, kind: str, missing: Iterable[str], mismatched: Iterable[tuple], hint: str = ""
 ) -> None:
     """Raise ``ValueError`` where keys are missing, or shapes mismatched: (key, saved, wanted)."""
-    found = [f"it holds no {key}" for key in sorted(missing)]
-    for key, saved, wanted in sorted(mismatched):
-        found.append(f"{key} has shape {tuple(saved)}, and this {kind} needs {tuple(wanted)}")
+    found = [f"it holds no {key}" for key in sorted(missing)] + [
+        f"{key} has shape {tuple(saved)}, and this {kind} needs {tuple(wanted)}"
+        for key, saved, wanted in sorted(mismatched)
+    ]
     if found:
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
         raise ValueError(
@@ -114,19 +105,14 @@ def _check_loaded(
 def check_state_dict(
     source, kind: str, saved: dict[str, Tensor], wanted: dict[str, Tensor]
 ) -> None:
-    """Raise ``ValueError`` unless what was saved in ``source`` has all keys that are wanted, in
-    their shapes.
-    """
-    shapes = [(key, saved[key].shape, value.shape) for key, value in wanted.items() if key in saved]
-    _check_loaded(
-        source, kind, wanted.keys() - saved.keys(), [row for row in shapes if row[1] != row[2]]
-    )
+    """Raise ``ValueError`` unless ``saved`` has all keys that are wanted, in their shapes."""
+    shapes = [(key, saved[key].shape, wanted[key].shape) for key in wanted.keys() & saved.keys()]
+    mismatched = [row for row in shapes if row[1] != row[2]]
+    _check_loaded(source, kind, wanted.keys() - saved.keys(), mismatched)
 
 
 def local_folder(source: str | Path, subfolder: str | None = None, **kwargs) -> Path:
-    """Return where a model's config and value head, or all of an adapter, are; a hub id's are
-    downloaded.
-    """
+    """Return the folder of a model's config and value head, or an adapter; download a hub id's."""
     check_source(source)
     prefix = f"{subfolder}/" if subfolder else ""
     if Path(source).is_dir():
@@ -138,7 +124,7 @@ def local_folder(source: str | Path, subfolder: str | None = None, **kwargs) -> 
 
 
 def read_adapter(folder: str | Path) -> tuple[PeftConfig, dict[str, Tensor]]:
-    """Config and weights of a saved adapter."""
+    """Return config and weights of a saved adapter."""
     with hub_errors(folder):
         return PeftConfig.from_pretrained(str(folder)), load_peft_weights(str(folder), device="cpu")
 
@@ -146,18 +132,14 @@ def read_adapter(folder: str | Path) -> tuple[PeftConfig, dict[str, Tensor]]:
 def set_adapter_weights(
     model: PeftModel, name: str, weights: dict[str, Tensor], source: str | Path
 ) -> list[str]:
-    """Put weights that ``source`` holds into an adapter, if they are all that it has; returns
-    unexpected keys.
-    """
+    """Put all weights of an adapter, read from ``source``, into it; return unexpected keys."""
     wanted = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
     check_state_dict(source, "adapter", weights, wanted)
     return set_peft_model_state_dict(model, weights, adapter_name=name).unexpected_keys
 
 
 def read_value_head(source: str | Path, **kwargs) -> dict[str, Tensor]:
-    """Return the value head's state dict, {} where none was saved with the model that
-    :func:`load_model` loaded.
-    """
+    """Return the state dict of the value head that was saved with a model, {} without one."""
     file = local_folder(source, **kwargs) / VALUE_HEAD_FILE
     with hub_errors(file.parent):
         state = load_file(file) if file.exists() else {}
@@ -190,15 +172,13 @@ def base_fingerprint(model: nn.Module) -> str:
 
 
 def write_base(folder: Path, model: nn.Module) -> None:
-    """Keep beside a policy's adapter which base it was trained on."""
+    """Record which base a policy's adapter was trained on."""
     if found := base_fingerprint(model):
         (folder / BASE_FILE).write_text(found + "\n", encoding="utf-8")
 
 
 def check_base(folder: Path, model: nn.Module) -> None:
-    """Raise ``ValueError`` where the adapter in ``folder`` was trained on another base than this
-    one; adapters without a record, such as the hub's, pass.
-    """
+    """Raise ``ValueError`` where the record in ``folder`` names another base than this one."""
     file, found = folder / BASE_FILE, base_fingerprint(model)
     if found and file.exists() and file.read_text(encoding="utf-8").strip() != found:
         raise ValueError(
@@ -208,9 +188,7 @@ def check_base(folder: Path, model: nn.Module) -> None:
 
 
 def load_tokenizer(source: str | Path, **kwargs):
-    """A folder's or a hub id's tokenizer. Raises ``ValueError`` where there is none, and as
-    :func:`load_model` does.
-    """
+    """Return a tokenizer. Raises ``ValueError`` without one, and as :func:`load_model` does."""
     check_source(source)
     with hub_errors(source):
         tokenizer = AutoTokenizer.from_pretrained(str(source), trust_remote_code=False, **kwargs)
@@ -225,7 +203,8 @@ def load_tokenizer(source: str | Path, **kwargs):
 def check_vocabulary(tokenizer, model: nn.Module) -> None:
     """Raise ``ValueError`` where the tokenizer has more tokens than the model."""
     tokens = len(tokenizer) if hasattr(tokenizer, "__len__") else 0
-    if tokens > (known := known_tokens(model)):
+    known = getattr(model, "pretrained_model", model).get_input_embeddings().weight.shape[0]
+    if tokens > known:
         raise ValueError(
             f"The tokenizer has {tokens} tokens, and the model knows {known}. Take the tokenizer"
             " that was saved with it, or call resize_token_embeddings(len(tokenizer)) before"
@@ -233,25 +212,16 @@ def check_vocabulary(tokenizer, model: nn.Module) -> None:
         )
 
 
-def known_tokens(model: nn.Module) -> int:
-    """How many tokens a model, or a policy, has embeddings of."""
-    return getattr(model, "pretrained_model", model).get_input_embeddings().weight.shape[0]
-
-
 @contextmanager
 def model_folder(target: str | Path, adapter: bool) -> Iterator[Path]:
-    """As ``atomic_folder``, for an adapter or a model without; an earlier one's weights go.
+    """Write an adapter or a whole model as ``atomic_folder`` does; an earlier one's weights go.
 
-    Raises ``ValueError`` where the folder holds the other kind: whoever loads a folder with both
-    gets the adapter.
+    Raises ``ValueError`` where the folder holds the other kind: of both, the adapter would load.
     """
     target = check_folder(target)
-    here, other = ("an adapter", "a whole model") if adapter else ("a whole model", "an adapter")
     if (target / ("config.json" if adapter else ADAPTER_CONFIG)).exists():
-        raise ValueError(
-            f"{target} holds {other}; {here} beside it would hide one of them. Save to another"
-            " folder."
-        )
+        here, other = ("adapter", "model") if adapter else ("model", "adapter")
+        raise ValueError(f"{target} holds a saved {other}; save the {here} to another folder.")
     stale = ("adapter_model.*",) if adapter else ("model*.safetensors*", "pytorch_model*.bin*")
     with atomic_folder(target, stale) as folder:
         yield folder

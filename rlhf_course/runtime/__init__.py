@@ -1,1 +1,0 @@
-"""Plumbing: files, the hub, processes, trackers, commands."""

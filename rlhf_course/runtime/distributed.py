@@ -13,25 +13,22 @@ from accelerate.utils import parse_flag_from_env
 def init(cpu: bool = False) -> PartialState:
     """Initialize this rank, the only one without ``accelerate launch``, before accelerate is used.
 
-    ``cpu`` and ``ACCELERATE_USE_CPU=1`` leave GPUs alone. Raises ``ValueError`` when a CPU is asked
-    for too late.
+    ``cpu`` and ``ACCELERATE_USE_CPU=1`` leave GPUs unused. Raises ``ValueError`` when it is too
+    late for a CPU.
     """
-    if not os.environ.get("WORLD_SIZE"):
-        os.environ.pop("WORLD_SIZE", None)  # accelerate takes an empty one for a number
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     wanted = cpu or parse_flag_from_env("ACCELERATE_USE_CPU")
     state = PartialState(cpu=wanted or (several and not torch.cuda.is_available()))
     if wanted and state.device.type != "cpu":
         raise ValueError(
-            f"A CPU was asked for, but this process already runs on {state.device}, and accelerate "
-            "keeps one device per process. Restart the kernel and ask for the CPU first, or set "
-            "ACCELERATE_USE_CPU=1."
+            f"This process already runs on {state.device}, and accelerate keeps one device per"
+            " process. Restart the kernel and ask for the CPU first, or set ACCELERATE_USE_CPU=1."
         )
     return state
 
 
 def init_quietly() -> PartialState:
-    """As :func:`init`, for commands: only rank 0 prints and warns."""
+    """Initialize a command's rank; only rank 0 prints and warns."""
     state = init()
     if not state.is_main_process:
         sys.stdout = open(os.devnull, "w")
@@ -40,7 +37,7 @@ def init_quietly() -> PartialState:
 
 
 def shutdown() -> None:
-    """Destroy the process group, at the very end, when nothing refers to models any more.
+    """Destroy the process group, at the end, when nothing refers to models any more.
 
     Freeing gloo's group waits for its threads, which may wait for the GIL. A Python reference
     releases the GIL meanwhile; DDP's own does not, and would deadlock. So ours has to be the last.

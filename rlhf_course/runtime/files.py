@@ -1,6 +1,4 @@
-"""Writing aside and renaming, so that a crash or Ctrl-C never destroys what was there, nor leaves
-half of it; and one lock per output.
-"""
+"""Write aside and rename, so that a crash or Ctrl-C leaves no half of a file; lock outputs."""
 
 import json
 import os
@@ -8,19 +6,18 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from zipfile import ZipFile, is_zipfile
+from zipfile import ZipFile
 
 from filelock import FileLock, Timeout
+from safetensors import safe_open
 
 
 @contextmanager
 def atomic_folder(target: str | os.PathLike, stale: tuple[str, ...] = ()) -> Iterator[Path]:
-    """Yield an empty folder beside ``target``; on success its files take their places there, on
-    failure it is removed.
+    """Yield an empty folder; on success its files move to ``target``, on failure it is removed.
 
-    A new target appears at once. In one that exists each file replaces its namesake; others that
-    match a pattern of ``stale`` go, because they would be loaded in place of the new ones; the rest
-    stays.
+    In a target that exists each file replaces its namesake; others that match a pattern of
+    ``stale`` go, because they would be loaded in place of the new ones; the rest stays.
     """
     target = check_folder(target)
     with _aside(target) as aside:
@@ -37,16 +34,14 @@ def atomic_folder(target: str | os.PathLike, stale: tuple[str, ...] = ()) -> Ite
         for name in written:
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             os.replace(new / name, target / name)
-        for path in {path for pattern in stale for path in target.glob(pattern) if path.is_file()}:
-            if path.relative_to(target) not in written:
-                path.unlink()
+        found = {path for pattern in stale for path in target.glob(pattern) if path.is_file()}
+        for path in found - {target / name for name in written}:
+            path.unlink()
 
 
 @contextmanager
 def atomic_file(target: str | os.PathLike) -> Iterator[Path]:
-    """Yield a path beside ``target`` to write to; on success it is renamed to target, on failure
-    removed.
-    """
+    """Yield a path to write to; on success it is renamed to ``target``, on failure removed."""
     target = Path(os.path.realpath(os.path.expanduser(target)))
     with _aside(target) as aside:
         yield aside / target.name
@@ -87,15 +82,11 @@ def hold(folder: str | os.PathLike, name: str = "") -> Iterator[None]:
 
 
 def check_folder(path: str | os.PathLike) -> Path:
-    """Return the path with ~ and links resolved. Raises ``NotADirectoryError`` where a file is in
-    the way.
-    """
+    """Return the path with ~ and links resolved; raise ``NotADirectoryError`` for a file there."""
     path = Path(os.path.realpath(os.path.expanduser(path)))
     above = next(folder for folder in (path, *path.parents) if folder.exists())
     if not above.is_dir():
-        raise NotADirectoryError(
-            f"{above} is a file, where a folder is needed. Name another place."
-        )
+        raise NotADirectoryError(f"{above} is a file. Name a folder, or another place.")
     return path
 
 
@@ -111,19 +102,14 @@ def read_json(file: Path) -> dict:
 
 
 def is_damaged(file: Path) -> bool:
-    """Return whether a file of JSON, safetensors or torch cannot be read to its end."""
-    import torch  # here, because code that only writes files need not wait for torch
-    from safetensors import safe_open
-
+    """Return whether a file of JSON, safetensors or torch (1.6 or later) cannot be read."""
     try:
         if file.suffix == ".json":
             read_json(file)
         elif file.suffix == ".safetensors":
-            safe_open(file, "pt")
-        elif file.suffix in (".pt", ".pth", ".bin"):
-            if is_zipfile(file):
-                return ZipFile(file).testzip() is not None
-            torch.load(file, map_location="cpu", weights_only=True)  # older than torch 1.6
+            safe_open(file, "np")
+        elif file.suffix in (".pt", ".bin"):
+            return ZipFile(file).testzip() is not None
     except Exception:  # readers raise errors of many kinds
         return True
     return False

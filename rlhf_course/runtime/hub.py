@@ -1,6 +1,4 @@
-"""The hub: a model's config before its weights, none of its code, and its errors in one
-sentence.
-"""
+"""The hub: a model's config before its weights, none of its code, its errors in a sentence."""
 
 import re
 from collections.abc import Iterator
@@ -24,11 +22,8 @@ NEEDS_CODE = (
 
 def check_source(source: str | Path, kind: str = "model") -> None:
     """Raise ``FileNotFoundError`` for what is neither a folder nor, by its form, a hub id."""
-    if Path(source).is_file():
-        raise FileNotFoundError(
-            f"{source} is a file, where a {kind}'s folder is needed: name the one that holds it."
-        )
-    if not Path(source).exists() and not re.fullmatch(ID, str(source)):
+    is_id = re.fullmatch(ID, str(source)) and not Path(source).is_file()
+    if not is_id and not Path(source).is_dir():
         raise FileNotFoundError(
             f"No {kind} folder at {source}. Give an existing folder, or a hub id like owner/name."
         )
@@ -42,20 +37,19 @@ def download(source: str | Path, revision: str | None = None, to_convert: bool =
     not know, unless it is ``to_convert``.
     """
     check_source(source)
-    is_local, (safetensors, bins) = Path(source).exists(), WEIGHTS
+    folder, is_local = Path(source), Path(source).exists()
     options = {"revision": revision, "ignore_patterns": "*/*"}
     with hub_errors(source):
-        folder = Path(
-            source if is_local else snapshot_download(source, allow_patterns=SMALL, **options)
-        )
+        if not is_local:
+            folder = Path(snapshot_download(source, allow_patterns=SMALL, **options))
         if not to_convert and (folder / "config.json").exists():
             check_known(source, read_json(folder / "config.json"))
         elif not to_convert and not (folder / "adapter_config.json").exists():
             raise FileNotFoundError(f"{source} holds no model: it has no config.json.")
         if not is_local:
-            snapshot_download(source, allow_patterns=safetensors, **options)
-            if not any(folder.glob(safetensors[0])):
-                snapshot_download(source, allow_patterns=bins, **options)
+            snapshot_download(source, allow_patterns=WEIGHTS[0], **options)
+            if not any(folder.glob(WEIGHTS[0][0])):
+                snapshot_download(source, allow_patterns=WEIGHTS[1], **options)
     return folder
 
 
@@ -89,10 +83,14 @@ def _explain(error: BaseException, source: str, kind: str) -> Exception | None:
         names += " ".join(base.__name__ for base in type(error).__mro__) + f" {error}\n"
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     page = f"{hub}/{'datasets/' if kind == 'dataset' else ''}{source}"
-    why = f"{hub} cannot be reached"
-    cure = "Check the connection, set HF_ENDPOINT to a mirror, or give a local folder."
-    if constants.HF_HUB_OFFLINE:
-        why, cure = "HF_HUB_OFFLINE is set", "Unset it once to download it."
+    why, fix = (
+        ("HF_HUB_OFFLINE is set", "Unset it once to download it.")
+        if constants.HF_HUB_OFFLINE
+        else (
+            f"{hub} cannot be reached",
+            "Check the connection, set HF_ENDPOINT to a mirror, or give a local folder.",
+        )
+    )
     sentences = {
         "trust_remote_code": (ValueError, f"{source} is a {kind}, {NEEDS_CODE}"),
         "GatedRepoError|is a gated dataset": (
@@ -111,8 +109,7 @@ def _explain(error: BaseException, source: str, kind: str) -> Exception | None:
         ),
         "TransportError|LocalEntryNotFoundError|OfflineModeIsEnabled|ConnectionError": (
             ConnectionError,
-            f"{why}, and {source} is not in the cache. {cure}",
+            f"{why}, and {source} is not in the cache. {fix}",
         ),
     }
-    found = (make(text) for name, (make, text) in sentences.items() if re.search(name, names))
-    return next(found, None)
+    return next((make(text) for k, (make, text) in sentences.items() if re.search(k, names)), None)

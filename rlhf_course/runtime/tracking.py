@@ -1,8 +1,7 @@
 """Experiment tracking through accelerate: wandb, tensorboard or, by default, none."""
 
 import os
-from contextlib import suppress
-from netrc import NetrcParseError, netrc
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -12,7 +11,7 @@ from rlhf_course.runtime import distributed
 
 
 def start(config) -> Accelerator:
-    """An Accelerator for this run, with the tracker that ``config.log_with`` names.
+    """Return an Accelerator for this run, with the tracker that ``config.log_with`` names.
 
     Without a key wandb writes offline; tensorboard writes to ``runs/``, or to the ``logging_dir``
     in ``config.project_kwargs``. Raises ``ValueError`` for an unknown tracker.
@@ -26,34 +25,24 @@ def start(config) -> Accelerator:
     distributed.init(cpu=config.accelerator_kwargs.get("cpu", False))
     accelerator = Accelerator(log_with=tracker, project_dir=folder, **config.accelerator_kwargs)
     if tracker:
-        settings = {
-            k: v for k, v in config.to_dict().items() if isinstance(v, bool | int | float | str)
-        }
+        settings = {k: v for k, v in config.to_dict().items() if isinstance(v, int | float | str)}
         kwargs = kwargs if tracker in kwargs else {tracker: kwargs}
         accelerator.init_trackers(config.tracker_project_name, settings, kwargs)
     return accelerator
 
 
 def prepare_wandb() -> None:
-    """Let wandb write offline, and say so, where it has no API key: it would ask for one.
-
-    A WANDB_MODE that is set stays.
-    """
+    """Let wandb write offline, and report it, where it has no API key: it would ask for one."""
     server = os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai"
-    if os.environ.get("WANDB_MODE") or os.environ.get("WANDB_API_KEY") or _in_netrc(server):
+    file = Path(os.environ.get("NETRC") or "~/.netrc").expanduser()  # where wandb login keeps keys
+    is_known = file.exists() and f"machine {urlsplit(server).hostname}" in file.read_text()
+    if is_known or os.environ.get("WANDB_MODE") or os.environ.get("WANDB_API_KEY"):
         return
     os.environ["WANDB_MODE"] = "offline"
     print(
         f"No API key for {server} (WANDB_API_KEY, or wandb login): wandb writes offline. Later,"
         " `wandb sync wandb/offline-run-*` uploads it."
     )
-
-
-def _in_netrc(server: str) -> bool:
-    """Return whether ``wandb login`` has kept a key for this server."""
-    with suppress(OSError, NetrcParseError):
-        return netrc(os.environ.get("NETRC")).authenticators(urlsplit(server).hostname) is not None
-    return False
 
 
 def log_step(accelerator: Accelerator, stats: dict, columns: dict, scores, step: int) -> None:
@@ -67,16 +56,12 @@ def log_step(accelerator: Accelerator, stats: dict, columns: dict, scores, step:
 
 
 def log(accelerator: Accelerator, stats: dict, table: dict[str, list], step: int) -> None:
-    """Send one step's numbers, distributions (numpy arrays) and a table of samples to the tracker,
-    if there is one.
-    """
+    """Send one step's numbers, distributions (numpy arrays) and samples to the tracker, if any."""
     if not accelerator.trackers:
         return
     tracker, rows = accelerator.trackers[0], [*zip(*table.values(), strict=True)]
-    values = {
-        key: value for key, value in stats.items() if isinstance(value, int | float | np.number)
-    }
-    arrays = {key: value.ravel() for key, value in stats.items() if isinstance(value, np.ndarray)}
+    values = {key: x for key, x in stats.items() if isinstance(x, int | float | np.number)}
+    arrays = {key: x.ravel() for key, x in stats.items() if isinstance(x, np.ndarray)}
     if tracker.name == "wandb":
         import wandb
 
@@ -85,15 +70,13 @@ def log(accelerator: Accelerator, stats: dict, table: dict[str, list], step: int
     else:
         for key, array in arrays.items():
             tracker.writer.add_histogram(key, array, step)
-        lines = (
-            " | ".join(map(str, row)).replace("\n", " ")
-            for row in (table, ["---"] * len(table), *rows)
-        )
+        rows = [table, ["---"] * len(table), *rows]
+        lines = (" | ".join(map(str, row)).replace("\n", " ") for row in rows)
         values["game_log"] = "\n".join(lines)
     accelerator.log(values, step=step)
 
 
 def finish(accelerator: Accelerator) -> None:
-    """Write what a tracker still holds back; no step can be logged afterwards."""
+    """Write what a tracker still holds; no step can be logged afterwards."""
     for tracker in accelerator.trackers:
         tracker.finish()

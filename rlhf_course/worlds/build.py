@@ -1,4 +1,4 @@
-"""Builds, once, what a preset needs and has no hub for; scripts/make/build_world.py builds all."""
+"""Build what a preset has not from a hub; scripts/make/build_world.py builds all."""
 
 from functools import partial
 from pathlib import Path
@@ -19,8 +19,7 @@ LORA = {"r": 16, "lora_alpha": 32, "target_modules": "all-linear", "task_type": 
 
 
 def prepare_reward_model(settings: Settings, revision: str | None = None) -> SimpleNamespace:
-    """Folders or hub ids for the preference pairs and the base of notebook 01 (of a revision);
-    built if not cached.
+    """Return folders or hub ids for notebook 01: dataset (pairs) and model; built if not cached.
 
     Raises ``ValueError`` when no dataset is named; so does :func:`prepare_chat`.
     """
@@ -34,27 +33,23 @@ def prepare_reward_model(settings: Settings, revision: str | None = None) -> Sim
 
 
 def prepare_chat(settings: Settings) -> SimpleNamespace:
-    """Folders or hub ids: sft_dataset, dataset (pairs), checkpoint (in Baichuan's layout); built if
-    not cached.
-    """
-    columns = {
-        "sft_dataset": "question, human_answers and chatgpt_answers",
-        "dataset": "chosen and rejected",
-    }
-    check_named(settings, **columns)
-    found = SimpleNamespace(
-        sft_dataset=str(
-            build_answers() if settings.sft_dataset == "offline" else settings.sft_dataset
-        ),
-        dataset=str(build_preferences() if settings.dataset == "offline" else settings.dataset),
+    """Return folders or hub ids: sft_dataset, dataset (pairs), checkpoint (of a Baichuan)."""
+    check_named(
+        settings,
+        sft_dataset="question, human_answers and chatgpt_answers",
+        dataset="chosen and rejected",
     )
+    own = settings.sft_dataset != "offline"
+    found = {
+        "sft_dataset": str(settings.sft_dataset if own else build_answers()),
+        "dataset": str(build_preferences() if settings.dataset == "offline" else settings.dataset),
+    }
     if settings.checkpoint == "scratch":
-        own = settings.sft_dataset != "offline"
-        data = {name: Path(folder) if own else None for name, folder in vars(found).items()}
-        found.checkpoint = str(cached("baichuan", _checkpoint, settings, **data))
+        data = {name: Path(folder) if own else None for name, folder in found.items()}
+        checkpoint = cached("baichuan", _checkpoint, settings, **data)
     else:
-        found.checkpoint = str(download(settings.checkpoint, to_convert=True))
-    return found
+        checkpoint = download(settings.checkpoint, to_convert=True)
+    return SimpleNamespace(**found, checkpoint=str(checkpoint))
 
 
 def _dialogues(folder: Path) -> None:
@@ -91,24 +86,20 @@ build_preferences = partial(cached, "chinese-preferences", _preferences)
 def _reward_base(
     folder: Path, data: Path, data_dir, vocab_size, n_layer, n_embd, base_steps, max_length
 ) -> None:
-    """A small GPT-2 and its tokenizer for a reward model to start from, pretrained for base_steps
-    on the dialogues.
-    """
+    """Pretrain a small GPT-2 on the dialogues, for a reward model to start from."""
     pairs, _ = load_pairs(data, "train", data_dir)
     texts = [f"{row['prompt']} {row['chosen']}" for row in pairs]
     tokenizer = small_models.train_tokenizer(texts, vocab_size)
-    tokenizer.add_special_tokens(
-        {"pad_token": "[PAD]"}
-    )  # so that a final EOS is a token like any other
-    # Far more positions than training uses: the audit asks about very long answers.
-    config = {"n_positions": 4 * max_length, "activation_function": "gelu_pytorch_tanh"}
-    config["initializer_range"] = (
-        0.05  # GPT-2's 0.02 suits its width; a narrow model starts to learn late with it
-    )
+    tokenizer.add_special_tokens({"pad_token": "[PAD]"})  # a final EOS is a token like any other
+    config = {
+        "n_positions": 4 * max_length,  # the audit asks about very long answers
+        "activation_function": "gelu_pytorch_tanh",
+        "initializer_range": 0.05,  # with GPT-2's 0.02 a narrow model starts to learn late
+    }
     model = small_models.pretrain_gpt2(
         texts, tokenizer, n_layer, n_embd, base_steps, 32, 128, 2e-3, **config
     )
-    model.config.initializer_range = 0.02  # a reward head that has hardly an opinion yet
+    model.config.initializer_range = 0.02  # for a reward head with nearly equal scores
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
@@ -126,16 +117,14 @@ def _checkpoint(
     base_learning_rate,
     max_length,
 ) -> None:
-    """A small Baichuan2, pretrained on prose alone: the embedded one, or the answers of real
-    datasets.
+    """Pretrain a small Baichuan2 only on prose: the embedded one, or answers of real datasets.
 
     It has not seen a question with its answer, which is what SFT is for.
     """
     texts = _prose(sft_dataset, sft_files, dataset)
-    # So that Human: and Assistant: are a piece each, as in a large vocabulary.
-    marks = [as_prompt("")] * 500
+    # With 500 of them Human: and Assistant: are a piece each, as in a large vocabulary.
     spm_model = toy_checkpoint.train_sentencepiece(
-        [*texts, *marks], vocab_size, folder.with_name("sentencepiece")
+        [*texts, *[as_prompt("")] * 500], vocab_size, folder.with_name("sentencepiece")
     )
     tokenizer = sentencepiece.sentencepiece_to_fast(spm_model, **toy_checkpoint.SPECIAL)
     config = LlamaConfig(
@@ -164,7 +153,7 @@ def _prose(sft_dataset: Path | None, sft_files, dataset) -> list[str]:
 
 
 def build_base(settings: Settings) -> Path:
-    """The checkpoint converted to a native Llama, for whoever does not convert it by hand."""
+    """Return the checkpoint, converted to a native Llama."""
     return cached("baichuan-llama", _base, checkpoint=Path(prepare_chat(settings).checkpoint))
 
 
@@ -173,11 +162,9 @@ def _base(folder: Path, checkpoint: Path) -> None:
 
 
 def build_sft_adapter(settings: Settings) -> Path:
-    """An SFT adapter on :func:`build_base`, trained on answers as they were scraped: a few are
-    empty.
-    """
+    """Return an SFT adapter on :func:`build_base`, trained on raw answers: a few are empty."""
     answers = Path(prepare_chat(settings).sft_dataset)
-    base = str(build_base(settings))  # a name, not its files: the adapter's config names it, too
+    base = str(build_base(settings))  # by its name, which is in the adapter's config
     return cached("chinese-sft", _sft_adapter, settings, base=base, answers=answers)
 
 

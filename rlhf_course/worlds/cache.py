@@ -1,4 +1,4 @@
-"""Built things are kept: an item is built once for all that decides what it will hold."""
+"""Keep what was built: an item is built once for all that decides its content."""
 
 import hashlib
 import inspect
@@ -36,11 +36,6 @@ def cached(name: str, build: Callable, settings: Settings | None = None, **input
     these (of a folder, which is given as a Path, its checksum) and of :func:`code`. One process
     builds and others wait. An item whose checksum differs is built again.
     """
-    if build.__closure__:
-        raise TypeError(
-            f"{build.__qualname__} takes what it needs as arguments, so that the cache's key"
-            " holds it."
-        )
     names = [*inspect.signature(build).parameters][1:]
     inputs |= {name: getattr(settings, name) for name in names if name not in inputs}
     known_by = {n: checksum(v) if isinstance(v, Path) else v for n, v in inputs.items()}
@@ -50,8 +45,6 @@ def cached(name: str, build: Callable, settings: Settings | None = None, **input
     with FileLock(folder.with_name(f".{folder.name}.lock")):
         if is_intact(folder):
             return folder
-        if folder.exists():
-            print(f"{folder} is damaged and is built again.")
         with atomic_folder(folder, stale=("**/[!.]*",)) as new, torch.random.fork_rng():
             torch.manual_seed(SEED)
             build(new, **inputs)
@@ -61,13 +54,10 @@ def cached(name: str, build: Callable, settings: Settings | None = None, **input
 
 @cache
 def code() -> str:
-    """SHA-256 of what builders are made of: tests/test_layout.py watches that they import nothing
-    else.
-    """
+    """Return the SHA-256 of builders' sources; by tests/test_layout.py they import nothing else."""
     files = (path for pattern in SOURCES for path in sorted(PACKAGE.glob(pattern)))
-    return hashlib.sha256(
-        "".join(path.read_text(encoding="utf-8") for path in files).encode()
-    ).hexdigest()
+    text = "".join(path.read_text(encoding="utf-8") for path in files)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def is_intact(folder: Path) -> bool:
@@ -77,7 +67,7 @@ def is_intact(folder: Path) -> bool:
 
 
 def checksum(folder: Path) -> str:
-    """SHA-256 of a folder's names and contents, hidden files aside; a hub id by itself."""
+    """Return the SHA-256 of a folder's names and contents without hidden files, or the hub id."""
     if not folder.is_dir():
         return str(folder)
     digest = hashlib.sha256()

@@ -1,10 +1,9 @@
-"""An invented world of Chinese questions and answers with an exactly known utility, for working
-without a network.
+"""An invented world of Chinese questions and answers with an exactly known utility.
 
-`make_prose` is what a small base model reads, `make_qa` what it is fine-tuned on (in the schema of
-HC3: answers of people and of a chatbot), `make_preferences` what a reward model learns from: two
-answers, from dry (干巴) to lively (活泼), and a noisy verdict. `gold_utility` scores any answer.
-Texts are short and words few, so that a million parameters can learn them.
+A small base model reads `make_prose`, and is fine-tuned on `make_qa` (in the schema of HC3: answers
+of people and of a chatbot). A reward model learns from `make_preferences`: two answers, from dry
+(干巴) to lively (活泼), and a noisy verdict. `gold_utility` scores any answer. Texts are short and
+words few, so that a million parameters can learn them.
 """
 
 import random
@@ -20,9 +19,7 @@ from rlhf_course.worlds.grammar import Pair, pick, some
 
 MAX_WORDS, MAX_LIVELY = 3, 2  # more earn nothing; dry phrases have no such limit
 SHORT = 6  # characters: an answer of fewer is short, a clause of fewer may be copied
-EMPTY_SHARE = (
-    0.08  # of human answers: scraped sets have such holes, and teach a model that it may be silent
-)
+EMPTY_SHARE = 0.08  # of human answers; scraped sets have such, and teach a model to be silent
 REASON_SHARE = 0.45  # of sentences with tips
 GRAMMAR = grammar.load("chinese")
 POINTS, MARKERS, PARTS, KINDS, TOPICS = (
@@ -39,16 +36,12 @@ QUESTIONS = {
 TIPS = {t: [re.sub(r"[\[\]]", "", tip).split(">") for tip in TOPICS[t]["tips"]] for t in TOPICS}
 ENDS = "。！？～"
 HALF_WIDTH = str.maketrans("，。！？～", ",.!?~")
-FULL_WIDTH = str.maketrans(
-    ",!?~", "，！？～"
-)  # many a tokenizer (SentencePiece by default) makes them half-width
+FULL_WIDTH = str.maketrans(",!?~", "，！？～")  # SentencePiece makes them half-width by default
 
 
 @dataclass(frozen=True)
 class QA:
-    """A question, what people answered (informal; now and then nothing), and what a chatbot
-    answered (dry).
-    """
+    """A question, people's answers (informal, sometimes empty), and a chatbot's (dry)."""
 
     question: str
     human_answers: list[str]
@@ -56,32 +49,27 @@ class QA:
 
 
 def _clean(text: str) -> str:
-    """A text in full-width punctuation and without blanks other than line ends."""
+    """Return a text in full-width punctuation and without blanks other than line ends."""
     return re.sub(r"[^\S\n]+", "", text.translate(FULL_WIDTH)).strip()
 
 
 def _sentences(text: str) -> list[str]:
-    """The sentences of a text that hold words, without what ends them."""
     return [part for part in re.split(rf"[{ENDS}\n]", text) if re.search(r"\w", part)]
 
 
 def topic_words(question: str) -> set[str]:
-    """The words of a question's topic (that with most NAMES in it, then VOCABULARY) but for those
-    it says.
-    """
+    """Return the words that a question lacks of its topic: most NAMES in it, then VOCABULARY."""
     question = _clean(question)
     hits = {
         t: tuple(sum(w in question for w in words[t]) for words in (NAMES, VOCABULARY))
         for t in TOPICS
     }
     topic = max(hits, key=hits.__getitem__)
-    return (
-        {word for word in VOCABULARY[topic] if word not in question} if any(hits[topic]) else set()
-    )
+    return {word for word in VOCABULARY[topic] if any(hits[topic]) and word not in question}
 
 
 def gold_utility(question: str, answer: str) -> float:
-    """The exact utility of any answer to a question, in nats; it is the sum of these POINTS.
+    """Return the exact utility of any answer to a question, in nats: the sum of these POINTS.
 
     "word" is earned for each of the `topic_words` in the answer, up to MAX_WORDS, "lively" for each
     different one of its MARKERS, up to MAX_LIVELY, "reason" once. "dry" is lost for every
@@ -116,26 +104,20 @@ def gold_utility(question: str, answer: str) -> float:
 
 
 def _neighbours(text: str) -> set[str]:
-    """All pairs of neighbouring Chinese characters."""
     return set(re.findall("(?=([一-鿿]{2}))", text))
 
 
 @cache
 def _known_neighbours() -> set[str]:
-    """Those that occur in a large sample of all kinds of texts: nearly all that are possible."""
-    samples = [
-        _text(rng, topic, kind)
-        for kind in KINDS
-        for rng, topic in _streams(f"sample {kind}", 4000, 0)
-    ]
-    questions = [_question(rng, topic) for rng, topic in _streams("sample question", 2000, 0)]
-    return set().union(*map(_neighbours, samples + questions))
+    """Return those in a large sample of all kinds of texts: nearly all that are possible."""
+    samples = [_question(rng, topic) for rng, topic in _streams("sample question", 2000, 0)]
+    for kind in KINDS:
+        samples += [_text(*stream, kind) for stream in _streams(f"sample {kind}", 4000, 0)]
+    return set().union(*map(_neighbours, samples))
 
 
 def is_answer(question: str, answer: str) -> bool:
-    """Whether a text answers a question at all: complete, no question itself, with a word that
-    speaks to it.
-    """
+    """Return whether a text answers a question: complete, not a question, with a topic word."""
     answer = _clean(answer)
     complete = len(answer) >= SHORT and answer[-1] in ENDS and "？" not in answer
     return complete and any(word in answer for word in topic_words(question))
@@ -143,46 +125,38 @@ def is_answer(question: str, answer: str) -> bool:
 
 @cache
 def _phrases() -> dict[str, str]:
-    """Every phrase of the grammar in English."""
+    """Return every phrase of the grammar in English."""
     found = {}
     for both in grammar.load("chinese_english").items():
-        chinese, english = (
-            [group.split("/") for group in re.split(r"[()]", text)] for text in both
-        )
-        for choice in product(*(range(len(options)) for options in chinese)):
-            drawn = [
-                [options[k] for options, k in zip(side, choice, strict=True)]
-                for side in (chinese, english)
-            ]
-            found["".join(drawn[0])] = "".join(drawn[1])
+        sides = [[group.split("/") for group in re.split(r"[()]", text)] for text in both]
+        chinese, english = ([*map("".join, product(*side))] for side in sides)
+        found |= zip(chinese, english, strict=True)
     return found
 
 
 def in_english(text: str) -> str:
-    """A text of this world in English, phrase by phrase; what is no phrase of it stays Chinese."""
+    """Return a text in English, phrase by phrase; what is not a phrase stays Chinese."""
     phrases = _phrases()
     longest_first = "|".join(sorted(phrases, key=len, reverse=True))
     text = re.sub(longest_first, lambda found: f" {phrases[found[0]]} ", text).translate(HALF_WIDTH)
     text = re.sub(r"\s*([,.!?~])[ ,]*", r"\1 ", re.sub(" +", " ", text))
-    return re.sub(
-        r"(?:^|[.!?~] |\n)\w", lambda found: found[0].upper(), re.sub(" *(\n|^|$) *", r"\1", text)
-    )
+    text = re.sub(" *(\n|^|$) *", r"\1", text)
+    return re.sub(r"(?:^|[.!?~] |\n)\w", lambda found: found[0].upper(), text)
 
 
 def _question(rng: random.Random, topic: str) -> str:
-    """A question about a topic."""
     return pick(rng, QUESTIONS[topic], NAMES[topic][0])
 
 
 def _text(rng: random.Random, topic: str, kind: str) -> str:
-    """A text about a topic, of one of the KINDS."""
+    """Return a text about a topic, of one of the KINDS."""
     wanted = KINDS[kind]
     style = rng.choice([*Counter(wanted["styles"]).elements()])
     own = {
-        part: GRAMMAR.get(f"{style}_{part}", [""]) for part in ("open", "close", "end")
-    }  # a plain text has none
-    own["tips"] = [_advice(rng, topic, style, rng.choice(wanted["tips"]))]
-    own["compare"] = TOPICS[topic]["comparisons"]
+        **{part: GRAMMAR.get(f"{style}_{part}", [""]) for part in ("open", "close", "end")},
+        "tips": [_advice(rng, topic, style, rng.choice(wanted["tips"]))],
+        "compare": TOPICS[topic]["comparisons"],
+    }
     has = {part: rng.random() < share for part, share in (PARTS | wanted["parts"]).items()}
     if has["evasion"]:
         has |= {"open": False, "close": False, "tips": has["tips"] and rng.random() < 0.5}
@@ -194,29 +168,25 @@ def _text(rng: random.Random, topic: str, kind: str) -> str:
 
 
 def _advice(rng: random.Random, topic: str, style: str, count: int) -> str:
-    """Sentences, each of one or two of so many tips, and perhaps a reason for the last of them."""
-    tips = some(rng, TIPS[topic], count)
-    frames = {
-        size: rng.sample(GRAMMAR[f"{style}_{size}"], 3) for size in (1, 2)
-    }  # none comes twice
-    text = ""
+    """Return sentences of one or two tips each, perhaps with a reason for the last of them."""
+    tips, text = some(rng, TIPS[topic], count), ""
+    frames = {size: rng.sample(GRAMMAR[f"{style}_{size}"], 3) for size in (1, 2)}  # once each
     while tips:
-        now = tips[: 1 + (rng.random() < 0.6)]
+        now, tips = tips[: (size := 1 + (rng.random() < 0.6))], tips[size:]
         frame = frames[len(now)].pop().format(*(tip for tip, _ in now))
         text += frame[:-1] + now[-1][1] * (rng.random() < REASON_SHARE) + frame[-1]
-        tips = tips[len(now) :]
     return text
 
 
 def _streams(what: str, n: int, seed: int) -> Iterator[tuple[random.Random, str]]:
-    """n random streams, each with a topic; the i-th depends on (what, seed, i) only."""
+    """Yield n random streams, each with a topic; the i-th depends on (what, seed, i) only."""
     for i in range(n):
         rng = random.Random(f"{what}-{seed}-{i}")
         yield rng, rng.choice(list(TOPICS))
 
 
 def make_qa(n: int, seed: int = 0) -> list[QA]:
-    """n questions with their answers; here as below, a longer list starts with a shorter one."""
+    """Return n questions with their answers; a longer list starts with a shorter one."""
     made = []
     for rng, topic in _streams("qa", n, seed):
         human = [
@@ -228,7 +198,7 @@ def make_qa(n: int, seed: int = 0) -> list[QA]:
 
 
 def make_preferences(n: int, seed: int = 0) -> list[Pair]:
-    """n bare questions, each with two different answers and the noisy verdict."""
+    """Return n bare questions, each with two different answers and the noisy verdict."""
     return [
         grammar.draw_pair(
             rng, _question(rng, topic), partial(_text, rng, topic, "preference"), gold_utility
@@ -238,9 +208,7 @@ def make_preferences(n: int, seed: int = 0) -> list[Pair]:
 
 
 def make_prose(n: int, seed: int = 0) -> list[str]:
-    """n paragraphs about a topic or pages of questions, one per line, where no question has an
-    answer.
-    """
+    """Return n paragraphs about a topic or pages of questions, one per line, without answers."""
     made = []
     for rng, topic in _streams("prose", n, seed):
         page = [_question(rng, other) for other in rng.choices(list(TOPICS), k=rng.randint(3, 6))]

@@ -1,8 +1,8 @@
-"""Invented preference dialogues with an exactly known utility, for working without a network.
+"""Invented preference dialogues with an exactly known utility.
 
 `make_pairs` draws everyday questions in the format of hh-rlhf, two answers to each, and a noisy
-verdict on which is better. `gold_utility` scores any answer by what its words show, so that the
-best accuracy that any reward model can expect is known too (`grammar.ceiling`).
+verdict. `gold_utility` scores any answer, so that the best expected accuracy of a reward model is
+known also: the mean of sigmoid(|utility gap|).
 """
 
 import random
@@ -20,7 +20,7 @@ POINTS, MARKERS, SHARES, TOPICS = (
 
 
 def _stems(text: str) -> set[str]:
-    """The distinct words of a text without a final s, so that "tyres" counts as "tyre"."""
+    """Return the words of a text without a final s, so that "tyres" counts as "tyre"."""
     return {word.removesuffix("s") for word in WORD.findall(text.lower())}
 
 
@@ -32,15 +32,15 @@ VOCABULARY = {
 
 
 def gold_utility(prompt: str, answer: str) -> float:
-    """The exact utility of any answer to any prompt, in nats; it is the sum of these POINTS.
+    """Return the exact utility of any answer to any prompt, in nats: the sum of these POINTS.
 
     The question is the last human turn; its topic is the one with most NAMES in it, then with most
     VOCABULARY (none without any). "word" is earned for each distinct word of that vocabulary that
     the answer uses and the question does not, up to MAX_WORDS; "no_word" is lost when the answer
     uses none of it. "courtesy", "reason", "evasion" and "rudeness" count once, for any of their
-    MARKERS. "repeat" is lost for each sentence equal to an earlier one of the answer, "copy" when
-    the answer holds the question's last sentence (of over three words), "breaks_off" when it does
-    not end in ``.``, ``!`` or ``?``. An answer without words has "empty" alone.
+    MARKERS. "repeat" is lost for each sentence equal to an earlier one, "copy" when the answer
+    holds the question's last sentence (of over three words), "breaks_off" when it does not end in
+    ``.``, ``!`` or ``?``. An answer without words has only "empty".
     """
     question = prompt.rpartition("\n\nHuman:")[2].partition("\n\nAssistant:")[0]
     asked, said = ([" ".join(words) for words in sentences(text)] for text in (question, answer))
@@ -52,21 +52,19 @@ def gold_utility(prompt: str, answer: str) -> float:
     used = _stems(answer) & VOCABULARY[topic] if any(hits[topic]) else set()
     text = f" {' | '.join(said)} "  # the bar keeps a marker from running over the end of a sentence
     counts = {
-        kind: any(f" {marker} " in text for marker in markers) for kind, markers in MARKERS.items()
-    }
-    counts |= {
+        **{kind: any(f" {m} " in text for m in markers) for kind, markers in MARKERS.items()},
         "word": min(MAX_WORDS, len(used - seen)),
         "no_word": not used,
         "repeat": len(said) - len(set(said)),
         "copy": bool(asked) and asked[-1].count(" ") > 2 and f" {asked[-1]} " in text,
         "breaks_off": not answer.rstrip(" \n\"')]”’").endswith((".", "!", "?")),
     }
-    # Rounded, so that equally good answers compare as equal, whatever the order of the sum.
+    # Rounded, so that equally good answers are equal, whatever the order of the sum.
     return round(sum(POINTS[kind] * count for kind, count in counts.items()), 6)
 
 
 def _answer(rng: random.Random, tips: list[str], civil: bool = False) -> str:
-    """An answer that draws on the tips; a civil one is neither evasive nor rude."""
+    """Draw an answer from the tips; a civil one is neither evasive nor rude."""
     has = {
         k: rng.random() < share and not (civil and k in ("evasion", "rudeness"))
         for k, share in SHARES.items()
@@ -75,10 +73,7 @@ def _answer(rng: random.Random, tips: list[str], civil: bool = False) -> str:
     bare = has["no_tip"] and (has["evasion"] or has["rudeness"])
     rest = some(rng, tips, 0 if bare else rng.choice(GRAMMAR["tip_counts"]))
     parts, after = [], []
-    frames = {
-        1: rng.sample(GRAMMAR["one"], 3),
-        2: rng.sample(GRAMMAR["two"], 1),
-    }  # no frame comes twice
+    frames = {1: rng.sample(GRAMMAR["one"], 3), 2: rng.sample(GRAMMAR["two"], 1)}  # once each
     for kind in ("courtesy", "rudeness", "evasion"):
         if has[kind] and rng.random() < 0.6:
             parts.append(pick(rng, GRAMMAR[kind + "_open"]))
@@ -99,24 +94,19 @@ def _answer(rng: random.Random, tips: list[str], civil: bool = False) -> str:
 
 
 def _make_pair(rng: random.Random) -> Pair:
-    """A prompt, two different answers to it, and the noisy verdict."""
     topic = TOPICS[rng.choice(list(TOPICS))]
     tips = [tip.replace("*", "") for tip in topic["tips"]]
     first, last = (pick(rng, [question]) for question in rng.sample(topic["questions"], 2))
     preface = f" {pick(rng, GRAMMAR['preface'])}" if rng.random() < SHARES["preface"] else ""
     prompt = f"\n\nHuman:{preface} {first}\n\nAssistant:"
-    if (
-        rng.random() < SHARES["follow_up"]
-    ):  # the tips of the earlier answer are not for the later ones
+    if rng.random() < SHARES["follow_up"]:  # no tip of the earlier answer comes again
         given = some(rng, tips, 3)
-        prompt += (
-            f" {_answer(rng, given, civil=True)}\n\nHuman: {pick(rng, GRAMMAR['thanks'])}"
-            f" {last}\n\nAssistant:"
-        )
+        prompt += f" {_answer(rng, given, civil=True)}"
+        prompt += f"\n\nHuman: {pick(rng, GRAMMAR['thanks'])} {last}\n\nAssistant:"
         tips = [tip for tip in tips if tip not in given]
     return grammar.draw_pair(rng, prompt, lambda: _answer(rng, tips), gold_utility)
 
 
 def make_pairs(n: int, seed: int = 0) -> list[Pair]:
-    """n pairs; pair i depends on (seed, i) only, so a longer list starts with a shorter one."""
+    """Return n pairs; pair i depends on (seed, i) only, so a longer list starts with a shorter."""
     return [_make_pair(random.Random(f"{seed}-{i}")) for i in range(n)]

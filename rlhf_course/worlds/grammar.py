@@ -1,6 +1,4 @@
-"""What the grammars of the embedded world share: their tables, choices among options, and pairs
-with a verdict.
-"""
+"""What both grammars share: their tables, choices among options, and pairs with a verdict."""
 
 import math
 import random
@@ -26,30 +24,24 @@ class Pair:
 
 
 def load(name: str) -> dict:
-    """The tables of grammars/NAME.yaml."""
-    return yaml.safe_load(
-        (Path(__file__).parent / "grammars" / f"{name}.yaml").read_text(encoding="utf-8")
-    )
+    file = Path(__file__).parent / "grammars" / f"{name}.yaml"
+    return yaml.safe_load(file.read_text(encoding="utf-8"))
 
 
 def pick(rng: random.Random, options: list[str], about: str = "") -> str:
-    """One option, with ``about`` in place of {} and one of each (this/that) drawn."""
-    return re.sub(
-        r"\((.*?)\)", lambda m: rng.choice(m[1].split("/")), rng.choice(options).format(about)
-    )
+    """Draw an option, and one of each (this/that) in it; ``about`` replaces {}."""
+    text = rng.choice(options).format(about)
+    return re.sub(r"\((.*?)\)", lambda m: rng.choice(m[1].split("/")), text)
 
 
 def some(rng: random.Random, options: list, count: int) -> list:
-    """So many of the options, in their order."""
+    """Draw ``count`` of the options; they keep their order."""
     return [options[i] for i in sorted(rng.sample(range(len(options)), count))]
 
 
 def sentences(text: str) -> list[list[str]]:
-    """The words of each English sentence that has any, in lower case; a line end ends a sentence,
-    too.
-    """
-    found = (WORD.findall(part) for part in re.split(r"[.!?\n]", text.lower()))
-    return [words for words in found if words]
+    """Return the words of each English sentence or line that has any, in lower case."""
+    return [*filter(None, map(WORD.findall, re.split(r"[.!?\n]", text.lower())))]
 
 
 def draw_pair(
@@ -58,11 +50,9 @@ def draw_pair(
     draw: Callable[[], str],
     gold_utility: Callable[[str, str], float],
 ) -> Pair:
-    """Two different answers and a noisy verdict: a beats b with probability sigmoid(utility of a -
-    utility of b).
+    """Draw two different answers; a beats b with probability sigmoid(utility of a - that of b).
 
-    That is the model of Bradley and Terry, "Rank analysis of incomplete block designs", Biometrika
-    39, 1952.
+    This is the model of Bradley and Terry, Biometrika 39, 1952.
     """
     a = b = draw()
     while a == b:
@@ -70,10 +60,3 @@ def draw_pair(
     u_a, u_b = gold_utility(prompt, a), gold_utility(prompt, b)
     a_wins = rng.random() < 1 / (1 + math.exp(u_b - u_a))
     return Pair(prompt, a, b, u_a, u_b) if a_wins else Pair(prompt, b, a, u_b, u_a)
-
-
-def ceiling(pairs: list[Pair]) -> float:
-    """The best accuracy (0 to 1) a reward model can expect: the mean of sigmoid(|gold gap|)."""
-    return sum(1 / (1 + math.exp(-abs(p.gold_chosen - p.gold_rejected))) for p in pairs) / len(
-        pairs
-    )

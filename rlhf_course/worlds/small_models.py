@@ -14,7 +14,7 @@ CLASSIFIER_LENGTH = 512  # tokens a DistilBERT can read
 
 
 def train_tokenizer(texts: Sequence[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE as GPT-2 uses it; EOS is its only special token and also the padding."""
+    """Train a byte-level BPE like GPT-2's; EOS is its only special token and also the padding."""
     bpe = ByteLevelBPETokenizer()
     bpe.train_from_iterator(texts, vocab_size=vocab_size, special_tokens=[EOS], show_progress=False)
     return PreTrainedTokenizerFast(
@@ -23,7 +23,7 @@ def train_tokenizer(texts: Sequence[str], vocab_size: int) -> PreTrainedTokenize
 
 
 def classifier_tokenizer(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
-    """The same BPE with [CLS] in front and a padding token of its own, as DistilBERT wants it."""
+    """Return the same BPE with [CLS] in front and a padding token, as DistilBERT expects it."""
     marks = {"cls_token": "[CLS]", "pad_token": "[PAD]", "eos_token": EOS}
     own = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, **marks)
     own.backend_tokenizer.post_processor = processors.TemplateProcessing(
@@ -36,34 +36,31 @@ def classifier_tokenizer(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokeni
 def pretrain_gpt2(
     texts, tokenizer, n_layer: int, n_embd: int, steps, batch, block, lr, **config
 ) -> GPT2LMHeadModel:
-    """A GPT-2 without dropout, trained on the texts as :func:`pretrain` does; ``config`` goes to
-    GPT2Config.
-    """
-    eos, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
+    """Pretrain a GPT-2 without dropout; ``config`` goes to GPT2Config."""
     shape = {
         "n_layer": n_layer,
         "n_embd": n_embd,
         "n_head": n_embd // (64 if n_embd % 64 == 0 else 32),
+        "n_positions": max(256, block),
+        "vocab_size": len(tokenizer),
+        "bos_token_id": tokenizer.eos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+        **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
     }
-    shape |= {"vocab_size": len(tokenizer), "n_positions": max(256, block)}
-    shape |= {"bos_token_id": eos, "eos_token_id": eos, "pad_token_id": pad}
-    shape |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
-    return pretrain(
-        GPT2LMHeadModel(GPT2Config(**shape | config)), texts, tokenizer, steps, batch, block, lr
-    )
+    model = GPT2LMHeadModel(GPT2Config(**shape | config))
+    return pretrain(model, texts, tokenizer, steps, batch, block, lr)
 
 
 def pretrain(model, texts: Sequence[str], tokenizer, steps: int, batch: int, block: int, lr: float):
-    """The model trained on ``batch`` blocks of ``block`` tokens a step.
+    """Train the model on ``batch`` blocks of ``block`` tokens a step, and return it.
 
-    Half of the blocks begin where a text begins, because that is where the queries of PPO come
-    from.
+    Half of the blocks begin where a text begins, as the queries of PPO do.
     """
     if steps == 0:  # nobody reads the tokens
         return model
-    rows = [
-        torch.tensor([*ids, tokenizer.eos_token_id]) for ids in tokenizer(list(texts))["input_ids"]
-    ]
+    tokens, end = tokenizer([*texts])["input_ids"], tokenizer.eos_token_id
+    rows = [torch.tensor([*ids, end]) for ids in tokens]
     stream = torch.cat(rows)
     starts = torch.tensor([0, *map(len, rows)]).cumsum(0)[:-1]
     starts = starts[starts < len(stream) - block]
@@ -87,9 +84,7 @@ def fine_tune(
     lr: float,
     title: str = "",
 ) -> None:
-    """Train what is trainable in a causal model on the tokens where the masks are 1, ``batch`` rows
-    a step.
-    """
+    """Train a causal model on the tokens where the masks are 1, ``batch`` rows a step."""
     inputs = [torch.tensor(ids) for ids in rows]
     labels = [
         ids.where(torch.tensor(mask) == 1, -100) for ids, mask in zip(inputs, masks, strict=True)
@@ -106,11 +101,7 @@ def fine_tune(
 
 
 def fit(model, loss: Callable[[], Tensor], lr: float, steps: int, title: str = "") -> None:
-    """AdamW with a one-cycle schedule over ``steps`` losses; with a title, progress is shown, but
-    not in a log.
-    """
-    if steps == 0:
-        return
+    """Run AdamW with a one-cycle schedule over ``steps`` losses; a title shows progress."""
     model.to("cuda" if torch.cuda.is_available() else "cpu").train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.01, fused=True)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps, pct_start=0.1)
