@@ -11,7 +11,6 @@ import datasets
 import numpy as np
 import pandas as pd
 import torch
-from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
 from transformers import (
     AutoModelForCausalLM,
@@ -139,31 +138,6 @@ def save_base(folder: Path, tokenizer, kind=LlamaConfig, **config) -> PreTrained
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return model
-
-
-def save_old_checkpoint(policy, folder: Path, name: str, sharded: bool = False) -> None:
-    """As old TRL wrote it: the value head among the base model's weights, or in the last of two
-    shards.
-    """
-    policy.pretrained_model.save_pretrained(folder)
-    weights = load_file(folder / "model.safetensors")
-    (folder / "model.safetensors").unlink()
-    head = {f"v_head.{key}": value for key, value in policy.v_head.state_dict().items()}
-    stem = name.partition(".")[0]
-    shards = (
-        {f"{stem}-1-of-2": weights, f"{stem}-2-of-2": head} if sharded else {name: weights | head}
-    )
-    suffix = f".{name.rpartition('.')[2]}" if sharded else ""
-    for shard, content in shards.items():
-        if name.endswith(".bin"):
-            torch.save(content, folder / f"{shard}{suffix}")
-        else:
-            save_file(content, folder / f"{shard}{suffix}", metadata={"format": "pt"})
-    if sharded:
-        places = {key: f"{shard}{suffix}" for shard, content in shards.items() for key in content}
-        (folder / f"{name}.index.json").write_text(
-            json.dumps({"metadata": {}, "weight_map": places})
-        )
 
 
 def write_json(path: Path, content) -> None:

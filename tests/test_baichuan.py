@@ -130,22 +130,6 @@ def test_the_converted_model_gives_baichuans_logits(
     assert len(lines) == 1 and ("NormHead" in lines[0]) == second and "Guessed" in lines[0]
 
 
-@pytest.mark.parametrize(
-    ("config", "expected"),
-    [
-        ({"architectures": ["BaiChuanForCausalLM"], "vocab_size": 125_696}, False),
-        ({"architectures": ["BaichuanForCausalLM"], "vocab_size": 125_696}, True),
-        (
-            {"architectures": ["BaichuanForCausalLM"], "vocab_size": 64_000, "z_loss_weight": 0},
-            True,
-        ),
-        ({"architectures": ["BaichuanForCausalLM"], "vocab_size": 64_000}, False),
-    ],
-)
-def test_the_generation_is_told_from_the_config(config, expected):
-    assert convert.guess_norm_head(config) is expected
-
-
 def test_asking_for_a_head_overrides_the_guess(tmp_path, source):
     for asked in (False, True):
         target = convert_to_llama(source, tmp_path / str(asked), norm_head=asked, **SILENT)
@@ -380,19 +364,6 @@ def test_a_model_trained_with_a_norm_head_comes_back(tmp_path, tokenizer_model, 
 
 
 # The command.
-
-
-def test_the_command_says_where_the_result_is(tmp_path, source, capsys):
-    assert script.main([str(source), str(tmp_path / "target")]) == 0
-    out = capsys.readouterr().out
-    assert (
-        str(tmp_path / "target") in out
-        and "AutoModelForCausalLM.from_pretrained" in out
-        and "NormHead" in out
-    )
-    assert script.main([str(source), str(tmp_path / "plain"), "--norm-head", "no"]) == 0
-    assert "As asked: a plain head" in capsys.readouterr().out
-    assert difference(tmp_path / "plain", make_tensors(), False) <= 1e-6
 
 
 def test_the_command_fails_with_a_sentence_and_ctrl_c_leaves_nothing(

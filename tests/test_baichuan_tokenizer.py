@@ -107,19 +107,6 @@ def test_normalisers_and_spaces_of_other_models(tmp_path, rule, prefix, spaces, 
     assert_same_ids(path, sentencepiece_to_fast(path), texts)
 
 
-def test_merges_that_do_not_go_by_id_are_refused(tmp_path):
-    path = train(tmp_path)
-    proto = spm.ModelProto.FromString(path.read_bytes())
-    pieces = list(proto.pieces)
-    del proto.pieces[:]
-    proto.pieces.extend(pieces[:3] + pieces[:2:-1])
-    path.write_bytes(proto.SerializeToString())
-    with pytest.raises(
-        ValueError, match="cannot be turned into a fast tokenizer: SentencePiece gives"
-    ):
-        sentencepiece_to_fast(path)
-
-
 def test_bos_and_eos_are_added_where_the_source_does(tmp_path, source):
     plain = AutoTokenizer.from_pretrained(convert_to_llama(source, tmp_path / "a", **SILENT))(
         "你好"

@@ -2,8 +2,6 @@
 SFT adapter.
 """
 
-from pathlib import Path
-
 import pytest
 import torch
 from builders import write_rows
@@ -43,16 +41,6 @@ def test_the_folders_load_as_real_ones_do(settings):
     assert len(pairs) == 1000 and not any(report.values())
     row = pairs[0]
     assert row["gold_chosen"] == chinese.gold_utility(row["prompt"], row["chosen"])
-
-
-def test_the_checkpoint_is_laid_out_as_baichuan(settings):
-    folder = Path(build.prepare_chat(settings).checkpoint)
-    assert {path.name for path in folder.iterdir()} >= {
-        "tokenizer.model",
-        "pytorch_model.bin.index.json",
-    }
-    shard = torch.load(folder / "pytorch_model-00001-of-00002.bin", weights_only=True)
-    assert "model.layers.0.self_attn.W_pack.weight" in shard
 
 
 def test_the_base_does_not_answer_and_the_adapter_does(settings):

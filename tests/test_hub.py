@@ -8,7 +8,6 @@ from pathlib import Path
 import convert_baichuan
 import datasets
 import pytest
-import torch
 import train_ppo
 import train_reward_model
 import train_sft
@@ -16,9 +15,8 @@ from accelerate.state import AcceleratorState
 from builders import SCRIPTS, guarded, python
 from huggingface_hub import constants
 from pretend_hub import serve
-from pretend_hub.repositories import HC3_SUBSETS, repositories
+from pretend_hub.repositories import repositories
 
-from rlhf_course import AutoModelForCausalLMWithValueHead
 from rlhf_course.data import load_answers, load_pairs
 from rlhf_course.runtime.hub import download
 
@@ -158,16 +156,6 @@ def test_the_lora_pipeline_of_the_readme_runs_on_the_converted_download(command)
     assert "/ppo/policy." in command(train_ppo, *adapters, *sizes, "--output=ppo")
 
 
-def test_opt_350m_whose_embeddings_are_narrower_than_its_layers_is_a_policy_too(
-    hub, tmp_path, monkeypatch
-):
-    hub.use(monkeypatch, tmp_path)
-    logits, _, values = AutoModelForCausalLMWithValueHead.from_pretrained("facebook/opt-350m")(
-        torch.arange(6)[None]
-    )
-    assert logits.shape[:2] == values.shape == (1, 6)
-
-
 # --- what is downloaded
 
 
@@ -220,21 +208,6 @@ def test_a_model_that_needs_code_is_refused_before_its_weights_are_downloaded(
             f"{script.NAME}: {BAICHUAN} is a baichuan model, which needs code of its own, and that"
         )
     assert not [path for _, path in hub.asked if path.endswith((".bin", ".py"))]
-
-
-def test_files_beside_a_loading_script_are_read_without_it(hub, contents, tmp_path, monkeypatch):
-    hub.use(monkeypatch, tmp_path / "home")
-    rows, _ = load_answers(HC3, "train[:10]", "all.jsonl")
-    assert 10 < len(rows) <= 40 and rows.column_names == ["prompt", "answer"]
-    parts = [len(load_answers(HC3, "train", f"{subset}.jsonl")[0]) for subset in HC3_SUBSETS[:2]]
-    assert len(
-        load_answers(HC3, "train", [f"{subset}.jsonl" for subset in HC3_SUBSETS[:2]])[0]
-    ) == sum(parts)
-    clone = tmp_path / "HC3-Chinese"
-    clone.mkdir()
-    for name in ("HC3-Chinese.py", "all.jsonl"):
-        (clone / name).write_text(contents[f"datasets/{HC3}"][name])
-    assert load_answers(clone, "train[:10]", "all.jsonl")[0][:] == rows[:]
 
 
 # --- a hub with something wrong

@@ -66,26 +66,6 @@ def test_chunks_of_the_vocabulary_take_less_as_computed():
     assert measured < 0.5 * whole and 0.9 < measured / sum(plan.values()) <= 1.3
 
 
-def test_low_precision_and_checkpointing_take_less():
-    sizes = {
-        "vocab_size": 1000,
-        "hidden_size": 64,
-        "intermediate_size": 176,
-        "num_hidden_layers": 8,
-    }
-    config = LlamaConfig(**sizes, num_attention_heads=2)
-    plain, low, less = (
-        ppo_memory(
-            config, LoraConfig(**LORA), 8, 64, 64, base_bytes=size, checkpointing=checkpointing
-        )
-        for size, checkpointing in ((4, False), (2, False), (2, True))
-    )
-    assert plain["base"] == 2 * low["base"]
-    assert (
-        plain["activations or cache"] > low["activations or cache"] > less["activations or cache"]
-    )
-
-
 def test_seven_billion_weights_are_counted_exactly():
     config = LlamaConfig(
         vocab_size=125_696,

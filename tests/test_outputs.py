@@ -172,16 +172,8 @@ def test_one_run_at_a_time_and_no_run_into_a_file(world, tmp_path, said):
     assert run("SFT", world, tmp_path / "notes") == 1 and "is a file" in said()
 
 
-def test_two_kinds_of_run_do_not_mix(world, whole, tmp_path, said):
-    out = tmp_path / "out"
-    shutil.copytree(whole / "PPO", out)
-    shutil.copytree(out / "checkpoint-3", out / "checkpoints" / "checkpoint-3")
-    assert resume("SFT", world, out) == 1 and ", and " in said()
-
-
 @pytest.mark.parametrize(
-    ("kind", "which"),
-    [*((kind, signal.SIGINT) for kind in COMMANDS), ("PPO", signal.SIGTERM)],
+    ("kind", "which"), [*((kind, signal.SIGINT) for kind in COMMANDS), ("PPO", signal.SIGTERM)]
 )
 def test_stopped_in_a_step_and_resumed_is_never_stopped(
     kind, which, world, whole, tmp_path, at_step, capsys
@@ -191,13 +183,6 @@ def test_stopped_in_a_step_and_resumed_is_never_stopped(
     assert "Stopped after step 1" in capsys.readouterr().out
     assert checkpoints(tmp_path) == ["checkpoint-1"] and resume(kind, world, tmp_path / "out") == 0
     assert weights(kind, tmp_path / "out") == weights(kind, whole / kind)
-
-
-def test_stopped_in_the_last_step(world, whole, tmp_path, at_step):
-    at_step("PPO", 3, lambda: signal.raise_signal(signal.SIGINT))
-    assert run("PPO", world, tmp_path / "out") == 130
-    assert resume("PPO", world, tmp_path / "out") == 0
-    assert weights("PPO", tmp_path / "out") == weights("PPO", whole / "PPO")
 
 
 def test_more_steps_and_a_tracker_may_come_later(world, whole, tmp_path):

@@ -2,14 +2,7 @@
 
 import pytest
 import torch
-from builders import (
-    difference,
-    make_policy,
-    make_samples,
-    make_trainer,
-    python,
-    snapshot,
-)
+from builders import difference, make_policy, make_samples, make_trainer, python, snapshot
 from peft import LoraConfig, PeftModel
 from transformers import AutoModelForCausalLM
 
@@ -19,15 +12,6 @@ from rlhf_course.course.presets import ROOT
 LORA = LoraConfig(
     task_type="CAUSAL_LM", r=4, target_modules=["c_attn"], lora_dropout=0.1, fan_in_fan_out=True
 )
-
-
-def test_state_dict_has_the_base_models_keys_and_the_value_heads():
-    policy = make_policy()
-    assert set(policy.state_dict()) == {
-        *policy.pretrained_model.state_dict(),
-        "v_head.summary.weight",
-        "v_head.summary.bias",
-    }
 
 
 def test_forward_gives_logits_loss_and_values():
@@ -124,15 +108,6 @@ def test_deviation_an_sft_adapters_reference_is_its_frozen_copy(tmp_path):
     plain = PeftModel.from_pretrained(make_policy().pretrained_model, tmp_path / "adapter")
     ids = torch.tensor([[1, 2, 3]])
     torch.testing.assert_close(plain.eval()(ids).logits, sft(ids)[0], atol=1e-5, rtol=0)
-
-
-def test_a_second_trainer_takes_the_adapter_as_it_is_now():
-    policy = AutoModelForCausalLMWithValueHead.from_pretrained(
-        make_policy().pretrained_model, peft_config=LORA
-    )
-    for _ in range(2):
-        trainer = make_trainer(policy, learning_rate=1e-2)
-        assert abs(trainer.step(*make_samples())["objective/kl"]) < 1e-6
 
 
 def test_logits_and_values_stay_in_float32_under_autocast():

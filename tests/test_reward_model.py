@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from tokenizers import processors
 from transformers import (
     AutoModelForSequenceClassification,
     GPT2Config,
@@ -90,30 +89,6 @@ def test_scores_are_the_networks_own_whatever_the_padding(family, own_pad):
             assert found.dtype == torch.float32 and not found.requires_grad
 
 
-def test_the_score_is_read_at_eos():
-    """With padding of its own, the last hidden state is that of EOS: what the tokens say after it
-    does not matter.
-    """
-    tokenizer = make_tokenizer()
-    model = make_classifier(tokenizer)
-    ids = tokenizer(f"{PROMPTS[0]} {ANSWERS[0]}")["input_ids"] + [tokenizer.eos_token_id]
-    hidden = model.transformer(input_ids=torch.tensor([ids])).last_hidden_state
-    expected = model.score(hidden)[0, -1].detach()
-    torch.testing.assert_close(
-        RewardModel(model, tokenizer)(PROMPTS[:1], ANSWERS[:1]), expected, atol=1e-5, rtol=0
-    )
-
-
-def test_scores_come_in_the_order_given():
-    score = RewardModel(make_classifier(make_tokenizer()), make_tokenizer(), batch_size=4)
-    forward = score(PROMPTS[FEW], ANSWERS[FEW])
-    torch.testing.assert_close(
-        score(PROMPTS[FEW][::-1], ANSWERS[FEW][::-1]).flip(0), forward, atol=1e-5, rtol=0
-    )
-    with pytest.raises(ValueError, match="3 prompts and 2 answers"):
-        score(PROMPTS[:3], ANSWERS[:2])
-
-
 def test_a_long_prompt_loses_its_oldest_tokens():
     tokenizer = make_tokenizer()
     model = make_classifier(tokenizer)
@@ -142,25 +117,6 @@ def test_an_answer_may_fill_max_length_but_not_more():
         RewardModel(make_classifier(tokenizer), tokenizer, max_length=length - 1)(
             PROMPTS[1:2], ANSWERS[1:2]
         )
-
-
-@pytest.mark.parametrize("family", ["gpt2", "opt"])
-def test_by_default_a_dialogue_may_fill_all_positions(family):
-    tokenizer = make_tokenizer()
-    score = RewardModel(make_classifier(tokenizer, family), tokenizer)
-    assert score.max_length == 300 and score(["".join(PROMPTS[:30])], ANSWERS[:1]).isfinite()
-
-
-def test_an_answer_may_fill_max_length_with_a_tokenizer_that_puts_bos_in_front():
-    tokenizer = make_tokenizer()
-    length = len(tokenizer(" " + ANSWERS[1])["input_ids"]) + 1
-    front = processors.TemplateProcessing(
-        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)]
-    )
-    tokenizer.backend_tokenizer.post_processor = front
-    assert RewardModel(make_classifier(tokenizer), tokenizer, max_length=length)(
-        PROMPTS[1:2], ANSWERS[1:2]
-    ).isfinite()
 
 
 def test_a_tokenizer_with_another_padding_token_than_the_model_scores_the_same():
@@ -330,18 +286,6 @@ def test_gold_passes_the_probes_that_it_condemns():
     assert table.loc["one word", "margin"] == pytest.approx(np.mean(word), abs=1e-5)
 
 
-def test_a_love_of_length_shows_in_the_audit():
-    short, long = (
-        audit(lambda p, a: -length(p, a), PROMPTS, ANSWERS),
-        audit(length, PROMPTS, ANSWERS),
-    )
-    assert {"empty", "one word", "truncated"}.isdisjoint(short.index[short["passed"]])
-    assert short.loc["empty", "share"] == 0 and short.loc["very long", "passed"]
-    assert {"very long", "repeated"}.isdisjoint(long.index[long["passed"]])
-    assert long.loc["very long", "share"] == 0 and long.loc["empty", "passed"]
-    assert long.loc["empty", "margin"] == pytest.approx(np.mean([len(a) for a in ANSWERS]))
-
-
 def test_a_constant_score_fails_the_whole_audit():
     table = audit(lambda p, a: torch.zeros(len(a)), PROMPTS, ANSWERS)
     assert (
@@ -358,12 +302,6 @@ def test_the_audit_passes_at_nine_in_ten():
         row = audit(score, PROMPTS[:20], ANSWERS[:20]).loc["empty"]
         assert row["share"] == pytest.approx(wins / 20) and row["passed"] == passed
         assert row["ci"] == pytest.approx(1.96 * math.sqrt(wins / 20 * (1 - wins / 20) / 20))
-
-
-def test_the_audit_has_a_row_and_a_risk_per_probe():
-    table = audit(length, PROMPTS[:5], ANSWERS[:5])
-    assert list(table.index) == list(make_probes(PROMPTS[:5], ANSWERS[:5])) == list(RISKS)
-    assert table["risk"].to_dict() == RISKS and table["passed"].dtype == bool
 
 
 def test_probes_depend_on_the_seed_alone():
@@ -400,20 +338,6 @@ def test_probes_are_what_they_are_called():
         assert answer.startswith(probe["rude"].partition("stupid questions. ")[2])
         assert probe["very long"].startswith(answer)
         assert 1.5 < len(probe["very long"].split()) / len(answer.split()) <= 3
-
-
-def test_an_off_topic_answer_shares_no_topic_with_the_question():
-    """The pairs' own topics: each question and each answer belongs to one of twelve."""
-    probes = make_probes(PROMPTS, ANSWERS)
-    by_answer = {answer: prompt for prompt, answer in zip(PROMPTS, ANSWERS, strict=True)}
-    topics = ("coffee", "puppy", "guitar", "chess", "interview", "sleep")
-    for prompt, stranger in zip(PROMPTS, probes["off topic"], strict=True):
-        for topic in topics:
-            question, theirs = (
-                prompt.rpartition("Human:")[2],
-                by_answer[stranger].rpartition("Human:")[2],
-            )
-            assert not (topic in question and topic in theirs)
 
 
 def test_an_audit_needs_two_prompts():
@@ -486,12 +410,3 @@ def test_negatives_of_no_kind_are_refused():
         ValueError, match="at least one kind of probe to add; there are empty, one word"
     ):
         add_negatives(pairs_dataset(5), [])
-
-
-def test_negatives_of_one_word_answers_differ_from_them():
-    short = datasets.Dataset.from_dict(
-        {"prompt": PROMPTS[:6], "chosen": ["Yes", "No"] * 3, "rejected": ["Why"] * 6}
-    )
-    assert all(
-        row["rejected"] != row["chosen"] for row in add_negatives(short, ["truncated"], share=1.0)
-    )

@@ -157,25 +157,6 @@ def test_what_ended_a_notebook_is_its_row(code, message, course, capsys):
     assert rows == {FIRST: "failed", SECOND: "all 1"} and message[:20] in soup.section.text
 
 
-def test_a_notebook_that_could_not_start_is_a_row_too(course, monkeypatch, capsys):
-    monkeypatch.setattr(run_notebooks, "run_cells", lambda *given: (_ for _ in ()).throw(OSError()))
-    assert run("--output", course / "out", "--only", "03") == 1
-    page = (course / "out/index.html").read_text(encoding="utf-8")
-    assert FIRST in page and ">failed</span>" in page
-    monkeypatch.undo()
-
-
-def test_a_failed_check_and_a_page_that_fails_are_both_said(course, monkeypatch, capsys):
-    def page(notebook, folder):
-        raise OSError("No space left on device")
-
-    write(FIRST, PASS + "raise AssertionError('nothing was learned')")
-    monkeypatch.setattr(run_notebooks, "page", page)
-    assert run("--output", course / "out", "--only", "03") == 1
-    said = capsys.readouterr().err
-    assert "nothing was learned" in said and "No space left on device" in said
-
-
 def test_two_runners_share_an_output_but_no_notebook(course, capsys):
     with hold(course / "out" / "notebooks", FIRST):
         assert run("--output", course / "out", "--only", "03") == 1
@@ -220,18 +201,3 @@ def test_a_kernel_of_another_python_is_not_used(course, tmp_path, monkeypatch):
     (folder / "kernel.json").write_text(json.dumps(kernel))
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "jupyter"))
     assert run("--output", course / "out", "--only", "03") == 0
-
-
-def test_the_time_left_follows_this_machine(capsys, monkeypatch):
-    chosen = run_notebooks.parse_arguments(["--only", "00", "02", "03", "--jobs", "1"])
-    names, seconds = chosen.names, iter((60, 120, 120))
-    read = lambda path: {"wall_s": next(seconds)}  # noqa: E731
-    monkeypatch.setattr(run_notebooks.notebook_files, "read_card", read)
-    plan = run_notebooks.Progress(chosen)
-    plan.begin(names[0])
-    plan.end(names[0], 150)  # and not 60
-    plan.begin(names[1])
-    assert capsys.readouterr().out.splitlines() == [
-        f"[1/3] {names[0]} · about 5 min left",
-        f"[2/3] {names[1]} · about 8 min left",
-    ]

@@ -12,14 +12,7 @@ import pytest
 import torch
 import train_ppo
 from benchmark import benchmark_ppo
-from builders import (
-    SCRIPTS,
-    final_state,
-    python,
-    review_tokenizer,
-    save_base,
-    save_classifier,
-)
+from builders import SCRIPTS, final_state, python, review_tokenizer, save_base, save_classifier
 from command_line import exits
 from make.notebook_files import update_readme
 from transformers import GPT2Config
@@ -179,22 +172,6 @@ def test_the_benchmark_measures_ours(tmp_path, small):
 def test_the_benchmark_takes_its_7b_path_at_toy_size(tmp_path):
     median = benchmark(tmp_path / "lora.json", "--shape=lora-toy")["variants"]["ours"]["median"]
     assert median["response_tokens"] == 8 * 32
-
-
-def test_costs_are_drawn_over_both_sizes(tmp_path, monkeypatch, small):
-    """One process answers for every point; here it is asked about few."""
-    monkeypatch.setattr(benchmark_ppo, "BATCHES", (4, 8))
-    monkeypatch.setattr(benchmark_ppo, "RESPONSES", (4, 6))
-    monkeypatch.setattr(benchmark_ppo, "COST_BATCH", 4)
-    benchmark_ppo.main(["--costs", "--rounds=1", f"--output={tmp_path}/c.json", *small])
-    rows = json.loads((tmp_path / "c.json").read_text())["costs"]
-    assert [(row["sweep"], row["batch"], row["response"]) for row in rows] == [
-        ("batch", 4, 16),
-        ("batch", 8, 16),
-        ("response", 4, 4),
-        ("response", 4, 6),
-    ]
-    assert (tmp_path / "c.png").stat().st_size > 5000
 
 
 def test_the_readme_takes_cost_and_headline_from_run_cards(tmp_path):

@@ -4,7 +4,6 @@ import json
 
 import pytest
 from make import measure_seeds
-from make.notebook_files import other_seeds
 
 
 def card(folder, seed, after):
@@ -37,10 +36,3 @@ def test_a_seed_twice_and_an_empty_folder_are_refused(tmp_path):
         measure_seeds.collect([card(tmp_path / name, 0, 1.0) for name in "ab"])
     with pytest.raises(ValueError, match="holds no run cards"):
         measure_seeds.collect([tmp_path / "empty"])
-
-
-def test_the_readme_shows_the_other_seeds(tmp_path):
-    shown = json.loads((card(tmp_path, 0, 1.5) / "run_cards/04_x.json").read_text())
-    seeds = {"0": {"score_after": 1.5}, "1": {"score_after": 1.2}, "2": {"score_after": 1.31}}
-    assert other_seeds(shown, seeds) == "; at other seeds 1.20, 1.31"
-    assert other_seeds(shown, {}) == ""

@@ -23,10 +23,7 @@ sys.path.insert(0, str(SITE))
 
 import home  # noqa: E402
 from address import addresses, fetching, written  # noqa: E402
-from api import settings_table  # noqa: E402
 from metrics import metrics_page  # noqa: E402
-
-from rlhf_course.ppo.config import PPOConfig  # noqa: E402
 
 
 def test_the_page_about_metrics_has_each_stat_and_its_defaults():
@@ -123,11 +120,3 @@ def test_home_takes_its_numbers_from_run_cards(tmp_path, monkeypatch):
         home, "run_card", lambda name: slow if name == slow["notebook"] else kept(name)
     )
     assert "10 min, " in home.home_page(tmp_path) and "10 min, " not in page
-
-
-def test_every_setting_is_on_the_page_about_public_names():
-    table = settings_table(PPOConfig)
-    for name, value in PPOConfig().to_dict().items():
-        assert f"| `{name}` |" in table, name
-        assert value is None or f"`{name}` | `" in table
-    assert "| `target` | `float` | `6.0` | nats per response |" in table

@@ -71,14 +71,3 @@ def test_it_is_cross_entropy_plus_minus_the_logarithm_of_what_is_harmless(tokeni
         logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
     )
     assert torch.isclose(plain, expected, atol=1e-5)
-
-
-def test_descent_takes_probability_from_misspellings(tokenizer, loss):
-    labels = torch.tensor([tokenizer("The cat's theory")["input_ids"]])
-    torch.manual_seed(0)
-    logits = torch.zeros(*labels.shape, len(tokenizer), requires_grad=True)
-    spoiling = ~loss.harmless(loss.unfinished(labels[0].tolist())[:-1])
-    before = (logits.softmax(-1)[0, :-1] * spoiling).sum()
-    loss(SimpleNamespace(logits=logits), labels).backward()
-    after = ((logits - logits.grad).softmax(-1)[0, :-1] * spoiling).sum()
-    assert after < before and logits.grad[0, -1].abs().max() == 0

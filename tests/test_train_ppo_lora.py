@@ -5,8 +5,6 @@ three commands.
 import pytest
 import torch
 import train_ppo as script
-import train_reward_model
-import train_sft
 from builders import difference, edit_json, snapshot
 from peft import AutoPeftModelForCausalLM
 from safetensors.torch import load_file
@@ -56,11 +54,7 @@ def test_only_the_policy_moves_and_the_run_is_the_notebooks(world, trained):
 
 def test_the_saved_policy_loads_in_plain_peft(trained):
     output, trainer, _ = trained
-    assert sorted(path.name for path in output.iterdir()) == [
-        "checkpoint-3",
-        "policy",
-        "run.json",
-    ]
+    assert sorted(path.name for path in output.iterdir()) == ["checkpoint-3", "policy", "run.json"]
     plain = AutoPeftModelForCausalLM.from_pretrained(output / "policy").eval()
     ids = AutoTokenizer.from_pretrained(output / "policy")(
         "\n\nHuman: What is fog?", return_tensors="pt"
@@ -211,30 +205,3 @@ def test_bad_inputs_end_with_a_sentence_and_leave_nothing(
         message,
     )
     assert not (tmp_path / "out").exists()
-
-
-def test_three_commands_make_an_assistant(world, tmp_path):
-    base, short = (
-        f"--model_name_or_path={world / 'base'}",
-        ["--disable_tqdm=true", "--max_length=80", "--save_strategy=no"],
-    )
-    sft = [base, f"--dataset={world / 'answers'}", f"--output_dir={tmp_path / 'sft'}", *short]
-    assert train_sft.main([*sft, "--lora_r=4", "--per_device_train_batch_size=8"]) == 0
-    reward = [
-        base,
-        f"--dataset={world / 'pairs'}",
-        f"--output_dir={tmp_path / 'reward'}",
-        "--use_peft",
-        *short,
-    ]
-    assert train_reward_model.main([*reward, "--lora_r=4", "--audit_prompts=2"]) == 0
-    adapters = {
-        "sft_adapter": tmp_path / "sft" / "model",
-        "reward_adapter": tmp_path / "reward" / "model",
-    }
-    assert script.main(arguments(world, tmp_path / "ppo", steps=1, **adapters)) == 0
-    begun, ended = (
-        load_file(tmp_path / name / "adapter_model.safetensors")
-        for name in ("sft/model", "ppo/policy")
-    )
-    assert begun.keys() == ended.keys() and difference(begun, ended) > 1e-3

@@ -128,11 +128,6 @@ def test_the_baselines_and_the_dropped_rows_are_reported(trained):
     assert found["train_pairs"] == 56 and found["held_out_pairs"] == 24
 
 
-def test_an_answer_of_equal_length_counts_a_half():
-    pairs = datasets.Dataset.from_dict({"chosen": ["aa", "a", "aa"], "rejected": ["a", "b", "b"]})
-    assert script.baselines(pairs) == {"length_baseline": pytest.approx(2.5 / 3)}
-
-
 def test_the_audit_covers_every_probe_and_is_drawn_whole(trained):
     probes = results(trained)["probes"]
     assert list(probes) == list(RISKS)
@@ -216,19 +211,6 @@ def test_without_a_split_test_prompts_are_set_aside_with_all_their_pairs(tmp_pat
 )
 def test_bad_options_end_with_a_sentence(given, message, refuses):
     refuses(script.main, given, message)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("lerning_rate: 1", "--lerning_rate"),
-        ("- a", "holds no options"),
-        ("a: [", "expected the node content"),
-    ],
-)
-def test_a_bad_file_ends_with_a_sentence(text, message, tmp_path, refuses):
-    (tmp_path / "my.yaml").write_text(text)
-    refuses(script.main, ["--config", str(tmp_path / "my.yaml")], message)
 
 
 def bad_data(folder, table) -> str:

@@ -275,15 +275,6 @@ def test_a_loss_that_explodes_ends_with_a_sentence(world, tmp_path, capsys):
     assert "Diverged: " in capsys.readouterr().err and not (tmp_path / "metrics.json").exists()
 
 
-def test_a_dataset_of_ones_own_has_not_the_files_of_the_presets():
-    *_, settings = script.parse_arguments(["--preset=full", "--dataset=mine"])
-    assert settings.sft_files is None
-    *_, settings = script.parse_arguments(
-        ["--preset=full", "--dataset=mine", "--data_files=a.jsonl"]
-    )
-    assert settings.sft_files == "a.jsonl"
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [

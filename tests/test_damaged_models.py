@@ -7,14 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from builders import (
-    EOS,
-    edit_json,
-    make_policy,
-    review_tokenizer,
-    reviews,
-    save_classifier,
-)
+from builders import EOS, edit_json, make_policy, review_tokenizer, reviews, save_classifier
 from peft import LoraConfig
 from safetensors.torch import load_file, save_file
 from transformers import (
@@ -131,17 +124,6 @@ def test_two_labels_are_no_reward_model(folders):
     assert "shape (2, 16), and" in text and "needs (1, 16)" in text and "SentimentReward" in text
 
 
-def test_a_reward_adapter_of_two_labels(folders):
-    rewrite(
-        folders / "judge/adapter_model.safetensors",
-        lambda t: {
-            key: torch.cat([value] * 2) if "score" in key else value for key, value in t.items()
-        },
-    )
-    assert "(2, 16)" in said(lambda: load_reward_model(folders / "judge"))
-    said(lambda: RewardAdapter(load(folders / "sft"), folders / "judge"))
-
-
 @pytest.mark.parametrize("use", ["policy", "reward"])
 def test_an_adapter_of_another_shape(folders, use):
     file = folders / ("sft" if use == "policy" else "judge") / "adapter_model.safetensors"
@@ -151,15 +133,6 @@ def test_an_adapter_of_another_shape(folders, use):
         lambda: RewardAdapter(policy, folders / "judge") if policy else load(folders / "sft")
     )
     assert "has shape (4, 16), and this adapter needs (2, 16)" in text
-
-
-def test_a_reward_adapter_on_the_shared_base_is_whole(folders):
-    rewrite(
-        folders / "judge/adapter_model.safetensors",
-        lambda t: {k: v for k, v in t.items() if ".h.1." not in k},
-    )
-    policy = load(folders / "sft")
-    said(lambda: RewardAdapter(policy, folders / "judge"))
 
 
 @pytest.mark.parametrize(
@@ -188,23 +161,6 @@ def test_a_damaged_file_is_named(folders, case):
         assert text.startswith(f"{path} cannot be read")
 
 
-def test_a_damaged_bin_is_named(folders):
-    path = folders / "policy" / "pytorch_model.bin"
-    torch.save(load_file(folders / "policy/model.safetensors"), path)
-    (folders / "policy/model.safetensors").unlink()
-    whole = path.read_bytes()
-    for size in (0, 50, len(whole) // 2):
-        path.write_bytes(whole[:size])
-        text = said(lambda: load(folders / "policy"))
-        assert text.startswith(f"{path} cannot be read")
-
-
-def test_a_value_head_of_another_model(folders):
-    make_policy(n_embd=32).save_pretrained(folders / "wide")
-    (folders / "wide/v_head.safetensors").rename(folders / "policy/v_head.safetensors")
-    said(lambda: load(folders / "policy"))
-
-
 def test_an_empty_tokenizer_is_none(folders):
     """transformers makes one of no tokens out of the model's type."""
     text = said(lambda: RewardModel(folders / "labels-1"))
@@ -225,11 +181,7 @@ def test_an_adapter_of_another_task(folders):
         lambda: RobertaForMaskedLM(RobertaConfig(vocab_size=40, **SMALL)),
         lambda: BartForConditionalGeneration(
             BartConfig(
-                vocab_size=40,
-                d_model=16,
-                encoder_layers=1,
-                decoder_layers=1,
-                encoder_ffn_dim=32,
+                vocab_size=40, d_model=16, encoder_layers=1, decoder_layers=1, encoder_ffn_dim=32
             )
         ),
     ],
