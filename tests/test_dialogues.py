@@ -45,7 +45,7 @@ def test_the_gold_of_a_pair_is_its_utility(pairs):
 
 
 def test_gold_reaches_the_ceiling_and_no_more(pairs):
-    """The verdicts are drawn, so that accuracy is within three standard errors of what is expected."""
+    """The verdicts are drawn, so accuracy is within three standard errors of its expectation."""
     gaps = np.array([p.gold_chosen - p.gold_rejected for p in pairs])
     right = np.where(gaps == 0, 0.5, gaps > 0)  # a tie is a guess
     expected = sigmoid(np.abs(gaps))

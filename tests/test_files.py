@@ -1,4 +1,4 @@
-"""Faults around files: what is not ours stays, and what is half-written or damaged is not used."""
+"""Files: what is not ours stays, and what is half-written or damaged is not used."""
 
 import os
 import threading

@@ -110,26 +110,13 @@ def test_a_rendering_of_another_preset_lies_beside_and_says_its_settings(tmp_pat
     source = tmp_path / "01_reward_modeling.ipynb"
     shutil.copy(ROOT / "notebooks" / source.name, source)
     before = source.read_bytes()
-    line = [
-        "--only",
-        "01",
-        "--preset",
-        "scratch",
-        "--override",
-        "dataset=owner/name",
-        "--override",
-        "epochs=2.0",
-    ]
-    render(nbformat.read(source, as_version=4), source, runner.parse_arguments(line))
+    line = "--only 01 --preset scratch --override dataset=owner/name --override epochs=2.0"
+    render(nbformat.read(source, as_version=4), source, runner.parse_arguments(line.split()))
     assert source.read_bytes() == before
     cells = nbformat.read(tmp_path / "scratch" / source.name, as_version=4).cells
     [parameters] = (cell.source for cell in cells if "parameters" in cell.metadata.get("tags", []))
-    assert (
-        "preset = 'scratch'" in parameters
-        and "overrides = {'dataset': 'owner/name', 'epochs': 2.0}" in parameters
-    )
+    assert "preset = 'scratch'" in parameters
+    assert "overrides = {'dataset': 'owner/name', 'epochs': 2.0}" in parameters
     prose = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
     links = [target for target in re.findall(r"\]\(([^)#]+)\)", prose) if "://" not in target]
-    assert links and all(
-        (ROOT / "notebooks" / "scratch" / target).resolve().exists() for target in links
-    )
+    assert links and all((ROOT / "notebooks/scratch" / target).exists() for target in links)

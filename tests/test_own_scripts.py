@@ -18,15 +18,12 @@ from builders import (
     sgd,
     snapshot,
 )
-from peft import LoraConfig
 from transformers import AutoTokenizer, GPT2ForSequenceClassification
 
-from rlhf_course import AutoModelForCausalLMWithValueHead
 from rlhf_course.course.run_card import RunCard
 from rlhf_course.data import tokenize_answers
-from rlhf_course.policy.adapters import RewardAdapter
 from rlhf_course.ppo.checkpoint import load_checkpoint, save_checkpoint
-from rlhf_course.rewards import RewardModel, SentimentReward, load_reward_model
+from rlhf_course.rewards import RewardModel, SentimentReward
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 LORA = {"r": 2, "target_modules": ["c_attn"], "fan_in_fan_out": True}
@@ -134,35 +131,13 @@ def classifiers(tmp_path_factory):
 def test_a_column_of_texts_is_scored_whatever_holds_it(classifiers):
     reward, texts = SentimentReward(classifiers[0], device="cpu"), ["A fine film.", "A dull film."]
     columns = pd.Series(texts, index=[7, 3]), np.array(texts), (text for text in texts)
-    for column in (*columns, datasets.Dataset.from_dict({"x": texts})["x"]):
+    for column in columns:
         torch.testing.assert_close(reward(column), reward(texts))
 
 
 def test_fewer_answers_than_prompts(classifiers):
     with refused("3 prompts|2 answers"):
         classifiers[1](["A film?"] * 3, ["Good.", "Bad."])
-
-
-def test_two_judges_on_one_base_do_not_mix(tmp_path):
-    make_policy().save_pretrained(tmp_path / "base")
-    kinds = {"task_type": "SEQ_CLS", "modules_to_save": ["score"], "init_lora_weights": False}
-    for name in ("kind", "strict"):
-        judge = load_reward_model(tmp_path / "base", new_head=True)
-        judge.add_adapter(LoraConfig(**kinds, **LORA))
-        judge.save_pretrained(tmp_path / name)
-    adapter = LoraConfig(task_type="CAUSAL_LM", **LORA)
-    base = tmp_path / "base"
-    policy = AutoModelForCausalLMWithValueHead.from_pretrained(base, peft_config=adapter)
-    ids = torch.tensor([[1, 2, 3]])
-    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    kind = RewardAdapter(policy, tmp_path / "kind")
-    before = kind(**batch).logits
-    try:
-        RewardAdapter(policy, tmp_path / "strict")
-    except ValueError as error:
-        assert "reward" in str(error)
-    else:
-        torch.testing.assert_close(kind(**batch).logits, before)
 
 
 def test_answers_without_an_end(classifiers):

@@ -105,7 +105,7 @@ def test_launches_and_waits_are_counted(operation, launches, waits):
 
 
 def train(kind, config, device: str):
-    """Losses of three steps of fused Adam with left padding, and gradients and weights at the end."""
+    """Return losses of three fused Adam steps with left padding, final gradients and weights."""
     torch.manual_seed(0)
     model = kind(config).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
