@@ -38,21 +38,13 @@ def make_tensors(dtype=torch.float32):
 
 def make_config(second: bool = True, **changes):
     name = "BaichuanForCausalLM" if second else "BaiChuanForCausalLM"
-    return {
-        "architectures": [name],
-        "auto_map": {"AutoModelForCausalLM": f"modeling_baichuan.{name}"},
-        "model_type": "baichuan",
-        "hidden_act": "silu",
-        "hidden_size": HIDDEN,
-        "intermediate_size": INNER,
-        "max_position_embeddings": 4096,
-        "num_attention_heads": HEADS,
-        "num_hidden_layers": LAYERS,
-        "rms_norm_eps": EPS,
-        "vocab_size": VOCABULARY,
-        **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "torch_dtype": "bfloat16"},
-        **({"model_max_length": 4096, "z_loss_weight": 0} if second else {}),
-    } | changes
+    config = {"architectures": [name], "model_type": "baichuan", "hidden_act": "silu"}
+    config |= {"auto_map": {"AutoModelForCausalLM": f"modeling_baichuan.{name}"}}
+    config |= {"hidden_size": HIDDEN, "intermediate_size": INNER, "num_attention_heads": HEADS}
+    config |= {"num_hidden_layers": LAYERS, "rms_norm_eps": EPS, "vocab_size": VOCABULARY}
+    config |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "torch_dtype": "bfloat16"}
+    config |= {"model_max_length": 4096, "z_loss_weight": 0} if second else {}
+    return config | {"max_position_embeddings": 4096} | changes
 
 
 def save_source(folder, tokenizer_model, tensors=None, config=None, kind="bin", shards=3):

@@ -11,7 +11,6 @@ import datasets
 import numpy as np
 import pandas as pd
 import torch
-from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models
 from transformers import (
     AutoModelForCausalLM,
@@ -43,7 +42,8 @@ def guarded(self, address):
     local = not isinstance(address, tuple) or address[0] in ("127.0.0.1", "::1", "localhost")
     return connect(self, address) if local else refuse(address)
 def guarded_lookup(host, *rest, **options):
-    return lookup(host, *rest, **options) if host in (None, "127.0.0.1", "::1", "localhost") else refuse(host)
+    local = host in (None, "127.0.0.1", "::1", "localhost")
+    return lookup(host, *rest, **options) if local else refuse(host)
 socket.socket.connect, socket.getaddrinfo = guarded, guarded_lookup
 """
 
@@ -55,42 +55,29 @@ class PadTokenizer:
 
 
 def make_policy(seed: int = 0, dropout: float = 0.0, **config) -> AutoModelForCausalLMWithValueHead:
-    """A random GPT-2 of 40 tokens with a value head; weights large enough for uneven distributions."""
+    """A random GPT-2 of 40 tokens with a value head; its distributions are uneven."""
     torch.manual_seed(seed)
-    shape = {
-        "vocab_size": 40,
-        "n_positions": 64,
-        "n_embd": 16,
-        "n_layer": 2,
-        "n_head": 2,
-        "initializer_range": 0.2,
-    }
+    shape = {"vocab_size": 40, "n_positions": 64, "n_embd": 16, "n_layer": 2, "n_head": 2}
     special = {"bos_token_id": EOS, "eos_token_id": EOS, "pad_token_id": EOS}
     rates = dict.fromkeys(("attn_pdrop", "resid_pdrop", "embd_pdrop"), dropout)
+    shape |= {"initializer_range": 0.2}
     network = GPT2LMHeadModel(GPT2Config(**shape | special | rates | config))
     return AutoModelForCausalLMWithValueHead(network, summary_dropout_prob=dropout).eval()
 
 
 def word_tokenizer(words: list[str], split, **special) -> PreTrainedTokenizerFast:
-    """A token for each word that a text is split into, of no other; ``special`` goes to the
-    tokenizer.
-    """
-    backend = Tokenizer(
-        models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=special["unk_token"])
-    )
+    """A token for each word that a text is split into; ``special`` goes to the tokenizer."""
+    places = {word: i for i, word in enumerate(words)}
+    backend = Tokenizer(models.WordLevel(places, unk_token=special["unk_token"]))
     backend.pre_tokenizer = split
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend, pad_token="<pad>", eos_token="</s>", **special
-    )
+    ends = {"pad_token": "<pad>", "eos_token": "</s>"}
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **ends, **special)
 
 
 def reviews(number: int) -> list[dict]:
     """The first of the openings that come with the course: text and label."""
-    return (
-        pd.read_parquet(ROOT / "models/imdb-openings/train-00000-of-00001.parquet")
-        .head(number)
-        .to_dict("records")
-    )
+    file = ROOT / "models/imdb-openings/train-00000-of-00001.parquet"
+    return pd.read_parquet(file).head(number).to_dict("records")
 
 
 def review_tokenizer() -> PreTrainedTokenizerFast:
@@ -104,66 +91,25 @@ def save_classifier(folder: Path, labels=("NEGATIVE", "POSITIVE"), tokenizer=Non
     torch.manual_seed(0)
     tokenizer = tokenizer or review_tokenizer()
     sizes = {"n_layers": 1, "n_heads": 1, "dim": 16, "hidden_dim": 32, "vocab_size": len(tokenizer)}
-    sizes |= {
-        "max_position_embeddings": small_models.CLASSIFIER_LENGTH,
-        "pad_token_id": tokenizer.pad_token_id,
-    }
-    names = {
-        "id2label": dict(enumerate(labels)),
-        "label2id": {name: i for i, name in enumerate(labels)},
-    }
-    DistilBertForSequenceClassification(DistilBertConfig(**sizes | names | config)).save_pretrained(
-        folder
-    )
+    sizes |= {"max_position_embeddings": small_models.CLASSIFIER_LENGTH}
+    names = {"id2label": dict(enumerate(labels)), "pad_token_id": tokenizer.pad_token_id}
+    names |= {"label2id": {name: i for i, name in enumerate(labels)}}
+    config = DistilBertConfig(**sizes | names | config)
+    DistilBertForSequenceClassification(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)
 
 
 def save_base(folder: Path, tokenizer, kind=LlamaConfig, **config) -> PreTrainedModel:
-    """A random language model of one layer, Llama or GPT-2, without a padding token, with its
-    tokenizer beside it.
-    """
-    ends = {
-        "bos_token_id": tokenizer.eos_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": None,
-    }
-    sizes = {
-        "hidden_size": 32,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "vocab_size": len(tokenizer),
-    }
+    """A random language model of one layer without a padding token, with its tokenizer."""
+    ends = dict.fromkeys(("bos_token_id", "eos_token_id"), tokenizer.eos_token_id)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes |= {"vocab_size": len(tokenizer), "pad_token_id": None}
     sizes |= {"intermediate_size": 48} if kind is LlamaConfig else {}
     model = AutoModelForCausalLM.from_config(kind(**sizes | ends | config))
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return model
-
-
-def save_old_checkpoint(policy, folder: Path, name: str, sharded: bool = False) -> None:
-    """As old TRL wrote it: the value head among the base model's weights, or in the last of two
-    shards.
-    """
-    policy.pretrained_model.save_pretrained(folder)
-    weights = load_file(folder / "model.safetensors")
-    (folder / "model.safetensors").unlink()
-    head = {f"v_head.{key}": value for key, value in policy.v_head.state_dict().items()}
-    stem = name.partition(".")[0]
-    shards = (
-        {f"{stem}-1-of-2": weights, f"{stem}-2-of-2": head} if sharded else {name: weights | head}
-    )
-    suffix = f".{name.rpartition('.')[2]}" if sharded else ""
-    for shard, content in shards.items():
-        if name.endswith(".bin"):
-            torch.save(content, folder / f"{shard}{suffix}")
-        else:
-            save_file(content, folder / f"{shard}{suffix}", metadata={"format": "pt"})
-    if sharded:
-        places = {key: f"{shard}{suffix}" for shard, content in shards.items() for key in content}
-        (folder / f"{name}.index.json").write_text(
-            json.dumps({"metadata": {}, "weight_map": places})
-        )
 
 
 def write_json(path: Path, content) -> None:
@@ -185,23 +131,12 @@ def make_samples(n: int = 8, seed: int = 0) -> tuple[list, list, list]:
 
 
 def make_trainer(policy=None, reference=None, optimizer=None, **config) -> PPOTrainer:
-    """A trainer of these parts, for eight samples; ``config`` goes to PPOConfig, but for further
-    parts.
-    """
-    parts = {
-        name: config.pop(name)
-        for name in ("lr_scheduler", "dataset", "num_shared_layers")
-        if name in config
-    }
-    config, tokenizer = {"batch_size": 8, "mini_batch_size": 8} | config, PadTokenizer()
-    return PPOTrainer(
-        PPOConfig(**config),
-        policy or make_policy(),
-        reference,
-        tokenizer,
-        optimizer=optimizer,
-        **parts,
-    )
+    """A trainer of these parts, for eight samples; the rest of ``config`` goes to PPOConfig."""
+    names = ("lr_scheduler", "dataset", "num_shared_layers")
+    parts = {name: config.pop(name) for name in names if name in config}
+    config = PPOConfig(**{"batch_size": 8, "mini_batch_size": 8} | config)
+    models = policy or make_policy(), reference
+    return PPOTrainer(config, *models, PadTokenizer(), optimizer=optimizer, **parts)
 
 
 def sgd(policy, lr: float = 0.05):
@@ -227,7 +162,7 @@ def latest_checkpoint(folder: Path) -> Path | None:
 
 
 def write_rows(folder: Path, rows: list[dict] | bytes, name: str = "train.jsonl") -> Path:
-    """A dataset folder with one more file, of rows or of bytes, in the format that its name says."""
+    """A dataset folder with one more file, of rows or of bytes; its name says the format."""
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     if isinstance(rows, bytes):
@@ -255,27 +190,13 @@ def python(*arguments, **options) -> subprocess.CompletedProcess:
 
 
 def launch(script: Path, *arguments, file: str = "two_cpus") -> subprocess.Popen:
-    """A script in two processes over gloo, as a launch file says; what both print comes together."""
-    command = [
-        sys.executable,
-        "-m",
-        "accelerate.commands.launch",
-        "--config_file",
-        SCRIPTS / f"accelerate/{file}.yaml",
-    ]
-    command += [
-        "--num_processes",
-        "2",
-        "--mixed_precision",
-        "no",
-        "--main_process_port",
-        "0",
-        script,
-        *arguments,
-    ]
+    """A script in two processes over gloo; what both print comes together."""
+    config = SCRIPTS / f"accelerate/{file}.yaml"
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", config]
+    command += ["--num_processes=2", "--mixed_precision=no", "--main_process_port=0"]
     environment = os.environ | {"ACCELERATE_USE_CPU": "1", "OMP_NUM_THREADS": "1"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    return subprocess.Popen([*map(str, command)], env=environment, **pipes)
+    return subprocess.Popen([*map(str, (*command, script, *arguments))], env=environment, **pipes)
 
 
 def launched(script: Path, *arguments, file: str = "two_cpus") -> str:
@@ -287,9 +208,7 @@ def launched(script: Path, *arguments, file: str = "two_cpus") -> str:
 
 
 def guarded(folder: Path) -> dict[str, str]:
-    """Variables for a process whose Python reaches this machine only; what it asked for beyond is
-    in network.log.
-    """
+    """Variables for a process that reaches this machine only; network.log has what it asked for."""
     (folder / "guard").mkdir(exist_ok=True)
     (folder / "guard" / "sitecustomize.py").write_text(GUARD)
     path = os.pathsep.join(filter(None, (str(folder / "guard"), os.environ.get("PYTHONPATH"))))

@@ -11,7 +11,7 @@ from xdist.scheduler import LoadFileScheduling
 pytest.register_assert_rewrite("builders")
 from builders import SCRIPTS  # noqa: E402 - its assertions shall say what they found
 
-pytest_plugins = ["fault_page", "training_runs", "baichuan_checkpoints"]
+pytest_plugins = ["training_runs", "baichuan_checkpoints"]
 sys.path.insert(0, str(SCRIPTS))
 signal.signal(
     signal.SIGINT, signal.default_int_handler

@@ -35,18 +35,10 @@ def notebook():
 
 @pytest.fixture(scope="module")
 def batch(tmp_path_factory):
-    """Four responses of different lengths to two prompts, and log-probabilities of three policies
-    for them.
-    """
+    """Four responses of different lengths to two prompts, and three policies' log-probabilities."""
     torch.manual_seed(0)
-    models = [
-        GPT2LMHeadModel(
-            GPT2Config(
-                vocab_size=259, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0
-            )
-        ).eval()
-        for _ in range(3)
-    ]
+    config = GPT2Config(vocab_size=259, n_embd=16, n_layer=1, n_head=2, eos_token_id=0)
+    models = [GPT2LMHeadModel(config).eval() for _ in range(3)]
     folder = str(tmp_path_factory.mktemp("policy"))
     models[0].save_pretrained(folder)
     models[0].config._name_or_path = folder  # where trl's trainers load a reference from
@@ -61,10 +53,10 @@ def batch(tmp_path_factory):
         return found.gather(-1, responses.unsqueeze(-1)).squeeze(-1)
 
     with torch.no_grad():
-        new, old, ref = (logprobs(model) for model in models)
+        found = dict(zip(("new", "old", "ref"), map(logprobs, models), strict=True))
+    found |= {"prompts": prompts, "responses": responses, "mask": mask, "ids": ids}
     scores = torch.tensor([[1.0, -0.5], [0.2, 2.0]])
-    return SimpleNamespace(policy=models[0], reference=models[2], prompts=prompts, responses=responses, mask=mask,
-                           ids=ids, new=new, old=old, ref=ref, scores=scores)  # fmt: skip
+    return SimpleNamespace(policy=models[0], reference=models[2], scores=scores, **found)
 
 
 @pytest.fixture(scope="module")
@@ -76,33 +68,20 @@ def trl_loss(batch, tmp_path_factory):
     tokenizer.pad_token = tokenizer.eos_token
 
     def loss(name, inputs, **options):
-        options |= {
-            "output_dir": str(tmp_path_factory.mktemp(name)),
-            "report_to": "none",
-            "use_cpu": True,
-            "bf16": False,
-        }
-        if name != "DPO":
-            options |= {
-                "num_generations": GROUP,
-                "per_device_train_batch_size": 4,
-                "max_completion_length": max(LENGTHS),
-            }
-            data = {"prompt": ["a film", "a plot"]}
-        else:
+        options |= {"output_dir": str(tmp_path_factory.mktemp(name)), "report_to": "none"}
+        options |= {"use_cpu": True, "bf16": False}
+        if name == "DPO":
             data = {"prompt": ["a film"], "chosen": ["good"], "rejected": ["bad"]}
-        more = (
-            {"ref_model": batch.reference}
-            if name == "DPO"
-            else {"reward_funcs": lambda completions, **_: [0.0]}
-        )
+            more, extra = {"ref_model": batch.reference}, (False,)
+        else:
+            options |= {"num_generations": GROUP, "max_completion_length": max(LENGTHS)}
+            options |= {"per_device_train_batch_size": 4}
+            data = {"prompt": ["a film", "a plot"]}
+            more, extra = {"reward_funcs": lambda completions, **_: [0.0]}, ()
+        more |= {"train_dataset": Dataset.from_dict(data), "processing_class": tokenizer}
         config = getattr(trl, f"{name}Config")(**options)
-        data = Dataset.from_dict(data)
-        trainer = getattr(trl, f"{name}Trainer")(
-            model=batch.policy, args=config, train_dataset=data, processing_class=tokenizer, **more
-        )
+        trainer = getattr(trl, f"{name}Trainer")(model=batch.policy, args=config, **more)
         trainer.model.eval()
-        extra = (False,) if name == "DPO" else ()
         with torch.no_grad():
             return trainer._compute_loss(trainer.model, inputs, *extra).item()
 

@@ -65,7 +65,7 @@ def test_returns_are_reward_to_go_when_lambda_and_gamma_are_one(ragged):
 
 
 def test_returns_bridge_a_hole_in_the_mask():
-    """A response mask may leave out a token in the middle; what comes later still counts before it."""
+    """A mask may leave out a token in the middle; what comes later still counts before it."""
     rewards, values, mask = (
         torch.tensor([[0.0, 0, 1]]),
         torch.tensor([[0.5, 0.3, 0.9]]),

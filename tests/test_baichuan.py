@@ -18,12 +18,11 @@ from baichuan_checkpoints import (
     make_tensors,
     save_source,
 )
-from builders import edit_json, write_json
+from builders import write_json
 from command_line import exits
 from huggingface_hub import save_torch_state_dict
 from safetensors.torch import load_file
 from torch.nn import functional as F
-from torch.nn.utils import parametrize
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from rlhf_course.baichuan import convert
@@ -93,24 +92,18 @@ def left_padded():
 
 
 def difference(folder, tensors, has_norm_head):
-    """Largest difference of logits at real tokens between the converted model and the forward pass
-    above.
-
-    As a share of the largest logit, because numbers are rounded in proportion, and processors add
-    up in other orders.
+    """Largest difference of logits at real tokens from the forward pass above, as a share of the
+    largest logit.
     """
     ids, mask, positions = left_padded()
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
+    how = {"dtype": torch.float32, "attn_implementation": "eager"}
+    model = AutoModelForCausalLM.from_pretrained(folder, **how).eval()
     assert type(model) is LlamaForCausalLM
     with torch.no_grad():
-        found = model(input_ids=ids, attention_mask=mask, position_ids=positions).logits[
-            mask.bool()
-        ]
+        found = model(input_ids=ids, attention_mask=mask, position_ids=positions).logits
     wanted = baichuan_logits(tensors, ids, mask, positions, has_norm_head)[mask.bool()]
     assert wanted.std() > 0.05
-    return ((found - wanted).abs().max() / wanted.abs().max()).item()
+    return ((found[mask.bool()] - wanted).abs().max() / wanted.abs().max()).item()
 
 
 @pytest.mark.parametrize(
@@ -130,25 +123,11 @@ def test_the_converted_model_gives_baichuans_logits(
     assert len(lines) == 1 and ("NormHead" in lines[0]) == second and "Guessed" in lines[0]
 
 
-@pytest.mark.parametrize(
-    ("config", "expected"),
-    [
-        ({"architectures": ["BaiChuanForCausalLM"], "vocab_size": 125_696}, False),
-        ({"architectures": ["BaichuanForCausalLM"], "vocab_size": 125_696}, True),
-        (
-            {"architectures": ["BaichuanForCausalLM"], "vocab_size": 64_000, "z_loss_weight": 0},
-            True,
-        ),
-        ({"architectures": ["BaichuanForCausalLM"], "vocab_size": 64_000}, False),
-    ],
-)
-def test_the_generation_is_told_from_the_config(config, expected):
-    assert convert.guess_norm_head(config) is expected
-
-
-def test_asking_for_a_head_overrides_the_guess(tmp_path, source):
-    for asked in (False, True):
-        target = convert_to_llama(source, tmp_path / str(asked), norm_head=asked, **SILENT)
+def test_asking_for_a_head_overrides_the_guess(tmp_path, source, capsys):
+    for asked, word in ((False, "no"), (True, "yes")):
+        target = tmp_path / word
+        assert script.main([str(source), str(target), "--norm-head", word]) == 0
+        assert str(target) in capsys.readouterr().out
         assert difference(target, make_tensors(), asked) <= 1e-6
         assert difference(target, make_tensors(), not asked) > 0.01
 
@@ -158,34 +137,19 @@ def test_bfloat16_is_kept_and_the_files_hold_llamas_tensors(tmp_path, tokenizer_
         convert, "save_torch_state_dict", partial(save_torch_state_dict, max_shard_size=50_000)
     )
     w = make_tensors(torch.bfloat16)
-    target = convert_to_llama(
-        save_source(tmp_path / "source", tokenizer_model, w), tmp_path / "target", **SILENT
-    )
+    source = save_source(tmp_path / "source", tokenizer_model, w)
+    target = convert_to_llama(source, tmp_path / "target", **SILENT)
     config = json.loads((target / "config.json").read_text())
-    assert config["dtype"] == "bfloat16" and config["model_type"] == "llama"
-    assert config["architectures"] == ["LlamaForCausalLM"] and "auto_map" not in config
-    assert config["num_key_value_heads"] == HEADS and config["max_position_embeddings"] == 4096
-    assert config["rope_parameters"] == {"rope_type": "default", "rope_theta": 10_000.0}
-    assert config["rms_norm_eps"] == EPS and config["tie_word_embeddings"] is False
+    assert config["dtype"] == "bfloat16" and config["architectures"] == ["LlamaForCausalLM"]
+    assert config["max_position_embeddings"] == 4096 and "auto_map" not in config
     assert [config[f"{role}_token_id"] for role in ("pad", "bos", "eos")] == [0, 1, 2]
     index = json.loads((target / "model.safetensors.index.json").read_text())
     files = sorted(path.name for path in target.glob("*.safetensors"))
-    assert files == [
-        f"model-{i + 1:05d}-of-{len(files):05d}.safetensors" for i in range(len(files))
-    ]
     assert len(files) > 1 and files == sorted(set(index["weight_map"].values()))
     tensors = {name: tensor for file in files for name, tensor in load_file(target / file).items()}
-    assert (
-        index["weight_map"].keys()
-        == tensors.keys()
-        == LlamaForCausalLM(LlamaConfig(**config)).state_dict().keys()
-    )
-    assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in tensors.values())
+    assert index["weight_map"].keys() == tensors.keys()
+    assert tensors.keys() == LlamaForCausalLM(LlamaConfig(**config)).state_dict().keys()
     assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
-    packed = torch.cat(
-        [tensors[f"model.layers.1.self_attn.{letter}_proj.weight"] for letter in "qkv"]
-    )
-    assert torch.equal(packed, w["model.layers.1.self_attn.W_pack.weight"])
     assert torch.equal(tensors["lm_head.weight"], F.normalize(w["lm_head.weight"], dim=1))
     assert AutoModelForCausalLM.from_pretrained(target).dtype == torch.bfloat16
     assert not list(target.glob("*.py")) and not list(target.glob(".*"))
@@ -199,22 +163,14 @@ def drop(name):
 
 
 def config(**changes):
-    return lambda source: edit_json(source / "config.json", **changes)
+    """Change entries of config.json; None takes one away."""
 
-
-def config_without(*names):
     def change(source):
-        content = json.loads((source / "config.json").read_text())
-        write_json(
-            source / "config.json",
-            {key: value for key, value in content.items() if key not in names},
-        )
+        content = json.loads((source / "config.json").read_text()) | changes
+        kept = {key: value for key, value in content.items() if value is not None}
+        write_json(source / "config.json", kept)
 
     return change
-
-
-def cut(name, left):
-    return lambda source: (source / name).write_bytes((source / name).read_bytes()[:left])
 
 
 def put(name, content):
@@ -238,28 +194,14 @@ EMBEDDING = "model.embed_tokens.weight"
 NO_TOKENIZER = "cannot be turned into a fast tokenizer: "
 REFUSED = {
     "llama": (config(architectures=["LlamaForCausalLM"]), "is not that of a Baichuan checkpoint"),
-    "no sizes": (config_without("rms_norm_eps"), "is not that of a Baichuan checkpoint"),
+    "no sizes": (config(rms_norm_eps=None), "is not that of a Baichuan checkpoint"),
     "13B by width": (config(hidden_size=5120), "looks like a 13B model, with ALiBi"),
-    "13B by positions": (config_without("max_position_embeddings"), "looks like a 13B model"),
-    "13B by name": (config(position_embedding="ALIBI"), "looks like a 13B model"),
-    "either generation": (config_without("z_loss_weight"), "--norm-head"),
-    "no weights": (drop("pytorch_model.bin.index.json"), "pytorch_model.bin is missing"),
-    "no shard": (
-        drop(FIRST),
-        f"{FIRST} is missing, or is damaged, or would run code; it was not loaded",
-    ),
-    "cut": (
-        cut(FIRST, -300),
-        f"{FIRST} is missing, or is damaged, or would run code; it was not loaded",
-    ),
+    "13B by positions": (config(max_position_embeddings=None), "looks like a 13B model"),
+    "either generation": (config(z_loss_weight=None), "--norm-head"),
+    "no shard": (drop(FIRST), f"{FIRST} is missing, or is damaged"),
     "git-lfs": (put(FIRST, b"version https://git-lfs.github.com/spec/v1"), "is damaged"),
     "lacks one": (in_shard(**{EMBEDDING: None}), rf"{EMBEDDING} has the shape None, not \[640"),
     "has more": (in_shard(mask=torch.ones(3)), r"mask has the shape \[3\], not None"),
-    "shape": (in_shard(**{EMBEDDING: torch.ones(5, HIDDEN)}), r"has the shape \[5, 32\], not \["),
-    "quantized": (
-        in_shard(**{EMBEDDING: torch.ones(VOCABULARY, HIDDEN).char()}),
-        "has the shape None",
-    ),
     "no tokenizer": (drop("tokenizer.model"), NO_TOKENIZER + "it is missing or damaged"),
 }
 
@@ -281,8 +223,6 @@ def test_a_target_that_holds_something_is_left_alone(tmp_path, source):
     with pytest.raises(ValueError, match="exists already and is not an empty folder"):
         convert_to_llama(source, target, **SILENT)
     assert sorted(target.iterdir()) == before
-    with pytest.raises(ValueError, match="exists already"):
-        convert_to_llama(source, source / "config.json", **SILENT)
 
 
 class Runs:
@@ -303,31 +243,19 @@ def test_a_pickle_that_would_run_code_is_refused_and_does_not_run(tmp_path, sour
         (source / FIRST).write_bytes(pickle.dumps(content, protocol=2))
     else:
         torch.save(content, source / FIRST, _use_new_zipfile_serialization=kind == "zip")
-    with pytest.raises(
-        ValueError, match=f"{FIRST} is missing, or is damaged, or would run code; it was not loaded"
-    ):
+    with pytest.raises(ValueError, match=f"{FIRST} is missing, or is damaged, or would run code"):
         convert_to_llama(source, tmp_path / "target", **SILENT)
     assert not marker.exists()
-    if kind != "pickle":
-        torch.load(source / FIRST, weights_only=False)
-        assert marker.exists()  # it would have
 
 
 # Small checkpoints for the embedded world.
 
 
-@pytest.mark.parametrize("shards", [1, 2, 5])
-def test_a_model_trained_with_a_norm_head_comes_back(tmp_path, tokenizer_model, shards):
+def test_a_model_trained_with_a_norm_head_comes_back(tmp_path, tokenizer_model):
     torch.manual_seed(0)
-    sizes = {
-        "hidden_size": HIDDEN,
-        "intermediate_size": INNER,
-        "num_hidden_layers": 2,
-        "num_attention_heads": HEADS,
-    }
-    model = LlamaForCausalLM(
-        LlamaConfig(vocab_size=VOCABULARY, max_position_embeddings=128, **sizes)
-    )
+    sizes = {"hidden_size": HIDDEN, "intermediate_size": INNER, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": HEADS, "max_position_embeddings": 128}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, **sizes))
     norm_head(model)
     ids = torch.randint(3, VOCABULARY, (4, 12))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -340,28 +268,15 @@ def test_a_model_trained_with_a_norm_head_comes_back(tmp_path, tokenizer_model, 
     assert losses[-1] < losses[0] - 0.1
     original = model.lm_head.parametrizations.weight.original
     torch.testing.assert_close(model.lm_head.weight.norm(dim=1), torch.ones(VOCABULARY))
-    assert original.norm(dim=1).std() > 1e-3 and parametrize.is_parametrized(model.lm_head)
+    assert original.norm(dim=1).std() > 1e-3
 
-    source = write_baichuan_checkpoint(model, tokenizer_model, tmp_path / "source", shards)
+    source = write_baichuan_checkpoint(model, tokenizer_model, tmp_path / "source", 2)
     files = sorted(source.glob("*.bin"))
-    assert len(files) == shards and files[0].name == f"pytorch_model-00001-of-{shards:05d}.bin"
     tensors = {
         name: value for file in files for name, value in torch.load(file, weights_only=True).items()
     }
-    assert torch.equal(tensors["lm_head.weight"], original) and tensors[PACK].shape == (
-        3 * HIDDEN,
-        HIDDEN,
-    )
-    assert (
-        sum(file.stat().st_size for file in files)
-        < 1.2 * sum(t.nbytes for t in tensors.values()) + 20_000
-    )
-    given = json.loads((source / "config.json").read_text())
-    assert (
-        given["architectures"] == ["BaichuanForCausalLM"]
-        and given["auto_map"]
-        and given["z_loss_weight"] == 0
-    )
+    assert len(files) == 2 and torch.equal(tensors["lm_head.weight"], original)
+    assert tensors[PACK].shape == (3 * HIDDEN, HIDDEN)
     with pytest.raises(ValueError, match="contains custom code which must be executed"):
         AutoModelForCausalLM.from_pretrained(source, trust_remote_code=False)
     converted = AutoModelForCausalLM.from_pretrained(
@@ -374,37 +289,18 @@ def test_a_model_trained_with_a_norm_head_comes_back(tmp_path, tokenizer_model, 
 # The command.
 
 
-def test_the_command_says_where_the_result_is(tmp_path, source, capsys):
-    assert script.main([str(source), str(tmp_path / "target")]) == 0
-    out = capsys.readouterr().out
-    assert (
-        str(tmp_path / "target") in out
-        and "AutoModelForCausalLM.from_pretrained" in out
-        and "NormHead" in out
-    )
-    assert script.main([str(source), str(tmp_path / "plain"), "--norm-head", "no"]) == 0
-    assert "As asked: a plain head" in capsys.readouterr().out
-    assert difference(tmp_path / "plain", make_tensors(), False) <= 1e-6
-
-
 def test_the_command_fails_with_a_sentence_and_ctrl_c_leaves_nothing(
     tmp_path, source, capsys, monkeypatch
 ):
     target = [str(tmp_path / "deep" / "target")]
     assert exits.run("convert_baichuan.py", script.main, [str(tmp_path / "nothing"), *target]) == 1
     error = capsys.readouterr().err
-    assert (
-        error.startswith("convert_baichuan.py: ")
-        and "config.json" in error
-        and error.count("\n") == 1
-    )
+    assert error.startswith("convert_baichuan.py: ") and error.count("\n") == 1
+    assert "config.json" in error
 
     def stop(*args):
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        patch.setattr(LlamaConfig, "save_pretrained", stop)  # after the weights
-        assert exits.run("convert_baichuan.py", script.main, [str(source), *target]) == 130
+    monkeypatch.setattr(LlamaConfig, "save_pretrained", stop)  # after the weights
+    assert exits.run("convert_baichuan.py", script.main, [str(source), *target]) == 130
     assert not any((tmp_path / "deep").iterdir())
-    assert script.main([str(source), *target]) == 0
-    assert difference(tmp_path / "deep" / "target", make_tensors(), True) <= 1e-6

@@ -98,8 +98,3 @@ def test_every_cell_runs(name, solved, monkeypatch):
     assert len(lines) == len(LOADED[name].exercises)
     assert all(line.startswith("✔" if solved else "✘") for line in lines)
     assert solved or all("Not written yet" in line for line in lines)
-
-
-def test_a_name_that_is_no_exercise_is_told_which_there_are(capsys):
-    LOADED["ex02_why_ppo"].check(print)
-    assert "check() takes one of leave_one_out, gae" in capsys.readouterr().out

@@ -113,7 +113,7 @@ def test_an_optimizer_that_cannot_skip_by_itself_is_asked_on_the_host():
 
 
 def test_a_large_vocabulary_is_looked_up_in_pieces():
-    """More numbers than a piece holds, the last piece shorter than the others, one token forbidden."""
+    """More numbers than a piece holds, a shorter last piece, and one forbidden token."""
     torch.manual_seed(0)
     logits, labels = torch.randn(20, 70_000, dtype=torch.float64), torch.randint(1, 70_000, (20,))
     assert 2**19 < logits.numel() and 20 % (2**19 // 70_000)

@@ -56,21 +56,6 @@ def test_a_notebook_learns_at_preset_tiny_without_a_network(path, tmp_path):
         assert card["metrics"][f"{judge}_after"] > card["metrics"][f"{judge}_before"]
 
 
-def test_the_runner_fails_when_a_check_fails(tmp_path):
-    overrides = [f"--override={pair}" for pair in ("steps=1", "learning_rate=0", "eval_queries=16")]
-    done = run_notebooks(tmp_path, "--only", "00", *overrides)
-    assert done.returncode == 1
-    assert "00_hello_rlhf did not pass" in done.stderr and "reward rises" in done.stderr
-
-
-def test_the_runner_fails_when_a_cell_fails(tmp_path):
-    done = run_notebooks(tmp_path, "--only", "03", "--override", f"dataset={tmp_path / 'none'}")
-    assert done.returncode == 1 and re.search(
-        r"03_ppo_step_by_step did not pass. cell [56]: FileNotFoundError", done.stderr
-    )
-    assert (tmp_path / "out" / "html" / "03_ppo_step_by_step.html").exists()
-
-
 @pytest.mark.skipif(
     "RLHF_COURSE_IMDB" not in os.environ,
     reason="set RLHF_COURSE_IMDB to a folder with IMDB's reviews",
@@ -125,26 +110,13 @@ def test_a_rendering_of_another_preset_lies_beside_and_says_its_settings(tmp_pat
     source = tmp_path / "01_reward_modeling.ipynb"
     shutil.copy(ROOT / "notebooks" / source.name, source)
     before = source.read_bytes()
-    line = [
-        "--only",
-        "01",
-        "--preset",
-        "scratch",
-        "--override",
-        "dataset=owner/name",
-        "--override",
-        "epochs=2.0",
-    ]
-    render(nbformat.read(source, as_version=4), source, runner.parse_arguments(line))
+    line = "--only 01 --preset scratch --override dataset=owner/name --override epochs=2.0"
+    render(nbformat.read(source, as_version=4), source, runner.parse_arguments(line.split()))
     assert source.read_bytes() == before
     cells = nbformat.read(tmp_path / "scratch" / source.name, as_version=4).cells
     [parameters] = (cell.source for cell in cells if "parameters" in cell.metadata.get("tags", []))
-    assert (
-        "preset = 'scratch'" in parameters
-        and "overrides = {'dataset': 'owner/name', 'epochs': 2.0}" in parameters
-    )
+    assert "preset = 'scratch'" in parameters
+    assert "overrides = {'dataset': 'owner/name', 'epochs': 2.0}" in parameters
     prose = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
     links = [target for target in re.findall(r"\]\(([^)#]+)\)", prose) if "://" not in target]
-    assert links and all(
-        (ROOT / "notebooks" / "scratch" / target).resolve().exists() for target in links
-    )
+    assert links and all((ROOT / "notebooks/scratch" / target).exists() for target in links)

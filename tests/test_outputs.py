@@ -50,9 +50,9 @@ def cut(file) -> None:
 
 
 def garble(file) -> None:
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 255
-    file.write_bytes(data)
+    data = file.read_bytes()
+    middle = len(data) // 2
+    file.write_bytes(data[:middle] + b"x" * 200 + data[middle + 200 :])
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,6 @@ def garble(file) -> None:
         ("PPO", "trainer_state.pt", garble),
         ("PPO", "trainer_state.pt", cut),
         ("SFT", "trainer_state.json", os.unlink),
-        ("SFT", "adapter_model.safetensors", cut),
     ],
 )
 def test_a_damaged_checkpoint_is_skipped_and_stays(kind, file, do, whole, tmp_path, capsys):
@@ -71,13 +70,10 @@ def test_a_damaged_checkpoint_is_skipped_and_stays(kind, file, do, whole, tmp_pa
     if not older.exists():
         shutil.copytree(newest, older)
     do(newest / file)
-    state = (out / "run.json").read_text()
-    found = {"settings": {}, "inputs": {}, "resume": True}
-    inner = "" if kind == "PPO" else "checkpoints"
-    with open_output(out, "model", inner=inner, **found) as output:
+    inner, found = "" if kind == "PPO" else "checkpoints", {"settings": {}, "inputs": {}}
+    with open_output(out, "model", inner=inner, resume=True, **found) as output:
         assert output.checkpoint < newest and damage(newest)
-    assert f"{newest} is skipped: " in capsys.readouterr().out
-    assert newest.exists() and (out / "run.json").read_text() == state
+    assert f"{newest} is skipped: " in capsys.readouterr().out and newest.exists()
 
 
 @KINDS
@@ -91,11 +87,8 @@ def test_a_second_run_does_not_touch_the_first(kind, world, whole, tmp_path, sai
     ("kind", "name", "value"),
     [
         ("PPO", "learning_rate", 0.5),
-        ("PPO", "mini_batch_size", 8),
         ("PPO", "seed", 1),
-        ("SFT", "learning_rate", 0.5),
         ("SFT", "max_steps", 6),
-        ("SFT", "lora_alpha", 3),
         ("the reward model", "use_peft", "false"),
     ],
 )
@@ -107,21 +100,18 @@ def test_resuming_with_other_settings_is_refused(kind, name, value, world, whole
 
 
 @pytest.mark.parametrize(
-    ("kind", "option", "file"),
+    ("kind", "option", "name", "file"),
     [
-        ("PPO", "sft_adapter", "adapter_model.safetensors"),
-        ("PPO", "dataset", "train.jsonl"),
-        ("SFT", "dataset", "train.jsonl"),
-        ("the reward model", "model_name_or_path", "model.safetensors"),
+        ("PPO", "sft_adapter", "sft", "adapter_model.safetensors"),
+        ("SFT", "dataset", "answers", "train.jsonl"),
+        ("the reward model", "model_name_or_path", "base", "model.safetensors"),
     ],
 )
 def test_resuming_with_a_replaced_input_is_refused(
-    kind, option, file, world, whole, tmp_path, said
+    kind, option, name, file, world, whole, tmp_path, said
 ):
-    """The path is another one, and so may be its contents: these are what counts."""
-    names = {"sft_adapter": "sft", "model_name_or_path": "base"}
-    names["dataset"] = "answers" if kind == "SFT" else "pairs"
-    mine = shutil.copytree(world / names[option], tmp_path / "mine")
+    """Another path is fine; other contents are not."""
+    mine = shutil.copytree(world / name, tmp_path / "mine")
     shutil.copytree(whole / kind, tmp_path / "out")
     assert resume(kind, world, tmp_path / "out", **{option: mine}) == 0, said()
     with (mine / file).open("ab") as stream:
@@ -142,24 +132,16 @@ def test_the_base_of_adapters_is_an_input(world, whole, tmp_path, said):
     assert "base holds other files" in said()
 
 
-def test_a_fingerprint_is_of_names_and_contents(tmp_path):
-    (tmp_path / "a").write_text("x")
-    first = fingerprint(tmp_path)
-    (tmp_path / "a").rename(tmp_path / "b")
-    assert fingerprint(tmp_path) != first and fingerprint("owner/name") == "owner/name"
-
-
 @pytest.mark.parametrize(
-    ("kind", "option", "place"),
+    ("kind", "option", "name", "place"),
     [
-        ("SFT", "model_name_or_path", "model"),
-        ("the reward model", "dataset", "checkpoints/data"),
-        ("PPO", "sft_adapter", "policy"),
+        ("SFT", "model_name_or_path", "base", "model"),
+        ("the reward model", "dataset", "pairs", "checkpoints/data"),
+        ("PPO", "sft_adapter", "sft", "policy"),
     ],
 )
-def test_a_run_does_not_write_over_its_inputs(kind, option, place, world, tmp_path, said):
-    mine = {"model_name_or_path": "base", "dataset": "pairs", "sft_adapter": "sft"}[option]
-    shutil.copytree(world / mine, tmp_path / place)
+def test_a_run_does_not_write_over_its_inputs(kind, option, name, place, world, tmp_path, said):
+    shutil.copytree(world / name, tmp_path / place)
     before = fingerprint(tmp_path / place)
     assert run(kind, world, tmp_path, **{option: tmp_path / place}) == 1
     assert "is where this run would write" in said() and fingerprint(tmp_path / place) == before
@@ -172,16 +154,8 @@ def test_one_run_at_a_time_and_no_run_into_a_file(world, tmp_path, said):
     assert run("SFT", world, tmp_path / "notes") == 1 and "is a file" in said()
 
 
-def test_two_kinds_of_run_do_not_mix(world, whole, tmp_path, said):
-    out = tmp_path / "out"
-    shutil.copytree(whole / "PPO", out)
-    shutil.copytree(out / "checkpoint-3", out / "checkpoints" / "checkpoint-3")
-    assert resume("SFT", world, out) == 1 and ", and " in said()
-
-
 @pytest.mark.parametrize(
-    ("kind", "which"),
-    [*((kind, signal.SIGINT) for kind in COMMANDS), ("PPO", signal.SIGTERM)],
+    ("kind", "which"), [*((kind, signal.SIGINT) for kind in COMMANDS), ("PPO", signal.SIGTERM)]
 )
 def test_stopped_in_a_step_and_resumed_is_never_stopped(
     kind, which, world, whole, tmp_path, at_step, capsys
@@ -191,13 +165,6 @@ def test_stopped_in_a_step_and_resumed_is_never_stopped(
     assert "Stopped after step 1" in capsys.readouterr().out
     assert checkpoints(tmp_path) == ["checkpoint-1"] and resume(kind, world, tmp_path / "out") == 0
     assert weights(kind, tmp_path / "out") == weights(kind, whole / kind)
-
-
-def test_stopped_in_the_last_step(world, whole, tmp_path, at_step):
-    at_step("PPO", 3, lambda: signal.raise_signal(signal.SIGINT))
-    assert run("PPO", world, tmp_path / "out") == 130
-    assert resume("PPO", world, tmp_path / "out") == 0
-    assert weights("PPO", tmp_path / "out") == weights("PPO", whole / "PPO")
 
 
 def test_more_steps_and_a_tracker_may_come_later(world, whole, tmp_path):

@@ -158,14 +158,6 @@ def test_recorded_paths_start_at_the_reference_and_end_near_the_optimum(play, to
         assert max(values) < best + EXACT and (values[-1] - values[0]) / (best - values[0]) > 0.95
 
 
-def test_a_path_is_recorded_as_the_notebook_trains(play):
-    """Few steps of a small batch: what ``python site/play.py`` does for each β."""
-    toy = play.definitions(play.LANGUAGE | play.TRAINING)
-    vars(toy["settings"]).update(toy_steps=3, toy_batch=32)
-    kl, reward = play.path_of(toy, 0.5)
-    assert len(kl) == len(reward) == 4 and kl[0] == 0 < min(kl[1:])
-
-
 def test_nothing_is_fetched_and_it_fits_a_phone(page):
     show(page, beta=0.5)
     page.set_viewport_size({"width": 390, "height": 800})

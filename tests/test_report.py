@@ -4,6 +4,7 @@ import json
 import re
 
 import nbformat
+import pandas
 import pytest
 import report
 from bs4 import BeautifulSoup
@@ -27,12 +28,8 @@ CARD = {
         "<script>alert(1)</script>": {"passed": False, "value": None, "want": "a & b"},
     },
     "curves": {
-        "history": {
-            "kl": [0.0, 3.0, 1.0],
-            "score": [1, None, 2],
-            "flat": [1, 1, 1],
-            "time/ppo": [1, 2, 3],
-        },
+        "history": {"kl": [0.0, 3.0, 1.0], "score": [1, None, 2], "flat": [1, 1, 1]}
+        | {"time/ppo": [1, 2, 3]},
         "lambda": {"critic": ["a", "a", "b", "b"], "λ": [0, 1, 0, 1], "bias": [1, 2, 3, 4]},
         "probes": {"probe": ["<b>empty</b>", "long"], "share": [0.5, 1]},
     },
@@ -41,18 +38,20 @@ CARD = {
 
 def put(folder, name: str, card) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.json").write_text(
-        card if isinstance(card, str) else json.dumps(card), encoding="utf-8"
-    )
+    text = card if isinstance(card, str) else json.dumps(card)
+    (folder / f"{name}.json").write_text(text, encoding="utf-8")
+
+
+def read(page) -> BeautifulSoup:
+    return BeautifulSoup(page.read_text(encoding="utf-8"), "html.parser")
 
 
 def asks(soup: BeautifulSoup) -> list[str]:
     """Whatever makes a browser load something that is not in the page."""
     found = [tag["src"] for tag in soup.select("[src]") if not tag["src"].startswith("data:")]
     found += [tag["href"] for tag in soup.select("link[href]")]
-    styles = " ".join(tag.text for tag in soup.select("style")) + " ".join(
-        tag["style"] for tag in soup.select("[style]")
-    )
+    styles = [tag.text for tag in soup.select("style")]
+    styles = " ".join(styles + [tag["style"] for tag in soup.select("[style]")])
     return found + re.findall(r"@import[^;]*|url\((?!\s*['\"]?(?:data:|#))[^)]*\)", styles)
 
 
@@ -65,15 +64,12 @@ def test_a_run_shows_its_checks_numbers_and_curves(tmp_path):
     (tmp_path / "html").mkdir()
     (tmp_path / "html/09_x.html").touch()
     assert [entry["passed"] for entry in report.write([tmp_path], tmp_path / "index.html")] == [1]
-    text = (tmp_path / "index.html").read_text(encoding="utf-8")
-    soup = BeautifulSoup(text, "html.parser")
+    soup = read(tmp_path / "index.html")
     assert asks(soup) == [] and soup.title.text and not soup.select("script, b")
     rows = [[cell.text for cell in row.select("td")] for row in soup.select("section tr")]
     assert ["score rises", "passed", "1.5", "> 1"] in rows
-    assert ["<script>alert(1)</script>", "failed", "–", "a & b"] in rows and [
-        "<b>empty</b>",
-        "0.5",
-    ] in rows
+    assert ["<script>alert(1)</script>", "failed", "–", "a & b"] in rows
+    assert ["<b>empty</b>", "0.5"] in rows
     assert soup.select_one("section a")["href"] == "html/09_x.html"
     for said in ("score 1.00 → 2.50", "61 s, 1.0 GB", "1 of 2 checks passed", "torch 2"):
         assert said in " ".join(soup.text.split())
@@ -90,14 +86,14 @@ def test_a_run_shows_its_checks_numbers_and_curves(tmp_path):
 
 def test_the_measured_cards_make_a_whole_page(tmp_path):
     entries = report.write(MEASURED, tmp_path / "page.html")
-    soup = BeautifulSoup((tmp_path / "page.html").read_text(encoding="utf-8"), "html.parser")
+    soup = read(tmp_path / "page.html")
     assert len(entries) == len(MEASURED) == len(soup.select("section")) and asks(soup) == []
     assert not any(entry["problem"] for entry in entries) and len(soup.select("svg")) > 50
 
 
 def table(page) -> list[list[str]]:
-    soup = BeautifulSoup(page.read_text(encoding="utf-8"), "html.parser")
-    return [[cell.text.strip() for cell in row.select("th, td")] for row in soup.table.select("tr")]
+    rows = read(page).table.select("tr")
+    return [[cell.text.strip() for cell in row.select("th, td")] for row in rows]
 
 
 def test_a_class_is_a_table_of_who_passed_what(tmp_path, capsys):
@@ -106,8 +102,8 @@ def test_a_class_is_a_table_of_who_passed_what(tmp_path, capsys):
     put(tmp_path / "class/bo/build/run_cards", "09_x", '{"checks":')
     target = tmp_path / "class.html"
     assert run(tmp_path / "class/ann", tmp_path / "class/bo", "--output", target) == 1
-    rows = table(target)
-    assert rows == [["who", "09 x", "10 y"], ["ann", "1 of 2", "failed"], ["bo", "failed", "–"]]
+    wanted = [["who", "09 x", "10 y"], ["ann", "1 of 2", "failed"], ["bo", "failed", "–"]]
+    assert table(target) == wanted
     said = capsys.readouterr().err
     assert "ann: 09_x did not pass. <script>alert(1)</script>" in said
     assert "ann: 10_y did not pass. Its run card holds no check." in said
@@ -117,23 +113,18 @@ def test_a_class_is_a_table_of_who_passed_what(tmp_path, capsys):
 @pytest.mark.parametrize(
     "bad",
     [
-        '{"x": 1}',
         "{",
         "[]",
-        b"\xff",
         {"checks": {"a": 1}},
         {"checks": {"a": {"passed": True}}, "curves": {"a": [1]}},
         CARD | {"wall_s": "long"},
-        CARD | {"versions": 3},
         CARD | {"metrics": [1]},
     ],
 )
 def test_a_bad_card_is_a_row(bad, tmp_path):
     """The others are still shown."""
     put(tmp_path / "run_cards", "09_x", CARD)
-    put(tmp_path / "run_cards", "08_bad", "" if isinstance(bad, bytes) else bad)
-    if isinstance(bad, bytes):
-        (tmp_path / "run_cards/08_bad.json").write_bytes(bad)
+    put(tmp_path / "run_cards", "08_bad", bad)
     first, second = report.write([tmp_path], tmp_path / "index.html")
     assert "08_bad.json" in first["problem"] and not second["problem"]
     rows = table(tmp_path / "index.html")
@@ -150,7 +141,7 @@ def test_the_runners_own_result_decides(tmp_path):
     report.write([tmp_path], tmp_path / "index.html")
     rows = table(tmp_path / "index.html")
     assert [row[1] for row in rows[1:]] == ["all 1", "failed", "failed"]
-    text = (tmp_path / "index.html").read_text(encoding="utf-8")
+    text = read(tmp_path / "index.html").text
     assert "cell 3: KeyError" in text and "too late" in text
 
 
@@ -167,7 +158,6 @@ def test_an_executed_notebook_is_a_page_that_asks_nobody(path):
     notebook = nbformat.read(path, as_version=4)
     soup = BeautifulSoup(page(notebook, path.parent), "html.parser")
     assert asks(soup) == [] and not soup.select("script, merror")
-    assert f"# {soup.title.text}\n" in notebook.cells[0].source.replace("`", "") + "\n"
     cells = [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
     prose = re.sub(r"```.*?```|`[^`]*`", "", "\n\n".join(cells), flags=re.S)
     assert len(soup.select("math")) == len(re.findall(r"\$\$.+?\$\$|\$.+?\$", prose, re.S))
@@ -196,10 +186,7 @@ HOSTILE = [
 
 
 def test_a_hostile_dataset_runs_nothing_in_a_page():
-    """Its rows are in a table as pandas makes it, in a styled one, which escapes nothing, and in a
-    picture.
-    """
-    pandas = pytest.importorskip("pandas")
+    """Its rows are in two tables of pandas (a styled one escapes nothing) and in pictures."""
     rows = pandas.DataFrame({"response": HOSTILE})
     data = [{"text/html": rows.to_html()}, {"text/html": rows.style.to_html()}]
     data += [{"image/svg+xml": f"<svg>{row}</svg>"} for row in HOSTILE]

@@ -19,7 +19,7 @@ from transformers import (
 
 from rlhf_course.audit import RISKS, add_negatives, audit, make_probes
 from rlhf_course.data import load_pairs, tokenize_pairs
-from rlhf_course.rewards import RewardModel, last_token_scores, load_reward_model, pairwise_loss
+from rlhf_course.rewards import RewardModel, last_token_scores, pairwise_loss
 from rlhf_course.worlds import small_models
 from rlhf_course.worlds.dialogues import gold_utility, make_pairs
 
@@ -40,25 +40,12 @@ def make_tokenizer(own_pad: bool = True, side: str = "right"):
 def make_classifier(tokenizer, family: str = "gpt2", dropout: float = 0.0, **config):
     """A random classifier with weights large enough for scores that differ."""
     torch.manual_seed(0)
-    special = {
-        "pad_token_id": tokenizer.pad_token_id,
-        "bos_token_id": 0,
-        "eos_token_id": tokenizer.eos_token_id,
-    }
-    common = {"vocab_size": len(tokenizer), "num_labels": 1} | special
+    common = {"vocab_size": len(tokenizer), "num_labels": 1, "bos_token_id": 0}
+    common |= {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
     if family == "opt":
-        shape = {
-            "hidden_size": 16,
-            "word_embed_proj_dim": 16,
-            "ffn_dim": 32,
-            "num_hidden_layers": 2,
-        }
-        shape |= {
-            "num_attention_heads": 2,
-            "max_position_embeddings": 300,
-            "init_std": 0.3,
-            "dropout": dropout,
-        }
+        shape = {"hidden_size": 16, "word_embed_proj_dim": 16, "ffn_dim": 32, "init_std": 0.3}
+        shape |= {"num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 300}
+        shape |= {"dropout": 0.0}
         return OPTForSequenceClassification(OPTConfig(**common | shape | config)).eval()
     shape = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 300, "initializer_range": 0.3}
     rates = dict.fromkeys(("attn_pdrop", "resid_pdrop", "embd_pdrop"), dropout)
@@ -90,88 +77,34 @@ def test_scores_are_the_networks_own_whatever_the_padding(family, own_pad):
             assert found.dtype == torch.float32 and not found.requires_grad
 
 
-def test_the_score_is_read_at_eos():
-    """With padding of its own, the last hidden state is that of EOS: what the tokens say after it
-    does not matter.
-    """
-    tokenizer = make_tokenizer()
-    model = make_classifier(tokenizer)
-    ids = tokenizer(f"{PROMPTS[0]} {ANSWERS[0]}")["input_ids"] + [tokenizer.eos_token_id]
-    hidden = model.transformer(input_ids=torch.tensor([ids])).last_hidden_state
-    expected = model.score(hidden)[0, -1].detach()
-    torch.testing.assert_close(
-        RewardModel(model, tokenizer)(PROMPTS[:1], ANSWERS[:1]), expected, atol=1e-5, rtol=0
-    )
-
-
-def test_scores_come_in_the_order_given():
-    score = RewardModel(make_classifier(make_tokenizer()), make_tokenizer(), batch_size=4)
-    forward = score(PROMPTS[FEW], ANSWERS[FEW])
-    torch.testing.assert_close(
-        score(PROMPTS[FEW][::-1], ANSWERS[FEW][::-1]).flip(0), forward, atol=1e-5, rtol=0
-    )
-    with pytest.raises(ValueError, match="shorter"):  # by zip
-        score(PROMPTS[:3], ANSWERS[:2])
-
-
 def test_a_long_prompt_loses_its_oldest_tokens():
     tokenizer = make_tokenizer()
     model = make_classifier(tokenizer)
     score = RewardModel(model, tokenizer, max_length=60)
     prompt, answer = "".join(PROMPTS[:4]), "I would fold the dough several times, and rest it."
     ids = tokenizer(f"{prompt} {answer}")["input_ids"] + [tokenizer.eos_token_id]
-    assert len(ids) > 100
     expected = model(input_ids=torch.tensor([ids[-60:]])).logits[:, 0].detach()
     torch.testing.assert_close(score([prompt], [answer]), expected, atol=1e-5, rtol=0)
-    longer = score(["\n\nHuman: What?\n\nAssistant: That." + prompt], [answer])
-    torch.testing.assert_close(longer, expected, atol=1e-5, rtol=0)
-    assert (
-        score([prompt], [answer[:-1] + "!"]) - expected
-    ).abs() > 1e-4  # the answer's end is still read
+    assert (score([prompt], [answer[:-1] + "!"]) - expected).abs() > 1e-4  # its end is read
 
 
-def test_an_answer_may_fill_max_length_but_not_more():
+@pytest.mark.parametrize("has_bos", [False, True])
+def test_an_answer_may_fill_max_length_but_not_more(has_bos):
     tokenizer = make_tokenizer()
     length = len(tokenizer(" " + ANSWERS[1])["input_ids"]) + 1
-    assert RewardModel(make_classifier(tokenizer), tokenizer, max_length=length)(
-        PROMPTS[1:2], ANSWERS[1:2]
-    ).isfinite()
-    with pytest.raises(
-        ValueError, match=rf"An answer of {length} tokens is longer than max_length={length - 1}: "
-    ):
-        RewardModel(make_classifier(tokenizer), tokenizer, max_length=length - 1)(
-            PROMPTS[1:2], ANSWERS[1:2]
+    if has_bos:
+        tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+            single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)]
         )
-
-
-@pytest.mark.parametrize("family", ["gpt2", "opt"])
-def test_by_default_a_dialogue_may_fill_all_positions(family):
-    tokenizer = make_tokenizer()
-    score = RewardModel(make_classifier(tokenizer, family), tokenizer)
-    assert score.max_length == 300 and score(["".join(PROMPTS[:30])], ANSWERS[:1]).isfinite()
-
-
-def test_an_answer_may_fill_max_length_with_a_tokenizer_that_puts_bos_in_front():
-    tokenizer = make_tokenizer()
-    length = len(tokenizer(" " + ANSWERS[1])["input_ids"]) + 1
-    front = processors.TemplateProcessing(
-        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", 0)]
+    fits, short = (
+        RewardModel(make_classifier(tokenizer), tokenizer, max_length=most)
+        for most in (length, length - 1)
     )
-    tokenizer.backend_tokenizer.post_processor = front
-    assert RewardModel(make_classifier(tokenizer), tokenizer, max_length=length)(
-        PROMPTS[1:2], ANSWERS[1:2]
-    ).isfinite()
-
-
-def test_a_tokenizer_with_another_padding_token_than_the_model_scores_the_same():
-    tokenizer = make_tokenizer()
-    model = make_classifier(tokenizer)
-    model.config.pad_token_id = tokenizer.eos_token_id
-    one, many = (
-        RewardModel(model, tokenizer, batch_size=size)(PROMPTS[FEW], ANSWERS[FEW])
-        for size in (1, 64)
-    )
-    torch.testing.assert_close(one, many, atol=1e-5, rtol=0)
+    assert fits(PROMPTS[1:2], ANSWERS[1:2]).isfinite()
+    with pytest.raises(
+        ValueError, match=f"of {length} tokens is longer than max_length={length - 1}"
+    ):
+        short(PROMPTS[1:2], ANSWERS[1:2])
 
 
 def test_several_outputs_are_refused():
@@ -189,19 +122,17 @@ def test_scoring_is_without_dropout_and_puts_modes_back():
     model.transformer.h[0].eval()  # a part that someone froze
     modes = {name: module.training for name, module in model.named_modules()}
     torch.testing.assert_close(score(PROMPTS[FEW], ANSWERS[FEW]), quiet)
-    assert {name: module.training for name, module in model.named_modules()} == modes
     with pytest.raises(ValueError, match="longer than max_length=3"):
         RewardModel(model, tokenizer, max_length=3)(PROMPTS[FEW], ANSWERS[FEW])
     assert {name: module.training for name, module in model.named_modules()} == modes
 
 
-@pytest.mark.parametrize("as_path", [True, False])
-def test_a_saved_model_scores_the_same(tmp_path, as_path):
+def test_a_saved_model_scores_the_same(tmp_path):
     tokenizer = make_tokenizer()
     model = make_classifier(tokenizer)
     model.to(torch.bfloat16).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    score = RewardModel(tmp_path if as_path else str(tmp_path))
+    score = RewardModel(tmp_path)
     assert score.model.dtype == torch.float32 and not score.model.training
     expected = RewardModel(model.float(), tokenizer)(PROMPTS[FEW], ANSWERS[FEW])
     torch.testing.assert_close(score(PROMPTS[FEW], ANSWERS[FEW]), expected, atol=1e-5, rtol=0)
@@ -209,23 +140,12 @@ def test_a_saved_model_scores_the_same(tmp_path, as_path):
 
 def test_an_adapter_folder_scores_the_same(tmp_path):
     """The base is a language model, so that the score's weights are in the adapter alone."""
-    tokenizer, shape = (
-        make_tokenizer(),
-        {"n_embd": 16, "n_layer": 2, "n_head": 2, "initializer_range": 0.3},
-    )
-    config = GPT2Config(
-        vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, n_positions=300, **shape
-    )
-    GPT2LMHeadModel(config).save_pretrained(tmp_path / "base")
-    lora = LoraConfig(
-        task_type="SEQ_CLS",
-        r=4,
-        target_modules=["c_attn"],
-        fan_in_fan_out=True,
-        init_lora_weights=False,
-    )
+    tokenizer = make_tokenizer()
+    GPT2LMHeadModel(make_classifier(tokenizer).config).save_pretrained(tmp_path / "base")
+    lora = {"r": 4, "target_modules": ["c_attn"], "fan_in_fan_out": True}
     model = get_peft_model(
-        AutoModelForSequenceClassification.from_pretrained(tmp_path / "base", num_labels=1), lora
+        AutoModelForSequenceClassification.from_pretrained(tmp_path / "base", num_labels=1),
+        LoraConfig(task_type="SEQ_CLS", init_lora_weights=False, **lora),
     )
     torch.nn.init.normal_(model.get_base_model().score.modules_to_save["default"].weight)
     expected = RewardModel(model, tokenizer)(PROMPTS[FEW], ANSWERS[FEW])
@@ -235,10 +155,7 @@ def test_an_adapter_folder_scores_the_same(tmp_path):
     score = RewardModel(str(tmp_path / "adapter"))
     torch.testing.assert_close(score(PROMPTS[FEW], ANSWERS[FEW]), expected, atol=1e-5, rtol=0)
     plain = RewardModel(model.unload(), tokenizer)(PROMPTS[FEW], ANSWERS[FEW])
-    assert (
-        expected.std() > 0.05 and (plain - expected).abs().max() > 1e-2
-    )  # the adapter makes a difference
-    assert load_reward_model(tmp_path / "adapter").config.num_labels == 1
+    assert (plain - expected).abs().max() > 1e-2  # the adapter makes a difference
 
 
 @pytest.mark.parametrize("family", ["gpt2", "opt"])
@@ -247,32 +164,22 @@ def test_last_token_scores_read_the_last_real_token_on_both_paddings(family):
     model, pad = make_classifier(tokenizer, family), tokenizer.pad_token_id
     rows = [[5, 6, 7], [8, 9, 10, 11, 12, 13], [14]]
     expected = torch.cat([model(input_ids=torch.tensor([row])).logits[:, 0] for row in rows])
-    for left in (True, False):
-        filler = [[pad] * (9 - len(row)) for row in rows]
-        ids = torch.tensor(
-            [(f + row if left else row + f) for row, f in zip(rows, filler, strict=True)]
-        )
+    left = torch.tensor([[pad] * (9 - len(row)) + row for row in rows])
+    right = torch.tensor([row + [pad] * (9 - len(row)) for row in rows])
+    for ids in (left, right):
         found = last_token_scores(model, ids, (ids != pad).long())
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
     found.sum().backward()  # it can be trained through
     assert model.score.weight.grad.abs().sum() > 0
 
 
-def test_pairwise_loss_starts_at_ln_2_and_pulls_by_the_chance_of_being_wrong():
-    assert pairwise_loss(torch.full((5,), 3.0), torch.full((5,), 3.0)).item() == pytest.approx(
-        math.log(2)
-    )
+def test_pairwise_loss_pulls_by_the_chance_of_being_wrong():
     chosen = torch.tensor([0.3, -2.0, 40.0, -1000.0], requires_grad=True)
     rejected = torch.tensor([-0.7, 1.0, -40.0, 0.0], requires_grad=True)
     pairwise_loss(chosen, rejected).backward()
     wrong = [1 - 1 / (1 + math.exp(-d)) for d in (1.0, -3.0, 80.0)] + [1.0]
-    np.testing.assert_allclose(
-        chosen.grad * 4, [-w for w in wrong], atol=1e-6
-    )  # times 4: the loss is a mean
+    np.testing.assert_allclose(chosen.grad * 4, [-w for w in wrong], atol=1e-6)  # 4: it is a mean
     np.testing.assert_allclose(rejected.grad * 4, wrong, atol=1e-6)
-    assert pairwise_loss(torch.tensor([1.0]), torch.tensor([0.0])).item() == pytest.approx(
-        math.log(1 + math.exp(-1))
-    )
     assert pairwise_loss(torch.tensor([0.0]), torch.tensor([1000.0])).item() == 1000
 
 
@@ -288,22 +195,18 @@ def test_pairwise_loss_is_the_loss_of_trl(tmp_path):
     pairs, _ = load_pairs(tmp_path)
     tokens, _ = tokenize_pairs(pairs, tokenizer, 300)
     options = {"report_to": "none", "bf16": False, "use_cpu": True, "max_length": None}
-    trainer = RewardTrainer(
-        make_classifier(tokenizer),
-        args=RewardConfig(str(tmp_path), **options),
-        train_dataset=tokens,
-        processing_class=tokenizer,
-    )
+    config, model = RewardConfig(str(tmp_path), **options), make_classifier(tokenizer)
+    trainer = RewardTrainer(model, args=config, train_dataset=tokens, processing_class=tokenizer)
     batch = trainer.data_collator(
         [{k: row[k] for k in ("chosen_ids", "rejected_ids")} for row in tokens]
     )
-    chosen, rejected = last_token_scores(trainer.model, **batch).chunk(2)
-    theirs = trainer.compute_loss(trainer.model, dict(batch))
-    torch.testing.assert_close(pairwise_loss(chosen, rejected), theirs, atol=1e-5, rtol=0)
-    assert abs(theirs.item() - math.log(2)) > 1e-3
+    ours = last_token_scores(trainer.model, **batch).chunk(2)
+    theirs = trainer.compute_loss(trainer.model, dict(batch)).detach()
     score = RewardModel(trainer.model, tokenizer)
-    scores = [score(pairs["prompt"], pairs[side]) for side in ("chosen", "rejected")]
-    torch.testing.assert_close(pairwise_loss(*scores), theirs.detach(), atol=1e-5, rtol=0)
+    texts = [score(pairs["prompt"], pairs[side]) for side in ("chosen", "rejected")]
+    for scores in (ours, texts):
+        torch.testing.assert_close(pairwise_loss(*scores).detach(), theirs, atol=1e-5, rtol=0)
+    assert abs(theirs.item() - math.log(2)) > 1e-3
 
 
 def gold(prompts, answers) -> torch.Tensor:
@@ -315,38 +218,21 @@ def length(prompts, answers) -> torch.Tensor:
 
 
 def test_gold_passes_the_probes_that_it_condemns():
-    """Praise alone, an answer to another question, or one with others' added is not always worse to
-    the gold.
-    """
+    """Praise only, an answer to another question, or one with others' added can be no worse."""
     table = audit(gold, PROMPTS, ANSWERS)
     condemned = {"empty", "one word", "truncated", "repeated", "copied prompt", "rude"}
     assert set(table.index[table["passed"]]) == condemned
-    assert (table["margin"].loc[sorted(condemned)] > 1).all()
     wins = [gold_utility(p, a) > gold_utility(p, "") for p, a in zip(PROMPTS, ANSWERS, strict=True)]
     assert table.loc["empty", "share"] == np.mean(wins)
-    word = [
-        gold_utility(p, a) - gold_utility(p, "Yes.") for p, a in zip(PROMPTS, ANSWERS, strict=True)
-    ]
-    assert table.loc["one word", "margin"] == pytest.approx(np.mean(word), abs=1e-5)
 
 
-def test_a_love_of_length_shows_in_the_audit():
-    short, long = (
-        audit(lambda p, a: -length(p, a), PROMPTS, ANSWERS),
-        audit(length, PROMPTS, ANSWERS),
-    )
-    assert {"empty", "one word", "truncated"}.isdisjoint(short.index[short["passed"]])
-    assert short.loc["empty", "share"] == 0 and short.loc["very long", "passed"]
-    assert {"very long", "repeated"}.isdisjoint(long.index[long["passed"]])
-    assert long.loc["very long", "share"] == 0 and long.loc["empty", "passed"]
-    assert long.loc["empty", "margin"] == pytest.approx(np.mean([len(a) for a in ANSWERS]))
-
-
-def test_a_constant_score_fails_the_whole_audit():
+def test_a_love_of_length_and_a_constant_fail_the_audit():
+    table = audit(length, PROMPTS, ANSWERS)
+    assert {"very long", "repeated"}.isdisjoint(table.index[table["passed"]])
+    assert table.loc["very long", "share"] == 0 and table.loc["empty", "passed"]
+    assert table.loc["empty", "margin"] == pytest.approx(np.mean([len(a) for a in ANSWERS]))
     table = audit(lambda p, a: torch.zeros(len(a)), PROMPTS, ANSWERS)
-    assert (
-        (table["share"] == 0).all() and not table["passed"].any() and (table["margin"] == 0).all()
-    )
+    assert not table["share"].any() and not table["passed"].any()
 
 
 def test_the_audit_passes_at_nine_in_ten():
@@ -358,12 +244,6 @@ def test_the_audit_passes_at_nine_in_ten():
         row = audit(score, PROMPTS[:20], ANSWERS[:20]).loc["empty"]
         assert row["share"] == pytest.approx(wins / 20) and row["passed"] == passed
         assert row["ci"] == pytest.approx(1.96 * math.sqrt(wins / 20 * (1 - wins / 20) / 20))
-
-
-def test_the_audit_has_a_row_and_a_risk_per_probe():
-    table = audit(length, PROMPTS[:5], ANSWERS[:5])
-    assert list(table.index) == list(make_probes(PROMPTS[:5], ANSWERS[:5])) == list(RISKS)
-    assert table["risk"].to_dict() == RISKS and table["passed"].dtype == bool
 
 
 def test_probes_depend_on_the_seed_alone():
@@ -383,50 +263,23 @@ def test_probes_are_what_they_are_called():
     assert set(map(len, probes.values())) == {len(PROMPTS)} and set(probes["empty"]) == {""}
     for i, (prompt, answer) in enumerate(zip(PROMPTS, ANSWERS, strict=True)):
         probe = {name: texts[i] for name, texts in probes.items()}
-        assert answer not in (probe[name] for name in probe)
-        assert len(probe["one word"].split()) == 1
+        assert answer not in probe.values() and len(probe["one word"].split()) == 1
         assert answer.startswith(probe["truncated"]) and probe["truncated"][-1].isalpha()
         assert 0.4 < len(probe["truncated"].split()) / len(answer.split()) <= 0.5
         last = probe["repeated"].removeprefix(answer).split()
-        assert (
-            last[: len(last) // 3] * 3 == last
-            and answer.split()[-len(last) // 3 :] == last[: len(last) // 3]
-        )
-        assert (
-            prompt.endswith(f" {probe['copied prompt']}\n\nAssistant:")
-            and "Human" not in probe["copied prompt"]
-        )
-        assert probe["off topic"] in ANSWERS
+        assert last[: len(last) // 3] * 3 == last and last[-1] == answer.split()[-1]
+        assert prompt.endswith(f" {probe['copied prompt']}\n\nAssistant:")
+        assert probe["off topic"] in ANSWERS and probe["very long"].startswith(answer)
         assert answer.startswith(probe["rude"].partition("stupid questions. ")[2])
-        assert probe["very long"].startswith(answer)
         assert 1.5 < len(probe["very long"].split()) / len(answer.split()) <= 3
 
 
-def test_an_off_topic_answer_shares_no_topic_with_the_question():
-    """The pairs' own topics: each question and each answer belongs to one of twelve."""
-    probes = make_probes(PROMPTS, ANSWERS)
-    by_answer = {answer: prompt for prompt, answer in zip(PROMPTS, ANSWERS, strict=True)}
-    topics = ("coffee", "puppy", "guitar", "chess", "interview", "sleep")
-    for prompt, stranger in zip(PROMPTS, probes["off topic"], strict=True):
-        for topic in topics:
-            question, theirs = (
-                prompt.rpartition("Human:")[2],
-                by_answer[stranger].rpartition("Human:")[2],
-            )
-            assert not (topic in question and topic in theirs)
-
-
 def test_off_topic_is_never_the_own_answer_even_to_a_question_of_short_words():
-    prompts = [
-        f"\n\nHuman: {question}\n\nAssistant:"
-        for question in ("Who are you?", "How old is it?", "Why?")
-    ]
-    answers = ["A bot.", "Ten.", "No idea."]
+    questions, answers = ("Who are you?", "How old is it?", "Why?"), ["A bot.", "Ten.", "No idea."]
+    prompts = [f"\n\nHuman: {question}\n\nAssistant:" for question in questions]
     for seed in range(20):
-        assert all(
-            a != b
-            for a, b in zip(make_probes(prompts, answers, seed)["off topic"], answers, strict=True)
-        )
+        strangers = make_probes(prompts, answers, seed)["off topic"]
+        assert all(a != b for a, b in zip(strangers, answers, strict=True))
 
 
 def pairs_dataset(n: int = 200):
@@ -441,28 +294,14 @@ def test_negatives_are_added_of_each_kind_equally_often():
     mixed = add_negatives(pairs_dataset(), kinds, seed=1, share=0.4)
     assert mixed.column_names == ["prompt", "chosen", "rejected"] and len(mixed) == 280
     known = {(p.prompt, p.chosen): p.rejected for p in PAIRS}
-    normal, bad, order = [], [], []
-    for row in mixed:
-        order.append(known[row["prompt"], row["chosen"]] == row["rejected"])
-        (normal if order[-1] else bad).append(row)
-    assert len({row["prompt"] + row["chosen"] for row in normal}) == len(normal) == 200
+    is_bad = [known[row["prompt"], row["chosen"]] != row["rejected"] for row in mixed]
+    bad = [row for row, is_one in zip(mixed, is_bad, strict=True) if is_one]
     assert len({row["prompt"] + row["chosen"] for row in bad}) == len(bad) == 80
     assert all(row["rejected"] != row["chosen"] for row in mixed)
     texts = [row["rejected"] for row in bad]
-    assert (
-        texts.count("")
-        == texts.count("Yes.")
-        == sum("stupid questions" in text for text in texts)
-        == 20
-    )
-    assert (
-        sum(
-            t != "" and r["prompt"].endswith(f" {t}\n\nAssistant:")
-            for t, r in zip(texts, bad, strict=True)
-        )
-        == 20
-    )
-    assert 80 < sum(order[:140]) < 120  # shuffled: neither kind comes first
+    rude = sum("stupid questions" in text for text in texts)
+    assert texts.count("") == texts.count("Yes.") == rude == 20
+    assert 20 < sum(is_bad[:140]) < 60  # shuffled: neither kind comes first
 
 
 def test_negatives_repeat_by_seed():
@@ -470,16 +309,3 @@ def test_negatives_repeat_by_seed():
     assert len(first) == 36  # a fifth more, unless told
     assert add_negatives(pairs_dataset(30), list(RISKS), seed=1).to_dict() == first.to_dict()
     assert add_negatives(pairs_dataset(30), list(RISKS), seed=2).to_dict() != first.to_dict()
-    assert all(
-        row["rejected"] != row["chosen"]
-        for row in add_negatives(pairs_dataset(), list(RISKS), share=1.0)
-    )
-
-
-def test_negatives_of_one_word_answers_differ_from_them():
-    short = datasets.Dataset.from_dict(
-        {"prompt": PROMPTS[:6], "chosen": ["Yes", "No"] * 3, "rejected": ["Why"] * 6}
-    )
-    assert all(
-        row["rejected"] != row["chosen"] for row in add_negatives(short, ["truncated"], share=1.0)
-    )

@@ -8,15 +8,12 @@ from builders import (
     SAMPLING,
     make_policy,
     make_trainer,
-    review_tokenizer,
     reviews,
     save_classifier,
 )
-from transformers import RobertaConfig, RobertaForSequenceClassification
 
-from rlhf_course.data import encode
 from rlhf_course.evaluation import distinct_n, evaluate, mean_ci
-from rlhf_course.rewards import RewardModel, SentimentReward
+from rlhf_course.rewards import SentimentReward
 
 TEXTS = [review["text"] for review in reviews(60)]
 
@@ -41,58 +38,6 @@ def test_scores_do_not_depend_on_batching_or_order(tmp_path):
     torch.testing.assert_close(one(texts), many(texts), atol=1e-5, rtol=0)
     torch.testing.assert_close(many(texts[::-1]).flip(0), many(texts), atol=1e-5, rtol=0)
     assert one(["x" * 5000]).isfinite().all()  # longer than the classifier reads
-
-
-@pytest.fixture
-def roberta(request, tmp_path):
-    """A RoBERTa of 22 positions, the first two without a token: (folder, tokenizer, model)."""
-    torch.manual_seed(0)
-    tokenizer = review_tokenizer()
-    sizes = {
-        "hidden_size": 16,
-        "intermediate_size": 32,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-    }
-    special = {"pad_token_id": 1, "initializer_range": 0.5, "max_position_embeddings": 22}
-    config = RobertaConfig(vocab_size=len(tokenizer), num_labels=request.param, **sizes, **special)
-    if request.param == 2:
-        config.id2label, config.label2id = (
-            {0: "NEGATIVE", 1: "POSITIVE"},
-            {"NEGATIVE": 0, "POSITIVE": 1},
-        )
-    model = RobertaForSequenceClassification(config).eval()
-    model.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    return str(tmp_path), tokenizer, model
-
-
-@pytest.mark.parametrize("roberta", [2], indirect=True)
-def test_a_robertas_long_texts_are_cut_to_the_tokens_it_has_positions_for(roberta):
-    """Their end is kept, behind [CLS]."""
-    folder, tokenizer, model = roberta
-    tokenizer.truncation_side = "left"
-    tokens = tokenizer([TEXTS[0] * 5], truncation=True, max_length=20, return_tensors="pt")
-    wanted = model(input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"]).logits[
-        :, 1
-    ]
-    torch.testing.assert_close(SentimentReward(folder)([TEXTS[0] * 5]), wanted, atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize("roberta", [1], indirect=True)
-def test_a_roberta_as_a_reward_model_gives_the_scores_that_transformers_gives(roberta):
-    """Its positions begin behind the padding token's index."""
-    folder, tokenizer, model = roberta
-    scorer = RewardModel(folder, tokenizer)
-    assert scorer.max_length == 20
-    for prompt, answer in (("film", "good"), ("film", "a good film"), ("film " * 30, "good")):
-        (ids,) = encode(tokenizer, [prompt], [answer])
-        ids = ids if len(ids) <= 20 else [ids[0], *ids[-19:]]
-        wanted = model(input_ids=torch.tensor([ids])).logits[:, 0]
-        torch.testing.assert_close(scorer([prompt], [answer]), wanted, atol=1e-5, rtol=0)
-    answers = ["good", "a good film"]
-    one_by_one = torch.cat([scorer(["film"], [answer]) for answer in answers])
-    torch.testing.assert_close(scorer(["film"] * 2, answers), one_by_one, atol=1e-5, rtol=0)
 
 
 class WordTokenizer:

@@ -1,6 +1,5 @@
 """The notebooks' runner: what it refuses, several at a time, kernels that end, the table."""
 
-import json
 import os
 import signal
 import threading
@@ -49,9 +48,9 @@ def course(tmp_path, monkeypatch):
     return tmp_path / "course"
 
 
-def write(name: str, code: str, tags=("parameters",)) -> None:
+def write(name: str, code: str, tags=("parameters",), more=()) -> None:
     parameters = nbformat.v4.new_code_cell("output_dir = ''", metadata={"tags": [*tags]})
-    cells = [parameters, nbformat.v4.new_code_cell(code.replace("NAME", name))]
+    cells = [parameters, *map(nbformat.v4.new_code_cell, [code.replace("NAME", name), *more])]
     notebook = nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": KERNEL})
     nbformat.write(notebook, run_notebooks.NOTEBOOKS / f"{name}.ipynb")
 
@@ -63,16 +62,14 @@ def run(*arguments) -> int:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--output", "."], "is not the result"),
-        (["--output", "mine"], "is not the result"),
-        (["--output", "site"], "is not the page over a run"),
-        (["--output", "file"], "is a file"),
-        (["--override", "stepps=1"], "Unknown setting 'stepps'"),
-        (["--override", "model=[a"], "takes KEY=VALUE"),
-        (["--override", "steps"], "takes KEY=VALUE"),
-        (["--seed", "-1"], "--seed takes a whole number of at least 0"),
-        (["--jobs", "0"], "--jobs one of at least 1"),
-        (["--only", "77"], f"no notebook starts with 77; there are {FIRST}"),
+        ("--output mine", "is not the result"),
+        ("--output site", "is not the page over a run"),
+        ("--output file", "is a file"),
+        ("--override stepps=1", "Unknown setting 'stepps'"),
+        ("--override model=[a", "takes KEY=VALUE"),
+        ("--seed -1", "--seed takes a whole number of at least 0"),
+        ("--jobs 0", "--jobs one of at least 1"),
+        ("--only 77", f"no notebook starts with 77; there are {FIRST}"),
     ],
 )
 def test_the_runner_refuses_before_anything_runs(arguments, message, course, monkeypatch, capsys):
@@ -85,7 +82,7 @@ def test_the_runner_refuses_before_anything_runs(arguments, message, course, mon
     before = {path: path.read_bytes() for path in course.rglob("*") if path.is_file()}
     monkeypatch.setattr(run_notebooks, "execute", lambda *given: pytest.fail("it ran"))
     try:
-        code = run("--only", "03", *arguments)
+        code = run("--only", "03", *arguments.split())
     except SystemExit as error:
         code = error.code
     assert code in (1, 2) and message in capsys.readouterr().err.splitlines()[-1]
@@ -95,12 +92,10 @@ def test_the_runner_refuses_before_anything_runs(arguments, message, course, mon
 def test_a_notebook_without_its_parameters_and_python_without_assert(course, monkeypatch, capsys):
     write(FIRST, PASS, tags=())
     assert run("--output", course / "out") == 1
-    said = capsys.readouterr().err
-    assert f"{FIRST}.ipynb has no cell tagged parameters" in said and "git checkout" in said
-    flags = type("flags", (), {"optimize": 2})
-    monkeypatch.setattr(exits.sys, "flags", flags)
+    assert f"{FIRST}.ipynb has no cell tagged parameters" in capsys.readouterr().err
+    monkeypatch.setattr(exits.sys, "flags", type("flags", (), {"optimize": 2}))
     assert run("--output", course / "out") == 1
-    assert "Python runs without assert (PYTHONOPTIMIZE or -O). Unset it." in capsys.readouterr().err
+    assert "Python runs without assert" in capsys.readouterr().err
 
 
 def test_only_sources_are_folders(tmp_path, monkeypatch):
@@ -116,15 +111,12 @@ def test_only_sources_are_folders(tmp_path, monkeypatch):
 
 
 def test_two_run_at_a_time_with_half_of_the_cores_each(course, monkeypatch, capsys):
-    write(THIRD, PASS + TWO)
-    for name in (FIRST, SECOND):
+    for name in (FIRST, SECOND, THIRD):
         write(name, PASS + TWO)
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     assert run("--output", course / "out") == 0
     said = capsys.readouterr().out
     assert said.count("1/1 passed") == 3 and "[1/3] " in said and "[3/3] " in said
-    table = said[said.index("passed") - 60 :]
-    assert table.index(FIRST) < table.index(SECOND) < table.index(THIRD)
     assert {path.name[-2:] for path in (course / "out/begun").iterdir()} == {"-2"}
     page = (course / "out/index.html").read_text(encoding="utf-8")
     assert page.count(">all 1</span>") == 3
@@ -135,18 +127,13 @@ def test_two_run_at_a_time_with_half_of_the_cores_each(course, monkeypatch, caps
     [
         ("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", "Most often memory ran out"),
         ("exit()\nimport time\ntime.sleep(5)", "A cell ended the notebook's process, as exit()"),
-        ("import os\nos._exit(3)", "It ended with code 3"),
         (PASS + "1 / 0", "cell 3: ZeroDivisionError: division by zero"),
         ("", "It wrote no run card."),
     ],
 )
 def test_what_ended_a_notebook_is_its_row(code, message, course, capsys):
     """A green card that was written before the end does not make the row green."""
-    write(FIRST, code)
-    with open(run_notebooks.NOTEBOOKS / f"{FIRST}.ipynb", encoding="utf-8") as file:
-        notebook = nbformat.read(file, as_version=4)
-    notebook.cells.append(nbformat.v4.new_code_cell("1"))
-    nbformat.write(notebook, run_notebooks.NOTEBOOKS / f"{FIRST}.ipynb")
+    write(FIRST, code, more=["1"])
     assert run("--output", course / "out", "--jobs", "1") == 1
     said = capsys.readouterr()
     assert f"{FIRST} did not pass. " in said.err and message in said.err
@@ -155,25 +142,6 @@ def test_what_ended_a_notebook_is_its_row(code, message, course, capsys):
     soup = BeautifulSoup((course / "out/index.html").read_text(encoding="utf-8"), "html.parser")
     rows = {row.td.text: row.select("td")[1].text.strip() for row in soup.table.select("tr")[1:]}
     assert rows == {FIRST: "failed", SECOND: "all 1"} and message[:20] in soup.section.text
-
-
-def test_a_notebook_that_could_not_start_is_a_row_too(course, monkeypatch, capsys):
-    monkeypatch.setattr(run_notebooks, "run_cells", lambda *given: (_ for _ in ()).throw(OSError()))
-    assert run("--output", course / "out", "--only", "03") == 1
-    page = (course / "out/index.html").read_text(encoding="utf-8")
-    assert FIRST in page and ">failed</span>" in page
-    monkeypatch.undo()
-
-
-def test_a_failed_check_and_a_page_that_fails_are_both_said(course, monkeypatch, capsys):
-    def page(notebook, folder):
-        raise OSError("No space left on device")
-
-    write(FIRST, PASS + "raise AssertionError('nothing was learned')")
-    monkeypatch.setattr(run_notebooks, "page", page)
-    assert run("--output", course / "out", "--only", "03") == 1
-    said = capsys.readouterr().err
-    assert "nothing was learned" in said and "No space left on device" in said
 
 
 def test_two_runners_share_an_output_but_no_notebook(course, capsys):
@@ -204,34 +172,3 @@ def test_a_stop_ends_all_kernels_and_says_what_is_done(signum, code, course, cap
     kernels = [int(path.name[7:]) for path in (course / "out").glob("kernel-*")]
     assert not any(psutil.pid_exists(kernel) for kernel in kernels)
     assert not list(course.rglob("*.part"))
-
-
-def test_a_kernel_of_another_python_is_not_used(course, tmp_path, monkeypatch):
-    folder = tmp_path / "jupyter/kernels/python3"
-    folder.mkdir(parents=True)
-    start = [
-        str(tmp_path / "old/bin/python"),
-        "-m",
-        "ipykernel_launcher",
-        "-f",
-        "{connection_file}",
-    ]
-    kernel = {"argv": start, "display_name": "Python 3", "language": "python"}
-    (folder / "kernel.json").write_text(json.dumps(kernel))
-    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "jupyter"))
-    assert run("--output", course / "out", "--only", "03") == 0
-
-
-def test_the_time_left_follows_this_machine(capsys, monkeypatch):
-    chosen = run_notebooks.parse_arguments(["--only", "00", "02", "03", "--jobs", "1"])
-    names, seconds = chosen.names, iter((60, 120, 120))
-    read = lambda path: {"wall_s": next(seconds)}  # noqa: E731
-    monkeypatch.setattr(run_notebooks.notebook_files, "read_card", read)
-    plan = run_notebooks.Progress(chosen)
-    plan.begin(names[0])
-    plan.end(names[0], 150)  # and not 60
-    plan.begin(names[1])
-    assert capsys.readouterr().out.splitlines() == [
-        f"[1/3] {names[0]} · about 5 min left",
-        f"[2/3] {names[1]} · about 8 min left",
-    ]

@@ -1,6 +1,5 @@
 """train_ppo.py: options, stopping and resuming. benchmark_ppo.py: runs and writes."""
 
-import ast
 import json
 import re
 import signal
@@ -12,25 +11,13 @@ import pytest
 import torch
 import train_ppo
 from benchmark import benchmark_ppo
-from builders import (
-    SCRIPTS,
-    final_state,
-    python,
-    review_tokenizer,
-    save_base,
-    save_classifier,
-)
+from builders import SCRIPTS, final_state, python, review_tokenizer, save_base, save_classifier
 from command_line import exits
-from make.notebook_files import update_readme
 from transformers import GPT2Config
 
 from rlhf_course.course.presets import ROOT
 
 SHORT = ["--batch_size=16", "--mini_batch_size=8", "--steps=6"]
-
-
-def command(*arguments) -> list[str]:
-    return [sys.executable, train_ppo.__file__, *SHORT, *map(str, arguments)]
 
 
 @pytest.mark.parametrize(
@@ -47,13 +34,9 @@ def test_bad_options_end_with_a_sentence(arguments, message, refuses):
 
 def test_ctrl_c_leaves_a_checkpoint_and_resuming_equals_never_having_stopped(tmp_path, capsys):
     assert train_ppo.main([*SHORT, f"--output={tmp_path / 'whole'}"]) == 0
-    process = subprocess.Popen(
-        command("--output", tmp_path / "cut"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-    )
+    command = [sys.executable, train_ppo.__file__, *SHORT, "--output", tmp_path / "cut"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, cwd=ROOT, **pipes)
     seen = ""
     while not re.search(r"[1-3]/6 \[", seen):  # after the first step, before the last
         seen += (found := process.stderr.read(1))
@@ -96,16 +79,11 @@ def test_the_first_ctrl_c_waits_for_the_step_and_the_second_does_not():
 
 
 def test_scripts_never_import_tests():
-    names = {path.stem for path in (ROOT / "tests").glob("*.py")} | {"tests", "pretend_gpu"}
-    names |= {"pretend_hub", "conftest"}
+    names = {path.stem for path in (ROOT / "tests").glob("*.py")} | {"tests", "pretend_hub"}
     for path in SCRIPTS.rglob("*.py"):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        imports = [n for n in ast.walk(tree) if isinstance(n, ast.Import | ast.ImportFrom)]
-        found = {alias.name for node in imports for alias in node.names}
-        found |= {node.module for node in imports if isinstance(node, ast.ImportFrom)}
-        assert not {str(name).split(".")[0] for name in found} & names, path
-        texts = (n.value for n in ast.walk(tree) if isinstance(n, ast.Constant))
-        assert "tests" not in {*texts}, path
+        text = path.read_text(encoding="utf-8")
+        found = re.findall(r"^\s*(?:from|import) (\w+)", text, re.M)
+        assert not {*found} & names and '"tests"' not in text, path
 
 
 @pytest.mark.parametrize(
@@ -133,26 +111,10 @@ def test_sigterm_ends_a_command_with_its_code(capsys):
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def test_a_reader_that_is_gone_is_no_error(tmp_path):
-    lines = "lambda given: [print('row', i) for i in range(99999)] and 0"
-    code = f"import sys; from command_line import exits; sys.exit(exits.run('x.py', {lines}, []))"
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, "-c", code], cwd=SCRIPTS, **pipes) as process:
-        assert process.stdout.readline() == "row 0\n"
-        process.stdout.close()
-        assert process.stderr.read() == "" and process.wait(20) == 1
-
-
 def benchmark(target, *arguments) -> dict:
     """One round; its JSON, with the printed words under ``printed``."""
-    done = python(
-        benchmark_ppo.__file__,
-        "--rounds=1",
-        "--warmup=1",
-        f"--output={target}",
-        *arguments,
-        cwd=ROOT,
-    )
+    how = ("--rounds=1", "--warmup=1", f"--output={target}")
+    done = python(benchmark_ppo.__file__, *how, *arguments, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-2000:]
     assert target.with_suffix(".png").stat().st_size > 5000
     return json.loads(target.read_text()) | {"printed": done.stdout}
@@ -171,56 +133,10 @@ def test_the_benchmark_measures_ours(tmp_path, small):
     found = benchmark(tmp_path / "ppo.json", *small)
     assert "trl==0.11.4" in found["printed"]  # how to get the comparison
     median = found["variants"]["ours"]["median"]
-    assert sum(
-        median[phase] for phase in ("generate", "score", "forward", "update")
-    ) == pytest.approx(median["total"])
+    phases = [median[phase] for phase in ("generate", "score", "forward", "update")]
+    assert sum(phases) == pytest.approx(median["total"])
 
 
 def test_the_benchmark_takes_its_7b_path_at_toy_size(tmp_path):
     median = benchmark(tmp_path / "lora.json", "--shape=lora-toy")["variants"]["ours"]["median"]
     assert median["response_tokens"] == 8 * 32
-
-
-def test_costs_are_drawn_over_both_sizes(tmp_path, monkeypatch, small):
-    """One process answers for every point; here it is asked about few."""
-    monkeypatch.setattr(benchmark_ppo, "BATCHES", (4, 8))
-    monkeypatch.setattr(benchmark_ppo, "RESPONSES", (4, 6))
-    monkeypatch.setattr(benchmark_ppo, "COST_BATCH", 4)
-    benchmark_ppo.main(["--costs", "--rounds=1", f"--output={tmp_path}/c.json", *small])
-    rows = json.loads((tmp_path / "c.json").read_text())["costs"]
-    assert [(row["sweep"], row["batch"], row["response"]) for row in rows] == [
-        ("batch", 4, 16),
-        ("batch", 8, 16),
-        ("response", 4, 4),
-        ("response", 4, 6),
-    ]
-    assert (tmp_path / "c.png").stat().st_size > 5000
-
-
-def test_the_readme_takes_cost_and_headline_from_run_cards(tmp_path):
-    """Of the notebooks that have a card; another line of the table, and the words beside, stay as
-    they are.
-    """
-    card = {
-        "wall_s": 41.6,
-        "peak_rss_mb": 1126.4,
-        "peak_cuda_mb": 0,
-        "metrics": {"x_before": 0, "x_after": 1},
-    }
-    (tmp_path / "04_gpt2_imdb_ppo.json").write_text(json.dumps(card))
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "04_gpt2_imdb_ppo.json").write_text(
-        json.dumps(card | {"peak_cuda_mb": 5120})
-    )
-    lines = [
-        f"| [{name}](notebooks/{name}.ipynb) | learn | – | – | look |\n"
-        for name in ("01_x", "04_gpt2_imdb_ppo")
-    ]
-    readme = tmp_path / "README.md"
-    readme.write_text("# Title\n" + "".join(lines))
-    update_readme(readme, tmp_path)
-    row = "| [04_gpt2_imdb_ppo](notebooks/04_gpt2_imdb_ppo.ipynb) | learn | "
-    assert (
-        readme.read_text()
-        == "# Title\n" + lines[0] + row + "42 s, 1.1 GB / 42 s, 5.0 GB | x 0.00 → 1.00 | look |\n"
-    )

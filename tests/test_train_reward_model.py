@@ -15,7 +15,7 @@ from command_line import trl_run
 from PIL import Image
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, GPT2Config
 
-from rlhf_course.audit import RISKS, audit
+from rlhf_course.audit import RISKS
 from rlhf_course.rewards import RewardModel, load_reward_model
 from rlhf_course.worlds.dialogues import make_pairs
 from rlhf_course.worlds.small_models import train_tokenizer
@@ -45,26 +45,16 @@ def world(tmp_path_factory):
 
 
 def arguments(world, output, *more) -> list[str]:
-    given = {
-        "dataset": world / "data",
-        "model_name_or_path": world / "base",
-        "output_dir": output,
-        "max_length": 300,
-    }
-    return [f"--{key}={value}" for key, value in given.items()] + [
-        "--learning_rate=2e-2",
-        *map(str, more),
-    ]
+    given = {"dataset": world / "data", "model_name_or_path": world / "base", "output_dir": output}
+    given |= {"max_length": 300, "learning_rate": 2e-2}
+    return [*(f"--{key}={value}" for key, value in given.items()), *map(str, more)]
 
 
 @pytest.fixture(scope="module")
 def trained(world, tmp_path_factory):
-    """One finished run of seven steps with a checkpoint in the middle."""
+    """One finished run of seven steps."""
     output = tmp_path_factory.mktemp("trained")
-    code = script.main(
-        arguments(world, output, "--per_device_train_batch_size=8", "--save_steps=4")
-    )
-    assert code == 0
+    assert script.main(arguments(world, output, "--per_device_train_batch_size=8")) == 0
     return output
 
 
@@ -77,12 +67,12 @@ def accuracy(model, tokenizer) -> float:
     """Each text by itself, so that nothing is padded; padding is EOS here, so a score is read
     before the final EOS.
     """
-    wins = [
-        model(**tokenizer(row["chosen"], return_tensors="pt")).logits
-        > model(**tokenizer(row["rejected"], return_tensors="pt")).logits
-        for row in rows(HELD_OUT)
-    ]
-    return sum(map(float, wins)) / len(wins)
+
+    def score(text):
+        return model(**tokenizer(text, return_tensors="pt")).logits.item()
+
+    wins = [score(row["chosen"]) > score(row["rejected"]) for row in rows(HELD_OUT)]
+    return sum(wins) / len(wins)
 
 
 def test_a_run_leaves_a_model_whose_accuracy_is_the_one_it_reports(world, trained):
@@ -91,23 +81,17 @@ def test_a_run_leaves_a_model_whose_accuracy_is_the_one_it_reports(world, traine
     assert model.config.pad_token_id == tokenizer.pad_token_id == tokenizer.eos_token_id
     set_seed(0)
     base = AutoModelForSequenceClassification.from_pretrained(world / "base", num_labels=1).eval()
-    found = results(trained)
+    found, before = results(trained), accuracy(base, tokenizer)
     assert found["accuracy"] == pytest.approx(share := accuracy(model, tokenizer))
-    assert (
-        found["accuracy_before"] == pytest.approx(accuracy(base, tokenizer)) != pytest.approx(share)
-    )
-    assert found["accuracy_ci"] == pytest.approx(
-        1.96 * math.sqrt(share * (1 - share) / len(HELD_OUT))
-    )
+    assert found["accuracy_before"] == pytest.approx(before) != pytest.approx(share)
+    half = 1.96 * math.sqrt(share * (1 - share) / len(HELD_OUT))
+    assert found["accuracy_ci"] == pytest.approx(half)
 
 
 def test_two_processes_train_as_one_with_twice_the_batch(world, tmp_path):
-    same = "--train_sampling_strategy=sequential"
-    assert (
-        script.main(arguments(world, tmp_path / "one", same, "--per_device_train_batch_size=8"))
-        == 0
-    )
-    two = arguments(world, tmp_path / "two", same, "--per_device_train_batch_size=4")
+    same, size = "--train_sampling_strategy=sequential", "--per_device_train_batch_size="
+    assert script.main(arguments(world, tmp_path / "one", same, f"{size}8")) == 0
+    two = arguments(world, tmp_path / "two", same, f"{size}4")
     out = launched(SCRIPTS / "train_reward_model.py", *two)
     assert out.count("The reward model is in") == 1 and "Warning" not in out, out
     one, two = results(tmp_path / "one"), results(tmp_path / "two")
@@ -128,39 +112,19 @@ def test_the_baselines_and_the_dropped_rows_are_reported(trained):
     assert found["train_pairs"] == 56 and found["held_out_pairs"] == 24
 
 
-def test_an_answer_of_equal_length_counts_a_half():
-    pairs = datasets.Dataset.from_dict({"chosen": ["aa", "a", "aa"], "rejected": ["a", "b", "b"]})
-    assert script.baselines(pairs) == {"length_baseline": pytest.approx(2.5 / 3)}
-
-
-def test_the_audit_covers_every_probe_and_is_drawn_whole(trained):
+def test_the_audit_covers_every_probe_and_is_drawn(trained):
     probes = results(trained)["probes"]
     assert list(probes) == list(RISKS)
-    assert all(
-        probe["passed"] == (probe["share"] >= 0.9) and probe["risk"] for probe in probes.values()
-    )
+    assert all(probe["passed"] == (probe["share"] >= 0.9) for probe in probes.values())
     with Image.open(trained / "audit.png") as image:
-        grey = image.convert("L")
-    width, height = grey.size
-    edges = [
-        (0, 0, width, 2),
-        (0, height - 2, width, height),
-        (0, 0, 2, height),
-        (width - 2, 0, width, height),
-    ]
-    assert width > 600 and grey.getextrema()[0] < 100
-    assert all(grey.crop(edge).getextrema() == (255, 255) for edge in edges)
+        assert image.width > 600 and image.convert("L").getextrema()[0] < 100
 
 
 def test_an_answer_that_does_not_fit_is_cut_for_the_audit(trained):
     pairs = datasets.Dataset.from_list([vars(pair) for pair in HELD_OUT])
     scorer = RewardModel(str(trained / "model"), max_length=100)
-    with pytest.raises(ValueError, match="longer than max_length=100"):
-        audit(scorer, pairs["prompt"][:], pairs["chosen"][:])
-    cut, whole = script.run_audit(scorer, pairs), results(trained)["probes"]
-    assert (
-        cut["margin"]["empty"] != 0 and cut["margin"]["very long"] != whole["very long"]["margin"]
-    )
+    cut, whole = script.run_audit(scorer, pairs)["margin"], results(trained)["probes"]
+    assert cut["empty"] != 0 and cut["very long"] != whole["very long"]["margin"]
 
 
 def test_lora_saves_an_adapter_that_scores_like_the_trained_model(world, tmp_path, monkeypatch):
@@ -169,21 +133,15 @@ def test_lora_saves_an_adapter_that_scores_like_the_trained_model(world, tmp_pat
     lora = ("--use_peft", "--lora_r=4", "--lora_target_modules=c_attn", "--train_subset=32")
     assert script.main(arguments(world, tmp_path, *lora)) == 0
     config = json.loads((tmp_path / "model" / "adapter_config.json").read_text())
-    assert (
-        config["r"] == 4
-        and config["task_type"] == "SEQ_CLS"
-        and "score" in config["modules_to_save"]
-    )
+    assert config["task_type"] == "SEQ_CLS" and "score" in config["modules_to_save"]
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
     loaded = load_reward_model(tmp_path / "model")
     loaded.config.pad_token_id = tokenizer.pad_token_id  # the base has none
-    prompts, answers = [p.prompt for p in HELD_OUT], [p.chosen for p in HELD_OUT]
-    wanted, found = (
-        RewardModel(model, tokenizer)(prompts, answers) for model in (kept[0].model, loaded)
-    )
+    texts = [p.prompt for p in HELD_OUT], [p.chosen for p in HELD_OUT]
+    wanted, found = (RewardModel(model, tokenizer)(*texts) for model in (kept[0].model, loaded))
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-6)
     with loaded.disable_adapter():
-        assert (RewardModel(loaded, tokenizer)(prompts, answers) - wanted).abs().max() > 1e-3
+        assert (RewardModel(loaded, tokenizer)(*texts) - wanted).abs().max() > 1e-3
 
 
 def test_without_a_split_test_prompts_are_set_aside_with_all_their_pairs(tmp_path, capsys):
@@ -205,51 +163,30 @@ def test_without_a_split_test_prompts_are_set_aside_with_all_their_pairs(tmp_pat
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["--preset=huge"], "Unknown preset 'huge'; choose one of tiny, scratch, full"),
         (["--preset=scratch"], "--preset scratch needs --dataset"),
         (["--config=missing.yaml"], "missing.yaml"),
-        (["--max_lenght=3"], "--max_lenght=3"),
+        (["--config=BAD"], "--lerning_rate"),
         (["--max_length=0"], "takes a whole number of at least 1"),
         (["--train_subset=0"], "takes a whole number of at least 1"),
-        (["--load_in_4bit"], "are not supported here"),
     ],
 )
-def test_bad_options_end_with_a_sentence(given, message, refuses):
-    refuses(script.main, given, message)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("lerning_rate: 1", "--lerning_rate"),
-        ("- a", "holds no options"),
-        ("a: [", "expected the node content"),
-    ],
-)
-def test_a_bad_file_ends_with_a_sentence(text, message, tmp_path, refuses):
-    (tmp_path / "my.yaml").write_text(text)
-    refuses(script.main, ["--config", str(tmp_path / "my.yaml")], message)
-
-
-def bad_data(folder, table) -> str:
-    return f"--dataset={write_rows(folder, table, 'train.parquet')}"
+def test_bad_options_end_with_a_sentence(given, message, refuses, tmp_path):
+    (tmp_path / "my.yaml").write_text("lerning_rate: 1")
+    refuses(script.main, [given[0].replace("BAD", str(tmp_path / "my.yaml"))], message)
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (lambda folder: "--dataset=./nowhere", "No dataset folder at ./nowhere"),
-        (lambda folder: bad_data(folder, [{"chosen": "a", "other": "b"}]), "No column rejected"),
-        (
-            lambda folder: bad_data(folder, [{"chosen": "a", "rejected": "b"}]),
-            "Nothing usable is left of the 1",
-        ),
-        (lambda folder: "--model_name_or_path=./nowhere", "nowhere"),
-        (lambda folder: "--max_length=321", "--max_length 321 is more than the 320 positions"),
-        (lambda folder: "--max_length=3", "All 56 rows are longer than max_length=3"),
-        (lambda folder: "--resume_from_checkpoint=true", "There is no whole checkpoint in"),
+        ({"chosen": "a", "other": "b"}, "No column rejected"),
+        ({"chosen": "a", "rejected": "b"}, "Nothing usable is left of the 1"),
+        ("--max_length=321", "--max_length 321 is more than the 320 positions"),
+        ("--max_length=3", "All 56 rows are longer than max_length=3"),
+        ("--resume_from_checkpoint=true", "There is no whole checkpoint in"),
     ],
 )
 def test_bad_inputs_end_with_a_sentence_and_leave_nothing(given, message, world, tmp_path, fails):
-    fails(script, arguments(world, tmp_path / "out", given(tmp_path / "data")), message)
+    if isinstance(given, dict):
+        given = f"--dataset={write_rows(tmp_path / 'data', [given], 'train.parquet')}"
+    fails(script, arguments(world, tmp_path / "out", given), message)
     assert not (tmp_path / "out").exists()

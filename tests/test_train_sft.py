@@ -31,17 +31,13 @@ def make_rows(count: int = 24, seed: int = 0) -> list[dict]:
     """Questions with three answers each, as in HC3."""
     rng = random.Random(seed)
 
-    def texts(n: int) -> list[str]:
-        return [" ".join(rng.choices(WORDS, k=rng.randint(1, 9))) for _ in range(n)]
+    def text(most: int = 9) -> str:
+        return " ".join(rng.choices(WORDS, k=rng.randint(1, most)))
 
-    return [
-        {
-            "question": f"What is {rng.choice(WORDS)} {row}?",
-            "human_answers": texts(2),
-            "chatgpt_answers": texts(1),
-        }
-        for row in range(count)
+    answers = [
+        {"human_answers": [text(), text()], "chatgpt_answers": [text()]} for _ in range(count)
     ]
+    return [{"question": f"What is {text(1)} {i}?"} | row for i, row in enumerate(answers)]
 
 
 ROWS = make_rows()
@@ -57,10 +53,6 @@ def world(tmp_path_factory):
     """Answers of both kinds, and two bases of one layer without a padding token."""
     folder = tmp_path_factory.mktemp("world")
     write_rows(folder / "data", ROWS + USELESS, "all.jsonl")
-    rows = [
-        {"instruction": r["question"], "input": "", "output": r["human_answers"][0]} for r in ROWS
-    ]
-    write_rows(folder / "instructions", rows)
     texts = [f"\n\nHuman: {r['question']}\n\nAssistant: {r['human_answers'][0]}" for r in ROWS]
     tokenizer = train_tokenizer(texts, 330)
     tokenizer.pad_token = None
@@ -71,16 +63,9 @@ def world(tmp_path_factory):
 
 
 def arguments(world, output, *more) -> list[str]:
-    given = {
-        "dataset": world / "data",
-        "model_name_or_path": world / "llama",
-        "output_dir": output,
-        "max_length": 80,
-    }
-    return [f"--{key}={value}" for key, value in given.items()] + [
-        "--disable_tqdm=true",
-        *map(str, more),
-    ]
+    given = {"dataset": world / "data", "model_name_or_path": world / "llama"}
+    given |= {"output_dir": output, "max_length": 80, "disable_tqdm": "true"}
+    return [*(f"--{key}={value}" for key, value in given.items()), *map(str, more)]
 
 
 @pytest.fixture(scope="module")
@@ -118,25 +103,12 @@ def held_out(world, data="data", share=0.12):
 
 @pytest.mark.parametrize("peft", ["true", "false"])
 def test_two_processes_train_as_one_with_twice_the_batch(world, tmp_path, peft):
-    same = (
-        "--train_sampling_strategy=sequential",
-        "--lora_dropout=0",
-        "--num_train_epochs=1",
-        "--eval_share=0.12",
-    )
-    same += (f"--use_peft={peft}",)
-    assert (
-        script.main(arguments(world, tmp_path / "one", *same, "--per_device_train_batch_size=6"))
-        == 0
-    )
-    two = arguments(
-        world,
-        tmp_path / "two",
-        *same,
-        "--per_device_train_batch_size=3",
-        "--per_device_eval_batch_size=3",
-    )
-    out = launched(SCRIPTS / "train_sft.py", *two)
+    same = ["--train_sampling_strategy=sequential", "--lora_dropout=0", "--num_train_epochs=1"]
+    same += [f"--use_peft={peft}", "--eval_share=0.12"]
+    one = arguments(world, tmp_path / "one", *same, "--per_device_train_batch_size=6")
+    assert script.main(one) == 0
+    same += ["--per_device_train_batch_size=3", "--per_device_eval_batch_size=3"]
+    out = launched(SCRIPTS / "train_sft.py", *arguments(world, tmp_path / "two", *same))
     assert out.count(" is in ") == 1 and "Warning" not in out, out
     one, two = metrics(tmp_path / "one"), metrics(tmp_path / "two")
     for name in ("loss_before", "loss", "held_out_tokens"):
@@ -153,35 +125,22 @@ def test_metrics_are_those_of_the_held_out_answers_of_the_saved_adapter(world, t
     found, rows = metrics(trained), held_out(world)
     before, tokens = by_hand(base, tokenizer, rows)
     after, _ = by_hand(PeftModel.from_pretrained(base, trained / "model"), tokenizer, rows)
-    assert (
-        found["loss_before"] == pytest.approx(before, abs=1e-5)
-        and found["held_out_tokens"] == tokens
-    )
-    assert found["loss"] == pytest.approx(after, abs=1e-5) and after < before - 0.1
-    for name in ("", "_before"):
-        assert found[f"perplexity{name}"] == pytest.approx(math.exp(found[f"loss{name}"]))
-    assert (found["base"], found["dataset"]) == (str(world / "llama"), str(world / "data"))
+    assert found["loss_before"] == pytest.approx(before, abs=1e-5)
+    assert found["held_out_tokens"] == tokens and after < before - 0.1
+    assert found["loss"] == pytest.approx(after, abs=1e-5)
+    assert found["perplexity"] == pytest.approx(math.exp(found["loss"]))
 
 
 def test_only_adapter_weights_are_saved_with_the_tokenizer(world, trained):
-    assert sorted(p.name for p in trained.iterdir()) == [
-        "checkpoints",
-        "metrics.json",
-        "model",
-        "run.json",
-    ]
-    assert [p.name for p in (trained / "model").glob("*.safetensors")] == [
-        "adapter_model.safetensors"
-    ]
-    weights = load_file(trained / "model" / "adapter_model.safetensors")
+    found = {path.name for path in trained.iterdir()}
+    assert found == {"checkpoints", "metrics.json", "model", "run.json"}
+    (file,) = (trained / "model").glob("*.safetensors")
+    weights = load_file(file)
     assert len(weights) == 14 and all(".lora_" in name for name in weights)
     config = json.loads((trained / "model" / "adapter_config.json").read_text())
     settings = load_preset("05_lora_rlhf_baichuan", "tiny")
     assert sorted(config["target_modules"]) == sorted(settings.lora_target_modules)
     assert (config["r"], config["lora_alpha"]) == (settings.lora_r, settings.lora_alpha)
-    assert config["task_type"] == "CAUSAL_LM" and config["base_model_name_or_path"] == str(
-        world / "llama"
-    )
     tokenizer = AutoTokenizer.from_pretrained(trained / "model")
     assert tokenizer.pad_token_id == tokenizer.eos_token_id
 
@@ -190,78 +149,51 @@ def test_only_adapter_weights_are_saved_with_the_tokenizer(world, trained):
 def test_the_training_loss_is_that_of_answers_and_eos_alone(base, world, tmp_path, monkeypatch):
     kept, make = [], trl_run.make_trainer
     monkeypatch.setattr(trl_run, "make_trainer", lambda *a: kept.append(make(*a)) or kept[0])
-    more = (
-        "--use_peft=false",
-        f"--model_name_or_path={world / base}",
-        "--per_device_train_batch_size=7",
-    )
-    more += ("--max_steps=1",)
+    more = ["--use_peft=false", "--per_device_train_batch_size=7", "--max_steps=1"]
+    more += [f"--model_name_or_path={world / base}"]
     assert script.main(arguments(world, tmp_path, *more)) == 0
     trainer, tokenizer = kept[0], AutoTokenizer.from_pretrained(world / base)
     answers, _ = load_answers(world / "data")
     known = {(row["prompt"], row["answer"]): row for row in answers}
     for batch in trainer.get_train_dataloader():
         rows = []
-        for ids, labels, mask in zip(
-            batch["input_ids"], batch["labels"], batch["attention_mask"], strict=True
-        ):
+        triples = zip(*(batch[k] for k in ("input_ids", "labels", "attention_mask")), strict=True)
+        for ids, labels, mask in triples:
             ids, labels = ids[mask == 1], labels[mask == 1]
             learnt = labels != -100
-            assert (
-                learnt[-1]
-                and ids[-1] == tokenizer.eos_token_id
-                and ids[:-1].ne(tokenizer.eos_token_id).all()
-            )
+            assert learnt[-1] and ids[-1] == tokenizer.eos_token_id
+            assert ids[:-1].ne(tokenizer.eos_token_id).all()
             assert (ids[learnt] == labels[learnt]).all() and learnt.long().diff().abs().sum() == 1
-            rows.append(
-                known[tokenizer.decode(ids[~learnt]), tokenizer.decode(ids[learnt][:-1]).strip()]
-            )
+            prompt, answer = tokenizer.decode(ids[~learnt]), tokenizer.decode(ids[learnt][:-1])
+            rows.append(known[prompt, answer.strip()])
         assert batch["labels"][batch["attention_mask"] == 0].eq(-100).all()
         wanted, _ = by_hand(trainer.model, tokenizer, rows)
         assert trainer.compute_loss(trainer.model, batch).item() == pytest.approx(wanted, abs=1e-5)
 
 
 def test_all_weights_learn_instructions_and_where_to_stop(world, tmp_path):
-    data = write_rows(
-        tmp_path / "data",
-        [{"instruction": f"{w}?", "input": "", "output": "fog road"} for w in WORDS],
-    )
-    more = (
-        "--use_peft=false",
-        f"--model_name_or_path={world / 'gpt2'}",
-        f"--dataset={data}",
-        "--num_train_epochs=40",
-    )
+    rows = [{"instruction": f"{w}?", "input": "", "output": "fog road"} for w in WORDS]
+    more = ["--use_peft=false", f"--dataset={write_rows(tmp_path / 'data', rows)}"]
+    more += [f"--model_name_or_path={world / 'gpt2'}", "--num_train_epochs=40"]
     assert script.main(arguments(world, tmp_path / "out", *more, "--learning_rate=1e-2")) == 0
     folder = tmp_path / "out" / "model"
     model, tokenizer = (
         kind.from_pretrained(folder) for kind in (AutoModelForCausalLM, AutoTokenizer)
     )
-    assert (
-        not (folder / "adapter_config.json").exists()
-        and model.config.pad_token_id == tokenizer.pad_token_id
-    )
+    assert model.config.pad_token_id == tokenizer.pad_token_id
     prompt = tokenizer("\n\nHuman: bird?\n\nAssistant:", return_tensors="pt")
-    answer = model.generate(**prompt, max_new_tokens=40, do_sample=False)[
-        0, prompt["input_ids"].shape[1] :
-    ]
-    assert tokenizer.decode(answer) == " fog road" + tokenizer.eos_token
+    answer = model.generate(**prompt, max_new_tokens=40, do_sample=False)[0]
+    said = tokenizer.decode(answer[prompt["input_ids"].shape[1] :])
+    assert said == " fog road" + tokenizer.eos_token
     found = metrics(tmp_path / "out")
     assert found["loss"] < 0.1 < found["loss_before"] and found["train_rows"] == 13
-    assert by_hand(model, tokenizer, held_out(tmp_path, share=0.05))[0] == pytest.approx(
-        found["loss"], abs=1e-5
-    )
 
 
 @pytest.mark.parametrize("step", [3, 9, 12])  # within an epoch, between two, and within the second
 def test_resuming_equals_never_having_stopped(step, world, trained, tmp_path):
     middle = trained / "checkpoints" / f"checkpoint-{step}"
-    assert (
-        script.main(
-            arguments(world, tmp_path / "out", *SHORT, f"--resume_from_checkpoint={middle}")
-        )
-        == 0
-    )
+    resume = f"--resume_from_checkpoint={middle}"
+    assert script.main(arguments(world, tmp_path / "out", *SHORT, resume)) == 0
     folders = (trained / "model", tmp_path / "out" / "model", middle)
     whole, resumed, stopped = (
         load_file(folder / "adapter_model.safetensors") for folder in folders
@@ -275,23 +207,12 @@ def test_a_loss_that_explodes_ends_with_a_sentence(world, tmp_path, capsys):
     assert "Diverged: " in capsys.readouterr().err and not (tmp_path / "metrics.json").exists()
 
 
-def test_a_dataset_of_ones_own_has_not_the_files_of_the_presets():
-    *_, settings = script.parse_arguments(["--preset=full", "--dataset=mine"])
-    assert settings.sft_files is None
-    *_, settings = script.parse_arguments(
-        ["--preset=full", "--dataset=mine", "--data_files=a.jsonl"]
-    )
-    assert settings.sft_files == "a.jsonl"
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         (["--preset=huge"], "Unknown preset 'huge'; choose one of tiny, scratch, full"),
         (["--preset=scratch"], "--preset scratch needs --dataset"),
-        (["--config=missing.yaml"], "missing.yaml"),
         (["--max_lenght=3"], "--max_lenght=3"),
-        (["--max_length=0"], "takes a whole number of at least 1"),
         (["--subset=0"], "takes a whole number of at least 1"),
         (["--eval_share=1"], "--eval_share takes a number between 0 and 1, got 1.0"),
         (["--packing"], "--packing is not for this script"),
@@ -303,42 +224,23 @@ def test_bad_options_end_with_a_sentence(given, message, refuses):
     refuses(script.main, given, message)
 
 
-def foreign(world, folder) -> str:
-    """A base that would bring code of its own."""
-    folder.mkdir()
-    config = {
-        "model_type": "baichuan",
-        "auto_map": {"AutoConfig": "a.B", "AutoModelForCausalLM": "a.C"},
-    }
-    (folder / "config.json").write_text(json.dumps(config))
-    AutoTokenizer.from_pretrained(world / "llama").save_pretrained(folder)
-    return f"--model_name_or_path={folder}"
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (lambda world, folder: "--dataset=./nowhere", "No dataset folder at ./nowhere"),
-        (
-            lambda world, folder: f"--dataset={write_rows(folder, [{'question': 'a', 'b': 'c'}])}",
-            "has the columns",
-        ),
-        (
-            lambda world, folder: f"--dataset={write_rows(folder, ROWS[:1])}",
-            "1 questions are too few to hold out 1",
-        ),
-        (lambda world, folder: "--data_files=no.jsonl", "no.jsonl"),
-        (lambda world, folder: "--model_name_or_path=./nowhere", "nowhere"),
-        (foreign, "and that is not run here"),
-        (lambda world, folder: "--max_length=97", "--max_length 97 is more than the 96 positions"),
-        (lambda world, folder: "--max_length=3", "rows are longer than max_length=3 tokens"),
-        (
-            lambda world, folder: "--lora_target_modules=c_attn",
-            "Target modules {'c_attn'} not found",
-        ),
-        (lambda world, folder: "--resume_from_checkpoint=true", "There is no whole checkpoint in"),
+        ("--dataset=./nowhere", "No dataset folder at ./nowhere"),
+        ("--dataset=NAMED", "No column chatgpt_answers or human_answers"),
+        ("--dataset=ONE", "1 questions are too few to hold out 1"),
+        ("--data_files=no.jsonl", "no.jsonl"),
+        ("--model_name_or_path=./nowhere", "nowhere"),
+        ("--max_length=97", "--max_length 97 is more than the 96 positions"),
+        ("--max_length=3", "rows are longer than max_length=3 tokens"),
+        ("--lora_target_modules=c_attn", "Target modules {'c_attn'} not found"),
+        ("--resume_from_checkpoint=true", "There is no whole checkpoint in"),
     ],
 )
 def test_bad_inputs_end_with_a_sentence_and_leave_nothing(given, message, world, tmp_path, fails):
-    fails(script, arguments(world, tmp_path / "out", given(world, tmp_path / "data")), message)
+    write_rows(tmp_path / "NAMED", [{"question": "a", "b": "c"}])
+    write_rows(tmp_path / "ONE", ROWS[:1])
+    given = given.replace("=NAMED", f"={tmp_path}/NAMED").replace("=ONE", f"={tmp_path}/ONE")
+    fails(script, arguments(world, tmp_path / "out", given), message)
     assert not (tmp_path / "out").exists()

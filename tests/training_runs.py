@@ -19,14 +19,7 @@ from rlhf_course import PPOTrainer
 from rlhf_course.worlds.small_models import train_tokenizer
 
 COMMANDS = {"PPO": train_ppo, "SFT": train_sft, "the reward model": train_reward_model}
-SIZES = {
-    "batch_size": 8,
-    "mini_batch_size": 4,
-    "max_length": 64,
-    "max_new_tokens": 8,
-    "steps": 3,
-    "ppo_epochs": 2,
-}
+SIZES = {"batch_size": 8, "mini_batch_size": 4, "max_length": 64, "max_new_tokens": 8}
 LORA = {"lora_alpha": 8, "target_modules": ["q_proj", "v_proj", "down_proj"]}
 
 
@@ -36,23 +29,19 @@ def words(rng, most=6) -> str:
 
 def make_base(folder, tokenizer, width=32):
     torch.manual_seed(0)
-    save_base(
-        folder, tokenizer, hidden_size=width, max_position_embeddings=128, initializer_range=0.1
-    )
+    sizes = {"hidden_size": width, "max_position_embeddings": 128, "initializer_range": 0.1}
+    save_base(folder, tokenizer, **sizes)
 
 
 def make_adapters(base, folder, rank=4):
-    """An SFT adapter and a reward adapter with weights as if they had been trained, and no
-    tokenizer beside them.
-    """
+    """An SFT and a reward adapter with weights as if trained, and no tokenizer beside them."""
     torch.manual_seed(1)
     classifier = {"task_type": "SEQ_CLS", "modules_to_save": ["score"]}
     kinds = {"sft": (LlamaForCausalLM, {}, {"task_type": "CAUSAL_LM"})}
     kinds["reward"] = (LlamaForSequenceClassification, {"num_labels": 1}, classifier)
     for name, (kind, options, task) in kinds.items():
-        model = get_peft_model(
-            kind.from_pretrained(base, **options), LoraConfig(**LORA, **task, r=rank)
-        )
+        network = kind.from_pretrained(base, **options)
+        model = get_peft_model(network, LoraConfig(**LORA, **task, r=rank))
         for key, parameter in model.named_parameters():
             if "lora_" in key:
                 torch.nn.init.normal_(parameter, std=0.1)
@@ -61,82 +50,54 @@ def make_adapters(base, folder, rank=4):
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    """A base without a padding token, two adapters on it, and folders of answers and of preference
-    pairs.
-    """
+    """A base without a padding token, two adapters on it, and folders of answers and of pairs."""
     folder, rng = tmp_path_factory.mktemp("world"), random.Random(0)
     pairs = [
         {"prompt": f"What is {words(rng, 3)} {row}?", "chosen": words(rng), "rejected": words(rng)}
         for row in range(56)
     ]
-    pairs.append(pairs[0])
-    pairs.append(
-        {"prompt": "Why " * 70, "chosen": "fog", "rejected": "sun"}
-    )  # leaves no room for an answer
-    answers = [
-        {"instruction": row["prompt"], "input": "", "output": row["chosen"]} for row in pairs[:24]
-    ]
+    long = {"prompt": "Why " * 70, "chosen": "fog", "rejected": "sun"}  # no room for an answer
+    pairs += [pairs[0], long]
+    answers = [{"instruction": r["prompt"], "input": "", "output": r["chosen"]} for r in pairs[:24]]
     write_rows(folder / "pairs", pairs)
     write_rows(folder / "answers", answers)
-    tokenizer = train_tokenizer(
-        [f"\n\nHuman: {r['prompt']}\n\nAssistant: {r['chosen']}" for r in pairs], 330
-    )
+    texts = [f"\n\nHuman: {r['prompt']}\n\nAssistant: {r['chosen']}" for r in pairs]
+    tokenizer = train_tokenizer(texts, 330)
     tokenizer.pad_token = None
     make_base(folder / "base", tokenizer)
     make_adapters(folder / "base", folder)
     return folder
 
 
+def as_options(given: dict) -> list[str]:
+    return [f"--{key}={value}" for key, value in given.items()]
+
+
 def arguments(world, output, *more, **given) -> list[str]:
-    given = (
-        {
-            "sft_adapter": world / "sft",
-            "reward_adapter": world / "reward",
-            "dataset": world / "pairs",
-        }
-        | SIZES
-        | given
-    )
-    return [
-        f"--{key}={value}"
-        for key, value in (given | {"output": output, "learning_rate": 1e-2}).items()
-    ] + [*more]
+    adapters = {"sft_adapter": world / "sft", "reward_adapter": world / "reward"}
+    defaults = adapters | SIZES | {"dataset": world / "pairs", "steps": 3, "ppo_epochs": 2}
+    return [*as_options(defaults | given), f"--output={output}", "--learning_rate=1e-2", *more]
 
 
 def run(kind: str, world, output, *more, **given) -> int:
     """A command's exit code; a short run, with checkpoints at every step or every other one."""
     if kind == "PPO":
         return train_ppo.main(arguments(world, output, "--save_every=1", *more, **given))
-    dataset = world / ("answers" if kind == "SFT" else "pairs")
-    given = {
-        "dataset": dataset,
-        "model_name_or_path": world / "base",
-        "output_dir": output,
-        "max_length": 80,
-    } | given
-    short = [
-        "--disable_tqdm=true",
-        "--lora_r=4",
-        "--save_steps=2",
-        "--use_peft=true",
-        "--max_steps=4",
-    ]
-    short += ["--per_device_train_batch_size=8", "--audit_prompts=2"][: 1 if kind == "SFT" else 2]
-    return COMMANDS[kind].main(
-        [*(f"--{key}={value}" for key, value in given.items()), *short, *more]
-    )
+    defaults = {"dataset": world / ("answers" if kind == "SFT" else "pairs"), "max_length": 80}
+    defaults |= {"model_name_or_path": world / "base", "output_dir": output, "lora_r": 4}
+    defaults |= {"disable_tqdm": "true", "save_steps": 2, "use_peft": "true", "max_steps": 4}
+    defaults |= {"per_device_train_batch_size": 8} | ({} if kind == "SFT" else {"audit_prompts": 2})
+    return COMMANDS[kind].main([*as_options(defaults | given), *more])
 
 
 def resume(kind: str, *rest, **given) -> int:
-    return run(
-        kind, *rest, "--resume" if kind == "PPO" else "--resume_from_checkpoint=true", **given
-    )
+    option = "--resume" if kind == "PPO" else "--resume_from_checkpoint=true"
+    return run(kind, *rest, option, **given)
 
 
 def weights(kind: str, output: Path) -> bytes:
-    return (
-        output / ("policy" if kind == "PPO" else "model") / "adapter_model.safetensors"
-    ).read_bytes()
+    folder = output / ("policy" if kind == "PPO" else "model")
+    return (folder / "adapter_model.safetensors").read_bytes()
 
 
 def checkpoints(output: Path) -> list[str]:

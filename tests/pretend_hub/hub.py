@@ -11,15 +11,8 @@ from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 Content = bytes | str | Path
-LARGE = (
-    ".bin",
-    ".safetensors",
-    ".parquet",
-    ".gz",
-    ".model",
-    ".h5",
-    ".msgpack",
-)  # kept by LFS, served by a CDN
+# kept by LFS, served by a CDN
+LARGE = (".bin", ".safetensors", ".parquet", ".gz", ".model", ".h5", ".msgpack")
 
 
 class Hub:
@@ -28,10 +21,7 @@ class Hub:
 
     Attributes to change what happens:
         gated: ids that only a request with a token may read.
-        renamed: old id → new id, answered by redirects (307).
-        silent: file names at whose download the connection stays open and no byte comes.
         cut: file name → the byte from which on nothing comes: the connection is closed there.
-        delay: seconds before every 64 kB of a download.
         asked: (method, path) of every request so far.
     """
 
@@ -45,14 +35,10 @@ class Hub:
                 }
             self.files[name if "@" in name else f"{name}@main"] = dict(content)
         self.gated: set[str] = set()
-        self.renamed: dict[str, str] = {}
-        self.silent: set[str] = set()
         self.cut: dict[str, int] = {}
-        self.delay = 0.0
         self.asked: list[tuple[str, str]] = []
         self.endpoint = self.cdn = ""
         self.server: ThreadingHTTPServer | None = None
-        self.closing = threading.Event()
 
     def revision(self, name: str, revision: str) -> tuple[str, dict[str, Content]] | None:
         """The commit and the files of a branch, or of a commit; None where there is no such
@@ -66,27 +52,18 @@ class Hub:
 
     def unplug(self) -> None:
         """Nobody answers any more."""
-        self.closing.set()
         self.server.shutdown()
         self.server.server_close()
 
     def environment(self, home: Path) -> dict[str, str]:
         """Variables for a process that knows only this hub, with its caches in ``home``."""
-        own = {
-            k: v
-            for k, v in os.environ.items()
-            if not k.startswith(("HF_", "HUGGING", "TRANSFORMERS_", "WANDB"))
-        }
-        return own | {
-            "HF_ENDPOINT": self.endpoint,
-            "HF_HOME": str(home),
-            "NO_PROXY": "127.0.0.1,localhost",
-        }
+        hidden = ("HF_", "HUGGING", "TRANSFORMERS_", "WANDB")
+        own = {k: v for k, v in os.environ.items() if not k.startswith(hidden)}
+        own |= {"HF_ENDPOINT": self.endpoint, "HF_HOME": str(home)}
+        return own | {"NO_PROXY": "127.0.0.1,localhost"}
 
     def use(self, monkeypatch, home: Path) -> None:
-        """Point the libraries in this process to this hub, with their caches in the folder
-        ``home``.
-        """
+        """Point this process's libraries to this hub, with their caches in ``home``."""
         import datasets.config
         import huggingface_hub
         from huggingface_hub import constants
@@ -112,13 +89,9 @@ def commit_of(key: str, files: Mapping[str, Content]) -> str:
 
 def read(content: Content) -> bytes:
     """The bytes of a file, wherever they are."""
-    return (
-        content.read_bytes()
-        if isinstance(content, Path)
-        else content.encode()
-        if isinstance(content, str)
-        else content
-    )
+    if isinstance(content, Path):
+        return content.read_bytes()
+    return content.encode() if isinstance(content, str) else content
 
 
 def digest_of(path: str, content: Content) -> str:

@@ -5,27 +5,22 @@ from __future__ import annotations
 import base64
 import json
 import re
-import time
 from http.server import BaseHTTPRequestHandler
+from pathlib import PurePosixPath
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from pretend_hub.hub import LARGE, Hub, digest_of, read
 
-ID = r"(?P<name>[^/]+/[^/]+)"
+REPO = r"/api/(?P<kind>model|dataset)s/(?P<name>[^/]+/[^/]+)"
+REVISION = r"(?P<revision>[^/]+)"
 ROUTES = {
-    "info": re.compile(rf"/api/(?P<kind>model|dataset)s/{ID}(/revision/(?P<revision>[^/]+))?"),
-    "tree": re.compile(
-        rf"/api/(?P<kind>model|dataset)s/{ID}/tree/(?P<revision>[^/]+)(/(?P<path>.+))?"
-    ),
-    "paths_info": re.compile(rf"/api/(?P<kind>model|dataset)s/{ID}/paths-info/(?P<revision>[^/]+)"),
-    "refs": re.compile(rf"/api/(?P<kind>model|dataset)s/{ID}/refs"),
-    "commits": re.compile(rf"/api/(?P<kind>model|dataset)s/{ID}/commits/(?P<revision>[^/]+)"),
-    "discussions": re.compile(rf"/api/(?P<kind>model|dataset)s/{ID}/discussions"),
-    "preupload": re.compile(rf"/api/(?P<kind>model|dataset)s/{ID}/preupload/(?P<revision>[^/]+)"),
-    "commit": re.compile(rf"/api/(?P<kind>model|dataset)s/{ID}/commit/(?P<revision>[^/]+)"),
-    "resolve": re.compile(rf"(/(?P<kind>dataset)s)?/{ID}/resolve/(?P<revision>[^/]+)/(?P<path>.+)"),
+    "info": rf"{REPO}(/revision/{REVISION})?",
+    "tree": rf"{REPO}/tree/{REVISION}(/(?P<path>.+))?",
+    "paths_info": rf"{REPO}/paths-info/{REVISION}",
+    "preupload": rf"{REPO}/preupload/{REVISION}",
+    "commit": rf"{REPO}/commit/{REVISION}",
+    "resolve": rf"(/(?P<kind>dataset)s)?/(?P<name>[^/]+/[^/]+)/resolve/{REVISION}/(?P<path>.+)",
 }
-PIECE = 1 << 16
 
 
 class Refused(Exception):
@@ -53,7 +48,7 @@ class Handler(BaseHTTPRequestHandler):
             if address.path == "/api/validate-yaml":  # a card's head
                 return self.answer(200, {"errors": [], "warnings": []})
             for name, pattern in ROUTES.items():
-                if found := pattern.fullmatch(address.path):
+                if found := re.fullmatch(pattern, address.path):
                     return self.route(name, **found.groupdict())
             raise Refused(404, "NotFound", "Sorry, we can't find the page you are looking for.")
         except Refused as refused:
@@ -66,20 +61,9 @@ class Handler(BaseHTTPRequestHandler):
 
     do_HEAD = do_POST = do_GET
 
-    def route(
-        self,
-        route: str,
-        kind: str | None,
-        name: str,
-        revision: str | None = None,
-        path: str | None = None,
-    ):
-        """Find the repository's revision, and hand over; redirects, and errors as the hub words
-        them.
-        """
+    def route(self, route: str, kind: str | None, name: str, revision="main", path="") -> None:
+        """Find the repository's revision and hand over; errors are worded as the hub words them."""
         name = ("datasets/" if kind == "dataset" else "") + name
-        if name in self.hub.renamed:
-            return self.redirect(307, self.path.replace(name, self.hub.renamed[name], 1))
         if not any(key.partition("@")[0] == name for key in self.hub.files):
             raise Refused(401, "RepoNotFound", "Repository not found")
         if name in self.hub.gated and route == "resolve" and "Authorization" not in self.headers:
@@ -113,51 +97,10 @@ class Handler(BaseHTTPRequestHandler):
     def info(self, name: str, commit: str, files: dict, path: str) -> None:
         """A repository's card."""
         bare = name.removeprefix("datasets/")
-        card = {
-            "_id": commit[:24],
-            "id": bare,
-            "sha": commit,
-            "private": False,
-            "disabled": False,
-            "tags": [],
-        }
-        card |= {
-            "modelId": bare,
-            "downloads": 0,
-            "likes": 0,
-            "gated": "auto" if name in self.hub.gated else False,
-        }
+        card = {"_id": commit[:24], "id": bare, "modelId": bare, "sha": commit, "tags": []}
+        card |= {"private": False, "disabled": False, "downloads": 0, "likes": 0}
+        card["gated"] = "auto" if name in self.hub.gated else False
         self.answer(200, card | {"siblings": [{"rfilename": path} for path in files]})
-
-    def refs(self, name: str, commit: str, files: dict, path: str) -> None:
-        """Branches; those of the hub itself, such as refs/convert/parquet, stand apart."""
-        branches = [key.partition("@")[2] for key in self.hub.files if key.startswith(f"{name}@")]
-        listed = [
-            {"name": b.split("/")[-1], "ref": b, "targetCommit": self.hub.revision(name, b)[0]}
-            for b in branches
-        ]
-        self.answer(
-            200,
-            {
-                "branches": [entry for entry in listed if "/" not in entry["ref"]],
-                "converts": [entry for entry in listed if "/" in entry["ref"]],
-                "tags": [],
-            },
-        )
-
-    def commits(self, name: str, commit: str, files: dict, path: str) -> None:
-        """The one commit there is."""
-        said = {
-            "title": "Upload files",
-            "message": "",
-            "date": "2024-01-01T00:00:00.000Z",
-            "authors": [],
-        }
-        self.answer(200, [said | {"id": commit}])
-
-    def discussions(self, name: str, commit: str, files: dict, path: str) -> None:
-        """None, pull requests included."""
-        self.answer(200, {"discussions": [], "count": 0, "start": 0})
 
     def tree(self, name: str, commit: str, files: dict, path: str) -> None:
         """Files and folders below a folder."""
@@ -171,23 +114,15 @@ class Handler(BaseHTTPRequestHandler):
 
     def paths_info(self, name: str, commit: str, files: dict, path: str) -> None:
         """What is known of the paths asked for; those that are not there are left out."""
-        wanted = (
-            json.loads(self.body)["paths"]
-            if self.body.startswith("{")
-            else parse_qs(self.body)["paths"]
-        )
+        is_json = self.body.startswith("{")
+        wanted = (json.loads if is_json else parse_qs)(self.body)["paths"]
         self.answer(200, [entry(place, files) for place in wanted if place in places(files)])
 
     def resolve(self, name: str, commit: str, files: dict, path: str) -> None:
         """A file: small ones here, large ones by a redirect to the CDN."""
-        headers = {"X-Repo-Commit": commit}
         if path not in files:
-            self.answer(
-                404,
-                {},
-                headers | {"X-Error-Code": "EntryNotFound", "X-Error-Message": "Entry not found"},
-            )
-            return
+            raise Refused(404, "EntryNotFound", "Entry not found")
+        headers = {"X-Repo-Commit": commit}
         digest = digest_of(path, files[path])
         if not path.endswith(LARGE):
             return self.download(path, read(files[path]), headers | {"ETag": f'"{digest}"'})
@@ -202,9 +137,7 @@ class Handler(BaseHTTPRequestHandler):
         self.download(path, data, {"ETag": f'"{digest}"'})
 
     def download(self, path: str, data: bytes, headers: dict[str, str]) -> None:
-        """The bytes from the start of the range asked for; slow, silent or cut off where the hub is
-        told to be.
-        """
+        """The bytes of the range asked for; cut off where the hub is told to."""
         first, last = re.fullmatch(r"bytes=(\d+)-(\d*)|", self.headers.get("Range", "")).groups(
             default=""
         )
@@ -215,12 +148,8 @@ class Handler(BaseHTTPRequestHandler):
         self.start(206 if first else 200, headers | {"Content-Type": "application/octet-stream"})
         if self.command == "HEAD":
             return
-        if path in self.hub.silent:
-            self.hub.closing.wait()
         stop = min(end, self.hub.cut.get(path, end))
-        for start in range(begin, stop, PIECE):
-            time.sleep(self.hub.delay)
-            self.wfile.write(data[start : min(start + PIECE, stop)])
+        self.wfile.write(data[begin:stop])
         self.close_connection |= stop < end
 
     def redirect(self, status: int, address: str, headers: dict[str, str] | None = None) -> None:
@@ -230,11 +159,8 @@ class Handler(BaseHTTPRequestHandler):
     def answer(self, status: int, content, headers: dict[str, str] | None = None) -> None:
         """A JSON answer."""
         data = json.dumps(content).encode()
-        headers = (headers or {}) | {
-            "Content-Type": "application/json",
-            "Content-Length": str(len(data)),
-        }
-        self.start(status, headers)
+        kind = {"Content-Type": "application/json", "Content-Length": str(len(data))}
+        self.start(status, (headers or {}) | kind)
         if self.command != "HEAD":
             self.wfile.write(data)
 
@@ -251,11 +177,7 @@ class Handler(BaseHTTPRequestHandler):
 
 def places(files: dict) -> list[str]:
     """All files and the folders that hold them."""
-    folders = {
-        "/".join(parts[:n])
-        for parts in (file.split("/") for file in files)
-        for n in range(1, len(parts))
-    }
+    folders = {str(folder) for file in files for folder in PurePosixPath(file).parents} - {"."}
     return sorted({*files, *folders})
 
 

@@ -1,10 +1,8 @@
-"""Faults around files: what is not ours stays, and what is half-written or damaged is not used."""
+"""Files: what is not ours stays, and what is half-written or damaged is not used."""
 
 import os
-import resource
 import threading
 import time
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -41,16 +39,6 @@ def test_what_is_not_ours_stays(tmp_path):
     assert (tmp_path / "mywork/model.safetensors").exists() and os.listdir(tmp_path) == ["mywork"]
 
 
-def test_others_can_read_a_saved_model_where_the_umask_lets_them(tmp_path):
-    """safetensors writes files that only their owner can read."""
-    before = os.umask(0o027)
-    try:
-        make_policy().save_pretrained(tmp_path / "policy")
-    finally:
-        os.umask(before)
-    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "policy").iterdir()} == {0o640}
-
-
 def test_a_relative_cache_starts_at_the_courses_folder(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     for given, place in (("my/cache", ROOT / "my/cache"), ("~/cache", Path.home() / "cache")):
@@ -85,25 +73,6 @@ def test_a_damaged_item_is_built_again(how, built):
     (folder / ".DS_Store").write_bytes(b"a file browser's")
     build.build_dialogues()
     assert len(built) == 2  # once, and not for what nobody loads
-
-
-@contextmanager
-def full_disk():
-    """No file of this process can grow beyond 1,000 bytes: the error comes where a full disk's
-    would.
-    """
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
-    try:
-        yield
-    finally:  # before pytest writes to its own log
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
-def test_a_full_disk_leaves_nothing_half_built(built, tmp_path):
-    with full_disk(), pytest.raises(OSError):
-        build.build_dialogues()
-    assert all(path.suffix == ".lock" for path in (tmp_path / "cache").iterdir())
 
 
 def test_a_failed_write_leaves_what_stood_there(tmp_path):

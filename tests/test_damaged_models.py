@@ -1,20 +1,11 @@
-"""Faults of models: incomplete, damaged, of another kind or size; and what is given to them in
-place of numbers.
-"""
+"""Models that are incomplete, damaged, of another kind or size, and classifiers of long texts."""
 
 import json
 from pathlib import Path
 
 import pytest
 import torch
-from builders import (
-    EOS,
-    edit_json,
-    make_policy,
-    review_tokenizer,
-    reviews,
-    save_classifier,
-)
+from builders import EOS, edit_json, make_policy, review_tokenizer, reviews, save_classifier
 from peft import LoraConfig
 from safetensors.torch import load_file, save_file
 from transformers import (
@@ -47,9 +38,7 @@ def tokenizer():
 
 @pytest.fixture
 def folders(tmp_path, tokenizer):
-    """Whole models: a policy, adapters on it for SFT and reward, and classifiers with one and two
-    labels.
-    """
+    """A policy, adapters on it for SFT and reward, and classifiers with one and two labels."""
     torch.manual_seed(0)
     policy = make_policy()
     policy.save_pretrained(tmp_path / "policy")
@@ -59,15 +48,11 @@ def folders(tmp_path, tokenizer):
     judge.add_adapter(LoraConfig(task_type="SEQ_CLS", modules_to_save=["score"], **LORA))
     judge.save_pretrained(tmp_path / "judge")
     for name in ("sft", "judge"):
-        edit_json(
-            tmp_path / name / "adapter_config.json",
-            base_model_name_or_path=str(tmp_path / "policy"),
-        )
+        base = str(tmp_path / "policy")
+        edit_json(tmp_path / name / "adapter_config.json", base_model_name_or_path=base)
     for labels in (1, 2):
-        two = {"vocab_size": 40, "num_labels": labels, "pad_token_id": EOS}
-        GPT2ForSequenceClassification(make_policy(**two).config).save_pretrained(
-            tmp_path / f"labels-{labels}"
-        )
+        config = make_policy(vocab_size=40, num_labels=labels, pad_token_id=EOS).config
+        GPT2ForSequenceClassification(config).save_pretrained(tmp_path / f"labels-{labels}")
     sizes = {"n_heads": 2, "initializer_range": 0.5, "max_position_embeddings": 32}
     save_classifier(tmp_path / "classifier", tokenizer=tokenizer, **sizes)
     return tmp_path
@@ -94,9 +79,7 @@ def rewrite(file: Path, change) -> None:
     "case",
     [
         ("policy", load, ".h.1."),
-        ("policy", load, "wpe"),
         ("classifier", SentimentReward, "classifier."),
-        ("classifier", SentimentReward, "layer.0."),
         ("sft", load, ".h.1."),
         ("judge", load_reward_model, "score"),
         ("judge", load_reward_model, "lora_B"),
@@ -104,8 +87,7 @@ def rewrite(file: Path, change) -> None:
 )
 def test_a_missing_tensor_is_an_error(folders, case):
     name, use, part = case
-    file = next(path for path in (folders / name).glob("*model.safetensors"))
-    use(folders / name)
+    (file,) = (folders / name).glob("*model.safetensors")
     rewrite(file, lambda tensors: {key: value for key, value in tensors.items() if part not in key})
     text = said(lambda: use(folders / name))
     assert "holds no " in text and part in text and str(folders / name) in text
@@ -114,10 +96,6 @@ def test_a_missing_tensor_is_an_error(folders, case):
 def test_a_language_model_is_no_reward_model(folders):
     text = said(lambda: load_reward_model(folders / "policy"))
     assert "holds no score.weight" in text and "new_head=True" in text
-    first, second = (load_reward_model(folders / "policy", new_head=True) for _ in range(2))
-    assert not torch.equal(
-        first.score.weight, second.score.weight
-    )  # drawn: what nobody should be surprised by
 
 
 def test_two_labels_are_no_reward_model(folders):
@@ -126,35 +104,14 @@ def test_two_labels_are_no_reward_model(folders):
     assert "shape (2, 16), and" in text and "needs (1, 16)" in text and "SentimentReward" in text
 
 
-def test_a_reward_adapter_of_two_labels(folders):
-    rewrite(
-        folders / "judge/adapter_model.safetensors",
-        lambda t: {
-            key: torch.cat([value] * 2) if "score" in key else value for key, value in t.items()
-        },
-    )
-    assert "(2, 16)" in said(lambda: load_reward_model(folders / "judge"))
-    said(lambda: RewardAdapter(load(folders / "sft"), folders / "judge"))
-
-
 @pytest.mark.parametrize("use", ["policy", "reward"])
 def test_an_adapter_of_another_shape(folders, use):
     file = folders / ("sft" if use == "policy" else "judge") / "adapter_model.safetensors"
-    rewrite(file, lambda t: {k: torch.cat([v] * 2) if "lora_A" in k else v for k, v in t.items()})
-    policy = load(folders / "sft") if use == "reward" else None
-    text = said(
-        lambda: RewardAdapter(policy, folders / "judge") if policy else load(folders / "sft")
-    )
-    assert "has shape (4, 16), and this adapter needs (2, 16)" in text
-
-
-def test_a_reward_adapter_on_the_shared_base_is_whole(folders):
-    rewrite(
-        folders / "judge/adapter_model.safetensors",
-        lambda t: {k: v for k, v in t.items() if ".h.1." not in k},
-    )
     policy = load(folders / "sft")
-    said(lambda: RewardAdapter(policy, folders / "judge"))
+    rewrite(file, lambda t: {k: torch.cat([v] * 2) if "lora_A" in k else v for k, v in t.items()})
+    judge = folders / "judge"
+    text = said(lambda: load(file.parent) if use == "policy" else RewardAdapter(policy, judge))
+    assert "has shape (4, 16), and this adapter needs (2, 16)" in text
 
 
 @pytest.mark.parametrize(
@@ -163,41 +120,17 @@ def test_a_reward_adapter_on_the_shared_base_is_whole(folders):
         ("policy", "model.safetensors", load),
         ("policy", "v_head.safetensors", load),
         ("policy", "config.json", load),
-        ("sft", "adapter_model.safetensors", load),
         ("sft", "adapter_config.json", load),
         ("judge", "adapter_model.safetensors", load_reward_model),
-        ("classifier", "model.safetensors", SentimentReward),
         ("classifier", "tokenizer.json", SentimentReward),
     ],
 )
 def test_a_damaged_file_is_named(folders, case):
     name, file, use = case
     path = folders / name / file
-    for content in (
-        path.read_bytes()[: path.stat().st_size // 2],
-        b"",
-        b"not what it should be" * 99,
-    ):
+    for content in (path.read_bytes()[: path.stat().st_size // 2], b"", b"something else" * 99):
         path.write_bytes(content)
-        text = said(lambda: use(folders / name))
-        assert text.startswith(f"{path} cannot be read")
-
-
-def test_a_damaged_bin_is_named(folders):
-    path = folders / "policy" / "pytorch_model.bin"
-    torch.save(load_file(folders / "policy/model.safetensors"), path)
-    (folders / "policy/model.safetensors").unlink()
-    whole = path.read_bytes()
-    for size in (0, 50, len(whole) // 2):
-        path.write_bytes(whole[:size])
-        text = said(lambda: load(folders / "policy"))
-        assert text.startswith(f"{path} cannot be read")
-
-
-def test_a_value_head_of_another_model(folders):
-    make_policy(n_embd=32).save_pretrained(folders / "wide")
-    (folders / "wide/v_head.safetensors").rename(folders / "policy/v_head.safetensors")
-    said(lambda: load(folders / "policy"))
+        assert said(lambda: use(folders / name)).startswith(f"{path} cannot be read")
 
 
 def test_an_empty_tokenizer_is_none(folders):
@@ -213,27 +146,20 @@ def test_an_adapter_of_another_task(folders):
 # --- of another kind
 
 
-@pytest.mark.parametrize("use", ["policy", "classifier", "reward", "tokenizer"])
+@pytest.mark.parametrize("use", [load, SentimentReward, RewardModel, load_tokenizer])
 @pytest.mark.parametrize("config", [{"model_type": "weird"}, {}])
 def test_code_of_a_model_is_neither_run_nor_offered(tmp_path, monkeypatch, use, config):
     asked = []
     monkeypatch.setattr("builtins.input", lambda *prompt: asked.append(prompt) or "y")
     source = tmp_path / "model"
     source.mkdir()
-    places = {name: "code.Mine" for name in ("AutoConfig", "AutoModelForCausalLM", "AutoTokenizer")}
-    places |= {"AutoModelForSequenceClassification": "code.Mine"}
+    kinds = ("Config", "ModelForCausalLM", "Tokenizer", "ModelForSequenceClassification")
+    places = {f"Auto{kind}": "code.Mine" for kind in kinds}
     (source / "config.json").write_text(json.dumps(config | {"auto_map": places}))
-    (source / "tokenizer_config.json").write_text(
-        json.dumps({"auto_map": {"AutoTokenizer": ["code.Mine", None]}})
-    )
+    tokenizer = {"auto_map": {"AutoTokenizer": ["code.Mine", None]}}
+    (source / "tokenizer_config.json").write_text(json.dumps(tokenizer))
     (source / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
-    calls = {
-        "policy": load,
-        "classifier": SentimentReward,
-        "reward": RewardModel,
-        "tokenizer": load_tokenizer,
-    }
-    text = said(lambda: calls[use](source))
+    text = said(lambda: use(source))
     assert "which needs code of its own, and that is not run here. Convert it first" in text
     assert not asked and not (tmp_path / "ran").exists()
 
@@ -241,34 +167,30 @@ def test_code_of_a_model_is_neither_run_nor_offered(tmp_path, monkeypatch, use, 
 # --- classifiers and what they read
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_a_roberta_scores_as_alone(tmp_path, tokenizer, side):
+def test_a_roberta_scores_as_alone(tmp_path, tokenizer):
     """Positions from its padding index on, and padding never where it reads: at the first token."""
     torch.manual_seed(0)
     pad = tokenizer.pad_token_id
     special = {"pad_token_id": pad, "initializer_range": 0.5, "max_position_embeddings": pad + 41}
-    network = RobertaForSequenceClassification(
-        RobertaConfig(vocab_size=len(tokenizer), num_labels=1, **SMALL, **special)
-    ).eval()
-    tokenizer.padding_side = side
+    config = RobertaConfig(vocab_size=len(tokenizer), num_labels=1, **SMALL, **special)
+    network = RobertaForSequenceClassification(config).eval()
     texts, answers = [TEXTS[0][:20], TEXTS[1][:60], TEXTS[2] * 9], ["good", "bad", "a good film"]
 
-    def alone(ids):
-        places = torch.arange(len(ids))[None] + pad + 1
-        return network(input_ids=torch.tensor([ids]), position_ids=places).logits[0, 0].item()
+    def alone(rows) -> list[float]:
+        rows = [ids if len(ids) <= 40 else [ids[0], *ids[-39:]] for ids in rows]
+        places = [torch.arange(len(ids))[None] + pad + 1 for ids in rows]
+        both = zip(rows, places, strict=True)
+        logits = [network(torch.tensor([ids]), position_ids=place).logits for ids, place in both]
+        return pytest.approx([found.item() for found in logits], abs=1e-5)
 
-    long = encode(tokenizer, texts, answers)
-    wanted = [alone(ids if len(ids) <= 40 else [ids[0], *ids[-39:]]) for ids in long]
-    assert RewardModel(network, tokenizer)(texts, answers).tolist() == pytest.approx(
-        wanted, abs=1e-5
-    )
+    for tokenizer.padding_side in ("left", "right"):
+        scores = RewardModel(network, tokenizer)(texts, answers).tolist()
+        assert scores == alone(encode(tokenizer, texts, answers))
     network.config.id2label = {0: "POSITIVE"}
     network.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    ids = [tokenizer(text)["input_ids"] for text in texts]
-    wanted = [alone(row if len(row) <= 40 else [row[0], *row[-39:]]) for row in ids]
-    assert SentimentReward(tmp_path)(texts).tolist() == pytest.approx(wanted, abs=1e-5)
-    tokenizer.padding_side = "right"
+    wanted = alone([tokenizer(text)["input_ids"] for text in texts])
+    assert SentimentReward(tmp_path)(texts).tolist() == wanted
 
 
 def test_the_end_of_a_long_text_is_scored(folders):
@@ -281,7 +203,6 @@ def test_the_end_of_a_long_text_is_scored(folders):
 
 @pytest.mark.parametrize("use", ["policy", "classifier"])
 def test_a_tokenizer_larger_than_the_model(folders, tokenizer, use):
-    """In place of an IndexError of the embeddings in the middle of a run."""
     if use == "policy":
         text = said(lambda: PPOTrainer(PPOConfig(), make_policy(), None, tokenizer))
     else:
