@@ -62,7 +62,7 @@ def test_the_base_does_not_answer_and_the_adapter_does(settings):
         AutoModelForCausalLM.from_pretrained(base),
         AutoModelForCausalLMWithValueHead.from_pretrained(sft),
     ]
-    questions = [row.question for row in chinese.make_qa(60, seed=5)]
+    questions = [row["question"] for row in chinese.make_qa(60, seed=5)]
     batch = tokenizer([*map(as_prompt, questions)], return_tensors="pt", padding=True)
     shares = []
     for policy in policies:
@@ -86,7 +86,7 @@ def test_answers_are_evaluated_against_the_trainers_reference(settings):
         "begin_suppress_tokens": [tokenizer.eos_token_id],
     }
     trainer = PPOTrainer(PPOConfig(**sizes, learning_rate=1e-2), policy, tokenizer=tokenizer)
-    prompts = [as_prompt(row.question) for row in chinese.make_qa(8, seed=6)]
+    prompts = [as_prompt(row["question"]) for row in chinese.make_qa(8, seed=6)]
 
     def reward(prompts, answers):
         return torch.tensor([float(len(answer)) for answer in answers])

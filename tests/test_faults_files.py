@@ -41,16 +41,6 @@ def test_what_is_not_ours_stays(tmp_path):
     assert (tmp_path / "mywork/model.safetensors").exists() and os.listdir(tmp_path) == ["mywork"]
 
 
-def test_others_can_read_a_saved_model_where_the_umask_lets_them(tmp_path):
-    """safetensors writes files that only their owner can read."""
-    before = os.umask(0o027)
-    try:
-        make_policy().save_pretrained(tmp_path / "policy")
-    finally:
-        os.umask(before)
-    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "policy").iterdir()} == {0o640}
-
-
 def test_a_relative_cache_starts_at_the_courses_folder(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     for given, place in (("my/cache", ROOT / "my/cache"), ("~/cache", Path.home() / "cache")):
