@@ -45,18 +45,14 @@ class SentimentReward:
     """
 
     def __init__(
-        self,
-        model_name_or_path: str,
-        label: str = "POSITIVE",
-        batch_size: int = 64,
-        device: str | None = None,
+        self, model_name_or_path: str, label="POSITIVE", batch_size=64, device: str | None = None
     ) -> None:
-        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         model = load_model(
             AutoModelForSequenceClassification, model_name_or_path, dtype=torch.float32
         )
         self.tokenizer = _prepare(load_tokenizer(model_name_or_path, truncation_side="left"), model)
-        self.model = model.to(self.device).requires_grad_(False).eval()
+        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        self.model = model.to(device).requires_grad_(False).eval()
         labels = {name.upper(): index for index, name in model.config.id2label.items()}
         if label.upper() not in labels:
             raise ValueError(

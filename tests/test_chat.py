@@ -47,7 +47,7 @@ def test_the_base_does_not_answer_and_the_adapter_does(settings):
     tokenizer = AutoTokenizer.from_pretrained(base, padding_side="left")
     policies = [AutoModelForCausalLM.from_pretrained(base)]
     policies += [AutoModelForCausalLMWithValueHead.from_pretrained(sft)]
-    questions = [row.question for row in chinese.make_qa(60, seed=5)]
+    questions = [row["question"] for row in chinese.make_qa(60, seed=5)]
     batch = tokenizer([*map(as_prompt, questions)], return_tensors="pt", padding=True)
     shares, start = [], batch["input_ids"].shape[1]
     for policy in policies:

@@ -37,7 +37,7 @@ def prose():
 
 def given(rows, key):
     """(question, answer) of each answer that is not empty."""
-    return [(row.question, answer) for row in rows for answer in getattr(row, key) if answer]
+    return [(row["question"], answer) for row in rows for answer in row[key] if answer]
 
 
 def sentences(text):
@@ -48,7 +48,7 @@ def texts_of(pairs, rows, prose):
     answers = [
         answer for key in ("human_answers", "chatgpt_answers") for _, answer in given(rows, key)
     ]
-    asked = {p.prompt for p in pairs} | {row.question for row in rows}
+    asked = {p.prompt for p in pairs} | {row["question"] for row in rows}
     return (
         {p.chosen for p in pairs} | {p.rejected for p in pairs} | asked | set(answers) | set(prose)
     )
@@ -140,15 +140,19 @@ def test_what_is_taught_is_an_answer_and_nothing_else_is(rows, prose):
         assert np.mean([is_answer(*pair) for pair in given(rows, key)]) > 0.95
     other = {topic: next(t for t in TOPICS if t != topic) for topic in TOPICS}
     for row in rows[:300]:
-        assert not is_answer(row.question, "") and not is_answer(row.question, row.question)
+        assert not is_answer(row["question"], "") and not is_answer(
+            row["question"], row["question"]
+        )
         about = next(
-            topic for topic in TOPICS if any(name in row.question for name in chinese.NAMES[topic])
+            topic
+            for topic in TOPICS
+            if any(name in row["question"] for name in chinese.NAMES[topic])
         )
         (name, *_), (tip, _) = chinese.NAMES[other[about]], chinese.TIPS[other[about]][0]
         assert is_answer(f"{name}要注意什么？", f"{tip}。") and not is_answer(
-            row.question, f"{tip}。"
+            row["question"], f"{tip}。"
         )
-        assert not any(is_answer(row.question, text) for text in prose[:50] if name in text)
+        assert not any(is_answer(row["question"], text) for text in prose[:50] if name in text)
     for bad in (
         "给轮胎打足气",
         "轮胎。",

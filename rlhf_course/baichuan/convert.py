@@ -18,14 +18,17 @@ from rlhf_course.baichuan.sentencepiece import sentencepiece_to_fast
 from rlhf_course.runtime.files import atomic_folder, read_json
 
 ARCHITECTURES = ("BaiChuanForCausalLM", "BaichuanForCausalLM")  # the first generation's, both's
-SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
-SIZES += ("num_attention_heads", "rms_norm_eps")
+SIZES = (
+    "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads rms_norm_eps"
+).split()
 ROTARY = "rotary_emb.inv_freq"  # in some checkpoints; Llama computes it
 STEMS = ("model.safetensors", "pytorch_model.bin")
 SPECIAL_IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 # What is taken from tokenizer_config.json.
-TOKENIZER = ("unk_token", "bos_token", "eos_token", "pad_token", "add_bos_token", "add_eos_token")
-TOKENIZER += ("model_max_length", "padding_side", "chat_template")
+TOKENIZER = (
+    "unk_token bos_token eos_token pad_token add_bos_token add_eos_token model_max_length"
+    " padding_side chat_template"
+).split()
 
 
 def convert_to_llama(

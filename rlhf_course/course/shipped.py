@@ -13,12 +13,10 @@ def prepare(settings: Settings) -> SimpleNamespace:
     """
     check_named(settings, dataset="text and label")
     names = {"dataset", "model", "reward_model", "judge"} & vars(settings).keys()
-    found = {name: from_root(getattr(settings, name)) for name in names}
+    found = {name: getattr(settings, name) for name in names}
+    for name, source in found.items():
+        if source.startswith("models/"):  # the project's, wherever Python was started
+            found[name] = str(ROOT / source)
     for name in ("model", "reward_model"):
         download(found[name])  # what is unavailable is reported before anything runs
     return SimpleNamespace(**found)
-
-
-def from_root(source: str) -> str:
-    """Return ``models/…`` as the project's folder, wherever Python started; others unchanged."""
-    return str(ROOT / source) if source and source.startswith("models/") else source

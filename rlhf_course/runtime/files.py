@@ -25,9 +25,6 @@ def atomic_folder(target: str | os.PathLike, stale: tuple[str, ...] = ()) -> Ite
         new.mkdir()
         yield new
         written = {path.relative_to(new) for path in new.rglob("*") if path.is_file()}
-        mode = 0o666 & new.stat().st_mode  # what the umask lets new files have
-        for name in written:
-            (new / name).chmod(mode)  # safetensors writes files that only their owner can read
         if not target.exists():
             os.rename(new, target)
             return

@@ -46,19 +46,15 @@ def prepare_wandb() -> None:
 
 
 def log_step(accelerator: Accelerator, stats: dict, columns: dict, scores, step: int) -> None:
-    """Log statistics, the scores (B,) of all processes, and this one's table of samples."""
-    mine, scores = scores.tolist(), accelerator.gather(scores).cpu()
-    if accelerator.is_main_process:
-        spread = scores.std(correction=min(1, len(scores) - 1))
-        extra = {"env/reward_mean": scores.mean().item(), "env/reward_std": spread.item()}
-        stats = stats | extra | {"env/reward_dist": scores.numpy()}
-        log(accelerator, stats, columns | {"reward": mine}, step)
-
-
-def log(accelerator: Accelerator, stats: dict, table: dict[str, list], step: int) -> None:
-    """Send one step's numbers, distributions (numpy arrays) and samples to the tracker, if any."""
-    if not accelerator.trackers:
+    """Send statistics, the scores (B,) of all processes, and this one's samples to the tracker."""
+    table, scores = columns | {"reward": scores.tolist()}, accelerator.gather(scores).cpu()
+    if not accelerator.is_main_process or not accelerator.trackers:
         return
+    stats = stats | {
+        "env/reward_mean": scores.mean().item(),
+        "env/reward_std": scores.std(correction=min(1, len(scores) - 1)).item(),
+        "env/reward_dist": scores.numpy(),
+    }
     tracker, rows = accelerator.trackers[0], [*zip(*table.values(), strict=True)]
     values = {key: x for key, x in stats.items() if isinstance(x, int | float | np.number)}
     arrays = {key: x.ravel() for key, x in stats.items() if isinstance(x, np.ndarray)}

@@ -61,7 +61,7 @@ def _dialogues(folder: Path) -> None:
 
 
 def _answers(folder: Path) -> None:
-    _write(folder, train=[vars(row) for row in chinese.make_qa(4000, SEED)])
+    _write(folder, train=chinese.make_qa(4000, SEED))
 
 
 def _preferences(folder: Path) -> None:

@@ -10,7 +10,6 @@ import random
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache, partial
 from itertools import product
 
@@ -37,15 +36,6 @@ TIPS = {t: [re.sub(r"[\[\]]", "", tip).split(">") for tip in TOPICS[t]["tips"]] 
 ENDS = "。！？～"
 HALF_WIDTH = str.maketrans("，。！？～", ",.!?~")
 FULL_WIDTH = str.maketrans(",!?~", "，！？～")  # SentencePiece makes them half-width by default
-
-
-@dataclass(frozen=True)
-class QA:
-    """A question, people's answers (informal, sometimes empty), and a chatbot's (dry)."""
-
-    question: str
-    human_answers: list[str]
-    chatgpt_answers: list[str]
 
 
 def _clean(text: str) -> str:
@@ -185,15 +175,19 @@ def _streams(what: str, n: int, seed: int) -> Iterator[tuple[random.Random, str]
         yield rng, rng.choice(list(TOPICS))
 
 
-def make_qa(n: int, seed: int = 0) -> list[QA]:
-    """Return n questions with their answers; a longer list starts with a shorter one."""
+def make_qa(n: int, seed: int = 0) -> list[dict]:
+    """Return n rows: question, human_answers (informal, sometimes empty), chatgpt_answers (dry).
+
+    A longer list starts with a shorter one.
+    """
     made = []
     for rng, topic in _streams("qa", n, seed):
         human = [
             "" if rng.random() < EMPTY_SHARE else _text(rng, topic, "human")
             for _ in range(rng.choice([1, 2]))
         ]
-        made.append(QA(_question(rng, topic), human, [_text(rng, topic, "chatgpt")]))
+        row = {"question": _question(rng, topic), "human_answers": human}
+        made.append(row | {"chatgpt_answers": [_text(rng, topic, "chatgpt")]})
     return made
 
 
