@@ -8,7 +8,6 @@ from builders import write_rows
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlhf_course import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
-from rlhf_course.baichuan import toy_checkpoint
 from rlhf_course.course.presets import load_preset
 from rlhf_course.data import as_prompt, load_answers, load_pairs
 from rlhf_course.evaluation import evaluate
@@ -94,11 +93,6 @@ def test_a_base_for_real_folders_is_pretrained_on_their_answers(settings, tmp_pa
     tokenizer = AutoTokenizer.from_pretrained(base)
     assert tokenizer.decode(tokenizer(PROSE[0])["input_ids"]) == PROSE[0]
     assert AutoModelForCausalLM.from_pretrained(base).config.vocab_size == len(tokenizer)
-
-
-def test_too_few_pieces_for_the_characters_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="300 pieces are too few for these texts' characters"):
-        toy_checkpoint.train_sentencepiece(PROSE, 300, tmp_path)
 
 
 PROSE = [text for text in chinese.make_prose(200, seed=3) if "\n" not in text]
