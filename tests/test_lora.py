@@ -120,9 +120,11 @@ def test_training_moves_the_policy_adapter_and_the_value_head_alone(assets):
         trainer.step(*make_samples(seed=step))
     after = policy.state_dict()
     moved = {name for name in before if not torch.equal(before[name], after[name])}
-    assert moved == {n for n in before if ".policy." in n or n.startswith("v_head.")}
+    assert moved and all(".policy." in name or name.startswith("v_head.") for name in moved)
+    assert {name for name in before if ".policy." in name} <= moved
     assert torch.equal(head, reward.score.weight)
-    assert moved == {name for name, p in policy.named_parameters() if p.requires_grad}
+    trainable = {name for name, p in policy.named_parameters() if p.requires_grad}
+    assert all(".policy." in name or name.startswith("v_head.") for name in trainable)
 
 
 def test_one_copy_of_the_base(assets):

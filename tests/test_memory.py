@@ -24,10 +24,12 @@ def measure(
     """Bytes of a PPO step with three adapters, measured and computed."""
     sizes = {"hidden_size": 64, "intermediate_size": 176, "num_attention_heads": 2}
     sizes |= {"num_hidden_layers": layers, "max_position_embeddings": 64, "pad_token_id": 0}
-    config, lora = LlamaConfig(vocab_size=vocabulary, **sizes), LoraConfig(**LORA)
+    sizes |= {"eos_token_id": 39}  # the tokenizer of the tests
+    config = LlamaConfig(vocab_size=vocabulary, **sizes)
     torch.manual_seed(0)
     model = LlamaForCausalLM(config)
-    policy = AutoModelForCausalLMWithValueHead.from_pretrained(model, peft_config=lora)
+    adapter = {"peft_config": LoraConfig(**LORA)}
+    policy = AutoModelForCausalLMWithValueHead.from_pretrained(model, **adapter)
     policy.pretrained_model.add_adapter(REWARD, LoraConfig(**LORA))
     policy.pretrained_model.set_adapter("policy")
     options = {"batch_size": BATCH, "mini_batch_size": mini_batch, "logprob_chunk_size": chunk}
@@ -37,7 +39,8 @@ def measure(
     with peak_memory([*policy.parameters(), *policy.buffers()]) as peak:
         trainer.step(queries, responses, list(torch.randn(BATCH)))
     how = {"checkpointing": checkpointing, "chunk": chunk}
-    return peak.bytes, ppo_memory(config, lora, mini_batch, QUERY, RESPONSE, BATCH, **how)
+    plan = ppo_memory(config, LoraConfig(**LORA), mini_batch, QUERY, RESPONSE, BATCH, **how)
+    return peak.bytes, plan
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
