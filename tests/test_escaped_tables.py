@@ -7,7 +7,7 @@ import nbformat
 import pandas as pd
 import pytest
 
-from rlhf_course.course.presets import ROOT
+from rlhf_course.course.presets import ROOT, load_preset
 
 MARKUP = "<script>alert(1)</script><img src=x onerror=alert(1)>"
 COLUMNS = "text query response prompt chosen rejected question answer".split()
@@ -38,3 +38,8 @@ def test_a_table_of_texts_is_escaped(notebook, begins, names):
     html = eval(last, names).to_html()
     assert not re.search("<script|<img", html) and "&lt;script&gt;" in html
     assert ("1.23<" in html) == ("precision" in code or ".2f" in code)
+
+
+def test_a_setting_is_escaped():
+    html = load_preset("04_gpt2_imdb_ppo", "tiny", {"dataset": MARKUP}).table().to_html()
+    assert not re.search("<script|<img", html) and "&lt;script&gt;" in html

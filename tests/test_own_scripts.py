@@ -125,7 +125,7 @@ def test_a_column_of_texts_is_scored_whatever_holds_it(classifiers):
 
 
 def test_fewer_answers_than_prompts(classifiers):
-    with refused("3 prompts|2 answers"):
+    with refused("shorter"):
         classifiers[1](["A film?"] * 3, ["Good.", "Bad."])
 
 
