@@ -1,42 +1,50 @@
 """Sixty mistakes in PPO's core, one at a time: which of them do the tests notice?
 
-    python tests/mutants.py [--only NAME] [--files FILE ...] [--jobs N]
+    python tests/mutants.py [--only NAME] [--before] [--record FILE]
 
-Each mistake goes into a copy of the package, where pytest runs FILES until a test fails. A mutant
-is killed by a failing test or by a timeout. Results go to build/mutants.json; a mutant recorded
-there as killed, or as survivor of the same files, is not run again.
+Each goes into a copy of the checkout, where pytest stops at the first test that fails: that test
+kills the mutant. A mutant that no test kills has survived. FILE (default: build/mutants.json) holds
+the test's name or "survived" for each; what it holds is not run again.
 """
 
 import argparse
-import importlib
 import json
 import os
 import re
 import shutil
-import signal
+import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-RECORD = ROOT / "build/mutants.json"
-SECONDS = 240  # until a mutant counts as killed by time
-# Quickest first: pytest stops at the first failure.
-FILES = "algorithm numbers checkpoint detectors deviations fixtures fast_path inputs trainer"
-
-PRELOADED = "accelerate", "datasets", "peft", "transformers"  # once for all forks
+SECONDS = 600  # until pytest is stopped; there is no verdict then
+# Quickest first, as pytest stops at the first failure; a file that does not exist is left out.
+FILES = "algorithm checkpoint detectors fixtures inputs deviations fast_path trainer "
+FILES += "classic_tutorial faults_numbers scripts"
+COPIED = "rlhf_course", "tests", "scripts"
 
 
 class Mutant(NamedTuple):
-    """A mistake: ``old``, which occurs once in ``rlhf_course/ppo/{file}.py``, becomes ``new``."""
+    """A mistake: ``old``, which occurs once in ``rlhf_course/ppo/{file}.py``, becomes ``new``.
+
+    The fields ``before_…`` are those of the code before it was simplified, where they differ.
+    """
 
     name: str
     file: str
     old: str
     new: str
+    before_old: str = ""
+    before_new: str = ""
+    before_file: str = ""
+
+    def before(self) -> "Mutant":
+        """The same mistake in the earlier code."""
+        texts = (self.before_old, self.before_new) if self.before_old else (self.old, self.new)
+        return Mutant(self.name, self.before_file or self.file, *texts)
 
 
 M = Mutant
@@ -70,13 +78,22 @@ MUTANTS = [
         "mask.shape[1] - 1 - mask.flip(1).argmax(1)",
         "mask.sum(1).long() - 1",
     ),
-    M("GAE: next value times lambda", "algorithm", "gamma * next_value -", "lam * next_value -"),
+    M(
+        "GAE: next value times lambda",
+        "algorithm",
+        "gamma * next_value -",
+        "lam * next_value -",
+        before_old="gamma * next_values",
+        before_new="lam * next_values",
+    ),
     M("GAE: running sum without gamma", "algorithm", "alpha=gamma * lam", "alpha=lam"),
     M(
-        "GAE: values of padding count",
+        "GAE: a value after the end",
         "algorithm",
-        "values, counts = values * mask, mask > 0",
-        "values, counts = values, mask >= 0",
+        "next_value = torch.zeros_like(running)",
+        "next_value = values[:, -1]",
+        before_old="pad(values[:, 1:], (0, 1))",
+        before_new="torch.cat([values[:, 1:], values[:, -1:]], 1)",
     ),
     M(
         "returns without values",
@@ -117,7 +134,14 @@ MUTANTS = [
         "1.5 * config.target_kl",
         "config.target_kl",
     ),
-    M("ratio threshold never skips", "update", "ratio > config.ratio_threshold", "ratio < 0"),
+    M(
+        "ratio threshold never skips",
+        "update",
+        "if ratio > config.ratio_threshold:",
+        "if np.isinf(ratio):",
+        before_old="broken | (seen.numbers[RATIO] > config.ratio_threshold)",
+        before_new="broken",
+    ),
     M("value loss without its coefficient", "update", "config.vf_coef * vf", "vf"),
     M(
         "loss averaged over padding",
@@ -128,8 +152,10 @@ MUTANTS = [
     M(
         "policykl: sign",
         "update",
-        '"policy/policykl": part.logprobs - logprobs',
-        '"policy/policykl": logprobs - part.logprobs',
+        "part.logprobs - logprobs,",
+        "logprobs - part.logprobs,",
+        before_old=" -moved,",
+        before_new=" moved,",
     ),
     M(
         "mini-batches in order",
@@ -140,25 +166,57 @@ MUTANTS = [
     M(
         "gradients never zeroed",
         "update",
-        "            optimizer.zero_grad()\n            some",
-        "            some",
+        "optimizer.zero_grad()\n            some",
+        "some",
+        before_old="optimizer.zero_grad()",
+        before_new="pass",
     ),
     M(
         "advantages not whitened",
         "update",
         "ppo.masked_whiten(advantages, mask, total=total)",
         "advantages",
+        before_old="ppo.masked_whiten(advantages, rollout.mask, total=total)",
+        before_new="advantages",
+        before_file="experience",
     ),
-    M("whitened rewards lose their mean", "update", "shift_mean=False", "shift_mean=True"),
-    M("gamma and lambda swapped", "update", "config.gamma, config.lam", "config.lam, config.gamma"),
-    M("old values keep their graph", "update", "values.detach() * mask", "values * mask"),
+    M(
+        "whitened rewards lose their mean",
+        "update",
+        "shift_mean=False",
+        "shift_mean=True",
+        before_file="experience",
+    ),
+    M(
+        "gamma and lambda swapped",
+        "update",
+        "config.gamma, config.lam",
+        "config.lam, config.gamma",
+        before_file="experience",
+    ),
+    M(
+        "old values keep their graph",
+        "update",
+        "values.detach() * mask",
+        "values * mask",
+        before_old="values.detach() * rollout.mask",
+        before_new="values * rollout.mask",
+        before_file="experience",
+    ),
     M(
         "mask one token too long",
         "rollout",
         "response_lengths.max())) < response",
         "response_lengths.max())) <= response",
     ),
-    M("response masks ignored", "rollout", "mask &= pad_sequence(", "_ = pad_sequence("),
+    M(
+        "response masks ignored",
+        "rollout",
+        "mask &= pad_sequence(",
+        "_ = pad_sequence(",
+        before_old="mask *= pad_sequence(",
+        before_new="_ = pad_sequence(",
+    ),
     M(
         "positions one too late",
         "rollout",
@@ -180,14 +238,18 @@ MUTANTS = [
     M(
         "packed: samples see their neighbors",
         "rollout",
-        "same = sample.unsqueeze(1) == sample.unsqueeze(2)",
-        "same = torch.ones(rows, width, width, dtype=torch.bool)",
+        "same.tril()",
+        "torch.ones_like(same).tril()",
+        before_old="same_sample & torch.ones(width",
+        before_new="torch.ones(rows, width",
     ),
     M(
         "packed: samples see their future",
         "rollout",
-        "same.tril().unsqueeze(1)",
-        "same.unsqueeze(1)",
+        "same.tril()",
+        "same",
+        before_old="& torch.ones(width, width).tril().bool()",
+        before_new="",
     ),
     M(
         "packed: a row one token too full",
@@ -195,20 +257,38 @@ MUTANTS = [
         "left >= lengths[sample]",
         "left >= lengths[sample] - 1",
     ),
-    M("chunks leave rows in sorted order", "rollout", "rows.to(place.device)[row] *", "row *"),
+    M(
+        "chunks leave rows in sorted order",
+        "rollout",
+        "rows.to(place.device)[row] *",
+        "row *",
+        before_old="rows[place // width] *",
+        before_new="(place // width) *",
+    ),
     M(
         "suppressed at the second token",
         "rollout",
-        "% part.mask.shape[1] == 0",
-        "% part.mask.shape[1] == 1",
+        "begins = place % part.mask.shape[1] == 0",
+        "begins = place % part.mask.shape[1] == 1",
+        before_old="place % width == 0",
+        before_new="place % width == 1",
     ),
-    M("suppressed at every token", "rollout", "begins.unsqueeze(1)", "True"),
+    M(
+        "suppressed at every token",
+        "rollout",
+        "= begins.unsqueeze(1)",
+        "= True",
+        before_old="forbidden[:, token] = begins",
+        before_new="forbidden[:, token] = True",
+    ),
     M("EOS dropped", "sampling", "is_end.int().argmax(1) + 1", "is_end.int().argmax(1)"),
     M(
         "responses cut at the later end",
         "sampling",
         "torch.minimum(first_end.cpu(), limits)",
         "torch.maximum(first_end.cpu(), limits)",
+        before_old="row[: min(both)]",
+        before_new="row[: max(both)]",
     ),
     M(
         "positions count left padding",
@@ -230,17 +310,12 @@ MUTANTS = [
     ),
     M("positions stand still", "sampling", "positions[:, -1:] + 1", "positions[:, -1:]"),
     M("new tokens are not seen", "sampling", "(0, longest), value=1", "(0, longest), value=0"),
-    M(
-        "longest length included",
-        "../data/lengths",
-        "range(min_value, max_value)",
-        "range(min_value, max_value + 1)",
-    ),
+    M("queries padded on the right", "sampling", 'padding_side="left"', 'padding_side="right"'),
     M(
         "rows that go on written elsewhere",
         "sampling",
-        "responses[rows, t], total",
-        "responses[: len(rows), t], total",
+        "responses[rows, t]",
+        "responses[: len(rows), t]",
     ),
     M(
         "further EOS of chat models ignored",
@@ -290,95 +365,83 @@ MUTANTS = [
         "checkpoint",
         "trainer.checkpoints.pop(0)",
         "trainer.checkpoints.pop()",
+        before_old="if other != target",
+        before_new="if other == target",
     ),
 ]
 
 
-def copy_of_course(mutant: Mutant | None, folder: Path) -> None:
-    """The package and its tests in ``folder``, with the mistake; links to all else."""
+def mutated(mutant: Mutant) -> str:
+    """The text of the file with the mistake; raises ``SystemExit`` unless it can be made once."""
+    text = (ROOT / f"rlhf_course/ppo/{mutant.file}.py").read_text()
+    if (times := text.count(mutant.old)) != 1:
+        sys.exit(f"Mutant '{mutant.name}': its old text occurs {times} times in {mutant.file}.py.")
+    text = text.replace(mutant.old, mutant.new)
+    compile(text, f"{mutant.file}.py", "exec")  # a syntax error would be no mistake to notice
+    return text
+
+
+def copy_course(folder: Path) -> None:
+    """The code and its tests in ``folder``, with links to all else."""
     for path in ROOT.iterdir():
-        if path.name in ("rlhf_course", "tests"):
-            ignore = shutil.ignore_patterns("__pycache__")  # its dates do not tell mutants apart
+        if path.name in COPIED:
+            ignore = shutil.ignore_patterns("__pycache__", "fixtures")
             shutil.copytree(path, folder / path.name, ignore=ignore)
         elif path.name not in (".git", "build"):
             (folder / path.name).symlink_to(path)
-    if mutant:
-        path = folder / "rlhf_course/ppo" / f"{mutant.file}.py"
-        text = path.read_text().replace(mutant.old, mutant.new)
-        compile(text, mutant.file, "exec")
-        path.write_text(text)
+    (folder / "tests/fixtures").symlink_to(ROOT / "tests/fixtures")
 
 
-def pytest_in_fork(folder: Path, files: list[str]) -> tuple[int, str]:
-    """Exit status (negative: signal) and output of ``pytest -x`` in a copy of the course.
-
-    The process is a fork of this one, which has imported torch and transformers: that saves six
-    seconds per mutant.
-    """
-    log = folder / "log"
-    if (child := os.fork()) == 0:
-        signal.alarm(SECONDS)
-        for stream in (1, 2):
-            os.dup2(os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND), stream)
-        os.chdir(folder)
-        os.environ |= {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
-        sys.dont_write_bytecode, sys.path[:0] = True, [str(folder), str(folder / "tests")]
-        import pytest
-
-        names = [f"tests/test_{file}.py" for file in files]
-        os._exit(pytest.main(["-x", "-q", "-p", "no:cacheprovider", f"--rootdir={folder}", *names]))
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    return status, log.read_text()
-
-
-def examine(mutant: Mutant | None, files: list[str]) -> dict:
-    """Who killed the mutant, or None; and the seconds that it took."""
-    started = time.time()
+def verdict(mutant: Mutant | None) -> str:
+    """The test that fails with this mistake, "survived", or why there is no verdict."""
+    names = [f"tests/test_{name}.py" for name in FILES.split()]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
+    command += [name for name in names if (ROOT / name).exists()]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name).resolve()
-        copy_of_course(mutant, folder)
-        status, output = pytest_in_fork(folder, files)
-    failed = re.search(r"^(?:FAILED|ERROR) tests/(\S+)", output, re.M)
-    killer = failed[1] if failed else f"status {status}: {output[-300:]}"
-    killer = "timeout" if status == -signal.SIGALRM else killer if status else None
-    return {"killed_by": killer, "files": files, "seconds": round(time.time() - started, 1)}
+        copy_course(folder)
+        if mutant:
+            (folder / f"rlhf_course/ppo/{mutant.file}.py").write_text(mutated(mutant))
+        env = os.environ | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+        how = {"cwd": folder, "env": env, "capture_output": True, "text": True}
+        try:
+            done = subprocess.run(command, timeout=SECONDS, **how)
+        except subprocess.TimeoutExpired:
+            return f"no verdict: pytest took more than {SECONDS} s"
+    failed = re.search(r"^(?:FAILED|ERROR) tests/(.+?)(?: - .*)?$", done.stdout, re.M)
+    if done.returncode == 1 and failed:
+        return failed[1]
+    last = (done.stdout + done.stderr).strip()[-300:]
+    return f"no verdict: status {done.returncode}: {last}" if done.returncode else "survived"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--only", help="name of one mutant")
-    parser.add_argument("--files", nargs="+", default=FILES.split(), help="tests/test_FILE.py")
-    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--only", metavar="NAME", help="one mutant")
+    parser.add_argument("--before", action="store_true", help="with the anchors of the old code")
+    parser.add_argument("--record", metavar="FILE", type=Path, default=ROOT / "build/mutants.json")
     options = parser.parse_args()
-    for mutant in MUTANTS:
-        times = (ROOT / f"rlhf_course/ppo/{mutant.file}.py").read_text().count(mutant.old)
-        if times != 1:
-            sys.exit(f"Mutant '{mutant.name}': its old text occurs {times} times in {mutant.file}.")
-    for module in PRELOADED:
-        importlib.import_module(module)
-    if sound := examine(None, options.files)["killed_by"]:
+    mutants = [mutant.before() if options.before else mutant for mutant in MUTANTS]
+    for mutant in mutants:
+        mutated(mutant)
+    if options.only and options.only not in [mutant.name for mutant in mutants]:
+        sys.exit(f"There is no mutant '{options.only}'.")
+    found = json.loads(options.record.read_text()) if options.record.exists() else {}
+    found = {name: result for name, result in found.items() if not result.startswith("no verdict")}
+    chosen = [m for m in mutants if options.only in (None, m.name) and m.name not in found]
+    if chosen and (sound := verdict(None)) != "survived":
         sys.exit(f"Without a mutant the tests fail already: {sound}")
-    record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
-
-    def is_open(mutant: Mutant) -> bool:
-        seen = record.get(mutant.name, {"killed_by": None, "files": []})
-        return not seen["killed_by"] and not set(options.files) <= set(seen["files"])
-
-    def run(mutant: Mutant) -> None:
-        result = examine(mutant, options.files)
-        result["files"] += record.get(mutant.name, {}).get("files", [])
-        record[mutant.name] = result
-        RECORD.parent.mkdir(exist_ok=True)
-        RECORD.write_text(json.dumps(record, indent=1, sort_keys=True))
-        print(f"{result['seconds']:6.1f} s  {mutant.name}: {result['killed_by']}", flush=True)
-
-    chosen = [m for m in MUTANTS if options.only in (None, m.name) and is_open(m)]
-    with ThreadPoolExecutor(options.jobs) as pool:
-        list(pool.map(run, chosen))
-    survivors = [m for m in MUTANTS if m.name in record and not record[m.name]["killed_by"]]
-    for mutant in survivors:
-        print(f"survived: {mutant.file}: {mutant.name}")
-    print(f"{len(record) - len(survivors)} of {len(record)} mutants killed")
+    for mutant in chosen:
+        started = time.time()
+        found[mutant.name] = verdict(mutant)
+        options.record.parent.mkdir(exist_ok=True)
+        options.record.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
+        print(f"{time.time() - started:5.0f} s  {mutant.name}: {found[mutant.name]}", flush=True)
+    shown = [m for m in mutants if m.name in found]
+    for mutant in shown:
+        print(f"{mutant.file:10}  {mutant.name:45}  {found[mutant.name].splitlines()[0]}")
+    killed = sum("::" in found[m.name].partition("no verdict")[0] for m in shown)
+    print(f"{killed} of {len(shown)} mutants killed")
 
 
 if __name__ == "__main__":
