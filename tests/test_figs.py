@@ -13,6 +13,7 @@ from rlhf_course.course.presets import ROOT
 FIGS = ROOT / "figs"
 sys.path.insert(0, str(FIGS))
 
+import draw  # noqa: E402, F401 - registers the figures
 from kit import BODY, FIGURES, STYLE, save  # noqa: E402
 
 EXPECTED = {

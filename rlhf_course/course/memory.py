@@ -88,12 +88,12 @@ def _activations(
     upcast = 2 * FLOAT32 * hidden if activation_bytes < FLOAT32 else 0
     layer = tokens * (activation_bytes * (9 * hidden + 4 * inner) + upcast)
     inputs = layers * tokens * hidden * activation_bytes
-    # Logits in float32, replaced in place by probabilities and gradient; in low precision the
+    # Logits and log-probabilities in float32, or the gradients of both; in low precision the
     # projection's as well. And two temporaries for a piece of them on a CPU; a GPU's, of 64 MiB
     # each, are small beside a card.
     logits = min(predicted, chunk or predicted) * text.vocab_size
     projected = base_bytes if base_bytes < FLOAT32 else 0
-    vocabulary = logits * (FLOAT32 + projected) + 2 * min(logits, CPU_PIECE) * FLOAT32
+    vocabulary = logits * (2 * FLOAT32 + projected) + 2 * min(logits, CPU_PIECE) * FLOAT32
     # Recomputed layers need memory one at a time, when that of the logits is free again.
     update = inputs + max(layer, vocabulary) if checkpointing else layers * layer + vocabulary
     cache = batch * length * layers * 2 * hidden * activation_bytes

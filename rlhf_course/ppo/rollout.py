@@ -186,9 +186,10 @@ def forward(
     shape, collected, places, vocabularies = rollout.mask.shape, [], [], []
     for rows in order.split(size):
         part = rollout if size == len(rollout) else rollout.select(rows)
-        place, logits, *found = run(model, part, packed, begin_suppress, chunk)
+        how = packed, begin_suppress, chunk, whole_vocabulary
+        place, vocabulary, *found = run(model, part, *how)
         collected.append(torch.stack(found))
-        vocabularies += [logits.detach().log_softmax(-1)] if whole_vocabulary else []
+        vocabularies.append(vocabulary)
         row, column = place // part.mask.shape[1], place % part.mask.shape[1]
         places.append(rows.to(place.device)[row] * shape[1] + column)
     place, found = torch.cat(places), torch.cat(collected, 1)
@@ -201,17 +202,23 @@ def forward(
 
 
 def run(
-    model: nn.Module, part: Rollout, packed: bool, begin_suppress: Sequence[int], chunk: int | None
+    model: nn.Module,
+    part: Rollout,
+    packed: bool,
+    begin_suppress: Sequence[int],
+    chunk: int | None,
+    whole_vocabulary: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor]:
-    """One pass: places (N,) in the flattened (B · R), logits (N, V) (None with ``chunk``),
-    log-probabilities, values and entropies (N,)."""
+    """One pass: places (N,) in the flattened (B · R), all log-probabilities (N, V) or None, and
+    the labels' log-probabilities, values and entropies (N,)."""
     labels, place, arguments = part.lay_out(packed)
     outputs, _, values = model(**arguments, use_cache=False, project=not chunk)
     begins = place % part.mask.shape[1] == 0
     if not chunk:
         logits = rule_out(outputs, begins, begin_suppress)
+        whole = logits.detach().log_softmax(-1) if whole_vocabulary else None
         logprobs, entropies = label_logprobs(logits, labels)
-        return place, logits, logprobs, values, entropies
+        return place, whole, logprobs, values, entropies
     head = getattr(model, "module", model).pretrained_model.get_output_embeddings()
     pieces = zip(*(x.split(chunk) for x in (outputs, labels, begins)), strict=True)
     found = [checkpoint(project, head, *x, begin_suppress, use_reentrant=False) for x in pieces]
