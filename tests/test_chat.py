@@ -65,7 +65,7 @@ def test_answers_are_evaluated_against_the_trainers_reference(settings):
     policy = AutoModelForCausalLMWithValueHead.from_pretrained(sft)
     config = PPOConfig(batch_size=8, mini_batch_size=8, learning_rate=1e-2)
     trainer = PPOTrainer(config, policy, tokenizer=tokenizer)
-    prompts = [as_prompt(row.question) for row in chinese.make_qa(8, seed=6)]
+    prompts = [as_prompt(row["question"]) for row in chinese.make_qa(8, seed=6)]
 
     def reward(prompts, answers):
         return torch.tensor([float(len(answer)) for answer in answers])

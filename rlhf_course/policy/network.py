@@ -119,7 +119,9 @@ class AutoModelForCausalLMWithValueHead(Saved, nn.Module):
 
     def gradient_checkpointing_enable(self) -> None:
         """Recompute activations in the backward pass, also in eval mode, where PPO runs."""
-        self.pretrained_model.gradient_checkpointing_enable({"use_reentrant": False})
+        network = self.pretrained_model
+        enable = getattr(network, "activation_checkpointing_enable", None)
+        (enable or network.gradient_checkpointing_enable)({"use_reentrant": False})
 
 
 def takes(model: nn.Module, argument: str) -> bool:

@@ -122,10 +122,10 @@ class PPOTrainer:
             return responses[0].unsqueeze(0) if single else responses
 
         responses = sample(self.policy)
-        if not generate_ref_response:
-            return responses
-        with self.reference() as reference:
-            return responses, sample(reference)
+        if generate_ref_response:
+            with self.reference() as reference:
+                responses = responses, sample(reference)
+        return responses
 
     def step(
         self,

@@ -83,14 +83,10 @@ def _explain(error: BaseException, source: str, kind: str) -> Exception | None:
         names += " ".join(base.__name__ for base in type(error).__mro__) + f" {error}\n"
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     page = f"{hub}/{'datasets/' if kind == 'dataset' else ''}{source}"
-    why, fix = (
-        ("HF_HUB_OFFLINE is set", "Unset it once to download it.")
-        if constants.HF_HUB_OFFLINE
-        else (
-            f"{hub} cannot be reached",
-            "Check the connection, set HF_ENDPOINT to a mirror, or give a local folder.",
-        )
-    )
+    why = f"{hub} cannot be reached"
+    fix = "Check the connection, set HF_ENDPOINT to a mirror, or give a local folder."
+    if constants.HF_HUB_OFFLINE:
+        why, fix = "HF_HUB_OFFLINE is set", "Unset it once to download it."
     sentences = {
         "trust_remote_code": (ValueError, f"{source} is a {kind}, {NEEDS_CODE}"),
         "GatedRepoError|is a gated dataset": (
