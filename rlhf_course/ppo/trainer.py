@@ -99,8 +99,7 @@ class PPOTrainer:
         One query (T,) gives a tensor (1, T + R); a list of queries gives a list of 1-D tensors,
         sampled ``batch_size`` at a time (default: all at once), each row with its own length from
         ``length_sampler``. Without ``return_prompt`` only the response tokens come back, as
-        ``step`` takes them. Other arguments are transformers' own, for PPO ``do_sample=True,
-        top_k=0, top_p=1.0``.
+        ``step`` takes them. PPO needs ``do_sample=True, top_k=0, top_p=1.0``, as in transformers.
         """
         single = isinstance(query_tensor, Tensor)
         if single and query_tensor.numel() != query_tensor.shape[-1]:
@@ -116,8 +115,8 @@ class PPOTrainer:
                 some = queries[rows], lengths[rows] if lengths is not None else None
                 with self.accelerator.autocast():  # as in step(): one distribution
                     responses += generate(model, self.tokenizer, *some, **how, **generation_kwargs)
+            pairs = zip(queries, responses, strict=True)
             if return_prompt:
-                pairs = zip(queries, responses, strict=True)
                 responses = [torch.cat([torch.as_tensor(q).to(r.device), r]) for q, r in pairs]
             return responses[0].unsqueeze(0) if single else responses
 
