@@ -53,7 +53,7 @@ def token_ids(known: int, **sequences: Sequence) -> list[Tensor]:
                 "and gives the score to the last one. Sample at least one token "
                 "(min_new_tokens=1), or leave this sample out."
             )
-    together = torch.cat(rows).cpu().long()
+    together = torch.cat([row.to(rows[0].device) for row in rows]).cpu().long()
     rows = [*together.split([len(row) for row in rows])]
     if together.min() < 0 or together.max() >= known:
         i = next(i for i, row in enumerate(rows) if row.min() < 0 or row.max() >= known)

@@ -128,8 +128,9 @@ class Rollout:
 
 
 def on_host(rows: Sequence[Tensor]) -> list[Tensor]:
-    """1-D tensors of one device on the CPU, moved there together."""
-    return [*torch.cat([*rows]).cpu().split([len(row) for row in rows])]
+    """1-D tensors on the CPU, moved there together."""
+    together = torch.cat([row.to(rows[0].device) for row in rows]).cpu()
+    return [*together.split([len(row) for row in rows])]
 
 
 def arrange(lengths: Tensor, packed: bool) -> tuple[Tensor, int, int]:

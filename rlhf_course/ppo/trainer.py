@@ -208,6 +208,10 @@ class PPOTrainer:
         if self.config.log_with is not None:
             step, device = self.current_step - 1, self.accelerator.device
             scores = stack_scores(rewards, device, step)
+            if missing := [name for name in columns_to_log if name not in batch]:
+                raise ValueError(
+                    f"The batch has no column {missing[0]}; it has {', '.join(batch)}."
+                )
             columns = {name: list(batch[name]) for name in columns_to_log}
             tracking.log_step(self.accelerator, stats, columns, scores, step)
 
