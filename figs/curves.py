@@ -206,9 +206,7 @@ def read_benchmark(name: str, options: str) -> tuple[dict, str]:
     """
     path = FOLDER / "measured" / f"{name}.json"
     if not path.exists():
-        raise FileNotFoundError(
-            f"{path.name} is missing; benchmark_ppo.py {options} measures it."
-        )
+        raise FileNotFoundError(f"{path.name} is missing; benchmark_ppo.py {options} measures it.")
     found = read_json(path)
     device = found.get("device") or found["variants"]["ours"]["device"]
     source = (
