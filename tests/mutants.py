@@ -1,6 +1,6 @@
 """Sixty mistakes in PPO's core, one at a time: which of them do the tests notice?
 
-    python tests/mutants.py [--only NAME] [--before] [--record FILE]
+    python tests/mutants.py [--only NAME] [--record FILE]
 
 Each goes into a copy of the checkout, where pytest stops at the first test that fails: that test
 kills the mutant. A mutant that no test kills has survived. FILE (default: build/mutants.json) holds
@@ -23,28 +23,17 @@ ROOT = Path(__file__).resolve().parents[1]
 SECONDS = 600  # until pytest is stopped; there is no verdict then
 # Quickest first, as pytest stops at the first failure; a file that does not exist is left out.
 FILES = "algorithm checkpoint detectors fixtures inputs deviations fast_path trainer "
-FILES += "classic_tutorial faults_numbers scripts"
+FILES += "numbers classic_tutorial scripts"
 COPIED = "rlhf_course", "tests", "scripts"
 
 
 class Mutant(NamedTuple):
-    """A mistake: ``old``, which occurs once in ``rlhf_course/ppo/{file}.py``, becomes ``new``.
-
-    The fields ``before_…`` are those of the code before it was simplified, where they differ.
-    """
+    """A mistake: ``old``, which occurs once in ``rlhf_course/ppo/{file}.py``, becomes ``new``."""
 
     name: str
     file: str
     old: str
     new: str
-    before_old: str = ""
-    before_new: str = ""
-    before_file: str = ""
-
-    def before(self) -> "Mutant":
-        """The same mistake in the earlier code."""
-        texts = (self.before_old, self.before_new) if self.before_old else (self.old, self.new)
-        return Mutant(self.name, self.before_file or self.file, *texts)
 
 
 M = Mutant
@@ -78,22 +67,13 @@ MUTANTS = [
         "mask.shape[1] - 1 - mask.flip(1).argmax(1)",
         "mask.sum(1).long() - 1",
     ),
-    M(
-        "GAE: next value times lambda",
-        "algorithm",
-        "gamma * next_value -",
-        "lam * next_value -",
-        before_old="gamma * next_values",
-        before_new="lam * next_values",
-    ),
+    M("GAE: next value times lambda", "algorithm", "gamma * next_value -", "lam * next_value -"),
     M("GAE: running sum without gamma", "algorithm", "alpha=gamma * lam", "alpha=lam"),
     M(
         "GAE: a value after the end",
         "algorithm",
         "next_value = torch.zeros_like(running)",
         "next_value = values[:, -1]",
-        before_old="pad(values[:, 1:], (0, 1))",
-        before_new="torch.cat([values[:, 1:], values[:, -1:]], 1)",
     ),
     M(
         "returns without values",
@@ -139,8 +119,6 @@ MUTANTS = [
         "update",
         "if ratio > config.ratio_threshold:",
         "if np.isinf(ratio):",
-        before_old="broken | (seen.numbers[RATIO] > config.ratio_threshold)",
-        before_new="broken",
     ),
     M("value loss without its coefficient", "update", "config.vf_coef * vf", "vf"),
     M(
@@ -149,74 +127,30 @@ MUTANTS = [
         "(per_token * mask).sum() / tokens",
         "(per_token * mask).mean()",
     ),
-    M(
-        "policykl: sign",
-        "update",
-        "part.logprobs - logprobs,",
-        "logprobs - part.logprobs,",
-        before_old=" -moved,",
-        before_new=" moved,",
-    ),
+    M("policykl: sign", "update", "part.logprobs - logprobs,", "logprobs - part.logprobs,"),
     M(
         "mini-batches in order",
         "update",
         "np.random.permutation(len(rollout))",
         "np.arange(len(rollout))",
     ),
-    M(
-        "gradients never zeroed",
-        "update",
-        "optimizer.zero_grad()\n            some",
-        "some",
-        before_old="optimizer.zero_grad()",
-        before_new="pass",
-    ),
+    M("gradients never zeroed", "update", "optimizer.zero_grad()\n            some", "some"),
     M(
         "advantages not whitened",
         "update",
         "ppo.masked_whiten(advantages, mask, total=total)",
         "advantages",
-        before_old="ppo.masked_whiten(advantages, rollout.mask, total=total)",
-        before_new="advantages",
-        before_file="experience",
     ),
-    M(
-        "whitened rewards lose their mean",
-        "update",
-        "shift_mean=False",
-        "shift_mean=True",
-        before_file="experience",
-    ),
-    M(
-        "gamma and lambda swapped",
-        "update",
-        "config.gamma, config.lam",
-        "config.lam, config.gamma",
-        before_file="experience",
-    ),
-    M(
-        "old values keep their graph",
-        "update",
-        "values.detach() * mask",
-        "values * mask",
-        before_old="values.detach() * rollout.mask",
-        before_new="values * rollout.mask",
-        before_file="experience",
-    ),
+    M("whitened rewards lose their mean", "update", "shift_mean=False", "shift_mean=True"),
+    M("gamma and lambda swapped", "update", "config.gamma, config.lam", "config.lam, config.gamma"),
+    M("old values keep their graph", "update", "values.detach() * mask", "values * mask"),
     M(
         "mask one token too long",
         "rollout",
         "response_lengths.max())) < response",
         "response_lengths.max())) <= response",
     ),
-    M(
-        "response masks ignored",
-        "rollout",
-        "mask &= pad_sequence(",
-        "_ = pad_sequence(",
-        before_old="mask *= pad_sequence(",
-        before_new="_ = pad_sequence(",
-    ),
+    M("response masks ignored", "rollout", "mask &= pad_sequence(", "_ = pad_sequence("),
     M(
         "positions one too late",
         "rollout",
@@ -240,55 +174,28 @@ MUTANTS = [
         "rollout",
         "same.tril()",
         "torch.ones_like(same).tril()",
-        before_old="same_sample & torch.ones(width",
-        before_new="torch.ones(rows, width",
     ),
-    M(
-        "packed: samples see their future",
-        "rollout",
-        "same.tril()",
-        "same",
-        before_old="& torch.ones(width, width).tril().bool()",
-        before_new="",
-    ),
+    M("packed: samples see their future", "rollout", "same.tril()", "same"),
     M(
         "packed: a row one token too full",
         "rollout",
         "left >= lengths[sample]",
         "left >= lengths[sample] - 1",
     ),
-    M(
-        "chunks leave rows in sorted order",
-        "rollout",
-        "rows.to(place.device)[row] *",
-        "row *",
-        before_old="rows[place // width] *",
-        before_new="(place // width) *",
-    ),
+    M("chunks leave rows in sorted order", "rollout", "rows.to(place.device)[row] *", "row *"),
     M(
         "suppressed at the second token",
         "rollout",
         "begins = place % part.mask.shape[1] == 0",
         "begins = place % part.mask.shape[1] == 1",
-        before_old="place % width == 0",
-        before_new="place % width == 1",
     ),
-    M(
-        "suppressed at every token",
-        "rollout",
-        "= begins.unsqueeze(1)",
-        "= True",
-        before_old="forbidden[:, token] = begins",
-        before_new="forbidden[:, token] = True",
-    ),
+    M("suppressed at every token", "rollout", "= begins.unsqueeze(1)", "= True"),
     M("EOS dropped", "sampling", "is_end.int().argmax(1) + 1", "is_end.int().argmax(1)"),
     M(
         "responses cut at the later end",
         "sampling",
         "torch.minimum(first_end.cpu(), limits)",
         "torch.maximum(first_end.cpu(), limits)",
-        before_old="row[: min(both)]",
-        before_new="row[: max(both)]",
     ),
     M(
         "positions count left padding",
@@ -365,8 +272,6 @@ MUTANTS = [
         "checkpoint",
         "trainer.checkpoints.pop(0)",
         "trainer.checkpoints.pop()",
-        before_old="if other != target",
-        before_new="if other == target",
     ),
 ]
 
@@ -418,17 +323,15 @@ def verdict(mutant: Mutant | None) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", metavar="NAME", help="one mutant")
-    parser.add_argument("--before", action="store_true", help="with the anchors of the old code")
     parser.add_argument("--record", metavar="FILE", type=Path, default=ROOT / "build/mutants.json")
     options = parser.parse_args()
-    mutants = [mutant.before() if options.before else mutant for mutant in MUTANTS]
-    for mutant in mutants:
+    for mutant in MUTANTS:
         mutated(mutant)
-    if options.only and options.only not in [mutant.name for mutant in mutants]:
+    if options.only and options.only not in [mutant.name for mutant in MUTANTS]:
         sys.exit(f"There is no mutant '{options.only}'.")
     found = json.loads(options.record.read_text()) if options.record.exists() else {}
     found = {name: result for name, result in found.items() if not result.startswith("no verdict")}
-    chosen = [m for m in mutants if options.only in (None, m.name) and m.name not in found]
+    chosen = [m for m in MUTANTS if options.only in (None, m.name) and m.name not in found]
     if chosen and (sound := verdict(None)) != "survived":
         sys.exit(f"Without a mutant the tests fail already: {sound}")
     for mutant in chosen:
@@ -437,7 +340,7 @@ def main() -> None:
         options.record.parent.mkdir(exist_ok=True)
         options.record.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
         print(f"{time.time() - started:5.0f} s  {mutant.name}: {found[mutant.name]}", flush=True)
-    shown = [m for m in mutants if m.name in found]
+    shown = [m for m in MUTANTS if m.name in found]
     for mutant in shown:
         print(f"{mutant.file:10}  {mutant.name:45}  {found[mutant.name].splitlines()[0]}")
     killed = sum("::" in found[m.name].partition("no verdict")[0] for m in shown)

@@ -1,6 +1,4 @@
-"""What makes an update fast or small changes no number; tests/on_gpu holds that it waits for
-nothing.
-"""
+"""What makes an update fast or small changes no number; tests/on_gpu counts its waits."""
 
 import numpy as np
 import pytest
@@ -99,7 +97,7 @@ def test_the_mask_of_sampling_is_the_one_that_transformers_would_make(padded, mo
     assert torch.equal(*found)
 
 
-def test_an_optimizer_that_cannot_skip_by_itself_is_asked_on_the_host():
+def test_a_warning_counts_the_mini_batches_that_moved_no_weight():
     policy = make_policy()
     trainer = make_trainer(policy, make_policy(1), sgd(policy), ratio_threshold=0.5)
     before = snapshot(policy)

@@ -23,7 +23,7 @@ def save_checkpoint(trainer, output_dir: str | Path, keep: int = 1) -> Path:
     moments, what the detectors have seen, and the random generators of every process; the first
     process writes. Of the checkpoints that this trainer wrote, or was resumed from, ``keep`` stay;
     no other folder is touched. Raises ``FloatingPointError`` for weights of NaN or Inf and
-    ``RuntimeError`` after an interrupted step.
+    ``RuntimeError`` after half a step.
     """
     trainer.check_whole()
     target = check_folder(output_dir) / f"checkpoint-{trainer.current_step}"

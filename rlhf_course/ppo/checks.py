@@ -22,8 +22,8 @@ def check_samples(
     for name, rows in given.items():
         if len(rows) != size:
             raise ValueError(f"{name} has {len(rows)} entries, but batch_size is {size}.")
-    queries = token_ids(policy.vocab_size, query=queries)
-    responses = token_ids(policy.vocab_size, response=responses)
+    queries = token_ids(policy.vocab_size, "query", queries)
+    responses = token_ids(policy.vocab_size, "response", responses)
     for i, (keep, response) in enumerate(zip(masks or (), responses, strict=masks is not None)):
         if len(keep) != len(response) or {*torch.as_tensor(keep).tolist()} not in ({0, 1}, {1}):
             raise ValueError(
@@ -35,13 +35,12 @@ def check_samples(
     return queries, responses
 
 
-def token_ids(known: int, **sequences: Sequence) -> list[Tensor]:
-    """The sequences (lists or tensors) as 1-D int64 tensors on the host.
+def token_ids(known: int, name: str, rows: Sequence) -> list[Tensor]:
+    """The rows (lists or tensors) as 1-D int64 tensors on the host.
 
     Raises ``ValueError`` with the name and number of one that is empty or no list of tokens, or
     that has tokens beyond the ``known`` ones.
     """
-    [(name, rows)] = sequences.items()
     rows = [torch.as_tensor(row) for row in rows]
     for i, row in enumerate(rows):
         if row.dim() != 1 or row.is_floating_point() and len(row):

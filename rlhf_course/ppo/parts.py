@@ -15,6 +15,8 @@ from rlhf_course.policy.network import AutoModelForCausalLMWithValueHead
 from rlhf_course.policy.save_load import check_vocabulary
 from rlhf_course.ppo.config import PPOConfig
 
+ONE_COPY_EACH = (DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
+
 
 def make_reference(model, ref_model, num_shared_layers: int | None):
     """The reference as a frozen policy; None where it is an adapter of the policy's own base.
@@ -83,9 +85,6 @@ def _check_reference(model, ref_model, trained: dict) -> None:
             f"The policy knows {model.vocab_size} tokens, and the reference "
             f"{ref_model.vocab_size}: they must have one vocabulary."
         )
-
-
-ONE_COPY_EACH = (DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
 
 
 def check_tokenizer(tokenizer, model) -> None:

@@ -40,7 +40,7 @@ def generate(
         del settings["min_length"]
     if "top_k" in settings:
         settings["top_k"] = int(settings["top_k"])  # classic scripts pass 0.0
-    queries = token_ids(model.vocab_size, query=queries)
+    queries = token_ids(model.vocab_size, "query", queries)
     limits = torch.tensor(lengths or [settings.get("max_new_tokens", 0)] * len(queries))
     check_length(max(map(len, queries)) + int(limits.max()), model.config)
     input_ids = pad_sequence(queries, True, settings["pad_token_id"], padding_side="left")

@@ -218,7 +218,7 @@ class PPOTrainer:
     def save_pretrained(self, save_directory: str) -> None:
         """Save policy, value head and tokenizer into one folder; the first process writes.
 
-        Raises ``RuntimeError`` after an interrupted step, and as the policy's ``save_pretrained``.
+        Raises ``RuntimeError`` after half a step, and as the policy's ``save_pretrained``.
         """
         self.check_whole()
         if self.accelerator.is_main_process:
@@ -226,11 +226,11 @@ class PPOTrainer:
         self.accelerator.wait_for_everyone()
 
     def check_whole(self) -> None:
-        """Raise ``RuntimeError`` where a step was interrupted while its weights moved."""
+        """Raise ``RuntimeError`` where an interrupt or NaN ended a step before it was whole."""
         if not self.is_whole:
             raise RuntimeError(
-                f"Step {self.current_step + 1} was interrupted while its weights moved; nothing was"
-                " saved. Go back to the last checkpoint."
+                f"Step {self.current_step + 1} ended while its weights moved; nothing was saved. Go"
+                " back to the last checkpoint."
             )
 
 

@@ -17,7 +17,7 @@ def start(config) -> Accelerator:
     in ``config.project_kwargs``. Raises ``ValueError`` for an unknown tracker.
     """
     tracker, places, kwargs = config.log_with, config.project_kwargs, config.tracker_kwargs
-    if tracker not in (None, "wandb", "tensorboard"):  # log() below has no other
+    if tracker not in (None, "wandb", "tensorboard"):  # log_step has no other
         raise ValueError(f"log_with={tracker!r} is unknown; choose None, 'wandb' or 'tensorboard'.")
     folder = places.get("logging_dir", places.get("project_dir", "runs"))
     if tracker == "wandb":
