@@ -189,7 +189,7 @@ MUTANTS = [
         "begins = place % part.mask.shape[1] == 0",
         "begins = place % part.mask.shape[1] == 1",
     ),
-    M("suppressed at every token", "rollout", "= begins.unsqueeze(1)", "= True"),
+    M("suppressed at every token", "rollout", "[:, token] = begins", "[:, token] = True"),
     M("EOS dropped", "sampling", "is_end.int().argmax(1) + 1", "is_end.int().argmax(1)"),
     M(
         "responses cut at the later end",
