@@ -319,7 +319,7 @@ def adapters() -> Figure:
     "What each method drops of PPO",
     "While it trains, PPO samples, asks a reward model, keeps a critic, and clips a ratio."
     " Best-of-n trains nothing; DPO drops all four and learns from pairs; RLOO drops critic and"
-    " ratio; GRPO drops only the critic; Dr. GRPO drops GRPO's divisions by deviation and length,"
+    " ratio; GRPO drops the critic alone; Dr. GRPO drops GRPO's divisions by deviation and length,"
     " too.",
 )
 def family() -> Figure:
