@@ -6,7 +6,6 @@ import torch
 from builders import (
     EOS,
     SAMPLING,
-    PadTokenizer,
     difference,
     make_policy,
     make_samples,
@@ -16,9 +15,7 @@ from builders import (
 )
 
 from rlhf_course import AutoModelForCausalLMWithValueHead, PPOConfig
-from rlhf_course.ppo import sampling
 from rlhf_course.ppo.rollout import label_logprobs
-from rlhf_course.ppo.sampling import generate
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 1000])
@@ -83,20 +80,6 @@ def test_nan_is_named_with_chunks_as_without(who, step):
         trainer.step(*make_samples())
 
 
-@pytest.mark.parametrize("padded", [True, False])
-def test_the_mask_of_sampling_is_the_one_that_transformers_would_make(padded, monkeypatch):
-    """The same tokens where transformers makes it, for every token anew, as it does for attention
-    not of torch.
-    """
-    queries = [torch.arange(1, 4 + padded * (row % 3)) for row in range(8)]
-    found, how = [], {"do_sample": True, "top_k": 0, "max_new_tokens": 12}
-    for ready in (True, False):
-        monkeypatch.setattr(sampling, "can_pack", lambda model, ready=ready: ready)
-        torch.manual_seed(0)
-        found.append(torch.cat(generate(make_policy(), PadTokenizer(), queries, **how)))
-    assert torch.equal(*found)
-
-
 def test_a_warning_counts_the_mini_batches_that_moved_no_weight():
     policy = make_policy()
     trainer = make_trainer(policy, make_policy(1), sgd(policy), ratio_threshold=0.5)
@@ -130,7 +113,7 @@ def test_a_large_vocabulary_is_looked_up_in_pieces():
 
 @pytest.mark.parametrize("mini_batch_size", [8, 4])
 def test_the_fast_way_gives_the_numbers_of_the_plain_one(mini_batch_size):
-    """Packed rows and a reused first pass against neither; the responses are given."""
+    """A reused first pass against another one; the responses are given."""
     found = []
     for fast in (True, False):
         policy = make_policy()

@@ -26,8 +26,8 @@ from transformers import (
 )
 
 from rlhf_course import LengthSampler, PPOConfig, create_reference_model
-from rlhf_course.policy.network import AutoModelForCausalLMWithValueHead, can_pack
-from rlhf_course.ppo.rollout import Rollout, first_fit, forward
+from rlhf_course.policy.network import AutoModelForCausalLMWithValueHead
+from rlhf_course.ppo.rollout import Rollout, forward
 from rlhf_course.ppo.sampling import generate
 from rlhf_course.ppo.stats import MEANING
 from rlhf_course.ppo.update import add_advantages, add_logprobs, add_rewards, minibatch_loss
@@ -76,49 +76,22 @@ def test_padding_changes_nothing_per_element():
                 torch.testing.assert_close(a[i, : len(responses[i])], b[0], atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("at_most", [None, 3, 1])
-def test_neither_packing_nor_chunks_change_numbers_or_gradients(at_most):
-    """Samples that share rows against one sample per row, all in one pass; everything element by
-    element.
-    """
+@pytest.mark.parametrize("at_most", [3, 1])
+def test_samples_in_parts_give_the_numbers_and_gradients_of_one_pass(at_most):
+    """Everything element by element."""
     queries, responses, scores = make_samples()
     rollout = Rollout.from_lists(queries, responses, torch.stack(scores), EOS)
     rollout = rollout.select(torch.tensor([5, 0, 3, 1, 7, 2, 6, 4]))  # any order
     found, gradients = [], []
-    for how in ({"packed": False}, {"packed": True, "at_most": at_most}):
+    for how in ({}, {"at_most": at_most}):
         policy = make_policy()
         outputs = forward(policy, rollout, whole_vocabulary=True, **how)
         (outputs[0].square().sum() + outputs[1].sum()).backward()
         found.append(outputs)
         gradients.append({name: p.grad for name, p in policy.named_parameters()})
-    for plain, packed in zip(*found, strict=True):
-        torch.testing.assert_close(packed, plain, atol=1e-5, rtol=0)
+    for together, parts in zip(*found, strict=True):
+        torch.testing.assert_close(parts, together, atol=1e-5, rtol=0)
     assert difference(*gradients) < 1e-4
-
-
-def test_packing_saves_tokens_and_keeps_every_sample_whole():
-    lengths = [9, 2, 8, 1, 5, 5, 3, 12]
-    first, rows = first_fit(lengths, 18)
-    taken = [
-        place
-        for start, length in zip(first.tolist(), lengths, strict=True)
-        for place in range(start, start + length)
-    ]
-    assert len(taken) == len(set(taken)) == sum(lengths)
-    assert all(
-        start // 18 == (start + length - 1) // 18 < rows
-        for start, length in zip(first.tolist(), lengths, strict=True)
-    )
-    assert rows * 18 < len(lengths) * 12
-
-
-def test_a_model_that_cannot_be_packed_runs_plainly():
-    rollout = Rollout.from_lists(*make_samples()[:2], torch.zeros(8), EOS)
-    eager = make_policy(attn_implementation="eager")
-    assert not can_pack(eager) and can_pack(make_policy())
-    torch.testing.assert_close(
-        forward(eager, rollout)[0], forward(make_policy(), rollout)[0], atol=1e-5, rtol=0
-    )
 
 
 @pytest.mark.parametrize("alibi", [False, True])
@@ -148,7 +121,7 @@ def test_falcon_samples_and_steps_alike_with_and_without_shortcuts(alibi):
         sampled = trainer.generate(
             queries, do_sample=True, top_k=0, max_new_tokens=6, return_prompt=False
         )
-        assert can_pack(policy) == (not alibi) and all(map(len, sampled))
+        assert all(map(len, sampled))
         found.append(trainer.step(queries, responses, scores))
     assert found[0]["objective/kl"] == pytest.approx(found[1]["objective/kl"], abs=1e-4)
     assert found[0]["ppo/loss/total"] == pytest.approx(found[1]["ppo/loss/total"], abs=1e-4)
@@ -176,7 +149,6 @@ def test_what_is_sampled_is_what_is_scored_with_sliding_windows_and_without_atte
         policy, PadTokenizer(), queries, do_sample=True, top_k=0, max_new_tokens=12
     )
     rollout = Rollout.from_lists(queries, responses, torch.zeros(16), EOS)
-    assert not can_pack(policy)
     with torch.no_grad():
         logprobs = forward(policy, rollout)[0]
     assert rollout.mask.sum() == 16 * 12 and logprobs.min() > -0.1

@@ -8,9 +8,7 @@ from contextlib import contextmanager
 import torch
 from peft import PeftModel
 from torch import Tensor, nn
-from transformers import DynamicCache
 from transformers.activations import NewGELUActivation
-from transformers.cache_utils import DynamicLayer
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rlhf_course.policy.saving import Saved
@@ -130,15 +128,6 @@ def takes(model: nn.Module, argument: str) -> bool:
     network = getattr(model, "pretrained_model", model)
     network = network.get_base_model() if isinstance(network, PeftModel) else network
     return argument in inspect.signature(network.forward).parameters
-
-
-def can_pack(model: nn.Module) -> bool:
-    """Whether several samples can share a row: positions are given, and all layers follow one mask
-    of (T, T). Sliding windows and recurrent states do not, nor does Falcon's ALiBi."""
-    config = getattr(model, "module", model).config
-    one_mask = all(type(layer) is DynamicLayer for layer in DynamicCache(config=config).layers)
-    plain = config._attn_implementation == "sdpa" and not getattr(config, "alibi", False)
-    return plain and one_mask and takes(model, "position_ids")
 
 
 @contextmanager

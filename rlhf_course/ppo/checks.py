@@ -1,16 +1,10 @@
-"""What would go wrong silently in a PPO step: bad samples raise or warn, symptoms warn once.
-
-Notebook 06 provokes every symptom in ``DETECTORS``.
-"""
+"""What would go wrong silently in a PPO step: samples that cannot be used raise, others warn."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
-
-FIRST = 3  # steps that stand for how the run began
 
 
 def check_samples(
@@ -135,96 +129,3 @@ def warn_about_samples(queries, responses, masks, tokenizer) -> None:
         )
     for message in messages:
         warnings.warn(message, stacklevel=3)
-
-
-def reference_differs(history: list[dict], target: float) -> str | None:
-    """KL at the first step, where policy and reference are one model, is not 0."""
-    kl = history[0]["objective/kl"]
-    if history[0]["step"] == 0 and len(history) == 1 and abs(kl) > 0.05:
-        return (
-            f"the KL is {kl:.2f} nats although nothing has been trained: is an adapter missing from"
-            " the reference? Leave ref_model out for a frozen copy of the policy."
-        )
-
-
-def negative_kl(history: list[dict], target: float) -> str | None:
-    """The mean KL of a step is below 0 by more than chance."""
-    kl = np.asarray(history[-1]["objective/kl_dist"])
-    if kl.mean() < -3 * kl.std() / np.sqrt(len(kl)) - 0.05:
-        return (
-            f"the KL is {kl.mean():.2f} nats; below 0 it measures nothing. Sample from the"
-            " distribution that is scored: top_k=0, top_p=1.0, no penalties; score every token."
-        )
-
-
-def empty_answers(history: list[dict], target: float) -> str | None:
-    """Most responses are EOS alone, or with one token before it, which they were not at first."""
-    lengths = (np.asarray(row["tokens/responses_dist"]) for row in (history[0], history[-1]))
-    at_first, now = (float((x <= 2).mean()) for x in lengths)
-    if at_first < 0.25 and now > 0.5:
-        return (
-            f"{now:.0%} of the responses are one or two tokens ({at_first:.0%} at first). The"
-            " reward model scores empty answers high: train it with empty answers as rejected"
-            " ones."
-        )
-
-
-def shorter_answers(history: list[dict], target: float) -> str | None:
-    """Responses have lost more than a third of their length."""
-    lengths = [np.mean(row["tokens/responses_dist"]) for row in history]
-    before, now = np.mean(lengths[:FIRST]), np.mean(lengths[-FIRST:])
-    if len(lengths) > FIRST and now < 0.65 * before:
-        return (
-            f"responses have shrunk from {before:.0f} to {now:.0f} tokens. Read some: where they"
-            " got worse, the reward model pays for brevity. Add truncated answers as rejected"
-            " ones."
-        )
-
-
-def far_from_reference(history: list[dict], target: float) -> str | None:
-    """The KL is far above its target, where a proxy reward no longer means anything."""
-    kl = history[-1]["objective/kl"]
-    if kl > 3 * target:
-        return (
-            f"the KL is {kl:.1f} nats per response, the target {target:g}. Here the score measures"
-            " the reward model's mistakes (Gao et al. 2022, arXiv:2210.10760): raise init_kl_coef"
-            " or stop earlier."
-        )
-
-
-DETECTORS: dict[str, Callable[[list[dict], float], str | None]] = {
-    "reference differs": reference_differs,
-    "negative KL": negative_kl,
-    "empty answers": empty_answers,
-    "shorter answers": shorter_answers,
-    "far from the reference": far_from_reference,
-}
-
-
-class Detectors:
-    """All detectors over the steps of one run; ``fired``: name → step of its first warning.
-
-    ``target`` is the KL controller's, in nats; KL penalties other than ``kl`` are never negative.
-    """
-
-    def __init__(self, target: float) -> None:
-        self.target, self.history, self.fired = target, [], {}
-
-    def check(self, stats: dict, step: int) -> None:
-        """Take in a step's statistics; warns (``UserWarning``) once per detector."""
-        keys = ("objective/kl", "objective/kl_dist", "tokens/responses_dist")
-        row = {key: np.asarray(stats[key]).tolist() for key in keys}
-        self.history.append({"step": step} | row)
-        del self.history[FIRST : -FIRST - 1]  # how the run began, and its latest steps
-        for name, detect in DETECTORS.items():
-            if name not in self.fired and (message := detect(self.history, self.target)):
-                self.fired[name] = step
-                warnings.warn(f"Step {step + 1}, {name}: {message}", stacklevel=3)
-
-    def state_dict(self) -> dict:
-        """What has been seen and said so far, in plain numbers and words."""
-        return {"history": self.history, "fired": self.fired}
-
-    def load_state_dict(self, state: dict) -> None:
-        """Go on from what :meth:`state_dict` gave."""
-        self.history, self.fired = list(state["history"]), dict(state["fired"])

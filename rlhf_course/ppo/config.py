@@ -32,7 +32,7 @@ class PPOConfig:
     gradient_accumulation_steps: int = 1
     ppo_epochs: int = 4
     gradient_checkpointing: bool = False
-    # False: no packed rows, no reused pass, no fused Adam, transformers' generate; the same numbers
+    # False: no reused pass, no fused Adam, transformers' generate; the same numbers
     fast: bool = True
     # Response tokens whose logits are in memory at once; None: a mini-batch's.
     logprob_chunk_size: int | None = None

@@ -1,27 +1,17 @@
 """Rollouts: queries and responses as one batch, and a model's numbers for every response token."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple, Self
+from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
-from rlhf_course.policy.network import can_pack
-
 FirstPass = tuple[Tensor, Tensor, Tensor]  # log-probabilities, values, entropies: (B, R) each
 ON_HOST = ("input_ids", "query_lengths", "response_lengths")
 CPU_PIECE, GPU_PIECE = 2**19, 2**24  # logits of one softmax: what a cache holds, or 64 MiB
-
-
-class Layout(NamedTuple):
-    """A batch as a policy takes it, on the device; N response tokens."""
-
-    labels: Tensor  # (N,) the response tokens
-    place: Tensor  # (N,) where each belongs in the flattened (B · R)
-    arguments: dict[str, Tensor]  # of forward; positions (N,) are where the labels are predicted
 
 
 @dataclass
@@ -31,7 +21,6 @@ class Rollout:
     On the host: input_ids (B, T), query then response, and the two lengths (B,), in tokens. On the
     device: scores (B,) and mask (B, R), 1.0 on response tokens. The rest is (B, R) in float32 on
     the device, 0 on padding, and filled in by a PPO step; log-probabilities and KL are in nats.
-    There is no attention mask: a causal model never looks to the right, where the padding is.
     """
 
     input_ids: Tensor
@@ -47,7 +36,6 @@ class Rollout:
     non_score_rewards: Tensor | None = None
     advantages: Tensor | None = None
     returns: Tensor | None = None
-    layouts: dict[bool, Layout] = field(default_factory=dict, init=False)  # of lay_out
 
     @classmethod
     def from_lists(
@@ -65,12 +53,12 @@ class Rollout:
         query_lengths, response_lengths = (
             torch.tensor([len(row) for row in rows]) for rows in (queries, responses)
         )
-        pairs = zip(on_host(queries), on_host(responses), strict=True)
-        input_ids = pad_sequence([torch.cat(pair) for pair in pairs], True, pad_token_id)
+        pairs = zip(queries, responses, strict=True)
+        rows = [torch.cat([query.cpu(), response.cpu()]) for query, response in pairs]
         mask = torch.arange(int(response_lengths.max())) < response_lengths.unsqueeze(1)
         if response_masks is not None:
-            mask &= pad_sequence([keep > 0 for keep in on_host(response_masks)], True)
-        mask = mask.float().to(scores.device)
+            mask &= pad_sequence([torch.as_tensor(keep).cpu() > 0 for keep in response_masks], True)
+        input_ids, mask = pad_sequence(rows, True, pad_token_id), mask.float().to(scores.device)
         return cls(input_ids, query_lengths, response_lengths, scores, mask)
 
     def __len__(self) -> int:
@@ -81,85 +69,12 @@ class Rollout:
         t = int((self.query_lengths[rows] + self.response_lengths[rows]).max())
         r = int(self.response_lengths[rows].max())
         on_device = rows.to(self.mask.device)
-        part = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        part = {name: value for name, value in vars(self).items() if value is not None}
         for name, tensor in part.items():
             picked = tensor[rows if name in ON_HOST else on_device]
             width = t if name == "input_ids" else r
             part[name] = picked if picked.dim() == 1 else picked[:, :width]
         return Rollout(**part)
-
-    def lay_out(self, packed: bool) -> Layout:
-        """The batch as a policy's forward takes it; worked out once per rollout, on the host.
-
-        Every sample comes without its last token, which predicts nothing that is needed. Plain: one
-        sample per row and a mask of ones, which keeps transformers on its causal fast path. Packed:
-        several samples share a row, positions restart with each, and a mask (rows, 1, W, W) keeps
-        them apart; that leaves far less padding.
-        """
-        if packed in self.layouts:
-            return self.layouts[packed]
-        lengths, device = self.query_lengths + self.response_lengths - 1, self.mask.device
-        first, rows, width = arrange(lengths, packed)
-        column, response_column = torch.arange(int(lengths.max())), torch.arange(self.mask.shape[1])
-        place, real = first.unsqueeze(1) + column, column < lengths.unsqueeze(1)
-
-        def fill(values: Tensor, blank: int) -> Tensor:
-            flat = torch.full((rows * width,), blank)
-            flat[place[real]] = values.expand(real.shape)[real]
-            return flat.view(rows, width)
-
-        tokens = response_column < self.response_lengths.unsqueeze(1)
-        predicts = (first + self.query_lengths - 1).unsqueeze(1) + response_column
-        arguments = {"input_ids": fill(self.input_ids[:, : len(column)], 0)}
-        arguments["positions"] = predicts[tokens]
-        if packed:
-            arguments["position_ids"] = fill(column, 0)
-            sample = fill(torch.arange(len(self)).unsqueeze(1), -1)
-            same = sample.unsqueeze(1) == sample.unsqueeze(2)
-            arguments["attention_mask"] = same.tril().unsqueeze(1)
-        else:
-            arguments["attention_mask"] = torch.ones(rows, width, dtype=torch.long)
-        labels = (self.query_lengths.unsqueeze(1) + response_column).clamp(max=len(column))
-        labels = self.input_ids.gather(1, labels)[tokens].to(device)
-        arguments = {name: value.to(device) for name, value in arguments.items()}
-        layout = Layout(labels, tokens.flatten().nonzero()[:, 0].to(device), arguments)
-        self.layouts[packed] = layout
-        return layout
-
-
-def on_host(rows: Sequence[Tensor]) -> list[Tensor]:
-    """1-D tensors on the CPU, moved there together."""
-    together = torch.cat([row.to(rows[0].device) for row in rows]).cpu()
-    return [*together.split([len(row) for row in rows])]
-
-
-def arrange(lengths: Tensor, packed: bool) -> tuple[Tensor, int, int]:
-    """Where samples of these lengths (B,) begin in rows laid end to end; how many rows, how wide.
-
-    Packed rows have room for short samples beside the longest, where that computes less.
-    """
-    longest = int(lengths.max())
-    if not packed:
-        return torch.arange(len(lengths)) * longest, len(lengths), longest
-    widths = longest, longest + longest // 2
-    candidates = [(*first_fit(lengths.tolist(), width), width) for width in widths]
-    return min(candidates, key=lambda found: found[1] * found[2])
-
-
-def first_fit(lengths: list[int], width: int) -> tuple[Tensor, int]:
-    """Samples into rows of ``width`` tokens, the longest first, each into the first with room.
-
-    Returns where each begins when the rows are laid end to end, and how many rows there are.
-    """
-    first, room = [0] * len(lengths), []
-    for sample in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):
-        fitting = (row for row, left in enumerate(room) if left >= lengths[sample])
-        row = next(fitting, len(room))
-        if row == len(room):
-            room.append(width)
-        first[sample] = row * width + width - room[row]
-        room[row] -= lengths[sample]
-    return torch.tensor(first), len(room)
 
 
 def forward(
@@ -167,64 +82,80 @@ def forward(
     rollout: Rollout,
     at_most: int | None = None,
     whole_vocabulary: bool = False,
-    packed: bool | None = None,
     begin_suppress: Sequence[int] = (),
     chunk: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Log-probabilities, values and entropies of the response tokens, (B, R) each, 0 on padding.
 
     With ``whole_vocabulary`` also all log-probabilities (B, R, V), without a gradient; else None.
-    ``at_most`` so many samples run at a time, those of similar length together; ``packed`` says
-    whether samples share rows (default: on a CPU, where the model allows it). The numbers depend on
-    neither. Tokens of ``begin_suppress`` have probability 0 where a response begins. ``chunk`` is
-    how many tokens' logits are in memory at once; the backward pass computes them again.
+    ``at_most`` so many samples run at a time, those of similar length together; the numbers do not
+    depend on it. Tokens of ``begin_suppress`` have probability 0 where a response begins. ``chunk``
+    is how many tokens' logits are in memory at once; the backward pass computes them again.
     """
-    if packed is None:  # a GPU prefers causal attention without a mask
-        packed = rollout.mask.is_cpu and can_pack(model)
-    size, order = min(at_most or len(rollout), len(rollout)), torch.arange(len(rollout))
-    if size < len(rollout):
-        order = (rollout.query_lengths + rollout.response_lengths).argsort()
-    shape, collected, places, vocabularies = rollout.mask.shape, [], [], []
-    for rows in order.split(size):
-        part = rollout if size == len(rollout) else rollout.select(rows)
-        how = packed, begin_suppress, chunk, whole_vocabulary
-        place, vocabulary, *found = run(model, part, *how)
-        collected.append(torch.stack(found))
-        vocabularies.append(vocabulary)
-        row, column = place // part.mask.shape[1], place % part.mask.shape[1]
-        places.append(rows.to(place.device)[row] * shape[1] + column)
-    place, found = torch.cat(places), torch.cat(collected, 1)
-    found = found.new_zeros(3, shape.numel()).index_copy(1, place, found).unflatten(1, shape)
-    if not whole_vocabulary:
-        return *found, None
-    rows = torch.cat(vocabularies)
-    rows = rows.new_zeros(shape.numel(), rows.shape[1]).index_copy(0, place, rows)
-    return *found, rows.unflatten(0, shape)
+    size, width = min(at_most or len(rollout), len(rollout)), rollout.mask.shape[1]
+    if size == len(rollout):
+        return run(model, rollout, begin_suppress, chunk, whole_vocabulary)
+    order = (rollout.query_lengths + rollout.response_lengths).argsort()
+    parts = [rollout.select(rows) for rows in order.split(size)]
+    found = [run(model, part, begin_suppress, chunk, whole_vocabulary) for part in parts]
+    back = order.argsort().to(rollout.mask.device)
+    together = []
+    for column in zip(*found, strict=True):
+        padded = [x if x is None else pad_columns(x, width) for x in column]
+        together.append(None if padded[0] is None else torch.cat(padded)[back])
+    return tuple(together)
+
+
+def pad_columns(x: Tensor, width: int) -> Tensor:
+    """x (B, R, …) with zeros up to (B, width, …)."""
+    return torch.cat([x, x.new_zeros(len(x), width - x.shape[1], *x.shape[2:])], 1)
 
 
 def run(
     model: nn.Module,
     part: Rollout,
-    packed: bool,
     begin_suppress: Sequence[int],
     chunk: int | None,
     whole_vocabulary: bool,
-) -> tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor]:
-    """One pass: places (N,) in the flattened (B · R), all log-probabilities (N, V) or None, and
-    the labels' log-probabilities, values and entropies (N,)."""
-    labels, place, arguments = part.lay_out(packed)
-    outputs, _, values = model(**arguments, use_cache=False, project=not chunk)
-    begins = place % part.mask.shape[1] == 0
-    if not chunk:
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """One pass of :func:`forward` over all samples at once.
+
+    Padding on the right needs no attention mask, since a causal model never looks there: a mask of
+    ones keeps transformers on its fast path. The last column predicts nothing and is left out.
+    """
+    inputs, positions, labels, begins, place = locate(part)
+    outputs, _, values = model(
+        inputs, torch.ones_like(inputs), positions, project=not chunk, use_cache=False
+    )
+    if chunk:
+        head = getattr(model, "module", model).pretrained_model.get_output_embeddings()
+        pieces = zip(*(x.split(chunk) for x in (outputs, labels, begins)), strict=True)
+        found = [checkpoint(project, head, *x, begin_suppress, use_reentrant=False) for x in pieces]
+        logprobs, entropies = (torch.cat(x) for x in zip(*found, strict=True))
+    else:
         logits = rule_out(outputs, begins, begin_suppress)
-        whole = logits.detach().log_softmax(-1) if whole_vocabulary else None
         logprobs, entropies = label_logprobs(logits, labels)
-        return place, whole, logprobs, values, entropies
-    head = getattr(model, "module", model).pretrained_model.get_output_embeddings()
-    pieces = zip(*(x.split(chunk) for x in (outputs, labels, begins)), strict=True)
-    found = [checkpoint(project, head, *x, begin_suppress, use_reentrant=False) for x in pieces]
-    logprobs, entropies = (torch.cat(x) for x in zip(*found, strict=True))
-    return place, None, logprobs, values, entropies
+
+    def unflatten(x: Tensor) -> Tensor:
+        flat = x.new_zeros(part.mask.numel(), *x.shape[1:]).index_copy(0, place, x)
+        return flat.unflatten(0, part.mask.shape)
+
+    whole = unflatten(logits.detach().log_softmax(-1)) if whole_vocabulary else None
+    return unflatten(logprobs), unflatten(values), unflatten(entropies), whole
+
+
+def locate(part: Rollout) -> list[Tensor]:
+    """What a pass needs, on the device: inputs (B, T − 1), and for each of N response tokens the
+    position that predicts it in them, the token, whether it is a response's first, and its place in
+    (B, R); positions and places are those of flattened tensors.
+    """
+    column, inputs = torch.arange(part.mask.shape[1]), part.input_ids[:, :-1]
+    is_token = column < part.response_lengths.unsqueeze(1)
+    start = torch.arange(len(part)) * inputs.shape[1] + part.query_lengths - 1
+    positions = (start.unsqueeze(1) + column)[is_token]
+    labels = part.input_ids[:, 1:].flatten()[positions]
+    begins, place = (column == 0).expand_as(is_token)[is_token], is_token.flatten().nonzero()[:, 0]
+    return [x.to(part.mask.device) for x in (inputs, positions, labels, begins, place)]
 
 
 def label_logprobs(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

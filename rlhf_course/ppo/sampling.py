@@ -9,7 +9,7 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache
 
-from rlhf_course.policy.network import can_pack, takes, without_dropout
+from rlhf_course.policy.network import takes, without_dropout
 from rlhf_course.ppo.checks import check_length, token_ids
 
 CPU_SYNC, GPU_SYNC = 1, 8  # tokens between two looks at which rows have finished
@@ -71,15 +71,12 @@ def _sample(
     responses = torch.zeros(n, longest, dtype=torch.long, device=device)
     running, total = torch.ones_like(rows, dtype=torch.bool), torch.zeros((), device=device)
     positions = (attention_mask.cumsum(1) - 1).clamp(min=0)
-    visible, mask = pad(attention_mask, (0, longest), value=1), attention_mask
-    if can_pack(model):  # the masks that transformers would otherwise make anew for every token
-        visible = visible.bool()[:, None, None]
-        causal = torch.ones(width, width, dtype=torch.bool, device=device).tril()
-        mask = visible[..., :width] & causal | causal & causal.T  # no row is empty
+    visible = pad(attention_mask, (0, longest), value=1)
     cache, places = DynamicCache(config=model.config), takes(model, "position_ids")
     how = {"past_key_values": cache, "use_cache": True, "logits_to_keep": 1}
     for t in range(longest):
-        how |= {"attention_mask": mask} | ({"position_ids": positions} if places else {})
+        how |= {"attention_mask": visible[:, : width + t]}
+        how |= {"position_ids": positions} if places else {}
         logits = model(input_ids=input_ids, **how)[0][:, -1]
         tokens, probability = draw(logits, begin_suppress if t == 0 else ())
         responses[rows, t], total = tokens.squeeze(1), total + probability.sum()
@@ -95,7 +92,6 @@ def _sample(
                 state = (rows, running, tokens, visible, positions)
                 rows, running, tokens, visible, positions = (x[keep] for x in state)
         input_ids, positions = tokens, positions[:, -1:] + 1
-        mask = visible[..., : width + t + 1]
     return responses
 
 

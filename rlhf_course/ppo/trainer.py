@@ -16,8 +16,9 @@ from rlhf_course.policy import saving
 from rlhf_course.policy.adapters import REFERENCE, use_adapter
 from rlhf_course.policy.network import without_dropout
 from rlhf_course.ppo import algorithm as ppo
-from rlhf_course.ppo.checks import Detectors, check_samples, stack_scores, warn_about_samples
+from rlhf_course.ppo.checks import check_samples, stack_scores, warn_about_samples
 from rlhf_course.ppo.config import PPOConfig
+from rlhf_course.ppo.detectors import Detectors
 from rlhf_course.ppo.parts import make_dataloader, make_reference, prepare_models
 from rlhf_course.ppo.rollout import Rollout
 from rlhf_course.ppo.sampling import generate, pad_token_id
@@ -38,7 +39,7 @@ class PPOTrainer:
     The arithmetic is the classic one, held to frozen numbers by the tests, with deliberate
     differences, all of them on the page site/ppo-api.md. In short: dropout is off; padding changes
     no number; NaN, Inf and empty responses raise; settings that change the sampled distribution
-    warn, and so do the symptoms in ``checks.py``; accumulation weights mini-batches by their
+    warn; so does ``log_stats`` of symptoms; accumulation weights mini-batches by their
     tokens; under ``accelerate launch``, P processes with B samples each equal one with P·B.
 
     Args:
@@ -151,8 +152,6 @@ class PPOTrainer:
             stats = self._learn(rollout, total, clock := Clock())
         with clock("calc_stats"):
             stats = step_stats(rollout, stats, self.kl_ctl.value, self.accelerator)
-        if self.accelerator.is_main_process:
-            self.detectors.check(stats, self.current_step)
         self.kl_ctl.update(stats["objective/kl"], size * self.accelerator.num_processes)
         if self.lr_scheduler is not None:
             self.lr_scheduler.step()
@@ -204,10 +203,12 @@ class PPOTrainer:
         rewards: Sequence[Tensor] | Tensor,
         columns_to_log: Sequence[str] = ("query", "response"),
     ) -> None:
-        """Send statistics, scores and a table of samples to the tracker; nothing without one."""
+        """Warn of symptoms in the statistics; send them, scores and samples to the tracker."""
+        step = self.current_step - 1
+        if self.accelerator.is_main_process:
+            self.detectors.check(stats, step)
         if self.config.log_with is not None:
-            step, device = self.current_step - 1, self.accelerator.device
-            scores = stack_scores(rewards, device, step)
+            scores = stack_scores(rewards, self.accelerator.device, step)
             if missing := [name for name in columns_to_log if name not in batch]:
                 raise ValueError(
                     f"The batch has no column {missing[0]}; it has {', '.join(batch)}."

@@ -55,9 +55,7 @@ def add_logprobs(
 
 def forward_options(config: PPOConfig) -> dict:
     """The options of :func:`forward` that the config decides."""
-    packed = None if config.fast else False
-    suppress, chunk = config.begin_suppress_tokens, config.logprob_chunk_size
-    return {"begin_suppress": suppress, "chunk": chunk, "packed": packed}
+    return {"begin_suppress": config.begin_suppress_tokens, "chunk": config.logprob_chunk_size}
 
 
 def add_rewards(
