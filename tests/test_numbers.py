@@ -105,6 +105,19 @@ def test_returns_without_variance_leave_nothing_to_explain():
     queries, responses, _ = make_samples()
     stats = make_trainer(policy, lam=1.0).step(queries, responses, [torch.tensor(0.0)] * 8)
     assert stats["ppo/returns/var"] == stats["ppo/val/var_explained"] == 0
+    assert stats["ppo/val/var_explained_before"] == 0
+
+
+def test_explained_variance_is_that_of_the_values_that_made_the_advantages():
+    """Not of the values after fitting, which flatter the critic."""
+    policy = make_policy()
+    groups = [{"params": [*policy.v_head.parameters()], "lr": 1e-2}]
+    groups += [{"params": [*policy.pretrained_model.parameters()], "lr": 0.0}]
+    trainer = make_trainer(policy, optimizer=torch.optim.Adam(groups), ppo_epochs=20)
+    samples = make_samples()
+    first, second = trainer.step(*samples), trainer.step(*samples)
+    before = [stats["ppo/val/var_explained_before"] for stats in (first, second)]
+    assert before[0] < first["ppo/val/var_explained"] < before[1]
 
 
 @pytest.mark.parametrize("save", [save_checkpoint, lambda trainer, to: trainer.save_pretrained(to)])

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-import torch
+from huggingface_hub import save_torch_state_dict
 from sentencepiece import SentencePieceTrainer
 from sentencepiece import sentencepiece_model_pb2 as spm
 from torch import Tensor, nn
@@ -73,24 +73,17 @@ def norm_head(model: LlamaForCausalLM) -> LlamaForCausalLM:
 
 
 def write_baichuan_checkpoint(
-    model: LlamaForCausalLM, spm_model: str | Path, folder: str | Path, shards: int = 2
+    model: LlamaForCausalLM, spm_model: str | Path, folder: str | Path
 ) -> Path:
     """Write a Llama with a ``norm_head`` in the layout of Baichuan2's checkpoints."""
     head = "parametrizations.weight.original"  # W before its rows are scaled
     tensors = pack(
         {name.replace(head, "weight"): w.cpu() for name, w in model.state_dict().items()}
     )
-    files = [f"pytorch_model-{i:05d}-of-{shards:05d}.bin" for i in range(1, shards + 1)]
-    weight_map = {name: files[i * shards // len(tensors)] for i, name in enumerate(tensors)}
-    size = sum(t.nbytes for t in tensors.values())
-    index = {"metadata": {"total_size": size}, "weight_map": weight_map}
     with atomic_folder(folder) as new:
-        for file in files:
-            torch.save(
-                {k: tensors[k] for k, where in weight_map.items() if where == file}, new / file
-            )
+        save_torch_state_dict(tensors, new)
         shutil.copyfile(spm_model, new / "tokenizer.model")
-        for name, content in (_configs(model) | {"pytorch_model.bin.index.json": index}).items():
+        for name, content in _configs(model).items():
             (new / name).write_text(json.dumps(content, indent=2), encoding="utf-8")
     return Path(folder)
 

@@ -13,10 +13,12 @@ def prepare(settings: Settings) -> SimpleNamespace:
     """
     check_named(settings, dataset="text and label")
     names = {"dataset", "model", "reward_model", "judge"} & vars(settings).keys()
-    found = {name: getattr(settings, name) for name in names}
-    for name, source in found.items():
-        if source.startswith("models/"):  # the project's, wherever Python was started
-            found[name] = str(ROOT / source)
+    found = {name: shipped(getattr(settings, name)) for name in names}
     for name in ("model", "reward_model"):
         download(found[name])  # what is unavailable is reported before anything runs
     return SimpleNamespace(**found)
+
+
+def shipped(source: str) -> str:
+    """Return ``models/…`` as a path in the project, wherever Python was started; others as is."""
+    return str(ROOT / source) if source.startswith("models/") else source

@@ -48,8 +48,12 @@ MEANING = {
     "ppo/val/clipfrac": "share of tokens where value clipping was active",
     "ppo/val/mean": "mean value before the update",
     "ppo/val/var": "variance of the values before the update",
+    "ppo/val/var_explained_before": (
+        "1 − error / variance of returns, before the update: what the value head was worth that made"
+        " the advantages; 1 is perfect, 0 as good as the mean"
+    ),
     "ppo/val/var_explained": (
-        "1 − error / variance of returns: 1 is a perfect value head, 0 as good as the mean"
+        "the same during the update, where the value head has begun to fit these returns"
     ),
     "tokens/queries_len_mean": "mean query length, tokens",
     "tokens/queries_len_std": "standard deviation of the query lengths, tokens",

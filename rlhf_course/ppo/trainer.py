@@ -134,7 +134,7 @@ class PPOTrainer:
         scores: Sequence[Tensor] | Tensor,
         response_masks: Sequence[Tensor] | None = None,
     ) -> dict:
-        """One PPO step over batch_size samples; returns the 40 statistics of ``stats.MEANING``.
+        """One PPO step over batch_size samples; returns the 41 statistics of ``stats.MEANING``.
 
         queries and responses are 1-D token tensors (or lists), a score is one number per sample.
         ``response_masks`` (0 or 1 per token) leaves response tokens out of the losses. Raises

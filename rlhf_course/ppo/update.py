@@ -205,7 +205,6 @@ def step_stats(
     what has one value per token is this process's own.
     """
     mask, total = rollout.mask, partial(accelerator.reduce, reduction="sum")
-    lengths = {"queries": rollout.query_lengths, "responses": rollout.response_lengths}
     kl, entropy = (rollout.kl * mask).sum(1), -(rollout.logprobs * mask).sum(1)
     kl, entropy, scores = (accelerator.gather(x) for x in (kl, entropy, rollout.scores))
     stats = {
@@ -216,8 +215,9 @@ def step_stats(
         "ppo/mean_scores": scores.mean(),
         "ppo/std_scores": scores.std(correction=min(1, len(scores) - 1)),
     }
-    arrays = {"objective/kl_dist": kl, "objective/logprobs": rollout.logprobs}
-    arrays["objective/ref_logprobs"] = rollout.ref_logprobs
+    arrays = {f"objective/{key}": getattr(rollout, key) for key in ("logprobs", "ref_logprobs")}
+    arrays["objective/kl_dist"] = kl
+    lengths = {"queries": rollout.query_lengths, "responses": rollout.response_lengths}
     for name, given in lengths.items():
         found = accelerator.gather(given.float().to(mask.device))
         stats[f"tokens/{name}_len_mean"] = found.mean()
@@ -228,7 +228,14 @@ def step_stats(
     for name in ("advantages", "ratio"):
         tokens = [getattr(seen, name)[seen.mask > 0] for seen in minibatches]
         arrays[f"ppo/policy/{name}"] = torch.cat(tokens)
+    error = ppo.masked_mean((rollout.values - rollout.returns).square(), mask, total)
+    variance = ppo.masked_var(rollout.returns, mask, total)
+    stats["ppo/val/var_explained_before"] = explained(error, variance)
+    stats["ppo/val/var_explained"] = explained(stats["ppo/val/error"], stats["ppo/returns/var"])
     stats = {name: float(value) for name, value in stats.items()}
-    variance = stats["ppo/returns/var"]  # 0 where all returns are equal: nothing to explain
-    stats["ppo/val/var_explained"] = 1 - stats["ppo/val/error"] / variance if variance else 0.0
     return stats | {name: array.cpu().numpy() for name, array in arrays.items()}
+
+
+def explained(error, variance):
+    """1 − error / variance, and 0 where all returns are equal: that leaves nothing to explain."""
+    return 1 - error / variance if variance else 0.0

@@ -14,11 +14,18 @@ import numpy as np
 import torch
 import yaml
 from torch import Tensor
-from train_imdb_models import OPENING, load_split, parse_arguments, policy_rows
+from train_imdb_models import (
+    OPENING,
+    TEMPERATURE,
+    load_split,
+    parse_arguments,
+    policy_rows,
+    sharpen,
+)
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlhf_course.course.presets import ROOT
-from rlhf_course.evaluation import unknown_words
+from rlhf_course.evaluation import distinct_n, unknown_words
 from rlhf_course.rewards import NgramSentiment, SentimentReward
 from rlhf_course.runtime.files import atomic_file
 
@@ -27,13 +34,13 @@ ORDER, DISCOUNT = 5, 0.75  # of the n-gram model
 
 
 @torch.no_grad()
-def perplexity(model, rows: Sequence[list[int]]) -> float:
-    """Per token, of every token but the first."""
+def perplexity(model, rows: Sequence[list[int]], given: Sequence[int] | None = None) -> float:
+    """Per token, of every token after the first ``given`` ones (default: 1) of each row."""
     total = count = 0
-    for row in rows:
-        ids = torch.tensor([row])
-        total += model(input_ids=ids, labels=ids).loss.item() * (len(row) - 1)
-        count += len(row) - 1
+    for row, first in zip(rows, given or [1] * len(rows), strict=True):
+        ids, labels = torch.tensor([row]), torch.tensor([[-100] * first + row[first:]])
+        total += model(input_ids=ids, labels=labels).loss.item() * (len(row) - first)
+        count += len(row) - first
     return math.exp(total / count)
 
 
@@ -71,9 +78,9 @@ def ngram_perplexity(
 
 
 @torch.no_grad()
-def sample(model, tokenizer, queries: Sequence[list[int]], length: int) -> list[str]:
-    """Each query with ``length`` tokens more, at temperature 1."""
-    torch.manual_seed(0)
+def sample(model, tokenizer, queries: Sequence[list[int]], length: int, seed: int) -> list[str]:
+    """Each query with ``length`` tokens more, from the model's own distribution."""
+    torch.manual_seed(seed)
     texts = []
     for query in queries:
         ids = model.generate(
@@ -86,6 +93,23 @@ def sample(model, tokenizer, queries: Sequence[list[int]], length: int) -> list[
         )
         texts.append(tokenizer.decode(ids[0], skip_special_tokens=True))
     return texts
+
+
+def samples(policy, tokenizer, openings: Sequence[list[int]], known: set[str]) -> dict:
+    """What the card says of 256 openings of 2 to 8 tokens, continued by 16 tokens; three seeds."""
+    rng = np.random.default_rng(0)
+    lengths = [int(rng.integers(2, 9)) for _ in openings]
+    pairs = [(row[: n + FRAGMENT], n) for row, n in zip(openings, lengths, strict=True)]
+    pairs = [(row, n) for row, n in pairs if len(row) == n + FRAGMENT][:256]
+    rows, lengths = [row for row, _ in pairs], [n for _, n in pairs]
+    queries = [row[:n] for row, n in pairs]
+    found = {"temperature": TEMPERATURE, "baked": perplexity(policy, rows, lengths)}
+    written = [sample(policy, tokenizer, queries, FRAGMENT, seed) for seed in range(3)]
+    found["unknown"] = max(unknown_words(texts, known) for texts in written)
+    real = distinct_n(tokenizer.batch_decode([*rows]), 2)
+    found["distinct"] = min(distinct_n(texts, 2) for texts in written) / real
+    sharpen(policy, 1 / TEMPERATURE)  # as it was trained
+    return found | {"trained_ppl": perplexity(policy, rows, lengths)}
 
 
 def calibration(p: Tensor, truth: Tensor) -> float:
@@ -122,8 +146,6 @@ def measure(reviews, folder, options) -> dict[str, dict]:
     texts = [*reviews["first"]["text"], *reviews["second"]["text"]]
     seen = policy_rows(texts, tokenizer, 1, 0)
     learned = policy_rows(texts, tokenizer, options.short, options.long)
-    lengths = np.random.default_rng(0).integers(2, 8, len(unseen))
-    queries = [row[:n] for row, n in zip(unseen, lengths, strict=True)]
     known = set((folder / "ngram-imdb-judge/words.txt").read_text(encoding="utf-8").split())
     fragments = tokenizer.batch_decode([row[:FRAGMENT] for row in tokenizer(held_out)["input_ids"]])
     openings = [row[:OPENING] for row in unseen]
@@ -138,10 +160,10 @@ def measure(reviews, folder, options) -> dict[str, dict]:
             "tokens": sum(map(len, learned)) / 1e6,
             "vocabulary": len(tokenizer),
             "options": options,
+            **samples(policy, tokenizer, openings, known),  # after it, as it was trained
             "openings": perplexity(policy, openings),
             "ngram": ngram_perplexity(seen, openings, len(tokenizer)),
             "whole": perplexity(policy, [row[:256] for row in unseen[:300]]),
-            "unknown": unknown_words(sample(policy, tokenizer, queries, 24), known),
         },
         "distilbert-imdb-mini": judged
         | {"parameters": classifier.model.num_parameters() / 1e6, "passes": options.passes}
