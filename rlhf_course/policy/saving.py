@@ -1,19 +1,19 @@
 """A policy in a folder or on the hub: weights or adapter, config, value head, tokenizer."""
 
 import os
-import shutil
 from functools import cache
 from pathlib import Path
 
 import torch
 from huggingface_hub import HfApi
-from peft import get_peft_model
+from peft import get_peft_model, get_peft_model_state_dict
+from peft.utils import SAFETENSORS_WEIGHTS_NAME as ADAPTER_WEIGHTS
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from rlhf_course.policy import save_load
-from rlhf_course.runtime.files import check_folder
+from rlhf_course.runtime.files import atomic_folder, check_folder
 
 POLICY = "policy"  # the adapter that PPO trains
 VALUE_HEAD_OPTIONS = ("summary_dropout_prob", "v_head_initializer_range", "v_head_init_strategy")
@@ -43,11 +43,9 @@ class Saved:
         if base is source:
             return model
         if head := save_load.read_value_head(source, **kwargs):
-            save_load.check_state_dict(source, "value head", head, model.v_head.state_dict())
             model.v_head.load_state_dict(head)
         else:
-            name = Path(source).name if Path(source).is_dir() else source
-            say_once(f"The value head is new: {name} holds none.")
+            say_once(f"The value head is new: {Path(source).name} holds none.")
         return model
 
     def state_dict(self, *args, prefix: str = "", **kwargs) -> dict[str, Tensor]:
@@ -70,44 +68,52 @@ class Saved:
 
 
 def save_policy(
-    policy, save_directory: str | os.PathLike, tokenizer=None, push_to_hub: bool = False, **kwargs
+    policy,
+    save_directory: str | os.PathLike,
+    tokenizer=None,
+    push_to_hub: bool = False,
+    repo_id: str | None = None,
+    private: bool | None = None,
+    token: str | None = None,
+    **kwargs,
 ) -> None:
     """Save so that plain transformers (or peft) loads the folder.
 
-    A failure leaves what the folder held before. With ``push_to_hub`` all files go to the
-    repository ``repo_id`` (default: the folder's name), too, in one commit; ``token``, ``private``,
-    ``commit_message``, ``revision`` and ``create_pr`` are huggingface_hub's. Raises
-    ``FloatingPointError`` for weights of NaN or Inf.
+    A failure leaves what the folder held before. With ``push_to_hub`` all files also go to the
+    repository ``repo_id`` (default: the folder's name), in one commit; ``commit_message``,
+    ``revision`` and ``create_pr`` are huggingface_hub's. Raises ``FloatingPointError`` for weights
+    of NaN or Inf, and ``ValueError`` where the folder holds a model and this is an adapter, or the
+    other way round: of both, the adapter would load.
     """
-    save_directory = check_folder(save_directory)
+    target = check_folder(save_directory)
     check_weights(policy.state_dict())
-    with save_load.model_folder(save_directory, policy.is_peft_model) as folder:
+    stale, other = ("model*.safetensors*", "pytorch_model*.bin*"), save_load.ADAPTER_CONFIG
+    if policy.is_peft_model:
+        stale, other = ("adapter_model.*",), "config.json"
+    if (target / other).exists():
+        raise ValueError(f"{target} holds a model of another kind ({other}): save to a new folder.")
+    with atomic_folder(target, stale) as folder:
         _write(policy, folder)
         if hasattr(tokenizer, "save_pretrained"):
             tokenizer.save_pretrained(folder)
         names = sorted(path.name for path in folder.iterdir())
     if push_to_hub:
-        api, name = HfApi(token=kwargs.pop("token", None)), kwargs.pop("repo_id", None)
-        private = kwargs.pop("private", None)
-        repo = api.create_repo(name or save_directory.name, private=private, exist_ok=True)
-        where = {"folder_path": save_directory, "allow_patterns": names}
-        api.upload_folder(repo_id=repo.repo_id, **where, **kwargs)
+        api = HfApi(token=token)
+        repo = api.create_repo(repo_id or target.name, private=private, exist_ok=True).repo_id
+        api.upload_folder(repo_id=repo, folder_path=target, allow_patterns=names, **kwargs)
 
 
 def _write(policy, folder: Path) -> None:
-    state = policy.state_dict()
-    head = {name: w.contiguous() for name, w in state.items() if name.startswith(save_load.PREFIX)}
+    head = policy.v_head.state_dict(prefix=save_load.PREFIX)
     save_file(head, folder / save_load.VALUE_HEAD_FILE)
-    if policy.is_peft_model:
-        adapter = policy.pretrained_model.active_adapter
-        policy.pretrained_model.save_pretrained(folder, selected_adapters=[adapter])
-        for path in [*folder.glob(f"{adapter}/*")]:  # where peft puts an adapter with a name
-            path.rename(folder / path.name)
-        shutil.rmtree(folder / adapter, ignore_errors=True)
+    model = policy.pretrained_model
+    if policy.is_peft_model:  # peft's own would put an adapter with a name into a subfolder
+        name = model.active_adapter
+        save_file(get_peft_model_state_dict(model, adapter_name=name), folder / ADAPTER_WEIGHTS)
+        model.peft_config[name].save_pretrained(folder)
         save_load.write_base(folder, policy)
     else:
-        base = {name: weight for name, weight in state.items() if name not in head}
-        policy.pretrained_model.save_pretrained(folder, state_dict=base)
+        model.save_pretrained(folder)
 
 
 def check_weights(weights: dict) -> None:
