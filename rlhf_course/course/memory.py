@@ -27,7 +27,6 @@ def ppo_memory(
     response: int,
     batch: int | None = None,
     base_bytes: int = FLOAT32,
-    activation_bytes: int | None = None,
     checkpointing: bool = False,
     chunk: int | None = None,
     layer_bytes: float | None = None,
@@ -36,8 +35,8 @@ def ppo_memory(
 
     ``config`` and ``lora`` are shapes of the base and of each adapter; ``mini_batch`` and ``batch``
     samples per optimizer step and per rollout; ``query`` and ``response`` their greatest lengths in
-    tokens; ``base_bytes`` and ``activation_bytes`` per number (2 for bfloat16); ``layer_bytes`` per
-    weight of a quantized base's matrices (``QUANTIZED``); ``chunk`` is ``logprob_chunk_size``.
+    tokens; ``base_bytes`` per weight and activation (2 for bfloat16); ``layer_bytes`` per weight of
+    a quantized base's matrices (``QUANTIZED``); ``chunk`` is ``logprob_chunk_size``.
 
     Base, adapters, gradients and Adam's two moments stay. Added to them is the larger of two: the
     key-value cache while sampling, or activations and logits in an update.
@@ -46,7 +45,7 @@ def ppo_memory(
     activations = _activations(
         config.get_text_config(),
         (mini_batch, batch or mini_batch, query + response, response),
-        (base_bytes, activation_bytes or base_bytes),
+        base_bytes,
         checkpointing,
         chunk,
     )
@@ -73,21 +72,21 @@ def _count(config: PreTrainedConfig, lora: PeftConfig) -> tuple[int, int, int]:
 def _activations(
     text: PreTrainedConfig,
     sizes: tuple[int, int, int, int],
-    precision: tuple[int, int],
+    base_bytes: int,
     checkpointing: bool,
     chunk: int | None,
 ) -> int:
     """Return the larger of an update's activations and a rollout's cache, in bytes."""
-    (mini_batch, batch, length, response), (base_bytes, activation_bytes) = sizes, precision
+    mini_batch, batch, length, response = sizes
     hidden, inner, layers = text.hidden_size, text.intermediate_size, text.num_hidden_layers
     tokens, predicted = mini_batch * length, mini_batch * response
     # What one layer keeps per token for its backward pass. Of width `hidden`: input and output of
     # two norms, q, k, v, and attention's output, once more for the projection after it. Of width
     # `inner`: gate, silu(gate), up, and their product. In low precision the norms keep their inputs
     # in float32 also.
-    upcast = 2 * FLOAT32 * hidden if activation_bytes < FLOAT32 else 0
-    layer = tokens * (activation_bytes * (9 * hidden + 4 * inner) + upcast)
-    inputs = layers * tokens * hidden * activation_bytes
+    upcast = 2 * FLOAT32 * hidden if base_bytes < FLOAT32 else 0
+    layer = tokens * (base_bytes * (9 * hidden + 4 * inner) + upcast)
+    inputs = layers * tokens * hidden * base_bytes
     # Logits and log-probabilities in float32, or the gradients of both; in low precision the
     # projection's as well. And two temporaries for a piece of them on a CPU; a GPU's, of 64 MiB
     # each, are small beside a card.
@@ -96,8 +95,7 @@ def _activations(
     vocabulary = logits * (2 * FLOAT32 + projected) + 2 * min(logits, CPU_PIECE) * FLOAT32
     # Recomputed layers need memory one at a time, when that of the logits is free again.
     update = inputs + max(layer, vocabulary) if checkpointing else layers * layer + vocabulary
-    cache = batch * length * layers * 2 * hidden * activation_bytes
-    return max(update, cache)
+    return max(update, batch * length * layers * 2 * hidden * base_bytes)
 
 
 @contextmanager

@@ -37,13 +37,9 @@ def load_model(
     folder = local_folder(source, **kwargs)
     if not (folder / ADAPTER_CONFIG).exists():
         return _load_base(auto, source, str(source), new_head, **kwargs)
-    task = "CAUSAL_LM" if auto is AutoModelForCausalLM else "SEQ_CLS"
     config, weights = read_adapter(folder)
-    if config.task_type not in (None, task):
-        raise ValueError(
-            f"The adapter in {source} has task type {config.task_type}; this needs one of {task}."
-        )
-    config.task_type, config.inference_mode = task, not is_trainable
+    config.task_type = "CAUSAL_LM" if auto is AutoModelForCausalLM else "SEQ_CLS"
+    config.inference_mode = not is_trainable
     kwargs |= {"revision": config.revision, "subfolder": ""}
     own = {key.removeprefix("base_model.model.") for key in weights}  # a score head's
     base = config.base_model_name_or_path
@@ -111,14 +107,15 @@ def set_adapter_weights(
 ) -> None:
     """Put all weights of an adapter, read from ``source``, into it.
 
-    Raises ``ValueError`` for missing weights, and for those of a base with other layers.
+    Raises ``ValueError`` for missing weights, and for those that this model has no place for.
     """
     wanted = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
     if missing := sorted(wanted.keys() - weights.keys()):
         raise ValueError(f"The adapter in {source} is incomplete: it holds no {missing[0]}.")
     if unexpected := set_peft_model_state_dict(model, weights, adapter_name=name).unexpected_keys:
         raise ValueError(
-            f"The adapter in {source} was trained on another base: this one has no {unexpected[0]}."
+            f"The adapter in {source} is another model's, or of another task: this one has no"
+            f" {unexpected[0]}."
         )
 
 
@@ -141,17 +138,16 @@ def base_fingerprint(model: nn.Module) -> str:
     model = getattr(model, "pretrained_model", model)
     adapters = {*getattr(model, "peft_config", {})}
     network = model.get_base_model() if isinstance(model, PeftModel) else model
-    digest = hashlib.sha256()
-    for name, parameter in network.base_model.named_parameters():
-        parts = [part for part in name.split(".") if part not in ("base_layer", "original_module")]
-        if adapters & {*parts}:
-            continue
-        if parameter.dtype not in (torch.float32, torch.bfloat16):
-            return ""
-        some = parameter.flatten()[:: max(1, parameter.numel() // SAMPLES)].bfloat16().cpu()
-        digest.update(f"{'.'.join(parts)} {[*parameter.shape]}".encode())
-        digest.update(some.view(torch.int16).numpy().tobytes())
-    return digest.hexdigest()
+    weights = {
+        name: weight
+        for name, weight in network.base_model.named_parameters()
+        if not adapters & {*name.split(".")}
+    }
+    if not {weight.dtype for weight in weights.values()} <= {torch.float32, torch.bfloat16}:
+        return ""
+    steps = {name: max(1, weight.numel() // SAMPLES) for name, weight in weights.items()}
+    some = [weight.flatten()[:: steps[name]].bfloat16().cpu() for name, weight in weights.items()]
+    return hashlib.sha256(torch.cat(some).view(torch.int16).numpy().tobytes()).hexdigest()
 
 
 def write_base(folder: Path, model: nn.Module) -> None:

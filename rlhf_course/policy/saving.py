@@ -35,8 +35,11 @@ class Saved:
         source = base = pretrained_model_name_or_path
         head_options = {key: kwargs.pop(key) for key in VALUE_HEAD_OPTIONS if key in kwargs}
         if not isinstance(source, nn.Module):
-            dtype = kwargs.pop("torch_dtype", torch.float32)
-            kwargs = {"dtype": dtype, "adapter_name": POLICY, "is_trainable": True} | kwargs
+            kwargs = {
+                "dtype": kwargs.pop("torch_dtype", torch.float32),
+                "adapter_name": POLICY,
+                "is_trainable": True,
+            } | kwargs
             base = save_load.load_model(AutoModelForCausalLM, source, **kwargs)
         adapted = base if peft_config is None else get_peft_model(base, peft_config, POLICY)
         model = cls(adapted, **head_options).eval()

@@ -74,10 +74,6 @@ def _explain(error: BaseException, source: str, kind: str) -> Exception | None:
         names += " ".join(base.__name__ for base in type(error).__mro__) + f" {error}\n"
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     page = f"{hub}/{'datasets/' if kind == 'dataset' else ''}{source}"
-    why = f"{hub} cannot be reached"
-    fix = "Check the connection, set HF_ENDPOINT to a mirror, or give a local folder."
-    if constants.HF_HUB_OFFLINE:
-        why, fix = "HF_HUB_OFFLINE is set", "Unset it once to download it."
     sentences = {
         "trust_remote_code": (ValueError, f"{source} is a {kind}, {NEEDS_CODE}"),
         "GatedRepoError|is a gated dataset": (
@@ -96,7 +92,8 @@ def _explain(error: BaseException, source: str, kind: str) -> Exception | None:
         ),
         "TransportError|LocalEntryNotFoundError|OfflineModeIsEnabled|ConnectionError": (
             ConnectionError,
-            f"{why}, and {source} is not in the cache. {fix}",
+            f"{hub} cannot be reached, and {source} is not in the cache. Check the connection and"
+            " HF_HUB_OFFLINE, set HF_ENDPOINT to a mirror, or give a local folder.",
         ),
     }
     return next((make(text) for k, (make, text) in sentences.items() if re.search(k, names)), None)
