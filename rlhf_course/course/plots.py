@@ -163,12 +163,11 @@ def preference_curves(
     figure, axes = panels(1, 3, figsize=(10, 3), sharex=True)
     units = {"loss": "nats per pair", "accuracy": "share of pairs", "margin": "chosen − rejected"}
     for axis, (name, unit) in zip(axes, units.items(), strict=True):
+        how = {"ax": axis, "legend": False}
         if name in train:
-            thin = {"color": COLOURS["reference"], "lw": 0.8, "alpha": 0.7}
-            axis.plot(train["step"], train[name], label="training", **thin)
-        points = held_out["step"], held_out[name], held_out[f"{name}_ci"]
-        thick = {"color": COLOURS["reward"], "marker": "o", "ms": 4, "capsize": 3}
-        axis.errorbar(*points, label="held out", **thick)
+            train.plot("step", name, **how, color=COLOURS["reference"], lw=0.8, label="training")
+        error = {"yerr": f"{name}_ci", "capsize": 3, "marker": "o", "ms": 4}
+        held_out.plot("step", name, **how, **error, color=COLOURS["reward"], label="held out")
         axis.set(title=name, xlabel="step", ylabel=unit)
     axes[0].axhline(np.log(2), color="0.3", ls=":", lw=1.2, label="ln 2")
     if ceiling is not None:
@@ -196,8 +195,8 @@ def calibration(table: pd.DataFrame) -> Figure:
     """Draw observed against predicted preference; columns predicted, observed, ci (shares)."""
     figure, axis = panels(figsize=(4.2, 4))
     axis.plot([0, 1], [0, 1], color=COLOURS["reference"], ls="--", lw=1.2, label="perfect")
-    points = table["predicted"], table["observed"], table["ci"]
-    axis.errorbar(*points, color=COLOURS["reward"], marker="o", capsize=3, label="reward model")
+    how = {"color": COLOURS["reward"], "marker": "o", "capsize": 3, "label": "reward model"}
+    table.plot("predicted", "observed", yerr="ci", ax=axis, **how)
     axis.set(xlabel="predicted: σ(score difference)", ylabel="observed: share preferred")
     axis.axis((0, 1, 0, 1))
     axis.legend(loc="upper left")

@@ -13,10 +13,10 @@ def prepare(settings: Settings) -> SimpleNamespace:
     """
     check_named(settings, dataset="text and label")
     names = {"dataset", "model", "reward_model", "judge"} & vars(settings).keys()
-    found = {name: getattr(settings, name) for name in names}
-    for name, source in found.items():
-        if source.startswith("models/"):  # the project's, wherever Python was started
-            found[name] = str(ROOT / source)
+    found = {}
+    for name in names:
+        source = getattr(settings, name)  # in models/ of the project, wherever Python was started
+        found[name] = str(ROOT / source) if source.startswith("models/") else source
     for name in ("model", "reward_model"):
         download(found[name])  # what is unavailable is reported before anything runs
     return SimpleNamespace(**found)

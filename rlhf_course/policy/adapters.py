@@ -92,16 +92,12 @@ class RewardAdapter(nn.Module):
     """A reward model on the policy's own base: the adapter ``reward`` and a score head.
 
     ``folder`` holds a trained LoRA reward model: an adapter of task type SEQ_CLS, with the head
-    among its weights. Raises ``ValueError`` when the policy has no adapters, or the folder no
-    adapter of this base with a head that has one output.
+    among its weights. Raises ``ValueError`` when the folder holds no such adapter of the policy's
+    base, or its head has several outputs.
     """
 
     def __init__(self, policy: AutoModelForCausalLMWithValueHead, folder: str | Path) -> None:
         super().__init__()
-        if not policy.is_peft_model:
-            raise ValueError(
-                "A reward adapter shares the base of a policy with adapters; this policy has none."
-            )
         self.pretrained_model = policy.pretrained_model
         if REWARD in self.pretrained_model.peft_config:
             raise ValueError("This policy has a reward adapter already; load the policy again.")

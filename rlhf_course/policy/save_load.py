@@ -8,13 +8,12 @@ import torch
 from huggingface_hub import snapshot_download
 from peft import PeftConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from peft.utils import load_peft_weights, set_peft_model_state_dict
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from rlhf_course.runtime.hub import check_source, hub_errors
 
-VALUE_HEAD_FILE, PREFIX, ADAPTER_CONFIG = "v_head.safetensors", "v_head.", "adapter_config.json"
+VALUE_HEAD_FILE, ADAPTER_CONFIG = "v_head.safetensors", "adapter_config.json"
 BASE_FILE, SAMPLES = "adapter_base.txt", 64  # numbers of each tensor that a fingerprint is made of
 HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "revision", "token")
 
@@ -117,14 +116,6 @@ def set_adapter_weights(
             f"The adapter in {source} is another model's, or of another task: this one has no"
             f" {unexpected[0]}."
         )
-
-
-def read_value_head(source: str | Path, **kwargs) -> dict[str, Tensor]:
-    """Return the state dict of the value head that was saved with a model, {} without one."""
-    file = local_folder(source, **kwargs) / VALUE_HEAD_FILE
-    with hub_errors(file.parent):
-        state = load_file(file) if file.exists() else {}
-    return {key.removeprefix(PREFIX): value for key, value in state.items()}
 
 
 @torch.no_grad()
