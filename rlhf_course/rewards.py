@@ -40,18 +40,16 @@ class SentimentReward:
     """Score texts by the raw logit of a classifier's POSITIVE label: texts → (B,), float32, CPU.
 
     The classifier is a folder or a hub id; its config names the label. The end of a long text is
-    scored, where the response is. Runs on the GPU if there is one, unless ``device`` names another.
-    Raises ``ValueError`` without that label, and as ``load_model`` does.
+    scored, where the response is. Runs on the GPU if there is one. Raises ``ValueError`` without
+    that label, and as ``load_model`` does.
     """
 
-    def __init__(
-        self, model_name_or_path: str, label="POSITIVE", batch_size=64, device: str | None = None
-    ) -> None:
+    def __init__(self, model_name_or_path: str, label="POSITIVE", batch_size=64) -> None:
         model = load_model(
             AutoModelForSequenceClassification, model_name_or_path, dtype=torch.float32
         )
         self.tokenizer = _prepare(load_tokenizer(model_name_or_path, truncation_side="left"), model)
-        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        device = "cuda" if torch.cuda.is_available() else "cpu"
         self.model = model.to(device).requires_grad_(False).eval()
         labels = {name.upper(): index for index, name in model.config.id2label.items()}
         if label.upper() not in labels:

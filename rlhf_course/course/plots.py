@@ -235,7 +235,7 @@ def loss_curve(
     train: pd.DataFrame, held_out: Sequence[float], chance: float | None = None
 ) -> Figure:
     """Draw training loss over steps, held-out loss before and after, and the loss of chance."""
-    train = train.dropna(subset="loss").astype({"loss": float})
+    train = train.dropna(subset="loss")
     figure, axis = panels(figsize=(6.5, 3))
     axis.plot(train["step"], train["loss"], color=COLOURS["reference"], lw=1.2, label="training")
     ends = [0, train["step"].max()]

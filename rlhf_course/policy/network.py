@@ -46,7 +46,6 @@ class ValueHead(nn.Sequential):
 class AutoModelForCausalLMWithValueHead(Saved, nn.Module):
     """A causal language model with a value head, ``v_head``, on its last hidden state.
 
-    The state dict holds the base model's keys as they are, and ``v_head.summary.{weight,bias}``.
     The model that is passed in is changed: its vocabulary projection leaves autocast, and GPT-2's
     activation becomes torch's single kernel for the same function.
     """

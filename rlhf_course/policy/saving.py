@@ -9,7 +9,7 @@ from huggingface_hub import HfApi
 from peft import get_peft_model, get_peft_model_state_dict
 from peft.utils import SAFETENSORS_WEIGHTS_NAME as ADAPTER_WEIGHTS
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import nn
 from transformers import AutoModelForCausalLM
 
 from rlhf_course.policy import save_load
@@ -55,20 +55,6 @@ class Saved:
         else:
             say_once(f"The value head is new: {Path(source).name} holds none.")
         return model
-
-    def state_dict(self, *args, prefix: str = "", **kwargs) -> dict[str, Tensor]:
-        """The base model's state dict, and ``v_head.*``."""
-        state = self.pretrained_model.state_dict(*args, prefix=prefix, **kwargs)
-        state.update(self.v_head.state_dict(*args, prefix=f"{prefix}{PREFIX}", **kwargs))
-        return state
-
-    def load_state_dict(self, state_dict, strict: bool = True, assign: bool = False):
-        """Load what :meth:`state_dict` gave."""
-        own = {
-            key if key.startswith(PREFIX) else f"pretrained_model.{key}": value
-            for key, value in state_dict.items()
-        }
-        return super().load_state_dict(own, strict=strict, assign=assign)
 
     def save_pretrained(
         self,
