@@ -1,9 +1,7 @@
 """Where the memory of PPO with adapters goes: computed from a model's shape, and measured."""
 
 import weakref
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from types import SimpleNamespace
+from collections.abc import Iterable
 
 import torch
 from peft import PeftConfig, get_peft_model
@@ -98,30 +96,17 @@ def _activations(
     return max(update, batch * length * layers * 2 * hidden * base_bytes)
 
 
-@contextmanager
-def peak_memory(held: Iterable[Tensor] = ()) -> Iterator[SimpleNamespace]:
+class peak_memory(TorchDispatchMode):
     """Measure ``.bytes``, the peak size of all tensors in the body, ``held`` ones included.
 
-    A GPU's allocator counts them. On a CPU every operation is watched, which is slow.
+    Every operation is watched, which is slow: it adds up the storages of the tensors that
+    operations return, until each is freed. What a kernel needs for itself is not counted.
     """
-    found = SimpleNamespace(bytes=0)
-    if torch.cuda.is_available():
-        torch.cuda.reset_peak_memory_stats()
-        yield found
-        found.bytes = torch.cuda.max_memory_allocated()
-        return
-    with _StorageTracker(held) as tracker:
-        yield found
-    found.bytes = tracker.peak
 
-
-class _StorageTracker(TorchDispatchMode):
-    """Add up the storages of the tensors that operations return, until each is freed."""
-
-    def __init__(self, held: Iterable[Tensor]) -> None:
+    def __init__(self, held: Iterable[Tensor] = ()) -> None:
         super().__init__()
         self.sizes: dict[int, int] = {}  # storage → bytes
-        self.now = self.peak = 0
+        self.now = self.bytes = 0
         self.add(held)
 
     def add(self, tensors: Iterable[Tensor]) -> None:
@@ -132,7 +117,7 @@ class _StorageTracker(TorchDispatchMode):
                 self.sizes[key] = storage.nbytes()
                 self.now += storage.nbytes()
                 weakref.finalize(storage, self.free, key)
-        self.peak = max(self.peak, self.now)
+        self.bytes = max(self.bytes, self.now)
 
     def free(self, key: int) -> None:
         self.now -= self.sizes.pop(key, 0)

@@ -52,9 +52,8 @@ def panels(rows: int = 1, columns: int = 1, **options) -> tuple[Figure, Axes | n
 
 
 def _legend_below(figure: Figure, axes: Sequence[Axes], columns: int) -> None:
-    entries = {}  # label → line: one entry for all panels
-    for axis in axes:
-        entries |= zip(*axis.get_legend_handles_labels()[::-1], strict=True)
+    found = [zip(*axis.get_legend_handles_labels(), strict=True) for axis in axes]
+    entries = {label: line for pairs in found for line, label in pairs}  # one for all panels
     figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=columns)
 
 

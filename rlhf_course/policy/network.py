@@ -102,8 +102,7 @@ class AutoModelForCausalLMWithValueHead(Saved, nn.Module):
 
         with head.register_forward_pre_hook(select):
             output = self.pretrained_model(input_ids, attention_mask=attention_mask, **kwargs)
-        same = {"rtol": 0, "atol": 0, "equal_nan": True}
-        if not project and not torch.allclose(output.logits, head(hidden[:1]), **same):
+        if not project and not torch.allclose(output.logits, head(hidden[:1]), 0, 0, True):
             raise ValueError(
                 "This model changes its logits after the projection: no logprob_chunk_size for it."
             )
@@ -121,10 +120,9 @@ class AutoModelForCausalLMWithValueHead(Saved, nn.Module):
         (enable or network.gradient_checkpointing_enable)({"use_reentrant": False})
 
 
-def takes(model: nn.Module, argument: str) -> bool:
-    """Whether the forward pass of a network, or of a policy's, has this argument."""
-    model = getattr(model, "module", model)  # under data parallelism
-    network = getattr(model, "pretrained_model", model)
+def takes(policy: AutoModelForCausalLMWithValueHead, argument: str) -> bool:
+    """Whether the forward pass of a policy's network has this argument."""
+    network = policy.pretrained_model
     network = network.get_base_model() if isinstance(network, PeftModel) else network
     return argument in inspect.signature(network.forward).parameters
 

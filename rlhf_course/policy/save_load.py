@@ -143,14 +143,14 @@ def base_fingerprint(model: nn.Module) -> str:
 
 def write_base(folder: Path, model: nn.Module) -> None:
     """Record which base a policy's adapter was trained on."""
-    if found := base_fingerprint(model):
-        (folder / BASE_FILE).write_text(found + "\n", encoding="utf-8")
+    (folder / BASE_FILE).write_text(base_fingerprint(model), encoding="utf-8")
 
 
 def check_base(folder: Path, model: nn.Module) -> None:
     """Raise ``ValueError`` where the record in ``folder`` names another base than this one."""
     file, found = folder / BASE_FILE, base_fingerprint(model)
-    if found and file.exists() and file.read_text(encoding="utf-8").strip() != found:
+    saved = file.read_text(encoding="utf-8").strip() if file.exists() else ""
+    if saved and found and saved != found:
         raise ValueError(
             f"The adapter in {folder} was trained on a base with other weights. Name its own base:"
             f" base_model_name_or_path in its {ADAPTER_CONFIG}."
