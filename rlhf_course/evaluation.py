@@ -46,10 +46,11 @@ def evaluate(
     else:
         asked = tokenizer.batch_decode(queries)
     sampler = iter(lengths).__next__ if lengths is not None else None
-    how = {"return_prompt": False} | generation_kwargs
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        responses = trainer.generate(queries, sampler, batch_size, **how)
+        responses = trainer.generate(
+            queries, sampler, batch_size, **{"return_prompt": False} | generation_kwargs
+        )
     answered = tokenizer.batch_decode(responses, skip_special_tokens=are_texts)
     answered = [text.strip() if are_texts else text for text in answered]
     table = pd.DataFrame({"query": asked, "response": answered})

@@ -49,8 +49,7 @@ class SentimentReward:
             AutoModelForSequenceClassification, model_name_or_path, dtype=torch.float32
         )
         self.tokenizer = _prepare(load_tokenizer(model_name_or_path, truncation_side="left"), model)
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.model = model.to(device).requires_grad_(False).eval()
+        self.model = model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
         labels = {name.upper(): index for index, name in model.config.id2label.items()}
         if label.upper() not in labels:
             raise ValueError(

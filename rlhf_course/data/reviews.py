@@ -51,8 +51,9 @@ def build_queries(
     drawn = [lengths() for _ in kept]
     tokens = tokenizer([text[: 16 * max(drawn)] for text in kept])["input_ids"]
     cut = [_whole(tokenizer, ids, length) for ids, length in zip(tokens, drawn, strict=True)]
-    columns = {"input_ids": cut, "query": tokenizer.batch_decode(cut)}
-    return Dataset.from_dict(columns).with_format("torch")
+    return Dataset.from_dict({"input_ids": cut, "query": tokenizer.batch_decode(cut)}).with_format(
+        "torch"
+    )
 
 
 def _whole(tokenizer, ids: list[int], length: int) -> list[int]:

@@ -61,9 +61,8 @@ class AutoModelForCausalLMWithValueHead(Saved, nn.Module):
                     setattr(parent, name, nn.GELU(approximate="tanh"))
         self.pretrained_model, self.config = pretrained_model, pretrained_model.config
         self.is_peft_model = isinstance(pretrained_model, PeftModel)
-        width = getattr(head, "in_features", None)  # OPT-350m's is not hidden_size
-        width = width or self.config.get_text_config().hidden_size
-        self.v_head = ValueHead(width, **value_head_options)
+        size = self.config.get_text_config().hidden_size  # OPT-350m's projection has another
+        self.v_head = ValueHead(getattr(head, "in_features", size), **value_head_options)
         self.v_head.to(next(pretrained_model.parameters()).device)
 
     @property
