@@ -40,19 +40,16 @@ def ppo_memory(
     key-value cache while sampling, or activations and logits in an update.
     """
     matrices, others, adapter = _count(config, lora)
-    activations = _activations(
-        config.get_text_config(),
-        (mini_batch, batch or mini_batch, query + response, response),
-        base_bytes,
-        checkpointing,
-        chunk,
-    )
+    text, length = config.get_text_config(), query + response
+    sizes = mini_batch * length, mini_batch * response
+    update = _update(text, *sizes, base_bytes, checkpointing, chunk)
+    numbers = (batch or mini_batch) * length * text.num_hidden_layers * 2 * text.hidden_size
     return {
         "base": round(others * base_bytes + matrices * (layer_bytes or base_bytes)),
         "adapters (policy, ref, reward)": 3 * adapter * FLOAT32,
         "gradients": adapter * FLOAT32,
         "optimizer": 2 * adapter * FLOAT32,
-        "activations or cache": activations,
+        "activations or cache": max(update, numbers * base_bytes),
     }
 
 
@@ -67,17 +64,16 @@ def _count(config: PreTrainedConfig, lora: PeftConfig) -> tuple[int, int, int]:
         return matrices, others, sum(p.numel() for p in trained)
 
 
-def _activations(
+def _update(
     text: PreTrainedConfig,
-    sizes: tuple[int, int, int, int],
+    tokens: int,
+    predicted: int,
     base_bytes: int,
     checkpointing: bool,
     chunk: int | None,
 ) -> int:
-    """Return the larger of an update's activations and a rollout's cache, in bytes."""
-    mini_batch, batch, length, response = sizes
+    """Return the bytes of an update's activations and logits; ``predicted`` tokens have logits."""
     hidden, inner, layers = text.hidden_size, text.intermediate_size, text.num_hidden_layers
-    tokens, predicted = mini_batch * length, mini_batch * response
     # What one layer keeps per token for its backward pass. Of width `hidden`: input and output of
     # two norms, q, k, v, and attention's output, once more for the projection after it. Of width
     # `inner`: gate, silu(gate), up, and their product. In low precision the norms keep their inputs
@@ -92,8 +88,7 @@ def _activations(
     projected = base_bytes if base_bytes < FLOAT32 else 0
     vocabulary = logits * (2 * FLOAT32 + projected) + 2 * min(logits, CPU_PIECE) * FLOAT32
     # Recomputed layers need memory one at a time, when that of the logits is free again.
-    update = inputs + max(layer, vocabulary) if checkpointing else layers * layer + vocabulary
-    return max(update, batch * length * layers * 2 * hidden * base_bytes)
+    return inputs + max(layer, vocabulary) if checkpointing else layers * layer + vocabulary
 
 
 class peak_memory(TorchDispatchMode):

@@ -82,5 +82,4 @@ def tokenize_answers(answers: Dataset, tokenizer, max_length: int) -> tuple[Data
         "input_ids": [prompt + ids + ends for prompt, ids in both],
         "completion_mask": [[0] * len(prompt) + [1] * len(ids + ends) for prompt, ids in both],
     }
-    lengths = [*map(len, columns["input_ids"])]
-    return keep_short(Dataset.from_dict(columns), lengths, max_length)
+    return keep_short(Dataset.from_dict(columns), [*map(len, columns["input_ids"])], max_length)

@@ -56,14 +56,14 @@ def _load_base(
 
     Tensors that an adapter has as its ``own`` may be missing.
     """
-    kwargs |= dict.fromkeys(("output_loading_info", "ignore_mismatched_sizes"), True)
-    kwargs["trust_remote_code"] = False
+    kwargs |= {"trust_remote_code": False, "ignore_mismatched_sizes": True}
     with hub_errors(source):
         # First on the meta device, which allocates nothing: the config may be of a larger model.
         plain = {key: kwargs[key] for key in kwargs if key != "quantization_config"}
-        model, report = auto.from_pretrained(str(source), **plain | {"device_map": "meta"})
+        how = {"device_map": "meta", "output_loading_info": True}
+        model, report = auto.from_pretrained(str(source), **plain | how)
         _check_report(report, model, label, f"{model.base_model_prefix}." if new_head else "", own)
-        return auto.from_pretrained(str(source), **kwargs)[0]
+        return auto.from_pretrained(str(source), **kwargs)
 
 
 def _check_report(
@@ -106,11 +106,15 @@ def set_adapter_weights(
 ) -> None:
     """Put all weights of an adapter, read from ``source``, into it.
 
-    Raises ``ValueError`` for missing weights, and for those that this model has no place for.
+    Raises ``ValueError`` for weights that are missing, of another shape, or of another model.
     """
     wanted = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
-    if missing := sorted(wanted.keys() - weights.keys()):
-        raise ValueError(f"The adapter in {source} is incomplete: it holds no {missing[0]}.")
+    wrong = [k for k in wanted if k not in weights or weights[k].shape != wanted[k].shape]
+    if wrong:
+        raise ValueError(
+            f"The adapter in {source} is incomplete, or no adapter of this size: it holds no"
+            f" {wrong[0]} of shape {tuple(wanted[wrong[0]].shape)}."
+        )
     if unexpected := set_peft_model_state_dict(model, weights, adapter_name=name).unexpected_keys:
         raise ValueError(
             f"The adapter in {source} is another model's, or of another task: this one has no"

@@ -4,7 +4,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -56,13 +56,13 @@ def _aside(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def hold(folder: str | os.PathLike, name: str = "") -> Iterator[None]:
-    """Lock an output folder, or one name in it, by a hidden file.
+    """Lock an output folder, or one name in it; remove a new folder that stays empty.
 
     Raises ``BlockingIOError`` where another process holds it.
     """
     folder = check_folder(folder)
+    is_new, lock = not folder.exists(), FileLock(folder / f"{name and '.' + name}.lock", timeout=0)
     folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / f"{name and '.' + name}.lock", timeout=0)
     try:
         lock.acquire()
     except Timeout:
@@ -72,6 +72,9 @@ def hold(folder: str | os.PathLike, name: str = "") -> Iterator[None]:
     try:
         yield
     finally:
+        with suppress(OSError):  # the folder is gone, or not empty
+            os.unlink(lock.lock_file)
+            is_new and folder.rmdir()
         lock.release()
 
 
