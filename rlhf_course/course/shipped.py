@@ -12,11 +12,12 @@ def prepare(settings: Settings) -> SimpleNamespace:
     Raises ``ValueError`` when no dataset is named, and ``OSError`` where a model is unavailable.
     """
     check_named(settings, dataset="text and label")
-    names = {"dataset", "model", "reward_model", "judge"} & vars(settings).keys()
-    found = {}
-    for name in names:
-        source = getattr(settings, name)  # in models/ of the project, wherever Python was started
-        found[name] = str(ROOT / source) if source.startswith("models/") else source
+    names = {"dataset", "model", "reward_model", "judge"}
+    found = {  # what is in models/ is the project's, wherever Python was started
+        name: str(ROOT / source) if source.startswith("models/") else source
+        for name, source in vars(settings).items()
+        if name in names
+    }
     for name in ("model", "reward_model"):
         download(found[name])  # what is unavailable is reported before anything runs
     return SimpleNamespace(**found)
