@@ -46,13 +46,13 @@ def evaluate(
     else:
         asked = tokenizer.batch_decode(queries)
     sampler = iter(lengths).__next__ if lengths is not None else None
-    how = {"return_prompt": False} | generation_kwargs
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        responses = trainer.generate(queries, sampler, batch_size, **how)
+        responses = trainer.generate(
+            queries, sampler, batch_size, **{"return_prompt": False} | generation_kwargs
+        )
     answered = tokenizer.batch_decode(responses, skip_special_tokens=are_texts)
-    if are_texts:
-        answered = [text.strip() for text in answered]
+    answered = [text.strip() if are_texts else text for text in answered]
     table = pd.DataFrame({"query": asked, "response": answered})
     table[["kl", "nll", "length", "finished"]] = _measure(trainer, queries, responses)
     return table.assign(score=finite(score(asked, answered), answered).tolist())
@@ -62,8 +62,10 @@ def _measure(trainer: PPOTrainer, queries, responses) -> pd.DataFrame:
     """Return columns kl, nll, length and finished of responses (tokens) to queries (tokens)."""
     blank = torch.zeros(len(responses), device=trainer.policy.device)
     rollout = Rollout.from_lists(queries, responses, blank, pad_token_id(trainer.tokenizer))
-    config = trainer.config
-    how = {"at_most": config.mini_batch_size, "begin_suppress": config.begin_suppress_tokens}
+    how = {
+        "at_most": trainer.config.mini_batch_size,
+        "begin_suppress": trainer.config.begin_suppress_tokens,
+    }
     with without_dropout(trainer.policy), trainer.accelerator.autocast():
         logprobs = forward(trainer.policy, rollout, **how)[0]
         with trainer.reference() as reference:

@@ -15,7 +15,7 @@ from torch.nn.functional import embedding_bag
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from rlhf_course.data import encode
-from rlhf_course.policy.network import takes, without_dropout
+from rlhf_course.policy.network import without_dropout
 from rlhf_course.policy.save_load import check_vocabulary, load_model, load_tokenizer
 from rlhf_course.runtime.files import atomic_folder
 
@@ -40,19 +40,16 @@ class SentimentReward:
     """Score texts by the raw logit of a classifier's POSITIVE label: texts → (B,), float32, CPU.
 
     The classifier is a folder or a hub id; its config names the label. The end of a long text is
-    scored, where the response is. Runs on the GPU if there is one, unless ``device`` names another.
-    Raises ``ValueError`` without that label, and as ``load_model`` does.
+    scored, where the response is. Runs on the GPU if there is one. Raises ``ValueError`` without
+    that label, and as ``load_model`` does.
     """
 
-    def __init__(
-        self, model_name_or_path: str, label="POSITIVE", batch_size=64, device: str | None = None
-    ) -> None:
+    def __init__(self, model_name_or_path: str, label="POSITIVE", batch_size=64) -> None:
         model = load_model(
             AutoModelForSequenceClassification, model_name_or_path, dtype=torch.float32
         )
         self.tokenizer = _prepare(load_tokenizer(model_name_or_path, truncation_side="left"), model)
-        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        self.model = model.to(device).requires_grad_(False).eval()
+        self.model = model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
         labels = {name.upper(): index for index, name in model.config.id2label.items()}
         if label.upper() not in labels:
             raise ValueError(
@@ -65,8 +62,7 @@ class SentimentReward:
     @torch.no_grad()
     def logits(self, texts: Sequence[str]) -> Tensor:
         """Return all logits (B, labels) of the texts, in the order given."""
-        texts = _check_texts("texts", texts)
-        longest = min(known_positions(self.model) or self.tokenizer.model_max_length, NO_LIMIT)
+        texts, longest = _check_texts("texts", texts), _longest(self.model, self.tokenizer)
         tokens = texts and self.tokenizer(texts, truncation=True, max_length=longest)["input_ids"]
         return _by_length(self, tokens, lambda **batch: self.model(**batch).logits)
 
@@ -117,7 +113,7 @@ class RewardModel:
     does not depend on the padding or on what else is in the batch.
 
     The classifier is in memory, or a folder or hub id (also of an adapter). By default the
-    tokenizer is the one saved with it, and ``max_length``, in tokens, its number of positions.
+    tokenizer is the one saved with it, and ``max_length``, in tokens, what both of them take.
     Raises ``ValueError`` for several outputs, and when scoring an answer that is too long.
     """
 
@@ -132,9 +128,7 @@ class RewardModel:
                 " Load it with num_labels=1, or reward one of its labels with SentimentReward."
             )
         self.tokenizer = _prepare(tokenizer or load_tokenizer(model), self.model)
-        self.max_length = (
-            max_length or known_positions(self.model) or self.tokenizer.model_max_length
-        )
+        self.max_length = max_length or _longest(self.model, self.tokenizer)
 
     @torch.no_grad()
     def __call__(self, prompts: Sequence[str], answers: Sequence[str]) -> Tensor:
@@ -203,26 +197,19 @@ def _check_texts(name: str, texts: Iterable[str]) -> list[str]:
     return found
 
 
-def known_positions(model: PreTrainedModel) -> int | None:
-    """Return how many tokens a model has positions for; None where its config names no limit."""
-    known = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    return known and known - _first_position(model)
-
-
-def _first_position(model: PreTrainedModel) -> int:
-    """Return a text's first position: 0, in RoBERTa and its kin the padding index plus 1."""
-    for name, module in model.named_modules():
-        if name.endswith("position_embeddings") and module.padding_idx is not None:
-            return module.padding_idx + 1
-    return 0
+def _longest(model: PreTrainedModel, tokenizer) -> int:
+    """Return how many tokens both the model and its tokenizer take."""
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", NO_LIMIT)
+    return min(positions, tokenizer.model_max_length, NO_LIMIT)
 
 
 def last_token_scores(
     model: PreTrainedModel, input_ids: Tensor, attention_mask: Tensor, **_
 ) -> Tensor:
     """Return scores (B,) at each row's last real token, for (B, T) padded on either side."""
-    places = (attention_mask.cumsum(1) - 1).clamp(min=0) + _first_position(model)
-    positions = {"position_ids": places} if takes(model, "position_ids") else {}
+    positions = {}
+    if not attention_mask[:, 0].all():  # padded on the left: a row's first token is at position 0
+        positions["position_ids"] = (attention_mask.cumsum(1) - 1).clamp(min=0)
     return model(input_ids=input_ids, attention_mask=attention_mask, **positions).logits[:, 0]
 
 

@@ -118,7 +118,7 @@ def classifiers(tmp_path_factory):
 
 
 def test_a_column_of_texts_is_scored_whatever_holds_it(classifiers):
-    reward, texts = SentimentReward(classifiers[0], device="cpu"), ["A fine film.", "A dull film."]
+    reward, texts = SentimentReward(classifiers[0]), ["A fine film.", "A dull film."]
     columns = pd.Series(texts, index=[7, 3]), np.array(texts), (text for text in texts)
     for column in columns:
         torch.testing.assert_close(reward(column), reward(texts))

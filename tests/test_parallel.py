@@ -102,5 +102,4 @@ def test_a_killed_process_ends_the_others_and_the_run_goes_on_with_as_many(tmp_p
     assert out.count("The policy is in") == 1 and "Warning" not in out, out
     saved = AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path / "policy").state_dict()
     state = final_state(tmp_path)["weights"]
-    state = {name.removeprefix("pretrained_model."): weight for name, weight in state.items()}
     assert difference(state, saved) == 0

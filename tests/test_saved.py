@@ -114,12 +114,10 @@ def test_an_adapter_does_not_load_onto_another_base(tmp_path, adapter, dtype):
         load(tmp_path / "adapter", dtype=dtype)
 
 
-def test_one_changed_layer_is_another_base_and_an_adapter_or_a_larger_vocabulary_is_not(adapter):
+def test_one_changed_layer_is_another_base_and_an_adapter_is_not(adapter):
     base = make_policy(5)
     before = base_fingerprint(base)
     assert before == base_fingerprint(adapter) != ""
-    base.pretrained_model.resize_token_embeddings(50)
-    assert base_fingerprint(base) == before
     with torch.no_grad():
         base.pretrained_model.transformer.h[1].mlp.c_proj.weight.mul_(1.01)
     assert base_fingerprint(base) != before

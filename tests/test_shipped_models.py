@@ -38,7 +38,7 @@ def test_they_are_small_and_hold_no_pickle():
 
 def test_the_judges_guess_the_verdict_from_64_words_and_not_always_alike(openings, judge):
     truth = torch.tensor(openings["label"].tolist()) == 1
-    classifier = SentimentReward(str(MODELS / "distilbert-imdb-mini"), device="cpu")
+    classifier = SentimentReward(str(MODELS / "distilbert-imdb-mini"))
     logits = classifier.logits(openings["text"].tolist())
     first, second = logits.argmax(1) == classifier.index, judge(openings["text"].tolist()) > 0
     assert (first == truth).float().mean() > 0.72 and (second == truth).float().mean() > 0.72

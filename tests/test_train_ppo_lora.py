@@ -38,7 +38,8 @@ def test_only_the_policy_moves_and_the_run_is_the_notebooks(world, trained):
     moved = {name for name in before if not torch.equal(before[name], after[name])}
     assert {name for name in before if ".policy." in name or name.startswith("v_head.")} == moved
     for name, weight in load_file(world / "sft" / "adapter_model.safetensors").items():
-        assert torch.equal(after[name.replace(".weight", ".ref.weight")], weight)
+        name = name.replace(".weight", ".ref.weight")
+        assert torch.equal(after[f"pretrained_model.{name}"], weight)
     config, eos = trainer.config, trainer.tokenizer.eos_token_id
     assert config.begin_suppress_tokens == [eos] and trainer.kl_ctl.value == 0.2
     assert trainer.ref_model is None and trainer.current_step == 3 and len(trainer.dataset) == 56

@@ -1,9 +1,7 @@
 """Where the memory of PPO with adapters goes: computed from a model's shape, and measured."""
 
 import weakref
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from types import SimpleNamespace
+from collections.abc import Iterable
 
 import torch
 from peft import PeftConfig, get_peft_model
@@ -27,7 +25,6 @@ def ppo_memory(
     response: int,
     batch: int | None = None,
     base_bytes: int = FLOAT32,
-    activation_bytes: int | None = None,
     checkpointing: bool = False,
     chunk: int | None = None,
     layer_bytes: float | None = None,
@@ -36,26 +33,23 @@ def ppo_memory(
 
     ``config`` and ``lora`` are shapes of the base and of each adapter; ``mini_batch`` and ``batch``
     samples per optimizer step and per rollout; ``query`` and ``response`` their greatest lengths in
-    tokens; ``base_bytes`` and ``activation_bytes`` per number (2 for bfloat16); ``layer_bytes`` per
-    weight of a quantized base's matrices (``QUANTIZED``); ``chunk`` is ``logprob_chunk_size``.
+    tokens; ``base_bytes`` per weight and activation (2 for bfloat16); ``layer_bytes`` per weight of
+    a quantized base's matrices (``QUANTIZED``); ``chunk`` is ``logprob_chunk_size``.
 
     Base, adapters, gradients and Adam's two moments stay. Added to them is the larger of two: the
     key-value cache while sampling, or activations and logits in an update.
     """
     matrices, others, adapter = _count(config, lora)
-    activations = _activations(
-        config.get_text_config(),
-        (mini_batch, batch or mini_batch, query + response, response),
-        (base_bytes, activation_bytes or base_bytes),
-        checkpointing,
-        chunk,
-    )
+    text, length = config.get_text_config(), query + response
+    sizes = mini_batch * length, mini_batch * response
+    update = _update(text, *sizes, base_bytes, checkpointing, chunk)
+    numbers = (batch or mini_batch) * length * text.num_hidden_layers * 2 * text.hidden_size
     return {
         "base": round(others * base_bytes + matrices * (layer_bytes or base_bytes)),
         "adapters (policy, ref, reward)": 3 * adapter * FLOAT32,
         "gradients": adapter * FLOAT32,
         "optimizer": 2 * adapter * FLOAT32,
-        "activations or cache": activations,
+        "activations or cache": max(update, numbers * base_bytes),
     }
 
 
@@ -70,24 +64,23 @@ def _count(config: PreTrainedConfig, lora: PeftConfig) -> tuple[int, int, int]:
         return matrices, others, sum(p.numel() for p in trained)
 
 
-def _activations(
+def _update(
     text: PreTrainedConfig,
-    sizes: tuple[int, int, int, int],
-    precision: tuple[int, int],
+    tokens: int,
+    predicted: int,
+    base_bytes: int,
     checkpointing: bool,
     chunk: int | None,
 ) -> int:
-    """Return the larger of an update's activations and a rollout's cache, in bytes."""
-    (mini_batch, batch, length, response), (base_bytes, activation_bytes) = sizes, precision
+    """Return the bytes of an update's activations and logits; ``predicted`` tokens have logits."""
     hidden, inner, layers = text.hidden_size, text.intermediate_size, text.num_hidden_layers
-    tokens, predicted = mini_batch * length, mini_batch * response
     # What one layer keeps per token for its backward pass. Of width `hidden`: input and output of
     # two norms, q, k, v, and attention's output, once more for the projection after it. Of width
     # `inner`: gate, silu(gate), up, and their product. In low precision the norms keep their inputs
     # in float32 also.
-    upcast = 2 * FLOAT32 * hidden if activation_bytes < FLOAT32 else 0
-    layer = tokens * (activation_bytes * (9 * hidden + 4 * inner) + upcast)
-    inputs = layers * tokens * hidden * activation_bytes
+    upcast = 2 * FLOAT32 * hidden if base_bytes < FLOAT32 else 0
+    layer = tokens * (base_bytes * (9 * hidden + 4 * inner) + upcast)
+    inputs = layers * tokens * hidden * base_bytes
     # Logits and log-probabilities in float32, or the gradients of both; in low precision the
     # projection's as well. And two temporaries for a piece of them on a CPU; a GPU's, of 64 MiB
     # each, are small beside a card.
@@ -95,35 +88,20 @@ def _activations(
     projected = base_bytes if base_bytes < FLOAT32 else 0
     vocabulary = logits * (2 * FLOAT32 + projected) + 2 * min(logits, CPU_PIECE) * FLOAT32
     # Recomputed layers need memory one at a time, when that of the logits is free again.
-    update = inputs + max(layer, vocabulary) if checkpointing else layers * layer + vocabulary
-    cache = batch * length * layers * 2 * hidden * activation_bytes
-    return max(update, cache)
+    return inputs + max(layer, vocabulary) if checkpointing else layers * layer + vocabulary
 
 
-@contextmanager
-def peak_memory(held: Iterable[Tensor] = ()) -> Iterator[SimpleNamespace]:
+class peak_memory(TorchDispatchMode):
     """Measure ``.bytes``, the peak size of all tensors in the body, ``held`` ones included.
 
-    A GPU's allocator counts them. On a CPU every operation is watched, which is slow.
+    Every operation is watched, which is slow: it adds up the storages of the tensors that
+    operations return, until each is freed. What a kernel needs for itself is not counted.
     """
-    found = SimpleNamespace(bytes=0)
-    if torch.cuda.is_available():
-        torch.cuda.reset_peak_memory_stats()
-        yield found
-        found.bytes = torch.cuda.max_memory_allocated()
-        return
-    with _StorageTracker(held) as tracker:
-        yield found
-    found.bytes = tracker.peak
 
-
-class _StorageTracker(TorchDispatchMode):
-    """Add up the storages of the tensors that operations return, until each is freed."""
-
-    def __init__(self, held: Iterable[Tensor]) -> None:
+    def __init__(self, held: Iterable[Tensor] = ()) -> None:
         super().__init__()
         self.sizes: dict[int, int] = {}  # storage → bytes
-        self.now = self.peak = 0
+        self.now = self.bytes = 0
         self.add(held)
 
     def add(self, tensors: Iterable[Tensor]) -> None:
@@ -134,7 +112,7 @@ class _StorageTracker(TorchDispatchMode):
                 self.sizes[key] = storage.nbytes()
                 self.now += storage.nbytes()
                 weakref.finalize(storage, self.free, key)
-        self.peak = max(self.peak, self.now)
+        self.bytes = max(self.bytes, self.now)
 
     def free(self, key: int) -> None:
         self.now -= self.sizes.pop(key, 0)

@@ -52,9 +52,8 @@ def panels(rows: int = 1, columns: int = 1, **options) -> tuple[Figure, Axes | n
 
 
 def _legend_below(figure: Figure, axes: Sequence[Axes], columns: int) -> None:
-    entries = {}  # label → line: one entry for all panels
-    for axis in axes:
-        entries |= zip(*axis.get_legend_handles_labels()[::-1], strict=True)
+    found = [zip(*axis.get_legend_handles_labels(), strict=True) for axis in axes]
+    entries = {label: line for pairs in found for line, label in pairs}  # one for all panels
     figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=columns)
 
 
@@ -77,10 +76,9 @@ def training_curves(history: pd.DataFrame, keys: Sequence[str] = tuple(CURVES)) 
     for axis, key in zip(axes.flat, keys, strict=False):
         title, unit, colour = CURVES[key]
         axis.set(title=title, ylabel=unit)
-        if key in history:
-            axis.plot(range(1, len(history) + 1), history[key], color=COLOURS[colour], lw=1.8)
-            if key == "objective/kl_coef":  # from 0, or a constant coefficient has no scale
-                axis.set_ylim(0, 1.25 * history[key].max())
+        axis.plot(range(1, len(history) + 1), history[key], color=COLOURS[colour], lw=1.8)
+        if key == "objective/kl_coef":  # from 0, or a constant coefficient has no scale
+            axis.set_ylim(0, 1.25 * history[key].max())
     plt.setp(axes[-1], xlabel="PPO step")
     return figure
 
@@ -95,12 +93,12 @@ class LivePlot:
         """Add one step's stats, and redraw at every ``every``-th step and at the last."""
         row = {key: value for key, value in stats.items() if isinstance(value, float | int)}
         self.history = pd.concat([self.history, pd.DataFrame([row], [len(self.history) + 1])])
-        if not last and len(self.history) % self.every:
-            return
-        if self._handle is None:
-            self._handle = display(training_curves(self.history), display_id=True)
-        else:
-            self._handle.update(training_curves(self.history))
+        if last or len(self.history) % self.every == 0:
+            figure = training_curves(self.history)
+            if self._handle is None:
+                self._handle = display(figure, display_id=True)
+            else:
+                self._handle.update(figure)
 
 
 def before_after(before: Sequence[float], after: Sequence[float], name: str) -> Figure:
@@ -139,14 +137,18 @@ def over_text(
 def two_judges(table: pd.DataFrame) -> Figure:
     """Draw two judges' mean P(POSITIVE) over KL; columns kl, proxy, proxy_ci, second, second_ci."""
     figure, axis = panels(figsize=(6.5, 3.4))
-    labels = {"proxy": "DistilBERT, the reward", "second": "second judge"}
-    for (name, label), colour in zip(labels.items(), ("reward", "gold"), strict=True):
-        how = {"color": COLOURS[colour], "marker": "o", "capsize": 3, "label": label}
-        axis.errorbar(table["kl"], table[name], table[f"{name}_ci"], **how)
+    how = {"x": "kl", "ax": axis, "marker": "o", "capsize": 3}
+    table.plot(
+        y="proxy",
+        yerr="proxy_ci",
+        color=COLOURS["reward"],
+        label="DistilBERT, the reward",
+        **how,
+    )
+    table.plot(y="second", yerr="second_ci", color=COLOURS["gold"], label="second judge", **how)
     axis.set(
         xlabel="KL to the reference (nats per response)", ylabel="mean P(POSITIVE)", ylim=(0, 1)
     )
-    axis.legend()
     return figure
 
 
@@ -160,13 +162,11 @@ def preference_curves(
     figure, axes = panels(1, 3, figsize=(10, 3), sharex=True)
     units = {"loss": "nats per pair", "accuracy": "share of pairs", "margin": "chosen − rejected"}
     for axis, (name, unit) in zip(axes, units.items(), strict=True):
-        thin = {"color": COLOURS["reference"], "lw": 0.8, "alpha": 0.7, "label": "training"}
-        thick = {"color": COLOURS["reward"], "marker": "o", "ms": 4, "label": "held out"}
+        how = {"ax": axis, "legend": False}
         if name in train:
-            axis.plot(train["step"], train[name], **thin)
-        if len(held_out):
-            points = held_out["step"], held_out[name], held_out[f"{name}_ci"]
-            axis.errorbar(*points, capsize=3, **thick)
+            train.plot("step", name, **how, color=COLOURS["reference"], lw=0.8, label="training")
+        error = {"yerr": f"{name}_ci", "capsize": 3, "marker": "o", "ms": 4}
+        held_out.plot("step", name, **how, **error, color=COLOURS["reward"], label="held out")
         axis.set(title=name, xlabel="step", ylabel=unit)
     axes[0].axhline(np.log(2), color="0.3", ls=":", lw=1.2, label="ln 2")
     if ceiling is not None:
@@ -194,8 +194,8 @@ def calibration(table: pd.DataFrame) -> Figure:
     """Draw observed against predicted preference; columns predicted, observed, ci (shares)."""
     figure, axis = panels(figsize=(4.2, 4))
     axis.plot([0, 1], [0, 1], color=COLOURS["reference"], ls="--", lw=1.2, label="perfect")
-    points = table["predicted"], table["observed"], table["ci"]
-    axis.errorbar(*points, color=COLOURS["reward"], marker="o", capsize=3, label="reward model")
+    how = {"color": COLOURS["reward"], "marker": "o", "capsize": 3, "label": "reward model"}
+    table.plot("predicted", "observed", yerr="ci", ax=axis, **how)
     axis.set(xlabel="predicted: σ(score difference)", ylabel="observed: share preferred")
     axis.axis((0, 1, 0, 1))
     axis.legend(loc="upper left")
@@ -234,7 +234,7 @@ def loss_curve(
     train: pd.DataFrame, held_out: Sequence[float], chance: float | None = None
 ) -> Figure:
     """Draw training loss over steps, held-out loss before and after, and the loss of chance."""
-    train = train.dropna(subset="loss").astype({"loss": float})
+    train = train.dropna(subset="loss")
     figure, axis = panels(figsize=(6.5, 3))
     axis.plot(train["step"], train["loss"], color=COLOURS["reference"], lw=1.2, label="training")
     ends = [0, train["step"].max()]

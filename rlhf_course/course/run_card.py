@@ -76,15 +76,17 @@ class RunCard:
         with atomic_file(self.output_dir / "run_cards" / f"{self.notebook}.json") as path:
             card = json.loads(json.dumps(card), parse_constant=lambda name: None)
             path.write_text(json.dumps(card, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        rows = [(name, f"{c['value']:.4g}", c["want"], "passed") for name, c in self.checks.items()]
-        lines = (
-            f"{name}: {value}, wanted {want}"
-            for name, value, want, _ in rows
-            if not self.checks[name]["passed"]
-        )
-        if failed := "; ".join(lines):
-            raise CheckFailed(f"{self.notebook} ran, but these checks did not pass: {failed}")
+        failed = [
+            f"{name}: {check['value']:.4g}, wanted {check['want']}"
+            for name, check in self.checks.items()
+            if not check["passed"]
+        ]
+        if failed:
+            raise CheckFailed(
+                f"{self.notebook} ran, but these checks did not pass: {'; '.join(failed)}"
+            )
         pd.set_option("display.max_colwidth", None)  # or what was wanted would be cut
+        rows = [(name, f"{c['value']:.4g}", c["want"], "passed") for name, c in self.checks.items()]
         return pd.DataFrame(rows, columns=["check", "value", "wanted", "result"])
 
 

@@ -25,7 +25,7 @@ def load_answers(
     raises, and ``ValueError`` for missing columns, values of another type, or no answer left.
     """
     where = f"split {split!r} of {source}"
-    rows = load_split(source, split, data_files=data_files)
+    rows = load_split(source, split, data_files)
     is_hc3, seen = "question" in rows.column_names, set()
     check_columns(rows, schema := HC3 if is_hc3 else INSTRUCTIONS, where)
 
@@ -76,10 +76,10 @@ def tokenize_answers(answers: Dataset, tokenizer, max_length: int) -> tuple[Data
     refuse_eos(tokenizer, answers["prompt"], answers["answer"])
     texts = [f" {answer}" if answer else "" for answer in answers["answer"]]
     prompts = tokenizer(answers["prompt"][:])["input_ids"]  # apart, as PPO samples them
-    columns = {"input_ids": [], "completion_mask": []}
     answer_ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
-    for prompt, ids in zip(prompts, answer_ids, strict=True):
-        columns["input_ids"].append([*prompt, *ids, end_token(tokenizer)])
-        columns["completion_mask"].append([0] * len(prompt) + [1] * (len(ids) + 1))
-    lengths = [*map(len, columns["input_ids"])]
-    return keep_short(Dataset.from_dict(columns), lengths, max_length)
+    ends, both = [end_token(tokenizer)], [*zip(prompts, answer_ids, strict=True)]
+    columns = {
+        "input_ids": [prompt + ids + ends for prompt, ids in both],
+        "completion_mask": [[0] * len(prompt) + [1] * len(ids + ends) for prompt, ids in both],
+    }
+    return keep_short(Dataset.from_dict(columns), [*map(len, columns["input_ids"])], max_length)

@@ -4,7 +4,6 @@ import filecmp
 import gzip
 import re
 import warnings
-from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
 
@@ -20,9 +19,9 @@ DAMAGE = (pyarrow.ArrowInvalid, EOFError, gzip.BadGzipFile, UnicodeDecodeError)
 
 
 def load_split(
-    source: str | Path, split: str, data_files: str | Sequence[str] | None = None, **options
+    source: str | Path, split: str, data_file: str | None = None, **options
 ) -> datasets.Dataset:
-    """Return one split, or a slice of it, of a folder or hub dataset, or of files in it.
+    """Return one split, or a slice of it, of a folder or hub dataset, or of a file in it.
 
     Raises ``OSError`` where nothing is there, and ``ValueError`` for damaged files, a split in two
     formats, and a missing or empty split.
@@ -30,14 +29,15 @@ def load_split(
     check_source(source, "dataset")
     try:
         with hub_errors(str(source), "dataset"):
-            if data_files is not None:
-                return datasets.load_dataset(**_named(source, data_files), split=split)
+            if data_file is not None:
+                return datasets.load_dataset(**_named(source, data_file), split=split)
             _check_names(Path(source, options.get("data_dir") or ""))
             return datasets.load_dataset(str(source), split=split, **options)
     except (DatasetGenerationError, *DAMAGE) as error:
         why = " ".join(str(error.__cause__ or error).split())
-        text = f"A file of {source} cannot be read: {why:.200} Get it again; text must be in UTF-8."
-        raise ValueError(text) from error
+        raise ValueError(
+            f"A file of {source} cannot be read: {why:.200} Get it again; text must be in UTF-8."
+        ) from error
     except (StopIteration, ValueError, RuntimeError) as error:
         sentences = {
             "corresponds to no data|^$": f"There is no row in split {split!r} of {source}.",
@@ -50,15 +50,12 @@ def load_split(
         raise
 
 
-def _named(source: str | Path, names: str | Sequence[str]) -> dict:
-    """Return what loads these files without the dataset's loading script."""
-    names = [names] if isinstance(names, str) else names
-    if Path(source).is_dir():
-        paths = [str(Path(source, name)) for name in names]
-    else:
-        paths = [hf_hub_download(source, name, repo_type="dataset") for name in names]
-    kind = Path(names[0].removesuffix(".gz")).suffix[1:].removesuffix("l")  # jsonl is json
-    return {"path": kind, "data_files": paths}
+def _named(source: str | Path, name: str) -> dict:
+    """Return what loads one file without the dataset's loading script."""
+    is_local = Path(source).is_dir()
+    path = Path(source, name) if is_local else hf_hub_download(source, name, repo_type="dataset")
+    kind = Path(name.removesuffix(".gz")).suffix[1:].removesuffix("l")  # jsonl is json
+    return {"path": kind, "data_files": str(path)}
 
 
 def _check_names(folder: Path) -> None:
@@ -70,5 +67,7 @@ def _check_names(folder: Path) -> None:
             raise ValueError(f"Which is meant, {one} or {other.name}? Move the other one away.")
         is_pair = one.name.startswith("test") and other.name.startswith("train")
         if is_pair and one.parent == other.parent and filecmp.cmp(one, other, shallow=False):
-            text = f"{one} and {other.name} are identical: held-out rows were trained on."
-            warnings.warn(text, stacklevel=2)
+            warnings.warn(
+                f"{one} and {other.name} are identical: held-out rows were trained on.",
+                stacklevel=2,
+            )

@@ -55,6 +55,8 @@ def tokenize_pairs(pairs: Dataset, tokenizer, max_length: int) -> tuple[Dataset,
     for side in SIDES:
         refuse_eos(tokenizer, pairs["prompt"], pairs[side])
         columns[f"{side}_ids"] = encode(tokenizer, pairs["prompt"], pairs[side])
-    both = zip(columns["chosen_ids"], columns["rejected_ids"], strict=True)
-    columns["length"] = [max(map(len, sides)) for sides in both]
+    columns["length"] = [
+        max(len(chosen), len(rejected))
+        for chosen, rejected in zip(columns["chosen_ids"], columns["rejected_ids"], strict=True)
+    ]
     return keep_short(Dataset.from_dict(columns), columns["length"], max_length)

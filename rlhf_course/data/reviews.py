@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from datasets import Dataset
+from datasets import Dataset, Value
 
 from rlhf_course.data.files import load_split
 from rlhf_course.data.row_checks import check_columns
@@ -27,11 +27,11 @@ def load_reviews(source: str | Path, split: str) -> Dataset:
     feature, labels = reviews.features["label"], {*reviews["label"]}
     names = getattr(feature, "names", ("neg", "pos"))
     if labels != {0, 1} or [name.lower()[:3] for name in names] != ["neg", "pos"]:
-        given = ", ".join(sorted(map(str, labels))[:5])
-        needed = f"both 0 (negative) and 1 (positive) are needed (the column is {feature!r:.40})"
-        raise ValueError(f"The labels in {where} are {given}; {needed}.")
-    numbers = [int(label) for label in reviews["label"]]
-    return reviews.remove_columns("label").add_column("label", numbers)
+        raise ValueError(
+            f"The labels in {where} are {', '.join(sorted(map(str, labels))[:5])}; both 0"
+            f" (negative) and 1 (positive) are needed (the column is {feature!r:.40})."
+        )
+    return reviews.cast_column("label", Value("int64"))
 
 
 def build_queries(
@@ -44,14 +44,16 @@ def build_queries(
     """
     kept = [text for text in reviews["text"] if len(text) > min_characters]
     if not kept:
-        longest = f"the longest has {max(map(len, reviews['text']))}. Lower min_characters."
-        count = f"None of the {len(reviews)} reviews has more than {min_characters} characters"
-        raise ValueError(f"{count}; {longest}")
+        raise ValueError(
+            f"None of the {len(reviews)} reviews has more than {min_characters} characters; the"
+            f" longest has {max(map(len, reviews['text']))}. Lower min_characters."
+        )
     drawn = [lengths() for _ in kept]
     tokens = tokenizer([text[: 16 * max(drawn)] for text in kept])["input_ids"]
     cut = [_whole(tokenizer, ids, length) for ids, length in zip(tokens, drawn, strict=True)]
-    columns = {"input_ids": cut, "query": tokenizer.batch_decode(cut)}
-    return Dataset.from_dict(columns).with_format("torch")
+    return Dataset.from_dict({"input_ids": cut, "query": tokenizer.batch_decode(cut)}).with_format(
+        "torch"
+    )
 
 
 def _whole(tokenizer, ids: list[int], length: int) -> list[int]:

@@ -8,8 +8,10 @@ from datasets import Dataset
 def check_columns(rows: Dataset, needed: Sequence[str], where: str) -> None:
     """Raise ``ValueError`` unless the rows have all needed columns."""
     if missing := sorted({*needed} - {*rows.column_names}):
-        has = f"it has {', '.join(rows.column_names)}. Rename it."
-        raise ValueError(f"No column {' or '.join(missing)} in {where}; {has}")
+        raise ValueError(
+            f"No column {' or '.join(missing)} in {where}; it has {', '.join(rows.column_names)}."
+            " Rename it."
+        )
 
 
 def keep_usable(
@@ -30,8 +32,9 @@ def keep_usable(
         except ValueError as error:
             raise ValueError(f"Row {index} of {where}: {error}") from None
     if not kept:
-        left = f"Nothing usable is left of the {len(rows)} rows in {where}"
-        raise ValueError(f"{left}: {describe(report)}.")
+        raise ValueError(
+            f"Nothing usable is left of the {len(rows)} rows in {where}: {describe(report)}."
+        )
     return Dataset.from_list(kept), report
 
 

@@ -28,8 +28,10 @@ def as_text(turns: str | list[dict] | None) -> str:
     try:
         return "".join(MARKS[turn["role"]] + turn["content"].strip() for turn in turns)
     except (AttributeError, KeyError, TypeError):
-        kinds = f"neither a text nor messages with a role ({', '.join(MARKS)}) and content."
-        raise ValueError(f"{turns!r:.80} is {kinds}") from None
+        raise ValueError(
+            f"{turns!r:.80} is neither a text nor messages with a role ({', '.join(MARKS)}) and"
+            " content."
+        ) from None
 
 
 def split_answer(turns: str | list[dict] | None, prompt: str | None) -> tuple[str, str, str]:
@@ -66,5 +68,7 @@ def refuse_eos(tokenizer, *columns: Iterable[str]) -> None:
     end_token(tokenizer)
     for text in chain(*columns):
         if tokenizer.eos_token in text:
-            end = f"contains {tokenizer.eos_token}, which ends a dialogue"
-            raise ValueError(f"A text {end}: {text!r:.60}. Remove it from the dataset.")
+            raise ValueError(
+                f"A text contains {tokenizer.eos_token}, which ends a dialogue: {text!r:.60}."
+                " Remove it from the dataset."
+            )

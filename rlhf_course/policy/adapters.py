@@ -73,31 +73,31 @@ def quantization(kind: str) -> BitsAndBytesConfig:
     Adapters stay in float32. 4 bits are NF4: Dettmers et al. 2023, arXiv:2305.14314. Raises
     ``ValueError`` for what is unavailable here.
     """
-    if kind not in ("8bit", "4bit"):
-        raise ValueError(f"quantization {kind!r} is unknown; choose 8bit or 4bit.")
-    if kind == "8bit":
-        return BitsAndBytesConfig(load_in_8bit=True)
-    if not torch.cuda.is_available():
+    kinds = {
+        "8bit": {"load_in_8bit": True},
+        "4bit": {
+            "load_in_4bit": True,
+            "bnb_4bit_quant_type": "nf4",
+            "bnb_4bit_compute_dtype": torch.bfloat16,
+        },
+    }
+    if kind not in kinds:
+        raise ValueError(f"quantization {kind!r} is unknown; choose {' or '.join(kinds)}.")
+    if kind == "4bit" and not torch.cuda.is_available():
         raise ValueError("A base in 4bit needs a GPU: bitsandbytes has no gradient on a CPU.")
-    return BitsAndBytesConfig(
-        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16
-    )
+    return BitsAndBytesConfig(**kinds[kind])
 
 
 class RewardAdapter(nn.Module):
     """A reward model on the policy's own base: the adapter ``reward`` and a score head.
 
     ``folder`` holds a trained LoRA reward model: an adapter of task type SEQ_CLS, with the head
-    among its weights. Raises ``ValueError`` when the policy has no adapters, or the folder no
-    adapter of this base with a head that has one output.
+    among its weights. Raises ``ValueError`` when the folder holds no such adapter of the policy's
+    base, or its head has several outputs.
     """
 
     def __init__(self, policy: AutoModelForCausalLMWithValueHead, folder: str | Path) -> None:
         super().__init__()
-        if not policy.is_peft_model:
-            raise ValueError(
-                "A reward adapter shares the base of a policy with adapters; this policy has none."
-            )
         self.pretrained_model = policy.pretrained_model
         if REWARD in self.pretrained_model.peft_config:
             raise ValueError("This policy has a reward adapter already; load the policy again.")
@@ -114,9 +114,8 @@ class RewardAdapter(nn.Module):
         _add_frozen(self.pretrained_model, REWARD, config, weights, folder)
         self.config = copy.deepcopy(policy.config)
         self.config.num_labels = 1
-        self.score = nn.Linear(self.config.get_text_config().hidden_size, 1, bias=False)
-        self.score.weight = nn.Parameter(head[0].float(), requires_grad=False)
-        self.score.to(self.device)
+        self.score = nn.Linear(head[0].shape[1], 1, bias=False)
+        self.score.weight = nn.Parameter(head[0].float().to(self.device), requires_grad=False)
 
     @property
     def device(self) -> torch.device:
@@ -142,8 +141,5 @@ def _add_frozen(
 ) -> None:
     """Add an adapter with the weights of ``source``; the active one remains the one that trains."""
     model.add_adapter(name, config)
-    if unexpected := set_adapter_weights(model, name, weights, source):
-        raise ValueError(
-            f"The adapter in {source} was trained on another base: this one has no {unexpected[0]}."
-        )
+    set_adapter_weights(model, name, weights, source)
     model.set_requires_grad(name, requires_grad=False)

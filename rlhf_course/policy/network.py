@@ -46,7 +46,6 @@ class ValueHead(nn.Sequential):
 class AutoModelForCausalLMWithValueHead(Saved, nn.Module):
     """A causal language model with a value head, ``v_head``, on its last hidden state.
 
-    The state dict holds the base model's keys as they are, and ``v_head.summary.{weight,bias}``.
     The model that is passed in is changed: its vocabulary projection leaves autocast, and GPT-2's
     activation becomes torch's single kernel for the same function.
     """
@@ -62,9 +61,8 @@ class AutoModelForCausalLMWithValueHead(Saved, nn.Module):
                     setattr(parent, name, nn.GELU(approximate="tanh"))
         self.pretrained_model, self.config = pretrained_model, pretrained_model.config
         self.is_peft_model = isinstance(pretrained_model, PeftModel)
-        width = getattr(head, "in_features", None)  # OPT-350m's is not hidden_size
-        width = width or self.config.get_text_config().hidden_size
-        self.v_head = ValueHead(width, **value_head_options)
+        size = self.config.get_text_config().hidden_size  # OPT-350m's projection has another
+        self.v_head = ValueHead(getattr(head, "in_features", size), **value_head_options)
         self.v_head.to(next(pretrained_model.parameters()).device)
 
     @property
@@ -103,8 +101,7 @@ class AutoModelForCausalLMWithValueHead(Saved, nn.Module):
 
         with head.register_forward_pre_hook(select):
             output = self.pretrained_model(input_ids, attention_mask=attention_mask, **kwargs)
-        same = {"rtol": 0, "atol": 0, "equal_nan": True}
-        if not project and not torch.allclose(output.logits, head(hidden[:1]), **same):
+        if not project and not torch.allclose(output.logits, head(hidden[:1]), 0, 0, True):
             raise ValueError(
                 "This model changes its logits after the projection: no logprob_chunk_size for it."
             )
@@ -122,10 +119,9 @@ class AutoModelForCausalLMWithValueHead(Saved, nn.Module):
         (enable or network.gradient_checkpointing_enable)({"use_reentrant": False})
 
 
-def takes(model: nn.Module, argument: str) -> bool:
-    """Whether the forward pass of a network, or of a policy's, has this argument."""
-    model = getattr(model, "module", model)  # under data parallelism
-    network = getattr(model, "pretrained_model", model)
+def takes(policy: AutoModelForCausalLMWithValueHead, argument: str) -> bool:
+    """Whether the forward pass of a policy's network has this argument."""
+    network = policy.pretrained_model
     network = network.get_base_model() if isinstance(network, PeftModel) else network
     return argument in inspect.signature(network.forward).parameters
 

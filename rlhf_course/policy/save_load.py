@@ -1,22 +1,19 @@
 """Load models, adapters and value heads, and check that they are complete and on their own base."""
 
 import hashlib
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Collection
+from pathlib import Path, PurePosixPath
 
 import torch
 from huggingface_hub import snapshot_download
 from peft import PeftConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from peft.utils import load_peft_weights, set_peft_model_state_dict
-from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from rlhf_course.runtime.files import atomic_folder, check_folder, read_json
-from rlhf_course.runtime.hub import check_known, check_source, hub_errors
+from rlhf_course.runtime.hub import check_source, hub_errors
 
-VALUE_HEAD_FILE, PREFIX, ADAPTER_CONFIG = "v_head.safetensors", "v_head.", "adapter_config.json"
+VALUE_HEAD_FILE, ADAPTER_CONFIG = "v_head.safetensors", "adapter_config.json"
 BASE_FILE, SAMPLES = "adapter_base.txt", 64  # numbers of each tensor that a fingerprint is made of
 HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "revision", "token")
 
@@ -38,89 +35,64 @@ def load_model(
     """
     folder = local_folder(source, **kwargs)
     if not (folder / ADAPTER_CONFIG).exists():
-        return _load_base(auto, source, folder, new_head, **kwargs)
-    task = "CAUSAL_LM" if auto is AutoModelForCausalLM else "SEQ_CLS"
+        return _load_base(auto, source, str(source), new_head, **kwargs)
     config, weights = read_adapter(folder)
-    if config.task_type not in (None, task):
-        raise ValueError(
-            f"The adapter in {source} has task type {config.task_type}; this needs one of {task}."
-        )
-    config.task_type, config.inference_mode = task, not is_trainable
-    base = config.base_model_name_or_path
+    config.task_type = "CAUSAL_LM" if auto is AutoModelForCausalLM else "SEQ_CLS"
+    config.inference_mode = not is_trainable
     kwargs |= {"revision": config.revision, "subfolder": ""}
-    own = {k.removeprefix("base_model.model."): v for k, v in weights.items()}  # a score head's
-    label, where = f"{source} on {base}", local_folder(base, **kwargs)
-    network = _load_base(auto, base, where, new_head, own, label, **kwargs)
+    own = {key.removeprefix("base_model.model.") for key in weights}  # a score head's
+    base = config.base_model_name_or_path
+    network = _load_base(auto, base, f"{source} on {base}", new_head, own, **kwargs)
     check_base(folder, network)
-    modules = network.named_modules()
-    embeddings = next(n for n, module in modules if module is network.get_input_embeddings())
-    for key in {f"{embeddings}.weight", f"{embeddings}.base_layer.weight"} & own.keys():
-        network.resize_token_embeddings(len(own[key]))
     model = get_peft_model(network, config, adapter_name)
     set_adapter_weights(model, adapter_name, weights, source)
     return model.eval()
 
 
 def _load_base(
-    auto, source, folder: Path, new_head: bool, own: Iterable[str] = (), label: str = "", **kwargs
-):
-    """Return a model without adapters; tensors that an adapter has as its ``own`` may miss."""
-    place = folder if Path(source).is_dir() else source
-    with hub_errors(place):
-        config = read_json(file) if (file := folder / "config.json").exists() else {}
-        check_known(source, config)
-        kwargs |= dict.fromkeys(("output_loading_info", "ignore_mismatched_sizes"), True)
-        kwargs["trust_remote_code"] = False
+    auto: type, source, label: str, new_head: bool, own: Collection[str] = (), **kwargs
+) -> PreTrainedModel:
+    """Return a model without adapters, which errors call ``label``.
+
+    Tensors that an adapter has as its ``own`` may be missing.
+    """
+    kwargs |= {"trust_remote_code": False, "ignore_mismatched_sizes": True}
+    with hub_errors(source):
         # First on the meta device, which allocates nothing: the config may be of a larger model.
         plain = {key: kwargs[key] for key in kwargs if key != "quantization_config"}
-        model, report = auto.from_pretrained(str(source), **plain | {"device_map": "meta"})
-    needed = f"{model.base_model_prefix}." if new_head else ""
-    missing = [key for key in report["missing_keys"] if key.startswith(needed) and key not in own]
-    mismatched = [row for row in report["mismatched_keys"] if row[0].startswith(needed)]
-    hint = (
-        " For a new head take new_head=True; for one of several labels SentimentReward."
-        if auto is not AutoModelForCausalLM
-        else ""
-    )
-    _check_loaded(label or source, type(model).__name__, missing, mismatched, hint)
-    with hub_errors(place):
-        return auto.from_pretrained(str(source), **kwargs)[0]
+        how = {"device_map": "meta", "output_loading_info": True}
+        model, report = auto.from_pretrained(str(source), **plain | how)
+        _check_report(report, model, label, f"{model.base_model_prefix}." if new_head else "", own)
+        return auto.from_pretrained(str(source), **kwargs)
 
 
-def _check_loaded(
-    source, kind: str, missing: Iterable[str], mismatched: Iterable[tuple], hint: str = ""
+def _check_report(
+    report: dict, model: PreTrainedModel, label: str, needed: str, own: Collection[str]
 ) -> None:
-    """Raise ``ValueError`` where keys are missing, or shapes mismatched: (key, saved, wanted)."""
-    found = [f"it holds no {key}" for key in sorted(missing)] + [
-        f"{key} has shape {tuple(saved)}, and this {kind} needs {tuple(wanted)}"
-        for key, saved, wanted in sorted(mismatched)
-    ]
-    if found:
-        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-        raise ValueError(
-            f"{source} is incomplete, or no {kind} of this size: {found[0]}{more}.{hint}"
-        )
+    """Raise ``ValueError`` where keys that begin with ``needed`` are missing or of other shapes."""
+    kind = type(model).__name__
+    faults = {key: f"it holds no {key}" for key in report["missing_keys"] if key not in own} | {
+        key: f"{key} has shape {tuple(saved)}, and this {kind} needs {tuple(wanted)}"
+        for key, saved, wanted in report["mismatched_keys"]
+    }
+    if found := sorted(key for key in faults if key.startswith(needed)):
+        text = f"{label} is incomplete, or no {kind} of this size: {faults[found[0]]}."
+        if kind.endswith("Classification"):
+            text += " For a new head take new_head=True; for one of several labels SentimentReward."
+        raise ValueError(text)
 
 
-def check_state_dict(
-    source, kind: str, saved: dict[str, Tensor], wanted: dict[str, Tensor]
-) -> None:
-    """Raise ``ValueError`` unless ``saved`` has all keys that are wanted, in their shapes."""
-    shapes = [(key, saved[key].shape, wanted[key].shape) for key in wanted.keys() & saved.keys()]
-    mismatched = [row for row in shapes if row[1] != row[2]]
-    _check_loaded(source, kind, wanted.keys() - saved.keys(), mismatched)
-
-
-def local_folder(source: str | Path, subfolder: str | None = None, **kwargs) -> Path:
+def local_folder(source: str | Path, subfolder: str = "", **kwargs) -> Path:
     """Return the folder of a model's config and value head, or an adapter; download a hub id's."""
     check_source(source)
-    prefix = f"{subfolder}/" if subfolder else ""
-    if Path(source).is_dir():
-        return Path(source, prefix)
-    options = {key: kwargs[key] for key in HUB_OPTIONS if key in kwargs}
-    names = [prefix + name for name in ("config.json", "adapter_*", VALUE_HEAD_FILE)]
-    with hub_errors(source):
-        return Path(snapshot_download(str(source), allow_patterns=names, **options), prefix)
+    folder = Path(source)
+    if not folder.is_dir():
+        options = {key: kwargs[key] for key in HUB_OPTIONS if key in kwargs}
+        names = ("config.json", "adapter_*", VALUE_HEAD_FILE)
+        patterns = [(PurePosixPath(subfolder) / name).as_posix() for name in names]
+        with hub_errors(source):
+            folder = Path(snapshot_download(str(source), allow_patterns=patterns, **options))
+    return folder / subfolder
 
 
 def read_adapter(folder: str | Path) -> tuple[PeftConfig, dict[str, Tensor]]:
@@ -131,56 +103,58 @@ def read_adapter(folder: str | Path) -> tuple[PeftConfig, dict[str, Tensor]]:
 
 def set_adapter_weights(
     model: PeftModel, name: str, weights: dict[str, Tensor], source: str | Path
-) -> list[str]:
-    """Put all weights of an adapter, read from ``source``, into it; return unexpected keys."""
+) -> None:
+    """Put all weights of an adapter, read from ``source``, into it.
+
+    Raises ``ValueError`` for weights that are missing, of another shape, or of another model.
+    """
     wanted = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
-    check_state_dict(source, "adapter", weights, wanted)
-    return set_peft_model_state_dict(model, weights, adapter_name=name).unexpected_keys
-
-
-def read_value_head(source: str | Path, **kwargs) -> dict[str, Tensor]:
-    """Return the state dict of the value head that was saved with a model, {} without one."""
-    file = local_folder(source, **kwargs) / VALUE_HEAD_FILE
-    with hub_errors(file.parent):
-        state = load_file(file) if file.exists() else {}
-    return {key.removeprefix(PREFIX): value for key, value in state.items()}
+    wrong = [k for k in wanted if k not in weights or weights[k].shape != wanted[k].shape]
+    if wrong:
+        raise ValueError(
+            f"The adapter in {source} is incomplete, or no adapter of this size: it holds no"
+            f" {wrong[0]} of shape {tuple(wanted[wrong[0]].shape)}."
+        )
+    if unexpected := set_peft_model_state_dict(model, weights, adapter_name=name).unexpected_keys:
+        raise ValueError(
+            f"The adapter in {source} is another model's, or of another task: this one has no"
+            f" {unexpected[0]}."
+        )
 
 
 @torch.no_grad()
 def base_fingerprint(model: nn.Module) -> str:
-    """Return a hash of a few numbers of each layer's weights, "" where they depend on the loading.
+    """Return a hash of a few numbers of each weight, "" where they depend on the loading.
 
     Numbers are rounded to bfloat16, so that a base in float32 has the hash of the same base in
-    bfloat16. In float16 and in 8 or 4 bits other numbers would come out. Adapters, heads and
-    embeddings, which may be resized, are left out.
+    bfloat16. In float16 and in 8 or 4 bits other numbers would come out. Adapters and heads are
+    left out.
     """
     model = getattr(model, "pretrained_model", model)
     adapters = {*getattr(model, "peft_config", {})}
     network = model.get_base_model() if isinstance(model, PeftModel) else model
-    skipped = {id(p) for p in network.get_input_embeddings().parameters()}
-    digest = hashlib.sha256()
-    for name, parameter in network.base_model.named_parameters():
-        parts = [part for part in name.split(".") if part not in ("base_layer", "original_module")]
-        if id(parameter) in skipped or adapters & {*parts}:
-            continue
-        if parameter.dtype not in (torch.float32, torch.bfloat16):
-            return ""
-        some = parameter.flatten()[:: max(1, parameter.numel() // SAMPLES)].bfloat16().cpu()
-        digest.update(f"{'.'.join(parts)} {[*parameter.shape]}".encode())
-        digest.update(some.view(torch.int16).numpy().tobytes())
-    return digest.hexdigest()
+    weights = {
+        name: weight
+        for name, weight in network.base_model.named_parameters()
+        if not adapters & {*name.split(".")}
+    }
+    if not {weight.dtype for weight in weights.values()} <= {torch.float32, torch.bfloat16}:
+        return ""
+    steps = {name: max(1, weight.numel() // SAMPLES) for name, weight in weights.items()}
+    some = [weight.flatten()[:: steps[name]].bfloat16().cpu() for name, weight in weights.items()]
+    return hashlib.sha256(torch.cat(some).view(torch.int16).numpy().tobytes()).hexdigest()
 
 
 def write_base(folder: Path, model: nn.Module) -> None:
     """Record which base a policy's adapter was trained on."""
-    if found := base_fingerprint(model):
-        (folder / BASE_FILE).write_text(found + "\n", encoding="utf-8")
+    (folder / BASE_FILE).write_text(base_fingerprint(model), encoding="utf-8")
 
 
 def check_base(folder: Path, model: nn.Module) -> None:
     """Raise ``ValueError`` where the record in ``folder`` names another base than this one."""
     file, found = folder / BASE_FILE, base_fingerprint(model)
-    if found and file.exists() and file.read_text(encoding="utf-8").strip() != found:
+    saved = file.read_text(encoding="utf-8").strip() if file.exists() else ""
+    if saved and found and saved != found:
         raise ValueError(
             f"The adapter in {folder} was trained on a base with other weights. Name its own base:"
             f" base_model_name_or_path in its {ADAPTER_CONFIG}."
@@ -210,18 +184,3 @@ def check_vocabulary(tokenizer, model: nn.Module) -> None:
             " that was saved with it, or call resize_token_embeddings(len(tokenizer)) before"
             " training."
         )
-
-
-@contextmanager
-def model_folder(target: str | Path, adapter: bool) -> Iterator[Path]:
-    """Write an adapter or a whole model as ``atomic_folder`` does; an earlier one's weights go.
-
-    Raises ``ValueError`` where the folder holds the other kind: of both, the adapter would load.
-    """
-    target = check_folder(target)
-    if (target / ("config.json" if adapter else ADAPTER_CONFIG)).exists():
-        here, other = ("adapter", "model") if adapter else ("model", "adapter")
-        raise ValueError(f"{target} holds a saved {other}; save the {here} to another folder.")
-    stale = ("adapter_model.*",) if adapter else ("model*.safetensors*", "pytorch_model*.bin*")
-    with atomic_folder(target, stale) as folder:
-        yield folder

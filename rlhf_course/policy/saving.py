@@ -1,21 +1,23 @@
 """A policy in a folder or on the hub: weights or adapter, config, value head, tokenizer."""
 
 import os
-import shutil
 from functools import cache
 from pathlib import Path
 
 import torch
 from huggingface_hub import HfApi
-from peft import get_peft_model
-from safetensors.torch import save_file
-from torch import Tensor, nn
+from peft import get_peft_model, get_peft_model_state_dict
+from peft.utils import SAFETENSORS_WEIGHTS_NAME as ADAPTER_WEIGHTS
+from safetensors.torch import load_file, save_file
+from torch import nn
 from transformers import AutoModelForCausalLM
 
 from rlhf_course.policy import save_load
-from rlhf_course.runtime.files import check_folder
+from rlhf_course.runtime.files import atomic_folder, check_folder
+from rlhf_course.runtime.hub import hub_errors
 
 POLICY = "policy"  # the adapter that PPO trains
+PREFIX = "v_head."
 VALUE_HEAD_OPTIONS = ("summary_dropout_prob", "v_head_initializer_range", "v_head_init_strategy")
 say_once = cache(print)
 
@@ -35,79 +37,72 @@ class Saved:
         source = base = pretrained_model_name_or_path
         head_options = {key: kwargs.pop(key) for key in VALUE_HEAD_OPTIONS if key in kwargs}
         if not isinstance(source, nn.Module):
-            dtype = kwargs.pop("torch_dtype", torch.float32)
-            kwargs = {"dtype": dtype, "adapter_name": POLICY, "is_trainable": True} | kwargs
+            kwargs = {
+                "dtype": kwargs.pop("torch_dtype", torch.float32),
+                "adapter_name": POLICY,
+                "is_trainable": True,
+            } | kwargs
             base = save_load.load_model(AutoModelForCausalLM, source, **kwargs)
         adapted = base if peft_config is None else get_peft_model(base, peft_config, POLICY)
         model = cls(adapted, **head_options).eval()
         if base is source:
             return model
-        if head := save_load.read_value_head(source, **kwargs):
-            save_load.check_state_dict(source, "value head", head, model.v_head.state_dict())
-            model.v_head.load_state_dict(head)
+        file = save_load.local_folder(source, **kwargs) / save_load.VALUE_HEAD_FILE
+        if file.exists():
+            with hub_errors(file.parent):
+                head = load_file(file)
+            model.v_head.load_state_dict({key.removeprefix(PREFIX): head[key] for key in head})
         else:
-            name = Path(source).name if Path(source).is_dir() else source
-            say_once(f"The value head is new: {name} holds none.")
+            say_once(f"The value head is new: {Path(source).name} holds none.")
         return model
 
-    def state_dict(self, *args, prefix: str = "", **kwargs) -> dict[str, Tensor]:
-        """The base model's state dict, and ``v_head.*``."""
-        state = self.pretrained_model.state_dict(*args, prefix=prefix, **kwargs)
-        state.update(self.v_head.state_dict(*args, prefix=f"{prefix}{save_load.PREFIX}", **kwargs))
-        return state
+    def save_pretrained(
+        self,
+        save_directory: str | os.PathLike,
+        push_to_hub: bool = False,
+        tokenizer=None,
+        repo_id: str | None = None,
+        private: bool | None = None,
+        token: str | None = None,
+        **kwargs,
+    ) -> None:
+        """Save so that plain transformers (or peft) loads the folder, the ``tokenizer`` also.
 
-    def load_state_dict(self, state_dict, strict: bool = True, assign: bool = False):
-        """Load what :meth:`state_dict` gave."""
-        own = {
-            key if key.startswith(save_load.PREFIX) else f"pretrained_model.{key}": value
-            for key, value in state_dict.items()
-        }
-        return super().load_state_dict(own, strict=strict, assign=assign)
-
-    def save_pretrained(self, save_directory, push_to_hub: bool = False, **kwargs) -> None:
-        """As :func:`save_policy`."""
-        save_policy(self, save_directory, push_to_hub=push_to_hub, **kwargs)
-
-
-def save_policy(
-    policy, save_directory: str | os.PathLike, tokenizer=None, push_to_hub: bool = False, **kwargs
-) -> None:
-    """Save so that plain transformers (or peft) loads the folder.
-
-    A failure leaves what the folder held before. With ``push_to_hub`` all files go to the
-    repository ``repo_id`` (default: the folder's name), too, in one commit; ``token``, ``private``,
-    ``commit_message``, ``revision`` and ``create_pr`` are huggingface_hub's. Raises
-    ``FloatingPointError`` for weights of NaN or Inf.
-    """
-    save_directory = check_folder(save_directory)
-    check_weights(policy.state_dict())
-    with save_load.model_folder(save_directory, policy.is_peft_model) as folder:
-        _write(policy, folder)
-        if hasattr(tokenizer, "save_pretrained"):
-            tokenizer.save_pretrained(folder)
-        names = sorted(path.name for path in folder.iterdir())
-    if push_to_hub:
-        api, name = HfApi(token=kwargs.pop("token", None)), kwargs.pop("repo_id", None)
-        private = kwargs.pop("private", None)
-        repo = api.create_repo(name or save_directory.name, private=private, exist_ok=True)
-        where = {"folder_path": save_directory, "allow_patterns": names}
-        api.upload_folder(repo_id=repo.repo_id, **where, **kwargs)
+        A failure leaves what the folder held before. With ``push_to_hub`` all files go to the
+        repository ``repo_id`` (default: the folder's name), in one commit; ``commit_message``,
+        ``revision`` and ``create_pr`` are huggingface_hub's. Raises ``FloatingPointError`` for
+        weights of NaN or Inf, and ``ValueError`` for an adapter where the folder holds a model, or
+        the other way round: of both, the adapter would load.
+        """
+        target = check_folder(save_directory)
+        check_weights(self.state_dict())
+        stale, other = ("model*.safetensors*", "pytorch_model*.bin*"), save_load.ADAPTER_CONFIG
+        if self.is_peft_model:
+            stale, other = ("adapter_model.*",), "config.json"
+        if (target / other).exists():
+            raise ValueError(f"{target} holds a model of another kind ({other}); save elsewhere.")
+        with atomic_folder(target, stale) as folder:
+            _write(self, folder)
+            if hasattr(tokenizer, "save_pretrained"):
+                tokenizer.save_pretrained(folder)
+            names = sorted(path.name for path in folder.iterdir())
+        if push_to_hub:
+            api = HfApi(token=token)
+            repo = api.create_repo(repo_id or target.name, private=private, exist_ok=True).repo_id
+            api.upload_folder(repo_id=repo, folder_path=target, allow_patterns=names, **kwargs)
 
 
 def _write(policy, folder: Path) -> None:
-    state = policy.state_dict()
-    head = {name: w.contiguous() for name, w in state.items() if name.startswith(save_load.PREFIX)}
+    head = policy.v_head.state_dict(prefix=PREFIX)
     save_file(head, folder / save_load.VALUE_HEAD_FILE)
-    if policy.is_peft_model:
-        adapter = policy.pretrained_model.active_adapter
-        policy.pretrained_model.save_pretrained(folder, selected_adapters=[adapter])
-        for path in [*folder.glob(f"{adapter}/*")]:  # where peft puts an adapter with a name
-            path.rename(folder / path.name)
-        shutil.rmtree(folder / adapter, ignore_errors=True)
+    model = policy.pretrained_model
+    if policy.is_peft_model:  # peft's own would put an adapter with a name into a subfolder
+        name = model.active_adapter
+        save_file(get_peft_model_state_dict(model, adapter_name=name), folder / ADAPTER_WEIGHTS)
+        model.peft_config[name].save_pretrained(folder)
         save_load.write_base(folder, policy)
     else:
-        base = {name: weight for name, weight in state.items() if name not in head}
-        policy.pretrained_model.save_pretrained(folder, state_dict=base)
+        model.save_pretrained(folder)
 
 
 def check_weights(weights: dict) -> None:

@@ -12,7 +12,6 @@ from accelerate.utils import set_seed
 from torch import Tensor
 
 from rlhf_course.data.lengths import LengthSampler
-from rlhf_course.policy import saving
 from rlhf_course.policy.adapters import REFERENCE, use_adapter
 from rlhf_course.policy.network import without_dropout
 from rlhf_course.ppo import algorithm as ppo
@@ -223,7 +222,7 @@ class PPOTrainer:
         """
         self.check_whole()
         if self.accelerator.is_main_process:
-            saving.save_policy(self.policy, save_directory, self.tokenizer)
+            self.policy.save_pretrained(save_directory, tokenizer=self.tokenizer)
         self.accelerator.wait_for_everyone()
 
     def check_whole(self) -> None:

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from huggingface_hub import constants, snapshot_download
-from transformers import CONFIG_MAPPING
+from transformers import AutoConfig
 
-from rlhf_course.runtime.files import is_damaged, read_json
+from rlhf_course.runtime.files import is_damaged
 
 ID = r"(?a)(\w[\w.-]*/)?\w[\w.-]*"
 SMALL = ["*.json", "*.txt", "*.model", "*.jinja"]  # configs and tokenizers
@@ -43,21 +43,12 @@ def download(source: str | Path, revision: str | None = None, to_convert: bool =
         if not is_local:
             folder = Path(snapshot_download(source, allow_patterns=SMALL, **options))
         if not to_convert and (folder / "config.json").exists():
-            check_known(source, read_json(folder / "config.json"))
-        elif not to_convert and not (folder / "adapter_config.json").exists():
-            raise FileNotFoundError(f"{source} holds no model: it has no config.json.")
+            AutoConfig.from_pretrained(folder, trust_remote_code=False)
         if not is_local:
             snapshot_download(source, allow_patterns=WEIGHTS[0], **options)
             if not any(folder.glob(WEIGHTS[0][0])):
                 snapshot_download(source, allow_patterns=WEIGHTS[1], **options)
     return folder
-
-
-def check_known(source: str | Path, config: dict) -> None:
-    """Raise ``ValueError`` for a model's config that transformers has no class for."""
-    kind = config.get("model_type")
-    if kind not in CONFIG_MAPPING and (kind or "auto_map" in config):
-        raise ValueError(f"{source} is a {kind or 'nameless'} model, {NEEDS_CODE}")
 
 
 @contextmanager
@@ -83,10 +74,6 @@ def _explain(error: BaseException, source: str, kind: str) -> Exception | None:
         names += " ".join(base.__name__ for base in type(error).__mro__) + f" {error}\n"
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     page = f"{hub}/{'datasets/' if kind == 'dataset' else ''}{source}"
-    why = f"{hub} cannot be reached"
-    fix = "Check the connection, set HF_ENDPOINT to a mirror, or give a local folder."
-    if constants.HF_HUB_OFFLINE:
-        why, fix = "HF_HUB_OFFLINE is set", "Unset it once to download it."
     sentences = {
         "trust_remote_code": (ValueError, f"{source} is a {kind}, {NEEDS_CODE}"),
         "GatedRepoError|is a gated dataset": (
@@ -105,7 +92,8 @@ def _explain(error: BaseException, source: str, kind: str) -> Exception | None:
         ),
         "TransportError|LocalEntryNotFoundError|OfflineModeIsEnabled|ConnectionError": (
             ConnectionError,
-            f"{why}, and {source} is not in the cache. {fix}",
+            f"{hub} cannot be reached, and {source} is not in the cache. Check the connection and"
+            " HF_HUB_OFFLINE, set HF_ENDPOINT to a mirror, or give a local folder.",
         ),
     }
     return next((make(text) for k, (make, text) in sentences.items() if re.search(k, names)), None)

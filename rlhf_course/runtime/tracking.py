@@ -58,11 +58,9 @@ def log_step(accelerator: Accelerator, stats: dict, columns: dict, scores, step:
     tracker, rows = accelerator.trackers[0], [*zip(*table.values(), strict=True)]
     values = {key: x for key, x in stats.items() if isinstance(x, int | float | np.number)}
     arrays = {key: x.ravel() for key, x in stats.items() if isinstance(x, np.ndarray)}
-    if tracker.name == "wandb":
-        import wandb
-
-        values |= {key: wandb.Histogram(array) for key, array in arrays.items()}
-        values["game_log"] = wandb.Table(columns=[*table], data=[*map(list, rows)])
+    if tracker.name == "wandb":  # which draws histograms of arrays
+        values |= arrays
+        tracker.log_table("game_log", [*table], [*map(list, rows)], step=step)
     else:
         for key, array in arrays.items():
             tracker.writer.add_histogram(key, array, step)
