@@ -207,9 +207,12 @@ def launched(script: Path, *arguments, file: str = "two_cpus") -> str:
     return out
 
 
-def guarded(folder: Path) -> dict[str, str]:
-    """Variables for a process that reaches this machine only; network.log has what it asked for."""
+def guarded(folder: Path, environment=os.environ, at_start: str = "") -> dict[str, str]:
+    """Variables for a process that reaches this machine only; network.log has what it asked for.
+
+    ``at_start`` is code that the process runs first.
+    """
     (folder / "guard").mkdir(exist_ok=True)
-    (folder / "guard" / "sitecustomize.py").write_text(GUARD)
-    path = os.pathsep.join(filter(None, (str(folder / "guard"), os.environ.get("PYTHONPATH"))))
+    (folder / "guard" / "sitecustomize.py").write_text(GUARD + at_start)
+    path = os.pathsep.join(filter(None, (str(folder / "guard"), environment.get("PYTHONPATH"))))
     return {"PYTHONPATH": path, "NETWORK_LOG": str(folder / "network.log")}

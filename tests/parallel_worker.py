@@ -1,18 +1,22 @@
 """Three PPO steps per case on this process's share of 16 samples; the first process saves
-statistics and weights.
+statistics and weights. Then commands, given as a list of script and arguments.
 
-accelerate launch … parallel_worker.py FOLDER NAME
+accelerate launch … parallel_worker.py FOLDER COMMANDS
 """
 
+import importlib
 import json
+import os
 import sys
 import warnings
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import torch
+from accelerate.state import AcceleratorState
 from accelerate.utils import gather_object
-from builders import make_policy, make_samples, make_trainer, sgd
+from builders import SCRIPTS, make_policy, make_samples, make_trainer, sgd
 from peft import LoraConfig, get_peft_model
 
 from rlhf_course import AutoModelForCausalLMWithValueHead
@@ -99,11 +103,19 @@ def run(case: str, folder: Path, name: str) -> None:
         (folder / f"{case} {name}.json").write_text(json.dumps(found))
 
 
+def run_cases(folder: Path, name: str) -> None:
+    with warnings.catch_warnings(), mock.patch("numpy.random.permutation", np.arange):
+        warnings.simplefilter("ignore")  # of the faults that some cases are made of
+        for case in CASES:  # mini-batches are the same samples, whoever has them
+            run(case, folder, name)
+
+
 if __name__ == "__main__":
-    np.random.permutation = np.arange  # so that mini-batches are the same samples, whoever has them
-    warnings.simplefilter("ignore")  # of the faults that some cases are made of
-    folder, name = sys.argv[1:]
-    for case in CASES:
-        run(case, Path(folder), name)
+    run_cases(Path(sys.argv[1]), "two")
     init().wait_for_everyone()
     shutdown()
+    sys.path.insert(0, str(SCRIPTS))
+    for number, (script, arguments) in enumerate(json.loads(sys.argv[2]), 1):
+        AcceleratorState._reset_state(reset_partial_state=True)
+        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(number)  # a meeting place of its own
+        assert importlib.import_module(script).main(arguments) == 0
