@@ -6,7 +6,6 @@ accelerate launch … parallel_worker.py FOLDER COMMANDS
 
 import importlib
 import json
-import os
 import sys
 import warnings
 from pathlib import Path
@@ -112,10 +111,10 @@ def run_cases(folder: Path, name: str) -> None:
 
 if __name__ == "__main__":
     run_cases(Path(sys.argv[1]), "two")
+    sys.path.insert(0, str(SCRIPTS))
+    with mock.patch("rlhf_course.runtime.distributed.shutdown"):  # the group goes on
+        for script, arguments in json.loads(sys.argv[2]):
+            AcceleratorState._reset_state()
+            assert importlib.import_module(script).main(arguments) == 0
     init().wait_for_everyone()
     shutdown()
-    sys.path.insert(0, str(SCRIPTS))
-    for number, (script, arguments) in enumerate(json.loads(sys.argv[2]), 1):
-        AcceleratorState._reset_state(reset_partial_state=True)
-        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(number)  # a meeting place of its own
-        assert importlib.import_module(script).main(arguments) == 0

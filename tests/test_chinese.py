@@ -60,13 +60,6 @@ def test_the_ith_depends_on_the_seed_and_its_place_alone(make):
     assert make(40, seed=0) != make(40, seed=1)
 
 
-def test_the_gold_of_a_pair_is_its_utility(pairs):
-    for p in pairs[:500]:
-        assert p.chosen != p.rejected
-        assert p.gold_chosen == gold_utility(p.prompt, p.chosen)
-        assert p.gold_rejected == gold_utility(p.prompt, p.rejected)
-
-
 def test_verdicts_are_as_noisy_as_bradley_and_terry_say(pairs):
     gaps = np.array([p.gold_chosen - p.gold_rejected for p in pairs])
     expected = 1 / (1 + np.exp(-np.abs(gaps)))

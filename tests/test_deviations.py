@@ -173,17 +173,6 @@ def test_deviation_nothing_is_sampled_from_nan():
         trainer.generate(make_samples()[0], **SAMPLING, max_new_tokens=3)
 
 
-def test_deviation_a_loss_that_is_not_finite_changes_no_weight():
-    policy = make_policy()
-    trainer = make_trainer(policy, make_policy(1))
-    trainer.config.vf_coef = float("inf")  # which PPOConfig refuses
-    before = snapshot(policy)
-    with pytest.raises(FloatingPointError, match="Step 1: the loss is"):
-        trainer.step(*make_samples())
-    assert all(p.grad is None or not p.grad.any() for p in policy.parameters())
-    assert difference(before, snapshot(policy)) == 0
-
-
 def test_deviation_score_scaling_works():
     trainer = make_trainer(use_score_scaling=True, use_score_norm=True)
     queries, responses, _ = make_samples()
@@ -271,7 +260,8 @@ def test_deviation_sampling_from_another_distribution_warns(setting):
     with pytest.warns(UserWarning) as caught:
         trainer.generate(queries, do_sample=True, max_new_tokens=2, **setting)
     name = list(setting)[-1] if setting else "top_k"
-    assert any(f"Sampling with {name}=" in str(warning.message) for warning in caught)
+    said = [str(warning.message) for warning in caught]
+    assert any(f"Sampling with {name}=" in words and f"Pass {name}=" in words for words in said)
 
 
 def test_plain_sampling_does_not_warn():

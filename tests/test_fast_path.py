@@ -80,19 +80,6 @@ def test_nan_is_named_with_chunks_as_without(who, step):
         trainer.step(*make_samples())
 
 
-def test_a_warning_counts_the_mini_batches_that_moved_no_weight():
-    policy = make_policy()
-    trainer = make_trainer(policy, make_policy(1), sgd(policy), ratio_threshold=0.5)
-    before = snapshot(policy)
-    with pytest.warns(UserWarning, match="moved no weight") as told:
-        trainer.step(*make_samples())
-    for number in (1, 2, 3, 4):
-        assert any(
-            f"mini-batch {number} is 1.00, above" in str(warning.message) for warning in told
-        )
-    assert difference(before, snapshot(policy)) == 0
-
-
 def test_a_large_vocabulary_is_looked_up_in_pieces():
     """More numbers than a piece holds, a shorter last piece, and one forbidden token."""
     torch.manual_seed(0)

@@ -190,11 +190,6 @@ def test_a_loading_script_is_not_run(tmp_path):
     assert load_answers(folder, "train", "train.jsonl")[0]["answer"][:] == ["No."]
 
 
-def test_a_file_is_no_folder(tmp_path):
-    with pytest.raises(FileNotFoundError, match="No dataset folder at"):
-        load_pairs(write_rows(tmp_path, ROWS) / "train.jsonl")
-
-
 @pytest.fixture
 def key(tmp_path, monkeypatch):
     """What the cache calls an item; nothing is built."""

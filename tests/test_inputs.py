@@ -10,7 +10,7 @@ from rlhf_course.course.presets import load_preset
 from rlhf_course.course.shipped import prepare
 from rlhf_course.data import build_queries, load_reviews
 from rlhf_course.ppo.algorithm import RunningMoments
-from rlhf_course.ppo.checks import check_outputs, stack_scores
+from rlhf_course.ppo.checks import stack_scores
 
 
 def test_sizes_that_do_not_divide():
@@ -83,15 +83,6 @@ def test_scores_of_the_wrong_shape():
     assert stack_scores(
         [torch.zeros(1), 1.0, torch.tensor(2)], torch.device("cpu"), 0
     ).tolist() == [0, 1, 2]
-
-
-@pytest.mark.parametrize("bad", [float("nan"), float("-inf")])
-def test_log_probabilities_that_are_not_finite_name_step_sample_and_model(bad):
-    both = {"policy's logits": torch.zeros(4, 3), "reference's logits": torch.zeros(4, 3)}
-    check_outputs(both, 7)
-    both["reference's logits"][2, 1] = bad
-    with pytest.raises(FloatingPointError, match="Step 8: the reference's logits for sample 2"):
-        check_outputs(both, 7)
 
 
 def test_a_policy_without_value_head_or_tokenizer():

@@ -27,6 +27,7 @@ from rlhf_course import PPOTrainer
 from rlhf_course.worlds import chinese, dialogues  # with the words of their grammars
 from rlhf_course.course.presets import CONFIGS, load_preset
 from rlhf_course.course.run_card import RunCard
+del sys.modules["resource"], sys.modules["fcntl"]
 settings = load_preset("04_gpt2_imdb_ppo", "tiny")
 RunCard("03", "tiny", 0, "results").finish()
 names = sorted(path.name for path in CONFIGS.glob("*.yaml"))

@@ -60,15 +60,6 @@ def test_a_notebook_learns_at_preset_tiny_without_a_network(path, tmp_path, run_
         assert card["metrics"][f"{judge}_after"] > card["metrics"][f"{judge}_before"]
 
 
-@pytest.mark.skipif(
-    "RLHF_COURSE_IMDB" not in os.environ,
-    reason="set RLHF_COURSE_IMDB to a folder with IMDB's reviews",
-)
-def test_preset_scratch_learns_on_real_reviews(run_notebooks):
-    dataset = Path(os.environ["RLHF_COURSE_IMDB"]).resolve()
-    run_notebooks("--only", "04", "--preset", "scratch", f"--override=dataset={dataset}")
-
-
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_figures_in_outputs_are_those_of_figs(path):
     for cell in nbformat.read(path, as_version=4).cells:

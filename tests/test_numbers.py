@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 import torch
-from builders import EOS, SAMPLING, make_policy, make_samples, make_trainer, sgd, snapshot
+from builders import EOS, make_policy, make_samples, make_trainer, sgd, snapshot
 
 from rlhf_course import PPOConfig
 from rlhf_course.audit import audit
@@ -150,13 +150,6 @@ def test_one_eos_at_either_end_is_no_padding():
     responses = [torch.cat([r, torch.tensor([EOS])]) for r in responses]
     with warnings.catch_warnings(action="error"):
         make_trainer().step(queries, responses, scores)
-
-
-@pytest.mark.parametrize("setting", [{"temperature": 0.7}, {"num_beams": 4}])
-def test_a_warning_about_sampling_names_what_to_pass(setting):
-    [name] = setting
-    with pytest.warns(UserWarning, match=f"Pass {name}=1"):
-        make_trainer().generate(make_samples()[0], **SAMPLING | setting, max_new_tokens=2)
 
 
 def test_a_tokenizer_that_ends_texts_elsewhere_is_refused():

@@ -20,18 +20,6 @@ from rlhf_course.course.presets import ROOT
 SHORT = ["--batch_size=16", "--mini_batch_size=8", "--steps=6"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--steps", "many"], "takes a whole number of at least 1"),
-        (["--config", "missing.yaml"], "missing.yaml"),
-        (["--gradient_accumulation_steps=3"], "Choose sizes that divide"),
-    ],
-)
-def test_bad_options_end_with_a_sentence(arguments, message, refuses):
-    refuses(train_ppo.parse_arguments, arguments, message)
-
-
 def test_ctrl_c_leaves_a_checkpoint_and_resuming_equals_never_having_stopped(tmp_path, capsys):
     assert train_ppo.main([*SHORT, f"--output={tmp_path / 'whole'}"]) == 0
     command = [sys.executable, train_ppo.__file__, *SHORT, "--output", tmp_path / "cut"]

@@ -155,7 +155,6 @@ def test_without_a_split_test_prompts_are_set_aside_with_all_their_pairs(tmp_pat
         (["--config=missing.yaml"], "missing.yaml"),
         (["--config=BAD"], "--lerning_rate"),
         (["--max_length=0"], "takes a whole number of at least 1"),
-        (["--train_subset=0"], "takes a whole number of at least 1"),
     ],
 )
 def test_bad_options_end_with_a_sentence(given, message, refuses, tmp_path):

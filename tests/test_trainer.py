@@ -154,18 +154,6 @@ def test_what_is_sampled_is_what_is_scored_with_sliding_windows_and_without_atte
     assert rollout.mask.sum() == 16 * 12 and logprobs.min() > -0.1
 
 
-def test_what_is_sampled_is_what_is_scored_with_absolute_positions_and_ragged_queries():
-    policy = make_policy(n_embd=32)
-    policy.pretrained_model.lm_head.weight = torch.nn.Parameter(1e4 * torch.randn(40, 32))
-    queries = [torch.arange(1, 4 + row % 5) for row in range(16)]
-    how = {"do_sample": True, "top_k": 0, "max_new_tokens": 12, "eos_token_id": []}
-    responses = generate(policy, PadTokenizer(), queries, **how)
-    rollout = Rollout.from_lists(queries, responses, torch.zeros(16), EOS)
-    with torch.no_grad():
-        logprobs = forward(policy, rollout)[0]
-    assert rollout.mask.sum() == 16 * 12 and logprobs.min() > -0.1
-
-
 def test_eos_inside_or_at_the_end_of_a_response_counts():
     """Padding is EOS too; masks come from lengths, so a sampled EOS keeps its log-probability and
     its score.
@@ -484,15 +472,6 @@ def test_early_stopping_ends_the_epochs_beyond_one_and_a_half_of_its_target():
     for target, epochs in ((second / 1.4, 3), (second / 1.6, 2)):
         stats = step(ppo_epochs=3, early_stopping=True, target_kl=target)
         assert len(stats["ppo/policy/ratio"]) == epochs * stats["tokens/responses_dist"].sum()
-
-
-def test_learning_rate_schedule_moves_once_per_step():
-    policy = make_policy()
-    optimizer = sgd(policy, 0.1)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
-    trainer = make_trainer(policy, None, optimizer, lr_scheduler=schedule, mini_batch_size=2)
-    rates = [trainer.step(*make_samples())["ppo/learning_rate"] for _ in range(3)]
-    assert rates == pytest.approx([0.1, 0.05, 0.025])
 
 
 def test_gradient_checkpointing_gives_the_same_update():
