@@ -189,9 +189,9 @@ def python(*arguments, **options) -> subprocess.CompletedProcess:
     )
 
 
-def launch(script: Path, *arguments, file: str = "two_cpus") -> subprocess.Popen:
+def launch(script: Path, *arguments) -> subprocess.Popen:
     """A script in two processes over gloo; what both print comes together."""
-    config = SCRIPTS / f"accelerate/{file}.yaml"
+    config = SCRIPTS / "accelerate/two_cpus.yaml"
     command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", config]
     command += ["--num_processes=2", "--mixed_precision=no", "--main_process_port=0"]
     environment = os.environ | {"ACCELERATE_USE_CPU": "1", "OMP_NUM_THREADS": "1"}
@@ -199,9 +199,9 @@ def launch(script: Path, *arguments, file: str = "two_cpus") -> subprocess.Popen
     return subprocess.Popen([*map(str, (*command, script, *arguments))], env=environment, **pipes)
 
 
-def launched(script: Path, *arguments, file: str = "two_cpus") -> str:
+def launched(script: Path, *arguments) -> str:
     """What a script in two processes prints, which ends well."""
-    process = launch(script, *arguments, file=file)
+    process = launch(script, *arguments)
     out, _ = process.communicate(timeout=300)
     assert process.returncode == 0, out
     return out

@@ -18,29 +18,24 @@ from rlhf_course import AutoModelForCausalLMWithValueHead, PPOConfig
 from rlhf_course.ppo.rollout import label_logprobs
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 1000])
-def test_chunks_of_the_vocabulary_change_no_number(chunk):
-    """Statistics and weights after two steps, with EOS ruled out at the beginning, in one
-    mini-batch and in several.
-    """
-    for mini_batch in (8, 4):
-        found = []
-        for size in (None, chunk):
-            policy = make_policy()
-            options = {
-                "mini_batch_size": mini_batch,
-                "logprob_chunk_size": size,
-                "begin_suppress_tokens": [EOS],
-            }
-            trainer = make_trainer(policy, make_policy(1), sgd(policy), **options)
-            np.random.seed(0)
-            stats = [trainer.step(*make_samples(seed=seed)) for seed in range(2)]
-            found.append((stats[-1], snapshot(policy)))
-        (stats, weights), (chunked, chunked_weights) = found
-        for name, value in stats.items():
-            if isinstance(value, float) and not name.startswith("time/"):
-                assert chunked[name] == pytest.approx(value, abs=1e-5), name
-        assert difference(weights, chunked_weights) < 1e-6
+@pytest.mark.parametrize("mini_batch_size", [8, 4])
+@pytest.mark.parametrize(
+    "way",
+    [{"fast": False}] + [{"logprob_chunk_size": size} for size in (1, 7, 1000)],
+)
+def test_every_way_gives_the_same_numbers(way, mini_batch_size):
+    """Statistics and weights after two steps on given responses, with EOS ruled out first."""
+    found = []
+    for options in ({}, way):
+        policy = make_policy()
+        options = options | {"mini_batch_size": mini_batch_size, "begin_suppress_tokens": [EOS]}
+        trainer = make_trainer(policy, make_policy(1), sgd(policy), **options)
+        np.random.seed(0)
+        stats = [trainer.step(*make_samples(seed=seed)) for seed in range(2)][-1]
+        numbers = {k: v for k, v in stats.items() if isinstance(v, float) and "time" not in k}
+        found.append((numbers, snapshot(policy)))
+    (stats, weights), (others, other_weights) = found
+    assert others == pytest.approx(stats, abs=1e-5) and difference(weights, other_weights) < 1e-6
 
 
 @pytest.mark.parametrize("cap, spread", [(5, 0.2), (30, 0.02)])
@@ -96,26 +91,6 @@ def test_a_large_vocabulary_is_looked_up_in_pieces():
         torch.autograd.grad((weights * logprobs).sum(), logits)[0] for logprobs in (found, expected)
     ]
     torch.testing.assert_close(*gradients)
-
-
-@pytest.mark.parametrize("mini_batch_size", [8, 4])
-def test_the_fast_way_gives_the_numbers_of_the_plain_one(mini_batch_size):
-    """A reused first pass against another one; the responses are given."""
-    found = []
-    for fast in (True, False):
-        policy = make_policy()
-        options = {"fast": fast, "mini_batch_size": mini_batch_size}
-        trainer = make_trainer(policy, make_policy(1), sgd(policy), **options)
-        np.random.seed(0)
-        stats = [trainer.step(*make_samples(seed=seed)) for seed in range(2)][-1]
-        found.append(
-            (
-                {k: v for k, v in stats.items() if isinstance(v, float) and "time" not in k},
-                snapshot(policy),
-            )
-        )
-    (stats, weights), (plain, plain_weights) = found
-    assert stats == pytest.approx(plain, abs=1e-5) and difference(weights, plain_weights) < 1e-5
 
 
 def test_without_fast_transformers_samples(monkeypatch):
