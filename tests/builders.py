@@ -10,6 +10,7 @@ from pathlib import Path
 import datasets
 import numpy as np
 import pandas as pd
+import pytest
 import torch
 from tokenizers import Tokenizer, models
 from transformers import (
@@ -110,6 +111,11 @@ def save_base(folder: Path, tokenizer, kind=LlamaConfig, **config) -> PreTrained
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return model
+
+
+def invalid(message: str):
+    """Expect a ValueError that says this, a pattern."""
+    return pytest.raises(ValueError, match=message)
 
 
 def write_json(path: Path, content) -> None:

@@ -4,7 +4,7 @@ SFT adapter.
 
 import pytest
 import torch
-from builders import write_rows
+from builders import invalid, write_rows
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlhf_course import AutoModelForCausalLMWithValueHead
@@ -21,11 +21,9 @@ def settings():
 
 
 def test_a_preset_without_datasets_says_which_are_missing(settings):
-    with pytest.raises(ValueError, match='columns question, .* overrides={"sft_dataset": FOLDER}'):
+    with invalid('columns question, .* overrides={"sft_dataset": FOLDER}'):
         build.prepare_chat(load_preset(EXPERIMENT, "scratch"))
-    with pytest.raises(
-        ValueError, match='columns chosen and rejected: overrides={"dataset": FOLDER}'
-    ):
+    with invalid('columns chosen and rejected: overrides={"dataset": FOLDER}'):
         build.prepare_chat(load_preset(EXPERIMENT, "scratch", {"sft_dataset": "offline"}))
 
 

@@ -12,6 +12,7 @@ from builders import (
     EOS,
     SAMPLING,
     difference,
+    invalid,
     make_policy,
     make_samples,
     make_trainer,
@@ -134,7 +135,7 @@ def test_deviation_an_empty_answer_in_a_mini_batch_of_its_own_gives_no_nan():
     assert all(p.isfinite().all() for p in trainer.model.parameters())
     alone = make_trainer(batch_size=1, mini_batch_size=1)
     before = snapshot(alone.model)
-    with pytest.raises(ValueError, match="at least two response tokens.*begin_suppress_tokens"):
+    with invalid("at least two response tokens.*begin_suppress_tokens"):
         alone.step(queries[4:5], responses[4:5], scores[4:5])
     assert difference(before, snapshot(alone.model)) == 0
 
@@ -236,7 +237,7 @@ def test_deviation_left_padding_keeps_positions():
 def test_deviation_an_empty_response_is_a_clear_error_and_prompts_keep_their_eos():
     queries, responses, scores = make_samples()
     trainer = make_trainer()
-    with pytest.raises(ValueError, match="response 3 is empty.*min_new_tokens"):
+    with invalid("response 3 is empty.*min_new_tokens"):
         trainer.step(
             queries, [*responses[:3], torch.tensor([], dtype=torch.long), *responses[4:]], scores
         )

@@ -7,6 +7,7 @@ from builders import (
     EOS,
     SAMPLING,
     difference,
+    invalid,
     make_policy,
     make_samples,
     make_trainer,
@@ -41,7 +42,7 @@ def test_every_way_gives_the_same_numbers(way, mini_batch_size):
 @pytest.mark.parametrize("cap, spread", [(5, 0.2), (30, 0.02)])
 def test_chunks_need_logits_that_are_a_projection_and_no_full_kl(cap, spread):
     """Also where the logits are still so small that a cap changes them hardly."""
-    with pytest.raises(ValueError, match="not for kl_penalty 'full'"):
+    with invalid("not for kl_penalty 'full'"):
         PPOConfig(logprob_chunk_size=4, kl_penalty="full")
     network = make_policy(initializer_range=spread).pretrained_model
     head, plain = network.get_output_embeddings(), network.forward
@@ -55,7 +56,7 @@ def test_chunks_need_logits_that_are_a_projection_and_no_full_kl(cap, spread):
     trainer = make_trainer(
         AutoModelForCausalLMWithValueHead(network), make_policy(1), logprob_chunk_size=4
     )
-    with pytest.raises(ValueError, match="changes its logits after the projection: no logprob"):
+    with invalid("changes its logits after the projection: no logprob"):
         trainer.step(*make_samples())
     assert not head._forward_pre_hooks
 

@@ -6,6 +6,7 @@ import datasets
 import numpy as np
 import pytest
 import torch
+from builders import invalid
 from peft import LoraConfig, get_peft_model
 from tokenizers import processors
 from transformers import (
@@ -101,15 +102,13 @@ def test_an_answer_may_fill_max_length_but_not_more(has_bos):
         for most in (length, length - 1)
     )
     assert fits(PROMPTS[1:2], ANSWERS[1:2]).isfinite()
-    with pytest.raises(
-        ValueError, match=f"of {length} tokens is longer than max_length={length - 1}"
-    ):
+    with invalid(f"of {length} tokens is longer than max_length={length - 1}"):
         short(PROMPTS[1:2], ANSWERS[1:2])
 
 
 def test_several_outputs_are_refused():
     tokenizer = make_tokenizer()
-    with pytest.raises(ValueError, match="has one output, this one has 2"):
+    with invalid("has one output, this one has 2"):
         RewardModel(make_classifier(tokenizer, num_labels=2), tokenizer)
 
 
@@ -122,7 +121,7 @@ def test_scoring_is_without_dropout_and_puts_modes_back():
     model.transformer.h[0].eval()  # a part that someone froze
     modes = {name: module.training for name, module in model.named_modules()}
     torch.testing.assert_close(score(PROMPTS[FEW], ANSWERS[FEW]), quiet)
-    with pytest.raises(ValueError, match="longer than max_length=3"):
+    with invalid("longer than max_length=3"):
         RewardModel(model, tokenizer, max_length=3)(PROMPTS[FEW], ANSWERS[FEW])
     assert {name: module.training for name, module in model.named_modules()} == modes
 

@@ -10,6 +10,7 @@ from builders import (
     SAMPLING,
     PadTokenizer,
     difference,
+    invalid,
     make_policy,
     make_samples,
     make_trainer,
@@ -403,7 +404,7 @@ def test_generate_answers_as_the_classic_one_did():
     }
     single = trainer.generate(queries[0], **settings)
     assert single.dim() == 2 and single[0, : len(queries[0])].tolist() == queries[0].tolist()
-    with pytest.raises(ValueError, match="give several as a list"):
+    with invalid("give several as a list"):
         trainer.generate(torch.ones(2, 3, dtype=torch.long), **settings)
     both = trainer.generate(queries, generate_ref_response=True, **settings)
     assert len(both) == 2 and len(both[0]) == len(both[1]) == 8
@@ -502,5 +503,5 @@ def test_shared_layers_are_frozen_and_not_copied():
     assert copies[0].mlp.c_fc.weight is layers[0].mlp.c_fc.weight
     assert copies[1].mlp.c_fc.weight is not layers[1].mlp.c_fc.weight
     assert not layers[0].mlp.c_fc.weight.requires_grad and layers[1].mlp.c_fc.weight.requires_grad
-    with pytest.raises(ValueError, match="has 2 layers"):
+    with invalid("has 2 layers"):
         create_reference_model(policy, num_shared_layers=3)
