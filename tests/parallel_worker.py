@@ -24,12 +24,8 @@ from rlhf_course.runtime.distributed import init, shutdown
 CASES = {  # settings for all 16 samples; sizes are divided among the processes
     "plain": {},
     "accumulation": {"mini_batch_size": 4, "gradient_accumulation_steps": 2, "max_grad_norm": 0.5},
-    "scores": {
-        "use_score_scaling": True,
-        "use_score_norm": True,
-        "score_clip": 1.0,
-        "whiten_rewards": True,
-    },
+    "scores": dict.fromkeys(("use_score_scaling", "use_score_norm", "whiten_rewards"), True)
+    | {"score_clip": 1.0},
     "stopping": {"early_stopping": True, "target_kl": 1e-5, "mini_batch_size": 8},
     "skipping": {"ratio_threshold": 1.02, "max_grad_norm": 5.0},
     "full KL": {"kl_penalty": "full"},

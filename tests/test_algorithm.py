@@ -67,11 +67,8 @@ def test_returns_are_reward_to_go_when_lambda_and_gamma_are_one(ragged):
 
 def test_returns_bridge_a_hole_in_the_mask():
     """A mask may leave out a token in the middle; what comes later still counts before it."""
-    rewards, values, mask = (
-        torch.tensor([[0.0, 0, 1]]),
-        torch.tensor([[0.5, 0.3, 0.9]]),
-        torch.tensor([[1.0, 0, 1]]),
-    )
+    given = [0.0, 0, 1], [0.5, 0.3, 0.9], [1.0, 0, 1]
+    rewards, values, mask = (torch.tensor([row]) for row in given)
     _, returns = ppo.gae(rewards, values, mask, 1.0, 1.0)
     assert returns[0, [0, 2]].tolist() == pytest.approx([1.0, 1.0])
 

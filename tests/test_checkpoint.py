@@ -74,13 +74,8 @@ def test_detectors_go_on_with_what_they_have_seen_and_say_nothing_twice(tmp_path
 
 
 def scaled():
-    config = {
-        "mini_batch_size": 4,
-        "learning_rate": 1e-3,
-        "use_score_scaling": True,
-        "horizon": 100,
-    }
-    return make_trainer(reference=make_policy(1), **config)
+    config = {"mini_batch_size": 4, "learning_rate": 1e-3, "horizon": 100}
+    return make_trainer(reference=make_policy(1), use_score_scaling=True, **config)
 
 
 def test_a_checkpoint_restores_weights_optimizer_coefficient_moments_and_random_numbers(tmp_path):

@@ -83,11 +83,8 @@ def accumulate_over_eight():
     """A policy, its trainer with one optimizer step for eight mini-batches of one sample, and a
     rollout for it.
     """
-    policy, config = (
-        make_policy(),
-        {"mini_batch_size": 1, "gradient_accumulation_steps": 8, "ppo_epochs": 1},
-    )
-    trainer = make_trainer(policy, make_policy(1), sgd(policy, 1.0), **config)
+    config = {"mini_batch_size": 1, "gradient_accumulation_steps": 8, "ppo_epochs": 1}
+    trainer = make_trainer(policy := make_policy(), make_policy(1), sgd(policy, 1.0), **config)
     queries, responses, scores = make_samples()
     rollout = Rollout.from_lists(queries, responses, torch.stack(scores), EOS)
     add_logprobs(rollout, policy, trainer.reference, trainer.config, step=0)
@@ -153,11 +150,13 @@ def test_deviation_a_score_that_is_not_finite_is_named(bad):
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("who", ["policy", "reference"])
-def test_deviation_logits_that_are_not_finite_are_named(who, bad):
+@pytest.mark.parametrize("chunk", [None, 4])
+def test_deviation_logits_that_are_not_finite_are_named(who, bad, chunk):
     models = {"policy": make_policy(), "reference": make_policy(1)}
     with torch.no_grad():
         models[who].pretrained_model.transformer.ln_f.bias[0] = bad
-    trainer, before = make_trainer(**models), snapshot(models["policy"])
+    trainer = make_trainer(**models, logprob_chunk_size=chunk)
+    before = snapshot(models["policy"])
     with pytest.raises(FloatingPointError, match=f"the {who}'s logits for sample 0"):
         trainer.step(*make_samples())
     assert all(

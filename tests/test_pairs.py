@@ -21,10 +21,7 @@ BAD = {
     "no assistant turn": [
         ("\n\nHuman: Hello?", QUESTION + " No."),
         (QUESTION + " No.", "Assistant: no line before it"),
-        (
-            "\n\nHuman: Hello?",
-            "\n\nHuman: Hello?",
-        ),  # equal, too: counted under the first reason alone
+        ("\n\nHuman: Hello?",) * 2,  # equal, too: counted under the first reason alone
         (None, QUESTION + " No."),
         (QUESTION + " No.", None),
     ],

@@ -19,12 +19,8 @@ from rlhf_course.course.presets import load_preset
 from rlhf_course.data import hold_out, load_answers
 from rlhf_course.worlds.small_models import train_tokenizer
 
-SHORT = (
-    "--per_device_train_batch_size=8",
-    "--num_train_epochs=2",
-    "--save_steps=3",
-    "--eval_share=0.12",
-)
+SHORT = "--per_device_train_batch_size=8 --num_train_epochs=2 --save_steps=3 --eval_share=0.12"
+SHORT = SHORT.split()
 
 
 def make_rows(count: int = 24, seed: int = 0) -> list[dict]:

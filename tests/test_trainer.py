@@ -19,8 +19,6 @@ from builders import (
 )
 from transformers import (
     AutoModelForCausalLM,
-    FalconConfig,
-    FalconForCausalLM,
     Gemma3TextConfig,
     MambaConfig,
     MistralConfig,
@@ -32,6 +30,8 @@ from rlhf_course.ppo.rollout import Rollout, forward
 from rlhf_course.ppo.sampling import generate
 from rlhf_course.ppo.stats import MEANING
 from rlhf_course.ppo.update import add_advantages, add_logprobs, add_rewards, minibatch_loss
+
+LARGE = {"batch_size": 64, "mini_batch_size": 64}
 
 
 def test_step_returns_the_forty_classic_keys():
@@ -95,39 +95,6 @@ def test_samples_in_parts_give_the_numbers_and_gradients_of_one_pass(at_most):
     assert difference(*gradients) < 1e-4
 
 
-@pytest.mark.parametrize("alibi", [False, True])
-def test_falcon_samples_and_steps_alike_with_and_without_shortcuts(alibi):
-    """With ALiBi it takes position_ids all the same, but reads positions off a mask of two
-    dimensions.
-    """
-    found = []
-    for fast in (True, False):
-        torch.manual_seed(0)
-        sizes = {
-            "vocab_size": 40,
-            "hidden_size": 16,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-        }
-        special = {
-            "bos_token_id": EOS,
-            "eos_token_id": EOS,
-            "pad_token_id": EOS,
-            "initializer_range": 0.2,
-        }
-        network = FalconForCausalLM(FalconConfig(**sizes, **special, alibi=alibi))
-        policy = AutoModelForCausalLMWithValueHead(network).eval()
-        trainer = make_trainer(policy, make_policy(1), fast=fast)
-        queries, responses, scores = make_samples()
-        sampled = trainer.generate(
-            queries, do_sample=True, top_k=0, max_new_tokens=6, return_prompt=False
-        )
-        assert all(map(len, sampled))
-        found.append(trainer.step(queries, responses, scores))
-    assert found[0]["objective/kl"] == pytest.approx(found[1]["objective/kl"], abs=1e-4)
-    assert found[0]["ppo/loss/total"] == pytest.approx(found[1]["ppo/loss/total"], abs=1e-4)
-
-
 @pytest.mark.parametrize("kind", [MistralConfig, Gemma3TextConfig, MambaConfig])
 def test_what_is_sampled_is_what_is_scored_with_sliding_windows_and_without_attention(kind):
     """A model that is sure of every token: what it samples, token by token, is what it is sure of
@@ -135,12 +102,8 @@ def test_what_is_sampled_is_what_is_scored_with_sliding_windows_and_without_atte
     """
     torch.manual_seed(0)
     sizes = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 6}
-    sizes |= {
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-        "tie_word_embeddings": False,
-    }
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    sizes["tie_word_embeddings"] = False
     special = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     config = kind(**sizes, **special, sliding_window=4)
     policy = AutoModelForCausalLMWithValueHead(AutoModelForCausalLM.from_config(config)).eval()
@@ -395,13 +358,7 @@ def test_a_list_of_ends_in_the_generation_config_is_obeyed():
 
 def test_generate_answers_as_the_classic_one_did():
     trainer, (queries, _, _) = make_trainer(), make_samples()
-    settings = {
-        "do_sample": True,
-        "top_k": 0.0,
-        "top_p": 1.0,
-        "min_length": -1,
-        "max_new_tokens": 4,
-    }
+    settings = SAMPLING | {"top_k": 0.0, "min_length": -1, "max_new_tokens": 4}
     single = trainer.generate(queries[0], **settings)
     assert single.dim() == 2 and single[0, : len(queries[0])].tolist() == queries[0].tolist()
     with invalid("give several as a list"):
@@ -414,9 +371,7 @@ def test_learns_a_bandit_and_its_negative():
     """Reward: how often token 7 appears. PPO raises it, and lowers it when the sign is turned."""
     results = {}
     for sign in (1.0, -1.0):
-        trainer = make_trainer(
-            batch_size=64, mini_batch_size=64, learning_rate=3e-3, init_kl_coef=0.02
-        )
+        trainer = make_trainer(**LARGE, learning_rate=3e-3, init_kl_coef=0.02)
         queries, counts = [torch.tensor([1, 2])] * 64, []
         for _ in range(25):
             responses = trainer.generate(queries, return_prompt=False, **SAMPLING, max_new_tokens=6)
@@ -430,16 +385,9 @@ def test_learns_a_bandit_and_its_negative():
 def test_a_huge_coefficient_keeps_the_policy_near_the_reference():
     kl = {}
     for coefficient in (0.0, 50.0):
-        config = {
-            "batch_size": 64,
-            "mini_batch_size": 64,
-            "learning_rate": 3e-4,
-            "adap_kl_ctrl": False,
-        }
-        trainer, queries = (
-            make_trainer(init_kl_coef=coefficient, **config),
-            [torch.tensor([1, 2])] * 64,
-        )
+        config = LARGE | {"learning_rate": 3e-4, "adap_kl_ctrl": False}
+        trainer = make_trainer(init_kl_coef=coefficient, **config)
+        queries = [torch.tensor([1, 2])] * 64
         for _ in range(30):
             responses = trainer.generate(queries, return_prompt=False, **SAMPLING, max_new_tokens=6)
             stats = trainer.step(queries, responses, [(r == 7).float().sum() for r in responses])
@@ -448,7 +396,6 @@ def test_a_huge_coefficient_keeps_the_policy_near_the_reference():
 
 
 # --- the rest of the interface
-# ---------------------------------------------------------------------------------------
 
 
 def test_reference_is_a_frozen_copy_when_none_is_given():
