@@ -32,10 +32,11 @@ pytestmark = pytest.mark.skipif(
     not pretend_gpu.available(), reason="the pretend GPU needs a C++ compiler, g++ or $CXX"
 )
 
-CLINIC = dict.fromkeys(("few_steps", "reward_steps", "dry_steps", "mask_steps"), 11)
+CLINIC = dict.fromkeys(("few_steps", "reward_steps", "dry_steps", "mask_steps"), 4)
 CLINIC |= {"pairs": 200, "few_pairs": 100, "sweep_steps": 2, "sweep": "[0.0, 0.3]", "steps": 2}
-CLINIC |= {"batch_size": 16, "mini_batch_size": 8, "max_new_tokens": 8, "eval_prompts": 16}
-CLINIC |= {"remedy_steps": 1, "remedy_runs": 1}
+CLINIC |= dict.fromkeys(("batch_size", "mini_batch_size", "max_new_tokens"), 8)
+CLINIC |= dict.fromkeys(("ppo_epochs", "remedy_steps", "remedy_runs"), 1)
+CLINIC["eval_prompts"] = 16
 AFTER = {"seeds": 1, "betas": "[0.5]", "ns": "[2]", "steps": 5, "dpo_steps": 5, "text_seeds": 2}
 AFTER |= {"text_steps": 1, "text_batch": 8, "group": 2, "text_eval": 8, "best_of": 2}
 NOTEBOOKS = {  # few steps: the test is that each cell runs
@@ -49,6 +50,7 @@ REWARD |= {"evaluations": 2}
 IMDB = {"steps": 2, "batch_size": 16, "mini_batch_size": 16, "eval_queries": 32}
 CHAT = {"sft_subset": 60, "train_subset": 60, "eval_subset": 40, "steps": 2, "audit_prompts": 20}
 CHAT |= {"save_at": "[1,2]", "eval_prompts": 8, "max_new_tokens": 12, "max_prompt": 64}
+CHAT |= {"batch_size": 8, "mini_batch_size": 8}
 FULL = {  # settings, and the checks that so short a run has to pass
     "05_lora_rlhf_baichuan": (
         CHAT,

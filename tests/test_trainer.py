@@ -398,12 +398,6 @@ def test_a_huge_coefficient_keeps_the_policy_near_the_reference():
 # --- the rest of the interface
 
 
-def test_reference_is_a_frozen_copy_when_none_is_given():
-    trainer = make_trainer()
-    assert trainer.ref_model is not trainer.model
-    assert not any(p.requires_grad for p in trainer.ref_model.parameters())
-
-
 def test_early_stopping_ends_the_epochs_beyond_one_and_a_half_of_its_target():
     """Against the policy KL of the second epoch (the first one's is 0): just below the bound, and
     just above it.
