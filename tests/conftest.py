@@ -17,7 +17,7 @@ sys.path.insert(0, str(SCRIPTS))
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ONE_BY_ONE = "test_notebooks.py", "test_pretend_gpu.py"
-# In this order, before the others: no worker shall begin something long at the end.
+# In this order, before the others: nothing long begins at the end.
 LONG = "test_notebooks.py test_site.py test_parallel.py test_pretend_gpu.py test_scripts.py".split()
 
 

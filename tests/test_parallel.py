@@ -67,7 +67,7 @@ def killed(tmp_path_factory):
 def found(tmp_path_factory, world, killed):
     """The folder with what one process found and what two did, and all that the two printed.
 
-    Starting processes takes the longest, so that two do everything one after the other.
+    Starting processes takes the longest, so one pair does everything in turn.
     """
     folder = tmp_path_factory.mktemp("found")
     run_cases(folder, "one")

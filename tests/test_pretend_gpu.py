@@ -34,9 +34,9 @@ pytestmark = pytest.mark.skipif(
 
 CLINIC = dict.fromkeys(("few_steps", "reward_steps", "dry_steps", "mask_steps"), 4)
 CLINIC |= {"pairs": 200, "few_pairs": 100, "sweep_steps": 2, "sweep": "[0.0, 0.3]", "steps": 2}
-CLINIC |= dict.fromkeys(("batch_size", "mini_batch_size", "max_new_tokens"), 8)
+CLINIC |= dict.fromkeys(("batch_size", "mini_batch_size", "eval_prompts"), 16)
 CLINIC |= dict.fromkeys(("ppo_epochs", "remedy_steps", "remedy_runs"), 1)
-CLINIC["eval_prompts"] = 16
+CLINIC["max_new_tokens"] = 8
 AFTER = {"seeds": 1, "betas": "[0.5]", "ns": "[2]", "steps": 5, "dpo_steps": 5, "text_seeds": 2}
 AFTER |= {"text_steps": 1, "text_batch": 8, "group": 2, "text_eval": 8, "best_of": 2}
 NOTEBOOKS = {  # few steps: the test is that each cell runs

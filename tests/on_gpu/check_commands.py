@@ -29,7 +29,7 @@ COMMANDS = (
 
 @pytest.fixture
 def fresh():
-    """Call to have accelerate forget this process's device and precision; called at both ends."""
+    """Have accelerate forget this process's device and precision, before, after and on call."""
 
     def reset() -> None:
         AcceleratorState._reset_state(reset_partial_state=True)
