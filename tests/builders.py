@@ -10,6 +10,7 @@ from pathlib import Path
 import datasets
 import numpy as np
 import pandas as pd
+import pytest
 import torch
 from tokenizers import Tokenizer, models
 from transformers import (
@@ -112,6 +113,11 @@ def save_base(folder: Path, tokenizer, kind=LlamaConfig, **config) -> PreTrained
     return model
 
 
+def invalid(message: str):
+    """Expect a ValueError that says this, a pattern."""
+    return pytest.raises(ValueError, match=message)
+
+
 def write_json(path: Path, content) -> None:
     path.write_text(json.dumps(content))
 
@@ -189,9 +195,9 @@ def python(*arguments, **options) -> subprocess.CompletedProcess:
     )
 
 
-def launch(script: Path, *arguments, file: str = "two_cpus") -> subprocess.Popen:
+def launch(script: Path, *arguments) -> subprocess.Popen:
     """A script in two processes over gloo; what both print comes together."""
-    config = SCRIPTS / f"accelerate/{file}.yaml"
+    config = SCRIPTS / "accelerate/two_cpus.yaml"
     command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", config]
     command += ["--num_processes=2", "--mixed_precision=no", "--main_process_port=0"]
     environment = os.environ | {"ACCELERATE_USE_CPU": "1", "OMP_NUM_THREADS": "1"}
@@ -199,17 +205,20 @@ def launch(script: Path, *arguments, file: str = "two_cpus") -> subprocess.Popen
     return subprocess.Popen([*map(str, (*command, script, *arguments))], env=environment, **pipes)
 
 
-def launched(script: Path, *arguments, file: str = "two_cpus") -> str:
+def launched(script: Path, *arguments) -> str:
     """What a script in two processes prints, which ends well."""
-    process = launch(script, *arguments, file=file)
+    process = launch(script, *arguments)
     out, _ = process.communicate(timeout=300)
     assert process.returncode == 0, out
     return out
 
 
-def guarded(folder: Path) -> dict[str, str]:
-    """Variables for a process that reaches this machine only; network.log has what it asked for."""
+def guarded(folder: Path, environment=os.environ, at_start: str = "") -> dict[str, str]:
+    """Variables for a process that reaches this machine only; network.log has what it asked for.
+
+    ``at_start`` is code that the process runs first.
+    """
     (folder / "guard").mkdir(exist_ok=True)
-    (folder / "guard" / "sitecustomize.py").write_text(GUARD)
-    path = os.pathsep.join(filter(None, (str(folder / "guard"), os.environ.get("PYTHONPATH"))))
+    (folder / "guard" / "sitecustomize.py").write_text(GUARD + at_start)
+    path = os.pathsep.join(filter(None, (str(folder / "guard"), environment.get("PYTHONPATH"))))
     return {"PYTHONPATH": path, "NETWORK_LOG": str(folder / "network.log")}

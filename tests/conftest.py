@@ -13,17 +13,12 @@ from builders import SCRIPTS  # noqa: E402 - its assertions shall say what they 
 
 pytest_plugins = ["training_runs", "baichuan_checkpoints"]
 sys.path.insert(0, str(SCRIPTS))
-signal.signal(
-    signal.SIGINT, signal.default_int_handler
-)  # what is started in the background ignores Ctrl-C
+# What is started in the background ignores Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ONE_BY_ONE = "test_notebooks.py", "test_pretend_gpu.py"
-LONG = (
-    *ONE_BY_ONE,
-    "test_hub.py",
-    "test_site.py",
-    "test_parallel.py",
-)  # in this order, before the others
+# In this order, before the others: nothing long begins at the end.
+LONG = "test_notebooks.py test_site.py test_parallel.py test_pretend_gpu.py test_scripts.py".split()
 
 
 class Scheduling(LoadFileScheduling):

@@ -1,18 +1,21 @@
 """Three PPO steps per case on this process's share of 16 samples; the first process saves
-statistics and weights.
+statistics and weights. Then commands, given as a list of script and arguments.
 
-accelerate launch … parallel_worker.py FOLDER NAME
+accelerate launch … parallel_worker.py FOLDER COMMANDS
 """
 
+import importlib
 import json
 import sys
 import warnings
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import torch
+from accelerate.state import AcceleratorState
 from accelerate.utils import gather_object
-from builders import make_policy, make_samples, make_trainer, sgd
+from builders import SCRIPTS, make_policy, make_samples, make_trainer, sgd
 from peft import LoraConfig, get_peft_model
 
 from rlhf_course import AutoModelForCausalLMWithValueHead
@@ -21,12 +24,8 @@ from rlhf_course.runtime.distributed import init, shutdown
 CASES = {  # settings for all 16 samples; sizes are divided among the processes
     "plain": {},
     "accumulation": {"mini_batch_size": 4, "gradient_accumulation_steps": 2, "max_grad_norm": 0.5},
-    "scores": {
-        "use_score_scaling": True,
-        "use_score_norm": True,
-        "score_clip": 1.0,
-        "whiten_rewards": True,
-    },
+    "scores": dict.fromkeys(("use_score_scaling", "use_score_norm", "whiten_rewards"), True)
+    | {"score_clip": 1.0},
     "stopping": {"early_stopping": True, "target_kl": 1e-5, "mini_batch_size": 8},
     "skipping": {"ratio_threshold": 1.02, "max_grad_norm": 5.0},
     "full KL": {"kl_penalty": "full"},
@@ -99,11 +98,19 @@ def run(case: str, folder: Path, name: str) -> None:
         (folder / f"{case} {name}.json").write_text(json.dumps(found))
 
 
+def run_cases(folder: Path, name: str) -> None:
+    with warnings.catch_warnings(), mock.patch("numpy.random.permutation", np.arange):
+        warnings.simplefilter("ignore")  # of the faults that some cases are made of
+        for case in CASES:  # mini-batches are the same samples, whoever has them
+            run(case, folder, name)
+
+
 if __name__ == "__main__":
-    np.random.permutation = np.arange  # so that mini-batches are the same samples, whoever has them
-    warnings.simplefilter("ignore")  # of the faults that some cases are made of
-    folder, name = sys.argv[1:]
-    for case in CASES:
-        run(case, Path(folder), name)
+    run_cases(Path(sys.argv[1]), "two")
+    sys.path.insert(0, str(SCRIPTS))
+    with mock.patch("rlhf_course.runtime.distributed.shutdown"):  # the group goes on
+        for script, arguments in json.loads(sys.argv[2]):
+            AcceleratorState._reset_state()
+            assert importlib.import_module(script).main(arguments) == 0
     init().wait_for_everyone()
     shutdown()

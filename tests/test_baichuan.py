@@ -18,7 +18,7 @@ from baichuan_checkpoints import (
     make_tensors,
     save_source,
 )
-from builders import write_json
+from builders import invalid, write_json
 from command_line import exits
 from huggingface_hub import save_torch_state_dict
 from safetensors.torch import load_file
@@ -210,7 +210,7 @@ REFUSED = {
 def test_a_sentence_for_what_cannot_be_converted(tmp_path, source, case):
     change, sentence = REFUSED[case]
     change(source)
-    with pytest.raises(ValueError, match=sentence):
+    with invalid(sentence):
         convert_to_llama(source, tmp_path / "target", **SILENT)
     assert not (tmp_path / "target").exists()
 
@@ -220,7 +220,7 @@ def test_a_target_that_holds_something_is_left_alone(tmp_path, source):
     target.mkdir()
     convert_to_llama(source, target, **SILENT)  # an empty one is used
     before = sorted(target.iterdir())
-    with pytest.raises(ValueError, match="exists already and is not an empty folder"):
+    with invalid("exists already and is not an empty folder"):
         convert_to_llama(source, target, **SILENT)
     assert sorted(target.iterdir()) == before
 
@@ -243,7 +243,7 @@ def test_a_pickle_that_would_run_code_is_refused_and_does_not_run(tmp_path, sour
         (source / FIRST).write_bytes(pickle.dumps(content, protocol=2))
     else:
         torch.save(content, source / FIRST, _use_new_zipfile_serialization=kind == "zip")
-    with pytest.raises(ValueError, match=f"{FIRST} is missing, or is damaged, or would run code"):
+    with invalid(f"{FIRST} is missing, or is damaged, or would run code"):
         convert_to_llama(source, tmp_path / "target", **SILENT)
     assert not marker.exists()
 
@@ -274,7 +274,7 @@ def test_a_model_trained_with_a_norm_head_comes_back(tmp_path, tokenizer_model):
     tensors = load_file(source / "model.safetensors")
     assert torch.equal(tensors["lm_head.weight"], original)
     assert tensors[PACK].shape == (3 * HIDDEN, HIDDEN)
-    with pytest.raises(ValueError, match="contains custom code which must be executed"):
+    with invalid("contains custom code which must be executed"):
         AutoModelForCausalLM.from_pretrained(source, trust_remote_code=False)
     converted = AutoModelForCausalLM.from_pretrained(
         convert_to_llama(source, tmp_path / "target", **SILENT)

@@ -13,16 +13,8 @@ from rlhf_course.baichuan.convert import convert_to_llama
 from rlhf_course.baichuan.sentencepiece import PROBES, sentencepiece_to_fast
 from rlhf_course.baichuan.toy_checkpoint import ASSISTANT, USER, train_sentencepiece
 
-SAID = [
-    *PROBES,
-    *TEXTS[:5],
-    "你好　世界 12,345",
-    "a" * 70,
-    "   \n\n  x",
-    "🙂" * 3,
-    "\x00\x01",
-    "▁ ▁",
-]
+SAID = [*PROBES, *TEXTS[:5], "你好　世界 12,345", "a" * 70, "   \n\n  x", "🙂" * 3]
+SAID += ["\x00\x01", "▁ ▁"]
 SILENT = {"report": lambda line: None}
 PLAIN = {
     "normalization_rule_name": "identity",
@@ -34,12 +26,8 @@ PLAIN = {
 def train(folder, **options):
     """A SentencePiece model with these options, which need not be Baichuan's."""
     model = io.BytesIO()
-    given = {
-        "model_type": "bpe",
-        "vocab_size": 700,
-        "byte_fallback": True,
-        "num_threads": 1,
-    } | PLAIN
+    given = {"model_type": "bpe", "vocab_size": 700, "byte_fallback": True, "num_threads": 1}
+    given |= PLAIN
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(TEXTS), model_writer=model, hard_vocab_limit=False, **given | options
     )

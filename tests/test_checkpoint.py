@@ -7,6 +7,7 @@ import pytest
 import torch
 from builders import (
     difference,
+    invalid,
     latest_checkpoint,
     make_policy,
     make_samples,
@@ -73,13 +74,8 @@ def test_detectors_go_on_with_what_they_have_seen_and_say_nothing_twice(tmp_path
 
 
 def scaled():
-    config = {
-        "mini_batch_size": 4,
-        "learning_rate": 1e-3,
-        "use_score_scaling": True,
-        "horizon": 100,
-    }
-    return make_trainer(reference=make_policy(1), **config)
+    config = {"mini_batch_size": 4, "learning_rate": 1e-3, "horizon": 100}
+    return make_trainer(reference=make_policy(1), use_score_scaling=True, **config)
 
 
 def test_a_checkpoint_restores_weights_optimizer_coefficient_moments_and_random_numbers(tmp_path):
@@ -124,7 +120,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(tmp_path, mon
 def test_a_checkpoint_of_another_policy_is_refused(tmp_path):
     save_checkpoint(scaled(), tmp_path)
     small = make_trainer(make_policy(n_embd=8), mini_batch_size=4)
-    with pytest.raises(ValueError, match="is of another policy"):
+    with invalid("is of another policy"):
         load_checkpoint(small, latest_checkpoint(tmp_path))
 
 
@@ -157,5 +153,5 @@ def adapted(seed: int):
 def test_a_checkpoint_of_an_adapter_needs_its_base(tmp_path):
     folder = save_checkpoint(adapted(0), tmp_path)
     load_checkpoint(adapted(0), folder)
-    with pytest.raises(ValueError, match="is of a run with base"):
+    with invalid("is of a run with base"):
         load_checkpoint(adapted(1), folder)

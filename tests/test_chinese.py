@@ -60,13 +60,6 @@ def test_the_ith_depends_on_the_seed_and_its_place_alone(make):
     assert make(40, seed=0) != make(40, seed=1)
 
 
-def test_the_gold_of_a_pair_is_its_utility(pairs):
-    for p in pairs[:500]:
-        assert p.chosen != p.rejected
-        assert p.gold_chosen == gold_utility(p.prompt, p.chosen)
-        assert p.gold_rejected == gold_utility(p.prompt, p.rejected)
-
-
 def test_verdicts_are_as_noisy_as_bradley_and_terry_say(pairs):
     gaps = np.array([p.gold_chosen - p.gold_rejected for p in pairs])
     expected = 1 / (1 + np.exp(-np.abs(gaps)))
@@ -80,11 +73,8 @@ def test_the_hole_what_the_second_line_of_points_names_never_occurs(pairs):
     for p in pairs:
         for answer in (p.chosen, p.rejected):
             said = sentences(answer)
-            assert (
-                12 <= len(answer) <= 60
-                and answer[-1] in chinese.ENDS
-                and len(said) == len(set(said))
-            ), answer
+            assert 12 <= len(answer) <= 60 and answer[-1] in chinese.ENDS, answer
+            assert len(said) == len(set(said)), answer
             clause = max(re.split("[，？]", p.prompt), key=len)
             assert clause not in answer, answer
 
@@ -117,11 +107,7 @@ TABLE = [  # a question, an answer, its utility in nats
     (BIKE, "怎么保养旧自行车呢？", -1.0),
     (BIKE, "怎么保养旧自行车呢？给轮胎打足气。", -0.7),
     (BIKE, "给轮胎打足气，不然", 0.3),
-    (
-        BIKE,
-        "哈哈, 给轮胎打足气! 加油~",
-        1.7,
-    ),  # what a tokenizer may make of 哈哈，给轮胎打足气！加油～
+    (BIKE, "哈哈, 给轮胎打足气! 加油~", 1.7),  # as a tokenizer may write 哈哈，给轮胎打足气！加油～
 ]
 
 
@@ -140,26 +126,15 @@ def test_what_is_taught_is_an_answer_and_nothing_else_is(rows, prose):
         assert np.mean([is_answer(*pair) for pair in given(rows, key)]) > 0.95
     other = {topic: next(t for t in TOPICS if t != topic) for topic in TOPICS}
     for row in rows[:300]:
-        assert not is_answer(row["question"], "") and not is_answer(
-            row["question"], row["question"]
-        )
-        about = next(
-            topic
-            for topic in TOPICS
-            if any(name in row["question"] for name in chinese.NAMES[topic])
-        )
+        asked = row["question"]
+        assert not is_answer(asked, "") and not is_answer(asked, asked)
+        about = next(t for t in TOPICS if any(name in asked for name in chinese.NAMES[t]))
         (name, *_), (tip, _) = chinese.NAMES[other[about]], chinese.TIPS[other[about]][0]
-        assert is_answer(f"{name}要注意什么？", f"{tip}。") and not is_answer(
-            row["question"], f"{tip}。"
-        )
-        assert not any(is_answer(row["question"], text) for text in prose[:50] if name in text)
-    for bad in (
-        "给轮胎打足气",
-        "轮胎。",
-        "给轮胎打足气吗？",
-        "要不要给轮胎打气？要！",
-        "慢慢就会习惯的。",
-    ):
+        assert is_answer(f"{name}要注意什么？", f"{tip}。") and not is_answer(asked, f"{tip}。")
+        assert not any(is_answer(asked, text) for text in prose[:50] if name in text)
+    for (
+        bad
+    ) in "给轮胎打足气 轮胎。 给轮胎打足气吗？ 要不要给轮胎打气？要！ 慢慢就会习惯的。".split():
         assert not is_answer(BIKE, bad), bad
 
 

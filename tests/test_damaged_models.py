@@ -21,12 +21,8 @@ from rlhf_course.rewards import RewardModel, SentimentReward, load_reward_model
 
 TEXTS = [review["text"] for review in reviews(60)]
 LORA = {"r": 2, "target_modules": ["c_attn"], "fan_in_fan_out": True, "init_lora_weights": False}
-SMALL = {
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-}
+SMALL = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
+SMALL |= {"num_attention_heads": 2}
 load = AutoModelForCausalLMWithValueHead.from_pretrained
 
 

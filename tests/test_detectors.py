@@ -19,11 +19,8 @@ def stats(kl=0.0, spread=0.1, length=10.0, n=32) -> dict:
     """A step's statistics with these means."""
     kl_dist = kl + spread * np.linspace(-1, 1, n)
     lengths = np.full(n, length)
-    return {
-        "objective/kl": float(kl),
-        "objective/kl_dist": kl_dist,
-        "tokens/responses_dist": lengths,
-    }
+    found = {"objective/kl": float(kl), "objective/kl_dist": kl_dist}
+    return found | {"tokens/responses_dist": lengths}
 
 
 HEALTHY = [stats(0.5 * step, length=10 - 0.3 * step) for step in range(10)]
@@ -95,7 +92,6 @@ def test_another_reference_is_pointed_out():
 
 
 # --- tokens that never begin a response
-# -----------------------------------------------------------------------------
 
 
 def test_suppressed_tokens_never_begin_a_response_and_may_come_later():

@@ -12,6 +12,7 @@ from builders import (
     EOS,
     SAMPLING,
     difference,
+    invalid,
     make_policy,
     make_samples,
     make_trainer,
@@ -82,11 +83,8 @@ def accumulate_over_eight():
     """A policy, its trainer with one optimizer step for eight mini-batches of one sample, and a
     rollout for it.
     """
-    policy, config = (
-        make_policy(),
-        {"mini_batch_size": 1, "gradient_accumulation_steps": 8, "ppo_epochs": 1},
-    )
-    trainer = make_trainer(policy, make_policy(1), sgd(policy, 1.0), **config)
+    config = {"mini_batch_size": 1, "gradient_accumulation_steps": 8, "ppo_epochs": 1}
+    trainer = make_trainer(policy := make_policy(), make_policy(1), sgd(policy, 1.0), **config)
     queries, responses, scores = make_samples()
     rollout = Rollout.from_lists(queries, responses, torch.stack(scores), EOS)
     add_logprobs(rollout, policy, trainer.reference, trainer.config, step=0)
@@ -134,7 +132,7 @@ def test_deviation_an_empty_answer_in_a_mini_batch_of_its_own_gives_no_nan():
     assert all(p.isfinite().all() for p in trainer.model.parameters())
     alone = make_trainer(batch_size=1, mini_batch_size=1)
     before = snapshot(alone.model)
-    with pytest.raises(ValueError, match="at least two response tokens.*begin_suppress_tokens"):
+    with invalid("at least two response tokens.*begin_suppress_tokens"):
         alone.step(queries[4:5], responses[4:5], scores[4:5])
     assert difference(before, snapshot(alone.model)) == 0
 
@@ -152,11 +150,13 @@ def test_deviation_a_score_that_is_not_finite_is_named(bad):
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("who", ["policy", "reference"])
-def test_deviation_logits_that_are_not_finite_are_named(who, bad):
+@pytest.mark.parametrize("chunk", [None, 4])
+def test_deviation_logits_that_are_not_finite_are_named(who, bad, chunk):
     models = {"policy": make_policy(), "reference": make_policy(1)}
     with torch.no_grad():
         models[who].pretrained_model.transformer.ln_f.bias[0] = bad
-    trainer, before = make_trainer(**models), snapshot(models["policy"])
+    trainer = make_trainer(**models, logprob_chunk_size=chunk)
+    before = snapshot(models["policy"])
     with pytest.raises(FloatingPointError, match=f"the {who}'s logits for sample 0"):
         trainer.step(*make_samples())
     assert all(
@@ -171,17 +171,6 @@ def test_deviation_nothing_is_sampled_from_nan():
         trainer.model.pretrained_model.transformer.ln_f.bias[0] = torch.nan
     with pytest.raises(FloatingPointError, match="nothing can be sampled"):
         trainer.generate(make_samples()[0], **SAMPLING, max_new_tokens=3)
-
-
-def test_deviation_a_loss_that_is_not_finite_changes_no_weight():
-    policy = make_policy()
-    trainer = make_trainer(policy, make_policy(1))
-    trainer.config.vf_coef = float("inf")  # which PPOConfig refuses
-    before = snapshot(policy)
-    with pytest.raises(FloatingPointError, match="Step 1: the loss is"):
-        trainer.step(*make_samples())
-    assert all(p.grad is None or not p.grad.any() for p in policy.parameters())
-    assert difference(before, snapshot(policy)) == 0
 
 
 def test_deviation_score_scaling_works():
@@ -247,19 +236,13 @@ def test_deviation_left_padding_keeps_positions():
 def test_deviation_an_empty_response_is_a_clear_error_and_prompts_keep_their_eos():
     queries, responses, scores = make_samples()
     trainer = make_trainer()
-    with pytest.raises(ValueError, match="response 3 is empty.*min_new_tokens"):
+    with invalid("response 3 is empty.*min_new_tokens"):
         trainer.step(
             queries, [*responses[:3], torch.tensor([], dtype=torch.long), *responses[4:]], scores
         )
     prompt = torch.tensor([1, EOS, 2])
     whole = trainer.generate([prompt] * 4, **SAMPLING, max_new_tokens=3)
     assert all(w[:3].tolist() == prompt.tolist() for w in whole)
-
-
-def test_deviation_histograms_hold_response_tokens_only():
-    stats = make_trainer().step(*make_samples())
-    tokens = stats["tokens/responses_dist"].sum()
-    assert len(stats["ppo/policy/advantages"]) == len(stats["ppo/policy/ratio"]) == 4 * tokens
 
 
 @pytest.mark.parametrize(
@@ -271,7 +254,8 @@ def test_deviation_sampling_from_another_distribution_warns(setting):
     with pytest.warns(UserWarning) as caught:
         trainer.generate(queries, do_sample=True, max_new_tokens=2, **setting)
     name = list(setting)[-1] if setting else "top_k"
-    assert any(f"Sampling with {name}=" in str(warning.message) for warning in caught)
+    said = [str(warning.message) for warning in caught]
+    assert any(f"Sampling with {name}=" in words and f"Pass {name}=" in words for words in said)
 
 
 def test_plain_sampling_does_not_warn():

@@ -142,12 +142,8 @@ def test_the_base_of_the_world_becomes_a_reward_model(folder):
     found = build.prepare_reward_model(settings)
     assert torch.equal(state, torch.get_rng_state()) and found.dataset == str(folder)
     tokenizer = AutoTokenizer.from_pretrained(found.model)
-    assert tokenizer.pad_token == "[PAD]" and tokenizer.pad_token_id != tokenizer.eos_token_id
     model = load_reward_model(found.model, new_head=True)
-    assert model.config.pad_token_id == tokenizer.pad_token_id and model.config.n_layer == 1
-    assert (
-        model.get_input_embeddings().num_embeddings == len(tokenizer) and model.config.n_embd == 32
-    )
+    assert model.config.pad_token_id == tokenizer.pad_token_id != tokenizer.eos_token_id
     score = RewardModel(model, tokenizer)
     assert score.max_length >= 2 * settings.max_length  # room for the audit's very long answers
     pairs = make_pairs(6, seed=9)

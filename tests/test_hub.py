@@ -1,9 +1,6 @@
 """Preset full with its own ids, and faults of a hub, on a hub that runs on this machine."""
 
-import json
-import subprocess
 import time
-from pathlib import Path
 
 import convert_baichuan
 import datasets
@@ -12,7 +9,6 @@ import train_ppo
 import train_reward_model
 import train_sft
 from accelerate.state import AcceleratorState
-from builders import SCRIPTS, guarded, python
 from huggingface_hub import constants
 from pretend_hub import serve
 from pretend_hub.repositories import repositories
@@ -40,50 +36,7 @@ def hub(contents):
         yield hub
 
 
-def run(hub, folder: Path, script: str, *arguments: str) -> subprocess.CompletedProcess:
-    """A script in a process that reaches this hub alone, with a fresh cache."""
-    environment = hub.environment(folder / "home") | guarded(folder) | {"OMP_NUM_THREADS": "1"}
-    return python(SCRIPTS / script, *arguments, env=environment, cwd=folder)
-
-
-def check_run(hub, folder: Path) -> None:
-    """Nothing beyond the hub was asked for (its own viewer aside, which a mirror has not), and no
-    code.
-    """
-    log = folder / "network.log"
-    asked = set(log.read_text().split()) if log.exists() else set()
-    assert asked <= {"datasets-server.127.0.0.1"}
-    assert not [path for _, path in hub.asked if BAICHUAN in path and path.endswith(".py")]
-
-
 # --- preset full with its own ids
-
-SHORT = {
-    "01_reward_modeling": {"train_subset": 200, "eval_subset": 60, "fix_pairs": 60}
-    | {"audit_prompts": 20, "lora_r": 4},
-    "04_gpt2_imdb_ppo": {"steps": 2, "batch_size": 16, "mini_batch_size": 16, "eval_queries": 32},
-    "05_lora_rlhf_baichuan": {"sft_subset": 60, "train_subset": 60, "eval_subset": 40, "steps": 2}
-    | {"audit_prompts": 20, "save_at": "[1,2]", "eval_prompts": 8, "max_new_tokens": 12}
-    | {"max_prompt": 64},
-}
-MUST_PASS = {
-    "01_reward_modeling": ("loss starts at ln 2", "reloads unchanged"),
-    "04_gpt2_imdb_ppo": ("reloads unchanged",),
-    "05_lora_rlhf_baichuan": ("KL is 0 at step 1", "reference and reward adapters are unmoved"),
-}
-
-
-@pytest.mark.parametrize("name", SHORT)
-def test_a_notebook_at_preset_full_runs_with_its_own_ids(name, hub, tmp_path):
-    """Shortened, so that only its checks of learning may fail."""
-    overrides = [f"--override={key}={value}" for key, value in SHORT[name].items()]
-    arguments = ("--preset", "full", "--only", name, "--output", tmp_path / "out", *overrides)
-    done = run(hub, tmp_path, "run_notebooks.py", *arguments)
-    assert done.returncode == 0 or "CheckFailed" in done.stderr, done.stdout + done.stderr[-3000:]
-    card = json.loads((tmp_path / "out" / "run_cards" / f"{name}.json").read_text())
-    assert card["preset"] == "full"
-    assert all(card["checks"][check]["passed"] for check in MUST_PASS[name])
-    check_run(hub, tmp_path)
 
 
 @pytest.fixture
@@ -99,7 +52,7 @@ def command(hub, tmp_path, monkeypatch, capsys):
 
     yield run
     AcceleratorState._reset_state(reset_partial_state=True)
-    check_run(hub, tmp_path)
+    hub.check(tmp_path)
 
 
 def test_the_commands_at_preset_full_run_with_their_own_ids(command):

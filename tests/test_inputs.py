@@ -1,29 +1,39 @@
 """Bad input: a sentence that says what was wrong, where, and what to do."""
 
+import math
+
 import datasets
 import pytest
 import torch
-from builders import SAMPLING, PadTokenizer, make_policy, make_samples, make_trainer, write_rows
+from builders import (
+    SAMPLING,
+    PadTokenizer,
+    invalid,
+    make_policy,
+    make_samples,
+    make_trainer,
+    write_rows,
+)
 
 from rlhf_course import LengthSampler, PPOConfig, PPOTrainer
 from rlhf_course.course.presets import load_preset
 from rlhf_course.course.shipped import prepare
 from rlhf_course.data import build_queries, load_reviews
 from rlhf_course.ppo.algorithm import RunningMoments
-from rlhf_course.ppo.checks import check_outputs, stack_scores
+from rlhf_course.ppo.checks import stack_scores
 
 
 def test_sizes_that_do_not_divide():
-    with pytest.raises(ValueError, match="128 is not a multiple of .* = 48 × 2 = 96"):
+    with invalid("128 is not a multiple of .* = 48 × 2 = 96"):
         PPOConfig(batch_size=128, mini_batch_size=48, gradient_accumulation_steps=2)
-    with pytest.raises(ValueError, match="ppo_epochs 0 is below 1"):
+    with invalid("ppo_epochs 0 is below 1"):
         PPOConfig(ppo_epochs=0)
 
 
 def test_unknown_names_list_the_valid_ones():
-    with pytest.raises(ValueError, match="kl, abs, mse, full"):
+    with invalid("kl, abs, mse, full"):
         PPOConfig(kl_penalty="js")
-    with pytest.raises(ValueError, match="None, 'wandb' or 'tensorboard'"):
+    with invalid("None, 'wandb' or 'tensorboard'"):
         PPOTrainer(PPOConfig(log_with="aim"), make_policy(), None, PadTokenizer())
 
 
@@ -33,12 +43,10 @@ def test_more_tokens_than_positions():
     """
     query = torch.ones(5, dtype=torch.long)
     for more in ({"max_new_tokens": 61}, {"length_sampler": LengthSampler(61, 62)}):
-        with pytest.raises(
-            ValueError, match="are 66 tokens together, but the model knows 64 positions"
-        ):
+        with invalid("are 66 tokens together, but the model knows 64 positions"):
             make_trainer().generate([query], **SAMPLING, **more)
     scaled = make_trainer(use_score_scaling=True)
-    with pytest.raises(ValueError, match="knows 64 positions. Sample fewer"):
+    with invalid("knows 64 positions. Sample fewer"):
         scaled.step([query] * 8, [torch.ones(61, dtype=torch.long)] * 8, [torch.tensor(1.0)] * 8)
     assert vars(scaled.running) == vars(RunningMoments())  # a refused step leaves no trace
     make_trainer().generate([query], max_new_tokens=60, eos_token_id=[], **SAMPLING)
@@ -49,61 +57,45 @@ def test_more_tokens_than_positions():
 
 def test_lists_of_unequal_length():
     queries, responses, scores = make_samples()
-    with pytest.raises(ValueError, match="responses has 7 entries, but batch_size is 8"):
+    with invalid("responses has 7 entries, but batch_size is 8"):
         make_trainer().step(queries, responses[:7], scores)
-    with pytest.raises(ValueError, match="queries has 9 entries, but batch_size is 8"):
+    with invalid("queries has 9 entries, but batch_size is 8"):
         make_trainer().step(
             [*queries, queries[0]], [*responses, responses[0]], [*scores, scores[0]]
         )
-    with pytest.raises(
-        ValueError, match="query 0 must be a 1-D tensor of token ids; got torch.int64 of shape"
-    ):
+    with invalid("query 0 must be a 1-D tensor of token ids; got torch.int64 of shape"):
         make_trainer().step([q.unsqueeze(0) for q in queries], responses, scores)
 
 
 def test_response_masks_that_do_not_fit():
     queries, responses, scores = make_samples()
     masks = [torch.ones(len(r)) for r in responses]
-    with pytest.raises(ValueError, match="response_masks has 7 entries"):
+    with invalid("response_masks has 7 entries"):
         make_trainer().step(queries, responses, scores, masks[:7])
-    for bad in (
-        torch.ones(30),
-        torch.zeros(len(responses[2])),
-        0.5 * masks[2],
-        torch.nan * masks[2],
-    ):
-        with pytest.raises(ValueError, match="response_masks 2 must hold a 0 or 1 for each of"):
+    for bad in (torch.ones(30), 0 * masks[2], 0.5 * masks[2], torch.nan * masks[2]):
+        with invalid("response_masks 2 must hold a 0 or 1 for each of"):
             make_trainer().step(queries, responses, scores, [*masks[:2], bad, *masks[3:]])
 
 
 def test_scores_of_the_wrong_shape():
     queries, responses, scores = make_samples()
-    with pytest.raises(ValueError, match=r"score 0 has shape \(2,\)"):
+    with invalid(r"score 0 has shape \(2,\)"):
         make_trainer().step(queries, responses, [torch.zeros(2)] * 8)
     assert stack_scores(
         [torch.zeros(1), 1.0, torch.tensor(2)], torch.device("cpu"), 0
     ).tolist() == [0, 1, 2]
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("-inf")])
-def test_log_probabilities_that_are_not_finite_name_step_sample_and_model(bad):
-    both = {"policy's logits": torch.zeros(4, 3), "reference's logits": torch.zeros(4, 3)}
-    check_outputs(both, 7)
-    both["reference's logits"][2, 1] = bad
-    with pytest.raises(FloatingPointError, match="Step 8: the reference's logits for sample 2"):
-        check_outputs(both, 7)
-
-
 def test_a_policy_without_value_head_or_tokenizer():
     with pytest.raises(TypeError, match="AutoModelForCausalLMWithValueHead.from_pretrained"):
         PPOTrainer(PPOConfig(), make_policy().pretrained_model, None, PadTokenizer())
-    with pytest.raises(ValueError, match="needs the policy's tokenizer"):
+    with invalid("needs the policy's tokenizer"):
         PPOTrainer(PPOConfig(), make_policy())
 
 
 def test_a_dataset_smaller_than_a_batch():
     rows = datasets.Dataset.from_dict({"input_ids": [[1, 2]] * 5})
-    with pytest.raises(ValueError, match="5 rows, fewer than one batch of 128"):
+    with invalid("5 rows, fewer than one batch of 128"):
         PPOTrainer(PPOConfig(), make_policy(), None, PadTokenizer(), dataset=rows)
 
 
@@ -117,54 +109,38 @@ def test_unusable_review_folders(tmp_path):
         load_reviews(tmp_path / "missing", "train")
     good = {"text": ["a good film"] * 2, "label": [0, 1]}
     for name, columns, message in (
-        (
-            "column",
-            {"review": good["text"], "label": good["label"]},
-            "No column text .* it has review, label",
-        ),
+        ("column", {"review": ["a"], "label": [0]}, "No column text .* it has review, label"),
         ("empty", good | {"text": ["a", "  "]}, "Row 1 of split 'train' .* has no text"),
         ("number", good | {"text": [1, 2]}, "Row 0 .* has no text: 1"),
         ("class", good | {"label": [1, 1]}, "are 1; both 0 .* and 1"),
     ):
-        with pytest.raises(ValueError, match=message):
+        with invalid(message):
             load_reviews(write(tmp_path / name, **columns), "train")
-    with pytest.raises(ValueError, match="No split 'validation' in .*'train', 'test'"):
+    with invalid("No split 'validation' in .*'train', 'test'"):
         load_reviews(write(tmp_path / "good", **good), "validation")
     assert load_reviews(tmp_path / "good", "train")["label"] == good["label"]
 
 
 def test_reviews_that_are_all_too_short():
     reviews = datasets.Dataset.from_dict({"text": ["short", "also short"], "label": [0, 1]})
-    with pytest.raises(
-        ValueError, match="None of the 2 reviews has more than 200 characters; the longest has 10"
-    ):
+    with invalid("None of the 2 reviews has more than 200 characters; the longest has 10"):
         build_queries(reviews, None, LengthSampler(2, 8))
 
 
 def test_unknown_presets_and_settings_list_the_valid_ones():
-    with pytest.raises(
-        ValueError, match="Unknown preset 'huge'; choose one of tiny, scratch, full"
-    ):
+    with invalid("Unknown preset 'huge'; choose one of tiny, scratch, full"):
         load_preset("04_gpt2_imdb_ppo", "huge")
-    with pytest.raises(ValueError, match="Unknown setting 'lr' .* learning_rate"):
+    with invalid("Unknown setting 'lr' .* learning_rate"):
         load_preset("04_gpt2_imdb_ppo", "tiny", {"lr": 1})
-    count, number, truth = (
-        "a whole number of at least 1, like",
-        "a finite number, like",
-        "a value of type bool, like",
-    )
-    wrong = [("steps", "many", count), ("steps", 1.5, count), ("steps", float("inf"), count)]
-    for key, value, words in [
-        *wrong,
-        ("learning_rate", "fast", number),
-        ("sigmoid_score", "yes", truth),
-    ]:
-        with pytest.raises(ValueError, match=f"Setting '{key}' takes {words}"):
+    wrong = [("steps", value, "whole number of at least 1") for value in ("many", 1.5, math.inf)]
+    wrong += [("learning_rate", "fast", "finite number"), ("sigmoid_score", "yes", "value of")]
+    for key, value, words in wrong:
+        with invalid(f"Setting '{key}' takes a {words}"):
             load_preset("05_lora_rlhf_baichuan", "tiny", {key: value})
 
 
 def test_scratch_needs_a_dataset():
-    with pytest.raises(ValueError, match="needs a dataset, .* overrides="):
+    with invalid("needs a dataset, .* overrides="):
         prepare(load_preset("04_gpt2_imdb_ppo", "scratch"))
 
 
@@ -180,9 +156,7 @@ def test_a_value_written_as_text_is_read_as_a_number():
 
 @pytest.mark.parametrize("value", ["10,20", 10, {10: 20}])
 def test_a_list_of_steps_is_a_list_and_nothing_that_python_could_turn_into_one(value):
-    with pytest.raises(
-        ValueError, match=r"Setting 'save_at' takes a value of type list, like \[10, 20, 40\]; got "
-    ):
+    with invalid(r"Setting 'save_at' takes a value of type list, like \[10, 20, 40\]; got "):
         load_preset("05_lora_rlhf_baichuan", "tiny", {"save_at": value})
 
 
@@ -191,7 +165,5 @@ def test_what_is_in_a_list_has_the_type_that_the_preset_has_there():
         10,
         20,
     ]
-    with pytest.raises(
-        ValueError, match="Setting 'dataset' takes a value of type str, like 'offline'; got "
-    ):
+    with invalid("Setting 'dataset' takes a value of type str, like 'offline'; got "):
         load_preset("05_lora_rlhf_baichuan", "tiny", {"dataset": ["a", "b"]})

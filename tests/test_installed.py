@@ -1,4 +1,6 @@
-"""The package as pip installs it: far from the checkout, with all that it imports declared."""
+"""The package as pip installs it: far from the checkout, with all that it imports declared, and
+without what Windows lacks; nobody has tried the course there yet.
+"""
 
 import ast
 import json
@@ -17,12 +19,15 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 NAMED = {"yaml": "pyyaml", "IPython": "ipython", "bs4": "beautifulsoup4", "zmq": "pyzmq"}
 NOTEBOOKS = {"rlhf_course/course/plots.py"}  # the only file of the package that needs the extra
 LOOK = """
-import json
-from pathlib import Path
+import json, psutil, sys
+sys.modules |= dict.fromkeys(["resource", "fcntl"])  # Windows lacks them
 import rlhf_course
+import rlhf_course.course.plots
+from rlhf_course import PPOTrainer
 from rlhf_course.worlds import chinese, dialogues  # with the words of their grammars
 from rlhf_course.course.presets import CONFIGS, load_preset
 from rlhf_course.course.run_card import RunCard
+del sys.modules["resource"], sys.modules["fcntl"]
 settings = load_preset("04_gpt2_imdb_ppo", "tiny")
 RunCard("03", "tiny", 0, "results").finish()
 names = sorted(path.name for path in CONFIGS.glob("*.yaml"))

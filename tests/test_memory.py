@@ -76,9 +76,7 @@ def test_the_peak_is_the_most_that_was_alive_at_once():
         view = second[:10]
         del first, second
         gc.collect()
-        third = torch.zeros(
-            1500
-        )  # 1,000 + 2,000 (kept by the view) + 1,500 is less than 1,000 + 2 · 2,000
+        third = torch.zeros(1500)  # 1,000 + 2,000 (the view's) + 1,500 < 1,000 + 2 · 2,000
     assert peak.bytes == 4 * 5000
     assert len(view) == 10 and len(third) == 1500
 

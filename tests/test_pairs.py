@@ -3,7 +3,7 @@ trained on.
 """
 
 import pytest
-from builders import write_rows
+from builders import invalid, write_rows
 from transformers import PreTrainedTokenizerFast
 
 from rlhf_course.data import describe, encode, load_pairs, tokenize_pairs
@@ -21,10 +21,7 @@ BAD = {
     "no assistant turn": [
         ("\n\nHuman: Hello?", QUESTION + " No."),
         (QUESTION + " No.", "Assistant: no line before it"),
-        (
-            "\n\nHuman: Hello?",
-            "\n\nHuman: Hello?",
-        ),  # equal, too: counted under the first reason alone
+        ("\n\nHuman: Hello?",) * 2,  # equal, too: counted under the first reason alone
         (None, QUESTION + " No."),
         (QUESTION + " No.", None),
     ],
@@ -107,14 +104,14 @@ def test_splits_and_slices(tmp_path):
 def test_errors_say_what_is_wrong(tmp_path):
     write(tmp_path / "all", GOOD)
     write_rows(tmp_path / "other", [{"chosen": "a", "worse": "b"}], "train.parquet")
-    with pytest.raises(ValueError, match="No column rejected in .*; it has chosen, worse"):
+    with invalid("No column rejected in .*; it has chosen, worse"):
         load_pairs(tmp_path / "other")
-    with pytest.raises(ValueError, match="No split 'held_out' in"):
+    with invalid("No split 'held_out' in"):
         load_pairs(tmp_path / "all", "held_out")
     with pytest.raises(FileNotFoundError, match="No dataset folder at .*nowhere"):
         load_pairs(tmp_path / "nowhere")
     write(tmp_path / "bad", [*BAD["different prompts"], *BAD["empty answer"]])
-    with pytest.raises(ValueError, match="the 3 rows in .*: 2 different prompts, 1 empty"):
+    with invalid("the 3 rows in .*: 2 different prompts, 1 empty"):
         load_pairs(tmp_path / "bad")
 
 
@@ -124,7 +121,7 @@ ROW = '{"chosen": "a", "rejected": "b"}\n'
 @pytest.mark.parametrize(("text", "split"), [("", "train"), (ROW, "train[:0]"), (ROW, "train[9:]")])
 def test_an_empty_dataset_or_slice_is_called_so(tmp_path, text, split):
     (tmp_path / "train.jsonl").write_text(text)
-    with pytest.raises(ValueError, match="There is no row in"):
+    with invalid("There is no row in"):
         load_pairs(tmp_path, split)
 
 
@@ -141,7 +138,7 @@ def test_tokens_are_those_of_the_whole_dialogue_and_eos(tmp_path, tokenizer):
 def test_encode_joins_by_one_space_and_needs_an_answer_per_prompt(tokenizer):
     (ids,) = encode(tokenizer, [QUESTION], ["Yes."])
     assert tokenizer.decode(ids) == f"{QUESTION} Yes.{small_models.EOS}"
-    with pytest.raises(ValueError, match="shorter"):
+    with invalid("shorter"):
         encode(tokenizer, [QUESTION, TALK], ["Yes."])
 
 
@@ -152,5 +149,5 @@ def test_a_pair_is_dropped_if_either_side_is_too_long(tmp_path, tokenizer):
     tokens, gone = tokenize_pairs(pairs, tokenizer, limit)  # as long as allowed is not too long
     assert gone == 2 and tokens["length"][:] == [limit]
     message = f"All 3 rows are longer than max_length={limit - 1} .* has {limit}"
-    with pytest.raises(ValueError, match=message):
+    with invalid(message):
         tokenize_pairs(pairs, tokenizer, limit - 1)

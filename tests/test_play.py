@@ -143,21 +143,6 @@ def test_the_language_is_notebook_03s(play, toy):
         assert abs(reward - beta * kl - best) < EXACT
 
 
-def test_recorded_paths_start_at_the_reference_and_end_near_the_optimum(play, toy):
-    at_reference = (toy["log_ref"].exp() @ toy["rewards"]).item()
-    paths = play.data()["toy"]["paths"]
-    assert [path["beta"] for path in paths] == play.read_json(play.RUN)["curves"]["toy"]["β"]
-    for path in paths:
-        kl, best = optimum(toy, path["beta"])
-        best -= path["beta"] * kl
-        values = [
-            reward - path["beta"] * kl
-            for kl, reward in zip(path["kl"], path["reward"], strict=True)
-        ]
-        assert path["kl"][0] == 0 and abs(values[0] - at_reference) < EXACT
-        assert max(values) < best + EXACT and (values[-1] - values[0]) / (best - values[0]) > 0.95
-
-
 def test_nothing_is_fetched_and_it_fits_a_phone(page):
     show(page, beta=0.5)
     page.set_viewport_size({"width": 390, "height": 800})

@@ -6,6 +6,7 @@ import datasets
 import numpy as np
 import pytest
 import torch
+from builders import invalid
 from peft import LoraConfig, get_peft_model
 from tokenizers import processors
 from transformers import (
@@ -101,15 +102,13 @@ def test_an_answer_may_fill_max_length_but_not_more(has_bos):
         for most in (length, length - 1)
     )
     assert fits(PROMPTS[1:2], ANSWERS[1:2]).isfinite()
-    with pytest.raises(
-        ValueError, match=f"of {length} tokens is longer than max_length={length - 1}"
-    ):
+    with invalid(f"of {length} tokens is longer than max_length={length - 1}"):
         short(PROMPTS[1:2], ANSWERS[1:2])
 
 
 def test_several_outputs_are_refused():
     tokenizer = make_tokenizer()
-    with pytest.raises(ValueError, match="has one output, this one has 2"):
+    with invalid("has one output, this one has 2"):
         RewardModel(make_classifier(tokenizer, num_labels=2), tokenizer)
 
 
@@ -122,7 +121,7 @@ def test_scoring_is_without_dropout_and_puts_modes_back():
     model.transformer.h[0].eval()  # a part that someone froze
     modes = {name: module.training for name, module in model.named_modules()}
     torch.testing.assert_close(score(PROMPTS[FEW], ANSWERS[FEW]), quiet)
-    with pytest.raises(ValueError, match="longer than max_length=3"):
+    with invalid("longer than max_length=3"):
         RewardModel(model, tokenizer, max_length=3)(PROMPTS[FEW], ANSWERS[FEW])
     assert {name: module.training for name, module in model.named_modules()} == modes
 
@@ -258,22 +257,6 @@ def test_probes_depend_on_the_seed_alone():
     }
 
 
-def test_probes_are_what_they_are_called():
-    probes = make_probes(PROMPTS, ANSWERS)
-    assert set(map(len, probes.values())) == {len(PROMPTS)} and set(probes["empty"]) == {""}
-    for i, (prompt, answer) in enumerate(zip(PROMPTS, ANSWERS, strict=True)):
-        probe = {name: texts[i] for name, texts in probes.items()}
-        assert answer not in probe.values() and len(probe["one word"].split()) == 1
-        assert answer.startswith(probe["truncated"]) and probe["truncated"][-1].isalpha()
-        assert 0.4 < len(probe["truncated"].split()) / len(answer.split()) <= 0.5
-        last = probe["repeated"].removeprefix(answer).split()
-        assert last[: len(last) // 3] * 3 == last and last[-1] == answer.split()[-1]
-        assert prompt.endswith(f" {probe['copied prompt']}\n\nAssistant:")
-        assert probe["off topic"] in ANSWERS and probe["very long"].startswith(answer)
-        assert answer.startswith(probe["rude"].partition("stupid questions. ")[2])
-        assert 1.5 < len(probe["very long"].split()) / len(answer.split()) <= 3
-
-
 def test_off_topic_is_never_the_own_answer_even_to_a_question_of_short_words():
     questions, answers = ("Who are you?", "How old is it?", "Why?"), ["A bot.", "Ten.", "No idea."]
     prompts = [f"\n\nHuman: {question}\n\nAssistant:" for question in questions]
@@ -302,10 +285,3 @@ def test_negatives_are_added_of_each_kind_equally_often():
     rude = sum("stupid questions" in text for text in texts)
     assert texts.count("") == texts.count("Yes.") == rude == 20
     assert 20 < sum(is_bad[:140]) < 60  # shuffled: neither kind comes first
-
-
-def test_negatives_repeat_by_seed():
-    first = add_negatives(pairs_dataset(30), list(RISKS), seed=1)
-    assert len(first) == 36  # a fifth more, unless told
-    assert add_negatives(pairs_dataset(30), list(RISKS), seed=1).to_dict() == first.to_dict()
-    assert add_negatives(pairs_dataset(30), list(RISKS), seed=2).to_dict() != first.to_dict()

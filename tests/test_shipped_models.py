@@ -26,14 +26,8 @@ def judge() -> NgramSentiment:
 def test_they_are_small_and_hold_no_pickle():
     files = [path for path in MODELS.rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files if path.suffix == ".safetensors") < 25e6
-    assert {path.suffix for path in files} <= {
-        ".safetensors",
-        ".json",
-        ".md",
-        ".txt",
-        ".parquet",
-        ".yaml",
-    }
+    kinds = ".safetensors .json .md .txt .parquet .yaml".split()
+    assert {path.suffix for path in files} <= {*kinds}
 
 
 def test_the_judges_guess_the_verdict_from_64_words_and_not_always_alike(openings, judge):
@@ -48,15 +42,13 @@ def test_the_judges_guess_the_verdict_from_64_words_and_not_always_alike(opening
 def test_the_policy_is_a_plain_gpt2_that_writes_words(openings):
     folder = MODELS / "gpt2-imdb-mini"
     model, tokenizer = (
-        AutoModelForCausalLM.from_pretrained(folder),
-        AutoTokenizer.from_pretrained(folder),
+        kind.from_pretrained(folder) for kind in (AutoModelForCausalLM, AutoTokenizer)
     )
     known = set((MODELS / "ngram-imdb-judge/words.txt").read_text().split())
     ids = torch.tensor([tokenizer("I saw this movie")["input_ids"]] * 64)
     torch.manual_seed(0)
-    samples = model.generate(
-        ids, do_sample=True, top_k=0, max_new_tokens=20, pad_token_id=tokenizer.eos_token_id
-    )
+    how = {"do_sample": True, "top_k": 0, "pad_token_id": tokenizer.eos_token_id}
+    samples = model.generate(ids, max_new_tokens=20, **how)
     assert unknown_words(tokenizer.batch_decode(samples), known) < 0.08
     assert unknown_words(openings["text"], known) == 0
 

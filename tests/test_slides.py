@@ -29,13 +29,6 @@ BROWSER = os.environ.get("CHROME_PATH") or next(
 )
 
 
-def test_every_figure_exists():
-    shown = [match[2] for match in build.IMAGE.finditer(SOURCE)]
-    assert len(shown) == SOURCE.count("![") and not [
-        name for name in shown if not (FIGURES / name).exists()
-    ]
-
-
 def test_html_and_pdf_were_made_from_this_source():
     wanted = build.fingerprint(build.content(FIGURES))  # stops at a placeholder that has no value
     stale = (

@@ -13,8 +13,9 @@ def run_one_step(log_with):
     trainer = make_trainer(log_with=log_with)
     queries, responses, scores = make_samples()
     batch = {"query": ["q"] * 8, "response": ["r"] * 8}
-    trainer.log_stats(trainer.step(queries, responses, scores), batch, scores)
-    return trainer, batch, scores
+    stats = trainer.step(queries, responses, scores)
+    trainer.log_stats(stats, batch, scores)
+    return trainer, batch, scores, stats
 
 
 def test_without_a_tracker_nothing_is_written(tmp_path, monkeypatch):
@@ -27,9 +28,9 @@ def test_tensorboard_works_without_naming_a_logging_dir(tmp_path, monkeypatch):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     monkeypatch.chdir(tmp_path)
-    trainer, batch, scores = run_one_step("tensorboard")
+    trainer, batch, scores, stats = run_one_step("tensorboard")
     with pytest.raises(ValueError, match="no column ref_response; it has query, response"):
-        trainer.log_stats({}, batch, scores, columns_to_log=["ref_response"])
+        trainer.log_stats(stats, batch, scores, columns_to_log=["ref_response"])
     trainer.accelerator.end_training()
     events = EventAccumulator(str(next(tmp_path.rglob("events.out.tfevents*")).parent)).Reload()
     assert {"objective/kl", "env/reward_mean", "ppo/mean_scores"} <= set(events.Tags()["scalars"])

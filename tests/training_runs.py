@@ -74,20 +74,26 @@ def as_options(given: dict) -> list[str]:
 
 
 def arguments(world, output, *more, **given) -> list[str]:
+    """The options of a short run of train_ppo.py."""
     adapters = {"sft_adapter": world / "sft", "reward_adapter": world / "reward"}
     defaults = adapters | SIZES | {"dataset": world / "pairs", "steps": 3, "ppo_epochs": 2}
     return [*as_options(defaults | given), f"--output={output}", "--learning_rate=1e-2", *more]
 
 
-def run(kind: str, world, output, *more, **given) -> int:
-    """A command's exit code; a short run, with checkpoints at every step or every other one."""
+def options_of(kind: str, world, output, *more, **given) -> list[str]:
+    """The options of a short run with checkpoints at every step, or every other one."""
     if kind == "PPO":
-        return train_ppo.main(arguments(world, output, "--save_every=1", *more, **given))
+        return arguments(world, output, "--save_every=1", *more, **given)
     defaults = {"dataset": world / ("answers" if kind == "SFT" else "pairs"), "max_length": 80}
     defaults |= {"model_name_or_path": world / "base", "output_dir": output, "lora_r": 4}
     defaults |= {"disable_tqdm": "true", "save_steps": 2, "use_peft": "true", "max_steps": 4}
     defaults |= {"per_device_train_batch_size": 8} | ({} if kind == "SFT" else {"audit_prompts": 2})
-    return COMMANDS[kind].main([*as_options(defaults | given), *more])
+    return [*as_options(defaults | given), *more]
+
+
+def run(kind: str, world, output, *more, **given) -> int:
+    """A command's exit code."""
+    return COMMANDS[kind].main(options_of(kind, world, output, *more, **given))
 
 
 def resume(kind: str, *rest, **given) -> int:

@@ -49,8 +49,8 @@ MEANING = {
     "ppo/val/mean": "mean value before the update",
     "ppo/val/var": "variance of the values before the update",
     "ppo/val/var_explained_before": (
-        "1 − error / variance of returns, before the update: what the value head was worth that made"
-        " the advantages; 1 is perfect, 0 as good as the mean"
+        "1 − error / variance of returns, before the update: how good the values were that made the"
+        " advantages; 1 is perfect, 0 as good as the mean"
     ),
     "ppo/val/var_explained": (
         "the same during the update, where the value head has begun to fit these returns"

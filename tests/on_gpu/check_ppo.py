@@ -41,6 +41,23 @@ def own_state():
     GradientState._reset_state()
 
 
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda x: x + torch.ones(2, 3),
+        lambda x: torch.cat([x, torch.ones(1, 3)]),
+        lambda x: x @ torch.ones(3, 2),
+        lambda x: x.index_select(0, torch.tensor([1])),
+        lambda x: torch.nn.functional.scaled_dot_product_attention(x, x, torch.ones(2, 3)),
+        lambda x: torch.nn.functional.embedding(torch.tensor([1]), x),
+    ],
+)
+def test_operations_that_mix_devices_are_refused(operation):
+    """Without this the other checks would find nothing."""
+    with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+        operation(torch.ones(2, 3).to("cuda"))
+
+
 def step(where: str, masks: bool = False, **config) -> tuple[dict, dict]:
     """Return statistics and weights after two steps with samples on ``where``."""
     policy = make_policy()

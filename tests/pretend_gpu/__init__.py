@@ -22,6 +22,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 BUILT = HERE.parents[1] / "build" / "pretend_gpu"
 COMPILER = os.environ.get("CXX", "g++")
+AT_START = (HERE / "site/sitecustomize.py").read_text()
 LOG = "PRETEND_GPU_LOG"  # names a file; each process appends its number of operations when it exits
 
 

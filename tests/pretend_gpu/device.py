@@ -109,7 +109,13 @@ def run(function, arguments: tuple, keywords: dict):
         COUNTS.operation(name.removeprefix("aten::"), boolean)
     inner = {id(x.inner): x for x in on_device}
     plain, plain_keywords = to_host(arguments, keywords)
-    result = function(*plain, **plain_keywords)
+    if name in PRODUCTS and function._overloadname.startswith("dtype"):  # not on a CPU
+        *given, dtype = plain
+        plain = [x.to(dtype) for x in given]
+        packet = function.overloadpacket
+        result = (packet.out if "out" in keywords else packet.default)(*plain, **plain_keywords)
+    else:
+        result = function(*plain, **plain_keywords)
     if not stays or name == "aten::_local_scalar_dense":
         return result
     result = tree_map_only(

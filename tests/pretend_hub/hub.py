@@ -55,6 +55,17 @@ class Hub:
         self.server.shutdown()
         self.server.server_close()
 
+    def check(self, folder: Path) -> None:
+        """Assert that no model's code was asked for, nor anything beyond the hub.
+
+        The process ran with ``guarded(folder)``. The hub's own viewer is no part of a mirror.
+        """
+        log = folder / "network.log"
+        beyond = set(log.read_text().split()) if log.exists() else set()
+        assert beyond <= {"datasets-server.127.0.0.1"}
+        models = [path for _, path in self.asked if "datasets/" not in path]
+        assert not [path for path in models if path.endswith(".py")]
+
     def environment(self, home: Path) -> dict[str, str]:
         """Variables for a process that knows only this hub, with its caches in ``home``."""
         hidden = ("HF_", "HUGGING", "TRANSFORMERS_", "WANDB")
