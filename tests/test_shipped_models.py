@@ -25,8 +25,8 @@ def judge() -> NgramSentiment:
 
 def test_they_are_small_and_hold_no_pickle():
     files = [path for path in MODELS.rglob("*") if path.is_file()]
-    assert sum(path.stat().st_size for path in files if path.suffix == ".safetensors") < 25e6
-    kinds = ".safetensors .json .md .txt .parquet .yaml".split()
+    assert sum(path.stat().st_size for path in files) < 36e6
+    kinds = ".safetensors .json .md .model .txt .parquet .yaml".split()
     assert {path.suffix for path in files} <= {*kinds}
 
 
@@ -49,7 +49,7 @@ def test_the_policy_is_a_plain_gpt2_that_writes_words(openings):
     torch.manual_seed(0)
     how = {"do_sample": True, "top_k": 0, "pad_token_id": tokenizer.eos_token_id}
     samples = model.generate(ids, max_new_tokens=20, **how)
-    assert unknown_words(tokenizer.batch_decode(samples), known) < 0.08
+    assert unknown_words(tokenizer.batch_decode(samples), known) < 0.025
     assert unknown_words(openings["text"], known) == 0
 
 
