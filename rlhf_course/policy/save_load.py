@@ -17,6 +17,11 @@ from rlhf_course.runtime.files import atomic_folder, check_folder, read_json
 from rlhf_course.runtime.hub import check_known, check_source, hub_errors
 
 VALUE_HEAD_FILE, PREFIX, ADAPTER_CONFIG = "v_head.safetensors", "v_head.", "adapter_config.json"
+# What would be loaded in place of a model that is saved later; a backup beside it is not.
+MODEL_FILES = (
+    *("model.safetensors", "model.safetensors.index.json", "model-0????-of-0????.safetensors"),
+    *("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-0????-of-0????.bin"),
+)
 BASE_FILE, SAMPLES = "adapter_base.txt", 64  # numbers of each tensor that a fingerprint is made of
 HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "revision", "token")
 
@@ -222,6 +227,6 @@ def model_folder(target: str | Path, adapter: bool) -> Iterator[Path]:
     if (target / ("config.json" if adapter else ADAPTER_CONFIG)).exists():
         here, other = ("adapter", "model") if adapter else ("model", "adapter")
         raise ValueError(f"{target} holds a saved {other}; save the {here} to another folder.")
-    stale = ("adapter_model.*",) if adapter else ("model*.safetensors*", "pytorch_model*.bin*")
+    stale = ("adapter_model.safetensors", "adapter_model.bin") if adapter else MODEL_FILES
     with atomic_folder(target, stale) as folder:
         yield folder
