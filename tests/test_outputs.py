@@ -31,6 +31,15 @@ def test_what_this_run_did_not_write_stays(kind, world, tmp_path, said):
     assert run(kind, world, tmp_path) == 1 and "checkpoint-500 is there already" in said()
     assert resume(kind, world, tmp_path) == 1 and "no whole checkpoint" in said()
     assert [path.read_text() for path in mine.iterdir()] == ["mine", "mine"]
+    for name in ("run.json", "metrics.json", "audit.json", "a/b.txt"):
+        file = tmp_path / name.replace(".", "_") / name
+        file.parent.mkdir(parents=True)
+        file.write_text("{}")
+        out = tmp_path / name.replace(".", "_")
+        assert (
+            run(kind, world, out) == 1 and f"{name} is no file of a {COMMANDS[kind].NAME}" in said()
+        )
+        assert [*out.rglob("*.*")] == [file] and file.read_text() == "{}"
 
 
 def test_trl_removes_no_checkpoint_but_its_own(world, whole, tmp_path, capsys):
@@ -70,7 +79,8 @@ def test_a_damaged_checkpoint_is_skipped_and_stays(kind, file, do, whole, tmp_pa
     if not older.exists():
         shutil.copytree(newest, older)
     do(newest / file)
-    inner, found = "" if kind == "PPO" else "checkpoints", {"settings": {}, "inputs": {}}
+    inner, found = "" if kind == "PPO" else "checkpoints", {"inputs": {}}
+    found["settings"] = {"command": COMMANDS[kind].NAME}
     with open_output(out, "model", inner=inner, resume=True, **found) as output:
         assert output.checkpoint < newest and damage(newest)
     assert f"{newest} is skipped: " in capsys.readouterr().out and newest.exists()
