@@ -179,6 +179,8 @@ def _by_length(
 
     Padding is on the right: BERT reads the first token.
     """
+    if scorer.batch_size < 1:
+        raise ValueError(f"batch_size is {scorer.batch_size}; it must be at least 1.")
     model, found = scorer.model, torch.empty(len(tokens), scorer.model.config.num_labels)
     order = sorted(range(len(tokens)), key=lambda row: len(tokens[row]))
     for start in range(0, len(order), scorer.batch_size):

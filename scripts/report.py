@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from urllib.parse import quote
 
 from command_line import exits
 from jinja2 import Environment, FileSystemLoader
@@ -76,7 +77,8 @@ def read(path: Path, target: Path) -> dict:
         folder = folder.parent
     entry = {"who": folder.name, "name": path.stem, "link": "", "checks": [], "passed": 0}
     if executed.exists():
-        entry["link"] = Path(os.path.relpath(executed, target.parent)).as_posix()
+        relative = Path(os.path.relpath(executed, target.parent)).as_posix()
+        entry["link"] = f"./{quote(relative)}"  # a folder's name may begin with javascript:
     problem = _results(output / RESULTS).get(path.stem, "")
     if not path.exists():
         problem = problem or "It wrote no run card, so it stopped early."
@@ -113,6 +115,13 @@ def told(card: dict) -> dict:
         "charts": [chart for chart in drawn if "lines" in chart],
         "tables": [chart for chart in drawn if "rows" in chart],
     }
+
+
+def failure(path: Path) -> str:
+    """Return which of a card's checks failed, "" if all passed. Raises as :func:`told`."""
+    checks = told(read_json(path))["checks"]
+    failed = ", ".join(name for name, passed, _, _ in checks if not passed)
+    return failed or ("" if checks else "Its run card holds no check.")
 
 
 def short(value) -> str:

@@ -137,7 +137,7 @@ def execute(name: str, chosen: argparse.Namespace) -> str:
         html.write_text(page(notebook, NOTEBOOKS), encoding="utf-8")
         ran = any(cell.get("execution_count") for cell in notebook.cells)
         problem = problem or ("" if ran else "No cell was executed.")
-        problem = problem or ("" if card.exists() else "It wrote no run card.")
+        problem = problem or (report.failure(card) if card.exists() else "It wrote no run card.")
         is_kept = not problem or chosen.preset != "tiny"  # real data may teach nothing
         if chosen.render and is_kept and card.exists():
             notebook_files.render(notebook, source, chosen)

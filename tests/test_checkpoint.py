@@ -136,6 +136,13 @@ def test_nothing_is_removed_that_this_trainer_did_not_write(tmp_path):
         save_checkpoint(trainer, tmp_path, keep=2)
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {"checkpoint-500", "checkpoint-7", "checkpoint-2", "checkpoint-3"}
+    state = tmp_path / "checkpoint-3/trainer_state.pt"
+    before, other.current_step = state.read_bytes(), 3
+    with pytest.raises(FileExistsError, match="checkpoint-3 is another run's"):
+        save_checkpoint(other, tmp_path)
+    with pytest.raises(ValueError, match="keep is 0"):
+        save_checkpoint(other, tmp_path, keep=0)
+    assert state.read_bytes() == before
     resumed = scaled()
     load_checkpoint(resumed, tmp_path / "checkpoint-3")
     resumed.step(*make_samples())

@@ -10,7 +10,7 @@ from builders import EOS, invalid, make_policy, make_samples, make_trainer, sgd,
 from rlhf_course import PPOConfig
 from rlhf_course.audit import audit
 from rlhf_course.ppo.algorithm import RunningMoments, gae
-from rlhf_course.ppo.checkpoint import save_checkpoint
+from rlhf_course.ppo.checkpoint import load_checkpoint, save_checkpoint
 
 NAN, INF = math.nan, math.inf
 
@@ -23,6 +23,10 @@ NAN, INF = math.nan, math.inf
         ("batch_size", 8.5),
         ("learning_rate", "fast"),
         ("seed", -1),
+        ("max_grad_norm", -1),
+        ("score_clip", "0"),
+        ("logprob_chunk_size", 0),
+        ("target", 0),
     ],
 )
 def test_a_setting_out_of_range_is_refused(name, value):
@@ -33,6 +37,10 @@ def test_a_setting_out_of_range_is_refused(name, value):
 def test_settings_that_do_not_fit_together_are_refused():
     with invalid("the KL coefficient could turn negative"):
         PPOConfig(horizon=10)
+    policy = make_policy()
+    policy.pretrained_model.requires_grad_(False)  # as a PeftModel is loaded by default
+    with pytest.raises(ValueError, match="Only the value head .* is_trainable=True"):
+        make_trainer(policy)
     config = PPOConfig(learning_rate="1e-5", batch_size="8", mini_batch_size=8)  # as YAML reads it
     assert (config.learning_rate, config.batch_size) == (1e-5, 8)
 
@@ -143,9 +151,13 @@ def test_half_a_step_is_never_written(save, tmp_path, monkeypatch):
     monkeypatch.setattr("rlhf_course.ppo.trainer.step_stats", interrupt)
     with pytest.raises(KeyboardInterrupt):  # the weights have moved, the step is not counted
         trainer.step(*make_samples())
-    with pytest.raises(RuntimeError, match="Step 1 ended while its weights moved"):
+    monkeypatch.undo()
+    trainer.step(*make_samples())  # which heals nothing
+    with pytest.raises(RuntimeError, match="A step ended while its weights moved"):
         save(trainer, tmp_path)
     assert not any(tmp_path.iterdir())
+    load_checkpoint(trainer, save_checkpoint(make_trainer(), tmp_path / "whole"))
+    save(trainer, tmp_path / "new")
 
 
 @pytest.mark.parametrize("name", ["queries", "responses"])
@@ -155,6 +167,14 @@ def test_padding_is_said_to_be_learnt(name):
     samples[name] = torch.nn.utils.rnn.pad_sequence(samples[name], True, EOS, padding_side=side)
     with pytest.warns(UserWarning, match=rf"\d of 8 {name} are padded \(token 39\)"):
         make_trainer().step(*samples.values())
+
+
+def test_repeated_prompts_are_said_to_be_learned():
+    queries, responses, scores = make_samples()
+    queries[0] = queries[0][:1]
+    repeated = [torch.cat([q, r]) for q, r in zip(queries, responses, strict=True)]
+    with pytest.warns(UserWarning, match="Each response begins with its query"):
+        make_trainer().step(queries, repeated, scores)
 
 
 def test_one_eos_at_either_end_is_no_padding():

@@ -31,6 +31,15 @@ def test_what_this_run_did_not_write_stays(kind, world, tmp_path, said):
     assert run(kind, world, tmp_path) == 1 and "checkpoint-500 is there already" in said()
     assert resume(kind, world, tmp_path) == 1 and "no whole checkpoint" in said()
     assert [path.read_text() for path in mine.iterdir()] == ["mine", "mine"]
+    for name in ("run.json", "a/b.txt"):
+        out = tmp_path / name.replace(".", "_")
+        file = out / name
+        file.parent.mkdir(parents=True)
+        file.write_text("{}")
+        assert (
+            run(kind, world, out) == 1 and f"{name} is no file of a {COMMANDS[kind].NAME}" in said()
+        )
+        assert [*out.rglob("*.*")] == [file] and file.read_text() == "{}"
 
 
 def test_trl_removes_no_checkpoint_but_its_own(world, whole, tmp_path, capsys):
@@ -70,7 +79,8 @@ def test_a_damaged_checkpoint_is_skipped_and_stays(kind, file, do, whole, tmp_pa
     if not older.exists():
         shutil.copytree(newest, older)
     do(newest / file)
-    inner, found = "" if kind == "PPO" else "checkpoints", {"settings": {}, "inputs": {}}
+    inner, found = "" if kind == "PPO" else "checkpoints", {"inputs": {}}
+    found["settings"] = {"command": COMMANDS[kind].NAME}
     with open_output(out, "model", inner=inner, resume=True, **found) as output:
         assert output.checkpoint < newest and damage(newest)
     assert f"{newest} is skipped: " in capsys.readouterr().out and newest.exists()
@@ -108,12 +118,13 @@ def test_resuming_with_other_settings_is_refused(kind, name, value, world, whole
     ],
 )
 def test_resuming_with_a_replaced_input_is_refused(
-    kind, option, name, file, world, whole, tmp_path, said
+    kind, option, name, file, world, whole, tmp_path, said, capsys
 ):
     """Another path is fine; other contents are not."""
     mine = shutil.copytree(world / name, tmp_path / "mine")
     shutil.copytree(whole / kind, tmp_path / "out")
-    assert resume(kind, world, tmp_path / "out", **{option: mine}) == 0, said()
+    assert resume(kind, world, tmp_path / "out", **{option: mine}) == 0
+    assert kind == "PPO" or "The run is finished" in capsys.readouterr().out
     with (mine / file).open("ab") as stream:
         stream.write(b"\n")
     assert resume(kind, world, tmp_path / "out", **{option: mine}) == 1

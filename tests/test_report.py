@@ -70,7 +70,7 @@ def test_a_run_shows_its_checks_numbers_and_curves(tmp_path):
     assert ["score rises", "passed", "1.5", "> 1"] in rows
     assert ["<script>alert(1)</script>", "failed", "–", "a & b"] in rows
     assert ["<b>empty</b>", "0.5"] in rows
-    assert soup.select_one("section a")["href"] == "html/09_x.html"
+    assert soup.select_one("section a")["href"] == "./html/09_x.html"
     for said in ("score 1.00 → 2.50", "61 s, 1.0 GB", "1 of 2 checks passed", "torch 2"):
         assert said in " ".join(soup.text.split())
     curves = {
@@ -100,6 +100,13 @@ def test_a_class_is_a_table_of_who_passed_what(tmp_path, capsys):
     put(tmp_path / "class/ann", "09_x", CARD)
     put(tmp_path / "class/ann", "10_y", CARD | {"checks": {}})  # which promises nothing
     put(tmp_path / "class/bo/build/run_cards", "09_x", '{"checks":')
+    odd = tmp_path / "javascript:alert(1) #2"
+    put(odd / "run_cards", "09_x", CARD)
+    (odd / "html").mkdir()
+    (odd / "html/09_x.html").touch()
+    assert report.read(odd / "run_cards/09_x.json", tmp_path / "x")["link"] == (
+        "./javascript%3Aalert%281%29%20%232/html/09_x.html"
+    )
     target = tmp_path / "class.html"
     assert run(tmp_path / "class/ann", tmp_path / "class/bo", "--output", target) == 1
     wanted = [["who", "09 x", "10 y"], ["ann", "1 of 2", "failed"], ["bo", "failed", "–"]]
@@ -181,7 +188,13 @@ HOSTILE = [
     "<a href=' java\nscript:alert(1)'>read more</a>",
     "<iframe srcdoc='<script>alert(1)</script>'></iframe><form action=https://evil.example>",
     "<details open ontoggle=alert(1)><base href=https://evil.example>",
-    "<meta http-equiv=refresh content='0;url=https://evil.example'>",
+    (META := "<meta http-equiv=REFRESH content='0;url=https://evil.example'>"),
+    f"<!-->{META}-->",
+    f"<!--->{META}-->",
+    f"<!-- --!>{META}-->",
+    f"<svg><![CDATA[><style>{META}</style>]]></svg>",
+    f"<?php ?>{META}?><!x {META}>",
+    f"<svg><style>{META}</style></svg><style></style/>{META}</style>",
 ]
 
 
@@ -195,7 +208,8 @@ def test_a_hostile_dataset_runs_nothing_in_a_page():
     cells = [nbformat.v4.new_markdown_cell("# T"), nbformat.v4.new_code_cell("1", outputs=outputs)]
     text = page(nbformat.v4.new_notebook(cells=cells), ROOT)
     soup = BeautifulSoup(text, "html.parser")
-    assert not soup.select("script, iframe, form, base, [http-equiv=refresh], [srcdoc]")
+    assert not soup.select("script, iframe, form, base, [http-equiv=refresh i], [srcdoc]")
+    assert "<!--" not in text and "<meta http-equiv=REFRESH" not in text
     for tag in soup.find_all(True):
         assert not [name for name in tag.attrs if name.startswith("on")], tag
         assert "script:" not in str(tag.get("href", ""))

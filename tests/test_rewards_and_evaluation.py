@@ -37,6 +37,8 @@ def test_scores_do_not_depend_on_batching_or_order(tmp_path):
     texts = [text[: 5 + 7 * i] for i, text in enumerate(TEXTS)]
     torch.testing.assert_close(one(texts), many(texts), atol=1e-5, rtol=0)
     torch.testing.assert_close(many(texts[::-1]).flip(0), many(texts), atol=1e-5, rtol=0)
+    with pytest.raises(ValueError, match="batch_size is -1"):
+        SentimentReward(folder, batch_size=-1)(texts)
     assert one(["x" * 5000]).isfinite().all()  # longer than the classifier reads
 
 

@@ -14,6 +14,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from rlhf_course.runtime.hub import check_source, hub_errors
 
 VALUE_HEAD_FILE, ADAPTER_CONFIG = "v_head.safetensors", "adapter_config.json"
+# What would be loaded in place of a model that is saved later; a backup beside it is not.
+MODEL_FILES = (
+    *("model.safetensors", "model.safetensors.index.json", "model-0????-of-0????.safetensors"),
+    *("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-0????-of-0????.bin"),
+)
 BASE_FILE, SAMPLES = "adapter_base.txt", 64  # numbers of each tensor that a fingerprint is made of
 HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "revision", "token")
 

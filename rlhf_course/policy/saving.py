@@ -76,7 +76,7 @@ class Saved:
         """
         target = check_folder(save_directory)
         check_weights(self.state_dict())
-        stale, other = ("model*.safetensors*", "pytorch_model*.bin*"), save_load.ADAPTER_CONFIG
+        stale, other = save_load.MODEL_FILES, save_load.ADAPTER_CONFIG
         if self.is_peft_model:
             stale, other = ("adapter_model.*",), "config.json"
         if (target / other).exists():

@@ -11,7 +11,7 @@ from accelerate.utils import gather_object
 
 from rlhf_course.policy.save_load import base_fingerprint
 from rlhf_course.policy.saving import check_weights
-from rlhf_course.runtime.files import atomic_folder, check_folder
+from rlhf_course.runtime.files import atomic_folder, check_folder, is_damaged
 
 STATE_FILE = "trainer_state.pt"
 
@@ -22,14 +22,20 @@ def save_checkpoint(trainer, output_dir: str | Path, keep: int = 1) -> Path:
     It holds trainable weights, optimizer, schedule, float16's loss scale, KL coefficient, running
     moments, what the detectors have seen, and the random generators of every process; the first
     process writes. Of the checkpoints that this trainer wrote, or was resumed from, ``keep`` stay;
-    no other folder is touched. Raises ``FloatingPointError`` for weights of NaN or Inf and
-    ``RuntimeError`` after half a step.
+    no other folder is touched. Raises ``FloatingPointError`` for weights of NaN or Inf,
+    ``RuntimeError`` after half a step, and ``FileExistsError`` where another trainer's whole
+    checkpoint of this step is.
     """
+    if keep < 1:
+        raise ValueError(f"keep is {keep}; at least 1 checkpoint must stay.")
     trainer.check_whole()
     target = check_folder(output_dir) / f"checkpoint-{trainer.current_step}"
     random_states = gather_object([_random_state()])
     if not trainer.accelerator.is_main_process:
         return target
+    file = target / STATE_FILE
+    if target not in trainer.checkpoints and file.exists() and not is_damaged(file):
+        raise FileExistsError(f"{target} is another run's checkpoint. Name another folder.")
     weights = _trainable(trainer)
     check_weights(weights)
     state = {
@@ -86,7 +92,7 @@ def load_checkpoint(trainer, folder: str | Path) -> None:
     trainer.kl_ctl.value, trainer.current_step = state["kl_coef"], state["step"]
     vars(trainer.running).update(state["moments"])
     _set_random_state(state["random"][trainer.accelerator.process_index])
-    trainer.checkpoints = [folder.resolve()]
+    trainer.checkpoints, trainer.is_whole = [folder.resolve()], True
 
 
 def checkpoints(folder: str | Path) -> list[Path]:

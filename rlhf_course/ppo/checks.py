@@ -115,7 +115,9 @@ def warn_about_samples(queries, responses, masks, tokenizer) -> None:
         if any(rows)
     ]
     pairs = zip(queries, responses, strict=True)
-    if all(len(r) > len(q) > 1 and r[: len(q)].equal(q) for q, r in pairs):
+    if any(len(q) > 1 for q in queries) and all(
+        len(r) > len(q) and r[: len(q)].equal(q) for q, r in pairs
+    ):
         messages.append(
             "Each response begins with its query, as generate gives it without "
             "return_prompt=False: the policy would learn to repeat its queries."

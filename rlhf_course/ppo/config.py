@@ -1,12 +1,12 @@
 """The settings of PPO, under the names and with the defaults of the classic stepwise API."""
 
-import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 
 from rlhf_course.ppo import algorithm
 
 KL_PENALTIES = ("kl", "abs", "mse", "full")
+NUMBERS = {int: int, float: float, int | None: int, float | None: float}
 
 
 @dataclass
@@ -90,10 +90,11 @@ class PPOConfig:
         if str(self.log_with).lower() in ("none", "null"):  # as files of options have it
             self.log_with = None
         for entry in fields(self):  # YAML reads 1e-5 as text, and NaN would train on silently
-            value = getattr(self, entry.name)
-            if type(entry.default) in (int, float) and value is not None:
-                value = _number(entry.name, value, type(entry.default))
-                setattr(self, entry.name, value)
+            value, kind = getattr(self, entry.name), NUMBERS.get(entry.type)
+            if kind and value is not None:
+                # None turns these off, and the KL is divided by the target.
+                above = entry.default is None or (entry.name == "target" and self.adap_kl_ctrl)
+                setattr(self, entry.name, _number(entry.name, value, kind, above))
         self._check_sizes()
         if self.logprob_chunk_size is not None and self.kl_penalty == "full":
             raise ValueError(
@@ -130,13 +131,14 @@ class PPOConfig:
         return asdict(self)
 
 
-def _number(name: str, value, kind: type) -> int | float:
-    """``value``, of text too, as a number; raises ``ValueError`` for none, or below 0."""
+def _number(name: str, value, kind: type, is_positive: bool) -> int | float:
+    """``value``, of text too, as a number; raises ``ValueError`` for none, or out of range."""
     try:
         number = kind(float(value))
-        if isinstance(value, bool) or number != float(value) or math.isnan(number) or number < 0:
+        is_inside = number > 0 or (number == 0 and not is_positive)
+        if isinstance(value, bool) or number != float(value) or not is_inside:
             raise ValueError
     except (TypeError, ValueError, OverflowError):
-        what = "whole number" if kind is int else "number"
-        raise ValueError(f"{name} is {value!r}; it must be a {what} of at least 0.") from None
+        what = ("whole number", "number")[kind is float] + (" of at least", " above")[is_positive]
+        raise ValueError(f"{name} is {value!r}; it must be a {what} 0.") from None
     return number

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from rlhf_course.data import collate
 from rlhf_course.policy.adapters import add_reference_adapter, create_reference_model
 from rlhf_course.policy.network import AutoModelForCausalLMWithValueHead
-from rlhf_course.policy.save_load import check_vocabulary
+from rlhf_course.policy.save_load import PREFIX, check_vocabulary
 from rlhf_course.ppo.config import PPOConfig
 
 ONE_COPY_EACH = (DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
@@ -49,6 +49,11 @@ def prepare_models(
         raise ValueError(f"PPOTrainer runs on one machine with a copy per GPU (DDP), not {kind}.")
     check_tokenizer(tokenizer, model)
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if all(name.startswith(PREFIX) for name in trained):
+        raise ValueError(
+            "Only the value head would be trained: no weight of the policy requires a gradient. "
+            "Load an adapter with is_trainable=True, or call requires_grad_() on what is to learn."
+        )
     if any(p.dtype == torch.float16 for p in trained.values()):
         warnings.warn(
             "The policy's trainable weights are float16, which ends in NaN sooner or later. Load "

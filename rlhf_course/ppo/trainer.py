@@ -140,6 +140,7 @@ class PPOTrainer:
         ``ValueError`` for unusable input and ``FloatingPointError`` for NaN or Inf.
         """
         started, rate = time.perf_counter(), self.optimizer.param_groups[0]["lr"]
+        was_whole = self.is_whole
         size, total = self.config.batch_size, partial(self.accelerator.reduce, reduction="sum")
         given = queries, responses, scores, response_masks
         queries, responses = check_samples(self.policy, size, *given)
@@ -154,7 +155,7 @@ class PPOTrainer:
         self.kl_ctl.update(stats["objective/kl"], size * self.accelerator.num_processes)
         if self.lr_scheduler is not None:
             self.lr_scheduler.step()
-        self.running, self.current_step, self.is_whole = running, self.current_step + 1, True
+        self.running, self.current_step, self.is_whole = running, self.current_step + 1, was_whole
         clock.seconds["total"] = time.perf_counter() - started
         times = {f"time/ppo/{phase}": seconds for phase, seconds in clock.seconds.items()}
         return stats | times | {"ppo/learning_rate": rate}
@@ -229,8 +230,8 @@ class PPOTrainer:
         """Raise ``RuntimeError`` where an interrupt or NaN ended a step before it was whole."""
         if not self.is_whole:
             raise RuntimeError(
-                f"Step {self.current_step + 1} ended while its weights moved; nothing was saved. Go"
-                " back to the last checkpoint."
+                "A step ended while its weights moved, and nothing is saved since then. Go back to"
+                " the last checkpoint."
             )
 
 

@@ -40,7 +40,7 @@ def open_output(
     checkpoint, or the one named) must agree in ``settings``, and in the contents of ``inputs``,
     which are models and datasets by option. Raises ``OSError`` if nothing can be written there or
     another run is writing; ``ValueError`` if this run would write over an input or other results,
-    or cannot resume.
+    cannot resume, or was given a folder of other files.
     """
     folder, state = check_folder(folder), PartialState()
     targets = {check_folder(folder / result), folder / (inner or result)}
@@ -59,7 +59,18 @@ def open_output(
                 _compare(now, checkpoint, inner)
             elif any((folder / result).glob("*")):
                 raise ValueError(f"{folder / result} is there already. Name another output.")
+            if state.is_main_process:  # which may write before the others look
+                _check_own(folder, settings["command"])
         yield Output(folder, folder / result, checkpoint, now)
+
+
+def _check_own(folder: Path, command: str) -> None:
+    """Raise ``ValueError`` for a folder that holds files, but no run of this command."""
+    state = folder / STATE
+    if state.exists() and f'"command": "{command}"' in state.read_text("utf-8", "replace"):
+        return
+    if file := next((path for path in folder.rglob("[!.]*") if path.is_file()), None):
+        raise ValueError(f"{file} is no file of a {command} run. Name a new or empty output.")
 
 
 def find_checkpoint(folder: Path, resume: bool | str) -> Path | None:

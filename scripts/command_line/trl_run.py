@@ -100,6 +100,19 @@ def check_finite(what: str, number: float, most: float = math.inf) -> None:
         raise FloatingPointError(f"Diverged: {what} is {number:g}. No model was saved. {cure}")
 
 
+def restore_finished(trainer, checkpoint: Path | None) -> bool:
+    """Load the checkpoint of a finished run, if it is one: trl would train one more step."""
+    from transformers import TrainerState
+
+    state = checkpoint and TrainerState.load_from_json(checkpoint / "trainer_state.json")
+    if not state or state.global_step < state.max_steps:
+        return False
+    trainer._load_from_checkpoint(str(checkpoint))
+    trainer.state = state
+    print(f"The run is finished: {checkpoint} is of its last step. Its model is saved again.")
+    return True
+
+
 def train(trainer, output, measure: Callable[[], tuple], most: float = math.inf) -> tuple:
     """Train, from the output's checkpoint if there is one, and save the model and its tokenizer.
 
@@ -132,8 +145,9 @@ def train(trainer, output, measure: Callable[[], tuple], most: float = math.inf)
 
     output.begin()
     trainer.add_callback(Stop)
-    with exits.stop_between_steps() as asked:
-        trainer.train(resume_from_checkpoint=output.checkpoint and str(output.checkpoint))
+    if not restore_finished(trainer, output.checkpoint):
+        with exits.stop_between_steps() as asked:
+            trainer.train(resume_from_checkpoint=output.checkpoint and str(output.checkpoint))
     if stopped:
         print(f"Stopped after step {trainer.state.global_step}; resuming goes on from there.")
         return stopped[0], ()

@@ -12,6 +12,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from bs4 import BeautifulSoup
+from bs4.element import PreformattedString
 from latex2mathml.converter import convert
 from nbconvert import HTMLExporter
 from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
@@ -43,7 +44,7 @@ math[display="block"] { overflow-x: auto; overflow-y: hidden; padding: 0.3em 0; 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; font-src data:"
 POLICY += "; base-uri 'none'; form-action 'none'"
 ACTS = (
-    "script, iframe, frame, object, embed, applet, base, form, link, portal, [http-equiv=refresh]"
+    "script, iframe, frame, object, embed, applet, base, form, link, portal, [http-equiv=refresh i]"
 )
 URLS = ("href", "src", "action", "formaction", "xlink:href", "data", "poster", "background")
 # Names of functions, which browsers set too close as identifiers.
@@ -83,7 +84,16 @@ def mathml(formula: str, display: str) -> str:
 
 
 def drop_what_acts(soup: BeautifulSoup) -> None:
-    """Remove scripts, frames, forms, event handlers and addresses that run code."""
+    """Remove scripts, frames, forms, event handlers, comments and addresses that run code.
+
+    Browsers end comments, declarations and styles elsewhere than the parser does, so that they may
+    hold tags which only a browser sees.
+    """
+    for text in soup.find_all(string=True):
+        if isinstance(text, PreformattedString):
+            text.extract()
+        elif text.parent.name == "style":
+            text.replace_with(type(text)(text.replace("<", "\\3c ")))
     for tag in soup.select(ACTS):
         tag.decompose()
     for tag in soup.find_all(True):
@@ -119,4 +129,4 @@ def page(notebook: NotebookNode, folder: Path) -> str:
         caption = image.find_next("em")
         if caption and caption.text.startswith("Figure: "):
             image["alt"] = caption.text.removeprefix("Figure: ")
-    return str(soup)
+    return f"<!DOCTYPE html>\n{soup}"
