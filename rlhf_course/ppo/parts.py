@@ -12,7 +12,8 @@ from torch.utils.data import DataLoader
 from rlhf_course.data import collate
 from rlhf_course.policy.adapters import add_reference_adapter, create_reference_model
 from rlhf_course.policy.network import AutoModelForCausalLMWithValueHead
-from rlhf_course.policy.save_load import PREFIX, check_vocabulary
+from rlhf_course.policy.save_load import check_vocabulary
+from rlhf_course.policy.saving import PREFIX
 from rlhf_course.ppo.config import PPOConfig
 
 ONE_COPY_EACH = (DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
