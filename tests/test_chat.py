@@ -53,7 +53,7 @@ def test_the_base_does_not_answer_and_the_adapter_does(settings):
         texts = tokenizer.batch_decode(output[:, start:], skip_special_tokens=True)
         answered = [chinese.is_answer(*both) for both in zip(questions, texts, strict=True)]
         shares.append(sum(answered) / len(answered))
-    assert shares[0] < 0.2 and shares[1] > 0.7
+    assert shares[0] < 0.2 and shares[1] > 0.4
 
 
 def test_a_base_for_real_folders_is_pretrained_on_their_answers(settings, tmp_path, monkeypatch):

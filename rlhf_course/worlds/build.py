@@ -1,25 +1,22 @@
 """Build what a preset has not from a hub; scripts/make/build_world.py builds all."""
 
-import json
-import shutil
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import datasets
-from transformers import LlamaConfig, LlamaForCausalLM
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from rlhf_course.baichuan import convert, sentencepiece, toy_checkpoint
-from rlhf_course.course.presets import ROOT, Settings, check_named
+from rlhf_course.course.presets import Settings, check_named
 from rlhf_course.course.shipped import shipped
-from rlhf_course.data import as_prompt, load_answers, load_pairs
-from rlhf_course.runtime.files import read_json
+from rlhf_course.data import as_prompt, load_answers, load_pairs, tokenize_answers
 from rlhf_course.runtime.hub import download
 from rlhf_course.worlds import chinese, dialogues, small_models
 from rlhf_course.worlds.cache import SEED, cached
 
 LORA = {"r": 16, "lora_alpha": 32, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
-SHIPPED_ADAPTER = ROOT / "models/baichuan-mini-sft"
 
 
 def prepare_reward_model(settings: Settings, revision: str | None = None) -> SimpleNamespace:
@@ -166,12 +163,23 @@ def _base(folder: Path, checkpoint: Path) -> None:
 
 
 def build_sft_adapter(settings: Settings) -> Path:
-    """Return the shipped SFT adapter, which names :func:`build_base` as its base."""
-    base = str(build_base(settings))
-    return cached("baichuan-sft", _sft_adapter, base=base, shipped=SHIPPED_ADAPTER)
+    """Return an SFT adapter on :func:`build_base`, trained on raw answers: a few are empty."""
+    answers = Path(prepare_chat(settings).sft_dataset)
+    base = str(build_base(settings))  # by its name, which is in the adapter's config
+    return cached("chinese-sft", _sft_adapter, settings, base=base, answers=answers)
 
 
-def _sft_adapter(folder: Path, base: str, shipped: Path) -> None:
-    shutil.copytree(shipped, folder, dirs_exist_ok=True)
-    config = read_json(folder / "adapter_config.json") | {"base_model_name_or_path": base}
-    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+def _sft_adapter(folder: Path, base: str, answers: Path, max_length: int) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    rows = datasets.load_dataset(str(answers), split="train")
+    pairs = [
+        {"prompt": as_prompt(row["question"]), "answer": text}
+        for row in rows
+        for text in row["human_answers"]
+    ]
+    tokens, _ = tokenize_answers(datasets.Dataset.from_list(pairs), tokenizer, max_length)
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), LoraConfig(**LORA))
+    small_models.fine_tune(
+        model, tokens["input_ids"], tokens["completion_mask"], 300, 16, 5e-3, "fine-tuning"
+    )
+    model.save_pretrained(folder)

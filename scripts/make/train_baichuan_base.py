@@ -1,10 +1,9 @@
-"""Train the models of notebooks 05 and 06 that models/ holds, and write their cards.
+"""Pretrain models/baichuan-mini, and write its card.
 
     python scripts/make/train_baichuan_base.py
 
-baichuan-mini is a small Baichuan2 that has read Chinese prose and never an answer. Its pretraining
-goes on where it was stopped; the checkpoints are in build/baichuan_mini. baichuan-mini-sft is an
-adapter on it that has learned from people's answers as they were scraped: a few are empty.
+It is a small Baichuan2 that has read Chinese prose and never an answer. Training goes on where it
+was stopped; its checkpoints are in build/baichuan_mini.
 """
 
 import argparse
@@ -13,11 +12,9 @@ import math
 import shutil
 from pathlib import Path
 
-import datasets
 import torch
 import transformers
 import yaml
-from peft import LoraConfig, PeftModel, get_peft_model
 from torch.utils.data import Dataset
 from transformers import (
     AutoModelForCausalLM,
@@ -31,14 +28,12 @@ from transformers import (
 from rlhf_course.baichuan import sentencepiece, toy_checkpoint
 from rlhf_course.baichuan.convert import convert_to_llama
 from rlhf_course.course.presets import ROOT
-from rlhf_course.data import as_prompt, tokenize_answers
-from rlhf_course.worlds import chinese, small_models
-from rlhf_course.worlds.build import LORA
+from rlhf_course.data import as_prompt
+from rlhf_course.worlds import chinese
 
 SEED = 0
 TEXTS, HELD_OUT = 40_000, 500
 BLOCK = 64  # tokens
-SFT_STEPS = 1500  # of 16 answers
 
 
 class Blocks(Dataset):
@@ -115,23 +110,6 @@ def pretrain(work: Path, steps: int) -> tuple[LlamaForCausalLM, Path]:
     return model, spm_model
 
 
-def train_adapter(base: Path, folder: Path) -> None:
-    """SFT with LoRA on people's answers, empty ones included: one of 06's cases needs them."""
-    tokenizer = AutoTokenizer.from_pretrained(base)
-    rows = [
-        {"prompt": as_prompt(row["question"]), "answer": text}
-        for row in chinese.make_qa(4000, SEED)
-        for text in row["human_answers"]
-    ]
-    tokens, _ = tokenize_answers(datasets.Dataset.from_list(rows), tokenizer, 112)
-    torch.manual_seed(SEED)
-    model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), LoraConfig(**LORA))
-    learned = tokens["input_ids"], tokens["completion_mask"]
-    small_models.fine_tune(model, *learned, SFT_STEPS, 16, 5e-3, "fine-tuning")
-    model.peft_config["default"].base_model_name_or_path = "models/baichuan-mini"
-    model.save_pretrained(folder)
-
-
 @torch.no_grad()
 def answers(model, tokenizer, questions: list[str]) -> float:
     """The share of questions that a model answers, sampled at temperature 1."""
@@ -145,8 +123,8 @@ def answers(model, tokenizer, questions: list[str]) -> float:
     return sum(right) / len(right)
 
 
-def write_cards(base: Path, adapter: Path, converted: Path, work: Path) -> None:
-    """The models' cards, with what was measured."""
+def write_card(base: Path, converted: Path, work: Path) -> None:
+    """The model's card, with what was measured."""
     tokenizer = AutoTokenizer.from_pretrained(converted, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(converted, dtype=torch.float32)
     questions = [row["question"] for row in chinese.make_qa(500, SEED + 1)]
@@ -157,11 +135,9 @@ def write_cards(base: Path, adapter: Path, converted: Path, work: Path) -> None:
         "perplexity": math.exp([row for row in log if "eval_loss" in row][-1]["eval_loss"]),
         "base": answers(model, tokenizer, questions),
     }
-    found["sft"] = answers(PeftModel.from_pretrained(model, adapter), tokenizer, questions)
     cards = yaml.safe_load((ROOT / "models/cards.yaml").read_text(encoding="utf-8"))
-    for folder in (base, adapter):
-        text = cards[folder.name].format(**found, texts=TEXTS, sft_steps=SFT_STEPS)
-        (folder / "README.md").write_text(text, encoding="utf-8")
+    text = cards[base.name].format(**found, texts=TEXTS)
+    (base / "README.md").write_text(text, encoding="utf-8")
 
 
 def main() -> None:
@@ -172,14 +148,13 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=ROOT / "build/baichuan_mini")
     parser.add_argument("--steps", type=int, default=8000)
     options = parser.parse_args()
-    base, adapter = options.output / "baichuan-mini", options.output / "baichuan-mini-sft"
+    base = options.output / "baichuan-mini"
     model, spm_model = pretrain(options.work, options.steps)
     toy_checkpoint.write_baichuan_checkpoint(model.to(torch.bfloat16), spm_model, base)
     converted = options.work / "converted"
     shutil.rmtree(converted, ignore_errors=True)
     convert_to_llama(base, converted)
-    train_adapter(converted, adapter)
-    write_cards(base, adapter, converted, options.work)
+    write_card(base, converted, options.work)
 
 
 if __name__ == "__main__":
