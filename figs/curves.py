@@ -289,7 +289,7 @@ def reward_audit() -> Figure:
 @figure(
     "Over-optimisation",
     "Proxy and gold reward over KL along runs with different KL penalties: without one the proxy"
-    " rises to the end, and gold rises first and then falls far below its start; with one the run"
+    " rises to the end, and gold rises first and then falls below its start; with one the run"
     " stays near the reference.",
 )
 def overoptimisation() -> Figure:
