@@ -59,7 +59,7 @@ def test_deviation_gradient_norm_is_clipped_in_every_step():
         moved = [
             (snapshot(policy)[n] - before[n]).square().sum()
             for n in before
-            if n != "lm_head.weight"
+            if not n.endswith("lm_head.weight")  # tied to the embeddings
         ]
         assert torch.stack(moved).sum().sqrt().item() == pytest.approx(1e-3, rel=1e-2)
 
