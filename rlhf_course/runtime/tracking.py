@@ -58,8 +58,10 @@ def log_step(accelerator: Accelerator, stats: dict, columns: dict, scores, step:
     tracker, rows = accelerator.trackers[0], [*zip(*table.values(), strict=True)]
     values = {key: x for key, x in stats.items() if isinstance(x, int | float | np.number)}
     arrays = {key: x.ravel() for key, x in stats.items() if isinstance(x, np.ndarray)}
-    if tracker.name == "wandb":  # which draws histograms of arrays
-        values |= arrays
+    if tracker.name == "wandb":
+        import wandb  # which would keep an array of 32 numbers or fewer as a list
+
+        values |= {key: wandb.Histogram(array) for key, array in arrays.items()}
         tracker.log_table("game_log", [*table], [*map(list, rows)], step=step)
     else:
         for key, array in arrays.items():

@@ -29,6 +29,7 @@ from rlhf_course.baichuan import sentencepiece, toy_checkpoint
 from rlhf_course.baichuan.convert import convert_to_llama
 from rlhf_course.course.presets import ROOT
 from rlhf_course.data import as_prompt
+from rlhf_course.runtime.files import atomic_file
 from rlhf_course.worlds import chinese
 
 SEED = 0
@@ -136,8 +137,8 @@ def write_card(base: Path, converted: Path, work: Path) -> None:
         "base": answers(model, tokenizer, questions),
     }
     cards = yaml.safe_load((ROOT / "models/cards.yaml").read_text(encoding="utf-8"))
-    text = cards[base.name].format(**found, texts=TEXTS)
-    (base / "README.md").write_text(text, encoding="utf-8")
+    with atomic_file(base / "README.md") as path:
+        path.write_text(cards[base.name].format(**found, texts=TEXTS), encoding="utf-8")
 
 
 def main() -> None:
