@@ -101,7 +101,12 @@ MUTANTS = [
     ),
     M("KL controller: sign", "algorithm", "current / self.target - 1", "1 - current / self.target"),
     M("KL controller: per step, not sample", "algorithm", "error * n_steps /", "error /"),
-    M("running moments: biased", "algorithm", "self.m2 / (self.count - 1)", "self.m2 / self.count"),
+    M(
+        "running moments: biased",
+        "score_scaling",
+        "self.m2 / (self.count - 1)",
+        "self.m2 / self.count",
+    ),
     M(
         "accumulation: mini-batches weigh alike",
         "update",

@@ -8,6 +8,7 @@ from builders import invalid
 from rlhf_course import AdaptiveKLController, FixedKLController, LengthSampler
 from rlhf_course.ppo import algorithm as ppo
 from rlhf_course.ppo.rollout import label_logprobs
+from rlhf_course.ppo.score_scaling import RunningMoments
 
 
 @pytest.fixture
@@ -172,7 +173,7 @@ def test_adaptive_kl_controller_follows_the_table():
 
 
 def test_running_moments_equal_those_of_all_scores():
-    running, chunks = ppo.RunningMoments(), [torch.randn(n) * 3 + 1 for n in (5, 1, 17)]
+    running, chunks = RunningMoments(), [torch.randn(n) * 3 + 1 for n in (5, 1, 17)]
     for chunk in chunks:
         running.update(chunk)
     everything = torch.cat(chunks).double()

@@ -236,7 +236,7 @@ def test_deviation_left_padding_keeps_positions():
 def test_deviation_an_empty_response_is_a_clear_error_and_prompts_keep_their_eos():
     queries, responses, scores = make_samples()
     trainer = make_trainer()
-    with invalid("response 3 is empty.*min_new_tokens"):
+    with invalid("response 3 is empty.*sample at least one token"):
         trainer.step(
             queries, [*responses[:3], torch.tensor([], dtype=torch.long), *responses[4:]], scores
         )

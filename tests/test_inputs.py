@@ -19,8 +19,8 @@ from rlhf_course import LengthSampler, PPOConfig, PPOTrainer
 from rlhf_course.course.presets import load_preset
 from rlhf_course.course.shipped import prepare
 from rlhf_course.data import build_queries, load_reviews
-from rlhf_course.ppo.algorithm import RunningMoments
 from rlhf_course.ppo.checks import stack_scores
+from rlhf_course.ppo.score_scaling import RunningMoments
 
 
 def test_sizes_that_do_not_divide():
@@ -46,7 +46,7 @@ def test_more_tokens_than_positions():
         with invalid("are 66 tokens together, but the model knows 64 positions"):
             make_trainer().generate([query], **SAMPLING, **more)
     scaled = make_trainer(use_score_scaling=True)
-    with invalid("knows 64 positions. Sample fewer"):
+    with invalid("knows 64 positions. Cut the queries"):
         scaled.step([query] * 8, [torch.ones(61, dtype=torch.long)] * 8, [torch.tensor(1.0)] * 8)
     assert vars(scaled.running) == vars(RunningMoments())  # a refused step leaves no trace
     make_trainer().generate([query], max_new_tokens=60, eos_token_id=[], **SAMPLING)

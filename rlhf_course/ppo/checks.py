@@ -42,18 +42,16 @@ def token_ids(known: int, name: str, rows: Sequence) -> list[Tensor]:
             raise ValueError(f"{name} {i} must be a 1-D tensor of token ids; got {what}.")
         if not len(row):
             raise ValueError(
-                f"{name} {i} is empty: PPO predicts each response token from what stands before it "
-                "and gives the score to the last one. Sample at least one token "
-                "(min_new_tokens=1), or leave this sample out."
+                f"{name} {i} is empty: PPO predicts each token from those before it and scores the"
+                " last one. Leave this sample out, or sample at least one token."
             )
     together = torch.cat([row.to(rows[0].device) for row in rows]).cpu().long()
     rows = [*together.split([len(row) for row in rows])]
     if together.min() < 0 or together.max() >= known:
         i = next(i for i, row in enumerate(rows) if row.min() < 0 or row.max() >= known)
-        raise ValueError(
-            f"{name} {i} has the token {rows[i].min() if rows[i].min() < 0 else rows[i].max()}, and"
-            f" the model knows 0 to {known - 1}: is it another tokenizer's?"
-        )
+        token = rows[i].min() if rows[i].min() < 0 else rows[i].max()
+        where = f"beyond the model's {known}: is it another tokenizer's?"
+        raise ValueError(f"{name} {i} has the token {token}, {where}")
     return rows
 
 
@@ -66,8 +64,7 @@ def check_length(tokens: int, config) -> None:
     if tokens - 1 > known:
         raise ValueError(
             f"The longest query and response are {tokens} tokens together, but the model knows"
-            f" {known} positions. Sample fewer tokens (max_new_tokens, or the LengthSampler), or"
-            " cut the queries."
+            f" {known} positions. Cut the queries, or sample fewer tokens (max_new_tokens)."
         )
 
 
@@ -76,15 +73,13 @@ def stack_scores(scores: Sequence[Tensor] | Tensor, device: torch.device, step: 
     scores = [torch.as_tensor(score).detach() for score in scores]
     for i, score in enumerate(scores):
         if score.numel() != 1:
-            shape = tuple(score.shape)
-            raise ValueError(f"score {i} has shape {shape}; a score is one number per sample.")
+            raise ValueError(f"score {i} has shape {tuple(score.shape)}; a score is one number.")
     stacked = torch.stack([score.reshape(()).float() for score in scores]).to(device)
     if not stacked.isfinite().all():
         i = int((~stacked.isfinite()).nonzero()[0])
         raise FloatingPointError(
-            f"Step {step + 1}: the score of sample {i} is {stacked[i].item()}. Look at its text,"
-            " and at the reward model's dtype (float16 overflows where bfloat16 and float32 do"
-            " not)."
+            f"Step {step + 1}: the score of sample {i} is {stacked[i].item()}. Look at its text and"
+            " at the reward model's dtype: float16 overflows where bfloat16 does not."
         )
     return stacked
 
@@ -96,9 +91,8 @@ def check_outputs(outputs: dict[str, Tensor], step: int) -> None:
         if not samples.all():
             raise FloatingPointError(
                 f"Step {step + 1}: the {name} for sample {int((~samples).nonzero()[0])} are NaN or"
-                " Inf; no weight was changed in this step. Train float32 weights (with bf16"
-                " autocast if you like), lower the learning rate, or go back to the last"
-                " checkpoint."
+                " Inf; no weight was changed. Train float32 weights, lower the learning rate, or go"
+                " back to the last checkpoint."
             )
 
 
@@ -119,15 +113,14 @@ def warn_about_samples(queries, responses, masks, tokenizer) -> None:
         len(r) > len(q) and r[: len(q)].equal(q) for q, r in pairs
     ):
         messages.append(
-            "Each response begins with its query, as generate gives it without "
-            "return_prompt=False: the policy would learn to repeat its queries."
+            "Each response begins with its query, as generate gives it without return_prompt=False:"
+            " the policy would learn to repeat its queries."
         )
     ends = zip(responses, masks or (), strict=False)
     if hidden := sum(bool(r[-1] == eos) and not bool(mask[-1]) for r, mask in ends):
         messages.append(
-            f"response_masks leave out the final EOS of {hidden} of {len(responses)} responses, as"
-            " a mask made from ids != pad does where the pad token is EOS. Make masks from"
-            " lengths: otherwise the policy learns nothing about stopping."
+            f"response_masks leave out the final EOS of {hidden} of {len(responses)} responses, so"
+            " nothing is learnt about stopping. Make masks from lengths rather than ids != pad."
         )
     for message in messages:
         warnings.warn(message, stacklevel=3)

@@ -125,9 +125,8 @@ def _generate(
 
 def _not_finite() -> FloatingPointError:
     return FloatingPointError(
-        "The policy's next-token probabilities hold NaN, Inf or negative numbers, so nothing can be"
-        " sampled. Usual causes: float16 weights trained directly (load them in float32, or use"
-        " bf16 autocast), or a learning rate that is too high. Go back to the last checkpoint."
+        "The policy's next-token probabilities are not finite, so nothing can be sampled. Train"
+        " float32 weights, lower the learning rate, or go back to the last checkpoint."
     )
 
 
@@ -143,9 +142,7 @@ def pad_token_id(tokenizer) -> int:
     """The tokenizer's padding token, or EOS where it has none."""
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     if pad is None:
-        raise ValueError(
-            "The tokenizer has neither a pad nor an EOS token; set tokenizer.pad_token."
-        )
+        raise ValueError("The tokenizer has no pad and no EOS token; set tokenizer.pad_token.")
     return pad
 
 
@@ -179,10 +176,6 @@ def samples_plainly(model, settings: dict, begin_suppress: Sequence[int] = ()) -
             cure = f"Pass {name}={neutral}."
             if name == "begin_suppress_tokens":
                 cure = "Use PPOConfig(begin_suppress_tokens=...): then scoring masks them, too."
-            warnings.warn(
-                f"Sampling with {name}={value} is not sampling from the distribution whose "
-                "log-probabilities PPO scores: ratios are biased, and the KL can become negative. "
-                f"{cure}",
-                stacklevel=4,
-            )
+            what = f"Sampling with {name}={value} is not from the distribution that PPO scores"
+            warnings.warn(f"{what}: the KL can become negative. {cure}", stacklevel=4)
     return plain

@@ -1,6 +1,5 @@
 """PPO, step by step: ``generate`` → your reward → ``step`` → ``log_stats``."""
 
-import copy
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -18,9 +17,11 @@ from rlhf_course.ppo import algorithm as ppo
 from rlhf_course.ppo.checks import check_samples, stack_scores, warn_about_samples
 from rlhf_course.ppo.config import PPOConfig
 from rlhf_course.ppo.detectors import Detectors
+from rlhf_course.ppo.outputs import Outputs
 from rlhf_course.ppo.parts import make_dataloader, make_reference, prepare_models
 from rlhf_course.ppo.rollout import Rollout
 from rlhf_course.ppo.sampling import generate, pad_token_id
+from rlhf_course.ppo.score_scaling import RunningMoments, scale_scores
 from rlhf_course.ppo.update import (
     MiniBatch,
     add_advantages,
@@ -32,7 +33,7 @@ from rlhf_course.ppo.update import (
 from rlhf_course.runtime import tracking
 
 
-class PPOTrainer:
+class PPOTrainer(Outputs):
     """PPO for a policy with a value head, with the stepwise interface of TRL up to 0.11.
 
     The arithmetic is the classic one, held to frozen numbers by the tests, with deliberate
@@ -81,7 +82,7 @@ class PPOTrainer:
             )
         else:
             self.kl_ctl = ppo.FixedKLController(config.init_kl_coef)
-        self.running, self.detectors = ppo.RunningMoments(), Detectors(config.target)
+        self.running, self.detectors = RunningMoments(), Detectors(config.target)
         self.current_step, self.is_whole = 0, True  # not whole while a step moves weights
         self.checkpoints: list[Path] = []  # that this trainer wrote or was resumed from
 
@@ -140,12 +141,14 @@ class PPOTrainer:
         ``ValueError`` for unusable input and ``FloatingPointError`` for NaN or Inf.
         """
         started, rate = time.perf_counter(), self.optimizer.param_groups[0]["lr"]
-        was_whole = self.is_whole
-        size, total = self.config.batch_size, partial(self.accelerator.reduce, reduction="sum")
+        running, was_whole, config = self.running, self.is_whole, self.config
+        size, total = config.batch_size, partial(self.accelerator.reduce, reduction="sum")
         given = queries, responses, scores, response_masks
         queries, responses = check_samples(self.policy, size, *given)
         warn_about_samples(queries, responses, response_masks, self.tokenizer)
-        scores, running = self._scale(scores)
+        scores = stack_scores(scores, self.accelerator.device, self.current_step)
+        if config.use_score_scaling or config.score_clip is not None:
+            scores, running = scale_scores(scores, running, config, self.accelerator)
         with torch.inference_mode(False), without_dropout(self.model, checkpointing=True):
             pad = pad_token_id(self.tokenizer)
             rollout = Rollout.from_lists(queries, responses, scores, pad, response_masks)
@@ -174,17 +177,6 @@ class PPOTrainer:
             parts = self.model, self.optimizer, self.accelerator
             return optimize(*parts, rollout, config, step, first_pass)
 
-    def _scale(self, scores) -> tuple[Tensor, ppo.RunningMoments]:
-        """Scores (B,) as the config asks, and the moments that this step leaves if it succeeds."""
-        scores = stack_scores(scores, self.accelerator.device, self.current_step)
-        running, config = copy.copy(self.running), self.config
-        if config.use_score_scaling:
-            running.update(self.accelerator.gather(scores))
-            scores = running.scale(scores, config.use_score_norm)
-        if config.score_clip is not None:
-            scores = scores.clamp(-config.score_clip, config.score_clip)
-        return scores, running
-
     @property
     def policy(self):
         """The policy itself, without what data parallelism wraps around it."""
@@ -195,44 +187,6 @@ class PPOTrainer:
         if self.ref_model is not None:
             return nullcontext(self.ref_model)
         return use_adapter(self.policy, REFERENCE)
-
-    def log_stats(
-        self,
-        stats: dict,
-        batch: dict[str, list],
-        rewards: Sequence[Tensor] | Tensor,
-        columns_to_log: Sequence[str] = ("query", "response"),
-    ) -> None:
-        """Warn of symptoms in the statistics; send them, scores and samples to the tracker."""
-        step = self.current_step - 1
-        if self.accelerator.is_main_process:
-            self.detectors.check(stats, step)
-        if self.config.log_with is not None:
-            scores = stack_scores(rewards, self.accelerator.device, step)
-            if missing := [name for name in columns_to_log if name not in batch]:
-                raise ValueError(
-                    f"The batch has no column {missing[0]}; it has {', '.join(batch)}."
-                )
-            columns = {name: list(batch[name]) for name in columns_to_log}
-            tracking.log_step(self.accelerator, stats, columns, scores, step)
-
-    def save_pretrained(self, save_directory: str) -> None:
-        """Save policy, value head and tokenizer into one folder; the first process writes.
-
-        Raises ``RuntimeError`` after half a step, and as the policy's ``save_pretrained``.
-        """
-        self.check_whole()
-        if self.accelerator.is_main_process:
-            self.policy.save_pretrained(save_directory, tokenizer=self.tokenizer)
-        self.accelerator.wait_for_everyone()
-
-    def check_whole(self) -> None:
-        """Raise ``RuntimeError`` where an interrupt or NaN ended a step before it was whole."""
-        if not self.is_whole:
-            raise RuntimeError(
-                "A step ended while its weights moved, and nothing is saved since then. Go back to"
-                " the last checkpoint."
-            )
 
 
 class Clock:

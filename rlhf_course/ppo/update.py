@@ -167,17 +167,15 @@ def is_usable(seen: MiniBatch, config: PPOConfig, step: int, number: int) -> boo
     if ratio > config.ratio_threshold:
         seen.stats.update({name: torch.zeros_like(seen.mask.sum()) for name in LOSSES})
         warnings.warn(
-            f"Step {step + 1}: the mean ratio of mini-batch {number} is {ratio:.2f}, above "
-            f"ratio_threshold {config.ratio_threshold}, so it moved no weight. If this goes on, "
-            "lower the learning rate.",
+            f"Step {step + 1}: mini-batch {number} moved no weight: its mean ratio is {ratio:.2f},"
+            f" above ratio_threshold {config.ratio_threshold}. Again? Lower the learning rate.",
             stacklevel=4,
         )
         return False
     if not np.isfinite(loss):
         raise FloatingPointError(
-            f"Step {step + 1}: the loss is {loss} in mini-batch {number}; it moved no weight,"
-            " others of this step may have. Lower the learning rate, clip with max_grad_norm, or"
-            " look at the size of the scores (score_clip)."
+            f"Step {step + 1}: the loss is {loss} in mini-batch {number}; earlier ones have moved"
+            " weights. Lower the learning rate, or clip (max_grad_norm, score_clip)."
         )
     return True
 
@@ -188,8 +186,8 @@ def move(model, optimizer, accelerator: Accelerator, config: PPOConfig, step: in
     if not norm.isfinite() and accelerator.scaler is None:  # a scaler halves its scale instead
         optimizer.zero_grad()
         raise FloatingPointError(
-            f"Step {step + 1}: the norm of a gradient is {norm.item()}; it moved no weight, others "
-            "of this step may have. Lower the learning rate, or train float32 weights."
+            f"Step {step + 1}: the norm of a gradient is {norm.item()}; earlier ones have moved"
+            " weights. Lower the learning rate, or train float32 weights."
         )
     optimizer.step()
 
