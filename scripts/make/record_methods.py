@@ -1,0 +1,56 @@
+"""Record notebook 07's runs on film reviews: a card per method and seed; goes on where it stopped.
+
+    python scripts/make/record_methods.py --search   # step sizes, at seeds of their own
+    python scripts/make/record_methods.py            # the step sizes of the config, five seeds
+
+It runs the notebook's own cells, those tagged methods. Two at a time: --only a part in each.
+"""
+
+import argparse
+import sys
+from itertools import product
+from pathlib import Path
+
+import nbformat
+
+from rlhf_course.course.presets import ROOT, load_preset
+from rlhf_course.course.run_card import quiet_libraries
+
+NOTEBOOK = "07_after_ppo"
+SEARCH_SEEDS = 100, 101
+RATES = {"RLOO": (3.5e-4, 7e-4, 1.4e-3), "GRPO": (3.5e-4, 7e-4), "Dr. GRPO": (3.5e-4, 7e-4)}
+RATES |= {"PPO": (1.75e-4, 3.5e-4, 7e-4), "DPO": (1e-4, 2e-4, 4e-4)}
+
+
+def methods(preset: str, overrides: dict) -> dict:
+    """Run the tagged cells; return their names."""
+    names = {"settings": load_preset(NOTEBOOK, preset, overrides), "preset": preset}
+    for cell in nbformat.read(ROOT / "notebooks" / f"{NOTEBOOK}.ipynb", as_version=4).cells:
+        if "methods" in cell.metadata.get("tags", []):
+            exec(compile(cell.source, NOTEBOOK, "exec"), names)
+    return names
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--preset", default="tiny")
+    parser.add_argument("--search", action="store_true", help="try step sizes")
+    parser.add_argument("--only", nargs="+", help="methods, by name (default: all)")
+    parser.add_argument("--output", type=Path, default=ROOT / "figs" / "measured" / "methods")
+    chosen = parser.parse_args(arguments)
+    quiet_libraries()
+    names = methods(chosen.preset, {})
+    settings, record, runs = names["settings"], names["record"], names["RUNS"]
+    if chosen.search:
+        todo = [(n, s, rate) for n, rates in RATES.items() for rate in rates for s in SEARCH_SEEDS]
+    else:
+        seeds = range(settings.text_seeds)
+        todo = [(name, seed, names["rate_of"](name)) for seed, name in product(seeds, runs)]
+    folder = chosen.output / "search" if chosen.search else chosen.output
+    for name, seed, rate in todo:
+        if name in (chosen.only or [name]):
+            print(record(folder, name, seed, rate), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
