@@ -57,8 +57,9 @@ class Engine(NBClientEngine):
     @classmethod
     def execute_managed_notebook(cls, nb_man, kernel_name, **kwargs):
         how = {"resources": {"metadata": {"path": str(NOTEBOOKS)}}}  # its cwd is not for threads
-        timeout = kwargs["start_timeout"]
-        return Client(nb_man, kernel_name=kernel_name, startup_timeout=timeout, **how).execute()
+        # A kernel that shuts itself down sometimes prints a traceback of ipykernel.
+        how |= {"startup_timeout": kwargs["start_timeout"], "shutdown_kernel": "immediate"}
+        return Client(nb_man, kernel_name=kernel_name, **how).execute()
 
 
 papermill_engines.register("course", Engine)
