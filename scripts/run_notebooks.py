@@ -52,12 +52,11 @@ class Client(PapermillNotebookClient):
 
 
 class Engine(NBClientEngine):
-    """papermill's own, with that client."""
+    """papermill's own, with that client; it ends kernels, whose own shutdown may print errors."""
 
     @classmethod
     def execute_managed_notebook(cls, nb_man, kernel_name, **kwargs):
         how = {"resources": {"metadata": {"path": str(NOTEBOOKS)}}}  # its cwd is not for threads
-        # A kernel that shuts itself down sometimes prints a traceback of ipykernel.
         how |= {"startup_timeout": kwargs["start_timeout"], "shutdown_kernel": "immediate"}
         return Client(nb_man, kernel_name=kernel_name, **how).execute()
 
