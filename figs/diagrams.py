@@ -318,14 +318,15 @@ def adapters() -> Figure:
 @figure(
     "What each method drops of PPO",
     "While it trains, PPO samples, asks a reward model, keeps a critic, and clips a ratio."
-    " Best-of-n trains nothing; DPO drops all four and learns from pairs; RLOO drops critic and"
-    " ratio; GRPO drops the critic alone; Dr. GRPO drops GRPO's divisions by deviation and length,"
-    " too.",
+    " Best-of-n trains nothing; DPO drops all four and learns from pairs; RLOO and GRPO drop only"
+    " the critic, and RLOO's clip does nothing at one update per batch; Dr. GRPO also drops GRPO's"
+    " divisions by deviation and length.",
 )
 def family() -> Figure:
     """The family tree of notebook 07."""
     drawing, axis = canvas(466)
     parts = "samples", "reward model", "critic", "ratio and clip"
+    no_critic = (*parts[:2], parts[3])
     trunk, heads = 152, {}
     model(axis, Box(500, 48, 150, 48), "PPO", "policy")
     words(axis, 95, 108, "used while\ntraining:", color=QUIET)
@@ -334,14 +335,19 @@ def family() -> Figure:
     columns = (
         ("best-of-n", "no training", "n answers are scored,\nthe best one is kept", ()),
         ("DPO", "2023", "pairs, made once;\nthe policy is its own\nreward model", ()),
-        ("RLOO", "2024", "baseline: mean of\nthe prompt's others", parts[:2]),
+        (
+            "RLOO",
+            "2024",
+            "baseline: mean of\nthe prompt's others;\none update: no clipping",
+            no_critic,
+        ),
         (
             "GRPO",
             "2024",
             "baseline: group's mean;\ndivides by deviation\nand by length",
-            (*parts[:2], parts[3]),
+            no_critic,
         ),
-        ("Dr. GRPO", "2025", "as GRPO, without\nthe two divisions", (*parts[:2], parts[3])),
+        ("Dr. GRPO", "2025", "as GRPO, without\nthe two divisions", no_critic),
     )
     for i, (name, year, instead, kept) in enumerate(columns):
         x = 110 + 195 * i

@@ -18,8 +18,8 @@ from rlhf_course.course.run_card import quiet_libraries
 
 NOTEBOOK = "07_after_ppo"
 SEARCH_SEEDS = 100, 101
-RATES = {"RLOO": (3.5e-4, 7e-4, 1.4e-3), "GRPO": (3.5e-4, 7e-4), "Dr. GRPO": (3.5e-4, 7e-4)}
-RATES |= {"PPO": (1.75e-4, 3.5e-4, 7e-4), "DPO": (1e-4, 2e-4, 4e-4)}
+RATES = dict.fromkeys(("PPO", "RLOO", "GRPO", "Dr. GRPO"), (1.75e-4, 3.5e-4))
+RATES = {"DPO": (1e-4, 2e-4, 4e-4)} | RATES
 
 
 def methods(preset: str, overrides: dict) -> dict:
