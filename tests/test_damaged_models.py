@@ -115,7 +115,7 @@ def test_a_damaged_file_is_named(folders, case):
     path = folders / name / file
     for content in (path.read_bytes()[: path.stat().st_size // 2], b"", b"something else" * 99):
         path.write_bytes(content)
-        assert said(lambda: use(folders / name)).startswith(f"{path} cannot be read")
+        assert said(lambda: use(folders / name)).startswith(f"{path} is damaged")
 
 
 def test_an_empty_tokenizer_is_none(folders):
@@ -204,3 +204,9 @@ def test_one_text_is_no_list(folders):
     reward = SentimentReward(folders / "classifier")
     assert reward([]).shape == (0,)
     said(lambda: reward("A good film."), TypeError)
+
+
+def test_weights_of_more_layers_than_the_config_has(folders):
+    edit_json(folders / "policy" / "config.json", n_layer=1)
+    with pytest.raises(ValueError, match="config.json has 1 layers, and there is a .*h.1"):
+        load(folders / "policy")

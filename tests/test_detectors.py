@@ -66,10 +66,11 @@ def test_a_resumed_run_is_not_told_that_its_reference_differs():
     assert run([stats(kl=2.0)], first=7)[0].fired == {}
 
 
-def test_float16_weights_are_pointed_out():
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_trained_weights_of_half_precision_are_pointed_out(dtype):
     policy = make_policy()
-    policy.pretrained_model.half()
-    with pytest.warns(UserWarning, match="trainable weights are float16"):
+    policy.pretrained_model.to(dtype)
+    with pytest.warns(UserWarning, match=f"trains {dtype} weights, which"):
         make_trainer(policy)
 
 

@@ -166,6 +166,12 @@ def test_a_damaged_file_is_one_sentence(name, data, tmp_path):
     assert "\n" not in str(raised.value)
 
 
+def test_a_missing_part_of_a_split_is_refused(tmp_path):
+    write_rows(write_rows(tmp_path, ROWS, "train-00000-of-00003.jsonl"), ROWS, "test.jsonl")
+    with invalid("train has 1 of 3 parts"):
+        load_reviews(tmp_path, "train")
+
+
 def test_two_formats_of_one_split_are_refused(tmp_path):
     write_rows(write_rows(tmp_path, ROWS), b"text,label\na,0\nb,1\n", "train.csv")
     with invalid(r"Which is meant, .*train\.csv or train\.jsonl"):

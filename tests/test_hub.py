@@ -20,7 +20,7 @@ HC3, PAIRS = "Hello-SimpleAI/HC3-Chinese", "beyond/rlhf-reward-single-round-tran
 GPT2, BAICHUAN = "lvwerra/gpt2-imdb", "baichuan-inc/Baichuan2-7B-Base"
 GPT2_CONFIG = '{"model_type": "gpt2"}'
 LOGIN = "run hf auth login or set HF_TOKEN."
-BROKEN = "broke off. Start again: whole files are kept, half ones are not."
+BROKEN = "broke off. Start again."
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """Load models, adapters and value heads, and check that they are complete and on their own base."""
 
 import hashlib
+import re
 from collections.abc import Collection
 from pathlib import Path, PurePosixPath
 
@@ -80,6 +81,10 @@ def _check_report(
         key: f"{key} has shape {tuple(saved)}, and this {kind} needs {tuple(wanted)}"
         for key, saved, wanted in report["mismatched_keys"]
     }
+    layers = getattr(model.config.get_text_config(), "num_hidden_layers", None)
+    for key in report["unexpected_keys"] if layers else ():
+        if (number := re.search(r"\.(\d+)\..*weight$", key)) and int(number[1]) >= layers:
+            faults[key] = f"config.json has {layers} layers, and there is a {key}"
     if found := sorted(key for key in faults if key.startswith(needed)):
         text = f"{label} is incomplete, or no {kind} of this size: {faults[found[0]]}."
         if kind.endswith("Classification"):

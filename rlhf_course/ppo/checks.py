@@ -100,7 +100,10 @@ def warn_about_samples(queries, responses, masks, tokenizer) -> None:
     """Warn of padding, repeated prompts and masked EOS, which PPO would learn like the rest."""
     eos, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
     pad = eos if pad is None else pad
-    padded = {"queries": [len(q) > 1 and bool((q[:2] == pad).all()) for q in queries]}
+    ends = [(q[:2], q[-2:]) for q in queries]
+    padded = {
+        "queries": [any(len(end) > 1 and bool((end == pad).all()) for end in x) for x in ends]
+    }
     padded["responses"] = [eos is not None and bool((r[:-1] == eos).any()) for r in responses]
     messages = [
         f"{sum(rows)} of {len(rows)} {name} are padded (token {pad}), and padding is learnt like"

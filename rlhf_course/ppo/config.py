@@ -101,30 +101,25 @@ class PPOConfig:
                 "logprob_chunk_size is not for kl_penalty 'full', which needs all logits at once."
             )
         if self.kl_penalty not in KL_PENALTIES:
-            raise ValueError(
-                f"kl_penalty {self.kl_penalty!r} is unknown; choose one of "
-                f"{', '.join(KL_PENALTIES)}."
-            )
+            known = ", ".join(KL_PENALTIES)
+            raise ValueError(f"kl_penalty {self.kl_penalty!r} is unknown; choose one of {known}.")
         if self.use_score_norm and not self.use_score_scaling:
-            raise ValueError(
-                "use_score_norm centres scaled scores: set use_score_scaling=True with it."
-            )
+            raise ValueError("use_score_norm needs use_score_scaling=True.")
 
     def _check_sizes(self) -> None:
         size = self.mini_batch_size * self.gradient_accumulation_steps
         if size < 1 or self.batch_size < 1 or self.batch_size % size or self.ppo_epochs < 1:
             raise ValueError(
-                f"batch_size {self.batch_size} is not a multiple of mini_batch_size × "
-                f"gradient_accumulation_steps = {self.mini_batch_size} × "
-                f"{self.gradient_accumulation_steps} = {size}, or ppo_epochs {self.ppo_epochs} is "
-                "below 1. Choose sizes that divide."
+                f"batch_size {self.batch_size} must be a multiple of {size}, mini_batch_size times "
+                f"gradient_accumulation_steps, and ppo_epochs ({self.ppo_epochs}) at least 1."
             )
         if self.adap_kl_ctrl and self.horizon <= 0.2 * self.batch_size:
             raise ValueError(  # β · (1 − 0.2 · batch_size / horizon)
-                f"horizon is {self.horizon:g} samples, too few for steps of {self.batch_size}: the "
-                f"KL coefficient could turn negative. Use {self.batch_size} or more, or "
-                "adap_kl_ctrl=False."
+                f"horizon is {self.horizon:g} samples, so the KL coefficient could turn negative. "
+                f"Use {self.batch_size} or more, or adap_kl_ctrl=False."
             )
+        if max(self.gamma, self.lam) > 1:
+            raise ValueError(f"gamma {self.gamma} and lam {self.lam} must be at most 1.")
 
     def to_dict(self) -> dict:
         """The settings as a flat dictionary, for trackers."""

@@ -55,11 +55,11 @@ def prepare_models(
             "Only the value head would be trained: no weight of the policy requires a gradient. "
             "Load an adapter with is_trainable=True, or call requires_grad_() on what is to learn."
         )
-    if any(p.dtype == torch.float16 for p in trained.values()):
+    harms = {torch.float16: "ends in NaN", torch.bfloat16: "rounds most small updates away"}
+    for dtype in {p.dtype for p in trained.values()} & {*harms}:
         warnings.warn(
-            "The policy's trainable weights are float16, which ends in NaN sooner or later. Load "
-            "the model with dtype=torch.float32 and let mixed_precision='bf16' make it fast, or "
-            "train an adapter in float32.",
+            f"The policy trains {dtype} weights, which {harms[dtype]}. Load the model with "
+            "dtype=torch.float32 and mixed_precision='bf16', or train an adapter in float32.",
             stacklevel=3,
         )
     if ref_model is not None:
@@ -70,9 +70,8 @@ def prepare_models(
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if missing := [name for name, p in trained.items() if id(p) not in held]:
         raise ValueError(
-            f"The optimizer does not hold the policy's weight {missing[0]} ({len(missing)} of"
-            f" {len(trained)} are missing): make it of this policy's parameters(), after loading,"
-            " or freeze what is not to be trained."
+            f"The optimizer lacks {len(missing)} of the policy's {len(trained)} trainable weights,"
+            f" such as {missing[0]}: make it of this policy's parameters(), after loading."
         )
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable()
@@ -83,8 +82,8 @@ def prepare_models(
 def _check_reference(model, ref_model, trained: dict) -> None:
     if {id(p) for p in trained.values()} & {id(p) for p in ref_model.parameters()}:
         raise ValueError(
-            "The reference has weights that the policy trains, so the KL would stay 0: leave "
-            "ref_model out for a frozen copy, or load the reference apart."
+            "The reference has weights that the policy trains, so the KL would stay 0. Leave "
+            "ref_model out for a frozen copy, or load the reference separately."
         )
     if ref_model.vocab_size != model.vocab_size:
         raise ValueError(
@@ -103,9 +102,8 @@ def check_tokenizer(tokenizer, model) -> None:
     known = known if isinstance(known, list) else [known]
     if eos is not None and None not in known and eos not in known:
         raise ValueError(
-            f"The tokenizer ends texts with token {eos}, and the model with {known}: responses "
-            "would never end, or end unseen. Set tokenizer.eos_token, or the model's "
-            "generation_config.eos_token_id."
+            f"The tokenizer ends texts with token {eos}, the model with {known}: responses would "
+            "not end. Set tokenizer.eos_token or generation_config.eos_token_id."
         )
     if any(token is not None and token >= model.vocab_size for token in known):
         raise ValueError(f"The model ends with token {known}, and has only {model.vocab_size}.")

@@ -36,11 +36,9 @@ from rlhf_course.runtime import tracking
 class PPOTrainer(Outputs):
     """PPO for a policy with a value head, with the stepwise interface of TRL up to 0.11.
 
-    The arithmetic is the classic one, held to frozen numbers by the tests, with deliberate
-    differences, all of them on the page site/ppo-api.md. In short: dropout is off; padding changes
-    no number; NaN, Inf and empty responses raise; settings that change the sampled distribution
-    warn; so does ``log_stats`` of symptoms; accumulation weights mini-batches by their
-    tokens; under ``accelerate launch``, P processes with B samples each equal one with P·B.
+    The arithmetic is the classic one, with the differences that site/ppo-api.md lists. In short:
+    dropout is off; padding changes no number; NaN, Inf and empty responses raise; accumulation
+    weights mini-batches by their tokens; P processes with B samples each equal one with P·B.
 
     Args:
         config: settings, see :class:`PPOConfig`.

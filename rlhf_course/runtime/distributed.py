@@ -21,8 +21,8 @@ def init(cpu: bool = False) -> PartialState:
     state = PartialState(cpu=wanted or (several and not torch.cuda.is_available()))
     if wanted and state.device.type != "cpu":
         raise ValueError(
-            f"This process already runs on {state.device}, and accelerate keeps one device per"
-            " process. Restart the kernel and ask for the CPU first, or set ACCELERATE_USE_CPU=1."
+            f"This process already runs on {state.device}. Restart it, with the CPU asked for first"
+            " or ACCELERATE_USE_CPU=1."
         )
     return state
 

@@ -15,8 +15,8 @@ SMALL = ["*.json", "*.txt", "*.model", "*.jinja"]  # configs and tokenizers
 WEIGHTS = ["*model*.safetensors", "v_head.safetensors"], ["pytorch_model*.bin", "adapter_model.bin"]
 LOGIN = "run hf auth login or set HF_TOKEN."
 NEEDS_CODE = (
-    "which needs code of its own, and that is not run here. Convert it first to one that"
-    " transformers knows (Baichuan: scripts/convert_baichuan.py)."
+    "which needs code of its own, and that is not run here. Convert it first"
+    " (Baichuan: scripts/convert_baichuan.py)."
 )
 
 
@@ -66,8 +66,7 @@ def _explain(error: BaseException, source: str, kind: str) -> Exception | None:
     """Return the error in a sentence, found by class names, because the HTTP library varies."""
     if kind == "model" and (damaged := next(filter(is_damaged, Path(source).glob("*")), None)):
         return ValueError(
-            f"{damaged} cannot be read: it is damaged, cut short or git-lfs's pointer. Copy,"
-            " download or save it again."
+            f"{damaged} is damaged, cut short or git-lfs's pointer. Copy or save it again."
         )
     names, hub = "", constants.ENDPOINT
     while error is not None:
@@ -87,8 +86,7 @@ def _explain(error: BaseException, source: str, kind: str) -> Exception | None:
         ),
         "RemoteProtocolError|ReadError|ReadTimeout|Consistency check failed": (
             ConnectionError,
-            f"The download of {source} from {hub} broke off. Start again: whole files are kept,"
-            " half ones are not.",
+            f"The download of {source} from {hub} broke off. Start again.",
         ),
         "TransportError|LocalEntryNotFoundError|OfflineModeIsEnabled|ConnectionError": (
             ConnectionError,

@@ -118,7 +118,7 @@ def test_a_cpu_that_is_asked_for_is_used_by_several_trainers():
 
 def test_a_cpu_that_is_asked_for_too_late_is_refused_with_a_sentence():
     make_trainer()
-    with pytest.raises(ValueError, match="already runs on cuda.*Restart the kernel and ask"):
+    with pytest.raises(ValueError, match="already runs on cuda.*Restart it"):
         make_trainer(accelerator_kwargs={"cpu": True})
 
 
