@@ -58,7 +58,7 @@ models: $(READY)
 	@test -n "$(IMDB)" || { echo "make models IMDB=FOLDER, a folder of IMDB in the hub's layout." >&2; exit 1; }
 	$(BIN)/python scripts/make/train_imdb_models.py $(IMDB)
 	$(BIN)/python scripts/make/measure_imdb_models.py $(IMDB)
-	$(BIN)/python scripts/make/train_baichuan_base.py
+	$(BIN)/python scripts/make/train_baichuan_mini.py
 
 clean:
 	rm -rf $(VENV) build .pytest_cache .ruff_cache *.egg-info

@@ -1,6 +1,6 @@
 """Pretrain models/baichuan-mini, and write its card.
 
-    python scripts/make/train_baichuan_base.py
+    python scripts/make/train_baichuan_mini.py
 
 It is a small Baichuan2 that has read Chinese prose and never an answer. Training goes on where it
 was stopped; its checkpoints are in build/baichuan_mini.
