@@ -42,8 +42,11 @@ def copy(source: Path, target: Path) -> None:
 
 
 def at_root(text: str) -> str:
-    """A page of this folder as it must read one folder up."""
-    return text.replace("](../", "](")
+    """Return a page of this folder as it must read one folder up, and for Sphinx.
+
+    GitHub needs an ``<a id>`` where Sphinx needs a target.
+    """
+    return re.sub(r'<a id="([\w-]+)"></a>\n', r"(\1)=", text.replace("](../", "]("))
 
 
 def fold(notebook: dict) -> None:
@@ -105,7 +108,6 @@ def write_pages(folder: Path) -> None:
     from api import api_page
     from metrics import metrics_page
     from play import play_page
-    from quiz import quiz_page
 
     (folder / "cards").mkdir()
     curves = (
@@ -116,7 +118,7 @@ def write_pages(folder: Path) -> None:
     pages["metrics.md"] = metrics_page(
         {key: values for curve in curves for key, values in curve.items()}
     )
-    pages |= {"quiz.md": quiz_page(), "api.md": api_page(), "play.md": play_page()}
+    pages |= {"api.md": api_page(), "play.md": play_page()}
     pages["sources.md"] += sources_list()
     if not (ROOT / "slides/slides.html").exists():
         del pages["slides.md"]

@@ -1,4 +1,7 @@
-"""The page about metrics: what a stat means comes from MEANING, the rest from metrics.yaml."""
+"""Write metrics.md below its introduction: meanings come from MEANING, the rest from metrics.yaml.
+
+python site/metrics.py
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from rlhf_course.ppo.config import PPOConfig
 from rlhf_course.ppo.stats import MEANING
 
 HERE = Path(__file__).parent
+PAGE = HERE / "metrics.md"
 
 
 def load_groups() -> list[dict]:
@@ -67,11 +71,12 @@ def section(key: str, stat: dict, curve: list[float] | None) -> str:
     if curve:
         lines += (
             f"\n- **Measured:** {curve[0]:.3g} at the first and {curve[-1]:.3g} at the last of"
-            f" {len(curve)} steps of [notebook 04](notebooks/04_gpt2_imdb_ppo.ipynb)\n\n"
+            f" {len(curve)} steps of [notebook 04](../notebooks/04_gpt2_imdb_ppo.ipynb)\n\n"
             + (picture(key, curve) if min(curve) < max(curve) else "")
         )
     return f"""
-({anchor(key)})=
+<a id="{anchor(key)}"></a>
+
 ### `{key}`
 
 {means[0].upper()}{means[1:]}.
@@ -85,11 +90,16 @@ $$
 
 
 def metrics_page(curves: dict[str, list[float]]) -> str:
-    """The whole page in Markdown; ``curves`` holds measured values per step, for some stats or
-    none.
+    """Return the page in Markdown: metrics.md as far as its first section, then each stat.
+
+    ``curves`` has measured values per step, for some stats or none.
     """
-    parts = [(HERE / "metrics.md").read_text()]
+    parts = [PAGE.read_text(encoding="utf-8").partition("\n## ")[0].rstrip() + "\n"]
     for group in load_groups():
         parts.append(f"## {group['title']}\n\n{fill(group['about'])}\n")
         parts += [section(key, stat, curves.get(key)) for key, stat in group["stats"].items()]
     return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(metrics_page({}), encoding="utf-8")

@@ -1,4 +1,7 @@
-"""The quiz page, made from quiz.yaml; the numbers in it are computed here."""
+"""Write quiz.md from quiz.yaml; the numbers in it are computed here.
+
+python site/quiz.py
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from rlhf_course.ppo.algorithm import AdaptiveKLController
 from rlhf_course.rewards import pairwise_loss
 
 SOURCE = Path(__file__).with_name("quiz.yaml")
+PAGE = Path(__file__).with_name("quiz.md")
 INTRODUCTION = """# Quiz
 
 Five questions or more to each notebook. Open the answer that you would give: it says whether it is
@@ -66,7 +70,7 @@ def quiz_page() -> str:
     lines, last = [INTRODUCTION], None
     for notebook, question, answers in questions():
         if notebook != last:
-            lines.append(f"## To notebook [{notebook[:2]}](notebooks/{notebook}.ipynb)\n")
+            lines.append(f"## To notebook [{notebook[:2]}](../notebooks/{notebook}.ipynb)\n")
             number, last = 0, notebook
         number += 1
         lines.append(f"**{number}.** {question}\n")
@@ -74,3 +78,7 @@ def quiz_page() -> str:
             verdict = "Right." if right else "No."
             lines.append(f"<details><summary>{text}</summary>\n\n{verdict} {why}\n\n</details>\n")
     return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(quiz_page(), encoding="utf-8")

@@ -22,15 +22,24 @@ SITE = Path(__file__).resolve().parents[1] / "site"
 sys.path.insert(0, str(SITE))
 
 import home  # noqa: E402
+import metrics  # noqa: E402
+import quiz  # noqa: E402
 from address import addresses, fetching, written  # noqa: E402
-from metrics import metrics_page  # noqa: E402
 
 
 def test_the_page_about_metrics_has_each_stat_and_its_defaults():
-    page = metrics_page({"objective/kl": [0.0, 1.0]})
+    page = metrics.metrics_page({"objective/kl": [0.0, 1.0]})
     assert set(MEANING) < set(re.findall(r"^### `(.+)`$", page, re.M))
     assert "`target` (6)" in page and ":g}" not in page
     assert "0 at the first and 1 at the last of 2 steps" in page and "<polyline" in page
+
+
+def test_the_committed_pages_are_those_of_their_sources():
+    """Notebooks link to these pages, and GitHub shows them as they are committed."""
+    committed = metrics.PAGE.read_text(encoding="utf-8")
+    assert committed == metrics.metrics_page({}), "run python site/metrics.py"
+    committed = quiz.PAGE.read_text(encoding="utf-8")
+    assert committed == quiz.quiz_page(), "run python site/quiz.py"
 
 
 def right_column() -> list[str]:
@@ -83,7 +92,7 @@ def test_every_notebook_fetches_the_course_from_its_address_and_no_other():
 
 
 def test_links_of_pages_lead_to_files():
-    pages = {path.name for path in SITE.glob("*.md")} | {"quiz.md", "api.md"}
+    pages = {path.name for path in SITE.glob("*.md")} | {"api.md"}
     for page in [*SITE.glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]:
         links = re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8"))
         for link in (link for link in links if "://" not in link and "{" not in link):

@@ -7,22 +7,10 @@ from engine import Set, normal
 SET = Set("06_reward_hacking", "The reward-hacking clinic")
 check = SET.check
 
-CURVES = {  # five steps each, of runs as notebook 06 makes them
-    "one": {
-        "score": [0.1, 0.9, 1.6, 2.0, 2.2],
-        "KL": [0, 3, 7, 12, 19],
-        "length": [24, 15, 6, 2, 1],
-    },
-    "two": {
-        "score": [0.1, 0.1, 0.2, 0.1, 0.2],
-        "KL": [0, -0.8, -1.1, -1.3, -1.4],
-        "length": [24, 24, 23, 24, 24],
-    },
-    "three": {
-        "score": [0.1, 0.3, 0.5, 0.8, 1.0],
-        "KL": [21.5, 21.9, 22.4, 22.8, 23.1],
-        "length": [24, 24, 25, 24, 25],
-    },
+RUNS = {  # KL at the first step, and later
+    "one": ("0", "higher"),
+    "two": ("0", "below 0"),
+    "three": ("above 0", "higher"),
 }
 
 
@@ -33,13 +21,13 @@ CURVES = {  # five steps each, of runs as notebook 06 makes them
     "In a healthy run KL starts at 0, and is never clearly negative.",
 )
 def diagnose(run):
-    """What is wrong with a run, from its curves alone: str → str.
+    """Say what is wrong with a run, only from its curves: str → str.
 
     | run | score | KL | length |
     |---|---|---|---|
-    | one | 0.1 → 2.2 | 0 → 19 | 24 → 1 |
-    | two | 0.1 → 0.2 | 0 → −1.4 | 24 → 24 |
-    | three | 0.1 → 1.0 | 21.5 → 23.1 | 24 → 25 |
+    | one | rises | 0 at step 1, then rises | falls to one token |
+    | two | stays the same | 0 at step 1, then stays below 0 | stays the same |
+    | three | rises slowly | far above 0 at step 1 already | stays the same |
 
     Answer for each of `"one"`, `"two"`, `"three"` with one of `"empty answers"`,
     `"sampling settings"`, `"wrong reference"`, `"learning rate too low"`, `"healthy"`.
@@ -53,13 +41,13 @@ def diagnose(run):
 
 @diagnose.inputs
 def _(dice):
-    return (list(CURVES)[dice.initial_seed() % 3],)
+    return (list(RUNS)[dice.initial_seed() % 3],)
 
 
 @diagnose.mistake
 def the_score_is_all(run):
-    """Run one is not healthy because its score rises: its answers shrank to one token
-    at a KL of 19. The reward model likes empty answers, and the policy found out.
+    """A rising score does not make run one healthy: its answers shrank to one token.
+    The reward model likes empty answers, and the policy exploits this mistake.
     """
     return {"one": "healthy", "two": "sampling settings", "three": "wrong reference"}[
         run
@@ -68,8 +56,9 @@ def the_score_is_all(run):
 
 @diagnose.mistake
 def nothing_moves(run):
-    """Run two does not learn slowly: its KL is *negative*, which no divergence is. What
-    is sampled is not what is scored, by top_k, a penalty or a suppressed token.
+    """Run two does not learn slowly: its KL is *negative*, which no divergence can be.
+    It samples from one distribution and scores another: top_k, a penalty, or a
+    suppressed token.
     """
     return {
         "one": "empty answers",
@@ -80,7 +69,7 @@ def nothing_moves(run):
 
 @diagnose.mistake
 def far_is_far(run):
-    """Run three did not go far: its KL was 21.5 *before the first update*. The
+    """Run three did not move far: its KL was far above 0 *before the first update*. The
     reference is another model, for instance one without the SFT adapter.
     """
     return {
@@ -92,10 +81,10 @@ def far_is_far(run):
 
 @diagnose.alternative
 def by_reasons(run):
-    curves = CURVES[run]
-    if curves["KL"][0] > 1:
+    first, later = RUNS[run]
+    if first != "0":
         return "wrong reference"
-    return "sampling settings" if min(curves["KL"]) < -0.5 else "empty answers"
+    return "sampling settings" if later == "below 0" else "empty answers"
 
 
 @SET.exercise(
