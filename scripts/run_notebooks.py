@@ -52,12 +52,12 @@ class Client(PapermillNotebookClient):
 
 
 class Engine(NBClientEngine):
-    """papermill's own, with that client; it ends kernels, whose own shutdown may print errors."""
+    """papermill's own, with that client."""
 
     @classmethod
     def execute_managed_notebook(cls, nb_man, kernel_name, **kwargs):
         how = {"resources": {"metadata": {"path": str(NOTEBOOKS)}}}  # its cwd is not for threads
-        how |= {"startup_timeout": kwargs["start_timeout"], "shutdown_kernel": "immediate"}
+        how |= {"startup_timeout": kwargs["start_timeout"]}
         return Client(nb_man, kernel_name=kernel_name, **how).execute()
 
 

@@ -39,6 +39,7 @@ CLINIC |= dict.fromkeys(("ppo_epochs", "remedy_steps", "remedy_runs"), 1)
 CLINIC["max_new_tokens"] = 8
 AFTER = {"seeds": 1, "betas": "[0.5]", "ns": "[2]", "steps": 5, "dpo_steps": 5, "text_seeds": 2}
 AFTER |= {"text_steps": 1, "text_batch": 8, "group": 2, "text_eval": 8, "best_of": 2}
+AFTER |= {"records": "null", "text_look": 1, "live_steps": 1}
 NOTEBOOKS = {  # few steps: the test is that each cell runs
     "06": CLINIC,
     "07": AFTER,
