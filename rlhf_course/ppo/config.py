@@ -1,5 +1,6 @@
 """The settings of PPO, under the names and with the defaults of the classic stepwise API."""
 
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 
@@ -104,6 +105,11 @@ class PPOConfig:
             raise ValueError(
                 f"kl_penalty {self.kl_penalty!r} is unknown; choose one of "
                 f"{', '.join(KL_PENALTIES)}."
+            )
+        if self.kl_penalty != "kl":
+            warnings.warn(
+                f"kl_penalty {self.kl_penalty!r} does not maximize score - beta * KL; 'kl' does.",
+                stacklevel=1,  # one line for all callers, so Python shows it once
             )
         if self.use_score_norm and not self.use_score_scaling:
             raise ValueError(
