@@ -1,6 +1,7 @@
 """Bad input: a sentence that says what was wrong, where, and what to do."""
 
 import math
+import warnings
 
 import datasets
 import pytest
@@ -37,6 +38,17 @@ def test_unknown_names_list_the_valid_ones():
         PPOConfig(kl_penalty="js")
     with invalid("None, 'wandb' or 'tensorboard'"):
         PPOTrainer(PPOConfig(log_with="aim"), make_policy(), None, PadTokenizer())
+
+
+def test_only_the_penalty_kl_is_without_a_warning():
+    """The others in the reward lead elsewhere: notebook 03, section 17."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        PPOConfig(), PPOConfig(kl_penalty="abs"), PPOConfig(kl_penalty="mse")
+        for _ in range(2):
+            PPOConfig(kl_penalty="full")
+    kinds = [str(warning.message).split()[1] for warning in caught]
+    assert kinds == ["'abs'", "'mse'", "'full'"]  # each once
 
 
 def test_more_tokens_than_positions():

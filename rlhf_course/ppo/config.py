@@ -1,5 +1,6 @@
 """The settings of PPO, under the names and with the defaults of the classic stepwise API."""
 
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 
@@ -103,6 +104,11 @@ class PPOConfig:
         if self.kl_penalty not in KL_PENALTIES:
             known = ", ".join(KL_PENALTIES)
             raise ValueError(f"kl_penalty {self.kl_penalty!r} is unknown; choose one of {known}.")
+        if self.kl_penalty != "kl":
+            warnings.warn(
+                f"kl_penalty {self.kl_penalty!r} does not maximize score - beta * KL; 'kl' does.",
+                stacklevel=1,  # one line for all callers, so Python shows it once
+            )
         if self.use_score_norm and not self.use_score_scaling:
             raise ValueError("use_score_norm needs use_score_scaling=True.")
 
