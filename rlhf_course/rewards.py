@@ -52,10 +52,10 @@ class SentimentReward:
         self.model = model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
         labels = {name.upper(): index for index, name in model.config.id2label.items()}
         if label.upper() not in labels:
+            known = ", ".join(model.config.id2label.values())
             raise ValueError(
-                f"The classifier {model_name_or_path} has no label {label!r}; it has"
-                f" {', '.join(model.config.id2label.values())}. Name the one to reward:"
-                " SentimentReward(..., label=...), or the setting reward_label."
+                f"The classifier {model_name_or_path} has no label {label!r}; it has {known}. Name"
+                " one: SentimentReward(..., label=...), or the setting reward_label."
             )
         self.index, self.batch_size = labels[label.upper()], batch_size
 

@@ -105,9 +105,8 @@ class RewardAdapter(nn.Module):
         head = [weights.pop(key) for key in [*weights] if key.endswith("score.weight")]
         if [len(weight) for weight in head] != [1]:
             raise ValueError(
-                f"The adapter in {folder} holds no score head with one output, so it is no reward"
-                " model. Train it with task type SEQ_CLS and modules_to_save score, as"
-                " train_reward_model.py --use_peft does."
+                f"The adapter in {folder} holds no score head with one output. Train it with"
+                " train_reward_model.py --use_peft."
             )
         config.task_type, config.modules_to_save, config.inference_mode = "CAUSAL_LM", None, True
         check_base(Path(folder), policy)

@@ -38,9 +38,8 @@ def masked_whiten(x: Tensor, mask: Tensor, shift_mean: bool = True, total: Total
     """
     if total(mask.sum()) < 2:
         raise ValueError(
-            "Whitening needs at least two response tokens in the batch: one token has no variance. "
-            "Use a larger batch_size, or rule out responses of EOS alone with "
-            "PPOConfig(begin_suppress_tokens=[eos])."
+            "Whitening needs at least two response tokens in the batch. Use a larger batch_size, or"
+            " rule out empty responses: PPOConfig(begin_suppress_tokens=[eos])."
         )
     mean = masked_mean(x, mask, total)
     white = (x - mean) * torch.rsqrt(masked_var(x, mask, total) + 1e-8)

@@ -114,8 +114,7 @@ def make_dataloader(
 ) -> DataLoader:
     """Shuffled batches of batch_size rows; raises ``ValueError`` where the dataset has fewer.
 
-    Of a ``datasets.Dataset``, columns that neither the policy nor PPO knows are left out, if the
-    config asks for it.
+    With ``remove_unused_columns``, only columns of the policy and of PPO are kept.
     """
     if isinstance(dataset, datasets.Dataset) and config.remove_unused_columns:
         used = {"label", "query", "response"}

@@ -28,12 +28,11 @@ def generate(
     """Sample one response per query, in one left-padded batch; returns ragged response token ids.
 
     Row i ends after ``lengths[i]`` tokens (default: max_new_tokens) or after its first EOS, which
-    it keeps: the same distribution as row-by-row sampling. It never begins with a token of
-    ``begin_suppress``. Dropout is off. Sampling from the model's own distribution takes
-    :func:`_sample` if ``fast``; other settings go to transformers' ``generate``.
+    it keeps. It never begins with a token of ``begin_suppress``. Dropout is off. Sampling from the
+    model's own distribution takes :func:`_sample` if ``fast``; other settings go to transformers.
 
-    Raises ``FloatingPointError`` when the model's probabilities are not finite, and ``ValueError``
-    when a response may outgrow the positions that the model has.
+    Raises ``FloatingPointError`` for probabilities that are not finite, and ``ValueError`` when a
+    response may outgrow the model's positions.
     """
     settings = {"pad_token_id": pad_token_id(tokenizer)} | settings
     if settings.get("min_length", 0) < 0:  # how classic scripts say "no minimum"

@@ -41,7 +41,7 @@ MEANING = {
         "mean of the whitened advantages per mini-batch, averaged: about 0"
     ),
     "ppo/policy/ratio": "new over old probability of all mini-batches, response tokens only",
-    "ppo/returns/mean": "mean return: what the value head should predict",
+    "ppo/returns/mean": "mean return, the value head's target",
     "ppo/returns/var": "variance of the returns",
     "ppo/val/vpred": "mean value predicted during the updates",
     "ppo/val/error": "mean squared error of the value head",
