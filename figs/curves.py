@@ -319,13 +319,16 @@ def after_ppo() -> Figure:
     """Notebook 07's comparison on real text, every seed of it."""
     curves, source = read("07_after_ppo")
     drawing, axis = plt.subplots()
-    looks = zip(
-        ("reference", "policy", "value", "reward", "kl", "gold"), "*os^vD", strict=True
-    )  # as in the notebook
-    rows, seeds = curves["text"][curves["text"]["method"] != "reference"], curves["text"]["seed"]
-    for (method, points), (colour, marker) in zip(
-        rows.groupby("method", sort=False), looks, strict=True
-    ):
+    looks = dict(  # as in the notebook
+        zip(
+            ("best of 4", "PPO", "RLOO", "GRPO", "Dr. GRPO", "DPO"),
+            zip(("reference", "policy", "value", "reward", "kl", "gold"), "*os^vD", strict=True),
+            strict=True,
+        )
+    )
+    rows, seeds = curves["text"], curves["text"]["seed"]
+    for method, (colour, marker) in looks.items():
+        points = rows[rows["method"] == method]
         axis.scatter(
             points["KL"], points["score"], color=COLOURS[colour], marker=marker, s=55, label=method
         )
