@@ -30,8 +30,7 @@ def evaluate(
     Args:
         trainer: its policy answers; KL is measured against its reference, at its precision.
         score: queries and responses, as texts, → (B,).
-        queries: prompts as texts, whose responses lose special tokens and outer spaces; or the
-            token ids of beginnings, whose responses stay as they are.
+        queries: prompts as texts, whose responses are stripped; or token ids, whose are not.
         lengths: of the responses, in tokens; default ``max_new_tokens`` for all.
         seed: of the sampling; the global generators stay as they are.
         generation_kwargs: those of :meth:`PPOTrainer.generate`.
@@ -55,7 +54,10 @@ def evaluate(
     answered = [text.strip() if are_texts else text for text in answered]
     table = pd.DataFrame({"query": asked, "response": answered})
     table[["kl", "nll", "length", "finished"]] = _measure(trainer, queries, responses)
-    return table.assign(score=finite(score(asked, answered), answered).tolist())
+    scores = finite(score(asked, answered), answered)
+    if scores.shape != (len(queries),):
+        raise ValueError(f"score gave {tuple(scores.shape)}, not ({len(queries)},).")
+    return table.assign(score=scores.tolist())
 
 
 def _measure(trainer: PPOTrainer, queries, responses) -> pd.DataFrame:

@@ -201,6 +201,8 @@ def headline_of(card: dict) -> str | None:
 
 def write(places: list[Path], target: Path) -> list[dict]:
     """Write the page; return what it says of each card. Raises ``OSError`` if there are none."""
+    if target.is_file() and TITLE not in target.read_text("utf-8", "replace"):
+        raise FileExistsError(f"{target} is not a page of this command. Name another --output.")
     entries = [read(path, target) for path in dict.fromkeys(find(places))]
     how = {"autoescape": True, "trim_blocks": True, "lstrip_blocks": True}
     template = Environment(loader=FileSystemLoader(HERE), **how).get_template("report.html.j2")

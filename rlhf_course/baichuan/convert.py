@@ -83,10 +83,10 @@ def read_config(source: Path) -> dict:
     large = config.get("hidden_size") == 5120 or "max_position_embeddings" not in config
     if large or "alibi" in json.dumps(config).lower():
         raise ValueError(
-            f"{source} looks like a 13B model, with ALiBi in place of Llama's positions; only 7B"
-            " checkpoints can be converted."
+            f"{source} looks like a 13B model, with ALiBi; only 7B checkpoints can be converted."
         )
-    if config.get("architectures", [""])[0] not in ARCHITECTURES or not config.keys() >= {*SIZES}:
+    is_known = config.get("architectures", [""])[0] in ARCHITECTURES and config.keys() >= {*SIZES}
+    if not is_known or config.get("hidden_act", "silu") != "silu":
         raise ValueError(f"The config.json in {source} is not that of a Baichuan checkpoint.")
     return config
 

@@ -60,16 +60,13 @@ def _named(source: str | Path, name: str) -> dict:
 
 
 def _check_names(folder: Path) -> None:
-    """Raise ``ValueError`` for a split in two formats or with a part missing.
-
-    Warn where train and test are identical.
-    """
+    """Raise ``ValueError`` for a split in two formats or with a part missing; warn of one twice."""
     files = sorted([*folder.glob("[!.]*"), *folder.glob("[!.]*/[!.]*")])
     data = [path for path in files if path.name.removesuffix(".gz").endswith(FORMATS)]
     names = [re.search(r"^(.*)-\d+-of-(\d+)\.", str(path)) for path in data]
     for (stem, parts), there in Counter(name.groups() for name in names if name).items():
         if there != int(parts):
-            raise ValueError(f"{stem} has {there} of {int(parts)} parts. Get the others again.")
+            raise ValueError(f"{stem} has {there} of {int(parts)} parts.")
     for one, other in combinations(data, 2):
         if one.parent / one.name.partition(".")[0] == other.parent / other.name.partition(".")[0]:
             raise ValueError(f"Which is meant, {one} or {other.name}? Move the other one away.")

@@ -91,9 +91,8 @@ def quantization(kind: str) -> BitsAndBytesConfig:
 class RewardAdapter(nn.Module):
     """A reward model on the policy's own base: the adapter ``reward`` and a score head.
 
-    ``folder`` holds a trained LoRA reward model: an adapter of task type SEQ_CLS, with the head
-    among its weights. Raises ``ValueError`` when the folder holds no such adapter of the policy's
-    base, or its head has several outputs.
+    ``folder`` holds a LoRA reward model: an adapter of task type SEQ_CLS, with its head. Raises
+    ``ValueError`` unless it is of the policy's base, with one output.
     """
 
     def __init__(self, policy: AutoModelForCausalLMWithValueHead, folder: str | Path) -> None:

@@ -17,8 +17,9 @@ from rlhf_course.runtime.hub import check_source, hub_errors
 VALUE_HEAD_FILE, ADAPTER_CONFIG = "v_head.safetensors", "adapter_config.json"
 # What would be loaded in place of a model that is saved later; a backup beside it is not.
 MODEL_FILES = (
-    *("model.safetensors", "model.safetensors.index.json", "model-0????-of-0????.safetensors"),
-    *("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-0????-of-0????.bin"),
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "model-0????-of-0????.safetensors",
 )
 BASE_FILE, SAMPLES = "adapter_base.txt", 64  # numbers of each tensor that a fingerprint is made of
 HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "revision", "token")
@@ -35,9 +36,9 @@ def load_model(
     """Return a model of the class that ``auto`` finds, from a folder or hub id.
 
     An adapter comes on its base; ``adapter_name`` and ``is_trainable`` are for adapters only. Code
-    in the repository is never run. With ``new_head`` tensors on top of the network may be missing,
-    and are drawn. Raises ``ValueError`` for missing keys, mismatched shapes, damaged files, and an
-    adapter of another base; ``OSError`` without a model.
+    in the repository is never run. With ``new_head`` a missing head is drawn. Raises ``ValueError``
+    for tensors that do not fit, damaged files, and an adapter of another base; ``OSError`` without
+    a model.
     """
     folder = local_folder(source, **kwargs)
     if not (folder / ADAPTER_CONFIG).exists():
@@ -136,9 +137,8 @@ def set_adapter_weights(
 def base_fingerprint(model: nn.Module) -> str:
     """Return a hash of a few numbers of each weight, "" where they depend on the loading.
 
-    Numbers are rounded to bfloat16, so that a base in float32 has the hash of the same base in
-    bfloat16. In float16 and in 8 or 4 bits other numbers would come out. Adapters and heads are
-    left out.
+    Rounded to bfloat16, a base has the same hash in float32 and bfloat16, not in float16 or 8 bits.
+    Adapters and heads are left out.
     """
     model = getattr(model, "pretrained_model", model)
     adapters = {*getattr(model, "peft_config", {})}

@@ -2,7 +2,7 @@
 
 import random
 import re
-import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -19,12 +19,11 @@ STATE_FILE = "trainer_state.pt"
 def save_checkpoint(trainer, output_dir: str | Path, keep: int = 1) -> Path:
     """Write ``checkpoint-STEP`` under output_dir; returns its folder.
 
-    It holds trainable weights, optimizer, schedule, float16's loss scale, KL coefficient, running
-    moments, what the detectors have seen, and the random generators of every process; the first
-    process writes. Of the checkpoints that this trainer wrote, or was resumed from, ``keep`` stay;
-    no other folder is touched. Raises ``FloatingPointError`` for weights of NaN or Inf,
-    ``RuntimeError`` after half a step, and ``FileExistsError`` where another trainer's whole
-    checkpoint of this step is.
+    It holds trainable weights and the state of everything else that a step changes, random
+    generators of every process too; the first process writes. Of the checkpoints that this trainer
+    wrote, or was resumed from, ``keep`` stay; other files are left alone. Raises
+    ``FloatingPointError`` for weights of NaN or Inf, ``RuntimeError`` after half a step, and
+    ``FileExistsError`` where the folder holds anything else.
     """
     if keep < 1:
         raise ValueError(f"keep is {keep}; at least 1 checkpoint must stay.")
@@ -34,8 +33,9 @@ def save_checkpoint(trainer, output_dir: str | Path, keep: int = 1) -> Path:
     if not trainer.accelerator.is_main_process:
         return target
     file = target / STATE_FILE
-    if target not in trainer.checkpoints and file.exists() and not is_damaged(file):
-        raise FileExistsError(f"{target} is another run's checkpoint. Name another folder.")
+    there = not is_damaged(file) if file.exists() else any(target.glob("*"))
+    if target not in trainer.checkpoints and there:
+        raise FileExistsError(f"{target} holds what this run did not write. Name another folder.")
     weights = _trainable(trainer)
     check_weights(weights)
     state = {
@@ -52,16 +52,19 @@ def save_checkpoint(trainer, output_dir: str | Path, keep: int = 1) -> Path:
         torch.save(state, folder / STATE_FILE)
     trainer.checkpoints = [path for path in trainer.checkpoints if path != target] + [target]
     while len(trainer.checkpoints) > keep:
-        shutil.rmtree(trainer.checkpoints.pop(0), ignore_errors=True)
+        oldest = trainer.checkpoints.pop(0)
+        (oldest / STATE_FILE).unlink(missing_ok=True)
+        with suppress(OSError):  # it holds files of somebody else
+            oldest.rmdir()
     return target
 
 
 def load_checkpoint(trainer, folder: str | Path) -> None:
     """Put a freshly made trainer into the state that :func:`save_checkpoint` saw.
 
-    Raises ``FileNotFoundError`` for a folder that is no checkpoint, and ``ValueError`` when it
-    belongs to a policy of another shape, to more or fewer processes, or to another kind of
-    optimizer or schedule.
+    Without a schedule the learning rate is the trainer's own, and so is a fixed KL coefficient.
+    Raises ``FileNotFoundError`` for a folder that is no checkpoint, and ``ValueError`` for one of
+    another policy, reference, number of processes, optimizer or schedule.
     """
     folder = Path(folder).expanduser()
     if not (folder / STATE_FILE).exists():
@@ -85,11 +88,17 @@ def load_checkpoint(trainer, folder: str | Path) -> None:
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(saved[name])
+    rates = [group["lr"] for group in trainer.optimizer.param_groups]
     trainer.optimizer.load_state_dict(state["optimizer"])
+    if trainer.lr_scheduler is None:  # a run may go on with a lower rate
+        for group, rate in zip(trainer.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
     for name, part in _parts(trainer).items():
         if part and state[name]:
             part.load_state_dict(state[name])
-    trainer.kl_ctl.value, trainer.current_step = state["kl_coef"], state["step"]
+    trainer.current_step = state["step"]
+    if trainer.config.adap_kl_ctrl:
+        trainer.kl_ctl.value = state["kl_coef"]
     vars(trainer.running).update(state["moments"])
     _set_random_state(state["random"][trainer.accelerator.process_index])
     trainer.checkpoints, trainer.is_whole = [folder.resolve()], True
@@ -119,8 +128,9 @@ def _setup(trainer) -> dict:
         name: type(getattr(part, name, part)).__name__ if part else "none"
         for name, part in parts.items()
     }
-    base = base_fingerprint(trainer.policy) if trainer.policy.is_peft_model else "trained"
-    return {"processes": trainer.accelerator.num_processes, "base": base} | names
+    fixed = trainer.policy if trainer.ref_model is None else trainer.ref_model
+    frozen = base_fingerprint(fixed)
+    return {"processes": trainer.accelerator.num_processes, "reference": frozen} | names
 
 
 def _random_state() -> dict:

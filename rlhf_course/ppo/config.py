@@ -92,6 +92,8 @@ class PPOConfig:
             self.log_with = None
         for entry in fields(self):  # YAML reads 1e-5 as text, and NaN would train on silently
             value, kind = getattr(self, entry.name), NUMBERS.get(entry.type)
+            if entry.type is bool and not isinstance(value, bool):
+                raise ValueError(f"{entry.name} is {value!r}; it must be True or False.")
             if kind and value is not None:
                 # None turns these off, and the KL is divided by the target.
                 above = entry.default is None or (entry.name == "target" and self.adap_kl_ctrl)

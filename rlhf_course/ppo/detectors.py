@@ -58,8 +58,7 @@ def far_from_reference(history: list[dict], target: float) -> str | None:
     if kl > 3 * target:
         return (
             f"the KL is {kl:.1f} nats per response, the target {target:g}. Here the score measures"
-            " the reward model's mistakes (Gao et al. 2022, arXiv:2210.10760): raise init_kl_coef"
-            " or stop earlier."
+            " the reward model's mistakes (arXiv:2210.10760). Raise init_kl_coef or stop earlier."
         )
 
 

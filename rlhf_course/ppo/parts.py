@@ -47,7 +47,7 @@ def prepare_models(
     """
     if accelerator.distributed_type not in (DistributedType.NO, *ONE_COPY_EACH):
         kind = accelerator.distributed_type.value
-        raise ValueError(f"PPOTrainer runs on one machine with a copy per GPU (DDP), not {kind}.")
+        raise ValueError(f"PPOTrainer runs with a copy per GPU (DDP), not {kind}.")
     check_tokenizer(tokenizer, model)
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if all(name.startswith(PREFIX) for name in trained):

@@ -39,8 +39,8 @@ def init_quietly() -> PartialState:
 def shutdown() -> None:
     """Destroy the process group, at the end, when nothing refers to models any more.
 
-    Freeing gloo's group waits for its threads, which may wait for the GIL. A Python reference
-    releases the GIL meanwhile; DDP's own does not, and would deadlock. So ours has to be the last.
+    Freeing gloo's group waits for threads that may need the GIL. A Python reference releases it;
+    DDP's own does not, and would deadlock. So ours has to be the last.
     """
     if torch.distributed.is_initialized():
         group = torch.distributed.group.WORLD

@@ -32,9 +32,8 @@ def check_source(source: str | Path, kind: str = "model") -> None:
 def download(source: str | Path, revision: str | None = None, to_convert: bool = False) -> Path:
     """Return the folder with a model's files: ``source`` itself, or the download of a hub id.
 
-    Safetensors are preferred to .bin; subfolders are left out. Raises ``OSError`` for what is
-    unavailable, and, before it downloads weights, ``ValueError`` for a model that transformers does
-    not know, unless it is ``to_convert``.
+    Raises ``OSError`` for what is unavailable, and, before it downloads weights, ``ValueError`` for
+    a model that transformers does not know, unless it is ``to_convert``.
     """
     check_source(source)
     folder, is_local = Path(source), Path(source).exists()

@@ -39,10 +39,7 @@ def prepare_wandb() -> None:
     if is_known or os.environ.get("WANDB_MODE") or os.environ.get("WANDB_API_KEY"):
         return
     os.environ["WANDB_MODE"] = "offline"
-    print(
-        f"No API key for {server} (WANDB_API_KEY, or wandb login): wandb writes offline. Later,"
-        " `wandb sync wandb/offline-run-*` uploads it."
-    )
+    print(f"No API key for {server}: wandb writes offline; wandb sync uploads it later.")
 
 
 def log_step(accelerator: Accelerator, stats: dict, columns: dict, scores, step: int) -> None:
