@@ -191,11 +191,15 @@ def headline(card: dict) -> str:
     )
 
 
+def _both_known(metrics: dict, what: str) -> bool:
+    return None not in (metrics[f"{what}_before"], metrics.get(f"{what}_after"))
+
+
 def headline_of(card: dict) -> str | None:
     """Its name."""
     names = card.get("metrics", {})
     return next(
-        (k[:-7] for k in names if k.endswith("_before") and f"{k[:-7]}_after" in names), None
+        (k[:-7] for k in names if k.endswith("_before") and _both_known(names, k[:-7])), None
     )
 
 

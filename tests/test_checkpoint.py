@@ -129,16 +129,19 @@ def test_nothing_is_removed_that_this_trainer_did_not_write(tmp_path):
     other, trainer = scaled(), scaled()
     other.current_step = 500
     save_checkpoint(other, tmp_path)
-    (tmp_path / "checkpoint-7").mkdir()
-    (tmp_path / "checkpoint-7/notes.txt").write_text("mine")
+    (tmp_path / "checkpoint-4").mkdir()
+    (tmp_path / "checkpoint-4/adapter.safetensors").write_text("mine")
     for seed in range(3):
         trainer.step(*make_samples(seed=seed))
-        save_checkpoint(trainer, tmp_path, keep=2)
+        folder = save_checkpoint(trainer, tmp_path, keep=2)
+        if seed == 0:
+            (folder / "notes.txt").write_text("mine")
     names = {path.name for path in tmp_path.iterdir()}
-    assert names == {"checkpoint-500", "checkpoint-7", "checkpoint-2", "checkpoint-3"}
+    assert names == {f"checkpoint-{n}" for n in (1, 2, 3, 4, 500)}
+    assert [path.name for path in (tmp_path / "checkpoint-1").iterdir()] == ["notes.txt"]
     state = tmp_path / "checkpoint-3/trainer_state.pt"
     before, other.current_step = state.read_bytes(), 3
-    with pytest.raises(FileExistsError, match="checkpoint-3 is another run's"):
+    with pytest.raises(FileExistsError, match="checkpoint-3 holds what this run did not"):
         save_checkpoint(other, tmp_path)
     with pytest.raises(ValueError, match="keep is 0"):
         save_checkpoint(other, tmp_path, keep=0)
@@ -146,8 +149,31 @@ def test_nothing_is_removed_that_this_trainer_did_not_write(tmp_path):
     resumed = scaled()
     load_checkpoint(resumed, tmp_path / "checkpoint-3")
     resumed.step(*make_samples())
+    with pytest.raises(FileExistsError, match="checkpoint-4 holds what this run did not"):
+        save_checkpoint(resumed, tmp_path)
+    resumed.step(*make_samples())
     save_checkpoint(resumed, tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == names - {"checkpoint-3"} | {"checkpoint-4"}
+    assert {path.name for path in tmp_path.iterdir()} == names - {"checkpoint-3"} | {"checkpoint-5"}
+
+
+def test_without_a_schedule_a_run_goes_on_at_the_rate_and_fixed_kl_that_it_is_given(tmp_path):
+    def trainer(rate, beta):
+        policy = make_policy()
+        how = {"adap_kl_ctrl": False, "init_kl_coef": beta}
+        return make_trainer(policy, make_policy(1), sgd(policy, rate), **how)
+
+    folder, lower = save_checkpoint(trainer(0.1, 0.2), tmp_path), trainer(0.01, 0.3)
+    load_checkpoint(lower, folder)
+    assert lower.kl_ctl.value == 0.3 and lower.optimizer.param_groups[0]["lr"] == 0.01
+
+
+def test_a_checkpoint_needs_the_reference_that_it_had(tmp_path):
+    """A trainer made of the saved policy would take that for its reference, and KL would be 0."""
+    trainer = make_trainer()
+    trainer.step(*make_samples())
+    folder = save_checkpoint(trainer, tmp_path)
+    with invalid("is of a run with reference"):
+        load_checkpoint(make_trainer(trainer.policy), folder)
 
 
 def adapted(seed: int):
@@ -160,5 +186,5 @@ def adapted(seed: int):
 def test_a_checkpoint_of_an_adapter_needs_its_base(tmp_path):
     folder = save_checkpoint(adapted(0), tmp_path)
     load_checkpoint(adapted(0), folder)
-    with invalid("is of a run with base"):
+    with invalid("is of a run with reference"):
         load_checkpoint(adapted(1), folder)

@@ -33,6 +33,11 @@ def test_sizes_that_do_not_divide():
         PPOConfig(gamma=99)
 
 
+def test_a_word_is_no_yes_or_no():
+    with invalid("adap_kl_ctrl is 'false'; it must be True or False"):
+        PPOConfig(adap_kl_ctrl="false")
+
+
 def test_unknown_names_list_the_valid_ones():
     with invalid("kl, abs, mse, full"):
         PPOConfig(kl_penalty="js")

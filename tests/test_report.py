@@ -160,6 +160,16 @@ def test_no_cards_are_a_sentence(place, message, tmp_path, capsys):
     assert message in capsys.readouterr().err and not (tmp_path / "page.html").exists()
 
 
+def test_a_card_named_as_the_output_stays_a_card(tmp_path, capsys):
+    metrics = {"score_before": None, "score_after": 1.0}  # NaN in a run
+    put(tmp_path, "09_x", CARD | {"metrics": metrics})
+    before = (tmp_path / "09_x.json").read_bytes()
+    assert run(tmp_path, "--output", tmp_path / "09_x.json") == 1
+    assert "is not a page of this command" in capsys.readouterr().err
+    assert (tmp_path / "09_x.json").read_bytes() == before
+    assert run(tmp_path, "--output", tmp_path / "page.html") == 0
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=[path.stem for path in NOTEBOOKS])
 def test_an_executed_notebook_is_a_page_that_asks_nobody(path):
     notebook = nbformat.read(path, as_version=4)

@@ -6,6 +6,7 @@ import torch
 from builders import (
     EOS,
     SAMPLING,
+    invalid,
     make_policy,
     make_trainer,
     reviews,
@@ -71,6 +72,8 @@ def test_evaluation_is_repeatable_and_leaves_the_run_alone():
     assert first["length"].max() <= 5 and first["kl"].mean() > 0
     same = evaluate(alike, score, queries, lengths, **settings)
     assert np.abs(same["kl"]).max() < 1e-5
+    with invalid(r"score gave \(\), not \(30,\)"):
+        evaluate(alike, lambda *texts: torch.tensor(1.0), queries, lengths, **settings)
 
 
 def test_confidence_interval_covers_the_mean_about_as_often_as_it_says():

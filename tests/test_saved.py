@@ -82,8 +82,10 @@ def test_a_new_value_head_is_said_once_and_a_saved_one_is_not(tmp_path, capsys):
     (tmp_path / "policy").mkdir()
     for name in ("step1-backup", "00001-of-00002"):  # a backup, and a part of an earlier model
         (tmp_path / f"policy/model-{name}.safetensors").touch()
+    (tmp_path / "policy/pytorch_model.bin").write_text("mine")
     policy.save_pretrained(tmp_path / "policy")
     assert [path.stem for path in (tmp_path / "policy").glob("model-*")] == ["model-step1-backup"]
+    assert (tmp_path / "policy/pytorch_model.bin").read_text() == "mine"
     for _ in range(2):
         load(tmp_path / "plain")
     assert capsys.readouterr().out == "The value head is new: plain holds none.\n"

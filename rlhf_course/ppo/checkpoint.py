@@ -26,7 +26,7 @@ def save_checkpoint(trainer, output_dir: str | Path, keep: int = 1) -> Path:
     ``FileExistsError`` where the folder holds anything else.
     """
     if keep < 1:
-        raise ValueError(f"keep is {keep}; at least 1 checkpoint must stay.")
+        raise ValueError(f"keep is {keep}; at least 1 must stay.")
     trainer.check_whole()
     target = check_folder(output_dir) / f"checkpoint-{trainer.current_step}"
     random_states = gather_object([_random_state()])
@@ -128,8 +128,7 @@ def _setup(trainer) -> dict:
         name: type(getattr(part, name, part)).__name__ if part else "none"
         for name, part in parts.items()
     }
-    fixed = trainer.policy if trainer.ref_model is None else trainer.ref_model
-    frozen = base_fingerprint(fixed)
+    frozen = base_fingerprint(trainer.ref_model or trainer.policy)
     return {"processes": trainer.accelerator.num_processes, "reference": frozen} | names
 
 

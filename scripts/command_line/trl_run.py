@@ -3,9 +3,8 @@
 import argparse
 import math
 import os
-import shutil
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from command_line import exits, options
@@ -124,7 +123,8 @@ def train(trainer, output, measure: Callable[[], tuple], most: float = math.inf)
 
     from rlhf_course.runtime.files import atomic_folder
 
-    stopped, written = [], [output.checkpoint] if output.checkpoint else []
+    stopped, resumed = [], output.checkpoint
+    written = [[resumed, *resumed.iterdir()]] if resumed else []  # folders, each with its files
     limit, trainer.args.save_total_limit = trainer.args.save_total_limit, None
 
     class Stop(TrainerCallback):
@@ -137,11 +137,15 @@ def train(trainer, output, measure: Callable[[], tuple], most: float = math.inf)
                 control.should_save = control.should_training_stop = True
 
         def on_save(self, args, state, control, **kwargs):
-            written.append(Path(args.output_dir, f"checkpoint-{state.global_step}"))
+            folder = Path(args.output_dir, f"checkpoint-{state.global_step}")
+            written.append([folder, *folder.iterdir()])
             while limit and len(written) > limit:
-                oldest = written.pop(0)  # trl itself would also remove what others put there
+                oldest, *files = written.pop(0)  # trl would also remove what others put there
                 if state.is_world_process_zero and output.folder in oldest.parents:
-                    shutil.rmtree(oldest)
+                    for file in files:
+                        file.unlink(missing_ok=True)
+                    with suppress(OSError):  # it holds files of somebody else
+                        oldest.rmdir()
 
     output.begin()
     trainer.add_callback(Stop)
