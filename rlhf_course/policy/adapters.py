@@ -99,12 +99,12 @@ class RewardAdapter(nn.Module):
         super().__init__()
         self.pretrained_model = policy.pretrained_model
         if REWARD in self.pretrained_model.peft_config:
-            raise ValueError("This policy has a reward adapter already; load the policy again.")
+            raise ValueError("This policy already has a reward adapter; load the policy again.")
         config, weights = read_adapter(folder)
         head = [weights.pop(key) for key in [*weights] if key.endswith("score.weight")]
         if [len(weight) for weight in head] != [1]:
             raise ValueError(
-                f"The adapter in {folder} holds no score head with one output. Train it with"
+                f"The adapter in {folder} holds no score head with one output. Use"
                 " train_reward_model.py --use_peft."
             )
         config.task_type, config.modules_to_save, config.inference_mode = "CAUSAL_LM", None, True

@@ -54,7 +54,7 @@ def save_checkpoint(trainer, output_dir: str | Path, keep: int = 1) -> Path:
     while len(trainer.checkpoints) > keep:
         oldest = trainer.checkpoints.pop(0)
         (oldest / STATE_FILE).unlink(missing_ok=True)
-        with suppress(OSError):  # it holds files of somebody else
+        with suppress(OSError):  # it holds foreign files
             oldest.rmdir()
     return target
 
@@ -90,7 +90,7 @@ def load_checkpoint(trainer, folder: str | Path) -> None:
             parameter.copy_(saved[name])
     rates = [group["lr"] for group in trainer.optimizer.param_groups]
     trainer.optimizer.load_state_dict(state["optimizer"])
-    if trainer.lr_scheduler is None:  # a run may go on with a lower rate
+    if trainer.lr_scheduler is None:  # as a run with a lower rate wants
         for group, rate in zip(trainer.optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
     for name, part in _parts(trainer).items():

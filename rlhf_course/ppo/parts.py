@@ -82,7 +82,7 @@ def prepare_models(
 def _check_reference(model, ref_model, trained: dict) -> None:
     if {id(p) for p in trained.values()} & {id(p) for p in ref_model.parameters()}:
         raise ValueError(
-            "The reference has weights that the policy trains, so the KL would stay 0. Leave "
+            "The reference has weights that the policy trains, so the KL stays 0. Leave "
             "ref_model out for a frozen copy, or load the reference separately."
         )
     if ref_model.vocab_size != model.vocab_size:

@@ -64,9 +64,7 @@ def hub_errors(source: str | Path, kind: str = "model") -> Iterator[None]:
 def _explain(error: BaseException, source: str, kind: str) -> Exception | None:
     """Return the error in a sentence, found by class names, because the HTTP library varies."""
     if kind == "model" and (damaged := next(filter(is_damaged, Path(source).glob("*")), None)):
-        return ValueError(
-            f"{damaged} is damaged, cut short or git-lfs's pointer. Copy or save it again."
-        )
+        return ValueError(f"{damaged} is damaged, cut short or git-lfs's pointer. Get it again.")
     names, hub = "", constants.ENDPOINT
     while error is not None:
         names += " ".join(base.__name__ for base in type(error).__mro__) + f" {error}\n"
