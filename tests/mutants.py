@@ -227,8 +227,8 @@ MUTANTS = [
     M(
         "KL coefficient not restored",
         "checkpoint",
-        'trainer.kl_ctl.value, trainer.current_step = state["kl_coef"],',
-        "trainer.current_step =",
+        'trainer.kl_ctl.value = state["kl_coef"]',
+        "pass",
     ),
     M(
         "running moments not restored",
@@ -240,8 +240,8 @@ MUTANTS = [
     M(
         "step one too many",
         "checkpoint",
-        'state["kl_coef"], state["step"]',
-        'state["kl_coef"], state["step"] + 1',
+        'trainer.current_step = state["step"]',
+        'trainer.current_step = state["step"] + 1',
     ),
     M(
         "older checkpoints stay, the new one goes",
