@@ -54,10 +54,7 @@ def evaluate(
     answered = [text.strip() if are_texts else text for text in answered]
     table = pd.DataFrame({"query": asked, "response": answered})
     table[["kl", "nll", "length", "finished"]] = _measure(trainer, queries, responses)
-    scores = finite(score(asked, answered), answered)
-    if scores.shape != (len(queries),):
-        raise ValueError(f"score gave {tuple(scores.shape)}, not ({len(queries)},).")
-    return table.assign(score=scores.tolist())
+    return table.assign(score=finite(score(asked, answered), answered).tolist())
 
 
 def _measure(trainer: PPOTrainer, queries, responses) -> pd.DataFrame:

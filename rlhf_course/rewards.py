@@ -216,8 +216,10 @@ def last_token_scores(
 
 
 def finite(scores: Tensor, texts: Sequence[str]) -> Tensor:
-    """Return the scores (B,); raise ``FloatingPointError``, with the text, for a NaN or Inf."""
+    """Return the scores (B,); raise for another shape, or, with the text, for a NaN or Inf."""
     scores = torch.as_tensor(scores)
+    if scores.shape != (len(texts),):
+        raise ValueError(f"{len(texts)} texts got scores of shape {tuple(scores.shape)}.")
     if not scores.isfinite().all():
         row = int((~scores.isfinite()).nonzero()[0])
         raise FloatingPointError(

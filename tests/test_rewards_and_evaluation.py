@@ -72,7 +72,7 @@ def test_evaluation_is_repeatable_and_leaves_the_run_alone():
     assert first["length"].max() <= 5 and first["kl"].mean() > 0
     same = evaluate(alike, score, queries, lengths, **settings)
     assert np.abs(same["kl"]).max() < 1e-5
-    with invalid(r"score gave \(\), not \(30,\)"):
+    with invalid(r"30 texts got scores of shape \(\)"):
         evaluate(alike, lambda *texts: torch.tensor(1.0), queries, lengths, **settings)
 
 

@@ -52,11 +52,14 @@ def save_checkpoint(trainer, output_dir: str | Path, keep: int = 1) -> Path:
         torch.save(state, folder / STATE_FILE)
     trainer.checkpoints = [path for path in trainer.checkpoints if path != target] + [target]
     while len(trainer.checkpoints) > keep:
-        oldest = trainer.checkpoints.pop(0)
-        (oldest / STATE_FILE).unlink(missing_ok=True)
-        with suppress(OSError):  # it holds foreign files
-            oldest.rmdir()
+        _remove(trainer.checkpoints.pop(0))
     return target
+
+
+def _remove(folder: Path) -> None:
+    (folder / STATE_FILE).unlink(missing_ok=True)
+    with suppress(OSError):  # it holds foreign files
+        folder.rmdir()
 
 
 def load_checkpoint(trainer, folder: str | Path) -> None:
@@ -75,24 +78,18 @@ def load_checkpoint(trainer, folder: str | Path) -> None:
     state = torch.load(folder / STATE_FILE, weights_only=True, map_location="cpu")
     parameters, saved = _trainable(trainer), state["weights"]
     if {n: p.shape for n, p in parameters.items()} != {n: w.shape for n, w in saved.items()}:
-        raise ValueError(
-            f"The checkpoint {folder} is of another policy: names or shapes of trainable weights "
-            "differ."
-        )
+        raise ValueError(f"{folder} is of another policy: its trainable weights differ.")
     now, before = _setup(trainer), state["setup"]
-    for what in (what for what in now if before[what] != now[what]):
-        raise ValueError(
-            f"The checkpoint {folder} is of a run with {what} {before[what]}; this one has "
-            f"{now[what]}."
-        )
+    for what in (what for what in now if before.get(what) != now[what]):
+        is_now = f"this one has {now[what]}"
+        raise ValueError(f"{folder} is of a run with {what} {before.get(what)}; {is_now}.")
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(saved[name])
-    rates = [group["lr"] for group in trainer.optimizer.param_groups]
+    groups = zip(trainer.optimizer.param_groups, state["optimizer"]["param_groups"], strict=True)
+    for now, before in () if trainer.lr_scheduler else groups:  # it may go on with a lower rate
+        before["lr"] = now["lr"]
     trainer.optimizer.load_state_dict(state["optimizer"])
-    if trainer.lr_scheduler is None:  # as a run with a lower rate wants
-        for group, rate in zip(trainer.optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
     for name, part in _parts(trainer).items():
         if part and state[name]:
             part.load_state_dict(state[name])
