@@ -98,7 +98,7 @@ def test_options_come_from_file_and_command_line(world, tmp_path):
         ("--sft_adapter=WORLD/base --reward_adapter=WORLD/reward", "no adapter_config.json in"),
         (f"--experiment={script.IMDB} --sft_adapter=WORLD/sft", "are only for --experiment"),
         ("--steps=many", "takes a whole number of at least 1"),
-        ("--mini_batch_size=3", "Choose sizes that divide"),
+        ("--mini_batch_size=3", "must be a multiple of 3"),
         ("--experiment=05", f"'05'; choose one of {script.IMDB}, {script.CHAT}"),
         ("--sft_adapter=WORLD/sft --reward_adapter=WORLD/reward --sft_epochs=2", "--sft_epochs=2"),
     ],
