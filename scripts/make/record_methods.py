@@ -3,7 +3,8 @@
     python scripts/make/record_methods.py --search   # step sizes, at seeds of their own
     python scripts/make/record_methods.py            # the step sizes of the config, five seeds
 
-It runs the notebook's own cells, those tagged methods. Two at a time: --only a part in each.
+It runs the notebook's own cells, those tagged methods, at preset tiny; at others the notebook makes
+the cards itself. Two at a time: --only a part in each.
 """
 
 import argparse
@@ -17,14 +18,14 @@ from rlhf_course.course.presets import ROOT, load_preset
 from rlhf_course.course.run_card import quiet_libraries
 
 NOTEBOOK = "07_after_ppo"
-SEARCH_SEEDS = 100, 101
+SEARCH_SEEDS, SEARCH_STEPS = (100, 101), 40
 RATES = dict.fromkeys(("PPO", "RLOO", "GRPO", "Dr. GRPO"), (1.75e-4, 3.5e-4))
 RATES = {"DPO": (1e-4, 2e-4, 4e-4)} | RATES
 
 
-def methods(preset: str, overrides: dict) -> dict:
-    """Run the tagged cells; return their names."""
-    names = {"settings": load_preset(NOTEBOOK, preset, overrides), "preset": preset}
+def methods(overrides: dict) -> dict:
+    """Run the tagged cells at preset tiny; return their names."""
+    names = {"settings": load_preset(NOTEBOOK, "tiny", overrides)}
     for cell in nbformat.read(ROOT / "notebooks" / f"{NOTEBOOK}.ipynb", as_version=4).cells:
         if "methods" in cell.metadata.get("tags", []):
             exec(compile(cell.source, NOTEBOOK, "exec"), names)
@@ -33,13 +34,12 @@ def methods(preset: str, overrides: dict) -> dict:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--preset", default="tiny")
     parser.add_argument("--search", action="store_true", help="try step sizes")
     parser.add_argument("--only", nargs="+", help="methods, by name (default: all)")
     parser.add_argument("--output", type=Path, default=ROOT / "figs" / "measured" / "methods")
     chosen = parser.parse_args(arguments)
     quiet_libraries()
-    names = methods(chosen.preset, {})
+    names = methods({"text_steps": SEARCH_STEPS} if chosen.search else {})
     settings, record, runs = names["settings"], names["record"], names["RUNS"]
     if chosen.search:
         todo = [(n, s, rate) for n, rates in RATES.items() for rate in rates for s in SEARCH_SEEDS]
