@@ -76,12 +76,7 @@ class AutoModelForCausalLMWithValueHead(Saved, nn.Module):
         return self.pretrained_model.get_input_embeddings().weight.shape[0]
 
     def forward(
-        self,
-        input_ids=None,
-        attention_mask=None,
-        positions: Tensor | None = None,
-        project: bool = True,
-        **kwargs,
+        self, input_ids=None, attention_mask=None, positions=None, project: bool = True, **kwargs
     ) -> tuple[Tensor, Tensor | None, Tensor]:
         """(logits (B, T, V) in float32, loss or None, values (B, T)).
 
@@ -107,16 +102,6 @@ class AutoModelForCausalLMWithValueHead(Saved, nn.Module):
             )
         values = self.v_head(hidden).squeeze(-1)
         return output.logits.float() if project else hidden, output.loss, values
-
-    def generate(self, *args, **kwargs):
-        """As the base model's ``generate``."""
-        return self.pretrained_model.generate(*args, **kwargs)
-
-    def gradient_checkpointing_enable(self) -> None:
-        """Recompute activations in the backward pass, also in eval mode, where PPO runs."""
-        network = self.pretrained_model
-        enable = getattr(network, "activation_checkpointing_enable", None)
-        (enable or network.gradient_checkpointing_enable)({"use_reentrant": False})
 
 
 def takes(policy: AutoModelForCausalLMWithValueHead, argument: str) -> bool:

@@ -23,7 +23,17 @@ say_once = cache(print)
 
 
 class Saved:
-    """How a policy is loaded and saved: the half of its class that a PPO step never runs."""
+    """The half of a policy's class that a PPO step never runs: how it is loaded and saved."""
+
+    def generate(self, *args, **kwargs):
+        """As the base model's ``generate``."""
+        return self.pretrained_model.generate(*args, **kwargs)
+
+    def gradient_checkpointing_enable(self) -> None:
+        """Recompute activations in the backward pass, also in eval mode, where PPO runs."""
+        network = self.pretrained_model
+        enable = getattr(network, "activation_checkpointing_enable", None)
+        (enable or network.gradient_checkpointing_enable)({"use_reentrant": False})
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, peft_config=None, **kwargs):

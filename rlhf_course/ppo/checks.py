@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -99,31 +100,27 @@ def check_outputs(outputs: dict[str, Tensor], step: int) -> None:
 def warn_about_samples(queries, responses, masks, tokenizer) -> None:
     """Warn of padding, repeated prompts and masked EOS, which PPO would learn like the rest."""
     eos, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
-    pad = eos if pad is None else pad
+    pad, warn = eos if pad is None else pad, partial(warnings.warn, stacklevel=3)
     ends = [(q[:2], q[-2:]) for q in queries]
     padded = {
-        "queries": [any(len(end) > 1 and bool((end == pad).all()) for end in x) for x in ends]
+        "queries": sum(any(len(x) > 1 and (x == pad).all() for x in both) for both in ends),
+        "responses": sum(eos is not None and bool((r[:-1] == eos).any()) for r in responses),
     }
-    padded["responses"] = [eos is not None and bool((r[:-1] == eos).any()) for r in responses]
-    messages = [
-        f"{sum(rows)} of {len(rows)} {name} are padded (token {pad}), and padding is learnt like"
-        f" any other token. Give step each of the {name} without it, as generate returns them."
-        for name, rows in padded.items()
-        if any(rows)
-    ]
-    pairs = zip(queries, responses, strict=True)
-    if any(len(q) > 1 for q in queries) and all(
-        len(r) > len(q) and r[: len(q)].equal(q) for q, r in pairs
-    ):
-        messages.append(
+    for name in filter(padded.get, padded):
+        warn(
+            f"{padded[name]} of {len(queries)} {name} are padded (token {pad}), and padding is"
+            " learnt like any other token. Give step each of them without it, as generate does."
+        )
+    pairs = [*zip(queries, responses, strict=True)]
+    repeat = all(len(r) > len(q) and r[: len(q)].equal(q) for q, r in pairs)
+    if repeat and any(len(q) > 1 for q in queries):
+        warn(
             "Each response begins with its query, as generate gives it without return_prompt=False:"
             " the policy would learn to repeat its queries."
         )
-    ends = zip(responses, masks or (), strict=False)
-    if hidden := sum(bool(r[-1] == eos) and not bool(mask[-1]) for r, mask in ends):
-        messages.append(
+    last = zip(responses, masks or (), strict=False)
+    if hidden := sum(bool(r[-1] == eos) and not bool(mask[-1]) for r, mask in last):
+        warn(
             f"response_masks leave out the final EOS of {hidden} of {len(responses)} responses, so"
             " nothing is learnt about stopping. Make masks from lengths rather than ids != pad."
         )
-    for message in messages:
-        warnings.warn(message, stacklevel=3)

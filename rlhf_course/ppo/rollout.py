@@ -39,12 +39,7 @@ class Rollout:
 
     @classmethod
     def from_lists(
-        cls,
-        queries: Sequence[Tensor],
-        responses: Sequence[Tensor],
-        scores: Tensor,
-        pad_token_id: int,
-        response_masks: Sequence[Tensor] | None = None,
+        cls, queries, responses, scores: Tensor, pad_token_id: int, response_masks=None
     ) -> Self:
         """One batch of ragged token lists; mask and scores are on the device of the scores.
 
@@ -80,50 +75,43 @@ class Rollout:
 def forward(
     model: nn.Module,
     rollout: Rollout,
-    at_most: int | None = None,
-    whole_vocabulary: bool = False,
     begin_suppress: Sequence[int] = (),
     chunk: int | None = None,
+    at_most: int | None = None,
+    whole_vocabulary: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Log-probabilities, values and entropies of the response tokens, (B, R) each, 0 on padding.
 
-    With ``whole_vocabulary`` also all log-probabilities (B, R, V), without a gradient; else None.
-    ``at_most`` so many samples run at a time, those of similar length together; the numbers do not
-    depend on it. Tokens of ``begin_suppress`` have probability 0 where a response begins. ``chunk``
-    is how many tokens' logits are in memory at once; the backward pass computes them again.
+    Tokens of ``begin_suppress`` have probability 0 where a response begins. ``chunk`` is how many
+    tokens' logits are in memory at once; the backward pass computes them again. ``at_most`` so many
+    samples run at a time, those of similar length together; the numbers do not depend on it. With
+    ``whole_vocabulary`` also all log-probabilities (B, R, V), without a gradient; else None.
     """
-    size, width = min(at_most or len(rollout), len(rollout)), rollout.mask.shape[1]
-    if size == len(rollout):
-        return run(model, rollout, begin_suppress, chunk, whole_vocabulary)
-    order = (rollout.query_lengths + rollout.response_lengths).argsort()
-    parts = [rollout.select(rows) for rows in order.split(size)]
-    found = [run(model, part, begin_suppress, chunk, whole_vocabulary) for part in parts]
-    back = order.argsort().to(rollout.mask.device)
-    together = []
-    for column in zip(*found, strict=True):
-        padded = [x if x is None else pad_columns(x, width) for x in column]
-        together.append(None if padded[0] is None else torch.cat(padded)[back])
-    return tuple(together)
+    order, size = torch.arange(len(rollout)), at_most or len(rollout)
+    if size < len(rollout):
+        order = (rollout.query_lengths + rollout.response_lengths).argsort()
+    how = begin_suppress, chunk, whole_vocabulary
+    found = [run(model, rollout, rows, *how) for rows in order.split(size)]
+    place, *columns = (
+        None if parts[0] is None else torch.cat(parts) for parts in zip(*found, strict=True)
+    )
 
+    def unflatten(x: Tensor) -> Tensor:
+        flat = x.new_zeros(rollout.mask.numel(), *x.shape[1:]).index_copy(0, place, x)
+        return flat.unflatten(0, rollout.mask.shape)
 
-def pad_columns(x: Tensor, width: int) -> Tensor:
-    """x (B, R, …) with zeros up to (B, width, …)."""
-    return torch.cat([x, x.new_zeros(len(x), width - x.shape[1], *x.shape[2:])], 1)
+    return tuple(x if x is None else unflatten(x) for x in columns)
 
 
 def run(
-    model: nn.Module,
-    part: Rollout,
-    begin_suppress: Sequence[int],
-    chunk: int | None,
-    whole_vocabulary: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """One pass of :func:`forward` over all samples at once.
+    model: nn.Module, rollout: Rollout, rows: Tensor, begin_suppress, chunk, whole_vocabulary: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+    """One pass over some rows: places as in :func:`locate`, and what is there, (N,) or (N, V).
 
     Padding on the right needs no attention mask, since a causal model never looks there: a mask of
     ones keeps transformers on its fast path. The last column predicts nothing and is left out.
     """
-    inputs, positions, labels, begins, place = locate(part)
+    inputs, positions, labels, begins, place = locate(rollout, rows)
     outputs, _, values = model(
         inputs, torch.ones_like(inputs), positions, project=not chunk, use_cache=False
     )
@@ -135,27 +123,25 @@ def run(
     else:
         logits = rule_out(outputs, begins, begin_suppress)
         logprobs, entropies = label_logprobs(logits, labels)
-
-    def unflatten(x: Tensor) -> Tensor:
-        flat = x.new_zeros(part.mask.numel(), *x.shape[1:]).index_copy(0, place, x)
-        return flat.unflatten(0, part.mask.shape)
-
-    whole = unflatten(logits.detach().log_softmax(-1)) if whole_vocabulary else None
-    return unflatten(logprobs), unflatten(values), unflatten(entropies), whole
+    whole = logits.detach().log_softmax(-1) if whole_vocabulary else None
+    return place, logprobs, values, entropies, whole
 
 
-def locate(part: Rollout) -> list[Tensor]:
-    """What a pass needs, on the device: inputs (B, T − 1), and for each of N response tokens the
-    position that predicts it in them, the token, whether it is a response's first, and its place in
-    (B, R); positions and places are those of flattened tensors.
+def locate(rollout: Rollout, rows: Tensor) -> list[Tensor]:
+    """What a pass over these rows needs, on the device: inputs (b, t − 1), and for each of their N
+    response tokens the position in the flattened inputs that predicts it, the token, whether it is
+    a response's first, and its place in the flattened (B, R).
     """
-    column, inputs = torch.arange(part.mask.shape[1]), part.input_ids[:, :-1]
-    is_token = column < part.response_lengths.unsqueeze(1)
-    start = torch.arange(len(part)) * inputs.shape[1] + part.query_lengths - 1
-    positions = (start.unsqueeze(1) + column)[is_token]
-    labels = part.input_ids[:, 1:].flatten()[positions]
-    begins, place = (column == 0).expand_as(is_token)[is_token], is_token.flatten().nonzero()[:, 0]
-    return [x.to(part.mask.device) for x in (inputs, positions, labels, begins, place)]
+    starts, lengths = (x[rows, None] for x in (rollout.query_lengths, rollout.response_lengths))
+    column, number = torch.arange(rollout.mask.shape[1]), torch.arange(len(rows)).unsqueeze(1)
+    is_token = column < lengths
+    ids = rollout.input_ids[rows, : int((starts + lengths).max())]
+    inputs = ids[:, :-1]
+    positions = (number * inputs.shape[1] + starts - 1 + column)[is_token]
+    labels = ids[:, 1:].flatten()[positions]
+    begins = (column == 0).expand_as(is_token)[is_token]
+    place = (rows.unsqueeze(1) * len(column) + column)[is_token]
+    return [x.to(rollout.mask.device) for x in (inputs, positions, labels, begins, place)]
 
 
 def label_logprobs(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -57,12 +57,7 @@ def generate(
 
 
 def _sample(
-    model,
-    input_ids: Tensor,
-    attention_mask: Tensor,
-    limits: Tensor,
-    begin_suppress: Sequence[int],
-    eos: Tensor,
+    model, input_ids: Tensor, attention_mask: Tensor, limits: Tensor, begin_suppress, eos: Tensor
 ) -> Tensor:
     """Responses (B, longest), arbitrary after a row's end; an eighth that has finished leaves."""
     device, (n, width), longest = input_ids.device, input_ids.shape, int(limits.max())

@@ -4,24 +4,19 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from pathlib import Path
 
 import torch
-from accelerate.utils import set_seed
 from torch import Tensor
 
 from rlhf_course.data.lengths import LengthSampler
 from rlhf_course.policy.adapters import REFERENCE, use_adapter
 from rlhf_course.policy.network import without_dropout
-from rlhf_course.ppo import algorithm as ppo
+from rlhf_course.ppo.algorithm import Total
+from rlhf_course.ppo.base import TrainerBase
 from rlhf_course.ppo.checks import check_samples, stack_scores, warn_about_samples
-from rlhf_course.ppo.config import PPOConfig
-from rlhf_course.ppo.detectors import Detectors
-from rlhf_course.ppo.outputs import Outputs
-from rlhf_course.ppo.parts import make_dataloader, make_reference, prepare_models
 from rlhf_course.ppo.rollout import Rollout
 from rlhf_course.ppo.sampling import generate, pad_token_id
-from rlhf_course.ppo.score_scaling import RunningMoments, scale_scores
+from rlhf_course.ppo.score_scaling import scale_scores
 from rlhf_course.ppo.update import (
     MiniBatch,
     add_advantages,
@@ -30,10 +25,9 @@ from rlhf_course.ppo.update import (
     optimize,
     step_stats,
 )
-from rlhf_course.runtime import tracking
 
 
-class PPOTrainer(Outputs):
+class PPOTrainer(TrainerBase):
     """PPO for a policy with a value head, with the stepwise interface of TRL up to 0.11.
 
     The arithmetic is the classic one, with the differences that site/ppo-api.md lists. In short:
@@ -51,38 +45,6 @@ class PPOTrainer(Outputs):
         num_shared_layers: first layers that policy and reference share, frozen.
         lr_scheduler: stepped once per ``step``.
     """
-
-    def __init__(
-        self,
-        config: PPOConfig,
-        model,
-        ref_model=None,
-        tokenizer=None,
-        dataset=None,
-        optimizer: torch.optim.Optimizer | None = None,
-        data_collator=None,
-        num_shared_layers: int | None = None,
-        lr_scheduler=None,
-    ) -> None:
-        self.config, self.tokenizer, self.lr_scheduler = config, tokenizer, lr_scheduler
-        self.accelerator = tracking.start(config)
-        set_seed(config.seed, device_specific=True)  # processes sample different responses
-        ref_model = make_reference(model, ref_model, num_shared_layers)
-        parts = model, ref_model, tokenizer, optimizer
-        found = prepare_models(self.accelerator, config, *parts)
-        self.model, self.ref_model, self.optimizer = found
-        self.dataset, self.dataloader = dataset, None
-        if dataset is not None:
-            self.dataloader = make_dataloader(dataset, data_collator, config, self.accelerator)
-        if config.adap_kl_ctrl:
-            self.kl_ctl = ppo.AdaptiveKLController(
-                config.init_kl_coef, config.target, config.horizon
-            )
-        else:
-            self.kl_ctl = ppo.FixedKLController(config.init_kl_coef)
-        self.running, self.detectors = RunningMoments(), Detectors(config.target)
-        self.current_step, self.is_whole = 0, True  # not whole while a step moves weights
-        self.checkpoints: list[Path] = []  # that this trainer wrote or was resumed from
 
     def generate(
         self,
@@ -126,11 +88,7 @@ class PPOTrainer(Outputs):
         return responses
 
     def step(
-        self,
-        queries: Sequence[Tensor],
-        responses: Sequence[Tensor],
-        scores: Sequence[Tensor] | Tensor,
-        response_masks: Sequence[Tensor] | None = None,
+        self, queries: Sequence[Tensor], responses: Sequence[Tensor], scores, response_masks=None
     ) -> dict:
         """One PPO step over batch_size samples; returns the 41 statistics of ``stats.MEANING``.
 
@@ -161,7 +119,7 @@ class PPOTrainer(Outputs):
         times = {f"time/ppo/{phase}": seconds for phase, seconds in clock.seconds.items()}
         return stats | times | {"ppo/learning_rate": rate}
 
-    def _learn(self, rollout: Rollout, total: ppo.Total, clock: "Clock") -> list[MiniBatch]:
+    def _learn(self, rollout: Rollout, total: Total, clock: "Clock") -> list[MiniBatch]:
         """The rollout's columns, then the epochs; what each mini-batch of these was like."""
         config, step = self.config, self.current_step
         with clock("forward_pass"):

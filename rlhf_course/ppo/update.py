@@ -39,11 +39,11 @@ def add_logprobs(
     """
     one_batch = config.fast and config.mini_batch_size == config.batch_size
     whole, mask = config.kl_penalty == "full", rollout.mask
-    how = forward_options(config) | {"at_most": config.mini_batch_size, "whole_vocabulary": whole}
+    how = config.begin_suppress_tokens, config.logprob_chunk_size, config.mini_batch_size, whole
     with torch.no_grad(), reference() as model:
-        ref_logprobs, _, _, ref_all = forward(model, rollout, **how)
+        ref_logprobs, _, _, ref_all = forward(model, rollout, *how)
     with nullcontext() if one_batch else torch.no_grad():
-        logprobs, values, entropy, all_logprobs = forward(policy, rollout, **how)
+        logprobs, values, entropy, all_logprobs = forward(policy, rollout, *how)
     rollout.logprobs, rollout.ref_logprobs = logprobs.detach() * mask, ref_logprobs * mask
     rollout.values = values.detach() * mask
     outputs = {"policy's logits": rollout.logprobs, "reference's logits": rollout.ref_logprobs}
@@ -51,11 +51,6 @@ def add_logprobs(
     pair = (all_logprobs, ref_all) if whole else (rollout.logprobs, rollout.ref_logprobs)
     rollout.kl = ppo.kl_per_token(*pair, config.kl_penalty) * mask
     return (logprobs, values, entropy) if one_batch else None
-
-
-def forward_options(config: PPOConfig) -> dict:
-    """The options of :func:`forward` that the config decides."""
-    return {"begin_suppress": config.begin_suppress_tokens, "chunk": config.logprob_chunk_size}
 
 
 def add_rewards(
@@ -116,13 +111,7 @@ def minibatch_loss(
 
 
 def optimize(
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    accelerator: Accelerator,
-    rollout: Rollout,
-    config: PPOConfig,
-    step: int,
-    first_pass: FirstPass | None = None,
+    model, optimizer, accelerator, rollout: Rollout, config: PPOConfig, step: int, first_pass=None
 ) -> list[MiniBatch]:
     """ppo_epochs passes over the rollout in random order; returns every mini-batch's statistics.
 
@@ -132,6 +121,7 @@ def optimize(
     """
     total, collected = partial(accelerator.reduce, reduction="sum"), []
     size = config.mini_batch_size * config.gradient_accumulation_steps
+    how = config.begin_suppress_tokens, config.logprob_chunk_size
     for _ in range(config.ppo_epochs):
         order = torch.from_numpy(np.random.permutation(len(rollout)))
         for rows in order.split(size):
@@ -140,7 +130,7 @@ def optimize(
             parts = [rollout if len(x) == len(rollout) else rollout.select(x) for x in some]
             tokens, usable = [total(part.mask.sum()) for part in parts], False
             for part, count in zip(parts, tokens, strict=True):
-                outputs = first_pass or forward(model, part, **forward_options(config))[:3]
+                outputs = first_pass or forward(model, part, *how)[:3]
                 first_pass = None
                 loss, seen = minibatch_loss(part, outputs, config, total)
                 collected.append(seen)
