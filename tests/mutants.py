@@ -244,6 +244,25 @@ MUTANTS = [
         "trainer.checkpoints.pop(0)",
         "trainer.checkpoints.pop()",
     ),
+    M(
+        "ratio inverted",
+        "algorithm",
+        "exp(logprobs - old_logprobs)",
+        "exp(old_logprobs - logprobs)",
+    ),
+    M(
+        "value loss: minimum",
+        "algorithm",
+        "0.5 * torch.maximum(unclipped, clipped)",
+        "0.5 * torch.minimum(unclipped, clipped)",
+    ),
+    M("scores over their variance", "score_scaling", "** 0.5 if self.count", "if self.count"),
+    M(
+        "dropout stays on",
+        "trainer",
+        "without_dropout(self.model, checkpointing=True)",
+        "nullcontext()",
+    ),
 ]
 
 

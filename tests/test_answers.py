@@ -30,12 +30,16 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 def test_hc3_gives_a_row_per_answer_and_counts_what_it_drops(tmp_path):
     rows = [
-        {"question": "a?", "human_answers": ["b.", "", "b."], "chatgpt_answers": ["c.\\nd."]},
+        {
+            "question": "a?",
+            "human_answers": ["b.", "", "b."],
+            "chatgpt_answers": ["c.\\nD \\nabla."],
+        },
         {"question": " ", "human_answers": ["e."], "chatgpt_answers": []},
         {"question": "f?", "human_answers": None, "chatgpt_answers": [None, "g."]},
     ]
     answers, report = load_answers(str(write_rows(tmp_path / "hc3", rows, PARQUET)))
-    assert answers["answer"][:] == ["b.", "c.\nd.", "g."]
+    assert answers["answer"][:] == ["b.", "c.\nD \\nabla.", "g."]
     assert answers["prompt"][:] == [as_prompt("a?"), as_prompt("a?"), as_prompt("f?")]
     assert report == {"empty question or answer": 3, "repeated row": 1}
 

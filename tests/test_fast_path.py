@@ -16,6 +16,7 @@ from builders import (
 )
 
 from rlhf_course import AutoModelForCausalLMWithValueHead, PPOConfig
+from rlhf_course.ppo import sampling
 from rlhf_course.ppo.rollout import label_logprobs
 
 
@@ -91,3 +92,16 @@ def test_without_fast_transformers_samples(monkeypatch):
             make_samples()[0], return_prompt=False, **SAMPLING, max_new_tokens=4
         )
         assert len(called) == (not fast) and all(1 <= len(response) <= 4 for response in responses)
+
+
+def test_padding_on_the_left_changes_no_logit(monkeypatch):
+    """Short and long queries go on with the distribution that each has alone."""
+    policy, queries, seen = make_policy(), make_samples()[0], []
+    plain = sampling.draw
+    monkeypatch.setattr(
+        sampling, "draw", lambda logits, rest: seen.append(logits.clone()) or plain(logits, rest)
+    )
+    assert len({len(query) for query in queries}) > 1
+    make_trainer(policy).generate(queries, **SAMPLING, max_new_tokens=1)
+    for query, logits in zip(queries, seen[0], strict=True):
+        torch.testing.assert_close(logits, policy(query.unsqueeze(0))[0][0, -1])

@@ -178,6 +178,12 @@ def test_two_formats_of_one_split_are_refused(tmp_path):
         load_reviews(tmp_path, "train")
 
 
+def test_a_file_that_was_downloaded_twice(tmp_path):
+    write_rows(write_rows(tmp_path, ROWS), ROWS, "train (1).jsonl")
+    with pytest.warns(UserWarning, match=r"train \(1\)\.jsonl and train\.jsonl are identical"):
+        load_reviews(tmp_path, "train")
+
+
 def test_train_and_test_that_are_identical(tmp_path):
     write_rows(write_rows(tmp_path, ROWS), ROWS, "test.jsonl")
     with pytest.warns(UserWarning, match=r"test\.jsonl and train\.jsonl are identical"):

@@ -5,7 +5,8 @@ import warnings
 
 import pytest
 import torch
-from builders import EOS, invalid, make_policy, make_samples, make_trainer, sgd, snapshot
+from builders import EOS, SAMPLING, invalid, make_policy, make_samples, make_trainer, sgd, snapshot
+from transformers import LogitsProcessorList, TemperatureLogitsWarper
 
 from rlhf_course import PPOConfig
 from rlhf_course.audit import audit
@@ -169,6 +170,40 @@ def test_padding_is_said_to_be_learnt(name, side):
     samples[name] = torch.nn.utils.rnn.pad_sequence(samples[name], True, EOS, padding_side=side)
     with pytest.warns(UserWarning, match=rf"\d of 8 {name} are padded \(token 39\)"):
         make_trainer().step(*samples.values())
+
+
+def test_queries_of_a_tokenizer_that_appends_eos():
+    queries, *rest = make_samples()
+    queries = [torch.cat([query, torch.tensor([EOS])]) for query in queries]
+    with pytest.warns(UserWarning, match=r"8 of 8 queries are padded \(token 39\) or hold EOS"):
+        make_trainer().step(queries, *rest)
+
+
+def test_a_schedule_of_another_optimizer_is_refused():
+    policy = make_policy()
+    one, other = (torch.optim.SGD(policy.parameters(), lr=0.1) for _ in range(2))
+    schedule = torch.optim.lr_scheduler.LambdaLR(other, lambda step: 0.5)
+    with pytest.raises(ValueError, match="lr_scheduler moves another optimizer"):
+        make_trainer(policy, None, one, lr_scheduler=schedule)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({}, "PPO learns nothing from greedy decoding"),
+        (SAMPLING | {"logits_processor": LogitsProcessorList()}, None),
+        (
+            SAMPLING | {"logits_processor": LogitsProcessorList([TemperatureLogitsWarper(2.0)])},
+            "logits_processor",
+        ),
+    ],
+)
+def test_sampling_that_ppo_cannot_learn_from_is_said(settings, words):
+    trainer = make_trainer()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer.generate(make_samples()[0], **settings, max_new_tokens=2)
+    assert [words for warning in caught if words in str(warning.message)] if words else not caught
 
 
 def test_repeated_prompts_are_said_to_be_learned():

@@ -1,6 +1,7 @@
 """Questions with answers for SFT, and their tokens."""
 
 import random
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,7 +49,7 @@ def load_answers(
 
 
 def _clean(text: str | None) -> str:
-    return (text or "").replace("\\n", "\n").strip()
+    return re.sub(r"\\n(?![a-z])", "\n", text or "").strip()  # not in \\nabla
 
 
 def hold_out(rows: Dataset, share: float, seed: int = 0) -> tuple[Dataset, Dataset]:

@@ -70,9 +70,8 @@ def _check_names(folder: Path) -> None:
     for one, other in combinations(data, 2):
         if one.parent / one.name.partition(".")[0] == other.parent / other.name.partition(".")[0]:
             raise ValueError(f"Which is meant, {one} or {other.name}? Move the other one away.")
-        is_pair = one.name.startswith("test") and other.name.startswith("train")
-        if is_pair and one.parent == other.parent and filecmp.cmp(one, other, shallow=False):
+        if one.parent == other.parent and filecmp.cmp(one, other, shallow=False):
             warnings.warn(
-                f"{one} and {other.name} are identical: held-out rows were trained on.",
+                f"{one} and {other.name} are identical: rows count twice, or are held out too.",
                 stacklevel=2,
             )

@@ -101,15 +101,16 @@ def warn_about_samples(queries, responses, masks, tokenizer) -> None:
     """Warn of padding, repeated prompts and masked EOS, which PPO would learn like the rest."""
     eos, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
     pad, warn = eos if pad is None else pad, partial(warnings.warn, stacklevel=3)
-    ends = [(q[:2], q[-2:]) for q in queries]
     padded = {
-        "queries": sum(any(len(x) > 1 and (x == pad).all() for x in both) for both in ends),
+        "queries": sum(
+            len(q) > 1 and (bool((q[:2] == pad).all()) or int(q[-1]) in (pad, eos)) for q in queries
+        ),
         "responses": sum(eos is not None and bool((r[:-1] == eos).any()) for r in responses),
     }
     for name in filter(padded.get, padded):
         warn(
-            f"{padded[name]} of {len(queries)} {name} are padded (token {pad}), and padding is"
-            " learnt like any other token. Give step each of them without it, as generate does."
+            f"{padded[name]} of {len(queries)} {name} are padded (token {pad}) or hold EOS, and"
+            " this is learnt like any other token. Give step each of them without it."
         )
     pairs = [*zip(queries, responses, strict=True)]
     repeat = all(len(r) > len(q) and r[: len(q)].equal(q) for q, r in pairs)

@@ -143,20 +143,23 @@ def pad_token_id(tokenizer) -> int:
 # Values that leave the sampled distribution equal to the one that is scored; None does everywhere.
 NEUTRAL = dict.fromkeys(("top_p", "temperature", "repetition_penalty", "typical_p"), 1.0)
 NEUTRAL |= dict.fromkeys(("top_k", "no_repeat_ngram_size", "min_length", "min_new_tokens"), 0)
-NEUTRAL |= {"guidance_scale": 1.0, "num_beams": 1} | dict.fromkeys(("min_p", "eta_cutoff"), 0.0)
+NEUTRAL |= dict.fromkeys(("min_p", "eta_cutoff", "epsilon_cutoff"), 0.0)
+NEUTRAL |= {"guidance_scale": 1.0, "num_beams": 1}
 NEUTRAL |= dict.fromkeys(("suppress_tokens", "begin_suppress_tokens", "bad_words_ids"))
-NEUTRAL |= {"epsilon_cutoff": 0.0, "sequence_bias": None}
+NEUTRAL |= dict.fromkeys(("sequence_bias", "logits_processor", "generation_config"))
 UNDERSTOOD = {*NEUTRAL, "do_sample", "max_new_tokens", "pad_token_id", "eos_token_id"}
 
 
 def samples_plainly(model, settings: dict, begin_suppress: Sequence[int] = ()) -> bool:
     """Whether these settings sample from the model's own distribution, with a key-value cache.
 
-    Settings that change the distribution give a warning: PPO's ratios and KL would be biased.
-    Greedy decoding gives none; it is not used for training.
+    Settings that change the distribution give a warning: PPO's ratios and KL would be biased. So
+    does greedy decoding that nobody asked for.
     """
     saved = getattr(model.pretrained_model, "generation_config", None)
     if not settings.get("do_sample", getattr(saved, "do_sample", False)):
+        if "do_sample" not in settings:
+            warnings.warn("PPO learns nothing from greedy decoding: do_sample=True.", stacklevel=4)
         return False
     plain = set(settings) <= UNDERSTOOD and takes(model, "past_key_values")  # Mamba has no cache
     for name, neutral in NEUTRAL.items():

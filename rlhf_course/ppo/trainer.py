@@ -12,11 +12,11 @@ from rlhf_course.data.lengths import LengthSampler
 from rlhf_course.policy.adapters import REFERENCE, use_adapter
 from rlhf_course.policy.network import without_dropout
 from rlhf_course.ppo.algorithm import Total
-from rlhf_course.ppo.base import TrainerBase
 from rlhf_course.ppo.checks import check_samples, stack_scores, warn_about_samples
 from rlhf_course.ppo.rollout import Rollout
 from rlhf_course.ppo.sampling import generate, pad_token_id
 from rlhf_course.ppo.score_scaling import scale_scores
+from rlhf_course.ppo.trainer_base import TrainerBase
 from rlhf_course.ppo.update import (
     MiniBatch,
     add_advantages,

@@ -31,6 +31,10 @@ class TrainerBase:
         num_shared_layers: int | None = None,
         lr_scheduler=None,
     ) -> None:
+        if getattr(lr_scheduler, "optimizer", optimizer) is not optimizer:
+            raise ValueError(
+                "lr_scheduler moves another optimizer than the one given: give its own."
+            )
         self.config, self.tokenizer, self.lr_scheduler = config, tokenizer, lr_scheduler
         self.accelerator = tracking.start(config)
         set_seed(config.seed, device_specific=True)  # processes sample different responses
@@ -42,8 +46,7 @@ class TrainerBase:
         if dataset is not None:
             self.dataloader = make_dataloader(dataset, data_collator, config, self.accelerator)
         if config.adap_kl_ctrl:
-            how = config.init_kl_coef, config.target, config.horizon
-            self.kl_ctl = AdaptiveKLController(*how)
+            self.kl_ctl = AdaptiveKLController(config.init_kl_coef, config.target, config.horizon)
         else:
             self.kl_ctl = FixedKLController(config.init_kl_coef)
         self.running, self.detectors = RunningMoments(), Detectors(config.target)
