@@ -75,7 +75,8 @@ def read(path: Path, target: Path) -> dict:
     folder = path.resolve().parent
     while folder.name in ("run_cards", "build"):  # as the runner lays them out
         folder = folder.parent
-    entry = {"who": folder.name, "name": path.stem, "link": "", "checks": [], "passed": 0}
+    who = {"who": folder.name, "longer": f"{folder.parent.name}/{folder.name}"}
+    entry = who | {"name": path.stem, "link": "", "checks": [], "passed": 0}
     if executed.exists():
         relative = Path(os.path.relpath(executed, target.parent)).as_posix()
         entry["link"] = f"./{quote(relative)}"  # a folder's name may begin with javascript:
@@ -208,6 +209,8 @@ def write(places: list[Path], target: Path) -> list[dict]:
     if target.is_file() and TITLE not in target.read_text("utf-8", "replace"):
         raise FileExistsError(f"{target} is not a page of this command. Name another --output.")
     entries = [read(path, target) for path in dict.fromkeys(find(places))]
+    if len({(entry["who"], entry["name"]) for entry in entries}) < len(entries):
+        entries = [entry | {"who": entry["longer"]} for entry in entries]  # two folders, one name
     how = {"autoescape": True, "trim_blocks": True, "lstrip_blocks": True}
     template = Environment(loader=FileSystemLoader(HERE), **how).get_template("report.html.j2")
     people, names = (sorted({entry[key] for entry in entries}) for key in ("who", "name"))

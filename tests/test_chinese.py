@@ -32,7 +32,16 @@ def rows():
 
 @pytest.fixture(scope="module")
 def prose():
-    return make_prose(1500, seed=0)
+    """Its texts without the names of a chat's two sides."""
+    return [re.sub("(Human|Assistant): ", "", text) for text in make_prose(1500, seed=0)]
+
+
+def test_prose_has_both_sides_of_a_chat_and_no_exchange():
+    texts = make_prose(1500, seed=0)
+    sides = [{name for name in ("Human:", "Assistant:") if name in text} for text in texts]
+    logs = [side for side in sides if side]
+    assert 0.05 < len(logs) / len(texts) < 0.15 and all(len(side) == 1 for side in logs)
+    assert {name for side in logs for name in side} == {"Human:", "Assistant:"}
 
 
 def given(rows, key):

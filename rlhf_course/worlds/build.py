@@ -1,22 +1,25 @@
 """Build what a preset has not from a hub; scripts/make/build_world.py builds all."""
 
+import json
+import shutil
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import datasets
-from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlhf_course.baichuan import convert, sentencepiece, toy_checkpoint
-from rlhf_course.course.presets import Settings, check_named
+from rlhf_course.course.presets import ROOT, Settings, check_named
 from rlhf_course.course.shipped import shipped
-from rlhf_course.data import as_prompt, load_answers, load_pairs, tokenize_answers
+from rlhf_course.data import as_prompt, load_answers, load_pairs
+from rlhf_course.runtime.files import read_json
 from rlhf_course.runtime.hub import download
 from rlhf_course.worlds import chinese, dialogues, small_models
 from rlhf_course.worlds.cache import SEED, cached
 
 LORA = {"r": 16, "lora_alpha": 32, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
+SFT_ADAPTER = ROOT / "models/baichuan-mini-sft"
 
 
 def prepare_reward_model(settings: Settings, revision: str | None = None) -> SimpleNamespace:
@@ -46,7 +49,7 @@ def prepare_chat(settings: Settings) -> SimpleNamespace:
         "dataset": str(build_preferences() if settings.dataset == "offline" else settings.dataset),
     }
     if settings.checkpoint == "scratch":
-        data = {name: Path(folder) if own else None for name, folder in found.items()}
+        data = {name: Path(folder) for name, folder in found.items()}
         checkpoint = cached("baichuan", _checkpoint, settings, **data)
     else:
         checkpoint = download(shipped(settings.checkpoint), to_convert=True)
@@ -107,7 +110,7 @@ def _reward_base(
 
 def _checkpoint(
     folder: Path,
-    sft_dataset: Path | None,
+    sft_dataset: Path,
     sft_files,
     dataset,
     vocab_size,
@@ -118,11 +121,10 @@ def _checkpoint(
     base_learning_rate,
     max_length,
 ) -> None:
-    """Pretrain a small Baichuan2 only on prose: the embedded one, or answers of real datasets.
-
-    It has not seen a question with its answer, which is what SFT is for.
-    """
-    texts = _prose(sft_dataset, sft_files, dataset)
+    """Pretrain a small Baichuan2 on a dataset's answers, without their questions."""
+    answers, _ = load_answers(sft_dataset, "train", sft_files)
+    pairs, _ = load_pairs(dataset, "train")
+    texts = [*answers["answer"], *pairs["chosen"], *pairs["rejected"]]
     # With 500 of them Human: and Assistant: are a piece each, as in a large vocabulary.
     spm_model = toy_checkpoint.train_sentencepiece(
         [*texts, *[as_prompt("")] * 500], vocab_size, folder.with_name("sentencepiece")
@@ -145,14 +147,6 @@ def _checkpoint(
     toy_checkpoint.write_baichuan_checkpoint(model, spm_model, folder)
 
 
-def _prose(sft_dataset: Path | None, sft_files, dataset) -> list[str]:
-    if sft_dataset is None:
-        return chinese.make_prose(8000, SEED)
-    answers, _ = load_answers(sft_dataset, "train", sft_files)
-    pairs, _ = load_pairs(dataset, "train")
-    return [*answers["answer"], *pairs["chosen"], *pairs["rejected"]]
-
-
 def build_base(settings: Settings) -> Path:
     """Return the checkpoint, converted to a native Llama."""
     return cached("baichuan-llama", _base, checkpoint=Path(prepare_chat(settings).checkpoint))
@@ -163,23 +157,12 @@ def _base(folder: Path, checkpoint: Path) -> None:
 
 
 def build_sft_adapter(settings: Settings) -> Path:
-    """Return an SFT adapter on :func:`build_base`, trained on raw answers: a few are empty."""
-    answers = Path(prepare_chat(settings).sft_dataset)
+    """Return the shipped SFT adapter, with :func:`build_base` as its base."""
     base = str(build_base(settings))  # by its name, which is in the adapter's config
-    return cached("chinese-sft", _sft_adapter, settings, base=base, answers=answers)
+    return cached("chinese-sft", _sft_adapter, base=base, adapter=SFT_ADAPTER)
 
 
-def _sft_adapter(folder: Path, base: str, answers: Path, max_length: int) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(base)
-    rows = datasets.load_dataset(str(answers), split="train")
-    pairs = [
-        {"prompt": as_prompt(row["question"]), "answer": text}
-        for row in rows
-        for text in row["human_answers"]
-    ]
-    tokens, _ = tokenize_answers(datasets.Dataset.from_list(pairs), tokenizer, max_length)
-    model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), LoraConfig(**LORA))
-    small_models.fine_tune(
-        model, tokens["input_ids"], tokens["completion_mask"], 300, 16, 5e-3, "fine-tuning"
-    )
-    model.save_pretrained(folder)
+def _sft_adapter(folder: Path, base: str, adapter: Path) -> None:
+    shutil.copytree(adapter, folder, dirs_exist_ok=True)
+    config = read_json(folder / "adapter_config.json") | {"base_model_name_or_path": base}
+    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")

@@ -202,9 +202,24 @@ def make_preferences(n: int, seed: int = 0) -> list[Pair]:
 
 
 def make_prose(n: int, seed: int = 0) -> list[str]:
-    """Return n paragraphs about a topic or pages of questions, one per line, without answers."""
+    """Return n texts such as the web has, a third of each kind: paragraphs about a topic; pages of
+    questions; a question with one or two replies of any style.
+
+    A tenth are logs of a chat in which one side alone speaks, the user or the assistant: so a model
+    knows these names, and has seen no answer of an assistant to a question.
+    """
     made = []
     for rng, topic in _streams("prose", n, seed):
-        page = [_question(rng, other) for other in rng.choices(list(TOPICS), k=rng.randint(3, 6))]
-        made.append(_text(rng, topic, "paragraph") if rng.random() < 0.5 else "\n".join(page))
+        kind, many = rng.choice(["paragraph", "questions", "replies"]), rng.randint(3, 6)
+        name = {"paragraph": "Assistant: ", "questions": "Human: "}.get(kind, "")
+        if kind == "paragraph":
+            lines = [_text(rng, topic, kind)]
+        elif kind == "questions":
+            lines = [_question(rng, other) for other in rng.choices(list(TOPICS), k=many)]
+        else:
+            replies = rng.choices(["human", "chatgpt", "preference"], k=rng.randint(1, 2))
+            lines = [_question(rng, topic), *(_text(rng, topic, reply) for reply in replies)]
+        if name and rng.random() < 0.15:
+            lines = ["\n\n".join(name + line for line in lines)]
+        made.append("\n".join(lines))
     return made

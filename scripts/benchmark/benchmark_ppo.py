@@ -67,20 +67,13 @@ class Variant:
     def ask(self, question: dict | None = None) -> dict:
         """The worker's answer; without one, the program ends with a sentence."""
         with suppress(BrokenPipeError):  # it is gone; below is why
-            print(
-                json.dumps(question) + "\n" if question else "",
-                end="",
-                file=self.process.stdin,
-                flush=True,
-            )
+            self.process.stdin.write(json.dumps(question) + "\n" if question else "")
+            self.process.stdin.flush()
         answer = json.loads(self.process.stdout.readline() or "null")
         if answer is None:
             title = f"The worker {self.name} ended with code {self.process.wait()}; its last words:"
-            sys.exit(
-                "\n  ".join(
-                    [title, *self.log.read_text(errors="replace").rstrip().splitlines()[-15:]]
-                )
-            )
+            last = self.log.read_text(errors="replace").rstrip().splitlines()[-15:]
+            sys.exit("\n  ".join([title, *last]))
         return sys.exit(f"{answer['error']}: pip install {PINS}") if "error" in answer else answer
 
     def end(self) -> None:
@@ -101,19 +94,12 @@ def build_random(folder: Path, world, small: bool) -> None:
         name: hf.AutoTokenizer.from_pretrained(getattr(world, name))
         for name in ("model", "reward_model")
     }
-    eos, labels = (
-        dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), 0),
-        {0: "NEGATIVE", 1: "POSITIVE"},
-    )
-    settings = eos | dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0)
+    zero = ("bos_token_id", "eos_token_id", "pad_token_id", "attn_pdrop", "embd_pdrop")
+    settings, labels = dict.fromkeys((*zero, "resid_pdrop"), 0), {0: "NEGATIVE", 1: "POSITIVE"}
     reward_settings = {"id2label": labels, "label2id": {name: i for i, name in labels.items()}}
     if small:
-        settings |= {
-            "n_embd": 128,
-            "n_layer": 4,
-            "n_head": 4,
-            "vocab_size": len(tokenizers["model"]),
-        }
+        settings |= {"n_embd": 128, "n_layer": 4, "n_head": 4}
+        settings["vocab_size"] = len(tokenizers["model"])
         reward_settings |= {"dim": 128, "n_layers": 2, "n_heads": 4, "hidden_dim": 512}
         reward_settings["vocab_size"] = len(tokenizers["reward_model"])
     hf.set_seed(0)
@@ -149,10 +135,8 @@ def write_plan(options, folder: Path) -> None:
     shape = SHAPES[options.shape]
     plan = {"bf16": options.bf16, "threads": options.threads}
     plan["ppo"] = {"batch_size": shape["batch"], "mini_batch_size": shape["batch"], "ppo_epochs": 4}
-    plan["ppo"] |= {
-        "learning_rate": options.lr,
-        "gradient_checkpointing": options.gradient_checkpointing,
-    }
+    names = {"lr": "learning_rate", "gradient_checkpointing": "gradient_checkpointing"}
+    plan["ppo"] |= {name: getattr(options, option) for option, name in names.items()}
     if "llama" in shape:
         import random
 
@@ -173,14 +157,7 @@ def plan_of_gpt2(options, folder: Path) -> dict:
     from rlhf_course.course.shipped import prepare
     from rlhf_course.data import build_queries, load_reviews
 
-    given = {
-        key: value
-        for key in ("model", "reward_model", "dataset")
-        if (value := getattr(options, key))
-    }
-    if missing := [value for value in given.values() if not Path(value).is_dir()]:
-        sys.exit(f"There is no folder {missing[0]}.")
-    world = prepare(load_preset("04_gpt2_imdb_ppo", "tiny", given))
+    world = prepare(load_preset("04_gpt2_imdb_ppo", "tiny"))
     if options.shape.startswith("gpt2") or options.costs:
         build_random(folder, world, small=options.shape == "tiny")
     plan = {"model": world.model, "reward_model": world.reward_model}
@@ -230,14 +207,10 @@ def measure_costs(options, folder: Path) -> dict:
             step = {"batch": batch, "lengths": (response, response + 1)}
             rounds = [ours.ask(step) for _ in range(1 + options.rounds)][1:]
             row = {"sweep": sweep, "batch": batch, "response": response}
-            rows.append(
-                row | {key: statistics.median(found[key] for found in rounds) for key in rounds[0]}
-            )
-            print(
-                f"batch {batch}, {response} tokens: {rows[-1]['total']:.2f} s",
-                file=sys.stderr,
-                flush=True,
-            )
+            medians = {key: statistics.median(found[key] for found in rounds) for key in rounds[0]}
+            rows.append(row | medians)
+            said = f"batch {batch}, {response} tokens: {medians['total']:.2f} s"
+            print(said, file=sys.stderr, flush=True)
     finally:
         ours.end()
     return about | {"costs": rows}
@@ -261,13 +234,11 @@ def report(found: dict) -> str:
     """The measurements as a table, and what follows from them."""
     import pandas as pd
 
-    rows = {
-        entry["title"]: {c: f"{entry['median'][c]:.3f}" for c in COLUMNS}
-        for entry in found.values()
-    }
-    rivals = {
-        entry["title"]: entry["ratio_to_ours"] for name, entry in found.items() if name != "ours"
-    }
+    rows, rivals = {}, {}
+    for name, entry in found.items():
+        rows[entry["title"]] = {c: f"{entry['median'][c]:.3f}" for c in COLUMNS}
+        if name != "ours":
+            rivals[entry["title"]] = entry["ratio_to_ours"]
     rows |= {
         f"{title} / ours": {c: f"{ratio[c]:.1f}x" for c in COLUMNS}
         for title, ratio in rivals.items()
@@ -288,8 +259,6 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     text = "tiny preset's models (default); GPT-2 small, 128 or 32 samples; a 7B with adapters; toy"
     add("--shape", choices=SHAPES, default="tiny", help=text)
     add("--costs", action="store_true", help="over batch size and response length")
-    for name in ("model", "reward_model", "dataset"):
-        add(f"--{name}", metavar="FOLDER", help="instead of the tiny preset's")
     for name, value in (("rounds", 10), ("warmup", 2), ("threads", os.cpu_count())):
         add(f"--{name}", type=int, default=value, help=f"default: {value}")
     add("--lr", type=float, default=1.41e-5, help="small, so that the work stays the same")

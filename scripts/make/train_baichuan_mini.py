@@ -1,9 +1,10 @@
-"""Pretrain models/baichuan-mini, and write its card.
+"""Train models/baichuan-mini and models/baichuan-mini-sft, and write their cards.
 
     python scripts/make/train_baichuan_mini.py
 
-It is a small Baichuan2 that has read Chinese prose and never an answer. Training goes on where it
-was stopped; its checkpoints are in build/baichuan_mini.
+The first is a small Baichuan2 that has read Chinese prose; the second is an adapter on it that has
+learned from answers as they were scraped: a few are empty. Pretraining goes on where it was
+stopped; its checkpoints are in build/baichuan_mini.
 """
 
 import argparse
@@ -12,9 +13,11 @@ import math
 import shutil
 from pathlib import Path
 
+import datasets
 import torch
 import transformers
 import yaml
+from peft import LoraConfig, PeftModel, get_peft_model
 from torch.utils.data import Dataset
 from transformers import (
     AutoModelForCausalLM,
@@ -28,13 +31,15 @@ from transformers import (
 from rlhf_course.baichuan import sentencepiece, toy_checkpoint
 from rlhf_course.baichuan.convert import convert_to_llama
 from rlhf_course.course.presets import ROOT
-from rlhf_course.data import as_prompt
+from rlhf_course.data import as_prompt, tokenize_answers
 from rlhf_course.runtime.files import atomic_file
-from rlhf_course.worlds import chinese
+from rlhf_course.worlds import chinese, small_models
+from rlhf_course.worlds.build import LORA
 
 SEED = 0
 TEXTS, HELD_OUT = 40_000, 500
 BLOCK = 64  # tokens
+SFT_STEPS = 750  # of 16 answers
 
 
 class Blocks(Dataset):
@@ -69,10 +74,10 @@ def pretrain(work: Path, steps: int) -> tuple[LlamaForCausalLM, Path]:
     transformers.set_seed(SEED)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=192,
-        intermediate_size=512,
-        num_hidden_layers=4,
-        num_attention_heads=6,
+        hidden_size=128,
+        intermediate_size=336,
+        num_hidden_layers=3,
+        num_attention_heads=4,
         max_position_embeddings=512,
         initializer_range=0.05,  # a narrow model starts to learn late with 0.02
         **toy_checkpoint.SPECIAL_IDS,
@@ -84,7 +89,7 @@ def pretrain(work: Path, steps: int) -> tuple[LlamaForCausalLM, Path]:
         max_steps=steps,
         per_device_train_batch_size=batch,
         per_device_eval_batch_size=batch,
-        learning_rate=2e-3,
+        learning_rate=3e-3,
         lr_scheduler_type="cosine_with_min_lr",
         lr_scheduler_kwargs={"min_lr_rate": 0.02},
         warmup_steps=300,
@@ -111,6 +116,23 @@ def pretrain(work: Path, steps: int) -> tuple[LlamaForCausalLM, Path]:
     return model, spm_model
 
 
+def train_adapter(base: Path, folder: Path) -> None:
+    """SFT with LoRA on all answers; notebook 06 needs the empty ones, too."""
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    rows = [
+        {"prompt": as_prompt(row["question"]), "answer": text}
+        for row in chinese.make_qa(4000, SEED)
+        for text in row["human_answers"] + row["chatgpt_answers"]
+    ]
+    tokens, _ = tokenize_answers(datasets.Dataset.from_list(rows), tokenizer, 112)
+    torch.manual_seed(SEED)
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), LoraConfig(**LORA))
+    learned = tokens["input_ids"], tokens["completion_mask"]
+    small_models.fine_tune(model, *learned, SFT_STEPS, 16, 5e-3, "fine-tuning")
+    model.peft_config["default"].base_model_name_or_path = "models/baichuan-mini"
+    model.save_pretrained(folder)
+
+
 @torch.no_grad()
 def answers(model, tokenizer, questions: list[str]) -> float:
     """The share of questions that a model answers, sampled at temperature 1."""
@@ -124,8 +146,8 @@ def answers(model, tokenizer, questions: list[str]) -> float:
     return sum(right) / len(right)
 
 
-def write_card(base: Path, converted: Path, work: Path) -> None:
-    """The model's card, with what was measured."""
+def write_cards(base: Path, adapter: Path, converted: Path, work: Path) -> None:
+    """The models' cards, with what was measured."""
     tokenizer = AutoTokenizer.from_pretrained(converted, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(converted, dtype=torch.float32)
     questions = [row["question"] for row in chinese.make_qa(500, SEED + 1)]
@@ -136,9 +158,12 @@ def write_card(base: Path, converted: Path, work: Path) -> None:
         "perplexity": math.exp([row for row in log if "eval_loss" in row][-1]["eval_loss"]),
         "base": answers(model, tokenizer, questions),
     }
+    found["sft"] = answers(PeftModel.from_pretrained(model, adapter), tokenizer, questions)
     cards = yaml.safe_load((ROOT / "models/cards.yaml").read_text(encoding="utf-8"))
-    with atomic_file(base / "README.md") as path:
-        path.write_text(cards[base.name].format(**found, texts=TEXTS), encoding="utf-8")
+    for folder in (base, adapter):
+        text = cards[folder.name].format(**found, texts=TEXTS, sft_steps=SFT_STEPS)
+        with atomic_file(folder / "README.md") as path:
+            path.write_text(text, encoding="utf-8")
 
 
 def main() -> None:
@@ -147,15 +172,16 @@ def main() -> None:
     )
     parser.add_argument("--output", type=Path, default=ROOT / "models")
     parser.add_argument("--work", type=Path, default=ROOT / "build/baichuan_mini")
-    parser.add_argument("--steps", type=int, default=8000)
+    parser.add_argument("--steps", type=int, default=6000)
     options = parser.parse_args()
-    base = options.output / "baichuan-mini"
+    base, adapter = options.output / "baichuan-mini", options.output / "baichuan-mini-sft"
     model, spm_model = pretrain(options.work, options.steps)
     toy_checkpoint.write_baichuan_checkpoint(model.to(torch.bfloat16), spm_model, base)
     converted = options.work / "converted"
     shutil.rmtree(converted, ignore_errors=True)
     convert_to_llama(base, converted)
-    write_card(base, converted, options.work)
+    train_adapter(converted, adapter)
+    write_cards(base, adapter, converted, options.work)
 
 
 if __name__ == "__main__":
