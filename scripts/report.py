@@ -135,11 +135,7 @@ def charts(name: str, table: dict[str, list]) -> Iterator[dict]:
     not steps.
     """
     count = len(next(iter(table.values())))
-    words = [
-        column
-        for column, values in table.items()
-        if any(isinstance(value, str) for value in values)
-    ]
+    words = [column for column in table if any(isinstance(x, str) for x in table[column])]
     numbers = [column for column in table if column not in words and not column.startswith("time/")]
     things = [tuple(str(table[word][i]) for word in words) for i in range(count)]
     if len(set(things)) * 2 > count and words:
@@ -159,11 +155,8 @@ def charts(name: str, table: dict[str, list]) -> Iterator[dict]:
         xs, ys = table[axis] if along else range(count), table[column]
         wide, tall = WIDTH / (max(xs) - min(xs)), HEIGHT / (high - low)
         points = {i: f"{(xs[i] - min(xs)) * wide:.1f},{(high - ys[i]) * tall:.1f}" for i in known}
-        about = (
-            f"{short(low)} … {short(high)}"
-            if words
-            else f"{short(ys[known[0]])} → {short(ys[known[-1]])}"
-        )
+        about = f"{short(ys[known[0]])} → {short(ys[known[-1]])}"
+        about = f"{short(low)} … {short(high)}" if words else about
         lines = [
             (", ".join(thing), " ".join(points[i] for i in group if i in points))
             for thing, group in groups.items()
@@ -185,23 +178,18 @@ def cost(card: dict) -> str:
 def headline(card: dict) -> str:
     """The first metric that was measured before and after."""
     metrics, what = card.get("metrics", {}), headline_of(card)
-    return (
-        f"{what.replace('_', ' ')} {metrics[f'{what}_before']:.2f} → {metrics[f'{what}_after']:.2f}"
-        if what
-        else "–"
-    )
-
-
-def _both_known(metrics: dict, what: str) -> bool:
-    return None not in (metrics[f"{what}_before"], metrics.get(f"{what}_after"))
+    if what is None:
+        return "–"
+    before, after = metrics[f"{what}_before"], metrics[f"{what}_after"]
+    return f"{what.replace('_', ' ')} {before:.2f} → {after:.2f}"
 
 
 def headline_of(card: dict) -> str | None:
     """Its name."""
-    names = card.get("metrics", {})
-    return next(
-        (k[:-7] for k in names if k.endswith("_before") and _both_known(names, k[:-7])), None
-    )
+    metrics = card.get("metrics", {})
+    names = [name.removesuffix("_before") for name in metrics if name.endswith("_before")]
+    pairs = {name: (metrics[f"{name}_before"], metrics.get(f"{name}_after")) for name in names}
+    return next((name for name, both in pairs.items() if None not in both), None)
 
 
 def write(places: list[Path], target: Path) -> list[dict]:
@@ -210,7 +198,7 @@ def write(places: list[Path], target: Path) -> list[dict]:
         raise FileExistsError(f"{target} is not a page of this command. Name another --output.")
     entries = [read(path, target) for path in dict.fromkeys(find(places))]
     if len({(entry["who"], entry["name"]) for entry in entries}) < len(entries):
-        entries = [entry | {"who": entry["longer"]} for entry in entries]  # two folders, one name
+        entries = [entry | {"who": entry["longer"]} for entry in entries]
     how = {"autoescape": True, "trim_blocks": True, "lstrip_blocks": True}
     template = Environment(loader=FileSystemLoader(HERE), **how).get_template("report.html.j2")
     people, names = (sorted({entry[key] for entry in entries}) for key in ("who", "name"))

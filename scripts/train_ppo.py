@@ -91,10 +91,8 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[Options, Settin
             raise ValueError(f"Unknown experiment {experiment!r}; choose one of {known}.")
         kinds = [Options, settings_class(experiment, used_settings(experiment))]
         chosen, texts = parse(kinds, {}, __doc__)
-        overrides = {k: v for k, v in vars(texts).items() if v is not None or k in given}
-        overrides = {
-            k: yaml.safe_load(v) if isinstance(v, str) else v for k, v in overrides.items()
-        }
+        found = {k: v for k, v in vars(texts).items() if v is not None or k in given}
+        overrides = {k: yaml.safe_load(v) if isinstance(v, str) else v for k, v in found.items()}
         check_options(chosen)
         chosen.output = Path(chosen.output).expanduser()
         settings = load_preset(experiment, chosen.preset, overrides)
@@ -289,9 +287,8 @@ def train(chosen: Options, settings: Settings) -> int:
     from rlhf_course.runtime import tracking
 
     quiet_libraries()
-    every = vars(chosen) | {
-        name: getattr(settings, name) for name in used_settings(chosen.experiment)
-    }
+    used = used_settings(chosen.experiment)
+    every = vars(chosen) | {name: getattr(settings, name) for name in used}
     names = ("dataset", "model", "reward_model", "sft_adapter", "reward_adapter")
     inputs = {name: every.pop(name) for name in names if name in every}
     inputs["base"] = shared_base(chosen)

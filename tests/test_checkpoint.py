@@ -154,6 +154,11 @@ def test_nothing_is_removed_that_this_trainer_did_not_write(tmp_path):
     resumed.step(*make_samples())
     save_checkpoint(resumed, tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == names - {"checkpoint-3"} | {"checkpoint-5"}
+    forked = scaled()
+    load_checkpoint(forked, tmp_path / "checkpoint-5")
+    forked.step(*make_samples())
+    save_checkpoint(forked, tmp_path / "fork")
+    assert (tmp_path / "checkpoint-5/trainer_state.pt").exists()
 
 
 def test_without_a_schedule_a_run_goes_on_at_the_rate_and_fixed_kl_that_it_is_given(tmp_path):

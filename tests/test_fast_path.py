@@ -105,3 +105,17 @@ def test_padding_on_the_left_changes_no_logit(monkeypatch):
     make_trainer(policy).generate(queries, **SAMPLING, max_new_tokens=1)
     for query, logits in zip(queries, seen[0], strict=True):
         torch.testing.assert_close(logits, policy(query.unsqueeze(0))[0][0, -1])
+
+
+@pytest.mark.parametrize(("mini_batch_size", "passes"), [(4, 1 + 3), (8, 3)])
+def test_how_often_each_sample_runs_through_the_policy(mini_batch_size, passes, monkeypatch):
+    """As site/diagnosis.md says: once before the update, once per epoch."""
+    trainer, rows = make_trainer(ppo_epochs=3, mini_batch_size=mini_batch_size), []
+    plain = trainer.model.forward
+    monkeypatch.setattr(
+        trainer.model,
+        "forward",
+        lambda ids, *rest, **how: rows.append(len(ids)) or plain(ids, *rest, **how),
+    )
+    trainer.step(*make_samples())
+    assert sum(rows) == 8 * passes

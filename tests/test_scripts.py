@@ -11,9 +11,8 @@ import pytest
 import torch
 import train_ppo
 from benchmark import benchmark_ppo
-from builders import SCRIPTS, final_state, review_tokenizer, save_base, save_classifier
+from builders import SCRIPTS, final_state
 from command_line import exits
-from transformers import GPT2Config
 
 from rlhf_course.course.presets import ROOT
 
@@ -113,17 +112,8 @@ def benchmark(tmp_path, capsys):
     return run
 
 
-@pytest.fixture
-def small(tmp_path) -> tuple[str, str]:
-    """Options that name small models."""
-    tokenizer = review_tokenizer()
-    save_base(tmp_path / "model", tokenizer, GPT2Config)
-    save_classifier(tmp_path / "classifier", tokenizer=tokenizer)
-    return f"--model={tmp_path / 'model'}", f"--reward_model={tmp_path / 'classifier'}"
-
-
-def test_the_benchmark_measures_ours(benchmark, small):
-    found = benchmark(*small)
+def test_the_benchmark_measures_ours(benchmark):
+    found = benchmark()
     assert "trl==0.11.4" in found["printed"]  # how to get the comparison
     median = found["variants"]["ours"]["median"]
     phases = [median[phase] for phase in ("generate", "score", "forward", "update")]

@@ -88,7 +88,7 @@ class Saved:
         check_weights(self.state_dict())
         stale, other = save_load.MODEL_FILES, save_load.ADAPTER_CONFIG
         if self.is_peft_model:
-            stale, other = ("adapter_model.*",), "config.json"
+            stale, other = ("adapter_model.safetensors", "adapter_model.bin"), "config.json"
         if (target / other).exists():
             raise ValueError(f"{target} holds a model of another kind ({other}); save elsewhere.")
         with atomic_folder(target, stale) as folder:

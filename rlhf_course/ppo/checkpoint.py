@@ -21,7 +21,7 @@ def save_checkpoint(trainer, output_dir: str | Path, keep: int = 1) -> Path:
 
     It holds trainable weights and the state of everything else that a step changes, random
     generators of every process too; the first process writes. Of the checkpoints that this trainer
-    wrote, or was resumed from, ``keep`` stay; other files are left alone. Raises
+    wrote or was resumed from in output_dir, ``keep`` stay; other files are left alone. Raises
     ``FloatingPointError`` for weights of NaN or Inf, ``RuntimeError`` after half a step, and
     ``FileExistsError`` where the folder holds anything else.
     """
@@ -50,7 +50,12 @@ def save_checkpoint(trainer, output_dir: str | Path, keep: int = 1) -> Path:
     }
     with atomic_folder(target) as folder:
         torch.save(state, folder / STATE_FILE)
-    trainer.checkpoints = [path for path in trainer.checkpoints if path != target] + [target]
+    # A run that was forked, or went on from a folder of another name, leaves that folder alone.
+    trainer.checkpoints = [
+        path
+        for path in trainer.checkpoints
+        if path != target and path.match(str(target.with_name("checkpoint-*")))
+    ] + [target]
     while len(trainer.checkpoints) > keep:
         _remove(trainer.checkpoints.pop(0))
     return target

@@ -90,10 +90,8 @@ def build_random(folder: Path, world, small: bool) -> None:
     """
     import transformers as hf
 
-    tokenizers = {
-        name: hf.AutoTokenizer.from_pretrained(getattr(world, name))
-        for name in ("model", "reward_model")
-    }
+    names = ("model", "reward_model")
+    tokenizers = {name: hf.AutoTokenizer.from_pretrained(getattr(world, name)) for name in names}
     zero = ("bos_token_id", "eos_token_id", "pad_token_id", "attn_pdrop", "embd_pdrop")
     settings, labels = dict.fromkeys((*zero, "resid_pdrop"), 0), {0: "NEGATIVE", 1: "POSITIVE"}
     reward_settings = {"id2label": labels, "label2id": {name: i for i, name in labels.items()}}
@@ -103,10 +101,9 @@ def build_random(folder: Path, world, small: bool) -> None:
         reward_settings |= {"dim": 128, "n_layers": 2, "n_heads": 4, "hidden_dim": 512}
         reward_settings["vocab_size"] = len(tokenizers["reward_model"])
     hf.set_seed(0)
+    judge = hf.DistilBertConfig(**reward_settings)
     models = {"model": hf.GPT2LMHeadModel(hf.GPT2Config(**settings))}
-    models["reward_model"] = hf.DistilBertForSequenceClassification(
-        hf.DistilBertConfig(**reward_settings)
-    )
+    models["reward_model"] = hf.DistilBertForSequenceClassification(judge)
     for name, model in models.items():
         model.save_pretrained(folder / name)
         tokenizers[name].save_pretrained(folder / name)
@@ -116,14 +113,10 @@ def build_random(folder: Path, world, small: bool) -> None:
 def copy_for_old(source: str, target: Path) -> str:
     """A copy of a model folder in the words of transformers 4.45."""
     shutil.copytree(source, target)
-    tokenizer = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_input_names": ["input_ids", "attention_mask"],
-    }
-    for name, changes in (
-        ("config.json", {"torch_dtype": "float32"}),
-        ("tokenizer_config.json", tokenizer),
-    ):
+    tokenizer = {"model_input_names": ["input_ids", "attention_mask"]}
+    tokenizer["tokenizer_class"] = "PreTrainedTokenizerFast"
+    new = {"config.json": {"torch_dtype": "float32"}, "tokenizer_config.json": tokenizer}
+    for name, changes in new.items():
         settings = json.loads((target / name).read_text()) | changes
         settings.pop("dtype", None)
         (target / name).write_text(json.dumps(settings))
@@ -162,13 +155,11 @@ def plan_of_gpt2(options, folder: Path) -> dict:
         build_random(folder, world, small=options.shape == "tiny")
     plan = {"model": world.model, "reward_model": world.reward_model}
     if options.against:
-        plan |= {
-            f"old_{key}": copy_for_old(value, folder / f"old_{key}") for key, value in plan.items()
-        }
+        old = {f"old_{key}": value for key, value in plan.items()}
+        plan |= {key: copy_for_old(value, folder / key) for key, value in old.items()}
     reviews = load_reviews(world.dataset, "train").shuffle(seed=0)
-    queries = build_queries(
-        reviews, AutoTokenizer.from_pretrained(world.model), LengthSampler(2, 8)
-    )
+    tokenizer = AutoTokenizer.from_pretrained(world.model)
+    queries = build_queries(reviews, tokenizer, LengthSampler(2, 8))
     return plan | {"queries": queries.with_format(None).to_list()}
 
 
@@ -222,9 +213,8 @@ def summarise(found: dict) -> None:
         rounds, entry["title"] = entry["rounds"], TITLES[name]
         median = {key: statistics.median(row[key] for row in rounds) for key in rounds[0]}
         entry["median"] = median
-        ratio = entry["ratio_to_ours"] = {
-            key: median[key] / found["ours"]["median"][key] for key in COLUMNS
-        }
+        mine = found["ours"]["median"]
+        ratio = entry["ratio_to_ours"] = {key: median[key] / mine[key] for key in COLUMNS}
         pairs = zip(rounds, found["ours"]["rounds"], strict=True)
         paired = sorted(theirs["total"] / mine["total"] for theirs, mine in pairs)
         ratio["total_range"] = [paired[0], paired[-1]]
@@ -239,10 +229,8 @@ def report(found: dict) -> str:
         rows[entry["title"]] = {c: f"{entry['median'][c]:.3f}" for c in COLUMNS}
         if name != "ours":
             rivals[entry["title"]] = entry["ratio_to_ours"]
-    rows |= {
-        f"{title} / ours": {c: f"{ratio[c]:.1f}x" for c in COLUMNS}
-        for title, ratio in rivals.items()
-    }
+    for title, ratio in rivals.items():
+        rows[f"{title} / ours"] = {c: f"{ratio[c]:.1f}x" for c in COLUMNS}
     lines = [pd.DataFrame.from_dict(rows, orient="index").rename(columns=COLUMNS).to_string()]
     for title, ratio in rivals.items():
         low, high = ratio["total_range"]

@@ -28,10 +28,8 @@ def ours(plan: dict, tokenizer):
     from rlhf_course.rewards import SentimentReward
 
     model = AutoModelForCausalLMWithValueHead.from_pretrained(plan["model"])
-    trainer, reward = (
-        PPOTrainer(config(plan), model, tokenizer=tokenizer),
-        SentimentReward(plan["reward_model"]),
-    )
+    trainer = PPOTrainer(config(plan), model, tokenizer=tokenizer)
+    reward = SentimentReward(plan["reward_model"])
 
     def generate(queries, lengths):
         return trainer.generate(queries, length_sampler=LengthSampler(*lengths), **SAMPLING)
@@ -61,23 +59,21 @@ def lora(plan: dict, tokenizer):
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
         base = LlamaForCausalLM(shape)
     torch.set_default_dtype(torch.float32)
-    adapter = LoraConfig(task_type="CAUSAL_LM", r=8, lora_alpha=32, target_modules="all-linear")
+    shared = {"r": 8, "lora_alpha": 32, "target_modules": "all-linear"}
+    adapter = LoraConfig(task_type="CAUSAL_LM", **shared)
     model = AutoModelForCausalLMWithValueHead.from_pretrained(base, peft_config=adapter)
     with tempfile.TemporaryDirectory() as folder:  # a reward model as training would leave it
         state = get_peft_model_state_dict(model.pretrained_model, adapter_name="policy")
         weights = {name: weight.contiguous().cpu() for name, weight in state.items()}
         weights["base_model.model.score.weight"] = torch.randn(1, shape.hidden_size)
         save_file(weights, Path(folder, "adapter_model.safetensors"))
-        LoraConfig(
-            task_type="SEQ_CLS", r=8, lora_alpha=32, target_modules="all-linear"
-        ).save_pretrained(folder)
+        LoraConfig(task_type="SEQ_CLS", **shared).save_pretrained(folder)
         reward = RewardAdapter(model, folder)
     trainer = PPOTrainer(config(plan), model, tokenizer=tokenizer)
 
     def generate(queries, lengths):
-        return trainer.generate(
-            queries, length_sampler=LengthSampler(*lengths), eos_token_id=[], **SAMPLING
-        )
+        how = SAMPLING | {"length_sampler": LengthSampler(*lengths), "eos_token_id": []}
+        return trainer.generate(queries, **how)
 
     def score(rows, responses):
         device, scores = trainer.accelerator.device, []
@@ -94,9 +90,8 @@ def config(plan: dict):
     """PPOConfig of the plan."""
     from rlhf_course import PPOConfig
 
-    return PPOConfig(
-        accelerator_kwargs={"mixed_precision": "bf16" if plan["bf16"] else "no"}, **plan["ppo"]
-    )
+    precision = {"mixed_precision": "bf16" if plan["bf16"] else "no"}
+    return PPOConfig(accelerator_kwargs=precision, **plan["ppo"])
 
 
 def old(plan: dict, tokenizer):
@@ -112,11 +107,8 @@ def old(plan: dict, tokenizer):
     classify = pipeline("sentiment-analysis", model=folder, tokenizer=folder, device=device)
     batched = plan["variant"] == "batched"
     sampling = SAMPLING | {"min_length": -1, "top_k": 0.0, "pad_token_id": tokenizer.eos_token_id}
-    settings = {
-        "top_k": None,
-        "function_to_apply": "none",
-        "batch_size": plan["ppo"]["batch_size"] if batched else 16,
-    }
+    settings = {"top_k": None, "function_to_apply": "none"}
+    settings["batch_size"] = plan["ppo"]["batch_size"] if batched else 16
 
     def generate(queries, bounds):
         draw = LengthSampler(*bounds)
@@ -124,10 +116,8 @@ def old(plan: dict, tokenizer):
             options = sampling | {"batch_size": len(queries), "max_new_tokens": bounds[1] - 1}
             return [tokens[: draw()] for tokens in trainer.generate(queries, **options)]
         one = {key: value for key, value in sampling.items() if key != "return_prompt"}
-        found = [
-            trainer.generate(query, max_new_tokens=draw(), **one).squeeze() for query in queries
-        ]
-        return [tokens[len(query) :] for query, tokens in zip(queries, found, strict=True)]
+        found = [(q, trainer.generate(q, max_new_tokens=draw(), **one)) for q in queries]
+        return [tokens.squeeze()[len(query) :] for query, tokens in found]
 
     def score(rows, responses):
         answers = classify(texts(rows, responses, tokenizer), **settings)

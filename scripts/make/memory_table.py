@@ -11,12 +11,8 @@ from transformers import LlamaConfig
 
 from rlhf_course.course.memory import QUANTIZED, ppo_memory
 
-CARDS = (
-    16,
-    24,
-    40,
-    80,
-)  # GiB; a tenth is kept free for CUDA, fragmentation and the reward model's batches
+# GiB; a tenth is kept free for CUDA, fragmentation and the reward model's batches.
+CARDS = (16, 24, 40, 80)
 SIZES = {
     "vocab_size": 125_696,
     "hidden_size": 4096,

@@ -8,7 +8,6 @@ stopped; its checkpoints are in build/baichuan_mini.
 """
 
 import argparse
-import json
 import math
 import shutil
 from pathlib import Path
@@ -39,7 +38,8 @@ from rlhf_course.worlds.build import LORA
 SEED = 0
 TEXTS, HELD_OUT = 40_000, 500
 BLOCK = 64  # tokens
-SFT_STEPS = 750  # of 16 answers
+STEPS, SFT_STEPS = 6000, 750  # of 32 blocks, of 16 answers
+WORK = ROOT / "build/baichuan_mini"
 
 
 class Blocks(Dataset):
@@ -63,12 +63,12 @@ class Blocks(Dataset):
         return {"input_ids": ids, "labels": ids}
 
 
-def pretrain(work: Path, steps: int) -> tuple[LlamaForCausalLM, Path]:
-    """Return the model with its NormHead, and the path of its SentencePiece model."""
+def pretrain() -> tuple[LlamaForCausalLM, Path, float]:
+    """Return the model with its NormHead, its SentencePiece model, and its held-out loss."""
     texts = chinese.make_prose(TEXTS, SEED)
     # With 500 of them Human: and Assistant: are a piece each, as in a large vocabulary.
     spm_model = toy_checkpoint.train_sentencepiece(
-        [*texts[:8000], *[as_prompt("")] * 500], 1200, work / "sentencepiece"
+        [*texts[:8000], *[as_prompt("")] * 500], 1200, WORK / "sentencepiece"
     )
     tokenizer = sentencepiece.sentencepiece_to_fast(spm_model, **toy_checkpoint.SPECIAL)
     transformers.set_seed(SEED)
@@ -82,11 +82,10 @@ def pretrain(work: Path, steps: int) -> tuple[LlamaForCausalLM, Path]:
         initializer_range=0.05,  # a narrow model starts to learn late with 0.02
         **toy_checkpoint.SPECIAL_IDS,
     )
-    model = toy_checkpoint.norm_head(LlamaForCausalLM(config))
-    batch = 32
+    model, batch = toy_checkpoint.norm_head(LlamaForCausalLM(config)), 32
     arguments = TrainingArguments(
-        str(work),
-        max_steps=steps,
+        str(WORK),
+        max_steps=STEPS,
         per_device_train_batch_size=batch,
         per_device_eval_batch_size=batch,
         learning_rate=3e-3,
@@ -94,30 +93,23 @@ def pretrain(work: Path, steps: int) -> tuple[LlamaForCausalLM, Path]:
         lr_scheduler_kwargs={"min_lr_rate": 0.02},
         warmup_steps=300,
         weight_decay=0.01,
-        use_cpu=not torch.cuda.is_available(),
-        eval_strategy="steps",
-        eval_steps=500,
-        save_steps=250,
         save_total_limit=1,
-        logging_steps=50,
         report_to="none",
-        disable_tqdm=True,
         seed=SEED,
     )
     held_out = chinese.make_prose(HELD_OUT, SEED + 1)
     trainer = Trainer(
         model,
         arguments,
-        train_dataset=Blocks(texts, tokenizer, steps * batch),
+        train_dataset=Blocks(texts, tokenizer, STEPS * batch),
         eval_dataset=Blocks(held_out, tokenizer, 40 * batch),
     )
-    trainer.train(resume_from_checkpoint=any(work.glob("checkpoint-*")))
-    (work / "log.json").write_text(json.dumps(trainer.state.log_history), encoding="utf-8")
-    return model, spm_model
+    trainer.train(resume_from_checkpoint=any(WORK.glob("checkpoint-*")))
+    return model, spm_model, trainer.evaluate()["eval_loss"]
 
 
 def train_adapter(base: Path, folder: Path) -> None:
-    """SFT with LoRA on all answers; notebook 06 needs the empty ones, too."""
+    """SFT with LoRA; notebook 06 needs the empty answers, too."""
     tokenizer = AutoTokenizer.from_pretrained(base)
     rows = [
         {"prompt": as_prompt(row["question"]), "answer": text}
@@ -138,50 +130,38 @@ def answers(model, tokenizer, questions: list[str]) -> float:
     """The share of questions that a model answers, sampled at temperature 1."""
     torch.manual_seed(SEED)
     batch = tokenizer([*map(as_prompt, questions)], return_tensors="pt", padding=True)
-    output = model.generate(**batch, do_sample=True, top_k=0, max_new_tokens=40)
-    texts = tokenizer.batch_decode(
-        output[:, batch["input_ids"].shape[1] :], skip_special_tokens=True
-    )
-    right = [chinese.is_answer(*both) for both in zip(questions, texts, strict=True)]
-    return sum(right) / len(right)
+    output = model.generate(**batch, do_sample=True, top_k=0, max_new_tokens=48)
+    answers = output[:, batch["input_ids"].shape[1] :]
+    texts = tokenizer.batch_decode(answers, skip_special_tokens=True)
+    return sum(map(chinese.is_answer, questions, texts)) / len(texts)
 
 
-def write_cards(base: Path, adapter: Path, converted: Path, work: Path) -> None:
+def write_cards(base: Path, adapter: Path, converted: Path, **found) -> None:
     """The models' cards, with what was measured."""
     tokenizer = AutoTokenizer.from_pretrained(converted, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(converted, dtype=torch.float32)
     questions = [row["question"] for row in chinese.make_qa(500, SEED + 1)]
-    log = json.loads((work / "log.json").read_text(encoding="utf-8"))
-    found = {
-        "parameters": model.num_parameters() / 1e6,
-        "steps": log[-1]["step"],
-        "perplexity": math.exp([row for row in log if "eval_loss" in row][-1]["eval_loss"]),
-        "base": answers(model, tokenizer, questions),
-    }
+    found |= {"parameters": model.num_parameters() / 1e6, "texts": TEXTS, "sft_steps": SFT_STEPS}
+    found["base"] = answers(model, tokenizer, questions)
     found["sft"] = answers(PeftModel.from_pretrained(model, adapter), tokenizer, questions)
     cards = yaml.safe_load((ROOT / "models/cards.yaml").read_text(encoding="utf-8"))
     for folder in (base, adapter):
-        text = cards[folder.name].format(**found, texts=TEXTS, sft_steps=SFT_STEPS)
         with atomic_file(folder / "README.md") as path:
-            path.write_text(text, encoding="utf-8")
+            path.write_text(cards[folder.name].format(**found), encoding="utf-8")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser("train_baichuan_mini.py", description=__doc__)
     parser.add_argument("--output", type=Path, default=ROOT / "models")
-    parser.add_argument("--work", type=Path, default=ROOT / "build/baichuan_mini")
-    parser.add_argument("--steps", type=int, default=6000)
-    options = parser.parse_args()
-    base, adapter = options.output / "baichuan-mini", options.output / "baichuan-mini-sft"
-    model, spm_model = pretrain(options.work, options.steps)
+    folder = parser.parse_args().output
+    base, adapter = folder / "baichuan-mini", folder / "baichuan-mini-sft"
+    converted = WORK / "converted"
+    model, spm_model, loss = pretrain()
     toy_checkpoint.write_baichuan_checkpoint(model.to(torch.bfloat16), spm_model, base)
-    converted = options.work / "converted"
     shutil.rmtree(converted, ignore_errors=True)
     convert_to_llama(base, converted)
     train_adapter(converted, adapter)
-    write_cards(base, adapter, converted, options.work)
+    write_cards(base, adapter, converted, steps=STEPS, perplexity=math.exp(loss))
 
 
 if __name__ == "__main__":

@@ -41,10 +41,8 @@ SEED = 0
 HELD_OUT = 5000  # reviews that no model sees
 # Words of a held-out review that are shipped; tokens of a review that the policy mostly learns from
 OPENING = 64
-VOCABULARY = {
-    "policy": 24_000,
-    "classifier": 16_000,
-}  # more words that are one token leave fewer to misspell
+# More words that are one token leave fewer to misspell.
+VOCABULARY = {"policy": 24_000, "classifier": 16_000}
 TEMPERATURE = 0.81  # of the policy that is shipped; measure_imdb_models.py measures what it does
 LABELS = {"id2label": {0: "NEGATIVE", 1: "POSITIVE"}, "label2id": {"NEGATIVE": 0, "POSITIVE": 1}}
 
