@@ -8,10 +8,13 @@ import pandas as pd
 import pytest
 
 from rlhf_course.course.presets import ROOT, load_preset
+from rlhf_course.evaluation import mean_ci
+from rlhf_course.worlds import chinese
 
 MARKUP = "<script>alert(1)</script><img src=x onerror=alert(1)>"
 COLUMNS = "text query response prompt chosen rejected question answer".split()
 TEXTS = pd.DataFrame(dict.fromkeys(COLUMNS, [MARKUP])).assign(score=1.23456)
+NAMES = {"pd": pd, "mean_ci": mean_ci, "chinese": chinese}
 
 
 @pytest.mark.parametrize(
@@ -24,7 +27,7 @@ TEXTS = pd.DataFrame(dict.fromkeys(COLUMNS, [MARKUP])).assign(score=1.23456)
         ("04_gpt2_imdb_ppo", "looks = pairs", {"pairs": TEXTS}),
         ("04_gpt2_imdb_ppo", "lowest = after", {"after": TEXTS}),
         ("05_lora_rlhf_baichuan", "def show", {"table": TEXTS[COLUMNS], "embedded": False}),
-        ("06_reward_hacking", "looks = shown", {"shown": TEXTS}),
+        ("06_reward_hacking", "def show", {"policies": {"SFT": TEXTS.assign(gold=1.0)}, **NAMES}),
     ],
 )
 def test_a_table_of_texts_is_escaped(notebook, begins, names):
@@ -32,12 +35,13 @@ def test_a_table_of_texts_is_escaped(notebook, begins, names):
     (source,) = (c.source for c in cells if re.search(f"^{re.escape(begins)}", c.source, re.M))
     code = source[source.index(begins) :].split("\n\n\n")[0]
     if code.startswith("def show"):
-        code += "\nshow(table)"
+        code += f"\nshow({next(iter(names))})"
     *lines, last = code.splitlines()
     exec("\n".join(lines), names)
     html = eval(last, names).to_html()
     assert not re.search("<script|<img", html) and "&lt;script&gt;" in html
-    assert ("1.23<" in html) == ("precision" in code or ".2f" in code)
+    if "score" in html:
+        assert ("1.23<" in html) == ("precision" in code or ".2f" in code)
 
 
 def test_a_setting_is_escaped():

@@ -21,12 +21,10 @@ def save_checkpoint(trainer, output_dir: str | Path, keep: int = 1) -> Path:
 
     It holds trainable weights and the state of everything else that a step changes, random
     generators of every process too; the first process writes. Of the checkpoints that this trainer
-    wrote or was resumed from in output_dir, ``keep`` stay; other files are left alone. Raises
-    ``FloatingPointError`` for weights of NaN or Inf, ``RuntimeError`` after half a step, and
+    wrote or was resumed from in output_dir, ``keep`` (at least 1) stay; other files are left alone.
+    Raises ``FloatingPointError`` for weights of NaN or Inf, ``RuntimeError`` after half a step, and
     ``FileExistsError`` where the folder holds anything else.
     """
-    if keep < 1:
-        raise ValueError(f"keep is {keep}; at least 1 must stay.")
     trainer.check_whole()
     target = check_folder(output_dir) / f"checkpoint-{trainer.current_step}"
     random_states = gather_object([_random_state()])
@@ -50,13 +48,10 @@ def save_checkpoint(trainer, output_dir: str | Path, keep: int = 1) -> Path:
     }
     with atomic_folder(target) as folder:
         torch.save(state, folder / STATE_FILE)
-    # A run that was forked, or went on from a folder of another name, leaves that folder alone.
-    trainer.checkpoints = [
-        path
-        for path in trainer.checkpoints
-        if path != target and path.match(str(target.with_name("checkpoint-*")))
-    ] + [target]
-    while len(trainer.checkpoints) > keep:
+    pattern = str(target.with_name("checkpoint-*"))  # one that a run was forked from stays
+    found = [path for path in trainer.checkpoints if path != target and path.match(pattern)]
+    trainer.checkpoints = [*found, target]
+    while len(trainer.checkpoints) > max(keep, 1):
         _remove(trainer.checkpoints.pop(0))
     return target
 
