@@ -175,7 +175,7 @@ def test_a_value_written_as_text_is_read_as_a_number():
 
 @pytest.mark.parametrize("value", ["10,20", 10, {10: 20}])
 def test_a_list_of_steps_is_a_list_and_nothing_that_python_could_turn_into_one(value):
-    with invalid(r"Setting 'save_at' takes a value of type list, like \[10, 20, 40\]; got "):
+    with invalid(r"Setting 'save_at' takes a value of type list, like \[10, 20, 30\]; got "):
         load_preset("05_lora_rlhf_baichuan", "tiny", {"save_at": value})
 
 

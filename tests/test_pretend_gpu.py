@@ -32,7 +32,7 @@ pytestmark = pytest.mark.skipif(
     not pretend_gpu.available(), reason="the pretend GPU needs a C++ compiler, g++ or $CXX"
 )
 
-CLINIC = dict.fromkeys(("few_steps", "reward_steps", "dry_steps", "mask_steps"), 4)
+CLINIC = dict.fromkeys(("few_steps", "reward_steps", "mask_steps"), 4)
 CLINIC |= {"pairs": 200, "few_pairs": 100, "sweep_steps": 2, "sweep": "[0.0, 0.3]", "steps": 2}
 CLINIC |= dict.fromkeys(("batch_size", "mini_batch_size", "eval_prompts"), 16)
 CLINIC |= dict.fromkeys(("ppo_epochs", "remedy_steps", "remedy_runs"), 1)
