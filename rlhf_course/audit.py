@@ -144,11 +144,15 @@ def audit(
 
     ``score`` takes prompts and answers, as :class:`~rlhf_course.rewards.RewardModel` does. Columns:
     share, its 95 % half-width ci, margin (mean difference of scores), passed (share ≥ 0.9), risk.
+    Prompts whose probe equals the normal answer do not count.
     Raises ``FloatingPointError`` where a score is NaN or Inf.
     """
     normal, rows = finite(score(prompts, answers), answers), {}
     for name, texts in make_probes(prompts, answers, seed).items():
         difference = (normal - finite(score(prompts, texts), texts)).double().numpy()
+        difference = difference[
+            [text != answer for text, answer in zip(texts, answers, strict=True)]
+        ]
         share = (difference > 0).mean()
         ci = 1.96 * np.sqrt(share * (1 - share) / len(difference))
         rows[name] = share, ci, difference.mean(), bool(share >= PASS), RISKS[name]
@@ -163,6 +167,8 @@ def add_negatives(
 
     Each kind of ``probes`` is equally frequent. Columns prompt, chosen, rejected.
     """
+    if not 0 < share <= 1:
+        raise ValueError(f"share must be above 0 and at most 1; got {share}.")
     pairs = pairs.select_columns(["prompt", "chosen", "rejected"]).shuffle(seed=seed)
     some = pairs.select(range(max(2, round(share * len(pairs)))))
     bad = make_probes(some["prompt"][:], some["chosen"][:], seed)

@@ -39,6 +39,8 @@ def evaluate(
     negative, in nats; ``finished``: the response ends with EOS. Raises ``FloatingPointError`` where
     a score is NaN or Inf.
     """
+    if isinstance(queries, str):
+        raise TypeError(f"queries must be a list of texts; got the text {queries!r:.60}.")
     tokenizer, are_texts = trainer.tokenizer, isinstance(queries[0], str)
     if are_texts:
         asked, queries = [*queries], [*map(torch.tensor, tokenizer([*queries])["input_ids"])]
@@ -86,13 +88,16 @@ def mean_ci(values) -> tuple[float, float]:
 
 
 def distinct_n(texts: Sequence[str], n: int) -> float:
-    """Return the share of different n-grams of words: Li et al. 2016, arXiv:1510.03055."""
+    """Return the share of different n-grams of words (Li et al. 2016, arXiv:1510.03055).
+
+    NaN if there is none, as in texts that put no spaces between words.
+    """
     grams = [
         tuple(words[i : i + n])
         for words in map(str.split, texts)
         for i in range(len(words) - n + 1)
     ]
-    return len(set(grams)) / max(1, len(grams))
+    return len(set(grams)) / len(grams) if grams else float("nan")
 
 
 def perplexity(table: pd.DataFrame) -> float:
@@ -105,9 +110,12 @@ def words_of(text: str) -> list[str]:
 
 
 def unknown_words(texts: Sequence[str], known: Collection[str]) -> float:
-    """Return the share of words that are not ``known``; each text's last may be cut off."""
+    """Return the share of words (of a to z) that are not ``known``; NaN if there are no words.
+
+    Each text's last word may be cut off and does not count.
+    """
     words = [word for text in texts for word in words_of(text)[:-1]]
-    return sum(word not in known for word in words) / max(1, len(words))
+    return sum(word not in known for word in words) / len(words) if words else float("nan")
 
 
 def summarise(table: pd.DataFrame) -> pd.Series:

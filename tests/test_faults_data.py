@@ -106,7 +106,7 @@ def test_messages_and_transcripts_beside_a_prompt(row, prompt, tmp_path):
         [message("user", [{"type": "image"}]), *LATE],
         [{"from": "human", "value": "Hello!"}],
         ["Hello!", "Hi."],
-        3,
+        str(TALK + LATE),
     ],
 )
 def test_messages_of_another_kind_are_refused(turns, tmp_path):
@@ -175,6 +175,14 @@ def test_a_missing_part_of_a_split_is_refused(tmp_path):
 def test_two_formats_of_one_split_are_refused(tmp_path):
     write_rows(write_rows(tmp_path, ROWS), b"text,label\na,0\nb,1\n", "train.csv")
     with invalid(r"Which is meant, .*train\.csv or train\.jsonl"):
+        load_reviews(tmp_path, "train")
+
+
+def test_a_backup_beside_a_split_is_refused(tmp_path):
+    write_rows(write_rows(tmp_path, ROWS, "train-1.jsonl"), ROWS, "train-2.jsonl")
+    load_reviews(tmp_path, "train")
+    write_rows(tmp_path, ROWS, "train-1_old.jsonl")
+    with invalid(r"Which is meant, .*train-1\.jsonl or train-1_old\.jsonl"):
         load_reviews(tmp_path, "train")
 
 

@@ -139,6 +139,13 @@ def test_one_copy_of_the_base(assets):
     assert set(policy.pretrained_model.peft_config) == {"policy", "ref", "reward"}
 
 
+def test_a_base_that_trains_beside_its_adapter_is_refused(assets):
+    policy = load_policy(assets[0])
+    policy.pretrained_model.get_input_embeddings().requires_grad_(True)
+    with invalid("weights of the base, such as .* are trained"):
+        make_trainer(policy, **HOW)
+
+
 def test_what_cannot_be_a_reward_adapter_is_refused(assets):
     folder, _ = assets
     with invalid("holds no score head"):

@@ -38,6 +38,9 @@ BAD = {
     ],
     "different prompts": [(QUESTION + " Yes.", TALK + " Yes."), (QUESTION + " Yes.", TALK)],
     "empty answer": [(QUESTION, QUESTION + " No.")],
+    "prompt repeated": [
+        tuple(f"{QUESTION} Why is the sky blue? {word}" for word in ("Yes.", "No."))
+    ],
 }
 
 

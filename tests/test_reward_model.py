@@ -245,6 +245,11 @@ def test_the_audit_passes_at_nine_in_ten():
         assert row["ci"] == pytest.approx(1.96 * math.sqrt(wins / 20 * (1 - wins / 20) / 20))
 
 
+def test_a_probe_that_equals_the_normal_answer_does_not_count():
+    row = audit(length, PROMPTS[:3], [ANSWERS[0], ANSWERS[1], "Yes."]).loc["one word"]
+    assert row["share"] == 1 and row["ci"] == 0 and row["passed"]
+
+
 def test_probes_depend_on_the_seed_alone():
     first = make_probes(PROMPTS, ANSWERS, seed=1)
     torch.rand(3), np.random.rand(3)
@@ -285,3 +290,6 @@ def test_negatives_are_added_of_each_kind_equally_often():
     rude = sum("stupid questions" in text for text in texts)
     assert texts.count("") == texts.count("Yes.") == rude == 20
     assert 20 < sum(is_bad[:140]) < 60  # shuffled: neither kind comes first
+    for share in (0, -1, 2):
+        with invalid("share must be above 0"):
+            add_negatives(pairs_dataset(), kinds, share=share)

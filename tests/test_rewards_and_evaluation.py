@@ -13,7 +13,7 @@ from builders import (
     save_classifier,
 )
 
-from rlhf_course.evaluation import distinct_n, evaluate, mean_ci
+from rlhf_course.evaluation import distinct_n, evaluate, mean_ci, unknown_words
 from rlhf_course.rewards import SentimentReward
 
 TEXTS = [review["text"] for review in reviews(60)]
@@ -74,6 +74,8 @@ def test_evaluation_is_repeatable_and_leaves_the_run_alone():
     assert np.abs(same["kl"]).max() < 1e-5
     with invalid(r"30 texts got scores of shape \(\)"):
         evaluate(alike, lambda *texts: torch.tensor(1.0), queries, lengths, **settings)
+    with pytest.raises(TypeError, match="queries must be a list"):
+        evaluate(alike, score, "w1 w2", **settings)
 
 
 def test_confidence_interval_covers_the_mean_about_as_often_as_it_says():
@@ -88,4 +90,9 @@ def test_confidence_interval_covers_the_mean_about_as_often_as_it_says():
 def test_distinct_n():
     assert distinct_n(["a b a", "a b"], 1) == 2 / 5
     assert distinct_n(["a b a", "a b"], 2) == 2 / 3
-    assert distinct_n(["", ""], 2) == 0
+    assert np.isnan(distinct_n(["", ""], 2))
+
+
+def test_no_share_of_unknown_words_where_there_are_none():
+    assert unknown_words(["fine xyz fine cu", "gut"], {"fine"}) == 1 / 3
+    assert np.isnan(unknown_words(["很高兴", "..."], {"fine"}))

@@ -60,7 +60,7 @@ def _named(source: str | Path, name: str) -> dict:
 
 
 def _check_names(folder: Path) -> None:
-    """Raise ``ValueError`` for a split in two formats or with a part missing; warn of one twice."""
+    """Raise ``ValueError`` for a split in two copies or lacking a part; warn of equal files."""
     files = sorted([*folder.glob("[!.]*"), *folder.glob("[!.]*/[!.]*")])
     data = [path for path in files if path.name.removesuffix(".gz").endswith(FORMATS)]
     names = [re.search(r"^(.*)-\d+-of-(\d+)\.", str(path)) for path in data]
@@ -68,9 +68,11 @@ def _check_names(folder: Path) -> None:
         if there != int(parts):
             raise ValueError(f"{stem} has {there} of {int(parts)} parts.")
     for one, other in combinations(data, 2):
-        if one.parent / one.name.partition(".")[0] == other.parent / other.name.partition(".")[0]:
+        if one.parent != other.parent:
+            continue
+        if re.match(rf"{re.escape(one.name.partition('.')[0])}(\.|_|-(?!\d))", other.name):
             raise ValueError(f"Which is meant, {one} or {other.name}? Move the other one away.")
-        if one.parent == other.parent and filecmp.cmp(one, other, shallow=False):
+        if filecmp.cmp(one, other, shallow=False):
             warnings.warn(
                 f"{one} and {other.name} are identical: rows count twice, or are held out too.",
                 stacklevel=2,

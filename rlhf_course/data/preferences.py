@@ -7,7 +7,15 @@ from datasets import Dataset
 
 from rlhf_course.data.files import load_split
 from rlhf_course.data.row_checks import check_columns, keep_short, keep_usable
-from rlhf_course.data.transcripts import ASSISTANT, HUMAN, as_text, encode, refuse_eos, split_answer
+from rlhf_course.data.transcripts import (
+    ASSISTANT,
+    HUMAN,
+    as_text,
+    encode,
+    last_question,
+    refuse_eos,
+    split_answer,
+)
 
 SIDES = ("chosen", "rejected")
 # Why a pair is of no use, in the order of the checks; both sides are (before, mark, answer)
@@ -17,6 +25,9 @@ FAULTS = {
     "chosen equals rejected": lambda c, r: c == r,
     "different prompts": lambda c, r: c[0] != r[0],
     "empty answer": lambda c, r: not (c[2] and r[2]),
+    "prompt repeated": lambda c, r: (
+        c[2].startswith(question := last_question(c[0]) or "\0") and r[2].startswith(question)
+    ),
 }
 
 

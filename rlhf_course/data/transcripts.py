@@ -1,5 +1,6 @@
 """Dialogues as one text, as in hh-rlhf (Bai et al. 2022, arXiv:2204.05862)."""
 
+import re
 from collections.abc import Iterable, Sequence
 from itertools import chain
 
@@ -21,9 +22,9 @@ def last_question(prompt: str) -> str:
 def as_text(turns: str | list[dict] | None) -> str:
     """Return a text as it is, and messages {role, content} as a transcript.
 
-    Raises ``ValueError`` for anything else.
+    Raises ``ValueError`` for anything else, such as messages that a CSV file holds as text.
     """
-    if isinstance(turns, str) or turns is None:
+    if turns is None or isinstance(turns, str) and not re.match(r"\s*\[\s*{.*role", turns):
         return turns or ""
     try:
         return "".join(MARKS[turn["role"]] + turn["content"].strip() for turn in turns)

@@ -47,8 +47,17 @@ def create_reference_model(
 
 
 def add_reference_adapter(policy: AutoModelForCausalLMWithValueHead) -> None:
-    """Keep a frozen copy of the active adapter as ``ref``, in place of an earlier trainer's."""
+    """Keep a frozen copy of the active adapter as ``ref``, in place of an earlier trainer's.
+
+    Raises ``ValueError`` if the base trains too: the reference would move with it.
+    """
     model, source = policy.pretrained_model, policy.pretrained_model.active_adapter
+    trained = [name for name, p in model.named_parameters() if p.requires_grad]
+    if base := [name for name in trained if f".{source}" not in name]:
+        raise ValueError(
+            f"{len(base)} weights of the base, such as {base[0]}, are trained beside the adapter,"
+            " and the reference shares them. Freeze them, or pass ref_model."
+        )
     if REFERENCE in model.peft_config:
         model.delete_adapter(REFERENCE)
     weights = get_peft_model_state_dict(model, adapter_name=source)
