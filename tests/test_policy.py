@@ -93,6 +93,19 @@ def test_logits_and_values_stay_in_float32_under_autocast():
     assert (logits != logits.bfloat16()).any()
 
 
+def test_logits_of_bfloat16_weights_are_a_float32_product():
+    policy, seen = make_policy(), []
+    policy.pretrained_model.to(torch.bfloat16)
+    head = policy.pretrained_model.get_output_embeddings()
+    head.register_forward_pre_hook(lambda head, inputs: seen.append(inputs[0]))
+    logits = policy(torch.tensor([[1, 2, 3]]))[0]
+    expected = seen[0].double() @ head.weight.double().T
+    assert (expected != expected.bfloat16()).any()
+    torch.testing.assert_close(logits.double(), expected, atol=1e-5, rtol=1e-5)
+    alone, together = head(seen[0][:, :1]), head(seen[0])[:, :1]
+    torch.testing.assert_close(alone, together, atol=1e-6, rtol=1e-6)
+
+
 def test_deviation_a_reference_given_beside_an_adapter_is_used():
     policy = load(make_policy().pretrained_model, peft_config=LORA)
     given = make_trainer(policy, make_policy(1)).step(*make_samples())

@@ -15,11 +15,13 @@ from rlhf_course.policy.saving import Saved
 
 
 class FullPrecisionLinear(nn.Linear):
-    """A projection out of autocast: at GPT-2's logits, about −100, bfloat16 has steps of ½."""
+    """A product in float32 at least: at GPT-2's logits, about −100, bfloat16 has steps of ½."""
 
     def forward(self, hidden: Tensor) -> Tensor:
+        dtype = torch.promote_types(self.weight.dtype, torch.float32)
+        weights = (x if x is None else x.to(dtype) for x in (self.weight, self.bias))
         with torch.autocast(hidden.device.type, enabled=False):
-            return super().forward(hidden.to(self.weight.dtype))
+            return nn.functional.linear(hidden.to(dtype), *weights)
 
 
 class ValueHead(nn.Sequential):
