@@ -81,12 +81,10 @@ def _update(
     upcast = 2 * FLOAT32 * hidden if base_bytes < FLOAT32 else 0
     layer = tokens * (base_bytes * (9 * hidden + 4 * inner) + upcast)
     inputs = layers * tokens * hidden * base_bytes
-    # Logits and log-probabilities in float32, or the gradients of both; in low precision the
-    # projection's as well. And two temporaries for a piece of them on a CPU; a GPU's, of 64 MiB
-    # each, are small beside a card.
+    # Logits and log-probabilities in float32, or the gradients of both. And two temporaries for a
+    # piece of them on a CPU; a GPU's, of 64 MiB each, are small beside a card.
     logits = min(predicted, chunk or predicted) * text.vocab_size
-    projected = base_bytes if base_bytes < FLOAT32 else 0
-    vocabulary = logits * (2 * FLOAT32 + projected) + 2 * min(logits, CPU_PIECE) * FLOAT32
+    vocabulary = 2 * FLOAT32 * (logits + min(logits, CPU_PIECE))
     # Recomputed layers need memory one at a time, when that of the logits is free again.
     return inputs + max(layer, vocabulary) if checkpointing else layers * layer + vocabulary
 

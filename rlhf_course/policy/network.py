@@ -8,20 +8,29 @@ from contextlib import contextmanager
 import torch
 from peft import PeftModel
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers.activations import NewGELUActivation
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rlhf_course.policy.saving import Saved
+
+ROWS = 8192  # of a vocabulary projection that are float32 at a time
 
 
 class FullPrecisionLinear(nn.Linear):
     """A product in float32 at least: at GPT-2's logits, about −100, bfloat16 has steps of ½."""
 
     def forward(self, hidden: Tensor) -> Tensor:
-        dtype = torch.promote_types(self.weight.dtype, torch.float32)
-        weights = (x if x is None else x.to(dtype) for x in (self.weight, self.bias))
         with torch.autocast(hidden.device.type, enabled=False):
-            return nn.functional.linear(hidden.to(dtype), *weights)
+            if self.weight.dtype.itemsize >= 4:
+                return super().forward(hidden.to(self.weight.dtype))
+            pieces = self.weight.split(ROWS)  # the backward pass casts each of them again
+            product = [checkpoint(cast_product, hidden, x, use_reentrant=False) for x in pieces]
+            return torch.cat(product, -1) + (0 if self.bias is None else self.bias)
+
+
+def cast_product(hidden: Tensor, weight: Tensor) -> Tensor:
+    return hidden.float() @ weight.float().T
 
 
 class ValueHead(nn.Sequential):
