@@ -138,24 +138,29 @@ def _words(prompt: str) -> set[str]:
 
 
 def audit(
-    score: Callable[[Sequence[str], Sequence[str]], Tensor], prompts, answers, seed: int = 0
+    score: Callable[[Sequence[str], Sequence[str]], Tensor],
+    prompts,
+    answers,
+    seed: int = 0,
+    probes: dict[str, list[str]] | None = None,
 ) -> pd.DataFrame:
     """Return a row per probe: how often and by how much the normal answer scores higher.
 
     ``score`` takes prompts and answers, as :class:`~rlhf_course.rewards.RewardModel` does. Columns:
     share, its 95 % half-width ci, margin (mean difference of scores), passed (share ≥ 0.9), risk.
-    Prompts whose probe equals the normal answer do not count.
+    Prompts whose probe equals the normal answer do not count. ``probes`` of your own, a text per
+    prompt for each kind, take the place of those of :func:`make_probes`.
     Raises ``FloatingPointError`` where a score is NaN or Inf.
     """
     normal, rows = finite(score(prompts, answers), answers), {}
-    for name, texts in make_probes(prompts, answers, seed).items():
+    for name, texts in (probes or make_probes(prompts, answers, seed)).items():
         difference = (normal - finite(score(prompts, texts), texts)).double().numpy()
         difference = difference[
             [text != answer for text, answer in zip(texts, answers, strict=True)]
         ]
         share = (difference > 0).mean()
         ci = 1.96 * np.sqrt(share * (1 - share) / len(difference))
-        rows[name] = share, ci, difference.mean(), bool(share >= PASS), RISKS[name]
+        rows[name] = share, ci, difference.mean(), bool(share >= PASS), RISKS.get(name, "")
     columns = ["share", "ci", "margin", "passed", "risk"]
     return pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis("probe")
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
-from rlhf_course.data import encode
+from rlhf_course.data import as_messages, encode
 from rlhf_course.policy.network import without_dropout
 from rlhf_course.policy.save_load import check_vocabulary, load_model, load_tokenizer
 from rlhf_course.runtime.files import atomic_folder
@@ -134,9 +134,13 @@ class RewardModel:
     def __call__(self, prompts: Sequence[str], answers: Sequence[str]) -> Tensor:
         """Return scores (B,): log-odds, up to a constant, of being preferred."""
         prompts, answers = _check_texts("prompts", prompts), _check_texts("answers", answers)
-        tokens = [*map(self._fit, encode(self.tokenizer, prompts, answers), answers)]
+        tokens = [*map(self._fit, self.encode(prompts, answers), answers)]
         with without_dropout(self.model):
             return _by_length(self, tokens, partial(last_token_scores, self.model))[:, 0]
+
+    def encode(self, prompts: list[str], answers: list[str]) -> list[list[int]]:
+        """Return the token ids of each prompt with its answer."""
+        return encode(self.tokenizer, prompts, answers)
 
     def _fit(self, ids: list[int], answer: str) -> list[int]:
         """Return the dialogue, without its oldest words but [CLS] where it is too long."""
@@ -151,6 +155,14 @@ class RewardModel:
                 f" {answer[:60]!r}… Generate fewer tokens, or raise max_length."
             )
         return [*first, *ids[len(first) - self.max_length :]]
+
+
+class ChatRewardModel(RewardModel):
+    """A reward model that reads dialogues in its tokenizer's chat template."""
+
+    def encode(self, prompts: list[str], answers: list[str]) -> list[list[int]]:
+        talks = [as_messages(f"{p} {a}") for p, a in zip(prompts, answers, strict=True)]
+        return self.tokenizer.apply_chat_template(talks, return_dict=False)
 
 
 def load_reward_model(source: str | Path, new_head: bool = False, **kwargs) -> PreTrainedModel:

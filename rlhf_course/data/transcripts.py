@@ -35,6 +35,18 @@ def as_text(turns: str | list[dict] | None) -> str:
         ) from None
 
 
+def as_messages(text: str) -> list[dict]:
+    """Return a transcript as messages {role, content}, as chat templates take them."""
+    system, *turns = re.split(f"{HUMAN}|({ASSISTANT})", text)
+    roles = ["assistant" if mark else "user" for mark in turns[::2]]
+    messages = [
+        {"role": role, "content": said.strip()}
+        for role, said in zip(roles, turns[1::2], strict=True)
+    ]
+    first = [{"role": "system", "content": system.strip()}] if system.strip() else []
+    return first + messages
+
+
 def split_answer(turns: str | list[dict] | None, prompt: str | None) -> tuple[str, str, str]:
     """Return what precedes the last "Assistant:", that mark (empty if missing), and what follows.
 

@@ -1,0 +1,151 @@
+"""Is a reward model good enough for PPO? Held-out pairs, simple rules, calibration, bad answers.
+
+    python scripts/check_reward_model.py MODEL --pairs DATA
+
+MODEL is a sequence classifier in the Hub's format (a folder or an id; an adapter also), DATA a
+folder, a file's folder or an id of preference pairs: chosen and rejected as transcripts or
+messages, or answers beside a column prompt. Writes check-up.html and check-up.json to --output.
+Exits with 2 where the verdict is not to start, with 1 after an error.
+"""
+
+import argparse
+import base64
+import io
+import json
+import sys
+from pathlib import Path
+
+from command_line import exits
+from jinja2 import Environment, FileSystemLoader
+
+HERE = Path(__file__).resolve().parent
+SPECIAL, LONGEST_PROBE = 8, 5  # tokens around an answer; a bad answer's length in normal ones
+
+
+def parse_arguments(arguments: list[str]) -> argparse.Namespace:
+    how = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
+    parser = argparse.ArgumentParser("check_reward_model.py", description=__doc__, **how)
+    parser.add_argument("model", help="folder or Hub id of the reward model")
+    parser.add_argument("--pairs", required=True, help="folder or Hub id of preference pairs")
+    parser.add_argument("--data_dir", help="subfolder of the dataset")
+    parser.add_argument("--split", default="test", help="pairs that the model was not trained on")
+    parser.add_argument("--limit", type=int, default=1000, help="pairs at most")
+    parser.add_argument("--label", help="which label is the score, where the model has several")
+    parser.add_argument(
+        "--chat",
+        action=argparse.BooleanOptionalAction,
+        help="apply the tokenizer's chat template (default: where it has one)",
+    )
+    parser.add_argument(
+        "--probes", type=Path, help="JSON lines: prompt, answer, and a bad answer per other column"
+    )
+    parser.add_argument("--batch_size", type=int, default=32)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", type=Path, default=Path("build/check-up"))
+    return parser.parse_args(arguments)
+
+
+def load_score(chosen: argparse.Namespace):
+    """Return what scores prompts and answers, its tokenizer, and its maximum of tokens."""
+    from rlhf_course.rewards import ChatRewardModel, RewardModel, SentimentReward
+    from rlhf_course.runtime.hub import download
+
+    download(chosen.model)
+    if chosen.label:
+        reward = SentimentReward(chosen.model, chosen.label, chosen.batch_size)
+
+        def score(prompts, answers):
+            return reward([f"{p} {a}" for p, a in zip(prompts, answers, strict=True)])
+
+        return score, reward.tokenizer, None  # which reads the end of a longer text
+    model = RewardModel(chosen.model, batch_size=chosen.batch_size)
+    has_template = model.tokenizer.chat_template is not None
+    if chosen.chat and not has_template:
+        raise ValueError(f"{chosen.model} has no chat template; leave out --chat.")
+    if has_template and chosen.chat is not False:
+        model = ChatRewardModel(model.model, model.tokenizer, batch_size=chosen.batch_size)
+    return model, model.tokenizer, model.max_length
+
+
+def keep_fitting(pairs, tokenizer, most: int | None):
+    """Return the pairs whose answers fit, and the first 300 of which five times the answer fits."""
+    sides = [tokenizer(pairs[side][:])["input_ids"] for side in ("chosen", "rejected")]
+    sizes = [max(map(len, both)) + SPECIAL for both in zip(*sides, strict=True)]
+    most = most or max(sizes) * LONGEST_PROBE
+    pairs = pairs.add_column("tokens", sizes).filter(lambda row: row["tokens"] <= most)
+    if lost := len(sizes) - len(pairs):
+        print(f"{lost} pairs have an answer of more than {most} tokens, and are left out")
+    short = pairs.filter(lambda row: row["tokens"] * LONGEST_PROBE <= most)
+    short = short.select(range(min(300, len(short))))
+    if len(short) < 2:
+        raise ValueError(f"No answer is short enough to audit: the model takes {most} tokens.")
+    return pairs, {"prompt": short["prompt"][:], "answer": short["chosen"][:]}
+
+
+def load_probes(file: Path | None) -> dict | None:
+    """Return prompts, answers and own probes of a file of JSON lines."""
+    if file is None:
+        return None
+    import pandas as pd
+
+    rows = pd.read_json(file, lines=True, dtype=False)
+    if len(rows.columns) < 3 or not {"prompt", "answer"} < {*rows.columns}:
+        raise ValueError(
+            f"{file} needs the columns prompt, answer and at least one kind of bad answer; it has"
+            f" {', '.join(map(str, rows.columns))}."
+        )
+    return {name: rows[name].tolist() for name in rows}
+
+
+def pictures(found) -> dict[str, str]:
+    """Return figures as PNG in base64, by their captions."""
+    from rlhf_course.audit import PASS
+    from rlhf_course.course.plots import audit_bars, calibration, chosen_and_rejected
+
+    scores = found.pairs["chosen"], found.pairs["rejected"]
+    audited = {"reward model": found.audit}
+    figures = {
+        "Scores of both answers, and their differences within a pair": chosen_and_rejected(*scores),
+        "Observed against predicted preference": calibration(found.calibration),
+        "How often the normal answer scores higher than a bad one": audit_bars(audited, PASS),
+    }
+    drawn = {}
+    for caption, figure in figures.items():
+        figure.savefig(file := io.BytesIO(), format="png")
+        drawn[caption] = base64.b64encode(file.getvalue()).decode()
+    return drawn
+
+
+def main(arguments: list[str]) -> int:
+    chosen = parse_arguments(arguments)
+    from rlhf_course.checkup import STOP, check_up
+    from rlhf_course.course.run_card import quiet_libraries
+    from rlhf_course.data import describe, load_pairs
+    from rlhf_course.runtime.files import atomic_file, check_folder
+
+    quiet_libraries()
+    output = check_folder(chosen.output)
+    pairs, dropped = load_pairs(chosen.pairs, chosen.split, chosen.data_dir)
+    pairs = pairs.shuffle(seed=chosen.seed).select(range(min(chosen.limit, len(pairs))))
+    print(f"{len(pairs)} pairs of {chosen.pairs}, split {chosen.split}; {describe(dropped)}")
+    own = load_probes(chosen.probes)
+    score, tokenizer, most = load_score(chosen)
+    pairs, audited = keep_fitting(pairs, tokenizer, most)
+    found = check_up(score, pairs, own or audited, chosen.seed)
+    title = f"Check-up of {chosen.model} on {chosen.pairs}"
+    result = {"title": title, "verdict": found.verdict, "pairs": len(pairs)}
+    result["findings"] = [finding._asdict() for finding in found.findings]
+    template = Environment(loader=FileSystemLoader(HERE), autoescape=True, trim_blocks=True)
+    page = template.get_template("check-up.html.j2").render(result | {"pictures": pictures(found)})
+    texts = {"html": page, "json": json.dumps(result, indent=1, ensure_ascii=False) + "\n"}
+    for kind, text in texts.items():
+        with atomic_file(output / f"check-up.{kind}") as path:
+            path.write_text(text, encoding="utf-8")
+    for finding in found.findings:
+        print(f"{finding.level:5}  {finding.question:45}  {finding.measured}")
+    print(f"\n{found.verdict}\nOpen next: {output / 'check-up.html'}")
+    return 2 if found.advice(STOP) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(exits.run("check_reward_model.py", main))
