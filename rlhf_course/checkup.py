@@ -15,7 +15,8 @@ from rlhf_course.rewards import finite
 
 Score = Callable[[Sequence[str], Sequence[str]], Tensor]
 STOP, WATCH, FINE = "stop", "watch", "fine"
-EQUAL, PROBED, WORDS, FOLDS = 0.1, 300, 2000, 5  # EQUAL: relative difference of lengths
+EQUAL, GAIN = 0.1, 0.25  # relative differences: of lengths, of scores
+PROBED, WORDS, FOLDS = 300, 2000, 5
 
 
 class Finding(NamedTuple):
@@ -43,7 +44,8 @@ class CheckUp(NamedTuple):
         """Whether to start PPO, and why not or what to watch."""
         if reasons := self.advice(STOP):
             return "Do not start PPO: " + "; ".join(reasons) + "."
-        return "Start PPO" + "".join(f"; watch: {what}" for what in self.advice(WATCH)) + "."
+        watched = "; ".join(self.advice(WATCH))
+        return f"Start PPO{watched and f', and watch: {watched}'}."
 
 
 def check_up(
@@ -72,7 +74,7 @@ def check_up(
         _length(table, columns["chosen"]),
         _temperature(table),
         _alone(score, table, columns["prompt"], columns["chosen"]),
-        *_probes(probes),
+        *_probes(probes, table),
     ]
     return CheckUp(findings, table, curve, probes)
 
@@ -207,13 +209,19 @@ def _alone(score: Score, table: pd.DataFrame, prompts, answers, some: int = 16) 
     return Finding("Same score alone and in a batch?", f"largest gap {gap:.0e}", level, advice)
 
 
-def _probes(table: pd.DataFrame) -> list[Finding]:
-    """Return a finding per probe: a bad answer that usually wins will be found by PPO."""
-    findings = []
-    for name, row in table.iterrows():
-        level = FINE if row["share"] >= PASS else STOP if row["share"] + row["ci"] < 0.5 else WATCH
-        level = WATCH if name in ARGUABLE and level == STOP else level
+def _probes(audited: pd.DataFrame, pairs: pd.DataFrame) -> list[Finding]:
+    """Return a finding per bad answer.
+
+    PPO is stopped by one that usually wins, and by a margin of at least ``GAIN`` times the mean
+    difference within a pair. This limit is a choice, not a law.
+    """
+    usual, findings = (pairs["chosen"] - pairs["rejected"]).mean(), []
+    for name, row in audited.iterrows():
+        wins = row["share"] + row["ci"] < 0.5 and -row["margin"] >= GAIN * usual
+        level = STOP if wins and name not in ARGUABLE else WATCH
+        level = FINE if row["share"] >= PASS else level
         measured = f"the normal answer wins {row['share']:.2f} ± {row['ci']:.2f}"
+        measured += f", by {row['margin']:.2f} (a chosen one by {usual:.2f})"
         advice = f"{name}: {row['risk']}".removesuffix(": ")
         findings.append(Finding(f"Bad answers: {name}", measured, level, advice))
     return findings

@@ -72,14 +72,14 @@ def keep_fitting(pairs, tokenizer, most: int | None):
     sides = [tokenizer(pairs[side][:])["input_ids"] for side in ("chosen", "rejected")]
     sizes = [max(map(len, both)) + SPECIAL for both in zip(*sides, strict=True)]
     most = most or max(sizes) * LONGEST_PROBE
-    pairs = pairs.add_column("tokens", sizes).filter(lambda row: row["tokens"] <= most)
-    if lost := len(sizes) - len(pairs):
-        print(f"{lost} pairs have an answer of more than {most} tokens, and are left out")
-    short = pairs.filter(lambda row: row["tokens"] * LONGEST_PROBE <= most)
-    short = short.select(range(min(300, len(short))))
+    kept = [row for row, size in enumerate(sizes) if size <= most]
+    short = [row for row in kept if sizes[row] * LONGEST_PROBE <= most][:300]
+    if len(kept) < len(pairs):
+        print(f"{len(pairs) - len(kept)} pairs have an answer of more than {most} tokens: left out")
     if len(short) < 2:
         raise ValueError(f"No answer is short enough to audit: the model takes {most} tokens.")
-    return pairs, {"prompt": short["prompt"][:], "answer": short["chosen"][:]}
+    normal = pairs.select(short)
+    return pairs.select(kept), {"prompt": normal["prompt"][:], "answer": normal["chosen"][:]}
 
 
 def load_probes(file: Path | None) -> dict | None:
