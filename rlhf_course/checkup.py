@@ -149,7 +149,7 @@ def _accuracy(table: pd.DataFrame, by_words: np.ndarray) -> list[Finding]:
     findings = [
         Finding(
             "Does it order held-out pairs?",
-            f"accuracy {text}",
+            f"accuracy {text}, mean margin {(table['chosen'] - table['rejected']).mean():.2f}",
             FINE if lower > 0.5 else STOP,
             "it orders held-out pairs no better than chance",
         )
@@ -220,8 +220,8 @@ def _probes(audited: pd.DataFrame, pairs: pd.DataFrame) -> list[Finding]:
         wins = row["share"] + row["ci"] < 0.5 and -row["margin"] >= GAIN * usual
         level = STOP if wins and name not in ARGUABLE else WATCH
         level = FINE if row["share"] >= PASS else level
-        measured = f"the normal answer wins {row['share']:.2f} ± {row['ci']:.2f}"
-        measured += f", by {row['margin']:.2f} (a chosen one by {usual:.2f})"
+        share = f"{row['share']:.2f} ± {row['ci']:.2f}"
+        measured = f"the normal answer wins {share}, mean margin {row['margin']:.2f}"
         advice = f"{name}: {row['risk']}".removesuffix(": ")
         findings.append(Finding(f"Bad answers: {name}", measured, level, advice))
     return findings
