@@ -63,7 +63,7 @@ def row_by_row(rewards, divide):
 
 
 @SET.exercise(
-    "Best of n", 2, 15, "At most y: the probabilities of all that score less."
+    "Best of n", 2, 15, "At most y: the probabilities of y and of all that score less."
 )
 def best_of_n(probabilities, n):
     """Probability to be the best of n draws: (N,), from worst to best → (N,).
@@ -134,7 +134,7 @@ def no_reference(chosen, rejected, ref_chosen, ref_rejected, beta):
 
 @dpo_loss.mistake
 def no_beta(chosen, rejected, ref_chosen, ref_rejected, beta):
-    """β is missing. It says how many nats a unit of reward is worth."""
+    """β is missing. It is the reward that one nat costs."""
     margin = chosen - ref_chosen.detach() - rejected + ref_rejected.detach()
     return -logsigmoid(margin).mean()
 
