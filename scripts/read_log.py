@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pandas as pd
 import yaml
 from command_line import exits
@@ -24,6 +25,7 @@ HERE = Path(__file__).resolve().parent
 SYMPTOMS = HERE.parent / "site" / "symptoms.yaml"
 FORMATS = "a run card, trl's trainer_state.json, TensorBoard's folder, CSV, or JSON lines"
 STOP, WATCH = "stop", "watch"
+LATER = 5  # rows that confirm a symptom
 SCORE, KL, LENGTH, RATE = (
     "ppo/mean_scores",
     "objective/kl",
@@ -41,6 +43,7 @@ class Detector(NamedTuple):
     needs: tuple[str, ...]
     find: Callable[[pd.DataFrame], pd.Series]
     lasts: int = 1  # rows for which it must hold
+    is_trend: bool = True  # whether it can begin before it is found
 
 
 def smooth(values: pd.Series, rows: int = 5) -> pd.Series:
@@ -64,23 +67,43 @@ def is_flat(log: pd.DataFrame) -> pd.Series:
     return everywhere(log, third >= 5 and abs(last.mean() - first.mean()) < 2 * error)
 
 
+def starts_apart(log: pd.DataFrame) -> pd.Series:
+    """Whether KL at the first step is more than numerical noise, 0.002 nats per token."""
+    return (log[KL].abs() > 0.05) & (log[KL].abs() > 0.002 * log[LENGTH]) & (log.index <= 1)
+
+
+def onset(values: pd.Series) -> float:
+    """Return the step at which a column broke: of the best fit by two lines, least squares."""
+    y, x = values.dropna(), np.arange(values.count())
+    if len(y) < 8:
+        return values.index[-1]
+
+    def error(k: int) -> float:
+        lines = np.column_stack([np.ones(len(x)), x, x >= k, (x - k) * (x >= k)])
+        return np.linalg.lstsq(lines, y, rcond=None)[1].sum()
+
+    return y.index[min(range(3, len(y) - 2), key=error)]
+
+
 def overfits(log: pd.DataFrame) -> pd.Series:
-    """Whether the held-out loss has risen by a tenth since its least value."""
+    """Whether the held-out loss has risen by a twentieth since its least value."""
     held_out = log["held-out loss"].ffill()
-    return held_out > 1.1 * held_out.cummin()
+    return held_out > 1.05 * held_out.cummin()
 
 
 DETECTORS = [
-    Detector("KL at the start", STOP, (KL,), lambda log: (log[KL].abs() > 0.05) & (log.index <= 1)),
+    Detector("KL at the start", STOP, (KL, LENGTH), starts_apart, 1, False),
     Detector("negative KL", STOP, (KL,), lambda log: smooth(log[KL]) < -0.05),
     Detector("far", WATCH, (KL,), lambda log: log[KL] > 18, 3),
-    Detector("tiny rate", STOP, (RATE,), lambda log: everywhere(log, log[RATE].max() < 1e-7)),
+    Detector(
+        "tiny rate", STOP, (RATE,), lambda log: everywhere(log, log[RATE].max() < 1e-7), 1, False
+    ),
     Detector("no gradient", STOP, (GRADIENT,), lambda log: log[GRADIENT] < 1e-8, 3),
     Detector(
         "clipfrac large", WATCH, ("ppo/policy/clipfrac",), lambda log: log.iloc[:, 0] > 0.4, 3
     ),
     Detector("critic", WATCH, (CRITIC,), lambda log: smooth(log[CRITIC], 10).iloc[20:] < 0),
-    Detector("flat score", WATCH, (SCORE,), is_flat),
+    Detector("flat score", WATCH, (SCORE,), is_flat, 1, False),
     Detector("shorter", WATCH, (LENGTH,), lambda log: against_start(log[LENGTH]) < 0.65),
     Detector("longer", WATCH, (LENGTH,), lambda log: against_start(log[LENGTH]) > 1.5),
     Detector("entropy", STOP, (ENTROPY,), lambda log: against_start(log[ENTROPY]) < 0.2),
@@ -161,7 +184,8 @@ def rename(rows: list[dict], maps: dict[str, dict]) -> tuple[str, pd.DataFrame]:
     if len(found[trainer]) < 2:
         seen = ", ".join(map(str, [*log][:12]))
         raise ValueError(f"No known trainer has these columns: {seen}. Name them with --map FILE.")
-    return trainer, pd.DataFrame(found[trainer])
+    spreads = log.filter(regex="^rewards/.*/std$")  # of a GRPO run's reward functions
+    return trainer, pd.DataFrame(found[trainer] | dict(spreads.items()))
 
 
 def not_finite(rows: list[dict]) -> float | None:
@@ -186,8 +210,17 @@ def diagnose(rows: list[dict], log: pd.DataFrame) -> tuple[list[tuple], list[str
         holds = detector.find(table).astype(float)
         since = holds[::-1].rolling(detector.lasts).min()[::-1] == 1
         if since.any():
-            found.append((since.idxmax(), detector.level, detector.symptom))
-    return sorted(found), missing
+            step = since.idxmax()
+            if detector.is_trend:
+                seen = table.iloc[: table.index.get_loc(step) + LATER]
+                step = min(step, onset(seen[detector.needs[0]]))
+            found.append((step, detector.level, detector.symptom))
+    for name in log.filter(like="rewards/"):
+        silent = (log[name] == 0)[::-1].rolling(LATER).min()[::-1] == 1
+        if silent.any():
+            found.append((silent.idxmax(), STOP, "silent reward"))
+    first = {symptom: (step, level) for step, level, symptom in sorted(found, reverse=True)}
+    return sorted((step, level, symptom) for symptom, (step, level) in first.items()), missing
 
 
 def main(arguments: list[str]) -> int:
