@@ -106,6 +106,7 @@ DETECTORS = [
     Detector("flat score", WATCH, (SCORE,), is_flat, 1, False),
     Detector("shorter", WATCH, (LENGTH,), lambda log: against_start(log[LENGTH]) < 0.65),
     Detector("longer", WATCH, (LENGTH,), lambda log: against_start(log[LENGTH]) > 1.5),
+    Detector("cut", WATCH, ("cut responses",), lambda log: log.iloc[:, 0] > 0.5, LATER),
     Detector("entropy", STOP, (ENTROPY,), lambda log: against_start(log[ENTROPY]) < 0.2),
     Detector("dead groups", WATCH, ("groups without signal",), lambda log: log.iloc[:, 0] > 0.8, 5),
     Detector("overfit", WATCH, ("held-out loss",), overfits),
