@@ -253,7 +253,10 @@ def main(arguments: list[str]) -> int:
 def write_page(chosen: argparse.Namespace, told: list[dict], missing: list[str], log) -> None:
     from command_line.page import picture, write  # which load matplotlib
 
-    axes = log.plot(subplots=True, layout=(-1, 3), figsize=(10, 2.2 * -(-len(log.columns) // 3)))
+    rows = -(-len(log.columns) // 3)
+    how = {"subplots": True, "layout": (rows, 3), "legend": False, "figsize": (10, 2 * rows)}
+    axes = log.plot(**how, title=[*log], fontsize=8)
+    axes.flat[0].figure.set_layout_engine("constrained")
     for axis in axes.flat:
         for row in told:
             axis.axvline(float(row["step"]), color="0.6", lw=0.8, ls=":")
@@ -263,9 +266,9 @@ def write_page(chosen: argparse.Namespace, told: list[dict], missing: list[str],
         chosen.output / "log.html",
         title=f"Log {chosen.log.name}",
         verdict=f"{len(told)} symptoms" if told else "No symptom found",
-        about="The log has no columns for these: " + "; ".join(missing) + ".",
+        about=f"The log has no columns for: {'; '.join(missing) or 'none'}.".replace("`", ""),
         columns=names,
-        rows=told,
+        rows=[{name: text.replace("`", "") for name, text in row.items()} for row in told],
         pictures={"All columns; dotted: since when a symptom holds": picture(axes.flat[0].figure)},
     )
     print(f"Open next: {chosen.output / 'log.html'}")
