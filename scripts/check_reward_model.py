@@ -9,16 +9,13 @@ Exits with 2 where the verdict is not to start, with 1 after an error.
 """
 
 import argparse
-import base64
-import io
 import json
 import sys
 from pathlib import Path
 
 from command_line import exits
-from jinja2 import Environment, FileSystemLoader
 
-HERE = Path(__file__).resolve().parent
+LEVELS = "stop: PPO would learn the fault; watch: PPO may find it, so follow it during training."
 SPECIAL, LONGEST_PROBE = 8, 5  # tokens around an answer; a bad answer's length in normal ones
 
 
@@ -99,6 +96,8 @@ def load_probes(file: Path | None) -> dict | None:
 
 def pictures(found) -> dict[str, str]:
     """Return figures as PNG in base64, by their captions."""
+    from command_line.page import picture
+
     from rlhf_course.audit import PASS
     from rlhf_course.course.plots import audit_bars, calibration, chosen_and_rejected
 
@@ -109,15 +108,13 @@ def pictures(found) -> dict[str, str]:
         "Observed against predicted preference": calibration(found.calibration),
         "How often the normal answer scores higher than a bad one": audit_bars(audited, PASS),
     }
-    drawn = {}
-    for caption, figure in figures.items():
-        figure.savefig(file := io.BytesIO(), format="png")
-        drawn[caption] = base64.b64encode(file.getvalue()).decode()
-    return drawn
+    return {caption: picture(figure) for caption, figure in figures.items()}
 
 
 def main(arguments: list[str]) -> int:
     chosen = parse_arguments(arguments)
+    from command_line import page
+
     from rlhf_course.checkup import STOP, check_up
     from rlhf_course.course.run_card import quiet_libraries
     from rlhf_course.data import describe, load_pairs
@@ -132,15 +129,19 @@ def main(arguments: list[str]) -> int:
     score, tokenizer, most = load_score(chosen)
     pairs, audited = keep_fitting(pairs, tokenizer, most)
     found = check_up(score, pairs, own or audited, chosen.seed)
-    title = f"Check-up of {chosen.model} on {chosen.pairs}"
-    result = {"title": title, "verdict": found.verdict, "pairs": len(pairs)}
+    result = {"verdict": found.verdict, "pairs": len(pairs)}
     result["findings"] = [finding._asdict() for finding in found.findings]
-    template = Environment(loader=FileSystemLoader(HERE), autoescape=True, trim_blocks=True)
-    page = template.get_template("check-up.html.j2").render(result | {"pictures": pictures(found)})
-    texts = {"html": page, "json": json.dumps(result, indent=1, ensure_ascii=False) + "\n"}
-    for kind, text in texts.items():
-        with atomic_file(output / f"check-up.{kind}") as path:
-            path.write_text(text, encoding="utf-8")
+    page.write(
+        output / "check-up.html",
+        title=f"Check-up of {chosen.model} on {chosen.pairs}",
+        verdict=found.verdict,
+        about=f"{len(pairs):,} held-out pairs. Intervals are 95 %. {LEVELS}",
+        columns={"question": "question", "measured": "measured", "level": "verdict"},
+        rows=result["findings"],
+        pictures=pictures(found),
+    )
+    with atomic_file(output / "check-up.json") as path:
+        path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     for finding in found.findings:
         print(f"{finding.level:5}  {finding.question:45}  {finding.measured}")
     print(f"\n{found.verdict}\nOpen next: {output / 'check-up.html'}")

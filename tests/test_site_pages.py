@@ -21,10 +21,16 @@ from rlhf_course.ppo.stats import MEANING
 SITE = Path(__file__).resolve().parents[1] / "site"
 sys.path.insert(0, str(SITE))
 
+import diagnosis  # noqa: E402
 import home  # noqa: E402
 import metrics  # noqa: E402
 import quiz  # noqa: E402
 from address import addresses, fetching, written  # noqa: E402
+
+
+def test_the_page_of_diagnosis_is_made_from_its_symptoms():
+    page = diagnosis.PAGE.read_text(encoding="utf-8")
+    assert page == diagnosis.diagnosis_page(), "run python site/diagnosis.py"
 
 
 def test_the_page_about_metrics_has_each_stat_and_its_defaults():

@@ -1,0 +1,29 @@
+"""A command's result as one page: a verdict, a table, pictures; no request to anywhere."""
+
+import base64
+import io
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader
+from matplotlib.figure import Figure
+
+from rlhf_course.runtime.files import atomic_file
+
+HERE = Path(__file__).resolve().parent
+
+
+def picture(figure: Figure) -> str:
+    """Return a figure as PNG in base64."""
+    figure.savefig(file := io.BytesIO(), format="png")
+    return base64.b64encode(file.getvalue()).decode()
+
+
+def write(target: Path, **content) -> None:
+    """Write the page: title, verdict, about, columns (key → heading), rows, pictures by caption.
+
+    A row's ``level`` (stop, watch or fine) colors its last cell.
+    """
+    templates = Environment(loader=FileSystemLoader(HERE), autoescape=True, trim_blocks=True)
+    text = templates.get_template("page.html.j2").render(content)
+    with atomic_file(target) as path:
+        path.write_text(text, encoding="utf-8")

@@ -1,0 +1,278 @@
+"""What a run's log shows: symptoms, since which step, their causes, and the test that decides.
+
+    python scripts/read_log.py LOG
+
+LOG is a log of this course (a run card with its curves), of trl (trainer_state.json or the output
+folder), TensorBoard's folder, or a table in CSV or JSON lines: of verl and OpenRLHF their names are
+known; for others give --map FILE, in the form of scripts/log_columns.yaml. Writes log.html to
+--output. Exits with 2 where a symptom should stop the run, with 1 after an error.
+"""
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+import yaml
+from command_line import exits
+
+HERE = Path(__file__).resolve().parent
+SYMPTOMS = HERE.parent / "site" / "symptoms.yaml"
+FORMATS = "a run card, trl's trainer_state.json, TensorBoard's folder, CSV, or JSON lines"
+STOP, WATCH = "stop", "watch"
+LATER = 5  # rows that confirm a symptom
+SCORE, KL, LENGTH, RATE = (
+    "ppo/mean_scores",
+    "objective/kl",
+    "tokens/responses_len_mean",
+    "ppo/learning_rate",
+)
+ENTROPY, GRADIENT, CRITIC = "objective/entropy", "gradient norm", "ppo/val/var_explained_before"
+
+
+class Detector(NamedTuple):
+    """``find`` takes the log (a row per step) and returns where a symptom holds, per row."""
+
+    symptom: str  # an id of symptoms.yaml
+    level: str
+    needs: tuple[str, ...]
+    find: Callable[[pd.DataFrame], pd.Series]
+    lasts: int = 1  # rows for which it must hold
+    is_trend: bool = True  # whether it can begin before it is found
+
+
+def smooth(values: pd.Series, rows: int = 5) -> pd.Series:
+    return values.rolling(rows).mean()
+
+
+def against_start(values: pd.Series) -> pd.Series:
+    """Return a smoothed column over its mean in the first three rows."""
+    return smooth(values, 3) / values[:3].mean()
+
+
+def everywhere(log: pd.DataFrame, holds: bool) -> pd.Series:
+    return pd.Series(bool(holds), log.index)
+
+
+def is_flat(log: pd.DataFrame) -> pd.Series:
+    """Whether the last third's mean is within two standard errors of the first third's."""
+    third = len(log) // 3
+    first, last = log[SCORE][:third], log[SCORE][-third:]
+    error = math.sqrt((first.var() + last.var()) / max(1, third))
+    return everywhere(log, third >= 5 and abs(last.mean() - first.mean()) < 2 * error)
+
+
+def starts_apart(log: pd.DataFrame) -> pd.Series:
+    """Whether KL at the first step is more than numerical noise, 0.002 nats per token."""
+    return (log[KL].abs() > 0.05) & (log[KL].abs() > 0.002 * log[LENGTH]) & (log.index <= 1)
+
+
+def onset(values: pd.Series) -> float:
+    """Return the step at which a column broke: of the best fit by two lines, least squares."""
+    y, x = values.dropna(), np.arange(values.count())
+    if len(y) < 8:
+        return values.index[-1]
+
+    def error(k: int) -> float:
+        lines = np.column_stack([np.ones(len(x)), x, x >= k, (x - k) * (x >= k)])
+        return np.linalg.lstsq(lines, y, rcond=None)[1].sum()
+
+    return y.index[min(range(3, len(y) - 2), key=error)]
+
+
+def overfits(log: pd.DataFrame) -> pd.Series:
+    """Whether the held-out loss has risen by a twentieth since its least value."""
+    held_out = log["held-out loss"].ffill()
+    return held_out > 1.05 * held_out.cummin()
+
+
+DETECTORS = [
+    Detector("KL at the start", STOP, (KL, LENGTH), starts_apart, 1, False),
+    Detector("negative KL", STOP, (KL,), lambda log: smooth(log[KL]) < -0.05),
+    Detector("far", WATCH, (KL,), lambda log: log[KL] > 18, 3),
+    Detector(
+        "tiny rate", STOP, (RATE,), lambda log: everywhere(log, log[RATE].max() < 1e-7), 1, False
+    ),
+    Detector("no gradient", STOP, (GRADIENT,), lambda log: log[GRADIENT] < 1e-8, 3),
+    Detector(
+        "clipfrac large", WATCH, ("ppo/policy/clipfrac",), lambda log: log.iloc[:, 0] > 0.4, 3
+    ),
+    Detector("critic", WATCH, (CRITIC,), lambda log: smooth(log[CRITIC], 10).iloc[20:] < 0),
+    Detector("flat score", WATCH, (SCORE,), is_flat, 1, False),
+    Detector("shorter", WATCH, (LENGTH,), lambda log: against_start(log[LENGTH]) < 0.65),
+    Detector("longer", WATCH, (LENGTH,), lambda log: against_start(log[LENGTH]) > 1.5),
+    Detector("cut", WATCH, ("cut responses",), lambda log: log.iloc[:, 0] > 0.5, LATER),
+    Detector("entropy", STOP, (ENTROPY,), lambda log: against_start(log[ENTROPY]) < 0.2),
+    Detector("dead groups", WATCH, ("groups without signal",), lambda log: log.iloc[:, 0] > 0.8, 5),
+    Detector("overfit", WATCH, ("held-out loss",), overfits),
+    Detector("chance", WATCH, ("accuracy",), lambda log: smooth(log.iloc[:, 0], 10) < 0.53),
+    Detector(
+        "chosen falls",
+        WATCH,
+        ("chosen reward", "margin"),
+        lambda log: (smooth(log["chosen reward"]) < -1) & (smooth(log["margin"]) > 0.5),
+    ),
+]
+
+
+def read_rows(log: Path) -> list[dict]:
+    """Return the rows of a log in any known format; raises ``ValueError`` for another one."""
+    if log.is_dir():
+        states = sorted(log.glob("**/trainer_state.json"), key=lambda path: path.stat().st_mtime)
+        if not states and [*log.glob("**/events.out.tfevents.*")]:
+            return [*read_tensorboard(log)]
+        if not states:
+            seen = ", ".join(sorted(path.name for path in log.iterdir())[:8]) or "nothing"
+            raise ValueError(f"{log} holds no log: {FORMATS}. It holds {seen}.")
+        log = states[-1]
+    try:
+        if log.suffix == ".csv":
+            return pd.read_csv(log).to_dict("records")
+        if log.suffix == ".jsonl":
+            return [
+                json.loads(line) for line in log.read_text("utf-8").splitlines() if line.strip()
+            ]
+        content = json.loads(log.read_text("utf-8"))
+    except (ValueError, pd.errors.ParserError) as error:
+        raise ValueError(f"{log} cannot be read: {error} Known are {FORMATS}.") from None
+    if isinstance(content, dict) and content.get("log_history"):
+        return content["log_history"]
+    if isinstance(content, dict) and content.get("curves", {}).get("history"):
+        return pd.DataFrame(content["curves"]["history"]).to_dict("records")
+    keys = ", ".join([*content][:8]) if isinstance(content, dict) else type(content).__name__
+    raise ValueError(f"{log} holds no log: {FORMATS}. It holds {keys}.")
+
+
+def read_tensorboard(folder: Path) -> Iterator[dict]:
+    """Yield a row per step of the scalars in TensorBoard's files."""
+    from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
+
+    found = EventMultiplexer(size_guidance={"scalars": 0}).AddRunsFromDirectory(str(folder))
+    rows: dict[int, dict] = {}
+    for run, tags in found.Reload().Runs().items():
+        for tag in tags["scalars"]:
+            for event in found.Scalars(run, tag):
+                rows.setdefault(event.step, {"step": event.step})[tag] = event.value
+    yield from (rows[step] for step in sorted(rows))
+
+
+def rename(rows: list[dict], maps: dict[str, dict]) -> tuple[str, pd.DataFrame]:
+    """Return which trainer wrote the rows, and its columns under the course's names by step.
+
+    Raises ``ValueError`` where no map knows two of the columns.
+    """
+    rows = [{key.removeprefix("train/"): x for key, x in row.items()} for row in rows]
+    log = pd.DataFrame(rows)
+    names = [name for name in ("step", "global_step", "training/global_step") if name in log]
+    log.index = log[names[0]] if names else range(1, len(log) + 1)
+    log = log.apply(pd.to_numeric, errors="coerce").groupby(level=0).first()
+
+    def known(columns: dict) -> dict[str, pd.Series]:
+        found = {}
+        for name, column in columns.items():
+            parts = [column] if isinstance(column, str) else [column["column"], column["times"]]
+            if all(part in log for part in parts):
+                found[name] = log[parts].prod(axis=1, skipna=False)
+        return found
+
+    found = {trainer: known(entry["columns"]) for trainer, entry in maps.items()}
+    trainer = max(found, key=lambda name: len(found[name]))
+    if len(found[trainer]) < 2:
+        seen = ", ".join(map(str, [*log][:12]))
+        raise ValueError(f"No known trainer has these columns: {seen}. Name them with --map FILE.")
+    spreads = log.filter(regex="^rewards/.*/std$")  # of a GRPO run's reward functions
+    return trainer, pd.DataFrame(found[trainer] | dict(spreads.items()))
+
+
+def not_finite(rows: list[dict]) -> float | None:
+    """Return the step of the first row with NaN or Inf."""
+    for number, row in enumerate(rows, 1):
+        bad = (isinstance(x, float) and not math.isfinite(x) for x in row.values())
+        if any(bad) and "step" in row or any(x in ("NaN", "nan", "inf") for x in row.values()):
+            return row.get("step", number)
+    return None
+
+
+def diagnose(rows: list[dict], log: pd.DataFrame) -> tuple[list[tuple], list[str]]:
+    """Return (step, level, symptom) of each symptom, and symptoms whose columns the log lacks."""
+    found, missing = [], []
+    if (step := not_finite(rows)) is not None:
+        found.append((step, STOP, "not finite"))
+    for detector in DETECTORS:
+        if not {*detector.needs} <= {*log}:
+            missing.append(detector.symptom)
+            continue
+        table = log[[*detector.needs]].dropna(how="all")
+        holds = detector.find(table).astype(float)
+        since = holds[::-1].rolling(detector.lasts).min()[::-1] == 1
+        if since.any():
+            step = since.idxmax()
+            if detector.is_trend:
+                seen = table.iloc[: table.index.get_loc(step) + LATER]
+                step = min(step, onset(seen[detector.needs[0]]))
+            found.append((step, detector.level, detector.symptom))
+    for name in log.filter(like="rewards/"):
+        silent = (log[name] == 0)[::-1].rolling(LATER).min()[::-1] == 1
+        if silent.any():
+            found.append((silent.idxmax(), STOP, "silent reward"))
+    first = {symptom: (step, level) for step, level, symptom in sorted(found, reverse=True)}
+    return sorted((step, level, symptom) for symptom, (step, level) in first.items()), missing
+
+
+def main(arguments: list[str]) -> int:
+    how = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
+    parser = argparse.ArgumentParser("read_log.py", description=__doc__, **how)
+    parser.add_argument("log", type=Path)
+    parser.add_argument("--map", type=Path, help="columns of a trainer that is not known")
+    parser.add_argument("--output", type=Path, default=Path("build/log"))
+    chosen = parser.parse_args(arguments)
+    if not chosen.log.exists():
+        raise FileNotFoundError(f"There is no {chosen.log}. Name {FORMATS}.")
+    maps = yaml.safe_load((chosen.map or HERE / "log_columns.yaml").read_text("utf-8"))
+    rows = read_rows(chosen.log)
+    trainer, log = rename(rows, maps)
+    groups = yaml.safe_load(SYMPTOMS.read_text("utf-8"))
+    known = {row["id"]: row for group in groups for row in group["symptoms"]}
+    found, missing = diagnose(rows, log)
+    told = [{"step": f"{step:g}", "level": level} | known[name] for step, level, name in found]
+    print(f"{len(log)} steps, columns as of {trainer}: {', '.join(log)}")
+    for row in told:
+        print(f"\nSince step {row['step']} · {row['level']} · {row['symptom']}")
+        for name in ("causes", "test", "change"):
+            print(f"  {name}: {row[name]}")
+    print(f"\n{len(told)} symptoms. The log has no columns for: {', '.join(missing) or 'none'}.")
+    write_page(chosen, told, [known[name]["symptom"] for name in missing], log)
+    return 2 if any(row["level"] == STOP for row in told) else 0
+
+
+def write_page(chosen: argparse.Namespace, told: list[dict], missing: list[str], log) -> None:
+    from command_line.page import picture, write  # which load matplotlib
+
+    rows = -(-len(log.columns) // 3)
+    how = {"subplots": True, "layout": (rows, 3), "legend": False, "figsize": (10, 2 * rows)}
+    axes = log.plot(**how, title=[*log], fontsize=8)
+    axes.flat[0].figure.set_layout_engine("constrained")
+    for axis in axes.flat:
+        for row in told:
+            axis.axvline(float(row["step"]), color="0.6", lw=0.8, ls=":")
+    names = {"step": "since step", "symptom": "symptom", "causes": "likely causes"}
+    names |= {"test": "the test that tells them apart", "change": "what to change", "level": ""}
+    write(
+        chosen.output / "log.html",
+        title=f"Log {chosen.log.name}",
+        verdict=f"{len(told)} symptoms" if told else "No symptom found",
+        about=f"The log has no columns for: {'; '.join(missing) or 'none'}.".replace("`", ""),
+        columns=names,
+        rows=[{name: text.replace("`", "") for name, text in row.items()} for row in told],
+        pictures={"All columns; dotted: since when a symptom holds": picture(axes.flat[0].figure)},
+    )
+    print(f"Open next: {chosen.output / 'log.html'}")
+
+
+if __name__ == "__main__":
+    sys.exit(exits.run("read_log.py", main))

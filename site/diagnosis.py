@@ -1,0 +1,34 @@
+"""Write the tables of diagnosis.md from symptoms.yaml.
+
+python site/diagnosis.py
+"""
+
+from pathlib import Path
+
+import yaml
+
+HERE = Path(__file__).parent
+PAGE = HERE / "diagnosis.md"
+COLUMNS = {
+    "symptom": "symptom",
+    "causes": "likely causes",
+    "test": "the test that tells them apart",
+    "change": "what to change",
+}
+END = "## What one PPO step runs"
+
+
+def diagnosis_page() -> str:
+    """Return the page in Markdown: its own first and last part, and a table per group between."""
+    page = PAGE.read_text(encoding="utf-8")
+    parts = [page.partition("\n## ")[0].rstrip()]
+    for group in yaml.safe_load((HERE / "symptoms.yaml").read_text(encoding="utf-8")):
+        rows = [COLUMNS.values(), ["---"] * len(COLUMNS)]
+        rows += [[row[name] for name in COLUMNS] for row in group["symptoms"]]
+        table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+        parts.append(f"## {group['title']}\n\n{table}")
+    return "\n\n".join([*parts, END + page.partition(END)[2]])
+
+
+if __name__ == "__main__":
+    PAGE.write_text(diagnosis_page(), encoding="utf-8")

@@ -1,0 +1,154 @@
+"""What a log shows: formats, names of other trainers, symptoms, and the page of diagnosis."""
+
+import json
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import read_log
+import yaml
+from command_line import exits
+from torch.utils.tensorboard import SummaryWriter
+
+from rlhf_course.course.presets import ROOT
+
+MAPS = yaml.safe_load((ROOT / "scripts/log_columns.yaml").read_text(encoding="utf-8"))
+STEPS = range(1, 61)
+
+
+def healthy() -> list[dict]:
+    """Rows as trl's GRPOTrainer logs them."""
+    rng = np.random.default_rng(0)
+    return [
+        {
+            "step": step,
+            "epoch": step / 60,
+            "loss": rng.normal(0, 0.01),
+            "grad_norm": rng.uniform(0.5, 2),
+            "learning_rate": 1e-5,
+            "reward": step / 60 + rng.normal(0, 0.1),
+            "reward_std": 0.5,
+            "kl": 0.001 * (step - 1),
+            "entropy": 3 - step / 60,
+            "completions/mean_length": 40 + rng.normal(0, 2),
+            "completions/clipped_ratio": 0.1,
+            "frac_reward_zero_std": 0.1,
+            "clip_ratio/region_mean": 0.01,
+        }
+        for step in STEPS
+    ]
+
+
+def run(log, output, *more, capsys=None) -> tuple[int, str]:
+    code = exits.run("read_log.py", read_log.main, [str(log), "--output", str(output), *more])
+    captured = capsys.readouterr()
+    return code, captured.out + captured.err
+
+
+def state(folder: Path, rows: list[dict], name: str = "trainer_state.json") -> Path:
+    folder.mkdir(exist_ok=True, parents=True)
+    (folder / name).write_text(json.dumps({"log_history": rows}), encoding="utf-8")
+    return folder
+
+
+FAULTS = {
+    "KL is below 0": (2, 21, {"kl": -0.01}),
+    "A statistic is NaN or Inf": (2, 21, {"loss": float("nan")}),
+    "The norm of the gradient is 0": (2, 21, {"grad_norm": 0.0}),
+    "Nothing changes, and nothing raises an error": (2, 1, {"learning_rate": 1e-8}),
+    "Entropy falls to a fraction": (2, 21, {"entropy": 0.1}),
+    "Answers get shorter": (0, 21, {"completions/mean_length": 8.0}),
+    "Most groups of GRPO": (0, 21, {"frac_reward_zero_std": 0.95}),
+}
+
+
+@pytest.mark.parametrize("symptom", FAULTS)
+def test_a_planted_fault_is_named_within_five_steps(symptom, tmp_path, capsys):
+    code, begins, change = FAULTS[symptom]
+    rows = [row | (change if row["step"] >= begins else {}) for row in healthy()]
+    got, text = run(state(tmp_path, rows), tmp_path / "out", capsys=capsys)
+    assert got == code, text
+    since = re.search(rf"Since step (\d+) · \w+ · {symptom}", text)
+    assert since and abs(int(since[1]) - begins) <= 5, text
+    assert symptom in (tmp_path / "out/log.html").read_text(encoding="utf-8")
+
+
+def test_a_healthy_run_has_no_symptom(tmp_path, capsys):
+    code, text = run(state(tmp_path, healthy()), tmp_path / "out", capsys=capsys)
+    assert code == 0 and "columns as of trl GRPO" in text and "\n0 symptoms." in text
+
+
+@pytest.mark.parametrize("card", sorted((ROOT / "figs/measured").glob("0[45]*.json")))
+def test_the_courses_own_runs_are_read(card, tmp_path, capsys):
+    code, text = run(card, tmp_path / "out", capsys=capsys)
+    assert code == 0 and "columns as of course" in text
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "tensorboard"])
+def test_one_run_in_every_format(kind, tmp_path, capsys):
+    rows = [row | {"kl": -0.01} for row in healthy()]
+    log = tmp_path / f"log.{kind}"
+    if kind == "csv":
+        pd.DataFrame(rows).to_csv(log, index=False)
+    elif kind == "jsonl":
+        log.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    else:
+        with SummaryWriter(log) as writer:
+            for row in rows:
+                for name, value in row.items():
+                    writer.add_scalar(f"train/{name}", value, row["step"])
+    code, text = run(log, tmp_path / "out", capsys=capsys)
+    assert code == 2 and "Since step 5 · stop · KL is below 0" in text
+
+
+def test_names_of_ones_own(tmp_path, capsys):
+    pd.DataFrame({"step": STEPS, "r": np.linspace(0, 1, 60), "div": -1.0}).to_csv(
+        log := tmp_path / "mine.csv"
+    )
+    code, text = run(log, tmp_path / "out", capsys=capsys)
+    assert code == 1 and "No known trainer has these columns" in text and "r, div" in text
+    columns = {"ppo/mean_scores": "r", "objective/kl": "div"}
+    (tmp_path / "map.yaml").write_text(yaml.dump({"mine": {"columns": columns}}))
+    code, text = run(log, tmp_path / "out", "--map", str(tmp_path / "map.yaml"), capsys=capsys)
+    assert code == 2 and "columns as of mine" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.json", '{"log_history": [', "cannot be read"),
+        ("a.json", '{"model": 1}', "holds no log.*It holds model"),
+        ("a.csv", "", "cannot be read"),
+        ("a.jsonl", "step 1", "cannot be read"),
+        ("folder/notes.txt", "", "holds no log.*It holds notes.txt"),
+        ("a.txt", "", "cannot be read"),
+    ],
+)
+def test_what_is_no_log_is_said(name, text, message, tmp_path, capsys):
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    code, text = run(tmp_path / name.split("/")[0], tmp_path / "out", capsys=capsys)
+    assert code == 1 and re.search(message, text) and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("trainer", [name for name in MAPS if name.startswith("trl")])
+def test_trls_columns_are_those_of_the_installed_version(trainer):
+    package = Path(find_spec("trl").origin).parent
+    source = (package.parent / MAPS[trainer]["source"]).read_text(encoding="utf-8")
+    columns = {
+        part
+        for column in MAPS[trainer]["columns"].values()
+        for part in ([column] if isinstance(column, str) else column.values())
+    }
+    of_transformers = {"loss", "grad_norm", "learning_rate", "eval_loss"}
+    assert not [name for name in columns - of_transformers if f'"{name}"' not in source]
+
+
+def test_every_symptom_of_a_detector_is_in_the_registry():
+    groups = yaml.safe_load(read_log.SYMPTOMS.read_text(encoding="utf-8"))
+    known = {row["id"] for group in groups for row in group["symptoms"]}
+    assert {detector.symptom for detector in read_log.DETECTORS} < known
