@@ -23,14 +23,9 @@ NO_LIMIT = 10**9  # tokens: a tokenizer without a maximum has a larger number, w
 
 
 class Reward(Protocol):
-    """What scores texts: B texts → (B,), higher is better. To add a reward of your own::
+    """What scores texts: B texts → (B,), higher is better; CONTRIBUTING.md shows one of your own.
 
-        class Exclaims:
-            def __call__(self, texts):
-                return torch.tensor([float(text.count("!")) for text in texts])
-
-    A notebook then takes ``reward = Exclaims()`` in place of ``SentimentReward(...)``. A
-    :class:`RewardModel` and ``evaluate`` give prompts and answers in two lists instead.
+    A :class:`RewardModel` and ``evaluate`` give prompts and answers in two lists instead.
     """
 
     def __call__(self, texts: Sequence[str]) -> Tensor: ...
@@ -39,9 +34,8 @@ class Reward(Protocol):
 class SentimentReward:
     """Score texts by the raw logit of a classifier's POSITIVE label: texts → (B,), float32, CPU.
 
-    The classifier is a folder or a hub id; its config names the label. The end of a long text is
-    scored, where the response is. Runs on the GPU if there is one. Raises ``ValueError`` without
-    that label, and as ``load_model`` does.
+    The classifier is a folder or a hub id, and runs on the GPU if there is one. The end of a long
+    text is scored, where the response is. Raises ``ValueError`` without that label.
     """
 
     def __init__(self, model_name_or_path: str, label="POSITIVE", batch_size=64) -> None:
@@ -52,9 +46,8 @@ class SentimentReward:
         self.model = model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
         labels = {name.upper(): index for index, name in model.config.id2label.items()}
         if label.upper() not in labels:
-            known = ", ".join(model.config.id2label.values())
             raise ValueError(
-                f"The classifier {model_name_or_path} has no label {label!r}; it has {known}. Name"
+                f"{model_name_or_path} has no label {label!r}; it has {', '.join(labels)}. Name"
                 " one: SentimentReward(..., label=...), or the setting reward_label."
             )
         self.index, self.batch_size = labels[label.upper()], batch_size
@@ -73,9 +66,8 @@ class SentimentReward:
 class NgramSentiment:
     """A judge unlike any transformer: a bias plus a weight for each word and word pair of a text.
 
-    Texts → (B,), the logit of POSITIVE. Words are lower-cased; an n-gram's weight is at its CRC-32
-    modulo the table's size, and counts once per text (Wang and Manning 2012,
-    aclanthology.org/P12-2018, without their ratios).
+    Texts → (B,), the logit of POSITIVE. A weight is at its n-gram's CRC-32 modulo the table's size,
+    and counts once per text (Wang and Manning 2012, aclanthology.org/P12-2018).
     """
 
     def __init__(self, weight: Tensor, bias: Tensor) -> None:
@@ -109,8 +101,8 @@ class RewardModel:
     """Score answers by a classifier with one output: prompts and answers → (B,), float32, CPU.
 
     A dialogue ends with EOS, as in training, and its score is read at its last token (at the one
-    before, where EOS is also the padding token), or, in BERT and its kin, at its first. The score
-    does not depend on the padding or on what else is in the batch.
+    before, where EOS is also the padding token), or, in BERT and its kin, at its first. Padding and
+    the rest of the batch do not change it.
 
     The classifier is in memory, or a folder or hub id (also of an adapter). By default the
     tokenizer is the one saved with it, and ``max_length``, in tokens, what both of them take.
@@ -154,10 +146,9 @@ class RewardModel:
 
 
 def load_reward_model(source: str | Path, new_head: bool = False, **kwargs) -> PreTrainedModel:
-    """Return a classifier with one output, in float32; an adapter comes with its base.
+    """Return a classifier with one output, in float32, as ``load_model`` does.
 
-    With ``new_head`` a language model gets a random head, to be trained. Arguments and errors are
-    those of ``load_model``.
+    With ``new_head`` a language model gets a random head, to be trained.
     """
     options = {"num_labels": 1, "dtype": torch.float32} | kwargs
     return load_model(AutoModelForSequenceClassification, source, new_head=new_head, **options)
@@ -179,15 +170,13 @@ def _by_length(
 
     Padding is on the right: BERT reads the first token.
     """
-    if scorer.batch_size < 1:
-        raise ValueError(f"batch_size is {scorer.batch_size}; it must be at least 1.")
-    model, found = scorer.model, torch.empty(len(tokens), scorer.model.config.num_labels)
+    found = torch.full((len(tokens), scorer.model.config.num_labels), torch.nan)
     order = sorted(range(len(tokens)), key=lambda row: len(tokens[row]))
     for start in range(0, len(order), scorer.batch_size):
         rows = order[start : start + scorer.batch_size]
         ids = {"input_ids": [tokens[row] for row in rows]}
         batch = scorer.tokenizer.pad(ids, padding_side="right", return_tensors="pt")
-        found[rows] = score(**batch.to(model.device)).view(len(rows), -1).float().cpu()
+        found[rows] = score(**batch.to(scorer.model.device)).view(len(rows), -1).float().cpu()
     return found
 
 
@@ -224,7 +213,7 @@ def finite(scores: Tensor, texts: Sequence[str]) -> Tensor:
         row = int((~scores.isfinite()).nonzero()[0])
         raise FloatingPointError(
             f"The score of text {row} is {scores[row].item()}: {texts[row][:60]!r}. The reward"
-            " model diverged in training, or overflows in float16; take another."
+            " model diverged in training, or overflows in float16."
         )
     return scores
 

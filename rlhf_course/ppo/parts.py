@@ -15,8 +15,9 @@ from rlhf_course.policy.network import AutoModelForCausalLMWithValueHead
 from rlhf_course.policy.save_load import check_vocabulary
 from rlhf_course.policy.saving import PREFIX
 from rlhf_course.ppo.config import PPOConfig
+from rlhf_course.ppo.sampling import end_tokens
 
-ONE_COPY_EACH = (DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
+COPIES = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
 
 
 def make_reference(model, ref_model, num_shared_layers: int | None):
@@ -26,7 +27,7 @@ def make_reference(model, ref_model, num_shared_layers: int | None):
     """
     if not isinstance(model, AutoModelForCausalLMWithValueHead):
         raise TypeError(
-            f"The policy is a {type(model).__name__}; PPO needs values too. "
+            f"The policy is a {type(model).__name__}, without a value head. "
             "Load it with AutoModelForCausalLMWithValueHead.from_pretrained."
         )
     if ref_model is None and model.is_peft_model:
@@ -41,19 +42,16 @@ def make_reference(model, ref_model, num_shared_layers: int | None):
 def prepare_models(
     accelerator: Accelerator, config: PPOConfig, model, ref_model, tokenizer, optimizer
 ) -> tuple:
-    """Policy, reference and optimizer, checked and on the device.
-
-    Raises ``ValueError`` for parts that do not fit together and would train to no effect.
-    """
-    if accelerator.distributed_type not in (DistributedType.NO, *ONE_COPY_EACH):
+    """Policy, reference and optimizer, on the device; raises ``ValueError`` unless they fit."""
+    if accelerator.distributed_type not in COPIES:
         kind = accelerator.distributed_type.value
         raise ValueError(f"PPOTrainer runs with a copy per GPU (DDP), not {kind}.")
     check_tokenizer(tokenizer, model)
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if all(name.startswith(PREFIX) for name in trained):
         raise ValueError(
-            "Only the value head would be trained: no weight of the policy requires a gradient. "
-            "Load an adapter with is_trainable=True, or call requires_grad_() on what is to learn."
+            "Only the value head would be trained. Load an adapter with is_trainable=True, or call"
+            " requires_grad_() on the weights that should learn."
         )
     harms = {torch.float16: "ends in NaN", torch.bfloat16: "rounds most small updates away"}
     for dtype in {p.dtype for p in trained.values()} & {*harms}:
@@ -82,31 +80,25 @@ def prepare_models(
 def _check_reference(model, ref_model, trained: dict) -> None:
     if {id(p) for p in trained.values()} & {id(p) for p in ref_model.parameters()}:
         raise ValueError(
-            "The reference has weights that the policy trains, so the KL stays 0. Leave "
-            "ref_model out for a frozen copy, or load the reference separately."
+            "The reference shares weights that the policy trains, so the KL stays 0. Leave "
+            "ref_model out for a frozen copy."
         )
     if ref_model.vocab_size != model.vocab_size:
         raise ValueError(
-            f"The policy knows {model.vocab_size} tokens, and the reference "
-            f"{ref_model.vocab_size}: they must have one vocabulary."
+            f"The policy has {model.vocab_size} tokens, the reference {ref_model.vocab_size}: they"
+            " must have the same vocabulary."
         )
 
 
 def check_tokenizer(tokenizer, model) -> None:
     """Raise ``ValueError`` unless the tokenizer can be this model's, and ends where it ends."""
-    if tokenizer is None:
-        raise ValueError("PPOTrainer needs the policy's tokenizer.")
     check_vocabulary(tokenizer, model)
-    eos, saved = tokenizer.eos_token_id, getattr(model.pretrained_model, "generation_config", None)
-    known = getattr(saved, "eos_token_id", None) or model.config.get_text_config().eos_token_id
-    known = known if isinstance(known, list) else [known]
-    if eos is not None and None not in known and eos not in known:
+    eos, ends = tokenizer.eos_token_id, end_tokens(model, {}).tolist()
+    if ends and eos not in (None, *ends):
         raise ValueError(
-            f"The tokenizer ends texts with token {eos}, the model with {known}: responses would "
+            f"The tokenizer ends texts with token {eos}, the model with {ends}: responses would "
             "not end. Set tokenizer.eos_token or generation_config.eos_token_id."
         )
-    if any(token is not None and token >= model.vocab_size for token in known):
-        raise ValueError(f"The model ends with token {known}, and has only {model.vocab_size}.")
 
 
 def make_dataloader(
@@ -123,6 +115,5 @@ def make_dataloader(
     if len(dataset) < (needed := config.batch_size * accelerator.num_processes):
         raise ValueError(f"The dataset has {len(dataset)} rows, fewer than one batch of {needed}.")
     order = torch.Generator().manual_seed(config.seed)
-    how = {"shuffle": True, "drop_last": True, "generator": order}
-    collator = data_collator or collate
-    return accelerator.prepare(DataLoader(dataset, config.batch_size, collate_fn=collator, **how))
+    how = {"collate_fn": data_collator or collate, "drop_last": True, "generator": order}
+    return accelerator.prepare(DataLoader(dataset, config.batch_size, shuffle=True, **how))

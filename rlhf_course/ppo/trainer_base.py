@@ -32,16 +32,14 @@ class TrainerBase:
         lr_scheduler=None,
     ) -> None:
         if getattr(lr_scheduler, "optimizer", optimizer) is not optimizer:
-            raise ValueError(
-                "lr_scheduler moves another optimizer than the one given: give its own."
-            )
+            raise ValueError("lr_scheduler moves another optimizer than the one that was given.")
         self.config, self.tokenizer, self.lr_scheduler = config, tokenizer, lr_scheduler
         self.accelerator = tracking.start(config)
         set_seed(config.seed, device_specific=True)  # processes sample different responses
         ref_model = make_reference(model, ref_model, num_shared_layers)
-        parts = model, ref_model, tokenizer, optimizer
-        found = prepare_models(self.accelerator, config, *parts)
-        self.model, self.ref_model, self.optimizer = found
+        self.model, self.ref_model, self.optimizer = prepare_models(
+            self.accelerator, config, model, ref_model, tokenizer, optimizer
+        )
         self.dataset, self.dataloader = dataset, None
         if dataset is not None:
             self.dataloader = make_dataloader(dataset, data_collator, config, self.accelerator)
@@ -66,10 +64,6 @@ class TrainerBase:
             self.detectors.check(stats, step)
         if self.config.log_with is not None:
             scores = stack_scores(rewards, self.accelerator.device, step)
-            if missing := [name for name in columns_to_log if name not in batch]:
-                raise ValueError(
-                    f"The batch has no column {missing[0]}; it has {', '.join(batch)}."
-                )
             columns = {name: list(batch[name]) for name in columns_to_log}
             tracking.log_step(self.accelerator, stats, columns, scores, step)
 
