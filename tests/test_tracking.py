@@ -3,7 +3,6 @@
 import os
 import subprocess
 
-import pytest
 from builders import make_samples, make_trainer, python
 
 from rlhf_course.course.presets import ROOT

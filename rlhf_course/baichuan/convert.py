@@ -5,7 +5,6 @@ of its output head to length 1 in every forward pass (NormHead); here this is do
 weights.
 """
 
-import json
 from pathlib import Path
 
 import torch
