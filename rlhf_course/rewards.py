@@ -55,7 +55,7 @@ class SentimentReward:
     @torch.no_grad()
     def logits(self, texts: Sequence[str]) -> Tensor:
         """Return all logits (B, labels) of the texts, in the order given."""
-        texts, longest = _check_texts("texts", texts), _longest(self.model, self.tokenizer)
+        texts, longest = check_texts("texts", texts), _longest(self.model, self.tokenizer)
         tokens = texts and self.tokenizer(texts, truncation=True, max_length=longest)["input_ids"]
         return _by_length(self, tokens, lambda **batch: self.model(**batch).logits)
 
@@ -85,7 +85,7 @@ class NgramSentiment:
             save_file(tensors, new / "model.safetensors")
 
     def __call__(self, texts: Sequence[str]) -> Tensor:
-        rows = [self.places(text) for text in _check_texts("texts", texts)]
+        rows = [self.places(text) for text in check_texts("texts", texts)]
         ends = torch.tensor([0, *map(len, rows)]).cumsum(0)
         places = torch.tensor([*chain(*rows)], dtype=torch.long)
         return embedding_bag(places, self.weight, ends[:-1], mode="sum")[:, 0] + self.bias
@@ -125,7 +125,7 @@ class RewardModel:
     @torch.no_grad()
     def __call__(self, prompts: Sequence[str], answers: Sequence[str]) -> Tensor:
         """Return scores (B,): log-odds, up to a constant, of being preferred."""
-        prompts, answers = _check_texts("prompts", prompts), _check_texts("answers", answers)
+        prompts, answers = check_texts("prompts", prompts), check_texts("answers", answers)
         tokens = [*map(self._fit, encode(self.tokenizer, prompts, answers), answers)]
         with without_dropout(self.model):
             return _by_length(self, tokens, partial(last_token_scores, self.model))[:, 0]
@@ -170,7 +170,9 @@ def _by_length(
 
     Padding is on the right: BERT reads the first token.
     """
-    found = torch.full((len(tokens), scorer.model.config.num_labels), torch.nan)
+    if scorer.batch_size < 1:
+        raise ValueError(f"batch_size is {scorer.batch_size}; it must be at least 1.")
+    found = torch.empty(len(tokens), scorer.model.config.num_labels)
     order = sorted(range(len(tokens)), key=lambda row: len(tokens[row]))
     for start in range(0, len(order), scorer.batch_size):
         rows = order[start : start + scorer.batch_size]
@@ -180,7 +182,7 @@ def _by_length(
     return found
 
 
-def _check_texts(name: str, texts: Iterable[str]) -> list[str]:
+def check_texts(name: str, texts: Iterable[str]) -> list[str]:
     """Raise ``TypeError`` unless these are texts: the letters of a single one would be scored."""
     found = [None] if isinstance(texts, str) else [*texts]
     if not all(isinstance(text, str) for text in found):

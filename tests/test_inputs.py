@@ -131,7 +131,7 @@ def test_unusable_review_folders(tmp_path):
     ):
         with invalid(message):
             load_reviews(write(tmp_path / name, **columns), "train")
-    with invalid("No split 'validation' in .*'train', 'test'"):
+    with invalid(r"Unknown split .validation.\. Should be one of \['train', 'test'"):
         load_reviews(write(tmp_path / "good", **good), "validation")
     assert load_reviews(tmp_path / "good", "train")["label"] == good["label"]
 

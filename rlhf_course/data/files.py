@@ -39,16 +39,13 @@ def load_split(
         raise ValueError(
             f"A file of {source} cannot be read: {why:.200} Get it again; text must be in UTF-8."
         ) from error
-    except (StopIteration, ValueError, RuntimeError) as error:
-        sentences = {
-            "corresponds to no data|^$": f"There is no row in split {split!r} of {source}.",
-            "scripts": f"{source} comes with a loading script, which is not run here: name files.",
-            "split": f"No split {split!r} in {source}: {error}",
-        }
-        for pattern, sentence in sentences.items():
-            if re.search(pattern, str(error)):
-                raise ValueError(sentence) from None
-        raise
+    except StopIteration:
+        raise ValueError(f"There is no row in split {split!r} of {source}.") from None
+    except RuntimeError as error:
+        if "scripts" not in str(error):
+            raise
+        what = f"{source} comes with a loading script, which is not run here: name files."
+        raise ValueError(what) from None
 
 
 def _named(source: str | Path, name: str) -> dict:

@@ -128,8 +128,8 @@ def check_base(folder: Path, model: nn.Module) -> None:
     saved = file.read_text(encoding="utf-8").strip() if file.exists() else ""
     if saved and found and saved != found:
         raise ValueError(
-            f"The adapter in {folder} was trained on a base with other weights. Name its own base:"
-            f" base_model_name_or_path in its {ADAPTER_CONFIG}."
+            f"The adapter in {folder} was trained on a base with other weights. Name its own base"
+            f" in its {ADAPTER_CONFIG}: base_model_name_or_path."
         )
 
 
@@ -140,9 +140,7 @@ def load_tokenizer(source: str | Path, **kwargs):
         tokenizer = AutoTokenizer.from_pretrained(str(source), trust_remote_code=False, **kwargs)
     # transformers makes an empty one for a folder that holds only a model
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
-        raise ValueError(
-            f"{source} holds no tokenizer. Save it there: tokenizer.save_pretrained(folder)."
-        )
+        raise ValueError(f"{source} holds no tokenizer; tokenizer.save_pretrained(folder) does.")
     return tokenizer
 
 
@@ -152,7 +150,6 @@ def check_vocabulary(tokenizer, model: nn.Module) -> None:
     known = getattr(model, "pretrained_model", model).get_input_embeddings().weight.shape[0]
     if tokens > known:
         raise ValueError(
-            f"The tokenizer has {tokens} tokens, and the model knows {known}. Take the tokenizer"
-            " that was saved with it, or call resize_token_embeddings(len(tokenizer)) before"
-            " training."
+            f"The tokenizer has {tokens} tokens, and the model knows {known}. Take the model's own"
+            " tokenizer, or call resize_token_embeddings(len(tokenizer)) before training."
         )

@@ -1,8 +1,6 @@
-"""Invented preference dialogues with an exactly known utility.
+"""Invented preference dialogues, in the format of hh-rlhf, with an exactly known utility.
 
-`make_pairs` draws everyday questions in the format of hh-rlhf, two answers to each, and a noisy
-verdict. `gold_utility` scores any answer, so that the best expected accuracy of a reward model is
-known also: the mean of sigmoid(|utility gap|).
+So the best expected accuracy of a reward model is known also: the mean of sigmoid(|utility gap|).
 """
 
 import random
@@ -108,5 +106,8 @@ def _make_pair(rng: random.Random) -> Pair:
 
 
 def make_pairs(n: int, seed: int = 0) -> list[Pair]:
-    """Return n pairs; pair i depends on (seed, i) only, so a longer list starts with a shorter."""
+    """Return n pairs: an everyday question, two answers and a noisy verdict.
+
+    Pair i depends on (seed, i) only.
+    """
     return [_make_pair(random.Random(f"{seed}-{i}")) for i in range(n)]

@@ -57,7 +57,7 @@ def pretrain(model, texts: Sequence[str], tokenizer, steps: int, batch: int, blo
 
     Half of the blocks begin where a text begins, as the queries of PPO do.
     """
-    if steps == 0:  # nobody reads the tokens
+    if steps == 0:
         return model
     tokens, end = tokenizer([*texts])["input_ids"], tokenizer.eos_token_id
     rows = [torch.tensor([*ids, end]) for ids in tokens]
@@ -76,13 +76,7 @@ def pretrain(model, texts: Sequence[str], tokenizer, steps: int, batch: int, blo
 
 
 def fine_tune(
-    model,
-    rows: Sequence[list[int]],
-    masks: Sequence[list[int]],
-    steps: int,
-    batch: int,
-    lr: float,
-    title: str = "",
+    model, rows: Sequence, masks: Sequence, steps: int, batch: int, lr: float, title: str = ""
 ) -> None:
     """Train a causal model on the tokens where the masks are 1, ``batch`` rows a step."""
     inputs = [torch.tensor(ids) for ids in rows]
