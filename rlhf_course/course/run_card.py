@@ -30,8 +30,7 @@ class CheckFailed(AssertionError):
 class RunCard:
     """Collect metrics and checks of a run in ``OUTPUT/run_cards/<notebook>.json``.
 
-    Seeds all random generators. A relative ``output_dir`` starts at the project's root (an
-    installed copy: at the working directory).
+    Seeds all random generators. A relative ``output_dir`` starts at ``ROOT``.
     """
 
     def __init__(
