@@ -116,8 +116,8 @@ class RewardModel:
         self.model = load_reward_model(model) if isinstance(model, str | Path) else model
         if self.model.config.num_labels != 1:
             raise ValueError(
-                f"A reward model has one output, this one has {self.model.config.num_labels}."
-                " Load it with num_labels=1, or reward one of its labels with SentimentReward."
+                f"A reward model has one output, this one has {self.model.config.num_labels};"
+                " SentimentReward takes one of several labels."
             )
         self.tokenizer = _prepare(tokenizer or load_tokenizer(model), self.model)
         self.max_length = max_length or _longest(self.model, self.tokenizer)
@@ -150,8 +150,8 @@ def load_reward_model(source: str | Path, new_head: bool = False, **kwargs) -> P
 
     With ``new_head`` a language model gets a random head, to be trained.
     """
-    options = {"num_labels": 1, "dtype": torch.float32} | kwargs
-    return load_model(AutoModelForSequenceClassification, source, new_head=new_head, **options)
+    kwargs = {"num_labels": 1, "dtype": torch.float32} | kwargs
+    return load_model(AutoModelForSequenceClassification, source, new_head, **kwargs)
 
 
 def _prepare(tokenizer, model: PreTrainedModel):

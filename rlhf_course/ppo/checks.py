@@ -49,8 +49,9 @@ def token_ids(known: int, name: str, rows: Sequence) -> list[Tensor]:
     rows = [*together.split([len(row) for row in rows])]
     for i, row in enumerate(rows):
         if unknown := [token for token in row.tolist() if not 0 <= token < known]:
-            where = f"beyond the model's {known}: is it another tokenizer's?"
-            raise ValueError(f"{name} {i} has the token {unknown[0]}, {where}")
+            raise ValueError(
+                f"{name} {i} has the token {unknown[0]}, beyond the model's {known} tokens."
+            )
     return rows
 
 

@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass, field, fields
 
 from rlhf_course.ppo import algorithm
 
-KL_PENALTIES = ("kl", "abs", "mse", "full")
 NUMBERS = {int: int, float: float, int | None: int, float | None: float}
 
 
@@ -101,9 +100,10 @@ class PPOConfig:
         self._check_sizes()
         if self.logprob_chunk_size is not None and self.kl_penalty == "full":
             raise ValueError("logprob_chunk_size is not for kl_penalty 'full'.")
-        if self.kl_penalty not in KL_PENALTIES:
-            known = ", ".join(KL_PENALTIES)
-            raise ValueError(f"kl_penalty {self.kl_penalty!r} is unknown; choose one of {known}.")
+        if self.kl_penalty not in ("kl", "abs", "mse", "full"):
+            raise ValueError(
+                f"kl_penalty {self.kl_penalty!r} is unknown; choose one of kl, abs, mse, full."
+            )
         if self.kl_penalty != "kl":
             warnings.warn(
                 f"kl_penalty {self.kl_penalty!r} does not maximize score - beta * KL; 'kl' does.",

@@ -82,7 +82,7 @@ class TrainerBase:
     def save_pretrained(self, save_directory: str) -> None:
         """Save policy, value head and tokenizer into one folder; the first process writes.
 
-        Raises ``RuntimeError`` after half a step, and as the policy's ``save_pretrained``.
+        Raises as the policy's ``save_pretrained``, and ``RuntimeError`` after half a step.
         """
         self.check_whole()
         if self.accelerator.is_main_process:
@@ -93,8 +93,7 @@ class TrainerBase:
         """Raise ``RuntimeError`` where an interrupt or NaN ended a step before it was whole."""
         if not self.is_whole:
             raise RuntimeError(
-                "A step ended while its weights moved, and nothing is saved since then. Go back to"
-                " the last checkpoint."
+                "A step ended while its weights moved. Go back to the last checkpoint."
             )
 
 
@@ -122,8 +121,9 @@ def prepare_models(
 ) -> tuple:
     """Policy, reference and optimizer, on the device; raises ``ValueError`` unless they fit."""
     if accelerator.distributed_type not in COPIES:
-        kind = accelerator.distributed_type.value
-        raise ValueError(f"PPOTrainer runs with a copy per GPU (DDP), not {kind}.")
+        raise ValueError(
+            f"PPOTrainer runs with a copy per GPU (DDP), not {accelerator.distributed_type.value}."
+        )
     check_tokenizer(tokenizer, model)
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if all(name.startswith(PREFIX) for name in trained):

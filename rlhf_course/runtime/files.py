@@ -50,8 +50,7 @@ def atomic_file(target: str | os.PathLike) -> Iterator[Path]:
 def _aside(target: Path) -> Iterator[Path]:
     """Yield a new folder beside ``target``, on the same disk; it is removed in the end."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    where = {"prefix": f".{target.name}-", "suffix": ".part", "dir": target.parent}
-    with tempfile.TemporaryDirectory(**where) as aside:
+    with tempfile.TemporaryDirectory(".part", f".{target.name}-", target.parent) as aside:
         yield Path(aside)
 
 
