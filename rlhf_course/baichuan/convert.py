@@ -1,8 +1,7 @@
 """Convert Baichuan-7B and Baichuan2-7B to native Llama checkpoints, without running their code.
 
-The architecture is Llama's with q, k and v packed into one matrix. Baichuan2 also scales the rows
-of its output head to length 1 in every forward pass (NormHead); here this is done once, on the
-weights.
+They are Llamas with q, k and v packed into one matrix. Baichuan2 also scales the rows of its output
+head to length 1 in every forward pass (NormHead); here this is done once, on the weights.
 """
 
 from pathlib import Path

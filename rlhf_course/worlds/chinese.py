@@ -60,12 +60,9 @@ def topic_words(question: str) -> set[str]:
 def gold_utility(question: str, answer: str) -> float:
     """Return the exact utility of any answer to a question, in nats: the sum of these POINTS.
 
-    "word" is earned for each of the `topic_words` in the answer, up to MAX_WORDS, "lively" for each
-    different one of its MARKERS, up to MAX_LIVELY, "reason" once. "dry" is lost for every
-    occurrence of its MARKERS, "evasion" once, "repeat" for each sentence equal to an earlier one,
-    "short" below SHORT characters, "copy" when the answer holds the longest clause of the question,
-    "breaks_off" when none of ENDS ends it, "garbled" for each two neighbouring characters that no
-    text of this world has. An answer without words has only "empty".
+    Each kind is multiplied by its entry in ``counts``; an answer without words has only "empty".
+    "copy": the answer holds the longest clause of the question; "garbled": two neighbouring
+    characters that no text of this world has.
     """
     answer = _clean(answer)
     said = _sentences(answer)

@@ -33,12 +33,8 @@ def gold_utility(prompt: str, answer: str) -> float:
     """Return the exact utility of any answer to any prompt, in nats: the sum of these POINTS.
 
     The question is the last human turn; its topic is the one with most NAMES in it, then with most
-    VOCABULARY (none without any). "word" is earned for each distinct word of that vocabulary that
-    the answer uses and the question does not, up to MAX_WORDS; "no_word" is lost when the answer
-    uses none of it. "courtesy", "reason", "evasion" and "rudeness" count once, for any of their
-    MARKERS. "repeat" is lost for each sentence equal to an earlier one, "copy" when the answer
-    holds the question's last sentence (of over three words), "breaks_off" when it does not end in
-    ``.``, ``!`` or ``?``. An answer without words has only "empty".
+    VOCABULARY (none without any). Each kind is multiplied by its entry in ``counts``; an answer
+    without words has only "empty".
     """
     question = prompt.rpartition("\n\nHuman:")[2].partition("\n\nAssistant:")[0]
     asked, said = ([" ".join(words) for words in sentences(text)] for text in (question, answer))

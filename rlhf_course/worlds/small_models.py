@@ -33,13 +33,15 @@ def classifier_tokenizer(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokeni
     return own
 
 
-def pretrain(model, texts: Sequence[str], tokenizer, steps: int, batch: int, block: int, lr: float):
-    """Train the model on ``batch`` blocks of ``block`` tokens a step, and return it.
+def pretrain(
+    model, texts: Sequence[str], tokenizer, steps: int, batch: int, block: int, lr: float
+) -> None:
+    """Train the model on ``batch`` blocks of ``block`` tokens a step.
 
     Half of the blocks begin where a text begins, as the queries of PPO do.
     """
     if steps == 0:
-        return model
+        return
     tokens, end = tokenizer([*texts])["input_ids"], tokenizer.eos_token_id
     rows = [torch.tensor([*ids, end]) for ids in tokens]
     stream = torch.cat(rows)
@@ -53,7 +55,6 @@ def pretrain(model, texts: Sequence[str], tokenizer, steps: int, batch: int, blo
         return model(input_ids=ids, labels=ids).loss
 
     fit(model, loss, lr, steps, "pretraining")
-    return model
 
 
 def fine_tune(
