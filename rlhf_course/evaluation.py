@@ -12,7 +12,7 @@ from rlhf_course.policy.network import without_dropout
 from rlhf_course.ppo.rollout import Rollout, forward
 from rlhf_course.ppo.sampling import pad_token_id
 from rlhf_course.ppo.trainer import PPOTrainer
-from rlhf_course.rewards import finite
+from rlhf_course.rewards import check_texts, finite
 
 
 @torch.no_grad()
@@ -39,11 +39,10 @@ def evaluate(
     negative, in nats; ``finished``: the response ends with EOS. Raises ``FloatingPointError`` where
     a score is NaN or Inf.
     """
-    if isinstance(queries, str):
-        raise TypeError(f"queries must be a list of texts; got the text {queries!r:.60}.")
     tokenizer, are_texts = trainer.tokenizer, isinstance(queries[0], str)
     if are_texts:
-        asked, queries = [*queries], [*map(torch.tensor, tokenizer([*queries])["input_ids"])]
+        asked = check_texts("queries", queries)
+        queries = [*map(torch.tensor, tokenizer(asked)["input_ids"])]
     else:
         asked = tokenizer.batch_decode(queries)
     sampler = iter(lengths).__next__ if lengths is not None else None
@@ -61,16 +60,13 @@ def evaluate(
 
 def _measure(trainer: PPOTrainer, queries, responses) -> pd.DataFrame:
     """Return columns kl, nll, length and finished of responses (tokens) to queries (tokens)."""
-    blank = torch.zeros(len(responses), device=trainer.policy.device)
+    blank, config = torch.zeros(len(responses), device=trainer.policy.device), trainer.config
     rollout = Rollout.from_lists(queries, responses, blank, pad_token_id(trainer.tokenizer))
-    how = {
-        "at_most": trainer.config.mini_batch_size,
-        "begin_suppress": trainer.config.begin_suppress_tokens,
-    }
+    how = config.begin_suppress_tokens, None, config.mini_batch_size
     with without_dropout(trainer.policy), trainer.accelerator.autocast():
-        logprobs = forward(trainer.policy, rollout, **how)[0]
+        logprobs = forward(trainer.policy, rollout, *how)[0]
         with trainer.reference() as reference:
-            ref_logprobs = forward(reference, rollout, **how)[0]
+            ref_logprobs = forward(reference, rollout, *how)[0]
     eos = trainer.tokenizer.eos_token_id
     columns = {
         "kl": ((logprobs - ref_logprobs) * rollout.mask).sum(1).tolist(),

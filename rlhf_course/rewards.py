@@ -23,14 +23,9 @@ NO_LIMIT = 10**9  # tokens: a tokenizer without a maximum has a larger number, w
 
 
 class Reward(Protocol):
-    """What scores texts: B texts → (B,), higher is better. To add a reward of your own::
+    """What scores texts: B texts → (B,), higher is better; CONTRIBUTING.md shows one of your own.
 
-        class Exclaims:
-            def __call__(self, texts):
-                return torch.tensor([float(text.count("!")) for text in texts])
-
-    A notebook then takes ``reward = Exclaims()`` in place of ``SentimentReward(...)``. A
-    :class:`RewardModel` and ``evaluate`` give prompts and answers in two lists instead.
+    A :class:`RewardModel` and ``evaluate`` give prompts and answers in two lists instead.
     """
 
     def __call__(self, texts: Sequence[str]) -> Tensor: ...
@@ -39,9 +34,8 @@ class Reward(Protocol):
 class SentimentReward:
     """Score texts by the raw logit of a classifier's POSITIVE label: texts → (B,), float32, CPU.
 
-    The classifier is a folder or a hub id; its config names the label. The end of a long text is
-    scored, where the response is. Runs on the GPU if there is one. Raises ``ValueError`` without
-    that label, and as ``load_model`` does.
+    The classifier is a folder or a hub id, and runs on the GPU if there is one. The end of a long
+    text is scored, where the response is. Raises ``ValueError`` without that label.
     """
 
     def __init__(self, model_name_or_path: str, label="POSITIVE", batch_size=64) -> None:
@@ -52,9 +46,8 @@ class SentimentReward:
         self.model = model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
         labels = {name.upper(): index for index, name in model.config.id2label.items()}
         if label.upper() not in labels:
-            known = ", ".join(model.config.id2label.values())
             raise ValueError(
-                f"The classifier {model_name_or_path} has no label {label!r}; it has {known}. Name"
+                f"{model_name_or_path} has no label {label!r}; it has {', '.join(labels)}. Name"
                 " one: SentimentReward(..., label=...), or the setting reward_label."
             )
         self.index, self.batch_size = labels[label.upper()], batch_size
@@ -62,7 +55,7 @@ class SentimentReward:
     @torch.no_grad()
     def logits(self, texts: Sequence[str]) -> Tensor:
         """Return all logits (B, labels) of the texts, in the order given."""
-        texts, longest = _check_texts("texts", texts), _longest(self.model, self.tokenizer)
+        texts, longest = check_texts("texts", texts), _longest(self.model, self.tokenizer)
         tokens = texts and self.tokenizer(texts, truncation=True, max_length=longest)["input_ids"]
         return _by_length(self, tokens, lambda **batch: self.model(**batch).logits)
 
@@ -73,9 +66,8 @@ class SentimentReward:
 class NgramSentiment:
     """A judge unlike any transformer: a bias plus a weight for each word and word pair of a text.
 
-    Texts → (B,), the logit of POSITIVE. Words are lower-cased; an n-gram's weight is at its CRC-32
-    modulo the table's size, and counts once per text (Wang and Manning 2012,
-    aclanthology.org/P12-2018, without their ratios).
+    Texts → (B,), the logit of POSITIVE. A weight is at its n-gram's CRC-32 modulo the table's size,
+    and counts once per text (Wang and Manning 2012, aclanthology.org/P12-2018).
     """
 
     def __init__(self, weight: Tensor, bias: Tensor) -> None:
@@ -93,7 +85,7 @@ class NgramSentiment:
             save_file(tensors, new / "model.safetensors")
 
     def __call__(self, texts: Sequence[str]) -> Tensor:
-        rows = [self.places(text) for text in _check_texts("texts", texts)]
+        rows = [self.places(text) for text in check_texts("texts", texts)]
         ends = torch.tensor([0, *map(len, rows)]).cumsum(0)
         places = torch.tensor([*chain(*rows)], dtype=torch.long)
         return embedding_bag(places, self.weight, ends[:-1], mode="sum")[:, 0] + self.bias
@@ -109,8 +101,8 @@ class RewardModel:
     """Score answers by a classifier with one output: prompts and answers → (B,), float32, CPU.
 
     A dialogue ends with EOS, as in training, and its score is read at its last token (at the one
-    before, where EOS is also the padding token), or, in BERT and its kin, at its first. The score
-    does not depend on the padding or on what else is in the batch.
+    before, where EOS is also the padding token), or, in BERT and its kin, at its first. Padding and
+    the rest of the batch do not change it.
 
     The classifier is in memory, or a folder or hub id (also of an adapter). By default the
     tokenizer is the one saved with it, and ``max_length``, in tokens, what both of them take.
@@ -124,8 +116,8 @@ class RewardModel:
         self.model = load_reward_model(model) if isinstance(model, str | Path) else model
         if self.model.config.num_labels != 1:
             raise ValueError(
-                f"A reward model has one output, this one has {self.model.config.num_labels}."
-                " Load it with num_labels=1, or reward one of its labels with SentimentReward."
+                f"A reward model has one output, this one has {self.model.config.num_labels};"
+                " SentimentReward takes one of several labels."
             )
         self.tokenizer = _prepare(tokenizer or load_tokenizer(model), self.model)
         self.max_length = max_length or _longest(self.model, self.tokenizer)
@@ -133,7 +125,7 @@ class RewardModel:
     @torch.no_grad()
     def __call__(self, prompts: Sequence[str], answers: Sequence[str]) -> Tensor:
         """Return scores (B,): log-odds, up to a constant, of being preferred."""
-        prompts, answers = _check_texts("prompts", prompts), _check_texts("answers", answers)
+        prompts, answers = check_texts("prompts", prompts), check_texts("answers", answers)
         tokens = [*map(self._fit, self.encode(prompts, answers), answers)]
         with without_dropout(self.model):
             return _by_length(self, tokens, partial(last_token_scores, self.model))[:, 0]
@@ -166,13 +158,12 @@ class ChatRewardModel(RewardModel):
 
 
 def load_reward_model(source: str | Path, new_head: bool = False, **kwargs) -> PreTrainedModel:
-    """Return a classifier with one output, in float32; an adapter comes with its base.
+    """Return a classifier with one output, in float32, as ``load_model`` does.
 
-    With ``new_head`` a language model gets a random head, to be trained. Arguments and errors are
-    those of ``load_model``.
+    With ``new_head`` a language model gets a random head, to be trained.
     """
-    options = {"num_labels": 1, "dtype": torch.float32} | kwargs
-    return load_model(AutoModelForSequenceClassification, source, new_head=new_head, **options)
+    kwargs = {"num_labels": 1, "dtype": torch.float32} | kwargs
+    return load_model(AutoModelForSequenceClassification, source, new_head, **kwargs)
 
 
 def _prepare(tokenizer, model: PreTrainedModel):
@@ -193,17 +184,17 @@ def _by_length(
     """
     if scorer.batch_size < 1:
         raise ValueError(f"batch_size is {scorer.batch_size}; it must be at least 1.")
-    model, found = scorer.model, torch.empty(len(tokens), scorer.model.config.num_labels)
+    found = torch.empty(len(tokens), scorer.model.config.num_labels)
     order = sorted(range(len(tokens)), key=lambda row: len(tokens[row]))
     for start in range(0, len(order), scorer.batch_size):
         rows = order[start : start + scorer.batch_size]
         ids = {"input_ids": [tokens[row] for row in rows]}
         batch = scorer.tokenizer.pad(ids, padding_side="right", return_tensors="pt")
-        found[rows] = score(**batch.to(model.device)).view(len(rows), -1).float().cpu()
+        found[rows] = score(**batch.to(scorer.model.device)).view(len(rows), -1).float().cpu()
     return found
 
 
-def _check_texts(name: str, texts: Iterable[str]) -> list[str]:
+def check_texts(name: str, texts: Iterable[str]) -> list[str]:
     """Raise ``TypeError`` unless these are texts: the letters of a single one would be scored."""
     found = [None] if isinstance(texts, str) else [*texts]
     if not all(isinstance(text, str) for text in found):
@@ -236,7 +227,7 @@ def finite(scores: Tensor, texts: Sequence[str]) -> Tensor:
         row = int((~scores.isfinite()).nonzero()[0])
         raise FloatingPointError(
             f"The score of text {row} is {scores[row].item()}: {texts[row][:60]!r}. The reward"
-            " model diverged in training, or overflows in float16; take another."
+            " model diverged in training, or overflows in float16."
         )
     return scores
 

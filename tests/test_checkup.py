@@ -129,7 +129,7 @@ def test_the_command_writes_a_page_and_its_exit_code_is_the_verdict(tmp_path, ca
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--split", "train"), "No split 'train'"),
+        (("--split", "train"), "Unknown split"),
         (("--chat",), "has no chat template"),
         (("--label", "HELPFUL"), "has no label 'HELPFUL'"),
         (("--probes", "probes.jsonl"), "needs the columns prompt, answer"),

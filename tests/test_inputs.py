@@ -29,8 +29,6 @@ def test_sizes_that_do_not_divide():
         PPOConfig(batch_size=128, mini_batch_size=48, gradient_accumulation_steps=2)
     with invalid(r"ppo_epochs \(0\) at least 1"):
         PPOConfig(ppo_epochs=0)
-    with invalid("gamma 99.0 and lam 0.95 must be at most 1"):
-        PPOConfig(gamma=99)
 
 
 def test_a_word_is_no_yes_or_no():
@@ -105,11 +103,9 @@ def test_scores_of_the_wrong_shape():
     ).tolist() == [0, 1, 2]
 
 
-def test_a_policy_without_value_head_or_tokenizer():
+def test_a_policy_without_value_head():
     with pytest.raises(TypeError, match="AutoModelForCausalLMWithValueHead.from_pretrained"):
         PPOTrainer(PPOConfig(), make_policy().pretrained_model, None, PadTokenizer())
-    with invalid("needs the policy's tokenizer"):
-        PPOTrainer(PPOConfig(), make_policy())
 
 
 def test_a_dataset_smaller_than_a_batch():
@@ -135,7 +131,7 @@ def test_unusable_review_folders(tmp_path):
     ):
         with invalid(message):
             load_reviews(write(tmp_path / name, **columns), "train")
-    with invalid("No split 'validation' in .*'train', 'test'"):
+    with invalid(r"Unknown split .validation.\. Should be one of \['train', 'test'"):
         load_reviews(write(tmp_path / "good", **good), "validation")
     assert load_reviews(tmp_path / "good", "train")["label"] == good["label"]
 

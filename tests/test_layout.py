@@ -16,6 +16,7 @@ MAY_USE = {  # a part of the package → the parts that it may import
     "audit": {"runtime", "data", "rewards"},
     "ppo": {"runtime", "data", "policy"},
     "evaluation": {"runtime", "policy", "rewards", "ppo"},
+    "checkup": {"data", "rewards", "audit", "evaluation"},
     "baichuan": {"runtime"},
     "course": {"runtime", "ppo"},
     "worlds": {"runtime", "data", "baichuan", "course"},

@@ -160,7 +160,7 @@ def test_a_quantized_base_trains_its_adapter_and_takes_the_memory_that_was_compu
             quantization(kind)
         return
     sizes = {"vocab_size": 60, "hidden_size": 128, "intermediate_size": 256}
-    config = LlamaConfig(**sizes, num_hidden_layers=2, num_attention_heads=2)
+    config = LlamaConfig(**sizes, **IDS, num_hidden_layers=2, num_attention_heads=2)
     LlamaForCausalLM(config).save_pretrained(tmp_path)
     adapter = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
     how = {"quantization_config": quantization(kind), "peft_config": adapter}

@@ -109,7 +109,7 @@ def test_errors_say_what_is_wrong(tmp_path):
     write_rows(tmp_path / "other", [{"chosen": "a", "worse": "b"}], "train.parquet")
     with invalid("No column rejected in .*; it has chosen, worse"):
         load_pairs(tmp_path / "other")
-    with invalid("No split 'held_out' in"):
+    with invalid("Unknown split .held_out."):
         load_pairs(tmp_path / "all", "held_out")
     with pytest.raises(FileNotFoundError, match="No dataset folder at .*nowhere"):
         load_pairs(tmp_path / "nowhere")
@@ -121,10 +121,17 @@ def test_errors_say_what_is_wrong(tmp_path):
 ROW = '{"chosen": "a", "rejected": "b"}\n'
 
 
-@pytest.mark.parametrize(("text", "split"), [("", "train"), (ROW, "train[:0]"), (ROW, "train[9:]")])
-def test_an_empty_dataset_or_slice_is_called_so(tmp_path, text, split):
+@pytest.mark.parametrize(
+    ("text", "split", "message"),
+    [
+        ("", "train", "There is no row in split 'train'"),
+        (ROW, "train[:0]", "corresponds to no data"),
+        (ROW, "train[9:]", "corresponds to no data"),
+    ],
+)
+def test_an_empty_dataset_or_slice_is_called_so(tmp_path, text, split, message):
     (tmp_path / "train.jsonl").write_text(text)
-    with invalid("There is no row in"):
+    with invalid(message):
         load_pairs(tmp_path, split)
 
 

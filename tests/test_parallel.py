@@ -28,7 +28,7 @@ from safetensors.torch import load_file
 from training_runs import COMMANDS, options_of
 
 from rlhf_course import AutoModelForCausalLMWithValueHead, PPOConfig
-from rlhf_course.ppo.parts import prepare_models
+from rlhf_course.ppo.trainer_base import prepare_models
 
 WORKER = Path(__file__).with_name("parallel_worker.py")
 PPO = ("--batch_size=8", "--mini_batch_size=8", "--save_every=2")

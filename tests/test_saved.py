@@ -1,6 +1,4 @@
-"""Adapters and value heads are found wherever a policy is saved: in folders, on the hub, in
-subfolders.
-"""
+"""Adapters and value heads are found wherever a policy is saved: in folders and on the hub."""
 
 import pytest
 import torch
@@ -28,11 +26,6 @@ def adapter(tmp_path):
     return policy
 
 
-def files_of(folder, where: str = "") -> dict:
-    """A folder's files as a repository's, in a subfolder of it."""
-    return {f"{where}{path.name}": path for path in folder.iterdir()}
-
-
 def test_an_adapter_on_the_hub_is_recognised_as_a_folder_is(tmp_path, monkeypatch, adapter):
     repositories = {"me/base": tmp_path / "base", "me/adapter": tmp_path / "adapter"}
     with serve(repositories) as hub:
@@ -46,15 +39,12 @@ def test_an_adapter_on_the_hub_is_recognised_as_a_folder_is(tmp_path, monkeypatc
         assert trained == wanted
 
 
-def test_an_adapter_is_found_in_a_subfolder_of_a_revision_that_needs_a_token(
-    tmp_path, monkeypatch, adapter
-):
-    there = files_of(tmp_path / "adapter", "best/")
-    base = {"me/base": tmp_path / "base"}
-    with serve(base | {"me/many@trial": there, "me/many": {"README.md": "-"}}) as hub:
+def test_an_adapter_is_found_in_a_revision_that_needs_a_token(tmp_path, monkeypatch, adapter):
+    repositories = {"me/base": tmp_path / "base", "me/many@trial": tmp_path / "adapter"}
+    with serve(repositories | {"me/many": {"README.md": "-"}}) as hub:
         hub.use(monkeypatch, tmp_path / "home")
         hub.gated.add("me/many")
-        loaded = load("me/many", revision="trial", subfolder="best", token="hf_a")
+        loaded = load("me/many", revision="trial", token="hf_a")
     assert loaded.is_peft_model and difference(snapshot(adapter), snapshot(loaded)) == 0
 
 
@@ -67,10 +57,9 @@ def test_an_adapter_of_a_reward_model_is_recognised_on_the_hub(tmp_path, monkeyp
     model.save_pretrained(tmp_path / "adapter")
     file = tmp_path / "adapter" / "adapter_config.json"
     edit_json(file, base_model_name_or_path="me/classifier")
-    there = files_of(tmp_path / "adapter", "best/")
-    with serve({"me/classifier": tmp_path / "base", "me/judge": there}) as hub:
+    with serve({"me/classifier": tmp_path / "base", "me/judge": tmp_path / "adapter"}) as hub:
         hub.use(monkeypatch, tmp_path / "home")
-        loaded = load_reward_model("me/judge", subfolder="best")
+        loaded = load_reward_model("me/judge")
     assert isinstance(loaded, PeftModel)
     ids = torch.tensor([[1, 2, 3]])
     torch.testing.assert_close(loaded(ids).logits, model(ids).logits)

@@ -42,9 +42,9 @@ TOKENIZER = dict(
 
 
 def train_sentencepiece(texts: Iterable[str], vocab_size: int, folder: str | Path) -> Path:
-    """Train a BPE with Baichuan2's options on texts; return the path of ``folder/tokenizer.model``.
+    """Train a BPE with Baichuan2's options, of at most ``vocab_size`` pieces, on texts.
 
-    It has at most ``vocab_size`` pieces, fewer where the texts do not give as many.
+    Return the path of ``folder/tokenizer.model``.
     """
     lines, model = (line for text in texts for line in text.splitlines() if line), io.BytesIO()
     SentencePieceTrainer.train(
@@ -77,11 +77,9 @@ def write_baichuan_checkpoint(
 ) -> Path:
     """Write a Llama with a ``norm_head`` in the layout of Baichuan2's checkpoints."""
     head = "parametrizations.weight.original"  # W before its rows are scaled
-    tensors = pack(
-        {name.replace(head, "weight"): w.cpu() for name, w in model.state_dict().items()}
-    )
+    tensors = {name.replace(head, "weight"): w.cpu() for name, w in model.state_dict().items()}
     with atomic_folder(folder) as new:
-        save_torch_state_dict(tensors, new)
+        save_torch_state_dict(pack(tensors), new)
         shutil.copyfile(spm_model, new / "tokenizer.model")
         for name, content in _configs(model).items():
             (new / name).write_text(json.dumps(content, indent=2), encoding="utf-8")

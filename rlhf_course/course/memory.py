@@ -36,8 +36,8 @@ def ppo_memory(
     tokens; ``base_bytes`` per weight and activation (2 for bfloat16); ``layer_bytes`` per weight of
     a quantized base's matrices (``QUANTIZED``); ``chunk`` is ``logprob_chunk_size``.
 
-    Base, adapters, gradients and Adam's two moments stay. Added to them is the larger of two: the
-    key-value cache while sampling, or activations and logits in an update.
+    Beside what stays, the larger of two counts: the key-value cache while sampling, or activations
+    and logits in an update.
     """
     matrices, others, adapter = _count(config, lora)
     text, length = config.get_text_config(), query + response
@@ -92,8 +92,8 @@ def _update(
 class peak_memory(TorchDispatchMode):
     """Measure ``.bytes``, the peak size of all tensors in the body, ``held`` ones included.
 
-    Every operation is watched, which is slow: it adds up the storages of the tensors that
-    operations return, until each is freed. What a kernel needs for itself is not counted.
+    It adds up the storages that operations return, until each is freed, which is slow. Memory that
+    a kernel needs for itself is not counted.
     """
 
     def __init__(self, held: Iterable[Tensor] = ()) -> None:

@@ -87,18 +87,15 @@ class LivePlot:
     """The training curves, redrawn in place while a loop runs."""
 
     def __init__(self, every: int = 5) -> None:
-        self.every, self.history, self._handle = every, pd.DataFrame(dtype=float), None
+        self.every, self.history = every, pd.DataFrame(dtype=float)
 
     def update(self, stats: Mapping, last: bool = False) -> None:
         """Add one step's stats, and redraw at every ``every``-th step and at the last."""
         row = {key: value for key, value in stats.items() if isinstance(value, float | int)}
         self.history = pd.concat([self.history, pd.DataFrame([row], [len(self.history) + 1])])
         if last or len(self.history) % self.every == 0:
-            figure = training_curves(self.history)
-            if self._handle is None:
-                self._handle = display(figure, display_id=True)
-            else:
-                self._handle.update(figure)
+            is_shown = len(self.history) > self.every
+            display(training_curves(self.history), display_id=str(id(self)), update=is_shown)
 
 
 def before_after(before: Sequence[float], after: Sequence[float], name: str) -> Figure:
@@ -137,15 +134,10 @@ def over_text(
 def two_judges(table: pd.DataFrame) -> Figure:
     """Draw two judges' mean P(POSITIVE) over KL; columns kl, proxy, proxy_ci, second, second_ci."""
     figure, axis = panels(figsize=(6.5, 3.4))
-    how = {"x": "kl", "ax": axis, "marker": "o", "capsize": 3}
-    table.plot(
-        y="proxy",
-        yerr="proxy_ci",
-        color=COLOURS["reward"],
-        label="DistilBERT, the reward",
-        **how,
-    )
-    table.plot(y="second", yerr="second_ci", color=COLOURS["gold"], label="second judge", **how)
+    judges = {"proxy": ("DistilBERT, the reward", "reward"), "second": ("second judge", "gold")}
+    for name, (label, colour) in judges.items():
+        how = {"color": COLOURS[colour], "label": label, "marker": "o", "capsize": 3}
+        table.plot("kl", name, yerr=f"{name}_ci", ax=axis, **how)
     axis.set(
         xlabel="KL to the reference (nats per response)", ylabel="mean P(POSITIVE)", ylim=(0, 1)
     )
@@ -212,15 +204,9 @@ def audit_bars(tables: Mapping[str, pd.DataFrame], wanted: float) -> Figure:
     height, y = 0.8 / len(tables), np.arange(len(probes))
     for turn, (label, table) in enumerate(tables.items()):
         share, places = table["share"], y + (turn - (len(tables) - 1) / 2) * height
-        axis.barh(
-            places,
-            share,
-            height * 0.9,
-            xerr=np.minimum(table["ci"], [share, 1 - share]),  # a share stays in 0 … 1
-            color=COLOURS[("reference", "policy", "value")[turn]],
-            label=label,
-            capsize=2,
-        )
+        error = np.minimum(table["ci"], [share, 1 - share])  # a share stays in 0 … 1
+        how = {"color": COLOURS[("reference", "policy", "value")[turn]], "label": label}
+        axis.barh(places, share, height * 0.9, xerr=error, capsize=2, **how)
     axis.axvline(wanted, color=COLOURS["reward"], ls="--", lw=1.5, label=f"wanted: {wanted:.0%}")
     axis.set(xlim=(0, 1.02), xlabel="share of prompts at which the normal answer scores higher")
     axis.set_yticks(y, probes)

@@ -40,7 +40,7 @@ def read_spec(notebook: str) -> dict[str, dict]:
     """Return a notebook's settings: key → {tiny, scratch, full, help}.
 
     ``optional`` ones may be null at every preset, others where the preset has null. ``min`` (or 1)
-    bounds whole numbers. Raises ``FileNotFoundError`` for an unknown notebook.
+    bounds whole numbers.
     """
     spec = yaml.safe_load((CONFIGS / f"{notebook}.yaml").read_text(encoding="utf-8"))
     if shared := spec.pop("include", None):

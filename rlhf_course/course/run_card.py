@@ -30,8 +30,7 @@ class CheckFailed(AssertionError):
 class RunCard:
     """Collect metrics and checks of a run in ``OUTPUT/run_cards/<notebook>.json``.
 
-    Seeds all random generators. A relative ``output_dir`` starts at the project's root (an
-    installed copy: at the working directory).
+    Seeds all random generators. A relative ``output_dir`` starts at ``ROOT``.
     """
 
     def __init__(
@@ -55,7 +54,10 @@ class RunCard:
 
     def curve(self, name: str, table: pd.DataFrame) -> None:
         """Record a table's columns, numbers to six digits; figures are drawn from them."""
-        self.curves[name] = {column: [_short(value) for value in table[column]] for column in table}
+        self.curves[name] = {
+            column: [x if isinstance(x, str) else float(f"{x:.6g}") for x in table[column]]
+            for column in table
+        }
 
     def finish(self) -> pd.DataFrame:
         """Write the card, and return its checks as a table; raise :class:`CheckFailed` for one."""
@@ -88,12 +90,6 @@ class RunCard:
         pd.set_option("display.max_colwidth", None)  # or what was wanted would be cut
         rows = [(name, f"{c['value']:.4g}", c["want"], "passed") for name, c in self.checks.items()]
         return pd.DataFrame(rows, columns=["check", "value", "wanted", "result"])
-
-
-def _short(value):
-    if pd.isna(value):
-        return None
-    return value if isinstance(value, str) else float(f"{value:.6g}")
 
 
 def peak_rss() -> int:

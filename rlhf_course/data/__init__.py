@@ -4,7 +4,7 @@
 from rlhf_course.data.answers import hold_out, load_answers, tokenize_answers
 from rlhf_course.data.preferences import load_pairs, tokenize_pairs
 from rlhf_course.data.reviews import build_queries, load_reviews
-from rlhf_course.data.row_checks import collate, describe, endless
+from rlhf_course.data.rows import collate, describe, endless
 from rlhf_course.data.transcripts import (
     ASSISTANT,
     HUMAN,

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from datasets import Dataset
 
-from rlhf_course.data.files import load_split
-from rlhf_course.data.row_checks import check_columns, keep_short, keep_usable
+from rlhf_course.data.rows import check_columns, keep_short, keep_usable, load_split
 from rlhf_course.data.transcripts import as_prompt, end_token, refuse_eos
 
 HC3 = ("question", "human_answers", "chatgpt_answers")
@@ -22,8 +21,8 @@ def load_answers(
     """Return one answer per row, as columns prompt and answer, and how many were dropped and why.
 
     The dataset has the columns of ``HC3`` (lists of answers; Guo et al. 2023, arXiv:2301.07597) or
-    ``INSTRUCTIONS``. A literal backslash-n becomes a line break. Raises what :func:`load_split`
-    raises, and ``ValueError`` for missing columns, values of another type, or no answer left.
+    ``INSTRUCTIONS``. A literal backslash-n becomes a line break. Raises as :func:`load_split`, and
+    ``ValueError`` for missing columns, values of another type, or no answer left.
     """
     where = f"split {split!r} of {source}"
     rows = load_split(source, split, data_files)
@@ -33,16 +32,16 @@ def load_answers(
     def parse(row: dict) -> Iterator[tuple[dict, str | None]]:
         first, second, third = (row[name] for name in schema)
         if is_hc3 and not isinstance(second, list | None) & isinstance(third, list | None):
-            raise ValueError("the answers are not lists (which CSV cannot hold: use JSON).")
+            raise ValueError("the answers are not lists, which CSV cannot hold.")
         questions = [first] if is_hc3 else [first, second]
         answers = [*(second or ()), *(third or ())] if is_hc3 else [third]
         if wrong := [x for x in (*questions, *answers) if not isinstance(x, str | None)]:
             raise ValueError(f"{wrong[0]!r:.80} is not a text.")
         question = _clean("\n".join(filter(None, questions)))
         for answer in map(_clean, answers):
-            is_repeated = (question, answer) in seen
+            reason = REPEATED if (question, answer) in seen else None
             seen.add((question, answer))
-            reason = EMPTY if not (question and answer) else REPEATED if is_repeated else None
+            reason = reason if question and answer else EMPTY
             yield {"prompt": as_prompt(question), "answer": answer}, reason
 
     return keep_usable(rows, parse, (EMPTY, REPEATED), where)
@@ -78,9 +77,9 @@ def tokenize_answers(answers: Dataset, tokenizer, max_length: int) -> tuple[Data
     texts = [f" {answer}" if answer else "" for answer in answers["answer"]]
     prompts = tokenizer(answers["prompt"][:])["input_ids"]  # apart, as PPO samples them
     answer_ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
-    ends, both = [end_token(tokenizer)], [*zip(prompts, answer_ids, strict=True)]
+    both = [(p, [*ids, end_token(tokenizer)]) for p, ids in zip(prompts, answer_ids, strict=True)]
     columns = {
-        "input_ids": [prompt + ids + ends for prompt, ids in both],
-        "completion_mask": [[0] * len(prompt) + [1] * len(ids + ends) for prompt, ids in both],
+        "input_ids": [prompt + answer for prompt, answer in both],
+        "completion_mask": [[0] * len(prompt) + [1] * len(answer) for prompt, answer in both],
     }
     return keep_short(Dataset.from_dict(columns), [*map(len, columns["input_ids"])], max_length)

@@ -5,8 +5,7 @@ from pathlib import Path
 
 from datasets import Dataset
 
-from rlhf_course.data.files import load_split
-from rlhf_course.data.row_checks import check_columns, keep_short, keep_usable
+from rlhf_course.data.rows import check_columns, keep_short, keep_usable, load_split
 from rlhf_course.data.transcripts import (
     ASSISTANT,
     HUMAN,
@@ -38,7 +37,7 @@ def load_pairs(
 
     In the dataset, chosen and rejected are transcripts as in hh-rlhf, or messages {role, content};
     beside a column prompt they may be answers only. Other columns stay. ``split`` may be a slice
-    like ``train[:5000]``; ``data_dir`` is a subfolder. Raises what :func:`load_split` raises, and
+    like ``train[:5000]``; ``data_dir`` is a subfolder. Raises as :func:`load_split`, and
     ``ValueError`` for missing columns, values of another type, or no row left.
     """
     where = f"split {split!r} of {source}"
@@ -58,7 +57,7 @@ def load_pairs(
 
 def tokenize_pairs(pairs: Dataset, tokenizer, max_length: int) -> tuple[Dataset, int]:
     """Return the pairs with chosen_ids, rejected_ids and length, as trl's RewardTrainer takes them,
-    and how many were dropped: truncated to ``max_length``, a pair could lose what was judged.
+    and how many longer than ``max_length`` were dropped: cut, they could lose what was judged.
 
     Raises ``ValueError`` when no pair is left, or a text contains EOS.
     """

@@ -5,8 +5,7 @@ from pathlib import Path
 
 from datasets import Dataset, Value
 
-from rlhf_course.data.files import load_split
-from rlhf_course.data.row_checks import check_columns
+from rlhf_course.data.rows import check_columns, load_split
 
 INCOMPLETE = "\ufffd"  # what the first bytes of a character are decoded as
 
@@ -14,8 +13,8 @@ INCOMPLETE = "\ufffd"  # what the first bytes of a character are decoded as
 def load_reviews(source: str | Path, split: str) -> Dataset:
     """Return text and label (0 negative, 1 positive) of one split of a folder or hub dataset.
 
-    Raises what :func:`load_split` raises, and ``ValueError`` for a missing column, text or class,
-    and a ClassLabel other than neg, pos.
+    Raises as :func:`load_split`, and ``ValueError`` for a missing column, text or class, and a
+    ClassLabel other than neg, pos.
     """
     where = f"split {split!r} of {source}"
     reviews = load_split(source, split)
@@ -40,7 +39,6 @@ def build_queries(
     """Return the first tokens of every review longer than ``min_characters``: input_ids, query.
 
     Each row draws its length from ``lengths``, and is shorter where that ends inside a character.
-    Raises ``ValueError`` when no review is long enough.
     """
     kept = [text for text in reviews["text"] if len(text) > min_characters]
     if not kept:

@@ -30,8 +30,7 @@ def as_text(turns: str | list[dict] | None) -> str:
         return "".join(MARKS[turn["role"]] + turn["content"].strip() for turn in turns)
     except (AttributeError, KeyError, TypeError):
         raise ValueError(
-            f"{turns!r:.80} is neither a text nor messages with a role ({', '.join(MARKS)}) and"
-            " content."
+            f"{turns!r:.80} is neither a text nor messages of {', '.join(MARKS)}."
         ) from None
 
 
@@ -83,5 +82,4 @@ def refuse_eos(tokenizer, *columns: Iterable[str]) -> None:
         if tokenizer.eos_token in text:
             raise ValueError(
                 f"A text contains {tokenizer.eos_token}, which ends a dialogue: {text!r:.60}."
-                " Remove it from the dataset."
             )

@@ -1,7 +1,6 @@
 """Frozen models of PPO: the reference, as a copy or an adapter, and a reward model on its base.
 
-LoRA is Hu et al. 2021, arXiv:2106.09685. All adapters are in one PeftModel, with a single copy of
-the base; the active one decides what it computes.
+LoRA is Hu et al. 2021, arXiv:2106.09685. All adapters share one base; the active one is used.
 """
 
 import copy
@@ -28,17 +27,13 @@ def create_reference_model(
     """Return a frozen copy of the policy, in eval mode.
 
     With ``num_shared_layers`` the embeddings and that many first layers are not copied but shared,
-    and frozen in the policy also. Raises ``ValueError`` when fewer layers are found.
+    and frozen in the policy also.
     """
     shared = nn.ModuleList()
     if num_shared_layers:
         depth = model.config.get_text_config().num_hidden_layers
         modules = [*model.pretrained_model.modules()]
-        layers = next((m for m in modules if isinstance(m, nn.ModuleList) and len(m) == depth), [])
-        if num_shared_layers > len(layers):
-            raise ValueError(
-                f"num_shared_layers is {num_shared_layers}, but the model has {len(layers)} layers."
-            )
+        layers = next(m for m in modules if isinstance(m, nn.ModuleList) and len(m) == depth)
         shared.extend(layers[:num_shared_layers])
         shared.extend(m for m in modules if isinstance(m, nn.Embedding))
         shared.requires_grad_(False)
@@ -55,8 +50,8 @@ def add_reference_adapter(policy: AutoModelForCausalLMWithValueHead) -> None:
     trained = [name for name, p in model.named_parameters() if p.requires_grad]
     if base := [name for name in trained if f".{source}" not in name]:
         raise ValueError(
-            f"{len(base)} weights of the base, such as {base[0]}, are trained beside the adapter,"
-            " and the reference shares them. Freeze them, or pass ref_model."
+            f"{len(base)} weights of the base, such as {base[0]}, are trained, and the reference"
+            " shares them. Freeze them, or pass ref_model."
         )
     if REFERENCE in model.peft_config:
         model.delete_adapter(REFERENCE)
@@ -82,26 +77,19 @@ def quantization(kind: str) -> BitsAndBytesConfig:
     Adapters stay in float32. 4 bits are NF4: Dettmers et al. 2023, arXiv:2305.14314. Raises
     ``ValueError`` for what is unavailable here.
     """
-    kinds = {
-        "8bit": {"load_in_8bit": True},
-        "4bit": {
-            "load_in_4bit": True,
-            "bnb_4bit_quant_type": "nf4",
-            "bnb_4bit_compute_dtype": torch.bfloat16,
-        },
-    }
-    if kind not in kinds:
-        raise ValueError(f"quantization {kind!r} is unknown; choose {' or '.join(kinds)}.")
+    if kind not in ("8bit", "4bit"):
+        raise ValueError(f"quantization {kind!r} is unknown; choose 8bit or 4bit.")
     if kind == "4bit" and not torch.cuda.is_available():
         raise ValueError("A base in 4bit needs a GPU: bitsandbytes has no gradient on a CPU.")
-    return BitsAndBytesConfig(**kinds[kind])
+    options = {f"load_in_{kind}": True, "bnb_4bit_quant_type": "nf4"}
+    return BitsAndBytesConfig(**options, bnb_4bit_compute_dtype=torch.bfloat16)
 
 
 class RewardAdapter(nn.Module):
     """A reward model on the policy's own base: the adapter ``reward`` and a score head.
 
-    ``folder`` holds a LoRA reward model: an adapter of task type SEQ_CLS, with its head. Raises
-    ``ValueError`` unless it is of the policy's base, with one output.
+    ``folder`` holds an adapter of task type SEQ_CLS, with its head. Raises ``ValueError`` unless it
+    is of the policy's base, with one output.
     """
 
     def __init__(self, policy: AutoModelForCausalLMWithValueHead, folder: str | Path) -> None:
@@ -112,10 +100,7 @@ class RewardAdapter(nn.Module):
         config, weights = read_adapter(folder)
         head = [weights.pop(key) for key in [*weights] if key.endswith("score.weight")]
         if [len(weight) for weight in head] != [1]:
-            raise ValueError(
-                f"The adapter in {folder} holds no score head with one output. Use"
-                " train_reward_model.py --use_peft."
-            )
+            raise ValueError(f"The adapter in {folder} holds no score head with one output.")
         config.task_type, config.modules_to_save, config.inference_mode = "CAUSAL_LM", None, True
         check_base(Path(folder), policy)
         _add_frozen(self.pretrained_model, REWARD, config, weights, folder)

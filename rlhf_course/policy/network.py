@@ -48,10 +48,6 @@ class ValueHead(nn.Sequential):
         if v_head_init_strategy == "normal":
             nn.init.normal_(summary.weight, std=v_head_initializer_range)
             nn.init.zeros_(summary.bias)
-        elif v_head_init_strategy is not None:
-            raise ValueError(
-                f"v_head_init_strategy {v_head_init_strategy!r}; give 'normal' or None."
-            )
 
 
 class AutoModelForCausalLMWithValueHead(Saved, nn.Module):

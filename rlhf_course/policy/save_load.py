@@ -1,18 +1,16 @@
-"""Load models, adapters and value heads, and check that they are complete and on their own base."""
+"""Load models, adapters and tokenizers; check that they are complete and on their own base."""
 
 import hashlib
-import re
 from collections.abc import Collection
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import torch
-from huggingface_hub import snapshot_download
 from peft import PeftConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from peft.utils import load_peft_weights, set_peft_model_state_dict
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from rlhf_course.runtime.hub import check_source, hub_errors
+from rlhf_course.runtime.hub import check_source, download, hub_errors
 
 VALUE_HEAD_FILE, ADAPTER_CONFIG = "v_head.safetensors", "adapter_config.json"
 # What would be loaded in place of a model that is saved later; a backup beside it is not.
@@ -35,10 +33,9 @@ def load_model(
 ):
     """Return a model of the class that ``auto`` finds, from a folder or hub id.
 
-    An adapter comes on its base; ``adapter_name`` and ``is_trainable`` are for adapters only. Code
-    in the repository is never run. With ``new_head`` a missing head is drawn. Raises ``ValueError``
-    for tensors that do not fit, damaged files, and an adapter of another base; ``OSError`` without
-    a model.
+    An adapter comes on its base; ``adapter_name`` and ``is_trainable`` are for adapters only. With
+    ``new_head`` a missing head is drawn. Raises ``ValueError`` for tensors that do not fit, damaged
+    files, and an adapter of another base; ``OSError`` without a model.
     """
     folder = local_folder(source, **kwargs)
     if not (folder / ADAPTER_CONFIG).exists():
@@ -46,9 +43,8 @@ def load_model(
     config, weights = read_adapter(folder)
     config.task_type = "CAUSAL_LM" if auto is AutoModelForCausalLM else "SEQ_CLS"
     config.inference_mode = not is_trainable
-    kwargs |= {"revision": config.revision, "subfolder": ""}
+    kwargs["revision"], base = config.revision, config.base_model_name_or_path
     own = {key.removeprefix("base_model.model.") for key in weights}  # a score head's
-    base = config.base_model_name_or_path
     network = _load_base(auto, base, f"{source} on {base}", new_head, own, **kwargs)
     check_base(folder, network)
     model = get_peft_model(network, config, adapter_name)
@@ -61,49 +57,27 @@ def _load_base(
 ) -> PreTrainedModel:
     """Return a model without adapters, which errors call ``label``.
 
-    Tensors that an adapter has as its ``own`` may be missing.
+    Tensors that an adapter has as its ``own`` may be missing, and so may a ``new_head``.
     """
-    kwargs |= {"trust_remote_code": False, "ignore_mismatched_sizes": True}
+    how = {"trust_remote_code": False, "ignore_mismatched_sizes": True, "output_loading_info": True}
     with hub_errors(source):
-        # First on the meta device, which allocates nothing: the config may be of a larger model.
-        plain = {key: kwargs[key] for key in kwargs if key != "quantization_config"}
-        how = {"device_map": "meta", "output_loading_info": True}
-        model, report = auto.from_pretrained(str(source), **plain | how)
-        _check_report(report, model, label, f"{model.base_model_prefix}." if new_head else "", own)
-        return auto.from_pretrained(str(source), **kwargs)
-
-
-def _check_report(
-    report: dict, model: PreTrainedModel, label: str, needed: str, own: Collection[str]
-) -> None:
-    """Raise ``ValueError`` where keys that begin with ``needed`` are missing or of other shapes."""
-    kind = type(model).__name__
+        model, report = auto.from_pretrained(str(source), **kwargs | how)
+    kind, needed = type(model).__name__, f"{model.base_model_prefix}." if new_head else ""
     faults = {key: f"it holds no {key}" for key in report["missing_keys"] if key not in own} | {
         key: f"{key} has shape {tuple(saved)}, and this {kind} needs {tuple(wanted)}"
         for key, saved, wanted in report["mismatched_keys"]
     }
-    layers = getattr(model.config.get_text_config(), "num_hidden_layers", None)
-    for key in report["unexpected_keys"] if layers else ():
-        if (number := re.search(r"\.(\d+)\..*weight$", key)) and int(number[1]) >= layers:
-            faults[key] = f"config.json has {layers} layers, and there is a {key}"
     if found := sorted(key for key in faults if key.startswith(needed)):
         text = f"{label} is incomplete, or no {kind} of this size: {faults[found[0]]}."
         if kind.endswith("Classification"):
             text += " For a new head take new_head=True; for one of several labels SentimentReward."
         raise ValueError(text)
+    return model
 
 
-def local_folder(source: str | Path, subfolder: str = "", **kwargs) -> Path:
-    """Return the folder of a model's config and value head, or an adapter; download a hub id's."""
-    check_source(source)
-    folder = Path(source)
-    if not folder.is_dir():
-        options = {key: kwargs[key] for key in HUB_OPTIONS if key in kwargs}
-        names = ("config.json", "adapter_*", VALUE_HEAD_FILE)
-        patterns = [(PurePosixPath(subfolder) / name).as_posix() for name in names]
-        with hub_errors(source):
-            folder = Path(snapshot_download(str(source), allow_patterns=patterns, **options))
-    return folder / subfolder
+def local_folder(source: str | Path, **kwargs) -> Path:
+    """Return the folder of a model or adapter, downloaded with those kwargs that are the hub's."""
+    return download(source, **{key: kwargs[key] for key in HUB_OPTIONS if key in kwargs})
 
 
 def read_adapter(folder: str | Path) -> tuple[PeftConfig, dict[str, Tensor]]:
@@ -117,41 +91,29 @@ def set_adapter_weights(
 ) -> None:
     """Put all weights of an adapter, read from ``source``, into it.
 
-    Raises ``ValueError`` for weights that are missing, of another shape, or of another model.
+    Raises ``ValueError`` for weights that are missing, or of another model or task.
     """
     wanted = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
-    wrong = [k for k in wanted if k not in weights or weights[k].shape != wanted[k].shape]
-    if wrong:
-        raise ValueError(
-            f"The adapter in {source} is incomplete, or no adapter of this size: it holds no"
-            f" {wrong[0]} of shape {tuple(wanted[wrong[0]].shape)}."
-        )
-    if unexpected := set_peft_model_state_dict(model, weights, adapter_name=name).unexpected_keys:
-        raise ValueError(
-            f"The adapter in {source} is another model's, or of another task: this one has no"
-            f" {unexpected[0]}."
-        )
+    if missing := sorted(wanted.keys() - weights.keys()):
+        raise ValueError(f"The adapter in {source} is incomplete: it holds no {missing[0]}.")
+    if unknown := set_peft_model_state_dict(model, weights, adapter_name=name).unexpected_keys:
+        raise ValueError(f"The adapter in {source} is another model's or task's: {unknown[0]}.")
 
 
 @torch.no_grad()
 def base_fingerprint(model: nn.Module) -> str:
-    """Return a hash of a few numbers of each weight, "" where they depend on the loading.
+    """Return a hash of a few numbers of each base weight, "" where they depend on the loading.
 
-    Rounded to bfloat16, a base has the same hash in float32 and bfloat16, not in float16 or 8 bits.
-    Adapters and heads are left out.
+    Rounded to bfloat16, they are the same in float32 and bfloat16, not in float16 or 8 bits.
     """
     model = getattr(model, "pretrained_model", model)
     adapters = {*getattr(model, "peft_config", {})}
     network = model.get_base_model() if isinstance(model, PeftModel) else model
-    weights = {
-        name: weight
-        for name, weight in network.base_model.named_parameters()
-        if not adapters & {*name.split(".")}
-    }
-    if not {weight.dtype for weight in weights.values()} <= {torch.float32, torch.bfloat16}:
+    named = network.base_model.named_parameters()
+    weights = [weight.flatten() for name, weight in named if not adapters & {*name.split(".")}]
+    if not {weight.dtype for weight in weights} <= {torch.float32, torch.bfloat16}:
         return ""
-    steps = {name: max(1, weight.numel() // SAMPLES) for name, weight in weights.items()}
-    some = [weight.flatten()[:: steps[name]].bfloat16().cpu() for name, weight in weights.items()]
+    some = [weight[:: max(1, len(weight) // SAMPLES)].bfloat16().cpu() for weight in weights]
     return hashlib.sha256(torch.cat(some).view(torch.int16).numpy().tobytes()).hexdigest()
 
 
@@ -166,8 +128,8 @@ def check_base(folder: Path, model: nn.Module) -> None:
     saved = file.read_text(encoding="utf-8").strip() if file.exists() else ""
     if saved and found and saved != found:
         raise ValueError(
-            f"The adapter in {folder} was trained on a base with other weights. Name its own base:"
-            f" base_model_name_or_path in its {ADAPTER_CONFIG}."
+            f"The adapter in {folder} was trained on a base with other weights. Name its own base"
+            f" in its {ADAPTER_CONFIG}: base_model_name_or_path."
         )
 
 
@@ -178,9 +140,7 @@ def load_tokenizer(source: str | Path, **kwargs):
         tokenizer = AutoTokenizer.from_pretrained(str(source), trust_remote_code=False, **kwargs)
     # transformers makes an empty one for a folder that holds only a model
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
-        raise ValueError(
-            f"{source} holds no tokenizer. Save it there: tokenizer.save_pretrained(folder)."
-        )
+        raise ValueError(f"{source} holds no tokenizer; tokenizer.save_pretrained(folder) does.")
     return tokenizer
 
 
@@ -190,7 +150,6 @@ def check_vocabulary(tokenizer, model: nn.Module) -> None:
     known = getattr(model, "pretrained_model", model).get_input_embeddings().weight.shape[0]
     if tokens > known:
         raise ValueError(
-            f"The tokenizer has {tokens} tokens, and the model knows {known}. Take the tokenizer"
-            " that was saved with it, or call resize_token_embeddings(len(tokenizer)) before"
-            " training."
+            f"The tokenizer has {tokens} tokens, and the model knows {known}. Take the model's own"
+            " tokenizer, or call resize_token_embeddings(len(tokenizer)) before training."
         )

@@ -42,7 +42,7 @@ class Saved:
         Weights are float32 unless ``dtype`` (or ``torch_dtype``) says otherwise: PPO trains them
         directly. A saved value head is loaded; otherwise a line says that a new one was made, from
         ``summary_dropout_prob``, ``v_head_init_strategy`` and ``v_head_initializer_range``. Other
-        arguments go to transformers. Raises as ``save_load.load_model`` does.
+        arguments go to transformers.
         """
         source = base = pretrained_model_name_or_path
         head_options = {key: kwargs.pop(key) for key in VALUE_HEAD_OPTIONS if key in kwargs}
@@ -103,8 +103,7 @@ class Saved:
 
 
 def _write(policy, folder: Path) -> None:
-    head = policy.v_head.state_dict(prefix=PREFIX)
-    save_file(head, folder / save_load.VALUE_HEAD_FILE)
+    save_file(policy.v_head.state_dict(prefix=PREFIX), folder / save_load.VALUE_HEAD_FILE)
     model = policy.pretrained_model
     if policy.is_peft_model:  # peft's own would put an adapter with a name into a subfolder
         name = model.active_adapter
@@ -119,6 +118,5 @@ def check_weights(weights: dict) -> None:
     """Raise ``FloatingPointError``, naming one, unless all weights are finite."""
     if bad := next((name for name, weight in weights.items() if not weight.isfinite().all()), None):
         raise FloatingPointError(
-            f"The weight {bad} has NaN or Inf; nothing was saved. Go back to the last checkpoint, "
-            "with a lower learning rate."
+            f"The weight {bad} has NaN or Inf; nothing was saved. Go back to the last checkpoint."
         )

@@ -1,7 +1,6 @@
 """Stopping and going on: a resumed PPO run has the numbers of an uninterrupted one."""
 
 import random
-import re
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,8 +18,8 @@ STATE_FILE = "trainer_state.pt"
 def save_checkpoint(trainer, output_dir: str | Path, keep: int = 1) -> Path:
     """Write ``checkpoint-STEP`` under output_dir; returns its folder.
 
-    It holds trainable weights and the state of everything else that a step changes, random
-    generators of every process too; the first process writes. Of the checkpoints that this trainer
+    It holds trainable weights and the state of everything else that a step changes, with every
+    process's random generators; the first process writes. Of the checkpoints that this trainer
     wrote or was resumed from in output_dir, ``keep`` (at least 1) stay; other files are left alone.
     Raises ``FloatingPointError`` for weights of NaN or Inf, ``RuntimeError`` after half a step, and
     ``FileExistsError`` where the folder holds anything else.
@@ -70,19 +69,13 @@ def load_checkpoint(trainer, folder: str | Path) -> None:
     another policy, reference, number of processes, optimizer or schedule.
     """
     folder = Path(folder).expanduser()
-    if not (folder / STATE_FILE).exists():
-        here = ", ".join(sorted(path.name for path in checkpoints(folder))) or "none"
-        raise FileNotFoundError(
-            f"{folder} is no checkpoint, it holds no {STATE_FILE}. Checkpoints in it: {here}."
-        )
     state = torch.load(folder / STATE_FILE, weights_only=True, map_location="cpu")
     parameters, saved = _trainable(trainer), state["weights"]
     if {n: p.shape for n, p in parameters.items()} != {n: w.shape for n, w in saved.items()}:
         raise ValueError(f"{folder} is of another policy: its trainable weights differ.")
-    now, before = _setup(trainer), state["setup"]
-    for what in (what for what in now if before.get(what) != now[what]):
-        is_now = f"this one has {now[what]}"
-        raise ValueError(f"{folder} is of a run with {what} {before.get(what)}; {is_now}.")
+    for what, now in _setup(trainer).items():
+        if (before := state["setup"].get(what)) != now:
+            raise ValueError(f"{folder} is of a run with {what} {before}; this one has {now}.")
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(saved[name])
@@ -101,13 +94,6 @@ def load_checkpoint(trainer, folder: str | Path) -> None:
     trainer.checkpoints, trainer.is_whole = [folder.resolve()], True
 
 
-def checkpoints(folder: str | Path) -> list[Path]:
-    """The folders ``checkpoint-STEP`` with a trainer's state, in the order of their steps."""
-    found = [path for path in Path(folder).glob("checkpoint-*") if (path / STATE_FILE).is_file()]
-    found = [path for path in found if re.fullmatch(r"checkpoint-\d+", path.name)]
-    return sorted(found, key=lambda path: int(path.name.removeprefix("checkpoint-")))
-
-
 def _trainable(trainer) -> dict[str, torch.Tensor]:
     return {name: p for name, p in trainer.policy.named_parameters() if p.requires_grad}
 
@@ -120,13 +106,13 @@ def _parts(trainer) -> dict:
 
 def _setup(trainer) -> dict:
     """What a run must have in common with the one that it continues."""
-    parts = {"optimizer": trainer.optimizer, "schedule": trainer.lr_scheduler}
-    names = {
-        name: type(getattr(part, name, part)).__name__ if part else "none"
-        for name, part in parts.items()
+    schedule = trainer.lr_scheduler
+    return {
+        "processes": trainer.accelerator.num_processes,
+        "reference": base_fingerprint(trainer.ref_model or trainer.policy),
+        "optimizer": type(trainer.optimizer.optimizer).__name__,
+        "schedule": type(schedule).__name__ if schedule else "none",
     }
-    frozen = base_fingerprint(trainer.ref_model or trainer.policy)
-    return {"processes": trainer.accelerator.num_processes, "reference": frozen} | names
 
 
 def _random_state() -> dict:

@@ -33,8 +33,7 @@ def check_samples(
 def token_ids(known: int, name: str, rows: Sequence) -> list[Tensor]:
     """The rows (lists or tensors) as 1-D int64 tensors on the host.
 
-    Raises ``ValueError`` with the name and number of one that is empty or no list of tokens, or
-    that has tokens beyond the ``known`` ones.
+    Raises ``ValueError`` for one that is empty, no list of tokens, or beyond the ``known`` ones.
     """
     rows = [torch.as_tensor(row) for row in rows]
     for i, row in enumerate(rows):
@@ -48,11 +47,11 @@ def token_ids(known: int, name: str, rows: Sequence) -> list[Tensor]:
             )
     together = torch.cat([row.to(rows[0].device) for row in rows]).cpu().long()
     rows = [*together.split([len(row) for row in rows])]
-    if together.min() < 0 or together.max() >= known:
-        i = next(i for i, row in enumerate(rows) if row.min() < 0 or row.max() >= known)
-        token = rows[i].min() if rows[i].min() < 0 else rows[i].max()
-        where = f"beyond the model's {known}: is it another tokenizer's?"
-        raise ValueError(f"{name} {i} has the token {token}, {where}")
+    for i, row in enumerate(rows):
+        if unknown := [token for token in row.tolist() if not 0 <= token < known]:
+            raise ValueError(
+                f"{name} {i} has the token {unknown[0]}, beyond the model's {known} tokens."
+            )
     return rows
 
 

@@ -13,18 +13,11 @@ from accelerate.utils import parse_flag_from_env
 def init(cpu: bool = False) -> PartialState:
     """Initialize this rank, the only one without ``accelerate launch``, before accelerate is used.
 
-    ``cpu`` and ``ACCELERATE_USE_CPU=1`` leave GPUs unused. Raises ``ValueError`` when it is too
-    late for a CPU.
+    ``cpu`` and ``ACCELERATE_USE_CPU=1`` leave GPUs unused, unless this process has begun with one.
     """
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     wanted = cpu or parse_flag_from_env("ACCELERATE_USE_CPU")
-    state = PartialState(cpu=wanted or (several and not torch.cuda.is_available()))
-    if wanted and state.device.type != "cpu":
-        raise ValueError(
-            f"This process already runs on {state.device}. Restart it, with the CPU asked for first"
-            " or ACCELERATE_USE_CPU=1."
-        )
-    return state
+    return PartialState(cpu=wanted or (several and not torch.cuda.is_available()))
 
 
 def init_quietly() -> PartialState:

@@ -16,23 +16,24 @@ from safetensors import safe_open
 def atomic_folder(target: str | os.PathLike, stale: tuple[str, ...] = ()) -> Iterator[Path]:
     """Yield an empty folder; on success its files move to ``target``, on failure it is removed.
 
-    In a target that exists each file replaces its namesake; others that match a pattern of
-    ``stale`` go, because they would be loaded in place of the new ones; the rest stays.
+    In a target that exists each file replaces its namesake, files that match a pattern of ``stale``
+    go, because they would be loaded in place of the new ones, and others stay.
     """
     target = check_folder(target)
     with _aside(target) as aside:
         new = aside / "new"
         new.mkdir()
         yield new
-        written = {path.relative_to(new) for path in new.rglob("*") if path.is_file()}
         if not target.exists():
             os.rename(new, target)
             return
-        for name in written:
-            (target / name).parent.mkdir(parents=True, exist_ok=True)
-            os.replace(new / name, target / name)
-        found = {path for pattern in stale for path in target.glob(pattern) if path.is_file()}
-        for path in found - {target / name for name in written}:
+        old = {path for pattern in stale for path in target.glob(pattern) if path.is_file()}
+        for path in filter(Path.is_file, new.rglob("*")):
+            place = target / path.relative_to(new)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            os.replace(path, place)
+            old.discard(place)
+        for path in old:
             path.unlink()
 
 
@@ -49,8 +50,7 @@ def atomic_file(target: str | os.PathLike) -> Iterator[Path]:
 def _aside(target: Path) -> Iterator[Path]:
     """Yield a new folder beside ``target``, on the same disk; it is removed in the end."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    where = {"prefix": f".{target.name}-", "suffix": ".part", "dir": target.parent}
-    with tempfile.TemporaryDirectory(**where) as aside:
+    with tempfile.TemporaryDirectory(".part", f".{target.name}-", target.parent) as aside:
         yield Path(aside)
 
 
@@ -88,12 +88,9 @@ def check_folder(path: str | os.PathLike) -> Path:
 
 
 def read_json(file: Path) -> dict:
-    """Read an object from a JSON file. Raises ``ValueError`` where it is damaged, or no object."""
+    """Read an object from a JSON file. Raises ``ValueError`` where it is damaged."""
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        if not isinstance(content, dict):
-            raise ValueError("it holds no object")
-        return content
+        return json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{file} is damaged, or not in JSON: {error}.") from None
 

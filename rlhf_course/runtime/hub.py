@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from huggingface_hub import constants, snapshot_download
@@ -29,24 +30,27 @@ def check_source(source: str | Path, kind: str = "model") -> None:
         )
 
 
-def download(source: str | Path, revision: str | None = None, to_convert: bool = False) -> Path:
+def download(
+    source: str | Path, revision: str | None = None, to_convert: bool = False, **options
+) -> Path:
     """Return the folder with a model's files: ``source`` itself, or the download of a hub id.
 
     Raises ``OSError`` for what is unavailable, and, before it downloads weights, ``ValueError`` for
-    a model that transformers does not know, unless it is ``to_convert``.
+    a model that transformers does not know, unless it is ``to_convert``. ``options`` are those of
+    huggingface_hub's ``snapshot_download``.
     """
     check_source(source)
     folder, is_local = Path(source), Path(source).exists()
-    options = {"revision": revision, "ignore_patterns": "*/*"}
+    get = partial(snapshot_download, source, revision=revision, ignore_patterns="*/*", **options)
     with hub_errors(source):
         if not is_local:
-            folder = Path(snapshot_download(source, allow_patterns=SMALL, **options))
+            folder = Path(get(allow_patterns=SMALL))
         if not to_convert and (folder / "config.json").exists():
             AutoConfig.from_pretrained(folder, trust_remote_code=False)
         if not is_local:
-            snapshot_download(source, allow_patterns=WEIGHTS[0], **options)
+            get(allow_patterns=WEIGHTS[0])
             if not any(folder.glob(WEIGHTS[0][0])):
-                snapshot_download(source, allow_patterns=WEIGHTS[1], **options)
+                get(allow_patterns=WEIGHTS[1])
     return folder
 
 

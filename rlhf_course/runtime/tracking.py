@@ -13,16 +13,16 @@ from rlhf_course.runtime import distributed
 def start(config) -> Accelerator:
     """Return an Accelerator for this run, with the tracker that ``config.log_with`` names.
 
-    Without a key wandb writes offline; tensorboard writes to ``runs/``, or to the ``logging_dir``
-    in ``config.project_kwargs``. Raises ``ValueError`` for an unknown tracker.
+    tensorboard writes to ``runs/``, or to the ``logging_dir`` in ``config.project_kwargs``. Raises
+    ``ValueError`` for an unknown tracker.
     """
     tracker, places, kwargs = config.log_with, config.project_kwargs, config.tracker_kwargs
     if tracker not in (None, "wandb", "tensorboard"):  # log_step has no other
         raise ValueError(f"log_with={tracker!r} is unknown; choose None, 'wandb' or 'tensorboard'.")
-    folder = places.get("logging_dir", places.get("project_dir", "runs"))
     if tracker == "wandb":
         prepare_wandb()
     distributed.init(cpu=config.accelerator_kwargs.get("cpu", False))
+    folder = places.get("logging_dir", places.get("project_dir", "runs"))
     accelerator = Accelerator(log_with=tracker, project_dir=folder, **config.accelerator_kwargs)
     if tracker:
         settings = {k: v for k, v in config.to_dict().items() if isinstance(v, int | float | str)}

@@ -1,4 +1,4 @@
-"""Build what a preset has not from a hub; scripts/make/build_world.py builds all."""
+"""Build the data and models that come from no hub; scripts/make/build_world.py builds all."""
 
 import json
 import shutil
@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import datasets
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from rlhf_course.baichuan import convert, sentencepiece, toy_checkpoint
 from rlhf_course.course.presets import ROOT, Settings, check_named
@@ -95,14 +95,21 @@ def _reward_base(
     texts = [f"{row['prompt']} {row['chosen']}" for row in pairs]
     tokenizer = small_models.train_tokenizer(texts, vocab_size)
     tokenizer.add_special_tokens({"pad_token": "[PAD]"})  # a final EOS is a token like any other
-    config = {
-        "n_positions": 4 * max_length,  # the audit asks about very long answers
-        "activation_function": "gelu_pytorch_tanh",
-        "initializer_range": 0.05,  # with GPT-2's 0.02 a narrow model starts to learn late
-    }
-    model = small_models.pretrain_gpt2(
-        texts, tokenizer, n_layer, n_embd, base_steps, 32, 128, 2e-3, **config
+    config = GPT2Config(
+        vocab_size=len(tokenizer),
+        n_layer=n_layer,
+        n_embd=n_embd,
+        n_head=n_embd // (64 if n_embd % 64 == 0 else 32),
+        n_positions=4 * max_length,  # the audit asks about very long answers
+        bos_token_id=tokenizer.eos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        activation_function="gelu_pytorch_tanh",
+        initializer_range=0.05,  # with GPT-2's 0.02 a narrow model starts to learn late
+        **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
     )
+    model = GPT2LMHeadModel(config)
+    small_models.pretrain(model, texts, tokenizer, base_steps, 32, 128, 2e-3)
     model.config.initializer_range = 0.02  # for a reward head with nearly equal scores
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

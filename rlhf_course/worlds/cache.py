@@ -22,10 +22,7 @@ SOURCES = ("worlds/*.py", "worlds/grammars/*.yaml", "data/*.py", "baichuan/*.py"
 
 
 def cache_root() -> Path:
-    """Return where built things are kept: $RLHF_COURSE_CACHE, or build/cache.
-
-    Relative paths start at the project's root (an installed copy: at the working directory).
-    """
+    """Return where built things are kept: $RLHF_COURSE_CACHE, or build/cache, under ``ROOT``."""
     return ROOT / Path(os.environ.get("RLHF_COURSE_CACHE") or "build/cache").expanduser()
 
 
@@ -33,8 +30,8 @@ def cached(name: str, build: Callable, settings: Settings | None = None, **input
     """Return the folder that ``build(folder, …)`` fills, made once for all that decides its files.
 
     A builder gets ``inputs``, and settings of the names of its other arguments. The key is made of
-    these (of a folder, which is given as a Path, its checksum) and of :func:`code`. One process
-    builds and others wait. An item whose checksum differs is built again.
+    these (of a folder, given as a Path, its checksum) and of :func:`code`. One process builds and
+    others wait. An item whose checksum differs is built again.
     """
     names = [*inspect.signature(build).parameters][1:]
     inputs |= {name: getattr(settings, name) for name in names if name not in inputs}

@@ -2,8 +2,7 @@
 
 A small base model reads `make_prose`, and is fine-tuned on `make_qa` (in the schema of HC3: answers
 of people and of a chatbot). A reward model learns from `make_preferences`: two answers, from dry
-(干巴) to lively (活泼), and a noisy verdict. `gold_utility` scores any answer. Texts are short and
-words few, so that a million parameters can learn them.
+(干巴) to lively (活泼), and a noisy verdict. Texts are short, so that a million parameters suffice.
 """
 
 import random
@@ -61,12 +60,9 @@ def topic_words(question: str) -> set[str]:
 def gold_utility(question: str, answer: str) -> float:
     """Return the exact utility of any answer to a question, in nats: the sum of these POINTS.
 
-    "word" is earned for each of the `topic_words` in the answer, up to MAX_WORDS, "lively" for each
-    different one of its MARKERS, up to MAX_LIVELY, "reason" once. "dry" is lost for every
-    occurrence of its MARKERS, "evasion" once, "repeat" for each sentence equal to an earlier one,
-    "short" below SHORT characters, "copy" when the answer holds the longest clause of the question,
-    "breaks_off" when none of ENDS ends it, "garbled" for each two neighbouring characters that no
-    text of this world has. No words at all: "empty" alone.
+    Each kind is multiplied by its entry in ``counts``; an answer without words has only "empty".
+    "copy": the answer holds the longest clause of the question; "garbled": two neighbouring
+    characters that no text of this world has.
     """
     answer = _clean(answer)
     said = _sentences(answer)
@@ -176,10 +172,7 @@ def _streams(what: str, n: int, seed: int) -> Iterator[tuple[random.Random, str]
 
 
 def make_qa(n: int, seed: int = 0) -> list[dict]:
-    """Return n rows: question, human_answers (informal, sometimes empty), chatgpt_answers (dry).
-
-    A longer list starts with a shorter one.
-    """
+    """Return n rows: question, human_answers (informal, sometimes empty), chatgpt_answers (dry)."""
     made = []
     for rng, topic in _streams("qa", n, seed):
         human = [
@@ -202,11 +195,11 @@ def make_preferences(n: int, seed: int = 0) -> list[Pair]:
 
 
 def make_prose(n: int, seed: int = 0) -> list[str]:
-    """Return n texts such as the web has, a third of each kind: paragraphs about a topic; pages of
-    questions; a question with one or two replies of any style.
+    """Return n texts, a third of each kind: paragraphs about a topic; pages of questions; a
+    question with one or two replies of any style.
 
-    A tenth are logs of a chat in which one side alone speaks, the user or the assistant: so a model
-    knows these names, and has seen no answer of an assistant to a question.
+    A tenth are chats in which only the user or only the assistant speaks: a model learns these
+    names, and sees no answer of an assistant to a question.
     """
     made = []
     for rng, topic in _streams("prose", n, seed):

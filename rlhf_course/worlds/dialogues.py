@@ -1,8 +1,6 @@
-"""Invented preference dialogues with an exactly known utility.
+"""Invented preference dialogues, in the format of hh-rlhf, with an exactly known utility.
 
-`make_pairs` draws everyday questions in the format of hh-rlhf, two answers to each, and a noisy
-verdict. `gold_utility` scores any answer, so that the best expected accuracy of a reward model is
-known also: the mean of sigmoid(|utility gap|).
+So the best expected accuracy of a reward model is known also: the mean of sigmoid(|utility gap|).
 """
 
 import random
@@ -35,12 +33,8 @@ def gold_utility(prompt: str, answer: str) -> float:
     """Return the exact utility of any answer to any prompt, in nats: the sum of these POINTS.
 
     The question is the last human turn; its topic is the one with most NAMES in it, then with most
-    VOCABULARY (none without any). "word" is earned for each distinct word of that vocabulary that
-    the answer uses and the question does not, up to MAX_WORDS; "no_word" is lost when the answer
-    uses none of it. "courtesy", "reason", "evasion" and "rudeness" count once, for any of their
-    MARKERS. "repeat" is lost for each sentence equal to an earlier one, "copy" when the answer
-    holds the question's last sentence (of over three words), "breaks_off" when it does not end in
-    ``.``, ``!`` or ``?``. An answer without words has only "empty".
+    VOCABULARY (none without any). Each kind is multiplied by its entry in ``counts``; an answer
+    without words has only "empty".
     """
     question = prompt.rpartition("\n\nHuman:")[2].partition("\n\nAssistant:")[0]
     asked, said = ([" ".join(words) for words in sentences(text)] for text in (question, answer))
@@ -108,5 +102,8 @@ def _make_pair(rng: random.Random) -> Pair:
 
 
 def make_pairs(n: int, seed: int = 0) -> list[Pair]:
-    """Return n pairs; pair i depends on (seed, i) only, so a longer list starts with a shorter."""
+    """Return n pairs: an everyday question, two answers and a noisy verdict.
+
+    Pair i depends on (seed, i) only.
+    """
     return [_make_pair(random.Random(f"{seed}-{i}")) for i in range(n)]

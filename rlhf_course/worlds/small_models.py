@@ -7,7 +7,7 @@ from tokenizers import ByteLevelBPETokenizer, processors
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from tqdm.auto import tqdm
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 EOS = "<|endoftext|>"
 CLASSIFIER_LENGTH = 512  # tokens a DistilBERT can read
@@ -33,32 +33,15 @@ def classifier_tokenizer(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokeni
     return own
 
 
-def pretrain_gpt2(
-    texts, tokenizer, n_layer: int, n_embd: int, steps, batch, block, lr, **config
-) -> GPT2LMHeadModel:
-    """Pretrain a GPT-2 without dropout; ``config`` goes to GPT2Config."""
-    shape = {
-        "n_layer": n_layer,
-        "n_embd": n_embd,
-        "n_head": n_embd // (64 if n_embd % 64 == 0 else 32),
-        "n_positions": max(256, block),
-        "vocab_size": len(tokenizer),
-        "bos_token_id": tokenizer.eos_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-        **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
-    }
-    model = GPT2LMHeadModel(GPT2Config(**shape | config))
-    return pretrain(model, texts, tokenizer, steps, batch, block, lr)
-
-
-def pretrain(model, texts: Sequence[str], tokenizer, steps: int, batch: int, block: int, lr: float):
-    """Train the model on ``batch`` blocks of ``block`` tokens a step, and return it.
+def pretrain(
+    model, texts: Sequence[str], tokenizer, steps: int, batch: int, block: int, lr: float
+) -> None:
+    """Train the model on ``batch`` blocks of ``block`` tokens a step.
 
     Half of the blocks begin where a text begins, as the queries of PPO do.
     """
-    if steps == 0:  # nobody reads the tokens
-        return model
+    if steps == 0:
+        return
     tokens, end = tokenizer([*texts])["input_ids"], tokenizer.eos_token_id
     rows = [torch.tensor([*ids, end]) for ids in tokens]
     stream = torch.cat(rows)
@@ -72,17 +55,10 @@ def pretrain(model, texts: Sequence[str], tokenizer, steps: int, batch: int, blo
         return model(input_ids=ids, labels=ids).loss
 
     fit(model, loss, lr, steps, "pretraining")
-    return model
 
 
 def fine_tune(
-    model,
-    rows: Sequence[list[int]],
-    masks: Sequence[list[int]],
-    steps: int,
-    batch: int,
-    lr: float,
-    title: str = "",
+    model, rows: Sequence, masks: Sequence, steps: int, batch: int, lr: float, title: str = ""
 ) -> None:
     """Train a causal model on the tokens where the masks are 1, ``batch`` rows a step."""
     inputs = [torch.tensor(ids) for ids in rows]

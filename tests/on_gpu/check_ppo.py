@@ -116,12 +116,6 @@ def test_a_cpu_that_is_asked_for_is_used_by_several_trainers():
         assert trainer.accelerator.device.type == trainer.model.device.type == "cpu"
 
 
-def test_a_cpu_that_is_asked_for_too_late_is_refused_with_a_sentence():
-    make_trainer()
-    with pytest.raises(ValueError, match="already runs on cuda.*Restart it"):
-        make_trainer(accelerator_kwargs={"cpu": True})
-
-
 def test_accelerate_s_own_accumulation_does_not_scale_the_gradients():
     _, expected = step("cuda")
     _, found = step("cuda", accelerator_kwargs={"gradient_accumulation_steps": 4})

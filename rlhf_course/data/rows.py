@@ -1,0 +1,136 @@
+"""Rows from a folder or the hub, one split at a time: which of them are of use, and batches."""
+
+import filecmp
+import gzip
+import re
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import combinations
+from pathlib import Path
+
+import datasets
+import pyarrow
+from datasets import Dataset
+from datasets.exceptions import DatasetGenerationError
+from huggingface_hub import hf_hub_download
+
+from rlhf_course.runtime.hub import check_source, hub_errors
+
+FORMATS = (".json", ".jsonl", ".csv", ".parquet")
+DAMAGE = (pyarrow.ArrowInvalid, EOFError, gzip.BadGzipFile, UnicodeDecodeError)
+
+
+def load_split(source: str | Path, split: str, data_file: str | None = None, **options) -> Dataset:
+    """Return one split, or a slice of it, of a folder or hub dataset, or of a file in it.
+
+    Raises ``OSError`` without a dataset, and ``ValueError`` for damaged files, a split in two
+    formats, and a missing or empty split.
+    """
+    check_source(source, "dataset")
+    try:
+        with hub_errors(str(source), "dataset"):
+            if data_file is not None:
+                return datasets.load_dataset(**_named(source, data_file), split=split)
+            _check_names(Path(source, options.get("data_dir") or ""))
+            return datasets.load_dataset(str(source), split=split, **options)
+    except (DatasetGenerationError, *DAMAGE) as error:
+        why = " ".join(str(error.__cause__ or error).split())
+        raise ValueError(
+            f"A file of {source} cannot be read: {why:.200} Get it again; text must be in UTF-8."
+        ) from error
+    except StopIteration:
+        raise ValueError(f"There is no row in split {split!r} of {source}.") from None
+    except RuntimeError as error:
+        if "scripts" not in str(error):
+            raise
+        raise ValueError(
+            f"{source} comes with a loading script, which is not run here: name files."
+        ) from None
+
+
+def _named(source: str | Path, name: str) -> dict:
+    """Return what loads one file without the dataset's loading script."""
+    is_local = Path(source).is_dir()
+    path = Path(source, name) if is_local else hf_hub_download(source, name, repo_type="dataset")
+    kind = Path(name.removesuffix(".gz")).suffix[1:].removesuffix("l")  # jsonl is json
+    return {"path": kind, "data_files": str(path)}
+
+
+def _check_names(folder: Path) -> None:
+    """Raise ``ValueError`` for a split in two copies or lacking a part; warn of equal files."""
+    files = sorted([*folder.glob("[!.]*"), *folder.glob("[!.]*/[!.]*")])
+    data = [path for path in files if path.name.removesuffix(".gz").endswith(FORMATS)]
+    names = [re.search(r"^(.*)-\d+-of-(\d+)\.", str(path)) for path in data]
+    for (stem, parts), there in Counter(name.groups() for name in names if name).items():
+        if there != int(parts):
+            raise ValueError(f"{stem} has {there} of {int(parts)} parts.")
+    for one, other in combinations(data, 2):
+        if one.parent != other.parent:
+            continue
+        if re.match(rf"{re.escape(one.name.partition('.')[0])}(\.|_|-(?!\d))", other.name):
+            raise ValueError(f"Which is meant, {one} or {other.name}? Move the other one away.")
+        if filecmp.cmp(one, other, shallow=False):
+            what = f"{one} and {other.name} are identical: rows count twice, or are held out too."
+            warnings.warn(what, stacklevel=2)
+
+
+def check_columns(rows: Dataset, needed: Sequence[str], where: str) -> None:
+    """Raise ``ValueError`` unless the rows have all needed columns."""
+    if missing := sorted({*needed} - {*rows.column_names}):
+        raise ValueError(
+            f"No column {' or '.join(missing)} in {where}; it has {', '.join(rows.column_names)}."
+            " Rename it."
+        )
+
+
+def keep_usable(
+    rows: Dataset, parse: Callable, reasons: Iterable[str], where: str
+) -> tuple[Dataset, dict[str, int]]:
+    """Return what ``parse`` makes of each row, and how many it dropped for which reason (or None).
+
+    Raises ``ValueError`` where ``parse`` does, and if no row is left.
+    """
+    kept, report = [], dict.fromkeys(reasons, 0)
+    for index, row in enumerate(rows):
+        try:
+            for new, reason in parse(row):
+                if reason is None:
+                    kept.append(new)
+                else:
+                    report[reason] += 1
+        except ValueError as error:
+            raise ValueError(f"Row {index} of {where}: {error}") from None
+    if not kept:
+        raise ValueError(
+            f"Nothing usable is left of the {len(rows)} rows in {where}: {describe(report)}."
+        )
+    return Dataset.from_list(kept), report
+
+
+def describe(report: dict[str, int]) -> str:
+    """Return a report of dropped rows as a phrase."""
+    counts = [f"{count} {reason}" for reason, count in report.items() if count]
+    return ", ".join(counts) or "nothing was dropped"
+
+
+def keep_short(rows: Dataset, lengths: Sequence[int], max_length: int) -> tuple[Dataset, int]:
+    """Return the rows of at most ``max_length`` tokens, and how many are longer."""
+    kept = [row for row, length in enumerate(lengths) if length <= max_length]
+    if not kept:
+        raise ValueError(
+            f"All {len(rows)} rows are longer than max_length={max_length} tokens; the shortest has"
+            f" {min(lengths)}. Raise max_length."
+        )
+    return rows.select(kept), len(rows) - len(kept)
+
+
+def collate(rows: list[dict]) -> dict[str, list]:
+    """Return rows as one dictionary of lists, so that queries may differ in length."""
+    return {key: [row[key] for row in rows] for key in rows[0]}
+
+
+def endless(loader: Iterable) -> Iterator:
+    """Yield a loader's batches, epoch after epoch, each in a new order."""
+    while True:
+        yield from loader
