@@ -1,4 +1,4 @@
-"""Write the tables of lessons-on-text.md: what the toy language teaches, and what film reviews show.
+"""Write the tables of lessons-on-text.md: what the toy language teaches, and what text shows.
 
 python site/lessons.py
 """
@@ -17,6 +17,7 @@ ROOT = HERE.parent
 PAGE = HERE / "lessons-on-text.md"
 CARDS = ROOT / "figs" / "measured" / "lessons"
 START, END = "## Lesson by lesson\n", "\n## What the tables show"
+BETA = 0.5  # of the runs about KL
 STUDENT = {2: 4.303, 3: 3.182, 4: 2.776}  # 97.5 % quantile of t by degrees of freedom
 SIGNS = {-1: "lower", 0: "no difference", 1: "higher"}
 NAMES = {
@@ -67,9 +68,13 @@ def toy() -> list[tuple[str, str, str, int, str]]:
     error = {round(lam, 1): e for critic, lam, e in points if critic == "always 0"}
     error[0.95] = (error[0.9] + error[1.0]) / 2
     for lam in (0, 1):
-        words = f"squared error {error[lam]:.2f}; λ = 0.95 {error[0.95]:.2f}, of an untrained critic"
+        words = (
+            f"squared error {error[lam]:.2f}; λ = 0.95 {error[0.95]:.2f}, of an untrained critic"
+        )
         found.append((f"lam-{lam}", "J", words, sign(error[0.95] / error[lam] - 1, 0.1), "02 § 5"))
-    ablation = {row[0]: [float(x) for x in row[1:4]] for row in output("02_why_ppo", "ablation-table")[2:]}
+    ablation = {
+        row[0]: [float(x) for x in row[1:4]] for row in output("02_why_ppo", "ablation-table")[2:]
+    }
     for variant in ("no-clip", "no-whitening", "epochs-1", "epochs-1-step-4"):
         _, gap, width = ablation[NAMES[variant]]
         words = f"share of the gain {gap:+.3f} ± {width:.3f}"
@@ -110,7 +115,7 @@ def last(card: dict, column: str) -> float:
 def beta(card: dict) -> float:
     """The coefficient at which J judges a run."""
     on_kl = card["name"] == "kl" or BASES.get(card["name"]) == "kl"
-    return 0.5 if on_kl else card["settings"]["text_beta"]
+    return BETA if on_kl else card["settings"]["text_beta"]
 
 
 def difference(cards: dict, variant: str, column: str) -> tuple[float, float]:
@@ -149,42 +154,43 @@ def verdicts(cards: dict) -> dict[tuple[str, str], tuple[int, int]]:
     }
 
 
+def setting(cards: dict) -> str:
+    """How the runs were made, in one paragraph."""
+    first, base = cards["ppo"][0]["settings"], cards["ppo"]
+    start = [mean(c["held_out"][0][k] for c in base) for k in ("score", "second judge")]
+    return f"""\
+Each run has {first["text_steps"]} batches of {first["text_batch"]} responses with at most
+{first["response_tokens"]} tokens, {first["text_epochs"]} epochs per batch, step size
+{first["learning_rate"]:g}, and β = {first["text_beta"]:g}. The runs with another penalty, or with
+KL in the loss, have β = {BETA:g}, and so has their base, `kl`. The base of 16 epochs without the
+clip is 16 epochs with it. PPO is the base of all other variants. Each variant has {len(base)}
+seeds, paired with those of its base, and {first["text_eval"]} held-out queries. Before training the
+mean score is {start[0]:.2f} and the second judge's mean probability {start[1]:.2f}."""
+
+
 def tables() -> str:
     """The generated part of the page."""
     cards = runs()
-    signs, first = verdicts(cards), cards["ppo"][0]["settings"]
-    seeds = len(cards["ppo"])
-    start = [mean(c["held_out"][0][k] for c in cards["ppo"]) for k in ("score", "second judge")]
-    lines = [
-        f"Each run trains on {first['text_steps']} batches of {first['text_batch']} responses of at most"
-        f" {first['response_tokens']} tokens, with {first['text_epochs']} epochs per batch, step size"
-        f" {first['learning_rate']:g} and β = {first['text_beta']:g}; the runs about KL have β = 0.5."
-        f" {seeds} paired seeds, {first['text_eval']} held-out queries. A difference is variant minus"
-        f" base, with its 95 % interval over seeds. The base is `kl` at β = 0.5 for the other penalties"
-        f" and the losses, 16 epochs with the clip for 16 epochs without, and PPO elsewhere.\n",
-        "| variant | toy: source | toy: numbers | toy expects | text: difference | verdict |",
-        "|---|---|---|---|---|---|",
-    ]
+    signs = verdicts(cards)
+    lines = [setting(cards), ""]
+    lines += ["| variant | source | toy | toy expects | text, minus base | verdict |"]
+    lines += ["|---|---|---|---|---|---|"]
     for variant, column, words, expected, source in toy():
         gap, width = difference(cards, variant, column)
         what = f"{column} {SIGNS[expected]}" if expected else f"{SIGNS[0]} of {column}"
-        lines.append(
-            f"| {NAMES[variant]} | {source} | {words} | {what} | {column} {gap:+.2f} ± {width:.2f}"
-            f" | {verdict(*signs[variant, column])} |"
-        )
+        row = NAMES[variant], source, words, what, f"{column} {gap:+.2f} ± {width:.2f}"
+        lines.append(f"| {' | '.join(row)} | {verdict(*signs[variant, column])} |")
     said = [verdict(*pair) for pair in signs.values()]
-    counts = "; ".join(f"{said.count(words)} × {words}" for words in dict.fromkeys(said))
-    lines += [f"\nOf {len(said)} comparisons: {counts}.\n", "### All measurements\n"]
+    counts = (f"{said.count(words)} × *{words}*" for words in dict.fromkeys(said))
+    lines += [f"\nThe verdicts of {len(said)} comparisons: {', '.join(counts)}.", ""]
+    lines += ["### All measurements", ""]
     lines += [
-        f"Before training the score is {start[0]:.2f} and the second judge's probability {start[1]:.2f}"
-        " (means over seeds). The last column counts the runs that pass notebook 04's checks of"
-        " language.\n",
         f"| variant | {' | '.join(COLUMNS)} | keeps the language |",
         "|---|---|---|---|---|---|",
     ]
     for name in NAMES:
         fields = [f"{mean(last(c, column) for c in cards[name]):.2f}" for column in COLUMNS]
-        if name not in ("ppo", "kl", "epochs-16"):
+        if name not in ("ppo", *BASES.values()):
             gaps = (difference(cards, name, column) for column in COLUMNS)
             fields = [f"{x} ({g:+.2f} ± {w:.2f})" for x, (g, w) in zip(fields, gaps, strict=True)]
         kept = f"{sum(map(keeps_language, cards[name]))} of {len(cards[name])}"

@@ -1,9 +1,9 @@
 """Record the toy language's lessons on film reviews: a card per variant of PPO and seed.
 
-    python scripts/make/record_lessons.py     # goes on where it stopped; about an hour
-    python site/lessons.py                    # then write site/lessons-on-text.md
+    python scripts/make/record_lessons.py   # continues where it stopped; an hour or more
+    python site/lessons.py                  # writes site/lessons-on-text.md
 
-It runs PPO with the cells of notebook 07 that are tagged methods. Each variant changes one setting.
+It runs PPO with the cells of notebook 07 that are tagged methods.
 """
 
 import argparse
@@ -63,7 +63,7 @@ def kl_in_loss(slope, rollout, new, old, advantages, cliprange):
 
 
 def trainer_with(loss):
-    """A PPOTrainer whose policy loss also takes the rollout; one mini-batch is the batch."""
+    """A trainer whose policy loss also takes the rollout; one mini-batch is the batch."""
 
     class Trainer(PPOTrainer):
         def _learn(self, rollout, *others):
@@ -74,7 +74,7 @@ def trainer_with(loss):
 
 
 def record(names: dict, folder: Path, name: str, seed: int) -> Path:
-    """Run a variant, and keep its card, unless it is there; returns the card's path."""
+    """Run a variant unless its card exists; return the card's path."""
     path = folder / f"{name}-{seed}.json"
     if path.exists():
         return path
