@@ -1,4 +1,4 @@
-"""Record the toy language's lessons on film reviews: a card per variant of PPO and seed.
+"""Record variants of PPO on film reviews: a card per variant and seed.
 
     python scripts/make/record_lessons.py   # continues where it stopped; an hour or more
     python site/lessons.py                  # writes site/lessons-on-text.md
@@ -30,7 +30,7 @@ FOLDER = ROOT / "figs" / "measured" / "lessons"
 SETTING = {"text_steps": 16, "text_batch": 48, "text_epochs": 4, "response_tokens": 8}
 BETA = 0.5  # where KL is the question
 REUSE, NO_CLIP = {"ppo_epochs": 16, "steps": 4}, {"cliprange": 1e9}
-SLOPES = {  # of minus each estimate of KL in log π(response); x = log π_ref/π of the response
+SLOPES = {  # of minus each estimate in log π(response); x = log π_ref/π of the response
     "k1": lambda x: -torch.ones_like(x),
     "k2": lambda x: x,
     "k3": lambda x: x.exp() - 1,
@@ -50,7 +50,7 @@ def raw(rollout):
 
 
 def unwhitened(rollout, new, old, advantages, cliprange):
-    """The policy loss of advantages that are not whitened."""
+    """The policy loss without whitening."""
     return policy_loss(new, old, raw(rollout), cliprange)
 
 
