@@ -29,6 +29,7 @@ NAMES = {
 }  # fmt: skip
 BASES = dict.fromkeys(("abs", "mse", "full", "k1", "k2", "k3"), "kl")
 BASES |= {"epochs-16-no-clip": "epochs-16"}  # all others: ppo
+NOTEBOOKS = {"02": "02_why_ppo", "03": "03_ppo_step_by_step", "07": "07_after_ppo"}
 COLUMNS = ("J", "score", "KL", "second judge")
 
 
@@ -178,6 +179,7 @@ def tables() -> str:
     for variant, column, words, expected, source in toy():
         gap, width = difference(cards, variant, column)
         what = f"{column} {SIGNS[expected]}" if expected else f"{SIGNS[0]} of {column}"
+        source = f"[{source}](../notebooks/{NOTEBOOKS[source[:2]]}.ipynb)"
         row = NAMES[variant], source, words, what, f"{column} {gap:+.2f} ± {width:.2f}"
         lines.append(f"| {' | '.join(row)} | {verdict(*signs[variant, column])} |")
     said = [verdict(*pair) for pair in signs.values()]
@@ -195,6 +197,10 @@ def tables() -> str:
             fields = [f"{x} ({g:+.2f} ± {w:.2f})" for x, (g, w) in zip(fields, gaps, strict=True)]
         kept = f"{sum(map(keeps_language, cards[name]))} of {len(cards[name])}"
         lines.append(f"| {' | '.join([NAMES[name], *fields, kept])} |")
+    before = mean(card["held_out"][0]["score"] for card in cards["ppo"])
+    above = [n for n in NAMES if mean(last(card, "J") for card in cards[n]) > before]
+    found = ", ".join(NAMES[name] for name in above) or "none"
+    lines.append(f"\nVariants whose mean J ends above the {before:.2f} before training: {found}.")
     return "\n".join(lines) + "\n"
 
 

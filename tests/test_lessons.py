@@ -35,6 +35,26 @@ def test_every_variant_has_a_name_and_its_own_cards():
         assert all(card["change"] == VARIANTS[name] for card in found)
 
 
+def test_the_page_names_the_signs_that_toy_and_cards_have():
+    lower = {"abs", "mse", "full", "lam-0", "epochs-1", "epochs-16-no-clip", "k3"}
+    for variant, column, _, found, _ in lessons.toy():
+        expected = 1 if column == "KL" else -int(variant in lower)
+        assert found == expected, (variant, column)
+    cards, above = lessons.runs(), {("epochs-1", "J"): 1, ("epochs-1", "KL"): -1}
+    claims = {(kind, "J"): -1 for kind in ("abs", "mse", "full", "lam-0", "epochs-1-step-4", "k2")}
+    claims |= {(name, "KL"): 1 for name in ("abs", "mse", "full", "lam-0", "epochs-1-step-4", "k1")}
+    for pair in [("epochs-1", "score"), ("k3", "J"), ("epochs-16-no-clip", "J")]:
+        claims[pair] = 0
+    claims |= above | {(name, "J"): 0 for name in ("lam-1", "no-clip", "no-whitening")}
+    for (name, column), expected in claims.items():
+        found = lessons.sign(*lessons.difference(cards, name, column))
+        assert found == expected, (name, column)
+    for name in ("epochs-1-step-4", "epochs-16-no-clip"):
+        assert not any(map(lessons.keeps_language, cards[name]))
+    for card in cards["ppo"]:
+        assert lessons.last(card, "J") < card["held_out"][0]["score"]
+
+
 def make_rollout(logprobs, ref_logprobs, mask):
     tokens = [torch.arange(1, int(n) + 1) for n in mask.sum(1)]
     rollout = Rollout.from_lists([torch.tensor([1])] * 2, tokens, torch.zeros(2), 0)

@@ -63,7 +63,7 @@ def kl_in_loss(slope, rollout, new, old, advantages, cliprange):
 
 
 def trainer_with(loss):
-    """A trainer whose policy loss also takes the rollout; one mini-batch is the batch."""
+    """A trainer whose policy loss takes the rollout too; one mini-batch is the batch."""
 
     class Trainer(PPOTrainer):
         def _learn(self, rollout, *others):
@@ -97,7 +97,7 @@ def record(names: dict, folder: Path, name: str, seed: int) -> Path:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--seeds", type=int, default=3, help="seeds 0 to this number (exclusive)")
+    parser.add_argument("--seeds", type=int, default=3, help="seeds 0 to this number − 1")
     parser.add_argument("--output", type=Path, default=FOLDER)
     chosen = parser.parse_args(arguments)
     quiet_libraries()
