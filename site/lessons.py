@@ -160,13 +160,14 @@ def setting(cards: dict) -> str:
     first, base = cards["ppo"][0]["settings"], cards["ppo"]
     start = [mean(c["held_out"][0][k] for c in base) for k in ("score", "second judge")]
     return f"""\
-Each run has {first["text_steps"]} batches of {first["text_batch"]} responses with at most
-{first["response_tokens"]} tokens, {first["text_epochs"]} epochs per batch, step size
-{first["learning_rate"]:g}, and β = {first["text_beta"]:g}. The runs with another penalty, or with
-KL in the loss, have β = {BETA:g}, and so has their base, `kl`. The base of 16 epochs without the
-clip is 16 epochs with it. PPO is the base of all other variants. Each variant has {len(base)}
-seeds, paired with those of its base, and {first["text_eval"]} held-out queries. Before training the
-mean score is {start[0]:.2f} and the second judge's mean probability {start[1]:.2f}."""
+Each run has {first["text_steps"]} batches of {first["text_batch"]} responses,
+{first["response_tokens"]} tokens each at most, {first["text_epochs"]} epochs per batch, step size {first["learning_rate"]:g}, and
+β = {first["text_beta"]:g}. The runs with another penalty, or with KL in the loss, have β = {BETA:g},
+and so has their base, `kl`. The base of 16 epochs without the clip is 16 epochs with it. PPO is the
+base of all other variants. Each variant has {len(base)} seeds, paired with those of its base, and
+{first["text_eval"]} held-out queries. Before training the mean score is {start[0]:.2f} and the
+second judge's mean probability {start[1]:.2f}. "±" is the 95 % interval of the mean difference, by
+Student's t. J is at the β of the base."""
 
 
 def tables() -> str:

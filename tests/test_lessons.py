@@ -51,8 +51,15 @@ def test_the_page_names_the_signs_that_toy_and_cards_have():
         assert found == expected, (name, column)
     for name in ("epochs-1-step-4", "epochs-16-no-clip"):
         assert not any(map(lessons.keeps_language, cards[name]))
-    for card in cards["ppo"]:
-        assert lessons.last(card, "J") < card["held_out"][0]["score"]
+    before, kl = lessons.mean(c["held_out"][0]["score"] for c in cards["ppo"]), {}
+    for name, found in cards.items():
+        assert lessons.mean(lessons.last(card, "J") for card in found) < before, name
+        assert lessons.mean(lessons.last(card, "score") for card in found) > before, name
+        kl[name] = lessons.mean(lessons.last(card, "KL") for card in found)
+    assert min(kl, key=kl.get) == "epochs-1"
+    longer = lessons.measured("07_after_ppo")["metrics"]
+    beta = cards["ppo"][0]["settings"]["text_beta"]
+    assert longer["PPO_score_after"] - beta * longer["KL: PPO"] > longer["PPO_score_before"]
 
 
 def make_rollout(logprobs, ref_logprobs, mask):

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from make.record_methods import methods
 
 FOLDER = ROOT / "figs" / "measured" / "lessons"
-# Short runs; settings omitted here are those of notebook 07's PPO.
+# Short runs; other settings are those of notebook 07's PPO.
 SETTING = {"text_steps": 16, "text_batch": 48, "text_epochs": 4, "response_tokens": 8}
 BETA = 0.5  # where KL is the question
 REUSE, NO_CLIP = {"ppo_epochs": 16, "steps": 4}, {"cliprange": 1e9}
