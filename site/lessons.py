@@ -105,12 +105,13 @@ def runs() -> dict[str, list[dict]]:
     return {name: [*group] for name, group in groupby(cards, lambda card: card["name"])}
 
 
-def last(card: dict, column: str) -> float:
-    """A number of the run's end; J is at the run's own β."""
-    row = card["held_out"][-1]
-    if column != "J":
-        return row[column]
-    return row["score"] - beta(card) * row["KL"]
+def change(card: dict, column: str) -> float:
+    """The change of a statistic from the run's start to its end; J is at the β of the base."""
+    before, after = (
+        row["score"] - beta(card) * row["KL"] if column == "J" else row[column]
+        for row in (card["held_out"][0], card["held_out"][-1])
+    )
+    return after - before
 
 
 def beta(card: dict) -> float:
@@ -122,7 +123,7 @@ def beta(card: dict) -> float:
 def difference(cards: dict, variant: str, column: str) -> tuple[float, float]:
     """Mean over paired seeds of variant minus base, and the half-width of its 95 % interval."""
     pairs = zip(cards[variant], cards[BASES.get(variant, "ppo")], strict=True)
-    gaps = [last(a, column) - last(b, column) for a, b in pairs]
+    gaps = [change(a, column) - change(b, column) for a, b in pairs]
     return mean(gaps), STUDENT[len(gaps) - 1] * stdev(gaps) / len(gaps) ** 0.5
 
 
@@ -157,24 +158,24 @@ def verdicts(cards: dict) -> dict[tuple[str, str], tuple[int, int]]:
 
 def setting(cards: dict) -> str:
     """How the runs were made, in one paragraph."""
-    first, base = cards["ppo"][0]["settings"], cards["ppo"]
-    start = [mean(c["held_out"][0][k] for c in base) for k in ("score", "second judge")]
+    first, seeds = cards["ppo"][0]["settings"], len(cards["ppo"])
+    responses = f"{first['text_batch']} responses of at most {first['response_tokens']} tokens"
     return f"""\
-Each run has {first["text_steps"]} batches of {first["text_batch"]} responses,
-{first["response_tokens"]} tokens each at most, {first["text_epochs"]} epochs per batch, step size {first["learning_rate"]:g}, and
-β = {first["text_beta"]:g}. The runs with another penalty, or with KL in the loss, have β = {BETA:g},
+Each run has {first["text_steps"]} batches of {responses},
+{first["text_epochs"]} epochs per batch, step size {first["learning_rate"]:g}, and β =
+{first["text_beta"]:g}. The runs with another penalty, or with KL in the loss, have β = {BETA:g},
 and so has their base, `kl`. The base of 16 epochs without the clip is 16 epochs with it. PPO is the
-base of all other variants. Each variant has {len(base)} seeds, paired with those of its base, and
-{first["text_eval"]} held-out queries. Before training the mean score is {start[0]:.2f} and the
-second judge's mean probability {start[1]:.2f}. "±" is the 95 % interval of the mean difference, by
-Student's t. J is at the β of the base."""
+base of all other variants. Each variant has {seeds} seeds, paired with those of its base, and
+{first["text_eval"]} held-out openings. Every number is a run's change from its start to its end;
+"±" is the 95 % interval of a mean difference of changes, by Student's t. J is at the β of the base.
+"""
 
 
 def tables() -> str:
     """The generated part of the page."""
     cards = runs()
     signs = verdicts(cards)
-    lines = [setting(cards), ""]
+    lines = [setting(cards)]
     lines += ["| variant | source | toy | toy expects | text, minus base | verdict |"]
     lines += ["|---|---|---|---|---|---|"]
     for variant, column, words, expected, source in toy():
@@ -192,16 +193,14 @@ def tables() -> str:
         "|---|---|---|---|---|---|",
     ]
     for name in NAMES:
-        fields = [f"{mean(last(c, column) for c in cards[name]):.2f}" for column in COLUMNS]
+        fields = [f"{mean(change(c, column) for c in cards[name]):+.2f}" for column in COLUMNS]
         if name not in ("ppo", *BASES.values()):
             gaps = (difference(cards, name, column) for column in COLUMNS)
             fields = [f"{x} ({g:+.2f} ± {w:.2f})" for x, (g, w) in zip(fields, gaps, strict=True)]
         kept = f"{sum(map(keeps_language, cards[name]))} of {len(cards[name])}"
         lines.append(f"| {' | '.join([NAMES[name], *fields, kept])} |")
-    before = mean(card["held_out"][0]["score"] for card in cards["ppo"])
-    above = [n for n in NAMES if mean(last(card, "J") for card in cards[n]) > before]
-    found = ", ".join(NAMES[name] for name in above) or "none"
-    lines.append(f"\nVariants whose mean J ends above the {before:.2f} before training: {found}.")
+    above = [NAMES[n] for n in NAMES if mean(change(card, "J") for card in cards[n]) > 0]
+    lines.append(f"\nVariants whose mean J rises: {', '.join(above) or 'none'}.")
     return "\n".join(lines) + "\n"
 
 

@@ -63,7 +63,7 @@ def kl_in_loss(slope, rollout, new, old, advantages, cliprange):
 
 
 def trainer_with(loss):
-    """A trainer whose policy loss takes the rollout too; one mini-batch is the batch."""
+    """A trainer whose loss takes the rollout too; one mini-batch is the batch."""
 
     class Trainer(PPOTrainer):
         def _learn(self, rollout, *others):
@@ -97,10 +97,11 @@ def record(names: dict, folder: Path, name: str, seed: int) -> Path:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--seeds", type=int, default=3, help="seeds 0 to this number − 1")
+    parser.add_argument("--seeds", type=int, default=3, help="how many")
     parser.add_argument("--output", type=Path, default=FOLDER)
     chosen = parser.parse_args(arguments)
     quiet_libraries()
+    set_seed(0)  # the lengths of the openings
     names = methods(SETTING | {"text_look": SETTING["text_steps"]})
     for name, seed in product(VARIANTS, range(chosen.seeds)):
         print(record(names, chosen.output, name, seed), flush=True)
