@@ -28,7 +28,7 @@ from make.record_methods import methods
 FOLDER = ROOT / "figs" / "measured" / "lessons"
 # Short runs; other settings are those of notebook 07's PPO.
 SETTING = {"text_steps": 16, "text_batch": 48, "text_epochs": 4, "response_tokens": 8}
-BETA = 0.5  # where KL is the question
+BETA = 0.5  # of runs about KL
 REUSE, NO_CLIP = {"ppo_epochs": 16, "steps": 4}, {"cliprange": 1e9}
 SLOPES = {  # of minus each estimate in log π(response); x = log π_ref/π of the response
     "k1": lambda x: -torch.ones_like(x),
@@ -74,7 +74,7 @@ def trainer_with(loss):
 
 
 def record(names: dict, folder: Path, name: str, seed: int) -> Path:
-    """Run a variant unless its card exists; return the card's path."""
+    """Run a variant unless its card exists; return its path."""
     path = folder / f"{name}-{seed}.json"
     if path.exists():
         return path
