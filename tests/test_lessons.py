@@ -1,0 +1,85 @@
+"""The page on the toy language's lessons: tables as the cards have them, and losses as named."""
+
+import sys
+
+import pytest
+import torch
+from make.record_lessons import BETA, SLOPES, VARIANTS, kl_in_loss
+
+from rlhf_course.course.presets import ROOT
+from rlhf_course.ppo.rollout import Rollout
+
+sys.path.insert(0, str(ROOT / "site"))
+
+import lessons
+
+ESTIMATES = {
+    "k1": lambda x: -x,
+    "k2": lambda x: 0.5 * x**2,
+    "k3": lambda x: x.exp() - 1 - x,
+}  # x = log π_ref/π of a response
+
+
+def test_the_committed_page_is_that_of_its_cards():
+    committed = lessons.PAGE.read_text(encoding="utf-8")
+    assert committed == lessons.lessons_page(), "run python site/lessons.py"
+
+
+def test_every_variant_has_a_name_and_its_own_cards():
+    assert lessons.BETA == BETA
+    cards = lessons.runs()
+    assert set(cards) == set(VARIANTS) == set(lessons.NAMES)
+    seeds = [card["seed"] for card in cards["ppo"]]
+    for name, found in cards.items():
+        assert [card["seed"] for card in found] == seeds
+        assert all(card["change"] == VARIANTS[name] for card in found)
+
+
+def test_the_page_names_the_signs_that_toy_and_cards_have():
+    lower = {"abs", "mse", "full", "lam-0", "epochs-1", "epochs-16-no-clip", "k3"}
+    for variant, column, _, found, _ in lessons.toy():
+        expected = 1 if column == "KL" else -int(variant in lower)
+        assert found == expected, (variant, column)
+    cards, above = lessons.runs(), {("epochs-1", "J"): 1, ("epochs-1", "KL"): -1}
+    claims = {(kind, "J"): -1 for kind in ("abs", "mse", "full", "lam-0", "epochs-1-step-4")}
+    claims |= {(name, "KL"): 1 for name in ("abs", "mse", "full", "lam-0", "epochs-1-step-4", "k1")}
+    for pair in [("epochs-1", "score"), ("k3", "J"), ("epochs-16-no-clip", "J")]:
+        claims[pair] = 0
+    claims |= above | {(name, "J"): 0 for name in ("lam-1", "no-clip", "no-whitening", "k2")}
+    for (name, column), expected in claims.items():
+        found = lessons.sign(*lessons.difference(cards, name, column))
+        assert found == expected, (name, column)
+    for name in ("epochs-1-step-4", "epochs-16-no-clip"):
+        assert not any(map(lessons.keeps_language, cards[name]))
+    for name, found in cards.items():
+        rises = lessons.mean(lessons.change(card, "J") for card in found) > 0
+        assert rises == (name == "epochs-1"), name
+        assert lessons.mean(lessons.change(card, "score") for card in found) > 0, name
+    longer = lessons.measured("07_after_ppo")["metrics"]
+    beta = cards["ppo"][0]["settings"]["text_beta"]
+    assert longer["PPO_score_after"] - beta * longer["KL: PPO"] > longer["PPO_score_before"]
+
+
+def make_rollout(logprobs, ref_logprobs, mask):
+    tokens = [torch.arange(1, int(n) + 1) for n in mask.sum(1)]
+    rollout = Rollout.from_lists([torch.tensor([1])] * 2, tokens, torch.zeros(2), 0)
+    rollout.logprobs, rollout.ref_logprobs = logprobs, ref_logprobs
+    rollout.values = torch.zeros_like(logprobs)
+    rollout.returns = torch.tensor([[1.0, -2.0, 0.5], [0.3, 1.0, 0.0]])
+    return rollout
+
+
+@pytest.mark.parametrize("name", ESTIMATES)
+def test_kl_in_the_loss_has_the_gradient_of_its_estimate(name):
+    torch.manual_seed(0)
+    old, ref = -torch.rand(2, 3), -torch.rand(2, 3)
+    mask = torch.tensor([[1.0, 1, 1], [1, 1, 0]])
+    rollout = make_rollout(old, ref, mask)
+    new = old.clone().requires_grad_()
+    loss, ratio, clipped = kl_in_loss(SLOPES[name], rollout, new, old, torch.zeros(2, 3), 0.2)
+    assert ratio.shape == clipped.shape == loss.shape
+    found = torch.autograd.grad((loss * mask).sum(), new)[0]
+    scale = BETA / (rollout.returns[mask > 0]).std()
+    estimate = ESTIMATES[name](((ref - new) * mask).sum(1)).sum()
+    expected = torch.autograd.grad(scale * estimate, new)[0]
+    assert torch.allclose(found * mask, expected, atol=1e-5)
