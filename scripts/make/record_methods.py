@@ -13,6 +13,7 @@ from itertools import product
 from pathlib import Path
 
 import nbformat
+from transformers import set_seed
 
 from rlhf_course.course.presets import ROOT, load_preset
 from rlhf_course.course.run_card import quiet_libraries
@@ -26,6 +27,7 @@ RATES = {"DPO": (1e-4, 2e-4, 4e-4)} | RATES
 def methods(overrides: dict) -> dict:
     """Run the tagged cells at preset tiny; return their names."""
     names = {"settings": load_preset(NOTEBOOK, "tiny", overrides)}
+    set_seed(0)  # every process cuts the openings alike
     for cell in nbformat.read(ROOT / "notebooks" / f"{NOTEBOOK}.ipynb", as_version=4).cells:
         if "methods" in cell.metadata.get("tags", []):
             exec(compile(cell.source, NOTEBOOK, "exec"), names)
