@@ -66,7 +66,7 @@ class SpellingLoss:
         return mask
 
     def __call__(self, outputs, labels: torch.Tensor, num_items_in_batch=None) -> torch.Tensor:
-        """As Trainer's ``compute_loss_func``; labels (batch, length) are tokens, -100 is padding."""
+        """As Trainer's ``compute_loss_func``; labels (batch, length) are tokens, padding -100."""
         rows = labels[:, 1:] >= 0
         logits = outputs.logits[:, :-1][rows].float()
         ids = ([token for token in row if token >= 0] for row in labels.tolist())
