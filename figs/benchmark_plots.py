@@ -1,6 +1,4 @@
-"""What benchmark_ppo.py draws from its measurements; the figures here are drawn from the
-kept ones.
-"""
+"""What is drawn from the measurements of benchmark_ppo.py."""
 
 from collections.abc import Mapping
 

@@ -224,7 +224,7 @@ def read_benchmark(name: str, options: str) -> tuple[dict, str]:
 )
 def step_phases() -> Figure:
     """The benchmark's three loops on the same models and queries."""
-    found, source = read_benchmark("benchmark", "--against PYTHON")
+    found, source = read_benchmark("benchmark", "without --costs")
     seconds = {entry["title"]: entry["median"] for entry in found["variants"].values()}
     small_print = f"{found['batch']} samples per step  ·  {source}"
     return on_card(

@@ -21,16 +21,9 @@ from jinja2 import Environment, FileSystemLoader
 
 from rlhf_course.runtime.files import atomic_file, read_json
 
-HERE = Path(__file__).resolve().parent
 TITLE = "<title>Hands-on RLHF: run report"
 RESULTS = "run_results.json"  # notebook → what the runner found wrong, "" where it passed
-FIRST = [
-    "ppo/mean_scores",
-    "objective/kl",
-    "objective/kl_coef",
-    "tokens/responses_len_mean",
-    "objective/entropy",
-]
+FIRST = ["ppo/mean_scores", "objective/kl", "objective/kl_coef", "tokens/responses_len_mean"]
 SHOWN, WIDTH, HEIGHT = 5, 160, 48  # curves that are not folded; a drawing's size in its own units
 
 
@@ -42,22 +35,21 @@ def add_results(output: Path, results: dict[str, str]) -> None:
         path.write_text(json.dumps(before | results, indent=1) + "\n", encoding="utf-8")
 
 
-def find(places: list[Path]) -> Iterator[Path]:
-    """Yield the run cards in files and folders, also those that a notebook failed to write.
+def find(places: list[Path]) -> list[Path]:
+    """Return the run cards in files and folders, also those that a notebook failed to write.
 
     Raises ``OSError`` for a place that holds none.
     """
+    found = []
     for place in places:
-        if not place.exists():
-            raise FileNotFoundError(f"There is no {place}. Name run cards, or folders of them.")
-        nested = {*place.glob("**/run_cards/*.json")}
-        for file in place.glob(f"**/{RESULTS}"):
-            nested |= {file.parent / "run_cards" / f"{name}.json" for name in _results(file)}
-        flat = (path for pattern in ("*.json", "*/*.json") for path in place.glob(pattern))
-        found = [place] if place.is_file() else sorted(nested or {*flat})
-        if not found:
+        cards = {place} if place.is_file() else {*place.rglob("run_cards/*.json")}
+        for file in place.rglob(RESULTS):
+            cards |= {file.parent / "run_cards" / f"{name}.json" for name in _results(file)}
+        cards = cards or {*place.rglob("*.json")}
+        if not cards:
             raise FileNotFoundError(f"{place} holds no run card; run_notebooks.py writes them.")
-        yield from found
+        found += sorted(cards)
+    return [*dict.fromkeys(found)]
 
 
 def _results(file: Path) -> dict[str, str]:
@@ -70,26 +62,21 @@ def _results(file: Path) -> dict[str, str]:
 
 def read(path: Path, target: Path) -> dict:
     """Return what the page says of a card; ``problem`` says what went wrong, if anything did."""
-    output = path.resolve().parent.parent
-    executed = output / "html" / f"{path.stem}.html"
     folder = path.resolve().parent
+    executed = folder.parent / "html" / f"{path.stem}.html"
+    problem = _results(folder.parent / RESULTS).get(path.stem, "")
     while folder.name in ("run_cards", "build"):  # as the runner lays them out
         folder = folder.parent
     who = {"who": folder.name, "longer": f"{folder.parent.name}/{folder.name}"}
-    entry = who | {"name": path.stem, "link": "", "checks": [], "passed": 0}
+    entry = who | {"name": path.stem, "checks": [], "passed": 0}
     if executed.exists():
         relative = Path(os.path.relpath(executed, target.parent)).as_posix()
         entry["link"] = f"./{quote(relative)}"  # a folder's name may begin with javascript:
-    problem = _results(output / RESULTS).get(path.stem, "")
-    if not path.exists():
-        problem = problem or "It wrote no run card, so it stopped early."
-        return entry | {"problem": problem, "failed": []}
     try:
         entry |= told(read_json(path))
+        problem = problem or ("" if entry["checks"] else "Its run card holds no check.")
     except Exception as error:  # whatever another program's JSON leads to
         problem = problem or f"{path} is no run card: {type(error).__name__}: {error}."
-    if not entry["checks"]:
-        problem = problem or "Its run card holds no check."
     failed = [name for name, passed, _, _ in entry["checks"] if not passed]
     return entry | {"problem": problem, "failed": failed}
 
@@ -97,12 +84,12 @@ def read(path: Path, target: Path) -> dict:
 def told(card: dict) -> dict:
     """Return what a card holds, as words. Raises any error where it is no run card."""
     checks = [
-        (n, c["passed"] is True, short(c.get("value")), c.get("want", ""))
-        for n, c in card["checks"].items()
+        (name, check["passed"] is True, short(check.get("value")), check.get("want", ""))
+        for name, check in card["checks"].items()
     ]
-    drawn = [chart for n, table in card.get("curves", {}).items() for chart in charts(n, table)]
-    drawn.sort(key=lambda chart: [*FIRST, chart.get("title")].index(chart.get("title")))
-    metrics = card.get("metrics", {}).items()
+    curves = card.get("curves", {}).items()
+    drawn = [curve for name, table in curves for curve in draw(name, table)]
+    drawn.sort(key=lambda curve: [*FIRST, curve["title"]].index(curve["title"]))
     versions = (f"{name} {version}" for name, version in card.get("versions", {}).items())
     return {
         "seconds": float(card["wall_s"]),
@@ -112,9 +99,9 @@ def told(card: dict) -> dict:
         "headline": headline(card),
         "checks": checks,
         "passed": sum(passed for _, passed, _, _ in checks),
-        "metrics": [(name.replace("_", " "), short(value)) for name, value in metrics],
-        "charts": [chart for chart in drawn if "lines" in chart],
-        "tables": [chart for chart in drawn if "rows" in chart],
+        "metrics": [(n.replace("_", " "), short(x)) for n, x in card.get("metrics", {}).items()],
+        "curves": drawn,
+        "tables": [(name, *rows(table)) for name, table in curves if has_words(table)],
     }
 
 
@@ -130,43 +117,33 @@ def short(value) -> str:
     return f"{value:.4g}" if isinstance(value, int | float) else str(value or "–")
 
 
-def charts(name: str, table: dict[str, list]) -> Iterator[dict]:
-    """A recorded table as small drawings, one per column; as a table where its rows are things and
-    not steps.
-    """
-    count = len(next(iter(table.values())))
-    words = [column for column in table if any(isinstance(x, str) for x in table[column])]
-    numbers = [column for column in table if column not in words and not column.startswith("time/")]
-    things = [tuple(str(table[word][i]) for word in words) for i in range(count)]
-    if len(set(things)) * 2 > count and words:
-        rows = [[short(table[column][i]) for column in table] for i in range(count)]
-        yield {"name": name, "columns": [*table], "rows": rows}
+def has_words(table: dict[str, list]) -> bool:
+    """Return whether a recorded table's rows are things, and not steps."""
+    return any(isinstance(value, str) for column in table.values() for value in column)
+
+
+def rows(table: dict[str, list]) -> tuple[list, list]:
+    """Return a table's columns and rows, as words."""
+    return [*table], [[*map(short, row)] for row in zip(*table.values(), strict=True)]
+
+
+def draw(name: str, table: dict[str, list]) -> Iterator[dict]:
+    """Yield a small drawing per column, over the first column where that rises."""
+    axis, xs = next(iter(table.items()))
+    if has_words(table):
         return
-    groups = {thing: [i for i in range(count) if things[i] == thing] for thing in things}
-    axis = next((column for column in numbers[:1] if None not in table[column]), "")
-    along = axis and all(
-        table[axis][i] < table[axis][j] for g in groups.values() for i, j in pairwise(g)
-    )
-    for column in numbers[bool(along) :]:
-        known = [i for i in range(count) if table[column][i] is not None]
-        low, high = (edge([table[column][i] for i in known], default=0) for edge in (min, max))
-        if low == high or column.endswith("_ci"):
+    if None in xs or any(a >= b for a, b in pairwise(xs)):
+        axis, xs = "", range(len(xs))
+    for column, ys in table.items():
+        known = [(x, y) for x, y in zip(xs, ys, strict=True) if y is not None]
+        low, high = (edge((y for _, y in known), default=0) for edge in (min, max))
+        if low == high or column == axis or column.startswith("time/") or column.endswith("_ci"):
             continue
-        xs, ys = table[axis] if along else range(count), table[column]
-        wide, tall = WIDTH / (max(xs) - min(xs)), HEIGHT / (high - low)
-        points = {i: f"{(xs[i] - min(xs)) * wide:.1f},{(high - ys[i]) * tall:.1f}" for i in known}
-        about = f"{short(ys[known[0]])} → {short(ys[known[-1]])}"
-        about = f"{short(low)} … {short(high)}" if words else about
-        lines = [
-            (", ".join(thing), " ".join(points[i] for i in group if i in points))
-            for thing, group in groups.items()
-        ]
-        yield {
-            "title": column,
-            "where": f"{name} over {axis}" if along else name,
-            "about": about,
-            "lines": lines,
-        }
+        wide, tall = WIDTH / (xs[-1] - xs[0]), HEIGHT / (high - low)
+        points = (f"{(x - xs[0]) * wide:.1f},{(high - y) * tall:.1f}" for x, y in known)
+        where = f"{name} over {axis}" if axis else name
+        about = f"{short(known[0][1])} → {short(known[-1][1])}"
+        yield {"title": column, "where": where, "about": about, "points": " ".join(points)}
 
 
 def cost(card: dict) -> str:
@@ -177,7 +154,7 @@ def cost(card: dict) -> str:
 
 def headline(card: dict) -> str:
     """The first metric that was measured before and after."""
-    metrics, what = card.get("metrics", {}), headline_of(card)
+    what, metrics = headline_of(card), card.get("metrics", {})
     if what is None:
         return "–"
     before, after = metrics[f"{what}_before"], metrics[f"{what}_after"]
@@ -186,21 +163,26 @@ def headline(card: dict) -> str:
 
 def headline_of(card: dict) -> str | None:
     """Its name."""
-    metrics = card.get("metrics", {})
-    names = [name.removesuffix("_before") for name in metrics if name.endswith("_before")]
-    pairs = {name: (metrics[f"{name}_before"], metrics.get(f"{name}_after")) for name in names}
-    return next((name for name, both in pairs.items() if None not in both), None)
+    metrics = {name: x for name, x in card.get("metrics", {}).items() if x is not None}
+    names = (name.removesuffix("_before") for name in metrics if name.endswith("_before"))
+    return next((name for name in names if f"{name}_after" in metrics), None)
+
+
+def check_own(target: Path) -> None:
+    """Raise ``FileExistsError`` for a file that is no page of this command."""
+    if target.is_file() and TITLE not in target.read_text("utf-8", "replace"):
+        raise FileExistsError(f"{target} is not a page over runs. Name another --output.")
 
 
 def write(places: list[Path], target: Path) -> list[dict]:
     """Write the page; return what it says of each card. Raises ``OSError`` if there are none."""
-    if target.is_file() and TITLE not in target.read_text("utf-8", "replace"):
-        raise FileExistsError(f"{target} is not a page of this command. Name another --output.")
-    entries = [read(path, target) for path in dict.fromkeys(find(places))]
+    check_own(target)
+    entries = [read(path, target) for path in find(places)]
     if len({(entry["who"], entry["name"]) for entry in entries}) < len(entries):
         entries = [entry | {"who": entry["longer"]} for entry in entries]
     how = {"autoescape": True, "trim_blocks": True, "lstrip_blocks": True}
-    template = Environment(loader=FileSystemLoader(HERE), **how).get_template("report.html.j2")
+    loader = FileSystemLoader(Path(__file__).resolve().parent)
+    template = Environment(loader=loader, **how).get_template("report.html.j2")
     people, names = (sorted({entry[key] for entry in entries}) for key in ("who", "name"))
     sizes = {"width": WIDTH, "height": HEIGHT, "shown": SHOWN}
     with atomic_file(target) as path:

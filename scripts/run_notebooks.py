@@ -7,11 +7,11 @@ Exits with 1 when a cell fails, a check fails, or a notebook executed no cell.
 import argparse
 import os
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
-from threading import Event, Lock
+from threading import Event
 
 import nbformat
 import papermill
@@ -30,9 +30,12 @@ from rlhf_course.course.presets import CONFIGS, PRESETS, load_preset
 from rlhf_course.runtime.files import hold
 
 NOTEBOOKS = notebook_files.NOTEBOOKS
-# Of glibc's malloc: a large tensor takes memory that was freed, not the kernel's page by page.
-MALLOC = dict.fromkeys(("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"), str(2**28))  # bytes
-TAKES_LONGER = 1.4  # a notebook beside another one, compared with alone
+# Of glibc's malloc, in bytes: smaller tensors take memory that was freed, not the kernel's page by
+# page; larger ones are returned to it, since they would break the heap into pieces.
+MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**28)}
+# A word in each file of a run, by folder and ending; a file without it is somebody's own.
+OWN = {"notebooks": ("ipynb", '"papermill"'), "html": ("html", "jp-Notebook")}
+OWN |= {"run_cards": ("json", '"checks"')}
 processes = {}  # of kernels, by notebook
 
 
@@ -114,12 +117,11 @@ def check(chosen: argparse.Namespace) -> None:
         if not any("parameters" in cell.metadata.get("tags", []) for cell in cells):
             cure = f"To put it back: git checkout notebooks/{name}.ipynb"
             raise ValueError(f"{name}.ipynb has no cell tagged parameters. {cure}")
-        target = chosen.output / "notebooks" / f"{name}.ipynb"
-        if target.exists() and '"papermill"' not in target.read_text("utf-8", "replace"):
-            raise FileExistsError(f"{target} is not the result of a run. Name another --output.")
-    index = chosen.output / "index.html"
-    if index.exists() and report.TITLE not in index.read_text("utf-8", "replace"):
-        raise FileExistsError(f"{index} is not the page over a run. Name another --output.")
+        for folder, (ending, word) in OWN.items():
+            file = chosen.output / folder / f"{name}.{ending}"
+            if file.exists() and word not in file.read_text("utf-8", "replace"):
+                raise FileExistsError(f"{file} is not the result of a run. Name another --output.")
+    report.check_own(chosen.output / "index.html")
 
 
 def execute(name: str, chosen: argparse.Namespace) -> str:
@@ -167,44 +169,19 @@ def run_cells(source: Path, target: Path, chosen: argparse.Namespace) -> str:
     return ""
 
 
-class Progress:
-    """Says which notebook begins, and how long the rest takes on this machine."""
-
-    def __init__(self, chosen: argparse.Namespace) -> None:
-        self.lock, self.begun, self.total, self.jobs = Lock(), 0, len(chosen.names), chosen.jobs
-        cards = {name: notebook_files.kept(chosen.preset) / f"{name}.json" for name in chosen.names}
-        usual = {name: notebook_files.read_card(card) for name, card in cards.items()}
-        is_known = all(usual.values()) and chosen.preset != "scratch"  # which has data of its own
-        self.left = {name: card["wall_s"] for name, card in usual.items()} if is_known else {}
-        self.scale = [30.0 * (TAKES_LONGER if self.jobs > 1 else 1), 30.0]  # took, usual: seconds
-
-    def begin(self, name: str) -> None:
-        with self.lock:
-            self.begun, scale = self.begun + 1, self.scale[0] / self.scale[1]
-            seconds = [scale * usual for usual in self.left.values()]
-            minutes = max([sum(seconds) / self.jobs, *seconds]) / 60 if seconds else 0
-            time_left = f" · about {max(1, round(minutes))} min left" if seconds else ""
-            print(f"[{self.begun}/{self.total}] {name}{time_left}", flush=True)
-
-    def end(self, name: str, seconds: float) -> None:
-        with self.lock:
-            usual = self.left.pop(name, seconds)
-            self.scale = [self.scale[0] + seconds, self.scale[1] + usual]
-
-
 def execute_all(chosen: argparse.Namespace, results: dict[str, str]) -> None:
     """Run the notebooks, the longest first; add what went wrong with each to ``results``."""
-    progress, stopped, names = Progress(chosen), Event(), chosen.names
-    if chosen.jobs > 1:
-        names = sorted(names, key=lambda name: -progress.left.get(name, 0))
+    stopped, begun, kept = Event(), count(1), notebook_files.kept(chosen.preset)
+    cards = {name: notebook_files.read_card(kept / f"{name}.json") for name in chosen.names}
+    usual = {name: card.get("wall_s", 0) for name, card in cards.items()}
+    names = sorted(usual, key=lambda name: -usual[name]) if chosen.jobs > 1 else chosen.names
 
     def one(name: str) -> None:
-        begun = time.monotonic()
-        progress.begin(name)
+        time = f": {usual[name]:.0f} s where it was rendered" if usual[name] else ""
+        print(f"[{next(begun)}/{len(names)}] {name}{time}", flush=True)
         problem = execute(name, chosen)
         if not stopped.is_set():
             results[name] = problem
-        progress.end(name, time.monotonic() - begun)
 
     with ThreadPoolExecutor(chosen.jobs) as pool:
         try:

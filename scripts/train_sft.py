@@ -8,18 +8,26 @@ The loss is that of the answers and their EOS. The base is one that transformers
 (convert_baichuan.py makes one of a Baichuan); the dataset holds questions and answers as HC3 does,
 or instructions. Training is by LoRA; --use_peft false trains all weights. Leaves model/ (adapter or
 model), metrics.json and checkpoints/ in --output_dir. The options are trl's, and a few more at the
-end of --help; --preset sets their defaults, --config FILE reads options from a YAML file, and the
+start of --help; --preset sets their defaults, --config FILE reads options from a YAML file, and the
 command line wins.
 """
 
-import json
 import math
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+import torch
+from accelerate import PartialState
 from command_line import trl_run
+from command_line.options import option
+from transformers import AutoModelForCausalLM, TrainerCallback
+from trl import SFTConfig, SFTTrainer
 
-from rlhf_course.course.presets import PRESETS, Settings
+from rlhf_course.course.presets import PRESETS, Settings, load_preset
+from rlhf_course.data import describe, hold_out, load_answers, tokenize_answers
+from rlhf_course.policy.save_load import load_model, load_tokenizer
+from rlhf_course.runtime.hub import download
+from rlhf_course.worlds.build import build_answers, build_base
 
 NAME, EXPERIMENT = "train_sft.py", "05_lora_rlhf_baichuan"
 NOT_HERE = "packing padding_free assistant_only_loss chat_template_path eos_token dataset_kwargs"
@@ -30,21 +38,21 @@ class ScriptArguments:
     """What trl has no option for."""
 
     _argument_group_name = "this script"
-    preset: str = field(default="tiny", metadata={"help": f"size of the run: {', '.join(PRESETS)}"})
-    dataset: str | None = field(default=None, metadata={"help": "answers: a folder or hub id"})
-    data_files: str | None = field(default=None, metadata={"help": "files of the dataset"})
-    subset: int | None = field(default=None, metadata={"help": "rows to use, from the start"})
-    eval_share: float = field(
-        default=0.05, metadata={"help": "share of the questions that is held out"}
-    )
+    preset: str = option("tiny", f"size of the run: {', '.join(PRESETS)}")
+    dataset: str | None = option(None, "answers: a folder or hub id")
+    data_files: str | None = option(None, "files of the dataset")
+    subset: int | None = option(None, "rows to use, from the start")
+    eval_share: float = option(0.05, "share of the questions that is held out")
 
 
-def preset_defaults(settings: Settings) -> dict:
+def preset_defaults(settings: Settings, given: dict) -> dict:
     """Return the preset's settings under the names of the options."""
     bf16 = settings.dtype == "bfloat16"
     same = ("max_length", "dtype", "lora_r", "lora_alpha", "lora_target_modules")
     defaults = trl_run.common_defaults(bf16, settings.sft_epochs, settings.sft_batch_size)
     defaults |= {name: getattr(settings, name) for name in same}
+    if "dataset" not in given:  # the preset's files are those of its own dataset
+        defaults |= {"dataset": settings.sft_dataset, "data_files": settings.sft_files}
     return defaults | {
         "subset": settings.sft_subset,
         "output_dir": "build/train_sft",
@@ -54,11 +62,15 @@ def preset_defaults(settings: Settings) -> dict:
     }
 
 
-def overrides(settings: Settings, script: ScriptArguments, config, model_args) -> dict:
-    """Return what the options change in the preset's settings.
+def parse_arguments(arguments: list[str] | None = None) -> tuple:
+    """Return ScriptArguments, SFTConfig, ModelConfig and Settings.
 
     Raises ``ValueError`` for options that make no sense here.
     """
+    kinds = (ScriptArguments, SFTConfig)
+    found = script, config, _ = trl_run.parse(
+        __doc__, EXPERIMENT, kinds, preset_defaults, arguments
+    )
     if not 0 < script.eval_share < 1:
         raise ValueError(f"--eval_share takes a number between 0 and 1, got {script.eval_share}.")
     wrong = [name for name in NOT_HERE.split() if getattr(config, name)]
@@ -67,29 +79,16 @@ def overrides(settings: Settings, script: ScriptArguments, config, model_args) -
             f"--{wrong[0] if wrong else 'completion_only_loss false'} is not for this script: a row"
             " is one question, one answer and the base's EOS, and the answer is learned."
         )
-    given = {"sft_subset": script.subset, "max_length": config.max_length}
-    if script.dataset is not None:  # the preset's files are those of its own dataset
-        return given | {"sft_dataset": script.dataset, "sft_files": script.data_files}
-    if settings.sft_dataset is None:
+    if script.dataset is None:
         needed = "--dataset: a folder or hub id like HC3, or instructions"
         raise ValueError(f"--preset {script.preset} needs {needed}.")
-    return given | ({"sft_files": script.data_files} if script.data_files else {})
+    changes = {"sft_subset": script.subset, "max_length": config.max_length}
+    return *found, load_preset(EXPERIMENT, script.preset, changes)
 
 
-def parse_arguments(arguments: list[str] | None = None) -> tuple:
-    """Return ScriptArguments, SFTConfig, ModelConfig and Settings."""
-    kinds = ("SFTConfig", ScriptArguments)
-    return trl_run.parse(NAME, __doc__, EXPERIMENT, kinds, preset_defaults, overrides, arguments)
-
-
-def find_inputs(model_args, settings: Settings) -> tuple[str, str]:
+def find_inputs(model_args, dataset: str, settings: Settings) -> tuple[str, str]:
     """Return base and dataset, as folders or hub ids; build what the preset makes itself."""
-    from accelerate import PartialState
-
-    from rlhf_course.runtime.hub import download
-    from rlhf_course.worlds.build import build_answers, build_base
-
-    base, dataset = model_args.model_name_or_path, settings.sft_dataset
+    base = model_args.model_name_or_path
     if base is None and settings.checkpoint == "scratch" and dataset != "offline":
         raise ValueError(
             "--model_name_or_path is needed: a base for these answers, as a folder or hub id."
@@ -103,33 +102,27 @@ def find_inputs(model_args, settings: Settings) -> tuple[str, str]:
 
 def load_base(base: str, config, model_args):
     """Return the base model; ``ValueError`` if it is an adapter, or has too few positions."""
-    from transformers import AutoModelForCausalLM
-
-    from rlhf_course.policy.save_load import load_model
-
     model = load_model(AutoModelForCausalLM, base, **trl_run.model_options(model_args))
     if getattr(model, "peft_config", None):
         raise ValueError(f"{base} is an adapter: merge it into its base, or start from that base.")
     text = model.config.get_text_config()
     positions = getattr(text, "max_position_embeddings", config.max_length)
     if positions < config.max_length:
-        raise ValueError(
-            f"--max_length {config.max_length} is more than the {positions} positions of {base}."
-        )
+        has = f"the {positions} positions of {base}"
+        raise ValueError(f"--max_length {config.max_length} is more than {has}.")
     return model
 
 
+@torch.no_grad()
 def answer_loss(trainer) -> tuple[float, int]:
     """Return the mean −log p per token of held-out answers and EOS, and how many tokens these are.
 
     Each token counts the same, whatever batch it is in.
     """
-    import torch
-
     rows, model = [], trainer.model.eval()
     for batch in trainer.get_eval_dataloader():
         labels = batch.pop("labels")[:, 1:]
-        with torch.no_grad(), trainer.accelerator.autocast():
+        with trainer.accelerator.autocast():
             logits = model(**batch, use_cache=False).logits[:, :-1]
         learned = labels != -100
         losses = torch.zeros(labels.shape, device=labels.device)
@@ -142,12 +135,10 @@ def answer_loss(trainer) -> tuple[float, int]:
     return total / count, int(count)
 
 
-def load_rows(script: ScriptArguments, dataset: str, tokenizer, config, settings) -> tuple:
+def load_rows(script: ScriptArguments, dataset: str, tokenizer, config) -> tuple:
     """Return tokenized answers to train on, those held out, and how many were dropped and why."""
-    from rlhf_course.data import describe, hold_out, load_answers, tokenize_answers
-
     split = f"train[:{script.subset}]" if script.subset else "train"
-    answers, dropped = load_answers(dataset, split, settings.sft_files)
+    answers, dropped = load_answers(dataset, split, script.data_files)
     parts = hold_out(answers, script.eval_share, config.seed)
     parts = [tokenize_answers(part, tokenizer, config.max_length) for part in parts]
     (train, held_out), too_long = zip(*parts, strict=True)
@@ -157,29 +148,27 @@ def load_rows(script: ScriptArguments, dataset: str, tokenizer, config, settings
     return train, held_out, dropped
 
 
+class Before(TrainerCallback):
+    """Log the loss before the first step, where a resumed run finds it."""
+
+    def __init__(self, trainer) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        if state.global_step == 0:
+            before = answer_loss(self.trainer)[0]
+            trl_run.check_finite("the base's loss of held-out data", before)
+            self.trainer.log({"loss_before": before})
+
+
 def run(script: ScriptArguments, config, model_args, settings: Settings, output) -> int:
     """Train, save and measure; return the exit code."""
-    from transformers import TrainerCallback
-
-    from rlhf_course.policy.save_load import load_tokenizer
-    from rlhf_course.runtime.files import atomic_file
-
-    base, dataset = find_inputs(model_args, settings)
+    base, dataset = find_inputs(model_args, script.dataset, settings)
     tokenizer = load_tokenizer(base, revision=model_args.model_revision)
-    train, held_out, dropped = load_rows(script, dataset, tokenizer, config, settings)
-    model, kind = load_base(base, config, model_args), "SFTTrainer"
-    trainer = trl_run.make_trainer(kind, model, tokenizer, config, model_args, train, held_out)
-
-    class Before(TrainerCallback):
-        """Log the loss before the first step, where a resumed run finds it."""
-
-        def on_train_begin(self, args, state, control, **kwargs):
-            if state.global_step == 0:
-                before = answer_loss(trainer)[0]
-                trl_run.check_finite("the base's loss of held-out data", before)
-                trainer.log({"loss_before": before})
-
-    trainer.add_callback(Before)
+    train, held_out, dropped = load_rows(script, dataset, tokenizer, config)
+    model, parts = load_base(base, config, model_args), (train, held_out)
+    trainer = trl_run.make_trainer(SFTTrainer, model, tokenizer, config, model_args, *parts)
+    trainer.add_callback(Before(trainer))
     code, measured = trl_run.train(trainer, output, lambda: answer_loss(trainer), most=100)
     if code:
         return code
@@ -189,10 +178,7 @@ def run(script: ScriptArguments, config, model_args, settings: Settings, output)
     results = {"dataset": dataset, "base": base, "loss_before": before, "loss": after}
     results |= {"perplexity_before": math.exp(before), "perplexity": math.exp(after)}
     results |= {"train_rows": len(train), "held_out_rows": len(held_out)}
-    results |= {"held_out_tokens": tokens, "dropped": dropped}
-    if trainer.accelerator.is_main_process:
-        with atomic_file(output.folder / "metrics.json") as path:
-            path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    output.write("metrics.json", results | {"held_out_tokens": tokens, "dropped": dropped})
     print(f"Loss per token of held-out answers: {before:.3f} before, {after:.3f} after.")
     print(f"The {'adapter' if model_args.use_peft else 'model'} is in {output.result}.")
     return 0

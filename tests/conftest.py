@@ -47,20 +47,6 @@ def own_cache(tmp_path_factory, monkeypatch):
 
 
 @pytest.fixture
-def refuses(capsys):
-    """Return what a parser says, with exit code 2, about options that it refuses."""
-
-    def check(parse, options: list[str], message: str) -> str:
-        with pytest.raises(SystemExit) as stopped:
-            parse(options)
-        said = capsys.readouterr().err
-        assert stopped.value.code == 2 and message in said
-        return said
-
-    return check
-
-
-@pytest.fixture
 def fails(capsys):
     """Return the one line with which a command fails, with exit code 1."""
 

@@ -19,7 +19,7 @@ from rlhf_course.course.presets import load_preset
 def trained(world, tmp_path_factory):
     """A finished run of three steps, its trainer, and the weights that it began with."""
     output, kept = tmp_path_factory.mktemp("trained"), []
-    build = script.BUILD[script.CHAT]
+    build = script.build_chat
 
     def keep(*given):
         run = build(*given)
@@ -27,8 +27,8 @@ def trained(world, tmp_path_factory):
         return run
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(script.BUILD, script.CHAT, keep)
-        assert script.main(arguments(world, output)) == 0
+        patch.setattr(script, "build_chat", keep)
+        assert script.main(arguments(world, output, "--target_kl=0.05", save_at=[2, 3])) == 0
     return output, *kept
 
 
@@ -48,7 +48,10 @@ def test_only_the_policy_moves_and_the_run_is_the_notebooks(world, trained):
 
 def test_the_saved_policy_loads_in_plain_peft(trained):
     output, trainer, _ = trained
-    assert {path.name for path in output.iterdir()} == {"checkpoint-3", "policy", "run.json"}
+    names = {"checkpoint-3", "policy", "policy-2", "run.json"}
+    assert {path.name for path in output.iterdir()} == names
+    config, settings = trainer.config, load_preset(script.CHAT, "tiny")
+    assert config.vf_coef == settings.vf_coef and config.target_kl == 0.05
     plain = AutoPeftModelForCausalLM.from_pretrained(output / "policy").eval()
     tokenizer = AutoTokenizer.from_pretrained(output / "policy")
     ids = tokenizer("\n\nHuman: What is fog?", return_tensors="pt")["input_ids"]
@@ -84,7 +87,7 @@ def test_options_come_from_file_and_command_line(world, tmp_path):
     options, settings = script.parse_arguments(
         [f"--config={file}", "--steps", "9", "--learning_rate=1e-4"]
     )
-    assert options.experiment == script.CHAT and options.output.name == "train_ppo"
+    assert options.output.name == "train_ppo" and options.gradient_checkpointing
     assert settings.steps == 9 and settings.learning_rate == 1e-4 and settings.log_with == "wandb"
     assert settings.train_subset is None
     assert settings.batch_size == load_preset(script.CHAT, "full").batch_size
@@ -93,18 +96,16 @@ def test_options_come_from_file_and_command_line(world, tmp_path):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (f"--experiment={script.CHAT}", "train_sft.py --model_name_or_path BASE --dataset ANSWERS"),
-        ("--sft_adapter=WORLD/sft", "train_reward_model.py --model_name_or_path BASE --dataset"),
+        ("--sft_adapter=WORLD/sft", "train_sft.py and train_reward_model.py --use_peft make them"),
         ("--sft_adapter=WORLD/base --reward_adapter=WORLD/reward", "no adapter_config.json in"),
-        (f"--experiment={script.IMDB} --sft_adapter=WORLD/sft", "are only for --experiment"),
+        ("--quantization=4bit", "only for a run with adapters"),
         ("--steps=many", "takes a whole number of at least 1"),
         ("--mini_batch_size=3", "must be a multiple of 3"),
-        ("--experiment=05", f"'05'; choose one of {script.IMDB}, {script.CHAT}"),
         ("--sft_adapter=WORLD/sft --reward_adapter=WORLD/reward --sft_epochs=2", "--sft_epochs=2"),
     ],
 )
-def test_bad_options_end_with_a_sentence(given, message, world, refuses):
-    refuses(script.main, given.replace("WORLD", str(world)).split(), message)
+def test_bad_options_end_with_a_sentence(given, message, world, fails):
+    fails(script, given.replace("WORLD", str(world)).split(), message)
 
 
 @pytest.fixture(scope="module")

@@ -141,8 +141,8 @@ def test_without_a_split_test_prompts_are_set_aside_with_all_their_pairs(tmp_pat
     ]
     write_rows(tmp_path, pairs, "pairs.jsonl")
     given = [f"--dataset={tmp_path}", "--eval_subset=6"]
-    own, *_, settings = script.parse_arguments(given)
-    train, held_out, _ = script.load_data(str(tmp_path), own, settings, seed=0)
+    own, *_ = script.parse_arguments(given)
+    train, held_out, _ = script.load_data(str(tmp_path), own, seed=0)
     assert "has no split test: 6 pairs of train are held out" in capsys.readouterr().out
     assert len(held_out) == 6 and len(train) == 81
     assert not {*train["prompt"]} & {*held_out["prompt"]}
@@ -151,15 +151,16 @@ def test_without_a_split_test_prompts_are_set_aside_with_all_their_pairs(tmp_pat
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["--preset=scratch"], "--preset scratch needs --dataset"),
+        (["--preset=scratch"], "This preset needs a dataset"),
         (["--config=missing.yaml"], "missing.yaml"),
         (["--config=BAD"], "--lerning_rate"),
         (["--max_length=0"], "takes a whole number of at least 1"),
     ],
 )
-def test_bad_options_end_with_a_sentence(given, message, refuses, tmp_path):
+def test_bad_options_end_with_a_sentence(given, message, fails, tmp_path):
     (tmp_path / "my.yaml").write_text("lerning_rate: 1")
-    refuses(script.main, [given[0].replace("BAD", str(tmp_path / "my.yaml"))], message)
+    out = f"--output_dir={tmp_path}/out"
+    fails(script, [given[0].replace("BAD", str(tmp_path / "my.yaml")), out], message)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ invalid inputs.
 import json
 import math
 import random
+import shutil
 
 import pytest
 import torch
@@ -170,10 +171,12 @@ def test_all_weights_learn_instructions_and_where_to_stop(world, tmp_path):
 
 @pytest.mark.parametrize("step", [3, 9, 12])  # within an epoch, between two, and within the second
 def test_resuming_equals_never_having_stopped(step, world, trained, tmp_path):
-    middle = trained / "checkpoints" / f"checkpoint-{step}"
-    resume = f"--resume_from_checkpoint={middle}"
+    name = f"checkpoints/checkpoint-{step}"
+    shutil.copytree(trained / name, tmp_path / "out" / name)
+    shutil.copy(trained / "run.json", tmp_path / "out")
+    resume = "--resume_from_checkpoint=true"
     assert script.main(arguments(world, tmp_path / "out", *SHORT, resume)) == 0
-    folders = (trained / "model", tmp_path / "out" / "model", middle)
+    folders = (trained / "model", tmp_path / "out" / "model", trained / name)
     whole, resumed, stopped = (
         load_file(folder / "adapter_model.safetensors") for folder in folders
     )
@@ -196,11 +199,12 @@ def test_a_loss_that_explodes_ends_with_a_sentence(world, tmp_path, capsys):
         (["--eval_share=1"], "--eval_share takes a number between 0 and 1, got 1.0"),
         (["--packing"], "--packing is not for this script"),
         (["--trust_remote_code"], "are not supported here"),
+        (["--resume_from_checkpoint=runs/a"], "takes true or false, got runs/a"),
         (["--load_in_4bit"], "are not supported here"),
     ],
 )
-def test_bad_options_end_with_a_sentence(given, message, refuses):
-    refuses(script.main, given, message)
+def test_bad_options_end_with_a_sentence(given, message, fails):
+    fails(script, given, message)
 
 
 @pytest.mark.parametrize(

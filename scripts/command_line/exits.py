@@ -19,12 +19,7 @@ def run(name: str, main: Callable[[list[str]], int | None], arguments: list[str]
             stream.reconfigure(errors="replace")
     with _on_first_signal(_interrupt) as stopped:
         try:
-            if sys.flags.optimize:
-                raise ValueError("Python runs without assert (PYTHONOPTIMIZE or -O). Unset it.")
             return main([argument for argument in arguments if argument != "--debug"]) or 0
-        except BrokenPipeError:  # nobody reads the output any more
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 1
         except (Exception, KeyboardInterrupt) as error:
             # A library may raise another error out of the interrupt.
             if stopped.code or isinstance(error, KeyboardInterrupt):
@@ -48,6 +43,14 @@ def stop_between_steps():
     """Turn the first Ctrl-C or SIGTERM into a request: an object whose ``code`` is then not 0."""
     text = "\nStopping after this step; press Ctrl-C again to stop immediately."
     return _on_first_signal(lambda signum, frame: print(text, flush=True))
+
+
+def stop_code(asked: SimpleNamespace, accelerator) -> int:
+    """Return the exit code of a request in any process, 0 without: all stop at one step."""
+    import torch
+
+    code = torch.tensor(float(asked.code), device=accelerator.device)
+    return asked.code or 130 if accelerator.reduce(code).item() > 0 else 0
 
 
 def _interrupt(signum: int, frame) -> None:

@@ -12,8 +12,6 @@ from accelerate import PartialState
 
 from rlhf_course.runtime.files import atomic_file, check_folder, hold, is_damaged, read_json
 
-STATE = "run.json"
-
 
 class Output(NamedTuple):
     """An output folder that is held for this run."""
@@ -25,69 +23,58 @@ class Output(NamedTuple):
 
     def begin(self) -> None:
         """Write, right before the first step, what a resumed run must agree with."""
+        self.write("run.json", self.state)
+
+    def write(self, name: str, content: dict) -> None:
+        """Write a JSON file into the folder, on the first process."""
         if PartialState().is_main_process:
-            with atomic_file(self.folder / STATE) as path:
-                path.write_text(json.dumps(self.state, indent=1) + "\n", encoding="utf-8")
+            with atomic_file(self.folder / name) as path:
+                path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 @contextmanager
 def open_output(
-    folder: Path, result: str, settings: dict, inputs: dict, resume: bool | str, inner: str = ""
+    folder: Path, result: str, settings: dict, inputs: dict, resume: bool, inner: str = ""
 ) -> Iterator[Output]:
     """Hold a run's output folder on the first process while the body runs.
 
-    The model goes to ``result`` in it, checkpoints to ``inner``. A resumed run (from the last whole
-    checkpoint, or the one named) must agree in ``settings``, and in the contents of ``inputs``,
-    which are models and datasets by option. Raises ``OSError`` if nothing can be written there or
-    another run is writing; ``ValueError`` if this run would write over an input or other results,
-    cannot resume, or was given a folder of other files.
+    The model goes to ``result`` in it, checkpoints to ``inner``. A new run needs a folder without
+    files. A resumed one continues from the last whole checkpoint, and must agree in ``settings``,
+    and in the contents of ``inputs``, which are models and datasets by option. Raises
+    ``ValueError`` for a run that must not begin, ``OSError`` if another run is writing there.
     """
     folder, state = check_folder(folder), PartialState()
-    targets = {check_folder(folder / result), folder / (inner or result)}
-    for name, place in inputs.items():
-        place = Path(os.path.realpath(place or "/"))
-        if targets & {place, *place.parents}:
-            raise ValueError(f"{name} {place} is where this run would write. Name another output.")
-    now = json.loads(json.dumps({"settings": settings}, default=str))
+    now = {"settings": json.loads(json.dumps(settings, default=str))}
     with ExitStack() as stack:
-        with state.main_process_first():  # the others see what it finds
+        with state.main_process_first():  # it writes before the others look
             if state.is_main_process:
                 stack.enter_context(hold(folder))
+                files = (path for path in folder.rglob("[!.]*") if path.is_file())
+                if not resume and (file := next(files, None)):
+                    raise ValueError(f"{file} is there already: resume, or name another output.")
             now["inputs"] = {name: fingerprint(place) for name, place in inputs.items()}
-            checkpoint = find_checkpoint(folder / inner, resume)
+            checkpoint = find_checkpoint(folder / inner) if resume else None
             if checkpoint:
-                _compare(now, checkpoint, inner)
-            elif any((folder / result).glob("*")):
-                raise ValueError(f"{folder / result} is there already. Name another output.")
-            if state.is_main_process:  # which may write before the others look
-                _check_own(folder, settings["command"])
+                _compare(now, folder / "run.json")
         yield Output(folder, folder / result, checkpoint, now)
 
 
-def _check_own(folder: Path, command: str) -> None:
-    """Raise ``ValueError`` for a folder that holds files, but no run of this command."""
-    state = folder / STATE
-    if state.exists() and f'"command": "{command}"' in state.read_text("utf-8", "replace"):
-        return
-    if file := next((path for path in folder.rglob("[!.]*") if path.is_file()), None):
-        raise ValueError(f"{file} is no file of a {command} run. Name a new or empty output.")
-
-
-def find_checkpoint(folder: Path, resume: bool | str) -> Path | None:
-    """Return the checkpoint to resume from, None for a new run; say which ones are skipped.
-
-    Raises ``ValueError`` if there is none to resume from, or one where a new run would write.
-    """
+def find_checkpoint(folder: Path) -> Path:
+    """Return the last whole checkpoint; say which ones are skipped."""
     found = sorted(folder.glob("checkpoint-*"), key=lambda path: (len(path.name), path.name))
-    if not resume:
-        if found:
-            raise ValueError(f"{found[-1]} is there already: resume, or name another output.")
-        return None
-    for path in [Path(resume)] if isinstance(resume, str) else reversed(found):
+    for path in reversed(found):
         if (why := damage(path)) is None:
             return path
         print(f"{path} is skipped: {why}.")
     raise ValueError(f"There is no whole checkpoint in {folder} to resume from.")
+
+
+def damage(checkpoint: Path) -> str | None:
+    """Return what is wrong with a checkpoint's files; None if all of them can be read."""
+    if not any(checkpoint.glob("trainer_state.*")):  # which is written last
+        return "it holds no trainer_state"
+    files = sorted(checkpoint.rglob("*"))
+    return next((f"{file.name} is damaged" for file in files if is_damaged(file)), None)
 
 
 def fingerprint(place: str | None) -> str | None:
@@ -103,26 +90,15 @@ def fingerprint(place: str | None) -> str | None:
     return f"sha256 {digest.hexdigest()}"
 
 
-def _compare(now: dict, checkpoint: Path, inner: str) -> None:
-    """Raise ``ValueError`` where a checkpoint's run had other settings or inputs."""
-    file = checkpoint.parents[1 if inner else 0] / STATE
+def _compare(now: dict, file: Path) -> None:
+    """Raise ``ValueError`` where the run in a folder had other settings or inputs."""
     if not file.exists():
-        raise ValueError(f"{file}, which has the settings of {checkpoint}, is missing.")
-    before, cure = read_json(file), "Go on with those, or name another output."
+        raise ValueError(f"{file}, which has the settings of the run, is missing.")
+    before = read_json(file)
     for kind, values in now.items():
         for name, value in values.items():
             old = before[kind].get(name)
-            if value != old and kind == "inputs":
-                raise ValueError(
-                    f"{name} holds other files than in the run of {checkpoint}. {cure}"
-                )
+            words = f"is {value}, and {old}" if kind == "settings" else "holds other files than"
             if value != old:
-                raise ValueError(f"{name} is {value}, and {old} in the run of {checkpoint}. {cure}")
-
-
-def damage(checkpoint: Path) -> str | None:
-    """Return what is wrong with a checkpoint's files; None if all of them can be read."""
-    if not any(checkpoint.glob("trainer_state.*")):  # which is written last
-        return "it holds no trainer_state"
-    files = sorted(checkpoint.rglob("*"))
-    return next((f"{file.name} is damaged" for file in files if is_damaged(file)), None)
+                cure = "Go on with those, or name another output."
+                raise ValueError(f"{name} {words} in the run of {file.parent}. {cure}")

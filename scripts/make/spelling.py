@@ -25,21 +25,16 @@ class SpellingLoss:
     def __init__(self, texts: Sequence[str], tokenizer, weight: float):
         self.weight = weight
         self.words = sorted({word for text in texts for word in words_of(text)})
-        known, begun = (
-            set(self.words),
-            {word[:end] for word in self.words for end in range(len(word) + 1)},
-        )
+        known = {*self.words}
+        begun = {word[:end] for word in known for end in range(len(word) + 1)}
         pieces = [tokenizer.decode([token]).lower() for token in range(len(tokenizer))]
-        # A token's first letters go on with a word; what follows them ends it, and may begin
-        # another one.
+        # A token's first letters continue a word; the rest ends it, and may begin another one.
         self.pieces = [re.match("([a-z]*)(.*)", piece, re.DOTALL).groups() for piece in pieces]
         self.tokens = defaultdict(list)
         for token, (letters, rest) in enumerate(self.pieces):
             self.tokens[letters, bool(rest)].append(token)
         after_word = [not letters for letters, _ in self.pieces]
-        after_none = [
-            not letters or letters in (known if rest else begun) for letters, rest in self.pieces
-        ]
+        after_none = [not x or x in (known if rest else begun) for x, rest in self.pieces]
         self.fits = torch.tensor([[False] * len(pieces), after_word, after_none])
         self.continuations = lru_cache(maxsize=None)(self._continuations)
 
@@ -48,12 +43,10 @@ class SpellingLoss:
         place = bisect_left(self.words, word)
         longer = [*takewhile(lambda other: other.startswith(word), self.words[place:])]
         ends = {other[len(word) :] for other in longer} - {""}
-        keys = {(end, True) for end in ends} | {
-            (end[:k], False) for end in ends for k in range(1, len(end) + 1)
-        }
-        return word in longer[:1], torch.tensor(
-            [t for key in keys for t in self.tokens.get(key, [])], dtype=torch.long
-        )
+        keys = {(end[:k], False) for end in ends for k in range(1, len(end) + 1)}
+        keys |= {(end, True) for end in ends}
+        tokens = [token for key in keys for token in self.tokens.get(key, [])]
+        return word in longer[:1], torch.tensor(tokens, dtype=torch.long)
 
     def unfinished(self, ids: list[int]) -> list[str]:
         """The letters, after each token, of the word that stands there."""
@@ -73,17 +66,11 @@ class SpellingLoss:
         return mask
 
     def __call__(self, outputs, labels: torch.Tensor, num_items_in_batch=None) -> torch.Tensor:
-        """As Trainer's ``compute_loss_func``; labels (batch, length) are the tokens themselves,
-        -100 where padding.
-        """
-        del num_items_in_batch
+        """As Trainer's ``compute_loss_func``; labels (batch, length) are tokens, padding -100."""
         rows = labels[:, 1:] >= 0
         logits = outputs.logits[:, :-1][rows].float()
-        words = [
-            word
-            for row in labels.tolist()
-            for word in self.unfinished([t for t in row if t >= 0])[:-1]
-        ]
+        ids = ([token for token in row if token >= 0] for row in labels.tolist())
+        words = [word for row in ids for word in self.unfinished(row)[:-1]]
         harmless = logits.masked_fill(~self.harmless(words), -torch.inf).logsumexp(1)
         loss = (1 + self.weight) * logits.logsumexp(1) - self.weight * harmless
         return (loss - logits.gather(1, labels[:, 1:][rows, None])[:, 0]).mean()

@@ -1,1 +1,0 @@
-"""How long a PPO step takes, here and in the old library."""
