@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-import torch
 from datasets import Dataset
 from torch import Tensor
 
@@ -16,7 +15,7 @@ from rlhf_course.rewards import finite
 Score = Callable[[Sequence[str], Sequence[str]], Tensor]
 STOP, WATCH, FINE = "stop", "watch", "fine"
 EQUAL, GAIN = 0.1, 0.25  # relative differences: of lengths, of scores
-PROBED, WORDS, FOLDS = 300, 2000, 5
+PROBED, FOLDS = 300, 5
 
 
 class Finding(NamedTuple):
@@ -33,7 +32,6 @@ class CheckUp(NamedTuple):
 
     findings: list[Finding]
     pairs: pd.DataFrame  # chosen and rejected (scores), longer (relative), right
-    calibration: pd.DataFrame  # predicted, observed, ci
     audit: pd.DataFrame
 
     def advice(self, level: str) -> list[str]:
@@ -67,8 +65,7 @@ def check_up(
     table = _score_pairs(score, **columns)
     some = {"prompt": columns["prompt"][:PROBED], "answer": columns["chosen"][:PROBED]}
     own = dict(audited or some)
-    normal = own.pop("prompt"), own.pop("answer")
-    probes, curve = audit(score, *normal, seed, own), calibrate(table, seed)
+    probes = audit(score, own.pop("prompt"), own.pop("answer"), seed, own)
     findings = [
         *_accuracy(table, bag_of_words(columns["chosen"], columns["rejected"], seed)),
         _length(table, columns["chosen"]),
@@ -76,7 +73,7 @@ def check_up(
         _alone(score, table, columns["prompt"], columns["chosen"]),
         *_probes(probes, table),
     ]
-    return CheckUp(findings, table, curve, probes)
+    return CheckUp(findings, table, probes)
 
 
 def _score_pairs(score: Score, prompt, chosen, rejected) -> pd.DataFrame:
@@ -93,53 +90,23 @@ def _half_for_ties(difference) -> np.ndarray:
 
 
 def bag_of_words(chosen: Sequence[str], rejected: Sequence[str], seed: int = 0) -> np.ndarray:
-    """Return whether a logistic regression on counts of words orders each pair (N,): 1, ½ or 0.
+    """Return whether log-odds of words, summed over each text, order a pair (N,): 1, ½ or 0.
 
-    Each pair is judged by weights that were fitted to the other folds, with a ridge of 1. Words are
-    those of a to z; where there are none, as in Chinese, single characters.
+    Each pair is judged by log-odds counted on the other folds (naive Bayes, one added to each
+    count). Words are those of a to z; where there are none, as in Chinese, single characters.
     """
     texts = [*chosen, *rejected]
-    words = [words_of(text) for text in texts]
-    words = words if any(words) else [list(text) for text in texts]
-    known = pd.Series([word for row in words for word in {*row}]).value_counts().index[:WORDS]
-    place, counts = {word: i for i, word in enumerate(known)}, torch.zeros(len(texts), len(known))
-    for row, own in enumerate(words):
-        for word in own:
-            if word in place:
-                counts[row, place[word]] += 1
-    x = counts[: len(chosen)] - counts[len(chosen) :]
-    folds = torch.from_numpy(np.random.default_rng(seed).permutation(len(x)) % FOLDS)
-    right = np.zeros(len(x))
-    for fold in range(FOLDS):
-        weight = _fit(x[folds != fold])
-        right[(folds == fold).numpy()] = _half_for_ties(x[folds == fold] @ weight)
+    words = pd.Series([words_of(text) for text in texts])
+    words = (words if words.str.len().any() else pd.Series([*map(list, texts)])).explode()
+    counts = pd.crosstab(words.index, words).reindex(range(len(texts)), fill_value=0).to_numpy()
+    first, second = np.split(counts, 2)
+    fold = np.random.default_rng(seed).permutation(len(first)) % FOLDS
+    right = np.zeros(len(first))
+    for part in range(FOLDS):
+        others, own = fold != part, fold == part
+        odds = np.log((1 + first[others].sum(0)) / (1 + second[others].sum(0)))
+        right[own] = _half_for_ties((first[own] - second[own]) @ odds)
     return right
-
-
-def _fit(x: Tensor) -> Tensor:
-    """Return the weights of a logistic regression without a bias, in which every label is 1."""
-    weight = torch.zeros(x.shape[1], requires_grad=True)
-    optimizer = torch.optim.LBFGS([weight], max_iter=50, line_search_fn="strong_wolfe")
-
-    def loss() -> Tensor:
-        optimizer.zero_grad()
-        value = torch.nn.functional.softplus(-x @ weight).sum() + weight @ weight / 2
-        value.backward()
-        return value
-
-    optimizer.step(loss)
-    return weight.detach()
-
-
-def calibrate(table: pd.DataFrame, seed: int = 0, bins: int = 8) -> pd.DataFrame:
-    """Return predicted and observed preference (shares) of bins with at least 20 pairs, and ci."""
-    first = np.random.default_rng(seed).random(len(table)) < 0.5  # the chosen answer is first
-    margin = (table["chosen"] - table["rejected"]).where(first, table["rejected"] - table["chosen"])
-    shown = pd.DataFrame({"predicted": 1 / (1 + np.exp(-margin)), "observed": first.astype(float)})
-    groups = shown.groupby(pd.cut(shown["predicted"], np.linspace(0, 1, bins + 1)), observed=True)
-    found = groups.mean()[groups.size() >= 20]
-    spread = found["observed"] * (1 - found["observed"]) / groups.size()
-    return found.assign(ci=1.96 * np.sqrt(spread))
 
 
 def _accuracy(table: pd.DataFrame, by_words: np.ndarray) -> list[Finding]:

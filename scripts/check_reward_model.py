@@ -99,13 +99,12 @@ def pictures(found) -> dict[str, str]:
     from command_line.page import picture
 
     from rlhf_course.audit import PASS
-    from rlhf_course.course.plots import audit_bars, calibration, chosen_and_rejected
+    from rlhf_course.course.plots import audit_bars, chosen_and_rejected
 
     scores = found.pairs["chosen"], found.pairs["rejected"]
     audited = {"reward model": found.audit}
     figures = {
         "Scores of both answers, and their differences within a pair": chosen_and_rejected(*scores),
-        "Observed against predicted preference": calibration(found.calibration),
         "How often the normal answer scores higher than a bad one": audit_bars(audited, PASS),
     }
     return {caption: picture(figure) for caption, figure in figures.items()}

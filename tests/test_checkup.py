@@ -122,7 +122,7 @@ def test_the_command_writes_a_page_and_its_exit_code_is_the_verdict(tmp_path, ca
     assert result["pairs"] == 60 and len(result["findings"]) == 16
     page = (output / "check-up.html").read_text(encoding="utf-8")
     assert (
-        "<i>" not in page and page.count("<img") == 3 and result["findings"][0]["measured"] in page
+        "<i>" not in page and page.count("<img") == 2 and result["findings"][0]["measured"] in page
     )
 
 
