@@ -204,3 +204,9 @@ def test_one_text_is_no_list(folders):
     reward = SentimentReward(folders / "classifier")
     assert reward([]).shape == (0,)
     said(lambda: reward("A good film."), TypeError)
+
+
+def test_weights_of_more_layers_than_the_config_has(folders):
+    edit_json(folders / "policy" / "config.json", n_layer=1)
+    with pytest.raises(ValueError, match="config.json has 1 layers, and there is a .*h.1"):
+        load(folders / "policy")

@@ -1,6 +1,7 @@
 """Load models, adapters and tokenizers; check that they are complete and on their own base."""
 
 import hashlib
+import re
 from collections.abc import Collection
 from pathlib import Path
 
@@ -59,20 +60,28 @@ def _load_base(
 
     Tensors that an adapter has as its ``own`` may be missing, and so may a ``new_head``.
     """
-    how = {"trust_remote_code": False, "ignore_mismatched_sizes": True, "output_loading_info": True}
+    kwargs |= {"trust_remote_code": False, "ignore_mismatched_sizes": True}
     with hub_errors(source):
-        model, report = auto.from_pretrained(str(source), **kwargs | how)
+        # First on the meta device, which allocates nothing: the config may be of a larger model.
+        plain = {key: kwargs[key] for key in kwargs if key != "quantization_config"}
+        how = {"device_map": "meta", "output_loading_info": True}
+        model, report = auto.from_pretrained(str(source), **plain | how)
     kind, needed = type(model).__name__, f"{model.base_model_prefix}." if new_head else ""
     faults = {key: f"it holds no {key}" for key in report["missing_keys"] if key not in own} | {
         key: f"{key} has shape {tuple(saved)}, and this {kind} needs {tuple(wanted)}"
         for key, saved, wanted in report["mismatched_keys"]
     }
+    layers = getattr(model.config.get_text_config(), "num_hidden_layers", None)
+    for key in report["unexpected_keys"] if layers else ():
+        if (number := re.search(r"\.(\d+)\..*weight$", key)) and int(number[1]) >= layers:
+            faults[key] = f"config.json has {layers} layers, and there is a {key}"
     if found := sorted(key for key in faults if key.startswith(needed)):
         text = f"{label} is incomplete, or no {kind} of this size: {faults[found[0]]}."
         if kind.endswith("Classification"):
             text += " For a new head take new_head=True; for one of several labels SentimentReward."
         raise ValueError(text)
-    return model
+    with hub_errors(source):
+        return auto.from_pretrained(str(source), **kwargs)
 
 
 def local_folder(source: str | Path, **kwargs) -> Path:
