@@ -13,36 +13,23 @@ from pathlib import Path
 
 from command_line import exits
 
-
-def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "source", type=Path, metavar="SOURCE", help="config.json, tokenizer.model and the weights"
-    )
-    parser.add_argument(
-        "target", type=Path, metavar="TARGET", help="a folder that does not exist yet, or is empty"
-    )
-    parser.add_argument(
-        "--norm-head",
-        default="auto",
-        choices=("auto", "yes", "no"),
-        help="whether the head is Baichuan2's NormHead (default: auto, by config.json)",
-    )
-    return parser.parse_args(arguments)
+NORM_HEAD = {"auto": None, "yes": True, "no": False}
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Convert, and say how to load the result. Raises ``ValueError`` or ``OSError`` for what cannot
     be converted.
     """
-    chosen = parse_arguments(arguments)
+    how = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
+    add = (parser := argparse.ArgumentParser("convert_baichuan.py", **how)).add_argument
+    add("source", type=Path, metavar="SOURCE", help="config.json, tokenizer.model and the weights")
+    add("target", type=Path, metavar="TARGET", help="a folder that does not exist yet, or is empty")
+    text = "whether the head is Baichuan2's NormHead (default: auto, by config.json)"
+    add("--norm-head", default="auto", choices=NORM_HEAD, help=text)
+    chosen = parser.parse_args(arguments)
     from rlhf_course.baichuan.convert import convert_to_llama  # here, so that --help is quick
 
-    norm_head = {"auto": None, "yes": True, "no": False}[chosen.norm_head]
-    folder = convert_to_llama(chosen.source, chosen.target, norm_head)
+    folder = convert_to_llama(chosen.source, chosen.target, NORM_HEAD[chosen.norm_head])
     print(f"The Llama checkpoint is in {folder}. To load it:")
     print("  from transformers import AutoModelForCausalLM, AutoTokenizer")
     print(f'  model = AutoModelForCausalLM.from_pretrained({str(folder)!r}, dtype="auto")')

@@ -22,15 +22,19 @@ from trl import RewardConfig, RewardTrainer
 
 from rlhf_course.audit import PASS, audit
 from rlhf_course.course.plots import audit_bars
-from rlhf_course.course.presets import PRESETS, Settings, load_preset
+from rlhf_course.course.presets import PRESETS, Settings
 from rlhf_course.data import describe, hold_out, load_pairs, tokenize_pairs
 from rlhf_course.policy.save_load import load_tokenizer
 from rlhf_course.rewards import RewardModel, finite, load_reward_model
 from rlhf_course.runtime.files import atomic_file
 from rlhf_course.worlds.build import prepare_reward_model
 
-NAME, EXPERIMENT = "train_reward_model.py", "01_reward_modeling"
-OF_PRESET = "dataset data_dir train_subset eval_subset audit_prompts max_length".split()
+NAME = "train_reward_model.py"
+SAME = "dataset data_dir train_subset eval_subset audit_prompts max_length learning_rate".split()
+NAMES = dict(zip(SAME, SAME, strict=True)) | {"model_name_or_path": "model"}
+NAMES |= {"num_train_epochs": "epochs", "per_device_train_batch_size": "batch_size"}
+FIXED = {"lora_task_type": "SEQ_CLS", "lora_modules_to_save": ["score"]}
+FIXED |= {"remove_unused_columns": False}  # length is for the sampler
 
 
 @dataclass
@@ -46,35 +50,13 @@ class ScriptArguments:
     audit_prompts: int = option(300, "held-out prompts that the audit answers badly")
 
 
-def preset_defaults(settings: Settings, given: dict) -> dict:
-    """Return the preset's settings under the names of the options."""
-    own = {name: getattr(settings, name) for name in OF_PRESET}
-    if "dataset" in given:  # the preset's subfolder is one of its own dataset
-        del own["data_dir"]
-    same = trl_run.common_defaults(settings.bf16, settings.epochs, settings.batch_size)
-    return (
-        same
-        | own
-        | {
-            "model_name_or_path": settings.model,
-            "output_dir": "build/train_reward_model",
-            "learning_rate": settings.learning_rate,
-            "remove_unused_columns": False,  # length is for the sampler
-            "lora_task_type": "SEQ_CLS",
-            "lora_modules_to_save": ["score"],
-        }
-    )
-
-
 def parse_arguments(arguments: list[str] | None = None) -> tuple:
     """Return ScriptArguments, RewardConfig, ModelConfig and Settings."""
-    kinds = (ScriptArguments, RewardConfig)
-    script, config, model_args = trl_run.parse(
-        __doc__, EXPERIMENT, kinds, preset_defaults, arguments
+    kinds, fixed = (
+        (ScriptArguments, RewardConfig),
+        FIXED | {"output_dir": "build/train_reward_model"},
     )
-    every = vars(config) | vars(script)
-    changes = {name: every[name] for name in OF_PRESET} | {"model": model_args.model_name_or_path}
-    return script, config, model_args, load_preset(EXPERIMENT, script.preset, changes)
+    return trl_run.parse(__doc__, "01_reward_modeling", kinds, NAMES, fixed, arguments)
 
 
 def load_data(dataset: str, script: ScriptArguments, seed: int) -> tuple:

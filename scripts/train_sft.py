@@ -23,13 +23,18 @@ from command_line.options import option
 from transformers import AutoModelForCausalLM, TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
-from rlhf_course.course.presets import PRESETS, Settings, load_preset
+from rlhf_course.course.presets import PRESETS, Settings
 from rlhf_course.data import describe, hold_out, load_answers, tokenize_answers
 from rlhf_course.policy.save_load import load_model, load_tokenizer
 from rlhf_course.runtime.hub import download
 from rlhf_course.worlds.build import build_answers, build_base
 
-NAME, EXPERIMENT = "train_sft.py", "05_lora_rlhf_baichuan"
+NAME = "train_sft.py"
+SAME = "max_length dtype lora_r lora_alpha lora_target_modules".split()
+NAMES = dict(zip(SAME, SAME, strict=True)) | {"dataset": "sft_dataset", "data_files": "sft_files"}
+NAMES |= {"subset": "sft_subset", "per_device_train_batch_size": "sft_batch_size"}
+NAMES |= {"num_train_epochs": "sft_epochs", "learning_rate": "sft_learning_rate"}
+FIXED = {"output_dir": "build/train_sft", "completion_only_loss": True, "use_peft": True}
 NOT_HERE = "packing padding_free assistant_only_loss chat_template_path eos_token dataset_kwargs"
 
 
@@ -45,32 +50,14 @@ class ScriptArguments:
     eval_share: float = option(0.05, "share of the questions that is held out")
 
 
-def preset_defaults(settings: Settings, given: dict) -> dict:
-    """Return the preset's settings under the names of the options."""
-    bf16 = settings.dtype == "bfloat16"
-    same = ("max_length", "dtype", "lora_r", "lora_alpha", "lora_target_modules")
-    defaults = trl_run.common_defaults(bf16, settings.sft_epochs, settings.sft_batch_size)
-    defaults |= {name: getattr(settings, name) for name in same}
-    if "dataset" not in given:  # the preset's files are those of its own dataset
-        defaults |= {"dataset": settings.sft_dataset, "data_files": settings.sft_files}
-    return defaults | {
-        "subset": settings.sft_subset,
-        "output_dir": "build/train_sft",
-        "learning_rate": settings.sft_learning_rate,
-        "completion_only_loss": True,
-        "use_peft": True,
-    }
-
-
 def parse_arguments(arguments: list[str] | None = None) -> tuple:
     """Return ScriptArguments, SFTConfig, ModelConfig and Settings.
 
     Raises ``ValueError`` for options that make no sense here.
     """
-    kinds = (ScriptArguments, SFTConfig)
-    found = script, config, _ = trl_run.parse(
-        __doc__, EXPERIMENT, kinds, preset_defaults, arguments
-    )
+    kinds, experiment = (ScriptArguments, SFTConfig), "05_lora_rlhf_baichuan"
+    found = trl_run.parse(__doc__, experiment, kinds, NAMES, FIXED, arguments)
+    script, config, _, _ = found
     if not 0 < script.eval_share < 1:
         raise ValueError(f"--eval_share takes a number between 0 and 1, got {script.eval_share}.")
     wrong = [name for name in NOT_HERE.split() if getattr(config, name)]
@@ -82,13 +69,12 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple:
     if script.dataset is None:
         needed = "--dataset: a folder or hub id like HC3, or instructions"
         raise ValueError(f"--preset {script.preset} needs {needed}.")
-    changes = {"sft_subset": script.subset, "max_length": config.max_length}
-    return *found, load_preset(EXPERIMENT, script.preset, changes)
+    return found
 
 
-def find_inputs(model_args, dataset: str, settings: Settings) -> tuple[str, str]:
+def find_inputs(model_args, settings: Settings) -> tuple[str, str]:
     """Return base and dataset, as folders or hub ids; build what the preset makes itself."""
-    base = model_args.model_name_or_path
+    base, dataset = model_args.model_name_or_path, settings.sft_dataset
     if base is None and settings.checkpoint == "scratch" and dataset != "offline":
         raise ValueError(
             "--model_name_or_path is needed: a base for these answers, as a folder or hub id."
@@ -163,7 +149,7 @@ class Before(TrainerCallback):
 
 def run(script: ScriptArguments, config, model_args, settings: Settings, output) -> int:
     """Train, save and measure; return the exit code."""
-    base, dataset = find_inputs(model_args, script.dataset, settings)
+    base, dataset = find_inputs(model_args, settings)
     tokenizer = load_tokenizer(base, revision=model_args.model_revision)
     train, held_out, dropped = load_rows(script, dataset, tokenizer, config)
     model, parts = load_base(base, config, model_args), (train, held_out)

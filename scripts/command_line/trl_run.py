@@ -24,42 +24,45 @@ max_steps num_train_epochs per_device_train_batch_size gradient_accumulation_ste
 dtype use_peft lora_r lora_alpha lora_dropout lora_target_modules train_sampling_strategy""".split()
 
 
-def common_defaults(bf16: bool, epochs: float, batch_size: int) -> dict:
-    """Return defaults that both commands have and trl has not; bf16 needs a GPU that has it."""
-    gpu = torch.cuda.is_available()
-    sizes = {f"per_device_{part}_batch_size": batch_size for part in ("train", "eval")}
-    return sizes | {
-        "bf16": bf16 and gpu and torch.cuda.is_bf16_supported(),
-        "num_train_epochs": epochs,
-        "lr_scheduler_type": "cosine",
-        "warmup_steps": 0.1,
-        "seed": 0,
-        "gradient_checkpointing": False,
-        "dataloader_pin_memory": gpu,
-        "train_sampling_strategy": "group_by_length",
-        "save_total_limit": 2,
-        "logging_nan_inf_filter": False,  # which hides what it should show
-        "ddp_find_unused_parameters": False,  # there are none
-        "accelerator_config": {"use_configured_state": True},  # as distributed.init() found it
-    }
+DEFAULTS = {
+    "lr_scheduler_type": "cosine",
+    "warmup_steps": 0.1,
+    "seed": 0,
+    "gradient_checkpointing": False,
+    "dataloader_pin_memory": torch.cuda.is_available(),
+    "train_sampling_strategy": "group_by_length",
+    "save_total_limit": 2,
+    "logging_nan_inf_filter": False,  # which hides what it should show
+    "ddp_find_unused_parameters": False,  # there are none
+    "accelerator_config": {"use_configured_state": True},  # as distributed.init() found it
+}
 
 
-def parse(about: str, experiment: str, kinds: tuple, defaults: Callable, arguments) -> tuple:
-    """Return the script's arguments, trl's config and ModelConfig: the classes in ``kinds``.
+def parse(about: str, experiment: str, kinds: tuple, names: dict, fixed: dict, arguments) -> tuple:
+    """Return the script's arguments, trl's config, ModelConfig, and the settings.
 
-    ``defaults`` makes defaults of the preset's settings and of what is given.
+    ``kinds`` are the classes of the first two, ``names`` is option → setting of the experiment,
+    whose preset gives the default; ``fixed`` are further defaults.
     """
 
     def choose(given: dict) -> tuple:
         settings = load_preset(experiment, given.setdefault("preset", "tiny"))
-        return (*kinds, trl.ModelConfig), defaults(settings, given)
+        found = {option: getattr(settings, name) for option, name in names.items()}
+        if "dataset" in given:  # the preset's files are those of its own dataset
+            found |= dict.fromkeys(found.keys() & {"data_files", "data_dir"})
+        found["per_device_eval_batch_size"] = found["per_device_train_batch_size"]
+        is_bf16 = getattr(settings, "bf16", found.get("dtype") == "bfloat16")
+        found["bf16"] = is_bf16 and torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+        return (*kinds, trl.ModelConfig), DEFAULTS | found | fixed
 
     script, config, model_args = options.parse(about, ["preset", "dataset"], choose, arguments)
     if config.trust_remote_code or model_args.load_in_4bit or model_args.load_in_8bit:
         raise ValueError("Remote code and quantized bases are not supported here.")
     if isinstance(model_args.lora_target_modules, str):  # trl takes one name for a pattern
         model_args.lora_target_modules = [model_args.lora_target_modules]
-    return script, config, model_args
+    every = vars(config) | vars(model_args) | vars(script)
+    changes = {name: every[option] for option, name in names.items()}
+    return script, config, model_args, load_preset(experiment, script.preset, changes)
 
 
 def model_options(model_args) -> dict:

@@ -17,10 +17,13 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 FOLDER = Path(__file__).resolve().parents[2] / "notebooks" / "exercises"
 SETS = sorted(path.stem for path in FOLDER.glob("ex*.py"))
-METADATA = {
-    "kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"},
-    "language_info": {"name": "python"},
-}
+KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}
+METADATA = {"kernelspec": KERNEL, "language_info": {"name": "python"}}
+INTRODUCTION = """# Exercises: {}{}
+
+For [the notebook](../{}.ipynb). Write each function, then run the cell with `check`: it tries\
+ random inputs and says what is wrong, by name where it knows the mistake."""
+OTHER = " Stuck? Hints and solutions are folded; all solved: [here]({}_solved.ipynb)."
 
 
 def solution_source(exercise) -> str:
@@ -56,36 +59,19 @@ def notebook(name: str, solved: bool) -> tuple[Path, nbformat.NotebookNode]:
     if str(FOLDER) not in sys.path:
         sys.path.insert(0, str(FOLDER))
     found = importlib.import_module(name).SET
-    other = (
-        ""
-        if solved
-        else (
-            " Stuck? Hints and solutions are folded; all solved:"
-            f" [here]({found.notebook}_solved.ipynb)."
-        )
-    )
-    cells = [
-        new_markdown_cell(
-            f"# Exercises: {found.title}{', solved' if solved else ''}\n\nFor [the"
-            f" notebook](../{found.notebook}.ipynb). Write each function, then run the cell with"
-            " `check`: it tries random inputs and says what is wrong, by name where it knows the"
-            f" mistake.{other}"
-        ),
-        new_code_cell(f"{found.imports}\n\nfrom {name} import check"),
-    ]
+    start = INTRODUCTION.format(found.title, ", solved" * solved, found.notebook)
+    cells = [new_markdown_cell(start if solved else start + OTHER.format(found.notebook))]
+    cells.append(new_code_cell(f"{found.imports}\n\nfrom {name} import check"))
     for number, (key, exercise) in enumerate(found.exercises.items(), start=1):
         grade = "●" * exercise.difficulty + "○" * (3 - exercise.difficulty)
-        statement = (
-            f"## {number} · {exercise.title}\n\n{grade} · about {exercise.minutes}"
-            f" minutes\n\n{exercise.statement}"
-        )
-        cells.append(new_markdown_cell(f"{statement}\n\n{fold('Hint', exercise.hint)}"))
-        cells.append(new_code_cell(solution_source(exercise) if solved else stub_source(exercise)))
+        grade = f"{grade} · about {exercise.minutes} minutes"
+        parts = f"## {number} · {exercise.title}", grade, exercise.statement
+        cells.append(new_markdown_cell("\n\n".join((*parts, fold("Hint", exercise.hint)))))
+        solution = solution_source(exercise)
+        cells.append(new_code_cell(solution if solved else stub_source(exercise)))
         cells.append(new_code_cell(f"check({key})"))
         if not solved:
-            cells.append(
-                new_markdown_cell(fold("Solution", f"```python\n{solution_source(exercise)}\n```"))
-            )
+            cells.append(new_markdown_cell(fold("Solution", f"```python\n{solution}\n```")))
     for number, cell in enumerate(cells):
         cell.id = f"cell-{number:02}"
     made = new_notebook(cells=cells, metadata=METADATA)

@@ -1,5 +1,4 @@
-"""The headline of a notebook at several seeds: what the run cards of those runs say, kept in
-figs/measured/seeds.json.
+"""Keep the headlines of a notebook at several seeds in figs/measured/seeds.json, from run cards.
 
     for seed in 0 1 2; do
         python scripts/run_notebooks.py --only 04 --seed $seed --output build/seeds/$seed
@@ -10,9 +9,6 @@ An interval in a notebook covers prompts; this is what a second and third run of
 gave.
 """
 
-from __future__ import annotations
-
-import argparse
 import json
 import sys
 from pathlib import Path
@@ -23,55 +19,35 @@ from rlhf_course.runtime.files import atomic_file, read_json
 KEPT = ROOT / "figs" / "measured" / "seeds.json"
 
 
-def collect(folders: list[Path]) -> dict[str, dict[str, dict[str, float]]]:
-    """Of every run card in the folders: notebook → seed → the metrics measured before and after,
-    and passed checks.
+def collect(folders: list[str]) -> dict[str, dict[str, dict[str, float]]]:
+    """Return of every run card in the folders: notebook → seed → what was measured before and
+    after, and how many checks passed.
 
     Raises ``ValueError`` for a folder without cards, and for two cards of one notebook and seed.
     """
     found: dict = {}
     for folder in folders:
-        cards = sorted(folder.rglob("run_cards/*.json"))
-        if not cards:
-            raise ValueError(
-                f"{folder} holds no run cards; run scripts/run_notebooks.py --output {folder}"
-                " first."
-            )
+        if not (cards := sorted(Path(folder).rglob("run_cards/*.json"))):
+            raise ValueError(f"{folder} holds no run cards of run_notebooks.py --output {folder}.")
         for path in cards:
             card = read_json(path)
             seeds, seed = found.setdefault(card["notebook"], {}), str(card["seed"])
             if seed in seeds:
-                raise ValueError(
-                    f"{path}: a second card of {card['notebook']} at seed {seed}; give one folder"
-                    " per seed."
-                )
+                raise ValueError(f"{path} is a second card of {card['notebook']} at seed {seed}.")
             moved = {k: v for k, v in card["metrics"].items() if k.endswith(("_before", "_after"))}
-            checks = card["checks"].values()
-            seeds[seed] = moved | {
-                "passed": sum(c["passed"] for c in checks),
-                "checks": len(checks),
-            }
+            passed = [check["passed"] for check in card["checks"].values()]
+            seeds[seed] = moved | {"passed": sum(passed), "checks": len(passed)}
     return found
 
 
-def main(arguments: list[str]) -> int:
-    """Adds to what is kept, notebook by notebook; says what it wrote."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument(
-        "folders", nargs="+", type=Path, help="outputs of run_notebooks.py, one per seed"
-    )
-    found = collect(parser.parse_args(arguments).folders)
-    kept = read_json(KEPT) if KEPT.exists() else {}
+def main(folders: list[str]) -> None:
+    """Add to what is kept, notebook by notebook; say what was written."""
+    found = collect(folders)
+    kept = (read_json(KEPT) if KEPT.exists() else {}) | found
     with atomic_file(KEPT) as part:
-        part.write_text(
-            json.dumps(dict(sorted((kept | found).items())), indent=1) + "\n", encoding="utf-8"
-        )
-    print(
-        f"{KEPT.relative_to(ROOT)}: "
-        + ", ".join(f"{name}, {len(seeds)} seeds" for name, seeds in found.items())
-    )
-    return 0
+        part.write_text(json.dumps(dict(sorted(kept.items())), indent=1) + "\n", encoding="utf-8")
+    print(*(f"{name}: {len(seeds)} seeds" for name, seeds in found.items()), sep="\n")
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main(sys.argv[1:])
