@@ -75,7 +75,7 @@ def load_data(dataset: str, script: ScriptArguments, seed: int) -> tuple:
     try:
         held_out, dropped_test = load("test", script.eval_subset)
     except ValueError as error:
-        if not str(error).startswith("No split"):
+        if not str(error).startswith("Unknown split"):
             raise
         (train, held_out), dropped_test = hold_out(train, 0.1, seed), {}
         held_out = held_out.select(range(min(len(held_out), script.eval_subset or len(held_out))))

@@ -55,10 +55,10 @@ def toy() -> list[tuple[str, str, str, int, str]]:
     The sign is that of the variant's J or KL against its base; 0: the toy shows no difference.
     """
     found = []
-    rows = {row[0]: row[1:] for row in output("03_ppo_step_by_step", "penalties-table")[2:]}
-    at = output("03_ppo_step_by_step", "penalties-table")[1][1:].index("β = 0.5")
-    half = len(rows["kl"]) // 2
-    share, kl = ({k: float(row[i]) for k, row in rows.items()} for i in (at, at + half))
+    table = measured("03_ppo_step_by_step")["curves"]["placements"]
+    rows = zip(*(table[name] for name in ("penalty", "place", "β", "share", "KL")), strict=True)
+    here = {k: numbers for k, place, b, *numbers in rows if (place, b) == ("in the reward", 0.5)}
+    share, kl = ({k: numbers[i] for k, numbers in here.items()} for i in (0, 1))
     for kind in ("abs", "mse", "full"):
         words = f"share of the gain {share[kind]:.2f}; `kl` {share['kl']:.2f}"
         found.append((kind, "J", words, sign(share[kind] - share["kl"], 0.01), "03 § 17"))
@@ -83,14 +83,11 @@ def toy() -> list[tuple[str, str, str, int, str]]:
     gap = ablation["16 epochs, no clip"][0] - ablation["16 epochs"][0]
     found.append(("epochs-16-no-clip", "J", f"share of the gain {gap:+.3f}", sign(gap), "02 § 10"))
     pulls = {row[0]: row[1:] for row in output("02_why_ppo", "cell-57")[1:]}
-    size = {k: float(pulls[f"{k} as a loss"][0]) for k in ("k1", "k2")}
-    words = "{:.2f} of KL's gradient"
-    found.append(("k1", "KL", words.format(size["k1"]), sign(1 - size["k1"], 0.01), "02 § 9"))
-    found.append(("k2", "J", words.format(size["k2"]), sign(size["k2"] - 1, 0.01), "02 § 9"))
-    metrics = measured("07_after_ppo")["metrics"]
-    loss, reward = (metrics[f"worst share: Dr. GRPO{x}"] for x in ("", ", KL in reward"))
-    words = f"share of the gain {loss:.2f}; in the reward {reward:.2f} (Dr. GRPO)"
-    return [*found, ("k3", "J", words, sign(loss - reward, 0.01), "07 § 7")]
+    size = {k: float(pulls[f"{k} as a loss"][0]) for k in ("k1", "k2", "k3")}
+    for kind, what in {"k1": "KL", "k2": "J", "k3": "KL"}.items():
+        words = f"{size[kind]:.2f} of KL's gradient"
+        found.append((kind, what, words, sign(1 - size[kind], 0.01), "02 § 9"))
+    return found
 
 
 def sign(gap: float, noise: float = 0.0) -> int:

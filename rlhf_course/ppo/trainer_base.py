@@ -177,6 +177,8 @@ def check_tokenizer(tokenizer, model) -> None:
             f"The tokenizer ends texts with token {eos}, the model with {ends}: responses would "
             "not end. Set tokenizer.eos_token or generation_config.eos_token_id."
         )
+    if any(token >= model.vocab_size for token in ends):
+        raise ValueError(f"The model ends with token {ends}, and has only {model.vocab_size}.")
 
 
 def make_dataloader(
