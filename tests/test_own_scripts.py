@@ -85,12 +85,6 @@ def test_a_query_of_no_tokens():
         make_trainer().generate(queries, max_new_tokens=4, **SAMPLING)
 
 
-def test_the_folder_above_a_checkpoint(tmp_path):
-    save_checkpoint(make_trainer(), tmp_path)
-    with refused("checkpoint-0"):
-        load_checkpoint(make_trainer(), tmp_path)
-
-
 def test_a_run_with_another_optimizer_or_schedule(tmp_path):
     def scheduled(is_scheduled: bool):
         trainer = make_trainer(policy := make_policy(), optimizer=sgd(policy))

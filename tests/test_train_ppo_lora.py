@@ -125,7 +125,7 @@ def others(world, tmp_path_factory):
     [
         ("reward_adapter=WORLD/sft", "holds no score head with one output."),
         ("reward_adapter=OTHERS/own/reward", "The adapters must share one base; theirs are"),
-        ("reward_adapter=OTHERS/renamed/reward", "no adapter of this size"),
+        ("reward_adapter=OTHERS/renamed/reward", "size mismatch"),
         ("dataset=./nowhere", "No dataset folder at ./nowhere"),
         ("max_length=129", "--max_length 129 is more than the base's 128 positions"),
         ("max_length=10", "The dataset has 0 rows, fewer than one batch of 8"),
