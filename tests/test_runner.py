@@ -92,10 +92,13 @@ def test_the_runner_refuses_before_anything_runs(arguments, message, course, mon
     assert before == {path: path.read_bytes() for path in course.rglob("*") if path.is_file()}
 
 
-def test_a_notebook_without_its_parameters(course, capsys):
+def test_a_notebook_without_its_parameters_and_python_without_assert(course, monkeypatch, capsys):
     write(FIRST, PASS, tags=())
     assert run("--output", course / "out") == 1
     assert f"{FIRST}.ipynb has no cell tagged parameters" in capsys.readouterr().err
+    monkeypatch.setattr(exits.sys, "flags", type("flags", (), {"optimize": 2}))
+    assert run("--output", course / "out") == 1
+    assert "Python runs without assert" in capsys.readouterr().err
 
 
 def test_only_sources_are_folders(tmp_path, monkeypatch):

@@ -19,6 +19,8 @@ def run(name: str, main: Callable[[list[str]], int | None], arguments: list[str]
             stream.reconfigure(errors="replace")
     with _on_first_signal(_interrupt) as stopped:
         try:
+            if sys.flags.optimize:
+                raise ValueError("Python runs without assert (PYTHONOPTIMIZE or -O). Unset it.")
             return main([argument for argument in arguments if argument != "--debug"]) or 0
         except (Exception, KeyboardInterrupt) as error:
             # A library may raise another error out of the interrupt.

@@ -3,19 +3,29 @@
     python scripts/make/train_baichuan_mini.py
 
 The first is a small Baichuan2 that has read Chinese prose; the second is an adapter on it that has
-learned from answers as they were scraped: a few are empty.
+learned from answers as they were scraped: a few are empty. Pretraining goes on where it was
+stopped; its checkpoints are in build/baichuan_mini.
 """
 
 import argparse
+import math
 import shutil
 from pathlib import Path
 
 import datasets
 import torch
+import transformers
 import yaml
-from measure_imdb_models import perplexity
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from torch.utils.data import Dataset
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Trainer,
+    TrainingArguments,
+)
 
 from rlhf_course.baichuan import sentencepiece, toy_checkpoint
 from rlhf_course.baichuan.convert import convert_to_llama
@@ -25,26 +35,77 @@ from rlhf_course.runtime.files import atomic_file
 from rlhf_course.worlds import chinese, small_models
 from rlhf_course.worlds.build import LORA
 
-SEED, TEXTS = 0, 40_000
-STEPS, SFT_STEPS = 6000, 750  # of 32 blocks of 64 tokens, of 16 answers
-SIZES = {"hidden_size": 128, "intermediate_size": 336, "num_hidden_layers": 3}
-SIZES |= {"num_attention_heads": 4, "max_position_embeddings": 512}
+SEED = 0
+TEXTS, HELD_OUT = 40_000, 500
+BLOCK = 64  # tokens
+STEPS, SFT_STEPS = 6000, 750  # of 32 blocks, of 16 answers
 WORK = ROOT / "build/baichuan_mini"
 
 
-def pretrain(folder: Path) -> None:
-    """Write the base, with a NormHead and a SentencePiece model."""
+class Blocks(Dataset):
+    """``count`` random blocks of a stream of tokens; every second begins where a text begins."""
+
+    def __init__(self, texts: list[str], tokenizer, count: int) -> None:
+        rows = [torch.tensor([*ids, tokenizer.eos_token_id]) for ids in tokenizer(texts).input_ids]
+        self.stream = torch.cat(rows)
+        generator = torch.Generator().manual_seed(SEED)
+        starts = torch.tensor([0, *map(len, rows)]).cumsum(0)
+        starts = starts[starts < len(self.stream) - BLOCK]
+        self.begin = torch.randint(len(self.stream) - BLOCK, (count,), generator=generator)
+        half = len(self.begin[::2])
+        self.begin[::2] = starts[torch.randint(len(starts), (half,), generator=generator)]
+
+    def __len__(self) -> int:
+        return len(self.begin)
+
+    def __getitem__(self, index: int) -> dict:
+        ids = self.stream[self.begin[index] + torch.arange(BLOCK)]
+        return {"input_ids": ids, "labels": ids}
+
+
+def pretrain() -> tuple[LlamaForCausalLM, Path, float]:
+    """Return the model with its NormHead, its SentencePiece model, and its held-out loss."""
     texts = chinese.make_prose(TEXTS, SEED)
     # With 500 of them Human: and Assistant: are a piece each, as in a large vocabulary.
-    lines = [*texts[:8000], *[as_prompt("")] * 500]
-    spm_model = toy_checkpoint.train_sentencepiece(lines, 1200, WORK / "sentencepiece")
+    spm_model = toy_checkpoint.train_sentencepiece(
+        [*texts[:8000], *[as_prompt("")] * 500], 1200, WORK / "sentencepiece"
+    )
     tokenizer = sentencepiece.sentencepiece_to_fast(spm_model, **toy_checkpoint.SPECIAL)
-    torch.manual_seed(SEED)
-    sizes = SIZES | toy_checkpoint.SPECIAL_IDS | {"vocab_size": len(tokenizer)}
-    config = LlamaConfig(**sizes, initializer_range=0.05)  # with 0.02 it starts to learn late
-    model = toy_checkpoint.norm_head(LlamaForCausalLM(config))
-    small_models.pretrain(model, texts, tokenizer, STEPS, 32, 64, 3e-3)
-    toy_checkpoint.write_baichuan_checkpoint(model.to(torch.bfloat16), spm_model, folder)
+    transformers.set_seed(SEED)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        intermediate_size=336,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        max_position_embeddings=512,
+        initializer_range=0.05,  # a narrow model starts to learn late with 0.02
+        **toy_checkpoint.SPECIAL_IDS,
+    )
+    model, batch = toy_checkpoint.norm_head(LlamaForCausalLM(config)), 32
+    arguments = TrainingArguments(
+        str(WORK),
+        max_steps=STEPS,
+        per_device_train_batch_size=batch,
+        per_device_eval_batch_size=batch,
+        learning_rate=3e-3,
+        lr_scheduler_type="cosine_with_min_lr",
+        lr_scheduler_kwargs={"min_lr_rate": 0.02},
+        warmup_steps=300,
+        weight_decay=0.01,
+        save_total_limit=1,
+        report_to="none",
+        seed=SEED,
+    )
+    held_out = chinese.make_prose(HELD_OUT, SEED + 1)
+    trainer = Trainer(
+        model,
+        arguments,
+        train_dataset=Blocks(texts, tokenizer, STEPS * batch),
+        eval_dataset=Blocks(held_out, tokenizer, 40 * batch),
+    )
+    trainer.train(resume_from_checkpoint=any(WORK.glob("checkpoint-*")))
+    return model, spm_model, trainer.evaluate()["eval_loss"]
 
 
 def train_adapter(base: Path, folder: Path) -> None:
@@ -75,15 +136,12 @@ def answers(model, tokenizer, questions: list[str]) -> float:
     return sum(map(chinese.is_answer, questions, texts)) / len(texts)
 
 
-def write_cards(base: Path, adapter: Path, converted: Path) -> None:
+def write_cards(base: Path, adapter: Path, converted: Path, **found) -> None:
     """The models' cards, with what was measured."""
     tokenizer = AutoTokenizer.from_pretrained(converted, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(converted, dtype=torch.float32)
     questions = [row["question"] for row in chinese.make_qa(500, SEED + 1)]
-    found = {"parameters": model.num_parameters() / 1e6, "texts": TEXTS}
-    found |= {"steps": STEPS, "sft_steps": SFT_STEPS}
-    unseen = tokenizer(chinese.make_prose(500, SEED + 1))["input_ids"]
-    found["perplexity"] = perplexity(model, [[*ids, tokenizer.eos_token_id] for ids in unseen])
+    found |= {"parameters": model.num_parameters() / 1e6, "texts": TEXTS, "sft_steps": SFT_STEPS}
     found["base"] = answers(model, tokenizer, questions)
     found["sft"] = answers(PeftModel.from_pretrained(model, adapter), tokenizer, questions)
     cards = yaml.safe_load((ROOT / "models/cards.yaml").read_text(encoding="utf-8"))
@@ -98,11 +156,12 @@ def main() -> None:
     folder = parser.parse_args().output
     base, adapter = folder / "baichuan-mini", folder / "baichuan-mini-sft"
     converted = WORK / "converted"
-    pretrain(base)
+    model, spm_model, loss = pretrain()
+    toy_checkpoint.write_baichuan_checkpoint(model.to(torch.bfloat16), spm_model, base)
     shutil.rmtree(converted, ignore_errors=True)
     convert_to_llama(base, converted)
     train_adapter(converted, adapter)
-    write_cards(base, adapter, converted)
+    write_cards(base, adapter, converted, steps=STEPS, perplexity=math.exp(loss))
 
 
 if __name__ == "__main__":
