@@ -289,24 +289,22 @@ def reward_audit() -> Figure:
 @figure(
     "Over-optimisation",
     "Proxy and gold reward over KL along runs with different KL penalties: without one the proxy"
-    " rises to the end, and gold rises first and then falls below its start; with one the run"
-    " stays near the reference.",
+    " rises to the end, and gold first rises a little, then falls below its start; with one the"
+    " run stays near the reference.",
 )
 def overoptimisation() -> Figure:
     """Notebook 06's runs against a reward model that has seen few pairs."""
     curves, source = read("06_reward_hacking")
-    drawing = plots.frontier(
-        {name: curve for name, curve in curves.items() if name.startswith("β = ")}
-    )
-    for axis in drawing.axes:
-        for line, style in zip(
-            axis.get_lines()[::2], ("-", "--", "-."), strict=False
+    runs = {name: curve for name, curve in curves.items() if name.startswith("β = ")}
+    drawing, axes = plots.panels(1, 2, figsize=(9.5, 3.4), sharex=True)
+    for axis, (column, title) in zip(axes, {"score": "proxy", "gold": "gold"}.items(), strict=True):
+        for (label, curve), colour, style in zip(
+            runs.items(), plots.RUN_COLOURS, ("o-", "s--", "^-."), strict=False
         ):  # colour alone is not enough
-            line.set(linestyle=style, linewidth=2)
-    drawing.legends.clear()
-    drawing.axes[1].legend()
-    drawing.axes[0].set_ylabel("mean of three steps")
-    drawing.axes[1].set_ylabel("")
+            axis.plot(curve["KL"], curve[column], style, color=colour, lw=2, label=label)
+        axis.set(title=title, xlabel="KL to the reference, nats per answer")
+    axes[0].set_ylabel("mean over held-out questions")
+    axes[1].legend()
     return on_card(drawing, 368, small_print=source)
 
 

@@ -246,18 +246,3 @@ def compare_runs(runs: Mapping[str, pd.DataFrame], columns: Mapping[str, str]) -
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     _legend_below(figure, axes[0], columns=len(runs))
     return figure
-
-
-def frontier(runs: Mapping[str, pd.DataFrame]) -> Figure:
-    """Draw proxy and gold over KL along each run; runs have columns KL, score and gold."""
-    figure, axes = panels(1, 2, figsize=(9.5, 3.4), sharex=True)
-    for axis, (column, title) in zip(axes, {"score": "proxy", "gold": "gold"}.items(), strict=True):
-        for (label, history), colour in zip(runs.items(), RUN_COLOURS, strict=False):
-            smooth = history[["KL", column]].rolling(3, min_periods=1).mean()
-            axis.plot(smooth["KL"], smooth[column], color=colour, lw=1.6, label=label)
-            axis.plot(smooth["KL"].iloc[-1:], smooth[column].iloc[-1:], color=colour, marker="o")
-        axis.set(
-            title=title, xlabel="KL to the reference, nats per answer", ylabel="mean over answers"
-        )
-    _legend_below(figure, axes, columns=len(runs))
-    return figure
