@@ -167,7 +167,8 @@ def add_negatives(
 ) -> datasets.Dataset:
     """Return the pairs and share · N more whose rejected answer is a probe, shuffled.
 
-    Each kind of ``probes`` is equally frequent. Columns prompt, chosen, rejected.
+    Each kind of ``probes`` is equally frequent. Columns prompt, chosen, rejected. Raises
+    ``ValueError`` for a share that is not above 0 and at most 1.
     """
     if not 0 < share <= 1:
         raise ValueError(f"share must be above 0 and at most 1; got {share}.")

@@ -3,7 +3,7 @@
     python scripts/check_reward_model.py MODEL --pairs DATA
 
 MODEL is a sequence classifier in the Hub's format (a folder or an id; an adapter also), DATA a
-folder, a file's folder or an id of preference pairs: chosen and rejected as transcripts or
+folder or an id of preference pairs: chosen and rejected as transcripts or
 messages, or answers beside a column prompt. Writes check-up.html and check-up.json to --output.
 Exits with 2 where the verdict is not to start, with 1 after an error.
 """

@@ -110,7 +110,9 @@ DETECTORS = [
     Detector("entropy", STOP, (ENTROPY,), lambda log: against_start(log[ENTROPY]) < 0.2),
     Detector("dead groups", WATCH, ("groups without signal",), lambda log: log.iloc[:, 0] > 0.8, 5),
     Detector("overfit", WATCH, ("held-out loss",), overfits),
-    Detector("chance", WATCH, ("accuracy",), lambda log: smooth(log.iloc[:, 0], 10) < 0.53),
+    Detector(
+        "chance", WATCH, ("accuracy",), lambda log: smooth(log.iloc[:, 0], 10).iloc[20:] < 0.53
+    ),
     Detector(
         "chosen falls",
         WATCH,

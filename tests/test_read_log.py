@@ -81,6 +81,18 @@ def test_a_healthy_run_has_no_symptom(tmp_path, capsys):
     assert code == 0 and "columns as of trl GRPO" in text and "\n0 symptoms." in text
 
 
+@pytest.mark.parametrize(("end", "symptoms"), [(0.8, 0), (0.5, 1)])
+def test_an_accuracy_may_begin_at_one_half(end, symptoms, tmp_path, capsys):
+    """As every DPO run does; what counts is where it goes."""
+    rows = [
+        {"step": s, "rewards/accuracies": 0.5 + (end - 0.5) * max(0, s - 10) / 50, "loss": 0.6}
+        for s in STEPS
+    ]
+    code, text = run(state(tmp_path, rows), tmp_path / "out", capsys=capsys)
+    assert code == 0 and f"\n{symptoms} symptoms." in text
+    assert ("Accuracy stays at one half" in text) == bool(symptoms)
+
+
 @pytest.mark.parametrize("card", sorted((ROOT / "figs/measured").glob("0[45]*.json")))
 def test_the_courses_own_runs_are_read(card, tmp_path, capsys):
     code, text = run(card, tmp_path / "out", capsys=capsys)
