@@ -9,7 +9,7 @@ from typing import Protocol, Self
 from zlib import crc32
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import embedding_bag
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
@@ -17,7 +17,6 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel
 from rlhf_course.data import as_messages, encode
 from rlhf_course.policy.network import without_dropout
 from rlhf_course.policy.save_load import check_vocabulary, load_model, load_tokenizer
-from rlhf_course.runtime.files import atomic_folder
 
 NO_LIMIT = 10**9  # tokens: a tokenizer without a maximum has a larger number, which overflows
 
@@ -77,12 +76,6 @@ class NgramSentiment:
     def from_pretrained(cls, folder: str | Path) -> Self:
         tensors = load_file(Path(folder) / "model.safetensors")
         return cls(tensors["weight"].float(), tensors["bias"].float())
-
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Write ``model.safetensors``, in float16."""
-        tensors = {name: tensor.detach().half() for name, tensor in vars(self).items()}
-        with atomic_folder(folder) as new:
-            save_file(tensors, new / "model.safetensors")
 
     def __call__(self, texts: Sequence[str]) -> Tensor:
         rows = [self.places(text) for text in check_texts("texts", texts)]

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer, models, processors
 from transformers import (
     AutoModelForCausalLM,
     DistilBertConfig,
@@ -84,7 +84,13 @@ def reviews(number: int) -> list[dict]:
 def review_tokenizer() -> PreTrainedTokenizerFast:
     """A classifier's tokenizer, trained on some of the course's reviews."""
     texts = [review["text"] for review in reviews(60)]
-    return small_models.classifier_tokenizer(small_models.train_tokenizer(texts, 400))
+    bpe = small_models.train_tokenizer(texts, 400).backend_tokenizer
+    marks = {"cls_token": "[CLS]", "pad_token": "[PAD]"}
+    own = PreTrainedTokenizerFast(tokenizer_object=bpe, model_max_length=512, **marks)
+    own.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A", special_tokens=[("[CLS]", own.cls_token_id)]
+    )
+    return own
 
 
 def save_classifier(folder: Path, labels=("NEGATIVE", "POSITIVE"), tokenizer=None, **config) -> str:

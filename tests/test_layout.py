@@ -1,6 +1,7 @@
 """The house: imports point one way, no circle, and no file outgrows its idea."""
 
 import ast
+import importlib.util
 from graphlib import TopologicalSorter
 
 import pytest
@@ -57,3 +58,14 @@ def test_no_file_and_no_function_is_long(path):
     functions = [x for x in ast.walk(ast.parse(text)) if isinstance(x, ast.FunctionDef)]
     long = [x.name for x in functions if x.end_lineno - x.lineno >= 40]
     assert len(text.splitlines()) <= 300 and not long
+
+
+@pytest.mark.parametrize("folder", ["scripts", "figs", "site", "slides"])
+def test_what_others_import_from_the_package_exists(folder):
+    for path in (ROOT / folder).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("rlhf_course"):
+                found = importlib.import_module(node.module)
+                for name in (alias.name for alias in node.names):
+                    where = f"{node.module}.{name}"
+                    assert hasattr(found, name) or importlib.util.find_spec(where), (path, where)

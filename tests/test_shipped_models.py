@@ -53,7 +53,7 @@ def test_the_policy_is_a_plain_gpt2_that_writes_words(openings):
     assert unknown_words(openings["text"], known) == 0
 
 
-def test_the_linear_judge_counts_an_ngram_once_and_reloads(judge, tmp_path):
+def test_the_linear_judge_counts_an_ngram_once(judge):
     once, twice, other = judge(
         ["a wonderful film", "a wonderful film a wonderful film", "an awful film"]
     )
@@ -61,8 +61,6 @@ def test_the_linear_judge_counts_an_ngram_once_and_reloads(judge, tmp_path):
     places = {*judge.places("a wonderful film"), *judge.places("film a")}
     assert torch.isclose(twice, judge.weight[[*places]].sum() + judge.bias, atol=1e-5)
     assert judge([]).shape == (0,) and judge([""]).item() == judge.bias.item()
-    judge.save_pretrained(tmp_path / "judge")
-    assert torch.equal(NgramSentiment.from_pretrained(tmp_path / "judge").weight, judge.weight)
 
 
 def test_unknown_words_leave_out_the_last():

@@ -3,14 +3,13 @@
 from collections.abc import Callable, Sequence
 
 import torch
-from tokenizers import ByteLevelBPETokenizer, processors
+from tokenizers import ByteLevelBPETokenizer
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerFast
 
 EOS = "<|endoftext|>"
-CLASSIFIER_LENGTH = 512  # tokens a DistilBERT can read
 
 
 def train_tokenizer(texts: Sequence[str], vocab_size: int) -> PreTrainedTokenizerFast:
@@ -20,17 +19,6 @@ def train_tokenizer(texts: Sequence[str], vocab_size: int) -> PreTrainedTokenize
     return PreTrainedTokenizerFast(
         tokenizer_object=bpe._tokenizer, bos_token=EOS, eos_token=EOS, pad_token=EOS
     )
-
-
-def classifier_tokenizer(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
-    """Return the same BPE with [CLS] in front and a padding token, as DistilBERT expects it."""
-    marks = {"cls_token": "[CLS]", "pad_token": "[PAD]", "eos_token": EOS}
-    own = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, **marks)
-    own.backend_tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A", special_tokens=[("[CLS]", own.cls_token_id)]
-    )
-    own.model_max_length = CLASSIFIER_LENGTH
-    return own
 
 
 def pretrain(

@@ -16,14 +16,17 @@ import datasets
 import numpy as np
 import torch
 import transformers as hf
+from safetensors.torch import save_file
 from spelling import SpellingLoss
+from tokenizers import processors
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from rlhf_course.course.presets import ROOT
 from rlhf_course.data import load_reviews
 from rlhf_course.evaluation import words_of
 from rlhf_course.rewards import NgramSentiment
-from rlhf_course.worlds.small_models import classifier_tokenizer, pretrain_gpt2, train_tokenizer
+from rlhf_course.runtime.files import atomic_folder
+from rlhf_course.worlds.small_models import train_tokenizer
 
 SEED = 0
 PARTS = ("openings", "judge", "classifier", "policy")
@@ -75,7 +78,9 @@ def train_judge(reviews: datasets.Dataset, folder: Path) -> None:
             binary_cross_entropy_with_logits(logits, labels[rows]).backward()
             optimizer.step()
             optimizer.zero_grad()
-    judge.save_pretrained(folder)
+    tensors = {name: tensor.detach().half() for name, tensor in vars(judge).items()}
+    with atomic_folder(folder) as new:
+        save_file(tensors, new / "model.safetensors")
 
 
 def train_classifier(reviews: datasets.DatasetDict, tokenizer, folder: Path) -> None:
@@ -98,6 +103,17 @@ def train_classifier(reviews: datasets.DatasetDict, tokenizer, folder: Path) -> 
     save(model, tokenizer, folder)
 
 
+def classifier_tokenizer(tokenizer) -> hf.PreTrainedTokenizerFast:
+    """Return the same BPE with [CLS] in front and a padding token, as DistilBERT expects it."""
+    marks = {"cls_token": "[CLS]", "pad_token": "[PAD]", "eos_token": tokenizer.eos_token}
+    own = hf.PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, **marks)
+    own.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A", special_tokens=[("[CLS]", own.cls_token_id)]
+    )
+    own.model_max_length = 512
+    return own
+
+
 def policy_rows(texts: Sequence[str], tokenizer, short: int, long: int) -> list[list[int]]:
     """The beginnings of reviews in tokens: ``short`` times the first 64, ``long`` times 256."""
     rows = tokenizer([text[:2000] for text in texts])["input_ids"]
@@ -112,7 +128,10 @@ def train_policy(texts: Sequence[str], held_out: Sequence[str], tokenizer, folde
     test = [row[:OPENING] for row in tokenizer(held_out[:1000])["input_ids"]]
     rows, test = (datasets.Dataset.from_dict({"input_ids": x, "labels": x}) for x in (rows, test))
     hf.set_seed(SEED)
-    model = pretrain_gpt2([], tokenizer, 4, 192, steps=0, batch=0, block=256, lr=0)
+    sizes = {"n_layer": 4, "n_embd": 192, "n_head": 3, "n_positions": 256}
+    sizes |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+    sizes |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), tokenizer.eos_token_id)
+    model = hf.GPT2LMHeadModel(hf.GPT2Config(vocab_size=len(tokenizer), **sizes))
     collate = hf.DataCollatorForSeq2Seq(tokenizer, label_pad_token_id=-100)
     fit(model, rows, test, collate, "policy", learning_rate=2e-3)
     loss, rows = SpellingLoss(texts, tokenizer, SPELLING), rows.select(range(len(texts)))
