@@ -112,11 +112,3 @@ def unknown_words(texts: Sequence[str], known: Collection[str]) -> float:
     """
     words = [word for text in texts for word in words_of(text)[:-1]]
     return sum(word not in known for word in words) / len(words) if words else float("nan")
-
-
-def summarise(table: pd.DataFrame) -> pd.Series:
-    """Return score, KL, length (mean ± 95 % interval) and distinct-1/2, for display."""
-    names = ("score", "kl", "length")
-    row = {name: "{:.2f} ± {:.2f}".format(*mean_ci(table[name])) for name in names}
-    row |= {f"distinct-{n}": f"{distinct_n(table['response'], n):.2f}" for n in (1, 2)}
-    return pd.Series(row)

@@ -19,7 +19,7 @@ from builders import SCRIPTS, make_policy, make_samples, make_trainer, sgd
 from peft import LoraConfig, get_peft_model
 
 from rlhf_course import AutoModelForCausalLMWithValueHead
-from rlhf_course.runtime.distributed import init, shutdown
+from rlhf_course.runtime.distributed import init
 
 CASES = {  # settings for all 16 samples; sizes are divided among the processes
     "plain": {},
@@ -108,7 +108,9 @@ def run_cases(folder: Path, name: str) -> None:
 if __name__ == "__main__":
     run_cases(Path(sys.argv[1]), "two")
     sys.path.insert(0, str(SCRIPTS))
-    with mock.patch("rlhf_course.runtime.distributed.shutdown"):  # the group goes on
+    from command_line.processes import shutdown
+
+    with mock.patch("command_line.processes.shutdown"):  # the group goes on
         for script, arguments in json.loads(sys.argv[2]):
             AcceleratorState._reset_state()
             assert importlib.import_module(script).main(arguments) == 0

@@ -7,13 +7,13 @@ import re
 
 import numpy as np
 import pytest
+from make.train_baichuan_mini import make_prose
 
 from rlhf_course.worlds import chinese
 from rlhf_course.worlds.chinese import (
     gold_utility,
     is_answer,
     make_preferences,
-    make_prose,
     make_qa,
 )
 

@@ -10,6 +10,7 @@ import datasets
 import pytest
 import torch
 from builders import invalid, word_tokenizer, write_rows
+from make.train_baichuan_mini import make_prose
 from tokenizers import pre_tokenizers
 
 from rlhf_course import LengthSampler
@@ -23,7 +24,7 @@ from rlhf_course.data import (
     tokenize_answers,
     tokenize_pairs,
 )
-from rlhf_course.worlds import build, cache, chinese, small_models
+from rlhf_course.worlds import build, cache, small_models
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 ROWS = "".join(f'{{"text": "film {i}", "label": {i % 2}}}\n' for i in range(60)).encode()
@@ -139,7 +140,7 @@ def test_a_text_that_spells_eos_is_refused():
 
 
 def test_no_query_ends_inside_a_character():
-    texts = [chinese.make_prose(1, seed)[0] * 3 for seed in range(40)]
+    texts = [make_prose(1, seed)[0] * 3 for seed in range(40)]
     tokenizer = small_models.train_tokenizer(texts, 300)  # almost no character is one token
     reviews = datasets.Dataset.from_dict({"text": texts})
     queries = build_queries(reviews, tokenizer, LengthSampler(1, 8), 20)

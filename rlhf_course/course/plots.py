@@ -8,7 +8,6 @@ import pandas as pd
 from IPython.display import display
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 # Okabe and Ito's palette, readable for colour-blind eyes.
 COLOURS = {
@@ -131,19 +130,6 @@ def over_text(
     return figure
 
 
-def two_judges(table: pd.DataFrame) -> Figure:
-    """Draw two judges' mean P(POSITIVE) over KL; columns kl, proxy, proxy_ci, second, second_ci."""
-    figure, axis = panels(figsize=(6.5, 3.4))
-    judges = {"proxy": ("DistilBERT, the reward", "reward"), "second": ("second judge", "gold")}
-    for name, (label, colour) in judges.items():
-        how = {"color": COLOURS[colour], "label": label, "marker": "o", "capsize": 3}
-        table.plot("kl", name, yerr=f"{name}_ci", ax=axis, **how)
-    axis.set(
-        xlabel="KL to the reference (nats per response)", ylabel="mean P(POSITIVE)", ylim=(0, 1)
-    )
-    return figure
-
-
 def preference_curves(
     train: pd.DataFrame, held_out: pd.DataFrame, ceiling: float | None = None
 ) -> Figure:
@@ -232,17 +218,4 @@ def loss_curve(
     axis.set(xlabel="step", ylabel="loss, nats")
     axis.margins(y=0.15)
     axis.legend()
-    return figure
-
-
-def compare_runs(runs: Mapping[str, pd.DataFrame], columns: Mapping[str, str]) -> Figure:
-    """Draw runs over their steps, the faulty one first, a panel per column (name → unit)."""
-    figure, axes = panels(1, len(columns), figsize=(max(7, 3.1 * len(columns)), 3), squeeze=False)
-    for axis, (column, unit) in zip(axes[0], columns.items(), strict=True):
-        for (label, history), colour in zip(runs.items(), RUN_COLOURS, strict=False):
-            axis.plot(history.index, history[column], color=colour, lw=1.8, label=label)
-        axis.axhline(0, color="0.3", lw=0.8, ls=":")
-        axis.set(title=column, ylabel=unit, xlabel="PPO step")
-        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-    _legend_below(figure, axes[0], columns=len(runs))
     return figure

@@ -1,8 +1,9 @@
 """An invented world of Chinese questions and answers with an exactly known utility.
 
-A small base model reads `make_prose`, and is fine-tuned on `make_qa` (in the schema of HC3: answers
-of people and of a chatbot). A reward model learns from `make_preferences`: two answers, from dry
-(干巴) to lively (活泼), and a noisy verdict. Texts are short, so that a million parameters suffice.
+A small base model has read texts of this world, and is fine-tuned on `make_qa` (in the schema of
+HC3: answers of people and of a chatbot). A reward model learns from `make_preferences`: two
+answers, from dry (干巴) to lively (活泼), and a noisy verdict. Texts are short, so that a million
+parameters suffice.
 """
 
 import random
@@ -96,9 +97,9 @@ def _neighbours(text: str) -> set[str]:
 @cache
 def _known_neighbours() -> set[str]:
     """Return those in a large sample of all kinds of texts: nearly all that are possible."""
-    samples = [_question(rng, topic) for rng, topic in _streams("sample question", 2000, 0)]
+    samples = [draw_question(rng, topic) for rng, topic in streams("sample question", 2000, 0)]
     for kind in KINDS:
-        samples += [_text(*stream, kind) for stream in _streams(f"sample {kind}", 4000, 0)]
+        samples += [draw_text(*stream, kind) for stream in streams(f"sample {kind}", 4000, 0)]
     return set().union(*map(_neighbours, samples))
 
 
@@ -130,11 +131,11 @@ def in_english(text: str) -> str:
     return re.sub(r"(?:^|[.!?~] |\n)\w", lambda found: found[0].upper(), text)
 
 
-def _question(rng: random.Random, topic: str) -> str:
+def draw_question(rng: random.Random, topic: str) -> str:
     return pick(rng, QUESTIONS[topic], NAMES[topic][0])
 
 
-def _text(rng: random.Random, topic: str, kind: str) -> str:
+def draw_text(rng: random.Random, topic: str, kind: str) -> str:
     """Return a text about a topic, of one of the KINDS."""
     wanted = KINDS[kind]
     style = rng.choice([*Counter(wanted["styles"]).elements()])
@@ -150,7 +151,7 @@ def _text(rng: random.Random, topic: str, kind: str) -> str:
     text = "".join(pick(rng, (GRAMMAR | own)[part], NAMES[topic][0]) for part in PARTS if has[part])
     sizes = {"characters": len(text), "sentences": len(_sentences(text))}
     fits = all(wanted[what][0] <= size <= wanted[what][1] for what, size in sizes.items())
-    return text if fits else _text(rng, topic, kind)
+    return text if fits else draw_text(rng, topic, kind)
 
 
 def _advice(rng: random.Random, topic: str, style: str, count: int) -> str:
@@ -164,7 +165,7 @@ def _advice(rng: random.Random, topic: str, style: str, count: int) -> str:
     return text
 
 
-def _streams(what: str, n: int, seed: int) -> Iterator[tuple[random.Random, str]]:
+def streams(what: str, n: int, seed: int) -> Iterator[tuple[random.Random, str]]:
     """Yield n random streams, each with a topic; the i-th depends on (what, seed, i) only."""
     for i in range(n):
         rng = random.Random(f"{what}-{seed}-{i}")
@@ -174,13 +175,13 @@ def _streams(what: str, n: int, seed: int) -> Iterator[tuple[random.Random, str]
 def make_qa(n: int, seed: int = 0) -> list[dict]:
     """Return n rows: question, human_answers (informal, sometimes empty), chatgpt_answers (dry)."""
     made = []
-    for rng, topic in _streams("qa", n, seed):
+    for rng, topic in streams("qa", n, seed):
         human = [
-            "" if rng.random() < EMPTY_SHARE else _text(rng, topic, "human")
+            "" if rng.random() < EMPTY_SHARE else draw_text(rng, topic, "human")
             for _ in range(rng.choice([1, 2]))
         ]
-        row = {"question": _question(rng, topic), "human_answers": human}
-        made.append(row | {"chatgpt_answers": [_text(rng, topic, "chatgpt")]})
+        row = {"question": draw_question(rng, topic), "human_answers": human}
+        made.append(row | {"chatgpt_answers": [draw_text(rng, topic, "chatgpt")]})
     return made
 
 
@@ -188,31 +189,10 @@ def make_preferences(n: int, seed: int = 0) -> list[Pair]:
     """Return n bare questions, each with two different answers and the noisy verdict."""
     return [
         grammar.draw_pair(
-            rng, _question(rng, topic), partial(_text, rng, topic, "preference"), gold_utility
+            rng,
+            draw_question(rng, topic),
+            partial(draw_text, rng, topic, "preference"),
+            gold_utility,
         )
-        for rng, topic in _streams("preference", n, seed)
+        for rng, topic in streams("preference", n, seed)
     ]
-
-
-def make_prose(n: int, seed: int = 0) -> list[str]:
-    """Return n texts, a third of each kind: paragraphs about a topic; pages of questions; a
-    question with one or two replies of any style.
-
-    A tenth are chats in which only the user or only the assistant speaks: a model learns these
-    names, and sees no answer of an assistant to a question.
-    """
-    made = []
-    for rng, topic in _streams("prose", n, seed):
-        kind, many = rng.choice(["paragraph", "questions", "replies"]), rng.randint(3, 6)
-        name = {"paragraph": "Assistant: ", "questions": "Human: "}.get(kind, "")
-        if kind == "paragraph":
-            lines = [_text(rng, topic, kind)]
-        elif kind == "questions":
-            lines = [_question(rng, other) for other in rng.choices(list(TOPICS), k=many)]
-        else:
-            replies = rng.choices(["human", "chatgpt", "preference"], k=rng.randint(1, 2))
-            lines = [_question(rng, topic), *(_text(rng, topic, reply) for reply in replies)]
-        if name and rng.random() < 0.15:
-            lines = ["\n\n".join(name + line for line in lines)]
-        made.append("\n".join(lines))
-    return made

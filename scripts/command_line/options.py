@@ -10,7 +10,7 @@ import yaml
 from trl import TrlParser
 
 from command_line import exits
-from rlhf_course.runtime.distributed import init_quietly, shutdown
+from command_line.processes import init_quietly, shutdown
 
 
 def option(default, text: str, **how):

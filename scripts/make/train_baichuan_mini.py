@@ -63,9 +63,35 @@ class Blocks(Dataset):
         return {"input_ids": ids, "labels": ids}
 
 
+def make_prose(n: int, seed: int = 0) -> list[str]:
+    """Return n texts, a third of each kind: paragraphs about a topic; pages of questions; a
+    question with one or two replies of any style.
+
+    A tenth are chats in which only the user or only the assistant speaks: a model learns these
+    names, and sees no answer of an assistant to a question.
+    """
+    made = []
+    for rng, topic in chinese.streams("prose", n, seed):
+        kind, many = rng.choice(["paragraph", "questions", "replies"]), rng.randint(3, 6)
+        name = {"paragraph": "Assistant: ", "questions": "Human: "}.get(kind, "")
+        if kind == "paragraph":
+            lines = [chinese.draw_text(rng, topic, kind)]
+        elif kind == "questions":
+            others = rng.choices(list(chinese.TOPICS), k=many)
+            lines = [chinese.draw_question(rng, other) for other in others]
+        else:
+            replies = rng.choices(["human", "chatgpt", "preference"], k=rng.randint(1, 2))
+            lines = [chinese.draw_question(rng, topic)]
+            lines += [chinese.draw_text(rng, topic, reply) for reply in replies]
+        if name and rng.random() < 0.15:
+            lines = ["\n\n".join(name + line for line in lines)]
+        made.append("\n".join(lines))
+    return made
+
+
 def pretrain() -> tuple[LlamaForCausalLM, Path, float]:
     """Return the model with its NormHead, its SentencePiece model, and its held-out loss."""
-    texts = chinese.make_prose(TEXTS, SEED)
+    texts = make_prose(TEXTS, SEED)
     # With 500 of them Human: and Assistant: are a piece each, as in a large vocabulary.
     spm_model = toy_checkpoint.train_sentencepiece(
         [*texts[:8000], *[as_prompt("")] * 500], 1200, WORK / "sentencepiece"
@@ -97,7 +123,7 @@ def pretrain() -> tuple[LlamaForCausalLM, Path, float]:
         report_to="none",
         seed=SEED,
     )
-    held_out = chinese.make_prose(HELD_OUT, SEED + 1)
+    held_out = make_prose(HELD_OUT, SEED + 1)
     trainer = Trainer(
         model,
         arguments,

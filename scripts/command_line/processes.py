@@ -1,0 +1,30 @@
+"""A command in several processes: only the first one speaks, and all end together."""
+
+import gc
+import os
+import sys
+import warnings
+
+import torch
+
+from rlhf_course.runtime.distributed import init
+
+
+def init_quietly() -> None:
+    """Initialize a command's rank; only rank 0 prints and warns."""
+    if not init().is_main_process:
+        sys.stdout = open(os.devnull, "w")
+        warnings.simplefilter("ignore")
+
+
+def shutdown() -> None:
+    """Destroy the process group, at the end, when nothing refers to models any more.
+
+    Freeing gloo's group waits for threads that may need the GIL. A Python reference releases it;
+    DDP's own does not, and would deadlock. So ours has to be the last.
+    """
+    if torch.distributed.is_initialized():
+        group = torch.distributed.group.WORLD
+        torch.distributed.destroy_process_group()
+        gc.collect()
+        del group
