@@ -14,8 +14,6 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rlhf_course.policy.saving import Saved
 
-ROWS = 8192  # of a vocabulary projection that are float32 at a time
-
 
 class FullPrecisionLinear(nn.Linear):
     """A product in float32 at least: at GPT-2's logits, about −100, bfloat16 has steps of ½."""
@@ -24,7 +22,7 @@ class FullPrecisionLinear(nn.Linear):
         with torch.autocast(hidden.device.type, enabled=False):
             if self.weight.dtype.itemsize >= 4:
                 return super().forward(hidden.to(self.weight.dtype))
-            pieces = self.weight.split(ROWS)  # the backward pass casts each of them again
+            pieces = self.weight.split(8192)  # the backward pass casts each of them again
             product = [checkpoint(cast_product, hidden, x, use_reentrant=False) for x in pieces]
             return torch.cat(product, -1) + (0 if self.bias is None else self.bias)
 

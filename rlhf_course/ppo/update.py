@@ -16,8 +16,6 @@ from rlhf_course.ppo.checks import check_outputs
 from rlhf_course.ppo.config import PPOConfig
 from rlhf_course.ppo.rollout import FirstPass, Rollout, forward
 
-LOSSES = ("loss/policy", "loss/value", "loss/total")
-
 
 class MiniBatch(NamedTuple):
     """What an update says of one mini-batch, on the device."""
@@ -57,12 +55,11 @@ def add_rewards(
     rollout: Rollout, config: PPOConfig, kl_coef: float, total: ppo.Total = ppo.alone
 ) -> None:
     """Fill in rewards per token, whitened where the config asks for it."""
-    rewards, rollout.non_score_rewards = ppo.compute_rewards(
+    rollout.rewards, rollout.non_score_rewards = ppo.compute_rewards(
         rollout.scores, rollout.kl, rollout.mask, kl_coef
     )
     if config.whiten_rewards:
-        rewards = ppo.masked_whiten(rewards, rollout.mask, shift_mean=False, total=total)
-    rollout.rewards = rewards
+        rollout.rewards = ppo.masked_whiten(rollout.rewards, rollout.mask, False, total)
 
 
 def add_advantages(rollout: Rollout, config: PPOConfig, total: ppo.Total = ppo.alone) -> None:
@@ -155,7 +152,7 @@ def is_usable(seen: MiniBatch, config: PPOConfig, step: int, number: int) -> boo
     """
     loss, ratio = seen.stats["loss/total"].item(), seen.stats["ratio"].item()
     if ratio > config.ratio_threshold:
-        seen.stats.update({name: torch.zeros_like(seen.mask.sum()) for name in LOSSES})
+        seen.stats.update({k: x.new_zeros(()) for k, x in seen.stats.items() if "loss/" in k})
         warnings.warn(
             f"Step {step + 1}: mini-batch {number} moved no weight: its mean ratio is {ratio:.2f},"
             f" above ratio_threshold {config.ratio_threshold}. Again? Lower the learning rate.",
