@@ -1,4 +1,4 @@
-"""The tutorials that the course follows: their settings beside preset `full`, and what was wrong."""
+"""The tutorials that the course follows: their settings beside preset `full`, their faults."""
 
 import inspect
 import json
