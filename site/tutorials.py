@@ -1,7 +1,7 @@
 """Write the table of yardsticks into from-tutorials.md and the README.
 
-The tutorials' numbers are in published.yaml, beside the presets; ours come from run cards. Run
-this after ``make render``: python site/tutorials.py
+The tutorials' numbers come from published.yaml, in the folder of the presets, and ours from run
+cards. Run this after ``make render``: python site/tutorials.py
 """
 
 from __future__ import annotations

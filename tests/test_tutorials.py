@@ -1,4 +1,4 @@
-"""The tutorials that the course follows: their settings beside preset `full`, their faults."""
+"""The tutorials that the course follows: their settings against preset `full`, their faults."""
 
 import inspect
 import json
@@ -15,7 +15,7 @@ from rlhf_course.rewards import SentimentReward
 
 sys.path.insert(0, str(ROOT / "site"))
 
-import tutorials  # noqa: E402
+import tutorials
 
 PUBLISHED = yaml.safe_load((CONFIGS / "published.yaml").read_text(encoding="utf-8"))
 NOTEBOOKS = [name for name in PUBLISHED if name[0].isdigit()]
@@ -28,11 +28,12 @@ def cells(notebook: str) -> list[dict]:
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS)
 def test_a_preset_changes_with_its_row(notebook):
-    """`full` beside what was published: of the preset, and of what the notebook's cells set."""
+    """The column `full` equals the preset, and what the notebook's cells set."""
     spec = {key: entry["full"] for key, entry in read_spec(notebook).items()}
+    spec = {key: "none" if value is None else value for key, value in spec.items()}
     rows = {name: row[1] for name, row in PUBLISHED[notebook].items()}
     assert all(len(row) == 3 and row[2] for row in PUBLISHED[notebook].values())
-    changed = {k: (rows[k], spec[k]) for k in rows if rows[k] != (spec.get(k, rows[k]) or "none")}
+    changed = {k: (rows[k], spec[k]) for k in rows if rows[k] != spec.get(k, rows[k])}
     assert not changed, f"preset full of {notebook} has changed: published.yaml says {changed}"
     code = "".join("".join(cell["source"]) for cell in cells(notebook))
     if notebook.startswith("04"):
