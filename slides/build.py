@@ -2,7 +2,8 @@
 it.
 
 ``{{NOTEBOOK.metrics.NAME:FORMAT}}`` stands for a number of figs/measured/NOTEBOOK.json, and
-``{{NOTEBOOK.checks:passed}}`` for how many of its checks passed. ``make slides`` runs this.
+``{{NOTEBOOK.checks:passed}}`` for how many of its checks passed; ``{{published.…}}`` for a number
+of published.yaml. ``make slides`` runs this.
 """
 
 from __future__ import annotations
@@ -18,10 +19,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import yaml
+
+from rlhf_course.course.presets import CONFIGS
 from rlhf_course.runtime.files import atomic_file, read_json
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
+PUBLISHED = CONFIGS / "published.yaml"  # what tutorials reported
 SOURCE, THEME = HERE / "slides.md", HERE / "theme.css"
 HTML, PDF = HERE / "slides.html", HERE / "slides.pdf"
 BROWSERS = "chromium", "chromium-browser", "google-chrome"
@@ -100,6 +105,7 @@ def embed(markdown: str, figures: Path) -> str:
 def content(figures: Path) -> str:
     """slides.md with numbers and figures."""
     cards = {path.stem: read_json(path) for path in sorted((figures / "measured").glob("*.json"))}
+    cards["published"] = yaml.safe_load(PUBLISHED.read_text(encoding="utf-8"))
     return embed(fill(SOURCE.read_text(encoding="utf-8"), cards), figures)
 
 
