@@ -18,6 +18,10 @@ PAGES = (ROOT / "site/from-tutorials.md", ROOT / "README.md")
 CARD = "04_gpt2_imdb_ppo.json"
 BLOCK = re.compile(r"(<!-- yardsticks: .*? -->\n).*?(\n<!-- end of yardsticks -->)", re.S)
 KINDS = ("mean", "median")
+OURS = (  # mean and median of a run card's metrics
+    "{0[score_before]:.2f} → {0[score_after]:.2f}",
+    "{0[median score: before]:.2f} → {0[median score: after]:.2f}",
+)
 PRESETS = {"tiny: smaller models": CARD, "full: the lab's models": f"full/{CARD}"}
 
 
@@ -31,8 +35,8 @@ def yardsticks() -> str:
     for preset, name in PRESETS.items():
         path = ROOT / "figs/measured" / name
         found = json.loads(path.read_text(encoding="utf-8"))["metrics"] if path.exists() else {}
-        mean = "{score_before:.2f} → {score_after:.2f}".format(**found) if found else "not measured"
-        rows.append(f"| This course, preset {preset} | {mean} | – | all that are held out |")
+        ends = [x.format(found) if found else "not measured" for x in OURS]
+        rows.append(f"| This course, preset {preset} | {' | '.join(ends)} | all held out |")
     return "\n".join(rows).replace("-0.", "−0.")
 
 

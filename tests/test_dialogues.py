@@ -111,7 +111,7 @@ def test_the_text_is_clean(pairs):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch, own_cache):
-    """The dialogues of the world, with 300 pairs to train on instead of 24,000."""
+    """The dialogues of the world, with 300 pairs to train on instead of 16,000."""
     asked = []
 
     def fewer(n, seed):
@@ -121,7 +121,7 @@ def folder(tmp_path, monkeypatch, own_cache):
     monkeypatch.setenv("RLHF_COURSE_CACHE", str(tmp_path / "world"))
     monkeypatch.setattr(dialogues, "make_pairs", fewer)
     built = build.build_dialogues()
-    assert build.build_dialogues() == built and asked == [(26000, 0)]  # built once
+    assert build.build_dialogues() == built and asked == [(18000, 0)]  # built once
     return built
 
 

@@ -57,7 +57,7 @@ def prepare_chat(settings: Settings) -> SimpleNamespace:
 
 
 def _dialogues(folder: Path) -> None:
-    rows = [vars(pair).copy() for pair in dialogues.make_pairs(26000, SEED)]
+    rows = [vars(pair).copy() for pair in dialogues.make_pairs(18000, SEED)]
     for row in rows:  # whole transcripts, as in hh-rlhf
         prompt = row.pop("prompt")
         row |= {side: f"{prompt} {row[side]}" for side in ("chosen", "rejected")}
@@ -79,7 +79,7 @@ def _write(folder: Path, **splits: list[dict]) -> None:
 
 
 # The embedded datasets, as folders in the hub's layout; pairs have their gold.
-# 24,000 pairs to train on, 2,000 held out
+# 16,000 pairs to train on, 2,000 held out
 build_dialogues = partial(cached, "dialogues", _dialogues)
 # 4,000 questions with their answers, like HC3
 build_answers = partial(cached, "chinese-answers", _answers)
