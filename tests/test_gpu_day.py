@@ -1,10 +1,11 @@
 """The protocol for a real GPU: it resumes, it stops, and the README is made from its JSON."""
 
 import json
-import os
+import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import gpu_day
 import pytest
@@ -14,6 +15,7 @@ from make.notebook_files import ROOT, keep_day
 
 from rlhf_course.course.presets import load_preset
 
+IMDB = "04_gpt2_imdb_ppo"
 KILLED = f"""
 import os, signal, sys
 from pathlib import Path
@@ -29,10 +31,9 @@ walk([Gate("1 a", passes), Gate("2 b", dies)], Path(sys.argv[1]))
 
 def test_a_killed_day_continues_at_its_gate(tmp_path, capsys):
     file, ran = tmp_path / "gpu_day.json", []
-    done = subprocess.run([sys.executable, "-c", KILLED, file], env=os.environ)
-    assert done.returncode == -signal.SIGKILL and list(json.loads(file.read_text())["gates"]) == [
-        "1 a"
-    ]
+    done = subprocess.run([sys.executable, "-c", KILLED, file])
+    assert done.returncode == -signal.SIGKILL
+    assert list(json.loads(file.read_text())["gates"]) == ["1 a"]
 
     def gate(name: str) -> Gate:
         return Gate(name, lambda gate, folder: ran.append(name) or ({}, {}), minutes=7, download=3)
@@ -62,19 +63,16 @@ def test_a_day_stops_at_the_first_gate_that_fails(measured, tmp_path):
 
 
 def test_the_readme_s_column_comes_from_the_json(tmp_path):
-    for name in ("gpu_day", "04_gpt2_imdb_ppo", "05_lora_rlhf_baichuan"):
-        source = ROOT / f"figs/measured/{name}.json"
-        source.exists() and (tmp_path / source.name).write_bytes(source.read_bytes())
-    readme, day = tmp_path / "README.md", tmp_path / "day.json"
-    readme.write_bytes((ROOT / "README.md").read_bytes())
+    names, page = (IMDB, "05_lora_rlhf_baichuan"), ROOT / "README.md"
+    for name in names:
+        shutil.copy(ROOT / f"figs/measured/{name}.json", tmp_path)
+    readme, day = Path(shutil.copy(page, tmp_path)), tmp_path / "day.json"
     measured = {"wall_s": 2000.0, "peak_cuda_mb": 9216.0, "peak_rss_mb": 1.0}
-    gates = {f"6 {name} at full": {"passed": name[1] == "4", "measured": measured} for name in ()}
-    for name in ("04_gpt2_imdb_ppo", "05_lora_rlhf_baichuan"):
-        gates[f"6 {name} at full"] = {"passed": name[:2] == "04", "measured": measured}
+    gates = {f"6 {n} at full": {"passed": n == names[0], "measured": measured} for n in names}
     day.write_text(json.dumps({"environment": {"device": "CPU"}, "gates": gates}))
     with pytest.raises(ValueError, match="rehearsal"):
         keep_day(day, readme, tmp_path)
-    assert readme.read_bytes() == (ROOT / "README.md").read_bytes()
+    assert readme.read_bytes() == page.read_bytes()
     day.write_text(json.dumps({"environment": {"device": "Card X"}, "gates": gates}))
     keep_day(day, readme, tmp_path)
     text = readme.read_text(encoding="utf-8")
@@ -83,18 +81,16 @@ def test_the_readme_s_column_comes_from_the_json(tmp_path):
 
 
 def test_full_picks_a_precision_that_the_gpu_has(monkeypatch):
-    def chosen(number: str, name: str, **overrides):
-        names = {"01": "01_reward_modeling", "04": "04_gpt2_imdb_ppo"}
-        names["05"] = "05_lora_rlhf_baichuan"
-        return getattr(load_preset(names[number], "full", overrides), name)
+    def chosen(**overrides) -> list:
+        reward, imdb = (load_preset(name, "full") for name in ("01_reward_modeling", IMDB))
+        chat = load_preset("05_lora_rlhf_baichuan", "full", overrides)
+        return [reward.bf16, imdb.mixed_precision, chat.mixed_precision, chat.dtype]
 
-    every = [("01", "bf16"), ("04", "mixed_precision"), ("05", "mixed_precision"), ("05", "dtype")]
-    usual = [True, "bf16", "bf16", "bfloat16"]
-    assert [chosen(*one) for one in every] == usual
+    assert chosen() == [True, "bf16", "bf16", "bfloat16"]
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     # A T4 emulates bf16, and says that it supports it.
     supported = lambda including_emulation=True: including_emulation  # noqa: E731
     monkeypatch.setattr("torch.cuda.is_bf16_supported", supported)
-    assert [chosen(*one) for one in every] == [False, "fp16", "fp16", "float16"]
-    assert chosen("04", "mixed_precision", mixed_precision="bf16") == "bf16"
-    assert load_preset("04_gpt2_imdb_ppo", "tiny").mixed_precision == "no"
+    assert chosen() == [False, "fp16", "fp16", "float16"]
+    assert chosen(mixed_precision="bf16")[2] == "bf16"
+    assert load_preset(IMDB, "tiny").mixed_precision == "no"
