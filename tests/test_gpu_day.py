@@ -78,6 +78,9 @@ def test_the_readme_s_column_comes_from_the_json(tmp_path):
     text = readme.read_text(encoding="utf-8")
     assert text.count("/ 2000 s, 9.0 GB |") == 1 and "/ `full` on one GPU |" in text
     assert "after the slash on Card X" in text and "measured on a real GPU yet" not in text
+    about = (ROOT / "site/on-a-gpu.md").read_text(encoding="utf-8")
+    seconds, gib = gpu_day.PUBLISHED.values()
+    assert f"{seconds} s and {gib * 1024:,.0f} MiB" in about and f"{gpu_day.SLACK} times" in about
 
 
 def test_full_picks_a_precision_that_the_gpu_has(monkeypatch):
