@@ -103,7 +103,7 @@ def notebook(name: str, preset: str, gate: Gate, folder: Path) -> tuple[dict, di
 
 def gpt2(gate: Gate, folder: Path) -> tuple[dict, dict]:
     """Take PPO steps with random weights, at the published run's batch and lengths."""
-    options = ["--shape=gpt2"] if CARD else ["--shape=tiny", "--rounds=1"]
+    options = ["--shape=gpt2"] if CARD else ["--shape=tiny", "--rounds=1", "--threads=1"]
     options += ["--bf16"] * (CARD and has_bf16()) + [f"--output={folder / 'gpt2.json'}"]
     call(gate, folder, "scripts/benchmark/benchmark_ppo.py", *options)
     median = read_json(folder / "gpt2.json")["variants"]["ours"]["median"]
