@@ -149,7 +149,7 @@ def draw(name: str, table: dict[str, list]) -> Iterator[dict]:
 def cost(card: dict) -> str:
     """Time and memory of a run; on a GPU, its memory."""
     memory = card.get("peak_cuda_mb") or card.get("peak_rss_mb")
-    return f"{card['wall_s']:.0f} s, {memory / 1024:.1f} GB" if card else "not measured"
+    return f"{card['wall_s']:.0f} s, {memory / 1024:.1f} GB"
 
 
 def headline(card: dict) -> str:

@@ -28,7 +28,8 @@ import importlib.util
 if importlib.util.find_spec("rlhf_course") is None:
     !git clone --depth 1 {repository} hands-on-rlhf
     %cd hands-on-rlhf/notebooks
-    %pip install --quiet -r ../requirements.txt
+    # This leaves a torch of 2.11 or newer as it is.
+    %pip install --quiet "..[notebooks,track]"
     import sys; from pathlib import Path; sys.path.insert(0, str(Path.cwd().parent))"""
 
 

@@ -94,6 +94,7 @@ def test_every_notebook_fetches_the_course_from_its_address_and_no_other():
         assert own == read, "run python site/address.py"
         cell = fetching(read, "https://github.com/owner/name").cells[1]
         assert "!git clone --depth 1 https://github.com/owner/name" in cell.source
+        assert "requirements.txt" not in cell.source  # its pin would replace Colab's own torch
         assert fetching(read, "https://example.org/name").cells[1].id != "fetch"  # no Colab there
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pandas as pd
+import torch
 import yaml
 from pandas.io.formats.style import Styler
 
@@ -15,6 +16,15 @@ CONFIGS = Path(__file__).resolve().parent / "configs"
 _CHECKOUT = CONFIGS.parents[2]
 # Where relative output paths start; an installed copy has no project.
 ROOT = _CHECKOUT if (_CHECKOUT / "scripts" / "run_notebooks.py").exists() else Path.cwd()
+
+# Setting → its value with bf16, and without. A frozen base in float16 has adapters in float32.
+PRECISION = {"mixed_precision": ("bf16", "fp16"), "dtype": ("bfloat16", "float16")}
+PRECISION["bf16"] = True, False
+
+
+def has_bf16() -> bool:
+    """Return whether this GPU computes in bf16; older ones (a T4) only emulate it, slowly."""
+    return not torch.cuda.is_available() or torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 class Settings(SimpleNamespace):
@@ -51,7 +61,7 @@ def read_spec(notebook: str) -> dict[str, dict]:
 
 
 def load_preset(notebook: str, preset: str, overrides: Mapping | None = None) -> Settings:
-    """Return a notebook's settings, with overrides on top.
+    """Return a notebook's settings, with overrides on top; without bf16 those of ``PRECISION``.
 
     Raises ``ValueError`` for an unknown preset or key, and for values that ``like`` refuses.
     """
@@ -59,6 +69,9 @@ def load_preset(notebook: str, preset: str, overrides: Mapping | None = None) ->
     if preset not in PRESETS:
         raise ValueError(f"Unknown preset {preset!r}; choose one of {', '.join(PRESETS)}.")
     checked = {}
+    for key, (usual, older) in PRECISION.items():
+        if key in spec and spec[key][preset] == usual and not has_bf16():
+            checked[key] = older
     for key, value in (overrides or {}).items():
         if key not in spec:
             raise ValueError(

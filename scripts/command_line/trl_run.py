@@ -53,6 +53,7 @@ def parse(about: str, experiment: str, kinds: tuple, names: dict, fixed: dict, a
         found["per_device_eval_batch_size"] = found["per_device_train_batch_size"]
         is_bf16 = getattr(settings, "bf16", found.get("dtype") == "bfloat16")
         found["bf16"] = is_bf16 and torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+        found["fp16"] = found.get("dtype") == "float16"  # the preset's choice for an older GPU
         return (*kinds, trl.ModelConfig), DEFAULTS | found | fixed
 
     script, config, model_args = options.parse(about, ["preset", "dataset"], choose, arguments)

@@ -1,17 +1,33 @@
 """Print what a PPO step holds on Baichuan2-7B's shape, and the smallest card that holds it:
-site/larger-models.md.
+site/larger-models.md. With --measure, take such a step and print what it held, as JSON.
 """
 
-import pandas as pd
-from peft import LoraConfig
-from transformers import LlamaConfig
+import json
+import sys
+import time
+from contextlib import nullcontext
+from types import SimpleNamespace
 
-from rlhf_course.course.memory import QUANTIZED, ppo_memory
+import pandas as pd
+import torch
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from rlhf_course import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
+from rlhf_course.course.memory import QUANTIZED, peak_memory, ppo_memory
+from rlhf_course.course.presets import load_preset
 
 # GiB; a tenth is kept free for CUDA, fragmentation and the reward model's batches.
 CARDS = (16, 24, 40, 80)
 SIZES = {"vocab_size": 125_696, "hidden_size": 4096, "intermediate_size": 11_008}
 BAICHUAN = LlamaConfig(**SIZES, num_hidden_layers=32, num_attention_heads=32)  # 2-7B, converted
+TOY = LlamaConfig(
+    vocab_size=2000,
+    hidden_size=64,
+    intermediate_size=176,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+)
 LORA = LoraConfig(task_type="CAUSAL_LM", r=8, target_modules="all-linear")
 CHUNKED = {"checkpointing": True, "chunk": 256}
 WAYS = {
@@ -53,5 +69,45 @@ def about_the_optimizer() -> str:
     return f"Adam's two moments of the adapters are {size:.1f} GiB of it, {small}."
 
 
+def measure_step() -> dict[str, float]:
+    """Return layers, seconds, peak GiB and computed GiB of a PPO step with random weights.
+
+    Sizes and precision are notebook 05's at ``full``. The model has as many of a 7B's layers as fit
+    into 3/4 of the free memory; without a GPU it is a toy, whose tensors are counted.
+    """
+    full = load_preset("05_lora_rlhf_baichuan", "full")
+    is_card, config = torch.cuda.is_available(), BAICHUAN if torch.cuda.is_available() else TOY
+    free = 0.75 * torch.cuda.mem_get_info()[0] if is_card else float("inf")
+    dtype, batch = getattr(torch, full.dtype), full.batch_size
+    sizes = full.mini_batch_size, full.max_prompt, full.max_new_tokens, batch
+    way = {"base_bytes": dtype.itemsize, "checkpointing": full.gradient_checkpointing}
+    for layers in range(config.num_hidden_layers, 0, -1):
+        config = LlamaConfig(**config.to_dict() | {"num_hidden_layers": layers})
+        if (computed := sum(ppo_memory(config, LORA, *sizes, **way).values())) <= free:
+            break
+    with torch.device("cuda" if is_card else "cpu"):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    policy = AutoModelForCausalLMWithValueHead.from_pretrained(model, peft_config=LORA)
+    policy.pretrained_model.add_adapter("reward", LORA)
+    policy.pretrained_model.set_adapter("policy")
+    options = {"batch_size": batch, "mini_batch_size": full.mini_batch_size}
+    options["gradient_checkpointing"] = full.gradient_checkpointing
+    options["accelerator_kwargs"] = {"mixed_precision": full.mixed_precision}
+    tokenizer = SimpleNamespace(pad_token_id=0, eos_token_id=config.eos_token_id)
+    trainer = PPOTrainer(PPOConfig(**options), policy, None, tokenizer)
+    shapes = (batch, full.max_prompt), (batch, full.max_new_tokens)
+    samples = [list(torch.randint(3, config.vocab_size, shape)) for shape in shapes]
+    held, started = [*policy.parameters(), *policy.buffers()], time.perf_counter()
+    with nullcontext() if is_card else peak_memory(held) as peak:
+        trainer.step(*samples, list(torch.randn(batch)))
+    seconds = time.perf_counter() - started
+    most = torch.cuda.max_memory_allocated() if is_card else peak.bytes
+    found = {"layers": layers, "seconds": seconds}
+    return found | {"peak_gib": most / 2**30, "computed_gib": computed / 2**30}
+
+
 if __name__ == "__main__":
-    print(as_markdown(what_fits()), about_the_optimizer(), sep="\n\n")
+    if "--measure" in sys.argv:
+        print(json.dumps(measure_step()))
+    else:
+        print(as_markdown(what_fits()), about_the_optimizer(), sep="\n\n")

@@ -91,21 +91,46 @@ def read_card(path: Path) -> dict:
     return read_json(path) if path.exists() else {}
 
 
+def keep_day(day: Path, readme: Path = ROOT / "README.md", measured: Path = MEASURED) -> None:
+    """Copy a GPU's results to the run cards, and write the README.
+
+    Raises ``ValueError`` for those of a rehearsal.
+    """
+    if read_json(day)["environment"]["device"] == "CPU":
+        raise ValueError(f"{day} is of a rehearsal on a CPU, which is no measurement of a GPU.")
+    with atomic_file(measured / "gpu_day.json") as path:
+        path.write_bytes(day.read_bytes())
+    update_readme(readme, measured)
+
+
 def update_readme(readme: Path = ROOT / "README.md", measured: Path = MEASURED) -> None:
     """Write costs and headlines of the kept run cards into the README's table."""
     lines = readme.read_text(encoding="utf-8").splitlines(keepends=True)
-    for name in (path.stem for path in NOTEBOOKS.glob("[0-9]*.ipynb")):
-        card = read_card(measured / f"{name}.json")
-        full = read_card(measured / "full" / f"{name}.json")
-        seeds = read_card(measured / "seeds.json").get(name, {})
-        for i, line in enumerate(lines):
-            if card and line.startswith("|") and f"(notebooks/{name}.ipynb)" in line:
-                cells = line.split(" | ")
-                cells[2] = f"{cost(card)} / {cost(full)}"
-                cells[3] = headline(card) + other_seeds(card, seeds)
-                lines[i] = " | ".join(cells)
+    cards = {f"(notebooks/{path.stem}.ipynb)": path for path in measured.glob("[0-9]*.json")}
+    seeds, day = (read_card(measured / f"{name}.json") for name in ("seeds", "gpu_day"))
+    full = {name[2:-8]: gate for name, gate in day.get("gates", {}).items() if name[0] == "6"}
+    full = {name: gate["measured"] for name, gate in full.items() if gate["passed"]}
+    for i, line in enumerate(lines):
+        cells = line.split(" | ")
+        if line.startswith("| notebook |"):
+            cells[2] = "time, memory: `tiny` on two CPU cores" + " / `full` on one GPU" * bool(full)
+        elif path := next((path for link, path in cards.items() if link in cells[0]), None):
+            card, name = read_card(path), path.stem
+            cells[2] = cost(card) + (f" / {cost(full[name])}" if name in full else "")
+            cells[3] = headline(card) + other_seeds(card, seeds.get(name, {}))
+        elif line.startswith("**One GPU.**"):
+            cells = [one_gpu(day["environment"]["device"] if full else "")]
+        lines[i] = " | ".join(cells)
     with atomic_file(readme) as path:
         path.write_text("".join(lines), encoding="utf-8")
+
+
+def one_gpu(device: str) -> str:
+    """Return the README's line about what was measured on a GPU, "" for none."""
+    command = "[`python scripts/gpu_day.py`](site/on-a-gpu.md)"
+    if device:
+        return f"**One GPU.** {command} measured the numbers after the slash on {device}.\n"
+    return f"**One GPU.** No notebook has been measured on a real GPU yet; {command} does it.\n"
 
 
 def other_seeds(card: dict, seeds: dict[str, dict]) -> str:

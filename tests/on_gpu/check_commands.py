@@ -1,4 +1,4 @@
-"""The three commands on the simulated GPU, and a checkpoint for a CPU to go on from."""
+"""The three commands on a GPU, simulated or real, and a checkpoint for a CPU to go on from."""
 
 import pytest
 import train_ppo

@@ -1,4 +1,6 @@
-"""PPO on the simulated GPU: tensors from either side, mixed precision, a bound on the waits."""
+"""PPO on a GPU, simulated or real: tensors from either side, mixed precision, few waits."""
+
+import sys
 
 import numpy as np
 import pytest
@@ -119,7 +121,7 @@ def test_a_cpu_that_is_asked_for_is_used_by_several_trainers():
 def test_accelerate_s_own_accumulation_does_not_scale_the_gradients():
     _, expected = step("cuda")
     _, found = step("cuda", accelerator_kwargs={"gradient_accumulation_steps": 4})
-    assert difference(expected, found) == 0
+    assert difference(expected, found) < 1e-6  # 0 without a real GPU's order of sums
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
@@ -147,5 +149,6 @@ def waits(batch_size: int) -> int:
     return COUNTS.waits.total()
 
 
+@pytest.mark.skipif("pretend_gpu.device" not in sys.modules, reason="a real GPU counts no waits")
 def test_a_step_waits_for_the_device_at_most_100_times_for_any_batch_size():
     assert 0 < waits(8) == waits(32) <= 100, COUNTS.waits

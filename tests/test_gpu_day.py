@@ -1,0 +1,99 @@
+"""The protocol for a real GPU: it resumes, it stops, and the README is made from its JSON."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import gpu_day
+import pytest
+from builders import SCRIPTS
+from gpu_day import Gate, walk
+from make.notebook_files import ROOT, keep_day
+
+from rlhf_course.course.presets import load_preset
+
+IMDB = "04_gpt2_imdb_ppo"
+KILLED = f"""
+import os, signal, sys
+from pathlib import Path
+sys.path.insert(0, {str(SCRIPTS)!r})
+from gpu_day import Gate, walk
+def passes(gate, folder):
+    return {{"seconds": 1}}, {{"seconds": 2}}
+def dies(gate, folder):
+    os.kill(os.getpid(), signal.SIGKILL)
+walk([Gate("1 a", passes), Gate("2 b", dies)], Path(sys.argv[1]))
+"""
+
+
+def test_a_killed_day_continues_at_its_gate(tmp_path, capsys):
+    file, ran = tmp_path / "gpu_day.json", []
+    done = subprocess.run([sys.executable, "-c", KILLED, file])
+    assert done.returncode == -signal.SIGKILL
+    assert list(json.loads(file.read_text())["gates"]) == ["1 a"]
+
+    def gate(name: str) -> Gate:
+        return Gate(name, lambda gate, folder: ran.append(name) or ({}, {}), minutes=7, download=3)
+
+    assert walk([gate("1 a"), gate("2 b"), gate("3 c")], file) == "" and ran == ["2 b", "3 c"]
+    assert "2 b: at most 7 min, 3 GB to download" in capsys.readouterr().out
+    found = json.loads(file.read_text())
+    file.write_text(json.dumps(found | {"environment": {"device": "another"}}))
+    with pytest.raises(ValueError, match="Name another --output"):
+        walk([gate("1 a")], file)
+
+
+@pytest.mark.parametrize("measured", [2.5, float("nan"), None])
+def test_a_day_stops_at_the_first_gate_that_fails(measured, tmp_path):
+    file = tmp_path / "gpu_day.json"
+
+    def fails(gate, folder):
+        if measured is None:
+            gpu_day.call(gate, tmp_path, "-c", "raise SystemExit('no such card')")
+        return {"seconds": measured}, {"seconds": 2}
+
+    gates = [Gate("1 a", fails), Gate("2 b", lambda *_: pytest.fail("it went on"))]
+    problem = walk(gates, file)
+    assert problem.startswith("1 a: ") and ("no such card" if measured is None else "more than")
+    gate = json.loads(file.read_text())["gates"]["1 a"]
+    assert not gate["passed"] and gate["problem"] in problem
+
+
+def test_the_readme_s_column_comes_from_the_json(tmp_path):
+    names, page = (IMDB, "05_lora_rlhf_baichuan"), ROOT / "README.md"
+    for name in names:
+        shutil.copy(ROOT / f"figs/measured/{name}.json", tmp_path)
+    readme, day = Path(shutil.copy(page, tmp_path)), tmp_path / "day.json"
+    measured = {"wall_s": 2000.0, "peak_cuda_mb": 9216.0, "peak_rss_mb": 1.0}
+    gates = {f"6 {n} at full": {"passed": n == names[0], "measured": measured} for n in names}
+    day.write_text(json.dumps({"environment": {"device": "CPU"}, "gates": gates}))
+    with pytest.raises(ValueError, match="rehearsal"):
+        keep_day(day, readme, tmp_path)
+    assert readme.read_bytes() == page.read_bytes()
+    day.write_text(json.dumps({"environment": {"device": "Card X"}, "gates": gates}))
+    keep_day(day, readme, tmp_path)
+    text = readme.read_text(encoding="utf-8")
+    assert text.count("/ 2000 s, 9.0 GB |") == 1 and "/ `full` on one GPU |" in text
+    assert "after the slash on Card X" in text and "measured on a real GPU yet" not in text
+    about = (ROOT / "site/on-a-gpu.md").read_text(encoding="utf-8")
+    seconds, gib = gpu_day.PUBLISHED.values()
+    assert f"{seconds} s and {gib * 1024:,.0f} MiB" in about and f"{gpu_day.SLACK} times" in about
+
+
+def test_full_picks_a_precision_that_the_gpu_has(monkeypatch):
+    def chosen(**overrides) -> list:
+        reward, imdb = (load_preset(name, "full") for name in ("01_reward_modeling", IMDB))
+        chat = load_preset("05_lora_rlhf_baichuan", "full", overrides)
+        return [reward.bf16, imdb.mixed_precision, chat.mixed_precision, chat.dtype]
+
+    assert chosen() == [True, "bf16", "bf16", "bfloat16"]
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    # A T4 emulates bf16, and says that it supports it.
+    supported = lambda including_emulation=True: including_emulation  # noqa: E731
+    monkeypatch.setattr("torch.cuda.is_bf16_supported", supported)
+    assert chosen() == [False, "fp16", "fp16", "float16"]
+    assert chosen(mixed_precision="bf16")[2] == "bf16"
+    assert load_preset(IMDB, "tiny").mixed_precision == "no"
