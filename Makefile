@@ -27,7 +27,7 @@ course: $(READY)
 	$(BIN)/python scripts/run_notebooks.py
 
 test: $(SITE_READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=20
 
 quick: $(READY)
 	.ci/quick $(BIN)/python
