@@ -1,0 +1,136 @@
+"""Replay a recorded batch in an engine's own code: python replay.py verl|trl FOLDER.
+
+hand_over.py --check runs this file. Exits with 2 where a number differs by more than 1e-5, or a
+setting from the run's.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+import yaml
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+TOLERANCE = 1e-5
+
+
+def verl(folder: Path, batch: dict, lines: dict[str, list[str]], _) -> tuple[dict, list[dict]]:
+    """Return verl's numbers, and the settings: its defaults, the run's, and those of today."""
+    from hydra import compose, initialize_config_module
+    from omegaconf import OmegaConf
+    from verl import DataProto
+    from verl.trainer.ppo import core_algos, ray_trainer
+    from verl.utils.config import omega_conf_to_dataclass
+    from verl.utils.torch_functional import logprobs_from_logits
+
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        configs = [compose("ppo_trainer", lines[k]) for k in ("default", "run", "now")]
+    keys = [line.partition("=")[0] for line in lines["run"]]
+    settings = [{key: OmegaConf.select(config, key) for key in keys} for config in configs]
+    actor, critic, algorithm = (
+        configs[2].actor_rollout_ref.actor,
+        configs[2].critic,
+        configs[2].algorithm,
+    )
+    mask, values, noise, scores = (batch[k] for k in ("mask", "values", "noise", "scores"))
+    per_token = torch.zeros_like(mask)
+    per_token[torch.arange(len(mask)), batch["response_lengths"] - 1] = scores
+    data = {"response_mask": mask, "old_log_probs": batch["logprobs"], "values": values}
+    data |= {"token_level_scores": per_token, "token_level_rewards": per_token}
+    data = DataProto.from_dict(data | {"ref_log_prob": batch["ref_logprobs"]})
+    if algorithm.use_kl_in_reward:
+        control = core_algos.get_kl_controller(algorithm.kl_ctrl)
+        data, _ = ray_trainer.apply_kl_penalty(data, control, algorithm.kl_penalty)
+    how = algorithm.adv_estimator, algorithm.gamma, algorithm.lam
+    data = ray_trainer.compute_advantage(data, *how, config=algorithm).batch
+    model = AutoModelForCausalLM.from_pretrained(folder / "policy", dtype=torch.float32).eval()
+    logits, rows, ids = (
+        model(batch["input_ids"]).logits,
+        torch.arange(len(mask))[:, None],
+        batch["input_ids"],
+    )
+    new = logprobs_from_logits(logits[rows, columns(batch) - 1], ids[rows, columns(batch)]) * mask
+    how = batch["logprobs"] - noise, new, data["advantages"], mask, actor.loss_agg_mode
+    policy_loss = core_algos.get_policy_loss_fn(actor.policy_loss.loss_mode)
+    loss, _ = policy_loss(*how, omega_conf_to_dataclass(actor))
+    loss.backward()
+    how = data["returns"], values, mask, critic.cliprange_value, critic.loss_agg_mode
+    found = {"logprobs": new.detach(), "advantages": data["advantages"] * mask}
+    found |= {"returns": data["returns"] * mask, "policy loss": loss, "gradient norm": norm(model)}
+    return found | {"value loss": core_algos.compute_value_loss(values + noise, *how)[0]}, settings
+
+
+def trl(folder: Path, batch: dict, lines: dict, prompts: list[str]) -> tuple[dict, list[dict]]:
+    """Return trl's numbers, and the settings: its defaults, the run's, and those of today."""
+    from train import make_trainer
+
+    trainer = make_trainer()  # refuses an unknown field
+    run, now = (yaml.safe_load("\n".join(lines[k])) for k in ("run", "now"))
+    fields = type(trainer.args).__dataclass_fields__
+    default = {key: fields[key].default for key in run}
+    ids, at, mask = batch["input_ids"], columns(batch), batch["mask"]
+    sizes = batch["response_lengths"].tolist()
+    answers = [ids[row, at[row, :size]].tolist() for row, size in enumerate(sizes)]
+    is_grpo = "GRPO" in type(trainer).__name__
+    trainer._generate_single_turn = lambda *_: (answers, None) if is_grpo else answers
+    trainer.reward_funcs = [lambda **_: batch["scores"].tolist()]
+    trainer.current_gradient_accumulation_steps = 1
+    model = trainer.model.train()
+    inputs = trainer._generate_and_score_completions([{"prompt": text} for text in prompts])
+    ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
+    seen = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
+    with torch.no_grad():
+        new, *_ = trainer._get_per_token_logps_and_entropies(model, ids, seen, mask.shape[1])
+    old = (new - batch["noise"]) * mask
+    inputs |= {"old_logps": old.sum(1), "old_per_token_logps": old}
+    loss = trainer._compute_loss(model, inputs)
+    loss.backward()
+    found = {"logprobs": new * mask, "advantages": inputs["advantages"], "policy loss": loss}
+    return found | {"gradient norm": norm(model)}, [default, run, default | now]
+
+
+def columns(batch: dict) -> torch.Tensor:
+    """Return where the response tokens are in input_ids, (B, R)."""
+    at = batch["query_lengths"][:, None] + torch.arange(batch["mask"].shape[1])
+    return at.clamp(max=batch["input_ids"].shape[1] - 1)
+
+
+def norm(model) -> torch.Tensor:
+    return torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None]).norm()
+
+
+def main(engine: str, folder: Path) -> int:
+    sys.path.insert(0, str(folder))
+    from reward import compute_score
+
+    batch = load_file(folder / "batch.safetensors")
+    expected = json.loads((folder / "expected.json").read_text("utf-8"))
+    text = (folder / "settings.txt").read_text("utf-8").replace("HERE", str(folder))
+    lines = {"now": [line for line in text.splitlines() if line and line[0] != "#"]}
+    lines |= {"default": [], "run": expected["settings"]}
+    replay, prompts = {"verl": verl, "trl": trl}[engine], expected["prompts"]
+    found, (default, run, now) = replay(folder, batch, lines, prompts)
+    rows = zip(prompts, expected["answers"], strict=True)
+    found["scores"] = torch.tensor([compute_score("", a, "", {"prompt": p}) for p, a in rows])
+    tokenizer = AutoTokenizer.from_pretrained(folder / "policy")
+    talks = [[{"role": "user", "content": prompt}] for prompt in prompts]
+    same = tokenizer.apply_chat_template(talks, return_dict=False) == expected["queries"]
+    wrong = [] if same else ["The prompts give other tokens."]
+    for name, theirs in found.items():
+        ours = torch.as_tensor(batch[name] if name in batch else expected["numbers"][name])
+        gap = ((theirs.detach() - ours).abs() / ours.abs().clamp(min=1)).max().item()
+        print(f"{name}: differs by at most {gap:.1e}")
+        wrong += [] if gap <= TOLERANCE else [f"DIFFERS: {name}, by {gap:.1e}"]
+    for name, ours in run.items():
+        if default[name] != ours:
+            print(f"{name}: {ours}; {engine}'s default is {default[name]}")
+        if now[name] != ours:
+            wrong.append(f"DIFFERS: {name} is {now[name]}; the run has {ours}")
+    print(*wrong or [f"{engine} computes this run's numbers, within {TOLERANCE:g}."], sep="\n")
+    return 2 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], Path(sys.argv[2]).resolve()))
