@@ -28,21 +28,30 @@ def source(package: str, file: str) -> ast.Module:
     return ast.parse((folder / file).read_text(encoding="utf-8"))
 
 
+def trl_defaults() -> dict[str, str]:
+    """Fields of GRPOConfig and of the classes that it inherits from → defaults, as source."""
+    found, configs = {}, ["trainer/grpo_config.py", "trainer/base_config.py"]
+    trees = [source("trl", file) for file in configs]
+    for tree in (source("transformers", "training_args.py"), *trees[::-1]):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Call):
+                given = {x.arg: ast.unparse(x.value) for x in node.value.keywords}
+                found[node.target.id] = given.get("default")
+    return found
+
+
 def trl_names() -> set[str]:
-    """Fields of GRPOConfig and of what it inherits from, and texts of the trainer, which logs."""
-    files = ("trl", "trainer/grpo_config.py"), ("trl", "trainer/base_config.py")
-    files += (("transformers", "training_args.py"),)
-    nodes = [node for file in files for node in ast.walk(source(*file))]
-    fields = {x.target.id for x in nodes if isinstance(x, ast.AnnAssign)}
+    """Fields of GRPOConfig, and texts of the trainer, which logs."""
     trainer = ast.walk(source("trl", "trainer/grpo_trainer.py"))
-    return fields | {x.value for x in trainer if isinstance(x, ast.Constant)}
+    return {*trl_defaults()} | {x.value for x in trainer if isinstance(x, ast.Constant)}
 
 
 def verl_names() -> set[str]:
-    """Options, with and without the names of the sections above, and statistics."""
+    """Options and their sections, with and without the sections above, and statistics."""
     parts = [name.split(".") for name in ENGINES["verl"]["options"]]
-    ends = {".".join(part[start:]) for part in parts for start in range(len(part))}
-    return ends | {*ENGINES["verl"]["statistics"]}
+    sizes = [(part, range(len(part) + 1)) for part in parts]
+    names = {".".join(part[a:b]) for part, size in sizes for a in size for b in size if a < b}
+    return names | {*ENGINES["verl"]["statistics"]}
 
 
 KNOWN = [trl_names, verl_names, lambda: {*ENGINES["openrlhf"]["options"]}]
@@ -82,3 +91,14 @@ def test_the_text_names_the_versions_and_their_defaults():
     assert "`algorithm.lam` (1 unless changed)" in SECTION and defaults["algorithm.lam"] == 1
     assert "`algorithm.use_kl_in_reward` (off unless changed)" in SECTION
     assert defaults["algorithm.use_kl_in_reward"] is False
+
+
+def test_the_defaults_on_the_page_are_those_of_the_packages():
+    table = re.findall(r"^\| (verl|trl) `([^`]+)`[^|]* \| ([^|]+) \|", PAGE, re.MULTILINE)
+    flags = re.findall(r"`(--[\w.]+)` ([\d.]+\d|\d)", PAGE.partition("OpenRLHF 0.11.2")[2])
+    assert len(table) == 11 and len(flags) == 3
+    verl, trl = ENGINES["verl"]["options"], trl_defaults()
+    for engine, name, default in table:
+        assert default == (str(verl[name]) if engine == "verl" else trl[name]), name
+    for flag, default in flags:
+        assert default == ENGINES["openrlhf"]["options"][flag], flag
