@@ -14,6 +14,7 @@ import argparse
 import copy
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -162,10 +163,7 @@ def group_loss(new, old, rollout: Rollout, config, kl_coef: float, method: str) 
 
 
 def write(engine: str, method: str, target: Path, options, settings, run) -> None:
-    """Write the hand-over; nothing is left of one that fails.
-
-    The samples count as those of an older policy, whose log-probabilities differ by noise.
-    """
+    """Write the hand-over. Its samples count as an older policy's, which differs by noise."""
     config, kl_coef = run.trainer.config, run.trainer.kl_ctl.value
     repeats = GROUP if engine == "trl" else 1
     limits = yaml.safe_load((HERE / "limits.yaml").read_text("utf-8")) | {"ppo": []}
@@ -194,6 +192,7 @@ def write(engine: str, method: str, target: Path, options, settings, run) -> Non
             template = Template(source.read_text("utf-8"), keep_trailing_newline=True)
             text = template.render(locals() | {"version": VERSIONS[engine], "group": GROUP})
             (folder / source.stem).write_text(text, encoding="utf-8")
+        shutil.copy(HERE / "replay.py", folder)
         lines = (folder / "settings.txt").read_text("utf-8").partition("# Free")[0].splitlines()
         expected = {"settings": [x for x in lines if x[0] != "#"], "numbers": found} | texts
         (folder / "expected.json").write_text(json.dumps(expected, indent=1), encoding="utf-8")
@@ -209,7 +208,7 @@ def check(engine: str, folder: Path) -> int:
         if not OVERLAY.exists():
             raise ValueError(f"{OVERLAY} is missing: `make engines` puts verl's code there.")
         where["PYTHONPATH"] = str(OVERLAY)
-    command = [sys.executable, HERE / "replay.py", engine, folder]
+    command = [sys.executable, folder / "replay.py", engine, folder]
     return subprocess.run(command, env=where).returncode
 
 
