@@ -96,7 +96,7 @@ def test_the_text_names_the_versions_and_their_defaults():
 def test_the_defaults_on_the_page_are_those_of_the_packages():
     table = re.findall(r"^\| (verl|trl) `([^`]+)`[^|]* \| ([^|]+) \|", PAGE, re.MULTILINE)
     flags = re.findall(r"`(--[\w.]+)` ([\d.]+\d|\d)", PAGE.partition("OpenRLHF 0.11.2")[2])
-    assert len(table) == 11 and len(flags) == 3
+    assert len(table) == 12 and len(flags) == 3
     verl, trl = ENGINES["verl"]["options"], trl_defaults()
     for engine, name, default in table:
         assert default == (str(verl[name]) if engine == "verl" else trl[name]), name

@@ -133,10 +133,7 @@ def main(engine: str, folder: Path) -> int:
         if now[name] != ours:
             wrong.append(f"DIFFERS: {name} is {now[name]}; the run has {ours}")
     print(
-        *wrong
-        or [
-            f"{engine} computes this run's numbers, within {TOLERANCE:g} ({NETWORK:g} through the network)."
-        ],
+        *wrong or [f"{engine} computes this run's numbers, within {TOLERANCE:g}."],
         sep="\n",
     )
     return 2 if wrong else 0
