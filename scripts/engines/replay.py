@@ -1,4 +1,4 @@
-"""Replay a recorded batch in an engine's own code: python replay.py verl|trl FOLDER.
+"""Replay a recorded batch in an engine's own code: python replay.py verl|trl FOLDER …
 
 hand_over.py --check runs this file, and it runs without the course, in an engine's environment.
 Exits with 2 where a number differs by more than 1e-5, or a setting from the run's.
@@ -6,6 +6,7 @@ Exits with 2 where a number differs by more than 1e-5, or a setting from the run
 
 import json
 import sys
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -19,14 +20,12 @@ NETWORK = 1e-4  # of float32 logits near 100, by another version of transformers
 
 def verl(folder: Path, batch: dict, lines: dict[str, list[str]], _) -> tuple[dict, list[dict]]:
     """Return verl's numbers, and the settings: its defaults, the run's, and those of today."""
-    from hydra import compose, initialize_config_module
     from omegaconf import OmegaConf
     from verl.trainer.ppo import core_algos
     from verl.utils.config import omega_conf_to_dataclass
     from verl.utils.torch_functional import logprobs_from_logits
 
-    with initialize_config_module("verl.trainer.config", version_base=None):
-        configs = [compose("ppo_trainer", lines[k]) for k in ("default", "run", "now")]
+    configs = [compose_verl(*lines[k]) for k in ("default", "run", "now")]
     keys = [line.partition("=")[0] for line in lines["run"]]
     settings = [{key: OmegaConf.select(config, key) for key in keys} for config in configs]
     actor, critic, algorithm = (
@@ -59,6 +58,15 @@ def verl(folder: Path, batch: dict, lines: dict[str, list[str]], _) -> tuple[dic
     found = {"logprobs": new.detach(), "advantages": advantages * mask}
     found |= {"returns": returns * mask, "policy loss": loss, "gradient norm": norm(model)}
     return found | {"value loss": core_algos.compute_value_loss(values + noise, *how)[0]}, settings
+
+
+@cache
+def compose_verl(*overrides: str):
+    """Return verl's configuration; Hydra refuses a misspelt key."""
+    from hydra import compose, initialize_config_module
+
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        return compose("ppo_trainer", [*overrides])
 
 
 def trl(folder: Path, batch: dict, lines: dict, prompts: list[str]) -> tuple[dict, list[dict]]:
@@ -101,7 +109,10 @@ def norm(model) -> torch.Tensor:
 
 
 def main(engine: str, folder: Path) -> int:
+    """Print how one hand-over's numbers and settings differ; return the exit code."""
     sys.path.insert(0, str(folder))
+    for name in ("reward", "train"):  # of another hand-over
+        sys.modules.pop(name, None)
     from reward import compute_score
 
     batch = load_file(folder / "batch.safetensors")
@@ -140,4 +151,4 @@ def main(engine: str, folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], Path(sys.argv[2]).resolve()))
+    sys.exit(max(main(sys.argv[1], Path(name).resolve()) for name in sys.argv[2:]))
