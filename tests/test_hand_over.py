@@ -11,6 +11,7 @@ import pytest
 import train_ppo
 from command_line import exits
 from engines import replay
+from training_runs import arguments
 
 SIZES = "--batch_size=16 --mini_batch_size=16 --steps=1 --min_characters=0".split()
 # A setting → another value (None: the engine's default), and a number that then differs.
@@ -102,13 +103,23 @@ def test_verl_computes_the_same_and_a_default_left_in_is_noticed(run, monkeypatc
         shutil.rmtree(place)
 
 
+def test_adapters_are_merged_and_their_reward_stays_the_same(world, tmp_path, capsys):
+    inputs = [f"--dataset={world / 'pairs'}"]
+    inputs += [f"--{kind}_adapter={world / kind}" for kind in ("sft", "reward")]
+    assert train_ppo.main(arguments(world, tmp_path / "ppo", steps=1)) == 0
+    assert command(tmp_path / "ppo", "trl", *inputs) == 0
+    assert not [*tmp_path.rglob("ppo-to-trl/**/adapter*")]
+    code, said = replayed(tmp_path / "ppo-to-trl", capsys)
+    assert code == 0, said
+
+
 def test_what_is_no_run_gets_a_sentence_and_nothing_is_written(run, tmp_path, capsys):
-    for arguments, message in {
+    for given, message in {
         (tmp_path, "trl"): "holds no run.json",
         (run, "trl", "--check"): "holds no hand-over",
         (run, "trl", "--reward_model", str(tmp_path)): "is not what",
     }.items():
-        assert command(*arguments) == 1
+        assert command(*given) == 1
         assert message in capsys.readouterr().err
     state = json.loads((run / "run.json").read_text())
     assert state["settings"]["command"] == "train_ppo.py"
