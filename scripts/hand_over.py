@@ -175,8 +175,8 @@ def write(engine: str, method: str, target: Path, options, settings, run) -> Non
         )
         network = load_model(AutoModelForCausalLM, folder / "policy", dtype=torch.float32)
         policy = AutoModelForCausalLMWithValueHead(network)
-        dice = torch.Generator().manual_seed(0)
-        noise = NOISE[engine] * torch.randn(rollout.mask.shape, generator=dice)
+        generator = torch.Generator().manual_seed(0)
+        noise = NOISE[engine] * torch.randn(rollout.mask.shape, generator=generator)
         new, old = forward(policy, rollout)[0], rollout.logprobs - noise
         if engine == "verl":
             loss, value_loss = ppo_loss(new, old, noise, rollout, config, kl_coef)

@@ -22,10 +22,11 @@ def verl(folder: Path, batch: dict, lines: dict[str, list[str]], _) -> tuple[dic
     """Return verl's numbers, and the settings: its defaults, the run's, and those of today."""
     from omegaconf import OmegaConf
     from verl.trainer.ppo import core_algos
-    from verl.utils.config import omega_conf_to_dataclass
+    from verl.utils.config import omega_conf_to_dataclass, validate_config
     from verl.utils.torch_functional import logprobs_from_logits
 
     configs = [compose_verl(*lines[k]) for k in ("default", "run", "now")]
+    validate_config(configs[2], use_reference_policy=True, use_critic=True)
     keys = [line.partition("=")[0] for line in lines["run"]]
     settings = [{key: OmegaConf.select(config, key) for key in keys} for config in configs]
     actor, critic, algorithm = (
@@ -43,12 +44,8 @@ def verl(folder: Path, batch: dict, lines: dict[str, list[str]], _) -> tuple[dic
     how = rewards, values, mask, algorithm.gamma, algorithm.lam
     advantages, returns = core_algos.get_adv_estimator_fn(algorithm.adv_estimator)(*how)
     model = AutoModelForCausalLM.from_pretrained(folder / "policy", dtype=torch.float32).eval()
-    logits, rows, ids = (
-        model(batch["input_ids"]).logits,
-        torch.arange(len(mask))[:, None],
-        batch["input_ids"],
-    )
-    new = logprobs_from_logits(logits[rows, columns(batch) - 1], ids[rows, columns(batch)]) * mask
+    ids, at, rows = batch["input_ids"], columns(batch), torch.arange(len(mask))[:, None]
+    new = logprobs_from_logits(model(ids).logits[rows, at - 1], ids[rows, at]) * mask
     here = batch["logprobs"] + new - new.detach()  # the recorded values, the network's gradient
     how = batch["logprobs"] - noise, here, advantages, mask, actor.loss_agg_mode
     policy_loss = core_algos.get_policy_loss_fn(actor.policy_loss.loss_mode)
