@@ -1,6 +1,7 @@
 # make course   set up, build the embedded world, run the notebooks at preset tiny
 # make test     set up, run the test suite
 # make quick    the linter and the tests of seconds: formulas, fixtures, options, pages
+# make engines  verl's arithmetic in build/engines, for scripts/hand_over.py --check; 100 MB
 # make mutants  which changes of the algorithm the tests notice; an hour
 # make lint     the linter
 # make render   run the notebooks at preset tiny; keep their outputs in notebooks/, their run cards in figs/measured/
@@ -16,10 +17,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SITE_READY := $(VENV)/.site-ready
+VERL := build/engines/verl-0.9.1
 MARP_VERSION := 4.5.1
 MARP := build/marp-$(MARP_VERSION)
 
-.PHONY: course test quick mutants lint render figs exercises slides site models clean
+.PHONY: course test quick engines mutants lint render figs exercises slides site models clean
 .DELETE_ON_ERROR:
 
 course: $(READY)
@@ -31,6 +33,8 @@ test: $(SITE_READY)
 
 quick: $(READY)
 	.ci/quick $(BIN)/python
+
+engines: $(VERL)
 
 mutants: $(READY)
 	$(BIN)/python tests/mutants.py
@@ -74,6 +78,13 @@ $(READY): requirements.txt pyproject.toml
 $(SITE_READY): site/requirements.txt $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.txt -r site/requirements.txt
 	$(BIN)/pip check
+	touch $@
+
+# Beside the environment and without dependencies: verl needs another transformers, and its GPU parts are not needed.
+$(VERL): scripts/engines/verl-requirements.txt $(READY)
+	rm -rf $@ $@.part
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target $@.part -r $<
+	mv $@.part $@
 	touch $@
 
 $(MARP):

@@ -5,7 +5,13 @@ import gc
 import pytest
 import torch
 from builders import make_trainer
-from make.memory_table import about_the_optimizer, as_markdown, what_fits
+from make.memory_table import (
+    about_all_weights,
+    about_the_optimizer,
+    as_markdown,
+    what_fits,
+    when_to_leave,
+)
 from peft import LoraConfig
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -84,3 +90,4 @@ def test_the_peak_is_the_most_that_was_alive_at_once():
 def test_the_page_about_larger_models_says_what_is_computed():
     page = (ROOT / "site/larger-models.md").read_text(encoding="utf-8")
     assert as_markdown(what_fits()) in page and about_the_optimizer() in page
+    assert as_markdown(when_to_leave()) in page and about_all_weights() in page

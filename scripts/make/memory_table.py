@@ -37,6 +37,13 @@ WAYS = {
     "both, base in 8 bits": CHUNKED | {"layer_bytes": QUANTIZED["8bit"]},
     "both, base in 4 bits": CHUNKED | {"layer_bytes": QUANTIZED["4bit"]},
 }
+VOCABULARY = 128_000
+SHAPES = {  # of published Llamas: width, inner width, layers, heads, heads of keys and values
+    "7B": (4096, 11_008, 32, 32, 32),
+    "13B": (5120, 13_824, 40, 40, 40),
+    "34B": (8192, 22_016, 48, 64, 8),
+    "70B": (8192, 28_672, 80, 64, 8),
+}
 MINI_BATCH, QUERY, RESPONSES = 8, 256, (256, 1024)  # samples, which are the batch, too; tokens
 
 
@@ -49,10 +56,41 @@ def what_fits() -> pd.DataFrame:
         sizes = MINI_BATCH, QUERY, response
         plans = (ppo_memory(BAICHUAN, LORA, *sizes, base_bytes=2, **way) for way in WAYS.values())
         peaks = [sum(plan.values()) / 2**30 for plan in plans]
-        cards = [next((f"{c} GB" for c in CARDS if peak <= 0.9 * c), "–") for peak in peaks]
         table[f"{response:,} new tokens"] = [f"{peak:.0f} GiB" for peak in peaks]
-        table[f"{response:,}: fits on"] = cards
+        table[f"{response:,}: fits on"] = [card(peak) for peak in peaks]
     return table
+
+
+def when_to_leave() -> pd.DataFrame:
+    """Return a row per Llama's shape and two columns per base: what is left to save is saved."""
+    table = pd.DataFrame(index=pd.Index(SHAPES, name="LoRA, 1,024 new tokens"))
+    for base, way in {"bfloat16": {}, "4 bits": {"layer_bytes": QUANTIZED["4bit"]}}.items():
+        peaks = []
+        for hidden, inner, layers, heads, groups in SHAPES.values():
+            sizes = {"hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers}
+            shape = sizes | {"num_attention_heads": heads, "num_key_value_heads": groups}
+            given = (
+                LlamaConfig(vocab_size=VOCABULARY, **shape),
+                LORA,
+                MINI_BATCH,
+                QUERY,
+                RESPONSES[1],
+            )
+            peaks.append(sum(ppo_memory(*given, base_bytes=2, **CHUNKED | way).values()) / 2**30)
+        table[f"base in {base}"] = [f"{peak:.0f} GiB" for peak in peaks]
+        table[f"{base}: fits on"] = [card(peak) for peak in peaks]
+    return table
+
+
+def card(peak: float) -> str:
+    """Return the smallest card that holds so many GiB, or a dash."""
+    return next((f"{size} GB" for size in CARDS if peak <= 0.9 * size), "–")
+
+
+def about_all_weights() -> str:
+    """Return how many weights the largest card trains at 16 bytes each, computed."""
+    billions = 0.9 * CARDS[-1] * 2**30 / 16 / 1e9
+    return f"at most {billions:.1f} billion weights on {CARDS[-1]} GB"
 
 
 def as_markdown(table: pd.DataFrame) -> str:
@@ -111,3 +149,4 @@ if __name__ == "__main__":
         print(json.dumps(measure_step()))
     else:
         print(as_markdown(what_fits()), about_the_optimizer(), sep="\n\n")
+        print(as_markdown(when_to_leave()), about_all_weights(), sep="\n\n")
