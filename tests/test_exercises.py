@@ -30,7 +30,9 @@ UNUSED = {("03 response_mask", "pad")}  # the mask comes from lengths: that is t
 def single(x):
     """An argument with all of its float64 tensors in float32."""
     if isinstance(x, dict):
-        return {name: tuple(map(single, pair)) for name, pair in x.items()}
+        return {name: single(value) for name, value in x.items()}
+    if isinstance(x, tuple):
+        return tuple(map(single, x))
     return x.float() if getattr(x, "dtype", None) == torch.float64 else x
 
 

@@ -18,7 +18,7 @@ import linecache
 import secrets
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,12 +29,14 @@ from checks.compare import (
     Result,
     alike,
     difference,
+    gradients,
+    is_nan,
     same,
     weighted_sum,
 )
 from checks.guard import guarded
 from checks.stock import stock
-from checks.symptoms import ignored, where
+from checks.symptoms import ignored, unvaried, where
 
 CASES = 6  # fixed inputs of a check, and as many fresh ones
 LIMIT = 10.0  # seconds
@@ -121,45 +123,45 @@ class Exercise:
                 return Wrong(self._stopped(answer, error, case), "error")
         if all(map(self._passes, found, wanted)):
             return None
-        if all(same(Result(own.values), right) for own, right in zip(found, wanted)):
-            if any(own.slopes is None for own in found):
-                return Wrong(NO_GRADIENT, "gradient")
-        for name, message, mistake in self._known(cases[0]):
+        if (message := gradients(found, wanted)) == NO_GRADIENT:
+            return Wrong(message, "stock:seen")
+        for name, mistake in self.mistakes.items():
             if self._fits(mistake, cases, found):
-                return Wrong(message, name)
+                return Wrong(inspect.cleandoc(mistake.__doc__), name)
+        if message := message or unvaried(found, wanted):
+            return Wrong(message, "stock:seen")
+        for name, message, mistake in stock(self.solution, self.names, cases[0]):
+            if self._fits(mistake, cases, found):
+                return Wrong(message, f"stock:{name}")
         return self._symptom(answer, cases, found, wanted)
 
     def _symptom(
         self, answer: Callable, cases: list, found: list, wanted: list
     ) -> Wrong:
-        """What is seen of a mistake that has no name: the first number that differs."""
+        """What is seen of a mistake without a name: the first number that differs."""
         wrong = [not self._passes(*pair) for pair in zip(found, wanted)]
         first = wrong.index(True)
         said = difference(found[first], wanted[first])
-        shown = f"\nThe arguments were {self._describe(cases[first])}."
+        said += f"\nThe arguments were {self._describe(cases[first])}."
         if message := ignored(self.solution, answer, self.names, cases):
-            return Wrong(f"{message} {said}{shown}", "stock:ignored")
+            return Wrong(f"{message} {said}", "stock:ignored")
         if message := where(self.names, cases, wrong, found, wanted):
-            return Wrong(f"{message} {said}{shown}", "where")
-        return Wrong(said + shown)
-
-    def _known(self, case: tuple) -> Iterator[tuple[str, str, Callable]]:
-        """Named mistakes: those of the exercise first, then the common stock."""
-        for name, mistake in self.mistakes.items():
-            yield name, inspect.cleandoc(mistake.__doc__), mistake
-        for name, message, mistake in stock(self.solution, self.names, case):
-            yield f"stock:{name}", message, mistake
+            return Wrong(f"{message} {said}", "where")
+        return Wrong(said)
 
     def _fits(self, mistake: Callable, cases: list, found: list[Result]) -> bool:
-        with contextlib.suppress(Exception):
-            return all(
-                same(own, self.run(mistake, case)) for case, own in zip(cases, found)
-            )
+        """Whether a mistake explains all results; nan alone may come from anything."""
+        if all(is_nan(own.values, everywhere=True) for own in found):
+            return False
+        with contextlib.suppress(Exception), warnings.catch_warnings(action="ignore"):
+            its = (self.run(mistake, case) for case in cases)
+            return all(same(own, result, True) for own, result in zip(found, its))
         return False
 
     def _passes(self, found: Result, wanted: Result) -> bool:
-        if wanted.slopes is not None and found.slopes is None and self.asks_for_tensor:
-            return False
+        unlearned = wanted.slopes is not None and found.slopes is None
+        if unlearned and (self.asks_for_tensor or isinstance(found.values, Tensor)):
+            return False  # a number may pass where no tensor is asked for
         return same(found, wanted)
 
     def run(self, function: Callable, arguments: tuple) -> Result:
@@ -177,16 +179,16 @@ class Exercise:
         given = list(copy.deepcopy(arguments))
         learns = [i for i in self.learns if isinstance(given[i], Tensor)]
         leaves = {self.names[i]: given[i].requires_grad_() for i in learns}
-        try:
-            with warnings.catch_warnings(action="ignore"):
+        with warnings.catch_warnings(action="ignore"):
+            try:
                 total = weighted_sum(function(*given))
-        except RuntimeError as error:
-            if "numpy()" not in str(error):
-                raise
-            total = None
-        if total is None or not total.requires_grad:
-            return Result(values)
-        slopes = torch.autograd.grad(total, leaves.values(), materialize_grads=True)
+                if total is None or not total.requires_grad:
+                    return Result(values)
+                slopes = torch.autograd.grad(
+                    total, leaves.values(), materialize_grads=True
+                )
+            except RuntimeError:  # NumPy, or a change in place: no gradient
+                return Result(values)
         return Result(values, dict(zip(leaves, slopes)))
 
     def _stopped(self, answer: Callable, error: BaseException, case: tuple) -> str:

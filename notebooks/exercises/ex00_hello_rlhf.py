@@ -29,7 +29,7 @@ TEXTS = [
     ),
 )
 def word_reward(text, word):
-    """How often a text holds a word, as a float.
+    """How often a text holds a word: two str → a number.
 
     The simplest reward there is. Whole words count, in capitals or not: *other* and
     *then* hold no *the*. Words are made of letters; spaces and punctuation separate

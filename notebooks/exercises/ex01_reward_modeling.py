@@ -107,7 +107,8 @@ def last_token_scores(scores, mask):
     """The score at each row's last real token: (B, T), mask (B, T) → (B,).
 
     The reward head gives a score at every position, but only at the last real token has
-    the model read everything. Padding may stand on the right *or* on the left.
+    the model read everything. Padding may be on the right *or* on the left of a row,
+    and one batch may have rows of both kinds.
     """
     last = (torch.arange(mask.shape[1]) * mask).argmax(1)
     return scores[torch.arange(len(scores)), last]
@@ -117,7 +118,12 @@ def last_token_scores(scores, mask):
 def _(dice):
     b, t = pick(dice, range(3, 6)), pick(dice, range(6, 9))
     mask = ragged(dice, b, t)
-    return normal(dice, b, t), mask.flip(1) if dice.initial_seed() % 2 else mask
+    if (kind := dice.initial_seed() % 3) == 1:
+        mask = mask.flip(1)
+    elif kind == 2:  # on the right in the first row, on the left in the others
+        mask = torch.cat([ragged(dice, 1, t - 1)[:, [0, *range(t - 1)]], mask.flip(1)])
+        mask[0, -1] = 0
+    return normal(dice, len(mask), t), mask
 
 
 @last_token_scores.mistake
@@ -268,9 +274,9 @@ def pair_accuracy(chosen, rejected):
 
 @pair_accuracy.inputs
 def _(dice):
-    n, scale = pick(dice, range(5, 40)), pick(dice, [0.25, 1, 100])
+    n, scale = pick(dice, range(5, 40)), pick(dice, [0.01, 1, 100])
     chosen, rejected = torch.randint(-1, 2, (2, n), generator=dice).double() * scale
-    return chosen, rejected
+    return chosen, chosen.clone() if dice.initial_seed() % 6 == 5 else rejected
 
 
 @pair_accuracy.mistake
@@ -328,7 +334,7 @@ def shouting(answer):
 
 @shouting.inputs
 def _(dice):
-    parts = ["Hold it low.", "Try v. 2.5, again!", "Really?", "Wait ...", "no end", ""]
+    parts = ["Hold it low.", "Try v. 2.5, again!", "Really?", "Wait ...", "no café", ""]
     order = torch.randperm(len(parts), generator=dice)[: pick(dice, range(2, 5))]
     return (" ".join(["It works.", *(parts[i] for i in order)]),)
 

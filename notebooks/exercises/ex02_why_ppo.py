@@ -332,14 +332,15 @@ def optimum(ref_logprobs, rewards, beta):
     """Log-probabilities of the best policy over N responses: two (N,) → (N,).
 
     Of all policies, π* ∝ π_ref · exp(r / β) has the largest E[r] − β·KL. What happens
-    to it when β is huge, and when β is tiny? Try both in a cell of your own.
+    to it when β is huge, and when β is tiny? Try both in a cell of your own: the result
+    must be finite even for β = 0.001.
     """
     return (ref_logprobs + rewards / beta).log_softmax(0)
 
 
 @optimum.inputs
 def _(dice):
-    n, beta = pick(dice, range(4, 9)), pick(dice, [0.2, 0.5, 2.0, 10.0])
+    n, beta = pick(dice, range(4, 9)), pick(dice, [0.001, 0.5, 2.0, 10.0])
     return normal(dice, n).log_softmax(0), normal(dice, n), beta
 
 
@@ -399,5 +400,14 @@ def reference_as_a_probability(ref_logprobs, rewards, beta):
 
 @optimum.alternative
 def by_hand(ref_logprobs, rewards, beta):
+    logits = ref_logprobs + rewards / beta
+    return logits - logits.max() - (logits - logits.max()).exp().sum().log()
+
+
+@optimum.mistake
+def overflows(ref_logprobs, rewards, beta):
+    """The formula is right, and exp(r / β) is too large for a number when β is tiny.
+    Stay with logarithms.
+    """
     weights = ref_logprobs.exp() * (rewards / beta).exp()
     return (weights / weights.sum()).log()

@@ -18,8 +18,7 @@ check = SET.check
     ),
 )
 def response_mask(ids, lengths, pad):
-    """1.0 on response tokens, 0.0 on padding: ids (B, R), lengths (B,) → (B, R),
-    float64.
+    """1.0 on response tokens, 0.0 on padding: ids (B, R), lengths (B,) → (B, R).
 
     Padding is EOS here, as with GPT-2, and a policy may sample EOS as its last token.
     """

@@ -362,10 +362,17 @@ def distinct_2(texts):
 
 @distinct_2.inputs
 def _(dice):
-    words = "a great film and a great cast in a film".split()
+    words = "a great film and a great cast in a film no where now here".split()
     order = torch.randint(len(words), (3, 6), generator=dice).tolist()
     texts = [" ".join(words[i] for i in row[: pick(dice, (4, 6))]) for row in order]
-    return (texts + ["a great film a great film", "film", "great a film"],)
+    texts += [
+        "a great film a great film",
+        "film",
+        "great a film",
+        "no where",
+        "now here",
+    ]
+    return (texts + texts[:1],)  # one text comes twice
 
 
 def _pairs(texts):

@@ -200,6 +200,7 @@ def with_torch(weight):
         "Write the shapes below x, A and B: in which order can they be multiplied?",
         "The base's output comes first; one adapter may add to it. How large is r?",
     ),
+    ("x",),
 )
 def lora_forward(x, weight, adapters, active, alpha):
     """Output of a linear layer with LoRA: x (B, I), weight (O, I), adapters name → (A,
@@ -220,10 +221,10 @@ def _(dice):
     adapters = {}
     for name in pick(dice, (("policy", "ref", "reward"), ("ref", "reward", "policy"))):
         r = pick(dice, (2, 3))
-        adapters[name] = normal(dice, r, 4), normal(dice, 3, r)
+        adapters[name] = normal(dice, r, 4), normal(dice, 5, r)
     active = [None, "policy", "ref", "reward"][dice.initial_seed() % 4]
-    x = normal(dice, pick(dice, (2, 5)), 4)
-    return x, normal(dice, 3, 4), adapters, active, pick(dice, (1, 8, 16))
+    x = normal(dice, pick(dice, (2, 6)), 4)
+    return x, normal(dice, 5, 4), adapters, active, pick(dice, (1, 8, 16))
 
 
 @lora_forward.mistake
@@ -514,7 +515,7 @@ def by_cases(stage):
 )
 def completion_mask(question_length, answer_length, width):
     """The mask of one row, question + answer + EOS, padded on the right: three numbers
-    → (width,), float64.
+    → (width,).
 
     Only the answer and its EOS are learnt. Without the EOS a model learns to answer and
     not to stop.

@@ -154,6 +154,7 @@ def by_reasons(run):
         "What must the probabilities of a row sum to, with one token forbidden?",
         "A logit of −∞ has probability 0. In which row, and before which step?",
     ),
+    ("logits",),
 )
 def suppress_first(logits, token):
     """Log-probabilities (R, V) of one response, with a token forbidden at its first
@@ -189,7 +190,7 @@ def after_the_softmax(logits, token):
     log-probabilities are too low by log(1 − p(EOS)), and the penalty is smallest
     where EOS is likeliest.
     """
-    logprobs = logits.log_softmax(-1)
+    logprobs = logits.log_softmax(-1).clone()
     logprobs[0, token] = -torch.inf
     return logprobs
 
@@ -239,7 +240,7 @@ def logit_zero(logits, token):
 @suppress_first.mistake
 def logprob_zero(logits, token):
     """A log-probability of 0 is a probability of 1: that token would be certain."""
-    logprobs = suppress_first.solution(logits, token)
+    logprobs = suppress_first.solution(logits, token).clone()
     logprobs[0, token] = 0
     return logprobs
 

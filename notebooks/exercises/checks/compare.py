@@ -12,7 +12,16 @@ from torch import Tensor
 RTOL, ATOL = 1e-5, 1e-6  # a solution in float32 passes
 NO_GRADIENT = (
     "Its value is right, but it has no gradient: compute with torch from what learns "
-    "to the result, without .item(), .numpy(), .detach() or a new tensor in between."
+    "to the result, without .item(), .numpy(), .detach(), a new tensor, or a change in "
+    "place on the way."
+)
+
+
+LEAK = "The value is right, but a gradient flows into `{}`, which does not learn."
+CUT = "The value is right, but no gradient reaches `{}`: something is detached."
+PARTLY = (
+    "The value is right, but the gradient by `{}` is not: it comes through more terms "
+    "than it should, or something on the way is detached."
 )
 
 
@@ -28,8 +37,9 @@ def weighted_sum(output: Any) -> Tensor | None:
     values = list(output) if isinstance(output, (tuple, list)) else [output]
     if not values or not all(isinstance(x, Tensor) for x in values):
         return None
-    weights = [torch.arange(1, x.numel() + 1).view(x.shape) for x in values]
-    return sum((x * weight).sum() for x, weight in zip(values, weights))
+    flat = torch.cat([x.flatten() for x in values])
+    flat = flat.where(flat.isfinite(), 0.0)  # −∞ is a constant, however it is reached
+    return (flat * torch.arange(1, len(flat) + 1)).sum()
 
 
 def alike(before: Any, after: Any) -> bool:
@@ -60,9 +70,14 @@ def number(x: Any) -> Tensor | None:
     return None
 
 
-def same(found: Result, wanted: Result) -> bool:
-    """Whether two results agree; gradients are compared where both have them."""
+def same(found: Result, wanted: Result, exact: bool = False) -> bool:
+    """Whether two results agree, and their gradients where both have them.
+
+    If ``exact``, a gradient needs one to agree with.
+    """
     if not same_values(found.values, wanted.values):
+        return False
+    if exact and found.slopes is not None and wanted.slopes is None:
         return False
     pairs = zip((found.slopes or {}).values(), (wanted.slopes or {}).values())
     return all(close(a, b) for a, b in pairs)
@@ -96,14 +111,41 @@ def difference(found: Result, wanted: Result) -> str:
             return f"It returns {count} value(s), and {len(right)} are wanted."
         pairs = zip(own, right)
         own, right = next((p for p in pairs if not same_values(*p)), (own[0], right[0]))
+    if is_nan(own) and not is_nan(right):
+        return "It is nan somewhere: log or √ of a negative number, 0 / 0, or ∞ − ∞."
     if not same_values(own, right):
         return _values_differ("It", own, right)
-    if found.slopes is None:
+    if found.slopes is None or wanted.slopes is None:
         return NO_GRADIENT
     name = next(n for n, x in wanted.slopes.items() if not close(found.slopes[n], x))
     return _values_differ(
         f"Its gradient by `{name}`", found.slopes[name], wanted.slopes[name]
     )
+
+
+def gradients(found: list[Result], wanted: list[Result]) -> str | None:
+    """Where values are right and gradients are not: which one, and perhaps why."""
+    if not all(
+        same_values(own.values, right.values) for own, right in zip(found, wanted)
+    ):
+        return None
+    if any(own.slopes is None for own in found):
+        return NO_GRADIENT
+    for name in wanted[0].slopes:
+        pairs = [(a.slopes[name], b.slopes[name]) for a, b in zip(found, wanted)]
+        if all(close(*pair) for pair in pairs):
+            continue
+        if not any(right.any() for _, right in pairs):
+            return LEAK.format(name)
+        return (CUT if not any(own.any() for own, _ in pairs) else PARTLY).format(name)
+    return None
+
+
+def is_nan(values: Any, everywhere: bool = False) -> bool:
+    """Whether a result is not a number somewhere (or everywhere)."""
+    if (own := number(values)) is None:
+        return False
+    return bool(own.isnan().all() if everywhere else own.isnan().any())
 
 
 def _values_differ(what: str, found: Any, wanted: Any) -> str:

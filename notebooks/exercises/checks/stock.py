@@ -7,6 +7,7 @@ difference can blame nobody, because its result is the right one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor
 
 Named = tuple[str, str, Callable]
 LOGS = ("logprob", "chosen", "rejected", "engine")
-PARTS = {"std": (0.5, -0.5), "variance": (1.0, -1.0)}
+PARTS = {"standard deviation": (0.5, -0.5), "variance": (1.0, -1.0)}
 
 ARGUMENTS = {  # name: (what it applies to, change, message)
     "mask forgotten": (
@@ -63,7 +64,7 @@ ARGUMENTS = {  # name: (what it applies to, change, message)
     "missing": (
         "float",
         torch.zeros_like,
-        "`{}` is missing: yours gives what one gets if all of it were 0.",
+        "`{}` has no effect: yours gives what one gets if all of it were 0.",
     ),
     "all ones": (
         "float",
@@ -75,20 +76,20 @@ ARGUMENTS = {  # name: (what it applies to, change, message)
         lambda x: x.flip(-1),
         "Yours reads `{}` backwards, from its last column to its first.",
     ),
-    "first row": (
-        "matrix",
+    "first only": (
+        "float",
         lambda x: x[:1].expand_as(x),
-        "Yours uses the first row of `{}` for all rows.",
+        "Yours uses only the first of `{}`, for all the others as well.",
     ),
     "left at 1": (
         "number",
         lambda x: type(x)(1),
-        "`{}` is missing: yours gives what one gets with 1 in its place.",
+        "`{}` has no effect: yours gives what one gets with 1 in its place.",
     ),
     "left at 0": (
         "number",
         lambda x: type(x)(0),
-        "`{}` is missing: yours gives what one gets with 0 in its place.",
+        "`{}` has no effect: yours gives what one gets with 0 in its place.",
     ),
     "upside down": (
         "number",
@@ -133,6 +134,7 @@ RESULTS = {  # name: (change, message)
     "reciprocal": (lambda y: 1 / y, "The fraction is upside down."),
     "doubled": (lambda y: 2 * y, "Everything is twice what it should be."),
     "halved": (lambda y: y / 2, "Everything is half of what it should be."),
+    "bits": (lambda y: y / math.log(2), "This is in units of log 2: bits, not nats."),
     "percent": (lambda y: 100 * y, "This is in percent; a share is wanted."),
     "squared": (lambda y: y * y, "A root is missing."),
     "rooted": (lambda y: y.abs().sqrt(), "There is a root too many."),
@@ -144,7 +146,10 @@ RESULTS = {  # name: (change, message)
         lambda y: y.flip(-1),
         "The order is reversed: yours runs from the last to the first.",
     ),
-    "transposed": (lambda y: y.mT, "Rows and columns have changed places."),
+    "transposed": (
+        lambda y: y.transpose(0, 1),
+        "Rows and columns have changed places.",
+    ),
     "late": (lambda y: y.roll(1, -1), "Off by one: everything stands one place late."),
     "early": (lambda y: y.roll(-1, -1), "Off by one: everything is one place early."),
     "summed up": (lambda y: y.cumsum(-1), "Yours adds up from place to place."),
@@ -164,7 +169,6 @@ RESULTS = {  # name: (change, message)
         lambda y: y.unsqueeze(-1),
         "The result has a dimension too many.",
     ),
-    "no gradient": (torch.detach, "No gradient comes through: something is detached."),
 }
 SIZES = {  # what a mean may be divided by
     "sum for a mean": (
@@ -173,7 +177,7 @@ SIZES = {  # what a mean may be divided by
     ),
     "mean for a sum": (-1, "You average where a sum is wanted, or divide twice."),
 }
-BIASED = "Off by a factor of {}: look at what is divided by n, and what by n − 1."
+BIASED = "Look at what is divided by n, and what by n − 1 (in a {}, for instance)."
 SWAPPED = "`{}` and `{}` have changed places."
 FLIPPED = "Time runs the wrong way: yours reads the tokens from the last to the first."
 ACROSS = (
@@ -203,8 +207,8 @@ def stock(solution: Callable, names: list[str], case: tuple) -> Iterator[Named]:
     tensors = [i for i, x in enumerate(case) if isinstance(x, Tensor) and x.ndim]
     flip = _before(solution, dict.fromkeys(tensors, lambda x: x.flip(-1)))
     yield "time reversed", FLIPPED, _after(flip, lambda y, _: y.flip(-1))
-    across = _before(solution, dict.fromkeys(tensors, lambda x: x.mT))
-    yield "axis transposed", ACROSS, _after(across, lambda y, _: y.mT)
+    across = _before(solution, dict.fromkeys(tensors, lambda x: x.transpose(0, 1)))
+    yield "axis transposed", ACROSS, _after(across, lambda y, _: y.transpose(0, 1))
     yield "axis transposed", ACROSS, across
 
 
@@ -247,10 +251,10 @@ def _kinds(name: str, x: Any) -> set[str]:
     if isinstance(x, (int, float)):
         return {"number", "count"} if isinstance(x, int) else {"number"}
     if not isinstance(x, Tensor):
-        return set()
+        return {type(x).__name__}
     if "mask" in name:
         return {"mask", "tensor"}
-    kinds = {"tensor"} | ({"matrix"} if x.ndim > 1 else set())
+    kinds = {"tensor"}
     if x.is_floating_point():
         kinds |= {"float"} | ({"log"} if any(part in name for part in LOGS) else set())
     return kinds
