@@ -74,6 +74,7 @@ class Exercise:
         self.learns = [self.names.index(name) for name in gradient or ()]
         self.mistakes: dict[str, Callable] = {}
         self.alternatives: list[Callable] = []
+        self.reply = ""  # to a question in the statement
 
     def inputs(self, make: Callable) -> Callable:
         """Register how a torch.Generator becomes a tuple of arguments."""

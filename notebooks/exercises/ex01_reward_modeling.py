@@ -267,9 +267,11 @@ def pair_accuracy(chosen, rejected):
     (B,) → a number.
 
     A reward model that says 0 to everything ties always. Which accuracy should it get?
-    Try it in a cell of your own.
     """
     return ((chosen > rejected).double() + 0.5 * (chosen == rejected).double()).mean()
+
+
+pair_accuracy.reply = "One half, as a guess: all pairs tie, and each counts half."
 
 
 @pair_accuracy.inputs

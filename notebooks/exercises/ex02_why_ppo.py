@@ -332,10 +332,16 @@ def optimum(ref_logprobs, rewards, beta):
     """Log-probabilities of the best policy over N responses: two (N,) → (N,).
 
     Of all policies, π* ∝ π_ref · exp(r / β) has the largest E[r] − β·KL. What happens
-    to it when β is huge, and when β is tiny? Try both in a cell of your own: the result
-    must be finite even for β = 0.001.
+    to it when β is huge, and when β is tiny? The result must be finite even for
+    β = 0.001.
     """
     return (ref_logprobs + rewards / beta).log_softmax(0)
+
+
+optimum.reply = (
+    "A huge β makes r / β vanish: the optimum is the reference. A tiny β leaves only "
+    "the response with the largest reward, if the reference can write it."
+)
 
 
 @optimum.inputs

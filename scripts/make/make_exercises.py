@@ -80,6 +80,9 @@ def notebook(name: str, solved: bool) -> tuple[Path, nbformat.NotebookNode]:
         solution = solution_source(exercise)
         cells.append(new_code_cell(solution if solved else stub_source(exercise)))
         cells.append(new_code_cell(f"check({key})"))
+        if exercise.reply:
+            reply = fold("An answer", exercise.reply)
+            cells.append(new_markdown_cell(f"*Your answer to the question above:* …\n\n{reply}"))
         if not solved:
             cells.append(new_markdown_cell(fold("Solution", f"```python\n{solution}\n```")))
     for number, cell in enumerate(cells):

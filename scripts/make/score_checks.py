@@ -1,10 +1,7 @@
-"""Measure the exercises' checks on solutions by others, and write the table on the site.
+"""Score the exercises' checks on a folder of solutions by others, as JSON lines.
 
-    python scripts/make/score_checks.py tests/fixtures/solutions
-
-The folder has lines of JSON with exercise, kind (right or wrong), why and code. ``first`` is
-the verdict of the run before the authors of the checks had read the solutions (null: accepted);
-``judged`` is false where that verdict blames something else than what is wrong.
+first: the verdict (null: accepted) before the checks' authors had read them; judged: false if
+that verdict blames another mistake; dropped: why an entry counts no more.
 """
 
 import json
@@ -12,34 +9,66 @@ import sys
 from math import sqrt
 from pathlib import Path
 
-from make_exercises import FOLDER
-
-sys.path.insert(0, str(FOLDER))
-from checks.guard import guarded
-from engine import LIMIT, Set
+from make_exercises import FOLDER, SETS, notebook
 
 PAGE = FOLDER.parents[1] / "site" / "exercise-checks.md"
-COLUMNS = "| wrong: rejected | named | located | blamed wrongly | right: accepted |"
-LOCATED, PLAIN = ("where", "error"), ("", "late")
+HEAD = "| exercises | wrong: rejected | named | located | blamed wrongly | right: accepted |"
+LOCATED = ("where", "error")
+IMPORTS = "import math, re, torch\nimport numpy as np\nfrom torch.nn.functional import logsigmoid\n"
 
 
 def verdict(entry: dict) -> str | None:
-    """The name of the mistake that the checks see in a solution; None if they accept it."""
-    exercise = Set.loaded[entry["exercise"]]
+    """The name of a solution's mistake; None if the checks accept it."""
+    from checks.guard import guarded
+    from engine import LIMIT, Set
 
-    def work():
-        names = dict(sys.modules["__main__"].__dict__)
-        exec(entry["code"], names)
-        wrong = exercise.judge(names[entry["exercise"]])
-        return wrong and wrong.name, ""
+    names = {}
+    exec(IMPORTS + entry["code"], names)
+
+    def work() -> tuple[str | None, str]:
+        wrong = Set.loaded[entry["exercise"]].judge(names[entry["exercise"]])
+        return (wrong.name if wrong else None), ""
 
     name = guarded(work, LIMIT)[0]
-    return "late" if name and " " in name and ":" not in name else name
+    return "error" if name and name[:3] == "It " else name  # too late, or a crash
 
 
 def share(part: int, whole: int) -> str:
-    """A share with its 95 % Wilson interval."""
-    p, z = part / whole, 1.96
-    middle, half = p + z * z / whole / 2, z * sqrt(p * (1 - p) / whole + (z / whole / 2) ** 2)
-    low, high = ((middle + side * half) / (1 + z * z / whole) for side in (-1, 1))
-    return f"{part}/{whole} = {p:.1%} ({low:.1%} to {high:.1%})"
+    """Percent with the 95 % Wilson interval."""
+    p, z2 = part / whole, 1.96**2 / whole
+    half = sqrt(z2 * (p * (1 - p) + z2 / 4))
+    low, high = ((p + z2 / 2 + side * half) / (1 + z2) for side in (-1, 1))
+    return f"{part} of {whole}: {100 * p:.1f} ({100 * low:.1f} … {100 * high:.1f})"
+
+
+def row(title: str, entries: list[dict], run: str) -> str:
+    right = [e[run] for e in entries if e["kind"] == "right"]
+    wrong = [e for e in entries if e["kind"] != "right"]
+    said = [e[run] for e in wrong if e[run] is not None]
+    named = [name for name in said if name and name not in LOCATED]
+    blamed = sum(e.get("judged") is False and e[run] == e["first"] for e in wrong)
+    cells = [share(len(names), len(wrong)) for names in (said, named)]
+    cells += [str(sum(name in LOCATED for name in said)), str(blamed)]
+    return f"| {' | '.join([title, *cells, share(right.count(None), len(right))])} |"
+
+
+def main(folder: Path) -> None:
+    for name in SETS:
+        notebook(name, False)
+    entries = []
+    for path in sorted(folder.glob("*.json*")):
+        for line in path.read_text("utf-8").splitlines():
+            entry = json.loads(line)
+            entries.append({**entry, "set": path.stem, "now": verdict(entry)})
+    page = [PAGE.read_text("utf-8").partition("\n### ")[0].rstrip()]
+    for title, run in (("The first run", "first"), ("Today", "now")):
+        kept = [e for e in entries if run == "first" or "dropped" not in e]
+        sets = {e["set"]: [x for x in kept if x["set"] == e["set"]] for e in kept}
+        rows = [row(*each, run) for each in [*sets.items(), ("all", kept)]]
+        table = [HEAD, "|---" * 6 + "|", *rows]
+        page += [f"### {title}", "\n".join(table)]
+    PAGE.write_text("\n\n".join(page) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

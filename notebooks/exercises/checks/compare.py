@@ -17,6 +17,7 @@ NO_GRADIENT = (
 )
 
 
+NOTHING = "It returns None. Is there a `return`?"
 LEAK = "The value is right, but a gradient flows into `{}`, which does not learn."
 CUT = "The value is right, but no gradient reaches `{}`: something is detached."
 PARTLY = (
@@ -104,7 +105,7 @@ def difference(found: Result, wanted: Result) -> str:
     """The first difference between two results, in words."""
     own, right = found.values, wanted.values
     if own is None or isinstance(own, (tuple, list)) and any(x is None for x in own):
-        return "It returns None. Is there a `return`?"
+        return NOTHING
     if isinstance(right, tuple):
         count = len(own) if hasattr(own, "__len__") else 1
         if count != len(right):

@@ -81,12 +81,12 @@ ARGUMENTS = {  # name: (what it applies to, change, message)
         lambda x: x[:1].expand_as(x),
         "Yours uses only the first of `{}`, for all the others as well.",
     ),
-    "left at 1": (
+    "as if 1": (
         "number",
         lambda x: type(x)(1),
         "`{}` has no effect: yours gives what one gets with 1 in its place.",
     ),
-    "left at 0": (
+    "as if 0": (
         "number",
         lambda x: type(x)(0),
         "`{}` has no effect: yours gives what one gets with 0 in its place.",

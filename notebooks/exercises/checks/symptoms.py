@@ -12,6 +12,7 @@ from torch import Tensor
 
 from checks.compare import (
     ATOL,
+    NOTHING,
     RTOL,
     Result,
     alike,
@@ -58,6 +59,8 @@ def unvaried(found: list[Result], wanted: list[Result]) -> str | None:
     own, right = (
         [number(result.values) for result in group] for group in (found, wanted)
     )
+    if all(result.values is None for result in found):
+        return NOTHING
     if is_nan(found[0].values):
         return None
     if all(same_values(result.values, found[0].values) for result in found):
