@@ -75,6 +75,7 @@ class Exercise:
         self.mistakes: dict[str, Callable] = {}
         self.alternatives: list[Callable] = []
         self.reply = ""  # to a question in the statement
+        self._kept: tuple[int, list, list] = -1, [], []
 
     def inputs(self, make: Callable) -> Callable:
         """Register how a torch.Generator becomes a tuple of arguments."""
@@ -96,6 +97,13 @@ class Exercise:
         seeds = (*range(CASES), *range(seed, seed + CASES))
         return [self.draw(torch.Generator().manual_seed(number)) for number in seeds]
 
+    def wanted(self, seed: int) -> tuple[list[tuple], list[Result]]:
+        """Arguments, and what the solution makes of them; the last seed's are kept."""
+        if self._kept[0] != seed:
+            cases = self.cases(seed)
+            self._kept = seed, cases, [self.run(self.solution, case) for case in cases]
+        return self._kept[1:]
+
     def verdict(self, answer: Callable, seed: int = CASES) -> str | None:
         """What is wrong with an answer, or None."""
         wrong = self.judge(answer, seed)
@@ -104,16 +112,13 @@ class Exercise:
     def passes(self, answer: Callable, seed: int = CASES) -> bool:
         """Whether an answer is right; the first wrong result decides."""
         with contextlib.suppress(Exception, SystemExit):
-            return all(
-                self._passes(self.run(answer, case), self.run(self.solution, case))
-                for case in self.cases(seed)
-            )
+            pairs = zip(*self.wanted(seed))
+            return all(self._passes(self.run(answer, c), right) for c, right in pairs)
         return False
 
     def judge(self, answer: Callable, seed: int = CASES) -> Wrong | None:
         """The same with the name of the mistake, where there is one."""
-        cases = self.cases(seed)
-        wanted = [self.run(self.solution, case) for case in cases]
+        cases, wanted = self.wanted(seed)
         found = []
         for case in cases:
             try:
