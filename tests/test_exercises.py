@@ -15,7 +15,7 @@ import nbformat
 import numpy
 import pytest
 import torch
-from make.make_exercises import FOLDER, SETS, notebook
+from make.make_exercises import FOLDER, SETS, notebook, solution_source
 
 sys.path.insert(0, str(FOLDER))
 LOADED = {name: importlib.import_module(name).SET for name in SETS}
@@ -79,11 +79,15 @@ def test_an_answer_that_ignores_an_argument_is_rejected(name, argument):
 
 
 @pytest.mark.parametrize("name", EXERCISES)
-def test_two_hints_and_no_message_or_first_hint_gives_the_answer(name):
+def test_two_hints_and_nothing_gives_the_answer_away(name):
     exercise = EXERCISES[name]
     assert len(exercise.hints) == 2 and len(exercise.mistakes) >= 2
-    body = exercise.solution.__code__.co_names
-    assert not [word for word in body if len(word) > 3 and f"{word}(" in exercise.hints[0]]
+    code = solution_source(exercise).partition('"""\n')[2].splitlines()
+    said = "".join([*exercise.hints, *(m.__doc__ for m in exercise.mistakes.values())]).split()
+    for line in ("".join(line.removeprefix("    return ").split()) for line in code):
+        assert len(line) < 12 or line not in "".join(said), line
+    called = [word for word in exercise.solution.__code__.co_names if len(word) > 3]
+    assert not [word for word in called if f"{word}(" in exercise.hints[0]]
 
 
 @pytest.mark.parametrize("name", EXERCISES)

@@ -49,7 +49,7 @@ def _(dice):
 @word_reward.mistake
 def counts_parts_of_words(text, word):
     """You count parts of words: *other*, *then* and *breathe* hold the letters of
-    *the*, too. PPO would love them.
+    *the* as well. PPO would find them.
     """
     return float(text.lower().count(word.lower()))
 
@@ -136,8 +136,8 @@ def forgot_the_shift(logits, ids, query_length):
 
 @response_logprobs.mistake
 def returned_the_logit(logits, ids, query_length):
-    """These are logits, not log-probabilities: subtract the log-sum-exp over the
-    vocabulary.
+    """These are logits, not log-probabilities: nothing makes their exponentials sum
+    to 1.
     """
     return (
         logits[query_length - 1 : -1]
@@ -148,7 +148,7 @@ def returned_the_logit(logits, ids, query_length):
 
 @response_logprobs.mistake
 def the_query_too(logits, ids, query_length):
-    """The query is in there, too. PPO trains the response alone: nobody asked the
+    """The query is in there as well. PPO trains only the response: nobody asked the
     policy to write the query.
     """
     return logits[:-1].log_softmax(-1).gather(1, ids[1:].unsqueeze(1)).squeeze(1)
@@ -189,8 +189,8 @@ def _(dice):
 
 @mean_kl.mistake
 def wrong_way_round(logprobs, ref_logprobs):
-    """The sign is wrong: KL grows where the *policy* is surer than the reference of
-    what it sampled.
+    """The sign is wrong: KL grows where the *policy* gives its samples more probability
+    than the reference does.
     """
     return (ref_logprobs - logprobs).sum(1).mean()
 

@@ -49,7 +49,7 @@ def divided_by_n(rewards):
 
 @leave_one_out.mistake
 def own_reward_not_subtracted(rewards):
-    """These are the baselines alone; each reward minus its own was asked for."""
+    """These are only the baselines; each reward minus its own was asked for."""
     return (rewards.sum() - rewards) / (len(rewards) - 1)
 
 
@@ -78,7 +78,7 @@ def stretched(rewards):
 
 
 @SET.exercise(
-    "Generalised advantage estimation",
+    "Generalized advantage estimation",
     2,
     20,
     (
@@ -129,7 +129,7 @@ def forgot_the_next_value(rewards, values, gamma, lam):
 
 @gae.mistake
 def lambda_without_gamma(rewards, values, gamma, lam):
-    """A_{t+1} is discounted by γ·λ, not by λ alone. With γ = 1, the default, nobody
+    """A_{t+1} is discounted by γ·λ, not only by λ. With γ = 1, the default, nobody
     notices.
     """
     advantages, running, following = torch.zeros_like(rewards), 0.0, 0.0
@@ -167,7 +167,7 @@ def gamma_missing_at_the_value(rewards, values, gamma, lam):
 
 @gae.mistake
 def gamma_for_gamma_lambda(rewards, values, gamma, lam):
-    """A_{t+1} is discounted by γ·λ, not by γ alone: yours works as if λ were 1."""
+    """A_{t+1} is discounted by γ·λ, not only by γ: yours works as if λ were 1."""
     deltas = rewards + gamma * torch.cat([values[1:], values.new_zeros(1)]) - values
     return _backwards(deltas, gamma)
 
@@ -258,7 +258,7 @@ def ratio_upside_down(logprobs, ref_logprobs):
 
 @kl_estimates.mistake
 def k3_with_the_wrong_sign(logprobs, ref_logprobs):
-    """k3 has +log u where −log u is k1: it is (u − 1) − log u."""
+    """One part of your k3 has the wrong sign: k3 is k1 plus something with mean 0."""
     log_ratio = ref_logprobs - logprobs
     return -log_ratio, log_ratio**2 / 2, log_ratio.exp() - 1 + log_ratio
 
@@ -352,13 +352,13 @@ def _(dice):
 
 @optimum.mistake
 def times_beta(ref_logprobs, rewards, beta):
-    """The reward is divided by β: the dearer KL is, the less the reward may move."""
+    """The reward is divided by β: the higher β is, the less the reward may move."""
     return (ref_logprobs + rewards * beta).log_softmax(0)
 
 
 @optimum.mistake
 def not_normalised(ref_logprobs, rewards, beta):
-    """These do not sum to 1: subtract the logarithm of their sum."""
+    """As probabilities these do not sum to 1: the constant is missing."""
     return ref_logprobs + rewards / beta
 
 

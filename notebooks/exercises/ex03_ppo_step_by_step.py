@@ -131,7 +131,7 @@ def starts_at_one(attention_mask):
 
 @position_ids.mistake
 def negative_on_padding(attention_mask):
-    """Padding has position −1, which no embedding table holds. `clamp` it."""
+    """Padding has position −1, which no embedding table holds."""
     return attention_mask.cumsum(1) - 1
 
 
@@ -361,7 +361,7 @@ def with_n(x, mask):
 
 @whiten.mistake
 def padding_left_over(x, mask):
-    """Padding is not 0 in the result: multiply by the mask at the end, too."""
+    """Padding is not 0 in the result."""
     n = mask.sum()
     mean = (x * mask).sum() / n
     return (x - mean) / (((x - mean) ** 2 * mask).sum() / (n - 1) + 1e-8).sqrt()
@@ -484,7 +484,7 @@ def min_for_max(logprobs, old_logprobs, advantages, mask, epsilon):
 
 @policy_loss.mistake
 def wrong_sign(logprobs, old_logprobs, advantages, mask, epsilon):
-    """The sign is wrong: an optimizer *minimises*, so good tokens (A > 0) must lower
+    """The sign is wrong: an optimizer *minimizes*, so good tokens (A > 0) must lower
     the loss.
     """
     ratio, a = torch.exp(logprobs - old_logprobs.detach()), advantages.detach()
@@ -819,7 +819,7 @@ def clipped_below_only(beta, kl, target, n, horizon):
 
 @next_beta.mistake
 def factor_alone(beta, kl, target, n, horizon):
-    """That is the factor alone: β is to be multiplied by it."""
+    """That is only the factor: β is to be multiplied by it."""
     return 1 + min(max(kl / target - 1, -0.2), 0.2) * n / horizon
 
 

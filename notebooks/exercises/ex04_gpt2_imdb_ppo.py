@@ -23,7 +23,7 @@ def positive_logit(logits, id2label):
     """The raw logit of POSITIVE: (B, 2), a dict from column to label → (B,).
 
     Classifiers order their labels as they like. A run that rewards the wrong column
-    learns to write slatings, and its reward curve looks fine.
+    learns to write bad reviews, and its reward curve looks fine.
     """
     column = next(column for column, label in id2label.items() if label == "POSITIVE")
     return logits[:, column]
@@ -71,7 +71,7 @@ def always_the_first(logits, id2label):
 
 @positive_logit.mistake
 def the_other_column(logits, id2label):
-    """That is the logit of NEGATIVE: this policy learns to write slatings."""
+    """That is the logit of NEGATIVE: this policy learns to write bad reviews."""
     column = next(column for column, label in id2label.items() if label == "NEGATIVE")
     return logits[:, column]
 

@@ -93,7 +93,7 @@ def by_view(packed):
 
 
 @SET.exercise(
-    "A normalised head",
+    "A normalized head",
     1,
     5,
     (
@@ -207,7 +207,8 @@ def lora_forward(x, weight, adapters, active, alpha):
     B) → (B, O).
 
     A is (r, I) and B is (O, r). Only the adapter called `active` takes part; None means
-    the base alone, which is what the reference of a fresh policy is.
+    only the base, as the reference of a fresh policy. An adapter's part is scaled by
+    `alpha` / r.
     """
     output = x @ weight.T
     if active is not None:
@@ -263,7 +264,7 @@ def alpha_alone(x, weight, adapters, active, alpha):
 
 @lora_forward.mistake
 def policy_always(x, weight, adapters, active, alpha):
-    """The policy's adapter is on whatever was asked for: KL would be 0 for ever,
+    """The policy's adapter is on whatever was asked for: KL would always be 0,
     because the reference is the policy.
     """
     a, b = adapters["policy"]
@@ -346,7 +347,7 @@ def base_scaled_too(x, weight, adapters, active, alpha):
 
 @lora_forward.mistake
 def none_is_the_reference(x, weight, adapters, active, alpha):
-    """None means the base alone: no adapter, not that of another name."""
+    """None means only the base: no adapter, not that of another name."""
     a, b = adapters[active or "ref"]
     return x @ weight.T + alpha / len(a) * (x @ a.T @ b.T)
 
@@ -383,7 +384,7 @@ def adapter_of(stage):
     `stage` is one of `generate`, `log-probabilities`, `reference log-probabilities`,
     `score`, `update`. The adapters are called `policy`, `ref` and `reward`. PPO comes
     after SFT here, so the reference is the adapter `ref`, a frozen copy of what SFT
-    taught, and not the base alone as in the exercise before.
+    taught, and not only the base as in the exercise before.
     """
     return {"reference log-probabilities": "ref", "score": "reward"}.get(
         stage, "policy"
@@ -517,8 +518,8 @@ def completion_mask(question_length, answer_length, width):
     """The mask of one row, question + answer + EOS, padded on the right: three numbers
     → (width,).
 
-    Only the answer and its EOS are learnt. Without the EOS a model learns to answer and
-    not to stop.
+    Only the answer and its EOS are learned. Without the EOS a model learns to answer
+    and not to stop.
     """
     mask = torch.zeros(width, dtype=torch.float64)
     mask[question_length : question_length + answer_length + 1] = 1
@@ -533,7 +534,7 @@ def _(dice):
 
 @completion_mask.mistake
 def no_eos(question_length, answer_length, width):
-    """The EOS behind the answer is not learnt: the model will never stop."""
+    """The EOS after the answer is not learned: the model will never stop."""
     mask = torch.zeros(width, dtype=torch.float64)
     mask[question_length : question_length + answer_length] = 1
     return mask
@@ -541,7 +542,7 @@ def no_eos(question_length, answer_length, width):
 
 @completion_mask.mistake
 def question_too(question_length, answer_length, width):
-    """The question is learnt, too. Nobody will ask the model to write questions."""
+    """The question is learned as well. Nobody will ask the model to write questions."""
     mask = torch.zeros(width, dtype=torch.float64)
     mask[: question_length + answer_length + 1] = 1
     return mask
@@ -549,8 +550,8 @@ def question_too(question_length, answer_length, width):
 
 @completion_mask.mistake
 def padding_too(question_length, answer_length, width):
-    """Padding is learnt. It is EOS, so the model would learn to say EOS after EOS, many
-    times in every row.
+    """Padding is learned. It is EOS, so the model would learn to say EOS after EOS,
+    many times in every row.
     """
     mask = torch.zeros(width, dtype=torch.float64)
     mask[question_length:] = 1

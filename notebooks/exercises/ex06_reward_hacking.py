@@ -303,7 +303,7 @@ def with_a_mask(logits, token):
     ),
 )
 def kl_error(p, ref_p):
-    """By how much KL is too low when EOS is masked in sampling alone: two (N,) → a
+    """By how much KL is too low when EOS is masked only in sampling: two (N,) → a
     number.
 
     `p` and `ref_p` are the probabilities of EOS at the first token, of policy and
@@ -325,20 +325,22 @@ def _(dice):
 
 @kl_error.mistake
 def policy_alone(p, ref_p):
-    """The reference is masked, too: its −log(1 − p_ref) belongs in the difference."""
+    """The reference is masked as well: its part is missing in the difference."""
     return -torch.log1p(-p).mean()
 
 
 @kl_error.mistake
 def wrong_way_round(p, ref_p):
-    """The sign is wrong: the likelier EOS becomes, the *smaller* is the reported KL."""
+    """The sign is wrong: the more likely EOS becomes, the *smaller* is the reported
+    KL.
+    """
     return (torch.log1p(-p) - torch.log1p(-ref_p)).mean()
 
 
 @kl_error.mistake
 def probabilities_of_eos(p, ref_p):
-    """That is the log-ratio of EOS itself, which is never sampled. All the other tokens
-    are scaled by 1 / (1 − p).
+    """That is the log-ratio of EOS itself, which is never sampled. By how much do
+    the probabilities of all other tokens change?
     """
     return (p.log() - ref_p.log()).mean()
 

@@ -297,7 +297,7 @@ def no_beta(chosen, rejected, ref_chosen, ref_rejected, beta):
 
 @dpo_loss.mistake
 def wrong_way_round(chosen, rejected, ref_chosen, ref_rejected, beta):
-    """The sign is wrong: this makes the rejected answer likelier."""
+    """The sign is wrong: this makes the rejected answer more likely."""
     margin = rejected - ref_rejected.detach() - chosen + ref_chosen.detach()
     return -logsigmoid(beta * margin).mean()
 
@@ -438,7 +438,7 @@ def upside_down(logprobs, engine, mask, advantages, most):
 
 @off_policy_loss.mistake
 def untruncated(logprobs, engine, mask, advantages, most):
-    """No weight may exceed `most`. One response that the engine hardly ever samples
+    """No weight may exceed `most`. One response that the engine rarely samples
     would outweigh the rest of the batch.
     """
     response = (logprobs * mask).sum(1)

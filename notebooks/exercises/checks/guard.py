@@ -1,4 +1,4 @@
-"""Run a check so that a loop for ever or a crash costs this check, not the notebook."""
+"""Run a check so that an endless loop or a crash costs this check, not the notebook."""
 
 from __future__ import annotations
 
