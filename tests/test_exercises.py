@@ -5,12 +5,17 @@ sources.
 import contextlib
 import importlib
 import io
+import json
+import os
 import sys
+import time
+from pathlib import Path
 
 import nbformat
+import numpy
 import pytest
 import torch
-from make.make_exercises import FOLDER, SETS, notebook
+from make.make_exercises import FOLDER, SETS, notebook, solution_source
 
 sys.path.insert(0, str(FOLDER))
 LOADED = {name: importlib.import_module(name).SET for name in SETS}
@@ -20,31 +25,74 @@ EXERCISES = {
     for key, made in found.exercises.items()
 }
 MISTAKES = [(exercise, name) for exercise in EXERCISES for name in EXERCISES[exercise].mistakes]
+ARGUMENTS = [(exercise, name) for exercise in EXERCISES for name in EXERCISES[exercise].names]
+SOLUTIONS = sorted((Path(__file__).parent / "fixtures" / "solutions").glob("*.jsonl"))
+UNUSED = {("03 response_mask", "pad")}  # the mask comes from lengths: that is the point
 
 
-def message(function) -> str:
-    return " ".join(function.__doc__.split())
+def single(x):
+    """An argument with all of its float64 tensors in float32."""
+    if isinstance(x, dict):
+        return {name: single(value) for name, value in x.items()}
+    if isinstance(x, tuple):
+        return tuple(map(single, x))
+    return x.float() if getattr(x, "dtype", None) == torch.float64 else x
 
 
 @pytest.mark.parametrize("name", EXERCISES)
-def test_the_solution_and_another_right_answer_pass(name):
+def test_right_answers_pass_in_any_precision_on_fresh_inputs(name):
     exercise = EXERCISES[name]
     assert exercise.alternatives, "a right answer that is written differently"
-    for answer in (exercise.solution, *exercise.alternatives):
-        assert exercise.verdict(answer) is None, answer.__name__
+
+    def in_float32(*arguments):
+        return exercise.solution(*map(single, arguments))
+
+    for seed, answer in enumerate((exercise.solution, *exercise.alternatives, in_float32)):
+        assert exercise.verdict(answer, 100 * seed + 6) is None, answer.__name__
 
 
 @pytest.mark.parametrize(("name", "mistake"), MISTAKES)
 def test_a_mistake_is_rejected_with_its_own_message(name, mistake):
     exercise = EXERCISES[name]
-    said = exercise.verdict(exercise.mistakes[mistake])
-    assert said is not None and " ".join(said.split()) == message(exercise.mistakes[mistake])
+    wrong = exercise.judge(exercise.mistakes[mistake])
+    assert wrong is not None and wrong.name == mistake
+
+
+@pytest.mark.parametrize(("name", "argument"), ARGUMENTS)
+def test_an_answer_that_ignores_an_argument_is_rejected(name, argument):
+    """Every argument matters in some input: neither another draw nor a constant passes for it."""
+    exercise = EXERCISES[name]
+    i = exercise.names.index(argument)
+    others = [case[i] for case in exercise.cases(50)[6:9]]
+    if isinstance(others[0], torch.Tensor) and others[0].is_floating_point():
+        others += [torch.zeros_like, torch.ones_like]
+    elif isinstance(others[0], (int, float)):
+        others += [0, 1]
+
+    for other in others:
+
+        def ignores(*given, other=other):
+            value = other(given[i]) if callable(other) else other
+            return exercise.solution(*given[:i], value, *given[i + 1 :])
+
+        assert exercise.passes(ignores) == ((name, argument) in UNUSED), other
+
+
+@pytest.mark.parametrize("name", EXERCISES)
+def test_two_hints_and_nothing_gives_the_answer_away(name):
+    exercise = EXERCISES[name]
+    assert len(exercise.hints) == 2 and len(exercise.mistakes) >= 2
+    code = solution_source(exercise).partition('"""\n')[2].splitlines()
+    said = "".join([*exercise.hints, *(m.__doc__ for m in exercise.mistakes.values())]).split()
+    for line in ("".join(line.removeprefix("    return ").split()) for line in code):
+        assert len(line) < 12 or line not in "".join(said), line
+    called = [word for word in exercise.solution.__code__.co_names if len(word) > 3]
+    assert not [word for word in called if f"{word}(" in exercise.hints[0]]
 
 
 @pytest.mark.parametrize("name", EXERCISES)
 def test_an_unfinished_or_broken_answer_is_told_so(name):
     exercise = EXERCISES[name]
-    assert len(exercise.mistakes) >= 2
 
     def unfinished(*arguments):
         raise NotImplementedError
@@ -54,26 +102,92 @@ def test_an_unfinished_or_broken_answer_is_told_so(name):
 
     assert exercise.verdict(unfinished).startswith("Not written yet")
     assert "It stops with AttributeError" in exercise.verdict(broken)
+    assert "`return arguments[0].no_such_thing`" in exercise.verdict(broken)
     assert "Is there a `return`?" in exercise.verdict(lambda *arguments: None)
 
 
 def test_a_wrong_number_shape_or_gradient_is_named():
     exercise = EXERCISES["03 policy_loss"]
-    assert "It differs: yours is 0.1234" in exercise.verdict(
-        lambda *arguments: torch.tensor(0.1234)
-    )
-    assert "It returns shape (4, 6), and () is wanted" in exercise.verdict(lambda a, *rest: a)
-
-    def no_gradient(*arguments):
-        return exercise.solution(*arguments).detach()
-
-    assert "Its gradient by argument 1 differs" in exercise.verdict(no_gradient)
+    constant = exercise.verdict(lambda *arguments: torch.tensor(0.1234))
+    assert constant == "Your result is the same for all arguments."
+    assert "; () is wanted" in exercise.verdict(lambda a, *rest: a)
+    no_gradient = exercise.verdict(lambda *arguments: exercise.solution(*arguments).detach())
+    assert "Its value is right, but it has no gradient" in no_gradient
 
     def in_place(rewards):
         rewards -= rewards.mean()
         return rewards
 
-    assert "changes its argument" in EXERCISES["02 leave_one_out"].verdict(in_place)
+    def emptied(longer_won):
+        while longer_won:
+            longer_won.pop()
+
+    assert "changes its argument `rewards`" in EXERCISES["02 leave_one_out"].verdict(in_place)
+    assert "changes its argument `longer_won`" in EXERCISES["06 balance"].verdict(emptied)
+
+
+def test_numbers_arrays_and_lists_are_right_where_no_tensor_is_asked_for():
+    loss, gae = EXERCISES["01 pairwise_loss"], EXERCISES["02 gae"]
+    assert loss.verdict(lambda *given: loss.solution(*given).item()) is None
+    assert loss.verdict(lambda a, b: numpy.log1p(numpy.exp((b - a).numpy())).mean()) is None
+    assert gae.verdict(lambda *given: gae.solution(*given).tolist()) is None
+    assert gae.verdict(lambda *given: gae.solution(*given).float().numpy()) is None
+
+
+def test_the_common_stock_names_a_mistake_that_an_exercise_does_not_know():
+    gae, beta = EXERCISES["02 gae"], EXERCISES["03 next_beta"]
+    assert gae.judge(lambda *given: -gae.solution(*given)).name == "stock:sign"
+    assert gae.judge(lambda r, v, *rest: gae.solution(v, r, *rest)).name == "stock:swapped"
+    below = beta.judge(lambda b, kl, t, *rest: beta.solution(b, max(kl, t), t, *rest))
+    assert below.name == "only_upwards"  # the exercise's own, before the stock's
+    lazy = EXERCISES["07 group_advantages"]
+    where = lazy.verdict(lambda r, divide: lazy.solution(r, divide) if divide else r * 3)
+    assert where.startswith("It is right, except where `divide` is False.")
+
+
+@pytest.mark.parametrize("path", SOLUTIONS, ids=lambda path: path.stem)
+def test_solutions_by_others_are_judged_as_they_should_be(path):
+    """Wrong ones are rejected and right ones accepted; score_checks.py counts what is said."""
+    imports = "import math, re, torch, numpy as np; from torch.nn.functional import logsigmoid"
+    for entry in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
+        names = {}
+        exec(f"{imports}\n{entry['code']}", names)
+        right = entry["kind"] == "right" or "dropped" in entry
+        exercise = EXERCISES[f"{path.stem} {entry['exercise']}"]
+        assert exercise.passes(names[entry["exercise"]]) == right, entry
+
+
+def check(answer, name, **settings):
+    """What a student reads."""
+    answer.__name__ = EXERCISES[name].solution.__name__
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        LOADED["ex00_hello_rlhf"].check(answer, **settings)  # also for exercises of other sets
+    return said.getvalue()
+
+
+def test_a_loop_for_ever_a_crash_and_an_error_of_torch_cost_one_check(monkeypatch):
+    def for_ever(logprobs, ref_logprobs):
+        while True:
+            pass
+
+    def torch_error(logprobs, ref_logprobs):
+        return torch.ones(2, 2, dtype=torch.long).softmax(0)
+
+    monkeypatch.setattr("engine.LIMIT", 0.5)
+    name = "00 mean_kl"
+    assert "It has not finished" in check(for_ever, name)
+    assert "It ended Python itself (exit status 7)" in check(lambda *given: os._exit(7), name)
+    said = check(torch_error, name)
+    assert "Not written yet" not in said and "NotImplementedError" in said
+    monkeypatch.delattr("os.fork")  # as on other systems: a timer
+    assert "It has not finished" in check(for_ever, name)
+
+
+def test_a_check_is_quick_and_says_how_to_repeat_it():
+    start = time.monotonic()
+    said = check(lambda *given: print("seen") or 1.25, "07 dpo_loss", seed=77)
+    assert time.monotonic() - start < 10  # a second alone on a quiet machine
+    assert "seen" in said and "`check(dpo_loss, 77)` tries the same inputs again." in said
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -85,8 +199,8 @@ def test_the_notebooks_are_those_of_their_source(name):
 
 @pytest.mark.parametrize("name", SETS)
 @pytest.mark.parametrize("solved", [False, True], ids=["stubs", "solved"])
-def test_every_cell_runs(name, solved, monkeypatch):
-    monkeypatch.chdir(FOLDER)
+def test_every_cell_runs_in_any_folder(name, solved, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
     _, made = notebook(name, solved)
     said = io.StringIO()
     with contextlib.redirect_stdout(said):

@@ -2,35 +2,80 @@
 
 A set is a Python file. Each exercise in it is its solution; the first paragraph of the
 docstring is that of the stub, the rest the statement. A mistake is a function that is
-wrong on purpose, and its docstring is what a student reads who made it.
-``scripts/make/make_exercises.py`` writes the notebooks.
+wrong on purpose, and its docstring is what a student reads who made it; checks/ has
+the mistakes that every exercise inherits. ``scripts/make/make_exercises.py`` writes the
+notebooks.
 """
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import functools
 import inspect
+import io
+import linecache
+import secrets
+import traceback
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-CASES = 6  # random inputs per check
+from checks.compare import (
+    NO_GRADIENT,
+    Result,
+    alike,
+    difference,
+    gradients,
+    is_nan,
+    same,
+    weighted_sum,
+)
+from checks.guard import guarded
+from checks.stock import stock
+from checks.symptoms import ignored, unvaried, where
+
+CASES = 6  # fixed inputs of a check, and as many fresh ones
+LIMIT = 10.0  # seconds
 UNWRITTEN = (
     "Not written yet: replace the line `raise NotImplementedError` by your code."
 )
 
 
+class Wrong(Exception):
+    """What a student is told; ``name`` says how it is known."""
+
+    def __init__(self, message: str, name: str = "") -> None:
+        super().__init__(message)
+        self.name = name
+
+
 class Exercise:
-    """One function to write; with ``gradient``, its gradient is checked as well."""
+    """One function to write.
+
+    ``hint`` is one hint or several, from vague to plain. ``gradient`` names the
+    arguments whose gradient is compared; True stands for all floats except masks. A
+    value without a gradient passes unless the docstring asks for a tensor.
+    """
 
     def __init__(self, solution, title, difficulty, minutes, hint, gradient) -> None:
         self.solution, self.title = solution, title
         self.difficulty, self.minutes = difficulty, minutes
-        self.hint, self.gradient = hint, gradient
-        self.stub_doc, _, self.statement = inspect.getdoc(solution).partition("\n\n")
+        self.hints = (hint,) if isinstance(hint, str) else tuple(hint)
+        document = inspect.getdoc(solution)
+        self.stub_doc, _, self.statement = document.partition("\n\n")
+        self.asks_for_tensor = "tensor" in document
+        self.names = list(inspect.signature(solution).parameters)
+        if gradient is True:
+            gradient = [name for name in self.names if "mask" not in name]
+        self.learns = [self.names.index(name) for name in gradient or ()]
         self.mistakes: dict[str, Callable] = {}
         self.alternatives: list[Callable] = []
+        self.reply = ""  # to a question in the statement
+        self._kept: tuple[int, list, list] = -1, [], []
 
     def inputs(self, make: Callable) -> Callable:
         """Register how a torch.Generator becomes a tuple of arguments."""
@@ -47,135 +92,184 @@ class Exercise:
         self.alternatives.append(function)
         return function
 
-    def verdict(self, answer: Callable) -> str | None:
+    def cases(self, seed: int) -> list[tuple]:
+        """The fixed arguments, and fresh ones of a seed."""
+        seeds = (*range(CASES), *range(seed, seed + CASES))
+        return [self.draw(torch.Generator().manual_seed(number)) for number in seeds]
+
+    def wanted(self, seed: int) -> tuple[list[tuple], list[Result]]:
+        """Arguments, and what the solution makes of them; the last seed's are kept."""
+        if self._kept[0] != seed:
+            cases = self.cases(seed)
+            self._kept = seed, cases, [self.run(self.solution, case) for case in cases]
+        return self._kept[1:]
+
+    def verdict(self, answer: Callable, seed: int = CASES) -> str | None:
         """What is wrong with an answer, or None."""
-        dice = (torch.Generator().manual_seed(seed) for seed in range(CASES))
-        cases = [self.draw(generator) for generator in dice]
-        wanted = [run(self.solution, case, self.gradient) for case in cases]
+        wrong = self.judge(answer, seed)
+        return wrong and str(wrong)
+
+    def passes(self, answer: Callable, seed: int = CASES) -> bool:
+        """Whether an answer is right; the first wrong result decides."""
+        with contextlib.suppress(Exception, SystemExit):
+            pairs = zip(*self.wanted(seed))
+            return all(self._passes(self.run(answer, c), right) for c, right in pairs)
+        return False
+
+    def judge(self, answer: Callable, seed: int = CASES) -> Wrong | None:
+        """The same with the name of the mistake, where there is one."""
+        cases, wanted = self.wanted(seed)
         found = []
         for case in cases:
             try:
-                found.append(run(answer, case, self.gradient))
-            except NotImplementedError:
-                return UNWRITTEN
-            except InPlace as error:
-                return f"It changes its argument {error} in place. Make a new one."
-            except Exception as error:
-                said = f"It stops with {type(error).__name__}: {error}"
-                return f"{said}\nThe arguments were {describe(case)}."
-        wrong = [i for i in range(CASES) if not same(found[i], wanted[i])]
-        if not wrong:
+                found.append(self.run(answer, case))
+            except Wrong as error:
+                return error
+            except (Exception, SystemExit) as error:
+                return Wrong(self._stopped(answer, error, case), "error")
+        if all(map(self._passes, found, wanted)):
             return None
-        for mistake in self.mistakes.values():
-            its = (run(mistake, case, self.gradient) for case in cases)
-            if all(map(same, found, its)):
-                return inspect.cleandoc(mistake.__doc__)
-        said = difference(found[wrong[0]], wanted[wrong[0]])
-        return f"{said}\nThe arguments were {describe(cases[wrong[0]])}."
+        if (message := gradients(found, wanted)) == NO_GRADIENT:
+            return Wrong(message, "stock:seen")
+        for name, mistake in self.mistakes.items():
+            if self._fits(mistake, cases, found):
+                return Wrong(inspect.cleandoc(mistake.__doc__), name)
+        if message := message or unvaried(found, wanted):
+            return Wrong(message, "stock:seen")
+        for name, message, mistake in stock(self.solution, self.names, cases[0]):
+            if self._fits(mistake, cases, found):
+                return Wrong(message, f"stock:{name}")
+        return self._symptom(answer, cases, found, wanted)
+
+    def _symptom(
+        self, answer: Callable, cases: list, found: list, wanted: list
+    ) -> Wrong:
+        """What is seen of a mistake without a name: the first number that differs."""
+        wrong = [not self._passes(*pair) for pair in zip(found, wanted)]
+        first = wrong.index(True)
+        said = difference(found[first], wanted[first])
+        said += f"\nThe arguments were {self._describe(cases[first])}."
+        if message := ignored(self.solution, answer, self.names, cases):
+            return Wrong(f"{message} {said}", "stock:ignored")
+        if message := where(self.names, cases, wrong, found, wanted):
+            return Wrong(f"{message} {said}", "where")
+        return Wrong(said)
+
+    def _fits(self, mistake: Callable, cases: list, found: list[Result]) -> bool:
+        """Whether a mistake explains all results; nan alone may come from anything."""
+        if all(is_nan(own.values, everywhere=True) for own in found):
+            return False
+        with contextlib.suppress(Exception), warnings.catch_warnings(action="ignore"):
+            its = (self.run(mistake, case) for case in cases)
+            return all(same(own, result, True) for own, result in zip(found, its))
+        return False
+
+    def _passes(self, found: Result, wanted: Result) -> bool:
+        unlearned = wanted.slopes is not None and found.slopes is None
+        if unlearned and (self.asks_for_tensor or isinstance(found.values, Tensor)):
+            return False  # a number may pass where no tensor is asked for
+        return same(found, wanted)
+
+    def run(self, function: Callable, arguments: tuple) -> Result:
+        """What a function returns for copies of arguments, which it must not change."""
+        given = copy.deepcopy(arguments)
+        values = function(*given)
+        for name, before, after in zip(self.names, arguments, given):
+            if not alike(before, after):
+                raise Wrong(
+                    f"It changes its argument `{name}` in place. Make a new one.",
+                    "place",
+                )
+        if not self.learns:
+            return Result(values)
+        given = list(copy.deepcopy(arguments))
+        learns = [i for i in self.learns if isinstance(given[i], Tensor)]
+        leaves = {self.names[i]: given[i].requires_grad_() for i in learns}
+        with warnings.catch_warnings(action="ignore"):
+            try:
+                total = weighted_sum(function(*given))
+                if total is None or not total.requires_grad:
+                    return Result(values)
+                slopes = torch.autograd.grad(
+                    total, leaves.values(), materialize_grads=True
+                )
+            except RuntimeError:  # NumPy, or a change in place: no gradient
+                return Result(values)
+        return Result(values, dict(zip(leaves, slopes)))
+
+    def _stopped(self, answer: Callable, error: BaseException, case: tuple) -> str:
+        """An error of the student's code in words, with the line."""
+        code = getattr(inspect.unwrap(answer), "__code__", None)
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if code and frame.filename == code.co_filename]
+        stub = own and own[-1] is frames[-1] and not error.args
+        if isinstance(error, NotImplementedError) and stub:
+            return UNWRITTEN
+        said = f"It stops with {type(error).__name__}: {error}"
+        if own:
+            line = linecache.getline(own[-1].filename, own[-1].lineno).strip()
+            said += f"\nin line {own[-1].lineno}" + (f": `{line}`" if line else "")
+        return f"{said}\nThe arguments were {self._describe(case)}."
+
+    def _describe(self, arguments: tuple) -> str:
+        """Arguments as they can be typed, long tensors by their shape."""
+        said = []
+        for name, x in zip(self.names, arguments):
+            if isinstance(x, Tensor):
+                shape = f"a tensor {tuple(x.shape)}"
+                said.append(f"{name} = {x.tolist() if x.numel() <= 8 else shape}")
+            else:
+                short = repr(x) if len(repr(x)) < 200 else f"a {type(x).__name__}"
+                said.append(f"{name} = {short}")
+        return ", ".join(said)
 
 
 class Set:
     """The exercises of one notebook; ``imports`` is what their solutions need."""
+
+    loaded: dict[str, Exercise] = {}  # of all sets, so that one kernel may hold several
 
     def __init__(self, notebook: str, title: str, imports: str = "import torch"):
         self.notebook, self.title, self.imports = notebook, title, imports
         self.exercises: dict[str, Exercise] = {}
 
     def exercise(
-        self, title: str, difficulty: int, minutes: int, hint: str, gradient=False
+        self, title: str, difficulty: int, minutes: int, hint, gradient=False
     ) -> Callable[[Callable], Exercise]:
         """Make an exercise of the function below, which is its solution."""
 
         def register(solution: Callable) -> Exercise:
             made = Exercise(solution, title, difficulty, minutes, hint, gradient)
             self.exercises[solution.__name__] = made
-            return made
+            return self.loaded.setdefault(solution.__name__, made)
 
         return register
 
-    def check(self, answer: Callable) -> None:
+    def check(self, answer: Callable, seed: int | None = None) -> None:
         """Print what is wrong with an answer, or that it is right."""
         name = getattr(answer, "__name__", None)
-        if name not in self.exercises:
+        exercise = self.exercises.get(name) or self.loaded.get(name)
+        if exercise is None:
             known = ", ".join(self.exercises)
             print(f"✘ check() takes one of {known}, without brackets; got {answer!r}.")
-        elif wrong := self.exercises[name].verdict(answer):
-            print(f"✘ {name}: {wrong}")
+            return
+        seed = secrets.randbelow(10**6) if seed is None else seed
+        wrong, printed = guarded(
+            functools.partial(_heard, exercise, answer, seed), LIMIT
+        )
+        print(printed, end="")
+        if wrong is None:
+            print(f"✔ {name} is right, on {2 * CASES} random inputs.")
         else:
-            print(f"✔ {name} is right, on {CASES} random inputs.")
+            again = f"`check({name}, {seed})` tries the same inputs again."
+            print(f"✘ {name}: {wrong}" + f"\n{again}" * (wrong != UNWRITTEN))
 
 
-class InPlace(Exception):
-    """An argument was changed."""
-
-
-def run(function: Callable, arguments: tuple, gradient: bool) -> list[tuple[str, Any]]:
-    """What a function returns and, if asked for, its gradients: named values."""
-    given = [x.clone() if isinstance(x, Tensor) else x for x in arguments]
-    floats = [isinstance(x, Tensor) and x.is_floating_point() for x in given]
-    leaves = {i: given[i].requires_grad_() for i in range(len(given)) if floats[i]}
-    output = function(*given) if gradient else torch.no_grad()(function)(*given)
-    for number, (before, after) in enumerate(zip(arguments, given), start=1):
-        if isinstance(before, Tensor) and not torch.equal(before, after.detach()):
-            raise InPlace(f"number {number}")
-    values = list(output) if isinstance(output, tuple) else [output]
-    named = [("It", x.detach() if isinstance(x, Tensor) else x) for x in values]
-    if gradient and all(isinstance(x, Tensor) for x in values):
-        # Weighted, so that elements cannot stand in for one another.
-        weights = [torch.arange(1, x.numel() + 1).view(x.shape) for x in values]
-        total = sum((x * w).sum() for x, w in zip(values, weights))
-        slopes = [None] * len(leaves)
-        if total.requires_grad:
-            slopes = torch.autograd.grad(total, leaves.values(), allow_unused=True)
-        for (i, leaf), slope in zip(leaves.items(), slopes):
-            slope = torch.zeros_like(leaf) if slope is None else slope
-            named.append((f"Its gradient by argument {i + 1}", slope))
-    return named
-
-
-def same(found: list[tuple], wanted: list[tuple]) -> bool:
-    """Whether two outputs agree: numbers to 1e-8, all else exactly."""
-    pairs = zip(found, wanted)
-    return len(found) == len(wanted) and all(_same(a, b) for (_, a), (_, b) in pairs)
-
-
-def _same(found: Any, wanted: Any) -> bool:
-    numbers = (Tensor, int, float, bool)
-    if not (isinstance(found, numbers) and isinstance(wanted, numbers)):
-        return type(found) is type(wanted) and found == wanted
-    a, b = torch.as_tensor(found).double(), torch.as_tensor(wanted).double()
-    return a.shape == b.shape and torch.allclose(a, b, 1e-8, 1e-8, equal_nan=True)
-
-
-def difference(found: list[tuple], wanted: list[tuple]) -> str:
-    """The first difference between two outputs, in words."""
-    if any(value is None for _, value in found):
-        return "It returns None. Is there a `return`?"
-    if len(found) != len(wanted):
-        return f"It returns {len(found)} value(s), and {len(wanted)} are wanted."
-    pairs = ((name, own, right) for (name, own), (_, right) in zip(found, wanted))
-    name, own, right = next(pair for pair in pairs if not _same(*pair[1:]))
-    if not isinstance(own, Tensor) or not isinstance(right, Tensor):
-        return f"It returns {own!r}, and {right!r} is wanted."
-    if own.shape != right.shape:
-        shapes = tuple(own.shape), tuple(right.shape)
-        return "It returns shape {}, and {} is wanted.".format(*shapes)
-    off = ~torch.isclose(own.double(), right.double(), 1e-8, 1e-8)
-    index = tuple(off.nonzero()[0].tolist())
-    numbers = f"yours is {own[index]:.4f}, and {right[index]:.4f} is wanted"
-    return f"{name} differs{f' at {list(index)}' if index else ''}: {numbers}."
-
-
-def describe(arguments: tuple) -> str:
-    """Arguments as they can be typed, long tensors by their shape."""
-    said = []
-    for x in arguments:
-        if isinstance(x, Tensor):
-            short = x.numel() <= 8
-            said.append(f"{x.tolist()}" if short else f"a tensor {tuple(x.shape)}")
-        else:
-            said.append(repr(x) if len(repr(x)) < 200 else f"a {type(x).__name__}")
-    return ", ".join(said)
+def _heard(exercise: Exercise, answer: Callable, seed: int) -> tuple[str | None, str]:
+    """The verdict, and the beginning of what the answer printed."""
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        wrong = exercise.verdict(answer, seed)
+    return wrong, printed.getvalue()[:2000]
 
 
 def normal(dice: torch.Generator, *shape: int) -> Tensor:
@@ -185,6 +279,11 @@ def normal(dice: torch.Generator, *shape: int) -> Tensor:
 
 def ragged(dice: torch.Generator, rows: int, columns: int) -> Tensor:
     """A mask (rows, columns) with rows of different lengths, one of them full."""
-    lengths = torch.randint(2, columns, (rows,), generator=dice)
+    lengths = torch.randint(1, columns, (rows,), generator=dice)
     lengths[int(torch.randint(rows, (), generator=dice))] = columns
     return (torch.arange(columns) < lengths.unsqueeze(1)).double()
+
+
+def pick(dice: torch.Generator, options: Any) -> Any:
+    """One of several options."""
+    return options[int(torch.randint(len(options), (), generator=dice))]

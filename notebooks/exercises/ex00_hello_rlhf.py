@@ -4,7 +4,7 @@ import re
 
 import torch
 
-from engine import Set, normal
+from engine import Set, normal, pick
 
 SET = Set("00_hello_rlhf", "Hello, RLHF", "import re\n\nimport torch")
 check = SET.check
@@ -14,6 +14,8 @@ TEXTS = [
     "the the the",
     "Bathe, then breathe",
     "THE END",
+    "a sea, (a man) and a seaman",
+    "Good? good: GOODS",
 ]
 
 
@@ -21,36 +23,66 @@ TEXTS = [
     "A reward that counts a word",
     1,
     5,
-    r"`re.findall(r'\bthe\b', …)` finds whole words; what about THE?",
+    (
+        "Write down three texts that a careless count gets wrong, and try yours.",
+        r"In a regular expression, `\b` is the edge of a word. What about THE?",
+    ),
 )
 def word_reward(text, word):
-    """How often a text holds a word, as a float.
+    """How often a text holds a word: two str → a number.
 
     The simplest reward there is. Whole words count, in capitals or not: *other* and
-    *then* hold no *the*. A policy will find every loophole of a reward, so this one
-    should have none to begin with.
+    *then* hold no *the*. Words are made of letters; spaces and punctuation separate
+    them. `word` is one word and may be in capitals too. A policy finds every loophole
+    of a reward, so this reward should have none.
     """
     return float(len(re.findall(rf"\b{re.escape(word.lower())}\b", text.lower())))
 
 
 @word_reward.inputs
 def _(dice):
-    text = " ".join(TEXTS[i] for i in torch.randperm(len(TEXTS), generator=dice)[:4])
-    return f"{text}. The other one.", "the"
+    text = ". ".join(TEXTS[i] for i in torch.randperm(len(TEXTS), generator=dice)[:5])
+    word = pick(dice, ["the", "The", "a", "sea", "MAN", "good"])
+    return f"{text}. The other one.", word
 
 
 @word_reward.mistake
 def counts_parts_of_words(text, word):
     """You count parts of words: *other*, *then* and *breathe* hold the letters of
-    *the*, too. PPO would love them.
+    *the* as well. PPO would find them.
     """
-    return float(text.lower().count(word))
+    return float(text.lower().count(word.lower()))
 
 
 @word_reward.mistake
 def looks_at_capitals(text, word):
     """A word at the beginning of a sentence is not counted: `The` is `the` as well."""
     return float(len(re.findall(rf"\b{word}\b", text)))
+
+
+@word_reward.mistake
+def split_at_spaces(text, word):
+    """A word beside a comma or a full stop is not counted: punctuation sticks to it."""
+    return float(text.lower().split().count(word.lower()))
+
+
+@word_reward.mistake
+def found_or_not(text, word):
+    """You say whether the word is there; asked was how often."""
+    return float(re.search(rf"\b{word}\b", text, re.I) is not None)
+
+
+@word_reward.mistake
+def a_share(text, word):
+    """That is a share of all words. A count was asked for."""
+    words = re.findall(r"\w+", text.lower())
+    return words.count(word.lower()) / len(words)
+
+
+@word_reward.mistake
+def capitals_of_the_word(text, word):
+    """The text is in small letters then, but `word` may have capitals as well."""
+    return float(len(re.findall(rf"\b{word}\b", text.lower())))
 
 
 @word_reward.alternative
@@ -62,7 +94,10 @@ def by_splitting(text, word):
     "Which position predicts which token",
     2,
     10,
-    "Position t predicts token t + 1. Which one predicts the first response token?",
+    (
+        "Draw five positions and the token that each of them predicts.",
+        "Position t predicts token t + 1. Which one predicts the first response token?",
+    ),
 )
 def response_logprobs(logits, ids, query_length):
     """Log-probability of every response token: logits (T, V), ids (T,) → (R,).
@@ -77,8 +112,13 @@ def response_logprobs(logits, ids, query_length):
 
 @response_logprobs.inputs
 def _(dice):
-    length = int(torch.randint(6, 10, (), generator=dice))
-    return normal(dice, length, 7), torch.randint(7, (length,), generator=dice), 3
+    query, response, v = (pick(dice, range(*x)) for x in ((1, 5), (2, 6), (5, 9)))
+    length = query + response
+    return (
+        3 * normal(dice, length, v),
+        torch.randint(v, (length,), generator=dice),
+        query,
+    )
 
 
 @response_logprobs.mistake
@@ -96,8 +136,8 @@ def forgot_the_shift(logits, ids, query_length):
 
 @response_logprobs.mistake
 def returned_the_logit(logits, ids, query_length):
-    """These are logits, not log-probabilities: subtract the log-sum-exp over the
-    vocabulary.
+    """These are logits, not log-probabilities: nothing makes their exponentials sum
+    to 1.
     """
     return (
         logits[query_length - 1 : -1]
@@ -108,7 +148,7 @@ def returned_the_logit(logits, ids, query_length):
 
 @response_logprobs.mistake
 def the_query_too(logits, ids, query_length):
-    """The query is in there, too. PPO trains the response alone: nobody asked the
+    """The query is in there as well. PPO trains only the response: nobody asked the
     policy to write the query.
     """
     return logits[:-1].log_softmax(-1).gather(1, ids[1:].unsqueeze(1)).squeeze(1)
@@ -126,7 +166,10 @@ def token_by_token(logits, ids, query_length):
     "KL of a response",
     1,
     5,
-    "Sum over the tokens of one response, then average over responses.",
+    (
+        "Which of the two models drew the tokens? Its log-probability comes first.",
+        "One response has one KL. Then average over responses.",
+    ),
 )
 def mean_kl(logprobs, ref_logprobs):
     """KL to the reference in nats per response: two (B, R) of sampled tokens → a
@@ -140,13 +183,14 @@ def mean_kl(logprobs, ref_logprobs):
 
 @mean_kl.inputs
 def _(dice):
-    return -normal(dice, 4, 5).abs(), -normal(dice, 4, 5).abs()
+    b, r = pick(dice, range(2, 5)), pick(dice, range(5, 8))
+    return -normal(dice, b, r).abs(), -normal(dice, b, r).abs()
 
 
 @mean_kl.mistake
 def wrong_way_round(logprobs, ref_logprobs):
-    """The sign is wrong: KL grows where the *policy* is surer than the reference of
-    what it sampled.
+    """The sign is wrong: KL grows where the *policy* gives its samples more probability
+    than the reference does.
     """
     return (ref_logprobs - logprobs).sum(1).mean()
 
@@ -165,6 +209,28 @@ def absolute(logprobs, ref_logprobs):
     over samples is right only then.
     """
     return (logprobs - ref_logprobs).abs().sum(1).mean()
+
+
+@mean_kl.mistake
+def with_probabilities(logprobs, ref_logprobs):
+    """You weight each term by its probability. These tokens were *sampled*, so the
+    likely ones come up more often already.
+    """
+    return (logprobs.exp() * (logprobs - ref_logprobs)).sum(1).mean()
+
+
+@mean_kl.mistake
+def in_bits(logprobs, ref_logprobs):
+    """That is in bits. A nat belongs to the natural logarithm, which these are."""
+    return (logprobs - ref_logprobs).sum(1).mean() / 0.6931471805599453
+
+
+@mean_kl.mistake
+def never_negative(logprobs, ref_logprobs):
+    """You cut off what is negative. Single tokens or responses may be: only the mean
+    over all samples is a KL.
+    """
+    return (logprobs - ref_logprobs).clamp(min=0).sum(1).mean()
 
 
 @mean_kl.alternative

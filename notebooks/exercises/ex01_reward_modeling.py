@@ -3,7 +3,7 @@
 import torch
 from torch.nn.functional import logsigmoid
 
-from engine import Set, normal, ragged
+from engine import Set, normal, pick, ragged
 
 SET = Set(
     "01_reward_modeling",
@@ -17,7 +17,10 @@ check = SET.check
     "The pairwise loss",
     1,
     5,
-    "`torch.nn.functional.logsigmoid` is stable; `log(sigmoid(…))` is not.",
+    (
+        "Say in words what probability the model gives to the label, then write that.",
+        "`logsigmoid` is a stable logarithm of the sigmoid. What goes into it?",
+    ),
     True,
 )
 def pairwise_loss(chosen, rejected):
@@ -31,7 +34,8 @@ def pairwise_loss(chosen, rejected):
 
 @pairwise_loss.inputs
 def _(dice):
-    return normal(dice, 6), normal(dice, 6)
+    b, scale = pick(dice, range(1, 8)), pick(dice, [0.1, 1, 8])
+    return scale * normal(dice, b), scale * normal(dice, b)
 
 
 @pairwise_loss.mistake
@@ -70,6 +74,20 @@ def two_sigmoids(chosen, rejected):
     )
 
 
+@pairwise_loss.mistake
+def hinge(chosen, rejected):
+    """That is a hinge: pairs beyond its margin have no gradient. Bradley and Terry's
+    probability is smooth.
+    """
+    return (1 - (chosen - rejected)).clamp(min=0).mean()
+
+
+@pairwise_loss.mistake
+def of_the_mean_score(chosen, rejected):
+    """You average first. Each *pair* has its own loss, and then comes the mean."""
+    return -logsigmoid((chosen - rejected).mean())
+
+
 @pairwise_loss.alternative
 def softplus(chosen, rejected):
     return torch.nn.functional.softplus(rejected - chosen).mean()
@@ -79,14 +97,18 @@ def softplus(chosen, rejected):
     "The score at the last token",
     2,
     10,
-    "Positions times mask; the largest one is the last real token.",
+    (
+        "How do you recognize the last real token where padding stands on the left?",
+        "Of all positions at which the mask is 1, the largest one is wanted.",
+    ),
     True,
 )
 def last_token_scores(scores, mask):
     """The score at each row's last real token: (B, T), mask (B, T) → (B,).
 
     The reward head gives a score at every position, but only at the last real token has
-    the model read everything. Padding may stand on the right *or* on the left.
+    the model read everything. Padding may be on the right *or* on the left of a row,
+    and one batch may have rows of both kinds.
     """
     last = (torch.arange(mask.shape[1]) * mask).argmax(1)
     return scores[torch.arange(len(scores)), last]
@@ -94,10 +116,14 @@ def last_token_scores(scores, mask):
 
 @last_token_scores.inputs
 def _(dice):
-    mask = ragged(dice, 4, 6)
-    return normal(dice, 4, 6), mask if torch.rand(
-        (), generator=dice
-    ) < 0.5 else mask.flip(1)
+    b, t = pick(dice, range(3, 6)), pick(dice, range(6, 9))
+    mask = ragged(dice, b, t)
+    if (kind := dice.initial_seed() % 3) == 1:
+        mask = mask.flip(1)
+    elif kind == 2:  # on the right in the first row, on the left in the others
+        mask = torch.cat([ragged(dice, 1, t - 1)[:, [0, *range(t - 1)]], mask.flip(1)])
+        mask[0, -1] = 0
+    return normal(dice, len(mask), t), mask
 
 
 @last_token_scores.mistake
@@ -120,6 +146,31 @@ def averaged(scores, mask):
     return (scores * mask).sum(1) / mask.sum(1)
 
 
+@last_token_scores.mistake
+def first_padding(scores, mask):
+    """You read one token too far: the token after the last real one."""
+    last = (torch.arange(mask.shape[1]) * mask).argmax(1)
+    return scores[torch.arange(len(scores)), (last + 1).clamp(max=mask.shape[1] - 1)]
+
+
+@last_token_scores.mistake
+def first_real_token(scores, mask):
+    """That is the score at the *first* real token, which has read nothing yet."""
+    return scores[torch.arange(len(scores)), mask.argmax(1)]
+
+
+@last_token_scores.mistake
+def largest(scores, mask):
+    """You take the largest score of a row. The position decides, not the score."""
+    return scores.masked_fill(mask == 0, -torch.inf).amax(1)
+
+
+@last_token_scores.mistake
+def all_added(scores, mask):
+    """You add up all tokens' scores; one position has read everything."""
+    return (scores * mask).sum(1)
+
+
 @last_token_scores.alternative
 def flipped(scores, mask):
     distance = mask.flip(1).argmax(1, keepdim=True)
@@ -130,7 +181,10 @@ def flipped(scores, mask):
     "The ceiling of accuracy",
     2,
     10,
-    "Whoever knows both utilities bets on the larger one. How often is that right?",
+    (
+        "Take one pair first: on which answer would you bet, and how often do you win?",
+        "The bet is on the larger utility, whichever answer has it.",
+    ),
 )
 def ceiling(first, second):
     """The best accuracy to be expected from true utilities of two answers: two (N,) → a
@@ -144,7 +198,8 @@ def ceiling(first, second):
 
 @ceiling.inputs
 def _(dice):
-    return normal(dice, 50), normal(dice, 50)
+    n, scale = pick(dice, range(5, 50)), pick(dice, [0.3, 1, 5])
+    return scale * normal(dice, n) + 0.5, scale * normal(dice, n)
 
 
 @ceiling.mistake
@@ -171,6 +226,26 @@ def of_the_mean(first, second):
     return torch.sigmoid((first - second).abs().mean())
 
 
+@ceiling.mistake
+def mean_inside(first, second):
+    """You take the mean before the size: pairs of opposite sign cancel."""
+    return torch.sigmoid((first - second).mean().abs())
+
+
+@ceiling.mistake
+def larger_than_one_half_counts(first, second):
+    """That is how often the first answer is better. Labels are drawn, so being better
+    does not always win.
+    """
+    return (first > second).to(first.dtype).mean()
+
+
+@ceiling.mistake
+def each_utility_alone(first, second):
+    """You squash each utility separately: only a difference decides who wins."""
+    return torch.maximum(torch.sigmoid(first), torch.sigmoid(second)).mean()
+
+
 @ceiling.alternative
 def larger_of_both(first, second):
     return torch.maximum(
@@ -178,7 +253,15 @@ def larger_of_both(first, second):
     ).mean()
 
 
-@SET.exercise("Accuracy, with ties", 1, 5, "A tie is a guess: half right.")
+@SET.exercise(
+    "Accuracy, with ties",
+    1,
+    5,
+    (
+        "There are three kinds of pairs. What does each of them add?",
+        "In a tie a model can only guess, and a guess is right half of the time.",
+    ),
+)
 def pair_accuracy(chosen, rejected):
     """Share of pairs in which the chosen answer scores higher; a tie counts half: two
     (B,) → a number.
@@ -188,11 +271,14 @@ def pair_accuracy(chosen, rejected):
     return ((chosen > rejected).double() + 0.5 * (chosen == rejected).double()).mean()
 
 
+pair_accuracy.reply = "One half, as a guess: all pairs tie, and each counts half."
+
+
 @pair_accuracy.inputs
 def _(dice):
-    return torch.randint(3, (40,), generator=dice).double(), torch.randint(
-        3, (40,), generator=dice
-    ).double()
+    n, scale = pick(dice, range(5, 40)), pick(dice, [0.01, 1, 100])
+    chosen, rejected = torch.randint(-1, 2, (2, n), generator=dice).double() * scale
+    return chosen, chosen.clone() if dice.initial_seed() % 6 == 5 else rejected
 
 
 @pair_accuracy.mistake
@@ -211,6 +297,19 @@ def ties_lose(chosen, rejected):
     return (chosen > rejected).double().mean()
 
 
+@pair_accuracy.mistake
+def ties_left_out(chosen, rejected):
+    """You leave ties out of the mean. They count half, and they count as pairs."""
+    untied = chosen != rejected
+    return (chosen > rejected)[untied].double().mean()
+
+
+@pair_accuracy.mistake
+def only_ties(chosen, rejected):
+    """You count the ties, and lose the wins."""
+    return 0.5 * (chosen == rejected).double().mean()
+
+
 @pair_accuracy.alternative
 def by_sign(chosen, rejected):
     return ((chosen - rejected).sign().mean() + 1) / 2
@@ -220,7 +319,10 @@ def by_sign(chosen, rejected):
     "A probe of your own",
     2,
     10,
-    "Keep the words, and change what makes them good.",
+    (
+        "Two things are asked for: do one after the other, and look at the result.",
+        "Strings have a method for capitals, and one that replaces every occurrence.",
+    ),
 )
 def shouting(answer):
     """The bad answer made from a normal one: str → str.
@@ -234,10 +336,9 @@ def shouting(answer):
 
 @shouting.inputs
 def _(dice):
-    start = ["Hold it low", "Try again", "Take your time"][
-        int(torch.randint(3, (), generator=dice))
-    ]
-    return (f"{start}. It will work. Ask me again.",)
+    parts = ["Hold it low.", "Try v. 2.5, again!", "Really?", "Wait ...", "no café", ""]
+    order = torch.randperm(len(parts), generator=dice)[: pick(dice, range(2, 5))]
+    return (" ".join(["It works.", *(parts[i] for i in order)]),)
 
 
 @shouting.mistake
@@ -249,7 +350,31 @@ def only_capitals(answer):
 @shouting.mistake
 def only_the_last(answer):
     """Only the last full stop was replaced."""
-    return answer.upper()[:-1] + "!!!"
+    return "!!!".join(answer.upper().rsplit(".", 1))
+
+
+@shouting.mistake
+def only_the_first(answer):
+    """Only the first full stop was replaced."""
+    return answer.upper().replace(".", "!!!", 1)
+
+
+@shouting.mistake
+def only_the_marks(answer):
+    """The capitals are missing: this answer whispers."""
+    return answer.replace(".", "!!!")
+
+
+@shouting.mistake
+def marks_besides(answer):
+    """The full stops are still there, before the exclamation marks."""
+    return answer.upper().replace(".", ".!!!")
+
+
+@shouting.mistake
+def at_the_end(answer):
+    """The marks stand at the end of the answer, and the full stops are still there."""
+    return answer.upper() + "!!!"
 
 
 @shouting.mistake

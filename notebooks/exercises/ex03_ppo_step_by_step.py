@@ -2,7 +2,7 @@
 
 import torch
 
-from engine import Set, normal, ragged
+from engine import Set, normal, pick, ragged
 
 SET = Set("03_ppo_step_by_step", "PPO, one step taken apart")
 check = SET.check
@@ -12,11 +12,13 @@ check = SET.check
     "A mask from lengths",
     1,
     5,
-    "Compare `torch.arange(R)` with the lengths, one row each.",
+    (
+        "Which columns of a row with 3 tokens are real? Say it without looking at ids.",
+        "Number the columns with `torch.arange` and compare the numbers with lengths.",
+    ),
 )
 def response_mask(ids, lengths, pad):
-    """1.0 on response tokens, 0.0 on padding: ids (B, R), lengths (B,) → (B, R),
-    float64.
+    """1.0 on response tokens, 0.0 on padding: ids (B, R), lengths (B,) → (B, R).
 
     Padding is EOS here, as with GPT-2, and a policy may sample EOS as its last token.
     """
@@ -25,17 +27,19 @@ def response_mask(ids, lengths, pad):
 
 @response_mask.inputs
 def _(dice):
-    lengths, pad = torch.tensor([2, 5, 3]), 9
-    ids = torch.randint(9, (3, 5), generator=dice)
-    ids[torch.arange(5) >= lengths.unsqueeze(1)] = pad
+    width, pad = pick(dice, range(4, 8)), pick(dice, [0, 9])
+    lengths = torch.randint(1, width + 1, (4,), generator=dice)
+    lengths[0] = 2
+    ids = torch.randint(1, 9, (4, width), generator=dice)
+    ids[torch.arange(width) >= lengths.unsqueeze(1)] = pad
     ids[0, 1] = pad  # a sampled EOS
     return ids, lengths, pad
 
 
 @response_mask.mistake
 def from_the_padding_token(ids, lengths, pad):
-    """`ids != pad` drops the EOS that the policy *sampled*: it was its decision to
-    stop, and must be learnt from.
+    """Looking for padding in `ids` drops the EOS that the policy *sampled*: it was its
+    decision to stop, and must be learned from.
     """
     return (ids != pad).double()
 
@@ -46,6 +50,37 @@ def one_too_many(ids, lengths, pad):
     n − 1.
     """
     return (torch.arange(ids.shape[1]) <= lengths.unsqueeze(1)).double()
+
+
+@response_mask.mistake
+def inverted(ids, lengths, pad):
+    """Yours is 1 on padding and 0 on the response."""
+    return (torch.arange(ids.shape[1]) >= lengths.unsqueeze(1)).double()
+
+
+@response_mask.mistake
+def one_too_few(ids, lengths, pad):
+    """The last token of every row is missing, and that is where the policy stops."""
+    return (torch.arange(ids.shape[1]) < lengths.unsqueeze(1) - 1).double()
+
+
+@response_mask.mistake
+def padded_on_the_left(ids, lengths, pad):
+    """The ones stand at the right end: responses are padded on the right."""
+    columns = torch.arange(ids.shape[1])
+    return (columns >= ids.shape[1] - lengths.unsqueeze(1)).double()
+
+
+@response_mask.mistake
+def all_ones(ids, lengths, pad):
+    """Padding counts: yours is 1 everywhere."""
+    return torch.ones(ids.shape, dtype=torch.float64)
+
+
+@response_mask.mistake
+def last_token_only(ids, lengths, pad):
+    """Only each row's last token is marked; all of its tokens were asked for."""
+    return (torch.arange(ids.shape[1]) == lengths.unsqueeze(1) - 1).double()
 
 
 @response_mask.alternative
@@ -60,20 +95,24 @@ def row_by_row(ids, lengths, pad):
     "Positions with padding on the left",
     1,
     10,
-    "Count real tokens; padding may have any valid position.",
+    (
+        "Write the positions of a row with two columns of padding by hand.",
+        "A running count of real tokens is nearly right. What is it on the padding?",
+    ),
 )
 def position_ids(attention_mask):
     """Positions counted from the first real token, 0 on padding: (B, T) → (B, T).
 
-    GPT-2 knows positions by number. Its first real token must be at 0, wherever it
-    stands.
+    GPT-2 knows positions by number. The first real token must be at position 0, in
+    whichever column it is. Padding is on the left; it also gets 0.
     """
     return (attention_mask.cumsum(1) - 1).clamp(min=0)
 
 
 @position_ids.inputs
 def _(dice):
-    return (ragged(dice, 3, 6).flip(1).long(),)
+    b, t = pick(dice, range(3, 5)), pick(dice, range(5, 8))
+    return (ragged(dice, b, t).flip(1).long(),)
 
 
 @position_ids.mistake
@@ -92,8 +131,43 @@ def starts_at_one(attention_mask):
 
 @position_ids.mistake
 def negative_on_padding(attention_mask):
-    """Padding has position −1, which no embedding table holds. `clamp` it."""
+    """Padding has position −1, which no embedding table holds."""
     return attention_mask.cumsum(1) - 1
+
+
+@position_ids.mistake
+def from_the_right(attention_mask):
+    """You count from the right end: the last token is not at 0, the first is."""
+    return attention_mask.flip(1).cumsum(1).flip(1) - 1
+
+
+@position_ids.mistake
+def columns_of_real_tokens(attention_mask):
+    """These are column numbers, with 0 on padding: count real tokens, not columns."""
+    return torch.arange(attention_mask.shape[1]) * attention_mask
+
+
+@position_ids.mistake
+def one_on_padding(attention_mask):
+    """Padding has position 1. Some code does that; here it was to be 0."""
+    return (attention_mask.cumsum(1) - 1).masked_fill(attention_mask == 0, 1)
+
+
+@position_ids.mistake
+def mask_itself(attention_mask):
+    """You return the mask. Positions count: 0, 1, 2 and so on."""
+    return attention_mask.clone()
+
+
+@position_ids.mistake
+def first_column_of_the_batch(attention_mask):
+    """You subtract the same number from all rows: each row starts in its own column."""
+    start = attention_mask.argmax(1).max()
+    return (
+        (torch.arange(attention_mask.shape[1]) - start)
+        .clamp(min=0)
+        .expand(attention_mask.shape)
+    )
 
 
 @position_ids.alternative
@@ -106,7 +180,10 @@ def subtracting_the_start(attention_mask):
     "Rewards per token",
     2,
     15,
-    "`rewards[torch.arange(B), last] += scores` adds one number per row.",
+    (
+        "Two parts are added: one at every token, the other at one token per row.",
+        "How does the mask say where a row ends? Index one element of each row there.",
+    ),
 )
 def token_rewards(scores, kl, mask, beta):
     """Every token pays β·KL, and the score comes with the last one: (B,), (B, R), (B,
@@ -121,7 +198,9 @@ def token_rewards(scores, kl, mask, beta):
 
 @token_rewards.inputs
 def _(dice):
-    return normal(dice, 4), normal(dice, 4, 6), ragged(dice, 4, 6), 0.2
+    b, r = pick(dice, range(3, 6)), pick(dice, range(6, 9))
+    beta = pick(dice, [0.05, 0.2, 2.0])
+    return normal(dice, b), normal(dice, b, r), ragged(dice, b, r), beta
 
 
 @token_rewards.mistake
@@ -158,6 +237,79 @@ def score_replaces_kl(scores, kl, mask, beta):
     return rewards
 
 
+@token_rewards.mistake
+def score_at_the_first_token(scores, kl, mask, beta):
+    """The score comes with the first token; it is known only after the last."""
+    rewards = -beta * kl * mask
+    rewards[:, 0] += scores
+    return rewards
+
+
+@token_rewards.mistake
+def score_without_sign(scores, kl, mask, beta):
+    """The score is subtracted: this policy is paid for what scores badly."""
+    rewards = -beta * kl * mask
+    rewards[torch.arange(len(scores)), mask.sum(1).long() - 1] -= scores
+    return rewards
+
+
+@token_rewards.mistake
+def one_past_the_end(scores, kl, mask, beta):
+    """The score comes one token too late, on padding."""
+    rewards = -beta * kl * mask
+    last = mask.sum(1).long().clamp(max=mask.shape[1] - 1)
+    rewards[torch.arange(len(scores)), last] += scores
+    return rewards
+
+
+@token_rewards.mistake
+def one_before_the_end(scores, kl, mask, beta):
+    """The score comes one token too early."""
+    rewards = -beta * kl * mask
+    rewards[torch.arange(len(scores)), mask.sum(1).long() - 2] += scores
+    return rewards
+
+
+@token_rewards.mistake
+def spread_over_the_tokens(scores, kl, mask, beta):
+    """The score is shared out among the tokens. It comes once, with the last token."""
+    share = scores / mask.sum(1)
+    return (share.unsqueeze(1) - beta * kl) * mask
+
+
+@token_rewards.mistake
+def kl_on_padding(scores, kl, mask, beta):
+    """Padding pays for KL as well: it was to get 0."""
+    rewards = -beta * kl
+    rewards[torch.arange(len(scores)), mask.sum(1).long() - 1] += scores
+    return rewards
+
+
+@token_rewards.mistake
+def kl_at_the_end_only(scores, kl, mask, beta):
+    """All of the KL is paid with the last token; each token pays for its own."""
+    rewards = torch.zeros_like(kl)
+    paid = scores - beta * (kl * mask).sum(1)
+    rewards[torch.arange(len(scores)), mask.sum(1).long() - 1] = paid
+    return rewards
+
+
+@token_rewards.mistake
+def no_kl(scores, kl, mask, beta):
+    """KL costs nothing in yours: there is only the score."""
+    rewards = torch.zeros_like(kl)
+    rewards[torch.arange(len(scores)), mask.sum(1).long() - 1] = scores
+    return rewards
+
+
+@token_rewards.mistake
+def beta_on_the_score(scores, kl, mask, beta):
+    """β scales the score as well: it is the price of KL only."""
+    rewards = -beta * kl * mask
+    rewards[torch.arange(len(scores)), mask.sum(1).long() - 1] += beta * scores
+    return rewards
+
+
 @token_rewards.alternative
 def with_a_second_mask(scores, kl, mask, beta):
     is_last = mask - torch.nn.functional.pad(mask[:, 1:], (0, 1))
@@ -168,7 +320,10 @@ def with_a_second_mask(scores, kl, mask, beta):
     "Whitening with a mask",
     2,
     15,
-    "Everything is a sum over real tokens divided by their number n, or n − 1.",
+    (
+        "Which of the numbers in the formula would change if you added more padding?",
+        "Mean and variance are sums over real tokens. By what is each sum divided?",
+    ),
 )
 def whiten(x, mask):
     """Mean 0 and unbiased variance 1 over the tokens of the mask, 0 elsewhere: two (B,
@@ -184,7 +339,10 @@ def whiten(x, mask):
 
 @whiten.inputs
 def _(dice):
-    return normal(dice, 3, 5) + 1, ragged(dice, 3, 5)
+    b, r, scale = pick(dice, (3, 4)), pick(dice, range(5, 8)), [1, 0, 1e-4, 5]
+    mask = ragged(dice, b, r)
+    x = scale[dice.initial_seed() % 4] * normal(dice, b, r)
+    return x + (x.abs().max() > 0.1) + (1 - mask) * normal(dice, b, r), mask
 
 
 @whiten.mistake
@@ -203,7 +361,7 @@ def with_n(x, mask):
 
 @whiten.mistake
 def padding_left_over(x, mask):
-    """Padding is not 0 in the result: multiply by the mask at the end, too."""
+    """Padding is not 0 in the result."""
     n = mask.sum()
     mean = (x * mask).sum() / n
     return (x - mean) / (((x - mean) ** 2 * mask).sum() / (n - 1) + 1e-8).sqrt()
@@ -223,6 +381,51 @@ def row_by_row_means(x, mask):
     )
 
 
+@whiten.mistake
+def mean_kept(x, mask):
+    """The mean is not subtracted: the result does not have mean 0."""
+    return x / (x[mask.bool()].var() + 1e-8).sqrt() * mask
+
+
+@whiten.mistake
+def variance_for_std(x, mask):
+    """You divide by the variance: its root was asked for."""
+    real = x[mask.bool()]
+    return (x - real.mean()) / (real.var() + 1e-8) * mask
+
+
+@whiten.mistake
+def small_number_outside(x, mask):
+    """1e-8 stands outside the root, or is missing: a batch that is nearly constant
+    comes out differently.
+    """
+    real = x[mask.bool()]
+    return (x - real.mean()) / (real.std() + 1e-8) * mask
+
+
+@whiten.mistake
+def centered_only(x, mask):
+    """The variance is not 1: you subtract the mean and divide by nothing."""
+    return (x - x[mask.bool()].mean()) * mask
+
+
+@whiten.mistake
+def padding_as_zeros(x, mask):
+    """Padding enters the mean or the variance as zeros: divide by the number of real
+    tokens, and leave the others out.
+    """
+    y = x * mask
+    return (y - y.mean()) / (y.var() + 1e-8).sqrt() * mask
+
+
+@whiten.mistake
+def squares_of_padding(x, mask):
+    """The mean is right; padding is in the variance."""
+    mean = x[mask.bool()].mean()
+    variance = ((x - mean) ** 2).sum() / (mask.sum() - 1)
+    return (x - mean) / (variance + 1e-8).sqrt() * mask
+
+
 @whiten.alternative
 def by_selection(x, mask):
     real = x[mask.bool()]
@@ -235,14 +438,18 @@ def by_selection(x, mask):
     "The clipped policy loss",
     3,
     20,
-    "The larger of two losses is the pessimistic choice.",
-    True,
+    (
+        "Take A = 1 and ratios of 0.5, 1 and 2: what should the loss be for each?",
+        "Of two losses per token the pessimistic one counts. Then average real tokens.",
+    ),
+    ("logprobs", "old_logprobs", "advantages"),
 )
 def policy_loss(logprobs, old_logprobs, advantages, mask, epsilon):
     """PPO's clipped loss, a mean over the mask's tokens: four (B, R) → a number.
 
-    Per token max(−A·ρ, −A·clip(ρ, 1 − ε, 1 + ε)) with ρ = exp(lp − old lp). Only
-    `logprobs` gets a gradient: advantages and old log-probabilities are numbers.
+    Per token max(−A·ρ, −A·clip(ρ, 1 − ε, 1 + ε)) with ρ = exp(lp − old lp), summed over
+    real tokens of all rows and divided by their number. Return a tensor. Only
+    `logprobs` gets a gradient: detach advantages and old log-probabilities.
     """
     ratio = torch.exp(logprobs - old_logprobs.detach())
     advantages = advantages.detach()
@@ -254,13 +461,10 @@ def policy_loss(logprobs, old_logprobs, advantages, mask, epsilon):
 
 @policy_loss.inputs
 def _(dice):
-    return (
-        normal(dice, 4, 6) - 2,
-        normal(dice, 4, 6) - 2,
-        normal(dice, 4, 6),
-        ragged(dice, 4, 6),
-        0.2,
-    )
+    b, r = pick(dice, range(3, 6)), pick(dice, range(6, 9))
+    old, move, advantages = normal(dice, 3, b, r)
+    scale, epsilon = pick(dice, [0.1, 1, 1]), pick(dice, [0.1, 0.2, 0.4])
+    return old - 2 + scale * move, old - 2, advantages, ragged(dice, b, r), epsilon
 
 
 def _mean(loss, mask):
@@ -280,7 +484,7 @@ def min_for_max(logprobs, old_logprobs, advantages, mask, epsilon):
 
 @policy_loss.mistake
 def wrong_sign(logprobs, old_logprobs, advantages, mask, epsilon):
-    """The sign is wrong: an optimizer *minimises*, so good tokens (A > 0) must lower
+    """The sign is wrong: an optimizer *minimizes*, so good tokens (A > 0) must lower
     the loss.
     """
     ratio, a = torch.exp(logprobs - old_logprobs.detach()), advantages.detach()
@@ -322,6 +526,75 @@ def mean_over_padding(logprobs, old_logprobs, advantages, mask, epsilon):
     return (loss * mask.detach()).mean()
 
 
+@policy_loss.mistake
+def ratio_upside_down(logprobs, old_logprobs, advantages, mask, epsilon):
+    """The ratio is upside down: new over old."""
+    ratio, a = torch.exp(old_logprobs.detach() - logprobs), advantages.detach()
+    return _mean(
+        torch.maximum(-a * ratio, -a * ratio.clamp(1 - epsilon, 1 + epsilon)), mask
+    )
+
+
+@policy_loss.mistake
+def not_clipped(logprobs, old_logprobs, advantages, mask, epsilon):
+    """Nothing is clipped: one batch could move the policy as far as it likes."""
+    ratio = torch.exp(logprobs - old_logprobs.detach())
+    return _mean(-advantages.detach() * ratio, mask)
+
+
+@policy_loss.mistake
+def difference_for_ratio(logprobs, old_logprobs, advantages, mask, epsilon):
+    """That is the difference of log-probabilities, not the ratio of probabilities."""
+    ratio, a = logprobs - old_logprobs.detach(), advantages.detach()
+    return _mean(
+        torch.maximum(-a * ratio, -a * ratio.clamp(1 - epsilon, 1 + epsilon)), mask
+    )
+
+
+@policy_loss.mistake
+def ratio_of_logarithms(logprobs, old_logprobs, advantages, mask, epsilon):
+    """You divide log-probabilities by one another: subtract them, then exponentiate."""
+    ratio, a = logprobs / old_logprobs.detach(), advantages.detach()
+    return _mean(
+        torch.maximum(-a * ratio, -a * ratio.clamp(1 - epsilon, 1 + epsilon)), mask
+    )
+
+
+@policy_loss.mistake
+def clipped_above_only(logprobs, old_logprobs, advantages, mask, epsilon):
+    """The ratio is clipped above only: a bad token could be pushed down without
+    limit.
+    """
+    ratio, a = torch.exp(logprobs - old_logprobs.detach()), advantages.detach()
+    return _mean(torch.maximum(-a * ratio, -a * ratio.clamp(max=1 + epsilon)), mask)
+
+
+@policy_loss.mistake
+def mean_of_row_means(logprobs, old_logprobs, advantages, mask, epsilon):
+    """You average each row and then the rows, so a token of a short row counts more.
+    All real tokens weigh the same.
+    """
+    ratio, a = torch.exp(logprobs - old_logprobs.detach()), advantages.detach()
+    loss = torch.maximum(-a * ratio, -a * ratio.clamp(1 - epsilon, 1 + epsilon))
+    return ((loss * mask).sum(1) / mask.sum(1)).mean()
+
+
+@policy_loss.mistake
+def sum_for_mean(logprobs, old_logprobs, advantages, mask, epsilon):
+    """You add up the tokens, so the step grows with the batch. Take the mean."""
+    ratio, a = torch.exp(logprobs - old_logprobs.detach()), advantages.detach()
+    loss = torch.maximum(-a * ratio, -a * ratio.clamp(1 - epsilon, 1 + epsilon))
+    return (loss * mask).sum()
+
+
+@policy_loss.mistake
+def mean_over_rows(logprobs, old_logprobs, advantages, mask, epsilon):
+    """You divide by the number of rows; all real tokens are to be counted."""
+    ratio, a = torch.exp(logprobs - old_logprobs.detach()), advantages.detach()
+    loss = torch.maximum(-a * ratio, -a * ratio.clamp(1 - epsilon, 1 + epsilon))
+    return (loss * mask).sum() / len(mask)
+
+
 @policy_loss.alternative
 def by_cases(logprobs, old_logprobs, advantages, mask, epsilon):
     ratio, a = (logprobs - old_logprobs.detach()).exp(), advantages.detach()
@@ -336,13 +609,17 @@ def by_cases(logprobs, old_logprobs, advantages, mask, epsilon):
     "The clipped value loss",
     2,
     15,
-    "Clip the *value* around its old self, not the error.",
-    True,
+    (
+        "Draw a number line with the old value, the new one, and the return.",
+        "The *value* is kept near its old self, not its error. Then compare two.",
+    ),
+    ("values", "old_values", "returns"),
 )
 def value_loss(values, old_values, returns, epsilon):
     """Per token ½ max((v − R)², (v_clip − R)²): three (B, R) → (B, R).
 
-    v_clip is v, kept within ε of the old value. Only `values` gets a gradient.
+    v_clip is v, kept within ε of the old value. Return a tensor. Only `values` gets a
+    gradient: detach old values and returns.
     """
     old, returns = old_values.detach(), returns.detach()
     near = torch.maximum(torch.minimum(values, old + epsilon), old - epsilon)
@@ -351,7 +628,12 @@ def value_loss(values, old_values, returns, epsilon):
 
 @value_loss.inputs
 def _(dice):
-    return normal(dice, 3, 5), normal(dice, 3, 5), normal(dice, 3, 5), 0.2
+    b, r, epsilon = (
+        pick(dice, (2, 3)),
+        pick(dice, (4, 5, 6)),
+        pick(dice, (0.1, 0.2, 1.0)),
+    )
+    return *normal(dice, 3, b, r), epsilon
 
 
 @value_loss.mistake
@@ -374,7 +656,9 @@ def smaller_of_both(values, old_values, returns, epsilon):
 
 @value_loss.mistake
 def around_the_return(values, old_values, returns, epsilon):
-    """You clip around the return. The value may not run away from its *old self*."""
+    """The clip has no effect: nothing is clipped, or not around the *old* value. The
+    value may not run away from its old self.
+    """
     returns = returns.detach()
     near = torch.maximum(torch.minimum(values, returns + epsilon), returns - epsilon)
     return 0.5 * torch.maximum((values - returns) ** 2, (near - returns) ** 2)
@@ -391,6 +675,59 @@ def gradient_into_the_past(values, old_values, returns, epsilon):
     return 0.5 * torch.maximum((values - returns) ** 2, (near - returns) ** 2)
 
 
+@value_loss.mistake
+def clipped_only(values, old_values, returns, epsilon):
+    """Only the clipped error is left: of two errors the larger one counts."""
+    old = old_values.detach()
+    near = old + (values - old).clamp(-epsilon, epsilon)
+    return 0.5 * (near - returns.detach()) ** 2
+
+
+@value_loss.mistake
+def clipped_around_zero(values, old_values, returns, epsilon):
+    """You clip the value itself to ±ε. It may be anywhere, and stays near its
+    old self.
+    """
+    returns = returns.detach()
+    near = values.clamp(-epsilon, epsilon)
+    return 0.5 * torch.maximum((values - returns) ** 2, (near - returns) ** 2)
+
+
+@value_loss.mistake
+def clipped_like_a_ratio(values, old_values, returns, epsilon):
+    """You clip a ratio of values. Values are no probabilities: a distance is
+    clipped.
+    """
+    old, returns = old_values.detach(), returns.detach()
+    near = torch.maximum(
+        torch.minimum(values, old * (1 + epsilon)), old * (1 - epsilon)
+    )
+    return 0.5 * torch.maximum((values - returns) ** 2, (near - returns) ** 2)
+
+
+@value_loss.mistake
+def absolute_error(values, old_values, returns, epsilon):
+    """These errors are absolute: squared ones were asked for."""
+    old, returns = old_values.detach(), returns.detach()
+    near = old + (values - old).clamp(-epsilon, epsilon)
+    return 0.5 * torch.maximum((values - returns).abs(), (near - returns).abs())
+
+
+@value_loss.mistake
+def averaged(values, old_values, returns, epsilon):
+    """You average; one number per token was asked for."""
+    return by_clamping_the_move(values, old_values, returns, epsilon).mean()
+
+
+@value_loss.mistake
+def old_value_counts(values, old_values, returns, epsilon):
+    """Your second error is that of the old value; it should be that of the value, kept
+    near the old one.
+    """
+    old, returns = old_values.detach(), returns.detach()
+    return 0.5 * torch.maximum((values - returns) ** 2, (old - returns) ** 2)
+
+
 @value_loss.alternative
 def by_clamping_the_move(values, old_values, returns, epsilon):
     old, returns = old_values.detach(), returns.detach()
@@ -402,7 +739,10 @@ def by_clamping_the_move(values, old_values, returns, epsilon):
     "The adaptive KL coefficient",
     1,
     10,
-    "The relative error is clipped first, then scaled by n / horizon.",
+    (
+        "KL is twice its target: should β grow or shrink, and by how much at most?",
+        "Three steps: the relative error, its clip, and the share of the horizon.",
+    ),
 )
 def next_beta(beta, kl, target, n, horizon):
     """The coefficient after n samples with this mean KL: five numbers → a number.
@@ -415,8 +755,10 @@ def next_beta(beta, kl, target, n, horizon):
 
 @next_beta.inputs
 def _(dice):
-    kl = float(torch.rand((), generator=dice, dtype=torch.float64)) * 20 + 8
-    return 0.2, kl, 6.0, 128, 1000
+    beta, target = pick(dice, (0.05, 0.2, 1.0)), pick(dice, (0.5, 2.0, 6.0))
+    times = (0.0, 0.5, 0.9, 1.0, 1.1, 3.0)[dice.initial_seed() % 6]  # below, at, above
+    n, horizon = pick(dice, (64, 128, 500)), pick(dice, (1000, 10_000))
+    return beta, times * target, target, n, horizon
 
 
 @next_beta.mistake
@@ -437,6 +779,60 @@ def without_the_samples(beta, kl, target, n, horizon):
     one of a single sample.
     """
     return beta * (1 + min(max(kl / target - 1, -0.2), 0.2) / horizon)
+
+
+@next_beta.mistake
+def clipped_too_late(beta, kl, target, n, horizon):
+    """You clip after scaling by n / horizon: the error itself is clipped."""
+    return beta * (1 + min(max((kl / target - 1) * n / horizon, -0.2), 0.2))
+
+
+@next_beta.mistake
+def absolute_error(beta, kl, target, n, horizon):
+    """The error is not relative: KL is compared with its target by a ratio."""
+    return beta * (1 + min(max(kl - target, -0.2), 0.2) * n / horizon)
+
+
+@next_beta.mistake
+def added(beta, kl, target, n, horizon):
+    """You add to β. It is multiplied, so that it stays positive and keeps its scale."""
+    return beta + min(max(kl / target - 1, -0.2), 0.2) * n / horizon
+
+
+@next_beta.mistake
+def only_upwards(beta, kl, target, n, horizon):
+    """β only grows in yours: below the target it must shrink."""
+    return beta * (1 + min(max(kl / target - 1, 0.0), 0.2) * n / horizon)
+
+
+@next_beta.mistake
+def clipped_above_only(beta, kl, target, n, horizon):
+    """The error is clipped above only: with a KL of 0 it falls below −0.2."""
+    return beta * (1 + min(kl / target - 1, 0.2) * n / horizon)
+
+
+@next_beta.mistake
+def clipped_below_only(beta, kl, target, n, horizon):
+    """The error is clipped below only: a large KL would swing β."""
+    return beta * (1 + max(kl / target - 1, -0.2) * n / horizon)
+
+
+@next_beta.mistake
+def factor_alone(beta, kl, target, n, horizon):
+    """That is only the factor: β is to be multiplied by it."""
+    return 1 + min(max(kl / target - 1, -0.2), 0.2) * n / horizon
+
+
+@next_beta.mistake
+def target_over_kl(beta, kl, target, n, horizon):
+    """The ratio is upside down: KL over its target."""
+    return beta * (1 + min(max(target / max(kl, 1e-9) - 1, -0.2), 0.2) * n / horizon)
+
+
+@next_beta.mistake
+def ratio_clipped(beta, kl, target, n, horizon):
+    """You forgot to subtract 1: a KL at its target must leave β as it is."""
+    return beta * (1 + min(max(kl / target, -0.2), 0.2) * n / horizon)
 
 
 @next_beta.alternative

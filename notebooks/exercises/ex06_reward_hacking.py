@@ -2,7 +2,7 @@
 
 import torch
 
-from engine import Set, normal
+from engine import Set, normal, pick
 
 SET = Set("06_reward_hacking", "The reward-hacking clinic")
 check = SET.check
@@ -18,7 +18,10 @@ RUNS = {  # KL at the first step, and later
     "Three broken runs",
     2,
     15,
-    "In a healthy run KL starts at 0, and is never clearly negative.",
+    (
+        "Take the KL column first: what does a healthy run show there?",
+        "In a healthy run KL starts at 0, and is never clearly negative.",
+    ),
 )
 def diagnose(run):
     """Say what is wrong with a run, only from its curves: str → str.
@@ -29,8 +32,10 @@ def diagnose(run):
     | two | stays the same | 0 at step 1, then stays below 0 | stays the same |
     | three | rises slowly | far above 0 at step 1 already | stays the same |
 
-    Answer for each of `"one"`, `"two"`, `"three"` with one of `"empty answers"`,
-    `"sampling settings"`, `"wrong reference"`, `"learning rate too low"`, `"healthy"`.
+    Step 1 is measured before the first update. `run` is `"one"`, `"two"` or `"three"`.
+    Return the one cause that explains the whole row: `"empty answers"`,
+    `"sampling settings"`, `"wrong reference"`, `"learning rate too low"` or
+    `"healthy"`.
     """
     return {
         "one": "empty answers",
@@ -79,6 +84,60 @@ def far_is_far(run):
     }[run]
 
 
+SEEN = {
+    "one": "Look at run one once more: what do its answers come to in the end?",
+    "two": "Look at run two once more: can a divergence have this sign for long?",
+    "three": "Look at run three once more: has a weight moved at step 1?",
+}
+TAKEN = {"one": "healthy", "two": "learning rate too low", "three": "empty answers"}
+CAUSES = (
+    *("empty answers", "sampling settings", "wrong reference"),
+    *("learning rate too low", "healthy"),
+)
+
+
+def _confuse(run_, cause, message):
+    def confused(run):
+        return cause if run == run_ else diagnose.solution(run)
+
+    confused.__name__ = f"{run_} is {cause}"
+    confused.__doc__ = message
+    diagnose.mistake(confused)
+
+
+for _run, _message in SEEN.items():
+    for _cause in CAUSES:
+        if _cause not in (diagnose.solution(_run), TAKEN[_run]):
+            _confuse(_run, _cause, _message)
+
+
+@diagnose.mistake
+def all_healthy(run):
+    """None of the three is healthy: each row has something that no good run shows."""
+    return "healthy"
+
+
+@diagnose.mistake
+def two_and_three_swapped(run):
+    """Runs two and three have changed places: one has a KL below 0, the other a KL
+    above 0 too early.
+    """
+    other = {"two": "three", "three": "two"}
+    return diagnose.solution(other.get(run, run))
+
+
+@diagnose.mistake
+def one_and_two_swapped(run):
+    """Runs one and two have changed places: whose answers shrink?"""
+    return diagnose.solution({"one": "two", "two": "one"}.get(run, run))
+
+
+@diagnose.mistake
+def one_and_three_swapped(run):
+    """Runs one and three have changed places: whose KL is wrong before any update?"""
+    return diagnose.solution({"one": "three", "three": "one"}.get(run, run))
+
+
 @diagnose.alternative
 def by_reasons(run):
     first, later = RUNS[run]
@@ -91,7 +150,11 @@ def by_reasons(run):
     "Forbid EOS at the start",
     2,
     15,
-    "Set the logit to −∞ *before* the log-softmax: the rest must sum to 1.",
+    (
+        "What must the probabilities of a row sum to, with one token forbidden?",
+        "A logit of −∞ has probability 0. In which row, and before which step?",
+    ),
+    ("logits",),
 )
 def suppress_first(logits, token):
     """Log-probabilities (R, V) of one response, with a token forbidden at its first
@@ -107,7 +170,8 @@ def suppress_first(logits, token):
 
 @suppress_first.inputs
 def _(dice):
-    return normal(dice, 4, 5), 2
+    r, v = pick(dice, range(2, 5)), pick(dice, range(5, 8))
+    return normal(dice, r, v), pick(dice, range(v))
 
 
 @suppress_first.mistake
@@ -126,7 +190,7 @@ def after_the_softmax(logits, token):
     log-probabilities are too low by log(1 − p(EOS)), and the penalty is smallest
     where EOS is likeliest.
     """
-    logprobs = logits.log_softmax(-1)
+    logprobs = logits.log_softmax(-1).clone()
     logprobs[0, token] = -torch.inf
     return logprobs
 
@@ -137,6 +201,88 @@ def in_sampling_alone(logits, token):
     too low (case a, half a cure).
     """
     return logits.log_softmax(-1)
+
+
+@suppress_first.mistake
+def last_position(logits, token):
+    """The token is forbidden at the last position: an answer may not *begin*
+    with it.
+    """
+    allowed = logits.clone()
+    allowed[-1, token] = -torch.inf
+    return allowed.log_softmax(-1)
+
+
+@suppress_first.mistake
+def everywhere_except_first(logits, token):
+    """It is the wrong way round: forbidden everywhere except at the first position."""
+    allowed = logits.clone()
+    allowed[1:, token] = -torch.inf
+    return allowed.log_softmax(-1)
+
+
+@suppress_first.mistake
+def position_for_token(logits, token):
+    """Row and column have changed places: a row is a position, a column is a token."""
+    allowed = logits.clone()
+    allowed[min(token, len(logits) - 1), 0] = -torch.inf
+    return allowed.log_softmax(-1)
+
+
+@suppress_first.mistake
+def logit_zero(logits, token):
+    """A logit of 0 forbids nothing: its exponential is 1."""
+    allowed = logits.clone()
+    allowed[0, token] = 0
+    return allowed.log_softmax(-1)
+
+
+@suppress_first.mistake
+def logprob_zero(logits, token):
+    """A log-probability of 0 is a probability of 1: that token would be certain."""
+    logprobs = suppress_first.solution(logits, token).clone()
+    logprobs[0, token] = 0
+    return logprobs
+
+
+@suppress_first.mistake
+def probabilities(logits, token):
+    """These are probabilities; their logarithms were asked for."""
+    return suppress_first.solution(logits, token).exp()
+
+
+@suppress_first.mistake
+def logits_only(logits, token):
+    """These are logits still: nothing makes their exponentials sum to 1."""
+    allowed = logits.clone()
+    allowed[0, token] = -torch.inf
+    return allowed
+
+
+@suppress_first.mistake
+def over_the_tokens(logits, token):
+    """You normalize over positions. Each position has its own distribution over
+    tokens.
+    """
+    allowed = logits.clone()
+    allowed[0, token] = -torch.inf
+    return allowed.log_softmax(0)
+
+
+@suppress_first.mistake
+def large_negative(logits, token):
+    """The forbidden token is rare in yours, and not impossible."""
+    allowed = logits.clone()
+    allowed[0, token] -= 10
+    return allowed.log_softmax(-1)
+
+
+@suppress_first.mistake
+def first_row_forbidden(logits, token):
+    """The whole first row is forbidden: only one token of it should be."""
+    allowed = logits.clone()
+    allowed[0] = -torch.inf
+    return allowed.log_softmax(-1)
 
 
 @suppress_first.alternative
@@ -151,42 +297,117 @@ def with_a_mask(logits, token):
     "How wrong is the KL?",
     3,
     20,
-    "log π_masked = log π − log(1 − p) for every other token.",
+    (
+        "Write the probability of a token that is not EOS, without and with the mask.",
+        "Each model is divided by what its mask leaves. What is left of the ratio?",
+    ),
 )
 def kl_error(p, ref_p):
-    """By how much KL is too low when EOS is masked in sampling alone: two (N,) → a
+    """By how much KL is too low when EOS is masked only in sampling: two (N,) → a
     number.
 
     `p` and `ref_p` are the probabilities of EOS at the first token, of policy and
-    reference. Sampled is the masked policy; compared are unmasked log-probabilities.
-    Return true minus reported KL, averaged.
+    reference. The masked policy is sampled, so EOS is never drawn at the first token.
+    The true KL compares the masked policy with the masked reference; the reported KL
+    compares unmasked log-probabilities of the same tokens. Return true minus reported
+    KL, averaged.
     """
     return (torch.log1p(-ref_p) - torch.log1p(-p)).mean()
 
 
 @kl_error.inputs
 def _(dice):
-    return normal(dice, 6).sigmoid(), normal(dice, 6).sigmoid() * 0.1
+    n = pick(dice, range(3, 8))
+    return (2 * normal(dice, n)).sigmoid(), normal(dice, n).sigmoid() * pick(
+        dice, (0.1, 1)
+    )
 
 
 @kl_error.mistake
 def policy_alone(p, ref_p):
-    """The reference is masked, too: its −log(1 − p_ref) belongs in the difference."""
+    """The reference is masked as well: its part is missing in the difference."""
     return -torch.log1p(-p).mean()
 
 
 @kl_error.mistake
 def wrong_way_round(p, ref_p):
-    """The sign is wrong: the likelier EOS becomes, the *smaller* is the reported KL."""
+    """The sign is wrong: the more likely EOS becomes, the *smaller* is the reported
+    KL.
+    """
     return (torch.log1p(-p) - torch.log1p(-ref_p)).mean()
 
 
 @kl_error.mistake
 def probabilities_of_eos(p, ref_p):
-    """That is the log-ratio of EOS itself, which is never sampled. All the other tokens
-    are scaled by 1 / (1 − p).
+    """That is the log-ratio of EOS itself, which is never sampled. By how much do
+    the probabilities of all other tokens change?
     """
     return (p.log() - ref_p.log()).mean()
+
+
+@kl_error.mistake
+def added(p, ref_p):
+    """Both terms have the same sign: KL is about a *ratio* of policy and reference."""
+    return -(torch.log1p(-p) + torch.log1p(-ref_p)).mean()
+
+
+@kl_error.mistake
+def ratio_alone(p, ref_p):
+    """That is a ratio; KL is in nats, so its logarithm is wanted."""
+    return ((1 - ref_p) / (1 - p)).mean()
+
+
+@kl_error.mistake
+def difference_of_probabilities(p, ref_p):
+    """That is a difference of probabilities. KL compares logarithms."""
+    return (p - ref_p).mean()
+
+
+@kl_error.mistake
+def weighted_by_p(p, ref_p):
+    """You weight by the probability of EOS. EOS is never sampled; every token that is
+    sampled has the whole error.
+    """
+    return (p * (torch.log1p(-ref_p) - torch.log1p(-p))).mean()
+
+
+@kl_error.mistake
+def weighted_by_the_rest(p, ref_p):
+    """You weight by 1 − p. The masked policy samples *only* other tokens."""
+    return ((1 - p) * (torch.log1p(-ref_p) - torch.log1p(-p))).mean()
+
+
+@kl_error.mistake
+def kl_of_eos_or_not(p, ref_p):
+    """That is the whole KL between EOS and not EOS. Here EOS is never sampled."""
+    rest = (1 - p) * (torch.log1p(-p) - torch.log1p(-ref_p))
+    return (p * (p.log() - ref_p.log()) + rest).mean()
+
+
+@kl_error.mistake
+def mean_first(p, ref_p):
+    """You average the probabilities first: the logarithm of a mean is another
+    number.
+    """
+    return torch.log1p(-ref_p.mean()) - torch.log1p(-p.mean())
+
+
+@kl_error.mistake
+def mean_of_ratios(p, ref_p):
+    """You average ratios first: the logarithm belongs to each of them."""
+    return ((1 - ref_p) / (1 - p)).mean().log()
+
+
+@kl_error.mistake
+def reference_alone(p, ref_p):
+    """The policy's part is missing: yours is that of the reference."""
+    return torch.log1p(-ref_p).mean()
+
+
+@kl_error.mistake
+def summed(p, ref_p):
+    """You add up; an average was asked for."""
+    return (torch.log1p(-ref_p) - torch.log1p(-p)).sum()
 
 
 @kl_error.alternative
@@ -198,7 +419,10 @@ def as_a_ratio(p, ref_p):
     "Take length out of the labels",
     2,
     15,
-    "Count both kinds; keep the first n of each, in the old order.",
+    (
+        "Of ten pairs the longer answer wins seven. How many rows can you keep?",
+        "Count both kinds before you choose. How many of each kind are left at a row?",
+    ),
 )
 def balance(longer_won):
     """Rows of pairs to keep, as many of either kind: list of bool → list of int.
@@ -217,9 +441,8 @@ def balance(longer_won):
 
 @balance.inputs
 def _(dice):
-    return (
-        (torch.rand(12, generator=dice) < 0.7).tolist() + [True, True, False, False],
-    )
+    share = (0.8, 0.2, 0.5, 1.1, 0.7, -1.0)[dice.initial_seed() % 6]
+    return ((torch.rand(pick(dice, range(9, 16)), generator=dice) < share).tolist(),)
 
 
 @balance.mistake
@@ -239,6 +462,105 @@ def first_half(longer_won):
     """You keep as many rows as a balanced set has, but not as many of either kind."""
     n = min(sum(longer_won), len(longer_won) - sum(longer_won))
     return list(range(2 * n))
+
+
+@balance.mistake
+def other_kind_only(longer_won):
+    """Only rows whose longer answer lost are left: length predicts every label."""
+    return [row for row, longer in enumerate(longer_won) if not longer]
+
+
+@balance.mistake
+def last_rows(longer_won):
+    """You keep the last rows of each kind; the first ones were asked for."""
+    n = min(sum(longer_won), len(longer_won) - sum(longer_won))
+    rows = _rows(longer_won)
+    return sorted(
+        rows[True][len(rows[True]) - n :] + rows[False][len(rows[False]) - n :]
+    )
+
+
+@balance.mistake
+def not_in_order(longer_won):
+    """The right rows, in another order: they were to stay in the old one."""
+    rows = _rows(longer_won)
+    n = min(map(len, rows.values()))
+    return rows[True][:n] + rows[False][:n]
+
+
+@balance.mistake
+def not_in_order_either(longer_won):
+    """The right rows, in another order: they were to stay in the old one."""
+    rows = _rows(longer_won)
+    n = min(map(len, rows.values()))
+    return rows[False][:n] + rows[True][:n]
+
+
+@balance.mistake
+def labels_for_rows(longer_won):
+    """These are labels. The *numbers* of the rows were asked for."""
+    return [longer_won[row] for row in balance.solution(longer_won)]
+
+
+@balance.mistake
+def a_mask_of_rows(longer_won):
+    """That says for each row whether it is kept: the rows' numbers were asked for."""
+    kept = balance.solution(longer_won)
+    return [row in kept for row in range(len(longer_won))]
+
+
+@balance.mistake
+def counted_from_one(longer_won):
+    """You count rows from 1: the first row is 0."""
+    return [row + 1 for row in balance.solution(longer_won)]
+
+
+@balance.mistake
+def dropped_rows(longer_won):
+    """These are the rows to drop; those to keep were asked for."""
+    kept = balance.solution(longer_won)
+    return [row for row in range(len(longer_won)) if row not in kept]
+
+
+@balance.mistake
+def true_is_rarer(longer_won):
+    """You take it that the longer answer wins less often: look for the rarer kind,
+    which may be either.
+    """
+    return _up_to(longer_won, sum(longer_won))
+
+
+@balance.mistake
+def false_is_rarer(longer_won):
+    """You take it that the longer answer wins more often: look for the rarer kind,
+    which may be either.
+    """
+    return _up_to(longer_won, len(longer_won) - sum(longer_won))
+
+
+@balance.mistake
+def half_of_all(longer_won):
+    """You keep half of the rows: how many there are of the rarer kind decides."""
+    return _up_to(longer_won, len(longer_won) // 2)
+
+
+@balance.mistake
+def one_too_few(longer_won):
+    """One pair of each kind too few: count the rarer kind once more."""
+    n = min(sum(longer_won), len(longer_won) - sum(longer_won))
+    return _up_to(longer_won, max(0, n - 1))
+
+
+def _rows(longer_won):
+    return {
+        side: [i for i, longer in enumerate(longer_won) if longer is side]
+        for side in (True, False)
+    }
+
+
+def _up_to(longer_won, n):
+    rows = _rows(longer_won)
+    return sorted(rows[True][:n] + rows[False][:n])
 
 
 @balance.alternative

@@ -3,7 +3,7 @@
 import torch
 from torch.nn.functional import logsigmoid
 
-from engine import Set, normal
+from engine import Set, normal, pick, ragged
 
 SET = Set(
     "07_after_ppo",
@@ -13,12 +13,20 @@ SET = Set(
 check = SET.check
 
 
-@SET.exercise("A group's advantages", 1, 10, "One row per prompt: mean over dim 1.")
+@SET.exercise(
+    "A group's advantages",
+    1,
+    10,
+    (
+        "With whom is a response compared, so that an easy prompt earns nothing?",
+        "A row is a prompt. Keep the dimension that you average over.",
+    ),
+)
 def group_advantages(rewards, divide):
     """GRPO's advantages: rewards (P, G) of G responses to P prompts → (P, G).
 
-    Each reward minus its *group's* mean; with `divide`, over the group's standard
-    deviation plus 1e-4. Without, it is Dr. GRPO.
+    Each reward minus its *group's* mean; with `divide`, the result is divided by the
+    group's unbiased standard deviation plus 1e-4. Without the division it is Dr. GRPO.
     """
     centred = rewards - rewards.mean(1, keepdim=True)
     return centred / (rewards.std(1, keepdim=True) + 1e-4) if divide else centred
@@ -26,7 +34,10 @@ def group_advantages(rewards, divide):
 
 @group_advantages.inputs
 def _(dice):
-    return normal(dice, 3, 4) + normal(dice, 3, 1), bool(dice.initial_seed() % 2)
+    p, g = pick(dice, (2, 3)), pick(dice, (4, 5))
+    rewards = pick(dice, (0.1, 1)) * normal(dice, p, g) + normal(dice, p, 1)
+    rewards[0] = 1.0  # all responses of a prompt are equal
+    return rewards, bool(dice.initial_seed() % 2)
 
 
 @group_advantages.mistake
@@ -54,6 +65,82 @@ def across_prompts(rewards, divide):
     return centred / (rewards.std(0, keepdim=True) + 1e-4) if divide else centred
 
 
+@group_advantages.mistake
+def never_divided(rewards, divide):
+    """You never divide: look at `divide`."""
+    return rewards - rewards.mean(1, keepdim=True)
+
+
+@group_advantages.mistake
+def wrong_way_round(rewards, divide):
+    """`divide` works the wrong way round in yours."""
+    return group_advantages.solution(rewards, not divide)
+
+
+@group_advantages.mistake
+def biased_std(rewards, divide):
+    """Your standard deviation is divided by n; the unbiased one by n − 1."""
+    centred = rewards - rewards.mean(1, keepdim=True)
+    std = rewards.std(1, keepdim=True, correction=0)
+    return centred / (std + 1e-4) if divide else centred
+
+
+@group_advantages.mistake
+def no_small_number(rewards, divide):
+    """A group whose rewards are all equal divides by 0 (or nearly): 1e-4 is missing, or
+    it is another number.
+    """
+    centred = rewards - rewards.mean(1, keepdim=True)
+    return centred / rewards.std(1, keepdim=True) if divide else centred
+
+
+@group_advantages.mistake
+def smaller_number(rewards, divide):
+    """The small number beside the standard deviation is another one than 1e-4."""
+    centred = rewards - rewards.mean(1, keepdim=True)
+    return centred / (rewards.std(1, keepdim=True) + 1e-8) if divide else centred
+
+
+@group_advantages.mistake
+def by_the_variance(rewards, divide):
+    """You divide by the variance: its root was asked for."""
+    centred = rewards - rewards.mean(1, keepdim=True)
+    return centred / (rewards.var(1, keepdim=True) + 1e-4) if divide else centred
+
+
+@group_advantages.mistake
+def small_number_in_the_root(rewards, divide):
+    """1e-4 is inside the root: it is added to the standard deviation itself."""
+    centred = rewards - rewards.mean(1, keepdim=True)
+    std = (rewards.var(1, keepdim=True) + 1e-4).sqrt()
+    return centred / std if divide else centred
+
+
+@group_advantages.mistake
+def std_of_the_batch(rewards, divide):
+    """You divide by the standard deviation of the whole batch; each group has
+    its own.
+    """
+    centred = rewards - rewards.mean(1, keepdim=True)
+    return centred / (rewards.std() + 1e-4) if divide else centred
+
+
+@group_advantages.mistake
+def not_centered(rewards, divide):
+    """The mean is not subtracted."""
+    return (
+        rewards / (rewards.std(1, keepdim=True) + 1e-4) if divide else rewards.clone()
+    )
+
+
+@group_advantages.mistake
+def leave_one_out(rewards, divide):
+    """You compare with the mean of the *others*: that is RLOO. GRPO's mean has all."""
+    n = rewards.shape[1]
+    centred = (rewards - rewards.mean(1, keepdim=True)) * n / (n - 1)
+    return centred / (rewards.std(1, keepdim=True) + 1e-4) if divide else centred
+
+
 @group_advantages.alternative
 def row_by_row(rewards, divide):
     rows = []
@@ -63,7 +150,13 @@ def row_by_row(rewards, divide):
 
 
 @SET.exercise(
-    "Best of n", 2, 15, "At most y: the probabilities of y and of all that score less."
+    "Best of n",
+    2,
+    15,
+    (
+        "When is the worst response of all the best of n draws?",
+        "F(y) adds the probabilities of y and of all that score less. And F(y−)?",
+    ),
 )
 def best_of_n(probabilities, n):
     """Probability to be the best of n draws: (N,), from worst to best → (N,).
@@ -77,7 +170,7 @@ def best_of_n(probabilities, n):
 
 @best_of_n.inputs
 def _(dice):
-    return normal(dice, 6).softmax(0), 3
+    return normal(dice, pick(dice, range(4, 8))).softmax(0), pick(dice, (2, 3, 5))
 
 
 @best_of_n.mistake
@@ -101,6 +194,61 @@ def worst_of_n(probabilities, n):
     return at_least**n - (at_least - probabilities) ** n
 
 
+@best_of_n.mistake
+def power_of_each(probabilities, n):
+    """That is the probability that all n draws are y: the others may score less."""
+    return probabilities**n
+
+
+@best_of_n.mistake
+def powers_normalized(probabilities, n):
+    """You sharpen the distribution. A response is kept for its *rank*, so what scores
+    less must enter.
+    """
+    return probabilities**n / (probabilities**n).sum()
+
+
+@best_of_n.mistake
+def less_alone(probabilities, n):
+    """That is the probability that all draws score less than y."""
+    return (probabilities.cumsum(0) - probabilities) ** n
+
+
+@best_of_n.mistake
+def one_draw_times_n(probabilities, n):
+    """One of the draws is y, n can be it, and the others score at most like y: that
+    counts several times what comes up more than once.
+    """
+    return n * probabilities * probabilities.cumsum(0) ** (n - 1)
+
+
+@best_of_n.mistake
+def others_less(probabilities, n):
+    """In yours exactly one draw is y. It may come up more than once."""
+    return n * probabilities * (probabilities.cumsum(0) - probabilities) ** (n - 1)
+
+
+@best_of_n.mistake
+def first_lost(probabilities, n):
+    """The worst response is missing, or has 0: nothing scores less, so its
+    F(y−) is 0.
+    """
+    powers = probabilities.cumsum(0) ** n
+    return torch.cat([powers.new_zeros(1), powers.diff()])
+
+
+@best_of_n.mistake
+def scaled(probabilities, n):
+    """You multiply by n: the draws do not add up, the largest of them counts."""
+    return probabilities * n
+
+
+@best_of_n.mistake
+def unchanged(probabilities, n):
+    """These are the probabilities of a single draw."""
+    return probabilities.clone()
+
+
 @best_of_n.alternative
 def by_differences(probabilities, n):
     powers = probabilities.cumsum(0) ** n
@@ -108,13 +256,20 @@ def by_differences(probabilities, n):
 
 
 @SET.exercise(
-    "DPO's loss", 2, 15, "β (log π − log π_ref) stands where the reward was.", True
+    "DPO's loss",
+    2,
+    15,
+    (
+        "Start from the pairwise loss of notebook 01. What takes the place of a score?",
+        "Compute both implied rewards, each from its own two log-probabilities.",
+    ),
+    True,
 )
 def dpo_loss(chosen, rejected, ref_chosen, ref_rejected, beta):
     """DPO's loss over pairs, from log-probabilities of answers: four (B,) → one.
 
-    The pairwise loss of notebook 01 with the implied reward β (log π − log π_ref). The
-    reference's log-probabilities are numbers.
+    The pairwise loss of notebook 01 with the implied reward β (log π − log π_ref),
+    averaged over pairs. The reference does not learn: detach its log-probabilities.
     """
     implied = beta * (chosen - ref_chosen.detach())
     against = beta * (rejected - ref_rejected.detach())
@@ -123,7 +278,8 @@ def dpo_loss(chosen, rejected, ref_chosen, ref_rejected, beta):
 
 @dpo_loss.inputs
 def _(dice):
-    return *(-10 * normal(dice, 5).abs() for _ in range(4)), 0.1
+    b, scale = pick(dice, range(3, 7)), pick(dice, (1, 10, 30))
+    return *(-scale * normal(dice, 4, b).abs()), pick(dice, (0.05, 0.1, 0.5))
 
 
 @dpo_loss.mistake
@@ -141,7 +297,7 @@ def no_beta(chosen, rejected, ref_chosen, ref_rejected, beta):
 
 @dpo_loss.mistake
 def wrong_way_round(chosen, rejected, ref_chosen, ref_rejected, beta):
-    """The sign is wrong: this makes the rejected answer likelier."""
+    """The sign is wrong: this makes the rejected answer more likely."""
     margin = rejected - ref_rejected.detach() - chosen + ref_chosen.detach()
     return -logsigmoid(beta * margin).mean()
 
@@ -153,6 +309,88 @@ def reference_learns(chosen, rejected, ref_chosen, ref_rejected, beta):
     return -logsigmoid(beta * margin).mean()
 
 
+@dpo_loss.mistake
+def summed(chosen, rejected, ref_chosen, ref_rejected, beta):
+    """You add up the pairs, so the step grows with the batch. Take the mean."""
+    margin = chosen - ref_chosen.detach() - rejected + ref_rejected.detach()
+    return -logsigmoid(beta * margin).sum()
+
+
+@dpo_loss.mistake
+def divided_by_beta(chosen, rejected, ref_chosen, ref_rejected, beta):
+    """You divide by β, and the implied reward is β *times* the log-ratio."""
+    margin = chosen - ref_chosen.detach() - rejected + ref_rejected.detach()
+    return -logsigmoid(margin / beta).mean()
+
+
+@dpo_loss.mistake
+def beta_outside(chosen, rejected, ref_chosen, ref_rejected, beta):
+    """β stands outside the sigmoid: it belongs to the implied reward, inside."""
+    margin = chosen - ref_chosen.detach() - rejected + ref_rejected.detach()
+    return -beta * logsigmoid(margin).mean()
+
+
+@dpo_loss.mistake
+def no_logarithm(chosen, rejected, ref_chosen, ref_rejected, beta):
+    """That is minus a probability: its logarithm is missing."""
+    margin = chosen - ref_chosen.detach() - rejected + ref_rejected.detach()
+    return -torch.sigmoid(beta * margin).mean()
+
+
+@dpo_loss.mistake
+def references_added(chosen, rejected, ref_chosen, ref_rejected, beta):
+    """The reference has the wrong sign, or each answer has the reference of the other:
+    the implied reward is a *difference* from the reference's own value.
+    """
+    margin = chosen + ref_chosen.detach() - rejected - ref_rejected.detach()
+    return -logsigmoid(beta * margin).mean()
+
+
+@dpo_loss.mistake
+def positive(chosen, rejected, ref_chosen, ref_rejected, beta):
+    """The loss lacks its minus: an optimizer would make these pairs less likely."""
+    margin = chosen - ref_chosen.detach() - rejected + ref_rejected.detach()
+    return logsigmoid(beta * margin).mean()
+
+
+@dpo_loss.mistake
+def mean_inside(chosen, rejected, ref_chosen, ref_rejected, beta):
+    """You average the margins first. Each pair has its own loss, and then comes the
+    mean.
+    """
+    margin = chosen - ref_chosen.detach() - rejected + ref_rejected.detach()
+    return -logsigmoid(beta * margin.mean())
+
+
+@dpo_loss.mistake
+def each_answer_alone(chosen, rejected, ref_chosen, ref_rejected, beta):
+    """Each answer goes through a sigmoid of its own. Only the *difference* of the
+    implied rewards does.
+    """
+    won, lost = chosen - ref_chosen.detach(), rejected - ref_rejected.detach()
+    return -(logsigmoid(beta * won) + logsigmoid(-beta * lost)).mean()
+
+
+@dpo_loss.mistake
+def ratio_of_logarithms(chosen, rejected, ref_chosen, ref_rejected, beta):
+    """You divide log-probabilities by one another: subtract them."""
+    margin = chosen / ref_chosen.detach() - rejected / ref_rejected.detach()
+    return -logsigmoid(beta * margin).mean()
+
+
+@dpo_loss.mistake
+def squared(chosen, rejected, ref_chosen, ref_rejected, beta):
+    """That is the squared loss of IPO. DPO has a sigmoid."""
+    margin = chosen - ref_chosen.detach() - rejected + ref_rejected.detach()
+    return (margin - 1 / (2 * beta)).square().mean()
+
+
+@dpo_loss.mistake
+def rejected_left_out(chosen, rejected, ref_chosen, ref_rejected, beta):
+    """The rejected answer is missing."""
+    return -logsigmoid(beta * (chosen - ref_chosen.detach())).mean()
+
+
 @dpo_loss.alternative
 def by_softplus(chosen, rejected, ref_chosen, ref_rejected, beta):
     wanted, unwanted = chosen - ref_chosen.detach(), rejected - ref_rejected.detach()
@@ -160,14 +398,22 @@ def by_softplus(chosen, rejected, ref_chosen, ref_rejected, beta):
 
 
 @SET.exercise(
-    "An engine that samples", 2, 15, "A response has one weight, not a token.", True
+    "An engine that samples",
+    2,
+    15,
+    (
+        "Given each token's log-probability, what is that of the whole response?",
+        "A response has one weight: two sums first, then their ratio, then the limit.",
+    ),
+    ("logprobs",),
 )
 def off_policy_loss(logprobs, engine, mask, advantages, most):
     """REINFORCE on responses that another policy sampled → one number.
 
-    logprobs, engine, mask (bool): (B, T), advantages: (B,). Each response counts π/q
-    times, q being the engine, at most `most` times; its weight is a number without a
-    gradient. The loss is the mean over responses of −weight × advantage × log π.
+    `logprobs` (log π of the policy) and `engine` (log q of the sampler) are (B, T),
+    like the bool `mask`; `advantages` is (B,). π and q of a response are products over
+    its real tokens. Its weight is π/q, at most `most`, and has no gradient. The loss is
+    the mean over responses of −weight × advantage × log π of the whole response.
     """
     response = (logprobs * mask).sum(1)
     weight = (response - (engine * mask).sum(1)).exp().clamp(max=most).detach()
@@ -176,10 +422,10 @@ def off_policy_loss(logprobs, engine, mask, advantages, most):
 
 @off_policy_loss.inputs
 def _(dice):
-    logprobs, mask = -normal(dice, 4, 5).abs(), torch.ones(4, 5, dtype=torch.bool)
-    mask[1, 3:] = mask[2, 4:] = False
-    engine = logprobs.detach() + 0.4 * normal(dice, 4, 5)
-    return logprobs, engine, mask, normal(dice, 4), 1.5
+    b, t = pick(dice, (4, 5)), pick(dice, (6, 7))
+    logprobs, mask = -normal(dice, b, t).abs(), ragged(dice, b, t).bool()
+    engine = logprobs + 0.4 * normal(dice, b, t)
+    return logprobs, engine, mask, normal(dice, b), pick(dice, (0.8, 1.5, 3.0))
 
 
 @off_policy_loss.mistake
@@ -192,7 +438,7 @@ def upside_down(logprobs, engine, mask, advantages, most):
 
 @off_policy_loss.mistake
 def untruncated(logprobs, engine, mask, advantages, most):
-    """No weight may exceed `most`. One response that the engine hardly ever samples
+    """No weight may exceed `most`. One response that the engine rarely samples
     would outweigh the rest of the batch.
     """
     response = (logprobs * mask).sum(1)
@@ -213,6 +459,115 @@ def padding_counts(logprobs, engine, mask, advantages, most):
     """Padding is part of your sums. Multiply by the mask before adding up."""
     response = logprobs.sum(1)
     weight = (response - engine.sum(1)).exp().clamp(max=most).detach()
+    return -(weight * advantages * response).mean()
+
+
+@off_policy_loss.mistake
+def no_weight(logprobs, engine, mask, advantages, most):
+    """There is no weight: the engine sampled, and not this policy."""
+    return -(advantages * (logprobs * mask).sum(1)).mean()
+
+
+@off_policy_loss.mistake
+def wrong_sign(logprobs, engine, mask, advantages, most):
+    """The sign is wrong: an optimizer *minimizes*."""
+    return -off_policy_loss.solution(logprobs, engine, mask, advantages, most)
+
+
+@off_policy_loss.mistake
+def weight_per_token(logprobs, engine, mask, advantages, most):
+    """Each token has a weight of its own in yours. A *response* has one weight."""
+    weight = (logprobs - engine).exp().clamp(max=most).detach()
+    return -((weight * logprobs * mask).sum(1) * advantages).mean()
+
+
+@off_policy_loss.mistake
+def clamped_from_below(logprobs, engine, mask, advantages, most):
+    """`most` is an upper limit, and yours is a lower one."""
+    response = (logprobs * mask).sum(1)
+    weight = (response - (engine * mask).sum(1)).exp().clamp(min=most).detach()
+    return -(weight * advantages * response).mean()
+
+
+@off_policy_loss.mistake
+def limit_on_the_logarithm(logprobs, engine, mask, advantages, most):
+    """You limit the logarithm of the weight; the weight itself may be `most`."""
+    response = (logprobs * mask).sum(1)
+    weight = (response - (engine * mask).sum(1)).clamp(max=most).exp().detach()
+    return -(weight * advantages * response).mean()
+
+
+@off_policy_loss.mistake
+def logarithm_for_weight(logprobs, engine, mask, advantages, most):
+    """Your weight is a difference of logarithms: π/q is its exponential."""
+    response = (logprobs * mask).sum(1)
+    weight = (response - (engine * mask).sum(1)).clamp(max=most).detach()
+    return -(weight * advantages * response).mean()
+
+
+@off_policy_loss.mistake
+def summed(logprobs, engine, mask, advantages, most):
+    """You add up the responses: take their mean."""
+    response = (logprobs * mask).sum(1)
+    weight = (response - (engine * mask).sum(1)).exp().clamp(max=most).detach()
+    return -(weight * advantages * response).sum()
+
+
+@off_policy_loss.mistake
+def mean_over_tokens(logprobs, engine, mask, advantages, most):
+    """You divide by the number of tokens: the mean is over responses."""
+    response = (logprobs * mask).sum(1)
+    weight = (response - (engine * mask).sum(1)).exp().clamp(max=most).detach()
+    return -(weight * advantages * response).sum() / mask.sum()
+
+
+@off_policy_loss.mistake
+def mean_log_ratio(logprobs, engine, mask, advantages, most):
+    """You average over a response's tokens (as GSPO does) where a product was asked
+    for.
+    """
+    response, n = (logprobs * mask).sum(1), mask.sum(1)
+    weight = ((response - (engine * mask).sum(1)) / n).exp().clamp(max=most).detach()
+    return -(weight * advantages * response).mean()
+
+
+@off_policy_loss.mistake
+def mean_per_response(logprobs, engine, mask, advantages, most):
+    """Your log π is an average over tokens: that of the whole response is a sum."""
+    response = (logprobs * mask).sum(1)
+    weight = (response - (engine * mask).sum(1)).exp().clamp(max=most).detach()
+    return -(weight * advantages * response / mask.sum(1)).mean()
+
+
+@off_policy_loss.mistake
+def normalized_weights(logprobs, engine, mask, advantages, most):
+    """You divide by the sum of the weights. The mean is over responses."""
+    response = (logprobs * mask).sum(1)
+    weight = (response - (engine * mask).sum(1)).exp().clamp(max=most).detach()
+    return -(weight * advantages * response).sum() / weight.sum()
+
+
+@off_policy_loss.mistake
+def log_of_the_engine(logprobs, engine, mask, advantages, most):
+    """The engine's log-probability stands where the policy's should learn."""
+    response, sampled = (logprobs * mask).sum(1), (engine * mask).sum(1)
+    weight = (response - sampled).exp().clamp(max=most).detach()
+    return -(weight * advantages * sampled).mean() + 0 * response.sum()
+
+
+@off_policy_loss.mistake
+def ratio_is_the_loss(logprobs, engine, mask, advantages, most):
+    """log π is missing: the loss is weight × advantage × log π."""
+    response = (logprobs * mask).sum(1)
+    weight = (response - (engine * mask).sum(1)).exp().clamp(max=most)
+    return -(weight * advantages).mean()
+
+
+@off_policy_loss.mistake
+def clipped_like_ppo(logprobs, engine, mask, advantages, most):
+    """The weight is limited from below as well. Only large weights are cut."""
+    response = (logprobs * mask).sum(1)
+    weight = (response - (engine * mask).sum(1)).exp().clamp(1 / most, most).detach()
     return -(weight * advantages * response).mean()
 
 

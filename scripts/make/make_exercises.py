@@ -24,6 +24,14 @@ INTRODUCTION = """# Exercises: {}{}
 For [the notebook](../{}.ipynb). Write each function, then run the cell with `check`: it tries\
  random inputs and says what is wrong, by name where it knows the mistake."""
 OTHER = " Stuck? Hints and solutions are folded; all solved: [here]({}_solved.ipynb)."
+FIND = """import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+# The checks are found from any working directory.
+if package := find_spec("rlhf_course"):
+    course = Path(package.origin).parents[1]
+    sys.path.append(str(course / "notebooks" / "exercises"))"""
 
 
 def solution_source(exercise) -> str:
@@ -61,15 +69,20 @@ def notebook(name: str, solved: bool) -> tuple[Path, nbformat.NotebookNode]:
     found = importlib.import_module(name).SET
     start = INTRODUCTION.format(found.title, ", solved" * solved, found.notebook)
     cells = [new_markdown_cell(start if solved else start + OTHER.format(found.notebook))]
+    cells.append(new_code_cell(FIND))
     cells.append(new_code_cell(f"{found.imports}\n\nfrom {name} import check"))
     for number, (key, exercise) in enumerate(found.exercises.items(), start=1):
         grade = "●" * exercise.difficulty + "○" * (3 - exercise.difficulty)
         grade = f"{grade} · about {exercise.minutes} minutes"
         parts = f"## {number} · {exercise.title}", grade, exercise.statement
-        cells.append(new_markdown_cell("\n\n".join((*parts, fold("Hint", exercise.hint)))))
+        hints = (fold(f"Hint {i}", hint) for i, hint in enumerate(exercise.hints, start=1))
+        cells.append(new_markdown_cell("\n\n".join((*parts, *hints))))
         solution = solution_source(exercise)
         cells.append(new_code_cell(solution if solved else stub_source(exercise)))
         cells.append(new_code_cell(f"check({key})"))
+        if exercise.reply:
+            reply = fold("An answer", exercise.reply)
+            cells.append(new_markdown_cell(f"*Your answer to the question above:* …\n\n{reply}"))
         if not solved:
             cells.append(new_markdown_cell(fold("Solution", f"```python\n{solution}\n```")))
     for number, cell in enumerate(cells):

@@ -1,0 +1,1 @@
+"""What the exercises' engine uses: comparison, common mistakes, a time limit."""

@@ -1,0 +1,81 @@
+"""Run a check so that an endless loop or a crash costs this check, not the notebook."""
+
+from __future__ import annotations
+
+import _thread
+import os
+import pickle
+import select
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Callable
+
+import torch
+
+TOO_LONG = (
+    "It has not finished after {:.0f} seconds. Does every loop end? (Where a cell of "
+    "yours hangs outside of `check`, interrupt the kernel: ■ in the toolbar.)"
+)
+DIED = "It ended Python itself (exit status {}): a crash, or a call of `os._exit`."
+
+
+def guarded(work: Callable[[], tuple], limit: float) -> tuple[str | None, str]:
+    """Return what work() returns, a verdict and what it printed; never later than
+    limit.
+
+    Where the system can fork, work runs in a child, which has torch already. Autograd
+    cannot fork once it has threads for an accelerator: there, and on other systems, a
+    timer interrupts work, which cannot stop code that never returns to Python.
+    """
+    if hasattr(os, "fork") and not torch.accelerator.is_available():
+        return _in_a_child(work, limit)
+    late = threading.Event()
+    timer = threading.Timer(limit, lambda: (late.set(), _thread.interrupt_main()))
+    timer.start()
+    try:
+        return work()
+    except KeyboardInterrupt:
+        if late.is_set():
+            return TOO_LONG.format(limit), ""
+        raise
+    finally:
+        timer.cancel()
+
+
+def _in_a_child(work: Callable[[], tuple], limit: float) -> tuple[str | None, str]:
+    reading, writing = os.pipe()
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+        child = os.fork()  # Python 3.12 warns of threads, which the child does not use
+    if child == 0:
+        try:
+            os.close(reading)
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends the child
+            torch.set_num_threads(1)
+            with os.fdopen(writing, "wb") as pipe:
+                pipe.write(pickle.dumps(work()))
+        finally:
+            os._exit(0)
+    os.close(writing)
+    try:
+        sent = _read(reading, time.monotonic() + limit)
+    finally:
+        os.close(reading)
+        os.kill(child, signal.SIGKILL)  # also where the user interrupts
+        _, status = os.waitpid(child, 0)
+    if sent is None:
+        return TOO_LONG.format(limit), ""
+    if not sent:
+        return DIED.format(os.waitstatus_to_exitcode(status)), ""
+    return pickle.loads(sent)
+
+
+def _read(pipe: int, deadline: float) -> bytes | None:
+    """All that a child writes; None if it is not done by then."""
+    sent = b""
+    while select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        if not (more := os.read(pipe, 1 << 16)):
+            return sent
+        sent += more
+    return None

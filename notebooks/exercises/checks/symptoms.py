@@ -1,0 +1,171 @@
+"""Symptoms of a mistake without a name: an argument without effect, and where."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from checks.compare import (
+    ATOL,
+    NOTHING,
+    RTOL,
+    Result,
+    alike,
+    close,
+    is_nan,
+    number,
+    same_values,
+)
+
+RELATION = {-1: "below", 0: "equal to", 1: "above"}
+
+
+def ignored(
+    solution: Callable, answer: Callable, names: list[str], cases: list
+) -> str | None:
+    """Which argument has no effect on an answer, and has one on the solution."""
+    for i, name in enumerate(names):
+        matters = False
+        for case in cases:
+            if (
+                value := _another(case[i], name, [other[i] for other in cases])
+            ) is None:
+                continue
+            changed = (*case[:i], value, *case[i + 1 :])
+            if _moves(answer, case, changed):
+                break
+            matters |= _moves(solution, case, changed)
+        else:
+            if matters:
+                return f"`{name}` has no effect on your result."
+    return None
+
+
+def _moves(function: Callable, before: tuple, after: tuple) -> bool:
+    """Whether other arguments give another result; an error is one."""
+    with contextlib.suppress(Exception):
+        results = [function(*copy.deepcopy(arguments)) for arguments in (before, after)]
+        return is_nan(results[0]) or not same_values(results[1], results[0])
+    return True
+
+
+def unvaried(found: list[Result], wanted: list[Result]) -> str | None:
+    """Whether an answer is one constant, or the parts of the number that is wanted."""
+    own, right = (
+        [number(result.values) for result in group] for group in (found, wanted)
+    )
+    if all(result.values is None for result in found):
+        return NOTHING
+    if is_nan(found[0].values):
+        return None
+    if all(same_values(result.values, found[0].values) for result in found):
+        return "Your result is the same for all arguments."
+    if any(x is None or y is None or y.ndim or not x.ndim for x, y in zip(own, right)):
+        return None
+    for name, reduce in (("mean", torch.mean), ("sum", torch.sum)):
+        if all(close(reduce(x), y) for x, y in zip(own, right)):
+            return f"The last step is missing: one number is wanted, a {name}."
+    return None
+
+
+def _another(x: Any, name: str, values: list) -> Any:
+    """A value of the same kind and shape that differs from x, or None."""
+    if isinstance(x, Tensor):
+        if "mask" in name:
+            made = torch.ones_like(x)
+        else:
+            made = 0.7 * x.flip(0) + 0.3 if x.is_floating_point() else x.flip(-1)
+        return None if alike(made, x) else made
+    kind = type(x)
+    return next((y for y in values if type(y) is kind and not alike(x, y)), None)
+
+
+def where(
+    names: list[str], cases: list, wrong: list[bool], found: list, wanted: list
+) -> str | None:
+    """In which cases, or at which places, an answer is wrong."""
+    if not all(wrong):
+        for said, holds in _conditions(names, cases):
+            if not 2 <= sum(holds) <= len(holds) - 2:
+                continue  # one case may be chance
+            if holds == wrong:
+                return f"It is right, except where {said}."
+            if holds == [not bad for bad in wrong]:
+                return f"It is right only where {said}."
+    if isinstance(wanted[0].values, tuple):
+        return _value(found, wanted)
+    places = [_off(*pair) for pair, bad in zip(zip(found, wanted), wrong) if bad]
+    if any(off is None for off in places):
+        return None
+    shown = [case for case, bad in zip(cases, wrong) if bad]
+    for i, name in enumerate(names):
+        if "mask" in name and all(
+            _only_padding(c[i], o) for c, o in zip(shown, places)
+        ):
+            return "It is right on the real tokens, and wrong on padding."
+    for said, at in (("first", 0), ("last", -1)):
+        if all(_only_at(off, at) for off in places):
+            return f"Only the {said} position is wrong."
+    return None
+
+
+def _value(found: list[Result], wanted: list[Result]) -> str | None:
+    """Which one of several values is wrong."""
+    with contextlib.suppress(TypeError):
+        pairs = [
+            list(zip(own.values, right.values)) for own, right in zip(found, wanted)
+        ]
+        bad = {j for p in pairs for j, pair in enumerate(p) if not same_values(*pair)}
+        if len(bad) == 1 and len(pairs[0]) == len(wanted[0].values):
+            return f"Only value {1 + bad.pop()} of {len(pairs[0])} is wrong."
+    return None
+
+
+def _conditions(names: list[str], cases: list) -> Iterator[tuple[str, list[bool]]]:
+    """Statements on the arguments, and in which cases they hold."""
+    columns = dict(zip(names, zip(*cases)))
+    for name, values in columns.items():
+        if all(isinstance(x, Tensor) for x in values):
+            if "mask" in name:
+                yield "nothing is padding", [bool((x == 1).all()) for x in values]
+            yield (
+                f"all of `{name}` is equal",
+                [bool((x == x.max()).all()) for x in values],
+            )
+            yield (
+                f"a row of `{name}` is all equal",
+                [bool((x == x.amax(-1, keepdim=True)).all(-1).any()) for x in values],
+            )
+        elif not any(isinstance(x, (list, dict)) for x in values):
+            for value in dict.fromkeys(values):
+                yield f"`{name}` is {value!r}", [x == value for x in values]
+    numbers = [n for n in names if all(type(x) in (int, float) for x in columns[n])]
+    for i, first in enumerate(numbers):
+        for second in numbers[:i]:
+            pairs = list(zip(columns[first], columns[second]))
+            for sign, word in RELATION.items():
+                said = f"`{first}` is {word} `{second}`"
+                yield said, [(a > b) - (a < b) == sign for a, b in pairs]
+
+
+def _off(found: Result, wanted: Result) -> Tensor | None:
+    """Which elements differ; None if that cannot be said."""
+    own, right = number(found.values), number(wanted.values)
+    if own is None or right is None or own.shape != right.shape or not right.ndim:
+        return None
+    return ~torch.isclose(own, right, RTOL, ATOL, equal_nan=True)
+
+
+def _only_padding(mask: Any, off: Tensor) -> bool:
+    return mask.shape == off.shape and not (off & (mask != 0)).any()
+
+
+def _only_at(off: Tensor, at: int) -> bool:
+    rest = off.clone()
+    rest[..., at] = False
+    return off.shape[-1] > 1 and not rest.any()
