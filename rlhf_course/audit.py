@@ -14,7 +14,6 @@ from rlhf_course.data import last_question
 from rlhf_course.rewards import finite
 
 PASS = 0.9  # share of prompts at which the normal answer must score higher
-MARKS = ".,;:!?。，；：！？"
 
 
 class Phrases(NamedTuple):
@@ -80,7 +79,9 @@ PROBES = {
         lambda case: case.phrases.one_word, "every answer becomes the same short word"
     ),
     "truncated": Probe(
-        lambda case: case.join(*case.words[: max(1, len(case.words) // 2)]).rstrip(MARKS),
+        lambda case: case.join(*case.words[: max(1, len(case.words) // 2)]).rstrip(
+            ".,;:!?。，；：！？"
+        ),
         "answers stop mid-sentence, as soon as the reward is in",
     ),
     "repeated": Probe(

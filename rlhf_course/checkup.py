@@ -57,9 +57,9 @@ def check_up(
     ``score`` takes prompts and answers, as :class:`~rlhf_course.rewards.RewardModel` does. The
     first 300 pairs are audited, or the prompt and answer in ``audited``, which may hold bad answers
     of your own, a list per kind. A bad answer can be four times as long as the normal one. Raises
-    ``ValueError`` for fewer than two pairs and ``FloatingPointError`` where a score is NaN or Inf.
+    ``ValueError`` for fewer than 20 pairs and ``FloatingPointError`` where a score is NaN or Inf.
     """
-    if len(pairs) < 2:
+    if len(pairs) < 20:
         raise ValueError(f"{len(pairs)} pairs are too few for a check-up; give a hundred or more.")
     columns = {name: pairs[name][:] for name in ("prompt", "chosen", "rejected")}
     table = _score_pairs(score, **columns)

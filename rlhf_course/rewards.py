@@ -227,4 +227,4 @@ def finite(scores: Tensor, texts: Sequence[str]) -> Tensor:
 
 def pairwise_loss(chosen: Tensor, rejected: Tensor) -> Tensor:
     """Return the mean of −log σ(chosen − rejected): Ouyang et al. 2022, arXiv:2203.02155, eq. 1."""
-    return -torch.nn.functional.logsigmoid(chosen - rejected).mean()
+    return -torch.nn.functional.logsigmoid(chosen - rejected.reshape(chosen.shape)).mean()

@@ -26,6 +26,7 @@ SYMPTOMS = HERE.parent / "site" / "symptoms.yaml"
 FORMATS = "a run card, trl's trainer_state.json, TensorBoard's folder, CSV, or JSON lines"
 STOP, WATCH = "stop", "watch"
 LATER = 5  # rows that confirm a symptom
+STEPS = "step", "global_step", "training/global_step"
 SCORE, KL, LENGTH, RATE = (
     "ppo/mean_scores",
     "objective/kl",
@@ -134,7 +135,8 @@ def read_rows(log: Path) -> list[dict]:
         log = states[-1]
     try:
         if log.suffix == ".csv":
-            return pd.read_csv(log).to_dict("records")
+            table = pd.read_csv(log, dtype=str, keep_default_na=False)
+            return [{k: x for k, x in row.items() if x} for row in table.to_dict("records")]
         if log.suffix == ".jsonl":
             return [
                 json.loads(line) for line in log.read_text("utf-8").splitlines() if line.strip()
@@ -145,7 +147,8 @@ def read_rows(log: Path) -> list[dict]:
     if isinstance(content, dict) and content.get("log_history"):
         return content["log_history"]
     if isinstance(content, dict) and content.get("curves", {}).get("history"):
-        return pd.DataFrame(content["curves"]["history"]).to_dict("records")
+        curves = content["curves"]["history"]
+        return [dict(zip(curves, row, strict=True)) for row in zip(*curves.values(), strict=True)]
     keys = ", ".join([*content][:8]) if isinstance(content, dict) else type(content).__name__
     raise ValueError(f"{log} holds no log: {FORMATS}. It holds {keys}.")
 
@@ -159,8 +162,21 @@ def read_tensorboard(folder: Path) -> Iterator[dict]:
     for run, tags in found.Reload().Runs().items():
         for tag in tags["scalars"]:
             for event in found.Scalars(run, tag):
-                rows.setdefault(event.step, {"step": event.step})[tag] = event.value
+                row = rows.setdefault(event.step, {"step": event.step})
+                if tag in row:
+                    names = ", ".join(found.Runs())
+                    raise ValueError(f"{folder} holds several runs: {names}. Name one of them.")
+                row[tag] = event.value
     yield from (rows[step] for step in sorted(rows))
+
+
+def last_run(rows: list[dict]) -> list[dict]:
+    """Return the rows of the last run in a file to which several runs were appended."""
+    steps = [float(next((row[name] for name in STEPS if name in row), "nan")) for row in rows]
+    starts = [i for i in range(1, len(rows)) if steps[i] < steps[i - 1]]
+    if starts:
+        print(f"Steps start again at row {starts[-1] + 1}: only the run from there on is read.")
+    return rows[max(starts, default=0) :]
 
 
 def rename(rows: list[dict], maps: dict[str, dict]) -> tuple[str, pd.DataFrame]:
@@ -170,8 +186,8 @@ def rename(rows: list[dict], maps: dict[str, dict]) -> tuple[str, pd.DataFrame]:
     """
     rows = [{key.removeprefix("train/"): x for key, x in row.items()} for row in rows]
     log = pd.DataFrame(rows)
-    names = [name for name in ("step", "global_step", "training/global_step") if name in log]
-    log.index = log[names[0]] if names else range(1, len(log) + 1)
+    names = [name for name in STEPS if name in log]
+    log.index = pd.to_numeric(log[names[0]]) if names else range(1, len(log) + 1)
     log = log.apply(pd.to_numeric, errors="coerce").groupby(level=0).first()
 
     def known(columns: dict) -> dict[str, pd.Series]:
@@ -194,9 +210,8 @@ def rename(rows: list[dict], maps: dict[str, dict]) -> tuple[str, pd.DataFrame]:
 def not_finite(rows: list[dict]) -> float | None:
     """Return the step of the first row with NaN or Inf."""
     for number, row in enumerate(rows, 1):
-        bad = (isinstance(x, float) and not math.isfinite(x) for x in row.values())
-        if any(bad) and "step" in row or any(x in ("NaN", "nan", "inf") for x in row.values()):
-            return row.get("step", number)
+        if any(str(x).lower().strip("-+") in ("nan", "inf", "infinity") for x in row.values()):
+            return float(row.get("step", number))
     return None
 
 
@@ -236,7 +251,7 @@ def main(arguments: list[str]) -> int:
     if not chosen.log.exists():
         raise FileNotFoundError(f"There is no {chosen.log}. Name {FORMATS}.")
     maps = yaml.safe_load((chosen.map or HERE / "log_columns.yaml").read_text("utf-8"))
-    rows = read_rows(chosen.log)
+    rows = last_run(read_rows(chosen.log))
     trainer, log = rename(rows, maps)
     groups = yaml.safe_load(SYMPTOMS.read_text("utf-8"))
     known = {row["id"]: row for group in groups for row in group["symptoms"]}

@@ -85,7 +85,7 @@ def review_tokenizer() -> PreTrainedTokenizerFast:
     """A classifier's tokenizer, trained on some of the course's reviews."""
     texts = [review["text"] for review in reviews(60)]
     bpe = small_models.train_tokenizer(texts, 400).backend_tokenizer
-    marks = {"cls_token": "[CLS]", "pad_token": "[PAD]"}
+    marks = {"cls_token": "[CLS]", "pad_token": "[PAD]", "eos_token": small_models.EOS}
     own = PreTrainedTokenizerFast(tokenizer_object=bpe, model_max_length=512, **marks)
     own.backend_tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A", special_tokens=[("[CLS]", own.cls_token_id)]
@@ -98,7 +98,7 @@ def save_classifier(folder: Path, labels=("NEGATIVE", "POSITIVE"), tokenizer=Non
     torch.manual_seed(0)
     tokenizer = tokenizer or review_tokenizer()
     sizes = {"n_layers": 1, "n_heads": 1, "dim": 16, "hidden_dim": 32, "vocab_size": len(tokenizer)}
-    sizes |= {"max_position_embeddings": small_models.CLASSIFIER_LENGTH}
+    sizes |= {"max_position_embeddings": 512}
     names = {"id2label": dict(enumerate(labels)), "pad_token_id": tokenizer.pad_token_id}
     names |= {"label2id": {name: i for i, name in enumerate(labels)}}
     config = DistilBertConfig(**sizes | names | config)

@@ -20,10 +20,11 @@ from builders import (
 )
 from transformers import AutoTokenizer, GPT2ForSequenceClassification
 
+from rlhf_course import PPOConfig, PPOTrainer
 from rlhf_course.course.run_card import RunCard
 from rlhf_course.data import tokenize_answers
 from rlhf_course.ppo.checkpoint import load_checkpoint, save_checkpoint
-from rlhf_course.rewards import RewardModel, SentimentReward
+from rlhf_course.rewards import RewardModel, SentimentReward, pairwise_loss
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 LORA = {"r": 2, "target_modules": ["c_attn"], "fan_in_fan_out": True}
@@ -132,3 +133,18 @@ def test_a_metric_of_nan_is_null(tmp_path):
     card.finish()
     text = (tmp_path / "run_cards/mine.json").read_text()
     assert "NaN" not in text and json.loads(text)["metrics"] == {"score": None}
+
+
+def test_a_policy_that_ppo_has_trained_is_no_silent_reference():
+    trainer = make_trainer()
+    trainer.step(*make_samples())
+    with pytest.warns(UserWarning, match="has trained this policy already"):
+        PPOTrainer(trainer.config, trainer.policy, tokenizer=trainer.tokenizer)
+
+
+def test_a_discount_above_1_is_refused_and_columns_do_not_broadcast():
+    with pytest.raises(ValueError, match="at most 1"):
+        PPOConfig(lam=95)
+    chosen, rejected = torch.tensor([1.0, 2.0]), torch.tensor([0.5, 3.0])
+    expected = pairwise_loss(chosen, rejected)
+    assert torch.equal(pairwise_loss(chosen.unsqueeze(1), rejected), expected)

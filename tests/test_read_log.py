@@ -164,3 +164,29 @@ def test_every_symptom_of_a_detector_is_in_the_registry():
     groups = yaml.safe_load(read_log.SYMPTOMS.read_text(encoding="utf-8"))
     known = {row["id"] for group in groups for row in group["symptoms"]}
     assert {detector.symptom for detector in read_log.DETECTORS} < known
+
+
+def test_a_cell_that_is_empty_is_no_nan_and_appended_runs_are_not_mixed(tmp_path, capsys):
+    sparse = [row | ({"eval_loss": 1.0} if row["step"] % 10 == 0 else {}) for row in healthy()]
+    pd.DataFrame(sparse).to_csv(tmp_path / "log.csv", index=False)
+    code, text = run(tmp_path / "log.csv", tmp_path / "out", capsys=capsys)
+    assert code == 0 and "NaN" not in text.partition("no columns")[0]
+    ruined = [row | {"grad_norm": 0.0} for row in healthy()]
+    lines = "\n".join(map(json.dumps, healthy() + ruined))
+    (tmp_path / "two.jsonl").write_text(lines, encoding="utf-8")
+    code, text = run(tmp_path / "two.jsonl", tmp_path / "out", capsys=capsys)
+    assert code == 2 and "Steps start again at row 61" in text
+
+
+def test_two_runs_in_one_tensorboard_folder_and_a_foreign_page_are_refused(tmp_path, capsys):
+    for name in ("good", "bad"):
+        with SummaryWriter(tmp_path / "runs" / name) as writer:
+            for row in healthy():
+                writer.add_scalar("train/reward", row["reward"], row["step"])
+    code, text = run(tmp_path / "runs", tmp_path / "out", capsys=capsys)
+    assert code == 1 and "several runs: " in text
+    (tmp_path / "out").mkdir(exist_ok=True)
+    (tmp_path / "out/log.html").write_text("mine")
+    code, text = run(state(tmp_path / "run", healthy()), tmp_path / "out", capsys=capsys)
+    assert code == 1 and "is not a page of this course" in text
+    assert (tmp_path / "out/log.html").read_text() == "mine"

@@ -18,8 +18,11 @@ _CHECKOUT = CONFIGS.parents[2]
 ROOT = _CHECKOUT if (_CHECKOUT / "scripts" / "run_notebooks.py").exists() else Path.cwd()
 
 # Setting → its value with bf16, and without. A frozen base in float16 has adapters in float32.
-PRECISION = {"mixed_precision": ("bf16", "fp16"), "dtype": ("bfloat16", "float16")}
-PRECISION["bf16"] = True, False
+PRECISION = {
+    "mixed_precision": ("bf16", "fp16"),
+    "dtype": ("bfloat16", "float16"),
+    "bf16": (True, False),
+}
 
 
 def has_bf16() -> bool:

@@ -10,7 +10,7 @@ from accelerate.utils import gather_object
 
 from rlhf_course.policy.save_load import base_fingerprint
 from rlhf_course.policy.saving import check_weights
-from rlhf_course.runtime.files import atomic_folder, check_folder, is_damaged
+from rlhf_course.runtime.files import atomic_folder, check_folder
 
 STATE_FILE = "trainer_state.pt"
 
@@ -29,9 +29,7 @@ def save_checkpoint(trainer, output_dir: str | Path, keep: int = 1) -> Path:
     random_states = gather_object([_random_state()])
     if not trainer.accelerator.is_main_process:
         return target
-    file = target / STATE_FILE
-    there = not is_damaged(file) if file.exists() else any(target.glob("*"))
-    if target not in trainer.checkpoints and there:
+    if target not in trainer.checkpoints and any(target.glob("*")):
         raise FileExistsError(f"{target} holds what this run did not write. Name another folder.")
     weights = _trainable(trainer)
     check_weights(weights)

@@ -98,6 +98,8 @@ class PPOConfig:
                 above = entry.default is None or (entry.name == "target" and self.adap_kl_ctrl)
                 setattr(self, entry.name, _number(entry.name, value, kind, above))
         self._check_sizes()
+        if max(self.gamma, self.lam) > 1:
+            raise ValueError(f"gamma {self.gamma} and lam {self.lam} must be at most 1.")
         if self.logprob_chunk_size is not None and self.kl_penalty == "full":
             raise ValueError("logprob_chunk_size is not for kl_penalty 'full'.")
         if self.kl_penalty not in ("kl", "abs", "mse", "full"):

@@ -128,7 +128,7 @@ class PPOTrainer(TrainerBase):
             add_rewards(rollout, config, self.kl_ctl.value, total)
         with clock("compute_advantages"):
             add_advantages(rollout, config, total)
-        self.is_whole = False  # until the step is counted: an interrupt leaves half a step
+        self.is_whole, self.policy.is_trained = False, True  # an interrupt leaves half a step
         with clock("optimize_step"):
             parts = self.model, self.optimizer, self.accelerator
             return optimize(*parts, rollout, config, step, first_pass)

@@ -107,6 +107,12 @@ def make_reference(model, ref_model, num_shared_layers: int | None):
             f"The policy is a {type(model).__name__}, without a value head. "
             "Load it with AutoModelForCausalLMWithValueHead.from_pretrained."
         )
+    if ref_model is None and getattr(model, "is_trained", False):
+        warnings.warn(
+            "PPO has trained this policy already, and its reference would be a copy of it now: KL "
+            "starts at 0 again. Load the policy anew, or give ref_model.",
+            stacklevel=3,
+        )
     if ref_model is None and model.is_peft_model:
         return add_reference_adapter(model)
     if ref_model is None:

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from rlhf_course.runtime.files import atomic_file
 
 HERE = Path(__file__).resolve().parent
+MARK = '<meta name="generator" content="Hands-on RLHF">'
 
 
 def picture(figure: Figure) -> str:
@@ -21,9 +22,12 @@ def picture(figure: Figure) -> str:
 def write(target: Path, **content) -> None:
     """Write the page: title, verdict, about, columns (key → heading), rows, pictures by caption.
 
-    A row's ``level`` (stop, watch or fine) colors its last cell.
+    A row's ``level`` (stop, watch or fine) colors its last cell. Raises ``FileExistsError`` where
+    another program's page is.
     """
     templates = Environment(loader=FileSystemLoader(HERE), autoescape=True, trim_blocks=True)
     text = templates.get_template("page.html.j2").render(content)
+    if target.exists() and MARK not in target.read_text("utf-8", errors="replace"):
+        raise FileExistsError(f"{target} is not a page of this course. Name another --output.")
     with atomic_file(target) as path:
         path.write_text(text, encoding="utf-8")
