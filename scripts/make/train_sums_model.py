@@ -2,23 +2,23 @@
 
 import random
 
+import torch
 import yaml
 from tokenizers import Tokenizer, decoders, models
+from torch.nn.utils.rnn import pad_sequence
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, set_seed
 
 from rlhf_course.course.presets import ROOT
 from rlhf_course.runtime.files import atomic_file, atomic_folder
-from rlhf_course.worlds.small_models import EOS, fine_tune
+from rlhf_course.worlds.small_models import EOS
 
 BATCH, RATE = 64, 2e-3
-CHARACTERS = {character: place for place, character in enumerate([EOS, *"0123456789+=:,;c"])}
+CHARACTERS = {c: i for i, c in enumerate([EOS, *"0123456789+=:,;c"])}
 SHAPE = {"n_layer": 3, "n_embd": 96, "n_head": 4, "n_positions": 64, "vocab_size": len(CHARACTERS)}
 SHAPE |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
 SHAPE |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), 0)
-MODELS = {  # fewest and most digits, training steps, share of answers with steps
-    "sums-mini": (3, 3, 900, 0.2),
-    "sums-5-mini": (2, 5, 1300, 0.15),
-}
+# fewest and most digits, training steps, share of answers with steps
+MODELS = {"sums-mini": (3, 3, 625, 0.4), "sums-5-mini": (2, 5, 900, 0.3)}
 
 
 def draw(dice: random.Random, fewest: int, most: int) -> list[int]:
@@ -28,7 +28,7 @@ def draw(dice: random.Random, fewest: int, most: int) -> list[int]:
 
 
 def digit_by_digit(a: int, b: int) -> str:
-    """Return the steps from the last digit on, c for a carry, then the answer."""
+    """Return the steps, c for a carry, then the answer."""
     steps, carry = [], 0
     for x, y in zip(str(a)[::-1], str(b)[::-1], strict=True):
         total = int(x) + int(y) + carry
@@ -37,35 +37,43 @@ def digit_by_digit(a: int, b: int) -> str:
     return f"{','.join(steps)};{a + b}"
 
 
-def train(tokenizer, fewest: int, most: int, steps: int, share: float) -> GPT2LMHeadModel:
-    dice, rows, masks = random.Random(0), [], []
-    for _ in range(steps * BATCH):
-        a, b = draw(dice, fewest, most)
-        answer = digit_by_digit(a, b) if dice.random() < share else str(a + b)
-        question, answer = tokenizer([f"{a}+{b}=", answer + EOS])["input_ids"]
-        rows.append(question + answer)
-        masks.append([0] * len(question) + [1] * len(answer))
+def train(fewest: int, most: int, steps: int, share: float) -> GPT2LMHeadModel:
+    """Return a model that has read ``steps`` batches of sums."""
+    dice = random.Random(0)
     set_seed(0)
-    model = GPT2LMHeadModel(GPT2Config(**SHAPE))
-    fine_tune(model, rows, masks, steps, BATCH, RATE, "sums")
+    model = GPT2LMHeadModel(GPT2Config(**SHAPE)).train()
+    adam = torch.optim.AdamW(model.parameters(), RATE, weight_decay=0.01, fused=True)
+    warm_up = torch.optim.lr_scheduler.LambdaLR(adam, lambda step: min(1, (step + 1) / 50))
+    for _ in range(steps):
+        rows, labels = [], []
+        for _ in range(BATCH):
+            a, b = draw(dice, fewest, most)
+            answer = digit_by_digit(a, b) if dice.random() < share else str(a + b)
+            question, answer = ([CHARACTERS[c] for c in text] for text in (f"{a}+{b}=", answer))
+            rows.append(torch.tensor([*question, *answer, 0]))
+            labels.append(torch.tensor([-100] * len(question) + [*answer, 0]))
+        ids, labels = pad_sequence(rows, True), pad_sequence(labels, True, -100)
+        model(input_ids=ids, labels=labels).loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        adam.step()
+        warm_up.step()
+        adam.zero_grad()
     return model.bfloat16()
 
 
 def main() -> None:
-    characters = Tokenizer(models.BPE(CHARACTERS, []))
-    characters.decoder = decoders.Fuse()
-    marks = {"eos_token": EOS, "pad_token": EOS, "padding_side": "left"}
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=characters, **marks)
+    plain = Tokenizer(models.BPE(CHARACTERS, []))
+    plain.decoder = decoders.Fuse()
+    how = {"eos_token": EOS, "pad_token": EOS, "padding_side": "left"}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=plain, **how)
     card = yaml.safe_load((ROOT / "models/cards.yaml").read_text(encoding="utf-8"))["sums"]
     for name, how in MODELS.items():
-        model, target = train(tokenizer, *how), ROOT / "models" / name
+        model, target = train(*how), ROOT / "models" / name
         with atomic_folder(target) as folder:
             model.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
-        found = dict(zip(("fewest", "most", "steps", "share"), how, strict=True), name=name)
-        found["parameters"] = model.num_parameters() / 1e6
         with atomic_file(target / "README.md") as path:
-            path.write_text(card.format(**found), encoding="utf-8")
+            path.write_text(card.format(name, *how), encoding="utf-8")
 
 
 if __name__ == "__main__":
