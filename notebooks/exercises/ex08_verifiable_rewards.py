@@ -114,7 +114,7 @@ def by_logarithms(p, G):
 
 @SET.exercise("pass@k", 2, 15, "Among the C(n, k) choices, which hold no right answer?")
 def pass_at_k(c, n, k):
-    """pass@k without bias: right answers c (P,) among n to each of P problems → (P,).
+    """pass@k without bias: c (P,) right answers among n to each problem → (P,).
 
     The probability that k of the n answers, drawn without replacement, hold at least
     one right answer: 1 − C(n − c, k) / C(n, k).
