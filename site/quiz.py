@@ -46,6 +46,11 @@ def numbers() -> dict[str, float]:
         "smallest": 2.0**-24,
         "log4": math.log(4),
         "bon4": math.log(4) - 3 / 4,
+        "p_rare": 0.01,
+        "dead8": 0.01**8 + 0.99**8,
+        "alive8": 1 - 0.01**8 - 0.99**8,
+        "lower": 1.2,
+        "higher": 1.28,
     }
 
 

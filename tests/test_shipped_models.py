@@ -66,3 +66,19 @@ def test_the_linear_judge_counts_an_ngram_once(judge):
 def test_unknown_words_leave_out_the_last():
     assert words_of("It's GOOD, 10/10") == ["it", "s", "good"]
     assert unknown_words(["a fine fil", "a jrac film"], {"a", "fine", "film"}) == 1 / 4
+
+
+def test_the_model_of_sums_knows_both_manners_and_is_often_wrong():
+    folder = MODELS / "sums-mini"
+    model, tokenizer = (
+        kind.from_pretrained(folder) for kind in (AutoModelForCausalLM, AutoTokenizer)
+    )
+    sums = [(100 + 7 * i, 999 - 3 * i) for i in range(120)]
+    ids = tokenizer([f"{a}+{b}=" for a, b in sums], return_tensors="pt")
+    torch.manual_seed(0)
+    answers = model.generate(**ids, do_sample=True, top_k=0, max_new_tokens=32)
+    texts = tokenizer.batch_decode(answers, skip_special_tokens=True)
+    ends = [text.split("=")[1].split(";")[-1] for text in texts]
+    right = sum(end == str(a + b) for end, (a, b) in zip(ends, sums, strict=True))
+    assert 20 < right < 80 and 5 < sum(";" in text for text in texts) < 60
+    assert tokenizer.decode(tokenizer("145+267=412")["input_ids"]) == "145+267=412"
