@@ -92,6 +92,12 @@ def overfits(log: pd.DataFrame) -> pd.Series:
     return held_out > 1.05 * held_out.cummin()
 
 
+def turns_round(log: pd.DataFrame) -> pd.Series:
+    """Whether the accuracy has fallen from above one half to below it."""
+    accuracy = smooth(log["accuracy"])
+    return (accuracy < 0.45) & (accuracy.cummax() > 0.55)
+
+
 DETECTORS = [
     Detector("KL at the start", STOP, (KL, LENGTH), starts_apart, 1, False),
     Detector("negative KL", STOP, (KL,), lambda log: smooth(log[KL]) < -0.05),
@@ -111,6 +117,8 @@ DETECTORS = [
     Detector("entropy", STOP, (ENTROPY,), lambda log: against_start(log[ENTROPY]) < 0.2),
     Detector("dead groups", WATCH, ("groups without signal",), lambda log: log.iloc[:, 0] > 0.8, 5),
     Detector("overfit", WATCH, ("held-out loss",), overfits),
+    Detector("swapped", STOP, ("accuracy",), turns_round, LATER, False),
+    Detector("no margin", STOP, ("margin",), lambda log: log.iloc[1:, 0] == 0, LATER, False),
     Detector(
         "chance", WATCH, ("accuracy",), lambda log: smooth(log.iloc[:, 0], 10).iloc[20:] < 0.53
     ),

@@ -190,3 +190,27 @@ def test_two_runs_in_one_tensorboard_folder_and_a_foreign_page_are_refused(tmp_p
     code, text = run(state(tmp_path / "run", healthy()), tmp_path / "out", capsys=capsys)
     assert code == 1 and "is not a page of this course" in text
     assert (tmp_path / "out/log.html").read_text() == "mine"
+
+
+NAMED = {  # short runs of trl on a CPU, with a fault each that somebody planted without this reader
+    "run1": "Accuracy falls from above one half to below it",
+    "run2": "KL grows without end",
+    "run3": "Margins are exactly 0",
+    "run5": "A reward function gives every response the same number",
+    "run7": "Entropy falls to a fraction of its start",
+    "run8": "Nothing changes, and nothing raises an error",
+}
+TRL_LOGS = json.loads((ROOT / "tests/fixtures/trl_logs.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("name", TRL_LOGS)
+def test_a_fault_planted_in_a_run_of_trl_is_named_within_five_steps(name, tmp_path, capsys):
+    truth = TRL_LOGS[name]
+    folder = state(tmp_path / "run", truth["log_history"])
+    code, text = run(folder, tmp_path / "out", capsys=capsys)
+    said = re.findall(r"Since step (\d+) · \w+ · (.*)", text)
+    steps = {symptom: int(step) for step, symptom in said}
+    if truth["healthy"]:
+        assert code == 0
+    else:
+        assert abs(steps[NAMED[name]] - truth["first_step"]) <= 5
