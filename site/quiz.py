@@ -65,7 +65,7 @@ def questions() -> Iterator[tuple[str, str, list[tuple[str, str, bool]]]]:
             answers.insert((number + int(notebook[:2])) % 3, (entry["right"], entry["why"], True))
             yield (
                 notebook,
-                entry["question"],
+                entry["question"].format(**values),
                 [(f"{a}".format(**values), w.format(**values), ok) for a, w, ok in answers],
             )
 

@@ -1,0 +1,178 @@
+"""Exercises of notebook 09."""
+
+import math
+
+import torch
+
+from engine import Set, normal
+
+SET = Set(
+    "09_your_own_feedback",
+    "Your own feedback",
+    "import math\n\nimport torch",
+)
+check = SET.check
+
+
+@SET.exercise(
+    "The loss of a look",
+    1,
+    10,
+    ("A look is a small classification: what are its classes?", "One softmax per row."),
+    True,
+)
+def look_loss(scores):
+    """The loss of looks whose best text comes first: scores (N, k) → a number.
+
+    A softmax over a look's scores is the probability of each text to be named the best.
+    The loss is minus the log-probability of the first text, averaged over looks. With
+    k = 2 it is Bradley and Terry's.
+    """
+    return -scores.log_softmax(1)[:, 0].mean()
+
+
+@look_loss.inputs
+def _(dice):
+    return (normal(dice, 5, 4),)
+
+
+@look_loss.mistake
+def three_pairs(scores):
+    """These are three independent comparisons of the best text with each other one. A
+    look has *one* answer, so one softmax over all of its texts.
+    """
+    difference = scores[:, :1] - scores[:, 1:]
+    return -torch.nn.functional.logsigmoid(difference).sum(1).mean()
+
+
+@look_loss.mistake
+def over_the_looks(scores):
+    """Your softmax runs over looks (dim 0). Texts compete within a look, a row."""
+    return -scores.log_softmax(0)[:, 0].mean()
+
+
+@look_loss.mistake
+def probability(scores):
+    """You average probabilities. Minus their *logarithm* is the loss."""
+    return -scores.softmax(1)[:, 0].mean()
+
+
+@look_loss.alternative
+def by_logsumexp(scores):
+    return (scores.logsumexp(1) - scores[:, 0]).mean()
+
+
+@SET.exercise(
+    "Cohen's κ",
+    2,
+    15,
+    (
+        "Count first how often each person gives each answer.",
+        "Chance: both give the same answer independently.",
+    ),
+)
+def kappa(first, second):
+    """Agreement of two people beyond chance: two (N,) of whole numbers → a number.
+
+    (p − e) / (1 − e): p is the share of equal answers, e the share that they would
+    reach if each answered at random with their own frequencies.
+    """
+    p = (first == second).double().mean()
+    kinds = torch.cat([first, second]).unique()
+    shares = [(x[:, None] == kinds).double().mean(0) for x in (first, second)]
+    chance = (shares[0] * shares[1]).sum()
+    return (p - chance) / (1 - chance)
+
+
+@kappa.inputs
+def _(dice):
+    first = torch.randint(3, (20,), generator=dice)
+    other = torch.randint(2, (20,), generator=dice)
+    kept = torch.rand(20, generator=dice) < 0.5
+    return first, torch.where(kept, first, other)
+
+
+@kappa.mistake
+def agreement(first, second):
+    """This is the share of equal answers. Two people who always say "left" would agree
+    fully and share no taste.
+    """
+    return (first == second).double().mean()
+
+
+@kappa.mistake
+def uniform_chance(first, second):
+    """Your chance gives each answer the same probability. People have habits: use the
+    frequencies of each of the two.
+    """
+    p = (first == second).double().mean()
+    chance = 1 / len(torch.cat([first, second]).unique())
+    return (p - chance) / (1 - chance)
+
+
+@kappa.mistake
+def undivided(first, second):
+    """Divide by 1 − e, what was left to reach; else full agreement would not be 1."""
+    p = (first == second).double().mean()
+    kinds = torch.cat([first, second]).unique()
+    shares = [(x[:, None] == kinds).double().mean(0) for x in (first, second)]
+    return p - (shares[0] * shares[1]).sum()
+
+
+@kappa.alternative
+def by_table(first, second):
+    size = int(torch.cat([first, second]).max()) + 1
+    table = torch.zeros(size, size).double()
+    for a, b in zip(first.tolist(), second.tolist()):
+        table[a, b] += 1 / len(first)
+    chance = table.sum(1) @ table.sum(0)
+    return (table.trace() - chance) / (1 - chance)
+
+
+@SET.exercise(
+    "Could it be chance?",
+    2,
+    10,
+    (
+        "Count the sequences of answers that have at least k for the new text.",
+        "`math.comb(n, i)` orders, each 0.5 ** n.",
+    ),
+)
+def by_chance(k, n):
+    """The probability of k or more of n for the new text, if both texts are equally
+    good: two whole numbers → a number.
+
+    Each answer is then a coin's.
+    """
+    return sum(math.comb(n, i) for i in range(k, n + 1)) / 2**n
+
+
+@by_chance.inputs
+def _(dice):
+    n = int(torch.randint(10, 30, (1,), generator=dice))
+    return n // 2 + 1 + int(torch.randint(4, (1,), generator=dice)), n
+
+
+@by_chance.mistake
+def exactly(k, n):
+    """This is the probability of exactly k, which is small for every k of many. Count
+    all results that are at least as extreme.
+    """
+    return math.comb(n, k) / 2**n
+
+
+@by_chance.mistake
+def more_than(k, n):
+    """You leave k itself out. *k or more* was asked for."""
+    return sum(math.comb(n, i) for i in range(k + 1, n + 1)) / 2**n
+
+
+@by_chance.mistake
+def one_order(k, n):
+    """You count one order for each number. There are `math.comb(n, i)` of them."""
+    return sum(1 for i in range(k, n + 1)) / 2**n
+
+
+@by_chance.alternative
+def from_below(k, n):
+    return 1 - sum(math.comb(n, i) for i in range(k)) / 2**n
