@@ -66,6 +66,7 @@ def render(executed: NotebookNode, source: Path, chosen: Namespace) -> None:
         for cell in notebook.cells:
             if cell.cell_type == "markdown":
                 cell.source = re.sub(r"\]\((?=\.\./|exercises/)", "](../", cell.source)
+                cell.source = cell.source.replace(f"]({chosen.preset}/", "](")
             elif "parameters" in cell.metadata.get("tags", []):
                 lines = (line.split(" = ") for line in cell.source.splitlines())
                 cell.source = "\n".join(
