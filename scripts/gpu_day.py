@@ -83,7 +83,7 @@ def tests(gate: Gate, folder: Path) -> tuple[dict, dict]:
     """Run the tests that need a device; a rehearsal only collects them."""
     options = "-m pytest -q -p no:cacheprovider -o python_files=check_*.py tests/on_gpu".split()
     text = call(gate, folder, *options, *["--co"] * (not CARD))
-    return {"tests": text.splitlines()[-1]}, {}
+    return {"summary": text.splitlines()[-1]}, {}
 
 
 def notebook(name: str, preset: str, gate: Gate, folder: Path) -> tuple[dict, dict]:
