@@ -108,7 +108,7 @@ def polish(app: Sphinx, pagename: str, templatename: str, context: dict, doctree
     context["metatags"] += _metatags(body, pagename, context)
 
 
-def anchor(term: str) -> str:
+def term_id(term: str) -> str:
     """The end of a term's address on the page of the glossary, as Sphinx makes it."""
     return re.sub("[^a-zA-Z0-9._]+", "-", term).strip("-")
 
@@ -145,7 +145,7 @@ def _link_terms(body: BeautifulSoup, pagename: str, app: Sphinx) -> None:
             name = name if name in terms else name.removesuffix("s")
             if terms[name]:
                 link = body.new_tag(
-                    "a", href=f"{to('glossary')}#term-{anchor(name)}", title=terms[name]
+                    "a", href=f"{to('glossary')}#term-{term_id(name)}", title=terms[name]
                 )
                 link["class"], link.string = "term", found[0]
                 parts += [text[end : found.start()], link]
