@@ -259,7 +259,8 @@ def main(arguments: list[str]) -> int:
     if not chosen.log.exists():
         raise FileNotFoundError(f"There is no {chosen.log}. Name {FORMATS}.")
     maps = yaml.safe_load((chosen.map or HERE / "log_columns.yaml").read_text("utf-8"))
-    rows = last_run(read_rows(chosen.log))
+    if not (rows := last_run(read_rows(chosen.log))):
+        raise ValueError(f"{chosen.log} is empty: it has no row. Known are {FORMATS}.")
     trainer, log = rename(rows, maps)
     groups = yaml.safe_load(SYMPTOMS.read_text("utf-8"))
     known = {row["id"]: row for group in groups for row in group["symptoms"]}
