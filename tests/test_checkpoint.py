@@ -191,3 +191,12 @@ def test_a_checkpoint_of_an_adapter_needs_its_base(tmp_path):
     load_checkpoint(adapted(0), folder)
     with invalid("is of a run with reference"):
         load_checkpoint(adapted(1), folder)
+
+
+def test_a_file_of_that_name_which_is_no_checkpoint_is_not_overwritten(tmp_path):
+    notes = tmp_path / "checkpoint-0/trainer_state.pt"
+    notes.parent.mkdir()
+    notes.write_text("mine")
+    with pytest.raises(FileExistsError, match="holds what this run did not write"):
+        save_checkpoint(make_trainer(), tmp_path)
+    assert notes.read_text() == "mine"

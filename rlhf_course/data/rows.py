@@ -68,7 +68,7 @@ def _check_names(folder: Path) -> None:
     for one, other in combinations(data, 2):
         if one.parent != other.parent:
             continue
-        if re.match(rf"{re.escape(one.name.partition('.')[0])}(\.|_| |-(?!\d))", other.name):
+        if re.match(rf"{re.escape(one.name.partition('.')[0])}(\.|_|-(?!\d))", other.name):
             raise ValueError(f"Which is meant, {one} or {other.name}? Move the other one away.")
         if filecmp.cmp(one, other, shallow=False):
             what = f"{one} and {other.name} are identical: rows count twice, or are held out too."
