@@ -1,7 +1,7 @@
 # make course   set up, build the embedded world, run the notebooks at preset tiny
 # make test     set up, run the test suite
 # make quick    the linter and the tests of seconds: formulas, fixtures, options, pages
-# make engines  verl's arithmetic in build/engines, for scripts/hand_over.py --check; 100 MB
+# make engines  verl's arithmetic in build/engines, for scripts/hand_over.py --check; 400 MB
 # make mutants  which changes of the algorithm the tests notice; an hour
 # make lint     the linter
 # make render   run the notebooks at preset tiny; keep their outputs in notebooks/, their run cards in figs/measured/

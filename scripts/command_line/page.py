@@ -4,6 +4,7 @@ import base64
 import io
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 from jinja2 import Environment, FileSystemLoader
 from matplotlib.figure import Figure
 
@@ -14,8 +15,9 @@ MARK = '<meta name="generator" content="Hands-on RLHF">'
 
 
 def picture(figure: Figure) -> str:
-    """Return a figure as PNG in base64."""
+    """Return a figure, which is closed, as PNG in base64."""
     figure.savefig(file := io.BytesIO(), format="png")
+    plt.close(figure)
     return base64.b64encode(file.getvalue()).decode()
 
 

@@ -1,7 +1,8 @@
 """Replay a recorded batch in an engine's own code: python replay.py verl|trl FOLDER …
 
 hand_over.py --check runs this file, and it runs without the course, in an engine's environment.
-Exits with 2 where a number differs by more than 1e-5, or a setting from the run's.
+Exits with 2 where a number differs by more than 1e-5 (log-probabilities and the gradient norm by
+more than 1e-4), or a setting from the run's.
 """
 
 import json
