@@ -59,7 +59,7 @@ def picture(notebook: nbformat.NotebookNode) -> tuple[bytes, str]:
         if "image/png" in output.get("data", {})
     ]
     image, text = found[-1]
-    caption = re.search(r"\*Figure: (.+?)\.?\*", text, re.S)[1]
+    caption = re.search(r"\*\*Figure \d+\.\d+\.\*\* (.+?)\.(?:\s|$)", text, re.S)[1]
     return base64.b64decode(image), " ".join(caption.split())
 
 

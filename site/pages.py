@@ -290,9 +290,6 @@ def _head(body: BeautifulSoup, name: str, app: Sphinx) -> None:
         parts = [f"{goal['learn'][0].upper()}{goal['learn'][1:]}.", f" Takes {cost(name)}."]
         lead.append("".join(parts))
         body.h1.insert_after(lead)
-        for cell in body.select("table td"):
-            if cell.get_text().startswith("measured by every run"):
-                cell.string = f"{cost(name)} at preset tiny, as its run card says"
     line = body.new_tag("p", attrs={"class": "page-links"})
     for text, target, download in links:
         link = body.new_tag("a", href=target, attrs={"download": ""} if download else {})

@@ -1,6 +1,6 @@
 """The words of pages, notebooks, docstrings and messages: a list of what is not plain English.
 
-    python tests/test_english.py [FILE ...]     every hit, with its place
+python tests/test_english.py [FILE ...]     every hit, with its place
 """
 
 import ast
