@@ -147,7 +147,7 @@ def test_nothing_is_removed_that_this_trainer_did_not_write(tmp_path):
     resumed = scaled()
     load_checkpoint(resumed, tmp_path / "checkpoint-3")
     resumed.step(*make_samples())
-    with pytest.raises(FileExistsError, match="checkpoint-4 holds what this run did not"):
+    with pytest.raises(FileExistsError, match="checkpoint-4 holds files of another origin"):
         save_checkpoint(resumed, tmp_path)
     resumed.step(*make_samples())
     save_checkpoint(resumed, tmp_path)

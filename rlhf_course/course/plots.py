@@ -1,4 +1,4 @@
-"""Figures of runs. Policy, reference, reward, value, KL and gold keep their colours."""
+"""Figures of runs. Policy, reference, reward, value, KL and gold keep their colors."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,7 +9,7 @@ from IPython.display import display
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-# Okabe and Ito's palette, readable for colour-blind eyes.
+# Okabe and Ito's palette, readable by color-blind people.
 COLOURS = {
     "policy": "#0072B2",
     "reference": "#7F7F7F",
@@ -20,7 +20,7 @@ COLOURS = {
 }
 # Of runs, the faulty one first.
 RUN_COLOURS = [COLOURS[name] for name in ("reward", "kl", "policy", "value")]
-CURVES = {  # stats key: (title, unit, colour)
+CURVES = {  # stats key: (title, unit, color)
     "ppo/mean_scores": ("score", "logit", "reward"),
     "objective/kl": ("KL to the reference", "nats per response", "kl"),
     "objective/kl_coef": ("KL coefficient β", "", "kl"),
@@ -59,11 +59,11 @@ def _legend_below(figure: Figure, axes: Sequence[Axes], columns: int) -> None:
 def _two_histograms(
     axis: Axes, groups: Mapping[str, tuple[Sequence[float], str]], **labels: str
 ) -> None:
-    """Draw two groups in the same bins; groups: label → (values, colour)."""
+    """Draw two groups in the same bins; groups: label → (values, color)."""
     bins = np.histogram_bin_edges(np.concatenate([values for values, _ in groups.values()]), 40)
-    for name, (values, colour) in groups.items():
+    for name, (values, color) in groups.items():
         label = f"{name}: mean {np.mean(values):.2f}"
-        axis.hist(values, bins, alpha=0.6, color=COLOURS[colour], label=label)
+        axis.hist(values, bins, alpha=0.6, color=COLOURS[color], label=label)
     axis.set(**labels)
     axis.legend()
 
@@ -73,9 +73,9 @@ def training_curves(history: pd.DataFrame, keys: Sequence[str] = tuple(CURVES)) 
     rows, columns = -(-len(keys) // 3), min(3, len(keys))
     figure, axes = panels(rows, columns, figsize=(10, 2.5 * rows), sharex=True, squeeze=False)
     for axis, key in zip(axes.flat, keys, strict=False):
-        title, unit, colour = CURVES[key]
+        title, unit, color = CURVES[key]
         axis.set(title=title, ylabel=unit)
-        axis.plot(range(1, len(history) + 1), history[key], color=COLOURS[colour], lw=1.8)
+        axis.plot(range(1, len(history) + 1), history[key], color=COLOURS[color], lw=1.8)
         if key == "objective/kl_coef":  # from 0, or a constant coefficient has no scale
             axis.set_ylim(0, 1.25 * history[key].max())
     plt.setp(axes[-1], xlabel="PPO step")
@@ -102,8 +102,8 @@ def before_after(before: Sequence[float], after: Sequence[float], name: str) -> 
     figure, axis = panels(figsize=(6.5, 3.2))
     groups = {"before": (before, "reference"), "after": (after, "policy")}
     _two_histograms(axis, groups, xlabel=name, ylabel="held-out queries")
-    for values, colour in groups.values():
-        axis.axvline(np.mean(values), color=COLOURS[colour], lw=2)
+    for values, color in groups.values():
+        axis.axvline(np.mean(values), color=COLOURS[color], lw=2)
     return figure
 
 
@@ -160,9 +160,9 @@ def chosen_and_rejected(chosen: Sequence[float], rejected: Sequence[float]) -> F
     _two_histograms(axes[0], groups, xlabel="score", ylabel="answers")
     difference = np.asarray(chosen) - np.asarray(rejected)
     bins, right = np.histogram_bin_edges(difference, 40), difference > 0
-    for name, rows, colour in (("right", right, "value"), ("wrong", ~right, "kl")):
+    for name, rows, color in (("right", right, "value"), ("wrong", ~right, "kl")):
         label = f"{name}: {rows.mean():.0%}"
-        axes[1].hist(difference[rows], bins, color=COLOURS[colour], label=label)
+        axes[1].hist(difference[rows], bins, color=COLOURS[color], label=label)
     axes[1].set(xlabel="score of chosen − score of rejected", ylabel="pairs")
     axes[1].legend()
     return figure

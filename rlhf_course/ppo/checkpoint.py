@@ -20,7 +20,7 @@ def save_checkpoint(trainer, output_dir: str | Path, keep: int = 1) -> Path:
 
     It holds trainable weights and the state of everything else that a step changes, with every
     process's random generators; the first process writes. Of the checkpoints that this trainer
-    wrote or was resumed from in output_dir, ``keep`` (at least 1) stay; other files are left alone.
+    wrote or was resumed from in output_dir, ``keep`` (at least 1) stay; other files stay.
     Raises ``FloatingPointError`` for weights of NaN or Inf, ``RuntimeError`` after half a step, and
     ``FileExistsError`` where the folder holds anything else.
     """

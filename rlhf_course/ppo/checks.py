@@ -123,5 +123,5 @@ def warn_about_samples(queries, responses, masks, tokenizer) -> None:
     if hidden := sum(bool(r[-1] == eos) and not bool(mask[-1]) for r, mask in last):
         warn(
             f"response_masks leave out the final EOS of {hidden} of {len(responses)} responses, so"
-            " nothing is learnt about stopping. Make masks from lengths rather than ids != pad."
+            " nothing is learned about stopping. Make masks from lengths rather than ids != pad."
         )

@@ -83,9 +83,9 @@ def forward(
     """Return log-probabilities, values and entropies of the response tokens, (B, R), 0 on padding.
 
     Tokens of ``begin_suppress`` have probability 0 where a response begins. ``chunk`` is how many
-    tokens' logits are in memory at once; the backward pass computes them again. ``at_most`` so many
-    samples run at a time, those of similar length together; the numbers do not depend on it. With
-    ``whole_vocabulary`` also all log-probabilities (B, R, V), without a gradient; else None.
+    tokens' logits are in memory together; the backward pass computes them again. At most
+    ``at_most`` samples, of similar length, run together; the numbers do not depend on it. With
+    ``whole_vocabulary`` also return all log-probabilities (B, R, V), without a gradient; else None.
     """
     order, size = torch.arange(len(rollout)), at_most or len(rollout)
     if size < len(rollout):

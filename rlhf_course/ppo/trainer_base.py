@@ -110,7 +110,7 @@ def make_reference(model, ref_model, num_shared_layers: int | None):
     if ref_model is None and getattr(model, "is_trained", False):
         warnings.warn(
             "PPO has trained this policy already, and its reference would be a copy of it now: KL "
-            "starts at 0 again. Load the policy anew, or give ref_model.",
+            "starts at 0 again. Load the policy again, or pass ref_model.",
             stacklevel=3,
         )
     if ref_model is None and model.is_peft_model:
