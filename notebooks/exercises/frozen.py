@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import io
 import json
 import linecache
@@ -27,6 +28,7 @@ from checks.guard import guarded
 from engine import LIMIT, UNWRITTEN, Exercise, Wrong
 
 HERE = Path(__file__).parent
+MISSING = Wrong("No notebook defines this function.", "missing")
 
 
 def encode(x: Any) -> Any:
@@ -61,7 +63,7 @@ class Recorded:
         self.results = [Result(*decode(result)) for result in results]
 
     def result(self, arguments: tuple) -> Result:
-        """Return the result at some arguments; raise LookupError where none is known."""
+        """Return the result at some arguments; raise LookupError at others."""
         for case, result in zip(self.cases, self.results):
             if all(alike(case[i], arguments[i]) for i in self.matters):
                 return result
@@ -119,10 +121,10 @@ def check(answer: Callable) -> None:
 def examine(
     exercise: Exercise, find: Callable, seed: int = 0, limit: float = LIMIT
 ) -> tuple[str | None, str]:
-    """Return what is wrong with the answer that ``find`` returns, and the mistake's name.
+    """Return what is wrong with the answer that ``find`` returns, and its name.
 
-    All runs in a process of its own, where the system can fork. (None, "right") is a
-    right answer; the name is "stopped" after a crash or at the limit.
+    Where the system can fork, the answer runs in a process of its own. A right answer
+    gives (None, "right"); "stopped" names a crash and the limit of time.
     """
 
     def work() -> tuple[str | None, str]:
@@ -145,8 +147,9 @@ def examine(
 
 
 def cells(path: Path) -> list[list[ast.stmt]]:
-    """Return the statements of a notebook's code cells; a cell with an error has none.
+    """Return the statements of a notebook's code cells, except for calls of check.
 
+    The functions of a cell with an error of syntax raise it when they are called.
     Raises ``ValueError`` for a file that is not a notebook.
     """
     try:
@@ -159,12 +162,20 @@ def cells(path: Path) -> list[list[ast.stmt]]:
         source = re.sub(r"(?m)^(\s*)[%!]", r"\1pass  # %", source)
         name, lines = f"<{path.name}, cell {number}>", source.splitlines(True)
         linecache.cache[name] = len(source), None, lines, name
-        with contextlib.suppress(SyntaxError, ValueError):
+        try:
             tree = ast.parse(source)
-            for statement in tree.body:
-                statement.place = name
-            parsed.append([x for x in tree.body if not _is_check(x)])
+        except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+            stop = f"(*_): raise SyntaxError({str(error)!r})"
+            found = re.findall(r"(?m)^def (\w+)", source)
+            tree = ast.parse("\n".join(f"def {key}{stop}" for key in found))
+        for statement in tree.body:
+            statement.place = name
+        parsed.append([x for x in tree.body if not _is_check(x)])
     return parsed
+
+
+def _words(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _is_check(statement: ast.stmt) -> bool:
@@ -186,15 +197,15 @@ def _names(statement: ast.stmt) -> tuple[set[str], set[str]]:
     return ({statement.name} if own else binds), uses
 
 
-def load(parsed: list[list[ast.stmt]], key: str) -> Callable:
-    """Return a notebook's function: its cells run, and of others only what these use.
+def load(parsed: list[list[ast.stmt]], key: str) -> Callable | None:
+    """Return a notebook's function, None where no cell defines it.
 
-    Raises ``LookupError`` where no cell defines it.
+    Its cells run, and of the other cells only the statements that these use.
     """
     rows = [(n, x, *_names(x)) for n, cell in enumerate(parsed) for x in cell]
     own = {n for n, _, binds, _ in rows if key in binds}
     if not own:
-        raise LookupError(f"no cell that runs defines `{key}`")
+        return None
     chosen = [row for row in rows if row[0] in own]
     while True:
         needed = {"*"}.union(*(uses for *_, uses in chosen))
@@ -210,15 +221,20 @@ def load(parsed: list[list[ast.stmt]], key: str) -> Callable:
     return names[key]
 
 
+def _find(path: Path, key: str) -> Callable | None:
+    return load(cells(path), key) if path.exists() else None
+
+
 def main(only: list[str]) -> int:
-    """Check the notebooks beside this file; return 1 if an answer is missing or wrong."""
+    """Check the notebooks beside this file; return 1 if something is missing."""
     points, total, missing = 0, 0, []
     for notebook, exercises in records().items():
         if only and notebook[:2] not in only:
             continue
         path = HERE / f"{notebook}.ipynb"
         for key, exercise in exercises.items():
-            said, _ = examine(exercise, lambda: load(cells(path), key))  # noqa: B023
+            find = functools.partial(_find, path, key)
+            said, _ = examine(exercise, find)
             total += exercise.points
             points += 0 if said else exercise.points
             print(f"{'✘' if said else '✔'} {notebook} {key}" + f": {said}" * bool(said))

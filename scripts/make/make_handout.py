@@ -21,6 +21,7 @@ from make_exercises import FOLDER, SETS, load, notebook
 
 from rlhf_course.runtime.files import atomic_file, atomic_folder
 
+HERE = Path(__file__).parent
 ROOT = FOLDER.parents[1]
 SEEDS = range(20)
 INTRODUCTION = """# Exercises: {}
@@ -28,17 +29,6 @@ INTRODUCTION = """# Exercises: {}
 For notebook {} of the course. Write each function, then run the cell with `check`: it tries\
  frozen inputs and says what is wrong, by name where it knows the mistake. Hints are folded. Keep\
  the names of functions and files. `make verify`, or `python frozen.py`, lists what is missing."""
-FILES = {
-    "Makefile": "verify:\n\tpython frozen.py $(ONLY)\n\n.PHONY: verify\n",
-    "README.md": """# Exercises of Hands-on RLHF
-
-1. `pip install -r requirements.txt` (Python 3.11 or newer), then `jupyter lab`.
-2. Replace each `raise NotImplementedError` by your code, and run the cell with `check` below it.
-3. `make verify` (or `python frozen.py`) checks everything and lists what is missing; `make verify
-   ONLY="00 01"` checks two notebooks. Its exit code is 0 if nothing is missing.
-4. Hand in the notebooks under their own names. They are graded with other inputs.
-""",
-}
 NEEDED = ("torch", "numpy", "jupyter")
 
 
@@ -109,13 +99,12 @@ def write(folder: Path) -> None:
         records = {key: record(exercise) for key, exercise in load(name).exercises.items()}
         text = json.dumps(records, separators=(",", ":"))
         (folder / "frozen" / file).with_suffix(".json").write_text(text, "utf-8")
-    for file in ("engine.py", "frozen.py"):
-        shutil.copy(FOLDER / file, folder)
+    for path in (FOLDER / "engine.py", FOLDER / "frozen.py", *(HERE / "handout").iterdir()):
+        shutil.copy(path, folder)
     shutil.copytree(FOLDER / "checks", folder / "checks", ignore=lambda *_: ["__pycache__"])
     lines = (ROOT / "requirements.txt").read_text("utf-8").splitlines()
     pins = [line.split()[0] for line in lines if line.split("==")[0] in NEEDED]
-    for file, text in {**FILES, "requirements.txt": "\n".join(pins) + "\n"}.items():
-        (folder / file).write_text(text, "utf-8")
+    (folder / "requirements.txt").write_text("\n".join(pins) + "\n", "utf-8")
 
 
 def main(arguments: list[str]) -> None:

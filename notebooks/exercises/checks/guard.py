@@ -68,7 +68,7 @@ def _in_a_child(work: Callable[[], tuple], limit: float) -> tuple[str | None, st
         return TOO_LONG.format(limit), ""
     try:
         verdict, printed = json.loads(sent)  # no pickle: the sender ran foreign code
-    except ValueError:
+    except (TypeError, ValueError):
         return DIED.format(os.waitstatus_to_exitcode(status)), ""
     return verdict, printed
 
