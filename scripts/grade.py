@@ -75,11 +75,9 @@ def students(handed_in: Path) -> dict[str, list[Path]]:
 
 
 def notebooks(place: Path) -> list[Path]:
-    """Return a place's notebooks, except for hidden ones such as Jupyter's checkpoints."""
-    paths = [place] if place.is_file() else sorted(place.rglob("*.ipynb"))
-    names = [os.path.relpath(path, place.parent) for path in paths]
-    pairs = zip(paths, names, strict=True)
-    return [path for path, name in pairs if path.suffix == ".ipynb" and f"{os.sep}." not in name]
+    """Return the notebooks at a place, except for Jupyter's checkpoints."""
+    paths = [place] if place.is_file() else sorted(place.rglob("[!.]*.ipynb"))
+    return [p for p in paths if p.suffix == ".ipynb" and p.parent.name != ".ipynb_checkpoints"]
 
 
 def grade(paths: list[Path], seed: int, limit: float) -> list[dict]:
@@ -112,11 +110,11 @@ def result(rows: list[dict], form: str) -> dict:
     tests = [{field: row[own] for field, own in FILES[form][1].items()} for row in rows]
     if form == "gradescope":
         return {"tests": tests}
-    keys = (variable.partition("_")[0].lower() for variable in SUBMISSION)
-    named = zip(keys, (os.environ.get(variable, "") for variable in SUBMISSION), strict=True)
+    named = {x.partition("_")[0].lower(): os.environ.get(x, "") for x in SUBMISSION}
+    named["review"] = named["review"] or named["commit"]
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     totals = {key: sum(test[key] for test in tests) for key in ("score", "max-score")}
-    head = {"schema": "classroom50/result/v1", **dict(named), "datetime": now}
+    head = {"schema": "classroom50/result/v1", **named, "datetime": now}
     return {**head, **totals, "tests": tests}
 
 
@@ -188,6 +186,7 @@ def main(arguments: list[str]) -> None:
         raise ValueError(f"--seed is {chosen.seed}; use {PUBLIC} or more, on Linux or macOS.")
     torch.set_num_threads(1)
     names = [name for name in SETS if not chosen.only or name[2:4] in chosen.only]
+    CHOSEN.clear()
     CHOSEN.update({made.notebook: made.exercises for made in map(load, names)})
     for exercise in (made for exercises in CHOSEN.values() for made in exercises.values()):
         exercise.wanted(chosen.seed)  # once, before the fork

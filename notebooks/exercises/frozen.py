@@ -98,13 +98,10 @@ class Frozen(Exercise):
         return super().run(function, arguments)
 
 
-def records(folder: Path = HERE / "frozen") -> dict[str, dict[str, Frozen]]:
-    """Return the frozen exercises by notebook."""
-    files = {path.stem: path for path in sorted(folder.glob("*.json"))}
-    return {
-        name: {key: Frozen(x) for key, x in json.loads(path.read_text("utf-8")).items()}
-        for name, path in files.items()
-    }
+def records() -> dict[str, dict[str, dict]]:
+    """Return the records of all exercises by notebook, to make Frozen of."""
+    files = sorted((HERE / "frozen").glob("*.json"))
+    return {path.stem: json.loads(path.read_text("utf-8")) for path in files}
 
 
 def check(answer: Callable) -> None:
@@ -114,7 +111,7 @@ def check(answer: Callable) -> None:
     if name not in known:
         print(f"✘ check() takes a function of an exercise; got {answer!r}.")
         return
-    said, _ = examine(known[name], lambda: answer)
+    said, _ = examine(Frozen(known[name]), lambda: answer)
     print(f"✘ {name}: {said}" if said else f"✔ {name} is right on the frozen inputs.")
 
 
@@ -232,7 +229,8 @@ def main(only: list[str]) -> int:
         if only and notebook[:2] not in only:
             continue
         path = HERE / f"{notebook}.ipynb"
-        for key, exercise in exercises.items():
+        for key, record in exercises.items():
+            exercise = Frozen(record)
             find = functools.partial(_find, path, key)
             said, _ = examine(exercise, find)
             total += exercise.points

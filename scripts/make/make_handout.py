@@ -8,20 +8,23 @@ mistakes; notebooks/exercises/frozen.py checks against them. scripts/grade.py ha
 """
 
 import argparse
-import contextlib
 import json
 import shutil
 import sys
 import warnings
+from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
 import nbformat
 import torch
-from make_exercises import FOLDER, SETS, load, notebook
 
 from rlhf_course.runtime.files import atomic_file, atomic_folder
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE.parent))
+from make.make_exercises import FOLDER, SETS, load, notebook  # noqa: E402
+
 ROOT = FOLDER.parents[1]
 SEEDS = range(20)
 INTRODUCTION = """# Exercises: {}
@@ -34,41 +37,32 @@ NEEDED = ("torch", "numpy", "jupyter")
 
 def record(exercise) -> dict:
     """Return what frozen.py needs of an exercise: inputs, outputs and mistakes, and no code."""
-    from checks.symptoms import ignored
+    from checks.symptoms import _moves
     from frozen import decode, encode
 
     drawn = [exercise.draw(torch.Generator().manual_seed(seed)) for seed in SEEDS]
     cases = decode(encode(drawn))  # as the student's check will have them
 
     def results(function) -> list | None:
-        with contextlib.suppress(Exception), warnings.catch_warnings(action="ignore"):
+        with suppress(Exception), warnings.catch_warnings(action="ignore"):
             found = (exercise.run(function, case) for case in cases)
             return [[encode(result.values), encode(result.slopes)] for result in found]
 
+    def matters(i: int) -> bool:
+        pairs = ((case, (*case[:i], other[i], *case[i + 1 :])) for case, other in pairwise(cases))
+        return any(_moves(exercise.solution, *pair) for pair in pairs)
+
     mistakes = {name: (m.__doc__, results(m)) for name, m in exercise.mistakes.items()}
-    order = range(len(exercise.names))
     return {
         "names": exercise.names,
         "learns": exercise.learns,
-        "matters": [i for i in order if matters(ignored, exercise, i, cases)],
+        "matters": [i for i in range(len(exercise.names)) if matters(i)],
         "tensor": exercise.asks_for_tensor,
         "points": exercise.difficulty,
         "cases": encode(cases),
         "wanted": results(exercise.solution),
         "mistakes": {name: said for name, said in mistakes.items() if said[1]},
     }
-
-
-def matters(ignored, exercise, i: int, cases: list) -> bool:
-    """Return whether the solution depends on argument i: an answer without it is found out."""
-
-    def without(*given):
-        return exercise.solution(*given[:i], cases[0][i], *given[i + 1 :])
-
-    with contextlib.suppress(Exception):
-        names = ["" if j != i else name for j, name in enumerate(exercise.names)]
-        return f"`{names[i]}`" in (ignored(exercise.solution, without, names, cases) or "")
-    return True
 
 
 def student_notebook(name: str) -> tuple[str, nbformat.NotebookNode]:
