@@ -23,8 +23,7 @@ from datetime import UTC, datetime
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-
-os.environ["CUDA_VISIBLE_DEVICES"] = ""  # autograd cannot fork beside a GPU's threads
+from textwrap import shorten
 
 import torch
 from command_line import exits
@@ -34,13 +33,7 @@ from rlhf_course.runtime.files import atomic_file, check_folder
 
 PUBLIC = 1000  # smaller seeds are for checks that students have
 CHOSEN: dict[str, dict] = {}  # notebook → its exercises, which forked processes inherit
-UNNAMED = {
-    "missing": "not handed in, or not written",
-    "error": "stops with an error",
-    "stopped": "crashes, or has not finished in time",
-    "where": "wrong in some cases or places",
-    "unnamed": "wrong, for an unknown reason",
-}
+UNNAMED = "missing", "error", "stopped", "where", "unnamed"
 FILES = {  # format: file per student, and a test's fields there → ours
     "gradescope": (
         "results.json",
@@ -48,27 +41,18 @@ FILES = {  # format: file per student, and a test's fields there → ours
     ),
     "classroom50": (
         "result.json",
-        {"test-name": "exercise", "passed": "passed", "score": "points", "max-score": "max_points"}
-        | {"output": "said"},
+        {"test-name": "exercise", "passed": "passed", "score": "points", "max-score": "max_points"},
     ),
 }
-SUBMISSION = (
-    "SUBMISSION_TAG",
-    "COMMIT_URL",
-    "RELEASE_URL",
-    "REVIEW_URL",
-    "CLASSROOM",
-    "ASSIGNMENT",
-)
+SUBMISSION = "SUBMISSION_TAG COMMIT_URL RELEASE_URL REVIEW_URL CLASSROOM ASSIGNMENT".split()
 
 
 def students(handed_in: Path) -> dict[str, list[Path]]:
     """Return the notebooks by student; "" is the only one. Raises ``ValueError`` for none."""
     if any((handed_in / f"{name}.ipynb").exists() for name in CHOSEN):
         return {"": notebooks(handed_in)}
-    places = sorted(handed_in.iterdir())
-    found = {place.stem if place.is_file() else place.name: notebooks(place) for place in places}
-    found = {who: paths for who, paths in found.items() if paths or (handed_in / who).is_dir()}
+    places = (x for x in sorted(handed_in.iterdir()) if x.is_dir() or x.suffix == ".ipynb")
+    found = {x.name.removesuffix(".ipynb"): notebooks(x) for x in places if x.name[0] != "."}
     if not any(found.values()):
         raise ValueError(f"{handed_in} holds no notebook. Name the folder of what was handed in.")
     return found
@@ -76,8 +60,8 @@ def students(handed_in: Path) -> dict[str, list[Path]]:
 
 def notebooks(place: Path) -> list[Path]:
     """Return the notebooks at a place, except for Jupyter's checkpoints."""
-    paths = [place] if place.is_file() else sorted(place.rglob("[!.]*.ipynb"))
-    return [p for p in paths if p.suffix == ".ipynb" and p.parent.name != ".ipynb_checkpoints"]
+    paths = sorted(place.rglob("[!.]*.ipynb")) if place.is_dir() else [place]
+    return [path for path in paths if path.parent.name != ".ipynb_checkpoints"]
 
 
 def grade(paths: list[Path], seed: int, limit: float) -> list[dict]:
@@ -99,7 +83,7 @@ def grade(paths: list[Path], seed: int, limit: float) -> list[dict]:
                 return next(filter(None, answers), None)
 
             said, name = frozen.examine(exercise, find, seed, limit)
-            row = {"exercise": f"{notebook}/{key}", "points": 0 if said else exercise.difficulty}
+            row = {"exercise": f"{notebook}/{key}", "points": exercise.difficulty * (not said)}
             row |= {"max_points": exercise.difficulty, "passed": not said, "mistake": name}
             rows.append(row | {"said": (said or "") + damaged * (name == "missing")})
     return rows
@@ -118,58 +102,51 @@ def result(rows: list[dict], form: str) -> dict:
     return {**head, **totals, "tests": tests}
 
 
-def count(graded: dict[str, list[dict]]) -> list[dict]:
-    """Return a row per exercise and mistake, the most frequent first."""
-    rows = [row for student in graded.values() for row in student]
-    made = Counter((row["exercise"], row["mistake"]) for row in rows)
-    said = {(row["exercise"], row["mistake"]): row["said"] for row in rows}
-    found = []
-    for (exercise, name), students in made.most_common():
-        row = {"exercise": exercise, "right": f"{made[exercise, 'right']} of {len(graded)}"}
-        row |= {"students": students, "mistake": UNNAMED.get(name), "said": ""}
-        if name not in UNNAMED:
-            row["mistake"] = name.removeprefix("stock:").replace("_", " ")
-            row["said"] = said[exercise, name].partition("\n")[0]
-        if name != "right":
-            found.append(row)
-    return sorted(found, key=lambda row: row["exercise"])
-
-
 def page(target: Path, graded: dict[str, list[dict]]) -> None:
-    """Write the instructor's page."""
+    """Write the instructor's page: a row per exercise and mistake, the most frequent first."""
     from command_line import page as pages
 
-    rows = count(graded)
-    named = sum(row["students"] for row in rows if row["mistake"] not in UNNAMED.values())
+    all_rows = [row for student in graded.values() for row in student]
+    made = Counter((row["exercise"], row["mistake"]) for row in all_rows)
+    said = {(row["exercise"], row["mistake"]): shorten(row["said"], 200) for row in all_rows}
+    rows = [
+        {
+            "exercise": exercise,
+            "right": f"{made[exercise, 'right']} of {len(graded)}",
+            "students": students,
+            "mistake": name.removeprefix("stock:").replace("_", " "),
+            "message": "" if name in UNNAMED else said[exercise, name],
+        }
+        for (exercise, name), students in made.most_common()
+        if name != "right"
+    ]
+    named = sum(row["students"] for row in rows if row["message"])
     pages.write(
         target,
         title="Which mistakes the class makes",
-        verdict=f"{len(graded)} students; {named} wrong answers with a name.",
-        about="A row per exercise and mistake. Exercises that all have right are left out.",
-        columns={key: key for key in ("exercise", "right", "students", "mistake")}
-        | {"said": "what a student reads"},
-        rows=rows,
+        verdict=f"{len(graded)} students; the checks name {named} of their mistakes.",
+        about="missing: not handed in, or not written. error: stops with one. stopped: crashed, or "
+        "did not finish in time. where: wrong in some cases. unnamed: wrong for another reason.",
+        columns={key: key for key in ("exercise", "right", "students", "mistake", "message")},
+        rows=sorted(rows, key=lambda row: row["exercise"]),
         pictures={},
     )
 
 
-def write(folder: Path, form: str, graded: dict[str, list[dict]]) -> list[Path]:
-    """Write the grades in a format; return the files."""
+def write(folder: Path, form: str, graded: dict[str, list[dict]]) -> None:
+    """Write the grades in a format."""
     if form == "html":
         page(folder / "grades.html", graded)
-        return [folder / "grades.html"]
-    if form == "csv":
+    elif form == "csv":
         rows = [{"student": who, **row} for who, student in graded.items() for row in student]
         with atomic_file(folder / "grades.csv") as path, path.open("w", newline="") as file:
             writer = csv.DictWriter(file, rows[0])
             writer.writeheader()
             writer.writerows(rows)
-        return [folder / "grades.csv"]
-    files = [folder / who / FILES[form][0] for who in graded]
-    for file, rows in zip(files, graded.values(), strict=True):
-        with atomic_file(file) as path:
-            path.write_text(json.dumps(result(rows, form), indent=1) + "\n", "utf-8")
-    return files
+    else:
+        for who, rows in graded.items():
+            with atomic_file(folder / who / FILES[form][0]) as path:
+                path.write_text(json.dumps(result(rows, form), indent=1) + "\n", "utf-8")
 
 
 def main(arguments: list[str]) -> None:
@@ -197,8 +174,10 @@ def main(arguments: list[str]) -> None:
     for who, rows in graded.items():
         points, most = (sum(row[key] for row in rows) for key in ("points", "max_points"))
         print(f"{who or chosen.handed_in}: {points} of {most} points")
-    print(*write(check_folder(chosen.output), chosen.format, graded), sep="\n")
+    write(folder := check_folder(chosen.output), chosen.format, graded)
+    print(f"Grades are in {folder}.")
 
 
 if __name__ == "__main__":
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # autograd cannot fork beside a GPU's threads
     sys.exit(exits.run("grade.py", main))

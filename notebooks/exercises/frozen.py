@@ -14,6 +14,7 @@ import functools
 import io
 import json
 import linecache
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -244,4 +245,7 @@ def main(only: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    os.environ["CUDA_VISIBLE_DEVICES"] = (
+        ""  # autograd cannot fork beside a GPU's threads
+    )
     sys.exit(main(sys.argv[1:]))

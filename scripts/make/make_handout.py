@@ -25,14 +25,12 @@ HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent))
 from make.make_exercises import FOLDER, SETS, load, notebook  # noqa: E402
 
-ROOT = FOLDER.parents[1]
 SEEDS = range(20)
 INTRODUCTION = """# Exercises: {}
 
 For notebook {} of the course. Write each function, then run the cell with `check`: it tries\
  frozen inputs and says what is wrong, by name where it knows the mistake. Hints are folded. Keep\
  the names of functions and files. `make verify`, or `python frozen.py`, lists what is missing."""
-NEEDED = ("torch", "numpy", "jupyter")
 
 
 def record(exercise) -> dict:
@@ -96,15 +94,12 @@ def write(folder: Path) -> None:
     for path in (FOLDER / "engine.py", FOLDER / "frozen.py", *(HERE / "handout").iterdir()):
         shutil.copy(path, folder)
     shutil.copytree(FOLDER / "checks", folder / "checks", ignore=lambda *_: ["__pycache__"])
-    lines = (ROOT / "requirements.txt").read_text("utf-8").splitlines()
-    pins = [line.split()[0] for line in lines if line.split("==")[0] in NEEDED]
-    (folder / "requirements.txt").write_text("\n".join(pins) + "\n", "utf-8")
 
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, default=ROOT / "build" / "handout")
-    target = parser.parse_args(arguments).output
+    parser.add_argument("--output", type=Path, default=Path("build/handout"))
+    target = parser.parse_args(arguments).output.resolve()
     torch.set_num_threads(1)
     with atomic_folder(target, stale=("*.ipynb", "frozen/*.json")) as folder:
         write(folder)
