@@ -96,7 +96,7 @@ def test_grades_cost_one_exercise_each_and_name_the_mistake(tmp_path, capsys):
     wrong = "def mean_kl(p, q): return by_row(q - p).mean()\n\ndef by_row(x): return x.sum(-1)"
     hand_in(tmp_path / "in" / "b", {"mean_kl": wrong})
     hand_in(tmp_path / "in" / "c", CODE)
-    given = [str(tmp_path / "in"), "--seed", "5000", "--only", "00", "06", "--limit", "2"]
+    given = [str(tmp_path / "in"), "--seed", "5000", "--only", "00", "06", "--limit", "3"]
     assert grade.main([*given, "--output", str(tmp_path)]) is None
     assert "a: 13 of 13 points\nb: 12 of 13 points\nc: 7 of 13 points" in capsys.readouterr().out
     with (tmp_path / "grades.csv").open() as file:
