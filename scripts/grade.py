@@ -51,8 +51,10 @@ def students(handed_in: Path) -> dict[str, list[Path]]:
     """Return the notebooks by student; "" is the only one. Raises ``ValueError`` for none."""
     if any((handed_in / f"{name}.ipynb").exists() for name in CHOSEN):
         return {"": notebooks(handed_in)}
-    places = (x for x in sorted(handed_in.iterdir()) if x.is_dir() or x.suffix == ".ipynb")
-    found = {x.name.removesuffix(".ipynb"): notebooks(x) for x in places if x.name[0] != "."}
+    found: dict[str, list[Path]] = {}
+    for place in sorted(handed_in.glob("[!.]*")):
+        if place.is_dir() or place.suffix == ".ipynb":
+            found.setdefault(place.name.removesuffix(".ipynb"), []).extend(notebooks(place))
     if not any(found.values()):
         raise ValueError(f"{handed_in} holds no notebook. Name the folder of what was handed in.")
     return found
@@ -163,6 +165,8 @@ def main(arguments: list[str]) -> None:
         raise ValueError(f"--seed is {chosen.seed}; use {PUBLIC} or more, on Linux or macOS.")
     torch.set_num_threads(1)
     names = [name for name in SETS if not chosen.only or name[2:4] in chosen.only]
+    if not names:
+        raise ValueError(f"--only {' '.join(chosen.only)} names no notebook; use 00 01, say.")
     CHOSEN.clear()
     CHOSEN.update({made.notebook: made.exercises for made in map(load, names)})
     for exercise in (made for exercises in CHOSEN.values() for made in exercises.values()):
