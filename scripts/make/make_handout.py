@@ -101,7 +101,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--output", type=Path, default=Path("build/handout"))
     target = parser.parse_args(arguments).output.resolve()
     torch.set_num_threads(1)
-    with atomic_folder(target, stale=("*.ipynb", "frozen/*.json")) as folder:
+    with atomic_folder(target, stale=("*.ipynb", "*/*.json", "**/__pycache__/*")) as folder:
         write(folder)
     with atomic_file(f"{target}.zip") as path:
         shutil.make_archive(str(path.with_suffix("")), "zip", target.parent, target.name)
