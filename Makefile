@@ -7,6 +7,7 @@
 # make render   run the notebooks at preset tiny; keep their outputs in notebooks/, their run cards in figs/measured/
 # make figs     draw the figures in figs/ from their sources and the run cards
 # make exercises   write the exercise notebooks from their sources
+# make handout  the exercises for a class, without solutions, in build/handout and build/handout.zip
 # make slides   slides/slides.html and slides.pdf from slides.md, by Marp; needs npm and Chromium
 # make site     the course as a website in build/site; needs npm
 # make models   train the models in models/ again, measure them: make models IMDB=FOLDER; hours
@@ -21,7 +22,7 @@ VERL := build/engines/verl-0.9.1
 MARP_VERSION := 4.5.1
 MARP := build/marp-$(MARP_VERSION)
 
-.PHONY: course test quick engines mutants lint render figs exercises slides site models clean
+.PHONY: course test quick engines mutants lint render figs exercises handout slides site models clean
 .DELETE_ON_ERROR:
 
 course: $(READY)
@@ -51,6 +52,9 @@ figs: $(READY)
 
 exercises: $(READY)
 	$(BIN)/python scripts/make/make_exercises.py
+
+handout: $(READY)
+	$(BIN)/python scripts/make/make_handout.py
 
 slides: $(MARP) $(READY)
 	$(BIN)/python slides/build.py --marp $(MARP)/node_modules/.bin/marp
