@@ -20,8 +20,8 @@ NAMES = {"pd": pd, "mean_ci": mean_ci, "chinese": chinese}
 @pytest.mark.parametrize(
     ("notebook", "begins", "names"),
     [
-        ("00_hello_rlhf", "looks = scored", {"scored": TEXTS}),
-        ("00_hello_rlhf", "looks = side_by_side", {"side_by_side": TEXTS.set_axis([MARKUP])}),
+        ("00_hello_rlhf", "styled = scored", {"scored": TEXTS}),
+        ("00_hello_rlhf", "styled = side_by_side", {"side_by_side": TEXTS.set_axis([MARKUP])}),
         ("01_reward_modeling", "look = few", {"few": SimpleNamespace(to_pandas=lambda: TEXTS)}),
         ("01_reward_modeling", "looks = texts", {"texts": TEXTS.rename(columns={"text": MARKUP})}),
         ("04_gpt2_imdb_ppo", "looks = pairs", {"pairs": TEXTS}),
