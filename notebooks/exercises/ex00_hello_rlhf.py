@@ -106,7 +106,7 @@ def response_logprobs(logits, ids, query_length):
 
     `ids` is a query of `query_length` tokens, followed by a response. `logits[t]` is
     the model's output after reading token t. Return the log-probabilities of the
-    response's tokens. Nearly every hand-written PPO first gets this shift wrong.
+    response's tokens. Nearly every hand-written PPO gets the positions wrong at first.
     """
     logprobs = logits[query_length - 1 : -1].log_softmax(-1)
     return logprobs.gather(1, ids[query_length:].unsqueeze(1)).squeeze(1)

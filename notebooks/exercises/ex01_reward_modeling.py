@@ -18,7 +18,7 @@ check = SET.check
     1,
     5,
     (
-        "State which probability the model gives to the label, then write a formula.",
+        "Which probability does the model give to the label? Say it in words first.",
         "`logsigmoid` is a stable logarithm of the sigmoid. What goes into it?",
     ),
     True,
