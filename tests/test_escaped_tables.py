@@ -26,7 +26,7 @@ NAMES = {"pd": pd, "mean_ci": mean_ci, "chinese": chinese}
         ("01_reward_modeling", "looks = texts", {"texts": TEXTS.rename(columns={"text": MARKUP})}),
         ("04_gpt2_imdb_ppo", "looks = pairs", {"pairs": TEXTS}),
         ("04_gpt2_imdb_ppo", "lowest = after", {"after": TEXTS}),
-        ("05_lora_rlhf_baichuan", "def show", {"table": TEXTS[COLUMNS], "embedded": False}),
+        ("05_lora_rlhf_baichuan", "def show", {"table": TEXTS[COLUMNS], "synthetic": False}),
         ("06_reward_hacking", "def show", {"policies": {"SFT": TEXTS.assign(gold=1.0)}, **NAMES}),
     ],
 )
