@@ -446,7 +446,7 @@ def by_selection(x, mask):
     ("logprobs", "old_logprobs", "advantages"),
 )
 def policy_loss(logprobs, old_logprobs, advantages, mask, epsilon):
-    """Return PPO's clipped loss, a mean over the mask's tokens: four (B, R) → a number.
+    """Average PPO's clipped loss over the mask's tokens: four (B, R) → a number.
 
     The loss per token is max(−A·ρ, −A·clip(ρ, 1 − ε, 1 + ε)) with ρ = exp(lp − old lp).
     Sum it over the real tokens of all rows and divide by their number. Return a tensor.

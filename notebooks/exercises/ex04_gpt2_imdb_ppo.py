@@ -241,7 +241,7 @@ def by_variance(x):
     ),
 )
 def perplexity(logprobs, mask):
-    """Return the perplexity per token of a batch of responses: two (B, R) → a number.
+    """Return the perplexity per token of a batch: two (B, R) → a number.
 
     Perplexity is exp of minus the mean log-probability of a token. Long responses weigh
     more than short ones, because they have more tokens.

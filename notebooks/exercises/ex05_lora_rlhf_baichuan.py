@@ -104,7 +104,7 @@ def by_view(packed):
     ),
 )
 def normalize_head(weight):
-    """Turn the vocabulary projection of Baichuan 2 into a plain one: (V, H) → (V, H).
+    """Turn Baichuan 2's vocabulary projection into a plain one: (V, H) → (V, H).
 
     Baichuan 2 scales each token's row to length 1 before it multiplies. If you scale
     once, on disk, you need no special code.
