@@ -21,7 +21,7 @@ REPO = Path(__file__).resolve().parents[1]
 RULES = yaml.safe_load((REPO / "tests" / "fixtures" / "english.yaml").read_text())
 # Code, formulas, links, tags and quoted sources keep their words.
 MASKED = re.compile(
-    r"```.*?```|~~~.*?~~~|\$\$.*?\$\$|\$[^$\n]+\$|``[^`]+``|`[^`\n]+`|\]\([^)]*\)|https?://\S+"
+    r"```.*?```|~~~.*?~~~|\{\{.*?\}\}|\$\$.*?\$\$|\$[^$\n]+\$|``[^`]+``|`[^`\n]+`|\]\([^)]*\)|https?://\S+"
     r"|<!--.*?-->|<[^>]+>|[“\"][^”\"\n]{0,300}[”\"]",
     re.DOTALL,
 )
