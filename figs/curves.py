@@ -70,8 +70,8 @@ def clip_objective() -> Figure:
 @figure(
     "The adaptive KL controller",
     "Left, the change of β in one step over the measured KL: proportional to the distance from the"
-    " target, and clipped at one fifth of the target. Right, β over a run: it falls while KL is below"
-    " the target and rises while KL is above it.",
+    " target, and clipped at one fifth of the target. Right, β over a run: it falls while KL is"
+    " below the target and rises while KL is above it.",
 )
 def adaptive_kl() -> Figure:
     """Plot one update over KL, and β over a run at three constant values of KL."""

@@ -257,9 +257,7 @@ def gpt2_imdb() -> Figure:
     )
     words(axis, 411, 296, "gradient", color=COLOURS["policy"], ha="left")
     hub = ", ".join((settings.dataset, settings.model, settings.reward_model))
-    words(
-        axis, 980, 341, f"preset full: {hub}  ·  tiny: small models, part of the course", **SMALL
-    )
+    words(axis, 980, 341, f"preset full: {hub}  ·  tiny: small models, part of the course", **SMALL)
     _legend(axis, 980, 367)
     return drawing
 
