@@ -287,7 +287,10 @@ def _head(body: BeautifulSoup, name: str, app: Sphinx) -> None:
             ]
         goal = table()[name]
         lead = body.new_tag("p", attrs={"class": "lead"})
-        parts = [f"{goal['learn'][0].upper()}{goal['learn'][1:]}.", f" The notebook takes {cost(name)}."]
+        parts = [
+            f"{goal['learn'][0].upper()}{goal['learn'][1:]}.",
+            f" The notebook takes {cost(name)}.",
+        ]
         lead.append("".join(parts))
         body.h1.insert_after(lead)
         for cell in body.select("table td"):
