@@ -336,7 +336,7 @@ def family() -> Figure:
         (
             "RLOO",
             "2024",
-            "baseline: mean of the\nother responses;\none update: no clipping",
+            "baseline: mean of\nother responses;\none update: no clipping",
             no_critic,
         ),
         (
