@@ -21,8 +21,8 @@ REPO = Path(__file__).resolve().parents[1]
 RULES = yaml.safe_load((REPO / "tests" / "fixtures" / "english.yaml").read_text())
 # Code, formulas, links, tags and quoted sources keep their words.
 MASKED = re.compile(
-    r"```.*?```|~~~.*?~~~|\$\$.*?\$\$|\$[^$\n]+\$|``[^`]+``|`[^`\n]+`|\]\([^)]*\)|https?://\S+"
-    r"|<!--.*?-->|<[^>]+>|[“\"][^”\"\n]{0,300}[”\"]",
+    r"```.*?```|~~~.*?~~~|\{\{.*?\}\}|\$\$.*?\$\$|\$[^$\n]+\$|``[^`]+``|`[^`\n]+`"
+    r"|\]\([^)]*\)|https?://\S+|<!--.*?-->|<[^>]+>|[“\"][^”\"\n]{0,300}[”\"]",
     re.DOTALL,
 )
 TALKING = {"print", "warn", "error", "fail", "exit", "add_argument", "ArgumentParser", "write"}
