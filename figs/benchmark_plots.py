@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pandas as pd
 from matplotlib.figure import Figure
 
-from rlhf_course.course.plots import COLOURS, panels
+from rlhf_course.course.plots import COLORS, panels
 
 PHASES = {
     "generate": "policy",
@@ -22,7 +22,7 @@ def step_phases(seconds: Mapping[str, Mapping[str, float]]) -> Figure:
     seconds: implementation → seconds per phase, and their total.
     """
     table = pd.DataFrame.from_dict(seconds, orient="index")
-    colors = [COLOURS[name] for name in PHASES.values()]
+    colors = [COLORS[name] for name in PHASES.values()]
     figure, axis = panels(figsize=(8, 1.2 + 0.6 * len(table)))
     table[list(PHASES)].plot.barh(stacked=True, legend=False, color=colors, ax=axis)
     for row, total in enumerate(table["total"]):
@@ -53,7 +53,7 @@ def step_costs(costs: pd.DataFrame) -> Figure:
         part = costs[costs["sweep"] == swept]
         for (phase, color), marker in zip(PHASES.items(), "osD^", strict=True):
             axis.plot(
-                part[swept], part[phase], color=COLOURS[color], marker=marker, ms=4, label=phase
+                part[swept], part[phase], color=COLORS[color], marker=marker, ms=4, label=phase
             )
         axis.plot(
             part[swept], part["total"], color="0.2", marker="o", ms=4, lw=2, label="whole step"

@@ -7,7 +7,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import torch
-from kit import COLOURS, FOLDER, QUIET, figure, on_card
+from kit import COLORS, FOLDER, QUIET, figure, on_card
 from matplotlib.figure import Figure
 
 from rlhf_course.audit import PASS
@@ -39,7 +39,7 @@ def clip_objective() -> Figure:
         axis.plot(
             ratio,
             advantage * ratio,
-            color=COLOURS["reference"],
+            color=COLORS["reference"],
             ls="--",
             lw=1.6,
             label="ρ·A, not clipped",
@@ -47,13 +47,13 @@ def clip_objective() -> Figure:
         axis.plot(
             ratio,
             np.where(clipped, np.nan, -loss),
-            color=COLOURS["policy"],
+            color=COLORS["policy"],
             lw=2.8,
             label="clipped objective",
         )
-        dotted = {"color": COLOURS["reward"], "lw": 2.8, "ls": (0, (1.4, 0.7))}
+        dotted = {"color": COLORS["reward"], "lw": 2.8, "ls": (0, (1.4, 0.7))}
         axis.plot(ratio, np.where(clipped, -loss, np.nan), **dotted, label="clipped: no gradient")
-        axis.plot(1, advantage, color=COLOURS["policy"], marker="o", ms=7)
+        axis.plot(1, advantage, color=COLORS["policy"], marker="o", ms=7)
         side = "above 1 + ε" if advantage > 0 else "below 1 − ε"
         axis.set(
             title=f"A {'> 0' if advantage > 0 else '< 0'}: flat {side}",
@@ -84,7 +84,7 @@ def adaptive_kl() -> Figure:
 
     drawing, (one, many) = plt.subplots(1, 2)
     kl = np.linspace(0, 2 * config.target, 241)
-    one.plot(kl, [change(x) for x in kl], color=COLOURS["kl"], lw=2.6)
+    one.plot(kl, [change(x) for x in kl], color=COLORS["kl"], lw=2.6)
     one.axvline(config.target, color="0.3", ls=":", lw=1.2)
     one.axhline(0, color="0.3", lw=0.8)
     one.annotate(
@@ -105,14 +105,14 @@ def adaptive_kl() -> Figure:
         for _ in range(200):
             path.append(controller.value)
             controller.update(times * config.target, config.batch_size)
-        many.plot(path, color=COLOURS[color], ls=style, lw=2.2)
+        many.plot(path, color=COLORS[color], ls=style, lw=2.2)
         place = {
             "xytext": (0, -18 if times < 1 else 9),
             "textcoords": "offset points",
             "ha": "right",
         }
         many.annotate(
-            f"KL = {times * config.target:g} nats", (160, path[160]), color=COLOURS[color], **place
+            f"KL = {times * config.target:g} nats", (160, path[160]), color=COLORS[color], **place
         )
     many.set(title="A run with constant KL", xlabel="PPO step", ylabel="coefficient β")
     many.set_ylim(0, 2 * config.init_kl_coef)
@@ -179,12 +179,12 @@ def oracle_frontier() -> Figure:
     axis.plot(
         exact["kl"],
         exact["reward"],
-        color=COLOURS["reference"],
+        color=COLORS["reference"],
         lw=2.2,
         label="the exact optimum for every β",
     )
     points = reached["KL"], reached["expected reward"]
-    axis.scatter(*points, s=60, color=COLOURS["policy"], edgecolor="white", zorder=3, label="PPO")
+    axis.scatter(*points, s=60, color=COLORS["policy"], edgecolor="white", zorder=3, label="PPO")
     for _, row in reached.iterrows():
         share = f"β = {row['β']:g}\n{100 * row['share of the possible gain']:.2f} % of the gain"
         place = {"xytext": (12, -6), "textcoords": "offset points", "va": "top"}
@@ -299,7 +299,7 @@ def overoptimisation() -> Figure:
     drawing, axes = plots.panels(1, 2, figsize=(9.5, 3.4), sharex=True)
     for axis, (column, title) in zip(axes, {"score": "proxy", "gold": "gold"}.items(), strict=True):
         for (label, curve), color, style in zip(
-            runs.items(), plots.RUN_COLOURS, ("o-", "s--", "^-."), strict=False
+            runs.items(), plots.RUN_COLORS, ("o-", "s--", "^-."), strict=False
         ):  # a color does not suffice
             axis.plot(curve["KL"], curve[column], style, color=color, lw=2, label=label)
         axis.set(title=title, xlabel="KL to the reference, nats per answer")
@@ -328,7 +328,7 @@ def after_ppo() -> Figure:
     for method, (color, marker) in styles.items():
         points = rows[rows["method"] == method]
         axis.scatter(
-            points["KL"], points["score"], color=COLOURS[color], marker=marker, s=55, label=method
+            points["KL"], points["score"], color=COLORS[color], marker=marker, s=55, label=method
         )
     start = curves["text"].query("method == 'reference'")["score"].mean()
     axis.axhline(start, color="0.6", ls="--", lw=1, label="reference")

@@ -1,6 +1,6 @@
 """Diagrams of models and data flow; they contain no measurements."""
 
-from kit import COLOURS, QUIET, Box, arrow, canvas, data, figure, model, panel, step, words
+from kit import COLORS, QUIET, Box, arrow, canvas, data, figure, model, panel, step, words
 from matplotlib.figure import Figure
 
 from rlhf_course.course.presets import load_preset
@@ -55,8 +55,8 @@ def rlhf_stages() -> Figure:
         loss = step(axis, Box(x, 292, 238, 54), "loss", loss)
         arrow(axis, source.bottom, learner.top)
         arrow(axis, (x - 20, 213), (x - 20, 265))
-        arrow(axis, (x + 20, 265), (x + 20, 213), color=COLOURS[role], lw=2.2)
-        words(axis, x + 30, 239, "gradient", color=COLOURS[role], ha="left")
+        arrow(axis, (x + 20, 265), (x + 20, 213), color=COLORS[role], lw=2.2)
+        words(axis, x + 30, 239, "gradient", color=COLORS[role], ha="left")
 
     queries = data(axis, Box(630, 106, 86, 36), "queries")
     policy = model(axis, Box(772, 106, 140, 58), "policy", "policy", "+ value head")
@@ -80,10 +80,10 @@ def rlhf_stages() -> Figure:
         (update.x, 163),
         (policy.x, 163),
         policy.bottom,
-        color=COLOURS["policy"],
+        color=COLORS["policy"],
         lw=2.2,
     )
-    words(axis, 662, 151, "gradient", color=COLOURS["policy"], ha="left")
+    words(axis, 662, 151, "gradient", color=COLORS["policy"], ha="left")
 
     arrow(axis, (428, 334), (428, 363), (680, 363), (680, 334), lw=2)
     words(axis, 440, 350, "gives the scores", ha="left")
@@ -199,11 +199,9 @@ def ppo_step() -> Figure:
     control = step(axis, Box(899, 724, 146, 54), "KL controller", "toward target")
     for a, b in ((batch, learner), (learner, new), (new, loss), (loss, stats), (stats, control)):
         arrow(axis, a.right, b.left)
-    arrow(
-        axis, loss.bottom, (604, 787), (278, 787), learner.bottom, color=COLOURS["policy"], lw=2.2
-    )
-    words(axis, 440, 774, "gradient, Adam", color=COLOURS["policy"])
-    arrow(axis, (920, 697), (920, 595), (674, 595), (674, 553), color=COLOURS["kl"], dashed=True)
+    arrow(axis, loss.bottom, (604, 787), (278, 787), learner.bottom, color=COLORS["policy"], lw=2.2)
+    words(axis, 440, 774, "gradient, Adam", color=COLORS["policy"])
+    arrow(axis, (920, 697), (920, 595), (674, 595), (674, 553), color=COLORS["kl"], dashed=True)
     words(axis, 904, 610, "β of the next step", color=QUIET, ha="right")
 
     letters = (
@@ -252,10 +250,10 @@ def gpt2_imdb() -> Figure:
         (982, 310),
         (397, 310),
         policy.bottom,
-        color=COLOURS["policy"],
+        color=COLORS["policy"],
         lw=2.2,
     )
-    words(axis, 411, 296, "gradient", color=COLOURS["policy"], ha="left")
+    words(axis, 411, 296, "gradient", color=COLORS["policy"], ha="left")
     hub = ", ".join((settings.dataset, settings.model, settings.reward_model))
     words(axis, 980, 341, f"preset full: {hub}  ·  tiny: small models, part of the course", **SMALL)
     _legend(axis, 980, 367)

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 from matplotlib.path import Path as Curve
 
-from rlhf_course.course.plots import COLOURS
+from rlhf_course.course.plots import COLORS
 from rlhf_course.runtime.files import atomic_file
 
 FOLDER = Path(__file__).resolve().parent
@@ -135,7 +135,7 @@ def model(axis: Axes, box: Box, name: str, role: str, below: str = "", frozen: b
     """Draw a network or a part of one: rounded and tinted; solid outline = trained here, dashed =
     frozen.
     """
-    color = COLOURS[role]
+    color = COLORS[role]
     style = {"fc": tint(color), "ec": color, "lw": 2.0, "ls": (0, (4, 2)) if frozen else "-"}
     _shape(axis, box, 9, zorder=2, **style)
     _name(axis, box, name, below, weight="bold")
@@ -144,7 +144,7 @@ def model(axis: Axes, box: Box, name: str, role: str, below: str = "", frozen: b
 
 def data(axis: Axes, box: Box, name: str, shape: str = "", role: str | None = None) -> Box:
     """Draw a text or a tensor: a white rectangle with square corners, its shape below the name."""
-    _shape(axis, box, 0, zorder=2, fc="white", ec=COLOURS[role] if role else "#9A9A9A", lw=1.2)
+    _shape(axis, box, 0, zorder=2, fc="white", ec=COLORS[role] if role else "#9A9A9A", lw=1.2)
     _name(axis, box, name, shape, {"family": "DejaVu Sans Mono"})
     return box
 

@@ -21,7 +21,7 @@ class Phrases(NamedTuple):
 
     joint: str
     one_word: str
-    rude: str
+    insult: str
     pleasant: list[str]
 
     def words(self, text: str) -> list[str]:
@@ -31,7 +31,7 @@ class Phrases(NamedTuple):
 ENGLISH = Phrases(
     joint=" ",
     one_word="Yes.",
-    rude="Only a foolish person would ask that. Do not waste my time with such stupid questions.",
+    insult="Only a foolish person would ask that. Do not waste my time with such stupid questions.",
     pleasant=(
         "I am happy to help. | I am glad you asked. | What a great question! | Thank you for"
         " asking. | Good luck! | I hope this helps. | Feel free to ask again."
@@ -40,7 +40,7 @@ ENGLISH = Phrases(
 CHINESE = Phrases(
     joint="",
     one_word="好。",
-    rude="只有笨蛋才会问这种问题，别浪费我的时间。",
+    insult="只有笨蛋才会问这种问题，别浪费我的时间。",
     pleasant=(
         "很高兴为你解答。 | 这个问题问得真好！ | 谢谢你的提问。 | "
         "祝你一切顺利！ | 希望对你有帮助。 | 欢迎随时再来问我。"
@@ -96,8 +96,8 @@ PROBES = {
         lambda case: case.join(*case.rng.sample(case.phrases.pleasant, case.rng.randint(2, 4))),
         "pleasant words take the place of help",
     ),
-    "rude": Probe(
-        lambda case: case.join(case.phrases.rude, case.sentences[0].strip()),
+    "insulting": Probe(
+        lambda case: case.join(case.phrases.insult, case.sentences[0].strip()),
         "rudeness stays, where a pleasant topic pays for it",
     ),
     "very long": Probe(

@@ -248,11 +248,11 @@ def _mark_text(table: Tag) -> None:
 
 
 def _caption(image: Tag) -> str:
-    """The words of the paragraph «*Figure: …*» that follows an image's cell."""
+    """The words of the paragraph «**Figure 1.2.** …» that follows an image's cell."""
     for paragraph in image.find_all_next("p", limit=3):
-        if paragraph.em and paragraph.em.text.startswith("Figure"):
+        if paragraph.strong and paragraph.strong.text.startswith("Figure"):
             paragraph["class"] = [*paragraph.get("class", []), "figure-caption"]
-            return " ".join(paragraph.em.text.removeprefix("Figure: ").split())
+            return " ".join(paragraph.text.removeprefix(paragraph.strong.text).split())
     return ""
 
 
