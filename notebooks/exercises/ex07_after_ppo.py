@@ -274,7 +274,7 @@ def by_differences(probabilities, n):
     True,
 )
 def dpo_loss(chosen, rejected, ref_chosen, ref_rejected, beta):
-    """DPO's loss over pairs, from log-probabilities of answers: four (B,) → one number.
+    """DPO's loss over pairs, from answers' log-probabilities: four (B,) → one number.
 
     The pairwise loss of notebook 01 with the implied reward β (log π − log π_ref),
     averaged over pairs. The reference does not learn: detach its log-probabilities.
