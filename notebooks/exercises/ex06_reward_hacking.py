@@ -305,7 +305,7 @@ def with_a_mask(logits, token):
     ),
 )
 def kl_error(p, ref_p):
-    """How much too low is KL if only sampling masks EOS? Two (N,) → a number.
+    """By how much is KL too low if only sampling masks EOS? Two (N,) → a number.
 
     `p` and `ref_p` are the probabilities of EOS at the first token, of policy and
     reference. The masked policy is sampled, so EOS is never drawn at the first token.
