@@ -195,7 +195,7 @@ def ppo_step() -> Figure:
     learner = model(axis, Box(278, 724, 144, 58), "policy", "policy", "and value head")
     new = data(axis, Box(438, 724, 110, 54), "lp, values", "(b, R)")
     loss = step(axis, Box(604, 724, 172, 54), "clipped losses", "policy and value")
-    stats = data(axis, Box(764, 724, 84, 54), "stats", "40 keys")
+    stats = data(axis, Box(764, 724, 84, 54), "stats", "41 keys")
     control = step(axis, Box(899, 724, 146, 54), "KL controller", "toward target")
     for a, b in ((batch, learner), (learner, new), (new, loss), (loss, stats), (stats, control)):
         arrow(axis, a.right, b.left)
