@@ -4,7 +4,6 @@ The world is that of notebook 06, "Over-optimization without RL": the best polic
 reward model is known at every KL coefficient, so a run is followed without training.
 """
 
-import inspect
 import secrets
 
 import matplotlib.pyplot as plt
@@ -115,7 +114,7 @@ def stops(stop, found: dict[str, np.ndarray]) -> np.ndarray:
 
 
 def check(stop, seed: int | None = None) -> bool:
-    """Print a rule's share of the oracle's gain on unseen runs, and whether it passes."""
+    """Print a rule's share of the oracle's gold on unseen runs; True if it passes."""
     seed = secrets.randbelow(10**6) if seed is None else seed
     found, rows = make_runs(seed), np.arange(RUNS)
     try:
@@ -124,14 +123,15 @@ def check(stop, seed: int | None = None) -> bool:
         print("✘ Not written yet: return True where the run should stop.")
         return False
     except Exception as error:
-        frame = inspect.trace()[-1]
-        print(f"✘ {type(error).__name__}: {error} (line {frame.lineno})")
+        print(f"✘ {type(error).__name__}: {error}")
         return False
     best = found["gold"].argmax(1)
     gold, most = found["gold"][rows, steps], found["gold"].max(1)
     share = gold.sum() / most.sum()
     passed = share >= MARK
-    print(f"{'✔' if passed else '✘'} {share:.0%} of the oracle's gold; {MARK:.0%} passes")
+    print(
+        f"{'✔' if passed else '✘'} {share:.0%} of the oracle's gold; {MARK:.0%} passes"
+    )
     early, late = (steps < best - 1).mean(), (steps > best + 1).mean()
     print(f"  stopped early in {early:.0%} of {RUNS} runs, late in {late:.0%}")
     print(f"  gold ended below its start in {(gold < 0).mean():.0%}")

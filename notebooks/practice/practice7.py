@@ -1,4 +1,4 @@
-"""Exercise 7, assemble: one PPO step of the student's own functions against the trainer."""
+"""Exercise 7, assemble: a PPO step of a student's functions against the trainer's."""
 
 import ast
 import copy
@@ -8,22 +8,16 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+from torch import Tensor
 
-from rlhf_course import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
+from one_step import RATE, STATS, by_trainer, make_batch
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "exercises"))
-from ex03_ppo_step_by_step import SET  # noqa: E402
+from ex03_ppo_step_by_step import SET
 
 NAMES = tuple(SET.exercises)
-STATS = (  # in the order in which a step computes them
-    "objective/kl",
-    "ppo/returns/mean",
-    "ppo/loss/policy",
-    "ppo/loss/value",
-    "beta",
-)
-TOLERANCE, EOS = 1e-5, 39
+TOLERANCE = 1e-5
+RATIOS = 0.9, 0.3, 3.0  # KL / target in the three steps of a check
 
 
 def my_functions(notebook: str) -> SimpleNamespace:
@@ -38,76 +32,25 @@ def my_functions(notebook: str) -> SimpleNamespace:
     return SimpleNamespace(**{name: names[name] for name in NAMES if name in names})
 
 
-def make_policy(seed: int) -> AutoModelForCausalLMWithValueHead:
-    """A random GPT-2 of 40 tokens with a value head."""
-    torch.manual_seed(seed)
-    special = {"bos_token_id": EOS, "eos_token_id": EOS, "pad_token_id": EOS}
-    shape = {"vocab_size": 40, "n_positions": 32, "n_embd": 16, "n_layer": 2, "n_head": 2}
-    rates = dict.fromkeys(("attn_pdrop", "resid_pdrop", "embd_pdrop"), 0)
-    config = GPT2Config(**shape, **special, **rates, initializer_range=0.2)
-    return AutoModelForCausalLMWithValueHead(GPT2LMHeadModel(config)).eval()
-
-
-def make_batch(seed: int) -> tuple[SimpleNamespace, SimpleNamespace]:
-    """What a step gets, and what the trainer makes of the same: numbers and weights."""
-    policy, reference = make_policy(seed), make_policy(seed)
-    for p in policy.parameters():
-        p.data += 0.03 * torch.randn(p.shape)
-    n, rate = 6, 0.3
-    queries = [torch.randint(39, (2 + i % 4,)) for i in range(n)]
-    responses = [torch.randint(39, (3 + (3 * i) % 5,)) for i in range(n)]
-    for response in responses[::2]:
-        response[-1] = EOS  # sampled, so it counts
-    scores = torch.randn(n)
-    sizes = {"batch_size": n, "mini_batch_size": n, "ppo_epochs": 3}
-    config = PPOConfig(**sizes, init_kl_coef=0.4, cliprange_value=0.1, vf_coef=0.3, horizon=100)
-    network = copy.deepcopy(policy)
-    tokenizer = SimpleNamespace(pad_token_id=EOS, eos_token_id=EOS)
-    sgd = torch.optim.SGD(policy.parameters(), lr=rate)
-    trainer = PPOTrainer(config, policy, reference, tokenizer, optimizer=sgd)
-    stats = trainer.step(queries, responses, scores)
-    stats = {name: stats[name] for name in STATS[:-1]} | {"beta": trainer.kl_ctl.value}
-    weights = [p.detach().cpu() for p in policy.parameters()]
-    q, r = (max(map(len, rows)) for rows in (queries, responses))
-    ids = torch.full((n, q + r), EOS)
-    for row, (query, response) in enumerate(zip(queries, responses)):
-        ids[row, q - len(query) : q + len(response)] = torch.cat([query, response])
-    lengths = torch.tensor([len(query) for query in queries])
-    given = SimpleNamespace(
-        ids=ids,
-        query_mask=(torch.arange(q) >= q - lengths.unsqueeze(1)).long(),
-        response_ids=ids[:, q:],
-        lengths=torch.tensor([len(response) for response in responses]),
-        pad=EOS,
-        scores=scores,
-        beta=config.init_kl_coef,
-        config=config,
-        network=network,
-        reference=reference.cpu(),
-        optimizer=torch.optim.SGD(network.parameters(), lr=rate),
-    )
-    return given, SimpleNamespace(stats=stats, weights=weights)
-
-
-def run_network(network, b, attention_mask, positions) -> tuple[torch.Tensor, torch.Tensor]:
+def run_network(network, b, attention_mask, positions) -> tuple[Tensor, Tensor]:
     """Log-probabilities and values of the response tokens, (B, R) each."""
-    logits, _, values = network(b.ids, attention_mask=attention_mask, position_ids=positions)
+    logits, _, values = network(
+        b.ids, attention_mask=attention_mask, position_ids=positions
+    )
     q = b.query_mask.shape[1]
     logprobs = logits[:, q - 1 : -1].log_softmax(-1)
-    return logprobs.gather(-1, b.response_ids.unsqueeze(-1))[..., 0], values[:, q - 1 : -1]
+    return logprobs.gather(-1, b.response_ids.unsqueeze(-1))[..., 0], values[
+        :, q - 1 : -1
+    ]
 
 
 def differs(step, functions: dict, given, trainer) -> str | None:
-    """What of a step is not as the trainer's, first in the order of the step; or None."""
+    """The first number of a step that is not the trainer's, in words; or None."""
     called, b = set(), copy.deepcopy(given)
-    b.optimizer = torch.optim.SGD(b.network.parameters(), lr=given.optimizer.defaults["lr"])
+    b.optimizer = torch.optim.SGD(b.network.parameters(), lr=RATE)
 
     def noting(name):
-        def call(*arguments):
-            called.add(name)
-            return functions[name](*arguments)
-
-        return call
+        return lambda *arguments: called.add(name) or functions[name](*arguments)
 
     try:
         found = step(b, SimpleNamespace(**{name: noting(name) for name in functions}))
@@ -115,34 +58,39 @@ def differs(step, functions: dict, given, trainer) -> str | None:
     except NotImplementedError:
         return "something is not written yet"
     except Exception as error:
-        return f"{type(error).__name__}: {error}"
+        return f"it stops with {type(error).__name__}: {error}"
     if left := [name for name in functions if name not in called]:
         return f"the step never calls {', '.join(left)}"
     for name, expected in trainer.stats.items():
         if not abs(found[name] - expected) <= TOLERANCE * max(1, abs(expected)):
-            return f"{name} is {found[name]:.6g}; the trainer has {expected:.6g}"
+            return f"{name} is {found[name]:.6g}, and {expected:.6g} in the trainer"
     moved = zip(b.network.parameters(), trainer.weights)
     apart = max((p.detach() - w).abs().max().item() for p, w in moved)
-    return None if apart <= TOLERANCE else f"a weight after the step is off by {apart:.1e}"
+    return (
+        None if apart <= TOLERANCE else f"a weight after the step is off by {apart:.1e}"
+    )
 
 
 def check(step, own, seed: int = 0) -> bool:
-    """Print whether a step equals the trainer's, and if not, which function is wrong."""
-    given, trainer = make_batch(seed)
+    """Print whether a step equals the trainer's; if not, which function is wrong."""
     right = {name: SET.exercises[name].solution for name in NAMES}
     if missing := [name for name in NAMES if not hasattr(own, name)]:
-        print(f"✘ {', '.join(missing)} missing: own needs all of {', '.join(NAMES)}.")
+        print(f"✘ own has no {', '.join(missing)}. It needs {', '.join(NAMES)}.")
         return False
     mine = {name: getattr(own, name) for name in NAMES}
-    if (said := differs(step, mine, given, trainer)) is None:
-        print(f"✔ numbers and weights equal the trainer's to {TOLERANCE:.0e}.")
+    for i, ratio in enumerate(RATIOS):
+        given = make_batch(len(RATIOS) * seed + i)
+        case = given, by_trainer(given, ratio)
+        if said := differs(step, mine, *case):
+            break
+    else:
+        print(f"✔ In {len(RATIOS)} steps, numbers and weights equal the trainer's.")
         return True
     print(f"✘ {said}.")
-    if said := differs(step, right, given, trainer):
-        print(f"  Even with correct functions {said}: look at ppo_step itself.")
+    if said := differs(step, right, *case):
+        print(f"  With correct functions, {said}: look at ppo_step.")
         return False
-    wrong = {name: differs(step, right | {name: mine[name]}, given, trainer) for name in NAMES}
-    for name, said in wrong.items():
-        if said:
-            print(f"  ppo_step is right; {name} is wrong. With it alone, {said}.")
+    for name in NAMES:
+        if differs(step, right | {name: mine[name]}, *case):
+            print(f"  ppo_step is right; {name} is wrong.")
     return False
