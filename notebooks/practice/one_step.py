@@ -58,7 +58,7 @@ def make_batch(seed: int) -> SimpleNamespace:
 
 
 def by_trainer(b: SimpleNamespace, ratio: float) -> SimpleNamespace:
-    """The trainer's numbers and weights. Sets ``b.config`` so that KL/target = ratio."""
+    """The trainer's numbers and weights. Sets ``b.config``: KL / target is ratio."""
     kl = train(b, target=1.0)[0]["objective/kl"]
     if kl < 0:  # these tokens are more likely under the reference: change places
         b.network, b.reference = b.reference, b.network

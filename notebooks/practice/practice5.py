@@ -87,11 +87,13 @@ def make_runs(seed: int, runs: int = RUNS) -> dict[str, np.ndarray]:
     return {name: x.numpy() for name, x in found.items()}
 
 
-def show(seed: int = 0, runs: int = 4) -> plt.Figure:
-    """The statistics that a rule sees, of a few runs."""
-    found = make_runs(seed, runs)
-    figure, axes = plt.subplots(1, 4, figsize=(11, 2.6), layout="constrained")
-    for axis, name in zip(axes, SEEN):
+def show(seed: int = 0, runs: int = 4, gold: bool = False) -> plt.Figure:
+    """The statistics that a rule sees, of a few runs; gold only if asked for."""
+    found, names = make_runs(seed, runs), SEEN + ("gold",) * gold
+    figure, axes = plt.subplots(
+        1, len(names), figsize=(2.6 * len(names), 2.6), layout="constrained"
+    )
+    for axis, name in zip(axes, names):
         axis.plot(found[name].T)
         axis.set(title=name, xlabel="step")
     plt.close(figure)

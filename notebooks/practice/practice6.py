@@ -1,4 +1,4 @@
-"""Exercise 6, predict, then run: a prediction is committed by its hash before the run."""
+"""Exercise 6, predict, then run: a prediction's hash is committed before the run."""
 
 import hashlib
 import json
@@ -40,8 +40,23 @@ def files(seed: int, folder) -> tuple[Path, Path]:
     return Path(folder) / "commitments" / name, Path(folder) / "run_cards" / name
 
 
+def unready(prediction: dict, seed: int) -> bool:
+    """Whether a prediction cannot be hashed; print why."""
+    try:
+        digest(prediction, seed)
+    except (TypeError, ValueError) as error:
+        empty = isinstance(prediction, dict) and None in prediction.values()
+        print(
+            "✘ Not written yet: some predictions are None." if empty else f"✘ {error}"
+        )
+        return True
+    return False
+
+
 def commit(prediction: dict, seed: int = 0, folder=FOLDER) -> None:
     """Write a prediction's hash, unless the run that it predicts has been made."""
+    if unready(prediction, seed):
+        return
     commitment, card = files(seed, folder)
     if card.exists():
         print(
@@ -70,6 +85,8 @@ def run_both(committed: str, seed: int, folder) -> None:
 
 def check(prediction: dict, seed: int = 0, folder=FOLDER) -> bool:
     """Make the runs if there are none, and print which predictions came true."""
+    if unready(prediction, seed):
+        return False
     commitment, card = files(seed, folder)
     if not commitment.exists():
         print(f"✘ No commitment. Run commit(prediction, seed={seed}) first.")

@@ -17,18 +17,19 @@ from ex03_ppo_step_by_step import SET
 
 NAMES = tuple(SET.exercises)
 TOLERANCE = 1e-5
+NOTEBOOK = Path(__file__).resolve().parents[1] / "exercises" / f"{SET.notebook}.ipynb"
 RATIOS = 0.9, 0.3, 3.0  # KL / target in the three steps of a check
 
 
-def my_functions(notebook: str) -> SimpleNamespace:
-    """The seven functions from a solved exercise notebook; nothing else in it runs."""
+def my_functions(notebook: str | Path = NOTEBOOK) -> SimpleNamespace:
+    """The seven functions of a notebook; of its cells, only definitions run."""
     cells = json.loads(Path(notebook).expanduser().read_text(encoding="utf-8"))["cells"]
     names = {"torch": torch}
     for cell in (cell for cell in cells if cell["cell_type"] == "code"):
         source = "".join(cell["source"])
         if any(f"def {name}(" in source for name in NAMES):
             kept = [x for x in ast.parse(source).body if isinstance(x, ast.FunctionDef)]
-            exec(compile(ast.Module(kept, []), notebook, "exec"), names)
+            exec(compile(ast.Module(kept, []), str(notebook), "exec"), names)
     return SimpleNamespace(**{name: names[name] for name in NAMES if name in names})
 
 
@@ -90,7 +91,6 @@ def check(step, own, seed: int = 0) -> bool:
     if said := differs(step, right, *case):
         print(f"  With correct functions, {said}: look at ppo_step.")
         return False
-    for name in NAMES:
-        if differs(step, right | {name: mine[name]}, *case):
-            print(f"  ppo_step is right; {name} is wrong.")
+    wrong = [x for x in NAMES if differs(step, right | {x: mine[x]}, *case)]
+    print(f"  ppo_step is right. Wrong: {', '.join(wrong) or 'only several together'}.")
     return False
