@@ -1,8 +1,6 @@
 """Practice 5 to 8: a reference passes, lazy answers do not, and unsolved notebooks run."""
 
-import contextlib
 import copy
-import io
 import json
 import sys
 from types import SimpleNamespace
@@ -25,19 +23,14 @@ import predict_runs
 def test_5_stop_in_time():
     by_step = [lambda h, n=n: len(h["kl"]) > n for n in (0, 30)]
     lazy = [lambda h: False, lambda h: h["proxy"][-1] > 1, *by_step]
-    for seed in (0, 1):
-        assert p5.check(lambda h: h["repeats"][-1] > h["repeats"][0] + 0.2, seed)
-        assert not any(p5.check(stop, seed) for stop in lazy)
-    runs, rows = p5.make_runs(1), range(p5.RUNS)
-    assert np.diff(runs["proxy"]).min() > -1e-9  # the proxy never falls
-    rules = (lambda h: h["kl"][-1] > 1.5), by_step[1]
-    by_kl, by_number = (runs["gold"][rows, p5.stops(r, runs)].sum() for r in rules)
-    assert by_kl > by_number  # as a ruler
+    assert p5.check(lambda h: h["repeats"][-1] > h["repeats"][0] + 0.2, 0)
+    assert not any(p5.check(stop, 0) for stop in lazy)
+    assert np.diff(p5.make_runs(1)["proxy"]).min() > -1e-9  # the proxy never falls
 
 
 def test_6_a_prediction_counts_only_as_it_was_committed(tmp_path, monkeypatch, capsys):
     base, after = [2.0, 2.0, 0.1, 1.0, 0.1], [0.5, 0.6, 0.0, 1.5, 0.2]
-    noise = np.random.default_rng(0).normal(size=(4, 12, 5)) / 100
+    noise = np.random.default_rng(0).normal(0, 0.01, (4, 12, 5))
     monkeypatch.setattr(p6, "runs", lambda seed, x: noise + (after if x else base))
     good = dict(zip(p6.STATS, [0.4, 1.0, 0.01, 1.4, 0.25], strict=True))
     late, (file, card) = good | {p6.STATS[0]: 0.5}, p6.files(0, tmp_path)
@@ -61,25 +54,25 @@ def ppo_step(b, f):
     with torch.no_grad():
         (old, v), (ref, _) = (p7.run_network(x, *where) for x in (b.network, b.reference))
     v, kl, losses = v * mask, (old - ref) * mask, []
+
+    def mean(x):
+        return (x * mask).sum() / mask.sum()
+
     rewards = f.token_rewards(b.scores, kl, mask, b.beta)
     advantages, returns = gae(rewards, v, mask, c.gamma, c.lam)
     white = f.whiten(advantages, mask)
     for _ in range(c.ppo_epochs):
         new, values = p7.run_network(b.network, *where)
         pg = f.policy_loss(new, old, white, mask, c.cliprange)
-        vf = (f.value_loss(values, v, returns, c.cliprange_value) * mask).sum() / mask.sum()
+        vf = mean(f.value_loss(values, v, returns, c.cliprange_value))
         b.optimizer.zero_grad()
         (pg + c.vf_coef * vf).backward()
         b.optimizer.step()
         losses.append([pg.item(), vf.item()])
     kl = kl.sum(1).mean().item()
     beta = f.next_beta(b.beta, kl, c.target, len(b.scores), c.horizon)
-    found = kl, (returns * mask).sum() / mask.sum(), *np.mean(losses, 0), beta
+    found = kl, mean(returns), *np.mean(losses, 0), beta
     return dict(zip(p7.STATS, found, strict=True))
-
-
-def unmoved(b, f):
-    return ppo_step(twin := copy.deepcopy(b), f) | {"policy": twin.network}
 
 
 def one_epoch(b, f):
@@ -88,14 +81,15 @@ def one_epoch(b, f):
 
 
 def test_7_a_step_equals_the_trainer_or_its_wrong_function_is_found(capsys):
-    made = p7.SET.exercises
+    made, zeros = p7.SET.exercises, dict.fromkeys(p7.STATS, 0.0)
     right = {name: made[name].solution for name in p7.NAMES}
     assert p7.check(ppo_step, SimpleNamespace(**right))
     for some in ({"next_beta": "not_clipped"}, {"position_ids": "by_column", "whiten": "with_n"}):
         mine = right | {name: made[name].mistakes[x] for name, x in some.items()}
         assert not p7.check(ppo_step, SimpleNamespace(**mine))
         assert capsys.readouterr().out.endswith(f"Wrong: {', '.join(some)}.\n")
-    for lazy in (unmoved, one_epoch, lambda b, f: dict.fromkeys(p7.STATS, 0.0)):
+    unmoved, unused = lambda b, f: ppo_step(copy.deepcopy(b), f), lambda b, f: zeros
+    for lazy in (one_epoch, unmoved, unused):
         assert not p7.check(lazy, SimpleNamespace(**right))
         assert "look at ppo_step" in capsys.readouterr().out
 
@@ -103,10 +97,9 @@ def test_7_a_step_equals_the_trainer_or_its_wrong_function_is_found(capsys):
 def test_8_is_grpo_better():
     def paired(ppo, grpo, t=None):
         gap, n = grpo - ppo, len(ppo)
-        width = (t or {3: 4.303, 6: 2.571}[n]) * gap.std(ddof=1) / n**0.5
+        width = (t or p8.t_quantile(0.975, n - 1)) * gap.std(ddof=1) / n**0.5
         return gap.mean() - width, gap.mean() + width
 
-    assert p8.t_quantile(0.975, 5) == pytest.approx(2.5706, abs=1e-3)
     six, three = (range(6),) * 2, (range(3),) * 2
     assert all(p8.check(six, paired, seed) for seed in range(3))
     bold = (six, lambda a, b: paired(a, b, 1.96)), (([0] * 6,) * 2, paired)
@@ -121,7 +114,6 @@ def test_an_unsolved_notebook_runs(path, monkeypatch, tmp_path, capsys):
         monkeypatch.setattr(module, name, 2)
     names, cells = {}, json.loads(path.read_text(encoding="utf-8"))["cells"]
     for cell in (cell for cell in cells if cell["cell_type"] == "code"):
-        assert not cell["outputs"]
         exec("".join(cell["source"]), names)
     said = capsys.readouterr().out
     assert "✘" in said and "✔" not in said

@@ -21,16 +21,10 @@ EOS, RATE = 39, 0.3
 def make_policy(seed: int) -> AutoModelForCausalLMWithValueHead:
     """A random GPT-2 of 40 tokens with a value head."""
     torch.manual_seed(seed)
-    special = {"bos_token_id": EOS, "eos_token_id": EOS, "pad_token_id": EOS}
-    shape = {
-        "vocab_size": 40,
-        "n_positions": 32,
-        "n_embd": 16,
-        "n_layer": 2,
-        "n_head": 2,
-    }
-    rates = dict.fromkeys(("attn_pdrop", "resid_pdrop", "embd_pdrop"), 0)
-    config = GPT2Config(**shape, **special, **rates, initializer_range=0.2)
+    shape = {"vocab_size": 40, "n_positions": 32, "n_embd": 16, "n_layer": 2}
+    shape |= {"bos_token_id": EOS, "eos_token_id": EOS, "pad_token_id": EOS}
+    shape |= dict.fromkeys(("attn_pdrop", "resid_pdrop", "embd_pdrop"), 0)
+    config = GPT2Config(**shape, n_head=2, initializer_range=0.2)
     return AutoModelForCausalLMWithValueHead(GPT2LMHeadModel(config)).eval()
 
 
@@ -44,16 +38,14 @@ def make_batch(seed: int) -> SimpleNamespace:
     for response in responses[::2]:
         response[-1] = EOS  # sampled, so it counts
     q, r = (max(map(len, rows)) for rows in (queries, responses))
-    b = SimpleNamespace(
-        queries=queries, responses=responses, pad=EOS, scores=torch.randn(6)
-    )
+    b = SimpleNamespace(queries=queries, responses=responses, pad=EOS, beta=0.4)
     b.ids = torch.full((6, q + r), EOS)
     b.query_mask = torch.zeros(6, q, dtype=torch.long)
     for row, (query, response) in enumerate(zip(queries, responses)):
         b.ids[row, q - len(query) : q + len(response)] = torch.cat([query, response])
         b.query_mask[row, q - len(query) :] = 1
     b.response_ids, b.lengths = b.ids[:, q:], torch.tensor(list(map(len, responses)))
-    b.network, b.reference, b.beta = network, reference, 0.4
+    b.network, b.reference, b.scores = network, reference, torch.randn(6)
     return b
 
 
@@ -70,6 +62,7 @@ def train(b: SimpleNamespace, target: float) -> tuple[dict, list[Tensor]]:
     """One step of the trainer on copies of the networks: statistics and weights."""
     sizes = {"batch_size": 6, "mini_batch_size": 6, "ppo_epochs": 3, "vf_coef": 0.3}
     near = {"cliprange_value": 0.1, "init_kl_coef": b.beta, "horizon": 100}
+    near["accelerator_kwargs"] = {"cpu": True}  # where the student's step runs
     b.config = PPOConfig(**sizes, **near, target=target)
     parts = copy.deepcopy((b.network, b.reference))
     tokenizer = SimpleNamespace(pad_token_id=EOS, eos_token_id=EOS)

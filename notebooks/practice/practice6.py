@@ -46,9 +46,7 @@ def unready(prediction: dict, seed: int) -> bool:
         digest(prediction, seed)
     except (TypeError, ValueError) as error:
         empty = isinstance(prediction, dict) and None in prediction.values()
-        print(
-            "✘ Not written yet: some predictions are None." if empty else f"✘ {error}"
-        )
+        print("✘", "Not written yet: predictions are None." if empty else error)
         return True
     return False
 
@@ -59,15 +57,12 @@ def commit(prediction: dict, seed: int = 0, folder=FOLDER) -> None:
         return
     commitment, card = files(seed, folder)
     if card.exists():
-        print(
-            f"✘ The runs of seed {seed} exist already. Predict those of another seed."
-        )
+        print(f"✘ The runs of seed {seed} exist. Predict those of another seed.")
         return
+    text = json.dumps({"sha256": digest(prediction, seed)})
     with atomic_file(commitment) as path:
-        path.write_text(
-            json.dumps({"sha256": digest(prediction, seed)}), encoding="utf-8"
-        )
-    print(f"committed for {change(seed)}: {digest(prediction, seed)}")
+        path.write_text(text, encoding="utf-8")
+    print(f"committed for {change(seed)}: {text}")
 
 
 def run_both(committed: str, seed: int, folder) -> None:

@@ -38,11 +38,9 @@ def run_network(network, b, attention_mask, positions) -> tuple[Tensor, Tensor]:
     logits, _, values = network(
         b.ids, attention_mask=attention_mask, position_ids=positions
     )
-    q = b.query_mask.shape[1]
-    logprobs = logits[:, q - 1 : -1].log_softmax(-1)
-    return logprobs.gather(-1, b.response_ids.unsqueeze(-1))[..., 0], values[
-        :, q - 1 : -1
-    ]
+    first = b.query_mask.shape[1] - 1  # predicts the first response token
+    logprobs, tokens = logits[:, first:-1].log_softmax(-1), b.response_ids.unsqueeze(-1)
+    return logprobs.gather(-1, tokens).squeeze(-1), values[:, first:-1]
 
 
 def differs(step, functions: dict, given, trainer) -> str | None:
@@ -51,7 +49,7 @@ def differs(step, functions: dict, given, trainer) -> str | None:
     b.optimizer = torch.optim.SGD(b.network.parameters(), lr=RATE)
 
     def noting(name):
-        return lambda *arguments: called.add(name) or functions[name](*arguments)
+        return lambda *x, **named: called.add(name) or functions[name](*x, **named)
 
     try:
         found = step(b, SimpleNamespace(**{name: noting(name) for name in functions}))
@@ -67,9 +65,9 @@ def differs(step, functions: dict, given, trainer) -> str | None:
             return f"{name} is {found[name]:.6g}, and {expected:.6g} in the trainer"
     moved = zip(b.network.parameters(), trainer.weights)
     apart = max((p.detach() - w).abs().max().item() for p, w in moved)
-    return (
-        None if apart <= TOLERANCE else f"a weight after the step is off by {apart:.1e}"
-    )
+    if not apart <= TOLERANCE:
+        return f"a weight after the step is off by {apart:.1e}"
+    return None
 
 
 def check(step, own, seed: int = 0) -> bool:

@@ -4,6 +4,7 @@ A run's score is the method's mean, plus a part that all runs with the same seed
 plus a part of its own. Both parts are normal. Their sizes differ between experiments.
 """
 
+import functools
 import secrets
 
 import numpy as np
@@ -17,6 +18,7 @@ WIDTH = 1.5  # times the width of somebody who knows how noisy the runs are
 EFFECTS = 0.0, 0.0, 0.5, 1.0, -1.0, 2.0  # in standard deviations of a single run
 
 
+@functools.lru_cache(maxsize=64)
 def t_quantile(p: float, df: float) -> float:
     """The quantile p > 0.5 of Student's t with df ≥ 1 degrees of freedom, by a sum."""
     x = np.tan(np.linspace(0, np.pi / 2, 20_001)[:-1])

@@ -49,6 +49,7 @@ def policy(seed: int) -> AutoModelForCausalLMWithValueHead:
 def train(seed: int, settings: dict) -> list[list[float]]:
     """The five statistics at each step of one run."""
     sizes = {"batch_size": BATCH, "mini_batch_size": BATCH, "adap_kl_ctrl": False}
+    sizes["accelerator_kwargs"] = {"cpu": True}
     config = PPOConfig(**sizes, **BASE | settings, vf_coef=0.5, seed=seed)
     parts = (
         policy(seed),
