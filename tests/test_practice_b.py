@@ -1,4 +1,4 @@
-"""Practice 5 to 8: a reference passes, lazy answers do not, and unsolved notebooks run."""
+"""Practice 5 to 8: a reference passes, lazy answers fail, unsolved notebooks run."""
 
 import copy
 import json
@@ -17,7 +17,6 @@ import practice5 as p5
 import practice6 as p6
 import practice7 as p7
 import practice8 as p8
-import predict_runs
 
 
 def test_5_stop_in_time():
@@ -28,11 +27,11 @@ def test_5_stop_in_time():
     assert np.diff(p5.make_runs(1)["proxy"]).min() > -1e-9  # the proxy never falls
 
 
-def test_6_a_prediction_counts_only_as_it_was_committed(tmp_path, monkeypatch, capsys):
-    base, after = [2.0, 2.0, 0.1, 1.0, 0.1], [0.5, 0.6, 0.0, 1.5, 0.2]
+def test_6_a_prediction_counts_as_committed(tmp_path, monkeypatch, capsys):
+    base, after = [2, 2, 0.1, 1, 0.1], [0.5, 0.6, 0, 1.5, 0.2]
     noise = np.random.default_rng(0).normal(0, 0.01, (4, 12, 5))
     monkeypatch.setattr(p6, "runs", lambda seed, x: noise + (after if x else base))
-    good = dict(zip(p6.STATS, [0.4, 1.0, 0.01, 1.4, 0.25], strict=True))
+    good = dict(zip(p6.STATS, [0.4, 1, 0, 1.4, 0.2], strict=True))
     late, (file, card) = good | {p6.STATS[0]: 0.5}, p6.files(0, tmp_path)
     assert not p6.check(good, 0, tmp_path)
     p6.commit(good, 0, tmp_path)
@@ -41,7 +40,8 @@ def test_6_a_prediction_counts_only_as_it_was_committed(tmp_path, monkeypatch, c
     p6.commit(late, 0, tmp_path)
     assert not p6.check(late, 0, tmp_path)
     file.write_text(json.dumps({"sha256": p6.digest(late, 0)}))
-    assert not p6.check(late, 0, tmp_path) and "yours is younger" in capsys.readouterr().out
+    assert not p6.check(late, 0, tmp_path)
+    assert "younger" in capsys.readouterr().out
     for factor in (0, 0.5, 1, 2):  # nothing, all down, all the same, all up
         lazy = {name: factor * x for name, x in zip(good, base, strict=True)}
         assert not p6.score(lazy, p6.read_json(card)["metrics"])
@@ -75,22 +75,18 @@ def ppo_step(b, f):
     return dict(zip(p7.STATS, found, strict=True))
 
 
-def one_epoch(b, f):
-    b.config.ppo_epochs = 1
-    return ppo_step(b, f)
-
-
-def test_7_a_step_equals_the_trainer_or_its_wrong_function_is_found(capsys):
+def test_7_a_wrong_function_is_found(capsys):
     made, zeros = p7.SET.exercises, dict.fromkeys(p7.STATS, 0.0)
     right = {name: made[name].solution for name in p7.NAMES}
     assert p7.check(ppo_step, SimpleNamespace(**right))
-    for some in ({"next_beta": "not_clipped"}, {"position_ids": "by_column", "whiten": "with_n"}):
+    for some in ({"next_beta": "added"}, {"position_ids": "by_column", "whiten": "with_n"}):
         mine = right | {name: made[name].mistakes[x] for name, x in some.items()}
         assert not p7.check(ppo_step, SimpleNamespace(**mine))
         assert capsys.readouterr().out.endswith(f"Wrong: {', '.join(some)}.\n")
-    unmoved, unused = lambda b, f: ppo_step(copy.deepcopy(b), f), lambda b, f: zeros
-    for lazy in (one_epoch, unmoved, unused):
-        assert not p7.check(lazy, SimpleNamespace(**right))
+    lazy = [lambda b, f: zeros, lambda b, f: ppo_step(copy.deepcopy(b), f)]
+    lazy += [lambda b, f: setattr(b.config, "ppo_epochs", 1) or ppo_step(b, f)]
+    for step in lazy:
+        assert not p7.check(step, SimpleNamespace(**right))
         assert "look at ppo_step" in capsys.readouterr().out
 
 
@@ -103,15 +99,15 @@ def test_8_is_grpo_better():
     six, three = (range(6),) * 2, (range(3),) * 2
     assert all(p8.check(six, paired, seed) for seed in range(3))
     bold = (six, lambda a, b: paired(a, b, 1.96)), (([0] * 6,) * 2, paired)
-    wide = (six, lambda a, b: (-9, 9)), (three, paired), ((range(6), range(6, 12)), paired)
+    wide = (six, lambda a, b: (-9, 9)), (three, paired)
     assert not any(p8.check(*lazy, 0) for lazy in (*bold, *wide))
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("[5-8]_*.ipynb")), ids=lambda p: p.stem)
 def test_an_unsolved_notebook_runs(path, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
-    for module, name in ((predict_runs, "STEPS"), (predict_runs, "RUNS"), (p6, "STEPS")):
-        monkeypatch.setattr(module, name, 2)
+    for name in ("predict_runs.STEPS", "predict_runs.RUNS", "practice6.STEPS"):
+        monkeypatch.setattr(name, 2)
     names, cells = {}, json.loads(path.read_text(encoding="utf-8"))["cells"]
     for cell in (cell for cell in cells if cell["cell_type"] == "code"):
         exec("".join(cell["source"]), names)

@@ -20,14 +20,14 @@ REPEATS = (SEQUENCES[:, 1:] == SEQUENCES[:, :-1]).sum(1).double()
 
 
 def features() -> tuple[Tensor, Tensor]:
-    """What two reward models see of a response: (N, V) tokens, (N, V²) neighbors."""
+    """Return what two reward models count: (N, V) tokens, (N, V²) neighbors."""
     one_hot = torch.nn.functional.one_hot(SEQUENCES, V).double()
     neighbors = torch.einsum("nta,ntb->nab", one_hot[:, :-1], one_hot[:, 1:])
     return one_hot.sum(1), neighbors.flatten(1)
 
 
 def fit(x: Tensor, chosen: Tensor, rejected: Tensor, ridge: float = 0.1) -> Tensor:
-    """Bradley-Terry by Newton's method: pairs (M, n) → rewards (M, N)."""
+    """Fit Bradley-Terry by Newton's method: pairs (M, n) → rewards (M, N)."""
     pairs = x[chosen] - x[rejected]
     weights = pairs.new_zeros(len(pairs), x.shape[1], 1)
     for _ in range(8):
@@ -40,7 +40,7 @@ def fit(x: Tensor, chosen: Tensor, rejected: Tensor, ridge: float = 0.1) -> Tens
 
 
 def draw(seed: int, runs: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Languages with a reward model each: log-reference, gold, proxy (M, N), pace."""
+    """Draw languages and reward models: log-reference, gold, proxy (M, N), pace."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -64,7 +64,7 @@ def draw(seed: int, runs: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def make_runs(seed: int, runs: int = RUNS) -> dict[str, np.ndarray]:
-    """Statistics of runs, (M, STEPS + 1) each; column 0 is the reference.
+    """Return statistics of runs, (M, STEPS + 1) each; column 0 is the reference.
 
     Proxy and gold are gains over the reference, KL and entropy are in nats, repeats are
     equal neighbors per response. β falls from 16 to 0.02 at a pace of each run's own.
@@ -88,7 +88,7 @@ def make_runs(seed: int, runs: int = RUNS) -> dict[str, np.ndarray]:
 
 
 def show(seed: int = 0, runs: int = 4, gold: bool = False) -> plt.Figure:
-    """The statistics that a rule sees, of a few runs; gold only if asked for."""
+    """Plot the statistics that a rule sees, of a few runs; with ``gold`` also gold."""
     found, names = make_runs(seed, runs), SEEN + ("gold",) * gold
     figure, axes = plt.subplots(
         1, len(names), figsize=(2.6 * len(names), 2.6), layout="constrained"
@@ -101,7 +101,7 @@ def show(seed: int = 0, runs: int = 4, gold: bool = False) -> plt.Figure:
 
 
 def stops(stop, found: dict[str, np.ndarray]) -> np.ndarray:
-    """The step at which a rule stops each run; the last one where it never does."""
+    """Return the step where a rule stops each run; the last one if it never does."""
     steps = []
     for run in range(len(found["kl"])):
         rows = {name: found[name][run].tolist() for name in SEEN}

@@ -17,14 +17,14 @@ FOLDER = ROOT / "build" / "practice"
 
 
 def base(seed: int = 0) -> pd.DataFrame:
-    """The base setting, step by step and on average; means over four runs."""
+    """Return the base setting's statistics by step and on average, over four runs."""
     table = pd.DataFrame(runs(seed, ()).mean(0), range(1, STEPS + 1), STATS)
     table.loc["mean"] = table.mean()
     return table.round(3)
 
 
 def digest(prediction: dict, seed: int) -> str:
-    """SHA-256 of a prediction as canonical JSON: sorted keys, floats, no spaces."""
+    """Return the SHA-256 of a prediction's JSON: sorted keys, floats, no spaces."""
     if set(prediction) != set(STATS):
         raise ValueError(f"A prediction has a number for each of {', '.join(STATS)}.")
     numbers = {name: float(value) for name, value in prediction.items()}
@@ -35,13 +35,13 @@ def digest(prediction: dict, seed: int) -> str:
 
 
 def files(seed: int, folder) -> tuple[Path, Path]:
-    """Where the commitment and the run card of a seed are."""
+    """Return the paths of a seed's commitment and run card."""
     name = f"6_predict_then_run_{seed}.json"
     return Path(folder) / "commitments" / name, Path(folder) / "run_cards" / name
 
 
 def unready(prediction: dict, seed: int) -> bool:
-    """Whether a prediction cannot be hashed; print why."""
+    """Return whether a prediction cannot be hashed, and print why."""
     try:
         digest(prediction, seed)
     except (TypeError, ValueError) as error:

@@ -22,7 +22,7 @@ RATIOS = 0.9, 0.3, 3.0  # KL / target in the three steps of a check
 
 
 def my_functions(notebook: str | Path = NOTEBOOK) -> SimpleNamespace:
-    """The seven functions of a notebook; of its cells, only definitions run."""
+    """Return the seven functions of a notebook; only their definitions run."""
     cells = json.loads(Path(notebook).expanduser().read_text(encoding="utf-8"))["cells"]
     names = {"torch": torch}
     for cell in (cell for cell in cells if cell["cell_type"] == "code"):
@@ -34,7 +34,7 @@ def my_functions(notebook: str | Path = NOTEBOOK) -> SimpleNamespace:
 
 
 def run_network(network, b, attention_mask, positions) -> tuple[Tensor, Tensor]:
-    """Log-probabilities and values of the response tokens, (B, R) each."""
+    """Return log-probabilities and values of the response tokens, (B, R) each."""
     logits, _, values = network(
         b.ids, attention_mask=attention_mask, position_ids=positions
     )
@@ -44,7 +44,7 @@ def run_network(network, b, attention_mask, positions) -> tuple[Tensor, Tensor]:
 
 
 def differs(step, functions: dict, given, trainer) -> str | None:
-    """The first number of a step that is not the trainer's, in words; or None."""
+    """Say which number of a step is not the trainer's; None if all are equal."""
     called, b = set(), copy.deepcopy(given)
     b.optimizer = torch.optim.SGD(b.network.parameters(), lr=RATE)
 

@@ -20,7 +20,7 @@ EFFECTS = 0.0, 0.0, 0.5, 1.0, -1.0, 2.0  # in standard deviations of a single ru
 
 @functools.lru_cache(maxsize=64)
 def t_quantile(p: float, df: float) -> float:
-    """The quantile p > 0.5 of Student's t with df ≥ 1 degrees of freedom, by a sum."""
+    """Return the quantile p > 0.5 of Student's t with df ≥ 1 degrees of freedom."""
     x = np.tan(np.linspace(0, np.pi / 2, 20_001)[:-1])
     density = (1 + x**2 / df) ** (-(df + 1) / 2) * (1 + x**2)
     area = np.concatenate([[0], (density[1:] + density[:-1]).cumsum()])
@@ -28,7 +28,7 @@ def t_quantile(p: float, df: float) -> float:
 
 
 def as_seeds(seeds) -> tuple[list[int], list[int]]:
-    """The two lists, or a ``ValueError`` that says what is wrong with them."""
+    """Return both lists of seeds; raise ``ValueError`` for unusable ones."""
     lists = [list(some) for some in seeds]
     if len(lists) != 2 or not all(lists):
         raise ValueError(
@@ -42,7 +42,7 @@ def as_seeds(seeds) -> tuple[list[int], list[int]]:
 
 
 def simulate(lists: tuple[list[int], list[int]], seed: int):
-    """Scores (E, runs) of both methods, true differences, sizes of the noise (E,)."""
+    """Draw scores (E, runs) of both methods, true differences, noise and its share."""
     dice = np.random.default_rng(seed)
     known = sorted(set(lists[0]) | set(lists[1]))
     size = np.exp(dice.uniform(np.log(0.02), np.log(2), EXPERIMENTS))
@@ -63,7 +63,7 @@ def simulate(lists: tuple[list[int], list[int]], seed: int):
 
 
 def intervals(interval, scores: list[np.ndarray]) -> np.ndarray:
-    """A student's intervals, (E, 2)."""
+    """Return a student's intervals, (E, 2)."""
     found = []
     for ppo, grpo in zip(*scores):
         low, high = map(float, interval(ppo.copy(), grpo.copy()))
@@ -106,7 +106,7 @@ def check(seeds, interval, seed: int | None = None) -> bool:
 
 
 def recorded(what: str = "J") -> tuple[np.ndarray, np.ndarray]:
-    """A held-out number of the recorded runs of notebook 07, PPO's and GRPO's, by seed.
+    """Return a held-out number of notebook 07's recorded runs of PPO and GRPO.
 
     ``what`` is "J" (score − β·KL), "score" or "KL".
     """

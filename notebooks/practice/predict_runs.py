@@ -32,12 +32,12 @@ CHANGES = (
 
 
 def change(seed: int) -> dict:
-    """The one setting that differs from ``BASE``."""
+    """Return the one setting that differs from ``BASE``."""
     return CHANGES[seed % len(CHANGES)]
 
 
 def policy(seed: int) -> AutoModelForCausalLMWithValueHead:
-    """A random GPT-2 of one layer."""
+    """Make a random GPT-2 with one layer."""
     torch.manual_seed(seed)
     shape = {"vocab_size": V, "n_positions": 8, "n_embd": 32, "n_layer": 1, "n_head": 2}
     shape |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
@@ -47,7 +47,7 @@ def policy(seed: int) -> AutoModelForCausalLMWithValueHead:
 
 
 def train(seed: int, settings: dict) -> list[list[float]]:
-    """The five statistics at each step of one run."""
+    """Return the five statistics at each step of one run."""
     sizes = {"batch_size": BATCH, "mini_batch_size": BATCH, "adap_kl_ctrl": False}
     sizes["accelerator_kwargs"] = {"cpu": True}
     config = PPOConfig(**sizes, **BASE | settings, vf_coef=0.5, seed=seed)
@@ -72,7 +72,7 @@ def train(seed: int, settings: dict) -> list[list[float]]:
 
 @functools.lru_cache(maxsize=8)
 def runs(seed: int, settings: tuple) -> np.ndarray:
-    """The five statistics of every step of four runs, (RUNS, STEPS, 5)."""
+    """Return the statistics of every step of four runs, (RUNS, STEPS, 5)."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a large step size is meant
         return np.array([train(RUNS * seed + i, dict(settings)) for i in range(RUNS)])
