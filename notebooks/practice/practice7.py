@@ -1,6 +1,7 @@
 """Exercise 7, assemble: a PPO step of a student's functions against the trainer's."""
 
 import ast
+import contextlib
 import copy
 import json
 import sys
@@ -22,14 +23,14 @@ RATIOS = 0.9, 0.3, 3.0  # KL / target in the three steps of a check
 
 
 def my_functions(notebook: str | Path = NOTEBOOK) -> SimpleNamespace:
-    """Return the seven functions of a notebook; only their definitions run."""
+    """Return the seven functions of a notebook; only imports and definitions run."""
     cells = json.loads(Path(notebook).expanduser().read_text(encoding="utf-8"))["cells"]
-    names = {"torch": torch}
+    names, kinds = {"torch": torch}, ast.Import | ast.ImportFrom | ast.FunctionDef
     for cell in (cell for cell in cells if cell["cell_type"] == "code"):
-        source = "".join(cell["source"])
-        if any(f"def {name}(" in source for name in NAMES):
-            kept = [x for x in ast.parse(source).body if isinstance(x, ast.FunctionDef)]
-            exec(compile(ast.Module(kept, []), str(notebook), "exec"), names)
+        with contextlib.suppress(SyntaxError):  # a cell with a magic command
+            body = ast.parse("".join(cell["source"])).body
+            kept = ast.Module([x for x in body if isinstance(x, kinds)], [])
+            exec(compile(kept, str(notebook), "exec"), names)
     return SimpleNamespace(**{name: names[name] for name in NAMES if name in names})
 
 
@@ -86,8 +87,9 @@ def check(step, own, seed: int = 0) -> bool:
         print(f"✔ In {len(RATIOS)} steps, numbers and weights equal the trainer's.")
         return True
     print(f"✘ {said}.")
-    if said := differs(step, right, *case):
-        print(f"  With correct functions, {said}: look at ppo_step.")
+    if again := differs(step, right, *case):
+        again = "it is the same" if again == said else again
+        print(f"  With correct functions, {again}: look at ppo_step.")
         return False
     wrong = [x for x in NAMES if differs(step, right | {x: mine[x]}, *case)]
     print(f"  ppo_step is right. Wrong: {', '.join(wrong) or 'only several together'}.")
