@@ -1,4 +1,4 @@
-"""Practice 5 to 8: a reference passes, lazy answers fail, unsolved notebooks run."""
+"""Practice 5 to 8: references pass, lazy answers fail, notebooks run."""
 
 import copy
 import json
@@ -27,7 +27,7 @@ def test_5_stop_in_time():
     assert np.diff(p5.make_runs(1)["proxy"]).min() > -1e-9  # the proxy never falls
 
 
-def test_6_a_prediction_counts_as_committed(tmp_path, monkeypatch, capsys):
+def test_6_predict_then_run(tmp_path, monkeypatch, capsys):
     base, after = [2, 2, 0.1, 1, 0.1], [0.5, 0.6, 0, 1.5, 0.2]
     noise = np.random.default_rng(0).normal(0, 0.01, (4, 12, 5))
     monkeypatch.setattr(p6, "runs", lambda seed, x: noise + (after if x else base))
@@ -75,7 +75,7 @@ def ppo_step(b, f):
     return dict(zip(p7.STATS, found, strict=True))
 
 
-def test_7_a_wrong_function_is_found(capsys):
+def test_7_assemble(capsys):
     made, zeros = p7.SET.exercises, dict.fromkeys(p7.STATS, 0.0)
     right = {name: made[name].solution for name in p7.NAMES}
     assert p7.check(ppo_step, SimpleNamespace(**right))
@@ -109,7 +109,7 @@ def test_an_unsolved_notebook_runs(path, monkeypatch, tmp_path, capsys):
     for name in ("predict_runs.STEPS", "predict_runs.RUNS", "practice6.STEPS"):
         monkeypatch.setattr(name, 2)
     names, cells = {}, json.loads(path.read_text(encoding="utf-8"))["cells"]
-    for cell in (cell for cell in cells if cell["cell_type"] == "code"):
+    for cell in (x for x in cells if x["cell_type"] == "code"):
         exec("".join(cell["source"]), names)
     said = capsys.readouterr().out
     assert "✘" in said and "✔" not in said
