@@ -54,16 +54,18 @@ def differs(step, functions: dict, given, trainer) -> str | None:
 
     try:
         found = step(b, SimpleNamespace(**{name: noting(name) for name in functions}))
-        found = {name: float(found[name]) for name in STATS}
+        found = {name: float(value) for name, value in found.items()}
     except NotImplementedError:
         return "something is not written yet"
     except Exception as error:
         return f"it stops with {type(error).__name__}: {error}"
-    if left := [name for name in functions if name not in called]:
-        return f"the step never calls {', '.join(left)}"
     for name, expected in trainer.stats.items():
+        if name not in found:
+            return f"{name} is missing from the dictionary"
         if not abs(found[name] - expected) <= TOLERANCE * max(1, abs(expected)):
             return f"{name} is {found[name]:.6g}, and {expected:.6g} in the trainer"
+    if left := [name for name in functions if name not in called]:
+        return f"the step never calls {', '.join(left)}"
     moved = zip(b.network.parameters(), trainer.weights)
     apart = max((p.detach() - w).abs().max().item() for p, w in moved)
     if not apart <= TOLERANCE:
