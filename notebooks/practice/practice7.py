@@ -61,7 +61,7 @@ def differs(step, functions: dict, given, trainer) -> str | None:
         return f"it stops with {type(error).__name__}: {error}"
     for name, expected in trainer.stats.items():
         if name not in found:
-            return f"{name} is missing from the dictionary"
+            return f"{name} is missing; wanted are {', '.join(STATS)}"
         if not abs(found[name] - expected) <= TOLERANCE * max(1, abs(expected)):
             return f"{name} is {found[name]:.6g}, and {expected:.6g} in the trainer"
     if left := [name for name in functions if name not in called]:
