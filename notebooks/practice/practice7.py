@@ -54,7 +54,7 @@ def differs(step, functions: dict, given, trainer) -> str | None:
 
     try:
         found = step(b, SimpleNamespace(**{name: noting(name) for name in functions}))
-        found = {name: float(value) for name, value in found.items()}
+        found = {name: float(value) for name, value in (found or {}).items()}
     except NotImplementedError:
         return "something is not written yet"
     except Exception as error:
