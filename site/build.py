@@ -11,18 +11,21 @@ import argparse
 import json
 import re
 import shutil
+import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 try:
-    from sphinx.cmd.build import main as sphinx
+    import sphinx  # noqa: F401
 except ImportError:
     sys.exit("The site needs Sphinx: run `make site`, or pip install -r site/requirements.txt")
 
 import formulas
+import translate
 from address import addresses
 from home import ARCHIVE, home_page
+from translate import say
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -49,6 +52,13 @@ def at_root(text: str) -> str:
     return re.sub(r'<a id="([\w-]+)"></a>\n', r"(\1)=", text.replace("](../", "]("))
 
 
+def for_site(text: str) -> str:
+    """Return a notebook's text with the links of the site, which has its pages one folder up."""
+    text = re.sub(r"\]\(((?:\.\./)+)site/", r"](\1", text)
+    text = re.sub(r"\[(`test_\w+`)\]\([./]+(tests/\w+\.py)\)", r"\1 in `\2`", text)
+    return re.sub(r"\[here\]\((\w+_solved\.ipynb)\)", r"<a href='\1' download>here</a>", text)
+
+
 def fold(notebook: dict) -> None:
     """Tag the cells that import and set up: Sphinx folds them."""
     for cell in notebook["cells"]:
@@ -60,7 +70,8 @@ def fold(notebook: dict) -> None:
             or source.startswith(("import ", "from "))
         ):
             imports = source.startswith(("import ", "from "))
-            cell["metadata"]["mystnb"] = {"code_prompt_show": "Imports" if imports else "Settings"}
+            title = say("Imports") if imports else say("Settings")
+            cell["metadata"]["mystnb"] = {"code_prompt_show": title}
             tags.append("hide-cell")
 
 
@@ -83,11 +94,7 @@ def collect(folder: Path) -> None:
     for path in (path for pattern in patterns for path in ROOT.glob(pattern)):
         copy(path, folder / path.relative_to(ROOT))
     for path in folder.glob("notebooks/**/*.ipynb"):  # tests and solved exercises have no pages
-        text = re.sub(r"\]\(((?:\.\./)+)site/", r"](\1", path.read_text())
-        text = re.sub(r"\[(`test_\w+`)\]\([./]+(tests/\w+\.py)\)", r"\1 in `\2`", text)
-        notebook = json.loads(
-            re.sub(r"\[here\]\((\w+_solved\.ipynb)\)", r"<a href='\1' download>here</a>", text)
-        )
+        notebook = json.loads(for_site(path.read_text()))
         fold(notebook)
         path.write_text(json.dumps(notebook))
     for card in ROOT.glob("models/*/README.md"):
@@ -138,8 +145,10 @@ def sources_list() -> str:
     return "\n".join(["", *lines])
 
 
-def pack(target: Path) -> None:
-    """Write a zip with all files that the course needs to run."""
+def pack(target: Path, instead: Path | None = None) -> None:
+    """Write a zip with all files that the course needs to run; those of another folder replace
+    files of the same name.
+    """
     patterns = ["*.md", "LICENSE", "Makefile", "*.txt", "*.toml", "site/*.md", "slides/slides.pdf"]
     patterns += [
         f"{folder}/**/*" for folder in ("notebooks", "rlhf_course", "scripts", "models", "figs")
@@ -151,7 +160,9 @@ def pack(target: Path) -> None:
                 and "__pycache__" not in path.parts
                 and ".ipynb_checkpoints" not in path.parts
             ):
-                archive.write(path, Path(target.stem, path.relative_to(ROOT)))
+                name = path.relative_to(ROOT)
+                other = instead / name if instead else path
+                archive.write(other if other.exists() else path, Path(target.stem, name))
 
 
 def sitemap(pages: Path, homepage: str) -> None:
@@ -165,6 +176,48 @@ def sitemap(pages: Path, homepage: str) -> None:
         ' xmlns="http://www.sitemaps.org/schemas/sitemap/0.9">\n'
     )
     (pages / "sitemap.xml").write_text(f"{head}{lines}</urlset>\n")
+
+
+def run_sphinx(work: Path) -> None:
+    """Build the English pages in ``work/html`` and the Chinese ones in ``work/zh``, side by side."""
+    shutil.copytree(work / "source", work / "chinese-source")
+    translate.translate_html(work / "chinese-source")
+    translate.compile_for_sphinx(work / "locale")
+    chinese = ["-D", f"language={translate.LANGUAGE}", "-D", f"locale_dirs={work / 'locale'}"]
+    chinese += ["-D", "gettext_auto_build=0", "-D", "gettext_compact=0"]
+    runs = []
+    for source, pages, options in (("source", "html", []), ("chinese-source", "zh", chinese)):
+        command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-c", HERE, *options]
+        command += ["-d", work / f"trees-{pages}", work / source, work / pages]
+        runs.append(subprocess.Popen([*map(str, command)]))
+    if any([run.wait() for run in runs]):
+        sys.exit("The site was not built: Sphinx's warnings are above.")
+
+
+def join(pages: Path, chinese: Path) -> None:
+    """Move the Chinese pages to ``pages/zh``; they share the sources' pages and equal files."""
+    shared = {"slides"}
+    for folder in ("rlhf_course", "scripts"):
+        shutil.rmtree(chinese / folder, ignore_errors=True)
+        shared.add(folder)
+    for path in [*chinese.glob("figs/*.html")]:
+        if path.name != "README.html":
+            path.unlink()
+            shared.add(f"figs/{path.name}")
+    for path in [*chinese.glob("_static/**/*"), *chinese.glob("_images/*")]:
+        twin = pages / path.relative_to(chinese)
+        if path.is_file() and twin.is_file() and twin.read_bytes() == path.read_bytes():
+            path.unlink()
+            shared.add(str(path.relative_to(chinese)))
+    link = re.compile(r"""((?:href|src)=")((?:\.\./)*)([\w-]+(?:/[^"#?]+)?)""")
+
+    def up(match: re.Match) -> str:
+        is_shared = match[3] in shared or match[3].split("/")[0] in shared
+        return f"{match[1]}{'../' * is_shared}{match[2]}{match[3]}"
+
+    for path in chinese.rglob("*.html"):
+        path.write_text(link.sub(up, path.read_text(encoding="utf-8")), encoding="utf-8")
+    chinese.rename(pages / "zh")
 
 
 def build(output: Path) -> None:
@@ -181,21 +234,9 @@ def build(output: Path) -> None:
     shutil.rmtree(work, ignore_errors=True)
     try:
         collect(work / "source")
-        pages, trees = work / "html", work / "trees"
-        if sphinx(
-            [
-                "-q",
-                "-W",
-                "--keep-going",
-                "-c",
-                str(HERE),
-                "-d",
-                str(trees),
-                str(work / "source"),
-                str(pages),
-            ]
-        ):
-            sys.exit("The site was not built: Sphinx's warnings are above.")
+        pages = work / "html"
+        run_sphinx(work)
+        join(pages, work / "zh")
         extra = [
             *ROOT.glob("notebooks/**/*.ipynb"),
             *ROOT.glob("slides/slides.*ml"),
@@ -204,6 +245,12 @@ def build(output: Path) -> None:
         for path in extra:
             copy(path, pages / path.relative_to(ROOT))
         pack(pages / ARCHIVE)
+        chinese = work / "chinese"
+        translate.write(chinese, up="")
+        (chinese / "README.md").write_text(translate.readme_in_chinese(), encoding="utf-8")
+        for path in chinese.glob("notebooks/**/*.ipynb"):
+            copy(path, pages / "zh" / path.relative_to(chinese))
+        pack(pages / "zh" / ARCHIVE, chinese)
         if "homepage" in addresses():
             sitemap(pages, addresses()["homepage"])
         shutil.rmtree(output, ignore_errors=True)

@@ -22,6 +22,7 @@ extensions = [
     "sphinx_copybutton",
     "formulas",
     "pages",
+    "languages",
 ]
 source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb", ".py": "source", ".yaml": "source"}
 nitpicky = True
@@ -37,6 +38,10 @@ nb_execution_mode = "off"  # pages show the committed outputs
 html_theme = "furo"
 BRAND = ("color-brand-primary", "color-brand-content", "color-brand-visited")
 html_static_path = ["static", str(install())]
+templates_path = ["templates"]
+PLACES = "brand search scroll-start navigation scroll-end"
+html_sidebars = {"**": [f"sidebar/{name}.html" for name in PLACES.split()]}
+html_sidebars["**"].insert(2, "language.html")
 html_css_files = ["site.css"]
 html_js_files = [("site.js", {"defer": "defer"})]
 html_favicon = "static/favicon.svg"

@@ -60,7 +60,7 @@ def picture(notebook: nbformat.NotebookNode) -> tuple[bytes, str]:
     ]
     image, text = found[-1]
     caption = re.search(r"\*\*Figure \d+\.\d+\.\*\* (.+?)\.(?:\s|$)", text, re.S)[1]
-    return base64.b64decode(image), " ".join(caption.split())
+    return base64.b64decode(image), " ".join(re.sub("[$`]", "", caption).split())
 
 
 def sample(notebook: nbformat.NotebookNode) -> list[str]:

@@ -20,6 +20,7 @@ from sphinx.application import Sphinx
 from sphinx.parsers import Parser
 from sphinx.transforms import SphinxTransform
 from sphinx.util.images import get_image_size
+from translate import say
 
 from rlhf_course.ppo.stats import MEANING
 
@@ -48,6 +49,8 @@ class SourceParser(Parser):
     def parse(self, inputstring: str, document: nodes.document) -> None:
         env = document.settings.env
         path = Path(env.doc2path(env.docname, base=False))
+        if env.config.language != "en":
+            inputstring = ""  # all languages share the English pages of sources
         code = nodes.literal_block(inputstring, inputstring, language=path.suffix[1:], linenos=True)
         document += nodes.section(
             "", nodes.title(text=str(path)), code, ids=["source"], names=["source"]
@@ -103,7 +106,8 @@ def polish(app: Sphinx, pagename: str, templatename: str, context: dict, doctree
         _head(body, pagename.removeprefix("notebooks/"), app)
     if pagename not in GENERATED:
         _link_terms(body, pagename, app)
-    _mark_chinese(body)
+    if app.config.language == "en":
+        _mark_chinese(body)
     context["body"] = str(body)
     context["metatags"] += _metatags(body, pagename, context)
 
@@ -125,7 +129,7 @@ def _link_terms(body: BeautifulSoup, pagename: str, app: Sphinx) -> None:
             name.wrap(
                 body.new_tag("a", href=f"{to('metrics')}#{anchor(name)}", title=MEANING[name])
             )
-    if pagename == "glossary":
+    if pagename == "glossary" or app.config.language != "en":
         return
     terms, names = _glossary()
     for text in [
@@ -250,7 +254,7 @@ def _mark_text(table: Tag) -> None:
 def _caption(image: Tag) -> str:
     """The words of the paragraph «**Figure 1.2.** …» that follows an image's cell."""
     for paragraph in image.find_all_next("p", limit=3):
-        if paragraph.strong and paragraph.strong.text.startswith("Figure"):
+        if paragraph.strong and paragraph.strong.text.startswith(("Figure", "图")):
             paragraph["class"] = [*paragraph.get("class", []), "figure-caption"]
             return " ".join(paragraph.text.removeprefix(paragraph.strong.text).split())
     return ""
@@ -260,39 +264,32 @@ def _head(body: BeautifulSoup, name: str, app: Sphinx) -> None:
     """Add the lines under a notebook's title: what you learn, its file and requirements, scripts,
     and the slides.
     """
-    links = [("The notebook", f"{Path(name).name}.ipynb", True)]
-    links += [("Everything it needs, as a zip", f"{'../' * (1 + name.count('/'))}{ARCHIVE}", True)]
+    words = partial(say, language=app.config.language)
+    links = [(words("The notebook"), f"{Path(name).name}.ipynb", True)]
+    archive = f"{'../' * (1 + name.count('/'))}{ARCHIVE}"
+    links += [(words("Everything it needs, as a zip"), archive, True)]
+    if not name.startswith("exercises/"):
+        takes = words("The notebook takes {cost} on two CPU cores.")
+        takes = takes.format(cost=cost(name).removesuffix(" on two CPU cores"))
     if name.startswith("scratch/"):
-        lead = body.new_tag("p", attrs={"class": "lead"})
-        lead.string = (
-            f"This page runs the same cells on real data, at preset scratch. It takes {cost(name)}."
-            " The text describes preset tiny: if it differs from the measurements here, trust the"
-            " numbers."
+        text = words(
+            "This page runs the same cells on real data, at preset scratch. The text describes"
+            " preset tiny: if it differs from the measurements here, trust the numbers."
         )
-        body.h1.insert_after(lead)
+        _lead(body, f"{takes} {text}")
     if "/" not in name:
         repository = addresses().get("repository", "")
-        links += [
-            (what, url, False)
-            for what, url in open_in(repository, f"notebooks/{name}.ipynb").items()
-        ]
-        links += [("Exercises", f"exercises/{name}.html", False)]
-        links += [
-            (f"{script}.py", f"../scripts/{script}.html", False) for script in SCRIPTS.get(name, ())
-        ]
+        services = open_in(repository, f"notebooks/{name}.ipynb").items()
+        links += [(words(what), url, False) for what, url in services]
+        links += [(words("Exercises"), f"exercises/{name}.html", False)]
+        scripts = SCRIPTS.get(name, ())
+        links += [(f"{script}.py", f"../scripts/{script}.html", False) for script in scripts]
         if "slides" in app.env.found_docs:
-            links += [
-                ("Slides", "../slides/slides.html", False),
-                ("Slides as a PDF", "../slides/slides.pdf", False),
-            ]
-        goal = table()[name]
-        lead = body.new_tag("p", attrs={"class": "lead"})
-        parts = [
-            f"{goal['learn'][0].upper()}{goal['learn'][1:]}.",
-            f" The notebook takes {cost(name)}.",
-        ]
-        lead.append("".join(parts))
-        body.h1.insert_after(lead)
+            links += [(words("Slides"), "../slides/slides.html", False)]
+            links += [(words("Slides as a PDF"), "../slides/slides.pdf", False)]
+        learn = table()[name]["learn"]
+        learn = words(f"{learn[0].upper()}{learn[1:]}.")
+        _lead(body, f"{learn} {takes}")
     line = body.new_tag("p", attrs={"class": "page-links"})
     for text, target, download in links:
         link = body.new_tag("a", href=target, attrs={"download": ""} if download else {})
@@ -300,6 +297,13 @@ def _head(body: BeautifulSoup, name: str, app: Sphinx) -> None:
         line.append(link)
         line.append(" ")
     body.h1.insert_after(line)
+
+
+def _lead(body: BeautifulSoup, text: str) -> None:
+    """Add a paragraph under the title."""
+    lead = body.new_tag("p", attrs={"class": "lead"})
+    lead.string = text
+    body.h1.insert_after(lead)
 
 
 def name_levels(app: Sphinx, pagename: str, templatename: str, context: dict, doctree) -> None:

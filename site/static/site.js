@@ -6,3 +6,7 @@ const mark = () => scrollers.forEach(element => {
 });
 addEventListener("load", mark);
 addEventListener("resize", mark);
+
+// The other language opens at the same heading.
+for (const link of document.querySelectorAll("a.language"))
+  link.addEventListener("click", () => { link.hash = location.hash; });

@@ -1,0 +1,118 @@
+"""The site's other language, as an extension of Sphinx: messages, search, and what each page shows."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from bs4 import BeautifulSoup
+from docutils import nodes
+from sphinx import addnodes
+from sphinx.application import Sphinx
+from sphinx.search.zh import SearchChinese
+from sphinx.transforms import SphinxTransform
+from sphinx.util.nodes import extract_messages
+from translate import PO, catalog, has_words, say
+
+ENGLISH_PAGES = r"rlhf_course/|scripts/|figs/(?!README)"  # sources
+CHINESE = re.compile("[\u3400-\u9fff]")
+IMAGE = re.compile(r"!\[[^]]*\]\(\S+\)")  # its words are a message of their own
+SPLIT = """
+function splitQuery(query) {
+    return (query.match(/[\\u3400-\\u9fff]+|[\\p{Letter}\\p{Number}_]+/gu) || []).flatMap(word =>
+        /[\\u3400-\\u9fff]/.test(word) && word.length > 2
+            ? [...word].slice(1).map((letter, i) => word[i] + letter) : [word]);
+}
+"""
+
+
+class Pairs(SearchChinese):
+    """Index Chinese text by its pairs of neighboring characters: no dictionary is needed."""
+
+    js_splitter_code = SPLIT
+
+    def split(self, input: str) -> list[str]:
+        runs = re.findall("[\u3400-\u9fff]+", input)
+        pairs = [run[i : i + 2] for run in runs for i in range(max(1, len(run) - 1))]
+        return pairs + super().split(input)
+
+
+class Messages(SphinxTransform):
+    """Record a page's messages, and which of them are shown in English."""
+
+    default_priority = 22  # just after Sphinx's translation
+
+    def apply(self, **kwargs) -> None:
+        env, found = self.env, []
+        translations = catalog(env.docname) if self.config.language != "en" else {}
+        english = env.metadata[env.docname]["english"] = []
+        for node, message in extract_messages(self.document):
+            if self.is_skipped(node) or not has_words(message) or IMAGE.fullmatch(message):
+                continue
+            found.append(message)
+            whole = isinstance(node, nodes.image | addnodes.translatable)
+            if message not in translations or not (whole or node.get("translated")):
+                english.append(message)
+                if not whole:
+                    node["classes"].append("untranslated")
+        env.metadata[env.docname]["messages"] = found
+
+    def is_skipped(self, node: nodes.Node) -> bool:
+        """Return whether a node is a formula, HTML, a notebook's metadata or a model's sample."""
+        sample = isinstance(node.parent, nodes.block_quote) and self.env.docname == "index"
+        kinds = nodes.math_block | nodes.raw | nodes.field_name
+        return isinstance(node, kinds) or isinstance(node.parent, nodes.field_body) or sample
+
+
+def keep_messages(app: Sphinx, exception: Exception | None) -> None:
+    """Write the messages of all pages into the file of the setting ``messages_file``."""
+    if app.config.messages_file and not exception:
+        found = {name: app.env.metadata[name]["messages"] for name in sorted(app.env.found_docs)}
+        Path(app.config.messages_file).write_text(json.dumps(found), encoding="utf-8")
+
+
+def show(app: Sphinx, pagename: str, templatename: str, context: dict, doctree) -> None:
+    """Add the link to the page in the other language, and what the Chinese page still lacks."""
+    is_english = app.config.language == "en"
+    if pagename == "404" or re.match(ENGLISH_PAGES, pagename):
+        return
+    start = "../" * pagename.count("/")
+    target = f"{start}{'zh' if is_english else '..'}/{pagename}.html"
+    code, name = ("zh-CN", "中文") if is_english else ("en", "English")
+    link = f'<a class="language" lang="{code}" hreflang="{code}" href="{target}">{name}</a>'
+    context["language_link"] = link
+    context["metatags"] += f'<link rel="alternate" hreflang="{code}" href="{target}">'
+    if "body" not in context:
+        return
+    if not is_english:
+        context["body"] = _count(app, pagename, context["body"])
+    context["body"] = f'<p class="language-line">{link}</p>\n{context["body"]}'
+
+
+def _count(app: Sphinx, pagename: str, html: str) -> str:
+    """Return a Chinese page's body: English parts marked, and counted at its foot."""
+    body = BeautifulSoup(html, "html.parser")
+    summaries = body.find_all("summary")
+    english = [tag for tag in summaries if has_words(tag.text) and not CHINESE.search(tag.text)]
+    for tag in [*body.select(".untranslated, .cell_output, pre"), *english]:
+        tag["lang"] = "en"
+    count = len(app.env.metadata[pagename].get("english", ())) + len(english)
+    text = say("{count} paragraphs of this page are not translated yet.", app.config.language)
+    if not (PO / f"{pagename}.po").exists() and pagename in app.env.found_docs:
+        text = say("This page exists only in English.", app.config.language)
+    if count:
+        foot = body.new_tag("p", attrs={"class": "untranslated-count"})
+        foot.string = text.format(count=count)
+        body.append(foot)
+    return str(body)
+
+
+def setup(app: Sphinx) -> dict:
+    """Register the setting, the transform and the search."""
+    app.add_config_value("messages_file", "", "")
+    app.add_transform(Messages)
+    app.add_search_language(Pairs)
+    app.connect("build-finished", keep_messages)
+    app.connect("html-page-context", show, priority=450)  # after polish
+    return {"parallel_read_safe": True}

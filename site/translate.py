@@ -1,0 +1,342 @@
+"""Translations of the course: Sphinx's messages of the English pages, and gettext's po files.
+
+    python site/translate.py po               update locale/ from the English sources
+    python site/translate.py write            write build/zh/notebooks and README.zh.md
+    python site/translate.py check [FILE …]   compare translations with their messages
+    python site/translate.py release          fail while a message is missing or fuzzy
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import re
+import sys
+import tempfile
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import polib
+import yaml
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+LANGUAGE = "zh_CN"
+LOCALE = ROOT / "locale"
+PO = LOCALE / LANGUAGE / "LC_MESSAGES"
+ENGLISH_ONLY = re.compile(r"api$|CONTRIBUTING$|tests/|models/.+/|rlhf_course/|scripts/|figs/(?!README)")
+CODE_PAGES = "rlhf_course/**", "scripts/**", "figs/*.py"
+HEADER = {"Language": LANGUAGE, "Content-Type": "text/plain; charset=UTF-8"}
+HEADER |= {"MIME-Version": "1.0", "Content-Transfer-Encoding": "8bit"}
+NUMBER = re.compile(r"−?\d+(?:[.,]\d+)*")
+CODE = re.compile(r"``.+?``|`[^`]+`")
+FORMULA = re.compile(r"\$\$.+?\$\$|\$[^$]+\$", re.S)
+ROLE = re.compile(r"\{(\w+)\}`(?:[^`<]*<)?([^`>]+)>?`")
+LINK = re.compile(r"\]\(([^)\s]+)|(https?://[^\s)>\]]+)|(?:href|src)=[\"']([^\"']+)")
+TAG = re.compile(r"<[^<>]+>")
+HTML = re.compile(r"(<(summary|label|th|noscript)\b[^>]*>)([^<>]+)(</\2>|(?= <))")
+ALT = re.compile(r"(?<=!\[)[^]]+(?=\]\()")
+LEAD = r"(?P<lead>^[ \t]*(?:(?:>|[-*+]|\d+\.|#{1,6}|:)[ \t]+)*|\|[ \t]*)"
+TAIL = r"(?=[ \t]*(?:\||\n?\Z|\n[ \t]*(?:\n|[-*+>#|:<]|\d+\. |```)))"
+
+
+def parts(message: str) -> tuple[dict[str, Counter], str]:
+    """Return what a translation must repeat, by kind, and the words that remain."""
+    found, text = {}, message
+    kinds = {"term": ROLE, "code": CODE, "formula": FORMULA, "link": LINK, "tag": TAG}
+    for kind, pattern in kinds.items():
+        found[kind] = Counter("".join(filter(None, m.groups())) or m[0] for m in pattern.finditer(text))
+        text = pattern.sub("](" if kind == "link" else " ", text)
+    found["number"] = Counter(NUMBER.findall(text))
+    return found, text
+
+
+def has_words(message: str) -> bool:
+    """Return whether a message has words to translate, beside code, formulas and numbers."""
+    return bool(re.search("[A-Za-z]{2}", parts(message)[1]))
+
+
+@cache
+def terms() -> list[tuple[re.Pattern, list[str]]]:
+    """Return the term list, the longest terms first: a pattern, and the accepted translations."""
+    listed = yaml.safe_load((LOCALE / "terms.yaml").read_text(encoding="utf-8"))
+    found = []
+    for term in sorted(listed, key=len, reverse=True):
+        accepted = listed[term] if isinstance(listed[term], list) else [listed[term]]
+        pattern = re.compile(rf"(?<![\w-]){re.escape(term)}(?:e?s)?(?![\w-])", re.I)
+        found.append((pattern, [str(one).lower() for one in accepted]))
+    return found
+
+
+def problems(message: str, translation: str) -> list[str]:
+    """Return how a translation differs from its message where it must not."""
+    (before, words), (after, said) = parts(message), parts(translation)
+    found = []
+    for kind in before:
+        lost, added = before[kind] - after[kind], after[kind] - before[kind]
+        found += [f"{kind} {one!r} is missing" for one in lost]
+        found += [f"{kind} {one!r} is not in the message" for one in added]
+    said = f"{said} {' '.join(re.findall(ROLE, translation) and [translation])}".lower()
+    for pattern, accepted in terms():
+        if pattern.search(words) and not any(one in said for one in accepted):
+            found.append(f"{pattern.search(words)[0]!r} should be {' or '.join(accepted)}")
+        words = pattern.sub(" ", words)
+    return found
+
+
+def done(entry: polib.POEntry) -> bool:
+    """Return whether an entry is translated and not fuzzy."""
+    return bool(entry.msgstr) and "fuzzy" not in entry.flags
+
+
+def catalog(name: str, folder: Path = PO) -> dict[str, str]:
+    """Return a page's finished translations; messages of other pages fill its gaps."""
+    own = folder / f"{name}.po"
+    return shared(folder) | (_finished(own) if own.exists() else {})
+
+
+@cache
+def shared(folder: Path = PO) -> dict[str, str]:
+    """Return the finished translations of all pages."""
+    return {key: text for path in files(folder) for key, text in _finished(path).items()}
+
+
+def files(folder: Path = PO) -> list[Path]:
+    """Return the po files."""
+    return sorted(folder.rglob("*.po"))
+
+
+def _finished(path: Path) -> dict[str, str]:
+    return {e.msgid: e.msgstr for e in polib.pofile(str(path)) if done(e)}
+
+
+def source_text(path: Path) -> str:
+    """Return a page's Markdown; a notebook's cells are separated by blank lines."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix != ".ipynb":
+        return text
+    cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "markdown"]
+    return "\n\n".join("".join(cell["source"]) for cell in cells)
+
+
+def source_hash(text: str) -> str:
+    """Return a hash of a page's text without its numbers, which each rendering changes."""
+    return hashlib.sha256(NUMBER.sub("0", text).encode()).hexdigest()[:16]
+
+
+def as_pattern(message: str) -> str:
+    """Return a pattern that finds a message in its source, wherever its lines break."""
+    return r"\s+(?:>[ \t]*)?".join(map(re.escape, message.split()))
+
+
+def translated(text: str, found: dict[str, str], messages: list[str] = ()) -> str:
+    """Return Markdown with its paragraphs translated; the others stay."""
+    known = {" ".join(key.split()): found.get(key, "") for key in {*messages, *found}}
+    longest = sorted(known, key=len, reverse=True)
+    pattern = f"{LEAD}(?P<message>{'|'.join(map(as_pattern, longest))}){TAIL}"
+
+    def replace(match: re.Match) -> str:
+        key = " ".join(re.sub(r"\n[ \t]*>", " ", match["message"]).split())
+        return match["lead"] + (known.get(key) or match["message"])
+
+    return in_html(re.sub(pattern, replace, text, flags=re.M) if known else text, found)
+
+
+def in_html(text: str, found: dict[str, str]) -> str:
+    """Return Markdown with the words in its HTML and of its images translated."""
+    text = ALT.sub(lambda m: found.get(" ".join(m[0].split()), m[0]), text)
+    return HTML.sub(lambda m: m[1] + found.get(m[3].strip(), m[3]) + m[4], text)
+
+
+def renumbered(old: polib.POEntry | None, message: str) -> polib.POEntry | None:
+    """Return the entry of a message that changed only in its numbers, with the new numbers."""
+    if old is None:
+        return None
+    pairs = set(zip(NUMBER.findall(old.msgid), NUMBER.findall(message), strict=True))
+    new = dict(pairs)
+    text = NUMBER.sub(lambda m: new.get(m[0], m[0]), old.msgstr)
+    flags = old.flags if len(new) == len(pairs) else ["fuzzy"]
+    return polib.POEntry(msgid=message, msgstr=text, flags=flags)
+
+
+def updated(old: list[polib.POEntry], messages: list[str], text: str) -> polib.POFile:
+    """Return a page's po file: kept, renumbered, fuzzy and new entries, in the page's order."""
+    known, new = {entry.msgid: entry for entry in old}, polib.POFile(wrapwidth=0)
+    new.metadata = HEADER | {"X-Source": source_hash(text)}
+    lost = {e.msgid: e for e in old if e.msgstr and e.msgid not in messages}
+    shapes = {NUMBER.sub("0", key): entry for key, entry in lost.items()}
+    for message in messages:
+        entry = known.get(message) or renumbered(shapes.get(NUMBER.sub("0", message)), message)
+        if entry is None:
+            entry = polib.POEntry(msgid=message)
+            for close in difflib.get_close_matches(message, lost, n=1, cutoff=0.6):
+                entry.msgstr, entry.flags, entry.previous_msgid = lost[close].msgstr, ["fuzzy"], close
+        new.append(entry)
+    return new
+
+
+def in_order(messages: list[str], text: str) -> list[str]:
+    """Return a page's messages that have words, and the words in its HTML, as the page has them."""
+    words = [*messages, *(match[3].strip() for match in HTML.finditer(text))]
+    place, places = 0, {}
+    for message in dict.fromkeys(filter(has_words, words)):
+        match = re.search(as_pattern(message), text)
+        place = places[message] = match.start() if match else place
+    return sorted(places, key=places.get)
+
+
+@cache
+def say(text: str, language: str = "en") -> str:
+    """Return words of the site itself in a page's language."""
+    return text if language == "en" else shared().get(text, text)
+
+
+def compile_for_sphinx(folder: Path) -> None:
+    """Write each page's finished translations as Sphinx reads them, a file per page."""
+    for path in files():
+        name = path.relative_to(PO).with_suffix("")
+        target = folder / LANGUAGE / "LC_MESSAGES" / f"{name}.mo"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        entries = [polib.POEntry(msgid=m, msgstr=t) for m, t in catalog(str(name)).items()]
+        compiled = polib.POFile()
+        compiled.metadata = HEADER
+        compiled.extend(entries)
+        compiled.save_as_mofile(str(target))
+
+
+def translate_html(source: Path) -> None:
+    """Translate the words in the HTML of the collected pages, which Sphinx does not see."""
+    for path in [*source.rglob("*.md"), *source.rglob("*.ipynb")]:
+        found = catalog(str(path.relative_to(source).with_suffix("")))
+        if path.suffix == ".md":
+            path.write_text(in_html(path.read_text(encoding="utf-8"), found), encoding="utf-8")
+            continue
+        notebook = json.loads(path.read_text(encoding="utf-8"))
+        for cell in notebook["cells"]:
+            if cell["cell_type"] == "markdown":
+                cell["source"] = in_html("".join(cell["source"]), found)
+            if shown := cell["metadata"].get("mystnb"):
+                shown["code_prompt_show"] = say(shown["code_prompt_show"], LANGUAGE)
+        path.write_text(json.dumps(notebook), encoding="utf-8")
+
+
+def extract(work: Path) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """Return the messages, and the Markdown, of each page and of the README."""
+    from build import collect
+    from sphinx.cmd.build import main as sphinx
+
+    source, kept = work / "source", work / "messages.json"
+    collect(source)
+    (source / "README.md").write_bytes((ROOT / "README.md").read_bytes())
+    settings = f"exclude_patterns={','.join(CODE_PAGES)}", f"messages_file={kept}"
+    options = [option for setting in settings for option in ("-D", setting)]
+    if sphinx(["-Q", "-b", "gettext", "-c", str(HERE), *options, str(source), str(work / "pot")]):
+        sys.exit("Sphinx could not read the pages; `make site` shows its messages.")
+    texts = {}
+    for path in [*source.rglob("*.md"), *source.rglob("*.ipynb")]:
+        texts[str(path.relative_to(source).with_suffix(""))] = source_text(path)
+    messages = json.loads(kept.read_text(encoding="utf-8"))
+    return {name: found for name, found in messages.items() if not ENGLISH_ONLY.match(name)}, texts
+
+
+def update() -> None:
+    """Bring the po files up to date with the English sources."""
+    with tempfile.TemporaryDirectory() as work:
+        pages, texts = extract(Path(work))
+    code = "".join(p.read_text(encoding="utf-8") for p in sorted(HERE.glob("*.py")))
+    said = re.findall(r'\b(?:say|words)\(\s*((?:"[^"]*"\s*)+)[,)]', code)
+    pages["site"] = ["".join(re.findall('"([^"]*)"', one)) for one in said]
+    texts["site"] = "\n\n".join(pages["site"])
+    seen = set()
+    for name in sorted(pages, key=lambda name: name.startswith("notebooks/scratch/")):
+        messages = in_order(pages[name], texts[name])
+        if name.startswith("notebooks/scratch/"):  # recorded runs of the same notebooks
+            messages = [message for message in messages if message not in seen]
+        seen |= {*messages}
+        path = PO / f"{name}.po"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        old = polib.pofile(str(path)) if path.exists() else []
+        path.write_text(str(updated(old, messages, texts[name])) + "\n", encoding="utf-8")
+    for path in files():
+        if str(path.relative_to(PO).with_suffix("")) not in pages:
+            path.unlink()
+    counted = [entry for path in files() for entry in polib.pofile(str(path))]
+    print(f"{len(counted)} messages, {sum(map(done, counted))} translated")
+
+
+def notebook_in_chinese(path: Path, up: str = "") -> dict:
+    """Return a notebook with its Markdown translated; code and outputs stay. Links out of the
+    folder of notebooks start with ``up``.
+    """
+    from build import for_site
+
+    name = str(path.relative_to(ROOT).with_suffix("")).removesuffix("_solved")
+    found, messages = catalog(name), messages_of(name)
+
+    def link(match: re.Match) -> str:
+        target = match[1]
+        if not (path.parent / target).exists():  # the site has its pages one folder up
+            target = re.sub(r"^((?:\.\./)+)", r"\1site/", target)
+        inside = (path.parent / target).resolve().is_relative_to(ROOT / "notebooks")
+        return f"]({'' if inside else up}{target}"
+
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "markdown":
+            text = translated(for_site("".join(cell["source"])), found, messages)
+            cell["source"] = re.sub(r"\]\((\.\./[^)#\s]*)", link, text).splitlines(True)
+    return notebook
+
+
+def messages_of(name: str) -> list[str]:
+    """Return a page's messages."""
+    path = PO / f"{name}.po"
+    return [entry.msgid for entry in polib.pofile(str(path))] if path.exists() else []
+
+
+def readme_in_chinese() -> str:
+    """Return README.zh.md."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = text.replace("[中文](README.zh.md)", "[English](README.md)")
+    return translated(text, catalog("README"), messages_of("README"))
+
+
+def write(folder: Path = ROOT / "build" / "zh", up: str = "../../") -> None:
+    """Write the Chinese notebooks into a folder, laid out as the course is."""
+    paths = [p for p in ROOT.glob("notebooks/**/*.ipynb") if ".ipynb_checkpoints" not in p.parts]
+    for path in paths:
+        target = folder / path.relative_to(ROOT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(notebook_in_chinese(path, up), ensure_ascii=False, indent=1)
+        target.write_text(text + "\n", encoding="utf-8")
+
+
+def write_all() -> None:
+    """Write README.zh.md, and the Chinese notebooks into build/zh."""
+    (ROOT / "README.zh.md").write_text(readme_in_chinese(), encoding="utf-8")
+    write()
+    print("README.zh.md, build/zh/notebooks")
+
+
+def check(*names: str) -> None:
+    """Exit with the problems of all translations, or of those in the named po files."""
+    found = []
+    for path in [Path(name) for name in names] or files():
+        for entry in filter(done, polib.pofile(str(path))):
+            found += [f"{path.name}: {entry.msgid[:60]!r}: {p}" for p in problems(entry.msgid, entry.msgstr)]
+    sys.exit("\n".join(found) or 0)
+
+
+def release() -> None:
+    """Exit with the number of missing and fuzzy messages of each page, if there are any."""
+    counts = {p: sum(not done(e) for e in polib.pofile(str(p))) for p in files()}
+    sys.exit("\n".join(f"{p.relative_to(PO)}: {n} missing or fuzzy" for p, n in counts.items() if n) or 0)
+
+
+if __name__ == "__main__":
+    commands = {"po": update, "write": write_all, "check": check, "release": release}
+    if sys.argv[1:2] == [] or sys.argv[1] not in commands:
+        sys.exit(__doc__)
+    commands[sys.argv[1]](*sys.argv[2:])
