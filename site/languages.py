@@ -82,7 +82,8 @@ def show(app: Sphinx, pagename: str, templatename: str, context: dict, doctree) 
     code, name = ("zh-CN", "中文") if is_english else ("en", "English")
     link = f'<a class="language" lang="{code}" hreflang="{code}" href="{target}">{name}</a>'
     context["language_link"] = link
-    context["metatags"] += f'<link rel="alternate" hreflang="{code}" href="{target}">'
+    alternate = f'<link rel="alternate" hreflang="{code}" href="{target}">'
+    context["metatags"] = context.get("metatags", "") + alternate
     if "body" not in context:
         return
     if not is_english:

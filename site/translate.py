@@ -55,7 +55,7 @@ def parts(message: str) -> tuple[dict[str, Counter], str]:
 
 def has_words(message: str) -> bool:
     """Return whether a message has words to translate, beside code, formulas and numbers."""
-    return bool(re.search("[A-Za-z]{2}", parts(message)[1]))
+    return bool(re.search("(?!GB)[A-Za-z]{2}", parts(message)[1]))
 
 
 @cache
@@ -182,7 +182,8 @@ def in_order(messages: list[str], text: str) -> list[str]:
     words = [*messages, *(match[3].strip() for match in HTML.finditer(text))]
     place, places = 0, {}
     for message in dict.fromkeys(filter(has_words, words)):
-        match = re.search(as_pattern(message), text)
+        pattern = as_pattern(message)
+        match = re.search(f"{LEAD}{pattern}{TAIL}", text, re.M) or re.search(pattern, text)
         place = places[message] = match.start() if match else place
     return sorted(places, key=places.get)
 
