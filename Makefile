@@ -10,6 +10,8 @@
 # make handout  write the exercises for a class, without solutions, to build/handout and build/handout.zip
 # make slides   make slides/slides.html and slides.pdf from slides.md with Marp; needs npm and Chromium
 # make site     build the course as a website in build/site; needs npm
+# make po       update the translations in locale/ after a change of the English text
+# make zh       write README.zh.md and the Chinese notebooks in build/zh; make zh-release also wants all of it translated
 # make models   train the models in models/ again and measure them: make models IMDB=FOLDER; hours
 # make clean    remove everything built, including the environment
 
@@ -22,7 +24,7 @@ VERL := build/engines/verl-0.9.1
 MARP_VERSION := 4.5.1
 MARP := build/marp-$(MARP_VERSION)
 
-.PHONY: course test quick engines mutants lint render figs exercises handout slides site models clean
+.PHONY: course test quick engines mutants lint render figs exercises handout slides site po zh zh-release models clean
 .DELETE_ON_ERROR:
 
 course: $(READY)
@@ -61,6 +63,16 @@ slides: $(MARP) $(READY)
 
 site: $(SITE_READY)
 	$(BIN)/python site/build.py
+
+po: $(SITE_READY)
+	$(BIN)/python site/translate.py po
+
+zh: $(SITE_READY)
+	$(BIN)/python site/translate.py write
+
+zh-release: zh
+	$(BIN)/python site/translate.py check
+	$(BIN)/python site/translate.py release
 
 models: $(READY)
 	@test -n "$(IMDB)" || { echo "make models IMDB=FOLDER, a folder of IMDB in the hub's layout." >&2; exit 1; }

@@ -45,13 +45,16 @@ class Messages(SphinxTransform):
 
     def apply(self, **kwargs) -> None:
         env, found = self.env, []
-        translations = catalog(env.docname) if self.config.language != "en" else {}
+        is_english = self.config.language == "en"
+        translations = {} if is_english else catalog(env.docname)
         english = env.metadata[env.docname]["english"] = []
         for node, message in extract_messages(self.document):
             if self.is_skipped(node) or not has_words(message) or IMAGE.fullmatch(message):
                 continue
             found.append(message)
             whole = isinstance(node, nodes.image | addnodes.translatable)
+            if is_english:
+                continue
             if message not in translations or not (whole or node.get("translated")):
                 english.append(message)
                 if not whole:
@@ -109,11 +112,17 @@ def _count(app: Sphinx, pagename: str, html: str) -> str:
     return str(body)
 
 
+def set_prompt(app: Sphinx, config) -> None:
+    """Set the words that fold a code cell again."""
+    config.nb_code_prompt_hide = say("Hide the code", config.language)
+
+
 def setup(app: Sphinx) -> dict:
     """Register the setting, the transform and the search."""
     app.add_config_value("messages_file", "", "")
     app.add_transform(Messages)
     app.add_search_language(Pairs)
+    app.connect("config-inited", set_prompt)
     app.connect("build-finished", keep_messages)
     app.connect("html-page-context", show, priority=450)  # after polish
     return {"parallel_read_safe": True}
