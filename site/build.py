@@ -22,6 +22,7 @@ except ImportError:
     sys.exit("The site needs Sphinx: run `make site`, or pip install -r site/requirements.txt")
 
 import formulas
+import languages
 import translate
 from address import addresses
 from home import ARCHIVE, home_page
@@ -179,10 +180,10 @@ def sitemap(pages: Path, homepage: str) -> None:
 
 
 def run_sphinx(work: Path) -> None:
-    """Build the English pages in ``work/html`` and the Chinese ones in ``work/zh``, side by side."""
+    """Build the English pages in ``work/html``, and at the same time Chinese ones in ``work/zh``."""
     shutil.copytree(work / "source", work / "chinese-source")
-    translate.translate_html(work / "chinese-source")
-    translate.compile_for_sphinx(work / "locale")
+    languages.translate_html(work / "chinese-source")
+    languages.compile_for_sphinx(work / "locale")
     chinese = ["-D", f"language={translate.LANGUAGE}", "-D", f"locale_dirs={work / 'locale'}"]
     chinese += ["-D", "gettext_auto_build=0", "-D", "gettext_compact=0"]
     runs = []

@@ -1,4 +1,4 @@
-"""The site's other language, as an extension of Sphinx: messages, search, and what each page shows."""
+"""The site's other language, as an extension of Sphinx: messages, search, links between languages."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import json
 import re
 from pathlib import Path
 
+import polib
+import translate
 from bs4 import BeautifulSoup
 from docutils import nodes
 from sphinx import addnodes
@@ -13,7 +15,7 @@ from sphinx.application import Sphinx
 from sphinx.search.zh import SearchChinese
 from sphinx.transforms import SphinxTransform
 from sphinx.util.nodes import extract_messages
-from translate import PO, catalog, has_words, say
+from translate import HEADER, LANGUAGE, catalog, has_words, in_html, say
 
 ENGLISH_PAGES = r"rlhf_course/|scripts/|figs/(?!README)"  # sources
 CHINESE = re.compile("[\u3400-\u9fff]")
@@ -25,6 +27,35 @@ function splitQuery(query) {
             ? [...word].slice(1).map((letter, i) => word[i] + letter) : [word]);
 }
 """
+
+
+def compile_for_sphinx(folder: Path) -> None:
+    """Write each page's finished translations as Sphinx reads them, a file per page."""
+    for path in translate.files():
+        name = path.relative_to(translate.PO).with_suffix("")
+        target = folder / LANGUAGE / "LC_MESSAGES" / f"{name}.mo"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        entries = [polib.POEntry(msgid=m, msgstr=t) for m, t in catalog(str(name)).items()]
+        compiled = polib.POFile()
+        compiled.metadata = HEADER
+        compiled.extend(entries)
+        compiled.save_as_mofile(str(target))
+
+
+def translate_html(source: Path) -> None:
+    """Translate the words in the HTML of the collected pages, which Sphinx does not see."""
+    for path in [*source.rglob("*.md"), *source.rglob("*.ipynb")]:
+        found = catalog(str(path.relative_to(source).with_suffix("")))
+        if path.suffix == ".md":
+            path.write_text(in_html(path.read_text(encoding="utf-8"), found), encoding="utf-8")
+            continue
+        notebook = json.loads(path.read_text(encoding="utf-8"))
+        for cell in notebook["cells"]:
+            if cell["cell_type"] == "markdown":
+                cell["source"] = in_html("".join(cell["source"]), found)
+            if shown := cell["metadata"].get("mystnb"):
+                shown["code_prompt_show"] = say(shown["code_prompt_show"], LANGUAGE)
+        path.write_text(json.dumps(notebook), encoding="utf-8")
 
 
 class Pairs(SearchChinese):
@@ -103,7 +134,7 @@ def _count(app: Sphinx, pagename: str, html: str) -> str:
         tag["lang"] = "en"
     count = len(app.env.metadata[pagename].get("english", ())) + len(english)
     text = say("{count} paragraphs of this page are not translated yet.", app.config.language)
-    if not (PO / f"{pagename}.po").exists() and pagename in app.env.found_docs:
+    if not (translate.PO / f"{pagename}.po").exists() and pagename in app.env.found_docs:
         text = say("This page exists only in English.", app.config.language)
     if count:
         foot = body.new_tag("p", attrs={"class": "untranslated-count"})

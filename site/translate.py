@@ -1,9 +1,9 @@
 """Translations of the course: Sphinx's messages of the English pages, and gettext's po files.
 
-    python site/translate.py po               update locale/ from the English sources
-    python site/translate.py write            write build/zh/notebooks and README.zh.md
-    python site/translate.py check [FILE …]   compare translations with their messages
-    python site/translate.py release          fail while a message is missing or fuzzy
+python site/translate.py po               update locale/ from the English sources
+python site/translate.py write            write build/zh/notebooks and README.zh.md
+python site/translate.py check [FILE …]   compare translations with their messages
+python site/translate.py release          fail while a message is missing or fuzzy
 """
 
 from __future__ import annotations
@@ -26,10 +26,13 @@ ROOT = HERE.parent
 LANGUAGE = "zh_CN"
 LOCALE = ROOT / "locale"
 PO = LOCALE / LANGUAGE / "LC_MESSAGES"
-ENGLISH_ONLY = re.compile(r"api$|CONTRIBUTING$|tests/|models/.+/|rlhf_course/|scripts/|figs/(?!README)")
+ENGLISH_ONLY = re.compile(
+    r"api$|CONTRIBUTING$|tests/|models/.+/|rlhf_course/|scripts/|figs/(?!README)"
+)
 CODE_PAGES = "rlhf_course/**", "scripts/**", "figs/*.py"
 HEADER = {"Language": LANGUAGE, "Content-Type": "text/plain; charset=UTF-8"}
 HEADER |= {"MIME-Version": "1.0", "Content-Transfer-Encoding": "8bit"}
+EDGES = "，。：；！？、（）“”「」《》"
 NUMBER = re.compile(r"−?\d+(?:[.,]\d+)*")
 CODE = re.compile(r"``.+?``|`[^`]+`")
 FORMULA = re.compile(r"\$\$.+?\$\$|\$[^$]+\$", re.S)
@@ -47,7 +50,9 @@ def parts(message: str) -> tuple[dict[str, Counter], str]:
     found, text = {}, message
     kinds = {"term": ROLE, "code": CODE, "formula": FORMULA, "link": LINK, "tag": TAG}
     for kind, pattern in kinds.items():
-        found[kind] = Counter("".join(filter(None, m.groups())) or m[0] for m in pattern.finditer(text))
+        found[kind] = Counter(
+            "".join(filter(None, m.groups())) or m[0] for m in pattern.finditer(text)
+        )
         text = pattern.sub("](" if kind == "link" else " ", text)
     found["number"] = Counter(NUMBER.findall(text))
     return found, text
@@ -79,6 +84,13 @@ def problems(message: str, translation: str) -> list[str]:
         found += [f"{kind} {one!r} is missing" for one in lost]
         found += [f"{kind} {one!r} is not in the message" for one in added]
     said = f"{said} {' '.join(re.findall(ROLE, translation) and [translation])}".lower()
+    for bold in re.finditer(r"\*\*([^*]+)\*\*", translation):
+        before, after = translation[: bold.start()][-1:], translation[bold.end() :][:1]
+        ends = bold[1][-1] in EDGES and after.isalnum()
+        if ends or bold[1][0] in EDGES and before.isalnum():
+            found.append(
+                f"{bold[0]}: punctuation at the edge of bold text; Markdown needs it outside"
+            )
     for pattern, accepted in terms():
         if pattern.search(words) and not any(one in said for one in accepted):
             found.append(f"{pattern.search(words)[0]!r} should be {' or '.join(accepted)}")
@@ -91,25 +103,36 @@ def done(entry: polib.POEntry) -> bool:
     return bool(entry.msgstr) and "fuzzy" not in entry.flags
 
 
-def catalog(name: str, folder: Path = PO) -> dict[str, str]:
+def catalog(name: str) -> dict[str, str]:
     """Return a page's finished translations; messages of other pages fill its gaps."""
-    own = folder / f"{name}.po"
-    return shared(folder) | (_finished(own) if own.exists() else {})
+    return shared() | (finished(PO / f"{name}.po") if (PO / f"{name}.po").exists() else {})
 
 
 @cache
-def shared(folder: Path = PO) -> dict[str, str]:
+def shared() -> dict[str, str]:
     """Return the finished translations of all pages."""
-    return {key: text for path in files(folder) for key, text in _finished(path).items()}
+    return {key: text for path in files() for key, text in finished(path).items()}
 
 
-def files(folder: Path = PO) -> list[Path]:
-    """Return the po files."""
-    return sorted(folder.rglob("*.po"))
-
-
-def _finished(path: Path) -> dict[str, str]:
+def finished(path: Path) -> dict[str, str]:
+    """Return a po file's finished translations."""
     return {e.msgid: e.msgstr for e in polib.pofile(str(path)) if done(e)}
+
+
+def files() -> list[Path]:
+    """Return the po files."""
+    return sorted(PO.rglob("*.po"))
+
+
+def messages_of(name: str) -> list[str]:
+    """Return a page's messages."""
+    path = PO / f"{name}.po"
+    return [entry.msgid for entry in polib.pofile(str(path))] if path.exists() else []
+
+
+def say(text: str, language: str = "en") -> str:
+    """Return words of the site itself in a page's language."""
+    return text if language == "en" else shared().get(text, text)
 
 
 def source_text(path: Path) -> str:
@@ -172,7 +195,11 @@ def updated(old: list[polib.POEntry], messages: list[str], text: str) -> polib.P
         if entry is None:
             entry = polib.POEntry(msgid=message)
             for close in difflib.get_close_matches(message, lost, n=1, cutoff=0.6):
-                entry.msgstr, entry.flags, entry.previous_msgid = lost[close].msgstr, ["fuzzy"], close
+                entry.msgstr, entry.flags, entry.previous_msgid = (
+                    lost[close].msgstr,
+                    ["fuzzy"],
+                    close,
+                )
         new.append(entry)
     return new
 
@@ -188,45 +215,11 @@ def in_order(messages: list[str], text: str) -> list[str]:
     return sorted(places, key=places.get)
 
 
-@cache
-def say(text: str, language: str = "en") -> str:
-    """Return words of the site itself in a page's language."""
-    return text if language == "en" else shared().get(text, text)
-
-
-def compile_for_sphinx(folder: Path) -> None:
-    """Write each page's finished translations as Sphinx reads them, a file per page."""
-    for path in files():
-        name = path.relative_to(PO).with_suffix("")
-        target = folder / LANGUAGE / "LC_MESSAGES" / f"{name}.mo"
-        target.parent.mkdir(parents=True, exist_ok=True)
-        entries = [polib.POEntry(msgid=m, msgstr=t) for m, t in catalog(str(name)).items()]
-        compiled = polib.POFile()
-        compiled.metadata = HEADER
-        compiled.extend(entries)
-        compiled.save_as_mofile(str(target))
-
-
-def translate_html(source: Path) -> None:
-    """Translate the words in the HTML of the collected pages, which Sphinx does not see."""
-    for path in [*source.rglob("*.md"), *source.rglob("*.ipynb")]:
-        found = catalog(str(path.relative_to(source).with_suffix("")))
-        if path.suffix == ".md":
-            path.write_text(in_html(path.read_text(encoding="utf-8"), found), encoding="utf-8")
-            continue
-        notebook = json.loads(path.read_text(encoding="utf-8"))
-        for cell in notebook["cells"]:
-            if cell["cell_type"] == "markdown":
-                cell["source"] = in_html("".join(cell["source"]), found)
-            if shown := cell["metadata"].get("mystnb"):
-                shown["code_prompt_show"] = say(shown["code_prompt_show"], LANGUAGE)
-        path.write_text(json.dumps(notebook), encoding="utf-8")
-
-
 def extract(work: Path) -> tuple[dict[str, list[str]], dict[str, str]]:
     """Return the messages, and the Markdown, of each page and of the README."""
-    from build import collect
     from sphinx.cmd.build import main as sphinx
+
+    from build import collect
 
     source, kept = work / "source", work / "messages.json"
     collect(source)
@@ -291,12 +284,6 @@ def notebook_in_chinese(path: Path, up: str = "") -> dict:
     return notebook
 
 
-def messages_of(name: str) -> list[str]:
-    """Return a page's messages."""
-    path = PO / f"{name}.po"
-    return [entry.msgid for entry in polib.pofile(str(path))] if path.exists() else []
-
-
 def readme_in_chinese() -> str:
     """Return README.zh.md."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -326,14 +313,19 @@ def check(*names: str) -> None:
     found = []
     for path in [Path(name) for name in names] or files():
         for entry in filter(done, polib.pofile(str(path))):
-            found += [f"{path.name}: {entry.msgid[:60]!r}: {p}" for p in problems(entry.msgid, entry.msgstr)]
+            found += [
+                f"{path.name}: {entry.msgid[:60]!r}: {p}"
+                for p in problems(entry.msgid, entry.msgstr)
+            ]
     sys.exit("\n".join(found) or 0)
 
 
 def release() -> None:
     """Exit with the number of missing and fuzzy messages of each page, if there are any."""
     counts = {p: sum(not done(e) for e in polib.pofile(str(p))) for p in files()}
-    sys.exit("\n".join(f"{p.relative_to(PO)}: {n} missing or fuzzy" for p, n in counts.items() if n) or 0)
+    sys.exit(
+        "\n".join(f"{p.relative_to(PO)}: {n} missing or fuzzy" for p, n in counts.items() if n) or 0
+    )
 
 
 if __name__ == "__main__":

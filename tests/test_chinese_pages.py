@@ -1,0 +1,131 @@
+"""The Chinese course: every translation keeps what its message has, and follows its source."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "site"))
+for package in ("polib", "sphinx", "myst_nb"):
+    pytest.importorskip(package, reason="make site installs site/requirements.txt")
+
+import languages  # noqa: E402
+import polib  # noqa: E402
+import translate  # noqa: E402
+
+NAMES = [str(path.relative_to(translate.PO).with_suffix("")) for path in translate.files()]
+NOTEBOOKS = [name for name in NAMES if name.startswith("notebooks/")]
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory) -> Path:
+    """All pages as the site collects them, and the README."""
+    from build import collect
+
+    folder = tmp_path_factory.mktemp("pages") / "source"
+    collect(folder)
+    (folder / "README.md").write_bytes((ROOT / "README.md").read_bytes())
+    return folder
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_translations_keep_numbers_formulas_code_links_and_terms(name):
+    found = translate.finished(translate.PO / f"{name}.po")
+    wrong = {message: translate.problems(message, text) for message, text in found.items()}
+    assert {message: problem for message, problem in wrong.items() if problem} == {}
+
+
+@pytest.mark.parametrize(
+    ("message", "translation", "problem"),
+    [
+        ("A loss of 0.5", "损失为 0.6", "number '0.5' is missing"),
+        ("Let $x$ be 1", "令 $y$ 为 1", "formula '$x$' is missing"),
+        ("Run `make po`", "运行 `make`", "code '`make po`' is missing"),
+        ("See [it](a.md)", "见[此](b.md)", "link 'a.md' is missing"),
+        ("By arXiv:1706.03741", "见 arXiv:1706.0374", "number '1706.03741' is missing"),
+        ("See {term}`GAE`", "见{term}`优势`", "term 'termGAE' is missing"),
+        ("the reward model", "奖励的模型", "'reward model' should be 奖励模型"),
+        ("Look: **it** works", "看，**它。**成了", "edge of bold"),
+    ],
+)
+def test_a_wrong_translation_is_found(message, translation, problem):
+    assert any(problem in found for found in translate.problems(message, translation))
+    assert translate.problems("A {term}`GAE` of 3", "3 的{term}`优势估计 <GAE>`") == []
+
+
+@pytest.mark.parametrize("name", sorted({*NAMES} - {"site"}))
+def test_every_message_stands_in_its_source(name, sources):
+    page = next(sources.glob(f"{name}.[mi]*"))
+    text, messages = translate.source_text(page), translate.messages_of(name)
+    stored = polib.pofile(str(translate.PO / f"{name}.po")).metadata["X-Source"]
+    assert stored == translate.source_hash(text), "the English text changed: run make po"
+    lost = [m for m in messages if not re.search(translate.as_pattern(m), text)]
+    assert lost == [], "run make po"
+    if name in (*NOTEBOOKS, "README"):
+        marked = translate.translated(text, {m: f"〖{m}〗" for m in messages})
+        assert [m for m in messages if f"〖{m}〗" not in marked] == []
+
+
+def test_the_readme_is_that_of_its_translations():
+    written = (ROOT / "README.zh.md").read_text(encoding="utf-8")
+    assert written == translate.readme_in_chinese(), "run make zh"
+
+
+def test_notebooks_share_code_and_their_links_lead_to_files():
+    for path in ROOT.glob("notebooks/**/*.ipynb"):
+        old, new = json.loads(path.read_text()), translate.notebook_in_chinese(path)
+        pairs = list(zip(old["cells"], new["cells"], strict=True))
+        assert all(a == b for a, b in pairs if a["cell_type"] == "code")
+        text = "".join("".join(b["source"]) for _, b in pairs if b["cell_type"] == "markdown")
+        links = re.findall(r"\]\(([^)#\s:]+)(?=[)#])", text)
+        assert [link for link in links if not (path.parent / link).exists()] == [], path.name
+
+
+@pytest.fixture
+def small(tmp_path, monkeypatch):
+    """Build a page of two paragraphs whose translations are in a po file of its own."""
+    from sphinx.application import Sphinx
+
+    monkeypatch.setattr(translate, "PO", tmp_path / "po")
+    monkeypatch.setattr(translate, "shared", lambda: {})
+    po = translate.updated([], ["Title", "It has 3 cells.", "It is green."], "")
+    for entry, text in zip(po, ["标题", "它有 3 格。", "它是绿的。"], strict=True):
+        entry.msgstr = text
+
+    def build(text: str) -> str:
+        for folder in ("po", "source"):
+            (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / "po" / "page.po").write_text(str(po), encoding="utf-8")
+        (tmp_path / "source" / "page.md").write_text(text)
+        languages.compile_for_sphinx(tmp_path / "locale")
+        settings = {"extensions": ["myst_nb", "languages"], "language": "zh_CN"}
+        settings |= {"locale_dirs": [str(tmp_path / "locale")], "master_doc": "page"}
+        settings |= {"html_theme": "basic", "gettext_auto_build": False, "gettext_compact": False}
+        places = [tmp_path / "source", None, tmp_path / "html", tmp_path / "trees"]
+        Sphinx(*places, "html", settings, status=None, freshenv=True).build()
+        return (tmp_path / "html" / "page.html").read_text(encoding="utf-8")
+
+    return build, po
+
+
+def test_an_edited_sentence_shows_in_english_and_is_counted(small):
+    build, po = small
+    page = build("# Title\n\nIt has 3\ncells.\n\nIt is green.\n")
+    assert "它有 3 格。" in page and "它是绿的。" in page and "untranslated-count" not in page
+    page = build("# Title\n\nIt has 3\ncells.\n\nIt is quite green.\n")
+    assert "它有 3 格。" in page and "It is quite green." in page and "它是绿的" not in page
+    assert 'class="untranslated-count">1 ' in page
+
+
+def test_new_numbers_are_carried_over_and_new_words_are_fuzzy(small):
+    _, old = small
+    new = translate.updated(old, ["It has 4 cells.", "It is quite green.", "New."], "")
+    assert [(e.msgstr, e.flags) for e in new] == [
+        ("它有 4 格。", []),
+        ("它是绿的。", ["fuzzy"]),
+        ("", []),
+    ]
+    assert [translate.done(entry) for entry in new] == [True, False, False]
