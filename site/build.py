@@ -180,7 +180,7 @@ def sitemap(pages: Path, homepage: str) -> None:
 
 
 def run_sphinx(work: Path) -> None:
-    """Build the English pages in ``work/html``, and at the same time Chinese ones in ``work/zh``."""
+    """Build the English pages in ``work/html`` and, beside them, Chinese ones in ``work/zh``."""
     shutil.copytree(work / "source", work / "chinese-source")
     languages.translate_html(work / "chinese-source")
     languages.compile_for_sphinx(work / "locale")

@@ -1,4 +1,4 @@
-"""The site's other language, as an extension of Sphinx: messages, search, links between languages."""
+"""The site's other language, as an extension of Sphinx: messages, search, links to each other."""
 
 from __future__ import annotations
 
