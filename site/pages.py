@@ -20,7 +20,7 @@ from sphinx.application import Sphinx
 from sphinx.parsers import Parser
 from sphinx.transforms import SphinxTransform
 from sphinx.util.images import get_image_size
-from translate import say
+from translate import catalog, say
 
 from rlhf_course.ppo.stats import MEANING
 
@@ -129,9 +129,10 @@ def _link_terms(body: BeautifulSoup, pagename: str, app: Sphinx) -> None:
             name.wrap(
                 body.new_tag("a", href=f"{to('metrics')}#{anchor(name)}", title=MEANING[name])
             )
-    if pagename == "glossary" or app.config.language != "en":
+    if pagename == "glossary":
         return
-    terms, names = _glossary()
+    terms, names = _glossary(app.config.language)
+    linked = set()
     for text in [
         text
         for tag in body.select("p, li, td")
@@ -147,36 +148,38 @@ def _link_terms(body: BeautifulSoup, pagename: str, app: Sphinx) -> None:
                 if name.removesuffix("s") in terms or name in terms
             )
             name = name if name in terms else name.removesuffix("s")
-            if terms[name]:
-                link = body.new_tag(
-                    "a", href=f"{to('glossary')}#term-{term_id(name)}", title=terms[name]
-                )
+            if name not in linked:
+                english, says = terms[name]
+                address = f"{to('glossary')}#term-{term_id(english)}"
+                link = body.new_tag("a", href=address, title=says)
                 link["class"], link.string = "term", found[0]
                 parts += [text[end : found.start()], link]
-                end, terms[name] = found.end(), ""
+                end = found.end()
+                linked.add(name)
         if parts:
             text.replace_with(*parts, text[end:])
 
 
-def _glossary() -> tuple[dict[str, str], re.Pattern]:
-    """Return term → the first sentence of its definition, and a pattern that finds a term or its
-    plural in a text.
+def _glossary(language: str) -> tuple[dict[str, tuple[str, str]], re.Pattern]:
+    """Return term → English term and first sentence of the definition, and a pattern that finds a
+    term or its plural in a text.
     """
-    entries = re.findall(
-        r"^((?:\S.*\n)+)((?:  .*\n?)+)", GLOSSARY.read_text(encoding="utf-8"), re.M
-    )
+    text = GLOSSARY.read_text(encoding="utf-8")
+    found = {} if language == "en" else catalog("glossary")
     terms = {}
-    for names, says in entries:
-        says = re.sub(r"\{term\}|\[([^]]*)\]\([^)]*\)|[`*]", r"\1", " ".join(says.split()))
-        says = re.split(r"(?<=[.;:])\s", says)[0]
-        terms |= {name: says for name in names.splitlines() if not name.startswith("`")}
-    words = "|".join(
-        re.escape(term)
-        for term in sorted(terms, key=len, reverse=True)
-        if len(term) > 2 or term.isupper()
-    )
-    capital = "|".join(word.capitalize() for word in words.split("|") if word.islower())
-    return terms, re.compile(rf"(?<![\w-])(?:{words}|{capital})s?(?![\w-])")
+    for names, says in re.findall(r"^((?:\S.*\n)+)((?:  .*\n?)+)", text, re.M):
+        says = found.get(" ".join(says.split()), " ".join(says.split()))
+        says = re.sub(r"\{term\}|\[([^]]*)\]\([^)]*\)|[`*]|(?<=\w|）) <[^>]*>", r"\1", says)
+        says = re.split(r"(?<=[.;:])\s|(?<=[。；：])", says)[0]
+        for name in names.splitlines():
+            if not name.startswith("`"):
+                terms[re.sub("（.*", "", found.get(name, name))] = name, says
+    longest = sorted(terms, key=len, reverse=True)
+    words = [t for t in longest if not CHINESE.search(t) and (len(t) > 2 or t.isupper())]
+    words += [word.capitalize() for word in words if word.islower()]
+    words = "|".join(map(re.escape, words))
+    chinese = "".join(f"|{re.escape(t)}" for t in longest if CHINESE.search(t) and len(t) > 1)
+    return terms, re.compile(rf"(?<![\w-])(?:{words})s?(?![\w-]){chinese}")
 
 
 def _mark_chinese(body: BeautifulSoup) -> None:
