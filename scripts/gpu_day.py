@@ -29,7 +29,7 @@ from rlhf_course.runtime.files import atomic_file, hold, read_json
 CARD, GIB = torch.cuda.is_available(), 2**30
 # An older tutorial's GPT-2 small on an A800: 194 steps in 35 min 19 s.
 PUBLISHED = {"seconds_per_step": 10.92, "peak_gib": 10_097 / 1024}
-SLACK = 1.3  # measured over computed memory, as tests/test_memory.py allows
+SLACK = 1.3  # allowed ratio of measured to computed memory, as in tests/test_memory.py
 SHORT = {"00": {"steps": 2, "batch_size": 8, "eval_queries": 16}}  # a rehearsal's overrides
 SHORT["03"] = {"toy_steps": 2, "toy_betas": [0.5], "toy_batch": 32}
 # At full: minutes, GB to download, GiB on the card; guesses, except for the memory of 04.

@@ -34,7 +34,7 @@ from rlhf_course.runtime.files import atomic_file, check_folder
 PUBLIC = 1000  # smaller seeds are for checks that students have
 CHOSEN: dict[str, dict] = {}  # notebook → its exercises, which forked processes inherit
 UNNAMED = "missing", "error", "stopped", "where", "unnamed"
-FILES = {  # format: file per student, and a test's fields there → ours
+FILES = {  # format → (file per student, its test fields → ours)
     "gradescope": (
         "results.json",
         {"name": "exercise", "score": "points", "max_score": "max_points", "output": "said"},

@@ -147,7 +147,7 @@ def examine(
 def cells(path: Path) -> list[list[ast.stmt]]:
     """Return the statements of a notebook's code cells, except for calls of check.
 
-    The functions of a cell with an error of syntax raise it when they are called.
+    Functions of a cell with a syntax error raise that error when called.
     Raises ``ValueError`` for a file that is not a notebook.
     """
     try:

@@ -52,8 +52,8 @@ class Settings(SimpleNamespace):
 def read_spec(notebook: str) -> dict[str, dict]:
     """Return a notebook's settings: key → {tiny, scratch, full, help}.
 
-    ``optional`` ones may be null at every preset, others where the preset has null. ``min`` (or 1)
-    bounds whole numbers.
+    ``optional`` settings may be null at every preset, others only where the preset has null.
+    ``min`` (default 1) is the lower bound of whole numbers.
     """
     spec = yaml.safe_load((CONFIGS / f"{notebook}.yaml").read_text(encoding="utf-8"))
     if shared := spec.pop("include", None):

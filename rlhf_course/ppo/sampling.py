@@ -151,7 +151,7 @@ UNDERSTOOD = {*NEUTRAL, "do_sample", "max_new_tokens", "pad_token_id", "eos_toke
 
 
 def samples_plainly(model, settings: dict, begin_suppress: Sequence[int] = ()) -> bool:
-    """Return whether these settings sample the model's own distribution, with a cache.
+    """Return whether these settings sample the model's own distribution and it has a cache.
 
     Warn of settings that change the distribution, because they bias PPO's ratios and KL, and of
     greedy decoding by default.

@@ -82,7 +82,7 @@ class TrainerBase:
     def save_pretrained(self, save_directory: str) -> None:
         """Save policy, value head and tokenizer into one folder; the first process writes.
 
-        Raises as the policy's ``save_pretrained``, and ``RuntimeError`` after half a step.
+        Raises what the policy's ``save_pretrained`` raises, and ``RuntimeError`` after half a step.
         """
         self.check_whole()
         if self.accelerator.is_main_process:

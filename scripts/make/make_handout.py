@@ -34,7 +34,7 @@ For notebook {} of the course. Write each function, then run the cell with `chec
 
 
 def record(exercise) -> dict:
-    """Return what frozen.py needs of an exercise: inputs, outputs and mistakes, and no code."""
+    """Return what frozen.py needs of an exercise: inputs, outputs and mistakes, but no code."""
     from checks.symptoms import _moves
     from frozen import decode, encode
 

@@ -1,4 +1,4 @@
-"""Symptoms of a mistake without a name: an ignored argument, or where it is wrong."""
+"""Symptoms of an unnamed mistake: an ignored argument, or where the result is wrong."""
 
 from __future__ import annotations
 
