@@ -17,9 +17,9 @@ class SpellingLoss:
     word.
 
     A token spoils a word if the letters that then stand there begin no word of ``texts``, or end as
-    none. Cross-entropy alone leaves all such tokens together a few percent of the probability: "ofthere",
-    "hatesk". The second term is the unlikelihood of Welleck et al. 2019 (arXiv:1908.04319, equation
-    4) with all those tokens as one negative candidate.
+    none. Cross-entropy alone leaves such tokens a few percent of the probability in total:
+    "ofthere", "hatesk". The second term is the unlikelihood of Welleck et al. 2019
+    (arXiv:1908.04319, equation 4) with all those tokens as one negative candidate.
     """
 
     def __init__(self, texts: Sequence[str], tokenizer, weight: float):
