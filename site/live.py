@@ -1,0 +1,158 @@
+"""The page `live`: its files, and the page alone.
+
+``python site/live.py`` writes the page without the rest of the site and serves it to this machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import html
+import http.server
+import json
+import math
+import shutil
+from functools import partial
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+POLICIES = ROOT / "models" / "imdb-live-policies"
+NETWORK = ("config.json", "tokenizer.json", "model.safetensors")
+MODELS = {"gpt2-imdb-mini": NETWORK, "distilbert-imdb-mini": NETWORK}
+MODELS |= {"ngram-imdb-judge": ("model.safetensors",)}
+ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
+OPENINGS, WORDS = 12, 4
+# Standing alone, the page brings the colours that the site's theme has.
+HEAD = """<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>Live: a policy before
+and after PPO</title><meta name="viewport" content="width=device-width, initial-scale=1"><style>
+:root { color-scheme: light dark; --color-foreground-primary: light-dark(#000, #ddd);
+--color-foreground-secondary: light-dark(#555, #aaa); --color-foreground-muted: light-dark(#666, #999);
+--color-background-primary: light-dark(#fff, #131416); --color-background-border: light-dark(#ddd, #444);
+--color-brand-primary: light-dark(#0072B2, #56B4E9); --color-brand-content: light-dark(#0072B2, #56B4E9);
+--font-size--small: 0.875em; }
+body { max-width: 46em; margin: 2em auto; padding: 0 1em; font: 1em/1.5 system-ui, sans-serif;
+background: var(--color-background-primary); color: var(--color-foreground-primary); }
+a { color: var(--color-brand-content); }</style></head><body><main>"""
+
+
+def runs() -> list[dict]:
+    """What was measured of each policy, in the order of the slider."""
+    paths = POLICIES.glob("*/run.json")
+    found = [{"name": path.parent.name} | json.loads(path.read_text()) for path in paths]
+    return sorted(found, key=lambda run: run["beta"])
+
+
+def openings() -> list[str]:
+    """The first words of some held-out reviews."""
+    import pandas as pd
+
+    texts = pd.read_parquet(ROOT / "models/imdb-openings/test-00000-of-00001.parquet")["text"]
+    return list(dict.fromkeys(" ".join(text.split()[:WORDS]) for text in texts[:OPENINGS]))
+
+
+def options() -> str:
+    return "".join(f"<option>{html.escape(text)}</option>" for text in openings())
+
+
+def rows() -> str:
+    """The table of what was measured on held-out openings, as HTML."""
+    keys = "kl", "score", "second", "perplexity", "distinct_2"
+
+    def row(name: str, head: str, found: dict) -> str:
+        cells = "".join(f"<td>{found[key]:.2f}</td>".replace("-", "−") for key in keys)
+        return f'<tr data-run="{name}"><td>{head}</td>{cells}</tr>'
+
+    lines = [row(run["name"], f"{run['beta']:g}", run["after"]) for run in runs()]
+    return row("", "reference", runs()[0]["before"]) + "".join(lines)
+
+
+def curve() -> str:
+    """The scores of both judges over KL, with the axes, as SVG; page.js moves the dot."""
+    points = [point for run in runs() for point in run["path"]]
+    both = [point[key] for point in points for key in ("score", "second")]
+    most = math.ceil(max(point["kl"] for point in points) / 5) * 5
+    low, high = math.floor(min(both)), math.ceil(max(both))
+    across, up = 316 / most, 180 / (high - low)
+    y = {tick: 195 - (tick - low) * up for tick in range(low, high + 1)}
+    parts = [f'<line x1="34" x2="350" y1="{at:.1f}" y2="{at:.1f}"/>' for at in y.values()]
+    parts += [
+        f'<text x="28" y="{at + 4:.1f}" text-anchor="end">{f"{tick}".replace("-", "−")}</text>'
+        for tick, at in y.items()
+    ]
+    parts += [
+        f'<text x="{34 + tick * across:.1f}" y="210" text-anchor="middle">{tick}</text>'
+        for tick in range(0, most + 1, max(1, most // 5))
+    ]
+    parts.append('<text x="350" y="226" text-anchor="end">KL to the reference (nats)</text>')
+    parts.append(
+        f'<g transform="translate(34 {195 + low * up:.2f}) scale({across:.4f} {-up:.4f})">'
+    )
+    for run in runs():
+        for key, kind in (("score", "a"), ("second", "b")):
+            line = "L".join(f"{point['kl']:.3f},{point[key]:.3f}" for point in run["path"])
+            end = f"{run['path'][-1]['kl']:.3f},{run['path'][-1][key]:.3f}"
+            which = f'data-run="{run["name"]}"'
+            parts.append(f'<path class="{kind}" {which} d="M{line}"/>')
+            parts.append(f'<path class="{kind} dot" {which} d="M{end}h0"/>')
+    parts.append(
+        f'<path id="live-dot" class="dot" data-x="{most}" data-low="{low}" data-high="{high}"/></g>'
+    )
+    words = "; ".join(
+        f"β = {run['beta']:g}: KL {run['after']['kl']:.1f}, score {run['after']['score']:.1f},"
+        f" second judge {run['after']['second']:.1f}"
+        for run in runs()
+    )
+    label = f"Scores of both judges over KL while the policies were trained. At the end, {words}."
+    return (
+        f'<svg role="img" aria-label="{label}" viewBox="0 0 360 230">{"".join(parts)}</svg>'
+    )
+
+
+def live_page() -> str:
+    """The page as Markdown, with what was measured inside."""
+    points = [
+        {"name": run["name"], "beta": run["beta"]}
+        | {key: [point[key] for point in run["path"]] for key in ("kl", "score")}
+        for run in runs()
+    ]
+    text = (HERE / "live.md").read_text(encoding="utf-8")
+    parts = {"openings": options(), "rows": rows(), "curve": curve()}
+    for name, inside in parts.items():
+        text = text.replace(f"{{{name}}}", inside)
+    return f'{text}\n<script type="application/json" id="live-data">{json.dumps(points)}</script>\n'
+
+
+def write_files(folder: Path) -> None:
+    """Copy what the page fetches, at the places where it looks."""
+    shutil.copytree(HERE / "live", folder / "live", dirs_exist_ok=True)
+    files = MODELS | {f"{POLICIES.name}/{run['name']}": ADAPTER for run in runs()}
+    for name, kept in files.items():
+        (folder / "models" / name).mkdir(parents=True, exist_ok=True)
+        for file in kept:
+            shutil.copy(ROOT / "models" / name / file, folder / "models" / name / file)
+
+
+def write_alone(folder: Path) -> None:
+    """The page without the rest of the site, as ``folder/index.html``."""
+    import mistune
+
+    write_files(folder)
+    body = mistune.html(live_page())
+    (folder / "index.html").write_text(f"{HEAD}{body}</main></body></html>", encoding="utf-8")
+
+
+def serve(folder: Path, port: int) -> None:
+    """Serve a folder to this machine until Ctrl-C."""
+    handler = partial(http.server.SimpleHTTPRequestHandler, directory=folder)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", port), handler) as server:
+        print(f"Open http://127.0.0.1:{server.server_port}/ and stop with Ctrl-C.", flush=True)
+        server.serve_forever()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--output", type=Path, default=ROOT / "build" / "live")
+    parser.add_argument("--port", type=int, default=8000)
+    chosen = parser.parse_args()
+    write_alone(chosen.output)
+    serve(chosen.output, chosen.port)

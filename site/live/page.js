@@ -1,0 +1,157 @@
+// The page `live`: what its controls do. All computing is in worker.js.
+"use strict";
+(() => {
+  const $ = (name) => document.getElementById(`live-${name}`);
+  const runs = JSON.parse($("data").textContent); // in the order of the slider: {name, beta, kl: […], score: […]}
+  const signed = (value) => value.toFixed(2).replace(/^-(?=[0.]*$)/, "").replace("-", "−");
+  const wordsOf = ([first, second]) => `score ${signed(first)} · second judge ${signed(second)}`;
+  const run = () => runs[$("beta").value], count = () => 2 ** $("n").value;
+  let stream = 1, turn = 0, total = 1, loaded = 0, calls = 0, worker;
+
+  function say(text, isFault = false) {
+    $("status").textContent = text;
+    $("status").classList.toggle("fault", isFault);
+  }
+
+  function row(cells, className = "") {
+    const line = document.createElement("tr");
+    cells.forEach((text) => { line.insertCell().textContent = text; });
+    return Object.assign(line, { className });
+  }
+
+  /** Color an element by how much more (blue) or less (orange) likely the policy makes its token. */
+  function shade(element, difference) {
+    element.style.setProperty("--share", `${Math.min(60, 20 * Math.abs(difference))}%`);
+    element.classList.toggle("less", difference < 0);
+  }
+
+  // --- the worker --------------------------------------------------------------------------------------------
+
+  const waiting = new Map(); // number of a call → what takes its result, or its error
+  const call = (...message) => new Promise((result, error) => {
+    waiting.set(++calls, { result, error });
+    worker.postMessage([calls, ...message]);
+  });
+  function receive({ data: [id, kind, value] }) {
+    if (kind === "bytes") $("progress").value = (loaded += value) / total;
+    else waiting.get(id)[kind](kind === "error" ? new Error(value) : value);
+  }
+
+  /** Call a task that fetches about so many bytes, and show how many came. */
+  async function fetching(bytes, words, ...message) {
+    [total, loaded] = [bytes, 0];
+    $("progress").hidden = false;
+    say(words);
+    await call(...message);
+    $("progress").hidden = true;
+  }
+
+  // --- what the reader can do --------------------------------------------------------------------------------
+
+  /** Show a token of the policy's text: in color there, and as a line of the strip. */
+  function show({ token, logps: [reference, policy] }, kl) {
+    const piece = Object.assign(document.createElement("span"), { className: "token", textContent: token });
+    const line = row([token, ...[reference, policy, policy - reference, kl].map(signed)]);
+    [piece, line.cells[3]].forEach((part) => shade(part, policy - reference));
+    $("text-1").append(piece);
+    $("strip").tBodies[0].append(line);
+  }
+
+  /** Write one text with the reference and one with the policy, from the same noise. */
+  async function write() {
+    const mine = ++turn, { name, beta } = run();
+    await fetching(2e5, `Loading the policy of β = ${beta} …`, "policy", name);
+    const prompt = await call("begin", $("prompt").value, [[stream, "reference"], [stream, "reference", name]]);
+    if (mine !== turn) return;
+    say("Writing …");
+    [0, 1].forEach((side) => { $(`text-${side}`).textContent = prompt; });
+    $("strip").tBodies[0].replaceChildren();
+    const start = performance.now();
+    let sides = [{}, {}], steps = 0, kl = 0;
+    for (; steps < $("length").value && !sides.every((one) => one.done); steps++) {
+      sides = await call("step");
+      if (mine !== turn) return;
+      $("text-0").append(sides[0].token);
+      if (sides[1].logps) show(sides[1], kl += sides[1].logps[1] - sides[1].logps[0]);
+    }
+    const speed = (1000 * steps) / (performance.now() - start), scores = await call("score", sides.map((one) => one.text));
+    scores.forEach((pair, side) => { $(`scores-${side}`).textContent = wordsOf(pair); });
+    $("scores-1").textContent += ` · KL of this text ${signed(kl)}`;
+    mark([kl, scores[1][0]]);
+    say(`β = ${beta}. Reference: ${wordsOf(scores[0])}. Policy: ${wordsOf(scores[1])}. ${speed.toFixed(0)} tokens per second in each text.`);
+    window.live.speed = speed;
+  }
+
+  /** Highlight the chosen policy in the curve and the table; put the dot at this KL and score. */
+  function mark(point) {
+    document.querySelectorAll("[data-run]").forEach((part) => part.classList.toggle("here", part.dataset.run === run().name));
+    const { x, low, high } = $("dot").dataset, within = (value, from, to) => Math.min(Math.max(value, from), to);
+    if (point) $("dot").setAttribute("d", `M${within(point[0], 0, x)},${within(point[1], low, high)}h0`);
+  }
+
+  async function judge() {
+    $("own-scores").textContent = wordsOf((await call("score", [$("own").value]))[0]);
+  }
+
+  /** How a policy compares with a score, by linear interpolation of what was measured while it was trained. */
+  function beside({ beta, kl, score }, best) {
+    const i = score.findIndex((value) => value >= best), share = (best - score[i - 1]) / (score[i] - score[i - 1]);
+    if (i < 0) return `the policy of β = ${beta} does not reach it on average`;
+    return `the policy of β = ${beta} reaches it on average at KL ${signed(i ? kl[i - 1] + share * (kl[i] - kl[i - 1]) : 0)}`;
+  }
+
+  /** Write n texts with the reference, four at a time, and keep the one with the highest score. */
+  async function bestOfN() {
+    const mine = ++turn, n = count(), found = [];
+    while (found.length < n) {
+      say(`Writing ${n} texts: ${found.length} so far …`);
+      await call("begin", $("prompt").value, [0, 1, 2, 3].slice(0, n).map(() => [stream++, "reference"]));
+      let texts = [{}];
+      for (let i = 0; i < $("length").value && !texts.every((one) => one.done) && mine === turn; i++) texts = await call("step");
+      if (mine !== turn) return;
+      const scores = await call("score", texts.map((one) => one.text));
+      texts.forEach(({ text }, i) => found.push([text, ...scores[i]]));
+      found.sort((one, other) => other[1] - one[1]);
+      $("best-table").tBodies[0].replaceChildren(...found.map(([text, ...pair], i) => row([text, ...pair.map(signed)], i ? "" : "here")));
+    }
+    const mean = found.reduce((sum, [, score]) => sum + score / n, 0), best = found[0][1];
+    $("best-verdict").textContent = `Mean score ${signed(mean)}; kept: ${signed(best)}. KL of best-of-${n}: at most ` +
+      `${signed(Math.log(n) - (n - 1) / n)} nats. Compare with PPO at the score of the kept text: ${runs.map((one) => beside(one, best)).join("; ")}.`;
+    say("Done.");
+  }
+
+  // --- start -------------------------------------------------------------------------------------------------
+
+  const on = (name, event, task) => $(name).addEventListener(event, (happened) => {
+    happened.preventDefault();
+    task().catch((error) => say(`${error.message} Reload the page to try again.`, true));
+  });
+  function slider(name, words) {
+    const label = () => { $(name).parentElement.querySelector("output").textContent = words(); };
+    $(name).addEventListener("input", label);
+    label();
+  }
+
+  async function start() {
+    slider("length", () => $("length").value);
+    slider("beta", () => run().beta);
+    slider("n", count);
+    mark();
+    $("prompt").value = $("opening").value;
+    $("opening").addEventListener("change", () => { $("prompt").value = $("opening").value; });
+    if (location.protocol === "file:") throw new Error("Browsers refuse to fetch from file://. Run python -m http.server in this folder, and open the address that it prints.");
+    worker = new Worker("live/worker.js", { type: "module" });
+    worker.onmessage = receive;
+    worker.onerror = () => say("The worker did not start: live/worker.js is missing on this server, or this browser is too old for module workers.", true);
+    await fetching(22e6, "Loading the reference and both judges …", "load", new URL("models/", location.href).href);
+    document.querySelectorAll(".live button").forEach((button) => { button.disabled = false; });
+    on("write", "submit", () => (stream++, write()));
+    on("again", "click", write);
+    on("beta", "change", async () => (mark(), write()));
+    on("best", "submit", bestOfN);
+    on("own", "input", judge);
+    await judge();
+    await write();
+  }
+  window.live = { call, ready: start().catch((error) => say(error.message, true)) };
+})();
