@@ -21,18 +21,10 @@ NETWORK = ("config.json", "tokenizer.json", "model.safetensors")
 MODELS = {"gpt2-imdb-mini": NETWORK, "distilbert-imdb-mini": NETWORK}
 MODELS |= {"ngram-imdb-judge": ("model.safetensors",)}
 ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
-OPENINGS, WORDS = 12, 4
-# Standing alone, the page brings the colours that the site's theme has.
-HEAD = """<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>Live: a policy before
-and after PPO</title><meta name="viewport" content="width=device-width, initial-scale=1"><style>
-:root { color-scheme: light dark; --color-foreground-primary: light-dark(#000, #ddd);
---color-foreground-secondary: light-dark(#555, #aaa); --color-foreground-muted: light-dark(#666, #999);
---color-background-primary: light-dark(#fff, #131416); --color-background-border: light-dark(#ddd, #444);
---color-brand-primary: light-dark(#0072B2, #56B4E9); --color-brand-content: light-dark(#0072B2, #56B4E9);
---font-size--small: 0.875em; }
-body { max-width: 46em; margin: 2em auto; padding: 0 1em; font: 1em/1.5 system-ui, sans-serif;
-background: var(--color-background-primary); color: var(--color-foreground-primary); }
-a { color: var(--color-brand-content); }</style></head><body><main>"""
+OPENINGS, WORDS = (29, 22, 47, 40, 41, 44, 12, 59, 10, 34), 4  # rows of the held-out reviews
+HEAD = """<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><meta name="viewport"
+content="width=device-width, initial-scale=1"><title>Live: a policy before and after PPO</title>
+<link rel="stylesheet" href="live/alone.css"></head><body><main>"""
 
 
 def runs() -> list[dict]:
@@ -42,16 +34,13 @@ def runs() -> list[dict]:
     return sorted(found, key=lambda run: run["beta"])
 
 
-def openings() -> list[str]:
-    """The first words of some held-out reviews."""
+def options() -> str:
+    """The first words of some held-out reviews, as HTML."""
     import pandas as pd
 
     texts = pd.read_parquet(ROOT / "models/imdb-openings/test-00000-of-00001.parquet")["text"]
-    return list(dict.fromkeys(" ".join(text.split()[:WORDS]) for text in texts[:OPENINGS]))
-
-
-def options() -> str:
-    return "".join(f"<option>{html.escape(text)}</option>" for text in openings())
+    found = [" ".join(texts[row].split()[:WORDS]) for row in OPENINGS]
+    return "".join(f"<option>{html.escape(text)}</option>" for text in found)
 
 
 def rows() -> str:
@@ -103,9 +92,7 @@ def curve() -> str:
         for run in runs()
     )
     label = f"Scores of both judges over KL while the policies were trained. At the end, {words}."
-    return (
-        f'<svg role="img" aria-label="{label}" viewBox="0 0 360 230">{"".join(parts)}</svg>'
-    )
+    return f'<svg role="img" aria-label="{label}" viewBox="0 0 360 230">{"".join(parts)}</svg>'
 
 
 def live_page() -> str:
@@ -137,7 +124,8 @@ def write_alone(folder: Path) -> None:
     import mistune
 
     write_files(folder)
-    body = mistune.html(live_page())
+    page = live_page().split("---\n", 2)[2].replace("](../", "](")
+    body = mistune.html(page)
     (folder / "index.html").write_text(f"{HEAD}{body}</main></body></html>", encoding="utf-8")
 
 

@@ -7,7 +7,7 @@ export function readSafetensors(buffer) {
   return Object.fromEntries(Object.entries(header).map(([name, { dtype, data_offsets: [from, to] }]) => {
     const halves = new Uint16Array(buffer.slice(start + from, start + to));
     if (dtype === "F16") return [name, new Float32Array(halves).map(fromFloat16)];
-    return [name, new Float32Array(new Uint32Array(halves).map((half) => half << 16).buffer)]; // the upper half of float32
+    return [name, new Float32Array(new Uint32Array(halves).map((half) => half << 16).buffer)]; // BF16: the upper half
   }));
 }
 
@@ -19,46 +19,35 @@ function fromFloat16(half) {
 /** weight (outputs × inputs) · x (inputs) + bias (outputs) → (outputs); four outputs at a time, for speed. */
 function linear(x, weight, bias) {
   const inputs = x.length, outputs = bias.length, sums = new Float64Array(outputs + 3);
-  sums.set(bias);
   const start = (output) => Math.min(output, outputs - 1) * inputs; // of its row; the last row again past the end
+  sums.set(bias);
   for (let j = 0; j < outputs; j += 4) {
     const a = start(j), b = start(j + 1), c = start(j + 2), d = start(j + 3);
     let p = 0, q = 0, r = 0, s = 0;
     for (let i = 0; i < inputs; i++) {
-      const value = x[i];
-      p += value * weight[a + i];
-      q += value * weight[b + i];
-      r += value * weight[c + i];
-      s += value * weight[d + i];
+      p += x[i] * weight[a + i];
+      q += x[i] * weight[b + i];
+      r += x[i] * weight[c + i];
+      s += x[i] * weight[d + i];
     }
-    sums[j] += p;
-    sums[j + 1] += q;
-    sums[j + 2] += r;
-    sums[j + 3] += s;
+    [sums[j], sums[j + 1], sums[j + 2], sums[j + 3]] = [sums[j] + p, sums[j + 1] + q, sums[j + 2] + r, sums[j + 3] + s];
   }
   return sums.subarray(0, outputs);
 }
 
-/** A matrix (rows × columns) → (columns × rows). */
-function transpose(matrix, columns) {
-  const rows = matrix.length / columns;
-  return matrix.map((_, place) => matrix[(place % rows) * columns + Math.floor(place / rows)]);
-}
-
 const add = (x, y) => x.map((value, i) => value + y[i]);
 const geluTanh = (x) => 0.5 * x * (1 + Math.tanh(Math.sqrt(2 / Math.PI) * (x + 0.044715 * x ** 3)));
-const gelu = (x) => 0.5 * x * erfc(-x / Math.SQRT2);
 
-/** 1 − erf(x), to 1.2e-7: Numerical Recipes, section 6.2. */
-function erfc(x) {
-  const t = 1 / (1 + Math.abs(x) / 2);
+/** x · Φ(x), with erfc to 1.2e-7: Numerical Recipes, section 6.2. */
+function gelu(x) {
+  const z = Math.abs(x) / Math.SQRT2, t = 1 / (1 + z / 2);
   const series = [0.17087277, -0.82215223, 1.48851587, -1.13520398, 0.27886807, -0.18628806, 0.09678418,
     0.37409196, 1.00002368, -1.26551223].reduce((sum, coefficient) => sum * t + coefficient);
-  const value = t * Math.exp(series - x * x);
-  return x < 0 ? 2 - value : value;
+  const tail = (t * Math.exp(series - z * z)) / 2; // Φ(−|x|)
+  return x * (x < 0 ? tail : 1 - tail);
 }
 
-/** Logits (vocabulary) → the logarithm of the sum of their exponentials. */
+/** Logits → the logarithm of the sum of their exponentials. */
 export function logSumExp(logits) {
   const most = logits.reduce((one, other) => Math.max(one, other));
   return most + Math.log(logits.reduce((total, logit) => total + Math.exp(logit - most), 0));
@@ -66,13 +55,12 @@ export function logSumExp(logits) {
 
 /** One query (width) on keys and values (length × width), head by head → (width). */
 function attend(query, keys, values, length, heads) {
-  const width = query.length, size = width / heads, out = new Float64Array(width);
+  const width = query.length, size = width / heads, out = new Float64Array(width), scores = new Float64Array(length);
   for (let from = 0; from < width; from += size) {
-    const scores = Float64Array.from({ length }, (_, t) => {
-      let dot = 0;
-      for (let i = from; i < from + size; i++) dot += query[i] * keys[t * width + i];
-      return dot / Math.sqrt(size);
-    });
+    for (let t = 0; t < length; t++) {
+      scores[t] = 0;
+      for (let i = from; i < from + size; i++) scores[t] += (query[i] * keys[t * width + i]) / Math.sqrt(size);
+    }
     const total = logSumExp(scores);
     for (let t = 0; t < length; t++) {
       const share = Math.exp(scores[t] - total);
@@ -87,11 +75,12 @@ class Network {
     Object.assign(this, { weights, config, epsilon });
   }
 
-  /** A layer of the network by its name: x (inputs) → (outputs). */
+  /** A linear layer by its name: x (inputs) → (outputs). */
   linear(x, name) {
     return linear(x, this.weights[`${name}.weight`], this.weights[`${name}.bias`]);
   }
 
+  /** A layer norm by its name: x (width) → (width). */
   norm(x, name) {
     const weight = this.weights[`${name}.weight`], bias = this.weights[`${name}.bias`];
     const mean = x.reduce((sum, value) => sum + value) / x.length;
@@ -99,20 +88,21 @@ class Network {
     return x.map((value, i) => ((value - mean) / Math.sqrt(variance + this.epsilon)) * weight[i] + bias[i]);
   }
 
-  /** Row i of a matrix (rows × width) → (width). */
+  /** Row i of an embedding (rows × width) → (width). */
   row(name, i, width) {
     return Float64Array.from(this.weights[`${name}.weight`].subarray(i * width, (i + 1) * width));
   }
 }
 
 export class GPT2 extends Network {
-  /** `weights` and `config` are the model's; GPT-2 keeps its layers as (inputs × outputs). */
+  /** The weights of its linear layers, which GPT-2 keeps as (inputs × outputs), are transposed here. */
   constructor(weights, config) {
     super({ ...weights }, config, config.layer_norm_epsilon);
-    for (const name of Object.keys(weights).filter((key) => /(attn|mlp)\.c_\w+\.weight/.test(key))) {
-      this.weights[name] = transpose(weights[name], weights[name.replace("weight", "bias")].length);
-    }
     this.noBias = new Float32Array(config.vocab_size);
+    for (const name of Object.keys(weights).filter((key) => /\.c_\w+\.weight/.test(key))) {
+      const W = weights[name], outputs = weights[name.replace("weight", "bias")].length, inputs = W.length / outputs;
+      this.weights[name] = W.map((_, place) => W[(place % inputs) * outputs + Math.floor(place / inputs)]);
+    }
   }
 
   /** The same model with a LoRA adapter merged in: W (out × in) += alpha / rank · B (out × rank) · A (rank × in). */
@@ -160,18 +150,14 @@ export class GPT2 extends Network {
 }
 
 export class DistilBERT extends Network {
-  constructor(weights, config) {
-    super(weights, config, 1e-12);
-  }
-
   /** Ids (length), with [CLS] first → logits (labels). The head reads the state of [CLS]. */
   logits(ids) {
-    const { dim: width, n_heads: heads, n_layers: layers } = this.config, embeddings = "distilbert.embeddings";
-    let states = ids.map((id, i) => this.norm(add(this.row(`${embeddings}.word_embeddings`, id, width),
-      this.row(`${embeddings}.position_embeddings`, i, width)), `${embeddings}.LayerNorm`)); // length × (width)
+    const { dim: width, n_heads: heads, n_layers: layers } = this.config, e = "distilbert.embeddings";
+    const embed = (id, i) => add(this.row(`${e}.word_embeddings`, id, width), this.row(`${e}.position_embeddings`, i, width));
+    let states = ids.map((id, i) => this.norm(embed(id, i), `${e}.LayerNorm`)); // length × (width)
     for (let layer = 0; layer < layers; layer++) {
       const t = `distilbert.transformer.layer.${layer}`;
-      const [keys, values] = ["k_lin", "v_lin"].map((name) => // (length × width)
+      const [keys, values] = ["k_lin", "v_lin"].map((name) => // (length × width) each
         Float64Array.from(states.flatMap((x) => [...this.linear(x, `${t}.attention.${name}`)])));
       if (layer === layers - 1) states = states.slice(0, 1); // only [CLS] is read after the last layer
       states = states.map((x) => {

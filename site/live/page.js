@@ -61,6 +61,7 @@
   async function write() {
     const mine = ++turn, { name, beta } = run();
     await fetching(2e5, `Loading the policy of β = ${beta} …`, "policy", name);
+    if (mine !== turn) return;
     const prompt = await call("begin", $("prompt").value, [[stream, "reference"], [stream, "reference", name]]);
     if (mine !== turn) return;
     say("Writing …");
@@ -146,7 +147,6 @@
     await fetching(22e6, "Loading the reference and both judges …", "load", new URL("models/", location.href).href);
     document.querySelectorAll(".live button").forEach((button) => { button.disabled = false; });
     on("write", "submit", () => (stream++, write()));
-    on("again", "click", write);
     on("beta", "change", async () => (mark(), write()));
     on("best", "submit", bestOfN);
     on("own", "input", judge);

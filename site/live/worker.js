@@ -63,7 +63,7 @@ const tasks = {
     const [gptConfig, words, bertConfig, bertWords] = await Promise.all(small.map((name) => json(name, report)));
     const [base, judgeWeights, ngrams] = await Promise.all(weights);
     policies.reference = new GPT2(base, gptConfig);
-    [config, classifier, judge] = [bertConfig, new DistilBERT(judgeWeights, bertConfig), ngrams];
+    [config, classifier, judge] = [bertConfig, new DistilBERT(judgeWeights, bertConfig, 1e-12), ngrams];
     [tokenizer, classifierTokenizer] = [new Tokenizer(words), new Tokenizer(bertWords)];
     positive = Object.values(config.id2label).indexOf("POSITIVE");
     noise = new Float64Array(gptConfig.vocab_size);
@@ -86,17 +86,17 @@ const tasks = {
     return tokenizer.decode(ids);
   },
 
-  /** One token more for each text → [{token, text, logps: one per model, done}]; "" for a text that has ended. */
+  /** One token more for each text → [{token, text, logps: one per model, done}]; a text that has ended gets no token. */
   step() {
     return texts.map((one) => {
-      if (one.done) return { token: "", text: tokenizer.decode(one.ids), done: true };
+      if (one.done) return { ...one.last, token: "", logps: null };
       const rows = one.readers.map((reader) => reader.policy.logits(reader.state));
       drawNoise(one.stream, one.ids.length - one.from);
       const id = sample(rows.at(-1)), length = one.ids.push(id);
       one.done = id === END || length === policies.reference.config.n_positions;
       for (const reader of one.done ? [] : one.readers) reader.state = reader.policy.read(id, reader.cache);
       const logps = rows.map((row) => row[id] - logSumExp(row));
-      return { token: tokenizer.decode([id]), text: tokenizer.decode(one.ids), logps, done: one.done };
+      return (one.last = { token: tokenizer.decode([id]), text: tokenizer.decode(one.ids), logps, done: one.done });
     });
   },
 
