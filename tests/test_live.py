@@ -2,6 +2,7 @@
 
 import functools
 import http.server
+import re
 import shutil
 import threading
 
@@ -133,16 +134,16 @@ def test_the_page_writes_reads_and_judges(page):
     page.fill("#live-prompt", "")
     page.click("#live-write button")
     page.wait_for_function("document.getElementById('live-status').textContent.includes('per sec')")
+    print(page.inner_text("#live-status"))
     rows = page.locator("#live-strip tbody tr").all()
     steps = [[*map(number, row.locator("td").all_text_contents()[1:])] for row in rows]
     assert len(steps) > 1 and all(abs(new - ref - gap) < 0.02 for ref, new, gap, _ in steps)
     assert abs(sum(step[2] for step in steps) - steps[-1][3]) < 0.02 * len(steps)
     page.locator("#live-n").fill("2")
     page.click("#live-best button")
-    page.wait_for_function("document.getElementById('live-status').textContent === 'Done.'")
+    page.wait_for_function("document.getElementById('live-best-verdict').textContent.includes('kept')")
     scores = page.locator("#live-best-table tbody td:nth-child(2)").all_text_contents()
     assert len(scores) == 4 and number(scores[0]) == max(map(number, scores))
-    print("tokens per second in each of two texts:", page.evaluate("live.speed"))
 
 
 def number(text: str) -> float:
@@ -152,8 +153,9 @@ def number(text: str) -> float:
 def test_it_is_small_and_asks_nobody_else(page, folder):
     sizes = {path: path.stat().st_size for path in folder.rglob("*") if path.is_file()}
     assert sum(size for path, size in sizes.items() if "gpt2-imdb-mini" not in path.parts) < 8e6
-    code = [line for path in folder.glob("live/*.js") for line in path.read_text().splitlines()]
-    assert sum(bool(line.strip()) for line in code) <= 400
+    lines = [line for path in folder.glob("live/*.js") for line in path.read_text().splitlines()]
+    code = [line for line in lines if not re.match(r"\s*(//|/?\*|$)", line)]
+    assert len(code) <= 400 and max(map(len, lines)) <= 160
     children = psutil.Process().children(recursive=True)
     renderers = [child for child in children if "--type=renderer" in child.cmdline()]
     assert max(child.memory_full_info().uss for child in renderers) < 300e6

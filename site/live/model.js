@@ -98,7 +98,6 @@ export class GPT2 extends Network {
   /** The weights of its linear layers, which GPT-2 keeps as (inputs × outputs), are transposed here. */
   constructor(weights, config) {
     super({ ...weights }, config, config.layer_norm_epsilon);
-    this.noBias = new Float32Array(config.vocab_size);
     for (const name of Object.keys(weights).filter((key) => /\.c_\w+\.weight/.test(key))) {
       const W = weights[name], outputs = weights[name.replace("weight", "bias")].length, inputs = W.length / outputs;
       this.weights[name] = W.map((_, place) => W[(place % inputs) * outputs + Math.floor(place / inputs)]);
@@ -145,7 +144,7 @@ export class GPT2 extends Network {
 
   /** A last hidden state (width) → logits (vocabulary): its products with the tokens' embeddings. */
   logits(state) {
-    return linear(state, this.weights["transformer.wte.weight"], this.noBias);
+    return linear(state, this.weights["transformer.wte.weight"], new Float32Array(this.config.vocab_size));
   }
 }
 

@@ -11,6 +11,7 @@
   function say(text, isFault = false) {
     $("status").textContent = text;
     $("status").classList.toggle("fault", isFault);
+    if (isFault) $("progress").hidden = true;
   }
 
   function row(cells, className = "") {
@@ -67,25 +68,25 @@
     say("Writing …");
     [0, 1].forEach((side) => { $(`text-${side}`).textContent = prompt; });
     $("strip").tBodies[0].replaceChildren();
-    const start = performance.now();
-    let sides = [{}, {}], steps = 0, kl = 0;
+    let sides = [{}, {}], steps = 0, kl = 0, begun = performance.now();
     for (; steps < $("length").value && !sides.every((one) => one.done); steps++) {
       sides = await call("step");
       if (mine !== turn) return;
       $("text-0").append(sides[0].token);
       if (sides[1].logps) show(sides[1], kl += sides[1].logps[1] - sides[1].logps[0]);
     }
-    const speed = (1000 * steps) / (performance.now() - start), scores = await call("score", sides.map((one) => one.text));
-    scores.forEach((pair, side) => { $(`scores-${side}`).textContent = wordsOf(pair); });
-    $("scores-1").textContent += ` · KL of this text ${signed(kl)}`;
+    const speed = (1000 * steps) / (performance.now() - begun);
+    const scores = await call("score", sides.map((one) => one.text));
+    const [reference, policy] = scores.map(wordsOf);
+    $("scores-0").textContent = reference;
+    $("scores-1").textContent = `${policy} · KL of this text ${signed(kl)}`;
     mark([kl, scores[1][0]]);
-    say(`β = ${beta}. Reference: ${wordsOf(scores[0])}. Policy: ${wordsOf(scores[1])}. ${speed.toFixed(0)} tokens per second in each text.`);
-    window.live.speed = speed;
+    say(`β = ${beta}. Reference: ${reference}. Policy: ${policy}. ${speed.toFixed(0)} tokens per second in each text.`);
   }
 
   /** Highlight the chosen policy in the curve and the table; put the dot at this KL and score. */
   function mark(point) {
-    document.querySelectorAll("[data-run]").forEach((part) => part.classList.toggle("here", part.dataset.run === run().name));
+    for (const part of document.querySelectorAll("[data-run]")) part.classList.toggle("here", part.dataset.run === run().name);
     const { x, low, high } = $("dot").dataset, within = (value, from, to) => Math.min(Math.max(value, from), to);
     if (point) $("dot").setAttribute("d", `M${within(point[0], 0, x)},${within(point[1], low, high)}h0`);
   }
@@ -105,20 +106,20 @@
   async function bestOfN() {
     const mine = ++turn, n = count(), found = [];
     while (found.length < n) {
-      say(`Writing ${n} texts: ${found.length} so far …`);
+      $("best-verdict").textContent = `Writing ${n} texts: ${found.length} so far …`;
       await call("begin", $("prompt").value, [0, 1, 2, 3].slice(0, n).map(() => [stream++, "reference"]));
       let texts = [{}];
-      for (let i = 0; i < $("length").value && !texts.every((one) => one.done) && mine === turn; i++) texts = await call("step");
+      for (let i = 0; i < $("length").value && mine === turn; i++) texts = await call("step");
       if (mine !== turn) return;
       const scores = await call("score", texts.map((one) => one.text));
       texts.forEach(({ text }, i) => found.push([text, ...scores[i]]));
       found.sort((one, other) => other[1] - one[1]);
-      $("best-table").tBodies[0].replaceChildren(...found.map(([text, ...pair], i) => row([text, ...pair.map(signed)], i ? "" : "here")));
+      const lines = found.map(([text, ...pair], i) => row([text, ...pair.map(signed)], i ? "" : "here"));
+      $("best-table").tBodies[0].replaceChildren(...lines);
     }
-    const mean = found.reduce((sum, [, score]) => sum + score / n, 0), best = found[0][1];
-    $("best-verdict").textContent = `Mean score ${signed(mean)}; kept: ${signed(best)}. KL of best-of-${n}: at most ` +
-      `${signed(Math.log(n) - (n - 1) / n)} nats. Compare with PPO at the score of the kept text: ${runs.map((one) => beside(one, best)).join("; ")}.`;
-    say("Done.");
+    const mean = found.reduce((sum, [, score]) => sum + score / n, 0), best = found[0][1], bound = Math.log(n) - (n - 1) / n;
+    $("best-verdict").textContent = `Mean score ${signed(mean)}; kept: ${signed(best)}. KL of best-of-${n}: at most ${signed(bound)} nats. ` +
+      `Compare with PPO at the score of the kept text: ${runs.map((one) => beside(one, best)).join("; ")}.`;
   }
 
   // --- start -------------------------------------------------------------------------------------------------
@@ -127,24 +128,20 @@
     happened.preventDefault();
     task().catch((error) => say(`${error.message} Reload the page to try again.`, true));
   });
-  function slider(name, words) {
-    const label = () => { $(name).parentElement.querySelector("output").textContent = words(); };
-    $(name).addEventListener("input", label);
-    label();
-  }
+  const labels = () => Object.entries({ length: $("length").value, beta: run().beta, n: count() }).forEach(([name, text]) => {
+    $(name).parentElement.querySelector("output").textContent = text;
+  });
 
   async function start() {
-    slider("length", () => $("length").value);
-    slider("beta", () => run().beta);
-    slider("n", count);
+    document.addEventListener("input", labels);
+    labels();
     mark();
     $("prompt").value = $("opening").value;
     $("opening").addEventListener("change", () => { $("prompt").value = $("opening").value; });
-    if (location.protocol === "file:") throw new Error("Browsers refuse to fetch from file://. Run python -m http.server in this folder, and open the address that it prints.");
+    if (location.protocol === "file:") throw new Error($("from-file").textContent);
     worker = new Worker("live/worker.js", { type: "module" });
-    worker.onmessage = receive;
-    worker.onerror = () => say("The worker did not start: live/worker.js is missing on this server, or this browser is too old for module workers.", true);
-    await fetching(22e6, "Loading the reference and both judges …", "load", new URL("models/", location.href).href);
+    Object.assign(worker, { onmessage: receive, onerror: () => say($("no-worker").textContent, true) });
+    await fetching(22e6, "Loading the reference and both judges …", "load");
     document.querySelectorAll(".live button").forEach((button) => { button.disabled = false; });
     on("write", "submit", () => (stream++, write()));
     on("beta", "change", async () => (mark(), write()));

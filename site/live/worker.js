@@ -2,13 +2,13 @@
 import { DistilBERT, GPT2, logSumExp, ngramScore, readSafetensors } from "./model.js";
 import { Tokenizer } from "./tokenizer.js";
 
-const END = 0; // <|endoftext|>
+const ROOT = new URL("../models/", import.meta.url), END = 0; // <|endoftext|>
 const policies = {}; // name → GPT2; "reference" is the one without an adapter
-let root, config, tokenizer, classifier, classifierTokenizer, positive, judge, texts, noise, seed;
+let config, tokenizer, classifier, classifierTokenizer, positive, judge, texts, noise;
 
 /** Fetch a file → its bytes, reporting how many came. */
 async function file(path, report) {
-  const response = await fetch(root + path), parts = [];
+  const response = await fetch(new URL(path, ROOT)), parts = [];
   if (!response.ok) throw new Error(`The server has no ${path} (status ${response.status}).`);
   const reader = response.body.getReader();
   for (let part; !(part = await reader.read()).done;) report(parts.at(parts.push(part.value) - 1).length);
@@ -20,8 +20,6 @@ const tensors = async (path, report) => readSafetensors(await file(path, report)
 /** Fill `noise` (vocabulary) with Gumbel noise: −log(−log u), u from mulberry32 with this seed. */
 function drawNoise(stream, position) {
   let state = Math.imul(stream * 4096 + position + 1, 0x9e3779b1);
-  if (seed === state) return;
-  seed = state;
   for (let i = 0; i < noise.length; i++) {
     state = (state + 0x6d2b79f5) | 0;
     let x = Math.imul(state ^ (state >>> 15), 1 | state);
@@ -55,8 +53,7 @@ function scores(text) {
 
 const tasks = {
   /** Fetch the reference and the judges. */
-  async load(report, address) {
-    root = address;
+  async load(report) {
     const [gpt2, bert, ngram] = ["gpt2-imdb-mini", "distilbert-imdb-mini", "ngram-imdb-judge"];
     const small = [gpt2, bert].flatMap((name) => [`${name}/config.json`, `${name}/tokenizer.json`]);
     const weights = [gpt2, bert, ngram].map((name) => tensors(`${name}/model.safetensors`, report));
@@ -95,8 +92,8 @@ const tasks = {
       const id = sample(rows.at(-1)), length = one.ids.push(id);
       one.done = id === END || length === policies.reference.config.n_positions;
       for (const reader of one.done ? [] : one.readers) reader.state = reader.policy.read(id, reader.cache);
-      const logps = rows.map((row) => row[id] - logSumExp(row));
-      return (one.last = { token: tokenizer.decode([id]), text: tokenizer.decode(one.ids), logps, done: one.done });
+      const logps = rows.map((row) => row[id] - logSumExp(row)), [token, text] = [[id], one.ids].map((ids) => tokenizer.decode(ids));
+      return (one.last = { token, text, logps, done: one.done });
     });
   },
 
