@@ -55,44 +55,45 @@ def rows() -> str:
     return row("", "reference", runs()[0]["before"]) + "".join(lines)
 
 
+def axes(most: int, low: int, high: int) -> str:
+    """Grid and numbers of a plot of scores from ``low`` to ``high`` over KL from 0 to ``most``."""
+    parts = ['<text x="350" y="226" text-anchor="end">KL to the reference (nats)</text>']
+    for tick in range(low, high + 1):
+        y, number = 195 - (tick - low) * 180 / (high - low), f"{tick}".replace("-", "−")
+        parts.append(f'<line x1="34" x2="350" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<text x="28" y="{y + 4:.1f}" text-anchor="end">{number}</text>')
+    for tick in range(0, most + 1, most // 5):
+        x = 34 + tick * 316 / most
+        parts.append(f'<text x="{x:.1f}" y="210" text-anchor="middle">{tick}</text>')
+    return "".join(parts)
+
+
 def curve() -> str:
-    """The scores of both judges over KL, with the axes, as SVG; page.js moves the dot."""
+    """The scores of both judges over KL while the policies were trained, as SVG.
+
+    The group has the data's own coordinates; page.js moves the dot in it.
+    """
     points = [point for run in runs() for point in run["path"]]
     both = [point[key] for point in points for key in ("score", "second")]
-    most = math.ceil(max(point["kl"] for point in points) / 5) * 5
+    most = 5 * math.ceil(max(point["kl"] for point in points) / 5)
     low, high = math.floor(min(both)), math.ceil(max(both))
     across, up = 316 / most, 180 / (high - low)
-    y = {tick: 195 - (tick - low) * up for tick in range(low, high + 1)}
-    parts = [f'<line x1="34" x2="350" y1="{at:.1f}" y2="{at:.1f}"/>' for at in y.values()]
-    parts += [
-        f'<text x="28" y="{at + 4:.1f}" text-anchor="end">{f"{tick}".replace("-", "−")}</text>'
-        for tick, at in y.items()
-    ]
-    parts += [
-        f'<text x="{34 + tick * across:.1f}" y="210" text-anchor="middle">{tick}</text>'
-        for tick in range(0, most + 1, max(1, most // 5))
-    ]
-    parts.append('<text x="350" y="226" text-anchor="end">KL to the reference (nats)</text>')
-    parts.append(
-        f'<g transform="translate(34 {195 + low * up:.2f}) scale({across:.4f} {-up:.4f})">'
-    )
+    place = f"translate(34 {195 + low * up:.2f}) scale({across:.4f} {-up:.4f})"
+    lines, words = "", []
     for run in runs():
         for key, kind in (("score", "a"), ("second", "b")):
-            line = "L".join(f"{point['kl']:.3f},{point[key]:.3f}" for point in run["path"])
-            end = f"{run['path'][-1]['kl']:.3f},{run['path'][-1][key]:.3f}"
+            steps = [f"{point['kl']:.3f},{point[key]:.3f}" for point in run["path"]]
             which = f'data-run="{run["name"]}"'
-            parts.append(f'<path class="{kind}" {which} d="M{line}"/>')
-            parts.append(f'<path class="{kind} dot" {which} d="M{end}h0"/>')
-    parts.append(
-        f'<path id="live-dot" class="dot" data-x="{most}" data-low="{low}" data-high="{high}"/></g>'
+            lines += f'<path class="{kind}" {which} d="M{"L".join(steps)}"/>'
+            lines += f'<path class="{kind} dot" {which} d="M{steps[-1]}h0"/>'
+        end = "β = {beta:g}: KL {kl:.1f}, score {score:.1f}, second judge {second:.1f}"
+        words.append(end.format(**run, **run["after"]))
+    dot = f'id="live-dot" class="dot" data-x="{most}" data-low="{low}" data-high="{high}"'
+    label = f"Scores of both judges over KL during training. At the end: {'; '.join(words)}."
+    return (
+        f'<svg role="img" aria-label="{label}" viewBox="0 0 360 230">{axes(most, low, high)}'
+        f'<g transform="{place}">{lines}<path {dot}/></g></svg>'
     )
-    words = "; ".join(
-        f"β = {run['beta']:g}: KL {run['after']['kl']:.1f}, score {run['after']['score']:.1f},"
-        f" second judge {run['after']['second']:.1f}"
-        for run in runs()
-    )
-    label = f"Scores of both judges over KL while the policies were trained. At the end, {words}."
-    return f'<svg role="img" aria-label="{label}" viewBox="0 0 360 230">{"".join(parts)}</svg>'
 
 
 def live_page() -> str:

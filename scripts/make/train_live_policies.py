@@ -20,19 +20,17 @@ from rlhf_course.runtime.files import atomic_file, atomic_folder
 
 NOTEBOOK, LOOP = "04_gpt2_imdb_ppo", "live, probes = "  # how the training cell starts
 FOLDER = ROOT / "models" / "imdb-live-policies"
-MODULES = ["c_attn", "c_proj", "c_fc"]
-LORA = {"r": 8, "lora_alpha": 16, "target_modules": MODULES, "task_type": "CAUSAL_LM"}
-LORA |= {"fan_in_fan_out": True}  # GPT-2's linear layers have weights (inputs, outputs)
+LORA = {"r": 8, "lora_alpha": 16, "target_modules": ["c_attn", "c_proj", "c_fc"]}
+LORA |= {"task_type": "CAUSAL_LM", "fan_in_fan_out": True}  # weights (inputs, outputs)
 COMMON = {"horizon": 1e12, "probe_every": 5}  # the controller leaves β as it is
 RUNS = {  # folder → what differs from notebook 04's settings
     "beta-0": {"init_kl_coef": 0.0, "learning_rate": 4e-3, "steps": 40},
     "beta-0.16": {"learning_rate": 2e-3, "steps": 40},
     "beta-0.6": {"init_kl_coef": 0.6, "learning_rate": 2e-3, "steps": 25},
 }
-LINE = (
-    "| {beta} | {learning_rate} | {steps} | {score:.2f} ± {score_ci:.2f} | {kl:.2f} ± {kl_ci:.2f} "
-)
-LINE += "| {second:.2f} ± {second_ci:.2f} | {perplexity:.1f} | {distinct_2:.2f} |"
+LINE = "| {beta} | {learning_rate} | {steps} | {score:.2f} ± {score_ci:.2f} "
+LINE += "| {kl:.2f} ± {kl_ci:.2f} | {second:.2f} ± {second_ci:.2f} "
+LINE += "| {perplexity:.1f} | {distinct_2:.2f} |"
 
 
 class Log:
@@ -63,9 +61,8 @@ def train(overrides: dict) -> dict:
 def row(names: dict, table) -> dict:
     """Return what is measured of responses: means over the queries, and the texts' variety."""
     second = names["second"]((table["query"] + table["response"]).tolist())
-    found = {"kl": table["kl"], "score": table["score"], "second": second}
     numbers = {"perplexity": perplexity(table), "distinct_2": distinct_n(table["response"], 2)}
-    for key, values in found.items():
+    for key, values in (("kl", table["kl"]), ("score", table["score"]), ("second", second)):
         numbers[key], numbers[f"{key}_ci"] = mean_ci(values)
     return {key: float(f"{value:.5g}") for key, value in numbers.items()}
 
@@ -77,10 +74,10 @@ def record(name: str) -> None:
     for key, weight in model.named_parameters():
         if "lora_" in key:
             weight.data = weight.data.bfloat16().float()  # measure what is saved
-    after, settings = row(names, names["evaluate_policy"]()), names["settings"]
-    run = {"beta": settings.init_kl_coef, "before": row(names, names["before"]), "after": after}
-    run |= {key: getattr(settings, key) for key in ("learning_rate", "steps")}
-    run["path"] = [*(row(names, table) for table in names["probes"]), after]
+    before, after = row(names, names["before"]), row(names, names["evaluate_policy"]())
+    settings, path = names["settings"], [*(row(names, table) for table in names["probes"]), after]
+    run = {"beta": settings.init_kl_coef, "before": before, "after": after}
+    run |= {key: getattr(settings, key) for key in ("learning_rate", "steps")} | {"path": path}
     weights = get_peft_model_state_dict(model, adapter_name=model.active_adapter)
     config = model.peft_config[model.active_adapter]
     config.base_model_name_or_path = "models/gpt2-imdb-mini"
@@ -94,8 +91,8 @@ def record(name: str) -> None:
 def write_card() -> None:
     """Write README.md from the runs and the template in models/cards.yaml."""
     runs = [json.loads((FOLDER / name / "run.json").read_text()) for name in RUNS]
-    lines = [LINE.format(beta="none: the base", learning_rate="", steps=0, **runs[0]["before"])]
-    lines += [LINE.format(**run, **run["after"]) for run in runs]
+    base = {"beta": "none: the base", "learning_rate": "", "steps": 0, "after": runs[0]["before"]}
+    lines = [LINE.format(**run, **run["after"]).replace("| -", "| −") for run in (base, *runs)]
     cards = yaml.safe_load((ROOT / "models/cards.yaml").read_text(encoding="utf-8"))
     parts = {"measured": "\n".join(lines), "rank": LORA["r"], "licence": cards["licence"]}
     with atomic_file(FOLDER / "README.md") as path:

@@ -22,7 +22,7 @@
 
   /** Color an element by how much more (blue) or less (orange) likely the policy makes its token. */
   function shade(element, difference) {
-    element.style.setProperty("--share", `${Math.min(60, 20 * Math.abs(difference))}%`);
+    element.style.setProperty("--share", `${Math.min(45, 20 * Math.abs(difference))}%`);
     element.classList.toggle("less", difference < 0);
   }
 
