@@ -26,7 +26,7 @@ COMMON = {"horizon": 1e12, "probe_every": 5}  # the controller leaves β as it i
 RUNS = {  # folder → what differs from notebook 04's settings
     "beta-0": {"init_kl_coef": 0.0, "learning_rate": 4e-3, "steps": 40},
     "beta-0.16": {"learning_rate": 2e-3, "steps": 40},
-    "beta-0.6": {"init_kl_coef": 0.6, "learning_rate": 2e-3, "steps": 25},
+    "beta-0.6": {"init_kl_coef": 0.6, "learning_rate": 2e-3, "steps": 40},
 }
 LINE = "| {beta} | {learning_rate} | {steps} | {score:.2f} ± {score_ci:.2f} "
 LINE += "| {kl:.2f} ± {kl_ci:.2f} | {second:.2f} ± {second_ci:.2f} "
