@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlhf_course.course.presets import ROOT
 from rlhf_course.rewards import NgramSentiment, SentimentReward
+from rlhf_course.runtime.files import read_json
 
 EXACT = 1e-3
 MODELS = ROOT / "models"
@@ -93,6 +94,16 @@ def logits(page, text: str, name: str, count: int = 0) -> tuple[torch.Tensor, li
     }"""
     found = page.evaluate(code, [text, name, count])
     return torch.tensor(found["logits"]), found["draws"]
+
+
+def test_the_policies_show_what_the_page_says():
+    runs = [read_json(path) for path in sorted(MODELS.glob("imdb-live-policies/*/run.json"))]
+    assert [run["beta"] for run in runs] == [0.0, 0.16, 0.6]
+    free, middle, close = (run["after"] for run in runs)
+    best = max(runs[0]["path"], key=lambda point: point["second"])
+    assert free["score"] > best["score"] and free["kl"] > best["kl"]
+    assert free["second"] + free["second_ci"] < best["second"] - best["second_ci"]
+    assert middle["score"] > 1.1 and middle["kl"] < 10 and close["kl"] < middle["kl"]
 
 
 def test_all_models_compute_what_python_computes(page, names):
