@@ -1,4 +1,4 @@
-"""The page `live`: its files, and the page alone.
+"""The page `live`, in the site or without the rest of it.
 
 ``python site/live.py`` writes the page without the rest of the site and serves it to this machine.
 """

@@ -94,7 +94,7 @@ def write_card() -> None:
     base = {"beta": "none: the base", "learning_rate": "", "steps": 0, "after": runs[0]["before"]}
     lines = [LINE.format(**run, **run["after"]).replace("| -", "| −") for run in (base, *runs)]
     cards = yaml.safe_load((ROOT / "models/cards.yaml").read_text(encoding="utf-8"))
-    parts = {"measured": "\n".join(lines), "rank": LORA["r"], "licence": cards["licence"]}
+    parts = {"measured": "\n".join(lines), "rank": LORA["r"]}
     with atomic_file(FOLDER / "README.md") as path:
         path.write_text(cards["imdb-live-policies"].format(**parts), encoding="utf-8")
 
