@@ -34,13 +34,12 @@ def runs() -> list[dict]:
     return sorted(found, key=lambda run: run["beta"])
 
 
-def options() -> str:
-    """The first words of some held-out reviews, as HTML."""
+def openings() -> list[str]:
+    """The first words of some held-out reviews."""
     import pandas as pd
 
     texts = pd.read_parquet(ROOT / "models/imdb-openings/test-00000-of-00001.parquet")["text"]
-    found = [" ".join(texts[row].split()[:WORDS]) for row in OPENINGS]
-    return "".join(f"<option>{html.escape(text)}</option>" for text in found)
+    return [html.escape(" ".join(texts[row].split()[:WORDS])) for row in OPENINGS]
 
 
 def rows() -> str:
@@ -104,7 +103,9 @@ def live_page() -> str:
         for run in runs()
     ]
     text = (HERE / "live.md").read_text(encoding="utf-8")
-    parts = {"openings": options(), "rows": rows(), "curve": curve()}
+    found = openings()
+    parts = {"opening": found[0], "rows": rows(), "curve": curve()}
+    parts["openings"] = "".join(f"<option>{text}</option>" for text in found)
     for name, inside in parts.items():
         text = text.replace(f"{{{name}}}", inside)
     return f'{text}\n<script type="application/json" id="live-data">{json.dumps(points)}</script>\n'

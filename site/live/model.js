@@ -25,18 +25,19 @@ function linear(x, weight, bias) {
     const a = start(j), b = start(j + 1), c = start(j + 2), d = start(j + 3);
     let p = 0, q = 0, r = 0, s = 0;
     for (let i = 0; i < inputs; i++) {
-      p += x[i] * weight[a + i];
-      q += x[i] * weight[b + i];
-      r += x[i] * weight[c + i];
-      s += x[i] * weight[d + i];
+      const value = x[i];
+      p += value * weight[a + i];
+      q += value * weight[b + i];
+      r += value * weight[c + i];
+      s += value * weight[d + i];
     }
-    [sums[j], sums[j + 1], sums[j + 2], sums[j + 3]] = [sums[j] + p, sums[j + 1] + q, sums[j + 2] + r, sums[j + 3] + s];
+    sums[j] += p; sums[j + 1] += q; sums[j + 2] += r; sums[j + 3] += s;
   }
   return sums.subarray(0, outputs);
 }
 
 const add = (x, y) => x.map((value, i) => value + y[i]);
-const geluTanh = (x) => 0.5 * x * (1 + Math.tanh(Math.sqrt(2 / Math.PI) * (x + 0.044715 * x ** 3)));
+const geluTanh = (x) => 0.5 * x * (1 + Math.tanh(Math.sqrt(2 / Math.PI) * (x + 0.044715 * x * x * x)));
 
 /** x · Φ(x), with erfc to 1.2e-7: Numerical Recipes, section 6.2. */
 function gelu(x) {

@@ -136,7 +136,6 @@
     document.addEventListener("input", labels);
     labels();
     mark();
-    $("prompt").value = $("opening").value;
     $("opening").addEventListener("change", () => { $("prompt").value = $("opening").value; });
     if (location.protocol === "file:") throw new Error($("from-file").textContent);
     worker = new Worker("live/worker.js", { type: "module" });
