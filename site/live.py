@@ -47,7 +47,8 @@ def rows() -> str:
     keys = "kl", "score", "second", "perplexity", "distinct_2"
 
     def row(name: str, head: str, found: dict) -> str:
-        cells = "".join(f"<td>{found[key]:.2f}</td>".replace("-", "−") for key in keys)
+        texts = [f"{found[key]:.{1 if key == 'perplexity' else 2}f}" for key in keys]
+        cells = "".join(f"<td>{text}</td>".replace("-", "−") for text in texts)
         return f'<tr data-run="{name}"><td>{head}</td>{cells}</tr>'
 
     lines = [row(run["name"], f"{run['beta']:g}", run["after"]) for run in runs()]
@@ -55,15 +56,16 @@ def rows() -> str:
 
 
 def axes(most: int, low: int, high: int) -> str:
-    """Grid and numbers of a plot of scores from ``low`` to ``high`` over KL from 0 to ``most``."""
-    parts = ['<text x="350" y="226" text-anchor="end">KL to the reference (nats)</text>']
+    """Grid and numbers of a plot of scores from ``low`` to ``high`` over √KL from 0 to ``most``."""
+    name = "KL to the reference (nats, square-root scale)"
+    parts = [f'<text x="350" y="226" text-anchor="end">{name}</text>']
     for tick in range(low, high + 1):
         y, number = 195 - (tick - low) * 180 / (high - low), f"{tick}".replace("-", "−")
         parts.append(f'<line x1="34" x2="350" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(f'<text x="28" y="{y + 4:.1f}" text-anchor="end">{number}</text>')
-    for tick in range(0, most + 1, most // 5):
+    for tick in range(most + 1):
         x = 34 + tick * 316 / most
-        parts.append(f'<text x="{x:.1f}" y="210" text-anchor="middle">{tick}</text>')
+        parts.append(f'<text x="{x:.1f}" y="210" text-anchor="middle">{tick**2}</text>')
     return "".join(parts)
 
 
@@ -74,14 +76,14 @@ def curve() -> str:
     """
     points = [point for run in runs() for point in run["path"]]
     both = [point[key] for point in points for key in ("score", "second")]
-    most = 5 * math.ceil(max(point["kl"] for point in points) / 5)
+    most = math.ceil(math.sqrt(max(point["kl"] for point in points)))
     low, high = math.floor(min(both)), math.ceil(max(both))
     across, up = 316 / most, 180 / (high - low)
     place = f"translate(34 {195 + low * up:.2f}) scale({across:.4f} {-up:.4f})"
     lines, words = "", []
     for run in runs():
         for key, kind in (("score", "a"), ("second", "b")):
-            steps = [f"{point['kl']:.3f},{point[key]:.3f}" for point in run["path"]]
+            steps = [f"{point['kl'] ** 0.5:.3f},{point[key]:.3f}" for point in run["path"]]
             which = f'data-run="{run["name"]}"'
             lines += f'<path class="{kind}" {which} d="M{"L".join(steps)}"/>'
             lines += f'<path class="{kind} dot" {which} d="M{steps[-1]}h0"/>'

@@ -88,7 +88,7 @@
   function mark(point) {
     for (const part of document.querySelectorAll("[data-run]")) part.classList.toggle("here", part.dataset.run === run().name);
     const { x, low, high } = $("dot").dataset, within = (value, from, to) => Math.min(Math.max(value, from), to);
-    if (point) $("dot").setAttribute("d", `M${within(point[0], 0, x)},${within(point[1], low, high)}h0`);
+    if (point) $("dot").setAttribute("d", `M${Math.sqrt(within(point[0], 0, x * x))},${within(point[1], low, high)}h0`);
   }
 
   async function judge() {
