@@ -52,7 +52,7 @@ def add_logprobs(
 
 
 def add_rewards(
-    rollout: Rollout, config: PPOConfig, kl_coef: float, total: ppo.Total = ppo.alone
+    rollout: Rollout, config: PPOConfig, kl_coef: float, total: ppo.Total = ppo.local
 ) -> None:
     """Fill in rewards per token, whitened if the config says so."""
     rollout.rewards, rollout.non_score_rewards = ppo.compute_rewards(
@@ -62,7 +62,7 @@ def add_rewards(
         rollout.rewards = ppo.masked_whiten(rollout.rewards, rollout.mask, False, total)
 
 
-def add_advantages(rollout: Rollout, config: PPOConfig, total: ppo.Total = ppo.alone) -> None:
+def add_advantages(rollout: Rollout, config: PPOConfig, total: ppo.Total = ppo.local) -> None:
     """Fill in returns, and advantages whitened over all response tokens of the batch."""
     mask, how = rollout.mask, (config.gamma, config.lam)
     advantages, rollout.returns = ppo.gae(rollout.rewards, rollout.values, mask, *how)
@@ -70,7 +70,7 @@ def add_advantages(rollout: Rollout, config: PPOConfig, total: ppo.Total = ppo.a
 
 
 def minibatch_loss(
-    part: Rollout, outputs: FirstPass, config: PPOConfig, total: ppo.Total = ppo.alone
+    part: Rollout, outputs: FirstPass, config: PPOConfig, total: ppo.Total = ppo.local
 ) -> tuple[Tensor, MiniBatch]:
     """Return policy loss + vf_coef · value loss, averaged over response tokens, and the statistics.
 
