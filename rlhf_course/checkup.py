@@ -1,4 +1,4 @@
-"""Check a reward model before PPO: is it good enough to start?"""
+"""Check before PPO whether a reward model is good enough to start."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple

@@ -8,7 +8,7 @@ from accelerate.utils import parse_flag_from_env
 
 
 def init(cpu: bool = False) -> PartialState:
-    """Initialize this rank (the only one without ``accelerate launch``) before using accelerate.
+    """Initialize this process (rank) before accelerate is used; return its state.
 
     ``cpu`` and ``ACCELERATE_USE_CPU=1`` leave GPUs unused, unless this process already uses one.
     """
