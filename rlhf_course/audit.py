@@ -111,7 +111,7 @@ ARGUABLE = tuple(name for name, probe in PROBES.items() if probe.arguable)
 def make_probes(
     prompts: Sequence[str], answers: Sequence[str], seed: int = 0
 ) -> dict[str, list[str]]:
-    """Return probe → one bad answer per prompt, made from the normal answers.
+    """Return a dict, probe → one bad answer per prompt, made from the normal answers.
 
     "off topic" and "very long" borrow other prompts' answers: pass at least two, in random order.
     """

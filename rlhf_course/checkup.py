@@ -168,7 +168,7 @@ def _temperature(table: pd.DataFrame) -> Finding:
 
 
 def _alone(score: Score, table: pd.DataFrame, prompts, answers, some: int = 16) -> Finding:
-    """Return whether scoring an answer alone and in a batch gives the same score."""
+    """Return a finding: whether an answer gets the same score alone and in a batch."""
     alone = [float(score([p], [a])[0]) for p, a in zip(prompts[:some], answers[:some], strict=True)]
     gap = np.abs(table["chosen"].to_numpy()[: len(alone)] - alone).max()
     level = FINE if gap <= 1e-3 * max(1.0, table["chosen"].std()) else STOP

@@ -28,7 +28,7 @@ def evaluate(
     """Sample one response per query and score it; return one row per query.
 
     Args:
-        trainer: its policy answers, its reference is KL's, and its precision applies.
+        trainer: has the policy, the reference for KL, and the precision.
         score: queries and responses, as texts, → (B,).
         queries: texts, whose responses are stripped, or token ids, whose responses are not.
         lengths: token limit of each response; default: ``max_new_tokens`` for all.

@@ -194,7 +194,7 @@ def check_texts(name: str, texts: Iterable[str]) -> list[str]:
     """
     rows = [None] if isinstance(texts, str) else [*texts]
     if not all(isinstance(text, str) for text in rows):
-        raise TypeError(f"{name} must be a list of texts; got {texts!r:.60}. Pass [text].")
+        raise TypeError(f"{name} must be a list of texts; got {texts!r:.60}.")
     return rows
 
 

@@ -36,7 +36,7 @@ def ppo_memory(
     ``base_bytes``: per weight and activation (2 for bfloat16). ``layer_bytes``: per weight of a
     quantized base's matrices (``QUANTIZED``). ``chunk``: ``logprob_chunk_size``.
 
-    The peak counts the larger of the key-value cache in sampling and an update's activations.
+    The peak counts the larger of sampling's key-value cache and an update's activations and logits.
     """
     matrices, others, adapter = _count(config, lora)
     text, length = config.get_text_config(), query + response

@@ -117,8 +117,8 @@ def over_text(
     size = max(7.0, 0.62 * len(tokens)), 1.15 * len(rows) + 0.5
     figure, axes = panels(len(rows), figsize=size, sharex=True, squeeze=False)
     for axis, (name, values) in zip(axes[:, 0], rows.items(), strict=True):
-        colours = [COLORS["policy" if value >= 0 else "reward"] for value in values]
-        axis.bar(range(n_query, len(tokens)), values, color=colours, width=0.7)
+        colors = [COLORS["policy" if value >= 0 else "reward"] for value in values]
+        axis.bar(range(n_query, len(tokens)), values, color=colors, width=0.7)
         axis.axhline(0, color="0.3", lw=0.8)
         axis.axvspan(-0.5, n_query - 0.5, color="0.93", zorder=0)
         axis.set_ylabel(name, rotation=0, ha="right", va="center")

@@ -26,7 +26,7 @@ PRECISION = {
 
 
 def has_bf16() -> bool:
-    """Return whether to use bf16: on a GPU that computes in it (a T4 emulates it), or on a CPU."""
+    """Return whether to use bf16: yes, except on a GPU that only emulates it (such as a T4)."""
     return not torch.cuda.is_available() or torch.cuda.is_bf16_supported(including_emulation=False)
 
 
@@ -92,7 +92,7 @@ def load_preset(notebook: str, preset: str, overrides: Mapping | None = None) ->
 def coerce(key: str, value, example, least: int = 1):
     """Return ``value`` converted to the type of ``example``; lists are converted item by item.
 
-    Raises ``ValueError`` for another type, numbers that are not finite, and integers below ``least``.
+    Raises ``ValueError`` for another type, NaN, Inf, and integers below ``least``.
     """
     kind = type(example)
     if kind is list and isinstance(value, list | tuple):

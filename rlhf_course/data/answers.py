@@ -18,7 +18,7 @@ EMPTY, REPEATED = "empty question or answer", "repeated row"
 def load_answers(
     source: str | Path, split: str = "train", data_files: str | None = None
 ) -> tuple[Dataset, dict[str, int]]:
-    """Return prompts and answers, one pair per row, and the number dropped for each reason.
+    """Return columns prompt and answer, one answer per row, and the number dropped for each reason.
 
     The dataset has the columns of ``HC3`` (lists of answers; Guo et al. 2023, arXiv:2301.07597) or
     ``INSTRUCTIONS``. A literal backslash-n becomes a line break. Raises what :func:`load_split`

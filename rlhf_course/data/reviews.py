@@ -28,7 +28,7 @@ def load_reviews(source: str | Path, split: str) -> Dataset:
     if labels != {0, 1} or [name.lower()[:3] for name in names] != ["neg", "pos"]:
         raise ValueError(
             f"The labels in {where} are {', '.join(sorted(map(str, labels))[:5])}; both 0"
-            f" (negative) and 1 (positive) are needed. Map {feature!r:.40} to these."
+            f" (negative) and 1 (positive) are needed. Map the values of {feature!r:.40}."
         )
     return reviews.cast_column("label", Value("int64"))
 

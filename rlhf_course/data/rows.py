@@ -45,7 +45,7 @@ def load_split(source: str | Path, split: str, data_file: str | None = None, **o
         if "scripts" not in str(error):
             raise
         raise ValueError(
-            f"{source} comes with a loading script, which is not run here: pass a data file."
+            f"{source} comes with a loading script, which is not run here: name a data file."
         ) from None
 
 
@@ -58,7 +58,7 @@ def _named(source: str | Path, name: str) -> dict:
 
 
 def _check_names(folder: Path) -> None:
-    """Raise ``ValueError`` for two files of one split or missing parts; warn of equal files."""
+    """Raise ``ValueError`` for two files of one split or missing parts; warn about equal files."""
     files = sorted([*folder.glob("[!.]*"), *folder.glob("[!.]*/[!.]*")])
     data = [path for path in files if path.name.removesuffix(".gz").endswith(FORMATS)]
     names = [re.search(r"^(.*)-\d+-of-(\d+)\.", str(path)) for path in data]
@@ -105,6 +105,7 @@ def keep_usable(
     if not kept:
         raise ValueError(
             f"No usable row remains of the {len(rows)} rows in {where}: {describe(report)}."
+            " Fix these rows."
         )
     return Dataset.from_list(kept), report
 

@@ -61,7 +61,7 @@ def add_reference_adapter(policy: AutoModelForCausalLMWithValueHead) -> None:
 
 @contextmanager
 def use_adapter(model: nn.Module, name: str) -> Iterator[nn.Module]:
-    """Activate a frozen adapter, then the previous one again, trainable."""
+    """Activate a frozen adapter in the body; then reactivate the previous one, trainable."""
     network = model.pretrained_model
     previous = network.active_adapter
     network.set_adapter(name, inference_mode=True)
@@ -80,7 +80,7 @@ def quantization(kind: str) -> BitsAndBytesConfig:
     if kind not in ("8bit", "4bit"):
         raise ValueError(f"quantization {kind!r} is unknown; choose 8bit or 4bit.")
     if kind == "4bit" and not torch.cuda.is_available():
-        raise ValueError("4bit needs a GPU: bitsandbytes has no gradient on a CPU. Choose 8bit.")
+        raise ValueError("4bit needs a GPU: bitsandbytes has no gradient on a CPU. Use a GPU.")
     options = {f"load_in_{kind}": True, "bnb_4bit_quant_type": "nf4"}
     return BitsAndBytesConfig(**options, bnb_4bit_compute_dtype=torch.bfloat16)
 
@@ -100,7 +100,7 @@ class RewardAdapter(nn.Module):
         config, weights = read_adapter(folder)
         head = [weights.pop(key) for key in [*weights] if key.endswith("score.weight")]
         if [len(weight) for weight in head] != [1]:
-            raise ValueError(f"{folder} holds no score head with one output; use num_labels=1.")
+            raise ValueError(f"{folder} holds no score head with one output; set num_labels=1.")
         config.task_type, config.modules_to_save, config.inference_mode = "CAUSAL_LM", None, True
         check_base(Path(folder), policy)
         _add_frozen(self.pretrained_model, REWARD, config, weights, folder)

@@ -106,14 +106,16 @@ def set_adapter_weights(
     if missing := sorted(wanted.keys() - weights.keys()):
         raise ValueError(f"The adapter in {source} holds no {missing[0]}. Copy it again.")
     if unknown := set_peft_model_state_dict(model, weights, adapter_name=name).unexpected_keys:
-        raise ValueError(f"The adapter in {source} does not fit this model: {unknown[0]}.")
+        raise ValueError(
+            f"The adapter in {source} does not fit this model: {unknown[0]}. Load its own base."
+        )
 
 
 @torch.no_grad()
 def base_fingerprint(model: nn.Module) -> str:
-    """Return a hash of a few numbers of each base weight; "" for other types than below.
+    """Return a hash of numbers from each base weight; "" unless all are float32 or bfloat16.
 
-    Rounded to bfloat16, these numbers are the same for a base in float32 and in bfloat16.
+    Rounded to bfloat16, the numbers of a base are the same in both types.
     """
     model = getattr(model, "pretrained_model", model)
     adapters = {*getattr(model, "peft_config", {})}
@@ -143,7 +145,7 @@ def check_base(folder: Path, model: nn.Module) -> None:
 
 
 def load_tokenizer(source: str | Path, **kwargs):
-    """Return a tokenizer; raise ``ValueError`` for a missing or damaged one."""
+    """Return a tokenizer; raise ``ValueError`` if there is none, and ``load_model``'s errors."""
     check_source(source)
     with hub_errors(source):
         tokenizer = AutoTokenizer.from_pretrained(str(source), trust_remote_code=False, **kwargs)

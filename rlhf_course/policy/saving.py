@@ -82,7 +82,7 @@ class Saved:
         repository ``repo_id`` (default: the folder's name), in one commit; ``commit_message``,
         ``revision`` and ``create_pr`` go to huggingface_hub. Raises ``FloatingPointError`` for
         weights of NaN or Inf, and ``ValueError`` for an adapter if the folder holds a model, or
-        the reverse: one folder would hold two models.
+        the reverse, because the adapter would always load.
         """
         target = check_folder(save_directory)
         check_weights(self.state_dict())
@@ -90,7 +90,7 @@ class Saved:
         if self.is_peft_model:
             stale, other = ("adapter_model.safetensors", "adapter_model.bin"), "config.json"
         if (target / other).exists():
-            raise ValueError(f"{target} holds another kind of model ({other}). Name a new one.")
+            raise ValueError(f"{target} holds another kind of model ({other}); name another.")
         with atomic_folder(target, stale) as folder:
             _write(self, folder)
             if hasattr(tokenizer, "save_pretrained"):

@@ -49,9 +49,9 @@ def token_ids(known: int, name: str, rows: Sequence) -> list[Tensor]:
     together = torch.cat([row.to(rows[0].device) for row in rows]).cpu().long()
     rows = [*together.split([len(row) for row in rows])]
     for i, row in enumerate(rows):
-        if unknown := [token for token in row.tolist() if not 0 <= token < known]:
+        if bad := [token for token in row.tolist() if not 0 <= token < known]:
             raise ValueError(
-                f"{name} {i} has token {unknown[0]}, the model only {known}. Use its tokenizer."
+                f"{name} {i}: token {bad[0]} is not in 0–{known - 1}; use the model's tokenizer."
             )
     return rows
 

@@ -44,7 +44,7 @@ class TrainerBase:
         lr_scheduler=None,
     ) -> None:
         if getattr(lr_scheduler, "optimizer", optimizer) is not optimizer:
-            raise ValueError("lr_scheduler moves another optimizer: pass that optimizer, too.")
+            raise ValueError("lr_scheduler moves another optimizer: pass that optimizer as well.")
         self.config, self.tokenizer, self.lr_scheduler = config, tokenizer, lr_scheduler
         self.accelerator = tracking.start(config)
         set_seed(config.seed, device_specific=True)  # processes sample different responses
@@ -129,6 +129,7 @@ def prepare_models(
     if accelerator.distributed_type not in COPIES:
         raise ValueError(
             f"PPOTrainer runs with a copy per GPU (DDP), not {accelerator.distributed_type.value}."
+            " Choose DDP in accelerate's config."
         )
     check_tokenizer(tokenizer, model)
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
