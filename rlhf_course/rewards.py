@@ -18,7 +18,7 @@ from rlhf_course.data import as_messages, encode
 from rlhf_course.policy.network import without_dropout
 from rlhf_course.policy.save_load import check_vocabulary, load_model, load_tokenizer
 
-NO_LIMIT = 10**9  # tokens: a tokenizer without a maximum has a number that overflows
+NO_LIMIT = 10**9  # tokens; a tokenizer without a maximum has 1e30, which overflows
 
 
 class Reward(Protocol):

@@ -15,11 +15,11 @@ from transformers.modeling_utils import load_state_dict
 from rlhf_course.baichuan.sentencepiece import sentencepiece_to_fast
 from rlhf_course.runtime.files import atomic_folder, read_json
 
-ARCHITECTURES = ("BaiChuanForCausalLM", "BaichuanForCausalLM")  # the first generation's, both's
+ARCHITECTURES = ("BaiChuanForCausalLM", "BaichuanForCausalLM")  # Baichuan; either generation
 SIZES = (
     "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads rms_norm_eps"
 ).split()
-ROTARY = "rotary_emb.inv_freq"  # in some checkpoints; Llama computes these
+ROTARY = "rotary_emb.inv_freq"  # stored in some checkpoints; Llama computes it
 STEMS = ("model.safetensors", "pytorch_model.bin")
 SPECIAL_IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 # Options read from tokenizer_config.json.

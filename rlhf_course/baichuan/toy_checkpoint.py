@@ -17,7 +17,7 @@ from rlhf_course.baichuan.convert import SIZES, SPECIAL_IDS, pack
 from rlhf_course.runtime.files import atomic_file, atomic_folder
 
 USER, ASSISTANT = "<reserved_106>", "<reserved_107>"
-USER_ID = 195  # and the assistant's is the next, as in Baichuan2
+USER_ID = 195  # the assistant's id is the next, as in Baichuan2
 SPECIAL = {"pad_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 TOKENIZER = dict(
     model_type="bpe",
@@ -36,7 +36,7 @@ TOKENIZER = dict(
     eos_id=2,
     pad_id=-1,
     max_sentence_length=1 << 20,
-    num_threads=1,  # the same pieces every time
+    num_threads=1,  # for the same pieces every time
     minloglevel=2,
 )
 

@@ -84,7 +84,7 @@ def _update(
     # piece of them on a CPU; a GPU's temporaries of 64 MiB are small compared with its memory.
     logits = min(predicted, chunk or predicted) * text.vocab_size
     vocabulary = 2 * FLOAT32 * (logits + min(logits, CPU_PIECE))
-    # Recomputed layers need memory one at a time, when the logits are free again.
+    # Recomputed layers need memory one at a time, after the logits are freed.
     return inputs + max(layer, vocabulary) if checkpointing else layers * layer + vocabulary
 
 

@@ -45,7 +45,7 @@ def load_model(
     config.task_type = "CAUSAL_LM" if auto is AutoModelForCausalLM else "SEQ_CLS"
     config.inference_mode = not is_trainable
     kwargs["revision"], base = config.revision, config.base_model_name_or_path
-    own = {key.removeprefix("base_model.model.") for key in weights}  # a score head's
+    own = {key.removeprefix("base_model.model.") for key in weights}  # such as a score head
     network = _load_base(auto, base, f"{source} on {base}", new_head, own, **kwargs)
     check_base(folder, network)
     model = get_peft_model(network, config, adapter_name)

@@ -105,7 +105,7 @@ class Saved:
 def _write(policy, folder: Path) -> None:
     save_file(policy.v_head.state_dict(prefix=PREFIX), folder / save_load.VALUE_HEAD_FILE)
     model = policy.pretrained_model
-    if policy.is_peft_model:  # peft's own would put an adapter with a name into a subfolder
+    if policy.is_peft_model:  # peft's method would put a named adapter into a subfolder
         name = model.active_adapter
         save_file(get_peft_model_state_dict(model, adapter_name=name), folder / ADAPTER_WEIGHTS)
         model.peft_config[name].save_pretrained(folder)

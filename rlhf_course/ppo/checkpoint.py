@@ -127,7 +127,7 @@ def _random_state() -> dict:
 
 def _set_random_state(state: dict) -> None:
     torch.set_rng_state(state["torch"].cpu())
-    if state["cuda"] is not None and torch.cuda.is_available():  # resumed on a CPU: none
+    if state["cuda"] is not None and torch.cuda.is_available():  # skipped on a CPU
         torch.cuda.set_rng_state(state["cuda"].cpu())
     np.random.set_state(state["numpy"])
     random.setstate(state["python"])

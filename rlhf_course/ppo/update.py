@@ -133,7 +133,7 @@ def optimize(
                 collected.append(seen)
                 if is_usable(seen, config, step, len(collected)):
                     # Weighted by tokens: k mini-batches of m samples equal one of k·m. DDP averages
-                    # what should be a sum; backward() divides by accelerate's own accumulation.
+                    # gradients, not sums; backward() divides by accelerate's own accumulation.
                     weight = count / sum(tokens) * accelerator.num_processes
                     accelerator.backward(loss * weight * accelerator.gradient_accumulation_steps)
                     usable = True

@@ -17,7 +17,7 @@ def start(config) -> Accelerator:
     ``ValueError`` for an unknown tracker.
     """
     tracker, places, kwargs = config.log_with, config.project_kwargs, config.tracker_kwargs
-    if tracker not in (None, "wandb", "tensorboard"):  # log_step has no other
+    if tracker not in (None, "wandb", "tensorboard"):  # log_step supports no other
         raise ValueError(f"log_with={tracker!r} is unknown; choose None, 'wandb' or 'tensorboard'.")
     if tracker == "wandb":
         prepare_wandb()
