@@ -1,4 +1,4 @@
-"""Rewards: texts scored by a sentiment classifier, and answers scored by a reward model."""
+"""Score texts by a sentiment classifier, and answers by a reward model."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence

@@ -1,4 +1,4 @@
-"""Presets: a notebook's settings at three sizes, in one YAML file."""
+"""Load presets: a notebook's settings at three sizes, in one YAML file."""
 
 import math
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Questions with answers for SFT, and their tokens."""
+"""Load questions with answers for SFT, and tokenize them."""
 
 import random
 import re

@@ -1,4 +1,4 @@
-"""Preference pairs in the format of hh-rlhf, and as tokens for a reward model."""
+"""Load preference pairs in the format of hh-rlhf, and tokenize them for a reward model."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Dialogues as one text, as in hh-rlhf (Bai et al. 2022, arXiv:2204.05862)."""
+"""Write dialogues as one text, as in hh-rlhf (Bai et al. 2022, arXiv:2204.05862)."""
 
 import re
 from collections.abc import Iterable, Sequence

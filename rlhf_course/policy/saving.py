@@ -1,4 +1,4 @@
-"""A policy in a folder or on the hub: weights or adapter, config, value head, tokenizer."""
+"""Save and load a policy: weights or adapter, config, value head, tokenizer."""
 
 import os
 from functools import cache

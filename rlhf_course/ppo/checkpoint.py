@@ -1,4 +1,4 @@
-"""Stop and resume: a resumed PPO run has the numbers of an uninterrupted one."""
+"""Stop and resume: a resumed PPO run gives the numbers of an uninterrupted run."""
 
 import random
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""Checks for silent errors in a PPO step: unusable samples raise, suspicious ones warn."""
+"""Check a PPO step for silent errors: unusable samples raise, suspicious samples warn."""
 
 import warnings
 from collections.abc import Sequence

@@ -16,7 +16,7 @@ CPU_PIECE, GPU_PIECE = 2**19, 2**24  # logits per softmax: as many as a cache ho
 
 @dataclass
 class Rollout:
-    """One batch of samples, padded on the right; tensors about responses are aligned to them.
+    """One batch of samples, padded on the right; (B, R) tensors are aligned to the responses.
 
     On the host: input_ids (B, T), query then response, and the two lengths (B,), in tokens. On the
     device: scores (B,) and mask (B, R), 1.0 on response tokens. The rest is (B, R) in float32 on

@@ -1,4 +1,4 @@
-"""Scale and clip scores, if the config says so."""
+"""Scale and clip scores, if the config asks for it."""
 
 import copy
 

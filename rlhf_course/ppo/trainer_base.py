@@ -1,4 +1,4 @@
-"""The parts of a PPO trainer besides sampling and learning: setup, logging, saving."""
+"""The parts of a PPO trainer other than sampling and learning: setup, logging, saving."""
 
 import inspect
 import warnings

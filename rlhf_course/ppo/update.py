@@ -29,7 +29,7 @@ class MiniBatch(NamedTuple):
 def add_logprobs(
     rollout: Rollout, policy, reference: Callable, config: PPOConfig, step: int
 ) -> FirstPass | None:
-    """Fill in log-probabilities, values and KL; ``reference()`` yields the reference.
+    """Fill in log-probabilities, values and KL; ``with reference()`` yields the reference.
 
     If one mini-batch is the whole batch, return the policy's outputs with their graph: no weight
     has moved yet, so the first epoch reuses them. Raises ``FloatingPointError`` for NaN

@@ -1,4 +1,4 @@
-"""Several processes (ranks) as one run, as ``accelerate launch`` starts them."""
+"""Join several processes (ranks) into one run, as ``accelerate launch`` starts them."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Experiment tracking through accelerate: wandb, tensorboard or, by default, none."""
+"""Track experiments through accelerate: wandb, tensorboard or, by default, nothing."""
 
 import os
 from pathlib import Path
