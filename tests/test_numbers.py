@@ -94,7 +94,7 @@ def huge_values(trainer):
     [
         (nan_coefficient, "the loss is nan"),
         (nan_value_head, "the value head's values for sample 0 are NaN"),
-        (nan_gradient, "the norm of a gradient is nan"),
+        (nan_gradient, "the gradient norm is nan"),
         (huge_values, "the loss is nan"),
     ],
 )
