@@ -92,7 +92,7 @@ def _sample(
 def draw(logits: Tensor, suppress: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Draw tokens (B, 1) from softmax(logits), none of ``suppress``; also return its sum (B,).
 
-    Logits (B, V) change in place; the sum is NaN where a logit is NaN. Inverting the cumulative
+    Logits (B, V) may change in place; the sum is NaN where a logit is NaN. Inverting the cumulative
     distribution needs one random number per row, not one per logit.
     """
     for token in suppress:
