@@ -155,7 +155,7 @@ def is_usable(seen: MiniBatch, config: PPOConfig, step: int, number: int) -> boo
         seen.stats.update({k: x.new_zeros(()) for k, x in seen.stats.items() if "loss/" in k})
         warnings.warn(
             f"Step {step + 1}: mini-batch {number} moved no weight: its mean ratio is {ratio:.2f},"
-            f" above ratio_threshold {config.ratio_threshold}. If it recurs, lower the learning rate.",
+            f" above ratio_threshold {config.ratio_threshold}. If it recurs, lower learning_rate.",
             stacklevel=4,
         )
         return False
