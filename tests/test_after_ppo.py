@@ -154,4 +154,5 @@ def test_the_ratio_before_k3_makes_the_tilt_exponential(corrected):
         (old.exp() @ (beta * k3 * (ratio if corrected else 1) - ratio * advantage)).backward()
         optimizer.step()
     tilt = (ref.log() + reward / beta).softmax(0)
-    assert ((logits.softmax(0) - tilt).abs().max() < 1e-6) == corrected
+    gap = (logits.softmax(0) - tilt).abs().max()
+    assert gap < 1e-3 if corrected else gap > 0.02
