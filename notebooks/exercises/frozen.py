@@ -88,7 +88,7 @@ class Frozen(Exercise):
         }
         self._frozen = cases, self.solution.results
 
-    def wanted(self, seed: int) -> tuple[list[tuple], list[Result]]:
+    def expected(self, seed: int) -> tuple[list[tuple], list[Result]]:
         """Return the frozen inputs and outputs, whatever the seed."""
         return self._frozen
 
