@@ -41,7 +41,7 @@ def test_6_predict_then_run(tmp_path, monkeypatch, capsys):
     assert not p6.check(late, 0, tmp_path)
     file.write_text(json.dumps({"sha256": p6.digest(late, 0)}))
     assert not p6.check(late, 0, tmp_path)
-    assert "younger" in capsys.readouterr().out
+    assert "Another commitment" in capsys.readouterr().out
     for factor in (0, 0.5, 1, 2):  # nothing, all down, all the same, all up
         lazy = {name: factor * x for name, x in zip(good, base, strict=True)}
         assert not p6.score(lazy, p6.read_json(card)["metrics"])

@@ -30,7 +30,7 @@ def verdict(entry: dict) -> str | None:
         return (wrong.name if wrong else None), ""
 
     name = guarded(work, LIMIT)[0]
-    return "error" if name and name[:3] == "It " else name  # too late, or a crash
+    return "error" if name and name[:5] == "Your " else name  # too late, or a crash
 
 
 def share(part: int, whole: int) -> str:
