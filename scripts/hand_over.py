@@ -53,10 +53,7 @@ TALK = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
 def rebuild(folder: Path, more: list[str]):
-    """Return a run's options and settings, and the run in the state of its last checkpoint.
-
-    Raises ``ValueError`` if the folder, its models or its datasets do not match the run.
-    """
+    """Return options, settings and run at its last checkpoint; raise ``ValueError`` on changes."""
     if not (folder / "run.json").exists():
         raise ValueError(f"{folder} has no run.json. Choose an output folder of train_ppo.py.")
     before = read_json(folder / "run.json")
@@ -78,7 +75,7 @@ def rebuild(folder: Path, more: list[str]):
 
 
 def save_models(folder: Path, options, settings, run) -> int | None:
-    """Write the three models; return the index of the score's label, or None if there is one."""
+    """Write the three models; return the score's label index, or None for a single label."""
 
     def save(name: str, network, tokenizer, adapter: str = "default") -> None:
         if isinstance(network, PeftModel):
@@ -104,13 +101,12 @@ def save_models(folder: Path, options, settings, run) -> int | None:
 
 
 def save_prompts(folder: Path, engine: str, trainer) -> list[int]:
-    """Write the prompts whose text yields their own tokens again; return their row numbers."""
+    """Write the prompts whose text yields the same tokens; return their row numbers."""
     ids, texts = (trainer.dataset[name][:] for name in ("input_ids", "query"))
     pairs = zip(ids, trainer.tokenizer(texts)["input_ids"], strict=True)
     kept = [row for row, (query, again) in enumerate(pairs) if query.tolist() == again]
     if len(kept) < SAMPLES:
-        few = f"The texts of {len(kept)} prompts yield the same tokens again"
-        raise ValueError(f"{few}. Pass a dataset with at least {SAMPLES} such prompts.")
+        raise ValueError(f"{len(kept)} prompts survive retokenization; pass {SAMPLES} or more.")
     table = pd.DataFrame({"prompt": [texts[row] for row in kept]})
     if engine == "trl":
         table.to_json(folder / "prompts.jsonl", orient="records", lines=True, force_ascii=False)
@@ -124,7 +120,7 @@ def save_prompts(folder: Path, engine: str, trainer) -> list[int]:
 
 
 def record(run, rows: list[int]) -> tuple[Rollout, dict]:
-    """Sample a response to each prompt; return the batch, and prompts, answers, and queries."""
+    """Sample a response to each prompt; return the batch, and its texts and queries."""
     trainer = run.trainer
     trainer.config.begin_suppress_tokens = []  # engines lack this option
     queries, prompts = ([trainer.dataset[row][k] for row in rows] for k in ("input_ids", "query"))

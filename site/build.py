@@ -193,7 +193,7 @@ def build(output: Path) -> None:
                 str(pages),
             ]
         ):
-            sys.exit("The site was not built: Sphinx's warnings are above.")
+            sys.exit("The site was not built. Fix Sphinx's warnings above.")
         extra = [
             *ROOT.glob("notebooks/**/*.ipynb"),
             *ROOT.glob("slides/slides.*ml"),

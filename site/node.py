@@ -17,7 +17,7 @@ def package(name: str, version: str) -> Path:
     folder = BUILD / f"{name}-{version}"
     if not folder.exists():
         if shutil.which("npm") is None:
-            sys.exit(f"The site needs {name}, which npm installs: apt install npm")
+            sys.exit(f"npm, which installs {name}, is missing. Run apt install npm.")
         BUILD.mkdir(exist_ok=True)
         # A separate folder: two builds may run at the same time.
         part = Path(tempfile.mkdtemp(prefix=folder.name, suffix=".part", dir=BUILD))

@@ -55,7 +55,7 @@ def definitions(names: Iterable[str]) -> dict:
             exec(compile(tree, NOTEBOOK.name, "exec"), found)
             wanted -= made
     if wanted:
-        raise ValueError(f"No cell of {NOTEBOOK} defines {', '.join(sorted(wanted))}.")
+        raise ValueError(f"Define {', '.join(sorted(wanted))} in a cell of {NOTEBOOK}.")
     return found
 
 

@@ -87,7 +87,7 @@ def test_7_assemble(capsys):
     lazy += [lambda b, f: setattr(b.config, "ppo_epochs", 1) or ppo_step(b, f)]
     for step in lazy:
         assert not p7.check(step, SimpleNamespace(**right))
-        assert "at ppo_step" in capsys.readouterr().out
+        assert "Check ppo_step" in capsys.readouterr().out
 
 
 def test_8_is_grpo_better():

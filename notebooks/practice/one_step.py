@@ -50,7 +50,7 @@ def make_batch(seed: int) -> SimpleNamespace:
 
 
 def by_trainer(b: SimpleNamespace, ratio: float) -> SimpleNamespace:
-    """Return the trainer's stats and weights; set ``b.config`` so KL / target is ratio."""
+    """Return the trainer's stats and weights; set b.config for KL / target = ratio."""
     kl = train(b, target=1.0)[0]["objective/kl"]
     if kl < 0:  # swap both, so that KL is positive
         b.network, b.reference = b.reference, b.network

@@ -58,7 +58,7 @@ def differs(step, functions: dict, given, trainer) -> str | None:
     except NotImplementedError:
         return "a function is not written yet"
     except Exception as error:
-        return f"it stops with {type(error).__name__}: {error}"
+        return f"ppo_step stops with {type(error).__name__}: {error}"
     for name, expected in trainer.stats.items():
         if name not in found:
             return f"{name} is missing; return {', '.join(STATS)}"
@@ -90,9 +90,9 @@ def check(step, own, seed: int = 0) -> bool:
         return True
     print(f"✘ {said}.")
     if again := differs(step, right, *case):
-        again = "it is the same" if again == said else again
-        print(f"  With correct functions, {again}: look at ppo_step.")
+        again = "the error is the same" if again == said else again
+        print(f"  With correct functions, {again}. Check ppo_step.")
         return False
     wrong = [x for x in NAMES if differs(step, right | {x: mine[x]}, *case)]
-    print(f"  ppo_step is right. Wrong: {', '.join(wrong) or 'only several together'}.")
+    print(f"  ppo_step is right. Wrong: {', '.join(wrong) or 'several, combined'}.")
     return False

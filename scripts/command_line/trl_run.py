@@ -150,7 +150,7 @@ def train(trainer, output, measure: Callable[[], tuple], most: float = math.inf)
 
 
 def main(name: str, parse_arguments: Callable, run: Callable, arguments: list[str] | None) -> int:
-    """Return the exit code of ``run``, which gets the run's output after what was parsed."""
+    """Return the exit code of ``run``, called with the parsed options and the output folder."""
 
     def run_there(script, config, model_args, settings) -> int:
         folder = Path(config.output_dir).expanduser()
@@ -166,7 +166,7 @@ def main(name: str, parse_arguments: Callable, run: Callable, arguments: list[st
         inputs = {key: every[key] for key in ("dataset", "model_name_or_path")}
         resume = str(config.resume_from_checkpoint or "false").lower()
         if resume not in ("true", "false"):
-            raise ValueError(f"--resume_from_checkpoint takes true or false, got {resume}.")
+            raise ValueError(f"--resume_from_checkpoint must be true or false; got {resume}.")
         with open_output(folder, "model", same, inputs, resume == "true", "checkpoints") as output:
             return run(script, config, model_args, settings, output)
 

@@ -22,7 +22,7 @@ METADATA = {"kernelspec": KERNEL, "language_info": {"name": "python"}}
 INTRODUCTION = """# Exercises: {}{}
 
 For [the notebook](../{}.ipynb). Write each function, then run the cell with `check`: it tries\
- random inputs and says what is wrong, by name where it knows the mistake."""
+ random inputs and explains what is wrong."""
 OTHER = " Stuck? Hints and solutions are folded; all solved: [here]({}_solved.ipynb)."
 FIND = """import sys
 from importlib.util import find_spec

@@ -29,8 +29,8 @@ SEEDS = range(20)
 INTRODUCTION = """# Exercises: {}
 
 For notebook {} of the course. Write each function, then run the cell with `check`: it tries\
- frozen inputs and says what is wrong, by name where it knows the mistake. Hints are folded. Keep\
- the names of functions and files. `make verify`, or `python frozen.py`, lists what is missing."""
+ frozen inputs and explains what is wrong. Hints are folded. Keep the names of functions and files.\
+ `make verify`, or `python frozen.py`, lists missing answers."""
 
 
 def record(exercise) -> dict:

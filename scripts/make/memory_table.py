@@ -88,7 +88,7 @@ def card(peak: float) -> str:
 
 
 def about_all_weights() -> str:
-    """Return the computed number of weights that the largest card trains at 16 bytes each."""
+    """Return the computed number of weights that the largest card trains, at 16 bytes."""
     billions = 0.9 * CARDS[-1] * 2**30 / 16 / 1e9
     return f"at most {billions:.1f} billion weights on {CARDS[-1]} GB"
 
@@ -101,7 +101,7 @@ def as_markdown(table: pd.DataFrame) -> str:
 
 
 def about_the_optimizer() -> str:
-    """Return a sentence with the computed memory that offloading the optimizer would save."""
+    """Return a sentence: the computed memory that offloading Adam would save."""
     size = ppo_memory(BAICHUAN, LORA, 1, 1, 1)["optimizer"] / 2**30
     small = "too little to move them elsewhere"
     return f"Adam's two moments of the adapters are {size:.1f} GiB of it, {small}."

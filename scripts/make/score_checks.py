@@ -34,7 +34,7 @@ def verdict(entry: dict) -> str | None:
 
 
 def share(part: int, whole: int) -> str:
-    """Return counts, and the percentage with its 95 % Wilson interval, as text."""
+    """Return a percentage with its 95 % Wilson interval, as text."""
     p, z2 = part / whole, 1.96**2 / whole
     half = sqrt(z2 * (p * (1 - p) + z2 / 4))
     low, high = ((p + z2 / 2 + side * half) / (1 + z2) for side in (-1, 1))
