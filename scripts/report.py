@@ -1,7 +1,7 @@
 """Write one self-contained page about runs: checks passed, measurements, and curves.
 
-CARDS are run cards or folders of them: the output of run_notebooks.py, or a folder that contains
-one such output per person.
+CARDS are run cards or folders of them: the output of run_notebooks.py, or a folder with one such
+output per person.
 """
 
 from __future__ import annotations

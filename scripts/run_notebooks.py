@@ -44,7 +44,7 @@ class Client(PapermillNotebookClient):
 
     def create_kernel_manager(self):
         manager = super().create_kernel_manager()
-        manager.kernel_spec_manager.kernel_dirs = []  # a python3 there may run another Python
+        manager.kernel_spec_manager.kernel_dirs = []  # a kernel there may run another Python
         if zmq.has("curve"):  # otherwise each kernel warns of unencrypted ports
             manager.transport_encryption = "auto"
         return manager

@@ -39,7 +39,7 @@ FIXED |= {"remove_unused_columns": False}  # the sampler needs length
 
 @dataclass
 class ScriptArguments:
-    """Options that trl does not have."""
+    """Hold options that trl lacks."""
 
     _argument_group_name = "this script"
     preset: str = option("tiny", f"size of the run: {', '.join(PRESETS)}")

@@ -40,7 +40,7 @@ NOT_HERE = "packing padding_free assistant_only_loss chat_template_path eos_toke
 
 @dataclass
 class ScriptArguments:
-    """Options that trl does not have."""
+    """Hold options that trl lacks."""
 
     _argument_group_name = "this script"
     preset: str = option("tiny", f"size of the run: {', '.join(PRESETS)}")

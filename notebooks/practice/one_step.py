@@ -36,7 +36,7 @@ def make_batch(seed: int) -> SimpleNamespace:
     queries = [torch.randint(EOS, (2 + i % 4,)) for i in range(6)]
     responses = [torch.randint(EOS, (3 + 3 * i % 5,)) for i in range(6)]
     for response in responses[::2]:
-        response[-1] = EOS  # sampled, so it counts
+        response[-1] = EOS  # a sampled EOS counts
     q, r = (max(map(len, rows)) for rows in (queries, responses))
     b = SimpleNamespace(queries=queries, responses=responses, pad=EOS, beta=0.4)
     b.ids = torch.full((6, q + r), EOS)

@@ -18,7 +18,7 @@ def init_quietly() -> None:
 
 
 def shutdown() -> None:
-    """Destroy the process group; call this at the end, when no reference to a model remains.
+    """Destroy the process group at the end, when no reference to a model remains.
 
     Freeing gloo's group waits for threads that may need the GIL. A Python reference releases the
     GIL; DDP's reference does not, and would deadlock. So the last reference must be ``group``.

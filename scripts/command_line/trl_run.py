@@ -33,7 +33,7 @@ DEFAULTS = {
     "train_sampling_strategy": "group_by_length",
     "save_total_limit": 2,
     "logging_nan_inf_filter": False,  # the filter hides NaN and Inf
-    "ddp_find_unused_parameters": False,  # there are none
+    "ddp_find_unused_parameters": False,  # no parameter is unused
     "accelerator_config": {"use_configured_state": True},  # set by distributed.init()
 }
 

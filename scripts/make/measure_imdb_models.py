@@ -56,7 +56,7 @@ def samples(policy, tokenizer, openings: Sequence[list[int]], known: set[str]) -
     found["unknown"] = max(unknown_words(texts, known) for texts in written)
     real = distinct_n(tokenizer.batch_decode([*rows]), 2)
     found["distinct"] = min(distinct_n(texts, 2) for texts in written) / real
-    made.sharpen(policy, 1 / made.TEMPERATURE)  # as it was trained
+    made.sharpen(policy, 1 / made.TEMPERATURE)  # undo the temperature
     return found | {"trained_ppl": perplexity(policy, rows, lengths)}
 
 
@@ -87,7 +87,7 @@ def measure(reviews, folder: Path) -> dict[str, dict]:
     }
     found = {"parameters": policy.num_parameters() / 1e6, "vocabulary": len(tokenizer)}
     found |= {"trained": len(texts), "tokens": sum(map(len, learned)) / 1e6, **passes}
-    found |= samples(policy.eval(), tokenizer, openings, known)  # undoes TEMPERATURE
+    found |= samples(policy.eval(), tokenizer, openings, known)  # also undoes TEMPERATURE
     found |= {"openings": perplexity(policy, openings), "spelling": made.SPELLING}
     found["whole"] = perplexity(policy, [row[:256] for row in unseen[:300]])
     size = {"parameters": classifier.model.num_parameters() / 1e6}

@@ -5,7 +5,7 @@
     done
     python scripts/make/measure_seeds.py build/seeds/*
 
-A notebook's intervals cover variation over prompts; these results show variation over seeds.
+A notebook's intervals cover variation over prompts; these results, over seeds.
 """
 
 import json

@@ -44,7 +44,7 @@ SHAPES = {  # published Llamas: width, inner width, layers, heads, key-value hea
     "34B": (8192, 22_016, 48, 64, 8),
     "70B": (8192, 28_672, 80, 64, 8),
 }
-MINI_BATCH, QUERY, RESPONSES = 8, 256, (256, 1024)  # samples (one mini-batch a batch); tokens
+MINI_BATCH, QUERY, RESPONSES = 8, 256, (256, 1024)  # samples (one mini-batch per batch); tokens
 
 
 def what_fits() -> pd.DataFrame:

@@ -28,7 +28,7 @@ from make.record_methods import methods
 FOLDER = ROOT / "figs" / "measured" / "lessons"
 # Short runs; other settings equal those of notebook 07's PPO.
 SETTING = {"text_steps": 16, "text_batch": 48, "text_epochs": 4, "response_tokens": 8}
-BETA = 0.5  # of runs about KL
+BETA = 0.5  # of the KL variants
 REUSE, NO_CLIP = {"ppo_epochs": 16, "steps": 4}, {"cliprange": 1e9}
 SLOPES = {  # −d estimate / d log π(response), for x = log π_ref/π of the response
     "k1": lambda x: -torch.ones_like(x),

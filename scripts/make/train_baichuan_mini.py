@@ -42,7 +42,7 @@ WORK = ROOT / "build/baichuan_mini"
 
 
 class Blocks(Dataset):
-    """Provide ``count`` random blocks of a token stream; every other starts at a text's start."""
+    """Provide ``count`` random blocks of a token stream; half start where a text starts."""
 
     def __init__(self, texts: list[str], tokenizer, count: int) -> None:
         rows = [torch.tensor([*ids, tokenizer.eos_token_id]) for ids in tokenizer(texts).input_ids]
@@ -104,7 +104,7 @@ def pretrain() -> tuple[LlamaForCausalLM, Path, float]:
         num_hidden_layers=3,
         num_attention_heads=4,
         max_position_embeddings=512,
-        initializer_range=0.05,  # a narrow model starts to learn late with 0.02
+        initializer_range=0.05,  # with 0.02 a narrow model starts learning late
         **toy_checkpoint.SPECIAL_IDS,
     )
     model, batch = toy_checkpoint.norm_head(LlamaForCausalLM(config)), 32

@@ -61,7 +61,7 @@ def _in_a_child(work: Callable[[], tuple], limit: float) -> tuple[str | None, st
         sent = _read(reading, time.monotonic() + limit)
     finally:
         os.close(reading)
-        os.kill(child, signal.SIGKILL)  # also if the user interrupts
+        os.kill(child, signal.SIGKILL)  # even if the user interrupts
         _, status = os.waitpid(child, 0)
     if sent is None:
         return TOO_LONG.format(limit), ""
