@@ -25,7 +25,7 @@ from rlhf_course.course.plots import audit_bars
 from rlhf_course.course.presets import PRESETS, Settings
 from rlhf_course.data import describe, hold_out, load_pairs, tokenize_pairs
 from rlhf_course.policy.save_load import load_tokenizer
-from rlhf_course.rewards import RewardModel, finite, load_reward_model
+from rlhf_course.rewards import RewardModel, load_reward_model, require_finite
 from rlhf_course.runtime.files import atomic_file
 from rlhf_course.worlds.build import prepare_reward_model
 
@@ -96,7 +96,7 @@ def load_scorer(path: str, tokenizer, config, **options) -> RewardModel:
 def accuracy(scorer, pairs) -> float:
     """Return the share of pairs whose chosen answer scores higher."""
     sides = (pairs["chosen"][:], pairs["rejected"][:])
-    chosen, rejected = (finite(scorer(pairs["prompt"][:], side), side) for side in sides)
+    chosen, rejected = (require_finite(scorer(pairs["prompt"][:], side), side) for side in sides)
     return (chosen > rejected).double().mean().item()
 
 

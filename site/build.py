@@ -21,6 +21,7 @@ except ImportError:
 import formulas
 from address import addresses
 from home import ARCHIVE, home_page
+from live import write_files
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -104,6 +105,7 @@ def write_pages(folder: Path) -> None:
     """Write this folder's pages, some with measurements or content from the package."""
     # These imports load torch, which takes seconds: errors about missing tools come first.
     from api import api_page
+    from live import live_page
     from metrics import metrics_page
     from play import play_page
 
@@ -116,7 +118,7 @@ def write_pages(folder: Path) -> None:
     pages["metrics.md"] = metrics_page(
         {key: values for curve in curves for key, values in curve.items()}
     )
-    pages |= {"api.md": api_page(), "play.md": play_page()}
+    pages |= {"api.md": api_page(), "play.md": play_page(), "live.md": live_page()}
     pages["sources.md"] += sources_list()
     if not (ROOT / "slides/slides.html").exists():
         del pages["slides.md"]
@@ -139,6 +141,7 @@ def sources_list() -> str:
 def pack(target: Path) -> None:
     """Write a zip of all files that the course needs."""
     patterns = ["*.md", "LICENSE", "Makefile", "*.txt", "*.toml", "site/*.md", "slides/slides.pdf"]
+    patterns += ["site/live.py", "site/live/*"]
     patterns += [
         f"{folder}/**/*" for folder in ("notebooks", "rlhf_course", "scripts", "models", "figs")
     ]
@@ -201,6 +204,7 @@ def build(output: Path) -> None:
         ]
         for path in extra:
             copy(path, pages / path.relative_to(ROOT))
+        write_files(pages)
         pack(pages / ARCHIVE)
         if "homepage" in addresses():
             sitemap(pages, addresses()["homepage"])
