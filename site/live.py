@@ -56,7 +56,7 @@ def rows() -> str:
 
 
 def axes(most: int, low: int, high: int) -> str:
-    """Return SVG axes and labels for scores from ``low`` to ``high`` over √KL from 0 to ``most``."""
+    """Return SVG axes for scores from ``low`` to ``high`` over √KL from 0 to ``most``."""
     name = "KL to the reference (nats, square-root scale)"
     parts = [f'<text x="350" y="226" text-anchor="end">{name}</text>']
     for tick in range(low, high + 1):
