@@ -1,6 +1,6 @@
-"""The page `live`, in the site or without the rest of it.
+"""Build the page `live`, for the site or on its own.
 
-``python site/live.py`` writes the page without the rest of the site and serves it to this machine.
+``python site/live.py`` writes the page without the rest of the site, and serves it locally.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ content="width=device-width, initial-scale=1"><title>Live: a policy before and a
 
 
 def runs() -> list[dict]:
-    """What was measured of each policy, in the order of the slider."""
+    """Return the policies' run records, in the slider's order."""
     paths = POLICIES.glob("*/run.json")
     found = [{"name": path.parent.name} | json.loads(path.read_text()) for path in paths]
     return sorted(found, key=lambda run: run["beta"])
 
 
 def openings() -> list[str]:
-    """The first words of some held-out reviews."""
+    """Return the first words of some held-out reviews, as HTML."""
     import pandas as pd
 
     texts = pd.read_parquet(ROOT / "models/imdb-openings/test-00000-of-00001.parquet")["text"]
@@ -43,7 +43,7 @@ def openings() -> list[str]:
 
 
 def rows() -> str:
-    """The table of what was measured on held-out openings, as HTML."""
+    """Return an HTML table of measurements on held-out openings."""
     keys = "kl", "score", "second", "perplexity", "distinct_2"
 
     def row(name: str, head: str, found: dict) -> str:
@@ -56,7 +56,7 @@ def rows() -> str:
 
 
 def axes(most: int, low: int, high: int) -> str:
-    """Grid and numbers of a plot of scores from ``low`` to ``high`` over √KL from 0 to ``most``."""
+    """Return SVG axes for scores from ``low`` to ``high`` over √KL from 0 to ``most``."""
     name = "KL to the reference (nats, square-root scale)"
     parts = [f'<text x="350" y="226" text-anchor="end">{name}</text>']
     for tick in range(low, high + 1):
@@ -70,9 +70,9 @@ def axes(most: int, low: int, high: int) -> str:
 
 
 def curve() -> str:
-    """The scores of both judges over KL while the policies were trained, as SVG.
+    """Return an SVG plot of both judges' scores over KL during training.
 
-    The group has the data's own coordinates; page.js moves the dot in it.
+    The group uses data coordinates; page.js moves the dot in it.
     """
     points = [point for run in runs() for point in run["path"]]
     both = [point[key] for point in points for key in ("score", "second")]
@@ -98,7 +98,7 @@ def curve() -> str:
 
 
 def live_page() -> str:
-    """The page as Markdown, with what was measured inside."""
+    """Return the page's Markdown with embedded measurements."""
     points = [
         {"name": run["name"], "beta": run["beta"]}
         | {key: [point[key] for point in run["path"]] for key in ("kl", "score")}
@@ -114,7 +114,7 @@ def live_page() -> str:
 
 
 def write_files(folder: Path) -> None:
-    """Copy what the page fetches, at the places where it looks."""
+    """Copy the files that the page fetches to the paths that it expects."""
     shutil.copytree(HERE / "live", folder / "live", dirs_exist_ok=True)
     files = MODELS | {f"{POLICIES.name}/{run['name']}": ADAPTER for run in runs()}
     for name, kept in files.items():
@@ -124,7 +124,7 @@ def write_files(folder: Path) -> None:
 
 
 def write_alone(folder: Path) -> None:
-    """The page without the rest of the site, as ``folder/index.html``."""
+    """Write the page without the rest of the site to ``folder``, and the files it fetches."""
     import mistune
 
     write_files(folder)
@@ -134,7 +134,7 @@ def write_alone(folder: Path) -> None:
 
 
 def serve(folder: Path, port: int) -> None:
-    """Serve a folder to this machine until Ctrl-C."""
+    """Serve a folder on localhost until Ctrl-C."""
     handler = partial(http.server.SimpleHTTPRequestHandler, directory=folder)
     with http.server.ThreadingHTTPServer(("127.0.0.1", port), handler) as server:
         print(f"Open http://127.0.0.1:{server.server_port}/ and stop with Ctrl-C.", flush=True)

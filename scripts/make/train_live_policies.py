@@ -1,8 +1,8 @@
 """Train the policies of the site's page `live`: adapters at several β, and their card.
 
-    python scripts/make/train_live_policies.py   # continues where it stopped; half an hour
+    python scripts/make/train_live_policies.py   # skips finished policies; half an hour
 
-It runs the cells of notebook 04 at preset tiny, with an adapter in place of the full policy.
+It runs notebook 04's cells at preset tiny, with an adapter in place of the full policy.
 """
 
 import json
@@ -22,8 +22,8 @@ NOTEBOOK, LOOP = "04_gpt2_imdb_ppo", "live, probes = "  # how the training cell 
 FOLDER = ROOT / "models" / "imdb-live-policies"
 LORA = {"r": 8, "lora_alpha": 16, "target_modules": ["c_attn", "c_proj", "c_fc"]}
 LORA |= {"task_type": "CAUSAL_LM", "fan_in_fan_out": True}  # weights (inputs, outputs)
-COMMON = {"horizon": 1e12, "probe_every": 5}  # the controller leaves β as it is
-RUNS = {  # folder → what differs from notebook 04's settings
+COMMON = {"horizon": 1e12, "probe_every": 5}  # the controller keeps β constant
+RUNS = {  # folder → changes of notebook 04's settings
     "beta-0": {"init_kl_coef": 0.0, "learning_rate": 4e-3, "steps": 40},
     "beta-0.16": {"learning_rate": 2e-3, "steps": 40},
     "beta-0.6": {"init_kl_coef": 0.6, "learning_rate": 2e-3, "steps": 40},
@@ -41,17 +41,17 @@ class Log:
 
 
 def train(overrides: dict) -> dict:
-    """Run the notebook's cells up to the training loop; return their names."""
+    """Run the notebook's cells through the training loop; return their global names."""
     names = {"preset": "tiny", "overrides": overrides, "output_dir": "build", "seed": 0}
     for cell in nbformat.read(ROOT / f"notebooks/{NOTEBOOK}.ipynb", as_version=4).cells:
         if cell.cell_type != "code" or "parameters" in cell.metadata.get("tags", []):
             continue
         exec(compile(cell.source, NOTEBOOK, "exec"), names)
-        if names.get("LivePlot", Log) is not Log:  # the imports are there
+        if names.get("LivePlot", Log) is not Log:  # the cell that imports it has run
             load = names["AutoModelForCausalLMWithValueHead"].from_pretrained
             load = partial(load, peft_config=LoraConfig(**LORA))
             names["AutoModelForCausalLMWithValueHead"] = SimpleNamespace(from_pretrained=load)
-            names["create_reference_model"] = lambda policy: None  # it is the base
+            names["create_reference_model"] = lambda policy: None  # the base is the reference
             names["LivePlot"] = Log
         if cell.source.startswith(LOOP):
             return names
@@ -59,7 +59,7 @@ def train(overrides: dict) -> dict:
 
 
 def row(names: dict, table) -> dict:
-    """Return what is measured of responses: means over the queries, and the texts' variety."""
+    """Return measurements of responses: means over queries with intervals, and distinct-2."""
     second = names["second"]((table["query"] + table["response"]).tolist())
     numbers = {"perplexity": perplexity(table), "distinct_2": distinct_n(table["response"], 2)}
     for key, values in (("kl", table["kl"]), ("score", table["score"]), ("second", second)):
@@ -68,7 +68,7 @@ def row(names: dict, table) -> dict:
 
 
 def record(name: str) -> None:
-    """Train one policy; write its adapter, its settings and what was measured."""
+    """Train one policy; write its adapter, settings and measurements."""
     names = train(COMMON | RUNS[name])
     model = names["policy"].pretrained_model
     for key, weight in model.named_parameters():
