@@ -83,8 +83,8 @@ def toy() -> list[tuple[str, str, str, int, str]]:
     gap = ablation["16 epochs, no clip"][0] - ablation["16 epochs"][0]
     found.append(("epochs-16-no-clip", "J", f"share of the gain {gap:+.3f}", sign(gap), "02 § 10"))
     pulls = {row[0]: row[1:] for row in output("02_why_ppo", "cell-57")[1:]}
-    size = {k: float(pulls[f"{k} as a loss"][0]) for k in ("k1", "k2", "k3")}
-    for kind, what in {"k1": "KL", "k2": "J", "k3": "KL"}.items():
+    size = {k: float(pulls[f"{k} as a loss"][0]) for k in ("k1", "k2")}
+    for kind, what in {"k1": "KL", "k2": "J"}.items():
         words = f"{size[kind]:.2f} of KL's gradient"
         found.append((kind, what, words, sign(1 - size[kind], 0.01), "02 § 9"))
     return found
