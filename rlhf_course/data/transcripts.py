@@ -1,4 +1,4 @@
-"""Dialogues as one text, as in hh-rlhf (Bai et al. 2022, arXiv:2204.05862)."""
+"""Write dialogues as one text, as in hh-rlhf (Bai et al. 2022, arXiv:2204.05862)."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -9,13 +9,13 @@ MARKS = {"system": "\n\n", "user": f"{HUMAN} ", "assistant": f"{ASSISTANT} "}
 
 
 def as_prompt(question: str) -> str:
-    """Return a question as a dialogue that ends before its answer; leave a transcript unchanged."""
+    """Return a question, or a transcript, as a prompt that ends with "Assistant:"."""
     question = question.rstrip().removesuffix(ASSISTANT)
     return (question if HUMAN in question else f"{HUMAN} {question.lstrip()}") + ASSISTANT
 
 
 def last_question(prompt: str) -> str:
-    """Return the last human turn of a prompt, without its label."""
+    """Return the last human turn of a prompt, without "Human:"."""
     return prompt.rpartition(HUMAN)[2].partition(ASSISTANT)[0].strip()
 
 
@@ -30,12 +30,12 @@ def as_text(turns: str | list[dict] | None) -> str:
         return "".join(MARKS[turn["role"]] + turn["content"].strip() for turn in turns)
     except (AttributeError, KeyError, TypeError):
         raise ValueError(
-            f"{turns!r:.80} is neither a text nor messages of {', '.join(MARKS)}."
+            f"{turns!r:.80} is neither a text nor messages of {', '.join(MARKS)}; convert it."
         ) from None
 
 
 def as_messages(text: str) -> list[dict]:
-    """Return a transcript as messages {role, content}, as chat templates take them."""
+    """Return a transcript as the messages {role, content} that chat templates expect."""
     system, *turns = re.split(f"{HUMAN}|({ASSISTANT})", text)
     roles = ["assistant" if mark else "user" for mark in turns[::2]]
     messages = [
@@ -47,7 +47,7 @@ def as_messages(text: str) -> list[dict]:
 
 
 def split_answer(turns: str | list[dict] | None, prompt: str | None) -> tuple[str, str, str]:
-    """Return what precedes the last "Assistant:", that mark (empty if missing), and what follows.
+    """Return (text before the last "Assistant:", that mark or "", answer after it).
 
     ``turns`` are a whole transcript, or the answer to a ``prompt``.
     """
@@ -63,23 +63,24 @@ def split_answer(turns: str | list[dict] | None, prompt: str | None) -> tuple[st
 
 
 def encode(tokenizer, prompts: Sequence[str], answers: Sequence[str]) -> list[list[int]]:
-    """Return the token ids of prompt, answer and EOS, as a reward model reads them."""
+    """Return each row's token ids, as a reward model reads them: prompt, answer, EOS."""
     texts = [f"{prompt} {answer}" for prompt, answer in zip(prompts, answers, strict=True)]
     return [[*ids, end_token(tokenizer)] for ids in tokenizer(texts)["input_ids"]]
 
 
 def end_token(tokenizer) -> int:
-    """Return the token that ends a dialogue; raise ``ValueError`` if the tokenizer has none."""
+    """Return the id of EOS; raise ``ValueError`` if the tokenizer has none."""
     if tokenizer.eos_token_id is None:
-        raise ValueError("The tokenizer has no EOS token: set tokenizer.eos_token.")
+        raise ValueError("The tokenizer has no EOS token; set tokenizer.eos_token.")
     return tokenizer.eos_token_id
 
 
 def refuse_eos(tokenizer, *columns: Iterable[str]) -> None:
-    """Raise ``ValueError`` for a text that spells EOS: it would end the dialogue."""
+    """Raise ``ValueError`` if a text contains EOS, which would end the dialogue early."""
     end_token(tokenizer)
     for text in chain(*columns):
         if tokenizer.eos_token in text:
             raise ValueError(
                 f"A text contains {tokenizer.eos_token}, which ends a dialogue: {text!r:.60}."
+                " Remove this token."
             )
