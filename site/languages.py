@@ -61,6 +61,7 @@ def translate_html(source: Path) -> None:
 class Pairs(SearchChinese):
     """Index Chinese text by its pairs of neighboring characters: no dictionary is needed."""
 
+    language_name = "English"  # whose stemmer it uses; Sphinx names the stemmer after this
     js_splitter_code = SPLIT
 
     def split(self, input: str) -> list[str]:
