@@ -248,7 +248,6 @@ def build(output: Path) -> None:
         pack(pages / ARCHIVE)
         chinese = work / "chinese"
         translate.write(chinese, up="")
-        (chinese / "README.md").write_text(translate.readme_in_chinese(), encoding="utf-8")
         for path in chinese.glob("notebooks/**/*.ipynb"):
             copy(path, pages / "zh" / path.relative_to(chinese))
         pack(pages / "zh" / ARCHIVE, chinese)

@@ -144,6 +144,15 @@ def _count(app: Sphinx, pagename: str, html: str) -> str:
     return str(body)
 
 
+def skip_sources(app: Sphinx) -> None:
+    """Keep the sources, which have only English pages, out of the other language's search."""
+    if app.config.language != "en" and hasattr(app.builder, "index_page"):
+        index = app.builder.index_page
+        app.builder.index_page = lambda name, *rest: (
+            None if re.match(ENGLISH_PAGES, name) else index(name, *rest)
+        )
+
+
 def set_prompt(app: Sphinx, config) -> None:
     """Set the words that fold a code cell again."""
     config.nb_code_prompt_hide = say("Hide the code", config.language)
@@ -155,6 +164,7 @@ def setup(app: Sphinx) -> dict:
     app.add_transform(Messages)
     app.add_search_language(Pairs)
     app.connect("config-inited", set_prompt)
+    app.connect("builder-inited", skip_sources)
     app.connect("build-finished", keep_messages)
     app.connect("html-page-context", show, priority=450)  # after polish
     return {"parallel_read_safe": True}
