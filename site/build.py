@@ -207,14 +207,8 @@ def add_downloads(work: Path) -> None:
 
 def join(pages: Path, chinese: Path) -> None:
     """Move the Chinese pages to ``pages/zh``; they share the sources' pages and equal files."""
-    shared = {"slides"}
-    for folder in ("rlhf_course", "scripts"):
-        shutil.rmtree(chinese / folder, ignore_errors=True)
-        shared.add(folder)
-    for path in [*chinese.glob("figs/*.html")]:
-        if path.name != "README.html":
-            path.unlink()
-            shared.add(f"figs/{path.name}")
+    shared = {"slides", "rlhf_course", "scripts"}
+    shared |= {f"figs/{p.name}" for p in pages.glob("figs/*.html") if p.name != "README.html"}
     for path in [*chinese.glob("_static/**/*"), *chinese.glob("_images/*")]:
         twin = pages / path.relative_to(chinese)
         if path.is_file() and twin.is_file() and twin.read_bytes() == path.read_bytes():

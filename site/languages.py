@@ -145,12 +145,15 @@ def _count(app: Sphinx, pagename: str, html: str) -> str:
 
 
 def skip_sources(app: Sphinx) -> None:
-    """Keep the sources, which have only English pages, out of the other language's search."""
-    if app.config.language != "en" and hasattr(app.builder, "index_page"):
-        index = app.builder.index_page
-        app.builder.index_page = lambda name, *rest: (
-            None if re.match(ENGLISH_PAGES, name) else index(name, *rest)
-        )
+    """Write no pages of sources, and no index of them, for the other language."""
+
+    def skipping(method):
+        return lambda name, *rest: None if re.match(ENGLISH_PAGES, name) else method(name, *rest)
+
+    if app.config.language != "en":
+        for method in ("write_doc", "index_page"):
+            if found := getattr(app.builder, method, None):
+                setattr(app.builder, method, skipping(found))
 
 
 def set_prompt(app: Sphinx, config) -> None:
