@@ -243,7 +243,8 @@ def build_chat(chosen: Options, settings: Settings) -> Run:
         texts = tokenizer.batch_decode(responses, skip_special_tokens=True)
         return [text.strip() for text in texts]
 
-    return Run(trainer, score, decode, SAMPLING | {"max_new_tokens": settings.max_new_tokens})
+    limits = {"max_new_tokens": settings.max_new_tokens, "eos_token_id": tokenizer.eos_token_id}
+    return Run(trainer, score, decode, SAMPLING | limits)
 
 
 def train(chosen: Options, settings: Settings) -> int:

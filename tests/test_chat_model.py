@@ -2,30 +2,30 @@
 
 import ast
 import json
+from contextlib import suppress
 
 import matplotlib as mpl
 import pytest
+import train_ppo
 from accelerate.state import AcceleratorState
+from builders import invalid, write_rows
+from datasets import Dataset
 from pretend_hub import serve
 from pretend_hub.chat import chat_repositories
+from transformers import AutoTokenizer
 
 from rlhf_course import PPOTrainer
-from rlhf_course.course.presets import ROOT
-from rlhf_course.data import as_messages
+from rlhf_course.course.presets import ROOT, load_preset
+from rlhf_course.course.run_card import CheckFailed
+from rlhf_course.data import as_messages, as_prompt, prompt_ids, tokenize_answers
 from rlhf_course.rewards import RewardModel
 
 CELLS = json.loads((ROOT / "notebooks/05_lora_rlhf_baichuan.ipynb").read_text("utf-8"))["cells"]
 SOURCES = ["".join(cell["source"]) for cell in CELLS if cell["cell_type"] == "code"]
 [SECTION] = ["".join(cell["source"]) for cell in CELLS if cell.get("id") == "chat-model"]
 FEW = {"sft_subset": 60, "train_subset": 60, "eval_subset": 30, "audit_prompts": 10, "steps": 3}
-FEW |= {
-    "save_at": [1, 3],
-    "dtype": "float32",
-    "eval_prompts": 8,
-    "max_new_tokens": 12,
-    "fix_pairs": 20,
-}
-FEW |= {"batch_size": 8, "mini_batch_size": 8, "ppo_epochs": 1}
+FEW |= {"save_at": [1, 3], "eval_prompts": 8, "max_new_tokens": 12, "fix_pairs": 20}
+FEW |= {"batch_size": 8, "mini_batch_size": 8, "ppo_epochs": 1, "dtype": "float32"}
 END = "<|im_end|>"
 
 
@@ -75,14 +75,10 @@ def ran(request, contents, tmp_path_factory):
         patch.setattr(PPOTrainer, "generate", watch_generate)
         patch.setattr(RewardModel, "encode", watch_judge)
         mpl.use("agg")
-        for number, source in enumerate([*SOURCES[:1], None, *SOURCES[1:]]):
-            if source is None:
-                names |= given
-                continue
-            try:
-                exec(compile(source, f"cell {number}", "exec"), names)
-            except Exception as error:  # so few steps need not pass its checks
-                assert type(error).__name__ == "CheckFailed", source
+        names |= given
+        for number, source in enumerate(SOURCES[1:], 1):  # the first one holds what is given
+            with suppress(CheckFailed):  # so few steps need not pass the checks of the last one
+                exec(compile(source, f"code cell {number}", "exec"), names)
         hub.check(folder)
     AcceleratorState._reset_state(reset_partial_state=True)
     return names, seen
@@ -129,3 +125,31 @@ def test_the_reference_is_the_chat_model_without_sft(ran):
     assert ("SFT loss falls" in card.checks) == bool(names["settings"].sft_epochs)
     taught = names["distance"]["no adapter"].item()
     assert (taught == 0) == (names["settings"].sft_epochs == 0)
+
+
+@pytest.fixture
+def tokenizer(contents, tmp_path):
+    for name, content in contents["HuggingFaceTB/SmolLM2-135M-Instruct"].items():
+        if name.startswith("tokenizer"):
+            (tmp_path / name).write_text(content)
+    return AutoTokenizer.from_pretrained(tmp_path)
+
+
+def test_train_ppo_reads_the_template(tokenizer, tmp_path):
+    rows = [{"prompt": f"{i}?", "chosen": "Yes.", "rejected": "No."} for i in range(3)]
+    folder = write_rows(tmp_path / "pairs", rows, "train.jsonl")
+    settings = load_preset("05_lora_rlhf_baichuan", "full", {"dataset": str(folder)})
+    prompts = train_ppo.load_prompts(tokenizer, settings)
+    expected = [rendered(tokenizer, as_prompt(row["prompt"])) for row in rows]
+    assert [ids.tolist() for ids in prompts["input_ids"]] == expected
+
+
+def test_a_template_that_ends_turns_with_another_token_is_refused(tokenizer):
+    tokenizer.eos_token = "<|endoftext|>"
+    rows = Dataset.from_dict({"prompt": [as_prompt("Why?")], "answer": ["No."]})
+    with invalid("does not end turns with EOS, <.endoftext.>"):
+        tokenize_answers(rows, tokenizer, 99)
+
+
+def test_only_dialogues_are_put_into_the_template(tokenizer):
+    assert prompt_ids(tokenizer, ["A film"]) == [tokenizer("A film")["input_ids"]]
