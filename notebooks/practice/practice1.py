@@ -5,62 +5,9 @@ import random
 
 import numpy as np
 import pandas as pd
-import torch
-from tiny_world import EOS, SAMPLING, draw_queries, make_trainer, score
+from planted_runs import FAULTS, HEALTHY, STEPS, make_run
 
-STEPS = 20
 RUNS = "ABCDEF"
-CONFIG = {"ppo_epochs": 2, "learning_rate": 3e-3, "init_kl_coef": 0.1}
-FAULTS = {
-    "reward_sign": "the score is multiplied by -1",
-    "no_kl": "the KL coefficient is 0",
-    "large_rate": "the learning rate is 30 times as large",
-    "critic_lost": "the value head is set to 0 and no longer trained",
-    "huge_scores": "all scores are 30 times as large",
-    "temperature": "responses are sampled at temperature 0.6",
-    "no_eos": "EOS cannot be sampled; the log-probabilities still contain it",
-    "moving_reference": "the reference is a copy of the policy, renewed before each step",
-    "stale_samples": "the samples are not renewed: every step repeats one batch",
-    "healthy": "no fault",
-}
-
-
-def make_run(seed: int, fault: str = "healthy", first: int = STEPS) -> pd.DataFrame:
-    """Return a run's 41 statistics, (STEPS, 41); the fault begins at step ``first``."""
-    trainer, rows = make_trainer(seed, **CONFIG), []
-    generator = torch.Generator().manual_seed(seed)
-    for step in range(STEPS):
-        on = fault if step >= first else "healthy"
-        if on != "stale_samples" or step == first:
-            queries = draw_queries(generator)
-            more = {"temperature": {"temperature": 0.6}, "no_eos": {"suppress_tokens": [EOS]}}
-            sampling = SAMPLING | more.get(on, {})
-            responses = trainer.generate(queries, return_prompt=False, **sampling)
-            scores = score(responses)
-        _plant(trainer, on, step == first)
-        factor = {"reward_sign": -1, "huge_scores": 30}.get(on, 1)
-        stats = trainer.step(queries, responses, list(factor * scores))
-        rows.append({key: float(np.std(x) if np.ndim(x) else x) for key, x in _plain(stats)})
-    return pd.DataFrame(rows).rename_axis("step")
-
-
-def _plain(stats: dict):
-    return ((key, x.numpy() if torch.is_tensor(x) else x) for key, x in stats.items())
-
-
-def _plant(trainer, fault: str, is_first: bool) -> None:
-    """Change what the fault changes in the trainer."""
-    if fault == "no_kl":
-        trainer.kl_ctl.value = 0.0
-    elif fault == "large_rate" and is_first:
-        trainer.optimizer.param_groups[0]["lr"] *= 30
-    elif fault == "critic_lost" and is_first:
-        trainer.config.vf_coef = 0.0
-        for parameter in trainer.policy.v_head.parameters():
-            parameter.data.zero_()
-            parameter.requires_grad_(False)
-    elif fault == "moving_reference":
-        trainer.ref_model.load_state_dict(trainer.policy.state_dict())
 
 
 @functools.lru_cache(maxsize=4)
@@ -83,25 +30,76 @@ def runs(seed: int = 0) -> dict[str, pd.DataFrame]:
 
 @functools.lru_cache(maxsize=1)
 def healthy_runs() -> list[pd.DataFrame]:
-    """Return eight healthy runs of other policies."""
-    return [make_run(seed) for seed in range(8)]
+    """Return healthy runs of the same policy, which healthy.csv contains."""
+    table = pd.read_csv(HEALTHY, index_col=["run", "step"])
+    return [run.droplevel("run") for _, run in table.groupby(level="run")]
 
 
 def separates(run: pd.DataFrame, key: str, first: int) -> bool:
-    """Whether a statistic after ``first`` lies outside all healthy runs, by half their range.
+    """Return whether a statistic from ``first`` on is far outside all healthy runs.
 
-    Compared are its mean from ``first`` on, this mean minus the mean of the five steps before,
-    its spread, and its jump between two neighboring steps at ``first``.
+    Compared are its mean from there on, this mean minus that of the five steps before,
+    its standard deviation, and its change at ``first``. Far is half of the healthy range.
     """
 
     def features(table: pd.DataFrame) -> np.ndarray:
         x = table[key].to_numpy()
         late, before = x[first:], x[first - 5 : first]
-        jump = x[first] - x[first - 1]
-        return np.array([late.mean(), late.mean() - before.mean(), late.std(), jump])
+        change = x[first] - x[first - 1]
+        return np.array([late.mean(), late.mean() - before.mean(), late.std(), change])
 
-    known = np.array([features(table) for table in healthy_runs()])
+    known, found = np.array([features(table) for table in healthy_runs()]), features(run)
     low, high = known.min(0), known.max(0)
-    slack = 0.5 * (high - low) + 1e-6
-    found = features(run)
-    return bool(((found < low - slack) | (found > high + slack)).any())
+    far = 0.5 * (high - low) + 1e-3 * abs(known).max(0)  # rounding
+    return bool(((found < low - far) | (found > high + far)).any())
+
+
+def _witness_problem(run: pd.DataFrame, keys, first: int) -> str | None:
+    keys = [keys] if isinstance(keys, str) else list(keys)
+    if len(set(keys)) != 2:
+        return "name two different statistics as witnesses."
+    for key in keys:
+        if key not in run:
+            return f"{key!r} is not a column of the table."
+        if key.startswith("time/"):
+            return f"{key} measures the computer. It shows no fault of training."
+    for key in keys:
+        if not separates(run, key, first):
+            return f"from the first step on, {key} is not far outside the healthy runs."
+    one, other = (run[key] - run[key].mean() for key in keys)
+    if abs(one @ other) > 0.9999 * np.sqrt((one @ one) * (other @ other)):
+        return "the two witnesses are one statistic in other units. Name another one."
+    return None
+
+
+def _problem(run: pd.DataFrame, said, fault: str, first: int) -> str | None:
+    """Return the problem with what the student says about one run, or None."""
+    if not isinstance(said, dict) or not {"fault", "first", "witnesses"} <= set(said):
+        return "give a dict with the keys fault, first and witnesses."
+    if said["fault"] not in FAULTS:
+        return f"{said['fault']!r} is not a fault of the list: {', '.join(FAULTS)}."
+    if said["fault"] != fault:
+        return "the fault is another one."
+    if fault == "healthy":
+        return None
+    if not isinstance(said["first"], int) or abs(said["first"] - first) > 2:
+        return f"the fault is right; the first step is not {said['first']} (± 2)."
+    return _witness_problem(run, said["witnesses"], first)
+
+
+def verdict(answer: dict, seed: int = 0) -> dict[str, str]:
+    """Return run → problem for each run that is not diagnosed; an empty dict is a pass."""
+    found = {}
+    for run, (_, fault, first) in plan(seed).items():
+        said = answer.get(run) if isinstance(answer, dict) else None
+        if problem := _problem(runs(seed)[run], said, fault, first):
+            found[run] = problem
+    return found
+
+
+def check(answer: dict, seed: int = 0) -> None:
+    """Print the verdict on each run."""
+    problems = verdict(answer, seed)
+    for run in RUNS:
+        print(f"{'✘' if run in problems else '✔'} {run}", problems.get(run, "diagnosed"))
+    print("All six are diagnosed." if not problems else f"{6 - len(problems)} of 6.")

@@ -31,11 +31,11 @@ def make_policy(seed: int = 0) -> AutoModelForCausalLMWithValueHead:
     return AutoModelForCausalLMWithValueHead(network, summary_dropout_prob=0.0).eval()
 
 
-def make_trainer(seed: int, **config) -> PPOTrainer:
-    """Return a trainer of the policy of this seed; config goes to PPOConfig."""
+def make_trainer(seed: int, policy_seed: int = 0, **config) -> PPOTrainer:
+    """Return a trainer of a policy; config goes to PPOConfig, seed is that of sampling."""
     sizes = {"batch_size": BATCH, "mini_batch_size": BATCH // 2}
     config = PPOConfig(**sizes | {"horizon": 1000.0} | config)
-    policy = make_policy(seed)
+    policy = make_policy(policy_seed)
     torch.manual_seed(seed)
     np.random.seed(seed)
     return PPOTrainer(config, policy, tokenizer=Tokens())
