@@ -32,14 +32,19 @@ def make_run(seed: int, fault: str = "healthy", first: int = STEPS) -> pd.DataFr
         on = fault if step >= first else "healthy"
         if on != "stale_samples" or step == first:
             queries = draw_queries(generator)
-            more = {"temperature": {"temperature": 0.6}, "no_eos": {"suppress_tokens": [EOS]}}
+            more = {
+                "temperature": {"temperature": 0.6},
+                "no_eos": {"suppress_tokens": [EOS]},
+            }
             sampling = SAMPLING | more.get(on, {})
             responses = trainer.generate(queries, return_prompt=False, **sampling)
             scores = score(responses)
         _plant(trainer, on, step == first)
         factor = {"reward_sign": -1, "huge_scores": 30}.get(on, 1)
         stats = trainer.step(queries, responses, list(factor * scores))
-        rows.append({key: float(np.std(x) if np.ndim(x) else x) for key, x in _plain(stats)})
+        rows.append(
+            {key: float(np.std(x) if np.ndim(x) else x) for key, x in _plain(stats)}
+        )
     return pd.DataFrame(rows).rename_axis("step")
 
 

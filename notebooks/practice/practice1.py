@@ -14,10 +14,16 @@ RUNS = "ABCDEF"
 def plan(seed: int) -> dict[str, tuple[int, str, int]]:
     """Return run → (seed of the run, fault, first step); one run at least is healthy."""
     dice = random.Random(seed)
-    faults = dice.sample([name for name in FAULTS if name != "healthy"], 5) + ["healthy"]
+    faults = dice.sample([name for name in FAULTS if name != "healthy"], 5) + [
+        "healthy"
+    ]
     dice.shuffle(faults)
     return {
-        run: (1000 + 10 * seed + i, fault, STEPS if fault == "healthy" else dice.randint(5, 12))
+        run: (
+            1000 + 10 * seed + i,
+            fault,
+            STEPS if fault == "healthy" else dice.randint(5, 12),
+        )
         for i, (run, fault) in enumerate(zip(RUNS, faults))
     }
 
@@ -48,7 +54,10 @@ def separates(run: pd.DataFrame, key: str, first: int) -> bool:
         change = x[first] - x[first - 1]
         return np.array([late.mean(), late.mean() - before.mean(), late.std(), change])
 
-    known, found = np.array([features(table) for table in healthy_runs()]), features(run)
+    known, found = (
+        np.array([features(table) for table in healthy_runs()]),
+        features(run),
+    )
     low, high = known.min(0), known.max(0)
     far = 0.5 * (high - low) + 1e-3 * abs(known).max(0)  # rounding
     return bool(((found < low - far) | (found > high + far)).any())
@@ -101,5 +110,7 @@ def check(answer: dict, seed: int = 0) -> None:
     """Print the verdict on each run."""
     problems = verdict(answer, seed)
     for run in RUNS:
-        print(f"{'✘' if run in problems else '✔'} {run}", problems.get(run, "diagnosed"))
+        print(
+            f"{'✘' if run in problems else '✔'} {run}", problems.get(run, "diagnosed")
+        )
     print("All six are diagnosed." if not problems else f"{6 - len(problems)} of 6.")

@@ -1,6 +1,7 @@
 """Debug: one line of the algorithm of scripts/ppo_minimal.py is wrong; which one, by seed."""
 
 import ast
+import functools
 import random
 from types import SimpleNamespace
 
@@ -33,7 +34,12 @@ MUTATIONS = [  # what a line has, and what it has when it is wrong
 SIZES = ("batch_size", "mini_batch_size", "ppo_epochs")
 TRIALS = [(16, 16, 2, 0.3), (16, 8, 3, 0.05), (8, 4, 2, 1.0)]  # sizes, and β
 DEFAULTS = {"gamma": 1.0, "lam": 0.95, "cliprange": 0.2, "cliprange_value": 0.2}
-DEFAULTS |= {"vf_coef": 0.1, "max_grad_norm": float("inf"), "target": 6.0, "horizon": 10_000}
+DEFAULTS |= {
+    "vf_coef": 0.1,
+    "max_grad_norm": float("inf"),
+    "target": 6.0,
+    "horizon": 10_000,
+}
 
 
 def clean_source(seed: int) -> str:
@@ -61,7 +67,9 @@ def source(seed: int = 0) -> str:
 
 def numbered(text: str) -> str:
     """Return a source with the number of each line."""
-    return "\n".join(f"{i:3} {line}" for i, line in enumerate(text.splitlines(), start=1))
+    return "\n".join(
+        f"{i:3} {line}" for i, line in enumerate(text.splitlines(), start=1)
+    )
 
 
 def samples(n: int, seed: int) -> tuple[list, list, torch.Tensor]:
@@ -80,7 +88,9 @@ def run_step(text: str, trial: int = 0) -> dict[str, float]:
     code: dict = {}
     exec(compile(text, "<algorithm>", "exec"), code)
     policy, reference = make_policy(0), make_policy(1)
-    model, ref_model = (code["ActorCritic"](x.pretrained_model) for x in (policy, reference))
+    model, ref_model = (
+        code["ActorCritic"](x.pretrained_model) for x in (policy, reference)
+    )
     model.value.load_state_dict(policy.v_head.summary.state_dict())
     queries, responses, scores = samples(args.batch_size, trial)
     batch = code["collate"](queries, responses, "cpu")
@@ -99,11 +109,16 @@ def _weights(model) -> torch.Tensor:
     return torch.nn.utils.parameters_to_vector(model.parameters()).detach()
 
 
+@functools.lru_cache(maxsize=12)
+def _clean(seed: int, trial: int) -> dict[str, float]:
+    return run_step(clean_source(seed), trial)
+
+
 def compare(text: str, seed: int = 0) -> pd.DataFrame:
     """Return clean and actual numbers of three trials, and whether they agree to 1e-5."""
     tables = []
     for trial in range(len(TRIALS)):
-        numbers = {"clean": run_step(clean_source(seed), trial), "yours": run_step(text, trial)}
+        numbers = {"clean": _clean(seed, trial), "yours": run_step(text, trial)}
         table = pd.DataFrame(numbers).rename_axis("number")
         close = np.isclose(table["clean"], table["yours"], rtol=1e-5, atol=1e-6)
         tables.append(table.assign(differs=np.where(close, "", "✘")))

@@ -18,11 +18,21 @@ class Tokens:
 
     pad_token_id = eos_token_id = EOS
 
+    def batch_decode(self, rows, skip_special_tokens=False) -> list[str]:
+        """Return the numbers of the tokens as texts."""
+        return [" ".join(map(str, row.tolist())) for row in rows]
+
 
 def make_policy(seed: int = 0) -> AutoModelForCausalLMWithValueHead:
     """Return a random GPT-2 of two layers with a value head."""
     torch.manual_seed(seed)
-    shape = {"vocab_size": 40, "n_positions": 32, "n_embd": 16, "n_layer": 2, "n_head": 2}
+    shape = {
+        "vocab_size": 40,
+        "n_positions": 32,
+        "n_embd": 16,
+        "n_layer": 2,
+        "n_head": 2,
+    }
     ends = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), EOS)
     network = GPT2LMHeadModel(GPT2Config(**shape | ends, initializer_range=0.2))
     with torch.no_grad():  # EOS becomes about three times as likely, so lengths vary
@@ -49,5 +59,7 @@ def draw_queries(generator: torch.Generator, n: int = BATCH) -> list[torch.Tenso
 
 def score(responses: list[torch.Tensor]) -> torch.Tensor:
     """Return scores (B,): four times the share of tokens below 13 minus those above 25."""
-    means = [((x < 13).float() - ((x > 25) & (x < EOS)).float()).mean() for x in responses]
+    means = [
+        ((x < 13).float() - ((x > 25) & (x < EOS)).float()).mean() for x in responses
+    ]
     return 4 * torch.stack(means)

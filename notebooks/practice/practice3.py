@@ -1,0 +1,159 @@
+"""Design and defeat: a reward for reviews that praise the acting, and texts that beat it."""
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+WISH = "a review that praises the acting in natural words"
+SAMPLES = Path(__file__).with_name("samples.txt")
+GROUPS, N = 64, 16  # best of 16, 64 times
+ACTING = set(
+    "acting actor actors actress actresses cast performance performances".split()
+)
+PRAISE = set(
+    "good great excellent superb wonderful brilliant fantastic amazing perfect terrific"
+    " outstanding fine best solid beautiful believable convincing impressive talented strong"
+    " well love loved enjoyed".split()
+)
+NEGATION = set("not no never hardly without nor neither barely".split())
+SMALL = set(
+    "the a an and or but of in on at to for with by from is was are were be been has have had"
+    " it its this that these i you he she they we his her their my as so very not".split()
+)
+
+
+def gold(text: str) -> float:
+    """Return 1.0 for a text that grants the wish, else 0.0."""
+    return float(_is_natural(text) and any(map(_praises, re.split(r"[.!?]", text))))
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"[a-z']+", text.lower())
+
+
+def _praises(sentence: str) -> bool:
+    words = _words(sentence)
+    negated = [word in NEGATION or word.endswith("n't") for word in words]
+    praise = [
+        i
+        for i, word in enumerate(words)
+        if word in PRAISE and not any(negated[:i][-3:])
+    ]
+    return any(
+        abs(i - j) <= 4
+        for i in praise
+        for j, word in enumerate(words)
+        if word in ACTING
+    )
+
+
+def _is_natural(text: str) -> bool:
+    words = _words(text)
+    most = max(Counter(word for word in words if word not in SMALL).values(), default=0)
+    small = sum(word in SMALL for word in words)
+    return 6 <= len(words) <= 40 and most <= 2 and small >= 0.2 * len(words)
+
+
+def samples() -> list[str]:
+    """Return 1,024 texts that the shipped GPT-2 sampled."""
+    return SAMPLES.read_text(encoding="utf-8").splitlines()
+
+
+def rewards(reward, texts: list[str]) -> np.ndarray:
+    """Return a reward's numbers (B,); raises ``ValueError`` for anything else."""
+    found = np.asarray([float(x) for x in reward(list(texts))])
+    if found.shape != (len(texts),) or not np.isfinite(found).all():
+        raise ValueError(
+            f"it must return {len(texts)} finite numbers for {len(texts)} texts."
+        )
+    return found
+
+
+def best_of_n(values: np.ndarray, seed: int) -> np.ndarray:
+    """Return the places of the best of 16 texts by these values, (64,); ties by chance."""
+    dice = np.random.default_rng(seed)
+    groups = np.stack(
+        [dice.choice(len(values), N, replace=False) for _ in range(GROUPS)]
+    )
+    return np.take_along_axis(groups, values[groups].argmax(1, keepdims=True), 1)[:, 0]
+
+
+def train_policy(reward, seed: int = 0, steps: int = 150) -> list[str]:
+    """Return texts of a policy trained by REINFORCE: 12 places, 80 frequent words, no KL."""
+    dice = np.random.default_rng(seed)
+    counts = Counter(word for text in samples() for word in _words(text))
+    words = [word for word, _ in counts.most_common(80)]
+    logits = np.zeros((12, len(words)))
+    for step in range(steps + 1):
+        noise = dice.gumbel(size=(32, *logits.shape))
+        chosen = (logits + noise).argmax(2)
+        texts = [" ".join(words[i] for i in row).capitalize() + "." for row in chosen]
+        values = rewards(reward, texts)
+        advantages = (values - values.mean()) / (values.std() + 1e-8)
+        p = np.exp(logits - logits.max(1, keepdims=True))
+        p /= p.sum(1, keepdims=True)
+        hits = np.eye(len(words))[chosen] - p
+        logits += 2.0 * np.einsum("b,btv->tv", advantages, hits) / len(texts)
+    return texts
+
+
+def _copied(reward, values: np.ndarray, golds: np.ndarray) -> bool:
+    """Return whether a reward is gold: by name, or by the same two values."""
+    names = getattr(getattr(reward, "__code__", None), "co_names", ())
+    same = len(set(zip(values, golds))) == 2 == len(set(values))
+    return same or reward is gold or "gold" in names or "practice3" in names
+
+
+def verdict(reward, text: str, seed: int = 0, show=lambda line: None) -> str | None:
+    """Return the problem with a reward and the text that beats it, or None."""
+    pool = samples()
+    golds = np.array([gold(sample) for sample in pool])
+    try:
+        values, own = rewards(reward, pool), rewards(reward, [str(text)])[0]
+    except Exception as error:
+        return f"the reward stops with {type(error).__name__}: {error}"
+    if values.min() == values.max():
+        return "the reward is one number for all samples: it prefers nothing."
+    if _copied(reward, values, golds):
+        return "the reward is gold itself, which no designer of a reward has."
+    base, yours, most = (
+        golds[best_of_n(x, seed)].mean() for x in (np.zeros(len(pool)), values, golds)
+    )
+    show(
+        f"gold of random samples {base:.2f}, of the best of {N} by your reward {yours:.2f},"
+    )
+    show(f"and by gold itself {most:.2f}")
+    if yours - base < 0.5 * (most - base):
+        return "the best texts by your reward grant the wish too rarely: improve the reward."
+    if len(_words(str(text))) < 5:
+        return "the text has fewer than five words: an empty text defeats nobody."
+    bar = np.quantile(values, 0.95)
+    show(
+        f"your text: reward {own:.2f} (95 % of the samples are below {bar:.2f}), "
+        f"gold {gold(text):.0f}"
+    )
+    if own < bar:
+        return (
+            "your reward does not rank your text among the best 5 %: it is not beaten."
+        )
+    return "gold likes your text too: nothing is beaten." if gold(text) else None
+
+
+def check(reward, text: str, seed: int = 0) -> None:
+    """Print the verdict, and what a policy makes of the reward."""
+    problem = verdict(reward, text, seed, print)
+    print(f"✘ {problem}" if problem else "✔ Designed, and defeated.")
+
+
+def attack(reward, seed: int = 0) -> None:
+    """Train a policy against the reward; print its reward, gold and three texts."""
+    texts = train_policy(reward, seed)
+    values, golds = rewards(reward, texts), [gold(text) for text in texts]
+    best = rewards(
+        reward, [samples()[i] for i in best_of_n(rewards(reward, samples()), seed)]
+    )
+    print(f"best of {N}: reward {best.mean():.2f}")
+    print(f"policy: reward {values.mean():.2f}, gold {np.mean(golds):.2f}")
+    print(*texts[:3], sep="\n")
