@@ -1,10 +1,11 @@
-"""Runs of PPO on the tiny world, with or without a fault; run as a script, it writes healthy.csv."""
+"""Run PPO with or without a fault; as a script, write healthy.csv."""
 
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import torch
+
 from tiny_world import EOS, SAMPLING, draw_queries, make_trainer, score
 
 STEPS = 20
@@ -18,7 +19,7 @@ FAULTS = {
     "huge_scores": "all scores are 30 times as large",
     "temperature": "responses are sampled at temperature 0.6",
     "no_eos": "EOS cannot be sampled; the log-probabilities still contain it",
-    "moving_reference": "the reference is a copy of the policy, renewed before each step",
+    "moving_reference": "the reference is a copy of the policy, renewed at each step",
     "stale_samples": "the samples are not renewed: every step repeats one batch",
     "healthy": "no fault",
 }

@@ -1,10 +1,11 @@
-"""Diagnose: six real runs of a tiny policy, most of them with a fault from some step on."""
+"""Diagnose: six real runs of a tiny policy, most with a fault from some step on."""
 
 import functools
 import random
 
 import numpy as np
 import pandas as pd
+
 from planted_runs import FAULTS, HEALTHY, STEPS, make_run
 
 RUNS = "ABCDEF"
@@ -12,7 +13,7 @@ RUNS = "ABCDEF"
 
 @functools.lru_cache(maxsize=4)
 def plan(seed: int) -> dict[str, tuple[int, str, int]]:
-    """Return run → (seed of the run, fault, first step); one run at least is healthy."""
+    """Return run → (seed of the run, fault, first step); at least one is healthy."""
     dice = random.Random(seed)
     faults = dice.sample([name for name in FAULTS if name != "healthy"], 5) + [
         "healthy"
@@ -44,8 +45,9 @@ def healthy_runs() -> list[pd.DataFrame]:
 def separates(run: pd.DataFrame, key: str, first: int) -> bool:
     """Return whether a statistic from ``first`` on is far outside all healthy runs.
 
-    Compared are its mean from there on, this mean minus that of the five steps before,
-    its standard deviation, and its change at ``first``. Far is half of the healthy range.
+    Compared are its mean from there on, this mean minus that of the five steps
+    before, its standard deviation, and its change at ``first``. Far is half of the
+    healthy range.
     """
 
     def features(table: pd.DataFrame) -> np.ndarray:
@@ -97,7 +99,7 @@ def _problem(run: pd.DataFrame, said, fault: str, first: int) -> str | None:
 
 
 def verdict(answer: dict, seed: int = 0) -> dict[str, str]:
-    """Return run → problem for each run that is not diagnosed; an empty dict is a pass."""
+    """Return run → problem for each wrong diagnosis; an empty dict is a pass."""
     found = {}
     for run, (_, fault, first) in plan(seed).items():
         said = answer.get(run) if isinstance(answer, dict) else None

@@ -1,36 +1,15 @@
-"""Debug: one line of the algorithm of scripts/ppo_minimal.py is wrong; which one, by seed."""
+"""Debug: one line of the algorithm of scripts/ppo_minimal.py is wrong, by seed."""
 
-import ast
 import functools
-import random
 from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import torch
+
+from planted_lines import clean_source, planted, source
 from tiny_world import EOS, draw_queries, make_policy
 
-from rlhf_course.course.presets import ROOT
-
-SOURCE = (ROOT / "scripts" / "ppo_minimal.py").read_text(encoding="utf-8")
-PARTS = (
-    "collate masked_whiten gae policy_loss value_loss add_advantages loss_and_stats"
-    " ppo_step next_kl_coef ActorCritic"
-).split()
-MUTATIONS = [  # what a line has, and what it has when it is wrong
-    ("values[:, 1:], (0, 1)", "values[:, :-1], (1, 0)"),
-    ("gamma * lam * running", "gamma * running"),
-    ("real = x[mask.bool()]", "real = x.flatten()"),
-    ("return (torch.maximum(unclipped", "return (torch.minimum(unclipped"),
-    ("(logprobs - old_logprobs).exp()", "(old_logprobs - logprobs).exp()"),
-    ("old_values + (values - old_values)", "returns + (values - returns)"),
-    ("rewards = -kl_coef * kl", "rewards = kl_coef * kl"),
-    ("mask.sum(1).long() - 1]", "-1]"),
-    ("= advantages + old_values", "= masked_whiten(advantages, mask) + old_values"),
-    ("x[real].mean()", "x.mean()"),
-    ("(real.cumsum(1) - 1)", "(torch.ones_like(real).cumsum(1) - 1)"),
-    ("kl / args.target - 1", "1 - kl / args.target"),
-]
 SIZES = ("batch_size", "mini_batch_size", "ppo_epochs")
 TRIALS = [(16, 16, 2, 0.3), (16, 8, 3, 0.05), (8, 4, 2, 1.0)]  # sizes, and β
 DEFAULTS = {"gamma": 1.0, "lam": 0.95, "cliprange": 0.2, "cliprange_value": 0.2}
@@ -40,36 +19,6 @@ DEFAULTS |= {
     "target": 6.0,
     "horizon": 10_000,
 }
-
-
-def clean_source(seed: int) -> str:
-    """Return the algorithm without comments, its functions in the order of this seed."""
-    nodes = {getattr(node, "name", ""): node for node in ast.parse(SOURCE).body}
-    order = random.Random(seed).sample(PARTS, len(PARTS))
-    start = "import numpy as np\nimport torch\nfrom torch import nn\n"
-    start += "from torch.nn.utils.rnn import pad_sequence"
-    return "\n\n\n".join([start, *(ast.unparse(nodes[name]) for name in order)]) + "\n"
-
-
-def planted(seed: int) -> int:
-    """Return the number of the wrong line, from 1."""
-    pairs = zip(source(seed).splitlines(), clean_source(seed).splitlines())
-    return next(i for i, (one, other) in enumerate(pairs, start=1) if one != other)
-
-
-def source(seed: int = 0) -> str:
-    """Return the algorithm with its wrong line."""
-    right, wrong = random.Random(f"line {seed}").choice(MUTATIONS)
-    clean = clean_source(seed)
-    assert clean.count(right) == 1, right
-    return clean.replace(right, wrong)
-
-
-def numbered(text: str) -> str:
-    """Return a source with the number of each line."""
-    return "\n".join(
-        f"{i:3} {line}" for i, line in enumerate(text.splitlines(), start=1)
-    )
 
 
 def samples(n: int, seed: int) -> tuple[list, list, torch.Tensor]:
@@ -115,7 +64,7 @@ def _clean(seed: int, trial: int) -> dict[str, float]:
 
 
 def compare(text: str, seed: int = 0) -> pd.DataFrame:
-    """Return clean and actual numbers of three trials, and whether they agree to 1e-5."""
+    """Return clean and actual numbers of three trials; ✘ where they differ by 1e-5."""
     tables = []
     for trial in range(len(TRIALS)):
         numbers = {"clean": _clean(seed, trial), "yours": run_step(text, trial)}
@@ -130,7 +79,7 @@ def verdict(answer: dict, seed: int = 0) -> str | None:
     lines = source(seed).splitlines()
     line = answer.get("line") if isinstance(answer, dict) else None
     if not isinstance(line, int) or not 1 <= line <= len(lines):
-        return f"answer['line'] is {line!r}; it must be one whole number, 1 to {len(lines)}."
+        return f"answer['line'] is {line!r}; it must be one number, 1 to {len(lines)}."
     mended = answer.get("mended")
     if mended is None:
         return None if line == planted(seed) else f"line {line} equals the clean line."
@@ -146,7 +95,8 @@ def verdict(answer: dict, seed: int = 0) -> str | None:
         return f"with your line the step stops with {type(error).__name__}: {error}"
     wrong = table.xs("differs", axis=1, level=1).ne("").any(axis=1)
     if wrong.any():
-        return f"with your line these numbers still differ: {', '.join(table.index[wrong])}."
+        names = ", ".join(table.index[wrong])
+        return f"with your line these numbers still differ: {names}."
     return None
 
 

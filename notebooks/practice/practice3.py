@@ -1,59 +1,15 @@
-"""Design and defeat: a reward for reviews that praise the acting, and texts that beat it."""
+"""Design and defeat: a reward for praise of the acting, and texts that beat it."""
 
-import re
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 
+from acting_gold import gold, words_of
+
 WISH = "a review that praises the acting in natural words"
 SAMPLES = Path(__file__).with_name("samples.txt")
 GROUPS, N = 64, 16  # best of 16, 64 times
-ACTING = set(
-    "acting actor actors actress actresses cast performance performances".split()
-)
-PRAISE = set(
-    "good great excellent superb wonderful brilliant fantastic amazing perfect terrific"
-    " outstanding fine best solid beautiful believable convincing impressive talented strong"
-    " well love loved enjoyed".split()
-)
-NEGATION = set("not no never hardly without nor neither barely".split())
-SMALL = set(
-    "the a an and or but of in on at to for with by from is was are were be been has have had"
-    " it its this that these i you he she they we his her their my as so very not".split()
-)
-
-
-def gold(text: str) -> float:
-    """Return 1.0 for a text that grants the wish, else 0.0."""
-    return float(_is_natural(text) and any(map(_praises, re.split(r"[.!?]", text))))
-
-
-def _words(text: str) -> list[str]:
-    return re.findall(r"[a-z']+", text.lower())
-
-
-def _praises(sentence: str) -> bool:
-    words = _words(sentence)
-    negated = [word in NEGATION or word.endswith("n't") for word in words]
-    praise = [
-        i
-        for i, word in enumerate(words)
-        if word in PRAISE and not any(negated[:i][-3:])
-    ]
-    return any(
-        abs(i - j) <= 4
-        for i in praise
-        for j, word in enumerate(words)
-        if word in ACTING
-    )
-
-
-def _is_natural(text: str) -> bool:
-    words = _words(text)
-    most = max(Counter(word for word in words if word not in SMALL).values(), default=0)
-    small = sum(word in SMALL for word in words)
-    return 6 <= len(words) <= 40 and most <= 2 and small >= 0.2 * len(words)
 
 
 def samples() -> list[str]:
@@ -72,7 +28,7 @@ def rewards(reward, texts: list[str]) -> np.ndarray:
 
 
 def best_of_n(values: np.ndarray, seed: int) -> np.ndarray:
-    """Return the places of the best of 16 texts by these values, (64,); ties by chance."""
+    """Return the places of the best of 16 texts, 64 times, (64,); ties by chance."""
     dice = np.random.default_rng(seed)
     groups = np.stack(
         [dice.choice(len(values), N, replace=False) for _ in range(GROUPS)]
@@ -81,12 +37,12 @@ def best_of_n(values: np.ndarray, seed: int) -> np.ndarray:
 
 
 def train_policy(reward, seed: int = 0, steps: int = 150) -> list[str]:
-    """Return texts of a policy trained by REINFORCE: 12 places, 80 frequent words, no KL."""
+    """Return texts of 12 of 80 frequent words, trained by REINFORCE without a KL."""
     dice = np.random.default_rng(seed)
-    counts = Counter(word for text in samples() for word in _words(text))
+    counts = Counter(word for text in samples() for word in words_of(text))
     words = [word for word, _ in counts.most_common(80)]
     logits = np.zeros((12, len(words)))
-    for step in range(steps + 1):
+    for _ in range(steps + 1):
         noise = dice.gumbel(size=(32, *logits.shape))
         chosen = (logits + noise).argmax(2)
         texts = [" ".join(words[i] for i in row).capitalize() + "." for row in chosen]
@@ -121,13 +77,11 @@ def verdict(reward, text: str, seed: int = 0, show=lambda line: None) -> str | N
     base, yours, most = (
         golds[best_of_n(x, seed)].mean() for x in (np.zeros(len(pool)), values, golds)
     )
-    show(
-        f"gold of random samples {base:.2f}, of the best of {N} by your reward {yours:.2f},"
-    )
-    show(f"and by gold itself {most:.2f}")
+    show(f"gold of random samples {base:.2f}, of your best of {N} {yours:.2f},")
+    show(f"of the best of {N} by gold itself {most:.2f}")
     if yours - base < 0.5 * (most - base):
-        return "the best texts by your reward grant the wish too rarely: improve the reward."
-    if len(_words(str(text))) < 5:
+        return "your reward's best texts grant the wish too rarely: improve it."
+    if len(words_of(str(text))) < 5:
         return "the text has fewer than five words: an empty text defeats nobody."
     bar = np.quantile(values, 0.95)
     show(

@@ -5,9 +5,9 @@ import random
 
 import numpy as np
 import torch
-from tiny_world import SAMPLING, draw_queries, make_trainer, score
-
 from rlhf_course.evaluation import evaluate
+
+from tiny_world import SAMPLING, draw_queries, make_trainer, score
 
 BUDGET = 20
 MAX_KL = 6.0
@@ -22,7 +22,7 @@ def _score_texts(queries: list[str], answers: list[str]) -> torch.Tensor:
 
 
 def measure(trainer) -> tuple[float, float]:
-    """Return the mean score of 256 held-out queries, and the KL in nats per response."""
+    """Return the mean score of 256 held-out queries, and the KL per response."""
     queries = draw_queries(torch.Generator().manual_seed(10**6), 256)
     table = evaluate(trainer, _score_texts, queries, seed=10**6, **SAMPLING)
     return float(table["score"].mean()), float(table["kl"].mean())
@@ -92,7 +92,7 @@ def _problem(settings, steps) -> str | None:
 def points(
     settings: dict, steps: int, seeds: list[int]
 ) -> list[tuple[float, float, float]]:
-    """Return (points, score, KL) per seed: beyond 6 nats a run has the points of no training."""
+    """Return (points, score, KL) per seed; beyond 6 nats, points of no training."""
     start = run(DEFAULT, 0, 0)[0]
     found = [_kept(*(settings[key] for key in DEFAULT), steps, seed) for seed in seeds]
     return [(mean if kl <= MAX_KL else start, mean, kl) for mean, kl in found]
@@ -101,7 +101,7 @@ def points(
 def verdict(
     answer: dict, budget: Budget, seed: int = 0, show=lambda line: None
 ) -> str | None:
-    """Return the problem with an answer, or None. ``show`` gets a line per unseen seed."""
+    """Return the problem with an answer, or None; ``show`` gets lines."""
     if not isinstance(answer, dict) or set(answer) != {"settings", "steps"}:
         return "the answer must be a dict with the keys settings and steps."
     settings, steps = answer["settings"], answer["steps"]
@@ -114,7 +114,8 @@ def verdict(
     for number, (mine, its) in enumerate(zip(yours, default), start=1):
         late = "" if mine[2] <= MAX_KL else f": more than {MAX_KL:g} nats"
         show(
-            f"seed {number}: score {mine[1]:.2f}, KL {mine[2]:.2f}{late}; default {its[1]:.2f}"
+            f"seed {number}: score {mine[1]:.2f}, KL {mine[2]:.2f}{late};"
+            f" default {its[1]:.2f}"
         )
     gain = np.mean([mine[0] - its[0] for mine, its in zip(yours, default)])
     show(f"points minus those of the default: {gain:+.2f}; needed: {MARGIN:+.2f}")

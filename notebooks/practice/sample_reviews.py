@@ -1,10 +1,10 @@
 """Write samples.txt: 1,024 continuations of eight openings by the shipped GPT-2."""
 
 import torch
-from practice3 import SAMPLES
+from rlhf_course.course.shipped import shipped
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rlhf_course.course.shipped import shipped
+from practice3 import SAMPLES
 
 OPENINGS = (
     "The|The acting|The actors|I thought|This movie|The cast|What a|I really".split("|")

@@ -2,10 +2,9 @@
 
 import numpy as np
 import torch
+from rlhf_course import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
 from transformers import GPT2Config, GPT2LMHeadModel
 from transformers.utils import logging
-
-from rlhf_course import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
 
 EOS = 39
 BATCH = 32
@@ -42,7 +41,7 @@ def make_policy(seed: int = 0) -> AutoModelForCausalLMWithValueHead:
 
 
 def make_trainer(seed: int, policy_seed: int = 0, **config) -> PPOTrainer:
-    """Return a trainer of a policy; config goes to PPOConfig, seed is that of sampling."""
+    """Return a trainer; config goes to PPOConfig, seed is that of sampling."""
     sizes = {"batch_size": BATCH, "mini_batch_size": BATCH // 2}
     config = PPOConfig(**sizes | {"horizon": 1000.0} | config)
     policy = make_policy(policy_seed)
@@ -58,7 +57,7 @@ def draw_queries(generator: torch.Generator, n: int = BATCH) -> list[torch.Tenso
 
 
 def score(responses: list[torch.Tensor]) -> torch.Tensor:
-    """Return scores (B,): four times the share of tokens below 13 minus those above 25."""
+    """Return scores (B,): 4 · (share of tokens below 13 minus share above 25)."""
     means = [
         ((x < 13).float() - ((x > 25) & (x < EOS)).float()).mean() for x in responses
     ]
