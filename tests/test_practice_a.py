@@ -60,14 +60,14 @@ def test_every_planted_line_changes_numbers():
 
 def test_debug():
     line = planted_lines.planted(1)
-    mended = planted_lines.clean_source(1).splitlines()[line - 1]
+    fixed = planted_lines.clean_source(1).splitlines()[line - 1]
     wrong = planted_lines.source(1).splitlines()[line - 1]
     assert practice2.verdict({"line": line}, 1) is None
-    assert practice2.verdict({"line": line, "mended": mended}, 1) is None
+    assert practice2.verdict({"line": line, "fixed": fixed}, 1) is None
     for answer, reason in (
         ({"line": 1}, "clean line"),
         ({"line": list(range(200))}, "one number"),
-        ({"line": line, "mended": wrong}, "as it was"),
+        ({"line": line, "fixed": wrong}, "as it was"),
     ):
         assert reason in practice2.verdict(answer, 1), answer
 

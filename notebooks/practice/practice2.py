@@ -80,15 +80,15 @@ def verdict(answer: dict, seed: int = 0) -> str | None:
     line = answer.get("line") if isinstance(answer, dict) else None
     if not isinstance(line, int) or not 1 <= line <= len(lines):
         return f"answer['line'] is {line!r}; it must be one number, 1 to {len(lines)}."
-    mended = answer.get("mended")
-    if mended is None:
+    fixed = answer.get("fixed")
+    if fixed is None:
         return None if line == planted(seed) else f"line {line} equals the clean line."
-    if not isinstance(mended, str) or "\n" in mended.strip():
-        return "answer['mended'] must be the text of one line."
+    if not isinstance(fixed, str) or "\n" in fixed.strip():
+        return "answer['fixed'] must be the text of one line."
     old = lines[line - 1]
-    if mended.split() == old.split():
-        return f"answer['mended'] is line {line} as it was."
-    lines[line - 1] = old[: len(old) - len(old.lstrip())] + mended.strip()
+    if fixed.split() == old.split():
+        return f"answer['fixed'] is line {line} as it was."
+    lines[line - 1] = old[: len(old) - len(old.lstrip())] + fixed.strip()
     try:
         table = compare("\n".join(lines) + "\n", seed)
     except Exception as error:
