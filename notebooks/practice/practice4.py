@@ -29,7 +29,7 @@ def measure(trainer) -> tuple[float, float]:
 
 
 def run(settings: dict, steps: int, seed: int) -> tuple[float, float]:
-    """Train for some steps; return held-out score and KL afterwards."""
+    """Train for some steps; return held-out score and KL at the end."""
     trainer = make_trainer(seed, **settings, adap_kl_ctrl=False)
     generator = torch.Generator().manual_seed(seed)
     for _ in range(steps):
