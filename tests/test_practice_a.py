@@ -21,8 +21,8 @@ WITNESSES = {
     "large_rate": ["ppo/learning_rate", "ppo/policy/approxkl"],
     "critic_lost": ["ppo/val/vpred", "ppo/val/var_explained"],
     "huge_scores": ["ppo/std_scores", "ppo/returns/var"],
-    "temperature": ["objective/kl", "objective/logprobs"],
-    "no_eos": ["tokens/responses_len_std", "objective/logprobs"],
+    "temperature": ["objective/entropy", "ppo/policy/policykl"],
+    "no_eos": ["tokens/responses_len_std", "tokens/responses_len_mean"],
     "moving_reference": ["objective/kl", "ppo/mean_non_score_reward"],
     "stale_samples": ["ppo/mean_scores", "tokens/responses_len_std"],
 }
@@ -101,11 +101,11 @@ def test_design_and_defeat():
 
 def test_budget(monkeypatch):
     monkeypatch.setattr(practice4, "UNSEEN", 1)
-    budget, good = practice4.Budget(), {"init_kl_coef": 0.3, "learning_rate": 3e-3, "ppo_epochs": 2}
+    budget, good = practice4.Budget(), {"init_kl_coef": 0.2, "learning_rate": 3e-3, "ppo_epochs": 4}
     budget.try_run(good, 2)
     with pytest.raises(ValueError, match="18 are left"):
         budget.try_run(good, 19)
-    assert practice4.verdict({"settings": good, "steps": 16}, budget) is None
+    assert practice4.verdict({"settings": good, "steps": 12}, budget) is None
     for settings, steps, reason in (
         (practice4.DEFAULT, 18, "about as good"),
         (good | {"learning_rate": 0.3}, 3, "leaves the reference"),

@@ -1,5 +1,6 @@
 """Run PPO with or without a fault; as a script, write healthy.csv."""
 
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,7 @@ FAULTS = {
 
 def make_run(seed: int, fault: str = "healthy", first: int = STEPS) -> pd.DataFrame:
     """Return a run's 41 statistics, (STEPS, 41); the fault begins at step ``first``."""
-    trainer, rows = make_trainer(seed, **CONFIG), []
+    trainer, rows = make_trainer(seed, eos_shift=0.15, **CONFIG), []
     generator = torch.Generator().manual_seed(seed)
     for step in range(STEPS):
         on = fault if step >= first else "healthy"
@@ -38,7 +39,8 @@ def make_run(seed: int, fault: str = "healthy", first: int = STEPS) -> pd.DataFr
                 "no_eos": {"suppress_tokens": [EOS]},
             }
             sampling = SAMPLING | more.get(on, {})
-            responses = trainer.generate(queries, return_prompt=False, **sampling)
+            with warnings.catch_warnings(action="ignore"):  # it would name the fault
+                responses = trainer.generate(queries, return_prompt=False, **sampling)
             scores = score(responses)
         _plant(trainer, on, step == first)
         factor = {"reward_sign": -1, "huge_scores": 30}.get(on, 1)

@@ -13,7 +13,7 @@ BUDGET = 20
 MAX_KL = 6.0
 DEFAULT = {"init_kl_coef": 0.2, "learning_rate": 3e-4, "ppo_epochs": 4}
 LIMITS = {"init_kl_coef": (0, 100), "learning_rate": (0, 1), "ppo_epochs": (1, 8)}
-MARGIN = 0.5
+MARGIN = 0.4
 UNSEEN = 3  # seeds of a check
 
 

@@ -22,7 +22,9 @@ class Tokens:
         return [" ".join(map(str, row.tolist())) for row in rows]
 
 
-def make_policy(seed: int = 0) -> AutoModelForCausalLMWithValueHead:
+def make_policy(
+    seed: int = 0, eos_shift: float = 0.15
+) -> AutoModelForCausalLMWithValueHead:
     """Return a random GPT-2 of two layers with a value head."""
     torch.manual_seed(seed)
     shape = {
@@ -34,17 +36,17 @@ def make_policy(seed: int = 0) -> AutoModelForCausalLMWithValueHead:
     }
     ends = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), EOS)
     network = GPT2LMHeadModel(GPT2Config(**shape | ends, initializer_range=0.2))
-    with torch.no_grad():  # EOS becomes about three times as likely, so lengths vary
+    with torch.no_grad():  # EOS becomes more likely, so lengths vary
         network.transformer.ln_f.bias.fill_(0.5)
-        network.transformer.wte.weight[EOS] += 0.15
+        network.transformer.wte.weight[EOS] += eos_shift
     return AutoModelForCausalLMWithValueHead(network, summary_dropout_prob=0.0).eval()
 
 
-def make_trainer(seed: int, policy_seed: int = 0, **config) -> PPOTrainer:
+def make_trainer(seed: int, eos_shift: float = 0.15, **config) -> PPOTrainer:
     """Return a trainer; config goes to PPOConfig, seed is that of sampling."""
     sizes = {"batch_size": BATCH, "mini_batch_size": BATCH // 2}
     config = PPOConfig(**sizes | {"horizon": 1000.0} | config)
-    policy = make_policy(policy_seed)
+    policy = make_policy(0, eos_shift)
     torch.manual_seed(seed)
     np.random.seed(seed)
     return PPOTrainer(config, policy, tokenizer=Tokens())
