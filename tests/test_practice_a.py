@@ -24,7 +24,7 @@ WITNESSES = {
     "temperature": ["objective/entropy", "ppo/policy/policykl"],
     "no_eos": ["tokens/responses_len_std", "tokens/responses_len_mean"],
     "moving_reference": ["objective/kl", "ppo/mean_non_score_reward"],
-    "stale_samples": ["ppo/mean_scores", "tokens/responses_len_std"],
+    "stale_samples": ["ppo/mean_scores", "objective/kl"],
 }
 
 

@@ -28,7 +28,7 @@ FAULTS = {
 
 def make_run(seed: int, fault: str = "healthy", first: int = STEPS) -> pd.DataFrame:
     """Return a run's 41 statistics, (STEPS, 41); the fault begins at step ``first``."""
-    trainer, rows = make_trainer(seed, eos_shift=0.15, **CONFIG), []
+    trainer, rows = make_trainer(seed, eos_shift=0.25, **CONFIG), []
     generator = torch.Generator().manual_seed(seed)
     for step in range(STEPS):
         on = fault if step >= first else "healthy"

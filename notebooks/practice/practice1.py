@@ -23,7 +23,7 @@ def plan(seed: int) -> dict[str, tuple[int, str, int]]:
         run: (
             1000 + 10 * seed + i,
             fault,
-            STEPS if fault == "healthy" else dice.randint(5, 12),
+            STEPS if fault == "healthy" else dice.randint(5, 9),
         )
         for i, (run, fault) in enumerate(zip(RUNS, faults))
     }
