@@ -15,22 +15,19 @@ import practice2  # noqa: E402
 import practice3  # noqa: E402
 import practice4  # noqa: E402
 
-WITNESSES = {
-    "reward_sign": ["ppo/mean_scores", "ppo/returns/mean"],
-    "no_kl": ["objective/kl_coef", "ppo/mean_non_score_reward"],
-    "large_rate": ["ppo/learning_rate", "ppo/policy/approxkl"],
-    "critic_lost": ["ppo/val/vpred", "ppo/val/var_explained"],
-    "huge_scores": ["ppo/std_scores", "ppo/returns/var"],
-    "temperature": ["objective/entropy", "ppo/policy/policykl"],
-    "no_eos": ["tokens/responses_len_std", "tokens/responses_len_mean"],
-    "moving_reference": ["objective/kl", "ppo/mean_non_score_reward"],
-    "stale_samples": ["ppo/mean_scores", "objective/kl"],
-}
+
+def witnesses_of(run, fault, first):
+    """Return two statistics that separate, the first and the last in the order of the table."""
+    keys = [] if fault == "healthy" else [key for key in run if not key.startswith("time/")]
+    keys = [key for key in keys if practice1.separates(run, key, first)]
+    return [*keys[:1], *keys[-1:]]
 
 
 def diagnosis(seed, shift=0, witnesses=None):
     keys, plan = ("fault", "first", "witnesses"), practice1.plan(seed).items()
-    said = {run: (x, i + shift, witnesses or WITNESSES.get(x)) for run, (_, x, i) in plan}
+    said, runs = {}, practice1.runs(seed)
+    for run, (_, fault, first) in plan:
+        said[run] = fault, first + shift, witnesses or witnesses_of(runs[run], fault, first)
     return {run: dict(zip(keys, values, strict=True)) for run, values in said.items()}
 
 
