@@ -1,16 +1,17 @@
-# make course   set up, build the embedded world, run the notebooks at preset tiny
+# make course   set up, build the synthetic world, run the notebooks at preset tiny
 # make test     set up, run the test suite
-# make quick    the linter and the tests of seconds: formulas, fixtures, options, pages
-# make engines  verl's arithmetic in build/engines, for scripts/hand_over.py --check; 400 MB
-# make mutants  which changes of the algorithm the tests notice; an hour
-# make lint     the linter
+# make quick    run the linter and the tests that take seconds: formulas, fixtures, options, pages
+# make engines  install verl's arithmetic in build/engines, for scripts/hand_over.py --check; 400 MB
+# make mutants  show which mistakes in the algorithm the tests notice; an hour
+# make lint     run the linter
 # make render   run the notebooks at preset tiny; keep their outputs in notebooks/, their run cards in figs/measured/
 # make figs     draw the figures in figs/ from their sources and the run cards
 # make exercises   write the exercise notebooks from their sources
-# make slides   slides/slides.html and slides.pdf from slides.md, by Marp; needs npm and Chromium
-# make site     the course as a website in build/site; needs npm
-# make models   train the models in models/ again, measure them: make models IMDB=FOLDER; hours
-# make clean    remove everything built, the environment included
+# make handout  write the exercises for a class, without solutions, to build/handout and build/handout.zip
+# make slides   make slides/slides.html and slides.pdf from slides.md with Marp; needs npm and Chromium
+# make site     build the course as a website in build/site; needs npm
+# make models   train the models in models/ again and measure them: make models IMDB=FOLDER; hours
+# make clean    remove everything built, including the environment
 
 PYTHON ?= python3
 VENV := .venv
@@ -21,7 +22,7 @@ VERL := build/engines/verl-0.9.1
 MARP_VERSION := 4.5.1
 MARP := build/marp-$(MARP_VERSION)
 
-.PHONY: course test quick engines mutants lint render figs exercises slides site models clean
+.PHONY: course test quick engines mutants lint render figs exercises handout slides site models clean
 .DELETE_ON_ERROR:
 
 course: $(READY)
@@ -52,6 +53,9 @@ figs: $(READY)
 exercises: $(READY)
 	$(BIN)/python scripts/make/make_exercises.py
 
+handout: $(READY)
+	$(BIN)/python scripts/make/make_handout.py
+
 slides: $(MARP) $(READY)
 	$(BIN)/python slides/build.py --marp $(MARP)/node_modules/.bin/marp
 
@@ -63,6 +67,8 @@ models: $(READY)
 	$(BIN)/python scripts/make/train_imdb_models.py $(IMDB)
 	$(BIN)/python scripts/make/measure_imdb_models.py $(IMDB)
 	$(BIN)/python scripts/make/train_baichuan_mini.py
+	rm -f models/imdb-live-policies/*/run.json
+	$(BIN)/python scripts/make/train_live_policies.py
 
 clean:
 	rm -rf $(VENV) build .pytest_cache .ruff_cache *.egg-info
@@ -70,7 +76,7 @@ clean:
 $(READY): requirements.txt pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "Installing PyTorch, transformers, Jupyter and what else requirements.txt names into $(VENV): once, some minutes."
+	@echo "Installing PyTorch, transformers, Jupyter and the rest of requirements.txt into $(VENV): once, some minutes."
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --editable .
 	touch $@
@@ -80,7 +86,7 @@ $(SITE_READY): site/requirements.txt $(READY)
 	$(BIN)/pip check
 	touch $@
 
-# Beside the environment and without dependencies: verl needs another transformers, and its GPU parts are not needed.
+# Outside the environment and without dependencies: verl needs another transformers, and the check needs no GPU parts.
 $(VERL): scripts/engines/verl-requirements.txt $(READY)
 	rm -rf $@ $@.part
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target $@.part -r $<

@@ -1,30 +1,30 @@
-"""What is drawn from the measurements of benchmark_ppo.py."""
+"""Figures of the measurements of benchmark_ppo.py."""
 
 from collections.abc import Mapping
 
 import pandas as pd
 from matplotlib.figure import Figure
 
-from rlhf_course.course.plots import COLOURS, panels
+from rlhf_course.course.plots import COLORS, panels
 
 PHASES = {
     "generate": "policy",
     "score": "reward",
     "forward": "reference",
     "update": "value",
-}  # of a PPO step: colour
+}  # phase of a PPO step: color
 
 
 def step_phases(seconds: Mapping[str, Mapping[str, float]]) -> Figure:
-    """What takes how long in one PPO step, a stacked bar per implementation; the first is what
-    others are held to.
+    """Plot the seconds of one PPO step by phase, a stacked bar per implementation; the first is the
+    baseline of the ratios.
 
     seconds: implementation → seconds per phase, and their total.
     """
     table = pd.DataFrame.from_dict(seconds, orient="index")
-    colours = [COLOURS[name] for name in PHASES.values()]
+    colors = [COLORS[name] for name in PHASES.values()]
     figure, axis = panels(figsize=(8, 1.2 + 0.6 * len(table)))
-    table[list(PHASES)].plot.barh(stacked=True, legend=False, color=colours, ax=axis)
+    table[list(PHASES)].plot.barh(stacked=True, legend=False, color=colors, ax=axis)
     for row, total in enumerate(table["total"]):
         times = f" ({total / table['total'].iloc[0]:.1f}×)" if row else ""
         axis.annotate(
@@ -38,10 +38,10 @@ def step_phases(seconds: Mapping[str, Mapping[str, float]]) -> Figure:
 
 
 def step_costs(costs: pd.DataFrame) -> Figure:
-    """Seconds of a PPO step's phases over batch size and over response length, all axes
-    logarithmic.
+    """Plot the seconds of a PPO step's phases over batch size and over response length, with
+    logarithmic axes.
 
-    costs: columns sweep (batch or response), batch, response, the phases, total; dotted is what
+    costs: columns sweep (batch or response), batch, response, the phases, total. A dotted line
     grows in proportion.
     """
     figure, axes = panels(1, 2, figsize=(10, 4), sharey=True)
@@ -51,9 +51,9 @@ def step_costs(costs: pd.DataFrame) -> Figure:
     }
     for axis, (swept, label), fixed in zip(axes, sizes.items(), ("response", "batch"), strict=True):
         part = costs[costs["sweep"] == swept]
-        for (phase, colour), marker in zip(PHASES.items(), "osD^", strict=True):
+        for (phase, color), marker in zip(PHASES.items(), "osD^", strict=True):
             axis.plot(
-                part[swept], part[phase], color=COLOURS[colour], marker=marker, ms=4, label=phase
+                part[swept], part[phase], color=COLORS[color], marker=marker, ms=4, label=phase
             )
         axis.plot(
             part[swept], part["total"], color="0.2", marker="o", ms=4, lw=2, label="whole step"

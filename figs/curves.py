@@ -7,7 +7,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import torch
-from kit import COLOURS, FOLDER, QUIET, figure, on_card
+from kit import COLORS, FOLDER, QUIET, figure, on_card
 from matplotlib.figure import Figure
 
 from rlhf_course.audit import PASS
@@ -23,13 +23,13 @@ from rlhf_course.runtime.files import read_json
 @figure(
     "The clipped objective",
     "The objective over the ratio of new to old probability: for a positive advantage it rises with"
-    " the ratio and is flat above 1 + ε, for a negative one it is flat below 1 − ε and falls from"
-    " there on.",
+    " the ratio and is flat above 1 + ε; for a negative one it is flat below 1 − ε and falls above"
+    " it.",
 )
 def clip_objective() -> Figure:
-    """What PPO maximises per token, over the ratio, for either sign of the advantage."""
+    """Plot the objective of a token over the ratio, for either sign of the advantage."""
     epsilon = PPOConfig.cliprange
-    ratio = torch.linspace(0.4, 1.6, 481, dtype=torch.float64)  # rounded alike on every processor
+    ratio = torch.linspace(0.4, 1.6, 481, dtype=torch.float64)  # rounded equally on every processor
     drawing, axes = plt.subplots(1, 2, sharey=True)
     for axis, advantage in zip(axes, (1.0, -1.0), strict=True):
         loss, _, clipped = policy_loss(
@@ -39,7 +39,7 @@ def clip_objective() -> Figure:
         axis.plot(
             ratio,
             advantage * ratio,
-            color=COLOURS["reference"],
+            color=COLORS["reference"],
             ls="--",
             lw=1.6,
             label="ρ·A, not clipped",
@@ -47,13 +47,13 @@ def clip_objective() -> Figure:
         axis.plot(
             ratio,
             np.where(clipped, np.nan, -loss),
-            color=COLOURS["policy"],
+            color=COLORS["policy"],
             lw=2.8,
             label="clipped objective",
         )
-        dotted = {"color": COLOURS["reward"], "lw": 2.8, "ls": (0, (1.4, 0.7))}
+        dotted = {"color": COLORS["reward"], "lw": 2.8, "ls": (0, (1.4, 0.7))}
         axis.plot(ratio, np.where(clipped, -loss, np.nan), **dotted, label="clipped: no gradient")
-        axis.plot(1, advantage, color=COLOURS["policy"], marker="o", ms=7)
+        axis.plot(1, advantage, color=COLORS["policy"], marker="o", ms=7)
         side = "above 1 + ε" if advantage > 0 else "below 1 − ε"
         axis.set(
             title=f"A {'> 0' if advantage > 0 else '< 0'}: flat {side}",
@@ -70,11 +70,11 @@ def clip_objective() -> Figure:
 @figure(
     "The adaptive KL controller",
     "Left, the change of β in one step over the measured KL: proportional to the distance from the"
-    " target, and cut off at a fifth of it. Right, β over a run: it falls while KL is below the"
-    " target and rises while it is above.",
+    " target, and clipped at one fifth of the target. Right, β over a run: it falls while KL is"
+    " below the target and rises while KL is above it.",
 )
 def adaptive_kl() -> Figure:
-    """One update over KL, and β over a run at three constant values of KL."""
+    """Plot one update over KL, and β over a run at three constant values of KL."""
     config = PPOConfig()
 
     def change(kl: float) -> float:
@@ -84,7 +84,7 @@ def adaptive_kl() -> Figure:
 
     drawing, (one, many) = plt.subplots(1, 2)
     kl = np.linspace(0, 2 * config.target, 241)
-    one.plot(kl, [change(x) for x in kl], color=COLOURS["kl"], lw=2.6)
+    one.plot(kl, [change(x) for x in kl], color=COLORS["kl"], lw=2.6)
     one.axvline(config.target, color="0.3", ls=":", lw=1.2)
     one.axhline(0, color="0.3", lw=0.8)
     one.annotate(
@@ -93,7 +93,7 @@ def adaptive_kl() -> Figure:
     one.set(
         title="One update", xlabel="KL to the reference, nats per response", ylabel="change of β, %"
     )
-    for times, colour, style in (
+    for times, color, style in (
         (2, "reward", "--"),
         (1, "reference", "-"),
         (1 / 3, "policy", "-."),
@@ -105,14 +105,14 @@ def adaptive_kl() -> Figure:
         for _ in range(200):
             path.append(controller.value)
             controller.update(times * config.target, config.batch_size)
-        many.plot(path, color=COLOURS[colour], ls=style, lw=2.2)
+        many.plot(path, color=COLORS[color], ls=style, lw=2.2)
         place = {
             "xytext": (0, -18 if times < 1 else 9),
             "textcoords": "offset points",
             "ha": "right",
         }
         many.annotate(
-            f"KL = {times * config.target:g} nats", (160, path[160]), color=COLOURS[colour], **place
+            f"KL = {times * config.target:g} nats", (160, path[160]), color=COLORS[color], **place
         )
     many.set(title="A run with constant KL", xlabel="PPO step", ylabel="coefficient β")
     many.set_ylim(0, 2 * config.init_kl_coef)
@@ -128,9 +128,9 @@ def adaptive_kl() -> Figure:
 
 
 def read(notebook: str) -> tuple[dict[str, pd.DataFrame], str]:
-    """The curves of a notebook's run, and the words that say where they are from.
+    """Return the curves of a notebook's run, and a text that names their source.
 
-    Raises ``FileNotFoundError`` when it has not been run.
+    Raises ``FileNotFoundError`` if the notebook has not been run.
     """
     path = FOLDER / "measured" / f"{notebook}.json"
     if not path.exists():
@@ -145,12 +145,12 @@ def read(notebook: str) -> tuple[dict[str, pd.DataFrame], str]:
 
 @figure(
     "Rewards over the words of a sample",
-    "Four strips of bars over the tokens of one film review: KL counts at every response token, the"
-    " score arrives with the last one, the value head guesses what is still to come, and GAE"
-    " spreads the advantage over the tokens.",
+    "Four strips of bars over the tokens of one film review: every response token has a KL penalty,"
+    " the last one also has the score, the value head predicts the remaining rewards, and GAE"
+    " distributes the advantage over the tokens.",
 )
 def token_rewards() -> Figure:
-    """KL, reward, value and whitened advantage of one sample."""
+    """Plot KL, reward, value and whitened advantage of one sample."""
     curves, source = read("03_ppo_step_by_step")
     sample = curves["sample"]
     response = sample.dropna()
@@ -162,10 +162,10 @@ def token_rewards() -> Figure:
 @figure(
     "PPO on the exact frontier",
     "Expected reward over KL in a toy language whose best policies are known exactly: PPO's points"
-    " for several values of β lie at the line that no policy can pass.",
+    " for several values of β lie on or near the line that no policy can exceed.",
 )
 def oracle_frontier() -> Figure:
-    """PPO's results beside the best that any policy can reach."""
+    """Plot PPO's results and the best that any policy can reach."""
     curves, source = read("03_ppo_step_by_step")
     exact, reached = curves["frontier"], curves["toy"]
     drawing, axis = plt.subplots()
@@ -175,16 +175,16 @@ def oracle_frontier() -> Figure:
         np.append(exact["reward"][::-1], exact["reward"].max()),
     )
     axis.fill_between(*line, top, color="0.93", zorder=0, lw=0)
-    axis.text(0.35, exact["reward"].max() * 0.93, "no policy gets here", color=QUIET)
+    axis.text(0.35, exact["reward"].max() * 0.93, "no policy can be here", color=QUIET)
     axis.plot(
         exact["kl"],
         exact["reward"],
-        color=COLOURS["reference"],
+        color=COLORS["reference"],
         lw=2.2,
         label="the exact optimum for every β",
     )
     points = reached["KL"], reached["expected reward"]
-    axis.scatter(*points, s=60, color=COLOURS["policy"], edgecolor="white", zorder=3, label="PPO")
+    axis.scatter(*points, s=60, color=COLORS["policy"], edgecolor="white", zorder=3, label="PPO")
     for _, row in reached.iterrows():
         share = f"β = {row['β']:g}\n{100 * row['share of the possible gain']:.2f} % of the gain"
         place = {"xytext": (12, -6), "textcoords": "offset points", "va": "top"}
@@ -200,9 +200,9 @@ def oracle_frontier() -> Figure:
 
 
 def read_benchmark(name: str, options: str) -> tuple[dict, str]:
-    """What the benchmark wrote, and the words that say where it is from.
+    """Return the benchmark's results, and a text that names their source.
 
-    Raises ``FileNotFoundError`` when it has not been run.
+    Raises ``FileNotFoundError`` if the benchmark has not been run.
     """
     path = FOLDER / "measured" / f"{name}.json"
     if not path.exists():
@@ -219,11 +219,11 @@ def read_benchmark(name: str, options: str) -> tuple[dict, str]:
 @figure(
     "One PPO step, here and in TRL 0.11",
     "Stacked bars of the seconds that generation, scores, forward passes and update take: a step of"
-    " this course, the classic tutorial's loop that generates one response at a time, and the same"
+    " this course, the classic tutorial's loop that generates one response at a time, and that loop"
     " with batched generation.",
 )
 def step_phases() -> Figure:
-    """The benchmark's three loops on the same models and queries."""
+    """Plot the benchmark's three loops on the same models and queries."""
     found, source = read_benchmark("benchmark", "without --costs")
     seconds = {entry["title"]: entry["median"] for entry in found["variants"].values()}
     small_print = f"{found['batch']} samples per step  ·  {source}"
@@ -233,12 +233,12 @@ def step_phases() -> Figure:
 
 
 @figure(
-    "What a PPO step costs",
+    "The time of a PPO step",
     "Seconds per step and per phase over batch size and over response length, on logarithmic axes,"
-    " beside a line of proportional growth.",
+    " with a line of proportional growth.",
 )
 def step_costs() -> Figure:
-    """The benchmark's two sweeps."""
+    """Plot the benchmark's two sweeps."""
     found, source = read_benchmark("costs", "--costs")
     return on_card(
         benchmark_plots.step_costs(pd.DataFrame(found["costs"])),
@@ -257,7 +257,7 @@ SCORE_AND_KL = "ppo/mean_scores", "objective/kl"
     TWO_PANELS,
 )
 def curves_imdb() -> Figure:
-    """Notebook 04's run."""
+    """Plot notebook 04's run."""
     curves, source = read("04_gpt2_imdb_ppo")
     return on_card(plots.training_curves(curves["history"], SCORE_AND_KL), 380, small_print=source)
 
@@ -267,7 +267,7 @@ def curves_imdb() -> Figure:
     TWO_PANELS,
 )
 def curves_lora() -> Figure:
-    """Notebook 05's run."""
+    """Plot notebook 05's run."""
     curves, source = read("05_lora_rlhf_baichuan")
     return on_card(plots.training_curves(curves["history"], SCORE_AND_KL), 380, small_print=source)
 
@@ -275,33 +275,33 @@ def curves_lora() -> Figure:
 @figure(
     "The reward model's audit before and after the fix",
     "For each kind of bad answer, the share of prompts at which the normal answer scores higher,"
-    " before and after pairs with such answers were added; what still ends left of the line, PPO"
-    " may find.",
+    " before and after pairs with such answers were added; PPO may exploit the kinds whose bars"
+    " still end left of the line.",
 )
 def reward_audit() -> Figure:
-    """Notebook 01's audit."""
+    """Plot notebook 01's audit."""
     curves, source = read("01_reward_modeling")
-    runs = {"before the fix": "audit before the fix", "after it": "audit after it"}
+    runs = {"before the fix": "audit before the fix", "after the fix": "audit after it"}
     tables = {label: curves[name].set_index("probe") for label, name in runs.items()}
     return on_card(plots.audit_bars(tables, PASS), 380, small_print=source, legend="above")
 
 
 @figure(
-    "Over-optimisation",
-    "Proxy and gold reward over KL along runs with different KL penalties: without one the proxy"
-    " rises to the end, and gold first rises a little, then falls below its start; with one the"
-    " run stays near the reference.",
+    "Over-optimization",
+    "Proxy and gold reward over KL along runs with different KL penalties. Without a penalty the"
+    " proxy rises to the end, and gold first rises a little, then falls below its start; with a"
+    " penalty the run stays near the reference.",
 )
 def overoptimisation() -> Figure:
-    """Notebook 06's runs against a reward model that has seen few pairs."""
+    """Plot notebook 06's runs against a reward model that was trained on few pairs."""
     curves, source = read("06_reward_hacking")
     runs = {name: curve for name, curve in curves.items() if name.startswith("β = ")}
     drawing, axes = plots.panels(1, 2, figsize=(9.5, 3.4), sharex=True)
     for axis, (column, title) in zip(axes, {"score": "proxy", "gold": "gold"}.items(), strict=True):
-        for (label, curve), colour, style in zip(
-            runs.items(), plots.RUN_COLOURS, ("o-", "s--", "^-."), strict=False
-        ):  # colour alone is not enough
-            axis.plot(curve["KL"], curve[column], style, color=colour, lw=2, label=label)
+        for (label, curve), color, style in zip(
+            runs.items(), plots.RUN_COLORS, ("o-", "s--", "^-."), strict=False
+        ):  # a color does not suffice
+            axis.plot(curve["KL"], curve[column], style, color=color, lw=2, label=label)
         axis.set(title=title, xlabel="KL to the reference, nats per answer")
     axes[0].set_ylabel("mean over held-out questions")
     axes[1].legend()
@@ -311,13 +311,13 @@ def overoptimisation() -> Figure:
 @figure(
     "After PPO: five methods and best-of-n on film reviews",
     "Mean score of held-out responses over KL to the reference, one point per method and seed;"
-    " best-of-n, which trains nothing, stands at a fixed KL.",
+    " best-of-n, which trains nothing, has a fixed KL.",
 )
 def after_ppo() -> Figure:
-    """Notebook 07's comparison on real text, every seed of it."""
+    """Plot notebook 07's comparison on real text, with every seed."""
     curves, source = read("07_after_ppo")
     drawing, axis = plt.subplots()
-    looks = dict(  # as in the notebook
+    styles = dict(  # as in the notebook
         zip(
             ("best of 4", "PPO", "RLOO", "GRPO", "Dr. GRPO", "DPO"),
             zip(("reference", "policy", "value", "reward", "kl", "gold"), "*os^vD", strict=True),
@@ -325,10 +325,10 @@ def after_ppo() -> Figure:
         )
     )
     rows, seeds = curves["text"], curves["text"]["seed"]
-    for method, (colour, marker) in looks.items():
+    for method, (color, marker) in styles.items():
         points = rows[rows["method"] == method]
         axis.scatter(
-            points["KL"], points["score"], color=COLOURS[colour], marker=marker, s=55, label=method
+            points["KL"], points["score"], color=COLORS[color], marker=marker, s=55, label=method
         )
     start = curves["text"].query("method == 'reference'")["score"].mean()
     axis.axhline(start, color="0.6", ls="--", lw=1, label="reference")

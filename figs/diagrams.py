@@ -1,6 +1,6 @@
-"""Figures of how things are wired; nothing in them is measured."""
+"""Diagrams of models and data flow; they contain no measurements."""
 
-from kit import COLOURS, QUIET, Box, arrow, canvas, data, figure, model, panel, step, words
+from kit import COLORS, QUIET, Box, arrow, canvas, data, figure, model, panel, step, words
 from matplotlib.figure import Figure
 
 from rlhf_course.course.presets import load_preset
@@ -8,7 +8,7 @@ from rlhf_course.course.presets import load_preset
 LEGEND = (
     "rounded: a model, dashed where frozen",
     "square: data",
-    "grey pill: a computation",
+    "gray pill: a computation",
 )
 
 
@@ -21,12 +21,12 @@ def _legend(axis, x: float, y: float) -> None:
 
 @figure(
     "RLHF in three stages",
-    "Supervised fine-tuning makes an answering model, which policy and reference start from;"
-    " preference pairs make a reward model; PPO trains the policy on score minus KL penalty, while"
+    "Supervised fine-tuning makes an answering model, from which policy and reference start;"
+    " preference pairs train a reward model; PPO trains the policy on score minus KL penalty, while"
     " reference and reward model stay frozen.",
 )
 def rlhf_stages() -> Figure:
-    """RLHF in three stages."""
+    """Draw RLHF in three stages."""
     drawing, axis = canvas(438)
     panel(axis, 20, 20, 262, 314, "1  SFT", "learn the form of an answer")
     panel(axis, 297, 20, 262, 314, "2  Reward model", "learn what people prefer")
@@ -55,8 +55,8 @@ def rlhf_stages() -> Figure:
         loss = step(axis, Box(x, 292, 238, 54), "loss", loss)
         arrow(axis, source.bottom, learner.top)
         arrow(axis, (x - 20, 213), (x - 20, 265))
-        arrow(axis, (x + 20, 265), (x + 20, 213), colour=COLOURS[role], lw=2.2)
-        words(axis, x + 30, 239, "gradient", color=COLOURS[role], ha="left")
+        arrow(axis, (x + 20, 265), (x + 20, 213), color=COLORS[role], lw=2.2)
+        words(axis, x + 30, 239, "gradient", color=COLORS[role], ha="left")
 
     queries = data(axis, Box(630, 106, 86, 36), "queries")
     policy = model(axis, Box(772, 106, 140, 58), "policy", "policy", "+ value head")
@@ -80,10 +80,10 @@ def rlhf_stages() -> Figure:
         (update.x, 163),
         (policy.x, 163),
         policy.bottom,
-        colour=COLOURS["policy"],
+        color=COLORS["policy"],
         lw=2.2,
     )
-    words(axis, 662, 151, "gradient", color=COLOURS["policy"], ha="left")
+    words(axis, 662, 151, "gradient", color=COLORS["policy"], ha="left")
 
     arrow(axis, (428, 334), (428, 363), (680, 363), (680, 334), lw=2)
     words(axis, 440, 350, "gives the scores", ha="left")
@@ -95,13 +95,13 @@ def rlhf_stages() -> Figure:
 
 @figure(
     "One PPO step as data flow",
-    "Queries are answered by the policy and scored as texts; policy and reference give"
-    " log-probabilities, the value head values, all (B, R); KL and score become rewards, GAE makes"
-    " advantages and returns of them, mini-batches of clipped losses update the policy, and the"
-    " statistics move β.",
+    "The policy answers queries, and the reward model scores the texts; policy and reference give"
+    " log-probabilities, the value head gives values, all (B, R); KL and score become rewards, GAE"
+    " computes advantages and returns from them, mini-batches of clipped losses update the policy,"
+    " and the statistics move β.",
 )
 def ppo_step() -> Figure:
-    """One PPO step as data flow, with shapes."""
+    """Draw one PPO step as data flow, with shapes."""
     drawing, axis = canvas(872)
     panel(axis, 20, 20, 500, 150, "1  Sample", "trainer.generate")
     panel(axis, 532, 20, 448, 150, "2  Score", "your reward function")
@@ -123,7 +123,7 @@ def ppo_step() -> Figure:
         680,
         168,
         "5  Update",
-        "ppo_epochs × mini-batches of all that is above",
+        "ppo_epochs × mini-batches of the tensors above",
         indent=190,
     )
     panel(axis, 712, 638, 268, 168, "6  Stats and β")
@@ -195,15 +195,13 @@ def ppo_step() -> Figure:
     learner = model(axis, Box(278, 724, 144, 58), "policy", "policy", "and value head")
     new = data(axis, Box(438, 724, 110, 54), "lp, values", "(b, R)")
     loss = step(axis, Box(604, 724, 172, 54), "clipped losses", "policy and value")
-    stats = data(axis, Box(764, 724, 84, 54), "stats", "40 keys")
-    control = step(axis, Box(899, 724, 146, 54), "KL controller", "towards target")
+    stats = data(axis, Box(764, 724, 84, 54), "stats", "41 keys")
+    control = step(axis, Box(899, 724, 146, 54), "KL controller", "toward target")
     for a, b in ((batch, learner), (learner, new), (new, loss), (loss, stats), (stats, control)):
         arrow(axis, a.right, b.left)
-    arrow(
-        axis, loss.bottom, (604, 787), (278, 787), learner.bottom, colour=COLOURS["policy"], lw=2.2
-    )
-    words(axis, 440, 774, "gradient, Adam", color=COLOURS["policy"])
-    arrow(axis, (920, 697), (920, 595), (674, 595), (674, 553), colour=COLOURS["kl"], dashed=True)
+    arrow(axis, loss.bottom, (604, 787), (278, 787), learner.bottom, color=COLORS["policy"], lw=2.2)
+    words(axis, 440, 774, "gradient, Adam", color=COLORS["policy"])
+    arrow(axis, (920, 697), (920, 595), (674, 595), (674, 553), color=COLORS["kl"], dashed=True)
     words(axis, 904, 610, "β of the next step", color=QUIET, ha="right")
 
     letters = (
@@ -216,11 +214,11 @@ def ppo_step() -> Figure:
 
 @figure(
     "GPT-2 learns to write positive film reviews",
-    "GPT-2 continues the first tokens of a film review; a frozen DistilBERT gives the text its"
-    " score, a frozen copy of GPT-2 the KL, and a PPO step updates the policy with both.",
+    "GPT-2 continues the first tokens of a film review; a frozen DistilBERT gives the score of the"
+    " text, a frozen copy of GPT-2 gives the KL, and a PPO step updates the policy with both.",
 )
 def gpt2_imdb() -> Figure:
-    """GPT-2 on IMDB: who is in the room, and what goes between them."""
+    """Draw GPT-2 on IMDB: the models, and the data that they exchange."""
     settings = load_preset("04_gpt2_imdb_ppo", "full")
     query = f"{settings.query_min} … {settings.query_max - 1} tokens"
     response = f"+ {settings.response_min} … {settings.response_max - 1} tokens"
@@ -252,26 +250,24 @@ def gpt2_imdb() -> Figure:
         (982, 310),
         (397, 310),
         policy.bottom,
-        colour=COLOURS["policy"],
+        color=COLORS["policy"],
         lw=2.2,
     )
-    words(axis, 411, 296, "gradient", color=COLOURS["policy"], ha="left")
+    words(axis, 411, 296, "gradient", color=COLORS["policy"], ha="left")
     hub = ", ".join((settings.dataset, settings.model, settings.reward_model))
-    words(
-        axis, 980, 341, f"preset full: {hub}  ·  tiny: small ones, shipped with the course", **SMALL
-    )
+    words(axis, 980, 341, f"preset full: {hub}  ·  tiny: small models, part of the course", **SMALL)
     _legend(axis, 980, 367)
     return drawing
 
 
 @figure(
     "One base, three adapters",
-    "On one frozen base lie three adapters: policy, the only one that is trained, for responses,"
+    "One frozen base has three adapters: policy, the only trained one, for responses,"
     " log-probabilities and, with the value head, values; ref, a frozen copy of the SFT adapter,"
     " for the reference's log-probabilities; and reward, frozen, with its score head for scores.",
 )
 def adapters() -> Figure:
-    """One base, three adapters, four heads: what is switched on for which number."""
+    """Draw one base, three adapters and four heads: the adapter and head of each result."""
     drawing, axis = canvas(342)
     for x, width, name, role, below in (
         (240, 400, "policy", "policy", "starts as a copy of the SFT adapter"),
@@ -279,7 +275,7 @@ def adapters() -> Figure:
         (828, 272, "reward", "reward", "from reward training"),
     ):
         model(axis, Box(x, 186, width, 52), f"{name} adapter", role, below, frozen=name != "policy")
-    for x, name, role, frozen, result, shape, colour in (
+    for x, name, role, frozen, result, shape, color in (
         (138, "vocabulary head", "reference", True, "responses, logprobs", "(B, R)", "policy"),
         (342, "value head", "value", False, "values", "(B, R)", "value"),
         (566, "vocabulary head", "reference", True, "ref_logprobs", "(B, R)", "reference"),
@@ -293,7 +289,7 @@ def adapters() -> Figure:
             "of the base" if role == "reference" else "",
             frozen,
         )
-        number = data(axis, Box(x, 40, 184, 50), result, shape, colour)
+        number = data(axis, Box(x, 40, 184, 50), result, shape, color)
         arrow(axis, (x, 160), head.bottom)
         arrow(axis, head.top, number.bottom)
     base = model(
@@ -316,14 +312,14 @@ def adapters() -> Figure:
 
 
 @figure(
-    "What each method drops of PPO",
-    "While it trains, PPO samples, asks a reward model, keeps a critic, and clips a ratio."
-    " Best-of-n trains nothing; DPO drops all four and learns from pairs; RLOO and GRPO drop only"
-    " the critic, and RLOO's clip does nothing at one update per batch; Dr. GRPO also drops GRPO's"
-    " divisions by deviation and length.",
+    "The parts of PPO that each method drops",
+    "While it trains, PPO samples, calls a reward model, keeps a critic, and clips a ratio."
+    " Best-of-n trains nothing; DPO drops all four parts and learns from pairs; RLOO and GRPO drop"
+    " only the critic, and RLOO's clip has no effect at one update per batch; Dr. GRPO also drops"
+    " GRPO's divisions by deviation and length.",
 )
 def family() -> Figure:
-    """The family tree of notebook 07."""
+    """Draw the family tree of notebook 07."""
     drawing, axis = canvas(466)
     parts = "samples", "reward model", "critic", "ratio and clip"
     no_critic = (*parts[:2], parts[3])
@@ -338,7 +334,7 @@ def family() -> Figure:
         (
             "RLOO",
             "2024",
-            "baseline: mean of\nthe prompt's others;\none update: no clipping",
+            "baseline: mean of\nother responses;\none update: no clipping",
             no_critic,
         ),
         (

@@ -1,11 +1,11 @@
-"""Draws the figures of the course: all of them, or those named on the command line."""
+"""Draw the figures of the course: all of them, or those named on the command line."""
 
 import argparse
 import re
 from pathlib import Path
 
 import curves  # noqa: F401 - registers its figures
-import diagrams  # noqa: F401 - likewise
+import diagrams  # noqa: F401 - registers its figures
 from kit import FIGURES, FOLDER, save
 
 from rlhf_course.runtime.files import atomic_file
@@ -16,7 +16,7 @@ LISTED = re.compile(
 
 
 def list_figures(readme: Path) -> None:
-    """All figures with their words, between the marks of a README."""
+    """Write all figures with their descriptions between the marks of a README."""
     parts = [
         f"### {title}\n\n![{title}]({name}.svg)\n\n`{name}`: {description}\n"
         for name, (_, title, description) in FIGURES.items()
@@ -27,8 +27,8 @@ def list_figures(readme: Path) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Draw what was asked for. Raises ``OSError`` or ``ValueError`` for a run card that is missing
-    or damaged.
+    """Draw the requested figures. Raises ``OSError`` or ``ValueError`` for a missing or damaged run
+    card.
     """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> None:
     )
     options = parser.parse_args(arguments)
     if unknown := sorted({*options.names} - {*FIGURES}):
-        parser.error(f"no figure is called {', '.join(unknown)}; there are {', '.join(FIGURES)}")
+        parser.error(f"unknown figures {', '.join(unknown)}; choose from {', '.join(FIGURES)}")
     for name in options.names or FIGURES:
         save(name, options.output)
     if options.output == FOLDER:

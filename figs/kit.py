@@ -1,8 +1,7 @@
 """The visual language of the figures: a card, boxes with a meaning, arrows, and saving as SVG and
 PNG.
 
-README.md in this folder says what each shape means. Coordinates are hundredths of an inch, y points
-down.
+README.md in this folder explains each shape. Coordinates are hundredths of an inch; y points down.
 """
 
 import re
@@ -17,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 from matplotlib.path import Path as Curve
 
-from rlhf_course.course.plots import COLOURS
+from rlhf_course.course.plots import COLORS
 from rlhf_course.runtime.files import atomic_file
 
 FOLDER = Path(__file__).resolve().parent
@@ -32,7 +31,7 @@ BODY, NAME = (
     12,
 )  # points; on a slide, which is 1,136 px wide without its margins, BODY is 18 px
 
-STYLE = {  # on top of that of the notebooks' plots
+STYLE = {  # in addition to the style of the notebooks' plots
     "font.family": "DejaVu Sans",  # comes with matplotlib, so it is the same everywhere
     "text.color": INK,
     "axes.labelcolor": INK,
@@ -49,18 +48,18 @@ STYLE = {  # on top of that of the notebooks' plots
     "axes.facecolor": "none",
     "svg.fonttype": (
         "path"
-    ),  # an SVG inside <img> cannot load a font, and text in another one would not fit
+    ),  # an SVG inside <img> cannot load a font, and text in another font would not fit
     "svg.hashsalt": "rlhf-course",
 }
 
 
-def tint(colour: str, strength: float = 0.14) -> str:
-    """A light shade of a colour, opaque."""
-    return to_hex([1 - strength * (1 - channel) for channel in to_rgb(colour)])
+def tint(color: str, strength: float = 0.14) -> str:
+    """Return a light, opaque shade of a color."""
+    return to_hex([1 - strength * (1 - channel) for channel in to_rgb(color)])
 
 
 def figure(title: str, description: str) -> Callable:
-    """Register a function that draws a figure, with the words for readers who cannot see it."""
+    """Register a function that draws a figure, with a description for readers who cannot see it."""
 
     def register(function: Callable[[], Figure]) -> Callable[[], Figure]:
         FIGURES[function.__name__] = function, title, description
@@ -74,7 +73,7 @@ def figure(title: str, description: str) -> Callable:
 
 
 def canvas(height: float, width: float = WIDTH) -> tuple[Figure, Axes]:
-    """An empty figure and its axes, which fill it."""
+    """Return an empty figure and the axes that fill it."""
     drawing = plt.figure(figsize=(width / 100, height / 100))
     drawing.set_layout_engine("none")
     axis = drawing.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
@@ -83,7 +82,7 @@ def canvas(height: float, width: float = WIDTH) -> tuple[Figure, Axes]:
 
 
 class Box:
-    """Where a shape lies: its centre, and the middles of its sides for arrows."""
+    """The place of a shape: its center, and the midpoints of its sides for arrows."""
 
     def __init__(self, x: float, y: float, width: float, height: float) -> None:
         self.x, self.y, self.width, self.height = x, y, width, height
@@ -113,8 +112,8 @@ def _shape(axis: Axes, box: Box, rounding: float, **style) -> Box:
 
 
 def words(axis: Axes, x: float, y: float, text: str, size: float = BODY, **style) -> None:
-    """Lines of text around (x, y); set by their baselines, so that g and y do not push their line
-    up.
+    """Write lines of text around (x, y), placed by their baselines, so that g and y do not push
+    their line up.
     """
     lines = text.split("\n")
     for row, line in enumerate(lines):
@@ -125,7 +124,7 @@ def words(axis: Axes, x: float, y: float, text: str, size: float = BODY, **style
 def _name(
     axis: Axes, box: Box, name: str, below: str, below_style: dict | None = None, **style
 ) -> None:
-    """A name in the middle of a box, with smaller words below it."""
+    """Write a name in the middle of a box, with smaller words below it."""
     up, down = name.count("\n") + 1, below.count("\n") + 1 if below else 0
     words(axis, box.x, box.y - 10 * down, name, **{"size": NAME} | style)
     if below:
@@ -133,32 +132,32 @@ def _name(
 
 
 def model(axis: Axes, box: Box, name: str, role: str, below: str = "", frozen: bool = False) -> Box:
-    """A network or a part of one: rounded and tinted; solid outline = trained here, dashed =
+    """Draw a network or a part of one: rounded and tinted; solid outline = trained here, dashed =
     frozen.
     """
-    colour = COLOURS[role]
-    style = {"fc": tint(colour), "ec": colour, "lw": 2.0, "ls": (0, (4, 2)) if frozen else "-"}
+    color = COLORS[role]
+    style = {"fc": tint(color), "ec": color, "lw": 2.0, "ls": (0, (4, 2)) if frozen else "-"}
     _shape(axis, box, 9, zorder=2, **style)
     _name(axis, box, name, below, weight="bold")
     return box
 
 
 def data(axis: Axes, box: Box, name: str, shape: str = "", role: str | None = None) -> Box:
-    """A text or a tensor: a white rectangle with square corners, its shape below the name."""
-    _shape(axis, box, 0, zorder=2, fc="white", ec=COLOURS[role] if role else "#9A9A9A", lw=1.2)
+    """Draw a text or a tensor: a white rectangle with square corners, its shape below the name."""
+    _shape(axis, box, 0, zorder=2, fc="white", ec=COLORS[role] if role else "#9A9A9A", lw=1.2)
     _name(axis, box, name, shape, {"family": "DejaVu Sans Mono"})
     return box
 
 
 def step(axis: Axes, box: Box, name: str, below: str = "") -> Box:
-    """A computation without weights: a grey pill."""
+    """Draw a computation without weights: a gray pill."""
     _shape(axis, box, box.height / 2, zorder=2, fc="#E9E9E6", ec="none")
     _name(axis, box, name, below)
     return box
 
 
 def panel(axis: Axes, x, y, width, height, title: str, below: str = "", indent: float = 14) -> None:
-    """A pale area that groups what belongs together, its title at the top left; (x, y) is its
+    """Draw a pale area around a group of shapes, with its title at the top left; (x, y) is its
     corner.
     """
     _shape(
@@ -176,14 +175,14 @@ def panel(axis: Axes, x, y, width, height, title: str, below: str = "", indent: 
 def arrow(
     axis: Axes,
     *points: tuple[float, float],
-    colour: str = "#4A4A4A",
+    color: str = "#4A4A4A",
     dashed: bool = False,
     lw: float = 1.4,
 ):
-    """A line through the points with rounded corners, and a head at its end."""
+    """Draw a line through the points with rounded corners, and a head at its end."""
     vertices, codes = [points[0]], [Curve.MOVETO]
     for before, corner, after in zip(points, points[1:], points[2:], strict=False):
-        vertices += [_towards(corner, before), corner, _towards(corner, after)]
+        vertices += [_toward(corner, before), corner, _toward(corner, after)]
         codes += [Curve.LINETO, Curve.CURVE3, Curve.CURVE3]
     curve = Curve([*vertices, points[-1]], [*codes, Curve.LINETO])
     style = {
@@ -192,14 +191,14 @@ def arrow(
         "shrinkB": 0,
         "joinstyle": "miter",
     }
-    style |= {"color": colour, "lw": lw, "ls": (0, (3, 2)) if dashed else "-", "capstyle": "butt"}
+    style |= {"color": color, "lw": lw, "ls": (0, (3, 2)) if dashed else "-", "capstyle": "butt"}
     axis.add_patch(FancyArrowPatch(path=curve, zorder=3, **style))
 
 
-def _towards(
+def _toward(
     corner: tuple[float, float], other: tuple[float, float], radius: float = 8
 ) -> tuple[float, float]:
-    """The point ``radius`` away from the corner, or halfway to the other point where that is
+    """Return the point ``radius`` away from the corner, or halfway to the other point if that is
     nearer.
     """
     dx, dy = other[0] - corner[0], other[1] - corner[1]
@@ -214,10 +213,9 @@ def _towards(
 def on_card(
     curves: Figure, height: float, width: float = WIDTH, small_print: str = "", legend: str = ""
 ) -> Figure:
-    """A figure of curves in the size of a card, with small print at the bottom right.
+    """Fit a figure of curves to the size of a card, with small print at the bottom right.
 
-    legend: the side, above or below, on which the figure has a legend outside its axes, which
-    brings its own margin.
+    legend: the side, above or below, of a legend outside the axes, which has its own margin.
     """
     curves.set_size_inches(width / 100, height / 100)
     low = 0 if legend == "below" else 38 if small_print else 12
@@ -237,9 +235,7 @@ def on_card(
 
 
 def save(name: str, folder: Path = FOLDER, endings: Sequence[str] = ("svg", "png")) -> None:
-    """Draw a figure as NAME.svg and NAME.png, on a pale card of its own that light and dark pages
-    both take.
-    """
+    """Draw a figure as NAME.svg and NAME.png, on a pale card that suits light and dark pages."""
     function, title, description = FIGURES[name]
     with plt.rc_context(STYLE):
         drawing = function()
@@ -266,7 +262,7 @@ def save(name: str, folder: Path = FOLDER, endings: Sequence[str] = ("svg", "png
 
 
 def tidy(svg: str, title: str, description: str) -> str:
-    """matplotlib's SVG with title and description, without its reference to a DTD, and short.
+    """Return matplotlib's SVG with title and description, shortened and without its DTD.
 
     Coordinates keep two decimals and generated ids become numbers, so that the last bit of a float,
     which may differ between machines, does not show.

@@ -1,4 +1,4 @@
-"""What the notebooks and scripts of Hands-on RLHF share.
+"""The code that the notebooks and scripts of Hands-on RLHF share.
 
 The classic PPO names import from here, loaded on first use so that ``import rlhf_course`` stays
 light.

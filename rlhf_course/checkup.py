@@ -19,7 +19,7 @@ PROBED, FOLDS = 300, 5
 
 
 class Finding(NamedTuple):
-    """One question of the check-up, what was measured, and what follows from it."""
+    """One question of the check-up, its measurement, and the consequence."""
 
     question: str
     measured: str
@@ -28,7 +28,7 @@ class Finding(NamedTuple):
 
 
 class CheckUp(NamedTuple):
-    """All findings and the tables behind them: ``pairs`` has a row per held-out pair."""
+    """All findings and their tables: ``pairs`` has a row per held-out pair."""
 
     findings: list[Finding]
     pairs: pd.DataFrame  # chosen and rejected (scores), longer (relative), right
@@ -39,7 +39,7 @@ class CheckUp(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """Whether to start PPO, and why not or what to watch."""
+        """Return whether to start PPO, and why not, or what to watch."""
         if reasons := self.advice(STOP):
             return "Do not start PPO: " + "; ".join(reasons) + "."
         watched = "; ".join(self.advice(WATCH))
@@ -60,7 +60,7 @@ def check_up(
     ``ValueError`` for fewer than 20 pairs and ``FloatingPointError`` where a score is NaN or Inf.
     """
     if len(pairs) < 20:
-        raise ValueError(f"{len(pairs)} pairs are too few for a check-up; give a hundred or more.")
+        raise ValueError(f"{len(pairs)} pairs are too few for a check-up; use a hundred or more.")
     columns = {name: pairs[name][:] for name in ("prompt", "chosen", "rejected")}
     table = _score_pairs(score, **columns)
     some = {"prompt": columns["prompt"][:PROBED], "answer": columns["chosen"][:PROBED]}
@@ -85,7 +85,7 @@ def _score_pairs(score: Score, prompt, chosen, rejected) -> pd.DataFrame:
 
 
 def _half_for_ties(difference) -> np.ndarray:
-    """Return 1 where the difference is positive, ½ where it is 0, and 0 elsewhere."""
+    """Return 1 for a positive difference, ½ for 0, and 0 for a negative one."""
     return (np.sign(np.asarray(difference)) + 1) / 2
 
 
@@ -93,7 +93,7 @@ def bag_of_words(chosen: Sequence[str], rejected: Sequence[str], seed: int = 0) 
     """Return whether log-odds of words, summed over each text, order a pair (N,): 1, ½ or 0.
 
     Each pair is judged by log-odds counted on the other folds (naive Bayes, one added to each
-    count). Words are those of a to z; where there are none, as in Chinese, single characters.
+    count). Words consist of a to z; in texts without any, such as Chinese, they are characters.
     """
     texts = [*chosen, *rejected]
     words = pd.Series([words_of(text) for text in texts])
@@ -110,7 +110,7 @@ def bag_of_words(chosen: Sequence[str], rejected: Sequence[str], seed: int = 0) 
 
 
 def _accuracy(table: pd.DataFrame, by_words: np.ndarray) -> list[Finding]:
-    """Compare the accuracy with chance, length and words, and find it at equal length."""
+    """Compare the accuracy with chance, length and words, and measure it at equal length."""
     right = table["right"]
     lower, text = _interval(right)
     findings = [
@@ -179,8 +179,8 @@ def _alone(score: Score, table: pd.DataFrame, prompts, answers, some: int = 16) 
 def _probes(audited: pd.DataFrame, pairs: pd.DataFrame) -> list[Finding]:
     """Return a finding per bad answer.
 
-    PPO is stopped by one that usually wins, and by a margin of at least ``GAIN`` times the mean
-    difference within a pair. This limit is a choice, not a law.
+    A bad answer stops PPO if it usually wins and its margin is at least ``GAIN`` times the mean
+    difference within a pair. This limit is a choice.
     """
     usual, findings = (pairs["chosen"] - pairs["rejected"]).mean(), []
     for name, row in audited.iterrows():

@@ -1,4 +1,4 @@
-"""A policy on fixed held-out queries: score, KL, length, diversity; with confidence intervals."""
+"""Evaluate a policy on fixed held-out queries: score, KL, length, diversity, with intervals."""
 
 import re
 from collections.abc import Callable, Collection, Sequence
@@ -28,16 +28,16 @@ def evaluate(
     """Sample one response per query: query, response, kl, nll, length, finished, score.
 
     Args:
-        trainer: its policy answers; KL is measured against its reference, at its precision.
+        trainer: its policy answers; KL is relative to its reference, in its precision.
         score: queries and responses, as texts, → (B,).
-        queries: prompts as texts, whose responses are stripped; or token ids, whose are not.
+        queries: prompts as texts (responses are stripped) or as token ids (they are not).
         lengths: of the responses, in tokens; default ``max_new_tokens`` for all.
-        seed: of the sampling; the global generators stay as they are.
+        seed: of the sampling; the global generators are restored.
         generation_kwargs: those of :meth:`PPOTrainer.generate`.
 
-    ``kl`` is log p(response) under the policy minus that under the reference, ``nll`` the latter's
-    negative, in nats; ``finished``: the response ends with EOS. Raises ``FloatingPointError`` where
-    a score is NaN or Inf.
+    ``kl`` is log p(response) under the policy minus that under the reference, and ``nll`` is minus
+    the reference's, in nats; ``finished``: the response ends with EOS. Raises
+    ``FloatingPointError`` if a score is NaN or Inf.
     """
     tokenizer, are_texts = trainer.tokenizer, isinstance(queries[0], str)
     if are_texts:
@@ -84,9 +84,9 @@ def mean_ci(values) -> tuple[float, float]:
 
 
 def distinct_n(texts: Sequence[str], n: int) -> float:
-    """Return the share of different n-grams of words (Li et al. 2016, arXiv:1510.03055).
+    """Return the share of distinct n-grams of words (Li et al. 2016, arXiv:1510.03055).
 
-    NaN if there is none, as in texts that put no spaces between words.
+    NaN if there are none, as in languages without spaces between words.
     """
     grams = [
         tuple(words[i : i + n])

@@ -1,4 +1,4 @@
-"""Rewards: what a text is worth to a sentiment classifier, and an answer to a reward model."""
+"""Rewards: texts scored by a sentiment classifier, and answers scored by a reward model."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -18,13 +18,13 @@ from rlhf_course.data import as_messages, encode
 from rlhf_course.policy.network import without_dropout
 from rlhf_course.policy.save_load import check_vocabulary, load_model, load_tokenizer
 
-NO_LIMIT = 10**9  # tokens: a tokenizer without a maximum has a larger number, which overflows
+NO_LIMIT = 10**9  # tokens: a tokenizer without a maximum has a number that overflows
 
 
 class Reward(Protocol):
-    """What scores texts: B texts → (B,), higher is better; CONTRIBUTING.md shows one of your own.
+    """A function that scores B texts → (B,), higher is better; see CONTRIBUTING.md to add one.
 
-    A :class:`RewardModel` and ``evaluate`` give prompts and answers in two lists instead.
+    A :class:`RewardModel` takes prompts and answers as two lists instead; so does ``evaluate``.
     """
 
     def __call__(self, texts: Sequence[str]) -> Tensor: ...
@@ -33,8 +33,8 @@ class Reward(Protocol):
 class SentimentReward:
     """Score texts by the raw logit of a classifier's POSITIVE label: texts → (B,), float32, CPU.
 
-    The classifier is a folder or a hub id, and runs on the GPU if there is one. The end of a long
-    text is scored, where the response is. Raises ``ValueError`` without that label.
+    The classifier is a folder or a hub id, and runs on the GPU if there is one. Of a long text, the
+    end is scored, because the response is there. Raises ``ValueError`` if the label is missing.
     """
 
     def __init__(self, model_name_or_path: str, label="POSITIVE", batch_size=64) -> None:
@@ -63,7 +63,7 @@ class SentimentReward:
 
 
 class NgramSentiment:
-    """A judge unlike any transformer: a bias plus a weight for each word and word pair of a text.
+    """A judge that is not a transformer: a bias plus a weight for each word and word pair.
 
     Texts → (B,), the logit of POSITIVE. A weight is at its n-gram's CRC-32 modulo the table's size,
     and counts once per text (Wang and Manning 2012, aclanthology.org/P12-2018).
@@ -84,7 +84,7 @@ class NgramSentiment:
         return embedding_bag(places, self.weight, ends[:-1], mode="sum")[:, 0] + self.bias
 
     def places(self, text: str) -> set[int]:
-        """Return where the weights of a text's words and word pairs are."""
+        """Return the table indices of a text's words and word pairs."""
         words = re.findall(r"[a-z0-9']+|[!?]", text.lower())
         pairs = (f"{first} {second}" for first, second in pairwise(words))
         return {crc32(ngram.encode()) % len(self.weight) for ngram in (*words, *pairs)}
@@ -99,7 +99,7 @@ class RewardModel:
 
     The classifier is in memory, or a folder or hub id (also of an adapter). By default the
     tokenizer is the one saved with it, and ``max_length``, in tokens, what both of them take.
-    Raises ``ValueError`` for several outputs, and when scoring an answer that is too long.
+    Raises ``ValueError`` for several outputs and, when scoring, for an answer that is too long.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class RewardModel:
 
     @torch.no_grad()
     def __call__(self, prompts: Sequence[str], answers: Sequence[str]) -> Tensor:
-        """Return scores (B,): log-odds, up to a constant, of being preferred."""
+        """Return scores (B,): the log-odds of being preferred, up to a constant."""
         prompts, answers = check_texts("prompts", prompts), check_texts("answers", answers)
         tokens = [*map(self._fit, self.encode(prompts, answers), answers)]
         with without_dropout(self.model):
@@ -128,7 +128,7 @@ class RewardModel:
         return encode(self.tokenizer, prompts, answers)
 
     def _fit(self, ids: list[int], answer: str) -> list[int]:
-        """Return the dialogue, without its oldest words but [CLS] where it is too long."""
+        """Return the dialogue; if it is too long, without its oldest tokens except [CLS]."""
         if len(ids) <= self.max_length:
             return ids
         first = ids[: ids[0] == self.tokenizer.cls_token_id]
@@ -188,7 +188,7 @@ def _by_length(
 
 
 def check_texts(name: str, texts: Iterable[str]) -> list[str]:
-    """Raise ``TypeError`` unless these are texts: the letters of a single one would be scored."""
+    """Raise ``TypeError`` unless these are texts: one text would be scored by letters."""
     found = [None] if isinstance(texts, str) else [*texts]
     if not all(isinstance(text, str) for text in found):
         raise TypeError(f"{name} must be a list of texts; got {texts!r:.60}.")
@@ -212,7 +212,7 @@ def last_token_scores(
 
 
 def finite(scores: Tensor, texts: Sequence[str]) -> Tensor:
-    """Return the scores (B,); raise for another shape, or, with the text, for a NaN or Inf."""
+    """Return the scores (B,); raise for another shape, and, naming the text, for NaN or Inf."""
     scores = torch.as_tensor(scores)
     if scores.shape != (len(texts),):
         raise ValueError(f"{len(texts)} texts got scores of shape {tuple(scores.shape)}.")

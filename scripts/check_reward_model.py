@@ -1,11 +1,11 @@
-"""Is a reward model good enough for PPO? Held-out pairs, simple rules, calibration, bad answers.
+"""Check whether a reward model is good enough for PPO: held-out pairs, baselines, bad answers.
 
     python scripts/check_reward_model.py MODEL --pairs DATA
 
 MODEL is a sequence classifier in the Hub's format (a folder or an id; an adapter also), DATA a
 folder or an id of preference pairs: chosen and rejected as transcripts or
 messages, or answers beside a column prompt. Writes check-up.html and check-up.json to --output.
-Exits with 2 where the verdict is not to start, with 1 after an error.
+Exits with 2 if the verdict is not to start, with 1 after an error.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from pathlib import Path
 from command_line import exits
 
 LEVELS = "stop: PPO would learn the fault; watch: PPO may find it, so follow it during training."
-SPECIAL, LONGEST_PROBE = 8, 5  # tokens around an answer; a bad answer's length in normal ones
+SPECIAL, LONGEST_PROBE = 8, 5  # tokens around an answer; lengths of a bad answer in normal answers
 
 
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
@@ -27,11 +27,11 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--data_dir", help="subfolder of the dataset")
     parser.add_argument("--split", default="test", help="pairs that the model was not trained on")
     parser.add_argument("--limit", type=int, default=1000, help="pairs at most")
-    parser.add_argument("--label", help="which label is the score, where the model has several")
+    parser.add_argument("--label", help="the label that is the score, of several")
     parser.add_argument(
         "--chat",
         action=argparse.BooleanOptionalAction,
-        help="apply the tokenizer's chat template (default: where it has one)",
+        help="apply the tokenizer's chat template (default: if it has one)",
     )
     parser.add_argument(
         "--probes", type=Path, help="JSON lines: prompt, answer, and a bad answer per other column"
@@ -43,7 +43,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
 
 
 def load_score(chosen: argparse.Namespace):
-    """Return what scores prompts and answers, its tokenizer, and its maximum of tokens."""
+    """Return a function that scores prompts and answers, its tokenizer, and its maximum tokens."""
     from rlhf_course.rewards import ChatRewardModel, RewardModel, SentimentReward
     from rlhf_course.runtime.hub import download
 
@@ -54,25 +54,25 @@ def load_score(chosen: argparse.Namespace):
         def score(prompts, answers):
             return reward([f"{p} {a}" for p, a in zip(prompts, answers, strict=True)])
 
-        return score, reward.tokenizer, None  # which reads the end of a longer text
+        return score, reward.tokenizer, None  # this reads the end of a longer text
     model = RewardModel(chosen.model, batch_size=chosen.batch_size)
     has_template = model.tokenizer.chat_template is not None
     if chosen.chat and not has_template:
-        raise ValueError(f"{chosen.model} has no chat template; leave out --chat.")
+        raise ValueError(f"{chosen.model} has no chat template; omit --chat.")
     if has_template and chosen.chat is not False:
         model = ChatRewardModel(model.model, model.tokenizer, batch_size=chosen.batch_size)
     return model, model.tokenizer, model.max_length
 
 
 def keep_fitting(pairs, tokenizer, most: int | None):
-    """Return the pairs whose answers fit, and the first 300 of which five times the answer fits."""
+    """Return the pairs whose answers fit, and the first 300 whose answers fit five times."""
     sides = [tokenizer(pairs[side][:])["input_ids"] for side in ("chosen", "rejected")]
     sizes = [max(map(len, both)) + SPECIAL for both in zip(*sides, strict=True)]
     most = most or max(sizes) * LONGEST_PROBE
     kept = [row for row, size in enumerate(sizes) if size <= most]
     short = [row for row in kept if sizes[row] * LONGEST_PROBE <= most][:300]
     if len(kept) < len(pairs):
-        print(f"{len(pairs) - len(kept)} pairs have an answer of more than {most} tokens: left out")
+        print(f"{len(pairs) - len(kept)} pairs have an answer of more than {most} tokens: dropped")
     if len(short) < 2:
         raise ValueError(f"No answer is short enough to audit: the model takes {most} tokens.")
     normal = pairs.select(short)

@@ -2,9 +2,9 @@
 trust_remote_code.
 
 SOURCE is a folder with the downloaded checkpoint, TARGET a new folder. A 7B takes 15 GB more on the
-disk, and about 5 GB of memory; 20 GB where .bin files are of torch before 1.6. Stopped half way,
-nothing is left, and the same command begins anew. LoRA's target W_pack is called q_proj, k_proj and
-v_proj afterwards.
+disk, and about 5 GB of memory; 20 GB where .bin files are of torch before 1.6. An interrupted run
+leaves nothing; the same command starts again. LoRA's target W_pack becomes q_proj, k_proj and
+v_proj.
 """
 
 import argparse
@@ -17,9 +17,7 @@ NORM_HEAD = {"auto": None, "yes": True, "no": False}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Convert, and say how to load the result. Raises ``ValueError`` or ``OSError`` for what cannot
-    be converted.
-    """
+    """Convert, and print how to load the result; ``ValueError`` or ``OSError`` if it fails."""
     how = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
     add = (parser := argparse.ArgumentParser("convert_baichuan.py", **how)).add_argument
     add("source", type=Path, metavar="SOURCE", help="config.json, tokenizer.model and the weights")
@@ -27,7 +25,7 @@ def main(arguments: list[str] | None = None) -> int:
     text = "whether the head is Baichuan2's NormHead (default: auto, by config.json)"
     add("--norm-head", default="auto", choices=NORM_HEAD, help=text)
     chosen = parser.parse_args(arguments)
-    from rlhf_course.baichuan.convert import convert_to_llama  # here, so that --help is quick
+    from rlhf_course.baichuan.convert import convert_to_llama  # so that --help is fast
 
     folder = convert_to_llama(chosen.source, chosen.target, NORM_HEAD[chosen.norm_head])
     print(f"The Llama checkpoint is in {folder}. To load it:")

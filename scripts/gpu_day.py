@@ -3,7 +3,7 @@
     python scripts/gpu_day.py            # the same command continues where it stopped
     python scripts/gpu_day.py --readme   # puts what it measured into the README
 
-OUTPUT/gpu_day.json has the results. Without CUDA it rehearses gates 1 to 5 with small shapes.
+The results are in OUTPUT/gpu_day.json. Without CUDA it rehearses gates 1 to 5 with small shapes.
 site/on-a-gpu.md says what each gate proves.
 """
 
@@ -29,7 +29,7 @@ from rlhf_course.runtime.files import atomic_file, hold, read_json
 CARD, GIB = torch.cuda.is_available(), 2**30
 # An older tutorial's GPT-2 small on an A800: 194 steps in 35 min 19 s.
 PUBLISHED = {"seconds_per_step": 10.92, "peak_gib": 10_097 / 1024}
-SLACK = 1.3  # measured over computed memory, as tests/test_memory.py allows
+SLACK = 1.3  # allowed ratio of measured to computed memory, as in tests/test_memory.py
 SHORT = {"00": {"steps": 2, "batch_size": 8, "eval_queries": 16}}  # a rehearsal's overrides
 SHORT["03"] = {"toy_steps": 2, "toy_betas": [0.5], "toy_batch": 32}
 # At full: minutes, GB to download, GiB on the card; guesses, except for the memory of 04.
@@ -41,7 +41,7 @@ class Gate(NamedTuple):
 
     name: str
     run: Callable  # gate, output folder → what was measured, and the most that was predicted
-    minutes: float = 30  # then it is ended
+    minutes: float = 30  # a gate that takes longer is killed
     download: float = 0  # GB
     memory: float = 0  # GiB that must be free
 
@@ -73,7 +73,7 @@ def call(gate: Gate, folder: Path, *command) -> str:
 
 
 def environment(*_) -> tuple[dict, dict]:
-    """Return what must stay the same for all gates."""
+    """Return the versions and device, which must stay the same for all gates."""
     found = {name: version(name) for name in ("torch", "transformers", "trl", "papermill")}
     found["device"] = torch.cuda.get_device_name() if CARD else "CPU"
     return found | {"bf16": has_bf16()}, {}
@@ -119,10 +119,10 @@ def lora(gate: Gate, folder: Path) -> tuple[dict, dict]:
 
 
 def walk(gates: list[Gate], file: Path) -> str:
-    """Run the gates that have not passed; return what was wrong with the first that fails."""
+    """Run the gates that have not passed; return the problem of the first that fails."""
     day = read_card(file) or {"environment": environment()[0], "gates": {}}
     if day["environment"] != environment()[0]:
-        raise ValueError(f"{file} is of {day['environment']}. Name another --output.")
+        raise ValueError(f"{file} is of {day['environment']}. Choose another --output.")
     for gate in gates:
         if day["gates"].get(gate.name, {}).get("passed"):
             continue

@@ -7,7 +7,7 @@
 RUN is the folder that train_ppo.py left. Options of train_ppo.py may follow: name models and
 datasets of your own again. Writes models, prompts, reward, settings, a launch command and a
 recorded batch to RUN-to-ENGINE. --check replays the batch in the engine's own code; the exit code
-is 2 where a number or a setting differs.
+is 2 if a number or a setting differs.
 """
 
 import argparse
@@ -55,7 +55,7 @@ TALK = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 def rebuild(folder: Path, more: list[str]):
     """Return options, settings and parts of a run in the state of its last checkpoint."""
     if not (folder / "run.json").exists():
-        raise ValueError(f"{folder} holds no run.json. Name a folder that train_ppo.py left.")
+        raise ValueError(f"{folder} holds no run.json. Choose an output folder of train_ppo.py.")
     before = read_json(folder / "run.json")
     given = {k: v for k, v in before["settings"].items() if v is not None}
     if given.pop("command", None) != train_ppo.NAME:
@@ -68,7 +68,7 @@ def rebuild(folder: Path, more: list[str]):
     for name, old in before["inputs"].items():
         place = places[name]
         if old not in (place, place and fingerprint(shipped(place))):
-            raise ValueError(f"--{name} {place} is not what {folder} was made with. Name that one.")
+            raise ValueError(f"--{name} {place} differs from that of {folder}. Pass that one.")
     run = (train_ppo.build_chat if options.sft_adapter else train_ppo.build_imdb)(options, settings)
     load_checkpoint(run.trainer, find_checkpoint(folder))
     return options, settings, run
@@ -101,7 +101,7 @@ def save_models(folder: Path, options, settings, run) -> int | None:
 
 
 def save_prompts(folder: Path, engine: str, trainer) -> list[int]:
-    """Write the prompts whose text gives their tokens; return their rows."""
+    """Write the prompts whose text gives the same tokens; return their rows."""
     ids, texts = (trainer.dataset[name][:] for name in ("input_ids", "query"))
     pairs = zip(ids, trainer.tokenizer(texts)["input_ids"], strict=True)
     kept = [row for row, (query, again) in enumerate(pairs) if query.tolist() == again]
@@ -122,7 +122,7 @@ def save_prompts(folder: Path, engine: str, trainer) -> list[int]:
 def record(run, rows: list[int]) -> tuple[Rollout, dict]:
     """Sample a response to each prompt; return the batch, and its texts and queries."""
     trainer = run.trainer
-    trainer.config.begin_suppress_tokens = []  # which engines do not have
+    trainer.config.begin_suppress_tokens = []  # engines do not have it
     queries, prompts = ([trainer.dataset[row][k] for row in rows] for k in ("input_ids", "query"))
     responses = trainer.generate(queries, return_prompt=False, **run.generation)
     answers = trainer.tokenizer.batch_decode(responses, skip_special_tokens=True)  # as engines do

@@ -1,11 +1,11 @@
-"""What a run's log shows: symptoms, since which step, their causes, and the test that decides.
+"""Read a run's log: find symptoms and their first step, list causes and the test that decides.
 
     python scripts/read_log.py LOG
 
 LOG is a log of this course (a run card with its curves), of trl (trainer_state.json or the output
-folder), TensorBoard's folder, or a table in CSV or JSON lines: of verl and OpenRLHF their names are
-known; for others give --map FILE, in the form of scripts/log_columns.yaml. Writes log.html to
---output. Exits with 2 where a symptom should stop the run, with 1 after an error.
+folder), TensorBoard's folder, or a table in CSV or JSON lines: the names of verl and OpenRLHF are
+known; for others pass --map FILE, in the form of scripts/log_columns.yaml. Writes log.html to
+--output. Exits with 2 if a symptom should stop the run, with 1 after an error.
 """
 
 import argparse
@@ -37,7 +37,7 @@ ENTROPY, GRADIENT, CRITIC = "objective/entropy", "gradient norm", "ppo/val/var_e
 
 
 class Detector(NamedTuple):
-    """``find`` takes the log (a row per step) and returns where a symptom holds, per row."""
+    """``find`` takes the log (a row per step) and returns for each row whether a symptom holds."""
 
     symptom: str  # an id of symptoms.yaml
     level: str
@@ -61,7 +61,7 @@ def everywhere(log: pd.DataFrame, holds: bool) -> pd.Series:
 
 
 def is_flat(log: pd.DataFrame) -> pd.Series:
-    """Whether the last third's mean is within two standard errors of the first third's."""
+    """Return whether the last third's mean is within two standard errors of the first third's."""
     third = len(log) // 3
     first, last = log[SCORE][:third], log[SCORE][-third:]
     error = math.sqrt((first.var() + last.var()) / max(1, third))
@@ -69,12 +69,12 @@ def is_flat(log: pd.DataFrame) -> pd.Series:
 
 
 def starts_apart(log: pd.DataFrame) -> pd.Series:
-    """Whether KL at the first step is more than numerical noise, 0.002 nats per token."""
+    """Return whether KL at the first step exceeds numerical noise, 0.002 nats per token."""
     return (log[KL].abs() > 0.05) & (log[KL].abs() > 0.002 * log[LENGTH]) & (log.index <= 1)
 
 
 def onset(values: pd.Series) -> float:
-    """Return the step at which a column broke: of the best fit by two lines, least squares."""
+    """Return the step where a column broke: the kink of the best least-squares fit by two lines."""
     y, x = values.dropna(), np.arange(values.count())
     if len(y) < 8:
         return values.index[-1]
@@ -87,13 +87,13 @@ def onset(values: pd.Series) -> float:
 
 
 def overfits(log: pd.DataFrame) -> pd.Series:
-    """Whether the held-out loss has risen by a twentieth since its least value."""
+    """Return whether the held-out loss has risen by a twentieth since its minimum."""
     held_out = log["held-out loss"].ffill()
     return held_out > 1.05 * held_out.cummin()
 
 
 def turns_round(log: pd.DataFrame) -> pd.Series:
-    """Whether the accuracy has fallen from above one half to below it."""
+    """Return whether the accuracy has fallen from above one half to below it."""
     accuracy = smooth(log["accuracy"])
     return (accuracy < 0.45) & (accuracy.cummax() > 0.55)
 

@@ -142,7 +142,7 @@ def execute(name: str, chosen: argparse.Namespace) -> str:
         problem = problem or (report.failure(card) if card.exists() else "It wrote no run card.")
         is_kept = not problem or chosen.preset != "tiny"  # real data may teach nothing
         if chosen.render and is_kept and card.exists():
-            notebook_files.render(notebook, source, chosen)
+            notebook_files.render(notebook, source, chosen, notebook_files.read_card(card))
             notebook_files.keep(card, chosen.preset)
         return problem
     except Exception as error:  # a full disk, no kernel: the other notebooks may run

@@ -39,7 +39,7 @@ FIXED |= {"remove_unused_columns": False}  # length is for the sampler
 
 @dataclass
 class ScriptArguments:
-    """What trl has no option for."""
+    """Options that trl does not have."""
 
     _argument_group_name = "this script"
     preset: str = option("tiny", f"size of the run: {', '.join(PRESETS)}")
@@ -60,7 +60,7 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple:
 
 
 def load_data(dataset: str, script: ScriptArguments, seed: int) -> tuple:
-    """Return pairs to train on, pairs held out, and how many were dropped from each and why.
+    """Return pairs to train on, held-out pairs, and the number dropped from each for each reason.
 
     Without a split test, a tenth of the prompts is held out with all their pairs.
     """
@@ -116,7 +116,7 @@ def baselines(pairs) -> dict[str, float]:
 def run_audit(scorer, pairs):
     """Return the audit's table over the chosen answers; one that is too long is cut first."""
     tokenizer = scorer.tokenizer
-    max_tokens = scorer.max_length - 8  # EOS, and what cutting inside a word may add
+    max_tokens = scorer.max_length - 8  # EOS, and tokens that cutting inside a word may add
 
     def cut(answer: str) -> str:
         ids = tokenizer(f" {answer}")["input_ids"]
@@ -163,7 +163,7 @@ def run(script: ScriptArguments, config, model_args, settings: Settings, output)
         assets = prepare_reward_model(settings, model_args.model_revision)
     *parts, dropped = load_data(assets.dataset, script, config.seed)
     tokenizer = load_tokenizer(assets.model, revision=model_args.model_revision)
-    set_seed(config.seed)  # before the head is drawn
+    set_seed(config.seed)  # before the head is initialized
     options = trl_run.model_options(model_args)
     before = load_scorer(assets.model, tokenizer, config, new_head=True, **options)
     train, held_out = tokenize(parts, dropped, tokenizer, config, script.audit_prompts)
@@ -178,7 +178,7 @@ def run(script: ScriptArguments, config, model_args, settings: Settings, output)
     if code:
         return code
 
-    scorer = load_scorer(output.result, tokenizer, config)  # what was saved is what is audited
+    scorer = load_scorer(output.result, tokenizer, config)  # audit the saved model
     share, pairs = accuracy(scorer, held_out), len(held_out)
     ci = 1.96 * (share * (1 - share) / pairs) ** 0.5
     results |= {"accuracy": share, "accuracy_ci": ci} | baselines(held_out)

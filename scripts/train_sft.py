@@ -4,12 +4,11 @@
     python scripts/train_sft.py --model_name_or_path FOLDER --dataset FOLDER --lora_r 8
     python scripts/train_sft.py --config my.yaml --output_dir runs/a --resume_from_checkpoint true
 
-The loss is that of the answers and their EOS. The base is one that transformers knows
-(convert_baichuan.py makes one of a Baichuan); the dataset holds questions and answers as HC3 does,
-or instructions. Training is by LoRA; --use_peft false trains all weights. Leaves model/ (adapter or
-model), metrics.json and checkpoints/ in --output_dir. The options are trl's, and a few more at the
-start of --help; --preset sets their defaults, --config FILE reads options from a YAML file, and the
-command line wins.
+The loss covers the answers and their EOS. The base is one that transformers supports (convert a
+Baichuan with convert_baichuan.py); the dataset has the columns of HC3, or of instructions. Training
+is by LoRA; --use_peft false trains all weights. Leaves model/ (adapter or model), metrics.json and
+checkpoints/ in --output_dir. The options are trl's, and a few more at the start of --help; --preset
+sets their defaults, --config FILE reads options from a YAML file, and the command line wins.
 """
 
 import math
@@ -40,7 +39,7 @@ NOT_HERE = "packing padding_free assistant_only_loss chat_template_path eos_toke
 
 @dataclass
 class ScriptArguments:
-    """What trl has no option for."""
+    """Options that trl does not have."""
 
     _argument_group_name = "this script"
     preset: str = option("tiny", f"size of the run: {', '.join(PRESETS)}")
@@ -122,7 +121,7 @@ def answer_loss(trainer) -> tuple[float, int]:
 
 
 def load_rows(script: ScriptArguments, dataset: str, tokenizer, config) -> tuple:
-    """Return tokenized answers to train on, those held out, and how many were dropped and why."""
+    """Return tokenized answers to train on, held-out ones, and how many were dropped and why."""
     split = f"train[:{script.subset}]" if script.subset else "train"
     answers, dropped = load_answers(dataset, split, script.data_files)
     parts = hold_out(answers, script.eval_share, config.seed)
@@ -135,7 +134,7 @@ def load_rows(script: ScriptArguments, dataset: str, tokenizer, config) -> tuple
 
 
 class Before(TrainerCallback):
-    """Log the loss before the first step, where a resumed run finds it."""
+    """Log the loss before the first step, for a resumed run to read."""
 
     def __init__(self, trainer) -> None:
         self.trainer = trainer

@@ -1,11 +1,11 @@
-"""Where the course is on the net: ``[project.urls]`` in pyproject.toml, and nowhere else.
+"""The course's addresses, which stand only in pyproject.toml under ``[project.urls]``.
 
     [project.urls]
-    Repository = "https://github.com/…"   # what people clone
+    Repository = "https://github.com/…"   # the repository to clone
     Homepage = "https://…/"               # where the site is served
 
 ``python site/address.py`` writes the repository into the README and the notebooks, after a change.
-Without an address nothing points anywhere: no clone line, no badge, no link to Colab, no sitemap.
+Without an address there is no clone line, badge, link to Colab, or sitemap.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ sys.path.append(str(ROOT / "scripts"))
 
 from make.notebook_files import HASH_KEY, source_hash  # noqa: E402
 
-FETCH = """# Where a notebook is opened by itself, on Colab for one, the course is fetched first.
+FETCH = """# If you open a notebook on its own, for example on Colab, this cell fetches the course.
 import importlib.util
 
 if importlib.util.find_spec("rlhf_course") is None:
     !git clone --depth 1 {repository} hands-on-rlhf
     %cd hands-on-rlhf/notebooks
-    # This leaves a torch of 2.11 or newer as it is.
+    # This keeps a torch of 2.11 or newer.
     %pip install --quiet "..[notebooks,track]"
     import sys; from pathlib import Path; sys.path.insert(0, str(Path.cwd().parent))"""
 
 
 def addresses() -> dict[str, str]:
-    """``repository`` and ``homepage``, as far as they are set; without a slash at the end."""
+    """Return ``repository`` and ``homepage`` if they are set, without a slash at the end."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     return {name.lower(): url.rstrip("/") for name, url in project.get("urls", {}).items()}
 
 
 def open_in(repository: str, notebook: str) -> dict[str, str]:
-    """Services that open a notebook of a GitHub repository, and the addresses for this one."""
+    """Return the services that open a notebook on GitHub, with their addresses for this one."""
     if "github.com/" not in repository:
         return {}
     name = repository.split("github.com/")[1]
@@ -51,7 +51,7 @@ def open_in(repository: str, notebook: str) -> dict[str, str]:
 
 
 def written(readme: str, repository: str) -> str:
-    """The README with the address in its three places, or without one."""
+    """Return the README with the address in its three places, or without an address."""
     begin = f"git clone {repository} hands-on-rlhf && cd hands-on-rlhf\n" if repository else ""
     readme = re.sub(
         r"(?:git clone \S+ hands-on-rlhf && cd hands-on-rlhf\n)?(make course   #)",
@@ -67,8 +67,8 @@ def written(readme: str, repository: str) -> str:
 
 
 def fetching(notebook: nbformat.NotebookNode, repository: str) -> nbformat.NotebookNode:
-    """The notebook with a cell after its title that fetches the course where it is missing; none
-    without an address.
+    """Return the notebook with a cell after its title that fetches a missing course; without an
+    address, without this cell.
     """
     notebook.cells = [cell for cell in notebook.cells if cell.get("id") != "fetch"]
     if "github.com/" in repository:

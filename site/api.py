@@ -1,5 +1,5 @@
-"""The page about the public names: autodoc has what their docstrings say, PPOConfig's fields come
-from its source.
+"""The page about the public names: autodoc shows their docstrings; PPOConfig's fields come from its
+source.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ import rlhf_course
 
 INTRODUCTION = """# Public names
 
-What `from rlhf_course import …` gives, as the docstrings have it.
-The modules below are in [Sources](sources.md).
+This page shows the docstrings of the names that `from rlhf_course import …` provides.
+[Sources](sources.md) lists the modules below them.
 """
 LINE = re.compile(r"    (?P<name>\w+): (?P<type>[^=]+?) = [^#]*(?:#\s*(?P<says>.*))?$")
 
 
 def settings_table(config: type) -> str:
-    """The fields of a dataclass as Markdown tables, one per group: name, type, default, comment.
+    """Return the fields of a dataclass as Markdown tables, one per group: name, type, default,
+    comment.
 
-    A comment alone begins a group; it may go over several lines.
+    A comment on its own line begins a group; it may have several lines.
     """
     defaults = {}
     for entry in fields(config):
@@ -43,12 +44,12 @@ def settings_table(config: type) -> str:
                 f"| `{found['name']}` | `{kind}` | `{defaults.pop(found['name'])!r}` | {says} |"
             )
     if defaults:
-        raise ValueError(f"{config.__name__}: not in the table are {', '.join(defaults)}.")
+        raise ValueError(f"{config.__name__}: the table lacks {', '.join(defaults)}.")
     return "\n".join(parts) + "\n"
 
 
 def api_page() -> str:
-    """The page in Markdown."""
+    """Return the page in Markdown."""
     parts = [INTRODUCTION]
     for name in rlhf_course.__all__:
         thing = getattr(rlhf_course, name)

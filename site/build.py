@@ -1,8 +1,8 @@
-"""`make site`: the rendered notebooks and the pages of this folder as static HTML. Nothing is
-executed.
+"""`make site`: build the rendered notebooks and the pages of this folder as static HTML, without
+executing anything.
 
-Pages come from the repository as they are (README, notebooks, sources); the links between them work
-unchanged.
+Pages of the repository (README, notebooks, sources) stay unchanged, and so do the links between
+them.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ except ImportError:
 import formulas
 from address import addresses
 from home import ARCHIVE, home_page
+from live import write_files
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -36,13 +37,13 @@ RUN = "figs/measured/04_gpt2_imdb_ppo.json"
 
 
 def copy(source: Path, target: Path) -> None:
-    """A file into a folder that may not exist yet."""
+    """Copy a file into a folder that may not exist yet."""
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copy(source, target)
 
 
 def at_root(text: str) -> str:
-    """Return a page of this folder as it must read one folder up, and for Sphinx.
+    """Return a page of this folder with links for the parent folder, and with Sphinx's targets.
 
     GitHub needs an ``<a id>`` where Sphinx needs a target.
     """
@@ -82,7 +83,7 @@ def collect(folder: Path) -> None:
     ]
     for path in (path for pattern in patterns for path in ROOT.glob(pattern)):
         copy(path, folder / path.relative_to(ROOT))
-    for path in folder.glob("notebooks/**/*.ipynb"):  # tests and solved exercises are no pages
+    for path in folder.glob("notebooks/**/*.ipynb"):  # tests and solved exercises have no pages
         text = re.sub(r"\]\(((?:\.\./)+)site/", r"](\1", path.read_text())
         text = re.sub(r"\[(`test_\w+`)\]\([./]+(tests/\w+\.py)\)", r"\1 in `\2`", text)
         notebook = json.loads(
@@ -97,15 +98,16 @@ def collect(folder: Path) -> None:
     fixtures = (ROOT / "tests/fixtures/README.md").read_text()
     (folder / "tests/fixtures").mkdir(parents=True)
     (folder / "tests/fixtures/README.md").write_text(
-        f"---\norphan: true\n---\n# The frozen numbers\n\n{fixtures}"
+        f"---\norphan: true\n---\n# The recorded numbers\n\n{fixtures}"
     )
     write_pages(folder)
 
 
 def write_pages(folder: Path) -> None:
-    """The pages of this folder; some are filled in from what was measured and from the package."""
-    # These import torch, which takes seconds: a missing tool is said before that.
+    """Write the pages of this folder; measurements and the package fill in some of them."""
+    # These imports load torch, which takes seconds: errors about missing tools come first.
     from api import api_page
+    from live import live_page
     from metrics import metrics_page
     from play import play_page
 
@@ -118,7 +120,7 @@ def write_pages(folder: Path) -> None:
     pages["metrics.md"] = metrics_page(
         {key: values for curve in curves for key, values in curve.items()}
     )
-    pages |= {"api.md": api_page(), "play.md": play_page()}
+    pages |= {"api.md": api_page(), "play.md": play_page(), "live.md": live_page()}
     pages["sources.md"] += sources_list()
     if not (ROOT / "slides/slides.html").exists():
         del pages["slides.md"]
@@ -128,7 +130,7 @@ def write_pages(folder: Path) -> None:
 
 
 def sources_list() -> str:
-    """What ends the page about the sources: all of them."""
+    """Return the end of the page about the sources: a list of all sources."""
     lines = []
     for title, pattern in SOURCES.items():
         names = sorted(str(path.relative_to(ROOT).with_suffix("")) for path in ROOT.glob(pattern))
@@ -139,8 +141,9 @@ def sources_list() -> str:
 
 
 def pack(target: Path) -> None:
-    """What running the course takes, as one zip."""
+    """Write a zip with all files that the course needs to run."""
     patterns = ["*.md", "LICENSE", "Makefile", "*.txt", "*.toml", "site/*.md", "slides/slides.pdf"]
+    patterns += ["site/live.py", "site/live/*"]
     patterns += [
         f"{folder}/**/*" for folder in ("notebooks", "rlhf_course", "scripts", "models", "figs")
     ]
@@ -155,7 +158,7 @@ def pack(target: Path) -> None:
 
 
 def sitemap(pages: Path, homepage: str) -> None:
-    """The list of pages for search engines, which takes whole addresses alone."""
+    """Write the list of pages for search engines, which accepts only complete addresses."""
     names = sorted(str(path.relative_to(pages)) for path in pages.rglob("*.html"))
     lines = "".join(
         f"<url><loc>{homepage}/{name}</loc></url>\n" for name in names if name != "404.html"
@@ -168,12 +171,12 @@ def sitemap(pages: Path, homepage: str) -> None:
 
 
 def build(output: Path) -> None:
-    """Build the site aside, and put it in its place when it is complete; what stands there must be
-    a site.
+    """Build the site aside, and move it to its place when it is complete; a folder already there
+    must be a site.
     """
     if output.exists() and not (output / ".buildinfo").exists():  # Sphinx leaves it
         sys.exit(
-            f"{output} is there and is no site that was built here. Name another folder with"
+            f"{output} exists and is not a site built by this command. Choose another folder with"
             " --output."
         )
     formulas.install()
@@ -203,6 +206,7 @@ def build(output: Path) -> None:
         ]
         for path in extra:
             copy(path, pages / path.relative_to(ROOT))
+        write_files(pages)
         pack(pages / ARCHIVE)
         if "homepage" in addresses():
             sitemap(pages, addresses()["homepage"])

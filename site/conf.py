@@ -1,4 +1,4 @@
-"""Sphinx settings of the site; build.py collects the pages, pages.py makes them fit."""
+"""Sphinx settings of the site; build.py collects the pages, pages.py adapts them."""
 
 import sys
 import tomllib
@@ -27,12 +27,12 @@ source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb", ".py": "source", ".yaml"
 nitpicky = True
 nitpick_ignore_regex = [
     ("py:.*", r"rlhf_course\.\w+\..*")
-]  # what is not public has no page but its source
+]  # private names have no page except their source
 autodoc_typehints = "none"
 
 myst_enable_extensions = ["colon_fence", "dollarmath", "deflist"]
 myst_heading_anchors = 3
-nb_execution_mode = "off"  # the outputs are those that are committed
+nb_execution_mode = "off"  # pages show the committed outputs
 
 html_theme = "furo"
 BRAND = ("color-brand-primary", "color-brand-content", "color-brand-visited")
@@ -40,9 +40,9 @@ html_static_path = ["static", str(install())]
 html_css_files = ["site.css"]
 html_js_files = [("site.js", {"defer": "defer"})]
 html_favicon = "static/favicon.svg"
-html_copy_source = False  # the notebooks themselves lie beside their pages
+html_copy_source = False  # the notebooks are next to their pages
 html_show_copyright = False
-html_use_index = False  # the glossary and the search are
+html_use_index = False  # the glossary and the search replace it
 html_theme_options = {
     "light_css_variables": {name: "#0072B2" for name in BRAND} | {"figure-filter": "none"},
     "dark_css_variables": {name: "#56B4E9" for name in BRAND}

@@ -12,7 +12,7 @@ PAGE = HERE / "diagnosis.md"
 COLUMNS = {
     "symptom": "symptom",
     "causes": "likely causes",
-    "test": "the test that tells them apart",
+    "test": "the test that distinguishes them",
     "change": "what to change",
 }
 END = "## What one PPO step runs"

@@ -1,5 +1,5 @@
-"""Formulas, set by KaTeX while the site is built: pages need no script, and one that fails stops
-the build.
+"""Typeset formulas with KaTeX while the site is built: pages need no script, and a formula that
+fails stops the build.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ VERSION = "0.19.1"
 FONTS = (
     "Main-Regular",
     "Math-Italic",
-)  # in nearly every formula: loaded with the page, so that nothing moves
+)  # used in nearly every formula: loaded with the page, so that the layout does not shift
 SCRIPT = """
 const katex = require("katex");
 require("readline").createInterface({input: process.stdin}).on("line", line => {
@@ -33,7 +33,7 @@ require("readline").createInterface({input: process.stdin}).on("line", line => {
 
 
 def install() -> Path:
-    """KaTeX, and its style sheet and fonts laid out as pages load them: a folder for
+    """Install KaTeX, and lay out its style sheet and fonts for pages; return the folder for
     ``html_static_path``.
     """
     made = node.package("katex", VERSION) / "dist"
@@ -49,12 +49,12 @@ def install() -> Path:
 
 
 class Katex:
-    """A node process that sets a formula per line; started by the first."""
+    """A node process that typesets a formula per line; the first formula starts it."""
 
     process: subprocess.Popen | None = None
 
     def __call__(self, formula: str, display: bool) -> dict[str, str]:
-        """``html``, or ``error``."""
+        """Return ``html`` or ``error``."""
         if self.process is None:
             environment = os.environ | {"NODE_PATH": str(node.package("katex", VERSION).parent)}
             pipes = {

@@ -1,4 +1,4 @@
-"""What the home page takes from the notebooks, their run cards and the README's table."""
+"""The parts of the home page from the notebooks, their run cards and the README's table."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ BEFORE_AFTER = (
 
 
 def table() -> dict[str, dict[str, str]]:
-    """The README's table of the notebooks: name → title, learn, inspect; the numbers come from the
-    run cards.
+    """Return the README's table of the notebooks: name → title, learn, inspect; the numbers come
+    from the run cards.
     """
     rows = {}
     for row in ROW.finditer((ROOT / "README.md").read_text(encoding="utf-8")):
@@ -35,17 +35,17 @@ def table() -> dict[str, dict[str, str]]:
 
 
 def run_card(name: str) -> dict:
-    """The run card that `make render` kept."""
+    """Return the run card that `make render` kept."""
     return json.loads((ROOT / f"figs/measured/{name}.json").read_text(encoding="utf-8"))
 
 
 def duration(seconds: float) -> str:
-    """In words, rounded up."""
+    """Return a duration in words, rounded up."""
     return f"{math.ceil(seconds)} s" if seconds < 60 else f"{math.ceil(seconds / 60)} min"
 
 
 def cost(name: str) -> str:
-    """Time and memory of a notebook's run at preset tiny, measured."""
+    """Return measured time and memory of a notebook's run at preset tiny."""
     card = run_card(name)
     return f"{duration(card['wall_s'])}, {card['peak_rss_mb'] / 1024:.1f} GB on two CPU cores"
 
@@ -59,13 +59,13 @@ def picture(notebook: nbformat.NotebookNode) -> tuple[bytes, str]:
         if "image/png" in output.get("data", {})
     ]
     image, text = found[-1]
-    caption = re.search(r"\*Figure: (.+?)\.?\*", text, re.S)[1]
+    caption = re.search(r"\*\*Figure \d+\.\d+\.\*\* (.+?)\.(?:\s|$)", text, re.S)[1]
     return base64.b64decode(image), " ".join(caption.split())
 
 
 def sample(notebook: nbformat.NotebookNode) -> list[str]:
-    """Query, answer before and answer after: the first row of a notebook's last table that has such
-    columns, or [].
+    """Return query, answer before and answer after, from the first row of a notebook's last table
+    with such columns, or [].
     """
     found = []
     outputs = [
@@ -90,7 +90,7 @@ def sample(notebook: nbformat.NotebookNode) -> list[str]:
 
 
 def change(name: str) -> str:
-    """The first metric of a run card that was measured before and after."""
+    """Return the first metric of a run card that has a value before and after."""
     metrics = run_card(name)["metrics"]
     for what in (key.removesuffix("_before") for key in metrics if key.endswith("_before")):
         if f"{what}_after" in metrics:
@@ -102,12 +102,12 @@ def change(name: str) -> str:
 
 
 def literal(text: str) -> str:
-    """Text of a model as Markdown that shows it as it is."""
+    """Return Markdown that shows a model's text unchanged."""
     return re.sub(r"([\\`*_{}\[\]<>#$|!])", r"\\\1", " ".join(unescape(text).split()))
 
 
 def cards(folder: Path) -> str:
-    """A card per notebook in Markdown; their pictures are written into ``folder``."""
+    """Return a card per notebook in Markdown; write their pictures into ``folder``."""
     parts = []
     for name, row in table().items():
         notebook = nbformat.read(ROOT / f"notebooks/{name}.ipynb", as_version=4)
@@ -128,29 +128,29 @@ def cards(folder: Path) -> str:
         lines += [f"{' · '.join(filter(None, measured))}\n"]
         parts.append(":::{container} card\n" + "\n".join(lines) + ":::\n")
     if (ROOT / "site/play.md").exists():
-        words = "Move the sliders of a PPO step, and see what its formulas say."
+        words = "Move the sliders of a PPO step, and see how its formulas respond."
         parts.append(f":::{{container}} card\n**[Play](play.md)**\n\n{words}\n:::\n")
     return "::::{container} cards\n" + "\n".join(parts) + "::::\n"
 
 
 def start() -> str:
-    """Three lines that start the course: from its address, or from the site's own archive."""
+    """Return three lines that start the course, from its address or the site's own archive."""
     repository = addresses().get("repository")
     lines = f"""```bash
 {f"git clone {repository} hands-on-rlhf" if repository else f"unzip {ARCHIVE}"}
-cd hands-on-rlhf && make course    # sets up .venv, runs the notebooks, prints what they measured
+cd hands-on-rlhf && make course    # sets up .venv, runs the notebooks, prints their measurements
 .venv/bin/jupyter lab notebooks    # step through the cells yourself
 ```"""
     archive = f'<a href="{ARCHIVE}" download>the course as a zip</a>'
     return (
-        f"Clone the repository, or take {archive}:\n\n{lines}"
+        f"Clone the repository, or download {archive}:\n\n{lines}"
         if repository
-        else f"Take {archive}. Then:\n\n{lines}"
+        else f"Download {archive}. Then run:\n\n{lines}"
     )
 
 
 def home_page(folder: Path) -> str:
-    """index.md, filled in; ``folder`` takes the pictures of the cards."""
+    """Return index.md with its values; write the pictures of the cards into ``folder``."""
     found = [run_card(name) for name in table()]
     values = {
         "minutes": math.ceil(sum(card["wall_s"] for card in found) / 60),

@@ -17,7 +17,7 @@ ROOT = HERE.parent
 PAGE = HERE / "lessons-on-text.md"
 CARDS = ROOT / "figs" / "measured" / "lessons"
 START, END = "## Lesson by lesson\n", "\n## What the tables show"
-BETA = 0.5  # of the runs about KL
+BETA = 0.5  # the coefficient of the runs about KL
 STUDENT = {2: 4.303, 3: 3.182, 4: 2.776}  # 97.5 % quantile of t by degrees of freedom
 SIGNS = {-1: "lower", 0: "no difference", 1: "higher"}
 NAMES = {
@@ -34,7 +34,7 @@ COLUMNS = ("J", "score", "KL", "second judge")
 
 
 def output(notebook: str, cell: str) -> list[list[str]]:
-    """The rows of the table that a cell of a committed notebook shows, as texts."""
+    """Return the rows of the table that a cell of a committed notebook shows, as texts."""
     text = (ROOT / "notebooks" / f"{notebook}.ipynb").read_text(encoding="utf-8")
     found = next(c for c in json.loads(text)["cells"] if c.get("id") == cell)
     shown = "".join("".join(o.get("data", {}).get("text/html", "")) for o in found["outputs"])
@@ -44,15 +44,15 @@ def output(notebook: str, cell: str) -> list[list[str]]:
 
 
 def measured(notebook: str) -> dict:
-    """The run card of a notebook."""
+    """Return the run card of a notebook."""
     path = ROOT / "figs" / "measured" / f"{notebook}.json"
     return json.loads(path.read_text(encoding="utf-8"))
 
 
 def toy() -> list[tuple[str, str, str, int, str]]:
-    """A row per lesson: variant, statistic, the toy's numbers, their sign, and the source.
+    """Return a row per lesson: variant, statistic, the toy's numbers, their sign, and the source.
 
-    The sign is that of the variant's J or KL against its base; 0: the toy shows no difference.
+    The sign compares the variant's J or KL with its base; 0: the toy shows no difference.
     """
     found = []
     table = measured("03_ppo_step_by_step")["curves"]["placements"]
@@ -91,19 +91,19 @@ def toy() -> list[tuple[str, str, str, int, str]]:
 
 
 def sign(gap: float, noise: float = 0.0) -> int:
-    """-1, 0 or 1; 0 within the noise."""
+    """Return -1, 0 or 1; 0 within the noise."""
     return 0 if abs(gap) <= noise else (1 if gap > 0 else -1)
 
 
 def runs() -> dict[str, list[dict]]:
-    """The recorded cards by variant, in the order of their seeds."""
+    """Return the recorded cards by variant, in the order of their seeds."""
     cards = [json.loads(path.read_text(encoding="utf-8")) for path in CARDS.glob("*.json")]
     cards.sort(key=lambda card: (card["name"], card["seed"]))
     return {name: [*group] for name, group in groupby(cards, lambda card: card["name"])}
 
 
 def change(card: dict, column: str) -> float:
-    """The change of a statistic from the run's start to its end; J is at the β of the base."""
+    """Return the change of a statistic from start to end of a run; J uses the β of the base."""
     before, after = (
         row["score"] - beta(card) * row["KL"] if column == "J" else row[column]
         for row in (card["held_out"][0], card["held_out"][-1])
@@ -112,20 +112,20 @@ def change(card: dict, column: str) -> float:
 
 
 def beta(card: dict) -> float:
-    """The coefficient at which J judges a run."""
+    """Return the coefficient β in J of a run."""
     on_kl = card["name"] == "kl" or BASES.get(card["name"]) == "kl"
     return BETA if on_kl else card["settings"]["text_beta"]
 
 
 def difference(cards: dict, variant: str, column: str) -> tuple[float, float]:
-    """Mean over paired seeds of variant minus base, and the half-width of its 95 % interval."""
+    """Return the mean over paired seeds of variant minus base, and half its 95 % interval."""
     pairs = zip(cards[variant], cards[BASES.get(variant, "ppo")], strict=True)
     gaps = [change(a, column) - change(b, column) for a, b in pairs]
     return mean(gaps), STUDENT[len(gaps) - 1] * stdev(gaps) / len(gaps) ** 0.5
 
 
 def verdict(toy_sign: int, text_sign: int) -> str:
-    """Whether toy and text agree."""
+    """Return a phrase: whether toy and text agree."""
     if toy_sign == text_sign:
         return "agree" if toy_sign else "neither shows a difference"
     if text_sign == 0:
@@ -134,7 +134,7 @@ def verdict(toy_sign: int, text_sign: int) -> str:
 
 
 def keeps_language(card: dict) -> bool:
-    """Whether a run passes notebook 04's checks of language."""
+    """Return whether a run passes notebook 04's checks of language."""
     before, after = card["held_out"][0], card["held_out"][-1]
     return (
         after["perplexity"] <= 1.5 * before["perplexity"]
@@ -146,7 +146,7 @@ def keeps_language(card: dict) -> bool:
 
 
 def verdicts(cards: dict) -> dict[tuple[str, str], tuple[int, int]]:
-    """The toy's sign and the text's, by variant and statistic."""
+    """Return the toy's and the text's sign, by variant and statistic."""
     return {
         (variant, column): (expected, sign(*difference(cards, variant, column)))
         for variant, column, _, expected, _ in toy()
@@ -154,22 +154,22 @@ def verdicts(cards: dict) -> dict[tuple[str, str], tuple[int, int]]:
 
 
 def setting(cards: dict) -> str:
-    """How the runs were made, in one paragraph."""
+    """Return one paragraph about the settings of the runs."""
     first, seeds = cards["ppo"][0]["settings"], len(cards["ppo"])
     responses = f"{first['text_batch']} responses of at most {first['response_tokens']} tokens"
     return f"""\
 Each run has {first["text_steps"]} batches of {responses},
 {first["text_epochs"]} epochs per batch, step size {first["learning_rate"]:g}, and β =
-{first["text_beta"]:g}. The runs with another penalty, or with KL in the loss, have β = {BETA:g},
-and so has their base, `kl`. The base of 16 epochs without the clip is 16 epochs with it. PPO is the
+{first["text_beta"]:g}. The runs with another penalty, or with KL in the loss, and their base,
+`kl`, have β = {BETA:g}. The base of 16 epochs without the clip is 16 epochs with it. PPO is the
 base of all other variants. Each variant has {seeds} seeds, paired with those of its base, and
-{first["text_eval"]} held-out openings. Every number is a run's change from its start to its end;
-"±" is the 95 % interval of a mean difference of changes, by Student's t. J is at the β of the base.
+{first["text_eval"]} held-out openings. Every number is the change from start to end of a run;
+"±" is the 95 % interval of a mean difference of changes, by Student's t. J uses the base's β.
 """
 
 
 def tables() -> str:
-    """The generated part of the page."""
+    """Return the generated part of the page."""
     cards = runs()
     signs = verdicts(cards)
     lines = [setting(cards)]
@@ -202,7 +202,7 @@ def tables() -> str:
 
 
 def lessons_page() -> str:
-    """The page with its tables as the cards have them now."""
+    """Return the page with its tables made from the current cards."""
     head, _, rest = PAGE.read_text(encoding="utf-8").partition(START)
     return f"{head}{START}\n{tables()}{END}{rest.partition(END)[2]}"
 

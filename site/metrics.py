@@ -19,8 +19,8 @@ PAGE = HERE / "metrics.md"
 
 
 def load_groups() -> list[dict]:
-    """The groups of metrics.yaml; raises ``ValueError`` when they and MEANING do not have the same
-    stats.
+    """Return the groups of metrics.yaml; raise ``ValueError`` when their stats differ from those of
+    MEANING.
     """
     groups = yaml.safe_load((HERE / "metrics.yaml").read_text())
     described = {
@@ -34,18 +34,18 @@ def load_groups() -> list[dict]:
 
 
 def fill(text: str) -> str:
-    """The text with {field:g} replaced by the default of that field of PPOConfig."""
+    """Return the text with {field:g} replaced by the default of that field of PPOConfig."""
     defaults = asdict(PPOConfig())
     return re.sub(r"\{(\w+):g\}", lambda found: format(defaults[found[1]], "g"), text.strip())
 
 
 def anchor(key: str) -> str:
-    """The id of a stat's section: objective/kl_coef → objective-kl-coef."""
+    """Return the id of a stat's section: objective/kl_coef → objective-kl-coef."""
     return re.sub(r"[/_]", "-", key)
 
 
 def picture(key: str, curve: list[float]) -> str:
-    """A small curve over the steps as SVG, with a line at 0 where 0 is in sight."""
+    """Return a small curve over the steps as SVG, with a line at 0 if 0 is in its range."""
     low, high = min(curve), max(curve)
 
     def height(value: float) -> str:
@@ -64,7 +64,7 @@ def picture(key: str, curve: list[float]) -> str:
 
 
 def section(key: str, stat: dict, curve: list[float] | None) -> str:
-    """One stat in Markdown."""
+    """Return one stat in Markdown."""
     means = stat.get("means") or MEANING[key]
     facts = {"Unit": stat["unit"], "Healthy": stat["healthy"], "Otherwise": stat["otherwise"]}
     lines = "\n".join(f"- **{name}:** {fill(text)}" for name, text in facts.items())
@@ -90,9 +90,9 @@ $$
 
 
 def metrics_page(curves: dict[str, list[float]]) -> str:
-    """Return the page in Markdown: metrics.md as far as its first section, then each stat.
+    """Return the page in Markdown: metrics.md up to its first section, then each stat.
 
-    ``curves`` has measured values per step, for some stats or none.
+    ``curves`` maps some stats, or none, to their measured values per step.
     """
     parts = [PAGE.read_text(encoding="utf-8").partition("\n## ")[0].rstrip() + "\n"]
     for group in load_groups():

@@ -1,4 +1,4 @@
-"""Packages of the npm registry, each in a folder of its own under build/."""
+"""Packages of the npm registry, each in a separate folder under build/."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ BUILD = Path(__file__).resolve().parents[1] / "build"
 
 
 def package(name: str, version: str) -> Path:
-    """The folder of an installed package; the first time it comes from the registry, or a sentence
-    says why not.
+    """Return the folder of an installed package; the first call downloads it from the registry, or
+    exits with the reason.
     """
     folder = BUILD / f"{name}-{version}"
     if not folder.exists():
         if shutil.which("npm") is None:
             sys.exit(f"The site needs {name}, which npm installs: apt install npm")
         BUILD.mkdir(exist_ok=True)
-        # A folder of its own: two builds may run at once.
+        # A separate folder: two builds may run at the same time.
         part = Path(tempfile.mkdtemp(prefix=folder.name, suffix=".part", dir=BUILD))
         quiet = ["--no-audit", "--no-fund", "--ignore-scripts", "--loglevel", "error"]
         done = subprocess.run(

@@ -1,5 +1,5 @@
-"""What the site adds to Sphinx: pages of source files, notebooks that fit every screen, links to
-what words mean.
+"""The site's additions to Sphinx: pages of source files, notebooks that fit every screen, links to
+the meaning of terms.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from sphinx.util.images import get_image_size
 
 from rlhf_course.ppo.stats import MEANING
 
-SCRIPTS = {  # notebook → the scripts that do the same as commands
+SCRIPTS = {  # notebook → the equivalent commands
     "01_reward_modeling": ["train_reward_model"],
     "04_gpt2_imdb_ppo": ["train_ppo"],
     "05_lora_rlhf_baichuan": ["convert_baichuan", "train_sft", "train_reward_model", "train_ppo"],
 }
 TEXT = 22  # characters; a table's column with a longer cell is text
 GLOSSARY = Path(__file__).with_name("glossary.md")
-GENERATED = ("index", "404", "search", "quiz")  # pages whose words are no prose
+GENERATED = ("index", "404", "search", "quiz")  # pages without prose of their own
 HEADINGS = ["h1", "h2", "h3", "h4", "dt", "th", "summary"]
 CHINESE = re.compile(
     r"((?:[\u3000-\u303f\uff00-\uffef]*[\u3400-\u9fff]+[\u3000-\u303f\uff00-\uffef]*)+)"
 )
-WIDE = 760  # pixels; a figure wider than that keeps a readable size on a phone, and scrolls
+WIDE = 760  # pixels; a wider figure keeps a readable size on a phone, and scrolls
 
 
 class SourceParser(Parser):
-    """A source file as a page of its own: the path is the title, the code its content. The search
-    skips the code.
+    """Parse a source file as a separate page: the path is the title, the code is the content. The
+    search skips the code.
     """
 
     supported = ("source",)
@@ -56,7 +56,7 @@ class SourceParser(Parser):
 
 
 class StatsFirst(SphinxTransform):
-    """Index entries for the stats, by their whole and their last name: the search ranks these
+    """Add index entries for the stats, by their full and their last name: the search ranks these
     first.
     """
 
@@ -74,8 +74,8 @@ class StatsFirst(SphinxTransform):
 
 
 def polish(app: Sphinx, pagename: str, templatename: str, context: dict, doctree) -> None:
-    """Images, tables, a notebook's header, links to terms and stats, languages, and what others
-    show of the page.
+    """Finish a page: images, tables, a notebook's header, links to terms and stats, languages, and
+    the preview that other services show.
     """
     if "body" not in context:
         return
@@ -96,7 +96,7 @@ def polish(app: Sphinx, pagename: str, templatename: str, context: dict, doctree
         grid.wrap(body.new_tag("div", attrs={"class": "table-wrapper"}))
         _mark_text(grid)
     for cell in body.find_all("th", string=lambda text: not (text or "").strip()):
-        cell.name = "td"  # a header of nothing
+        cell.name = "td"  # an empty header
     for summary in body.select("summary[aria-label]"):
         del summary["aria-label"]  # its own words say more
     if pagename.startswith("notebooks/"):
@@ -109,13 +109,13 @@ def polish(app: Sphinx, pagename: str, templatename: str, context: dict, doctree
 
 
 def term_id(term: str) -> str:
-    """The end of a term's address on the page of the glossary, as Sphinx makes it."""
+    """Return the end of a term's address on the page of the glossary, as Sphinx makes it."""
     return re.sub("[^a-zA-Z0-9._]+", "-", term).strip("-")
 
 
 def _link_terms(body: BeautifulSoup, pagename: str, app: Sphinx) -> None:
-    """Link each stat to its section, and each term of the glossary where it is first met, with what
-    it means.
+    """Link each stat to its section, and the first occurrence of each glossary term to its entry,
+    with its meaning.
     """
     to = partial(app.builder.get_relative_uri, pagename)
     for name in body.find_all(string=list(MEANING)) if pagename != "metrics" else ():
@@ -155,8 +155,8 @@ def _link_terms(body: BeautifulSoup, pagename: str, app: Sphinx) -> None:
 
 
 def _glossary() -> tuple[dict[str, str], re.Pattern]:
-    """Term → the first sentence of its definition; and what finds a term in a text, also in the
-    plural.
+    """Return term → the first sentence of its definition, and a pattern that finds a term or its
+    plural in a text.
     """
     entries = re.findall(
         r"^((?:\S.*\n)+)((?:  .*\n?)+)", GLOSSARY.read_text(encoding="utf-8"), re.M
@@ -176,7 +176,7 @@ def _glossary() -> tuple[dict[str, str], re.Pattern]:
 
 
 def _mark_chinese(body: BeautifulSoup) -> None:
-    """Say of Chinese text that it is: readers aloud and fonts need to know."""
+    """Mark Chinese text as Chinese: screen readers and fonts need this."""
     for text in [
         text
         for text in body.find_all(string=CHINESE)
@@ -194,7 +194,7 @@ def _mark_chinese(body: BeautifulSoup) -> None:
 
 
 def _metatags(body: BeautifulSoup, pagename: str, context: dict) -> str:
-    """What search engines and shared links show of a page: its title, its first paragraph, a
+    """Return the metadata that search engines and shared links show: title, first paragraph,
     picture.
     """
     first = next(
@@ -220,7 +220,7 @@ def _metatags(body: BeautifulSoup, pagename: str, context: dict) -> str:
         "og:type": "article",
         "og:site_name": context["project"],
     }
-    if homepage := addresses().get("homepage"):  # these take whole addresses alone
+    if homepage := addresses().get("homepage"):  # these accept only complete addresses
         tags |= {
             "og:url": f"{homepage}/{pagename}.html",
             "og:image": f"{homepage}/_images/rlhf_stages.svg",
@@ -230,7 +230,7 @@ def _metatags(body: BeautifulSoup, pagename: str, context: dict) -> str:
         '<meta name="twitter:card" content="summary">',
     ]
     lines += [f'<meta property="{name}" content="{value}">' for name, value in tags.items()]
-    if pagename == "404":  # it is shown in place of pages at any depth
+    if pagename == "404":  # it replaces pages at any depth
         lines.insert(0, f'<base href="{urlsplit(addresses().get("homepage", "")).path}/">')
     return "\n".join(lines)
 
@@ -248,26 +248,26 @@ def _mark_text(table: Tag) -> None:
 
 
 def _caption(image: Tag) -> str:
-    """The words of the paragraph «*Figure: …*» that follows an image's cell."""
+    """The words of the paragraph «**Figure 1.2.** …» that follows an image's cell."""
     for paragraph in image.find_all_next("p", limit=3):
-        if paragraph.em and paragraph.em.text.startswith("Figure"):
+        if paragraph.strong and paragraph.strong.text.startswith("Figure"):
             paragraph["class"] = [*paragraph.get("class", []), "figure-caption"]
-            return " ".join(paragraph.em.text.removeprefix("Figure: ").split())
+            return " ".join(paragraph.text.removeprefix(paragraph.strong.text).split())
     return ""
 
 
 def _head(body: BeautifulSoup, name: str, app: Sphinx) -> None:
-    """What stands under a notebook's title: what you learn, its file and what it needs, its
-    scripts, the slides.
+    """Add the lines under a notebook's title: what you learn, its file and requirements, scripts,
+    and the slides.
     """
     links = [("The notebook", f"{Path(name).name}.ipynb", True)]
     links += [("Everything it needs, as a zip", f"{'../' * (1 + name.count('/'))}{ARCHIVE}", True)]
     if name.startswith("scratch/"):
         lead = body.new_tag("p", attrs={"class": "lead"})
         lead.string = (
-            f"The same cells on real data, at preset scratch. Takes {cost(name)}. The words are"
-            " those of preset tiny: where they differ from what is measured here, the numbers"
-            " count."
+            f"This page runs the same cells on real data, at preset scratch. It takes {cost(name)}."
+            " The text describes preset tiny: if it differs from the measurements here, trust the"
+            " numbers."
         )
         body.h1.insert_after(lead)
     if "/" not in name:
@@ -287,12 +287,12 @@ def _head(body: BeautifulSoup, name: str, app: Sphinx) -> None:
             ]
         goal = table()[name]
         lead = body.new_tag("p", attrs={"class": "lead"})
-        parts = [f"{goal['learn'][0].upper()}{goal['learn'][1:]}.", f" Takes {cost(name)}."]
+        parts = [
+            f"{goal['learn'][0].upper()}{goal['learn'][1:]}.",
+            f" The notebook takes {cost(name)}.",
+        ]
         lead.append("".join(parts))
         body.h1.insert_after(lead)
-        for cell in body.select("table td"):
-            if cell.get_text().startswith("measured by every run"):
-                cell.string = f"{cost(name)} at preset tiny, as its run card says"
     line = body.new_tag("p", attrs={"class": "page-links"})
     for text, target, download in links:
         link = body.new_tag("a", href=target, attrs={"download": ""} if download else {})
@@ -303,7 +303,7 @@ def _head(body: BeautifulSoup, name: str, app: Sphinx) -> None:
 
 
 def name_levels(app: Sphinx, pagename: str, templatename: str, context: dict, doctree) -> None:
-    """Give the headings of the theme's navigation a level, which it forgets."""
+    """Give the headings of the theme's navigation the level that the theme omits."""
     tree = context.get("furo_navigation_tree", "")
     context["furo_navigation_tree"] = tree.replace(
         'role="heading"', 'role="heading" aria-level="2"'

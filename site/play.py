@@ -1,7 +1,7 @@
-"""The page to play with: its data, and how PPO's paths through the toy language were recorded.
+"""The interactive page: its data, and the recording of PPO's paths through the toy language.
 
-``python site/play.py`` trains PPO on notebook 03's toy language, by the notebook's own cells, and
-keeps every step.
+``python site/play.py`` trains PPO on notebook 03's toy language, with the notebook's own cells, and
+records every step.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ LANGUAGE = {
     "toy_policy",
     "sequence_logprobs",
     "toy_ref",
-}  # what cells define
+}  # names that cells define
 TRAINING = {"generation", "ToyTokenizer", "objective", "toy_trainer"}
 
 
 def definitions(names: Iterable[str]) -> dict:
-    """The names as notebook 03's cells define them, at preset tiny. Raises ``ValueError`` where no
-    cell does.
+    """Return the names as notebook 03's cells define them, at preset tiny. Raises ``ValueError``
+    for a name that no cell defines.
     """
     from rlhf_course.course.presets import load_preset
 
@@ -65,8 +65,8 @@ def _defines(node: ast.AST) -> bool:
 
 
 def path_of(toy: dict, beta: float) -> tuple[list[float], list[float]]:
-    """Exact KL and expected reward of the policy before PPO and after each of its steps, as
-    notebook 03 trains it.
+    """Return exact KL and expected reward of the policy before PPO and after each step of notebook
+    03's training.
     """
     import torch
 
@@ -103,8 +103,8 @@ def record() -> None:
 
 
 def data() -> dict:
-    """All that the page draws: the toy language with PPO's paths, and one response of notebook 03,
-    token by token.
+    """Return the data of the page: the toy language with PPO's paths, and one response of notebook
+    03, token by token.
     """
     sample = read_json(RUN)["curves"]["sample"]
     first = next(i for i, value in enumerate(sample["value"]) if value is not None)
@@ -117,7 +117,7 @@ def data() -> dict:
 
 
 def play_page() -> str:
-    """The page as Markdown, its data inside, so that it works from a folder too."""
+    """Return the page as Markdown with its data inside, so that it also works from a folder."""
     inside = json.dumps(data(), ensure_ascii=False).replace("<", "\\u003c")
     text = (HERE / "play.md").read_text(encoding="utf-8")
     return f'{text}\n<script type="application/json" id="play-data">{inside}</script>\n'

@@ -19,13 +19,13 @@ SOURCE = Path(__file__).with_name("quiz.yaml")
 PAGE = Path(__file__).with_name("quiz.md")
 INTRODUCTION = """# Quiz
 
-Five questions or more to each notebook. Open the answer that you would give: it says whether it is
+Each notebook has five questions or more. Open the answer that you would give to see whether it is
 right, and why.
 """
 
 
 def numbers() -> dict[str, float]:
-    """What the questions' {names} stand for."""
+    """Return the values of the {names} in the questions."""
     controller, before = AdaptiveKLController(0.2, target=6, horizon=10_000), 0.2
     for _ in range(194):
         controller.update(2.0, 128)
@@ -55,7 +55,7 @@ def numbers() -> dict[str, float]:
 
 
 def questions() -> Iterator[tuple[str, str, list[tuple[str, str, bool]]]]:
-    """Notebook, question, and the answers in the order they are shown: text, explanation, whether
+    """Yield notebook, question, and the answers in the order shown: text, explanation, and whether
     it is right.
     """
     values = numbers()
@@ -71,11 +71,11 @@ def questions() -> Iterator[tuple[str, str, list[tuple[str, str, bool]]]]:
 
 
 def quiz_page() -> str:
-    """The page as Markdown."""
+    """Return the page as Markdown."""
     lines, last = [INTRODUCTION], None
     for notebook, question, answers in questions():
         if notebook != last:
-            lines.append(f"## To notebook [{notebook[:2]}](../notebooks/{notebook}.ipynb)\n")
+            lines.append(f"## Notebook [{notebook[:2]}](../notebooks/{notebook}.ipynb)\n")
             number, last = 0, notebook
         number += 1
         lines.append(f"**{number}.** {question}\n")

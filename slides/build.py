@@ -1,9 +1,9 @@
-"""Build the slides: measured numbers and figures go into slides.md, and Marp makes HTML and PDF of
-it.
+"""Build the slides: insert measured numbers and figures into slides.md, and make HTML and PDF with
+Marp.
 
-``{{NOTEBOOK.metrics.NAME:FORMAT}}`` stands for a number of figs/measured/NOTEBOOK.json, and
-``{{NOTEBOOK.checks:passed}}`` for how many of its checks passed; ``{{published.…}}`` for a number
-of published.yaml. ``make slides`` runs this.
+``{{NOTEBOOK.metrics.NAME:FORMAT}}`` is replaced by a number of figs/measured/NOTEBOOK.json,
+``{{NOTEBOOK.checks:passed}}`` by the number of its passed checks, and ``{{published.…}}`` by a
+number of published.yaml. ``make slides`` runs this.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rlhf_course.runtime.files import atomic_file, read_json
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
-PUBLISHED = CONFIGS / "published.yaml"  # what tutorials reported
+PUBLISHED = CONFIGS / "published.yaml"  # the tutorials' results
 SOURCE, THEME = HERE / "slides.md", HERE / "theme.css"
 HTML, PDF = HERE / "slides.html", HERE / "slides.pdf"
 BROWSERS = "chromium", "chromium-browser", "google-chrome"
@@ -37,18 +37,18 @@ STAMP = "source-sha256"
 
 
 def split_slides(markdown: str) -> list[str]:
-    """The slides, without the front matter."""
+    """Return the slides, without the front matter."""
     return re.split(r"^---\n", markdown, flags=re.M)[2:]
 
 
 def heading(slide: str) -> str:
-    """The slide's heading, or an empty text."""
+    """Return the slide's heading, or an empty text."""
     found = re.search(r"^# (.+)$", slide, re.M)
     return found[1] if found else ""
 
 
 def lookup(node, path: str):
-    """The value at a dotted path; names may hold dots themselves. Raises ``KeyError``."""
+    """Return the value at a dotted path; names may contain dots. Raises ``KeyError``."""
     if path in node:
         return node[path]
     for name in node:
@@ -58,8 +58,8 @@ def lookup(node, path: str):
 
 
 def number(cards: dict, placeholder: str) -> str:
-    """A placeholder's text. Raises ``KeyError`` where nothing was measured, ``ValueError`` for a
-    wrong format.
+    """Return a placeholder's text. Raises ``KeyError`` for a missing measurement, ``ValueError``
+    for a wrong format.
     """
     path, _, form = placeholder.rpartition(":")
     value = lookup(cards, path)
@@ -69,8 +69,8 @@ def number(cards: dict, placeholder: str) -> str:
 
 
 def fill(markdown: str, cards: dict) -> str:
-    """The Markdown with every placeholder replaced; SystemExit names the slides and keys that have
-    no value.
+    """Return the Markdown with every placeholder replaced; SystemExit names the slides and keys
+    without a value.
     """
     problems = []
     for position, slide in enumerate(split_slides(markdown), start=1):
@@ -90,7 +90,7 @@ def fill(markdown: str, cards: dict) -> str:
 
 
 def embed(markdown: str, figures: Path) -> str:
-    """The Markdown with every figure inside it, so that one file is all there is to send."""
+    """Return the Markdown with every figure embedded, so that a single file is enough."""
 
     def as_tag(match: re.Match) -> str:
         path = figures / match[2]
@@ -103,21 +103,21 @@ def embed(markdown: str, figures: Path) -> str:
 
 
 def content(figures: Path) -> str:
-    """slides.md with numbers and figures."""
+    """Return slides.md with numbers and figures."""
     cards = {path.stem: read_json(path) for path in sorted((figures / "measured").glob("*.json"))}
     cards["published"] = yaml.safe_load(PUBLISHED.read_text(encoding="utf-8"))
     return embed(fill(SOURCE.read_text(encoding="utf-8"), cards), figures)
 
 
 def fingerprint(markdown: str) -> str:
-    """A hash of all that the slides are made from; stored in both files, it tells those that have
-    become stale.
+    """Return a hash of all sources of the slides; both files store it, so that stale files are
+    detected.
     """
     return hashlib.sha256(f"{markdown}\0{THEME.read_text(encoding='utf-8')}".encode()).hexdigest()
 
 
 def run_marp(marp: Path, markdown: str, output: Path, *options: str) -> None:
-    """Marp from Markdown to one file; SystemExit with its words when it fails."""
+    """Run Marp from Markdown to one file; SystemExit with its output when it fails."""
     browser = os.environ.get("CHROME_PATH") or next(filter(None, map(shutil.which, BROWSERS)), None)
     if not browser:
         raise SystemExit(
@@ -143,7 +143,7 @@ def run_marp(marp: Path, markdown: str, output: Path, *options: str) -> None:
 
 
 def build(marp: Path, figures: Path) -> None:
-    """Write slides.html and slides.pdf, both or neither."""
+    """Write slides.html and slides.pdf, either both or neither."""
     if not marp.exists():
         raise SystemExit(f"There is no Marp at {marp}; `make slides` installs it.")
     markdown = content(figures)
@@ -153,7 +153,7 @@ def build(marp: Path, figures: Path) -> None:
         text = page.read_text(encoding="utf-8").replace(
             "<head>", f'<head><meta name="{STAMP}" content="{stamp}">', 1
         )
-        # Marp's viewer names the address of its licences; the page itself is to name no host.
+        # Marp's viewer names the address of its licenses; the page itself must not name a host.
         text = re.sub(r"https://unpkg\.com/(@marp-team/marp-cli)@([\d.]+)/lib/", r"\1 \2, ", text)
         page.write_text(text, encoding="utf-8")
         run_marp(marp, markdown, pdf, "--pdf", "--pdf-outlines")
@@ -167,7 +167,7 @@ def build(marp: Path, figures: Path) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Build what the command line says."""
+    """Build the slides with the options of the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -120,7 +120,7 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(tmp_path, mon
 def test_a_checkpoint_of_another_policy_is_refused(tmp_path):
     save_checkpoint(scaled(), tmp_path)
     small = make_trainer(make_policy(n_embd=8), mini_batch_size=4)
-    with invalid("is of another policy"):
+    with invalid("belongs to another policy"):
         load_checkpoint(small, latest_checkpoint(tmp_path))
 
 
@@ -141,13 +141,13 @@ def test_nothing_is_removed_that_this_trainer_did_not_write(tmp_path):
     assert [path.name for path in (tmp_path / "checkpoint-1").iterdir()] == ["notes.txt"]
     state = tmp_path / "checkpoint-3/trainer_state.pt"
     before, other.current_step = state.read_bytes(), 3
-    with pytest.raises(FileExistsError, match="checkpoint-3 holds what this run did not"):
+    with pytest.raises(FileExistsError, match="checkpoint-3 holds files of another origin"):
         save_checkpoint(other, tmp_path)
     assert state.read_bytes() == before
     resumed = scaled()
     load_checkpoint(resumed, tmp_path / "checkpoint-3")
     resumed.step(*make_samples())
-    with pytest.raises(FileExistsError, match="checkpoint-4 holds what this run did not"):
+    with pytest.raises(FileExistsError, match="checkpoint-4 holds files of another origin"):
         save_checkpoint(resumed, tmp_path)
     resumed.step(*make_samples())
     save_checkpoint(resumed, tmp_path)
@@ -175,7 +175,7 @@ def test_a_checkpoint_needs_the_reference_that_it_had(tmp_path):
     trainer = make_trainer()
     trainer.step(*make_samples())
     folder = save_checkpoint(trainer, tmp_path)
-    with invalid("is of a run with reference"):
+    with invalid("was saved with reference"):
         load_checkpoint(make_trainer(trainer.policy), folder)
 
 
@@ -189,7 +189,7 @@ def adapted(seed: int):
 def test_a_checkpoint_of_an_adapter_needs_its_base(tmp_path):
     folder = save_checkpoint(adapted(0), tmp_path)
     load_checkpoint(adapted(0), folder)
-    with invalid("is of a run with reference"):
+    with invalid("was saved with reference"):
         load_checkpoint(adapted(1), folder)
 
 
@@ -197,6 +197,6 @@ def test_a_file_of_that_name_which_is_no_checkpoint_is_not_overwritten(tmp_path)
     notes = tmp_path / "checkpoint-0/trainer_state.pt"
     notes.parent.mkdir()
     notes.write_text("mine")
-    with pytest.raises(FileExistsError, match="holds what this run did not write"):
+    with pytest.raises(FileExistsError, match="holds files of another origin"):
         save_checkpoint(make_trainer(), tmp_path)
     assert notes.read_text() == "mine"

@@ -20,13 +20,13 @@ NAMES = {"pd": pd, "mean_ci": mean_ci, "chinese": chinese}
 @pytest.mark.parametrize(
     ("notebook", "begins", "names"),
     [
-        ("00_hello_rlhf", "looks = scored", {"scored": TEXTS}),
-        ("00_hello_rlhf", "looks = side_by_side", {"side_by_side": TEXTS.set_axis([MARKUP])}),
-        ("01_reward_modeling", "look = few", {"few": SimpleNamespace(to_pandas=lambda: TEXTS)}),
-        ("01_reward_modeling", "looks = texts", {"texts": TEXTS.rename(columns={"text": MARKUP})}),
-        ("04_gpt2_imdb_ppo", "looks = pairs", {"pairs": TEXTS}),
+        ("00_hello_rlhf", "styled = scored", {"scored": TEXTS}),
+        ("00_hello_rlhf", "styled = side_by_side", {"side_by_side": TEXTS.set_axis([MARKUP])}),
+        ("01_reward_modeling", "styled = few", {"few": SimpleNamespace(to_pandas=lambda: TEXTS)}),
+        ("01_reward_modeling", "styled = texts", {"texts": TEXTS.rename(columns={"text": MARKUP})}),
+        ("04_gpt2_imdb_ppo", "styled = pairs", {"pairs": TEXTS}),
         ("04_gpt2_imdb_ppo", "lowest = after", {"after": TEXTS}),
-        ("05_lora_rlhf_baichuan", "def show", {"table": TEXTS[COLUMNS], "embedded": False}),
+        ("05_lora_rlhf_baichuan", "def show", {"table": TEXTS[COLUMNS], "synthetic": False}),
         ("06_reward_hacking", "def show", {"policies": {"SFT": TEXTS.assign(gold=1.0)}, **NAMES}),
     ],
 )

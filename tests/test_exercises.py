@@ -110,7 +110,7 @@ def test_a_wrong_number_shape_or_gradient_is_named():
     exercise = EXERCISES["03 policy_loss"]
     constant = exercise.verdict(lambda *arguments: torch.tensor(0.1234))
     assert constant == "Your result is the same for all arguments."
-    assert "; () is wanted" in exercise.verdict(lambda a, *rest: a)
+    assert "; expected ()" in exercise.verdict(lambda a, *rest: a)
     no_gradient = exercise.verdict(lambda *arguments: exercise.solution(*arguments).detach())
     assert "Its value is right, but it has no gradient" in no_gradient
 

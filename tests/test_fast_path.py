@@ -43,7 +43,7 @@ def test_every_way_gives_the_same_numbers(way, mini_batch_size):
 @pytest.mark.parametrize("cap, spread", [(5, 0.2), (30, 0.02)])
 def test_chunks_need_logits_that_are_a_projection_and_no_full_kl(cap, spread):
     """Also where the logits are still so small that a cap changes them hardly."""
-    with invalid("not for kl_penalty 'full'"):
+    with invalid("kl_penalty 'full' needs logprob_chunk_size=None"):
         PPOConfig(logprob_chunk_size=4, kl_penalty="full")
     network = make_policy(initializer_range=spread).pretrained_model
     head, plain = network.get_output_embeddings(), network.forward

@@ -175,7 +175,7 @@ def test_a_missing_part_of_a_split_is_refused(tmp_path):
 
 def test_two_formats_of_one_split_are_refused(tmp_path):
     write_rows(write_rows(tmp_path, ROWS), b"text,label\na,0\nb,1\n", "train.csv")
-    with invalid(r"Which is meant, .*train\.csv or train\.jsonl"):
+    with invalid(r"train\.csv and train\.jsonl are one split"):
         load_reviews(tmp_path, "train")
 
 
@@ -183,7 +183,7 @@ def test_a_backup_beside_a_split_is_refused(tmp_path):
     write_rows(write_rows(tmp_path, ROWS, "train-1.jsonl"), ROWS, "train-2.jsonl")
     load_reviews(tmp_path, "train")
     write_rows(tmp_path, ROWS, "train-1_old.jsonl")
-    with invalid(r"Which is meant, .*train-1\.jsonl or train-1_old\.jsonl"):
+    with invalid(r"train-1\.jsonl and train-1_old\.jsonl are one split"):
         load_reviews(tmp_path, "train")
 
 

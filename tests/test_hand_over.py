@@ -117,7 +117,7 @@ def test_what_is_no_run_gets_a_sentence_and_nothing_is_written(run, tmp_path, ca
     for given, message in {
         (tmp_path, "trl"): "holds no run.json",
         (run, "trl", "--check"): "holds no hand-over",
-        (run, "trl", "--reward_model", str(tmp_path)): "is not what",
+        (run, "trl", "--reward_model", str(tmp_path)): "differs from that of",
     }.items():
         assert command(*given) == 1
         assert message in capsys.readouterr().err

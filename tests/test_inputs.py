@@ -60,10 +60,10 @@ def test_more_tokens_than_positions():
     """
     query = torch.ones(5, dtype=torch.long)
     for more in ({"max_new_tokens": 61}, {"length_sampler": LengthSampler(61, 62)}):
-        with invalid("are 66 tokens together, but the model knows 64 positions"):
+        with invalid("are 66 tokens together, but the model has 64 positions"):
             make_trainer().generate([query], **SAMPLING, **more)
     scaled = make_trainer(use_score_scaling=True)
-    with invalid("knows 64 positions. Cut the queries"):
+    with invalid("has 64 positions. Cut the queries"):
         scaled.step([query] * 8, [torch.ones(61, dtype=torch.long)] * 8, [torch.tensor(1.0)] * 8)
     assert vars(scaled.running) == vars(RunningMoments())  # a refused step leaves no trace
     make_trainer().generate([query], max_new_tokens=60, eos_token_id=[], **SAMPLING)
@@ -90,7 +90,7 @@ def test_response_masks_that_do_not_fit():
     with invalid("response_masks has 7 entries"):
         make_trainer().step(queries, responses, scores, masks[:7])
     for bad in (torch.ones(30), 0 * masks[2], 0.5 * masks[2], torch.nan * masks[2]):
-        with invalid("response_masks 2 must hold a 0 or 1 for each of"):
+        with invalid("response_masks 2 must hold 0 or 1 for each of"):
             make_trainer().step(queries, responses, scores, [*masks[:2], bad, *masks[3:]])
 
 

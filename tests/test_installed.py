@@ -44,7 +44,7 @@ def distributions(requirements: list[str]) -> set[str]:
 def imported(folder: str) -> dict[str, set[str]]:
     """Distribution → the files of a folder that import it, but Python's and the course's."""
     paths, found = sorted((ROOT / folder).rglob("*.py")), {}
-    own = {"rlhf_course", "pretend_gpu", "engine", "checks"}  # the last two are the exercises'
+    own = {"rlhf_course", "pretend_gpu", "engine", "checks", "frozen"}  # three are the exercises'
     own |= {path.stem for path in paths} | {path.parent.name for path in paths}
     own |= {path.name.split(".")[0] for path in (ROOT / folder).rglob("*.py.j2")}
     for path in paths:

@@ -16,6 +16,7 @@ from make.notebook_files import HASH_KEY, MEASURED, WIDGET, read_card, render, s
 
 from rlhf_course.course.presets import ROOT
 
+CARD = {"wall_s": 83.2, "peak_rss_mb": 1024}
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))
 
 
@@ -83,7 +84,7 @@ def test_committed_outputs_belong_to_their_cells(path):
     assert all(cell.execution_count for cell in code) and path.stat().st_size < 1_000_000
     for cell, after in zip(notebook.cells, [*notebook.cells[1:], None], strict=True):
         if any("image/png" in output.get("data", {}) for output in cell.get("outputs", [])):
-            assert after.cell_type == "markdown" and "*Figure" in after.source, (
+            assert after.cell_type == "markdown" and "**Figure" in after.source, (
                 f"no caption after {cell.source[:60]}"
             )
     for cell in code:
@@ -103,12 +104,13 @@ def test_a_rendering_of_another_preset_lies_beside_and_says_its_settings(tmp_pat
     shutil.copy(ROOT / "notebooks" / source.name, source)
     before = source.read_bytes()
     line = "--only 01 --preset scratch --override dataset=owner/name --override epochs=2.0"
-    render(nbformat.read(source, as_version=4), source, runner.parse_arguments(line.split()))
+    render(nbformat.read(source, as_version=4), source, runner.parse_arguments(line.split()), CARD)
     assert source.read_bytes() == before
     cells = nbformat.read(tmp_path / "scratch" / source.name, as_version=4).cells
     [parameters] = (cell.source for cell in cells if "parameters" in cell.metadata.get("tags", []))
     assert "preset = 'scratch'" in parameters
     assert "overrides = {'dataset': 'owner/name', 'epochs': 2.0}" in parameters
+    assert "| Time and memory | 83 s, 1.0 GB: preset scratch, two CPU cores |" in cells[0].source
     prose = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
     links = [target for target in re.findall(r"\]\(([^)#]+)\)", prose) if "://" not in target]
     assert links and all((ROOT / "notebooks/scratch" / target).exists() for target in links)

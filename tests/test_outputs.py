@@ -30,7 +30,7 @@ def test_what_this_run_did_not_write_stays(kind, world, tmp_path, said):
         file = out / name.strip("/")
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("{}")
-        assert run(kind, world, out) == 1 and f"{file} is there already" in said()
+        assert run(kind, world, out) == 1 and f"{file} exists already" in said()
         assert resume(kind, world, out) == 1 and "no whole checkpoint" in said()
         assert [path for path in out.rglob("*.*")] == [file] and file.read_text() == "{}"
 
@@ -82,7 +82,7 @@ def test_a_damaged_checkpoint_is_skipped_and_stays(kind, file, do, whole, tmp_pa
 @KINDS
 def test_a_second_run_does_not_touch_the_first(kind, world, whole, tmp_path, said):
     shutil.copytree(whole / kind, tmp_path / "out")
-    assert run(kind, world, tmp_path / "out") == 1 and "is there already" in said()
+    assert run(kind, world, tmp_path / "out") == 1 and "exists already" in said()
     assert weights(kind, tmp_path / "out") == weights(kind, whole / kind)
 
 

@@ -20,7 +20,7 @@ def plan(answers):
     return {"number": len(answers) + 1, "texts": ["a", "b"]}
 session = Session(sys.argv[1], plan)
 while True:
-    number = session.look["number"]
+    number = session.question["number"]
     session.answer(number % 2)
     print(number, flush=True)
 """
@@ -43,13 +43,13 @@ def notebook():
 
 
 def plan_of(count, k=2):
-    """A plan of so many looks at k texts."""
+    """A plan of `count` questions about k texts."""
 
     def plan(answers):
         number = len(answers) + 1
         texts = [f"{number}{letter}" for letter in "abcd"[:k]]
-        look = {"number": number, "of": count, "texts": texts, "openings": ["…"] * k}
-        return look if number <= count else None
+        question = {"number": number, "of": count, "texts": texts, "openings": ["…"] * k}
+        return question if number <= count else None
 
     return plan
 
@@ -77,12 +77,12 @@ def test_a_process_killed_at_ten_random_moments_loses_no_answer(tmp_path, notebo
 
 def test_a_line_that_broke_off_is_asked_again(tmp_path, notebook):
     file = tmp_path / "answers.jsonl"
-    notebook.ask(session := notebook.Session(file, plan_of(3)), lambda look: 1)
-    assert session.look is None and len(session.answers) == 3
+    notebook.ask(session := notebook.Session(file, plan_of(3)), lambda question: 1)
+    assert session.question is None and len(session.answers) == 3
     whole = file.read_bytes()
     file.write_bytes(whole[:-5])
     again = notebook.Session(file, plan_of(3))
-    assert again.look["number"] == 3
+    assert again.question["number"] == 3
     again.answer(1)
     assert file.read_bytes() == whole
 
@@ -122,7 +122,7 @@ def test_kappa_by_hand(notebook):
 def test_merged_files_compare_texts_and_not_sides(tmp_path, notebook):
     for name, texts, best in (("ann", ["x", "y"], 0), ("bob", ["y", "x"], 1)):
         session = notebook.Session(tmp_path / f"{name}.jsonl", lambda answers: None)
-        session.look = {"texts": texts}
+        session.question = {"texts": texts}
         session.answer(best)
     table = notebook.merge(tmp_path.glob("*.jsonl"))
     assert len(table) == 2 and table["best"].nunique() == 1

@@ -149,7 +149,7 @@ def test_a_killed_process_ends_the_others_and_the_run_goes_on_with_as_many(kille
     generators = [torch.as_tensor(random["torch"]) for random in final_state(folder)["random"]]
     assert len(generators) == 2 and not torch.equal(*generators)  # each samples its own answers
     resume = [*PPO, "--steps=600", f"--output={folder}", "--resume"]
-    fails(train_ppo, resume, "is of a run with processes 2; this one has 1")
+    fails(train_ppo, resume, "was saved with processes 2; this run has 1")
     resumed = found[0] / "resumed"
     assert final_state(resumed)["step"] == final_state(folder)["step"] + 1
     saved = AutoModelForCausalLMWithValueHead.from_pretrained(resumed / "policy").state_dict()

@@ -116,7 +116,7 @@ def test_a_class_is_a_table_of_who_passed_what(tmp_path, capsys):
     said = capsys.readouterr().err
     assert "ann: 09_x did not pass. <script>alert(1)</script>" in said
     assert "ann: 10_y did not pass. Its run card holds no check." in said
-    assert "bo: 09_x did not pass. " in said and "is damaged, or not in JSON" in said
+    assert "bo: 09_x did not pass. " in said and "is damaged or not JSON" in said
 
 
 @pytest.mark.parametrize(

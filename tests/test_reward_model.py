@@ -219,7 +219,7 @@ def length(prompts, answers) -> torch.Tensor:
 def test_gold_passes_the_probes_that_it_condemns():
     """Praise only, an answer to another question, or one with others' added can be no worse."""
     table = audit(gold, PROMPTS, ANSWERS)
-    condemned = {"empty", "one word", "truncated", "repeated", "copied prompt", "rude"}
+    condemned = {"empty", "one word", "truncated", "repeated", "copied prompt", "insulting"}
     assert set(table.index[table["passed"]]) == condemned
     wins = [gold_utility(p, a) > gold_utility(p, "") for p, a in zip(PROMPTS, ANSWERS, strict=True)]
     assert table.loc["empty", "share"] == np.mean(wins)
@@ -278,7 +278,7 @@ def pairs_dataset(n: int = 200):
 
 
 def test_negatives_are_added_of_each_kind_equally_often():
-    kinds = ("empty", "one word", "rude", "copied prompt")
+    kinds = ("empty", "one word", "insulting", "copied prompt")
     mixed = add_negatives(pairs_dataset(), kinds, seed=1, share=0.4)
     assert mixed.column_names == ["prompt", "chosen", "rejected"] and len(mixed) == 280
     known = {(p.prompt, p.chosen): p.rejected for p in PAIRS}
@@ -287,8 +287,8 @@ def test_negatives_are_added_of_each_kind_equally_often():
     assert len({row["prompt"] + row["chosen"] for row in bad}) == len(bad) == 80
     assert all(row["rejected"] != row["chosen"] for row in mixed)
     texts = [row["rejected"] for row in bad]
-    rude = sum("stupid questions" in text for text in texts)
-    assert texts.count("") == texts.count("Yes.") == rude == 20
+    insulting = sum("stupid questions" in text for text in texts)
+    assert texts.count("") == texts.count("Yes.") == insulting == 20
     assert 20 < sum(is_bad[:140]) < 60  # shuffled: neither kind comes first
     for share in (0, -1, 2):
         with invalid("share must be above 0"):

@@ -167,7 +167,7 @@ def test_bad_options_end_with_a_sentence(given, message, fails, tmp_path):
     ("given", "message"),
     [
         ({"chosen": "a", "other": "b"}, "No column rejected"),
-        ({"chosen": "a", "rejected": "b"}, "Nothing usable is left of the 1"),
+        ({"chosen": "a", "rejected": "b"}, "No usable row remains of the 1"),
         ("--max_length=321", "--max_length 321 is more than the 320 positions"),
         ("--max_length=3", "All 56 rows are longer than max_length=3"),
         ("--resume_from_checkpoint=true", "There is no whole checkpoint in"),

@@ -1,10 +1,10 @@
-"""Exercises that say what is wrong: a solution, named mistakes, and random inputs.
+"""Exercises that explain wrong answers: a solution, named mistakes, and random inputs.
 
-A set is a Python file. Each exercise in it is its solution; the first paragraph of the
-docstring is that of the stub, the rest the statement. A mistake is a function that is
-wrong on purpose, and its docstring is what a student reads who made it; checks/ has
-the mistakes that every exercise inherits. ``scripts/make/make_exercises.py`` writes the
-notebooks.
+A set is a Python file. The solution of each exercise is a function: the first paragraph
+of its docstring goes into the stub, and the rest is the statement. A mistake is a
+function that is wrong on purpose; students who make this mistake read its docstring.
+checks/ contains the mistakes that every exercise inherits.
+``scripts/make/make_exercises.py`` writes the notebooks.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from checks.symptoms import ignored, unvaried, where
 CASES = 6  # fixed inputs of a check, and as many fresh ones
 LIMIT = 10.0  # seconds
 UNWRITTEN = (
-    "Not written yet: replace the line `raise NotImplementedError` by your code."
+    "Not written yet: replace the line `raise NotImplementedError` with your code."
 )
 
 
 class Wrong(Exception):
-    """What a student is told; ``name`` says how it is known."""
+    """The message to a student; ``name`` is the mistake's or the kind of symptom."""
 
     def __init__(self, message: str, name: str = "") -> None:
         super().__init__(message)
@@ -56,9 +56,9 @@ class Wrong(Exception):
 class Exercise:
     """One function to write.
 
-    ``hint`` is one hint or several, from vague to plain. ``gradient`` names the
-    arguments whose gradient is compared; True stands for all floats except masks. A
-    value without a gradient passes unless the docstring asks for a tensor.
+    ``hint`` is one hint or several, from vague to explicit. ``gradient`` names the
+    arguments whose gradient is compared; True means all floats except masks. A value
+    without a gradient passes unless the docstring asks for a tensor.
     """
 
     def __init__(self, solution, title, difficulty, minutes, hint, gradient) -> None:
@@ -78,7 +78,7 @@ class Exercise:
         self._kept: tuple[int, list, list] = -1, [], []
 
     def inputs(self, make: Callable) -> Callable:
-        """Register how a torch.Generator becomes a tuple of arguments."""
+        """Register a function from a torch.Generator to a tuple of arguments."""
         self.draw = make
         return make
 
@@ -88,96 +88,96 @@ class Exercise:
         return function
 
     def alternative(self, function: Callable) -> Callable:
-        """Register a right solution that is written differently."""
+        """Register a correct solution that is written differently."""
         self.alternatives.append(function)
         return function
 
     def cases(self, seed: int) -> list[tuple]:
-        """The fixed arguments, and fresh ones of a seed."""
+        """Return the fixed arguments, and fresh ones from a seed."""
         seeds = (*range(CASES), *range(seed, seed + CASES))
         return [self.draw(torch.Generator().manual_seed(number)) for number in seeds]
 
-    def wanted(self, seed: int) -> tuple[list[tuple], list[Result]]:
-        """Arguments, and what the solution makes of them; the last seed's are kept."""
+    def expected(self, seed: int) -> tuple[list[tuple], list[Result]]:
+        """Return arguments and the solution's results; the last seed's are cached."""
         if self._kept[0] != seed:
             cases = self.cases(seed)
             self._kept = seed, cases, [self.run(self.solution, case) for case in cases]
         return self._kept[1:]
 
     def verdict(self, answer: Callable, seed: int = CASES) -> str | None:
-        """What is wrong with an answer, or None."""
+        """Return what is wrong with an answer, or None."""
         wrong = self.judge(answer, seed)
         return wrong and str(wrong)
 
     def passes(self, answer: Callable, seed: int = CASES) -> bool:
-        """Whether an answer is right; the first wrong result decides."""
+        """Return whether an answer is right; stop at the first wrong result."""
         with contextlib.suppress(Exception, SystemExit):
-            pairs = zip(*self.wanted(seed))
+            pairs = zip(*self.expected(seed))
             return all(self._passes(self.run(answer, c), right) for c, right in pairs)
         return False
 
     def judge(self, answer: Callable, seed: int = CASES) -> Wrong | None:
-        """The same with the name of the mistake, where there is one."""
-        cases, wanted = self.wanted(seed)
-        found = []
+        """Return what is wrong, with the mistake's name if it has one, or None."""
+        cases, expected = self.expected(seed)
+        actual = []
         for case in cases:
             try:
-                found.append(self.run(answer, case))
+                actual.append(self.run(answer, case))
             except Wrong as error:
                 return error
             except (Exception, SystemExit) as error:
                 return Wrong(self._stopped(answer, error, case), "error")
-        if all(map(self._passes, found, wanted)):
+        if all(map(self._passes, actual, expected)):
             return None
-        if (message := gradients(found, wanted)) == NO_GRADIENT:
+        if (message := gradients(actual, expected)) == NO_GRADIENT:
             return Wrong(message, "stock:seen")
         for name, mistake in self.mistakes.items():
-            if self._fits(mistake, cases, found):
+            if self._fits(mistake, cases, actual):
                 return Wrong(inspect.cleandoc(mistake.__doc__), name)
-        if message := message or unvaried(found, wanted):
+        if message := message or unvaried(actual, expected):
             return Wrong(message, "stock:seen")
         for name, message, mistake in stock(self.solution, self.names, cases[0]):
-            if self._fits(mistake, cases, found):
+            if self._fits(mistake, cases, actual):
                 return Wrong(message, f"stock:{name}")
-        return self._symptom(answer, cases, found, wanted)
+        return self._symptom(answer, cases, actual, expected)
 
     def _symptom(
-        self, answer: Callable, cases: list, found: list, wanted: list
+        self, answer: Callable, cases: list, actual: list, expected: list
     ) -> Wrong:
-        """What is seen of a mistake without a name: the first number that differs."""
-        wrong = [not self._passes(*pair) for pair in zip(found, wanted)]
+        """Describe a mistake without a name by the first number that differs."""
+        wrong = [not self._passes(*pair) for pair in zip(actual, expected)]
         first = wrong.index(True)
-        said = difference(found[first], wanted[first])
-        said += f"\nThe arguments were {self._describe(cases[first])}."
+        details = difference(actual[first], expected[first])
+        details += f"\nThe arguments were {self._describe(cases[first])}."
         if message := ignored(self.solution, answer, self.names, cases):
-            return Wrong(f"{message} {said}", "stock:ignored")
-        if message := where(self.names, cases, wrong, found, wanted):
-            return Wrong(f"{message} {said}", "where")
-        return Wrong(said)
+            return Wrong(f"{message} {details}", "stock:ignored")
+        if message := where(self.names, cases, wrong, actual, expected):
+            return Wrong(f"{message} {details}", "where")
+        return Wrong(details)
 
-    def _fits(self, mistake: Callable, cases: list, found: list[Result]) -> bool:
-        """Whether a mistake explains all results; nan alone may come from anything."""
-        if all(is_nan(own.values, everywhere=True) for own in found):
+    def _fits(self, mistake: Callable, cases: list, actual: list[Result]) -> bool:
+        """Return whether a mistake explains all results; nan everywhere never does."""
+        if all(is_nan(own.values, everywhere=True) for own in actual):
             return False
         with contextlib.suppress(Exception), warnings.catch_warnings(action="ignore"):
             its = (self.run(mistake, case) for case in cases)
-            return all(same(own, result, True) for own, result in zip(found, its))
+            return all(same(own, result, True) for own, result in zip(actual, its))
         return False
 
-    def _passes(self, found: Result, wanted: Result) -> bool:
-        unlearned = wanted.slopes is not None and found.slopes is None
-        if unlearned and (self.asks_for_tensor or isinstance(found.values, Tensor)):
+    def _passes(self, actual: Result, expected: Result) -> bool:
+        unlearned = expected.slopes is not None and actual.slopes is None
+        if unlearned and (self.asks_for_tensor or isinstance(actual.values, Tensor)):
             return False  # a number may pass where no tensor is asked for
-        return same(found, wanted)
+        return same(actual, expected)
 
     def run(self, function: Callable, arguments: tuple) -> Result:
-        """What a function returns for copies of arguments, which it must not change."""
+        """Run a function on copies of arguments; raise Wrong if it changes them."""
         given = copy.deepcopy(arguments)
         values = function(*given)
         for name, before, after in zip(self.names, arguments, given):
             if not alike(before, after):
                 raise Wrong(
-                    f"It changes its argument `{name}` in place. Make a new one.",
+                    f"It changes its argument `{name}` in place. Change a copy.",
                     "place",
                 )
         if not self.learns:
@@ -198,34 +198,34 @@ class Exercise:
         return Result(values, dict(zip(leaves, slopes)))
 
     def _stopped(self, answer: Callable, error: BaseException, case: tuple) -> str:
-        """An error of the student's code in words, with the line."""
+        """Describe an error of the student's code, with its line."""
         code = getattr(inspect.unwrap(answer), "__code__", None)
         frames = traceback.extract_tb(error.__traceback__)
         own = [frame for frame in frames if code and frame.filename == code.co_filename]
         stub = own and own[-1] is frames[-1] and not error.args
         if isinstance(error, NotImplementedError) and stub:
             return UNWRITTEN
-        said = f"It stops with {type(error).__name__}: {error}"
+        message = f"It stops with {type(error).__name__}: {error}"
         if own:
             line = linecache.getline(own[-1].filename, own[-1].lineno).strip()
-            said += f"\nin line {own[-1].lineno}" + (f": `{line}`" if line else "")
-        return f"{said}\nThe arguments were {self._describe(case)}."
+            message += f"\nin line {own[-1].lineno}" + (f": `{line}`" if line else "")
+        return f"{message}\nThe arguments were {self._describe(case)}."
 
     def _describe(self, arguments: tuple) -> str:
-        """Arguments as they can be typed, long tensors by their shape."""
-        said = []
+        """Return arguments as Python text, and long tensors as their shape."""
+        parts = []
         for name, x in zip(self.names, arguments):
             if isinstance(x, Tensor):
                 shape = f"a tensor {tuple(x.shape)}"
-                said.append(f"{name} = {x.tolist() if x.numel() <= 8 else shape}")
+                parts.append(f"{name} = {x.tolist() if x.numel() <= 8 else shape}")
             else:
                 short = repr(x) if len(repr(x)) < 200 else f"a {type(x).__name__}"
-                said.append(f"{name} = {short}")
-        return ", ".join(said)
+                parts.append(f"{name} = {short}")
+        return ", ".join(parts)
 
 
 class Set:
-    """The exercises of one notebook; ``imports`` is what their solutions need."""
+    """The exercises of one notebook; their solutions need ``imports``."""
 
     loaded: dict[str, Exercise] = {}  # of all sets, so that one kernel may hold several
 
@@ -236,7 +236,7 @@ class Set:
     def exercise(
         self, title: str, difficulty: int, minutes: int, hint, gradient=False
     ) -> Callable[[Callable], Exercise]:
-        """Make an exercise of the function below, which is its solution."""
+        """Make an exercise from the decorated function, which is its solution."""
 
         def register(solution: Callable) -> Exercise:
             made = Exercise(solution, title, difficulty, minutes, hint, gradient)
@@ -251,39 +251,43 @@ class Set:
         exercise = self.exercises.get(name) or self.loaded.get(name)
         if exercise is None:
             known = ", ".join(self.exercises)
-            print(f"✘ check() takes one of {known}, without brackets; got {answer!r}.")
+            print(
+                f"✘ Pass check() one of {known}, without parentheses; got {answer!r}."
+            )
             return
         seed = secrets.randbelow(10**6) if seed is None else seed
         wrong, printed = guarded(
-            functools.partial(_heard, exercise, answer, seed), LIMIT
+            functools.partial(_verdict_and_output, exercise, answer, seed), LIMIT
         )
         print(printed, end="")
         if wrong is None:
-            print(f"✔ {name} is right, on {2 * CASES} random inputs.")
+            print(f"✔ {name} is right on {2 * CASES} random inputs.")
         else:
             again = f"`check({name}, {seed})` tries the same inputs again."
             print(f"✘ {name}: {wrong}" + f"\n{again}" * (wrong != UNWRITTEN))
 
 
-def _heard(exercise: Exercise, answer: Callable, seed: int) -> tuple[str | None, str]:
-    """The verdict, and the beginning of what the answer printed."""
+def _verdict_and_output(
+    exercise: Exercise, answer: Callable, seed: int
+) -> tuple[str | None, str]:
+    """Return the verdict, and the first 2,000 characters that the answer printed."""
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         wrong = exercise.verdict(answer, seed)
     return wrong, printed.getvalue()[:2000]
 
 
-def normal(dice: torch.Generator, *shape: int) -> Tensor:
-    """Standard normal numbers in float64."""
-    return torch.randn(*shape, generator=dice, dtype=torch.float64)
+def normal(generator: torch.Generator, *shape: int) -> Tensor:
+    """Return standard normal numbers in float64."""
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
-def ragged(dice: torch.Generator, rows: int, columns: int) -> Tensor:
-    """A mask (rows, columns) with rows of different lengths, one of them full."""
-    lengths = torch.randint(1, columns, (rows,), generator=dice)
-    lengths[int(torch.randint(rows, (), generator=dice))] = columns
+def ragged(generator: torch.Generator, rows: int, columns: int) -> Tensor:
+    """Return a mask (rows, columns) of rows with different lengths, one row full."""
+    lengths = torch.randint(1, columns, (rows,), generator=generator)
+    lengths[int(torch.randint(rows, (), generator=generator))] = columns
     return (torch.arange(columns) < lengths.unsqueeze(1)).double()
 
 
-def pick(dice: torch.Generator, options: Any) -> Any:
-    """One of several options."""
-    return options[int(torch.randint(len(options), (), generator=dice))]
+def pick(generator: torch.Generator, options: Any) -> Any:
+    """Return one of several options at random."""
+    return options[int(torch.randint(len(options), (), generator=generator))]

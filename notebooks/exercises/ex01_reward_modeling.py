@@ -18,24 +18,24 @@ check = SET.check
     1,
     5,
     (
-        "Say in words what probability the model gives to the label, then write that.",
+        "Which probability does the model give to the label? Say it in words first.",
         "`logsigmoid` is a stable logarithm of the sigmoid. What goes into it?",
     ),
     True,
 )
 def pairwise_loss(chosen, rejected):
-    """Bradley and Terry's loss, averaged over pairs: two (B,) → a number.
+    """Return Bradley and Terry's loss, averaged over pairs: two (B,) → a number.
 
-    Minus the log-probability that the chosen answer wins, where that probability is the
-    sigmoid of the difference of scores.
+    The loss is minus the log-probability that the chosen answer wins. This probability
+    is the sigmoid of the difference of the scores.
     """
     return -logsigmoid(chosen - rejected).mean()
 
 
 @pairwise_loss.inputs
-def _(dice):
-    b, scale = pick(dice, range(1, 8)), pick(dice, [0.1, 1, 8])
-    return scale * normal(dice, b), scale * normal(dice, b)
+def _(generator):
+    b, scale = pick(generator, range(1, 8)), pick(generator, [0.1, 1, 8])
+    return scale * normal(generator, b), scale * normal(generator, b)
 
 
 @pairwise_loss.mistake
@@ -48,7 +48,7 @@ def wrong_way_round(chosen, rejected):
 
 @pairwise_loss.mistake
 def no_logarithm(chosen, rejected):
-    """That is minus the probability, not minus its logarithm: a pair that is badly
+    """You return minus the probability, not minus its logarithm: a pair that is badly
     wrong would have no gradient left.
     """
     return -torch.sigmoid(chosen - rejected).mean()
@@ -64,8 +64,8 @@ def summed(chosen, rejected):
 
 @pairwise_loss.mistake
 def two_sigmoids(chosen, rejected):
-    """You squash each score by itself. Only the *difference* goes through the sigmoid;
-    a score has no zero of its own.
+    """You apply the sigmoid to each score. Apply it only to the *difference*; a score
+    has no zero of its own.
     """
     return (
         -(torch.sigmoid(chosen) / (torch.sigmoid(chosen) + torch.sigmoid(rejected)))
@@ -76,15 +76,15 @@ def two_sigmoids(chosen, rejected):
 
 @pairwise_loss.mistake
 def hinge(chosen, rejected):
-    """That is a hinge: pairs beyond its margin have no gradient. Bradley and Terry's
-    probability is smooth.
+    """This is a hinge loss: pairs beyond its margin have no gradient. Bradley and
+    Terry's probability is smooth.
     """
     return (1 - (chosen - rejected)).clamp(min=0).mean()
 
 
 @pairwise_loss.mistake
 def of_the_mean_score(chosen, rejected):
-    """You average first. Each *pair* has its own loss, and then comes the mean."""
+    """You average too early. Compute the loss of each *pair*, and then the mean."""
     return -logsigmoid((chosen - rejected).mean())
 
 
@@ -98,16 +98,16 @@ def softplus(chosen, rejected):
     2,
     10,
     (
-        "How do you recognize the last real token where padding stands on the left?",
-        "Of all positions at which the mask is 1, the largest one is wanted.",
+        "How do you recognize the last real token if the padding is on the left?",
+        "Find the largest of all positions at which the mask is 1.",
     ),
     True,
 )
 def last_token_scores(scores, mask):
-    """The score at each row's last real token: (B, T), mask (B, T) → (B,).
+    """Return the score at each row's last real token: (B, T), mask (B, T) → (B,).
 
-    The reward head gives a score at every position, but only at the last real token has
-    the model read everything. Padding may be on the right *or* on the left of a row,
+    The reward head gives a score at every position, but the model has read everything
+    only at the last real token. Padding may be on the right *or* on the left of a row,
     and one batch may have rows of both kinds.
     """
     last = (torch.arange(mask.shape[1]) * mask).argmax(1)
@@ -115,34 +115,36 @@ def last_token_scores(scores, mask):
 
 
 @last_token_scores.inputs
-def _(dice):
-    b, t = pick(dice, range(3, 6)), pick(dice, range(6, 9))
-    mask = ragged(dice, b, t)
-    if (kind := dice.initial_seed() % 3) == 1:
+def _(generator):
+    b, t = pick(generator, range(3, 6)), pick(generator, range(6, 9))
+    mask = ragged(generator, b, t)
+    if (kind := generator.initial_seed() % 3) == 1:
         mask = mask.flip(1)
     elif kind == 2:  # on the right in the first row, on the left in the others
-        mask = torch.cat([ragged(dice, 1, t - 1)[:, [0, *range(t - 1)]], mask.flip(1)])
+        mask = torch.cat(
+            [ragged(generator, 1, t - 1)[:, [0, *range(t - 1)]], mask.flip(1)]
+        )
         mask[0, -1] = 0
-    return normal(dice, len(mask), t), mask
+    return normal(generator, len(mask), t), mask
 
 
 @last_token_scores.mistake
 def last_column(scores, mask):
-    """The last column is padding where padding stands on the right."""
+    """The last column is padding in rows that are padded on the right."""
     return scores[:, -1]
 
 
 @last_token_scores.mistake
 def counted_tokens(scores, mask):
-    """`mask.sum(1) - 1` is the last real token only if padding stands on the right. On
-    the left it is somewhere inside.
+    """`mask.sum(1) - 1` is the last real token only if the padding is on the right.
+    With padding on the left it is an earlier token.
     """
     return scores[torch.arange(len(scores)), mask.sum(1).long() - 1]
 
 
 @last_token_scores.mistake
 def averaged(scores, mask):
-    """You average over tokens. The first of them have not read the answer yet."""
+    """You average over tokens. The first tokens have not read the answer yet."""
     return (scores * mask).sum(1) / mask.sum(1)
 
 
@@ -155,19 +157,19 @@ def first_padding(scores, mask):
 
 @last_token_scores.mistake
 def first_real_token(scores, mask):
-    """That is the score at the *first* real token, which has read nothing yet."""
+    """You return the score at the *first* real token, where nothing else was read."""
     return scores[torch.arange(len(scores)), mask.argmax(1)]
 
 
 @last_token_scores.mistake
 def largest(scores, mask):
-    """You take the largest score of a row. The position decides, not the score."""
+    """You take the largest score of a row. Choose by position, not by score."""
     return scores.masked_fill(mask == 0, -torch.inf).amax(1)
 
 
 @last_token_scores.mistake
 def all_added(scores, mask):
-    """You add up all tokens' scores; one position has read everything."""
+    """You sum all tokens' scores; return the score at the last real token only."""
     return (scores * mask).sum(1)
 
 
@@ -182,29 +184,28 @@ def flipped(scores, mask):
     2,
     10,
     (
-        "Take one pair first: on which answer would you bet, and how often do you win?",
-        "The bet is on the larger utility, whichever answer has it.",
+        "Take one pair: on which answer would you bet, and how often would you win?",
+        "Bet on the larger utility, whichever answer has it.",
     ),
 )
 def ceiling(first, second):
-    """The best accuracy to be expected from true utilities of two answers: two (N,) → a
-    number.
+    """Return the best expected accuracy from true utilities: two (N,) → a number.
 
-    Labels are drawn with probability σ(u_first − u_second) that the first wins. What
-    accuracy does somebody reach who knows both utilities exactly?
+    Labels are drawn: the first answer wins with probability σ(u_first − u_second). What
+    accuracy does a judge reach who knows both utilities exactly?
     """
     return torch.sigmoid((first - second).abs()).mean()
 
 
 @ceiling.inputs
-def _(dice):
-    n, scale = pick(dice, range(5, 50)), pick(dice, [0.3, 1, 5])
-    return scale * normal(dice, n) + 0.5, scale * normal(dice, n)
+def _(generator):
+    n, scale = pick(generator, range(5, 50)), pick(generator, [0.3, 1, 5])
+    return scale * normal(generator, n) + 0.5, scale * normal(generator, n)
 
 
 @ceiling.mistake
 def no_absolute_value(first, second):
-    """That is how often the *first* answer wins. Bet on the better one, whichever it
+    """You return how often the *first* answer wins. Bet on the better one, whichever it
     is.
     """
     return torch.sigmoid(first - second).mean()
@@ -212,37 +213,37 @@ def no_absolute_value(first, second):
 
 @ceiling.mistake
 def perfect(first, second):
-    """Even who knows the utilities is wrong where the worse answer was drawn as the
-    winner. Labels are noisy.
+    """Even a judge who knows the utilities is wrong if the worse answer was drawn as
+    the winner. Labels are noisy.
     """
     return torch.ones((), dtype=first.dtype)
 
 
 @ceiling.mistake
 def of_the_mean(first, second):
-    """First the sigmoid, then the mean: the sigmoid of a mean difference is another
-    number.
+    """Apply the sigmoid first, then the mean: the sigmoid of a mean difference is a
+    different number.
     """
     return torch.sigmoid((first - second).abs().mean())
 
 
 @ceiling.mistake
 def mean_inside(first, second):
-    """You take the mean before the size: pairs of opposite sign cancel."""
+    """You take the mean before the absolute value: pairs of opposite sign cancel."""
     return torch.sigmoid((first - second).mean().abs())
 
 
 @ceiling.mistake
 def larger_than_one_half_counts(first, second):
-    """That is how often the first answer is better. Labels are drawn, so being better
-    does not always win.
+    """You return how often the first answer is better. Labels are drawn at random, so
+    the better answer does not always win.
     """
     return (first > second).to(first.dtype).mean()
 
 
 @ceiling.mistake
 def each_utility_alone(first, second):
-    """You squash each utility separately: only a difference decides who wins."""
+    """You apply the sigmoid to each utility: only their difference decides who wins."""
     return torch.maximum(torch.sigmoid(first), torch.sigmoid(second)).mean()
 
 
@@ -258,15 +259,15 @@ def larger_of_both(first, second):
     1,
     5,
     (
-        "There are three kinds of pairs. What does each of them add?",
+        "There are three kinds of pairs. What does each kind add to the accuracy?",
         "In a tie a model can only guess, and a guess is right half of the time.",
     ),
 )
 def pair_accuracy(chosen, rejected):
-    """Share of pairs in which the chosen answer scores higher; a tie counts half: two
-    (B,) → a number.
+    """Return the share of pairs in which the chosen answer scores higher: two (B,) → a
+    number. A tie counts half.
 
-    A reward model that says 0 to everything ties always. Which accuracy should it get?
+    A reward model that gives everything 0 always ties. Which accuracy should it get?
     """
     return ((chosen > rejected).double() + 0.5 * (chosen == rejected).double()).mean()
 
@@ -275,15 +276,17 @@ pair_accuracy.reply = "One half, as a guess: all pairs tie, and each counts half
 
 
 @pair_accuracy.inputs
-def _(dice):
-    n, scale = pick(dice, range(5, 40)), pick(dice, [0.01, 1, 100])
-    chosen, rejected = torch.randint(-1, 2, (2, n), generator=dice).double() * scale
-    return chosen, chosen.clone() if dice.initial_seed() % 6 == 5 else rejected
+def _(generator):
+    n, scale = pick(generator, range(5, 40)), pick(generator, [0.01, 1, 100])
+    chosen, rejected = (
+        torch.randint(-1, 2, (2, n), generator=generator).double() * scale
+    )
+    return chosen, chosen.clone() if generator.initial_seed() % 6 == 5 else rejected
 
 
 @pair_accuracy.mistake
 def ties_win(chosen, rejected):
-    """Ties count as right here: a model that says the same to everything would have
+    """You count ties as right: a model that scores everything alike would have
     accuracy 1.
     """
     return (chosen >= rejected).double().mean()
@@ -291,22 +294,22 @@ def ties_win(chosen, rejected):
 
 @pair_accuracy.mistake
 def ties_lose(chosen, rejected):
-    """Ties count as wrong here: a model that says the same to everything would look
-    worse than one that guesses.
+    """You count ties as wrong: a model that scores everything alike would look worse
+    than a model that guesses.
     """
     return (chosen > rejected).double().mean()
 
 
 @pair_accuracy.mistake
 def ties_left_out(chosen, rejected):
-    """You leave ties out of the mean. They count half, and they count as pairs."""
+    """You leave ties out of the mean. Each tie counts half, and it counts as a pair."""
     untied = chosen != rejected
     return (chosen > rejected)[untied].double().mean()
 
 
 @pair_accuracy.mistake
 def only_ties(chosen, rejected):
-    """You count the ties, and lose the wins."""
+    """You count only the ties; count the wins as well."""
     return 0.5 * (chosen == rejected).double().mean()
 
 
@@ -320,66 +323,68 @@ def by_sign(chosen, rejected):
     2,
     10,
     (
-        "Two things are asked for: do one after the other, and look at the result.",
+        "Make one change after the other, and look at the result.",
         "Strings have a method for capitals, and one that replaces every occurrence.",
     ),
 )
 def shouting(answer):
-    """The bad answer made from a normal one: str → str.
+    """Return the bad answer made from a normal one: str → str.
 
-    A probe of the audit makes, from a normal answer, one that no reader would prefer,
-    and asks the reward model. Write one that shouts: all capitals, and every full stop
-    turned into three exclamation marks.
+    A probe of the audit turns a normal answer into one that no reader would prefer, and
+    lets the reward model score it. Write a probe that shouts: turn all letters into
+    capitals, and every period into three exclamation marks.
     """
     return answer.upper().replace(".", "!!!")
 
 
 @shouting.inputs
-def _(dice):
+def _(generator):
     parts = ["Hold it low.", "Try v. 2.5, again!", "Really?", "Wait ...", "no café", ""]
-    order = torch.randperm(len(parts), generator=dice)[: pick(dice, range(2, 5))]
+    order = torch.randperm(len(parts), generator=generator)[
+        : pick(generator, range(2, 5))
+    ]
     return (" ".join(["It works.", *(parts[i] for i in order)]),)
 
 
 @shouting.mistake
 def only_capitals(answer):
-    """The full stops are still there: the probe says less than it was meant to."""
+    """The periods are still there: replace each by three exclamation marks."""
     return answer.upper()
 
 
 @shouting.mistake
 def only_the_last(answer):
-    """Only the last full stop was replaced."""
+    """You replace only the last period."""
     return "!!!".join(answer.upper().rsplit(".", 1))
 
 
 @shouting.mistake
 def only_the_first(answer):
-    """Only the first full stop was replaced."""
+    """You replace only the first period."""
     return answer.upper().replace(".", "!!!", 1)
 
 
 @shouting.mistake
 def only_the_marks(answer):
-    """The capitals are missing: this answer whispers."""
+    """The capitals are missing."""
     return answer.replace(".", "!!!")
 
 
 @shouting.mistake
 def marks_besides(answer):
-    """The full stops are still there, before the exclamation marks."""
+    """The periods are still there, before the exclamation marks."""
     return answer.upper().replace(".", ".!!!")
 
 
 @shouting.mistake
 def at_the_end(answer):
-    """The marks stand at the end of the answer, and the full stops are still there."""
+    """You add the marks only at the end, and the periods are still there."""
     return answer.upper() + "!!!"
 
 
 @shouting.mistake
 def one_mark(answer):
-    """One exclamation mark is enthusiasm; three were asked for."""
+    """You write one exclamation mark per period; write three."""
     return answer.upper().replace(".", "!")
 
 

@@ -13,12 +13,13 @@ check = SET.check
     1,
     5,
     (
-        "Which columns of a row with 3 tokens are real? Say it without looking at ids.",
+        "Which columns of a row with 3 tokens are real? Answer without looking at ids.",
         "Number the columns with `torch.arange` and compare the numbers with lengths.",
     ),
 )
 def response_mask(ids, lengths, pad):
-    """1.0 on response tokens, 0.0 on padding: ids (B, R), lengths (B,) → (B, R).
+    """Mark response tokens with 1.0, padding with 0.0: ids (B, R), lengths (B,) → (B,
+    R).
 
     Padding is EOS here, as with GPT-2, and a policy may sample EOS as its last token.
     """
@@ -26,11 +27,11 @@ def response_mask(ids, lengths, pad):
 
 
 @response_mask.inputs
-def _(dice):
-    width, pad = pick(dice, range(4, 8)), pick(dice, [0, 9])
-    lengths = torch.randint(1, width + 1, (4,), generator=dice)
+def _(generator):
+    width, pad = pick(generator, range(4, 8)), pick(generator, [0, 9])
+    lengths = torch.randint(1, width + 1, (4,), generator=generator)
     lengths[0] = 2
-    ids = torch.randint(1, 9, (4, width), generator=dice)
+    ids = torch.randint(1, 9, (4, width), generator=generator)
     ids[torch.arange(width) >= lengths.unsqueeze(1)] = pad
     ids[0, 1] = pad  # a sampled EOS
     return ids, lengths, pad
@@ -38,48 +39,48 @@ def _(dice):
 
 @response_mask.mistake
 def from_the_padding_token(ids, lengths, pad):
-    """Looking for padding in `ids` drops the EOS that the policy *sampled*: it was its
-    decision to stop, and must be learned from.
+    """Looking for padding in `ids` drops the EOS that the policy *sampled*. This EOS
+    was the policy's decision to stop, and the policy must learn from it.
     """
     return (ids != pad).double()
 
 
 @response_mask.mistake
 def one_too_many(ids, lengths, pad):
-    """One token of padding counts in every row: a row of n tokens has the columns 0 to
-    n − 1.
+    """One padding token counts in every row: a row of n tokens has the columns 0 to n −
+    1.
     """
     return (torch.arange(ids.shape[1]) <= lengths.unsqueeze(1)).double()
 
 
 @response_mask.mistake
 def inverted(ids, lengths, pad):
-    """Yours is 1 on padding and 0 on the response."""
+    """Your mask is 1 on padding and 0 on the response."""
     return (torch.arange(ids.shape[1]) >= lengths.unsqueeze(1)).double()
 
 
 @response_mask.mistake
 def one_too_few(ids, lengths, pad):
-    """The last token of every row is missing, and that is where the policy stops."""
+    """Your mask omits the last token of every row, where the policy stops."""
     return (torch.arange(ids.shape[1]) < lengths.unsqueeze(1) - 1).double()
 
 
 @response_mask.mistake
 def padded_on_the_left(ids, lengths, pad):
-    """The ones stand at the right end: responses are padded on the right."""
+    """The ones are at the right end, but responses are padded on the right."""
     columns = torch.arange(ids.shape[1])
     return (columns >= ids.shape[1] - lengths.unsqueeze(1)).double()
 
 
 @response_mask.mistake
 def all_ones(ids, lengths, pad):
-    """Padding counts: yours is 1 everywhere."""
+    """Padding counts: your mask is 1 everywhere."""
     return torch.ones(ids.shape, dtype=torch.float64)
 
 
 @response_mask.mistake
 def last_token_only(ids, lengths, pad):
-    """Only each row's last token is marked; all of its tokens were asked for."""
+    """You mark only each row's last token. Mark all of its tokens."""
     return (torch.arange(ids.shape[1]) == lengths.unsqueeze(1) - 1).double()
 
 
@@ -101,23 +102,23 @@ def row_by_row(ids, lengths, pad):
     ),
 )
 def position_ids(attention_mask):
-    """Positions counted from the first real token, 0 on padding: (B, T) → (B, T).
+    """Count positions from the first real token, 0 on padding: (B, T) → (B, T).
 
-    GPT-2 knows positions by number. The first real token must be at position 0, in
-    whichever column it is. Padding is on the left; it also gets 0.
+    GPT-2 identifies positions by number. The first real token must be at position 0,
+    whatever its column. Padding is on the left; it also gets 0.
     """
     return (attention_mask.cumsum(1) - 1).clamp(min=0)
 
 
 @position_ids.inputs
-def _(dice):
-    b, t = pick(dice, range(3, 5)), pick(dice, range(5, 8))
-    return (ragged(dice, b, t).flip(1).long(),)
+def _(generator):
+    b, t = pick(generator, range(3, 5)), pick(generator, range(5, 8))
+    return (ragged(generator, b, t).flip(1).long(),)
 
 
 @position_ids.mistake
 def by_column(attention_mask):
-    """These are column numbers: a padded query would start in the middle of GPT-2's
+    """You return column numbers: a padded query would start in the middle of GPT-2's
     positions.
     """
     return torch.arange(attention_mask.shape[1]).expand_as(attention_mask)
@@ -131,37 +132,37 @@ def starts_at_one(attention_mask):
 
 @position_ids.mistake
 def negative_on_padding(attention_mask):
-    """Padding has position −1, which no embedding table holds."""
+    """Padding has position −1, which no embedding table has."""
     return attention_mask.cumsum(1) - 1
 
 
 @position_ids.mistake
 def from_the_right(attention_mask):
-    """You count from the right end: the last token is not at 0, the first is."""
+    """You count from the right end. The first token must be at 0, not the last."""
     return attention_mask.flip(1).cumsum(1).flip(1) - 1
 
 
 @position_ids.mistake
 def columns_of_real_tokens(attention_mask):
-    """These are column numbers, with 0 on padding: count real tokens, not columns."""
+    """You return column numbers, with 0 on padding. Count real tokens, not columns."""
     return torch.arange(attention_mask.shape[1]) * attention_mask
 
 
 @position_ids.mistake
 def one_on_padding(attention_mask):
-    """Padding has position 1. Some code does that; here it was to be 0."""
+    """Padding has position 1, as in some code. Here it must have position 0."""
     return (attention_mask.cumsum(1) - 1).masked_fill(attention_mask == 0, 1)
 
 
 @position_ids.mistake
 def mask_itself(attention_mask):
-    """You return the mask. Positions count: 0, 1, 2 and so on."""
+    """You return the mask. Positions must count up: 0, 1, 2 and so on."""
     return attention_mask.clone()
 
 
 @position_ids.mistake
 def first_column_of_the_batch(attention_mask):
-    """You subtract the same number from all rows: each row starts in its own column."""
+    """You subtract the same number from all rows, but each starts in its own column."""
     start = attention_mask.argmax(1).max()
     return (
         (torch.arange(attention_mask.shape[1]) - start)
@@ -181,13 +182,13 @@ def subtracting_the_start(attention_mask):
     2,
     15,
     (
-        "Two parts are added: one at every token, the other at one token per row.",
-        "How does the mask say where a row ends? Index one element of each row there.",
+        "The reward has two parts: one at every token, the other at one token per row.",
+        "How does the mask show where a row ends? Index one element of each row there.",
     ),
 )
 def token_rewards(scores, kl, mask, beta):
-    """Every token pays β·KL, and the score comes with the last one: (B,), (B, R), (B,
-    R) → (B, R).
+    """Give every token −β·KL, and add the score at the last one: (B,), (B, R), (B, R) →
+    (B, R).
 
     Rows are padded on the right, and padding gets 0.
     """
@@ -197,15 +198,15 @@ def token_rewards(scores, kl, mask, beta):
 
 
 @token_rewards.inputs
-def _(dice):
-    b, r = pick(dice, range(3, 6)), pick(dice, range(6, 9))
-    beta = pick(dice, [0.05, 0.2, 2.0])
-    return normal(dice, b), normal(dice, b, r), ragged(dice, b, r), beta
+def _(generator):
+    b, r = pick(generator, range(3, 6)), pick(generator, range(6, 9))
+    beta = pick(generator, [0.05, 0.2, 2.0])
+    return normal(generator, b), normal(generator, b, r), ragged(generator, b, r), beta
 
 
 @token_rewards.mistake
 def pays_for_kl(scores, kl, mask, beta):
-    """KL has the wrong sign: this policy is paid for leaving the reference."""
+    """KL has the wrong sign: the policy is rewarded for leaving the reference."""
     rewards = beta * kl * mask
     rewards[torch.arange(len(scores)), mask.sum(1).long() - 1] += scores
     return rewards
@@ -213,8 +214,8 @@ def pays_for_kl(scores, kl, mask, beta):
 
 @token_rewards.mistake
 def score_in_the_last_column(scores, kl, mask, beta):
-    """The score stands in the last *column*, which is padding in the shorter rows:
-    nobody would learn from it.
+    """The score is in the last *column*, which is padding in the shorter rows: the
+    policy would not learn from it.
     """
     rewards = -beta * kl * mask
     rewards[:, -1] += scores
@@ -223,15 +224,15 @@ def score_in_the_last_column(scores, kl, mask, beta):
 
 @token_rewards.mistake
 def score_on_every_token(scores, kl, mask, beta):
-    """Every token gets the whole score, so long responses earn more. It comes once, at
-    the end.
+    """Every token gets the whole score, so long responses earn more. Add the score
+    once, at the end.
     """
     return (scores.unsqueeze(1) - beta * kl) * mask
 
 
 @token_rewards.mistake
 def score_replaces_kl(scores, kl, mask, beta):
-    """The last token's KL is lost: the score is *added* there."""
+    """The last token's KL is lost: *add* the score there."""
     rewards = -beta * kl * mask
     rewards[torch.arange(len(scores)), mask.sum(1).long() - 1] = scores
     return rewards
@@ -239,7 +240,7 @@ def score_replaces_kl(scores, kl, mask, beta):
 
 @token_rewards.mistake
 def score_at_the_first_token(scores, kl, mask, beta):
-    """The score comes with the first token; it is known only after the last."""
+    """You add the score at the first token, but it is known only after the last."""
     rewards = -beta * kl * mask
     rewards[:, 0] += scores
     return rewards
@@ -247,7 +248,7 @@ def score_at_the_first_token(scores, kl, mask, beta):
 
 @token_rewards.mistake
 def score_without_sign(scores, kl, mask, beta):
-    """The score is subtracted: this policy is paid for what scores badly."""
+    """You subtract the score: the policy is rewarded for low scores."""
     rewards = -beta * kl * mask
     rewards[torch.arange(len(scores)), mask.sum(1).long() - 1] -= scores
     return rewards
@@ -255,7 +256,7 @@ def score_without_sign(scores, kl, mask, beta):
 
 @token_rewards.mistake
 def one_past_the_end(scores, kl, mask, beta):
-    """The score comes one token too late, on padding."""
+    """You add the score one token too late, on padding."""
     rewards = -beta * kl * mask
     last = mask.sum(1).long().clamp(max=mask.shape[1] - 1)
     rewards[torch.arange(len(scores)), last] += scores
@@ -264,7 +265,7 @@ def one_past_the_end(scores, kl, mask, beta):
 
 @token_rewards.mistake
 def one_before_the_end(scores, kl, mask, beta):
-    """The score comes one token too early."""
+    """You add the score one token too early."""
     rewards = -beta * kl * mask
     rewards[torch.arange(len(scores)), mask.sum(1).long() - 2] += scores
     return rewards
@@ -272,14 +273,14 @@ def one_before_the_end(scores, kl, mask, beta):
 
 @token_rewards.mistake
 def spread_over_the_tokens(scores, kl, mask, beta):
-    """The score is shared out among the tokens. It comes once, with the last token."""
+    """You divide the score among the tokens. Add it once, at the last token."""
     share = scores / mask.sum(1)
     return (share.unsqueeze(1) - beta * kl) * mask
 
 
 @token_rewards.mistake
 def kl_on_padding(scores, kl, mask, beta):
-    """Padding pays for KL as well: it was to get 0."""
+    """Padding also gets the KL penalty. It must get 0."""
     rewards = -beta * kl
     rewards[torch.arange(len(scores)), mask.sum(1).long() - 1] += scores
     return rewards
@@ -287,7 +288,7 @@ def kl_on_padding(scores, kl, mask, beta):
 
 @token_rewards.mistake
 def kl_at_the_end_only(scores, kl, mask, beta):
-    """All of the KL is paid with the last token; each token pays for its own."""
+    """The last token gets the whole KL penalty. Each token must get its own."""
     rewards = torch.zeros_like(kl)
     paid = scores - beta * (kl * mask).sum(1)
     rewards[torch.arange(len(scores)), mask.sum(1).long() - 1] = paid
@@ -296,7 +297,7 @@ def kl_at_the_end_only(scores, kl, mask, beta):
 
 @token_rewards.mistake
 def no_kl(scores, kl, mask, beta):
-    """KL costs nothing in yours: there is only the score."""
+    """Your rewards contain only the score, without a KL penalty."""
     rewards = torch.zeros_like(kl)
     rewards[torch.arange(len(scores)), mask.sum(1).long() - 1] = scores
     return rewards
@@ -304,7 +305,7 @@ def no_kl(scores, kl, mask, beta):
 
 @token_rewards.mistake
 def beta_on_the_score(scores, kl, mask, beta):
-    """β scales the score as well: it is the price of KL only."""
+    """β also scales the score. It must scale only the KL."""
     rewards = -beta * kl * mask
     rewards[torch.arange(len(scores)), mask.sum(1).long() - 1] += beta * scores
     return rewards
@@ -322,12 +323,12 @@ def with_a_second_mask(scores, kl, mask, beta):
     15,
     (
         "Which of the numbers in the formula would change if you added more padding?",
-        "Mean and variance are sums over real tokens. By what is each sum divided?",
+        "Mean and variance are sums over real tokens. What divides each sum?",
     ),
 )
 def whiten(x, mask):
-    """Mean 0 and unbiased variance 1 over the tokens of the mask, 0 elsewhere: two (B,
-    R) → (B, R).
+    """Scale to mean 0 and unbiased variance 1 over the mask's tokens, 0 elsewhere: two
+    (B, R) → (B, R).
 
     Use 1e-8 inside the square root: (x − mean) / sqrt(variance + 1e-8).
     """
@@ -338,22 +339,22 @@ def whiten(x, mask):
 
 
 @whiten.inputs
-def _(dice):
-    b, r, scale = pick(dice, (3, 4)), pick(dice, range(5, 8)), [1, 0, 1e-4, 5]
-    mask = ragged(dice, b, r)
-    x = scale[dice.initial_seed() % 4] * normal(dice, b, r)
-    return x + (x.abs().max() > 0.1) + (1 - mask) * normal(dice, b, r), mask
+def _(generator):
+    b, r, scale = pick(generator, (3, 4)), pick(generator, range(5, 8)), [1, 0, 1e-4, 5]
+    mask = ragged(generator, b, r)
+    x = scale[generator.initial_seed() % 4] * normal(generator, b, r)
+    return x + (x.abs().max() > 0.1) + (1 - mask) * normal(generator, b, r), mask
 
 
 @whiten.mistake
 def over_padding(x, mask):
-    """Padding is in the mean and in the variance."""
+    """Your mean and variance include padding."""
     return (x - x.mean()) / (x.var() + 1e-8).sqrt() * mask
 
 
 @whiten.mistake
 def with_n(x, mask):
-    """The variance is divided by n; the unbiased one by n − 1."""
+    """You divide the variance by n. The unbiased variance divides by n − 1."""
     n = mask.sum()
     mean = (x * mask).sum() / n
     return (x - mean) / (((x - mean) ** 2 * mask).sum() / n + 1e-8).sqrt() * mask
@@ -369,8 +370,8 @@ def padding_left_over(x, mask):
 
 @whiten.mistake
 def row_by_row_means(x, mask):
-    """You whiten each row by itself. Then a good response is no better than a bad one:
-    the whole batch is compared.
+    """You whiten each row separately, so a good response looks no better than a bad
+    one. Whiten over the whole batch.
     """
     n = mask.sum(1, keepdim=True)
     mean = (x * mask).sum(1, keepdim=True) / n
@@ -383,21 +384,21 @@ def row_by_row_means(x, mask):
 
 @whiten.mistake
 def mean_kept(x, mask):
-    """The mean is not subtracted: the result does not have mean 0."""
+    """You do not subtract the mean, so the result does not have mean 0."""
     return x / (x[mask.bool()].var() + 1e-8).sqrt() * mask
 
 
 @whiten.mistake
 def variance_for_std(x, mask):
-    """You divide by the variance: its root was asked for."""
+    """You divide by the variance. Divide by its square root."""
     real = x[mask.bool()]
     return (x - real.mean()) / (real.var() + 1e-8) * mask
 
 
 @whiten.mistake
 def small_number_outside(x, mask):
-    """1e-8 stands outside the root, or is missing: a batch that is nearly constant
-    comes out differently.
+    """1e-8 is outside the root, or missing, which changes the result for a nearly
+    constant batch.
     """
     real = x[mask.bool()]
     return (x - real.mean()) / (real.std() + 1e-8) * mask
@@ -405,14 +406,14 @@ def small_number_outside(x, mask):
 
 @whiten.mistake
 def centered_only(x, mask):
-    """The variance is not 1: you subtract the mean and divide by nothing."""
+    """You subtract the mean but do not divide, so the variance is not 1."""
     return (x - x[mask.bool()].mean()) * mask
 
 
 @whiten.mistake
 def padding_as_zeros(x, mask):
-    """Padding enters the mean or the variance as zeros: divide by the number of real
-    tokens, and leave the others out.
+    """Padding enters the mean or the variance as zeros. Divide by the number of real
+    tokens, and leave padding out.
     """
     y = x * mask
     return (y - y.mean()) / (y.var() + 1e-8).sqrt() * mask
@@ -420,7 +421,7 @@ def padding_as_zeros(x, mask):
 
 @whiten.mistake
 def squares_of_padding(x, mask):
-    """The mean is right; padding is in the variance."""
+    """The mean is right, but the variance includes padding."""
     mean = x[mask.bool()].mean()
     variance = ((x - mean) ** 2).sum() / (mask.sum() - 1)
     return (x - mean) / (variance + 1e-8).sqrt() * mask
@@ -440,16 +441,16 @@ def by_selection(x, mask):
     20,
     (
         "Take A = 1 and ratios of 0.5, 1 and 2: what should the loss be for each?",
-        "Of two losses per token the pessimistic one counts. Then average real tokens.",
+        "Keep the more pessimistic of two losses per token. Then average real tokens.",
     ),
     ("logprobs", "old_logprobs", "advantages"),
 )
 def policy_loss(logprobs, old_logprobs, advantages, mask, epsilon):
-    """PPO's clipped loss, a mean over the mask's tokens: four (B, R) → a number.
+    """Average PPO's clipped loss over the mask's tokens: four (B, R) → a number.
 
-    Per token max(−A·ρ, −A·clip(ρ, 1 − ε, 1 + ε)) with ρ = exp(lp − old lp), summed over
-    real tokens of all rows and divided by their number. Return a tensor. Only
-    `logprobs` gets a gradient: detach advantages and old log-probabilities.
+    The loss per token is max(−A·ρ, −A·clip(ρ, 1 − ε, 1 + ε)) with ρ = exp(lp − old lp).
+    Sum it over the real tokens of all rows and divide by their number. Return a tensor.
+    Only `logprobs` gets a gradient: detach advantages and old log-probabilities.
     """
     ratio = torch.exp(logprobs - old_logprobs.detach())
     advantages = advantages.detach()
@@ -460,11 +461,11 @@ def policy_loss(logprobs, old_logprobs, advantages, mask, epsilon):
 
 
 @policy_loss.inputs
-def _(dice):
-    b, r = pick(dice, range(3, 6)), pick(dice, range(6, 9))
-    old, move, advantages = normal(dice, 3, b, r)
-    scale, epsilon = pick(dice, [0.1, 1, 1]), pick(dice, [0.1, 0.2, 0.4])
-    return old - 2 + scale * move, old - 2, advantages, ragged(dice, b, r), epsilon
+def _(generator):
+    b, r = pick(generator, range(3, 6)), pick(generator, range(6, 9))
+    old, move, advantages = normal(generator, 3, b, r)
+    scale, epsilon = pick(generator, [0.1, 1, 1]), pick(generator, [0.1, 0.2, 0.4])
+    return old - 2 + scale * move, old - 2, advantages, ragged(generator, b, r), epsilon
 
 
 def _mean(loss, mask):
@@ -473,8 +474,8 @@ def _mean(loss, mask):
 
 @policy_loss.mistake
 def min_for_max(logprobs, old_logprobs, advantages, mask, epsilon):
-    """min instead of max: of two *losses* the larger one is the cautious choice. With
-    min the clip is no limit: whatever gains most goes through.
+    """You use min instead of max. Of two *losses* the larger one is the cautious
+    choice. With min the clip limits nothing: the larger gain always counts.
     """
     ratio, a = torch.exp(logprobs - old_logprobs.detach()), advantages.detach()
     return _mean(
@@ -495,8 +496,8 @@ def wrong_sign(logprobs, old_logprobs, advantages, mask, epsilon):
 
 @policy_loss.mistake
 def clipped_only(logprobs, old_logprobs, advantages, mask, epsilon):
-    """Only the clipped form is left: a token that has gone too far the *wrong* way gets
-    no gradient that brings it back.
+    """You keep only the clipped form: a token that has moved too far the *wrong* way
+    gets no gradient that brings it back.
     """
     ratio = torch.exp(logprobs - old_logprobs.detach()).clamp(1 - epsilon, 1 + epsilon)
     return _mean(-advantages.detach() * ratio, mask)
@@ -505,7 +506,7 @@ def clipped_only(logprobs, old_logprobs, advantages, mask, epsilon):
 @policy_loss.mistake
 def no_detach(logprobs, old_logprobs, advantages, mask, epsilon):
     """The value is right, but gradient flows into the old log-probabilities or the
-    advantages: detach them, or the loss also learns to change the past.
+    advantages. Detach them, or the loss also learns to change the past.
     """
     ratio = torch.exp(logprobs - old_logprobs)
     return _mean(
@@ -518,8 +519,8 @@ def no_detach(logprobs, old_logprobs, advantages, mask, epsilon):
 
 @policy_loss.mistake
 def mean_over_padding(logprobs, old_logprobs, advantages, mask, epsilon):
-    """You divide by all columns, padding among them: the loss shrinks with every short
-    response.
+    """You divide by all columns, including padding, so the loss shrinks with every
+    short response.
     """
     ratio, a = torch.exp(logprobs - old_logprobs.detach()), advantages.detach()
     loss = torch.maximum(-a * ratio, -a * ratio.clamp(1 - epsilon, 1 + epsilon))
@@ -528,7 +529,7 @@ def mean_over_padding(logprobs, old_logprobs, advantages, mask, epsilon):
 
 @policy_loss.mistake
 def ratio_upside_down(logprobs, old_logprobs, advantages, mask, epsilon):
-    """The ratio is upside down: new over old."""
+    """Your ratio is inverted: it must be new over old."""
     ratio, a = torch.exp(old_logprobs.detach() - logprobs), advantages.detach()
     return _mean(
         torch.maximum(-a * ratio, -a * ratio.clamp(1 - epsilon, 1 + epsilon)), mask
@@ -537,14 +538,14 @@ def ratio_upside_down(logprobs, old_logprobs, advantages, mask, epsilon):
 
 @policy_loss.mistake
 def not_clipped(logprobs, old_logprobs, advantages, mask, epsilon):
-    """Nothing is clipped: one batch could move the policy as far as it likes."""
+    """Nothing is clipped: one batch could move the policy without limit."""
     ratio = torch.exp(logprobs - old_logprobs.detach())
     return _mean(-advantages.detach() * ratio, mask)
 
 
 @policy_loss.mistake
 def difference_for_ratio(logprobs, old_logprobs, advantages, mask, epsilon):
-    """That is the difference of log-probabilities, not the ratio of probabilities."""
+    """You use the difference of log-probabilities, not the ratio of probabilities."""
     ratio, a = logprobs - old_logprobs.detach(), advantages.detach()
     return _mean(
         torch.maximum(-a * ratio, -a * ratio.clamp(1 - epsilon, 1 + epsilon)), mask
@@ -553,7 +554,7 @@ def difference_for_ratio(logprobs, old_logprobs, advantages, mask, epsilon):
 
 @policy_loss.mistake
 def ratio_of_logarithms(logprobs, old_logprobs, advantages, mask, epsilon):
-    """You divide log-probabilities by one another: subtract them, then exponentiate."""
+    """You divide log-probabilities. Subtract them, then exponentiate."""
     ratio, a = logprobs / old_logprobs.detach(), advantages.detach()
     return _mean(
         torch.maximum(-a * ratio, -a * ratio.clamp(1 - epsilon, 1 + epsilon)), mask
@@ -562,7 +563,7 @@ def ratio_of_logarithms(logprobs, old_logprobs, advantages, mask, epsilon):
 
 @policy_loss.mistake
 def clipped_above_only(logprobs, old_logprobs, advantages, mask, epsilon):
-    """The ratio is clipped above only: a bad token could be pushed down without
+    """You clip the ratio only from above: a bad token could be pushed down without
     limit.
     """
     ratio, a = torch.exp(logprobs - old_logprobs.detach()), advantages.detach()
@@ -572,7 +573,7 @@ def clipped_above_only(logprobs, old_logprobs, advantages, mask, epsilon):
 @policy_loss.mistake
 def mean_of_row_means(logprobs, old_logprobs, advantages, mask, epsilon):
     """You average each row and then the rows, so a token of a short row counts more.
-    All real tokens weigh the same.
+    All real tokens must weigh the same.
     """
     ratio, a = torch.exp(logprobs - old_logprobs.detach()), advantages.detach()
     loss = torch.maximum(-a * ratio, -a * ratio.clamp(1 - epsilon, 1 + epsilon))
@@ -589,7 +590,7 @@ def sum_for_mean(logprobs, old_logprobs, advantages, mask, epsilon):
 
 @policy_loss.mistake
 def mean_over_rows(logprobs, old_logprobs, advantages, mask, epsilon):
-    """You divide by the number of rows; all real tokens are to be counted."""
+    """You divide by the number of rows. Divide by the number of real tokens."""
     ratio, a = torch.exp(logprobs - old_logprobs.detach()), advantages.detach()
     loss = torch.maximum(-a * ratio, -a * ratio.clamp(1 - epsilon, 1 + epsilon))
     return (loss * mask).sum() / len(mask)
@@ -611,12 +612,12 @@ def by_cases(logprobs, old_logprobs, advantages, mask, epsilon):
     15,
     (
         "Draw a number line with the old value, the new one, and the return.",
-        "The *value* is kept near its old self, not its error. Then compare two.",
+        "Keep the *value* near the old value, not its error. Then compare two errors.",
     ),
     ("values", "old_values", "returns"),
 )
 def value_loss(values, old_values, returns, epsilon):
-    """Per token ½ max((v − R)², (v_clip − R)²): three (B, R) → (B, R).
+    """Return ½ max((v − R)², (v_clip − R)²) per token: three (B, R) → (B, R).
 
     v_clip is v, kept within ε of the old value. Return a tensor. Only `values` gets a
     gradient: detach old values and returns.
@@ -627,13 +628,13 @@ def value_loss(values, old_values, returns, epsilon):
 
 
 @value_loss.inputs
-def _(dice):
+def _(generator):
     b, r, epsilon = (
-        pick(dice, (2, 3)),
-        pick(dice, (4, 5, 6)),
-        pick(dice, (0.1, 0.2, 1.0)),
+        pick(generator, (2, 3)),
+        pick(generator, (4, 5, 6)),
+        pick(generator, (0.1, 0.2, 1.0)),
     )
-    return *normal(dice, 3, b, r), epsilon
+    return *normal(generator, 3, b, r), epsilon
 
 
 @value_loss.mistake
@@ -646,8 +647,8 @@ def no_half(values, old_values, returns, epsilon):
 
 @value_loss.mistake
 def smaller_of_both(values, old_values, returns, epsilon):
-    """min instead of max: the worse of the two errors counts, or the clip lets
-    everything through.
+    """You use min instead of max. The larger of the two errors must count, or the clip
+    limits nothing.
     """
     old, returns = old_values.detach(), returns.detach()
     near = torch.maximum(torch.minimum(values, old + epsilon), old - epsilon)
@@ -656,8 +657,8 @@ def smaller_of_both(values, old_values, returns, epsilon):
 
 @value_loss.mistake
 def around_the_return(values, old_values, returns, epsilon):
-    """The clip has no effect: nothing is clipped, or not around the *old* value. The
-    value may not run away from its old self.
+    """The clip has no effect: you clip nothing, or not around the *old* value. The
+    value must not move far from the old one.
     """
     returns = returns.detach()
     near = torch.maximum(torch.minimum(values, returns + epsilon), returns - epsilon)
@@ -667,7 +668,7 @@ def around_the_return(values, old_values, returns, epsilon):
 @value_loss.mistake
 def gradient_into_the_past(values, old_values, returns, epsilon):
     """The value is right, but gradient flows into the returns or the old values. They
-    are numbers: detach them.
+    are constants: detach them.
     """
     near = torch.maximum(
         torch.minimum(values, old_values + epsilon), old_values - epsilon
@@ -677,7 +678,7 @@ def gradient_into_the_past(values, old_values, returns, epsilon):
 
 @value_loss.mistake
 def clipped_only(values, old_values, returns, epsilon):
-    """Only the clipped error is left: of two errors the larger one counts."""
+    """You keep only the clipped error. The larger of two errors must count."""
     old = old_values.detach()
     near = old + (values - old).clamp(-epsilon, epsilon)
     return 0.5 * (near - returns.detach()) ** 2
@@ -685,8 +686,8 @@ def clipped_only(values, old_values, returns, epsilon):
 
 @value_loss.mistake
 def clipped_around_zero(values, old_values, returns, epsilon):
-    """You clip the value itself to ±ε. It may be anywhere, and stays near its
-    old self.
+    """You clip the value itself to ±ε. It may be any number, but must stay near the old
+    value.
     """
     returns = returns.detach()
     near = values.clamp(-epsilon, epsilon)
@@ -695,9 +696,7 @@ def clipped_around_zero(values, old_values, returns, epsilon):
 
 @value_loss.mistake
 def clipped_like_a_ratio(values, old_values, returns, epsilon):
-    """You clip a ratio of values. Values are no probabilities: a distance is
-    clipped.
-    """
+    """You clip a ratio of values. Values are not probabilities: clip a distance."""
     old, returns = old_values.detach(), returns.detach()
     near = torch.maximum(
         torch.minimum(values, old * (1 + epsilon)), old * (1 - epsilon)
@@ -707,7 +706,7 @@ def clipped_like_a_ratio(values, old_values, returns, epsilon):
 
 @value_loss.mistake
 def absolute_error(values, old_values, returns, epsilon):
-    """These errors are absolute: squared ones were asked for."""
+    """You use absolute errors. Use squared errors."""
     old, returns = old_values.detach(), returns.detach()
     near = old + (values - old).clamp(-epsilon, epsilon)
     return 0.5 * torch.maximum((values - returns).abs(), (near - returns).abs())
@@ -715,14 +714,14 @@ def absolute_error(values, old_values, returns, epsilon):
 
 @value_loss.mistake
 def averaged(values, old_values, returns, epsilon):
-    """You average; one number per token was asked for."""
+    """You average. Return one number per token."""
     return by_clamping_the_move(values, old_values, returns, epsilon).mean()
 
 
 @value_loss.mistake
 def old_value_counts(values, old_values, returns, epsilon):
-    """Your second error is that of the old value; it should be that of the value, kept
-    near the old one.
+    """Your second error is that of the old value. It must be that of the new value,
+    kept near the old one.
     """
     old, returns = old_values.detach(), returns.detach()
     return 0.5 * torch.maximum((values - returns) ** 2, (old - returns) ** 2)
@@ -745,7 +744,8 @@ def by_clamping_the_move(values, old_values, returns, epsilon):
     ),
 )
 def next_beta(beta, kl, target, n, horizon):
-    """The coefficient after n samples with this mean KL: five numbers → a number.
+    """Return the coefficient after n samples with this mean KL: five numbers → a
+    number.
 
     β ← β · (1 + clip(KL / target − 1, −0.2, 0.2) · n / horizon).
     """
@@ -754,84 +754,86 @@ def next_beta(beta, kl, target, n, horizon):
 
 
 @next_beta.inputs
-def _(dice):
-    beta, target = pick(dice, (0.05, 0.2, 1.0)), pick(dice, (0.5, 2.0, 6.0))
-    times = (0.0, 0.5, 0.9, 1.0, 1.1, 3.0)[dice.initial_seed() % 6]  # below, at, above
-    n, horizon = pick(dice, (64, 128, 500)), pick(dice, (1000, 10_000))
+def _(generator):
+    beta, target = pick(generator, (0.05, 0.2, 1.0)), pick(generator, (0.5, 2.0, 6.0))
+    times = (0.0, 0.5, 0.9, 1.0, 1.1, 3.0)[
+        generator.initial_seed() % 6
+    ]  # below, at, above
+    n, horizon = pick(generator, (64, 128, 500)), pick(generator, (1000, 10_000))
     return beta, times * target, target, n, horizon
 
 
 @next_beta.mistake
 def not_clipped(beta, kl, target, n, horizon):
-    """The error is not clipped: one odd batch would swing β."""
+    """You do not clip the error: one unusual batch would swing β."""
     return beta * (1 + (kl / target - 1) * n / horizon)
 
 
 @next_beta.mistake
 def wrong_direction(beta, kl, target, n, horizon):
-    """The wrong way: when KL is above its target, the penalty must grow."""
+    """β moves the wrong way: when KL is above its target, the penalty must grow."""
     return beta * (1 - min(max(kl / target - 1, -0.2), 0.2) * n / horizon)
 
 
 @next_beta.mistake
 def without_the_samples(beta, kl, target, n, horizon):
-    """The horizon is counted in samples, so a step of n samples moves n times as far as
-    one of a single sample.
+    """The horizon counts samples, so a step of n samples must move β n times as far as
+    a step of one sample.
     """
     return beta * (1 + min(max(kl / target - 1, -0.2), 0.2) / horizon)
 
 
 @next_beta.mistake
 def clipped_too_late(beta, kl, target, n, horizon):
-    """You clip after scaling by n / horizon: the error itself is clipped."""
+    """You clip after scaling by n / horizon. Clip the error itself."""
     return beta * (1 + min(max((kl / target - 1) * n / horizon, -0.2), 0.2))
 
 
 @next_beta.mistake
 def absolute_error(beta, kl, target, n, horizon):
-    """The error is not relative: KL is compared with its target by a ratio."""
+    """Your error is not relative. Compare KL with its target by a ratio."""
     return beta * (1 + min(max(kl - target, -0.2), 0.2) * n / horizon)
 
 
 @next_beta.mistake
 def added(beta, kl, target, n, horizon):
-    """You add to β. It is multiplied, so that it stays positive and keeps its scale."""
+    """You add to β. Multiply it, so that it stays positive and keeps its scale."""
     return beta + min(max(kl / target - 1, -0.2), 0.2) * n / horizon
 
 
 @next_beta.mistake
 def only_upwards(beta, kl, target, n, horizon):
-    """β only grows in yours: below the target it must shrink."""
+    """Your β only grows. Below the target it must shrink."""
     return beta * (1 + min(max(kl / target - 1, 0.0), 0.2) * n / horizon)
 
 
 @next_beta.mistake
 def clipped_above_only(beta, kl, target, n, horizon):
-    """The error is clipped above only: with a KL of 0 it falls below −0.2."""
+    """You clip the error only from above: with a KL of 0 it falls below −0.2."""
     return beta * (1 + min(kl / target - 1, 0.2) * n / horizon)
 
 
 @next_beta.mistake
 def clipped_below_only(beta, kl, target, n, horizon):
-    """The error is clipped below only: a large KL would swing β."""
+    """You clip the error only from below: a large KL would swing β."""
     return beta * (1 + max(kl / target - 1, -0.2) * n / horizon)
 
 
 @next_beta.mistake
 def factor_alone(beta, kl, target, n, horizon):
-    """That is only the factor: β is to be multiplied by it."""
+    """You return only the factor. Multiply β by it."""
     return 1 + min(max(kl / target - 1, -0.2), 0.2) * n / horizon
 
 
 @next_beta.mistake
 def target_over_kl(beta, kl, target, n, horizon):
-    """The ratio is upside down: KL over its target."""
+    """Your ratio is inverted: it must be KL over its target."""
     return beta * (1 + min(max(target / max(kl, 1e-9) - 1, -0.2), 0.2) * n / horizon)
 
 
 @next_beta.mistake
 def ratio_clipped(beta, kl, target, n, horizon):
-    """You forgot to subtract 1: a KL at its target must leave β as it is."""
+    """You forgot to subtract 1: a KL at its target must leave β unchanged."""
     return beta * (1 + min(max(kl / target, -0.2), 0.2) * n / horizon)
 
 

@@ -14,34 +14,34 @@ check = SET.check
     5,
     (
         "Is a row of the matrix one output or one input? Look at `x @ W_pack.T`.",
-        "Three blocks of H rows each lie below one another. In which order?",
+        "Three blocks of H rows each are stacked vertically. In which order?",
     ),
 )
 def split_w_pack(packed):
-    """Query, key and value matrices out of a W_pack: (3H, H) → three (H, H).
+    """Split a W_pack into query, key and value matrices: (3H, H) → three (H, H).
 
-    Baichuan computes all three in one matrix product, `x @ W_pack.T`, and then cuts the
-    result into three: query, key, value. Llama has three matrices.
+    Baichuan computes all three in one matrix product, `x @ W_pack.T`, and then splits
+    the result into three: query, key, value. Llama has three matrices.
     """
     return tuple(packed.chunk(3))
 
 
 @split_w_pack.inputs
-def _(dice):
-    h = pick(dice, range(3, 6))
-    return (normal(dice, 3 * h, h),)
+def _(generator):
+    h = pick(generator, range(3, 6))
+    return (normal(generator, 3 * h, h),)
 
 
 @split_w_pack.mistake
 def every_third_row(packed):
-    """You take every third row. The three lie one after another, not interleaved."""
+    """You take every third row. The three matrices are stacked, not interleaved."""
     return packed[::3], packed[1::3], packed[2::3]
 
 
 @split_w_pack.mistake
 def key_first(packed):
-    """The order is query, key, value; here key and query are swapped, and attention
-    would look the wrong way round.
+    """You swap key and query, so attention would look the wrong way. The order is
+    query, key, value.
     """
     query, key, value = packed.chunk(3)
     return key, query, value
@@ -49,40 +49,42 @@ def key_first(packed):
 
 @split_w_pack.mistake
 def transposed(packed):
-    """These are transposed: `nn.Linear` keeps (outputs, inputs), in the packed matrix
-    as in the three.
+    """You transpose the matrices: `nn.Linear` stores (outputs, inputs), in the packed
+    matrix and in the three.
     """
     return tuple(part.T for part in packed.chunk(3))
 
 
 @split_w_pack.mistake
 def value_first(packed):
-    """The order is query, key, value; yours starts from the other end."""
+    """Your order is reversed. The order is query, key, value."""
     return tuple(packed.chunk(3)[::-1])
 
 
 @split_w_pack.mistake
 def value_before_key(packed):
-    """Key and value have changed places: the order is query, key, value."""
+    """You swap key and value. The order is query, key, value."""
     query, key, value = packed.chunk(3)
     return query, value, key
 
 
 @split_w_pack.mistake
 def columns(packed):
-    """You cut columns, which are inputs. Each of the three needs all inputs."""
+    """You split columns, which are inputs. Each of the three needs all inputs."""
     return tuple(packed.chunk(3, dim=1))
 
 
 @split_w_pack.mistake
 def from_the_transposed(packed):
-    """You transpose before you cut: rows are outputs already."""
+    """You transpose before you split, but rows are already outputs."""
     return tuple(packed.T.chunk(3))
 
 
 @split_w_pack.mistake
 def all_the_query(packed):
-    """All three are the query's: the second and third part begin further down."""
+    """You return the query's matrix three times. The second and third begin further
+    down.
+    """
     h = packed.shape[1]
     return packed[:h], packed[:h], packed[:h]
 
@@ -97,32 +99,32 @@ def by_view(packed):
     1,
     5,
     (
-        "What has length 1 afterwards: a row, a column, or the whole matrix?",
+        "What has length 1 afterward: a row, a column, or the whole matrix?",
         "A length is the root of a sum of squares. Keep the dimension you sum over.",
     ),
 )
-def normalise_head(weight):
-    """The vocabulary projection of Baichuan 2 as a plain one: (V, H) → (V, H).
+def normalize_head(weight):
+    """Turn Baichuan 2's vocabulary projection into a plain one: (V, H) → (V, H).
 
-    Baichuan 2 scales each token's row to length 1 before it multiplies. Done once, on
-    the disk, no code is needed.
+    Baichuan 2 scales each token's row to length 1 before it multiplies. If you scale
+    once, on disk, you need no special code.
     """
     return weight / weight.norm(dim=1, keepdim=True)
 
 
-@normalise_head.inputs
-def _(dice):
-    v, h = pick(dice, range(5, 8)), pick(dice, range(2, 5))
-    return (normal(dice, v, h) * pick(dice, (0.01, 1, 3)),)
+@normalize_head.inputs
+def _(generator):
+    v, h = pick(generator, range(5, 8)), pick(generator, range(2, 5))
+    return (normal(generator, v, h) * pick(generator, (0.01, 1, 3)),)
 
 
-@normalise_head.mistake
+@normalize_head.mistake
 def columns(weight):
     """You scale columns, the hidden dimensions. A token's direction is a *row*."""
     return weight / weight.norm(dim=0, keepdim=True)
 
 
-@normalise_head.mistake
+@normalize_head.mistake
 def whole_matrix(weight):
     """You divide by one number for the whole matrix: frequent tokens keep their longer
     rows, and their larger logits.
@@ -130,64 +132,64 @@ def whole_matrix(weight):
     return weight / weight.norm()
 
 
-@normalise_head.mistake
+@normalize_head.mistake
 def squared(weight):
-    """You divide by the squared length: take the root."""
+    """You divide by the squared length. Take the root."""
     return weight / weight.square().sum(1, keepdim=True)
 
 
-@normalise_head.mistake
+@normalize_head.mistake
 def sum_of_sizes(weight):
-    """You divide by the sum of absolute values: a length is the root of a sum of
+    """You divide by the sum of absolute values. A length is the root of a sum of
     squares.
     """
     return weight / weight.abs().sum(1, keepdim=True)
 
 
-@normalise_head.mistake
+@normalize_head.mistake
 def largest(weight):
-    """You divide by the largest entry of a row, and not by its length."""
+    """You divide by the largest entry of a row. Divide by its length."""
     return weight / weight.abs().amax(1, keepdim=True)
 
 
-@normalise_head.mistake
+@normalize_head.mistake
 def plain_sum(weight):
-    """You divide by the sum of a row. Where is the square, and where the root?"""
+    """You divide by the sum of a row. Where is the square, and where is the root?"""
     return weight / weight.sum(1, keepdim=True)
 
 
-@normalise_head.mistake
+@normalize_head.mistake
 def standard_deviation(weight):
-    """You divide by a standard deviation: then rows have another length than 1."""
+    """You divide by a standard deviation, so rows do not have length 1."""
     return weight / weight.std(1, keepdim=True)
 
 
-@normalise_head.mistake
+@normalize_head.mistake
 def whitened(weight):
-    """You subtract a mean first. Only the length of a row is changed."""
+    """You subtract a mean first. Change only the length of a row."""
     centered = weight - weight.mean(1, keepdim=True)
     return centered / centered.norm(dim=1, keepdim=True)
 
 
-@normalise_head.mistake
+@normalize_head.mistake
 def multiplied(weight):
     """You multiply by the length instead of dividing."""
     return weight * weight.norm(dim=1, keepdim=True)
 
 
-@normalise_head.mistake
+@normalize_head.mistake
 def mean_square(weight):
-    """You take the root of a *mean* of squares: that is not the length."""
+    """You take the root of a *mean* of squares, which is not the length."""
     return weight / weight.square().mean(1, keepdim=True).sqrt()
 
 
-@normalise_head.mistake
+@normalize_head.mistake
 def lengths(weight):
-    """These are the lengths themselves: divide the rows by them."""
+    """You return the lengths themselves. Divide the rows by them."""
     return weight.norm(dim=1, keepdim=True)
 
 
-@normalise_head.alternative
+@normalize_head.alternative
 def with_torch(weight):
     return torch.nn.functional.normalize(weight)
 
@@ -203,12 +205,12 @@ def with_torch(weight):
     ("x",),
 )
 def lora_forward(x, weight, adapters, active, alpha):
-    """Output of a linear layer with LoRA: x (B, I), weight (O, I), adapters name → (A,
-    B) → (B, O).
+    """Compute a linear layer with LoRA: x (B, I), weight (O, I), adapters name → (A, B)
+    → (B, O).
 
-    A is (r, I) and B is (O, r). Only the adapter called `active` takes part; None means
-    only the base, as the reference of a fresh policy. An adapter's part is scaled by
-    `alpha` / r.
+    A is (r, I) and B is (O, r). Use only the adapter named `active`; None means only
+    the base, as for the reference of a new policy. Scale an adapter's part by `alpha` /
+    r.
     """
     output = x @ weight.T
     if active is not None:
@@ -218,20 +220,22 @@ def lora_forward(x, weight, adapters, active, alpha):
 
 
 @lora_forward.inputs
-def _(dice):
+def _(generator):
     adapters = {}
-    for name in pick(dice, (("policy", "ref", "reward"), ("ref", "reward", "policy"))):
-        r = pick(dice, (2, 3))
-        adapters[name] = normal(dice, r, 4), normal(dice, 5, r)
-    active = [None, "policy", "ref", "reward"][dice.initial_seed() % 4]
-    x = normal(dice, pick(dice, (2, 6)), 4)
-    return x, normal(dice, 5, 4), adapters, active, pick(dice, (1, 8, 16))
+    for name in pick(
+        generator, (("policy", "ref", "reward"), ("ref", "reward", "policy"))
+    ):
+        r = pick(generator, (2, 3))
+        adapters[name] = normal(generator, r, 4), normal(generator, 5, r)
+    active = [None, "policy", "ref", "reward"][generator.initial_seed() % 4]
+    x = normal(generator, pick(generator, (2, 6)), 4)
+    return x, normal(generator, 5, 4), adapters, active, pick(generator, (1, 8, 16))
 
 
 @lora_forward.mistake
 def all_adapters(x, weight, adapters, active, alpha):
-    """All adapters take part. The policy would wear the reward model's adapter, and the
-    reference the policy's.
+    """You use all adapters. The policy would use the reward model's adapter, and the
+    reference would use the policy's.
     """
     return x @ weight.T + sum(
         alpha / len(a) * (x @ a.T @ b.T) for a, b in adapters.values()
@@ -240,8 +244,8 @@ def all_adapters(x, weight, adapters, active, alpha):
 
 @lora_forward.mistake
 def no_scale(x, weight, adapters, active, alpha):
-    """The factor α / r is missing: the adapter would pull with another strength than it
-    was trained with.
+    """The factor α / r is missing: the adapter's effect would not have the size it had
+    in training.
     """
     output = x @ weight.T
     return (
@@ -253,7 +257,7 @@ def no_scale(x, weight, adapters, active, alpha):
 
 @lora_forward.mistake
 def alpha_alone(x, weight, adapters, active, alpha):
-    """Scaled by α; it is α / r, so that a larger rank does not pull harder."""
+    """You scale by α. Scale by α / r, so that a larger rank has no larger effect."""
     output = x @ weight.T
     return (
         output
@@ -264,8 +268,8 @@ def alpha_alone(x, weight, adapters, active, alpha):
 
 @lora_forward.mistake
 def policy_always(x, weight, adapters, active, alpha):
-    """The policy's adapter is on whatever was asked for: KL would always be 0,
-    because the reference is the policy.
+    """The policy's adapter is on whatever `active` is: KL would always be 0, because
+    the reference is the policy.
     """
     a, b = adapters["policy"]
     return x @ weight.T + alpha / len(a) * (x @ a.T @ b.T)
@@ -273,7 +277,7 @@ def policy_always(x, weight, adapters, active, alpha):
 
 @lora_forward.mistake
 def adapter_alone(x, weight, adapters, active, alpha):
-    """The base is missing where an adapter is on: an adapter *adds* to it."""
+    """The base is missing when an adapter is on. An adapter *adds* to the base."""
     if active is None:
         return x @ weight.T
     a, b = adapters[active]
@@ -282,13 +286,13 @@ def adapter_alone(x, weight, adapters, active, alpha):
 
 @lora_forward.mistake
 def base_alone(x, weight, adapters, active, alpha):
-    """No adapter takes part in yours."""
+    """Your code uses no adapter."""
     return x @ weight.T
 
 
 @lora_forward.mistake
 def divided_by_alpha(x, weight, adapters, active, alpha):
-    """The factor is upside down: α over r."""
+    """Your factor is inverted: it must be α over r."""
     output = x @ weight.T
     if active is not None:
         a, b = adapters[active]
@@ -298,7 +302,7 @@ def divided_by_alpha(x, weight, adapters, active, alpha):
 
 @lora_forward.mistake
 def rank_from_the_wrong_side(x, weight, adapters, active, alpha):
-    """You divide α by another dimension than r, the one that A and B share."""
+    """You divide α by a dimension other than r, the one that A and B share."""
     output = x @ weight.T
     if active is not None:
         a, b = adapters[active]
@@ -308,7 +312,7 @@ def rank_from_the_wrong_side(x, weight, adapters, active, alpha):
 
 @lora_forward.mistake
 def inputs_for_rank(x, weight, adapters, active, alpha):
-    """You divide α by the number of inputs: r is the other dimension of A."""
+    """You divide α by the number of inputs, but r is the other dimension of A."""
     output = x @ weight.T
     if active is not None:
         a, b = adapters[active]
@@ -318,7 +322,7 @@ def inputs_for_rank(x, weight, adapters, active, alpha):
 
 @lora_forward.mistake
 def root_of_the_rank(x, weight, adapters, active, alpha):
-    """You divide by the root of r (that is rsLoRA): r itself was asked for."""
+    """You divide by the root of r, as rsLoRA does. Divide by r itself."""
     output = x @ weight.T
     if active is not None:
         a, b = adapters[active]
@@ -328,7 +332,7 @@ def root_of_the_rank(x, weight, adapters, active, alpha):
 
 @lora_forward.mistake
 def subtracted(x, weight, adapters, active, alpha):
-    """The adapter is subtracted: it adds to the base."""
+    """You subtract the adapter. Add it to the base."""
     output = x @ weight.T
     if active is not None:
         a, b = adapters[active]
@@ -338,7 +342,7 @@ def subtracted(x, weight, adapters, active, alpha):
 
 @lora_forward.mistake
 def base_scaled_too(x, weight, adapters, active, alpha):
-    """The factor scales the base as well: only the adapter has it."""
+    """The factor also scales the base. It must scale only the adapter."""
     if active is None:
         return x @ weight.T
     a, b = adapters[active]
@@ -347,14 +351,14 @@ def base_scaled_too(x, weight, adapters, active, alpha):
 
 @lora_forward.mistake
 def none_is_the_reference(x, weight, adapters, active, alpha):
-    """None means only the base: no adapter, not that of another name."""
+    """None means only the base, without any adapter."""
     a, b = adapters[active or "ref"]
     return x @ weight.T + alpha / len(a) * (x @ a.T @ b.T)
 
 
 @lora_forward.mistake
 def first_adapter(x, weight, adapters, active, alpha):
-    """You take the first adapter of the dict, and not the one called `active`."""
+    """You take the first adapter of the dict instead of the one named `active`."""
     if active is None:
         return x @ weight.T
     a, b = next(iter(adapters.values()))
@@ -374,17 +378,17 @@ def merged(x, weight, adapters, active, alpha):
     2,
     10,
     (
-        "Which of the three models does each stage ask: who samples, who learns?",
+        "Which of the three models does each stage use: which samples, which learns?",
         "One stage needs the frozen copy, one needs the judge.",
     ),
 )
 def adapter_of(stage):
-    """Which adapter is on in each part of a PPO step: str → str.
+    """Return the adapter that is on in each part of a PPO step: str → str.
 
     `stage` is one of `generate`, `log-probabilities`, `reference log-probabilities`,
     `score`, `update`. The adapters are called `policy`, `ref` and `reward`. PPO comes
-    after SFT here, so the reference is the adapter `ref`, a frozen copy of what SFT
-    taught, and not only the base as in the exercise before.
+    after SFT here, so the reference is the adapter `ref`, a frozen copy of SFT's
+    adapter, and not only the base as in the previous exercise.
     """
     return {"reference log-probabilities": "ref", "score": "reward"}.get(
         stage, "policy"
@@ -401,8 +405,8 @@ STAGES = [
 
 
 @adapter_of.inputs
-def _(dice):
-    return (STAGES[dice.initial_seed() % len(STAGES)],)
+def _(generator):
+    return (STAGES[generator.initial_seed() % len(STAGES)],)
 
 
 def _stages(**changes):
@@ -413,16 +417,16 @@ def _stages(**changes):
 
 @adapter_of.mistake
 def reference_is_the_policy(stage):
-    """The reference's log-probabilities come from the policy's own adapter: KL is 0
-    whatever happens, and nothing holds the policy back.
+    """The reference's log-probabilities come from the policy's own adapter: KL is
+    always 0, and nothing holds the policy back.
     """
     return "reward" if stage == "score" else "policy"
 
 
 @adapter_of.mistake
 def samples_from_the_reference(stage):
-    """The *policy* samples: PPO's ratio compares with the policy that drew the
-    responses.
+    """You sample from the reference. The *policy* must sample: PPO's ratio compares
+    with the policy that drew the responses.
     """
     return {
         "reference log-probabilities": "ref",
@@ -433,17 +437,15 @@ def samples_from_the_reference(stage):
 
 @adapter_of.mistake
 def policy_judges_itself(stage):
-    """The policy's adapter is on while answers are scored. The reward model judges with
-    its own.
+    """The policy's adapter is on while answers are scored. The reward model has its own
+    adapter.
     """
     return "ref" if stage == "reference log-probabilities" else "policy"
 
 
 @adapter_of.mistake
 def reference_is_the_base(stage):
-    """After SFT the reference is an adapter as well: a frozen copy called by
-    its name.
-    """
+    """After SFT the reference is also an adapter, a frozen copy. Return its name."""
     return (
         None if stage == "reference log-probabilities" else adapter_of.solution(stage)
     )
@@ -451,50 +453,52 @@ def reference_is_the_base(stage):
 
 @adapter_of.mistake
 def trains_the_reward_model(stage):
-    """The update changes the reward model in yours. PPO changes the *policy* only."""
+    """Your update changes the reward model. PPO changes only the *policy*."""
     return _stages(update="reward")[stage]
 
 
 @adapter_of.mistake
 def trains_the_reference(stage):
-    """The update changes the reference in yours: it is to stay as it is."""
+    """Your update changes the reference. It must stay unchanged."""
     return _stages(update="ref")[stage]
 
 
 @adapter_of.mistake
 def scores_by_the_reference(stage):
-    """The reference judges in yours. There is an adapter that was trained to judge."""
+    """Your reference judges the answers. Use the adapter that was trained to judge."""
     return _stages(score="ref")[stage]
 
 
 @adapter_of.mistake
 def logprobs_of_the_reference(stage):
-    """Plain log-probabilities are those of the model that sampled."""
+    """You use the reference. Plain log-probabilities are those of the model that
+    sampled.
+    """
     return _stages(log_probabilities="ref")[stage]
 
 
 @adapter_of.mistake
 def judge_samples(stage):
-    """The reward model writes in yours. It was trained to judge."""
+    """Your reward model writes the answers. It was trained to judge."""
     return _stages(generate="reward")[stage]
 
 
 @adapter_of.mistake
 def reference_is_the_reward_model(stage):
-    """The reference and the reward model are two adapters."""
+    """You use the reward model as the reference. They are two adapters."""
     return "reward" if stage.startswith("ref") else adapter_of.solution(stage)
 
 
 @adapter_of.mistake
 def reference_and_reward_swapped(stage):
-    """Reference and reward model have changed places."""
+    """You swap the reference and the reward model."""
     swapped = {"ref": "reward", "reward": "ref", "policy": "policy"}
     return swapped[adapter_of.solution(stage)]
 
 
 @adapter_of.mistake
 def policy_everywhere(stage):
-    """The policy does everything in yours: it would be its own reference and judge."""
+    """Your policy does everything: it would be its own reference and judge."""
     return "policy"
 
 
@@ -506,20 +510,20 @@ def by_cases(stage):
 
 
 @SET.exercise(
-    "What SFT learns from",
+    "The tokens that SFT learns",
     1,
     10,
     (
         "Write one row with a question of 2 tokens and an answer of 3. Where is EOS?",
-        "The ones begin after the question. How many tokens are to be learned?",
+        "The ones begin after the question. How many tokens does SFT learn?",
     ),
 )
 def completion_mask(question_length, answer_length, width):
-    """The mask of one row, question + answer + EOS, padded on the right: three numbers
-    → (width,).
+    """Return the mask of one row, question + answer + EOS, padded on the right: three
+    numbers → (width,).
 
-    Only the answer and its EOS are learned. Without the EOS a model learns to answer
-    and not to stop.
+    SFT learns only the answer and its EOS. Without the EOS a model learns to answer but
+    not to stop.
     """
     mask = torch.zeros(width, dtype=torch.float64)
     mask[question_length : question_length + answer_length + 1] = 1
@@ -527,14 +531,14 @@ def completion_mask(question_length, answer_length, width):
 
 
 @completion_mask.inputs
-def _(dice):
-    question, answer = pick(dice, range(1, 6)), pick(dice, range(1, 5))
-    return question, answer, question + answer + 1 + pick(dice, (0, 1, 2, 4))
+def _(generator):
+    question, answer = pick(generator, range(1, 6)), pick(generator, range(1, 5))
+    return question, answer, question + answer + 1 + pick(generator, (0, 1, 2, 4))
 
 
 @completion_mask.mistake
 def no_eos(question_length, answer_length, width):
-    """The EOS after the answer is not learned: the model will never stop."""
+    """Your mask omits the EOS after the answer: the model will never stop."""
     mask = torch.zeros(width, dtype=torch.float64)
     mask[question_length : question_length + answer_length] = 1
     return mask
@@ -542,7 +546,7 @@ def no_eos(question_length, answer_length, width):
 
 @completion_mask.mistake
 def question_too(question_length, answer_length, width):
-    """The question is learned as well. Nobody will ask the model to write questions."""
+    """Your mask includes the question. No user asks the model to write questions."""
     mask = torch.zeros(width, dtype=torch.float64)
     mask[: question_length + answer_length + 1] = 1
     return mask
@@ -550,8 +554,8 @@ def question_too(question_length, answer_length, width):
 
 @completion_mask.mistake
 def padding_too(question_length, answer_length, width):
-    """Padding is learned. It is EOS, so the model would learn to say EOS after EOS,
-    many times in every row.
+    """Your mask includes padding. Padding is EOS, so the model would learn to say EOS
+    after EOS, many times in every row.
     """
     mask = torch.zeros(width, dtype=torch.float64)
     mask[question_length:] = 1
@@ -560,7 +564,7 @@ def padding_too(question_length, answer_length, width):
 
 @completion_mask.mistake
 def one_too_many(question_length, answer_length, width):
-    """One token too many is learned: the first one of padding."""
+    """Your mask includes one token too many: the first padding token."""
     mask = torch.zeros(width, dtype=torch.float64)
     mask[question_length : question_length + answer_length + 2] = 1
     return mask
@@ -568,7 +572,7 @@ def one_too_many(question_length, answer_length, width):
 
 @completion_mask.mistake
 def starts_late(question_length, answer_length, width):
-    """The answer's first token is missing."""
+    """Your mask omits the answer's first token."""
     mask = torch.zeros(width, dtype=torch.float64)
     mask[question_length + 1 : question_length + answer_length + 1] = 1
     return mask
@@ -576,7 +580,7 @@ def starts_late(question_length, answer_length, width):
 
 @completion_mask.mistake
 def starts_early(question_length, answer_length, width):
-    """The question's last token is learned as well."""
+    """Your mask includes the question's last token."""
     mask = torch.zeros(width, dtype=torch.float64)
     mask[question_length - 1 : question_length + answer_length + 1] = 1
     return mask
@@ -584,7 +588,7 @@ def starts_early(question_length, answer_length, width):
 
 @completion_mask.mistake
 def shifted_early(question_length, answer_length, width):
-    """Everything begins one token early: no shift was asked for."""
+    """Your mask begins and ends one token early. Do not shift it."""
     mask = torch.zeros(width, dtype=torch.float64)
     mask[question_length - 1 : question_length + answer_length] = 1
     return mask
@@ -592,13 +596,13 @@ def shifted_early(question_length, answer_length, width):
 
 @completion_mask.mistake
 def inverted(question_length, answer_length, width):
-    """Yours is 1 where nothing is to be learned, and 0 on the answer."""
+    """Your mask is inverted: it is 0 on the answer and its EOS, and 1 elsewhere."""
     return 1 - by_comparison(question_length, answer_length, width)
 
 
 @completion_mask.mistake
 def eos_alone(question_length, answer_length, width):
-    """Only the EOS is learned in yours, and not the answer."""
+    """Your mask includes only the EOS. Include the answer."""
     mask = torch.zeros(width, dtype=torch.float64)
     mask[question_length + answer_length] = 1
     return mask
@@ -606,8 +610,8 @@ def eos_alone(question_length, answer_length, width):
 
 @completion_mask.mistake
 def length_for_end(question_length, answer_length, width):
-    """The slice ends at the answer's length. It must end where the answer ends, which
-    is further right by the question.
+    """Your slice ends at the answer's length. It must end where the answer ends,
+    further right by the question's length.
     """
     mask = torch.zeros(width, dtype=torch.float64)
     mask[question_length : answer_length + 1] = 1
@@ -616,7 +620,7 @@ def length_for_end(question_length, answer_length, width):
 
 @completion_mask.mistake
 def padded_on_the_left(question_length, answer_length, width):
-    """The ones stand at the right end: rows are padded on the right."""
+    """The ones are at the right end, but rows are padded on the right."""
     mask = torch.zeros(width, dtype=torch.float64)
     mask[width - answer_length - 1 :] = 1
     return mask
@@ -624,7 +628,7 @@ def padded_on_the_left(question_length, answer_length, width):
 
 @completion_mask.mistake
 def question_only(question_length, answer_length, width):
-    """The question is learned in yours, and the answer is not."""
+    """Your mask includes the question instead of the answer."""
     mask = torch.zeros(width, dtype=torch.float64)
     mask[:question_length] = 1
     return mask
@@ -632,9 +636,7 @@ def question_only(question_length, answer_length, width):
 
 @completion_mask.mistake
 def last_column(question_length, answer_length, width):
-    """You put the EOS into the last column. It follows the answer; then comes
-    padding.
-    """
+    """You put the EOS into the last column. It must follow the answer directly."""
     mask = torch.zeros(width, dtype=torch.float64)
     mask[question_length : question_length + answer_length] = 1
     mask[-1] = 1
@@ -643,7 +645,7 @@ def last_column(question_length, answer_length, width):
 
 @completion_mask.mistake
 def all_ones(question_length, answer_length, width):
-    """Everything is learned: the question and padding as well."""
+    """Your mask includes everything, even the question and padding."""
     return torch.ones(width, dtype=torch.float64)
 
 

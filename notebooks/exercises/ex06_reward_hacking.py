@@ -19,7 +19,7 @@ RUNS = {  # KL at the first step, and later
     2,
     15,
     (
-        "Take the KL column first: what does a healthy run show there?",
+        "Start with the KL column: what does a healthy run show there?",
         "In a healthy run KL starts at 0, and is never clearly negative.",
     ),
 )
@@ -30,7 +30,7 @@ def diagnose(run):
     |---|---|---|---|
     | one | rises | 0 at step 1, then rises | falls to one token |
     | two | stays the same | 0 at step 1, then stays below 0 | stays the same |
-    | three | rises slowly | far above 0 at step 1 already | stays the same |
+    | three | rises slowly | already far above 0 at step 1 | stays the same |
 
     Step 1 is measured before the first update. `run` is `"one"`, `"two"` or `"three"`.
     Return the one cause that explains the whole row: `"empty answers"`,
@@ -52,7 +52,7 @@ def _(dice):
 @diagnose.mistake
 def the_score_is_all(run):
     """A rising score does not make run one healthy: its answers shrank to one token.
-    The reward model likes empty answers, and the policy exploits this mistake.
+    The reward model scores empty answers high, and the policy exploits this mistake.
     """
     return {"one": "healthy", "two": "sampling settings", "three": "wrong reference"}[
         run
@@ -85,9 +85,9 @@ def far_is_far(run):
 
 
 SEEN = {
-    "one": "Look at run one once more: what do its answers come to in the end?",
-    "two": "Look at run two once more: can a divergence have this sign for long?",
-    "three": "Look at run three once more: has a weight moved at step 1?",
+    "one": "Look at run one again: how long are its answers in the end?",
+    "two": "Look at run two again: can a divergence have this sign for long?",
+    "three": "Look at run three again: has any weight changed at step 1?",
 }
 TAKEN = {"one": "healthy", "two": "learning rate too low", "three": "empty answers"}
 CAUSES = (
@@ -113,14 +113,16 @@ for _run, _message in SEEN.items():
 
 @diagnose.mistake
 def all_healthy(run):
-    """None of the three is healthy: each row has something that no good run shows."""
+    """None of the three runs is healthy: each row has something that no healthy run
+    shows.
+    """
     return "healthy"
 
 
 @diagnose.mistake
 def two_and_three_swapped(run):
-    """Runs two and three have changed places: one has a KL below 0, the other a KL
-    above 0 too early.
+    """You swapped runs two and three: one has a KL below 0, the other has a KL above 0
+    too early.
     """
     other = {"two": "three", "three": "two"}
     return diagnose.solution(other.get(run, run))
@@ -128,13 +130,13 @@ def two_and_three_swapped(run):
 
 @diagnose.mistake
 def one_and_two_swapped(run):
-    """Runs one and two have changed places: whose answers shrink?"""
+    """You swapped runs one and two: whose answers shrink?"""
     return diagnose.solution({"one": "two", "two": "one"}.get(run, run))
 
 
 @diagnose.mistake
 def one_and_three_swapped(run):
-    """Runs one and three have changed places: whose KL is wrong before any update?"""
+    """You swapped runs one and three: whose KL is wrong before any update?"""
     return diagnose.solution({"one": "three", "three": "one"}.get(run, run))
 
 
@@ -160,8 +162,8 @@ def suppress_first(logits, token):
     """Log-probabilities (R, V) of one response, with a token forbidden at its first
     position: logits (R, V) → (R, V).
 
-    The policy that is scored must be the one that was sampled, so what is forbidden in
-    sampling is forbidden here, and only where it was: at the first token.
+    The scored policy must be the sampled policy. So forbid the token that sampling
+    forbids, and only at the same position: the first token.
     """
     allowed = logits.clone()
     allowed[0, token] = -torch.inf
@@ -176,8 +178,8 @@ def _(dice):
 
 @suppress_first.mistake
 def everywhere(logits, token):
-    """The token is forbidden everywhere: no answer could ever end. Only the first
-    position was masked in sampling.
+    """You forbid the token everywhere: no answer could ever end. Sampling masked only
+    the first position.
     """
     allowed = logits.clone()
     allowed[:, token] = -torch.inf
@@ -187,8 +189,8 @@ def everywhere(logits, token):
 @suppress_first.mistake
 def after_the_softmax(logits, token):
     """The mask comes after the log-softmax, so the first row sums to less than 1: its
-    log-probabilities are too low by log(1 − p(EOS)), and the penalty is smallest
-    where EOS is likeliest.
+    log-probabilities are too low by log(1 − p(EOS)), and the penalty is smallest where
+    EOS is most likely.
     """
     logprobs = logits.log_softmax(-1).clone()
     logprobs[0, token] = -torch.inf
@@ -197,17 +199,15 @@ def after_the_softmax(logits, token):
 
 @suppress_first.mistake
 def in_sampling_alone(logits, token):
-    """Nothing is masked here: what is scored is not what was sampled, and KL comes out
-    too low (case a, half a cure).
+    """You mask nothing: the scored policy is not the sampled policy, and KL is too low
+    (case a, the partial fix).
     """
     return logits.log_softmax(-1)
 
 
 @suppress_first.mistake
 def last_position(logits, token):
-    """The token is forbidden at the last position: an answer may not *begin*
-    with it.
-    """
+    """You forbid the token at the last position. An answer may not *begin* with it."""
     allowed = logits.clone()
     allowed[-1, token] = -torch.inf
     return allowed.log_softmax(-1)
@@ -215,7 +215,9 @@ def last_position(logits, token):
 
 @suppress_first.mistake
 def everywhere_except_first(logits, token):
-    """It is the wrong way round: forbidden everywhere except at the first position."""
+    """Yours is reversed: you forbid the token everywhere except at the first
+    position.
+    """
     allowed = logits.clone()
     allowed[1:, token] = -torch.inf
     return allowed.log_softmax(-1)
@@ -223,7 +225,7 @@ def everywhere_except_first(logits, token):
 
 @suppress_first.mistake
 def position_for_token(logits, token):
-    """Row and column have changed places: a row is a position, a column is a token."""
+    """You swapped row and column: a row is a position, a column is a token."""
     allowed = logits.clone()
     allowed[min(token, len(logits) - 1), 0] = -torch.inf
     return allowed.log_softmax(-1)
@@ -239,7 +241,7 @@ def logit_zero(logits, token):
 
 @suppress_first.mistake
 def logprob_zero(logits, token):
-    """A log-probability of 0 is a probability of 1: that token would be certain."""
+    """A log-probability of 0 is a probability of 1: the token would be certain."""
     logprobs = suppress_first.solution(logits, token).clone()
     logprobs[0, token] = 0
     return logprobs
@@ -247,13 +249,13 @@ def logprob_zero(logits, token):
 
 @suppress_first.mistake
 def probabilities(logits, token):
-    """These are probabilities; their logarithms were asked for."""
+    """These are probabilities. Return their logarithms."""
     return suppress_first.solution(logits, token).exp()
 
 
 @suppress_first.mistake
 def logits_only(logits, token):
-    """These are logits still: nothing makes their exponentials sum to 1."""
+    """These are still logits: nothing makes their exponentials sum to 1."""
     allowed = logits.clone()
     allowed[0, token] = -torch.inf
     return allowed
@@ -271,7 +273,7 @@ def over_the_tokens(logits, token):
 
 @suppress_first.mistake
 def large_negative(logits, token):
-    """The forbidden token is rare in yours, and not impossible."""
+    """Your forbidden token is rare, but not impossible."""
     allowed = logits.clone()
     allowed[0, token] -= 10
     return allowed.log_softmax(-1)
@@ -279,7 +281,7 @@ def large_negative(logits, token):
 
 @suppress_first.mistake
 def first_row_forbidden(logits, token):
-    """The whole first row is forbidden: only one token of it should be."""
+    """You forbid the whole first row. Forbid only one token of it."""
     allowed = logits.clone()
     allowed[0] = -torch.inf
     return allowed.log_softmax(-1)
@@ -299,12 +301,11 @@ def with_a_mask(logits, token):
     20,
     (
         "Write the probability of a token that is not EOS, without and with the mask.",
-        "Each model is divided by what its mask leaves. What is left of the ratio?",
+        "Divide each model by the probability that its mask leaves. What remains?",
     ),
 )
 def kl_error(p, ref_p):
-    """By how much KL is too low when EOS is masked only in sampling: two (N,) → a
-    number.
+    """By how much is KL too low if only sampling masks EOS? Two (N,) → a number.
 
     `p` and `ref_p` are the probabilities of EOS at the first token, of policy and
     reference. The masked policy is sampled, so EOS is never drawn at the first token.
@@ -325,22 +326,22 @@ def _(dice):
 
 @kl_error.mistake
 def policy_alone(p, ref_p):
-    """The reference is masked as well: its part is missing in the difference."""
+    """The reference is also masked: your difference lacks its part."""
     return -torch.log1p(-p).mean()
 
 
 @kl_error.mistake
 def wrong_way_round(p, ref_p):
-    """The sign is wrong: the more likely EOS becomes, the *smaller* is the reported
-    KL.
+    """The sign is wrong: the more likely EOS becomes, the *smaller* the
+    reported KL is.
     """
     return (torch.log1p(-p) - torch.log1p(-ref_p)).mean()
 
 
 @kl_error.mistake
 def probabilities_of_eos(p, ref_p):
-    """That is the log-ratio of EOS itself, which is never sampled. By how much do
-    the probabilities of all other tokens change?
+    """This is the log-ratio of EOS itself, which is never sampled. By how much do the
+    probabilities of all other tokens change?
     """
     return (p.log() - ref_p.log()).mean()
 
@@ -353,13 +354,13 @@ def added(p, ref_p):
 
 @kl_error.mistake
 def ratio_alone(p, ref_p):
-    """That is a ratio; KL is in nats, so its logarithm is wanted."""
+    """This is a ratio. KL is in nats, so take the logarithm."""
     return ((1 - ref_p) / (1 - p)).mean()
 
 
 @kl_error.mistake
 def difference_of_probabilities(p, ref_p):
-    """That is a difference of probabilities. KL compares logarithms."""
+    """This is a difference of probabilities. KL compares logarithms."""
     return (p - ref_p).mean()
 
 
@@ -379,14 +380,14 @@ def weighted_by_the_rest(p, ref_p):
 
 @kl_error.mistake
 def kl_of_eos_or_not(p, ref_p):
-    """That is the whole KL between EOS and not EOS. Here EOS is never sampled."""
+    """This is the whole KL between EOS and not EOS. Here EOS is never sampled."""
     rest = (1 - p) * (torch.log1p(-p) - torch.log1p(-ref_p))
     return (p * (p.log() - ref_p.log()) + rest).mean()
 
 
 @kl_error.mistake
 def mean_first(p, ref_p):
-    """You average the probabilities first: the logarithm of a mean is another
+    """You average the probabilities first: the logarithm of a mean is a different
     number.
     """
     return torch.log1p(-ref_p.mean()) - torch.log1p(-p.mean())
@@ -394,19 +395,19 @@ def mean_first(p, ref_p):
 
 @kl_error.mistake
 def mean_of_ratios(p, ref_p):
-    """You average ratios first: the logarithm belongs to each of them."""
+    """You average the ratios first: take the logarithm of each ratio."""
     return ((1 - ref_p) / (1 - p)).mean().log()
 
 
 @kl_error.mistake
 def reference_alone(p, ref_p):
-    """The policy's part is missing: yours is that of the reference."""
+    """The policy's part is missing: you compute only the reference's part."""
     return torch.log1p(-ref_p).mean()
 
 
 @kl_error.mistake
 def summed(p, ref_p):
-    """You add up; an average was asked for."""
+    """You return a sum. Return an average."""
     return (torch.log1p(-ref_p) - torch.log1p(-p)).sum()
 
 
@@ -420,15 +421,16 @@ def as_a_ratio(p, ref_p):
     2,
     15,
     (
-        "Of ten pairs the longer answer wins seven. How many rows can you keep?",
-        "Count both kinds before you choose. How many of each kind are left at a row?",
+        "The longer answer wins seven of ten pairs. How many rows can you keep?",
+        "Count both kinds first. How many of each kind may you still keep at a row?",
     ),
 )
 def balance(longer_won):
-    """Rows of pairs to keep, as many of either kind: list of bool → list of int.
+    """Choose rows of pairs, equally many of each kind: list of bool → list of int.
 
-    Where the longer answer mostly wins (or mostly loses), a reward model learns length.
-    Keep the first rows of each kind, as many as the rarer one has, in their order.
+    If the longer answer mostly wins (or mostly loses), a reward model learns length.
+    Keep the first rows of each kind, as many as the rarer kind has, in their original
+    order.
     """
     n = min(sum(longer_won), len(longer_won) - sum(longer_won))
     kept, left = [], {True: n, False: n}
@@ -447,7 +449,7 @@ def _(dice):
 
 @balance.mistake
 def all_of_them(longer_won):
-    """Nothing is dropped: the labels prefer a length as before."""
+    """You drop nothing: the labels still prefer a length."""
     return list(range(len(longer_won)))
 
 
@@ -459,7 +461,9 @@ def one_kind(longer_won):
 
 @balance.mistake
 def first_half(longer_won):
-    """You keep as many rows as a balanced set has, but not as many of either kind."""
+    """You keep as many rows as a balanced set has, but not equally many of
+    each kind.
+    """
     n = min(sum(longer_won), len(longer_won) - sum(longer_won))
     return list(range(2 * n))
 
@@ -472,7 +476,7 @@ def other_kind_only(longer_won):
 
 @balance.mistake
 def last_rows(longer_won):
-    """You keep the last rows of each kind; the first ones were asked for."""
+    """You keep the last rows of each kind. Keep the first ones."""
     n = min(sum(longer_won), len(longer_won) - sum(longer_won))
     rows = _rows(longer_won)
     return sorted(
@@ -482,7 +486,7 @@ def last_rows(longer_won):
 
 @balance.mistake
 def not_in_order(longer_won):
-    """The right rows, in another order: they were to stay in the old one."""
+    """These are the right rows in the wrong order. Keep the original order."""
     rows = _rows(longer_won)
     n = min(map(len, rows.values()))
     return rows[True][:n] + rows[False][:n]
@@ -490,7 +494,7 @@ def not_in_order(longer_won):
 
 @balance.mistake
 def not_in_order_either(longer_won):
-    """The right rows, in another order: they were to stay in the old one."""
+    """These are the right rows in the wrong order. Keep the original order."""
     rows = _rows(longer_won)
     n = min(map(len, rows.values()))
     return rows[False][:n] + rows[True][:n]
@@ -498,55 +502,55 @@ def not_in_order_either(longer_won):
 
 @balance.mistake
 def labels_for_rows(longer_won):
-    """These are labels. The *numbers* of the rows were asked for."""
+    """These are labels. Return the *numbers* of the rows."""
     return [longer_won[row] for row in balance.solution(longer_won)]
 
 
 @balance.mistake
 def a_mask_of_rows(longer_won):
-    """That says for each row whether it is kept: the rows' numbers were asked for."""
+    """This is a mask: whether each row is kept. Return the numbers of the kept rows."""
     kept = balance.solution(longer_won)
     return [row in kept for row in range(len(longer_won))]
 
 
 @balance.mistake
 def counted_from_one(longer_won):
-    """You count rows from 1: the first row is 0."""
+    """You count rows from 1. The first row is 0."""
     return [row + 1 for row in balance.solution(longer_won)]
 
 
 @balance.mistake
 def dropped_rows(longer_won):
-    """These are the rows to drop; those to keep were asked for."""
+    """These are the rows to drop. Return the rows to keep."""
     kept = balance.solution(longer_won)
     return [row for row in range(len(longer_won)) if row not in kept]
 
 
 @balance.mistake
 def true_is_rarer(longer_won):
-    """You take it that the longer answer wins less often: look for the rarer kind,
-    which may be either.
+    """You assume that the longer answer wins less often. Look for the rarer kind, which
+    may be either.
     """
     return _up_to(longer_won, sum(longer_won))
 
 
 @balance.mistake
 def false_is_rarer(longer_won):
-    """You take it that the longer answer wins more often: look for the rarer kind,
-    which may be either.
+    """You assume that the longer answer wins more often. Look for the rarer kind, which
+    may be either.
     """
     return _up_to(longer_won, len(longer_won) - sum(longer_won))
 
 
 @balance.mistake
 def half_of_all(longer_won):
-    """You keep half of the rows: how many there are of the rarer kind decides."""
+    """You keep half of the rows. The number of rows of the rarer kind decides."""
     return _up_to(longer_won, len(longer_won) // 2)
 
 
 @balance.mistake
 def one_too_few(longer_won):
-    """One pair of each kind too few: count the rarer kind once more."""
+    """You keep one pair too few of each kind: count the rarer kind again."""
     n = min(sum(longer_won), len(longer_won) - sum(longer_won))
     return _up_to(longer_won, max(0, n - 1))
 

@@ -18,7 +18,7 @@ check = SET.check
     1,
     10,
     (
-        "With whom is a response compared, so that an easy prompt earns nothing?",
+        "To what do you compare a response, so that an easy prompt earns nothing?",
         "A row is a prompt. Keep the dimension that you average over.",
     ),
 )
@@ -26,10 +26,11 @@ def group_advantages(rewards, divide):
     """GRPO's advantages: rewards (P, G) of G responses to P prompts → (P, G).
 
     Each reward minus its *group's* mean; with `divide`, the result is divided by the
-    group's unbiased standard deviation plus 1e-4. Without the division it is Dr. GRPO.
+    group's unbiased standard deviation plus 1e-4. Without the division this is Dr.
+    GRPO.
     """
-    centred = rewards - rewards.mean(1, keepdim=True)
-    return centred / (rewards.std(1, keepdim=True) + 1e-4) if divide else centred
+    centered = rewards - rewards.mean(1, keepdim=True)
+    return centered / (rewards.std(1, keepdim=True) + 1e-4) if divide else centered
 
 
 @group_advantages.inputs
@@ -42,92 +43,92 @@ def _(dice):
 
 @group_advantages.mistake
 def over_the_batch(rewards, divide):
-    """You compare with the whole batch: a response to an easy prompt would look good
-    however it is. The group is the baseline, because its prompt is the same.
+    """You compare with the whole batch: every response to an easy prompt would look
+    good. The group is the baseline, because its prompt is the same.
     """
-    centred = rewards - rewards.mean()
-    return centred / (rewards.std() + 1e-4) if divide else centred
+    centered = rewards - rewards.mean()
+    return centered / (rewards.std() + 1e-4) if divide else centered
 
 
 @group_advantages.mistake
 def always_divided(rewards, divide):
-    """You divide in either case. Without the division a group that is nearly equal
-    keeps its small advantages, and β its meaning.
+    """You divide in both cases. Without the division a group of nearly equal rewards
+    keeps its small advantages, and β keeps its meaning.
     """
-    centred = rewards - rewards.mean(1, keepdim=True)
-    return centred / (rewards.std(1, keepdim=True) + 1e-4)
+    centered = rewards - rewards.mean(1, keepdim=True)
+    return centered / (rewards.std(1, keepdim=True) + 1e-4)
 
 
 @group_advantages.mistake
 def across_prompts(rewards, divide):
     """You average over prompts (dim 0). A group is a row."""
-    centred = rewards - rewards.mean(0, keepdim=True)
-    return centred / (rewards.std(0, keepdim=True) + 1e-4) if divide else centred
+    centered = rewards - rewards.mean(0, keepdim=True)
+    return centered / (rewards.std(0, keepdim=True) + 1e-4) if divide else centered
 
 
 @group_advantages.mistake
 def never_divided(rewards, divide):
-    """You never divide: look at `divide`."""
+    """You never divide: use `divide`."""
     return rewards - rewards.mean(1, keepdim=True)
 
 
 @group_advantages.mistake
 def wrong_way_round(rewards, divide):
-    """`divide` works the wrong way round in yours."""
+    """`divide` is reversed in your code."""
     return group_advantages.solution(rewards, not divide)
 
 
 @group_advantages.mistake
 def biased_std(rewards, divide):
-    """Your standard deviation is divided by n; the unbiased one by n − 1."""
-    centred = rewards - rewards.mean(1, keepdim=True)
+    """Your standard deviation divides by n; the unbiased one divides by n − 1."""
+    centered = rewards - rewards.mean(1, keepdim=True)
     std = rewards.std(1, keepdim=True, correction=0)
-    return centred / (std + 1e-4) if divide else centred
+    return centered / (std + 1e-4) if divide else centered
 
 
 @group_advantages.mistake
 def no_small_number(rewards, divide):
     """A group whose rewards are all equal divides by 0 (or nearly): 1e-4 is missing, or
-    it is another number.
+    you use a different number.
     """
-    centred = rewards - rewards.mean(1, keepdim=True)
-    return centred / rewards.std(1, keepdim=True) if divide else centred
+    centered = rewards - rewards.mean(1, keepdim=True)
+    return centered / rewards.std(1, keepdim=True) if divide else centered
 
 
 @group_advantages.mistake
 def smaller_number(rewards, divide):
-    """The small number beside the standard deviation is another one than 1e-4."""
-    centred = rewards - rewards.mean(1, keepdim=True)
-    return centred / (rewards.std(1, keepdim=True) + 1e-8) if divide else centred
+    """You add a number other than 1e-4 to the standard deviation."""
+    centered = rewards - rewards.mean(1, keepdim=True)
+    return centered / (rewards.std(1, keepdim=True) + 1e-8) if divide else centered
 
 
 @group_advantages.mistake
 def by_the_variance(rewards, divide):
-    """You divide by the variance: its root was asked for."""
-    centred = rewards - rewards.mean(1, keepdim=True)
-    return centred / (rewards.var(1, keepdim=True) + 1e-4) if divide else centred
+    """You divide by the variance. Divide by its square root."""
+    centered = rewards - rewards.mean(1, keepdim=True)
+    return centered / (rewards.var(1, keepdim=True) + 1e-4) if divide else centered
 
 
 @group_advantages.mistake
 def small_number_in_the_root(rewards, divide):
-    """1e-4 is inside the root: it is added to the standard deviation itself."""
-    centred = rewards - rewards.mean(1, keepdim=True)
+    """You add 1e-4 inside the root. Add it to the standard deviation itself."""
+    centered = rewards - rewards.mean(1, keepdim=True)
     std = (rewards.var(1, keepdim=True) + 1e-4).sqrt()
-    return centred / std if divide else centred
+    return centered / std if divide else centered
 
 
 @group_advantages.mistake
 def std_of_the_batch(rewards, divide):
-    """You divide by the standard deviation of the whole batch; each group has
+    """You divide by the standard deviation of the whole batch. Each group has
     its own.
     """
-    centred = rewards - rewards.mean(1, keepdim=True)
-    return centred / (rewards.std() + 1e-4) if divide else centred
+    centered = rewards - rewards.mean(1, keepdim=True)
+    return centered / (rewards.std() + 1e-4) if divide else centered
 
 
 @group_advantages.mistake
 def not_centered(rewards, divide):
-    """The mean is not subtracted."""
+    """You do not subtract the mean."""
     return (
         rewards / (rewards.std(1, keepdim=True) + 1e-4) if divide else rewards.clone()
     )
@@ -135,10 +136,12 @@ def not_centered(rewards, divide):
 
 @group_advantages.mistake
 def leave_one_out(rewards, divide):
-    """You compare with the mean of the *others*: that is RLOO. GRPO's mean has all."""
+    """You compare with the mean of the *other* responses, as in RLOO. GRPO's mean
+    includes all responses.
+    """
     n = rewards.shape[1]
-    centred = (rewards - rewards.mean(1, keepdim=True)) * n / (n - 1)
-    return centred / (rewards.std(1, keepdim=True) + 1e-4) if divide else centred
+    centered = (rewards - rewards.mean(1, keepdim=True)) * n / (n - 1)
+    return centered / (rewards.std(1, keepdim=True) + 1e-4) if divide else centered
 
 
 @group_advantages.alternative
@@ -155,14 +158,15 @@ def row_by_row(rewards, divide):
     15,
     (
         "When is the worst response of all the best of n draws?",
-        "F(y) adds the probabilities of y and of all that score less. And F(y−)?",
+        "F(y) adds the probabilities of y and of all worse responses. And F(y−)?",
     ),
 )
 def best_of_n(probabilities, n):
-    """Probability to be the best of n draws: (N,), from worst to best → (N,).
+    """Probability of being the best of n draws: (N,), from worst to best → (N,).
 
-    The responses are in the order of their rewards, all different. Response y is the
-    best if all n draws score at most like it, but not all less: F(y)ⁿ − F(y−)ⁿ.
+    The responses are ordered by their rewards, which are all different. Response y is
+    the best if all n draws score at most as high as y, but not all lower: F(y)ⁿ −
+    F(y−)ⁿ.
     """
     at_most = probabilities.cumsum(0)
     return at_most**n - (at_most - probabilities) ** n
@@ -175,62 +179,66 @@ def _(dice):
 
 @best_of_n.mistake
 def drawn_once(probabilities, n):
-    """That is the probability to be drawn at all among n. To be *kept* no better one
-    may be among them.
+    """This is the probability of being drawn at all in n draws. For y to be *kept*, no
+    draw may be better.
     """
     return 1 - (1 - probabilities) ** n
 
 
 @best_of_n.mistake
 def at_most_alone(probabilities, n):
-    """F(y)ⁿ is P(the best is *at most* y); subtract P(it is less)."""
+    """F(y)ⁿ is P(the best is *at most* y). Subtract P(the best is lower)."""
     return probabilities.cumsum(0) ** n
 
 
 @best_of_n.mistake
 def worst_of_n(probabilities, n):
-    """That is the worst of n: you summed from the other end."""
+    """This is the worst of n: you summed from the other end."""
     at_least = probabilities.flip(0).cumsum(0).flip(0)
     return at_least**n - (at_least - probabilities) ** n
 
 
 @best_of_n.mistake
 def power_of_each(probabilities, n):
-    """That is the probability that all n draws are y: the others may score less."""
+    """This is the probability that all n draws are y. The other draws may
+    score lower.
+    """
     return probabilities**n
 
 
 @best_of_n.mistake
 def powers_normalized(probabilities, n):
-    """You sharpen the distribution. A response is kept for its *rank*, so what scores
-    less must enter.
+    """You sharpen the distribution. A response is kept for its *rank*, so the
+    probabilities of worse responses must enter.
     """
     return probabilities**n / (probabilities**n).sum()
 
 
 @best_of_n.mistake
 def less_alone(probabilities, n):
-    """That is the probability that all draws score less than y."""
+    """This is the probability that all draws score lower than y."""
     return (probabilities.cumsum(0) - probabilities) ** n
 
 
 @best_of_n.mistake
 def one_draw_times_n(probabilities, n):
-    """One of the draws is y, n can be it, and the others score at most like y: that
-    counts several times what comes up more than once.
+    """You let any of the n draws be y and the others score at most as high. This
+    counts a case several times if y is drawn more than once.
     """
     return n * probabilities * probabilities.cumsum(0) ** (n - 1)
 
 
 @best_of_n.mistake
 def others_less(probabilities, n):
-    """In yours exactly one draw is y. It may come up more than once."""
+    """You count only cases with exactly one draw of y. y may be drawn more
+    than once.
+    """
     return n * probabilities * (probabilities.cumsum(0) - probabilities) ** (n - 1)
 
 
 @best_of_n.mistake
 def first_lost(probabilities, n):
-    """The worst response is missing, or has 0: nothing scores less, so its
+    """The worst response is missing, or has probability 0. Nothing scores lower, so its
     F(y−) is 0.
     """
     powers = probabilities.cumsum(0) ** n
@@ -239,7 +247,7 @@ def first_lost(probabilities, n):
 
 @best_of_n.mistake
 def scaled(probabilities, n):
-    """You multiply by n: the draws do not add up, the largest of them counts."""
+    """You multiply by n. Draws do not add up: only the best one counts."""
     return probabilities * n
 
 
@@ -260,13 +268,13 @@ def by_differences(probabilities, n):
     2,
     15,
     (
-        "Start from the pairwise loss of notebook 01. What takes the place of a score?",
+        "Start from the pairwise loss of notebook 01. What replaces a score?",
         "Compute both implied rewards, each from its own two log-probabilities.",
     ),
     True,
 )
 def dpo_loss(chosen, rejected, ref_chosen, ref_rejected, beta):
-    """DPO's loss over pairs, from log-probabilities of answers: four (B,) → one.
+    """Return DPO's loss of pairs from log-probabilities: four (B,) → one number.
 
     The pairwise loss of notebook 01 with the implied reward β (log π − log π_ref),
     averaged over pairs. The reference does not learn: detach its log-probabilities.
@@ -284,13 +292,15 @@ def _(dice):
 
 @dpo_loss.mistake
 def no_reference(chosen, rejected, ref_chosen, ref_rejected, beta):
-    """The reference is missing, and with it KL: nothing keeps the policy near it."""
+    """The reference is missing, and with it KL: nothing keeps the policy near the
+    reference.
+    """
     return -logsigmoid(beta * (chosen - rejected)).mean()
 
 
 @dpo_loss.mistake
 def no_beta(chosen, rejected, ref_chosen, ref_rejected, beta):
-    """β is missing. It is the reward that one nat costs."""
+    """β is missing. β is the reward that one nat costs."""
     margin = chosen - ref_chosen.detach() - rejected + ref_rejected.detach()
     return -logsigmoid(margin).mean()
 
@@ -304,7 +314,9 @@ def wrong_way_round(chosen, rejected, ref_chosen, ref_rejected, beta):
 
 @dpo_loss.mistake
 def reference_learns(chosen, rejected, ref_chosen, ref_rejected, beta):
-    """The value is right, but gradient flows into the reference. Detach it."""
+    """The value is right, but gradient flows into the reference. Detach its
+    log-probabilities.
+    """
     margin = chosen - ref_chosen - rejected + ref_rejected
     return -logsigmoid(beta * margin).mean()
 
@@ -318,29 +330,29 @@ def summed(chosen, rejected, ref_chosen, ref_rejected, beta):
 
 @dpo_loss.mistake
 def divided_by_beta(chosen, rejected, ref_chosen, ref_rejected, beta):
-    """You divide by β, and the implied reward is β *times* the log-ratio."""
+    """You divide by β. The implied reward is β *times* the log-ratio."""
     margin = chosen - ref_chosen.detach() - rejected + ref_rejected.detach()
     return -logsigmoid(margin / beta).mean()
 
 
 @dpo_loss.mistake
 def beta_outside(chosen, rejected, ref_chosen, ref_rejected, beta):
-    """β stands outside the sigmoid: it belongs to the implied reward, inside."""
+    """Your β is outside the sigmoid. It belongs to the implied reward, inside."""
     margin = chosen - ref_chosen.detach() - rejected + ref_rejected.detach()
     return -beta * logsigmoid(margin).mean()
 
 
 @dpo_loss.mistake
 def no_logarithm(chosen, rejected, ref_chosen, ref_rejected, beta):
-    """That is minus a probability: its logarithm is missing."""
+    """This is minus a probability: its logarithm is missing."""
     margin = chosen - ref_chosen.detach() - rejected + ref_rejected.detach()
     return -torch.sigmoid(beta * margin).mean()
 
 
 @dpo_loss.mistake
 def references_added(chosen, rejected, ref_chosen, ref_rejected, beta):
-    """The reference has the wrong sign, or each answer has the reference of the other:
-    the implied reward is a *difference* from the reference's own value.
+    """The reference has the wrong sign, or each answer uses the other answer's
+    reference. The implied reward is a *difference* from the reference's own value.
     """
     margin = chosen + ref_chosen.detach() - rejected - ref_rejected.detach()
     return -logsigmoid(beta * margin).mean()
@@ -348,14 +360,14 @@ def references_added(chosen, rejected, ref_chosen, ref_rejected, beta):
 
 @dpo_loss.mistake
 def positive(chosen, rejected, ref_chosen, ref_rejected, beta):
-    """The loss lacks its minus: an optimizer would make these pairs less likely."""
+    """The minus sign is missing: an optimizer would make these pairs less likely."""
     margin = chosen - ref_chosen.detach() - rejected + ref_rejected.detach()
     return logsigmoid(beta * margin).mean()
 
 
 @dpo_loss.mistake
 def mean_inside(chosen, rejected, ref_chosen, ref_rejected, beta):
-    """You average the margins first. Each pair has its own loss, and then comes the
+    """You average the margins first. Compute a loss for each pair, and then take the
     mean.
     """
     margin = chosen - ref_chosen.detach() - rejected + ref_rejected.detach()
@@ -364,8 +376,8 @@ def mean_inside(chosen, rejected, ref_chosen, ref_rejected, beta):
 
 @dpo_loss.mistake
 def each_answer_alone(chosen, rejected, ref_chosen, ref_rejected, beta):
-    """Each answer goes through a sigmoid of its own. Only the *difference* of the
-    implied rewards does.
+    """Each answer goes through its own sigmoid. Only the *difference* of the implied
+    rewards goes through one.
     """
     won, lost = chosen - ref_chosen.detach(), rejected - ref_rejected.detach()
     return -(logsigmoid(beta * won) + logsigmoid(-beta * lost)).mean()
@@ -373,14 +385,14 @@ def each_answer_alone(chosen, rejected, ref_chosen, ref_rejected, beta):
 
 @dpo_loss.mistake
 def ratio_of_logarithms(chosen, rejected, ref_chosen, ref_rejected, beta):
-    """You divide log-probabilities by one another: subtract them."""
+    """You divide log-probabilities by one another. Subtract them."""
     margin = chosen / ref_chosen.detach() - rejected / ref_rejected.detach()
     return -logsigmoid(beta * margin).mean()
 
 
 @dpo_loss.mistake
 def squared(chosen, rejected, ref_chosen, ref_rejected, beta):
-    """That is the squared loss of IPO. DPO has a sigmoid."""
+    """This is the squared loss of IPO. DPO has a sigmoid."""
     margin = chosen - ref_chosen.detach() - rejected + ref_rejected.detach()
     return (margin - 1 / (2 * beta)).square().mean()
 
@@ -402,7 +414,7 @@ def by_softplus(chosen, rejected, ref_chosen, ref_rejected, beta):
     2,
     15,
     (
-        "Given each token's log-probability, what is that of the whole response?",
+        "Given each token's log-probability, what is the whole response's?",
         "A response has one weight: two sums first, then their ratio, then the limit.",
     ),
     ("logprobs",),
@@ -430,7 +442,9 @@ def _(dice):
 
 @off_policy_loss.mistake
 def upside_down(logprobs, engine, mask, advantages, most):
-    """The weight is q/π. What the engine sampled too *often* must count less: π/q."""
+    """Your weight is q/π. A response that the engine samples too *often* must count
+    less: use π/q.
+    """
     response = (logprobs * mask).sum(1)
     weight = ((engine * mask).sum(1) - response).exp().clamp(max=most).detach()
     return -(weight * advantages * response).mean()
@@ -438,8 +452,8 @@ def upside_down(logprobs, engine, mask, advantages, most):
 
 @off_policy_loss.mistake
 def untruncated(logprobs, engine, mask, advantages, most):
-    """No weight may exceed `most`. One response that the engine rarely samples
-    would outweigh the rest of the batch.
+    """No weight may exceed `most`. One response that the engine rarely samples would
+    outweigh the rest of the batch.
     """
     response = (logprobs * mask).sum(1)
     weight = (response - (engine * mask).sum(1)).exp().detach()
@@ -448,7 +462,7 @@ def untruncated(logprobs, engine, mask, advantages, most):
 
 @off_policy_loss.mistake
 def weight_learns(logprobs, engine, mask, advantages, most):
-    """The value is right, but gradient flows through the weight. Detach it."""
+    """The value is right, but gradient flows through the weight. Detach the weight."""
     response = (logprobs * mask).sum(1)
     weight = (response - (engine * mask).sum(1)).exp().clamp(max=most)
     return -(weight * advantages * response).mean()
@@ -464,7 +478,7 @@ def padding_counts(logprobs, engine, mask, advantages, most):
 
 @off_policy_loss.mistake
 def no_weight(logprobs, engine, mask, advantages, most):
-    """There is no weight: the engine sampled, and not this policy."""
+    """The weight is missing: the engine sampled these responses, not this policy."""
     return -(advantages * (logprobs * mask).sum(1)).mean()
 
 
@@ -476,14 +490,14 @@ def wrong_sign(logprobs, engine, mask, advantages, most):
 
 @off_policy_loss.mistake
 def weight_per_token(logprobs, engine, mask, advantages, most):
-    """Each token has a weight of its own in yours. A *response* has one weight."""
+    """Each token has its own weight in your code. A *response* has one weight."""
     weight = (logprobs - engine).exp().clamp(max=most).detach()
     return -((weight * logprobs * mask).sum(1) * advantages).mean()
 
 
 @off_policy_loss.mistake
 def clamped_from_below(logprobs, engine, mask, advantages, most):
-    """`most` is an upper limit, and yours is a lower one."""
+    """`most` is an upper limit. You use it as a lower limit."""
     response = (logprobs * mask).sum(1)
     weight = (response - (engine * mask).sum(1)).exp().clamp(min=most).detach()
     return -(weight * advantages * response).mean()
@@ -491,7 +505,7 @@ def clamped_from_below(logprobs, engine, mask, advantages, most):
 
 @off_policy_loss.mistake
 def limit_on_the_logarithm(logprobs, engine, mask, advantages, most):
-    """You limit the logarithm of the weight; the weight itself may be `most`."""
+    """You limit the logarithm of the weight. Limit the weight itself to `most`."""
     response = (logprobs * mask).sum(1)
     weight = (response - (engine * mask).sum(1)).clamp(max=most).exp().detach()
     return -(weight * advantages * response).mean()
@@ -499,7 +513,7 @@ def limit_on_the_logarithm(logprobs, engine, mask, advantages, most):
 
 @off_policy_loss.mistake
 def logarithm_for_weight(logprobs, engine, mask, advantages, most):
-    """Your weight is a difference of logarithms: π/q is its exponential."""
+    """Your weight is a difference of logarithms. π/q is its exponential."""
     response = (logprobs * mask).sum(1)
     weight = (response - (engine * mask).sum(1)).clamp(max=most).detach()
     return -(weight * advantages * response).mean()
@@ -507,7 +521,7 @@ def logarithm_for_weight(logprobs, engine, mask, advantages, most):
 
 @off_policy_loss.mistake
 def summed(logprobs, engine, mask, advantages, most):
-    """You add up the responses: take their mean."""
+    """You add up the responses. Take their mean."""
     response = (logprobs * mask).sum(1)
     weight = (response - (engine * mask).sum(1)).exp().clamp(max=most).detach()
     return -(weight * advantages * response).sum()
@@ -515,7 +529,7 @@ def summed(logprobs, engine, mask, advantages, most):
 
 @off_policy_loss.mistake
 def mean_over_tokens(logprobs, engine, mask, advantages, most):
-    """You divide by the number of tokens: the mean is over responses."""
+    """You divide by the number of tokens. The mean is over responses."""
     response = (logprobs * mask).sum(1)
     weight = (response - (engine * mask).sum(1)).exp().clamp(max=most).detach()
     return -(weight * advantages * response).sum() / mask.sum()
@@ -523,9 +537,7 @@ def mean_over_tokens(logprobs, engine, mask, advantages, most):
 
 @off_policy_loss.mistake
 def mean_log_ratio(logprobs, engine, mask, advantages, most):
-    """You average over a response's tokens (as GSPO does) where a product was asked
-    for.
-    """
+    """You average over a response's tokens (as GSPO does). Use the product."""
     response, n = (logprobs * mask).sum(1), mask.sum(1)
     weight = ((response - (engine * mask).sum(1)) / n).exp().clamp(max=most).detach()
     return -(weight * advantages * response).mean()
@@ -533,7 +545,9 @@ def mean_log_ratio(logprobs, engine, mask, advantages, most):
 
 @off_policy_loss.mistake
 def mean_per_response(logprobs, engine, mask, advantages, most):
-    """Your log π is an average over tokens: that of the whole response is a sum."""
+    """Your log π is an average over tokens. The log π of the whole response
+    is a sum.
+    """
     response = (logprobs * mask).sum(1)
     weight = (response - (engine * mask).sum(1)).exp().clamp(max=most).detach()
     return -(weight * advantages * response / mask.sum(1)).mean()
@@ -549,7 +563,7 @@ def normalized_weights(logprobs, engine, mask, advantages, most):
 
 @off_policy_loss.mistake
 def log_of_the_engine(logprobs, engine, mask, advantages, most):
-    """The engine's log-probability stands where the policy's should learn."""
+    """You use the engine's log-probability where the policy's should learn."""
     response, sampled = (logprobs * mask).sum(1), (engine * mask).sum(1)
     weight = (response - sampled).exp().clamp(max=most).detach()
     return -(weight * advantages * sampled).mean() + 0 * response.sum()
@@ -565,7 +579,7 @@ def ratio_is_the_loss(logprobs, engine, mask, advantages, most):
 
 @off_policy_loss.mistake
 def clipped_like_ppo(logprobs, engine, mask, advantages, most):
-    """The weight is limited from below as well. Only large weights are cut."""
+    """You also limit the weight from below. Cut only large weights."""
     response = (logprobs * mask).sum(1)
     weight = (response - (engine * mask).sum(1)).exp().clamp(1 / most, most).detach()
     return -(weight * advantages * response).mean()
@@ -575,7 +589,7 @@ def clipped_like_ppo(logprobs, engine, mask, advantages, most):
 def response_by_response(logprobs, engine, mask, advantages, most):
     total = 0.0
     for logp, sampled, real, advantage in zip(logprobs, engine, mask, advantages):
-        ours, theirs = logp[real], sampled[real]
-        weight = (ours - theirs).detach().sum().exp().clamp(max=most)
-        total = total - weight * advantage * sum(ours)
+        logp, sampled = logp[real], sampled[real]
+        weight = (logp - sampled).detach().sum().exp().clamp(max=most)
+        total = total - weight * advantage * sum(logp)
     return total / len(logprobs)

@@ -15,15 +15,15 @@ check = SET.check
     1,
     10,
     (
-        "Which texts would a policy write that knows your function and not the sum?",
+        "Which texts would a policy write if it had your function but not the sum?",
         "Split at semicolons, and compare the last part.",
     ),
 )
 def strict_rewards(texts, answer):
-    """Rewards (B,) of texts: 1 where the last part is exactly the answer, else 0.
+    """Rewards (B,) of texts: 1 if the last part is exactly the answer, else 0.
 
-    The last part is what stands after the last semicolon, or the whole text where there
-    is none. It counts only if nothing else stands in it.
+    The last part is the text after the last semicolon, or the whole text if it has no
+    semicolon. It counts only if it contains nothing else.
     """
     return torch.tensor([float(text.split(";")[-1] == answer) for text in texts])
 
@@ -39,16 +39,16 @@ def _(dice):
 
 @strict_rewards.mistake
 def anywhere(texts, answer):
-    """You look for the answer anywhere. A policy learns to write many numbers, one of
-    which is right. Compare the last part only.
+    """You search for the answer anywhere. A policy learns to write many numbers, one of
+    which is right. Compare only the last part.
     """
     return torch.tensor([float(answer in text) for text in texts])
 
 
 @strict_rewards.mistake
 def at_the_end(texts, answer):
-    """You ask whether the text ends with the answer: 1412 ends with 412 as well.
-    Compare the whole last part.
+    """You test whether the text ends with the answer: 1412 also ends with 412. Compare
+    the whole last part.
     """
     return torch.tensor([float(text.endswith(answer)) for text in texts])
 
@@ -63,7 +63,7 @@ def any_part(texts, answer):
 
 @strict_rewards.mistake
 def steps_only(texts, answer):
-    """You demand a semicolon. An answer without steps is right too, and the verifier
+    """You require a semicolon. An answer without steps is also right, and the verifier
     does not reward the manner.
     """
     marked = (";" in text and text.split(";")[-1] == answer for text in texts)
@@ -100,20 +100,20 @@ def _(dice):
 
 @dead_share.mistake
 def all_wrong(p, G):
-    """A group whose answers are all *right* is dead as well."""
+    """A group whose answers are all *right* is also dead."""
     return ((1 - p) ** G).mean()
 
 
 @dead_share.mistake
-def alive_share(p, G):
-    """That is the share of live groups, the rest."""
+def live_share(p, G):
+    """This is the share of live groups. Return the share of dead groups."""
     return (1 - p**G - (1 - p) ** G).mean()
 
 
 @dead_share.mistake
 def of_the_mean(p, G):
-    """You average the pass rates first. Problems differ: half of them always solved and
-    half never makes every group dead, at a mean of one half.
+    """You average the pass rates first. Problems differ: if half of them are always
+    solved and the other half never, every group is dead at a mean of one half.
     """
     return p.mean() ** G + (1 - p.mean()) ** G
 
@@ -130,13 +130,13 @@ def by_logarithms(p, G):
     15,
     (
         "It is easier to count the choices that fail.",
-        "Among the C(n, k) choices, which hold no right answer?",
+        "Of the C(n, k) choices, how many contain no right answer?",
     ),
 )
 def pass_at_k(c, n, k):
     """pass@k without bias: c (P,) right answers among n to each problem → (P,).
 
-    The probability that k of the n answers, drawn without replacement, hold at least
+    The probability that k of the n answers, drawn without replacement, contain at least
     one right answer: 1 − C(n − c, k) / C(n, k).
     """
     none = [math.comb(n - int(right), k) / math.comb(n, k) for right in c]
@@ -161,14 +161,14 @@ def plugged_in(c, n, k):
 
 @pass_at_k.mistake
 def all_right(c, n, k):
-    """That is the probability that all k are right."""
+    """This is the probability that all k are right."""
     some = [math.comb(int(right), k) / math.comb(n, k) for right in c]
     return torch.tensor(some, dtype=torch.float64)
 
 
 @pass_at_k.mistake
 def none_right(c, n, k):
-    """That is the probability that none of the k is right. Subtract it from 1."""
+    """This is the probability that none of the k is right. Subtract it from 1."""
     none = [math.comb(n - int(right), k) / math.comb(n, k) for right in c]
     return torch.tensor(none, dtype=torch.float64)
 

@@ -15,49 +15,54 @@ check = SET.check
 
 
 @SET.exercise(
-    "The loss of a look",
+    "The loss of a question",
     1,
     10,
-    ("A look is a small classification: what are its classes?", "One softmax per row."),
+    (
+        "A question is a small classification: what are its classes?",
+        "One softmax per row.",
+    ),
     True,
 )
-def look_loss(scores):
-    """The loss of looks whose best text comes first: scores (N, k) → a number.
+def question_loss(scores):
+    """The loss of questions whose best text comes first: scores (N, k) → a number.
 
-    A softmax over a look's scores is the probability of each text to be named the best.
-    The loss is minus the log-probability of the first text, averaged over looks. With
-    k = 2 it is Bradley and Terry's.
+    A softmax over a question's scores gives each text's probability of being named the
+    best. The loss is minus the log-probability of the first text, averaged over
+    questions. With k = 2 it is Bradley and Terry's.
     """
     return -scores.log_softmax(1)[:, 0].mean()
 
 
-@look_loss.inputs
+@question_loss.inputs
 def _(dice):
     return (normal(dice, 5, 4),)
 
 
-@look_loss.mistake
+@question_loss.mistake
 def three_pairs(scores):
-    """These are three independent comparisons of the best text with each other one. A
-    look has *one* answer, so one softmax over all of its texts.
+    """These are three independent comparisons, of the best text with each other text. A
+    question has *one* answer, so use one softmax over all of its texts.
     """
     difference = scores[:, :1] - scores[:, 1:]
     return -torch.nn.functional.logsigmoid(difference).sum(1).mean()
 
 
-@look_loss.mistake
-def over_the_looks(scores):
-    """Your softmax runs over looks (dim 0). Texts compete within a look, a row."""
+@question_loss.mistake
+def over_the_questions(scores):
+    """Your softmax runs over questions (dim 0). Texts compete within a
+    question, a row.
+    """
     return -scores.log_softmax(0)[:, 0].mean()
 
 
-@look_loss.mistake
+@question_loss.mistake
 def probability(scores):
-    """You average probabilities. Minus their *logarithm* is the loss."""
+    """You average probabilities. The loss is minus their *logarithm*."""
     return -scores.softmax(1)[:, 0].mean()
 
 
-@look_loss.alternative
+@question_loss.alternative
 def by_logsumexp(scores):
     return (scores.logsumexp(1) - scores[:, 0]).mean()
 
@@ -74,8 +79,8 @@ def by_logsumexp(scores):
 def kappa(first, second):
     """Agreement of two people beyond chance: two (N,) of whole numbers → a number.
 
-    (p − e) / (1 − e): p is the share of equal answers, e the share that they would
-    reach if each answered at random with their own frequencies.
+    (p − e) / (1 − e): p is the share of equal answers, and e is the share that they
+    would reach if each answered at random with their own frequencies.
     """
     p = (first == second).double().mean()
     kinds = torch.cat([first, second]).unique()
@@ -94,16 +99,16 @@ def _(dice):
 
 @kappa.mistake
 def agreement(first, second):
-    """This is the share of equal answers. Two people who always say "left" would agree
-    fully and share no taste.
+    """This is the share of equal answers. Two people who always answer "left" would
+    agree fully without sharing a taste.
     """
     return (first == second).double().mean()
 
 
 @kappa.mistake
 def uniform_chance(first, second):
-    """Your chance gives each answer the same probability. People have habits: use the
-    frequencies of each of the two.
+    """Your chance gives each answer the same probability. People have habits: use each
+    person's own frequencies.
     """
     p = (first == second).double().mean()
     chance = 1 / len(torch.cat([first, second]).unique())
@@ -112,7 +117,9 @@ def uniform_chance(first, second):
 
 @kappa.mistake
 def undivided(first, second):
-    """Divide by 1 − e, what was left to reach; else full agreement would not be 1."""
+    """Divide by 1 − e, the largest possible value of p − e. Otherwise full agreement
+    would not be 1.
+    """
     p = (first == second).double().mean()
     kinds = torch.cat([first, second]).unique()
     shares = [(x[:, None] == kinds).double().mean(0) for x in (first, second)]
@@ -135,14 +142,14 @@ def by_table(first, second):
     10,
     (
         "Count the sequences of answers that have at least k for the new text.",
-        "`math.comb(n, i)` orders, each 0.5 ** n.",
+        "There are `math.comb(n, i)` orders, each with probability 0.5 ** n.",
     ),
 )
 def by_chance(k, n):
-    """The probability of k or more of n for the new text, if both texts are equally
-    good: two whole numbers → a number.
+    """The probability that k or more of n answers prefer the new text, if both texts
+    are equally good: two whole numbers → a number.
 
-    Each answer is then a coin's.
+    Each answer is then a fair coin toss.
     """
     return sum(math.comb(n, i) for i in range(k, n + 1)) / 2**n
 
@@ -155,21 +162,21 @@ def _(dice):
 
 @by_chance.mistake
 def exactly(k, n):
-    """This is the probability of exactly k, which is small for every k of many. Count
-    all results that are at least as extreme.
+    """This is the probability of exactly k, which is small for every k if n is large.
+    Count all results that are at least as extreme.
     """
     return math.comb(n, k) / 2**n
 
 
 @by_chance.mistake
 def more_than(k, n):
-    """You leave k itself out. *k or more* was asked for."""
+    """You leave out k itself. Return the probability of *k or more*."""
     return sum(math.comb(n, i) for i in range(k + 1, n + 1)) / 2**n
 
 
 @by_chance.mistake
 def one_order(k, n):
-    """You count one order for each number. There are `math.comb(n, i)` of them."""
+    """You count one order for each number. There are `math.comb(n, i)` orders."""
     return sum(1 for i in range(k, n + 1)) / 2**n
 
 

@@ -1,7 +1,7 @@
 """Convert Baichuan-7B and Baichuan2-7B to native Llama checkpoints, without running their code.
 
-They are Llamas with q, k and v packed into one matrix. Baichuan2 also scales the rows of its output
-head to length 1 in every forward pass (NormHead); here this is done once, on the weights.
+Both are Llamas with q, k and v packed into one matrix. Baichuan2 also scales the rows of its output
+head to length 1 in every forward pass (NormHead); here the weights are scaled once.
 """
 
 from pathlib import Path
@@ -19,10 +19,10 @@ ARCHITECTURES = ("BaiChuanForCausalLM", "BaichuanForCausalLM")  # the first gene
 SIZES = (
     "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads rms_norm_eps"
 ).split()
-ROTARY = "rotary_emb.inv_freq"  # in some checkpoints; Llama computes it
+ROTARY = "rotary_emb.inv_freq"  # in some checkpoints; Llama computes these
 STEMS = ("model.safetensors", "pytorch_model.bin")
 SPECIAL_IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-# What is taken from tokenizer_config.json.
+# Options read from tokenizer_config.json.
 TOKENIZER = (
     "unk_token bos_token eos_token pad_token add_bos_token add_eos_token model_max_length"
     " padding_side chat_template"
@@ -38,13 +38,13 @@ def convert_to_llama(
     .bin of torch before 1.6). The target is new or empty. ``norm_head`` is guessed from config.json
     by default, and ``report`` gets a line about it.
 
-    Before it writes, it raises ``ValueError`` for a checkpoint of another kind (a 13B has ALiBi),
-    for tensors that are damaged or missing, and for a tokenizer that is not reproduced.
+    Raises ``ValueError``, before writing, for a checkpoint of another kind (a 13B has ALiBi), for
+    damaged or missing tensors, and for a tokenizer that would not be reproduced.
     """
     source, target = Path(source), Path(target).expanduser().absolute()
     config = read_config(source)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ValueError(f"{target} exists already and is not an empty folder; name another.")
+        raise ValueError(f"{target} exists already and is not an empty folder; choose another.")
     told = "Guessed from config.json" if norm_head is None else "As asked"
     norm_head = guess_norm_head(config) if norm_head is None else norm_head
     scaled = "a NormHead (Baichuan2): its rows are scaled to length 1"
@@ -89,7 +89,7 @@ def read_config(source: Path) -> dict:
 
 
 def guess_norm_head(config: dict) -> bool:
-    """Return whether this is Baichuan2's config; raise ``ValueError`` when it could be either."""
+    """Return whether this is Baichuan2's config; raise ``ValueError`` if it could be either."""
     if "z_loss_weight" in config or config["vocab_size"] == 125_696:
         return True
     if config["architectures"][0] == ARCHITECTURES[0] or config["vocab_size"] == 64_000:
@@ -134,7 +134,7 @@ def unpack(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def read_weights(source: Path, llama: LlamaConfig) -> dict[str, Tensor]:
     """Return the tensors under Baichuan's names, mapped into memory where the format allows it.
 
-    Safetensors go before .bin. Raises ``ValueError`` unless they are those of such a Llama.
+    Safetensors are preferred to .bin. Raises ``ValueError`` unless they fit such a Llama.
     """
     names = [f"{stem}{end}" for stem in STEMS for end in (".index.json", "")]
     first = next((name for name in names if (source / name).is_file()), names[-1])
@@ -144,7 +144,7 @@ def read_weights(source: Path, llama: LlamaConfig) -> dict[str, Tensor]:
             files = sorted({*read_json(source / first)["weight_map"].values()})
         for file in files:
             tensors |= load_state_dict(source / file, weights_only=True)  # pickle can call anything
-    except Exception as error:  # half a file can fail in any way
+    except Exception as error:  # a truncated file can fail in any way
         raise ValueError(
             f"{source / file} is missing, or is damaged, or would run code; it was not loaded."
             " Download it again."

@@ -21,11 +21,11 @@ PROBES = [
 
 
 def sentencepiece_to_fast(model_file: str | Path, **options) -> PreTrainedTokenizerFast:
-    """Return the fast tokenizer of a model file; ``options`` go to it: special tokens and so on.
+    """Return the fast tokenizer of a model file; ``options`` such as special tokens are passed on.
 
     Control pieces (``<s>``) are special tokens, which SentencePiece itself does not look for in a
     text; user-defined ones (``<reserved_106>``) are found in texts by both. Raises ``ValueError``
-    when the file is damaged or gets other ids.
+    if the file is damaged, or ids would change.
     """
     refused = f"{model_file} cannot be turned into a fast tokenizer"
     try:
@@ -67,7 +67,7 @@ def _check_ids(original: SentencePieceProcessor, tokenizer: Tokenizer, refused: 
 
 
 def _add_dummy_prefix(tokenizer: Tokenizer, defined: list[str]) -> None:
-    """Put a space before every text, as transformers' conversion does not, and decode without it.
+    """Put a space before every text, unlike transformers' conversion, and remove it when decoding.
 
     An added token would get the prefix also; so user-defined pieces are cut out as words, which
     are not changed.

@@ -1,4 +1,4 @@
-"""Where the memory of PPO with adapters goes: computed from a model's shape, and measured."""
+"""The memory of PPO with adapters: computed from a model's shape, and measured."""
 
 import weakref
 from collections.abc import Iterable
@@ -36,8 +36,8 @@ def ppo_memory(
     tokens; ``base_bytes`` per weight and activation (2 for bfloat16); ``layer_bytes`` per weight of
     a quantized base's matrices (``QUANTIZED``); ``chunk`` is ``logprob_chunk_size``.
 
-    Beside what stays, the larger of two counts: the key-value cache while sampling, or activations
-    and logits in an update.
+    The peak adds the larger of two: the key-value cache while sampling, or activations and logits
+    in an update.
     """
     matrices, others, adapter = _count(config, lora)
     text, length = config.get_text_config(), query + response
@@ -54,7 +54,7 @@ def ppo_memory(
 
 
 def _count(config: PreTrainedConfig, lora: PeftConfig) -> tuple[int, int, int]:
-    """Return how many weights the layers' matrices, all else, and an adapter have."""
+    """Return the number of weights in the layers' matrices, in the rest, and in an adapter."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
         layers = (m for m in model.base_model.modules() if isinstance(m, nn.Linear))
@@ -90,10 +90,10 @@ def _update(
 
 
 class peak_memory(TorchDispatchMode):
-    """Measure ``.bytes``, the peak size of all tensors in the body, ``held`` ones included.
+    """Measure ``.bytes``, the peak size of all tensors in the body, including the ``held`` ones.
 
     It adds up the storages that operations return, until each is freed, which is slow. Memory that
-    a kernel needs for itself is not counted.
+    a kernel allocates internally is not counted.
     """
 
     def __init__(self, held: Iterable[Tensor] = ()) -> None:

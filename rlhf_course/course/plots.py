@@ -1,4 +1,4 @@
-"""Figures of runs. Policy, reference, reward, value, KL and gold keep their colours."""
+"""Figures of runs. Policy, reference, reward, value, KL and gold keep their colors."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,8 +9,8 @@ from IPython.display import display
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-# Okabe and Ito's palette, readable for colour-blind eyes.
-COLOURS = {
+# Okabe and Ito's palette, readable by color-blind people.
+COLORS = {
     "policy": "#0072B2",
     "reference": "#7F7F7F",
     "reward": "#D55E00",
@@ -19,8 +19,8 @@ COLOURS = {
     "gold": "#E69F00",
 }
 # Of runs, the faulty one first.
-RUN_COLOURS = [COLOURS[name] for name in ("reward", "kl", "policy", "value")]
-CURVES = {  # stats key: (title, unit, colour)
+RUN_COLORS = [COLORS[name] for name in ("reward", "kl", "policy", "value")]
+CURVES = {  # stats key: (title, unit, color)
     "ppo/mean_scores": ("score", "logit", "reward"),
     "objective/kl": ("KL to the reference", "nats per response", "kl"),
     "objective/kl_coef": ("KL coefficient β", "", "kl"),
@@ -59,11 +59,11 @@ def _legend_below(figure: Figure, axes: Sequence[Axes], columns: int) -> None:
 def _two_histograms(
     axis: Axes, groups: Mapping[str, tuple[Sequence[float], str]], **labels: str
 ) -> None:
-    """Draw two groups in the same bins; groups: label → (values, colour)."""
+    """Draw two groups in the same bins; groups: label → (values, color)."""
     bins = np.histogram_bin_edges(np.concatenate([values for values, _ in groups.values()]), 40)
-    for name, (values, colour) in groups.items():
+    for name, (values, color) in groups.items():
         label = f"{name}: mean {np.mean(values):.2f}"
-        axis.hist(values, bins, alpha=0.6, color=COLOURS[colour], label=label)
+        axis.hist(values, bins, alpha=0.6, color=COLORS[color], label=label)
     axis.set(**labels)
     axis.legend()
 
@@ -73,9 +73,9 @@ def training_curves(history: pd.DataFrame, keys: Sequence[str] = tuple(CURVES)) 
     rows, columns = -(-len(keys) // 3), min(3, len(keys))
     figure, axes = panels(rows, columns, figsize=(10, 2.5 * rows), sharex=True, squeeze=False)
     for axis, key in zip(axes.flat, keys, strict=False):
-        title, unit, colour = CURVES[key]
+        title, unit, color = CURVES[key]
         axis.set(title=title, ylabel=unit)
-        axis.plot(range(1, len(history) + 1), history[key], color=COLOURS[colour], lw=1.8)
+        axis.plot(range(1, len(history) + 1), history[key], color=COLORS[color], lw=1.8)
         if key == "objective/kl_coef":  # from 0, or a constant coefficient has no scale
             axis.set_ylim(0, 1.25 * history[key].max())
     plt.setp(axes[-1], xlabel="PPO step")
@@ -102,8 +102,8 @@ def before_after(before: Sequence[float], after: Sequence[float], name: str) -> 
     figure, axis = panels(figsize=(6.5, 3.2))
     groups = {"before": (before, "reference"), "after": (after, "policy")}
     _two_histograms(axis, groups, xlabel=name, ylabel="held-out queries")
-    for values, colour in groups.values():
-        axis.axvline(np.mean(values), color=COLOURS[colour], lw=2)
+    for values, color in groups.values():
+        axis.axvline(np.mean(values), color=COLORS[color], lw=2)
     return figure
 
 
@@ -117,7 +117,7 @@ def over_text(
     size = max(7.0, 0.62 * len(tokens)), 1.15 * len(rows) + 0.5
     figure, axes = panels(len(rows), figsize=size, sharex=True, squeeze=False)
     for axis, (name, values) in zip(axes[:, 0], rows.items(), strict=True):
-        colours = [COLOURS["policy" if value >= 0 else "reward"] for value in values]
+        colours = [COLORS["policy" if value >= 0 else "reward"] for value in values]
         axis.bar(range(n_query, len(tokens)), values, color=colours, width=0.7)
         axis.axhline(0, color="0.3", lw=0.8)
         axis.axvspan(-0.5, n_query - 0.5, color="0.93", zorder=0)
@@ -142,13 +142,13 @@ def preference_curves(
     for axis, (name, unit) in zip(axes, units.items(), strict=True):
         how = {"ax": axis, "legend": False}
         if name in train:
-            train.plot("step", name, **how, color=COLOURS["reference"], lw=0.8, label="training")
+            train.plot("step", name, **how, color=COLORS["reference"], lw=0.8, label="training")
         error = {"yerr": f"{name}_ci", "capsize": 3, "marker": "o", "ms": 4}
-        held_out.plot("step", name, **how, **error, color=COLOURS["reward"], label="held out")
+        held_out.plot("step", name, **how, **error, color=COLORS["reward"], label="held out")
         axis.set(title=name, xlabel="step", ylabel=unit)
     axes[0].axhline(np.log(2), color="0.3", ls=":", lw=1.2, label="ln 2")
     if ceiling is not None:
-        axes[1].axhline(ceiling, color=COLOURS["gold"], ls="--", lw=1.5, label="ceiling")
+        axes[1].axhline(ceiling, color=COLORS["gold"], ls="--", lw=1.5, label="ceiling")
     _legend_below(figure, axes, columns=4)
     return figure
 
@@ -160,9 +160,9 @@ def chosen_and_rejected(chosen: Sequence[float], rejected: Sequence[float]) -> F
     _two_histograms(axes[0], groups, xlabel="score", ylabel="answers")
     difference = np.asarray(chosen) - np.asarray(rejected)
     bins, right = np.histogram_bin_edges(difference, 40), difference > 0
-    for name, rows, colour in (("right", right, "value"), ("wrong", ~right, "kl")):
+    for name, rows, color in (("right", right, "value"), ("wrong", ~right, "kl")):
         label = f"{name}: {rows.mean():.0%}"
-        axes[1].hist(difference[rows], bins, color=COLOURS[colour], label=label)
+        axes[1].hist(difference[rows], bins, color=COLORS[color], label=label)
     axes[1].set(xlabel="score of chosen − score of rejected", ylabel="pairs")
     axes[1].legend()
     return figure
@@ -171,8 +171,8 @@ def chosen_and_rejected(chosen: Sequence[float], rejected: Sequence[float]) -> F
 def calibration(table: pd.DataFrame) -> Figure:
     """Draw observed against predicted preference; columns predicted, observed, ci (shares)."""
     figure, axis = panels(figsize=(4.2, 4))
-    axis.plot([0, 1], [0, 1], color=COLOURS["reference"], ls="--", lw=1.2, label="perfect")
-    how = {"color": COLOURS["reward"], "marker": "o", "capsize": 3, "label": "reward model"}
+    axis.plot([0, 1], [0, 1], color=COLORS["reference"], ls="--", lw=1.2, label="perfect")
+    how = {"color": COLORS["reward"], "marker": "o", "capsize": 3, "label": "reward model"}
     table.plot("predicted", "observed", yerr="ci", ax=axis, **how)
     axis.set(xlabel="predicted: σ(score difference)", ylabel="observed: share preferred")
     axis.axis((0, 1, 0, 1))
@@ -191,9 +191,9 @@ def audit_bars(tables: Mapping[str, pd.DataFrame], wanted: float) -> Figure:
     for turn, (label, table) in enumerate(tables.items()):
         share, places = table["share"], y + (turn - (len(tables) - 1) / 2) * height
         error = np.minimum(table["ci"], [share, 1 - share])  # a share stays in 0 … 1
-        how = {"color": COLOURS[("reference", "policy", "value")[turn]], "label": label}
+        how = {"color": COLORS[("reference", "policy", "value")[turn]], "label": label}
         axis.barh(places, share, height * 0.9, xerr=error, capsize=2, **how)
-    axis.axvline(wanted, color=COLOURS["reward"], ls="--", lw=1.5, label=f"wanted: {wanted:.0%}")
+    axis.axvline(wanted, color=COLORS["reward"], ls="--", lw=1.5, label=f"wanted: {wanted:.0%}")
     axis.set(xlim=(0, 1.02), xlabel="share of prompts at which the normal answer scores higher")
     axis.set_yticks(y, probes)
     axis.invert_yaxis()
@@ -208,9 +208,9 @@ def loss_curve(
     """Draw training loss over steps, held-out loss before and after, and the loss of chance."""
     train = train.dropna(subset="loss")
     figure, axis = panels(figsize=(6.5, 3))
-    axis.plot(train["step"], train["loss"], color=COLOURS["reference"], lw=1.2, label="training")
+    axis.plot(train["step"], train["loss"], color=COLORS["reference"], lw=1.2, label="training")
     ends = [0, train["step"].max()]
-    axis.plot(ends, held_out, color=COLOURS["policy"], marker="o", ls="none", label="held out")
+    axis.plot(ends, held_out, color=COLORS["policy"], marker="o", ls="none", label="held out")
     for x, y in zip(ends, held_out, strict=True):
         axis.annotate(f"{y:.2f}", (x, y), xytext=(0, 7), textcoords="offset points", ha="center")
     if chance is not None:

@@ -14,7 +14,7 @@ from pandas.io.formats.style import Styler
 PRESETS = ("tiny", "scratch", "full")
 CONFIGS = Path(__file__).resolve().parent / "configs"
 _CHECKOUT = CONFIGS.parents[2]
-# Where relative output paths start; an installed copy has no project.
+# The start of relative output paths; an installed copy has no project.
 ROOT = _CHECKOUT if (_CHECKOUT / "scripts" / "run_notebooks.py").exists() else Path.cwd()
 
 # Setting → its value with bf16, and without. A frozen base in float16 has adapters in float32.
@@ -52,8 +52,8 @@ class Settings(SimpleNamespace):
 def read_spec(notebook: str) -> dict[str, dict]:
     """Return a notebook's settings: key → {tiny, scratch, full, help}.
 
-    ``optional`` ones may be null at every preset, others where the preset has null. ``min`` (or 1)
-    bounds whole numbers.
+    ``optional`` settings may be null at every preset, others only where the preset has null.
+    ``min`` (default 1) is the lower bound of whole numbers.
     """
     spec = yaml.safe_load((CONFIGS / f"{notebook}.yaml").read_text(encoding="utf-8"))
     if shared := spec.pop("include", None):
@@ -64,7 +64,7 @@ def read_spec(notebook: str) -> dict[str, dict]:
 
 
 def load_preset(notebook: str, preset: str, overrides: Mapping | None = None) -> Settings:
-    """Return a notebook's settings, with overrides on top; without bf16 those of ``PRECISION``.
+    """Return a notebook's settings after overrides; without bf16, with those of ``PRECISION``.
 
     Raises ``ValueError`` for an unknown preset or key, and for values that ``like`` refuses.
     """
@@ -113,7 +113,7 @@ def like(key: str, value, example, least: int = 1):
 
 
 def check_named(settings: Settings, **columns: str) -> None:
-    """Raise ``ValueError`` for a dataset (with these ``columns``) that has no name."""
+    """Raise ``ValueError`` for a dataset (with these ``columns``) that is not named."""
     for option, needed in columns.items():
         if getattr(settings, option) is None:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""A run's card: how long it took, what it measured, and whether its checks passed."""
+"""A run card: the run's time, its measurements, and whether its checks passed."""
 
 import importlib.metadata
 import importlib.util
@@ -24,7 +24,7 @@ _PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "
 
 
 class CheckFailed(AssertionError):
-    """A notebook ran to its end, but did not do what it promises."""
+    """A notebook ran to its end, but a check did not pass."""
 
 
 class RunCard:
@@ -49,7 +49,7 @@ class RunCard:
         return value
 
     def check(self, name: str, passed: bool, value: float, want: str) -> None:
-        """Record whether ``value`` is as ``want`` expects, in words."""
+        """Record whether ``value`` is as expected; ``want`` says in words what that is."""
         self.checks[name] = {"passed": bool(passed), "value": float(value), "want": want}
 
     def curve(self, name: str, table: pd.DataFrame) -> None:
@@ -87,7 +87,7 @@ class RunCard:
             raise CheckFailed(
                 f"{self.notebook} ran, but these checks did not pass: {'; '.join(failed)}"
             )
-        pd.set_option("display.max_colwidth", None)  # or what was wanted would be cut
+        pd.set_option("display.max_colwidth", None)  # or the expected value would be cut
         rows = [(name, f"{c['value']:.4g}", c["want"], "passed") for name, c in self.checks.items()]
         return pd.DataFrame(rows, columns=["check", "value", "wanted", "result"])
 

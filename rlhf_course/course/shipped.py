@@ -1,4 +1,4 @@
-"""What is in models/: small models of real film reviews, and openings of such reviews."""
+"""The contents of models/: small models of real film reviews, and openings of such reviews."""
 
 from types import SimpleNamespace
 
@@ -15,7 +15,7 @@ def prepare(settings: Settings) -> SimpleNamespace:
     names = {"dataset", "model", "reward_model", "judge"} & vars(settings).keys()
     found = {name: shipped(getattr(settings, name)) for name in names}
     for name in ("model", "reward_model"):
-        download(found[name])  # what is unavailable is reported before anything runs
+        download(found[name])  # report what is unavailable before anything runs
     return SimpleNamespace(**found)
 
 

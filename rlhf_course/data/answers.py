@@ -18,7 +18,7 @@ EMPTY, REPEATED = "empty question or answer", "repeated row"
 def load_answers(
     source: str | Path, split: str = "train", data_files: str | None = None
 ) -> tuple[Dataset, dict[str, int]]:
-    """Return one answer per row, as columns prompt and answer, and how many were dropped and why.
+    """Return columns prompt and answer, one answer per row, and the number dropped for each reason.
 
     The dataset has the columns of ``HC3`` (lists of answers; Guo et al. 2023, arXiv:2301.07597) or
     ``INSTRUCTIONS``. A literal backslash-n becomes a line break. Raises as :func:`load_split`, and
@@ -52,11 +52,11 @@ def _clean(text: str | None) -> str:
 
 
 def hold_out(rows: Dataset, share: float, seed: int = 0) -> tuple[Dataset, Dataset]:
-    """Return rows to train on, and all rows of a share of the prompts, drawn at random.
+    """Return rows to train on, and all rows of a random share of the prompts.
 
-    Raises ``ValueError`` when no prompt would be left to train on.
+    Raises ``ValueError`` if no prompt would remain for training.
     """
-    prompts = list(dict.fromkeys(rows["prompt"]))  # none may be on both sides
+    prompts = list(dict.fromkeys(rows["prompt"]))  # no prompt may be on both sides
     count = max(1, round(share * len(prompts)))
     if count >= len(prompts):
         raise ValueError(f"{len(prompts)} questions are too few to hold out {count} of them.")
@@ -69,13 +69,13 @@ def hold_out(rows: Dataset, share: float, seed: int = 0) -> tuple[Dataset, Datas
 
 def tokenize_answers(answers: Dataset, tokenizer, max_length: int) -> tuple[Dataset, int]:
     """Return input_ids and completion_mask (1 on the answer and its EOS), as trl's SFTTrainer takes
-    them, and how many rows were dropped: cut to ``max_length``, they would teach to break off.
+    them, and how many longer rows were dropped: cut, they would teach the model to stop mid-answer.
 
-    Raises ``ValueError`` when no row is left, or a text contains EOS.
+    Raises ``ValueError`` if no row remains, or a text contains EOS.
     """
     refuse_eos(tokenizer, answers["prompt"], answers["answer"])
     texts = [f" {answer}" if answer else "" for answer in answers["answer"]]
-    prompts = tokenizer(answers["prompt"][:])["input_ids"]  # apart, as PPO samples them
+    prompts = tokenizer(answers["prompt"][:])["input_ids"]  # separately, as PPO samples them
     answer_ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
     both = [(p, [*ids, end_token(tokenizer)]) for p, ids in zip(prompts, answer_ids, strict=True)]
     columns = {

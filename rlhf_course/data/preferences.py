@@ -1,4 +1,4 @@
-"""Preference pairs, as hh-rlhf has them, and as tokens for a reward model."""
+"""Preference pairs in the format of hh-rlhf, and as tokens for a reward model."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +17,7 @@ from rlhf_course.data.transcripts import (
 )
 
 SIDES = ("chosen", "rejected")
-# Why a pair is of no use, in the order of the checks; both sides are (before, mark, answer)
+# Why a pair is unusable, in the order of the checks; both sides are (before, mark, answer)
 FAULTS = {
     "no assistant turn": lambda c, r: not (c[1] and r[1]),
     "ends on the human": lambda c, r: HUMAN in c[2] or HUMAN in r[2],
@@ -33,7 +33,7 @@ FAULTS = {
 def load_pairs(
     source: str | Path, split: str = "train", data_dir: str | None = None
 ) -> tuple[Dataset, dict[str, int]]:
-    """Return pairs as columns prompt, chosen and rejected, and how many were dropped and why.
+    """Return columns prompt, chosen and rejected, and the number of pairs dropped for each reason.
 
     In the dataset, chosen and rejected are transcripts as in hh-rlhf, or messages {role, content};
     beside a column prompt they may be answers only. Other columns stay. ``split`` may be a slice
@@ -59,7 +59,7 @@ def tokenize_pairs(pairs: Dataset, tokenizer, max_length: int) -> tuple[Dataset,
     """Return the pairs with chosen_ids, rejected_ids and length, as trl's RewardTrainer takes them,
     and how many longer than ``max_length`` were dropped: cut, they could lose what was judged.
 
-    Raises ``ValueError`` when no pair is left, or a text contains EOS.
+    Raises ``ValueError`` if no pair remains, or a text contains EOS.
     """
     columns = pairs.to_dict()
     for side in SIDES:

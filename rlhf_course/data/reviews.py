@@ -7,7 +7,7 @@ from datasets import Dataset, Value
 
 from rlhf_course.data.rows import check_columns, load_split
 
-INCOMPLETE = "\ufffd"  # what the first bytes of a character are decoded as
+INCOMPLETE = "\ufffd"  # the decoding of an incomplete character
 
 
 def load_reviews(source: str | Path, split: str) -> Dataset:
@@ -22,7 +22,7 @@ def load_reviews(source: str | Path, split: str) -> Dataset:
     reviews = reviews.select_columns(["text", "label"])
     for row, text in enumerate(reviews["text"]):
         if not isinstance(text, str) or not text.strip():
-            raise ValueError(f"Row {row} of {where} has no text: {text!r}. Remove such rows.")
+            raise ValueError(f"Row {row} of {where} has no text: {text!r}. Remove it.")
     feature, labels = reviews.features["label"], {*reviews["label"]}
     names = getattr(feature, "names", ("neg", "pos"))
     if labels != {0, 1} or [name.lower()[:3] for name in names] != ["neg", "pos"]:
@@ -38,7 +38,7 @@ def build_queries(
 ) -> Dataset:
     """Return the first tokens of every review longer than ``min_characters``: input_ids, query.
 
-    Each row draws its length from ``lengths``, and is shorter where that ends inside a character.
+    Each row draws its length from ``lengths``, and is shorter if the cut falls inside a character.
     """
     kept = [text for text in reviews["text"] if len(text) > min_characters]
     if not kept:
@@ -55,7 +55,7 @@ def build_queries(
 
 
 def _whole(tokenizer, ids: list[int], length: int) -> list[int]:
-    """Return the first tokens, at most ``length`` if possible, that end with a character."""
+    """Return the first tokens, at most ``length`` if possible, that end with a whole character."""
     for size in (*range(length, 0, -1), *range(length + 1, len(ids))):
         text = tokenizer.decode(ids[:size], skip_special_tokens=True)
         if text and not text.endswith(INCOMPLETE):

@@ -1,4 +1,4 @@
-"""Rows from a folder or the hub, one split at a time: which of them are of use, and batches."""
+"""Rows from a folder or the hub, one split at a time: loading, filtering, batching."""
 
 import filecmp
 import gzip
@@ -24,7 +24,7 @@ DAMAGE = (pyarrow.ArrowInvalid, EOFError, gzip.BadGzipFile, UnicodeDecodeError)
 def load_split(source: str | Path, split: str, data_file: str | None = None, **options) -> Dataset:
     """Return one split, or a slice of it, of a folder or hub dataset, or of a file in it.
 
-    Raises ``OSError`` without a dataset, and ``ValueError`` for damaged files, a split in two
+    Raises ``OSError`` if there is no dataset, and ``ValueError`` for damaged files, a split in two
     formats, and a missing or empty split.
     """
     check_source(source, "dataset")
@@ -37,7 +37,7 @@ def load_split(source: str | Path, split: str, data_file: str | None = None, **o
     except (DatasetGenerationError, *DAMAGE) as error:
         why = " ".join(str(error.__cause__ or error).split())
         raise ValueError(
-            f"A file of {source} cannot be read: {why:.200} Get it again; text must be in UTF-8."
+            f"A file of {source} cannot be read: {why:.200} Download it again; text must be UTF-8."
         ) from error
     except StopIteration:
         raise ValueError(f"There is no row in split {split!r} of {source}.") from None
@@ -45,12 +45,12 @@ def load_split(source: str | Path, split: str, data_file: str | None = None, **o
         if "scripts" not in str(error):
             raise
         raise ValueError(
-            f"{source} comes with a loading script, which is not run here: name files."
+            f"{source} comes with a loading script, which is not run here: pass the names of files."
         ) from None
 
 
 def _named(source: str | Path, name: str) -> dict:
-    """Return what loads one file without the dataset's loading script."""
+    """Return the arguments that load one file without the dataset's loading script."""
     is_local = Path(source).is_dir()
     path = Path(source, name) if is_local else hf_hub_download(source, name, repo_type="dataset")
     kind = Path(name.removesuffix(".gz")).suffix[1:].removesuffix("l")  # jsonl is json
@@ -58,7 +58,7 @@ def _named(source: str | Path, name: str) -> dict:
 
 
 def _check_names(folder: Path) -> None:
-    """Raise ``ValueError`` for a split in two copies or lacking a part; warn of equal files."""
+    """Raise ``ValueError`` for a split with two copies or a missing part; warn of equal files."""
     files = sorted([*folder.glob("[!.]*"), *folder.glob("[!.]*/[!.]*")])
     data = [path for path in files if path.name.removesuffix(".gz").endswith(FORMATS)]
     names = [re.search(r"^(.*)-\d+-of-(\d+)\.", str(path)) for path in data]
@@ -69,7 +69,7 @@ def _check_names(folder: Path) -> None:
         if one.parent != other.parent:
             continue
         if re.match(rf"{re.escape(one.name.partition('.')[0])}(\.|_|-(?!\d))", other.name):
-            raise ValueError(f"Which is meant, {one} or {other.name}? Move the other one away.")
+            raise ValueError(f"{one} and {other.name} are one split. Move one away.")
         if filecmp.cmp(one, other, shallow=False):
             what = f"{one} and {other.name} are identical: rows count twice, or are held out too."
             warnings.warn(what, stacklevel=2)
@@ -87,9 +87,9 @@ def check_columns(rows: Dataset, needed: Sequence[str], where: str) -> None:
 def keep_usable(
     rows: Dataset, parse: Callable, reasons: Iterable[str], where: str
 ) -> tuple[Dataset, dict[str, int]]:
-    """Return what ``parse`` makes of each row, and how many it dropped for which reason (or None).
+    """Return the parsed rows, and how many ``parse`` dropped for each reason (None keeps a row).
 
-    Raises ``ValueError`` where ``parse`` does, and if no row is left.
+    Raises ``ValueError`` if ``parse`` does, or if no row remains.
     """
     kept, report = [], dict.fromkeys(reasons, 0)
     for index, row in enumerate(rows):
@@ -103,7 +103,7 @@ def keep_usable(
             raise ValueError(f"Row {index} of {where}: {error}") from None
     if not kept:
         raise ValueError(
-            f"Nothing usable is left of the {len(rows)} rows in {where}: {describe(report)}."
+            f"No usable row remains of the {len(rows)} rows in {where}: {describe(report)}."
         )
     return Dataset.from_list(kept), report
 

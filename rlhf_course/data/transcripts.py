@@ -9,20 +9,20 @@ MARKS = {"system": "\n\n", "user": f"{HUMAN} ", "assistant": f"{ASSISTANT} "}
 
 
 def as_prompt(question: str) -> str:
-    """Return a question as a dialogue that waits for its answer, and a transcript as it is."""
+    """Return a question as a dialogue that ends before its answer; leave a transcript unchanged."""
     question = question.rstrip().removesuffix(ASSISTANT)
     return (question if HUMAN in question else f"{HUMAN} {question.lstrip()}") + ASSISTANT
 
 
 def last_question(prompt: str) -> str:
-    """Return the last human turn of a prompt, without its mark."""
+    """Return the last human turn of a prompt, without its label."""
     return prompt.rpartition(HUMAN)[2].partition(ASSISTANT)[0].strip()
 
 
 def as_text(turns: str | list[dict] | None) -> str:
-    """Return a text as it is, and messages {role, content} as a transcript.
+    """Return a text unchanged, and messages {role, content} as a transcript.
 
-    Raises ``ValueError`` for anything else, such as messages that a CSV file holds as text.
+    Raises ``ValueError`` for anything else, such as messages stored as text in a CSV file.
     """
     if turns is None or isinstance(turns, str) and not re.match(r"\s*\[\s*{.*role", turns):
         return turns or ""
@@ -69,7 +69,7 @@ def encode(tokenizer, prompts: Sequence[str], answers: Sequence[str]) -> list[li
 
 
 def end_token(tokenizer) -> int:
-    """Return the token that ends a dialogue. Raises ``ValueError`` if the tokenizer has none."""
+    """Return the token that ends a dialogue; raise ``ValueError`` if the tokenizer has none."""
     if tokenizer.eos_token_id is None:
         raise ValueError("The tokenizer has no EOS token: set tokenizer.eos_token.")
     return tokenizer.eos_token_id

@@ -1,6 +1,6 @@
 """Frozen models of PPO: the reference, as a copy or an adapter, and a reward model on its base.
 
-LoRA is Hu et al. 2021, arXiv:2106.09685. All adapters share one base; the active one is used.
+LoRA is Hu et al. 2021, arXiv:2106.09685. All adapters share one base; one adapter is active.
 """
 
 import copy
@@ -26,8 +26,8 @@ def create_reference_model(
 ) -> AutoModelForCausalLMWithValueHead:
     """Return a frozen copy of the policy, in eval mode.
 
-    With ``num_shared_layers`` the embeddings and that many first layers are not copied but shared,
-    and frozen in the policy also.
+    With ``num_shared_layers`` the copy shares the embeddings and that many first layers with the
+    policy, where they are frozen also.
     """
     shared = nn.ModuleList()
     if num_shared_layers:
@@ -37,12 +37,12 @@ def create_reference_model(
         shared.extend(layers[:num_shared_layers])
         shared.extend(m for m in modules if isinstance(m, nn.Embedding))
         shared.requires_grad_(False)
-    memo = {id(p): p for p in shared.parameters()}  # deepcopy takes these as already copied
+    memo = {id(p): p for p in shared.parameters()}  # deepcopy treats these as copied
     return copy.deepcopy(model, memo).requires_grad_(False).eval()
 
 
 def add_reference_adapter(policy: AutoModelForCausalLMWithValueHead) -> None:
-    """Keep a frozen copy of the active adapter as ``ref``, in place of an earlier trainer's.
+    """Keep a frozen copy of the active adapter as ``ref``, replacing that of an earlier trainer.
 
     Raises ``ValueError`` if the base trains too: the reference would move with it.
     """
@@ -61,7 +61,7 @@ def add_reference_adapter(policy: AutoModelForCausalLMWithValueHead) -> None:
 
 @contextmanager
 def use_adapter(model: nn.Module, name: str) -> Iterator[nn.Module]:
-    """Turn a frozen adapter on; at the end the earlier one is on again, and trainable."""
+    """Activate a frozen adapter; at the end, activate the earlier one again, trainable."""
     network = model.pretrained_model
     found = network.active_adapter
     network.set_adapter(name, inference_mode=True)
@@ -75,7 +75,7 @@ def quantization(kind: str) -> BitsAndBytesConfig:
     """Return the ``quantization_config`` of a frozen base in ``8bit`` or ``4bit``.
 
     Adapters stay in float32. 4 bits are NF4: Dettmers et al. 2023, arXiv:2305.14314. Raises
-    ``ValueError`` for what is unavailable here.
+    ``ValueError`` for a kind that is unknown or unavailable.
     """
     if kind not in ("8bit", "4bit"):
         raise ValueError(f"quantization {kind!r} is unknown; choose 8bit or 4bit.")
@@ -88,8 +88,8 @@ def quantization(kind: str) -> BitsAndBytesConfig:
 class RewardAdapter(nn.Module):
     """A reward model on the policy's own base: the adapter ``reward`` and a score head.
 
-    ``folder`` holds an adapter of task type SEQ_CLS, with its head. Raises ``ValueError`` unless it
-    is of the policy's base, with one output.
+    ``folder`` holds an adapter of task type SEQ_CLS, with its head. Raises ``ValueError`` for an
+    adapter of another base, or without exactly one output.
     """
 
     def __init__(self, policy: AutoModelForCausalLMWithValueHead, folder: str | Path) -> None:
@@ -131,7 +131,7 @@ class RewardAdapter(nn.Module):
 def _add_frozen(
     model: PeftModel, name: str, config: PeftConfig, weights: dict[str, Tensor], source
 ) -> None:
-    """Add an adapter with the weights of ``source``; the active one remains the one that trains."""
+    """Add an adapter with the weights of ``source``; the active adapter stays the trained one."""
     model.add_adapter(name, config)
     set_adapter_weights(model, name, weights, source)
     model.set_requires_grad(name, requires_grad=False)

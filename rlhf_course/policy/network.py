@@ -1,4 +1,4 @@
-"""The policy: a causal language model with a value head; and questions to any network."""
+"""The policy: a causal language model with a value head; and helpers for any network."""
 
 import inspect
 from collections import OrderedDict
@@ -16,13 +16,13 @@ from rlhf_course.policy.saving import Saved
 
 
 class FullPrecisionLinear(nn.Linear):
-    """A product in float32 at least: at GPT-2's logits, about −100, bfloat16 has steps of ½."""
+    """A product in float32 or higher: at GPT-2's logits, about −100, bfloat16 has steps of ½."""
 
     def forward(self, hidden: Tensor) -> Tensor:
         with torch.autocast(hidden.device.type, enabled=False):
             if self.weight.dtype.itemsize >= 4:
                 return super().forward(hidden.to(self.weight.dtype))
-            pieces = self.weight.split(8192)  # the backward pass casts each of them again
+            pieces = self.weight.split(8192)  # the backward pass casts each chunk again
             product = [checkpoint(cast_product, hidden, x, use_reentrant=False) for x in pieces]
             return torch.cat(product, -1) + (0 if self.bias is None else self.bias)
 
@@ -51,7 +51,7 @@ class ValueHead(nn.Sequential):
 class AutoModelForCausalLMWithValueHead(Saved, nn.Module):
     """A causal language model with a value head, ``v_head``, on its last hidden state.
 
-    The model that is passed in is changed: its vocabulary projection leaves autocast, and GPT-2's
+    It changes the model that is passed in: the vocabulary projection ignores autocast, and GPT-2's
     activation becomes torch's single kernel for the same function.
     """
 
@@ -66,33 +66,33 @@ class AutoModelForCausalLMWithValueHead(Saved, nn.Module):
                     setattr(parent, name, nn.GELU(approximate="tanh"))
         self.pretrained_model, self.config = pretrained_model, pretrained_model.config
         self.is_peft_model = isinstance(pretrained_model, PeftModel)
-        size = self.config.get_text_config().hidden_size  # OPT-350m's projection has another
+        size = self.config.get_text_config().hidden_size  # OPT-350m projects from another width
         self.v_head = ValueHead(getattr(head, "in_features", size), **value_head_options)
         self.v_head.to(next(pretrained_model.parameters()).device)
 
     @property
     def device(self) -> torch.device:
-        """Where the value head is."""
+        """Return the value head's device."""
         return self.v_head.summary.weight.device
 
     @property
     def vocab_size(self) -> int:
-        """How many tokens the model has embeddings for."""
+        """Return how many tokens have embeddings."""
         return self.pretrained_model.get_input_embeddings().weight.shape[0]
 
     def forward(
         self, input_ids=None, attention_mask=None, positions=None, project: bool = True, **kwargs
     ) -> tuple[Tensor, Tensor | None, Tensor]:
-        """(logits (B, T, V) in float32, loss or None, values (B, T)).
+        """Return logits (B, T, V) in float32, loss or None, and values (B, T).
 
-        With ``positions`` (N,), places in the flattened (B · T), logits (N, V) and values (N,) of
-        these alone. Without ``project``, hidden states (N, H) take the place of logits, to be
-        projected in pieces; raises ``ValueError`` where logits are more than a projection.
+        With ``positions`` (N,), indices into the flattened (B · T), return only their logits (N, V)
+        and values (N,). Without ``project``, return hidden states (N, H) instead of logits, to be
+        projected in pieces; raise ``ValueError`` if logits are more than a projection.
         """
         hidden, head = None, self.pretrained_model.get_output_embeddings()
 
         def select(head: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
-            """The last hidden state on its way into the vocabulary projection."""
+            """Store the last hidden state as it enters the vocabulary projection."""
             nonlocal hidden
             hidden = inputs[0]
             if positions is not None:
@@ -110,7 +110,7 @@ class AutoModelForCausalLMWithValueHead(Saved, nn.Module):
 
 
 def takes(policy: AutoModelForCausalLMWithValueHead, argument: str) -> bool:
-    """Whether the forward pass of a policy's network has this argument."""
+    """Return whether the forward pass of a policy's network has this argument."""
     network = policy.pretrained_model
     network = network.get_base_model() if isinstance(network, PeftModel) else network
     return argument in inspect.signature(network.forward).parameters
@@ -118,10 +118,10 @@ def takes(policy: AutoModelForCausalLMWithValueHead, argument: str) -> bool:
 
 @contextmanager
 def without_dropout(model: nn.Module, checkpointing: bool = False) -> Iterator[None]:
-    """Run a model in eval mode and put every module back into the mode it was found in.
+    """Run a model in eval mode, and restore every module's mode afterward.
 
-    With ``checkpointing``, layers under it are in training mode, which transformers asks for; their
-    dropout is not.
+    With ``checkpointing``, the checkpointed layers are in training mode, as transformers requires,
+    except their dropout.
     """
     found = {module: module.training for module in model.modules()}
     model.eval()

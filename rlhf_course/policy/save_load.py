@@ -1,4 +1,4 @@
-"""Load models, adapters and tokenizers; check that they are complete and on their own base."""
+"""Load models, adapters and tokenizers; check that they are complete and that bases match."""
 
 import hashlib
 import re
@@ -14,13 +14,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from rlhf_course.runtime.hub import check_source, download, hub_errors
 
 VALUE_HEAD_FILE, ADAPTER_CONFIG = "v_head.safetensors", "adapter_config.json"
-# What would be loaded in place of a model that is saved later; a backup beside it is not.
+# Files that would load instead of a model that is saved later; a backup would not.
 MODEL_FILES = (
     "model.safetensors",
     "model.safetensors.index.json",
     "model-0????-of-0????.safetensors",
 )
-BASE_FILE, SAMPLES = "adapter_base.txt", 64  # numbers of each tensor that a fingerprint is made of
+BASE_FILE, SAMPLES = "adapter_base.txt", 64  # numbers per tensor in a fingerprint
 HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "revision", "token")
 
 
@@ -34,9 +34,9 @@ def load_model(
 ):
     """Return a model of the class that ``auto`` finds, from a folder or hub id.
 
-    An adapter comes on its base; ``adapter_name`` and ``is_trainable`` are for adapters only. With
-    ``new_head`` a missing head is drawn. Raises ``ValueError`` for tensors that do not fit, damaged
-    files, and an adapter of another base; ``OSError`` without a model.
+    An adapter is loaded onto its base; ``adapter_name`` and ``is_trainable`` are for adapters.
+    With ``new_head`` a missing head is initialized at random. Raises ``ValueError`` for tensors
+    that do not fit, damaged files, and an adapter of another base; ``OSError`` without a model.
     """
     folder = local_folder(source, **kwargs)
     if not (folder / ADAPTER_CONFIG).exists():
@@ -56,9 +56,9 @@ def load_model(
 def _load_base(
     auto: type, source, label: str, new_head: bool, own: Collection[str] = (), **kwargs
 ) -> PreTrainedModel:
-    """Return a model without adapters, which errors call ``label``.
+    """Return a model without adapters; errors call it ``label``.
 
-    Tensors that an adapter has as its ``own`` may be missing, and so may a ``new_head``.
+    An adapter's ``own`` tensors may be missing, and so may a ``new_head``.
     """
     kwargs |= {"trust_remote_code": False, "ignore_mismatched_sizes": True}
     with hub_errors(source):
@@ -85,7 +85,7 @@ def _load_base(
 
 
 def local_folder(source: str | Path, **kwargs) -> Path:
-    """Return the folder of a model or adapter, downloaded with those kwargs that are the hub's."""
+    """Return the folder of a model or adapter, downloaded with those kwargs that the hub has."""
     return download(source, **{key: kwargs[key] for key in HUB_OPTIONS if key in kwargs})
 
 
@@ -98,20 +98,20 @@ def read_adapter(folder: str | Path) -> tuple[PeftConfig, dict[str, Tensor]]:
 def set_adapter_weights(
     model: PeftModel, name: str, weights: dict[str, Tensor], source: str | Path
 ) -> None:
-    """Put all weights of an adapter, read from ``source``, into it.
+    """Copy weights, read from ``source``, into an adapter.
 
-    Raises ``ValueError`` for weights that are missing, or of another model or task.
+    Raises ``ValueError`` for missing weights, or weights of another model or task.
     """
     wanted = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
     if missing := sorted(wanted.keys() - weights.keys()):
         raise ValueError(f"The adapter in {source} is incomplete: it holds no {missing[0]}.")
     if unknown := set_peft_model_state_dict(model, weights, adapter_name=name).unexpected_keys:
-        raise ValueError(f"The adapter in {source} is another model's or task's: {unknown[0]}.")
+        raise ValueError(f"The adapter in {source} does not fit this model: {unknown[0]}.")
 
 
 @torch.no_grad()
 def base_fingerprint(model: nn.Module) -> str:
-    """Return a hash of a few numbers of each base weight, "" where they depend on the loading.
+    """Return a hash of a few numbers of each base weight, "" if they depend on how it is loaded.
 
     Rounded to bfloat16, they are the same in float32 and bfloat16, not in float16 or 8 bits.
     """
@@ -132,7 +132,7 @@ def write_base(folder: Path, model: nn.Module) -> None:
 
 
 def check_base(folder: Path, model: nn.Module) -> None:
-    """Raise ``ValueError`` where the record in ``folder`` names another base than this one."""
+    """Raise ``ValueError`` if the record in ``folder`` names another base."""
     file, found = folder / BASE_FILE, base_fingerprint(model)
     saved = file.read_text(encoding="utf-8").strip() if file.exists() else ""
     if saved and found and saved != found:
@@ -143,22 +143,22 @@ def check_base(folder: Path, model: nn.Module) -> None:
 
 
 def load_tokenizer(source: str | Path, **kwargs):
-    """Return a tokenizer. Raises ``ValueError`` without one, and as :func:`load_model` does."""
+    """Return a tokenizer; raise ``ValueError`` if there is none, and as :func:`load_model` does."""
     check_source(source)
     with hub_errors(source):
         tokenizer = AutoTokenizer.from_pretrained(str(source), trust_remote_code=False, **kwargs)
-    # transformers makes an empty one for a folder that holds only a model
+    # transformers makes an empty tokenizer for a folder with only a model
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
         raise ValueError(f"{source} holds no tokenizer; tokenizer.save_pretrained(folder) does.")
     return tokenizer
 
 
 def check_vocabulary(tokenizer, model: nn.Module) -> None:
-    """Raise ``ValueError`` where the tokenizer has more tokens than the model."""
+    """Raise ``ValueError`` if the tokenizer has more tokens than the model."""
     tokens = len(tokenizer) if hasattr(tokenizer, "__len__") else 0
     known = getattr(model, "pretrained_model", model).get_input_embeddings().weight.shape[0]
     if tokens > known:
         raise ValueError(
-            f"The tokenizer has {tokens} tokens, and the model knows {known}. Take the model's own"
+            f"The tokenizer has {tokens} tokens, the model {known}. Use the model's own"
             " tokenizer, or call resize_token_embeddings(len(tokenizer)) before training."
         )

@@ -23,10 +23,10 @@ say_once = cache(print)
 
 
 class Saved:
-    """The half of a policy's class that a PPO step never runs: how it is loaded and saved."""
+    """The part of a policy's class that a PPO step does not run: loading and saving."""
 
     def generate(self, *args, **kwargs):
-        """As the base model's ``generate``."""
+        """Call the base model's ``generate``."""
         return self.pretrained_model.generate(*args, **kwargs)
 
     def gradient_checkpointing_enable(self) -> None:
@@ -40,7 +40,7 @@ class Saved:
         """Load from a folder, a hub id, or a model in memory; ``peft_config`` adds an adapter.
 
         Weights are float32 unless ``dtype`` (or ``torch_dtype``) says otherwise: PPO trains them
-        directly. A saved value head is loaded; otherwise a line says that a new one was made, from
+        directly. A saved value head is loaded; otherwise a line says that a new one is made, from
         ``summary_dropout_prob``, ``v_head_init_strategy`` and ``v_head_initializer_range``. Other
         arguments go to transformers.
         """
@@ -76,13 +76,13 @@ class Saved:
         token: str | None = None,
         **kwargs,
     ) -> None:
-        """Save so that plain transformers (or peft) loads the folder, the ``tokenizer`` also.
+        """Save in a form that plain transformers (or peft) loads, with the ``tokenizer``.
 
-        A failure leaves what the folder held before. With ``push_to_hub`` all files go to the
+        A failure leaves the folder as it was. With ``push_to_hub`` all files go to the
         repository ``repo_id`` (default: the folder's name), in one commit; ``commit_message``,
         ``revision`` and ``create_pr`` are huggingface_hub's. Raises ``FloatingPointError`` for
-        weights of NaN or Inf, and ``ValueError`` for an adapter where the folder holds a model, or
-        the other way round: of both, the adapter would load.
+        weights of NaN or Inf, and ``ValueError`` for an adapter if the folder holds a model, or
+        the reverse: the adapter would always load.
         """
         target = check_folder(save_directory)
         check_weights(self.state_dict())
@@ -90,7 +90,7 @@ class Saved:
         if self.is_peft_model:
             stale, other = ("adapter_model.safetensors", "adapter_model.bin"), "config.json"
         if (target / other).exists():
-            raise ValueError(f"{target} holds a model of another kind ({other}); save elsewhere.")
+            raise ValueError(f"{target} holds another kind of model ({other}); choose another.")
         with atomic_folder(target, stale) as folder:
             _write(self, folder)
             if hasattr(tokenizer, "save_pretrained"):

@@ -1,1 +1,1 @@
-"""Proximal policy optimisation for language models, with the classic stepwise API."""
+"""Proximal policy optimization for language models, with the classic stepwise API."""

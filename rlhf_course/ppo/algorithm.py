@@ -15,31 +15,31 @@ Total = Callable[[Tensor], Tensor]
 
 
 def alone(x: Tensor) -> Tensor:
-    """The total over one process."""
+    """Return the total over this process, the only one."""
     return x
 
 
 def masked_mean(x: Tensor, mask: Tensor, total: Total = alone) -> Tensor:
-    """Mean of x (B, R) over the tokens of mask."""
+    """Return the mean of x (B, R) over the tokens of mask."""
     return total((x * mask).sum()) / total(mask.sum())
 
 
 def masked_var(x: Tensor, mask: Tensor, total: Total = alone) -> Tensor:
-    """Unbiased variance of x (B, R) over the tokens of mask (0 for a single token)."""
+    """Return the unbiased variance of x (B, R) over the tokens of mask (0 for one token)."""
     n = total(mask.sum())
     squares = (x - masked_mean(x, mask, total)) ** 2
     return masked_mean(squares, mask, total) * n / (n - 1).clamp(min=1)
 
 
 def masked_whiten(x: Tensor, mask: Tensor, shift_mean: bool = True, total: Total = alone) -> Tensor:
-    """x (B, R) with variance 1 (and mean 0 with shift_mean) over the tokens of mask; 0 elsewhere.
+    """Scale x (B, R) to variance 1, and mean 0 with shift_mean, over the mask; 0 elsewhere.
 
     Raises ``ValueError`` for fewer than two tokens, which have no variance.
     """
     if total(mask.sum()) < 2:
         raise ValueError(
             "Whitening needs at least two response tokens in the batch. Use a larger batch_size, or"
-            " rule out empty responses: PPOConfig(begin_suppress_tokens=[eos])."
+            " forbid empty responses: PPOConfig(begin_suppress_tokens=[eos])."
         )
     mean = masked_mean(x, mask, total)
     white = (x - mean) * torch.rsqrt(masked_var(x, mask, total) + 1e-8)
@@ -47,7 +47,7 @@ def masked_whiten(x: Tensor, mask: Tensor, shift_mean: bool = True, total: Total
 
 
 def kl_per_token(logprobs: Tensor, ref_logprobs: Tensor, kind: str = "kl") -> Tensor:
-    """KL estimate per token in nats, (B, R) → (B, R).
+    """Estimate the KL per token in nats, (B, R) → (B, R).
 
     ``kl``: lp − ref; ``abs``: |lp − ref|; ``mse``: ½(lp − ref)². ``full`` takes the
     log-probabilities of the whole vocabulary, (B, R, V): Σ_v p(v)·(log p(v) − log ref(v)).
@@ -67,9 +67,9 @@ def kl_per_token(logprobs: Tensor, ref_logprobs: Tensor, kind: str = "kl") -> Te
 def compute_rewards(
     scores: Tensor, kl: Tensor, mask: Tensor, kl_coef: float
 ) -> tuple[Tensor, Tensor]:
-    """Rewards per token and their KL part: scores (B,), kl (B, R) → two (B, R).
+    """Return the rewards per token and their KL part, both (B, R), of scores (B,) and kl (B, R).
 
-    Every token pays kl_coef·kl; the score is added on the last one (Ziegler et al. 2019, eq. 2).
+    Each token gets −kl_coef·kl, and the last one also gets the score (Ziegler et al. 2019, eq. 2).
     """
     non_score = -kl_coef * kl * mask
     rewards = non_score.clone()
@@ -81,7 +81,7 @@ def compute_rewards(
 def gae(
     rewards: Tensor, values: Tensor, mask: Tensor, gamma: float = 1.0, lam: float = 0.95
 ) -> tuple[Tensor, Tensor]:
-    """Advantages (not whitened) and returns, (B, R) each, 0 where the mask is.
+    """Return advantages (not whitened) and returns, (B, R) each, 0 where the mask is 0.
 
     δ_t = r_t + γV_{t+1} − V_t;  A_t = δ_t + γλA_{t+1};  return = A + V, with V = 0 after the last
     token (Schulman et al. 2015, arXiv:1506.02438, eq. 16). Across masked tokens, such as those of a
@@ -102,7 +102,7 @@ def gae(
 def policy_loss(
     logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, cliprange: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Clipped policy loss per token, the ratio, and where clipping is active; all (B, R).
+    """Return the clipped policy loss per token, the ratio, and where it is clipped; all (B, R).
 
     max(−A·ratio, −A·clip(ratio, 1 ± cliprange)), ratio = exp(lp − old lp) (Schulman et al. 2017,
     eq. 7).
@@ -116,10 +116,10 @@ def policy_loss(
 def value_loss(
     values: Tensor, old_values: Tensor, returns: Tensor, cliprange: float
 ) -> tuple[Tensor, Tensor]:
-    """Clipped value loss per token and where clipping is active; both (B, R).
+    """Return the clipped value loss per token and where clipping is active; both (B, R).
 
-    ½·max((v − R)², (v_clip − R)²) with v_clip = clip(v, V_old ± cliprange): within a step the value
-    may not run away from the old one.
+    ½·max((v − R)², (v_clip − R)²) with v_clip = clip(v, V_old ± cliprange): within a step, a value
+    gains nothing by moving further than that from the old one.
     """
     low, high = old_values - cliprange, old_values + cliprange
     clipped_values = torch.maximum(torch.minimum(values, high), low)
@@ -128,22 +128,22 @@ def value_loss(
 
 
 class AdaptiveKLController:
-    """Moves the KL coefficient until the KL is ``target`` nats (Ziegler et al. 2019, § 2.2)."""
+    """Move the KL coefficient until the KL is ``target`` nats (Ziegler et al. 2019, § 2.2)."""
 
     def __init__(self, init_kl_coef: float, target: float, horizon: float) -> None:
         self.value, self.target, self.horizon = init_kl_coef, target, horizon
 
     def update(self, current: float, n_steps: int) -> None:
-        """β ← β·(1 + clip(KL/target − 1, ±0.2)·n/horizon), with the mean KL of n samples."""
+        """Set β ← β·(1 + clip(KL/target − 1, ±0.2)·n/horizon); KL is the mean of n samples."""
         error = min(max(current / self.target - 1, -0.2), 0.2)
         self.value *= 1 + error * n_steps / self.horizon
 
 
 class FixedKLController:
-    """A KL coefficient that stays as it is."""
+    """A constant KL coefficient."""
 
     def __init__(self, kl_coef: float) -> None:
         self.value = kl_coef
 
     def update(self, current: float, n_steps: int) -> None:
-        """Nothing to move."""
+        """Do nothing."""

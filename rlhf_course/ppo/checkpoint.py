@@ -1,4 +1,4 @@
-"""Stopping and going on: a resumed PPO run has the numbers of an uninterrupted one."""
+"""Stop and resume: a resumed PPO run has the numbers of an uninterrupted one."""
 
 import random
 from contextlib import suppress
@@ -16,11 +16,11 @@ STATE_FILE = "trainer_state.pt"
 
 
 def save_checkpoint(trainer, output_dir: str | Path, keep: int = 1) -> Path:
-    """Write ``checkpoint-STEP`` under output_dir; returns its folder.
+    """Write ``checkpoint-STEP`` under output_dir, and return its folder.
 
     It holds trainable weights and the state of everything else that a step changes, with every
     process's random generators; the first process writes. Of the checkpoints that this trainer
-    wrote or was resumed from in output_dir, ``keep`` (at least 1) stay; other files are left alone.
+    wrote or was resumed from in output_dir, ``keep`` (at least 1) stay; other files stay.
     Raises ``FloatingPointError`` for weights of NaN or Inf, ``RuntimeError`` after half a step, and
     ``FileExistsError`` where the folder holds anything else.
     """
@@ -30,7 +30,7 @@ def save_checkpoint(trainer, output_dir: str | Path, keep: int = 1) -> Path:
     if not trainer.accelerator.is_main_process:
         return target
     if target not in trainer.checkpoints and any(target.glob("*")):
-        raise FileExistsError(f"{target} holds what this run did not write. Name another folder.")
+        raise FileExistsError(f"{target} holds files of another origin. Choose another folder.")
     weights = _trainable(trainer)
     check_weights(weights)
     state = {
@@ -45,7 +45,7 @@ def save_checkpoint(trainer, output_dir: str | Path, keep: int = 1) -> Path:
     }
     with atomic_folder(target) as folder:
         torch.save(state, folder / STATE_FILE)
-    pattern = str(target.with_name("checkpoint-*"))  # one that a run was forked from stays
+    pattern = str(target.with_name("checkpoint-*"))  # a fork's origin stays
     found = [path for path in trainer.checkpoints if path != target and path.match(pattern)]
     trainer.checkpoints = [*found, target]
     while len(trainer.checkpoints) > max(keep, 1):
@@ -60,9 +60,9 @@ def _remove(folder: Path) -> None:
 
 
 def load_checkpoint(trainer, folder: str | Path) -> None:
-    """Put a freshly made trainer into the state that :func:`save_checkpoint` saw.
+    """Put a new trainer into the state that :func:`save_checkpoint` saved.
 
-    Without a schedule the learning rate is the trainer's own, and so is a fixed KL coefficient.
+    The trainer keeps its own fixed KL coefficient, and without a schedule its own learning rate.
     Raises ``FileNotFoundError`` for a folder that is no checkpoint, and ``ValueError`` for one of
     another policy, reference, number of processes, optimizer or schedule.
     """
@@ -70,15 +70,15 @@ def load_checkpoint(trainer, folder: str | Path) -> None:
     state = torch.load(folder / STATE_FILE, weights_only=True, map_location="cpu")
     parameters, saved = _trainable(trainer), state["weights"]
     if {n: p.shape for n, p in parameters.items()} != {n: w.shape for n, w in saved.items()}:
-        raise ValueError(f"{folder} is of another policy: its trainable weights differ.")
+        raise ValueError(f"{folder} belongs to another policy: its trainable weights differ.")
     for what, now in _setup(trainer).items():
         if (before := state["setup"].get(what)) != now:
-            raise ValueError(f"{folder} is of a run with {what} {before}; this one has {now}.")
+            raise ValueError(f"{folder} was saved with {what} {before}; this run has {now}.")
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(saved[name])
     groups = zip(trainer.optimizer.param_groups, state["optimizer"]["param_groups"], strict=True)
-    for now, before in () if trainer.lr_scheduler else groups:  # it may go on with a lower rate
+    for now, before in () if trainer.lr_scheduler else groups:  # the rate may be lowered
         before["lr"] = now["lr"]
     trainer.optimizer.load_state_dict(state["optimizer"])
     for name, part in _parts(trainer).items():
@@ -97,13 +97,13 @@ def _trainable(trainer) -> dict[str, torch.Tensor]:
 
 
 def _parts(trainer) -> dict:
-    """What has a state of its own beside the optimizer, or is None."""
+    """Return the parts that have a state, except the optimizer; an absent part is None."""
     scaler = trainer.accelerator.scaler
     return {"schedule": trainer.lr_scheduler, "scaler": scaler, "detectors": trainer.detectors}
 
 
 def _setup(trainer) -> dict:
-    """What a run must have in common with the one that it continues."""
+    """Return what a run must have in common with the run that it continues."""
     schedule = trainer.lr_scheduler
     return {
         "processes": trainer.accelerator.num_processes,
@@ -125,7 +125,7 @@ def _random_state() -> dict:
 
 def _set_random_state(state: dict) -> None:
     torch.set_rng_state(state["torch"].cpu())
-    if state["cuda"] is not None and torch.cuda.is_available():  # a GPU's run may go on on a CPU
+    if state["cuda"] is not None and torch.cuda.is_available():  # resumed on a CPU: none
         torch.cuda.set_rng_state(state["cuda"].cpu())
     np.random.set_state(state["numpy"])
     random.setstate(state["python"])

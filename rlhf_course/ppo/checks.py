@@ -1,4 +1,4 @@
-"""What would go wrong silently in a PPO step: samples that cannot be used raise, others warn."""
+"""Checks for silent errors in a PPO step: unusable samples raise, suspicious ones warn."""
 
 import warnings
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from torch import Tensor
 def check_samples(
     policy, size: int, queries, responses, scores, masks=None
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Queries and responses as :func:`token_ids`; raises ``ValueError`` unless all can be used."""
+    """Return queries and responses as :func:`token_ids`; raise ``ValueError`` for unusable ones."""
     given = {"queries": queries, "responses": responses, "scores": scores}
     given |= {} if masks is None else {"response_masks": masks}
     for name, rows in given.items():
@@ -22,7 +22,7 @@ def check_samples(
     for i, (keep, response) in enumerate(zip(masks or (), responses, strict=masks is not None)):
         if len(keep) != len(response) or {*torch.as_tensor(keep).tolist()} not in ({0, 1}, {1}):
             raise ValueError(
-                f"response_masks {i} must hold a 0 or 1 for each of {len(response)} response "
+                f"response_masks {i} must hold 0 or 1 for each of {len(response)} response "
                 f"tokens, and at least one 1; got {torch.as_tensor(keep).tolist()}."
             )
     longest = max(len(q) + len(r) for q, r in zip(queries, responses, strict=True))
@@ -31,9 +31,10 @@ def check_samples(
 
 
 def token_ids(known: int, name: str, rows: Sequence) -> list[Tensor]:
-    """The rows (lists or tensors) as 1-D int64 tensors on the host.
+    """Return the rows (lists or tensors) as 1-D int64 tensors on the CPU.
 
-    Raises ``ValueError`` for one that is empty, no list of tokens, or beyond the ``known`` ones.
+    Raises ``ValueError`` for a row that is empty, is not a list of tokens, or has a token outside
+    the vocabulary of size ``known``.
     """
     rows = [torch.as_tensor(row) for row in rows]
     for i, row in enumerate(rows):
@@ -50,7 +51,7 @@ def token_ids(known: int, name: str, rows: Sequence) -> list[Tensor]:
     for i, row in enumerate(rows):
         if unknown := [token for token in row.tolist() if not 0 <= token < known]:
             raise ValueError(
-                f"{name} {i} has the token {unknown[0]}, beyond the model's {known} tokens."
+                f"{name} {i} contains token {unknown[0]}, beyond the model's {known} tokens."
             )
     return rows
 
@@ -58,18 +59,18 @@ def token_ids(known: int, name: str, rows: Sequence) -> list[Tensor]:
 def check_length(tokens: int, config) -> None:
     """Raise ``ValueError`` when a query with its response needs more positions than a model has.
 
-    Their last token needs none: nothing is predicted from it.
+    The last token needs no position, because nothing is predicted from it.
     """
     known = getattr(config.get_text_config(), "max_position_embeddings", None) or tokens
     if tokens - 1 > known:
         raise ValueError(
-            f"The longest query and response are {tokens} tokens together, but the model knows"
+            f"The longest query and response are {tokens} tokens together, but the model has"
             f" {known} positions. Cut the queries, or sample fewer tokens (max_new_tokens)."
         )
 
 
 def stack_scores(scores: Sequence[Tensor] | Tensor, device: torch.device, step: int) -> Tensor:
-    """Scores as float32 (B,) on ``device``; raises for shapes and numbers that cannot be used."""
+    """Return the scores as float32 (B,) on ``device``; raise for unusable shapes and numbers."""
     scores = [torch.as_tensor(score).detach() for score in scores]
     for i, score in enumerate(scores):
         if score.numel() != 1:
@@ -85,7 +86,7 @@ def stack_scores(scores: Sequence[Tensor] | Tensor, device: torch.device, step: 
 
 
 def check_outputs(outputs: dict[str, Tensor], step: int) -> None:
-    """Raise ``FloatingPointError``, naming which and for which sample, unless all are finite."""
+    """Raise ``FloatingPointError`` with the output's name and the sample, unless all are finite."""
     for name, tensor in outputs.items():
         samples = tensor.isfinite().all(-1)
         if not samples.all():
@@ -97,7 +98,7 @@ def check_outputs(outputs: dict[str, Tensor], step: int) -> None:
 
 
 def warn_about_samples(queries, responses, masks, tokenizer) -> None:
-    """Warn of padding, repeated prompts and masked EOS, which PPO would learn like the rest."""
+    """Warn of padding, repeated prompts and masked EOS: PPO would learn from them silently."""
     eos, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
     pad, warn = eos if pad is None else pad, partial(warnings.warn, stacklevel=3)
     padded = {
@@ -109,7 +110,7 @@ def warn_about_samples(queries, responses, masks, tokenizer) -> None:
     for name in filter(padded.get, padded):
         warn(
             f"{padded[name]} of {len(queries)} {name} are padded (token {pad}) or hold EOS, and"
-            " this is learnt like any other token. Give step each of them without it."
+            " PPO would learn it like any other token. Remove it before step()."
         )
     pairs = [*zip(queries, responses, strict=True)]
     repeat = all(len(r) > len(q) and r[: len(q)].equal(q) for q, r in pairs)
@@ -122,5 +123,5 @@ def warn_about_samples(queries, responses, masks, tokenizer) -> None:
     if hidden := sum(bool(r[-1] == eos) and not bool(mask[-1]) for r, mask in last):
         warn(
             f"response_masks leave out the final EOS of {hidden} of {len(responses)} responses, so"
-            " nothing is learnt about stopping. Make masks from lengths rather than ids != pad."
+            " nothing is learned about stopping. Make masks from lengths rather than ids != pad."
         )

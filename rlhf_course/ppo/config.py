@@ -1,4 +1,4 @@
-"""The settings of PPO, under the names and with the defaults of the classic stepwise API."""
+"""PPO's settings, with the names and defaults of the classic stepwise API."""
 
 import warnings
 from collections.abc import Callable
@@ -13,7 +13,7 @@ NUMBERS = {int: int, float: float, int | None: int, float | None: float}
 class PPOConfig:
     """Settings of :class:`~rlhf_course.PPOTrainer`; every default is the classic one.
 
-    Raises ``ValueError`` when a number is out of range, sizes do not divide, or a name is unknown.
+    Raises ``ValueError`` for a number out of range, sizes that do not divide, or an unknown name.
     """
 
     # What is trained, and how the run is tracked.
@@ -34,14 +34,14 @@ class PPOConfig:
     gradient_checkpointing: bool = False
     # False: no reused pass, no fused Adam, transformers' generate; the same numbers
     fast: bool = True
-    # Response tokens whose logits are in memory at once; None: a mini-batch's.
+    # Response tokens whose logits are in memory together; None: those of a mini-batch.
     logprob_chunk_size: int | None = None
 
     # Optimizer.
     learning_rate: float = 1.41e-5
     max_grad_norm: float | None = None
 
-    # Tokens that never begin a response (EOS, to rule out empty ones): their probability is 0 in
+    # Tokens that never begin a response (EOS, to forbid empty ones): their probability is 0 in
     # sampling and in the log-probabilities of policy and reference alike.
     begin_suppress_tokens: list[int] = field(default_factory=list)
 
@@ -74,7 +74,7 @@ class PPOConfig:
     use_score_norm: bool = False
     score_clip: float | None = None
 
-    # Accepted so that old scripts run; they change nothing here.
+    # Accepted so that old scripts run; these have no effect.
     exp_name: str = "ppo"
     task_name: str | None = None
     query_dataset: str | None = None
@@ -87,21 +87,21 @@ class PPOConfig:
     push_to_hub_if_best_kwargs: dict = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if str(self.log_with).lower() in ("none", "null"):  # as files of options have it
+        if str(self.log_with).lower() in ("none", "null"):  # as YAML files write it
             self.log_with = None
-        for entry in fields(self):  # YAML reads 1e-5 as text, and NaN would train on silently
+        for entry in fields(self):  # YAML reads 1e-5 as text; NaN would train silently
             value, kind = getattr(self, entry.name), NUMBERS.get(entry.type)
             if entry.type is bool and not isinstance(value, bool):
                 raise ValueError(f"{entry.name} is {value!r}; it must be True or False.")
             if kind and value is not None:
-                # None turns these off, and the KL is divided by the target.
+                # None turns these off; the target is a divisor.
                 above = entry.default is None or (entry.name == "target" and self.adap_kl_ctrl)
                 setattr(self, entry.name, _number(entry.name, value, kind, above))
         self._check_sizes()
         if max(self.gamma, self.lam) > 1:
             raise ValueError(f"gamma {self.gamma} and lam {self.lam} must be at most 1.")
         if self.logprob_chunk_size is not None and self.kl_penalty == "full":
-            raise ValueError("logprob_chunk_size is not for kl_penalty 'full'.")
+            raise ValueError("kl_penalty 'full' needs logprob_chunk_size=None.")
         if self.kl_penalty not in ("kl", "abs", "mse", "full"):
             raise ValueError(
                 f"kl_penalty {self.kl_penalty!r} is unknown; choose one of kl, abs, mse, full."
@@ -109,7 +109,7 @@ class PPOConfig:
         if self.kl_penalty != "kl":
             warnings.warn(
                 f"kl_penalty {self.kl_penalty!r} does not maximize score - beta * KL; 'kl' does.",
-                stacklevel=1,  # one line for all callers, so Python shows it once
+                stacklevel=1,  # the same line for all callers: Python warns once
             )
         if self.use_score_norm and not self.use_score_scaling:
             raise ValueError("use_score_norm needs use_score_scaling=True.")
@@ -128,12 +128,12 @@ class PPOConfig:
             )
 
     def to_dict(self) -> dict:
-        """The settings as a flat dictionary, for trackers."""
+        """Return the settings as a flat dictionary, for trackers."""
         return asdict(self)
 
 
 def _number(name: str, value, kind: type, is_positive: bool) -> int | float:
-    """``value``, of text too, as a number; raises ``ValueError`` for none, or out of range."""
+    """Return ``value``, number or text, as a number; raise ``ValueError`` if out of range."""
     try:
         number = kind(float(value))
         is_inside = number > 0 or (number == 0 and not is_positive)

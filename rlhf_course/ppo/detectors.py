@@ -1,4 +1,4 @@
-"""Symptoms of a run that goes wrong, found in its statistics; notebook 06 provokes each of them."""
+"""Detect symptoms of a failing run in its statistics; notebook 06 provokes each symptom."""
 
 import warnings
 from collections.abc import Callable
@@ -9,7 +9,7 @@ FIRST = 3  # steps that stand for how the run began
 
 
 def reference_differs(history: list[dict], target: float) -> str | None:
-    """KL at the first step, where policy and reference are one model, is not 0."""
+    """KL is not 0 at the first step, where policy and reference are equal."""
     kl = history[0]["objective/kl"]
     if history[0]["step"] == 0 and len(history) == 1 and abs(kl) > 0.05:
         return (
@@ -29,7 +29,7 @@ def negative_kl(history: list[dict], target: float) -> str | None:
 
 
 def empty_answers(history: list[dict], target: float) -> str | None:
-    """Most responses are EOS alone, or with one token before it, which they were not at first."""
+    """Most responses became EOS, with at most one token before it."""
     lengths = (np.asarray(row["tokens/responses_dist"]) for row in (history[0], history[-1]))
     at_first, now = (float((x <= 2).mean()) for x in lengths)
     if at_first < 0.25 and now > 0.5:
@@ -53,7 +53,7 @@ def shorter_answers(history: list[dict], target: float) -> str | None:
 
 
 def far_from_reference(history: list[dict], target: float) -> str | None:
-    """The KL is above three times its target, where the proxy may be exploited."""
+    """KL exceeds three times its target, where the policy may exploit the proxy."""
     kl = history[-1]["objective/kl"]
     if kl > 3 * target:
         return (
@@ -73,7 +73,7 @@ DETECTORS: dict[str, Callable[[list[dict], float], str | None]] = {
 
 
 class Detectors:
-    """All detectors over the steps of one run; ``fired``: name → step of its first warning.
+    """Run all detectors over the steps of one run; ``fired``: name → step of its first warning.
 
     ``target`` is the KL controller's, in nats; KL penalties other than ``kl`` are never negative.
     """
@@ -82,20 +82,20 @@ class Detectors:
         self.target, self.history, self.fired = target, [], {}
 
     def check(self, stats: dict, step: int) -> None:
-        """Take in a step's statistics; warns (``UserWarning``) once per detector."""
+        """Check one step's statistics; warn (``UserWarning``) at most once per detector."""
         keys = ("objective/kl", "objective/kl_dist", "tokens/responses_dist")
         row = {key: np.asarray(stats[key]).tolist() for key in keys}
         self.history.append({"step": step} | row)
-        del self.history[FIRST : -FIRST - 1]  # how the run began, and its latest steps
+        del self.history[FIRST : -FIRST - 1]  # the first steps of the run, and its latest
         for name, detect in DETECTORS.items():
             if name not in self.fired and (message := detect(self.history, self.target)):
                 self.fired[name] = step
                 warnings.warn(f"Step {step + 1}, {name}: {message}", stacklevel=3)
 
     def state_dict(self) -> dict:
-        """What has been seen and said so far, in plain numbers and words."""
+        """Return the statistics and warnings so far, as plain numbers and strings."""
         return {"history": self.history, "fired": self.fired}
 
     def load_state_dict(self, state: dict) -> None:
-        """Go on from what :meth:`state_dict` gave."""
+        """Restore what :meth:`state_dict` returned."""
         self.history, self.fired = list(state["history"]), dict(state["fired"])

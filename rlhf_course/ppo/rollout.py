@@ -1,4 +1,4 @@
-"""Rollouts: queries and responses as one batch, and a model's numbers for every response token."""
+"""Rollouts: queries and responses in one batch, and a model's outputs for each response token."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 FirstPass = tuple[Tensor, Tensor, Tensor]  # log-probabilities, values, entropies: (B, R) each
 ON_HOST = ("input_ids", "query_lengths", "response_lengths")
-CPU_PIECE, GPU_PIECE = 2**19, 2**24  # logits of one softmax: what a cache holds, or 64 MiB
+CPU_PIECE, GPU_PIECE = 2**19, 2**24  # logits per softmax: as many as a cache holds, or 64 MiB
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Rollout:
     def from_lists(
         cls, queries, responses, scores: Tensor, pad_token_id: int, response_masks=None
     ) -> Self:
-        """One batch of ragged token lists; mask and scores are on the device of the scores.
+        """Return ragged token lists as one batch; mask and scores are on the device of the scores.
 
         Masks come from lengths, never from ``ids != pad``: the padding token may be EOS.
         """
@@ -60,7 +60,7 @@ class Rollout:
         return len(self.input_ids)
 
     def select(self, rows: Tensor) -> Self:
-        """These rows (indices on the CPU) alone, without the columns that none of them uses."""
+        """Return only these rows (indices on the CPU), without the columns that no row uses."""
         t = int((self.query_lengths[rows] + self.response_lengths[rows]).max())
         r = int(self.response_lengths[rows].max())
         on_device = rows.to(self.mask.device)
@@ -80,12 +80,12 @@ def forward(
     at_most: int | None = None,
     whole_vocabulary: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Log-probabilities, values and entropies of the response tokens, (B, R) each, 0 on padding.
+    """Return log-probabilities, values and entropies of the response tokens, (B, R), 0 on padding.
 
     Tokens of ``begin_suppress`` have probability 0 where a response begins. ``chunk`` is how many
-    tokens' logits are in memory at once; the backward pass computes them again. ``at_most`` so many
-    samples run at a time, those of similar length together; the numbers do not depend on it. With
-    ``whole_vocabulary`` also all log-probabilities (B, R, V), without a gradient; else None.
+    tokens' logits are in memory together; the backward pass computes them again. At most
+    ``at_most`` samples, of similar length, run together; the numbers do not depend on it. With
+    ``whole_vocabulary`` also return all log-probabilities (B, R, V), without a gradient; else None.
     """
     order, size = torch.arange(len(rollout)), at_most or len(rollout)
     if size < len(rollout):
@@ -106,7 +106,7 @@ def forward(
 def run(
     model: nn.Module, rollout: Rollout, rows: Tensor, begin_suppress, chunk, whole_vocabulary: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
-    """One pass over some rows: places as in :func:`locate`, and what is there, (N,) or (N, V).
+    """Run some rows: return places as in :func:`locate`, and the outputs there, (N,) or (N, V).
 
     Padding on the right needs no attention mask, since a causal model never looks there: a mask of
     ones keeps transformers on its fast path. The last column predicts nothing and is left out.
@@ -128,9 +128,9 @@ def run(
 
 
 def locate(rollout: Rollout, rows: Tensor) -> list[Tensor]:
-    """What a pass over these rows needs, on the device: inputs (b, t − 1), and for each of their N
-    response tokens the position in the flattened inputs that predicts it, the token, whether it is
-    a response's first, and its place in the flattened (B, R).
+    """Return what a pass over these rows needs, on the device: inputs (b, t − 1), and for each of
+    the N response tokens: the position in the flattened inputs that predicts it, the token,
+    whether it begins a response, and its place in the flattened (B, R).
     """
     starts, lengths = (x[rows, None] for x in (rollout.query_lengths, rollout.response_lengths))
     column, number = torch.arange(rollout.mask.shape[1]), torch.arange(len(rows)).unsqueeze(1)
@@ -145,10 +145,10 @@ def locate(rollout: Rollout, rows: Tensor) -> list[Tensor]:
 
 
 def label_logprobs(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-probabilities of labels (N,), and entropies (N,) in nats without a gradient.
+    """Return log-probabilities of labels (N,), and entropies (N,) in nats without a gradient.
 
-    The logits (N, V) are looked at in pieces that stay in the cache. A forbidden token (−inf)
-    counts 0 in the entropy.
+    The logits (N, V) are read in pieces that fit the cache. A forbidden token (−inf) adds 0 to
+    the entropy.
     """
     rows = max(1, (CPU_PIECE if logits.is_cpu else GPU_PIECE) // logits.shape[-1])
     found, entropies = [], []
@@ -163,16 +163,16 @@ def label_logprobs(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 def project(
     head: nn.Module, hidden: Tensor, labels: Tensor, begins: Tensor, begin_suppress: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
-    """Log-probabilities of labels (N,), and entropies (N,), from hidden states (N, H)."""
+    """Return log-probabilities of labels (N,), and entropies (N,), from hidden states (N, H)."""
     return label_logprobs(rule_out(head(hidden).float(), begins, begin_suppress), labels)
 
 
 def rule_out(logits: Tensor, begins: Tensor, begin_suppress: Sequence[int]) -> Tensor:
-    """Logits (N, V) without ``begin_suppress`` tokens where a response begins (N,)."""
+    """Return logits (N, V) that forbid ``begin_suppress`` tokens where a response begins (N,)."""
     if not begin_suppress:
         return logits
     forbidden = torch.zeros_like(logits, dtype=torch.bool)
     for token in begin_suppress:
         forbidden[:, token] = begins
-    # Not −inf, which makes NaN of 0 · −inf.
+    # Not −inf: 0 · −inf is NaN.
     return logits.masked_fill(forbidden, torch.finfo(logits.dtype).min)

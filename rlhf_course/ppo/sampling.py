@@ -1,4 +1,4 @@
-"""Sampling responses, all queries of a batch at once."""
+"""Sample responses to all queries of a batch together."""
 
 import warnings
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from transformers import DynamicCache
 from rlhf_course.policy.network import takes, without_dropout
 from rlhf_course.ppo.checks import check_length, token_ids
 
-CPU_SYNC, GPU_SYNC = 1, 8  # tokens between two looks at which rows have finished
+CPU_SYNC, GPU_SYNC = 1, 8  # tokens between two checks for finished rows
 
 
 @torch.no_grad()
@@ -28,14 +28,14 @@ def generate(
     """Sample one response per query, in one left-padded batch; returns ragged response token ids.
 
     Row i ends after ``lengths[i]`` tokens (default: max_new_tokens) or after its first EOS, which
-    it keeps. It never begins with a token of ``begin_suppress``. Dropout is off. Sampling from the
-    model's own distribution takes :func:`_sample` if ``fast``; other settings go to transformers.
+    it keeps. It never begins with a token of ``begin_suppress``. Dropout is off. If ``fast``,
+    :func:`_sample` draws from the model's own distribution; transformers handles other settings.
 
     Raises ``FloatingPointError`` for probabilities that are not finite, and ``ValueError`` when a
     response may outgrow the model's positions.
     """
     settings = {"pad_token_id": pad_token_id(tokenizer)} | settings
-    if settings.get("min_length", 0) < 0:  # how classic scripts say "no minimum"
+    if settings.get("min_length", 0) < 0:  # "no minimum" in classic scripts
         del settings["min_length"]
     if "top_k" in settings:
         settings["top_k"] = int(settings["top_k"])  # classic scripts pass 0.0
@@ -59,7 +59,7 @@ def generate(
 def _sample(
     model, input_ids: Tensor, attention_mask: Tensor, limits: Tensor, begin_suppress, eos: Tensor
 ) -> Tensor:
-    """Responses (B, longest), arbitrary after a row's end; an eighth that has finished leaves."""
+    """Return responses (B, longest), arbitrary after a row's end; finished rows leave the batch."""
     device, (n, width), longest = input_ids.device, input_ids.shape, int(limits.max())
     rows, limits = torch.arange(n, device=device), limits.to(device)
     responses = torch.zeros(n, longest, dtype=torch.long, device=device)
@@ -90,10 +90,10 @@ def _sample(
 
 
 def draw(logits: Tensor, suppress: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Tokens (B, 1) drawn from softmax(logits) (B, V) without those of ``suppress``, and the total
-    probability (B,), which is NaN where a logit is.
+    """Draw tokens (B, 1) from softmax(logits) (B, V) without those of ``suppress``; return also the
+    total probability (B,), which is NaN where a logit is NaN.
 
-    Inverting the cumulative distribution takes one random number per row, not one per logit.
+    Inverting the cumulative distribution needs one random number per row, not one per logit.
     """
     for token in suppress:
         logits[:, token] = -torch.inf
@@ -107,7 +107,7 @@ def draw(logits: Tensor, suppress: Sequence[int]) -> tuple[Tensor, Tensor]:
 def _generate(
     model, input_ids: Tensor, attention_mask: Tensor, limits: Tensor, begin_suppress, settings: dict
 ) -> Tensor:
-    """Responses (B, R) by transformers' ``generate``."""
+    """Return responses (B, R) from transformers' ``generate``."""
     settings |= {"max_new_tokens": int(limits.max())} if limits.any() else {}
     settings |= {"begin_suppress_tokens": list(begin_suppress)} if begin_suppress else {}
     try:
@@ -125,7 +125,7 @@ def _not_finite() -> FloatingPointError:
 
 
 def end_tokens(model, settings: dict) -> Tensor:
-    """The tokens (n,) that end a response; chat models list several in their generation config."""
+    """Return the tokens (n,) that end a response; a chat model has several in its config."""
     saved = getattr(model.pretrained_model, "generation_config", None)
     default = getattr(saved, "eos_token_id", None) or model.config.eos_token_id
     eos = settings.get("eos_token_id", default)
@@ -133,14 +133,14 @@ def end_tokens(model, settings: dict) -> Tensor:
 
 
 def pad_token_id(tokenizer) -> int:
-    """The tokenizer's padding token, or EOS where it has none."""
+    """Return the tokenizer's padding token, or EOS if it has none."""
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     if pad is None:
         raise ValueError("The tokenizer has no pad and no EOS token; set tokenizer.pad_token.")
     return pad
 
 
-# Values that leave the sampled distribution equal to the one that is scored; None does everywhere.
+# Values that leave the sampled distribution equal to the scored one; None always does.
 NEUTRAL = dict.fromkeys(("top_p", "temperature", "repetition_penalty", "typical_p"), 1.0)
 NEUTRAL |= dict.fromkeys(("top_k", "no_repeat_ngram_size", "min_length", "min_new_tokens"), 0)
 NEUTRAL |= dict.fromkeys(("min_p", "eta_cutoff", "epsilon_cutoff"), 0.0)
@@ -151,10 +151,10 @@ UNDERSTOOD = {*NEUTRAL, "do_sample", "max_new_tokens", "pad_token_id", "eos_toke
 
 
 def samples_plainly(model, settings: dict, begin_suppress: Sequence[int] = ()) -> bool:
-    """Whether these settings sample from the model's own distribution, with a key-value cache.
+    """Return whether these settings sample the model's own distribution and it has a cache.
 
-    Settings that change the distribution give a warning: PPO's ratios and KL would be biased. So
-    does greedy decoding that nobody asked for.
+    Warn of settings that change the distribution, because they bias PPO's ratios and KL, and of
+    greedy decoding by default.
     """
     saved = getattr(model.pretrained_model, "generation_config", None)
     if not settings.get("do_sample", getattr(saved, "do_sample", False)):
@@ -165,9 +165,9 @@ def samples_plainly(model, settings: dict, begin_suppress: Sequence[int] = ()) -
     for name, neutral in NEUTRAL.items():
         value = settings.get(name, getattr(saved, name, None))
         if value is None and name == "top_k" and name not in settings:
-            value = 50  # what transformers does when nobody says otherwise
+            value = 50  # transformers' default
         if name == "begin_suppress_tokens" and list(value or []) == list(begin_suppress):
-            continue  # policy and reference are scored with the same mask
+            continue  # policy and reference are scored with this mask also
         if value not in (None, neutral) and (neutral or value):
             plain = False
             cure = f"Pass {name}={neutral}."

@@ -1,4 +1,4 @@
-"""Scores on a scale of their own, where the config asks for it."""
+"""Scale and clip scores, if the config says so."""
 
 import copy
 
@@ -10,36 +10,36 @@ from rlhf_course.ppo.config import PPOConfig
 
 
 class RunningMoments:
-    """Mean and unbiased standard deviation of all scores so far (pairwise, Chan et al. 1979)."""
+    """Mean and unbiased standard deviation of all scores so far (Chan et al. 1979)."""
 
     def __init__(self) -> None:
         self.count, self.mean, self.m2 = 0, 0.0, 0.0
 
     @property
     def std(self) -> float:
-        """Standard deviation; 1.0 until two scores have been seen."""
+        """Return the standard deviation; 1.0 until two scores have been added."""
         return (self.m2 / (self.count - 1)) ** 0.5 if self.count > 1 else 1.0
 
     def update(self, scores: Tensor) -> None:
-        """Take in scores (B,)."""
-        scores = scores.cpu().double()  # in this order: Apple's mps has no float64
+        """Add scores (B,)."""
+        scores = scores.cpu().double()  # to the CPU first: Apple's mps has no float64
         n, mean = len(scores), scores.mean().item()
         shift, total = mean - self.mean, self.count + n
         self.m2 += (scores - mean).square().sum().item() + shift**2 * self.count * n / total
         self.mean += shift * n / total
         self.count = total
 
-    def scale(self, scores: Tensor, centre: bool) -> Tensor:
-        """Scores (B,) over the standard deviation, minus the mean with ``centre``."""
+    def scale(self, scores: Tensor, center: bool) -> Tensor:
+        """Return scores (B,) over the standard deviation, minus the mean first if ``center``."""
         eps = torch.finfo(scores.dtype).eps
-        has_scale = self.std > eps * abs(self.mean)  # else all scores are equal, up to rounding
-        return (scores - (self.mean if centre else 0.0)) / (self.std + eps if has_scale else 1.0)
+        has_scale = self.std > eps * abs(self.mean)  # not equal up to rounding
+        return (scores - (self.mean if center else 0.0)) / (self.std + eps if has_scale else 1.0)
 
 
 def scale_scores(
     scores: Tensor, running: RunningMoments, config: PPOConfig, accelerator: Accelerator
 ) -> tuple[Tensor, RunningMoments]:
-    """Scores (B,), scaled and clipped, and the moments that this step leaves if it succeeds."""
+    """Return scores (B,), scaled and clipped, and the moments to keep if the step succeeds."""
     running = copy.copy(running)
     if config.use_score_scaling:
         running.update(accelerator.gather(scores))

@@ -1,4 +1,4 @@
-"""What one PPO step reports: the classic keys, and what each of them means."""
+"""The statistics of a PPO step: the classic keys and their meanings."""
 
 MEANING = {
     "objective/kl": "KL to the reference: mean over samples of the sum over response tokens, nats",

@@ -55,16 +55,16 @@ class PPOTrainer(TrainerBase):
         generate_ref_response: bool = False,
         **generation_kwargs,
     ):
-        """Sample responses with the policy, and on request with the reference, too.
+        """Sample responses with the policy, and on request also with the reference.
 
         One query (T,) gives a tensor (1, T + R); a list of queries gives a list of 1-D tensors,
-        sampled ``batch_size`` at a time (default: all at once), each row with its own length from
+        sampled ``batch_size`` at a time (default: all), each row with its own length from
         ``length_sampler``. Without ``return_prompt`` only the response tokens come back, as
         ``step`` takes them. PPO needs ``do_sample=True, top_k=0, top_p=1.0``, as in transformers.
         """
         single = isinstance(query_tensor, Tensor)
         if single and query_tensor.numel() != query_tensor.shape[-1]:
-            raise ValueError(f"{tuple(query_tensor.shape)} is no query; give several as a list.")
+            raise ValueError(f"{tuple(query_tensor.shape)} is not 1-D: pass queries as a list.")
         queries = [query_tensor.reshape(-1)] if single else list(query_tensor)
         lengths = [length_sampler() for _ in queries] if length_sampler is not None else None
         how = {"begin_suppress": self.config.begin_suppress_tokens, "fast": self.config.fast}
@@ -74,7 +74,7 @@ class PPOTrainer(TrainerBase):
             for start in range(0, len(queries), size):
                 rows = slice(start, start + size)
                 some = queries[rows], lengths[rows] if lengths is not None else None
-                with self.accelerator.autocast():  # as in step(): one distribution
+                with self.accelerator.autocast():  # as in step(), which scores with the same mask
                     responses += generate(model, self.tokenizer, *some, **how, **generation_kwargs)
             pairs = zip(queries, responses, strict=True)
             if return_prompt:
@@ -90,7 +90,7 @@ class PPOTrainer(TrainerBase):
     def step(
         self, queries: Sequence[Tensor], responses: Sequence[Tensor], scores, response_masks=None
     ) -> dict:
-        """One PPO step over batch_size samples; returns the 41 statistics of ``stats.MEANING``.
+        """Take one PPO step over batch_size samples; return the 41 statistics of ``stats.MEANING``.
 
         queries and responses are 1-D token tensors (or lists), a score is one number per sample.
         ``response_masks`` (0 or 1 per token) leaves response tokens out of the losses. Raises
@@ -120,7 +120,7 @@ class PPOTrainer(TrainerBase):
         return stats | times | {"ppo/learning_rate": rate}
 
     def _learn(self, rollout: Rollout, total: Total, clock: "Clock") -> list[MiniBatch]:
-        """The rollout's columns, then the epochs; what each mini-batch of these was like."""
+        """Fill in the rollout's columns, run the epochs, return each mini-batch's statistics."""
         config, step = self.config, self.current_step
         with clock("forward_pass"):
             first_pass = add_logprobs(rollout, self.model, self.reference, config, step)
@@ -128,25 +128,25 @@ class PPOTrainer(TrainerBase):
             add_rewards(rollout, config, self.kl_ctl.value, total)
         with clock("compute_advantages"):
             add_advantages(rollout, config, total)
-        self.is_whole, self.policy.is_trained = False, True  # an interrupt leaves half a step
+        self.is_whole, self.policy.is_trained = False, True  # until all weights moved
         with clock("optimize_step"):
             parts = self.model, self.optimizer, self.accelerator
             return optimize(*parts, rollout, config, step, first_pass)
 
     @property
     def policy(self):
-        """The policy itself, without what data parallelism wraps around it."""
+        """Return the policy without the wrapper of data parallelism."""
         return self.accelerator.unwrap_model(self.model)
 
     def reference(self):
-        """A context that gives the reference: its own model, or the policy's frozen adapter."""
+        """Return a context that yields the reference: a model, or the policy's frozen adapter."""
         if self.ref_model is not None:
             return nullcontext(self.ref_model)
         return use_adapter(self.policy, REFERENCE)
 
 
 class Clock:
-    """Seconds per phase, as the host sees them; a GPU's queue is waited for in a later phase."""
+    """Seconds per phase on the host; work that a GPU has queued counts in a later phase."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""What a PPO trainer does besides sampling and learning: it is made, it logs, it is saved."""
+"""The parts of a PPO trainer besides sampling and learning: setup, logging, saving."""
 
 import inspect
 import warnings
@@ -29,7 +29,7 @@ COPIES = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_G
 
 
 class TrainerBase:
-    """The half of :class:`PPOTrainer` that no step runs."""
+    """The part of :class:`PPOTrainer` that a step does not run."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class TrainerBase:
         lr_scheduler=None,
     ) -> None:
         if getattr(lr_scheduler, "optimizer", optimizer) is not optimizer:
-            raise ValueError("lr_scheduler moves another optimizer than the one that was given.")
+            raise ValueError("lr_scheduler moves another optimizer. Pass both as a pair.")
         self.config, self.tokenizer, self.lr_scheduler = config, tokenizer, lr_scheduler
         self.accelerator = tracking.start(config)
         set_seed(config.seed, device_specific=True)  # processes sample different responses
@@ -60,7 +60,7 @@ class TrainerBase:
         else:
             self.kl_ctl = FixedKLController(config.init_kl_coef)
         self.running, self.detectors = RunningMoments(), Detectors(config.target)
-        self.current_step, self.is_whole = 0, True  # not whole while a step moves weights
+        self.current_step, self.is_whole = 0, True  # False while a step moves weights
         self.checkpoints: list[Path] = []  # that this trainer wrote or was resumed from
 
     def log_stats(
@@ -82,7 +82,7 @@ class TrainerBase:
     def save_pretrained(self, save_directory: str) -> None:
         """Save policy, value head and tokenizer into one folder; the first process writes.
 
-        Raises as the policy's ``save_pretrained``, and ``RuntimeError`` after half a step.
+        Raises what the policy's ``save_pretrained`` raises, and ``RuntimeError`` after half a step.
         """
         self.check_whole()
         if self.accelerator.is_main_process:
@@ -90,7 +90,7 @@ class TrainerBase:
         self.accelerator.wait_for_everyone()
 
     def check_whole(self) -> None:
-        """Raise ``RuntimeError`` where an interrupt or NaN ended a step before it was whole."""
+        """Raise ``RuntimeError`` if an interrupt or NaN ended a step early."""
         if not self.is_whole:
             raise RuntimeError(
                 "A step ended while its weights moved. Go back to the last checkpoint."
@@ -98,7 +98,7 @@ class TrainerBase:
 
 
 def make_reference(model, ref_model, num_shared_layers: int | None):
-    """The reference as a frozen policy; None where it is an adapter of the policy's own base.
+    """Return the reference as a frozen policy; None if it is an adapter on the policy's own base.
 
     Raises ``TypeError`` for a policy without a value head.
     """
@@ -110,7 +110,7 @@ def make_reference(model, ref_model, num_shared_layers: int | None):
     if ref_model is None and getattr(model, "is_trained", False):
         warnings.warn(
             "PPO has trained this policy already, and its reference would be a copy of it now: KL "
-            "starts at 0 again. Load the policy anew, or give ref_model.",
+            "starts at 0 again. Load the policy again, or pass ref_model.",
             stacklevel=3,
         )
     if ref_model is None and model.is_peft_model:
@@ -125,7 +125,7 @@ def make_reference(model, ref_model, num_shared_layers: int | None):
 def prepare_models(
     accelerator: Accelerator, config: PPOConfig, model, ref_model, tokenizer, optimizer
 ) -> tuple:
-    """Policy, reference and optimizer, on the device; raises ``ValueError`` unless they fit."""
+    """Return policy, reference and optimizer, on the device; raise ``ValueError`` for a misfit."""
     if accelerator.distributed_type not in COPIES:
         raise ValueError(
             f"PPOTrainer runs with a copy per GPU (DDP), not {accelerator.distributed_type.value}."
@@ -175,7 +175,7 @@ def _check_reference(model, ref_model, trained: dict) -> None:
 
 
 def check_tokenizer(tokenizer, model) -> None:
-    """Raise ``ValueError`` unless the tokenizer can be this model's, and ends where it ends."""
+    """Raise ``ValueError`` unless the tokenizer fits the model and has the same EOS token."""
     check_vocabulary(tokenizer, model)
     eos, ends = tokenizer.eos_token_id, end_tokens(model, {}).tolist()
     if ends and eos not in (None, *ends):
@@ -190,7 +190,7 @@ def check_tokenizer(tokenizer, model) -> None:
 def make_dataloader(
     dataset, data_collator: Callable | None, config: PPOConfig, accelerator: Accelerator
 ) -> DataLoader:
-    """Shuffled batches of batch_size rows; raises ``ValueError`` where the dataset has fewer.
+    """Return shuffled batches of batch_size rows; raise ``ValueError`` if the dataset has fewer.
 
     With ``remove_unused_columns``, only columns of the policy and of PPO are kept.
     """

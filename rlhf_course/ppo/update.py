@@ -1,4 +1,4 @@
-"""A PPO step on a rollout: its columns before any weight moves, the epochs, the statistics."""
+"""A PPO step on a rollout: fill in its columns, run the epochs, compute the statistics."""
 
 import warnings
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from rlhf_course.ppo.rollout import FirstPass, Rollout, forward
 
 
 class MiniBatch(NamedTuple):
-    """What an update says of one mini-batch, on the device."""
+    """The statistics of one mini-batch, on the device."""
 
     stats: dict[str, Tensor]  # means over its response tokens
     advantages: Tensor  # (b, R)
@@ -29,10 +29,10 @@ class MiniBatch(NamedTuple):
 def add_logprobs(
     rollout: Rollout, policy, reference: Callable, config: PPOConfig, step: int
 ) -> FirstPass | None:
-    """Fill in log-probabilities, values and KL; ``reference()`` is a context that gives the model.
+    """Fill in log-probabilities, values and KL; ``reference()`` is a context that yields the model.
 
-    When one mini-batch is the batch, the policy's pass keeps its graph and is returned: no weight
-    has moved yet, so it *is* the first epoch's forward pass. Raises ``FloatingPointError`` for NaN
+    If one mini-batch is the whole batch, return the policy's pass with its graph: no weight has
+    moved yet, so it *is* the first epoch's forward pass. Raises ``FloatingPointError`` for NaN
     or Inf.
     """
     one_batch = config.fast and config.mini_batch_size == config.batch_size
@@ -54,7 +54,7 @@ def add_logprobs(
 def add_rewards(
     rollout: Rollout, config: PPOConfig, kl_coef: float, total: ppo.Total = ppo.alone
 ) -> None:
-    """Fill in rewards per token, whitened where the config asks for it."""
+    """Fill in rewards per token, whitened if the config says so."""
     rollout.rewards, rollout.non_score_rewards = ppo.compute_rewards(
         rollout.scores, rollout.kl, rollout.mask, kl_coef
     )
@@ -72,10 +72,10 @@ def add_advantages(rollout: Rollout, config: PPOConfig, total: ppo.Total = ppo.a
 def minibatch_loss(
     part: Rollout, outputs: FirstPass, config: PPOConfig, total: ppo.Total = ppo.alone
 ) -> tuple[Tensor, MiniBatch]:
-    """policy loss + vf_coef · value loss, averaged over response tokens, and the statistics.
+    """Return policy loss + vf_coef · value loss, averaged over response tokens, and the statistics.
 
-    With several processes the loss is this one's share: the shares add up to the mean over all
-    tokens. Statistics are those of all processes; advantages and ratios are of this one.
+    With several processes the loss is this process's share: the shares add up to the mean over all
+    tokens. Statistics cover all processes; advantages and ratios cover this one.
     """
     logprobs, values, entropy = outputs
     mask, tokens = part.mask, total(part.mask.sum())
@@ -110,11 +110,11 @@ def minibatch_loss(
 def optimize(
     model, optimizer, accelerator, rollout: Rollout, config: PPOConfig, step: int, first_pass=None
 ) -> list[MiniBatch]:
-    """ppo_epochs passes over the rollout in random order; returns every mini-batch's statistics.
+    """Run ppo_epochs passes over the rollout in random order; return every mini-batch's statistics.
 
-    ``first_pass`` is the first epoch's forward pass where that is done already. Several processes
-    have a rollout each, and skip and stop together. Raises ``FloatingPointError`` for a loss or a
-    gradient of NaN or Inf, before it moves a weight.
+    ``first_pass`` is the first epoch's forward pass, if already done. Each process has its own
+    rollout; processes skip and stop together. Raises ``FloatingPointError`` for a loss or gradient
+    of NaN or Inf, before that update moves a weight.
     """
     total, collected = partial(accelerator.reduce, reduction="sum"), []
     size = config.mini_batch_size * config.gradient_accumulation_steps
@@ -145,10 +145,10 @@ def optimize(
 
 
 def is_usable(seen: MiniBatch, config: PPOConfig, step: int, number: int) -> bool:
-    """Whether a mini-batch takes part in the update; a warning says that one does not.
+    """Return whether a mini-batch is used for an update; warn if it is not.
 
-    A skipped one counts 0 in the statistics of the losses. Raises ``FloatingPointError`` for a loss
-    of NaN or Inf.
+    A skipped mini-batch adds 0 to the loss statistics. Raises ``FloatingPointError`` for a loss of
+    NaN or Inf.
     """
     loss, ratio = seen.stats["loss/total"].item(), seen.stats["ratio"].item()
     if ratio > config.ratio_threshold:
@@ -168,9 +168,9 @@ def is_usable(seen: MiniBatch, config: PPOConfig, step: int, number: int) -> boo
 
 
 def move(model, optimizer, accelerator: Accelerator, config: PPOConfig, step: int) -> None:
-    """One optimizer step; raises ``FloatingPointError`` instead for a gradient of NaN or Inf."""
+    """Take one optimizer step; raise ``FloatingPointError`` for a gradient of NaN or Inf."""
     norm = accelerator.clip_grad_norm_(model.parameters(), config.max_grad_norm or torch.inf)
-    if not norm.isfinite() and accelerator.scaler is None:  # a scaler halves its scale instead
+    if not norm.isfinite() and accelerator.scaler is None:  # a scaler lowers its scale instead
         optimizer.zero_grad()
         raise FloatingPointError(
             f"Step {step + 1}: the norm of a gradient is {norm.item()}; earlier ones have moved"
@@ -182,12 +182,11 @@ def move(model, optimizer, accelerator: Accelerator, config: PPOConfig, step: in
 def step_stats(
     rollout: Rollout, minibatches: list[MiniBatch], kl_coef: float, accelerator: Accelerator
 ) -> dict:
-    """The statistics of one step, numbers and numpy arrays, without times and learning rate.
+    """Return the statistics of one step, numbers and numpy arrays, without times and learning rate.
 
-    Those of losses are averages over all mini-batches of all epochs; ``kl_coef`` is the one that
-    the rewards used. Distributions hold response tokens only; log-probabilities are (B, R), 0 on
-    padding. With several processes, numbers and what has one value per sample are those of all;
-    what has one value per token is this process's own.
+    Loss statistics average all mini-batches of all epochs; ``kl_coef`` is the coefficient in the
+    rewards. Distributions hold only response tokens; log-probabilities are (B, R), 0 on padding.
+    Numbers and values per sample cover all processes; values per token cover this one.
     """
     mask, total = rollout.mask, partial(accelerator.reduce, reduction="sum")
     kl, entropy = (rollout.kl * mask).sum(1), -(rollout.logprobs * mask).sum(1)
@@ -222,5 +221,5 @@ def step_stats(
 
 
 def explained(error, variance):
-    """1 − error / variance, and 0 where all returns are equal: that leaves nothing to explain."""
+    """Return 1 − error / variance, or 0 if all returns are equal and leave nothing to explain."""
     return 1 - error / variance if variance else 0.0

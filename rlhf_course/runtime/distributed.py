@@ -8,9 +8,9 @@ from accelerate.utils import parse_flag_from_env
 
 
 def init(cpu: bool = False) -> PartialState:
-    """Initialize this rank, the only one without ``accelerate launch``, before accelerate is used.
+    """Initialize this rank (the only one without ``accelerate launch``) before using accelerate.
 
-    ``cpu`` and ``ACCELERATE_USE_CPU=1`` leave GPUs unused, unless this process has begun with one.
+    ``cpu`` and ``ACCELERATE_USE_CPU=1`` leave GPUs unused, unless this process already uses one.
     """
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     wanted = cpu or parse_flag_from_env("ACCELERATE_USE_CPU")

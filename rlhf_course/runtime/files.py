@@ -1,4 +1,4 @@
-"""Write aside and rename, so that a crash or Ctrl-C leaves no half of a file; lock outputs."""
+"""Write aside and rename, so that a crash or Ctrl-C leaves no partial file; lock outputs."""
 
 import json
 import os
@@ -16,8 +16,8 @@ from safetensors import safe_open
 def atomic_folder(target: str | os.PathLike, stale: tuple[str, ...] = ()) -> Iterator[Path]:
     """Yield an empty folder; on success its files move to ``target``, on failure it is removed.
 
-    In a target that exists each file replaces its namesake, files that match a pattern of ``stale``
-    go, because they would be loaded in place of the new ones, and others stay.
+    In an existing target, each file replaces the file of its name; files that match a pattern of
+    ``stale`` are removed, because they would load instead of the new ones; other files stay.
     """
     target = check_folder(target)
     with _aside(target) as aside:
@@ -48,7 +48,7 @@ def atomic_file(target: str | os.PathLike) -> Iterator[Path]:
 
 @contextmanager
 def _aside(target: Path) -> Iterator[Path]:
-    """Yield a new folder beside ``target``, on the same disk; it is removed in the end."""
+    """Yield a new folder beside ``target``, on the same disk; it is removed at the end."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(".part", f".{target.name}-", target.parent) as aside:
         yield Path(aside)
@@ -58,7 +58,7 @@ def _aside(target: Path) -> Iterator[Path]:
 def hold(folder: str | os.PathLike, name: str = "") -> Iterator[None]:
     """Lock an output folder, or one name in it; remove a new folder that stays empty.
 
-    Raises ``BlockingIOError`` where another process holds it.
+    Raises ``BlockingIOError`` if another process holds the lock.
     """
     folder = check_folder(folder)
     is_new, lock = not folder.exists(), FileLock(folder / f"{name and '.' + name}.lock", timeout=0)
@@ -67,7 +67,7 @@ def hold(folder: str | os.PathLike, name: str = "") -> Iterator[None]:
         lock.acquire()
     except Timeout:
         raise BlockingIOError(
-            f"Another run is writing to {folder / name}. Wait for its end, or name another place."
+            f"Another run is writing to {folder / name}. Wait, or choose another folder."
         ) from None
     try:
         yield
@@ -83,16 +83,16 @@ def check_folder(path: str | os.PathLike) -> Path:
     path = Path(os.path.realpath(os.path.expanduser(path)))
     above = next(folder for folder in (path, *path.parents) if folder.exists())
     if not above.is_dir():
-        raise NotADirectoryError(f"{above} is a file. Name a folder, or another place.")
+        raise NotADirectoryError(f"{above} is a file. Choose a folder.")
     return path
 
 
 def read_json(file: Path) -> dict:
-    """Read an object from a JSON file. Raises ``ValueError`` where it is damaged."""
+    """Read an object from a JSON file; raise ``ValueError`` if it is damaged."""
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{file} is damaged, or not in JSON: {error}.") from None
+        raise ValueError(f"{file} is damaged or not JSON: {error}.") from None
 
 
 def is_damaged(file: Path) -> bool:

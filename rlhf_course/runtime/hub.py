@@ -1,4 +1,4 @@
-"""The hub: a model's config before its weights, none of its code, its errors in a sentence."""
+"""The hub: check a config before weights download, run no remote code, explain errors briefly."""
 
 import re
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ NEEDS_CODE = (
 
 
 def check_source(source: str | Path, kind: str = "model") -> None:
-    """Raise ``FileNotFoundError`` for what is neither a folder nor, by its form, a hub id."""
+    """Raise ``FileNotFoundError`` if the source is neither a folder nor shaped like a hub id."""
     is_id = re.fullmatch(ID, str(source)) and not Path(source).is_file()
     if not is_id and not Path(source).is_dir():
         raise FileNotFoundError(
@@ -33,7 +33,7 @@ def check_source(source: str | Path, kind: str = "model") -> None:
 def download(
     source: str | Path, revision: str | None = None, to_convert: bool = False, **options
 ) -> Path:
-    """Return the folder with a model's files: ``source`` itself, or the download of a hub id.
+    """Return the folder with a model's files: ``source``, or the download of a hub id.
 
     Raises ``OSError`` for what is unavailable, and, before it downloads weights, ``ValueError`` for
     a model that transformers does not know, unless it is ``to_convert``. ``options`` are those of
@@ -56,7 +56,7 @@ def download(
 
 @contextmanager
 def hub_errors(source: str | Path, kind: str = "model") -> Iterator[None]:
-    """Turn what the hub's libraries raise about ``source`` into one sentence."""
+    """Turn errors of the hub's libraries about ``source`` into one sentence."""
     try:
         yield
     except Exception as error:
@@ -66,7 +66,7 @@ def hub_errors(source: str | Path, kind: str = "model") -> Iterator[None]:
 
 
 def _explain(error: BaseException, source: str, kind: str) -> Exception | None:
-    """Return the error in a sentence, found by class names, because the HTTP library varies."""
+    """Return the error in a sentence; match class names, because the HTTP library varies."""
     if kind == "model" and (damaged := next(filter(is_damaged, Path(source).glob("*")), None)):
         return ValueError(f"{damaged} is damaged, cut short or git-lfs's pointer. Get it again.")
     names, hub = "", constants.ENDPOINT

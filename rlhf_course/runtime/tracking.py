@@ -32,7 +32,7 @@ def start(config) -> Accelerator:
 
 
 def prepare_wandb() -> None:
-    """Let wandb write offline, and report it, where it has no API key: it would ask for one."""
+    """Without an API key, make wandb write offline and say so; it would prompt otherwise."""
     server = os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai"
     file = Path(os.environ.get("NETRC") or "~/.netrc").expanduser()  # where wandb login keeps keys
     is_known = file.exists() and f"machine {urlsplit(server).hostname}" in file.read_text()
@@ -56,7 +56,7 @@ def log_step(accelerator: Accelerator, stats: dict, columns: dict, scores, step:
     values = {key: x for key, x in stats.items() if isinstance(x, int | float | np.number)}
     arrays = {key: x.ravel() for key, x in stats.items() if isinstance(x, np.ndarray)}
     if tracker.name == "wandb":
-        import wandb  # which would keep an array of 32 numbers or fewer as a list
+        import wandb  # otherwise an array of 32 numbers or fewer becomes a list
 
         values |= {key: wandb.Histogram(array) for key, array in arrays.items()}
         tracker.log_table("game_log", [*table], [*map(list, rows)], step=step)
@@ -70,6 +70,6 @@ def log_step(accelerator: Accelerator, stats: dict, columns: dict, scores, step:
 
 
 def finish(accelerator: Accelerator) -> None:
-    """Write what a tracker still holds; no step can be logged afterwards."""
+    """Flush the tracker; no step can be logged after this."""
     for tracker in accelerator.trackers:
         tracker.finish()

@@ -1,4 +1,4 @@
-"""Build the data and models that come from no hub; scripts/make/build_world.py builds all."""
+"""Build the data and models of the synthetic world; scripts/make/build_world.py builds all."""
 
 import json
 import shutil
@@ -25,7 +25,7 @@ SFT_ADAPTER = ROOT / "models/baichuan-mini-sft"
 def prepare_reward_model(settings: Settings, revision: str | None = None) -> SimpleNamespace:
     """Return folders or hub ids for notebook 01: dataset (pairs) and model; built if not cached.
 
-    Raises ``ValueError`` when no dataset is named; so does :func:`prepare_chat`.
+    Raises ``ValueError`` if no dataset is named; so does :func:`prepare_chat`.
     """
     check_named(settings, dataset="chosen and rejected")
     dataset = str(build_dialogues() if settings.dataset == "offline" else settings.dataset)
@@ -78,7 +78,7 @@ def _write(folder: Path, **splits: list[dict]) -> None:
         datasets.Dataset.from_list(rows).to_parquet(folder / f"{split}-00000-of-00001.parquet")
 
 
-# The embedded datasets, as folders in the hub's layout; pairs have their gold.
+# The synthetic datasets, as folders in the hub's layout; pairs have their gold utility.
 # 16,000 pairs to train on, 2,000 held out
 build_dialogues = partial(cached, "dialogues", _dialogues)
 # 4,000 questions with their answers, like HC3
@@ -94,7 +94,7 @@ def _reward_base(
     pairs, _ = load_pairs(data, "train", data_dir)
     texts = [f"{row['prompt']} {row['chosen']}" for row in pairs]
     tokenizer = small_models.train_tokenizer(texts, vocab_size)
-    tokenizer.add_special_tokens({"pad_token": "[PAD]"})  # a final EOS is a token like any other
+    tokenizer.add_special_tokens({"pad_token": "[PAD]"})  # the final EOS is trained like any token
     config = GPT2Config(
         vocab_size=len(tokenizer),
         n_layer=n_layer,
@@ -105,7 +105,7 @@ def _reward_base(
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         activation_function="gelu_pytorch_tanh",
-        initializer_range=0.05,  # with GPT-2's 0.02 a narrow model starts to learn late
+        initializer_range=0.05,  # with GPT-2's 0.02 a narrow model learns late
         **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
     )
     model = GPT2LMHeadModel(config)
@@ -165,7 +165,7 @@ def _base(folder: Path, checkpoint: Path) -> None:
 
 def build_sft_adapter(settings: Settings) -> Path:
     """Return the shipped SFT adapter, with :func:`build_base` as its base."""
-    base = str(build_base(settings))  # by its name, which is in the adapter's config
+    base = str(build_base(settings))  # by name, which is in the adapter's config
     return cached("chinese-sft", _sft_adapter, base=base, adapter=SFT_ADAPTER)
 
 

@@ -1,4 +1,4 @@
-"""Keep what was built: an item is built once for all that decides its content."""
+"""Cache built items: an item is built once per set of inputs."""
 
 import hashlib
 import inspect
@@ -14,22 +14,22 @@ from filelock import FileLock
 from rlhf_course.course.presets import ROOT, Settings
 from rlhf_course.runtime.files import atomic_folder
 
-SEED = 0  # the world is one and the same, whatever the seed of a run
+SEED = 0  # the world does not depend on the seed of a run
 CHECKSUM = ".sha256"
 PACKAGE = Path(__file__).resolve().parents[1]
-# All that builders use.
+# All modules that builders use.
 SOURCES = ("worlds/*.py", "worlds/grammars/*.yaml", "data/*.py", "baichuan/*.py")
 
 
 def cache_root() -> Path:
-    """Return where built things are kept: $RLHF_COURSE_CACHE, or build/cache, under ``ROOT``."""
+    """Return the folder of built items: $RLHF_COURSE_CACHE, or build/cache, under ``ROOT``."""
     return ROOT / Path(os.environ.get("RLHF_COURSE_CACHE") or "build/cache").expanduser()
 
 
 def cached(name: str, build: Callable, settings: Settings | None = None, **inputs) -> Path:
-    """Return the folder that ``build(folder, …)`` fills, made once for all that decides its files.
+    """Return the folder that ``build(folder, …)`` fills, built once per set of inputs.
 
-    A builder gets ``inputs``, and settings of the names of its other arguments. The key is made of
+    A builder gets ``inputs``, and the settings named like its other arguments. The key is made of
     these (of a folder, given as a Path, its checksum) and of :func:`code`. One process builds and
     others wait. An item whose checksum differs is built again.
     """
@@ -58,7 +58,7 @@ def code() -> str:
 
 
 def is_intact(folder: Path) -> bool:
-    """Return whether every file is there as it was built."""
+    """Return whether every file is as it was built."""
     file = folder / CHECKSUM
     return file.exists() and file.read_text(encoding="utf-8") == checksum(folder)
 

@@ -1,4 +1,4 @@
-"""An invented world of Chinese questions and answers with an exactly known utility.
+"""A synthetic world of Chinese questions and answers with an exactly known utility.
 
 A small base model has read texts of this world, and is fine-tuned on `make_qa` (in the schema of
 HC3: answers of people and of a chatbot). A reward model learns from `make_preferences`: two
@@ -16,7 +16,7 @@ from itertools import product
 from rlhf_course.worlds import grammar
 from rlhf_course.worlds.grammar import Pair, pick, some
 
-MAX_WORDS, MAX_LIVELY = 3, 2  # more earn nothing; dry phrases have no such limit
+MAX_WORDS, MAX_LIVELY = 3, 2  # more add nothing; dry phrases have no limit
 SHORT = 6  # characters: an answer of fewer is short, a clause of fewer may be copied
 EMPTY_SHARE = 0.08  # of human answers; scraped sets have such, and teach a model to be silent
 REASON_SHARE = 0.45  # of sentences with tips
@@ -39,7 +39,7 @@ FULL_WIDTH = str.maketrans(",!?~", "，！？～")  # SentencePiece makes them h
 
 
 def _clean(text: str) -> str:
-    """Return a text in full-width punctuation and without blanks other than line ends."""
+    """Return a text with full-width punctuation and no spaces except line ends."""
     return re.sub(r"[^\S\n]+", "", text.translate(FULL_WIDTH)).strip()
 
 
@@ -48,7 +48,7 @@ def _sentences(text: str) -> list[str]:
 
 
 def topic_words(question: str) -> set[str]:
-    """Return the words that a question lacks of its topic: most NAMES in it, then VOCABULARY."""
+    """Return its topic's words that a question lacks; NAMES, then VOCABULARY tell the topic."""
     question = _clean(question)
     hits = {
         t: tuple(sum(w in question for w in words[t]) for words in (NAMES, VOCABULARY))
@@ -62,8 +62,8 @@ def gold_utility(question: str, answer: str) -> float:
     """Return the exact utility of any answer to a question, in nats: the sum of these POINTS.
 
     Each kind is multiplied by its entry in ``counts``; an answer without words has only "empty".
-    "copy": the answer holds the longest clause of the question; "garbled": two neighbouring
-    characters that no text of this world has.
+    "copy": the answer holds the longest clause of the question; "garbled": two neighboring
+    characters that no text of this world contains.
     """
     answer = _clean(answer)
     said = _sentences(answer)
@@ -96,7 +96,7 @@ def _neighbours(text: str) -> set[str]:
 
 @cache
 def _known_neighbours() -> set[str]:
-    """Return those in a large sample of all kinds of texts: nearly all that are possible."""
+    """Return the pairs in a large sample of all kinds of texts: nearly all possible ones."""
     samples = [draw_question(rng, topic) for rng, topic in streams("sample question", 2000, 0)]
     for kind in KINDS:
         samples += [draw_text(*stream, kind) for stream in streams(f"sample {kind}", 4000, 0)]

@@ -1,6 +1,6 @@
-"""Invented preference dialogues, in the format of hh-rlhf, with an exactly known utility.
+"""Synthetic preference dialogues, in the format of hh-rlhf, with an exactly known utility.
 
-So the best expected accuracy of a reward model is known also: the mean of sigmoid(|utility gap|).
+So the best expected accuracy of a reward model is also known: the mean of sigmoid(|utility gap|).
 """
 
 import random
@@ -9,7 +9,7 @@ import re
 from rlhf_course.worlds import grammar
 from rlhf_course.worlds.grammar import WORD, Pair, pick, sentences, some
 
-MAX_WORDS = 4  # topic words beyond the fourth earn nothing
+MAX_WORDS = 4  # topic words beyond the fourth add nothing
 LENGTHS = range(8, 61)  # in words, of answers
 GRAMMAR = grammar.load("dialogues")
 POINTS, MARKERS, SHARES, TOPICS = (
@@ -58,12 +58,12 @@ def gold_utility(prompt: str, answer: str) -> float:
 
 
 def _answer(rng: random.Random, tips: list[str], civil: bool = False) -> str:
-    """Draw an answer from the tips; a civil one is neither evasive nor rude."""
+    """Draw an answer from the tips; a civil answer is neither evasive nor insulting."""
     has = {
         k: rng.random() < share and not (civil and k in ("evasion", "rudeness"))
         for k, share in SHARES.items()
     }
-    has["courtesy"] &= not has["rudeness"]  # both at once would read as sarcasm
+    has["courtesy"] &= not has["rudeness"]  # both together would read as sarcasm
     bare = has["no_tip"] and (has["evasion"] or has["rudeness"])
     rest = some(rng, tips, 0 if bare else rng.choice(GRAMMAR["tip_counts"]))
     parts, after = [], []
@@ -93,7 +93,7 @@ def _make_pair(rng: random.Random) -> Pair:
     first, last = (pick(rng, [question]) for question in rng.sample(topic["questions"], 2))
     preface = f" {pick(rng, GRAMMAR['preface'])}" if rng.random() < SHARES["preface"] else ""
     prompt = f"\n\nHuman:{preface} {first}\n\nAssistant:"
-    if rng.random() < SHARES["follow_up"]:  # no tip of the earlier answer comes again
+    if rng.random() < SHARES["follow_up"]:  # no tip of the earlier answer is repeated
         given = some(rng, tips, 3)
         prompt += f" {_answer(rng, given, civil=True)}"
         prompt += f"\n\nHuman: {pick(rng, GRAMMAR['thanks'])} {last}\n\nAssistant:"

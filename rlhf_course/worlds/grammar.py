@@ -1,4 +1,4 @@
-"""What both grammars share: their tables, choices among options, and pairs with a verdict."""
+"""Code for both grammars: their tables, random choices, and pairs with a verdict."""
 
 import math
 import random

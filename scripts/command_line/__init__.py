@@ -1,1 +1,1 @@
-"""What the commands share: options, the output folder, and how a command ends."""
+"""Code that the commands share: options, the output folder, exit codes."""

@@ -1,4 +1,4 @@
-"""How a command ends: with a sentence and an exit code, and with a traceback only after --debug."""
+"""End a command with a sentence and an exit code, and a traceback only with --debug."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ def run(name: str, main: Callable[[list[str]], int | None], arguments: list[str]
     0: done. 1: an error, said in a sentence. 130, 143: stopped by Ctrl-C, SIGTERM.
     """
     arguments = [*(sys.argv[1:] if arguments is None else arguments)]
-    for stream in (sys.stdout, sys.stderr):  # a terminal without → and ± shows ? in their place
+    for stream in (sys.stdout, sys.stderr):  # a terminal without → and ± shows ? instead
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
     with _on_first_signal(_interrupt) as stopped:
@@ -23,7 +23,7 @@ def run(name: str, main: Callable[[list[str]], int | None], arguments: list[str]
                 raise ValueError("Python runs without assert (PYTHONOPTIMIZE or -O). Unset it.")
             return main([argument for argument in arguments if argument != "--debug"]) or 0
         except (Exception, KeyboardInterrupt) as error:
-            # A library may raise another error out of the interrupt.
+            # A library may turn the interrupt into another error.
             if stopped.code or isinstance(error, KeyboardInterrupt):
                 print(f"\n{name}: stopped.", file=sys.stderr)
                 return stopped.code or 130

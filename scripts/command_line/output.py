@@ -22,7 +22,7 @@ class Output(NamedTuple):
     state: dict
 
     def begin(self) -> None:
-        """Write, right before the first step, what a resumed run must agree with."""
+        """Write what a resumed run must match, right before the first step."""
         self.write("run.json", self.state)
 
     def write(self, name: str, content: dict) -> None:
@@ -51,7 +51,7 @@ def open_output(
                 stack.enter_context(hold(folder))
                 files = (path for path in folder.rglob("[!.]*") if path.is_file())
                 if not resume and (file := next(files, None)):
-                    raise ValueError(f"{file} is there already: resume, or name another output.")
+                    raise ValueError(f"{file} exists already: resume, or choose another output.")
             now["inputs"] = {name: fingerprint(place) for name, place in inputs.items()}
             checkpoint = find_checkpoint(folder / inner) if resume else None
             if checkpoint:
@@ -70,7 +70,7 @@ def find_checkpoint(folder: Path) -> Path:
 
 
 def damage(checkpoint: Path) -> str | None:
-    """Return what is wrong with a checkpoint's files; None if all of them can be read."""
+    """Return the problem of a checkpoint's files; None if all of them can be read."""
     if not any(checkpoint.glob("trainer_state.*")):  # which is written last
         return "it holds no trainer_state"
     files = sorted(checkpoint.rglob("*"))

@@ -1,4 +1,4 @@
-"""A command's result as one page: a verdict, a table, pictures; no request to anywhere."""
+"""A command's result as one page: a verdict, a table, pictures; it makes no requests."""
 
 import base64
 import io
@@ -24,8 +24,8 @@ def picture(figure: Figure) -> str:
 def write(target: Path, **content) -> None:
     """Write the page: title, verdict, about, columns (key → heading), rows, pictures by caption.
 
-    A row's ``level`` (stop, watch or fine) colors its last cell. Raises ``FileExistsError`` where
-    another program's page is.
+    A row's ``level`` (stop, watch or fine) colors its last cell. Raises ``FileExistsError`` if the
+    target is another program's page.
     """
     templates = Environment(loader=FileSystemLoader(HERE), autoescape=True, trim_blocks=True)
     text = templates.get_template("page.html.j2").render(content)

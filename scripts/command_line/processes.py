@@ -1,4 +1,4 @@
-"""A command in several processes: only the first one speaks, and all end together."""
+"""A command in several processes: only the first one prints, and all end together."""
 
 import gc
 import os

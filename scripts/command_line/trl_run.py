@@ -1,4 +1,4 @@
-"""What the commands over trl's trainers share: their options, and a run from its output folder."""
+"""Code that the commands over trl's trainers share: options, and a run in its output folder."""
 
 import math
 import os
@@ -32,7 +32,7 @@ DEFAULTS = {
     "dataloader_pin_memory": torch.cuda.is_available(),
     "train_sampling_strategy": "group_by_length",
     "save_total_limit": 2,
-    "logging_nan_inf_filter": False,  # which hides what it should show
+    "logging_nan_inf_filter": False,  # it hides the numbers
     "ddp_find_unused_parameters": False,  # there are none
     "accelerator_config": {"use_configured_state": True},  # as distributed.init() found it
 }
@@ -67,7 +67,7 @@ def parse(about: str, experiment: str, kinds: tuple, names: dict, fixed: dict, a
 
 
 def model_options(model_args) -> dict:
-    """Return how to load the base, as from_pretrained takes it."""
+    """Return the arguments of from_pretrained that load the base."""
     names = {"revision": "model_revision"} | {n: n for n in ("dtype", "attn_implementation")}
     return {name: getattr(model_args, argument) for name, argument in names.items()}
 
@@ -131,13 +131,13 @@ def train(trainer, output, measure: Callable[[], tuple], most: float = math.inf)
     if 0 < state.max_steps <= state.global_step:  # trl would train one more step
         trainer._load_from_checkpoint(str(last))
         trainer.state = state
-        print(f"The run is finished: {last} is of its last step. Its model is saved again.")
+        print(f"The run is finished: {last} is of its last step. Saving its model again.")
     else:
         with exits.stop_between_steps() as asked:
             trainer.add_callback(steps := Steps(trainer, output, asked))
             trainer.train(resume_from_checkpoint=last and str(last))
         if steps.code:
-            print(f"Stopped after step {trainer.state.global_step}; resuming goes on from there.")
+            print(f"Stopped after step {trainer.state.global_step}; a resumed run continues there.")
             return steps.code, ()
     measured = measure()
     check_finite("the loss of held-out data", measured[0], most)

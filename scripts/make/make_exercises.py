@@ -62,31 +62,49 @@ def fold(title: str, text: str) -> str:
     return f"<details><summary>{title}</summary>\n\n{text}\n\n</details>"
 
 
-def notebook(name: str, solved: bool) -> tuple[Path, nbformat.NotebookNode]:
-    """Where a set's notebook stands, and the notebook."""
+def load(name: str):
+    """Return the set of exercises in a source, ex*.py without the suffix."""
     if str(FOLDER) not in sys.path:
         sys.path.insert(0, str(FOLDER))
-    found = importlib.import_module(name).SET
+    return importlib.import_module(name).SET
+
+
+def identity(cell, part: str, found, key: str) -> None:
+    """Give a cell an id that stays, and the exercise's id and points as metadata."""
+    cell.id = f"{key}-{part}".replace("_", "-")
+    exercise = {"id": f"{found.notebook}/{key}", "points": found.exercises[key].difficulty}
+    cell.metadata["exercise"] = {**exercise, "part": part}
+
+
+def notebook(name: str, solved: bool) -> tuple[Path, nbformat.NotebookNode]:
+    """Where a set's notebook stands, and the notebook."""
+    found = load(name)
     start = INTRODUCTION.format(found.title, ", solved" * solved, found.notebook)
     cells = [new_markdown_cell(start if solved else start + OTHER.format(found.notebook))]
     cells.append(new_code_cell(FIND))
     cells.append(new_code_cell(f"{found.imports}\n\nfrom {name} import check"))
+    for cell, part in zip(cells, ("introduction", "find", "imports"), strict=True):
+        cell.id = part
     for number, (key, exercise) in enumerate(found.exercises.items(), start=1):
         grade = "●" * exercise.difficulty + "○" * (3 - exercise.difficulty)
         grade = f"{grade} · about {exercise.minutes} minutes"
-        parts = f"## {number} · {exercise.title}", grade, exercise.statement
+        heading = f"## {number} · {exercise.title}"
+        before, texts = len(cells), (heading, grade, exercise.statement)
         hints = (fold(f"Hint {i}", hint) for i, hint in enumerate(exercise.hints, start=1))
-        cells.append(new_markdown_cell("\n\n".join((*parts, *hints))))
+        cells.append(new_markdown_cell("\n\n".join((*texts, *hints))))
         solution = solution_source(exercise)
         cells.append(new_code_cell(solution if solved else stub_source(exercise)))
         cells.append(new_code_cell(f"check({key})"))
+        parts = ["task", "answer", "check"]
         if exercise.reply:
+            parts.append("reply")
             reply = fold("An answer", exercise.reply)
             cells.append(new_markdown_cell(f"*Your answer to the question above:* …\n\n{reply}"))
         if not solved:
+            parts.append("solution")
             cells.append(new_markdown_cell(fold("Solution", f"```python\n{solution}\n```")))
-    for number, cell in enumerate(cells):
-        cell.id = f"cell-{number:02}"
+        for cell, part in zip(cells[before:], parts, strict=True):
+            identity(cell, part, found, key)
     made = new_notebook(cells=cells, metadata=METADATA)
     made.nbformat_minor = 5
     return FOLDER / f"{found.notebook}{'_solved' if solved else ''}.ipynb", made

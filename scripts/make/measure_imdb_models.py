@@ -108,7 +108,7 @@ def main() -> None:
     reviews = made.load_split(chosen.dataset)
     cards = yaml.safe_load((ROOT / "models/cards.yaml").read_text(encoding="utf-8"))
     common = {"held_out": len(reviews["held_out"]), "reviews": sum(map(len, reviews.values()))}
-    common |= {"data": cards["data"].format(**common), "licence": cards["licence"]}
+    common |= {"data": cards["data"].format(**common), "license": cards["license"]}
     for name, found in measure(reviews, chosen.output).items():
         with atomic_file(chosen.output / name / "README.md") as path:
             path.write_text(cards[name].format(**common, **found), encoding="utf-8")

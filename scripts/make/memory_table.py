@@ -44,7 +44,7 @@ SHAPES = {  # of published Llamas: width, inner width, layers, heads, heads of k
     "34B": (8192, 22_016, 48, 64, 8),
     "70B": (8192, 28_672, 80, 64, 8),
 }
-MINI_BATCH, QUERY, RESPONSES = 8, 256, (256, 1024)  # samples, which are the batch, too; tokens
+MINI_BATCH, QUERY, RESPONSES = 8, 256, (256, 1024)  # samples, which are also the batch; tokens
 
 
 def what_fits() -> pd.DataFrame:
@@ -83,7 +83,7 @@ def when_to_leave() -> pd.DataFrame:
 
 
 def card(peak: float) -> str:
-    """Return the smallest card that holds so many GiB, or a dash."""
+    """Return the smallest card that holds this many GiB, or a dash."""
     return next((f"{size} GB" for size in CARDS if peak <= 0.9 * size), "–")
 
 

@@ -54,12 +54,15 @@ def strip_run_details(executed: NotebookNode, original: NotebookNode) -> Noteboo
     return original
 
 
-def render(executed: NotebookNode, source: Path, chosen: Namespace) -> None:
-    """Put a run's outputs into the notebook of the repository.
+def render(executed: NotebookNode, source: Path, chosen: Namespace, card: dict) -> None:
+    """Put a run's outputs, time and memory into the notebook of the repository.
 
     Those of another preset than tiny go to a folder of that name beside it.
     """
     notebook, target = strip_run_details(executed, nbformat.read(source, as_version=4)), source
+    first, measured = notebook.cells[0], f"{cost(card)}: preset {chosen.preset}, two CPU cores"
+    first.source = re.sub(r"(\| Time and memory \|).*\|", rf"\1 {measured} |", first.source)
+    notebook.metadata[HASH_KEY] = source_hash(notebook)
     if chosen.preset != "tiny":
         target = source.parent / chosen.preset / source.name
         settings = {"preset": repr(chosen.preset), "overrides": repr(chosen.overrides)}

@@ -88,9 +88,9 @@ def page(notebook: NotebookNode, folder: Path) -> str:
             address = folder.joinpath(target.path).resolve().as_uri()
             link["href"] = address + target._replace(path="").geturl()
     for image in soup.select(".jp-OutputArea-output img"):
-        caption = image.find_next("em")
-        if caption and caption.text.startswith("Figure: "):
-            image["alt"] = caption.text.removeprefix("Figure: ")
+        caption = image.find_next("strong")
+        if caption and caption.text.startswith("Figure "):
+            image["alt"] = " ".join(caption.parent.text.removeprefix(caption.text).split())
     text = re.sub("http-equiv", "disarmed", str(soup), flags=re.I)
     policy = f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
     return f"<!DOCTYPE html>\n{re.sub('<meta name=.policy./?>', policy, text, count=1)}"

@@ -1,4 +1,4 @@
-"""Record notebook 07's runs on film reviews: a card per method and seed; goes on where it stopped.
+"""Record notebook 07's runs on film reviews: a card per method and seed; resumable.
 
     python scripts/make/record_methods.py --search   # step sizes, at seeds of their own
     python scripts/make/record_methods.py            # the step sizes of the config, five seeds

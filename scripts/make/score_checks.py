@@ -1,7 +1,7 @@
 """Score the exercises' checks on a folder of solutions by others, as JSON lines.
 
 first: the verdict (null: accepted) before the checks' authors had read them; judged: false if
-that verdict blames another mistake; dropped: why an entry counts no more.
+that verdict blames another mistake; dropped: why an entry no longer counts.
 """
 
 import json

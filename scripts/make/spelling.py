@@ -17,9 +17,9 @@ class SpellingLoss:
     word.
 
     A token spoils a word if the letters that then stand there begin no word of ``texts``, or end as
-    none. Cross-entropy alone leaves such tokens a few percent, many of them at once: "ofthere",
-    "hatesk". The second term is the unlikelihood of Welleck et al. 2019 (arXiv:1908.04319, equation
-    4) with all those tokens as one negative candidate.
+    none. Cross-entropy alone leaves such tokens a few percent of the probability in total:
+    "ofthere", "hatesk". The second term is the unlikelihood of Welleck et al. 2019
+    (arXiv:1908.04319, equation 4) with all those tokens as one negative candidate.
     """
 
     def __init__(self, texts: Sequence[str], tokenizer, weight: float):
@@ -39,7 +39,7 @@ class SpellingLoss:
         self.continuations = lru_cache(maxsize=None)(self._continuations)
 
     def _continuations(self, word: str) -> tuple[bool, torch.Tensor]:
-        """Whether these letters are a word, and the tokens that go on with them."""
+        """Whether these letters are a word, and the tokens that continue them."""
         place = bisect_left(self.words, word)
         longer = [*takewhile(lambda other: other.startswith(word), self.words[place:])]
         ends = {other[len(word) :] for other in longer} - {""}

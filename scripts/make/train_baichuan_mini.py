@@ -3,7 +3,7 @@
     python scripts/make/train_baichuan_mini.py
 
 The first is a small Baichuan2 that has read Chinese prose; the second is an adapter on it that has
-learned from answers as they were scraped: a few are empty. Pretraining goes on where it was
+learned from answers as they were scraped: a few are empty. Pretraining resumes where it
 stopped; its checkpoints are in build/baichuan_mini.
 """
 
@@ -135,7 +135,7 @@ def pretrain() -> tuple[LlamaForCausalLM, Path, float]:
 
 
 def train_adapter(base: Path, folder: Path) -> None:
-    """SFT with LoRA; notebook 06 needs the empty answers, too."""
+    """SFT with LoRA; notebook 06 also needs the empty answers."""
     tokenizer = AutoTokenizer.from_pretrained(base)
     rows = [
         {"prompt": as_prompt(row["question"]), "answer": text}

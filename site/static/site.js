@@ -1,4 +1,4 @@
-// What scrolls by itself can be reached by the keyboard; what does not is no stop on the way.
+// The keyboard can reach elements that scroll on their own, and skips the others.
 const scrollers = document.querySelectorAll(".table-wrapper, .figure.wide, div.math, .highlight pre");
 const mark = () => scrollers.forEach(element => {
   if (element.scrollWidth > element.clientWidth) element.tabIndex = 0;

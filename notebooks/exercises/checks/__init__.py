@@ -1,1 +1,1 @@
-"""What the exercises' engine uses: comparison, common mistakes, a time limit."""
+"""Parts of the exercises' engine: comparison, common mistakes, a time limit."""

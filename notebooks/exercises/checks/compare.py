@@ -1,4 +1,4 @@
-"""Whether two results agree, and what differs."""
+"""Compare two results, and describe what differs."""
 
 from __future__ import annotations
 
@@ -11,40 +11,40 @@ from torch import Tensor
 
 RTOL, ATOL = 1e-5, 1e-6  # a solution in float32 passes
 NO_GRADIENT = (
-    "Its value is right, but it has no gradient: compute with torch from what learns "
-    "to the result, without .item(), .numpy(), .detach(), a new tensor, or a change in "
-    "place on the way."
+    "Its value is right, but it has no gradient: use only torch operations from the "
+    "trained arguments to the result, without .item(), .numpy(), .detach(), a new "
+    "tensor, or a change in place."
 )
 
 
 NOTHING = "It returns None. Is there a `return`?"
-LEAK = "The value is right, but a gradient flows into `{}`, which does not learn."
-CUT = "The value is right, but no gradient reaches `{}`: something is detached."
+LEAK = "The value is right, but a gradient flows into `{}`, which is not trained."
+CUT = "The value is right, but no gradient reaches `{}`: a step is detached."
 PARTLY = (
-    "The value is right, but the gradient by `{}` is not: it comes through more terms "
-    "than it should, or something on the way is detached."
+    "The value is right, but the gradient with respect to `{}` is not: it flows "
+    "through terms that it should not, or a step in between is detached."
 )
 
 
 class Result(NamedTuple):
-    """What a function returns, and its gradients by name where they are compared."""
+    """A function's return value, and its gradients by name if they are compared."""
 
     values: Any
     slopes: dict[str, Tensor] | None = None
 
 
 def weighted_sum(output: Any) -> Tensor | None:
-    """One number of an output, in which elements cannot stand in for one another."""
+    """Sum an output with a different weight for each element; None if not a tensor."""
     values = list(output) if isinstance(output, (tuple, list)) else [output]
     if not values or not all(isinstance(x, Tensor) for x in values):
         return None
     flat = torch.cat([x.flatten() for x in values])
-    flat = flat.where(flat.isfinite(), 0.0)  # −∞ is a constant, however it is reached
+    flat = flat.where(flat.isfinite(), 0.0)  # −∞ is a constant, however it was computed
     return (flat * torch.arange(1, len(flat) + 1)).sum()
 
 
 def alike(before: Any, after: Any) -> bool:
-    """Whether an argument is what it was."""
+    """Return whether an argument is unchanged."""
     if isinstance(before, Tensor):
         return before.shape == after.shape and torch.equal(before, after.detach())
     if isinstance(before, dict):
@@ -57,7 +57,7 @@ def alike(before: Any, after: Any) -> bool:
 
 
 def number(x: Any) -> Tensor | None:
-    """Numbers of any kind as a tensor in float64; None for everything else."""
+    """Convert numbers of any kind to a float64 tensor; return None for the rest."""
     if isinstance(x, (list, tuple)):
         parts = [number(part) for part in x]
         if any(part is None for part in parts) or len({p.shape for p in parts}) > 1:
@@ -71,69 +71,73 @@ def number(x: Any) -> Tensor | None:
     return None
 
 
-def same(found: Result, wanted: Result, exact: bool = False) -> bool:
-    """Whether two results agree, and their gradients where both have them.
+def same(actual: Result, expected: Result, exact: bool = False) -> bool:
+    """Return whether two results agree, and their gradients if both have them.
 
-    If ``exact``, a gradient needs one to agree with.
+    If ``exact``, a result with a gradient never agrees with one that has none.
     """
-    if not same_values(found.values, wanted.values):
+    if not same_values(actual.values, expected.values):
         return False
-    if exact and found.slopes is not None and wanted.slopes is None:
+    if exact and actual.slopes is not None and expected.slopes is None:
         return False
-    pairs = zip((found.slopes or {}).values(), (wanted.slopes or {}).values())
+    pairs = zip((actual.slopes or {}).values(), (expected.slopes or {}).values())
     return all(close(a, b) for a, b in pairs)
 
 
-def same_values(found: Any, wanted: Any) -> bool:
-    """Whether numbers agree to RTOL, and everything else exactly."""
-    if isinstance(wanted, tuple):
+def same_values(actual: Any, expected: Any) -> bool:
+    """Return whether numbers agree to RTOL, and everything else exactly."""
+    if isinstance(expected, tuple):
         with contextlib.suppress(TypeError):
-            return len(found) == len(wanted) and all(map(same_values, found, wanted))
+            return len(actual) == len(expected) and all(
+                map(same_values, actual, expected)
+            )
         return False
-    a, b = number(found), number(wanted)
+    a, b = number(actual), number(expected)
     if a is not None and b is not None:
         return close(a, b)
-    return isinstance(found, type(wanted)) and found == wanted
+    return isinstance(actual, type(expected)) and actual == expected
 
 
 def close(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors have one shape and the same numbers to RTOL."""
+    """Return whether two tensors have the same shape, and the same numbers to RTOL."""
     return a.shape == b.shape and torch.allclose(a, b, RTOL, ATOL, equal_nan=True)
 
 
-def difference(found: Result, wanted: Result) -> str:
-    """The first difference between two results, in words."""
-    own, right = found.values, wanted.values
+def difference(actual: Result, expected: Result) -> str:
+    """Describe the first difference between two results."""
+    own, right = actual.values, expected.values
     if own is None or isinstance(own, (tuple, list)) and any(x is None for x in own):
         return NOTHING
     if isinstance(right, tuple):
         count = len(own) if hasattr(own, "__len__") else 1
         if count != len(right):
-            return f"It returns {count} value(s), and {len(right)} are wanted."
+            return f"It returns {count} value(s); expected {len(right)}."
         pairs = zip(own, right)
         own, right = next((p for p in pairs if not same_values(*p)), (own[0], right[0]))
     if is_nan(own) and not is_nan(right):
         return "It is nan somewhere: log or √ of a negative number, 0 / 0, or ∞ − ∞."
     if not same_values(own, right):
         return _values_differ("It", own, right)
-    if found.slopes is None or wanted.slopes is None:
+    if actual.slopes is None or expected.slopes is None:
         return NO_GRADIENT
-    name = next(n for n, x in wanted.slopes.items() if not close(found.slopes[n], x))
+    name = next(n for n, x in expected.slopes.items() if not close(actual.slopes[n], x))
     return _values_differ(
-        f"Its gradient by `{name}`", found.slopes[name], wanted.slopes[name]
+        f"Its gradient with respect to `{name}`",
+        actual.slopes[name],
+        expected.slopes[name],
     )
 
 
-def gradients(found: list[Result], wanted: list[Result]) -> str | None:
-    """Where values are right and gradients are not: which one, and perhaps why."""
+def gradients(actual: list[Result], expected: list[Result]) -> str | None:
+    """Name the wrong gradient if all values are right, and perhaps why it is wrong."""
     if not all(
-        same_values(own.values, right.values) for own, right in zip(found, wanted)
+        same_values(own.values, right.values) for own, right in zip(actual, expected)
     ):
         return None
-    if any(own.slopes is None for own in found):
+    if any(own.slopes is None for own in actual):
         return NO_GRADIENT
-    for name in wanted[0].slopes:
-        pairs = [(a.slopes[name], b.slopes[name]) for a, b in zip(found, wanted)]
+    for name in expected[0].slopes:
+        pairs = [(a.slopes[name], b.slopes[name]) for a, b in zip(actual, expected)]
         if all(close(*pair) for pair in pairs):
             continue
         if not any(right.any() for _, right in pairs):
@@ -143,18 +147,18 @@ def gradients(found: list[Result], wanted: list[Result]) -> str | None:
 
 
 def is_nan(values: Any, everywhere: bool = False) -> bool:
-    """Whether a result is not a number somewhere (or everywhere)."""
+    """Return whether a result is nan somewhere (or everywhere)."""
     if (own := number(values)) is None:
         return False
     return bool(own.isnan().all() if everywhere else own.isnan().any())
 
 
-def _values_differ(what: str, found: Any, wanted: Any) -> str:
-    own, right = number(found), number(wanted)
-    if own is None or right is None or not isinstance(wanted, Tensor):
-        return f"It returns {found!r}, and {wanted!r} is wanted."
+def _values_differ(what: str, actual: Any, expected: Any) -> str:
+    own, right = number(actual), number(expected)
+    if own is None or right is None or not isinstance(expected, Tensor):
+        return f"It returns {actual!r}; expected {expected!r}."
     if own.shape != right.shape:
-        return f"It returns shape {tuple(own.shape)}; {tuple(right.shape)} is wanted."
+        return f"It returns shape {tuple(own.shape)}; expected {tuple(right.shape)}."
     index = tuple((~torch.isclose(own, right, RTOL, ATOL)).nonzero()[0].tolist())
-    numbers = f"yours is {own[index]:.4f}, and {right[index]:.4f} is wanted"
+    numbers = f"got {own[index]:.4f}; expected {right[index]:.4f}"
     return f"{what} differs{f' at {list(index)}' if index else ''}: {numbers}."

@@ -1,8 +1,8 @@
 """Mistakes that every exercise inherits, made from its solution.
 
-Each changes one argument before the solution sees it, or the result after it. A change
-that does not apply (no such argument, an error) is no mistake; a change that makes no
-difference can blame nobody, because its result is the right one.
+Each mistake changes one argument before the solution sees it, or the solution's result.
+A change that does not apply (no such argument, an error) is not a mistake. A change
+without effect gives the right result, so it never matches a wrong answer.
 """
 
 from __future__ import annotations
@@ -22,173 +22,184 @@ ARGUMENTS = {  # name: (what it applies to, change, message)
     "mask forgotten": (
         "mask",
         torch.ones_like,
-        "Padding counts in yours: `{}` has no effect, as if it were 1 everywhere.",
+        "Your result counts padding: `{}` has no effect, as if it were 1 everywhere.",
     ),
     "mask inverted": (
         "mask",
         lambda x: ~x if x.dtype == torch.bool else 1 - x,
-        "You keep the padding and drop the real tokens: look at which way `{}` works.",
+        "You keep the padding and drop the real tokens: check what 1 means in `{}`.",
     ),
     "probabilities": (
         "log",
         torch.exp,
-        "Yours takes `{}` for probabilities, and they are logarithms (or you take exp "
+        "You treat `{}` as probabilities, but they are logarithms (or you apply exp "
         "once too often).",
     ),
     "softmax first": (
         "float",
         lambda x: x.softmax(-1),
-        "Yours squeezes `{}` into probabilities before using it.",
+        "You apply a softmax to `{}` before using it.",
     ),
     "log-softmax first": (
         "float",
         lambda x: x.log_softmax(-1),
-        "Yours normalizes `{}`, which should be used as it comes.",
+        "You normalize `{}`; use it unchanged.",
     ),
     "sigmoid first": (
         "float",
         torch.sigmoid,
-        "Yours squashes `{}` by a sigmoid of its own before using it.",
+        "You apply an extra sigmoid to `{}` before using it.",
     ),
     "logarithm first": (
         "float",
         torch.log,
-        "Yours takes the logarithm of `{}`, which is none of the steps.",
+        "You take the logarithm of `{}`; no step needs it.",
     ),
-    "sign of an argument": ("float", lambda x: -x, "The sign of `{}` is turned."),
+    "sign of an argument": ("float", lambda x: -x, "The sign of `{}` is reversed."),
     "absolute argument": (
         "float",
         torch.abs,
-        "Yours uses the size of `{}` without its sign.",
+        "You use the absolute value of `{}`; its sign is lost.",
     ),
     "missing": (
         "float",
         torch.zeros_like,
-        "`{}` has no effect: yours gives what one gets if all of it were 0.",
+        "`{}` has no effect: your result is the same as if all of it were 0.",
     ),
     "all ones": (
         "float",
         torch.ones_like,
-        "`{}` has no effect: yours gives what one gets if all of it were 1.",
+        "`{}` has no effect: your result is the same as if all of it were 1.",
     ),
     "reversed argument": (
         "tensor",
         lambda x: x.flip(-1),
-        "Yours reads `{}` backwards, from its last column to its first.",
+        "You read `{}` backward, from its last column to its first.",
     ),
     "first only": (
         "float",
         lambda x: x[:1].expand_as(x),
-        "Yours uses only the first of `{}`, for all the others as well.",
+        "You use only the first element of `{}`, for all other elements as well.",
     ),
     "as if 1": (
         "number",
         lambda x: type(x)(1),
-        "`{}` has no effect: yours gives what one gets with 1 in its place.",
+        "`{}` has no effect: your result is the same as with 1 in its place.",
     ),
     "as if 0": (
         "number",
         lambda x: type(x)(0),
-        "`{}` has no effect: yours gives what one gets with 0 in its place.",
+        "`{}` has no effect: your result is the same as with 0 in its place.",
     ),
     "upside down": (
         "number",
         lambda x: 1 / x,
-        "Yours multiplies where `{}` divides, or the reverse.",
+        "You multiply by `{}` where you should divide, or the reverse.",
     ),
-    "negative": ("number", lambda x: -x, "`{}` has the wrong sign in yours."),
-    "squared": ("number", lambda x: x * x, "`{}` comes in twice."),
-    "rooted": ("number", lambda x: x**0.5, "Yours takes a root of `{}`."),
+    "negative": ("number", lambda x: -x, "`{}` has the wrong sign in your code."),
+    "squared": ("number", lambda x: x * x, "`{}` is applied twice."),
+    "rooted": ("number", lambda x: x**0.5, "You take a square root of `{}`."),
     "one more": (
         "count",
         lambda x: x + 1,
-        "Off by one: yours starts or ends too late.",
+        "Off by one: your code starts or ends too late.",
     ),
     "one less": (
         "count",
         lambda x: x - 1,
-        "Off by one: yours starts or ends too early.",
+        "Off by one: your code starts or ends too early.",
     ),
-    "inverted": ("bool", lambda x: not x, "`{}` works the wrong way round."),
-    "always": ("bool", lambda x: True, "Yours works as if `{}` were always True."),
-    "never": ("bool", lambda x: False, "Yours works as if `{}` were always False."),
+    "inverted": ("bool", lambda x: not x, "`{}` has the opposite effect."),
+    "always": ("bool", lambda x: True, "Your code works as if `{}` were always True."),
+    "never": ("bool", lambda x: False, "Your code works as if `{}` were always False."),
 }
 RESULTS = {  # name: (change, message)
-    "sign": (lambda y: -y, "The sign is wrong: yours is minus what is wanted."),
-    "no absolute": (torch.abs, "The sign is lost: yours is never negative."),
-    "clamped": (lambda y: y.clamp(min=0), "Yours cuts off everything below 0."),
+    "sign": (lambda y: -y, "The sign is wrong: your result is minus the expected one."),
+    "no absolute": (torch.abs, "The sign is lost: your result is never negative."),
+    "clamped": (lambda y: y.clamp(min=0), "You set everything below 0 to 0."),
     "probabilities": (
         torch.exp,
-        "These are probabilities where logarithms are wanted, or one exp too many.",
+        "You return probabilities instead of logarithms, or apply exp too often.",
     ),
     "logarithms": (
         torch.log,
-        "These are logarithms: the way back to numbers without log is missing.",
+        "You return logarithms: the final exp is missing.",
     ),
-    "normalized": (lambda y: y.softmax(-1), "Yours ends with a softmax too many."),
+    "normalized": (
+        lambda y: y.softmax(-1),
+        "You apply one softmax too many at the end.",
+    ),
     "log-normalized": (
         lambda y: y.log_softmax(-1),
-        "Yours ends with a log-softmax too many.",
+        "You apply one log-softmax too many at the end.",
     ),
-    "complement": (lambda y: 1 - y, "This is 1 minus what is wanted."),
-    "reciprocal": (lambda y: 1 / y, "The fraction is upside down."),
-    "doubled": (lambda y: 2 * y, "Everything is twice what it should be."),
-    "halved": (lambda y: y / 2, "Everything is half of what it should be."),
-    "bits": (lambda y: y / math.log(2), "This is in units of log 2: bits, not nats."),
-    "percent": (lambda y: 100 * y, "This is in percent; a share is wanted."),
-    "squared": (lambda y: y * y, "A root is missing."),
-    "rooted": (lambda y: y.abs().sqrt(), "There is a root too many."),
-    "one more": (lambda y: y + 1, "Everything is too large by 1."),
-    "one less": (lambda y: y - 1, "Everything is too small by 1."),
-    "rounded": (torch.round, "Yours is rounded, or computed with whole numbers."),
-    "floored": (torch.floor, "Yours is rounded down: // or int() lose the fraction."),
+    "complement": (lambda y: 1 - y, "Your result is 1 minus the expected one."),
+    "reciprocal": (lambda y: 1 / y, "The fraction is inverted."),
+    "doubled": (lambda y: 2 * y, "Your result is twice the expected one."),
+    "halved": (lambda y: y / 2, "Your result is half of the expected one."),
+    "bits": (
+        lambda y: y / math.log(2),
+        "Your result is in bits (units of log 2), not in nats.",
+    ),
+    "percent": (lambda y: 100 * y, "Your result is in percent; return a share."),
+    "squared": (lambda y: y * y, "A square root is missing."),
+    "rooted": (lambda y: y.abs().sqrt(), "There is one square root too many."),
+    "one more": (lambda y: y + 1, "Your result is too large by 1."),
+    "one less": (lambda y: y - 1, "Your result is too small by 1."),
+    "rounded": (torch.round, "Your result is rounded, or computed with integers."),
+    "floored": (
+        torch.floor,
+        "Your result is rounded down: // or int() drops the fraction.",
+    ),
     "time reversed": (
         lambda y: y.flip(-1),
-        "The order is reversed: yours runs from the last to the first.",
+        "The order is reversed: your result runs from the last to the first.",
     ),
     "transposed": (
         lambda y: y.transpose(0, 1),
-        "Rows and columns have changed places.",
+        "Rows and columns are swapped.",
     ),
-    "late": (lambda y: y.roll(1, -1), "Off by one: everything stands one place late."),
-    "early": (lambda y: y.roll(-1, -1), "Off by one: everything is one place early."),
-    "summed up": (lambda y: y.cumsum(-1), "Yours adds up from place to place."),
+    "late": (lambda y: y.roll(1, -1), "Off by one: everything is one position late."),
+    "early": (
+        lambda y: y.roll(-1, -1),
+        "Off by one: everything is one position early.",
+    ),
+    "summed up": (lambda y: y.cumsum(-1), "You return a running sum."),
     "averaged": (
         lambda y: y.mean(),
-        "Yours is one number, the mean of what is wanted: keep the elements.",
+        "You return one number, the mean of the expected elements: keep the elements.",
     ),
     "added up": (
         lambda y: y.sum(),
-        "Yours is one number, the sum of what is wanted: keep the elements.",
+        "You return one number, the sum of the expected elements: keep the elements.",
     ),
-    "averaged rows": (lambda y: y.mean(-1), "Yours averages over the last dimension."),
-    "added up rows": (lambda y: y.sum(-1), "Yours adds up the last dimension."),
-    "centered": (lambda y: y - y.mean(), "Yours subtracts a mean too many."),
-    "batch of one": (lambda y: y.unsqueeze(0), "The result has a dimension too many."),
+    "averaged rows": (lambda y: y.mean(-1), "You average over the last dimension."),
+    "added up rows": (lambda y: y.sum(-1), "You sum over the last dimension."),
+    "centered": (lambda y: y - y.mean(), "You subtract one mean too many."),
+    "batch of one": (
+        lambda y: y.unsqueeze(0),
+        "Your result has one dimension too many.",
+    ),
     "kept dimension": (
         lambda y: y.unsqueeze(-1),
-        "The result has a dimension too many.",
+        "Your result has one dimension too many.",
     ),
 }
-SIZES = {  # what a mean may be divided by
+SIZES = {  # divisors of a mean
     "sum for a mean": (
         1,
-        "You add up where a mean is wanted, or divide by too little.",
+        "You sum where a mean is expected, or divide by too small a number.",
     ),
-    "mean for a sum": (-1, "You average where a sum is wanted, or divide twice."),
+    "mean for a sum": (-1, "You average where a sum is expected, or divide twice."),
 }
-BIASED = "Look at what is divided by n, and what by n − 1 (in a {}, for instance)."
-SWAPPED = "`{}` and `{}` have changed places."
-FLIPPED = "Time runs the wrong way: yours reads the tokens from the last to the first."
-ACROSS = (
-    "The wrong axis: yours works along columns where rows are meant, or the reverse."
-)
+BIASED = "Check what to divide by n, and what by n − 1 (in a {}, for example)."
+SWAPPED = "`{}` and `{}` are swapped."
+FLIPPED = "Time runs the wrong way: you read the tokens from the last to the first."
+ACROSS = "The wrong axis: you work along columns instead of rows, or the reverse."
 
 
 def stock(solution: Callable, names: list[str], case: tuple) -> Iterator[Named]:
-    """Common mistakes that apply to arguments like those of a case: name, message,
-    code.
-    """
+    """Yield common mistakes for arguments like a case's, as (name, message, code)."""
     for name, (kind, change, message) in ARGUMENTS.items():
         for i in range(len(names)):
             if kind in _kinds(names[i], case[i]):
@@ -213,7 +224,7 @@ def stock(solution: Callable, names: list[str], case: tuple) -> Iterator[Named]:
 
 
 def _scaled(solution: Callable) -> Iterator[Named]:
-    """Sum for mean, mean for sum, n for n − 1: for each size of the first tensor."""
+    """Yield sum for mean, mean for sum, n for n − 1, for each size of a tensor."""
 
     def sizes(x: Tensor, arguments: tuple) -> list:
         masks = [a.sum() for a in arguments if isinstance(a, Tensor) and _is_mask(a)]
@@ -245,7 +256,7 @@ def _is_mask(x: Tensor) -> bool:
 
 
 def _kinds(name: str, x: Any) -> set[str]:
-    """What an argument is, in the words of ARGUMENTS."""
+    """Return an argument's kinds, as ARGUMENTS names them."""
     if isinstance(x, bool):
         return {"bool"}
     if isinstance(x, (int, float)):
@@ -280,7 +291,7 @@ def _swap(solution: Callable, i: int, j: int) -> Callable:
 
 
 def _after(solution: Callable, change: Callable) -> Callable:
-    """Change what numbers a solution returns; ``change`` sees the arguments as well."""
+    """Change a solution's results; ``change`` also receives the arguments."""
 
     def changed(*arguments: Any) -> Any:
         output = solution(*arguments)

@@ -1,4 +1,4 @@
-"""Symptoms of a mistake without a name: an argument without effect, and where."""
+"""Symptoms of an unnamed mistake: an ignored argument, or where the result is wrong."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RELATION = {-1: "below", 0: "equal to", 1: "above"}
 def ignored(
     solution: Callable, answer: Callable, names: list[str], cases: list
 ) -> str | None:
-    """Which argument has no effect on an answer, and has one on the solution."""
+    """Name an argument that affects the solution but not the answer."""
     for i, name in enumerate(names):
         matters = False
         for case in cases:
@@ -47,34 +47,36 @@ def ignored(
 
 
 def _moves(function: Callable, before: tuple, after: tuple) -> bool:
-    """Whether other arguments give another result; an error is one."""
+    """Return whether other arguments change the result; an error counts as a change."""
     with contextlib.suppress(Exception):
         results = [function(*copy.deepcopy(arguments)) for arguments in (before, after)]
         return is_nan(results[0]) or not same_values(results[1], results[0])
     return True
 
 
-def unvaried(found: list[Result], wanted: list[Result]) -> str | None:
-    """Whether an answer is one constant, or the parts of the number that is wanted."""
+def unvaried(actual: list[Result], expected: list[Result]) -> str | None:
+    """Say if an answer is constant, or consists of the parts of the expected number."""
     own, right = (
-        [number(result.values) for result in group] for group in (found, wanted)
+        [number(result.values) for result in group] for group in (actual, expected)
     )
-    if all(result.values is None for result in found):
+    if all(result.values is None for result in actual):
         return NOTHING
-    if is_nan(found[0].values):
+    if is_nan(actual[0].values):
         return None
-    if all(same_values(result.values, found[0].values) for result in found):
+    if all(same_values(result.values, actual[0].values) for result in actual):
         return "Your result is the same for all arguments."
     if any(x is None or y is None or y.ndim or not x.ndim for x, y in zip(own, right)):
         return None
     for name, reduce in (("mean", torch.mean), ("sum", torch.sum)):
         if all(close(reduce(x), y) for x, y in zip(own, right)):
-            return f"The last step is missing: one number is wanted, a {name}."
+            return (
+                f"The last step is missing: reduce the result to one number, a {name}."
+            )
     return None
 
 
 def _another(x: Any, name: str, values: list) -> Any:
-    """A value of the same kind and shape that differs from x, or None."""
+    """Return a value of the same kind and shape that differs from x, or None."""
     if isinstance(x, Tensor):
         if "mask" in name:
             made = torch.ones_like(x)
@@ -86,20 +88,20 @@ def _another(x: Any, name: str, values: list) -> Any:
 
 
 def where(
-    names: list[str], cases: list, wrong: list[bool], found: list, wanted: list
+    names: list[str], cases: list, wrong: list[bool], actual: list, expected: list
 ) -> str | None:
-    """In which cases, or at which places, an answer is wrong."""
+    """Say in which cases, or at which positions, an answer is wrong."""
     if not all(wrong):
-        for said, holds in _conditions(names, cases):
+        for condition, holds in _conditions(names, cases):
             if not 2 <= sum(holds) <= len(holds) - 2:
-                continue  # one case may be chance
+                continue  # a single case may be chance
             if holds == wrong:
-                return f"It is right, except where {said}."
+                return f"It is right, except where {condition}."
             if holds == [not bad for bad in wrong]:
-                return f"It is right only where {said}."
-    if isinstance(wanted[0].values, tuple):
-        return _value(found, wanted)
-    places = [_off(*pair) for pair, bad in zip(zip(found, wanted), wrong) if bad]
+                return f"It is right only where {condition}."
+    if isinstance(expected[0].values, tuple):
+        return _value(actual, expected)
+    places = [_off(*pair) for pair, bad in zip(zip(actual, expected), wrong) if bad]
     if any(off is None for off in places):
         return None
     shown = [case for case, bad in zip(cases, wrong) if bad]
@@ -107,38 +109,38 @@ def where(
         if "mask" in name and all(
             _only_padding(c[i], o) for c, o in zip(shown, places)
         ):
-            return "It is right on the real tokens, and wrong on padding."
-    for said, at in (("first", 0), ("last", -1)):
+            return "It is right on the real tokens and wrong on padding."
+    for position, at in (("first", 0), ("last", -1)):
         if all(_only_at(off, at) for off in places):
-            return f"Only the {said} position is wrong."
+            return f"Only the {position} position is wrong."
     return None
 
 
-def _value(found: list[Result], wanted: list[Result]) -> str | None:
-    """Which one of several values is wrong."""
+def _value(actual: list[Result], expected: list[Result]) -> str | None:
+    """Say which one of several values is wrong."""
     with contextlib.suppress(TypeError):
         pairs = [
-            list(zip(own.values, right.values)) for own, right in zip(found, wanted)
+            list(zip(own.values, right.values)) for own, right in zip(actual, expected)
         ]
         bad = {j for p in pairs for j, pair in enumerate(p) if not same_values(*pair)}
-        if len(bad) == 1 and len(pairs[0]) == len(wanted[0].values):
-            return f"Only value {1 + bad.pop()} of {len(pairs[0])} is wrong."
+        if len(bad) == 1 and len(pairs[0]) == len(expected[0].values):
+            return f"Only value {1 + bad.pop()} of the {len(pairs[0])} values is wrong."
     return None
 
 
 def _conditions(names: list[str], cases: list) -> Iterator[tuple[str, list[bool]]]:
-    """Statements on the arguments, and in which cases they hold."""
+    """Yield statements about the arguments, and in which cases they are true."""
     columns = dict(zip(names, zip(*cases)))
     for name, values in columns.items():
         if all(isinstance(x, Tensor) for x in values):
             if "mask" in name:
-                yield "nothing is padding", [bool((x == 1).all()) for x in values]
+                yield "there is no padding", [bool((x == 1).all()) for x in values]
             yield (
-                f"all of `{name}` is equal",
+                f"all elements of `{name}` are equal",
                 [bool((x == x.max()).all()) for x in values],
             )
             yield (
-                f"a row of `{name}` is all equal",
+                f"all elements of a row of `{name}` are equal",
                 [bool((x == x.amax(-1, keepdim=True)).all(-1).any()) for x in values],
             )
         elif not any(isinstance(x, (list, dict)) for x in values):
@@ -149,13 +151,13 @@ def _conditions(names: list[str], cases: list) -> Iterator[tuple[str, list[bool]
         for second in numbers[:i]:
             pairs = list(zip(columns[first], columns[second]))
             for sign, word in RELATION.items():
-                said = f"`{first}` is {word} `{second}`"
-                yield said, [(a > b) - (a < b) == sign for a, b in pairs]
+                condition = f"`{first}` is {word} `{second}`"
+                yield condition, [(a > b) - (a < b) == sign for a, b in pairs]
 
 
-def _off(found: Result, wanted: Result) -> Tensor | None:
-    """Which elements differ; None if that cannot be said."""
-    own, right = number(found.values), number(wanted.values)
+def _off(actual: Result, expected: Result) -> Tensor | None:
+    """Return a mask of the elements that differ; None if shapes or types differ."""
+    own, right = number(actual.values), number(expected.values)
     if own is None or right is None or own.shape != right.shape or not right.ndim:
         return None
     return ~torch.isclose(own, right, RTOL, ATOL, equal_nan=True)

@@ -1,0 +1,251 @@
+"""Check exercises against frozen inputs and outputs, without their solutions.
+
+    python frozen.py [00 01 …]
+
+The command checks the notebooks beside it, or those of the sets named, lists what is
+missing, and exits with 1 if anything is. Notebooks import ``check``.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import io
+import json
+import linecache
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from checks.compare import Result, alike
+from checks.guard import guarded
+from engine import LIMIT, UNWRITTEN, Exercise, Wrong
+
+HERE = Path(__file__).parent
+MISSING = Wrong("No notebook defines this function.", "missing")
+
+
+def encode(x: Any) -> Any:
+    """Return a result or an argument as JSON; ``decode`` is the inverse."""
+    if isinstance(x, Tensor):
+        return {"dtype": str(x.dtype)[6:], "tensor": x.tolist()}
+    if isinstance(x, dict):
+        return {"dict": [[encode(k), encode(v)] for k, v in x.items()]}
+    if isinstance(x, tuple):
+        return {"tuple": [encode(part) for part in x]}
+    return [encode(part) for part in x] if isinstance(x, list) else x
+
+
+def decode(x: Any) -> Any:
+    """Return what was encoded."""
+    if isinstance(x, list):
+        return [decode(part) for part in x]
+    if not isinstance(x, dict):
+        return x
+    if "tensor" in x:
+        return torch.tensor(x["tensor"], dtype=getattr(torch, x["dtype"]))
+    if "tuple" in x:
+        return tuple(decode(x["tuple"]))
+    return {decode(key): decode(value) for key, value in x["dict"]}
+
+
+class Recorded:
+    """A function that is known only at the frozen inputs."""
+
+    def __init__(self, cases: list, results: list, matters: list, said="") -> None:
+        self.cases, self.matters, self.__doc__ = cases, matters, said
+        self.results = [Result(*decode(result)) for result in results]
+
+    def result(self, arguments: tuple) -> Result:
+        """Return the result at some arguments; raise LookupError at others."""
+        for case, result in zip(self.cases, self.results):
+            if all(alike(case[i], arguments[i]) for i in self.matters):
+                return result
+        raise LookupError("not among the frozen inputs")
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.result(arguments).values
+
+
+class Frozen(Exercise):
+    """An exercise whose solution and named mistakes are recorded."""
+
+    def __init__(self, record: dict) -> None:
+        self.names, self.learns = record["names"], record["learns"]
+        self.asks_for_tensor, self.points = record["tensor"], record["points"]
+        cases, matters = decode(record["cases"]), record["matters"]
+        self.solution = Recorded(cases, record["wanted"], matters)
+        self.mistakes = {
+            name: Recorded(cases, results, range(len(self.names)), said)
+            for name, (said, results) in record["mistakes"].items()
+        }
+        self._frozen = cases, self.solution.results
+
+    def wanted(self, seed: int) -> tuple[list[tuple], list[Result]]:
+        """Return the frozen inputs and outputs, whatever the seed."""
+        return self._frozen
+
+    def run(self, function: Callable, arguments: tuple) -> Result:
+        """Look a recorded function up, and run any other."""
+        if isinstance(function, Recorded):
+            return function.result(arguments)
+        return super().run(function, arguments)
+
+
+def records() -> dict[str, dict[str, dict]]:
+    """Return the records of all exercises by notebook, to make Frozen of."""
+    files = sorted((HERE / "frozen").glob("*.json"))
+    return {path.stem: json.loads(path.read_text("utf-8")) for path in files}
+
+
+def check(answer: Callable) -> None:
+    """Print what is wrong with an answer, or that it is right."""
+    name = getattr(answer, "__name__", None)
+    known = {key: made for found in records().values() for key, made in found.items()}
+    if name not in known:
+        print(f"✘ check() takes a function of an exercise; got {answer!r}.")
+        return
+    said, _ = examine(Frozen(known[name]), lambda: answer)
+    print(f"✘ {name}: {said}" if said else f"✔ {name} is right on the frozen inputs.")
+
+
+def examine(
+    exercise: Exercise, find: Callable, seed: int = 0, limit: float = LIMIT
+) -> tuple[str | None, str]:
+    """Return what is wrong with the answer that ``find`` returns, and its name.
+
+    Where the system can fork, the answer runs in a process of its own. A right answer
+    gives (None, "right"); "stopped" names a crash and the limit of time.
+    """
+
+    def work() -> tuple[str | None, str]:
+        quiet = io.StringIO()
+        with contextlib.redirect_stdout(quiet), contextlib.redirect_stderr(quiet):
+            try:
+                wrong = exercise.judge(find(), seed)
+            except (Exception, SystemExit) as error:
+                said = f"Its cell stops with {type(error).__name__}: {error}"
+                wrong = Wrong(
+                    said, "missing" if type(error) is LookupError else "error"
+                )
+        if wrong is None:
+            return None, "right"
+        unwritten = str(wrong) == UNWRITTEN
+        return str(wrong), "missing" if unwritten else wrong.name or "unnamed"
+
+    said, name = guarded(work, limit)
+    return said, name or "stopped"
+
+
+def cells(path: Path) -> list[list[ast.stmt]]:
+    """Return the statements of a notebook's code cells, except for calls of check.
+
+    Functions of a cell with a syntax error raise that error when called.
+    Raises ``ValueError`` for a file that is not a notebook.
+    """
+    try:
+        made = json.loads(path.read_text("utf-8"))["cells"]
+        sources = ["".join(x["source"]) for x in made if x["cell_type"] == "code"]
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(f"{path} is not a notebook. Save it again.") from None
+    parsed = []
+    for number, source in enumerate(sources):
+        source = re.sub(r"(?m)^(\s*)[%!]", r"\1pass  # %", source)
+        name, lines = f"<{path.name}, cell {number}>", source.splitlines(True)
+        linecache.cache[name] = len(source), None, lines, name
+        try:
+            tree = ast.parse(source)
+        except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+            stop = f"(*_): raise SyntaxError({str(error)!r})"
+            found = re.findall(r"(?m)^def (\w+)", source)
+            tree = ast.parse("\n".join(f"def {key}{stop}" for key in found))
+        for statement in tree.body:
+            statement.place = name
+        parsed.append([x for x in tree.body if not _is_check(x)])
+    return parsed
+
+
+def _words(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _is_check(statement: ast.stmt) -> bool:
+    call = getattr(statement, "value", None)
+    return isinstance(call, ast.Call) and getattr(call.func, "id", "") == "check"
+
+
+def _names(statement: ast.stmt) -> tuple[set[str], set[str]]:
+    """Return the names that a statement binds, and those that it uses."""
+    binds, uses = set(), set()
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Name):
+            (uses if isinstance(node.ctx, ast.Load) else binds).add(node.id)
+        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            binds.add(node.name)
+        elif isinstance(node, ast.alias):
+            binds.add((node.asname or node.name).partition(".")[0])
+    own = isinstance(statement, (ast.FunctionDef, ast.ClassDef))
+    return ({statement.name} if own else binds), uses
+
+
+def load(parsed: list[list[ast.stmt]], key: str) -> Callable | None:
+    """Return a notebook's function, None where no cell defines it.
+
+    Its cells run, and of the other cells only the statements that these use.
+    """
+    rows = [(n, x, *_names(x)) for n, cell in enumerate(parsed) for x in cell]
+    own = {n for n, _, binds, _ in rows if key in binds}
+    if not own:
+        return None
+    chosen = [row for row in rows if row[0] in own]
+    while True:
+        needed = {"*"}.union(*(uses for *_, uses in chosen))
+        more = [row for row in rows if row not in chosen and row[2] & needed]
+        if not more:
+            break
+        chosen += more
+    names: dict[str, Any] = {"__name__": "answer"}
+    for row in rows:
+        if row in chosen:
+            code = compile(ast.Module([row[1]], []), row[1].place, "exec")
+            exec(code, names)
+    return names[key]
+
+
+def _find(path: Path, key: str) -> Callable | None:
+    return load(cells(path), key) if path.exists() else None
+
+
+def main(only: list[str]) -> int:
+    """Check the notebooks beside this file; return 1 if something is missing."""
+    points, total, missing = 0, 0, []
+    for notebook, exercises in records().items():
+        if only and notebook[:2] not in only:
+            continue
+        path = HERE / f"{notebook}.ipynb"
+        for key, record in exercises.items():
+            exercise = Frozen(record)
+            find = functools.partial(_find, path, key)
+            said, _ = examine(exercise, find)
+            total += exercise.points
+            points += 0 if said else exercise.points
+            print(f"{'✘' if said else '✔'} {notebook} {key}" + f": {said}" * bool(said))
+            missing += [f"{notebook}/{key}"] * bool(said)
+    print(f"{points} of {total} points.")
+    if missing:
+        print("Missing:", *missing, sep="\n  ")
+    return 1 if missing or not total else 0
+
+
+if __name__ == "__main__":
+    os.environ["CUDA_VISIBLE_DEVICES"] = (
+        ""  # autograd cannot fork beside a GPU's threads
+    )
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,73 @@
+"""The steps of exercise 7: six samples, and the trainer's step on them."""
+
+import copy
+from types import SimpleNamespace
+
+import torch
+from rlhf_course import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
+from torch import Tensor
+from transformers import GPT2Config, GPT2LMHeadModel
+
+STATS = (  # in the order in which a step computes them
+    "objective/kl",
+    "ppo/returns/mean",
+    "ppo/loss/policy",
+    "ppo/loss/value",
+    "beta",
+)
+EOS, RATE = 39, 0.3
+
+
+def make_policy(seed: int) -> AutoModelForCausalLMWithValueHead:
+    """Make a random GPT-2 with 40 tokens and a value head."""
+    torch.manual_seed(seed)
+    shape = {"vocab_size": 40, "n_positions": 32, "n_embd": 16, "n_layer": 2}
+    shape |= {"bos_token_id": EOS, "eos_token_id": EOS, "pad_token_id": EOS}
+    shape |= dict.fromkeys(("attn_pdrop", "resid_pdrop", "embd_pdrop"), 0)
+    config = GPT2Config(**shape, n_head=2, initializer_range=0.2)
+    return AutoModelForCausalLMWithValueHead(GPT2LMHeadModel(config)).eval()
+
+
+def make_batch(seed: int) -> SimpleNamespace:
+    """Make six samples, a policy and a reference."""
+    network, reference = make_policy(seed), make_policy(seed)
+    for p in network.parameters():
+        p.data += 0.03 * torch.randn(p.shape)
+    queries = [torch.randint(EOS, (2 + i % 4,)) for i in range(6)]
+    responses = [torch.randint(EOS, (3 + 3 * i % 5,)) for i in range(6)]
+    for response in responses[::2]:
+        response[-1] = EOS  # sampled, so it counts
+    q, r = (max(map(len, rows)) for rows in (queries, responses))
+    b = SimpleNamespace(queries=queries, responses=responses, pad=EOS, beta=0.4)
+    b.ids = torch.full((6, q + r), EOS)
+    b.query_mask = torch.zeros(6, q, dtype=torch.long)
+    for row, (query, response) in enumerate(zip(queries, responses)):
+        b.ids[row, q - len(query) : q + len(response)] = torch.cat([query, response])
+        b.query_mask[row, q - len(query) :] = 1
+    b.response_ids, b.lengths = b.ids[:, q:], torch.tensor(list(map(len, responses)))
+    b.network, b.reference, b.scores = network, reference, torch.randn(6)
+    return b
+
+
+def by_trainer(b: SimpleNamespace, ratio: float) -> SimpleNamespace:
+    """Return the trainer's result; set ``b.config`` so that KL / target is ratio."""
+    kl = train(b, target=1.0)[0]["objective/kl"]
+    if kl < 0:  # these tokens are more likely under the reference: change places
+        b.network, b.reference = b.reference, b.network
+    stats, weights = train(b, target=abs(kl) / ratio)
+    return SimpleNamespace(stats=stats, weights=weights)
+
+
+def train(b: SimpleNamespace, target: float) -> tuple[dict, list[Tensor]]:
+    """Make the trainer's step on copies: its statistics, and the weights after it."""
+    sizes = {"batch_size": 6, "mini_batch_size": 6, "ppo_epochs": 3, "vf_coef": 0.3}
+    near = {"cliprange_value": 0.1, "init_kl_coef": b.beta, "horizon": 100}
+    near["accelerator_kwargs"] = {"cpu": True}  # where the student's step runs
+    b.config = PPOConfig(**sizes, **near, target=target)
+    parts = copy.deepcopy((b.network, b.reference))
+    tokenizer = SimpleNamespace(pad_token_id=EOS, eos_token_id=EOS)
+    sgd = torch.optim.SGD(parts[0].parameters(), lr=RATE)
+    trainer = PPOTrainer(b.config, *parts, tokenizer, optimizer=sgd)
+    stats = trainer.step(b.queries, b.responses, b.scores)
+    found = {name: stats[name] for name in STATS[:-1]} | {"beta": trainer.kl_ctl.value}
+    return found, [p.detach().cpu() for p in parts[0].parameters()]

@@ -1,0 +1,187 @@
+"""Grade exercise notebooks with hidden inputs: points, and which named mistakes a class makes.
+
+HANDED_IN holds a folder or a notebook per student, or one student's notebooks under their own
+names. Points are the dots of an exercise, 1 to 3. Each exercise runs in a forked process with a
+time limit. This is not a sandbox: use an account or a container that has nothing to lose.
+
+csv          grades.csv: a row per student and exercise: points, the mistake's name, the message
+html         grades.html: how many students make which mistake, exercise by exercise
+gradescope   STUDENT/results.json: "tests", each with name, score, max_score and output
+classroom50  STUDENT/result.json, schema classroom50/result/v1: score, max-score, and "tests", each
+             with test-name, passed, score, max-score; Classroom 50's runner sets the variables
+             (CLASSROOM, ASSIGNMENT, SUBMISSION_TAG, …) that the other fields are read from
+"""
+
+import argparse
+import csv
+import json
+import os
+import sys
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from datetime import UTC, datetime
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from textwrap import shorten
+
+import torch
+from command_line import exits
+from make.make_exercises import SETS, load
+
+from rlhf_course.runtime.files import atomic_file, check_folder
+
+PUBLIC = 1000  # smaller seeds are for checks that students have
+CHOSEN: dict[str, dict] = {}  # notebook → its exercises, which forked processes inherit
+UNNAMED = "missing", "error", "stopped", "where", "unnamed"
+FILES = {  # format → (file per student, its test fields → ours)
+    "gradescope": (
+        "results.json",
+        {"name": "exercise", "score": "points", "max_score": "max_points", "output": "said"},
+    ),
+    "classroom50": (
+        "result.json",
+        {"test-name": "exercise", "passed": "passed", "score": "points", "max-score": "max_points"},
+    ),
+}
+SUBMISSION = "SUBMISSION_TAG COMMIT_URL RELEASE_URL REVIEW_URL CLASSROOM ASSIGNMENT".split()
+
+
+def students(handed_in: Path) -> dict[str, list[Path]]:
+    """Return the notebooks by student; "" is the only one. Raises ``ValueError`` for none."""
+    if any((handed_in / f"{name}.ipynb").exists() for name in CHOSEN):
+        return {"": notebooks(handed_in)}
+    found: dict[str, list[Path]] = {}
+    for place in sorted(handed_in.glob("[!.]*")):
+        if place.is_dir() or place.suffix == ".ipynb":
+            found.setdefault(place.name.removesuffix(".ipynb"), []).extend(notebooks(place))
+    if not any(found.values()):
+        raise ValueError(f"{handed_in} holds no notebook. Name the folder of what was handed in.")
+    return found
+
+
+def notebooks(place: Path) -> list[Path]:
+    """Return the notebooks at a place, except for Jupyter's checkpoints."""
+    paths = sorted(place.rglob("[!.]*.ipynb")) if place.is_dir() else [place]
+    return [path for path in paths if path.parent.name != ".ipynb_checkpoints"]
+
+
+def grade(paths: list[Path], seed: int, limit: float) -> list[dict]:
+    """Return a row per exercise: its id, points, max_points, the mistake's name, the message."""
+    import frozen
+
+    parsed, damaged, rows = {}, "", []
+    for path in paths:
+        try:
+            parsed[path] = frozen.cells(path)
+        except (OSError, ValueError) as error:
+            damaged += f" {error}"
+    for notebook, exercises in CHOSEN.items():
+        ordered = sorted(parsed, key=lambda path: (notebook not in path.stem, path))
+        for key, exercise in exercises.items():
+
+            def find(key=key, ordered=ordered):
+                answers = (frozen.load(parsed[path], key) for path in ordered)
+                return next(filter(None, answers), None)
+
+            said, name = frozen.examine(exercise, find, seed, limit)
+            row = {"exercise": f"{notebook}/{key}", "points": exercise.difficulty * (not said)}
+            row |= {"max_points": exercise.difficulty, "passed": not said, "mistake": name}
+            rows.append(row | {"said": (said or "") + damaged * (name == "missing")})
+    return rows
+
+
+def result(rows: list[dict], form: str) -> dict:
+    """Return the content of a student's file in the format of Gradescope or Classroom 50."""
+    tests = [{field: row[own] for field, own in FILES[form][1].items()} for row in rows]
+    if form == "gradescope":
+        return {"tests": tests}
+    named = {x.partition("_")[0].lower(): os.environ.get(x, "") for x in SUBMISSION}
+    named["review"] = named["review"] or named["commit"]
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    totals = {key: sum(test[key] for test in tests) for key in ("score", "max-score")}
+    head = {"schema": "classroom50/result/v1", **named, "datetime": now}
+    return {**head, **totals, "tests": tests}
+
+
+def page(target: Path, graded: dict[str, list[dict]]) -> None:
+    """Write the instructor's page: a row per exercise and mistake, the most frequent first."""
+    from command_line import page as pages
+
+    all_rows = [row for student in graded.values() for row in student]
+    made = Counter((row["exercise"], row["mistake"]) for row in all_rows)
+    said = {(row["exercise"], row["mistake"]): shorten(row["said"], 200) for row in all_rows}
+    rows = [
+        {
+            "exercise": exercise,
+            "right": f"{made[exercise, 'right']} of {len(graded)}",
+            "students": students,
+            "mistake": name.removeprefix("stock:").replace("_", " "),
+            "message": "" if name in UNNAMED else said[exercise, name],
+        }
+        for (exercise, name), students in made.most_common()
+        if name != "right"
+    ]
+    named = sum(row["students"] for row in rows if row["message"])
+    pages.write(
+        target,
+        title="Which mistakes the class makes",
+        verdict=f"{len(graded)} students; the checks name {named} of their mistakes.",
+        about="missing: not handed in, or not written. error: stops with one. stopped: crashed, or "
+        "did not finish in time. where: wrong in some cases. unnamed: wrong for another reason.",
+        columns={key: key for key in ("exercise", "right", "students", "mistake", "message")},
+        rows=sorted(rows, key=lambda row: row["exercise"]),
+        pictures={},
+    )
+
+
+def write(folder: Path, form: str, graded: dict[str, list[dict]]) -> None:
+    """Write the grades in a format."""
+    if form == "html":
+        page(folder / "grades.html", graded)
+    elif form == "csv":
+        rows = [{"student": who, **row} for who, student in graded.items() for row in student]
+        with atomic_file(folder / "grades.csv") as path, path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, rows[0])
+            writer.writeheader()
+            writer.writerows(rows)
+    else:
+        for who, rows in graded.items():
+            with atomic_file(folder / who / FILES[form][0]) as path:
+                path.write_text(json.dumps(result(rows, form), indent=1) + "\n", "utf-8")
+
+
+def main(arguments: list[str]) -> None:
+    how = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
+    parser = argparse.ArgumentParser("grade.py", **how)
+    parser.add_argument("handed_in", type=Path, metavar="HANDED_IN")
+    parser.add_argument("--seed", type=int, required=True, help=f"{PUBLIC} or more; keep it secret")
+    parser.add_argument("--format", choices=["csv", "html", *FILES], default="csv")
+    parser.add_argument("--output", type=Path, default=Path("build/grades"), help="a folder")
+    parser.add_argument("--only", nargs="+", help="numbers of notebooks, as in --only 00 01")
+    parser.add_argument("--limit", type=float, default=5.0, help="seconds per exercise")
+    chosen = parser.parse_args(arguments)
+    if chosen.seed < PUBLIC or not hasattr(os, "fork"):
+        raise ValueError(f"--seed is {chosen.seed}; use {PUBLIC} or more, on Linux or macOS.")
+    torch.set_num_threads(1)
+    names = [name for name in SETS if not chosen.only or name[2:4] in chosen.only]
+    if not names:
+        raise ValueError(f"--only {' '.join(chosen.only)} names no notebook; use 00 01, say.")
+    CHOSEN.clear()
+    CHOSEN.update({made.notebook: made.exercises for made in map(load, names)})
+    for exercise in (made for exercises in CHOSEN.values() for made in exercises.values()):
+        exercise.wanted(chosen.seed)  # once, before the fork
+    handed_in = students(chosen.handed_in)
+    work = partial(grade, seed=chosen.seed, limit=chosen.limit)
+    with ProcessPoolExecutor(2, get_context("fork")) as pool:
+        graded = dict(zip(handed_in, pool.map(work, handed_in.values()), strict=True))
+    for who, rows in graded.items():
+        points, most = (sum(row[key] for row in rows) for key in ("points", "max_points"))
+        print(f"{who or chosen.handed_in}: {points} of {most} points")
+    write(folder := check_folder(chosen.output), chosen.format, graded)
+    print(f"Grades are in {folder}.")
+
+
+if __name__ == "__main__":
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # autograd cannot fork beside a GPU's threads
+    sys.exit(exits.run("grade.py", main))

@@ -1,0 +1,112 @@
+"""Write what students get, without solutions: build/handout/ and build/handout.zip.
+
+    python scripts/make/make_handout.py [--output build/handout]
+
+Notebooks come without solutions and answers. In place of the sources, frozen/*.json holds each
+exercise's twenty inputs of public seeds, the right outputs and gradients, and those of the named
+mistakes; notebooks/exercises/frozen.py checks against them. scripts/grade.py has other seeds.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+import warnings
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+
+import nbformat
+import torch
+
+from rlhf_course.runtime.files import atomic_file, atomic_folder
+
+HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE.parent))
+from make.make_exercises import FOLDER, SETS, load, notebook  # noqa: E402
+
+SEEDS = range(20)
+INTRODUCTION = """# Exercises: {}
+
+For notebook {} of the course. Write each function, then run the cell with `check`: it tries\
+ frozen inputs and says what is wrong, by name where it knows the mistake. Hints are folded. Keep\
+ the names of functions and files. `make verify`, or `python frozen.py`, lists what is missing."""
+
+
+def record(exercise) -> dict:
+    """Return what frozen.py needs of an exercise: inputs, outputs and mistakes, but no code."""
+    from checks.symptoms import _moves
+    from frozen import decode, encode
+
+    drawn = [exercise.draw(torch.Generator().manual_seed(seed)) for seed in SEEDS]
+    cases = decode(encode(drawn))  # as the student's check will have them
+
+    def results(function) -> list | None:
+        with suppress(Exception), warnings.catch_warnings(action="ignore"):
+            found = (exercise.run(function, case) for case in cases)
+            return [[encode(result.values), encode(result.slopes)] for result in found]
+
+    def matters(i: int) -> bool:
+        pairs = ((case, (*case[:i], other[i], *case[i + 1 :])) for case, other in pairwise(cases))
+        return any(_moves(exercise.solution, *pair) for pair in pairs)
+
+    mistakes = {name: (m.__doc__, results(m)) for name, m in exercise.mistakes.items()}
+    return {
+        "names": exercise.names,
+        "learns": exercise.learns,
+        "matters": [i for i in range(len(exercise.names)) if matters(i)],
+        "tensor": exercise.asks_for_tensor,
+        "points": exercise.difficulty,
+        "cases": encode(cases),
+        "wanted": results(exercise.solution),
+        "mistakes": {name: said for name, said in mistakes.items() if said[1]},
+    }
+
+
+def student_notebook(name: str) -> tuple[str, nbformat.NotebookNode]:
+    """Return a set's notebook without solutions and replies, which imports frozen.py."""
+    path, made = notebook(name, solved=False)
+    found = load(name)
+    kept = []
+    for cell in made.cells:
+        part = cell.metadata.get("exercise", {}).get("part")
+        if cell.id == "introduction":
+            cell.source = INTRODUCTION.format(found.title, found.notebook[:2])
+        if cell.id == "imports":
+            cell.source = cell.source.replace(f"from {name} import", "from frozen import")
+        if part == "reply":
+            cell.source = cell.source.partition("\n\n<details>")[0]
+        if part != "solution" and cell.id != "find":
+            kept.append(cell)
+    made.cells = kept
+    return path.name, made
+
+
+def write(folder: Path) -> None:
+    """Write notebooks, frozen results, the checks' code, and how to use them."""
+    (folder / "frozen").mkdir()
+    for name in SETS:
+        file, made = student_notebook(name)
+        nbformat.write(made, folder / file)
+        records = {key: record(exercise) for key, exercise in load(name).exercises.items()}
+        text = json.dumps(records, separators=(",", ":"))
+        (folder / "frozen" / file).with_suffix(".json").write_text(text, "utf-8")
+    for path in (FOLDER / "engine.py", FOLDER / "frozen.py", *(HERE / "handout").iterdir()):
+        shutil.copy(path, folder)
+    shutil.copytree(FOLDER / "checks", folder / "checks", ignore=lambda *_: ["__pycache__"])
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, default=Path("build/handout"))
+    target = parser.parse_args(arguments).output.resolve()
+    torch.set_num_threads(1)
+    with atomic_folder(target, stale=("*.ipynb", "*/*.json", "**/__pycache__/*")) as folder:
+        write(folder)
+    with atomic_file(f"{target}.zip") as path:
+        shutil.make_archive(str(path.with_suffix("")), "zip", target.parent, target.name)
+    print(f"{target} and {target}.zip")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
