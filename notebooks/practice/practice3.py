@@ -105,9 +105,10 @@ def attack(reward, seed: int = 0) -> None:
     """Train a policy against the reward; print its reward, gold and three texts."""
     texts = train_policy(reward, seed)
     values, golds = rewards(reward, texts), [gold(text) for text in texts]
-    best = rewards(
-        reward, [samples()[i] for i in best_of_n(rewards(reward, samples()), seed)]
-    )
-    print(f"best of {N}: reward {best.mean():.2f}")
+    pool = samples()
+    known = rewards(reward, pool)
+    places = best_of_n(known, seed)
+    best = np.mean([gold(pool[i]) for i in places])
+    print(f"best of {N}: reward {known[places].mean():.2f}, gold {best:.2f}")
     print(f"policy: reward {values.mean():.2f}, gold {np.mean(golds):.2f}")
     print(*texts[:3], sep="\n")

@@ -115,7 +115,7 @@ def verdict(
         late = "" if mine[2] <= MAX_KL else f": more than {MAX_KL:g} nats"
         show(
             f"seed {number}: score {mine[1]:.2f}, KL {mine[2]:.2f}{late};"
-            f" default {its[1]:.2f}"
+            f" default: score {its[1]:.2f}, KL {its[2]:.2f}"
         )
     gain = np.mean([mine[0] - its[0] for mine, its in zip(yours, default)])
     show(f"points minus those of the default: {gain:+.2f}; needed: {MARGIN:+.2f}")
