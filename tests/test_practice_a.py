@@ -32,6 +32,9 @@ def diagnosis(seed, shift=0, witnesses=None):
 
 def test_diagnose():
     assert practice1.verdict(diagnosis(0)) == {}
+    plan, runs = practice1.plan(0), practice1.runs(0)
+    shared = [practice1.separates(runs[x], "objective/kl", plan[x][2]) for x in "ABCDEF"]
+    assert sum(shared) >= 3  # the page names the KL as a witness of several runs
     assert practice1.verdict(diagnosis(0, shift=2)) == {}
     lazy = {"fault": "healthy", "first": None, "witnesses": []}
     assert len(practice1.verdict(dict.fromkeys("ABCDEF", lazy))) == 5
@@ -93,6 +96,13 @@ def test_design_and_defeat():
         (lambda texts: list(map(len, texts)), beats, "too rarely"),
     ):
         assert reason in practice3.verdict(reward, text), reason
+
+
+def test_policy_beats_a_count(capsys):
+    practice3.attack(counts_pairs)
+    best, policy = [line.split() for line in capsys.readouterr().out.splitlines()[:2]]
+    assert float(policy[2].strip(",")) > float(best[4].strip(","))
+    assert float(policy[-1]) < float(best[-1])
 
 
 def test_budget(monkeypatch):
