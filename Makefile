@@ -79,6 +79,8 @@ models: $(READY)
 	$(BIN)/python scripts/make/train_imdb_models.py $(IMDB)
 	$(BIN)/python scripts/make/measure_imdb_models.py $(IMDB)
 	$(BIN)/python scripts/make/train_baichuan_mini.py
+	rm -f models/imdb-live-policies/*/run.json
+	$(BIN)/python scripts/make/train_live_policies.py
 
 clean:
 	rm -rf $(VENV) build .pytest_cache .ruff_cache *.egg-info

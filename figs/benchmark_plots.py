@@ -1,4 +1,4 @@
-"""Figures of the measurements of benchmark_ppo.py."""
+"""Plot benchmark_ppo.py's measurements."""
 
 from collections.abc import Mapping
 
@@ -16,10 +16,9 @@ PHASES = {
 
 
 def step_phases(seconds: Mapping[str, Mapping[str, float]]) -> Figure:
-    """Plot the seconds of one PPO step by phase, a stacked bar per implementation; the first is the
-    baseline of the ratios.
+    """Plot one PPO step's seconds by phase, a stacked bar per implementation; return the figure.
 
-    seconds: implementation → seconds per phase, and their total.
+    ``seconds`` is implementation → seconds per phase, and their total. The first is the baseline.
     """
     table = pd.DataFrame.from_dict(seconds, orient="index")
     colors = [COLORS[name] for name in PHASES.values()]
@@ -38,11 +37,10 @@ def step_phases(seconds: Mapping[str, Mapping[str, float]]) -> Figure:
 
 
 def step_costs(costs: pd.DataFrame) -> Figure:
-    """Plot the seconds of a PPO step's phases over batch size and over response length, with
-    logarithmic axes.
+    """Plot a PPO step's seconds by phase over batch size and response length, on log axes.
 
-    costs: columns sweep (batch or response), batch, response, the phases, total. A dotted line
-    grows in proportion.
+    ``costs`` has the columns sweep (batch or response), batch, response, the phases, and total. A
+    dotted line is proportional to the size.
     """
     figure, axes = panels(1, 2, figsize=(10, 4), sharey=True)
     sizes = {

@@ -1,6 +1,4 @@
-"""Figures of numbers: computed by the project's own functions, or read from the runs in
-``measured/``.
-"""
+"""Plot numbers from the project's functions, or from runs in ``measured/``."""
 
 import benchmark_plots
 import matplotlib.pyplot as plt
@@ -27,9 +25,9 @@ from rlhf_course.runtime.files import read_json
     " it.",
 )
 def clip_objective() -> Figure:
-    """Plot the objective of a token over the ratio, for either sign of the advantage."""
+    """Plot a token's objective over the ratio, for either sign of the advantage."""
     epsilon = PPOConfig.cliprange
-    ratio = torch.linspace(0.4, 1.6, 481, dtype=torch.float64)  # rounded equally on every processor
+    ratio = torch.linspace(0.4, 1.6, 481, dtype=torch.float64)  # same rounding on every CPU
     drawing, axes = plt.subplots(1, 2, sharey=True)
     for axis, advantage in zip(axes, (1.0, -1.0), strict=True):
         loss, _, clipped = policy_loss(
@@ -128,13 +126,13 @@ def adaptive_kl() -> Figure:
 
 
 def read(notebook: str) -> tuple[dict[str, pd.DataFrame], str]:
-    """Return the curves of a notebook's run, and a text that names their source.
+    """Return the curves of a notebook's run, and a sentence about their source.
 
     Raises ``FileNotFoundError`` if the notebook has not been run.
     """
     path = FOLDER / "measured" / f"{notebook}.json"
     if not path.exists():
-        raise FileNotFoundError(f"figs/measured/{path.name} is missing; `make render` writes it.")
+        raise FileNotFoundError(f"figs/measured/{path.name} is missing. Run `make render`.")
     card = read_json(path)
     curves = {name: pd.DataFrame(columns) for name, columns in card["curves"].items()}
     return (
@@ -165,7 +163,7 @@ def token_rewards() -> Figure:
     " for several values of β lie on or near the line that no policy can exceed.",
 )
 def oracle_frontier() -> Figure:
-    """Plot PPO's results and the best that any policy can reach."""
+    """Plot PPO's results and the best results that any policy can reach."""
     curves, source = read("03_ppo_step_by_step")
     exact, reached = curves["frontier"], curves["toy"]
     drawing, axis = plt.subplots()
@@ -200,13 +198,13 @@ def oracle_frontier() -> Figure:
 
 
 def read_benchmark(name: str, options: str) -> tuple[dict, str]:
-    """Return the benchmark's results, and a text that names their source.
+    """Return the benchmark's results, and a sentence about their source.
 
     Raises ``FileNotFoundError`` if the benchmark has not been run.
     """
     path = FOLDER / "measured" / f"{name}.json"
     if not path.exists():
-        raise FileNotFoundError(f"{path.name} is missing; benchmark_ppo.py {options} measures it.")
+        raise FileNotFoundError(f"{path.name} is missing. Run benchmark_ppo.py {options}.")
     found = read_json(path)
     device = found.get("device") or found["variants"]["ours"]["device"]
     source = (
@@ -293,14 +291,14 @@ def reward_audit() -> Figure:
     " penalty the run stays near the reference.",
 )
 def overoptimisation() -> Figure:
-    """Plot notebook 06's runs against a reward model that was trained on few pairs."""
+    """Plot notebook 06's runs with a reward model trained on few pairs."""
     curves, source = read("06_reward_hacking")
     runs = {name: curve for name, curve in curves.items() if name.startswith("β = ")}
     drawing, axes = plots.panels(1, 2, figsize=(9.5, 3.4), sharex=True)
     for axis, (column, title) in zip(axes, {"score": "proxy", "gold": "gold"}.items(), strict=True):
         for (label, curve), color, style in zip(
             runs.items(), plots.RUN_COLORS, ("o-", "s--", "^-."), strict=False
-        ):  # a color does not suffice
+        ):  # color alone is not enough
             axis.plot(curve["KL"], curve[column], style, color=color, lw=2, label=label)
         axis.set(title=title, xlabel="KL to the reference, nats per answer")
     axes[0].set_ylabel("mean over held-out questions")

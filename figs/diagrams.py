@@ -1,4 +1,4 @@
-"""Diagrams of models and data flow; they contain no measurements."""
+"""Draw diagrams of models and data flow, without measurements."""
 
 from kit import COLORS, QUIET, Box, arrow, canvas, data, figure, model, panel, step, words
 from matplotlib.figure import Figure

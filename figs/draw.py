@@ -1,4 +1,4 @@
-"""Draw the figures of the course: all of them, or those named on the command line."""
+"""Draw the course's figures: all of them, or those named on the command line."""
 
 import argparse
 import re
@@ -16,7 +16,7 @@ LISTED = re.compile(
 
 
 def list_figures(readme: Path) -> None:
-    """Write all figures with their descriptions between the marks of a README."""
+    """Write all figures and descriptions between a README's marks."""
     parts = [
         f"### {title}\n\n![{title}]({name}.svg)\n\n`{name}`: {description}\n"
         for name, (_, title, description) in FIGURES.items()
@@ -27,9 +27,7 @@ def list_figures(readme: Path) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Draw the requested figures. Raises ``OSError`` or ``ValueError`` for a missing or damaged run
-    card.
-    """
+    """Draw the requested figures; raise ``OSError`` or ``ValueError`` for a bad run card."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help=f"default: all of {', '.join(FIGURES)}"

@@ -1,7 +1,6 @@
-"""The visual language of the figures: a card, boxes with a meaning, arrows, and saving as SVG and
-PNG.
+"""Draw the figures' shapes (card, boxes, arrows), and save SVG and PNG.
 
-README.md in this folder explains each shape. Coordinates are hundredths of an inch; y points down.
+README.md in this folder explains the shapes. Coordinates are hundredths of an inch; y points down.
 """
 
 import re
@@ -31,8 +30,8 @@ BODY, NAME = (
     12,
 )  # points; on a slide, which is 1,136 px wide without its margins, BODY is 18 px
 
-STYLE = {  # in addition to the style of the notebooks' plots
-    "font.family": "DejaVu Sans",  # comes with matplotlib, so it is the same everywhere
+STYLE = {  # extends the style of the notebooks' plots
+    "font.family": "DejaVu Sans",  # shipped with matplotlib
     "text.color": INK,
     "axes.labelcolor": INK,
     "xtick.color": QUIET,
@@ -59,7 +58,7 @@ def tint(color: str, strength: float = 0.14) -> str:
 
 
 def figure(title: str, description: str) -> Callable:
-    """Register a function that draws a figure, with a description for readers who cannot see it."""
+    """Return a decorator that registers a figure's function with a title and a text description."""
 
     def register(function: Callable[[], Figure]) -> Callable[[], Figure]:
         FIGURES[function.__name__] = function, title, description
@@ -73,7 +72,7 @@ def figure(title: str, description: str) -> Callable:
 
 
 def canvas(height: float, width: float = WIDTH) -> tuple[Figure, Axes]:
-    """Return an empty figure and the axes that fill it."""
+    """Return an empty figure, and axes that cover it."""
     drawing = plt.figure(figsize=(width / 100, height / 100))
     drawing.set_layout_engine("none")
     axis = drawing.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
@@ -82,7 +81,7 @@ def canvas(height: float, width: float = WIDTH) -> tuple[Figure, Axes]:
 
 
 class Box:
-    """The place of a shape: its center, and the midpoints of its sides for arrows."""
+    """Hold a shape's center and size, and the midpoints of its sides for arrows."""
 
     def __init__(self, x: float, y: float, width: float, height: float) -> None:
         self.x, self.y, self.width, self.height = x, y, width, height
@@ -112,9 +111,7 @@ def _shape(axis: Axes, box: Box, rounding: float, **style) -> Box:
 
 
 def words(axis: Axes, x: float, y: float, text: str, size: float = BODY, **style) -> None:
-    """Write lines of text around (x, y), placed by their baselines, so that g and y do not push
-    their line up.
-    """
+    """Write lines of text around (x, y), aligned by baseline, so that descenders shift no line."""
     lines = text.split("\n")
     for row, line in enumerate(lines):
         baseline = y + size * (0.5 + 1.7 * (row - (len(lines) - 1) / 2))
@@ -132,8 +129,8 @@ def _name(
 
 
 def model(axis: Axes, box: Box, name: str, role: str, below: str = "", frozen: bool = False) -> Box:
-    """Draw a network or a part of one: rounded and tinted; solid outline = trained here, dashed =
-    frozen.
+    """Draw a network or a part of one: rounded, tinted, outlined solid (trained) or dashed
+    (frozen).
     """
     color = COLORS[role]
     style = {"fc": tint(color), "ec": color, "lw": 2.0, "ls": (0, (4, 2)) if frozen else "-"}
@@ -143,7 +140,7 @@ def model(axis: Axes, box: Box, name: str, role: str, below: str = "", frozen: b
 
 
 def data(axis: Axes, box: Box, name: str, shape: str = "", role: str | None = None) -> Box:
-    """Draw a text or a tensor: a white rectangle with square corners, its shape below the name."""
+    """Draw a text or tensor: a white rectangle with its name, and the tensor's shape below it."""
     _shape(axis, box, 0, zorder=2, fc="white", ec=COLORS[role] if role else "#9A9A9A", lw=1.2)
     _name(axis, box, name, shape, {"family": "DejaVu Sans Mono"})
     return box
@@ -157,9 +154,7 @@ def step(axis: Axes, box: Box, name: str, below: str = "") -> Box:
 
 
 def panel(axis: Axes, x, y, width, height, title: str, below: str = "", indent: float = 14) -> None:
-    """Draw a pale area around a group of shapes, with its title at the top left; (x, y) is its
-    corner.
-    """
+    """Draw a pale area with corner (x, y) around a group of shapes, and a title at its top left."""
     _shape(
         axis,
         Box(x + width / 2, y + height / 2, width, height),
@@ -179,7 +174,7 @@ def arrow(
     dashed: bool = False,
     lw: float = 1.4,
 ):
-    """Draw a line through the points with rounded corners, and a head at its end."""
+    """Draw an arrow through the points, with rounded corners."""
     vertices, codes = [points[0]], [Curve.MOVETO]
     for before, corner, after in zip(points, points[1:], points[2:], strict=False):
         vertices += [_toward(corner, before), corner, _toward(corner, after)]
@@ -198,9 +193,7 @@ def arrow(
 def _toward(
     corner: tuple[float, float], other: tuple[float, float], radius: float = 8
 ) -> tuple[float, float]:
-    """Return the point ``radius`` away from the corner, or halfway to the other point if that is
-    nearer.
-    """
+    """Return the point ``radius`` from the corner toward the other point, at most halfway."""
     dx, dy = other[0] - corner[0], other[1] - corner[1]
     share = min(0.5, radius / max((dx * dx + dy * dy) ** 0.5, 1e-9))
     return corner[0] + share * dx, corner[1] + share * dy
@@ -213,9 +206,9 @@ def _toward(
 def on_card(
     curves: Figure, height: float, width: float = WIDTH, small_print: str = "", legend: str = ""
 ) -> Figure:
-    """Fit a figure of curves to the size of a card, with small print at the bottom right.
+    """Return the figure, resized to a card, with small print at the bottom right.
 
-    legend: the side, above or below, of a legend outside the axes, which has its own margin.
+    ``legend`` is the side, above or below, of a legend outside the axes with its own margin.
     """
     curves.set_size_inches(width / 100, height / 100)
     low = 0 if legend == "below" else 38 if small_print else 12
@@ -264,8 +257,8 @@ def save(name: str, folder: Path = FOLDER, endings: Sequence[str] = ("svg", "png
 def tidy(svg: str, title: str, description: str) -> str:
     """Return matplotlib's SVG with title and description, shortened and without its DTD.
 
-    Coordinates keep two decimals and generated ids become numbers, so that the last bit of a float,
-    which may differ between machines, does not show.
+    Coordinates keep two decimals and generated ids become numbers, because the last bits of floats
+    may differ between machines.
     """
     svg = svg[svg.index("<svg ") :]
     head = f' role="img">\n <title>{escape(title)}</title>\n <desc>{escape(description)}</desc>'

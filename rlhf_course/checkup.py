@@ -1,4 +1,4 @@
-"""The check-up of a reward model: is it good enough to start PPO with it?"""
+"""Check before PPO whether a reward model is good enough to start."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlhf_course.audit import ARGUABLE, PASS, audit
 from rlhf_course.evaluation import mean_ci, words_of
-from rlhf_course.rewards import finite
+from rlhf_course.rewards import require_finite
 
 Score = Callable[[Sequence[str], Sequence[str]], Tensor]
 STOP, WATCH, FINE = "stop", "watch", "fine"
@@ -19,7 +19,7 @@ PROBED, FOLDS = 300, 5
 
 
 class Finding(NamedTuple):
-    """One question of the check-up, its measurement, and the consequence."""
+    """One question of the check-up, its measurement, its level, and advice."""
 
     question: str
     measured: str
@@ -28,7 +28,7 @@ class Finding(NamedTuple):
 
 
 class CheckUp(NamedTuple):
-    """All findings and their tables: ``pairs`` has a row per held-out pair."""
+    """The findings and the tables behind them; ``pairs`` has one row per held-out pair."""
 
     findings: list[Finding]
     pairs: pd.DataFrame  # chosen and rejected (scores), longer (relative), right
@@ -39,7 +39,7 @@ class CheckUp(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """Return whether to start PPO, and why not, or what to watch."""
+        """Return a sentence: start PPO or not, with the reasons or the risks to watch."""
         if reasons := self.advice(STOP):
             return "Do not start PPO: " + "; ".join(reasons) + "."
         watched = "; ".join(self.advice(WATCH))
@@ -55,12 +55,12 @@ def check_up(
     """Measure a reward model on held-out pairs (prompt, chosen, rejected) and on bad answers.
 
     ``score`` takes prompts and answers, as :class:`~rlhf_course.rewards.RewardModel` does. The
-    first 300 pairs are audited, or the prompt and answer in ``audited``, which may hold bad answers
-    of your own, a list per kind. A bad answer can be four times as long as the normal one. Raises
-    ``ValueError`` for fewer than 20 pairs and ``FloatingPointError`` where a score is NaN or Inf.
+    audit takes the first 300 pairs, or the ``prompt`` and ``answer`` lists in ``audited``; lists
+    under other keys are bad answers of your own. A bad answer can be four times as long as the
+    normal one. Raises ``ValueError`` for fewer than 20 pairs; see also ``require_finite``.
     """
     if len(pairs) < 20:
-        raise ValueError(f"{len(pairs)} pairs are too few for a check-up; use a hundred or more.")
+        raise ValueError(f"{len(pairs)} pairs are too few for a check-up; use 100 or more.")
     columns = {name: pairs[name][:] for name in ("prompt", "chosen", "rejected")}
     table = _score_pairs(score, **columns)
     some = {"prompt": columns["prompt"][:PROBED], "answer": columns["chosen"][:PROBED]}
@@ -77,8 +77,8 @@ def check_up(
 
 
 def _score_pairs(score: Score, prompt, chosen, rejected) -> pd.DataFrame:
-    scores = {"chosen": chosen, "rejected": rejected}
-    table = pd.DataFrame({k: finite(score(prompt, x), x).double() for k, x in scores.items()})
+    sides = {"chosen": chosen, "rejected": rejected}.items()
+    table = pd.DataFrame({k: require_finite(score(prompt, x), x).double() for k, x in sides})
     sizes = np.array([(len(a), len(b)) for a, b in zip(chosen, rejected, strict=True)])
     table["longer"] = (sizes[:, 0] - sizes[:, 1]) / sizes.mean(1).clip(min=1)
     return table.assign(right=_half_for_ties(table["chosen"] - table["rejected"]))
@@ -90,10 +90,10 @@ def _half_for_ties(difference) -> np.ndarray:
 
 
 def bag_of_words(chosen: Sequence[str], rejected: Sequence[str], seed: int = 0) -> np.ndarray:
-    """Return whether log-odds of words, summed over each text, order a pair (N,): 1, ½ or 0.
+    """Return (N,): 1 where the words' log-odds prefer the chosen answer, ½ for a tie, else 0.
 
-    Each pair is judged by log-odds counted on the other folds (naive Bayes, one added to each
-    count). Words consist of a to z; in texts without any, such as Chinese, they are characters.
+    The log-odds of a pair's words come from the other folds (naive Bayes, one added to each count).
+    Words consist of a to z; in texts without such words, as in Chinese, they are characters.
     """
     texts = [*chosen, *rejected]
     words = pd.Series([words_of(text) for text in texts])
@@ -110,7 +110,7 @@ def bag_of_words(chosen: Sequence[str], rejected: Sequence[str], seed: int = 0) 
 
 
 def _accuracy(table: pd.DataFrame, by_words: np.ndarray) -> list[Finding]:
-    """Compare the accuracy with chance, length and words, and measure it at equal length."""
+    """Return findings: accuracy compared with chance, length and words, and at equal length."""
     right = table["right"]
     lower, text = _interval(right)
     findings = [
@@ -140,7 +140,7 @@ def _accuracy(table: pd.DataFrame, by_words: np.ndarray) -> list[Finding]:
 
 
 def _interval(values) -> tuple[float, str]:
-    """Return the lower end of the mean's 95 % interval, −inf for fewer than two, and a text."""
+    """Return the lower end of the mean's 95 % interval (−inf for fewer than two) and its text."""
     if len(values) < 2:
         return -np.inf, "unknown"
     mean, half = mean_ci(values)
@@ -168,7 +168,7 @@ def _temperature(table: pd.DataFrame) -> Finding:
 
 
 def _alone(score: Score, table: pd.DataFrame, prompts, answers, some: int = 16) -> Finding:
-    """Score answers one at a time: neither padding nor the batch may change a score."""
+    """Return a finding: whether an answer gets the same score alone and in a batch."""
     alone = [float(score([p], [a])[0]) for p, a in zip(prompts[:some], answers[:some], strict=True)]
     gap = np.abs(table["chosen"].to_numpy()[: len(alone)] - alone).max()
     level = FINE if gap <= 1e-3 * max(1.0, table["chosen"].std()) else STOP
@@ -177,10 +177,10 @@ def _alone(score: Score, table: pd.DataFrame, prompts, answers, some: int = 16) 
 
 
 def _probes(audited: pd.DataFrame, pairs: pd.DataFrame) -> list[Finding]:
-    """Return a finding per bad answer.
+    """Return one finding per kind of bad answer.
 
-    A bad answer stops PPO if it usually wins and its margin is at least ``GAIN`` times the mean
-    difference within a pair. This limit is a choice.
+    A kind stops PPO if it usually wins and its margin is at least ``GAIN`` times the mean margin of
+    the pairs. We chose this limit; it is not measured.
     """
     usual, findings = (pairs["chosen"] - pairs["rejected"]).mean(), []
     for name, row in audited.iterrows():

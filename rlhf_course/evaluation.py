@@ -8,11 +8,12 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from rlhf_course.data import prompt_ids
 from rlhf_course.policy.network import without_dropout
 from rlhf_course.ppo.rollout import Rollout, forward
 from rlhf_course.ppo.sampling import pad_token_id
 from rlhf_course.ppo.trainer import PPOTrainer
-from rlhf_course.rewards import check_texts, finite
+from rlhf_course.rewards import check_texts, require_finite
 
 
 @torch.no_grad()
@@ -25,24 +26,24 @@ def evaluate(
     batch_size: int = 256,
     **generation_kwargs,
 ) -> pd.DataFrame:
-    """Sample one response per query: query, response, kl, nll, length, finished, score.
+    """Sample one response per query and score it; return one row per query.
 
     Args:
-        trainer: its policy answers; KL is relative to its reference, in its precision.
+        trainer: has the policy, the reference for KL, and the precision.
         score: queries and responses, as texts, → (B,).
-        queries: prompts as texts (responses are stripped) or as token ids (they are not).
-        lengths: of the responses, in tokens; default ``max_new_tokens`` for all.
-        seed: of the sampling; the global generators are restored.
+        queries: texts, whose responses are stripped, or token ids, whose responses are not.
+        lengths: token limit of each response; default: ``max_new_tokens`` for all.
+        seed: seed of the sampling; the global generators are restored.
         generation_kwargs: those of :meth:`PPOTrainer.generate`.
 
-    ``kl`` is log p(response) under the policy minus that under the reference, and ``nll`` is minus
-    the reference's, in nats; ``finished``: the response ends with EOS. Raises
-    ``FloatingPointError`` if a score is NaN or Inf.
+    Columns: query, response, kl, nll, length (tokens), finished (ends with EOS), score. ``nll`` is
+    −log p(response) under the reference, and ``kl`` is log p under the policy + ``nll``, in nats.
+    Raises what :func:`require_finite` raises.
     """
     tokenizer, are_texts = trainer.tokenizer, isinstance(queries[0], str)
     if are_texts:
         asked = check_texts("queries", queries)
-        queries = [*map(torch.tensor, tokenizer(asked)["input_ids"])]
+        queries = [*map(torch.tensor, prompt_ids(tokenizer, asked))]
     else:
         asked = tokenizer.batch_decode(queries)
     sampler = iter(lengths).__next__ if lengths is not None else None
@@ -55,7 +56,7 @@ def evaluate(
     answered = [text.strip() if are_texts else text for text in answered]
     table = pd.DataFrame({"query": asked, "response": answered})
     table[["kl", "nll", "length", "finished"]] = _measure(trainer, queries, responses)
-    return table.assign(score=finite(score(asked, answered), answered).tolist())
+    return table.assign(score=require_finite(score(asked, answered), answered).tolist())
 
 
 def _measure(trainer: PPOTrainer, queries, responses) -> pd.DataFrame:
@@ -86,7 +87,7 @@ def mean_ci(values) -> tuple[float, float]:
 def distinct_n(texts: Sequence[str], n: int) -> float:
     """Return the share of distinct n-grams of words (Li et al. 2016, arXiv:1510.03055).
 
-    NaN if there are none, as in languages without spaces between words.
+    Return NaN if there are none, as in languages without spaces between words.
     """
     grams = [
         tuple(words[i : i + n])
@@ -97,7 +98,7 @@ def distinct_n(texts: Sequence[str], n: int) -> float:
 
 
 def perplexity(table: pd.DataFrame) -> float:
-    """Return the perplexity per token of the responses, under the reference."""
+    """Return the responses' perplexity per token under the reference."""
     return float(np.exp(table["nll"].sum() / table["length"].sum()))
 
 
@@ -106,9 +107,9 @@ def words_of(text: str) -> list[str]:
 
 
 def unknown_words(texts: Sequence[str], known: Collection[str]) -> float:
-    """Return the share of words (of a to z) that are not ``known``; NaN if there are no words.
+    """Return the share of words (a to z) that are not in ``known``; NaN if there are no words.
 
-    Each text's last word may be cut off and does not count.
+    Each text's last word does not count, because it may be cut off.
     """
     words = [word for text in texts for word in words_of(text)[:-1]]
     return sum(word not in known for word in words) / len(words) if words else float("nan")

@@ -1,4 +1,4 @@
-"""Rewards: texts scored by a sentiment classifier, and answers scored by a reward model."""
+"""Score texts by a sentiment classifier, and answers by a reward model."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -14,17 +14,17 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
-from rlhf_course.data import as_messages, encode
+from rlhf_course.data import answer_ids, as_messages, encode
 from rlhf_course.policy.network import without_dropout
 from rlhf_course.policy.save_load import check_vocabulary, load_model, load_tokenizer
 
-NO_LIMIT = 10**9  # tokens: a tokenizer without a maximum has a number that overflows
+NO_LIMIT = 10**9  # tokens; a tokenizer without a maximum has 1e30, which overflows
 
 
 class Reward(Protocol):
     """A function that scores B texts → (B,), higher is better; see CONTRIBUTING.md to add one.
 
-    A :class:`RewardModel` takes prompts and answers as two lists instead; so does ``evaluate``.
+    A :class:`RewardModel` instead takes two lists, prompts and answers.
     """
 
     def __call__(self, texts: Sequence[str]) -> Tensor: ...
@@ -33,8 +33,8 @@ class Reward(Protocol):
 class SentimentReward:
     """Score texts by the raw logit of a classifier's POSITIVE label: texts → (B,), float32, CPU.
 
-    The classifier is a folder or a hub id, and runs on the GPU if there is one. Of a long text, the
-    end is scored, because the response is there. Raises ``ValueError`` if the label is missing.
+    The classifier is a folder or a hub id, and runs on the GPU if there is one. A long text is cut
+    at its start, because the response is at its end. Raises ``ValueError`` for a missing label.
     """
 
     def __init__(self, model_name_or_path: str, label="POSITIVE", batch_size=64) -> None:
@@ -47,13 +47,13 @@ class SentimentReward:
         if label.upper() not in labels:
             raise ValueError(
                 f"{model_name_or_path} has no label {label!r}; it has {', '.join(labels)}. Name"
-                " one: SentimentReward(..., label=...), or the setting reward_label."
+                " one of these: SentimentReward(..., label=...), or the setting reward_label."
             )
         self.index, self.batch_size = labels[label.upper()], batch_size
 
     @torch.no_grad()
     def logits(self, texts: Sequence[str]) -> Tensor:
-        """Return all logits (B, labels) of the texts, in the order given."""
+        """Return the logits (B, labels) of the texts, in the given order."""
         texts, longest = check_texts("texts", texts), _longest(self.model, self.tokenizer)
         tokens = texts and self.tokenizer(texts, truncation=True, max_length=longest)["input_ids"]
         return _by_length(self, tokens, lambda **batch: self.model(**batch).logits)
@@ -65,8 +65,8 @@ class SentimentReward:
 class NgramSentiment:
     """A judge that is not a transformer: a bias plus a weight for each word and word pair.
 
-    Texts → (B,), the logit of POSITIVE. A weight is at its n-gram's CRC-32 modulo the table's size,
-    and counts once per text (Wang and Manning 2012, aclanthology.org/P12-2018).
+    Texts → (B,), the logit of POSITIVE. A weight's index is its n-gram's CRC-32 modulo the table's
+    size. A repeated n-gram counts once per text (Wang and Manning 2012, aclanthology.org/P12-2018).
     """
 
     def __init__(self, weight: Tensor, bias: Tensor) -> None:
@@ -93,12 +93,12 @@ class NgramSentiment:
 class RewardModel:
     """Score answers by a classifier with one output: prompts and answers → (B,), float32, CPU.
 
-    A dialogue ends with EOS, as in training, and its score is read at its last token (at the one
-    before, where EOS is also the padding token), or, in BERT and its kin, at its first. Padding and
-    the rest of the batch do not change it.
+    Each dialogue gets an EOS token, as in training. Its score is read at its last token (at the
+    token before, if EOS is also the padding token); BERT-like models read it at the first token.
+    Padding and the rest of the batch do not change a score.
 
-    The classifier is in memory, or a folder or hub id (also of an adapter). By default the
-    tokenizer is the one saved with it, and ``max_length``, in tokens, what both of them take.
+    The classifier is a model in memory, a folder or a hub id (also of an adapter). By default the
+    tokenizer is the one saved with it, and ``max_length`` is the most tokens that both accept.
     Raises ``ValueError`` for several outputs and, when scoring, for an answer that is too long.
     """
 
@@ -109,7 +109,7 @@ class RewardModel:
         self.model = load_reward_model(model) if isinstance(model, str | Path) else model
         if self.model.config.num_labels != 1:
             raise ValueError(
-                f"A reward model has one output, this one has {self.model.config.num_labels};"
+                f"A reward model has one output, this one has {self.model.config.num_labels}."
                 " SentimentReward takes one of several labels."
             )
         self.tokenizer = _prepare(tokenizer or load_tokenizer(model), self.model)
@@ -128,16 +128,15 @@ class RewardModel:
         return encode(self.tokenizer, prompts, answers)
 
     def _fit(self, ids: list[int], answer: str) -> list[int]:
-        """Return the dialogue; if it is too long, without its oldest tokens except [CLS]."""
+        """Return the dialogue's ids; if too many, drop the oldest tokens except [CLS]."""
         if len(ids) <= self.max_length:
             return ids
         first = ids[: ids[0] == self.tokenizer.cls_token_id]
-        own = self.tokenizer(f" {answer}", add_special_tokens=False)["input_ids"]
-        needed = len(first) + len(own) + 1
+        needed = len(first) + len(answer_ids(self.tokenizer, [answer])[0])
         if needed > self.max_length:
             raise ValueError(
                 f"An answer of {needed} tokens is longer than max_length={self.max_length}:"
-                f" {answer[:60]!r}… Generate fewer tokens, or raise max_length."
+                f" {answer[:60]!r}… Generate fewer tokens, or increase max_length."
             )
         return [*first, *ids[len(first) - self.max_length :]]
 
@@ -151,16 +150,16 @@ class ChatRewardModel(RewardModel):
 
 
 def load_reward_model(source: str | Path, new_head: bool = False, **kwargs) -> PreTrainedModel:
-    """Return a classifier with one output, in float32, as ``load_model`` does.
+    """Return a classifier with one output, in float32; raise what ``load_model`` raises.
 
-    With ``new_head`` a language model gets a random head, to be trained.
+    With ``new_head``, a language model gets a random head for training.
     """
     kwargs = {"num_labels": 1, "dtype": torch.float32} | kwargs
     return load_model(AutoModelForSequenceClassification, source, new_head, **kwargs)
 
 
 def _prepare(tokenizer, model: PreTrainedModel):
-    """Give both a padding token, by which transformers finds the last real token."""
+    """Return the tokenizer after setting the padding token of both, which marks a text's end."""
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     check_vocabulary(tokenizer, model)
@@ -177,26 +176,29 @@ def _by_length(
     """
     if scorer.batch_size < 1:
         raise ValueError(f"batch_size is {scorer.batch_size}; it must be at least 1.")
-    found = torch.empty(len(tokens), scorer.model.config.num_labels)
+    scores = torch.empty(len(tokens), scorer.model.config.num_labels)
     order = sorted(range(len(tokens)), key=lambda row: len(tokens[row]))
     for start in range(0, len(order), scorer.batch_size):
         rows = order[start : start + scorer.batch_size]
         ids = {"input_ids": [tokens[row] for row in rows]}
         batch = scorer.tokenizer.pad(ids, padding_side="right", return_tensors="pt")
-        found[rows] = score(**batch.to(scorer.model.device)).view(len(rows), -1).float().cpu()
-    return found
+        scores[rows] = score(**batch.to(scorer.model.device)).view(len(rows), -1).float().cpu()
+    return scores
 
 
 def check_texts(name: str, texts: Iterable[str]) -> list[str]:
-    """Raise ``TypeError`` unless these are texts: one text would be scored by letters."""
-    found = [None] if isinstance(texts, str) else [*texts]
-    if not all(isinstance(text, str) for text in found):
+    """Return the texts as a list; raise ``TypeError`` for a single string or for a non-text.
+
+    A single string would be scored letter by letter.
+    """
+    rows = [None] if isinstance(texts, str) else [*texts]
+    if not all(isinstance(text, str) for text in rows):
         raise TypeError(f"{name} must be a list of texts; got {texts!r:.60}.")
-    return found
+    return rows
 
 
 def _longest(model: PreTrainedModel, tokenizer) -> int:
-    """Return how many tokens both the model and its tokenizer take."""
+    """Return the most tokens that both the model and its tokenizer accept."""
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", NO_LIMIT)
     return min(positions, tokenizer.model_max_length, NO_LIMIT)
 
@@ -206,21 +208,26 @@ def last_token_scores(
 ) -> Tensor:
     """Return scores (B,) at each row's last real token, for (B, T) padded on either side."""
     positions = {}
-    if not attention_mask[:, 0].all():  # padded on the left: a row's first token is at position 0
+    if not attention_mask[:, 0].all():  # left padding: a row's first token gets position 0
         positions["position_ids"] = (attention_mask.cumsum(1) - 1).clamp(min=0)
     return model(input_ids=input_ids, attention_mask=attention_mask, **positions).logits[:, 0]
 
 
-def finite(scores: Tensor, texts: Sequence[str]) -> Tensor:
-    """Return the scores (B,); raise for another shape, and, naming the text, for NaN or Inf."""
+def require_finite(scores: Tensor, texts: Sequence[str]) -> Tensor:
+    """Return the scores as a tensor (B,), one per text.
+
+    Raises ``ValueError`` for another shape, and ``FloatingPointError`` for NaN or Inf.
+    """
     scores = torch.as_tensor(scores)
     if scores.shape != (len(texts),):
-        raise ValueError(f"{len(texts)} texts got scores of shape {tuple(scores.shape)}.")
+        raise ValueError(
+            f"{len(texts)} texts got scores of shape {tuple(scores.shape)}; return one per text."
+        )
     if not scores.isfinite().all():
         row = int((~scores.isfinite()).nonzero()[0])
         raise FloatingPointError(
             f"The score of text {row} is {scores[row].item()}: {texts[row][:60]!r}. The reward"
-            " model diverged in training, or overflows in float16."
+            " model diverged in training or overflows in float16: load another, or use float32."
         )
     return scores
 

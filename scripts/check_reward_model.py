@@ -1,11 +1,11 @@
-"""Check whether a reward model is good enough for PPO: held-out pairs, baselines, bad answers.
+"""Check whether a reward model is ready for PPO: held-out pairs, baselines, and bad answers.
 
     python scripts/check_reward_model.py MODEL --pairs DATA
 
-MODEL is a sequence classifier in the Hub's format (a folder or an id; an adapter also), DATA a
-folder or an id of preference pairs: chosen and rejected as transcripts or
-messages, or answers beside a column prompt. Writes check-up.html and check-up.json to --output.
-Exits with 2 if the verdict is not to start, with 1 after an error.
+MODEL is a folder or Hub id of a sequence classifier or an adapter. DATA is a folder or Hub id of
+preference pairs: chosen and rejected are transcripts, messages, or answers to a column prompt.
+Writes check-up.html and check-up.json to --output. Exits with 2 if the verdict is not to start
+PPO, or with 1 after an error.
 """
 
 import argparse
@@ -15,8 +15,8 @@ from pathlib import Path
 
 from command_line import exits
 
-LEVELS = "stop: PPO would learn the fault; watch: PPO may find it, so follow it during training."
-SPECIAL, LONGEST_PROBE = 8, 5  # tokens around an answer; lengths of a bad answer in normal answers
+LEVELS = "stop: PPO would exploit the fault; watch: PPO may find it, so monitor it in training."
+SPECIAL, LONGEST_PROBE = 8, 5  # tokens around an answer; longest probe, relative to its answer
 
 
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
@@ -25,16 +25,16 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("model", help="folder or Hub id of the reward model")
     parser.add_argument("--pairs", required=True, help="folder or Hub id of preference pairs")
     parser.add_argument("--data_dir", help="subfolder of the dataset")
-    parser.add_argument("--split", default="test", help="pairs that the model was not trained on")
-    parser.add_argument("--limit", type=int, default=1000, help="pairs at most")
-    parser.add_argument("--label", help="the label that is the score, of several")
+    parser.add_argument("--split", default="test", help="pairs not used in training")
+    parser.add_argument("--limit", type=int, default=1000, help="maximum number of pairs")
+    parser.add_argument("--label", help="label whose logit is the score")
     parser.add_argument(
         "--chat",
         action=argparse.BooleanOptionalAction,
         help="apply the tokenizer's chat template (default: if it has one)",
     )
     parser.add_argument(
-        "--probes", type=Path, help="JSON lines: prompt, answer, and a bad answer per other column"
+        "--probes", type=Path, help="JSON lines: prompt, answer, and bad answers in other columns"
     )
     parser.add_argument("--batch_size", type=int, default=32)
     parser.add_argument("--seed", type=int, default=0)
@@ -43,7 +43,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
 
 
 def load_score(chosen: argparse.Namespace):
-    """Return a function that scores prompts and answers, its tokenizer, and its maximum tokens."""
+    """Return a function from prompts and answers to scores, its tokenizer, and its most tokens."""
     from rlhf_course.rewards import ChatRewardModel, RewardModel, SentimentReward
     from rlhf_course.runtime.hub import download
 
@@ -54,33 +54,35 @@ def load_score(chosen: argparse.Namespace):
         def score(prompts, answers):
             return reward([f"{p} {a}" for p, a in zip(prompts, answers, strict=True)])
 
-        return score, reward.tokenizer, None  # this reads the end of a longer text
+        return score, reward.tokenizer, None  # it truncates long texts on the left
     model = RewardModel(chosen.model, batch_size=chosen.batch_size)
     has_template = model.tokenizer.chat_template is not None
     if chosen.chat and not has_template:
         raise ValueError(f"{chosen.model} has no chat template; omit --chat.")
-    if has_template and chosen.chat is not False:
+    if chosen.chat is False:
+        model.tokenizer.chat_template = None  # with it, RewardModel would apply it
+    elif has_template:
         model = ChatRewardModel(model.model, model.tokenizer, batch_size=chosen.batch_size)
     return model, model.tokenizer, model.max_length
 
 
 def keep_fitting(pairs, tokenizer, most: int | None):
-    """Return the pairs whose answers fit, and the first 300 whose answers fit five times."""
+    """Return the pairs that fit into ``most`` tokens, and 300 that would fit five times."""
     sides = [tokenizer(pairs[side][:])["input_ids"] for side in ("chosen", "rejected")]
     sizes = [max(map(len, both)) + SPECIAL for both in zip(*sides, strict=True)]
     most = most or max(sizes) * LONGEST_PROBE
     kept = [row for row, size in enumerate(sizes) if size <= most]
     short = [row for row in kept if sizes[row] * LONGEST_PROBE <= most][:300]
     if len(kept) < len(pairs):
-        print(f"{len(pairs) - len(kept)} pairs have an answer of more than {most} tokens: dropped")
+        print(f"Dropped {len(pairs) - len(kept)} pairs with an answer of more than {most} tokens.")
     if len(short) < 2:
-        raise ValueError(f"No answer is short enough to audit: the model takes {most} tokens.")
+        raise ValueError(f"No answer fits five times into {most} tokens. Add shorter answers.")
     normal = pairs.select(short)
     return pairs.select(kept), {"prompt": normal["prompt"][:], "answer": normal["chosen"][:]}
 
 
 def load_probes(file: Path | None) -> dict | None:
-    """Return prompts, answers and own probes of a file of JSON lines."""
+    """Return column → values of a JSON Lines file of probes, or None without a file."""
     if file is None:
         return None
     import pandas as pd
@@ -88,14 +90,14 @@ def load_probes(file: Path | None) -> dict | None:
     rows = pd.read_json(file, lines=True, dtype=False)
     if len(rows.columns) < 3 or not {"prompt", "answer"} < {*rows.columns}:
         raise ValueError(
-            f"{file} needs the columns prompt, answer and at least one kind of bad answer; it has"
-            f" {', '.join(map(str, rows.columns))}."
+            f"{file} has the columns {', '.join(map(str, rows.columns))}; add prompt, answer, and"
+            " at least one column of bad answers."
         )
     return {name: rows[name].tolist() for name in rows}
 
 
 def pictures(found) -> dict[str, str]:
-    """Return figures as PNG in base64, by their captions."""
+    """Return caption → figure, as PNG in base64."""
     from command_line.page import picture
 
     from rlhf_course.audit import PASS

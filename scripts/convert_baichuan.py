@@ -1,10 +1,9 @@
-"""Write a Baichuan-7B or Baichuan2-7B checkpoint as a native Llama one, which needs no
-trust_remote_code.
+"""Convert a Baichuan-7B or Baichuan2-7B checkpoint to Llama, which needs no trust_remote_code.
 
-SOURCE is a folder with the downloaded checkpoint, TARGET a new folder. A 7B takes 15 GB more on the
-disk, and about 5 GB of memory; 20 GB where .bin files are of torch before 1.6. An interrupted run
-leaves nothing; the same command starts again. LoRA's target W_pack becomes q_proj, k_proj and
-v_proj.
+SOURCE is a folder with the downloaded checkpoint, TARGET a new folder. A 7B model needs 15 GB of
+free disk space and about 5 GB of memory, or 20 GB if torch before 1.6 wrote its .bin files. An
+interrupted run leaves no files; repeat the same command. LoRA's target W_pack becomes q_proj,
+k_proj and v_proj.
 """
 
 import argparse
@@ -17,12 +16,12 @@ NORM_HEAD = {"auto": None, "yes": True, "no": False}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Convert, and print how to load the result; ``ValueError`` or ``OSError`` if it fails."""
+    """Convert, and print code that loads the result; raise ``ValueError`` or ``OSError``."""
     how = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
     add = (parser := argparse.ArgumentParser("convert_baichuan.py", **how)).add_argument
-    add("source", type=Path, metavar="SOURCE", help="config.json, tokenizer.model and the weights")
-    add("target", type=Path, metavar="TARGET", help="a folder that does not exist yet, or is empty")
-    text = "whether the head is Baichuan2's NormHead (default: auto, by config.json)"
+    add("source", type=Path, metavar="SOURCE", help="has config.json, tokenizer.model, and weights")
+    add("target", type=Path, metavar="TARGET", help="folder that does not exist yet, or is empty")
+    text = "whether the head is Baichuan2's NormHead (default: auto, from config.json)"
     add("--norm-head", default="auto", choices=NORM_HEAD, help=text)
     chosen = parser.parse_args(arguments)
     from rlhf_course.baichuan.convert import convert_to_llama  # so that --help is fast

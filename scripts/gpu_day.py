@@ -1,10 +1,10 @@
-"""Try a GPU gate by gate: measure, compare with the prediction, stop at the first failure.
+"""Test a GPU gate by gate: measure, compare with predictions, and stop at the first failure.
 
-    python scripts/gpu_day.py            # the same command continues where it stopped
-    python scripts/gpu_day.py --readme   # puts what it measured into the README
+    python scripts/gpu_day.py            # repeat the command to continue
+    python scripts/gpu_day.py --readme   # write the measurements into the README
 
-The results are in OUTPUT/gpu_day.json. Without CUDA it rehearses gates 1 to 5 with small shapes.
-site/on-a-gpu.md says what each gate proves.
+Writes results to OUTPUT/gpu_day.json. Without CUDA, rehearses gates 1 to 5 with small shapes.
+site/on-a-gpu.md explains the gates.
 """
 
 import argparse
@@ -27,27 +27,27 @@ from rlhf_course.course.presets import has_bf16
 from rlhf_course.runtime.files import atomic_file, hold, read_json
 
 CARD, GIB = torch.cuda.is_available(), 2**30
-# An older tutorial's GPT-2 small on an A800: 194 steps in 35 min 19 s.
+# An older tutorial's run of GPT-2 small on an A800: 194 steps in 35 min 19 s.
 PUBLISHED = {"seconds_per_step": 10.92, "peak_gib": 10_097 / 1024}
-SLACK = 1.3  # measured over computed memory, as tests/test_memory.py allows
+SLACK = 1.3  # allowed ratio of measured to computed memory, as in tests/test_memory.py
 SHORT = {"00": {"steps": 2, "batch_size": 8, "eval_queries": 16}}  # a rehearsal's overrides
 SHORT["03"] = {"toy_steps": 2, "toy_betas": [0.5], "toy_batch": 32}
-# At full: minutes, GB to download, GiB on the card; guesses, except for the memory of 04.
+# Preset full: minutes, GB to download, GiB on the card; guesses, except for 04's memory.
 FULL = {"04": (120, 1, 10), "01": (240, 1, 40), "05": (900, 16, 40)}
 
 
 class Gate(NamedTuple):
-    """A step of the protocol and its budget."""
+    """Hold a step of the protocol and its budget."""
 
     name: str
-    run: Callable  # gate, output folder → what was measured, and the most that was predicted
+    run: Callable  # gate, output folder → measurements, and predicted upper bounds
     minutes: float = 30  # a gate that takes longer is killed
     download: float = 0  # GB
     memory: float = 0  # GiB that must be free
 
 
 def gates() -> list[Gate]:
-    """Return all gates; without a card, those of the rehearsal."""
+    """Return all gates, or without a GPU those of the rehearsal."""
     names = sorted(path.stem for path in NOTEBOOKS.glob("[0-9]*.ipynb"))
     found = [Gate("1 environment", environment), Gate("2 tests", tests)]
     tiny = [name for name in names if CARD or name[:2] in SHORT]
@@ -60,7 +60,7 @@ def gates() -> list[Gate]:
 
 
 def call(gate: Gate, folder: Path, *command) -> str:
-    """Run this Python with a command; return what it printed, or raise with its last lines."""
+    """Run this Python with a command; return its output, or raise with the last lines of it."""
     offline = {} if gate.download else {"HF_HUB_OFFLINE": "1"}
     with open(log := folder / "gate.log", "w") as file:
         how = {"cwd": ROOT, "stdout": file, "stderr": file, "timeout": 60 * gate.minutes}
@@ -73,21 +73,21 @@ def call(gate: Gate, folder: Path, *command) -> str:
 
 
 def environment(*_) -> tuple[dict, dict]:
-    """Return the versions and device, which must stay the same for all gates."""
+    """Return the versions and the device, which must not change between gates."""
     found = {name: version(name) for name in ("torch", "transformers", "trl", "papermill")}
     found["device"] = torch.cuda.get_device_name() if CARD else "CPU"
     return found | {"bf16": has_bf16()}, {}
 
 
 def tests(gate: Gate, folder: Path) -> tuple[dict, dict]:
-    """Run the tests that need a device; a rehearsal only collects them."""
+    """Run the tests that need a GPU; a rehearsal only collects them."""
     options = "-m pytest -q -p no:cacheprovider -o python_files=check_*.py tests/on_gpu".split()
     text = call(gate, folder, *options, *["--co"] * (not CARD))
     return {"summary": text.splitlines()[-1]}, {}
 
 
 def notebook(name: str, preset: str, gate: Gate, folder: Path) -> tuple[dict, dict]:
-    """Run every cell; all checks must pass, except after a rehearsal's two steps."""
+    """Run a notebook; raise if a check fails, except after a rehearsal's two steps."""
     card, short = folder / preset / f"run_cards/{name}.json", {} if CARD else SHORT[name[:2]]
     command = ["scripts/run_notebooks.py", "--only", name, "--preset", preset, "--jobs=1"]
     command += [f"--override={key}={value}" for key, value in short.items()]
@@ -102,7 +102,7 @@ def notebook(name: str, preset: str, gate: Gate, folder: Path) -> tuple[dict, di
 
 
 def gpt2(gate: Gate, folder: Path) -> tuple[dict, dict]:
-    """Take PPO steps with random weights, at the published run's batch and lengths."""
+    """Take PPO steps with random weights, and the published run's batch and lengths."""
     options = ["--shape=gpt2"] if CARD else ["--shape=tiny", "--rounds=1", "--threads=1"]
     options += ["--bf16"] * (CARD and has_bf16()) + [f"--output={folder / 'gpt2.json'}"]
     call(gate, folder, "scripts/benchmark/benchmark_ppo.py", *options)
@@ -112,17 +112,17 @@ def gpt2(gate: Gate, folder: Path) -> tuple[dict, dict]:
 
 
 def lora(gate: Gate, folder: Path) -> tuple[dict, dict]:
-    """Take a PPO step with as many layers of a 7B as fit; compare with the computed memory."""
+    """Take a PPO step on as many layers of a 7B as fit; the bound is its computed memory."""
     text = call(gate, folder, "scripts/make/memory_table.py", "--measure")
     measured = json.loads(text.splitlines()[-1])
     return measured, {"peak_gib": SLACK * measured["computed_gib"]}
 
 
 def walk(gates: list[Gate], file: Path) -> str:
-    """Run the gates that have not passed; return the problem of the first that fails."""
+    """Run the gates that have not passed; return the first failure's problem, or ""."""
     day = read_card(file) or {"environment": environment()[0], "gates": {}}
     if day["environment"] != environment()[0]:
-        raise ValueError(f"{file} is of {day['environment']}. Choose another --output.")
+        raise ValueError(f"{file} comes from {day['environment']}. Choose another --output.")
     for gate in gates:
         if day["gates"].get(gate.name, {}).get("passed"):
             continue
@@ -131,10 +131,10 @@ def walk(gates: list[Gate], file: Path) -> str:
         measured, predicted, problem, started = {}, {}, "", time.perf_counter()
         try:
             if CARD and torch.cuda.mem_get_info()[0] / GIB < gate.memory:
-                raise MemoryError(f"less than {gate.memory} GiB are free on the card")
+                raise MemoryError(f"less than {gate.memory} GiB is free on the GPU; free some")
             measured, predicted = gate.run(gate, file.parent)
             over = ", ".join(name for name in predicted if not measured[name] <= predicted[name])
-            problem = over and f"more than predicted: {over}"
+            problem = over and f"above the prediction: {over}"
         except Exception as error:
             problem = exits.sentence(error)
         result = {"problem": problem, "measured": measured, "predicted": predicted}
@@ -149,7 +149,7 @@ def walk(gates: list[Gate], file: Path) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Walk the gates, or write the README; the exit code is 1 where a gate fails."""
+    """Run the gates, or update the README; return 1 if a gate fails, else 0."""
     parser = argparse.ArgumentParser("gpu_day.py", description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=Path, default=ROOT / "build/gpu_day")
     parser.add_argument("--readme", action="store_true")
@@ -157,7 +157,7 @@ def main(arguments: list[str]) -> int:
     file = chosen.output.expanduser().resolve() / "gpu_day.json"
     if chosen.readme:
         return keep_day(file)
-    print("" if CARD else "torch finds no CUDA device: a rehearsal, which measures nothing.")
+    print("" if CARD else "torch found no CUDA device; rehearsing without measurements.")
     with hold(file.parent):
         problem = walk(gates(), file)
     read = f"Gate 7: read the answers in {file.parent}/full/html/05*.html, section 9." * CARD

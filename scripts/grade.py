@@ -1,15 +1,15 @@
-"""Grade exercise notebooks with hidden inputs: points, and which named mistakes a class makes.
+"""Grade exercise notebooks with hidden inputs: points, and the class's named mistakes.
 
-HANDED_IN holds a folder or a notebook per student, or one student's notebooks under their own
-names. Points are the dots of an exercise, 1 to 3. Each exercise runs in a forked process with a
-time limit. This is not a sandbox: use an account or a container that has nothing to lose.
+HANDED_IN contains a folder or a notebook per student, or one student's notebooks with their
+original names. Points are the dots of an exercise, 1 to 3. Each exercise runs in a forked process
+with a time limit. This is not a sandbox: use an account or container without valuable data.
 
-csv          grades.csv: a row per student and exercise: points, the mistake's name, the message
-html         grades.html: how many students make which mistake, exercise by exercise
+csv          grades.csv: points, mistake and message per student and exercise
+html         grades.html: number of students per mistake, exercise by exercise
 gradescope   STUDENT/results.json: "tests", each with name, score, max_score and output
 classroom50  STUDENT/result.json, schema classroom50/result/v1: score, max-score, and "tests", each
-             with test-name, passed, score, max-score; Classroom 50's runner sets the variables
-             (CLASSROOM, ASSIGNMENT, SUBMISSION_TAG, …) that the other fields are read from
+             with test-name, passed, score, max-score; the other fields come from variables that
+             Classroom 50's runner sets (CLASSROOM, ASSIGNMENT, SUBMISSION_TAG, …)
 """
 
 import argparse
@@ -31,10 +31,10 @@ from make.make_exercises import SETS, load
 
 from rlhf_course.runtime.files import atomic_file, check_folder
 
-PUBLIC = 1000  # smaller seeds are for checks that students have
-CHOSEN: dict[str, dict] = {}  # notebook → its exercises, which forked processes inherit
+PUBLIC = 1000  # the students' own checks use smaller seeds
+CHOSEN: dict[str, dict] = {}  # notebook → exercises; forked processes inherit them
 UNNAMED = "missing", "error", "stopped", "where", "unnamed"
-FILES = {  # format: file per student, and a test's fields there → ours
+FILES = {  # format → (file per student, test field → key of a row)
     "gradescope": (
         "results.json",
         {"name": "exercise", "score": "points", "max_score": "max_points", "output": "said"},
@@ -48,7 +48,10 @@ SUBMISSION = "SUBMISSION_TAG COMMIT_URL RELEASE_URL REVIEW_URL CLASSROOM ASSIGNM
 
 
 def students(handed_in: Path) -> dict[str, list[Path]]:
-    """Return the notebooks by student; "" is the only one. Raises ``ValueError`` for none."""
+    """Return student → notebooks; the key is "" if there is only one student.
+
+    Raises ``ValueError`` if there is no notebook.
+    """
     if any((handed_in / f"{name}.ipynb").exists() for name in CHOSEN):
         return {"": notebooks(handed_in)}
     found: dict[str, list[Path]] = {}
@@ -56,18 +59,18 @@ def students(handed_in: Path) -> dict[str, list[Path]]:
         if place.is_dir() or place.suffix == ".ipynb":
             found.setdefault(place.name.removesuffix(".ipynb"), []).extend(notebooks(place))
     if not any(found.values()):
-        raise ValueError(f"{handed_in} holds no notebook. Name the folder of what was handed in.")
+        raise ValueError(f"{handed_in} has no notebooks. Choose the folder of submissions.")
     return found
 
 
 def notebooks(place: Path) -> list[Path]:
-    """Return the notebooks at a place, except for Jupyter's checkpoints."""
+    """Return a file, or a folder's notebooks without Jupyter's checkpoints."""
     paths = sorted(place.rglob("[!.]*.ipynb")) if place.is_dir() else [place]
     return [path for path in paths if path.parent.name != ".ipynb_checkpoints"]
 
 
 def grade(paths: list[Path], seed: int, limit: float) -> list[dict]:
-    """Return a row per exercise: its id, points, max_points, the mistake's name, the message."""
+    """Return a dict per exercise: id, points, maximum, mistake, and the message in ``said``."""
     import frozen
 
     parsed, damaged, rows = {}, "", []
@@ -92,7 +95,7 @@ def grade(paths: list[Path], seed: int, limit: float) -> list[dict]:
 
 
 def result(rows: list[dict], form: str) -> dict:
-    """Return the content of a student's file in the format of Gradescope or Classroom 50."""
+    """Return a student's results in the format of Gradescope or Classroom 50."""
     tests = [{field: row[own] for field, own in FILES[form][1].items()} for row in rows]
     if form == "gradescope":
         return {"tests": tests}
@@ -105,7 +108,7 @@ def result(rows: list[dict], form: str) -> dict:
 
 
 def page(target: Path, graded: dict[str, list[dict]]) -> None:
-    """Write the instructor's page: a row per exercise and mistake, the most frequent first."""
+    """Write the instructor's page: a row per exercise and mistake, most frequent first."""
     from command_line import page as pages
 
     all_rows = [row for student in graded.values() for row in student]
@@ -127,8 +130,8 @@ def page(target: Path, graded: dict[str, list[dict]]) -> None:
         target,
         title="Which mistakes the class makes",
         verdict=f"{len(graded)} students; the checks name {named} of their mistakes.",
-        about="missing: not handed in, or not written. error: stops with one. stopped: crashed, or "
-        "did not finish in time. where: wrong in some cases. unnamed: wrong for another reason.",
+        about="missing: not submitted or not written. error: raises an error. stopped: crashed or "
+        "exceeded the time limit. where: wrong in some cases. unnamed: another mistake.",
         columns={key: key for key in ("exercise", "right", "students", "mistake", "message")},
         rows=sorted(rows, key=lambda row: row["exercise"]),
         pictures={},
@@ -136,7 +139,7 @@ def page(target: Path, graded: dict[str, list[dict]]) -> None:
 
 
 def write(folder: Path, form: str, graded: dict[str, list[dict]]) -> None:
-    """Write the grades in a format."""
+    """Write all students' grades to ``folder`` in the given format."""
     if form == "html":
         page(folder / "grades.html", graded)
     elif form == "csv":
@@ -157,8 +160,8 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("handed_in", type=Path, metavar="HANDED_IN")
     parser.add_argument("--seed", type=int, required=True, help=f"{PUBLIC} or more; keep it secret")
     parser.add_argument("--format", choices=["csv", "html", *FILES], default="csv")
-    parser.add_argument("--output", type=Path, default=Path("build/grades"), help="a folder")
-    parser.add_argument("--only", nargs="+", help="numbers of notebooks, as in --only 00 01")
+    parser.add_argument("--output", type=Path, default=Path("build/grades"), help="folder")
+    parser.add_argument("--only", nargs="+", help="notebook numbers, as in --only 00 01")
     parser.add_argument("--limit", type=float, default=5.0, help="seconds per exercise")
     chosen = parser.parse_args(arguments)
     if chosen.seed < PUBLIC or not hasattr(os, "fork"):
@@ -166,11 +169,11 @@ def main(arguments: list[str]) -> None:
     torch.set_num_threads(1)
     names = [name for name in SETS if not chosen.only or name[2:4] in chosen.only]
     if not names:
-        raise ValueError(f"--only {' '.join(chosen.only)} names no notebook; use 00 01, say.")
+        raise ValueError(f"--only {' '.join(chosen.only)} matches no notebook. Try 00 01.")
     CHOSEN.clear()
     CHOSEN.update({made.notebook: made.exercises for made in map(load, names)})
     for exercise in (made for exercises in CHOSEN.values() for made in exercises.values()):
-        exercise.wanted(chosen.seed)  # once, before the fork
+        exercise.expected(chosen.seed)  # once, before the fork
     handed_in = students(chosen.handed_in)
     work = partial(grade, seed=chosen.seed, limit=chosen.limit)
     with ProcessPoolExecutor(2, get_context("fork")) as pool:
@@ -183,5 +186,5 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # autograd cannot fork beside a GPU's threads
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # autograd cannot fork once it has GPU threads
     sys.exit(exits.run("grade.py", main))

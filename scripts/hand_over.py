@@ -1,13 +1,13 @@
-"""Hand a PPO run over to a larger engine, with proof that the arithmetic is the same.
+"""Hand a PPO run over to a larger engine, and check that both compute the same numbers.
 
     python scripts/hand_over.py RUN --to verl
     python scripts/hand_over.py RUN --to trl --method grpo
     python scripts/hand_over.py RUN --to verl --check
 
-RUN is the folder that train_ppo.py left. Options of train_ppo.py may follow: name models and
-datasets of your own again. Writes models, prompts, reward, settings, a launch command and a
-recorded batch to RUN-to-ENGINE. --check replays the batch in the engine's own code; the exit code
-is 2 if a number or a setting differs.
+RUN is an output folder of train_ppo.py. Options of train_ppo.py may follow: repeat those that name
+your own models and datasets. Writes models, prompts, reward, settings, a launch command and a
+recorded batch to RUN-to-ENGINE. --check replays the batch in the engine's own code, and exits with
+2 if a number or a setting differs.
 """
 
 import argparse
@@ -47,15 +47,15 @@ from rlhf_course.runtime.files import atomic_folder, read_json
 
 HERE, VERSIONS = Path(__file__).resolve().parent / "engines", {"verl": "0.9.1", "trl": "1.16.0"}
 OVERLAY = ROOT / "build/engines" / f"verl-{VERSIONS['verl']}"
-SAMPLES, GROUP = 16, 4  # in the recorded batch; responses per prompt for trl
-NOISE = {"verl": 1.0, "trl": 0.3}  # nats per token between old and new policy, so that clips act
+SAMPLES, GROUP = 16, 4  # samples recorded; responses per prompt for trl
+NOISE = {"verl": 1.0, "trl": 0.3}  # nats per token, old to new policy, so that clipping is active
 TALK = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
 def rebuild(folder: Path, more: list[str]):
-    """Return options, settings and parts of a run in the state of its last checkpoint."""
+    """Return options, settings and run at its last checkpoint; raise ``ValueError`` on changes."""
     if not (folder / "run.json").exists():
-        raise ValueError(f"{folder} holds no run.json. Choose an output folder of train_ppo.py.")
+        raise ValueError(f"{folder} has no run.json. Choose an output folder of train_ppo.py.")
     before = read_json(folder / "run.json")
     given = {k: v for k, v in before["settings"].items() if v is not None}
     if given.pop("command", None) != train_ppo.NAME:
@@ -68,14 +68,14 @@ def rebuild(folder: Path, more: list[str]):
     for name, old in before["inputs"].items():
         place = places[name]
         if old not in (place, place and fingerprint(shipped(place))):
-            raise ValueError(f"--{name} {place} differs from that of {folder}. Pass that one.")
+            raise ValueError(f"--{name} {place} differs from {folder}'s. Pass the run's own.")
     run = (train_ppo.build_chat if options.sft_adapter else train_ppo.build_imdb)(options, settings)
     load_checkpoint(run.trainer, find_checkpoint(folder))
     return options, settings, run
 
 
 def save_models(folder: Path, options, settings, run) -> int | None:
-    """Write the three models; return which label is the score, None for the only one."""
+    """Write the three models; return the score's label index, or None for a single label."""
 
     def save(name: str, network, tokenizer, adapter: str = "default") -> None:
         if isinstance(network, PeftModel):
@@ -101,12 +101,12 @@ def save_models(folder: Path, options, settings, run) -> int | None:
 
 
 def save_prompts(folder: Path, engine: str, trainer) -> list[int]:
-    """Write the prompts whose text gives the same tokens; return their rows."""
+    """Write the prompts whose text yields the same tokens; return their row numbers."""
     ids, texts = (trainer.dataset[name][:] for name in ("input_ids", "query"))
     pairs = zip(ids, trainer.tokenizer(texts)["input_ids"], strict=True)
     kept = [row for row, (query, again) in enumerate(pairs) if query.tolist() == again]
     if len(kept) < SAMPLES:
-        raise ValueError(f"Only {len(kept)} prompts give their own tokens; {SAMPLES} are needed.")
+        raise ValueError(f"{len(kept)} prompts survive retokenization; pass {SAMPLES} or more.")
     table = pd.DataFrame({"prompt": [texts[row] for row in kept]})
     if engine == "trl":
         table.to_json(folder / "prompts.jsonl", orient="records", lines=True, force_ascii=False)
@@ -122,7 +122,7 @@ def save_prompts(folder: Path, engine: str, trainer) -> list[int]:
 def record(run, rows: list[int]) -> tuple[Rollout, dict]:
     """Sample a response to each prompt; return the batch, and its texts and queries."""
     trainer = run.trainer
-    trainer.config.begin_suppress_tokens = []  # engines do not have it
+    trainer.config.begin_suppress_tokens = []  # engines lack this option
     queries, prompts = ([trainer.dataset[row][k] for row in rows] for k in ("input_ids", "query"))
     responses = trainer.generate(queries, return_prompt=False, **run.generation)
     answers = trainer.tokenizer.batch_decode(responses, skip_special_tokens=True)  # as engines do
@@ -137,7 +137,7 @@ def record(run, rows: list[int]) -> tuple[Rollout, dict]:
 
 
 def ppo_loss(new, old, noise, rollout: Rollout, config, kl_coef: float) -> tuple:
-    """Fill in advantages; return the losses of policy and values by this course's PPO."""
+    """Set the rollout's advantages; return PPO's policy loss and value loss."""
     update.add_rewards(rollout, config, kl_coef)
     update.add_advantages(rollout, config)
     how = rollout.values, rollout.returns, config.cliprange_value
@@ -147,7 +147,7 @@ def ppo_loss(new, old, noise, rollout: Rollout, config, kl_coef: float) -> tuple
 
 
 def group_loss(new, old, rollout: Rollout, config, kl_coef: float, method: str) -> torch.Tensor:
-    """Fill in advantages; return RLOO's or GRPO's loss by notebook 07's own cells."""
+    """Set the rollout's advantages; return RLOO's or GRPO's loss from notebook 07's cells."""
     names = {"settings": SimpleNamespace(cliprange=config.cliprange), "torch": torch}
     wanted = ("clipped", "leave_one_out", "rloo_loss", "group_advantages", "grpo_loss")
     for cell in nbformat.read(ROOT / "notebooks/07_after_ppo.ipynb", as_version=4).cells:
@@ -163,7 +163,7 @@ def group_loss(new, old, rollout: Rollout, config, kl_coef: float, method: str) 
 
 
 def write(engine: str, method: str, target: Path, options, settings, run) -> None:
-    """Write the hand-over. Its samples count as an older policy's, which differs by noise."""
+    """Write the hand-over to ``target``; its samples' old log-probabilities have added noise."""
     config, kl_coef = run.trainer.config, run.trainer.kl_ctl.value
     repeats = GROUP if engine == "trl" else 1
     limits = yaml.safe_load((HERE / "limits.yaml").read_text("utf-8")) | {"ppo": []}
@@ -196,17 +196,17 @@ def write(engine: str, method: str, target: Path, options, settings, run) -> Non
         lines = (folder / "settings.txt").read_text("utf-8").partition("# Free")[0].splitlines()
         expected = {"settings": [x for x in lines if x[0] != "#"], "numbers": found} | texts
         (folder / "expected.json").write_text(json.dumps(expected, indent=1), encoding="utf-8")
-    print("Open next, for what cannot be carried over:", target / "README.md")
+    print("Open next, for differences from the run:", target / "README.md")
 
 
 def check(engine: str, folder: Path) -> int:
-    """Replay the recorded batch in a process of its own; return its exit code."""
+    """Replay the recorded batch in a separate process; return its exit code."""
     if not (folder / "expected.json").exists():
-        raise ValueError(f"{folder} holds no hand-over. Write one first, without --check.")
+        raise ValueError(f"{folder} has no hand-over. First run the command without --check.")
     where = dict(os.environ)
     if engine == "verl":
         if not OVERLAY.exists():
-            raise ValueError(f"{OVERLAY} is missing: `make engines` puts verl's code there.")
+            raise ValueError(f"{OVERLAY} is missing. Run `make engines` to install verl's code.")
         where["PYTHONPATH"] = str(OVERLAY)
     command = [sys.executable, folder / "replay.py", engine, folder]
     return subprocess.run(command, env=where).returncode
@@ -215,10 +215,10 @@ def check(engine: str, folder: Path) -> int:
 def main(arguments: list[str]) -> int:
     how = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
     parser = argparse.ArgumentParser("hand_over.py", description=__doc__, **how)
-    parser.add_argument("run", type=Path, help="folder that train_ppo.py left")
-    parser.add_argument("--to", required=True, choices=[*VERSIONS], help="the engine")
-    parser.add_argument("--method", default="rloo", choices=["rloo", "grpo"], help="for trl")
-    parser.add_argument("--check", action="store_true", help="replay what was written")
+    parser.add_argument("run", type=Path, help="output folder of train_ppo.py")
+    parser.add_argument("--to", required=True, choices=[*VERSIONS], help="target engine")
+    parser.add_argument("--method", default="rloo", choices=["rloo", "grpo"], help="method in trl")
+    parser.add_argument("--check", action="store_true", help="replay the recorded batch")
     chosen, more = parser.parse_known_args(arguments)
     target = Path(f"{chosen.run.resolve()}-to-{chosen.to}")
     quiet_libraries()

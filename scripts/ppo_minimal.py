@@ -1,11 +1,11 @@
-"""PPO for a language model in one file: a GPT-2 learns to write positive film reviews.
+"""Train a language model with PPO in one file: a GPT-2 learns to write positive film reviews.
 
     python scripts/ppo_minimal.py         # the repository's small models, one CPU; --help: options
     python scripts/ppo_minimal.py --model gpt2 --reward lvwerra/distilbert-imdb \
         --dataset stanfordnlp/imdb --learning-rate 1.41e-5 --batch-size 128 --steps 200
 
-The second command was not run. This file imports nothing from the course's package, and its step
-equals PPOTrainer.step (tests/test_ppo_minimal.py). Left out: adapters, several processes, mixed
+We have not run the second command. This file does not import the course's package, and its step
+equals PPOTrainer.step (tests/test_ppo_minimal.py). Omitted: adapters, several processes, mixed
 precision, checkpoints. Sources, cited at their lines: [PPO] Schulman et al., arXiv:1707.06347;
 [GAE] Schulman et al., arXiv:1506.02438; [Z19] Ziegler et al., arXiv:1909.08593; [37] core details
 of "The 37 Implementation Details of PPO"; [N] "The N Implementation Details of RLHF with PPO".
@@ -28,32 +28,32 @@ def parse_args(argv=None):
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     add, models = parser.add_argument, Path(__file__).resolve().parents[1] / "models"
     add("--model", default=str(models / "gpt2-imdb-mini"), help="causal language model")
-    add("--reward", default=str(models / "distilbert-imdb-mini"), help="has a label POSITIVE")
-    add("--dataset", default=str(models / "imdb-openings"), help="column text; train and test")
-    add("--output", default="runs/ppo_minimal.png", help="picture of the statistics")
+    add("--reward", default=str(models / "distilbert-imdb-mini"), help="has label POSITIVE")
+    add("--dataset", default=str(models / "imdb-openings"), help="has train, test; column text")
+    add("--output", default="runs/ppo_minimal.png", help="plot of the statistics")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="torch device")
     add("--seed", type=int, default=0, help="seed of numpy and torch")
     add("--steps", type=int, default=20, help="PPO steps")
     add("--eval-queries", type=int, default=256, help="held-out queries")
-    add("--response-length", type=int, default=16, help="longest response, tokens")
+    add("--response-length", type=int, default=16, help="maximum, in tokens")
     add("--batch-size", type=int, default=32, help="samples per step")
     add("--mini-batch-size", type=int, default=32, help="samples per optimizer step")
     add("--ppo-epochs", type=int, default=2, help="passes over a batch")
     add("--learning-rate", type=float, default=5e-4, help="Adam step size")
-    add("--max-grad-norm", type=float, default=float("inf"), help="largest norm of the gradient")
+    add("--max-grad-norm", type=float, default=float("inf"), help="gradient norm to clip to")
     add("--init-kl-coef", type=float, default=0.1, help="KL coefficient of the first step")
     add("--target", type=float, default=6.0, help="desired KL, nats per response")
-    add("--horizon", type=float, default=10_000, help="samples over which the KL coefficient moves")
+    add("--horizon", type=float, default=10_000, help="samples over which KL coefficient adapts")
     add("--gamma", type=float, default=1.0, help="discount")  # [N] policy training 6
     add("--lam", type=float, default=0.95, help="lambda of GAE")
-    add("--cliprange", type=float, default=0.2, help="clipping of the ratio")
-    add("--cliprange-value", type=float, default=0.2, help="clipping of the values")
+    add("--cliprange", type=float, default=0.2, help="clip range of the ratio")
+    add("--cliprange-value", type=float, default=0.2, help="clip range of the values")
     add("--vf-coef", type=float, default=0.1, help="weight of the value loss")
     return parser.parse_args(argv)
 
 
 class ActorCritic(nn.Module):
-    """A causal language model and a value head, which reads query and response; [N] general 1."""
+    """Combine a causal language model and a value head on query and response; [N] general 1."""
 
     def __init__(self, lm):
         super().__init__()
@@ -128,7 +128,7 @@ def value_loss(values, old_values, returns, cliprange):
 
 @torch.no_grad()
 def add_advantages(batch, model, ref_model, scores, kl_coef, args):
-    """Return the batch with KL, old log-probabilities and values, returns and advantages."""
+    """Return the batch with KL, old log-probabilities, old values, returns, and advantages."""
     mask = batch["mask"]
     old_logprobs, _, old_values = (x * mask for x in model(batch))
     kl = (old_logprobs - ref_model(batch)[0]) * mask
@@ -136,12 +136,12 @@ def add_advantages(batch, model, ref_model, scores, kl_coef, args):
     rewards[torch.arange(len(kl)), mask.sum(1).long() - 1] += scores  # last token; [Z19] eq. 2
     advantages = gae(rewards, old_values, args.gamma, args.lam)
     batch = batch | {"kl": kl, "old_logprobs": old_logprobs, "old_values": old_values}
-    batch["returns"] = advantages + old_values  # before whitening, which is for the policy only
+    batch["returns"] = advantages + old_values  # whitening is only for the policy
     return batch | {"advantages": masked_whiten(advantages, mask)}
 
 
 def loss_and_stats(model, batch, args):
-    """Return the loss of a mini-batch and its statistics, means over response tokens."""
+    """Return a mini-batch's loss, and statistics averaged over response tokens."""
     real, returns, old_logprobs = batch["mask"].bool(), batch["returns"], batch["old_logprobs"]
     logprobs, entropy, values = model(batch)
     pg, ratio, clipped = policy_loss(logprobs, old_logprobs, batch["advantages"], args.cliprange)
@@ -156,7 +156,7 @@ def loss_and_stats(model, batch, args):
 
 
 def ppo_step(model, ref_model, optimizer, batch, scores, kl_coef, args):
-    """Take one PPO step on a batch of ``collate`` with scores (B,). Return its statistics."""
+    """Take one PPO step on a batch from ``collate`` with scores (B,); return its statistics."""
     model.eval()  # with dropout the ratio would not start at 1; [N] policy training 4
     batch, seen = add_advantages(batch, model, ref_model, scores, kl_coef, args), []
     for _ in range(args.ppo_epochs):
@@ -180,13 +180,13 @@ def next_kl_coef(kl_coef, kl, args):
 
 
 def draw_queries(split, n, tokenizer):
-    """Return the first 2 to 8 tokens of n different texts."""
+    """Return the first 2 to 8 tokens of each of n different texts."""
     texts = split[np.random.choice(len(split), n, replace=False)]["text"]
     return [torch.tensor(ids[: np.random.randint(2, 9)]) for ids in tokenizer(texts)["input_ids"]]
 
 
 def rollout(model, tokenizer, classify, queries, args):
-    """Return a batch of sampled responses, their scores (B,), the logits of POSITIVE, and texts."""
+    """Return a batch of sampled responses, their scores (B,) (logits of POSITIVE), and texts."""
     responses = sample(model, queries, args.response_length, tokenizer.eos_token_id)
     whole = [torch.cat(pair) for pair in zip(queries, responses)]
     texts = tokenizer.batch_decode(whole, skip_special_tokens=True)
@@ -198,7 +198,7 @@ def rollout(model, tokenizer, classify, queries, args):
 
 @torch.no_grad()
 def evaluate(model, ref_model, tokenizer, classify, queries, args):
-    """Print held-out score and KL; return the score's mean and half of its 95 % interval."""
+    """Print held-out score and KL; return the mean score and half its 95 % interval's width."""
     torch.manual_seed(args.seed)  # the same before and after
     batch, scores, texts = rollout(model, tokenizer, classify, queries, args)
     kl = ((model(batch)[0] - ref_model(batch)[0]) * batch["mask"]).sum(1).mean().item()
@@ -208,7 +208,7 @@ def evaluate(model, ref_model, tokenizer, classify, queries, args):
 
 
 def plot(history, before, after, path):
-    """Save a picture of the statistics per step, and of the held-out score before and after."""
+    """Save a plot of the statistics per step, and of held-out scores before and after."""
     units = {"score": "logit", "kl": "nats per response", "entropy": "nats", "approxkl": "nats"}
     steps, figure = range(1, len(history) + 1), Figure((11, 7), layout="constrained")
     for axis, key in zip(figure.subplots(3, 3, sharex=True).flat, history[0]):
@@ -225,7 +225,7 @@ def plot(history, before, after, path):
 
 def main(argv=None):
     args = parse_args(argv)
-    set_seed(args.seed)  # numpy's for queries and mini-batches, torch's for sampling
+    set_seed(args.seed)  # numpy draws queries and mini-batches, torch samples
     data, tokenizer = load_dataset(args.dataset), AutoTokenizer.from_pretrained(args.model)
     classify = pipeline("text-classification", args.reward, device=args.device, dtype="float32")
     model = ActorCritic(AutoModelForCausalLM.from_pretrained(args.model, dtype="float32"))

@@ -1,11 +1,11 @@
-"""Read a run's log: find symptoms and their first step, list causes and the test that decides.
+"""Read a run's log: report symptoms, their first step, likely causes, and a test for each.
 
     python scripts/read_log.py LOG
 
 LOG is a log of this course (a run card with its curves), of trl (trainer_state.json or the output
-folder), TensorBoard's folder, or a table in CSV or JSON lines: the names of verl and OpenRLHF are
-known; for others pass --map FILE, in the form of scripts/log_columns.yaml. Writes log.html to
---output. Exits with 2 if a symptom should stop the run, with 1 after an error.
+folder), TensorBoard's folder, or a table in CSV or JSON lines. The columns of verl and OpenRLHF
+are known; for others pass --map FILE, formatted like scripts/log_columns.yaml. Writes log.html to
+--output. Exits with 2 if a symptom should stop the run, or with 1 after an error.
 """
 
 import argparse
@@ -37,14 +37,14 @@ ENTROPY, GRADIENT, CRITIC = "objective/entropy", "gradient norm", "ppo/val/var_e
 
 
 class Detector(NamedTuple):
-    """``find`` takes the log (a row per step) and returns for each row whether a symptom holds."""
+    """Detect a symptom: ``find`` takes the log, a row per step, and returns a bool per row."""
 
     symptom: str  # an id of symptoms.yaml
     level: str
     needs: tuple[str, ...]
     find: Callable[[pd.DataFrame], pd.Series]
-    lasts: int = 1  # rows for which it must hold
-    is_trend: bool = True  # whether it can begin before it is found
+    lasts: int = 1  # rows for which the symptom must hold
+    is_trend: bool = True  # whether the symptom can begin before it is detected
 
 
 def smooth(values: pd.Series, rows: int = 5) -> pd.Series:
@@ -61,7 +61,7 @@ def everywhere(log: pd.DataFrame, holds: bool) -> pd.Series:
 
 
 def is_flat(log: pd.DataFrame) -> pd.Series:
-    """Return whether the last third's mean is within two standard errors of the first third's."""
+    """Return whether the mean scores of the first and last third are within two errors."""
     third = len(log) // 3
     first, last = log[SCORE][:third], log[SCORE][-third:]
     error = math.sqrt((first.var() + last.var()) / max(1, third))
@@ -132,14 +132,14 @@ DETECTORS = [
 
 
 def read_rows(log: Path) -> list[dict]:
-    """Return the rows of a log in any known format; raises ``ValueError`` for another one."""
+    """Return the rows of a log; raise ``ValueError`` if its format is unknown."""
     if log.is_dir():
         states = sorted(log.glob("**/trainer_state.json"), key=lambda path: path.stat().st_mtime)
         if not states and [*log.glob("**/events.out.tfevents.*")]:
             return [*read_tensorboard(log)]
         if not states:
             seen = ", ".join(sorted(path.name for path in log.iterdir())[:8]) or "nothing"
-            raise ValueError(f"{log} holds no log: {FORMATS}. It holds {seen}.")
+            raise ValueError(f"{log} contains {seen}, not a log. Choose {FORMATS}.")
         log = states[-1]
     try:
         if log.suffix == ".csv":
@@ -151,18 +151,18 @@ def read_rows(log: Path) -> list[dict]:
             ]
         content = json.loads(log.read_text("utf-8"))
     except (ValueError, pd.errors.ParserError) as error:
-        raise ValueError(f"{log} cannot be read: {error} Known are {FORMATS}.") from None
+        raise ValueError(f"Cannot read {log}: {error} Choose {FORMATS}.") from None
     if isinstance(content, dict) and content.get("log_history"):
         return content["log_history"]
     if isinstance(content, dict) and content.get("curves", {}).get("history"):
         curves = content["curves"]["history"]
         return [dict(zip(curves, row, strict=True)) for row in zip(*curves.values(), strict=True)]
     keys = ", ".join([*content][:8]) if isinstance(content, dict) else type(content).__name__
-    raise ValueError(f"{log} holds no log: {FORMATS}. It holds {keys}.")
+    raise ValueError(f"{log} contains {keys}, not a log. Choose {FORMATS}.")
 
 
 def read_tensorboard(folder: Path) -> Iterator[dict]:
-    """Yield a row per step of the scalars in TensorBoard's files."""
+    """Yield a dict of scalars per step from TensorBoard's files."""
     from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
 
     found = EventMultiplexer(size_guidance={"scalars": 0}).AddRunsFromDirectory(str(folder))
@@ -173,7 +173,7 @@ def read_tensorboard(folder: Path) -> Iterator[dict]:
                 row = rows.setdefault(event.step, {"step": event.step})
                 if tag in row:
                     names = ", ".join(found.Runs())
-                    raise ValueError(f"{folder} holds several runs: {names}. Name one of them.")
+                    raise ValueError(f"{folder} has several runs: {names}. Choose one of them.")
                 row[tag] = event.value
     yield from (rows[step] for step in sorted(rows))
 
@@ -183,14 +183,14 @@ def last_run(rows: list[dict]) -> list[dict]:
     steps = [float(next((row[name] for name in STEPS if name in row), "nan")) for row in rows]
     starts = [i for i in range(1, len(rows)) if steps[i] < steps[i - 1]]
     if starts:
-        print(f"Steps start again at row {starts[-1] + 1}: only the run from there on is read.")
+        print(f"Steps restart at row {starts[-1] + 1}: earlier rows are ignored.")
     return rows[max(starts, default=0) :]
 
 
 def rename(rows: list[dict], maps: dict[str, dict]) -> tuple[str, pd.DataFrame]:
-    """Return which trainer wrote the rows, and its columns under the course's names by step.
+    """Return which trainer wrote the rows, and a table by step with the course's column names.
 
-    Raises ``ValueError`` where no map knows two of the columns.
+    Raises ``ValueError`` if no map has two of the columns.
     """
     rows = [{key.removeprefix("train/"): x for key, x in row.items()} for row in rows]
     log = pd.DataFrame(rows)
@@ -210,8 +210,8 @@ def rename(rows: list[dict], maps: dict[str, dict]) -> tuple[str, pd.DataFrame]:
     trainer = max(found, key=lambda name: len(found[name]))
     if len(found[trainer]) < 2:
         seen = ", ".join(map(str, [*log][:12]))
-        raise ValueError(f"No known trainer has these columns: {seen}. Name them with --map FILE.")
-    spreads = log.filter(regex="^rewards/.*/std$")  # of a GRPO run's reward functions
+        raise ValueError(f"No known trainer has these columns: {seen}. Map them with --map FILE.")
+    spreads = log.filter(regex="^rewards/.*/std$")  # GRPO's reward functions
     return trainer, pd.DataFrame(found[trainer] | dict(spreads.items()))
 
 
@@ -224,7 +224,7 @@ def not_finite(rows: list[dict]) -> float | None:
 
 
 def diagnose(rows: list[dict], log: pd.DataFrame) -> tuple[list[tuple], list[str]]:
-    """Return (step, level, symptom) of each symptom, and symptoms whose columns the log lacks."""
+    """Return (step, level, symptom) per symptom, and symptoms whose columns the log lacks."""
     found, missing = [], []
     if (step := not_finite(rows)) is not None:
         found.append((step, STOP, "not finite"))
@@ -253,20 +253,20 @@ def main(arguments: list[str]) -> int:
     how = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
     parser = argparse.ArgumentParser("read_log.py", description=__doc__, **how)
     parser.add_argument("log", type=Path)
-    parser.add_argument("--map", type=Path, help="columns of a trainer that is not known")
+    parser.add_argument("--map", type=Path, help="YAML file with another trainer's columns")
     parser.add_argument("--output", type=Path, default=Path("build/log"))
     chosen = parser.parse_args(arguments)
     if not chosen.log.exists():
-        raise FileNotFoundError(f"There is no {chosen.log}. Name {FORMATS}.")
+        raise FileNotFoundError(f"{chosen.log} does not exist. Choose {FORMATS}.")
     maps = yaml.safe_load((chosen.map or HERE / "log_columns.yaml").read_text("utf-8"))
     if not (rows := last_run(read_rows(chosen.log))):
-        raise ValueError(f"{chosen.log} is empty: it has no row. Known are {FORMATS}.")
+        raise ValueError(f"{chosen.log} has no rows. Choose {FORMATS}.")
     trainer, log = rename(rows, maps)
     groups = yaml.safe_load(SYMPTOMS.read_text("utf-8"))
     known = {row["id"]: row for group in groups for row in group["symptoms"]}
     found, missing = diagnose(rows, log)
     told = [{"step": f"{step:g}", "level": level} | known[name] for step, level, name in found]
-    print(f"{len(log)} steps, columns as of {trainer}: {', '.join(log)}")
+    print(f"{len(log)} steps, columns of {trainer}: {', '.join(log)}")
     for row in told:
         print(f"\nSince step {row['step']} · {row['level']} · {row['symptom']}")
         for name in ("causes", "test", "change"):
@@ -277,7 +277,7 @@ def main(arguments: list[str]) -> int:
 
 
 def write_page(chosen: argparse.Namespace, told: list[dict], missing: list[str], log) -> None:
-    from command_line.page import picture, write  # which load matplotlib
+    from command_line.page import picture, write  # loads matplotlib
 
     rows = -(-len(log.columns) // 3)
     how = {"subplots": True, "layout": (rows, 3), "legend": False, "figsize": (10, 2 * rows)}
@@ -287,7 +287,7 @@ def write_page(chosen: argparse.Namespace, told: list[dict], missing: list[str],
         for row in told:
             axis.axvline(float(row["step"]), color="0.6", lw=0.8, ls=":")
     names = {"step": "since step", "symptom": "symptom", "causes": "likely causes"}
-    names |= {"test": "the test that tells them apart", "change": "what to change", "level": ""}
+    names |= {"test": "the test that distinguishes them", "change": "what to change", "level": ""}
     write(
         chosen.output / "log.html",
         title=f"Log {chosen.log.name}",
@@ -295,7 +295,7 @@ def write_page(chosen: argparse.Namespace, told: list[dict], missing: list[str],
         about=f"The log has no columns for: {'; '.join(missing) or 'none'}.".replace("`", ""),
         columns=names,
         rows=[{name: text.replace("`", "") for name, text in row.items()} for row in told],
-        pictures={"All columns; dotted: since when a symptom holds": picture(axes.flat[0].figure)},
+        pictures={"All columns; dotted: first steps of symptoms": picture(axes.flat[0].figure)},
     )
     print(f"Open next: {chosen.output / 'log.html'}")
 

@@ -1,8 +1,7 @@
-"""One page about runs, without a request to anywhere: who passed what, what was measured, and its
-curves.
+"""Write one self-contained page about runs: checks passed, measurements, and curves.
 
-CARDS are run cards, or folders of them: the output of run_notebooks.py, or one that holds a folder
-per person.
+CARDS are run cards or folders of them: the output of run_notebooks.py, or a folder with one such
+output per person.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from jinja2 import Environment, FileSystemLoader
 from rlhf_course.runtime.files import atomic_file, read_json
 
 TITLE = "<title>Hands-on RLHF: run report"
-RESULTS = "run_results.json"  # notebook → what the runner found wrong, "" where it passed
+RESULTS = "run_results.json"  # notebook → problem, or "" if it passed
 FIRST = ["ppo/mean_scores", "objective/kl", "objective/kl_coef", "tokens/responses_len_mean"]
-SHOWN, WIDTH, HEIGHT = 5, 160, 48  # curves that are not folded; a drawing's size in its own units
+SHOWN, WIDTH, HEIGHT = 5, 160, 48  # unfolded curves; a drawing's size in SVG units
 
 
 def add_results(output: Path, results: dict[str, str]) -> None:
-    """Keep the runner's results in an output folder, with those of notebooks that ran before."""
+    """Merge the runner's results into the results file of an output folder."""
     file = output / RESULTS
     before = read_json(file) if file.exists() else {}
     with atomic_file(file) as path:
@@ -36,9 +35,9 @@ def add_results(output: Path, results: dict[str, str]) -> None:
 
 
 def find(places: list[Path]) -> list[Path]:
-    """Return the run cards in files and folders, also those that a notebook failed to write.
+    """Return the paths of run cards in files and folders, including cards never written.
 
-    Raises ``OSError`` for a place that holds none.
+    Raises ``OSError`` for a place without cards.
     """
     found = []
     for place in places:
@@ -47,13 +46,13 @@ def find(places: list[Path]) -> list[Path]:
             cards |= {file.parent / "run_cards" / f"{name}.json" for name in _results(file)}
         cards = cards or {*place.rglob("*.json")}
         if not cards:
-            raise FileNotFoundError(f"{place} holds no run card; run_notebooks.py writes them.")
+            raise FileNotFoundError(f"{place} has no run card. Create one with run_notebooks.py.")
         found += sorted(cards)
     return [*dict.fromkeys(found)]
 
 
 def _results(file: Path) -> dict[str, str]:
-    """Return the runner's results in a file, {} if there are none that can be read."""
+    """Return the runner's results in a file, or {} if the file is unreadable."""
     try:
         return {name: str(problem) for name, problem in read_json(file).items()}
     except (OSError, ValueError):
@@ -61,28 +60,28 @@ def _results(file: Path) -> dict[str, str]:
 
 
 def read(path: Path, target: Path) -> dict:
-    """Return what the page says of a card; ``problem`` says what went wrong, if anything did."""
+    """Return a card's entry on the page; ``problem`` is "" if the run and card are complete."""
     folder = path.resolve().parent
     executed = folder.parent / "html" / f"{path.stem}.html"
     problem = _results(folder.parent / RESULTS).get(path.stem, "")
-    while folder.name in ("run_cards", "build"):  # as the runner lays them out
+    while folder.name in ("run_cards", "build"):  # the runner's own folders
         folder = folder.parent
     who = {"who": folder.name, "longer": f"{folder.parent.name}/{folder.name}"}
     entry = who | {"name": path.stem, "checks": [], "passed": 0}
     if executed.exists():
         relative = Path(os.path.relpath(executed, target.parent)).as_posix()
-        entry["link"] = f"./{quote(relative)}"  # a folder's name may begin with javascript:
+        entry["link"] = f"./{quote(relative)}"  # a folder's name may start with javascript:
     try:
         entry |= told(read_json(path))
-        problem = problem or ("" if entry["checks"] else "Its run card holds no check.")
-    except Exception as error:  # whatever another program's JSON leads to
-        problem = problem or f"{path} is no run card: {type(error).__name__}: {error}."
+        problem = problem or ("" if entry["checks"] else "The run card has no checks.")
+    except Exception as error:  # another program's JSON may raise anything
+        problem = problem or f"{path} is not a run card: {type(error).__name__}: {error}."
     failed = [name for name, passed, _, _ in entry["checks"] if not passed]
     return entry | {"problem": problem, "failed": failed}
 
 
 def told(card: dict) -> dict:
-    """Return what a card holds, as words. Raises any error where it is no run card."""
+    """Return a card's contents as text; raise an error of any type if it is not a run card."""
     checks = [
         (name, check["passed"] is True, short(check.get("value")), check.get("want", ""))
         for name, check in card["checks"].items()
@@ -106,29 +105,29 @@ def told(card: dict) -> dict:
 
 
 def failure(path: Path) -> str:
-    """Return which of a card's checks failed, "" if all passed. Raises as :func:`told`."""
+    """Return the failed checks' names, or "" if all passed; raise as :func:`told` does."""
     checks = told(read_json(path))["checks"]
     failed = ", ".join(name for name, passed, _, _ in checks if not passed)
-    return failed or ("" if checks else "Its run card holds no check.")
+    return failed or ("" if checks else "The run card has no checks.")
 
 
 def short(value) -> str:
-    """Return a number to four digits, a word as it is, – for nothing."""
+    """Return a number to four digits, a text unchanged, or – for an empty value."""
     return f"{value:.4g}" if isinstance(value, int | float) else str(value or "–")
 
 
 def has_words(table: dict[str, list]) -> bool:
-    """Return whether a recorded table's rows are things, and not steps."""
+    """Return whether a recorded table's rows are named items, not steps."""
     return any(isinstance(value, str) for column in table.values() for value in column)
 
 
 def rows(table: dict[str, list]) -> tuple[list, list]:
-    """Return a table's columns and rows, as words."""
+    """Return a table's column names, and its rows as text."""
     return [*table], [[*map(short, row)] for row in zip(*table.values(), strict=True)]
 
 
 def draw(name: str, table: dict[str, list]) -> Iterator[dict]:
-    """Yield a small drawing per column, over the first column where that rises."""
+    """Yield a drawing per column, over the first column if that increases, else over rows."""
     axis, xs = next(iter(table.items()))
     if has_words(table):
         return
@@ -147,13 +146,13 @@ def draw(name: str, table: dict[str, list]) -> Iterator[dict]:
 
 
 def cost(card: dict) -> str:
-    """Time and memory of a run; on a GPU, its memory."""
+    """Return a run's time and peak memory, as text; with a GPU, the GPU's memory."""
     memory = card.get("peak_cuda_mb") or card.get("peak_rss_mb")
     return f"{card['wall_s']:.0f} s, {memory / 1024:.1f} GB"
 
 
 def headline(card: dict) -> str:
-    """The first metric that was measured before and after."""
+    """Return the first metric measured before and after, as text."""
     what, metrics = headline_of(card), card.get("metrics", {})
     if what is None:
         return "–"
@@ -162,20 +161,20 @@ def headline(card: dict) -> str:
 
 
 def headline_of(card: dict) -> str | None:
-    """Its name."""
+    """Return the name of the headline's metric, or None."""
     metrics = {name: x for name, x in card.get("metrics", {}).items() if x is not None}
     names = (name.removesuffix("_before") for name in metrics if name.endswith("_before"))
     return next((name for name in names if f"{name}_after" in metrics), None)
 
 
 def check_own(target: Path) -> None:
-    """Raise ``FileExistsError`` for a file that is no page of this command."""
+    """Raise ``FileExistsError`` for a file that this command did not write."""
     if target.is_file() and TITLE not in target.read_text("utf-8", "replace"):
-        raise FileExistsError(f"{target} is not a page over runs. Name another --output.")
+        raise FileExistsError(f"{target} is not a run report. Choose another --output.")
 
 
 def write(places: list[Path], target: Path) -> list[dict]:
-    """Write the page; return what it says of each card. Raises ``OSError`` if there are none."""
+    """Write the page; return its entries. Raises ``OSError`` for a place without cards."""
     check_own(target)
     entries = [read(path, target) for path in find(places)]
     if len({(entry["who"], entry["name"]) for entry in entries}) < len(entries):
@@ -192,7 +191,7 @@ def write(places: list[Path], target: Path) -> list[dict]:
 
 
 def show(entries: list[dict]) -> None:
-    """Print a row per card, and below them what did not pass."""
+    """Print a row per card, then the problems."""
     several = len({entry["who"] for entry in entries}) > 1
     names = [f"{entry['who']}: " * several + entry["name"] for entry in entries]
     for name, entry in zip(names, entries, strict=True):
@@ -205,12 +204,12 @@ def show(entries: list[dict]) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Write the page and say what did not pass; the exit code is 1 if a card cannot be read."""
+    """Write the page and print the problems; return 1 if a run or card has one, else 0."""
     how = {"description": __doc__, "formatter_class": argparse.RawTextHelpFormatter}
     parser = argparse.ArgumentParser("report.py", **how)
     text = "run cards, or folders of them"
     parser.add_argument("cards", nargs="+", type=Path, metavar="CARDS", help=text)
-    text = "the page (default: report.html)"
+    text = "page to write (default: report.html)"
     parser.add_argument("--output", type=Path, default=Path("report.html"), help=text)
     chosen = parser.parse_args(arguments)
     entries = write(chosen.cards, chosen.output.resolve())

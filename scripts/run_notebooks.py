@@ -1,7 +1,7 @@
-"""Execute the course's notebooks with papermill, check what they measured, and print one table.
+"""Execute the course's notebooks with papermill, and print one table of their checks.
 
-Leaves executed notebooks, HTML, run cards, and a page over all of them (index.html) under OUTPUT.
-Exits with 1 when a cell fails, a check fails, or a notebook executed no cell.
+Writes executed notebooks, HTML, run cards, and a report (index.html) to OUTPUT. Exits with 1 if a
+cell fails, a check fails, or a notebook executes no cell.
 """
 
 import argparse
@@ -30,22 +30,22 @@ from rlhf_course.course.presets import CONFIGS, PRESETS, load_preset
 from rlhf_course.runtime.files import hold
 
 NOTEBOOKS = notebook_files.NOTEBOOKS
-# Of glibc's malloc, in bytes: smaller tensors take memory that was freed, not the kernel's page by
-# page; larger ones are returned to it, since they would break the heap into pieces.
+# Thresholds of glibc's malloc, in bytes: smaller tensors reuse freed memory instead of new pages;
+# larger tensors are returned to the system, because they would fragment the heap.
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**28)}
-# A word in each file of a run, by folder and ending; a file without it is somebody's own.
+# Folder → suffix, and a text in each file of a run; a file without that text is the user's own.
 OWN = {"notebooks": ("ipynb", '"papermill"'), "html": ("html", "jp-Notebook")}
 OWN |= {"run_cards": ("json", '"checks"')}
-processes = {}  # of kernels, by notebook
+processes = {}  # notebook → its kernel's process
 
 
 class Client(PapermillNotebookClient):
-    """Starts kernels in this very Python, and remembers their processes."""
+    """Start kernels in this Python, and keep their processes."""
 
     def create_kernel_manager(self):
         manager = super().create_kernel_manager()
-        manager.kernel_spec_manager.kernel_dirs = []  # a python3 there may be of another Python
-        if zmq.has("curve"):  # otherwise each kernel warns that others could listen
+        manager.kernel_spec_manager.kernel_dirs = []  # a kernel there may run another Python
+        if zmq.has("curve"):  # otherwise each kernel warns of unencrypted ports
             manager.transport_encryption = "auto"
         return manager
 
@@ -55,11 +55,12 @@ class Client(PapermillNotebookClient):
 
 
 class Engine(NBClientEngine):
-    """papermill's own, with that client."""
+    """Run papermill's engine with :class:`Client`."""
 
     @classmethod
     def execute_managed_notebook(cls, nb_man, kernel_name, **kwargs):
-        how = {"resources": {"metadata": {"path": str(NOTEBOOKS)}}}  # its cwd is not for threads
+        # papermill's cwd option is not thread-safe.
+        how = {"resources": {"metadata": {"path": str(NOTEBOOKS)}}}
         how |= {"startup_timeout": kwargs["start_timeout"]}
         return Client(nb_man, kernel_name=kernel_name, **how).execute()
 
@@ -68,20 +69,22 @@ papermill_engines.register("course", Engine)
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Return the command line; ``SystemExit`` with a sentence for an invalid one."""
+    """Return the options; raise ``SystemExit`` with a sentence if one is invalid."""
     how = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
     add = (parser := argparse.ArgumentParser("run_notebooks.py", **how)).add_argument
     add("--preset", default="tiny", choices=PRESETS, help="size of the run (default: tiny)")
-    add("--only", nargs="+", default=[], metavar="NN", help="notebooks by the start of their name")
-    add("--output", type=Path, default=Path("build"), help="where results go (default: build)")
+    add("--only", nargs="+", default=[], metavar="NN", help="notebooks whose name starts with NN")
+    add("--output", type=Path, default=Path("build"), help="output folder (default: build)")
     how = {"type": _setting, "action": "append", "default": [], "metavar": "KEY=VALUE"}
-    add("--override", **how, help="a setting; repeatable")
+    add("--override", **how, help="change a setting; repeatable")
     add("--seed", type=int, default=0, help="seed of the runs (default: 0)")
-    add("--jobs", type=int, help="notebooks at a time (default: 1; 2 at tiny without --render)")
-    add("--render", action="store_true", help="keep outputs in notebooks/, cards in figs/measured/")
+    add("--jobs", type=int, help="parallel notebooks (default: 1; 2 at tiny without --render)")
+    add("--render", action="store_true", help="save outputs in notebooks/, cards in figs/measured/")
     chosen = parser.parse_args(arguments)
-    if not 0 <= chosen.seed < 2**32 or (chosen.jobs is not None and chosen.jobs < 1):
-        parser.error("--seed takes a whole number of at least 0, --jobs one of at least 1")
+    if not 0 <= chosen.seed < 2**32:
+        parser.error(f"--seed {chosen.seed} must be from 0 to {2**32 - 1}")
+    if chosen.jobs is not None and chosen.jobs < 1:
+        parser.error(f"--jobs {chosen.jobs} must be at least 1")
     names = sorted(path.stem for path in NOTEBOOKS.glob("[0-9]*.ipynb"))
     names = [name for name in names if (CONFIGS / f"{name}.yaml").exists()]
     unknown = [start for start in chosen.only if not any(name.startswith(start) for name in names)]
@@ -95,14 +98,14 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def _setting(text: str) -> tuple:
-    """Return a setting's name and value; a folder is one of where the command was typed."""
+    """Return a setting's name and value; make the path of an existing folder absolute."""
     key, equals, value = text.partition("=")
     try:
         value = yaml.safe_load(value)
     except yaml.YAMLError:
         equals = ""
     if not equals:
-        raise argparse.ArgumentTypeError(f"takes KEY=VALUE, the value as in YAML; got {text!r}")
+        raise argparse.ArgumentTypeError(f"expected KEY=VALUE with a YAML value; got {text!r}")
     is_place = key.endswith(("dataset", "model", "checkpoint")) and isinstance(value, str)
     if is_place and Path(value).expanduser().exists() and value not in ("offline", "scratch"):
         value = str(Path(value).expanduser().resolve())
@@ -110,22 +113,22 @@ def _setting(text: str) -> tuple:
 
 
 def check(chosen: argparse.Namespace) -> None:
-    """Raise, before anything runs, for wrong settings, sources and files that are no results."""
+    """Raise an error for invalid settings or notebooks, or output files that no run wrote."""
     for name in chosen.names:
         load_preset(name, chosen.preset, chosen.overrides)
         cells = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4).cells
         if not any("parameters" in cell.metadata.get("tags", []) for cell in cells):
-            cure = f"To put it back: git checkout notebooks/{name}.ipynb"
+            cure = f"Restore it: git checkout notebooks/{name}.ipynb"
             raise ValueError(f"{name}.ipynb has no cell tagged parameters. {cure}")
         for folder, (ending, word) in OWN.items():
             file = chosen.output / folder / f"{name}.{ending}"
             if file.exists() and word not in file.read_text("utf-8", "replace"):
-                raise FileExistsError(f"{file} is not the result of a run. Name another --output.")
+                raise FileExistsError(f"{file} is not a run's result. Choose another --output.")
     report.check_own(chosen.output / "index.html")
 
 
 def execute(name: str, chosen: argparse.Namespace) -> str:
-    """Run one notebook; return what went wrong, "" if it passed."""
+    """Run one notebook; return the problem, or "" if it passed."""
     card = chosen.output / "run_cards" / f"{name}.json"
     target, source = chosen.output / "notebooks" / f"{name}.ipynb", NOTEBOOKS / f"{name}.ipynb"
     problem = ""
@@ -139,18 +142,18 @@ def execute(name: str, chosen: argparse.Namespace) -> str:
         html.write_text(page(notebook, NOTEBOOKS), encoding="utf-8")
         ran = any(cell.get("execution_count") for cell in notebook.cells)
         problem = problem or ("" if ran else "No cell was executed.")
-        problem = problem or (report.failure(card) if card.exists() else "It wrote no run card.")
-        is_kept = not problem or chosen.preset != "tiny"  # real data may teach nothing
+        problem = problem or (report.failure(card) if card.exists() else "No run card was written.")
+        is_kept = not problem or chosen.preset != "tiny"  # on real data, checks may fail
         if chosen.render and is_kept and card.exists():
             notebook_files.render(notebook, source, chosen, notebook_files.read_card(card))
             notebook_files.keep(card, chosen.preset)
         return problem
-    except Exception as error:  # a full disk, no kernel: the other notebooks may run
+    except Exception as error:  # full disk, no kernel: other notebooks may still run
         return "; ".join(filter(None, [problem, f"{type(error).__name__}: {error}"]))
 
 
 def run_cells(source: Path, target: Path, chosen: argparse.Namespace) -> str:
-    """Execute one notebook; return what went wrong. The result is in ``target`` in any case."""
+    """Execute one notebook into ``target``, even if a cell fails; return the problem or ""."""
     parameters = {"preset": chosen.preset, "overrides": chosen.overrides, "seed": chosen.seed}
     parameters["output_dir"] = str(chosen.output)
     how = {"engine_name": "course", "kernel_name": "python3", "progress_bar": False}
@@ -163,21 +166,21 @@ def run_cells(source: Path, target: Path, chosen: argparse.Namespace) -> str:
     except DeadKernelError:
         code = processes[source.stem].wait()
         if code == 0:
-            return "A cell ended the notebook's process, as exit() does."
-        advice = "Most often memory ran out: a smaller preset, or batch_size, needs less."
-        return f"Its process was killed. {advice}" if code == -9 else f"It ended with code {code}."
+            return "A cell ended the notebook's process. Remove calls such as exit()."
+        advice = "Memory probably ran out; use a smaller preset or batch_size."
+        return f"The kernel was killed. {advice}" if code == -9 else f"The kernel's code is {code}."
     return ""
 
 
 def execute_all(chosen: argparse.Namespace, results: dict[str, str]) -> None:
-    """Run the notebooks, the longest first; add what went wrong with each to ``results``."""
+    """Run the notebooks, if parallel the longest first; add each problem to ``results``."""
     stopped, begun, kept = Event(), count(1), notebook_files.kept(chosen.preset)
     cards = {name: notebook_files.read_card(kept / f"{name}.json") for name in chosen.names}
     usual = {name: card.get("wall_s", 0) for name, card in cards.items()}
     names = sorted(usual, key=lambda name: -usual[name]) if chosen.jobs > 1 else chosen.names
 
     def one(name: str) -> None:
-        time = f": {usual[name]:.0f} s where it was rendered" if usual[name] else ""
+        time = f": {usual[name]:.0f} s when rendered" if usual[name] else ""
         print(f"[{next(begun)}/{len(names)}] {name}{time}", flush=True)
         problem = execute(name, chosen)
         if not stopped.is_set():
@@ -195,7 +198,7 @@ def execute_all(chosen: argparse.Namespace, results: dict[str, str]) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run what was chosen and report; the exit code is 1 when anything did not pass."""
+    """Run the chosen notebooks and report; return 1 if any did not pass, else 0."""
     chosen, results = parse_arguments(arguments), {}
     check(chosen)
     share = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // chosen.jobs))}
@@ -213,14 +216,14 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def tell(results: dict[str, str], chosen: argparse.Namespace) -> None:
-    """Keep the results, write the page, and print the table, what failed and what to open."""
+    """Save the results, write the report, and print the table, the failures, and paths."""
     try:
         report.add_results(chosen.output, results)
         entries = report.write([chosen.output], chosen.output / "index.html")
         report.show([entry for entry in entries if entry["name"] in results])
-    except OSError as error:  # nothing was measured, or the disk is full
-        print(f"There is no page over them. {error}", file=sys.stderr)
-    print(f"Everything is in {chosen.output}\nOpen next: {chosen.output / 'index.html'}")
+    except OSError as error:  # no notebook ran, or the disk is full
+        print(f"No report was written. {error}", file=sys.stderr)
+    print(f"Results are in {chosen.output}\nOpen next: {chosen.output / 'index.html'}")
 
 
 if __name__ == "__main__":

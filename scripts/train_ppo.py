@@ -1,4 +1,4 @@
-"""PPO as a command: notebook 04's GPT-2 learns positive reviews, or notebook 05's adapters answer.
+"""Run PPO: notebook 04's GPT-2 learns positive reviews, or notebook 05's adapters learn to answer.
 
     python scripts/train_ppo.py
     python scripts/train_ppo.py --preset scratch --dataset FOLDER --steps 60
@@ -6,11 +6,11 @@
     python scripts/train_ppo.py --config my.yaml --output runs/a --resume
     python scripts/train_ppo.py --sft_adapter runs/sft/model --reward_adapter runs/reward/model
 
-With the adapters that train_sft.py and train_reward_model.py --use_peft leave, policy, reference
-and reward model share one base, and the prompts are those of preference pairs (--dataset). Every
-setting of the notebook that a run uses is an option (with both adapters, --help lists notebook
-05's); --config FILE reads options from a YAML file, and the command line wins over it. Ctrl-C stops
-after the current step and leaves a checkpoint; the same command with --resume continues from it.
+With adapters from train_sft.py and train_reward_model.py --use_peft, the policy, reference and
+reward model share one base, and prompts come from preference pairs (--dataset). Every notebook
+setting that a run uses is an option (with both adapters, --help lists notebook 05's). --config FILE
+reads options from a YAML file, and the command line overrides it. Ctrl-C stops after the current
+step and saves a checkpoint; repeat the command with --resume to continue from it.
 """
 
 import sys
@@ -35,7 +35,7 @@ from rlhf_course import AutoModelForCausalLMWithValueHead, LengthSampler, PPOTra
 from rlhf_course.course.presets import PRESETS, Settings, load_preset, read_spec
 from rlhf_course.course.run_card import quiet_libraries
 from rlhf_course.course.shipped import prepare
-from rlhf_course.data import build_queries, collate, endless, load_pairs, load_reviews
+from rlhf_course.data import build_queries, collate, endless, load_pairs, load_reviews, prompt_ids
 from rlhf_course.policy.adapters import RewardAdapter, quantization
 from rlhf_course.policy.save_load import load_tokenizer
 from rlhf_course.ppo.checkpoint import load_checkpoint, save_checkpoint
@@ -48,44 +48,46 @@ from rlhf_course.worlds.build import build_preferences
 NAME = "train_ppo.py"
 IMDB, CHAT = "04_gpt2_imdb_ppo", "05_lora_rlhf_baichuan"
 ADAPTERS = ["sft_adapter", "reward_adapter"]
-# Of PPOConfig: settings of the notebooks, and options here.
+# PPOConfig fields: notebook settings, then this script's options.
 SHARED = "learning_rate batch_size mini_batch_size ppo_epochs init_kl_coef log_with".split()
 OF_PPO = "seed logprob_chunk_size gradient_accumulation_steps gradient_checkpointing".split()
 OF_PPO += ["early_stopping", "target_kl"]
-# The settings of notebook 05 that this stage uses.
+# Notebook 05's settings that PPO uses.
 CHAT_SETTINGS = "dataset train_subset max_length max_prompt max_new_tokens dtype steps".split()
 CHAT_SETTINGS += [*SHARED, "vf_coef", "sigmoid_score", "mixed_precision", "save_at"]
 MAY_CHANGE = "output resume save_every save_at steps log_with gradient_checkpointing".split()
+# A chat model's generation_config has other values.
 SAMPLING = {"do_sample": True, "top_k": 0, "top_p": 1.0}
+SAMPLING |= {"temperature": 1.0, "repetition_penalty": 1.0}
 MAKERS = "train_sft.py and train_reward_model.py --use_peft"
 
 
 @dataclass
 class Options:
-    """What a run needs in addition to its notebook's settings."""
+    """Hold a run's options in addition to its notebook's settings."""
 
     preset: str = option("tiny", f"size of the run: {', '.join(PRESETS)}")
-    sft_adapter: str | None = option(None, "folder of what policy and reference start as")
+    sft_adapter: str | None = option(None, "folder of the adapter of policy and reference")
     reward_adapter: str | None = option(None, "folder of an adapter with a score head")
-    output: str = option("build/train_ppo", "the run's folder")
+    output: str = option("build/train_ppo", "output folder of the run")
     seed: int = option(0, "seed")
     save_every: int = option(50, "steps between checkpoints")
-    resume: bool = option(False, "continue from the last whole checkpoint in --output")
-    early_stopping: bool = option(False, "end a step's epochs at 1.5 times --target_kl")
-    target_kl: float = option(1.0, "how far the policy may move in a step, nats")
+    resume: bool = option(False, "continue from the last complete checkpoint in --output")
+    early_stopping: bool = option(False, "end a step's epochs above 1.5 times --target_kl")
+    target_kl: float = option(1.0, "KL per step for --early_stopping, nats")
     gradient_accumulation_steps: int = option(1, "mini-batches per optimizer step")
     gradient_checkpointing: bool = option(False, "recompute activations, to save memory")
     logprob_chunk_size: int | None = option(
-        None, "response tokens whose logits are in memory at once; all, if not given"
+        None, "response tokens whose logits are in memory together; None: all"
     )
-    quantization: str | None = option(None, "the frozen base in 8bit or 4bit")
+    quantization: str | None = option(None, "load the frozen base in 8bit or 4bit")
 
 
 def parse_arguments(arguments: list[str] | None = None) -> tuple[Options, Settings]:
-    """Return the run's options and settings; raise ``ValueError`` for an invalid one."""
+    """Return the run's options and settings; raise ``ValueError`` if one is invalid."""
 
     def choose(given: dict) -> tuple:
-        if "report_to" in given:  # its name in the commands over trl's trainers
+        if "report_to" in given:  # its name in trl's trainers
             given["log_with"] = given.pop("report_to")
         experiment = CHAT if any(given.get(name) for name in ADAPTERS) else IMDB
         settings = load_preset(experiment, given.setdefault("preset", "tiny"))
@@ -98,22 +100,22 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[Options, Settin
     overrides = {k: yaml.safe_load(v) if isinstance(v, str) else v for k, v in found}
     folders = {name: getattr(chosen, name) for name in ADAPTERS}
     if any(folders.values()) and not all(folders.values()):
-        raise ValueError(f"--sft_adapter and --reward_adapter are both needed; {MAKERS} make them.")
+        raise ValueError(f"Pass both --sft_adapter and --reward_adapter; {MAKERS} write them.")
     if chosen.quantization and not chosen.sft_adapter:
-        raise ValueError("--quantization is only for a run with adapters.")
+        raise ValueError("--quantization needs adapters. Omit it, or pass --sft_adapter.")
     for name, folder in folders.items():
         if folder and not Path(folder, "adapter_config.json").exists():
-            raise ValueError(f"--{name}: there is no adapter_config.json in {folder}.")
+            raise ValueError(f"--{name} {folder} has no adapter_config.json. Pass an adapter.")
     if chosen.save_every < 1:
-        raise ValueError(f"--save_every takes a number of at least 1, got {chosen.save_every}.")
+        raise ValueError(f"--save_every must be at least 1; got {chosen.save_every}.")
     chosen.output = Path(chosen.output).expanduser()
     settings = load_preset(experiment_of(chosen), chosen.preset, overrides)
-    PPOConfig(**ppo_options(chosen, settings))  # says what does not fit before anything runs
+    PPOConfig(**ppo_options(chosen, settings))  # rejects invalid options
     return chosen, settings
 
 
 def experiment_of(chosen: Options) -> str:
-    """Return the notebook whose run this is."""
+    """Return the name of the run's notebook."""
     return CHAT if chosen.sft_adapter else IMDB
 
 
@@ -123,7 +125,7 @@ def used_settings(experiment: str) -> list[str]:
 
 
 def settings_class(experiment: str, settings: Settings) -> type:
-    """Return a dataclass of a notebook's settings as texts, by default the preset's."""
+    """Return a dataclass of a notebook's settings as strings; defaults come from the preset."""
     spec, entries = read_spec(experiment), []
     for name in used_settings(experiment):
         value, aliases = getattr(settings, name), ["--report_to"] if name == "log_with" else []
@@ -135,23 +137,23 @@ def settings_class(experiment: str, settings: Settings) -> type:
 
 
 def ppo_options(chosen: Options, settings: Settings) -> dict:
-    """Return what both notebooks' PPOConfig gets from options and settings."""
+    """Return the PPOConfig fields that both notebooks' runs set, with their values."""
     names = [n for n in (*SHARED, "target", "horizon", "vf_coef") if hasattr(settings, n)]
     found = {name: getattr(settings, name) for name in names}
     return found | {name: getattr(chosen, name) for name in OF_PPO}
 
 
 class Run(NamedTuple):
-    """What the training loop needs."""
+    """Hold the inputs of the training loop."""
 
-    trainer: PPOTrainer  # its batches have query (texts) and input_ids
-    score: Callable  # queries and responses, as texts → (B,)
+    trainer: PPOTrainer  # its batches contain query (texts) and input_ids
+    score: Callable  # texts of queries and responses → (B,)
     decode: Callable  # token ids of responses → texts
     generation: dict
 
 
 def make_trainer(chosen: Options, settings: Settings, policy, tokenizer, queries, **more):
-    """Return a PPOTrainer with what the notebooks' configs have in common, and ``more``."""
+    """Return a PPOTrainer; its config has the shared options and ``more``."""
     more["accelerator_kwargs"] = {"mixed_precision": settings.mixed_precision}
     more["project_kwargs"] = {"logging_dir": str(chosen.output / "tensorboard")}
     config = PPOConfig(**ppo_options(chosen, settings), **more)
@@ -160,8 +162,8 @@ def make_trainer(chosen: Options, settings: Settings, policy, tokenizer, queries
 
 
 def build_imdb(chosen: Options, settings: Settings) -> Run:
-    """Return notebook 04's run: film reviews, and a sentiment classifier as the reward."""
-    with PartialState().main_process_first():  # the others find what it downloads
+    """Return notebook 04's run: film reviews, with a sentiment classifier as the reward."""
+    with PartialState().main_process_first():  # others reuse its files
         assets = prepare(settings)
     tokenizer = load_tokenizer(assets.model)
     tokenizer.pad_token = tokenizer.eos_token
@@ -182,39 +184,39 @@ def build_imdb(chosen: Options, settings: Settings) -> Run:
 
 
 def shared_base(chosen: Options) -> str | None:
-    """Return the base of both adapters, None without; raise ``ValueError`` for two bases."""
+    """Return the adapters' base, or None without adapters; raise ``ValueError`` if bases differ."""
     if not chosen.sft_adapter:
         return None
     folders = chosen.sft_adapter, chosen.reward_adapter
     bases = [PeftConfig.from_pretrained(folder).base_model_name_or_path for folder in folders]
     if Path(bases[0]).resolve() != Path(bases[1]).resolve():
-        raise ValueError(f"The adapters must share one base; theirs are {bases[0]} and {bases[1]}.")
+        raise ValueError(f"The adapters' bases {bases[0]} and {bases[1]} differ. Use one base.")
     return bases[0]
 
 
 def load_prompts(tokenizer, settings: Settings) -> Dataset:
-    """Return the prompts of preference pairs that leave room for an answer, each once."""
-    with PartialState().main_process_first():  # the others find what it builds
+    """Return the distinct prompts of preference pairs that are short enough for an answer."""
+    with PartialState().main_process_first():  # others reuse its files
         dataset = build_preferences() if settings.dataset == "offline" else settings.dataset
     count = settings.train_subset
     pairs, _ = load_pairs(dataset, f"train[:{count}]" if count else "train")
     longest = min(settings.max_prompt, settings.max_length - settings.max_new_tokens)
     prompts = list(dict.fromkeys(pairs["prompt"]))
-    tokens = zip(prompts, tokenizer(prompts)["input_ids"], strict=True)
+    tokens = zip(prompts, prompt_ids(tokenizer, prompts), strict=True)
     rows = [{"query": p, "input_ids": ids} for p, ids in tokens if len(ids) <= longest]
     dropped = f"{len(prompts) - len(rows)} of more than {longest} tokens"
-    print(f"Prompts: {len(rows)} to train on; dropped: {dropped}.")
+    print(f"Prompts for training: {len(rows)}; dropped: {dropped}.")
     return Dataset.from_list(rows).with_format("torch")
 
 
 def build_chat(chosen: Options, settings: Settings) -> Run:
     """Return notebook 05's run: adapters on one base, and prompts from preference pairs.
 
-    Raises ``ValueError`` if the adapters, or texts and base, do not fit together.
+    Raises ``ValueError`` if the adapters differ in their base, or the base has too few positions.
     """
     if settings.dataset is None:
-        needed = "--dataset: a folder or hub id of preference pairs"
-        raise ValueError(f"--preset {chosen.preset} needs {needed}.")
+        needed = "needs --dataset. Pass a folder or hub id of preference pairs"
+        raise ValueError(f"--preset {chosen.preset} {needed}.")
     base, sft = shared_base(chosen), chosen.sft_adapter
     download(base)
     tokenizer = load_tokenizer(sft if Path(sft, "tokenizer_config.json").exists() else base)
@@ -225,7 +227,7 @@ def build_chat(chosen: Options, settings: Settings) -> Run:
     reward = RewardModel(judge, tokenizer, batch_size=settings.batch_size)
     if reward.max_length < settings.max_length:
         has = f"the base's {reward.max_length} positions"
-        raise ValueError(f"--max_length {settings.max_length} is more than {has}.")
+        raise ValueError(f"--max_length {settings.max_length} exceeds {has}. Lower it.")
     queries = load_prompts(tokenizer, settings)
     if not (torch.cuda.is_available() and torch.cuda.is_bf16_supported()):
         settings.mixed_precision = "no"
@@ -241,11 +243,12 @@ def build_chat(chosen: Options, settings: Settings) -> Run:
         texts = tokenizer.batch_decode(responses, skip_special_tokens=True)
         return [text.strip() for text in texts]
 
-    return Run(trainer, score, decode, SAMPLING | {"max_new_tokens": settings.max_new_tokens})
+    limits = {"max_new_tokens": settings.max_new_tokens, "eos_token_id": tokenizer.eos_token_id}
+    return Run(trainer, score, decode, SAMPLING | limits)
 
 
 def train(chosen: Options, settings: Settings) -> int:
-    """Run PPO; return the exit code: 0 when finished, 130 or 143 when stopped by a signal."""
+    """Run PPO; return the exit code: 0 if finished, 130 or 143 if stopped by a signal."""
     quiet_libraries()
     experiment = experiment_of(chosen)
     every = vars(chosen) | {name: getattr(settings, name) for name in used_settings(experiment)}
@@ -274,7 +277,7 @@ def train(chosen: Options, settings: Settings) -> int:
 
 
 def loop(run: Run, settings: Settings, save_every: int, output: Output) -> int:
-    """Take the steps that are left, with checkpoints; return the exit code of a stop, or 0."""
+    """Take the remaining steps and save checkpoints; return a stop's exit code, or 0."""
     trainer, steps, save_at = run.trainer, settings.steps, getattr(settings, "save_at", ())
     done, is_main = trainer.current_step, trainer.accelerator.is_main_process
     bar = tqdm(total=steps, initial=done, desc="PPO", disable=not is_main)

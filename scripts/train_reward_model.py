@@ -1,13 +1,13 @@
-"""Notebook 01's experiment as a command: a reward model from preference pairs, and its audit.
+"""Train a reward model on preference pairs and audit it, as notebook 01 does.
 
     python scripts/train_reward_model.py
     python scripts/train_reward_model.py --preset scratch --dataset FOLDER --output_dir runs/a
     python scripts/train_reward_model.py --preset full --use_peft --lora_r 16 --report_to wandb
     python scripts/train_reward_model.py --output_dir runs/a --resume_from_checkpoint true
 
-Leaves model/, audit.json, audit.png and checkpoints/ in --output_dir. The options are trl's, and a
+Writes model/, audit.json, audit.png and checkpoints/ to --output_dir. The options are trl's, and a
 few more at the start of --help; --preset sets their defaults, --config FILE reads options from a
-YAML file, and the command line wins.
+YAML file, and the command line overrides both.
 """
 
 import sys
@@ -25,7 +25,7 @@ from rlhf_course.course.plots import audit_bars
 from rlhf_course.course.presets import PRESETS, Settings
 from rlhf_course.data import describe, hold_out, load_pairs, tokenize_pairs
 from rlhf_course.policy.save_load import load_tokenizer
-from rlhf_course.rewards import RewardModel, finite, load_reward_model
+from rlhf_course.rewards import RewardModel, load_reward_model, require_finite
 from rlhf_course.runtime.files import atomic_file
 from rlhf_course.worlds.build import prepare_reward_model
 
@@ -34,20 +34,20 @@ SAME = "dataset data_dir train_subset eval_subset audit_prompts max_length learn
 NAMES = dict(zip(SAME, SAME, strict=True)) | {"model_name_or_path": "model"}
 NAMES |= {"num_train_epochs": "epochs", "per_device_train_batch_size": "batch_size"}
 FIXED = {"lora_task_type": "SEQ_CLS", "lora_modules_to_save": ["score"]}
-FIXED |= {"remove_unused_columns": False}  # length is for the sampler
+FIXED |= {"remove_unused_columns": False}  # the sampler needs length
 
 
 @dataclass
 class ScriptArguments:
-    """Options that trl does not have."""
+    """Hold options that trl lacks."""
 
     _argument_group_name = "this script"
     preset: str = option("tiny", f"size of the run: {', '.join(PRESETS)}")
-    dataset: str | None = option(None, "pairs: a folder or hub id")
+    dataset: str | None = option(None, "preference pairs: a folder or hub id")
     data_dir: str | None = option(None, "subfolder of the dataset")
     train_subset: int | None = option(None, "pairs to train on")
     eval_subset: int | None = option(None, "pairs held out")
-    audit_prompts: int = option(300, "held-out prompts that the audit answers badly")
+    audit_prompts: int = option(300, "held-out prompts in the audit")
 
 
 def parse_arguments(arguments: list[str] | None = None) -> tuple:
@@ -60,9 +60,9 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple:
 
 
 def load_data(dataset: str, script: ScriptArguments, seed: int) -> tuple:
-    """Return pairs to train on, held-out pairs, and the number dropped from each for each reason.
+    """Return training pairs, held-out pairs, and split → reason → number of dropped pairs.
 
-    Without a split test, a tenth of the prompts is held out with all their pairs.
+    Without a test split, a tenth of the prompts is held out with all their pairs.
     """
 
     def load(split: str, count: int | None):
@@ -85,24 +85,24 @@ def load_data(dataset: str, script: ScriptArguments, seed: int) -> tuple:
 
 
 def load_scorer(path: str, tokenizer, config, **options) -> RewardModel:
-    """Return a RewardModel on the run's device; ``ValueError`` if it has too few positions."""
+    """Return a RewardModel on the run's device; raise ``ValueError`` for too few positions."""
     scorer = RewardModel(load_reward_model(path, **options).to(config.device), tokenizer)
     if scorer.max_length < config.max_length:
         has = f"the {scorer.max_length} positions of {path}"
-        raise ValueError(f"--max_length {config.max_length} is more than {has}.")
+        raise ValueError(f"--max_length {config.max_length} exceeds {has}. Lower it.")
     return scorer
 
 
 def accuracy(scorer, pairs) -> float:
     """Return the share of pairs whose chosen answer scores higher."""
     sides = (pairs["chosen"][:], pairs["rejected"][:])
-    chosen, rejected = (finite(scorer(pairs["prompt"][:], side), side) for side in sides)
+    chosen, rejected = (require_finite(scorer(pairs["prompt"][:], side), side) for side in sides)
     return (chosen > rejected).double().mean().item()
 
 
 def baselines(pairs) -> dict[str, float]:
-    """What length alone gets right (ties count a half), and the best accuracy there is, where gold
-    is known.
+    """Return the accuracy of preferring longer answers (ties count 0.5) and, with gold scores,
+    the best possible accuracy.
     """
     both = zip(pairs["chosen"], pairs["rejected"], strict=True)
     gap = np.sign([len(chosen) - len(rejected) for chosen, rejected in both])
@@ -114,9 +114,9 @@ def baselines(pairs) -> dict[str, float]:
 
 
 def run_audit(scorer, pairs):
-    """Return the audit's table over the chosen answers; one that is too long is cut first."""
+    """Return the audit's table over the chosen answers; truncate answers that are too long."""
     tokenizer = scorer.tokenizer
-    max_tokens = scorer.max_length - 8  # EOS, and tokens that cutting inside a word may add
+    max_tokens = scorer.max_length - 8  # EOS, and tokens added by cutting inside a word
 
     def cut(answer: str) -> str:
         ids = tokenizer(f" {answer}")["input_ids"]
@@ -131,7 +131,7 @@ def run_audit(scorer, pairs):
 
 
 def write_results(output, results: dict, table) -> None:
-    """Write audit.json and audit.png, and print the same."""
+    """Write audit.json and audit.png, and print their numbers."""
     output.write("audit.json", results | {"probes": table.to_dict("index")})
     if PartialState().is_main_process:
         with atomic_file(output.folder / "audit.png") as path:
@@ -145,21 +145,21 @@ def write_results(output, results: dict, table) -> None:
 
 
 def tokenize(parts: tuple, dropped: dict, tokenizer, config, audit_prompts: int) -> list:
-    """Return both parts with tokens; add to ``dropped`` how many pairs were too long."""
+    """Return both parts tokenized; add the numbers of pairs that were too long to ``dropped``."""
     found = []
     for part, report in zip(parts, dropped.values(), strict=True):
         rows, report["too long"] = tokenize_pairs(part, tokenizer, config.max_length)
         found.append(rows)
-        print(f"{len(rows)} pairs are left; dropped, as too long: {report['too long']}.")
+        print(f"{len(rows)} pairs remain; dropped as too long: {report['too long']}.")
     if min(len(found[1]), audit_prompts) < 2:
         cure = "raise --max_length, --eval_subset or --audit_prompts"
-        raise ValueError(f"An audit needs at least two held-out pairs: {cure}.")
+        raise ValueError(f"An audit needs at least two held-out pairs; {cure}.")
     return found
 
 
 def run(script: ScriptArguments, config, model_args, settings: Settings, output) -> int:
     """Train, save and audit; return the exit code."""
-    with PartialState().main_process_first():  # the others find what it builds
+    with PartialState().main_process_first():  # others reuse its files
         assets = prepare_reward_model(settings, model_args.model_revision)
     *parts, dropped = load_data(assets.dataset, script, config.seed)
     tokenizer = load_tokenizer(assets.model, revision=model_args.model_revision)

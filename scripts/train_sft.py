@@ -1,14 +1,15 @@
-"""Supervised fine-tuning as a command: a base model learns to answer questions.
+"""Fine-tune a base model on questions and answers (SFT).
 
     python scripts/train_sft.py
     python scripts/train_sft.py --model_name_or_path FOLDER --dataset FOLDER --lora_r 8
     python scripts/train_sft.py --config my.yaml --output_dir runs/a --resume_from_checkpoint true
 
-The loss covers the answers and their EOS. The base is one that transformers supports (convert a
-Baichuan with convert_baichuan.py); the dataset has the columns of HC3, or of instructions. Training
-is by LoRA; --use_peft false trains all weights. Leaves model/ (adapter or model), metrics.json and
-checkpoints/ in --output_dir. The options are trl's, and a few more at the start of --help; --preset
-sets their defaults, --config FILE reads options from a YAML file, and the command line wins.
+The loss covers the answers and their EOS. Transformers must support the base (convert a Baichuan
+with convert_baichuan.py); the dataset has the columns of HC3, or of instructions. Training uses
+LoRA; --use_peft false trains all weights. Writes model/ (adapter or model), metrics.json and
+checkpoints/ to --output_dir. The options are trl's, and a few more at the start of --help; --preset
+sets their defaults, --config FILE reads options from a YAML file, and the command line overrides
+both.
 """
 
 import math
@@ -39,46 +40,46 @@ NOT_HERE = "packing padding_free assistant_only_loss chat_template_path eos_toke
 
 @dataclass
 class ScriptArguments:
-    """Options that trl does not have."""
+    """Hold options that trl lacks."""
 
     _argument_group_name = "this script"
     preset: str = option("tiny", f"size of the run: {', '.join(PRESETS)}")
-    dataset: str | None = option(None, "answers: a folder or hub id")
+    dataset: str | None = option(None, "questions and answers: a folder or hub id")
     data_files: str | None = option(None, "files of the dataset")
     subset: int | None = option(None, "rows to use, from the start")
-    eval_share: float = option(0.05, "share of the questions that is held out")
+    eval_share: float = option(0.05, "held-out share of the questions")
 
 
 def parse_arguments(arguments: list[str] | None = None) -> tuple:
     """Return ScriptArguments, SFTConfig, ModelConfig and Settings.
 
-    Raises ``ValueError`` for options that make no sense here.
+    Raises ``ValueError`` for options that this script does not support.
     """
     kinds, experiment = (ScriptArguments, SFTConfig), "05_lora_rlhf_baichuan"
     found = trl_run.parse(__doc__, experiment, kinds, NAMES, FIXED, arguments)
     script, config, _, _ = found
     if not 0 < script.eval_share < 1:
-        raise ValueError(f"--eval_share takes a number between 0 and 1, got {script.eval_share}.")
+        raise ValueError(f"--eval_share is {script.eval_share}; use a number between 0 and 1.")
     wrong = [name for name in NOT_HERE.split() if getattr(config, name)]
     if wrong or not config.completion_only_loss:
         raise ValueError(
-            f"--{wrong[0] if wrong else 'completion_only_loss false'} is not for this script: a row"
-            " is one question, one answer and the base's EOS, and the answer is learned."
+            f"Omit --{wrong[0] if wrong else 'completion_only_loss false'}: this script trains on"
+            " the answer of each row, which is one question, one answer, and the base's EOS."
         )
     if script.dataset is None:
-        needed = "--dataset: a folder or hub id like HC3, or instructions"
-        raise ValueError(f"--preset {script.preset} needs {needed}.")
+        needed = "needs --dataset. Pass a folder or hub id of answers like HC3, or instructions"
+        raise ValueError(f"--preset {script.preset} {needed}.")
     return found
 
 
 def find_inputs(model_args, settings: Settings) -> tuple[str, str]:
-    """Return base and dataset, as folders or hub ids; build what the preset makes itself."""
+    """Return base and dataset as folders or hub ids; build those that the preset generates."""
     base, dataset = model_args.model_name_or_path, settings.sft_dataset
     if base is None and settings.checkpoint == "scratch" and dataset != "offline":
         raise ValueError(
-            "--model_name_or_path is needed: a base for these answers, as a folder or hub id."
+            "--model_name_or_path is missing. Pass a folder or hub id of a base for these answers."
         )
-    with PartialState().main_process_first():  # the others find what it builds or downloads
+    with PartialState().main_process_first():  # others reuse its files
         if base:
             download(base, model_args.model_revision)
         base = base or str(build_base(settings))
@@ -86,23 +87,23 @@ def find_inputs(model_args, settings: Settings) -> tuple[str, str]:
 
 
 def load_base(base: str, config, model_args):
-    """Return the base model; ``ValueError`` if it is an adapter, or has too few positions."""
+    """Return the base model; raise ``ValueError`` for an adapter, or for too few positions."""
     model = load_model(AutoModelForCausalLM, base, **trl_run.model_options(model_args))
     if getattr(model, "peft_config", None):
-        raise ValueError(f"{base} is an adapter: merge it into its base, or start from that base.")
+        raise ValueError(f"{base} is an adapter. Merge it into its base, or start from that base.")
     text = model.config.get_text_config()
     positions = getattr(text, "max_position_embeddings", config.max_length)
     if positions < config.max_length:
         has = f"the {positions} positions of {base}"
-        raise ValueError(f"--max_length {config.max_length} is more than {has}.")
+        raise ValueError(f"--max_length {config.max_length} exceeds {has}. Lower it.")
     return model
 
 
 @torch.no_grad()
 def answer_loss(trainer) -> tuple[float, int]:
-    """Return the mean −log p per token of held-out answers and EOS, and how many tokens these are.
+    """Return the mean −log p per token of held-out answers and EOS, and the number of tokens.
 
-    Each token counts the same, whatever batch it is in.
+    All tokens have equal weight, across batches.
     """
     rows, model = [], trainer.model.eval()
     for batch in trainer.get_eval_dataloader():
@@ -121,20 +122,20 @@ def answer_loss(trainer) -> tuple[float, int]:
 
 
 def load_rows(script: ScriptArguments, dataset: str, tokenizer, config) -> tuple:
-    """Return tokenized answers to train on, held-out ones, and how many were dropped and why."""
+    """Return tokenized training answers, held-out answers, and reason → number dropped."""
     split = f"train[:{script.subset}]" if script.subset else "train"
     answers, dropped = load_answers(dataset, split, script.data_files)
     parts = hold_out(answers, script.eval_share, config.seed)
     parts = [tokenize_answers(part, tokenizer, config.max_length) for part in parts]
     (train, held_out), too_long = zip(*parts, strict=True)
     dropped["too long"] = sum(too_long)
-    what = f"{len(train)} to train on, {len(held_out)} held out; dropped: {describe(dropped)}"
+    what = f"{len(train)} for training, {len(held_out)} held out; dropped: {describe(dropped)}"
     print(f"Answers: {what}.")
     return train, held_out, dropped
 
 
 class Before(TrainerCallback):
-    """Log the loss before the first step, for a resumed run to read."""
+    """Log the loss before the first step, so that a resumed run can read it."""
 
     def __init__(self, trainer) -> None:
         self.trainer = trainer
@@ -147,7 +148,7 @@ class Before(TrainerCallback):
 
 
 def run(script: ScriptArguments, config, model_args, settings: Settings, output) -> int:
-    """Train, save and measure; return the exit code."""
+    """Train, measure, save, and write metrics.json; return the exit code."""
     base, dataset = find_inputs(model_args, settings)
     tokenizer = load_tokenizer(base, revision=model_args.model_revision)
     train, held_out, dropped = load_rows(script, dataset, tokenizer, config)

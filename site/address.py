@@ -1,4 +1,4 @@
-"""The course's addresses, which stand only in pyproject.toml under ``[project.urls]``.
+"""Read the course's addresses from pyproject.toml, ``[project.urls]``, their only source.
 
     [project.urls]
     Repository = "https://github.com/…"   # the repository to clone
@@ -34,13 +34,13 @@ if importlib.util.find_spec("rlhf_course") is None:
 
 
 def addresses() -> dict[str, str]:
-    """Return ``repository`` and ``homepage`` if they are set, without a slash at the end."""
+    """Return ``repository`` and ``homepage`` if they are set, without a trailing slash."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     return {name.lower(): url.rstrip("/") for name, url in project.get("urls", {}).items()}
 
 
 def open_in(repository: str, notebook: str) -> dict[str, str]:
-    """Return the services that open a notebook on GitHub, with their addresses for this one."""
+    """Return service → URL that opens a notebook on GitHub."""
     if "github.com/" not in repository:
         return {}
     name = repository.split("github.com/")[1]
@@ -51,7 +51,7 @@ def open_in(repository: str, notebook: str) -> dict[str, str]:
 
 
 def written(readme: str, repository: str) -> str:
-    """Return the README with the address in its three places, or without an address."""
+    """Return the README with the address in three places, or with no address."""
     begin = f"git clone {repository} hands-on-rlhf && cd hands-on-rlhf\n" if repository else ""
     readme = re.sub(
         r"(?:git clone \S+ hands-on-rlhf && cd hands-on-rlhf\n)?(make course   #)",
@@ -67,8 +67,8 @@ def written(readme: str, repository: str) -> str:
 
 
 def fetching(notebook: nbformat.NotebookNode, repository: str) -> nbformat.NotebookNode:
-    """Return the notebook with a cell after its title that fetches a missing course; without an
-    address, without this cell.
+    """Set or, without an address, remove the cell that fetches a missing course; return the
+    notebook.
     """
     notebook.cells = [cell for cell in notebook.cells if cell.get("id") != "fetch"]
     if "github.com/" in repository:

@@ -1,6 +1,4 @@
-"""The page about the public names: autodoc shows their docstrings; PPOConfig's fields come from its
-source.
-"""
+"""Build the page of public names; docstrings come from autodoc, PPOConfig's fields from source."""
 
 from __future__ import annotations
 
@@ -19,10 +17,9 @@ LINE = re.compile(r"    (?P<name>\w+): (?P<type>[^=]+?) = [^#]*(?:#\s*(?P<says>.
 
 
 def settings_table(config: type) -> str:
-    """Return the fields of a dataclass as Markdown tables, one per group: name, type, default,
-    comment.
+    """Return a dataclass's fields as Markdown tables of name, type, default, comment.
 
-    A comment on its own line begins a group; it may have several lines.
+    A comment on one or more separate lines starts a new table.
     """
     defaults = {}
     for entry in fields(config):
@@ -44,12 +41,12 @@ def settings_table(config: type) -> str:
                 f"| `{found['name']}` | `{kind}` | `{defaults.pop(found['name'])!r}` | {says} |"
             )
     if defaults:
-        raise ValueError(f"{config.__name__}: the table lacks {', '.join(defaults)}.")
+        raise ValueError(f"{config.__name__}: put {', '.join(defaults)} on one line each.")
     return "\n".join(parts) + "\n"
 
 
 def api_page() -> str:
-    """Return the page in Markdown."""
+    """Return the page's Markdown."""
     parts = [INTRODUCTION]
     for name in rlhf_course.__all__:
         thing = getattr(rlhf_course, name)

@@ -1,8 +1,6 @@
-"""`make site`: build the rendered notebooks and the pages of this folder as static HTML, without
-executing anything.
+"""Build the site (`make site`): static HTML of notebooks and this folder's pages; executes no cell.
 
-Pages of the repository (README, notebooks, sources) stay unchanged, and so do the links between
-them.
+The repository's own pages (README, notebooks, sources) and the links between them stay unchanged.
 """
 
 from __future__ import annotations
@@ -27,6 +25,7 @@ import languages
 import translate
 from address import addresses
 from home import ARCHIVE, home_page
+from live import write_files
 from translate import say
 
 HERE = Path(__file__).resolve().parent
@@ -41,15 +40,15 @@ RUN = "figs/measured/04_gpt2_imdb_ppo.json"
 
 
 def copy(source: Path, target: Path) -> None:
-    """Copy a file into a folder that may not exist yet."""
+    """Copy a file, and create the target's folder if needed."""
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copy(source, target)
 
 
 def at_root(text: str) -> str:
-    """Return a page of this folder with links for the parent folder, and with Sphinx's targets.
+    """Return a page with links relative to the parent folder, and ``<a id>`` as Sphinx targets.
 
-    GitHub needs an ``<a id>`` where Sphinx needs a target.
+    GitHub supports only ``<a id>``.
     """
     return re.sub(r'<a id="([\w-]+)"></a>\n', r"(\1)=", text.replace("](../", "]("))
 
@@ -62,7 +61,7 @@ def for_site(text: str) -> str:
 
 
 def fold(notebook: dict) -> None:
-    """Tag the cells that import and set up: Sphinx folds them."""
+    """Tag the cells with imports and setup in place, so that Sphinx folds them."""
     for cell in notebook["cells"]:
         source = "".join(cell["source"])
         tags = cell["metadata"].setdefault("tags", [])
@@ -78,7 +77,7 @@ def fold(notebook: dict) -> None:
 
 
 def collect(folder: Path) -> None:
-    """Lay out all pages in one folder, at the places that their links expect."""
+    """Copy all pages into one folder, at the paths that their links expect."""
     patterns = [
         "CONTRIBUTING.md",
         "LICENSE",
@@ -112,9 +111,10 @@ def collect(folder: Path) -> None:
 
 
 def write_pages(folder: Path) -> None:
-    """Write the pages of this folder; measurements and the package fill in some of them."""
+    """Write this folder's pages, some with measurements or content from the package."""
     # These imports load torch, which takes seconds: errors about missing tools come first.
     from api import api_page
+    from live import live_page
     from metrics import metrics_page
     from play import play_page
 
@@ -127,7 +127,7 @@ def write_pages(folder: Path) -> None:
     pages["metrics.md"] = metrics_page(
         {key: values for curve in curves for key, values in curve.items()}
     )
-    pages |= {"api.md": api_page(), "play.md": play_page()}
+    pages |= {"api.md": api_page(), "play.md": play_page(), "live.md": live_page()}
     pages["sources.md"] += sources_list()
     if not (ROOT / "slides/slides.html").exists():
         del pages["slides.md"]
@@ -137,7 +137,7 @@ def write_pages(folder: Path) -> None:
 
 
 def sources_list() -> str:
-    """Return the end of the page about the sources: a list of all sources."""
+    """Return Markdown that lists all source files, for the page about sources."""
     lines = []
     for title, pattern in SOURCES.items():
         names = sorted(str(path.relative_to(ROOT).with_suffix("")) for path in ROOT.glob(pattern))
@@ -152,6 +152,7 @@ def pack(target: Path, instead: Path | None = None) -> None:
     files of the same name.
     """
     patterns = ["*.md", "LICENSE", "Makefile", "*.txt", "*.toml", "site/*.md", "slides/slides.pdf"]
+    patterns += ["site/live.py", "site/live/*"]
     patterns += [
         f"{folder}/**/*" for folder in ("notebooks", "rlhf_course", "scripts", "models", "figs")
     ]
@@ -168,7 +169,7 @@ def pack(target: Path, instead: Path | None = None) -> None:
 
 
 def sitemap(pages: Path, homepage: str) -> None:
-    """Write the list of pages for search engines, which accepts only complete addresses."""
+    """Write the sitemap for search engines, which requires absolute URLs."""
     names = sorted(str(path.relative_to(pages)) for path in pages.rglob("*.html"))
     lines = "".join(
         f"<url><loc>{homepage}/{name}</loc></url>\n" for name in names if name != "404.html"
@@ -207,7 +208,7 @@ def add_downloads(work: Path) -> None:
 
 def join(pages: Path, chinese: Path) -> None:
     """Move the Chinese pages to ``pages/zh``; they share the sources' pages and equal files."""
-    shared = {"slides", "rlhf_course", "scripts"}
+    shared = {"slides", "rlhf_course", "scripts", "live"}
     shared |= {f"figs/{p.name}" for p in pages.glob("figs/*.html") if p.name != "README.html"}
     for path in [*chinese.glob("_static/**/*"), *chinese.glob("_images/*")]:
         twin = pages / path.relative_to(chinese)
@@ -229,10 +230,10 @@ def join(pages: Path, chinese: Path) -> None:
 
 
 def build(output: Path) -> None:
-    """Build the site aside, and move it to its place when it is complete; a folder already there
-    must be a site.
+    """Build the site in a temporary folder, then replace ``output``, which must be a site if it
+    exists.
     """
-    if output.exists() and not (output / ".buildinfo").exists():  # Sphinx leaves it
+    if output.exists() and not (output / ".buildinfo").exists():  # written by Sphinx
         sys.exit(
             f"{output} exists and is not a site built by this command. Choose another folder with"
             " --output."
@@ -246,9 +247,10 @@ def build(output: Path) -> None:
         runs = start_sphinx(work)
         add_downloads(work)
         if any([run.wait() for run in runs]):
-            sys.exit("The site was not built: Sphinx's warnings are above.")
+            sys.exit("The site was not built. Fix Sphinx's warnings above.")
         join(pages, work / "zh")
         shutil.copytree(work / "downloads", pages, dirs_exist_ok=True)
+        write_files(pages)
         if "homepage" in addresses():
             sitemap(pages, addresses()["homepage"])
         shutil.rmtree(output, ignore_errors=True)
@@ -260,7 +262,7 @@ def build(output: Path) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--output", type=Path, default=ROOT / "build" / "site", help="a folder, replaced"
+        "--output", type=Path, default=ROOT / "build" / "site", help="folder to replace"
     )
     arguments = parser.parse_args()
     build(arguments.output.resolve())

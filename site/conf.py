@@ -1,4 +1,4 @@
-"""Sphinx settings of the site; build.py collects the pages, pages.py adapts them."""
+"""Configure Sphinx; build.py collects the pages, pages.py adapts them."""
 
 import sys
 import tomllib

@@ -1,6 +1,4 @@
-"""Typeset formulas with KaTeX while the site is built: pages need no script, and a formula that
-fails stops the build.
-"""
+"""Typeset formulas with KaTeX during the build: pages need no script, and errors stop the build."""
 
 from __future__ import annotations
 
@@ -33,9 +31,7 @@ require("readline").createInterface({input: process.stdin}).on("line", line => {
 
 
 def install() -> Path:
-    """Install KaTeX, and lay out its style sheet and fonts for pages; return the folder for
-    ``html_static_path``.
-    """
+    """Install KaTeX; return a folder with its style sheet and fonts for ``html_static_path``."""
     made = node.package("katex", VERSION) / "dist"
     static = node.BUILD / f"katex-{VERSION}" / "static"
     shutil.copytree(
@@ -49,12 +45,12 @@ def install() -> Path:
 
 
 class Katex:
-    """A node process that typesets a formula per line; the first formula starts it."""
+    """Typeset formulas in a node process, which the first formula starts."""
 
     process: subprocess.Popen | None = None
 
     def __call__(self, formula: str, display: bool) -> dict[str, str]:
-        """Return ``html`` or ``error``."""
+        """Return a dict with ``html`` or ``error``."""
         if self.process is None:
             environment = os.environ | {"NODE_PATH": str(node.package("katex", VERSION).parent)}
             pipes = {
@@ -69,7 +65,7 @@ class Katex:
         return json.loads(self.process.stdout.readline())
 
     def close(self, *arguments) -> None:
-        """End the process."""
+        """End the node process."""
         if self.process:
             self.process.stdin.close()
             self.process.wait()
@@ -77,7 +73,7 @@ class Katex:
 
 
 def setup(app: Sphinx) -> dict:
-    """Register the renderer, and its style sheet on the pages that have formulas."""
+    """Register the renderer, and its style sheet for pages with formulas."""
     katex = Katex()
 
     def visit(translator, element) -> None:

@@ -1,4 +1,4 @@
-"""The parts of the home page from the notebooks, their run cards and the README's table."""
+"""Build the home page from notebooks, run cards and the README's table."""
 
 from __future__ import annotations
 
@@ -24,9 +24,7 @@ BEFORE_AFTER = (
 
 
 def table() -> dict[str, dict[str, str]]:
-    """Return the README's table of the notebooks: name → title, learn, inspect; the numbers come
-    from the run cards.
-    """
+    """Return notebook → title, learn, inspect from the README's table."""
     rows = {}
     for row in ROW.finditer((ROOT / "README.md").read_text(encoding="utf-8")):
         learn, _, _, inspect = row["cells"].split(" | ")
@@ -35,23 +33,23 @@ def table() -> dict[str, dict[str, str]]:
 
 
 def run_card(name: str) -> dict:
-    """Return the run card that `make render` kept."""
+    """Return the run card that `make render` saved."""
     return json.loads((ROOT / f"figs/measured/{name}.json").read_text(encoding="utf-8"))
 
 
 def duration(seconds: float) -> str:
-    """Return a duration in words, rounded up."""
+    """Return a duration as text in s or min, rounded up."""
     return f"{math.ceil(seconds)} s" if seconds < 60 else f"{math.ceil(seconds / 60)} min"
 
 
 def cost(name: str) -> str:
-    """Return measured time and memory of a notebook's run at preset tiny."""
+    """Return a notebook's measured time and memory at preset tiny, as text."""
     card = run_card(name)
     return f"{duration(card['wall_s'])}, {card['peak_rss_mb'] / 1024:.1f} GB on two CPU cores"
 
 
 def picture(notebook: nbformat.NotebookNode) -> tuple[bytes, str]:
-    """The last figure of a notebook as PNG, and its caption's first words."""
+    """Return a notebook's last figure as PNG, and the start of its caption."""
     found = [
         (output.data["image/png"], after.source)
         for cell, after in zip(notebook.cells, notebook.cells[1:], strict=False)
@@ -64,9 +62,7 @@ def picture(notebook: nbformat.NotebookNode) -> tuple[bytes, str]:
 
 
 def sample(notebook: nbformat.NotebookNode) -> list[str]:
-    """Return query, answer before and answer after, from the first row of a notebook's last table
-    with such columns, or [].
-    """
+    """Return [query, answer before, answer after] from the last table with these columns, or []."""
     found = []
     outputs = [
         output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", [])
@@ -90,7 +86,7 @@ def sample(notebook: nbformat.NotebookNode) -> list[str]:
 
 
 def change(name: str) -> str:
-    """Return the first metric of a run card that has a value before and after."""
+    """Return a run card's first metric measured before and after, as text."""
     metrics = run_card(name)["metrics"]
     for what in (key.removesuffix("_before") for key in metrics if key.endswith("_before")):
         if f"{what}_after" in metrics:
@@ -102,12 +98,12 @@ def change(name: str) -> str:
 
 
 def literal(text: str) -> str:
-    """Return Markdown that shows a model's text unchanged."""
+    """Return a model's text with its Markdown escaped."""
     return re.sub(r"([\\`*_{}\[\]<>#$|!])", r"\\\1", " ".join(unescape(text).split()))
 
 
 def cards(folder: Path) -> str:
-    """Return a card per notebook in Markdown; write their pictures into ``folder``."""
+    """Return a card per notebook in Markdown; write the cards' pictures to ``folder``."""
     parts = []
     for name, row in table().items():
         notebook = nbformat.read(ROOT / f"notebooks/{name}.ipynb", as_version=4)
@@ -134,7 +130,7 @@ def cards(folder: Path) -> str:
 
 
 def start() -> str:
-    """Return three lines that start the course, from its address or the site's own archive."""
+    """Return Markdown with the commands that start the course, from a clone or the site's zip."""
     repository = addresses().get("repository")
     lines = f"""```bash
 {f"git clone {repository} hands-on-rlhf" if repository else f"unzip {ARCHIVE}"}
@@ -150,7 +146,7 @@ cd hands-on-rlhf && make course    # sets up .venv, runs the notebooks, prints t
 
 
 def home_page(folder: Path) -> str:
-    """Return index.md with its values; write the pictures of the cards into ``folder``."""
+    """Return index.md with values inserted; write the cards' pictures to ``folder``."""
     found = [run_card(name) for name in table()]
     values = {
         "minutes": math.ceil(sum(card["wall_s"] for card in found) / 60),

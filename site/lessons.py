@@ -1,4 +1,4 @@
-"""Write the tables of lessons-on-text.md: what the toy language teaches, and what text shows.
+"""Write the tables of lessons-on-text.md, which compare the toy language with text.
 
 python site/lessons.py
 """
@@ -17,7 +17,7 @@ ROOT = HERE.parent
 PAGE = HERE / "lessons-on-text.md"
 CARDS = ROOT / "figs" / "measured" / "lessons"
 START, END = "## Lesson by lesson\n", "\n## What the tables show"
-BETA = 0.5  # the coefficient of the runs about KL
+BETA = 0.5  # of the KL variants
 STUDENT = {2: 4.303, 3: 3.182, 4: 2.776}  # 97.5 % quantile of t by degrees of freedom
 SIGNS = {-1: "lower", 0: "no difference", 1: "higher"}
 NAMES = {
@@ -34,7 +34,7 @@ COLUMNS = ("J", "score", "KL", "second judge")
 
 
 def output(notebook: str, cell: str) -> list[list[str]]:
-    """Return the rows of the table that a cell of a committed notebook shows, as texts."""
+    """Return the rows of a table in a committed notebook's cell, as texts; ``cell`` is its id."""
     text = (ROOT / "notebooks" / f"{notebook}.ipynb").read_text(encoding="utf-8")
     found = next(c for c in json.loads(text)["cells"] if c.get("id") == cell)
     shown = "".join("".join(o.get("data", {}).get("text/html", "")) for o in found["outputs"])
@@ -44,15 +44,15 @@ def output(notebook: str, cell: str) -> list[list[str]]:
 
 
 def measured(notebook: str) -> dict:
-    """Return the run card of a notebook."""
+    """Return a notebook's run card."""
     path = ROOT / "figs" / "measured" / f"{notebook}.json"
     return json.loads(path.read_text(encoding="utf-8"))
 
 
 def toy() -> list[tuple[str, str, str, int, str]]:
-    """Return a row per lesson: variant, statistic, the toy's numbers, their sign, and the source.
+    """Return a row per lesson: variant, statistic, the toy's numbers, a sign, and the source.
 
-    The sign compares the variant's J or KL with its base; 0: the toy shows no difference.
+    The sign compares the variant's J or KL with its base's; 0 means no difference.
     """
     found = []
     table = measured("03_ppo_step_by_step")["curves"]["placements"]
@@ -83,27 +83,27 @@ def toy() -> list[tuple[str, str, str, int, str]]:
     gap = ablation["16 epochs, no clip"][0] - ablation["16 epochs"][0]
     found.append(("epochs-16-no-clip", "J", f"share of the gain {gap:+.3f}", sign(gap), "02 § 10"))
     pulls = {row[0]: row[1:] for row in output("02_why_ppo", "cell-57")[1:]}
-    size = {k: float(pulls[f"{k} as a loss"][0]) for k in ("k1", "k2", "k3")}
-    for kind, what in {"k1": "KL", "k2": "J", "k3": "KL"}.items():
+    size = {k: float(pulls[f"{k} as a loss"][0]) for k in ("k1", "k2")}
+    for kind, what in {"k1": "KL", "k2": "J"}.items():
         words = f"{size[kind]:.2f} of KL's gradient"
         found.append((kind, what, words, sign(1 - size[kind], 0.01), "02 § 9"))
     return found
 
 
 def sign(gap: float, noise: float = 0.0) -> int:
-    """Return -1, 0 or 1; 0 within the noise."""
+    """Return the sign of ``gap`` as -1 or 1, or 0 if the size is at most ``noise``."""
     return 0 if abs(gap) <= noise else (1 if gap > 0 else -1)
 
 
 def runs() -> dict[str, list[dict]]:
-    """Return the recorded cards by variant, in the order of their seeds."""
+    """Return variant → recorded cards, sorted by seed."""
     cards = [json.loads(path.read_text(encoding="utf-8")) for path in CARDS.glob("*.json")]
     cards.sort(key=lambda card: (card["name"], card["seed"]))
     return {name: [*group] for name, group in groupby(cards, lambda card: card["name"])}
 
 
 def change(card: dict, column: str) -> float:
-    """Return the change of a statistic from start to end of a run; J uses the β of the base."""
+    """Return a statistic's change from the start to the end of a run; J uses the base's β."""
     before, after = (
         row["score"] - beta(card) * row["KL"] if column == "J" else row[column]
         for row in (card["held_out"][0], card["held_out"][-1])
@@ -112,20 +112,20 @@ def change(card: dict, column: str) -> float:
 
 
 def beta(card: dict) -> float:
-    """Return the coefficient β in J of a run."""
+    """Return the coefficient β in a run's J."""
     on_kl = card["name"] == "kl" or BASES.get(card["name"]) == "kl"
     return BETA if on_kl else card["settings"]["text_beta"]
 
 
 def difference(cards: dict, variant: str, column: str) -> tuple[float, float]:
-    """Return the mean over paired seeds of variant minus base, and half its 95 % interval."""
+    """Return the mean of variant minus base over paired seeds, and half its 95 % interval."""
     pairs = zip(cards[variant], cards[BASES.get(variant, "ppo")], strict=True)
     gaps = [change(a, column) - change(b, column) for a, b in pairs]
     return mean(gaps), STUDENT[len(gaps) - 1] * stdev(gaps) / len(gaps) ** 0.5
 
 
 def verdict(toy_sign: int, text_sign: int) -> str:
-    """Return a phrase: whether toy and text agree."""
+    """Return a phrase about the agreement of toy and text."""
     if toy_sign == text_sign:
         return "agree" if toy_sign else "neither shows a difference"
     if text_sign == 0:
@@ -134,7 +134,7 @@ def verdict(toy_sign: int, text_sign: int) -> str:
 
 
 def keeps_language(card: dict) -> bool:
-    """Return whether a run passes notebook 04's checks of language."""
+    """Return whether a run passes notebook 04's language checks."""
     before, after = card["held_out"][0], card["held_out"][-1]
     return (
         after["perplexity"] <= 1.5 * before["perplexity"]
@@ -146,7 +146,7 @@ def keeps_language(card: dict) -> bool:
 
 
 def verdicts(cards: dict) -> dict[tuple[str, str], tuple[int, int]]:
-    """Return the toy's and the text's sign, by variant and statistic."""
+    """Return (variant, statistic) → (the toy's sign, the text's sign)."""
     return {
         (variant, column): (expected, sign(*difference(cards, variant, column)))
         for variant, column, _, expected, _ in toy()
@@ -154,7 +154,7 @@ def verdicts(cards: dict) -> dict[tuple[str, str], tuple[int, int]]:
 
 
 def setting(cards: dict) -> str:
-    """Return one paragraph about the settings of the runs."""
+    """Return a paragraph about the runs' settings."""
     first, seeds = cards["ppo"][0]["settings"], len(cards["ppo"])
     responses = f"{first['text_batch']} responses of at most {first['response_tokens']} tokens"
     return f"""\

@@ -1,4 +1,4 @@
-"""Write metrics.md below its introduction: meanings come from MEANING, the rest from metrics.yaml.
+"""Write metrics.md after its introduction from MEANING (meanings) and metrics.yaml (the rest).
 
 python site/metrics.py
 """
@@ -19,33 +19,31 @@ PAGE = HERE / "metrics.md"
 
 
 def load_groups() -> list[dict]:
-    """Return the groups of metrics.yaml; raise ``ValueError`` when their stats differ from those of
-    MEANING.
-    """
+    """Return metrics.yaml's groups; raise ``ValueError`` if their stats differ from MEANING's."""
     groups = yaml.safe_load((HERE / "metrics.yaml").read_text())
     described = {
         key for group in groups for key, stat in group["stats"].items() if "means" not in stat
     }
     if described != set(MEANING):
         raise ValueError(
-            f"metrics.yaml and MEANING differ in {', '.join(sorted(described ^ set(MEANING)))}."
+            f"Add {', '.join(sorted(described ^ set(MEANING)))} to both metrics.yaml and MEANING."
         )
     return groups
 
 
 def fill(text: str) -> str:
-    """Return the text with {field:g} replaced by the default of that field of PPOConfig."""
+    """Return the text with {field:g} replaced by PPOConfig's default of the field."""
     defaults = asdict(PPOConfig())
     return re.sub(r"\{(\w+):g\}", lambda found: format(defaults[found[1]], "g"), text.strip())
 
 
 def anchor(key: str) -> str:
-    """Return the id of a stat's section: objective/kl_coef → objective-kl-coef."""
+    """Return a stat section's id, for example objective/kl_coef → objective-kl-coef."""
     return re.sub(r"[/_]", "-", key)
 
 
 def picture(key: str, curve: list[float]) -> str:
-    """Return a small curve over the steps as SVG, with a line at 0 if 0 is in its range."""
+    """Return a small SVG curve over steps, with a line at 0 if 0 is in its range."""
     low, high = min(curve), max(curve)
 
     def height(value: float) -> str:
@@ -64,7 +62,7 @@ def picture(key: str, curve: list[float]) -> str:
 
 
 def section(key: str, stat: dict, curve: list[float] | None) -> str:
-    """Return one stat in Markdown."""
+    """Return one stat's section in Markdown."""
     means = stat.get("means") or MEANING[key]
     facts = {"Unit": stat["unit"], "Healthy": stat["healthy"], "Otherwise": stat["otherwise"]}
     lines = "\n".join(f"- **{name}:** {fill(text)}" for name, text in facts.items())

@@ -1,4 +1,4 @@
-"""Packages of the npm registry, each in a separate folder under build/."""
+"""Install npm packages, each in a separate folder under build/."""
 
 from __future__ import annotations
 
@@ -13,13 +13,11 @@ BUILD = Path(__file__).resolve().parents[1] / "build"
 
 
 def package(name: str, version: str) -> Path:
-    """Return the folder of an installed package; the first call downloads it from the registry, or
-    exits with the reason.
-    """
+    """Return an installed package's folder; the first call downloads it, or exits with a reason."""
     folder = BUILD / f"{name}-{version}"
     if not folder.exists():
         if shutil.which("npm") is None:
-            sys.exit(f"The site needs {name}, which npm installs: apt install npm")
+            sys.exit(f"npm, which installs {name}, is missing. Run apt install npm.")
         BUILD.mkdir(exist_ok=True)
         # A separate folder: two builds may run at the same time.
         part = Path(tempfile.mkdtemp(prefix=folder.name, suffix=".part", dir=BUILD))
@@ -30,7 +28,7 @@ def package(name: str, version: str) -> Path:
         if done.returncode:
             shutil.rmtree(part, ignore_errors=True)
             sys.exit(f"npm could not install {name}@{version}; its message is above.")
-        with contextlib.suppress(OSError):  # another build was first
+        with contextlib.suppress(OSError):  # another build installed it first
             part.rename(folder)
         shutil.rmtree(part, ignore_errors=True)
     return folder / "node_modules" / name

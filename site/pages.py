@@ -1,6 +1,4 @@
-"""The site's additions to Sphinx: pages of source files, notebooks that fit every screen, links to
-the meaning of terms.
-"""
+"""Extend Sphinx: pages of source files, notebooks that fit every screen, links to definitions."""
 
 from __future__ import annotations
 
@@ -40,9 +38,7 @@ WIDE = 760  # pixels; a wider figure keeps a readable size on a phone, and scrol
 
 
 class SourceParser(Parser):
-    """Parse a source file as a separate page: the path is the title, the code is the content. The
-    search skips the code.
-    """
+    """Parse a source file into a page with the path as title; the search skips the code."""
 
     supported = ("source",)
 
@@ -59,9 +55,7 @@ class SourceParser(Parser):
 
 
 class StatsFirst(SphinxTransform):
-    """Add index entries for the stats, by their full and their last name: the search ranks these
-    first.
-    """
+    """Add index entries for stats by full and last name, because the search ranks these first."""
 
     default_priority = 840  # just before Sphinx collects index entries
 
@@ -77,8 +71,8 @@ class StatsFirst(SphinxTransform):
 
 
 def polish(app: Sphinx, pagename: str, templatename: str, context: dict, doctree) -> None:
-    """Finish a page: images, tables, a notebook's header, links to terms and stats, languages, and
-    the preview that other services show.
+    """Finish a page in place: images, tables, a notebook's header, links to terms and stats,
+    languages, and preview metadata.
     """
     if "body" not in context:
         return
@@ -99,9 +93,9 @@ def polish(app: Sphinx, pagename: str, templatename: str, context: dict, doctree
         grid.wrap(body.new_tag("div", attrs={"class": "table-wrapper"}))
         _mark_text(grid)
     for cell in body.find_all("th", string=lambda text: not (text or "").strip()):
-        cell.name = "td"  # an empty header
+        cell.name = "td"  # empty header
     for summary in body.select("summary[aria-label]"):
-        del summary["aria-label"]  # its own words say more
+        del summary["aria-label"]  # the visible text is clearer
     if pagename.startswith("notebooks/"):
         _head(body, pagename.removeprefix("notebooks/"), app)
     if pagename not in GENERATED:
@@ -113,14 +107,12 @@ def polish(app: Sphinx, pagename: str, templatename: str, context: dict, doctree
 
 
 def term_id(term: str) -> str:
-    """Return the end of a term's address on the page of the glossary, as Sphinx makes it."""
+    """Return a term's anchor on the glossary page, as Sphinx generates it."""
     return re.sub("[^a-zA-Z0-9._]+", "-", term).strip("-")
 
 
 def _link_terms(body: BeautifulSoup, pagename: str, app: Sphinx) -> None:
-    """Link each stat to its section, and the first occurrence of each glossary term to its entry,
-    with its meaning.
-    """
+    """Link each stat to its section, and each glossary term's first occurrence to its entry."""
     to = partial(app.builder.get_relative_uri, pagename)
     for name in body.find_all(string=list(MEANING)) if pagename != "metrics" else ():
         if name.find_parent(["code", "th", "td"]) and not name.find_parent(
@@ -161,9 +153,7 @@ def _link_terms(body: BeautifulSoup, pagename: str, app: Sphinx) -> None:
 
 
 def _glossary(language: str) -> tuple[dict[str, tuple[str, str]], re.Pattern]:
-    """Return term → English term and first sentence of the definition, and a pattern that finds a
-    term or its plural in a text.
-    """
+    """Return term → English term and its definition's first sentence, and a pattern for terms."""
     text = GLOSSARY.read_text(encoding="utf-8")
     found = {} if language == "en" else catalog("glossary")
     terms = {}
@@ -183,13 +173,13 @@ def _glossary(language: str) -> tuple[dict[str, tuple[str, str]], re.Pattern]:
 
 
 def _mark_chinese(body: BeautifulSoup) -> None:
-    """Mark Chinese text as Chinese: screen readers and fonts need this."""
+    """Mark Chinese text as Chinese, for screen readers and fonts."""
     for text in [
         text
         for text in body.find_all(string=CHINESE)
         if text.parent.name not in ("title", "script", "style")
     ]:
-        parts = CHINESE.split(text)  # every second one is Chinese
+        parts = CHINESE.split(text)  # every second part is Chinese
         tags = [
             body.new_tag("span", attrs={"lang": "zh"}) if odd % 2 else None
             for odd in range(len(parts))
@@ -201,9 +191,7 @@ def _mark_chinese(body: BeautifulSoup) -> None:
 
 
 def _metatags(body: BeautifulSoup, pagename: str, context: dict) -> str:
-    """Return the metadata that search engines and shared links show: title, first paragraph,
-    picture.
-    """
+    """Return metadata for search engines and link previews: title, first paragraph, picture."""
     first = next(
         (
             p
@@ -227,7 +215,7 @@ def _metatags(body: BeautifulSoup, pagename: str, context: dict) -> str:
         "og:type": "article",
         "og:site_name": context["project"],
     }
-    if homepage := addresses().get("homepage"):  # these accept only complete addresses
+    if homepage := addresses().get("homepage"):  # og:url and og:image need absolute URLs
         tags |= {
             "og:url": f"{homepage}/{pagename}.html",
             "og:image": f"{homepage}/_images/rlhf_stages.svg",
@@ -237,13 +225,13 @@ def _metatags(body: BeautifulSoup, pagename: str, context: dict) -> str:
         '<meta name="twitter:card" content="summary">',
     ]
     lines += [f'<meta property="{name}" content="{value}">' for name, value in tags.items()]
-    if pagename == "404":  # it replaces pages at any depth
+    if pagename == "404":  # served at any depth
         lines.insert(0, f'<base href="{urlsplit(addresses().get("homepage", "")).path}/">')
     return "\n".join(lines)
 
 
 def _mark_text(table: Tag) -> None:
-    """Give the columns that hold text a class, so that they are not set as numbers."""
+    """Add a class to text columns, so that they are not styled as numbers."""
     columns: dict[int, list[Tag]] = {}
     for row in table.find_all("tr"):
         for column, cell in enumerate(row.find_all(["th", "td"])):
@@ -255,7 +243,7 @@ def _mark_text(table: Tag) -> None:
 
 
 def _caption(image: Tag) -> str:
-    """The words of the paragraph «**Figure 1.2.** …» that follows an image's cell."""
+    """Return the caption, «**Figure 1.2.** …», that follows an image; add a class to it."""
     for paragraph in image.find_all_next("p", limit=3):
         if paragraph.strong and paragraph.strong.text.startswith(("Figure", "图")):
             paragraph["class"] = [*paragraph.get("class", []), "figure-caption"]
@@ -264,14 +252,12 @@ def _caption(image: Tag) -> str:
 
 
 def _head(body: BeautifulSoup, name: str, app: Sphinx) -> None:
-    """Add the lines under a notebook's title: what you learn, its file and requirements, scripts,
-    and the slides.
-    """
+    """Add lines under a notebook's title: its goal, files, requirements, scripts, and slides."""
     words = partial(say, language=app.config.language)
     links = [(words("The notebook"), f"{Path(name).name}.ipynb", True)]
     archive = f"{'../' * (1 + name.count('/'))}{ARCHIVE}"
     links += [(words("Everything it needs, as a zip"), archive, True)]
-    if not name.startswith("exercises/"):
+    if "/" not in name or name.startswith("scratch/"):
         takes = words("The notebook takes {cost} on two CPU cores.")
         takes = takes.format(cost=cost(name).removesuffix(" on two CPU cores"))
     if name.startswith("scratch/"):
@@ -310,7 +296,7 @@ def _lead(body: BeautifulSoup, text: str) -> None:
 
 
 def name_levels(app: Sphinx, pagename: str, templatename: str, context: dict, doctree) -> None:
-    """Give the headings of the theme's navigation the level that the theme omits."""
+    """Set the level of the theme's navigation headings, which the theme omits."""
     tree = context.get("furo_navigation_tree", "")
     context["furo_navigation_tree"] = tree.replace(
         'role="heading"', 'role="heading" aria-level="2"'
@@ -318,9 +304,9 @@ def name_levels(app: Sphinx, pagename: str, templatename: str, context: dict, do
 
 
 def setup(app: Sphinx) -> dict:
-    """Register the parser, the transform and the polish."""
+    """Register the parser, the transform and the page hooks with Sphinx."""
     app.add_source_parser(SourceParser)
     app.add_transform(StatsFirst)
     app.connect("html-page-context", polish, priority=400)  # before the theme's
-    app.connect("html-page-context", name_levels, priority=600)  # after it
+    app.connect("html-page-context", name_levels, priority=600)  # after the theme's
     return {"parallel_read_safe": True}

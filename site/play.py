@@ -1,6 +1,6 @@
-"""The interactive page: its data, and the recording of PPO's paths through the toy language.
+"""Record PPO's paths through the toy language, and build the interactive page's data.
 
-``python site/play.py`` trains PPO on notebook 03's toy language, with the notebook's own cells, and
+``python site/play.py`` trains PPO on notebook 03's toy language with the notebook's cells, and
 records every step.
 """
 
@@ -33,8 +33,8 @@ TRAINING = {"generation", "ToyTokenizer", "objective", "toy_trainer"}
 
 
 def definitions(names: Iterable[str]) -> dict:
-    """Return the names as notebook 03's cells define them, at preset tiny. Raises ``ValueError``
-    for a name that no cell defines.
+    """Return name → object from notebook 03's cells at preset tiny; raise ``ValueError`` if no
+    cell defines a name.
     """
     from rlhf_course.course.presets import load_preset
 
@@ -55,7 +55,7 @@ def definitions(names: Iterable[str]) -> dict:
             exec(compile(tree, NOTEBOOK.name, "exec"), found)
             wanted -= made
     if wanted:
-        raise ValueError(f"No cell of {NOTEBOOK} defines {', '.join(sorted(wanted))}.")
+        raise ValueError(f"Define {', '.join(sorted(wanted))} in a cell of {NOTEBOOK}.")
     return found
 
 
@@ -65,8 +65,8 @@ def _defines(node: ast.AST) -> bool:
 
 
 def path_of(toy: dict, beta: float) -> tuple[list[float], list[float]]:
-    """Return exact KL and expected reward of the policy before PPO and after each step of notebook
-    03's training.
+    """Return the policy's exact KL and expected reward before PPO and after each of notebook 03's
+    steps.
     """
     import torch
 
@@ -86,7 +86,7 @@ def path_of(toy: dict, beta: float) -> tuple[list[float], list[float]]:
 
 
 def record() -> None:
-    """Train PPO for every β of notebook 03, and write the language and the paths."""
+    """Train PPO for each of notebook 03's β, and write the language and the paths."""
     from rlhf_course.course.run_card import quiet_libraries
 
     quiet_libraries()
@@ -103,8 +103,8 @@ def record() -> None:
 
 
 def data() -> dict:
-    """Return the data of the page: the toy language with PPO's paths, and one response of notebook
-    03, token by token.
+    """Return the page's data: the toy language with PPO's paths, and one response of notebook 03,
+    token by token.
     """
     sample = read_json(RUN)["curves"]["sample"]
     first = next(i for i, value in enumerate(sample["value"]) if value is not None)
@@ -117,7 +117,7 @@ def data() -> dict:
 
 
 def play_page() -> str:
-    """Return the page as Markdown with its data inside, so that it also works from a folder."""
+    """Return the page's Markdown with embedded data, so that it works without a server."""
     inside = json.dumps(data(), ensure_ascii=False).replace("<", "\\u003c")
     text = (HERE / "play.md").read_text(encoding="utf-8")
     return f'{text}\n<script type="application/json" id="play-data">{inside}</script>\n'

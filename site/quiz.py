@@ -1,4 +1,4 @@
-"""Write quiz.md from quiz.yaml; the numbers in it are computed here.
+"""Compute the numbers in quiz.yaml, and write quiz.md.
 
 python site/quiz.py
 """
@@ -25,7 +25,7 @@ right, and why.
 
 
 def numbers() -> dict[str, float]:
-    """Return the values of the {names} in the questions."""
+    """Return the values of {name} placeholders in the questions."""
     controller, before = AdaptiveKLController(0.2, target=6, horizon=10_000), 0.2
     for _ in range(194):
         controller.update(2.0, 128)
@@ -55,9 +55,7 @@ def numbers() -> dict[str, float]:
 
 
 def questions() -> Iterator[tuple[str, str, list[tuple[str, str, bool]]]]:
-    """Yield notebook, question, and the answers in the order shown: text, explanation, and whether
-    it is right.
-    """
+    """Yield notebook, question, and answers in display order: text, explanation, is right."""
     values = numbers()
     for notebook, entries in yaml.safe_load(SOURCE.read_text(encoding="utf-8")).items():
         for number, entry in enumerate(entries):
@@ -71,7 +69,7 @@ def questions() -> Iterator[tuple[str, str, list[tuple[str, str, bool]]]]:
 
 
 def quiz_page() -> str:
-    """Return the page as Markdown."""
+    """Return quiz.md's text."""
     lines, last = [INTRODUCTION], None
     for notebook, question, answers in questions():
         if notebook != last:

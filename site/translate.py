@@ -30,7 +30,9 @@ ENGLISH_ONLY = re.compile(
 CODE_PAGES = "rlhf_course/**", "scripts/**", "figs/*.py"
 HEADER = {"Language": LANGUAGE, "Content-Type": "text/plain; charset=UTF-8"}
 HEADER |= {"MIME-Version": "1.0", "Content-Transfer-Encoding": "8bit"}
-HTML = re.compile(r"(<(summary|label|th|noscript)\b[^>]*>)([^<>]+)(</\2>|(?= <))")
+HTML = re.compile(
+    r"(<(summary|label|th|noscript|caption|button|h3|p)\b[^>]*>)([^<>]+)(</\2>|(?= <))"
+)
 ALT = re.compile(r"(?<=!\[)[^]]+(?=\]\()")
 LEAD = r"(?P<lead>^[ \t]*(?:(?:>|[-*+]|\d+\.|#{1,6}|:)[ \t]+)*|\|[ \t]*)"
 TAIL = r"(?=[ \t]*(?:\||\n?\Z|\n[ \t]*(?:\n|[-*+>#|:<]|\d+\. |```)))"

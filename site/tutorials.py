@@ -1,7 +1,7 @@
-"""Write the table of yardsticks into from-tutorials.md and the README.
+"""Write the table of tutorials' results and ours into from-tutorials.md and the README.
 
-The tutorials' numbers come from published.yaml, in the folder of the presets, and ours from run
-cards. Run this after ``make render``: python site/tutorials.py
+The tutorials' numbers come from published.yaml, in the presets' folder, and ours from run cards.
+Run this after ``make render``: python site/tutorials.py
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PRESETS = {"tiny: smaller models": CARD, "full: the lab's models": f"full/{CARD}
 
 
 def yardsticks() -> str:
-    """Return the table in Markdown: a row per published run, and one per preset of ours."""
+    """Return the table in Markdown, with a row per published run and per preset of our run."""
     published = yaml.safe_load(PUBLISHED.read_text(encoding="utf-8"))["yardsticks"]
     rows = ["| run | mean score | median score | queries |", "|---|---|---|---|"]
     for run, x in published.items():
@@ -41,7 +41,7 @@ def yardsticks() -> str:
 
 
 def with_yardsticks(page: str) -> str:
-    """Return a page with the table between its two marks."""
+    """Return the page with a new table between the two marks."""
     return BLOCK.sub(lambda found: found[1] + yardsticks() + found[2], page)
 
 

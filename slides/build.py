@@ -1,5 +1,4 @@
-"""Build the slides: insert measured numbers and figures into slides.md, and make HTML and PDF with
-Marp.
+"""Build the slides: insert measured numbers and figures into slides.md, and render them with Marp.
 
 ``{{NOTEBOOK.metrics.NAME:FORMAT}}`` is replaced by a number of figs/measured/NOTEBOOK.json,
 ``{{NOTEBOOK.checks:passed}}`` by the number of its passed checks, and ``{{published.…}}`` by a
@@ -37,12 +36,12 @@ STAMP = "source-sha256"
 
 
 def split_slides(markdown: str) -> list[str]:
-    """Return the slides, without the front matter."""
+    """Return the slides' Markdown, one string per slide, without the front matter."""
     return re.split(r"^---\n", markdown, flags=re.M)[2:]
 
 
 def heading(slide: str) -> str:
-    """Return the slide's heading, or an empty text."""
+    """Return the slide's heading, or ""."""
     found = re.search(r"^# (.+)$", slide, re.M)
     return found[1] if found else ""
 
@@ -58,8 +57,8 @@ def lookup(node, path: str):
 
 
 def number(cards: dict, placeholder: str) -> str:
-    """Return a placeholder's text. Raises ``KeyError`` for a missing measurement, ``ValueError``
-    for a wrong format.
+    """Return a placeholder's text; raise ``KeyError`` for a missing measurement, ``ValueError``
+    for an invalid format.
     """
     path, _, form = placeholder.rpartition(":")
     value = lookup(cards, path)
@@ -69,8 +68,8 @@ def number(cards: dict, placeholder: str) -> str:
 
 
 def fill(markdown: str, cards: dict) -> str:
-    """Return the Markdown with every placeholder replaced; SystemExit names the slides and keys
-    without a value.
+    """Return the Markdown with placeholders replaced; raise ``SystemExit`` with those that have no
+    value.
     """
     problems = []
     for position, slide in enumerate(split_slides(markdown), start=1):
@@ -78,24 +77,22 @@ def fill(markdown: str, cards: dict) -> str:
             try:
                 number(cards, placeholder)
             except (KeyError, TypeError, ValueError) as error:
-                reason = "nothing measured" if isinstance(error, KeyError) else error
+                reason = "not measured" if isinstance(error, KeyError) else error
                 problems.append(
                     f"slide {position} ({heading(slide)}): {{{{{placeholder}}}}}: {reason}"
                 )
     if problems:
-        raise SystemExit(
-            "Placeholders without a value; `make render` measures them:\n" + "\n".join(problems)
-        )
+        raise SystemExit("Placeholders have no value. Run `make render`:\n" + "\n".join(problems))
     return PLACEHOLDER.sub(lambda match: number(cards, match[1]), markdown)
 
 
 def embed(markdown: str, figures: Path) -> str:
-    """Return the Markdown with every figure embedded, so that a single file is enough."""
+    """Return the Markdown with figures embedded, so that the slides are one file."""
 
     def as_tag(match: re.Match) -> str:
         path = figures / match[2]
         if not path.exists():
-            raise SystemExit(f"slides.md shows figs/{match[2]}, which does not exist.")
+            raise SystemExit(f"slides.md needs figs/{match[2]}. Run `make figs`.")
         data = base64.b64encode(path.read_bytes()).decode()
         return f'<img alt="{html.escape(match[1])}" src="data:{MIME[path.suffix]};base64,{data}">'
 
@@ -110,14 +107,12 @@ def content(figures: Path) -> str:
 
 
 def fingerprint(markdown: str) -> str:
-    """Return a hash of all sources of the slides; both files store it, so that stale files are
-    detected.
-    """
+    """Return a hash of the slides' sources; both files store it, to detect stale files."""
     return hashlib.sha256(f"{markdown}\0{THEME.read_text(encoding='utf-8')}".encode()).hexdigest()
 
 
 def run_marp(marp: Path, markdown: str, output: Path, *options: str) -> None:
-    """Run Marp from Markdown to one file; SystemExit with its output when it fails."""
+    """Render Markdown to a file with Marp; raise ``SystemExit`` with Marp's output if it fails."""
     browser = os.environ.get("CHROME_PATH") or next(filter(None, map(shutil.which, BROWSERS)), None)
     if not browser:
         raise SystemExit(
@@ -143,9 +138,9 @@ def run_marp(marp: Path, markdown: str, output: Path, *options: str) -> None:
 
 
 def build(marp: Path, figures: Path) -> None:
-    """Write slides.html and slides.pdf, either both or neither."""
+    """Write slides.html and slides.pdf, or neither if one fails."""
     if not marp.exists():
-        raise SystemExit(f"There is no Marp at {marp}; `make slides` installs it.")
+        raise SystemExit(f"{marp} does not exist. Run `make slides` to install Marp.")
     markdown = content(figures)
     stamp = fingerprint(markdown)
     with atomic_file(HTML) as page, atomic_file(PDF) as pdf:
@@ -153,14 +148,14 @@ def build(marp: Path, figures: Path) -> None:
         text = page.read_text(encoding="utf-8").replace(
             "<head>", f'<head><meta name="{STAMP}" content="{stamp}">', 1
         )
-        # Marp's viewer names the address of its licenses; the page itself must not name a host.
+        # Marp's viewer contains its licenses' URL; the page must not name a host.
         text = re.sub(r"https://unpkg\.com/(@marp-team/marp-cli)@([\d.]+)/lib/", r"\1 \2, ", text)
         page.write_text(text, encoding="utf-8")
         run_marp(marp, markdown, pdf, "--pdf", "--pdf-outlines")
         with pdf.open("ab") as file:
             file.write(
                 f"\n% {STAMP} {stamp}\n".encode()
-            )  # a comment after the end, which readers skip
+            )  # PDF readers skip a comment after the end
     print(
         f"{len(split_slides(markdown))} slides: {HTML.relative_to(ROOT)}, {PDF.relative_to(ROOT)}"
     )

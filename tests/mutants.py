@@ -146,7 +146,7 @@ MUTANTS = [
         "ppo.masked_whiten(advantages, mask, total=total)",
         "advantages",
     ),
-    M("whitened rewards lose their mean", "update", "shift_mean=False", "shift_mean=True"),
+    M("whitened rewards lose their mean", "update", "mask, False, total)", "mask, True, total)"),
     M("gamma and lambda swapped", "update", "config.gamma, config.lam", "config.lam, config.gamma"),
     M("old values keep their graph", "update", "values.detach() * mask", "values * mask"),
     M(

@@ -137,3 +137,22 @@ def test_advantages_equal_those_of_trl(notebook, batch):
     assert torch.equal(
         notebook.leave_one_out(batch.scores), torch.tensor([[1.5, -1.5], [-1.8, 1.8]])
     )
+
+
+@pytest.mark.parametrize("corrected", [False, True])
+def test_the_ratio_before_k3_makes_the_tilt_exponential(corrected):
+    """One token, exact: the fixed point of GRPO's loss without and with trl's correction of k3."""
+    torch.manual_seed(0)
+    ref, reward, beta = torch.randn(6).double().softmax(0), torch.randn(6).double(), 0.5
+    logits = ref.log().requires_grad_()
+    optimizer = torch.optim.SGD([logits], 0.5)
+    for _ in range(4000):
+        new, old = logits.log_softmax(0), logits.log_softmax(0).detach()
+        k3 = ref / new.exp() - 1 - (ref.log() - new)
+        ratio, advantage = (new - old).exp(), reward - old.exp() @ reward
+        optimizer.zero_grad()
+        (old.exp() @ (beta * k3 * (ratio if corrected else 1) - ratio * advantage)).backward()
+        optimizer.step()
+    tilt = (ref.log() + reward / beta).softmax(0)
+    gap = (logits.softmax(0) - tilt).abs().max()
+    assert gap < 1e-3 if corrected else gap > 0.02

@@ -60,7 +60,7 @@ def test_what_cannot_be_used_is_said(tmp_path):
     with invalid("No column input or instruction or output in .* has text"):
         load_answers(write_rows(tmp_path / "texts", [{"text": "a"}]))
     rows = [{"instruction": "a?", "input": "", "output": " "}]
-    with invalid("left of the 1 rows .* 1 empty question or answer"):
+    with invalid("remains of the 1 rows .* 1 empty question or answer"):
         load_answers(write_rows(tmp_path / "none", rows))
 
 

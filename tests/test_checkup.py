@@ -132,7 +132,7 @@ def test_the_command_writes_a_page_and_its_exit_code_is_the_verdict(tmp_path, ca
         (("--split", "train"), "Unknown split"),
         (("--chat",), "has no chat template"),
         (("--label", "HELPFUL"), "has no label 'HELPFUL'"),
-        (("--probes", "probes.jsonl"), "needs the columns prompt, answer"),
+        (("--probes", "probes.jsonl"), "add prompt, answer, and"),
     ],
 )
 def test_what_cannot_be_checked(arguments, message, tmp_path, monkeypatch, capsys):

@@ -123,7 +123,7 @@ TABLE = [  # a question, an answer, its utility in nats
 @pytest.mark.parametrize(("question", "answer", "expected"), TABLE)
 def test_gold_by_hand(question, answer, expected):
     strange = (
-        chinese._neighbours(answer) - chinese._known_neighbours()
+        chinese._neighbors(answer) - chinese._known_neighbors()
     )  # words by hand need not be of this world
     assert gold_utility(question, answer) == pytest.approx(
         expected + chinese.POINTS["garbled"] * len(strange)

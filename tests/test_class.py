@@ -57,7 +57,7 @@ def test_frozen_checks_accept_what_is_right_and_name_what_is_wrong(handout, name
     exercise = EXERCISES[name]
     file = handout / "frozen" / f"{name[0]}.json"
     made = frozen.Frozen(json.loads(file.read_text("utf-8"))[name[1]])
-    assert len(made.wanted(0)[0]) == 20 and made.points == exercise.difficulty
+    assert len(made.expected(0)[0]) == 20 and made.points == exercise.difficulty
     for answer in (exercise.solution, *exercise.alternatives):
         assert made.judge(answer) is None
     for mistake, answer in exercise.mistakes.items():

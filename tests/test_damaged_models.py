@@ -194,7 +194,7 @@ def test_a_tokenizer_larger_than_the_model(folders, tokenizer, use):
     else:
         tokenizer.save_pretrained(folders / "labels-1")
         text = said(lambda: SentimentReward(folders / "labels-1", label="LABEL_0"))
-    assert f"has {len(tokenizer)} tokens, the model 40." in text
+    assert f"has {len(tokenizer)} tokens, the model has 40." in text
 
 
 # --- what is given in place of numbers

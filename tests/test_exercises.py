@@ -101,7 +101,7 @@ def test_an_unfinished_or_broken_answer_is_told_so(name):
         return arguments[0].no_such_thing
 
     assert exercise.verdict(unfinished).startswith("Not written yet")
-    assert "It stops with AttributeError" in exercise.verdict(broken)
+    assert "Your code stops with AttributeError" in exercise.verdict(broken)
     assert "`return arguments[0].no_such_thing`" in exercise.verdict(broken)
     assert "Is there a `return`?" in exercise.verdict(lambda *arguments: None)
 
@@ -112,7 +112,7 @@ def test_a_wrong_number_shape_or_gradient_is_named():
     assert constant == "Your result is the same for all arguments."
     assert "; expected ()" in exercise.verdict(lambda a, *rest: a)
     no_gradient = exercise.verdict(lambda *arguments: exercise.solution(*arguments).detach())
-    assert "Its value is right, but it has no gradient" in no_gradient
+    assert "The value is right, but it has no gradient" in no_gradient
 
     def in_place(rewards):
         rewards -= rewards.mean()
@@ -122,8 +122,8 @@ def test_a_wrong_number_shape_or_gradient_is_named():
         while longer_won:
             longer_won.pop()
 
-    assert "changes its argument `rewards`" in EXERCISES["02 leave_one_out"].verdict(in_place)
-    assert "changes its argument `longer_won`" in EXERCISES["06 balance"].verdict(emptied)
+    assert "change the argument `rewards`" in EXERCISES["02 leave_one_out"].verdict(in_place)
+    assert "change the argument `longer_won`" in EXERCISES["06 balance"].verdict(emptied)
 
 
 def test_numbers_arrays_and_lists_are_right_where_no_tensor_is_asked_for():
@@ -142,7 +142,7 @@ def test_the_common_stock_names_a_mistake_that_an_exercise_does_not_know():
     assert below.name == "only_upwards"  # the exercise's own, before the stock's
     lazy = EXERCISES["07 group_advantages"]
     where = lazy.verdict(lambda r, divide: lazy.solution(r, divide) if divide else r * 3)
-    assert where.startswith("It is right, except where `divide` is False.")
+    assert where.startswith("Your result is wrong only where `divide` is False.")
 
 
 @pytest.mark.parametrize("path", SOLUTIONS, ids=lambda path: path.stem)
@@ -175,12 +175,12 @@ def test_a_loop_for_ever_a_crash_and_an_error_of_torch_cost_one_check(monkeypatc
 
     monkeypatch.setattr("engine.LIMIT", 0.5)
     name = "00 mean_kl"
-    assert "It has not finished" in check(for_ever, name)
-    assert "It ended Python itself (exit status 7)" in check(lambda *given: os._exit(7), name)
+    assert "not finished after" in check(for_ever, name)
+    assert "Your function ended Python (exit status 7)" in check(lambda *given: os._exit(7), name)
     said = check(torch_error, name)
     assert "Not written yet" not in said and "NotImplementedError" in said
     monkeypatch.delattr("os.fork")  # as on other systems: a timer
-    assert "It has not finished" in check(for_ever, name)
+    assert "not finished after" in check(for_ever, name)
 
 
 def test_a_check_is_quick_and_says_how_to_repeat_it():

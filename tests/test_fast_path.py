@@ -57,7 +57,7 @@ def test_chunks_need_logits_that_are_a_projection_and_no_full_kl(cap, spread):
     trainer = make_trainer(
         AutoModelForCausalLMWithValueHead(network), make_policy(1), logprob_chunk_size=4
     )
-    with invalid("changes its logits after the projection: no logprob"):
+    with invalid("changes its logits after the projection; set logprob"):
         trainer.step(*make_samples())
     assert not head._forward_pre_hooks
 

@@ -74,9 +74,9 @@ def test_more_tokens_than_positions():
 
 def test_lists_of_unequal_length():
     queries, responses, scores = make_samples()
-    with invalid("responses has 7 entries, but batch_size is 8"):
+    with invalid("responses has 7 entries; batch_size needs 8"):
         make_trainer().step(queries, responses[:7], scores)
-    with invalid("queries has 9 entries, but batch_size is 8"):
+    with invalid("queries has 9 entries; batch_size needs 8"):
         make_trainer().step(
             [*queries, queries[0]], [*responses, responses[0]], [*scores, scores[0]]
         )

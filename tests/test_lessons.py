@@ -36,9 +36,9 @@ def test_every_variant_has_a_name_and_its_own_cards():
 
 
 def test_the_page_names_the_signs_that_toy_and_cards_have():
-    lower = {"abs", "mse", "full", "lam-0", "epochs-1", "epochs-16-no-clip", "k3"}
+    lower = {"abs", "mse", "full", "lam-0", "epochs-1", "epochs-16-no-clip"}
     for variant, column, _, found, _ in lessons.toy():
-        expected = -int(variant in lower) if column == "J" else -1 if variant == "k3" else 1
+        expected = -int(variant in lower) if column == "J" else 1
         assert found == expected, (variant, column)
     cards, above = lessons.runs(), {("epochs-1", "J"): 1, ("epochs-1", "KL"): -1}
     claims = {(kind, "J"): -1 for kind in ("abs", "mse", "full", "lam-0", "epochs-1-step-4")}

@@ -94,7 +94,7 @@ def huge_values(trainer):
     [
         (nan_coefficient, "the loss is nan"),
         (nan_value_head, "the value head's values for sample 0 are NaN"),
-        (nan_gradient, "the norm of a gradient is nan"),
+        (nan_gradient, "the gradient norm is nan"),
         (huge_values, "the loss is nan"),
     ],
 )
@@ -228,7 +228,7 @@ def test_a_tokenizer_that_ends_texts_elsewhere_is_refused():
     with invalid(r"ends texts with token 39, the model with \[7\]"):
         make_trainer(policy)
     policy.pretrained_model.generation_config.eos_token_id = [EOS, 99]
-    with invalid("has only 40"):
+    with invalid("outside the vocabulary of 40; set generation_config"):
         make_trainer(policy)
 
 

@@ -30,8 +30,8 @@ def test_what_this_run_did_not_write_stays(kind, world, tmp_path, said):
         file = out / name.strip("/")
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("{}")
-        assert run(kind, world, out) == 1 and f"{file} exists already" in said()
-        assert resume(kind, world, out) == 1 and "no whole checkpoint" in said()
+        assert run(kind, world, out) == 1 and f"{file} already exists" in said()
+        assert resume(kind, world, out) == 1 and "no complete checkpoint" in said()
         assert [path for path in out.rglob("*.*")] == [file] and file.read_text() == "{}"
 
 
@@ -76,13 +76,13 @@ def test_a_damaged_checkpoint_is_skipped_and_stays(kind, file, do, whole, tmp_pa
     found["settings"] = {"command": COMMANDS[kind].NAME}
     with open_output(out, "model", inner=inner, resume=True, **found) as output:
         assert output.checkpoint < newest and damage(newest)
-    assert f"{newest} is skipped: " in capsys.readouterr().out and newest.exists()
+    assert f"Skipping {newest}: " in capsys.readouterr().out and newest.exists()
 
 
 @KINDS
 def test_a_second_run_does_not_touch_the_first(kind, world, whole, tmp_path, said):
     shutil.copytree(whole / kind, tmp_path / "out")
-    assert run(kind, world, tmp_path / "out") == 1 and "exists already" in said()
+    assert run(kind, world, tmp_path / "out") == 1 and "already exists" in said()
     assert weights(kind, tmp_path / "out") == weights(kind, whole / kind)
 
 
@@ -121,7 +121,7 @@ def test_resuming_with_a_replaced_input_is_refused(
     with (mine / file).open("ab") as stream:
         stream.write(b"\n")
     assert resume(kind, world, tmp_path / "out", **{option: mine}) == 1
-    assert f"{option} holds other files than in the run of" in said()
+    assert f"{option} has other files than in the run of" in said()
 
 
 def test_the_base_of_adapters_is_an_input(world, whole, tmp_path, said):

@@ -124,7 +124,7 @@ ROW = '{"chosen": "a", "rejected": "b"}\n'
 @pytest.mark.parametrize(
     ("text", "split", "message"),
     [
-        ("", "train", "There is no row in split 'train'"),
+        ("", "train", "Split 'train' of .* has no rows"),
         (ROW, "train[:0]", "corresponds to no data"),
         (ROW, "train[9:]", "corresponds to no data"),
     ],

@@ -41,7 +41,7 @@ def test_6_predict_then_run(tmp_path, monkeypatch, capsys):
     assert not p6.check(late, 0, tmp_path)
     file.write_text(json.dumps({"sha256": p6.digest(late, 0)}))
     assert not p6.check(late, 0, tmp_path)
-    assert "younger" in capsys.readouterr().out
+    assert "Another commitment" in capsys.readouterr().out
     for factor in (0, 0.5, 1, 2):  # nothing, all down, all the same, all up
         lazy = {name: factor * x for name, x in zip(good, base, strict=True)}
         assert not p6.score(lazy, p6.read_json(card)["metrics"])
@@ -87,7 +87,7 @@ def test_7_assemble(capsys):
     lazy += [lambda b, f: setattr(b.config, "ppo_epochs", 1) or ppo_step(b, f)]
     for step in lazy:
         assert not p7.check(step, SimpleNamespace(**right))
-        assert "at ppo_step" in capsys.readouterr().out
+        assert "Check ppo_step" in capsys.readouterr().out
 
 
 def test_8_is_grpo_better():

@@ -115,7 +115,7 @@ def test_a_class_is_a_table_of_who_passed_what(tmp_path, capsys):
     assert table(target) == wanted
     said = capsys.readouterr().err
     assert "ann: 09_x did not pass. <script>alert(1)</script>" in said
-    assert "ann: 10_y did not pass. Its run card holds no check." in said
+    assert "ann: 10_y did not pass. The run card has no checks." in said
     assert "bo: 09_x did not pass. " in said and "is damaged or not JSON" in said
 
 
@@ -157,7 +157,7 @@ def test_the_runners_own_result_decides(tmp_path):
 @pytest.mark.parametrize("place", ["none", "."])
 def test_no_cards_are_a_sentence(place, tmp_path, capsys):
     assert run(tmp_path / place, "--output", tmp_path / "page.html") == 1
-    assert "holds no run card" in capsys.readouterr().err
+    assert "has no run card" in capsys.readouterr().err
     assert not (tmp_path / "page.html").exists()
 
 
@@ -166,7 +166,7 @@ def test_a_card_named_as_the_output_stays_a_card(tmp_path, capsys):
     put(tmp_path, "09_x", CARD | {"metrics": metrics})
     before = (tmp_path / "09_x.json").read_bytes()
     assert run(tmp_path, "--output", tmp_path / "09_x.json") == 1
-    assert "is not a page over runs" in capsys.readouterr().err
+    assert "is not a run report" in capsys.readouterr().err
     assert (tmp_path / "09_x.json").read_bytes() == before
     assert run(tmp_path, "--output", tmp_path / "page.html") == 0
 

@@ -62,15 +62,15 @@ def run(*arguments) -> int:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--output mine", "mine/notebooks/03_ppo_step_by_step.ipynb is not the result"),
-        ("--output pages", "pages/html/03_ppo_step_by_step.html is not the result"),
-        ("--output cards", "cards/run_cards/03_ppo_step_by_step.json is not the result"),
-        ("--output site", "is not a page over runs"),
+        ("--output mine", "mine/notebooks/03_ppo_step_by_step.ipynb is not a run's result"),
+        ("--output pages", "pages/html/03_ppo_step_by_step.html is not a run's result"),
+        ("--output cards", "cards/run_cards/03_ppo_step_by_step.json is not a run's result"),
+        ("--output site", "is not a run report"),
         ("--output file", "is a file"),
         ("--override stepps=1", "Unknown setting 'stepps'"),
-        ("--override model=[a", "takes KEY=VALUE"),
-        ("--seed -1", "--seed takes a whole number of at least 0"),
-        ("--jobs 0", "--jobs one of at least 1"),
+        ("--override model=[a", "expected KEY=VALUE"),
+        ("--seed -1", "--seed -1 must be from 0"),
+        ("--jobs 0", "--jobs 0 must be at least 1"),
         ("--only 77", f"no notebook starts with 77; there are {FIRST}"),
     ],
 )
@@ -128,12 +128,12 @@ def test_two_run_at_a_time_with_half_of_the_cores_each(course, monkeypatch, caps
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        ("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", "Most often memory ran out"),
-        ("exit()\nimport time\ntime.sleep(5)", "A cell ended the notebook's process, as exit()"),
+        ("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)", "Memory probably ran out"),
+        ("exit()\nimport time\ntime.sleep(5)", "A cell ended the notebook's process."),
         (PASS + "1 / 0", "cell 3: ZeroDivisionError: division by zero"),
-        ("", "It wrote no run card."),
+        ("", "No run card was written."),
         (PASS.replace("True}", "False}"), "runs"),
-        (PASS.replace('"runs": {"passed": True}', ""), "Its run card holds no check."),
+        (PASS.replace('"runs": {"passed": True}', ""), "The run card has no checks."),
     ],
 )
 def test_what_ended_a_notebook_is_its_row(code, message, course, capsys):

@@ -51,7 +51,7 @@ def test_a_placeholder_without_a_value_is_named_with_its_slide():
     markdown = f"---\nmarp: true\n---\n# One\n{numbers}\n"
     assert "50% −1.0 1 of 1" in build.fill(markdown, cards)
     with pytest.raises(
-        SystemExit, match=r"slide 2 \(Two\): {{01.metrics.other:.1f}}: nothing measured"
+        SystemExit, match=r"slide 2 \(Two\): {{01.metrics.other:.1f}}: not measured"
     ):
         build.fill(markdown + "\n---\n# Two\n{{01.metrics.other:.1f}}\n", cards)
 

@@ -96,9 +96,9 @@ def test_options_come_from_file_and_command_line(world, tmp_path):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("--sft_adapter=WORLD/sft", "train_sft.py and train_reward_model.py --use_peft make them"),
-        ("--sft_adapter=WORLD/base --reward_adapter=WORLD/reward", "no adapter_config.json in"),
-        ("--quantization=4bit", "only for a run with adapters"),
+        ("--sft_adapter=WORLD/sft", "train_sft.py and train_reward_model.py --use_peft write them"),
+        ("--sft_adapter=WORLD/base --reward_adapter=WORLD/reward", "has no adapter_config.json"),
+        ("--quantization=4bit", "needs adapters"),
         ("--steps=many", "takes a whole number of at least 1"),
         ("--mini_batch_size=3", "must be a multiple of 3"),
         ("--sft_adapter=WORLD/sft --reward_adapter=WORLD/reward --sft_epochs=2", "--sft_epochs=2"),
@@ -123,11 +123,11 @@ def others(world, tmp_path_factory):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("reward_adapter=WORLD/sft", "holds no score head with one output."),
-        ("reward_adapter=OTHERS/own/reward", "The adapters must share one base; theirs are"),
+        ("reward_adapter=WORLD/sft", "holds no score head with one output"),
+        ("reward_adapter=OTHERS/own/reward", "The adapters' bases"),
         ("reward_adapter=OTHERS/renamed/reward", "size mismatch"),
         ("dataset=./nowhere", "No dataset folder at ./nowhere"),
-        ("max_length=129", "--max_length 129 is more than the base's 128 positions"),
+        ("max_length=129", "--max_length 129 exceeds the base's 128 positions"),
         ("max_length=10", "The dataset has 0 rows, fewer than one batch of 8"),
         ("report_to=paper", "choose None, 'wandb' or 'tensorboard'"),
     ],

@@ -168,9 +168,9 @@ def test_bad_options_end_with_a_sentence(given, message, fails, tmp_path):
     [
         ({"chosen": "a", "other": "b"}, "No column rejected"),
         ({"chosen": "a", "rejected": "b"}, "No usable row remains of the 1"),
-        ("--max_length=321", "--max_length 321 is more than the 320 positions"),
+        ("--max_length=321", "--max_length 321 exceeds the 320 positions"),
         ("--max_length=3", "All 56 rows are longer than max_length=3"),
-        ("--resume_from_checkpoint=true", "There is no whole checkpoint in"),
+        ("--resume_from_checkpoint=true", "has no complete checkpoint"),
     ],
 )
 def test_bad_inputs_end_with_a_sentence_and_leave_nothing(given, message, world, tmp_path, fails):

@@ -196,11 +196,11 @@ def test_a_loss_that_explodes_ends_with_a_sentence(world, tmp_path, capsys):
         (["--preset=scratch"], "--preset scratch needs --dataset"),
         (["--max_lenght=3"], "--max_lenght=3"),
         (["--subset=0"], "takes a whole number of at least 1"),
-        (["--eval_share=1"], "--eval_share takes a number between 0 and 1, got 1.0"),
-        (["--packing"], "--packing is not for this script"),
-        (["--trust_remote_code"], "are not supported here"),
-        (["--resume_from_checkpoint=runs/a"], "takes true or false, got runs/a"),
-        (["--load_in_4bit"], "are not supported here"),
+        (["--eval_share=1"], "--eval_share is 1.0; use a number between 0 and 1"),
+        (["--packing"], "Omit --packing"),
+        (["--trust_remote_code"], "are unsupported here"),
+        (["--resume_from_checkpoint=runs/a"], "must be true or false; got runs/a"),
+        (["--load_in_4bit"], "are unsupported here"),
     ],
 )
 def test_bad_options_end_with_a_sentence(given, message, fails):
@@ -215,10 +215,10 @@ def test_bad_options_end_with_a_sentence(given, message, fails):
         ("--dataset=ONE", "1 questions are too few to hold out 1"),
         ("--data_files=no.jsonl", "no.jsonl"),
         ("--model_name_or_path=./nowhere", "nowhere"),
-        ("--max_length=97", "--max_length 97 is more than the 96 positions"),
+        ("--max_length=97", "--max_length 97 exceeds the 96 positions"),
         ("--max_length=3", "rows are longer than max_length=3 tokens"),
         ("--lora_target_modules=c_attn", "Target modules {'c_attn'} not found"),
-        ("--resume_from_checkpoint=true", "There is no whole checkpoint in"),
+        ("--resume_from_checkpoint=true", "has no complete checkpoint"),
     ],
 )
 def test_bad_inputs_end_with_a_sentence_and_leave_nothing(given, message, world, tmp_path, fails):

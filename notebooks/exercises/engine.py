@@ -1,9 +1,9 @@
-"""Exercises that explain wrong answers: a solution, named mistakes, and random inputs.
+"""Explain wrong answers to exercises: a solution, named mistakes, and random inputs.
 
-A set is a Python file. The solution of each exercise is a function: the first paragraph
-of its docstring goes into the stub, and the rest is the statement. A mistake is a
-function that is wrong on purpose; students who make this mistake read its docstring.
-checks/ contains the mistakes that every exercise inherits.
+A set is a Python file. Each exercise's solution is a function: the first paragraph of
+its docstring goes into the stub, and the rest is the statement. A mistake is a function
+that is wrong on purpose; students who make the mistake read its docstring.
+checks/ contains mistakes that every exercise inherits.
 ``scripts/make/make_exercises.py`` writes the notebooks.
 """
 
@@ -38,7 +38,7 @@ from checks.guard import guarded
 from checks.stock import stock
 from checks.symptoms import ignored, unvaried, where
 
-CASES = 6  # fixed inputs of a check, and as many fresh ones
+CASES = 6  # fixed inputs per check, and as many fresh inputs
 LIMIT = 10.0  # seconds
 UNWRITTEN = (
     "Not written yet: replace the line `raise NotImplementedError` with your code."
@@ -46,7 +46,7 @@ UNWRITTEN = (
 
 
 class Wrong(Exception):
-    """The message to a student; ``name`` is the mistake's or the kind of symptom."""
+    """Carry a message to a student; ``name`` is the mistake or the kind of symptom."""
 
     def __init__(self, message: str, name: str = "") -> None:
         super().__init__(message)
@@ -54,10 +54,10 @@ class Wrong(Exception):
 
 
 class Exercise:
-    """One function to write.
+    """Hold one function to write, and judge answers.
 
-    ``hint`` is one hint or several, from vague to explicit. ``gradient`` names the
-    arguments whose gradient is compared; True means all floats except masks. A value
+    ``hint`` is one hint or several, from vague to explicit. ``gradient`` lists the
+    arguments whose gradients are compared; True means all floats except masks. A result
     without a gradient passes unless the docstring asks for a tensor.
     """
 
@@ -74,11 +74,11 @@ class Exercise:
         self.learns = [self.names.index(name) for name in gradient or ()]
         self.mistakes: dict[str, Callable] = {}
         self.alternatives: list[Callable] = []
-        self.reply = ""  # to a question in the statement
+        self.reply = ""  # answers a question in the statement
         self._kept: tuple[int, list, list] = -1, [], []
 
     def inputs(self, make: Callable) -> Callable:
-        """Register a function from a torch.Generator to a tuple of arguments."""
+        """Register a function from torch.Generator to a tuple of arguments."""
         self.draw = make
         return make
 
@@ -93,19 +93,19 @@ class Exercise:
         return function
 
     def cases(self, seed: int) -> list[tuple]:
-        """Return the fixed arguments, and fresh ones from a seed."""
+        """Return the fixed arguments, and fresh arguments from a seed."""
         seeds = (*range(CASES), *range(seed, seed + CASES))
         return [self.draw(torch.Generator().manual_seed(number)) for number in seeds]
 
     def expected(self, seed: int) -> tuple[list[tuple], list[Result]]:
-        """Return arguments and the solution's results; the last seed's are cached."""
+        """Return arguments and the solution's results; cache those of the last seed."""
         if self._kept[0] != seed:
             cases = self.cases(seed)
             self._kept = seed, cases, [self.run(self.solution, case) for case in cases]
         return self._kept[1:]
 
     def verdict(self, answer: Callable, seed: int = CASES) -> str | None:
-        """Return what is wrong with an answer, or None."""
+        """Return a message about a wrong answer, or None for a right answer."""
         wrong = self.judge(answer, seed)
         return wrong and str(wrong)
 
@@ -117,7 +117,7 @@ class Exercise:
         return False
 
     def judge(self, answer: Callable, seed: int = CASES) -> Wrong | None:
-        """Return what is wrong, with the mistake's name if it has one, or None."""
+        """Return a Wrong with the mistake's message and name, or None if right."""
         cases, expected = self.expected(seed)
         actual = []
         for case in cases:
@@ -144,7 +144,7 @@ class Exercise:
     def _symptom(
         self, answer: Callable, cases: list, actual: list, expected: list
     ) -> Wrong:
-        """Describe a mistake without a name by the first number that differs."""
+        """Return a Wrong that describes an unnamed mistake by the first difference."""
         wrong = [not self._passes(*pair) for pair in zip(actual, expected)]
         first = wrong.index(True)
         details = difference(actual[first], expected[first])
@@ -156,7 +156,7 @@ class Exercise:
         return Wrong(details)
 
     def _fits(self, mistake: Callable, cases: list, actual: list[Result]) -> bool:
-        """Return whether a mistake explains all results; nan everywhere never does."""
+        """Return whether a mistake explains all results, unless all are nan."""
         if all(is_nan(own.values, everywhere=True) for own in actual):
             return False
         with contextlib.suppress(Exception), warnings.catch_warnings(action="ignore"):
@@ -167,17 +167,17 @@ class Exercise:
     def _passes(self, actual: Result, expected: Result) -> bool:
         unlearned = expected.slopes is not None and actual.slopes is None
         if unlearned and (self.asks_for_tensor or isinstance(actual.values, Tensor)):
-            return False  # a number may pass where no tensor is asked for
+            return False  # plain numbers may pass if no tensor is required
         return same(actual, expected)
 
     def run(self, function: Callable, arguments: tuple) -> Result:
-        """Run a function on copies of arguments; raise Wrong if it changes them."""
+        """Return a function's result on copies; raise Wrong if it changes them."""
         given = copy.deepcopy(arguments)
         values = function(*given)
         for name, before, after in zip(self.names, arguments, given):
             if not alike(before, after):
                 raise Wrong(
-                    f"It changes its argument `{name}` in place. Change a copy.",
+                    f"You change the argument `{name}` in place. Change a copy.",
                     "place",
                 )
         if not self.learns:
@@ -193,26 +193,26 @@ class Exercise:
                 slopes = torch.autograd.grad(
                     total, leaves.values(), materialize_grads=True
                 )
-            except RuntimeError:  # NumPy, or a change in place: no gradient
+            except RuntimeError:  # NumPy or in-place changes: no gradient
                 return Result(values)
         return Result(values, dict(zip(leaves, slopes)))
 
     def _stopped(self, answer: Callable, error: BaseException, case: tuple) -> str:
-        """Describe an error of the student's code, with its line."""
+        """Return a message about an error in the student's code, with the line."""
         code = getattr(inspect.unwrap(answer), "__code__", None)
         frames = traceback.extract_tb(error.__traceback__)
         own = [frame for frame in frames if code and frame.filename == code.co_filename]
         stub = own and own[-1] is frames[-1] and not error.args
         if isinstance(error, NotImplementedError) and stub:
             return UNWRITTEN
-        message = f"It stops with {type(error).__name__}: {error}"
+        message = f"Your code stops with {type(error).__name__}: {error}"
         if own:
             line = linecache.getline(own[-1].filename, own[-1].lineno).strip()
             message += f"\nin line {own[-1].lineno}" + (f": `{line}`" if line else "")
         return f"{message}\nThe arguments were {self._describe(case)}."
 
     def _describe(self, arguments: tuple) -> str:
-        """Return arguments as Python text, and long tensors as their shape."""
+        """Return arguments as Python text, with shapes for long tensors."""
         parts = []
         for name, x in zip(self.names, arguments):
             if isinstance(x, Tensor):
@@ -225,9 +225,9 @@ class Exercise:
 
 
 class Set:
-    """The exercises of one notebook; their solutions need ``imports``."""
+    """Hold one notebook's exercises, and the ``imports`` of their solutions."""
 
-    loaded: dict[str, Exercise] = {}  # of all sets, so that one kernel may hold several
+    loaded: dict[str, Exercise] = {}  # from all sets in this kernel
 
     def __init__(self, notebook: str, title: str, imports: str = "import torch"):
         self.notebook, self.title, self.imports = notebook, title, imports
@@ -236,7 +236,7 @@ class Set:
     def exercise(
         self, title: str, difficulty: int, minutes: int, hint, gradient=False
     ) -> Callable[[Callable], Exercise]:
-        """Make an exercise from the decorated function, which is its solution."""
+        """Return a decorator that turns a solution into an exercise of this set."""
 
         def register(solution: Callable) -> Exercise:
             made = Exercise(solution, title, difficulty, minutes, hint, gradient)
@@ -246,7 +246,7 @@ class Set:
         return register
 
     def check(self, answer: Callable, seed: int | None = None) -> None:
-        """Print what is wrong with an answer, or that it is right."""
+        """Print the verdict on an answer."""
         name = getattr(answer, "__name__", None)
         exercise = self.exercises.get(name) or self.loaded.get(name)
         if exercise is None:
@@ -270,7 +270,7 @@ class Set:
 def _verdict_and_output(
     exercise: Exercise, answer: Callable, seed: int
 ) -> tuple[str | None, str]:
-    """Return the verdict, and the first 2,000 characters that the answer printed."""
+    """Return the verdict, and the first 2,000 characters of the answer's output."""
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         wrong = exercise.verdict(answer, seed)
     return wrong, printed.getvalue()[:2000]
@@ -282,7 +282,7 @@ def normal(generator: torch.Generator, *shape: int) -> Tensor:
 
 
 def ragged(generator: torch.Generator, rows: int, columns: int) -> Tensor:
-    """Return a mask (rows, columns) of rows with different lengths, one row full."""
+    """Return a mask (rows, columns) with random row lengths; one row is full."""
     lengths = torch.randint(1, columns, (rows,), generator=generator)
     lengths[int(torch.randint(rows, (), generator=generator))] = columns
     return (torch.arange(columns) < lengths.unsqueeze(1)).double()

@@ -222,8 +222,8 @@ def less_alone(probabilities, n):
 
 @best_of_n.mistake
 def one_draw_times_n(probabilities, n):
-    """You let any of the n draws be y and the others score at most as high. This counts
-    cases in which y is drawn more than once several times.
+    """You let any of the n draws be y and the others score at most as high. This
+    counts a case several times if y is drawn more than once.
     """
     return n * probabilities * probabilities.cumsum(0) ** (n - 1)
 

@@ -1,9 +1,9 @@
-"""Check exercises against frozen inputs and outputs, without their solutions.
+"""Check exercises against frozen inputs and outputs, without solutions.
 
     python frozen.py [00 01 …]
 
-The command checks the notebooks beside it, or those of the sets named, lists what is
-missing, and exits with 1 if anything is. Notebooks import ``check``.
+The command checks all notebooks in its folder or the given ones, lists missing answers,
+and exits with 1 if there are any. Notebooks import ``check``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MISSING = Wrong("No notebook defines this function.", "missing")
 
 
 def encode(x: Any) -> Any:
-    """Return a result or an argument as JSON; ``decode`` is the inverse."""
+    """Return a result or argument as JSON data; ``decode`` is the inverse."""
     if isinstance(x, Tensor):
         return {"dtype": str(x.dtype)[6:], "tensor": x.tolist()}
     if isinstance(x, dict):
@@ -44,7 +44,7 @@ def encode(x: Any) -> Any:
 
 
 def decode(x: Any) -> Any:
-    """Return what was encoded."""
+    """Return the result or argument that ``encode`` received."""
     if isinstance(x, list):
         return [decode(part) for part in x]
     if not isinstance(x, dict):
@@ -57,14 +57,14 @@ def decode(x: Any) -> Any:
 
 
 class Recorded:
-    """A function that is known only at the frozen inputs."""
+    """Look up a function's results at the frozen inputs."""
 
     def __init__(self, cases: list, results: list, matters: list, said="") -> None:
         self.cases, self.matters, self.__doc__ = cases, matters, said
         self.results = [Result(*decode(result)) for result in results]
 
     def result(self, arguments: tuple) -> Result:
-        """Return the result at some arguments; raise LookupError at others."""
+        """Return the result at frozen inputs; raise LookupError at any others."""
         for case, result in zip(self.cases, self.results):
             if all(alike(case[i], arguments[i]) for i in self.matters):
                 return result
@@ -75,7 +75,7 @@ class Recorded:
 
 
 class Frozen(Exercise):
-    """An exercise whose solution and named mistakes are recorded."""
+    """Judge answers with an exercise's recorded solution and named mistakes."""
 
     def __init__(self, record: dict) -> None:
         self.names, self.learns = record["names"], record["learns"]
@@ -88,29 +88,29 @@ class Frozen(Exercise):
         }
         self._frozen = cases, self.solution.results
 
-    def wanted(self, seed: int) -> tuple[list[tuple], list[Result]]:
-        """Return the frozen inputs and outputs, whatever the seed."""
+    def expected(self, seed: int) -> tuple[list[tuple], list[Result]]:
+        """Return the frozen inputs and outputs, for any seed."""
         return self._frozen
 
     def run(self, function: Callable, arguments: tuple) -> Result:
-        """Look a recorded function up, and run any other."""
+        """Look up a recorded function's result, or run any other function."""
         if isinstance(function, Recorded):
             return function.result(arguments)
         return super().run(function, arguments)
 
 
 def records() -> dict[str, dict[str, dict]]:
-    """Return the records of all exercises by notebook, to make Frozen of."""
+    """Return notebook → exercise → its record for Frozen."""
     files = sorted((HERE / "frozen").glob("*.json"))
     return {path.stem: json.loads(path.read_text("utf-8")) for path in files}
 
 
 def check(answer: Callable) -> None:
-    """Print what is wrong with an answer, or that it is right."""
+    """Print the verdict on an answer."""
     name = getattr(answer, "__name__", None)
     known = {key: made for found in records().values() for key, made in found.items()}
     if name not in known:
-        print(f"✘ check() takes a function of an exercise; got {answer!r}.")
+        print(f"✘ {answer!r} is not an exercise's function. Pass one to check().")
         return
     said, _ = examine(Frozen(known[name]), lambda: answer)
     print(f"✘ {name}: {said}" if said else f"✔ {name} is right on the frozen inputs.")
@@ -119,10 +119,10 @@ def check(answer: Callable) -> None:
 def examine(
     exercise: Exercise, find: Callable, seed: int = 0, limit: float = LIMIT
 ) -> tuple[str | None, str]:
-    """Return what is wrong with the answer that ``find`` returns, and its name.
+    """Judge the answer that ``find`` returns; return a message and the mistake's name.
 
-    Where the system can fork, the answer runs in a process of its own. A right answer
-    gives (None, "right"); "stopped" names a crash and the limit of time.
+    If the system can fork, the answer runs in a separate process. A right answer gives
+    (None, "right"); a crash or the time limit gives the name "stopped".
     """
 
     def work() -> tuple[str | None, str]:
@@ -131,7 +131,7 @@ def examine(
             try:
                 wrong = exercise.judge(find(), seed)
             except (Exception, SystemExit) as error:
-                said = f"Its cell stops with {type(error).__name__}: {error}"
+                said = f"The cell stops with {type(error).__name__}: {error}"
                 wrong = Wrong(
                     said, "missing" if type(error) is LookupError else "error"
                 )
@@ -145,10 +145,10 @@ def examine(
 
 
 def cells(path: Path) -> list[list[ast.stmt]]:
-    """Return the statements of a notebook's code cells, except for calls of check.
+    """Return the statements of each code cell in a notebook, without calls of check.
 
-    The functions of a cell with an error of syntax raise it when they are called.
-    Raises ``ValueError`` for a file that is not a notebook.
+    Functions from a cell with a syntax error raise that error when called.
+    Raises ``ValueError`` if the file is not a notebook.
     """
     try:
         made = json.loads(path.read_text("utf-8"))["cells"]
@@ -182,7 +182,7 @@ def _is_check(statement: ast.stmt) -> bool:
 
 
 def _names(statement: ast.stmt) -> tuple[set[str], set[str]]:
-    """Return the names that a statement binds, and those that it uses."""
+    """Return the names that a statement binds, and the names that it uses."""
     binds, uses = set(), set()
     for node in ast.walk(statement):
         if isinstance(node, ast.Name):
@@ -196,9 +196,9 @@ def _names(statement: ast.stmt) -> tuple[set[str], set[str]]:
 
 
 def load(parsed: list[list[ast.stmt]], key: str) -> Callable | None:
-    """Return a notebook's function, None where no cell defines it.
+    """Return a notebook's function ``key``, or None if no cell defines it.
 
-    Its cells run, and of the other cells only the statements that these use.
+    Runs the defining cells, and only those statements of other cells that they use.
     """
     rows = [(n, x, *_names(x)) for n, cell in enumerate(parsed) for x in cell]
     own = {n for n, _, binds, _ in rows if key in binds}
@@ -224,7 +224,7 @@ def _find(path: Path, key: str) -> Callable | None:
 
 
 def main(only: list[str]) -> int:
-    """Check the notebooks beside this file; return 1 if something is missing."""
+    """Check the notebooks in this file's folder; return 1 if an answer is missing."""
     points, total, missing = 0, 0, []
     for notebook, exercises in records().items():
         if only and notebook[:2] not in only:
@@ -246,6 +246,6 @@ def main(only: list[str]) -> int:
 
 if __name__ == "__main__":
     os.environ["CUDA_VISIBLE_DEVICES"] = (
-        ""  # autograd cannot fork beside a GPU's threads
+        ""  # autograd cannot fork once it has GPU threads
     )
     sys.exit(main(sys.argv[1:]))

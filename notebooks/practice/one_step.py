@@ -1,4 +1,4 @@
-"""The steps of exercise 7: six samples, and the trainer's step on them."""
+"""Make exercise 7's data: six samples, and the trainer's PPO step on them."""
 
 import copy
 from types import SimpleNamespace
@@ -19,7 +19,7 @@ EOS, RATE = 39, 0.3
 
 
 def make_policy(seed: int) -> AutoModelForCausalLMWithValueHead:
-    """Make a random GPT-2 with 40 tokens and a value head."""
+    """Return a random GPT-2 with 40 tokens and a value head."""
     torch.manual_seed(seed)
     shape = {"vocab_size": 40, "n_positions": 32, "n_embd": 16, "n_layer": 2}
     shape |= {"bos_token_id": EOS, "eos_token_id": EOS, "pad_token_id": EOS}
@@ -29,14 +29,14 @@ def make_policy(seed: int) -> AutoModelForCausalLMWithValueHead:
 
 
 def make_batch(seed: int) -> SimpleNamespace:
-    """Make six samples, a policy and a reference."""
+    """Return six samples with ids, masks and scores, a policy, and a reference."""
     network, reference = make_policy(seed), make_policy(seed)
     for p in network.parameters():
         p.data += 0.03 * torch.randn(p.shape)
     queries = [torch.randint(EOS, (2 + i % 4,)) for i in range(6)]
     responses = [torch.randint(EOS, (3 + 3 * i % 5,)) for i in range(6)]
     for response in responses[::2]:
-        response[-1] = EOS  # sampled, so it counts
+        response[-1] = EOS  # a sampled EOS counts
     q, r = (max(map(len, rows)) for rows in (queries, responses))
     b = SimpleNamespace(queries=queries, responses=responses, pad=EOS, beta=0.4)
     b.ids = torch.full((6, q + r), EOS)
@@ -50,16 +50,16 @@ def make_batch(seed: int) -> SimpleNamespace:
 
 
 def by_trainer(b: SimpleNamespace, ratio: float) -> SimpleNamespace:
-    """Return the trainer's result; set ``b.config`` so that KL / target is ratio."""
+    """Return the trainer's stats and weights; set b.config for KL / target = ratio."""
     kl = train(b, target=1.0)[0]["objective/kl"]
-    if kl < 0:  # these tokens are more likely under the reference: change places
+    if kl < 0:  # swap both, so that KL is positive
         b.network, b.reference = b.reference, b.network
     stats, weights = train(b, target=abs(kl) / ratio)
     return SimpleNamespace(stats=stats, weights=weights)
 
 
 def train(b: SimpleNamespace, target: float) -> tuple[dict, list[Tensor]]:
-    """Make the trainer's step on copies: its statistics, and the weights after it."""
+    """Take the trainer's step on copies; return its statistics and the new weights."""
     sizes = {"batch_size": 6, "mini_batch_size": 6, "ppo_epochs": 3, "vf_coef": 0.3}
     near = {"cliprange_value": 0.1, "init_kl_coef": b.beta, "horizon": 100}
     near["accelerator_kwargs"] = {"cpu": True}  # where the student's step runs

@@ -1,7 +1,7 @@
-"""Exercise 5, stop in time: over-optimizing runs of an exact world, and a rule's score.
+"""Check exercise 5, stop in time: score a stopping rule on over-optimizing runs.
 
-The world is that of notebook 06, "Over-optimization without RL": the best policy for a
-reward model is known at every KL coefficient, so a run is followed without training.
+The runs come from notebook 06's "Over-optimization without RL": the best policy for a
+reward model is known at every KL coefficient, so a run needs no training.
 """
 
 import secrets
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 RUNS, STEPS, PAIRS = 240, 40, 200
-MARK = 0.82  # the share of the oracle's gain that a rule must reach
+MARK = 0.82  # share of the oracle's gain that a rule must reach
 SEEN = ("proxy", "kl", "entropy", "repeats")
 V, L = 4, 4  # tokens, length of a response
 SEQUENCES = torch.cartesian_prod(*[torch.arange(V)] * L)  # (N, L), N = 256
@@ -20,14 +20,14 @@ REPEATS = (SEQUENCES[:, 1:] == SEQUENCES[:, :-1]).sum(1).double()
 
 
 def features() -> tuple[Tensor, Tensor]:
-    """Return what two reward models count: (N, V) tokens, (N, V²) neighbors."""
+    """Return counts of tokens (N, V) and of neighbors (N, V²), per sequence."""
     one_hot = torch.nn.functional.one_hot(SEQUENCES, V).double()
     neighbors = torch.einsum("nta,ntb->nab", one_hot[:, :-1], one_hot[:, 1:])
     return one_hot.sum(1), neighbors.flatten(1)
 
 
 def fit(x: Tensor, chosen: Tensor, rejected: Tensor, ridge: float = 0.1) -> Tensor:
-    """Fit Bradley-Terry by Newton's method: pairs (M, n) → rewards (M, N)."""
+    """Fit Bradley-Terry by Newton's method to pairs (M, n); return rewards (M, N)."""
     pairs = x[chosen] - x[rejected]
     weights = pairs.new_zeros(len(pairs), x.shape[1], 1)
     for _ in range(8):
@@ -40,7 +40,7 @@ def fit(x: Tensor, chosen: Tensor, rejected: Tensor, ridge: float = 0.1) -> Tens
 
 
 def draw(seed: int, runs: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Draw languages and reward models: log-reference, gold, proxy (M, N), pace."""
+    """Return random log-references, gold and proxy rewards, (M, N) each; and paces."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -64,10 +64,10 @@ def draw(seed: int, runs: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def make_runs(seed: int, runs: int = RUNS) -> dict[str, np.ndarray]:
-    """Return statistics of runs, (M, STEPS + 1) each; column 0 is the reference.
+    """Return statistic → values, (M, STEPS + 1) each; column 0 is the reference.
 
     Proxy and gold are gains over the reference, KL and entropy are in nats, repeats are
-    equal neighbors per response. β falls from 16 to 0.02 at a pace of each run's own.
+    equal neighbors per response. β falls from 16 to 0.02 at a different pace per run.
     """
     ref, gold, proxy, pace = draw(seed, runs)
     way = torch.linspace(0, 1, STEPS, dtype=torch.float64) ** pace
@@ -88,7 +88,7 @@ def make_runs(seed: int, runs: int = RUNS) -> dict[str, np.ndarray]:
 
 
 def show(seed: int = 0, runs: int = 4, gold: bool = False) -> plt.Figure:
-    """Plot the statistics that a rule sees, of a few runs; with ``gold`` also gold."""
+    """Return a plot of a few runs' statistics that rules see, and optionally gold."""
     found, names = make_runs(seed, runs), SEEN + ("gold",) * gold
     figure, axes = plt.subplots(
         1, len(names), figsize=(2.6 * len(names), 2.6), layout="constrained"
@@ -101,7 +101,7 @@ def show(seed: int = 0, runs: int = 4, gold: bool = False) -> plt.Figure:
 
 
 def stops(stop, found: dict[str, np.ndarray]) -> np.ndarray:
-    """Return the step where a rule stops each run; the last one if it never does."""
+    """Return the step at which a rule stops each run, or the last step if never."""
     steps = []
     for run in range(len(found["kl"])):
         rows = {name: found[name][run].tolist() for name in SEEN}
@@ -116,7 +116,7 @@ def stops(stop, found: dict[str, np.ndarray]) -> np.ndarray:
 
 
 def check(stop, seed: int | None = None) -> bool:
-    """Print a rule's share of the oracle's gold on unseen runs; True if it passes."""
+    """Print a rule's share of the oracle's gold on unseen runs; return if it passes."""
     seed = secrets.randbelow(10**6) if seed is None else seed
     found, rows = make_runs(seed), np.arange(RUNS)
     try:

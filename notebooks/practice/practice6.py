@@ -1,4 +1,4 @@
-"""Exercise 6, predict, then run: a prediction's hash is committed before the run."""
+"""Check exercise 6, predict, then run: commit a prediction's hash before the run."""
 
 import hashlib
 import json
@@ -12,21 +12,21 @@ from rlhf_course.runtime.files import atomic_file, read_json
 
 from predict_runs import RUNS, STATS, STEPS, change, runs
 
-FACTOR = 3  # how far off the size of a change may be
+FACTOR = 3  # largest allowed ratio of predicted and measured change
 FOLDER = ROOT / "build" / "practice"
 
 
 def base(seed: int = 0) -> pd.DataFrame:
-    """Return the base setting's statistics by step and on average, over four runs."""
+    """Return the base setting's statistics by step and their mean, over four runs."""
     table = pd.DataFrame(runs(seed, ()).mean(0), range(1, STEPS + 1), STATS)
     table.loc["mean"] = table.mean()
     return table.round(3)
 
 
 def digest(prediction: dict, seed: int) -> str:
-    """Return the SHA-256 of a prediction's JSON: sorted keys, floats, no spaces."""
+    """Return the SHA-256 of seed and prediction as JSON; keys sorted, no spaces."""
     if set(prediction) != set(STATS):
-        raise ValueError(f"A prediction has a number for each of {', '.join(STATS)}.")
+        raise ValueError(f"Predict one number for each of {', '.join(STATS)}.")
     numbers = {name: float(value) for name, value in prediction.items()}
     if not all(map(math.isfinite, numbers.values())):
         raise ValueError(f"Every prediction must be a finite number; got {numbers}.")
@@ -41,7 +41,7 @@ def files(seed: int, folder) -> tuple[Path, Path]:
 
 
 def unready(prediction: dict, seed: int) -> bool:
-    """Return whether a prediction cannot be hashed, and print why."""
+    """Return whether a prediction is invalid, and print the reason."""
     try:
         digest(prediction, seed)
     except (TypeError, ValueError) as error:
@@ -52,12 +52,12 @@ def unready(prediction: dict, seed: int) -> bool:
 
 
 def commit(prediction: dict, seed: int = 0, folder=FOLDER) -> None:
-    """Write a prediction's hash, unless the run that it predicts has been made."""
+    """Write a prediction's hash, unless the predicted run exists."""
     if unready(prediction, seed):
         return
     commitment, card = files(seed, folder)
     if card.exists():
-        print(f"✘ The runs of seed {seed} exist. Predict those of another seed.")
+        print(f"✘ The runs of seed {seed} exist. Predict another seed's runs.")
         return
     text = json.dumps({"sha256": digest(prediction, seed)})
     with atomic_file(commitment) as path:
@@ -66,7 +66,7 @@ def commit(prediction: dict, seed: int = 0, folder=FOLDER) -> None:
 
 
 def run_both(committed: str, seed: int, folder) -> None:
-    """Run both settings and write the run card, which holds the commitment."""
+    """Run both settings, and write the run card with the commitment."""
     card = RunCard(f"6_predict_then_run_{seed}", "tiny", seed, folder)
     before, after = (runs(seed, x).mean(1) for x in ((), tuple(change(seed).items())))
     noise = (after - before).std(0, ddof=1) / RUNS**0.5
@@ -79,7 +79,7 @@ def run_both(committed: str, seed: int, folder) -> None:
 
 
 def check(prediction: dict, seed: int = 0, folder=FOLDER) -> bool:
-    """Make the runs if there are none, and print which predictions came true."""
+    """Run both settings if needed, print the score, and return whether it passes."""
     if unready(prediction, seed):
         return False
     commitment, card = files(seed, folder)
@@ -88,19 +88,21 @@ def check(prediction: dict, seed: int = 0, folder=FOLDER) -> bool:
         return False
     committed = read_json(commitment)["sha256"]
     if digest(prediction, seed) != committed:
-        print("✘ This is not the prediction that you committed. Use the committed one.")
+        print("✘ This prediction differs from your commitment. Use the committed one.")
         return False
     if not card.exists():
         run_both(committed, seed, folder)
     found = read_json(card)
     if found["curves"]["commitment"]["sha256"] != [committed]:
-        print("✘ The runs were made under another commitment: yours is younger.")
+        print("✘ Another commitment preceded the runs. Predict another seed's runs.")
         return False
     return score(prediction, found["metrics"])
 
 
 def score(prediction: dict, metrics: dict) -> bool:
-    """Print a line for each statistic. Directions must be right, all sizes but one."""
+    """Print a line per statistic; return whether all directions are right, and all
+    sizes except one.
+    """
     wrong, sizes, decided = 0, 0, 0
     for name in STATS:
         keys = (f"{name}_{x}" for x in ("before", "after", "noise"))

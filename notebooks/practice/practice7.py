@@ -1,4 +1,4 @@
-"""Exercise 7, assemble: a PPO step of a student's functions against the trainer's."""
+"""Check exercise 7, assemble: compare a student's PPO step with the trainer's."""
 
 import ast
 import contextlib
@@ -23,7 +23,7 @@ RATIOS = 0.9, 0.3, 3.0  # KL / target in the three steps of a check
 
 
 def my_functions(notebook: str | Path = NOTEBOOK) -> SimpleNamespace:
-    """Return the seven functions of a notebook; only imports and definitions run."""
+    """Return a notebook's seven functions; run only imports and definitions."""
     cells = json.loads(Path(notebook).expanduser().read_text(encoding="utf-8"))["cells"]
     names, kinds = {"torch": torch}, ast.Import | ast.ImportFrom | ast.FunctionDef
     for cell in (cell for cell in cells if cell["cell_type"] == "code"):
@@ -45,7 +45,7 @@ def run_network(network, b, attention_mask, positions) -> tuple[Tensor, Tensor]:
 
 
 def differs(step, functions: dict, given, trainer) -> str | None:
-    """Say which number of a step is not the trainer's; None if all are equal."""
+    """Return a message about a step's first difference from the trainer's, or None."""
     called, b = set(), copy.deepcopy(given)
     b.optimizer = torch.optim.SGD(b.network.parameters(), lr=RATE)
 
@@ -56,14 +56,14 @@ def differs(step, functions: dict, given, trainer) -> str | None:
         found = step(b, SimpleNamespace(**{name: noting(name) for name in functions}))
         found = {name: float(value) for name, value in (found or {}).items()}
     except NotImplementedError:
-        return "something is not written yet"
+        return "a function is not written yet"
     except Exception as error:
-        return f"it stops with {type(error).__name__}: {error}"
+        return f"ppo_step stops with {type(error).__name__}: {error}"
     for name, expected in trainer.stats.items():
         if name not in found:
-            return f"{name} is missing; wanted are {', '.join(STATS)}"
+            return f"{name} is missing; return {', '.join(STATS)}"
         if not abs(found[name] - expected) <= TOLERANCE * max(1, abs(expected)):
-            return f"{name} is {found[name]:.6g}, and {expected:.6g} in the trainer"
+            return f"{name} is {found[name]:.6g}; the trainer has {expected:.6g}"
     if left := [name for name in functions if name not in called]:
         return f"the step never calls {', '.join(left)}"
     moved = zip(b.network.parameters(), trainer.weights)
@@ -74,10 +74,10 @@ def differs(step, functions: dict, given, trainer) -> str | None:
 
 
 def check(step, own, seed: int = 0) -> bool:
-    """Print whether a step equals the trainer's; if not, which function is wrong."""
+    """Print which function is wrong, and return whether the step is the trainer's."""
     right = {name: SET.exercises[name].solution for name in NAMES}
     if missing := [name for name in NAMES if not hasattr(own, name)]:
-        print(f"✘ own has no {', '.join(missing)}. It needs {', '.join(NAMES)}.")
+        print(f"✘ own has no {', '.join(missing)}. Add the missing functions to it.")
         return False
     mine = {name: getattr(own, name) for name in NAMES}
     for i, ratio in enumerate(RATIOS):
@@ -90,9 +90,9 @@ def check(step, own, seed: int = 0) -> bool:
         return True
     print(f"✘ {said}.")
     if again := differs(step, right, *case):
-        again = "it is the same" if again == said else again
-        print(f"  With correct functions, {again}: look at ppo_step.")
+        again = "the error is the same" if again == said else again
+        print(f"  With correct functions, {again}. Check ppo_step.")
         return False
     wrong = [x for x in NAMES if differs(step, right | {x: mine[x]}, *case)]
-    print(f"  ppo_step is right. Wrong: {', '.join(wrong) or 'only several together'}.")
+    print(f"  ppo_step is right. Wrong: {', '.join(wrong) or 'several, combined'}.")
     return False

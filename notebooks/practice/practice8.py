@@ -1,7 +1,7 @@
-"""Exercise 8, is GRPO better?: simulated experiments with a known effect.
+"""Check exercise 8, is GRPO better?: simulate experiments with a known effect.
 
-A run's score is the method's mean, plus a part that all runs with the same seed share,
-plus a part of its own. Both parts are normal. Their sizes differ between experiments.
+A run's score is the method's mean, plus noise that all runs with the same seed share,
+plus the run's own noise. Both are normal; their sizes differ between experiments.
 """
 
 import functools
@@ -13,8 +13,8 @@ from rlhf_course.runtime.files import read_json
 
 BUDGET = 12  # training runs in all
 EXPERIMENTS = 2000
-MISSES = 0.07  # 95 % intervals miss in 5 %, and 2,000 experiments count it to ± 1 point
-WIDTH = 1.5  # times the width of somebody who knows how noisy the runs are
+MISSES = 0.07  # 95 % intervals miss 5 %; 2,000 experiments measure it to ± 1 point
+WIDTH = 1.5  # relative to an interval that uses the true noise
 EFFECTS = 0.0, 0.0, 0.5, 1.0, -1.0, 2.0  # in standard deviations of a single run
 
 
@@ -32,17 +32,19 @@ def as_seeds(seeds) -> tuple[list[int], list[int]]:
     lists = [list(some) for some in seeds]
     if len(lists) != 2 or not all(lists):
         raise ValueError(
-            "seeds must be two lists that are not empty: PPO's and GRPO's."
+            f"seeds must be two nonempty lists, PPO's and GRPO's; got {seeds}."
         )
     if not all(isinstance(x, int | np.integer) for some in lists for x in some):
         raise ValueError(f"Every seed must be a whole number; got {lists}.")
     if (total := sum(map(len, lists))) > BUDGET:
-        raise ValueError(f"{total} runs; the budget is {BUDGET}.")
+        raise ValueError(f"{total} runs exceed the budget of {BUDGET}. Drop seeds.")
     return lists[0], lists[1]
 
 
 def simulate(lists: tuple[list[int], list[int]], seed: int):
-    """Draw scores (E, runs) of both methods, true differences, noise and its share."""
+    """Return two methods' scores (E, runs) each; and, (E,) each, the true difference,
+    the noise's standard deviation and the share that runs with one seed have in common.
+    """
     dice = np.random.default_rng(seed)
     known = sorted(set(lists[0]) | set(lists[1]))
     size = np.exp(dice.uniform(np.log(0.02), np.log(2), EXPERIMENTS))
@@ -63,7 +65,7 @@ def simulate(lists: tuple[list[int], list[int]], seed: int):
 
 
 def intervals(interval, scores: list[np.ndarray]) -> np.ndarray:
-    """Return a student's intervals, (E, 2)."""
+    """Return the intervals that a student's function computes, (E, 2)."""
     found = []
     for ppo, grpo in zip(*scores):
         low, high = map(float, interval(ppo.copy(), grpo.copy()))
@@ -74,7 +76,7 @@ def intervals(interval, scores: list[np.ndarray]) -> np.ndarray:
 
 
 def check(seeds, interval, seed: int | None = None) -> bool:
-    """Print coverage and width over simulated experiments, and whether both pass."""
+    """Print misses and width over simulated experiments; return whether both pass."""
     seed = secrets.randbelow(10**6) if seed is None else seed
     try:
         lists = as_seeds(seeds)
@@ -92,9 +94,9 @@ def check(seeds, interval, seed: int | None = None) -> bool:
     width = ((high - low) / best).mean()
     honest, narrow = missed <= MISSES, width <= WIDTH
     said = "✔" if honest else "✘ overclaimed:"
-    print(f"{said} {missed:.1%} of the intervals miss the truth, {MISSES:.0%} may")
+    print(f"{said} {missed:.1%} of the intervals miss the truth; limit {MISSES:.0%}")
     said = "✔" if narrow else "✘ too wide:"
-    print(f"{said} {width:.2f} times the best width, {WIDTH} may be")
+    print(f"{said} {width:.2f} times the best width; limit {WIDTH}")
     claims = (low > 0) | (high < 0)
     for units in (0.0, 0.5, 1.0, 2.0):
         share = claims[np.isclose(np.abs(effect), units * size)].mean()
@@ -106,9 +108,9 @@ def check(seeds, interval, seed: int | None = None) -> bool:
 
 
 def recorded(what: str = "J") -> tuple[np.ndarray, np.ndarray]:
-    """Return a held-out number of notebook 07's recorded runs of PPO and GRPO.
+    """Return a held-out statistic of notebook 07's PPO and GRPO runs, (5,) each.
 
-    ``what`` is "J" (score − β·KL), "score" or "KL".
+    ``what`` is the statistic: "J" (score − β·KL), "score" or "KL".
     """
     folder, seeds = ROOT / "figs" / "measured" / "methods", range(5)
     names = [

@@ -1,7 +1,7 @@
-"""The runs of exercise 6: PPO in a base setting, and in one with a single change.
+"""Run exercise 6: PPO in a base setting, and in a setting with one change.
 
-A policy of one layer writes four of six tokens. Each token has a reward of its own at
-each place. A run is 12 steps, and every setting has four runs.
+A one-layer policy generates four tokens from a vocabulary of six. The reward of a token
+depends on its position. A run has 12 steps, and each setting has four runs.
 """
 
 import functools
@@ -32,12 +32,12 @@ CHANGES = (
 
 
 def change(seed: int) -> dict:
-    """Return the one setting that differs from ``BASE``."""
+    """Return the setting that changes, with its value instead of ``BASE``'s."""
     return CHANGES[seed % len(CHANGES)]
 
 
 def policy(seed: int) -> AutoModelForCausalLMWithValueHead:
-    """Make a random GPT-2 with one layer."""
+    """Return a random GPT-2 with one layer and a value head."""
     torch.manual_seed(seed)
     shape = {"vocab_size": V, "n_positions": 8, "n_embd": 32, "n_layer": 1, "n_head": 2}
     shape |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
@@ -47,7 +47,7 @@ def policy(seed: int) -> AutoModelForCausalLMWithValueHead:
 
 
 def train(seed: int, settings: dict) -> list[list[float]]:
-    """Return the five statistics at each step of one run."""
+    """Train one run; return its statistics, (STEPS, 5)."""
     sizes = {"batch_size": BATCH, "mini_batch_size": BATCH, "adap_kl_ctrl": False}
     sizes["accelerator_kwargs"] = {"cpu": True}
     config = PPOConfig(**sizes, **BASE | settings, vf_coef=0.5, seed=seed)
@@ -72,7 +72,7 @@ def train(seed: int, settings: dict) -> list[list[float]]:
 
 @functools.lru_cache(maxsize=8)
 def runs(seed: int, settings: tuple) -> np.ndarray:
-    """Return the statistics of every step of four runs, (RUNS, STEPS, 5)."""
+    """Return the statistics of four runs, (RUNS, STEPS, 5)."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a large step size is meant
+        warnings.simplefilter("ignore")  # a step size is large on purpose
         return np.array([train(RUNS * seed + i, dict(settings)) for i in range(RUNS)])

@@ -15,11 +15,11 @@ from transformers.modeling_utils import load_state_dict
 from rlhf_course.baichuan.sentencepiece import sentencepiece_to_fast
 from rlhf_course.runtime.files import atomic_folder, read_json
 
-ARCHITECTURES = ("BaiChuanForCausalLM", "BaichuanForCausalLM")  # the first generation's, both's
+ARCHITECTURES = ("BaiChuanForCausalLM", "BaichuanForCausalLM")  # Baichuan; either generation
 SIZES = (
     "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads rms_norm_eps"
 ).split()
-ROTARY = "rotary_emb.inv_freq"  # in some checkpoints; Llama computes these
+ROTARY = "rotary_emb.inv_freq"  # stored in some checkpoints; Llama computes it
 STEMS = ("model.safetensors", "pytorch_model.bin")
 SPECIAL_IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 # Options read from tokenizer_config.json.
@@ -34,9 +34,9 @@ def convert_to_llama(
 ) -> Path:
     """Write a Baichuan checkpoint as a LlamaForCausalLM with a fast tokenizer; return ``target``.
 
-    A 7B takes 15 GB more on the disk and about 5 GB of memory, as its files are mapped (20 GB for
-    .bin of torch before 1.6). The target is new or empty. ``norm_head`` is guessed from config.json
-    by default, and ``report`` gets a line about it.
+    A 7B needs 15 GB more disk space and about 5 GB of memory, because its files are mapped (20 GB
+    for .bin of torch before 1.6). The target must be new or empty. By default ``norm_head`` is
+    guessed from config.json; ``report`` gets a line about it.
 
     Raises ``ValueError``, before writing, for a checkpoint of another kind (a 13B has ALiBi), for
     damaged or missing tensors, and for a tokenizer that would not be reproduced.
@@ -63,7 +63,7 @@ def convert_to_llama(
 
 
 def llama_config(config: dict) -> LlamaConfig:
-    """Return the config of the Llama that computes what a Baichuan of this config does."""
+    """Return the config of a Llama that computes the same as a Baichuan of this config."""
     return LlamaConfig(
         **{key: config[key] for key in (*SIZES, *SPECIAL_IDS, "max_position_embeddings")},
         architectures=["LlamaForCausalLM"],
@@ -74,7 +74,7 @@ def llama_config(config: dict) -> LlamaConfig:
 
 
 def read_config(source: Path) -> dict:
-    """Return the checkpoint's config.json. Raises ``ValueError`` unless it is a 7B Baichuan's."""
+    """Return the checkpoint's config.json; raise ``ValueError`` unless it is a 7B Baichuan's."""
     content = read_json(source / "config.json")
     config = SPECIAL_IDS | {key: value for key, value in content.items() if value is not None}
     # The 13B configs have no max_position_embeddings, since ALiBi has no positions to embed.
@@ -84,12 +84,14 @@ def read_config(source: Path) -> dict:
         )
     is_known = config.get("architectures", [""])[0] in ARCHITECTURES and config.keys() >= {*SIZES}
     if not is_known or config.get("hidden_act", "silu") != "silu":
-        raise ValueError(f"The config.json in {source} is not that of a Baichuan checkpoint.")
+        raise ValueError(
+            f"{source} holds no Baichuan checkpoint (see its config.json); name another folder."
+        )
     return config
 
 
 def guess_norm_head(config: dict) -> bool:
-    """Return whether this is Baichuan2's config; raise ``ValueError`` if it could be either."""
+    """Return whether the config is Baichuan2's; raise ``ValueError`` if that is unclear."""
     if "z_loss_weight" in config or config["vocab_size"] == 125_696:
         return True
     if config["architectures"][0] == ARCHITECTURES[0] or config["vocab_size"] == 64_000:
@@ -123,7 +125,7 @@ def pack(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def unpack(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Undo :func:`pack`; q, k and v are copied, because saved tensors must own their memory."""
+    """Invert :func:`pack`; copy q, k and v, because saved tensors must own their memory."""
     unpacked = {name: tensor for name, tensor in tensors.items() if "W_pack" not in name}
     for name in tensors.keys() - unpacked.keys():
         for letter, part in zip("qkv", tensors[name].chunk(3), strict=True):
@@ -134,7 +136,7 @@ def unpack(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def read_weights(source: Path, llama: LlamaConfig) -> dict[str, Tensor]:
     """Return the tensors under Baichuan's names, mapped into memory where the format allows it.
 
-    Safetensors are preferred to .bin. Raises ``ValueError`` unless they fit such a Llama.
+    Safetensors take precedence over .bin. Raises ``ValueError`` unless they fit ``llama``.
     """
     names = [f"{stem}{end}" for stem in STEMS for end in (".index.json", "")]
     first = next((name for name in names if (source / name).is_file()), names[-1])

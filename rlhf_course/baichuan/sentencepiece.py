@@ -1,4 +1,4 @@
-"""A SentencePiece BPE model as a fast tokenizer with the same ids, by transformers' conversion."""
+"""Convert a SentencePiece BPE model to a fast tokenizer with the same ids, by transformers."""
 
 import re
 from pathlib import Path
@@ -69,8 +69,8 @@ def _check_ids(original: SentencePieceProcessor, tokenizer: Tokenizer, refused: 
 def _add_dummy_prefix(tokenizer: Tokenizer, defined: list[str]) -> None:
     """Put a space before every text, unlike transformers' conversion, and remove it when decoding.
 
-    An added token would get the prefix also; so user-defined pieces are cut out as words, which
-    are not changed.
+    An added token would get the prefix also; so user-defined pieces are split off as words,
+    which stay unchanged.
     """
     tokenizer.normalizer = normalizers.Sequence(
         [normalizers.Replace(" ", "▁"), normalizers.Prepend("▁")]

@@ -1,4 +1,4 @@
-"""Small checkpoints in Baichuan2's layout: packed q, k and v, a NormHead, a SentencePiece model."""
+"""Make small checkpoints in Baichuan2's layout: packed q, k, v, a NormHead, SentencePiece."""
 
 import io
 import json
@@ -17,7 +17,7 @@ from rlhf_course.baichuan.convert import SIZES, SPECIAL_IDS, pack
 from rlhf_course.runtime.files import atomic_file, atomic_folder
 
 USER, ASSISTANT = "<reserved_106>", "<reserved_107>"
-USER_ID = 195  # and the assistant's is the next, as in Baichuan2
+USER_ID = 195  # the assistant's id is the next, as in Baichuan2
 SPECIAL = {"pad_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 TOKENIZER = dict(
     model_type="bpe",
@@ -36,7 +36,7 @@ TOKENIZER = dict(
     eos_id=2,
     pad_id=-1,
     max_sentence_length=1 << 20,
-    num_threads=1,  # the same pieces every time
+    num_threads=1,  # for the same pieces every time
     minloglevel=2,
 )
 
@@ -67,7 +67,7 @@ class _UnitRows(nn.Module):
 
 
 def norm_head(model: LlamaForCausalLM) -> LlamaForCausalLM:
-    """Make the head a NormHead: logits = h · normalize(W, dim=1)ᵀ, where W is trained."""
+    """Make the head a NormHead (logits = h · normalize(W, dim=1)ᵀ, W trained); return ``model``."""
     parametrize.register_parametrization(model.lm_head, "weight", _UnitRows())
     return model
 
@@ -75,7 +75,7 @@ def norm_head(model: LlamaForCausalLM) -> LlamaForCausalLM:
 def write_baichuan_checkpoint(
     model: LlamaForCausalLM, spm_model: str | Path, folder: str | Path
 ) -> Path:
-    """Write a Llama with a ``norm_head`` in the layout of Baichuan2's checkpoints."""
+    """Write a Llama with a ``norm_head`` in Baichuan2's layout; return ``folder``."""
     head = "parametrizations.weight.original"  # W before its rows are scaled
     tensors = {name.replace(head, "weight"): w.cpu() for name, w in model.state_dict().items()}
     with atomic_folder(folder) as new:
@@ -87,7 +87,7 @@ def write_baichuan_checkpoint(
 
 
 def _configs(model: LlamaForCausalLM) -> dict[str, dict]:
-    """Return name → content of the JSON files; they name remote classes, which are not there."""
+    """Return name → content of the JSON files; they name remote classes, which do not exist."""
     sizes = {key: getattr(model.config, key) for key in (*SIZES, "max_position_embeddings")}
     length = model.config.max_position_embeddings
     config = {

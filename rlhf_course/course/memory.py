@@ -1,4 +1,4 @@
-"""The memory of PPO with adapters: computed from a model's shape, and measured."""
+"""Compute the memory of PPO with adapters from a model's shape, and measure it."""
 
 import weakref
 from collections.abc import Iterable
@@ -29,15 +29,14 @@ def ppo_memory(
     chunk: int | None = None,
     layer_bytes: float | None = None,
 ) -> dict[str, int]:
-    """Return peak bytes of a PPO step by purpose, for a Llama with three adapters.
+    """Return purpose → peak bytes of a PPO step, for a Llama with three adapters.
 
-    ``config`` and ``lora`` are shapes of the base and of each adapter; ``mini_batch`` and ``batch``
-    samples per optimizer step and per rollout; ``query`` and ``response`` their greatest lengths in
-    tokens; ``base_bytes`` per weight and activation (2 for bfloat16); ``layer_bytes`` per weight of
-    a quantized base's matrices (``QUANTIZED``); ``chunk`` is ``logprob_chunk_size``.
+    ``config`` and ``lora``: shapes of the base and of each adapter. ``mini_batch``, ``batch``:
+    samples per optimizer step and per rollout. ``query``, ``response``: greatest lengths in tokens.
+    ``base_bytes``: per weight and activation (2 for bfloat16). ``layer_bytes``: per weight of a
+    quantized base's matrices (``QUANTIZED``). ``chunk``: ``logprob_chunk_size``.
 
-    The peak adds the larger of two: the key-value cache while sampling, or activations and logits
-    in an update.
+    The peak counts the larger of sampling's key-value cache and an update's activations and logits.
     """
     matrices, others, adapter = _count(config, lora)
     text, length = config.get_text_config(), query + response
@@ -74,26 +73,26 @@ def _update(
 ) -> int:
     """Return the bytes of an update's activations and logits; ``predicted`` tokens have logits."""
     hidden, inner, layers = text.hidden_size, text.intermediate_size, text.num_hidden_layers
-    # What one layer keeps per token for its backward pass. Of width `hidden`: input and output of
+    # One layer keeps per token, for its backward pass, of width `hidden`: input and output of
     # two norms, q, k, v, and attention's output, once more for the projection after it. Of width
     # `inner`: gate, silu(gate), up, and their product. In low precision the norms keep their inputs
     # in float32 also.
     upcast = 2 * FLOAT32 * hidden if base_bytes < FLOAT32 else 0
     layer = tokens * (base_bytes * (9 * hidden + 4 * inner) + upcast)
     inputs = layers * tokens * hidden * base_bytes
-    # Logits and log-probabilities in float32, or the gradients of both. And two temporaries for a
-    # piece of them on a CPU; a GPU's, of 64 MiB each, are small beside a card.
+    # Logits and log-probabilities in float32, or the gradients of both, and two temporaries for a
+    # piece of them on a CPU; a GPU's temporaries of 64 MiB are small compared with its memory.
     logits = min(predicted, chunk or predicted) * text.vocab_size
     vocabulary = 2 * FLOAT32 * (logits + min(logits, CPU_PIECE))
-    # Recomputed layers need memory one at a time, when that of the logits is free again.
+    # Recomputed layers need memory one at a time, after the logits are freed.
     return inputs + max(layer, vocabulary) if checkpointing else layers * layer + vocabulary
 
 
 class peak_memory(TorchDispatchMode):
     """Measure ``.bytes``, the peak size of all tensors in the body, including the ``held`` ones.
 
-    It adds up the storages that operations return, until each is freed, which is slow. Memory that
-    a kernel allocates internally is not counted.
+    It adds up the storages that operations return, until each is freed; this is slow. It does not
+    count memory that a kernel allocates internally.
     """
 
     def __init__(self, held: Iterable[Tensor] = ()) -> None:

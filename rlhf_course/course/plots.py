@@ -1,4 +1,4 @@
-"""Figures of runs. Policy, reference, reward, value, KL and gold keep their colors."""
+"""Draw figures of runs. Policy, reference, reward, value, KL and gold keep their colors."""
 
 from collections.abc import Mapping, Sequence
 
@@ -18,7 +18,7 @@ COLORS = {
     "kl": "#CC79A7",
     "gold": "#E69F00",
 }
-# Of runs, the faulty one first.
+# Colors of runs; the faulty run comes first.
 RUN_COLORS = [COLORS[name] for name in ("reward", "kl", "policy", "value")]
 CURVES = {  # stats key: (title, unit, color)
     "ppo/mean_scores": ("score", "logit", "reward"),
@@ -52,14 +52,14 @@ def panels(rows: int = 1, columns: int = 1, **options) -> tuple[Figure, Axes | n
 
 def _legend_below(figure: Figure, axes: Sequence[Axes], columns: int) -> None:
     found = [zip(*axis.get_legend_handles_labels(), strict=True) for axis in axes]
-    entries = {label: line for pairs in found for line, label in pairs}  # one for all panels
+    entries = {label: line for pairs in found for line, label in pairs}  # one entry per label
     figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=columns)
 
 
 def _two_histograms(
     axis: Axes, groups: Mapping[str, tuple[Sequence[float], str]], **labels: str
 ) -> None:
-    """Draw two groups in the same bins; groups: label → (values, color)."""
+    """Draw two groups in the same bins on ``axis``; groups: label → (values, color name)."""
     bins = np.histogram_bin_edges(np.concatenate([values for values, _ in groups.values()]), 40)
     for name, (values, color) in groups.items():
         label = f"{name}: mean {np.mean(values):.2f}"
@@ -76,20 +76,20 @@ def training_curves(history: pd.DataFrame, keys: Sequence[str] = tuple(CURVES)) 
         title, unit, color = CURVES[key]
         axis.set(title=title, ylabel=unit)
         axis.plot(range(1, len(history) + 1), history[key], color=COLORS[color], lw=1.8)
-        if key == "objective/kl_coef":  # from 0, or a constant coefficient has no scale
+        if key == "objective/kl_coef":  # from 0, so that a constant coefficient has a scale
             axis.set_ylim(0, 1.25 * history[key].max())
     plt.setp(axes[-1], xlabel="PPO step")
     return figure
 
 
 class LivePlot:
-    """The training curves, redrawn in place while a loop runs."""
+    """Training curves that are redrawn in place while a loop runs."""
 
     def __init__(self, every: int = 5) -> None:
         self.every, self.history = every, pd.DataFrame(dtype=float)
 
     def update(self, stats: Mapping, last: bool = False) -> None:
-        """Add one step's stats, and redraw at every ``every``-th step and at the last."""
+        """Add one step's stats; redraw at each ``every``-th step and if ``last``."""
         row = {key: value for key, value in stats.items() if isinstance(value, float | int)}
         self.history = pd.concat([self.history, pd.DataFrame([row], [len(self.history) + 1])])
         if last or len(self.history) % self.every == 0:
@@ -117,8 +117,8 @@ def over_text(
     size = max(7.0, 0.62 * len(tokens)), 1.15 * len(rows) + 0.5
     figure, axes = panels(len(rows), figsize=size, sharex=True, squeeze=False)
     for axis, (name, values) in zip(axes[:, 0], rows.items(), strict=True):
-        colours = [COLORS["policy" if value >= 0 else "reward"] for value in values]
-        axis.bar(range(n_query, len(tokens)), values, color=colours, width=0.7)
+        colors = [COLORS["policy" if value >= 0 else "reward"] for value in values]
+        axis.bar(range(n_query, len(tokens)), values, color=colors, width=0.7)
         axis.axhline(0, color="0.3", lw=0.8)
         axis.axvspan(-0.5, n_query - 0.5, color="0.93", zorder=0)
         axis.set_ylabel(name, rotation=0, ha="right", va="center")
@@ -133,7 +133,7 @@ def over_text(
 def preference_curves(
     train: pd.DataFrame, held_out: pd.DataFrame, ceiling: float | None = None
 ) -> Figure:
-    """Draw loss, accuracy and margin of a reward model over its training steps.
+    """Draw a reward model's loss, accuracy and margin over training steps.
 
     train: columns step, loss, accuracy, margin; held_out: the same and {name}_ci.
     """
@@ -168,22 +168,10 @@ def chosen_and_rejected(chosen: Sequence[float], rejected: Sequence[float]) -> F
     return figure
 
 
-def calibration(table: pd.DataFrame) -> Figure:
-    """Draw observed against predicted preference; columns predicted, observed, ci (shares)."""
-    figure, axis = panels(figsize=(4.2, 4))
-    axis.plot([0, 1], [0, 1], color=COLORS["reference"], ls="--", lw=1.2, label="perfect")
-    how = {"color": COLORS["reward"], "marker": "o", "capsize": 3, "label": "reward model"}
-    table.plot("predicted", "observed", yerr="ci", ax=axis, **how)
-    axis.set(xlabel="predicted: σ(score difference)", ylabel="observed: share preferred")
-    axis.axis((0, 1, 0, 1))
-    axis.legend(loc="upper left")
-    return figure
-
-
 def audit_bars(tables: Mapping[str, pd.DataFrame], wanted: float) -> Figure:
-    """Draw the share of prompts at which the normal answer wins, for each probe.
+    """Draw the share of prompts at which the normal answer wins, for each probe and run.
 
-    tables: run → columns share and ci, a row per probe.
+    tables: run → table with columns share and ci, one row per probe; wanted: a line's share.
     """
     probes = next(iter(tables.values())).index
     figure, axis = panels(figsize=(8, 0.8 + 0.42 * len(probes)))
@@ -199,23 +187,4 @@ def audit_bars(tables: Mapping[str, pd.DataFrame], wanted: float) -> Figure:
     axis.invert_yaxis()
     axis.grid(axis="y", visible=False)
     figure.legend(loc="outside upper center", ncols=len(tables) + 1)
-    return figure
-
-
-def loss_curve(
-    train: pd.DataFrame, held_out: Sequence[float], chance: float | None = None
-) -> Figure:
-    """Draw training loss over steps, held-out loss before and after, and the loss of chance."""
-    train = train.dropna(subset="loss")
-    figure, axis = panels(figsize=(6.5, 3))
-    axis.plot(train["step"], train["loss"], color=COLORS["reference"], lw=1.2, label="training")
-    ends = [0, train["step"].max()]
-    axis.plot(ends, held_out, color=COLORS["policy"], marker="o", ls="none", label="held out")
-    for x, y in zip(ends, held_out, strict=True):
-        axis.annotate(f"{y:.2f}", (x, y), xytext=(0, 7), textcoords="offset points", ha="center")
-    if chance is not None:
-        axis.axhline(chance, color="0.3", ls=":", lw=1.2, label="ln 2")
-    axis.set(xlabel="step", ylabel="loss, nats")
-    axis.margins(y=0.15)
-    axis.legend()
     return figure

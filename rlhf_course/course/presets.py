@@ -1,4 +1,4 @@
-"""Presets: a notebook's settings at three sizes, in one YAML file."""
+"""Load presets: a notebook's settings at three sizes, in one YAML file."""
 
 import math
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from pandas.io.formats.style import Styler
 PRESETS = ("tiny", "scratch", "full")
 CONFIGS = Path(__file__).resolve().parent / "configs"
 _CHECKOUT = CONFIGS.parents[2]
-# The start of relative output paths; an installed copy has no project.
+# Relative output paths start here; an installed copy has no project folder.
 ROOT = _CHECKOUT if (_CHECKOUT / "scripts" / "run_notebooks.py").exists() else Path.cwd()
 
 # Setting → its value with bf16, and without. A frozen base in float16 has adapters in float32.
@@ -26,7 +26,7 @@ PRECISION = {
 
 
 def has_bf16() -> bool:
-    """Return whether this GPU computes in bf16; older ones (a T4) only emulate it, slowly."""
+    """Return whether to use bf16: yes, except on a GPU that only emulates it (such as a T4)."""
     return not torch.cuda.is_available() or torch.cuda.is_bf16_supported(including_emulation=False)
 
 
@@ -38,7 +38,7 @@ class Settings(SimpleNamespace):
         self._spec = spec
 
     def table(self) -> Styler:
-        """Return the settings as rows: value in use, the three presets, and meaning."""
+        """Return a table, one row per setting: value in use, the three presets, and meaning."""
         rows = {
             key: {"in use": getattr(self, key), **{name: entry[name] for name in PRESETS}}
             | {"meaning": entry["help"]}
@@ -52,8 +52,8 @@ class Settings(SimpleNamespace):
 def read_spec(notebook: str) -> dict[str, dict]:
     """Return a notebook's settings: key → {tiny, scratch, full, help}.
 
-    ``optional`` ones may be null at every preset, others where the preset has null. ``min`` (or 1)
-    bounds whole numbers.
+    ``optional`` settings may be null at every preset, others only where the preset has null.
+    ``min`` (default 1) is the lower bound of whole numbers.
     """
     spec = yaml.safe_load((CONFIGS / f"{notebook}.yaml").read_text(encoding="utf-8"))
     if shared := spec.pop("include", None):
@@ -64,9 +64,9 @@ def read_spec(notebook: str) -> dict[str, dict]:
 
 
 def load_preset(notebook: str, preset: str, overrides: Mapping | None = None) -> Settings:
-    """Return a notebook's settings after overrides; without bf16, with those of ``PRECISION``.
+    """Return a notebook's settings after overrides; a GPU without bf16 gets ``PRECISION``'s.
 
-    Raises ``ValueError`` for an unknown preset or key, and for values that ``like`` refuses.
+    Raises ``ValueError`` for an unknown preset or key, and for values that ``coerce`` refuses.
     """
     spec = read_spec(notebook)
     if preset not in PRESETS:
@@ -84,19 +84,19 @@ def load_preset(notebook: str, preset: str, overrides: Mapping | None = None) ->
         examples = [entry[name] for name in (preset, *PRESETS) if entry[name] is not None]
         is_free = value is None and (entry[preset] is None or entry.get("optional"))
         if examples and not is_free:
-            value = like(key, value, examples[0], entry.get("min", 1))
+            value = coerce(key, value, examples[0], entry.get("min", 1))
         checked[key] = value
     return Settings(preset, spec, checked)
 
 
-def like(key: str, value, example, least: int = 1):
-    """Return ``value`` in the type of ``example``, lists item by item.
+def coerce(key: str, value, example, least: int = 1):
+    """Return ``value`` converted to the type of ``example``; lists are converted item by item.
 
-    Raises ``ValueError`` for another type, and numbers not finite or, if whole, below ``least``.
+    Raises ``ValueError`` for another type, NaN, Inf, and integers below ``least``.
     """
     kind = type(example)
     if kind is list and isinstance(value, list | tuple):
-        return [like(key, item, example[0], least) for item in value]
+        return [coerce(key, item, example[0], least) for item in value]
     if kind is bool and isinstance(value, bool):
         return value
     if kind is str and isinstance(value, str | int | float | Path):
@@ -113,7 +113,7 @@ def like(key: str, value, example, least: int = 1):
 
 
 def check_named(settings: Settings, **columns: str) -> None:
-    """Raise ``ValueError`` for a dataset (with these ``columns``) that is not named."""
+    """Raise ``ValueError`` for a dataset setting of None; ``columns``: setting → its columns."""
     for option, needed in columns.items():
         if getattr(settings, option) is None:
             raise ValueError(

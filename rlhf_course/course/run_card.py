@@ -1,4 +1,4 @@
-"""A run card: the run's time, its measurements, and whether its checks passed."""
+"""Write a run card: the run's time, its measurements, and whether its checks passed."""
 
 import importlib.metadata
 import importlib.util
@@ -28,9 +28,9 @@ class CheckFailed(AssertionError):
 
 
 class RunCard:
-    """Collect metrics and checks of a run in ``OUTPUT/run_cards/<notebook>.json``.
+    """Collect metrics and checks of a run for ``OUTPUT/run_cards/<notebook>.json``.
 
-    Seeds all random generators. A relative ``output_dir`` starts at ``ROOT``.
+    Creating a card seeds all random generators. A relative ``output_dir`` starts at ``ROOT``.
     """
 
     def __init__(
@@ -44,23 +44,26 @@ class RunCard:
         set_seed(seed)
 
     def metric(self, name: str, value: float) -> float:
-        """Record a number (null where it is not finite); the runner shows _before and _after."""
+        """Record a number (null for NaN or Inf), and return it.
+
+        The runner's report shows pairs of numbers named _before and _after.
+        """
         self.metrics[name] = float(value)
         return value
 
     def check(self, name: str, passed: bool, value: float, want: str) -> None:
-        """Record whether ``value`` is as expected; ``want`` says in words what that is."""
+        """Record a check's result, its ``value``, and ``want``, the expectation in words."""
         self.checks[name] = {"passed": bool(passed), "value": float(value), "want": want}
 
     def curve(self, name: str, table: pd.DataFrame) -> None:
-        """Record a table's columns, numbers to six digits; figures are drawn from them."""
+        """Record a table's columns for the figures, with numbers of six digits."""
         self.curves[name] = {
             column: [x if isinstance(x, str) else float(f"{x:.6g}") for x in table[column]]
             for column in table
         }
 
     def finish(self) -> pd.DataFrame:
-        """Write the card, and return its checks as a table; raise :class:`CheckFailed` for one."""
+        """Write the card and return its checks as a table; raise ``CheckFailed`` if one failed."""
         known = filter(importlib.util.find_spec, _PACKAGES)
         versions = {name: importlib.metadata.version(name) for name in known}
         card = {
@@ -87,7 +90,7 @@ class RunCard:
             raise CheckFailed(
                 f"{self.notebook} ran, but these checks did not pass: {'; '.join(failed)}"
             )
-        pd.set_option("display.max_colwidth", None)  # or the expected value would be cut
+        pd.set_option("display.max_colwidth", None)  # never cut the expected value
         rows = [(name, f"{c['value']:.4g}", c["want"], "passed") for name, c in self.checks.items()]
         return pd.DataFrame(rows, columns=["check", "value", "wanted", "result"])
 
@@ -103,12 +106,12 @@ def peak_rss() -> int:
 
 
 def quiet_libraries() -> None:
-    """Turn off progress bars, advice and telemetry of libraries, not this package's warnings."""
+    """Turn off libraries' progress bars, advice and telemetry; keep this package's warnings."""
     # trl's trainers would report their use to the hub.
     huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY = True
-    # datasets would report what is loaded, to a host beside HF_ENDPOINT.
+    # datasets would report loaded names to a host other than HF_ENDPOINT.
     datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False
-    # transformers would ask a host to convert models that are only .bin.
+    # transformers would ask a host to convert models that have only .bin files.
     os.environ["DISABLE_SAFETENSORS_CONVERSION"] = "1"
     datasets.disable_progress_bars()
     transformers.utils.logging.disable_progress_bar()

@@ -1,4 +1,4 @@
-"""Datasets: reviews and queries for PPO, pairs for a reward model, answers for SFT."""
+"""Prepare datasets: reviews and queries for PPO, pairs for a reward model, answers for SFT."""
 # ruff: noqa: F401 - imported from here
 
 from rlhf_course.data.answers import hold_out, load_answers, tokenize_answers
@@ -8,8 +8,10 @@ from rlhf_course.data.rows import collate, describe, endless
 from rlhf_course.data.transcripts import (
     ASSISTANT,
     HUMAN,
+    answer_ids,
     as_messages,
     as_prompt,
     encode,
     last_question,
+    prompt_ids,
 )

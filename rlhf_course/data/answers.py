@@ -1,4 +1,4 @@
-"""Questions with answers for SFT, and their tokens."""
+"""Load questions with answers for SFT, and tokenize them."""
 
 import random
 import re
@@ -8,7 +8,7 @@ from pathlib import Path
 from datasets import Dataset
 
 from rlhf_course.data.rows import check_columns, keep_short, keep_usable, load_split
-from rlhf_course.data.transcripts import as_prompt, end_token, refuse_eos
+from rlhf_course.data.transcripts import answer_ids, as_prompt, prompt_ids, refuse_eos
 
 HC3 = ("question", "human_answers", "chatgpt_answers")
 INSTRUCTIONS = ("instruction", "input", "output")
@@ -21,8 +21,8 @@ def load_answers(
     """Return columns prompt and answer, one answer per row, and the number dropped for each reason.
 
     The dataset has the columns of ``HC3`` (lists of answers; Guo et al. 2023, arXiv:2301.07597) or
-    ``INSTRUCTIONS``. A literal backslash-n becomes a line break. Raises as :func:`load_split`, and
-    ``ValueError`` for missing columns, values of another type, or no answer left.
+    ``INSTRUCTIONS``. A literal backslash-n becomes a line break. Raises what :func:`load_split`
+    raises, and ``ValueError`` for missing columns, values of another type, or no answer left.
     """
     where = f"split {split!r} of {source}"
     rows = load_split(source, split, data_files)
@@ -32,11 +32,13 @@ def load_answers(
     def parse(row: dict) -> Iterator[tuple[dict, str | None]]:
         first, second, third = (row[name] for name in schema)
         if is_hc3 and not isinstance(second, list | None) & isinstance(third, list | None):
-            raise ValueError("the answers are not lists, which CSV cannot hold.")
+            raise ValueError(
+                "answers must be lists; CSV cannot hold lists, so use JSON Lines or Parquet."
+            )
         questions = [first] if is_hc3 else [first, second]
         answers = [*(second or ()), *(third or ())] if is_hc3 else [third]
         if wrong := [x for x in (*questions, *answers) if not isinstance(x, str | None)]:
-            raise ValueError(f"{wrong[0]!r:.80} is not a text.")
+            raise ValueError(f"{wrong[0]!r:.80} is not a text. Convert or remove it.")
         question = _clean("\n".join(filter(None, questions)))
         for answer in map(_clean, answers):
             reason = REPEATED if (question, answer) in seen else None
@@ -52,14 +54,14 @@ def _clean(text: str | None) -> str:
 
 
 def hold_out(rows: Dataset, share: float, seed: int = 0) -> tuple[Dataset, Dataset]:
-    """Return rows to train on, and all rows of a random share of the prompts.
+    """Return (training rows, held-out rows): the held-out rows are those of random prompts.
 
     Raises ``ValueError`` if no prompt would remain for training.
     """
     prompts = list(dict.fromkeys(rows["prompt"]))  # no prompt may be on both sides
     count = max(1, round(share * len(prompts)))
     if count >= len(prompts):
-        raise ValueError(f"{len(prompts)} questions are too few to hold out {count} of them.")
+        raise ValueError(f"{len(prompts)} questions are too few to hold out {count}. Add some.")
     drawn = set(random.Random(seed).sample(prompts, count))
     sides = [], []
     for row, prompt in enumerate(rows["prompt"]):
@@ -68,16 +70,14 @@ def hold_out(rows: Dataset, share: float, seed: int = 0) -> tuple[Dataset, Datas
 
 
 def tokenize_answers(answers: Dataset, tokenizer, max_length: int) -> tuple[Dataset, int]:
-    """Return input_ids and completion_mask (1 on the answer and its EOS), as trl's SFTTrainer takes
-    them, and how many longer rows were dropped: cut, they would teach the model to stop mid-answer.
+    """Return the columns that trl's SFTTrainer expects, and how many longer rows were dropped.
 
-    Raises ``ValueError`` if no row remains, or a text contains EOS.
+    Columns: input_ids, and completion_mask (1 on the answer and its EOS). Truncated rows would
+    teach the model to stop mid-answer. Raises ``ValueError`` if no row remains or a text has EOS.
     """
     refuse_eos(tokenizer, answers["prompt"], answers["answer"])
-    texts = [f" {answer}" if answer else "" for answer in answers["answer"]]
-    prompts = tokenizer(answers["prompt"][:])["input_ids"]  # separately, as PPO samples them
-    answer_ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
-    both = [(p, [*ids, end_token(tokenizer)]) for p, ids in zip(prompts, answer_ids, strict=True)]
+    prompts = prompt_ids(tokenizer, answers["prompt"][:])  # separately, as PPO samples them
+    both = [*zip(prompts, answer_ids(tokenizer, answers["answer"]), strict=True)]
     columns = {
         "input_ids": [prompt + answer for prompt, answer in both],
         "completion_mask": [[0] * len(prompt) + [1] * len(answer) for prompt, answer in both],

@@ -1,16 +1,16 @@
-"""Lengths of queries and responses, drawn at random."""
+"""Draw random lengths of queries and responses."""
 
 import numpy as np
 
 
 class LengthSampler:
-    """Draws lengths from the integers min_value … max_value − 1, uniformly."""
+    """Draw a length uniformly from the integers min_value … max_value − 1 at each call."""
 
     def __init__(self, min_value: int, max_value: int) -> None:
         if not 1 <= min_value < max_value:
             raise ValueError(
-                f"LengthSampler({min_value}, {max_value}) has no lengths to draw: it needs 1 ≤ "
-                "min_value < max_value, and max_value is exclusive."
+                f"LengthSampler({min_value}, {max_value}) has no lengths to draw. Choose 1 ≤ "
+                "min_value < max_value; max_value is exclusive."
             )
         self.values = list(range(min_value, max_value))
 

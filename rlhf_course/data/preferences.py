@@ -1,4 +1,4 @@
-"""Preference pairs in the format of hh-rlhf, and as tokens for a reward model."""
+"""Load preference pairs in the format of hh-rlhf, and tokenize them for a reward model."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +17,7 @@ from rlhf_course.data.transcripts import (
 )
 
 SIDES = ("chosen", "rejected")
-# Why a pair is unusable, in the order of the checks; both sides are (before, mark, answer)
+# Reason a pair is unusable → test, in order; c and r are (before, mark, answer)
 FAULTS = {
     "no assistant turn": lambda c, r: not (c[1] and r[1]),
     "ends on the human": lambda c, r: HUMAN in c[2] or HUMAN in r[2],
@@ -35,9 +35,9 @@ def load_pairs(
 ) -> tuple[Dataset, dict[str, int]]:
     """Return columns prompt, chosen and rejected, and the number of pairs dropped for each reason.
 
-    In the dataset, chosen and rejected are transcripts as in hh-rlhf, or messages {role, content};
-    beside a column prompt they may be answers only. Other columns stay. ``split`` may be a slice
-    like ``train[:5000]``; ``data_dir`` is a subfolder. Raises as :func:`load_split`, and
+    The dataset's chosen and rejected are transcripts as in hh-rlhf, or messages {role, content};
+    with a prompt column they may be only answers. Other columns are kept. ``split`` may be a slice
+    like ``train[:5000]``; ``data_dir`` is a subfolder. Raises what :func:`load_split` raises, and
     ``ValueError`` for missing columns, values of another type, or no row left.
     """
     where = f"split {split!r} of {source}"
@@ -56,10 +56,11 @@ def load_pairs(
 
 
 def tokenize_pairs(pairs: Dataset, tokenizer, max_length: int) -> tuple[Dataset, int]:
-    """Return the pairs with chosen_ids, rejected_ids and length, as trl's RewardTrainer takes them,
-    and how many longer than ``max_length`` were dropped: cut, they could lose what was judged.
+    """Return the pairs with the columns of trl's RewardTrainer, and how many were dropped.
 
-    Raises ``ValueError`` if no pair remains, or a text contains EOS.
+    New columns: chosen_ids, rejected_ids and length. Pairs longer than ``max_length`` tokens are
+    dropped, because truncating them could remove the difference that was judged. Raises
+    ``ValueError`` if no pair remains or a text contains EOS.
     """
     columns = pairs.to_dict()
     for side in SIDES:

@@ -1,4 +1,4 @@
-"""Film reviews with their sentiment, and the queries that PPO takes from them."""
+"""Load film reviews with their sentiment, and cut PPO's queries from them."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +13,8 @@ INCOMPLETE = "\ufffd"  # the decoding of an incomplete character
 def load_reviews(source: str | Path, split: str) -> Dataset:
     """Return text and label (0 negative, 1 positive) of one split of a folder or hub dataset.
 
-    Raises as :func:`load_split`, and ``ValueError`` for a missing column, text or class, and a
-    ClassLabel other than neg, pos.
+    Raises what :func:`load_split` raises, and ``ValueError`` for a missing column, text or class,
+    or a ClassLabel whose names are not neg and pos.
     """
     where = f"split {split!r} of {source}"
     reviews = load_split(source, split)
@@ -28,7 +28,7 @@ def load_reviews(source: str | Path, split: str) -> Dataset:
     if labels != {0, 1} or [name.lower()[:3] for name in names] != ["neg", "pos"]:
         raise ValueError(
             f"The labels in {where} are {', '.join(sorted(map(str, labels))[:5])}; both 0"
-            f" (negative) and 1 (positive) are needed (the column is {feature!r:.40})."
+            f" (negative) and 1 (positive) are needed. Map the values of {feature!r:.40}."
         )
     return reviews.cast_column("label", Value("int64"))
 
@@ -36,9 +36,10 @@ def load_reviews(source: str | Path, split: str) -> Dataset:
 def build_queries(
     reviews: Dataset, tokenizer, lengths: Callable[[], int], min_characters: int = 200
 ) -> Dataset:
-    """Return the first tokens of every review longer than ``min_characters``: input_ids, query.
+    """Return input_ids and query: the first tokens of each review over ``min_characters``.
 
-    Each row draws its length from ``lengths``, and is shorter if the cut falls inside a character.
+    Each row draws its token count from ``lengths``, and gets fewer if the cut falls inside a
+    character. Raises ``ValueError`` if no review is long enough.
     """
     kept = [text for text in reviews["text"] if len(text) > min_characters]
     if not kept:
@@ -55,7 +56,7 @@ def build_queries(
 
 
 def _whole(tokenizer, ids: list[int], length: int) -> list[int]:
-    """Return the first tokens, at most ``length`` if possible, that end with a whole character."""
+    """Return at most ``length`` first tokens (if possible) that end with a whole character."""
     for size in (*range(length, 0, -1), *range(length + 1, len(ids))):
         text = tokenizer.decode(ids[:size], skip_special_tokens=True)
         if text and not text.endswith(INCOMPLETE):

@@ -1,4 +1,4 @@
-"""Rows from a folder or the hub, one split at a time: loading, filtering, batching."""
+"""Load one split from a folder or the hub; filter and batch its rows."""
 
 import filecmp
 import gzip
@@ -22,10 +22,10 @@ DAMAGE = (pyarrow.ArrowInvalid, EOFError, gzip.BadGzipFile, UnicodeDecodeError)
 
 
 def load_split(source: str | Path, split: str, data_file: str | None = None, **options) -> Dataset:
-    """Return one split, or a slice of it, of a folder or hub dataset, or of a file in it.
+    """Return one split, or a slice of it, of a folder or hub dataset, or of its ``data_file``.
 
     Raises ``OSError`` if there is no dataset, and ``ValueError`` for damaged files, a split in two
-    formats, and a missing or empty split.
+    files or with missing parts, and a missing or empty split.
     """
     check_source(source, "dataset")
     try:
@@ -37,15 +37,15 @@ def load_split(source: str | Path, split: str, data_file: str | None = None, **o
     except (DatasetGenerationError, *DAMAGE) as error:
         why = " ".join(str(error.__cause__ or error).split())
         raise ValueError(
-            f"A file of {source} cannot be read: {why:.200} Download it again; text must be UTF-8."
+            f"A file of {source} cannot be read: {why:.200} Get it again, and save text as UTF-8."
         ) from error
     except StopIteration:
-        raise ValueError(f"There is no row in split {split!r} of {source}.") from None
+        raise ValueError(f"Split {split!r} of {source} has no rows. Name another split.") from None
     except RuntimeError as error:
         if "scripts" not in str(error):
             raise
         raise ValueError(
-            f"{source} comes with a loading script, which is not run here: pass the names of files."
+            f"{source} comes with a loading script, which is not run here: name a data file."
         ) from None
 
 
@@ -58,20 +58,20 @@ def _named(source: str | Path, name: str) -> dict:
 
 
 def _check_names(folder: Path) -> None:
-    """Raise ``ValueError`` for a split with two copies or a missing part; warn of equal files."""
+    """Raise ``ValueError`` for two files of one split or missing parts; warn about equal files."""
     files = sorted([*folder.glob("[!.]*"), *folder.glob("[!.]*/[!.]*")])
     data = [path for path in files if path.name.removesuffix(".gz").endswith(FORMATS)]
     names = [re.search(r"^(.*)-\d+-of-(\d+)\.", str(path)) for path in data]
     for (stem, parts), there in Counter(name.groups() for name in names if name).items():
         if there != int(parts):
-            raise ValueError(f"{stem} has {there} of {int(parts)} parts.")
+            raise ValueError(f"{stem} has {there} of {int(parts)} parts. Get the others.")
     for one, other in combinations(data, 2):
         if one.parent != other.parent:
             continue
         if re.match(rf"{re.escape(one.name.partition('.')[0])}(\.|_|-(?!\d))", other.name):
-            raise ValueError(f"{one} and {other.name} are one split. Move one away.")
+            raise ValueError(f"{one} and {other.name} are one split. Move one file away.")
         if filecmp.cmp(one, other, shallow=False):
-            what = f"{one} and {other.name} are identical: rows count twice, or are held out too."
+            what = f"{one} and {other.name} are identical: rows would repeat. Remove one file."
             warnings.warn(what, stacklevel=2)
 
 
@@ -80,16 +80,17 @@ def check_columns(rows: Dataset, needed: Sequence[str], where: str) -> None:
     if missing := sorted({*needed} - {*rows.column_names}):
         raise ValueError(
             f"No column {' or '.join(missing)} in {where}; it has {', '.join(rows.column_names)}."
-            " Rename it."
+            " Rename a column."
         )
 
 
 def keep_usable(
     rows: Dataset, parse: Callable, reasons: Iterable[str], where: str
 ) -> tuple[Dataset, dict[str, int]]:
-    """Return the parsed rows, and how many ``parse`` dropped for each reason (None keeps a row).
+    """Return the rows that ``parse`` keeps, and how many it drops for each reason.
 
-    Raises ``ValueError`` if ``parse`` does, or if no row remains.
+    ``parse(row)`` yields pairs (new row, reason); a reason of None keeps the row. Raises
+    ``ValueError`` if ``parse`` does, or if no row remains.
     """
     kept, report = [], dict.fromkeys(reasons, 0)
     for index, row in enumerate(rows):
@@ -104,33 +105,34 @@ def keep_usable(
     if not kept:
         raise ValueError(
             f"No usable row remains of the {len(rows)} rows in {where}: {describe(report)}."
+            " Fix these rows."
         )
     return Dataset.from_list(kept), report
 
 
 def describe(report: dict[str, int]) -> str:
-    """Return a report of dropped rows as a phrase."""
+    """Return the counts of dropped rows as a phrase: "2 empty answer, 1 repeated row"."""
     counts = [f"{count} {reason}" for reason, count in report.items() if count]
     return ", ".join(counts) or "nothing was dropped"
 
 
 def keep_short(rows: Dataset, lengths: Sequence[int], max_length: int) -> tuple[Dataset, int]:
-    """Return the rows of at most ``max_length`` tokens, and how many are longer."""
+    """Return the rows of at most ``max_length`` tokens, and how many longer rows were dropped."""
     kept = [row for row, length in enumerate(lengths) if length <= max_length]
     if not kept:
         raise ValueError(
             f"All {len(rows)} rows are longer than max_length={max_length} tokens; the shortest has"
-            f" {min(lengths)}. Raise max_length."
+            f" {min(lengths)}. Increase max_length."
         )
     return rows.select(kept), len(rows) - len(kept)
 
 
 def collate(rows: list[dict]) -> dict[str, list]:
-    """Return rows as one dictionary of lists, so that queries may differ in length."""
+    """Return rows as one dictionary of lists, because queries may differ in length."""
     return {key: [row[key] for row in rows] for key in rows[0]}
 
 
 def endless(loader: Iterable) -> Iterator:
-    """Yield a loader's batches, epoch after epoch, each in a new order."""
+    """Yield a loader's batches indefinitely; a shuffling loader reorders each epoch."""
     while True:
         yield from loader

@@ -1,4 +1,4 @@
-"""Dialogues as one text, as in hh-rlhf (Bai et al. 2022, arXiv:2204.05862)."""
+"""Write dialogues as one text, as in hh-rlhf (Bai et al. 2022, arXiv:2204.05862)."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -9,13 +9,13 @@ MARKS = {"system": "\n\n", "user": f"{HUMAN} ", "assistant": f"{ASSISTANT} "}
 
 
 def as_prompt(question: str) -> str:
-    """Return a question as a dialogue that ends before its answer; leave a transcript unchanged."""
+    """Return a question, or a transcript, as a prompt that ends with "Assistant:"."""
     question = question.rstrip().removesuffix(ASSISTANT)
     return (question if HUMAN in question else f"{HUMAN} {question.lstrip()}") + ASSISTANT
 
 
 def last_question(prompt: str) -> str:
-    """Return the last human turn of a prompt, without its label."""
+    """Return the last human turn of a prompt, without "Human:"."""
     return prompt.rpartition(HUMAN)[2].partition(ASSISTANT)[0].strip()
 
 
@@ -30,24 +30,23 @@ def as_text(turns: str | list[dict] | None) -> str:
         return "".join(MARKS[turn["role"]] + turn["content"].strip() for turn in turns)
     except (AttributeError, KeyError, TypeError):
         raise ValueError(
-            f"{turns!r:.80} is neither a text nor messages of {', '.join(MARKS)}."
+            f"{turns!r:.80} is neither a text nor messages of {', '.join(MARKS)}; convert it."
         ) from None
 
 
 def as_messages(text: str) -> list[dict]:
-    """Return a transcript as messages {role, content}, as chat templates take them."""
+    """Return a transcript as the messages {role, content} that chat templates expect."""
     system, *turns = re.split(f"{HUMAN}|({ASSISTANT})", text)
     roles = ["assistant" if mark else "user" for mark in turns[::2]]
     messages = [
         {"role": role, "content": said.strip()}
         for role, said in zip(roles, turns[1::2], strict=True)
     ]
-    first = [{"role": "system", "content": system.strip()}] if system.strip() else []
-    return first + messages
+    return ([{"role": "system", "content": system.strip()}] if system.strip() else []) + messages
 
 
 def split_answer(turns: str | list[dict] | None, prompt: str | None) -> tuple[str, str, str]:
-    """Return what precedes the last "Assistant:", that mark (empty if missing), and what follows.
+    """Return (text before the last "Assistant:", that mark or "", answer after it).
 
     ``turns`` are a whole transcript, or the answer to a ``prompt``.
     """
@@ -62,24 +61,56 @@ def split_answer(turns: str | list[dict] | None, prompt: str | None) -> tuple[st
     return before, mark, answer.strip()
 
 
+def prompt_ids(tokenizer, prompts: Sequence[str]) -> list[list[int]]:
+    """Return the token ids of prompts; of dialogues in the tokenizer's chat template, if any."""
+    if not (tokenizer.chat_template and all(text.endswith(ASSISTANT) for text in prompts)):
+        return tokenizer(prompts)["input_ids"]
+    return tokenizer.apply_chat_template(
+        [as_messages(prompt)[:-1] for prompt in prompts],
+        add_generation_prompt=True,
+        enable_thinking=False,  # Qwen3
+        return_dict=False,
+    )
+
+
+def answer_ids(tokenizer, answers: Sequence[str]) -> list[list[int]]:
+    """Return the token ids of answers and EOS, as they follow on :func:`prompt_ids`."""
+    gap = "" if tokenizer.chat_template else " "
+    texts = [f"{gap}{answer}" if answer else "" for answer in answers]
+    ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    return [[*row, end_token(tokenizer)] for row in ids]
+
+
 def encode(tokenizer, prompts: Sequence[str], answers: Sequence[str]) -> list[list[int]]:
-    """Return the token ids of prompt, answer and EOS, as a reward model reads them."""
+    """Return each row's token ids, as a reward model reads them: prompt, answer, EOS."""
+    if tokenizer.chat_template:
+        both = (prompt_ids(tokenizer, prompts), answer_ids(tokenizer, answers))
+        return [prompt + answer for prompt, answer in zip(*both, strict=True)]
     texts = [f"{prompt} {answer}" for prompt, answer in zip(prompts, answers, strict=True)]
     return [[*ids, end_token(tokenizer)] for ids in tokenizer(texts)["input_ids"]]
 
 
 def end_token(tokenizer) -> int:
-    """Return the token that ends a dialogue; raise ``ValueError`` if the tokenizer has none."""
+    """Return the id of EOS; raise ``ValueError`` if the tokenizer has none."""
     if tokenizer.eos_token_id is None:
-        raise ValueError("The tokenizer has no EOS token: set tokenizer.eos_token.")
+        raise ValueError("The tokenizer has no EOS token; set tokenizer.eos_token.")
     return tokenizer.eos_token_id
 
 
 def refuse_eos(tokenizer, *columns: Iterable[str]) -> None:
-    """Raise ``ValueError`` for a text that spells EOS: it would end the dialogue."""
-    end_token(tokenizer)
+    """Raise ``ValueError`` for a text with EOS, which would end the dialogue early.
+
+    The error also covers a chat template that never writes EOS.
+    """
+    end, talk = end_token(tokenizer), [f"{HUMAN} ?{ASSISTANT} !{HUMAN} ?{ASSISTANT}"]
+    if tokenizer.chat_template and end not in prompt_ids(tokenizer, talk)[0]:
+        raise ValueError(
+            f"The chat template does not end turns with EOS, {tokenizer.eos_token}: correct"
+            " eos_token in tokenizer_config.json."
+        )
     for text in chain(*columns):
         if tokenizer.eos_token in text:
             raise ValueError(
                 f"A text contains {tokenizer.eos_token}, which ends a dialogue: {text!r:.60}."
+                " Remove this token."
             )

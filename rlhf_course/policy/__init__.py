@@ -1,1 +1,1 @@
-"""The policy: a value head, adapters, the reference, and how all of it is loaded and saved."""
+"""The policy: a value head, adapters, the reference, loading and saving."""

@@ -1,4 +1,4 @@
-"""Frozen models of PPO: the reference, as a copy or an adapter, and a reward model on its base.
+"""PPO's frozen models: the reference (a copy or an adapter), a reward model on the same base.
 
 LoRA is Hu et al. 2021, arXiv:2106.09685. All adapters share one base; one adapter is active.
 """
@@ -26,8 +26,8 @@ def create_reference_model(
 ) -> AutoModelForCausalLMWithValueHead:
     """Return a frozen copy of the policy, in eval mode.
 
-    With ``num_shared_layers`` the copy shares the embeddings and that many first layers with the
-    policy, where they are frozen also.
+    With ``num_shared_layers``, the copy and the policy share the embeddings and that many first
+    layers, frozen in both.
     """
     shared = nn.ModuleList()
     if num_shared_layers:
@@ -42,9 +42,9 @@ def create_reference_model(
 
 
 def add_reference_adapter(policy: AutoModelForCausalLMWithValueHead) -> None:
-    """Keep a frozen copy of the active adapter as ``ref``, replacing that of an earlier trainer.
+    """Add a frozen copy of the active adapter as ``ref``, replacing that of an earlier trainer.
 
-    Raises ``ValueError`` if the base trains too: the reference would move with it.
+    Raises ``ValueError`` if base weights also train: the reference would change with them.
     """
     model, source = policy.pretrained_model, policy.pretrained_model.active_adapter
     trained = [name for name, p in model.named_parameters() if p.requires_grad]
@@ -61,14 +61,14 @@ def add_reference_adapter(policy: AutoModelForCausalLMWithValueHead) -> None:
 
 @contextmanager
 def use_adapter(model: nn.Module, name: str) -> Iterator[nn.Module]:
-    """Activate a frozen adapter; at the end, activate the earlier one again, trainable."""
+    """Activate a frozen adapter in the body; then reactivate the previous one, trainable."""
     network = model.pretrained_model
-    found = network.active_adapter
+    previous = network.active_adapter
     network.set_adapter(name, inference_mode=True)
     try:
         yield model
     finally:
-        network.set_adapter(found)
+        network.set_adapter(previous)
 
 
 def quantization(kind: str) -> BitsAndBytesConfig:
@@ -80,7 +80,7 @@ def quantization(kind: str) -> BitsAndBytesConfig:
     if kind not in ("8bit", "4bit"):
         raise ValueError(f"quantization {kind!r} is unknown; choose 8bit or 4bit.")
     if kind == "4bit" and not torch.cuda.is_available():
-        raise ValueError("A base in 4bit needs a GPU: bitsandbytes has no gradient on a CPU.")
+        raise ValueError("4bit needs a GPU: bitsandbytes has no gradient on a CPU. Use a GPU.")
     options = {f"load_in_{kind}": True, "bnb_4bit_quant_type": "nf4"}
     return BitsAndBytesConfig(**options, bnb_4bit_compute_dtype=torch.bfloat16)
 
@@ -100,7 +100,7 @@ class RewardAdapter(nn.Module):
         config, weights = read_adapter(folder)
         head = [weights.pop(key) for key in [*weights] if key.endswith("score.weight")]
         if [len(weight) for weight in head] != [1]:
-            raise ValueError(f"The adapter in {folder} holds no score head with one output.")
+            raise ValueError(f"{folder} holds no score head with one output; set num_labels=1.")
         config.task_type, config.modules_to_save, config.inference_mode = "CAUSAL_LM", None, True
         check_base(Path(folder), policy)
         _add_frozen(self.pretrained_model, REWARD, config, weights, folder)
@@ -131,7 +131,7 @@ class RewardAdapter(nn.Module):
 def _add_frozen(
     model: PeftModel, name: str, config: PeftConfig, weights: dict[str, Tensor], source
 ) -> None:
-    """Add an adapter with the weights of ``source``; the active adapter stays the trained one."""
+    """Add a frozen adapter with weights read from ``source``; do not activate it."""
     model.add_adapter(name, config)
     set_adapter_weights(model, name, weights, source)
     model.set_requires_grad(name, requires_grad=False)

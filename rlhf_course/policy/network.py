@@ -16,7 +16,7 @@ from rlhf_course.policy.saving import Saved
 
 
 class FullPrecisionLinear(nn.Linear):
-    """A product in float32 or higher: at GPT-2's logits, about −100, bfloat16 has steps of ½."""
+    """A linear layer in float32 or higher: near GPT-2's logits, about −100, bfloat16 steps by ½."""
 
     def forward(self, hidden: Tensor) -> Tensor:
         with torch.autocast(hidden.device.type, enabled=False):
@@ -51,7 +51,7 @@ class ValueHead(nn.Sequential):
 class AutoModelForCausalLMWithValueHead(Saved, nn.Module):
     """A causal language model with a value head, ``v_head``, on its last hidden state.
 
-    It changes the model that is passed in: the vocabulary projection ignores autocast, and GPT-2's
+    Wrapping changes the given model: the vocabulary projection ignores autocast, and GPT-2's
     activation becomes torch's single kernel for the same function.
     """
 
@@ -77,7 +77,7 @@ class AutoModelForCausalLMWithValueHead(Saved, nn.Module):
 
     @property
     def vocab_size(self) -> int:
-        """Return how many tokens have embeddings."""
+        """Return the number of token embeddings."""
         return self.pretrained_model.get_input_embeddings().weight.shape[0]
 
     def forward(
@@ -103,14 +103,14 @@ class AutoModelForCausalLMWithValueHead(Saved, nn.Module):
             output = self.pretrained_model(input_ids, attention_mask=attention_mask, **kwargs)
         if not project and not torch.allclose(output.logits, head(hidden[:1]), 0, 0, True):
             raise ValueError(
-                "This model changes its logits after the projection: no logprob_chunk_size for it."
+                "This model changes its logits after the projection; set logprob_chunk_size=None."
             )
         values = self.v_head(hidden).squeeze(-1)
         return output.logits.float() if project else hidden, output.loss, values
 
 
-def takes(policy: AutoModelForCausalLMWithValueHead, argument: str) -> bool:
-    """Return whether the forward pass of a policy's network has this argument."""
+def accepts_argument(policy: AutoModelForCausalLMWithValueHead, argument: str) -> bool:
+    """Return whether the forward pass of a policy's network accepts this argument."""
     network = policy.pretrained_model
     network = network.get_base_model() if isinstance(network, PeftModel) else network
     return argument in inspect.signature(network.forward).parameters

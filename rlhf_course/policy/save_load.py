@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from rlhf_course.runtime.hub import check_source, download, hub_errors
 
 VALUE_HEAD_FILE, ADAPTER_CONFIG = "v_head.safetensors", "adapter_config.json"
-# Files that would load instead of a model that is saved later; a backup would not.
+# Stale files that transformers would load instead of the new model; other names are kept.
 MODEL_FILES = (
     "model.safetensors",
     "model.safetensors.index.json",
@@ -32,11 +32,11 @@ def load_model(
     is_trainable=False,
     **kwargs,
 ):
-    """Return a model of the class that ``auto`` finds, from a folder or hub id.
+    """Return a model of the class that ``auto`` chooses, from a folder or hub id.
 
     An adapter is loaded onto its base; ``adapter_name`` and ``is_trainable`` are for adapters.
     With ``new_head`` a missing head is initialized at random. Raises ``ValueError`` for tensors
-    that do not fit, damaged files, and an adapter of another base; ``OSError`` without a model.
+    that do not fit, damaged files, or an adapter of another base; ``OSError`` for a missing model.
     """
     folder = local_folder(source, **kwargs)
     if not (folder / ADAPTER_CONFIG).exists():
@@ -45,7 +45,7 @@ def load_model(
     config.task_type = "CAUSAL_LM" if auto is AutoModelForCausalLM else "SEQ_CLS"
     config.inference_mode = not is_trainable
     kwargs["revision"], base = config.revision, config.base_model_name_or_path
-    own = {key.removeprefix("base_model.model.") for key in weights}  # a score head's
+    own = {key.removeprefix("base_model.model.") for key in weights}  # such as a score head
     network = _load_base(auto, base, f"{source} on {base}", new_head, own, **kwargs)
     check_base(folder, network)
     model = get_peft_model(network, config, adapter_name)
@@ -56,9 +56,9 @@ def load_model(
 def _load_base(
     auto: type, source, label: str, new_head: bool, own: Collection[str] = (), **kwargs
 ) -> PreTrainedModel:
-    """Return a model without adapters; errors call it ``label``.
+    """Return a model without adapters; error messages name it ``label``.
 
-    An adapter's ``own`` tensors may be missing, and so may a ``new_head``.
+    An adapter's ``own`` tensors may be missing; with ``new_head``, so may the head.
     """
     kwargs |= {"trust_remote_code": False, "ignore_mismatched_sizes": True}
     with hub_errors(source):
@@ -76,21 +76,21 @@ def _load_base(
         if (number := re.search(r"\.(\d+)\..*weight$", key)) and int(number[1]) >= layers:
             faults[key] = f"config.json has {layers} layers, and there is a {key}"
     if found := sorted(key for key in faults if key.startswith(needed)):
-        text = f"{label} is incomplete, or no {kind} of this size: {faults[found[0]]}."
+        text = f"{label} is incomplete, or not a {kind} of this size: {faults[found[0]]}."
         if kind.endswith("Classification"):
-            text += " For a new head take new_head=True; for one of several labels SentimentReward."
+            text += " To train a new head, use new_head=True; to score a label, SentimentReward."
         raise ValueError(text)
     with hub_errors(source):
         return auto.from_pretrained(str(source), **kwargs)
 
 
 def local_folder(source: str | Path, **kwargs) -> Path:
-    """Return the folder of a model or adapter, downloaded with those kwargs that the hub has."""
+    """Return the folder of a model or adapter; a download gets the kwargs in HUB_OPTIONS."""
     return download(source, **{key: kwargs[key] for key in HUB_OPTIONS if key in kwargs})
 
 
 def read_adapter(folder: str | Path) -> tuple[PeftConfig, dict[str, Tensor]]:
-    """Return config and weights of a saved adapter."""
+    """Return the config and the weights, on the CPU, of a saved adapter."""
     with hub_errors(folder):
         return PeftConfig.from_pretrained(str(folder)), load_peft_weights(str(folder), device="cpu")
 
@@ -104,16 +104,18 @@ def set_adapter_weights(
     """
     wanted = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
     if missing := sorted(wanted.keys() - weights.keys()):
-        raise ValueError(f"The adapter in {source} is incomplete: it holds no {missing[0]}.")
+        raise ValueError(f"The adapter in {source} holds no {missing[0]}. Copy it again.")
     if unknown := set_peft_model_state_dict(model, weights, adapter_name=name).unexpected_keys:
-        raise ValueError(f"The adapter in {source} does not fit this model: {unknown[0]}.")
+        raise ValueError(
+            f"The adapter in {source} does not fit this model: {unknown[0]}. Load its own base."
+        )
 
 
 @torch.no_grad()
 def base_fingerprint(model: nn.Module) -> str:
-    """Return a hash of a few numbers of each base weight, "" if they depend on how it is loaded.
+    """Return a hash of numbers from each base weight; "" unless all are float32 or bfloat16.
 
-    Rounded to bfloat16, they are the same in float32 and bfloat16, not in float16 or 8 bits.
+    Rounded to bfloat16, the numbers of a base are the same in both types.
     """
     model = getattr(model, "pretrained_model", model)
     adapters = {*getattr(model, "peft_config", {})}
@@ -127,12 +129,12 @@ def base_fingerprint(model: nn.Module) -> str:
 
 
 def write_base(folder: Path, model: nn.Module) -> None:
-    """Record which base a policy's adapter was trained on."""
+    """Write the fingerprint of the base, on which an adapter was trained, into ``folder``."""
     (folder / BASE_FILE).write_text(base_fingerprint(model), encoding="utf-8")
 
 
 def check_base(folder: Path, model: nn.Module) -> None:
-    """Raise ``ValueError`` if the record in ``folder`` names another base."""
+    """Raise ``ValueError`` if the fingerprint in ``folder`` is of another base."""
     file, found = folder / BASE_FILE, base_fingerprint(model)
     saved = file.read_text(encoding="utf-8").strip() if file.exists() else ""
     if saved and found and saved != found:
@@ -143,13 +145,13 @@ def check_base(folder: Path, model: nn.Module) -> None:
 
 
 def load_tokenizer(source: str | Path, **kwargs):
-    """Return a tokenizer; raise ``ValueError`` if there is none, and as :func:`load_model` does."""
+    """Return a tokenizer; raise ``ValueError`` if there is none, and ``load_model``'s errors."""
     check_source(source)
     with hub_errors(source):
         tokenizer = AutoTokenizer.from_pretrained(str(source), trust_remote_code=False, **kwargs)
     # transformers makes an empty tokenizer for a folder with only a model
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
-        raise ValueError(f"{source} holds no tokenizer; tokenizer.save_pretrained(folder) does.")
+        raise ValueError(f"{source} holds no tokenizer; call tokenizer.save_pretrained(folder).")
     return tokenizer
 
 
@@ -159,6 +161,6 @@ def check_vocabulary(tokenizer, model: nn.Module) -> None:
     known = getattr(model, "pretrained_model", model).get_input_embeddings().weight.shape[0]
     if tokens > known:
         raise ValueError(
-            f"The tokenizer has {tokens} tokens, the model {known}. Use the model's own"
+            f"The tokenizer has {tokens} tokens, the model has {known}. Use the model's own"
             " tokenizer, or call resize_token_embeddings(len(tokenizer)) before training."
         )

@@ -1,4 +1,4 @@
-"""A policy in a folder or on the hub: weights or adapter, config, value head, tokenizer."""
+"""Save and load a policy: weights or adapter, config, value head, tokenizer."""
 
 import os
 from functools import cache
@@ -40,7 +40,7 @@ class Saved:
         """Load from a folder, a hub id, or a model in memory; ``peft_config`` adds an adapter.
 
         Weights are float32 unless ``dtype`` (or ``torch_dtype``) says otherwise: PPO trains them
-        directly. A saved value head is loaded; otherwise a line says that a new one is made, from
+        directly. A saved value head is loaded; otherwise a line reports a new one, made from
         ``summary_dropout_prob``, ``v_head_init_strategy`` and ``v_head_initializer_range``. Other
         arguments go to transformers.
         """
@@ -80,9 +80,9 @@ class Saved:
 
         A failure leaves the folder as it was. With ``push_to_hub`` all files go to the
         repository ``repo_id`` (default: the folder's name), in one commit; ``commit_message``,
-        ``revision`` and ``create_pr`` are huggingface_hub's. Raises ``FloatingPointError`` for
+        ``revision`` and ``create_pr`` go to huggingface_hub. Raises ``FloatingPointError`` for
         weights of NaN or Inf, and ``ValueError`` for an adapter if the folder holds a model, or
-        the reverse: the adapter would always load.
+        the reverse, because the adapter would always load.
         """
         target = check_folder(save_directory)
         check_weights(self.state_dict())
@@ -90,7 +90,7 @@ class Saved:
         if self.is_peft_model:
             stale, other = ("adapter_model.safetensors", "adapter_model.bin"), "config.json"
         if (target / other).exists():
-            raise ValueError(f"{target} holds another kind of model ({other}); choose another.")
+            raise ValueError(f"{target} holds another kind of model ({other}); name another.")
         with atomic_folder(target, stale) as folder:
             _write(self, folder)
             if hasattr(tokenizer, "save_pretrained"):
@@ -105,7 +105,7 @@ class Saved:
 def _write(policy, folder: Path) -> None:
     save_file(policy.v_head.state_dict(prefix=PREFIX), folder / save_load.VALUE_HEAD_FILE)
     model = policy.pretrained_model
-    if policy.is_peft_model:  # peft's own would put an adapter with a name into a subfolder
+    if policy.is_peft_model:  # peft's method would put a named adapter into a subfolder
         name = model.active_adapter
         save_file(get_peft_model_state_dict(model, adapter_name=name), folder / ADAPTER_WEIGHTS)
         model.peft_config[name].save_pretrained(folder)
@@ -115,7 +115,7 @@ def _write(policy, folder: Path) -> None:
 
 
 def check_weights(weights: dict) -> None:
-    """Raise ``FloatingPointError``, naming one, unless all weights are finite."""
+    """Raise ``FloatingPointError``, with a weight's name, unless all weights are finite."""
     if bad := next((name for name, weight in weights.items() if not weight.isfinite().all()), None):
         raise FloatingPointError(
             f"The weight {bad} has NaN or Inf; nothing was saved. Go back to the last checkpoint."

@@ -14,27 +14,27 @@ from torch import Tensor
 Total = Callable[[Tensor], Tensor]
 
 
-def alone(x: Tensor) -> Tensor:
-    """Return the total over this process, the only one."""
+def local(x: Tensor) -> Tensor:
+    """Return x unchanged: the total of a run with one process."""
     return x
 
 
-def masked_mean(x: Tensor, mask: Tensor, total: Total = alone) -> Tensor:
+def masked_mean(x: Tensor, mask: Tensor, total: Total = local) -> Tensor:
     """Return the mean of x (B, R) over the tokens of mask."""
     return total((x * mask).sum()) / total(mask.sum())
 
 
-def masked_var(x: Tensor, mask: Tensor, total: Total = alone) -> Tensor:
+def masked_var(x: Tensor, mask: Tensor, total: Total = local) -> Tensor:
     """Return the unbiased variance of x (B, R) over the tokens of mask (0 for one token)."""
     n = total(mask.sum())
     squares = (x - masked_mean(x, mask, total)) ** 2
     return masked_mean(squares, mask, total) * n / (n - 1).clamp(min=1)
 
 
-def masked_whiten(x: Tensor, mask: Tensor, shift_mean: bool = True, total: Total = alone) -> Tensor:
-    """Scale x (B, R) to variance 1, and mean 0 with shift_mean, over the mask; 0 elsewhere.
+def masked_whiten(x: Tensor, mask: Tensor, shift_mean: bool = True, total: Total = local) -> Tensor:
+    """Return x (B, R) with variance 1 (and mean 0 if shift_mean) over the mask; 0 elsewhere.
 
-    Raises ``ValueError`` for fewer than two tokens, which have no variance.
+    Raises ``ValueError`` for fewer than two tokens, whose variance is undefined.
     """
     if total(mask.sum()) < 2:
         raise ValueError(
@@ -67,9 +67,9 @@ def kl_per_token(logprobs: Tensor, ref_logprobs: Tensor, kind: str = "kl") -> Te
 def compute_rewards(
     scores: Tensor, kl: Tensor, mask: Tensor, kl_coef: float
 ) -> tuple[Tensor, Tensor]:
-    """Return the rewards per token and their KL part, both (B, R), of scores (B,) and kl (B, R).
+    """Return per-token rewards and their KL part, (B, R) each, from scores (B,) and kl (B, R).
 
-    Each token gets −kl_coef·kl, and the last one also gets the score (Ziegler et al. 2019, eq. 2).
+    Each mask token gets −kl_coef·kl; the last also gets the score (Ziegler et al. 2019, eq. 2).
     """
     non_score = -kl_coef * kl * mask
     rewards = non_score.clone()
@@ -102,7 +102,7 @@ def gae(
 def policy_loss(
     logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, cliprange: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the clipped policy loss per token, the ratio, and where it is clipped; all (B, R).
+    """Return, per token (B, R): the clipped policy loss, the ratio, and where it is clipped.
 
     max(−A·ratio, −A·clip(ratio, 1 ± cliprange)), ratio = exp(lp − old lp) (Schulman et al. 2017,
     eq. 7).
@@ -118,8 +118,8 @@ def value_loss(
 ) -> tuple[Tensor, Tensor]:
     """Return the clipped value loss per token and where clipping is active; both (B, R).
 
-    ½·max((v − R)², (v_clip − R)²) with v_clip = clip(v, V_old ± cliprange): within a step, a value
-    gains nothing by moving further than that from the old one.
+    ½·max((v − R)², (v_clip − R)²) with v_clip = clip(v, V_old ± cliprange): moving a value further
+    than cliprange from the value before the step gains nothing.
     """
     low, high = old_values - cliprange, old_values + cliprange
     clipped_values = torch.maximum(torch.minimum(values, high), low)
@@ -128,7 +128,7 @@ def value_loss(
 
 
 class AdaptiveKLController:
-    """Move the KL coefficient until the KL is ``target`` nats (Ziegler et al. 2019, § 2.2)."""
+    """Adapt the KL coefficient to bring the KL to ``target`` nats (Ziegler et al. 2019, § 2.2)."""
 
     def __init__(self, init_kl_coef: float, target: float, horizon: float) -> None:
         self.value, self.target, self.horizon = init_kl_coef, target, horizon
@@ -146,4 +146,4 @@ class FixedKLController:
         self.value = kl_coef
 
     def update(self, current: float, n_steps: int) -> None:
-        """Do nothing."""
+        """Leave the coefficient unchanged."""

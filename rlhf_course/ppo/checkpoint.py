@@ -1,4 +1,4 @@
-"""Stop and resume: a resumed PPO run has the numbers of an uninterrupted one."""
+"""Stop and resume: a resumed PPO run gives the numbers of an uninterrupted run."""
 
 import random
 from contextlib import suppress
@@ -16,13 +16,13 @@ STATE_FILE = "trainer_state.pt"
 
 
 def save_checkpoint(trainer, output_dir: str | Path, keep: int = 1) -> Path:
-    """Write ``checkpoint-STEP`` under output_dir, and return its folder.
+    """Write the folder ``checkpoint-STEP`` under output_dir, on the first process; return its path.
 
-    It holds trainable weights and the state of everything else that a step changes, with every
-    process's random generators; the first process writes. Of the checkpoints that this trainer
-    wrote or was resumed from in output_dir, ``keep`` (at least 1) stay; other files stay.
-    Raises ``FloatingPointError`` for weights of NaN or Inf, ``RuntimeError`` after half a step, and
-    ``FileExistsError`` where the folder holds anything else.
+    It holds the trainable weights, each process's random state, and all else that a step changes.
+    Remove this trainer's oldest checkpoints in output_dir (written or resumed from) until ``keep``
+    (at least 1) remain; never remove other files. Raises ``FloatingPointError`` for weights of NaN
+    or Inf, ``RuntimeError`` after an interrupted step, and ``FileExistsError`` if the folder holds
+    files that this trainer did not write.
     """
     trainer.check_whole()
     target = check_folder(output_dir) / f"checkpoint-{trainer.current_step}"
@@ -30,7 +30,7 @@ def save_checkpoint(trainer, output_dir: str | Path, keep: int = 1) -> Path:
     if not trainer.accelerator.is_main_process:
         return target
     if target not in trainer.checkpoints and any(target.glob("*")):
-        raise FileExistsError(f"{target} holds files of another origin. Choose another folder.")
+        raise FileExistsError(f"{target} holds files of another run. Choose another folder.")
     weights = _trainable(trainer)
     check_weights(weights)
     state = {
@@ -45,7 +45,7 @@ def save_checkpoint(trainer, output_dir: str | Path, keep: int = 1) -> Path:
     }
     with atomic_folder(target) as folder:
         torch.save(state, folder / STATE_FILE)
-    pattern = str(target.with_name("checkpoint-*"))  # a fork's origin stays
+    pattern = str(target.with_name("checkpoint-*"))  # never remove those elsewhere
     found = [path for path in trainer.checkpoints if path != target and path.match(pattern)]
     trainer.checkpoints = [*found, target]
     while len(trainer.checkpoints) > max(keep, 1):
@@ -55,30 +55,32 @@ def save_checkpoint(trainer, output_dir: str | Path, keep: int = 1) -> Path:
 
 def _remove(folder: Path) -> None:
     (folder / STATE_FILE).unlink(missing_ok=True)
-    with suppress(OSError):  # it holds foreign files
+    with suppress(OSError):  # other files remain in it
         folder.rmdir()
 
 
 def load_checkpoint(trainer, folder: str | Path) -> None:
-    """Put a new trainer into the state that :func:`save_checkpoint` saved.
+    """Restore in a new trainer the state that :func:`save_checkpoint` wrote.
 
-    The trainer keeps its own fixed KL coefficient, and without a schedule its own learning rate.
-    Raises ``FileNotFoundError`` for a folder that is no checkpoint, and ``ValueError`` for one of
-    another policy, reference, number of processes, optimizer or schedule.
+    The trainer keeps its own fixed KL coefficient and, without a schedule, its own learning rate.
+    Raises ``FileNotFoundError`` without a checkpoint, and ``ValueError`` for one of another
+    policy, reference, number of processes, optimizer or schedule.
     """
     folder = Path(folder).expanduser()
     state = torch.load(folder / STATE_FILE, weights_only=True, map_location="cpu")
     parameters, saved = _trainable(trainer), state["weights"]
     if {n: p.shape for n, p in parameters.items()} != {n: w.shape for n, w in saved.items()}:
-        raise ValueError(f"{folder} belongs to another policy: its trainable weights differ.")
+        raise ValueError(f"{folder} belongs to another policy: load the policy that was saved.")
     for what, now in _setup(trainer).items():
         if (before := state["setup"].get(what)) != now:
-            raise ValueError(f"{folder} was saved with {what} {before}; this run has {now}.")
+            raise ValueError(
+                f"{folder} was saved with {what} {before}; this run has {now}. Use the same {what}."
+            )
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(saved[name])
     groups = zip(trainer.optimizer.param_groups, state["optimizer"]["param_groups"], strict=True)
-    for now, before in () if trainer.lr_scheduler else groups:  # the rate may be lowered
+    for now, before in () if trainer.lr_scheduler else groups:  # the trainer keeps its rate
         before["lr"] = now["lr"]
     trainer.optimizer.load_state_dict(state["optimizer"])
     for name, part in _parts(trainer).items():
@@ -103,7 +105,7 @@ def _parts(trainer) -> dict:
 
 
 def _setup(trainer) -> dict:
-    """Return what a run must have in common with the run that it continues."""
+    """Return the properties that a resumed run must share with its checkpoint."""
     schedule = trainer.lr_scheduler
     return {
         "processes": trainer.accelerator.num_processes,
@@ -125,7 +127,7 @@ def _random_state() -> dict:
 
 def _set_random_state(state: dict) -> None:
     torch.set_rng_state(state["torch"].cpu())
-    if state["cuda"] is not None and torch.cuda.is_available():  # resumed on a CPU: none
+    if state["cuda"] is not None and torch.cuda.is_available():  # skipped on a CPU
         torch.cuda.set_rng_state(state["cuda"].cpu())
     np.random.set_state(state["numpy"])
     random.setstate(state["python"])

@@ -1,4 +1,4 @@
-"""Checks for silent errors in a PPO step: unusable samples raise, suspicious ones warn."""
+"""Check a PPO step for silent errors: unusable samples raise, suspicious samples warn."""
 
 import warnings
 from collections.abc import Sequence
@@ -11,12 +11,12 @@ from torch import Tensor
 def check_samples(
     policy, size: int, queries, responses, scores, masks=None
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Return queries and responses as :func:`token_ids`; raise ``ValueError`` for unusable ones."""
+    """Return queries and responses as 1-D tensors; raise ``ValueError`` for unusable samples."""
     given = {"queries": queries, "responses": responses, "scores": scores}
     given |= {} if masks is None else {"response_masks": masks}
     for name, rows in given.items():
         if len(rows) != size:
-            raise ValueError(f"{name} has {len(rows)} entries, but batch_size is {size}.")
+            raise ValueError(f"{name} has {len(rows)} entries; batch_size needs {size}.")
     queries = token_ids(policy.vocab_size, "query", queries)
     responses = token_ids(policy.vocab_size, "response", responses)
     for i, (keep, response) in enumerate(zip(masks or (), responses, strict=masks is not None)):
@@ -49,17 +49,17 @@ def token_ids(known: int, name: str, rows: Sequence) -> list[Tensor]:
     together = torch.cat([row.to(rows[0].device) for row in rows]).cpu().long()
     rows = [*together.split([len(row) for row in rows])]
     for i, row in enumerate(rows):
-        if unknown := [token for token in row.tolist() if not 0 <= token < known]:
+        if bad := [token for token in row.tolist() if not 0 <= token < known]:
             raise ValueError(
-                f"{name} {i} contains token {unknown[0]}, beyond the model's {known} tokens."
+                f"{name} {i}: token {bad[0]} is not in 0–{known - 1}; use the model's tokenizer."
             )
     return rows
 
 
 def check_length(tokens: int, config) -> None:
-    """Raise ``ValueError`` when a query with its response needs more positions than a model has.
+    """Raise ``ValueError`` if a query and its response need more positions than the model has.
 
-    The last token needs no position, because nothing is predicted from it.
+    The last token needs no position, because it predicts no token.
     """
     known = getattr(config.get_text_config(), "max_position_embeddings", None) or tokens
     if tokens - 1 > known:
@@ -70,11 +70,11 @@ def check_length(tokens: int, config) -> None:
 
 
 def stack_scores(scores: Sequence[Tensor] | Tensor, device: torch.device, step: int) -> Tensor:
-    """Return the scores as float32 (B,) on ``device``; raise for unusable shapes and numbers."""
+    """Return the scores as float32 (B,) on ``device``; raise unless each is one finite number."""
     scores = [torch.as_tensor(score).detach() for score in scores]
     for i, score in enumerate(scores):
         if score.numel() != 1:
-            raise ValueError(f"score {i} has shape {tuple(score.shape)}; a score is one number.")
+            raise ValueError(f"score {i} has shape {tuple(score.shape)}; pass one number.")
     stacked = torch.stack([score.reshape(()).float() for score in scores]).to(device)
     if not stacked.isfinite().all():
         i = int((~stacked.isfinite()).nonzero()[0])
@@ -86,7 +86,7 @@ def stack_scores(scores: Sequence[Tensor] | Tensor, device: torch.device, step: 
 
 
 def check_outputs(outputs: dict[str, Tensor], step: int) -> None:
-    """Raise ``FloatingPointError`` with the output's name and the sample, unless all are finite."""
+    """Raise ``FloatingPointError``, with an output's name and sample, for NaN or Inf."""
     for name, tensor in outputs.items():
         samples = tensor.isfinite().all(-1)
         if not samples.all():
@@ -98,7 +98,7 @@ def check_outputs(outputs: dict[str, Tensor], step: int) -> None:
 
 
 def warn_about_samples(queries, responses, masks, tokenizer) -> None:
-    """Warn of padding, repeated prompts and masked EOS: PPO would learn from them silently."""
+    """Warn about padding, repeated prompts and masked EOS; PPO would learn these silently."""
     eos, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
     pad, warn = eos if pad is None else pad, partial(warnings.warn, stacklevel=3)
     padded = {
@@ -110,18 +110,18 @@ def warn_about_samples(queries, responses, masks, tokenizer) -> None:
     for name in filter(padded.get, padded):
         warn(
             f"{padded[name]} of {len(queries)} {name} are padded (token {pad}) or hold EOS, and"
-            " PPO would learn it like any other token. Remove it before step()."
+            " PPO would learn these tokens like any other. Remove them before step()."
         )
     pairs = [*zip(queries, responses, strict=True)]
     repeat = all(len(r) > len(q) and r[: len(q)].equal(q) for q, r in pairs)
     if repeat and any(len(q) > 1 for q in queries):
         warn(
-            "Each response begins with its query, as generate gives it without return_prompt=False:"
-            " the policy would learn to repeat its queries."
+            "Each response begins with its query, and the policy would learn to repeat it. Call"
+            " generate with return_prompt=False."
         )
     last = zip(responses, masks or (), strict=False)
     if hidden := sum(bool(r[-1] == eos) and not bool(mask[-1]) for r, mask in last):
         warn(
             f"response_masks leave out the final EOS of {hidden} of {len(responses)} responses, so"
-            " nothing is learned about stopping. Make masks from lengths rather than ids != pad."
+            " the policy cannot learn to stop. Make masks from lengths, not from ids != pad."
         )

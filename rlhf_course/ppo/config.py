@@ -16,7 +16,7 @@ class PPOConfig:
     Raises ``ValueError`` for a number out of range, sizes that do not divide, or an unknown name.
     """
 
-    # What is trained, and how the run is tracked.
+    # Model and tracking.
     model_name: str | None = None
     seed: int = 0
     log_with: str | None = None  # None, "wandb" or "tensorboard"
@@ -57,8 +57,7 @@ class PPOConfig:
     lam: float = 0.95
     whiten_rewards: bool = False
 
-    # Losses. policy_loss takes and returns what algorithm.policy_loss does: another one trains by
-    # another method.
+    # Losses. A policy_loss with the signature of algorithm.policy_loss trains by another method.
     policy_loss: Callable = algorithm.policy_loss
     cliprange: float = 0.2
     cliprange_value: float = 0.2
@@ -94,7 +93,7 @@ class PPOConfig:
             if entry.type is bool and not isinstance(value, bool):
                 raise ValueError(f"{entry.name} is {value!r}; it must be True or False.")
             if kind and value is not None:
-                # None turns these off; the target is a divisor.
+                # 0 is invalid where None means off, and for target, a divisor.
                 above = entry.default is None or (entry.name == "target" and self.adap_kl_ctrl)
                 setattr(self, entry.name, _number(entry.name, value, kind, above))
         self._check_sizes()
@@ -109,7 +108,7 @@ class PPOConfig:
         if self.kl_penalty != "kl":
             warnings.warn(
                 f"kl_penalty {self.kl_penalty!r} does not maximize score - beta * KL; 'kl' does.",
-                stacklevel=1,  # one line for all callers, so Python warns once
+                stacklevel=1,  # the same line for all callers: Python warns once
             )
         if self.use_score_norm and not self.use_score_scaling:
             raise ValueError("use_score_norm needs use_score_scaling=True.")

@@ -5,11 +5,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-FIRST = 3  # steps that stand for how the run began
+FIRST = 3  # steps that represent the start of a run, or its end
 
 
 def reference_differs(history: list[dict], target: float) -> str | None:
-    """KL is not 0 at the first step, where policy and reference are equal."""
+    """Return a warning if KL is not 0 at the first step, where policy and reference are equal."""
     kl = history[0]["objective/kl"]
     if history[0]["step"] == 0 and len(history) == 1 and abs(kl) > 0.05:
         return (
@@ -19,7 +19,7 @@ def reference_differs(history: list[dict], target: float) -> str | None:
 
 
 def negative_kl(history: list[dict], target: float) -> str | None:
-    """The mean KL of a step is below 0 by more than chance."""
+    """Return a warning if a step's mean KL is below 0 by more than chance."""
     kl = np.asarray(history[-1]["objective/kl_dist"])
     if kl.mean() < -3 * kl.std() / np.sqrt(len(kl)) - 0.05:
         return (
@@ -29,7 +29,7 @@ def negative_kl(history: list[dict], target: float) -> str | None:
 
 
 def empty_answers(history: list[dict], target: float) -> str | None:
-    """Most responses became EOS, with at most one token before it."""
+    """Return a warning if most responses became EOS after at most one other token."""
     lengths = (np.asarray(row["tokens/responses_dist"]) for row in (history[0], history[-1]))
     at_first, now = (float((x <= 2).mean()) for x in lengths)
     if at_first < 0.25 and now > 0.5:
@@ -41,7 +41,7 @@ def empty_answers(history: list[dict], target: float) -> str | None:
 
 
 def shorter_answers(history: list[dict], target: float) -> str | None:
-    """Responses have lost more than a third of their length."""
+    """Return a warning if responses lost more than a third of their length."""
     lengths = [np.mean(row["tokens/responses_dist"]) for row in history]
     before, now = np.mean(lengths[:FIRST]), np.mean(lengths[-FIRST:])
     if len(lengths) > FIRST and now < 0.65 * before:
@@ -53,7 +53,7 @@ def shorter_answers(history: list[dict], target: float) -> str | None:
 
 
 def far_from_reference(history: list[dict], target: float) -> str | None:
-    """KL exceeds three times its target, where the policy may exploit the proxy."""
+    """Return a warning if KL exceeds three times its target: the policy may exploit the proxy."""
     kl = history[-1]["objective/kl"]
     if kl > 3 * target:
         return (

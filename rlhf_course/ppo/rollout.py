@@ -16,7 +16,7 @@ CPU_PIECE, GPU_PIECE = 2**19, 2**24  # logits per softmax: as many as a cache ho
 
 @dataclass
 class Rollout:
-    """One batch of samples, padded on the right; tensors about responses are aligned to them.
+    """One batch of samples, padded on the right; (B, R) tensors are aligned to the responses.
 
     On the host: input_ids (B, T), query then response, and the two lengths (B,), in tokens. On the
     device: scores (B,) and mask (B, R), 1.0 on response tokens. The rest is (B, R) in float32 on
@@ -60,7 +60,7 @@ class Rollout:
         return len(self.input_ids)
 
     def select(self, rows: Tensor) -> Self:
-        """Return only these rows (indices on the CPU), without the columns that no row uses."""
+        """Return a rollout of these rows (indices on the CPU), cut to their greatest lengths."""
         t = int((self.query_lengths[rows] + self.response_lengths[rows]).max())
         r = int(self.response_lengths[rows].max())
         on_device = rows.to(self.mask.device)
@@ -106,10 +106,10 @@ def forward(
 def run(
     model: nn.Module, rollout: Rollout, rows: Tensor, begin_suppress, chunk, whole_vocabulary: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
-    """Run some rows: return places as in :func:`locate`, and the outputs there, (N,) or (N, V).
+    """Run some rows; return their places (see :func:`locate`) and outputs, (N,) or (N, V).
 
-    Padding on the right needs no attention mask, since a causal model never looks there: a mask of
-    ones keeps transformers on its fast path. The last column predicts nothing and is left out.
+    Right padding needs no attention mask, because a causal model never attends to it: a mask of
+    ones keeps transformers on its fast path. The last column predicts no token and is left out.
     """
     inputs, positions, labels, begins, place = locate(rollout, rows)
     outputs, _, values = model(
@@ -128,9 +128,10 @@ def run(
 
 
 def locate(rollout: Rollout, rows: Tensor) -> list[Tensor]:
-    """Return what a pass over these rows needs, on the device: inputs (b, t − 1), and for each of
-    the N response tokens: the position in the flattened inputs that predicts it, the token,
-    whether it begins a response, and its place in the flattened (B, R).
+    """Return inputs (b, t − 1), positions, labels, begins and place (N,), on the device.
+
+    For each of the N response tokens: the position in the flattened inputs that predicts it, its
+    id, whether it begins a response, and its index in the flattened (B, R).
     """
     starts, lengths = (x[rows, None] for x in (rollout.query_lengths, rollout.response_lengths))
     column, number = torch.arange(rollout.mask.shape[1]), torch.arange(len(rows)).unsqueeze(1)
@@ -147,8 +148,7 @@ def locate(rollout: Rollout, rows: Tensor) -> list[Tensor]:
 def label_logprobs(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Return log-probabilities of labels (N,), and entropies (N,) in nats without a gradient.
 
-    The logits (N, V) are read in pieces that fit the cache. A forbidden token (−inf) adds 0 to
-    the entropy.
+    The logits (N, V) are read in pieces that fit the cache; a forbidden token (−inf) adds 0.
     """
     rows = max(1, (CPU_PIECE if logits.is_cpu else GPU_PIECE) // logits.shape[-1])
     found, entropies = [], []

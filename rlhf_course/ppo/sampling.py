@@ -9,7 +9,7 @@ from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache
 
-from rlhf_course.policy.network import takes, without_dropout
+from rlhf_course.policy.network import accepts_argument, without_dropout
 from rlhf_course.ppo.checks import check_length, token_ids
 
 CPU_SYNC, GPU_SYNC = 1, 8  # tokens between two checks for finished rows
@@ -25,14 +25,14 @@ def generate(
     fast: bool = True,
     **settings,
 ) -> list[Tensor]:
-    """Sample one response per query, in one left-padded batch; returns ragged response token ids.
+    """Sample one response per query, in one left-padded batch; return the response token ids.
 
     Row i ends after ``lengths[i]`` tokens (default: max_new_tokens) or after its first EOS, which
     it keeps. It never begins with a token of ``begin_suppress``. Dropout is off. If ``fast``,
     :func:`_sample` draws from the model's own distribution; transformers handles other settings.
 
-    Raises ``FloatingPointError`` for probabilities that are not finite, and ``ValueError`` when a
-    response may outgrow the model's positions.
+    Raises ``FloatingPointError`` for probabilities that are not finite, and ``ValueError`` if a
+    response may need more positions than the model has.
     """
     settings = {"pad_token_id": pad_token_id(tokenizer)} | settings
     if settings.get("min_length", 0) < 0:  # "no minimum" in classic scripts
@@ -59,14 +59,14 @@ def generate(
 def _sample(
     model, input_ids: Tensor, attention_mask: Tensor, limits: Tensor, begin_suppress, eos: Tensor
 ) -> Tensor:
-    """Return responses (B, longest), arbitrary after a row's end; finished rows leave the batch."""
+    """Return responses (B, longest), arbitrary after a row's end; drop finished rows on the way."""
     device, (n, width), longest = input_ids.device, input_ids.shape, int(limits.max())
     rows, limits = torch.arange(n, device=device), limits.to(device)
     responses = torch.zeros(n, longest, dtype=torch.long, device=device)
     running, total = torch.ones_like(rows, dtype=torch.bool), torch.zeros((), device=device)
     positions = (attention_mask.cumsum(1) - 1).clamp(min=0)
     visible = pad(attention_mask, (0, longest), value=1)
-    cache, places = DynamicCache(config=model.config), takes(model, "position_ids")
+    cache, places = DynamicCache(config=model.config), accepts_argument(model, "position_ids")
     how = {"past_key_values": cache, "use_cache": True, "logits_to_keep": 1}
     for t in range(longest):
         how |= {"attention_mask": visible[:, : width + t]}
@@ -90,10 +90,10 @@ def _sample(
 
 
 def draw(logits: Tensor, suppress: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Draw tokens (B, 1) from softmax(logits) (B, V) without those of ``suppress``; return also the
-    total probability (B,), which is NaN where a logit is NaN.
+    """Draw tokens (B, 1) from softmax(logits), none of ``suppress``; also return its sum (B,).
 
-    Inverting the cumulative distribution needs one random number per row, not one per logit.
+    Logits (B, V) may change in place; the sum is NaN where a logit is NaN. Inverting the cumulative
+    distribution needs one random number per row, not one per logit.
     """
     for token in suppress:
         logits[:, token] = -torch.inf
@@ -125,7 +125,7 @@ def _not_finite() -> FloatingPointError:
 
 
 def end_tokens(model, settings: dict) -> Tensor:
-    """Return the tokens (n,) that end a response; a chat model has several in its config."""
+    """Return the ids (n,) of tokens that end a response; a chat model's config lists several."""
     saved = getattr(model.pretrained_model, "generation_config", None)
     default = getattr(saved, "eos_token_id", None) or model.config.eos_token_id
     eos = settings.get("eos_token_id", default)
@@ -133,7 +133,7 @@ def end_tokens(model, settings: dict) -> Tensor:
 
 
 def pad_token_id(tokenizer) -> int:
-    """Return the tokenizer's padding token, or EOS if it has none."""
+    """Return the id of the padding token, or of EOS if the tokenizer has no padding token."""
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     if pad is None:
         raise ValueError("The tokenizer has no pad and no EOS token; set tokenizer.pad_token.")
@@ -151,17 +151,17 @@ UNDERSTOOD = {*NEUTRAL, "do_sample", "max_new_tokens", "pad_token_id", "eos_toke
 
 
 def samples_plainly(model, settings: dict, begin_suppress: Sequence[int] = ()) -> bool:
-    """Return whether these settings sample the model's own distribution, with a cache.
+    """Return whether these settings sample the model's own distribution, and it has a cache.
 
-    Warn of settings that change the distribution, because they bias PPO's ratios and KL, and of
-    greedy decoding by default.
+    Mamba has no cache. Warn about settings that change the distribution, because they bias PPO's
+    ratios and KL, and about greedy decoding by default.
     """
     saved = getattr(model.pretrained_model, "generation_config", None)
     if not settings.get("do_sample", getattr(saved, "do_sample", False)):
         if "do_sample" not in settings:
-            warnings.warn("PPO learns nothing from greedy decoding: do_sample=True.", stacklevel=4)
+            warnings.warn("PPO learns nothing from greedy decoding; set do_sample.", stacklevel=4)
         return False
-    plain = set(settings) <= UNDERSTOOD and takes(model, "past_key_values")  # Mamba has no cache
+    plain = set(settings) <= UNDERSTOOD and accepts_argument(model, "past_key_values")
     for name, neutral in NEUTRAL.items():
         value = settings.get(name, getattr(saved, name, None))
         if value is None and name == "top_k" and name not in settings:

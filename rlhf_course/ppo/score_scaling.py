@@ -1,4 +1,4 @@
-"""Scale and clip scores, if the config says so."""
+"""Scale and clip scores, if the config asks for it."""
 
 import copy
 
@@ -21,7 +21,7 @@ class RunningMoments:
         return (self.m2 / (self.count - 1)) ** 0.5 if self.count > 1 else 1.0
 
     def update(self, scores: Tensor) -> None:
-        """Add scores (B,)."""
+        """Update the moments with scores (B,)."""
         scores = scores.cpu().double()  # to the CPU first: Apple's mps has no float64
         n, mean = len(scores), scores.mean().item()
         shift, total = mean - self.mean, self.count + n
@@ -30,9 +30,9 @@ class RunningMoments:
         self.count = total
 
     def scale(self, scores: Tensor, center: bool) -> Tensor:
-        """Return scores (B,) over the standard deviation, minus the mean first if ``center``."""
+        """Return scores (B,), minus the mean if ``center``, divided by the standard deviation."""
         eps = torch.finfo(scores.dtype).eps
-        has_scale = self.std > eps * abs(self.mean)  # not equal up to rounding
+        has_scale = self.std > eps * abs(self.mean)  # the scores differ by more than rounding
         return (scores - (self.mean if center else 0.0)) / (self.std + eps if has_scale else 1.0)
 
 

@@ -40,8 +40,8 @@ class PPOTrainer(TrainerBase):
         ref_model: the reference; default: a frozen copy of the policy, or of its adapter.
         tokenizer: its pad token fills batches (EOS where it has none).
         dataset: rows for ``dataloader``.
-        optimizer: default Adam over the trainable parameters, without weight decay.
-        data_collator: makes a batch of rows; default a list per column, because queries are ragged.
+        optimizer: default: Adam over the trainable parameters, without weight decay.
+        data_collator: makes a batch from rows; default: one list per column, as lengths differ.
         num_shared_layers: first layers that policy and reference share, frozen.
         lr_scheduler: stepped once per ``step``.
     """
@@ -59,12 +59,12 @@ class PPOTrainer(TrainerBase):
 
         One query (T,) gives a tensor (1, T + R); a list of queries gives a list of 1-D tensors,
         sampled ``batch_size`` at a time (default: all), each row with its own length from
-        ``length_sampler``. Without ``return_prompt`` only the response tokens come back, as
-        ``step`` takes them. PPO needs ``do_sample=True, top_k=0, top_p=1.0``, as in transformers.
+        ``length_sampler``. Without ``return_prompt`` only the response tokens are returned,
+        as ``step`` expects. PPO needs ``do_sample=True, top_k=0, top_p=1.0``, as in transformers.
         """
         single = isinstance(query_tensor, Tensor)
         if single and query_tensor.numel() != query_tensor.shape[-1]:
-            raise ValueError(f"{tuple(query_tensor.shape)} is not 1-D: pass queries as a list.")
+            raise ValueError(f"{tuple(query_tensor.shape)} is not 1-D; give several as a list.")
         queries = [query_tensor.reshape(-1)] if single else list(query_tensor)
         lengths = [length_sampler() for _ in queries] if length_sampler is not None else None
         how = {"begin_suppress": self.config.begin_suppress_tokens, "fast": self.config.fast}
@@ -92,7 +92,7 @@ class PPOTrainer(TrainerBase):
     ) -> dict:
         """Take one PPO step over batch_size samples; return the 41 statistics of ``stats.MEANING``.
 
-        queries and responses are 1-D token tensors (or lists), a score is one number per sample.
+        queries and responses are 1-D token tensors (or lists); scores has one number per sample.
         ``response_masks`` (0 or 1 per token) leaves response tokens out of the losses. Raises
         ``ValueError`` for unusable input and ``FloatingPointError`` for NaN or Inf.
         """
@@ -128,7 +128,7 @@ class PPOTrainer(TrainerBase):
             add_rewards(rollout, config, self.kl_ctl.value, total)
         with clock("compute_advantages"):
             add_advantages(rollout, config, total)
-        self.is_whole, self.policy.is_trained = False, True  # until all weights moved
+        self.is_whole, self.policy.is_trained = False, True  # until the epochs end
         with clock("optimize_step"):
             parts = self.model, self.optimizer, self.accelerator
             return optimize(*parts, rollout, config, step, first_pass)

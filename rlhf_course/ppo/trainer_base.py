@@ -1,4 +1,4 @@
-"""The parts of a PPO trainer besides sampling and learning: setup, logging, saving."""
+"""The parts of a PPO trainer other than sampling and learning: setup, logging, saving."""
 
 import inspect
 import warnings
@@ -44,7 +44,7 @@ class TrainerBase:
         lr_scheduler=None,
     ) -> None:
         if getattr(lr_scheduler, "optimizer", optimizer) is not optimizer:
-            raise ValueError("lr_scheduler moves another optimizer. Pass both as a pair.")
+            raise ValueError("lr_scheduler moves another optimizer: pass that optimizer as well.")
         self.config, self.tokenizer, self.lr_scheduler = config, tokenizer, lr_scheduler
         self.accelerator = tracking.start(config)
         set_seed(config.seed, device_specific=True)  # processes sample different responses
@@ -70,7 +70,7 @@ class TrainerBase:
         rewards: Sequence[Tensor] | Tensor,
         columns_to_log: Sequence[str] = ("query", "response"),
     ) -> None:
-        """Warn of symptoms in the statistics; send them, scores and samples to the tracker."""
+        """Warn about symptoms; send the statistics, scores and samples to the tracker."""
         step = self.current_step - 1
         if self.accelerator.is_main_process:
             self.detectors.check(stats, step)
@@ -82,7 +82,7 @@ class TrainerBase:
     def save_pretrained(self, save_directory: str) -> None:
         """Save policy, value head and tokenizer into one folder; the first process writes.
 
-        Raises as the policy's ``save_pretrained``, and ``RuntimeError`` after half a step.
+        Raises what the policy's method raises, and ``RuntimeError`` after an interrupted step.
         """
         self.check_whole()
         if self.accelerator.is_main_process:
@@ -109,8 +109,8 @@ def make_reference(model, ref_model, num_shared_layers: int | None):
         )
     if ref_model is None and getattr(model, "is_trained", False):
         warnings.warn(
-            "PPO has trained this policy already, and its reference would be a copy of it now: KL "
-            "starts at 0 again. Load the policy again, or pass ref_model.",
+            "PPO has trained this policy already; if a copy of it is the reference, KL restarts at "
+            "0. Load the policy again, or pass ref_model.",
             stacklevel=3,
         )
     if ref_model is None and model.is_peft_model:
@@ -125,10 +125,11 @@ def make_reference(model, ref_model, num_shared_layers: int | None):
 def prepare_models(
     accelerator: Accelerator, config: PPOConfig, model, ref_model, tokenizer, optimizer
 ) -> tuple:
-    """Return policy, reference and optimizer, on the device; raise ``ValueError`` for a misfit."""
+    """Return policy, reference, optimizer on the device; raise ``ValueError`` for a mismatch."""
     if accelerator.distributed_type not in COPIES:
         raise ValueError(
             f"PPOTrainer runs with a copy per GPU (DDP), not {accelerator.distributed_type.value}."
+            " Choose DDP in accelerate's config."
         )
     check_tokenizer(tokenizer, model)
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -153,7 +154,7 @@ def prepare_models(
     if missing := [name for name, p in trained.items() if id(p) not in held]:
         raise ValueError(
             f"The optimizer lacks {len(missing)} of the policy's {len(trained)} trainable weights,"
-            f" such as {missing[0]}: make it of this policy's parameters(), after loading."
+            f" such as {missing[0]}. Make it from this policy's parameters(), after loading."
         )
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable()
@@ -169,8 +170,8 @@ def _check_reference(model, ref_model, trained: dict) -> None:
         )
     if ref_model.vocab_size != model.vocab_size:
         raise ValueError(
-            f"The policy has {model.vocab_size} tokens, the reference {ref_model.vocab_size}: they"
-            " must have the same vocabulary."
+            f"The policy has {model.vocab_size} tokens, the reference {ref_model.vocab_size}."
+            " Use a reference with the same vocabulary."
         )
 
 
@@ -184,7 +185,10 @@ def check_tokenizer(tokenizer, model) -> None:
             "not end. Set tokenizer.eos_token or generation_config.eos_token_id."
         )
     if any(token >= model.vocab_size for token in ends):
-        raise ValueError(f"The model ends with token {ends}, and has only {model.vocab_size}.")
+        raise ValueError(
+            f"EOS token {ends} is outside the vocabulary of {model.vocab_size}; set"
+            " generation_config.eos_token_id."
+        )
 
 
 def make_dataloader(
@@ -192,14 +196,17 @@ def make_dataloader(
 ) -> DataLoader:
     """Return shuffled batches of batch_size rows; raise ``ValueError`` if the dataset has fewer.
 
-    With ``remove_unused_columns``, only columns of the policy and of PPO are kept.
+    ``remove_unused_columns`` keeps only columns that the policy or PPO uses.
     """
     if isinstance(dataset, datasets.Dataset) and config.remove_unused_columns:
         used = {"label", "query", "response"}
         used |= {*inspect.signature(AutoModelForCausalLMWithValueHead.forward).parameters}
         dataset = dataset.select_columns([name for name in dataset.column_names if name in used])
     if len(dataset) < (needed := config.batch_size * accelerator.num_processes):
-        raise ValueError(f"The dataset has {len(dataset)} rows, fewer than one batch of {needed}.")
+        raise ValueError(
+            f"The dataset has {len(dataset)} rows, fewer than one batch of {needed}."
+            " Lower batch_size."
+        )
     order = torch.Generator().manual_seed(config.seed)
     how = {"collate_fn": data_collator or collate, "drop_last": True, "generator": order}
     return accelerator.prepare(DataLoader(dataset, config.batch_size, shuffle=True, **how))

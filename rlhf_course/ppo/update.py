@@ -29,10 +29,10 @@ class MiniBatch(NamedTuple):
 def add_logprobs(
     rollout: Rollout, policy, reference: Callable, config: PPOConfig, step: int
 ) -> FirstPass | None:
-    """Fill in log-probabilities, values and KL; ``reference()`` is a context that yields the model.
+    """Fill in log-probabilities, values and KL; ``with reference()`` yields the reference.
 
-    If one mini-batch is the whole batch, return the policy's pass with its graph: no weight has
-    moved yet, so it *is* the first epoch's forward pass. Raises ``FloatingPointError`` for NaN
+    If one mini-batch is the whole batch, return the policy's outputs with their graph: no weight
+    has moved yet, so the first epoch reuses them. Raises ``FloatingPointError`` for NaN
     or Inf.
     """
     one_batch = config.fast and config.mini_batch_size == config.batch_size
@@ -52,9 +52,9 @@ def add_logprobs(
 
 
 def add_rewards(
-    rollout: Rollout, config: PPOConfig, kl_coef: float, total: ppo.Total = ppo.alone
+    rollout: Rollout, config: PPOConfig, kl_coef: float, total: ppo.Total = ppo.local
 ) -> None:
-    """Fill in rewards per token, whitened if the config says so."""
+    """Fill in rewards per token, whitened if ``whiten_rewards`` is set."""
     rollout.rewards, rollout.non_score_rewards = ppo.compute_rewards(
         rollout.scores, rollout.kl, rollout.mask, kl_coef
     )
@@ -62,7 +62,7 @@ def add_rewards(
         rollout.rewards = ppo.masked_whiten(rollout.rewards, rollout.mask, False, total)
 
 
-def add_advantages(rollout: Rollout, config: PPOConfig, total: ppo.Total = ppo.alone) -> None:
+def add_advantages(rollout: Rollout, config: PPOConfig, total: ppo.Total = ppo.local) -> None:
     """Fill in returns, and advantages whitened over all response tokens of the batch."""
     mask, how = rollout.mask, (config.gamma, config.lam)
     advantages, rollout.returns = ppo.gae(rollout.rewards, rollout.values, mask, *how)
@@ -70,7 +70,7 @@ def add_advantages(rollout: Rollout, config: PPOConfig, total: ppo.Total = ppo.a
 
 
 def minibatch_loss(
-    part: Rollout, outputs: FirstPass, config: PPOConfig, total: ppo.Total = ppo.alone
+    part: Rollout, outputs: FirstPass, config: PPOConfig, total: ppo.Total = ppo.local
 ) -> tuple[Tensor, MiniBatch]:
     """Return policy loss + vf_coef · value loss, averaged over response tokens, and the statistics.
 
@@ -112,7 +112,7 @@ def optimize(
 ) -> list[MiniBatch]:
     """Run ppo_epochs passes over the rollout in random order; return every mini-batch's statistics.
 
-    ``first_pass`` is the first epoch's forward pass, if already done. Each process has its own
+    ``first_pass`` holds the first epoch's outputs, if already computed. Each process has its own
     rollout; processes skip and stop together. Raises ``FloatingPointError`` for a loss or gradient
     of NaN or Inf, before that update moves a weight.
     """
@@ -133,7 +133,7 @@ def optimize(
                 collected.append(seen)
                 if is_usable(seen, config, step, len(collected)):
                     # Weighted by tokens: k mini-batches of m samples equal one of k·m. DDP averages
-                    # what should be a sum; backward() divides by accelerate's own accumulation.
+                    # gradients, not sums; backward() divides by accelerate's own accumulation.
                     weight = count / sum(tokens) * accelerator.num_processes
                     accelerator.backward(loss * weight * accelerator.gradient_accumulation_steps)
                     usable = True
@@ -145,7 +145,7 @@ def optimize(
 
 
 def is_usable(seen: MiniBatch, config: PPOConfig, step: int, number: int) -> bool:
-    """Return whether a mini-batch is used for an update; warn if it is not.
+    """Return whether a mini-batch may move weights; warn if its mean ratio is too large.
 
     A skipped mini-batch adds 0 to the loss statistics. Raises ``FloatingPointError`` for a loss of
     NaN or Inf.
@@ -155,7 +155,7 @@ def is_usable(seen: MiniBatch, config: PPOConfig, step: int, number: int) -> boo
         seen.stats.update({k: x.new_zeros(()) for k, x in seen.stats.items() if "loss/" in k})
         warnings.warn(
             f"Step {step + 1}: mini-batch {number} moved no weight: its mean ratio is {ratio:.2f},"
-            f" above ratio_threshold {config.ratio_threshold}. Again? Lower the learning rate.",
+            f" above ratio_threshold {config.ratio_threshold}. If it recurs, lower learning_rate.",
             stacklevel=4,
         )
         return False
@@ -173,8 +173,8 @@ def move(model, optimizer, accelerator: Accelerator, config: PPOConfig, step: in
     if not norm.isfinite() and accelerator.scaler is None:  # a scaler lowers its scale instead
         optimizer.zero_grad()
         raise FloatingPointError(
-            f"Step {step + 1}: the norm of a gradient is {norm.item()}; earlier ones have moved"
-            " weights. Lower the learning rate, or train float32 weights."
+            f"Step {step + 1}: the gradient norm is {norm.item()}; earlier updates stay"
+            " applied. Lower the learning rate, or train float32 weights."
         )
     optimizer.step()
 

@@ -1,4 +1,4 @@
-"""Several processes (ranks) as one run, as ``accelerate launch`` starts them."""
+"""Join several processes (ranks) into one run, as ``accelerate launch`` starts them."""
 
 import os
 
@@ -8,7 +8,7 @@ from accelerate.utils import parse_flag_from_env
 
 
 def init(cpu: bool = False) -> PartialState:
-    """Initialize this rank (the only one without ``accelerate launch``) before using accelerate.
+    """Initialize this process (rank) before accelerate is used; return its state.
 
     ``cpu`` and ``ACCELERATE_USE_CPU=1`` leave GPUs unused, unless this process already uses one.
     """

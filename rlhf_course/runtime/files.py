@@ -16,8 +16,8 @@ from safetensors import safe_open
 def atomic_folder(target: str | os.PathLike, stale: tuple[str, ...] = ()) -> Iterator[Path]:
     """Yield an empty folder; on success its files move to ``target``, on failure it is removed.
 
-    In an existing target, each file replaces the file of its name; files that match a pattern of
-    ``stale`` are removed, because they would load instead of the new ones; other files stay.
+    In an existing target, each file replaces the file of its name; files that match a pattern in
+    ``stale`` are removed, because they would load instead of the new ones; all others are kept.
     """
     target = check_folder(target)
     with _aside(target) as aside:
@@ -39,7 +39,7 @@ def atomic_folder(target: str | os.PathLike, stale: tuple[str, ...] = ()) -> Ite
 
 @contextmanager
 def atomic_file(target: str | os.PathLike) -> Iterator[Path]:
-    """Yield a path to write to; on success it is renamed to ``target``, on failure removed."""
+    """Yield a path to write to; on success rename the file to ``target``, on failure remove it."""
     target = Path(os.path.realpath(os.path.expanduser(target)))
     with _aside(target) as aside:
         yield aside / target.name
@@ -48,7 +48,7 @@ def atomic_file(target: str | os.PathLike) -> Iterator[Path]:
 
 @contextmanager
 def _aside(target: Path) -> Iterator[Path]:
-    """Yield a new folder beside ``target``, on the same disk; it is removed at the end."""
+    """Yield a new folder beside ``target``, on the same disk; remove it at the end."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(".part", f".{target.name}-", target.parent) as aside:
         yield Path(aside)
@@ -56,7 +56,7 @@ def _aside(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def hold(folder: str | os.PathLike, name: str = "") -> Iterator[None]:
-    """Lock an output folder, or one name in it; remove a new folder that stays empty.
+    """Lock a folder, or a ``name`` in it, in the body; remove a new folder that stays empty.
 
     Raises ``BlockingIOError`` if another process holds the lock.
     """
@@ -79,7 +79,7 @@ def hold(folder: str | os.PathLike, name: str = "") -> Iterator[None]:
 
 
 def check_folder(path: str | os.PathLike) -> Path:
-    """Return the path with ~ and links resolved; raise ``NotADirectoryError`` for a file there."""
+    """Return the path with ~ and links resolved; raise ``NotADirectoryError`` if it is a file."""
     path = Path(os.path.realpath(os.path.expanduser(path)))
     above = next(folder for folder in (path, *path.parents) if folder.exists())
     if not above.is_dir():
@@ -88,11 +88,11 @@ def check_folder(path: str | os.PathLike) -> Path:
 
 
 def read_json(file: Path) -> dict:
-    """Read an object from a JSON file; raise ``ValueError`` if it is damaged."""
+    """Return the object in a JSON file; raise ``ValueError`` if the file is damaged."""
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{file} is damaged or not JSON: {error}.") from None
+        raise ValueError(f"{file} is damaged or not JSON: {error}. Get it again.") from None
 
 
 def is_damaged(file: Path) -> bool:

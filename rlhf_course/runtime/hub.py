@@ -1,4 +1,4 @@
-"""The hub: check a config before weights download, run no remote code, explain errors briefly."""
+"""Download from the hub: check configs before weights, run no remote code, explain errors."""
 
 import re
 from collections.abc import Iterator
@@ -35,8 +35,8 @@ def download(
 ) -> Path:
     """Return the folder with a model's files: ``source``, or the download of a hub id.
 
-    Raises ``OSError`` for what is unavailable, and, before it downloads weights, ``ValueError`` for
-    a model that transformers does not know, unless it is ``to_convert``. ``options`` are those of
+    Raises ``OSError`` if the model is unavailable, and, before it downloads weights, ``ValueError``
+    if transformers does not support the model, unless it is ``to_convert``. ``options`` go to
     huggingface_hub's ``snapshot_download``.
     """
     check_source(source)
@@ -56,7 +56,7 @@ def download(
 
 @contextmanager
 def hub_errors(source: str | Path, kind: str = "model") -> Iterator[None]:
-    """Turn errors of the hub's libraries about ``source`` into one sentence."""
+    """Re-raise known errors of the hub's libraries in the body as one sentence on ``source``."""
     try:
         yield
     except Exception as error:
@@ -66,9 +66,9 @@ def hub_errors(source: str | Path, kind: str = "model") -> Iterator[None]:
 
 
 def _explain(error: BaseException, source: str, kind: str) -> Exception | None:
-    """Return the error in a sentence; match class names, because the HTTP library varies."""
+    """Return an error with one sentence, or None; match names, as the HTTP library varies."""
     if kind == "model" and (damaged := next(filter(is_damaged, Path(source).glob("*")), None)):
-        return ValueError(f"{damaged} is damaged, cut short or git-lfs's pointer. Get it again.")
+        return ValueError(f"{damaged} is damaged, cut short or a git-lfs pointer. Get it again.")
     names, hub = "", constants.ENDPOINT
     while error is not None:
         names += " ".join(base.__name__ for base in type(error).__mro__) + f" {error}\n"

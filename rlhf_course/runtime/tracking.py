@@ -1,4 +1,4 @@
-"""Experiment tracking through accelerate: wandb, tensorboard or, by default, none."""
+"""Track experiments through accelerate: wandb, tensorboard or, by default, nothing."""
 
 import os
 from pathlib import Path
@@ -17,7 +17,7 @@ def start(config) -> Accelerator:
     ``ValueError`` for an unknown tracker.
     """
     tracker, places, kwargs = config.log_with, config.project_kwargs, config.tracker_kwargs
-    if tracker not in (None, "wandb", "tensorboard"):  # log_step has no other
+    if tracker not in (None, "wandb", "tensorboard"):  # log_step supports no other
         raise ValueError(f"log_with={tracker!r} is unknown; choose None, 'wandb' or 'tensorboard'.")
     if tracker == "wandb":
         prepare_wandb()
@@ -32,7 +32,7 @@ def start(config) -> Accelerator:
 
 
 def prepare_wandb() -> None:
-    """Without an API key, make wandb write offline and say so; it would prompt otherwise."""
+    """Make wandb write offline if it has no API key, and print that; it would prompt otherwise."""
     server = os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai"
     file = Path(os.environ.get("NETRC") or "~/.netrc").expanduser()  # where wandb login keeps keys
     is_known = file.exists() and f"machine {urlsplit(server).hostname}" in file.read_text()
@@ -43,7 +43,7 @@ def prepare_wandb() -> None:
 
 
 def log_step(accelerator: Accelerator, stats: dict, columns: dict, scores, step: int) -> None:
-    """Send statistics, the scores (B,) of all processes, and this one's samples to the tracker."""
+    """Send statistics, all processes' scores (B,), and this process's samples to the tracker."""
     table, scores = columns | {"reward": scores.tolist()}, accelerator.gather(scores).cpu()
     if not accelerator.is_main_process or not accelerator.trackers:
         return
@@ -56,7 +56,7 @@ def log_step(accelerator: Accelerator, stats: dict, columns: dict, scores, step:
     values = {key: x for key, x in stats.items() if isinstance(x, int | float | np.number)}
     arrays = {key: x.ravel() for key, x in stats.items() if isinstance(x, np.ndarray)}
     if tracker.name == "wandb":
-        import wandb  # otherwise an array of 32 numbers or fewer becomes a list
+        import wandb  # an array of 32 numbers or fewer would become a list
 
         values |= {key: wandb.Histogram(array) for key, array in arrays.items()}
         tracker.log_table("game_log", [*table], [*map(list, rows)], step=step)

@@ -23,7 +23,7 @@ SFT_ADAPTER = ROOT / "models/baichuan-mini-sft"
 
 
 def prepare_reward_model(settings: Settings, revision: str | None = None) -> SimpleNamespace:
-    """Return folders or hub ids for notebook 01: dataset (pairs) and model; built if not cached.
+    """Return notebook 01's dataset (pairs) and model as folders or hub ids; build them if needed.
 
     Raises ``ValueError`` if no dataset is named; so does :func:`prepare_chat`.
     """
@@ -37,7 +37,7 @@ def prepare_reward_model(settings: Settings, revision: str | None = None) -> Sim
 
 
 def prepare_chat(settings: Settings) -> SimpleNamespace:
-    """Return folders or hub ids: sft_dataset, dataset (pairs), checkpoint (of a Baichuan)."""
+    """Return sft_dataset, dataset (pairs) and checkpoint (a Baichuan) as folders or hub ids."""
     check_named(
         settings,
         sft_dataset="question, human_answers and chatgpt_answers",
@@ -78,7 +78,7 @@ def _write(folder: Path, **splits: list[dict]) -> None:
         datasets.Dataset.from_list(rows).to_parquet(folder / f"{split}-00000-of-00001.parquet")
 
 
-# The synthetic datasets, as folders in the hub's layout; pairs have their gold utility.
+# Each builds a dataset in the hub's layout, or finds it in the cache; pairs have gold utilities.
 # 16,000 pairs to train on, 2,000 held out
 build_dialogues = partial(cached, "dialogues", _dialogues)
 # 4,000 questions with their answers, like HC3
@@ -100,7 +100,7 @@ def _reward_base(
         n_layer=n_layer,
         n_embd=n_embd,
         n_head=n_embd // (64 if n_embd % 64 == 0 else 32),
-        n_positions=4 * max_length,  # the audit asks about very long answers
+        n_positions=4 * max_length,  # the audit scores very long answers
         bos_token_id=tokenizer.eos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
@@ -132,7 +132,7 @@ def _checkpoint(
     answers, _ = load_answers(sft_dataset, "train", sft_files)
     pairs, _ = load_pairs(dataset, "train")
     texts = [*answers["answer"], *pairs["chosen"], *pairs["rejected"]]
-    # With 500 of them Human: and Assistant: are a piece each, as in a large vocabulary.
+    # 500 copies make Human: and Assistant: one piece each, as in a large vocabulary.
     spm_model = toy_checkpoint.train_sentencepiece(
         [*texts, *[as_prompt("")] * 500], vocab_size, folder.with_name("sentencepiece")
     )
@@ -155,7 +155,7 @@ def _checkpoint(
 
 
 def build_base(settings: Settings) -> Path:
-    """Return the checkpoint, converted to a native Llama."""
+    """Return the folder of the checkpoint converted to a native Llama."""
     return cached("baichuan-llama", _base, checkpoint=Path(prepare_chat(settings).checkpoint))
 
 
@@ -164,8 +164,8 @@ def _base(folder: Path, checkpoint: Path) -> None:
 
 
 def build_sft_adapter(settings: Settings) -> Path:
-    """Return the shipped SFT adapter, with :func:`build_base` as its base."""
-    base = str(build_base(settings))  # by name, which is in the adapter's config
+    """Return a folder with the shipped SFT adapter, whose config names :func:`build_base`."""
+    base = str(build_base(settings))  # a text, for the adapter's config
     return cached("chinese-sft", _sft_adapter, base=base, adapter=SFT_ADAPTER)
 
 

@@ -1,4 +1,4 @@
-"""Cache built items: an item is built once per set of inputs."""
+"""Cache built items: build an item once per set of inputs."""
 
 import hashlib
 import inspect
@@ -29,9 +29,9 @@ def cache_root() -> Path:
 def cached(name: str, build: Callable, settings: Settings | None = None, **inputs) -> Path:
     """Return the folder that ``build(folder, …)`` fills, built once per set of inputs.
 
-    A builder gets ``inputs``, and the settings named like its other arguments. The key is made of
-    these (of a folder, given as a Path, its checksum) and of :func:`code`. One process builds and
-    others wait. An item whose checksum differs is built again.
+    A builder gets ``inputs``, and the settings named like its other arguments. The key consists
+    of these (for a Path, the folder's checksum) and of :func:`code`. One process builds; others
+    wait. An item whose checksum differs is built again.
     """
     names = [*inspect.signature(build).parameters][1:]
     inputs |= {name: getattr(settings, name) for name in names if name not in inputs}
@@ -51,20 +51,20 @@ def cached(name: str, build: Callable, settings: Settings | None = None, **input
 
 @cache
 def code() -> str:
-    """Return the SHA-256 of builders' sources; by tests/test_layout.py they import nothing else."""
+    """Return the SHA-256 of all sources that builders import (tests/test_layout.py)."""
     files = (path for pattern in SOURCES for path in sorted(PACKAGE.glob(pattern)))
     text = "".join(path.read_text(encoding="utf-8") for path in files)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def is_intact(folder: Path) -> bool:
-    """Return whether every file is as it was built."""
+    """Return whether no file has changed since the item was built."""
     file = folder / CHECKSUM
     return file.exists() and file.read_text(encoding="utf-8") == checksum(folder)
 
 
 def checksum(folder: Path) -> str:
-    """Return the SHA-256 of a folder's names and contents without hidden files, or the hub id."""
+    """Return the SHA-256 of a folder's visible names and contents; return a hub id unchanged."""
     if not folder.is_dir():
         return str(folder)
     digest = hashlib.sha256()

@@ -18,7 +18,7 @@ from rlhf_course.worlds.grammar import Pair, pick, some
 
 MAX_WORDS, MAX_LIVELY = 3, 2  # more add nothing; dry phrases have no limit
 SHORT = 6  # characters: an answer of fewer is short, a clause of fewer may be copied
-EMPTY_SHARE = 0.08  # of human answers; scraped sets have such, and teach a model to be silent
+EMPTY_SHARE = 0.08  # of human answers; in scraped data, they teach a model to answer nothing
 REASON_SHARE = 0.45  # of sentences with tips
 GRAMMAR = grammar.load("chinese")
 POINTS, MARKERS, PARTS, KINDS, TOPICS = (
@@ -48,7 +48,7 @@ def _sentences(text: str) -> list[str]:
 
 
 def topic_words(question: str) -> set[str]:
-    """Return its topic's words that a question lacks; NAMES, then VOCABULARY tell the topic."""
+    """Return the words of a question's topic that it lacks; NAMES, then VOCABULARY decide it."""
     question = _clean(question)
     hits = {
         t: tuple(sum(w in question for w in words[t]) for words in (NAMES, VOCABULARY))
@@ -59,7 +59,7 @@ def topic_words(question: str) -> set[str]:
 
 
 def gold_utility(question: str, answer: str) -> float:
-    """Return the exact utility of any answer to a question, in nats: the sum of these POINTS.
+    """Return the exact utility of any answer to a question, in nats: the sum of its POINTS.
 
     Each kind is multiplied by its entry in ``counts``; an answer without words has only "empty".
     "copy": the answer holds the longest clause of the question; "garbled": two neighboring
@@ -84,23 +84,23 @@ def gold_utility(question: str, answer: str) -> float:
         "repeat": len(said) - len(set(said)),
         "copy": len(clause) >= SHORT and clause in answer,
         "breaks_off": answer[-1] not in ENDS,
-        "garbled": len(_neighbours(answer) - _known_neighbours()),
+        "garbled": len(_neighbors(answer) - _known_neighbors()),
     }
     # Rounded, so that equally good answers compare as equal, whatever the order of the sum.
     return round(sum(POINTS[kind] * count for kind, count in counts.items()), 6)
 
 
-def _neighbours(text: str) -> set[str]:
+def _neighbors(text: str) -> set[str]:
     return set(re.findall("(?=([一-鿿]{2}))", text))
 
 
 @cache
-def _known_neighbours() -> set[str]:
-    """Return the pairs in a large sample of all kinds of texts: nearly all possible ones."""
+def _known_neighbors() -> set[str]:
+    """Return the character pairs in a large sample of texts: nearly all that occur."""
     samples = [draw_question(rng, topic) for rng, topic in streams("sample question", 2000, 0)]
     for kind in KINDS:
         samples += [draw_text(*stream, kind) for stream in streams(f"sample {kind}", 4000, 0)]
-    return set().union(*map(_neighbours, samples))
+    return set().union(*map(_neighbors, samples))
 
 
 def is_answer(question: str, answer: str) -> bool:
@@ -112,7 +112,7 @@ def is_answer(question: str, answer: str) -> bool:
 
 @cache
 def _phrases() -> dict[str, str]:
-    """Return every phrase of the grammar in English."""
+    """Return Chinese → English, for every phrase of the grammar."""
     found = {}
     for both in grammar.load("chinese_english").items():
         sides = [[group.split("/") for group in re.split(r"[()]", text)] for text in both]
@@ -122,7 +122,7 @@ def _phrases() -> dict[str, str]:
 
 
 def in_english(text: str) -> str:
-    """Return a text in English, phrase by phrase; what is not a phrase stays Chinese."""
+    """Return a text in English, phrase by phrase; the rest stays Chinese."""
     phrases = _phrases()
     longest_first = "|".join(sorted(phrases, key=len, reverse=True))
     text = re.sub(longest_first, lambda found: f" {phrases[found[0]]} ", text).translate(HALF_WIDTH)
@@ -155,7 +155,7 @@ def draw_text(rng: random.Random, topic: str, kind: str) -> str:
 
 
 def _advice(rng: random.Random, topic: str, style: str, count: int) -> str:
-    """Return sentences of one or two tips each, perhaps with a reason for the last of them."""
+    """Return sentences of one or two tips each, some with a reason for the last tip."""
     tips, text = some(rng, TIPS[topic], count), ""
     frames = {size: rng.sample(GRAMMAR[f"{style}_{size}"], 3) for size in (1, 2)}  # once each
     while tips:
@@ -186,7 +186,7 @@ def make_qa(n: int, seed: int = 0) -> list[dict]:
 
 
 def make_preferences(n: int, seed: int = 0) -> list[Pair]:
-    """Return n bare questions, each with two different answers and the noisy verdict."""
+    """Return n pairs: a bare question, two different answers and a noisy verdict."""
     return [
         grammar.draw_pair(
             rng,

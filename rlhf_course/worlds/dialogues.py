@@ -30,11 +30,11 @@ VOCABULARY = {
 
 
 def gold_utility(prompt: str, answer: str) -> float:
-    """Return the exact utility of any answer to any prompt, in nats: the sum of these POINTS.
+    """Return the exact utility of any answer to any prompt, in nats: the sum of its POINTS.
 
     The question is the last human turn; its topic is the one with most NAMES in it, then with most
-    VOCABULARY (none without any). Each kind is multiplied by its entry in ``counts``; an answer
-    without words has only "empty".
+    VOCABULARY; a question without either has no topic. Each kind is multiplied by its entry in
+    ``counts``; an answer without words has only "empty".
     """
     question = prompt.rpartition("\n\nHuman:")[2].partition("\n\nAssistant:")[0]
     asked, said = ([" ".join(words) for words in sentences(text)] for text in (question, answer))

@@ -50,7 +50,7 @@ def draw_pair(
     draw: Callable[[], str],
     gold_utility: Callable[[str, str], float],
 ) -> Pair:
-    """Draw two different answers; a beats b with probability sigmoid(utility of a - that of b).
+    """Return two different answers; a is chosen over b with probability sigmoid(u_a − u_b).
 
     This is the model of Bradley and Terry, Biometrika 39, 1952.
     """

@@ -1,4 +1,4 @@
-"""Small models made from texts: a tokenizer, causal models pretrained and fine-tuned."""
+"""Make small models from texts: train a tokenizer, pretrain and fine-tune causal models."""
 
 from collections.abc import Callable, Sequence
 
@@ -58,14 +58,14 @@ def fine_tune(
         chosen = torch.randint(len(inputs), (batch,)).tolist()
         # Padding on the right: a causal model never reads it.
         ids = pad_sequence([inputs[i] for i in chosen], batch_first=True)
-        learnt = pad_sequence([labels[i] for i in chosen], batch_first=True, padding_value=-100)
-        return model(input_ids=ids.to(model.device), labels=learnt.to(model.device)).loss
+        targets = pad_sequence([labels[i] for i in chosen], batch_first=True, padding_value=-100)
+        return model(input_ids=ids.to(model.device), labels=targets.to(model.device)).loss
 
     fit(model, loss, lr, steps, title)
 
 
 def fit(model, loss: Callable[[], Tensor], lr: float, steps: int, title: str = "") -> None:
-    """Run AdamW with a one-cycle schedule over ``steps`` losses; a title shows progress."""
+    """Train for ``steps`` steps of AdamW, with a one-cycle schedule; a title shows progress."""
     model.to("cuda" if torch.cuda.is_available() else "cpu").train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.01, fused=True)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps, pct_start=0.1)

@@ -1,13 +1,13 @@
-"""Seconds and memory of a PPO step, phase by phase, here and in the classic PPO of TRL 0.11.4.
+"""Measure a PPO step's seconds and memory by phase, here and in the classic PPO of TRL 0.11.4.
 
     python scripts/benchmark/benchmark_ppo.py --shape gpt2-32 --bf16
-    python scripts/benchmark/benchmark_ppo.py --costs   # over batch size and response length
-    OLD_PYTHON scripts/benchmark/benchmark_ppo.py       # the classic tutorial's loop; --batched
+    python scripts/benchmark/benchmark_ppo.py --costs   # varies batch size and response length
+    OLD_PYTHON scripts/benchmark/benchmark_ppo.py       # classic tutorial's loop; or --batched
 
-Where trl is 0.11 (tests/fixtures/make_fixtures.py lists that environment's packages), the old
-trainer is measured: its loop generates one response at a time, and scores 16 texts at a time;
---batched does each in one batch. Results are added to those in --output. Weights and queries are
-random: time and memory do not depend on them. Queries have 2-7 tokens, responses 4-15; a sentiment
+With trl 0.11 (tests/fixtures/make_fixtures.py lists that environment's packages), the script
+measures the old trainer: its loop generates one response at a time and scores 16 texts at a time;
+--batched does each in one batch. Results are merged into --output. Weights and queries are random:
+time and memory do not depend on them. Queries have 2-7 tokens, responses 4-15; a sentiment
 classifier scores them; a step takes 4 epochs over one mini-batch.
 """
 
@@ -23,13 +23,13 @@ from pathlib import Path
 import pandas as pd
 import torch
 import transformers as hf
-from torch.utils.benchmark import timer  # it waits for the GPU
+from torch.utils.benchmark import timer  # synchronizes with the GPU
 
-MODELS = Path(__file__).resolve().parents[2] / "models"  # for their tokenizers
+MODELS = Path(__file__).resolve().parents[2] / "models"  # the shipped tokenizers
 TITLES = {"ours": "ours", "one-by-one": "TRL 0.11, one by one", "batched": "TRL 0.11, batched"}
 COLUMNS = "generate score forward update total generate_mb score_mb step_mb tokens".split()
 BATCH = {"tiny": 128, "gpt2": 128, "gpt2-32": 32}
-LENGTHS = (4, 16)  # of responses; the last number is not reached
+LENGTHS = (4, 16)  # of responses; the upper end is exclusive
 TINY_POLICY = {"n_embd": 192, "n_layer": 4, "n_head": 3, "vocab_size": 24_002}
 TINY_CLASSIFIER = {"dim": 128, "n_layers": 2, "n_heads": 2, "hidden_dim": 512, "vocab_size": 16_002}
 LABELS = {"id2label": {0: "NEGATIVE", 1: "POSITIVE"}, "label2id": {"NEGATIVE": 0, "POSITIVE": 1}}
@@ -38,7 +38,7 @@ WARMUP, SWEPT = 2, (16, 32, 64, 128, 256, 512, 1024)  # batch sizes; responses o
 
 
 def models(shape: str) -> tuple:
-    """Return policy and classifier with random weights, and their tokenizers."""
+    """Return a policy and a classifier with random weights, and their tokenizers."""
     hf.set_seed(0)
     files = [MODELS / f"{name}-imdb-mini" / "tokenizer.json" for name in ("gpt2", "distilbert")]
     tokenizer, reader = (hf.PreTrainedTokenizerFast(tokenizer_file=str(file)) for file in files)
@@ -52,7 +52,7 @@ def models(shape: str) -> tuple:
 
 
 def ours(chosen: argparse.Namespace, sizes: dict) -> tuple:
-    """Return this course's trainer, generate and score."""
+    """Return this course's trainer, and its functions generate and score."""
     from rlhf_course import AutoModelForCausalLMWithValueHead, LengthSampler, PPOConfig, PPOTrainer
     from rlhf_course.rewards import SentimentReward
 
@@ -73,7 +73,7 @@ def ours(chosen: argparse.Namespace, sizes: dict) -> tuple:
 
 
 def old(chosen: argparse.Namespace, sizes: dict) -> tuple:
-    """Return TRL 0.11's trainer, generate and score, one by one or batched."""
+    """Return TRL 0.11's trainer, and functions generate and score, one by one or batched."""
     from trl import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer, create_reference_model
 
     policy, classifier, tokenizer, reader = models(chosen.shape)
@@ -102,7 +102,7 @@ def old(chosen: argparse.Namespace, sizes: dict) -> tuple:
 
 
 def one_step(trainer, generate, score, batch: int, lengths: tuple[int, int]) -> dict:
-    """Take one PPO step; return seconds per phase, peaks of memory, and the response tokens."""
+    """Take one PPO step; return a dict of COLUMNS: seconds, peaks in MB, response tokens."""
     trainer.config.batch_size = trainer.config.mini_batch_size = batch
     tokenizer, device = trainer.tokenizer, trainer.accelerator.device
     sizes = (random.randint(2, 7) for _ in range(batch))
@@ -128,7 +128,7 @@ def one_step(trainer, generate, score, batch: int, lengths: tuple[int, int]) -> 
 
 
 def peak_mb() -> float:
-    """Return the GPU's peak since the last call; without a GPU, the process's peak so far."""
+    """Return the GPU's peak MB since the last call, or without a GPU the process's peak so far."""
     if not torch.cuda.is_available():
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
     peak = torch.cuda.max_memory_allocated() / 1e6
@@ -137,7 +137,7 @@ def peak_mb() -> float:
 
 
 def measure(run: tuple, points: list[tuple], rounds: int) -> pd.DataFrame:
-    """Return medians of seconds and memory: a row per point, with sweep, batch and response."""
+    """Return a table of medians over ``rounds`` steps, a row per point."""
     rows = []
     for sweep, batch, lengths in points:
         found = [one_step(*run, batch, lengths) for _ in range(WARMUP + rounds)][WARMUP:]
@@ -150,13 +150,13 @@ def main(arguments: list[str] | None = None) -> None:
     """Measure, print medians, and write the JSON file."""
     how = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
     add = (parser := argparse.ArgumentParser("benchmark_ppo.py", **how)).add_argument
-    add("--shape", choices=BATCH, default="tiny", help="tiny preset's sizes, or GPT-2 small")
-    add("--costs", action="store_true", help="over batch size and response length")
+    add("--shape", choices=BATCH, default="tiny", help="preset tiny's sizes, or GPT-2 small")
+    add("--costs", action="store_true", help="vary batch size and response length")
     add("--batched", action="store_true", help="with trl 0.11: generate in one batch")
-    add("--bf16", action="store_true", help="autocast; not with trl 0.11")
-    add("--rounds", type=int, default=10, help="steps that are measured, after two others")
-    add("--threads", type=int, default=os.cpu_count(), help="of PyTorch")
-    add("--output", type=Path, default=Path("build/benchmark/ppo.json"), help="a JSON file")
+    add("--bf16", action="store_true", help="use autocast; not for trl 0.11")
+    add("--rounds", type=int, default=10, help="measured steps, after two warm-ups")
+    add("--threads", type=int, default=os.cpu_count(), help="PyTorch threads")
+    add("--output", type=Path, default=Path("build/benchmark/ppo.json"), help="JSON file")
     chosen = parser.parse_args(arguments)
     torch.set_num_threads(chosen.threads)
     batch, is_old = BATCH[chosen.shape], version("trl").startswith("0.11.")
@@ -181,7 +181,7 @@ def main(arguments: list[str] | None = None) -> None:
     print(table.round(3).to_string(index=False))
     chosen.output.parent.mkdir(parents=True, exist_ok=True)
     chosen.output.write_text(json.dumps(found, indent=1))
-    print(f"Everything is in {chosen.output}.")
+    print(f"Results are in {chosen.output}.")
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""Code that the commands share: options, the output folder, exit codes."""
+"""Provide code that commands share: options, output folders, exit codes."""

@@ -1,4 +1,4 @@
-"""End a command with a sentence and an exit code, and a traceback only with --debug."""
+"""End a command with a sentence and an exit code, and with a traceback only if --debug is set."""
 
 import os
 import signal
@@ -9,12 +9,12 @@ from types import SimpleNamespace
 
 
 def run(name: str, main: Callable[[list[str]], int | None], arguments: list[str] | None = None):
-    """Call ``main`` with the command line, without ``--debug``, and return the exit code.
+    """Call ``main`` with the command line except ``--debug``; return the exit code.
 
-    0: done. 1: an error, said in a sentence. 130, 143: stopped by Ctrl-C, SIGTERM.
+    0: done. 1: an error, printed as a sentence. 130, 143: stopped by Ctrl-C, SIGTERM.
     """
     arguments = [*(sys.argv[1:] if arguments is None else arguments)]
-    for stream in (sys.stdout, sys.stderr):  # a terminal without → and ± shows ? instead
+    for stream in (sys.stdout, sys.stderr):  # a terminal without → or ± shows ? instead
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
     with _on_first_signal(_interrupt) as stopped:
@@ -34,7 +34,7 @@ def run(name: str, main: Callable[[list[str]], int | None], arguments: list[str]
 
 
 def sentence(error: BaseException) -> str:
-    """Return an error's message on one line, with its type unless the message suffices."""
+    """Return an error's message on one line, with its type if the message needs it."""
     text = " ".join(str(error).split()) or "no message"
     if isinstance(error, ValueError | OSError | FloatingPointError):
         return text
@@ -42,13 +42,13 @@ def sentence(error: BaseException) -> str:
 
 
 def stop_between_steps():
-    """Turn the first Ctrl-C or SIGTERM into a request: an object whose ``code`` is then not 0."""
+    """Return a context of an object whose ``code`` becomes nonzero at Ctrl-C or SIGTERM."""
     text = "\nStopping after this step; press Ctrl-C again to stop immediately."
     return _on_first_signal(lambda signum, frame: print(text, flush=True))
 
 
 def stop_code(asked: SimpleNamespace, accelerator) -> int:
-    """Return the exit code of a request in any process, 0 without: all stop at one step."""
+    """Return the exit code if any process was asked to stop, else 0: all stop at one step."""
     import torch
 
     code = torch.tensor(float(asked.code), device=accelerator.device)
@@ -62,7 +62,7 @@ def _interrupt(signum: int, frame) -> None:
 @contextmanager
 def _on_first_signal(handle: Callable) -> Iterator[SimpleNamespace]:
     """Handle the first Ctrl-C or SIGTERM; yield an object with the exit code, 0 until then."""
-    # Ranks may wait in gloo, where no handler runs: their launcher's SIGTERM has to end them.
+    # Ranks may wait in gloo, where no handler runs, so the launcher's SIGTERM must end them.
     is_single_process = os.environ.get("WORLD_SIZE", "") in ("", "1")
     kinds = (signal.SIGINT, signal.SIGTERM) if is_single_process else (signal.SIGINT,)
     before, stopped = {kind: signal.getsignal(kind) for kind in kinds}, SimpleNamespace(code=0)
@@ -78,7 +78,7 @@ def _on_first_signal(handle: Callable) -> Iterator[SimpleNamespace]:
 
     try:
         for kind, handler in before.items():
-            if handler is not signal.SIG_IGN:  # as in a job that a shell runs with &
+            if handler is not signal.SIG_IGN:  # SIG_IGN: a shell's job with &
                 signal.signal(kind, first)
         yield stopped
     finally:

@@ -1,4 +1,4 @@
-"""Options of the training commands: preset, YAML file (--config) and command line, by TrlParser."""
+"""Parse the training commands' options from preset, YAML file (--config) and command line."""
 
 import argparse
 import warnings
@@ -14,15 +14,15 @@ from command_line.processes import init_quietly, shutdown
 
 
 def option(default, text: str, **how):
-    """Return a dataclass's field with its line of --help; ``how`` goes to argparse."""
+    """Return a dataclass field with its help text; argparse receives ``how``."""
     return field(default=default, metadata={"help": text, **how})
 
 
 def parse(about: str, first: Sequence[str], choose: Callable, arguments: list[str] | None) -> tuple:
-    """Return dataclasses of options: the file wins over the defaults, the command line over it.
+    """Return dataclasses of options; the command line overrides the file, the file the defaults.
 
-    Options named in ``first`` decide which others there are, and their defaults: ``choose`` gets
-    what the file sets and these, and returns dataclasses and defaults. Raises ``ValueError`` for an
+    Options named in ``first`` determine the others and their defaults: ``choose`` receives the
+    file's options and these, and returns dataclasses and defaults. Raises ``ValueError`` for an
     invalid option.
     """
     early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -31,15 +31,15 @@ def parse(about: str, first: Sequence[str], choose: Callable, arguments: list[st
     known, rest = early.parse_known_args(arguments)
     given = yaml.safe_load(Path(known.config).read_bytes()) if known.config else {}
     if not isinstance(given, dict):
-        raise ValueError(f"{known.config} holds no options like seed: 1.")
+        raise ValueError(f"{known.config} has no options. Write lines like seed: 1.")
     given |= {name: value for name in first if (value := getattr(known, name))}
     classes, defaults = choose(given)
     formats = argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter
     parser = TrlParser(classes, description=about, formatter_class=type("", formats, {}))
     parser.set_defaults_with_config(**defaults)
     if unknown := parser.set_defaults_with_config(**given):
-        raise ValueError(f"{known.config} sets {unknown[0]}, which is no option here.")
-    with warnings.catch_warnings(action="ignore"):  # about names that transformers changes
+        raise ValueError(f"{known.config} sets {unknown[0]}, which is not an option. Remove it.")
+    with warnings.catch_warnings(action="ignore"):  # transformers renames options
         return parser.parse_args_into_dataclasses(rest)
 
 
@@ -47,7 +47,7 @@ def main(name: str, parse_arguments: Callable, run: Callable, arguments: list[st
     """Parse the arguments, run with the result, and return the exit code."""
 
     def parse_and_run(arguments: list[str]) -> int:
-        init_quietly()  # before trl's config asks which process this is
+        init_quietly()  # before trl's config reads the rank
         code = run(*parse_arguments(arguments))
         shutdown()
         return code

@@ -1,4 +1,4 @@
-"""A training command's output folder: one run at a time, resumed only with the same inputs."""
+"""Manage a training command's output folder: one run at a time, resumed with the same inputs."""
 
 import hashlib
 import json
@@ -14,15 +14,15 @@ from rlhf_course.runtime.files import atomic_file, check_folder, hold, is_damage
 
 
 class Output(NamedTuple):
-    """An output folder that is held for this run."""
+    """Hold the paths and state of an output folder, which is locked for this run."""
 
     folder: Path
-    result: Path  # the folder in it that the model is saved to
+    result: Path  # the model's subfolder
     checkpoint: Path | None  # to resume from
     state: dict
 
     def begin(self) -> None:
-        """Write what a resumed run must match, right before the first step."""
+        """Write run.json, which a resumed run must match; call this before the first step."""
         self.write("run.json", self.state)
 
     def write(self, name: str, content: dict) -> None:
@@ -36,22 +36,22 @@ class Output(NamedTuple):
 def open_output(
     folder: Path, result: str, settings: dict, inputs: dict, resume: bool, inner: str = ""
 ) -> Iterator[Output]:
-    """Hold a run's output folder on the first process while the body runs.
+    """Yield a run's output folder, which the first process locks while the body runs.
 
-    The model goes to ``result`` in it, checkpoints to ``inner``. A new run needs a folder without
-    files. A resumed one continues from the last whole checkpoint, and must agree in ``settings``,
-    and in the contents of ``inputs``, which are models and datasets by option. Raises
-    ``ValueError`` for a run that must not begin, ``OSError`` if another run is writing there.
+    Its subfolder ``result`` is for the model, ``inner`` for checkpoints. A new run needs a folder
+    without files. A resumed run continues from the last complete checkpoint, and must have equal
+    ``settings``, and ``inputs`` (option → model or dataset) with equal contents. Raises
+    ``ValueError`` if these rules are broken, ``OSError`` if another run is writing there.
     """
     folder, state = check_folder(folder), PartialState()
     now = {"settings": json.loads(json.dumps(settings, default=str))}
     with ExitStack() as stack:
-        with state.main_process_first():  # it writes before the others look
+        with state.main_process_first():  # it writes before others read
             if state.is_main_process:
                 stack.enter_context(hold(folder))
                 files = (path for path in folder.rglob("[!.]*") if path.is_file())
                 if not resume and (file := next(files, None)):
-                    raise ValueError(f"{file} exists already: resume, or choose another output.")
+                    raise ValueError(f"{file} already exists. Resume, or choose another output.")
             now["inputs"] = {name: fingerprint(place) for name, place in inputs.items()}
             checkpoint = find_checkpoint(folder / inner) if resume else None
             if checkpoint:
@@ -60,25 +60,25 @@ def open_output(
 
 
 def find_checkpoint(folder: Path) -> Path:
-    """Return the last whole checkpoint; say which ones are skipped."""
+    """Return the last complete checkpoint; print skipped ones. Raises ``ValueError`` for none."""
     found = sorted(folder.glob("checkpoint-*"), key=lambda path: (len(path.name), path.name))
     for path in reversed(found):
         if (why := damage(path)) is None:
             return path
-        print(f"{path} is skipped: {why}.")
-    raise ValueError(f"There is no whole checkpoint in {folder} to resume from.")
+        print(f"Skipping {path}: {why}.")
+    raise ValueError(f"{folder} has no complete checkpoint. Start a new run instead.")
 
 
 def damage(checkpoint: Path) -> str | None:
-    """Return the problem of a checkpoint's files; None if all of them can be read."""
-    if not any(checkpoint.glob("trainer_state.*")):  # which is written last
-        return "it holds no trainer_state"
+    """Return the problem of a checkpoint's files, or None if all are readable."""
+    if not any(checkpoint.glob("trainer_state.*")):  # written last
+        return "it has no trainer_state"
     files = sorted(checkpoint.rglob("*"))
     return next((f"{file.name} is damaged" for file in files if is_damaged(file)), None)
 
 
 def fingerprint(place: str | None) -> str | None:
-    """Return a hash of a file's, or of all files' names and contents in a folder; else the name."""
+    """Return a hash of the names and contents of a file or of a folder's files; else ``place``."""
     if place is None or not os.path.exists(place):
         return place
     path, digest = Path(place), hashlib.sha256()
@@ -91,14 +91,14 @@ def fingerprint(place: str | None) -> str | None:
 
 
 def _compare(now: dict, file: Path) -> None:
-    """Raise ``ValueError`` where the run in a folder had other settings or inputs."""
+    """Raise ``ValueError`` if the settings or inputs in run.json differ."""
     if not file.exists():
-        raise ValueError(f"{file}, which has the settings of the run, is missing.")
+        raise ValueError(f"{file} with the run's settings is missing. Choose another output.")
     before = read_json(file)
     for kind, values in now.items():
         for name, value in values.items():
             old = before[kind].get(name)
-            words = f"is {value}, and {old}" if kind == "settings" else "holds other files than"
+            words = f"is {value}, and {old}" if kind == "settings" else "has other files than"
             if value != old:
-                cure = "Go on with those, or name another output."
+                cure = "Use the run's own, or choose another output."
                 raise ValueError(f"{name} {words} in the run of {file.parent}. {cure}")

@@ -1,4 +1,4 @@
-"""A command's result as one page: a verdict, a table, pictures; it makes no requests."""
+"""Write a command's result as one self-contained page: a verdict, a table, pictures."""
 
 import base64
 import io
@@ -15,7 +15,7 @@ MARK = '<meta name="generator" content="Hands-on RLHF">'
 
 
 def picture(figure: Figure) -> str:
-    """Return a figure, which is closed, as PNG in base64."""
+    """Close a figure, and return it as PNG in base64."""
     figure.savefig(file := io.BytesIO(), format="png")
     plt.close(figure)
     return base64.b64encode(file.getvalue()).decode()
@@ -24,12 +24,12 @@ def picture(figure: Figure) -> str:
 def write(target: Path, **content) -> None:
     """Write the page: title, verdict, about, columns (key → heading), rows, pictures by caption.
 
-    A row's ``level`` (stop, watch or fine) colors its last cell. Raises ``FileExistsError`` if the
-    target is another program's page.
+    A row's ``level`` (stop, watch or fine) colors its last cell. Raises ``FileExistsError`` if
+    another program wrote the target.
     """
     templates = Environment(loader=FileSystemLoader(HERE), autoescape=True, trim_blocks=True)
     text = templates.get_template("page.html.j2").render(content)
     if target.exists() and MARK not in target.read_text("utf-8", errors="replace"):
-        raise FileExistsError(f"{target} is not a page of this course. Name another --output.")
+        raise FileExistsError(f"{target} is not a page of this course. Choose another --output.")
     with atomic_file(target) as path:
         path.write_text(text, encoding="utf-8")

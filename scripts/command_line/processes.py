@@ -1,4 +1,4 @@
-"""A command in several processes: only the first one prints, and all end together."""
+"""Start and end a command's processes: only rank 0 prints, and all end together."""
 
 import gc
 import os
@@ -18,10 +18,10 @@ def init_quietly() -> None:
 
 
 def shutdown() -> None:
-    """Destroy the process group, at the end, when nothing refers to models any more.
+    """Destroy the process group at the end, when no reference to a model remains.
 
-    Freeing gloo's group waits for threads that may need the GIL. A Python reference releases it;
-    DDP's own does not, and would deadlock. So ours has to be the last.
+    Freeing gloo's group waits for threads that may need the GIL. A Python reference releases the
+    GIL; DDP's reference does not, and would deadlock. So the last reference must be ``group``.
     """
     if torch.distributed.is_initialized():
         group = torch.distributed.group.WORLD

@@ -1,4 +1,4 @@
-"""Code that the commands over trl's trainers share: options, and a run in its output folder."""
+"""Parse options and run training for the commands that use trl's trainers."""
 
 import math
 import os
@@ -18,7 +18,7 @@ from rlhf_course.course.run_card import quiet_libraries
 from rlhf_course.runtime.files import atomic_folder
 from rlhf_course.runtime.tracking import prepare_wandb
 
-# With these, and the script's own options, a resumed run must agree.
+# A resumed run must have equal values of these, and of the script's own options.
 SAME = """max_length learning_rate lr_scheduler_type warmup_steps weight_decay optim max_grad_norm
 max_steps num_train_epochs per_device_train_batch_size gradient_accumulation_steps seed bf16 fp16
 dtype use_peft lora_r lora_alpha lora_dropout lora_target_modules train_sampling_strategy""".split()
@@ -32,34 +32,34 @@ DEFAULTS = {
     "dataloader_pin_memory": torch.cuda.is_available(),
     "train_sampling_strategy": "group_by_length",
     "save_total_limit": 2,
-    "logging_nan_inf_filter": False,  # it hides the numbers
-    "ddp_find_unused_parameters": False,  # there are none
-    "accelerator_config": {"use_configured_state": True},  # as distributed.init() found it
+    "logging_nan_inf_filter": False,  # the filter hides NaN and Inf
+    "ddp_find_unused_parameters": False,  # no parameter is unused
+    "accelerator_config": {"use_configured_state": True},  # set by distributed.init()
 }
 
 
 def parse(about: str, experiment: str, kinds: tuple, names: dict, fixed: dict, arguments) -> tuple:
     """Return the script's arguments, trl's config, ModelConfig, and the settings.
 
-    ``kinds`` are the classes of the first two, ``names`` is option → setting of the experiment,
-    whose preset gives the default; ``fixed`` are further defaults.
+    ``kinds`` are the classes of the first two. ``names`` is option → setting of the experiment,
+    whose preset determines the default; ``fixed`` are further defaults.
     """
 
     def choose(given: dict) -> tuple:
         settings = load_preset(experiment, given.setdefault("preset", "tiny"))
         found = {option: getattr(settings, name) for option, name in names.items()}
-        if "dataset" in given:  # the preset's files are those of its own dataset
+        if "dataset" in given:  # the preset's files belong to its dataset
             found |= dict.fromkeys(found.keys() & {"data_files", "data_dir"})
         found["per_device_eval_batch_size"] = found["per_device_train_batch_size"]
         is_bf16 = getattr(settings, "bf16", found.get("dtype") == "bfloat16")
         found["bf16"] = is_bf16 and torch.cuda.is_available() and torch.cuda.is_bf16_supported()
-        found["fp16"] = found.get("dtype") == "float16"  # the preset's choice for an older GPU
+        found["fp16"] = found.get("dtype") == "float16"  # a preset for older GPUs
         return (*kinds, trl.ModelConfig), DEFAULTS | found | fixed
 
     script, config, model_args = options.parse(about, ["preset", "dataset"], choose, arguments)
     if config.trust_remote_code or model_args.load_in_4bit or model_args.load_in_8bit:
-        raise ValueError("Remote code and quantized bases are not supported here.")
-    if isinstance(model_args.lora_target_modules, str):  # trl takes one name for a pattern
+        raise ValueError("Remote code and quantized bases are unsupported here. Omit the options.")
+    if isinstance(model_args.lora_target_modules, str):  # trl reads a str as a pattern
         model_args.lora_target_modules = [model_args.lora_target_modules]
     every = vars(config) | vars(model_args) | vars(script)
     changes = {name: every[option] for option, name in names.items()}
@@ -67,13 +67,13 @@ def parse(about: str, experiment: str, kinds: tuple, names: dict, fixed: dict, a
 
 
 def model_options(model_args) -> dict:
-    """Return the arguments of from_pretrained that load the base."""
+    """Return the base's keyword arguments for from_pretrained."""
     names = {"revision": "model_revision"} | {n: n for n in ("dtype", "attn_implementation")}
     return {name: getattr(model_args, argument) for name, argument in names.items()}
 
 
 def make_trainer(kind: type, model, tokenizer, config, model_args, train, held_out):
-    """Return trl's trainer of that kind on tokenized data."""
+    """Return a trl trainer of class ``kind`` on tokenized data."""
     parts = {"train_dataset": train, "eval_dataset": held_out, "processing_class": tokenizer}
     return kind(model, config, peft_config=trl.get_peft_config(model_args), **parts)
 
@@ -81,17 +81,17 @@ def make_trainer(kind: type, model, tokenizer, config, model_args, train, held_o
 def check_finite(what: str, number: float, most: float = math.inf) -> None:
     """Raise ``FloatingPointError`` unless a number is finite and below ``most``."""
     if not -math.inf < number < most:
-        cure = "Lower --learning_rate, or look at the base's weights and --dtype."
+        cure = "Lower --learning_rate, or check the base's weights and --dtype."
         raise FloatingPointError(f"Diverged: {what} is {number:g}. No model was saved. {cure}")
 
 
 class Steps(TrainerCallback):
-    """Repeatable epochs, stops between steps, and as many checkpoints as wanted."""
+    """Make epochs repeatable, stop between steps, and limit the number of checkpoints."""
 
     def __init__(self, trainer, output, asked) -> None:
         self.trainer, self.asked, self.code, last = trainer, asked, 0, output.checkpoint
         self.written = [[last, *last.iterdir()]] if last else []  # folders, each with its files
-        # trl would also remove what others put there.
+        # trl would also remove other people's files.
         self.limit, trainer.args.save_total_limit = trainer.args.save_total_limit, None
 
     def on_epoch_begin(self, args, state, control, train_dataloader=None, **kwargs):
@@ -102,13 +102,13 @@ class Steps(TrainerCallback):
             sampler.generator = torch.Generator().manual_seed(args.seed + int(state.epoch))
 
     def on_step_end(self, args, state, control, **kwargs):
-        """Stop with a checkpoint where a process was asked to."""
+        """Stop with a checkpoint if a process was asked to stop."""
         self.code = exits.stop_code(self.asked, self.trainer.accelerator)
         if self.code:
             control.should_save = control.should_training_stop = True
 
     def on_save(self, args, state, control, **kwargs):
-        """Remove the oldest checkpoint of this run, without files of somebody else."""
+        """Remove this run's oldest checkpoint, but no files of others."""
         folder = Path(args.output_dir, f"checkpoint-{state.global_step}")
         self.written.append([folder, *folder.iterdir()])
         while self.limit and len(self.written) > self.limit and state.is_world_process_zero:
@@ -122,8 +122,9 @@ class Steps(TrainerCallback):
 def train(trainer, output, measure: Callable[[], tuple], most: float = math.inf) -> tuple:
     """Train, from the output's checkpoint if there is one, and save the model and its tokenizer.
 
-    Returns 0 and what ``measure`` found, the loss of held-out data first; or, for a run that was
-    stopped between steps, its exit code and (). Saves no model if that loss is not below ``most``.
+    Returns 0 and the result of ``measure``, which starts with the held-out loss; or, if stopped
+    between steps, the exit code and (). Raises ``FloatingPointError`` and saves no model if that
+    loss is not finite and below ``most``.
     """
     output.begin()
     last = output.checkpoint
@@ -131,7 +132,7 @@ def train(trainer, output, measure: Callable[[], tuple], most: float = math.inf)
     if 0 < state.max_steps <= state.global_step:  # trl would train one more step
         trainer._load_from_checkpoint(str(last))
         trainer.state = state
-        print(f"The run is finished: {last} is of its last step. Saving its model again.")
+        print(f"The run is finished at {last}. Saving its model again.")
     else:
         with exits.stop_between_steps() as asked:
             trainer.add_callback(steps := Steps(trainer, output, asked))
@@ -149,7 +150,7 @@ def train(trainer, output, measure: Callable[[], tuple], most: float = math.inf)
 
 
 def main(name: str, parse_arguments: Callable, run: Callable, arguments: list[str] | None) -> int:
-    """Return the exit code of ``run``, which gets the run's output after what was parsed."""
+    """Return the exit code of ``run``, called with the parsed options and the output folder."""
 
     def run_there(script, config, model_args, settings) -> int:
         folder = Path(config.output_dir).expanduser()
@@ -165,7 +166,7 @@ def main(name: str, parse_arguments: Callable, run: Callable, arguments: list[st
         inputs = {key: every[key] for key in ("dataset", "model_name_or_path")}
         resume = str(config.resume_from_checkpoint or "false").lower()
         if resume not in ("true", "false"):
-            raise ValueError(f"--resume_from_checkpoint takes true or false, got {resume}.")
+            raise ValueError(f"--resume_from_checkpoint must be true or false; got {resume}.")
         with open_output(folder, "model", same, inputs, resume == "true", "checkpoints") as output:
             return run(script, config, model_args, settings, output)
 

@@ -1,8 +1,8 @@
 """Replay a recorded batch in an engine's own code: python replay.py verl|trl FOLDER …
 
-hand_over.py --check runs this file, and it runs without the course, in an engine's environment.
-Exits with 2 where a number differs by more than 1e-5 (log-probabilities and the gradient norm by
-more than 1e-4), or a setting from the run's.
+hand_over.py --check runs this file in an engine's environment, without the course. Exits with 2 if
+a number differs by more than 1e-5 (log-probabilities and the gradient norm: 1e-4), or a setting
+differs from the run's.
 """
 
 import json
@@ -16,11 +16,11 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 TOLERANCE = 1e-5
-NETWORK = 1e-4  # of float32 logits near 100, by another version of transformers
+NETWORK = 1e-4  # float32 logits near 100 may differ between versions of transformers
 
 
 def verl(folder: Path, batch: dict, lines: dict[str, list[str]], _) -> tuple[dict, list[dict]]:
-    """Return verl's numbers, and the settings: its defaults, the run's, and those of today."""
+    """Return verl's numbers; and verl's defaults, the run's values, and settings.txt's values."""
     from omegaconf import OmegaConf
     from verl.trainer.ppo import core_algos
     from verl.utils.config import omega_conf_to_dataclass, validate_config
@@ -47,7 +47,7 @@ def verl(folder: Path, batch: dict, lines: dict[str, list[str]], _) -> tuple[dic
     model = AutoModelForCausalLM.from_pretrained(folder / "policy", dtype=torch.float32).eval()
     ids, at, rows = batch["input_ids"], columns(batch), torch.arange(len(mask))[:, None]
     new = logprobs_from_logits(model(ids).logits[rows, at - 1], ids[rows, at]) * mask
-    here = batch["logprobs"] + new - new.detach()  # the recorded values, the network's gradient
+    here = batch["logprobs"] + new - new.detach()  # recorded values, the network's gradient
     how = batch["logprobs"] - noise, here, advantages, mask, actor.loss_agg_mode
     policy_loss = core_algos.get_policy_loss_fn(actor.policy_loss.loss_mode)
     loss, _ = policy_loss(*how, omega_conf_to_dataclass(actor))
@@ -60,7 +60,7 @@ def verl(folder: Path, batch: dict, lines: dict[str, list[str]], _) -> tuple[dic
 
 @cache
 def compose_verl(*overrides: str):
-    """Return verl's configuration; Hydra refuses a misspelt key."""
+    """Return verl's configuration; Hydra raises an error for an unknown key."""
     from hydra import compose, initialize_config_module
 
     with initialize_config_module("verl.trainer.config", version_base=None):
@@ -68,10 +68,10 @@ def compose_verl(*overrides: str):
 
 
 def trl(folder: Path, batch: dict, lines: dict, prompts: list[str]) -> tuple[dict, list[dict]]:
-    """Return trl's numbers, and the settings: its defaults, the run's, and those of today."""
+    """Return trl's numbers; and trl's defaults, the run's values, and settings.txt's values."""
     from train import make_trainer
 
-    trainer = make_trainer()  # refuses an unknown field
+    trainer = make_trainer()  # raises an error for an unknown field
     run, now = (yaml.safe_load("\n".join(lines[k])) for k in ("run", "now"))
     fields = type(trainer.args).__dataclass_fields__
     default = {key: fields[key].default for key in run}
@@ -97,7 +97,7 @@ def trl(folder: Path, batch: dict, lines: dict, prompts: list[str]) -> tuple[dic
 
 
 def columns(batch: dict) -> torch.Tensor:
-    """Return where the response tokens are in input_ids, (B, R)."""
+    """Return the columns of the response tokens in input_ids, (B, R)."""
     at = batch["query_lengths"][:, None] + torch.arange(batch["mask"].shape[1])
     return at.clamp(max=batch["input_ids"].shape[1] - 1)
 
@@ -107,9 +107,9 @@ def norm(model) -> torch.Tensor:
 
 
 def main(engine: str, folder: Path) -> int:
-    """Print how one hand-over's numbers and settings differ; return the exit code."""
+    """Print differences in one hand-over's numbers and settings; return 2 if any, else 0."""
     sys.path.insert(0, str(folder))
-    for name in ("reward", "train"):  # of another hand-over
+    for name in ("reward", "train"):  # from another hand-over
         sys.modules.pop(name, None)
     from reward import compute_score
 
@@ -121,15 +121,15 @@ def main(engine: str, folder: Path) -> int:
     replay, prompts = {"verl": verl, "trl": trl}[engine], expected["prompts"]
     try:
         found, (default, run, now) = replay(folder, batch, lines, prompts)
-    except Exception as error:  # of many kinds: an unknown setting, a package that is missing
-        print(f"{engine} refuses: {type(error).__name__}: {' '.join(str(error).split())}")
+    except Exception as error:  # an unknown setting, a missing package, …
+        print(f"{engine} fails: {type(error).__name__}: {' '.join(str(error).split())}")
         return 2
     rows = zip(prompts, expected["answers"], strict=True)
     found["scores"] = torch.tensor([compute_score("", a, "", {"prompt": p}) for p, a in rows])
     tokenizer = AutoTokenizer.from_pretrained(folder / "policy")
     talks = [[{"role": "user", "content": prompt}] for prompt in prompts]
     same = tokenizer.apply_chat_template(talks, return_dict=False) == expected["queries"]
-    wrong = [] if same else ["The prompts give other tokens."]
+    wrong = [] if same else ["DIFFERS: the prompts' tokens"]
     for name, theirs in found.items():
         ours = torch.as_tensor(batch[name] if name in batch else expected["numbers"][name])
         gap = ((theirs.detach() - ours).abs() / ours.abs().clamp(min=1)).max().item()

@@ -1,1 +1,1 @@
-"""What makes the course: its notebooks, models, exercises and tables. Students need none of it."""
+"""Build the course's notebooks, models, exercises and tables. Students do not need this folder."""

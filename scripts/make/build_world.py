@@ -1,4 +1,4 @@
-"""Build the data and models that preset tiny needs, and print where they are."""
+"""Build the data and models that preset tiny needs, and print their paths."""
 
 from rlhf_course.course.presets import load_preset
 from rlhf_course.course.run_card import quiet_libraries

@@ -1,8 +1,8 @@
-"""Write the exercise notebooks from their sources: one with stubs, and one that is solved.
+"""Write two notebooks from each exercise source: one with stubs, and one with solutions.
 
     python scripts/make/make_exercises.py
 
-Sources are notebooks/exercises/ex*.py; engine.py beside them says how they are written.
+Sources are notebooks/exercises/ex*.py; engine.py in that folder explains their format.
 """
 
 import ast
@@ -22,7 +22,7 @@ METADATA = {"kernelspec": KERNEL, "language_info": {"name": "python"}}
 INTRODUCTION = """# Exercises: {}{}
 
 For [the notebook](../{}.ipynb). Write each function, then run the cell with `check`: it tries\
- random inputs and says what is wrong, by name where it knows the mistake."""
+ random inputs and explains what is wrong."""
 OTHER = " Stuck? Hints and solutions are folded; all solved: [here]({}_solved.ipynb)."
 FIND = """import sys
 from importlib.util import find_spec
@@ -35,14 +35,14 @@ if package := find_spec("rlhf_course"):
 
 
 def solution_source(exercise) -> str:
-    """The solution's source with the stub's docstring, as a student would have written it."""
+    """Return the solution's source, with the stub's docstring."""
     lines, definition = _definition(exercise)
     body = "\n".join(lines[definition.body[0].end_lineno :])
     return f"{_head(exercise, lines, definition)}\n{body}".rstrip()
 
 
 def stub_source(exercise) -> str:
-    """The signature, the first line of the docstring, and nothing done yet."""
+    """Return the signature, the docstring's first paragraph, and NotImplementedError."""
     return f"{_head(exercise, *_definition(exercise))}\n    raise NotImplementedError"
 
 
@@ -58,26 +58,26 @@ def _head(exercise, lines: list[str], definition: ast.FunctionDef) -> str:
 
 
 def fold(title: str, text: str) -> str:
-    """Markdown that opens at a click."""
+    """Return Markdown that is folded until a click."""
     return f"<details><summary>{title}</summary>\n\n{text}\n\n</details>"
 
 
 def load(name: str):
-    """Return the set of exercises in a source, ex*.py without the suffix."""
+    """Return the set of exercises in a source; ``name`` is the file's name without .py."""
     if str(FOLDER) not in sys.path:
         sys.path.insert(0, str(FOLDER))
     return importlib.import_module(name).SET
 
 
 def identity(cell, part: str, found, key: str) -> None:
-    """Give a cell an id that stays, and the exercise's id and points as metadata."""
+    """Set a cell's permanent id, and its metadata: the exercise's id, points, and part."""
     cell.id = f"{key}-{part}".replace("_", "-")
     exercise = {"id": f"{found.notebook}/{key}", "points": found.exercises[key].difficulty}
     cell.metadata["exercise"] = {**exercise, "part": part}
 
 
 def notebook(name: str, solved: bool) -> tuple[Path, nbformat.NotebookNode]:
-    """Where a set's notebook stands, and the notebook."""
+    """Return the path of a set's notebook, and the notebook."""
     found = load(name)
     start = INTRODUCTION.format(found.title, ", solved" * solved, found.notebook)
     cells = [new_markdown_cell(start if solved else start + OTHER.format(found.notebook))]

@@ -1,10 +1,10 @@
-"""Write what students get, without solutions: build/handout/ and build/handout.zip.
+"""Write the students' handout, without solutions: build/handout/ and build/handout.zip.
 
     python scripts/make/make_handout.py [--output build/handout]
 
-Notebooks come without solutions and answers. In place of the sources, frozen/*.json holds each
-exercise's twenty inputs of public seeds, the right outputs and gradients, and those of the named
-mistakes; notebooks/exercises/frozen.py checks against them. scripts/grade.py has other seeds.
+Notebooks contain no solutions or answers. In place of the sources, frozen/*.json contains each
+exercise's inputs for twenty public seeds, and the correct and mistaken outputs and gradients;
+notebooks/exercises/frozen.py checks answers against them. scripts/grade.py uses other seeds.
 """
 
 import argparse
@@ -29,17 +29,17 @@ SEEDS = range(20)
 INTRODUCTION = """# Exercises: {}
 
 For notebook {} of the course. Write each function, then run the cell with `check`: it tries\
- frozen inputs and says what is wrong, by name where it knows the mistake. Hints are folded. Keep\
- the names of functions and files. `make verify`, or `python frozen.py`, lists what is missing."""
+ frozen inputs and explains what is wrong. Hints are folded. Keep the names of functions and files.\
+ `make verify`, or `python frozen.py`, lists missing answers."""
 
 
 def record(exercise) -> dict:
-    """Return what frozen.py needs of an exercise: inputs, outputs and mistakes, and no code."""
+    """Return an exercise's record for frozen.py: inputs, outputs, and mistakes, without code."""
     from checks.symptoms import _moves
     from frozen import decode, encode
 
     drawn = [exercise.draw(torch.Generator().manual_seed(seed)) for seed in SEEDS]
-    cases = decode(encode(drawn))  # as the student's check will have them
+    cases = decode(encode(drawn))  # as in the student's check
 
     def results(function) -> list | None:
         with suppress(Exception), warnings.catch_warnings(action="ignore"):
@@ -64,7 +64,7 @@ def record(exercise) -> dict:
 
 
 def student_notebook(name: str) -> tuple[str, nbformat.NotebookNode]:
-    """Return a set's notebook without solutions and replies, which imports frozen.py."""
+    """Return a set's file name, and its notebook without solutions, which imports frozen.py."""
     path, made = notebook(name, solved=False)
     found = load(name)
     kept = []
@@ -83,7 +83,7 @@ def student_notebook(name: str) -> tuple[str, nbformat.NotebookNode]:
 
 
 def write(folder: Path) -> None:
-    """Write notebooks, frozen results, the checks' code, and how to use them."""
+    """Write notebooks, frozen results, the checks' code, and instructions to ``folder``."""
     (folder / "frozen").mkdir()
     for name in SETS:
         file, made = student_notebook(name)

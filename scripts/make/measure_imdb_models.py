@@ -1,8 +1,8 @@
-"""What the models in models/ can do on reviews that none of them has seen; writes their cards.
+"""Measure the models in models/ on reviews not used in training, and write their cards.
 
     python scripts/make/measure_imdb_models.py FOLDER
 
-FOLDER is the one that train_imdb_models.py was given.
+FOLDER is the folder passed to train_imdb_models.py.
 """
 
 import argparse
@@ -27,7 +27,7 @@ SAMPLING = {"do_sample": True, "top_k": 0, "top_p": 1.0, "pad_token_id": 0}
 
 @torch.no_grad()
 def perplexity(model, rows: Sequence[list[int]], given: Sequence[int] | None = None) -> float:
-    """Per token, of every token after the first ``given`` ones (default: 1) of each row."""
+    """Return the perplexity per token, without each row's first ``given`` tokens (default: 1)."""
     total = count = 0
     for row, first in zip(rows, given or [1] * len(rows), strict=True):
         ids, labels = torch.tensor([row]), torch.tensor([[-100] * first + row[first:]])
@@ -37,7 +37,7 @@ def perplexity(model, rows: Sequence[list[int]], given: Sequence[int] | None = N
 
 
 def sample(model, tokenizer, queries: Sequence[list[int]], seed: int) -> list[str]:
-    """Each query with 16 tokens more, from the model's own distribution."""
+    """Return the texts of queries, each with 16 more tokens sampled at temperature 1."""
     torch.manual_seed(seed)
     queries = (torch.tensor([query]) for query in queries)
     rows = [model.generate(query, max_new_tokens=FRAGMENT, **SAMPLING)[0] for query in queries]
@@ -45,7 +45,7 @@ def sample(model, tokenizer, queries: Sequence[list[int]], seed: int) -> list[st
 
 
 def samples(policy, tokenizer, openings: Sequence[list[int]], known: set[str]) -> dict:
-    """What the card says of 256 openings of 2 to 8 tokens, continued by 16 tokens; three seeds."""
+    """Return the card's numbers for 256 openings of 2 to 8 tokens plus 16 tokens; three seeds."""
     lengths = np.random.default_rng(0).integers(2, 9, len(openings)).tolist()
     pairs = zip(openings, lengths, strict=True)
     pairs = [(row[: n + FRAGMENT], n) for row, n in pairs if len(row) >= n + FRAGMENT][:256]
@@ -56,19 +56,19 @@ def samples(policy, tokenizer, openings: Sequence[list[int]], known: set[str]) -
     found["unknown"] = max(unknown_words(texts, known) for texts in written)
     real = distinct_n(tokenizer.batch_decode([*rows]), 2)
     found["distinct"] = min(distinct_n(texts, 2) for texts in written) / real
-    made.sharpen(policy, 1 / made.TEMPERATURE)  # as it was trained
+    made.sharpen(policy, 1 / made.TEMPERATURE)  # undo the temperature
     return found | {"trained_ppl": perplexity(policy, rows, lengths)}
 
 
 def verdicts(classifier: SentimentReward, judge: NgramSentiment, texts, labels) -> dict:
-    """Accuracy of both, and how often they agree."""
+    """Return the accuracy of classifier and judge, and their rate of agreement."""
     first, second = classifier.logits(texts).argmax(1) == classifier.index, judge(texts) > 0
     pairs = {"classifier": (first, labels), "judge": (second, labels), "agreement": (first, second)}
     return {name: (a == b).float().mean().item() for name, (a, b) in pairs.items()}
 
 
 def measure(reviews, folder: Path) -> dict[str, dict]:
-    """Return what the models' cards say of each model."""
+    """Return model → the numbers in its card."""
     tokenizer = AutoTokenizer.from_pretrained(folder / "gpt2-imdb-mini")
     policy = AutoModelForCausalLM.from_pretrained(folder / "gpt2-imdb-mini", dtype=torch.float32)
     classifier = SentimentReward(str(folder / "distilbert-imdb-mini"))
@@ -87,7 +87,7 @@ def measure(reviews, folder: Path) -> dict[str, dict]:
     }
     found = {"parameters": policy.num_parameters() / 1e6, "vocabulary": len(tokenizer)}
     found |= {"trained": len(texts), "tokens": sum(map(len, learned)) / 1e6, **passes}
-    found |= samples(policy.eval(), tokenizer, openings, known)  # after it, as it was trained
+    found |= samples(policy.eval(), tokenizer, openings, known)  # also undoes TEMPERATURE
     found |= {"openings": perplexity(policy, openings), "spelling": made.SPELLING}
     found["whole"] = perplexity(policy, [row[:256] for row in unseen[:300]])
     size = {"parameters": classifier.model.num_parameters() / 1e6}

@@ -1,12 +1,11 @@
-"""Keep the headlines of a notebook at several seeds in figs/measured/seeds.json, from run cards.
+"""Collect a notebook's results at several seeds from run cards into figs/measured/seeds.json.
 
     for seed in 0 1 2; do
         python scripts/run_notebooks.py --only 04 --seed $seed --output build/seeds/$seed
     done
     python scripts/make/measure_seeds.py build/seeds/*
 
-An interval in a notebook covers prompts; this is what a second and third run of the same notebook
-gave.
+A notebook's intervals cover variation over prompts; these results, over seeds.
 """
 
 import json
@@ -20,20 +19,20 @@ KEPT = ROOT / "figs" / "measured" / "seeds.json"
 
 
 def collect(folders: list[str]) -> dict[str, dict[str, dict[str, float]]]:
-    """Return of every run card in the folders: notebook → seed → what was measured before and
-    after, and how many checks passed.
+    """Return notebook → seed → metrics before and after, and the numbers of passed and all checks.
 
-    Raises ``ValueError`` for a folder without cards, and for two cards of one notebook and seed.
+    Raises ``ValueError`` for a folder without run cards, or two cards of one notebook and seed.
     """
     found: dict = {}
     for folder in folders:
         if not (cards := sorted(Path(folder).rglob("run_cards/*.json"))):
-            raise ValueError(f"{folder} holds no run cards of run_notebooks.py --output {folder}.")
+            raise ValueError(f"{folder} has no run cards. Run run_notebooks.py --output {folder}.")
         for path in cards:
             card = read_json(path)
             seeds, seed = found.setdefault(card["notebook"], {}), str(card["seed"])
             if seed in seeds:
-                raise ValueError(f"{path} is a second card of {card['notebook']} at seed {seed}.")
+                twice = f"a second card of {card['notebook']} at seed {seed}"
+                raise ValueError(f"{path} is {twice}. Pass only one of them.")
             moved = {k: v for k, v in card["metrics"].items() if k.endswith(("_before", "_after"))}
             passed = [check["passed"] for check in card["checks"].values()]
             seeds[seed] = moved | {"passed": sum(passed), "checks": len(passed)}
@@ -41,7 +40,7 @@ def collect(folders: list[str]) -> dict[str, dict[str, dict[str, float]]]:
 
 
 def main(folders: list[str]) -> None:
-    """Add to what is kept, notebook by notebook; say what was written."""
+    """Update each notebook's entry in seeds.json; print the number of seeds."""
     found = collect(folders)
     kept = (read_json(KEPT) if KEPT.exists() else {}) | found
     with atomic_file(KEPT) as part:

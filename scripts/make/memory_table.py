@@ -1,5 +1,5 @@
-"""Print what a PPO step holds on Baichuan2-7B's shape, and the smallest card that holds it:
-site/larger-models.md. With --measure, take such a step and print what it held, as JSON.
+"""Print a PPO step's computed memory for a Baichuan2-7B, and the smallest GPU that has it, for
+site/larger-models.md. With --measure, take such a step and print its measured memory as JSON.
 """
 
 import json
@@ -17,7 +17,7 @@ from rlhf_course import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
 from rlhf_course.course.memory import QUANTIZED, peak_memory, ppo_memory
 from rlhf_course.course.presets import load_preset
 
-# GiB; a tenth is kept free for CUDA, fragmentation and the reward model's batches.
+# GiB; a tenth stays free for CUDA, fragmentation and the reward model's batches.
 CARDS = (16, 24, 40, 80)
 SIZES = {"vocab_size": 125_696, "hidden_size": 4096, "intermediate_size": 11_008}
 BAICHUAN = LlamaConfig(**SIZES, num_hidden_layers=32, num_attention_heads=32)  # 2-7B, converted
@@ -38,18 +38,18 @@ WAYS = {
     "both, base in 4 bits": CHUNKED | {"layer_bytes": QUANTIZED["4bit"]},
 }
 VOCABULARY = 128_000
-SHAPES = {  # of published Llamas: width, inner width, layers, heads, heads of keys and values
+SHAPES = {  # published Llamas: width, inner width, layers, heads, key-value heads
     "7B": (4096, 11_008, 32, 32, 32),
     "13B": (5120, 13_824, 40, 40, 40),
     "34B": (8192, 22_016, 48, 64, 8),
     "70B": (8192, 28_672, 80, 64, 8),
 }
-MINI_BATCH, QUERY, RESPONSES = 8, 256, (256, 1024)  # samples, which are also the batch; tokens
+MINI_BATCH, QUERY, RESPONSES = 8, 256, (256, 1024)  # samples (one mini-batch per batch); tokens
 
 
 def what_fits() -> pd.DataFrame:
-    """Return a row per way to save memory, two columns per response length: the computed peak in
-    bf16 autocast, and the card.
+    """Return a table with a row per way to save memory, and two columns per response length: the
+    computed peak in bf16 autocast, and the smallest card.
     """
     table = pd.DataFrame(index=pd.Index(WAYS, name="7B, LoRA"))
     for response in RESPONSES:
@@ -62,7 +62,7 @@ def what_fits() -> pd.DataFrame:
 
 
 def when_to_leave() -> pd.DataFrame:
-    """Return a row per Llama's shape and two columns per base: what is left to save is saved."""
+    """Return a table of peaks and cards by Llama and base, with all other memory savings on."""
     table = pd.DataFrame(index=pd.Index(SHAPES, name="LoRA, 1,024 new tokens"))
     for base, way in {"bfloat16": {}, "4 bits": {"layer_bytes": QUANTIZED["4bit"]}}.items():
         peaks = []
@@ -83,35 +83,35 @@ def when_to_leave() -> pd.DataFrame:
 
 
 def card(peak: float) -> str:
-    """Return the smallest card that holds this many GiB, or a dash."""
+    """Return the smallest card with enough memory for ``peak`` GiB, or a dash."""
     return next((f"{size} GB" for size in CARDS if peak <= 0.9 * size), "–")
 
 
 def about_all_weights() -> str:
-    """Return how many weights the largest card trains at 16 bytes each, computed."""
+    """Return the computed number of weights that the largest card trains, at 16 bytes."""
     billions = 0.9 * CARDS[-1] * 2**30 / 16 / 1e9
     return f"at most {billions:.1f} billion weights on {CARDS[-1]} GB"
 
 
 def as_markdown(table: pd.DataFrame) -> str:
-    """Return a table of words as Markdown."""
+    """Return a table of strings as Markdown."""
     rows = [[table.index.name, *table.columns], ["---"] * (1 + table.shape[1])]
     rows += table.reset_index().to_numpy().tolist()
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
 def about_the_optimizer() -> str:
-    """Return what moving the optimizer's state to the machine's memory would save, computed."""
+    """Return a sentence: the computed memory that offloading Adam would save."""
     size = ppo_memory(BAICHUAN, LORA, 1, 1, 1)["optimizer"] / 2**30
     small = "too little to move them elsewhere"
     return f"Adam's two moments of the adapters are {size:.1f} GiB of it, {small}."
 
 
 def measure_step() -> dict[str, float]:
-    """Return layers, seconds, peak GiB and computed GiB of a PPO step with random weights.
+    """Take a PPO step with random weights; return layers, seconds, peak GiB and computed GiB.
 
-    Sizes and precision are notebook 05's at ``full``. The model has as many of a 7B's layers as fit
-    into 3/4 of the free memory; without a GPU it is a toy, whose tensors are counted.
+    Sizes and precision are notebook 05's at ``full``. The model has as many layers of a 7B as fit
+    into 3/4 of the free memory. Without a GPU, the model is a toy, and its tensors are counted.
     """
     full = load_preset("05_lora_rlhf_baichuan", "full")
     is_card, config = torch.cuda.is_available(), BAICHUAN if torch.cuda.is_available() else TOY

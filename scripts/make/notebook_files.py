@@ -1,4 +1,4 @@
-"""Notebooks as files: rendering outputs into the repository, and whether they are stale."""
+"""Write rendered notebooks, run cards, and the README's table; detect stale outputs."""
 
 import hashlib
 import re
@@ -13,23 +13,23 @@ from rlhf_course.runtime.files import atomic_file, read_json
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = ROOT / "notebooks"
-MEASURED = ROOT / "figs" / "measured"  # run cards that figures, slides and the README are made from
+MEASURED = ROOT / "figs" / "measured"  # run cards for figures, slides and the README
 HASH_KEY = "source_sha256"
-WIDGET = (  # a progress bar, mostly, which shows nothing without its kernel
+WIDGET = (  # mostly progress bars, which are empty without a kernel
     "application/vnd.jupyter.widget-view+json"
 )
 
 
 def source_hash(notebook: NotebookNode) -> str:
-    """Hash all cells' types and sources; outputs rendered under another hash are stale."""
+    """Return a hash of all cells' types and sources; outputs with another hash are stale."""
     text = "\0".join(f"{cell.cell_type}\0{cell.source}" for cell in notebook.cells)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def strip_run_details(executed: NotebookNode, original: NotebookNode) -> NotebookNode:
-    """Return the original's cells with the executed outputs, and nothing else of the run.
+    """Return ``original`` with the executed outputs and clean metadata; changes it in place.
 
-    Injected parameters, timings, widgets and kernel details go.
+    Injected parameters, timings, widgets and kernel details are dropped.
     """
     added = {"injected-parameters", "papermill-error-cell-tag"}
     cells = [cell for cell in executed.cells if not added & {*cell.metadata.get("tags", [])}]
@@ -42,7 +42,7 @@ def strip_run_details(executed: NotebookNode, original: NotebookNode) -> Noteboo
         source.execution_count = count
         source.outputs = [output for output in cell.outputs if WIDGET not in output.get("data", {})]
         for output in source.outputs:
-            if output.output_type == "error":  # of a check that failed
+            if output.output_type == "error":  # a failed check
                 output.traceback = [f"{output.ename}: {output.evalue}"]
             if output.output_type == "execute_result":
                 output.execution_count = count
@@ -55,9 +55,9 @@ def strip_run_details(executed: NotebookNode, original: NotebookNode) -> Noteboo
 
 
 def render(executed: NotebookNode, source: Path, chosen: Namespace, card: dict) -> None:
-    """Put a run's outputs, time and memory into the notebook of the repository.
+    """Write a run's outputs, time and memory into the repository's notebook.
 
-    Those of another preset than tiny go to a folder of that name beside it.
+    Presets other than tiny write to a folder named after the preset.
     """
     notebook, target = strip_run_details(executed, nbformat.read(source, as_version=4)), source
     first, measured = notebook.cells[0], f"{cost(card)}: preset {chosen.preset}, two CPU cores"
@@ -80,35 +80,35 @@ def render(executed: NotebookNode, source: Path, chosen: Namespace, card: dict) 
 
 
 def keep(card: Path, preset: str) -> None:
-    """Copy a run card to those that figures, slides and the README are made from."""
+    """Copy a run card to the folder that figures, slides and the README read."""
     with atomic_file(kept(preset) / card.name) as path:
         path.write_bytes(card.read_bytes())
 
 
 def kept(preset: str) -> Path:
-    """Return where run cards of a preset are kept."""
+    """Return the folder of a preset's run cards."""
     return MEASURED if preset == "tiny" else MEASURED / preset
 
 
 def read_card(path: Path) -> dict:
-    """Return a run card, {} if there is none."""
+    """Return a run card, or {} if there is no file."""
     return read_json(path) if path.exists() else {}
 
 
 def keep_day(day: Path, readme: Path = ROOT / "README.md", measured: Path = MEASURED) -> None:
-    """Copy a GPU's results to the run cards, and write the README.
+    """Copy a GPU's results to the measured folder, and update the README.
 
-    Raises ``ValueError`` for those of a rehearsal.
+    Raises ``ValueError`` for the results of a rehearsal.
     """
     if read_json(day)["environment"]["device"] == "CPU":
-        raise ValueError(f"{day} is of a rehearsal on a CPU, which is no measurement of a GPU.")
+        raise ValueError(f"{day} is a rehearsal on a CPU. Repeat scripts/gpu_day.py on a GPU.")
     with atomic_file(measured / "gpu_day.json") as path:
         path.write_bytes(day.read_bytes())
     update_readme(readme, measured)
 
 
 def update_readme(readme: Path = ROOT / "README.md", measured: Path = MEASURED) -> None:
-    """Write costs and headlines of the kept run cards into the README's table."""
+    """Write costs and headlines from run cards into the README's table."""
     lines = readme.read_text(encoding="utf-8").splitlines(keepends=True)
     cards = {f"(notebooks/{path.stem}.ipynb)": path for path in measured.glob("[0-9]*.json")}
     seeds, day = (read_card(measured / f"{name}.json") for name in ("seeds", "gpu_day"))
@@ -130,7 +130,7 @@ def update_readme(readme: Path = ROOT / "README.md", measured: Path = MEASURED) 
 
 
 def one_gpu(device: str) -> str:
-    """Return the README's line about what was measured on a GPU, "" for none."""
+    """Return the README's line about a GPU's measurements; ``device`` is "" without any."""
     command = "[`python scripts/gpu_day.py`](site/on-a-gpu.md)"
     if device:
         return f"**One GPU.** {command} measured the numbers after the slash on {device}.\n"
@@ -138,7 +138,7 @@ def one_gpu(device: str) -> str:
 
 
 def other_seeds(card: dict, seeds: dict[str, dict]) -> str:
-    """Return where the headline ended at the other seeds that measure_seeds.py kept."""
+    """Return a phrase with the headline metric's final values at other seeds, or ""."""
     what = headline_of(card)
     ends = [
         f"{run[f'{what}_after']:.2f}" for seed, run in seeds.items() if seed != str(card["seed"])

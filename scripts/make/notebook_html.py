@@ -1,7 +1,7 @@
-"""An executed notebook as one HTML page without scripts: formulas as MathML, light and dark.
+"""Render an executed notebook as one HTML page without scripts: MathML, light and dark.
 
-Texts of a dataset stand in a notebook's outputs, and may hold anybody's markup. The page's policy
-lets a browser run and load nothing; only a refresh would escape it, and that is disarmed.
+Notebook outputs contain dataset texts, which may include untrusted markup. The page's policy stops
+browsers from running or loading anything; it does not cover meta refresh, which is disabled.
 """
 
 import html
@@ -15,8 +15,7 @@ from nbconvert import HTMLExporter
 from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 from nbformat import NotebookNode
 
-# The lab template without what it loads from elsewhere: RequireJS, MathJax, Mermaid and the
-# widgets' manager.
+# Parts of the lab template that load files: RequireJS, MathJax, Mermaid and the widget manager.
 BLOCKS = ("html_head_js", "jupyter_widgets", "html_head_js_mathjax", "html_head_js_mermaidjs")
 HEAD = """
 <meta name="color-scheme" content="light dark">
@@ -35,12 +34,12 @@ math[display="block"] { overflow-x: auto; overflow-y: hidden; padding: 0.3em 0; 
 """
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; font-src data:"
 POLICY += "; base-uri 'none'; form-action 'none'"
-# Names of functions, which browsers set too close as identifiers.
+# Function names: browsers set them too close if they are identifiers.
 WORD = re.compile(r"<mi>(log|exp|max|min)</mi>")
 
 
 class Renderer(IPythonRenderer):
-    """Markdown as nbconvert renders it, with formulas set here."""
+    """Render Markdown as nbconvert does, except for formulas, which become MathML."""
 
     def inline_math(self, body: str) -> str:
         return mathml(body, "inline")
@@ -50,7 +49,7 @@ class Renderer(IPythonRenderer):
 
 
 class Page(HTMLExporter):
-    """nbconvert's, with that renderer."""
+    """Export HTML as nbconvert does, with :class:`Renderer`."""
 
     def default_filters(self):
         yield from super().default_filters()
@@ -59,17 +58,17 @@ class Page(HTMLExporter):
 
 
 def mathml(formula: str, display: str) -> str:
-    """A formula of LaTeX as MathML; its source as code where the converter cannot read it."""
+    """Return a LaTeX formula as MathML, or its source as code if the converter fails."""
     try:
         found = convert(formula.strip(), display=display)
         return WORD.sub(r'<mo lspace="0.17em" rspace="0.17em">\1</mo>', found)
-    except Exception:  # whatever the converter stumbles over: the source is better than no page
+    except Exception:  # of any type; showing the source is better than no page
         return f"<code>{html.escape(formula)}</code>"
 
 
 def page(notebook: NotebookNode, folder: Path) -> str:
-    """The page; its title is the notebook's heading, and its links to files are those of a notebook
-    in ``folder``.
+    """Return a notebook's HTML, with its heading as title, and links to files resolved from
+    ``folder``.
     """
     titles = (re.match(r"# (.+)", cell.source) for cell in notebook.cells)
     title = next((found[1].replace("`", "") for found in titles if found), "Notebook")

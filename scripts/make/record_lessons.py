@@ -1,9 +1,9 @@
-"""Record variants of PPO on film reviews: a card per variant and seed.
+"""Record variants of PPO on film reviews, a card per variant and seed.
 
-    python scripts/make/record_lessons.py   # continues where it stopped; an hour or more
+    python scripts/make/record_lessons.py   # skips existing cards; an hour or more
     python site/lessons.py                  # writes site/lessons-on-text.md
 
-It runs PPO with the cells of notebook 07 that are tagged methods.
+It runs PPO with notebook 07's cells tagged methods.
 """
 
 import argparse
@@ -26,11 +26,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from make.record_methods import methods
 
 FOLDER = ROOT / "figs" / "measured" / "lessons"
-# Short runs; other settings are those of notebook 07's PPO.
+# Short runs; other settings equal those of notebook 07's PPO.
 SETTING = {"text_steps": 16, "text_batch": 48, "text_epochs": 4, "response_tokens": 8}
-BETA = 0.5  # of runs about KL
+BETA = 0.5  # of the KL variants
 REUSE, NO_CLIP = {"ppo_epochs": 16, "steps": 4}, {"cliprange": 1e9}
-SLOPES = {  # of minus each estimate in log π(response); x = log π_ref/π of the response
+SLOPES = {  # −d estimate / d log π(response), for x = log π_ref/π of the response
     "k1": lambda x: -torch.ones_like(x),
     "k2": lambda x: x,
     "k3": lambda x: x.exp() - 1,
@@ -45,17 +45,17 @@ VARIANTS |= {k: {"init_kl_coef": 0.0} for k in SLOPES}
 
 
 def raw(rollout):
-    """Advantages (B, R) before whitening."""
+    """Return advantages (B, R) before whitening."""
     return rollout.returns - rollout.values
 
 
 def unwhitened(rollout, new, old, advantages, cliprange):
-    """The policy loss without whitening."""
+    """Return the policy loss without whitening."""
     return policy_loss(new, old, raw(rollout), cliprange)
 
 
 def kl_in_loss(slope, rollout, new, old, advantages, cliprange):
-    """The policy loss plus a term with the gradient of β·estimate, in units of whitened rewards."""
+    """Return the policy loss plus a term with β·estimate's gradient, scaled like whitening."""
     loss, *others = policy_loss(new, old, advantages, cliprange)
     x = ((rollout.ref_logprobs - new.detach()) * rollout.mask).sum(1, keepdim=True)
     scale = masked_var(raw(rollout), rollout.mask).sqrt()
@@ -63,7 +63,7 @@ def kl_in_loss(slope, rollout, new, old, advantages, cliprange):
 
 
 def trainer_with(loss):
-    """A trainer whose loss takes the rollout too; one mini-batch is the batch."""
+    """Return a trainer class whose loss receives the rollout; one mini-batch is the batch."""
 
     class Trainer(PPOTrainer):
         def _learn(self, rollout, *others):
@@ -74,7 +74,7 @@ def trainer_with(loss):
 
 
 def record(names: dict, folder: Path, name: str, seed: int) -> Path:
-    """Run a variant unless its card exists; return its path."""
+    """Run a variant unless its card exists; return the card's path."""
     path = folder / f"{name}-{seed}.json"
     if path.exists():
         return path
@@ -97,11 +97,11 @@ def record(names: dict, folder: Path, name: str, seed: int) -> Path:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--seeds", type=int, default=3, help="how many")
+    parser.add_argument("--seeds", type=int, default=3, help="number of seeds")
     parser.add_argument("--output", type=Path, default=FOLDER)
     chosen = parser.parse_args(arguments)
     quiet_libraries()
-    set_seed(0)  # the lengths of the openings
+    set_seed(0)  # fixes the openings' lengths
     names = methods(SETTING | {"text_look": SETTING["text_steps"]})
     for name, seed in product(VARIANTS, range(chosen.seeds)):
         print(record(names, chosen.output, name, seed), flush=True)

@@ -1,10 +1,10 @@
-"""Record notebook 07's runs on film reviews: a card per method and seed; resumable.
+"""Record notebook 07's runs on film reviews, a card per method and seed; skip existing cards.
 
-    python scripts/make/record_methods.py --search   # step sizes, at seeds of their own
-    python scripts/make/record_methods.py            # the step sizes of the config, five seeds
+    python scripts/make/record_methods.py --search   # try step sizes, at separate seeds
+    python scripts/make/record_methods.py            # the config's step sizes, five seeds
 
-It runs the notebook's own cells, those tagged methods, at preset tiny; at others the notebook makes
-the cards itself. Two at a time: --only a part in each.
+It runs the notebook's cells tagged methods at preset tiny; at other presets the notebook writes the
+cards itself. To run two processes, pass different methods to --only.
 """
 
 import argparse
@@ -25,9 +25,9 @@ RATES = {"DPO": (1e-4, 2e-4, 4e-4)} | RATES
 
 
 def methods(overrides: dict) -> dict:
-    """Run the tagged cells at preset tiny; return their names."""
+    """Run the tagged cells at preset tiny; return their global names."""
     names = {"settings": load_preset(NOTEBOOK, "tiny", overrides)}
-    set_seed(0)  # every process cuts the openings alike
+    set_seed(0)  # every process truncates openings equally
     for cell in nbformat.read(ROOT / "notebooks" / f"{NOTEBOOK}.ipynb", as_version=4).cells:
         if "methods" in cell.metadata.get("tags", []):
             exec(compile(cell.source, NOTEBOOK, "exec"), names)

@@ -1,7 +1,7 @@
-"""Score the exercises' checks on a folder of solutions by others, as JSON lines.
+"""Score the exercises' checks on a folder of other people's solutions, as JSON lines.
 
-first: the verdict (null: accepted) before the checks' authors had read them; judged: false if
-that verdict blames another mistake; dropped: why an entry counts no more.
+first: the verdict (null: accepted) before the checks' authors had read the solutions; judged:
+false if that verdict names a wrong mistake; dropped: the reason that an entry no longer counts.
 """
 
 import json
@@ -18,7 +18,7 @@ IMPORTS = "import math, re, torch\nimport numpy as np\nfrom torch.nn.functional 
 
 
 def verdict(entry: dict) -> str | None:
-    """The name of a solution's mistake; None if the checks accept it."""
+    """Return the name of a solution's mistake, or None if the checks accept the solution."""
     from checks.guard import guarded
     from engine import LIMIT, Set
 
@@ -30,11 +30,11 @@ def verdict(entry: dict) -> str | None:
         return (wrong.name if wrong else None), ""
 
     name = guarded(work, LIMIT)[0]
-    return "error" if name and name[:3] == "It " else name  # too late, or a crash
+    return "error" if name and name[:5] == "Your " else name  # too late, or a crash
 
 
 def share(part: int, whole: int) -> str:
-    """Percent with the 95 % Wilson interval."""
+    """Return a percentage with its 95 % Wilson interval, as text."""
     p, z2 = part / whole, 1.96**2 / whole
     half = sqrt(z2 * (p * (1 - p) + z2 / 4))
     low, high = ((p + z2 / 2 + side * half) / (1 + z2) for side in (-1, 1))

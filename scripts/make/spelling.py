@@ -1,4 +1,4 @@
-"""A training loss against misspelling, for train_imdb_models.py."""
+"""Define a training loss that penalizes misspelling, for train_imdb_models.py."""
 
 import re
 from bisect import bisect_left
@@ -13,13 +13,12 @@ from rlhf_course.evaluation import words_of
 
 
 class SpellingLoss:
-    """Cross-entropy, plus ``weight`` times minus the log-probability that the next token spoils no
-    word.
+    """Add ``weight`` times −log p(next token misspells no word) to the cross-entropy.
 
-    A token spoils a word if the letters that then stand there begin no word of ``texts``, or end as
-    none. Cross-entropy alone leaves such tokens a few percent, many together: "ofthere",
-    "hatesk". The second term is the unlikelihood of Welleck et al. 2019 (arXiv:1908.04319, equation
-    4) with all those tokens as one negative candidate.
+    A token misspells a word if the resulting letters start no word of ``texts``, or end without
+    forming one. Without the term, such tokens keep a few percent of the probability in total:
+    "ofthere", "hatesk". The term is the unlikelihood of Welleck et al. 2019 (arXiv:1908.04319,
+    equation 4) with all these tokens as one negative candidate.
     """
 
     def __init__(self, texts: Sequence[str], tokenizer, weight: float):
@@ -28,7 +27,7 @@ class SpellingLoss:
         known = {*self.words}
         begun = {word[:end] for word in known for end in range(len(word) + 1)}
         pieces = [tokenizer.decode([token]).lower() for token in range(len(tokenizer))]
-        # A token's first letters continue a word; the rest ends it, and may begin another one.
+        # A token's first letters continue a word; the rest ends it, and may start another word.
         self.pieces = [re.match("([a-z]*)(.*)", piece, re.DOTALL).groups() for piece in pieces]
         self.tokens = defaultdict(list)
         for token, (letters, rest) in enumerate(self.pieces):
@@ -39,7 +38,7 @@ class SpellingLoss:
         self.continuations = lru_cache(maxsize=None)(self._continuations)
 
     def _continuations(self, word: str) -> tuple[bool, torch.Tensor]:
-        """Whether these letters are a word, and the tokens that continue them."""
+        """Return whether ``word`` is complete, and the tokens that can follow its letters."""
         place = bisect_left(self.words, word)
         longer = [*takewhile(lambda other: other.startswith(word), self.words[place:])]
         ends = {other[len(word) :] for other in longer} - {""}
@@ -49,7 +48,7 @@ class SpellingLoss:
         return word in longer[:1], torch.tensor(tokens, dtype=torch.long)
 
     def unfinished(self, ids: list[int]) -> list[str]:
-        """The letters, after each token, of the word that stands there."""
+        """Return the letters of the current, unfinished word after each token."""
         word, words = "", []
         for token in ids:
             letters, rest = self.pieces[token]
@@ -58,7 +57,7 @@ class SpellingLoss:
         return words
 
     def harmless(self, words: list[str]) -> torch.Tensor:
-        """Which next tokens spoil none of these n unfinished words: (n, vocabulary)."""
+        """Return a mask (n, vocabulary) of next tokens that misspell none of n unfinished words."""
         known, tokens = zip(*map(self.continuations, words), strict=True)
         kinds = [2 if not word else int(ends) for word, ends in zip(words, known, strict=True)]
         mask = self.fits[torch.tensor(kinds)]
@@ -66,7 +65,7 @@ class SpellingLoss:
         return mask
 
     def __call__(self, outputs, labels: torch.Tensor, num_items_in_batch=None) -> torch.Tensor:
-        """As Trainer's ``compute_loss_func``; labels (batch, length) are tokens, padding -100."""
+        """Return the loss for Trainer's ``compute_loss_func``; labels (B, L), -100 for padding."""
         rows = labels[:, 1:] >= 0
         logits = outputs.logits[:, :-1][rows].float()
         ids = ([token for token in row if token >= 0] for row in labels.tolist())

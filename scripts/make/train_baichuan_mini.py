@@ -2,9 +2,8 @@
 
     python scripts/make/train_baichuan_mini.py
 
-The first is a small Baichuan2 that has read Chinese prose; the second is an adapter on it that has
-learned from answers as they were scraped: a few are empty. Pretraining resumes where it
-stopped; its checkpoints are in build/baichuan_mini.
+The first is a small Baichuan2 trained on Chinese prose; the second is an adapter for it, trained on
+uncleaned answers, of which a few are empty. Pretraining resumes from build/baichuan_mini.
 """
 
 import argparse
@@ -38,12 +37,12 @@ from rlhf_course.worlds.build import LORA
 SEED = 0
 TEXTS, HELD_OUT = 40_000, 500
 BLOCK = 64  # tokens
-STEPS, SFT_STEPS = 6000, 750  # of 32 blocks, of 16 answers
+STEPS, SFT_STEPS = 6000, 750  # with 32 blocks, with 16 answers
 WORK = ROOT / "build/baichuan_mini"
 
 
 class Blocks(Dataset):
-    """``count`` random blocks of a stream of tokens; every second begins where a text begins."""
+    """Provide ``count`` random blocks of a token stream; half start where a text starts."""
 
     def __init__(self, texts: list[str], tokenizer, count: int) -> None:
         rows = [torch.tensor([*ids, tokenizer.eos_token_id]) for ids in tokenizer(texts).input_ids]
@@ -64,11 +63,11 @@ class Blocks(Dataset):
 
 
 def make_prose(n: int, seed: int = 0) -> list[str]:
-    """Return n texts, a third of each kind: paragraphs about a topic; pages of questions; a
-    question with one or two replies of any style.
+    """Return n texts, on average a third of each kind: a topic's paragraphs, a page of questions,
+    or a question with one or two replies of any style.
 
-    A tenth are chats in which only the user or only the assistant speaks: a model learns these
-    names, and sees no answer of an assistant to a question.
+    A tenth are chats in which only the user or only the assistant speaks: the model learns these
+    names, but sees no assistant answer a question.
     """
     made = []
     for rng, topic in chinese.streams("prose", n, seed):
@@ -92,7 +91,7 @@ def make_prose(n: int, seed: int = 0) -> list[str]:
 def pretrain() -> tuple[LlamaForCausalLM, Path, float]:
     """Return the model with its NormHead, its SentencePiece model, and its held-out loss."""
     texts = make_prose(TEXTS, SEED)
-    # With 500 of them Human: and Assistant: are a piece each, as in a large vocabulary.
+    # With 500 prompts, Human: and Assistant: become one piece each, as in a large vocabulary.
     spm_model = toy_checkpoint.train_sentencepiece(
         [*texts[:8000], *[as_prompt("")] * 500], 1200, WORK / "sentencepiece"
     )
@@ -105,7 +104,7 @@ def pretrain() -> tuple[LlamaForCausalLM, Path, float]:
         num_hidden_layers=3,
         num_attention_heads=4,
         max_position_embeddings=512,
-        initializer_range=0.05,  # a narrow model starts to learn late with 0.02
+        initializer_range=0.05,  # with 0.02 a narrow model starts learning late
         **toy_checkpoint.SPECIAL_IDS,
     )
     model, batch = toy_checkpoint.norm_head(LlamaForCausalLM(config)), 32
@@ -135,7 +134,7 @@ def pretrain() -> tuple[LlamaForCausalLM, Path, float]:
 
 
 def train_adapter(base: Path, folder: Path) -> None:
-    """SFT with LoRA; notebook 06 also needs the empty answers."""
+    """Train and save an SFT adapter (LoRA). Notebook 06 needs the empty answers in its data."""
     tokenizer = AutoTokenizer.from_pretrained(base)
     rows = [
         {"prompt": as_prompt(row["question"]), "answer": text}
@@ -153,7 +152,7 @@ def train_adapter(base: Path, folder: Path) -> None:
 
 @torch.no_grad()
 def answers(model, tokenizer, questions: list[str]) -> float:
-    """The share of questions that a model answers, sampled at temperature 1."""
+    """Return the share of questions that a model answers, sampled at temperature 1."""
     torch.manual_seed(SEED)
     batch = tokenizer([*map(as_prompt, questions)], return_tensors="pt", padding=True)
     output = model.generate(**batch, do_sample=True, top_k=0, max_new_tokens=48)
@@ -163,7 +162,7 @@ def answers(model, tokenizer, questions: list[str]) -> float:
 
 
 def write_cards(base: Path, adapter: Path, converted: Path, **found) -> None:
-    """The models' cards, with what was measured."""
+    """Measure both models, and write their cards with the results."""
     tokenizer = AutoTokenizer.from_pretrained(converted, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(converted, dtype=torch.float32)
     questions = [row["question"] for row in chinese.make_qa(500, SEED + 1)]

@@ -1,10 +1,10 @@
-"""The small models of real film reviews that models/ holds, trained from the reviews themselves.
+"""Train the small models in models/ on real film reviews.
 
     python scripts/make/train_imdb_models.py FOLDER
     python scripts/make/train_imdb_models.py FOLDER --parts openings judge
 
-FOLDER holds IMDB in the hub's layout. The parts are openings, judge, classifier and policy, made in
-that order; policy and classifier continue where they were stopped (build/imdb_models).
+FOLDER contains IMDB in the hub's layout. The parts are openings, judge, classifier and policy, made
+in that order; policy and classifier resume from build/imdb_models.
 """
 
 import argparse
@@ -30,19 +30,19 @@ from rlhf_course.worlds.small_models import train_tokenizer
 
 SEED = 0
 PARTS = ("openings", "judge", "classifier", "policy")
-HELD_OUT = 5000  # reviews that no model sees
-# Words of a held-out review that are shipped; tokens of a review that the policy mostly learns from
+HELD_OUT = 5000  # reviews that no model is trained on
+# Shipped words of a held-out review; tokens of a review in most of the policy's training.
 OPENING = 64
-# More words that are one token leave fewer to misspell.
+# A policy with more one-token words misspells fewer.
 VOCABULARY = {"policy": 24_000, "classifier": 16_000}
-PASSES = {"judge": 6, "classifier": 8, "short": 5, "long": 1}  # the policy's over 64, 256 tokens
-SPELLING = 10.0  # weight of the loss against misspelling
-TEMPERATURE = 0.81  # of the policy that is shipped; measure_imdb_models.py measures what it does
+PASSES = {"judge": 6, "classifier": 8, "short": 5, "long": 1}  # policy: 64, 256 tokens
+SPELLING = 10.0  # weight of the misspelling loss
+TEMPERATURE = 0.81  # of the shipped policy; measure_imdb_models.py measures its effect
 LABELS = {"id2label": {0: "NEGATIVE", 1: "POSITIVE"}, "label2id": {"NEGATIVE": 0, "POSITIVE": 1}}
 
 
 def load_split(folder: Path) -> datasets.DatasetDict:
-    """Every review once, without HTML: held_out, and the rest as first half and second half."""
+    """Return all distinct reviews without HTML: held_out, and the rest in two halves."""
     rows = datasets.concatenate_datasets([load_reviews(folder, part) for part in ("train", "test")])
     rows = rows.map(lambda row: {"text": re.sub(r"\s*(<br\s*/?>\s*)+", " ", row["text"]).strip()})
     first = {text: place for place, text in reversed([*enumerate(rows["text"])])}
@@ -53,7 +53,7 @@ def load_split(folder: Path) -> datasets.DatasetDict:
 
 
 def save_openings(reviews: datasets.Dataset, folder: Path) -> None:
-    """The first 64 words of every held-out review, with its label; 1,000 of them to test on."""
+    """Write the first 64 words and the label of every held-out review; 1,000 form split test."""
     rows = reviews.map(lambda row: {"text": " ".join(row["text"].split()[:OPENING])})
     parts = {"train": range(4000), "test": range(4000, len(rows))}
     for split, part in parts.items():
@@ -61,12 +61,12 @@ def save_openings(reviews: datasets.Dataset, folder: Path) -> None:
 
 
 def cut(text: str, rng: np.random.Generator) -> str:
-    """Return a text as a judge learns from it: every other time 4 to 48 words, as PPO's have."""
+    """Return the text or, half of the time, its first 4 to 48 words, like PPO's texts."""
     return text if rng.random() < 0.5 else " ".join(text.split()[: rng.integers(4, 49)])
 
 
 def train_judge(reviews: datasets.Dataset, folder: Path) -> None:
-    """Logistic regression on the words and word pairs of reviews."""
+    """Train and save a logistic regression on words and word pairs of reviews."""
     torch.manual_seed(SEED)
     judge, rng = NgramSentiment(torch.zeros(2**19, 1), torch.zeros(1)), np.random.default_rng(SEED)
     weights = [judge.weight.requires_grad_(), judge.bias.requires_grad_()]
@@ -84,7 +84,7 @@ def train_judge(reviews: datasets.Dataset, folder: Path) -> None:
 
 
 def train_classifier(reviews: datasets.DatasetDict, tokenizer, folder: Path) -> None:
-    """A small DistilBERT on beginnings of reviews: up to its 512 positions, and short ones."""
+    """Train and save a small DistilBERT on reviews of up to 512 tokens, and on short openings."""
 
     def rows(part: datasets.Dataset, texts: Sequence[str]) -> datasets.Dataset:
         ids = tokenizer(texts, truncation=True, max_length=512)["input_ids"]
@@ -104,7 +104,7 @@ def train_classifier(reviews: datasets.DatasetDict, tokenizer, folder: Path) -> 
 
 
 def classifier_tokenizer(tokenizer) -> hf.PreTrainedTokenizerFast:
-    """Return the same BPE with [CLS] in front and a padding token, as DistilBERT expects it."""
+    """Return the BPE with a leading [CLS] and a padding token, as DistilBERT expects."""
     marks = {"cls_token": "[CLS]", "pad_token": "[PAD]", "eos_token": tokenizer.eos_token}
     own = hf.PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, **marks)
     own.backend_tokenizer.post_processor = processors.TemplateProcessing(
@@ -115,7 +115,7 @@ def classifier_tokenizer(tokenizer) -> hf.PreTrainedTokenizerFast:
 
 
 def policy_rows(texts: Sequence[str], tokenizer, short: int, long: int) -> list[list[int]]:
-    """The beginnings of reviews in tokens: ``short`` times the first 64, ``long`` times 256."""
+    """Return ``short`` copies of each review's first 64 tokens, and ``long`` of its first 256."""
     rows = tokenizer([text[:2000] for text in texts])["input_ids"]
     for row, text in zip(rows, texts, strict=True):
         row += [tokenizer.eos_token_id] if len(text) <= 2000 else []
@@ -123,7 +123,7 @@ def policy_rows(texts: Sequence[str], tokenizer, short: int, long: int) -> list[
 
 
 def train_policy(texts: Sequence[str], held_out: Sequence[str], tokenizer, folder: Path) -> None:
-    """GPT-2 on the beginnings of reviews; at last once over the openings against misspelling."""
+    """Train and save a GPT-2 on beginnings of reviews; the last pass penalizes misspelling."""
     rows = policy_rows(texts, tokenizer, PASSES["short"], PASSES["long"])
     test = [row[:OPENING] for row in tokenizer(held_out[:1000])["input_ids"]]
     rows, test = (datasets.Dataset.from_dict({"input_ids": x, "labels": x}) for x in (rows, test))
@@ -142,17 +142,17 @@ def train_policy(texts: Sequence[str], held_out: Sequence[str], tokenizer, folde
 
 @torch.no_grad()
 def sharpen(model, temperature: float) -> None:
-    """Divide all logits by a temperature, so that the model's own distribution becomes sharper.
+    """Divide the model's logits by a temperature, in place.
 
-    The head is linear and without bias: dividing the final layer norm divides the logits. PPO then
-    samples from, and scores, one distribution.
+    The head is linear without bias, so dividing the final layer norm divides the logits. PPO then
+    samples from and scores the same distribution.
     """
     for parameter in model.transformer.ln_f.parameters():
         parameter /= temperature
 
 
 def fit(model, train, held_out, collate, name: str, loss=None, **options) -> None:
-    """Train the model for one pass by transformers' Trainer, from its last checkpoint on."""
+    """Train the model for one epoch with transformers' Trainer, from its last checkpoint."""
     work = ROOT / "build/imdb_models" / name
     options |= {f"per_device_{part}_batch_size": 32 for part in ("train", "eval")}
     options |= {"lr_scheduler_type": "cosine_with_min_lr", "warmup_steps": 300}
@@ -167,7 +167,7 @@ def fit(model, train, held_out, collate, name: str, loss=None, **options) -> Non
 
 
 def save(model, tokenizer, folder: Path) -> None:
-    """Write a model in bfloat16, and its tokenizer."""
+    """Write a model in bfloat16, and its tokenizer, to ``folder``."""
     for part in (model.to(torch.bfloat16), tokenizer):
         part.save_pretrained(folder)
 

@@ -1,4 +1,4 @@
-"""Train the models of sums that notebook 08 starts from, and write their cards."""
+"""Train notebook 08's initial models on sums, and write their cards."""
 
 import random
 
@@ -28,7 +28,7 @@ def draw(dice: random.Random, fewest: int, most: int) -> list[int]:
 
 
 def digit_by_digit(a: int, b: int) -> str:
-    """Return the steps, c for a carry, then the answer."""
+    """Return the addition's steps, with c for a carry, then the answer."""
     steps, carry = [], 0
     for x, y in zip(str(a)[::-1], str(b)[::-1], strict=True):
         total = int(x) + int(y) + carry
@@ -38,7 +38,7 @@ def digit_by_digit(a: int, b: int) -> str:
 
 
 def train(fewest: int, most: int, steps: int, share: float) -> GPT2LMHeadModel:
-    """Return a model that has read ``steps`` batches of sums."""
+    """Return a model trained on ``steps`` batches of sums, in bfloat16."""
     dice = random.Random(0)
     set_seed(0)
     model = GPT2LMHeadModel(GPT2Config(**SHAPE)).train()

@@ -1,1 +1,1 @@
-"""Parts of the exercises' engine: comparison, common mistakes, a time limit."""
+"""Provide the engine's parts: comparison, common mistakes, a time limit."""

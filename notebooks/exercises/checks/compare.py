@@ -1,4 +1,4 @@
-"""Compare two results, and describe what differs."""
+"""Compare two results, and describe their difference."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from torch import Tensor
 
 RTOL, ATOL = 1e-5, 1e-6  # a solution in float32 passes
 NO_GRADIENT = (
-    "Its value is right, but it has no gradient: use only torch operations from the "
-    "trained arguments to the result, without .item(), .numpy(), .detach(), a new "
-    "tensor, or a change in place."
+    "The value is right, but it has no gradient. Use only torch operations from the "
+    "trained arguments to the result, without .item(), .numpy(), .detach(), new "
+    "tensors, or in-place changes."
 )
 
 
-NOTHING = "It returns None. Is there a `return`?"
+NOTHING = "Your function returns None. Is there a `return`?"
 LEAK = "The value is right, but a gradient flows into `{}`, which is not trained."
 CUT = "The value is right, but no gradient reaches `{}`: a step is detached."
 PARTLY = (
-    "The value is right, but the gradient with respect to `{}` is not: it flows "
-    "through terms that it should not, or a step in between is detached."
+    "The value is right, but the gradient with respect to `{}` is wrong: it flows "
+    "through a term that should be detached, or a step is detached by mistake."
 )
 
 
 class Result(NamedTuple):
-    """A function's return value, and its gradients by name if they are compared."""
+    """Hold a function's return value, and name → gradient if gradients are compared."""
 
     values: Any
     slopes: dict[str, Tensor] | None = None
 
 
 def weighted_sum(output: Any) -> Tensor | None:
-    """Sum an output with a different weight for each element; None if not a tensor."""
+    """Return a sum with a different weight per element, or None without tensors."""
     values = list(output) if isinstance(output, (tuple, list)) else [output]
     if not values or not all(isinstance(x, Tensor) for x in values):
         return None
     flat = torch.cat([x.flatten() for x in values])
-    flat = flat.where(flat.isfinite(), 0.0)  # −∞ is a constant, however it was computed
+    flat = flat.where(flat.isfinite(), 0.0)  # −∞ has no gradient
     return (flat * torch.arange(1, len(flat) + 1)).sum()
 
 
@@ -57,7 +57,7 @@ def alike(before: Any, after: Any) -> bool:
 
 
 def number(x: Any) -> Tensor | None:
-    """Convert numbers of any kind to a float64 tensor; return None for the rest."""
+    """Return numbers of any type as a float64 tensor, or None for anything else."""
     if isinstance(x, (list, tuple)):
         parts = [number(part) for part in x]
         if any(part is None for part in parts) or len({p.shape for p in parts}) > 1:
@@ -85,7 +85,7 @@ def same(actual: Result, expected: Result, exact: bool = False) -> bool:
 
 
 def same_values(actual: Any, expected: Any) -> bool:
-    """Return whether numbers agree to RTOL, and everything else exactly."""
+    """Return whether numbers agree within RTOL, and other values are equal."""
     if isinstance(expected, tuple):
         with contextlib.suppress(TypeError):
             return len(actual) == len(expected) and all(
@@ -99,7 +99,7 @@ def same_values(actual: Any, expected: Any) -> bool:
 
 
 def close(a: Tensor, b: Tensor) -> bool:
-    """Return whether two tensors have the same shape, and the same numbers to RTOL."""
+    """Return whether two tensors have equal shapes, and numbers within RTOL."""
     return a.shape == b.shape and torch.allclose(a, b, RTOL, ATOL, equal_nan=True)
 
 
@@ -111,25 +111,25 @@ def difference(actual: Result, expected: Result) -> str:
     if isinstance(right, tuple):
         count = len(own) if hasattr(own, "__len__") else 1
         if count != len(right):
-            return f"It returns {count} value(s); expected {len(right)}."
+            return f"You return {count} value(s); expected {len(right)}."
         pairs = zip(own, right)
         own, right = next((p for p in pairs if not same_values(*p)), (own[0], right[0]))
     if is_nan(own) and not is_nan(right):
-        return "It is nan somewhere: log or √ of a negative number, 0 / 0, or ∞ − ∞."
+        return "Your result has nan: log or √ of a negative number, 0 / 0, or ∞ − ∞."
     if not same_values(own, right):
-        return _values_differ("It", own, right)
+        return _values_differ("Your result", own, right)
     if actual.slopes is None or expected.slopes is None:
         return NO_GRADIENT
     name = next(n for n, x in expected.slopes.items() if not close(actual.slopes[n], x))
     return _values_differ(
-        f"Its gradient with respect to `{name}`",
+        f"The gradient with respect to `{name}`",
         actual.slopes[name],
         expected.slopes[name],
     )
 
 
 def gradients(actual: list[Result], expected: list[Result]) -> str | None:
-    """Name the wrong gradient if all values are right, and perhaps why it is wrong."""
+    """Return a message about a wrong gradient if all values are right, else None."""
     if not all(
         same_values(own.values, right.values) for own, right in zip(actual, expected)
     ):
@@ -147,7 +147,7 @@ def gradients(actual: list[Result], expected: list[Result]) -> str | None:
 
 
 def is_nan(values: Any, everywhere: bool = False) -> bool:
-    """Return whether a result is nan somewhere (or everywhere)."""
+    """Return whether a result contains nan (or only nan)."""
     if (own := number(values)) is None:
         return False
     return bool(own.isnan().all() if everywhere else own.isnan().any())
@@ -156,9 +156,9 @@ def is_nan(values: Any, everywhere: bool = False) -> bool:
 def _values_differ(what: str, actual: Any, expected: Any) -> str:
     own, right = number(actual), number(expected)
     if own is None or right is None or not isinstance(expected, Tensor):
-        return f"It returns {actual!r}; expected {expected!r}."
+        return f"You return {actual!r}; expected {expected!r}."
     if own.shape != right.shape:
-        return f"It returns shape {tuple(own.shape)}; expected {tuple(right.shape)}."
+        return f"You return shape {tuple(own.shape)}; expected {tuple(right.shape)}."
     index = tuple((~torch.isclose(own, right, RTOL, ATOL)).nonzero()[0].tolist())
     numbers = f"got {own[index]:.4f}; expected {right[index]:.4f}"
     return f"{what} differs{f' at {list(index)}' if index else ''}: {numbers}."

@@ -1,4 +1,4 @@
-"""Run a check so that an endless loop or a crash ends the check, not the notebook."""
+"""Run a check so that an endless loop or a crash does not end the notebook."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from collections.abc import Callable
 import torch
 
 TOO_LONG = (
-    "It has not finished after {:.0f} seconds. Does every loop end? (If your cell "
-    "hangs outside of `check`, interrupt the kernel: ■ in the toolbar.)"
+    "Your function has not finished after {:.0f} seconds. Does every loop end? (If a "
+    "cell hangs outside of `check`, interrupt the kernel: ■ in the toolbar.)"
 )
-DIED = "It ended Python itself (exit status {}): it crashed or called `os._exit`."
+DIED = "Your function ended Python (exit status {}): a crash, or a call of `os._exit`."
 
 
 def guarded(work: Callable[[], tuple], limit: float) -> tuple[str | None, str]:
-    """Return the verdict and printed text of work(), after ``limit`` seconds at most.
+    """Return work()'s verdict and printed text, after ``limit`` seconds at most.
 
-    If the system can fork, work runs in a child process, which has torch already.
-    Autograd cannot fork once it has threads for an accelerator. Then, and on other
-    systems, a timer interrupts work; it cannot stop code that never returns to Python.
+    If the system can fork, work runs in a child process, which shares loaded modules.
+    Autograd cannot fork once it has accelerator threads. Then, and on other systems,
+    a timer interrupts work; it cannot stop code that never returns to Python.
     """
     if hasattr(os, "fork") and not torch.accelerator.is_available():
         return _in_a_child(work, limit)
@@ -46,13 +46,11 @@ def guarded(work: Callable[[], tuple], limit: float) -> tuple[str | None, str]:
 def _in_a_child(work: Callable[[], tuple], limit: float) -> tuple[str | None, str]:
     reading, writing = os.pipe()
     with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
-        child = (
-            os.fork()
-        )  # Python 3.12 warns about threads, which the child does not use
+        child = os.fork()  # Python 3.12 warns about threads, but the child uses none
     if child == 0:
         try:
             os.close(reading)
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends the child
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent kills the child
             torch.set_num_threads(1)
             with os.fdopen(writing, "w", encoding="utf-8") as pipe:
                 pipe.write(json.dumps(work()))
@@ -63,19 +61,19 @@ def _in_a_child(work: Callable[[], tuple], limit: float) -> tuple[str | None, st
         sent = _read(reading, time.monotonic() + limit)
     finally:
         os.close(reading)
-        os.kill(child, signal.SIGKILL)  # also if the user interrupts
+        os.kill(child, signal.SIGKILL)  # even if the user interrupts
         _, status = os.waitpid(child, 0)
     if sent is None:
         return TOO_LONG.format(limit), ""
     try:
-        verdict, printed = json.loads(sent)  # no pickle: the sender ran foreign code
+        verdict, printed = json.loads(sent)  # no pickle: the child ran untrusted code
     except (TypeError, ValueError):
         return DIED.format(os.waitstatus_to_exitcode(status)), ""
     return verdict, printed
 
 
 def _read(pipe: int, deadline: float) -> bytes | None:
-    """Return all that a child writes; None if it has not finished by the deadline."""
+    """Return a child's output, or None if the child is not done by the deadline."""
     sent = b""
     while select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))[0]:
         if not (more := os.read(pipe, 1 << 16)):

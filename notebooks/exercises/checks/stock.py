@@ -1,8 +1,8 @@
-"""Mistakes that every exercise inherits, made from its solution.
+"""Derive common mistakes, which every exercise inherits, from its solution.
 
 Each mistake changes one argument before the solution sees it, or the solution's result.
-A change that does not apply (no such argument, an error) is not a mistake. A change
-without effect gives the right result, so it never matches a wrong answer.
+Changes that do not apply (no such argument, an error) are skipped. A change without
+effect gives the right result, so it never matches a wrong answer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Named = tuple[str, str, Callable]
 LOGS = ("logprob", "chosen", "rejected", "engine")
 PARTS = {"standard deviation": (0.5, -0.5), "variance": (1.0, -1.0)}
 
-ARGUMENTS = {  # name: (what it applies to, change, message)
+ARGUMENTS = {  # name: (kind of argument, change, message)
     "mask forgotten": (
         "mask",
         torch.ones_like,
@@ -64,12 +64,12 @@ ARGUMENTS = {  # name: (what it applies to, change, message)
     "missing": (
         "float",
         torch.zeros_like,
-        "`{}` has no effect: your result is the same as if all of it were 0.",
+        "`{}` has no effect: your result is the same as if all elements were 0.",
     ),
     "all ones": (
         "float",
         torch.ones_like,
-        "`{}` has no effect: your result is the same as if all of it were 1.",
+        "`{}` has no effect: your result is the same as if all elements were 1.",
     ),
     "reversed argument": (
         "tensor",
@@ -192,14 +192,14 @@ SIZES = {  # divisors of a mean
     ),
     "mean for a sum": (-1, "You average where a sum is expected, or divide twice."),
 }
-BIASED = "Check what to divide by n, and what by n − 1 (in a {}, for example)."
+BIASED = "Check where to divide by n, and where by n − 1 (in a {}, for example)."
 SWAPPED = "`{}` and `{}` are swapped."
 FLIPPED = "Time runs the wrong way: you read the tokens from the last to the first."
 ACROSS = "The wrong axis: you work along columns instead of rows, or the reverse."
 
 
 def stock(solution: Callable, names: list[str], case: tuple) -> Iterator[Named]:
-    """Yield common mistakes for arguments like a case's, as (name, message, code)."""
+    """Yield name, message, function of common mistakes for arguments like a case's."""
     for name, (kind, change, message) in ARGUMENTS.items():
         for i in range(len(names)):
             if kind in _kinds(names[i], case[i]):
@@ -224,7 +224,7 @@ def stock(solution: Callable, names: list[str], case: tuple) -> Iterator[Named]:
 
 
 def _scaled(solution: Callable) -> Iterator[Named]:
-    """Yield sum for mean, mean for sum, n for n − 1, for each size of a tensor."""
+    """Yield sum for mean, mean for sum, and n for n − 1, for each size of a tensor."""
 
     def sizes(x: Tensor, arguments: tuple) -> list:
         masks = [a.sum() for a in arguments if isinstance(a, Tensor) and _is_mask(a)]
@@ -256,7 +256,7 @@ def _is_mask(x: Tensor) -> bool:
 
 
 def _kinds(name: str, x: Any) -> set[str]:
-    """Return an argument's kinds, as ARGUMENTS names them."""
+    """Return an argument's kinds; ARGUMENTS uses the same names."""
     if isinstance(x, bool):
         return {"bool"}
     if isinstance(x, (int, float)):
@@ -291,7 +291,7 @@ def _swap(solution: Callable, i: int, j: int) -> Callable:
 
 
 def _after(solution: Callable, change: Callable) -> Callable:
-    """Change a solution's results; ``change`` also receives the arguments."""
+    """Return a solution with changed results; ``change`` also receives arguments."""
 
     def changed(*arguments: Any) -> Any:
         output = solution(*arguments)

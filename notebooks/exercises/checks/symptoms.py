@@ -1,4 +1,4 @@
-"""Symptoms of a mistake without a name: an ignored argument, or where it is wrong."""
+"""Describe an unnamed mistake by an ignored argument, or by where results are wrong."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ RELATION = {-1: "below", 0: "equal to", 1: "above"}
 def ignored(
     solution: Callable, answer: Callable, names: list[str], cases: list
 ) -> str | None:
-    """Name an argument that affects the solution but not the answer."""
+    """Return a message about an argument that affects only the solution, or None."""
     for i, name in enumerate(names):
         matters = False
         for case in cases:
@@ -47,7 +47,7 @@ def ignored(
 
 
 def _moves(function: Callable, before: tuple, after: tuple) -> bool:
-    """Return whether other arguments change the result; an error counts as a change."""
+    """Return whether two inputs give different results; an error counts as one."""
     with contextlib.suppress(Exception):
         results = [function(*copy.deepcopy(arguments)) for arguments in (before, after)]
         return is_nan(results[0]) or not same_values(results[1], results[0])
@@ -55,7 +55,7 @@ def _moves(function: Callable, before: tuple, after: tuple) -> bool:
 
 
 def unvaried(actual: list[Result], expected: list[Result]) -> str | None:
-    """Say if an answer is constant, or consists of the parts of the expected number."""
+    """Return a message if results are constant or lack a mean or sum, else None."""
     own, right = (
         [number(result.values) for result in group] for group in (actual, expected)
     )
@@ -90,15 +90,15 @@ def _another(x: Any, name: str, values: list) -> Any:
 def where(
     names: list[str], cases: list, wrong: list[bool], actual: list, expected: list
 ) -> str | None:
-    """Say in which cases, or at which positions, an answer is wrong."""
+    """Return a message about the cases or positions that are wrong, or None."""
     if not all(wrong):
         for condition, holds in _conditions(names, cases):
             if not 2 <= sum(holds) <= len(holds) - 2:
                 continue  # a single case may be chance
             if holds == wrong:
-                return f"It is right, except where {condition}."
+                return f"Your result is wrong only where {condition}."
             if holds == [not bad for bad in wrong]:
-                return f"It is right only where {condition}."
+                return f"Your result is right only where {condition}."
     if isinstance(expected[0].values, tuple):
         return _value(actual, expected)
     places = [_off(*pair) for pair, bad in zip(zip(actual, expected), wrong) if bad]
@@ -109,7 +109,7 @@ def where(
         if "mask" in name and all(
             _only_padding(c[i], o) for c, o in zip(shown, places)
         ):
-            return "It is right on the real tokens and wrong on padding."
+            return "Your result is right on real tokens and wrong on padding."
     for position, at in (("first", 0), ("last", -1)):
         if all(_only_at(off, at) for off in places):
             return f"Only the {position} position is wrong."
@@ -117,7 +117,7 @@ def where(
 
 
 def _value(actual: list[Result], expected: list[Result]) -> str | None:
-    """Say which one of several values is wrong."""
+    """Return a message if exactly one of several values is wrong, else None."""
     with contextlib.suppress(TypeError):
         pairs = [
             list(zip(own.values, right.values)) for own, right in zip(actual, expected)
@@ -129,7 +129,7 @@ def _value(actual: list[Result], expected: list[Result]) -> str | None:
 
 
 def _conditions(names: list[str], cases: list) -> Iterator[tuple[str, list[bool]]]:
-    """Yield statements about the arguments, and in which cases they are true."""
+    """Yield conditions on the arguments, and a bool per case."""
     columns = dict(zip(names, zip(*cases)))
     for name, values in columns.items():
         if all(isinstance(x, Tensor) for x in values):
@@ -156,7 +156,7 @@ def _conditions(names: list[str], cases: list) -> Iterator[tuple[str, list[bool]
 
 
 def _off(actual: Result, expected: Result) -> Tensor | None:
-    """Return a mask of the elements that differ; None if shapes or types differ."""
+    """Return a mask of differing elements, or None if shapes or types differ."""
     own, right = number(actual.values), number(expected.values)
     if own is None or right is None or own.shape != right.shape or not right.ndim:
         return None
