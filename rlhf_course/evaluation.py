@@ -8,6 +8,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from rlhf_course.data import prompt_ids
 from rlhf_course.policy.network import without_dropout
 from rlhf_course.ppo.rollout import Rollout, forward
 from rlhf_course.ppo.sampling import pad_token_id
@@ -42,7 +43,7 @@ def evaluate(
     tokenizer, are_texts = trainer.tokenizer, isinstance(queries[0], str)
     if are_texts:
         asked = check_texts("queries", queries)
-        queries = [*map(torch.tensor, tokenizer(asked)["input_ids"])]
+        queries = [*map(torch.tensor, prompt_ids(tokenizer, asked))]
     else:
         asked = tokenizer.batch_decode(queries)
     sampler = iter(lengths).__next__ if lengths is not None else None

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
-from rlhf_course.data import as_messages, encode
+from rlhf_course.data import answer_ids, as_messages, encode
 from rlhf_course.policy.network import without_dropout
 from rlhf_course.policy.save_load import check_vocabulary, load_model, load_tokenizer
 
@@ -132,8 +132,7 @@ class RewardModel:
         if len(ids) <= self.max_length:
             return ids
         first = ids[: ids[0] == self.tokenizer.cls_token_id]
-        own = self.tokenizer(f" {answer}", add_special_tokens=False)["input_ids"]
-        needed = len(first) + len(own) + 1
+        needed = len(first) + len(answer_ids(self.tokenizer, [answer])[0])
         if needed > self.max_length:
             raise ValueError(
                 f"An answer of {needed} tokens is longer than max_length={self.max_length}:"

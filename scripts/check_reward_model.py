@@ -59,7 +59,9 @@ def load_score(chosen: argparse.Namespace):
     has_template = model.tokenizer.chat_template is not None
     if chosen.chat and not has_template:
         raise ValueError(f"{chosen.model} has no chat template; omit --chat.")
-    if has_template and chosen.chat is not False:
+    if chosen.chat is False:
+        model.tokenizer.chat_template = None  # with it, RewardModel would apply it
+    elif has_template:
         model = ChatRewardModel(model.model, model.tokenizer, batch_size=chosen.batch_size)
     return model, model.tokenizer, model.max_length
 

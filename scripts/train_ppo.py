@@ -35,7 +35,7 @@ from rlhf_course import AutoModelForCausalLMWithValueHead, LengthSampler, PPOTra
 from rlhf_course.course.presets import PRESETS, Settings, load_preset, read_spec
 from rlhf_course.course.run_card import quiet_libraries
 from rlhf_course.course.shipped import prepare
-from rlhf_course.data import build_queries, collate, endless, load_pairs, load_reviews
+from rlhf_course.data import build_queries, collate, endless, load_pairs, load_reviews, prompt_ids
 from rlhf_course.policy.adapters import RewardAdapter, quantization
 from rlhf_course.policy.save_load import load_tokenizer
 from rlhf_course.ppo.checkpoint import load_checkpoint, save_checkpoint
@@ -56,7 +56,9 @@ OF_PPO += ["early_stopping", "target_kl"]
 CHAT_SETTINGS = "dataset train_subset max_length max_prompt max_new_tokens dtype steps".split()
 CHAT_SETTINGS += [*SHARED, "vf_coef", "sigmoid_score", "mixed_precision", "save_at"]
 MAY_CHANGE = "output resume save_every save_at steps log_with gradient_checkpointing".split()
+# A chat model's generation_config has other values.
 SAMPLING = {"do_sample": True, "top_k": 0, "top_p": 1.0}
+SAMPLING |= {"temperature": 1.0, "repetition_penalty": 1.0}
 MAKERS = "train_sft.py and train_reward_model.py --use_peft"
 
 
@@ -200,7 +202,7 @@ def load_prompts(tokenizer, settings: Settings) -> Dataset:
     pairs, _ = load_pairs(dataset, f"train[:{count}]" if count else "train")
     longest = min(settings.max_prompt, settings.max_length - settings.max_new_tokens)
     prompts = list(dict.fromkeys(pairs["prompt"]))
-    tokens = zip(prompts, tokenizer(prompts)["input_ids"], strict=True)
+    tokens = zip(prompts, prompt_ids(tokenizer, prompts), strict=True)
     rows = [{"query": p, "input_ids": ids} for p, ids in tokens if len(ids) <= longest]
     dropped = f"{len(prompts) - len(rows)} of more than {longest} tokens"
     print(f"Prompts for training: {len(rows)}; dropped: {dropped}.")
@@ -241,7 +243,8 @@ def build_chat(chosen: Options, settings: Settings) -> Run:
         texts = tokenizer.batch_decode(responses, skip_special_tokens=True)
         return [text.strip() for text in texts]
 
-    return Run(trainer, score, decode, SAMPLING | {"max_new_tokens": settings.max_new_tokens})
+    limits = {"max_new_tokens": settings.max_new_tokens, "eos_token_id": tokenizer.eos_token_id}
+    return Run(trainer, score, decode, SAMPLING | limits)
 
 
 def train(chosen: Options, settings: Settings) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -180,8 +181,8 @@ def sitemap(pages: Path, homepage: str) -> None:
     (pages / "sitemap.xml").write_text(f"{head}{lines}</urlset>\n")
 
 
-def run_sphinx(work: Path) -> None:
-    """Build the English pages in ``work/html`` and, beside them, Chinese ones in ``work/zh``."""
+def start_sphinx(work: Path) -> list[subprocess.Popen]:
+    """Start to build English pages in ``work/html`` and, beside them, Chinese ones in work/zh."""
     shutil.copytree(work / "source", work / "chinese-source")
     languages.translate_html(work / "chinese-source")
     languages.compile_for_sphinx(work / "locale")
@@ -192,33 +193,39 @@ def run_sphinx(work: Path) -> None:
         command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-c", HERE, *options]
         command += ["-d", work / f"trees-{pages}", work / source, work / pages]
         runs.append(subprocess.Popen([*map(str, command)]))
-    if any([run.wait() for run in runs]):
-        sys.exit("The site was not built: Sphinx's warnings are above.")
+    return runs
+
+
+def add_downloads(work: Path) -> None:
+    """Write what the pages offer for download into ``work/downloads``, laid out as the site is."""
+    target = work / "downloads"
+    for path in [*ROOT.glob("notebooks/**/*.ipynb"), *ROOT.glob("slides/slides.*[lf]")]:
+        copy(path, target / path.relative_to(ROOT))
+    translate.write(target / "zh", up="")
+    pack(target / ARCHIVE)
+    pack(target / "zh" / ARCHIVE, target / "zh")
 
 
 def join(pages: Path, chinese: Path) -> None:
     """Move the Chinese pages to ``pages/zh``; they share the sources' pages and equal files."""
-    shared = {"slides"}
-    for folder in ("rlhf_course", "scripts"):
-        shutil.rmtree(chinese / folder, ignore_errors=True)
-        shared.add(folder)
-    for path in [*chinese.glob("figs/*.html")]:
-        if path.name != "README.html":
-            path.unlink()
-            shared.add(f"figs/{path.name}")
+    shared = {"slides", "rlhf_course", "scripts", "live"}
+    shared |= {f"figs/{p.name}" for p in pages.glob("figs/*.html") if p.name != "README.html"}
     for path in [*chinese.glob("_static/**/*"), *chinese.glob("_images/*")]:
         twin = pages / path.relative_to(chinese)
         if path.is_file() and twin.is_file() and twin.read_bytes() == path.read_bytes():
             path.unlink()
             shared.add(str(path.relative_to(chinese)))
-    link = re.compile(r"""((?:href|src)=")((?:\.\./)*)([\w-]+(?:/[^"#?]+)?)""")
-
-    def up(match: re.Match) -> str:
-        is_shared = match[3] in shared or match[3].split("/")[0] in shared
-        return f"{match[1]}{'../' * is_shared}{match[2]}{match[3]}"
-
     for path in chinese.rglob("*.html"):
-        path.write_text(link.sub(up, path.read_text(encoding="utf-8")), encoding="utf-8")
+        here = path.relative_to(chinese).parent
+
+        def up(match: re.Match, here: Path = here) -> str:
+            target = os.path.normpath(here / match[2])
+            is_shared = target in shared or target.split("/")[0] in shared
+            return match[1] + (os.path.relpath(target, "zh" / here) if is_shared else match[2])
+
+        text = path.read_text(encoding="utf-8")
+        text = re.sub(r"""((?:href|src)=")([\w./-]+)(?=["#?])""", up, text)
+        path.write_text(text, encoding="utf-8")
     chinese.rename(pages / "zh")
 
 
@@ -237,23 +244,13 @@ def build(output: Path) -> None:
     try:
         collect(work / "source")
         pages = work / "html"
-        run_sphinx(work)
+        runs = start_sphinx(work)
+        add_downloads(work)
+        if any([run.wait() for run in runs]):
+            sys.exit("The site was not built. Fix Sphinx's warnings above.")
         join(pages, work / "zh")
-        extra = [
-            *ROOT.glob("notebooks/**/*.ipynb"),
-            *ROOT.glob("slides/slides.*ml"),
-            *ROOT.glob("slides/slides.pdf"),
-        ]
-        for path in extra:
-            copy(path, pages / path.relative_to(ROOT))
+        shutil.copytree(work / "downloads", pages, dirs_exist_ok=True)
         write_files(pages)
-        pack(pages / ARCHIVE)
-        chinese = work / "chinese"
-        translate.write(chinese, up="")
-        (chinese / "README.md").write_text(translate.readme_in_chinese(), encoding="utf-8")
-        for path in chinese.glob("notebooks/**/*.ipynb"):
-            copy(path, pages / "zh" / path.relative_to(chinese))
-        pack(pages / "zh" / ARCHIVE, chinese)
         if "homepage" in addresses():
             sitemap(pages, addresses()["homepage"])
         shutil.rmtree(output, ignore_errors=True)

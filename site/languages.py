@@ -61,6 +61,7 @@ def translate_html(source: Path) -> None:
 class Pairs(SearchChinese):
     """Index Chinese text by its pairs of neighboring characters: no dictionary is needed."""
 
+    language_name = "English"  # whose stemmer it uses; Sphinx names the stemmer after this
     js_splitter_code = SPLIT
 
     def split(self, input: str) -> list[str]:
@@ -143,6 +144,18 @@ def _count(app: Sphinx, pagename: str, html: str) -> str:
     return str(body)
 
 
+def skip_sources(app: Sphinx) -> None:
+    """Write no pages of sources, and no index of them, for the other language."""
+
+    def skipping(method):
+        return lambda name, *rest: None if re.match(ENGLISH_PAGES, name) else method(name, *rest)
+
+    if app.config.language != "en":
+        for method in ("write_doc", "index_page"):
+            if found := getattr(app.builder, method, None):
+                setattr(app.builder, method, skipping(found))
+
+
 def set_prompt(app: Sphinx, config) -> None:
     """Set the words that fold a code cell again."""
     config.nb_code_prompt_hide = say("Hide the code", config.language)
@@ -154,6 +167,7 @@ def setup(app: Sphinx) -> dict:
     app.add_transform(Messages)
     app.add_search_language(Pairs)
     app.connect("config-inited", set_prompt)
+    app.connect("builder-inited", skip_sources)
     app.connect("build-finished", keep_messages)
     app.connect("html-page-context", show, priority=450)  # after polish
     return {"parallel_read_safe": True}

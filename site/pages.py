@@ -153,9 +153,7 @@ def _link_terms(body: BeautifulSoup, pagename: str, app: Sphinx) -> None:
 
 
 def _glossary(language: str) -> tuple[dict[str, tuple[str, str]], re.Pattern]:
-    """Return term → English term and first sentence of the definition, and a pattern that finds a
-    term or its plural in a text.
-    """
+    """Return term → English term and its definition's first sentence, and a pattern for terms."""
     text = GLOSSARY.read_text(encoding="utf-8")
     found = {} if language == "en" else catalog("glossary")
     terms = {}
@@ -254,14 +252,12 @@ def _caption(image: Tag) -> str:
 
 
 def _head(body: BeautifulSoup, name: str, app: Sphinx) -> None:
-    """Add the lines under a notebook's title: what you learn, its file and requirements, scripts,
-    and the slides.
-    """
+    """Add lines under a notebook's title: its goal, files, requirements, scripts, and slides."""
     words = partial(say, language=app.config.language)
     links = [(words("The notebook"), f"{Path(name).name}.ipynb", True)]
     archive = f"{'../' * (1 + name.count('/'))}{ARCHIVE}"
     links += [(words("Everything it needs, as a zip"), archive, True)]
-    if not name.startswith("exercises/"):
+    if "/" not in name or name.startswith("scratch/"):
         takes = words("The notebook takes {cost} on two CPU cores.")
         takes = takes.format(cost=cost(name).removesuffix(" on two CPU cores"))
     if name.startswith("scratch/"):

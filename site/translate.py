@@ -14,17 +14,15 @@ import json
 import re
 import sys
 import tempfile
-from collections import Counter
 from functools import cache
 from pathlib import Path
 
 import polib
-import yaml
+from compare import LOCALE, NUMBER, has_words, problems
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 LANGUAGE = "zh_CN"
-LOCALE = ROOT / "locale"
 PO = LOCALE / LANGUAGE / "LC_MESSAGES"
 ENGLISH_ONLY = re.compile(
     r"api$|CONTRIBUTING$|tests/|models/.+/|rlhf_course/|scripts/|figs/(?!README)"
@@ -32,70 +30,12 @@ ENGLISH_ONLY = re.compile(
 CODE_PAGES = "rlhf_course/**", "scripts/**", "figs/*.py"
 HEADER = {"Language": LANGUAGE, "Content-Type": "text/plain; charset=UTF-8"}
 HEADER |= {"MIME-Version": "1.0", "Content-Transfer-Encoding": "8bit"}
-EDGES = "，。：；！？、（）“”「」《》"
-NUMBER = re.compile(r"−?\d+(?:[.,]\d+)*")
-CODE = re.compile(r"``.+?``|`[^`]+`")
-FORMULA = re.compile(r"\$\$.+?\$\$|\$[^$]+\$", re.S)
-ROLE = re.compile(r"\{(\w+)\}`(?:[^`<]*<)?([^`>]+)>?`")
-LINK = re.compile(r"\]\(([^)\s]+)|(https?://[^\s)>\]]+)|(?:href|src)=[\"']([^\"']+)")
-TAG = re.compile(r"<[^<>]+>")
-HTML = re.compile(r"(<(summary|label|th|noscript)\b[^>]*>)([^<>]+)(</\2>|(?= <))")
+HTML = re.compile(
+    r"(<(summary|label|th|noscript|caption|button|h3|p)\b[^>]*>)([^<>]+)(</\2>|(?= <))"
+)
 ALT = re.compile(r"(?<=!\[)[^]]+(?=\]\()")
 LEAD = r"(?P<lead>^[ \t]*(?:(?:>|[-*+]|\d+\.|#{1,6}|:)[ \t]+)*|\|[ \t]*)"
 TAIL = r"(?=[ \t]*(?:\||\n?\Z|\n[ \t]*(?:\n|[-*+>#|:<]|\d+\. |```)))"
-
-
-def parts(message: str) -> tuple[dict[str, Counter], str]:
-    """Return what a translation must repeat, by kind, and the words that remain."""
-    found, text = {}, message
-    kinds = {"term": ROLE, "code": CODE, "formula": FORMULA, "link": LINK, "tag": TAG}
-    for kind, pattern in kinds.items():
-        found[kind] = Counter(
-            "".join(filter(None, m.groups())) or m[0] for m in pattern.finditer(text)
-        )
-        text = pattern.sub("](" if kind == "link" else " ", text)
-    found["number"] = Counter(NUMBER.findall(text))
-    return found, text
-
-
-def has_words(message: str) -> bool:
-    """Return whether a message has words to translate, beside code, formulas and numbers."""
-    return bool(re.search("(?!GB)[A-Za-z]{2}", parts(message)[1]))
-
-
-@cache
-def terms() -> list[tuple[re.Pattern, list[str]]]:
-    """Return the term list, the longest terms first: a pattern, and the accepted translations."""
-    listed = yaml.safe_load((LOCALE / "terms.yaml").read_text(encoding="utf-8"))
-    found = []
-    for term in sorted(listed, key=len, reverse=True):
-        accepted = listed[term] if isinstance(listed[term], list) else [listed[term]]
-        pattern = re.compile(rf"(?<![\w-]){re.escape(term)}(?:e?s)?(?![\w-])", re.I)
-        found.append((pattern, [str(one).lower() for one in accepted]))
-    return found
-
-
-def problems(message: str, translation: str) -> list[str]:
-    """Return how a translation differs from its message where it must not."""
-    (before, words), (after, said) = parts(message), parts(translation)
-    found = []
-    for kind in before:
-        lost, added = before[kind] - after[kind], after[kind] - before[kind]
-        found += [f"{kind} {one!r} is missing" for one in lost]
-        found += [f"{kind} {one!r} is not in the message" for one in added]
-    said = f"{said} {' '.join(re.findall(ROLE, translation) and [translation])}".lower()
-    for bold in re.finditer(r"\*\*([^*]+)\*\*", translation):
-        before, after = translation[: bold.start()][-1:], translation[bold.end() :][:1]
-        ends = bold[1][-1] in EDGES and after.isalnum()
-        if ends or bold[1][0] in EDGES and before.isalnum():
-            found.append(
-                f"{bold[0]}: punctuation at the edge of bold text; Markdown needs it outside"
-            )
-    for pattern, accepted in terms():
-        if pattern.search(words) and not any(one in said for one in accepted):
-            found.append(f"{pattern.search(words)[0]!r} should be {' or '.join(accepted)}")
-        words = pattern.sub(" ", words)
-    return found
 
 
 def done(entry: polib.POEntry) -> bool:

@@ -16,7 +16,7 @@ MAY_USE = {  # a part of the package → the parts that it may import
     "rewards": {"runtime", "data", "policy"},
     "audit": {"runtime", "data", "rewards"},
     "ppo": {"runtime", "data", "policy"},
-    "evaluation": {"runtime", "policy", "rewards", "ppo"},
+    "evaluation": {"runtime", "data", "policy", "rewards", "ppo"},
     "checkup": {"data", "rewards", "audit", "evaluation"},
     "baichuan": {"runtime"},
     "course": {"runtime", "ppo"},

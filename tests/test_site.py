@@ -122,12 +122,15 @@ def soups(folder, names) -> dict:
 
 @pytest.fixture(scope="module")
 def visits(page, address, names) -> dict[str, dict]:
-    """What was found on each page; of the sources, which are all alike, on one per kind."""
-    alike = ("rlhf_course/", "scripts/", "figs/")
+    """What was found on each page; of the sources, which are all alike, on one per kind, and of
+    the Chinese pages on a few.
+    """
+    alike = ("rlhf_course/", "scripts/", "figs/", "zh/")
     kinds = (
         "figs/README.html",
         "rlhf_course/ppo/trainer.html",
         "rlhf_course/course/configs/04_gpt2_imdb_ppo.html",
+        *(f"zh/{name}.html" for name in "index glossary notebooks/00_hello_rlhf".split()),
     )
     found = {}
     for name in (name for name in names if name in kinds or not name.startswith(alike)):
@@ -158,6 +161,16 @@ def test_the_pages_are_all_there(names):
     assert wanted | {f"notebooks/{path.stem}.html" for path in ROOT.glob("notebooks/*.ipynb")} <= {
         *names
     }
+
+
+def test_pages_of_both_languages_link_to_each_other(soups):
+    sources = ("rlhf_course/", "scripts/", "figs/")
+    pages = [n for n in soups if not n.startswith(sources) and Path(n).name != "404.html"]
+    for name in (*pages, "figs/README.html"):
+        twin = name.removeprefix("zh/") if name.startswith("zh/") else f"zh/{name}"
+        links = soups[name].select("a.language")
+        assert {urljoin(name, link["href"]) for link in links} == {twin}, name
+        assert soups[name].html["lang"] == ("zh-CN" if name.startswith("zh/") else "en")
 
 
 def test_pages_load_without_errors_and_ask_nobody_else(visits, page):
@@ -199,7 +212,7 @@ def search(page, address, words: str) -> list[str]:
     """The addresses that a search finds, best first."""
     page.goto(f"{address}search.html?q={quote(words)}")
     page.wait_for_function(
-        "document.querySelector('#search-results .search-summary')?.textContent.includes('found')"
+        "document.querySelector('#search-results .search-summary')?.textContent.match(/found|匹配/)"
     )
     return page.eval_on_selector_all(
         "#search-results li a", "links => links.map(link => link.href)"
@@ -218,3 +231,8 @@ def search(page, address, words: str) -> list[str]:
 )
 def test_the_search_finds_names_and_both_spellings(page, address, words, place):
     assert any(place in link for link in search(page, address, words)[:3])
+
+
+def test_the_chinese_search_finds_words_inside_sentences(page, address):
+    assert any("zh/notebooks/00" in link for link in search(page, f"{address}zh/", "奖励模型"))
+    assert any("term-advantage" in link for link in search(page, f"{address}zh/", "advantage")[:3])

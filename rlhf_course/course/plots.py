@@ -168,18 +168,6 @@ def chosen_and_rejected(chosen: Sequence[float], rejected: Sequence[float]) -> F
     return figure
 
 
-def calibration(table: pd.DataFrame) -> Figure:
-    """Draw observed against predicted preference; columns predicted, observed, ci (shares)."""
-    figure, axis = panels(figsize=(4.2, 4))
-    axis.plot([0, 1], [0, 1], color=COLORS["reference"], ls="--", lw=1.2, label="perfect")
-    how = {"color": COLORS["reward"], "marker": "o", "capsize": 3, "label": "reward model"}
-    table.plot("predicted", "observed", yerr="ci", ax=axis, **how)
-    axis.set(xlabel="predicted: σ(score difference)", ylabel="observed: share preferred")
-    axis.axis((0, 1, 0, 1))
-    axis.legend(loc="upper left")
-    return figure
-
-
 def audit_bars(tables: Mapping[str, pd.DataFrame], wanted: float) -> Figure:
     """Draw the share of prompts at which the normal answer wins, for each probe and run.
 
@@ -199,23 +187,4 @@ def audit_bars(tables: Mapping[str, pd.DataFrame], wanted: float) -> Figure:
     axis.invert_yaxis()
     axis.grid(axis="y", visible=False)
     figure.legend(loc="outside upper center", ncols=len(tables) + 1)
-    return figure
-
-
-def loss_curve(
-    train: pd.DataFrame, held_out: Sequence[float], chance: float | None = None
-) -> Figure:
-    """Draw training loss over steps, held-out loss before and after, and the loss of chance."""
-    train = train.dropna(subset="loss")
-    figure, axis = panels(figsize=(6.5, 3))
-    axis.plot(train["step"], train["loss"], color=COLORS["reference"], lw=1.2, label="training")
-    ends = [0, train["step"].max()]
-    axis.plot(ends, held_out, color=COLORS["policy"], marker="o", ls="none", label="held out")
-    for x, y in zip(ends, held_out, strict=True):
-        axis.annotate(f"{y:.2f}", (x, y), xytext=(0, 7), textcoords="offset points", ha="center")
-    if chance is not None:
-        axis.axhline(chance, color="0.3", ls=":", lw=1.2, label="ln 2")
-    axis.set(xlabel="step", ylabel="loss, nats")
-    axis.margins(y=0.15)
-    axis.legend()
     return figure

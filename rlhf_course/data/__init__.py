@@ -8,8 +8,10 @@ from rlhf_course.data.rows import collate, describe, endless
 from rlhf_course.data.transcripts import (
     ASSISTANT,
     HUMAN,
+    answer_ids,
     as_messages,
     as_prompt,
     encode,
     last_question,
+    prompt_ids,
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 from datasets import Dataset
 
 from rlhf_course.data.rows import check_columns, keep_short, keep_usable, load_split
-from rlhf_course.data.transcripts import as_prompt, end_token, refuse_eos
+from rlhf_course.data.transcripts import answer_ids, as_prompt, prompt_ids, refuse_eos
 
 HC3 = ("question", "human_answers", "chatgpt_answers")
 INSTRUCTIONS = ("instruction", "input", "output")
@@ -76,10 +76,8 @@ def tokenize_answers(answers: Dataset, tokenizer, max_length: int) -> tuple[Data
     teach the model to stop mid-answer. Raises ``ValueError`` if no row remains or a text has EOS.
     """
     refuse_eos(tokenizer, answers["prompt"], answers["answer"])
-    texts = [f" {answer}" if answer else "" for answer in answers["answer"]]
-    prompts = tokenizer(answers["prompt"][:])["input_ids"]  # tokenized on their own, as for PPO
-    answer_ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
-    both = [(p, [*ids, end_token(tokenizer)]) for p, ids in zip(prompts, answer_ids, strict=True)]
+    prompts = prompt_ids(tokenizer, answers["prompt"][:])  # separately, as PPO samples them
+    both = [*zip(prompts, answer_ids(tokenizer, answers["answer"]), strict=True)]
     columns = {
         "input_ids": [prompt + answer for prompt, answer in both],
         "completion_mask": [[0] * len(prompt) + [1] * len(answer) for prompt, answer in both],

@@ -42,8 +42,7 @@ def as_messages(text: str) -> list[dict]:
         {"role": role, "content": said.strip()}
         for role, said in zip(roles, turns[1::2], strict=True)
     ]
-    first = [{"role": "system", "content": system.strip()}] if system.strip() else []
-    return first + messages
+    return ([{"role": "system", "content": system.strip()}] if system.strip() else []) + messages
 
 
 def split_answer(turns: str | list[dict] | None, prompt: str | None) -> tuple[str, str, str]:
@@ -62,8 +61,31 @@ def split_answer(turns: str | list[dict] | None, prompt: str | None) -> tuple[st
     return before, mark, answer.strip()
 
 
+def prompt_ids(tokenizer, prompts: Sequence[str]) -> list[list[int]]:
+    """Return the token ids of prompts; of dialogues in the tokenizer's chat template, if any."""
+    if not (tokenizer.chat_template and all(text.endswith(ASSISTANT) for text in prompts)):
+        return tokenizer(prompts)["input_ids"]
+    return tokenizer.apply_chat_template(
+        [as_messages(prompt)[:-1] for prompt in prompts],
+        add_generation_prompt=True,
+        enable_thinking=False,  # Qwen3
+        return_dict=False,
+    )
+
+
+def answer_ids(tokenizer, answers: Sequence[str]) -> list[list[int]]:
+    """Return the token ids of answers and EOS, as they follow on :func:`prompt_ids`."""
+    gap = "" if tokenizer.chat_template else " "
+    texts = [f"{gap}{answer}" if answer else "" for answer in answers]
+    ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    return [[*row, end_token(tokenizer)] for row in ids]
+
+
 def encode(tokenizer, prompts: Sequence[str], answers: Sequence[str]) -> list[list[int]]:
     """Return each row's token ids, as a reward model reads them: prompt, answer, EOS."""
+    if tokenizer.chat_template:
+        both = (prompt_ids(tokenizer, prompts), answer_ids(tokenizer, answers))
+        return [prompt + answer for prompt, answer in zip(*both, strict=True)]
     texts = [f"{prompt} {answer}" for prompt, answer in zip(prompts, answers, strict=True)]
     return [[*ids, end_token(tokenizer)] for ids in tokenizer(texts)["input_ids"]]
 
@@ -76,8 +98,16 @@ def end_token(tokenizer) -> int:
 
 
 def refuse_eos(tokenizer, *columns: Iterable[str]) -> None:
-    """Raise ``ValueError`` if a text contains EOS, which would end the dialogue early."""
-    end_token(tokenizer)
+    """Raise ``ValueError`` for a text with EOS, which would end the dialogue early.
+
+    The error also covers a chat template that never writes EOS.
+    """
+    end, talk = end_token(tokenizer), [f"{HUMAN} ?{ASSISTANT} !{HUMAN} ?{ASSISTANT}"]
+    if tokenizer.chat_template and end not in prompt_ids(tokenizer, talk)[0]:
+        raise ValueError(
+            f"The chat template does not end turns with EOS, {tokenizer.eos_token}: correct"
+            " eos_token in tokenizer_config.json."
+        )
     for text in chain(*columns):
         if tokenizer.eos_token in text:
             raise ValueError(

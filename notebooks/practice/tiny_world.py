@@ -1,0 +1,66 @@
+"""A world of 40 tokens in which a PPO step takes a fraction of a second; no text."""
+
+import numpy as np
+import torch
+from rlhf_course import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
+from transformers import GPT2Config, GPT2LMHeadModel
+from transformers.utils import logging
+
+EOS = 39
+BATCH = 32
+SAMPLING = {"do_sample": True, "top_k": 0, "top_p": 1.0, "max_new_tokens": 12}
+logging.set_verbosity_error()
+
+
+class Tokens:
+    """All that the trainer asks of a tokenizer; padding is EOS, as with GPT-2."""
+
+    pad_token_id = eos_token_id = EOS
+
+    def batch_decode(self, rows, skip_special_tokens=False) -> list[str]:
+        """Return the numbers of the tokens as texts."""
+        return [" ".join(map(str, row.tolist())) for row in rows]
+
+
+def make_policy(
+    seed: int = 0, eos_shift: float = 0.15
+) -> AutoModelForCausalLMWithValueHead:
+    """Return a random GPT-2 of two layers with a value head."""
+    torch.manual_seed(seed)
+    shape = {
+        "vocab_size": 40,
+        "n_positions": 32,
+        "n_embd": 16,
+        "n_layer": 2,
+        "n_head": 2,
+    }
+    ends = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), EOS)
+    network = GPT2LMHeadModel(GPT2Config(**shape | ends, initializer_range=0.2))
+    with torch.no_grad():  # EOS becomes more likely, so lengths vary
+        network.transformer.ln_f.bias.fill_(0.5)
+        network.transformer.wte.weight[EOS] += eos_shift
+    return AutoModelForCausalLMWithValueHead(network, summary_dropout_prob=0.0).eval()
+
+
+def make_trainer(seed: int, eos_shift: float = 0.15, **config) -> PPOTrainer:
+    """Return a trainer; config goes to PPOConfig, seed is that of sampling."""
+    sizes = {"batch_size": BATCH, "mini_batch_size": BATCH // 2}
+    config = PPOConfig(**sizes | {"horizon": 1000.0} | config)
+    policy = make_policy(0, eos_shift)
+    torch.manual_seed(seed)
+    np.random.seed(seed)
+    return PPOTrainer(config, policy, tokenizer=Tokens())
+
+
+def draw_queries(generator: torch.Generator, n: int = BATCH) -> list[torch.Tensor]:
+    """Return n queries of 2 to 5 tokens."""
+    lengths = torch.randint(2, 6, (n,), generator=generator).tolist()
+    return [torch.randint(EOS, (size,), generator=generator) for size in lengths]
+
+
+def score(responses: list[torch.Tensor]) -> torch.Tensor:
+    """Return scores (B,): 4 · (share of tokens below 13 minus share above 25)."""
+    means = [
+        ((x < 13).float() - ((x > 25) & (x < EOS)).float()).mean() for x in responses
+    ]
+    return 4 * torch.stack(means)
