@@ -83,6 +83,8 @@ def collect(folder: Path) -> None:
         "LICENSE",
         "notebooks/*.ipynb",
         "notebooks/exercises/*[!d].ipynb",
+        "notebooks/practice/*.ipynb",
+        "notebooks/practice/README.md",
     ]
     patterns += ["notebooks/scratch/*.ipynb"]
     patterns += [
