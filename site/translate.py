@@ -91,7 +91,8 @@ def source_hash(text: str) -> str:
 
 def as_pattern(message: str) -> str:
     """Return a pattern that finds a message in its source, wherever its lines break."""
-    return r"\s+(?:>[ \t]*)?".join(map(re.escape, message.split()))
+    pattern = r"\s+(?:>[ \t]*)?".join(map(re.escape, message.split()))
+    return pattern.replace(r"\|", r"\\?\|")  # a table's cell escapes it
 
 
 def translated(text: str, found: dict[str, str], messages: list[str] = ()) -> str:
@@ -102,7 +103,10 @@ def translated(text: str, found: dict[str, str], messages: list[str] = ()) -> st
 
     def replace(match: re.Match) -> str:
         key = " ".join(re.sub(r"\n[ \t]*>", " ", match["message"]).split())
-        return match["lead"] + (known.get(key) or match["message"])
+        text = known.get(key if key in known else key.replace(r"\|", "|")) or match["message"]
+        if "|" in match["lead"]:
+            text = re.sub(r"(?<!\\)\|", r"\\|", text)
+        return match["lead"] + text
 
     return in_html(re.sub(pattern, replace, text, flags=re.M) if known else text, found)
 

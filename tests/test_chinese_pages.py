@@ -67,7 +67,8 @@ def test_every_message_stands_in_its_source(name, sources):
     assert lost == [], "run make po"
     if name in (*NOTEBOOKS, "README"):
         marked = translate.translated(text, {m: f"〖{m}〗" for m in messages})
-        assert [m for m in messages if f"〖{m}〗" not in marked] == []
+        marked, plain = marked.replace(r"\|", "|"), [m.replace(r"\|", "|") for m in messages]
+        assert [m for m in plain if f"〖{m}〗" not in marked] == []
 
 
 def test_the_readme_is_that_of_its_translations():

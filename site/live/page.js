@@ -138,8 +138,7 @@
     mark();
     $("opening").addEventListener("change", () => { $("prompt").value = $("opening").value; });
     if (location.protocol === "file:") throw new Error($("from-file").textContent);
-    const here = document.querySelector('script[src$="live/page.js"]').src; // pages of two languages share it
-    worker = new Worker(new URL("worker.js", here), { type: "module" });
+    worker = new Worker(new URL("worker.js", document.querySelector('script[src$="live/page.js"]').src), { type: "module" });
     Object.assign(worker, { onmessage: receive, onerror: () => say($("no-worker").textContent, true) });
     await fetching(22e6, "Loading the reference and both judges …", "load");
     document.querySelectorAll(".live button").forEach((button) => { button.disabled = false; });
