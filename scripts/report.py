@@ -117,7 +117,7 @@ def short(value) -> str:
 
 
 def has_words(table: dict[str, list]) -> bool:
-    """Return whether a recorded table's rows are named items, not steps."""
+    """Return whether any value in the table is text."""
     return any(isinstance(value, str) for column in table.values() for value in column)
 
 

@@ -77,6 +77,7 @@ def _load_base(
             faults[key] = f"config.json has {layers} layers, and there is a {key}"
     if found := sorted(key for key in faults if key.startswith(needed)):
         text = f"{label} is incomplete, or not a {kind} of this size: {faults[found[0]]}."
+        text += " Download it again, or choose another model."
         if kind.endswith("Classification"):
             text += " To train a new head, use new_head=True; to score a label, SentimentReward."
         raise ValueError(text)

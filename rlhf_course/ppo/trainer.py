@@ -55,7 +55,7 @@ class PPOTrainer(TrainerBase):
         generate_ref_response: bool = False,
         **generation_kwargs,
     ):
-        """Sample responses with the policy, and on request also with the reference.
+        """Sample responses; with ``generate_ref_response``, also those of the reference, as a pair.
 
         One query (T,) gives a tensor (1, T + R); a list of queries gives a list of 1-D tensors,
         sampled ``batch_size`` at a time (default: all), each row with its own length from

@@ -125,7 +125,7 @@ def make_reference(model, ref_model, num_shared_layers: int | None):
 def prepare_models(
     accelerator: Accelerator, config: PPOConfig, model, ref_model, tokenizer, optimizer
 ) -> tuple:
-    """Return policy, reference, optimizer on the device; raise ``ValueError`` for a mismatch."""
+    """Return policy, reference, optimizer (default Adam) on the device; ``ValueError`` if unfit."""
     if accelerator.distributed_type not in COPIES:
         raise ValueError(
             f"PPOTrainer runs with a copy per GPU (DDP), not {accelerator.distributed_type.value}."
