@@ -96,7 +96,7 @@ def polish(app: Sphinx, pagename: str, templatename: str, context: dict, doctree
         cell.name = "td"  # empty header
     for summary in body.select("summary[aria-label]"):
         del summary["aria-label"]  # the visible text is clearer
-    if pagename.startswith("notebooks/"):
+    if re.fullmatch(r"notebooks/.*\d_\w+", pagename):
         _head(body, pagename.removeprefix("notebooks/"), app)
     if pagename not in GENERATED:
         _link_terms(body, pagename, app)
