@@ -42,7 +42,7 @@ def test_a_killed_day_continues_at_its_gate(tmp_path, capsys):
     assert "2 b: at most 7 min, 3 GB to download" in capsys.readouterr().out
     found = json.loads(file.read_text())
     file.write_text(json.dumps(found | {"environment": {"device": "another"}}))
-    with pytest.raises(ValueError, match="Name another --output"):
+    with pytest.raises(ValueError, match="Choose another --output"):
         walk([gate("1 a")], file)
 
 

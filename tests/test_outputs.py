@@ -133,7 +133,7 @@ def test_the_base_of_adapters_is_an_input(world, whole, tmp_path, said):
         assert resume("PPO", world, tmp_path / "out", steps=4) == 1
     finally:
         file.write_bytes(before)
-    assert "base holds other files" in said()
+    assert "base has other files" in said()
 
 
 def test_one_run_at_a_time_and_no_run_into_a_file(world, tmp_path, said):
