@@ -84,7 +84,7 @@ def source_text(path: Path) -> str:
     return "\n\n".join("".join(cell["source"]) for cell in cells)
 
 
-def source_hash(text: str) -> str:
+def text_hash(text: str) -> str:
     """Return a hash of a page's text without its numbers, which each rendering changes."""
     return hashlib.sha256(NUMBER.sub("0", text).encode()).hexdigest()[:16]
 
@@ -131,7 +131,7 @@ def renumbered(old: polib.POEntry | None, message: str) -> polib.POEntry | None:
 def updated(old: list[polib.POEntry], messages: list[str], text: str) -> polib.POFile:
     """Return a page's po file: kept, renumbered, fuzzy and new entries, in the page's order."""
     known, new = {entry.msgid: entry for entry in old}, polib.POFile(wrapwidth=0)
-    new.metadata = HEADER | {"X-Source": source_hash(text)}
+    new.metadata = HEADER | {"X-Source": text_hash(text)}
     lost = {e.msgid: e for e in old if e.msgstr and e.msgid not in messages}
     shapes = {NUMBER.sub("0", key): entry for key, entry in lost.items()}
     for message in messages:

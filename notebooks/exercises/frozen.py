@@ -172,10 +172,6 @@ def cells(path: Path) -> list[list[ast.stmt]]:
     return parsed
 
 
-def _words(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
-
-
 def _is_check(statement: ast.stmt) -> bool:
     call = getattr(statement, "value", None)
     return isinstance(call, ast.Call) and getattr(call.func, "id", "") == "check"

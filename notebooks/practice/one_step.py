@@ -4,9 +4,10 @@ import copy
 from types import SimpleNamespace
 
 import torch
-from rlhf_course import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
+from rlhf_course import PPOConfig, PPOTrainer
 from torch import Tensor
-from transformers import GPT2Config, GPT2LMHeadModel
+
+from tiny_world import EOS, SHAPE, random_policy
 
 STATS = (  # in the order in which a step computes them
     "objective/kl",
@@ -15,22 +16,12 @@ STATS = (  # in the order in which a step computes them
     "ppo/loss/value",
     "beta",
 )
-EOS, RATE = 39, 0.3
-
-
-def make_policy(seed: int) -> AutoModelForCausalLMWithValueHead:
-    """Return a random GPT-2 with 40 tokens and a value head."""
-    torch.manual_seed(seed)
-    shape = {"vocab_size": 40, "n_positions": 32, "n_embd": 16, "n_layer": 2}
-    shape |= {"bos_token_id": EOS, "eos_token_id": EOS, "pad_token_id": EOS}
-    shape |= dict.fromkeys(("attn_pdrop", "resid_pdrop", "embd_pdrop"), 0)
-    config = GPT2Config(**shape, n_head=2, initializer_range=0.2)
-    return AutoModelForCausalLMWithValueHead(GPT2LMHeadModel(config)).eval()
+RATE = 0.3
 
 
 def make_batch(seed: int) -> SimpleNamespace:
     """Return six samples with ids, masks and scores, a policy, and a reference."""
-    network, reference = make_policy(seed), make_policy(seed)
+    network, reference = (random_policy(seed, **SHAPE) for _ in range(2))
     for p in network.parameters():
         p.data += 0.03 * torch.randn(p.shape)
     queries = [torch.randint(EOS, (2 + i % 4,)) for i in range(6)]

@@ -10,10 +10,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
-from rlhf_course import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
-from transformers import GPT2Config, GPT2LMHeadModel
+from rlhf_course import PPOConfig, PPOTrainer
+
+from tiny_world import random_policy
 
 V, L, BATCH, STEPS, RUNS = 6, 4, 64, 12, 4
+SHAPE = {"vocab_size": V, "n_positions": 8, "n_embd": 32, "n_layer": 1, "n_head": 2}
+SHAPE |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
+SHAPE["initializer_range"] = 0.1
 STATS = (
     "objective/kl",
     "ppo/mean_scores",
@@ -36,26 +40,13 @@ def change(seed: int) -> dict:
     return CHANGES[seed % len(CHANGES)]
 
 
-def policy(seed: int) -> AutoModelForCausalLMWithValueHead:
-    """Return a random GPT-2 with one layer and a value head."""
-    torch.manual_seed(seed)
-    shape = {"vocab_size": V, "n_positions": 8, "n_embd": 32, "n_layer": 1, "n_head": 2}
-    shape |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
-    shape |= dict.fromkeys(("attn_pdrop", "resid_pdrop", "embd_pdrop"), 0)
-    config = GPT2Config(**shape, initializer_range=0.1)
-    return AutoModelForCausalLMWithValueHead(GPT2LMHeadModel(config)).eval()
-
-
 def train(seed: int, settings: dict) -> list[list[float]]:
     """Train one run; return its statistics, (STEPS, 5)."""
     sizes = {"batch_size": BATCH, "mini_batch_size": BATCH, "adap_kl_ctrl": False}
     sizes["accelerator_kwargs"] = {"cpu": True}
     config = PPOConfig(**sizes, **BASE | settings, vf_coef=0.5, seed=seed)
-    parts = (
-        policy(seed),
-        policy(seed),
-        SimpleNamespace(pad_token_id=0, eos_token_id=None),
-    )
+    policy, reference = (random_policy(seed, **SHAPE) for _ in range(2))
+    parts = policy, reference, SimpleNamespace(pad_token_id=0, eos_token_id=None)
     adam = torch.optim.Adam(parts[0].parameters(), lr=config.learning_rate)
     trainer = PPOTrainer(config, *parts, optimizer=adam)
     generator = torch.Generator().manual_seed(seed)

@@ -8,6 +8,9 @@ from transformers.utils import logging
 
 EOS = 39
 BATCH = 32
+SHAPE = {"vocab_size": 40, "n_positions": 32, "n_embd": 16, "n_layer": 2, "n_head": 2}
+SHAPE |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), EOS)
+SHAPE["initializer_range"] = 0.2
 SAMPLING = {"do_sample": True, "top_k": 0, "top_p": 1.0, "max_new_tokens": 12}
 logging.set_verbosity_error()
 
@@ -22,24 +25,24 @@ class Tokens:
         return [" ".join(map(str, row.tolist())) for row in rows]
 
 
+def random_policy(seed: int, **config) -> AutoModelForCausalLMWithValueHead:
+    """Return a random GPT-2 with a value head, no dropout; config is GPT2Config's."""
+    torch.manual_seed(seed)
+    config |= dict.fromkeys(("attn_pdrop", "resid_pdrop", "embd_pdrop"), 0)
+    network = GPT2LMHeadModel(GPT2Config(**config))
+    return AutoModelForCausalLMWithValueHead(network, summary_dropout_prob=0.0).eval()
+
+
 def make_policy(
     seed: int = 0, eos_shift: float = 0.15
 ) -> AutoModelForCausalLMWithValueHead:
-    """Return a random GPT-2 of two layers with a value head."""
-    torch.manual_seed(seed)
-    shape = {
-        "vocab_size": 40,
-        "n_positions": 32,
-        "n_embd": 16,
-        "n_layer": 2,
-        "n_head": 2,
-    }
-    ends = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), EOS)
-    network = GPT2LMHeadModel(GPT2Config(**shape | ends, initializer_range=0.2))
+    """Return a random policy of 40 tokens; ``eos_shift`` makes EOS more likely."""
+    policy = random_policy(seed, **SHAPE)
+    network = policy.pretrained_model.transformer
     with torch.no_grad():  # EOS becomes more likely, so lengths vary
-        network.transformer.ln_f.bias.fill_(0.5)
-        network.transformer.wte.weight[EOS] += eos_shift
-    return AutoModelForCausalLMWithValueHead(network, summary_dropout_prob=0.0).eval()
+        network.ln_f.bias.fill_(0.5)
+        network.wte.weight[EOS] += eos_shift
+    return policy
 
 
 def make_trainer(seed: int, eos_shift: float = 0.15, **config) -> PPOTrainer:
