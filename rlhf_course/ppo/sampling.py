@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache
@@ -13,6 +14,9 @@ from rlhf_course.policy.network import accepts_argument, without_dropout
 from rlhf_course.ppo.checks import check_length, token_ids
 
 CPU_SYNC, GPU_SYNC = 1, 8  # tokens between two checks for finished rows
+# Without cuDNN, which compiles a plan for every new length, and so for every token.
+ATTENTION = [getattr(SDPBackend, f"{name}_ATTENTION") for name in ("FLASH", "EFFICIENT")]
+ATTENTION += [SDPBackend.MATH]
 
 
 @torch.no_grad()
@@ -45,7 +49,7 @@ def generate(
     input_ids = pad_sequence(queries, True, settings["pad_token_id"], padding_side="left")
     mask = pad_sequence([torch.ones_like(query) for query in queries], True, 0, "left")
     batch, eos = (input_ids.to(model.device), mask.to(model.device)), end_tokens(model, settings)
-    with without_dropout(model):
+    with without_dropout(model), sdpa_kernel(ATTENTION):
         if samples_plainly(model, settings, begin_suppress) and fast and limits.all():
             responses = _sample(model, *batch, limits, begin_suppress, eos)
         else:
@@ -110,11 +114,19 @@ def _generate(
     """Return responses (B, R) from transformers' ``generate``."""
     settings |= {"max_new_tokens": int(limits.max())} if limits.any() else {}
     settings |= {"begin_suppress_tokens": list(begin_suppress)} if begin_suppress else {}
-    try:
-        output = model.generate(input_ids=input_ids, attention_mask=attention_mask, **settings)
-    except RuntimeError as error:
-        raise (_not_finite() if "probability tensor" in str(error) else error) from error
+    settings["logits_processor"] = [*(settings.get("logits_processor") or ()), refuse_nan]
+    output = model.generate(input_ids=input_ids, attention_mask=attention_mask, **settings)
     return output[:, input_ids.shape[1] :]
+
+
+def refuse_nan(input_ids: Tensor, logits: Tensor) -> Tensor:
+    """Return the logits (B, V), as a logits processor; raise ``FloatingPointError`` for a NaN.
+
+    On a GPU, sampling from NaN fails in a device-side assert and the process loses the GPU.
+    """
+    if not logits.logsumexp(-1).isfinite().all():
+        raise _not_finite()
+    return logits
 
 
 def _not_finite() -> FloatingPointError:

@@ -97,6 +97,10 @@ def run(function, arguments: tuple, keywords: dict):
     tensors = [x for x in tree_leaves((arguments, keywords)) if isinstance(x, torch.Tensor)]
     on_device = [x for x in tensors if isinstance(x, DeviceTensor)]
     boolean = False
+    if on_device and name == "aten::multinomial":  # on CUDA, kernels check the numbers
+        COUNTS.broken |= not on_device[0].inner.isfinite().all()
+    if on_device and COUNTS.broken:
+        raise RuntimeError("CUDA error: device-side assert triggered")
     if name in INDEXING:
         boolean = check_indices(*arguments[:3])
     elif on_device:
