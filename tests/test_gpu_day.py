@@ -77,10 +77,27 @@ def test_the_readme_s_column_comes_from_the_json(tmp_path):
     keep_day(day, readme, tmp_path)
     text = readme.read_text(encoding="utf-8")
     assert text.count("/ 2000 s, 9.0 GB |") == 1 and "/ `full` on one GPU |" in text
-    assert "after the slash on Card X" in text and "measured on a real GPU yet" not in text
+    assert "on one Card X" in text and "after the slash are from there" in text
     about = (ROOT / "site/on-a-gpu.md").read_text(encoding="utf-8")
     seconds, gib = gpu_day.PUBLISHED.values()
     assert f"{seconds} s and {gib * 1024:,.0f} MiB" in about and f"{gpu_day.SLACK} times" in about
+
+
+def test_the_page_quotes_the_measured_day():
+    about = (ROOT / "site/on-a-gpu.md").read_text(encoding="utf-8")
+    day = json.loads((ROOT / "figs/measured/gpu_day.json").read_text(encoding="utf-8"))
+    gates, device = day["gates"], day["environment"]["device"]
+    tiny = [gate["measured"]["wall_s"] for name, gate in gates.items() if name[0] == "3"]
+    *_, gpt2, lora = (gate["measured"] for gate in gates.values())
+    expected = [f"one {device}", f"{min(tiny):.0f} to {max(tiny):.0f} s", f"{len(tiny)} notebooks"]
+    expected += [f"{gpt2['seconds_per_step']:.2f} s, {gpt2['peak_gib']:.1f} GiB"]
+    expected += [f"{lora['layers']} layers, {lora['seconds']:.1f} s, {lora['peak_gib']:.1f} GiB"]
+    expected += [f"computed {lora['computed_gib']:.1f} GiB"]
+    for precision, runs in day["gpt2"].items():
+        seconds = " | ".join(f"{run['generate']:.2f} / {run['total']:.2f}" for run in runs.values())
+        expected.append(f"| {precision} | {seconds} |")
+    assert not [text for text in expected if text not in about]
+    assert all(gate["passed"] for gate in gates.values())
 
 
 def test_full_picks_a_precision_that_the_gpu_has(monkeypatch):
