@@ -57,7 +57,7 @@ def check_up(
     ``score`` takes prompts and answers, as :class:`~rlhf_course.rewards.RewardModel` does. The
     audit takes the first 300 pairs, or the ``prompt`` and ``answer`` lists in ``audited``; lists
     under other keys are bad answers of your own. A bad answer can be four times as long as the
-    normal one. Raises ``ValueError`` for fewer than 20 pairs; ``FloatingPointError`` for NaN.
+    normal one. Raises ``ValueError`` for under 20 pairs, ``FloatingPointError`` for NaN.
     """
     if len(pairs) < 20:
         raise ValueError(f"{len(pairs)} pairs are too few for a check-up; use 100 or more.")

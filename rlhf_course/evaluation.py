@@ -33,11 +33,11 @@ def evaluate(
         score: queries and responses, as texts, → (B,).
         queries: texts, whose responses are stripped, or token ids, whose responses are not.
         lengths: token limit of each response; default: ``max_new_tokens`` for all.
-        seed: seed of the sampling; the global generators are restored.
-        generation_kwargs: those of :meth:`PPOTrainer.generate`.
+        seed: of the sampling; the global generators are restored.
+        generation_kwargs: of :meth:`PPOTrainer.generate`.
 
     Columns: query, response, kl, nll, length (tokens), finished (ends with EOS), score. ``nll`` is
-    −log p(response) under the reference, and ``kl`` is log p under the policy + ``nll``, in nats.
+    −log p(response) under the reference; ``kl`` is log p under the policy + ``nll``, in nats.
     Raises what :func:`require_finite` raises.
     """
     tokenizer, are_texts = trainer.tokenizer, isinstance(queries[0], str)

@@ -68,7 +68,7 @@ def call(gate: Gate, folder: Path, *command) -> str:
         code = subprocess.run(command, env=os.environ | offline, **how).returncode
     text = log.read_text("utf-8", "replace")
     if code:
-        raise RuntimeError(" / ".join(text.splitlines()[-3:]))
+        raise RuntimeError(" / ".join([*text.splitlines()[-3:], f"read {log}"]))
     return text
 
 

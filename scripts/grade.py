@@ -64,7 +64,7 @@ def students(handed_in: Path) -> dict[str, list[Path]]:
 
 
 def notebooks(place: Path) -> list[Path]:
-    """Return a file, or a folder's notebooks without Jupyter's checkpoints."""
+    """Return [place] for a file, or a folder's notebooks, sorted, without checkpoints."""
     paths = sorted(place.rglob("[!.]*.ipynb")) if place.is_dir() else [place]
     return [path for path in paths if path.parent.name != ".ipynb_checkpoints"]
 

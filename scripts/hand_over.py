@@ -106,7 +106,9 @@ def save_prompts(folder: Path, engine: str, trainer) -> list[int]:
     pairs = zip(ids, trainer.tokenizer(texts)["input_ids"], strict=True)
     kept = [row for row, (query, again) in enumerate(pairs) if query.tolist() == again]
     if len(kept) < SAMPLES:
-        raise ValueError(f"{len(kept)} prompts survive retokenization; pass {SAMPLES} or more.")
+        raise ValueError(
+            f"Only {len(kept)} prompts keep their tokens as text; pass {SAMPLES} that do."
+        )
     table = pd.DataFrame({"prompt": [texts[row] for row in kept]})
     if engine == "trl":
         table.to_json(folder / "prompts.jsonl", orient="records", lines=True, force_ascii=False)
@@ -137,7 +139,7 @@ def record(run, rows: list[int]) -> tuple[Rollout, dict]:
 
 
 def ppo_loss(new, old, noise, rollout: Rollout, config, kl_coef: float) -> tuple:
-    """Set the rollout's advantages; return PPO's policy loss and value loss."""
+    """Set the rollout's rewards and advantages; return policy loss and value loss, scalars."""
     update.add_rewards(rollout, config, kl_coef)
     update.add_advantages(rollout, config)
     how = rollout.values, rollout.returns, config.cliprange_value

@@ -87,7 +87,7 @@ def onset(values: pd.Series) -> float:
 
 
 def overfits(log: pd.DataFrame) -> pd.Series:
-    """Return whether the held-out loss has risen by a twentieth since its minimum."""
+    """Return, per row, whether held-out loss is 5 % above its minimum so far."""
     held_out = log["held-out loss"].ffill()
     return held_out > 1.05 * held_out.cummin()
 

@@ -281,7 +281,7 @@ def loop(run: Run, settings: Settings, save_every: int, output: Output) -> int:
     trainer, steps, save_at = run.trainer, settings.steps, getattr(settings, "save_at", ())
     done, is_main = trainer.current_step, trainer.accelerator.is_main_process
     bar = tqdm(total=steps, initial=done, desc="PPO", disable=not is_main)
-    with exits.stop_between_steps() as asked, bar:
+    with exits.watch_for_stop() as asked, bar:
         for batch in islice(endless(trainer.dataloader), done, steps):
             queries = batch["input_ids"]
             responses = trainer.generate(queries, return_prompt=False, **run.generation)

@@ -74,9 +74,9 @@ def test_more_tokens_than_positions():
 
 def test_lists_of_unequal_length():
     queries, responses, scores = make_samples()
-    with invalid("responses has 7 entries; batch_size needs 8"):
+    with invalid("responses has 7 entries; pass 8, or set batch_size"):
         make_trainer().step(queries, responses[:7], scores)
-    with invalid("queries has 9 entries; batch_size needs 8"):
+    with invalid("queries has 9 entries; pass 8, or set batch_size"):
         make_trainer().step(
             [*queries, queries[0]], [*responses, responses[0]], [*scores, scores[0]]
         )
@@ -90,7 +90,7 @@ def test_response_masks_that_do_not_fit():
     with invalid("response_masks has 7 entries"):
         make_trainer().step(queries, responses, scores, masks[:7])
     for bad in (torch.ones(30), 0 * masks[2], 0.5 * masks[2], torch.nan * masks[2]):
-        with invalid("response_masks 2 must hold 0 or 1 for each of"):
+        with invalid("response_masks 2 has"):
             make_trainer().step(queries, responses, scores, [*masks[:2], bad, *masks[3:]])
 
 

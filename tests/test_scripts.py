@@ -55,7 +55,7 @@ def assert_equal(a, b, where="state"):
 
 
 def test_the_first_ctrl_c_waits_for_the_step_and_the_second_does_not():
-    with exits.stop_between_steps() as asked:
+    with exits.watch_for_stop() as asked:
         signal.raise_signal(signal.SIGINT)
         time.sleep(0.01)
         assert asked.code == 130

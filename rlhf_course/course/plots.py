@@ -171,7 +171,7 @@ def chosen_and_rejected(chosen: Sequence[float], rejected: Sequence[float]) -> F
 def audit_bars(tables: Mapping[str, pd.DataFrame], wanted: float) -> Figure:
     """Draw the share of prompts at which the normal answer wins, for each probe and run.
 
-    tables: run → table with columns share and ci, one row per probe; wanted: a line's share.
+    tables: run → table with columns share and ci, one row per probe; wanted: share at the line.
     """
     probes = next(iter(tables.values())).index
     figure, axis = panels(figsize=(8, 0.8 + 0.42 * len(probes)))
@@ -181,7 +181,7 @@ def audit_bars(tables: Mapping[str, pd.DataFrame], wanted: float) -> Figure:
         error = np.minimum(table["ci"], [share, 1 - share])  # a share stays in 0 … 1
         how = {"color": COLORS[("reference", "policy", "value")[turn]], "label": label}
         axis.barh(places, share, height * 0.9, xerr=error, capsize=2, **how)
-    axis.axvline(wanted, color=COLORS["reward"], ls="--", lw=1.5, label=f"wanted: {wanted:.0%}")
+    axis.axvline(wanted, color=COLORS["reward"], ls="--", lw=1.5, label=f"required: {wanted:.0%}")
     axis.set(xlim=(0, 1.02), xlabel="share of prompts at which the normal answer scores higher")
     axis.set_yticks(y, probes)
     axis.invert_yaxis()

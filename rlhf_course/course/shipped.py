@@ -7,7 +7,7 @@ from rlhf_course.runtime.hub import download
 
 
 def prepare(settings: Settings) -> SimpleNamespace:
-    """Return folders or hub ids of dataset, model, reward_model and, in some settings, judge.
+    """Download models; return folders or ids of dataset, model, reward_model and judge.
 
     Raises ``ValueError`` if no dataset is named, and ``OSError`` if a model is unavailable.
     """

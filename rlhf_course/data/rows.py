@@ -37,7 +37,7 @@ def load_split(source: str | Path, split: str, data_file: str | None = None, **o
     except (DatasetGenerationError, *DAMAGE) as error:
         why = " ".join(str(error.__cause__ or error).split())
         raise ValueError(
-            f"A file of {source} cannot be read: {why:.200} Get it again, and save text as UTF-8."
+            f"A file of {source} cannot be read: {why:.200} Restore it; save text as UTF-8."
         ) from error
     except StopIteration:
         raise ValueError(f"Split {split!r} of {source} has no rows. Name another split.") from None

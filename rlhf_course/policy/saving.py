@@ -23,7 +23,7 @@ say_once = cache(print)
 
 
 class Saved:
-    """The part of a policy's class that a PPO step does not run: loading and saving."""
+    """Loading, saving, generate and gradient checkpointing of a policy."""
 
     def generate(self, *args, **kwargs):
         """Call the base model's ``generate``."""

@@ -1,4 +1,4 @@
-"""PPO's arithmetic as functions on tensors; no model, file or device appears here.
+"""PPO's arithmetic as functions on tensors, without models, files or devices.
 
 Every (B, R) tensor is aligned to the response: column t belongs to the t-th response token.
 ``mask`` is 1.0 on the response tokens that count and 0.0 elsewhere. PPO is Schulman et al. 2017

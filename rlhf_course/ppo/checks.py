@@ -16,14 +16,14 @@ def check_samples(
     given |= {} if masks is None else {"response_masks": masks}
     for name, rows in given.items():
         if len(rows) != size:
-            raise ValueError(f"{name} has {len(rows)} entries; batch_size needs {size}.")
+            raise ValueError(f"{name} has {len(rows)} entries; pass {size}, or set batch_size.")
     queries = token_ids(policy.vocab_size, "query", queries)
     responses = token_ids(policy.vocab_size, "response", responses)
     for i, (keep, response) in enumerate(zip(masks or (), responses, strict=masks is not None)):
         if len(keep) != len(response) or {*torch.as_tensor(keep).tolist()} not in ({0, 1}, {1}):
             raise ValueError(
-                f"response_masks {i} must hold 0 or 1 for each of {len(response)} response "
-                f"tokens, and at least one 1; got {torch.as_tensor(keep).tolist()}."
+                f"response_masks {i} has {len(keep)} entries; {len(response)} response tokens "
+                "need 0 or 1 each, and at least one 1."
             )
     longest = max(len(q) + len(r) for q, r in zip(queries, responses, strict=True))
     check_length(longest, policy.config)

@@ -111,7 +111,7 @@ class PPOConfig:
                 stacklevel=1,  # the same line for all callers: Python warns once
             )
         if self.use_score_norm and not self.use_score_scaling:
-            raise ValueError("use_score_norm needs use_score_scaling=True.")
+            raise ValueError("use_score_norm needs use_score_scaling=True; set both.")
 
     def _check_sizes(self) -> None:
         size = self.mini_batch_size * self.gradient_accumulation_steps

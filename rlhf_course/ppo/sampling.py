@@ -14,9 +14,8 @@ from rlhf_course.policy.network import accepts_argument, without_dropout
 from rlhf_course.ppo.checks import check_length, token_ids
 
 CPU_SYNC, GPU_SYNC = 1, 8  # tokens between two checks for finished rows
-# Without cuDNN, which compiles a plan for every new length, and so for every token.
-ATTENTION = [getattr(SDPBackend, f"{name}_ATTENTION") for name in ("FLASH", "EFFICIENT")]
-ATTENTION += [SDPBackend.MATH]
+# cuDNN compiles a plan for every new length, which sampling has at every token.
+ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 @torch.no_grad()
@@ -122,7 +121,7 @@ def _generate(
 def refuse_nan(input_ids: Tensor, logits: Tensor) -> Tensor:
     """Return the logits (B, V), as a logits processor; raise ``FloatingPointError`` for a NaN.
 
-    On a GPU, sampling from NaN fails in a device-side assert and the process loses the GPU.
+    On a GPU, sampling from NaN is a device-side assert: the process loses the GPU.
     """
     if not logits.logsumexp(-1).isfinite().all():
         raise _not_finite()

@@ -30,9 +30,9 @@ from rlhf_course.ppo.update import (
 class PPOTrainer(TrainerBase):
     """PPO for a policy with a value head, with the stepwise interface of TRL up to 0.11.
 
-    The arithmetic is the classic one, with the differences that site/ppo-api.md lists. In short:
-    dropout is off; padding changes no number; NaN, Inf and empty responses raise; accumulation
-    weights mini-batches by their tokens; P processes with B samples each equal one with P·B.
+    site/ppo-api.md lists the differences from the classic arithmetic: dropout is off; padding
+    changes no number; NaN, Inf and empty responses raise; accumulation weights mini-batches by
+    their tokens; P processes with B samples each equal one with P·B.
 
     Args:
         config: settings, see :class:`PPOConfig`.

@@ -141,8 +141,8 @@ def prepare_models(
     harms = {torch.float16: "ends in NaN", torch.bfloat16: "rounds most small updates away"}
     for dtype in {p.dtype for p in trained.values()} & {*harms}:
         warnings.warn(
-            f"The policy trains {dtype} weights, which {harms[dtype]}. Load the model with "
-            "dtype=torch.float32 and mixed_precision='bf16', or train an adapter in float32.",
+            f"The policy trains {dtype} weights, which {harms[dtype]}. Load "
+            "dtype=torch.float32, with bf16 autocast if at all, or train a float32 adapter.",
             stacklevel=3,
         )
     if ref_model is not None:

@@ -56,7 +56,7 @@ def _aside(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def hold(folder: str | os.PathLike, name: str = "") -> Iterator[None]:
-    """Lock a folder, or a ``name`` in it, in the body; remove a new folder that stays empty.
+    """Make and lock a folder, or a ``name`` in it; remove a new folder that stays empty.
 
     Raises ``BlockingIOError`` if another process holds the lock.
     """
@@ -92,7 +92,7 @@ def read_json(file: Path) -> dict:
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{file} is damaged or not JSON: {error}. Get it again.") from None
+        raise ValueError(f"{file} is damaged or not JSON: {error}. Restore it.") from None
 
 
 def is_damaged(file: Path) -> bool:

@@ -68,7 +68,9 @@ def hub_errors(source: str | Path, kind: str = "model") -> Iterator[None]:
 def _explain(error: BaseException, source: str, kind: str) -> Exception | None:
     """Return an error with one sentence, or None; match names, as the HTTP library varies."""
     if kind == "model" and (damaged := next(filter(is_damaged, Path(source).glob("*")), None)):
-        return ValueError(f"{damaged} is damaged, cut short or a git-lfs pointer. Get it again.")
+        return ValueError(
+            f"{damaged} is damaged, cut short or a git-lfs pointer. Download it again."
+        )
     names, hub = "", constants.ENDPOINT
     while error is not None:
         names += " ".join(base.__name__ for base in type(error).__mro__) + f" {error}\n"
@@ -87,7 +89,7 @@ def _explain(error: BaseException, source: str, kind: str) -> Exception | None:
         ),
         "RemoteProtocolError|ReadError|ReadTimeout|Consistency check failed": (
             ConnectionError,
-            f"The download of {source} from {hub} broke off. Start again.",
+            f"The download of {source} from {hub} was interrupted. Start again.",
         ),
         "TransportError|LocalEntryNotFoundError|OfflineModeIsEnabled|ConnectionError": (
             ConnectionError,

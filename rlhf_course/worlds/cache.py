@@ -64,7 +64,7 @@ def is_intact(folder: Path) -> bool:
 
 
 def checksum(folder: Path) -> str:
-    """Return the SHA-256 of a folder's visible names and contents; return a hub id unchanged."""
+    """Return the SHA-256 of a folder's visible names and contents, or any other id unchanged."""
     if not folder.is_dir():
         return str(folder)
     digest = hashlib.sha256()

@@ -2,8 +2,8 @@
 
 A small base model has read texts of this world, and is fine-tuned on `make_qa` (in the schema of
 HC3: answers of people and of a chatbot). A reward model learns from `make_preferences`: two
-answers, from dry (干巴) to lively (活泼), and a noisy verdict. Texts are short, so that a million
-parameters suffice.
+answers, from dry (干巴) to lively (活泼), and a noisy verdict. Texts are short: a million weights
+suffice.
 """
 
 import random
@@ -48,7 +48,7 @@ def _sentences(text: str) -> list[str]:
 
 
 def topic_words(question: str) -> set[str]:
-    """Return the words of a question's topic that it lacks; NAMES, then VOCABULARY decide it."""
+    """Return the words of the question's topic that it lacks; set() if no topic matches."""
     question = _clean(question)
     hits = {
         t: tuple(sum(w in question for w in words[t]) for words in (NAMES, VOCABULARY))

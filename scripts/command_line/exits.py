@@ -41,7 +41,7 @@ def sentence(error: BaseException) -> str:
     return f"{type(error).__name__}: {text} (--debug shows where.)"
 
 
-def stop_between_steps():
+def watch_for_stop():
     """Return a context of an object whose ``code`` becomes nonzero at Ctrl-C or SIGTERM."""
     text = "\nStopping after this step; press Ctrl-C again to stop immediately."
     return _on_first_signal(lambda signum, frame: print(text, flush=True))

@@ -51,7 +51,9 @@ def open_output(
                 stack.enter_context(hold(folder))
                 files = (path for path in folder.rglob("[!.]*") if path.is_file())
                 if not resume and (file := next(files, None)):
-                    raise ValueError(f"{file} already exists. Resume, or choose another output.")
+                    raise ValueError(
+                        f"{file} already exists. Resume the run, or choose another output."
+                    )
             now["inputs"] = {name: fingerprint(place) for name, place in inputs.items()}
             checkpoint = find_checkpoint(folder / inner) if resume else None
             if checkpoint:

@@ -58,7 +58,9 @@ def parse(about: str, experiment: str, kinds: tuple, names: dict, fixed: dict, a
 
     script, config, model_args = options.parse(about, ["preset", "dataset"], choose, arguments)
     if config.trust_remote_code or model_args.load_in_4bit or model_args.load_in_8bit:
-        raise ValueError("Remote code and quantized bases are unsupported here. Omit the options.")
+        raise ValueError(
+            "Omit --trust_remote_code, --load_in_4bit and --load_in_8bit: unsupported here."
+        )
     if isinstance(model_args.lora_target_modules, str):  # trl reads a str as a pattern
         model_args.lora_target_modules = [model_args.lora_target_modules]
     every = vars(config) | vars(model_args) | vars(script)
@@ -134,7 +136,7 @@ def train(trainer, output, measure: Callable[[], tuple], most: float = math.inf)
         trainer.state = state
         print(f"The run is finished at {last}. Saving its model again.")
     else:
-        with exits.stop_between_steps() as asked:
+        with exits.watch_for_stop() as asked:
             trainer.add_callback(steps := Steps(trainer, output, asked))
             trainer.train(resume_from_checkpoint=last and str(last))
         if steps.code:
