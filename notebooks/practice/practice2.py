@@ -103,4 +103,4 @@ def verdict(answer: dict, seed: int = 0) -> str | None:
 def check(answer: dict, seed: int = 0) -> None:
     """Print the verdict."""
     problem = verdict(answer, seed)
-    print(f"✘ {problem}" if problem else "✔ This is the line.")
+    print(f"✘ {problem}" if problem else "✔ This is the line, and your fix is right.")
