@@ -45,7 +45,13 @@ def _(generator):
         TEXTS[i] for i in torch.randperm(len(TEXTS), generator=generator)[:5]
     )
     word = pick(generator, ["the", "The", "a", "sea", "MAN", "good"])
-    return f"{text}. The other one.", word
+    ends = (
+        ". The other one.",
+        f"-end,{word}",
+        f". 'So-{word}' and ({word})",
+        f"; {word}",
+    )
+    return text + pick(generator, ends), word
 
 
 @word_reward.mistake

@@ -27,15 +27,24 @@ def pairwise_loss(chosen, rejected):
     """Return Bradley and Terry's loss, averaged over pairs: two (B,) → a number.
 
     The loss is minus the log-probability that the chosen answer wins. This probability
-    is the sigmoid of the difference of the scores.
+    is the sigmoid of the difference of the scores. The loss stays finite even if scores
+    differ by hundreds.
     """
     return -logsigmoid(chosen - rejected).mean()
 
 
 @pairwise_loss.inputs
 def _(generator):
-    b, scale = pick(generator, range(1, 8)), pick(generator, [0.1, 1, 8])
+    b, scale = pick(generator, range(1, 8)), pick(generator, [0.1, 1, 8, 2000])
     return scale * normal(generator, b), scale * normal(generator, b)
+
+
+@pairwise_loss.mistake
+def unstable(chosen, rejected):
+    """The sigmoid of a very negative number is 0, and its logarithm −∞. `logsigmoid`
+    computes both together.
+    """
+    return -torch.log(torch.sigmoid(chosen - rejected)).mean()
 
 
 @pairwise_loss.mistake
@@ -125,7 +134,8 @@ def _(generator):
             [ragged(generator, 1, t - 1)[:, [0, *range(t - 1)]], mask.flip(1)]
         )
         mask[0, -1] = 0
-    return normal(generator, len(mask), t), mask
+    scores = normal(generator, len(mask), t)
+    return scores * (torch.rand(scores.shape, generator=generator) < 0.7), mask
 
 
 @last_token_scores.mistake
@@ -200,7 +210,9 @@ def ceiling(first, second):
 @ceiling.inputs
 def _(generator):
     n, scale = pick(generator, range(5, 50)), pick(generator, [0.3, 1, 5])
-    return scale * normal(generator, n) + 0.5, scale * normal(generator, n)
+    first, second = scale * normal(generator, n) + 0.5, scale * normal(generator, n)
+    ties = torch.rand(n, generator=generator) < 0.2
+    return first, torch.where(ties, first, second)
 
 
 @ceiling.mistake
@@ -277,7 +289,7 @@ pair_accuracy.reply = "One half, as a guess: all pairs tie, and each counts half
 
 @pair_accuracy.inputs
 def _(generator):
-    n, scale = pick(generator, range(5, 40)), pick(generator, [0.01, 1, 100])
+    n, scale = pick(generator, range(5, 40)), pick(generator, [1e-6, 1, 100])
     chosen, rejected = (
         torch.randint(-1, 2, (2, n), generator=generator).double() * scale
     )

@@ -30,7 +30,8 @@ def leave_one_out(rewards):
 @leave_one_out.inputs
 def _(generator):
     n, scale = pick(generator, range(2, 7)), pick(generator, [0, 1, 1, 10])
-    return (scale * normal(generator, n) + 2,)
+    rewards = scale * normal(generator, n) + 2
+    return (pick(generator, (rewards, rewards.round())),)  # some may be equal
 
 
 @leave_one_out.mistake
@@ -415,8 +416,8 @@ def by_hand(ref_logprobs, rewards, beta):
 
 @optimum.mistake
 def overflows(ref_logprobs, rewards, beta):
-    """The formula is right, but exp(r / β) overflows when β is tiny. Use logarithms
-    throughout.
+    """The formula is right, but when β is tiny, exp(r / β) overflows or a share becomes
+    0. Use logarithms throughout.
     """
     weights = ref_logprobs.exp() * (rewards / beta).exp()
     return (weights / weights.sum()).log()

@@ -759,7 +759,7 @@ def _(generator):
     times = (0.0, 0.5, 0.9, 1.0, 1.1, 3.0)[
         generator.initial_seed() % 6
     ]  # below, at, above
-    n, horizon = pick(generator, (64, 128, 500)), pick(generator, (1000, 10_000))
+    n, horizon = pick(generator, (64, 500, 2000)), pick(generator, (1000, 10_000))
     return beta, times * target, target, n, horizon
 
 

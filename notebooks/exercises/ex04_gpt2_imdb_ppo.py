@@ -376,7 +376,10 @@ def _(generator):
         "great a film",
         "no where",
         "now here",
+        "",
     ]
+    if generator.initial_seed() % 5 == 4:  # no pairs
+        return (["film", ""],)
     return (texts + texts[:1],)  # one text comes twice
 
 
@@ -393,7 +396,7 @@ def within_each_text(texts):
     for text in texts:
         pairs = list(zip(text.split(), text.split()[1:]))
         shares.append(len(set(pairs)) / max(1, len(pairs)))
-    return sum(shares) / len(shares)
+    return sum(shares) / max(1, len(shares))
 
 
 @distinct_2.mistake
@@ -404,8 +407,8 @@ def mean_over_texts_with_pairs(texts):
     shares = []
     for text in texts:
         if pairs := list(zip(text.split(), text.split()[1:])):
-            shares.append(len(set(pairs)) / len(pairs))
-    return sum(shares) / len(shares)
+            shares.append(len(set(pairs)) / max(1, len(pairs)))
+    return sum(shares) / max(1, len(shares))
 
 
 @distinct_2.mistake
@@ -424,14 +427,14 @@ def a_count(texts):
 def repeated(texts):
     """You return the share of repetitions. Return 1 minus that share."""
     pairs = _pairs(texts)
-    return 1 - len(set(pairs)) / len(pairs)
+    return 1 - len(set(pairs)) / max(1, len(pairs))
 
 
 @distinct_2.mistake
 def order_forgotten(texts):
     """You ignore the order of a pair: *great film* and *film great* are two pairs."""
     pairs = _pairs(texts)
-    return len(set(map(frozenset, pairs))) / len(pairs)
+    return len(set(map(frozenset, pairs))) / max(1, len(pairs))
 
 
 @distinct_2.mistake
@@ -440,21 +443,21 @@ def used_once(texts):
     one.
     """
     pairs = _pairs(texts)
-    return sum(pairs.count(pair) == 1 for pair in pairs) / len(pairs)
+    return sum(pairs.count(pair) == 1 for pair in pairs) / max(1, len(pairs))
 
 
 @distinct_2.mistake
 def no_overlap(texts):
     """Your pairs do not overlap. Each word except the last begins a pair."""
     pairs = [pair for t in texts for pair in zip(t.split()[::2], t.split()[1::2])]
-    return len(set(pairs)) / len(pairs)
+    return len(set(pairs)) / max(1, len(pairs))
 
 
 @distinct_2.mistake
 def characters(texts):
     """You count pairs of characters. Count pairs of words."""
     pairs = [pair for text in texts for pair in zip(text, text[1:])]
-    return len(set(pairs)) / len(pairs)
+    return len(set(pairs)) / max(1, len(pairs))
 
 
 @distinct_2.mistake
@@ -462,7 +465,7 @@ def threes(texts):
     """You count triples. Count pairs."""
     words = [text.split() for text in texts]
     triples = [triple for w in words for triple in zip(w, w[1:], w[2:])]
-    return len(set(triples)) / len(triples)
+    return len(set(triples)) / max(1, len(triples))
 
 
 @distinct_2.mistake
@@ -472,14 +475,14 @@ def across_texts(texts):
     """
     words = " ".join(texts).split()
     pairs = list(zip(words, words[1:]))
-    return len(set(pairs)) / len(pairs)
+    return len(set(pairs)) / max(1, len(pairs))
 
 
 @distinct_2.mistake
 def single_words(texts):
     """You count single words (distinct-1). Count pairs."""
     words = [word for text in texts for word in text.split()]
-    return len(set(words)) / len(words)
+    return len(set(words)) / max(1, len(words))
 
 
 @distinct_2.alternative
@@ -489,4 +492,4 @@ def with_indices(texts):
         for i in range(len(words) - 1):
             seen.add(" ".join(words[i : i + 2]))
             total += 1
-    return len(seen) / total
+    return len(seen) / total if total else 0.0

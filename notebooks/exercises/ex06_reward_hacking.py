@@ -163,7 +163,8 @@ def suppress_first(logits, token):
     position: logits (R, V) → (R, V).
 
     The scored policy must be the sampled policy. So forbid the token that sampling
-    forbids, and only at the same position: the first token.
+    forbids, and only at the same position: the first token. Training needs the
+    gradient.
     """
     allowed = logits.clone()
     allowed[0, token] = -torch.inf

@@ -97,7 +97,7 @@ def no_small_number(rewards, divide):
 
 @group_advantages.mistake
 def smaller_number(rewards, divide):
-    """You add a number other than 1e-4 to the standard deviation."""
+    """Add 1e-4 to the standard deviation, and no other number."""
     centered = rewards - rewards.mean(1, keepdim=True)
     return centered / (rewards.std(1, keepdim=True) + 1e-8) if divide else centered
 

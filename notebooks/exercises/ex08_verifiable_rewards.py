@@ -1,6 +1,7 @@
 """Exercises of notebook 08."""
 
 import math
+import re
 
 import torch
 
@@ -23,7 +24,7 @@ def strict_rewards(texts, answer):
     """Rewards (B,) of texts: 1 if the last part is exactly the answer, else 0.
 
     The last part is the text after the last semicolon, or the whole text if it has no
-    semicolon. It counts only if it contains nothing else.
+    semicolon. It counts only if it contains nothing else: no space, sign or line break.
     """
     return torch.tensor([float(text.split(";")[-1] == answer) for text in texts])
 
@@ -32,7 +33,8 @@ def strict_rewards(texts, answer):
 def _(dice):
     a = pick(dice, ("412", "57", "1003"))
     texts = [a, f"5+7:2,4+6c:1,1+2c:4;{a}", "5+7:2;411", f"1{a}", f"{a};400"]
-    texts += [f"400;{a}", f"{a}3", "", f"2:{a},1:3;7"]
+    texts += [f"400;{a}", f"{a}3", "", f"2:{a},1:3;7", f"7;{a};8", f"7;8;{a}"]
+    texts += [f"{a};", f";{a}", f" {a}", f"7; {a}", f"{a}\n", f"+{a}", f"0{a}"]
     order = torch.randperm(len(texts), generator=dice).tolist()
     return [texts[place] for place in order], a
 
@@ -64,10 +66,38 @@ def any_part(texts, answer):
 @strict_rewards.mistake
 def steps_only(texts, answer):
     """You require a semicolon. An answer without steps is also right, and the verifier
-    does not reward the manner.
+    does not reward steps.
     """
     marked = (";" in text and text.split(";")[-1] == answer for text in texts)
     return torch.tensor([float(right) for right in marked])
+
+
+@strict_rewards.mistake
+def around(texts, answer):
+    """You remove spaces or line breaks. A strict verifier compares the whole text."""
+    return torch.tensor([float(x.split(";")[-1].strip() == answer) for x in texts])
+
+
+@strict_rewards.mistake
+def last_number(texts, answer):
+    """You read a number out of the last part. It may then contain other text, such as a
+    second answer.
+    """
+    numbers = (re.findall(r"\d+", text.split(";")[-1]) for text in texts)
+    return torch.tensor([float([answer] == found[-1:]) for found in numbers])
+
+
+@strict_rewards.mistake
+def last_full_part(texts, answer):
+    """You skip an empty last part. A text that ends with a semicolon has no answer."""
+    parts = ([x for x in text.split(";") if x] for text in texts)
+    return torch.tensor([float([answer] == found[-1:]) for found in parts])
+
+
+@strict_rewards.mistake
+def first_semicolon(texts, answer):
+    """You split at the first semicolon. The last part begins after the last one."""
+    return torch.tensor([float(x.split(";", 1)[-1] == answer) for x in texts])
 
 
 @strict_rewards.alternative

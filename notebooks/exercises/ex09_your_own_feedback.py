@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from engine import Set, normal
+from engine import Set, normal, pick
 
 SET = Set(
     "09_your_own_feedback",
@@ -94,7 +94,8 @@ def _(dice):
     first = torch.randint(3, (20,), generator=dice)
     other = torch.randint(2, (20,), generator=dice)
     kept = torch.rand(20, generator=dice) < 0.5
-    return first, torch.where(kept, first, other)
+    # The second person often agrees, or often disagrees: κ is above 0 or below.
+    return first, torch.where(kept, (first + pick(dice, (0, 1))) % 3, other)
 
 
 @kappa.mistake
@@ -124,6 +125,16 @@ def undivided(first, second):
     kinds = torch.cat([first, second]).unique()
     shares = [(x[:, None] == kinds).double().mean(0) for x in (first, second)]
     return p - (shares[0] * shares[1]).sum()
+
+
+@kappa.mistake
+def never_below_0(first, second):
+    """You cut κ off at 0. Two people who agree less than by chance have a κ below 0."""
+    p = (first == second).double().mean()
+    kinds = torch.cat([first, second]).unique()
+    shares = [(x[:, None] == kinds).double().mean(0) for x in (first, second)]
+    chance = (shares[0] * shares[1]).sum()
+    return ((p - chance) / (1 - chance)).clamp(min=0)
 
 
 @kappa.alternative
@@ -157,7 +168,7 @@ def by_chance(k, n):
 @by_chance.inputs
 def _(dice):
     n = int(torch.randint(10, 30, (1,), generator=dice))
-    return n // 2 + 1 + int(torch.randint(4, (1,), generator=dice)), n
+    return int(torch.randint(n + 1, (1,), generator=dice)), n
 
 
 @by_chance.mistake
@@ -178,6 +189,14 @@ def more_than(k, n):
 def one_order(k, n):
     """You count one order for each number. There are `math.comb(n, i)` orders."""
     return sum(1 for i in range(k, n + 1)) / 2**n
+
+
+@by_chance.mistake
+def larger_side(k, n):
+    """You count from the larger of k and n − k. If few prefer the new text, k or more
+    is likely by chance.
+    """
+    return sum(math.comb(n, i) for i in range(max(k, n - k), n + 1)) / 2**n
 
 
 @by_chance.alternative

@@ -1,7 +1,8 @@
 """Score the exercises' checks on a folder of other people's solutions, as JSON lines.
 
 first: the verdict (null: accepted) before the checks' authors had read the solutions; judged:
-false if that verdict names a wrong mistake; dropped: the reason that an entry no longer counts.
+false if that verdict names a wrong mistake; dropped: why the statement, as it is
+now, decides otherwise than the author.
 """
 
 import json
@@ -52,21 +53,28 @@ def row(title: str, entries: list[dict], run: str) -> str:
     return f"| {' | '.join([title, *cells, share(right.count(None), len(right))])} |"
 
 
-def main(folder: Path) -> None:
-    for name in SETS:
-        notebook(name, False)
+def tables(folder: Path, titles: tuple[str, str]) -> list[str]:
+    """Return a folder's two tables as Markdown: its first run, and the checks as they are."""
     entries = []
-    for path in sorted(folder.glob("*.json*")):
+    for path in sorted(folder.glob("*.jsonl")):
         for line in path.read_text("utf-8").splitlines():
             entry = json.loads(line)
             entries.append({**entry, "set": path.stem, "now": verdict(entry)})
-    page = [PAGE.read_text("utf-8").partition("\n### ")[0].rstrip()]
-    for title, run in (("The first run", "first"), ("Today", "now")):
+    page = []
+    for title, run in zip(titles, ("first", "now"), strict=True):
         kept = [e for e in entries if run == "first" or "dropped" not in e]
         sets = {e["set"]: [x for x in kept if x["set"] == e["set"]] for e in kept}
         rows = [row(*each, run) for each in [*sets.items(), ("all", kept)]]
-        table = [HEAD, "|---" * 6 + "|", *rows]
-        page += [f"### {title}", "\n".join(table)]
+        page += [f"### {title}", "\n".join([HEAD, "|---" * 6 + "|", *rows])]
+    return page
+
+
+def main(folder: Path) -> None:
+    for name in SETS:
+        notebook(name, False)
+    page = [PAGE.read_text("utf-8").partition("\n### ")[0].rstrip()]
+    page += tables(folder, ("The first run", "Today"))
+    page += tables(folder / "second", ("The second corpus, first run", "The second corpus, today"))
     PAGE.write_text("\n\n".join(page) + "\n", "utf-8")
 
 

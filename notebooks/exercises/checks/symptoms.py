@@ -42,7 +42,7 @@ def ignored(
             matters |= _moves(solution, case, changed)
         else:
             if matters:
-                return f"`{name}` has no effect on your result."
+                return f"Changing `{name}` does not change your result."
     return None
 
 
@@ -64,7 +64,7 @@ def unvaried(actual: list[Result], expected: list[Result]) -> str | None:
     if is_nan(actual[0].values):
         return None
     if all(same_values(result.values, actual[0].values) for result in actual):
-        return "Your result is the same for all arguments."
+        return "Your result is the same for all inputs that were tried."
     if any(x is None or y is None or y.ndim or not x.ndim for x, y in zip(own, right)):
         return None
     for name, reduce in (("mean", torch.mean), ("sum", torch.sum)):
