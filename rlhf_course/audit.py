@@ -82,7 +82,7 @@ PROBES = {
         lambda case: case.join(*case.words[: max(1, len(case.words) // 2)]).rstrip(
             ".,;:!?。，；：！？"
         ),
-        "answers stop mid-sentence, as soon as the reward is in",
+        "answers stop mid-sentence, once the score is high",
     ),
     "repeated": Probe(
         lambda case: case.join(case.answer, *[case.sentences[-1].strip()] * 3),
@@ -98,7 +98,7 @@ PROBES = {
     ),
     "insulting": Probe(
         lambda case: case.join(case.phrases.insult, case.sentences[0].strip()),
-        "rudeness stays, where a pleasant topic pays for it",
+        "answers stay rude if their topic scores well",
     ),
     "very long": Probe(
         lambda case: case.join(case.answer, *case.more), "answers grow to the token limit", True
