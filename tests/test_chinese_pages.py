@@ -86,6 +86,18 @@ def test_notebooks_share_code_and_their_links_lead_to_files():
         assert [link for link in links if not (path.parent / link).exists()] == [], path.name
 
 
+def test_a_chinese_notebook_runs_and_learns(tmp_path):
+    papermill = pytest.importorskip("papermill")
+    name, given, ran = "00_hello_rlhf", tmp_path / "given.ipynb", tmp_path / "ran.ipynb"
+    notebook = translate.notebook_in_chinese(ROOT / f"notebooks/{name}.ipynb")
+    given.write_text(json.dumps(notebook), encoding="utf-8")
+    how = {"preset": "tiny", "output_dir": str(tmp_path)}
+    papermill.execute_notebook(given, ran, how, cwd=ROOT / "notebooks", progress_bar=False)
+    card = json.loads((tmp_path / f"run_cards/{name}.json").read_text(encoding="utf-8"))
+    assert card["checks"] and all(check["passed"] for check in card["checks"].values())
+    assert "奖励" in ran.read_text(encoding="utf-8")
+
+
 @pytest.fixture
 def small(tmp_path, monkeypatch):
     """Build a page of two paragraphs whose translations are in a po file of its own."""
