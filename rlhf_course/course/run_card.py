@@ -89,7 +89,7 @@ class RunCard:
         if failed:
             raise CheckFailed(
                 f"{self.notebook} ran, but these checks did not pass: {'; '.join(failed)}."
-                " Use the preset's settings or another seed."
+                " Compare the settings with the preset's."
             )
         pd.set_option("display.max_colwidth", None)  # never cut the expected value
         rows = [(name, f"{c['value']:.4g}", c["want"], "passed") for name, c in self.checks.items()]
