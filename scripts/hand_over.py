@@ -165,7 +165,7 @@ def group_loss(new, old, rollout: Rollout, config, kl_coef: float, method: str) 
 
 
 def write(engine: str, method: str, target: Path, options, settings, run) -> None:
-    """Write the hand-over to ``target``; its samples' old log-probabilities have added noise."""
+    """Write the hand-over to ``target``; noise is added to its samples' old log-probabilities."""
     config, kl_coef = run.trainer.config, run.trainer.kl_ctl.value
     repeats = GROUP if engine == "trl" else 1
     limits = yaml.safe_load((HERE / "limits.yaml").read_text("utf-8")) | {"ppo": []}

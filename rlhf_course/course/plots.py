@@ -171,7 +171,7 @@ def chosen_and_rejected(chosen: Sequence[float], rejected: Sequence[float]) -> F
 def audit_bars(tables: Mapping[str, pd.DataFrame], wanted: float) -> Figure:
     """Draw the share of prompts at which the normal answer wins, for each probe and run.
 
-    tables: run → table with columns share and ci, one row per probe; wanted: share at the line.
+    tables: run → table with columns share and ci, one row per probe; wanted: target share.
     """
     probes = next(iter(tables.values())).index
     figure, axis = panels(figsize=(8, 0.8 + 0.42 * len(probes)))

@@ -52,7 +52,7 @@ def models(shape: str) -> tuple:
 
 
 def ours(chosen: argparse.Namespace, sizes: dict) -> tuple:
-    """Return this course's trainer, and its functions generate and score."""
+    """Return this course's trainer and its functions ``generate`` and ``score``."""
     from rlhf_course import AutoModelForCausalLMWithValueHead, LengthSampler, PPOConfig, PPOTrainer
     from rlhf_course.rewards import SentimentReward
 
