@@ -34,7 +34,7 @@ def test_ctrl_c_leaves_a_checkpoint_and_resuming_equals_never_having_stopped(tmp
     assert 1 <= final_state(tmp_path / "cut")["step"] < 6
 
     assert train_ppo.main([*SHORT, f"--output={tmp_path / 'cut'}"]) == 1
-    assert "already exists. Resume, or choose" in capsys.readouterr().err
+    assert "already exists. Resume the run, or choose" in capsys.readouterr().err
     assert train_ppo.main([*SHORT, f"--output={tmp_path / 'cut'}", "--resume"]) == 0
     assert_equal(final_state(tmp_path / "whole"), final_state(tmp_path / "cut"))
     assert (tmp_path / "cut" / "policy" / "v_head.safetensors").exists()

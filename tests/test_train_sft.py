@@ -198,9 +198,9 @@ def test_a_loss_that_explodes_ends_with_a_sentence(world, tmp_path, capsys):
         (["--subset=0"], "takes a whole number of at least 1"),
         (["--eval_share=1"], "--eval_share is 1.0; use a number between 0 and 1"),
         (["--packing"], "Omit --packing"),
-        (["--trust_remote_code"], "are unsupported here"),
+        (["--trust_remote_code"], "unsupported here"),
         (["--resume_from_checkpoint=runs/a"], "must be true or false; got runs/a"),
-        (["--load_in_4bit"], "are unsupported here"),
+        (["--load_in_4bit"], "unsupported here"),
     ],
 )
 def test_bad_options_end_with_a_sentence(given, message, fails):
