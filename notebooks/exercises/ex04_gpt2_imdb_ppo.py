@@ -407,7 +407,7 @@ def mean_over_texts_with_pairs(texts):
     shares = []
     for text in texts:
         if pairs := list(zip(text.split(), text.split()[1:])):
-            shares.append(len(set(pairs)) / max(1, len(pairs)))
+            shares.append(len(set(pairs)) / len(pairs))
     return sum(shares) / max(1, len(shares))
 
 
