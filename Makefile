@@ -1,8 +1,8 @@
 # make course   set up, build the synthetic world, run the notebooks at preset tiny
 # make test     set up, run the test suite
 # make quick    run the linter and the tests that take seconds: formulas, fixtures, options, pages
-# make engines  install verl's arithmetic in build/engines, for scripts/hand_over.py --check; 400 MB
-# make mutants  show which mistakes in the algorithm the tests notice; an hour
+# make engines  install verl's arithmetic in build/engines, for scripts/hand_over.py --check; this takes 400 MB
+# make mutants  show which mistakes in the algorithm the tests notice; this takes an hour
 # make lint     run the linter
 # make render   run the notebooks at preset tiny; keep their outputs in notebooks/, their run cards in figs/measured/
 # make figs     draw the figures in figs/ from their sources and the run cards
@@ -11,8 +11,8 @@
 # make slides   make slides/slides.html and slides.pdf from slides.md with Marp; needs npm and Chromium
 # make site     build the course as a website in build/site; needs npm
 # make po       update the translations in locale/ after a change of the English text
-# make zh       write README.zh.md and the Chinese notebooks in build/zh; make zh-release also wants all of it translated
-# make models   train the models in models/ again and measure them: make models IMDB=FOLDER; hours
+# make zh       write README.zh.md and the Chinese notebooks in build/zh; make zh-release also requires a complete translation
+# make models   train the models in models/ again and measure them: make models IMDB=FOLDER; this takes hours
 # make clean    remove everything built, including the environment
 
 PYTHON ?= python3
@@ -58,7 +58,7 @@ exercises: $(READY)
 handout: $(READY)
 	$(BIN)/python scripts/make/make_handout.py
 
-slides: $(MARP) $(READY)
+slides: $(MARP) $(SITE_READY)
 	$(BIN)/python slides/build.py --marp $(MARP)/node_modules/.bin/marp
 
 site: $(SITE_READY)
@@ -75,7 +75,7 @@ zh-release: zh
 	$(BIN)/python site/translate.py release
 
 models: $(READY)
-	@test -n "$(IMDB)" || { echo "make models IMDB=FOLDER, a folder of IMDB in the hub's layout." >&2; exit 1; }
+	@test -n "$(IMDB)" || { echo "Run make models IMDB=FOLDER; FOLDER contains IMDB in the hub's layout." >&2; exit 1; }
 	$(BIN)/python scripts/make/train_imdb_models.py $(IMDB)
 	$(BIN)/python scripts/make/measure_imdb_models.py $(IMDB)
 	$(BIN)/python scripts/make/train_baichuan_mini.py
@@ -88,7 +88,7 @@ clean:
 $(READY): requirements.txt pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "Installing PyTorch, transformers, Jupyter and the rest of requirements.txt into $(VENV): once, some minutes."
+	@echo "Installing PyTorch, transformers, Jupyter and the rest of requirements.txt into $(VENV). This happens once and takes some minutes."
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --editable .
 	touch $@
@@ -98,7 +98,7 @@ $(SITE_READY): site/requirements.txt $(READY)
 	$(BIN)/pip check
 	touch $@
 
-# Outside the environment and without dependencies: verl needs another transformers, and the check needs no GPU parts.
+# We install verl outside the environment and without dependencies: verl needs another version of transformers, and the check needs no GPU parts.
 $(VERL): scripts/engines/verl-requirements.txt $(READY)
 	rm -rf $@ $@.part
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target $@.part -r $<

@@ -21,8 +21,8 @@ from rlhf_course.runtime.files import read_json
 @figure(
     "The clipped objective",
     "The objective over the ratio of new to old probability: for a positive advantage it rises with"
-    " the ratio and is flat above 1 + ε; for a negative one it is flat below 1 − ε and falls above"
-    " it.",
+    " the ratio up to 1 + ε and is flat beyond; for a negative advantage it is flat below 1 − ε and"
+    " then falls.",
 )
 def clip_objective() -> Figure:
     """Plot a token's objective over the ratio, for either sign of the advantage."""
@@ -67,8 +67,8 @@ def clip_objective() -> Figure:
 
 @figure(
     "The adaptive KL controller",
-    "Left, the change of β in one step over the measured KL: proportional to the distance from the"
-    " target, and clipped at one fifth of the target. Right, β over a run: it falls while KL is"
+    "Left: in one step, β changes in proportion to the distance of the measured KL from the target;"
+    " the distance is clipped at one fifth of the target. Right: over a run, β falls while KL is"
     " below the target and rises while KL is above it.",
 )
 def adaptive_kl() -> Figure:

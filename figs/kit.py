@@ -28,7 +28,7 @@ PNG_DPI = 192  # two pixels per px of the page
 BODY, NAME = (
     11.5,
     12,
-)  # points; on a slide, which is 1,136 px wide without its margins, BODY is 18 px
+)  # points; BODY is 18 px on a slide, which is 1,136 px wide without its margins
 
 STYLE = {  # extends the style of the notebooks' plots
     "font.family": "DejaVu Sans",  # shipped with matplotlib
@@ -72,7 +72,7 @@ def figure(title: str, description: str) -> Callable:
 
 
 def canvas(height: float, width: float = WIDTH) -> tuple[Figure, Axes]:
-    """Return an empty figure, and axes that cover it."""
+    """Return an empty figure, and axes that cover the figure."""
     drawing = plt.figure(figsize=(width / 100, height / 100))
     drawing.set_layout_engine("none")
     axis = drawing.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
@@ -129,9 +129,7 @@ def _name(
 
 
 def model(axis: Axes, box: Box, name: str, role: str, below: str = "", frozen: bool = False) -> Box:
-    """Draw a network or a part of one: rounded, tinted, outlined solid (trained) or dashed
-    (frozen).
-    """
+    """Draw a network or a part of it: rounded, tinted, outlined solid, or dashed if frozen."""
     color = COLORS[role]
     style = {"fc": tint(color), "ec": color, "lw": 2.0, "ls": (0, (4, 2)) if frozen else "-"}
     _shape(axis, box, 9, zorder=2, **style)

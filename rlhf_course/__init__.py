@@ -1,7 +1,7 @@
 """The code that the notebooks and scripts of Hands-on RLHF share.
 
 Import the classic PPO names from here. Each name loads on first use, so that ``import rlhf_course``
-stays light.
+stays fast.
 """
 
 import importlib

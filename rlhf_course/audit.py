@@ -17,7 +17,7 @@ PASS = 0.9  # share of prompts at which the normal answer must score higher
 
 
 class Phrases(NamedTuple):
-    """The parts of bad answers in one language; ``separator`` goes between its words."""
+    """The parts of bad answers in one language; ``separator`` goes between words."""
 
     separator: str
     one_word: str
@@ -49,7 +49,7 @@ CHINESE = Phrases(
 
 
 class Case(NamedTuple):
-    """The material of a probe for one prompt: its normal answer, and answers to other prompts."""
+    """The inputs of a probe for one prompt: its normal answer, and answers to other prompts."""
 
     prompt: str
     answer: str
@@ -72,7 +72,7 @@ class Probe(NamedTuple):
     arguable: bool = False
 
 
-# To add a probe, add an entry at the end: a random one before flattery would change its texts.
+# Add a probe at the end: a random one before flattery would change flattery's texts.
 PROBES = {
     "empty": Probe(lambda case: "", "answers shrink to an immediate EOS"),
     "one word": Probe(
@@ -113,7 +113,7 @@ def make_probes(
 ) -> dict[str, list[str]]:
     """Return a dict, probe → one bad answer per prompt, made from the normal answers.
 
-    "off topic" and "very long" borrow other prompts' answers: pass at least two, in random order.
+    "off topic" and "very long" borrow other prompts' answers: pass two or more, in random order.
     """
     rng, topics = random.Random(seed), [_words(prompt) for prompt in prompts]
     probes = {name: [] for name in PROBES}
@@ -147,9 +147,9 @@ def audit(
     """Return a table, one row per probe: how often and by how much the normal answer wins.
 
     ``score`` takes prompts and answers, as :class:`~rlhf_course.rewards.RewardModel` does. Columns:
-    share, its 95 % half-width ci, margin (mean difference of scores), passed (share ≥ 0.9), risk.
-    A prompt whose probe equals its normal answer does not count. ``probes`` (kind → one text per
-    prompt) replaces those of :func:`make_probes`. Raises what ``require_finite`` raises.
+    share, its 95 % half-width ci, margin (mean difference of scores), passed (share ≥ 0.9), risk. A
+    prompt whose probe equals its normal answer does not count. ``probes`` (kind → one text per
+    prompt) replaces :func:`make_probes`'s probes. Raises ``require_finite``'s errors.
     """
     normal, rows = require_finite(score(prompts, answers), answers), {}
     for name, texts in (probes or make_probes(prompts, answers, seed)).items():

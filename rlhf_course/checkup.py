@@ -1,4 +1,4 @@
-"""Check before PPO whether a reward model is good enough to start."""
+"""Check whether a reward model is good enough to start PPO."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from rlhf_course.rewards import require_finite
 
 Score = Callable[[Sequence[str], Sequence[str]], Tensor]
 STOP, WATCH, FINE = "stop", "watch", "fine"
-EQUAL, GAIN = 0.1, 0.25  # relative differences: of lengths, of scores
+EQUAL, GAIN = 0.1, 0.25  # relative differences in length and in score
 PROBED, FOLDS = 300, 5
 
 
@@ -39,7 +39,7 @@ class CheckUp(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """Return a sentence: start PPO or not, with the reasons or the risks to watch."""
+        """Return a sentence on whether to start PPO: the reasons not to, or the risks to watch."""
         if reasons := self.advice(STOP):
             return "Do not start PPO: " + "; ".join(reasons) + "."
         watched = "; ".join(self.advice(WATCH))
@@ -56,8 +56,8 @@ def check_up(
 
     ``score`` takes prompts and answers, as :class:`~rlhf_course.rewards.RewardModel` does. The
     audit takes the first 300 pairs, or the ``prompt`` and ``answer`` lists in ``audited``; lists
-    under other keys are bad answers of your own. A bad answer can be four times as long as the
-    normal one. Raises ``ValueError`` for under 20 pairs, ``FloatingPointError`` for NaN.
+    under other keys are your own bad answers. A bad answer can be four times as long as the normal
+    one. Raises ``ValueError`` for fewer than 20 pairs, ``FloatingPointError`` for NaN.
     """
     if len(pairs) < 20:
         raise ValueError(f"{len(pairs)} pairs are too few for a check-up; use 100 or more.")
@@ -93,7 +93,7 @@ def bag_of_words(chosen: Sequence[str], rejected: Sequence[str], seed: int = 0) 
     """Return (N,): 1 where the words' log-odds prefer the chosen answer, ½ for a tie, else 0.
 
     The log-odds of a pair's words come from the other folds (naive Bayes, one added to each count).
-    Words consist of a to z; in texts without such words, as in Chinese, they are characters.
+    Words consist of a to z. If no text has such a word, as in Chinese, each character is a word.
     """
     texts = [*chosen, *rejected]
     words = pd.Series([words_of(text) for text in texts])
@@ -110,7 +110,7 @@ def bag_of_words(chosen: Sequence[str], rejected: Sequence[str], seed: int = 0) 
 
 
 def _accuracy(table: pd.DataFrame, by_words: np.ndarray) -> list[Finding]:
-    """Return findings: accuracy compared with chance, length and words, and at equal length."""
+    """Return findings: accuracy against chance, length and words, and at equal length."""
     right = table["right"]
     lower, text = _interval(right)
     findings = [

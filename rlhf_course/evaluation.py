@@ -31,14 +31,14 @@ def evaluate(
     Args:
         trainer: has the policy, the reference for KL, and the precision.
         score: queries and responses, as texts, → (B,).
-        queries: texts, whose responses are stripped, or token ids, whose responses are not.
+        queries: texts (responses are stripped) or token ids (responses are not stripped).
         lengths: token limit of each response; default: ``max_new_tokens`` for all.
-        seed: of the sampling; the global generators are restored.
-        generation_kwargs: of :meth:`PPOTrainer.generate`.
+        seed: for sampling; the global generators are restored.
+        generation_kwargs: passed to :meth:`PPOTrainer.generate`.
 
     Columns: query, response, kl, nll, length (tokens), finished (ends with EOS), score. ``nll`` is
     −log p(response) under the reference; ``kl`` is log p under the policy + ``nll``, in nats.
-    Raises what :func:`require_finite` raises.
+    Raises :func:`require_finite`'s errors.
     """
     tokenizer, are_texts = trainer.tokenizer, isinstance(queries[0], str)
     if are_texts:
@@ -60,7 +60,7 @@ def evaluate(
 
 
 def _measure(trainer: PPOTrainer, queries, responses) -> pd.DataFrame:
-    """Return columns kl, nll, length and finished of responses (tokens) to queries (tokens)."""
+    """Return columns kl, nll, length and finished; queries and responses are token ids."""
     blank, config = torch.zeros(len(responses), device=trainer.policy.device), trainer.config
     rollout = Rollout.from_lists(queries, responses, blank, pad_token_id(trainer.tokenizer))
     how = config.begin_suppress_tokens, None, config.mini_batch_size
@@ -87,7 +87,7 @@ def mean_ci(values) -> tuple[float, float]:
 def distinct_n(texts: Sequence[str], n: int) -> float:
     """Return the share of distinct n-grams of words (Li et al. 2016, arXiv:1510.03055).
 
-    Return NaN if there are none, as in languages without spaces between words.
+    Return NaN if there are no n-grams, as in languages without spaces between words.
     """
     grams = [
         tuple(words[i : i + n])

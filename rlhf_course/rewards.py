@@ -1,4 +1,4 @@
-"""Score texts by a sentiment classifier, and answers by a reward model."""
+"""Score texts with a sentiment classifier, and answers with a reward model."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -22,7 +22,7 @@ NO_LIMIT = 10**9  # tokens; a tokenizer without a maximum has 1e30, which overfl
 
 
 class Reward(Protocol):
-    """A function that scores B texts → (B,), higher is better; see CONTRIBUTING.md to add one.
+    """A function from B texts to scores (B,); higher is better. See CONTRIBUTING.md to add one.
 
     A :class:`RewardModel` instead takes two lists, prompts and answers.
     """
@@ -46,8 +46,8 @@ class SentimentReward:
         labels = {name.upper(): index for index, name in model.config.id2label.items()}
         if label.upper() not in labels:
             raise ValueError(
-                f"{model_name_or_path} has no label {label!r}; it has {', '.join(labels)}. Name"
-                " one of these: SentimentReward(..., label=...), or the setting reward_label."
+                f"{model_name_or_path} has no label {label!r}; it has {', '.join(labels)}. Choose"
+                " one with SentimentReward(..., label=...) or the setting reward_label."
             )
         self.index, self.batch_size = labels[label.upper()], batch_size
 
@@ -65,8 +65,9 @@ class SentimentReward:
 class NgramSentiment:
     """A judge that is not a transformer: a bias plus a weight for each word and word pair.
 
-    Texts → (B,), the logit of POSITIVE. A weight's index is its n-gram's CRC-32 modulo the table's
-    size. A repeated n-gram counts once per text (Wang and Manning 2012, aclanthology.org/P12-2018).
+    It maps B texts to their logits of POSITIVE, (B,). A weight's index is its n-gram's CRC-32
+    modulo the table's size. A repeated n-gram counts once per text (Wang and Manning 2012,
+    aclanthology.org/P12-2018).
     """
 
     def __init__(self, weight: Tensor, bias: Tensor) -> None:
@@ -93,13 +94,14 @@ class NgramSentiment:
 class RewardModel:
     """Score answers by a classifier with one output: prompts and answers → (B,), float32, CPU.
 
-    Each dialogue gets an EOS token, as in training. Its score is read at its last token (at the
-    token before, if EOS is also the padding token); BERT-like models read it at the first token.
-    Padding and the rest of the batch do not change a score.
+    Each dialogue gets an EOS token, as in training. The score is read at the last token (at the
+    token before EOS, if EOS is also the padding token); BERT-like models read it at the first
+    token. Padding and the rest of the batch do not change a score.
 
-    The classifier is a model in memory, a folder or a hub id (also of an adapter). By default the
-    tokenizer is the one saved with it, and ``max_length`` is the most tokens that both accept.
-    Raises ``ValueError`` for several outputs and, when scoring, for an answer that is too long.
+    The classifier is a model in memory, or a folder or hub id (adapters included). By default the
+    tokenizer is the one saved with the classifier, and ``max_length`` is the most tokens that both
+    accept. Raises ``ValueError`` for several outputs and, when scoring, for an answer that is too
+    long.
     """
 
     def __init__(
@@ -109,8 +111,8 @@ class RewardModel:
         self.model = load_reward_model(model) if isinstance(model, str | Path) else model
         if self.model.config.num_labels != 1:
             raise ValueError(
-                f"A reward model has one output, this one has {self.model.config.num_labels}."
-                " SentimentReward takes one of several labels."
+                f"A reward model has one output; this one has {self.model.config.num_labels}."
+                " To score a label, use SentimentReward."
             )
         self.tokenizer = _prepare(tokenizer or load_tokenizer(model), self.model)
         self.max_length = max_length or _longest(self.model, self.tokenizer)
@@ -128,7 +130,7 @@ class RewardModel:
         return encode(self.tokenizer, prompts, answers)
 
     def _fit(self, ids: list[int], answer: str) -> list[int]:
-        """Return the dialogue's ids; if too many, drop the oldest tokens except [CLS]."""
+        """Return the dialogue's ids; if there are too many, drop the oldest tokens except [CLS]."""
         if len(ids) <= self.max_length:
             return ids
         first = ids[: ids[0] == self.tokenizer.cls_token_id]
@@ -150,7 +152,7 @@ class ChatRewardModel(RewardModel):
 
 
 def load_reward_model(source: str | Path, new_head: bool = False, **kwargs) -> PreTrainedModel:
-    """Return a classifier with one output, in float32; raise what ``load_model`` raises.
+    """Return a classifier with one output, in float32; raise ``load_model``'s errors.
 
     With ``new_head``, a language model gets a random head for training.
     """
@@ -159,7 +161,7 @@ def load_reward_model(source: str | Path, new_head: bool = False, **kwargs) -> P
 
 
 def _prepare(tokenizer, model: PreTrainedModel):
-    """Return the tokenizer after setting the padding token of both, which marks a text's end."""
+    """Give both the same padding token, which marks a text's end; return the tokenizer."""
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     check_vocabulary(tokenizer, model)
@@ -172,7 +174,7 @@ def _by_length(
 ) -> Tensor:
     """Return scores (B, labels) of rows of token ids; rows of similar length share a batch.
 
-    Padding is on the right: BERT reads the first token.
+    Padding is on the right, because BERT reads the first token.
     """
     if scorer.batch_size < 1:
         raise ValueError(f"batch_size is {scorer.batch_size}; it must be at least 1.")
@@ -187,7 +189,7 @@ def _by_length(
 
 
 def check_texts(name: str, texts: Iterable[str]) -> list[str]:
-    """Return the texts as a list; raise ``TypeError`` for a single string or for a non-text.
+    """Return the texts as a list; raise ``TypeError`` for a single string or a non-text.
 
     A single string would be scored letter by letter.
     """

@@ -3,9 +3,9 @@
     python scripts/check_reward_model.py MODEL --pairs DATA
 
 MODEL is a folder or Hub id of a sequence classifier or an adapter. DATA is a folder or Hub id of
-preference pairs: chosen and rejected are transcripts, messages, or answers to a column prompt.
-Writes check-up.html and check-up.json to --output. Exits with 2 if the verdict is not to start
-PPO, or with 1 after an error.
+preference pairs: columns chosen and rejected have transcripts, messages, or answers to column
+prompt. Writes check-up.html and check-up.json to --output. Exits with 2 if the verdict is not to
+start PPO, or with 1 after an error.
 """
 
 import argparse
@@ -43,7 +43,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
 
 
 def load_score(chosen: argparse.Namespace):
-    """Return a function from prompts and answers to scores, its tokenizer, and its most tokens."""
+    """Return a function from prompts and answers to scores, its tokenizer, and its token limit."""
     from rlhf_course.rewards import ChatRewardModel, RewardModel, SentimentReward
     from rlhf_course.runtime.hub import download
 
@@ -54,20 +54,20 @@ def load_score(chosen: argparse.Namespace):
         def score(prompts, answers):
             return reward([f"{p} {a}" for p, a in zip(prompts, answers, strict=True)])
 
-        return score, reward.tokenizer, None  # it truncates long texts on the left
+        return score, reward.tokenizer, None  # reward truncates long texts on the left
     model = RewardModel(chosen.model, batch_size=chosen.batch_size)
     has_template = model.tokenizer.chat_template is not None
     if chosen.chat and not has_template:
         raise ValueError(f"{chosen.model} has no chat template; omit --chat.")
     if chosen.chat is False:
-        model.tokenizer.chat_template = None  # with it, RewardModel would apply it
+        model.tokenizer.chat_template = None  # else RewardModel would apply it
     elif has_template:
         model = ChatRewardModel(model.model, model.tokenizer, batch_size=chosen.batch_size)
     return model, model.tokenizer, model.max_length
 
 
 def keep_fitting(pairs, tokenizer, most: int | None):
-    """Return the pairs that fit into ``most`` tokens, and 300 that would fit five times."""
+    """Return the pairs that fit into ``most`` tokens, and up to 300 that fit five times over."""
     sides = [tokenizer(pairs[side][:])["input_ids"] for side in ("chosen", "rejected")]
     sizes = [max(map(len, both)) + SPECIAL for both in zip(*sides, strict=True)]
     most = most or max(sizes) * LONGEST_PROBE
@@ -76,7 +76,7 @@ def keep_fitting(pairs, tokenizer, most: int | None):
     if len(kept) < len(pairs):
         print(f"Dropped {len(pairs) - len(kept)} pairs with an answer of more than {most} tokens.")
     if len(short) < 2:
-        raise ValueError(f"Fewer than two answers fit five times into {most} tokens.")
+        raise ValueError(f"Fewer than two answers fit into {most} tokens at five times their size.")
     normal = pairs.select(short)
     return pairs.select(kept), {"prompt": normal["prompt"][:], "answer": normal["chosen"][:]}
 

@@ -1,9 +1,9 @@
 """Convert a Baichuan-7B or Baichuan2-7B checkpoint to Llama, which needs no trust_remote_code.
 
 SOURCE is a folder with the downloaded checkpoint, TARGET a new folder. A 7B model needs 15 GB of
-free disk space and about 5 GB of memory, or 20 GB if torch before 1.6 wrote its .bin files. An
-interrupted run leaves no files; repeat the same command. LoRA's target W_pack becomes q_proj,
-k_proj and v_proj.
+free disk space and about 5 GB of memory (20 GB if torch before 1.6 wrote its .bin files). An
+interrupted run leaves no files; repeat the same command. LoRA's target module W_pack becomes
+q_proj, k_proj and v_proj.
 """
 
 import argparse

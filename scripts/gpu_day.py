@@ -3,7 +3,7 @@
     python scripts/gpu_day.py            # repeat the command to continue
     python scripts/gpu_day.py --readme   # write the measurements into the README
 
-Writes results to OUTPUT/gpu_day.json. Without CUDA, rehearses gates 1 to 5 with small shapes.
+Writes results to OUTPUT/gpu_day.json. Without CUDA, it rehearses gates 1 to 5 with small shapes.
 site/on-a-gpu.md explains the gates.
 """
 
@@ -32,7 +32,7 @@ PUBLISHED = {"seconds_per_step": 10.92, "peak_gib": 10_097 / 1024}
 SLACK = 1.3  # allowed ratio of measured to computed memory, as in tests/test_memory.py
 SHORT = {"00": {"steps": 2, "batch_size": 8, "eval_queries": 16}}  # a rehearsal's overrides
 SHORT["03"] = {"toy_steps": 2, "toy_betas": [0.5], "toy_batch": 32}
-# Preset full: minutes, GB to download, GiB on the card; guesses, except for 04's memory.
+# Preset full: minutes, GB to download, GiB on the card. All are guesses except 04's memory.
 FULL = {"04": (120, 1, 10), "01": (240, 1, 40), "05": (900, 16, 40)}
 
 
@@ -47,7 +47,7 @@ class Gate(NamedTuple):
 
 
 def gates() -> list[Gate]:
-    """Return all gates, or without a GPU those of the rehearsal."""
+    """Return all gates, or the rehearsal's without a GPU."""
     names = sorted(path.stem for path in NOTEBOOKS.glob("[0-9]*.ipynb"))
     found = [Gate("1 environment", environment), Gate("2 tests", tests)]
     tiny = [name for name in names if CARD or name[:2] in SHORT]
@@ -60,7 +60,7 @@ def gates() -> list[Gate]:
 
 
 def call(gate: Gate, folder: Path, *command) -> str:
-    """Run this Python with a command; return its output, or raise with the last lines of it."""
+    """Run a command in this Python; return its output, or raise an error with the last lines."""
     offline = {} if gate.download else {"HF_HUB_OFFLINE": "1"}
     with open(log := folder / "gate.log", "w") as file:
         how = {"cwd": ROOT, "stdout": file, "stderr": file, "timeout": 60 * gate.minutes}
@@ -102,7 +102,7 @@ def notebook(name: str, preset: str, gate: Gate, folder: Path) -> tuple[dict, di
 
 
 def gpt2(gate: Gate, folder: Path) -> tuple[dict, dict]:
-    """Take PPO steps with random weights, and the published run's batch and lengths."""
+    """Take PPO steps with random weights and the published run's batch size and lengths."""
     options = ["--shape=gpt2"] if CARD else ["--shape=tiny", "--rounds=1", "--threads=1"]
     options += ["--bf16"] * (CARD and has_bf16()) + [f"--output={folder / 'gpt2.json'}"]
     call(gate, folder, "scripts/benchmark/benchmark_ppo.py", *options)
@@ -112,7 +112,7 @@ def gpt2(gate: Gate, folder: Path) -> tuple[dict, dict]:
 
 
 def lora(gate: Gate, folder: Path) -> tuple[dict, dict]:
-    """Take a PPO step on as many layers of a 7B as fit; the bound is its computed memory."""
+    """Take a PPO step on as many layers of a 7B as fit; the bound comes from computed memory."""
     text = call(gate, folder, "scripts/make/memory_table.py", "--measure")
     measured = json.loads(text.splitlines()[-1])
     return measured, {"peak_gib": SLACK * measured["computed_gib"]}

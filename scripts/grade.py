@@ -1,8 +1,8 @@
-"""Grade exercise notebooks with hidden inputs: points, and the class's named mistakes.
+"""Grade exercise notebooks with hidden inputs; report points, and the class's named mistakes.
 
 HANDED_IN contains a folder or a notebook per student, or one student's notebooks with their
-original names. Points are the dots of an exercise, 1 to 3. Each exercise runs in a forked process
-with a time limit. This is not a sandbox: use an account or container without valuable data.
+original names. An exercise gives one point per dot, 1 to 3. It runs in a forked process with a time
+limit. The process is not a sandbox: use an account or container without valuable data.
 
 csv          grades.csv: points, mistake and message per student and exercise
 html         grades.html: number of students per mistake, exercise by exercise
@@ -95,7 +95,7 @@ def grade(paths: list[Path], seed: int, limit: float) -> list[dict]:
 
 
 def result(rows: list[dict], form: str) -> dict:
-    """Return a student's results in the format of Gradescope or Classroom 50."""
+    """Return a student's results in Gradescope's or Classroom 50's format."""
     tests = [{field: row[own] for field, own in FILES[form][1].items()} for row in rows]
     if form == "gradescope":
         return {"tests": tests}
@@ -139,7 +139,7 @@ def page(target: Path, graded: dict[str, list[dict]]) -> None:
 
 
 def write(folder: Path, form: str, graded: dict[str, list[dict]]) -> None:
-    """Write all students' grades to ``folder`` in the given format."""
+    """Write all grades to ``folder`` in the given format."""
     if form == "html":
         page(folder / "grades.html", graded)
     elif form == "csv":

@@ -1,4 +1,4 @@
-"""Hand a PPO run over to a larger engine, and check that both compute the same numbers.
+"""Hand a PPO run over to a larger engine, and check that the engine computes the same numbers.
 
     python scripts/hand_over.py RUN --to verl
     python scripts/hand_over.py RUN --to trl --method grpo
@@ -48,12 +48,12 @@ from rlhf_course.runtime.files import atomic_folder, read_json
 HERE, VERSIONS = Path(__file__).resolve().parent / "engines", {"verl": "0.9.1", "trl": "1.16.0"}
 OVERLAY = ROOT / "build/engines" / f"verl-{VERSIONS['verl']}"
 SAMPLES, GROUP = 16, 4  # samples recorded; responses per prompt for trl
-NOISE = {"verl": 1.0, "trl": 0.3}  # nats per token, old to new policy, so that clipping is active
+NOISE = {"verl": 1.0, "trl": 0.3}  # nats per token from old to new policy; activates clipping
 TALK = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
 def rebuild(folder: Path, more: list[str]):
-    """Return options, settings and run at its last checkpoint; raise ``ValueError`` on changes."""
+    """Return a run's options, settings, and last state; raise ``ValueError`` if inputs changed."""
     if not (folder / "run.json").exists():
         raise ValueError(f"{folder} has no run.json. Choose an output folder of train_ppo.py.")
     before = read_json(folder / "run.json")
@@ -68,14 +68,14 @@ def rebuild(folder: Path, more: list[str]):
     for name, old in before["inputs"].items():
         place = places[name]
         if old not in (place, place and fingerprint(shipped(place))):
-            raise ValueError(f"--{name} {place} differs from {folder}'s. Pass the run's own.")
+            raise ValueError(f"--{name} {place} differs from {folder}'s. Pass the run's input.")
     run = (train_ppo.build_chat if options.sft_adapter else train_ppo.build_imdb)(options, settings)
     load_checkpoint(run.trainer, find_checkpoint(folder))
     return options, settings, run
 
 
 def save_models(folder: Path, options, settings, run) -> int | None:
-    """Write the three models; return the score's label index, or None for a single label."""
+    """Write the three models; return the reward label's index, or None for a single label."""
 
     def save(name: str, network, tokenizer, adapter: str = "default") -> None:
         if isinstance(network, PeftModel):
@@ -101,13 +101,13 @@ def save_models(folder: Path, options, settings, run) -> int | None:
 
 
 def save_prompts(folder: Path, engine: str, trainer) -> list[int]:
-    """Write the prompts whose text yields the same tokens; return their row numbers."""
+    """Write the prompts whose tokens survive a conversion to text; return their row numbers."""
     ids, texts = (trainer.dataset[name][:] for name in ("input_ids", "query"))
     pairs = zip(ids, trainer.tokenizer(texts)["input_ids"], strict=True)
     kept = [row for row, (query, again) in enumerate(pairs) if query.tolist() == again]
     if len(kept) < SAMPLES:
         raise ValueError(
-            f"Only {len(kept)} prompts keep their tokens as text; pass {SAMPLES} that do."
+            f"Only {len(kept)} prompts keep their tokens as text; at least {SAMPLES} are needed."
         )
     table = pd.DataFrame({"prompt": [texts[row] for row in kept]})
     if engine == "trl":
@@ -122,7 +122,7 @@ def save_prompts(folder: Path, engine: str, trainer) -> list[int]:
 
 
 def record(run, rows: list[int]) -> tuple[Rollout, dict]:
-    """Sample a response to each prompt; return the batch, and its texts and queries."""
+    """Sample a response to each prompt; return the batch, its texts and queries."""
     trainer = run.trainer
     trainer.config.begin_suppress_tokens = []  # engines lack this option
     queries, prompts = ([trainer.dataset[row][k] for row in rows] for k in ("input_ids", "query"))
@@ -139,7 +139,7 @@ def record(run, rows: list[int]) -> tuple[Rollout, dict]:
 
 
 def ppo_loss(new, old, noise, rollout: Rollout, config, kl_coef: float) -> tuple:
-    """Set the rollout's rewards and advantages; return policy loss and value loss, scalars."""
+    """Set the rollout's rewards and advantages; return policy and value loss, scalars."""
     update.add_rewards(rollout, config, kl_coef)
     update.add_advantages(rollout, config)
     how = rollout.values, rollout.returns, config.cliprange_value
@@ -165,7 +165,7 @@ def group_loss(new, old, rollout: Rollout, config, kl_coef: float, method: str) 
 
 
 def write(engine: str, method: str, target: Path, options, settings, run) -> None:
-    """Write the hand-over to ``target``; noise is added to its samples' old log-probabilities."""
+    """Write the hand-over to ``target``; noise changes its samples' old log-probabilities."""
     config, kl_coef = run.trainer.config, run.trainer.kl_ctl.value
     repeats = GROUP if engine == "trl" else 1
     limits = yaml.safe_load((HERE / "limits.yaml").read_text("utf-8")) | {"ppo": []}

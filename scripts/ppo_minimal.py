@@ -5,8 +5,8 @@
         --dataset stanfordnlp/imdb --learning-rate 1.41e-5 --batch-size 128 --steps 200
 
 We have not run the second command. This file does not import the course's package, and its step
-equals PPOTrainer.step (tests/test_ppo_minimal.py). Omitted: adapters, several processes, mixed
-precision, checkpoints. Sources, cited at their lines: [PPO] Schulman et al., arXiv:1707.06347;
+matches PPOTrainer.step (tests/test_ppo_minimal.py). It omits adapters, several processes, mixed
+precision and checkpoints. Its lines cite these sources: [PPO] Schulman et al., arXiv:1707.06347;
 [GAE] Schulman et al., arXiv:1506.02438; [Z19] Ziegler et al., arXiv:1909.08593; [37] core details
 of "The 37 Implementation Details of PPO"; [N] "The N Implementation Details of RLHF with PPO".
 """
@@ -28,8 +28,8 @@ def parse_args(argv=None):
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     add, models = parser.add_argument, Path(__file__).resolve().parents[1] / "models"
     add("--model", default=str(models / "gpt2-imdb-mini"), help="causal language model")
-    add("--reward", default=str(models / "distilbert-imdb-mini"), help="has label POSITIVE")
-    add("--dataset", default=str(models / "imdb-openings"), help="has train, test; column text")
+    add("--reward", default=str(models / "distilbert-imdb-mini"), help="scorer with label POSITIVE")
+    add("--dataset", default=str(models / "imdb-openings"), help="splits train, test; column text")
     add("--output", default="runs/ppo_minimal.png", help="plot of the statistics")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="torch device")
     add("--seed", type=int, default=0, help="seed of numpy and torch")
@@ -43,7 +43,7 @@ def parse_args(argv=None):
     add("--max-grad-norm", type=float, default=float("inf"), help="gradient norm to clip to")
     add("--init-kl-coef", type=float, default=0.1, help="KL coefficient of the first step")
     add("--target", type=float, default=6.0, help="desired KL, nats per response")
-    add("--horizon", type=float, default=10_000, help="samples over which KL coefficient adapts")
+    add("--horizon", type=float, default=10_000, help="samples over which the coefficient adapts")
     add("--gamma", type=float, default=1.0, help="discount")  # [N] policy training 6
     add("--lam", type=float, default=0.95, help="lambda of GAE")
     add("--cliprange", type=float, default=0.2, help="clip range of the ratio")
@@ -53,7 +53,7 @@ def parse_args(argv=None):
 
 
 class ActorCritic(nn.Module):
-    """Combine a causal language model and a value head on query and response; [N] general 1."""
+    """Combine a language model and a value head; both read query and response; [N] general 1."""
 
     def __init__(self, lm):
         super().__init__()
@@ -67,7 +67,7 @@ class ActorCritic(nn.Module):
         hidden = self.lm.base_model(**inputs).last_hidden_state
         hidden = hidden[:, -width - 1 : -1]  # the token before a response token predicts it
         logprobs = self.lm.get_output_embeddings()(hidden).float().log_softmax(-1)
-        entropy = -torch.linalg.vecdot(logprobs.detach().exp(), logprobs.detach())  # no loss term
+        entropy = -torch.linalg.vecdot(logprobs.detach().exp(), logprobs.detach())  # not in loss
         chosen = logprobs.gather(-1, batch["input_ids"][:, -width:].unsqueeze(-1)).squeeze(-1)
         return chosen, entropy, self.value(hidden).squeeze(-1)
 
@@ -198,8 +198,8 @@ def rollout(model, tokenizer, classify, queries, args):
 
 @torch.no_grad()
 def evaluate(model, ref_model, tokenizer, classify, queries, args):
-    """Print held-out score and KL; return the mean score and half its 95 % interval's width."""
-    torch.manual_seed(args.seed)  # the same before and after
+    """Print held-out score and KL; return the mean score and its 95 % interval's half-width."""
+    torch.manual_seed(args.seed)  # the same noise before and after
     batch, scores, texts = rollout(model, tokenizer, classify, queries, args)
     kl = ((model(batch)[0] - ref_model(batch)[0]) * batch["mask"]).sum(1).mean().item()
     mean, half = scores.mean().item(), 1.96 * scores.std().item() / len(scores) ** 0.5
@@ -225,7 +225,7 @@ def plot(history, before, after, path):
 
 def main(argv=None):
     args = parse_args(argv)
-    set_seed(args.seed)  # numpy draws queries and mini-batches, torch samples
+    set_seed(args.seed)  # numpy draws queries and mini-batches, torch draws tokens
     data, tokenizer = load_dataset(args.dataset), AutoTokenizer.from_pretrained(args.model)
     classify = pipeline("text-classification", args.reward, device=args.device, dtype="float32")
     model = ActorCritic(AutoModelForCausalLM.from_pretrained(args.model, dtype="float32"))

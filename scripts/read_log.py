@@ -1,11 +1,11 @@
-"""Read a run's log: report symptoms, their first step, likely causes, and a test for each.
+"""Read a run's log: report each symptom with its first step, likely causes, and a test.
 
     python scripts/read_log.py LOG
 
-LOG is a log of this course (a run card with its curves), of trl (trainer_state.json or the output
-folder), TensorBoard's folder, or a table in CSV or JSON lines. The columns of verl and OpenRLHF
-are known; for others pass --map FILE, formatted like scripts/log_columns.yaml. Writes log.html to
---output. Exits with 2 if a symptom should stop the run, or with 1 after an error.
+LOG is a log of this course (a run card with its curves) or of trl (trainer_state.json or the output
+folder), a TensorBoard folder, or a table in CSV or JSON lines. The columns of verl and OpenRLHF are
+known; for another trainer, pass --map FILE, formatted like scripts/log_columns.yaml. Writes
+log.html to --output. Exits with 2 if a symptom should stop the run, or with 1 after an error.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from command_line import exits
 
 HERE = Path(__file__).resolve().parent
 SYMPTOMS = HERE.parent / "site" / "symptoms.yaml"
-FORMATS = "a run card, trl's trainer_state.json, TensorBoard's folder, CSV, or JSON lines"
+FORMATS = "a run card, trl's trainer_state.json, a TensorBoard folder, CSV, or JSON lines"
 STOP, WATCH = "stop", "watch"
 LATER = 5  # rows that confirm a symptom
 STEPS = "step", "global_step", "training/global_step"
@@ -37,9 +37,9 @@ ENTROPY, GRADIENT, CRITIC = "objective/entropy", "gradient norm", "ppo/val/var_e
 
 
 class Detector(NamedTuple):
-    """Detect a symptom: ``find`` takes the log, a row per step, and returns a bool per row."""
+    """Detect a symptom: ``find`` maps the log, with a row per step, to a bool per row."""
 
-    symptom: str  # an id of symptoms.yaml
+    symptom: str  # an id in symptoms.yaml
     level: str
     needs: tuple[str, ...]
     find: Callable[[pd.DataFrame], pd.Series]
@@ -52,7 +52,7 @@ def smooth(values: pd.Series, rows: int = 5) -> pd.Series:
 
 
 def against_start(values: pd.Series) -> pd.Series:
-    """Return a smoothed column over its mean in the first three rows."""
+    """Return a smoothed column divided by its mean in the first three rows."""
     return smooth(values, 3) / values[:3].mean()
 
 
@@ -61,7 +61,7 @@ def everywhere(log: pd.DataFrame, holds: bool) -> pd.Series:
 
 
 def is_flat(log: pd.DataFrame) -> pd.Series:
-    """Return whether the mean scores of the first and last third are within two errors."""
+    """Return whether mean scores of the first and last third differ by under 2 standard errors."""
     third = len(log) // 3
     first, last = log[SCORE][:third], log[SCORE][-third:]
     error = math.sqrt((first.var() + last.var()) / max(1, third))
@@ -69,12 +69,12 @@ def is_flat(log: pd.DataFrame) -> pd.Series:
 
 
 def starts_apart(log: pd.DataFrame) -> pd.Series:
-    """Return whether KL at the first step exceeds numerical noise, 0.002 nats per token."""
+    """Return whether KL at the first step exceeds numerical noise: 0.002 nats per token."""
     return (log[KL].abs() > 0.05) & (log[KL].abs() > 0.002 * log[LENGTH]) & (log.index <= 1)
 
 
 def onset(values: pd.Series) -> float:
-    """Return the step where a column broke: the kink of the best least-squares fit by two lines."""
+    """Return the step where a trend changes: the break in the least-squares fit of two lines."""
     y, x = values.dropna(), np.arange(values.count())
     if len(y) < 8:
         return values.index[-1]
@@ -87,7 +87,7 @@ def onset(values: pd.Series) -> float:
 
 
 def overfits(log: pd.DataFrame) -> pd.Series:
-    """Return, per row, whether held-out loss is 5 % above its minimum so far."""
+    """Return, per row, whether held-out loss is over 5 % above its minimum so far."""
     held_out = log["held-out loss"].ffill()
     return held_out > 1.05 * held_out.cummin()
 
@@ -179,7 +179,7 @@ def read_tensorboard(folder: Path) -> Iterator[dict]:
 
 
 def last_run(rows: list[dict]) -> list[dict]:
-    """Return the rows of the last run in a file to which several runs were appended."""
+    """Return the last run's rows; a file may have several runs."""
     steps = [float(next((row[name] for name in STEPS if name in row), "nan")) for row in rows]
     starts = [i for i in range(1, len(rows)) if steps[i] < steps[i - 1]]
     if starts:
@@ -188,7 +188,7 @@ def last_run(rows: list[dict]) -> list[dict]:
 
 
 def rename(rows: list[dict], maps: dict[str, dict]) -> tuple[str, pd.DataFrame]:
-    """Return which trainer wrote the rows, and a table by step with the course's column names.
+    """Return the trainer that wrote the rows, and a table by step with the course's column names.
 
     Raises ``ValueError`` if no map has two of the columns.
     """
@@ -224,7 +224,7 @@ def not_finite(rows: list[dict]) -> float | None:
 
 
 def diagnose(rows: list[dict], log: pd.DataFrame) -> tuple[list[tuple], list[str]]:
-    """Return (step, level, symptom) per symptom, and symptoms whose columns the log lacks."""
+    """Return (step, level, symptom) per symptom, and the symptoms whose columns are missing."""
     found, missing = [], []
     if (step := not_finite(rows)) is not None:
         found.append((step, STOP, "not finite"))
@@ -295,7 +295,7 @@ def write_page(chosen: argparse.Namespace, told: list[dict], missing: list[str],
         about=f"The log has no columns for: {'; '.join(missing) or 'none'}.".replace("`", ""),
         columns=names,
         rows=[{name: text.replace("`", "") for name, text in row.items()} for row in told],
-        pictures={"All columns; dotted: first steps of symptoms": picture(axes.flat[0].figure)},
+        pictures={"Columns; dotted lines mark symptoms' first steps": picture(axes.flat[0].figure)},
     )
     print(f"Open next: {chosen.output / 'log.html'}")
 

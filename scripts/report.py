@@ -27,7 +27,7 @@ SHOWN, WIDTH, HEIGHT = 5, 160, 48  # unfolded curves; a drawing's size in SVG un
 
 
 def add_results(output: Path, results: dict[str, str]) -> None:
-    """Merge the runner's results into the results file of an output folder."""
+    """Merge the runner's results into an output folder's results file."""
     file = output / RESULTS
     before = read_json(file) if file.exists() else {}
     with atomic_file(file) as path:
@@ -35,9 +35,9 @@ def add_results(output: Path, results: dict[str, str]) -> None:
 
 
 def find(places: list[Path]) -> list[Path]:
-    """Return the paths of run cards in files and folders, including cards never written.
+    """Return the paths of run cards in files and folders, including missing cards of known runs.
 
-    Raises ``OSError`` for a place without cards.
+    Raises ``OSError`` for a path without cards.
     """
     found = []
     for place in places:
@@ -60,7 +60,7 @@ def _results(file: Path) -> dict[str, str]:
 
 
 def read(path: Path, target: Path) -> dict:
-    """Return a card's entry on the page; ``problem`` is "" if the run and card are complete."""
+    """Return a card's entry on the page; ``problem`` is "" if run and card are complete."""
     folder = path.resolve().parent
     executed = folder.parent / "html" / f"{path.stem}.html"
     problem = _results(folder.parent / RESULTS).get(path.stem, "")
@@ -81,7 +81,7 @@ def read(path: Path, target: Path) -> dict:
 
 
 def told(card: dict) -> dict:
-    """Return a card's contents as text; raise an error of any type if it is not a run card."""
+    """Return a run card's contents as text; raise an error of any type for other JSON."""
     checks = [
         (name, check["passed"] is True, short(check.get("value")), check.get("want", ""))
         for name, check in card["checks"].items()
@@ -105,7 +105,7 @@ def told(card: dict) -> dict:
 
 
 def failure(path: Path) -> str:
-    """Return the failed checks' names, or "" if all passed; raise as :func:`told` does."""
+    """Return the failed checks' names, or "" if all passed; raise what :func:`told` raises."""
     checks = told(read_json(path))["checks"]
     failed = ", ".join(name for name, passed, _, _ in checks if not passed)
     return failed or ("" if checks else "The run card has no checks.")
@@ -117,7 +117,7 @@ def short(value) -> str:
 
 
 def has_words(table: dict[str, list]) -> bool:
-    """Return whether any value in the table is text."""
+    """Return whether a table contains text."""
     return any(isinstance(value, str) for column in table.values() for value in column)
 
 
@@ -127,7 +127,7 @@ def rows(table: dict[str, list]) -> tuple[list, list]:
 
 
 def draw(name: str, table: dict[str, list]) -> Iterator[dict]:
-    """Yield a drawing per column, over the first column if that increases, else over rows."""
+    """Yield a drawing per column; x is the first column if it increases, else the row number."""
     axis, xs = next(iter(table.items()))
     if has_words(table):
         return
@@ -146,7 +146,7 @@ def draw(name: str, table: dict[str, list]) -> Iterator[dict]:
 
 
 def cost(card: dict) -> str:
-    """Return a run's time and peak memory, as text; with a GPU, the GPU's memory."""
+    """Return a run's time and peak memory (the GPU's if there is one) as text."""
     memory = card.get("peak_cuda_mb") or card.get("peak_rss_mb")
     return f"{card['wall_s']:.0f} s, {memory / 1024:.1f} GB"
 
@@ -174,7 +174,7 @@ def check_own(target: Path) -> None:
 
 
 def write(places: list[Path], target: Path) -> list[dict]:
-    """Write the page; return its entries. Raises ``OSError`` for a place without cards."""
+    """Write the page; return its entries. Raises ``OSError`` for a path without cards."""
     check_own(target)
     entries = [read(path, target) for path in find(places)]
     if len({(entry["who"], entry["name"]) for entry in entries}) < len(entries):
@@ -204,7 +204,7 @@ def show(entries: list[dict]) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Write the page and print the problems; return 1 if a run or card has one, else 0."""
+    """Write the page and print problems; return 1 if any, else 0."""
     how = {"description": __doc__, "formatter_class": argparse.RawTextHelpFormatter}
     parser = argparse.ArgumentParser("report.py", **how)
     text = "run cards, or folders of them"

@@ -1,7 +1,7 @@
 """Execute the course's notebooks with papermill, and print one table of their checks.
 
 Writes executed notebooks, HTML, run cards, and a report (index.html) to OUTPUT. Exits with 1 if a
-cell fails, a check fails, or a notebook executes no cell.
+cell or a check fails, or a notebook executes no cell.
 """
 
 import argparse
@@ -30,21 +30,21 @@ from rlhf_course.course.presets import CONFIGS, PRESETS, load_preset
 from rlhf_course.runtime.files import hold
 
 NOTEBOOKS = notebook_files.NOTEBOOKS
-# Thresholds of glibc's malloc, in bytes: smaller tensors reuse freed memory instead of new pages;
-# larger tensors are returned to the system, because they would fragment the heap.
+# Thresholds of glibc's malloc, in bytes. Tensors below them reuse freed memory instead of new
+# pages; the system takes back the memory of larger tensors, which would fragment the heap.
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**28)}
-# Folder → suffix, and a text in each file of a run; a file without that text is the user's own.
+# Folder → suffix, and a text in every file of a run; a file without the text is the user's own.
 OWN = {"notebooks": ("ipynb", '"papermill"'), "html": ("html", "jp-Notebook")}
 OWN |= {"run_cards": ("json", '"checks"')}
 processes = {}  # notebook → its kernel's process
 
 
 class Client(PapermillNotebookClient):
-    """Start kernels in this Python, and keep their processes."""
+    """Start kernels with this Python, and record their processes."""
 
     def create_kernel_manager(self):
         manager = super().create_kernel_manager()
-        manager.kernel_spec_manager.kernel_dirs = []  # a kernel there may run another Python
+        manager.kernel_spec_manager.kernel_dirs = []  # their kernels may run another Python
         if zmq.has("curve"):  # otherwise each kernel warns of unencrypted ports
             manager.transport_encryption = "auto"
         return manager
@@ -69,7 +69,7 @@ papermill_engines.register("course", Engine)
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Return the options; raise ``SystemExit`` with a sentence if one is invalid."""
+    """Return the options; raise ``SystemExit`` with a message if one is invalid."""
     how = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
     add = (parser := argparse.ArgumentParser("run_notebooks.py", **how)).add_argument
     add("--preset", default="tiny", choices=PRESETS, help="size of the run (default: tiny)")
@@ -78,7 +78,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     how = {"type": _setting, "action": "append", "default": [], "metavar": "KEY=VALUE"}
     add("--override", **how, help="change a setting; repeatable")
     add("--seed", type=int, default=0, help="seed of the runs (default: 0)")
-    add("--jobs", type=int, help="parallel notebooks (default: 1; 2 at tiny without --render)")
+    add("--jobs", type=int, help="notebooks at a time (default: 1; 2 at tiny without --render)")
     add("--render", action="store_true", help="save outputs in notebooks/, cards in figs/measured/")
     chosen = parser.parse_args(arguments)
     if not 0 <= chosen.seed < 2**32:
@@ -168,12 +168,12 @@ def run_cells(source: Path, target: Path, chosen: argparse.Namespace) -> str:
         if code == 0:
             return "A cell ended the notebook's process. Remove calls such as exit()."
         advice = "Memory probably ran out; use a smaller preset or batch_size."
-        return f"The kernel was killed. {advice}" if code == -9 else f"The kernel's code is {code}."
+        return f"The kernel was killed. {advice}" if code == -9 else f"The kernel returned {code}."
     return ""
 
 
 def execute_all(chosen: argparse.Namespace, results: dict[str, str]) -> None:
-    """Run the notebooks, if parallel the longest first; add each problem to ``results``."""
+    """Run the notebooks, longest first if in parallel; add each problem to ``results``."""
     stopped, begun, kept = Event(), count(1), notebook_files.kept(chosen.preset)
     cards = {name: notebook_files.read_card(kept / f"{name}.json") for name in chosen.names}
     usual = {name: card.get("wall_s", 0) for name, card in cards.items()}
@@ -216,7 +216,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def tell(results: dict[str, str], chosen: argparse.Namespace) -> None:
-    """Save the results, write the report, and print the table, the failures, and paths."""
+    """Save the results, write the report, and print the table, failures, and paths."""
     try:
         report.add_results(chosen.output, results)
         entries = report.write([chosen.output], chosen.output / "index.html")

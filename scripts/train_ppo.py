@@ -8,9 +8,9 @@
 
 With adapters from train_sft.py and train_reward_model.py --use_peft, the policy, reference and
 reward model share one base, and prompts come from preference pairs (--dataset). Every notebook
-setting that a run uses is an option (with both adapters, --help lists notebook 05's). --config FILE
-reads options from a YAML file, and the command line overrides it. Ctrl-C stops after the current
-step and saves a checkpoint; repeat the command with --resume to continue from it.
+setting that a run uses is an option; with both adapters, --help lists notebook 05's. --config FILE
+reads options from a YAML file, which the command line overrides. Ctrl-C stops after the current
+step and saves a checkpoint; repeat the command with --resume to continue.
 """
 
 import sys
@@ -64,16 +64,16 @@ MAKERS = "train_sft.py and train_reward_model.py --use_peft"
 
 @dataclass
 class Options:
-    """Hold a run's options in addition to its notebook's settings."""
+    """Hold options other than the notebook's settings."""
 
     preset: str = option("tiny", f"size of the run: {', '.join(PRESETS)}")
-    sft_adapter: str | None = option(None, "folder of the adapter of policy and reference")
+    sft_adapter: str | None = option(None, "folder of the adapter for policy and reference")
     reward_adapter: str | None = option(None, "folder of an adapter with a score head")
     output: str = option("build/train_ppo", "output folder of the run")
     seed: int = option(0, "seed")
     save_every: int = option(50, "steps between checkpoints")
     resume: bool = option(False, "continue from the last complete checkpoint in --output")
-    early_stopping: bool = option(False, "end a step's epochs above 1.5 times --target_kl")
+    early_stopping: bool = option(False, "end a step's epochs if KL exceeds 1.5 times --target_kl")
     target_kl: float = option(1.0, "KL per step for --early_stopping, nats")
     gradient_accumulation_steps: int = option(1, "mini-batches per optimizer step")
     gradient_checkpointing: bool = option(False, "recompute activations, to save memory")
@@ -84,10 +84,10 @@ class Options:
 
 
 def parse_arguments(arguments: list[str] | None = None) -> tuple[Options, Settings]:
-    """Return the run's options and settings; raise ``ValueError`` if one is invalid."""
+    """Return the options and settings; raise ``ValueError`` if one is invalid."""
 
     def choose(given: dict) -> tuple:
-        if "report_to" in given:  # its name in trl's trainers
+        if "report_to" in given:  # trl's trainers use this name
             given["log_with"] = given.pop("report_to")
         experiment = CHAT if any(given.get(name) for name in ADAPTERS) else IMDB
         settings = load_preset(experiment, given.setdefault("preset", "tiny"))
@@ -195,7 +195,7 @@ def shared_base(chosen: Options) -> str | None:
 
 
 def load_prompts(tokenizer, settings: Settings) -> Dataset:
-    """Return the distinct prompts of preference pairs that are short enough for an answer."""
+    """Return preference pairs' distinct prompts that leave enough tokens for an answer."""
     with PartialState().main_process_first():  # others reuse its files
         dataset = build_preferences() if settings.dataset == "offline" else settings.dataset
     count = settings.train_subset
@@ -212,7 +212,7 @@ def load_prompts(tokenizer, settings: Settings) -> Dataset:
 def build_chat(chosen: Options, settings: Settings) -> Run:
     """Return notebook 05's run: adapters on one base, and prompts from preference pairs.
 
-    Raises ``ValueError`` if the adapters differ in their base, or the base has too few positions.
+    Raises ``ValueError`` if the adapters' bases differ or have too few positions.
     """
     if settings.dataset is None:
         needed = "needs --dataset. Pass a folder or hub id of preference pairs"
@@ -277,7 +277,7 @@ def train(chosen: Options, settings: Settings) -> int:
 
 
 def loop(run: Run, settings: Settings, save_every: int, output: Output) -> int:
-    """Take the remaining steps and save checkpoints; return a stop's exit code, or 0."""
+    """Take the remaining steps and save checkpoints; return the exit code of a stop, or 0."""
     trainer, steps, save_at = run.trainer, settings.steps, getattr(settings, "save_at", ())
     done, is_main = trainer.current_step, trainer.accelerator.is_main_process
     bar = tqdm(total=steps, initial=done, desc="PPO", disable=not is_main)
@@ -303,7 +303,7 @@ def loop(run: Run, settings: Settings, save_every: int, output: Output) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Return the exit code: see :func:`train`, and 1 after an error."""
+    """Return :func:`train`'s exit code, or 1 after an error."""
     return options.main(NAME, parse_arguments, train, arguments)
 
 

@@ -5,9 +5,9 @@
     python scripts/train_reward_model.py --preset full --use_peft --lora_r 16 --report_to wandb
     python scripts/train_reward_model.py --output_dir runs/a --resume_from_checkpoint true
 
-Writes model/, audit.json, audit.png and checkpoints/ to --output_dir. The options are trl's, and a
-few more at the start of --help; --preset sets their defaults, --config FILE reads options from a
-YAML file, and the command line overrides both.
+Writes model/, audit.json, audit.png and checkpoints/ to --output_dir. The options are trl's,
+plus this script's at the start of --help. --preset sets defaults, --config FILE reads options
+from a YAML file, and the command line overrides both.
 """
 
 import sys
@@ -60,9 +60,9 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple:
 
 
 def load_data(dataset: str, script: ScriptArguments, seed: int) -> tuple:
-    """Return training pairs, held-out pairs, and split → reason → number of dropped pairs.
+    """Return training pairs, held-out pairs, and numbers of dropped pairs by split and reason.
 
-    Without a test split, a tenth of the prompts is held out with all their pairs.
+    Without a test split, a tenth of the prompts are held out with all their pairs.
     """
 
     def load(split: str, count: int | None):
@@ -85,7 +85,7 @@ def load_data(dataset: str, script: ScriptArguments, seed: int) -> tuple:
 
 
 def load_scorer(path: str, tokenizer, config, **options) -> RewardModel:
-    """Return a RewardModel on the run's device; raise ``ValueError`` for too few positions."""
+    """Return a RewardModel on the run's device; raise ``ValueError`` if positions are too few."""
     scorer = RewardModel(load_reward_model(path, **options).to(config.device), tokenizer)
     if scorer.max_length < config.max_length:
         has = f"the {scorer.max_length} positions of {path}"
@@ -114,7 +114,7 @@ def baselines(pairs) -> dict[str, float]:
 
 
 def run_audit(scorer, pairs):
-    """Return the audit's table over the chosen answers; truncate answers that are too long."""
+    """Return the audit's table over the chosen answers; truncate overlong answers."""
     tokenizer = scorer.tokenizer
     max_tokens = scorer.max_length - 8  # EOS, and tokens added by cutting inside a word
 
@@ -139,13 +139,13 @@ def write_results(output, results: dict, table) -> None:
     print(f"\n{table[['share', 'ci', 'margin', 'passed']].to_string(float_format='%.2f')}\n")
     print(
         f"Accuracy on {results['held_out_pairs']} held-out pairs: {results['accuracy_before']:.3f}"
-        f" before, {results['accuracy']:.3f} ± {results['accuracy_ci']:.3f} after; the longer"
-        f" answer alone gives {results['length_baseline']:.3f}."
+        f" before, {results['accuracy']:.3f} ± {results['accuracy_ci']:.3f} after; choosing"
+        f" the longer answer gives {results['length_baseline']:.3f}."
     )
 
 
 def tokenize(parts: tuple, dropped: dict, tokenizer, config, audit_prompts: int) -> list:
-    """Return both parts tokenized; add the numbers of pairs that were too long to ``dropped``."""
+    """Tokenize both parts; record in ``dropped`` how many pairs were too long."""
     found = []
     for part, report in zip(parts, dropped.values(), strict=True):
         rows, report["too long"] = tokenize_pairs(part, tokenizer, config.max_length)
@@ -158,8 +158,8 @@ def tokenize(parts: tuple, dropped: dict, tokenizer, config, audit_prompts: int)
 
 
 def run(script: ScriptArguments, config, model_args, settings: Settings, output) -> int:
-    """Train, save and audit; return the exit code."""
-    with PartialState().main_process_first():  # others reuse its files
+    """Train, save and audit a model; return the exit code."""
+    with PartialState().main_process_first():  # the others reuse its files
         assets = prepare_reward_model(settings, model_args.model_revision)
     *parts, dropped = load_data(assets.dataset, script, config.seed)
     tokenizer = load_tokenizer(assets.model, revision=model_args.model_revision)
@@ -185,12 +185,12 @@ def run(script: ScriptArguments, config, model_args, settings: Settings, output)
     results |= {"train_pairs": len(train), "held_out_pairs": pairs, "dropped": dropped}
     table = run_audit(scorer, held_out.select(range(min(script.audit_prompts, pairs))))
     write_results(output, results, table)
-    print(f"The reward model is in {output.result}, the audit in {output.folder}.")
+    print(f"The reward model is in {output.result}, and the audit is in {output.folder}.")
     return 0
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Return the exit code: 0 when finished, 1 after an error, 130 when stopped by Ctrl-C."""
+    """Return 0 when finished, 1 after an error, and 130 after Ctrl-C."""
     return trl_run.main(NAME, parse_arguments, run, arguments)
 
 

@@ -5,11 +5,11 @@
     python scripts/train_sft.py --config my.yaml --output_dir runs/a --resume_from_checkpoint true
 
 The loss covers the answers and their EOS. Transformers must support the base (convert a Baichuan
-with convert_baichuan.py); the dataset has the columns of HC3, or of instructions. Training uses
+with convert_baichuan.py). The dataset needs the columns of HC3, or of instructions. Training uses
 LoRA; --use_peft false trains all weights. Writes model/ (adapter or model), metrics.json and
-checkpoints/ to --output_dir. The options are trl's, and a few more at the start of --help; --preset
-sets their defaults, --config FILE reads options from a YAML file, and the command line overrides
-both.
+checkpoints/ to --output_dir. The options are trl's, plus this script's at the start of --help.
+--preset sets defaults, --config FILE reads options from a YAML file, and the command line
+overrides both.
 """
 
 import math
@@ -53,7 +53,7 @@ class ScriptArguments:
 def parse_arguments(arguments: list[str] | None = None) -> tuple:
     """Return ScriptArguments, SFTConfig, ModelConfig and Settings.
 
-    Raises ``ValueError`` for options that this script does not support.
+    Raises ``ValueError`` for unsupported options.
     """
     kinds, experiment = (ScriptArguments, SFTConfig), "05_lora_rlhf_baichuan"
     found = trl_run.parse(__doc__, experiment, kinds, NAMES, FIXED, arguments)
@@ -67,7 +67,7 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple:
             " the answer of each row, which is one question, one answer, and the base's EOS."
         )
     if script.dataset is None:
-        needed = "needs --dataset. Pass a folder or hub id of answers like HC3, or instructions"
+        needed = "needs --dataset. Pass a folder or hub id of answers like HC3's or of instructions"
         raise ValueError(f"--preset {script.preset} {needed}.")
     return found
 
@@ -79,7 +79,7 @@ def find_inputs(model_args, settings: Settings) -> tuple[str, str]:
         raise ValueError(
             "--model_name_or_path is missing. Pass a folder or hub id of a base for these answers."
         )
-    with PartialState().main_process_first():  # others reuse its files
+    with PartialState().main_process_first():  # the others reuse its files
         if base:
             download(base, model_args.model_revision)
         base = base or str(build_base(settings))
@@ -87,7 +87,7 @@ def find_inputs(model_args, settings: Settings) -> tuple[str, str]:
 
 
 def load_base(base: str, config, model_args):
-    """Return the base model; raise ``ValueError`` for an adapter, or for too few positions."""
+    """Return the base model; raise ``ValueError`` for an adapter or too few positions."""
     model = load_model(AutoModelForCausalLM, base, **trl_run.model_options(model_args))
     if getattr(model, "peft_config", None):
         raise ValueError(f"{base} is an adapter. Merge it into its base, or start from that base.")
@@ -122,7 +122,7 @@ def answer_loss(trainer) -> tuple[float, int]:
 
 
 def load_rows(script: ScriptArguments, dataset: str, tokenizer, config) -> tuple:
-    """Return tokenized training answers, held-out answers, and reason → number dropped."""
+    """Return tokenized training and held-out answers, and numbers of dropped answers by reason."""
     split = f"train[:{script.subset}]" if script.subset else "train"
     answers, dropped = load_answers(dataset, split, script.data_files)
     parts = hold_out(answers, script.eval_share, config.seed)
@@ -171,7 +171,7 @@ def run(script: ScriptArguments, config, model_args, settings: Settings, output)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Return the exit code: 0 when finished, 1 after an error, 130 when stopped by Ctrl-C."""
+    """Return 0 when finished, 1 after an error, and 130 after Ctrl-C."""
     return trl_run.main(NAME, parse_arguments, run, arguments)
 
 

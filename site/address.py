@@ -4,8 +4,8 @@
     Repository = "https://github.com/…"   # the repository to clone
     Homepage = "https://…/"               # where the site is served
 
-``python site/address.py`` writes the repository into the README and the notebooks, after a change.
-Without an address there is no clone line, badge, link to Colab, or sitemap.
+``python site/address.py`` writes a changed repository into the README and the notebooks.
+Without an address, there is no clone line, badge, link to Colab, or sitemap.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Build the page of public names; docstrings come from autodoc, PPOConfig's fields from source."""
+"""Build the page of public names; autodoc adds docstrings, and source code adds config fields."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import rlhf_course
 INTRODUCTION = """# Public names
 
 This page shows the docstrings of the names that `from rlhf_course import …` provides.
-[Sources](sources.md) lists the modules below them.
+[Sources](sources.md) lists all modules.
 """
 LINE = re.compile(r"    (?P<name>\w+): (?P<type>[^=]+?) = [^#]*(?:#\s*(?P<says>.*))?$")
 

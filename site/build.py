@@ -54,7 +54,7 @@ def at_root(text: str) -> str:
 
 
 def for_site(text: str) -> str:
-    """Return a notebook's text with the links of the site, which has its pages one folder up."""
+    """Return a notebook's text with links for the site, where site/ pages are one folder up."""
     text = re.sub(r"\]\(((?:\.\./)+)site/", r"](\1", text)
     text = re.sub(r"\[(`test_\w+`)\]\([./]+(tests/\w+\.py)\)", r"\1 in `\2`", text)
     return re.sub(r"\[here\]\((\w+_solved\.ipynb)\)", r"<a href='\1' download>here</a>", text)
@@ -150,8 +150,8 @@ def sources_list() -> str:
 
 
 def pack(target: Path, instead: Path | None = None) -> None:
-    """Write a zip with all files that the course needs to run; those of another folder replace
-    files of the same name.
+    """Write a zip with all files that the course needs to run; files in the folder ``instead``
+    replace files of the same name.
     """
     patterns = ["*.md", "LICENSE", "Makefile", "*.txt", "*.toml", "site/*.md", "slides/slides.pdf"]
     patterns += ["site/live.py", "site/live/*"]
@@ -184,7 +184,7 @@ def sitemap(pages: Path, homepage: str) -> None:
 
 
 def start_sphinx(work: Path) -> list[subprocess.Popen]:
-    """Start to build English pages in ``work/html`` and, beside them, Chinese ones in work/zh."""
+    """Start to build English pages in ``work/html`` and, in parallel, Chinese pages in work/zh."""
     shutil.copytree(work / "source", work / "chinese-source")
     languages.translate_html(work / "chinese-source")
     languages.compile_for_sphinx(work / "locale")
@@ -199,7 +199,7 @@ def start_sphinx(work: Path) -> list[subprocess.Popen]:
 
 
 def add_downloads(work: Path) -> None:
-    """Write what the pages offer for download into ``work/downloads``, laid out as the site is."""
+    """Write the pages' downloads into ``work/downloads``, with the site's folder layout."""
     target = work / "downloads"
     for path in [*ROOT.glob("notebooks/**/*.ipynb"), *ROOT.glob("slides/slides.*[lf]")]:
         copy(path, target / path.relative_to(ROOT))
@@ -209,7 +209,7 @@ def add_downloads(work: Path) -> None:
 
 
 def join(pages: Path, chinese: Path) -> None:
-    """Move the Chinese pages to ``pages/zh``; they share the sources' pages and equal files."""
+    """Move the Chinese pages to ``pages/zh``; share pages of sources and identical files."""
     shared = {"slides", "rlhf_course", "scripts", "live"}
     shared |= {f"figs/{p.name}" for p in pages.glob("figs/*.html") if p.name != "README.html"}
     for path in [*chinese.glob("_static/**/*"), *chinese.glob("_images/*")]:

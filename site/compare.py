@@ -1,4 +1,4 @@
-"""The gate of a translation: it repeats its message's numbers, formulas, code and links, and uses
+"""Check a translation: it must repeat its message's numbers, formulas, code and links, and use
 the terms of locale/terms.yaml.
 """
 
@@ -35,7 +35,7 @@ def parts(message: str) -> tuple[dict[str, Counter], str]:
 
 
 def has_words(message: str) -> bool:
-    """Return whether a message has words to translate, beside code, formulas and numbers."""
+    """Return whether a message has words to translate besides code, formulas and numbers."""
     return bool(re.search("(?!GB)[A-Za-z]{2}", parts(message)[1]))
 
 
@@ -52,7 +52,7 @@ def terms() -> list[tuple[re.Pattern, list[str]]]:
 
 
 def problems(message: str, translation: str) -> list[str]:
-    """Return how a translation differs from its message where it must not."""
+    """Return the forbidden differences between a translation and its message."""
     (before, words), (after, _) = parts(message), parts(translation)
     found = []
     for kind in before:

@@ -1,4 +1,4 @@
-"""The site's other language, as an extension of Sphinx: messages, search, links to each other."""
+"""Extend Sphinx for the site's other language: messages, search, and links between languages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from translate import HEADER, LANGUAGE, catalog, has_words, in_html, say
 
 ENGLISH_PAGES = r"rlhf_course/|scripts/|figs/(?!README)"  # sources
 CHINESE = re.compile("[\u3400-\u9fff]")
-IMAGE = re.compile(r"!\[[^]]*\]\(\S+\)")  # its words are a message of their own
+IMAGE = re.compile(r"!\[[^]]*\]\(\S+\)")  # its alternative text is a separate message
 SPLIT = """
 function splitQuery(query) {
     return (query.match(/[\\u3400-\\u9fff]+|[\\p{Letter}\\p{Number}_]+/gu) || []).flatMap(word =>
@@ -30,7 +30,7 @@ function splitQuery(query) {
 
 
 def compile_for_sphinx(folder: Path) -> None:
-    """Write each page's finished translations as Sphinx reads them, a file per page."""
+    """Write finished translations in the format that Sphinx reads, with a file per page."""
     for path in translate.files():
         name = path.relative_to(translate.PO).with_suffix("")
         target = folder / LANGUAGE / "LC_MESSAGES" / f"{name}.mo"
@@ -47,7 +47,9 @@ def translate_html(source: Path) -> None:
     for path in [*source.rglob("*.md"), *source.rglob("*.ipynb")]:
         found = catalog(str(path.relative_to(source).with_suffix("")))
         if path.suffix == ".md":
-            path.write_text(in_html(path.read_text(encoding="utf-8"), found), encoding="utf-8")
+            text = in_html(path.read_text(encoding="utf-8"), found)
+            text = text.replace('href="slides/slides.', 'href="slides/slides.zh.')
+            path.write_text(text, encoding="utf-8")
             continue
         notebook = json.loads(path.read_text(encoding="utf-8"))
         for cell in notebook["cells"]:
@@ -59,9 +61,9 @@ def translate_html(source: Path) -> None:
 
 
 class Pairs(SearchChinese):
-    """Index Chinese text by its pairs of neighboring characters: no dictionary is needed."""
+    """Index Chinese text by its pairs of neighboring characters, which needs no dictionary."""
 
-    language_name = "English"  # whose stemmer it uses; Sphinx names the stemmer after this
+    language_name = "English"  # Sphinx names the stemmer after this language
     js_splitter_code = SPLIT
 
     def split(self, input: str) -> list[str]:
@@ -94,7 +96,7 @@ class Messages(SphinxTransform):
         env.metadata[env.docname]["messages"] = found
 
     def is_skipped(self, node: nodes.Node) -> bool:
-        """Return whether a node is a formula, HTML, a notebook's metadata or a model's sample."""
+        """Return whether a node is a formula, HTML, a notebook's metadata, or a model's sample."""
         sample = isinstance(node.parent, nodes.block_quote) and self.env.docname == "index"
         kinds = nodes.math_block | nodes.raw | nodes.field_name
         return isinstance(node, kinds) or isinstance(node.parent, nodes.field_body) or sample
@@ -108,7 +110,7 @@ def keep_messages(app: Sphinx, exception: Exception | None) -> None:
 
 
 def show(app: Sphinx, pagename: str, templatename: str, context: dict, doctree) -> None:
-    """Add the link to the page in the other language, and what the Chinese page still lacks."""
+    """Link the page in the other language; on Chinese pages, mark and count untranslated parts."""
     is_english = app.config.language == "en"
     if pagename == "404" or re.match(ENGLISH_PAGES, pagename):
         return
@@ -127,7 +129,7 @@ def show(app: Sphinx, pagename: str, templatename: str, context: dict, doctree) 
 
 
 def _count(app: Sphinx, pagename: str, html: str) -> str:
-    """Return a Chinese page's body: English parts marked, and counted at its foot."""
+    """Return a Chinese page's body: English parts are marked, and their number is at its foot."""
     body = BeautifulSoup(html, "html.parser")
     summaries = body.find_all("summary")
     english = [tag for tag in summaries if has_words(tag.text) and not CHINESE.search(tag.text)]
@@ -145,7 +147,7 @@ def _count(app: Sphinx, pagename: str, html: str) -> str:
 
 
 def skip_sources(app: Sphinx) -> None:
-    """Write no pages of sources, and no index of them, for the other language."""
+    """For the other language, write no pages of sources, and do not index them."""
 
     def skipping(method):
         return lambda name, *rest: None if re.match(ENGLISH_PAGES, name) else method(name, *rest)
@@ -157,7 +159,7 @@ def skip_sources(app: Sphinx) -> None:
 
 
 def set_prompt(app: Sphinx, config) -> None:
-    """Set the words that fold a code cell again."""
+    """Set the label of the button that folds a code cell again."""
     config.nb_code_prompt_hide = say("Hide the code", config.language)
 
 

@@ -28,7 +28,7 @@ NAMES = {
     "k1": "k1 as a loss", "k2": "k2 as a loss", "k3": "k3 as a loss",
 }  # fmt: skip
 BASES = dict.fromkeys(("abs", "mse", "full", "k1", "k2", "k3"), "kl")
-BASES |= {"epochs-16-no-clip": "epochs-16"}  # all others: ppo
+BASES |= {"epochs-16-no-clip": "epochs-16"}  # the base of all other variants is ppo
 NOTEBOOKS = {"02": "02_why_ppo", "03": "03_ppo_step_by_step", "07": "07_after_ppo"}
 COLUMNS = ("J", "score", "KL", "second judge")
 
@@ -69,9 +69,7 @@ def toy() -> list[tuple[str, str, str, int, str]]:
     error = {round(lam, 1): e for critic, lam, e in points if critic == "always 0"}
     error[0.95] = (error[0.9] + error[1.0]) / 2
     for lam in (0, 1):
-        words = (
-            f"squared error {error[lam]:.2f}; λ = 0.95 {error[0.95]:.2f}, of an untrained critic"
-        )
+        words = f"untrained critic: squared error {error[lam]:.2f}; {error[0.95]:.2f} at λ = 0.95"
         found.append((f"lam-{lam}", "J", words, sign(error[0.95] / error[lam] - 1, 0.1), "02 § 5"))
     ablation = {
         row[0]: [float(x) for x in row[1:4]] for row in output("02_why_ppo", "ablation-table")[2:]
@@ -118,7 +116,7 @@ def beta(card: dict) -> float:
 
 
 def difference(cards: dict, variant: str, column: str) -> tuple[float, float]:
-    """Return the mean of variant minus base over paired seeds, and half its 95 % interval."""
+    """Return variant minus base, averaged over paired seeds, and half its 95 % interval."""
     pairs = zip(cards[variant], cards[BASES.get(variant, "ppo")], strict=True)
     gaps = [change(a, column) - change(b, column) for a, b in pairs]
     return mean(gaps), STUDENT[len(gaps) - 1] * stdev(gaps) / len(gaps) ** 0.5
@@ -161,10 +159,11 @@ def setting(cards: dict) -> str:
 Each run has {first["text_steps"]} batches of {responses},
 {first["text_epochs"]} epochs per batch, step size {first["learning_rate"]:g}, and β =
 {first["text_beta"]:g}. The runs with another penalty, or with KL in the loss, and their base,
-`kl`, have β = {BETA:g}. The base of 16 epochs without the clip is 16 epochs with it. PPO is the
-base of all other variants. Each variant has {seeds} seeds, paired with those of its base, and
-{first["text_eval"]} held-out openings. Every number is the change from start to end of a run;
-"±" is the 95 % interval of a mean difference of changes, by Student's t. J uses the base's β.
+`kl`, have β = {BETA:g}. The base of *16 epochs, no clip* is 16 epochs with the clip. PPO is the
+base of all other variants. Each variant has {seeds} seeds, paired with the base's seeds, and
+{first["text_eval"]} held-out openings. Every number is the change from start to end of a run.
+The sign "±" gives the 95 % interval of a mean difference of changes, by Student's t. J uses the
+base's β.
 """
 
 

@@ -35,7 +35,7 @@ def runs() -> list[dict]:
 
 
 def openings() -> list[str]:
-    """Return the first words of some held-out reviews, as HTML."""
+    """Return the first words of some held-out reviews as HTML."""
     import pandas as pd
 
     texts = pd.read_parquet(ROOT / "models/imdb-openings/test-00000-of-00001.parquet")["text"]

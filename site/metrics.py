@@ -1,4 +1,4 @@
-"""Write metrics.md after its introduction from MEANING (meanings) and metrics.yaml (the rest).
+"""Write metrics.md below its introduction: meanings from MEANING, the rest from metrics.yaml.
 
 python site/metrics.py
 """

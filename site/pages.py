@@ -27,7 +27,7 @@ SCRIPTS = {  # notebook → the equivalent commands
     "04_gpt2_imdb_ppo": ["train_ppo"],
     "05_lora_rlhf_baichuan": ["convert_baichuan", "train_sft", "train_reward_model", "train_ppo"],
 }
-TEXT = 22  # characters; a table's column with a longer cell is text
+TEXT = 22  # characters; a table column with a longer cell contains text
 GLOSSARY = Path(__file__).with_name("glossary.md")
 GENERATED = ("index", "404", "search", "quiz")  # pages without prose of their own
 HEADINGS = ["h1", "h2", "h3", "h4", "dt", "th", "summary"]
@@ -55,7 +55,7 @@ class SourceParser(Parser):
 
 
 class StatsFirst(SphinxTransform):
-    """Add index entries for stats by full and last name, because the search ranks these first."""
+    """Add index entries for stats by full and last name, because the search ranks entries first."""
 
     default_priority = 840  # just before Sphinx collects index entries
 
@@ -191,7 +191,7 @@ def _mark_chinese(body: BeautifulSoup) -> None:
 
 
 def _metatags(body: BeautifulSoup, pagename: str, context: dict) -> str:
-    """Return metadata for search engines and link previews: title, first paragraph, picture."""
+    """Return metadata for search engines and previews: title, first paragraph, and picture."""
     first = next(
         (
             p

@@ -55,7 +55,7 @@ def numbers() -> dict[str, float]:
 
 
 def questions() -> Iterator[tuple[str, str, list[tuple[str, str, bool]]]]:
-    """Yield notebook, question, and answers in display order: text, explanation, is right."""
+    """Yield notebook, question, and answers in display order: each text, explanation, is right."""
     values = numbers()
     for notebook, entries in yaml.safe_load(SOURCE.read_text(encoding="utf-8")).items():
         for number, entry in enumerate(entries):

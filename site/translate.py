@@ -1,4 +1,4 @@
-"""Translations of the course: Sphinx's messages of the English pages, and gettext's po files.
+"""Manage the course's translations: messages of the English pages, and gettext's po files.
 
 python site/translate.py po               update locale/ from the English sources
 python site/translate.py write            write build/zh/notebooks and README.zh.md
@@ -31,7 +31,7 @@ CODE_PAGES = "rlhf_course/**", "scripts/**", "figs/*.py"
 HEADER = {"Language": LANGUAGE, "Content-Type": "text/plain; charset=UTF-8"}
 HEADER |= {"MIME-Version": "1.0", "Content-Transfer-Encoding": "8bit"}
 HTML = re.compile(
-    r"(<(summary|label|th|noscript|caption|button|h3|p)\b[^>]*>)([^<>]+)(</\2>|(?= <))"
+    r"(<(summary|label|th|noscript|caption|button|h3|p|span)\b[^>]*>)([^<>]+)(</\2>|(?= <))"
 )
 ALT = re.compile(r"(?<=!\[)[^]]+(?=\]\()")
 LEAD = r"(?P<lead>^[ \t]*(?:(?:>|[-*+]|\d+\.|#{1,6}|:)[ \t]+)*|\|[ \t]*)"
@@ -71,7 +71,7 @@ def messages_of(name: str) -> list[str]:
 
 
 def say(text: str, language: str = "en") -> str:
-    """Return words of the site itself in a page's language."""
+    """Return a text of the site itself, translated into a page's language."""
     return text if language == "en" else shared().get(text, text)
 
 
@@ -92,11 +92,11 @@ def text_hash(text: str) -> str:
 def as_pattern(message: str) -> str:
     """Return a pattern that finds a message in its source, wherever its lines break."""
     pattern = r"\s+(?:>[ \t]*)?".join(map(re.escape, message.split()))
-    return pattern.replace(r"\|", r"\\?\|")  # a table's cell escapes it
+    return pattern.replace(r"\|", r"\\?\|")  # a table's cell escapes a bar
 
 
 def translated(text: str, found: dict[str, str], messages: list[str] = ()) -> str:
-    """Return Markdown with its paragraphs translated; the others stay."""
+    """Return Markdown with its paragraphs translated; those without a translation stay."""
     known = {" ".join(key.split()): found.get(key, "") for key in {*messages, *found}}
     longest = sorted(known, key=len, reverse=True)
     pattern = f"{LEAD}(?P<message>{'|'.join(map(as_pattern, longest))}){TAIL}"
@@ -112,7 +112,7 @@ def translated(text: str, found: dict[str, str], messages: list[str] = ()) -> st
 
 
 def in_html(text: str, found: dict[str, str]) -> str:
-    """Return Markdown with the words in its HTML and of its images translated."""
+    """Return Markdown with its HTML's and its images' texts translated."""
     text = ALT.sub(lambda m: found.get(" ".join(m[0].split()), m[0]), text)
     return HTML.sub(lambda m: m[1] + found.get(m[3].strip(), m[3]) + m[4], text)
 
@@ -149,7 +149,7 @@ def updated(old: list[polib.POEntry], messages: list[str], text: str) -> polib.P
 
 
 def in_order(messages: list[str], text: str) -> list[str]:
-    """Return a page's messages that have words, and the words in its HTML, as the page has them."""
+    """Return a page's messages that have words, and the texts in its HTML, in the page's order."""
     words = [*messages, *(match[3].strip() for match in HTML.finditer(text))]
     place, places = 0, {}
     for message in dict.fromkeys(filter(has_words, words)):
@@ -167,7 +167,8 @@ def extract(work: Path) -> tuple[dict[str, list[str]], dict[str, str]]:
 
     source, kept = work / "source", work / "messages.json"
     collect(source)
-    (source / "README.md").write_bytes((ROOT / "README.md").read_bytes())
+    for name in ("README.md", "slides/slides.md"):
+        (source / name).write_bytes((ROOT / name).read_bytes())
     settings = f"exclude_patterns={','.join(CODE_PAGES)}", f"messages_file={kept}"
     options = [option for setting in settings for option in ("-D", setting)]
     if sphinx(["-Q", "-b", "gettext", "-c", str(HERE), *options, str(source), str(work / "pot")]):
@@ -205,8 +206,9 @@ def update() -> None:
 
 
 def notebook_in_chinese(path: Path, up: str = "") -> dict:
-    """Return a notebook with its Markdown translated; code and outputs stay. Links out of the
-    folder of notebooks start with ``up``.
+    """Return a notebook with its Markdown translated; code and outputs stay.
+
+    Links that leave the folder of notebooks start with ``up``.
     """
     from build import for_site
 
@@ -215,7 +217,7 @@ def notebook_in_chinese(path: Path, up: str = "") -> dict:
 
     def link(match: re.Match) -> str:
         target = match[1]
-        if not (path.parent / target).exists():  # the site has its pages one folder up
+        if not (path.parent / target).exists():  # the site's pages are one folder up
             target = re.sub(r"^((?:\.\./)+)", r"\1site/", target)
         inside = (path.parent / target).resolve().is_relative_to(ROOT / "notebooks")
         return f"]({'' if inside else up}{target}"
@@ -235,8 +237,15 @@ def readme_in_chinese() -> str:
     return translated(text, catalog("README"), messages_of("README"))
 
 
+def slides_in_chinese() -> str:
+    """Return the Markdown of the Chinese slides; speaker notes stay English."""
+    text = (ROOT / "slides" / "slides.md").read_text(encoding="utf-8")
+    text = text.replace("\nlang: en\n", "\nlang: zh-CN\n", 1)
+    return translated(text, catalog("slides/slides"), messages_of("slides/slides"))
+
+
 def write(folder: Path = ROOT / "build" / "zh", up: str = "../../") -> None:
-    """Write the Chinese notebooks into a folder, laid out as the course is."""
+    """Write the Chinese notebooks into a folder with the course's layout."""
     paths = [p for p in ROOT.glob("notebooks/**/*.ipynb") if ".ipynb_checkpoints" not in p.parts]
     for path in paths:
         target = folder / path.relative_to(ROOT)
@@ -253,7 +262,7 @@ def write_all() -> None:
 
 
 def check(*names: str) -> None:
-    """Exit with the problems of all translations, or of those in the named po files."""
+    """Exit with the problems of all translations, or of the translations in the named po files."""
     found = []
     for path in [Path(name) for name in names] or files():
         for entry in filter(done, polib.pofile(str(path))):

@@ -1,5 +1,7 @@
 """Build the slides: insert measured numbers and figures into slides.md, and render them with Marp.
 
+The Chinese slides are slides.md with the translations in locale/.
+
 ``{{NOTEBOOK.metrics.NAME:FORMAT}}`` is replaced by a number of figs/measured/NOTEBOOK.json,
 ``{{NOTEBOOK.checks:passed}}`` by the number of its passed checks, and ``{{published.…}}`` by a
 number of published.yaml. ``make slides`` runs this.
@@ -20,6 +22,9 @@ from pathlib import Path
 
 import yaml
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "site"))
+from translate import slides_in_chinese
+
 from rlhf_course.course.presets import CONFIGS
 from rlhf_course.runtime.files import atomic_file, read_json
 
@@ -27,7 +32,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 PUBLISHED = CONFIGS / "published.yaml"  # the tutorials' results
 SOURCE, THEME = HERE / "slides.md", HERE / "theme.css"
-HTML, PDF = HERE / "slides.html", HERE / "slides.pdf"
+NAMES = {"en": "slides", "zh": "slides.zh"}
 BROWSERS = "chromium", "chromium-browser", "google-chrome"
 IMAGE = re.compile(r"!\[([^\]]*)\]\(\.\./figs/([^)]+)\)")
 PLACEHOLDER = re.compile(r"\{\{([^{}]+)\}\}")
@@ -68,8 +73,8 @@ def number(cards: dict, placeholder: str) -> str:
 
 
 def fill(markdown: str, cards: dict) -> str:
-    """Return the Markdown with placeholders replaced; raise ``SystemExit`` with those that have no
-    value.
+    """Return the Markdown with placeholders replaced; raise ``SystemExit`` with a list of the
+    placeholders that have no value.
     """
     problems = []
     for position, slide in enumerate(split_slides(markdown), start=1):
@@ -99,11 +104,12 @@ def embed(markdown: str, figures: Path) -> str:
     return IMAGE.sub(as_tag, markdown)
 
 
-def content(figures: Path) -> str:
-    """Return slides.md with numbers and figures."""
+def content(figures: Path, language: str = "en") -> str:
+    """Return slides.md with numbers and figures, in English or Chinese."""
     cards = {path.stem: read_json(path) for path in sorted((figures / "measured").glob("*.json"))}
     cards["published"] = yaml.safe_load(PUBLISHED.read_text(encoding="utf-8"))
-    return embed(fill(SOURCE.read_text(encoding="utf-8"), cards), figures)
+    source = slides_in_chinese() if language == "zh" else SOURCE.read_text(encoding="utf-8")
+    return embed(fill(source, cards), figures)
 
 
 def fingerprint(markdown: str) -> str:
@@ -137,13 +143,14 @@ def run_marp(marp: Path, markdown: str, output: Path, *options: str) -> None:
         raise SystemExit(f"Marp failed:\n{done.stdout}{done.stderr}")
 
 
-def build(marp: Path, figures: Path) -> None:
-    """Write slides.html and slides.pdf, or neither if one fails."""
+def build(marp: Path, figures: Path, language: str) -> None:
+    """Write one language's slides as HTML and as PDF, or neither if one fails."""
     if not marp.exists():
         raise SystemExit(f"{marp} does not exist. Run `make slides` to install Marp.")
-    markdown = content(figures)
+    markdown = content(figures, language)
     stamp = fingerprint(markdown)
-    with atomic_file(HTML) as page, atomic_file(PDF) as pdf:
+    name = HERE / NAMES[language]
+    with atomic_file(Path(f"{name}.html")) as page, atomic_file(Path(f"{name}.pdf")) as pdf:
         run_marp(marp, markdown, page, "--template", "bespoke")
         text = page.read_text(encoding="utf-8").replace(
             "<head>", f'<head><meta name="{STAMP}" content="{stamp}">', 1
@@ -156,9 +163,7 @@ def build(marp: Path, figures: Path) -> None:
             file.write(
                 f"\n% {STAMP} {stamp}\n".encode()
             )  # PDF readers skip a comment after the end
-    print(
-        f"{len(split_slides(markdown))} slides: {HTML.relative_to(ROOT)}, {PDF.relative_to(ROOT)}"
-    )
+    print(f"{len(split_slides(markdown))} slides: slides/{name.name}.html and .pdf")
 
 
 def main(arguments: list[str]) -> None:
@@ -171,7 +176,8 @@ def main(arguments: list[str]) -> None:
         "--figs", type=Path, default=ROOT / "figs", help="figures and measured/ (default: figs)"
     )
     chosen = parser.parse_args(arguments)
-    build(chosen.marp.resolve(), chosen.figs.resolve())
+    for language in NAMES:
+        build(chosen.marp.resolve(), chosen.figs.resolve(), language)
 
 
 if __name__ == "__main__":

@@ -145,7 +145,7 @@ def test_code_of_a_model_is_neither_run_nor_offered(tmp_path, monkeypatch, use, 
     (source / "tokenizer_config.json").write_text(json.dumps(tokenizer))
     (source / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     text = said(lambda: use(source))
-    assert "which needs code of its own, and that is not run here. Convert it first" in text
+    assert "which needs its own code, and the course does not run it. Convert it first" in text
     assert not asked and not (tmp_path / "ran").exists()
 
 
@@ -194,7 +194,7 @@ def test_a_tokenizer_larger_than_the_model(folders, tokenizer, use):
     else:
         tokenizer.save_pretrained(folders / "labels-1")
         text = said(lambda: SentimentReward(folders / "labels-1", label="LABEL_0"))
-    assert f"has {len(tokenizer)} tokens, the model has 40." in text
+    assert f"has {len(tokenizer)} tokens, but the model has 40." in text
 
 
 # --- what is given in place of numbers
@@ -208,5 +208,5 @@ def test_one_text_is_no_list(folders):
 
 def test_weights_of_more_layers_than_the_config_has(folders):
     edit_json(folders / "policy" / "config.json", n_layer=1)
-    with pytest.raises(ValueError, match="config.json has 1 layers, and there is a .*h.1"):
+    with pytest.raises(ValueError, match="config.json has 1 layers, but there is a .*h.1"):
         load(folders / "policy")

@@ -27,7 +27,7 @@ from rlhf_course.ppo.score_scaling import RunningMoments
 def test_sizes_that_do_not_divide():
     with invalid("128 must be a multiple of 96"):
         PPOConfig(batch_size=128, mini_batch_size=48, gradient_accumulation_steps=2)
-    with invalid(r"ppo_epochs \(0\) at least 1"):
+    with invalid(r"ppo_epochs \(0\) must be at least 1"):
         PPOConfig(ppo_epochs=0)
 
 

@@ -155,7 +155,7 @@ def test_half_a_step_is_never_written(save, tmp_path, monkeypatch):
         trainer.step(*make_samples())
     monkeypatch.undo()
     trainer.step(*make_samples())  # which heals nothing
-    with pytest.raises(RuntimeError, match="A step ended while its weights moved"):
+    with pytest.raises(RuntimeError, match="A step was interrupted while it moved weights"):
         save(trainer, tmp_path)
     assert not any(tmp_path.iterdir())
     load_checkpoint(trainer, save_checkpoint(make_trainer(), tmp_path / "whole"))

@@ -66,7 +66,7 @@ def test_debug():
     for answer, reason in (
         ({"line": 1}, "clean line"),
         ({"line": list(range(200))}, "one number"),
-        ({"line": line, "fixed": wrong}, "as it was"),
+        ({"line": line, "fixed": wrong}, "without a change"),
     ):
         assert reason in practice2.verdict(answer, 1), answer
 
@@ -91,7 +91,7 @@ def test_design_and_defeat():
         (lambda texts: [1.0] * len(texts), beats, "one number for all"),
         (lambda texts: list(map(practice3.gold, texts)), beats, "gold itself"),
         (counts_pairs, "", "fewer than five"),
-        (counts_pairs, natural, "gold likes"),
+        (counts_pairs, natural, "gold is 1"),
         (counts_pairs, "the of is a an but", "not beaten"),
         (lambda texts: list(map(len, texts)), beats, "too rarely"),
     ):
@@ -114,7 +114,7 @@ def test_budget(monkeypatch):
     assert practice4.verdict({"settings": good, "steps": 12}, budget) is None
     for settings, steps, reason in (
         (practice4.DEFAULT, 18, "about as good"),
-        (good | {"learning_rate": 0.3}, 3, "leaves the reference"),
+        (good | {"learning_rate": 0.3}, 3, "from the reference"),
         (good, 19, "more than 20"),
         (good, 0, "whole number"),
     ):

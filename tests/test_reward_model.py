@@ -108,7 +108,7 @@ def test_an_answer_may_fill_max_length_but_not_more(has_bos):
 
 def test_several_outputs_are_refused():
     tokenizer = make_tokenizer()
-    with invalid("has one output, this one has 2"):
+    with invalid("has one output; this one has 2"):
         RewardModel(make_classifier(tokenizer, num_labels=2), tokenizer)
 
 

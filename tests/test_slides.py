@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -29,18 +30,13 @@ BROWSER = os.environ.get("CHROME_PATH") or next(
 )
 
 
-def test_html_and_pdf_were_made_from_this_source():
-    wanted = build.fingerprint(build.content(FIGURES))  # stops at a placeholder that has no value
-    stale = (
-        "does not belong to slides.md, theme.css, the figures or the numbers any more: run `make"
-        " slides`"
-    )
-    assert f'name="{build.STAMP}" content="{wanted}"' in build.HTML.read_text(encoding="utf-8"), (
-        f"slides.html {stale}"
-    )
-    assert build.PDF.read_bytes().endswith(f"% {build.STAMP} {wanted}\n".encode()), (
-        f"slides.pdf {stale}"
-    )
+@pytest.mark.parametrize("language", build.NAMES)
+def test_html_and_pdf_were_made_from_this_source(language):
+    name, content = build.HERE / build.NAMES[language], build.content(FIGURES, language)
+    wanted, stale = build.fingerprint(content), f"{name.name}: stale; run `make slides`"
+    page = Path(f"{name}.html").read_text(encoding="utf-8")
+    assert f'name="{build.STAMP}" content="{wanted}"' in page, stale
+    assert Path(f"{name}.pdf").read_bytes().endswith(f"% {build.STAMP} {wanted}\n".encode()), stale
 
 
 def test_a_placeholder_without_a_value_is_named_with_its_slide():
@@ -100,7 +96,7 @@ def page():
             lambda message: message.type == "error" and page.problems.append(message.text),
         )
         page.on("pageerror", lambda error: page.problems.append(str(error)))
-        page.goto(build.HTML.as_uri())
+        page.goto((build.HERE / "slides.html").as_uri())
         yield page
         browser.close()
 

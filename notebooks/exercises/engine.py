@@ -1,4 +1,4 @@
-"""Explain wrong answers to exercises: a solution, named mistakes, and random inputs.
+"""Explain wrong answers to exercises by a solution, named mistakes, and random inputs.
 
 A set is a Python file. Each exercise's solution is a function: the first paragraph of
 its docstring goes into the stub, and the rest is the statement. A mistake is a function
@@ -54,7 +54,7 @@ class Wrong(Exception):
 
 
 class Exercise:
-    """Hold one function to write, and judge answers.
+    """Hold one function that students write, and judge their answers.
 
     ``hint`` is one hint or several, from vague to explicit. ``gradient`` lists the
     arguments whose gradients are compared; True means all floats except masks. A result
@@ -78,7 +78,7 @@ class Exercise:
         self._kept: tuple[int, list, list] = -1, [], []
 
     def inputs(self, make: Callable) -> Callable:
-        """Register a function from torch.Generator to a tuple of arguments."""
+        """Register a function that maps a torch.Generator to a tuple of arguments."""
         self.draw = make
         return make
 
@@ -93,7 +93,7 @@ class Exercise:
         return function
 
     def cases(self, seed: int) -> list[tuple]:
-        """Return the fixed arguments, and fresh arguments from a seed."""
+        """Return the fixed arguments, and fresh arguments drawn with a seed."""
         seeds = (*range(CASES), *range(seed, seed + CASES))
         return [self.draw(torch.Generator().manual_seed(number)) for number in seeds]
 
@@ -156,7 +156,7 @@ class Exercise:
         return Wrong(details)
 
     def _fits(self, mistake: Callable, cases: list, actual: list[Result]) -> bool:
-        """Return whether a mistake explains all results, unless all are nan."""
+        """Return whether a mistake explains all results; False if all are nan."""
         if all(is_nan(own.values, everywhere=True) for own in actual):
             return False
         fits = []
@@ -175,7 +175,7 @@ class Exercise:
         return same(actual, expected)
 
     def run(self, function: Callable, arguments: tuple) -> Result:
-        """Return a function's result on copies; raise Wrong if it changes them."""
+        """Return a function's result on copies; raise Wrong if the copies change."""
         given = copy.deepcopy(arguments)
         values = function(*given)
         for name, before, after in zip(self.names, arguments, given):

@@ -1,11 +1,22 @@
 """Exercises of notebook 02."""
 
+import functools
+
 import torch
 
 from engine import Set, normal, pick
 
 SET = Set("02_why_ppo", "Why PPO looks as it does")
 check = SET.check
+
+
+def _more(exercise, mistakes):
+    """Register name → (message, code, …); pieces of code may share a message."""
+    for name, (message, *codes) in mistakes.items():
+        for i, code in enumerate(codes):
+            code.__name__ = name + f"_{i + 1}" * (i > 0)
+            code.__doc__ = message
+            exercise.mistake(code)
 
 
 @SET.exercise(
@@ -66,11 +77,161 @@ def one_left_out_of_the_count_only(rewards):
     return rewards - rewards.sum() / (len(rewards) - 1)
 
 
-@leave_one_out.mistake
-def whitened(rewards):
-    """You also divide by a standard deviation; the exercise does not ask for it."""
-    n = len(rewards)
-    return (rewards - (rewards.sum() - rewards) / (n - 1)) / (rewards.std() + 1e-8)
+def _baselines(kept, average=torch.mean, empty=0.0):
+    """Return a mistake whose baseline is an average of rewards[kept(i, rewards)]."""
+
+    def wrong(rewards):
+        rows = [rewards[kept(i, rewards)] for i in range(len(rewards))]
+        means = [average(row) if len(row) else rewards.sum() * empty for row in rows]
+        return rewards - torch.stack(means)
+
+    return wrong
+
+
+def _whitened(scale, small, correction):
+    def wrong(rewards):
+        deviation = rewards.std(correction=correction) + small
+        return scale(len(rewards)) * (rewards - rewards.mean()) / deviation
+
+    return wrong
+
+
+def _others(i, rewards):
+    return torch.arange(len(rewards)) != i
+
+
+def _in_place(rewards):
+    for i in range(len(rewards)):
+        rewards[i] -= (rewards.sum() - rewards[i]) / (len(rewards) - 1)
+    return rewards
+
+
+_DEVIATIONS = [(small, n) for small in (1e-8, 0.0, 1e-4) for n in (0, 1)]
+_more(
+    leave_one_out,
+    {
+        "whitened": (
+            "You also divide by a standard deviation; the exercise does not ask for "
+            "it.",
+            *(_whitened(lambda n: n / (n - 1), *x) for x in _DEVIATIONS),
+        ),
+        "standardized": (
+            "Your result is the standardized rewards. Do not divide by a standard "
+            "deviation, and keep each sample's own reward out of its baseline.",
+            *(_whitened(lambda n: 1, *x) for x in _DEVIATIONS),
+        ),
+        "factor_upside_down": (
+            "Your result equals (n − 1) / n times the reward minus the mean of all: "
+            "the own reward in that mean needs the opposite correction.",
+            lambda r: (r - r.mean()) * (len(r) - 1) / len(r),
+        ),
+        "not_divided": (
+            "Your result is n − 1 times the expected one: the last division is "
+            "missing.",
+            lambda r: len(r) * r - r.sum(),
+        ),
+        "sum_of_all": (
+            "You subtract the sum of all rewards; subtract a mean, without the "
+            "sample's own reward.",
+            lambda r: r - r.sum(),
+        ),
+        "another_count": (
+            "You divide the sum of the others by a number that is not their count.",
+            lambda r: r - (r.sum() - r) / (len(r) + 1),
+            *(lambda r, n=n: r - (r.sum() - r) / n for n in (2, 3, 4, 5)),
+        ),
+        "rounded_down": (
+            "Your baselines are whole numbers: // drops the fraction of the mean.",
+            lambda r: r - (r.sum() - r) // (len(r) - 1),
+        ),
+        "divided_by_the_baseline": (
+            "You divide each reward by its baseline; subtract the baseline.",
+            lambda r: r * (len(r) - 1) / (r.sum() - r),
+        ),
+        "best_or_worst": (
+            "Your baseline is the largest or smallest of the other rewards; use their "
+            "mean.",
+            _baselines(_others, torch.max),
+            _baselines(_others, torch.min),
+        ),
+        "median": (
+            "Your baseline is a median of the others; use their mean.",
+            _baselines(_others, torch.median),
+            _baselines(_others, lambda x: x.quantile(0.5)),
+        ),
+        "earlier_only": (
+            "Your baselines use only the samples before each sample. All others count, "
+            "before and after.",
+            _baselines(lambda i, r: slice(i)),
+            _baselines(lambda i, r: slice(i), empty=torch.nan),
+        ),
+        "later_only": (
+            "Your baselines use only the samples after each sample. All others count, "
+            "before and after.",
+            _baselines(lambda i, r: slice(i + 1, None)),
+            _baselines(lambda i, r: slice(i + 1, None), empty=torch.nan),
+        ),
+        "running_mean": (
+            "Your baseline is a running mean, which includes the sample's own reward.",
+            lambda r: r - r.cumsum(0) / torch.arange(1, len(r) + 1),
+        ),
+        "neighbor": (
+            "Your baseline is one neighbor's reward; use the mean of all others.",
+            lambda r: r - r.roll(1),
+            lambda r: r - r.roll(-1),
+        ),
+        "another_left_out": (
+            "You leave out a neighbor's reward, and the sample's own reward stays in "
+            "its baseline.",
+            lambda r: r - (r.sum() - r.roll(-1)) / (len(r) - 1),
+            lambda r: r - (r.sum() - r.roll(1)) / (len(r) - 1),
+        ),
+        "same_left_out": (
+            "Your baseline is the same for all samples and leaves out only the first "
+            "or last reward. Each sample leaves out its own.",
+            lambda r: r - r[1:].mean(),
+            lambda r: r - r[:-1].mean(),
+        ),
+        "one_sample_for_all": (
+            "You subtract the same sample's reward from all rewards; use the mean of "
+            "the others.",
+            lambda r: r - r[0],
+            lambda r: r - r[-1],
+            lambda r: r - r.max(),
+            lambda r: r - r.min(),
+        ),
+        "two_left_out": (
+            "You leave out two samples: the sample and a neighbor. Leave out only the "
+            "sample.",
+            *(
+                _baselines(
+                    lambda i, r, j=j: (
+                        (torch.arange(len(r)) != i) & (torch.arange(len(r)) != i + j)
+                    ),
+                    empty=empty,
+                )
+                for j in (1, -1)
+                for empty in (0.0, torch.nan)
+            ),
+        ),
+        "equal_left_out": (
+            "You leave out all rewards equal to the sample's. Compare positions, not "
+            "values: other samples with the same reward count.",
+            *(
+                _baselines(lambda i, r: r != r[i], empty=empty)
+                for empty in (0.0, torch.nan)
+            ),
+            lambda r: torch.stack(
+                [x - r[r != x].mean() if (r != x).any() else 0 * x for x in r]
+            ),
+        ),
+        "overwritten": (
+            "You overwrite rewards in the loop, so later baselines contain results "
+            "instead of rewards. Write to another tensor.",
+            lambda r: _in_place(r.clone()),
+        ),
+    },
+)
 
 
 @leave_one_out.alternative
@@ -119,97 +280,221 @@ def _backwards(deltas, discount):
     return sums
 
 
-@gae.mistake
-def forgot_the_next_value(rewards, values, gamma, lam):
-    """Your δ lacks γ·V of the next token: without this term every token loses the value
-    of the tokens that follow.
-    """
-    advantages, running = torch.zeros_like(rewards), 0.0
-    for t in reversed(range(len(rewards))):
-        running = rewards[t] - values[t] + gamma * lam * running
-        advantages[t] = running
-    return advantages
+def _next(x):
+    return torch.cat([x[1:], x.new_zeros(1)])
 
 
-@gae.mistake
-def lambda_without_gamma(rewards, values, gamma, lam):
-    """A_{t+1} is discounted by γ·λ, not only by λ. With γ = 1, the default, the mistake
-    has no effect.
-    """
-    advantages, running, following = torch.zeros_like(rewards), 0.0, 0.0
-    for t in reversed(range(len(rewards))):
-        running = rewards[t] + gamma * following - values[t] + lam * running
-        advantages[t], following = running, values[t]
-    return advantages
+def _delta(rewards, values, gamma):
+    return rewards + gamma * _next(values) - values
 
 
-@gae.mistake
-def one_step_only(rewards, values, gamma, lam):
-    """You return the δ: these look one step ahead, as if λ were 0."""
-    following = torch.cat([values[1:], values.new_zeros(1)])
-    return rewards + gamma * following - values
+def _with_delta(delta):
+    """Return a mistake that uses another δ of rewards, values, γ, λ."""
+    return lambda *given: _backwards(delta(*given), given[2] * given[3])
 
 
-@gae.mistake
-def bootstraps_at_the_end(rewards, values, gamma, lam):
-    """After the last token you continue with the last value. The response is over: the
-    value is 0.
-    """
-    advantages, running, following = torch.zeros_like(rewards), 0.0, values[-1]
-    for t in reversed(range(len(rewards))):
-        running = rewards[t] + gamma * following - values[t] + gamma * lam * running
-        advantages[t], following = running, values[t]
-    return advantages
+def _with_discount(discount):
+    """Return a mistake that discounts A_{t+1} by another function of γ and λ."""
+    return lambda r, v, *given: _backwards(_delta(r, v, given[0]), discount(*given))
 
 
-@gae.mistake
-def gamma_missing_at_the_value(rewards, values, gamma, lam):
-    """Your δ lacks the γ of the next value. With γ = 1 the mistake has no effect."""
-    deltas = rewards + torch.cat([values[1:], values.new_zeros(1)]) - values
-    return _backwards(deltas, gamma * lam)
+def _changed(change):
+    """Return a mistake that changes the right advantages A: change(A, V, γ, λ)."""
+    return lambda r, v, *given: change(gae.solution(r, v, *given), v, *given)
 
 
-@gae.mistake
-def gamma_for_gamma_lambda(rewards, values, gamma, lam):
-    """A_{t+1} is discounted by γ·λ, not only by γ: your code works as if λ were 1."""
-    deltas = rewards + gamma * torch.cat([values[1:], values.new_zeros(1)]) - values
-    return _backwards(deltas, gamma)
+def _set(x, i, value):
+    x = x.clone()
+    x[i] = value
+    return x
 
 
-@gae.mistake
-def returns(rewards, values, gamma, lam):
-    """You return returns: you do not subtract the token's own value, or you add it
-    again at the end.
-    """
-    deltas = rewards + gamma * torch.cat([values[1:], values.new_zeros(1)]) - values
-    return _backwards(deltas, gamma * lam) + values
+def _weights_from_the_start(r, v, gamma, lam):
+    weights = (gamma * lam) ** torch.arange(len(r))
+    return (weights * _delta(r, v, gamma)).flip(0).cumsum(0).flip(0)
 
 
-@gae.mistake
-def previous_value(rewards, values, gamma, lam):
-    """You use the value of the *previous* token; δ uses the value of the next one."""
-    before = torch.cat([values.new_zeros(1), values[:-1]])
-    return _backwards(rewards + gamma * before - values, gamma * lam)
+def _without_the_last_delta(r, v, gamma, lam):
+    delta = _delta(r, v, gamma)
+    return _set(_backwards(_set(delta, -1, 0.0), gamma * lam), -1, delta[-1])
 
 
-@gae.mistake
-def values_of_the_loop_order(rewards, values, gamma, lam):
-    """The advantages are right, but in the order of your loop: reverse them."""
-    deltas = rewards + gamma * torch.cat([values[1:], values.new_zeros(1)]) - values
-    return _backwards(deltas, gamma * lam).flip(0)
+def _lambda_twice(r, v, gamma, lam):
+    delta = r + lam * _next(v) - v
+    return _backwards(delta, gamma)
 
 
-@gae.mistake
-def forwards(rewards, values, gamma, lam):
-    """You loop from the first token to the last. An advantage depends on the tokens
-    that *follow*, so loop from the last to the first.
-    """
-    deltas = rewards + gamma * torch.cat([values[1:], values.new_zeros(1)]) - values
-    advantages, running = torch.zeros_like(rewards), 0.0
-    for t in range(len(rewards)):
-        running = deltas[t] + gamma * lam * running
-        advantages[t] = running
-    return advantages
+_more(
+    gae,
+    {
+        "forgot_the_next_value": (
+            "Your δ lacks γ·V of the next token: without this term every token loses "
+            "the value of the tokens that follow.",
+            _with_delta(lambda r, v, gamma, lam: r - v),
+        ),
+        "lambda_without_gamma": (
+            "A_{t+1} is discounted by γ·λ, not only by λ. With γ = 1, the default, the "
+            "mistake has no effect.",
+            _with_discount(lambda gamma, lam: lam),
+        ),
+        "gamma_for_gamma_lambda": (
+            "A_{t+1} is discounted by γ·λ, not only by γ: your code works as if λ were "
+            "1.",
+            _with_discount(lambda gamma, lam: gamma),
+        ),
+        "not_discounted": (
+            "You add A_{t+1} without a discount; multiply it by γ·λ.",
+            _with_discount(lambda gamma, lam: 1.0),
+        ),
+        "one_step_only": (
+            "You return the δ: these look one step ahead, as if λ were 0.",
+            lambda r, v, gamma, lam: _delta(r, v, gamma),
+        ),
+        "bootstraps_at_the_end": (
+            "After the last token you continue with the last value. The response is "
+            "over: the value is 0.",
+            _with_delta(
+                lambda r, v, gamma, lam: r + gamma * torch.cat([v[1:], v[-1:]]) - v
+            ),
+        ),
+        "wraps_around": (
+            "After the last token you continue with the value of the first token, as "
+            "roll does. The response is over: the value is 0.",
+            _with_delta(lambda r, v, gamma, lam: r + gamma * v.roll(-1) - v),
+        ),
+        "gamma_missing_at_the_value": (
+            "Your δ lacks the γ of the next value. With γ = 1 the mistake has no "
+            "effect.",
+            _with_delta(lambda r, v, gamma, lam: r + _next(v) - v),
+        ),
+        "lambda_at_the_value": (
+            "λ is in your δ. It only weights A_{t+1}; the next value has γ.",
+            _with_delta(lambda r, v, gamma, lam: r + gamma * lam * _next(v) - v),
+            _lambda_twice,
+        ),
+        "discounted_reward": (
+            "You discount the token's own reward. In δ only the next value has a γ.",
+            _with_delta(lambda r, v, gamma, lam: gamma * (r + _next(v)) - v),
+        ),
+        "own_value_discounted": (
+            "γ is at the token's own value. In δ only the next value has a γ.",
+            _with_delta(lambda r, v, gamma, lam: r + gamma * (_next(v) - v)),
+            _with_delta(lambda r, v, gamma, lam: r + _next(v) - gamma * v),
+        ),
+        "own_value_missing": (
+            "Your δ does not subtract the token's own value.",
+            _with_delta(lambda r, v, gamma, lam: r + gamma * _next(v)),
+        ),
+        "own_value_added": (
+            "Your δ adds the token's own value; subtract it.",
+            _with_delta(lambda r, v, gamma, lam: r + gamma * _next(v) + v),
+        ),
+        "next_value_subtracted": (
+            "Your δ subtracts the next value; add it.",
+            _with_delta(lambda r, v, gamma, lam: r - gamma * _next(v) - v),
+        ),
+        "values_mixed_up": (
+            "Your two values are exchanged: δ adds the value of the next token and "
+            "subtracts the token's own.",
+            _with_delta(lambda r, v, gamma, lam: r + gamma * v - _next(v)),
+            _with_delta(lambda r, v, gamma, lam: r + v - gamma * _next(v)),
+        ),
+        "own_value_twice": (
+            "Both values in your δ are the token's own. One is the value of the next "
+            "token.",
+            _with_delta(lambda r, v, gamma, lam: r + gamma * v - v),
+        ),
+        "previous_value": (
+            "You use the value of the *previous* token; δ uses the value of the next "
+            "one.",
+            _with_delta(
+                lambda r, v, gamma, lam: r + gamma * _next(v.flip(0)).flip(0) - v
+            ),
+            _with_delta(
+                lambda r, v, gamma, lam: r + gamma * v - _next(v.flip(0)).flip(0)
+            ),
+        ),
+        "next_reward": (
+            "Your δ uses the reward of the next token; use the token's own reward.",
+            _with_delta(lambda r, v, gamma, lam: _delta(_next(r), v, gamma)),
+        ),
+        "last_value_not_subtracted": (
+            "The δ of your last token is only its reward. Subtract its own value as "
+            "well; only the *next* value is 0.",
+            _with_delta(lambda r, v, gamma, lam: _set(_delta(r, v, gamma), -1, r[-1])),
+        ),
+        "last_skipped": (
+            "Your last advantage is 0, and the last δ reaches no earlier token: your "
+            "code skips the last token.",
+            _with_delta(lambda r, v, gamma, lam: _set(_delta(r, v, gamma), -1, 0.0)),
+        ),
+        "last_delta_not_passed_on": (
+            "Your last advantage is right, but the last δ reaches no earlier token.",
+            _without_the_last_delta,
+        ),
+        "first_skipped": (
+            "Your first advantage is always 0: your code skips the first token.",
+            _changed(lambda a, v, gamma, lam: _set(a, 0, 0.0)),
+        ),
+        "two_steps": (
+            "Each of your advantages has two δ: you pass on δ_{t+1} instead of "
+            "A_{t+1}.",
+            lambda r, v, gamma, lam: (
+                _delta(r, v, gamma) + gamma * lam * _next(_delta(r, v, gamma))
+            ),
+        ),
+        "discounted_once_more": (
+            "Your result is γ·λ times the expected one: do not discount δ_t, only "
+            "A_{t+1}.",
+            _changed(lambda a, v, gamma, lam: gamma * lam * a),
+        ),
+        "one_minus_lambda": (
+            "Your result is 1 − λ times the expected one: δ_t has no such weight.",
+            _changed(lambda a, v, gamma, lam: (1 - lam) * a),
+        ),
+        "weights_from_the_start": (
+            "You weight each δ by its distance from the start of the response; A_t "
+            "needs its distance from t.",
+            _weights_from_the_start,
+        ),
+        "returns": (
+            "You return returns: you do not subtract the token's own value, or you add "
+            "it again at the end.",
+            _changed(lambda a, v, gamma, lam: a + v),
+        ),
+        "own_value_subtracted_again": (
+            "You subtract the token's own value twice: δ already contains it.",
+            _changed(lambda a, v, gamma, lam: a - v),
+        ),
+        "rewards_to_go": (
+            "You return discounted sums of rewards. An advantage also uses the values "
+            "and λ.",
+            lambda r, v, gamma, lam: _backwards(r, gamma),
+        ),
+        "targets": (
+            "You return one-step targets for the values: the own value is not "
+            "subtracted, and later advantages are missing.",
+            lambda r, v, gamma, lam: r + gamma * _next(v),
+        ),
+        "whitened": (
+            "You also whiten the advantages (mean 0, standard deviation 1); the "
+            "exercise does not ask for it.",
+            _changed(lambda a, *_: (a - a.mean()) / (a.std() + 1e-8)),
+            _changed(lambda a, *_: (a - a.mean()) / (a.std(correction=0) + 1e-8)),
+        ),
+        "values_of_the_loop_order": (
+            "The advantages are right, but in the order of your loop: reverse them.",
+            _changed(lambda a, *_: a.flip(0)),
+        ),
+        "forwards": (
+            "You loop from the first token to the last. An advantage depends on the "
+            "tokens that *follow*, so loop from the last to the first.",
+            lambda r, v, gamma, lam: _backwards(
+                _delta(r, v, gamma).flip(0), gamma * lam
+            ).flip(0),
+        ),
+    },
+)
 
 
 @gae.alternative
@@ -251,70 +536,206 @@ def _(generator):
     return logprobs, ref_logprobs
 
 
-@kl_estimates.mistake
-def ratio_upside_down(logprobs, ref_logprobs):
-    """Your ratio is inverted. Samples come from the policy, so u is reference over
-    policy; your ratio estimates the other KL, with samples from the wrong model.
-    """
-    log_ratio = logprobs - ref_logprobs
-    return -log_ratio, log_ratio**2 / 2, log_ratio.exp() - 1 - log_ratio
+def _one_wrong(i, change):
+    """Return a mistake with only estimate i wrong: change(k1, u, π, π_ref)."""
+
+    def wrong(logprobs, ref_logprobs):
+        found, k1 = (
+            list(with_expm1(logprobs, ref_logprobs)),
+            logprobs - ref_logprobs,
+        )
+        found[i] = change(k1, (-k1).exp(), logprobs.exp(), ref_logprobs.exp())
+        return tuple(found)
+
+    return wrong
 
 
-@kl_estimates.mistake
-def k3_with_the_wrong_sign(logprobs, ref_logprobs):
-    """One part of your k3 has the wrong sign: k3 is k1 plus a term with mean 0."""
-    log_ratio = ref_logprobs - logprobs
-    return -log_ratio, log_ratio**2 / 2, log_ratio.exp() - 1 + log_ratio
+def _of_difference(difference):
+    """Return a mistake that uses difference(log π, log π_ref) as k1 everywhere."""
+    return lambda *given: with_expm1(difference(*given), 0 * given[0])
 
 
-@kl_estimates.mistake
-def k2_without_the_half(logprobs, ref_logprobs):
-    """Your k2 lacks its ½: it is twice the KL even for tiny differences."""
-    log_ratio = ref_logprobs - logprobs
-    return -log_ratio, log_ratio**2, log_ratio.exp() - 1 - log_ratio
+def _weighted(weight):
+    return lambda *given: tuple(weight(*given) * x for x in with_expm1(*given))
 
 
-@kl_estimates.mistake
-def k3_without_minus_one(logprobs, ref_logprobs):
-    """Your k3 lacks its −1: k3 must be 0 where both models agree."""
-    log_ratio = ref_logprobs - logprobs
-    return -log_ratio, log_ratio**2 / 2, log_ratio.exp() - log_ratio
+def _sign_inherited(logprobs, ref_logprobs):
+    k1, k2, k3 = with_expm1(logprobs, ref_logprobs)
+    return -k1, k2, k3 - 2 * k1
 
 
-@kl_estimates.mistake
-def k3_without_k1(logprobs, ref_logprobs):
-    """Your k3 is only the term with mean 0; add k1 to it."""
-    log_ratio = ref_logprobs - logprobs
-    return -log_ratio, log_ratio**2 / 2, log_ratio.exp() - 1
+def _bits(logprobs, ref_logprobs):
+    k1, _, k3 = with_expm1(logprobs, ref_logprobs)
+    bits = k1 / torch.tensor(2.0).log()
+    return bits, bits**2 / 2, k3 - k1 + bits
 
 
-@kl_estimates.mistake
-def k3_of_the_other_ratio(logprobs, ref_logprobs):
-    """Your k3 inverts the ratio: u is reference over policy in k3 as well."""
-    k1 = logprobs - ref_logprobs
-    return k1, k1**2 / 2, k1.exp() - 1 - k1
-
-
-@kl_estimates.mistake
-def k1_with_the_wrong_sign(logprobs, ref_logprobs):
-    """Your k1 has the wrong sign: its mean must be positive for samples from the
-    policy.
-    """
-    k1 = logprobs - ref_logprobs
-    return -k1, k1**2 / 2, torch.expm1(-k1) + k1
-
-
-@kl_estimates.mistake
-def k2_is_absolute(logprobs, ref_logprobs):
-    """Your k2 is not squared."""
-    k1 = logprobs - ref_logprobs
-    return k1, k1.abs() / 2, torch.expm1(-k1) + k1
-
-
-@kl_estimates.mistake
-def means(logprobs, ref_logprobs):
-    """You return means over the samples; return one estimate per sample."""
-    return tuple(x.mean() for x in with_expm1(logprobs, ref_logprobs))
+_more(
+    kl_estimates,
+    {
+        "ratio_upside_down": (
+            "Your ratio is inverted. Samples come from the policy, so u is reference "
+            "over policy; with samples from the policy, your ratio estimates no KL.",
+            _of_difference(lambda p, q: q - p),
+        ),
+        "order": (
+            "Your estimates are right but in another order: return k1, k2, k3.",
+            *(
+                lambda *given, order=order: tuple(with_expm1(*given)[i] for i in order)
+                for order in ((0, 2, 1), (1, 0, 2), (2, 1, 0), (1, 2, 0), (2, 0, 1))
+            ),
+        ),
+        "k3_with_the_wrong_sign": (
+            "One part of your k3 has the wrong sign: k3 is k1 plus a term with mean 0.",
+            _one_wrong(2, lambda k1, u, p, q: u - 1 - k1),
+            _one_wrong(2, lambda k1, u, p, q: k1 - (u - 1)),
+            _one_wrong(2, lambda k1, u, p, q: 1 - u - k1),
+        ),
+        "k3_without_minus_one": (
+            "Your k3 lacks its −1: k3 must be 0 where both models agree.",
+            _one_wrong(2, lambda k1, u, p, q: u + k1),
+        ),
+        "k3_with_plus_one": (
+            "Your k3 is 2 where both models agree, but it must be 0: one sign is "
+            "wrong.",
+            _one_wrong(2, lambda k1, u, p, q: u + k1 + 1),
+        ),
+        "k3_without_k1": (
+            "Your k3 is only the term with mean 0; add k1 to it.",
+            _one_wrong(2, lambda k1, u, p, q: u - 1),
+        ),
+        "k3_without_exp": (
+            "Your k3 is constant: the term with mean 0 uses u, not log u.",
+            _one_wrong(2, lambda k1, u, p, q: 0 * k1 - 1),
+            _one_wrong(2, lambda k1, u, p, q: 0 * k1),
+        ),
+        "k3_of_the_other_ratio": (
+            "Your k3 inverts the ratio: u is reference over policy in k3 as well.",
+            _one_wrong(2, lambda k1, u, p, q: 1 / u - 1 - k1),
+            _one_wrong(2, lambda k1, u, p, q: 1 / u - 1 + k1),
+        ),
+        "k3_for_the_other_kl": (
+            "Your k3 estimates the other KL: k1 in it is multiplied by a ratio.",
+            _one_wrong(2, lambda k1, u, p, q: 1 - u - u * k1),
+            _one_wrong(2, lambda k1, u, p, q: -u * k1),
+        ),
+        "k3_cut_off": (
+            "You make k3 positive by cutting or folding k1 at 0. This makes k3 biased; "
+            "add a term with mean 0 instead.",
+            _one_wrong(2, lambda k1, u, p, q: k1.clamp(min=0)),
+            _one_wrong(2, lambda k1, u, p, q: k1.abs()),
+        ),
+        "k3_as_a_series": (
+            "Your k3 is a series that stops after a few terms: it is right only for "
+            "small differences.",
+            _one_wrong(2, lambda k1, u, p, q: k1**2 / 2),
+            _one_wrong(2, lambda k1, u, p, q: k1**2 / 2 - k1**3 / 6),
+        ),
+        "k3_clipped": (
+            "You clip the log-ratio in k3. Do not clip: large differences count in "
+            "full.",
+            *(
+                _one_wrong(
+                    2,
+                    lambda k1, u, p, q, c=c: (
+                        k1.clamp(-c, c).neg().expm1() + k1.clamp(-c, c)
+                    ),
+                )
+                for c in (0.2, 1.0)
+            ),
+        ),
+        "k3_centered": (
+            "Your k3 uses the average u of these samples. Its expected value is known: "
+            "use this number.",
+            _one_wrong(2, lambda k1, u, p, q: k1 + u - u.mean()),
+        ),
+        "k3_with_a_difference": (
+            "Your k3 uses a difference of probabilities; u is their ratio.",
+            _one_wrong(2, lambda k1, u, p, q: k1 + q - p),
+            _one_wrong(2, lambda k1, u, p, q: k1 + q - p - 1),
+        ),
+        "k3_with_a_ratio_of_logarithms": (
+            "Your k3 divides log-probabilities; u is the ratio of the probabilities.",
+            _one_wrong(2, lambda k1, u, p, q: k1 + q.log() / p.log() - 1),
+        ),
+        "k2_without_the_half": (
+            "Your k2 lacks its ½: it is twice the KL even for tiny differences.",
+            _one_wrong(1, lambda k1, u, p, q: k1**2),
+        ),
+        "k2_halved_first": (
+            "Your k2 is a quarter of the square of k1: square first, then halve.",
+            _one_wrong(1, lambda k1, u, p, q: k1**2 / 4),
+        ),
+        "k2_is_absolute": (
+            "Your k2 is not squared.",
+            _one_wrong(1, lambda k1, u, p, q: k1.abs() / 2),
+            _one_wrong(1, lambda k1, u, p, q: k1 / 2),
+            _one_wrong(1, lambda k1, u, p, q: -k1 / 2),
+        ),
+        "k2_negative": (
+            "Your k2 has the wrong sign: half a square is never negative.",
+            _one_wrong(1, lambda k1, u, p, q: -(k1**2) / 2),
+        ),
+        "k2_of_ratios": (
+            "Your k2 squares u or u − 1; square the logarithm of u.",
+            _one_wrong(1, lambda k1, u, p, q: (u - 1) ** 2 / 2),
+            _one_wrong(1, lambda k1, u, p, q: (1 / u - 1) ** 2 / 2),
+            _one_wrong(1, lambda k1, u, p, q: u**2 / 2),
+        ),
+        "k1_with_the_wrong_sign": (
+            "Your k1 has the wrong sign: its mean must be positive for samples from "
+            "the policy.",
+            _one_wrong(0, lambda k1, u, p, q: -k1),
+        ),
+        "sign_inherited": (
+            "Your k1 has the wrong sign, and k3 inherits it: the mean of k1 must be "
+            "positive for samples from the policy.",
+            _sign_inherited,
+        ),
+        "k1_of_ratios": (
+            "Your k1 is a ratio: its logarithm is missing.",
+            _one_wrong(0, lambda k1, u, p, q: u),
+            _one_wrong(0, lambda k1, u, p, q: 1 / u),
+        ),
+        "k1_of_probabilities": (
+            "Your k1 is a difference of probabilities; use the log-probabilities.",
+            _one_wrong(0, lambda k1, u, p, q: p - q),
+        ),
+        "differences_of_probabilities": (
+            "Your estimates are built from differences of probabilities; use the "
+            "log-probabilities.",
+            _of_difference(lambda p, q: p.exp() - q.exp()),
+        ),
+        "ratios_of_logarithms": (
+            "You divide log-probabilities: the log of a ratio is a difference.",
+            _of_difference(lambda p, q: p / q),
+            _of_difference(lambda p, q: (p / q).log()),
+        ),
+        "weighted": (
+            "You weight samples by a probability. They are samples from the policy, so "
+            "likely ones already occur more often.",
+            _weighted(lambda p, q: p.exp()),
+            _weighted(lambda p, q: q.exp()),
+            _weighted(lambda p, q: p.softmax(0)),
+            _one_wrong(0, lambda k1, u, p, q: p * k1),
+        ),
+        "weighted_by_the_ratio": (
+            "You weight samples by a ratio of the models. They already come from the "
+            "policy: use them unweighted.",
+            _weighted(lambda p, q: (q - p).exp()),
+            _weighted(lambda p, q: (p - q).exp()),
+        ),
+        "in_bits": (
+            "Your k1 is in bits (logarithms to base 2); use natural logarithms.",
+            _bits,
+            _one_wrong(0, lambda k1, u, p, q: k1 / torch.tensor(2.0).log()),
+        ),
+        "means": (
+            "You return means over the samples; return one estimate per sample.",
+            lambda *given: tuple(x.mean() for x in with_expm1(*given)),
+        ),
+    },
+)
 
 
 @kl_estimates.alternative
@@ -406,6 +827,160 @@ def sum_subtracted(ref_logprobs, rewards, beta):
 def reference_as_a_probability(ref_logprobs, rewards, beta):
     """You add the reference's probability to the reward: add its logarithm instead."""
     return (ref_logprobs.exp() + rewards / beta).log_softmax(0)
+
+
+def _logits(*given):
+    """Return mistakes that normalize other logits of log π_ref, r and β."""
+    return [lambda *x, f=f: f(*x).log_softmax(0) for f in given]
+
+
+def _constants(*given):
+    """Return mistakes that subtract other constants of the logits, r / β and N."""
+
+    def subtract(constant, ref, r, beta):
+        logits = ref + r / beta
+        return logits - constant(logits, r / beta, torch.tensor(float(len(r))))
+
+    return [functools.partial(subtract, constant) for constant in given]
+
+
+def _best_only(ref_logprobs, rewards, beta):
+    return torch.where(rewards == rewards.max(), 0.0, -torch.inf)
+
+
+_SMALL = (1e-6, 1e-8, 1e-9, 1e-10, 1e-12, 1e-20, 1e-30, 2.0**-126, 2.0**-1022, 1e-300)
+_more(
+    optimum,
+    {
+        "constant_without_the_reference": (
+            "Your constant comes from the rewards only; the reference belongs in it, "
+            "so that the probabilities sum to 1.",
+            *_constants(
+                lambda x, r, n: r.logsumexp(0), lambda x, r, n: r.logsumexp(0) - n.log()
+            ),
+        ),
+        "mean_in_the_constant": (
+            "Your probabilities sum to N: the constant needs a sum over responses, not "
+            "a mean.",
+            *_constants(lambda x, r, n: x.logsumexp(0) - n.log()),
+        ),
+        "maximum_subtracted": (
+            "You subtract the maximum: your largest probability is 1. Your "
+            "probabilities must sum to 1.",
+            *_constants(lambda x, r, n: x.max()),
+        ),
+        "constant_added": (
+            "You add the constant; subtract it, so that the probabilities sum to 1.",
+            *_constants(lambda x, r, n: -x.logsumexp(0)),
+        ),
+        "weights": (
+            "You return weights: normalize them, and return logarithms.",
+            lambda ref, r, beta: (ref + r / beta).exp(),
+        ),
+        "multiplied_by_beta": (
+            "β multiplies the reference in your code. The reference keeps its weight; "
+            "β scales only the reward.",
+            *_logits(
+                lambda ref, r, beta: beta * ref + r,
+                lambda ref, r, beta: beta * (ref + r),
+                lambda ref, r, beta: beta * ref + r / beta,
+            ),
+        ),
+        "one_minus_beta": (
+            "You mix reference and reward with weights β and 1 − β. Only the reward "
+            "has a factor.",
+            *_logits(
+                lambda ref, r, beta: beta * ref + (1 - beta) * r,
+                lambda ref, r, beta: (1 - beta) * ref + beta * r,
+            ),
+        ),
+        "multiplied_logarithms": (
+            "You multiply the reference's logarithms by the reward's factor. A product "
+            "of probabilities is a sum of logarithms.",
+            *_logits(
+                lambda ref, r, beta: ref * r / beta,
+                lambda ref, r, beta: ref * (r / beta).exp(),
+            ),
+            lambda ref, r, beta: (
+                ref * (r / beta).exp() / (ref * (r / beta).exp()).sum()
+            ).log(),
+        ),
+        "exp_of_the_reward_added": (
+            "You add exp(r / β) to the logarithms; add the logarithm of this factor.",
+            *_logits(lambda ref, r, beta: ref + (r / beta).exp()),
+        ),
+        "rewards_standardized": (
+            "You divide the rewards by their standard deviation; use them unchanged, "
+            "because β sets their scale.",
+            *_logits(
+                lambda ref, r, beta: ref + r / r.std() / beta,
+                lambda ref, r, beta: ref + r / r.std(correction=0) / beta,
+            ),
+        ),
+        "rewards_rescaled": (
+            "You divide the rewards by their range or largest value; use them "
+            "unchanged.",
+            *_logits(
+                lambda ref, r, beta: ref + r / (r.max() - r.min()) / beta,
+                lambda ref, r, beta: ref + r / r.abs().max() / beta,
+                lambda ref, r, beta: ref + r / r.max() / beta,
+            ),
+        ),
+        "beta_changed": (
+            "You replace a tiny β by a larger number. Use β unchanged: logarithms do "
+            "not overflow.",
+            *_logits(
+                *(
+                    lambda ref, r, beta, low=low: ref + r / max(beta, low)
+                    for low in (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
+                ),
+                *(
+                    lambda ref, r, beta, small=small: ref + r / (beta + small)
+                    for small in (1e-6, 1e-5, 1e-4, 1e-3)
+                ),
+            ),
+        ),
+        "clipped": (
+            "You limit r / β against overflow, which changes the result when β is "
+            "tiny. Logarithms do not overflow.",
+            *_logits(
+                *(
+                    lambda ref, r, beta, c=c, low=low: ref + (r / beta).clamp(low, c)
+                    for c in (
+                        1.0,
+                        5.0,
+                        10.0,
+                        20.0,
+                        30.0,
+                        50.0,
+                        80.0,
+                        88.0,
+                        100.0,
+                        700.0,
+                    )
+                    for low in (-c, -torch.inf)
+                ),
+            ),
+        ),
+        "underflow_hidden": (
+            "You add a small number to the probabilities, or bound them from below. "
+            "When β is tiny this hides that they are 0; use logarithms throughout.",
+            *(
+                lambda *x, small=small: (optimum.solution(*x).exp() + small).log()
+                for small in _SMALL[:8]
+            ),
+            *(
+                lambda *x, small=small: optimum.solution(*x).exp().clamp(small).log()
+                for small in _SMALL
+            ),
+        ),
+        "best_only": (
+            "Your policy writes only the response with the largest reward, whatever β "
+            "is.",
+            _best_only,
+        ),
+    },
+)
 
 
 @optimum.alternative

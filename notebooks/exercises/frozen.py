@@ -64,7 +64,7 @@ class Recorded:
         self.results = [Result(*decode(result)) for result in results]
 
     def result(self, arguments: tuple) -> Result:
-        """Return the result at frozen inputs; raise LookupError at any others."""
+        """Return the result at frozen inputs; raise LookupError at all other inputs."""
         for case, result in zip(self.cases, self.results):
             if all(alike(case[i], arguments[i]) for i in self.matters):
                 return result
@@ -110,7 +110,7 @@ def check(answer: Callable) -> None:
     name = getattr(answer, "__name__", None)
     known = {key: made for found in records().values() for key, made in found.items()}
     if name not in known:
-        print(f"✘ {answer!r} is not an exercise's function. Pass one to check().")
+        print(f"✘ {answer!r} is unknown. Pass an exercise's function to check().")
         return
     said, _ = examine(Frozen(known[name]), lambda: answer)
     print(f"✘ {name}: {said}" if said else f"✔ {name} is right on the frozen inputs.")

@@ -1,4 +1,4 @@
-"""Gold for practice 3: whether a text praises the acting in natural words."""
+"""Compute gold for exercise 3: does a text praise the acting in natural words?"""
 
 import re
 from collections import Counter
@@ -20,7 +20,7 @@ SMALL = set(
 
 
 def gold(text: str) -> float:
-    """Return 1.0 for a text that grants the wish, else 0.0."""
+    """Return 1.0 for a text that fulfills the wish, else 0.0."""
     return float(_is_natural(text) and any(map(_praises, re.split(r"[.!?]", text))))
 
 

@@ -27,7 +27,7 @@ def make_batch(seed: int) -> SimpleNamespace:
     queries = [torch.randint(EOS, (2 + i % 4,)) for i in range(6)]
     responses = [torch.randint(EOS, (3 + 3 * i % 5,)) for i in range(6)]
     for response in responses[::2]:
-        response[-1] = EOS  # a sampled EOS counts
+        response[-1] = EOS  # a sampled EOS belongs to the response
     q, r = (max(map(len, rows)) for rows in (queries, responses))
     b = SimpleNamespace(queries=queries, responses=responses, pad=EOS, beta=0.4)
     b.ids = torch.full((6, q + r), EOS)
@@ -43,7 +43,7 @@ def make_batch(seed: int) -> SimpleNamespace:
 def by_trainer(b: SimpleNamespace, ratio: float) -> SimpleNamespace:
     """Return the trainer's stats and weights; set b.config for KL / target = ratio."""
     kl = train(b, target=1.0)[0]["objective/kl"]
-    if kl < 0:  # swap both, so that KL is positive
+    if kl < 0:  # swap the two, so that KL is positive
         b.network, b.reference = b.reference, b.network
     stats, weights = train(b, target=abs(kl) / ratio)
     return SimpleNamespace(stats=stats, weights=weights)
@@ -53,7 +53,7 @@ def train(b: SimpleNamespace, target: float) -> tuple[dict, list[Tensor]]:
     """Take the trainer's step on copies; return its statistics and the new weights."""
     sizes = {"batch_size": 6, "mini_batch_size": 6, "ppo_epochs": 3, "vf_coef": 0.3}
     near = {"cliprange_value": 0.1, "init_kl_coef": b.beta, "horizon": 100}
-    near["accelerator_kwargs"] = {"cpu": True}  # where the student's step runs
+    near["accelerator_kwargs"] = {"cpu": True}  # the student's step also runs there
     b.config = PPOConfig(**sizes, **near, target=target)
     parts = copy.deepcopy((b.network, b.reference))
     tokenizer = SimpleNamespace(pad_token_id=EOS, eos_token_id=EOS)

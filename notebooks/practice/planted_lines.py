@@ -1,4 +1,4 @@
-"""The algorithm of scripts/ppo_minimal.py with one wrong line, by seed."""
+"""Plant one wrong line, chosen by seed, in the algorithm of scripts/ppo_minimal.py."""
 
 import ast
 import random
@@ -10,7 +10,7 @@ PARTS = (
     "collate masked_whiten gae policy_loss value_loss add_advantages loss_and_stats"
     " ppo_step next_kl_coef ActorCritic"
 ).split()
-MUTATIONS = [  # what a line has, and what it has when it is wrong
+MUTATIONS = [  # text of a right line, and the wrong text that replaces it
     ("values[:, 1:], (0, 1)", "values[:, :-1], (1, 0)"),
     ("gamma * lam * running", "gamma * running"),
     ("real = x[mask.bool()]", "real = x.flatten()"),
@@ -27,7 +27,7 @@ MUTATIONS = [  # what a line has, and what it has when it is wrong
 
 
 def clean_source(seed: int) -> str:
-    """Return the algorithm without comments, in an order of this seed."""
+    """Return the algorithm without comments, its functions in this seed's order."""
     nodes = {getattr(node, "name", ""): node for node in ast.parse(SOURCE).body}
     order = random.Random(seed).sample(PARTS, len(PARTS))
     start = "import numpy as np\nimport torch\nfrom torch import nn\n"
@@ -36,13 +36,13 @@ def clean_source(seed: int) -> str:
 
 
 def planted(seed: int) -> int:
-    """Return the number of the wrong line, from 1."""
+    """Return the number of the wrong line; the first line is 1."""
     pairs = zip(source(seed).splitlines(), clean_source(seed).splitlines())
     return next(i for i, (one, other) in enumerate(pairs, start=1) if one != other)
 
 
 def source(seed: int = 0) -> str:
-    """Return the algorithm with its wrong line."""
+    """Return the algorithm with the wrong line of this seed."""
     right, wrong = random.Random(f"line {seed}").choice(MUTATIONS)
     clean = clean_source(seed)
     assert clean.count(right) == 1, right
@@ -50,7 +50,7 @@ def source(seed: int = 0) -> str:
 
 
 def numbered(text: str) -> str:
-    """Return a source with the number of each line."""
+    """Return a source with a number before each line."""
     return "\n".join(
         f"{i:3} {line}" for i, line in enumerate(text.splitlines(), start=1)
     )

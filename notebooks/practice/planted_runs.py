@@ -19,9 +19,9 @@ FAULTS = {
     "critic_lost": "the value head is set to 0 and no longer trained",
     "huge_scores": "all scores are 30 times as large",
     "temperature": "responses are sampled at temperature 0.6",
-    "no_eos": "EOS cannot be sampled; the log-probabilities still contain it",
-    "moving_reference": "the reference is a copy of the policy, renewed at each step",
-    "stale_samples": "the samples are not renewed: every step repeats one batch",
+    "no_eos": "EOS cannot be sampled; the log-probabilities still include it",
+    "moving_reference": "the reference is a copy of the policy, updated at each step",
+    "stale_samples": "no new samples are drawn: every step repeats one batch",
     "healthy": "no fault",
 }
 
@@ -39,7 +39,7 @@ def make_run(seed: int, fault: str = "healthy", first: int = STEPS) -> pd.DataFr
                 "no_eos": {"suppress_tokens": [EOS]},
             }
             sampling = SAMPLING | more.get(on, {})
-            with warnings.catch_warnings(action="ignore"):  # it would name the fault
+            with warnings.catch_warnings(action="ignore"):  # they name the fault
                 responses = trainer.generate(queries, return_prompt=False, **sampling)
             scores = score(responses)
         _plant(trainer, on, step == first)
@@ -52,14 +52,14 @@ def make_run(seed: int, fault: str = "healthy", first: int = STEPS) -> pd.DataFr
 
 
 def _plain(stats: dict):
-    """Yield all statistics except seconds, which say nothing about training."""
+    """Yield all statistics except times, which show nothing about training."""
     for key, x in stats.items():
         if not key.startswith("time/"):
             yield key, x.numpy() if torch.is_tensor(x) else x
 
 
 def _plant(trainer, fault: str, is_first: bool) -> None:
-    """Change what the fault changes in the trainer."""
+    """Change the trainer's settings or weights as the fault requires."""
     if fault == "no_kl":
         trainer.kl_ctl.value = 0.0
     elif fault == "large_rate" and is_first:

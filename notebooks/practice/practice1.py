@@ -1,4 +1,4 @@
-"""Diagnose: six real runs of a tiny policy, most with a fault from some step on."""
+"""Check exercise 1, diagnose: six runs of a tiny policy, most of which have a fault."""
 
 import functools
 import random
@@ -36,7 +36,7 @@ def runs(seed: int = 0) -> dict[str, pd.DataFrame]:
 
 
 def _visible_run(seed: int, fault: str, first: int) -> pd.DataFrame:
-    """Return a run; its seed is drawn again until three statistics are witnesses."""
+    """Return a run; change its seed until at least three statistics are witnesses."""
     while True:
         run = make_run(seed, fault, first)
         if fault == "healthy" or sum(separates(run, key, first) for key in run) >= 3:
@@ -46,7 +46,7 @@ def _visible_run(seed: int, fault: str, first: int) -> pd.DataFrame:
 
 @functools.lru_cache(maxsize=1)
 def healthy_runs() -> list[pd.DataFrame]:
-    """Return healthy runs of the same policy, which healthy.csv contains."""
+    """Return the healthy runs of the same policy from healthy.csv."""
     table = pd.read_csv(HEALTHY, index_col=["run", "step"])
     return [run.droplevel("run") for _, run in table.groupby(level="run")]
 
@@ -70,30 +70,30 @@ def _witness_problem(run: pd.DataFrame, keys, first: int) -> str | None:
             return f"{key!r} is not a column of the table."
     for key in keys:
         if not separates(run, key, first):
-            return f"after the fault, {key} is in the healthy range too often."
+            return f"after the fault begins, {key} is too often in the healthy range."
     one, other = (run[key] - run[key].mean() for key in keys)
     if abs(one @ other) > 0.9999 * np.sqrt((one @ one) * (other @ other)):
-        return "the two witnesses are one statistic in other units. Name another one."
+        return "the two witnesses are one statistic in two units. Replace one of them."
     return None
 
 
 def _problem(run: pd.DataFrame, said, fault: str, first: int) -> str | None:
-    """Return the problem with what the student says about one run, or None."""
+    """Return the problem with the student's diagnosis of one run, or None."""
     if not isinstance(said, dict) or not {"fault", "first", "witnesses"} <= set(said):
         return "give a dict with the keys fault, first and witnesses."
     if said["fault"] not in FAULTS:
-        return f"{said['fault']!r} is not a fault of the list: {', '.join(FAULTS)}."
+        return f"{said['fault']!r} is not in the list of faults: {', '.join(FAULTS)}."
     if said["fault"] != fault:
-        return "the fault is another one."
+        return "this run has another fault."
     if fault == "healthy":
         return None
     if not isinstance(said["first"], int) or abs(said["first"] - first) > 2:
-        return f"the fault is right; the first step is not {said['first']} (± 2)."
+        return f"the fault is right; the first step is not {said['first']} ± 2."
     return _witness_problem(run, said["witnesses"], first)
 
 
 def verdict(answer: dict, seed: int = 0) -> dict[str, str]:
-    """Return run → problem for each wrong diagnosis; an empty dict is a pass."""
+    """Return run → problem for each wrong diagnosis; an empty dict means a pass."""
     found = {}
     for run, (_, fault, first) in plan(seed).items():
         said = answer.get(run) if isinstance(answer, dict) else None

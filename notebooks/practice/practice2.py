@@ -1,4 +1,4 @@
-"""Debug: one line of the algorithm of scripts/ppo_minimal.py is wrong, by seed."""
+"""Check exercise 2, debug: find the wrong line in a copy of scripts/ppo_minimal.py."""
 
 import functools
 from types import SimpleNamespace
@@ -30,8 +30,12 @@ def samples(n: int, seed: int) -> tuple[list, list, torch.Tensor]:
 
 
 def run_step(text: str, trial: int = 0) -> dict[str, float]:
-    """Return norms of the batch's columns, a step's statistics, the next β, and how far
-    the weights moved, for this source on the batch of trial 0, 1 or 2."""
+    """Run one step of this source on the batch of trial 0, 1 or 2; return its numbers.
+
+    The numbers are the norms of the batch's columns, the statistics of the step, how
+    far the weights moved, and the next β.
+
+    """
     *sizes, kl_coef = TRIALS[trial]
     args = SimpleNamespace(**DEFAULTS | dict(zip(SIZES, sizes)))
     code: dict = {}
@@ -64,7 +68,7 @@ def _clean(seed: int, trial: int) -> dict[str, float]:
 
 
 def compare(text: str, seed: int = 0) -> pd.DataFrame:
-    """Return clean and actual numbers of three trials; ✘ where they differ by 1e-5."""
+    """Return the clean and the actual numbers of three trials; ✘ marks a difference."""
     tables = []
     for trial in range(len(TRIALS)):
         numbers = {"clean": _clean(seed, trial), "yours": run_step(text, trial)}
@@ -87,20 +91,22 @@ def verdict(answer: dict, seed: int = 0) -> str | None:
         return "answer['fixed'] must be the text of one line."
     old = lines[line - 1]
     if fixed.split() == old.split():
-        return f"answer['fixed'] is line {line} as it was."
+        return f"answer['fixed'] is line {line} without a change."
     lines[line - 1] = old[: len(old) - len(old.lstrip())] + fixed.strip()
     try:
         table = compare("\n".join(lines) + "\n", seed)
     except Exception as error:
-        return f"with your line the step stops with {type(error).__name__}: {error}"
+        return f"with your line, the step stops with {type(error).__name__}: {error}"
     wrong = table.xs("differs", axis=1, level=1).ne("").any(axis=1)
     if wrong.any():
         names = ", ".join(table.index[wrong])
-        return f"with your line these numbers still differ: {names}."
+        return f"with your line, these numbers still differ: {names}."
     return None
 
 
 def check(answer: dict, seed: int = 0) -> None:
     """Print the verdict."""
     problem = verdict(answer, seed)
-    print(f"✘ {problem}" if problem else "✔ This is the line, and your fix is right.")
+    print(
+        f"✘ {problem}" if problem else "✔ Right: this is the line, and any fix works."
+    )

@@ -1,4 +1,4 @@
-"""Design and defeat: a reward for praise of the acting, and texts that beat it."""
+"""Check exercise 3, design and defeat: a reward for praise, and a text to beat it."""
 
 from collections import Counter
 from pathlib import Path
@@ -18,17 +18,17 @@ def samples() -> list[str]:
 
 
 def rewards(reward, texts: list[str]) -> np.ndarray:
-    """Return a reward's numbers (B,); raises ``ValueError`` for anything else."""
+    """Return a reward's numbers (B,); raise ``ValueError`` if they are unusable."""
     found = np.asarray([float(x) for x in reward(list(texts))])
     if found.shape != (len(texts),) or not np.isfinite(found).all():
         raise ValueError(
-            f"it must return {len(texts)} finite numbers for {len(texts)} texts."
+            f"it must return {len(texts)} finite numbers, one for each text."
         )
     return found
 
 
 def best_of_n(values: np.ndarray, seed: int) -> np.ndarray:
-    """Return the places of the best of 16 texts, 64 times, (64,); ties by chance."""
+    """Return the indices (64,) of the best of 16 random texts; ties break at random."""
     dice = np.random.default_rng(seed)
     groups = np.stack(
         [dice.choice(len(values), N, replace=False) for _ in range(GROUPS)]
@@ -37,7 +37,10 @@ def best_of_n(values: np.ndarray, seed: int) -> np.ndarray:
 
 
 def train_policy(reward, seed: int = 0, steps: int = 150) -> list[str]:
-    """Return texts of 12 of 80 frequent words, trained by REINFORCE without a KL."""
+    """Return the texts of a policy that REINFORCE trained without a KL penalty.
+
+    Each text has 12 words, out of a vocabulary of 80 frequent words.
+    """
     dice = np.random.default_rng(seed)
     counts = Counter(word for text in samples() for word in words_of(text))
     words = [word for word, _ in counts.most_common(80)]
@@ -56,7 +59,7 @@ def train_policy(reward, seed: int = 0, steps: int = 150) -> list[str]:
 
 
 def _copied(reward, values: np.ndarray, golds: np.ndarray) -> bool:
-    """Return whether a reward is gold: by name, or by the same two values."""
+    """Return whether a reward is gold: it uses gold's name, or has its two values."""
     names = getattr(getattr(reward, "__code__", None), "co_names", ())
     same = len(set(zip(values, golds))) == 2 == len(set(values))
     return same or reward is gold or "gold" in names or "practice3" in names
@@ -71,34 +74,32 @@ def verdict(reward, text: str, seed: int = 0, show=lambda line: None) -> str | N
     except Exception as error:
         return f"the reward stops with {type(error).__name__}: {error}"
     if values.min() == values.max():
-        return "the reward is one number for all samples: it prefers nothing."
+        return "the reward is one number for all samples, so it prefers none."
     if _copied(reward, values, golds):
-        return "the reward is gold itself, which no designer of a reward has."
+        return "the reward is gold itself, which the designer of a reward never has."
     base, yours, most = (
         golds[best_of_n(x, seed)].mean() for x in (np.zeros(len(pool)), values, golds)
     )
-    show(f"gold of random samples {base:.2f}, of your best of {N} {yours:.2f},")
-    show(f"of the best of {N} by gold itself {most:.2f}")
+    show(f"gold of random samples: {base:.2f}; of your best of {N}: {yours:.2f};")
+    show(f"of the best of {N} by gold itself: {most:.2f}")
     if yours - base < 0.5 * (most - base):
-        return "your reward's best texts grant the wish too rarely: improve it."
+        return "your reward's best texts fulfill the wish too rarely: improve it."
     if len(words_of(str(text))) < 5:
-        return "the text has fewer than five words: an empty text defeats nobody."
+        return "the text has fewer than five words: write a longer text."
     bar = np.quantile(values, 0.95)
     show(
         f"your text: reward {own:.2f} (95 % of the samples are below {bar:.2f}), "
         f"gold {gold(text):.0f}"
     )
     if own < bar:
-        return (
-            "your reward does not rank your text among the best 5 %: it is not beaten."
-        )
-    return "gold likes your text too: nothing is beaten." if gold(text) else None
+        return "the reward is not beaten: your text is not among its best 5 %."
+    return "gold is 1 for your text: the reward is not beaten." if gold(text) else None
 
 
 def check(reward, text: str, seed: int = 0) -> None:
-    """Print the verdict, and what a policy makes of the reward."""
+    """Print the verdict and the numbers behind it."""
     problem = verdict(reward, text, seed, print)
-    print(f"✘ {problem}" if problem else "✔ Designed, and defeated.")
+    print(f"✘ {problem}" if problem else "✔ The reward passes, and your text beats it.")
 
 
 def attack(reward, seed: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""Budget: twenty PPO steps of a tiny policy, for trials and for the run that counts."""
+"""Check exercise 4, budget: twenty PPO steps for trials and for the scored last run."""
 
 import functools
 import random
@@ -14,7 +14,7 @@ MAX_KL = 6.0
 DEFAULT = {"init_kl_coef": 0.2, "learning_rate": 3e-4, "ppo_epochs": 4}
 LIMITS = {"init_kl_coef": (0, 100), "learning_rate": (0, 1), "ppo_epochs": (1, 8)}
 MARGIN = 0.4
-UNSEEN = 3  # seeds of a check
+UNSEEN = 3  # number of unseen seeds in a check
 
 
 def _score_texts(queries: list[str], answers: list[str]) -> torch.Tensor:
@@ -46,12 +46,12 @@ def _kept(
     settings = dict(zip(DEFAULT, (init_kl_coef, learning_rate, ppo_epochs)))
     try:
         return run(settings, steps, seed)
-    except FloatingPointError:  # NaN or Inf: the policy is lost
+    except FloatingPointError:  # NaN or Inf: the policy has diverged
         return float("-inf"), float("inf")
 
 
 class Budget:
-    """Twenty steps; each trial spends some of them."""
+    """Count the spent steps out of twenty; each trial spends some."""
 
     def __init__(self) -> None:
         self.spent = 0
@@ -62,7 +62,7 @@ class Budget:
             raise ValueError(problem)
         if self.spent + steps > BUDGET:
             raise ValueError(
-                f"{steps} steps asked for, {BUDGET - self.spent} are left."
+                f"{steps} steps exceed the budget: {BUDGET - self.spent} are left."
             )
         self.spent += steps
         found = _kept(*(settings[key] for key in DEFAULT), steps, seed)
@@ -92,7 +92,7 @@ def _problem(settings, steps) -> str | None:
 def points(
     settings: dict, steps: int, seeds: list[int]
 ) -> list[tuple[float, float, float]]:
-    """Return (points, score, KL) per seed; beyond 6 nats, points of no training."""
+    """Return (points, score, KL) per seed; above 6 nats, the untrained score counts."""
     start = run(DEFAULT, 0, 0)[0]
     found = [_kept(*(settings[key] for key in DEFAULT), steps, seed) for seed in seeds]
     return [(mean if kl <= MAX_KL else start, mean, kl) for mean, kl in found]
@@ -101,14 +101,14 @@ def points(
 def verdict(
     answer: dict, budget: Budget, seed: int = 0, show=lambda line: None
 ) -> str | None:
-    """Return the problem with an answer, or None; ``show`` gets lines."""
+    """Return the problem with an answer, or None; ``show`` gets each result line."""
     if not isinstance(answer, dict) or set(answer) != {"settings", "steps"}:
         return "the answer must be a dict with the keys settings and steps."
     settings, steps = answer["settings"], answer["steps"]
     if problem := _problem(settings, steps):
         return problem
     if budget.spent + steps > BUDGET:
-        return f"{budget.spent} steps of trials and {steps} are more than {BUDGET}."
+        return f"{budget.spent} trial steps plus {steps} steps are more than {BUDGET}."
     seeds = random.Random(f"unseen {seed}").sample(range(10**4, 10**6), UNSEEN)
     yours, default = points(settings, steps, seeds), points(DEFAULT, BUDGET, seeds)
     for number, (mine, its) in enumerate(zip(yours, default), start=1):
@@ -120,8 +120,10 @@ def verdict(
     gain = np.mean([mine[0] - its[0] for mine, its in zip(yours, default)])
     show(f"points minus those of the default: {gain:+.2f}; needed: {MARGIN:+.2f}")
     if any(kl > MAX_KL for *_, kl in yours):
-        return f"a run leaves the reference by more than {MAX_KL:g} nats."
-    return None if gain >= MARGIN else "the default is about as good or better."
+        return f"a run moves more than {MAX_KL:g} nats from the reference."
+    return (
+        None if gain >= MARGIN else "the default settings are about as good or better."
+    )
 
 
 def check(answer: dict, budget: Budget, seed: int = 0) -> None:

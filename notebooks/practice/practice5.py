@@ -40,7 +40,7 @@ def fit(x: Tensor, chosen: Tensor, rejected: Tensor, ridge: float = 0.1) -> Tens
 
 
 def draw(seed: int, runs: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return random log-references, gold and proxy rewards, (M, N) each; and paces."""
+    """Return random log-references, gold and proxy rewards, (M, N) each, and paces."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -88,7 +88,7 @@ def make_runs(seed: int, runs: int = RUNS) -> dict[str, np.ndarray]:
 
 
 def show(seed: int = 0, runs: int = 4, gold: bool = False) -> plt.Figure:
-    """Return a plot of a few runs' statistics that rules see, and optionally gold."""
+    """Plot the statistics of a few runs that rules see, and optionally their gold."""
     found, names = make_runs(seed, runs), SEEN + ("gold",) * gold
     figure, axes = plt.subplots(
         1, len(names), figsize=(2.6 * len(names), 2.6), layout="constrained"
@@ -116,13 +116,13 @@ def stops(stop, found: dict[str, np.ndarray]) -> np.ndarray:
 
 
 def check(stop, seed: int | None = None) -> bool:
-    """Print a rule's share of the oracle's gold on unseen runs; return if it passes."""
+    """Print a rule's share of the oracle's gold on unseen runs; return its success."""
     seed = secrets.randbelow(10**6) if seed is None else seed
     found, rows = make_runs(seed), np.arange(RUNS)
     try:
         steps = stops(stop, found)
     except NotImplementedError:
-        print("✘ Not written yet: return True where the run should stop.")
+        print("✘ Not written yet: return True if the run should stop.")
         return False
     except Exception as error:
         print(f"✘ {type(error).__name__}: {error}")

@@ -17,7 +17,7 @@ FOLDER = ROOT / "build" / "practice"
 
 
 def base(seed: int = 0) -> pd.DataFrame:
-    """Return the base setting's statistics by step and their mean, over four runs."""
+    """Return the base setting's statistics by step, and their mean, over four runs."""
     table = pd.DataFrame(runs(seed, ()).mean(0), range(1, STEPS + 1), STATS)
     table.loc["mean"] = table.mean()
     return table.round(3)
@@ -52,7 +52,7 @@ def unready(prediction: dict, seed: int) -> bool:
 
 
 def commit(prediction: dict, seed: int = 0, folder=FOLDER) -> None:
-    """Write a prediction's hash, unless the predicted run exists."""
+    """Write a prediction's hash, unless the predicted runs exist already."""
     if unready(prediction, seed):
         return
     commitment, card = files(seed, folder)
@@ -84,7 +84,7 @@ def check(prediction: dict, seed: int = 0, folder=FOLDER) -> bool:
         return False
     commitment, card = files(seed, folder)
     if not commitment.exists():
-        print(f"✘ No commitment. Run commit(prediction, seed={seed}) first.")
+        print(f"✘ There is no commitment. Run commit(prediction, seed={seed}) first.")
         return False
     committed = read_json(commitment)["sha256"]
     if digest(prediction, seed) != committed:
@@ -100,8 +100,9 @@ def check(prediction: dict, seed: int = 0, folder=FOLDER) -> bool:
 
 
 def score(prediction: dict, metrics: dict) -> bool:
-    """Print a line per statistic; return whether all directions are right, and all
-    sizes except one.
+    """Print a line per statistic; return whether the prediction passes.
+
+    It passes if every scored direction is right and at most one scored size is wrong.
     """
     wrong, sizes, decided = 0, 0, 0
     for name in STATS:

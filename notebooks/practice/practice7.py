@@ -69,12 +69,12 @@ def differs(step, functions: dict, given, trainer) -> str | None:
     moved = zip(b.network.parameters(), trainer.weights)
     apart = max((p.detach() - w).abs().max().item() for p, w in moved)
     if not apart <= TOLERANCE:
-        return f"a weight after the step is off by {apart:.1e}"
+        return f"a weight after the step differs by {apart:.1e}"
     return None
 
 
 def check(step, own, seed: int = 0) -> bool:
-    """Print which function is wrong, and return whether the step is the trainer's."""
+    """Print which function is wrong; return whether the step equals the trainer's."""
     right = {name: SET.exercises[name].solution for name in NAMES}
     if missing := [name for name in NAMES if not hasattr(own, name)]:
         print(f"✘ own has no {', '.join(missing)}. Add the missing functions to it.")

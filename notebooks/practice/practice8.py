@@ -13,7 +13,7 @@ from rlhf_course.runtime.files import read_json
 
 BUDGET = 12  # training runs in all
 EXPERIMENTS = 2000
-MISSES = 0.07  # 95 % intervals miss 5 %; 2,000 experiments measure it to ± 1 point
+MISSES = 0.07  # 95 % intervals miss 5 %; 2,000 experiments measure this to ± 1 point
 WIDTH = 1.5  # relative to an interval that uses the true noise
 EFFECTS = 0.0, 0.0, 0.5, 1.0, -1.0, 2.0  # in standard deviations of a single run
 
@@ -42,8 +42,10 @@ def as_seeds(seeds) -> tuple[list[int], list[int]]:
 
 
 def simulate(lists: tuple[list[int], list[int]], seed: int):
-    """Return two methods' scores (E, runs) each; and, (E,) each, the true difference,
-    the noise's standard deviation and the share that runs with one seed have in common.
+    """Return two methods' scores, (E, runs) each, and three arrays (E,).
+
+    The arrays are the true difference, the noise's standard deviation, and the share of
+    the noise that runs with one seed have in common.
     """
     dice = np.random.default_rng(seed)
     known = sorted(set(lists[0]) | set(lists[1]))

@@ -36,7 +36,7 @@ CHANGES = (
 
 
 def change(seed: int) -> dict:
-    """Return the setting that changes, with its value instead of ``BASE``'s."""
+    """Return the setting that changes, with its value after the change."""
     return CHANGES[seed % len(CHANGES)]
 
 
@@ -65,5 +65,5 @@ def train(seed: int, settings: dict) -> list[list[float]]:
 def runs(seed: int, settings: tuple) -> np.ndarray:
     """Return the statistics of four runs, (RUNS, STEPS, 5)."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a step size is large on purpose
+        warnings.simplefilter("ignore")  # one learning rate is large on purpose
         return np.array([train(RUNS * seed + i, dict(settings)) for i in range(RUNS)])

@@ -1,4 +1,4 @@
-"""A world of 40 tokens in which a PPO step takes a fraction of a second; no text."""
+"""Make a world of 40 tokens without text; a PPO step takes a fraction of a second."""
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ logging.set_verbosity_error()
 
 
 class Tokens:
-    """All that the trainer asks of a tokenizer; padding is EOS, as with GPT-2."""
+    """Provide what the trainer needs of a tokenizer; padding is EOS, as in GPT-2."""
 
     pad_token_id = eos_token_id = EOS
 
@@ -26,7 +26,7 @@ class Tokens:
 
 
 def random_policy(seed: int, **config) -> AutoModelForCausalLMWithValueHead:
-    """Return a random GPT-2 with a value head, no dropout; config is GPT2Config's."""
+    """Return a random GPT-2, value head, no dropout; config is for GPT2Config."""
     torch.manual_seed(seed)
     config |= dict.fromkeys(("attn_pdrop", "resid_pdrop", "embd_pdrop"), 0)
     network = GPT2LMHeadModel(GPT2Config(**config))
@@ -46,7 +46,7 @@ def make_policy(
 
 
 def make_trainer(seed: int, eos_shift: float = 0.15, **config) -> PPOTrainer:
-    """Return a trainer; config goes to PPOConfig, seed is that of sampling."""
+    """Return a trainer; config is for PPOConfig, and seed is for sampling."""
     sizes = {"batch_size": BATCH, "mini_batch_size": BATCH // 2}
     config = PPOConfig(**sizes | {"horizon": 1000.0} | config)
     policy = make_policy(0, eos_shift)

@@ -15,7 +15,7 @@ from transformers.modeling_utils import load_state_dict
 from rlhf_course.baichuan.sentencepiece import sentencepiece_to_fast
 from rlhf_course.runtime.files import atomic_folder, read_json
 
-ARCHITECTURES = ("BaiChuanForCausalLM", "BaichuanForCausalLM")  # Baichuan; either generation
+ARCHITECTURES = ("BaiChuanForCausalLM", "BaichuanForCausalLM")  # Baichuan only; both generations
 SIZES = (
     "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads rms_norm_eps"
 ).split()
@@ -34,21 +34,21 @@ def convert_to_llama(
 ) -> Path:
     """Write a Baichuan checkpoint as a LlamaForCausalLM with a fast tokenizer; return ``target``.
 
-    A 7B needs 15 GB more disk space and about 5 GB of memory, because its files are mapped (20 GB
-    for .bin of torch before 1.6). The target must be new or empty. By default ``norm_head`` is
-    guessed from config.json; ``report`` gets a line about it.
+    A 7B model needs another 15 GB on disk and about 5 GB of memory, because its files are mapped
+    (20 GB for .bin files of torch before 1.6). The target must be new or empty. By default
+    ``norm_head`` is guessed from config.json; ``report`` gets a line about the choice.
 
     Raises ``ValueError``, before writing, for a checkpoint of another kind (a 13B has ALiBi), for
-    damaged or missing tensors, and for a tokenizer that would not be reproduced.
+    damaged or missing tensors, and for a tokenizer whose ids would change.
     """
     source, target = Path(source), Path(target).expanduser().absolute()
     config = read_config(source)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ValueError(f"{target} exists already and is not an empty folder; choose another.")
-    told = "Guessed from config.json" if norm_head is None else "As asked"
+    told = "Guessed from config.json" if norm_head is None else "As requested"
     norm_head = guess_norm_head(config) if norm_head is None else norm_head
-    scaled = "a NormHead (Baichuan2): its rows are scaled to length 1"
-    report(f"{told}: {scaled if norm_head else 'a plain head: copied as it is'}.")
+    scaled = "a NormHead (Baichuan2), with rows scaled to length 1"
+    report(f"{told}: {scaled if norm_head else 'a plain head, copied unchanged'}.")
     tokenizer = read_tokenizer(source, config)
     llama = llama_config(config)
     tensors = read_weights(source, llama)
@@ -63,7 +63,7 @@ def convert_to_llama(
 
 
 def llama_config(config: dict) -> LlamaConfig:
-    """Return the config of a Llama that computes the same as a Baichuan of this config."""
+    """Return the config of a Llama with the same outputs as a Baichuan of this config."""
     return LlamaConfig(
         **{key: config[key] for key in (*SIZES, *SPECIAL_IDS, "max_position_embeddings")},
         architectures=["LlamaForCausalLM"],
@@ -85,19 +85,19 @@ def read_config(source: Path) -> dict:
     is_known = config.get("architectures", [""])[0] in ARCHITECTURES and config.keys() >= {*SIZES}
     if not is_known or config.get("hidden_act", "silu") != "silu":
         raise ValueError(
-            f"{source} holds no Baichuan checkpoint (see its config.json); name another folder."
+            f"{source} holds no Baichuan checkpoint (see its config.json); choose another folder."
         )
     return config
 
 
 def guess_norm_head(config: dict) -> bool:
-    """Return whether the config is Baichuan2's; raise ``ValueError`` if that is unclear."""
+    """Return whether the config is Baichuan2's; raise ``ValueError`` if it is ambiguous."""
     if "z_loss_weight" in config or config["vocab_size"] == 125_696:
         return True
     if config["architectures"][0] == ARCHITECTURES[0] or config["vocab_size"] == 64_000:
         return False
     raise ValueError(
-        "The head can be plain (Baichuan) or a NormHead (Baichuan2): give norm_head=, or"
+        "The head could be plain (Baichuan) or a NormHead (Baichuan2): set norm_head= or"
         " --norm-head."
     )
 

@@ -1,4 +1,4 @@
-"""Convert a SentencePiece BPE model to a fast tokenizer with the same ids, by transformers."""
+"""Convert a SentencePiece BPE model to a fast tokenizer with the same ids, using transformers."""
 
 import re
 from pathlib import Path
@@ -21,11 +21,11 @@ PROBES = [
 
 
 def sentencepiece_to_fast(model_file: str | Path, **options) -> PreTrainedTokenizerFast:
-    """Return the fast tokenizer of a model file; ``options`` such as special tokens are passed on.
+    """Return a model file's fast tokenizer; ``options``, such as special tokens, go to it.
 
-    Control pieces (``<s>``) are special tokens, which SentencePiece itself does not look for in a
-    text; user-defined ones (``<reserved_106>``) are found in texts by both. Raises ``ValueError``
-    if the file is damaged, or ids would change.
+    Control pieces (``<s>``) become special tokens; SentencePiece does not look for them. Both
+    tokenizers find user-defined pieces (``<reserved_106>``) in texts. Raises ``ValueError`` if the
+    file is damaged, or ids would change.
     """
     refused = f"{model_file} cannot be turned into a fast tokenizer"
     try:
@@ -53,7 +53,7 @@ def sentencepiece_to_fast(model_file: str | Path, **options) -> PreTrainedTokeni
 
 
 def _check_ids(original: SentencePieceProcessor, tokenizer: Tokenizer, refused: str) -> None:
-    """Raise ``ValueError`` unless both give the probes and every piece the same ids."""
+    """Raise ``ValueError`` unless both tokenizers give the probes and all pieces the same ids."""
     pieces = [
         original.id_to_piece(i).replace("▁", " ")
         for i in range(len(original))
@@ -69,8 +69,8 @@ def _check_ids(original: SentencePieceProcessor, tokenizer: Tokenizer, refused: 
 def _add_dummy_prefix(tokenizer: Tokenizer, defined: list[str]) -> None:
     """Put a space before every text, unlike transformers' conversion, and remove it when decoding.
 
-    An added token would get the prefix also; so user-defined pieces are split off as words,
-    which stay unchanged.
+    Added tokens would also get the prefix, so user-defined pieces are split off as words, which
+    stay unchanged.
     """
     tokenizer.normalizer = normalizers.Sequence(
         [normalizers.Replace(" ", "▁"), normalizers.Prepend("▁")]

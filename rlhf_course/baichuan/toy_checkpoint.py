@@ -42,7 +42,7 @@ TOKENIZER = dict(
 
 
 def train_sentencepiece(texts: Iterable[str], vocab_size: int, folder: str | Path) -> Path:
-    """Train a BPE with Baichuan2's options, of at most ``vocab_size`` pieces, on texts.
+    """Train a BPE of at most ``vocab_size`` pieces on texts, with Baichuan2's options.
 
     Return the path of ``folder/tokenizer.model``.
     """
@@ -87,7 +87,7 @@ def write_baichuan_checkpoint(
 
 
 def _configs(model: LlamaForCausalLM) -> dict[str, dict]:
-    """Return name → content of the JSON files; they name remote classes, which do not exist."""
+    """Return name → content of the JSON files, which name remote classes that do not exist."""
     sizes = {key: getattr(model.config, key) for key in (*SIZES, "max_position_embeddings")}
     length = model.config.max_position_embeddings
     config = {

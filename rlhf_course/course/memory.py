@@ -1,4 +1,4 @@
-"""Compute the memory of PPO with adapters from a model's shape, and measure it."""
+"""Compute PPO's memory with adapters from a model's shape, and measure peak memory."""
 
 import weakref
 from collections.abc import Iterable
@@ -73,15 +73,15 @@ def _update(
 ) -> int:
     """Return the bytes of an update's activations and logits; ``predicted`` tokens have logits."""
     hidden, inner, layers = text.hidden_size, text.intermediate_size, text.num_hidden_layers
-    # One layer keeps per token, for its backward pass, of width `hidden`: input and output of
-    # two norms, q, k, v, and attention's output, once more for the projection after it. Of width
-    # `inner`: gate, silu(gate), up, and their product. In low precision the norms keep their inputs
-    # in float32 also.
+    # For its backward pass, a layer keeps these tensors per token. Of width `hidden`: q, k,
+    # v, input and output of two norms, and attention's output twice (for the next projection). Of
+    # width `inner`: gate, silu(gate), up, and their product. In low precision the norms also keep
+    # their inputs in float32.
     upcast = 2 * FLOAT32 * hidden if base_bytes < FLOAT32 else 0
     layer = tokens * (base_bytes * (9 * hidden + 4 * inner) + upcast)
     inputs = layers * tokens * hidden * base_bytes
-    # Logits and log-probabilities in float32, or the gradients of both, and two temporaries for a
-    # piece of them on a CPU; a GPU's temporaries of 64 MiB are small compared with its memory.
+    # Count logits and log-probabilities in float32, or the gradients of both, and, on a CPU, two
+    # temporaries for a piece of them. On a GPU, temporaries of 64 MiB are negligible.
     logits = min(predicted, chunk or predicted) * text.vocab_size
     vocabulary = 2 * FLOAT32 * (logits + min(logits, CPU_PIECE))
     # Recomputed layers need memory one at a time, after the logits are freed.
@@ -91,8 +91,8 @@ def _update(
 class peak_memory(TorchDispatchMode):
     """Measure ``.bytes``, the peak size of all tensors in the body, including the ``held`` ones.
 
-    It adds up the storages that operations return, until each is freed; this is slow. It does not
-    count memory that a kernel allocates internally.
+    It adds up the storages that operations return, until each is freed, which is slow. It misses
+    memory that a kernel allocates internally.
     """
 
     def __init__(self, held: Iterable[Tensor] = ()) -> None:

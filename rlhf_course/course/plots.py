@@ -44,7 +44,7 @@ plt.rcParams.update(
 
 
 def panels(rows: int = 1, columns: int = 1, **options) -> tuple[Figure, Axes | np.ndarray]:
-    """Return ``plt.subplots``, closed: a notebook would show an open figure a second time."""
+    """Return ``plt.subplots``, closed: a notebook would show an open figure twice."""
     figure, axes = plt.subplots(rows, columns, **options)
     plt.close(figure)
     return figure, axes

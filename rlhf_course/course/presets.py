@@ -64,7 +64,7 @@ def read_spec(notebook: str) -> dict[str, dict]:
 
 
 def load_preset(notebook: str, preset: str, overrides: Mapping | None = None) -> Settings:
-    """Return a notebook's settings after overrides; a GPU without bf16 gets ``PRECISION``'s.
+    """Return a notebook's settings after overrides; a GPU without bf16 gets ``PRECISION``'s values.
 
     Raises ``ValueError`` for an unknown preset or key, and for values that ``coerce`` refuses.
     """

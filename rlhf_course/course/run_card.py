@@ -24,7 +24,7 @@ _PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "
 
 
 class CheckFailed(AssertionError):
-    """A notebook ran to its end, but a check did not pass."""
+    """A notebook ran to its end, but a check failed."""
 
 
 class RunCard:
@@ -97,7 +97,7 @@ class RunCard:
 
 
 def peak_rss() -> int:
-    """Return this process's peak main memory so far, in bytes; untried on macOS and Windows."""
+    """Return this process's peak main memory so far, in bytes; untested on macOS and Windows."""
     try:
         import resource
     except ImportError:  # Windows

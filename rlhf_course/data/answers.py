@@ -18,11 +18,11 @@ EMPTY, REPEATED = "empty question or answer", "repeated row"
 def load_answers(
     source: str | Path, split: str = "train", data_files: str | None = None
 ) -> tuple[Dataset, dict[str, int]]:
-    """Return columns prompt and answer, one answer per row, and the number dropped for each reason.
+    """Return columns prompt and answer, one answer per row, and the number dropped per reason.
 
     The dataset has the columns of ``HC3`` (lists of answers; Guo et al. 2023, arXiv:2301.07597) or
-    ``INSTRUCTIONS``. A literal backslash-n becomes a line break. Raises what :func:`load_split`
-    raises, and ``ValueError`` for missing columns, values of another type, or no answer left.
+    ``INSTRUCTIONS``. A literal backslash-n becomes a line break. Raises :func:`load_split`'s
+    errors, and ``ValueError`` for missing columns, values of another type, or no answer left.
     """
     where = f"split {split!r} of {source}"
     rows = load_split(source, split, data_files)
@@ -50,11 +50,11 @@ def load_answers(
 
 
 def _clean(text: str | None) -> str:
-    return re.sub(r"\\n(?![a-z])", "\n", text or "").strip()  # not in \\nabla
+    return re.sub(r"\\n(?![a-z])", "\n", text or "").strip()  # but keep \\nabla
 
 
 def hold_out(rows: Dataset, share: float, seed: int = 0) -> tuple[Dataset, Dataset]:
-    """Return (training rows, held-out rows): the held-out rows are those of random prompts.
+    """Return (training rows, held-out rows); all rows of randomly drawn prompts are held out.
 
     Raises ``ValueError`` if no prompt would remain for training.
     """
@@ -70,7 +70,7 @@ def hold_out(rows: Dataset, share: float, seed: int = 0) -> tuple[Dataset, Datas
 
 
 def tokenize_answers(answers: Dataset, tokenizer, max_length: int) -> tuple[Dataset, int]:
-    """Return the columns that trl's SFTTrainer expects, and how many longer rows were dropped.
+    """Return the columns that trl's SFTTrainer expects, and how many long rows were dropped.
 
     Columns: input_ids, and completion_mask (1 on the answer and its EOS). Truncated rows would
     teach the model to stop mid-answer. Raises ``ValueError`` if no row remains or a text has EOS.

@@ -17,7 +17,7 @@ from rlhf_course.data.transcripts import (
 )
 
 SIDES = ("chosen", "rejected")
-# Reason a pair is unusable → test, in order; c and r are (before, mark, answer)
+# Reason to drop a pair → test, in order; c and r are (before, mark, answer)
 FAULTS = {
     "no assistant turn": lambda c, r: not (c[1] and r[1]),
     "ends on the human": lambda c, r: HUMAN in c[2] or HUMAN in r[2],
@@ -37,7 +37,7 @@ def load_pairs(
 
     The dataset's chosen and rejected are transcripts as in hh-rlhf, or messages {role, content};
     with a prompt column they may be only answers. Other columns are kept. ``split`` may be a slice
-    like ``train[:5000]``; ``data_dir`` is a subfolder. Raises what :func:`load_split` raises, and
+    like ``train[:5000]``; ``data_dir`` is a subfolder. Raises :func:`load_split`'s errors, and
     ``ValueError`` for missing columns, values of another type, or no row left.
     """
     where = f"split {split!r} of {source}"
@@ -59,8 +59,8 @@ def tokenize_pairs(pairs: Dataset, tokenizer, max_length: int) -> tuple[Dataset,
     """Return the pairs with the columns of trl's RewardTrainer, and how many were dropped.
 
     New columns: chosen_ids, rejected_ids and length. Pairs longer than ``max_length`` tokens are
-    dropped, because truncating them could remove the difference that was judged. Raises
-    ``ValueError`` if no pair remains or a text contains EOS.
+    dropped, because truncation could remove the judged difference. Raises ``ValueError`` if no pair
+    remains or a text contains EOS.
     """
     columns = pairs.to_dict()
     for side in SIDES:

@@ -13,8 +13,8 @@ INCOMPLETE = "\ufffd"  # the decoding of an incomplete character
 def load_reviews(source: str | Path, split: str) -> Dataset:
     """Return text and label (0 negative, 1 positive) of one split of a folder or hub dataset.
 
-    Raises what :func:`load_split` raises, and ``ValueError`` for a missing column, text or class,
-    or a ClassLabel whose names are not neg and pos.
+    Raises :func:`load_split`'s errors, and ``ValueError`` for a missing column, text or class, or a
+    ClassLabel whose names are not neg and pos.
     """
     where = f"split {split!r} of {source}"
     reviews = load_split(source, split)
@@ -38,7 +38,7 @@ def build_queries(
 ) -> Dataset:
     """Return input_ids and query: the first tokens of each review over ``min_characters``.
 
-    Each row draws its token count from ``lengths``, and gets fewer if the cut falls inside a
+    Each row draws its token count from ``lengths``, and gets fewer tokens if the cut falls inside a
     character. Raises ``ValueError`` if no review is long enough.
     """
     kept = [text for text in reviews["text"] if len(text) > min_characters]
@@ -56,7 +56,7 @@ def build_queries(
 
 
 def _whole(tokenizer, ids: list[int], length: int) -> list[int]:
-    """Return at most ``length`` first tokens (if possible) that end with a whole character."""
+    """Return the first tokens, if possible at most ``length``, that end with a whole character."""
     for size in (*range(length, 0, -1), *range(length + 1, len(ids))):
         text = tokenizer.decode(ids[:size], skip_special_tokens=True)
         if text and not text.endswith(INCOMPLETE):

@@ -62,7 +62,7 @@ def split_answer(turns: str | list[dict] | None, prompt: str | None) -> tuple[st
 
 
 def prompt_ids(tokenizer, prompts: Sequence[str]) -> list[list[int]]:
-    """Return the token ids of prompts; of dialogues in the tokenizer's chat template, if any."""
+    """Return the token ids of prompts; dialogues use the tokenizer's chat template, if any."""
     if not (tokenizer.chat_template and all(text.endswith(ASSISTANT) for text in prompts)):
         return tokenizer(prompts)["input_ids"]
     return tokenizer.apply_chat_template(
@@ -74,7 +74,7 @@ def prompt_ids(tokenizer, prompts: Sequence[str]) -> list[list[int]]:
 
 
 def answer_ids(tokenizer, answers: Sequence[str]) -> list[list[int]]:
-    """Return the token ids of answers and EOS, as they follow on :func:`prompt_ids`."""
+    """Return the token ids of answers and EOS, as they follow :func:`prompt_ids`."""
     gap = "" if tokenizer.chat_template else " "
     texts = [f"{gap}{answer}" if answer else "" for answer in answers]
     ids = tokenizer(texts, add_special_tokens=False)["input_ids"]
@@ -100,7 +100,7 @@ def end_token(tokenizer) -> int:
 def refuse_eos(tokenizer, *columns: Iterable[str]) -> None:
     """Raise ``ValueError`` for a text with EOS, which would end the dialogue early.
 
-    The error also covers a chat template that never writes EOS.
+    Also raise it for a chat template that never writes EOS.
     """
     end, talk = end_token(tokenizer), [f"{HUMAN} ?{ASSISTANT} !{HUMAN} ?{ASSISTANT}"]
     if tokenizer.chat_template and end not in prompt_ids(tokenizer, talk)[0]:

@@ -1,6 +1,6 @@
-"""PPO's frozen models: the reference (a copy or an adapter), a reward model on the same base.
+"""Make PPO's frozen models: the reference (copy or adapter) and a reward model on the same base.
 
-LoRA is Hu et al. 2021, arXiv:2106.09685. All adapters share one base; one adapter is active.
+LoRA is Hu et al. 2021, arXiv:2106.09685. All adapters share one base; one is active at a time.
 """
 
 import copy
@@ -42,7 +42,7 @@ def create_reference_model(
 
 
 def add_reference_adapter(policy: AutoModelForCausalLMWithValueHead) -> None:
-    """Add a frozen copy of the active adapter as ``ref``, replacing that of an earlier trainer.
+    """Add a frozen copy of the active adapter as ``ref``, replacing an earlier trainer's.
 
     Raises ``ValueError`` if base weights also train: the reference would change with them.
     """
@@ -61,7 +61,7 @@ def add_reference_adapter(policy: AutoModelForCausalLMWithValueHead) -> None:
 
 @contextmanager
 def use_adapter(model: nn.Module, name: str) -> Iterator[nn.Module]:
-    """Activate a frozen adapter in the body; then reactivate the previous one, trainable."""
+    """Activate a frozen adapter in the body; then reactivate the previous adapter, trainable."""
     network = model.pretrained_model
     previous = network.active_adapter
     network.set_adapter(name, inference_mode=True)
@@ -74,7 +74,7 @@ def use_adapter(model: nn.Module, name: str) -> Iterator[nn.Module]:
 def quantization(kind: str) -> BitsAndBytesConfig:
     """Return the ``quantization_config`` of a frozen base in ``8bit`` or ``4bit``.
 
-    Adapters stay in float32. 4 bits are NF4: Dettmers et al. 2023, arXiv:2305.14314. Raises
+    Adapters stay in float32. 4bit is NF4 (Dettmers et al. 2023, arXiv:2305.14314). Raises
     ``ValueError`` for a kind that is unknown or unavailable.
     """
     if kind not in ("8bit", "4bit"):

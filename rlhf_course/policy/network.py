@@ -1,4 +1,4 @@
-"""The policy: a causal language model with a value head; and helpers for any network."""
+"""Define the policy, a causal language model with a value head, and helpers for any network."""
 
 import inspect
 from collections import OrderedDict
@@ -16,7 +16,7 @@ from rlhf_course.policy.saving import Saved
 
 
 class FullPrecisionLinear(nn.Linear):
-    """A linear layer in float32 or higher: near GPT-2's logits, about −100, bfloat16 steps by ½."""
+    """A linear layer in at least float32: near −100, as in GPT-2's logits, bfloat16 steps by ½."""
 
     def forward(self, hidden: Tensor) -> Tensor:
         with torch.autocast(hidden.device.type, enabled=False):
@@ -86,8 +86,8 @@ class AutoModelForCausalLMWithValueHead(Saved, nn.Module):
         """Return logits (B, T, V) in float32, loss or None, and values (B, T).
 
         With ``positions`` (N,), indices into the flattened (B · T), return only their logits (N, V)
-        and values (N,). Without ``project``, return hidden states (N, H) instead of logits, to be
-        projected in pieces; raise ``ValueError`` if logits are more than a projection.
+        and values (N,). Without ``project``, return hidden states (N, H) instead of logits, for
+        projection in pieces; raise ``ValueError`` if the model changes projected logits.
         """
         hidden, head = None, self.pretrained_model.get_output_embeddings()
 
@@ -120,8 +120,8 @@ def accepts_argument(policy: AutoModelForCausalLMWithValueHead, argument: str) -
 def without_dropout(model: nn.Module, checkpointing: bool = False) -> Iterator[None]:
     """Run a model in eval mode, and restore every module's mode afterward.
 
-    With ``checkpointing``, the checkpointed layers are in training mode, as transformers requires,
-    except their dropout.
+    With ``checkpointing``, checkpointed layers stay in training mode, as transformers requires, but
+    without dropout.
     """
     found = {module: module.training for module in model.modules()}
     model.eval()

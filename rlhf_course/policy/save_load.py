@@ -58,11 +58,11 @@ def _load_base(
 ) -> PreTrainedModel:
     """Return a model without adapters; error messages name it ``label``.
 
-    An adapter's ``own`` tensors may be missing; with ``new_head``, so may the head.
+    An adapter's ``own`` tensors, and with ``new_head`` the head, may be missing.
     """
     kwargs |= {"trust_remote_code": False, "ignore_mismatched_sizes": True}
     with hub_errors(source):
-        # First on the meta device, which allocates nothing: the config may be of a larger model.
+        # Load on the meta device first, to allocate nothing: the config may be of a larger model.
         plain = {key: kwargs[key] for key in kwargs if key != "quantization_config"}
         how = {"device_map": "meta", "output_loading_info": True}
         model, report = auto.from_pretrained(str(source), **plain | how)
@@ -74,12 +74,12 @@ def _load_base(
     layers = getattr(model.config.get_text_config(), "num_hidden_layers", None)
     for key in report["unexpected_keys"] if layers else ():
         if (number := re.search(r"\.(\d+)\..*weight$", key)) and int(number[1]) >= layers:
-            faults[key] = f"config.json has {layers} layers, and there is a {key}"
+            faults[key] = f"config.json has {layers} layers, but there is a {key}"
     if found := sorted(key for key in faults if key.startswith(needed)):
         text = f"{label} is incomplete, or not a {kind} of this size: {faults[found[0]]}."
         text += " Download it again, or choose another model."
         if kind.endswith("Classification"):
-            text += " To train a new head, use new_head=True; to score a label, SentimentReward."
+            text += " Use new_head=True to train a new head, or SentimentReward to score a label."
         raise ValueError(text)
     with hub_errors(source):
         return auto.from_pretrained(str(source), **kwargs)
@@ -130,7 +130,7 @@ def base_fingerprint(model: nn.Module) -> str:
 
 
 def write_base(folder: Path, model: nn.Module) -> None:
-    """Write the fingerprint of the base, on which an adapter was trained, into ``folder``."""
+    """Write into ``folder`` the fingerprint of the base that an adapter was trained on."""
     (folder / BASE_FILE).write_text(base_fingerprint(model), encoding="utf-8")
 
 
@@ -146,7 +146,7 @@ def check_base(folder: Path, model: nn.Module) -> None:
 
 
 def load_tokenizer(source: str | Path, **kwargs):
-    """Return a tokenizer; raise ``ValueError`` if there is none, and ``load_model``'s errors."""
+    """Return a tokenizer; raise ``load_model``'s errors, and ``ValueError`` if there is none."""
     check_source(source)
     with hub_errors(source):
         tokenizer = AutoTokenizer.from_pretrained(str(source), trust_remote_code=False, **kwargs)
@@ -162,6 +162,6 @@ def check_vocabulary(tokenizer, model: nn.Module) -> None:
     known = getattr(model, "pretrained_model", model).get_input_embeddings().weight.shape[0]
     if tokens > known:
         raise ValueError(
-            f"The tokenizer has {tokens} tokens, the model has {known}. Use the model's own"
+            f"The tokenizer has {tokens} tokens, but the model has {known}. Use the model's own"
             " tokenizer, or call resize_token_embeddings(len(tokenizer)) before training."
         )

@@ -1,9 +1,9 @@
 """PPO's arithmetic as functions on tensors, without models, files or devices.
 
 Every (B, R) tensor is aligned to the response: column t belongs to the t-th response token.
-``mask`` is 1.0 on the response tokens that count and 0.0 elsewhere. PPO is Schulman et al. 2017
-(arXiv:1707.06347), for language models as in Ziegler et al. 2019 (arXiv:1909.08593). If processes
-share a batch, ``total`` sums a tensor over them.
+``mask`` is 1.0 on the response tokens that count and 0.0 elsewhere. PPO follows Schulman et al.
+2017 (arXiv:1707.06347), and Ziegler et al. 2019 (arXiv:1909.08593) for language models. If
+processes share a batch, ``total`` sums a tensor over them.
 """
 
 from collections.abc import Callable

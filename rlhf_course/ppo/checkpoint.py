@@ -45,7 +45,7 @@ def save_checkpoint(trainer, output_dir: str | Path, keep: int = 1) -> Path:
     }
     with atomic_folder(target) as folder:
         torch.save(state, folder / STATE_FILE)
-    pattern = str(target.with_name("checkpoint-*"))  # never remove those elsewhere
+    pattern = str(target.with_name("checkpoint-*"))  # never remove checkpoints elsewhere
     found = [path for path in trainer.checkpoints if path != target and path.match(pattern)]
     trainer.checkpoints = [*found, target]
     while len(trainer.checkpoints) > max(keep, 1):
@@ -63,7 +63,7 @@ def load_checkpoint(trainer, folder: str | Path) -> None:
     """Restore in a new trainer the state that :func:`save_checkpoint` wrote.
 
     The trainer keeps its own fixed KL coefficient and, without a schedule, its own learning rate.
-    Raises ``FileNotFoundError`` without a checkpoint, and ``ValueError`` for one of another
+    Raises ``FileNotFoundError`` without a checkpoint, and ``ValueError`` if it is of another
     policy, reference, number of processes, optimizer or schedule.
     """
     folder = Path(folder).expanduser()

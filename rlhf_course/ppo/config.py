@@ -13,7 +13,7 @@ NUMBERS = {int: int, float: float, int | None: int, float | None: float}
 class PPOConfig:
     """Settings of :class:`~rlhf_course.PPOTrainer`; every default is the classic one.
 
-    Raises ``ValueError`` for a number out of range, sizes that do not divide, or an unknown name.
+    Raises ``ValueError`` for a number out of range, indivisible sizes, or an unknown name.
     """
 
     # Model and tracking.
@@ -32,17 +32,17 @@ class PPOConfig:
     gradient_accumulation_steps: int = 1
     ppo_epochs: int = 4
     gradient_checkpointing: bool = False
-    # False: no reused pass, no fused Adam, transformers' generate; the same numbers
+    # False uses transformers' generate and no reused pass or fused Adam; numbers stay the same.
     fast: bool = True
-    # Response tokens whose logits are in memory together; None: those of a mini-batch.
+    # Response tokens whose logits are in memory together; None: all of a mini-batch.
     logprob_chunk_size: int | None = None
 
     # Optimizer.
     learning_rate: float = 1.41e-5
     max_grad_norm: float | None = None
 
-    # Tokens that never begin a response (EOS, to forbid empty ones): their probability is 0 in
-    # sampling and in the log-probabilities of policy and reference alike.
+    # Tokens that never begin a response (EOS, to forbid empty responses): sampling, policy
+    # and reference give them probability 0.
     begin_suppress_tokens: list[int] = field(default_factory=list)
 
     # KL to the reference: reward per token = -coefficient * KL.
@@ -57,7 +57,7 @@ class PPOConfig:
     lam: float = 0.95
     whiten_rewards: bool = False
 
-    # Losses. A policy_loss with the signature of algorithm.policy_loss trains by another method.
+    # Losses. Another policy_loss, with algorithm.policy_loss's signature, changes the method.
     policy_loss: Callable = algorithm.policy_loss
     cliprange: float = 0.2
     cliprange_value: float = 0.2
@@ -118,7 +118,7 @@ class PPOConfig:
         if size < 1 or self.batch_size < 1 or self.batch_size % size or self.ppo_epochs < 1:
             raise ValueError(
                 f"batch_size {self.batch_size} must be a multiple of {size}, mini_batch_size times "
-                f"gradient_accumulation_steps, and ppo_epochs ({self.ppo_epochs}) at least 1."
+                f"gradient_accumulation_steps; ppo_epochs ({self.ppo_epochs}) must be at least 1."
             )
         if self.adap_kl_ctrl and self.horizon <= 0.2 * self.batch_size:
             raise ValueError(  # β · (1 − 0.2 · batch_size / horizon)

@@ -47,7 +47,7 @@ def shorter_answers(history: list[dict], target: float) -> str | None:
     if len(lengths) > FIRST and now < 0.65 * before:
         return (
             f"responses have shrunk from {before:.0f} to {now:.0f} tokens. Read some: where they"
-            " got worse, the reward model pays for brevity. Balance the pairs by length, and add"
+            " got worse, the reward model rewards brevity. Balance the pairs by length, and add"
             " truncated answers as rejected ones."
         )
 
@@ -57,7 +57,7 @@ def far_from_reference(history: list[dict], target: float) -> str | None:
     kl = history[-1]["objective/kl"]
     if kl > 3 * target:
         return (
-            f"the KL is {kl:.1f} nats per response, the target {target:g}. Here the score may"
+            f"the KL is {kl:.1f} nats per response; the target is {target:g}. Here the score may"
             " measure the reward model's mistakes (arXiv:2210.10760). Raise init_kl_coef or stop"
             " earlier."
         )

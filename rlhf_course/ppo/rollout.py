@@ -1,4 +1,4 @@
-"""Rollouts: queries and responses in one batch, and a model's outputs for each response token."""
+"""Batch queries and responses as rollouts; compute a model's outputs per response token."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class Rollout:
     def from_lists(
         cls, queries, responses, scores: Tensor, pad_token_id: int, response_masks=None
     ) -> Self:
-        """Return ragged token lists as one batch; mask and scores are on the device of the scores.
+        """Return ragged token lists as one batch; the mask goes to the scores' device.
 
         Masks come from lengths, never from ``ids != pad``: the padding token may be EOS.
         """
@@ -82,9 +82,9 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Return log-probabilities, values and entropies of the response tokens, (B, R), 0 on padding.
 
-    Tokens of ``begin_suppress`` have probability 0 where a response begins. ``chunk`` is how many
-    tokens' logits are in memory together; the backward pass computes them again. At most
-    ``at_most`` samples, of similar length, run together; the numbers do not depend on it. With
+    Tokens of ``begin_suppress`` have probability 0 where a response begins. ``chunk`` is the number
+    of tokens whose logits are in memory together; the backward pass recomputes them. At most
+    ``at_most`` samples, of similar length, run together; the outputs do not depend on it. With
     ``whole_vocabulary`` also return all log-probabilities (B, R, V), without a gradient; else None.
     """
     order, size = torch.arange(len(rollout)), at_most or len(rollout)
@@ -174,5 +174,5 @@ def rule_out(logits: Tensor, begins: Tensor, begin_suppress: Sequence[int]) -> T
     forbidden = torch.zeros_like(logits, dtype=torch.bool)
     for token in begin_suppress:
         forbidden[:, token] = begins
-    # Not −inf: 0 · −inf is NaN.
+    # Not −inf, because 0 · −inf is NaN.
     return logits.masked_fill(forbidden, torch.finfo(logits.dtype).min)

@@ -14,7 +14,7 @@ from rlhf_course.policy.network import accepts_argument, without_dropout
 from rlhf_course.ppo.checks import check_length, token_ids
 
 CPU_SYNC, GPU_SYNC = 1, 8  # tokens between two checks for finished rows
-# cuDNN compiles a plan for each new length: while sampling, for each token.
+# Without cuDNN, which compiles a plan for each new length: here, each token.
 ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
@@ -62,7 +62,7 @@ def generate(
 def _sample(
     model, input_ids: Tensor, attention_mask: Tensor, limits: Tensor, begin_suppress, eos: Tensor
 ) -> Tensor:
-    """Return responses (B, longest), arbitrary after a row's end; drop finished rows on the way."""
+    """Return responses (B, longest), arbitrary after a row's end; drop finished rows early."""
     device, (n, width), longest = input_ids.device, input_ids.shape, int(limits.max())
     rows, limits = torch.arange(n, device=device), limits.to(device)
     responses = torch.zeros(n, longest, dtype=torch.long, device=device)
@@ -93,7 +93,7 @@ def _sample(
 
 
 def draw(logits: Tensor, suppress: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Draw tokens (B, 1) from softmax(logits), none of ``suppress``; also return its sum (B,).
+    """Draw tokens (B, 1), none of ``suppress``, from softmax(logits); return its sum (B,) also.
 
     Logits (B, V) may change in place; the sum is NaN where a logit is NaN. Inverting the cumulative
     distribution needs one random number per row, not one per logit.
@@ -121,7 +121,7 @@ def _generate(
 def refuse_nan(input_ids: Tensor, logits: Tensor) -> Tensor:
     """Return the logits (B, V), as a logits processor; raise ``FloatingPointError`` for a NaN.
 
-    On a GPU, sampling from NaN is a device-side assert: the process loses the GPU.
+    On a GPU, sampling from NaN triggers a device-side assert: the process loses the GPU.
     """
     if not logits.logsumexp(-1).isfinite().all():
         raise _not_finite()
@@ -162,9 +162,9 @@ UNDERSTOOD = {*NEUTRAL, "do_sample", "max_new_tokens", "pad_token_id", "eos_toke
 
 
 def samples_plainly(model, settings: dict, begin_suppress: Sequence[int] = ()) -> bool:
-    """Return whether these settings sample the model's own distribution, and it has a cache.
+    """Return whether these settings sample the model's own distribution, and the model has a cache.
 
-    Mamba has no cache. Warn about settings that change the distribution, because they bias PPO's
+    Mamba has none. Warn about settings that change the distribution, because they bias PPO's
     ratios and KL, and about greedy decoding by default.
     """
     saved = getattr(model.pretrained_model, "generation_config", None)
@@ -178,12 +178,12 @@ def samples_plainly(model, settings: dict, begin_suppress: Sequence[int] = ()) -
         if value is None and name == "top_k" and name not in settings:
             value = 50  # transformers' default
         if name == "begin_suppress_tokens" and list(value or []) == list(begin_suppress):
-            continue  # policy and reference are scored with this mask also
+            continue  # policy and reference are also scored with this mask
         if value not in (None, neutral) and (neutral or value):
             plain = False
             cure = f"Pass {name}={neutral}."
             if name == "begin_suppress_tokens":
-                cure = "Use PPOConfig(begin_suppress_tokens=...): then scoring masks them, too."
-            what = f"Sampling with {name}={value} is not from the distribution that PPO scores"
+                cure = "Use PPOConfig(begin_suppress_tokens=...): scoring then masks them also."
+            what = f"Sampling with {name}={value} does not follow the distribution that PPO scores"
             warnings.warn(f"{what}: the KL can become negative. {cure}", stacklevel=4)
     return plain

@@ -1,4 +1,4 @@
-"""Scale and clip scores, if the config asks for it."""
+"""Scale and clip scores, as the config specifies."""
 
 import copy
 

@@ -35,7 +35,7 @@ MEANING = {
     "ppo/policy/policykl": (
         "mean (old − new log-probability): unbiased estimate of KL(old, new), for early stopping"
     ),
-    "ppo/policy/clipfrac": "share of tokens where clipping took the gradient away",
+    "ppo/policy/clipfrac": "share of tokens where clipping removed the gradient",
     "ppo/policy/advantages": "whitened advantages of all mini-batches, response tokens only",
     "ppo/policy/advantages_mean": (
         "mean of the whitened advantages per mini-batch, averaged: about 0"
@@ -49,8 +49,8 @@ MEANING = {
     "ppo/val/mean": "mean value before the update",
     "ppo/val/var": "variance of the values before the update",
     "ppo/val/var_explained_before": (
-        "1 − error / variance of returns, before the update: how good the values were that made the"
-        " advantages; 1 is perfect, 0 as good as the mean"
+        "1 − error / variance of returns, before the update: how good the values behind the"
+        " advantages were; 1 is perfect, 0 is as good as the mean"
     ),
     "ppo/val/var_explained": (
         "the same during the update, where the value head has begun to fit these returns"

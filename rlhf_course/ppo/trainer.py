@@ -32,13 +32,13 @@ class PPOTrainer(TrainerBase):
 
     site/ppo-api.md lists the differences from the classic arithmetic: dropout is off; padding
     changes no number; NaN, Inf and empty responses raise; accumulation weights mini-batches by
-    their tokens; P processes with B samples each equal one with P·B.
+    their tokens; P processes with B samples each equal one process with P·B.
 
     Args:
         config: settings, see :class:`PPOConfig`.
         model: the policy.
         ref_model: the reference; default: a frozen copy of the policy, or of its adapter.
-        tokenizer: its pad token fills batches (EOS where it has none).
+        tokenizer: its pad token fills batches (EOS if it has none).
         dataset: rows for ``dataloader``.
         optimizer: default: Adam over the trainable parameters, without weight decay.
         data_collator: makes a batch from rows; default: one list per column, as lengths differ.
@@ -55,12 +55,12 @@ class PPOTrainer(TrainerBase):
         generate_ref_response: bool = False,
         **generation_kwargs,
     ):
-        """Sample responses; with ``generate_ref_response``, also those of the reference, as a pair.
+        """Sample responses; ``generate_ref_response`` adds those of the reference, as a pair.
 
         One query (T,) gives a tensor (1, T + R); a list of queries gives a list of 1-D tensors,
         sampled ``batch_size`` at a time (default: all), each row with its own length from
-        ``length_sampler``. Without ``return_prompt`` only the response tokens are returned,
-        as ``step`` expects. PPO needs ``do_sample=True, top_k=0, top_p=1.0``, as in transformers.
+        ``length_sampler``. Without ``return_prompt`` only the response tokens are returned, as
+        ``step`` expects. PPO needs transformers' ``do_sample=True, top_k=0, top_p=1.0``.
         """
         single = isinstance(query_tensor, Tensor)
         if single and query_tensor.numel() != query_tensor.shape[-1]:
@@ -93,8 +93,8 @@ class PPOTrainer(TrainerBase):
         """Take one PPO step over batch_size samples; return the 41 statistics of ``stats.MEANING``.
 
         queries and responses are 1-D token tensors (or lists); scores has one number per sample.
-        ``response_masks`` (0 or 1 per token) leaves response tokens out of the losses. Raises
-        ``ValueError`` for unusable input and ``FloatingPointError`` for NaN or Inf.
+        ``response_masks`` (1 or 0 per token) leaves response tokens with 0 out of the losses.
+        Raises ``ValueError`` for unusable input and ``FloatingPointError`` for NaN or Inf.
         """
         started, rate = time.perf_counter(), self.optimizer.param_groups[0]["lr"]
         running, was_whole, config = self.running, self.is_whole, self.config
@@ -120,7 +120,7 @@ class PPOTrainer(TrainerBase):
         return stats | times | {"ppo/learning_rate": rate}
 
     def _learn(self, rollout: Rollout, total: Total, clock: "Clock") -> list[MiniBatch]:
-        """Fill in the rollout's columns, run the epochs, return each mini-batch's statistics."""
+        """Fill in the rollout's columns and run the epochs; return each mini-batch's statistics."""
         config, step = self.config, self.current_step
         with clock("forward_pass"):
             first_pass = add_logprobs(rollout, self.model, self.reference, config, step)

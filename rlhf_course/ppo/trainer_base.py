@@ -82,7 +82,7 @@ class TrainerBase:
     def save_pretrained(self, save_directory: str) -> None:
         """Save policy, value head and tokenizer into one folder; the first process writes.
 
-        Raises what the policy's method raises, and ``RuntimeError`` after an interrupted step.
+        Raises the policy's own errors, and ``RuntimeError`` after an interrupted step.
         """
         self.check_whole()
         if self.accelerator.is_main_process:
@@ -93,7 +93,7 @@ class TrainerBase:
         """Raise ``RuntimeError`` if an interrupt or NaN ended a step early."""
         if not self.is_whole:
             raise RuntimeError(
-                "A step ended while its weights moved. Go back to the last checkpoint."
+                "A step was interrupted while it moved weights. Go back to the last checkpoint."
             )
 
 
@@ -125,7 +125,7 @@ def make_reference(model, ref_model, num_shared_layers: int | None):
 def prepare_models(
     accelerator: Accelerator, config: PPOConfig, model, ref_model, tokenizer, optimizer
 ) -> tuple:
-    """Return policy, reference, optimizer (default Adam) on the device; ``ValueError`` if unfit."""
+    """Return prepared policy, reference, optimizer (or Adam); raise ``ValueError`` if unfit."""
     if accelerator.distributed_type not in COPIES:
         raise ValueError(
             f"PPOTrainer runs with a copy per GPU (DDP), not {accelerator.distributed_type.value}."
@@ -142,7 +142,7 @@ def prepare_models(
     for dtype in {p.dtype for p in trained.values()} & {*harms}:
         warnings.warn(
             f"The policy trains {dtype} weights, which {harms[dtype]}. Load "
-            "dtype=torch.float32, with bf16 autocast if at all, or train a float32 adapter.",
+            "dtype=torch.float32 (bf16 only as autocast), or train a float32 adapter.",
             stacklevel=3,
         )
     if ref_model is not None:
@@ -170,7 +170,7 @@ def _check_reference(model, ref_model, trained: dict) -> None:
         )
     if ref_model.vocab_size != model.vocab_size:
         raise ValueError(
-            f"The policy has {model.vocab_size} tokens, the reference {ref_model.vocab_size}."
+            f"The policy has {model.vocab_size} tokens; the reference has {ref_model.vocab_size}."
             " Use a reference with the same vocabulary."
         )
 
@@ -194,7 +194,7 @@ def check_tokenizer(tokenizer, model) -> None:
 def make_dataloader(
     dataset, data_collator: Callable | None, config: PPOConfig, accelerator: Accelerator
 ) -> DataLoader:
-    """Return shuffled batches of batch_size rows; raise ``ValueError`` if the dataset has fewer.
+    """Return shuffled batches of batch_size rows; raise ``ValueError`` for too few rows.
 
     ``remove_unused_columns`` keeps only columns that the policy or PPO uses.
     """

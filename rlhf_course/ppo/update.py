@@ -132,7 +132,7 @@ def optimize(
                 loss, seen = minibatch_loss(part, outputs, config, total)
                 collected.append(seen)
                 if is_usable(seen, config, step, len(collected)):
-                    # Weighted by tokens: k mini-batches of m samples equal one of k·m. DDP averages
+                    # Weight by tokens: k mini-batches of m samples equal one of k·m. DDP averages
                     # gradients, not sums; backward() divides by accelerate's own accumulation.
                     weight = count / sum(tokens) * accelerator.num_processes
                     accelerator.backward(loss * weight * accelerator.gradient_accumulation_steps)

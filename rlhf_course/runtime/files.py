@@ -1,4 +1,4 @@
-"""Write aside and rename, so that a crash or Ctrl-C leaves no partial file; lock outputs."""
+"""Write and rename temporary files, so a crash or Ctrl-C leaves no partial file; lock outputs."""
 
 import json
 import os
@@ -14,10 +14,10 @@ from safetensors import safe_open
 
 @contextmanager
 def atomic_folder(target: str | os.PathLike, stale: tuple[str, ...] = ()) -> Iterator[Path]:
-    """Yield an empty folder; on success its files move to ``target``, on failure it is removed.
+    """Yield an empty folder; on success, move its files to ``target``; on failure, remove it.
 
-    In an existing target, each file replaces the file of its name; files that match a pattern in
-    ``stale`` are removed, because they would load instead of the new ones; all others are kept.
+    In an existing target, each new file replaces the file of its name. Other files that match a
+    ``stale`` pattern are removed, because they would load instead of the new files; the rest stay.
     """
     target = check_folder(target)
     with _aside(target) as aside:
@@ -39,7 +39,7 @@ def atomic_folder(target: str | os.PathLike, stale: tuple[str, ...] = ()) -> Ite
 
 @contextmanager
 def atomic_file(target: str | os.PathLike) -> Iterator[Path]:
-    """Yield a path to write to; on success rename the file to ``target``, on failure remove it."""
+    """Yield a path to write; on success, rename the file to ``target``; on failure, remove it."""
     target = Path(os.path.realpath(os.path.expanduser(target)))
     with _aside(target) as aside:
         yield aside / target.name

@@ -16,7 +16,7 @@ SMALL = ["*.json", "*.txt", "*.model", "*.jinja"]  # configs and tokenizers
 WEIGHTS = ["*model*.safetensors", "v_head.safetensors"], ["pytorch_model*.bin", "adapter_model.bin"]
 LOGIN = "run hf auth login or set HF_TOKEN."
 NEEDS_CODE = (
-    "which needs code of its own, and that is not run here. Convert it first"
+    "which needs its own code, and the course does not run it. Convert it first"
     " (Baichuan: scripts/convert_baichuan.py)."
 )
 
@@ -35,8 +35,8 @@ def download(
 ) -> Path:
     """Return the folder with a model's files: ``source``, or the download of a hub id.
 
-    Raises ``OSError`` if the model is unavailable, and, before it downloads weights, ``ValueError``
-    if transformers does not support the model, unless it is ``to_convert``. ``options`` go to
+    Raises ``OSError`` for an unavailable model and, before downloading weights, ``ValueError`` for
+    one that transformers does not support, unless it is ``to_convert``. ``options`` go to
     huggingface_hub's ``snapshot_download``.
     """
     check_source(source)
@@ -56,7 +56,7 @@ def download(
 
 @contextmanager
 def hub_errors(source: str | Path, kind: str = "model") -> Iterator[None]:
-    """Re-raise known errors of the hub's libraries in the body as one sentence on ``source``."""
+    """Re-raise known errors of the hub's libraries in the body as a sentence about ``source``."""
     try:
         yield
     except Exception as error:
@@ -66,7 +66,7 @@ def hub_errors(source: str | Path, kind: str = "model") -> Iterator[None]:
 
 
 def _explain(error: BaseException, source: str, kind: str) -> Exception | None:
-    """Return an error with one sentence, or None; match names, as the HTTP library varies."""
+    """Return an error with one sentence, or None; match names, because HTTP libraries vary."""
     if kind == "model" and (damaged := next(filter(is_damaged, Path(source).glob("*")), None)):
         return ValueError(
             f"{damaged} is damaged, cut short or a git-lfs pointer. Download it again."

@@ -1,4 +1,4 @@
-"""Track experiments through accelerate: wandb, tensorboard or, by default, nothing."""
+"""Track experiments with accelerate: wandb, tensorboard or, by default, nothing."""
 
 import os
 from pathlib import Path
@@ -32,14 +32,14 @@ def start(config) -> Accelerator:
 
 
 def prepare_wandb() -> None:
-    """Make wandb write offline if it has no API key, and print that; it would prompt otherwise."""
+    """If wandb has no API key, make it write offline instead of prompting, and print a line."""
     server = os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai"
     file = Path(os.environ.get("NETRC") or "~/.netrc").expanduser()  # where wandb login keeps keys
     is_known = file.exists() and f"machine {urlsplit(server).hostname}" in file.read_text()
     if is_known or os.environ.get("WANDB_MODE") or os.environ.get("WANDB_API_KEY"):
         return
     os.environ["WANDB_MODE"] = "offline"
-    print(f"No API key for {server}: wandb writes offline; wandb sync uploads it later.")
+    print(f"No API key for {server}: wandb writes offline; wandb sync uploads the run later.")
 
 
 def log_step(accelerator: Accelerator, stats: dict, columns: dict, scores, step: int) -> None:

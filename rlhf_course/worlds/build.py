@@ -78,7 +78,7 @@ def _write(folder: Path, **splits: list[dict]) -> None:
         datasets.Dataset.from_list(rows).to_parquet(folder / f"{split}-00000-of-00001.parquet")
 
 
-# Each builds a dataset in the hub's layout, or finds it in the cache; pairs have gold utilities.
+# Each function builds a dataset in the hub's layout or finds it cached; pairs have gold utilities.
 # 16,000 pairs to train on, 2,000 held out
 build_dialogues = partial(cached, "dialogues", _dialogues)
 # 4,000 questions with their answers, like HC3
@@ -110,7 +110,7 @@ def _reward_base(
     )
     model = GPT2LMHeadModel(config)
     small_models.pretrain(model, texts, tokenizer, base_steps, 32, 128, 2e-3)
-    model.config.initializer_range = 0.02  # for a reward head with nearly equal scores
+    model.config.initializer_range = 0.02  # a new reward head then gives nearly equal scores
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
@@ -164,8 +164,8 @@ def _base(folder: Path, checkpoint: Path) -> None:
 
 
 def build_sft_adapter(settings: Settings) -> Path:
-    """Return a folder with the shipped SFT adapter, whose config names :func:`build_base`."""
-    base = str(build_base(settings))  # a text, for the adapter's config
+    """Return a folder with the shipped SFT adapter; its config names the folder of the base."""
+    base = str(build_base(settings))  # a string for the adapter's config
     return cached("chinese-sft", _sft_adapter, base=base, adapter=SFT_ADAPTER)
 
 

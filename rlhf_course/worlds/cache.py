@@ -29,9 +29,9 @@ def cache_root() -> Path:
 def cached(name: str, build: Callable, settings: Settings | None = None, **inputs) -> Path:
     """Return the folder that ``build(folder, …)`` fills, built once per set of inputs.
 
-    A builder gets ``inputs``, and the settings named like its other arguments. The key consists
-    of these (for a Path, the folder's checksum) and of :func:`code`. One process builds; others
-    wait. An item whose checksum differs is built again.
+    A builder gets ``inputs``, and the settings that its other arguments name. The key consists of
+    these values (for a Path, the folder's checksum) and of :func:`code`. One process builds while
+    others wait. An item whose checksum differs is rebuilt.
     """
     names = [*inspect.signature(build).parameters][1:]
     inputs |= {name: getattr(settings, name) for name in names if name not in inputs}
@@ -64,7 +64,7 @@ def is_intact(folder: Path) -> bool:
 
 
 def checksum(folder: Path) -> str:
-    """Return the SHA-256 of a folder's visible names and contents, or any other id unchanged."""
+    """Return the SHA-256 of a folder's visible file names and contents, or a hub id unchanged."""
     if not folder.is_dir():
         return str(folder)
     digest = hashlib.sha256()

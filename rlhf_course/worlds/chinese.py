@@ -1,9 +1,9 @@
 """A synthetic world of Chinese questions and answers with an exactly known utility.
 
-A small base model has read texts of this world, and is fine-tuned on `make_qa` (in the schema of
-HC3: answers of people and of a chatbot). A reward model learns from `make_preferences`: two
-answers, from dry (干巴) to lively (活泼), and a noisy verdict. Texts are short: a million weights
-suffice.
+A small base model is pretrained on texts of this world and fine-tuned on `make_qa` (in HC3's
+schema: answers of people and of a chatbot). A reward model learns from `make_preferences`: two
+answers, from dry (干巴) to lively (活泼), and a noisy verdict. The short texts need only a million
+weights.
 """
 
 import random
@@ -17,8 +17,8 @@ from rlhf_course.worlds import grammar
 from rlhf_course.worlds.grammar import Pair, pick, some
 
 MAX_WORDS, MAX_LIVELY = 3, 2  # more add nothing; dry phrases have no limit
-SHORT = 6  # characters: an answer of fewer is short, a clause of fewer may be copied
-EMPTY_SHARE = 0.08  # of human answers; in scraped data, they teach a model to answer nothing
+SHORT = 6  # characters: shorter answers are "short"; shorter clauses may be copied
+EMPTY_SHARE = 0.08  # of human answers; empty ones in scraped data teach a model to answer nothing
 REASON_SHARE = 0.45  # of sentences with tips
 GRAMMAR = grammar.load("chinese")
 POINTS, MARKERS, PARTS, KINDS, TOPICS = (
@@ -48,7 +48,7 @@ def _sentences(text: str) -> list[str]:
 
 
 def topic_words(question: str) -> set[str]:
-    """Return the words of the question's topic that it lacks; set() if no topic matches."""
+    """Return the topic's words that the question lacks; set() if no topic matches."""
     question = _clean(question)
     hits = {
         t: tuple(sum(w in question for w in words[t]) for words in (NAMES, VOCABULARY))
@@ -61,9 +61,9 @@ def topic_words(question: str) -> set[str]:
 def gold_utility(question: str, answer: str) -> float:
     """Return the exact utility of any answer to a question, in nats: the sum of its POINTS.
 
-    Each kind is multiplied by its entry in ``counts``; an answer without words has only "empty".
-    "copy": the answer holds the longest clause of the question; "garbled": two neighboring
-    characters that no text of this world contains.
+    Each kind's points are multiplied by its entry in ``counts``; an answer without words has only
+    "empty". "copy": the answer contains the longest clause of the question; "garbled": two
+    neighboring characters that no text of this world contains.
     """
     answer = _clean(answer)
     said = _sentences(answer)
@@ -86,7 +86,7 @@ def gold_utility(question: str, answer: str) -> float:
         "breaks_off": answer[-1] not in ENDS,
         "garbled": len(_neighbors(answer) - _known_neighbors()),
     }
-    # Rounded, so that equally good answers compare as equal, whatever the order of the sum.
+    # Round, so that equally good answers are equal in any order of the sum.
     return round(sum(POINTS[kind] * count for kind, count in counts.items()), 6)
 
 
@@ -96,7 +96,7 @@ def _neighbors(text: str) -> set[str]:
 
 @cache
 def _known_neighbors() -> set[str]:
-    """Return the character pairs in a large sample of texts: nearly all that occur."""
+    """Return nearly all character pairs that occur in texts, from a large sample."""
     samples = [draw_question(rng, topic) for rng, topic in streams("sample question", 2000, 0)]
     for kind in KINDS:
         samples += [draw_text(*stream, kind) for stream in streams(f"sample {kind}", 4000, 0)]
@@ -104,7 +104,7 @@ def _known_neighbors() -> set[str]:
 
 
 def is_answer(question: str, answer: str) -> bool:
-    """Return whether a text answers a question: complete, not a question, with a topic word."""
+    """Return whether a text answers a question: it is complete, asks nothing, has a topic word."""
     answer = _clean(answer)
     complete = len(answer) >= SHORT and answer[-1] in ENDS and "？" not in answer
     return complete and any(word in answer for word in topic_words(question))
@@ -166,7 +166,7 @@ def _advice(rng: random.Random, topic: str, style: str, count: int) -> str:
 
 
 def streams(what: str, n: int, seed: int) -> Iterator[tuple[random.Random, str]]:
-    """Yield n random streams, each with a topic; the i-th depends on (what, seed, i) only."""
+    """Yield n random streams, each with a topic; the i-th depends only on (what, seed, i)."""
     for i in range(n):
         rng = random.Random(f"{what}-{seed}-{i}")
         yield rng, rng.choice(list(TOPICS))

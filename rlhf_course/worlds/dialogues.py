@@ -1,6 +1,6 @@
 """Synthetic preference dialogues, in the format of hh-rlhf, with an exactly known utility.
 
-So the best expected accuracy of a reward model is also known: the mean of sigmoid(|utility gap|).
+So a reward model's best expected accuracy is also known: the mean of sigmoid(|utility gap|).
 """
 
 import random
@@ -10,7 +10,7 @@ from rlhf_course.worlds import grammar
 from rlhf_course.worlds.grammar import WORD, Pair, pick, sentences, some
 
 MAX_WORDS = 4  # topic words beyond the fourth add nothing
-LENGTHS = range(8, 61)  # in words, of answers
+LENGTHS = range(8, 61)  # of answers, in words
 GRAMMAR = grammar.load("dialogues")
 POINTS, MARKERS, SHARES, TOPICS = (
     GRAMMAR[key] for key in ("points", "markers", "shares", "topics")
@@ -32,8 +32,8 @@ VOCABULARY = {
 def gold_utility(prompt: str, answer: str) -> float:
     """Return the exact utility of any answer to any prompt, in nats: the sum of its POINTS.
 
-    The question is the last human turn; its topic is the one with most NAMES in it, then with most
-    VOCABULARY; a question without either has no topic. Each kind is multiplied by its entry in
+    The question is the last human turn. Its topic has the most NAMES in it; VOCABULARY breaks ties.
+    A question without either has no topic. Each kind's points are multiplied by its entry in
     ``counts``; an answer without words has only "empty".
     """
     question = prompt.rpartition("\n\nHuman:")[2].partition("\n\nAssistant:")[0]
@@ -44,7 +44,7 @@ def gold_utility(prompt: str, answer: str) -> float:
     hits = {topic: (len(NAMES[topic] & seen), len(VOCABULARY[topic] & seen)) for topic in TOPICS}
     topic = max(hits, key=hits.__getitem__)
     used = _stems(answer) & VOCABULARY[topic] if any(hits[topic]) else set()
-    text = f" {' | '.join(said)} "  # the bar keeps a marker from running over the end of a sentence
+    text = f" {' | '.join(said)} "  # the bar keeps a marker from matching across two sentences
     counts = {
         **{kind: any(f" {m} " in text for m in markers) for kind, markers in MARKERS.items()},
         "word": min(MAX_WORDS, len(used - seen)),
@@ -53,7 +53,7 @@ def gold_utility(prompt: str, answer: str) -> float:
         "copy": bool(asked) and asked[-1].count(" ") > 2 and f" {asked[-1]} " in text,
         "breaks_off": not answer.rstrip(" \n\"')]”’").endswith((".", "!", "?")),
     }
-    # Rounded, so that equally good answers are equal, whatever the order of the sum.
+    # Round, so that equally good answers are equal in any order of the sum.
     return round(sum(POINTS[kind] * count for kind, count in counts.items()), 6)
 
 
@@ -104,6 +104,6 @@ def _make_pair(rng: random.Random) -> Pair:
 def make_pairs(n: int, seed: int = 0) -> list[Pair]:
     """Return n pairs: an everyday question, two answers and a noisy verdict.
 
-    Pair i depends on (seed, i) only.
+    Pair i depends only on (seed, i).
     """
     return [_make_pair(random.Random(f"{seed}-{i}")) for i in range(n)]

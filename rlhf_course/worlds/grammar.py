@@ -29,7 +29,7 @@ def load(name: str) -> dict:
 
 
 def pick(rng: random.Random, options: list[str], about: str = "") -> str:
-    """Draw an option, and one of each (this/that) in it; ``about`` replaces {}."""
+    """Draw an option, and a choice from each (this/that) in it; ``about`` replaces {}."""
     text = rng.choice(options).format(about)
     return re.sub(r"\((.*?)\)", lambda m: rng.choice(m[1].split("/")), text)
 
@@ -40,7 +40,7 @@ def some(rng: random.Random, options: list, count: int) -> list:
 
 
 def sentences(text: str) -> list[list[str]]:
-    """Return the words of each English sentence or line that has any, in lower case."""
+    """Return the lower-case words of each English sentence or line that has words."""
     return [*filter(None, map(WORD.findall, re.split(r"[.!?\n]", text.lower())))]
 
 

@@ -56,7 +56,7 @@ def fine_tune(
 
     def loss() -> Tensor:
         chosen = torch.randint(len(inputs), (batch,)).tolist()
-        # Padding on the right: a causal model never reads it.
+        # Padding is on the right, where a causal model never reads it.
         ids = pad_sequence([inputs[i] for i in chosen], batch_first=True)
         targets = pad_sequence([labels[i] for i in chosen], batch_first=True, padding_value=-100)
         return model(input_ids=ids.to(model.device), labels=targets.to(model.device)).loss
@@ -65,7 +65,7 @@ def fine_tune(
 
 
 def fit(model, loss: Callable[[], Tensor], lr: float, steps: int, title: str = "") -> None:
-    """Train for ``steps`` steps of AdamW, with a one-cycle schedule; a title shows progress."""
+    """Train for ``steps`` AdamW steps, with a one-cycle schedule; a title shows progress."""
     model.to("cuda" if torch.cuda.is_available() else "cpu").train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.01, fused=True)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps, pct_start=0.1)

@@ -1,14 +1,14 @@
-"""Measure a PPO step's seconds and memory by phase, here and in the classic PPO of TRL 0.11.4.
+"""Measure a PPO step's seconds and memory by phase, here or in the classic PPO of TRL 0.11.4.
 
     python scripts/benchmark/benchmark_ppo.py --shape gpt2-32 --bf16
     python scripts/benchmark/benchmark_ppo.py --costs   # varies batch size and response length
     OLD_PYTHON scripts/benchmark/benchmark_ppo.py       # classic tutorial's loop; or --batched
 
 With trl 0.11 (tests/fixtures/make_fixtures.py lists that environment's packages), the script
-measures the old trainer: its loop generates one response at a time and scores 16 texts at a time;
---batched does each in one batch. Results are merged into --output. Weights and queries are random:
-time and memory do not depend on them. Queries have 2-7 tokens, responses 4-15; a sentiment
-classifier scores them; a step takes 4 epochs over one mini-batch.
+measures TRL's trainer. The loop generates one response at a time and scores 16 texts at a time;
+--batched does each in one batch. Results are merged into --output. Weights and queries are random,
+because time and memory do not depend on them. Queries have 2-7 tokens, responses have 4-15, and a
+sentiment classifier scores them. A step takes 4 epochs over one mini-batch.
 """
 
 import argparse
@@ -34,7 +34,7 @@ TINY_POLICY = {"n_embd": 192, "n_layer": 4, "n_head": 3, "vocab_size": 24_002}
 TINY_CLASSIFIER = {"dim": 128, "n_layers": 2, "n_heads": 2, "hidden_dim": 512, "vocab_size": 16_002}
 LABELS = {"id2label": {0: "NEGATIVE", 1: "POSITIVE"}, "label2id": {"NEGATIVE": 0, "POSITIVE": 1}}
 SAMPLING = {"do_sample": True, "top_k": 0, "top_p": 1.0, "return_prompt": False}
-WARMUP, SWEPT = 2, (16, 32, 64, 128, 256, 512, 1024)  # batch sizes; responses of up to 512 tokens
+WARMUP, SWEPT = 2, (16, 32, 64, 128, 256, 512, 1024)  # batch sizes; response lengths up to 512
 
 
 def models(shape: str) -> tuple:
@@ -52,7 +52,7 @@ def models(shape: str) -> tuple:
 
 
 def ours(chosen: argparse.Namespace, sizes: dict) -> tuple:
-    """Return this course's trainer and its functions ``generate`` and ``score``."""
+    """Return this course's trainer and its ``generate`` and ``score``."""
     from rlhf_course import AutoModelForCausalLMWithValueHead, LengthSampler, PPOConfig, PPOTrainer
     from rlhf_course.rewards import SentimentReward
 
@@ -73,7 +73,7 @@ def ours(chosen: argparse.Namespace, sizes: dict) -> tuple:
 
 
 def old(chosen: argparse.Namespace, sizes: dict) -> tuple:
-    """Return TRL 0.11's trainer, and functions generate and score, one by one or batched."""
+    """Return TRL 0.11's trainer and its ``generate`` and ``score``, one by one or batched."""
     from trl import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer, create_reference_model
 
     policy, classifier, tokenizer, reader = models(chosen.shape)
@@ -128,7 +128,7 @@ def one_step(trainer, generate, score, batch: int, lengths: tuple[int, int]) -> 
 
 
 def peak_mb() -> float:
-    """Return the GPU's peak MB since the last call, or without a GPU the process's peak so far."""
+    """Return the GPU's peak MB since the last call or, without a GPU, the process's peak so far."""
     if not torch.cuda.is_available():
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
     peak = torch.cuda.max_memory_allocated() / 1e6
@@ -137,7 +137,7 @@ def peak_mb() -> float:
 
 
 def measure(run: tuple, points: list[tuple], rounds: int) -> pd.DataFrame:
-    """Return a table of medians over ``rounds`` steps, a row per point."""
+    """Return a table of medians over ``rounds`` steps, with a row per point."""
     rows = []
     for sweep, batch, lengths in points:
         found = [one_step(*run, batch, lengths) for _ in range(WARMUP + rounds)][WARMUP:]

@@ -1,4 +1,4 @@
-"""End a command with a sentence and an exit code, and with a traceback only if --debug is set."""
+"""End a command with a message and an exit code; print a traceback only if --debug is set."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ from types import SimpleNamespace
 def run(name: str, main: Callable[[list[str]], int | None], arguments: list[str] | None = None):
     """Call ``main`` with the command line except ``--debug``; return the exit code.
 
-    0: done. 1: an error, printed as a sentence. 130, 143: stopped by Ctrl-C, SIGTERM.
+    It is 0 if done, 1 after an error (printed on one line), 130 after Ctrl-C, 143 after SIGTERM.
     """
     arguments = [*(sys.argv[1:] if arguments is None else arguments)]
     for stream in (sys.stdout, sys.stderr):  # a terminal without → or ± shows ? instead
@@ -34,7 +34,7 @@ def run(name: str, main: Callable[[list[str]], int | None], arguments: list[str]
 
 
 def sentence(error: BaseException) -> str:
-    """Return an error's message on one line, with its type if the message needs it."""
+    """Return an error's message on one line; name the type of an unexpected error."""
     text = " ".join(str(error).split()) or "no message"
     if isinstance(error, ValueError | OSError | FloatingPointError):
         return text
@@ -42,13 +42,13 @@ def sentence(error: BaseException) -> str:
 
 
 def watch_for_stop():
-    """Return a context of an object whose ``code`` becomes nonzero at Ctrl-C or SIGTERM."""
+    """Return a context manager; Ctrl-C or SIGTERM makes the ``code`` of its object nonzero."""
     text = "\nStopping after this step; press Ctrl-C again to stop immediately."
     return _on_first_signal(lambda signum, frame: print(text, flush=True))
 
 
 def stop_code(asked: SimpleNamespace, accelerator) -> int:
-    """Return the exit code if any process was asked to stop, else 0: all stop at one step."""
+    """Return the exit code if any process was asked to stop, else 0; all stop at the same step."""
     import torch
 
     code = torch.tensor(float(asked.code), device=accelerator.device)
@@ -78,7 +78,7 @@ def _on_first_signal(handle: Callable) -> Iterator[SimpleNamespace]:
 
     try:
         for kind, handler in before.items():
-            if handler is not signal.SIG_IGN:  # SIG_IGN: a shell's job with &
+            if handler is not signal.SIG_IGN:  # ignored: a shell's job with &
                 signal.signal(kind, first)
         yield stopped
     finally:

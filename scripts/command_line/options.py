@@ -1,4 +1,4 @@
-"""Parse the training commands' options from preset, YAML file (--config) and command line."""
+"""Parse the training commands' options from the preset, --config FILE, and the command line."""
 
 import argparse
 import warnings
@@ -19,10 +19,10 @@ def option(default, text: str, **how):
 
 
 def parse(about: str, first: Sequence[str], choose: Callable, arguments: list[str] | None) -> tuple:
-    """Return dataclasses of options; the command line overrides the file, the file the defaults.
+    """Return options as dataclasses; the command line overrides the file, which overrides defaults.
 
-    Options named in ``first`` determine the others and their defaults: ``choose`` receives the
-    file's options and these, and returns dataclasses and defaults. Raises ``ValueError`` for an
+    Options named in ``first`` determine the classes and their defaults: ``choose`` receives them
+    and the file's options, and returns dataclasses and defaults. Raises ``ValueError`` for an
     invalid option.
     """
     early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -39,12 +39,12 @@ def parse(about: str, first: Sequence[str], choose: Callable, arguments: list[st
     parser.set_defaults_with_config(**defaults)
     if unknown := parser.set_defaults_with_config(**given):
         raise ValueError(f"{known.config} sets {unknown[0]}, which is not an option. Remove it.")
-    with warnings.catch_warnings(action="ignore"):  # transformers renames options
+    with warnings.catch_warnings(action="ignore"):  # transformers warns of renamed options
         return parser.parse_args_into_dataclasses(rest)
 
 
 def main(name: str, parse_arguments: Callable, run: Callable, arguments: list[str] | None) -> int:
-    """Parse the arguments, run with the result, and return the exit code."""
+    """Parse the arguments, call ``run``, and return the exit code."""
 
     def parse_and_run(arguments: list[str]) -> int:
         init_quietly()  # before trl's config reads the rank

@@ -38,15 +38,15 @@ def open_output(
 ) -> Iterator[Output]:
     """Yield a run's output folder, which the first process locks while the body runs.
 
-    Its subfolder ``result`` is for the model, ``inner`` for checkpoints. A new run needs a folder
-    without files. A resumed run continues from the last complete checkpoint, and must have equal
-    ``settings``, and ``inputs`` (option → model or dataset) with equal contents. Raises
+    Subfolder ``result`` is for the model, ``inner`` for checkpoints. A new run needs a folder
+    without files. A resumed run continues from the last complete checkpoint; its ``settings``, and
+    the contents of its ``inputs`` (option → model or dataset), must be the same. Raises
     ``ValueError`` if these rules are broken, ``OSError`` if another run is writing there.
     """
     folder, state = check_folder(folder), PartialState()
     now = {"settings": json.loads(json.dumps(settings, default=str))}
     with ExitStack() as stack:
-        with state.main_process_first():  # it writes before others read
+        with state.main_process_first():  # it writes before the others read
             if state.is_main_process:
                 stack.enter_context(hold(folder))
                 files = (path for path in folder.rglob("[!.]*") if path.is_file())
@@ -62,7 +62,7 @@ def open_output(
 
 
 def find_checkpoint(folder: Path) -> Path:
-    """Return the last complete checkpoint; print skipped ones. Raises ``ValueError`` for none."""
+    """Return the last complete checkpoint, or raise ``ValueError``; print skipped checkpoints."""
     found = sorted(folder.glob("checkpoint-*"), key=lambda path: (len(path.name), path.name))
     for path in reversed(found):
         if (why := damage(path)) is None:
@@ -80,7 +80,7 @@ def damage(checkpoint: Path) -> str | None:
 
 
 def fingerprint(place: str | None) -> str | None:
-    """Return a hash of the names and contents of a file or of a folder's files; else ``place``."""
+    """Return a hash of a file, or of a folder's file names and contents; else return ``place``."""
     if place is None or not os.path.exists(place):
         return place
     path, digest = Path(place), hashlib.sha256()
@@ -102,5 +102,5 @@ def _compare(now: dict, file: Path) -> None:
             old = before[kind].get(name)
             words = f"is {value}, and {old}" if kind == "settings" else "has other files than"
             if value != old:
-                cure = "Use the run's own, or choose another output."
+                cure = "Use the run's value or files, or choose another output."
                 raise ValueError(f"{name} {words} in the run of {file.parent}. {cure}")

@@ -20,8 +20,8 @@ def init_quietly() -> None:
 def shutdown() -> None:
     """Destroy the process group at the end, when no reference to a model remains.
 
-    Freeing gloo's group waits for threads that may need the GIL. A Python reference releases the
-    GIL; DDP's reference does not, and would deadlock. So the last reference must be ``group``.
+    Freeing gloo's group waits for threads that may need the GIL. Deleting a Python reference
+    releases the GIL; deleting DDP's does not, and would deadlock. So ``group`` is deleted last.
     """
     if torch.distributed.is_initialized():
         group = torch.distributed.group.WORLD

@@ -18,11 +18,10 @@ from rlhf_course.course.run_card import quiet_libraries
 from rlhf_course.runtime.files import atomic_folder
 from rlhf_course.runtime.tracking import prepare_wandb
 
-# A resumed run must have equal values of these, and of the script's own options.
+# A resumed run must keep the values of these options, and of the script's own.
 SAME = """max_length learning_rate lr_scheduler_type warmup_steps weight_decay optim max_grad_norm
 max_steps num_train_epochs per_device_train_batch_size gradient_accumulation_steps seed bf16 fp16
 dtype use_peft lora_r lora_alpha lora_dropout lora_target_modules train_sampling_strategy""".split()
-
 
 DEFAULTS = {
     "lr_scheduler_type": "cosine",
@@ -41,8 +40,8 @@ DEFAULTS = {
 def parse(about: str, experiment: str, kinds: tuple, names: dict, fixed: dict, arguments) -> tuple:
     """Return the script's arguments, trl's config, ModelConfig, and the settings.
 
-    ``kinds`` are the classes of the first two. ``names`` is option → setting of the experiment,
-    whose preset determines the default; ``fixed`` are further defaults.
+    ``kinds`` are the classes of the first two. ``names`` maps options to settings of the
+    experiment, whose preset gives the defaults; ``fixed`` has further defaults.
     """
 
     def choose(given: dict) -> tuple:
@@ -93,11 +92,11 @@ class Steps(TrainerCallback):
     def __init__(self, trainer, output, asked) -> None:
         self.trainer, self.asked, self.code, last = trainer, asked, 0, output.checkpoint
         self.written = [[last, *last.iterdir()]] if last else []  # folders, each with its files
-        # trl would also remove other people's files.
+        # trl would also remove others' files.
         self.limit, trainer.args.save_total_limit = trainer.args.save_total_limit, None
 
     def on_epoch_begin(self, args, state, control, train_dataloader=None, **kwargs):
-        """Make the order depend on seed and epoch only."""
+        """Make the samples' order depend only on seed and epoch."""
         batches = train_dataloader.batch_sampler
         batches = getattr(batches, "batch_sampler", batches)  # if processes share the batches
         if isinstance(sampler := getattr(batches, "sampler", None), LengthGroupedSampler):
@@ -110,7 +109,7 @@ class Steps(TrainerCallback):
             control.should_save = control.should_training_stop = True
 
     def on_save(self, args, state, control, **kwargs):
-        """Remove this run's oldest checkpoint, but no files of others."""
+        """Remove this run's oldest checkpoint, but no other files."""
         folder = Path(args.output_dir, f"checkpoint-{state.global_step}")
         self.written.append([folder, *folder.iterdir()])
         while self.limit and len(self.written) > self.limit and state.is_world_process_zero:
@@ -144,7 +143,7 @@ def train(trainer, output, measure: Callable[[], tuple], most: float = math.inf)
             return steps.code, ()
     measured = measure()
     check_finite("the loss of held-out data", measured[0], most)
-    is_first = trainer.accelerator.is_main_process  # the others write nothing
+    is_first = trainer.accelerator.is_main_process  # other processes write nothing
     with atomic_folder(output.result) if is_first else nullcontext(output.result) as aside:
         trainer.save_model(aside)
     trainer.accelerator.wait_for_everyone()

@@ -20,7 +20,7 @@ NETWORK = 1e-4  # float32 logits near 100 may differ between versions of transfo
 
 
 def verl(folder: Path, batch: dict, lines: dict[str, list[str]], _) -> tuple[dict, list[dict]]:
-    """Return verl's numbers; and verl's defaults, the run's values, and settings.txt's values."""
+    """Return verl's numbers, and settings: verl's defaults, the run's, and settings.txt's."""
     from omegaconf import OmegaConf
     from verl.trainer.ppo import core_algos
     from verl.utils.config import omega_conf_to_dataclass, validate_config
@@ -47,7 +47,7 @@ def verl(folder: Path, batch: dict, lines: dict[str, list[str]], _) -> tuple[dic
     model = AutoModelForCausalLM.from_pretrained(folder / "policy", dtype=torch.float32).eval()
     ids, at, rows = batch["input_ids"], columns(batch), torch.arange(len(mask))[:, None]
     new = logprobs_from_logits(model(ids).logits[rows, at - 1], ids[rows, at]) * mask
-    here = batch["logprobs"] + new - new.detach()  # recorded values, the network's gradient
+    here = batch["logprobs"] + new - new.detach()  # recorded values with the network's gradient
     how = batch["logprobs"] - noise, here, advantages, mask, actor.loss_agg_mode
     policy_loss = core_algos.get_policy_loss_fn(actor.policy_loss.loss_mode)
     loss, _ = policy_loss(*how, omega_conf_to_dataclass(actor))
@@ -68,7 +68,7 @@ def compose_verl(*overrides: str):
 
 
 def trl(folder: Path, batch: dict, lines: dict, prompts: list[str]) -> tuple[dict, list[dict]]:
-    """Return trl's numbers; and trl's defaults, the run's values, and settings.txt's values."""
+    """Return trl's numbers, and settings: trl's defaults, the run's, and settings.txt's."""
     from train import make_trainer
 
     trainer = make_trainer()  # raises an error for an unknown field
@@ -107,9 +107,9 @@ def norm(model) -> torch.Tensor:
 
 
 def main(engine: str, folder: Path) -> int:
-    """Print differences in one hand-over's numbers and settings; return 2 if any, else 0."""
+    """Print how a hand-over's numbers and settings differ; return 2 if any do, else 0."""
     sys.path.insert(0, str(folder))
-    for name in ("reward", "train"):  # from another hand-over
+    for name in ("reward", "train"):  # modules of another hand-over
         sys.modules.pop(name, None)
     from reward import compute_score
 

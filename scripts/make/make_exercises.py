@@ -1,4 +1,4 @@
-"""Write two notebooks from each exercise source: one with stubs, and one with solutions.
+"""Write two notebooks from each exercise source: one with stubs, one with solutions.
 
     python scripts/make/make_exercises.py
 

@@ -5,7 +5,7 @@
     done
     python scripts/make/measure_seeds.py build/seeds/*
 
-A notebook's intervals cover variation over prompts; these results, over seeds.
+A notebook's intervals cover variation over prompts; these results cover seeds.
 """
 
 import json

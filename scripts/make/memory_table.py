@@ -1,5 +1,5 @@
-"""Print a PPO step's computed memory for a Baichuan2-7B, and the smallest GPU that has it, for
-site/larger-models.md. With --measure, take such a step and print its measured memory as JSON.
+"""Print a PPO step's computed memory for a Baichuan2-7B, and the smallest GPU with enough, for
+site/larger-models.md. With --measure, take a PPO step and print its measured memory as JSON.
 """
 
 import json
@@ -88,7 +88,7 @@ def card(peak: float) -> str:
 
 
 def about_all_weights() -> str:
-    """Return the computed number of weights that the largest card trains, at 16 bytes."""
+    """Return the computed number of weights that the largest card trains, at 16 bytes each."""
     billions = 0.9 * CARDS[-1] * 2**30 / 16 / 1e9
     return f"at most {billions:.1f} billion weights on {CARDS[-1]} GB"
 
@@ -103,15 +103,15 @@ def as_markdown(table: pd.DataFrame) -> str:
 def about_the_optimizer() -> str:
     """Return a sentence: the computed memory that offloading Adam would save."""
     size = ppo_memory(BAICHUAN, LORA, 1, 1, 1)["optimizer"] / 2**30
-    small = "too little to move them elsewhere"
-    return f"Adam's two moments of the adapters are {size:.1f} GiB of it, {small}."
+    small = "too little to be worth offloading"
+    return f"Adam's two moments for the adapters take {size:.1f} GiB of this memory, {small}."
 
 
 def measure_step() -> dict[str, float]:
     """Take a PPO step with random weights; return layers, seconds, peak GiB and computed GiB.
 
     Sizes and precision are notebook 05's at ``full``. The model has as many layers of a 7B as fit
-    into 3/4 of the free memory. Without a GPU, the model is a toy, and its tensors are counted.
+    into 3/4 of the free memory. Without a GPU, the tensors of a toy model are counted.
     """
     full = load_preset("05_lora_rlhf_baichuan", "full")
     is_card, config = torch.cuda.is_available(), BAICHUAN if torch.cuda.is_available() else TOY

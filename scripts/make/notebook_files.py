@@ -57,7 +57,7 @@ def strip_run_details(executed: NotebookNode, original: NotebookNode) -> Noteboo
 def render(executed: NotebookNode, source: Path, chosen: Namespace, card: dict) -> None:
     """Write a run's outputs, time and memory into the repository's notebook.
 
-    Presets other than tiny write to a folder named after the preset.
+    Each preset other than tiny has a folder of its name.
     """
     notebook, target = strip_run_details(executed, nbformat.read(source, as_version=4)), source
     first, measured = notebook.cells[0], f"{cost(card)}: preset {chosen.preset}, two CPU cores"
@@ -98,7 +98,7 @@ def read_card(path: Path) -> dict:
 def keep_day(day: Path, readme: Path = ROOT / "README.md", measured: Path = MEASURED) -> None:
     """Copy a GPU's results to the measured folder, and update the README.
 
-    Raises ``ValueError`` for the results of a rehearsal.
+    Raises ``ValueError`` for a rehearsal.
     """
     if read_json(day)["environment"]["device"] == "CPU":
         raise ValueError(f"{day} is a rehearsal on a CPU. Repeat scripts/gpu_day.py on a GPU.")
@@ -135,9 +135,13 @@ def one_gpu(day: dict) -> str:
     if not day:
         return f"**One GPU.** No notebook has been measured on a real GPU yet; {command} does it.\n"
     passed = [name[0] for name, gate in day["gates"].items() if gate["passed"]]
-    slash = "numbers after the slash are from there" if "6" in passed else "`full` is not measured"
+    slash = (
+        "numbers after the slash are from there"
+        if "6" in passed
+        else "`full` has not been measured"
+    )
     what = f"all checks of {passed.count('3')} notebooks passed at `tiny`; {slash}"
-    return f"**One GPU.** {command} on one {day['environment']['device']}: {what}.\n"
+    return f"**One GPU.** We ran {command} on one {day['environment']['device']}: {what}.\n"
 
 
 def other_seeds(card: dict, seeds: dict[str, dict]) -> str:

@@ -1,7 +1,7 @@
-"""Render an executed notebook as one HTML page without scripts: MathML, light and dark.
+"""Render an executed notebook as one HTML page without scripts, with MathML and a dark theme.
 
 Notebook outputs contain dataset texts, which may include untrusted markup. The page's policy stops
-browsers from running or loading anything; it does not cover meta refresh, which is disabled.
+browsers from running or loading anything. It does not cover meta refresh, which we disable.
 """
 
 import html
@@ -34,7 +34,7 @@ math[display="block"] { overflow-x: auto; overflow-y: hidden; padding: 0.3em 0; 
 """
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; font-src data:"
 POLICY += "; base-uri 'none'; form-action 'none'"
-# Function names: browsers set them too close if they are identifiers.
+# Browsers set function names too close if they are identifiers.
 WORD = re.compile(r"<mi>(log|exp|max|min)</mi>")
 
 
@@ -67,9 +67,7 @@ def mathml(formula: str, display: str) -> str:
 
 
 def page(notebook: NotebookNode, folder: Path) -> str:
-    """Return a notebook's HTML, with its heading as title, and links to files resolved from
-    ``folder``.
-    """
+    """Return a notebook's HTML; its title is the heading, and links start from ``folder``."""
     titles = (re.match(r"# (.+)", cell.source) for cell in notebook.cells)
     title = next((found[1].replace("`", "") for found in titles if found), "Notebook")
     head = "".join(f"{{%- block {name} -%}}{{%- endblock -%}}" for name in BLOCKS)

@@ -3,7 +3,7 @@
     python scripts/make/record_lessons.py   # skips existing cards; an hour or more
     python site/lessons.py                  # writes site/lessons-on-text.md
 
-It runs PPO with notebook 07's cells tagged methods.
+The script runs PPO with notebook 07's cells tagged methods.
 """
 
 import argparse
@@ -55,7 +55,7 @@ def unwhitened(rollout, new, old, advantages, cliprange):
 
 
 def kl_in_loss(slope, rollout, new, old, advantages, cliprange):
-    """Return the policy loss plus a term with β·estimate's gradient, scaled like whitening."""
+    """Return the policy loss plus a term with β·estimate's gradient, at whitening's scale."""
     loss, *others = policy_loss(new, old, advantages, cliprange)
     x = ((rollout.ref_logprobs - new.detach()) * rollout.mask).sum(1, keepdim=True)
     scale = masked_var(raw(rollout), rollout.mask).sqrt()
@@ -63,7 +63,7 @@ def kl_in_loss(slope, rollout, new, old, advantages, cliprange):
 
 
 def trainer_with(loss):
-    """Return a trainer class whose loss receives the rollout; one mini-batch is the batch."""
+    """Return a trainer class whose loss receives the rollout; a mini-batch must be the batch."""
 
     class Trainer(PPOTrainer):
         def _learn(self, rollout, *others):

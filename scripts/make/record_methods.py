@@ -3,8 +3,8 @@
     python scripts/make/record_methods.py --search   # try step sizes, at separate seeds
     python scripts/make/record_methods.py            # the config's step sizes, five seeds
 
-It runs the notebook's cells tagged methods at preset tiny; at other presets the notebook writes the
-cards itself. To run two processes, pass different methods to --only.
+The script runs the notebook's cells tagged methods at preset tiny; at other presets the notebook
+writes the cards. To use two processes, pass different methods with --only.
 """
 
 import argparse

@@ -1,8 +1,8 @@
-"""Score the exercises' checks on a folder of other people's solutions, as JSON lines.
+"""Score the exercises' checks on other people's solutions, a folder of JSON lines.
 
 first: the verdict (null: accepted) before the checks' authors had read the solutions; judged:
-false if that verdict names a wrong mistake; dropped: why the statement, as it is
-now, decides otherwise than the author.
+false if that verdict names the wrong mistake; dropped: why the current statement
+contradicts the author of the solution.
 """
 
 import json
@@ -54,7 +54,7 @@ def row(title: str, entries: list[dict], run: str) -> str:
 
 
 def tables(folder: Path, titles: tuple[str, str]) -> list[str]:
-    """Return a folder's two tables as Markdown: its first run, and the checks as they are."""
+    """Return a folder's two tables as Markdown: the first run, and the current checks."""
     entries = []
     for path in sorted(folder.glob("*.jsonl")):
         for line in path.read_text("utf-8").splitlines():

@@ -16,8 +16,8 @@ class SpellingLoss:
     """Add ``weight`` times −log p(next token misspells no word) to the cross-entropy.
 
     A token misspells a word if the resulting letters start no word of ``texts``, or end without
-    forming one. Without the term, such tokens keep a few percent of the probability in total:
-    "ofthere", "hatesk". The term is the unlikelihood of Welleck et al. 2019 (arXiv:1908.04319,
+    forming one. Without the term, such tokens keep a few percent of the probability in total, as
+    in "ofthere", "hatesk". The term is the unlikelihood of Welleck et al. 2019 (arXiv:1908.04319,
     equation 4) with all these tokens as one negative candidate.
     """
 
@@ -48,7 +48,7 @@ class SpellingLoss:
         return word in longer[:1], torch.tensor(tokens, dtype=torch.long)
 
     def unfinished(self, ids: list[int]) -> list[str]:
-        """Return the letters of the current, unfinished word after each token."""
+        """Return the letters of the unfinished word after each token."""
         word, words = "", []
         for token in ids:
             letters, rest = self.pieces[token]

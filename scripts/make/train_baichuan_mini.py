@@ -2,8 +2,9 @@
 
     python scripts/make/train_baichuan_mini.py
 
-The first is a small Baichuan2 trained on Chinese prose; the second is an adapter for it, trained on
-uncleaned answers, of which a few are empty. Pretraining resumes from build/baichuan_mini.
+baichuan-mini is a small Baichuan2 trained on Chinese prose. The SFT model is an adapter for it,
+trained on uncleaned answers, a few of which are empty. Pretraining resumes from
+build/baichuan_mini.
 """
 
 import argparse
@@ -37,7 +38,7 @@ from rlhf_course.worlds.build import LORA
 SEED = 0
 TEXTS, HELD_OUT = 40_000, 500
 BLOCK = 64  # tokens
-STEPS, SFT_STEPS = 6000, 750  # with 32 blocks, with 16 answers
+STEPS, SFT_STEPS = 6000, 750  # of 32 blocks, of 16 answers
 WORK = ROOT / "build/baichuan_mini"
 
 
@@ -67,7 +68,7 @@ def make_prose(n: int, seed: int = 0) -> list[str]:
     or a question with one or two replies of any style.
 
     A tenth are chats in which only the user or only the assistant speaks: the model learns these
-    names, but sees no assistant answer a question.
+    names, but never sees an assistant answer a question.
     """
     made = []
     for rng, topic in chinese.streams("prose", n, seed):
@@ -104,7 +105,7 @@ def pretrain() -> tuple[LlamaForCausalLM, Path, float]:
         num_hidden_layers=3,
         num_attention_heads=4,
         max_position_embeddings=512,
-        initializer_range=0.05,  # with 0.02 a narrow model starts learning late
+        initializer_range=0.05,  # with 0.02, a narrow model learns late
         **toy_checkpoint.SPECIAL_IDS,
     )
     model, batch = toy_checkpoint.norm_head(LlamaForCausalLM(config)), 32
@@ -134,7 +135,7 @@ def pretrain() -> tuple[LlamaForCausalLM, Path, float]:
 
 
 def train_adapter(base: Path, folder: Path) -> None:
-    """Train and save an SFT adapter (LoRA). Notebook 06 needs the empty answers in its data."""
+    """Train and save an SFT adapter (LoRA). Notebook 06 needs its empty training answers."""
     tokenizer = AutoTokenizer.from_pretrained(base)
     rows = [
         {"prompt": as_prompt(row["question"]), "answer": text}

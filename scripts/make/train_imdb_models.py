@@ -31,11 +31,11 @@ from rlhf_course.worlds.small_models import train_tokenizer
 SEED = 0
 PARTS = ("openings", "judge", "classifier", "policy")
 HELD_OUT = 5000  # reviews that no model is trained on
-# Shipped words of a held-out review; tokens of a review in most of the policy's training.
+# Words shipped of a held-out review, and tokens per review in most of the policy's training.
 OPENING = 64
-# A policy with more one-token words misspells fewer.
+# A policy with more one-token words misspells fewer words.
 VOCABULARY = {"policy": 24_000, "classifier": 16_000}
-PASSES = {"judge": 6, "classifier": 8, "short": 5, "long": 1}  # policy: 64, 256 tokens
+PASSES = {"judge": 6, "classifier": 8, "short": 5, "long": 1}  # short, long: 64, 256 tokens
 SPELLING = 10.0  # weight of the misspelling loss
 TEMPERATURE = 0.81  # of the shipped policy; measure_imdb_models.py measures its effect
 LABELS = {"id2label": {0: "NEGATIVE", 1: "POSITIVE"}, "label2id": {"NEGATIVE": 0, "POSITIVE": 1}}
@@ -53,7 +53,7 @@ def load_split(folder: Path) -> datasets.DatasetDict:
 
 
 def save_openings(reviews: datasets.Dataset, folder: Path) -> None:
-    """Write the first 64 words and the label of every held-out review; 1,000 form split test."""
+    """Write the first 64 words and label of every held-out review; 1,000 form the test split."""
     rows = reviews.map(lambda row: {"text": " ".join(row["text"].split()[:OPENING])})
     parts = {"train": range(4000), "test": range(4000, len(rows))}
     for split, part in parts.items():
@@ -115,7 +115,7 @@ def classifier_tokenizer(tokenizer) -> hf.PreTrainedTokenizerFast:
 
 
 def policy_rows(texts: Sequence[str], tokenizer, short: int, long: int) -> list[list[int]]:
-    """Return ``short`` copies of each review's first 64 tokens, and ``long`` of its first 256."""
+    """Return ``short`` copies of reviews' first 64 tokens, ``long`` copies of their first 256."""
     rows = tokenizer([text[:2000] for text in texts])["input_ids"]
     for row, text in zip(rows, texts, strict=True):
         row += [tokenizer.eos_token_id] if len(text) <= 2000 else []

@@ -1,8 +1,8 @@
-"""Train the policies of the site's page `live`: adapters at several β, and their card.
+"""Train the policies of the site's page `live`: adapters at several β; write their card.
 
-    python scripts/make/train_live_policies.py   # skips finished policies; half an hour
+    python scripts/make/train_live_policies.py   # half an hour; skips finished policies
 
-It runs notebook 04's cells at preset tiny, with an adapter in place of the full policy.
+The script runs notebook 04's cells at preset tiny, with an adapter in place of the full policy.
 """
 
 import json

@@ -25,8 +25,9 @@ def guarded(work: Callable[[], tuple], limit: float) -> tuple[str | None, str]:
     """Return work()'s verdict and printed text, after ``limit`` seconds at most.
 
     If the system can fork, work runs in a child process, which shares loaded modules.
-    Autograd cannot fork once it has accelerator threads. Then, and on other systems,
-    a timer interrupts work; it cannot stop code that never returns to Python.
+    Autograd cannot fork once it has accelerator threads. Then, and on systems without
+    fork, a timer interrupts work. The timer cannot stop code that never returns to
+    Python.
     """
     if hasattr(os, "fork") and not torch.accelerator.is_available():
         return _in_a_child(work, limit)

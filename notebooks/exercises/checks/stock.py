@@ -1,6 +1,6 @@
 """Derive common mistakes, which every exercise inherits, from its solution.
 
-Each mistake changes one argument before the solution sees it, or the solution's result.
+Each mistake changes the solution's result, or one argument before the solution sees it.
 Changes that do not apply (no such argument, an error) are skipped. A change without
 effect gives the right result, so it never matches a wrong answer.
 """
@@ -79,7 +79,7 @@ ARGUMENTS = {  # name: (kind of argument, change, message)
     "first only": (
         "float",
         lambda x: x[:1].expand_as(x),
-        "You use only the first element of `{}`, for all other elements as well.",
+        "You use the first element of `{}` in place of all other elements.",
     ),
     "as if 1": (
         "number",
@@ -192,14 +192,14 @@ SIZES = {  # divisors of a mean
     ),
     "mean for a sum": (-1, "You average where a sum is expected, or divide twice."),
 }
-BIASED = "Check where to divide by n, and where by n − 1 (in a {}, for example)."
+BIASED = "Check where to divide by n, and where to divide by n − 1 (example: a {})."
 SWAPPED = "`{}` and `{}` are swapped."
 FLIPPED = "Time runs the wrong way: you read the tokens from the last to the first."
 ACROSS = "The wrong axis: you work along columns instead of rows, or the reverse."
 
 
 def stock(solution: Callable, names: list[str], case: tuple) -> Iterator[Named]:
-    """Yield name, message, function of common mistakes for arguments like a case's."""
+    """Yield common mistakes (name, message, function) for arguments like ``case``."""
     for name, (kind, change, message) in ARGUMENTS.items():
         for i in range(len(names)):
             if kind in _kinds(names[i], case[i]):
@@ -224,7 +224,7 @@ def stock(solution: Callable, names: list[str], case: tuple) -> Iterator[Named]:
 
 
 def _scaled(solution: Callable) -> Iterator[Named]:
-    """Yield sum for mean, mean for sum, and n for n − 1, for each size of a tensor."""
+    """Yield, for each size of a tensor, sum for mean, mean for sum, and n for n − 1."""
 
     def sizes(x: Tensor, arguments: tuple) -> list:
         masks = [a.sum() for a in arguments if isinstance(a, Tensor) and _is_mask(a)]
@@ -291,7 +291,7 @@ def _swap(solution: Callable, i: int, j: int) -> Callable:
 
 
 def _after(solution: Callable, change: Callable) -> Callable:
-    """Return a solution with changed results; ``change`` also receives arguments."""
+    """Return a solution with changed results; ``change`` also takes the arguments."""
 
     def changed(*arguments: Any) -> Any:
         output = solution(*arguments)

@@ -1,4 +1,4 @@
-"""Describe an unnamed mistake by an ignored argument, or by where results are wrong."""
+"""Describe an unnamed mistake by an ignored argument, or by where the errors are."""
 
 from __future__ import annotations
 
@@ -28,18 +28,17 @@ RELATION = {-1: "below", 0: "equal to", 1: "above"}
 def ignored(
     solution: Callable, answer: Callable, names: list[str], cases: list
 ) -> str | None:
-    """Return a message about an argument that affects only the solution, or None."""
+    """Return a message about an argument that the answer wrongly ignores, or None."""
     for i, name in enumerate(names):
         matters = False
         for case in cases:
-            if (
-                value := _another(case[i], name, [other[i] for other in cases])
-            ) is None:
-                continue
-            changed = (*case[:i], value, *case[i + 1 :])
-            if _moves(answer, case, changed):
+            changes = [
+                (*case[:i], value, *case[i + 1 :])
+                for value in _others(case[i], name, [other[i] for other in cases])
+            ]
+            if any(_moves(answer, case, changed) for changed in changes):
                 break
-            matters |= _moves(solution, case, changed)
+            matters |= any(_moves(solution, case, changed) for changed in changes)
         else:
             if matters:
                 return f"Changing `{name}` does not change your result."
@@ -47,7 +46,7 @@ def ignored(
 
 
 def _moves(function: Callable, before: tuple, after: tuple) -> bool:
-    """Return whether two inputs give different results; an error counts as one."""
+    """Return whether two inputs give different results, or either gives an error."""
     with contextlib.suppress(Exception):
         results = [function(*copy.deepcopy(arguments)) for arguments in (before, after)]
         return is_nan(results[0]) or not same_values(results[1], results[0])
@@ -55,7 +54,7 @@ def _moves(function: Callable, before: tuple, after: tuple) -> bool:
 
 
 def unvaried(actual: list[Result], expected: list[Result]) -> str | None:
-    """Return a message if results are constant or lack a mean or sum, else None."""
+    """Return a message if results are constant or lack a mean or sum at the end."""
     own, right = (
         [number(result.values) for result in group] for group in (actual, expected)
     )
@@ -63,7 +62,8 @@ def unvaried(actual: list[Result], expected: list[Result]) -> str | None:
         return NOTHING
     if is_nan(actual[0].values):
         return None
-    if all(same_values(result.values, actual[0].values) for result in actual):
+    shaped = own[0] is None or right[0] is None or own[0].shape == right[0].shape
+    if shaped and all(same_values(x.values, actual[0].values) for x in actual):
         return "Your result is the same for all inputs that were tried."
     if any(x is None or y is None or y.ndim or not x.ndim for x, y in zip(own, right)):
         return None
@@ -75,16 +75,17 @@ def unvaried(actual: list[Result], expected: list[Result]) -> str | None:
     return None
 
 
-def _another(x: Any, name: str, values: list) -> Any:
-    """Return a value of the same kind and shape that differs from x, or None."""
-    if isinstance(x, Tensor):
-        if "mask" in name:
-            made = torch.ones_like(x)
-        else:
-            made = 0.7 * x.flip(0) + 0.3 if x.is_floating_point() else x.flip(-1)
-        return None if alike(made, x) else made
-    kind = type(x)
-    return next((y for y in values if type(y) is kind and not alike(x, y)), None)
+def _others(x: Any, name: str, values: list) -> list:
+    """Return other values for an argument: of the same shape, and from other cases."""
+    if not isinstance(x, Tensor):
+        optional = [y for y in values if (x is None) != (y is None)]
+        return optional + [y for y in values if type(y) is type(x) and not alike(x, y)]
+    if "mask" in name:
+        made = torch.ones_like(x)
+    else:
+        made = 0.7 * x.flip(0) + 0.3 if x.is_floating_point() else x.flip(-1)
+    drawn = [y for y in values if isinstance(y, Tensor) and y.shape == x.shape]
+    return [y for y in (made, *drawn) if not alike(x, y)]
 
 
 def where(
@@ -129,7 +130,7 @@ def _value(actual: list[Result], expected: list[Result]) -> str | None:
 
 
 def _conditions(names: list[str], cases: list) -> Iterator[tuple[str, list[bool]]]:
-    """Yield conditions on the arguments, and a bool per case."""
+    """Yield each condition on the arguments, with a bool per case."""
     columns = dict(zip(names, zip(*cases)))
     for name, values in columns.items():
         if all(isinstance(x, Tensor) for x in values):
