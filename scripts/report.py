@@ -204,7 +204,7 @@ def show(entries: list[dict]) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Write the page and print problems; return 1 if any, else 0."""
+    """Write the page and print problems; return 1 if a run or card has one, else 0."""
     how = {"description": __doc__, "formatter_class": argparse.RawTextHelpFormatter}
     parser = argparse.ArgumentParser("report.py", **how)
     text = "run cards, or folders of them"

@@ -8,6 +8,7 @@ from transformers import AutoModelForCausalLM
 
 from rlhf_course import AutoModelForCausalLMWithValueHead
 from rlhf_course.course.presets import ROOT
+from rlhf_course.ppo.rollout import Rollout, forward
 
 load = AutoModelForCausalLMWithValueHead.from_pretrained
 LORA = LoraConfig(
@@ -102,6 +103,19 @@ def test_logits_of_bfloat16_weights_are_a_float32_product():
     torch.testing.assert_close(logits.double(), expected, atol=1e-5, rtol=1e-5)
     alone, together = head(seen[0][:, :1]), head(seen[0])[:, :1]
     torch.testing.assert_close(alone, together, atol=1e-6, rtol=1e-6)
+
+
+def test_bf16_moves_ratios_by_percents_and_float32_does_not():
+    policy = load(str(ROOT / "models" / "gpt2-imdb-mini")).eval()
+    torch.manual_seed(0)
+    queries, responses = ([torch.randint(5, 4000, (n % 9 + k,)) for n in range(64)] for k in (2, 4))
+    rollout = Rollout.from_lists(queries, responses, torch.zeros(64), 0)
+    for bf16, low, high in ((False, 0, 1e-4), (True, 0.01, 0.3)):
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            together, apart = forward(policy, rollout)[0], forward(policy, rollout, at_most=7)[0]
+        ratio = (apart - together).exp()[rollout.mask > 0]
+        assert low <= (ratio - 1).abs().max() < high
+        assert (ratio - 1).abs().mean() < 0.02
 
 
 def test_deviation_a_reference_given_beside_an_adapter_is_used():

@@ -159,14 +159,16 @@ class Exercise:
         """Return whether a mistake explains all results; False if all are nan."""
         if all(is_nan(own.values, everywhere=True) for own in actual):
             return False
-        fits = []
+        fits = 0
         for own, case in zip(actual, cases):  # a mistake need not cover every case
             with (
                 contextlib.suppress(Exception),
                 warnings.catch_warnings(action="ignore"),
             ):
-                fits.append(same(own, self.run(mistake, case), True))
-        return len(fits) > len(cases) / 2 and all(fits)
+                if not same(own, self.run(mistake, case), True):
+                    return False
+                fits += 1
+        return fits > len(cases) / 2
 
     def _passes(self, actual: Result, expected: Result) -> bool:
         unlearned = expected.slopes is not None and actual.slopes is None

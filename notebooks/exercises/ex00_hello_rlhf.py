@@ -50,17 +50,20 @@ def word_reward(text, word):
 
 @word_reward.inputs
 def _(generator):
-    text = ". ".join(
-        TEXTS[i] for i in torch.randperm(len(TEXTS), generator=generator)[:5]
-    )
-    word = pick(generator, ["the", "The", "a", "sea", "MAN", "good"])
-    ends = (
-        ". The other one.",
-        f"-end,{word}",
-        f". 'So-{word}' and ({word})",
-        f"; {word}: {word}? {word}!",
-    )
-    return text + pick(generator, ends), word
+    word = pick(generator, ["the", "The", "a", "Sea", "MAN", "good"])
+    always = [word[:2], word.upper(), word.lower(), word.capitalize()]
+    parts = [
+        *TEXTS,
+        *(f"{mark}{word}{mark}" for mark in ".,?!':;"),
+        *(f"end{mark}{word}" for mark in ".,?!"),
+        *(f"{word} {word}", f"{word}-{word}", f"({word})", f"{word}s", f"un{word}"),
+    ]
+    chosen = torch.randperm(len(parts), generator=generator)[:12]
+    parts = always + [parts[i] for i in chosen]
+    order = torch.randperm(len(parts), generator=generator)
+    text = pick(generator, [" ", ". "]).join(parts[i] for i in order)
+    ends = pick(generator, ["{0}", "{1} {0}", "{0} {1}", "{1} {0} {1}"])
+    return ends.format(text, word), word
 
 
 @word_reward.mistake
@@ -135,9 +138,14 @@ MATCHES = {  # name: (message, pattern)
         "have only one neighbor, and `the the` share one.",
         r"\W{}\W",
     ),
+    "not at the ends": (
+        "You miss the word at the beginning or end of the text: you require a "
+        "character before and after it.",
+        r"(?<=\W){}(?=\W)",
+    ),
     "between spaces": (
-        "You require a space before and after the word: next to punctuation, and at the "
-        "beginning or end of the text, it is missed.",
+        "You require a space before and after the word: it is missed next "
+        "to punctuation, and at the beginning or end of the text.",
         " {} ",
     ),
     "between spaces or ends": (
@@ -177,9 +185,6 @@ for match, (problem, pattern) in MATCHES.items():
 SOME_MARKS = """You miss words next to some punctuation marks. Every character that is
     not a letter separates words.
     """
-DELETED = """You delete punctuation instead of separating words at it: in `end,the` two
-    words become one.
-    """
 for number, marks in enumerate((".", ".,", ".,!?", ".,;:!?", string.punctuation)):
     named(
         word_reward,
@@ -187,14 +192,6 @@ for number, marks in enumerate((".", ".,", ".,!?", ".,;:!?", string.punctuation)
         SOME_MARKS,
         lambda text, word, marks=marks: float(
             sum(x.strip(marks) == word.lower() for x in text.lower().split())
-        ),
-    )
-    named(
-        word_reward,
-        f"deleted_{number}",
-        DELETED,
-        lambda text, word, marks=marks: split_at_spaces(
-            "".join(x for x in text if x not in marks), word
         ),
     )
     if marks != string.punctuation:
@@ -386,8 +383,8 @@ ROWS = {
 }
 for name, mistake in ROWS.items():
     named(response_logprobs, name, SHIFT, mistake)
-TOKENS = """The rows of `logits` are right, but not the tokens: you look up the token that
-    was just read, not the next one.
+TOKENS = """The rows of `logits` are right, but not the tokens: you look up the token
+    that was just read, not the next one.
     """
 named(response_logprobs, "ids_too_early", TOKENS, shifted(1, 1))
 named(
@@ -495,7 +492,7 @@ for name, change in {
     named(
         response_logprobs,
         name,
-        "You return a loss: one number, with the opposite sign. Keep one value per token.",
+        "You return a loss: one number, with the wrong sign. Keep one value per token.",
         lambda logits, ids, q, change=change: change(
             response_logprobs.solution(logits, ids, q)
         ),
@@ -615,8 +612,8 @@ ESTIMATES = {  # name: (message, term of a token)
     "clamped": (never_negative.__doc__, lambda p, q: (p - q).clamp(min=0)),
     "weighted": (with_probabilities.__doc__, lambda p, q: p.exp() * (p - q)),
     "weighted_by_the_reference": (
-        "You weight terms by the reference's probability (as `kl_div` does). The policy "
-        "*sampled* these tokens, so no weight is needed.",
+        "You weight terms by the reference's probability (as `kl_div` does). The "
+        "policy *sampled* these tokens, so no weight is needed.",
         lambda p, q: q.exp() * (q - p),
     ),
     "weighted_by_the_other": (

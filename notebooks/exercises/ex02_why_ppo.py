@@ -848,7 +848,8 @@ def _best_only(ref_logprobs, rewards, beta):
     return torch.where(rewards == rewards.max(), 0.0, -torch.inf)
 
 
-_SMALL = (1e-6, 1e-8, 1e-9, 1e-10, 1e-12, 1e-20, 1e-30, 2.0**-126, 2.0**-1022, 1e-300)
+_ADDED = (1e-6, 1e-8, 1e-9, 1e-10, 1e-12, 1e-20, 1e-30)
+_LOWEST = (1e-6, 2.0**-126, 1e-300, 2.0**-1022)
 _more(
     optimum,
     {
@@ -932,7 +933,7 @@ _more(
             *_logits(
                 *(
                     lambda ref, r, beta, low=low: ref + r / max(beta, low)
-                    for low in (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
+                    for low in (0.01, 0.02, 0.05, 0.1, 0.5)
                 ),
                 *(
                     lambda ref, r, beta, small=small: ref + r / (beta + small)
@@ -946,18 +947,7 @@ _more(
             *_logits(
                 *(
                     lambda ref, r, beta, c=c, low=low: ref + (r / beta).clamp(low, c)
-                    for c in (
-                        1.0,
-                        5.0,
-                        10.0,
-                        20.0,
-                        30.0,
-                        50.0,
-                        80.0,
-                        88.0,
-                        100.0,
-                        700.0,
-                    )
+                    for c in (10, 20, 30, 50, 80, 100)
                     for low in (-c, -torch.inf)
                 ),
             ),
@@ -967,11 +957,11 @@ _more(
             "When β is tiny this hides that they are 0; use logarithms throughout.",
             *(
                 lambda *x, small=small: (optimum.solution(*x).exp() + small).log()
-                for small in _SMALL[:8]
+                for small in _ADDED
             ),
             *(
                 lambda *x, small=small: optimum.solution(*x).exp().clamp(small).log()
-                for small in _SMALL
+                for small in _LOWEST
             ),
         ),
         "best_only": (

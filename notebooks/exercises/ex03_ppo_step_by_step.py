@@ -1,11 +1,20 @@
 """Exercises of notebook 03."""
 
+import math
+
 import torch
 
 from engine import Set, normal, pick, ragged
 
 SET = Set("03_ppo_step_by_step", "PPO, one step taken apart")
 check = SET.check
+
+
+def _name(exercise, message, **functions):
+    """Register each function as a mistake that has this message."""
+    for name, function in functions.items():
+        function.__name__, function.__doc__ = name, message
+        exercise.mistake(function)
 
 
 @SET.exercise(
@@ -82,6 +91,70 @@ def all_ones(ids, lengths, pad):
 def last_token_only(ids, lengths, pad):
     """You mark only each row's last token. Mark all of its tokens."""
     return (torch.arange(ids.shape[1]) == lengths.unsqueeze(1) - 1).double()
+
+
+@response_mask.mistake
+def up_to_the_first_eos(ids, lengths, pad):
+    """Your mask includes the first `pad` of every row. In a row without a sampled EOS,
+    this token is padding.
+    """
+    return ((ids == pad).cumsum(1) - (ids == pad).long() < 1).double()
+
+
+@response_mask.mistake
+def rows_for_columns(ids, lengths, pad):
+    """You compare lengths with row numbers. Compare them with column numbers."""
+    rows = torch.arange(len(ids)).unsqueeze(1)
+    return (rows < lengths.unsqueeze(1)).double().expand(ids.shape)
+
+
+@response_mask.mistake
+def masked_ids(ids, lengths, pad):
+    """You return ids with zeros on padding. Return ones and zeros."""
+    return ids * response_mask.solution(ids, lengths, pad)
+
+
+@response_mask.mistake
+def without_the_first(ids, lengths, pad):
+    """Your mask omits the first token of every row, in column 0."""
+    mask = response_mask.solution(ids, lengths, pad)
+    mask[:, 0] = 0
+    return mask
+
+
+@response_mask.mistake
+def columns_from_one(ids, lengths, pad):
+    """Your ones start in column 1 and end one column too late."""
+    columns = torch.arange(ids.shape[1])
+    return ((columns > 0) & (columns <= lengths.unsqueeze(1))).double()
+
+
+@response_mask.mistake
+def first_padding_only(ids, lengths, pad):
+    """You mark only the column after each row's last token."""
+    return (torch.arange(ids.shape[1]) == lengths.unsqueeze(1)).double()
+
+
+@response_mask.mistake
+def additive(ids, lengths, pad):
+    """You return a mask to *add* to attention scores: 0 or −∞. Return 1 or 0."""
+    return response_mask.solution(ids, lengths, pad).log()
+
+
+def _one_length(reduce):
+    return lambda ids, lengths, pad: response_mask.solution(
+        ids, reduce(lengths).expand(len(ids)), pad
+    )
+
+
+_name(
+    response_mask,
+    "All rows of your mask are equal. Each row has its own length.",
+    length_of_the_first=_one_length(lambda lengths: lengths[0]),
+    length_of_the_last=_one_length(lambda lengths: lengths[-1]),
+    longest=_one_length(torch.max),
+    shortest=_one_length(torch.min),
+)
 
 
 @response_mask.alternative
@@ -169,6 +242,103 @@ def first_column_of_the_batch(attention_mask):
         .clamp(min=0)
         .expand(attention_mask.shape)
     )
+
+
+def _columns(mask):
+    return torch.arange(mask.shape[1]).expand(mask.shape)
+
+
+def _minus(start, real_only=False):
+    """Return columns minus ``start(mask)``, with 0 where this is negative."""
+    return lambda attention_mask: (
+        (_columns(attention_mask) - start(attention_mask)).clamp(min=0)
+        * (attention_mask if real_only else 1)
+    )
+
+
+_name(
+    position_ids,
+    position_ids.mistakes["first_column_of_the_batch"].__doc__,
+    first_rows_padding=_minus(lambda m: m[0].argmax()),
+    first_rows_padding_masked=_minus(lambda m: m[0].argmax(), True),
+)
+_name(
+    position_ids,
+    "You subtract the number of real tokens. Look at a row without padding: what must "
+    "be subtracted there?",
+    minus_real_tokens=_minus(lambda m: m.sum(1, keepdim=True)),
+    minus_real_tokens_masked=_minus(lambda m: m.sum(1, keepdim=True), True),
+)
+_name(
+    position_ids,
+    position_ids.mistakes["from_the_right"].__doc__,
+    from_the_right_masked=lambda m: (m.flip(1).cumsum(1).flip(1) - 1) * m,
+)
+_name(
+    position_ids,
+    "You subtract one too many: the second real token is at position 0.",
+    two_at_zero=lambda m: (m.cumsum(1) - 2).clamp(min=0),
+    starts_at_minus_one=lambda m: m.cumsum(1) - 2,
+    starts_at_minus_one_masked=lambda m: (m.cumsum(1) - 2) * m,
+)
+_name(
+    position_ids,
+    "You count padding. Count real tokens, and give padding 0.",
+    padding_counted=lambda m: ((1 - m).cumsum(1) - 1) * (1 - m),
+    padding_counted_from_one=lambda m: (1 - m).cumsum(1) * (1 - m),
+    running_count_of_padding=lambda m: (1 - m).cumsum(1),
+)
+_name(
+    position_ids,
+    "Your count goes on from row to row. It must restart at 0 in each row.",
+    over_the_batch=lambda m: (m.flatten().cumsum(0).view_as(m) - 1) * m,
+    over_the_batch_unmasked=lambda m: m.flatten().cumsum(0).view_as(m) - 1,
+    over_the_batch_clamped=lambda m: (m.flatten().cumsum(0).view_as(m) - 1).clamp(
+        min=0
+    ),
+)
+_name(
+    position_ids,
+    "You count down the columns, over the batch. Count along each row.",
+    down_the_batch=lambda m: m.cumsum(0) - 1,
+    down_the_batch_masked=lambda m: (m.cumsum(0) - 1) * m,
+)
+_name(
+    position_ids,
+    "Your positions are at the left end of each row. Real tokens are at the right end.",
+    moved_to_the_left=lambda m: _columns(m) * (_columns(m) < m.sum(1, keepdim=True)),
+)
+_name(
+    position_ids,
+    "Positions on padding are negative. No embedding table has negative positions.",
+    negative_columns=lambda m: _columns(m) - m.argmax(1, keepdim=True),
+)
+_name(
+    position_ids,
+    "Real tokens have the right positions, but padding keeps its column numbers.",
+    columns_on_padding=lambda m: torch.where(m > 0, m.cumsum(1) - 1, _columns(m)),
+)
+_name(
+    position_ids,
+    "You return only the real tokens' positions, without rows. Keep the shape (B, T).",
+    real_tokens_only=lambda m: (m.cumsum(1) - 1)[m == 1],
+)
+_name(
+    position_ids,
+    "You shift the running count by one column, and the last column's count reaches "
+    "the first column: roll wraps around.",
+    rolled=lambda m: m.cumsum(1).roll(1, 1),
+)
+_name(
+    position_ids,
+    "The first real token is at position 2, as in RoBERTa. Here it must be at 0.",
+    as_in_roberta=lambda m: m.cumsum(1) * m + 1,
+)
+_name(
+    position_ids,
+    "You return column numbers counted from 1, with 0 on padding.",
+    columns_from_one=lambda m: (_columns(m) + 1) * m,
+)
 
 
 @position_ids.alternative
@@ -311,6 +481,142 @@ def beta_on_the_score(scores, kl, mask, beta):
     return rewards
 
 
+def _changed(scores=lambda s, *_: s, kl=lambda k, *_: k, last=lambda n: n - 1):
+    """Return a mistake: other scores or KL, or another column for the score."""
+
+    def mistake(scores_, kl_, mask, beta):
+        rewards = -beta * kl(kl_, mask) * mask
+        columns = last(mask.sum(1).long())
+        rewards[torch.arange(len(mask)), columns] += scores(scores_, mask, beta)
+        return rewards
+
+    return mistake
+
+
+def _row_sum(kl, mask):
+    return (kl * mask).sum(1, keepdim=True)
+
+
+def _row_mean(kl, mask):
+    return _row_sum(kl, mask) / mask.sum(1, keepdim=True)
+
+
+def _at_the_end(total):
+    """Return a mistake that pays one KL per row, with the last token."""
+    return lambda scores, kl, mask, beta: _changed(
+        lambda s, *_: s - beta * total(kl, mask)[:, 0], lambda k, m: 0 * k
+    )(scores, kl, mask, beta)
+
+
+_name(
+    token_rewards,
+    token_rewards.mistakes["one_before_the_end"].__doc__,
+    one_before_the_end_if_any=_changed(last=lambda n: (n - 2).clamp(min=0)),
+)
+_name(
+    token_rewards,
+    "You cut negative KL terms to 0. A sampled token's term may be negative: keep it.",
+    kl_clamped=_changed(kl=lambda k, m: k.clamp(min=0)),
+)
+_name(
+    token_rewards,
+    "All tokens of a row get the same penalty. Each token must get its own.",
+    mean_kl_of_the_row=_changed(kl=_row_mean),
+    total_kl_of_the_row=_changed(kl=_row_sum),
+    mean_kl_of_the_batch=_changed(kl=lambda k, m: (k * m).sum() / m.sum()),
+    mean_kl_with_padding=_changed(kl=lambda k, m: k.mean(1, keepdim=True)),
+)
+_name(
+    token_rewards,
+    "The last token gets the whole KL penalty. Each token must get its own.",
+    mean_kl_at_the_end=_at_the_end(_row_mean),
+    kl_and_padding_at_the_end=_at_the_end(lambda k, m: k.sum(1, keepdim=True)),
+)
+_name(
+    token_rewards,
+    "You add all scores in one column, but each row ends in its own column.",
+    length_of_the_first=_changed(last=lambda n: n[0] - 1),
+    shortest_length=_changed(last=lambda n: n.min() - 1),
+)
+_name(
+    token_rewards,
+    "You divide the score by the length. Add the whole score.",
+    score_over_length=_changed(lambda s, m, b: s / m.sum(1)),
+)
+_name(
+    token_rewards,
+    "You divide the KL by the length. Long responses must pay for every token.",
+    kl_over_length=_changed(kl=lambda k, m: k / m.sum(1, keepdim=True)),
+)
+_name(
+    token_rewards,
+    "You scale the score by 1 − β. Only the KL has a coefficient.",
+    weighted_average=_changed(lambda s, m, b: (1 - b) * s),
+)
+_name(
+    token_rewards,
+    "You add up KL over the tokens. A token's penalty is only its own KL.",
+    running_kl=_changed(kl=lambda k, m: (k * m).cumsum(1)),
+    kl_to_go=_changed(kl=lambda k, m: (k * m).flip(1).cumsum(1).flip(1)),
+)
+_name(
+    token_rewards,
+    "Each token gets the KL of a neighbor: your KL is shifted by one column.",
+    next_kl=_changed(kl=lambda k, m: k.roll(-1, 1)),
+    next_kl_without_wrap=_changed(
+        kl=lambda k, m: torch.nn.functional.pad(k[:, 1:], (0, 1))
+    ),
+    previous_kl=_changed(kl=lambda k, m: k.roll(1, 1)),
+    previous_kl_without_wrap=_changed(
+        kl=lambda k, m: torch.nn.functional.pad(k[:, :-1], (1, 0))
+    ),
+)
+_name(
+    token_rewards,
+    "Every column gets the score, and so does padding. Add it once per row.",
+    score_everywhere=lambda s, k, m, b: s.unsqueeze(1) - b * k * m,
+    score_everywhere_without_mask=lambda s, k, m, b: s.unsqueeze(1) - b * k,
+)
+_name(
+    token_rewards,
+    "You return sums of later rewards. Return the reward of each token.",
+    returns=lambda *given: token_rewards.solution(*given).flip(1).cumsum(1).flip(1),
+)
+_name(
+    token_rewards,
+    "`kl` is already the KL term of each token: do not square or exponentiate it.",
+    squared_kl=_changed(kl=lambda k, m: k**2),
+    half_squared_kl=_changed(kl=lambda k, m: k**2 / 2),
+    third_estimator=_changed(kl=lambda k, m: torch.expm1(-k) + k),
+    third_estimator_of_minus_kl=_changed(kl=lambda k, m: torch.expm1(k) - k),
+    exponential_kl=_changed(kl=lambda k, m: k.exp()),
+)
+_name(
+    token_rewards,
+    "You center or whiten the scores first. Add them unchanged.",
+    centered_scores=_changed(lambda s, *_: s - s.mean()),
+    whitened_scores=_changed(lambda s, *_: (s - s.mean()) / s.std()),
+)
+
+
+def _all_columns(values):
+    def mistake(scores, kl, mask, beta):
+        rewards = -beta * kl * mask
+        rewards[:, mask.sum(1).long() - 1] += values(scores)
+        return rewards
+
+    return mistake
+
+
+_name(
+    token_rewards,
+    "Each row gets a score in the last columns of *all* rows. Index rows and columns "
+    "together.",
+    own_score_in_all_columns=_all_columns(lambda s: s.unsqueeze(1)),
+    all_scores_in_all_columns=_all_columns(lambda s: s),
+)
+
+
 @token_rewards.alternative
 def with_a_second_mask(scores, kl, mask, beta):
     is_last = mask - torch.nn.functional.pad(mask[:, 1:], (0, 1))
@@ -425,6 +731,225 @@ def squares_of_padding(x, mask):
     mean = x[mask.bool()].mean()
     variance = ((x - mean) ** 2).sum() / (mask.sum() - 1)
     return (x - mean) / (variance + 1e-8).sqrt() * mask
+
+
+def _masked_mean(x, mask):
+    return (x * mask).sum() / mask.sum()
+
+
+def _white(mean=_masked_mean, spread=None, epsilon=1e-8):
+    """Return a mistake: another mean, square of the divisor, or small number."""
+
+    def mistake(x, mask):
+        m, n = mean(x, mask), mask.sum()
+        if spread is None:
+            variance = ((x - m) ** 2 * mask).sum() / (n - 1)
+        else:
+            variance = spread(x, mask, m, n)
+        return (x - m) / (variance + epsilon).sqrt() * mask
+
+    return mistake
+
+
+def _divided(by):
+    """Return a mistake: a sum of squares over real tokens with another divisor."""
+    return _white(
+        spread=lambda x, mask, m, n: ((x - m) ** 2 * mask).sum() / by(mask, n)
+    )
+
+
+def _real_variance(x, mask, m, n):
+    return x[mask.bool()].var()
+
+
+def _along(axis, divisor):
+    """Return a mistake: mean and variance of each row (1) or column (0)."""
+
+    def mean(x, mask):
+        return (x * mask).sum(axis, True) / mask.sum(axis, True).clamp(min=1)
+
+    def spread(x, mask, m, n):
+        return ((x - m) ** 2 * mask).sum(axis, True) / divisor(mask.sum(axis, True))
+
+    return _white(mean, spread)
+
+
+_DIVISORS = {
+    "n": lambda n: n.clamp(min=1),
+    "n_minus_1": lambda n: n - 1,
+    "n_minus_1_or_1": lambda n: (n - 1).clamp(min=1),
+}
+_MEANS = {
+    "mean_over_all_places": (lambda x, m: (x * m).mean(), "divides by all places"),
+    "mean_of_padding_too": (lambda x, m: x.mean(), "includes padding"),
+    "sum_of_padding_too": (lambda x, m: x.sum() / m.sum(), "also adds up padding"),
+    "mean_by_n_minus_1": (
+        lambda x, m: (x * m).sum() / (m.sum() - 1),
+        "divides by n − 1 (only the variance does)",
+    ),
+    "mean_of_row_means": (
+        lambda x, m: ((x * m).sum(1) / m.sum(1)).mean(),
+        "is a mean of row means, so tokens of short rows count more",
+    ),
+    "mean_over_rows": (lambda x, m: (x * m).sum() / len(x), "divides by the rows"),
+    "median": (lambda x, m: x[m.bool()].median(), "is a median"),
+}
+for _key, (_mean_of, _text) in _MEANS.items():
+    _functions = {_key: _white(_mean_of)}
+    _functions[f"{_key}_for_the_shift"] = _white(_mean_of, _real_variance)
+    _name(whiten, f"The mean that you subtract is wrong: it {_text}.", **_functions)
+_name(
+    whiten,
+    whiten.mistakes["row_by_row_means"].__doc__,
+    rows_by_n=_along(1, _DIVISORS["n"]),
+    rows_by_n_minus_1=_along(1, _DIVISORS["n_minus_1_or_1"]),
+)
+_name(
+    whiten,
+    "You whiten each column separately. Whiten over all real tokens of the batch.",
+    **{f"columns_{key}": _along(0, divisor) for key, divisor in _DIVISORS.items()},
+)
+_name(
+    whiten,
+    "The divisor of your variance is larger than the number of real tokens.",
+    variance_over_all_places=_divided(lambda mask, n: mask.numel()),
+    variance_over_all_but_one=_divided(lambda mask, n: mask.numel() - 1),
+    variance_by_n_plus_1=_divided(lambda mask, n: n + 1),
+)
+_name(
+    whiten,
+    "The divisor of your variance comes from the number of rows. Count real tokens.",
+    variance_over_rows=_divided(lambda mask, n: len(mask)),
+    variance_over_rows_but_one=_divided(lambda mask, n: len(mask) - 1),
+)
+_name(
+    whiten,
+    "Your variance is a sum: it is not divided by a number of tokens.",
+    sum_of_squares=_divided(lambda mask, n: 1),
+)
+_name(
+    whiten,
+    "Your variance is too small: going from n to n − 1 must make it larger.",
+    correction_inverted=_divided(lambda mask, n: n * n / (n - 1)),
+)
+_name(
+    whiten,
+    "Your variance is too large: its divisor is smaller than n − 1.",
+    correction_twice=_divided(lambda mask, n: (n - 1) ** 2 / n),
+    variance_by_n_minus_2=_divided(lambda mask, n: n - 2),
+)
+_name(
+    whiten,
+    "Your variance squares x itself. Subtract the mean before you square.",
+    second_moment=_white(spread=lambda x, mask, m, n: (x**2 * mask).sum() / (n - 1)),
+    second_moment_by_n=_white(spread=lambda x, mask, m, n: (x**2 * mask).sum() / n),
+)
+_name(
+    whiten,
+    whiten.mistakes["squares_of_padding"].__doc__,
+    variance_of_all_places=_white(spread=lambda x, mask, m, n: x.var()),
+    variance_of_zeros_too=_white(spread=lambda x, mask, m, n: (x * mask).var()),
+    squares_of_the_mean=_white(
+        spread=lambda x, mask, m, n: ((x * mask - m) ** 2).sum() / (n - 1)
+    ),
+    squares_of_the_mean_by_n=_white(
+        spread=lambda x, mask, m, n: ((x * mask - m) ** 2).sum() / n
+    ),
+    squares_of_padding_by_n=_white(
+        spread=lambda x, mask, m, n: ((x - m) ** 2).sum() / n
+    ),
+    squares_of_padding_averaged=_white(
+        spread=lambda x, mask, m, n: ((x - m) ** 2).mean()
+    ),
+)
+
+
+def _deviation(divisor):
+    def mistake(x, mask):
+        centered = (x - _masked_mean(x, mask)) * mask
+        return centered / (centered.abs().sum() / (mask.sum() - divisor) + 1e-8)
+
+    return mistake
+
+
+_name(
+    whiten,
+    "You divide by a mean absolute deviation. Divide by the root of the variance.",
+    absolute_deviation=_deviation(1),
+    absolute_deviation_by_n=_deviation(0),
+)
+_name(
+    whiten,
+    "You scale by the range from minimum to maximum. Scale by the variance's root.",
+    range_for_std=lambda x, mask: (
+        (x - _masked_mean(x, mask))
+        / (x[mask.bool()].max() - x[mask.bool()].min() + 1e-8)
+        * mask
+    ),
+    minimum_to_maximum=lambda x, mask: (
+        (x - x[mask.bool()].min())
+        / (x[mask.bool()].max() - x[mask.bool()].min() + 1e-8)
+        * mask
+    ),
+)
+_name(
+    whiten,
+    "You multiply by the standard deviation. Divide by it.",
+    multiplied=lambda x, mask: (
+        (x - _masked_mean(x, mask)) * (x[mask.bool()].var() + 1e-8).sqrt() * mask
+    ),
+)
+_name(
+    whiten,
+    "You add the mean again at the end. The result must have mean 0.",
+    mean_restored=lambda x, mask: (
+        (whiten.solution(x, mask) + _masked_mean(x, mask)) * mask
+    ),
+    mean_restored_on_padding=lambda x, mask: (
+        whiten.solution(x, mask) + _masked_mean(x, mask)
+    ),
+)
+_name(
+    whiten,
+    "Your small number under the root is not 1e-8, or it is missing. It changes the "
+    "result for a nearly constant batch.",
+    **{
+        f"small_number_{value}": _white(epsilon=value)
+        for value in (0, 1e-12, 1e-10, 1e-9, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1)
+    },
+    no_small_number=lambda x, mask: torch.where(
+        mask.bool(), _white(epsilon=0)(x, mask), 0.0
+    ),
+)
+_name(
+    whiten,
+    "Your small number is outside the root and is not 1e-8.",
+    **{
+        f"outside_{value}": lambda x, mask, value=value: (
+            (x - _masked_mean(x, mask)) / (x[mask.bool()].std() + value) * mask
+        )
+        for value in (1e-7, 1e-6, 1e-5, 1e-4, 1e-3)
+    },
+)
+_name(
+    whiten,
+    "You return only the real tokens, without rows. Keep the shape (B, R).",
+    real_tokens_only=lambda x, mask: whiten.solution(x, mask)[mask.bool()],
+)
+_name(
+    whiten,
+    "Padding is not 0 in the result: it keeps its x.",
+    padding_unchanged=lambda x, mask: torch.where(
+        mask.bool(), whiten.solution(x, mask), x
+    ),
+)
+_name(
+    whiten,
+    "Padding is not 0 in the result: the mean is also subtracted there.",
+    masked_before_the_mean=lambda x, mask: (
+        (x * mask - _masked_mean(x, mask)) / (x[mask.bool()].var() + 1e-8).sqrt()
+    ),
+)
 
 
 @whiten.alternative
@@ -596,6 +1121,227 @@ def mean_over_rows(logprobs, old_logprobs, advantages, mask, epsilon):
     return (loss * mask).sum() / len(mask)
 
 
+def _larger_loss(ratio, advantages, low, high):
+    return torch.maximum(-advantages * ratio, -advantages * ratio.clamp(low, high))
+
+
+def _within(low, high):
+    """Return a mistake: the ratio is clipped to another interval."""
+
+    def mistake(logprobs, old_logprobs, advantages, mask, epsilon):
+        ratio = torch.exp(logprobs - old_logprobs.detach())
+        return _mean(
+            _larger_loss(ratio, advantages.detach(), low(epsilon), high(epsilon)), mask
+        )
+
+    return mistake
+
+
+def _with_ratio(change):
+    """Return a mistake with another ratio, ``change(log-ratio, mask, logprobs)``."""
+
+    def mistake(logprobs, old_logprobs, advantages, mask, epsilon):
+        ratio = change(logprobs - old_logprobs.detach(), mask, logprobs)
+        return _mean(
+            _larger_loss(ratio, advantages.detach(), 1 - epsilon, 1 + epsilon), mask
+        )
+
+    return mistake
+
+
+def _with_advantages(change):
+    """Return a mistake with other advantages, ``change(advantages, mask)``."""
+
+    def mistake(logprobs, old_logprobs, advantages, mask, epsilon):
+        return policy_loss.solution(
+            logprobs, old_logprobs, change(advantages.detach(), mask), mask, epsilon
+        )
+
+    return mistake
+
+
+def _reduced(change):
+    """Return a mistake: another end, ``change(plain loss, clipped loss, mask)``."""
+
+    def mistake(logprobs, old_logprobs, advantages, mask, epsilon):
+        ratio, a = torch.exp(logprobs - old_logprobs.detach()), advantages.detach()
+        return change(-a * ratio, -a * ratio.clamp(1 - epsilon, 1 + epsilon), mask)
+
+    return mistake
+
+
+_name(
+    policy_loss,
+    "You clip only from below: a good token could be pushed up without limit.",
+    clipped_below_only=_within(lambda e: 1 - e, lambda e: None),
+)
+_name(
+    policy_loss,
+    "One end of your interval is 1. The ratio may move by ε in both directions.",
+    from_below_to_one=_within(lambda e: 1 - e, lambda e: 1),
+    from_one_to_above=_within(lambda e: 1, lambda e: 1 + e),
+)
+_name(
+    policy_loss,
+    "Your interval is around 0. Without an update, what is the ratio?",
+    around_zero=_within(lambda e: -e, lambda e: e),
+)
+_name(
+    policy_loss,
+    "Your interval has the wrong width. The ratio may move by ε in each direction.",
+    half_the_width=_within(lambda e: 1 - e / 2, lambda e: 1 + e / 2),
+    twice_the_width=_within(lambda e: 1 - 2 * e, lambda e: 1 + 2 * e),
+    squared_width=_within(lambda e: 1 - e * e, lambda e: 1 + e * e),
+)
+_name(
+    policy_loss,
+    "Your interval is symmetric for the log-ratio. It must be symmetric for the ratio.",
+    log_ratio_clipped=_within(lambda e: math.exp(-e), lambda e: math.exp(e)),
+    upper_end_by_division=_within(lambda e: 1 - e, lambda e: 1 / (1 - e)),
+    lower_end_by_division=_within(lambda e: 1 / (1 + e), lambda e: 1 + e),
+)
+_name(
+    policy_loss,
+    "Your ratio lacks an exponential: adding 1 to the difference of log-probabilities "
+    "is right only for small moves.",
+    linear_ratio=_with_ratio(lambda d, mask, _: 1 + d),
+)
+_name(
+    policy_loss,
+    "You subtract 1 from the ratio. Without an update, what is the ratio?",
+    ratio_minus_one=_with_ratio(lambda d, mask, _: torch.expm1(d)),
+)
+_name(
+    policy_loss,
+    "You use the new probability itself. Divide it by the old one.",
+    probability_for_ratio=_with_ratio(lambda d, mask, new: new.exp()),
+)
+_name(
+    policy_loss,
+    "You subtract probabilities. Divide them.",
+    difference_of_probabilities=_with_ratio(
+        lambda d, mask, new: new.exp() - (new.detach() - d.detach()).exp()
+    ),
+)
+_name(
+    policy_loss,
+    "You use one ratio per response. Each token must have its own.",
+    ratio_of_responses=_with_ratio(lambda d, mask, _: (d * mask).sum(1, True).exp()),
+    ratio_of_rows=_with_ratio(lambda d, mask, _: d.sum(1, True).exp()),
+    geometric_mean=_with_ratio(
+        lambda d, mask, _: ((d * mask).sum(1, True) / mask.sum(1, True)).exp()
+    ),
+    mean_ratio=_with_ratio(
+        lambda d, mask, _: (d.exp() * mask).sum(1, True) / mask.sum(1, True)
+    ),
+)
+_name(
+    policy_loss,
+    "Each ratio includes all earlier tokens of its row. It must be one token's ratio.",
+    running_ratio=_with_ratio(lambda d, mask, _: (d * mask).cumsum(1).exp()),
+)
+
+
+def _standard(correction, keep):
+    """Return whitened advantages, over real tokens or over all places."""
+
+    def change(a, mask):
+        real = a[mask.bool()] if keep else a
+        return (a - real.mean()) / (real.std(correction=correction) + 1e-8)
+
+    return change
+
+
+_name(
+    policy_loss,
+    "You whiten or center the advantages. Use them unchanged.",
+    **{
+        f"whitened_{correction}_{keep}": _with_advantages(_standard(correction, keep))
+        for correction in (0, 1)
+        for keep in (True, False)
+    },
+    centered=_with_advantages(lambda a, mask: a - a[mask.bool()].mean()),
+    centered_with_padding=_with_advantages(lambda a, mask: a - a.mean()),
+)
+_name(
+    policy_loss,
+    "All tokens of a row get the same advantage, a mean. Each token has its own.",
+    mean_advantage=_with_advantages(
+        lambda a, mask: (a * mask).sum(1, True) / mask.sum(1, True)
+    ),
+)
+_name(
+    policy_loss,
+    "Padding enters the sum, but not the number of tokens.",
+    sum_with_padding=_reduced(
+        lambda p, c, mask: torch.maximum(p, c).sum() / mask.sum()
+    ),
+)
+_name(
+    policy_loss,
+    "You compare two means. Take the larger loss of each token, then the mean.",
+    maximum_of_means=_reduced(
+        lambda p, c, mask: torch.maximum(_mean(p, mask), _mean(c, mask))
+    ),
+)
+_name(
+    policy_loss,
+    "You return one loss per token. Return one number for the batch.",
+    loss_per_token=_reduced(lambda p, c, mask: torch.maximum(p, c) * mask),
+    loss_per_token_unmasked=_reduced(lambda p, c, mask: torch.maximum(p, c)),
+)
+_name(
+    policy_loss,
+    "You return one loss per row. Return one number for the batch.",
+    mean_per_row=_reduced(
+        lambda p, c, mask: (torch.maximum(p, c) * mask).sum(1) / mask.sum(1)
+    ),
+    sum_per_row=_reduced(lambda p, c, mask: (torch.maximum(p, c) * mask).sum(1)),
+)
+_name(
+    policy_loss,
+    "You add up the means of the rows. All real tokens must weigh the same.",
+    sum_of_row_means=_reduced(
+        lambda p, c, mask: ((torch.maximum(p, c) * mask).sum(1) / mask.sum(1)).sum()
+    ),
+)
+_name(
+    policy_loss,
+    "You combine both losses of a token by a sum or a mean. Only one must count.",
+    sum_of_both=_reduced(lambda p, c, mask: _mean(p + c, mask)),
+    mean_of_both=_reduced(lambda p, c, mask: _mean(p + c, mask) / 2),
+)
+
+
+def _product_clipped(sign):
+    def mistake(logprobs, old_logprobs, advantages, mask, epsilon):
+        gain = torch.exp(logprobs - old_logprobs.detach()) * advantages.detach()
+        clipped = -sign * (sign * gain).clamp(1 - epsilon, 1 + epsilon)
+        return _mean(torch.maximum(-gain, clipped), mask)
+
+    return mistake
+
+
+_name(
+    policy_loss,
+    "You clip the product of ratio and advantage. Clip the ratio, then multiply.",
+    product_clipped=_product_clipped(1),
+    loss_clipped=_product_clipped(-1),
+)
+
+
+@policy_loss.mistake
+def no_ratio(logprobs, old_logprobs, advantages, mask, epsilon):
+    """You weight log-probabilities, not ratios, by advantages, as REINFORCE does."""
+    return _mean(-advantages.detach() * logprobs, mask)
+
+
+@policy_loss.mistake
+def log_ratio_only(logprobs, old_logprobs, advantages, mask, epsilon):
+    """You weight the log-ratio by advantages. You need a ratio, and its limit."""
+    return _mean(-advantages.detach() * (logprobs - old_logprobs.detach()), mask)
+
+
 @policy_loss.alternative
 def by_cases(logprobs, old_logprobs, advantages, mask, epsilon):
     ratio, a = (logprobs - old_logprobs.detach()).exp(), advantages.detach()
@@ -727,11 +1473,158 @@ def old_value_counts(values, old_values, returns, epsilon):
     return 0.5 * torch.maximum((values - returns) ** 2, (old - returns) ** 2)
 
 
+def _near(change):
+    """Return a mistake: another clipped value, ``change(values, old, returns, ε)``."""
+
+    def mistake(values, old_values, returns, epsilon):
+        old, returns = old_values.detach(), returns.detach()
+        near = change(values, old, returns, epsilon)
+        return 0.5 * torch.maximum((values - returns) ** 2, (near - returns) ** 2)
+
+    return mistake
+
+
+def _combined(change):
+    """Return a mistake: other use of the errors, ``change(error, clipped error)``."""
+
+    def mistake(values, old_values, returns, epsilon):
+        old, returns = old_values.detach(), returns.detach()
+        near = old + (values - old).clamp(-epsilon, epsilon)
+        return change(values - returns, near - returns)
+
+    return mistake
+
+
+_name(
+    value_loss,
+    value_loss.mistakes["clipped_like_a_ratio"].__doc__,
+    ratio_clipped=_near(lambda v, old, _, e: old * (v / old).clamp(1 - e, 1 + e)),
+    relative_limits=_near(
+        lambda v, old, _, e: torch.minimum(
+            torch.maximum(v, old * (1 - e)), old * (1 + e)
+        )
+    ),
+)
+_name(
+    value_loss,
+    "Your clipped value moves away from the new value: its step has the wrong sign.",
+    moves_away=_near(lambda v, old, _, e: old + (old - v).clamp(-e, e)),
+)
+_name(
+    value_loss,
+    "You start at the new value and move toward the old one. Which of the two must "
+    "the clipped value stay near?",
+    old_near_new=_near(lambda v, old, _, e: v + (old - v).clamp(-e, e)),
+)
+_name(
+    value_loss,
+    "You limit the value on one side only. It may move by ε up or down.",
+    limited_above=_near(lambda v, old, _, e: torch.minimum(v, old + e)),
+    limited_below=_near(lambda v, old, _, e: torch.maximum(v, old - e)),
+    only_upwards=_near(lambda v, old, _, e: old + (v - old).clamp(0, e)),
+    only_downwards=_near(lambda v, old, _, e: old + (v - old).clamp(-e, 0)),
+)
+_name(
+    value_loss,
+    "Your interval has the wrong width. The value may move by ε up or down.",
+    half_the_width=_near(lambda v, old, _, e: old + (v - old).clamp(-e / 2, e / 2)),
+    twice_the_width=_near(lambda v, old, _, e: old + (v - old).clamp(-2 * e, 2 * e)),
+)
+_name(
+    value_loss,
+    "Your clipped value is only the clipped move. From where does it start?",
+    move_only=_near(lambda v, old, _, e: (v - old).clamp(-e, e)),
+)
+_name(
+    value_loss,
+    "You keep the return near the old value. Keep the new value near it.",
+    return_replaced=lambda v, old, r, e: (
+        0.5
+        * torch.maximum(
+            (v - r.detach()) ** 2,
+            (v - old.detach() - (r - old).detach().clamp(-e, e)) ** 2,
+        )
+    ),
+)
+_name(
+    value_loss,
+    "The ½ is missing on one of the two errors. Both must have it.",
+    half_on_the_plain=_combined(lambda d, c: torch.maximum(d**2 / 2, c**2)),
+    half_on_the_clipped=_combined(lambda d, c: torch.maximum(d**2, c**2 / 2)),
+)
+_name(
+    value_loss,
+    "You compare errors before you square them, so a large negative error loses. "
+    "Compare squares.",
+    maximum_before_the_square=_combined(lambda d, c: 0.5 * torch.maximum(d, c) ** 2),
+    maximum_of_negatives=_combined(lambda d, c: 0.5 * torch.minimum(d, c) ** 2),
+)
+_name(
+    value_loss,
+    "You combine both errors by a sum or a mean. Only the larger one must count.",
+    sum_of_both=_combined(lambda d, c: 0.5 * (d**2 + c**2)),
+    mean_of_both=_combined(lambda d, c: 0.25 * (d**2 + c**2)),
+    sum_of_both_without_half=_combined(lambda d, c: d**2 + c**2),
+)
+_name(
+    value_loss,
+    "The ½ is missing, and the clip has no effect: you return the plain squared error.",
+    plain_square=_combined(lambda d, c: d**2),
+)
+_name(
+    value_loss,
+    "The ½ is missing, and you keep only the clipped error.",
+    clipped_without_half=_combined(lambda d, c: c**2),
+)
+_name(
+    value_loss,
+    "The ½ is missing, and you use min instead of max.",
+    smaller_without_half=_combined(lambda d, c: torch.minimum(d**2, c**2)),
+)
+_name(
+    value_loss,
+    "You use absolute errors. Use squared errors.",
+    absolute_without_half=_combined(lambda d, c: torch.maximum(d.abs(), c.abs())),
+)
+_name(
+    value_loss,
+    "All tokens of a row get the row's largest error. Return each token's own.",
+    largest_of_the_row=_combined(
+        lambda d, c: 0.5 * torch.maximum(d**2, c**2).amax(1, keepdim=True).expand_as(d)
+    ),
+)
+_name(
+    value_loss,
+    "You compare two means or sums. Take the larger error of each token.",
+    maximum_of_means=_combined(
+        lambda d, c: 0.5 * torch.maximum((d**2).mean(), (c**2).mean())
+    ),
+    maximum_of_sums=_combined(
+        lambda d, c: 0.5 * torch.maximum((d**2).sum(), (c**2).sum())
+    ),
+)
+_name(
+    value_loss,
+    "You clip the distance from the return. Clip the move from the old value.",
+    error_clipped=lambda v, old, r, e: 0.5 * (v - r.detach()).clamp(-e, e) ** 2,
+)
+
+
 @value_loss.alternative
 def by_clamping_the_move(values, old_values, returns, epsilon):
     old, returns = old_values.detach(), returns.detach()
     near = old + (values - old).clamp(-epsilon, epsilon)
     return torch.maximum((values - returns).square(), (near - returns).square()) / 2
+
+
+@value_loss.alternative
+def by_clamping_the_return(values, old_values, returns, epsilon):
+    """Equal to the solution: the larger error is at least the return's distance from
+    the interval.
+    """
+    old, returns = old_values.detach(), returns.detach()
+    near = old + (returns - old).clamp(-epsilon, epsilon)
+    return 0.5 * torch.maximum((values - returns) ** 2, (near - returns) ** 2)
 
 
 @SET.exercise(
@@ -756,7 +1649,7 @@ def next_beta(beta, kl, target, n, horizon):
 @next_beta.inputs
 def _(generator):
     beta, target = pick(generator, (0.05, 0.2, 1.0)), pick(generator, (0.5, 2.0, 6.0))
-    times = (0.0, 0.5, 0.9, 1.0, 1.1, 3.0)[
+    times = (0.1, 0.5, 0.9, 1.0, 1.1, 3.0)[
         generator.initial_seed() % 6
     ]  # below, at, above
     n, horizon = pick(generator, (64, 500, 2000)), pick(generator, (1000, 10_000))
@@ -809,7 +1702,7 @@ def only_upwards(beta, kl, target, n, horizon):
 
 @next_beta.mistake
 def clipped_above_only(beta, kl, target, n, horizon):
-    """You clip the error only from above: with a KL of 0 it falls below −0.2."""
+    """You clip the error only from above: with a KL near 0 it falls below −0.2."""
     return beta * (1 + min(kl / target - 1, 0.2) * n / horizon)
 
 
@@ -828,13 +1721,144 @@ def factor_alone(beta, kl, target, n, horizon):
 @next_beta.mistake
 def target_over_kl(beta, kl, target, n, horizon):
     """Your ratio is inverted: it must be KL over its target."""
-    return beta * (1 + min(max(target / max(kl, 1e-9) - 1, -0.2), 0.2) * n / horizon)
+    return beta * (1 + min(max(target / kl - 1, -0.2), 0.2) * n / horizon)
 
 
 @next_beta.mistake
 def ratio_clipped(beta, kl, target, n, horizon):
     """You forgot to subtract 1: a KL at its target must leave β unchanged."""
     return beta * (1 + min(max(kl / target, -0.2), 0.2) * n / horizon)
+
+
+def _error(change):
+    """Return a mistake with another error, ``change(kl / target − 1)``."""
+    return lambda beta, kl, target, n, horizon: (
+        beta * (1 + change(kl / target - 1) * n / horizon)
+    )
+
+
+def _clip(x, bound=0.2):
+    return min(max(x, -bound), bound)
+
+
+def _step(change):
+    """Return a mistake with another last step, ``change(β, error, n, horizon)``."""
+    return lambda beta, kl, target, n, horizon: change(
+        beta, _clip(kl / target - 1), n, horizon
+    )
+
+
+for _bound in (0.02, 0.05, 0.1, 0.15, 0.25, 0.3, 0.4, 0.5, 1.0):
+    _name(
+        next_beta,
+        f"Your result equals one with limits of ±{_bound} for the error.",
+        **{f"bound_{_bound}": _error(lambda x, bound=_bound: _clip(x, bound))},
+    )
+_name(
+    next_beta,
+    "You return only the change of β, or its relative change. Return the new β.",
+    change_only=_step(lambda b, x, n, h: b * x * n / h),
+    relative_change_only=_step(lambda b, x, n, h: x * n / h),
+)
+_name(
+    next_beta,
+    "Your n / horizon drops its fraction: // or int() gives 0 below one horizon.",
+    whole_horizons=_step(lambda b, x, n, h: b * (1 + x * (n // h))),
+)
+_name(
+    next_beta,
+    "Your β changes exponentially with n. One update must be linear in n.",
+    exponential=_step(lambda b, x, n, h: b * math.exp(x * n / h)),
+    compounded=_step(lambda b, x, n, h: b * (1 + x / h) ** n),
+    power=_step(lambda b, x, n, h: b * (1 + x) ** (n / h)),
+)
+_name(
+    next_beta,
+    "You do not subtract 1 from the ratio: a KL at its target must leave β unchanged.",
+    ratio_near_one=_error(lambda x: 1 + _clip(x)),
+    ratio_not_clipped=_error(lambda x: 1 + x),
+)
+_name(
+    next_beta,
+    "n / horizon multiplies all of β. It must scale only the error: a KL at its "
+    "target must leave β unchanged.",
+    all_scaled=_step(lambda b, x, n, h: b * (1 + x) * n / h),
+)
+_name(
+    next_beta,
+    "The share of the horizon is missing: n samples must move β by n / horizon of a "
+    "full step.",
+    full_step=_step(lambda b, x, n, h: b * (1 + x)),
+)
+_name(
+    next_beta,
+    "You limit n / horizon to 1. A batch may be larger than the horizon.",
+    share_limited=_step(lambda b, x, n, h: b * (1 + x * min(1, n / h))),
+)
+_name(
+    next_beta,
+    "Your step has only a sign: its size does not depend on the error. Below the "
+    "limit, a small error must move β little.",
+    sign_only=_error(lambda x: 0.2 if x > 0 else -0.2),
+    sign_or_up=_error(lambda x: 0.2 if x >= 0 else -0.2),
+    sign_or_nothing=_error(lambda x: 0.2 * ((x > 0) - (x < 0))),
+)
+_name(
+    next_beta,
+    "Your error is always at the same limit, whatever the KL. Check min and max.",
+    always_up=_error(lambda x: 0.2),
+    always_down=_error(lambda x: -0.2),
+)
+_name(
+    next_beta,
+    "You ignore small errors. The clip limits large errors and keeps small ones.",
+    dead_zone=_error(lambda x: 0 if abs(x) <= 0.2 else math.copysign(0.2, x)),
+    dead_zone_not_clipped=_error(lambda x: 0 if abs(x) <= 0.2 else x),
+)
+_name(
+    next_beta,
+    "You ignore large errors. The clip limits them.",
+    large_ignored=_error(lambda x: x if abs(x) <= 0.2 else 0),
+)
+_name(
+    next_beta,
+    "You divide β by a factor. Multiply it.",
+    divided=_step(lambda b, x, n, h: b / (1 + x * n / h)),
+    divided_by_less=_step(lambda b, x, n, h: b / (1 - x * n / h)),
+)
+_name(
+    next_beta,
+    "Your error is relative to the KL. It must be relative to the target.",
+    relative_to_kl=_error(lambda x: _clip(x / (1 + x))),
+)
+_name(
+    next_beta,
+    "Your error is a logarithm of the ratio. Use the ratio minus 1.",
+    logarithm=_error(lambda x: _clip(math.log1p(x))),
+)
+_name(
+    next_beta,
+    "Your β only grows: you lose the sign of the error.",
+    absolute_value=_error(lambda x: abs(_clip(x))),
+)
+_name(
+    next_beta,
+    "You square the error. Use the error itself.",
+    squared_error=_error(lambda x: _clip(x * x)),
+    square_of_the_clipped=_error(lambda x: _clip(x) ** 2),
+)
+_name(
+    next_beta,
+    "Your β only shrinks. Above the target it must grow.",
+    only_downwards=_error(lambda x: min(max(x, -0.2), 0.0)),
+)
+_name(
+    next_beta,
+    "You double or halve β, as the PPO paper does. Here its step depends on the error.",
+    doubled_or_halved=lambda beta, kl, target, n, horizon: (
+        beta * (2 if kl > 1.5 * target else 0.5 if kl < target / 1.5 else 1)
+    ),
+)
 
 
 @next_beta.alternative

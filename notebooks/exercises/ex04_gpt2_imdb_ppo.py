@@ -1,6 +1,8 @@
 """Exercises of notebook 04."""
 
 import math
+from collections import Counter
+from itertools import combinations, permutations, product
 
 import torch
 
@@ -8,6 +10,15 @@ from engine import Set, normal, pick, ragged
 
 SET = Set("04_gpt2_imdb_ppo", "GPT-2 on IMDB", "import math\n\nimport torch")
 check = SET.check
+
+
+def _more(exercise, mistakes):
+    """Register name → (message, code, …); pieces of code may share a message."""
+    for name, (message, *codes) in mistakes.items():
+        for i, code in enumerate(codes):
+            code.__name__ = name + f"_{i + 1}" * (i > 0)
+            code.__doc__ = message
+            exercise.mistake(code)
 
 
 @SET.exercise(
@@ -107,6 +118,134 @@ def order_of_the_dict(logits, id2label):
 def both_columns(logits, id2label):
     """You keep both columns. Return one number per text."""
     return logits.clone()
+
+
+def _positive(x, names):
+    return x[:, next(i for i, name in names.items() if name == "POSITIVE")]
+
+
+def _negative(x, names):
+    return x[:, next(i for i, name in names.items() if name == "NEGATIVE")]
+
+
+def _predicted(x, names):
+    return _positive(x, names) > _negative(x, names)
+
+
+def _scored(change):
+    """Return mistakes that give a predicted label's score a sign or a complement."""
+
+    def signed(x, names):
+        top = change(x).amax(1)
+        return torch.where(_predicted(x, names), top, -top)
+
+    def without_negatives(x, names):
+        return _positive(change(x), names) * _predicted(x, names)
+
+    return signed, without_negatives
+
+
+_more(
+    positive_logit,
+    {
+        "entry_of_the_dict": (
+            "You take a fixed entry of the dict, such as its first or last one. Its "
+            "entries are in any order: look for the name.",
+            lambda x, names: x[:, list(names)[0]],
+            lambda x, names: x[:, list(names)[1]],
+        ),
+        "minus_the_other": (
+            "You return minus the logit of NEGATIVE. The two logits are not opposites "
+            "of each other.",
+            lambda x, names: -_negative(x, names),
+        ),
+        "sign_of_one_column": (
+            "You always read the same column and change its sign where it is "
+            "NEGATIVE. Read the other column there.",
+            lambda x, names: x[:, 1] * (1 if names[1] == "POSITIVE" else -1),
+            lambda x, names: x[:, 0] * (1 if names[0] == "POSITIVE" else -1),
+        ),
+        "prediction": (
+            "You return only which label wins. Return how high the logit is.",
+            lambda x, names: _predicted(x, names).double(),
+            lambda x, names: 2 * _predicted(x, names).double() - 1,
+            lambda x, names: x.argmax(1),
+            lambda x, names: _positive(x, names).sign(),
+            lambda x, names: (_positive(x, names) > 0).double(),
+        ),
+        "score_of_the_winner": (
+            "Your result depends on which label wins. Return the same label's logit "
+            "for every text.",
+            *_scored(torch.clone),
+            *_scored(lambda x: x.softmax(1)),
+            lambda x, names: x.softmax(1).amax(1),
+            lambda x, names: x.log_softmax(1).amax(1),
+        ),
+        "smaller": (
+            "You take the smaller logit of each text. Find the column by its name.",
+            lambda x, names: x.amin(1),
+        ),
+        "of_the_other_label": (
+            "You read the column of NEGATIVE, and you transform it. Return the raw "
+            "logit of POSITIVE.",
+            lambda x, names: _negative(x.softmax(1), names),
+            lambda x, names: _negative(x.log_softmax(1), names),
+            lambda x, names: _negative(x, names).sigmoid(),
+            lambda x, names: _negative(x, names) - _positive(x, names),
+        ),
+        "both_logits_mixed": (
+            "Your result mixes both logits. Return one of them unchanged.",
+            lambda x, names: _positive(x, names) - x.mean(1),
+            lambda x, names: x.mean(1),
+            lambda x, names: x.sum(1),
+            lambda x, names: x.logsumexp(1),
+            lambda x, names: (
+                _positive(x.softmax(1), names) - _negative(x.softmax(1), names)
+            ),
+            lambda x, names: _positive(x, names) / _negative(x, names),
+            lambda x, names: _positive(x, names) / x.norm(dim=1),
+        ),
+        "over_the_texts": (
+            "Your result for a text depends on the other texts of the batch. Return "
+            "each raw logit.",
+            lambda x, names: _positive(x.softmax(0), names),
+            lambda x, names: _positive(x.log_softmax(0), names),
+            lambda x, names: (
+                (_positive(x, names) - _positive(x, names).mean())
+                / _positive(x, names).std()
+            ),
+            lambda x, names: (
+                (_positive(x, names) - _positive(x, names).mean())
+                / _positive(x, names).std(correction=0)
+            ),
+            lambda x, names: _positive(x, names) / _positive(x, names).std(),
+        ),
+        "bounded": (
+            "You limit or squeeze the logit. Return it unchanged.",
+            lambda x, names: _positive(x, names).tanh(),
+            *(
+                lambda x, names, most=most: _positive(x, names).clamp(-most, most)
+                for most in (1, 2, 3, 5)
+            ),
+            lambda x, names: torch.nn.functional.logsigmoid(_positive(x, names)),
+            lambda x, names: torch.nn.functional.softplus(_positive(x, names)),
+        ),
+        "one_text": (
+            "You return the logit of one text. Return one number per text.",
+            lambda x, names: _positive(x, names)[0],
+            lambda x, names: _positive(x, names)[-1],
+            lambda x, names: _positive(x, names).amax(),
+        ),
+        "both_transformed": (
+            "You keep both columns, and you change or reorder them. Return one raw "
+            "logit per text.",
+            lambda x, names: x.softmax(1),
+            lambda x, names: x.log_softmax(1),
+            lambda x, names: x.sigmoid(),
+            lambda x, names: torch.stack((_positive(x, names), _negative(x, names)), 1),
+        ),
+    },
+)
 
 
 @positive_logit.alternative
@@ -226,6 +365,237 @@ def half_width_first(x):
     return 1.96 * x.std() / math.sqrt(len(x)), x.mean()
 
 
+T_975 = (4.302653, 3.182446, 2.776445, 2.570582, 2.446912, 2.364624, 2.306004)
+T_975 += (2.262157, 2.228139, 2.200985, 2.178813)  # 2 … 12 degrees of freedom
+
+
+def _error(x):
+    return x.std() / len(x) ** 0.5
+
+
+def _half(width):
+    """Return a mistake that returns a right mean and a wrong half-width."""
+    return lambda x: (x.mean(), width(x))
+
+
+def _center(center):
+    """Return a mistake that returns a right half-width and a wrong mean."""
+    return lambda x: (center(x), 1.96 * _error(x))
+
+
+def _several():
+    """Yield half-widths with at least two wrong parts."""
+    stds = {0: torch.std, 1: lambda x: x.std(correction=0), 2: torch.var}
+    stds[3] = lambda x: x.var(correction=0)
+    for factor in (1.96, 1, 1.645, 2, 3.92):
+        for kind, std in stds.items():
+            for power in (0.5, 0, 1):
+                wrong = (factor != 1.96) + (kind > 0) + (power != 0.5)
+                if kind != 3 and wrong > 1 and (factor, kind, power) != (1.96, 2, 1):
+                    yield lambda x, factor=factor, std=std, power=power: (
+                        x.mean(),
+                        factor * std(x) / len(x) ** power,
+                    )
+    for power in (0.5, 0, 1):
+        yield lambda x, power=power: (x.mean(), 1.96 * stds[3](x) / len(x) ** power)
+
+
+_more(
+    mean_ci,
+    {
+        "quantile_of_t": (
+            "You use a quantile of Student's t. This exercise asks for 1.96.",
+            _half(lambda x: T_975[len(x) - 3] * _error(x)),
+        ),
+        "exact_quantile": (
+            "You use the unrounded normal quantile. Use 1.96.",
+            _half(lambda x: 1.959964 * _error(x)),
+        ),
+        "half_of_the_half": (
+            "Your second number is half of the half-width: you divide by 2 once too "
+            "often.",
+            _half(lambda x: 0.98 * _error(x)),
+        ),
+        "another_factor": (
+            "Your factor for the standard error is not 1.96.",
+            *(
+                _half(lambda x, z=z: z * _error(x))
+                for z in (0.95, 0.975, 1.64, 1.65, 1.69, 1.9, 1.95, 1.98, 2.576, 2.58)
+            ),
+            *(
+                _half(lambda x, z=z: z * _error(x))
+                for z in (3, 1.282, 95, 0.05, 0.025, 4, 1.96**2, 1 / 1.96)
+            ),
+        ),
+        "fixed_n": (
+            "You divide by the root of a fixed number of texts. Use the length of `x`.",
+            *(
+                _half(lambda x, n=n: 1.96 * x.std() / n**0.5)
+                for n in (2, 10, 50, 64, 100, 128, 200, 256, 500, 512, 1000)
+            ),
+        ),
+        "another_divisor": (
+            "Your divisor of the standard deviation is wrong. How does it depend on n?",
+            *(
+                _half(lambda x, f=f: 1.96 * x.std() / f(len(x)))
+                for f in (
+                    math.log,
+                    lambda n: math.log(n + 1),
+                    math.log2,
+                    lambda n: n - 1,
+                    lambda n: n**2,
+                    lambda n: n ** (1 / 3),
+                    lambda n: (n + 1) ** 0.5,
+                    lambda n: (2 * n) ** 0.5,
+                    lambda n: (n / 2) ** 0.5,
+                    lambda n: (n - 2) ** 0.5,
+                    lambda n: 2 * n,
+                )
+            ),
+        ),
+        "multiplied_by_n": (
+            "Your half-width is larger for more texts. More texts make a mean more "
+            "precise.",
+            _half(lambda x: 1.96 * x.std() * len(x) ** 0.5),
+            _half(lambda x: 1.96 * x.std() * len(x)),
+            _half(lambda x: 1.96 * x.var() * len(x) ** 0.5),
+            _half(lambda x: x.std() * len(x) ** 0.5),
+        ),
+        "root_of_a_value": (
+            "You divide by a root of the values' mean or sum. Divide by the root of "
+            "their number.",
+            _half(lambda x: 1.96 * x.std() / x.mean().abs() ** 0.5),
+            _half(lambda x: 1.96 * x.std() / x.sum().abs() ** 0.5),
+        ),
+        "root_of_too_much": (
+            "Your root contains something that belongs outside it. Check the units: a "
+            "half-width has those of `x`.",
+            _half(lambda x: 1.96 * (x.std() / len(x)) ** 0.5),
+            _half(lambda x: 1.96 * _error(x) ** 0.5),
+            _half(lambda x: (1.96 * x.std() / len(x)) ** 0.5),
+            _half(lambda x: (1.96 * _error(x)) ** 0.5),
+            _half(lambda x: (1.96 * x.var() / len(x)) ** 0.5),
+            _half(lambda x: (1.96 * x.std()) ** 0.5),
+        ),
+        "about_zero": (
+            "You measure the spread around 0. Subtract the mean before you square.",
+            *(
+                _half(lambda x, c=c, p=p: 1.96 * (x @ x / (len(x) - c)) ** 0.5 / p(x))
+                for c in (1, 0)
+                for p in (lambda x: len(x) ** 0.5, lambda x: 1)
+            ),
+        ),
+        "sum_of_squares": (
+            "You do not divide the squared deviations by n − 1: your standard "
+            "deviation is too large.",
+            _half(lambda x: 1.96 * (x.var() * (len(x) - 1)) ** 0.5),
+        ),
+        "absolute_deviation": (
+            "You average absolute deviations. A standard deviation averages squares.",
+            *(
+                _half(lambda x, c=c, p=p: 1.96 * (x - c(x)).abs().mean() / len(x) ** p)
+                for c in (torch.mean, torch.median)
+                for p in (0.5, 0)
+            ),
+            _half(
+                lambda x: (
+                    1.96 * (x - x.mean()).abs().sum() / (len(x) - 1) / len(x) ** 0.5
+                )
+            ),
+            _half(lambda x: 1.96 * (x - x.median()).abs().median() / len(x) ** 0.5),
+        ),
+        "spread_from_order": (
+            "You measure the spread by percentiles or by the extremes of single "
+            "texts. Use the standard deviation, and remember how much less a *mean* "
+            "scatters.",
+            _half(lambda x: (x.quantile(0.975) - x.quantile(0.025)) / 2),
+            _half(lambda x: x.quantile(0.975) - x.quantile(0.025)),
+            _half(lambda x: (x.quantile(0.95) - x.quantile(0.05)) / 2),
+            _half(lambda x: (x.amax() - x.amin()) / 2),
+            _half(lambda x: x.amax() - x.amin()),
+            _half(lambda x: 1.96 * (x.amax() - x.amin()) / len(x) ** 0.5),
+            _half(
+                lambda x: 1.96 * (x.quantile(0.75) - x.quantile(0.25)) / len(x) ** 0.5
+            ),
+            lambda x: (x.quantile(0.025), x.quantile(0.975)),
+        ),
+        "share": (
+            "You use the formula for a share of successes. These scores are not 0 or "
+            "1.",
+            _half(lambda x: 1.96 * ((x.mean() * (1 - x.mean())).abs() / len(x)) ** 0.5),
+            _half(lambda x: 1.96 * (x.mean() * (1 - x.mean()) / len(x)) ** 0.5),
+            _half(
+                lambda x: 1.96 * (x.mean() * (1 - x.mean())).clamp(0).div(len(x)) ** 0.5
+            ),
+        ),
+        "poisson": (
+            "You take the mean for a variance. Compute the spread of `x`.",
+            _half(lambda x: 1.96 * (x.mean().abs() / len(x)) ** 0.5),
+        ),
+        "relative": (
+            "Your half-width is relative to the mean. Return it in the units of `x`.",
+            _half(lambda x: 1.96 * _error(x) / x.mean().abs()),
+            _half(lambda x: 196 * _error(x) / x.mean().abs()),
+        ),
+        "one_bound": (
+            "Your second number is a bound of the interval. Return its distance from "
+            "the mean.",
+            _half(lambda x: x.mean() + 1.96 * _error(x)),
+            _half(lambda x: x.mean() - 1.96 * _error(x)),
+        ),
+        "bounds_differently": (
+            "You return the ends of an interval. Return the mean and the half-width.",
+            lambda x: (x.mean() + 1.96 * _error(x), x.mean() - 1.96 * _error(x)),
+            lambda x: (
+                x.mean(),
+                x.mean() - 1.96 * _error(x),
+                x.mean() + 1.96 * _error(x),
+            ),
+            lambda x: (
+                x.mean() - 1.96 * _error(x),
+                x.mean(),
+                x.mean() + 1.96 * _error(x),
+            ),
+            lambda x: (x.mean() - 1.96 * x.std(), x.mean() + 1.96 * x.std()),
+            lambda x: (x.mean() - _error(x), x.mean() + _error(x)),
+        ),
+        "negative_width": (
+            "Your half-width is negative.",
+            _half(lambda x: -1.96 * _error(x)),
+        ),
+        "only_the_mean": (
+            "You return only the mean. Return the half-width as well.",
+            lambda x: x.mean(),
+            lambda x: (x.mean(),),
+        ),
+        "another_center": (
+            "Your first number is not the mean of all texts: check what you sum and "
+            "what you divide by.",
+            *map(
+                _center,
+                (
+                    lambda x: x.sum() / (len(x) - 1),
+                    lambda x: x.sum(),
+                    lambda x: x.abs().mean(),
+                    lambda x: x.quantile(0.5),
+                    lambda x: (x.amax() + x.amin()) / 2,
+                    lambda x: x.sum() / (len(x) + 1),
+                    lambda x: x.sort().values[1:-1].mean(),
+                    lambda x: x.square().mean().sqrt(),
+                    lambda x: x[0],
+                    lambda x: 0 * x[0],
+                ),
+            ),
+        ),
+        "several_parts": (
+            "More than one part of your half-width is wrong. Check the factor, the "
+            "standard deviation, and its divisor, one after the other.",
+            *_several(),
+        ),
+    },
+)
+
+
 @mean_ci.alternative
 def by_variance(x):
     return x.sum() / len(x), 1.96 * (x.var() / len(x)) ** 0.5
@@ -337,6 +707,194 @@ def no_mean(logprobs, mask):
     return torch.exp(-(logprobs * mask).sum())
 
 
+def _per_token(cut, cut_mask=None):
+    """Return the solution on parts of its arguments."""
+
+    def mistake(logprobs, mask):
+        part = (cut_mask or cut)(mask)
+        return torch.exp(-(cut(logprobs) * part).sum() / part.sum())
+
+    return mistake
+
+
+def _over(divisor):
+    """Return the solution with another divisor of the sum."""
+    return lambda logprobs, m: torch.exp(-(logprobs * m).sum() / divisor(m))
+
+
+def _means(logprobs, mask, dim=1):
+    """Return minus the mean log-probability of each row or column that has tokens."""
+    n = mask.sum(dim)
+    return (-(logprobs * mask).sum(dim) / n)[n > 0]
+
+
+def _mean(logprobs, mask):
+    return -(logprobs * mask).sum() / mask.sum()
+
+
+_more(
+    perplexity,
+    {
+        "padding_in_the_sum": (
+            "Your sum includes padding, although your divisor does not.",
+            lambda x, m: torch.exp(-x.sum() / m.sum()),
+        ),
+        "first_token_left_out": (
+            "You leave out each response's first token. Nothing needs a shift: each "
+            "element is already the log-probability of its own token.",
+            _per_token(lambda x: x[:, 1:]),
+            lambda x, m: torch.exp(-(x * m)[:, 1:].sum() / m.sum()),
+        ),
+        "last_column_left_out": (
+            "You leave out the last column, so responses that fill it lose a token.",
+            _per_token(lambda x: x[:, :-1]),
+            lambda x, m: torch.exp(-(x * m)[:, :-1].sum() / m.sum()),
+        ),
+        "shifted_mask": (
+            "You shift the mask against the log-probabilities. Both have the same "
+            "columns already.",
+            _per_token(lambda x: x[:, :-1], lambda m: m[:, 1:]),
+            _per_token(lambda x: x[:, 1:], lambda m: m[:, :-1]),
+            _per_token(torch.clone, lambda m: m.roll(1, 1)),
+            _per_token(torch.clone, lambda m: m.roll(-1, 1)),
+        ),
+        "by_position": (
+            "You average within each column first: late positions, which few "
+            "responses reach, weigh too much. Average over all tokens at once.",
+            lambda x, m: torch.exp(_means(x, m, 0).mean()),
+            lambda x, m: torch.exp(_means(x, m, 0)).mean(),
+            lambda x, m: torch.exp(_means(x, m, 0)),
+        ),
+        "median": (
+            "You take a median. Perplexity uses the mean over tokens.",
+            lambda x, m: torch.exp(-x[m.bool()].median()),
+            lambda x, m: torch.exp(-x[m.bool()].quantile(0.5)),
+            lambda x, m: torch.exp(_means(x, m).median()),
+            lambda x, m: torch.exp(_means(x, m).quantile(0.5)),
+        ),
+        "extreme": (
+            "You use only one token or one response. Average over all tokens.",
+            lambda x, m: torch.exp(-x[m.bool()].amax()),
+            lambda x, m: torch.exp(-x[m.bool()].amin()),
+            lambda x, m: torch.exp(_means(x, m)[0]),
+            lambda x, m: torch.exp(_means(x, m)[-1]),
+            lambda x, m: torch.exp(_means(x, m).amax()),
+            lambda x, m: torch.exp(_means(x, m).amin()),
+        ),
+        "columns_for_tokens": (
+            "You divide by the number of columns. Divide by the number of real tokens "
+            "in the batch.",
+            _over(lambda m: m.shape[1]),
+            lambda x, m: torch.exp(-(x * m).mean(1)).mean(),
+            lambda x, m: torch.exp(-(x * m).mean(1)),
+        ),
+        "another_number_of_tokens": (
+            "Your divisor is not the number of real tokens. Count the ones of the "
+            "mask.",
+            _over(lambda m: m.sum() - 1),
+            _over(lambda m: m.sum() + 1),
+            _over(lambda m: m.sum() - len(m)),
+            _over(lambda m: m.sum() + len(m)),
+            _over(lambda m: m.sum() ** 0.5),
+            _over(lambda m: len(m) * m.sum()),
+        ),
+        "negative": (
+            "Your minus sign stands outside the exponential: a perplexity is at least "
+            "1.",
+            lambda x, m: -torch.exp(-_mean(x, m)),
+            lambda x, m: -torch.exp(_mean(x, m)),
+        ),
+        "another_base": (
+            "You use another base than that of these logarithms, which are natural.",
+            lambda x, m: 10 ** _mean(x, m),
+            lambda x, m: torch.exp(_mean(x, m) / math.log(2)),
+            lambda x, m: torch.exp(_mean(x, m) / math.log(10)),
+        ),
+        "no_exponential": (
+            "The exponential is missing, and your mean is not the loss per token in "
+            "nats.",
+            lambda x, m: -_mean(x, m),
+            lambda x, m: _mean(x, m) / math.log(2),
+            lambda x, m: _means(x, m).mean(),
+            lambda x, m: _means(x, m),
+            lambda x, m: -x.mean(),
+            lambda x, m: -(x * m).sum(),
+            lambda x, m: -(x * m).mean(),
+            lambda x, m: -(x * m).sum(1).mean(),
+        ),
+        "weighted_by_length": (
+            "You weight responses by their lengths in addition to summing or "
+            "averaging. Each *token* weighs the same.",
+            lambda x, m: torch.exp(
+                (_means(x, m) * m.sum(1) ** 2).sum() / (m.sum(1) ** 2).sum()
+            ),
+            lambda x, m: (torch.exp(_means(x, m)) * m.sum(1)).sum() / m.sum(),
+        ),
+        "logarithm_again": (
+            "You take a logarithm of numbers that are logarithms already.",
+            lambda x, m: torch.exp(-(x.abs().log() * m).sum() / m.sum()),
+        ),
+        "clipped": (
+            "You limit the log-probabilities. Very unlikely tokens must count in full.",
+            *(
+                _per_token(lambda x, low=low: x.clamp(low), torch.clone)
+                for low in (-1, -2, -3, -4, -5)
+            ),
+        ),
+        "product": (
+            "You multiply or sum perplexities. Average logarithms over all tokens, "
+            "then exponentiate once.",
+            lambda x, m: torch.exp(_means(x, m)).prod(),
+            lambda x, m: torch.exp(_means(x, m)).sum(),
+            lambda x, m: torch.exp(-(x * m).sum(1)).mean(),
+            lambda x, m: (torch.exp(-x) * m).sum(),
+        ),
+        "harmonic": (
+            "You average the inverse perplexities of responses. Average logarithms "
+            "over all tokens.",
+            lambda x, m: 1 / torch.exp(-_means(x, m)).mean(),
+            lambda x, m: torch.exp(-_means(x, m)).mean(),
+        ),
+        "average_of_probabilities": (
+            "You average probabilities, and return a number of at most 1. Average "
+            "their logarithms.",
+            lambda x, m: (x.exp() * m).sum() / m.sum(),
+            lambda x, m: 1 - (x.exp() * m).sum() / m.sum(),
+        ),
+        "padding_as_probability_1": (
+            "Where the mask is 0, you exponentiate 0: padding enters your mean as 1.",
+            lambda x, m: torch.exp(-x * m).mean(),
+            lambda x, m: torch.exp(-x * m).sum() / m.sum(),
+            lambda x, m: 1 / torch.exp(x * m).mean(),
+        ),
+        "padding_in_each_response": (
+            "You treat each response separately, and padding counts in it.",
+            lambda x, m: torch.exp(-x.mean(1)).mean(),
+            lambda x, m: torch.exp(-x.mean(1)),
+        ),
+        "each_token": (
+            "You return one number per token. Return one for the whole batch.",
+            lambda x, m: torch.exp(-x * m),
+            lambda x, m: torch.exp(-x) * m,
+            lambda x, m: torch.exp(-x),
+        ),
+        "joint_probability": (
+            "You return a probability of all tokens together. Take a mean per token, "
+            "and mind the sign.",
+            lambda x, m: torch.exp((x * m).sum()),
+            lambda x, m: torch.exp((x * m).sum(1)).mean(),
+        ),
+        "geometric_of_something": (
+            "Your exponential is applied to a root or a square. Apply it to the mean.",
+            lambda x, m: torch.exp(_mean(x, m) ** 2),
+            lambda x, m: torch.exp(_mean(x, m) ** 0.5),
+            lambda x, m: torch.exp((x**2 * m).sum() / m.sum()),
+            lambda x, m: torch.exp(((x**2 * m).sum() / m.sum()) ** 0.5),
+        ),
+    },
+)
+
+
 @perplexity.alternative
 def by_selection(logprobs, mask):
     return 1 / logprobs[mask.bool()].mean().exp()
@@ -370,17 +928,17 @@ def _(generator):
     texts = [
         " ".join(words[i] for i in row[: pick(generator, (4, 6))]) for row in order
     ]
-    texts += [
+    texts = [
         "a great film a great film",
+        *texts,
         "film",
         "great a film",
-        "no where",
-        "now here",
         "",
+        "no where",
     ]
     if generator.initial_seed() % 5 == 4:  # no pairs
         return (["film", ""],)
-    return (texts + texts[:1],)  # one text comes twice
+    return ([*texts, texts[1], "now here"],)  # one text comes twice
 
 
 def _pairs(texts):
@@ -427,7 +985,7 @@ def a_count(texts):
 def repeated(texts):
     """You return the share of repetitions. Return 1 minus that share."""
     pairs = _pairs(texts)
-    return 1 - len(set(pairs)) / max(1, len(pairs))
+    return 1 - len(set(pairs)) / len(pairs) if pairs else 0
 
 
 @distinct_2.mistake
@@ -483,6 +1041,166 @@ def single_words(texts):
     """You count single words (distinct-1). Count pairs."""
     words = [word for text in texts for word in text.split()]
     return len(set(words)) / max(1, len(words))
+
+
+def _words(texts):
+    return [text.split() for text in texts]
+
+
+def _part(some, everything):
+    return some / everything if everything else 0
+
+
+def _distinct(pairs_of, join=tuple):
+    """Return distinct-2 with other pairs per text."""
+
+    def mistake(texts):
+        pairs = [join(pair) for words in _words(texts) for pair in pairs_of(words)]
+        return _part(len(set(pairs)), len(pairs))
+
+    return mistake
+
+
+def _over_total(total):
+    """Return distinct-2 with another divisor."""
+    return lambda texts: _part(len(set(_pairs(texts))), total(_words(texts)))
+
+
+def _counts(share):
+    """Return a share that depends on how often each pair occurs."""
+    return lambda texts: share(Counter(_pairs(texts)).values())
+
+
+_more(
+    distinct_2,
+    {
+        "wrong_without_pairs": (
+            "Your result is wrong only where there are no pairs: read the last "
+            "sentence of the exercise.",
+            *(
+                lambda texts, value=value: (
+                    distinct_2.solution(texts) if _pairs(texts) else value
+                )
+                for value in (1, math.nan, None, -1)
+            ),
+        ),
+        "distinct_within_a_text": (
+            "You count distinct pairs in each text and add the counts. A pair that "
+            "comes again in *another* text must not count twice.",
+            lambda texts: _part(
+                sum(len(set(zip(w, w[1:]))) for w in _words(texts)), len(_pairs(texts))
+            ),
+        ),
+        "equal_texts_once": (
+            "You drop repeated texts first, which hides repetition from text to text.",
+            lambda texts: distinct_2.solution(list(set(texts))),
+        ),
+        "glued_words": (
+            "You join the two words of a pair without a separator: *no where* and "
+            "*now here* become the same.",
+            _distinct(lambda w: zip(w, w[1:]), "".join),
+        ),
+        "pair_lost": (
+            "You leave out the last or the first pair of each text. Check where your "
+            "loop or slice begins and ends.",
+            _distinct(lambda w: zip(w[:-1], w[1:-1])),
+            _distinct(lambda w: zip(w[1:], w[2:])),
+        ),
+        "all_combinations": (
+            "You pair words that are not neighbors.",
+            _distinct(lambda w: combinations(w, 2)),
+            _distinct(lambda w: zip(w, w[2:])),
+            _distinct(lambda w: permutations(w, 2)),
+            _distinct(lambda w: product(w, w)),
+            _distinct(lambda w: combinations(w, 2), frozenset),
+            _distinct(lambda w: combinations(sorted(set(w)), 2)),
+        ),
+        "wraps_around": (
+            "You pair the last word of a text with its first. A text does not start "
+            "again after its end.",
+            _distinct(lambda w: zip(w, w[1:] + w[:1])),
+        ),
+        "different_words": (
+            "You compare the two words of a pair with each other. Compare *pairs*.",
+            _distinct(lambda w: [pair for pair in zip(w, w[1:]) if len(set(pair)) > 1]),
+            lambda texts: _part(
+                sum(a != b for a, b in _pairs(texts)), len(_pairs(texts))
+            ),
+            lambda texts: _part(
+                len({(a, b) for a, b in _pairs(texts) if a != b}), len(_pairs(texts))
+            ),
+        ),
+        "longer_groups": (
+            "You count groups of another size than two words.",
+            _distinct(lambda w: zip(w, w[1:], w[2:], w[3:])),
+            _distinct(lambda w: [*zip(w), *zip(w, w[1:])]),
+        ),
+        "whole_texts": (
+            "You compare whole texts. Compare pairs of words.",
+            lambda texts: len(set(texts)) / len(texts),
+        ),
+        "per_text": (
+            "You divide by the number of texts. Divide by the number of pairs.",
+            _over_total(len),
+        ),
+        "per_distinct_word": (
+            "You divide by a number of distinct words, or of pairs that they could "
+            "form. Divide by the number of pairs that occur.",
+            _over_total(lambda w: len({x for words in w for x in words})),
+            _over_total(lambda w: len({x for words in w for x in words}) ** 2),
+            _over_total(lambda w: sum(len(set(words)) for words in w)),
+        ),
+        "miscounted_pairs": (
+            "Your number of all pairs is wrong. Check texts of one word, empty texts, "
+            "and the borders between texts.",
+            _over_total(lambda w: sum(map(len, w)) - 1),
+            _over_total(lambda w: sum(max(len(words) - 1, 1) for words in w)),
+            _over_total(lambda w: max(0, sum(len(words) - 1 for words in w))),
+            _over_total(lambda w: sum(len(words) - 1 for words in w if words) + 1),
+            _over_total(lambda w: sum(len(words) // 2 for words in w)),
+            _over_total(lambda w: sum(len(words) - 2 for words in w if words)),
+            _over_total(lambda w: sum(max(len(words) - 2, 0) for words in w)),
+        ),
+        "characters_for_words": (
+            "You count characters. Split the texts into words first.",
+            lambda texts: _part(len(set(_pairs(texts))), sum(map(len, texts))),
+            lambda texts: _part(
+                len({p for w in _words(texts) for x in w for p in zip(x, x[1:])}),
+                sum(len(x) - 1 for w in _words(texts) for x in w),
+            ),
+            lambda texts: _part(len(set("".join(texts))), len("".join(texts))),
+        ),
+        "one_text_only": (
+            "You look at one text only. Count the pairs of all texts.",
+            lambda texts: distinct_2.solution(texts[:1]),
+            lambda texts: distinct_2.solution(texts[-1:]),
+            lambda texts: distinct_2.solution(texts[1:]),
+            lambda texts: distinct_2.solution(texts[:-1]),
+        ),
+        "list_for_share": (
+            "You return one number per text. Return one for all texts.",
+            lambda texts: [distinct_2.solution([text]) for text in texts],
+        ),
+        "number_of_pairs": (
+            "You return a number of pairs. Return a share.",
+            lambda texts: len(_pairs(texts)),
+            lambda texts: len(_pairs(texts)) - len(set(_pairs(texts))),
+        ),
+        "upside_down": (
+            "Your fraction is inverted.",
+            lambda texts: _part(len(_pairs(texts)), len(set(_pairs(texts)))),
+        ),
+        "repeated_pairs": (
+            "You measure how many pairs are repeated. Count each distinct pair once, "
+            "whether it is repeated or not.",
+            _counts(lambda n: _part(sum(x > 1 for x in n), len(n))),
+            _counts(lambda n: _part(sum(x == 1 for x in n), len(n))),
+            _counts(lambda n: _part(sum(x > 1 for x in n), sum(n))),
+            _counts(lambda n: _part(sum(x for x in n if x > 1), sum(n))),
+            _counts(lambda n: _part(max(n, default=0), sum(n))),
+        ),
+    },
+)
 
 
 @distinct_2.alternative

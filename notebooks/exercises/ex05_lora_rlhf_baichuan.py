@@ -1,11 +1,22 @@
 """Exercises of notebook 05."""
 
+from itertools import combinations
+
 import torch
 
 from engine import Set, normal, pick
 
 SET = Set("05_lora_rlhf_baichuan", "LoRA RLHF on Baichuan")
 check = SET.check
+
+
+def _more(exercise, mistakes):
+    """Register name → (message, code, …); pieces of code may share a message."""
+    for name, (message, *codes) in mistakes.items():
+        for i, code in enumerate(codes):
+            code.__name__ = name + f"_{i + 1}" * (i > 0)
+            code.__doc__ = message
+            exercise.mistake(code)
 
 
 @SET.exercise(
@@ -87,6 +98,123 @@ def all_the_query(packed):
     """
     h = packed.shape[1]
     return packed[:h], packed[:h], packed[:h]
+
+
+def _blocks(order):
+    """Return a mistake with the three blocks in another order, or repeated."""
+    return lambda packed: tuple(packed.chunk(3)[i] for i in order)
+
+
+def _rows(bounds):
+    """Return a mistake that slices rows between numbers that depend on H."""
+    return lambda p: tuple(p[i:j] for i, j in bounds(p.shape[1]))
+
+
+_more(
+    split_w_pack,
+    {
+        "rotated": (
+            "All three of your blocks are in the wrong place. The order is query, "
+            "key, value.",
+            _blocks((1, 2, 0)),
+            _blocks((2, 0, 1)),
+        ),
+        "one_block_twice": (
+            "You return one of the three blocks more than once, and another one never.",
+            *map(
+                _blocks,
+                (
+                    (0, 1, 1),
+                    (0, 0, 1),
+                    (0, 0, 2),
+                    (0, 2, 2),
+                    (1, 1, 2),
+                    (0, 1, 0),
+                    (2, 1, 2),
+                    (1, 1, 1),
+                    (2, 2, 2),
+                ),
+            ),
+        ),
+        "columns_differently": (
+            "You split columns, which are inputs. Each of the three needs all inputs.",
+            lambda p: p.tensor_split(3, 1),
+            lambda p: p.split(3, 1),
+            lambda p: p.split(max(1, p.shape[1] // 3), 1),
+            lambda p: (p[:, : p.shape[1]], p[:, p.shape[1] :], p[:, p.shape[1] :]),
+        ),
+        "scrambled_by_a_view": (
+            "Your view or reshape mixes rows and columns: elements of one row get "
+            "into different matrices or different rows.",
+            lambda p: p.reshape(p.shape[1], p.shape[1], 3).unbind(-1),
+            lambda p: p.reshape(p.shape[1], p.shape[1], 3).transpose(0, 1).unbind(-1),
+            lambda p: p.T.reshape(3, p.shape[1], p.shape[1]),
+            lambda p: p.T.reshape(p.shape[1], p.shape[1], 3).unbind(-1),
+        ),
+        "wrong_rows": (
+            "A slice begins or ends at the wrong row. Each of the three has H rows, "
+            "and no row is lost or used twice.",
+            *map(
+                _rows,
+                (
+                    lambda h: ((0, h), (h + 1, 2 * h + 1), (2 * h + 1, 3 * h)),
+                    lambda h: ((0, h), (h + 1, 2 * h + 1), (2 * h + 2, 3 * h)),
+                    lambda h: ((0, h), (h + 1, 2 * h), (2 * h + 1, 3 * h)),
+                    lambda h: ((0, h - 1), (h, 2 * h - 1), (2 * h, 3 * h - 1)),
+                    lambda h: ((0, h - 1), (h, 2 * h - 1), (2 * h, 3 * h)),
+                    lambda h: ((0, h), (h, 2 * h), (2 * h, 3 * h - 1)),
+                    lambda h: ((0, h), (h - 1, 2 * h - 1), (2 * h, 3 * h)),
+                    lambda h: ((0, h), (h - 1, 2 * h - 1), (2 * h - 1, 3 * h - 1)),
+                    lambda h: ((0, h), (h - 1, 2 * h - 1), (2 * h - 2, 3 * h - 2)),
+                    lambda h: ((0, h), (h + 1, 2 * h), (2 * h, 3 * h)),
+                    lambda h: ((0, h + 1), (h, 2 * h + 1), (2 * h, 3 * h)),
+                    lambda h: ((1, h + 1), (h + 1, 2 * h + 1), (2 * h + 1, 3 * h)),
+                    lambda h: ((0, h), (h, 2 * h), (h, 3 * h)),
+                    lambda h: ((0, h), (h, 3 * h), (2 * h, 3 * h)),
+                    lambda h: ((0, 3 * h), (h, 3 * h), (2 * h, 3 * h)),
+                    lambda h: ((0, h), (0, 2 * h), (0, 3 * h)),
+                    lambda h: ((0, h), (h, h), (2 * h, 3 * h)),
+                    lambda h: ((0, h), (h, h), (2 * h, h)),
+                ),
+            ),
+        ),
+        "wrong_size": (
+            "Your blocks do not have H rows each: check what your number of rows is, "
+            "and whether a function takes the number of blocks or their size.",
+            lambda p: p.split(3),
+            lambda p: (p, p[:0], p[:0]),
+            lambda p: p.chunk(2),
+            *map(
+                _rows,
+                (
+                    lambda h: (
+                        (0, h // 3),
+                        (h // 3, 2 * (h // 3)),
+                        (2 * (h // 3), None),
+                    ),
+                    lambda h: ((0, h // 3), (h // 3, 2 * (h // 3)), (2 * (h // 3), h)),
+                    lambda h: ((0, 3), (3, 6), (6, None)),
+                    lambda h: ((0, 1), (1, 2), (2, 3)),
+                ),
+            ),
+            lambda p: (p[0], p[1], p[2]),
+        ),
+        "scaled": (
+            "You scale a matrix. Only split.",
+            lambda p: (p.chunk(3)[0] / p.shape[1] ** 0.5, *p.chunk(3)[1:]),
+            lambda p: (p / p.shape[1] ** 0.5).chunk(3),
+        ),
+        "not_split": (
+            "You do not return three matrices.",
+            lambda p: p.clone(),
+            lambda p: (p, p, p),
+        ),
+        "rows_reversed": (
+            "You reverse the order of rows.",
+            lambda p: p.flip(0).chunk(3),
+        ),
+    },
+)
 
 
 @split_w_pack.alternative
@@ -189,6 +317,167 @@ def lengths(weight):
     return weight.norm(dim=1, keepdim=True)
 
 
+def _over(length):
+    return lambda w: w / length(w)
+
+
+def _length(w):
+    return w.norm(dim=1, keepdim=True)
+
+
+_more(
+    normalize_head,
+    {
+        "softmax": (
+            "You apply a softmax. The exercise scales rows; their signs stay.",
+            *(lambda w, dim=dim: w.softmax(dim) for dim in (1, 0)),
+            *(lambda w, dim=dim: w.log_softmax(dim) for dim in (1, 0)),
+        ),
+        "dimensions_for_length": (
+            "You divide by a number that depends only on the shape. Measure each "
+            "row's length.",
+            *map(
+                _over,
+                (
+                    lambda w: w.shape[1] ** 0.5,
+                    lambda w: w.shape[1],
+                    lambda w: len(w),
+                    lambda w: len(w) ** 0.5,
+                ),
+            ),
+        ),
+        "one_number_for_all_rows": (
+            "You divide all rows by the same number. Each row has its own length.",
+            *map(
+                _over,
+                (
+                    lambda w: _length(w).mean(),
+                    lambda w: _length(w).amax(),
+                    lambda w: _length(w).amin(),
+                    lambda w: _length(w).median(),
+                    lambda w: _length(w)[0],
+                    lambda w: _length(w)[-1],
+                    lambda w: _length(w).sum(),
+                    lambda w: w.abs().amax(),
+                    lambda w: w.std(),
+                    lambda w: w.sum(),
+                    lambda w: w.norm() ** 2,
+                    lambda w: w.abs().sum(),
+                    lambda w: w.square().mean().sqrt(),
+                    lambda w: torch.linalg.matrix_norm(w, 2),
+                ),
+            ),
+        ),
+        "standardized": (
+            "You subtract a mean and divide by a spread, as layer norm does. Change "
+            "only the lengths.",
+            *(
+                lambda w, c=c, d=d: (
+                    (w - w.mean(d, keepdim=True)) / w.std(d, correction=c, keepdim=True)
+                )
+                for c in (0, 1)
+                for d in (0, 1)
+            ),
+            lambda w: torch.nn.functional.layer_norm(w, w.shape[1:]),
+            lambda w: (w - w.mean()) / w.std(),
+        ),
+        "centered": (
+            "You subtract a mean from the rows or columns. Change only the lengths.",
+            lambda w: w - w.mean(1, keepdim=True),
+            lambda w: w - w.mean(0),
+            lambda w: (w - w.mean(0)) / (w - w.mean(0)).norm(dim=1, keepdim=True),
+        ),
+        "biased_deviation": (
+            "You divide by a standard deviation, so rows do not have length 1.",
+            _over(lambda w: w.std(1, correction=0, keepdim=True)),
+            _over(lambda w: w.var(1, keepdim=True)),
+        ),
+        "rms_with_epsilon": (
+            "You take the root of a *mean* of squares and add a small number. A "
+            "length has no mean.",
+            *(
+                _over(lambda w, e=e: (w.square().mean(1, keepdim=True) + e).sqrt())
+                for e in (1e-5, 1e-6, 1e-8)
+            ),
+        ),
+        "only_shrinks": (
+            "You do not lengthen short rows to 1. *Each* row gets length 1.",
+            _over(lambda w: _length(w).clamp(1)),
+        ),
+        "something_added": (
+            "You add a number to the length or set a lower bound for it, so short "
+            "rows stay shorter than 1. A vocabulary has no rows of length 0.",
+            *(
+                _over(lambda w, e=e: _length(w) + e)
+                for e in (1, 0.1, 0.01, 1e-3, 1e-4, 1e-5, 1e-6)
+            ),
+            *(
+                _over(lambda w, e=e: (_length(w) ** 2 + e).sqrt())
+                for e in (1, 0.1, 0.01, 1e-3, 1e-4, 1e-5, 1e-6, 1e-8)
+            ),
+            *(_over(lambda w, e=e: _length(w).clamp(e)) for e in (0.1, 0.01)),
+        ),
+        "size_of_the_sum": (
+            "You square after you sum, so the root returns the size of the row's sum. "
+            "Square the elements first.",
+            _over(lambda w: w.sum(1, keepdim=True).abs()),
+            _over(lambda w: w.sum(1, keepdim=True) ** 2),
+        ),
+        "average_size": (
+            "You divide by a mean. A length is the root of a sum of squares.",
+            _over(lambda w: w.mean(1, keepdim=True)),
+            _over(lambda w: w.abs().mean(1, keepdim=True)),
+            _over(lambda w: w.square().mean(1, keepdim=True)),
+        ),
+        "root_of_the_length": (
+            "You take one root too many: divide by the length itself.",
+            _over(lambda w: _length(w) ** 0.5),
+        ),
+        "signed_largest": (
+            "You divide by the extreme entries of a row. Divide by its length.",
+            _over(lambda w: w.amax(1, keepdim=True)),
+            lambda w: (
+                (w - w.amin(1, keepdim=True))
+                / (w.amax(1, keepdim=True) - w.amin(1, keepdim=True))
+            ),
+        ),
+        "columns_as_well": (
+            "You scale columns in addition to rows. Scale only rows.",
+            lambda w: w / _length(w) / (w / _length(w)).norm(dim=0),
+            lambda w: w / w.norm(dim=0) / _length(w / w.norm(dim=0)),
+        ),
+        "columns_by_another_measure": (
+            "You scale columns, and not by their lengths. Scale rows by their lengths.",
+            *map(
+                _over,
+                (
+                    lambda w: w.sum(0),
+                    lambda w: w.abs().sum(0),
+                    lambda w: w.std(0),
+                    lambda w: w.square().sum(0),
+                    lambda w: w.abs().amax(0),
+                ),
+            ),
+        ),
+        "squared_elements": (
+            "You return squares, which have lost their signs.",
+            lambda w: w.square() / w.square().sum(1, keepdim=True),
+            lambda w: w.square() / _length(w),
+        ),
+        "unchanged": (
+            "You return the matrix without changing its lengths.",
+            lambda w: w.clone(),
+        ),
+        "only_lengths": (
+            "You return one number per row. Return the scaled matrix.",
+            lambda w: w.norm(dim=1),
+            lambda w: w.square().sum(1),
+            lambda w: 1 / _length(w),
+        ),
+    },
+)
+
+
 @normalize_head.alternative
 def with_torch(weight):
     return torch.nn.functional.normalize(weight)
@@ -221,15 +510,18 @@ def lora_forward(x, weight, adapters, active, alpha):
 
 @lora_forward.inputs
 def _(generator):
+    seed, names = generator.initial_seed(), ["policy", "ref", "reward"]
+    start = seed // 4 % 3
+    ranks = torch.randperm(3, generator=generator)
+    width, height = pick(generator, (4, 5)), pick(generator, (7, 9))
     adapters = {}
-    for name in pick(
-        generator, (("policy", "ref", "reward"), ("ref", "reward", "policy"))
-    ):
-        r = pick(generator, (2, 3))
-        adapters[name] = normal(generator, r, 4), normal(generator, 5, r)
-    active = [None, "policy", "ref", "reward"][generator.initial_seed() % 4]
-    x = normal(generator, pick(generator, (2, 6)), 4)
-    return x, normal(generator, 5, 4), adapters, active, pick(generator, (1, 8, 16))
+    for name, i in zip(names[start:] + names[:start], ranks):
+        r = (2, 3, 6)[i]
+        adapters[name] = normal(generator, r, width), normal(generator, height, r)
+    x = normal(generator, pick(generator, (2, 8)), width)
+    weight = normal(generator, height, width)
+    active = [None, *names][seed % 4]
+    return x, weight, adapters, active, pick(generator, (1, 8, 16))
 
 
 @lora_forward.mistake
@@ -363,6 +655,153 @@ def first_adapter(x, weight, adapters, active, alpha):
         return x @ weight.T
     a, b = next(iter(adapters.values()))
     return x @ weight.T + alpha / len(a) * (x @ a.T @ b.T)
+
+
+def _layer(factor=None, names=None, inner=None, base=1):
+    """Return lora_forward with another scale, choice of adapters, or inner function.
+
+    ``factor`` takes alpha, A, B, x and adapters; ``names`` takes active and adapters.
+    """
+
+    def mistake(x, weight, adapters, active, alpha):
+        output = base * (x @ weight.T)
+        chosen = [active] if active else []
+        for name in names(active, list(adapters)) if names else chosen:
+            a, b = adapters[name]
+            scale = factor(alpha, a, b, x, adapters) if factor else alpha / len(a)
+            hidden = x @ a.T
+            output = output + scale * (inner(hidden) if inner else hidden) @ b.T
+        return output
+
+    return mistake
+
+
+_more(
+    lora_forward,
+    {
+        "all_when_one_is_active": (
+            "Whenever an adapter is on, you use all adapters. Use only the one named "
+            "`active`.",
+            _layer(names=lambda on, every: every if on else []),
+        ),
+        "all_for_none": (
+            "You use all adapters when `active` is None, which means only the base.",
+            _layer(names=lambda on, every: [on] if on else every),
+        ),
+        "the_others": (
+            "You use the adapters that are *not* named `active`.",
+            _layer(names=lambda on, every: [n for n in every if n != on]),
+            _layer(names=lambda on, every: [n for n in every if on and n != on]),
+        ),
+        "fallback": (
+            "You use an adapter when `active` is None, which means only the base.",
+            _layer(names=lambda on, every: [on or every[0]]),
+            _layer(names=lambda on, every: [on or every[-1]]),
+            _layer(names=lambda on, every: [on or "policy"]),
+            _layer(names=lambda on, every: [on or "reward"]),
+        ),
+        "fixed_adapter": (
+            "You use the same adapter whatever `active` names. Look the name up.",
+            *(
+                _layer(names=lambda on, every, name=name: [name] if on else [])
+                for name in ("policy", "ref", "reward")
+            ),
+            *(
+                _layer(names=lambda on, every, name=name: [name])
+                for name in ("ref", "reward")
+            ),
+            _layer(names=lambda on, every: every[-1:] if on else []),
+            _layer(names=lambda on, every: every[:1]),
+        ),
+        "one_name_ignored": (
+            "You leave out the adapter for one of the names. Each name in `active` "
+            "turns its adapter on.",
+            *(
+                _layer(
+                    names=lambda on, every, off=off: [on] if on and on != off else []
+                )
+                for off in ("ref", "policy", "reward")
+            ),
+            _layer(names=lambda on, every: [on] if on == "policy" else []),
+        ),
+        "nothing_for_none": (
+            "You return only zeros, or not the base's output, when `active` is None. "
+            "The base always works.",
+            lambda x, weight, adapters, active, alpha: (
+                lora_forward.solution(x, weight, adapters, active, alpha)
+                if active
+                else 0 * (x @ weight.T)
+            ),
+            lambda x, weight, adapters, active, alpha: (
+                lora_forward.solution(x, weight, adapters, active, alpha)
+                if active
+                else x
+            ),
+        ),
+        "scaled_twice": (
+            "The factor enters twice, such as on A and on B. Scale once.",
+            _layer(lambda alpha, a, *_: (alpha / len(a)) ** 2),
+        ),
+        "times_the_rank": (
+            "You multiply by r where you should divide.",
+            _layer(lambda alpha, a, *_: alpha * len(a)),
+        ),
+        "root_of_the_factor": (
+            "You take a root of α / r. Use the factor itself.",
+            _layer(lambda alpha, a, *_: (alpha / len(a)) ** 0.5),
+        ),
+        "rank_twice": (
+            "You divide by r twice.",
+            _layer(lambda alpha, a, *_: alpha / len(a) ** 2),
+        ),
+        "whole_numbers": (
+            "Your factor is a whole number: // or int() drops the fraction.",
+            _layer(lambda alpha, a, *_: alpha // len(a)),
+        ),
+        "fixed_rank": (
+            "You divide α by the same number for all adapters. The rank differs: r is "
+            "a dimension of A and B.",
+            *(
+                _layer(lambda alpha, *_, r=r: alpha / r)
+                for r in (2, 3, 4, 8, 16, 32, 64)
+            ),
+        ),
+        "rank_of_another": (
+            "You take r from another adapter than the active one.",
+            _layer(lambda alpha, a, b, x, all: alpha / len([*all.values()][0][0])),
+            _layer(lambda alpha, a, b, x, all: alpha / len([*all.values()][-1][0])),
+            _layer(lambda alpha, a, b, x, all: alpha / len(all["policy"][0])),
+        ),
+        "another_size_for_rank": (
+            "You divide α by another size than r. Which dimension do A and B share?",
+            _layer(lambda alpha, a, b, x, _: alpha / len(x)),
+            _layer(lambda alpha, a, b, x, _: alpha / a.numel()),
+            _layer(lambda alpha, a, b, x, _: alpha / b.numel()),
+            _layer(lambda alpha, a, b, x, _: alpha / a.shape[1] ** 0.5),
+        ),
+        "nonlinear": (
+            "You apply a nonlinear function between A and B. An adapter is linear.",
+            *(
+                _layer(inner=inner)
+                for inner in (
+                    torch.relu,
+                    torch.tanh,
+                    torch.sigmoid,
+                    torch.nn.functional.gelu,
+                    torch.nn.functional.silu,
+                )
+            ),
+        ),
+        "base_again": (
+            "Your result contains the base twice.",
+            _layer(base=2),
+        ),
+        "no_base": (
+            "Your result never contains the base's output. An adapter *adds* to it.",
+            _layer(base=0),
+        ),
+    },
+)
 
 
 @lora_forward.alternative
@@ -500,6 +939,83 @@ def reference_and_reward_swapped(stage):
 def policy_everywhere(stage):
     """Your policy does everything: it would be its own reference and judge."""
     return "policy"
+
+
+REASONS = {
+    "generate": "Responses are drawn from the model that PPO trains.",
+    "log-probabilities": "Plain log-probabilities are those of the model that sampled.",
+    "reference log-probabilities": "KL compares with a frozen copy of SFT's adapter.",
+    "score": "Scores come from the adapter that was trained to judge.",
+    "update": "Only the model that PPO trains changes.",
+}
+
+
+def _table(changes):
+    return lambda stage: changes.get(stage, adapter_of.solution(stage))
+
+
+_more(
+    adapter_of,
+    {
+        **{
+            f"{stage} by {name}": (
+                f"Your choice for `{stage}` is wrong. {reason}",
+                _table({stage: name}),
+            )
+            for stage, reason in REASONS.items()
+            for name in (None, "base", "reward")
+            if name == "base"
+            or stage == "log-probabilities"
+            or name is None
+            and stage != "reference log-probabilities"
+        },
+        **{
+            f"{one} by {x}, {other} by {y}": (
+                f"Your choices for `{one}` and `{other}` are wrong. {REASONS[one]} "
+                f"{REASONS[other]}",
+                _table({one: x, other: y}),
+            )
+            for one, other in combinations(STAGES, 2)
+            for x in ("policy", "ref", "reward")
+            for y in ("policy", "ref", "reward")
+            if adapter_of.solution(one) != x and adapter_of.solution(other) != y
+            if (one, other) != ("reference log-probabilities", "score")
+            or (x, y) not in (("policy", "policy"), ("reward", "ref"))
+        },
+        "policy_and_reference_swapped": (
+            "You swap the policy and its reference.",
+            lambda stage: {"policy": "ref", "ref": "policy"}.get(
+                adapter_of.solution(stage), "reward"
+            ),
+        ),
+        "one_adapter_for_all": (
+            "You use one adapter in all parts. Three adapters share the base.",
+            lambda stage: "ref",
+            lambda stage: "reward",
+        ),
+        "unknown_name": (
+            "You return a name that no adapter has. They are called `policy`, `ref` "
+            "and `reward`.",
+            *(
+                _table({"reference log-probabilities": name})
+                for name in ("reference", "ref_policy", "ref_model", "sft", "SFT", "")
+            ),
+            *(
+                _table({"score": name})
+                for name in ("score", "reward_model", "reward model", "rm", "critic")
+            ),
+            _table({"reference log-probabilities": "reference", "score": "score"}),
+            lambda stage: adapter_of.solution(stage).capitalize(),
+            lambda stage: adapter_of.solution(stage).upper(),
+            lambda stage: stage,
+        ),
+        "a_collection": (
+            "You return a collection of adapters. Return one name.",
+            lambda stage: [adapter_of.solution(stage)],
+            lambda stage: (adapter_of.solution(stage),),
+        ),
+    },
+)
 
 
 @adapter_of.alternative
@@ -647,6 +1163,130 @@ def last_column(question_length, answer_length, width):
 def all_ones(question_length, answer_length, width):
     """Your mask includes everything, even the question and padding."""
     return torch.ones(width, dtype=torch.float64)
+
+
+def _ones(start, stop):
+    """Return a mask with ones between two columns, which depend on q, a and width."""
+
+    def mistake(q, a, width):
+        column = torch.arange(width)
+        return ((column >= start(q, a, width)) & (column < stop(q, a, width))).double()
+
+    return mistake
+
+
+def _changed(change):
+    return lambda q, a, width: change(by_comparison(q, a, width))
+
+
+_more(
+    completion_mask,
+    {
+        "shares": (
+            "Your ones are divided by their number. A mask contains only 0 and 1.",
+            _changed(lambda mask: mask / mask.sum()),
+        ),
+        "labels": (
+            "You return −100, −1 or −∞ instead of 0, as labels or scores have it. A "
+            "mask contains only 0 and 1.",
+            *(
+                _changed(lambda mask, low=low: torch.where(mask > 0, 1.0, low))
+                for low in (-100.0, -1.0, -torch.inf)
+            ),
+            _changed(lambda mask: torch.where(mask > 0, 0.0, -torch.inf)),
+        ),
+        "short_mask": (
+            "Your mask does not have `width` columns. Neither shift nor cut it.",
+            _changed(lambda mask: mask[1:]),
+            _changed(lambda mask: mask[:-1]),
+            _changed(lambda mask: torch.cat((mask, mask[:1] * 0))),
+            _changed(lambda mask: mask[mask > 0]),
+        ),
+        "last_column_is_padding": (
+            "Your last column is always 0: where a row has no padding, its EOS is "
+            "lost.",
+            _ones(lambda q, a, w: q, lambda q, a, w: min(q + a + 1, w - 1)),
+        ),
+        "empty_without_padding": (
+            "Where a row has no padding, your mask is empty: a slice up to −0 ends at "
+            "0.",
+            _ones(
+                lambda q, a, w: q, lambda q, a, w: 0 if w == q + a + 1 else q + a + 1
+            ),
+        ),
+        "all_but_the_last": (
+            "Your mask ends one column before the width, wherever the answer ends.",
+            _ones(lambda q, a, w: q, lambda q, a, w: w - 1),
+        ),
+        "everything_shifted_late": (
+            "Your mask begins and ends one token late.",
+            _ones(lambda q, a, w: q + 1, lambda q, a, w: q + a + 2),
+        ),
+        "two_missing": (
+            "Your mask omits tokens at the end of the answer, and its EOS.",
+            _ones(lambda q, a, w: q, lambda q, a, w: q + a - 1),
+        ),
+        "inside_only": (
+            "Your mask omits the answer's first token and its EOS.",
+            _ones(lambda q, a, w: q + 1, lambda q, a, w: q + a),
+        ),
+        "late_to_the_end": (
+            "Your mask omits the answer's first token, and includes padding.",
+            _ones(lambda q, a, w: q + 1, lambda q, a, w: w),
+        ),
+        "question_without_eos": (
+            "Your mask includes the question and omits the EOS.",
+            _ones(lambda q, a, w: 0, lambda q, a, w: q + a),
+        ),
+        "only_padding": (
+            "Your ones are after the answer, where padding is.",
+            _ones(lambda q, a, w: q + a + 1, lambda q, a, w: w),
+            _ones(lambda q, a, w: q + a, lambda q, a, w: w),
+        ),
+        "answer_at_the_start": (
+            "Your ones begin in the first column, where the question is.",
+            _ones(lambda q, a, w: 0, lambda q, a, w: a),
+            _ones(lambda q, a, w: 0, lambda q, a, w: q + 1),
+        ),
+        "end_without_question": (
+            "Your slice ends at the answer's length. It must end where the answer "
+            "ends.",
+            _ones(lambda q, a, w: q, lambda q, a, w: a),
+        ),
+        "left_without_eos": (
+            "Your ones are counted from the right end, but rows are padded on the "
+            "right.",
+            _ones(lambda q, a, w: w - a, lambda q, a, w: w),
+            _ones(lambda q, a, w: w - a - 1, lambda q, a, w: w - 1),
+        ),
+        "question_and_eos": (
+            "Your mask includes the question and the EOS, but not the answer.",
+            lambda q, a, w: (
+                (torch.arange(w) < q) | (torch.arange(w) == q + a)
+            ).double(),
+        ),
+        "one_answer_token": (
+            "Your mask has at most one 1. Include the whole answer and its EOS.",
+            _ones(lambda q, a, w: q, lambda q, a, w: q + 1),
+            _ones(lambda q, a, w: q + a - 1, lambda q, a, w: q + a),
+            _ones(lambda q, a, w: w - 1, lambda q, a, w: w),
+        ),
+        "no_ones": (
+            "Your mask is 0 everywhere, so nothing is learned.",
+            _changed(torch.zeros_like),
+        ),
+        "not_a_mask": (
+            "You return numbers of tokens. Return a mask with one 0 or 1 per column.",
+            _changed(lambda mask: mask.sum()),
+            _changed(lambda mask: mask.cumsum(0)),
+            _changed(lambda mask: mask * mask.cumsum(0)),
+        ),
+        "columns_of_ones": (
+            "You return the columns where the mask is 1. Return the mask itself.",
+            _changed(lambda mask: mask.nonzero().flatten()),
+        ),
+    },
+)
 
 
 @completion_mask.alternative

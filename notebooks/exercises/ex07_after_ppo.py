@@ -1,7 +1,7 @@
 """Exercises of notebook 07."""
 
 import torch
-from torch.nn.functional import logsigmoid
+from torch.nn.functional import logsigmoid, relu
 
 from engine import Set, normal, pick, ragged
 
@@ -11,6 +11,13 @@ SET = Set(
     "import torch\nfrom torch.nn.functional import logsigmoid",
 )
 check = SET.check
+
+
+def _name(exercise, message, **codes):
+    """Register wrong solutions that share a message."""
+    for name, code in codes.items():
+        code.__name__, code.__doc__ = name, message
+        exercise.mistake(code)
 
 
 @SET.exercise(
@@ -36,112 +43,195 @@ def group_advantages(rewards, divide):
 @group_advantages.inputs
 def _(dice):
     p, g = pick(dice, (2, 3)), pick(dice, (4, 5))
-    rewards = pick(dice, (0.1, 1)) * normal(dice, p, g) + normal(dice, p, 1)
+    rewards = pick(dice, (0.01, 0.1, 1)) * normal(dice, p, g) + normal(dice, p, 1)
     rewards[0] = 1.0  # all responses of a prompt are equal
     return rewards, bool(dice.initial_seed() % 2)
 
 
-@group_advantages.mistake
-def over_the_batch(rewards, divide):
-    """You compare with the whole batch: every response to an easy prompt would look
-    good. The group is the baseline, because its prompt is the same.
-    """
-    centered = rewards - rewards.mean()
-    return centered / (rewards.std() + 1e-4) if divide else centered
+def _std(x, dimension=1, correction=1):
+    return x.std(dimension, keepdim=True, correction=correction)
 
 
-@group_advantages.mistake
-def always_divided(rewards, divide):
-    """You divide in both cases. Without the division a group of nearly equal rewards
-    keeps its small advantages, and β keeps its meaning.
-    """
-    centered = rewards - rewards.mean(1, keepdim=True)
-    return centered / (rewards.std(1, keepdim=True) + 1e-4)
-
-
-@group_advantages.mistake
-def across_prompts(rewards, divide):
-    """You average over prompts (dim 0). A group is a row."""
-    centered = rewards - rewards.mean(0, keepdim=True)
-    return centered / (rewards.std(0, keepdim=True) + 1e-4) if divide else centered
-
-
-@group_advantages.mistake
-def never_divided(rewards, divide):
-    """You never divide: use `divide`."""
-    return rewards - rewards.mean(1, keepdim=True)
-
-
-@group_advantages.mistake
-def wrong_way_round(rewards, divide):
-    """`divide` is reversed in your code."""
-    return group_advantages.solution(rewards, not divide)
-
-
-@group_advantages.mistake
-def biased_std(rewards, divide):
-    """Your standard deviation divides by n; the unbiased one divides by n − 1."""
-    centered = rewards - rewards.mean(1, keepdim=True)
-    std = rewards.std(1, keepdim=True, correction=0)
-    return centered / (std + 1e-4) if divide else centered
-
-
-@group_advantages.mistake
-def no_small_number(rewards, divide):
-    """A group whose rewards are all equal divides by 0 (or nearly): 1e-4 is missing, or
-    you use a different number.
-    """
-    centered = rewards - rewards.mean(1, keepdim=True)
-    return centered / rewards.std(1, keepdim=True) if divide else centered
-
-
-@group_advantages.mistake
-def smaller_number(rewards, divide):
-    """Add 1e-4 to the standard deviation, and no other number."""
-    centered = rewards - rewards.mean(1, keepdim=True)
-    return centered / (rewards.std(1, keepdim=True) + 1e-8) if divide else centered
-
-
-@group_advantages.mistake
-def by_the_variance(rewards, divide):
-    """You divide by the variance. Divide by its square root."""
-    centered = rewards - rewards.mean(1, keepdim=True)
-    return centered / (rewards.var(1, keepdim=True) + 1e-4) if divide else centered
-
-
-@group_advantages.mistake
-def small_number_in_the_root(rewards, divide):
-    """You add 1e-4 inside the root. Add it to the standard deviation itself."""
-    centered = rewards - rewards.mean(1, keepdim=True)
-    std = (rewards.var(1, keepdim=True) + 1e-4).sqrt()
-    return centered / std if divide else centered
-
-
-@group_advantages.mistake
-def std_of_the_batch(rewards, divide):
-    """You divide by the standard deviation of the whole batch. Each group has
-    its own.
-    """
-    centered = rewards - rewards.mean(1, keepdim=True)
-    return centered / (rewards.std() + 1e-4) if divide else centered
-
-
-@group_advantages.mistake
-def not_centered(rewards, divide):
-    """You do not subtract the mean."""
-    return (
-        rewards / (rewards.std(1, keepdim=True) + 1e-4) if divide else rewards.clone()
+CENTERS = {  # name: (baseline, message)
+    "": (lambda x: x.mean(1, keepdim=True), ""),
+    "batch mean": (
+        lambda x: x.mean(),
+        "You subtract the mean of the whole batch: every response to an easy prompt "
+        "would look good. The group is the baseline, because its prompt is the same.",
+    ),
+    "prompts' mean": (
+        lambda x: x.mean(0, keepdim=True),
+        "You average over prompts (dim 0). A group is a row.",
+    ),
+    "median": (
+        lambda x: x.median(1, keepdim=True).values,
+        "You subtract the group's median. Subtract its mean.",
+    ),
+    "middle": (
+        lambda x: x.quantile(0.5, 1, keepdim=True),
+        "You subtract the group's median. Subtract its mean.",
+    ),
+    "best": (
+        lambda x: x.amax(1, keepdim=True),
+        "You subtract the group's best reward. Subtract its mean.",
+    ),
+    "worst": (
+        lambda x: x.amin(1, keepdim=True),
+        "You subtract the group's lowest reward. Subtract its mean.",
+    ),
+    "first": (
+        lambda x: x[:, :1],
+        "You subtract the first response's reward. Subtract the group's mean.",
+    ),
+    "sum": (
+        lambda x: x.sum(1, keepdim=True),
+        "You subtract the group's sum. Subtract its mean.",
+    ),
+    "nothing": (lambda x: 0 * x, "You do not subtract the mean."),
+    "others": (
+        lambda x: (x.sum(1, keepdim=True) - x) / (x.shape[1] - 1),
+        "You compare with the mean of the *other* responses, as in RLOO. GRPO's mean "
+        "includes all responses.",
+    ),
+}
+SCALES = {  # name: (divisor, message)
+    "": (lambda x: _std(x) + 1e-4, ""),
+    "biased": (
+        lambda x: _std(x, correction=0) + 1e-4,
+        "Your standard deviation divides by n; the unbiased one divides by n − 1.",
+    ),
+    "small number missing": (
+        _std,
+        "You add nothing to the standard deviation: a group whose rewards are all "
+        "equal divides by 0 (or nearly). Add 1e-4.",
+    ),
+    "small number inside": (
+        lambda x: (_std(x) ** 2 + 1e-4).sqrt(),
+        "You add 1e-4 inside the root. Add it to the standard deviation itself.",
+    ),
+    "variance": (
+        lambda x: _std(x) ** 2 + 1e-4,
+        "You divide by the variance. Divide by its square root.",
+    ),
+    "batch": (
+        lambda x: x.std() + 1e-4,
+        "You divide by the standard deviation of the whole batch. Each group has its "
+        "own.",
+    ),
+    "biased batch": (
+        lambda x: x.std(correction=0) + 1e-4,
+        "You divide by the (biased) standard deviation of the whole batch. Each group "
+        "has its own.",
+    ),
+    "prompts": (
+        lambda x: _std(x, 0) + 1e-4,
+        "Your standard deviation runs over prompts (dim 0). A group is a row.",
+    ),
+    "product": (
+        lambda x: 1 / (_std(x) + 1e-4),
+        "You multiply by the standard deviation. Divide by it.",
+    ),
+    "mean": (
+        lambda x: x.mean(1, keepdim=True) + 1e-4,
+        "You divide by the group's mean. Divide by its standard deviation.",
+    ),
+    "range": (
+        lambda x: x.amax(1, keepdim=True) - x.amin(1, keepdim=True) + 1e-4,
+        "You divide by the range of a group. Divide by its standard deviation.",
+    ),
+    "length": (
+        lambda x: (x - x.mean(1, keepdim=True)).norm(dim=1, keepdim=True) + 1e-4,
+        "You divide by a root of the *sum* of squares. A standard deviation averages.",
+    ),
+    "absolute": (
+        lambda x: (x - x.mean(1, keepdim=True)).abs().mean(1, keepdim=True) + 1e-4,
+        "You divide by the mean absolute deviation. Divide by the standard deviation.",
+    ),
+} | {
+    f"plus {number}": (
+        lambda x, number=number: _std(x) + number,
+        "Add 1e-4 to the standard deviation, and no other number."
+        + (" Your result equals one with nearly 0." if number < 1e-7 else ""),
     )
+    for number in (1e-8, 1e-6, 1e-5, 1e-3, 1e-2, 0.1, 1)
+}
 
 
-@group_advantages.mistake
-def leave_one_out(rewards, divide):
-    """You compare with the mean of the *other* responses, as in RLOO. GRPO's mean
-    includes all responses.
-    """
-    n = rewards.shape[1]
-    centered = (rewards - rewards.mean(1, keepdim=True)) * n / (n - 1)
-    return centered / (rewards.std(1, keepdim=True) + 1e-4) if divide else centered
+def _group(center, scale):
+    def code(rewards, divide):
+        centered = rewards - CENTERS[center][0](rewards)
+        return centered / SCALES[scale][0](rewards) if divide else centered
+
+    message = f"{CENTERS[center][1]} {SCALES[scale][1]}".strip()
+    _name(group_advantages, message, **{f"{center}, {scale}": code})
+
+
+for _center in CENTERS:
+    for _scale in SCALES:
+        if _center or _scale:
+            _group(_center, _scale)
+
+
+def _when_divided(message, **codes):
+    """Register mistakes of the divided result; the other result is right."""
+    for name, code in codes.items():
+
+        def either(rewards, divide, code=code):
+            mean = rewards.mean(1, keepdim=True)
+            return code(rewards, mean, _std(rewards)) if divide else rewards - mean
+
+        _name(group_advantages, message, **{name: either})
+
+
+_when_divided(
+    "With `divide` you do not subtract the mean. Subtract it in both cases.",
+    not_centered=lambda x, mean, std: x / (std + 1e-4),
+)
+_when_divided(
+    "You divide only the mean or only the reward. Divide their difference: check the "
+    "parentheses.",
+    only_the_mean=lambda x, mean, std: x - mean / (std + 1e-4),
+    only_the_reward=lambda x, mean, std: x / (std + 1e-4) - mean,
+)
+_when_divided(
+    "You add 1e-4 after the division: check the parentheses. It belongs to the "
+    "divisor.",
+    after_the_division=lambda x, mean, std: (x - mean) / std + 1e-4,
+    after_a_division_of_zeros=lambda x, mean, std: (
+        ((x - mean) / std).nan_to_num() + 1e-4
+    ),
+)
+_when_divided(
+    "You subtract 1e-4 from the standard deviation. Add it.",
+    subtracted=lambda x, mean, std: (x - mean) / (std - 1e-4),
+)
+_when_divided(
+    "You divide twice by the standard deviation.",
+    twice=lambda x, mean, std: (x - mean) / (std + 1e-4) ** 2,
+)
+_when_divided(
+    "You divide by the root of the standard deviation. `std` is a root already.",
+    rooted=lambda x, mean, std: (x - mean) / (std.sqrt() + 1e-4),
+    rooted_with_number=lambda x, mean, std: (x - mean) / (std + 1e-4).sqrt(),
+)
+_name(
+    group_advantages,
+    "You divide in both cases. Without the division a group of nearly equal rewards "
+    "keeps its small advantages, and β keeps its meaning.",
+    always_divided=lambda rewards, divide: group_advantages.solution(rewards, True),
+)
+_name(
+    group_advantages,
+    "You never divide: use `divide`.",
+    never_divided=lambda rewards, divide: group_advantages.solution(rewards, False),
+)
+_name(
+    group_advantages,
+    "`divide` is reversed in your code.",
+    wrong_way_round=lambda rewards, divide: group_advantages.solution(
+        rewards, not divide
+    ),
+)
 
 
 @group_advantages.alternative
@@ -257,6 +347,111 @@ def unchanged(probabilities, n):
     return probabilities.clone()
 
 
+def _best(message, **formulas):
+    """Register formulas of p, F(y), F(y−) and n."""
+    for name, formula in formulas.items():
+
+        def code(probabilities, n, formula=formula):
+            at_most = probabilities.cumsum(0)
+            return formula(probabilities, at_most, at_most - probabilities, n)
+
+        _name(best_of_n, message, **{name: code})
+
+
+_best(
+    "Your result has one element less: the worst response is missing. Nothing scores "
+    "lower, so its F(y−) is 0.",
+    one_lost=lambda p, F, less, n: (F**n).diff(),
+)
+_best(
+    "Only the worst response is wrong. Its F(y−) is 0, and its F(y) is its own "
+    "probability: raise both to n.",
+    wrapped=lambda p, F, less, n: F**n - F.roll(1) ** n,
+    worst_not_raised=lambda p, F, less, n: torch.cat([p[:1], (F**n).diff()]),
+)
+_best(
+    "Your result is that of another response: everything is shifted by one position.",
+    next_response=lambda p, F, less, n: torch.cat([(F**n).diff(), 1 - F[-1:] ** n]),
+    next_and_one=lambda p, F, less, n: torch.cat([(F**n).diff(), 1 + 0 * F[-1:]]),
+    next_and_nothing=lambda p, F, less, n: torch.cat([(F**n).diff(), 0 * F[-1:]]),
+    previous=lambda p, F, less, n: (
+        less**n - torch.cat([p.new_zeros(2), F])[: len(p)] ** n
+    ),
+)
+_best(
+    "Your F(y−) skips two responses. It lacks only y itself.",
+    two_skipped=lambda p, F, less, n: (
+        F**n - torch.cat([p.new_zeros(2), F])[: len(p)] ** n
+    ),
+)
+_best(
+    "You sort the probabilities. The responses are already in the order of their "
+    "rewards, which is another order.",
+    sorted_first=lambda p, F, less, n: best_of_n.solution(p.sort().values, n),
+    sorted_down=lambda p, F, less, n: best_of_n.solution(
+        p.sort(descending=True).values, n
+    ),
+)
+_best(
+    "This is the probability that y is drawn exactly once, whatever the other draws. "
+    "For y to be the best, they may not score higher.",
+    once=lambda p, F, less, n: n * p * (1 - p) ** (n - 1),
+)
+_best(
+    "You fix which draw is y. Any of the n draws may be y, and several may be.",
+    first_draw=lambda p, F, less, n: p * F ** (n - 1),
+    first_draw_only=lambda p, F, less, n: p * less ** (n - 1),
+)
+_best(
+    "Your probabilities are scaled to sum to 1. If your formula counts each event "
+    "once, they sum to 1 already.",
+    first_draw_scaled=lambda p, F, less, n: p * F ** (n - 1) / (p * F ** (n - 1)).sum(),
+    others_less_scaled=lambda p, F, less, n: (
+        p * less ** (n - 1) / (p * less ** (n - 1)).sum()
+    ),
+    drawn_scaled=lambda p, F, less, n: (1 - (1 - p) ** n) / (1 - (1 - p) ** n).sum(),
+    at_most_scaled=lambda p, F, less, n: F**n / (F**n).sum(),
+    less_scaled=lambda p, F, less, n: less**n / (less**n).sum(),
+)
+_best(
+    "You raise only one of F(y) and F(y−) to n. Raise both.",
+    only_the_upper=lambda p, F, less, n: F**n - less,
+    only_the_lower=lambda p, F, less, n: F - less**n,
+)
+_best(
+    "You subtract the wrong event. Subtract the probability that all n draws score "
+    "lower than y.",
+    all_are_y=lambda p, F, less, n: F**n - p**n,
+    none_is_y=lambda p, F, less, n: F**n - (1 - p) ** n,
+    all_better=lambda p, F, less, n: F**n - (1 - F) ** n,
+)
+_best(
+    "This is the probability that at least one draw scores higher than y.",
+    beaten=lambda p, F, less, n: 1 - F**n,
+)
+_best(
+    "This is the probability that at least one draw is y or better. A better draw "
+    "would be kept instead of y.",
+    reached=lambda p, F, less, n: 1 - less**n,
+)
+_best(
+    "You compute with the probabilities of y and *worse* responses where those of the "
+    "better ones belong, or the reverse.",
+    all_higher=lambda p, F, less, n: (1 - F) ** n,
+    none_lower=lambda p, F, less, n: (1 - less) ** n,
+    some_lower=lambda p, F, less, n: 1 - (1 - less) ** n,
+    some_at_most=lambda p, F, less, n: 1 - (1 - F) ** n,
+)
+_best(
+    "This is the sum of probabilities of y and of worse responses for one draw.",
+    cumulative=lambda p, F, less, n: F,
+)
+_best(
+    "You take a root. All of n draws must be at most as good: raise to the power n.",
+    rooted=lambda p, F, less, n: F ** (1 / n) - less ** (1 / n),
+)
+
+
 @best_of_n.alternative
 def by_differences(probabilities, n):
     powers = probabilities.cumsum(0) ** n
@@ -290,117 +485,201 @@ def _(dice):
     return *(-scale * normal(dice, 4, b).abs()), pick(dice, (0.05, 0.1, 0.5))
 
 
-@dpo_loss.mistake
-def no_reference(chosen, rejected, ref_chosen, ref_rejected, beta):
-    """The reference is missing, and with it KL: nothing keeps the policy near the
-    reference.
-    """
-    return -logsigmoid(beta * (chosen - rejected)).mean()
+def _dpo(message, **losses):
+    """Register losses of c, r, their references and beta; and with a gradient there."""
+    for name, loss in losses.items():
+
+        def learns(chosen, rejected, ref_chosen, ref_rejected, beta, loss=loss):
+            return loss(chosen, rejected, ref_chosen, ref_rejected, beta)
+
+        def code(c, r, ref_c, ref_r, beta, loss=loss):
+            return loss(c, r, ref_c.detach(), ref_r.detach(), beta)
+
+        _name(dpo_loss, message, **{name: code})
+        if not name.startswith("no_reference"):
+            also = " Gradient also flows into the reference: detach it."
+            _name(dpo_loss, message + also, **{f"{name}, reference learns": learns})
 
 
-@dpo_loss.mistake
-def no_beta(chosen, rejected, ref_chosen, ref_rejected, beta):
-    """β is missing. β is the reward that one nat costs."""
-    margin = chosen - ref_chosen.detach() - rejected + ref_rejected.detach()
-    return -logsigmoid(margin).mean()
+def _margin(message, **margins):
+    """Register DPO's loss of wrong margins."""
+    for name, margin in margins.items():
+
+        def loss(*given, margin=margin):
+            return -logsigmoid(margin(*given)).mean()
+
+        _dpo(message, **{name: loss})
 
 
-@dpo_loss.mistake
-def wrong_way_round(chosen, rejected, ref_chosen, ref_rejected, beta):
-    """The sign is wrong: this makes the rejected answer more likely."""
-    margin = rejected - ref_rejected.detach() - chosen + ref_chosen.detach()
-    return -logsigmoid(beta * margin).mean()
+def _losses(message, **functions):
+    """Register wrong losses of the right margin."""
+    for name, function in functions.items():
+
+        def loss(c, r, ref_c, ref_r, beta, function=function):
+            return function(c - ref_c - r + ref_r, beta)
+
+        _dpo(message, **{name: loss})
 
 
-@dpo_loss.mistake
-def reference_learns(chosen, rejected, ref_chosen, ref_rejected, beta):
-    """The value is right, but gradient flows into the reference. Detach its
-    log-probabilities.
-    """
-    margin = chosen - ref_chosen - rejected + ref_rejected
-    return -logsigmoid(beta * margin).mean()
-
-
-@dpo_loss.mistake
-def summed(chosen, rejected, ref_chosen, ref_rejected, beta):
-    """You add up the pairs, so the step grows with the batch. Take the mean."""
-    margin = chosen - ref_chosen.detach() - rejected + ref_rejected.detach()
-    return -logsigmoid(beta * margin).sum()
-
-
-@dpo_loss.mistake
-def divided_by_beta(chosen, rejected, ref_chosen, ref_rejected, beta):
-    """You divide by β. The implied reward is β *times* the log-ratio."""
-    margin = chosen - ref_chosen.detach() - rejected + ref_rejected.detach()
-    return -logsigmoid(margin / beta).mean()
-
-
-@dpo_loss.mistake
-def beta_outside(chosen, rejected, ref_chosen, ref_rejected, beta):
-    """Your β is outside the sigmoid. It belongs to the implied reward, inside."""
-    margin = chosen - ref_chosen.detach() - rejected + ref_rejected.detach()
-    return -beta * logsigmoid(margin).mean()
-
-
-@dpo_loss.mistake
-def no_logarithm(chosen, rejected, ref_chosen, ref_rejected, beta):
-    """This is minus a probability: its logarithm is missing."""
-    margin = chosen - ref_chosen.detach() - rejected + ref_rejected.detach()
-    return -torch.sigmoid(beta * margin).mean()
-
-
-@dpo_loss.mistake
-def references_added(chosen, rejected, ref_chosen, ref_rejected, beta):
-    """The reference has the wrong sign, or each answer uses the other answer's
-    reference. The implied reward is a *difference* from the reference's own value.
-    """
-    margin = chosen + ref_chosen.detach() - rejected - ref_rejected.detach()
-    return -logsigmoid(beta * margin).mean()
-
-
-@dpo_loss.mistake
-def positive(chosen, rejected, ref_chosen, ref_rejected, beta):
-    """The minus sign is missing: an optimizer would make these pairs less likely."""
-    margin = chosen - ref_chosen.detach() - rejected + ref_rejected.detach()
-    return logsigmoid(beta * margin).mean()
-
-
-@dpo_loss.mistake
-def mean_inside(chosen, rejected, ref_chosen, ref_rejected, beta):
-    """You average the margins first. Compute a loss for each pair, and then take the
-    mean.
-    """
-    margin = chosen - ref_chosen.detach() - rejected + ref_rejected.detach()
-    return -logsigmoid(beta * margin.mean())
-
-
-@dpo_loss.mistake
-def each_answer_alone(chosen, rejected, ref_chosen, ref_rejected, beta):
-    """Each answer goes through its own sigmoid. Only the *difference* of the implied
-    rewards goes through one.
-    """
-    won, lost = chosen - ref_chosen.detach(), rejected - ref_rejected.detach()
-    return -(logsigmoid(beta * won) + logsigmoid(-beta * lost)).mean()
-
-
-@dpo_loss.mistake
-def ratio_of_logarithms(chosen, rejected, ref_chosen, ref_rejected, beta):
-    """You divide log-probabilities by one another. Subtract them."""
-    margin = chosen / ref_chosen.detach() - rejected / ref_rejected.detach()
-    return -logsigmoid(beta * margin).mean()
-
-
-@dpo_loss.mistake
-def squared(chosen, rejected, ref_chosen, ref_rejected, beta):
-    """This is the squared loss of IPO. DPO has a sigmoid."""
-    margin = chosen - ref_chosen.detach() - rejected + ref_rejected.detach()
-    return (margin - 1 / (2 * beta)).square().mean()
-
-
-@dpo_loss.mistake
-def rejected_left_out(chosen, rejected, ref_chosen, ref_rejected, beta):
-    """The rejected answer is missing."""
-    return -logsigmoid(beta * (chosen - ref_chosen.detach())).mean()
+_name(
+    dpo_loss,
+    "The value is right, but gradient flows into the reference. Detach its "
+    "log-probabilities.",
+    reference_learns=lambda c, r, ref_c, ref_r, beta: (
+        -logsigmoid(beta * (c - ref_c - r + ref_r)).mean()
+    ),
+)
+_margin(
+    "The reference is missing, and with it KL: nothing keeps the policy near the "
+    "reference.",
+    no_reference=lambda c, r, ref_c, ref_r, beta: beta * (c - r),
+)
+_margin(
+    "The reference and β are missing: this is the pairwise loss of log-probabilities "
+    "instead of implied rewards.",
+    no_reference_or_beta=lambda c, r, ref_c, ref_r, beta: c - r,
+)
+_margin(
+    "You use the reference of only one of the two answers.",
+    reference_of_chosen=lambda c, r, ref_c, ref_r, beta: beta * (c - ref_c - r),
+    reference_of_rejected=lambda c, r, ref_c, ref_r, beta: beta * (c - r + ref_r),
+)
+_margin(
+    "The reference has the wrong sign, or each answer uses the other answer's "
+    "reference. The implied reward is a *difference* from the reference's own value.",
+    references_added=lambda c, r, ref_c, ref_r, beta: beta * (c + ref_c - r - ref_r),
+)
+_margin(
+    "The sign of one reference is wrong.",
+    chosen_reference_added=lambda c, r, ref_c, ref_r, beta: (
+        beta * (c + ref_c - r + ref_r)
+    ),
+    rejected_reference_subtracted=lambda c, r, ref_c, ref_r, beta: (
+        beta * (c - ref_c - r - ref_r)
+    ),
+)
+_margin(
+    "You add the implied rewards of the two answers. Subtract that of the rejected "
+    "answer.",
+    implied_added=lambda c, r, ref_c, ref_r, beta: beta * (c - ref_c + r - ref_r),
+)
+_margin(
+    "β acts on only a part of the margin. Each implied reward is β times a whole "
+    "log-ratio.",
+    beta_on_policy=lambda c, r, ref_c, ref_r, beta: beta * (c - r) - ref_c + ref_r,
+    beta_on_reference=lambda c, r, ref_c, ref_r, beta: c - r - beta * (ref_c - ref_r),
+    beta_on_chosen=lambda c, r, ref_c, ref_r, beta: beta * (c - ref_c) - r + ref_r,
+    beta_on_rejected=lambda c, r, ref_c, ref_r, beta: c - ref_c - beta * (r - ref_r),
+)
+_margin(
+    "You use a difference of probability ratios. The implied reward contains the "
+    "*logarithm* of a ratio.",
+    ratios=lambda c, r, ref_c, ref_r, beta: (
+        beta * ((c - ref_c).exp() - (r - ref_r).exp())
+    ),
+    powers_of_ratios=lambda c, r, ref_c, ref_r, beta: (
+        (beta * (c - ref_c)).exp() - (beta * (r - ref_r)).exp()
+    ),
+)
+_margin(
+    "You subtract probabilities. Subtract log-probabilities.",
+    probabilities=lambda c, r, ref_c, ref_r, beta: (
+        beta * (c.exp() - ref_c.exp() - r.exp() + ref_r.exp())
+    ),
+)
+_margin(
+    "You divide log-probabilities by one another. Subtract them.",
+    ratio_of_logarithms=lambda c, r, ref_c, ref_r, beta: beta * (c / ref_c - r / ref_r),
+)
+_margin(
+    "The rejected answer is missing.",
+    rejected_left_out=lambda c, r, ref_c, ref_r, beta: beta * (c - ref_c),
+)
+_margin(
+    "The chosen answer is missing.",
+    chosen_left_out=lambda c, r, ref_c, ref_r, beta: -beta * (r - ref_r),
+)
+_dpo(
+    "Each answer goes through its own sigmoid. Only the *difference* of the implied "
+    "rewards goes through one.",
+    each_answer_alone=lambda c, r, ref_c, ref_r, beta: (
+        -(logsigmoid(beta * (c - ref_c)) + logsigmoid(-beta * (r - ref_r))).mean()
+    ),
+    difference_of_logs=lambda c, r, ref_c, ref_r, beta: (
+        -(logsigmoid(beta * (c - ref_c)) - logsigmoid(beta * (r - ref_r))).mean()
+    ),
+    difference_of_sigmoids=lambda c, r, ref_c, ref_r, beta: (
+        -((beta * (c - ref_c)).sigmoid() - (beta * (r - ref_r)).sigmoid()).mean()
+    ),
+)
+_losses(
+    "β is missing. β is the reward that one nat costs.",
+    no_beta=lambda margin, beta: -logsigmoid(margin).mean(),
+)
+_losses(
+    "The sign is wrong: this makes the rejected answer more likely.",
+    wrong_way_round=lambda margin, beta: -logsigmoid(-beta * margin).mean(),
+)
+_losses(
+    "You add up the pairs, so the step grows with the batch. Take the mean.",
+    summed=lambda margin, beta: -logsigmoid(beta * margin).sum(),
+)
+_losses(
+    "You divide by β. The implied reward is β *times* the log-ratio.",
+    divided_by_beta=lambda margin, beta: -logsigmoid(margin / beta).mean(),
+)
+_losses(
+    "Your β is outside the sigmoid. It belongs to the implied reward, inside.",
+    beta_outside=lambda margin, beta: -beta * logsigmoid(margin).mean(),
+)
+_losses(
+    "Your loss contains β inside and outside the sigmoid. It belongs inside only.",
+    beta_twice=lambda margin, beta: -beta * logsigmoid(beta * margin).mean(),
+    beta_and_inverse=lambda margin, beta: -logsigmoid(beta * margin).mean() / beta,
+)
+_losses(
+    "This is a probability, up to a sign or 1: its logarithm is missing.",
+    no_logarithm=lambda margin, beta: -torch.sigmoid(beta * margin).mean(),
+    probability_of_error=lambda margin, beta: torch.sigmoid(-beta * margin).mean(),
+)
+_losses(
+    "The minus sign is missing: an optimizer would make these pairs less likely.",
+    positive=lambda margin, beta: logsigmoid(beta * margin).mean(),
+)
+_losses(
+    "You average too early. Compute a loss for each pair, and then take the mean.",
+    mean_inside=lambda margin, beta: -logsigmoid(beta * margin.mean()),
+    mean_of_sigmoids=lambda margin, beta: -torch.sigmoid(beta * margin).mean().log(),
+)
+_losses(
+    "This is the squared loss of IPO. DPO has a sigmoid.",
+    squared=lambda margin, beta: (margin - 1 / (2 * beta)).square().mean(),
+    squared_with_beta=lambda margin, beta: (beta * margin - 0.5).square().mean(),
+    squared_of_one=lambda margin, beta: (beta * margin - 1).square().mean(),
+)
+_losses(
+    "This is a hinge loss, which ignores pairs with a large margin. DPO has a smooth "
+    "loss: the pairwise loss of notebook 01.",
+    hinge=lambda margin, beta: relu(1 - beta * margin).mean(),
+    hinge_at_zero=lambda margin, beta: relu(-beta * margin).mean(),
+    hinge_of_one=lambda margin, beta: relu(1 - margin).mean(),
+    hinge_of_beta=lambda margin, beta: relu(beta - margin).mean(),
+    squared_hinge=lambda margin, beta: relu(1 - beta * margin).square().mean(),
+)
+_losses(
+    "This is an exponential loss: no sigmoid limits the weight of a wrong pair.",
+    exponential=lambda margin, beta: (-beta * margin).exp().mean(),
+)
+_losses(
+    "This is minus the margin: the sigmoid and its logarithm are missing.",
+    linear=lambda margin, beta: -(beta * margin).mean(),
+    linear_without_beta=lambda margin, beta: -margin.mean(),
+)
+_losses(
+    "You add β to the margin, or subtract it. β is a factor.",
+    plus_beta=lambda margin, beta: -logsigmoid(margin + beta).mean(),
+    minus_beta=lambda margin, beta: -logsigmoid(margin - beta).mean(),
+)
 
 
 @dpo_loss.alternative
@@ -440,125 +719,273 @@ def _(dice):
     return logprobs, engine, mask, normal(dice, b), pick(dice, (0.8, 1.5, 3.0))
 
 
-@off_policy_loss.mistake
-def upside_down(logprobs, engine, mask, advantages, most):
-    """Your weight is q/π. A response that the engine samples too *often* must count
-    less: use π/q.
-    """
-    response = (logprobs * mask).sum(1)
-    weight = ((engine * mask).sum(1) - response).exp().clamp(max=most).detach()
-    return -(weight * advantages * response).mean()
+def _weighted(message, learned=True, **weights):
+    """Register wrong weights, from logprobs, engine, mask and most; and undetached."""
+    for name, weight in weights.items():
+
+        def loss(logprobs, engine, mask, advantages, most, weight=weight):
+            response = (logprobs * mask).sum(1)
+            detached = weight(logprobs.detach(), engine, mask, most)
+            return -(detached * advantages * response).mean()
+
+        def learns(logprobs, engine, mask, advantages, most, weight=weight):
+            response = (logprobs * mask).sum(1)
+            return -(
+                weight(logprobs, engine, mask, most) * advantages * response
+            ).mean()
+
+        _name(off_policy_loss, message, **{name: loss})
+        if learned:
+            also = " Gradient also flows through the weight: detach it."
+            _name(off_policy_loss, message + also, **{f"{name}, learns": learns})
 
 
-@off_policy_loss.mistake
-def untruncated(logprobs, engine, mask, advantages, most):
-    """No weight may exceed `most`. One response that the engine rarely samples would
-    outweigh the rest of the batch.
-    """
-    response = (logprobs * mask).sum(1)
-    weight = (response - (engine * mask).sum(1)).exp().detach()
-    return -(weight * advantages * response).mean()
+def _after_weight(message, **losses):
+    """Register wrong losses of the right weight, log π and log q."""
+    for name, loss in losses.items():
+        for learned in (False, True):
+
+            def code(
+                logprobs, engine, mask, advantages, most, loss=loss, learned=learned
+            ):
+                response, sampled = (logprobs * mask).sum(1), (engine * mask).sum(1)
+                weight = (response - sampled).exp().clamp(max=most)
+                weight = weight if learned else weight.detach()
+                return loss(weight, advantages, response, sampled, mask, most)
+
+            also = " Gradient also flows through the weight: detach it." * learned
+            key = name + ", learns" * learned
+            _name(off_policy_loss, message + also, **{key: code})
 
 
-@off_policy_loss.mistake
-def weight_learns(logprobs, engine, mask, advantages, most):
-    """The value is right, but gradient flows through the weight. Detach the weight."""
-    response = (logprobs * mask).sum(1)
-    weight = (response - (engine * mask).sum(1)).exp().clamp(max=most)
-    return -(weight * advantages * response).mean()
+def _log_ratio(logprobs, engine, mask):
+    return ((logprobs - engine) * mask).sum(1)
 
 
-@off_policy_loss.mistake
-def padding_counts(logprobs, engine, mask, advantages, most):
-    """Padding is part of your sums. Multiply by the mask before adding up."""
-    response = logprobs.sum(1)
-    weight = (response - engine.sum(1)).exp().clamp(max=most).detach()
-    return -(weight * advantages * response).mean()
+_name(
+    off_policy_loss,
+    "The value is right, but gradient flows through the weight. Detach the weight.",
+    weight_learns=lambda logprobs, engine, mask, advantages, most: (
+        -(_log_ratio(logprobs, engine, mask).exp().clamp(max=most) * advantages)
+        @ (logprobs * mask).sum(1)
+        / len(logprobs)
+    ),
+)
+_weighted(
+    "Your weight is q/π. A response that the engine samples too *often* must count "
+    "less: use π/q.",
+    upside_down=lambda p, q, mask, most: (
+        (-_log_ratio(p, q, mask)).exp().clamp(max=most)
+    ),
+    upside_down_untruncated=lambda p, q, mask, most: (-_log_ratio(p, q, mask)).exp(),
+)
+_weighted(
+    "No weight may exceed `most`. One response that the engine rarely samples would "
+    "outweigh the rest of the batch.",
+    untruncated=lambda p, q, mask, most: _log_ratio(p, q, mask).exp(),
+)
+_weighted(
+    "`most` is an upper limit. You use it as a lower limit.",
+    clamped_from_below=lambda p, q, mask, most: (
+        _log_ratio(p, q, mask).exp().clamp(min=most)
+    ),
+)
+_weighted(
+    "You limit the logarithm of the weight. Limit the weight itself to `most`.",
+    limit_on_the_logarithm=lambda p, q, mask, most: (
+        _log_ratio(p, q, mask).clamp(max=most).exp()
+    ),
+)
+_weighted(
+    "Your weight is a difference of logarithms. π/q is its exponential.",
+    logarithm_for_weight=lambda p, q, mask, most: _log_ratio(p, q, mask).clamp(
+        max=most
+    ),
+)
+_weighted(
+    "Your weight is a quotient of log-probabilities. π/q is the quotient of the "
+    "probabilities.",
+    quotient_of_logarithms=lambda p, q, mask, most: (
+        (p * mask).sum(1) / (q * mask).sum(1)
+    ).clamp(max=most),
+    quotient_untruncated=lambda p, q, mask, most: (p * mask).sum(1) / (q * mask).sum(1),
+)
+_weighted(
+    "You average over a response's tokens (as GSPO does). Use the product.",
+    mean_log_ratio=lambda p, q, mask, most: (
+        (_log_ratio(p, q, mask) / mask.sum(1)).exp().clamp(max=most)
+    ),
+)
+_weighted(
+    "Your weight is a mean or sum of the tokens' ratios. π and q of a response are "
+    "products over its tokens.",
+    mean_of_ratios=lambda p, q, mask, most: (
+        ((p - q).exp() * mask).sum(1) / mask.sum(1)
+    ).clamp(max=most),
+    mean_of_limited_ratios=lambda p, q, mask, most: (
+        ((p - q).exp().clamp(max=most) * mask).sum(1) / mask.sum(1)
+    ),
+    sum_of_ratios=lambda p, q, mask, most: (
+        ((p - q).exp() * mask).sum(1).clamp(max=most)
+    ),
+)
+_weighted(
+    "You add up probabilities of tokens. π and q of a response are products.",
+    sums_of_probabilities=lambda p, q, mask, most: (
+        (p.exp() * mask).sum(1) / (q.exp() * mask).sum(1)
+    ).clamp(max=most),
+)
+_weighted(
+    "You limit each token's ratio. Limit the weight of the whole response.",
+    limit_per_token=lambda p, q, mask, most: (
+        ((p - q).exp().clamp(max=most).log() * mask).sum(1).exp()
+    ),
+    limits_per_token_and_response=lambda p, q, mask, most: (
+        ((p - q).exp().clamp(max=most).log() * mask).sum(1).exp().clamp(max=most)
+    ),
+)
+_weighted(
+    "You drop a response whose weight exceeds `most`. It stays, with the weight "
+    "`most`.",
+    dropped=lambda p, q, mask, most: (
+        (_log_ratio(p, q, mask).exp() <= most) * _log_ratio(p, q, mask).exp()
+    ),
+)
+_weighted(
+    "A response whose weight exceeds `most` gets the weight 1 in your code.",
+    one_above=lambda p, q, mask, most: (
+        _log_ratio(p, q, mask).exp().where(_log_ratio(p, q, mask).exp() <= most, 1.0)
+    ),
+)
+_weighted(
+    "Padding counts in your weight, in π, in q, or in both. Only real tokens count.",
+    padded_weight=lambda p, q, mask, most: (p - q).sum(1).exp().clamp(max=most),
+    padded_engine=lambda p, q, mask, most: (
+        ((p * mask).sum(1) - q.sum(1)).exp().clamp(max=most)
+    ),
+    padded_policy=lambda p, q, mask, most: (
+        (p.sum(1) - (q * mask).sum(1)).exp().clamp(max=most)
+    ),
+)
+_weighted(
+    "You also limit the weight from below. Cut only large weights.",
+    clipped_like_ppo=lambda p, q, mask, most: (
+        _log_ratio(p, q, mask).exp().clamp(1 / most, most)
+    ),
+    clipped_at_one=lambda p, q, mask, most: (
+        _log_ratio(p, q, mask).exp().clamp(1, max(1, most))
+    ),
+)
+_weighted(
+    "You limit the weight to the range 1 ± `most`, or to 1 + `most`. `most` itself is "
+    "the limit.",
+    around_one=lambda p, q, mask, most: (
+        _log_ratio(p, q, mask).exp().clamp(1 - most, 1 + most)
+    ),
+    above_one=lambda p, q, mask, most: _log_ratio(p, q, mask).exp().clamp(max=1 + most),
+)
+_weighted(
+    "Your weight lacks q: π itself is the weight.",
+    policy_only=lambda p, q, mask, most: (p * mask).sum(1).exp().clamp(max=most),
+)
+_weighted(
+    "Your weights are divided by their mean or sum. Use the weights unchanged.",
+    softmax=lambda p, q, mask, most: _log_ratio(p, q, mask).softmax(0),
+    scaled_first=lambda p, q, mask, most: (
+        _log_ratio(p, q, mask).softmax(0) * len(p)
+    ).clamp(max=most),
+)
+_weighted(
+    "The weight is missing: the engine sampled these responses, not this policy.",
+    False,
+    no_weight=lambda p, q, mask, most: torch.ones_like(p[:, 0]),
+)
+_weighted(
+    "Each weight is `most` in your code: it is a limit, not the weight.",
+    False,
+    constant=lambda p, q, mask, most: most * torch.ones_like(p[:, 0]),
+)
+_name(
+    off_policy_loss,
+    "Padding is part of your sums. Multiply by the mask before adding up.",
+    padding_counts=lambda logprobs, engine, mask, advantages, most: (
+        off_policy_loss.solution(logprobs, engine, mask | True, advantages, most)
+    ),
+    padded_log=lambda logprobs, engine, mask, advantages, most: (
+        -(
+            _log_ratio(logprobs, engine, mask).exp().clamp(max=most).detach()
+            * advantages
+            * logprobs.sum(1)
+        ).mean()
+    ),
+)
+for _message, _limit in (
+    ("Each token has its own weight in your code. A *response* has one weight.", True),
+    (
+        "Each token has its own weight in your code, without a limit. A *response* has "
+        "one weight.",
+        False,
+    ),
+):
 
+    def _per_token(logprobs, engine, mask, advantages, most, limit=_limit):
+        ratio = (logprobs - engine).exp().detach()
+        weight = ratio.clamp(max=most) if limit else ratio
+        return -((weight * logprobs * mask).sum(1) * advantages).mean()
 
-@off_policy_loss.mistake
-def no_weight(logprobs, engine, mask, advantages, most):
-    """The weight is missing: the engine sampled these responses, not this policy."""
-    return -(advantages * (logprobs * mask).sum(1)).mean()
-
-
-@off_policy_loss.mistake
-def wrong_sign(logprobs, engine, mask, advantages, most):
-    """The sign is wrong: an optimizer *minimizes*."""
-    return -off_policy_loss.solution(logprobs, engine, mask, advantages, most)
-
-
-@off_policy_loss.mistake
-def weight_per_token(logprobs, engine, mask, advantages, most):
-    """Each token has its own weight in your code. A *response* has one weight."""
-    weight = (logprobs - engine).exp().clamp(max=most).detach()
-    return -((weight * logprobs * mask).sum(1) * advantages).mean()
-
-
-@off_policy_loss.mistake
-def clamped_from_below(logprobs, engine, mask, advantages, most):
-    """`most` is an upper limit. You use it as a lower limit."""
-    response = (logprobs * mask).sum(1)
-    weight = (response - (engine * mask).sum(1)).exp().clamp(min=most).detach()
-    return -(weight * advantages * response).mean()
-
-
-@off_policy_loss.mistake
-def limit_on_the_logarithm(logprobs, engine, mask, advantages, most):
-    """You limit the logarithm of the weight. Limit the weight itself to `most`."""
-    response = (logprobs * mask).sum(1)
-    weight = (response - (engine * mask).sum(1)).clamp(max=most).exp().detach()
-    return -(weight * advantages * response).mean()
-
-
-@off_policy_loss.mistake
-def logarithm_for_weight(logprobs, engine, mask, advantages, most):
-    """Your weight is a difference of logarithms. π/q is its exponential."""
-    response = (logprobs * mask).sum(1)
-    weight = (response - (engine * mask).sum(1)).clamp(max=most).detach()
-    return -(weight * advantages * response).mean()
-
-
-@off_policy_loss.mistake
-def summed(logprobs, engine, mask, advantages, most):
-    """You add up the responses. Take their mean."""
-    response = (logprobs * mask).sum(1)
-    weight = (response - (engine * mask).sum(1)).exp().clamp(max=most).detach()
-    return -(weight * advantages * response).sum()
-
-
-@off_policy_loss.mistake
-def mean_over_tokens(logprobs, engine, mask, advantages, most):
-    """You divide by the number of tokens. The mean is over responses."""
-    response = (logprobs * mask).sum(1)
-    weight = (response - (engine * mask).sum(1)).exp().clamp(max=most).detach()
-    return -(weight * advantages * response).sum() / mask.sum()
-
-
-@off_policy_loss.mistake
-def mean_log_ratio(logprobs, engine, mask, advantages, most):
-    """You average over a response's tokens (as GSPO does). Use the product."""
-    response, n = (logprobs * mask).sum(1), mask.sum(1)
-    weight = ((response - (engine * mask).sum(1)) / n).exp().clamp(max=most).detach()
-    return -(weight * advantages * response).mean()
-
-
-@off_policy_loss.mistake
-def mean_per_response(logprobs, engine, mask, advantages, most):
-    """Your log π is an average over tokens. The log π of the whole response
-    is a sum.
-    """
-    response = (logprobs * mask).sum(1)
-    weight = (response - (engine * mask).sum(1)).exp().clamp(max=most).detach()
-    return -(weight * advantages * response / mask.sum(1)).mean()
-
-
-@off_policy_loss.mistake
-def normalized_weights(logprobs, engine, mask, advantages, most):
-    """You divide by the sum of the weights. The mean is over responses."""
-    response = (logprobs * mask).sum(1)
-    weight = (response - (engine * mask).sum(1)).exp().clamp(max=most).detach()
-    return -(weight * advantages * response).sum() / weight.sum()
+    _name(off_policy_loss, _message, **{f"weight_per_token {_limit}": _per_token})
+_after_weight(
+    "The sign is wrong: an optimizer *minimizes*.",
+    wrong_sign=lambda w, a, log, q, mask, most: (w * a * log).mean(),
+)
+_after_weight(
+    "You add up the responses. Take their mean.",
+    summed=lambda w, a, log, q, mask, most: -(w * a * log).sum(),
+)
+_after_weight(
+    "You divide by the number of tokens. The mean is over responses.",
+    mean_over_tokens=lambda w, a, log, q, mask, most: -(w * a * log).sum() / mask.sum(),
+    mean_over_places=lambda w, a, log, q, mask, most: (
+        -(w * a * log).sum() / mask.numel()
+    ),
+)
+_after_weight(
+    "Your log π is an average over tokens. The log π of the whole response is a sum.",
+    mean_per_response=lambda w, a, log, q, mask, most: (
+        -(w * a * log / mask.sum(1)).mean()
+    ),
+    mean_per_row=lambda w, a, log, q, mask, most: -(w * a * log).mean() / len(mask[0]),
+)
+_after_weight(
+    "You divide by the sum of the weights. The mean is over responses.",
+    normalized_weights=lambda w, a, log, q, mask, most: -(w * a * log).sum() / w.sum(),
+)
+_after_weight(
+    "You limit weight × advantage. Limit the weight: an advantage may be larger.",
+    limit_on_the_product=lambda w, a, log, q, mask, most: (
+        -(((log - q).exp() * a).clamp(max=most).detach() * log).mean()
+    ),
+)
+_after_weight(
+    "The loss is a product in which log π is replaced by π.",
+    probability=lambda w, a, log, q, mask, most: -(w * a * log.exp()).mean(),
+)
+_after_weight(
+    "You subtract the mean advantage first. Use the advantages unchanged.",
+    centered=lambda w, a, log, q, mask, most: -(w * (a - a.mean()) * log).mean(),
+    whitened=lambda w, a, log, q, mask, most: (
+        -(w * (a - a.mean()) / (a.std() + 1e-8) * log).mean()
+    ),
+)
+_after_weight(
+    "You average factors separately. Multiply first, and then take the mean.",
+    mean_of_weights=lambda w, a, log, q, mask, most: -(a * log).mean() * w.mean(),
+    means=lambda w, a, log, q, mask, most: -w.mean() * a.mean() * log.mean(),
+)
+_after_weight(
+    "You multiply by the log-ratio log π − log q. The loss contains log π.",
+    log_ratio=lambda w, a, log, q, mask, most: -(w * a * (log - q)).mean(),
+)
 
 
 @off_policy_loss.mistake
@@ -575,14 +1002,6 @@ def ratio_is_the_loss(logprobs, engine, mask, advantages, most):
     response = (logprobs * mask).sum(1)
     weight = (response - (engine * mask).sum(1)).exp().clamp(max=most)
     return -(weight * advantages).mean()
-
-
-@off_policy_loss.mistake
-def clipped_like_ppo(logprobs, engine, mask, advantages, most):
-    """You also limit the weight from below. Cut only large weights."""
-    response = (logprobs * mask).sum(1)
-    weight = (response - (engine * mask).sum(1)).exp().clamp(1 / most, most).detach()
-    return -(weight * advantages * response).mean()
 
 
 @off_policy_loss.alternative

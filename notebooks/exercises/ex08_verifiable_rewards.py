@@ -11,6 +11,13 @@ SET = Set("08_verifiable_rewards", "Verifiable rewards", "import math\n\nimport 
 check = SET.check
 
 
+def _name(exercise, message, **codes):
+    """Register wrong solutions that share a message."""
+    for name, code in codes.items():
+        code.__name__, code.__doc__ = name, message
+        exercise.mistake(code)
+
+
 @SET.exercise(
     "A strict verifier",
     1,
@@ -35,69 +42,150 @@ def _(dice):
     texts = [a, f"5+7:2,4+6c:1,1+2c:4;{a}", "5+7:2;411", f"1{a}", f"{a};400"]
     texts += [f"400;{a}", f"{a}3", "", f"2:{a},1:3;7", f"7;{a};8", f"7;8;{a}"]
     texts += [f"{a};", f";{a}", f" {a}", f"7; {a}", f"{a}\n", f"+{a}", f"0{a}"]
+    texts += [f"{a};7;8"]
     order = torch.randperm(len(texts), generator=dice).tolist()
     return [texts[place] for place in order], a
 
 
-@strict_rewards.mistake
-def anywhere(texts, answer):
-    """You search for the answer anywhere. A policy learns to write many numbers, one of
-    which is right. Compare only the last part.
-    """
-    return torch.tensor([float(answer in text) for text in texts])
+def _accept(message, **tests):
+    """Register verifiers that reward a text if a test of text and answer holds."""
+    for name, test in tests.items():
+
+        def code(texts, answer, test=test):
+            return torch.tensor([float(test(text, answer)) for text in texts])
+
+        _name(strict_rewards, message, **{name: code})
 
 
-@strict_rewards.mistake
-def at_the_end(texts, answer):
-    """You test whether the text ends with the answer: 1412 also ends with 412. Compare
-    the whole last part.
-    """
-    return torch.tensor([float(text.endswith(answer)) for text in texts])
+def _last(text):
+    return text.split(";")[-1]
 
 
-@strict_rewards.mistake
-def any_part(texts, answer):
-    """You accept the answer in any part. A policy can then offer several answers, with
-    semicolons between them.
-    """
-    return torch.tensor([float(answer in text.split(";")) for text in texts])
+def _numbers(text):
+    return re.findall(r"\d+", text)
 
 
-@strict_rewards.mistake
-def steps_only(texts, answer):
-    """You require a semicolon. An answer without steps is also right, and the verifier
-    does not reward steps.
-    """
-    marked = (";" in text and text.split(";")[-1] == answer for text in texts)
-    return torch.tensor([float(right) for right in marked])
+def _digits(text):
+    return text.isdigit() and int(text)
 
 
-@strict_rewards.mistake
-def around(texts, answer):
-    """You remove spaces or line breaks. A strict verifier compares the whole text."""
-    return torch.tensor([float(x.split(";")[-1].strip() == answer) for x in texts])
-
-
-@strict_rewards.mistake
-def last_number(texts, answer):
-    """You read a number out of the last part. It may then contain other text, such as a
-    second answer.
-    """
-    numbers = (re.findall(r"\d+", text.split(";")[-1]) for text in texts)
-    return torch.tensor([float([answer] == found[-1:]) for found in numbers])
-
-
-@strict_rewards.mistake
-def last_full_part(texts, answer):
-    """You skip an empty last part. A text that ends with a semicolon has no answer."""
-    parts = ([x for x in text.split(";") if x] for text in texts)
-    return torch.tensor([float([answer] == found[-1:]) for found in parts])
-
-
-@strict_rewards.mistake
-def first_semicolon(texts, answer):
-    """You split at the first semicolon. The last part begins after the last one."""
-    return torch.tensor([float(x.split(";", 1)[-1] == answer) for x in texts])
+_accept(
+    "You search for the answer anywhere. A policy learns to write many numbers, one of "
+    "which is right. Compare only the last part.",
+    anywhere=lambda text, answer: answer in text,
+    any_number=lambda text, answer: answer in _numbers(text),
+)
+_accept(
+    "You test whether the text ends with the answer: 1412 also ends with 412. Compare "
+    "the whole last part.",
+    at_the_end=lambda text, answer: text.endswith(answer),
+)
+_accept(
+    "You accept the answer in any part. A policy can then offer several answers, with "
+    "semicolons between them.",
+    any_part=lambda text, answer: answer in text.split(";"),
+    any_stripped_part=lambda text, answer: (
+        answer in [part.strip() for part in text.split(";")]
+    ),
+)
+_accept(
+    "You require a semicolon. An answer without steps is also right, and the verifier "
+    "does not reward steps.",
+    steps_only=lambda text, answer: ";" in text and _last(text) == answer,
+    steps_only_stripped=lambda text, answer: (
+        ";" in text and _last(text).strip() == answer
+    ),
+)
+_accept(
+    "You remove spaces or line breaks, or ignore them. A strict verifier compares the "
+    "last part with all its characters.",
+    around=lambda text, answer: _last(text).strip() == answer,
+    around_the_text=lambda text, answer: _last(text.strip()) == answer,
+    spaces=lambda text, answer: _last(text).strip(" ") == answer,
+)
+_accept(
+    "You accept a line break after the answer. Methods such as rstrip() remove it, and "
+    "$ in a regular expression ignores it.",
+    line_break=lambda text, answer: _last(text).rstrip() == answer,
+)
+_accept(
+    "You read a number out of the last part. It may then contain other text, such as a "
+    "second answer.",
+    last_number=lambda text, answer: _numbers(_last(text))[-1:] == [answer],
+)
+_accept(
+    "You read the last number of the text. The last part may then contain other text, "
+    "or no number.",
+    last_number_of_all=lambda text, answer: _numbers(text)[-1:] == [answer],
+)
+_accept(
+    "You read the first number of the text. Compare the last part.",
+    first_number=lambda text, answer: _numbers(text)[:1] == [answer],
+)
+_accept(
+    "You skip an empty last part. A text that ends with a semicolon has no answer.",
+    last_full_part=lambda text, answer: (
+        [part for part in text.split(";") if part][-1:] == [answer]
+    ),
+    last_full_part_stripped=lambda text, answer: (
+        [part.strip() for part in text.split(";") if part.strip()][-1:] == [answer]
+    ),
+)
+_accept(
+    "You split at the first semicolon. The last part begins after the last semicolon.",
+    first_semicolon=lambda text, answer: text.split(";", 1)[-1] == answer,
+)
+_accept(
+    "You compare the second part. If a text has three parts, the last part is the "
+    "third.",
+    second_part=lambda text, answer: text.split(";")[:2][-1] == answer,
+)
+_accept(
+    "You accept a last part that contains the answer and other text, such as more "
+    "digits.",
+    inside_the_last=lambda text, answer: answer in _last(text),
+    start_of_the_last=lambda text, answer: _last(text).startswith(answer),
+)
+_accept(
+    "You compare a part before the last semicolon. The last part comes after it.",
+    first_part=lambda text, answer: text.split(";")[0] == answer,
+    before_the_last=lambda text, answer: text.rpartition(";")[0] == answer,
+    without_the_last=lambda text, answer: text.rsplit(";", 1)[0] == answer,
+    second_to_last=lambda text, answer: text.split(";")[-2:-1] == [answer],
+    second_to_last_or_only=lambda text, answer: text.split(";")[-2:][0] == answer,
+)
+_accept(
+    "You accept only a text that is nothing but the answer. A semicolon separates the "
+    "answer from earlier steps.",
+    whole_text=lambda text, answer: text == answer,
+    whole_text_stripped=lambda text, answer: text.strip() == answer,
+)
+_accept(
+    "You accept a text that begins with the answer. Compare the last part.",
+    start=lambda text, answer: text.startswith(answer),
+)
+_accept(
+    "You compare numbers, or remove characters: your code accepts a last part with a "
+    "sign, a leading zero, or a space. Compare the text.",
+    numbers=lambda text, answer: (
+        re.fullmatch(rf"\s*\+?0*{answer}\s*", _last(text)) is not None
+    ),
+    numbers_without_a_sign=lambda text, answer: _digits(_last(text)) == int(answer),
+    sign=lambda text, answer: _last(text).lstrip("+-") == answer,
+    sign_or_zero=lambda text, answer: _last(text).lstrip("+-0") == answer,
+    stripped_digits=lambda text, answer: _digits(_last(text).strip()) == int(answer),
+)
+_accept(
+    "You overlook a semicolon at the start of a text: its position is 0.",
+    semicolon_at_the_start=lambda text, answer: (
+        (text[text.rfind(";") + 1 :] if text.rfind(";") > 0 else text) == answer
+    ),
+)
+_name(
+    strict_rewards,
+    "You give −1 to a wrong answer. Its reward is 0.",
+    minus_one=lambda texts, answer: 2 * strict_rewards.solution(texts, answer) - 1,
+)
 
 
 @strict_rewards.alternative
@@ -128,24 +216,131 @@ def _(dice):
     return normal(dice, 6).sigmoid(), 2 + int(torch.randint(7, (), generator=dice))
 
 
-@dead_share.mistake
-def all_wrong(p, G):
-    """A group whose answers are all *right* is also dead."""
-    return ((1 - p) ** G).mean()
-
-
-@dead_share.mistake
-def live_share(p, G):
-    """This is the share of live groups. Return the share of dead groups."""
-    return (1 - p**G - (1 - p) ** G).mean()
-
-
-@dead_share.mistake
-def of_the_mean(p, G):
-    """You average the pass rates first. Problems differ: if half of them are always
-    solved and the other half never, every group is dead at a mean of one half.
-    """
-    return p.mean() ** G + (1 - p.mean()) ** G
+_name(
+    dead_share,
+    "A group whose answers are all *right* is also dead.",
+    all_wrong=lambda p, G: ((1 - p) ** G).mean(),
+)
+_name(
+    dead_share,
+    "A group whose answers are all *wrong* is also dead.",
+    all_right=lambda p, G: (p**G).mean(),
+)
+_name(
+    dead_share,
+    "This is the share of live groups. Return the share of dead groups.",
+    live_share=lambda p, G: (1 - p**G - (1 - p) ** G).mean(),
+)
+_name(
+    dead_share,
+    "This is the share of groups with at least one right answer. A group with only "
+    "right answers is also dead.",
+    some_right=lambda p, G: (1 - (1 - p) ** G).mean(),
+)
+_name(
+    dead_share,
+    "This is the share of groups with at least one wrong answer. A group with only "
+    "wrong answers is also dead.",
+    some_wrong=lambda p, G: (1 - p**G).mean(),
+)
+_name(
+    dead_share,
+    "You average the pass rates first. Problems differ: if half of them are always "
+    "solved and the other half never, every group is dead at a mean of one half.",
+    of_the_mean=lambda p, G: p.mean() ** G + (1 - p.mean()) ** G,
+    wrong_of_the_mean=lambda p, G: (p**G).mean() + (1 - p.mean()) ** G,
+    right_of_the_mean=lambda p, G: p.mean() ** G + ((1 - p) ** G).mean(),
+    all_wrong_of_the_mean=lambda p, G: (1 - p.mean()) ** G,
+    all_right_of_the_mean=lambda p, G: p.mean() ** G,
+)
+_name(
+    dead_share,
+    "You multiply the probabilities of the two ways to be dead. A group cannot be dead "
+    "in both ways: the two events exclude each other.",
+    multiplied=lambda p, G: (p * (1 - p)).pow(G).mean(),
+)
+_name(
+    dead_share,
+    "You subtract an overlap of all right and all wrong. No group is both.",
+    overlap=lambda p, G: (p**G + (1 - p) ** G - (p * (1 - p)) ** G).mean(),
+    overlap_twice=lambda p, G: (p**G + (1 - p) ** G - 2 * (p * (1 - p)) ** G).mean(),
+)
+_name(
+    dead_share,
+    "You count only the more probable, or only the less probable, of the two ways to "
+    "be dead. Both ways count for each problem.",
+    larger=lambda p, G: torch.maximum(p, 1 - p).pow(G).mean(),
+    smaller=lambda p, G: torch.minimum(p, 1 - p).pow(G).mean(),
+)
+_name(
+    dead_share,
+    "You count one of the two ways to be dead twice, and the other way not at all.",
+    wrong_twice=lambda p, G: 2 * ((1 - p) ** G).mean(),
+    right_twice=lambda p, G: 2 * (p**G).mean(),
+)
+_name(
+    dead_share,
+    "You take the difference of the two ways to be dead. A group that is dead in "
+    "either way counts.",
+    right_minus_wrong=lambda p, G: (p**G - (1 - p) ** G).mean(),
+    wrong_minus_right=lambda p, G: ((1 - p) ** G - p**G).mean(),
+    absolute=lambda p, G: (p**G - (1 - p) ** G).abs().mean(),
+)
+_name(
+    dead_share,
+    "You use the probability that two answers agree, as if each comparison of two "
+    "answers were independent. All G answers must get the same reward.",
+    pairs=lambda p, G: (p**2 + (1 - p) ** 2).pow(G).mean(),
+    neighbors=lambda p, G: (p**2 + (1 - p) ** 2).pow(G - 1).mean(),
+    all_pairs=lambda p, G: (p**2 + (1 - p) ** 2).pow(G * (G - 1) // 2).mean(),
+)
+_name(
+    dead_share,
+    "You divide by G. The average is over problems.",
+    over_answers=lambda p, G: (p**G + (1 - p) ** G).sum() / G,
+    over_both=lambda p, G: (p**G + (1 - p) ** G).mean() / G,
+)
+_name(
+    dead_share,
+    "You multiply the probabilities of different problems. The expected share is their "
+    "arithmetic mean.",
+    all_dead=lambda p, G: (p**G + (1 - p) ** G).prod(),
+    geometric=lambda p, G: (p**G + (1 - p) ** G).log().mean().exp(),
+    some_dead=lambda p, G: 1 - (1 - p**G - (1 - p) ** G).prod(),
+)
+_name(
+    dead_share,
+    "Your exponent G acts on only one of the two terms. In both ways all G answers "
+    "must agree.",
+    power_of_right=lambda p, G: (p**G + 1 - p).mean(),
+    power_of_wrong=lambda p, G: (p + (1 - p) ** G).mean(),
+)
+_name(
+    dead_share,
+    "You multiply a rate by G. If G independent answers all have the same reward, "
+    "their probabilities multiply.",
+    times_right=lambda p, G: (G * p).mean(),
+    times_wrong=lambda p, G: (G * (1 - p)).mean(),
+)
+_name(
+    dead_share,
+    "You take the median over problems. The expected share is the mean.",
+    median=lambda p, G: (p**G + (1 - p) ** G).median(),
+    middle=lambda p, G: (p**G + (1 - p) ** G).quantile(0.5),
+)
+_name(
+    dead_share,
+    "This is the variance of single rewards, p (1 − p), averaged. It does not depend "
+    "on the size of a group, but the probability of a dead group does.",
+    variance=lambda p, G: (p * (1 - p)).mean(),
+)
+_name(
+    dead_share,
+    "This is the probability of exactly one right or exactly one wrong answer. Such a "
+    "group is not dead.",
+    one_right=lambda p, G: (G * p * (1 - p) ** (G - 1)).mean(),
+    one_wrong=lambda p, G: (G * (1 - p) * p ** (G - 1)).mean(),
+)
 
 
 @dead_share.alternative
@@ -181,26 +376,143 @@ def _(dice):
     return right, n, pick(dice, (2, 3, 4))
 
 
-@pass_at_k.mistake
-def plugged_in(c, n, k):
-    """You raise the estimated rate to a power, as if the k answers were drawn with
-    replacement. This estimate is too low on average.
-    """
-    return 1 - (1 - c.double() / n) ** k
+def _each(message, **formulas):
+    """Register formulas of one problem's c, n and k."""
+    for name, formula in formulas.items():
+
+        def code(c, n, k, formula=formula):
+            values = [float(formula(int(right), n, k)) for right in c]
+            return torch.tensor(values, dtype=torch.float64)
+
+        _name(pass_at_k, message, **{name: code})
 
 
-@pass_at_k.mistake
-def all_right(c, n, k):
-    """This is the probability that all k are right."""
-    some = [math.comb(int(right), k) / math.comb(n, k) for right in c]
-    return torch.tensor(some, dtype=torch.float64)
+def _missed(c, n, k):
+    return math.comb(n - c, k) / math.comb(n, k)
 
 
-@pass_at_k.mistake
-def none_right(c, n, k):
-    """This is the probability that none of the k is right. Subtract it from 1."""
-    none = [math.comb(n - int(right), k) / math.comb(n, k) for right in c]
-    return torch.tensor(none, dtype=torch.float64)
+def _product(factors):
+    return math.prod(max(above, 0) / below for above, below in factors)
+
+
+_each(
+    "You raise the estimated rate to a power, as if the k answers were drawn with "
+    "replacement. This estimate is too low on average.",
+    plugged_in=lambda c, n, k: 1 - (1 - c / n) ** k,
+)
+_each(
+    "You raise a rate to a power, as if the k answers were drawn with replacement. "
+    "Your result is also the probability of another event than at least one right "
+    "answer.",
+    power_all_right=lambda c, n, k: (c / n) ** k,
+    power_none_right=lambda c, n, k: (1 - c / n) ** k,
+    power_some_wrong=lambda c, n, k: 1 - (c / n) ** k,
+)
+_each(
+    "This is the probability that all k are right.",
+    all_right=lambda c, n, k: math.comb(c, k) / math.comb(n, k),
+)
+_each(
+    "This is the probability that none of the k is right. Subtract it from 1.",
+    none_right=_missed,
+)
+_each(
+    "This is the probability that at least one of the k is *wrong*: check which "
+    "answers a failing choice consists of.",
+    some_wrong=lambda c, n, k: 1 - math.comb(c, k) / math.comb(n, k),
+)
+_each(
+    "Your result is 0 where fewer than k answers are wrong. Each choice then contains "
+    "a right answer.",
+    zero_if_few_wrong=lambda c, n, k: 0 if n - c < k else 1 - _missed(c, n, k),
+)
+_each(
+    "Your result is 1 where exactly k answers are wrong. One choice then contains no "
+    "right answer.",
+    one_if_k_wrong=lambda c, n, k: 1 if n - c <= k else 1 - _missed(c, n, k),
+)
+_each(
+    "Your result is 1 where c reaches k. A choice may still contain only wrong "
+    "answers: look at n − c.",
+    one_if_k_right=lambda c, n, k: 1 if c >= k else 1 - _missed(c, n, k),
+    one_if_more_right=lambda c, n, k: 1 if c > k else 1 - _missed(c, n, k),
+)
+_each(
+    "Your result is 0 where c is less than k. A choice may contain fewer than k right "
+    "answers and succeed.",
+    zero_if_few_right=lambda c, n, k: 0 if c < k else 1 - _missed(c, n, k),
+)
+_each(
+    "You count choices with exactly one right answer. More right answers also count.",
+    one_right=lambda c, n, k: c * math.comb(n - c, k - 1) / math.comb(n, k),
+)
+_each(
+    "You require at least two right answers among the k. One suffices.",
+    two_right=lambda c, n, k: (
+        1 - _missed(c, n, k) - c * math.comb(n - c, k - 1) / math.comb(n, k)
+    ),
+)
+_each(
+    "You count orders in one term and choices in the other. Use the same in both.",
+    orders_above=lambda c, n, k: 1 - math.perm(n - c, k) / math.comb(n, k),
+    orders_below=lambda c, n, k: 1 - math.comb(n - c, k) / math.perm(n, k),
+)
+_each(
+    "Your denominator counts other choices than k of all n answers.",
+    choices_of_c=lambda c, n, k: 1 - math.comb(n - c, k) / math.comb(n, c),
+    one_answer_less=lambda c, n, k: 1 - math.comb(n - c, k) / math.comb(n - 1, k),
+    one_draw_less=lambda c, n, k: 1 - math.comb(n - c, k) / math.comb(n, k - 1),
+    powers_below=lambda c, n, k: 1 - math.comb(n - c, k) / n**k,
+)
+_each(
+    "Your numerator does not count the choices of k wrong answers.",
+    without_c=lambda c, n, k: 1 - math.comb(n - k, c) / math.comb(n, k),
+    one_draw_less_above=lambda c, n, k: 1 - math.comb(n - c, k - 1) / math.comb(n, k),
+)
+_each(
+    "You add up the chances of k draws. A choice with several right answers then "
+    "counts several times.",
+    added=lambda c, n, k: k * c / n,
+    added_up_to_one=lambda c, n, k: min(1, k * c / n),
+)
+_each(
+    "Your result equals a product in which one of two counts does not shrink. After "
+    "each draw, one wrong answer and one answer less are left.",
+    fixed_denominator=lambda c, n, k: 1 - _product((n - c - i, n) for i in range(k)),
+    fixed_numerator=lambda c, n, k: 1 - _product((n - c, n - i) for i in range(k)),
+    fixed_numerator_limited=lambda c, n, k: (
+        1 - min(1, _product((n - c, n - i) for i in range(k)))
+    ),
+)
+_each(
+    "Your result would be right for one wrong answer less. n − c answers are wrong: if "
+    "you use a loop or a range, check where it starts and ends.",
+    one_wrong_less=lambda c, n, k: (
+        1 - _product((n - c - 1 - i, n - i) for i in range(k))
+    ),
+)
+_each(
+    "Your result would be right for one wrong answer more. n − c answers are wrong: if "
+    "you use a loop or a range, check where it starts and ends.",
+    one_wrong_more=lambda c, n, k: 1 - math.comb(n - c + 1, k) / math.comb(n, k),
+)
+_each(
+    "Your result equals a product with a wrong range: check its first and last factor.",
+    late_by_one=lambda c, n, k: 1 - _product((n - c - i, n - i) for i in range(1, k)),
+    shifted=lambda c, n, k: 1 - _product((n - c - i, n - i) for i in range(1, k + 1)),
+    short_range=lambda c, n, k: (
+        1 if n - c < k else 1 - math.prod(1 - k / m for m in range(n - c + 1, n))
+    ),
+)
+_each(
+    "Your result is 1 for every problem with a right answer. A choice of k answers may "
+    "miss it.",
+    any_right=lambda c, n, k: c > 0,
+)
+_each(
+    "Your result is the share of right answers, at most 1, among k instead of n.",
+    share_of_k=lambda c, n, k: min(1, c / k),
+)
 
 
 @pass_at_k.alternative

@@ -1,4 +1,7 @@
-"""Check exercise 1, diagnose: six runs of a tiny policy, most of which have a fault."""
+"""Check exercise 1, diagnose: six runs of a tiny policy, most of which have a fault.
+
+The runs are real PPO runs, and a fault begins at some step and stays to the end.
+"""
 
 import functools
 import random

@@ -68,7 +68,10 @@ def _clean(seed: int, trial: int) -> dict[str, float]:
 
 
 def compare(text: str, seed: int = 0) -> pd.DataFrame:
-    """Return the clean and the actual numbers of three trials; ✘ marks a difference."""
+    """Return the clean and the actual numbers of three trials; ✘ marks a difference.
+
+    A difference is relative, and above 1e-5.
+    """
     tables = []
     for trial in range(len(TRIALS)):
         numbers = {"clean": _clean(seed, trial), "yours": run_step(text, trial)}
@@ -108,5 +111,7 @@ def check(answer: dict, seed: int = 0) -> None:
     """Print the verdict."""
     problem = verdict(answer, seed)
     print(
-        f"✘ {problem}" if problem else "✔ Right: this is the line, and any fix works."
+        f"✘ {problem}"
+        if problem
+        else "✔ Right: this is the line, and your fix (if you gave one) works."
     )

@@ -120,7 +120,7 @@ def accepts_argument(policy: AutoModelForCausalLMWithValueHead, argument: str) -
 def without_dropout(model: nn.Module, checkpointing: bool = False) -> Iterator[None]:
     """Run a model in eval mode, and restore every module's mode afterward.
 
-    With ``checkpointing``, checkpointed layers stay in training mode, as transformers requires, but
+    With ``checkpointing``, checkpointed layers are in training mode, as transformers requires, but
     without dropout.
     """
     found = {module: module.training for module in model.modules()}

@@ -1,4 +1,4 @@
-"""Render an executed notebook as one HTML page without scripts, with MathML and a dark theme.
+"""Render an executed notebook as one HTML page without scripts, with MathML, light and dark.
 
 Notebook outputs contain dataset texts, which may include untrusted markup. The page's policy stops
 browsers from running or loading anything. It does not cover meta refresh, which we disable.
