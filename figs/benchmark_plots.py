@@ -16,9 +16,10 @@ PHASES = {
 
 
 def step_phases(seconds: Mapping[str, Mapping[str, float]]) -> Figure:
-    """Plot one PPO step's seconds by phase, a stacked bar per implementation; return the figure.
+    """Plot one PPO step's seconds by phase as a stacked bar per implementation; return the figure.
 
-    ``seconds`` is implementation → seconds per phase, and their total. The first is the baseline.
+    ``seconds`` maps each implementation to its seconds per phase and their total. The first
+    implementation is the baseline.
     """
     table = pd.DataFrame.from_dict(seconds, orient="index")
     colors = [COLORS[name] for name in PHASES.values()]
@@ -37,10 +38,10 @@ def step_phases(seconds: Mapping[str, Mapping[str, float]]) -> Figure:
 
 
 def step_costs(costs: pd.DataFrame) -> Figure:
-    """Plot a PPO step's seconds by phase over batch size and response length, on log axes.
+    """Plot a PPO step's seconds by phase against batch size and response length, on log axes.
 
     ``costs`` has the columns sweep (batch or response), batch, response, the phases, and total. A
-    dotted line is proportional to the size.
+    dotted line shows growth in proportion to the size.
     """
     figure, axes = panels(1, 2, figsize=(10, 4), sharey=True)
     sizes = {

@@ -25,9 +25,9 @@ from rlhf_course.runtime.files import read_json
     " then falls.",
 )
 def clip_objective() -> Figure:
-    """Plot a token's objective over the ratio, for either sign of the advantage."""
+    """Plot a token's objective against the ratio, for each sign of the advantage."""
     epsilon = PPOConfig.cliprange
-    ratio = torch.linspace(0.4, 1.6, 481, dtype=torch.float64)  # same rounding on every CPU
+    ratio = torch.linspace(0.4, 1.6, 481, dtype=torch.float64)  # rounds the same on every CPU
     drawing, axes = plt.subplots(1, 2, sharey=True)
     for axis, advantage in zip(axes, (1.0, -1.0), strict=True):
         loss, _, clipped = policy_loss(
@@ -72,7 +72,7 @@ def clip_objective() -> Figure:
     " below the target and rises while KL is above it.",
 )
 def adaptive_kl() -> Figure:
-    """Plot one update over KL, and β over a run at three constant values of KL."""
+    """Plot β's change in one update against KL, and β during three runs, each at a constant KL."""
     config = PPOConfig()
 
     def change(kl: float) -> float:

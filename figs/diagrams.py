@@ -267,7 +267,7 @@ def gpt2_imdb() -> Figure:
     " for the reference's log-probabilities; and reward, frozen, with its score head for scores.",
 )
 def adapters() -> Figure:
-    """Draw one base, three adapters and four heads: the adapter and head of each result."""
+    """Draw one base, three adapters and four heads; show the adapter and head for each result."""
     drawing, axis = canvas(342)
     for x, width, name, role, below in (
         (240, 400, "policy", "policy", "starts as a copy of the SFT adapter"),

@@ -129,7 +129,7 @@ def _name(
 
 
 def model(axis: Axes, box: Box, name: str, role: str, below: str = "", frozen: bool = False) -> Box:
-    """Draw a network or a part of it: rounded, tinted, outlined solid, or dashed if frozen."""
+    """Draw a network or a part of it: rounded, tinted, its outline solid, or dashed if frozen."""
     color = COLORS[role]
     style = {"fc": tint(color), "ec": color, "lw": 2.0, "ls": (0, (4, 2)) if frozen else "-"}
     _shape(axis, box, 9, zorder=2, **style)
@@ -206,7 +206,7 @@ def on_card(
 ) -> Figure:
     """Return the figure, resized to a card, with small print at the bottom right.
 
-    ``legend`` is the side, above or below, of a legend outside the axes with its own margin.
+    ``legend`` names the side, above or below the axes, where an outside legend gets its own margin.
     """
     curves.set_size_inches(width / 100, height / 100)
     low = 0 if legend == "below" else 38 if small_print else 12

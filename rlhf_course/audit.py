@@ -17,7 +17,7 @@ PASS = 0.9  # share of prompts at which the normal answer must score higher
 
 
 class Phrases(NamedTuple):
-    """The parts of bad answers in one language; ``separator`` goes between words."""
+    """Phrases for bad answers in one language; ``separator`` goes between words."""
 
     separator: str
     one_word: str
@@ -49,12 +49,12 @@ CHINESE = Phrases(
 
 
 class Case(NamedTuple):
-    """The inputs of a probe for one prompt: its normal answer, and answers to other prompts."""
+    """A probe's inputs for one prompt: the prompt's normal answer, and other prompts' answers."""
 
     prompt: str
     answer: str
-    words: list[str]  # of the answer
-    sentences: list[str]  # of the answer
+    words: list[str]  # the answer's words
+    sentences: list[str]  # the answer's sentences
     stranger: str  # the normal answer to another prompt, on another topic
     more: list[str]  # words of other answers, twice as many as in this answer
     phrases: Phrases
@@ -72,7 +72,7 @@ class Probe(NamedTuple):
     arguable: bool = False
 
 
-# Add a probe at the end: a random one before flattery would change flattery's texts.
+# Add new probes at the end: a random probe before flattery would change flattery's texts.
 PROBES = {
     "empty": Probe(lambda case: "", "answers shrink to an immediate EOS"),
     "one word": Probe(
@@ -111,9 +111,10 @@ ARGUABLE = tuple(name for name, probe in PROBES.items() if probe.arguable)
 def make_probes(
     prompts: Sequence[str], answers: Sequence[str], seed: int = 0
 ) -> dict[str, list[str]]:
-    """Return a dict, probe → one bad answer per prompt, made from the normal answers.
+    """Return a dict that maps each probe to one bad answer per prompt.
 
-    "off topic" and "very long" borrow other prompts' answers: pass two or more, in random order.
+    "off topic" and "very long" use other prompts' answers, so pass several prompts, in random
+    order.
     """
     rng, topics = random.Random(seed), [_words(prompt) for prompt in prompts]
     probes = {name: [] for name in PROBES}
@@ -132,7 +133,7 @@ def make_probes(
 
 
 def _words(prompt: str) -> set[str]:
-    """Return the last question's words of 5 letters or more (in Chinese, character pairs)."""
+    """Return the last question's words with 5 letters or more (in Chinese, its character pairs)."""
     question = last_question(prompt).lower()
     return {*re.findall(r"[a-z]{5,}", question), *re.findall("(?=([一-鿿]{2}))", question)}
 
@@ -144,12 +145,13 @@ def audit(
     seed: int = 0,
     probes: dict[str, list[str]] | None = None,
 ) -> pd.DataFrame:
-    """Return a table, one row per probe: how often and by how much the normal answer wins.
+    """Return a table, one row per probe, of how often and by how much the normal answer wins.
 
     ``score`` takes prompts and answers, as :class:`~rlhf_course.rewards.RewardModel` does. Columns:
-    share, its 95 % half-width ci, margin (mean difference of scores), passed (share ≥ 0.9), risk. A
-    prompt whose probe equals its normal answer does not count. ``probes`` (kind → one text per
-    prompt) replaces :func:`make_probes`'s probes. Raises ``require_finite``'s errors.
+    share, ci (half-width of the share's 95 % interval), margin (mean score difference), passed
+    (share ≥ 0.9), risk. A prompt whose probe equals its normal answer does not count. ``probes``, a
+    dict from kind to one text per prompt, replaces :func:`make_probes`'s probes. Raises
+    ``require_finite``'s errors.
     """
     normal, rows = require_finite(score(prompts, answers), answers), {}
     for name, texts in (probes or make_probes(prompts, answers, seed)).items():
@@ -165,7 +167,7 @@ def audit(
 def add_negatives(
     pairs: datasets.Dataset, probes: Sequence[str], seed: int = 0, share: float = 0.2
 ) -> datasets.Dataset:
-    """Return the N pairs and share · N more whose rejected answer is a probe, shuffled.
+    """Return, shuffled, the N pairs and share · N new pairs whose rejected answer is a probe.
 
     The kinds in ``probes`` are equally frequent. Columns: prompt, chosen, rejected. Raises
     ``ValueError`` unless 0 < share ≤ 1.

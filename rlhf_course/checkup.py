@@ -31,7 +31,7 @@ class CheckUp(NamedTuple):
     """The findings and the tables behind them; ``pairs`` has one row per held-out pair."""
 
     findings: list[Finding]
-    pairs: pd.DataFrame  # chosen and rejected (scores), longer (relative), right
+    pairs: pd.DataFrame  # chosen and rejected (scores), longer (relative), right (0, ½ or 1)
     audit: pd.DataFrame
 
     def advice(self, level: str) -> list[str]:
@@ -55,9 +55,9 @@ def check_up(
     """Measure a reward model on held-out pairs (prompt, chosen, rejected) and on bad answers.
 
     ``score`` takes prompts and answers, as :class:`~rlhf_course.rewards.RewardModel` does. The
-    audit takes the first 300 pairs, or the ``prompt`` and ``answer`` lists in ``audited``; lists
-    under other keys are your own bad answers. A bad answer can be four times as long as the normal
-    one. Raises ``ValueError`` for fewer than 20 pairs, ``FloatingPointError`` for NaN.
+    audit uses the first 300 pairs, or the ``prompt`` and ``answer`` lists in ``audited``; other
+    lists there are your own bad answers. A bad answer can be four times as long as the normal
+    answer. Raises ``ValueError`` for fewer than 20 pairs, and ``FloatingPointError`` for NaN.
     """
     if len(pairs) < 20:
         raise ValueError(f"{len(pairs)} pairs are too few for a check-up; use 100 or more.")
@@ -93,7 +93,8 @@ def bag_of_words(chosen: Sequence[str], rejected: Sequence[str], seed: int = 0) 
     """Return (N,): 1 where the words' log-odds prefer the chosen answer, ½ for a tie, else 0.
 
     The log-odds of a pair's words come from the other folds (naive Bayes, one added to each count).
-    Words consist of a to z. If no text has such a word, as in Chinese, each character is a word.
+    Words contain only the letters a to z. If no text has such a word, as in Chinese, each character
+    is a word.
     """
     texts = [*chosen, *rejected]
     words = pd.Series([words_of(text) for text in texts])
@@ -110,7 +111,7 @@ def bag_of_words(chosen: Sequence[str], rejected: Sequence[str], seed: int = 0) 
 
 
 def _accuracy(table: pd.DataFrame, by_words: np.ndarray) -> list[Finding]:
-    """Return findings: accuracy against chance, length and words, and at equal length."""
+    """Measure accuracy against chance, a length rule and a bag of words, then at equal length."""
     right = table["right"]
     lower, text = _interval(right)
     findings = [
@@ -140,7 +141,10 @@ def _accuracy(table: pd.DataFrame, by_words: np.ndarray) -> list[Finding]:
 
 
 def _interval(values) -> tuple[float, str]:
-    """Return the lower end of the mean's 95 % interval (−inf for fewer than two) and its text."""
+    """Return the lower end of the mean's 95 % interval, and the interval as text.
+
+    For fewer than two values, the lower end is −inf and the text is "unknown".
+    """
     if len(values) < 2:
         return -np.inf, "unknown"
     mean, half = mean_ci(values)
@@ -168,7 +172,7 @@ def _temperature(table: pd.DataFrame) -> Finding:
 
 
 def _alone(score: Score, table: pd.DataFrame, prompts, answers, some: int = 16) -> Finding:
-    """Return a finding: whether an answer gets the same score alone and in a batch."""
+    """Return the finding on whether an answer gets the same score alone as in a batch."""
     alone = [float(score([p], [a])[0]) for p, a in zip(prompts[:some], answers[:some], strict=True)]
     gap = np.abs(table["chosen"].to_numpy()[: len(alone)] - alone).max()
     level = FINE if gap <= 1e-3 * max(1.0, table["chosen"].std()) else STOP
@@ -179,8 +183,8 @@ def _alone(score: Score, table: pd.DataFrame, prompts, answers, some: int = 16) 
 def _probes(audited: pd.DataFrame, pairs: pd.DataFrame) -> list[Finding]:
     """Return one finding per kind of bad answer.
 
-    A kind stops PPO if it usually wins and its margin is at least ``GAIN`` times the mean margin of
-    the pairs. We chose this limit; it is not measured.
+    A kind outside ``ARGUABLE`` gets ``STOP`` if it usually wins and its mean margin is at least
+    ``GAIN`` times the pairs' mean margin. We chose this limit; it is not measured.
     """
     usual, findings = (pairs["chosen"] - pairs["rejected"]).mean(), []
     for name, row in audited.iterrows():

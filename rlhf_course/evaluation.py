@@ -1,4 +1,4 @@
-"""Evaluate a policy on fixed held-out queries: score, KL, length, diversity, with intervals."""
+"""Measure a policy's score, KL, length and diversity on fixed held-out queries, with intervals."""
 
 import re
 from collections.abc import Callable, Collection, Sequence
@@ -29,16 +29,16 @@ def evaluate(
     """Sample one response per query and score it; return one row per query.
 
     Args:
-        trainer: has the policy, the reference for KL, and the precision.
-        score: queries and responses, as texts, → (B,).
-        queries: texts (responses are stripped) or token ids (responses are not stripped).
+        trainer: provides the policy, the reference for KL, and the precision.
+        score: maps texts of queries and of responses to scores (B,).
+        queries: texts (responses are then stripped) or token ids (responses stay as sampled).
         lengths: token limit of each response; default: ``max_new_tokens`` for all.
-        seed: for sampling; the global generators are restored.
+        seed: seeds sampling; the global generators are restored.
         generation_kwargs: passed to :meth:`PPOTrainer.generate`.
 
     Columns: query, response, kl, nll, length (tokens), finished (ends with EOS), score. ``nll`` is
-    −log p(response) under the reference; ``kl`` is log p under the policy + ``nll``, in nats.
-    Raises :func:`require_finite`'s errors.
+    −log p(response) under the reference; ``kl`` is ``nll`` + log p(response) under the policy; both
+    are in nats. Raises :func:`require_finite`'s errors.
     """
     tokenizer, are_texts = trainer.tokenizer, isinstance(queries[0], str)
     if are_texts:
@@ -79,7 +79,7 @@ def _measure(trainer: PPOTrainer, queries, responses) -> pd.DataFrame:
 
 
 def mean_ci(values) -> tuple[float, float]:
-    """Return the mean and the half-width of its 95 % confidence interval (normal)."""
+    """Return the mean and the half-width of its 95 % interval (normal approximation)."""
     values = np.asarray(values, dtype=float)
     return float(values.mean()), float(1.96 * values.std(ddof=1) / np.sqrt(len(values)))
 

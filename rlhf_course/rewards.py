@@ -18,7 +18,7 @@ from rlhf_course.data import answer_ids, as_messages, encode
 from rlhf_course.policy.network import without_dropout
 from rlhf_course.policy.save_load import check_vocabulary, load_model, load_tokenizer
 
-NO_LIMIT = 10**9  # tokens; a tokenizer without a maximum has 1e30, which overflows
+NO_LIMIT = 10**9  # tokens; a tokenizer without a maximum reports 1e30, which overflows
 
 
 class Reward(Protocol):
@@ -31,9 +31,9 @@ class Reward(Protocol):
 
 
 class SentimentReward:
-    """Score texts by the raw logit of a classifier's POSITIVE label: texts → (B,), float32, CPU.
+    """Score texts by a classifier's raw logit for the POSITIVE label: (B,), float32, on the CPU.
 
-    The classifier is a folder or a hub id, and runs on the GPU if there is one. A long text is cut
+    The classifier, from a folder or hub id, runs on the GPU if there is a GPU. A long text is cut
     at its start, because the response is at its end. Raises ``ValueError`` for a missing label.
     """
 
@@ -65,7 +65,7 @@ class SentimentReward:
 class NgramSentiment:
     """A judge that is not a transformer: a bias plus a weight for each word and word pair.
 
-    It maps B texts to their logits of POSITIVE, (B,). A weight's index is its n-gram's CRC-32
+    It maps B texts to their logits for POSITIVE, (B,). A weight's index is its n-gram's CRC-32
     modulo the table's size. A repeated n-gram counts once per text (Wang and Manning 2012,
     aclanthology.org/P12-2018).
     """
@@ -85,14 +85,13 @@ class NgramSentiment:
         return embedding_bag(places, self.weight, ends[:-1], mode="sum")[:, 0] + self.bias
 
     def places(self, text: str) -> set[int]:
-        """Return the table indices of a text's words and word pairs."""
         words = re.findall(r"[a-z0-9']+|[!?]", text.lower())
         pairs = (f"{first} {second}" for first, second in pairwise(words))
         return {crc32(ngram.encode()) % len(self.weight) for ngram in (*words, *pairs)}
 
 
 class RewardModel:
-    """Score answers by a classifier with one output: prompts and answers → (B,), float32, CPU.
+    """Score answers to prompts by a classifier with one output: (B,), float32, on the CPU.
 
     Each dialogue gets an EOS token, as in training. The score is read at the last token (at the
     token before EOS, if EOS is also the padding token); BERT-like models read it at the first
@@ -126,7 +125,6 @@ class RewardModel:
             return _by_length(self, tokens, partial(last_token_scores, self.model))[:, 0]
 
     def encode(self, prompts: list[str], answers: list[str]) -> list[list[int]]:
-        """Return the token ids of each prompt with its answer."""
         return encode(self.tokenizer, prompts, answers)
 
     def _fit(self, ids: list[int], answer: str) -> list[int]:
@@ -144,7 +142,7 @@ class RewardModel:
 
 
 class ChatRewardModel(RewardModel):
-    """A reward model that reads dialogues in its tokenizer's chat template."""
+    """A reward model that formats dialogues with its tokenizer's chat template."""
 
     def encode(self, prompts: list[str], answers: list[str]) -> list[list[int]]:
         talks = [as_messages(f"{p} {a}") for p, a in zip(prompts, answers, strict=True)]
@@ -161,7 +159,7 @@ def load_reward_model(source: str | Path, new_head: bool = False, **kwargs) -> P
 
 
 def _prepare(tokenizer, model: PreTrainedModel):
-    """Give both the same padding token, which marks a text's end; return the tokenizer."""
+    """Give both the same padding token, which marks where texts end; return the tokenizer."""
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     check_vocabulary(tokenizer, model)
@@ -172,7 +170,7 @@ def _prepare(tokenizer, model: PreTrainedModel):
 def _by_length(
     scorer: SentimentReward | RewardModel, tokens: list[list[int]], score: Callable
 ) -> Tensor:
-    """Return scores (B, labels) of rows of token ids; rows of similar length share a batch.
+    """Return scores (B, labels) for rows of token ids; rows of similar length share a batch.
 
     Padding is on the right, because BERT reads the first token.
     """
@@ -189,7 +187,7 @@ def _by_length(
 
 
 def check_texts(name: str, texts: Iterable[str]) -> list[str]:
-    """Return the texts as a list; raise ``TypeError`` for a single string or a non-text.
+    """Return the texts as a list; raise ``TypeError`` for a single string or non-string entries.
 
     A single string would be scored letter by letter.
     """
@@ -208,7 +206,7 @@ def _longest(model: PreTrainedModel, tokenizer) -> int:
 def last_token_scores(
     model: PreTrainedModel, input_ids: Tensor, attention_mask: Tensor, **_
 ) -> Tensor:
-    """Return scores (B,) at each row's last real token, for (B, T) padded on either side."""
+    """Return scores (B,) at each row's last real token, for inputs (B, T) padded on either side."""
     positions = {}
     if not attention_mask[:, 0].all():  # left padding: a row's first token gets position 0
         positions["position_ids"] = (attention_mask.cumsum(1) - 1).clamp(min=0)

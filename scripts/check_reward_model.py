@@ -3,9 +3,9 @@
     python scripts/check_reward_model.py MODEL --pairs DATA
 
 MODEL is a folder or Hub id of a sequence classifier or an adapter. DATA is a folder or Hub id of
-preference pairs: columns chosen and rejected have transcripts, messages, or answers to column
-prompt. Writes check-up.html and check-up.json to --output. Exits with 2 if the verdict is not to
-start PPO, or with 1 after an error.
+preference pairs: columns chosen and rejected contain transcripts, messages, or answers to the
+prompts in column prompt. Writes check-up.html and check-up.json to --output. Exits with 2 if the
+verdict advises against PPO, or with 1 after an error.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from pathlib import Path
 from command_line import exits
 
 LEVELS = "stop: PPO would exploit the fault; watch: PPO may find it, so monitor it in training."
-SPECIAL, LONGEST_PROBE = 8, 5  # tokens around an answer; longest probe, relative to its answer
+SPECIAL, LONGEST_PROBE = 8, 5  # tokens around an answer; longest probe, in answer lengths
 
 
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
@@ -60,14 +60,14 @@ def load_score(chosen: argparse.Namespace):
     if chosen.chat and not has_template:
         raise ValueError(f"{chosen.model} has no chat template; omit --chat.")
     if chosen.chat is False:
-        model.tokenizer.chat_template = None  # else RewardModel would apply it
+        model.tokenizer.chat_template = None  # RewardModel would apply it
     elif has_template:
         model = ChatRewardModel(model.model, model.tokenizer, batch_size=chosen.batch_size)
     return model, model.tokenizer, model.max_length
 
 
 def keep_fitting(pairs, tokenizer, most: int | None):
-    """Return the pairs that fit into ``most`` tokens, and up to 300 that fit five times over."""
+    """Return the pairs of at most ``most`` tokens, and up to 300 that fit at 5 times their size."""
     sides = [tokenizer(pairs[side][:])["input_ids"] for side in ("chosen", "rejected")]
     sizes = [max(map(len, both)) + SPECIAL for both in zip(*sides, strict=True)]
     most = most or max(sizes) * LONGEST_PROBE
@@ -82,7 +82,7 @@ def keep_fitting(pairs, tokenizer, most: int | None):
 
 
 def load_probes(file: Path | None) -> dict | None:
-    """Return column → values of a JSON Lines file of probes, or None without a file."""
+    """Return a JSON Lines file of probes as a dict of columns, or None for no file."""
     if file is None:
         return None
     import pandas as pd
@@ -97,7 +97,7 @@ def load_probes(file: Path | None) -> dict | None:
 
 
 def pictures(found) -> dict[str, str]:
-    """Return caption → figure, as PNG in base64."""
+    """Return figures by caption, as PNG in base64."""
     from command_line.page import picture
 
     from rlhf_course.audit import PASS

@@ -1,8 +1,8 @@
-"""Convert a Baichuan-7B or Baichuan2-7B checkpoint to Llama, which needs no trust_remote_code.
+"""Convert a Baichuan-7B or Baichuan2-7B checkpoint to Llama, to avoid trust_remote_code.
 
-SOURCE is a folder with the downloaded checkpoint, TARGET a new folder. A 7B model needs 15 GB of
+SOURCE is the downloaded checkpoint's folder, and TARGET is a new folder. A 7B model needs 15 GB of
 free disk space and about 5 GB of memory (20 GB if torch before 1.6 wrote its .bin files). An
-interrupted run leaves no files; repeat the same command. LoRA's target module W_pack becomes
+interrupted run leaves no files; repeat the command. LoRA's target module W_pack becomes
 q_proj, k_proj and v_proj.
 """
 
@@ -16,7 +16,7 @@ NORM_HEAD = {"auto": None, "yes": True, "no": False}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Convert, and print code that loads the result; raise ``ValueError`` or ``OSError``."""
+    """Convert SOURCE and print code that loads it; raise ``ValueError`` or ``OSError``."""
     how = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
     add = (parser := argparse.ArgumentParser("convert_baichuan.py", **how)).add_argument
     add("source", type=Path, metavar="SOURCE", help="has config.json, tokenizer.model, and weights")

@@ -27,12 +27,12 @@ from rlhf_course.course.presets import has_bf16
 from rlhf_course.runtime.files import atomic_file, hold, read_json
 
 CARD, GIB = torch.cuda.is_available(), 2**30
-# An older tutorial's run of GPT-2 small on an A800: 194 steps in 35 min 19 s.
+# An older tutorial trained GPT-2 small on an A800: 194 steps took 35 min 19 s.
 PUBLISHED = {"seconds_per_step": 10.92, "peak_gib": 10_097 / 1024}
 SLACK = 1.3  # allowed ratio of measured to computed memory, as in tests/test_memory.py
-SHORT = {"00": {"steps": 2, "batch_size": 8, "eval_queries": 16}}  # a rehearsal's overrides
+SHORT = {"00": {"steps": 2, "batch_size": 8, "eval_queries": 16}}  # settings of a rehearsal
 SHORT["03"] = {"toy_steps": 2, "toy_betas": [0.5], "toy_batch": 32}
-# Preset full: minutes, GB to download, GiB on the card. All are guesses except 04's memory.
+# Preset full: minutes, GB to download, GiB on the card; guesses, except notebook 04's memory.
 FULL = {"04": (120, 1, 10), "01": (240, 1, 40), "05": (900, 16, 40)}
 
 
@@ -112,14 +112,14 @@ def gpt2(gate: Gate, folder: Path) -> tuple[dict, dict]:
 
 
 def lora(gate: Gate, folder: Path) -> tuple[dict, dict]:
-    """Take a PPO step on as many layers of a 7B as fit; the bound comes from computed memory."""
+    """Take a PPO step on as many layers of a 7B model as fit; computed memory gives the bound."""
     text = call(gate, folder, "scripts/make/memory_table.py", "--measure")
     measured = json.loads(text.splitlines()[-1])
     return measured, {"peak_gib": SLACK * measured["computed_gib"]}
 
 
 def walk(gates: list[Gate], file: Path) -> str:
-    """Run the gates that have not passed; return the first failure's problem, or ""."""
+    """Run the gates that have not passed; return the problem of the first that fails, or ""."""
     day = read_card(file) or {"environment": environment()[0], "gates": {}}
     if day["environment"] != environment()[0]:
         raise ValueError(f"{file} comes from {day['environment']}. Choose another --output.")

@@ -1,8 +1,8 @@
 """Grade exercise notebooks with hidden inputs; report points, and the class's named mistakes.
 
 HANDED_IN contains a folder or a notebook per student, or one student's notebooks with their
-original names. An exercise gives one point per dot, 1 to 3. It runs in a forked process with a time
-limit. The process is not a sandbox: use an account or container without valuable data.
+original names. An exercise gives 1 to 3 points, one per dot in its heading. It runs in a forked
+process with a time limit but no sandbox: use an account or container without valuable data.
 
 csv          grades.csv: points, mistake and message per student and exercise
 html         grades.html: number of students per mistake, exercise by exercise
@@ -48,7 +48,7 @@ SUBMISSION = "SUBMISSION_TAG COMMIT_URL RELEASE_URL REVIEW_URL CLASSROOM ASSIGNM
 
 
 def students(handed_in: Path) -> dict[str, list[Path]]:
-    """Return student → notebooks; the key is "" if there is only one student.
+    """Return each student's notebooks; the key is "" if there is only one student.
 
     Raises ``ValueError`` if there is no notebook.
     """
@@ -64,13 +64,13 @@ def students(handed_in: Path) -> dict[str, list[Path]]:
 
 
 def notebooks(place: Path) -> list[Path]:
-    """Return [place] for a file, or a folder's notebooks, sorted, without checkpoints."""
+    """Return [place] for a file, or a folder's sorted notebooks, without Jupyter's copies."""
     paths = sorted(place.rglob("[!.]*.ipynb")) if place.is_dir() else [place]
     return [path for path in paths if path.parent.name != ".ipynb_checkpoints"]
 
 
 def grade(paths: list[Path], seed: int, limit: float) -> list[dict]:
-    """Return a dict per exercise: id, points, maximum, mistake, and the message in ``said``."""
+    """Return a dict per exercise: id, points, maximum, mistake, and message (``said``)."""
     import frozen
 
     parsed, damaged, rows = {}, "", []
@@ -186,5 +186,5 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # autograd cannot fork once it has GPU threads
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # autograd's GPU threads would prevent a fork
     sys.exit(exits.run("grade.py", main))

@@ -149,7 +149,7 @@ def ppo_loss(new, old, noise, rollout: Rollout, config, kl_coef: float) -> tuple
 
 
 def group_loss(new, old, rollout: Rollout, config, kl_coef: float, method: str) -> torch.Tensor:
-    """Set the rollout's advantages; return RLOO's or GRPO's loss from notebook 07's cells."""
+    """Set the rollout's advantages; return RLOO's or GRPO's loss, as notebook 07 does."""
     names = {"settings": SimpleNamespace(cliprange=config.cliprange), "torch": torch}
     wanted = ("clipped", "leave_one_out", "rloo_loss", "group_advantages", "grpo_loss")
     for cell in nbformat.read(ROOT / "notebooks/07_after_ppo.ipynb", as_version=4).cells:
@@ -165,7 +165,7 @@ def group_loss(new, old, rollout: Rollout, config, kl_coef: float, method: str) 
 
 
 def write(engine: str, method: str, target: Path, options, settings, run) -> None:
-    """Write the hand-over to ``target``; noise changes its samples' old log-probabilities."""
+    """Write the hand-over to ``target``, with noise in its old log-probabilities."""
     config, kl_coef = run.trainer.config, run.trainer.kl_ctl.value
     repeats = GROUP if engine == "trl" else 1
     limits = yaml.safe_load((HERE / "limits.yaml").read_text("utf-8")) | {"ppo": []}

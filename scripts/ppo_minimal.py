@@ -199,7 +199,7 @@ def rollout(model, tokenizer, classify, queries, args):
 @torch.no_grad()
 def evaluate(model, ref_model, tokenizer, classify, queries, args):
     """Print held-out score and KL; return the mean score and its 95 % interval's half-width."""
-    torch.manual_seed(args.seed)  # the same noise before and after
+    torch.manual_seed(args.seed)  # same random numbers in each call
     batch, scores, texts = rollout(model, tokenizer, classify, queries, args)
     kl = ((model(batch)[0] - ref_model(batch)[0]) * batch["mask"]).sum(1).mean().item()
     mean, half = scores.mean().item(), 1.96 * scores.std().item() / len(scores) ** 0.5

@@ -93,7 +93,7 @@ def overfits(log: pd.DataFrame) -> pd.Series:
 
 
 def turns_round(log: pd.DataFrame) -> pd.Series:
-    """Return whether the accuracy has fallen from above one half to below it."""
+    """Return whether the accuracy has fallen from above to below one half."""
     accuracy = smooth(log["accuracy"])
     return (accuracy < 0.45) & (accuracy.cummax() > 0.55)
 
@@ -190,7 +190,7 @@ def last_run(rows: list[dict]) -> list[dict]:
 def rename(rows: list[dict], maps: dict[str, dict]) -> tuple[str, pd.DataFrame]:
     """Return the trainer that wrote the rows, and a table by step with the course's column names.
 
-    Raises ``ValueError`` if no map has two of the columns.
+    Raises ``ValueError`` if no map matches two of the columns.
     """
     rows = [{key.removeprefix("train/"): x for key, x in row.items()} for row in rows]
     log = pd.DataFrame(rows)
@@ -216,7 +216,7 @@ def rename(rows: list[dict], maps: dict[str, dict]) -> tuple[str, pd.DataFrame]:
 
 
 def not_finite(rows: list[dict]) -> float | None:
-    """Return the step of the first row with NaN or Inf."""
+    """Return the step of the first row with NaN or Inf, or None."""
     for number, row in enumerate(rows, 1):
         if any(str(x).lower().strip("-+") in ("nan", "inf", "infinity") for x in row.values()):
             return float(row.get("step", number))

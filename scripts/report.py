@@ -1,7 +1,7 @@
 """Write one self-contained page about runs: checks passed, measurements, and curves.
 
-CARDS are run cards or folders of them: the output of run_notebooks.py, or a folder with one such
-output per person.
+CARDS are run cards or folders of them: run_notebooks.py's output, or a folder with one output per
+person.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def read(path: Path, target: Path) -> dict:
     try:
         entry |= told(read_json(path))
         problem = problem or ("" if entry["checks"] else "The run card has no checks.")
-    except Exception as error:  # another program's JSON may raise anything
+    except Exception as error:  # other programs' JSON may raise any error
         problem = problem or f"{path} is not a run card: {type(error).__name__}: {error}."
     failed = [name for name, passed, _, _ in entry["checks"] if not passed]
     return entry | {"problem": problem, "failed": failed}
@@ -105,7 +105,7 @@ def told(card: dict) -> dict:
 
 
 def failure(path: Path) -> str:
-    """Return the failed checks' names, or "" if all passed; raise what :func:`told` raises."""
+    """Return the failed checks' names, or "" if all passed; raise :func:`told`'s errors."""
     checks = told(read_json(path))["checks"]
     failed = ", ".join(name for name, passed, _, _ in checks if not passed)
     return failed or ("" if checks else "The run card has no checks.")
@@ -161,7 +161,7 @@ def headline(card: dict) -> str:
 
 
 def headline_of(card: dict) -> str | None:
-    """Return the name of the headline's metric, or None."""
+    """Return the headline metric's name, or None."""
     metrics = {name: x for name, x in card.get("metrics", {}).items() if x is not None}
     names = (name.removesuffix("_before") for name in metrics if name.endswith("_before"))
     return next((name for name in names if f"{name}_after" in metrics), None)

@@ -30,10 +30,10 @@ from rlhf_course.course.presets import CONFIGS, PRESETS, load_preset
 from rlhf_course.runtime.files import hold
 
 NOTEBOOKS = notebook_files.NOTEBOOKS
-# Thresholds of glibc's malloc, in bytes. Tensors below them reuse freed memory instead of new
-# pages; the system takes back the memory of larger tensors, which would fragment the heap.
+# Thresholds of glibc's malloc, in bytes. Tensors below them reuse freed memory, not new pages.
+# Larger tensors would fragment the heap; their memory returns to the system.
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**28)}
-# Folder → suffix, and a text in every file of a run; a file without the text is the user's own.
+# Folder → suffix, and a text in every file of a run; a file without it is the user's own.
 OWN = {"notebooks": ("ipynb", '"papermill"'), "html": ("html", "jp-Notebook")}
 OWN |= {"run_cards": ("json", '"checks"')}
 processes = {}  # notebook → its kernel's process
@@ -44,8 +44,8 @@ class Client(PapermillNotebookClient):
 
     def create_kernel_manager(self):
         manager = super().create_kernel_manager()
-        manager.kernel_spec_manager.kernel_dirs = []  # their kernels may run another Python
-        if zmq.has("curve"):  # otherwise each kernel warns of unencrypted ports
+        manager.kernel_spec_manager.kernel_dirs = []  # installed kernels may run another Python
+        if zmq.has("curve"):  # else each kernel warns about unencrypted ports
             manager.transport_encryption = "auto"
         return manager
 

@@ -8,9 +8,9 @@
 
 With adapters from train_sft.py and train_reward_model.py --use_peft, the policy, reference and
 reward model share one base, and prompts come from preference pairs (--dataset). Every notebook
-setting that a run uses is an option; with both adapters, --help lists notebook 05's. --config FILE
-reads options from a YAML file, which the command line overrides. Ctrl-C stops after the current
-step and saves a checkpoint; repeat the command with --resume to continue.
+setting that a run uses is an option; with both adapters, --help lists notebook 05's settings.
+--config FILE reads options from a YAML file, which the command line overrides. Ctrl-C stops after
+the current step and saves a checkpoint, from which --resume continues.
 """
 
 import sys
@@ -56,7 +56,7 @@ OF_PPO += ["early_stopping", "target_kl"]
 CHAT_SETTINGS = "dataset train_subset max_length max_prompt max_new_tokens dtype steps".split()
 CHAT_SETTINGS += [*SHARED, "vf_coef", "sigmoid_score", "mixed_precision", "save_at"]
 MAY_CHANGE = "output resume save_every save_at steps log_with gradient_checkpointing".split()
-# A chat model's generation_config has other values.
+# A chat model's generation_config may differ from these.
 SAMPLING = {"do_sample": True, "top_k": 0, "top_p": 1.0}
 SAMPLING |= {"temperature": 1.0, "repetition_penalty": 1.0}
 MAKERS = "train_sft.py and train_reward_model.py --use_peft"
@@ -163,7 +163,7 @@ def make_trainer(chosen: Options, settings: Settings, policy, tokenizer, queries
 
 def build_imdb(chosen: Options, settings: Settings) -> Run:
     """Return notebook 04's run: film reviews, with a sentiment classifier as the reward."""
-    with PartialState().main_process_first():  # others reuse its files
+    with PartialState().main_process_first():  # others reuse these files
         assets = prepare(settings)
     tokenizer = load_tokenizer(assets.model)
     tokenizer.pad_token = tokenizer.eos_token
@@ -196,7 +196,7 @@ def shared_base(chosen: Options) -> str | None:
 
 def load_prompts(tokenizer, settings: Settings) -> Dataset:
     """Return preference pairs' distinct prompts that leave enough tokens for an answer."""
-    with PartialState().main_process_first():  # others reuse its files
+    with PartialState().main_process_first():  # others reuse these files
         dataset = build_preferences() if settings.dataset == "offline" else settings.dataset
     count = settings.train_subset
     pairs, _ = load_pairs(dataset, f"train[:{count}]" if count else "train")

@@ -34,7 +34,7 @@ SAME = "dataset data_dir train_subset eval_subset audit_prompts max_length learn
 NAMES = dict(zip(SAME, SAME, strict=True)) | {"model_name_or_path": "model"}
 NAMES |= {"num_train_epochs": "epochs", "per_device_train_batch_size": "batch_size"}
 FIXED = {"lora_task_type": "SEQ_CLS", "lora_modules_to_save": ["score"]}
-FIXED |= {"remove_unused_columns": False}  # the sampler needs length
+FIXED |= {"remove_unused_columns": False}  # sampling needs column length
 
 
 @dataclass
@@ -85,7 +85,7 @@ def load_data(dataset: str, script: ScriptArguments, seed: int) -> tuple:
 
 
 def load_scorer(path: str, tokenizer, config, **options) -> RewardModel:
-    """Return a RewardModel on the run's device; raise ``ValueError`` if positions are too few."""
+    """Return a RewardModel on the run's device; raise ``ValueError`` for too few positions."""
     scorer = RewardModel(load_reward_model(path, **options).to(config.device), tokenizer)
     if scorer.max_length < config.max_length:
         has = f"the {scorer.max_length} positions of {path}"
@@ -159,7 +159,7 @@ def tokenize(parts: tuple, dropped: dict, tokenizer, config, audit_prompts: int)
 
 def run(script: ScriptArguments, config, model_args, settings: Settings, output) -> int:
     """Train, save and audit a model; return the exit code."""
-    with PartialState().main_process_first():  # the others reuse its files
+    with PartialState().main_process_first():  # others reuse these files
         assets = prepare_reward_model(settings, model_args.model_revision)
     *parts, dropped = load_data(assets.dataset, script, config.seed)
     tokenizer = load_tokenizer(assets.model, revision=model_args.model_revision)

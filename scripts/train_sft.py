@@ -5,7 +5,7 @@
     python scripts/train_sft.py --config my.yaml --output_dir runs/a --resume_from_checkpoint true
 
 The loss covers the answers and their EOS. Transformers must support the base (convert a Baichuan
-with convert_baichuan.py). The dataset needs the columns of HC3, or of instructions. Training uses
+with convert_baichuan.py). The dataset needs HC3's or an instruction set's columns. Training uses
 LoRA; --use_peft false trains all weights. Writes model/ (adapter or model), metrics.json and
 checkpoints/ to --output_dir. The options are trl's, plus this script's at the start of --help.
 --preset sets defaults, --config FILE reads options from a YAML file, and the command line
@@ -73,13 +73,13 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple:
 
 
 def find_inputs(model_args, settings: Settings) -> tuple[str, str]:
-    """Return base and dataset as folders or hub ids; build those that the preset generates."""
+    """Return base and dataset as folders or hub ids; build any that the preset generates."""
     base, dataset = model_args.model_name_or_path, settings.sft_dataset
     if base is None and settings.checkpoint == "scratch" and dataset != "offline":
         raise ValueError(
             "--model_name_or_path is missing. Pass a folder or hub id of a base for these answers."
         )
-    with PartialState().main_process_first():  # the others reuse its files
+    with PartialState().main_process_first():  # others reuse these files
         if base:
             download(base, model_args.model_revision)
         base = base or str(build_base(settings))

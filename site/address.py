@@ -4,7 +4,7 @@
     Repository = "https://github.com/…"   # the repository to clone
     Homepage = "https://…/"               # where the site is served
 
-``python site/address.py`` writes a changed repository into the README and the notebooks.
+``python site/address.py`` writes a changed repository address into the README and the notebooks.
 Without an address, there is no clone line, badge, link to Colab, or sitemap.
 """
 
@@ -40,7 +40,7 @@ def addresses() -> dict[str, str]:
 
 
 def open_in(repository: str, notebook: str) -> dict[str, str]:
-    """Return service → URL that opens a notebook on GitHub."""
+    """Return a dict from each service to its URL for opening a notebook from GitHub."""
     if "github.com/" not in repository:
         return {}
     name = repository.split("github.com/")[1]

@@ -1,4 +1,4 @@
-"""Build the page of public names; autodoc adds docstrings, and source code adds config fields."""
+"""Build the page of public names: docstrings come from autodoc, config fields from source code."""
 
 from __future__ import annotations
 

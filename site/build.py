@@ -1,4 +1,4 @@
-"""Build the site (`make site`): static HTML of notebooks and this folder's pages; executes no cell.
+"""Build the site (`make site`): static HTML of notebooks and this folder's pages; no cell runs.
 
 The repository's own pages (README, notebooks, sources) and the links between them stay unchanged.
 """
@@ -61,7 +61,7 @@ def for_site(text: str) -> str:
 
 
 def fold(notebook: dict) -> None:
-    """Tag the cells with imports and setup in place, so that Sphinx folds them."""
+    """Tag, in place, the cells for imports and setup, so that Sphinx folds them."""
     for cell in notebook["cells"]:
         source = "".join(cell["source"])
         tags = cell["metadata"].setdefault("tags", [])
@@ -184,7 +184,7 @@ def sitemap(pages: Path, homepage: str) -> None:
 
 
 def start_sphinx(work: Path) -> list[subprocess.Popen]:
-    """Start to build English pages in ``work/html`` and, in parallel, Chinese pages in work/zh."""
+    """Start building English pages in ``work/html`` and, in parallel, Chinese pages in work/zh."""
     shutil.copytree(work / "source", work / "chinese-source")
     languages.translate_html(work / "chinese-source")
     languages.compile_for_sphinx(work / "locale")
@@ -209,7 +209,7 @@ def add_downloads(work: Path) -> None:
 
 
 def join(pages: Path, chinese: Path) -> None:
-    """Move the Chinese pages to ``pages/zh``; share pages of sources and identical files."""
+    """Move the Chinese pages to ``pages/zh``; share source pages and identical files."""
     shared = {"slides", "rlhf_course", "scripts", "live"}
     shared |= {f"figs/{p.name}" for p in pages.glob("figs/*.html") if p.name != "README.html"}
     for path in [*chinese.glob("_static/**/*"), *chinese.glob("_images/*")]:

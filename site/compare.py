@@ -19,12 +19,14 @@ FORMULA = re.compile(r"\$\$.+?\$\$|\$[^$]+\$", re.S)
 ROLE = re.compile(r"\{(\w+)\}`(?:[^`<]*<)?([^`>]+)>?`")
 LINK = re.compile(r"\]\(([^)\s]+)|(https?://[^\s)>\]]+)|(?:href|src)=[\"']([^\"']+)")
 TAG = re.compile(r"<[^<>]+>")
+PLACEHOLDER = re.compile(r"\{\{[^{}]+\}\}")  # replaced by a number in the slides
 
 
 def parts(message: str) -> tuple[dict[str, Counter], str]:
-    """Return what a translation must repeat, by kind, and the words that remain."""
+    """Return, by kind, the parts that a translation must repeat, and the message's other words."""
     found, text = {}, message
-    kinds = {"term": ROLE, "code": CODE, "formula": FORMULA, "link": LINK, "tag": TAG}
+    kinds = {"placeholder": PLACEHOLDER, "term": ROLE, "code": CODE, "formula": FORMULA}
+    kinds |= {"link": LINK, "tag": TAG}
     for kind, pattern in kinds.items():
         found[kind] = Counter(
             "".join(filter(None, m.groups())) or m[0] for m in pattern.finditer(text)
@@ -41,7 +43,7 @@ def has_words(message: str) -> bool:
 
 @cache
 def terms() -> list[tuple[re.Pattern, list[str]]]:
-    """Return the term list, the longest terms first: a pattern, and the accepted translations."""
+    """Return the terms, longest first, each as a pattern with its accepted translations."""
     listed = yaml.safe_load((LOCALE / "terms.yaml").read_text(encoding="utf-8"))
     found = []
     for term in sorted(listed, key=len, reverse=True):

@@ -26,9 +26,7 @@ extensions = [
 ]
 source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb", ".py": "source", ".yaml": "source"}
 nitpicky = True
-nitpick_ignore_regex = [
-    ("py:.*", r"rlhf_course\.\w+\..*")
-]  # private names have no page except their source
+nitpick_ignore_regex = [("py:.*", r"rlhf_course\.\w+\..*")]  # only source pages show private names
 autodoc_typehints = "none"
 
 myst_enable_extensions = ["colon_fence", "dollarmath", "deflist"]

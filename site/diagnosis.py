@@ -19,7 +19,7 @@ END = "## What one PPO step runs"
 
 
 def diagnosis_page() -> str:
-    """Return the page in Markdown: its first and last part, with a table per group between them."""
+    """Return the page in Markdown: its first part, a table per group, and its last part."""
     page = PAGE.read_text(encoding="utf-8")
     parts = [page.partition("\n## ")[0].rstrip()]
     for group in yaml.safe_load((HERE / "symptoms.yaml").read_text(encoding="utf-8")):

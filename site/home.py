@@ -24,7 +24,7 @@ BEFORE_AFTER = (
 
 
 def table() -> dict[str, dict[str, str]]:
-    """Return notebook → title, learn, inspect from the README's table."""
+    """Return each notebook's title, learn and inspect columns in the README's table."""
     rows = {}
     for row in ROW.finditer((ROOT / "README.md").read_text(encoding="utf-8")):
         learn, _, _, inspect = row["cells"].split(" | ")

@@ -19,7 +19,7 @@ from translate import HEADER, LANGUAGE, catalog, has_words, in_html, say
 
 ENGLISH_PAGES = r"rlhf_course/|scripts/|figs/(?!README)"  # sources
 CHINESE = re.compile("[\u3400-\u9fff]")
-IMAGE = re.compile(r"!\[[^]]*\]\(\S+\)")  # its alternative text is a separate message
+IMAGE = re.compile(r"!\[[^]]*\]\(\S+\)")  # an image's alternative text is a separate message
 SPLIT = """
 function splitQuery(query) {
     return (query.match(/[\\u3400-\\u9fff]+|[\\p{Letter}\\p{Number}_]+/gu) || []).flatMap(word =>
@@ -103,7 +103,7 @@ class Messages(SphinxTransform):
 
 
 def keep_messages(app: Sphinx, exception: Exception | None) -> None:
-    """Write the messages of all pages into the file of the setting ``messages_file``."""
+    """Write the messages of all pages into the file that the setting ``messages_file`` names."""
     if app.config.messages_file and not exception:
         found = {name: app.env.metadata[name]["messages"] for name in sorted(app.env.found_docs)}
         Path(app.config.messages_file).write_text(json.dumps(found), encoding="utf-8")
@@ -129,7 +129,7 @@ def show(app: Sphinx, pagename: str, templatename: str, context: dict, doctree) 
 
 
 def _count(app: Sphinx, pagename: str, html: str) -> str:
-    """Return a Chinese page's body: English parts are marked, and their number is at its foot."""
+    """Return a Chinese page's body with its English parts marked and counted at the foot."""
     body = BeautifulSoup(html, "html.parser")
     summaries = body.find_all("summary")
     english = [tag for tag in summaries if has_words(tag.text) and not CHINESE.search(tag.text)]
@@ -147,7 +147,7 @@ def _count(app: Sphinx, pagename: str, html: str) -> str:
 
 
 def skip_sources(app: Sphinx) -> None:
-    """For the other language, write no pages of sources, and do not index them."""
+    """Neither write nor index source pages for the other language."""
 
     def skipping(method):
         return lambda name, *rest: None if re.match(ENGLISH_PAGES, name) else method(name, *rest)

@@ -17,7 +17,7 @@ ROOT = HERE.parent
 PAGE = HERE / "lessons-on-text.md"
 CARDS = ROOT / "figs" / "measured" / "lessons"
 START, END = "## Lesson by lesson\n", "\n## What the tables show"
-BETA = 0.5  # of the KL variants
+BETA = 0.5  # the KL variants' β
 STUDENT = {2: 4.303, 3: 3.182, 4: 2.776}  # 97.5 % quantile of t by degrees of freedom
 SIGNS = {-1: "lower", 0: "no difference", 1: "higher"}
 NAMES = {
@@ -34,7 +34,7 @@ COLUMNS = ("J", "score", "KL", "second judge")
 
 
 def output(notebook: str, cell: str) -> list[list[str]]:
-    """Return the rows of a table in a committed notebook's cell, as texts; ``cell`` is its id."""
+    """Return, as texts, the rows of the table in the cell with this id in a committed notebook."""
     text = (ROOT / "notebooks" / f"{notebook}.ipynb").read_text(encoding="utf-8")
     found = next(c for c in json.loads(text)["cells"] if c.get("id") == cell)
     shown = "".join("".join(o.get("data", {}).get("text/html", "")) for o in found["outputs"])
@@ -52,7 +52,7 @@ def measured(notebook: str) -> dict:
 def toy() -> list[tuple[str, str, str, int, str]]:
     """Return a row per lesson: variant, statistic, the toy's numbers, a sign, and the source.
 
-    The sign compares the variant's J or KL with its base's; 0 means no difference.
+    The sign is that of the variant's J or KL minus the base's; 0 means no difference.
     """
     found = []
     table = measured("03_ppo_step_by_step")["curves"]["placements"]
@@ -116,14 +116,14 @@ def beta(card: dict) -> float:
 
 
 def difference(cards: dict, variant: str, column: str) -> tuple[float, float]:
-    """Return variant minus base, averaged over paired seeds, and half its 95 % interval."""
+    """Return the mean of variant minus base over paired seeds, and its 95 % half-width."""
     pairs = zip(cards[variant], cards[BASES.get(variant, "ppo")], strict=True)
     gaps = [change(a, column) - change(b, column) for a, b in pairs]
     return mean(gaps), STUDENT[len(gaps) - 1] * stdev(gaps) / len(gaps) ** 0.5
 
 
 def verdict(toy_sign: int, text_sign: int) -> str:
-    """Return a phrase about the agreement of toy and text."""
+    """Return a phrase that states whether toy and text agree."""
     if toy_sign == text_sign:
         return "agree" if toy_sign else "neither shows a difference"
     if text_sign == 0:

@@ -56,7 +56,7 @@ def rows() -> str:
 
 
 def axes(most: int, low: int, high: int) -> str:
-    """Return SVG axes for scores from ``low`` to ``high`` over √KL from 0 to ``most``."""
+    """Return SVG axes for scores (``low`` to ``high``) against √KL (0 to ``most``)."""
     name = "KL to the reference (nats, square-root scale)"
     parts = [f'<text x="350" y="226" text-anchor="end">{name}</text>']
     for tick in range(low, high + 1):
@@ -70,9 +70,9 @@ def axes(most: int, low: int, high: int) -> str:
 
 
 def curve() -> str:
-    """Return an SVG plot of both judges' scores over KL during training.
+    """Return an SVG plot of both judges' scores against KL during training.
 
-    The group uses data coordinates; page.js moves the dot in it.
+    The SVG group uses data coordinates, in which page.js moves the dot.
     """
     points = [point for run in runs() for point in run["path"]]
     both = [point[key] for point in points for key in ("score", "second")]
@@ -90,7 +90,7 @@ def curve() -> str:
         end = "β = {beta:g}: KL {kl:.1f}, score {score:.1f}, second judge {second:.1f}"
         words.append(end.format(**run, **run["after"]))
     dot = f'id="live-dot" class="dot" data-x="{most}" data-low="{low}" data-high="{high}"'
-    label = f"Scores of both judges over KL during training. At the end: {'; '.join(words)}."
+    label = f"Scores of both judges against KL during training. At the end: {'; '.join(words)}."
     return (
         f'<svg role="img" aria-label="{label}" viewBox="0 0 360 230">{axes(most, low, high)}'
         f'<g transform="{place}">{lines}<path {dot}/></g></svg>'
@@ -124,7 +124,7 @@ def write_files(folder: Path) -> None:
 
 
 def write_alone(folder: Path) -> None:
-    """Write the page without the rest of the site to ``folder``, and the files it fetches."""
+    """Write the page, without the rest of the site, and the files that it fetches to ``folder``."""
     import mistune
 
     write_files(folder)

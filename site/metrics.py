@@ -1,4 +1,4 @@
-"""Write metrics.md below its introduction: meanings from MEANING, the rest from metrics.yaml.
+"""Write the sections of metrics.md; meanings come from MEANING, the rest from metrics.yaml.
 
 python site/metrics.py
 """

@@ -46,7 +46,7 @@ class SourceParser(Parser):
         env = document.settings.env
         path = Path(env.doc2path(env.docname, base=False))
         if env.config.language != "en":
-            inputstring = ""  # all languages share the English pages of sources
+            inputstring = ""  # all languages share the English source pages
         code = nodes.literal_block(inputstring, inputstring, language=path.suffix[1:], linenos=True)
         document += nodes.section(
             "", nodes.title(text=str(path)), code, ids=["source"], names=["source"]
@@ -55,7 +55,7 @@ class SourceParser(Parser):
 
 
 class StatsFirst(SphinxTransform):
-    """Add index entries for stats by full and last name, because the search ranks entries first."""
+    """Add index entries for stats by full and last name, because the search ranks them first."""
 
     default_priority = 840  # just before Sphinx collects index entries
 
@@ -296,7 +296,7 @@ def _lead(body: BeautifulSoup, text: str) -> None:
 
 
 def name_levels(app: Sphinx, pagename: str, templatename: str, context: dict, doctree) -> None:
-    """Set the level of the theme's navigation headings, which the theme omits."""
+    """Set the navigation headings' level, because the theme omits it."""
     tree = context.get("furo_navigation_tree", "")
     context["furo_navigation_tree"] = tree.replace(
         'role="heading"', 'role="heading" aria-level="2"'

@@ -20,7 +20,7 @@ PAGE = Path(__file__).with_name("quiz.md")
 INTRODUCTION = """# Quiz
 
 Each notebook has five questions or more. Open the answer that you would give to see whether it is
-right, and why.
+correct, and why.
 """
 
 
@@ -55,7 +55,7 @@ def numbers() -> dict[str, float]:
 
 
 def questions() -> Iterator[tuple[str, str, list[tuple[str, str, bool]]]]:
-    """Yield notebook, question, and answers in display order: each text, explanation, is right."""
+    """Yield notebook, question, and displayed answers: (text, explanation, whether correct)."""
     values = numbers()
     for notebook, entries in yaml.safe_load(SOURCE.read_text(encoding="utf-8")).items():
         for number, entry in enumerate(entries):

@@ -44,7 +44,7 @@ def done(entry: polib.POEntry) -> bool:
 
 
 def catalog(name: str) -> dict[str, str]:
-    """Return a page's finished translations; messages of other pages fill its gaps."""
+    """Return a page's finished translations; other pages' translations fill its gaps."""
     return shared() | (finished(PO / f"{name}.po") if (PO / f"{name}.po").exists() else {})
 
 
@@ -71,7 +71,7 @@ def messages_of(name: str) -> list[str]:
 
 
 def say(text: str, language: str = "en") -> str:
-    """Return a text of the site itself, translated into a page's language."""
+    """Return one of the site's own texts, translated into a page's language."""
     return text if language == "en" else shared().get(text, text)
 
 
@@ -96,7 +96,7 @@ def as_pattern(message: str) -> str:
 
 
 def translated(text: str, found: dict[str, str], messages: list[str] = ()) -> str:
-    """Return Markdown with its paragraphs translated; those without a translation stay."""
+    """Return Markdown with its paragraphs translated; untranslated paragraphs stay in English."""
     known = {" ".join(key.split()): found.get(key, "") for key in {*messages, *found}}
     longest = sorted(known, key=len, reverse=True)
     pattern = f"{LEAD}(?P<message>{'|'.join(map(as_pattern, longest))}){TAIL}"
@@ -112,7 +112,7 @@ def translated(text: str, found: dict[str, str], messages: list[str] = ()) -> st
 
 
 def in_html(text: str, found: dict[str, str]) -> str:
-    """Return Markdown with its HTML's and its images' texts translated."""
+    """Return Markdown with the texts in its HTML and images translated."""
     text = ALT.sub(lambda m: found.get(" ".join(m[0].split()), m[0]), text)
     return HTML.sub(lambda m: m[1] + found.get(m[3].strip(), m[3]) + m[4], text)
 
@@ -231,7 +231,7 @@ def notebook_in_chinese(path: Path, up: str = "") -> dict:
 
 
 def readme_in_chinese() -> str:
-    """Return README.zh.md."""
+    """Return the text of README.zh.md."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     text = text.replace("[中文](README.zh.md)", "[English](README.md)")
     return translated(text, catalog("README"), messages_of("README"))

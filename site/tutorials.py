@@ -1,6 +1,6 @@
-"""Write the table of tutorials' results and ours into from-tutorials.md and the README.
+"""Write a table of the tutorials' results and ours into from-tutorials.md and the README.
 
-The tutorials' numbers come from published.yaml, in the presets' folder, and ours from run cards.
+The tutorials' numbers come from published.yaml in the presets' folder; ours come from run cards.
 Run this after ``make render``: python site/tutorials.py
 """
 

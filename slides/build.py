@@ -113,7 +113,7 @@ def content(figures: Path, language: str = "en") -> str:
 
 
 def fingerprint(markdown: str) -> str:
-    """Return a hash of the slides' sources; both files store it, to detect stale files."""
+    """Return a hash of the slides' sources; HTML and PDF store it, to detect stale files."""
     return hashlib.sha256(f"{markdown}\0{THEME.read_text(encoding='utf-8')}".encode()).hexdigest()
 
 
@@ -126,7 +126,7 @@ def run_marp(marp: Path, markdown: str, output: Path, *options: str) -> None:
             " browser."
         )
     environment = os.environ | {"CHROME_PATH": browser}
-    if os.geteuid() == 0:  # Chromium's sandbox does not start as root
+    if os.geteuid() == 0:  # Chromium's sandbox does not start if the user is root
         environment["CHROME_NO_SANDBOX"] = "1"
     command = [
         marp,

@@ -195,7 +195,7 @@ NO_TOKENIZER = "cannot be turned into a fast tokenizer: "
 REFUSED = {
     "llama": (config(architectures=["LlamaForCausalLM"]), "holds no Baichuan checkpoint"),
     "no sizes": (config(rms_norm_eps=None), "holds no Baichuan checkpoint"),
-    "13B by width": (config(hidden_size=5120), "looks like a 13B model, with ALiBi"),
+    "13B by width": (config(hidden_size=5120), "looks like a 13B model, which uses ALiBi"),
     "13B by positions": (config(max_position_embeddings=None), "looks like a 13B model"),
     "either generation": (config(z_loss_weight=None), "--norm-head"),
     "no shard": (drop(FIRST), f"{FIRST} is missing, or is damaged"),
@@ -220,7 +220,7 @@ def test_a_target_that_holds_something_is_left_alone(tmp_path, source):
     target.mkdir()
     convert_to_llama(source, target, **SILENT)  # an empty one is used
     before = sorted(target.iterdir())
-    with invalid("exists already and is not an empty folder"):
+    with invalid("already exists and is not an empty folder"):
         convert_to_llama(source, target, **SILENT)
     assert sorted(target.iterdir()) == before
 

@@ -122,7 +122,7 @@ def test_messages_of_another_kind_are_refused(turns, tmp_path):
 def test_values_of_another_type_are_refused(column, value, tmp_path):
     row = {"question": "Late?", "human_answers": ["No."], "chatgpt_answers": ["No."]}
     write_rows(tmp_path, [row | {column: value}])
-    with invalid("Row 0 of .*: (answers must be lists|.* is not a text)"):
+    with invalid("Row 0 of .*: (answers must be lists|.* is not text)"):
         load_answers(tmp_path)
 
 
@@ -175,7 +175,7 @@ def test_a_missing_part_of_a_split_is_refused(tmp_path):
 
 def test_two_formats_of_one_split_are_refused(tmp_path):
     write_rows(write_rows(tmp_path, ROWS), b"text,label\na,0\nb,1\n", "train.csv")
-    with invalid(r"train\.csv and train\.jsonl are one split"):
+    with invalid(r"train\.csv and train\.jsonl are the same split"):
         load_reviews(tmp_path, "train")
 
 
@@ -183,7 +183,7 @@ def test_a_backup_beside_a_split_is_refused(tmp_path):
     write_rows(write_rows(tmp_path, ROWS, "train-1.jsonl"), ROWS, "train-2.jsonl")
     load_reviews(tmp_path, "train")
     write_rows(tmp_path, ROWS, "train-1_old.jsonl")
-    with invalid(r"train-1\.jsonl and train-1_old\.jsonl are one split"):
+    with invalid(r"train-1\.jsonl and train-1_old\.jsonl are the same split"):
         load_reviews(tmp_path, "train")
 
 

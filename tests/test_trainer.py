@@ -361,7 +361,7 @@ def test_generate_answers_as_the_classic_one_did():
     settings = SAMPLING | {"top_k": 0.0, "min_length": -1, "max_new_tokens": 4}
     single = trainer.generate(queries[0], **settings)
     assert single.dim() == 2 and single[0, : len(queries[0])].tolist() == queries[0].tolist()
-    with invalid("give several as a list"):
+    with invalid("pass a list of queries"):
         trainer.generate(torch.ones(2, 3, dtype=torch.long), **settings)
     both = trainer.generate(queries, generate_ref_response=True, **settings)
     assert len(both) == 2 and len(both[0]) == len(both[1]) == 8

@@ -1,4 +1,5 @@
-"""Explain wrong answers to exercises by a solution, named mistakes, and random inputs.
+"""Explain wrong answers to exercises with a solution, named mistakes, and random
+inputs.
 
 A set is a Python file. Each exercise's solution is a function: the first paragraph of
 its docstring goes into the stub, and the rest is the statement. A mistake is a function
@@ -38,8 +39,8 @@ from checks.guard import guarded
 from checks.stock import stock
 from checks.symptoms import ignored, unvaried, where
 
-CASES = 6  # fixed inputs per check, and as many fresh inputs
-LIMIT = 10.0  # seconds
+CASES = 6  # number of fixed inputs per check, and of fresh inputs
+LIMIT = 10.0  # seconds per check
 UNWRITTEN = (
     "Not written yet: replace the line `raise NotImplementedError` with your code."
 )
@@ -57,8 +58,9 @@ class Exercise:
     """Hold one function that students write, and judge their answers.
 
     ``hint`` is one hint or several, from vague to explicit. ``gradient`` lists the
-    arguments whose gradients are compared; True means all floats except masks. A result
-    without a gradient passes unless the docstring asks for a tensor.
+    arguments whose gradients are compared; True means all float arguments except masks.
+    A result that is not a tensor passes without a gradient unless the docstring asks
+    for a tensor.
     """
 
     def __init__(self, solution, title, difficulty, minutes, hint, gradient) -> None:
@@ -87,6 +89,18 @@ class Exercise:
         self.mistakes[function.__name__] = function
         return function
 
+    def say(self, message: str, **codes: Callable) -> None:
+        """Register wrong solutions, name → code, that share a message."""
+        for name, code in codes.items():
+            code.__name__, code.__doc__ = name, message
+            self.mistake(code)
+
+    def more(self, mistakes: dict[str, tuple]) -> None:
+        """Register wrong solutions: name → (message, code, …)."""
+        for name, (message, *codes) in mistakes.items():
+            names = (name + f"_{i + 1}" * (i > 0) for i in range(len(codes)))
+            self.say(message, **dict(zip(names, codes)))
+
     def alternative(self, function: Callable) -> Callable:
         """Register a correct solution that is written differently."""
         self.alternatives.append(function)
@@ -98,7 +112,9 @@ class Exercise:
         return [self.draw(torch.Generator().manual_seed(number)) for number in seeds]
 
     def expected(self, seed: int) -> tuple[list[tuple], list[Result]]:
-        """Return arguments and the solution's results; cache those of the last seed."""
+        """Return the arguments and the solution's results; cache both for the last
+        seed.
+        """
         if self._kept[0] != seed:
             cases = self.cases(seed)
             self._kept = seed, cases, [self.run(self.solution, case) for case in cases]
@@ -117,7 +133,7 @@ class Exercise:
         return False
 
     def judge(self, answer: Callable, seed: int = CASES) -> Wrong | None:
-        """Return a Wrong with the mistake's message and name, or None if right."""
+        """Return a Wrong with a message and a name, or None if the answer is right."""
         cases, expected = self.expected(seed)
         actual = []
         for case in cases:
@@ -144,7 +160,7 @@ class Exercise:
     def _symptom(
         self, answer: Callable, cases: list, actual: list, expected: list
     ) -> Wrong:
-        """Return a Wrong that describes an unnamed mistake by the first difference."""
+        """Return a Wrong that describes an unnamed mistake's first wrong result."""
         wrong = [not self._passes(*pair) for pair in zip(actual, expected)]
         first = wrong.index(True)
         details = difference(actual[first], expected[first])
@@ -156,7 +172,7 @@ class Exercise:
         return Wrong(details)
 
     def _fits(self, mistake: Callable, cases: list, actual: list[Result]) -> bool:
-        """Return whether a mistake explains all results; False if all are nan."""
+        """Return whether a mistake explains all results and not all of them are nan."""
         if all(is_nan(own.values, everywhere=True) for own in actual):
             return False
         fits = 0
@@ -218,7 +234,7 @@ class Exercise:
         return f"{message}\nThe arguments were {self._describe(case)}."
 
     def _describe(self, arguments: tuple) -> str:
-        """Return arguments as Python text, with shapes for long tensors."""
+        """Return the arguments as Python text; show only the shape of a long tensor."""
         parts = []
         for name, x in zip(self.names, arguments):
             if isinstance(x, Tensor):
@@ -233,7 +249,7 @@ class Exercise:
 class Set:
     """Hold one notebook's exercises, and the ``imports`` of their solutions."""
 
-    loaded: dict[str, Exercise] = {}  # from all sets in this kernel
+    loaded: dict[str, Exercise] = {}  # exercises of all sets in this kernel
 
     def __init__(self, notebook: str, title: str, imports: str = "import torch"):
         self.notebook, self.title, self.imports = notebook, title, imports

@@ -12,9 +12,7 @@ check = SET.check
 
 
 def named(exercise, name, message, mistake):
-    """Register an expression as a mistake."""
-    mistake.__name__, mistake.__doc__ = name, message
-    exercise.mistake(mistake)
+    exercise.say(message, **{name: mistake})
 
 
 TEXTS = [
@@ -33,17 +31,18 @@ TEXTS = [
     1,
     5,
     (
-        "Write down three texts that a careless count gets wrong, and try your code.",
-        r"In a regular expression, `\b` is the edge of a word. What about THE?",
+        "Write down three texts that a careless count gets wrong, and try your code "
+        "on them.",
+        r"In a regular expression, `\b` is a word's edge. Does your code find THE?",
     ),
 )
 def word_reward(text, word):
     """Count how often a text contains a word: two str → a number.
 
-    This is the simplest possible reward. Count whole words, in capitals or not: *other*
-    and *then* do not contain the word *the*. Words consist of letters; spaces and
-    punctuation separate them. `word` is one word and may also be in capitals. A policy
-    finds every loophole of a reward, so this reward should have none.
+    This is the simplest possible reward. Count whole words, whether they have capitals
+    or not: *other* and *then* do not contain the word *the*. Words consist of letters;
+    spaces and punctuation separate them. `word` is one word and may also have capitals.
+    A policy finds every loophole of a reward, so this reward should have none.
     """
     return float(len(re.findall(rf"\b{re.escape(word.lower())}\b", text.lower())))
 
@@ -76,13 +75,17 @@ def counts_parts_of_words(text, word):
 
 @word_reward.mistake
 def looks_at_capitals(text, word):
-    """You miss a word at the beginning of a sentence: `The` is `the` as well."""
+    """You miss a word with a capital, as at the beginning of a sentence: `The` counts
+    as `the`.
+    """
     return float(len(re.findall(rf"\b{word}\b", text)))
 
 
 @word_reward.mistake
 def split_at_spaces(text, word):
-    """You miss words next to punctuation: after split() it is part of the word."""
+    """You miss words next to punctuation: after split() the punctuation belongs to the
+    word.
+    """
     return float(text.lower().split().count(word.lower()))
 
 
@@ -115,27 +118,31 @@ named(
 
 @word_reward.mistake
 def capitals_of_the_word(text, word):
-    """You lowercase only the text, but `word` may have capitals as well."""
+    """You lowercase only the text, but `word` may also have capitals."""
     return float(len(re.findall(rf"\b{word}\b", text.lower())))
 
 
 MATCHES = {  # name: (message, pattern)
     "whole words": ("", r"\b{}\b"),
-    "parts": ("You count parts of words: *other* does not contain the word.", "{}"),
+    "parts": (
+        "You count parts of words: *other* does not contain the word *the*.",
+        "{}",
+    ),
     "pieces": (
-        "You miss words next to punctuation: after split() it is part of the word.",
+        "You miss words next to punctuation: after split() the punctuation belongs to "
+        "the word.",
         r"(?<!\S){}(?!\S)",
     ),
     "left edge": ("You count longer words that begin with the word.", r"\b{}"),
     "right edge": ("You count longer words that end with the word.", r"{}\b"),
     "shared edges": (
         "You miss a word directly after a match: the match includes the character "
-        "between them, so the next match cannot begin with it.",
+        "between the two words, so the next match cannot begin with that character.",
         r"(?:^|\W){}(?:\W|$)",
     ),
     "both neighbors": (
-        "You require a character before and after the word: the first and last word "
-        "have only one neighbor, and `the the` share one.",
+        "You require one character before and one after the word. The first and last "
+        "words have only one neighbor, and the two words of `the the` share one.",
         r"\W{}\W",
     ),
     "not at the ends": (
@@ -144,13 +151,13 @@ MATCHES = {  # name: (message, pattern)
         r"(?<=\W){}(?=\W)",
     ),
     "between spaces": (
-        "You require a space before and after the word: it is missed next "
-        "to punctuation, and at the beginning or end of the text.",
+        "You require a space before and after the word, so you miss it next to "
+        "punctuation and at the beginning or end of the text.",
         " {} ",
     ),
     "between spaces or ends": (
-        "You require spaces around the word: next to punctuation it is missed, and of "
-        "`the the` only one is counted.",
+        "You require spaces around the word, so you miss it next to punctuation, and "
+        "you count only one word of `the the`.",
         "(?:^| ){}(?: |$)",
     ),
 }
@@ -158,11 +165,15 @@ CAPITALS = {  # name: (message, change of the text, change of the word)
     "": ("", str.lower, str.lower),
     "text in small letters": (capitals_of_the_word.__doc__, str.lower, str),
     "word in small letters": (
-        "You lowercase only `word`, but the text may have capitals as well.",
+        "You lowercase only `word`, but the text may also have capitals.",
         str,
         str.lower,
     ),
-    "as given": ("You distinguish capitals: `The` is `the` as well.", str, str),
+    "as given": (
+        "You distinguish capitals from small letters: `The` counts as `the`.",
+        str,
+        str,
+    ),
 }
 for match, (problem, pattern) in MATCHES.items():
     for case, (more, of_text, of_word) in CAPITALS.items():
@@ -258,14 +269,14 @@ named(
 named(
     word_reward,
     "flags_as_a_number",
-    "You distinguish capitals and count at most two words: the third or fourth "
-    "argument of some functions of `re` is a number, so pass `flags=`.",
+    "You distinguish capitals and count at most two words. Some functions of `re` "
+    "take a number as third or fourth argument, so pass the flag with `flags=`.",
     lambda text, word: min(looks_at_capitals(text, word), 2.0),
 )
 named(
     word_reward,
     "parts_of_the_word",
-    "You count the words that are a part of `word`. Whole words must be equal.",
+    "You count the words that are a part of `word`. Count only words that equal it.",
     lambda text, word: float(sum(x in word.lower() for x in words(text))),
 )
 named(
@@ -287,7 +298,8 @@ def by_splitting(text, word):
     10,
     (
         "Draw five positions and the token that each position predicts.",
-        "Position t predicts token t + 1. Which one predicts the first response token?",
+        "Position t predicts token t + 1. Which position predicts the first response "
+        "token?",
     ),
 )
 def response_logprobs(logits, ids, query_length):
@@ -383,8 +395,8 @@ ROWS = {
 }
 for name, mistake in ROWS.items():
     named(response_logprobs, name, SHIFT, mistake)
-TOKENS = """The rows of `logits` are right, but not the tokens: you look up the token
-    that was just read, not the next one.
+TOKENS = """You read the right rows of `logits` but look up the wrong tokens: the
+    token that was just read, not the next token.
     """
 named(response_logprobs, "ids_too_early", TOKENS, shifted(1, 1))
 named(
@@ -396,8 +408,8 @@ named(
 named(
     response_logprobs,
     "all_without_the_shift",
-    "Your result includes the query, and the shift is missing: compare the row of "
-    "`logits` with the token that the model has read there.",
+    "Your result includes the query, and the shift is missing: in each row of "
+    "`logits` you look up the token that the model has just read.",
     lambda logits, ids, q: of_ids(logits.log_softmax(-1), ids),
 )
 named(
@@ -453,7 +465,7 @@ for name, (change, what) in NORMALIZERS.items():
 named(
     response_logprobs,
     "a_sigmoid_per_token",
-    "You use a sigmoid: tokens of one position exclude each other, so their "
+    "You use a sigmoid, but the tokens of one position exclude each other: their "
     "probabilities must sum to 1.",
     lambda logits, ids, q: of_ids(
         torch.nn.functional.logsigmoid(logits[q - 1 : -1]), ids[q:]
@@ -482,7 +494,7 @@ named(
     response_logprobs,
     "the_likeliest",
     "You return the largest log-probability of each position; the response may have "
-    "another token.",
+    "another token there.",
     lambda logits, ids, q: logits[q - 1 : -1].log_softmax(-1).amax(-1),
 )
 for name, change in {
@@ -501,7 +513,8 @@ for name, first in {"query_as_zeros": 0, "query_as_zeros_shifted": 1}.items():
     named(
         response_logprobs,
         name,
-        "You set the query's values to 0 but keep them. Return only the response's.",
+        "You set the query's values to 0 but keep them. Return only the response's "
+        "values.",
         lambda logits, ids, q, first=first: torch.cat(
             [logits.new_zeros(q - first), response_logprobs.solution(logits, ids, q)]
         ),
@@ -522,7 +535,7 @@ def token_by_token(logits, ids, query_length):
     5,
     (
         "Which of the two models drew the tokens? Its log-probability comes first.",
-        "Each response has one KL. Then average over responses.",
+        "Compute one KL for each response. Then average over responses.",
     ),
 )
 def mean_kl(logprobs, ref_logprobs):
@@ -580,18 +593,18 @@ def in_bits(logprobs, ref_logprobs):
 
 @mean_kl.mistake
 def never_negative(logprobs, ref_logprobs):
-    """You set negative values to 0. Single tokens or responses may be negative: only
-    the mean over all samples is a KL.
+    """You set negative values to 0. A single token or response may have a negative
+    value: only the mean over all samples is a KL.
     """
     return (logprobs - ref_logprobs).clamp(min=0).sum(1).mean()
 
 
 ESTIMATES = {  # name: (message, term of a token)
     "": ("", lambda p, q: p - q),
-    "reversed": ("The sign is wrong: exchange the models.", lambda p, q: q - p),
+    "reversed": ("The sign is wrong: exchange the two models.", lambda p, q: q - p),
     "half_squares": (
-        "You square the differences (this estimator is called k2). It is not the "
-        "statement's difference, and its mean is not a KL.",
+        "You square the differences (this estimator is called k2). The statement asks "
+        "for the plain difference, and the mean of k2 is not a KL.",
         lambda p, q: (p - q) ** 2 / 2,
     ),
     "squares": (
@@ -622,7 +635,7 @@ ESTIMATES = {  # name: (message, term of a token)
         lambda p, q: q.exp() * (p - q),
     ),
     "probabilities": (
-        "You subtract probabilities; KL is a difference of their logarithms.",
+        "You subtract probabilities; KL subtracts their logarithms.",
         lambda p, q: p.exp() - q.exp(),
     ),
     "ratios": (
@@ -634,15 +647,15 @@ ESTIMATES = {  # name: (message, term of a token)
         lambda p, q: (p / q).log(),
     ),
     "divided": (
-        "You divide one log-probability by the other; a ratio of probabilities has "
-        "the *difference* as its logarithm.",
+        "You divide one log-probability by the other. The logarithm of a ratio of "
+        "probabilities is a *difference*.",
         lambda p, q: p / q,
     ),
 }
 REDUCTIONS = {  # name: (message, reduction)
     "per_response": ("", lambda x: x.sum(1).mean()),
-    "per_token": ("You also average over tokens: sum them.", lambda x: x.mean()),
-    "per_batch": ("You also sum over responses: average them.", lambda x: x.sum()),
+    "per_token": ("You also average over tokens: sum over them.", lambda x: x.mean()),
+    "per_batch": ("You also sum over responses: average over them.", lambda x: x.sum()),
 }
 KNOWN = (
     "_per_response _per_token _per_batch reversed_per_response absolute_per_response "
@@ -659,13 +672,13 @@ for estimate, (problem, term) in ESTIMATES.items():
             )
 for name, (message, reduce) in {
     "responses_never_negative": (
-        "You set negative responses to 0. Single responses may be negative: only the "
-        "mean over all samples is a KL.",
+        "You set a response's value to 0 if it is negative. A single value may be "
+        "negative: only the mean over all samples is a KL.",
         lambda x: x.sum(1).clamp(min=0).mean(),
     ),
     "responses_absolute": (
-        "You use the absolute value of each response: its sign is lost. Responses may "
-        "be negative.",
+        "You take the absolute value for each response, so its sign is lost. The "
+        "value of a single response may be negative.",
         lambda x: x.sum(1).abs().mean(),
     ),
     "median": (
@@ -677,7 +690,7 @@ for name, (message, reduce) in {
         lambda x: x.sum(1).quantile(0.5),
     ),
     "largest": (
-        "You return the largest response's KL; return the mean.",
+        "You return the largest KL of the responses; return their mean.",
         lambda x: x.sum(1).amax(),
     ),
     "last_token": (
@@ -702,8 +715,8 @@ for name, (message, reduce) in {
         lambda x: x.sum(1).exp().mean(),
     ),
     "logarithm_of_the_mean": (
-        "You return the logarithm of a mean ratio. The mean of the logarithms is "
-        "another number.",
+        "You return the logarithm of a mean ratio. The mean of the logarithms is a "
+        "different number.",
         lambda x: x.sum(1).exp().mean().log(),
     ),
     "squared_responses": (
@@ -719,8 +732,8 @@ for name, (message, reduce) in {
 named(
     mean_kl,
     "renormalized",
-    "You apply a softmax over the tokens of a response. The arguments are "
-    "log-probabilities already, of tokens that do not exclude each other.",
+    "You apply a softmax over the tokens of a response. The arguments already are "
+    "log-probabilities, and the tokens of a response do not exclude each other.",
     lambda p, q: (p.softmax(1) * (p.log_softmax(1) - q.log_softmax(1))).sum(1).mean(),
 )
 

@@ -15,26 +15,14 @@ SET = Set(
 check = SET.check
 
 
-def named(exercise, name, message, mistake):
-    """Register an expression as a mistake."""
-    mistake.__name__, mistake.__doc__ = name, message
-    exercise.mistake(mistake)
-
-
-def all_named(exercise, mistakes):
-    """Register expressions: name → (message, expressions)."""
-    for name, (message, *expressions) in mistakes.items():
-        for number, mistake in enumerate(expressions):
-            named(exercise, f"{name}_{number}" if number else name, message, mistake)
-
-
 @SET.exercise(
     "The pairwise loss",
     1,
     5,
     (
-        "Which probability does the model give to the label? Say it in words first.",
-        "`logsigmoid` is a stable logarithm of the sigmoid. What goes into it?",
+        "Which probability does the model give to the label? Say the answer in words "
+        "first.",
+        "`logsigmoid` is a stable logarithm of the sigmoid. What is its argument?",
     ),
     True,
 )
@@ -56,8 +44,8 @@ def _(generator):
 
 @pairwise_loss.mistake
 def unstable(chosen, rejected):
-    """The sigmoid of a very negative number is 0, and its logarithm −∞. `logsigmoid`
-    computes both together.
+    """Your loss becomes infinite if a difference is very negative: in floating point
+    its sigmoid is 0, and exp of its negative is infinite. `logsigmoid` avoids both.
     """
     return -torch.log(torch.sigmoid(chosen - rejected)).mean()
 
@@ -72,15 +60,15 @@ def wrong_way_round(chosen, rejected):
 
 @pairwise_loss.mistake
 def no_logarithm(chosen, rejected):
-    """You return minus the probability, not minus its logarithm: a pair that is badly
-    wrong would have no gradient left.
+    """You return minus the probability instead of minus its logarithm: a pair that is
+    badly wrong would barely have a gradient.
     """
     return -torch.sigmoid(chosen - rejected).mean()
 
 
 @pairwise_loss.mistake
 def summed(chosen, rejected):
-    """You sum over pairs, so the loss (and the step) grows with the batch. Take the
+    """You sum over pairs, so the loss and its gradient grow with the batch. Take the
     mean.
     """
     return -logsigmoid(chosen - rejected).sum()
@@ -88,8 +76,8 @@ def summed(chosen, rejected):
 
 @pairwise_loss.mistake
 def two_sigmoids(chosen, rejected):
-    """You apply the sigmoid to each score. Apply it only to the *difference*; a score
-    has no zero of its own.
+    """You apply the sigmoid to each score. Apply it only to the *difference*: a single
+    score has no natural zero.
     """
     return (
         -(torch.sigmoid(chosen) / (torch.sigmoid(chosen) + torch.sigmoid(rejected)))
@@ -100,7 +88,7 @@ def two_sigmoids(chosen, rejected):
 
 @pairwise_loss.mistake
 def hinge(chosen, rejected):
-    """This is a hinge loss: pairs beyond its margin have no gradient. Bradley and
+    """You compute a hinge loss: pairs beyond its margin have no gradient. Bradley and
     Terry's probability is smooth.
     """
     return (1 - (chosen - rejected)).clamp(min=0).mean()
@@ -112,26 +100,26 @@ def of_the_mean_score(chosen, rejected):
     return -logsigmoid((chosen - rejected).mean())
 
 
-all_named(
-    pairwise_loss,
+pairwise_loss.more(
     {
         "overflow": (
-            "The exponential of a large number is ∞ in a computer: `logsigmoid` is "
-            "computed without it.",
+            "You exponentiate the scores, and in floating point the exponential of a "
+            "large number is ∞. `logsigmoid` avoids it.",
             lambda c, r: -(c.exp() / (c.exp() + r.exp())).log().mean(),
             lambda c, r: ((c.exp() + r.exp()).log() - c).mean(),
         ),
-        "in_single_precision": (
+        "infinite": (
             unstable.__doc__,
             lambda c, r: -torch.log(torch.sigmoid((c - r).float())).mean(),
         ),
         "unstable_bits": (
-            "Your result is in bits, and it is ∞ where the sigmoid is 0.",
+            "Your result is in bits instead of nats, and it is ∞ where the sigmoid is "
+            "0.",
             lambda c, r: -torch.log2(torch.sigmoid(c - r)).mean(),
         ),
         "cut_off": (
-            "Your result has a bound on the loss or on the difference, such as a "
-            "number added in the logarithm: badly wrong pairs lose their gradient.",
+            "You bound the loss or the difference, for example with a number added "
+            "inside the logarithm: badly wrong pairs then lose their gradient.",
             *(
                 lambda c, r, tiny=tiny: -(torch.sigmoid(c - r) + tiny).log().mean()
                 for tiny in (1e-6, 1e-7, 1e-8, 1e-9, 1e-10, 1e-12)
@@ -142,8 +130,8 @@ all_named(
             ),
         ),
         "complement": (
-            "You return the probability that the rejected answer wins: the logarithm "
-            "is missing.",
+            "You return the probability that the rejected answer wins, without a "
+            "logarithm.",
             lambda c, r: torch.sigmoid(r - c).mean(),
         ),
         "logarithm_of_the_mean": (
@@ -164,8 +152,8 @@ all_named(
             lambda c, r: -logsigmoid(torch.sigmoid(c) - torch.sigmoid(r)).mean(),
         ),
         "all_pairs": (
-            "You compare every chosen answer with every rejected one. Only answers of "
-            "the same pair have been compared.",
+            "You compare every chosen answer with every rejected one. The labels "
+            "compare only the two answers of a pair.",
             lambda c, r: -logsigmoid(c[:, None] - r).mean(),
         ),
         "margin": (
@@ -175,14 +163,14 @@ all_named(
             lambda c, r: -logsigmoid(c - r + 1).mean(),
         ),
         "over_the_batch": (
-            "You apply a softmax over the batch: the two answers of one pair compete, "
-            "not the pairs.",
+            "You apply a softmax over the batch: the two answers of a pair compete, "
+            "but different pairs do not.",
             lambda c, r: -(c - r).log_softmax(0).mean(),
             lambda c, r: -c.log_softmax(0).mean(),
         ),
         "absolute": (
             "You lose the sign of the difference: a pair in the wrong order has the "
-            "same loss as one in the right order.",
+            "same loss as a pair in the right order.",
             lambda c, r: -logsigmoid((c - r).abs()).mean(),
         ),
         "both_orders": (
@@ -196,26 +184,26 @@ all_named(
             lambda c, r: -logsigmoid(c / r).mean(),
         ),
         "sigmoid_twice": (
-            "You apply two sigmoids (or softmaxes) in sequence: each of the functions "
-            "`logsigmoid` and `cross_entropy` contains one.",
+            "You apply two sigmoids (or softmaxes) in sequence: `logsigmoid` already "
+            "contains a sigmoid, and `cross_entropy` a softmax.",
             lambda c, r: -logsigmoid(torch.sigmoid(c - r)).mean(),
             lambda c, r: -logsigmoid(torch.tanh((c - r) / 2)).mean(),
         ),
         "scores_only": (
-            "You return minus the mean difference: without a sigmoid this loss has no "
+            "You return minus the mean difference. Without a sigmoid this loss has no "
             "lower bound.",
             lambda c, r: (r - c).mean(),
         ),
         "other_losses": (
             "You return another ranking loss, which grows linearly, quadratically, or "
-            "exponentially. Bradley and Terry's is a log-probability.",
+            "exponentially. Bradley and Terry's loss is minus a log-probability.",
             lambda c, r: (r - c).clamp(min=0).mean(),
             lambda c, r: (1 - (c - r)).clamp(min=0).square().mean(),
             lambda c, r: (1 - (c - r)).square().mean(),
             lambda c, r: (r - c).exp().mean(),
         ),
         "normal_distribution": (
-            "You use the normal distribution, not the sigmoid.",
+            "You use the normal distribution instead of the sigmoid.",
             lambda c, r: -torch.special.log_ndtr(c - r).mean(),
         ),
         "summed_wrong_way_round": (
@@ -223,7 +211,7 @@ all_named(
             lambda c, r: -logsigmoid(r - c).sum(),
         ),
         "no_minus_summed": (
-            "The minus is missing, and you sum over pairs.",
+            "The minus sign is missing, and you sum over pairs.",
             lambda c, r: logsigmoid(c - r).sum(),
         ),
     },
@@ -273,21 +261,24 @@ def _(generator):
 
 @last_token_scores.mistake
 def last_column(scores, mask):
-    """The last column is padding in rows that are padded on the right."""
+    """You read the last column, which is padding in rows padded on the right."""
     return scores[:, -1]
 
 
 @last_token_scores.mistake
 def counted_tokens(scores, mask):
-    """`mask.sum(1) - 1` is the last real token only if the padding is on the right.
-    With padding on the left it is an earlier token.
+    """You read position `mask.sum(1) - 1`, which holds the last real token only if the
+    padding is on the right. With padding on the left, the last real token is further
+    right.
     """
     return scores[torch.arange(len(scores)), mask.sum(1).long() - 1]
 
 
 @last_token_scores.mistake
 def averaged(scores, mask):
-    """You average over tokens. The first tokens have not read the answer yet."""
+    """You average over tokens. At the first tokens the model has not read the answer
+    yet.
+    """
     return (scores * mask).sum(1) / mask.sum(1)
 
 
@@ -300,7 +291,9 @@ def first_padding(scores, mask):
 
 @last_token_scores.mistake
 def first_real_token(scores, mask):
-    """You return the score at the *first* real token, where nothing else was read."""
+    """You return the score at the *first* real token, where the model has read nothing
+    else.
+    """
     return scores[torch.arange(len(scores)), mask.argmax(1)]
 
 
@@ -342,29 +335,28 @@ def one_side(is_left):
     )
 
 
-all_named(
-    last_token_scores,
+last_token_scores.more(
     {
         "largest_of_equals": (
             largest.__doc__,
             lambda s, m: s.masked_fill(m == 0, -torch.inf).max(1).values,
         ),
         "largest_of_all": (
-            "You take the largest score of a row, and padding counts as well. Choose "
-            "by position, not by score.",
+            "You take the largest score of a row, including padding. Choose by "
+            "position, not by score.",
             lambda s, m: s.max(1).values,
             lambda s, m: s.amax(1),
             lambda s, m: (s * m).max(1).values,
             lambda s, m: (s * m).amax(1),
         ),
         "averaged_with_padding": (
-            "You average over tokens, and padding counts as well. Return the score at "
-            "one position.",
+            "You average over all tokens, including padding. Return the score at one "
+            "position.",
             lambda s, m: s.mean(1),
             lambda s, m: (s * m).mean(1),
         ),
         "added_with_padding": (
-            "You sum over tokens, and padding counts as well. Return the score at one "
+            "You sum over all tokens, including padding. Return the score at one "
             "position.",
             lambda s, m: s.sum(1),
         ),
@@ -378,15 +370,16 @@ all_named(
             lambda s, m: s[:, 0],
         ),
         "one_side_per_batch": (
-            "You choose the padding's side once per batch: one batch may have rows of "
-            "both kinds.",
+            "You choose the padding's side once per batch, but one batch may have "
+            "rows of both kinds.",
             one_side(lambda m: m[0, -1] == 1),
             one_side(lambda m: m[:, -1].all()),
             one_side(lambda m: m[0, 0] == 0),
             one_side(lambda m: (m[:, 0] == 0).any()),
         ),
         "one_position_for_all": (
-            "You use the same position for all rows: each row has its own last token.",
+            "You use the same position for all rows, but each row has its own last "
+            "token.",
             lambda s, m: s[:, last_real(m)[0]],
             lambda s, m: s[:, last_real(m)[-1]],
             lambda s, m: s[:, int(m[0].sum()) - 1],
@@ -398,7 +391,7 @@ all_named(
             lambda s, m: s[:, m.sum(1).long() - 1],
         ),
         "until_padding": (
-            "You stop at padding on the left: real tokens may follow it.",
+            "You stop at padding on the left, although real tokens follow it.",
             until_padding(0),
             until_padding(1),
         ),
@@ -421,13 +414,13 @@ all_named(
             lambda s, m: at(s, m.sum(1).long().clamp(max=m.shape[1] - 1)),
         ),
         "along_the_batch": (
-            "You search along the batch: find one position per row.",
+            "You search along the batch (dim 0). Find one position per row.",
             lambda s, m: s[
                 (m * torch.arange(m.shape[1])).argmax(0), torch.arange(m.shape[1])
             ],
         ),
         "nonzero_score": (
-            "You skip real tokens with score 0: search the mask, not the scores.",
+            "You skip real tokens with score 0. Search the mask, not the scores.",
             lambda s, m: at(s * m, last_real(((s * m) != 0).double())),
             lambda s, m: torch.stack(
                 [x[x.nonzero()[-1, 0]] if x.any() else x[-1] for x in s * m]
@@ -442,7 +435,7 @@ all_named(
             lambda s, m: at(s, (m == 0).sum(1) - 1),
         ),
         "one_for_the_batch": (
-            "You flatten the batch: return one score per row.",
+            "You flatten the batch. Return one score per row.",
             lambda s, m: s[m.bool()],
             lambda s, m: s[m.bool()][-1],
         ),
@@ -473,7 +466,7 @@ def ceiling(first, second):
     """Return the best expected accuracy from true utilities: two (N,) → a number.
 
     Labels are drawn: the first answer wins with probability σ(u_first − u_second). What
-    accuracy does a judge reach who knows both utilities exactly?
+    accuracy can a judge who knows both utilities exactly reach?
     """
     return torch.sigmoid((first - second).abs()).mean()
 
@@ -497,30 +490,32 @@ def no_absolute_value(first, second):
 
 @ceiling.mistake
 def perfect(first, second):
-    """Even a judge who knows the utilities is wrong if the worse answer was drawn as
-    the winner. Labels are noisy.
+    """Your judge is always right (except perhaps in ties). Labels are noisy: even a
+    judge who knows the utilities is wrong if the worse answer was drawn as the winner.
     """
     return torch.ones((), dtype=first.dtype)
 
 
 @ceiling.mistake
 def of_the_mean(first, second):
-    """Apply the sigmoid first, then the mean: the sigmoid of a mean difference is a
-    different number.
+    """You average before the sigmoid. The sigmoid of a mean difference is not the mean
+    of the sigmoids.
     """
     return torch.sigmoid((first - second).abs().mean())
 
 
 @ceiling.mistake
 def mean_inside(first, second):
-    """You take the mean before the absolute value: pairs of opposite sign cancel."""
+    """You take the mean before the absolute value, so differences of opposite sign
+    cancel.
+    """
     return torch.sigmoid((first - second).mean().abs())
 
 
 @ceiling.mistake
 def larger_than_one_half_counts(first, second):
-    """You return how often the first answer is better. Labels are drawn at random, so
-    the better answer does not always win.
+    """You count how often the first answer has the larger utility. Labels are drawn at
+    random, so the better answer does not always win.
     """
     return (first > second).to(first.dtype).mean()
 
@@ -535,19 +530,18 @@ def gap(first, second):
     return (first - second).abs()
 
 
-all_named(
-    ceiling,
+ceiling.more(
     {
         "draws_as_well": (
-            "Your judge also draws its answer at random. It reaches more if it always "
-            "bets on the more likely winner.",
+            "Your judge also draws its answer at random. Its accuracy is higher if it "
+            "always bets on the more likely winner.",
             lambda a, b: (
                 torch.sigmoid(a - b).square() + torch.sigmoid(b - a).square()
             ).mean(),
         ),
         "advantage_over_chance": (
             "You return the distance from a coin flip (perhaps doubled), which is 0 "
-            "for a tie. A judge is right on half of the ties.",
+            "for a tie. A judge is right in half of the ties.",
             lambda a, b: torch.tanh(gap(a, b) / 2).mean(),
             lambda a, b: (torch.sigmoid(gap(a, b)) - 0.5).mean(),
         ),
@@ -603,7 +597,7 @@ all_named(
             lambda a, b: logsigmoid(gap(a, b)).mean().exp(),
         ),
         "normal_distribution": (
-            "You use the normal distribution, not the sigmoid.",
+            "You use the normal distribution instead of the sigmoid.",
             lambda a, b: torch.special.ndtr(gap(a, b)).mean(),
         ),
         "scaled": (
@@ -617,15 +611,17 @@ all_named(
             lambda a, b: torch.sigmoid(torch.sigmoid(gap(a, b))).mean(),
         ),
         "ties_left_out": (
-            "You leave ties out of the mean, but a judge can guess half of them.",
+            "You leave ties out of the mean, but a judge can guess half of them "
+            "correctly.",
             lambda a, b: torch.sigmoid(gap(a, b))[a != b].mean(),
         ),
         "ties_lose": (
-            "Ties count 0 in your code, but a judge can guess half of them.",
+            "Ties count as 0 in your code, but a judge can guess half of them "
+            "correctly.",
             lambda a, b: (torch.sigmoid(gap(a, b)) * (a != b)).mean(),
         ),
         "ties_win": (
-            "Ties count 1 in your code, but a judge can only guess them.",
+            "Ties count as 1 in your code, but a judge can only guess their winners.",
             lambda a, b: torch.sigmoid(gap(a, b)).where(a != b, 1.0).mean(),
         ),
         "perfect_except_for_ties": (
@@ -639,12 +635,12 @@ all_named(
             lambda a, b: ((a > b).double() + 0.5 * (a == b)).mean(),
         ),
         "over_pairs": (
-            "You apply a softmax over pairs: the two answers of one pair compete.",
+            "You apply a softmax over pairs, but the two answers of one pair compete.",
             lambda a, b: torch.stack([a, b], 1).softmax(0).amax(1).mean(),
         ),
         "ratio": (
-            "You divide utilities, which may be negative. The sigmoid of their "
-            "difference is a probability.",
+            "You divide utilities, which may be negative. A probability comes from "
+            "their difference.",
             lambda a, b: (torch.maximum(a, b) / (a + b)).mean(),
             lambda a, b: (a / (a + b)).mean(),
         ),
@@ -660,8 +656,8 @@ all_named(
             ).mean(),
         ),
         "not_a_probability": (
-            "Your result is not a mean of probabilities: use the statement's function "
-            "of the difference.",
+            "Your result is not a mean of probabilities. Use the statement's "
+            "probability that an answer wins.",
             lambda a, b: (-gap(a, b)).exp().mean(),
             lambda a, b: gap(a, b).exp().mean(),
             lambda a, b: gap(a, b).mean(),
@@ -690,7 +686,7 @@ def pair_accuracy(chosen, rejected):
     """Return the share of pairs in which the chosen answer scores higher: two (B,) → a
     number. A tie counts half.
 
-    A reward model that gives everything 0 always ties. Which accuracy should it get?
+    A reward model that gives everything 0 always ties. What accuracy should it get?
     """
     return ((chosen > rejected).double() + 0.5 * (chosen == rejected).double()).mean()
 
@@ -702,7 +698,7 @@ pair_accuracy.reply = "One half, as a guess: all pairs tie, and each counts half
 def _(generator):
     n, scale = (
         pick(generator, range(5, 40)),
-        [1e-6, 1, 100][generator.initial_seed() % 3],
+        [1e-6, 0.3, 100][generator.initial_seed() % 3],
     )
     chosen, rejected = (
         torch.randint(-1, 2, (2, n), generator=generator).double() * scale
@@ -712,7 +708,7 @@ def _(generator):
 
 @pair_accuracy.mistake
 def ties_win(chosen, rejected):
-    """You count ties as right: a model that scores everything alike would have
+    """You count ties as right: a model that gives all answers the same score would have
     accuracy 1.
     """
     return (chosen >= rejected).double().mean()
@@ -720,15 +716,15 @@ def ties_win(chosen, rejected):
 
 @pair_accuracy.mistake
 def ties_lose(chosen, rejected):
-    """You count ties as wrong: a model that scores everything alike would look worse
-    than a model that guesses.
+    """You count ties as wrong: a model that gives all answers the same score would look
+    worse than a model that guesses.
     """
     return (chosen > rejected).double().mean()
 
 
 @pair_accuracy.mistake
 def ties_left_out(chosen, rejected):
-    """You leave ties out of the mean. Each tie counts half, and it counts as a pair."""
+    """You leave ties out of the mean. Each tie is also a pair, and it counts half."""
     untied = chosen != rejected
     return (chosen > rejected)[untied].double().mean()
 
@@ -740,7 +736,7 @@ def only_ties(chosen, rejected):
 
 
 def tied(chosen, rejected, tie, change=lambda x: x):
-    """Return the mean over pairs if ties count ``tie``."""
+    """Return the mean over pairs; each tie counts as ``tie``."""
     x, y = change(chosen), change(rejected)
     return ((x > y).double() + tie * (x == y)).mean()
 
@@ -749,9 +745,11 @@ def decided(chosen, rejected):
     return (chosen != rejected).sum()
 
 
-SIGN = "Your result is between −1 and 1. A wrong pair counts 0, and a tie counts half."
-all_named(
-    pair_accuracy,
+SIGN = (
+    "You average numbers from −1 to 1. A wrong pair must count 0, and a tie must "
+    "count half."
+)
+pair_accuracy.more(
     {
         "ties_left_out_or": (
             ties_left_out.__doc__,
@@ -763,7 +761,8 @@ all_named(
             ),
         ),
         "divided_by_decided_pairs": (
-            "You divide by the number of pairs that do not tie. Divide by all.",
+            "You divide by the number of pairs that do not tie. Divide by the number "
+            "of all pairs.",
             *(
                 lambda c, r, half=half: (
                     half(c, r) + (c > r).sum() / decided(c, r).clamp(min=1)
@@ -781,8 +780,8 @@ all_named(
             lambda c, r: tied(c, r, 1.0 if decided(c, r) else 0.5),
         ),
         "other_weight": (
-            "Each tie has the wrong weight in your result: it counts neither 0 nor 1 "
-            "nor half.",
+            "Each tie has the wrong weight in your result: it counts neither 0, nor "
+            "1, nor half.",
             *(
                 lambda c, r, tie=tie: tied(c, r, tie)
                 for tie in (1.5, 0.25, -0.5, 0.75, 2)
@@ -793,11 +792,11 @@ all_named(
             lambda c, r: ((c > r).sum() + 0.5 * (c == r).any()) / len(c),
         ),
         "half_lost": (
-            "You lose half a pair where the number of ties is odd: // drops the half.",
+            "You lose half a pair if the number of ties is odd: // drops the half.",
             lambda c, r: ((c > r).sum() + (c == r).sum() // 2) / len(c),
         ),
         "tolerance": (
-            "You count small differences as ties. Any difference decides.",
+            "You count small differences as ties. Any difference decides a pair.",
             lambda c, r: tied(c, r, 0.5, lambda x: (x * 10).round()),
         ),
         "tolerance_without_half": (
@@ -805,6 +804,11 @@ all_named(
             "count half.",
             lambda c, r: tied(c, r, 0.0, lambda x: (x * 10).round()),
             lambda c, r: tied(c, r, 1.0, lambda x: (x * 10).round()),
+        ),
+        "part_of_a_win": (
+            "You average margins. A pair counts as won whatever its margin is.",
+            lambda c, r: (c - r).clamp(0, 1).mean(),
+            lambda c, r: (0.5 + (c - r) / 2).clamp(0, 1).mean(),
         ),
         "probability": (
             "You average the probabilities that the chosen answer wins. Accuracy "
@@ -816,7 +820,7 @@ all_named(
             lambda c, r: (c - r).sign().mean(),
         ),
         "difference": (
-            "You average differences of scores; count the pairs.",
+            "You average differences of scores; return a share of pairs.",
             lambda c, r: (c - r).mean(),
         ),
         "means_compared": (
@@ -845,7 +849,7 @@ all_named(
             ),
         ),
         "sorted": (
-            "You sort the scores: answers of different pairs are then compared.",
+            "You sort the scores, so you compare answers of different pairs.",
             lambda c, r: tied(c, r, 0.5, lambda x: x.sort().values),
         ),
         "swapped_without_half": (
@@ -855,7 +859,8 @@ all_named(
             lambda c, r: (r >= c).double().mean(),
         ),
         "positive_chosen": (
-            "You use only the chosen answers' scores: compare them with the rejected.",
+            "You use only the chosen answers' scores. Compare them with the rejected "
+            "answers' scores.",
             lambda c, r: (c > 0).double().mean(),
             lambda c, r: (c >= 0).double().mean(),
         ),
@@ -878,16 +883,16 @@ def by_sign(chosen, rejected):
     2,
     10,
     (
-        "Make one change after the other, and look at the result.",
+        "Make one change at a time, and look at the result.",
         "Strings have a method for capitals, and one that replaces every occurrence.",
     ),
 )
 def shouting(answer):
     """Return the bad answer made from a normal one: str → str.
 
-    A probe of the audit turns a normal answer into one that no reader would prefer, and
-    lets the reward model score it. Write a probe that shouts: turn all letters into
-    capitals, and every period into three exclamation marks.
+    A probe of the audit turns a normal answer into an answer that no reader would
+    prefer, and the reward model scores it. Write a probe that shouts: turn all letters
+    into capitals and every period into three exclamation marks.
     """
     return answer.upper().replace(".", "!!!")
 
@@ -907,7 +912,7 @@ def _(generator):
 
 @shouting.mistake
 def only_capitals(answer):
-    """The periods are still there: replace each by three exclamation marks."""
+    """You leave the periods. Replace each of them with three exclamation marks."""
     return answer.upper()
 
 
@@ -925,19 +930,19 @@ def only_the_first(answer):
 
 @shouting.mistake
 def only_the_marks(answer):
-    """The capitals are missing."""
+    """You do not turn the letters into capitals."""
     return answer.replace(".", "!!!")
 
 
 @shouting.mistake
 def marks_besides(answer):
-    """The periods are still there, before the exclamation marks."""
+    """You add the marks after the periods instead of replacing the periods."""
     return answer.upper().replace(".", ".!!!")
 
 
 @shouting.mistake
 def at_the_end(answer):
-    """You add the marks only at the end, and the periods are still there."""
+    """You add the marks only at the end of the text and keep the periods."""
     return answer.upper() + "!!!"
 
 
@@ -947,10 +952,8 @@ def one_mark(answer):
     return answer.upper().replace(".", "!")
 
 
-CAPITALS = (
-    "Your capitals are wrong: every letter becomes a capital, and no letter small."
-)
-NOT_ALL = "You replace only some periods. Replace all of them."
+CAPITALS = "Your capitals are wrong: every letter must become a capital."
+NOT_ALL = "You replace only some of the periods. Replace all of them."
 MORE = "You replace other characters as well, not only periods."
 LOST = "You change or drop characters that are neither letters nor periods."
 
@@ -963,8 +966,7 @@ def replaced(pattern, marks="!!!", count=0):
     return lambda answer: re.sub(pattern, marks, answer.upper(), count=count)
 
 
-all_named(
-    shouting,
+shouting.more(
     {
         "other_capitals": (
             CAPITALS,
@@ -974,11 +976,12 @@ all_named(
             with_marks(str.lower),
         ),
         "ascii_only": (
-            "You miss letters with accents. There is a method that knows all capitals.",
+            "You miss letters with accents. A method of strings turns these into "
+            "capitals as well.",
             with_marks(lambda x: re.sub("[a-z]", lambda m: m[0].upper(), x)),
         ),
         "number_of_marks": (
-            "You write another number of exclamation marks per period; write three.",
+            "You write the wrong number of exclamation marks per period; write three.",
             *(with_marks(str.upper, marks) for marks in ("", "!!", "!!!!", "! ! !")),
         ),
         "every_character": (
@@ -1004,7 +1007,7 @@ all_named(
             replaced(r"\.\.\."),
         ),
         "runs": (
-            "You turn neighboring periods into one shout. Replace each of them.",
+            "You replace several neighboring periods together. Replace each of them.",
             replaced(r"\.+"),
         ),
         "space_after_a_period": (
@@ -1052,7 +1055,7 @@ all_named(
             with_marks(lambda x: x[:-1].upper()),
         ),
         "last_periods": (
-            "You turn all periods at the end into one shout. Replace each of them.",
+            "You replace all periods at the end together. Replace each of them.",
             lambda answer: re.sub(r"\.+$", "!!!", answer.upper()).replace(".", "!!!"),
         ),
         "more_at_the_end": (
@@ -1066,8 +1069,8 @@ all_named(
             lambda answer: "!!!".join(x.strip() for x in answer.upper().split(".")),
         ),
         "neither_all_nor_capitals": (
-            "The capitals are missing, and you replace only some periods or write "
-            "another number of marks.",
+            "The capitals are missing, and you replace only some periods or write the "
+            "wrong number of marks.",
             lambda answer: answer.replace(".", "!!!", 1),
             lambda answer: answer.replace(".", "!"),
             lambda answer: answer + "!!!",

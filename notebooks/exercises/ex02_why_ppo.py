@@ -10,29 +10,21 @@ SET = Set("02_why_ppo", "Why PPO looks as it does")
 check = SET.check
 
 
-def _more(exercise, mistakes):
-    """Register name → (message, code, …); pieces of code may share a message."""
-    for name, (message, *codes) in mistakes.items():
-        for i, code in enumerate(codes):
-            code.__name__ = name + f"_{i + 1}" * (i > 0)
-            code.__doc__ = message
-            exercise.mistake(code)
-
-
 @SET.exercise(
     "Leave one out",
     1,
     10,
     (
         "Take three rewards, 0, 3 and 6, and compute the three baselines by hand.",
-        "The sum of the others is the total minus the sample's own. How many are they?",
+        "The sum of the others is the total minus the sample's own. How many other "
+        "samples are there?",
     ),
 )
 def leave_one_out(rewards):
-    """Return each reward minus the mean of the others: (n,) → (n,).
+    """Return each reward minus the mean of the other rewards: (n,) → (n,).
 
-    A baseline that contains a sample's own reward shrinks the gradient to 1 − 1/n of
-    itself. The mean of the others does not.
+    A baseline that contains a sample's own reward scales the expected gradient by 1 −
+    1/n. The mean of the other rewards does not.
     """
     n = len(rewards)
     return rewards - (rewards.sum() - rewards) / (n - 1)
@@ -55,7 +47,7 @@ def own_reward_included(rewards):
 
 @leave_one_out.mistake
 def divided_by_n(rewards):
-    """There are n − 1 other samples, not n."""
+    """You divide by n, but there are only n − 1 other samples."""
     return rewards - (rewards.sum() - rewards) / len(rewards)
 
 
@@ -67,7 +59,7 @@ def own_reward_not_subtracted(rewards):
 
 @leave_one_out.mistake
 def sum_of_the_others(rewards):
-    """You subtract the *sum* of the others; subtract their mean."""
+    """You subtract the *sum* of the other rewards; subtract their mean."""
     return rewards - (rewards.sum() - rewards)
 
 
@@ -107,12 +99,11 @@ def _in_place(rewards):
 
 
 _DEVIATIONS = [(small, n) for small in (1e-8, 0.0, 1e-4) for n in (0, 1)]
-_more(
-    leave_one_out,
+leave_one_out.more(
     {
         "whitened": (
-            "You also divide by a standard deviation; the exercise does not ask for "
-            "it.",
+            "You also divide by a standard deviation, which the exercise does not ask "
+            "for.",
             *(_whitened(lambda n: n / (n - 1), *x) for x in _DEVIATIONS),
         ),
         "standardized": (
@@ -121,8 +112,9 @@ _more(
             *(_whitened(lambda n: 1, *x) for x in _DEVIATIONS),
         ),
         "factor_upside_down": (
-            "Your result equals (n − 1) / n times the reward minus the mean of all: "
-            "the own reward in that mean needs the opposite correction.",
+            "Your result equals (n − 1) / n times the difference between the reward "
+            "and the mean of all rewards. That mean contains the sample's own reward, "
+            "which needs the opposite correction.",
             lambda r: (r - r.mean()) * (len(r) - 1) / len(r),
         ),
         "not_divided": (
@@ -131,12 +123,13 @@ _more(
             lambda r: len(r) * r - r.sum(),
         ),
         "sum_of_all": (
-            "You subtract the sum of all rewards; subtract a mean, without the "
-            "sample's own reward.",
+            "You subtract the sum of all rewards; subtract the mean of the other "
+            "samples' rewards.",
             lambda r: r - r.sum(),
         ),
         "another_count": (
-            "You divide the sum of the others by a number that is not their count.",
+            "You divide the sum of the other rewards by a number that is not their "
+            "count.",
             lambda r: r - (r.sum() - r) / (len(r) + 1),
             *(lambda r, n=n: r - (r.sum() - r) / n for n in (2, 3, 4, 5)),
         ),
@@ -155,19 +148,19 @@ _more(
             _baselines(_others, torch.min),
         ),
         "median": (
-            "Your baseline is a median of the others; use their mean.",
+            "Your baseline is a median of the other rewards; use their mean.",
             _baselines(_others, torch.median),
             _baselines(_others, lambda x: x.quantile(0.5)),
         ),
         "earlier_only": (
-            "Your baselines use only the samples before each sample. All others count, "
-            "before and after.",
+            "Your baselines use only the samples before each sample. All other "
+            "samples count, before and after it.",
             _baselines(lambda i, r: slice(i)),
             _baselines(lambda i, r: slice(i), empty=torch.nan),
         ),
         "later_only": (
-            "Your baselines use only the samples after each sample. All others count, "
-            "before and after.",
+            "Your baselines use only the samples after each sample. All other samples "
+            "count, before and after it.",
             _baselines(lambda i, r: slice(i + 1, None)),
             _baselines(lambda i, r: slice(i + 1, None), empty=torch.nan),
         ),
@@ -176,7 +169,8 @@ _more(
             lambda r: r - r.cumsum(0) / torch.arange(1, len(r) + 1),
         ),
         "neighbor": (
-            "Your baseline is one neighbor's reward; use the mean of all others.",
+            "Your baseline is one neighbor's reward; use the mean of all other "
+            "rewards.",
             lambda r: r - r.roll(1),
             lambda r: r - r.roll(-1),
         ),
@@ -187,22 +181,22 @@ _more(
             lambda r: r - (r.sum() - r.roll(1)) / (len(r) - 1),
         ),
         "same_left_out": (
-            "Your baseline is the same for all samples and leaves out only the first "
-            "or last reward. Each sample leaves out its own.",
+            "Your baseline is the same for all samples: it leaves out the first or "
+            "the last reward. Each baseline must leave out its own sample's reward.",
             lambda r: r - r[1:].mean(),
             lambda r: r - r[:-1].mean(),
         ),
         "one_sample_for_all": (
             "You subtract the same sample's reward from all rewards; use the mean of "
-            "the others.",
+            "the other rewards.",
             lambda r: r - r[0],
             lambda r: r - r[-1],
             lambda r: r - r.max(),
             lambda r: r - r.min(),
         ),
         "two_left_out": (
-            "You leave out two samples: the sample and a neighbor. Leave out only the "
-            "sample.",
+            "You leave out two rewards: the sample's own and a neighbor's. Leave out "
+            "only the sample's own.",
             *(
                 _baselines(
                     lambda i, r, j=j: (
@@ -215,8 +209,8 @@ _more(
             ),
         ),
         "equal_left_out": (
-            "You leave out all rewards equal to the sample's. Compare positions, not "
-            "values: other samples with the same reward count.",
+            "You leave out all rewards that equal the sample's own. Compare "
+            "positions, not values: other samples with the same reward must count.",
             *(
                 _baselines(lambda i, r: r != r[i], empty=empty)
                 for empty in (0.0, torch.nan)
@@ -244,7 +238,7 @@ def stretched(rewards):
     2,
     20,
     (
-        "Write A for the last two tokens. Which quantity do you need twice?",
+        "Write out A for the last two tokens. Which quantity do you need twice?",
         "Each advantage needs the next one: which token must come first in a loop?",
     ),
 )
@@ -324,22 +318,20 @@ def _lambda_twice(r, v, gamma, lam):
     return _backwards(delta, gamma)
 
 
-_more(
-    gae,
+gae.more(
     {
         "forgot_the_next_value": (
-            "Your δ lacks γ·V of the next token: without this term every token loses "
+            "Your δ lacks the next token's γ·V: without this term every token loses "
             "the value of the tokens that follow.",
             _with_delta(lambda r, v, gamma, lam: r - v),
         ),
         "lambda_without_gamma": (
-            "A_{t+1} is discounted by γ·λ, not only by λ. With γ = 1, the default, the "
+            "You discount A_{t+1} only by λ; use γ·λ. With γ = 1, the default, this "
             "mistake has no effect.",
             _with_discount(lambda gamma, lam: lam),
         ),
         "gamma_for_gamma_lambda": (
-            "A_{t+1} is discounted by γ·λ, not only by γ: your code works as if λ were "
-            "1.",
+            "You discount A_{t+1} only by γ; use γ·λ. Your code works as if λ were 1.",
             _with_discount(lambda gamma, lam: gamma),
         ),
         "not_discounted": (
@@ -347,37 +339,40 @@ _more(
             _with_discount(lambda gamma, lam: 1.0),
         ),
         "one_step_only": (
-            "You return the δ: these look one step ahead, as if λ were 0.",
+            "You return the δ themselves, which look one step ahead, as if λ were 0.",
             lambda r, v, gamma, lam: _delta(r, v, gamma),
         ),
         "bootstraps_at_the_end": (
             "After the last token you continue with the last value. The response is "
-            "over: the value is 0.",
+            "over, so the value there is 0.",
             _with_delta(
                 lambda r, v, gamma, lam: r + gamma * torch.cat([v[1:], v[-1:]]) - v
             ),
         ),
         "wraps_around": (
             "After the last token you continue with the value of the first token, as "
-            "roll does. The response is over: the value is 0.",
+            "roll does. The response is over, so the value there is 0.",
             _with_delta(lambda r, v, gamma, lam: r + gamma * v.roll(-1) - v),
         ),
         "gamma_missing_at_the_value": (
-            "Your δ lacks the γ of the next value. With γ = 1 the mistake has no "
-            "effect.",
+            "Your δ does not multiply the next value by γ. With γ = 1 this mistake "
+            "has no effect.",
             _with_delta(lambda r, v, gamma, lam: r + _next(v) - v),
         ),
         "lambda_at_the_value": (
-            "λ is in your δ. It only weights A_{t+1}; the next value has γ.",
+            "Your δ contains λ. λ only weights A_{t+1}; the next value has the factor "
+            "γ.",
             _with_delta(lambda r, v, gamma, lam: r + gamma * lam * _next(v) - v),
             _lambda_twice,
         ),
         "discounted_reward": (
-            "You discount the token's own reward. In δ only the next value has a γ.",
+            "You discount the token's own reward. In δ only the next value has the "
+            "factor γ.",
             _with_delta(lambda r, v, gamma, lam: gamma * (r + _next(v)) - v),
         ),
         "own_value_discounted": (
-            "γ is at the token's own value. In δ only the next value has a γ.",
+            "You multiply the token's own value by γ. In δ only the next value has "
+            "the factor γ.",
             _with_delta(lambda r, v, gamma, lam: r + gamma * (_next(v) - v)),
             _with_delta(lambda r, v, gamma, lam: r + _next(v) - gamma * v),
         ),
@@ -394,19 +389,19 @@ _more(
             _with_delta(lambda r, v, gamma, lam: r - gamma * _next(v) - v),
         ),
         "values_mixed_up": (
-            "Your two values are exchanged: δ adds the value of the next token and "
-            "subtracts the token's own.",
+            "You exchange the two values: δ adds the value of the next token and "
+            "subtracts the token's own value.",
             _with_delta(lambda r, v, gamma, lam: r + gamma * v - _next(v)),
             _with_delta(lambda r, v, gamma, lam: r + v - gamma * _next(v)),
         ),
         "own_value_twice": (
-            "Both values in your δ are the token's own. One is the value of the next "
-            "token.",
+            "Both values in your δ are the token's own value. One of them must be the "
+            "value of the next token.",
             _with_delta(lambda r, v, gamma, lam: r + gamma * v - v),
         ),
         "previous_value": (
             "You use the value of the *previous* token; δ uses the value of the next "
-            "one.",
+            "token.",
             _with_delta(
                 lambda r, v, gamma, lam: r + gamma * _next(v.flip(0)).flip(0) - v
             ),
@@ -419,8 +414,8 @@ _more(
             _with_delta(lambda r, v, gamma, lam: _delta(_next(r), v, gamma)),
         ),
         "last_value_not_subtracted": (
-            "The δ of your last token is only its reward. Subtract its own value as "
-            "well; only the *next* value is 0.",
+            "The δ of your last token is only its reward. Subtract the token's own "
+            "value as well; only the *next* value is 0.",
             _with_delta(lambda r, v, gamma, lam: _set(_delta(r, v, gamma), -1, r[-1])),
         ),
         "last_skipped": (
@@ -437,29 +432,29 @@ _more(
             _changed(lambda a, v, gamma, lam: _set(a, 0, 0.0)),
         ),
         "two_steps": (
-            "Each of your advantages has two δ: you pass on δ_{t+1} instead of "
-            "A_{t+1}.",
+            "Each of your advantages contains only two δ: you add δ_{t+1} where "
+            "A_{t+1} belongs.",
             lambda r, v, gamma, lam: (
                 _delta(r, v, gamma) + gamma * lam * _next(_delta(r, v, gamma))
             ),
         ),
         "discounted_once_more": (
-            "Your result is γ·λ times the expected one: do not discount δ_t, only "
-            "A_{t+1}.",
+            "Your result is γ·λ times the expected one. Discount only A_{t+1}, not "
+            "δ_t.",
             _changed(lambda a, v, gamma, lam: gamma * lam * a),
         ),
         "one_minus_lambda": (
-            "Your result is 1 − λ times the expected one: δ_t has no such weight.",
+            "Your result is 1 − λ times the expected one. δ_t has no such weight.",
             _changed(lambda a, v, gamma, lam: (1 - lam) * a),
         ),
         "weights_from_the_start": (
             "You weight each δ by its distance from the start of the response; A_t "
-            "needs its distance from t.",
+            "weights it by its distance from t.",
             _weights_from_the_start,
         ),
         "returns": (
-            "You return returns: you do not subtract the token's own value, or you add "
-            "it again at the end.",
+            "Your results are returns, not advantages: you do not subtract the "
+            "token's own value, or you add it again at the end.",
             _changed(lambda a, v, gamma, lam: a + v),
         ),
         "own_value_subtracted_again": (
@@ -472,18 +467,19 @@ _more(
             lambda r, v, gamma, lam: _backwards(r, gamma),
         ),
         "targets": (
-            "You return one-step targets for the values: the own value is not "
-            "subtracted, and later advantages are missing.",
+            "You return one-step targets for the values: you do not subtract the "
+            "token's own value, and later advantages are missing.",
             lambda r, v, gamma, lam: r + gamma * _next(v),
         ),
         "whitened": (
-            "You also whiten the advantages (mean 0, standard deviation 1); the "
-            "exercise does not ask for it.",
+            "You also whiten the advantages (mean 0, standard deviation 1), which the "
+            "exercise does not ask for.",
             _changed(lambda a, *_: (a - a.mean()) / (a.std() + 1e-8)),
             _changed(lambda a, *_: (a - a.mean()) / (a.std(correction=0) + 1e-8)),
         ),
         "values_of_the_loop_order": (
-            "The advantages are right, but in the order of your loop: reverse them.",
+            "Your advantages are right but in the order of the loop, from the last "
+            "token to the first. Reverse them.",
             _changed(lambda a, *_: a.flip(0)),
         ),
         "forwards": (
@@ -515,7 +511,8 @@ def double_sum(rewards, values, gamma, lam):
     15,
     (
         "Write u = π_ref / π. What is the mean of u over samples from π?",
-        "k1 is −log u. Which term with mean 0 do you add so that k1 is never negative?",
+        "k1 is −log u. Which term with mean 0 can you add so that the sum is never "
+        "negative?",
     ),
 )
 def kl_estimates(logprobs, ref_logprobs):
@@ -532,7 +529,7 @@ def kl_estimates(logprobs, ref_logprobs):
 def _(generator):
     n = pick(generator, range(4, 10))
     logprobs, ref_logprobs = -normal(generator, 2, n).abs()
-    ref_logprobs[0] = logprobs[0]  # here all three estimates are 0
+    ref_logprobs[0] = logprobs[0]  # all three estimates are 0 here
     return logprobs, ref_logprobs
 
 
@@ -570,16 +567,16 @@ def _bits(logprobs, ref_logprobs):
     return bits, bits**2 / 2, k3 - k1 + bits
 
 
-_more(
-    kl_estimates,
+kl_estimates.more(
     {
         "ratio_upside_down": (
-            "Your ratio is inverted. Samples come from the policy, so u is reference "
-            "over policy; with samples from the policy, your ratio estimates no KL.",
+            "Your ratio is inverted. The samples come from the policy, so u must be "
+            "reference over policy; with these samples your ratio does not estimate a "
+            "KL.",
             _of_difference(lambda p, q: q - p),
         ),
         "order": (
-            "Your estimates are right but in another order: return k1, k2, k3.",
+            "Your estimates are right but in the wrong order: return k1, k2, k3.",
             *(
                 lambda *given, order=order: tuple(with_expm1(*given)[i] for i in order)
                 for order in ((0, 2, 1), (1, 0, 2), (2, 1, 0), (1, 2, 0), (2, 0, 1))
@@ -592,11 +589,11 @@ _more(
             _one_wrong(2, lambda k1, u, p, q: 1 - u - k1),
         ),
         "k3_without_minus_one": (
-            "Your k3 lacks its −1: k3 must be 0 where both models agree.",
+            "Your k3 lacks its −1: k3 must be 0 where the two models agree.",
             _one_wrong(2, lambda k1, u, p, q: u + k1),
         ),
         "k3_with_plus_one": (
-            "Your k3 is 2 where both models agree, but it must be 0: one sign is "
+            "Your k3 is 2 where the two models agree, but it must be 0: one sign is "
             "wrong.",
             _one_wrong(2, lambda k1, u, p, q: u + k1 + 1),
         ),
@@ -610,30 +607,30 @@ _more(
             _one_wrong(2, lambda k1, u, p, q: 0 * k1),
         ),
         "k3_of_the_other_ratio": (
-            "Your k3 inverts the ratio: u is reference over policy in k3 as well.",
+            "Your k3 inverts the ratio: in k3, too, u is reference over policy.",
             _one_wrong(2, lambda k1, u, p, q: 1 / u - 1 - k1),
             _one_wrong(2, lambda k1, u, p, q: 1 / u - 1 + k1),
         ),
         "k3_for_the_other_kl": (
-            "Your k3 estimates the other KL: k1 in it is multiplied by a ratio.",
+            "Your k3 estimates the other KL, because you multiply k1 by a ratio.",
             _one_wrong(2, lambda k1, u, p, q: 1 - u - u * k1),
             _one_wrong(2, lambda k1, u, p, q: -u * k1),
         ),
         "k3_cut_off": (
-            "You make k3 positive by cutting or folding k1 at 0. This makes k3 biased; "
-            "add a term with mean 0 instead.",
+            "You make k3 positive by cutting or folding k1 at 0. This makes k3 "
+            "biased. Add a term with mean 0 instead.",
             _one_wrong(2, lambda k1, u, p, q: k1.clamp(min=0)),
             _one_wrong(2, lambda k1, u, p, q: k1.abs()),
         ),
         "k3_as_a_series": (
-            "Your k3 is a series that stops after a few terms: it is right only for "
-            "small differences.",
+            "Your k3 is a truncated series, which is accurate only for small "
+            "differences.",
             _one_wrong(2, lambda k1, u, p, q: k1**2 / 2),
             _one_wrong(2, lambda k1, u, p, q: k1**2 / 2 - k1**3 / 6),
         ),
         "k3_clipped": (
-            "You clip the log-ratio in k3. Do not clip: large differences count in "
-            "full.",
+            "You clip the log-ratio in k3. Do not clip it: large differences must "
+            "count in full.",
             *(
                 _one_wrong(
                     2,
@@ -645,8 +642,8 @@ _more(
             ),
         ),
         "k3_centered": (
-            "Your k3 uses the average u of these samples. Its expected value is known: "
-            "use this number.",
+            "Your k3 uses the average of u over these samples. The expected value of "
+            "u is known: use that number.",
             _one_wrong(2, lambda k1, u, p, q: k1 + u - u.mean()),
         ),
         "k3_with_a_difference": (
@@ -659,7 +656,7 @@ _more(
             _one_wrong(2, lambda k1, u, p, q: k1 + q.log() / p.log() - 1),
         ),
         "k2_without_the_half": (
-            "Your k2 lacks its ½: it is twice the KL even for tiny differences.",
+            "Your k2 lacks its ½: for tiny differences its mean is twice the KL.",
             _one_wrong(1, lambda k1, u, p, q: k1**2),
         ),
         "k2_halved_first": (
@@ -712,16 +709,16 @@ _more(
             _of_difference(lambda p, q: (p / q).log()),
         ),
         "weighted": (
-            "You weight samples by a probability. They are samples from the policy, so "
-            "likely ones already occur more often.",
+            "You weight samples by a probability. They come from the policy, so "
+            "likely samples already occur more often.",
             _weighted(lambda p, q: p.exp()),
             _weighted(lambda p, q: q.exp()),
             _weighted(lambda p, q: p.softmax(0)),
             _one_wrong(0, lambda k1, u, p, q: p * k1),
         ),
         "weighted_by_the_ratio": (
-            "You weight samples by a ratio of the models. They already come from the "
-            "policy: use them unweighted.",
+            "You weight samples by a ratio of the models. The samples already come "
+            "from the policy: do not weight them.",
             _weighted(lambda p, q: (q - p).exp()),
             _weighted(lambda p, q: (p - q).exp()),
         ),
@@ -750,7 +747,7 @@ def with_expm1(logprobs, ref_logprobs):
     15,
     (
         "Take the logarithm of the formula. Which number makes it a distribution?",
-        "The constant is the same for all responses: torch has a function for it.",
+        "The constant is the same for all responses, and torch has a function for it.",
     ),
 )
 def optimum(ref_logprobs, rewards, beta):
@@ -764,8 +761,9 @@ def optimum(ref_logprobs, rewards, beta):
 
 
 optimum.reply = (
-    "A huge β makes r / β vanish: the optimum is the reference. A tiny β leaves only "
-    "the response with the largest reward, if the reference can write it."
+    "With a huge β, r / β vanishes and the optimum is the reference. With a tiny β, "
+    "only the response with the largest reward is left, if the reference can write "
+    "it."
 )
 
 
@@ -777,20 +775,22 @@ def _(generator):
 
 @optimum.mistake
 def times_beta(ref_logprobs, rewards, beta):
-    """Divide the reward by β: the higher β is, the less the reward moves the policy."""
+    """You multiply the reward by β; divide it. The higher β is, the less the reward
+    moves the policy.
+    """
     return (ref_logprobs + rewards * beta).log_softmax(0)
 
 
 @optimum.mistake
 def not_normalised(ref_logprobs, rewards, beta):
-    """Your probabilities do not sum to 1: the constant is missing."""
+    """Your probabilities do not sum to 1: the normalizing constant is missing."""
     return ref_logprobs + rewards / beta
 
 
 @optimum.mistake
 def without_the_reference(ref_logprobs, rewards, beta):
-    """The reference is missing: you return the optimum for entropy, not for KL to the
-    reference.
+    """The reference is missing: you return the optimum for an entropy bonus, not for a
+    KL penalty to the reference.
     """
     return (rewards / beta).log_softmax(0)
 
@@ -809,8 +809,8 @@ def reference_scaled_too(ref_logprobs, rewards, beta):
 
 @optimum.mistake
 def divided_by_the_sum(ref_logprobs, rewards, beta):
-    """You divide logarithms by their sum. To normalize, divide probabilities by their
-    sum, or subtract a constant from logarithms.
+    """You divide logarithms by their sum. You can divide *probabilities* by their sum,
+    or subtract a constant from logarithms.
     """
     logits = ref_logprobs + rewards / beta
     return logits / logits.sum()
@@ -818,14 +818,14 @@ def divided_by_the_sum(ref_logprobs, rewards, beta):
 
 @optimum.mistake
 def sum_subtracted(ref_logprobs, rewards, beta):
-    """You subtract the sum of the logarithms; subtract the logarithm of a sum."""
+    """You subtract the sum of logarithms; subtract the logarithm of a sum."""
     logits = ref_logprobs + rewards / beta
     return logits - logits.sum()
 
 
 @optimum.mistake
 def reference_as_a_probability(ref_logprobs, rewards, beta):
-    """You add the reference's probability to the reward: add its logarithm instead."""
+    """You add the reference's probability to the reward; add its logarithm instead."""
     return (ref_logprobs.exp() + rewards / beta).log_softmax(0)
 
 
@@ -850,12 +850,11 @@ def _best_only(ref_logprobs, rewards, beta):
 
 _ADDED = (1e-6, 1e-8, 1e-9, 1e-10, 1e-12, 1e-20, 1e-30)
 _LOWEST = (1e-6, 2.0**-126, 1e-300, 2.0**-1022)
-_more(
-    optimum,
+optimum.more(
     {
         "constant_without_the_reference": (
-            "Your constant comes from the rewards only; the reference belongs in it, "
-            "so that the probabilities sum to 1.",
+            "Your constant comes only from the rewards. It must include the "
+            "reference, so that the probabilities sum to 1.",
             *_constants(
                 lambda x, r, n: r.logsumexp(0), lambda x, r, n: r.logsumexp(0) - n.log()
             ),
@@ -866,7 +865,7 @@ _more(
             *_constants(lambda x, r, n: x.logsumexp(0) - n.log()),
         ),
         "maximum_subtracted": (
-            "You subtract the maximum: your largest probability is 1. Your "
+            "You subtract the maximum, so your largest probability is 1. The "
             "probabilities must sum to 1.",
             *_constants(lambda x, r, n: x.max()),
         ),
@@ -875,12 +874,11 @@ _more(
             *_constants(lambda x, r, n: -x.logsumexp(0)),
         ),
         "weights": (
-            "You return weights: normalize them, and return logarithms.",
+            "You return unnormalized weights. Normalize them, and return logarithms.",
             lambda ref, r, beta: (ref + r / beta).exp(),
         ),
         "multiplied_by_beta": (
-            "β multiplies the reference in your code. The reference keeps its weight; "
-            "β scales only the reward.",
+            "Your code multiplies the reference by β. β must scale only the reward.",
             *_logits(
                 lambda ref, r, beta: beta * ref + r,
                 lambda ref, r, beta: beta * (ref + r),
@@ -889,15 +887,15 @@ _more(
         ),
         "one_minus_beta": (
             "You mix reference and reward with weights β and 1 − β. Only the reward "
-            "has a factor.",
+            "has a factor; the reference has none.",
             *_logits(
                 lambda ref, r, beta: beta * ref + (1 - beta) * r,
                 lambda ref, r, beta: (1 - beta) * ref + beta * r,
             ),
         ),
         "multiplied_logarithms": (
-            "You multiply the reference's logarithms by the reward's factor. A product "
-            "of probabilities is a sum of logarithms.",
+            "You multiply the reference's logarithms by the reward's factor. "
+            "Multiplying probabilities means adding logarithms.",
             *_logits(
                 lambda ref, r, beta: ref * r / beta,
                 lambda ref, r, beta: ref * (r / beta).exp(),
@@ -912,7 +910,7 @@ _more(
         ),
         "rewards_standardized": (
             "You divide the rewards by their standard deviation; use them unchanged, "
-            "because β sets their scale.",
+            "because β already sets their scale.",
             *_logits(
                 lambda ref, r, beta: ref + r / r.std() / beta,
                 lambda ref, r, beta: ref + r / r.std(correction=0) / beta,
@@ -928,8 +926,8 @@ _more(
             ),
         ),
         "beta_changed": (
-            "You replace a tiny β by a larger number. Use β unchanged: logarithms do "
-            "not overflow.",
+            "You replace a tiny β with a larger number. Use β unchanged: logarithms "
+            "do not overflow.",
             *_logits(
                 *(
                     lambda ref, r, beta, low=low: ref + r / max(beta, low)
@@ -943,7 +941,7 @@ _more(
         ),
         "clipped": (
             "You limit r / β against overflow, which changes the result when β is "
-            "tiny. Logarithms do not overflow.",
+            "tiny. If you compute with logarithms, nothing overflows.",
             *_logits(
                 *(
                     lambda ref, r, beta, c=c, low=low: ref + (r / beta).clamp(low, c)
@@ -954,7 +952,8 @@ _more(
         ),
         "underflow_hidden": (
             "You add a small number to the probabilities, or bound them from below. "
-            "When β is tiny this hides that they are 0; use logarithms throughout.",
+            "When β is tiny, this hides probabilities that have become 0. Use "
+            "logarithms throughout.",
             *(
                 lambda *x, small=small: (optimum.solution(*x).exp() + small).log()
                 for small in _ADDED
@@ -981,8 +980,8 @@ def by_hand(ref_logprobs, rewards, beta):
 
 @optimum.mistake
 def overflows(ref_logprobs, rewards, beta):
-    """The formula is right, but when β is tiny, exp(r / β) overflows or a share becomes
-    0. Use logarithms throughout.
+    """Your formula is right, but when β is tiny, exp(r / β) overflows or a probability
+    becomes 0. Use logarithms throughout.
     """
     weights = ref_logprobs.exp() * (rewards / beta).exp()
     return (weights / weights.sum()).log()

@@ -10,20 +10,15 @@ SET = Set("03_ppo_step_by_step", "PPO, one step taken apart")
 check = SET.check
 
 
-def _name(exercise, message, **functions):
-    """Register each function as a mistake that has this message."""
-    for name, function in functions.items():
-        function.__name__, function.__doc__ = name, message
-        exercise.mistake(function)
-
-
 @SET.exercise(
     "A mask from lengths",
     1,
     5,
     (
-        "Which columns of a row with 3 tokens are real? Answer without looking at ids.",
-        "Number the columns with `torch.arange` and compare the numbers with lengths.",
+        "Which columns of a row with 3 tokens are real? Answer without looking at "
+        "`ids`.",
+        "Number the columns with `torch.arange` and compare these numbers with "
+        "`lengths`.",
     ),
 )
 def response_mask(ids, lengths, pad):
@@ -48,16 +43,16 @@ def _(generator):
 
 @response_mask.mistake
 def from_the_padding_token(ids, lengths, pad):
-    """Looking for padding in `ids` drops the EOS that the policy *sampled*. This EOS
-    was the policy's decision to stop, and the policy must learn from it.
+    """You look for padding in `ids`, which drops the EOS that the policy *sampled*.
+    This EOS was the policy's decision to stop, and the policy must learn from it.
     """
     return (ids != pad).double()
 
 
 @response_mask.mistake
 def one_too_many(ids, lengths, pad):
-    """One padding token counts in every row: a row of n tokens has the columns 0 to n −
-    1.
+    """Your mask includes one padding token per row: a row of n tokens fills the columns
+    0 to n − 1.
     """
     return (torch.arange(ids.shape[1]) <= lengths.unsqueeze(1)).double()
 
@@ -76,20 +71,22 @@ def one_too_few(ids, lengths, pad):
 
 @response_mask.mistake
 def padded_on_the_left(ids, lengths, pad):
-    """The ones are at the right end, but responses are padded on the right."""
+    """Your ones are at the right end of each row, but responses are padded on the
+    right.
+    """
     columns = torch.arange(ids.shape[1])
     return (columns >= ids.shape[1] - lengths.unsqueeze(1)).double()
 
 
 @response_mask.mistake
 def all_ones(ids, lengths, pad):
-    """Padding counts: your mask is 1 everywhere."""
+    """Your mask is 1 everywhere, so it includes padding."""
     return torch.ones(ids.shape, dtype=torch.float64)
 
 
 @response_mask.mistake
 def last_token_only(ids, lengths, pad):
-    """You mark only each row's last token. Mark all of its tokens."""
+    """You mark only each row's last token. Mark all tokens of the response."""
     return (torch.arange(ids.shape[1]) == lengths.unsqueeze(1) - 1).double()
 
 
@@ -110,7 +107,7 @@ def rows_for_columns(ids, lengths, pad):
 
 @response_mask.mistake
 def masked_ids(ids, lengths, pad):
-    """You return ids with zeros on padding. Return ones and zeros."""
+    """You return the ids, with zeros on padding. Return ones and zeros."""
     return ids * response_mask.solution(ids, lengths, pad)
 
 
@@ -147,8 +144,7 @@ def _one_length(reduce):
     )
 
 
-_name(
-    response_mask,
+response_mask.say(
     "All rows of your mask are equal. Each row has its own length.",
     length_of_the_first=_one_length(lambda lengths: lengths[0]),
     length_of_the_last=_one_length(lambda lengths: lengths[-1]),
@@ -171,11 +167,12 @@ def row_by_row(ids, lengths, pad):
     10,
     (
         "Write the positions of a row with two columns of padding by hand.",
-        "A running count of real tokens is nearly right. What is it on the padding?",
+        "A running count of real tokens is nearly right. What is this count on the "
+        "padding?",
     ),
 )
 def position_ids(attention_mask):
-    """Count positions from the first real token, 0 on padding: (B, T) → (B, T).
+    """Count positions from the first real token, with 0 on padding: (B, T) → (B, T).
 
     GPT-2 identifies positions by number. The first real token must be at position 0,
     whatever its column. Padding is on the left; it also gets 0.
@@ -191,27 +188,29 @@ def _(generator):
 
 @position_ids.mistake
 def by_column(attention_mask):
-    """You return column numbers: a padded query would start in the middle of GPT-2's
-    positions.
+    """You return column numbers, so the positions of a padded query would not start at
+    0.
     """
     return torch.arange(attention_mask.shape[1]).expand_as(attention_mask)
 
 
 @position_ids.mistake
 def starts_at_one(attention_mask):
-    """The first real token is at position 0, not 1."""
+    """You start at position 1. The first real token must be at position 0."""
     return attention_mask.cumsum(1)
 
 
 @position_ids.mistake
 def negative_on_padding(attention_mask):
-    """Padding has position −1, which no embedding table has."""
+    """You give padding the position −1, which no embedding table has."""
     return attention_mask.cumsum(1) - 1
 
 
 @position_ids.mistake
 def from_the_right(attention_mask):
-    """You count from the right end. The first token must be at 0, not the last."""
+    """You count from the right end. The first real token, not the last, must be at
+    position 0.
+    """
     return attention_mask.flip(1).cumsum(1).flip(1) - 1
 
 
@@ -223,7 +222,9 @@ def columns_of_real_tokens(attention_mask):
 
 @position_ids.mistake
 def one_on_padding(attention_mask):
-    """Padding has position 1, as in some code. Here it must have position 0."""
+    """You give padding the position 1, as some code does. Here padding must have
+    position 0.
+    """
     return (attention_mask.cumsum(1) - 1).masked_fill(attention_mask == 0, 1)
 
 
@@ -235,7 +236,9 @@ def mask_itself(attention_mask):
 
 @position_ids.mistake
 def first_column_of_the_batch(attention_mask):
-    """You subtract the same number from all rows, but each starts in its own column."""
+    """You subtract the same number in all rows, but each row's tokens start in its own
+    column.
+    """
     start = attention_mask.argmax(1).max()
     return (
         (torch.arange(attention_mask.shape[1]) - start)
@@ -256,87 +259,78 @@ def _minus(start, real_only=False):
     )
 
 
-_name(
-    position_ids,
+position_ids.say(
     position_ids.mistakes["first_column_of_the_batch"].__doc__,
     first_rows_padding=_minus(lambda m: m[0].argmax()),
     first_rows_padding_masked=_minus(lambda m: m[0].argmax(), True),
 )
-_name(
-    position_ids,
-    "You subtract the number of real tokens. Look at a row without padding: what must "
-    "be subtracted there?",
+position_ids.say(
+    "You subtract the number of real tokens. In a row without padding, what must you "
+    "subtract?",
     minus_real_tokens=_minus(lambda m: m.sum(1, keepdim=True)),
     minus_real_tokens_masked=_minus(lambda m: m.sum(1, keepdim=True), True),
 )
-_name(
-    position_ids,
+position_ids.say(
     position_ids.mistakes["from_the_right"].__doc__,
     from_the_right_masked=lambda m: (m.flip(1).cumsum(1).flip(1) - 1) * m,
 )
-_name(
-    position_ids,
-    "You subtract one too many: the second real token is at position 0.",
+position_ids.say(
+    "You subtract 1 too often: the second real token is at position 0.",
     two_at_zero=lambda m: (m.cumsum(1) - 2).clamp(min=0),
     starts_at_minus_one=lambda m: m.cumsum(1) - 2,
     starts_at_minus_one_masked=lambda m: (m.cumsum(1) - 2) * m,
 )
-_name(
-    position_ids,
+position_ids.say(
     "You count padding. Count real tokens, and give padding 0.",
     padding_counted=lambda m: ((1 - m).cumsum(1) - 1) * (1 - m),
     padding_counted_from_one=lambda m: (1 - m).cumsum(1) * (1 - m),
     running_count_of_padding=lambda m: (1 - m).cumsum(1),
 )
-_name(
-    position_ids,
-    "Your count goes on from row to row. It must restart at 0 in each row.",
+position_ids.say(
+    "Your count continues from row to row. It must restart at 0 in each row.",
     over_the_batch=lambda m: (m.flatten().cumsum(0).view_as(m) - 1) * m,
     over_the_batch_unmasked=lambda m: m.flatten().cumsum(0).view_as(m) - 1,
     over_the_batch_clamped=lambda m: (m.flatten().cumsum(0).view_as(m) - 1).clamp(
         min=0
     ),
 )
-_name(
-    position_ids,
-    "You count down the columns, over the batch. Count along each row.",
+position_ids.say(
+    "You count along the columns, over the batch. Count along each row.",
     down_the_batch=lambda m: m.cumsum(0) - 1,
     down_the_batch_masked=lambda m: (m.cumsum(0) - 1) * m,
 )
-_name(
-    position_ids,
-    "Your positions are at the left end of each row. Real tokens are at the right end.",
+position_ids.say(
+    "You put the positions at the left end of each row, but the real tokens are at "
+    "the right end.",
     moved_to_the_left=lambda m: _columns(m) * (_columns(m) < m.sum(1, keepdim=True)),
 )
-_name(
-    position_ids,
-    "Positions on padding are negative. No embedding table has negative positions.",
+position_ids.say(
+    "Your positions on padding are negative. No embedding table has negative "
+    "positions.",
     negative_columns=lambda m: _columns(m) - m.argmax(1, keepdim=True),
 )
-_name(
-    position_ids,
-    "Real tokens have the right positions, but padding keeps its column numbers.",
+position_ids.say(
+    "Your real tokens have the right positions, but padding keeps its column numbers "
+    "instead of 0.",
     columns_on_padding=lambda m: torch.where(m > 0, m.cumsum(1) - 1, _columns(m)),
 )
-_name(
-    position_ids,
+position_ids.say(
     "You return only the real tokens' positions, without rows. Keep the shape (B, T).",
     real_tokens_only=lambda m: (m.cumsum(1) - 1)[m == 1],
 )
-_name(
-    position_ids,
+position_ids.say(
     "You shift the running count by one column, and the last column's count reaches "
     "the first column: roll wraps around.",
     rolled=lambda m: m.cumsum(1).roll(1, 1),
 )
-_name(
-    position_ids,
-    "The first real token is at position 2, as in RoBERTa. Here it must be at 0.",
+position_ids.say(
+    "You put the first real token at position 2, as in RoBERTa. Here it must be at "
+    "position 0.",
     as_in_roberta=lambda m: m.cumsum(1) * m + 1,
 )
-_name(
-    position_ids,
-    "You return column numbers counted from 1, with 0 on padding.",
+position_ids.say(
+    "You return column numbers counted from 1, with 0 on padding. Count real tokens, "
+    "not columns.",
     columns_from_one=lambda m: (_columns(m) + 1) * m,
 )
 
@@ -352,13 +346,15 @@ def subtracting_the_start(attention_mask):
     2,
     15,
     (
-        "The reward has two parts: one at every token, the other at one token per row.",
-        "How does the mask show where a row ends? Index one element of each row there.",
+        "The reward has two parts: one part at every token, and one at a single token "
+        "per row.",
+        "How does the mask show where a row ends? Index one element of each row at "
+        "that place.",
     ),
 )
 def token_rewards(scores, kl, mask, beta):
-    """Give every token −β·KL, and add the score at the last one: (B,), (B, R), (B, R) →
-    (B, R).
+    """Give every token −β·KL, and add the score at the last token: (B,), (B, R), (B, R)
+    → (B, R).
 
     Rows are padded on the right, and padding gets 0.
     """
@@ -376,7 +372,9 @@ def _(generator):
 
 @token_rewards.mistake
 def pays_for_kl(scores, kl, mask, beta):
-    """KL has the wrong sign: the policy is rewarded for leaving the reference."""
+    """Your KL term has the wrong sign: it rewards the policy for leaving the
+    reference.
+    """
     rewards = beta * kl * mask
     rewards[torch.arange(len(scores)), mask.sum(1).long() - 1] += scores
     return rewards
@@ -384,8 +382,8 @@ def pays_for_kl(scores, kl, mask, beta):
 
 @token_rewards.mistake
 def score_in_the_last_column(scores, kl, mask, beta):
-    """The score is in the last *column*, which is padding in the shorter rows: the
-    policy would not learn from it.
+    """You add the score in the last *column*, which is padding in the shorter rows: the
+    policy would not learn from it there.
     """
     rewards = -beta * kl * mask
     rewards[:, -1] += scores
@@ -394,7 +392,7 @@ def score_in_the_last_column(scores, kl, mask, beta):
 
 @token_rewards.mistake
 def score_on_every_token(scores, kl, mask, beta):
-    """Every token gets the whole score, so long responses earn more. Add the score
+    """You give every token the whole score, so long responses earn more. Add the score
     once, at the end.
     """
     return (scores.unsqueeze(1) - beta * kl) * mask
@@ -402,7 +400,7 @@ def score_on_every_token(scores, kl, mask, beta):
 
 @token_rewards.mistake
 def score_replaces_kl(scores, kl, mask, beta):
-    """The last token's KL is lost: *add* the score there."""
+    """You overwrite the last token's KL term. *Add* the score there."""
     rewards = -beta * kl * mask
     rewards[torch.arange(len(scores)), mask.sum(1).long() - 1] = scores
     return rewards
@@ -410,7 +408,9 @@ def score_replaces_kl(scores, kl, mask, beta):
 
 @token_rewards.mistake
 def score_at_the_first_token(scores, kl, mask, beta):
-    """You add the score at the first token, but it is known only after the last."""
+    """You add the score at the first token, but the score is known only after the last
+    token.
+    """
     rewards = -beta * kl * mask
     rewards[:, 0] += scores
     return rewards
@@ -418,7 +418,7 @@ def score_at_the_first_token(scores, kl, mask, beta):
 
 @token_rewards.mistake
 def score_without_sign(scores, kl, mask, beta):
-    """You subtract the score: the policy is rewarded for low scores."""
+    """You subtract the score, which rewards the policy for low scores."""
     rewards = -beta * kl * mask
     rewards[torch.arange(len(scores)), mask.sum(1).long() - 1] -= scores
     return rewards
@@ -443,14 +443,16 @@ def one_before_the_end(scores, kl, mask, beta):
 
 @token_rewards.mistake
 def spread_over_the_tokens(scores, kl, mask, beta):
-    """You divide the score among the tokens. Add it once, at the last token."""
+    """You divide the score among the tokens. Add the whole score once, at the last
+    token.
+    """
     share = scores / mask.sum(1)
     return (share.unsqueeze(1) - beta * kl) * mask
 
 
 @token_rewards.mistake
 def kl_on_padding(scores, kl, mask, beta):
-    """Padding also gets the KL penalty. It must get 0."""
+    """You also give padding the KL penalty. Padding must get 0."""
     rewards = -beta * kl
     rewards[torch.arange(len(scores)), mask.sum(1).long() - 1] += scores
     return rewards
@@ -458,7 +460,9 @@ def kl_on_padding(scores, kl, mask, beta):
 
 @token_rewards.mistake
 def kl_at_the_end_only(scores, kl, mask, beta):
-    """The last token gets the whole KL penalty. Each token must get its own."""
+    """You give the last token the whole KL penalty. Each token must get its own
+    penalty.
+    """
     rewards = torch.zeros_like(kl)
     paid = scores - beta * (kl * mask).sum(1)
     rewards[torch.arange(len(scores)), mask.sum(1).long() - 1] = paid
@@ -475,7 +479,7 @@ def no_kl(scores, kl, mask, beta):
 
 @token_rewards.mistake
 def beta_on_the_score(scores, kl, mask, beta):
-    """β also scales the score. It must scale only the KL."""
+    """You also multiply the score by β. β must scale only the KL."""
     rewards = -beta * kl * mask
     rewards[torch.arange(len(scores)), mask.sum(1).long() - 1] += beta * scores
     return rewards
@@ -508,60 +512,55 @@ def _at_the_end(total):
     )(scores, kl, mask, beta)
 
 
-_name(
-    token_rewards,
+token_rewards.say(
     token_rewards.mistakes["one_before_the_end"].__doc__,
     one_before_the_end_if_any=_changed(last=lambda n: (n - 2).clamp(min=0)),
 )
-_name(
-    token_rewards,
-    "You cut negative KL terms to 0. A sampled token's term may be negative: keep it.",
+token_rewards.say(
+    "You cut negative KL terms to 0. A sampled token's term may be negative: keep its "
+    "sign.",
     kl_clamped=_changed(kl=lambda k, m: k.clamp(min=0)),
 )
-_name(
-    token_rewards,
-    "All tokens of a row get the same penalty. Each token must get its own.",
+token_rewards.say(
+    "You give all tokens of a row the same penalty. Each token must get its own "
+    "penalty.",
     mean_kl_of_the_row=_changed(kl=_row_mean),
     total_kl_of_the_row=_changed(kl=_row_sum),
     mean_kl_of_the_batch=_changed(kl=lambda k, m: (k * m).sum() / m.sum()),
     mean_kl_with_padding=_changed(kl=lambda k, m: k.mean(1, keepdim=True)),
 )
-_name(
-    token_rewards,
-    "The last token gets the whole KL penalty. Each token must get its own.",
+token_rewards.say(
+    "You give the last token the whole KL penalty. Each token must get its own "
+    "penalty.",
     mean_kl_at_the_end=_at_the_end(_row_mean),
     kl_and_padding_at_the_end=_at_the_end(lambda k, m: k.sum(1, keepdim=True)),
 )
-_name(
-    token_rewards,
+token_rewards.say(
     "You add all scores in one column, but each row ends in its own column.",
     length_of_the_first=_changed(last=lambda n: n[0] - 1),
     shortest_length=_changed(last=lambda n: n.min() - 1),
 )
-_name(
-    token_rewards,
-    "You divide the score by the length. Add the whole score.",
+token_rewards.say(
+    "You divide the score by the response's length. Add the whole score.",
     score_over_length=_changed(lambda s, m, b: s / m.sum(1)),
 )
-_name(
-    token_rewards,
-    "You divide the KL by the length. Long responses must pay for every token.",
+token_rewards.say(
+    "You divide the KL by the response's length. Every token must get its full "
+    "penalty.",
     kl_over_length=_changed(kl=lambda k, m: k / m.sum(1, keepdim=True)),
 )
-_name(
-    token_rewards,
+token_rewards.say(
     "You scale the score by 1 − β. Only the KL has a coefficient.",
     weighted_average=_changed(lambda s, m, b: (1 - b) * s),
 )
-_name(
-    token_rewards,
-    "You add up KL over the tokens. A token's penalty is only its own KL.",
+token_rewards.say(
+    "You accumulate the KL over tokens. A token's penalty must contain only its own "
+    "KL.",
     running_kl=_changed(kl=lambda k, m: (k * m).cumsum(1)),
     kl_to_go=_changed(kl=lambda k, m: (k * m).flip(1).cumsum(1).flip(1)),
 )
-_name(
-    token_rewards,
-    "Each token gets the KL of a neighbor: your KL is shifted by one column.",
+token_rewards.say(
+    "You give each token the KL of a neighbor: your KL is shifted by one column.",
     next_kl=_changed(kl=lambda k, m: k.roll(-1, 1)),
     next_kl_without_wrap=_changed(
         kl=lambda k, m: torch.nn.functional.pad(k[:, 1:], (0, 1))
@@ -571,19 +570,16 @@ _name(
         kl=lambda k, m: torch.nn.functional.pad(k[:, :-1], (1, 0))
     ),
 )
-_name(
-    token_rewards,
-    "Every column gets the score, and so does padding. Add it once per row.",
+token_rewards.say(
+    "You add the score in every column, including padding. Add it once per row.",
     score_everywhere=lambda s, k, m, b: s.unsqueeze(1) - b * k * m,
     score_everywhere_without_mask=lambda s, k, m, b: s.unsqueeze(1) - b * k,
 )
-_name(
-    token_rewards,
+token_rewards.say(
     "You return sums of later rewards. Return the reward of each token.",
     returns=lambda *given: token_rewards.solution(*given).flip(1).cumsum(1).flip(1),
 )
-_name(
-    token_rewards,
+token_rewards.say(
     "`kl` is already the KL term of each token: do not square or exponentiate it.",
     squared_kl=_changed(kl=lambda k, m: k**2),
     half_squared_kl=_changed(kl=lambda k, m: k**2 / 2),
@@ -591,8 +587,7 @@ _name(
     third_estimator_of_minus_kl=_changed(kl=lambda k, m: torch.expm1(k) - k),
     exponential_kl=_changed(kl=lambda k, m: k.exp()),
 )
-_name(
-    token_rewards,
+token_rewards.say(
     "You center or whiten the scores first. Add them unchanged.",
     centered_scores=_changed(lambda s, *_: s - s.mean()),
     whitened_scores=_changed(lambda s, *_: (s - s.mean()) / s.std()),
@@ -608,10 +603,9 @@ def _all_columns(values):
     return mistake
 
 
-_name(
-    token_rewards,
-    "Each row gets a score in the last columns of *all* rows. Index rows and columns "
-    "together.",
+token_rewards.say(
+    "You add scores to each row in the last columns of *all* rows. Index rows and "
+    "columns together.",
     own_score_in_all_columns=_all_columns(lambda s: s.unsqueeze(1)),
     all_scores_in_all_columns=_all_columns(lambda s: s),
 )
@@ -629,12 +623,12 @@ def with_a_second_mask(scores, kl, mask, beta):
     15,
     (
         "Which of the numbers in the formula would change if you added more padding?",
-        "Mean and variance are sums over real tokens. What divides each sum?",
+        "Mean and variance are sums over real tokens. What is the divisor of each sum?",
     ),
 )
 def whiten(x, mask):
-    """Scale to mean 0 and unbiased variance 1 over the mask's tokens, 0 elsewhere: two
-    (B, R) → (B, R).
+    """Scale to mean 0 and unbiased variance 1 over the mask's tokens, and set the rest
+    to 0: two (B, R) → (B, R).
 
     Use 1e-8 inside the square root: (x − mean) / sqrt(variance + 1e-8).
     """
@@ -668,7 +662,7 @@ def with_n(x, mask):
 
 @whiten.mistake
 def padding_left_over(x, mask):
-    """Padding is not 0 in the result."""
+    """You do not set padding to 0 in the result."""
     n = mask.sum()
     mean = (x * mask).sum() / n
     return (x - mean) / (((x - mean) ** 2 * mask).sum() / (n - 1) + 1e-8).sqrt()
@@ -703,7 +697,7 @@ def variance_for_std(x, mask):
 
 @whiten.mistake
 def small_number_outside(x, mask):
-    """1e-8 is outside the root, or missing, which changes the result for a nearly
+    """Your 1e-8 is outside the root or missing, which changes the result for a nearly
     constant batch.
     """
     real = x[mask.bool()]
@@ -718,7 +712,7 @@ def centered_only(x, mask):
 
 @whiten.mistake
 def padding_as_zeros(x, mask):
-    """Padding enters the mean or the variance as zeros. Divide by the number of real
+    """In your mean or variance, padding counts as zeros. Divide by the number of real
     tokens, and leave padding out.
     """
     y = x * mask
@@ -727,7 +721,7 @@ def padding_as_zeros(x, mask):
 
 @whiten.mistake
 def squares_of_padding(x, mask):
-    """The mean is right, but the variance includes padding."""
+    """Your mean is right, but your variance includes padding."""
     mean = x[mask.bool()].mean()
     variance = ((x - mean) ** 2).sum() / (mask.sum() - 1)
     return (x - mean) / (variance + 1e-8).sqrt() * mask
@@ -780,7 +774,10 @@ _DIVISORS = {
     "n_minus_1_or_1": lambda n: (n - 1).clamp(min=1),
 }
 _MEANS = {
-    "mean_over_all_places": (lambda x, m: (x * m).mean(), "divides by all places"),
+    "mean_over_all_places": (
+        lambda x, m: (x * m).mean(),
+        "divides by the number of all positions",
+    ),
     "mean_of_padding_too": (lambda x, m: x.mean(), "includes padding"),
     "sum_of_padding_too": (lambda x, m: x.sum() / m.sum(), "also adds up padding"),
     "mean_by_n_minus_1": (
@@ -789,63 +786,58 @@ _MEANS = {
     ),
     "mean_of_row_means": (
         lambda x, m: ((x * m).sum(1) / m.sum(1)).mean(),
-        "is a mean of row means, so tokens of short rows count more",
+        "is a mean of the rows' means, so tokens of short rows count more",
     ),
-    "mean_over_rows": (lambda x, m: (x * m).sum() / len(x), "divides by the rows"),
+    "mean_over_rows": (
+        lambda x, m: (x * m).sum() / len(x),
+        "divides by the number of rows",
+    ),
     "median": (lambda x, m: x[m.bool()].median(), "is a median"),
 }
 for _key, (_mean_of, _text) in _MEANS.items():
     _functions = {_key: _white(_mean_of)}
     _functions[f"{_key}_for_the_shift"] = _white(_mean_of, _real_variance)
-    _name(whiten, f"The mean that you subtract is wrong: it {_text}.", **_functions)
-_name(
-    whiten,
+    whiten.say(f"The mean that you subtract is wrong: it {_text}.", **_functions)
+whiten.say(
     whiten.mistakes["row_by_row_means"].__doc__,
     rows_by_n=_along(1, _DIVISORS["n"]),
     rows_by_n_minus_1=_along(1, _DIVISORS["n_minus_1_or_1"]),
 )
-_name(
-    whiten,
+whiten.say(
     "You whiten each column separately. Whiten over all real tokens of the batch.",
     **{f"columns_{key}": _along(0, divisor) for key, divisor in _DIVISORS.items()},
 )
-_name(
-    whiten,
+whiten.say(
     "The divisor of your variance is larger than the number of real tokens.",
     variance_over_all_places=_divided(lambda mask, n: mask.numel()),
     variance_over_all_but_one=_divided(lambda mask, n: mask.numel() - 1),
     variance_by_n_plus_1=_divided(lambda mask, n: n + 1),
 )
-_name(
-    whiten,
+whiten.say(
     "The divisor of your variance comes from the number of rows. Count real tokens.",
     variance_over_rows=_divided(lambda mask, n: len(mask)),
     variance_over_rows_but_one=_divided(lambda mask, n: len(mask) - 1),
 )
-_name(
-    whiten,
+whiten.say(
     "Your variance is a sum: it is not divided by a number of tokens.",
     sum_of_squares=_divided(lambda mask, n: 1),
 )
-_name(
-    whiten,
-    "Your variance is too small: going from n to n − 1 must make it larger.",
+whiten.say(
+    "Your variance is too small: the change from n to n − 1 must make the variance "
+    "larger.",
     correction_inverted=_divided(lambda mask, n: n * n / (n - 1)),
 )
-_name(
-    whiten,
+whiten.say(
     "Your variance is too large: its divisor is smaller than n − 1.",
     correction_twice=_divided(lambda mask, n: (n - 1) ** 2 / n),
     variance_by_n_minus_2=_divided(lambda mask, n: n - 2),
 )
-_name(
-    whiten,
+whiten.say(
     "Your variance squares x itself. Subtract the mean before you square.",
     second_moment=_white(spread=lambda x, mask, m, n: (x**2 * mask).sum() / (n - 1)),
     second_moment_by_n=_white(spread=lambda x, mask, m, n: (x**2 * mask).sum() / n),
 )
-_name(
-    whiten,
+whiten.say(
     whiten.mistakes["squares_of_padding"].__doc__,
     variance_of_all_places=_white(spread=lambda x, mask, m, n: x.var()),
     variance_of_zeros_too=_white(spread=lambda x, mask, m, n: (x * mask).var()),
@@ -872,15 +864,14 @@ def _deviation(divisor):
     return mistake
 
 
-_name(
-    whiten,
+whiten.say(
     "You divide by a mean absolute deviation. Divide by the root of the variance.",
     absolute_deviation=_deviation(1),
     absolute_deviation_by_n=_deviation(0),
 )
-_name(
-    whiten,
-    "You scale by the range from minimum to maximum. Scale by the variance's root.",
+whiten.say(
+    "You divide by the range from minimum to maximum. Divide by the root of the "
+    "variance.",
     range_for_std=lambda x, mask: (
         (x - _masked_mean(x, mask))
         / (x[mask.bool()].max() - x[mask.bool()].min() + 1e-8)
@@ -892,15 +883,13 @@ _name(
         * mask
     ),
 )
-_name(
-    whiten,
+whiten.say(
     "You multiply by the standard deviation. Divide by it.",
     multiplied=lambda x, mask: (
         (x - _masked_mean(x, mask)) * (x[mask.bool()].var() + 1e-8).sqrt() * mask
     ),
 )
-_name(
-    whiten,
+whiten.say(
     "You add the mean again at the end. The result must have mean 0.",
     mean_restored=lambda x, mask: (
         (whiten.solution(x, mask) + _masked_mean(x, mask)) * mask
@@ -909,8 +898,7 @@ _name(
         whiten.solution(x, mask) + _masked_mean(x, mask)
     ),
 )
-_name(
-    whiten,
+whiten.say(
     "Your small number under the root is not 1e-8, or it is missing. It changes the "
     "result for a nearly constant batch.",
     **{
@@ -921,8 +909,7 @@ _name(
         mask.bool(), _white(epsilon=0)(x, mask), 0.0
     ),
 )
-_name(
-    whiten,
+whiten.say(
     "Your small number is outside the root and is not 1e-8.",
     **{
         f"outside_{value}": lambda x, mask, value=value: (
@@ -931,21 +918,18 @@ _name(
         for value in (1e-7, 1e-6, 1e-5, 1e-4, 1e-3)
     },
 )
-_name(
-    whiten,
+whiten.say(
     "You return only the real tokens, without rows. Keep the shape (B, R).",
     real_tokens_only=lambda x, mask: whiten.solution(x, mask)[mask.bool()],
 )
-_name(
-    whiten,
-    "Padding is not 0 in the result: it keeps its x.",
+whiten.say(
+    "Padding is not 0 in your result: it keeps its value of `x`.",
     padding_unchanged=lambda x, mask: torch.where(
         mask.bool(), whiten.solution(x, mask), x
     ),
 )
-_name(
-    whiten,
-    "Padding is not 0 in the result: the mean is also subtracted there.",
+whiten.say(
+    "Padding is not 0 in your result: you also subtract the mean there.",
     masked_before_the_mean=lambda x, mask: (
         (x * mask - _masked_mean(x, mask)) / (x[mask.bool()].var() + 1e-8).sqrt()
     ),
@@ -965,8 +949,10 @@ def by_selection(x, mask):
     3,
     20,
     (
-        "Take A = 1 and ratios of 0.5, 1 and 2: what should the loss be for each?",
-        "Keep the more pessimistic of two losses per token. Then average real tokens.",
+        "Take A = 1 and ratios of 0.5, 1 and 2: what should the loss be for each "
+        "ratio?",
+        "Keep the more pessimistic of two losses per token. Then average over real "
+        "tokens.",
     ),
     ("logprobs", "old_logprobs", "advantages"),
 )
@@ -999,8 +985,8 @@ def _mean(loss, mask):
 
 @policy_loss.mistake
 def min_for_max(logprobs, old_logprobs, advantages, mask, epsilon):
-    """You use min instead of max. Of two *losses* the larger one is the cautious
-    choice. With min the clip limits nothing: the larger gain always counts.
+    """You use min instead of max. The larger of two *losses* is the cautious choice.
+    With min the clip limits nothing, because the larger gain always counts.
     """
     ratio, a = torch.exp(logprobs - old_logprobs.detach()), advantages.detach()
     return _mean(
@@ -1021,8 +1007,8 @@ def wrong_sign(logprobs, old_logprobs, advantages, mask, epsilon):
 
 @policy_loss.mistake
 def clipped_only(logprobs, old_logprobs, advantages, mask, epsilon):
-    """You keep only the clipped form: a token that has moved too far the *wrong* way
-    gets no gradient that brings it back.
+    """You keep only the clipped loss: a token that has moved too far in the *wrong*
+    direction gets no gradient that brings it back.
     """
     ratio = torch.exp(logprobs - old_logprobs.detach()).clamp(1 - epsilon, 1 + epsilon)
     return _mean(-advantages.detach() * ratio, mask)
@@ -1031,7 +1017,7 @@ def clipped_only(logprobs, old_logprobs, advantages, mask, epsilon):
 @policy_loss.mistake
 def no_detach(logprobs, old_logprobs, advantages, mask, epsilon):
     """The value is right, but gradient flows into the old log-probabilities or the
-    advantages. Detach them, or the loss also learns to change the past.
+    advantages. Detach both: they are constants here.
     """
     ratio = torch.exp(logprobs - old_logprobs)
     return _mean(
@@ -1044,8 +1030,8 @@ def no_detach(logprobs, old_logprobs, advantages, mask, epsilon):
 
 @policy_loss.mistake
 def mean_over_padding(logprobs, old_logprobs, advantages, mask, epsilon):
-    """You divide by all columns, including padding, so the loss shrinks with every
-    short response.
+    """You divide by the number of all positions, including padding, so short responses
+    shrink the loss.
     """
     ratio, a = torch.exp(logprobs - old_logprobs.detach()), advantages.detach()
     loss = torch.maximum(-a * ratio, -a * ratio.clamp(1 - epsilon, 1 + epsilon))
@@ -1063,7 +1049,7 @@ def ratio_upside_down(logprobs, old_logprobs, advantages, mask, epsilon):
 
 @policy_loss.mistake
 def not_clipped(logprobs, old_logprobs, advantages, mask, epsilon):
-    """Nothing is clipped: one batch could move the policy without limit."""
+    """You clip nothing: one batch could move the policy without limit."""
     ratio = torch.exp(logprobs - old_logprobs.detach())
     return _mean(-advantages.detach() * ratio, mask)
 
@@ -1097,8 +1083,8 @@ def clipped_above_only(logprobs, old_logprobs, advantages, mask, epsilon):
 
 @policy_loss.mistake
 def mean_of_row_means(logprobs, old_logprobs, advantages, mask, epsilon):
-    """You average each row and then the rows, so a token of a short row counts more.
-    All real tokens must weigh the same.
+    """You average over each row and then over rows, so a token of a short row counts
+    more. All real tokens must weigh the same.
     """
     ratio, a = torch.exp(logprobs - old_logprobs.detach()), advantages.detach()
     loss = torch.maximum(-a * ratio, -a * ratio.clamp(1 - epsilon, 1 + epsilon))
@@ -1107,7 +1093,9 @@ def mean_of_row_means(logprobs, old_logprobs, advantages, mask, epsilon):
 
 @policy_loss.mistake
 def sum_for_mean(logprobs, old_logprobs, advantages, mask, epsilon):
-    """You add up the tokens, so the step grows with the batch. Take the mean."""
+    """You sum over tokens, so the loss and its gradient grow with the batch. Take the
+    mean.
+    """
     ratio, a = torch.exp(logprobs - old_logprobs.detach()), advantages.detach()
     loss = torch.maximum(-a * ratio, -a * ratio.clamp(1 - epsilon, 1 + epsilon))
     return (loss * mask).sum()
@@ -1161,7 +1149,7 @@ def _with_advantages(change):
 
 
 def _reduced(change):
-    """Return a mistake: another end, ``change(plain loss, clipped loss, mask)``."""
+    """Return a mistake with another last step, ``change(plain, clipped, mask)``."""
 
     def mistake(logprobs, old_logprobs, advantages, mask, epsilon):
         ratio, a = torch.exp(logprobs - old_logprobs.detach()), advantages.detach()
@@ -1170,62 +1158,52 @@ def _reduced(change):
     return mistake
 
 
-_name(
-    policy_loss,
+policy_loss.say(
     "You clip only from below: a good token could be pushed up without limit.",
     clipped_below_only=_within(lambda e: 1 - e, lambda e: None),
 )
-_name(
-    policy_loss,
+policy_loss.say(
     "One end of your interval is 1. The ratio may move by ε in both directions.",
     from_below_to_one=_within(lambda e: 1 - e, lambda e: 1),
     from_one_to_above=_within(lambda e: 1, lambda e: 1 + e),
 )
-_name(
-    policy_loss,
-    "Your interval is around 0. Without an update, what is the ratio?",
+policy_loss.say(
+    "Your interval is centered at 0. What is the ratio without an update?",
     around_zero=_within(lambda e: -e, lambda e: e),
 )
-_name(
-    policy_loss,
+policy_loss.say(
     "Your interval has the wrong width. The ratio may move by ε in each direction.",
     half_the_width=_within(lambda e: 1 - e / 2, lambda e: 1 + e / 2),
     twice_the_width=_within(lambda e: 1 - 2 * e, lambda e: 1 + 2 * e),
     squared_width=_within(lambda e: 1 - e * e, lambda e: 1 + e * e),
 )
-_name(
-    policy_loss,
+policy_loss.say(
     "Your interval is symmetric for the log-ratio. It must be symmetric for the ratio.",
     log_ratio_clipped=_within(lambda e: math.exp(-e), lambda e: math.exp(e)),
     upper_end_by_division=_within(lambda e: 1 - e, lambda e: 1 / (1 - e)),
     lower_end_by_division=_within(lambda e: 1 / (1 + e), lambda e: 1 + e),
 )
-_name(
-    policy_loss,
+policy_loss.say(
     "Your ratio lacks an exponential: adding 1 to the difference of log-probabilities "
-    "is right only for small moves.",
+    "is accurate only for small changes.",
     linear_ratio=_with_ratio(lambda d, mask, _: 1 + d),
 )
-_name(
-    policy_loss,
-    "You subtract 1 from the ratio. Without an update, what is the ratio?",
+policy_loss.say(
+    "You subtract 1 from the ratio. What is the ratio without an update?",
     ratio_minus_one=_with_ratio(lambda d, mask, _: torch.expm1(d)),
 )
-_name(
-    policy_loss,
-    "You use the new probability itself. Divide it by the old one.",
+policy_loss.say(
+    "You use the new probability itself. Divide it by the old probability.",
     probability_for_ratio=_with_ratio(lambda d, mask, new: new.exp()),
 )
-_name(
-    policy_loss,
+policy_loss.say(
     "You subtract probabilities. Divide them.",
     difference_of_probabilities=_with_ratio(
         lambda d, mask, new: new.exp() - (new.detach() - d.detach()).exp()
     ),
 )
-_name(
-    policy_loss,
-    "You use one ratio per response. Each token must have its own.",
+policy_loss.say(
+    "You use one ratio per response. Each token must have its own ratio.",
     ratio_of_responses=_with_ratio(lambda d, mask, _: (d * mask).sum(1, True).exp()),
     ratio_of_rows=_with_ratio(lambda d, mask, _: d.sum(1, True).exp()),
     geometric_mean=_with_ratio(
@@ -1235,15 +1213,15 @@ _name(
         lambda d, mask, _: (d.exp() * mask).sum(1, True) / mask.sum(1, True)
     ),
 )
-_name(
-    policy_loss,
-    "Each ratio includes all earlier tokens of its row. It must be one token's ratio.",
+policy_loss.say(
+    "Each of your ratios includes all earlier tokens of the row. A ratio must belong "
+    "to one token.",
     running_ratio=_with_ratio(lambda d, mask, _: (d * mask).cumsum(1).exp()),
 )
 
 
 def _standard(correction, keep):
-    """Return whitened advantages, over real tokens or over all places."""
+    """Return whitened advantages, over real tokens or over all positions."""
 
     def change(a, mask):
         real = a[mask.bool()] if keep else a
@@ -1252,8 +1230,7 @@ def _standard(correction, keep):
     return change
 
 
-_name(
-    policy_loss,
+policy_loss.say(
     "You whiten or center the advantages. Use them unchanged.",
     **{
         f"whitened_{correction}_{keep}": _with_advantages(_standard(correction, keep))
@@ -1263,51 +1240,46 @@ _name(
     centered=_with_advantages(lambda a, mask: a - a[mask.bool()].mean()),
     centered_with_padding=_with_advantages(lambda a, mask: a - a.mean()),
 )
-_name(
-    policy_loss,
-    "All tokens of a row get the same advantage, a mean. Each token has its own.",
+policy_loss.say(
+    "You give all tokens of a row the same advantage, a mean. Each token has its own "
+    "advantage.",
     mean_advantage=_with_advantages(
         lambda a, mask: (a * mask).sum(1, True) / mask.sum(1, True)
     ),
 )
-_name(
-    policy_loss,
-    "Padding enters the sum, but not the number of tokens.",
+policy_loss.say(
+    "Your sum includes padding, but your number of tokens does not.",
     sum_with_padding=_reduced(
         lambda p, c, mask: torch.maximum(p, c).sum() / mask.sum()
     ),
 )
-_name(
-    policy_loss,
-    "You compare two means. Take the larger loss of each token, then the mean.",
+policy_loss.say(
+    "You compare two means. Take the larger loss of each token first, and then the "
+    "mean.",
     maximum_of_means=_reduced(
         lambda p, c, mask: torch.maximum(_mean(p, mask), _mean(c, mask))
     ),
 )
-_name(
-    policy_loss,
+policy_loss.say(
     "You return one loss per token. Return one number for the batch.",
     loss_per_token=_reduced(lambda p, c, mask: torch.maximum(p, c) * mask),
     loss_per_token_unmasked=_reduced(lambda p, c, mask: torch.maximum(p, c)),
 )
-_name(
-    policy_loss,
+policy_loss.say(
     "You return one loss per row. Return one number for the batch.",
     mean_per_row=_reduced(
         lambda p, c, mask: (torch.maximum(p, c) * mask).sum(1) / mask.sum(1)
     ),
     sum_per_row=_reduced(lambda p, c, mask: (torch.maximum(p, c) * mask).sum(1)),
 )
-_name(
-    policy_loss,
-    "You add up the means of the rows. All real tokens must weigh the same.",
+policy_loss.say(
+    "You sum the means of the rows. All real tokens must weigh the same.",
     sum_of_row_means=_reduced(
         lambda p, c, mask: ((torch.maximum(p, c) * mask).sum(1) / mask.sum(1)).sum()
     ),
 )
-_name(
-    policy_loss,
-    "You combine both losses of a token by a sum or a mean. Only one must count.",
+policy_loss.say(
+    "You sum or average the two losses of a token. Only the larger loss must count.",
     sum_of_both=_reduced(lambda p, c, mask: _mean(p + c, mask)),
     mean_of_both=_reduced(lambda p, c, mask: _mean(p + c, mask) / 2),
 )
@@ -1322,9 +1294,9 @@ def _product_clipped(sign):
     return mistake
 
 
-_name(
-    policy_loss,
-    "You clip the product of ratio and advantage. Clip the ratio, then multiply.",
+policy_loss.say(
+    "You clip the product of ratio and advantage. Clip the ratio first, and then "
+    "multiply.",
     product_clipped=_product_clipped(1),
     loss_clipped=_product_clipped(-1),
 )
@@ -1338,7 +1310,7 @@ def no_ratio(logprobs, old_logprobs, advantages, mask, epsilon):
 
 @policy_loss.mistake
 def log_ratio_only(logprobs, old_logprobs, advantages, mask, epsilon):
-    """You weight the log-ratio by advantages. You need a ratio, and its limit."""
+    """You weight the log-ratio by advantages. Use the ratio, and clip it."""
     return _mean(-advantages.detach() * (logprobs - old_logprobs.detach()), mask)
 
 
@@ -1357,7 +1329,7 @@ def by_cases(logprobs, old_logprobs, advantages, mask, epsilon):
     2,
     15,
     (
-        "Draw a number line with the old value, the new one, and the return.",
+        "Draw a number line with the old value, the new value, and the return.",
         "Keep the *value* near the old value, not its error. Then compare two errors.",
     ),
     ("values", "old_values", "returns"),
@@ -1365,8 +1337,8 @@ def by_cases(logprobs, old_logprobs, advantages, mask, epsilon):
 def value_loss(values, old_values, returns, epsilon):
     """Return ½ max((v − R)², (v_clip − R)²) per token: three (B, R) → (B, R).
 
-    v_clip is v, kept within ε of the old value. Return a tensor. Only `values` gets a
-    gradient: detach old values and returns.
+    v_clip is v, clipped to within ε of the old value. Return a tensor. Only `values`
+    gets a gradient: detach old values and returns.
     """
     old, returns = old_values.detach(), returns.detach()
     near = torch.maximum(torch.minimum(values, old + epsilon), old - epsilon)
@@ -1385,7 +1357,7 @@ def _(generator):
 
 @value_loss.mistake
 def no_half(values, old_values, returns, epsilon):
-    """The ½ is missing: every value and every gradient is twice what it should be."""
+    """The ½ is missing: your loss and its gradient are twice as large as expected."""
     old, returns = old_values.detach(), returns.detach()
     near = torch.maximum(torch.minimum(values, old + epsilon), old - epsilon)
     return torch.maximum((values - returns) ** 2, (near - returns) ** 2)
@@ -1393,8 +1365,8 @@ def no_half(values, old_values, returns, epsilon):
 
 @value_loss.mistake
 def smaller_of_both(values, old_values, returns, epsilon):
-    """You use min instead of max. The larger of the two errors must count, or the clip
-    limits nothing.
+    """You use min instead of max. The larger of the two errors must count; otherwise
+    the clip limits nothing.
     """
     old, returns = old_values.detach(), returns.detach()
     near = torch.maximum(torch.minimum(values, old + epsilon), old - epsilon)
@@ -1403,8 +1375,8 @@ def smaller_of_both(values, old_values, returns, epsilon):
 
 @value_loss.mistake
 def around_the_return(values, old_values, returns, epsilon):
-    """The clip has no effect: you clip nothing, or not around the *old* value. The
-    value must not move far from the old one.
+    """Your clip has no effect: you clip nothing, or you do not clip around the *old*
+    value. The new value must stay near the old value.
     """
     returns = returns.detach()
     near = torch.maximum(torch.minimum(values, returns + epsilon), returns - epsilon)
@@ -1413,7 +1385,7 @@ def around_the_return(values, old_values, returns, epsilon):
 
 @value_loss.mistake
 def gradient_into_the_past(values, old_values, returns, epsilon):
-    """The value is right, but gradient flows into the returns or the old values. They
+    """The value is right, but gradient flows into the returns or the old values. Both
     are constants: detach them.
     """
     near = torch.maximum(
@@ -1424,7 +1396,7 @@ def gradient_into_the_past(values, old_values, returns, epsilon):
 
 @value_loss.mistake
 def clipped_only(values, old_values, returns, epsilon):
-    """You keep only the clipped error. The larger of two errors must count."""
+    """You keep only the clipped error. The larger of the two errors must count."""
     old = old_values.detach()
     near = old + (values - old).clamp(-epsilon, epsilon)
     return 0.5 * (near - returns.detach()) ** 2
@@ -1432,8 +1404,8 @@ def clipped_only(values, old_values, returns, epsilon):
 
 @value_loss.mistake
 def clipped_around_zero(values, old_values, returns, epsilon):
-    """You clip the value itself to ±ε. It may be any number, but must stay near the old
-    value.
+    """You clip the value itself to ±ε. A value may be any number, but it must stay near
+    the old value.
     """
     returns = returns.detach()
     near = values.clamp(-epsilon, epsilon)
@@ -1460,14 +1432,14 @@ def absolute_error(values, old_values, returns, epsilon):
 
 @value_loss.mistake
 def averaged(values, old_values, returns, epsilon):
-    """You average. Return one number per token."""
+    """You average over tokens. Return one number per token."""
     return by_clamping_the_move(values, old_values, returns, epsilon).mean()
 
 
 @value_loss.mistake
 def old_value_counts(values, old_values, returns, epsilon):
-    """Your second error is that of the old value. It must be that of the new value,
-    kept near the old one.
+    """Your second error is the error of the old value. It must be the error of the new
+    value after clipping.
     """
     old, returns = old_values.detach(), returns.detach()
     return 0.5 * torch.maximum((values - returns) ** 2, (old - returns) ** 2)
@@ -1495,8 +1467,7 @@ def _combined(change):
     return mistake
 
 
-_name(
-    value_loss,
+value_loss.say(
     value_loss.mistakes["clipped_like_a_ratio"].__doc__,
     ratio_clipped=_near(lambda v, old, _, e: old * (v / old).clamp(1 - e, 1 + e)),
     relative_limits=_near(
@@ -1505,40 +1476,36 @@ _name(
         )
     ),
 )
-_name(
-    value_loss,
+value_loss.say(
     "Your clipped value moves away from the new value: its step has the wrong sign.",
     moves_away=_near(lambda v, old, _, e: old + (old - v).clamp(-e, e)),
 )
-_name(
-    value_loss,
-    "You start at the new value and move toward the old one. Which of the two must "
-    "the clipped value stay near?",
+value_loss.say(
+    "You start at the new value and move toward the old one. Near which of these two "
+    "values must the clipped value stay?",
     old_near_new=_near(lambda v, old, _, e: v + (old - v).clamp(-e, e)),
 )
-_name(
-    value_loss,
+value_loss.say(
     "You limit the value on one side only. It may move by ε up or down.",
     limited_above=_near(lambda v, old, _, e: torch.minimum(v, old + e)),
     limited_below=_near(lambda v, old, _, e: torch.maximum(v, old - e)),
     only_upwards=_near(lambda v, old, _, e: old + (v - old).clamp(0, e)),
     only_downwards=_near(lambda v, old, _, e: old + (v - old).clamp(-e, 0)),
 )
-_name(
-    value_loss,
+value_loss.say(
     "Your interval has the wrong width. The value may move by ε up or down.",
     half_the_width=_near(lambda v, old, _, e: old + (v - old).clamp(-e / 2, e / 2)),
     twice_the_width=_near(lambda v, old, _, e: old + (v - old).clamp(-2 * e, 2 * e)),
 )
-_name(
-    value_loss,
-    "Your clipped value is only the clipped move. From where does it start?",
+value_loss.say(
+    "Your clipped value is only the clipped change. From which value does this change "
+    "start?",
     move_only=_near(lambda v, old, _, e: (v - old).clamp(-e, e)),
 )
-_name(
-    value_loss,
-    "You keep the return near the old value. Keep the new value near it.",
-    return_replaced=lambda v, old, r, e: (
+value_loss.say(
+    "Your second error does not compare the clipped new value with the return: you "
+    "clip the return, or subtract something else.",
+    other_second_error=lambda v, old, r, e: (
         0.5
         * torch.maximum(
             (v - r.detach()) ** 2,
@@ -1546,55 +1513,47 @@ _name(
         )
     ),
 )
-_name(
-    value_loss,
-    "The ½ is missing on one of the two errors. Both must have it.",
+value_loss.say(
+    "One of your two errors lacks the ½. Both errors must have it.",
     half_on_the_plain=_combined(lambda d, c: torch.maximum(d**2 / 2, c**2)),
     half_on_the_clipped=_combined(lambda d, c: torch.maximum(d**2, c**2 / 2)),
 )
-_name(
-    value_loss,
-    "You compare errors before you square them, so a large negative error loses. "
-    "Compare squares.",
+value_loss.say(
+    "You compare the errors before you square them, so a large negative error does "
+    "not count. Compare squares.",
     maximum_before_the_square=_combined(lambda d, c: 0.5 * torch.maximum(d, c) ** 2),
     maximum_of_negatives=_combined(lambda d, c: 0.5 * torch.minimum(d, c) ** 2),
 )
-_name(
-    value_loss,
-    "You combine both errors by a sum or a mean. Only the larger one must count.",
+value_loss.say(
+    "You sum or average the two errors. Only the larger error must count.",
     sum_of_both=_combined(lambda d, c: 0.5 * (d**2 + c**2)),
     mean_of_both=_combined(lambda d, c: 0.25 * (d**2 + c**2)),
     sum_of_both_without_half=_combined(lambda d, c: d**2 + c**2),
 )
-_name(
-    value_loss,
-    "The ½ is missing, and the clip has no effect: you return the plain squared error.",
+value_loss.say(
+    "You return the plain squared error: the ½ is missing, and the clip has no effect.",
     plain_square=_combined(lambda d, c: d**2),
 )
-_name(
-    value_loss,
+value_loss.say(
     "The ½ is missing, and you keep only the clipped error.",
     clipped_without_half=_combined(lambda d, c: c**2),
 )
-_name(
-    value_loss,
+value_loss.say(
     "The ½ is missing, and you use min instead of max.",
     smaller_without_half=_combined(lambda d, c: torch.minimum(d**2, c**2)),
 )
-_name(
-    value_loss,
+value_loss.say(
     "You use absolute errors. Use squared errors.",
     absolute_without_half=_combined(lambda d, c: torch.maximum(d.abs(), c.abs())),
 )
-_name(
-    value_loss,
-    "All tokens of a row get the row's largest error. Return each token's own.",
+value_loss.say(
+    "You give all tokens of a row the row's largest error. Return each token's own "
+    "error.",
     largest_of_the_row=_combined(
         lambda d, c: 0.5 * torch.maximum(d**2, c**2).amax(1, keepdim=True).expand_as(d)
     ),
 )
-_name(
-    value_loss,
+value_loss.say(
     "You compare two means or sums. Take the larger error of each token.",
     maximum_of_means=_combined(
         lambda d, c: 0.5 * torch.maximum((d**2).mean(), (c**2).mean())
@@ -1603,8 +1562,7 @@ _name(
         lambda d, c: 0.5 * torch.maximum((d**2).sum(), (c**2).sum())
     ),
 )
-_name(
-    value_loss,
+value_loss.say(
     "You clip the distance from the return. Clip the move from the old value.",
     error_clipped=lambda v, old, r, e: 0.5 * (v - r.detach()).clamp(-e, e) ** 2,
 )
@@ -1619,8 +1577,8 @@ def by_clamping_the_move(values, old_values, returns, epsilon):
 
 @value_loss.alternative
 def by_clamping_the_return(values, old_values, returns, epsilon):
-    """Equal to the solution: the larger error is at least the return's distance from
-    the interval.
+    """Equal the solution: the larger error is at least the return's distance from the
+    interval
     """
     old, returns = old_values.detach(), returns.detach()
     near = old + (returns - old).clamp(-epsilon, epsilon)
@@ -1633,7 +1591,8 @@ def by_clamping_the_return(values, old_values, returns, epsilon):
     10,
     (
         "KL is twice its target: should β grow or shrink, and by how much at most?",
-        "Three steps: the relative error, its clip, and the share of the horizon.",
+        "There are three steps: the relative error, its clip, and the share of the "
+        "horizon.",
     ),
 )
 def next_beta(beta, kl, target, n, horizon):
@@ -1658,20 +1617,22 @@ def _(generator):
 
 @next_beta.mistake
 def not_clipped(beta, kl, target, n, horizon):
-    """You do not clip the error: one unusual batch would swing β."""
+    """You do not clip the error: one unusual batch would change β too much."""
     return beta * (1 + (kl / target - 1) * n / horizon)
 
 
 @next_beta.mistake
 def wrong_direction(beta, kl, target, n, horizon):
-    """β moves the wrong way: when KL is above its target, the penalty must grow."""
+    """Your β moves in the wrong direction: when KL is above its target, the penalty
+    must grow.
+    """
     return beta * (1 - min(max(kl / target - 1, -0.2), 0.2) * n / horizon)
 
 
 @next_beta.mistake
 def without_the_samples(beta, kl, target, n, horizon):
-    """The horizon counts samples, so a step of n samples must move β n times as far as
-    a step of one sample.
+    """Your step ignores n. The horizon counts samples, so a step of n samples must move
+    β n times as far as a step of one sample.
     """
     return beta * (1 + min(max(kl / target - 1, -0.2), 0.2) / horizon)
 
@@ -1690,7 +1651,9 @@ def absolute_error(beta, kl, target, n, horizon):
 
 @next_beta.mistake
 def added(beta, kl, target, n, horizon):
-    """You add to β. Multiply it, so that it stays positive and keeps its scale."""
+    """You add the change to β. Multiply β by a factor, so that β stays positive and
+    keeps its scale.
+    """
     return beta + min(max(kl / target - 1, -0.2), 0.2) * n / horizon
 
 
@@ -1702,13 +1665,15 @@ def only_upwards(beta, kl, target, n, horizon):
 
 @next_beta.mistake
 def clipped_above_only(beta, kl, target, n, horizon):
-    """You clip the error only from above: with a KL near 0 it falls below −0.2."""
+    """You clip the error only from above: with a KL near 0 the error falls below
+    −0.2.
+    """
     return beta * (1 + min(kl / target - 1, 0.2) * n / horizon)
 
 
 @next_beta.mistake
 def clipped_below_only(beta, kl, target, n, horizon):
-    """You clip the error only from below: a large KL would swing β."""
+    """You clip the error only from below: a large KL would change β too much."""
     return beta * (1 + max(kl / target - 1, -0.2) * n / horizon)
 
 
@@ -1726,7 +1691,9 @@ def target_over_kl(beta, kl, target, n, horizon):
 
 @next_beta.mistake
 def ratio_clipped(beta, kl, target, n, horizon):
-    """You forgot to subtract 1: a KL at its target must leave β unchanged."""
+    """You do not subtract 1 from the ratio: a KL at its target must leave β
+    unchanged.
+    """
     return beta * (1 + min(max(kl / target, -0.2), 0.2) * n / horizon)
 
 
@@ -1749,111 +1716,93 @@ def _step(change):
 
 
 for _bound in (0.02, 0.05, 0.1, 0.15, 0.25, 0.3, 0.4, 0.5, 1.0):
-    _name(
-        next_beta,
-        f"Your result equals one with limits of ±{_bound} for the error.",
+    next_beta.say(
+        f"Your code works as if the limits of the error were ±{_bound}.",
         **{f"bound_{_bound}": _error(lambda x, bound=_bound: _clip(x, bound))},
     )
-_name(
-    next_beta,
-    "You return only the change of β, or its relative change. Return the new β.",
+next_beta.say(
+    "You return only the absolute or relative change of β. Return the new β.",
     change_only=_step(lambda b, x, n, h: b * x * n / h),
     relative_change_only=_step(lambda b, x, n, h: x * n / h),
 )
-_name(
-    next_beta,
-    "Your n / horizon drops its fraction: // or int() gives 0 below one horizon.",
+next_beta.say(
+    "You round n / horizon down: // or int() gives 0 if n is below the horizon.",
     whole_horizons=_step(lambda b, x, n, h: b * (1 + x * (n // h))),
 )
-_name(
-    next_beta,
+next_beta.say(
     "Your β changes exponentially with n. One update must be linear in n.",
     exponential=_step(lambda b, x, n, h: b * math.exp(x * n / h)),
     compounded=_step(lambda b, x, n, h: b * (1 + x / h) ** n),
     power=_step(lambda b, x, n, h: b * (1 + x) ** (n / h)),
 )
-_name(
-    next_beta,
+next_beta.say(
     "You do not subtract 1 from the ratio: a KL at its target must leave β unchanged.",
     ratio_near_one=_error(lambda x: 1 + _clip(x)),
     ratio_not_clipped=_error(lambda x: 1 + x),
 )
-_name(
-    next_beta,
-    "n / horizon multiplies all of β. It must scale only the error: a KL at its "
-    "target must leave β unchanged.",
+next_beta.say(
+    "You multiply all of β by n / horizon. This share must scale only the error: a KL "
+    "at its target must leave β unchanged.",
     all_scaled=_step(lambda b, x, n, h: b * (1 + x) * n / h),
 )
-_name(
-    next_beta,
+next_beta.say(
     "The share of the horizon is missing: n samples must move β by n / horizon of a "
     "full step.",
     full_step=_step(lambda b, x, n, h: b * (1 + x)),
 )
-_name(
-    next_beta,
+next_beta.say(
     "You limit n / horizon to 1. A batch may be larger than the horizon.",
     share_limited=_step(lambda b, x, n, h: b * (1 + x * min(1, n / h))),
 )
-_name(
-    next_beta,
-    "Your step has only a sign: its size does not depend on the error. Below the "
-    "limit, a small error must move β little.",
+next_beta.say(
+    "Your step uses only the sign of the error. A smaller error within the limits "
+    "must move β less.",
     sign_only=_error(lambda x: 0.2 if x > 0 else -0.2),
     sign_or_up=_error(lambda x: 0.2 if x >= 0 else -0.2),
     sign_or_nothing=_error(lambda x: 0.2 * ((x > 0) - (x < 0))),
 )
-_name(
-    next_beta,
-    "Your error is always at the same limit, whatever the KL. Check min and max.",
+next_beta.say(
+    "Your clipped error is always at the same limit, whatever the KL is. Check min "
+    "and max.",
     always_up=_error(lambda x: 0.2),
     always_down=_error(lambda x: -0.2),
 )
-_name(
-    next_beta,
+next_beta.say(
     "You ignore small errors. The clip limits large errors and keeps small ones.",
     dead_zone=_error(lambda x: 0 if abs(x) <= 0.2 else math.copysign(0.2, x)),
     dead_zone_not_clipped=_error(lambda x: 0 if abs(x) <= 0.2 else x),
 )
-_name(
-    next_beta,
+next_beta.say(
     "You ignore large errors. The clip limits them.",
     large_ignored=_error(lambda x: x if abs(x) <= 0.2 else 0),
 )
-_name(
-    next_beta,
-    "You divide β by a factor. Multiply it.",
+next_beta.say(
+    "You divide β by a factor. Multiply β instead.",
     divided=_step(lambda b, x, n, h: b / (1 + x * n / h)),
     divided_by_less=_step(lambda b, x, n, h: b / (1 - x * n / h)),
 )
-_name(
-    next_beta,
+next_beta.say(
     "Your error is relative to the KL. It must be relative to the target.",
     relative_to_kl=_error(lambda x: _clip(x / (1 + x))),
 )
-_name(
-    next_beta,
+next_beta.say(
     "Your error is a logarithm of the ratio. Use the ratio minus 1.",
     logarithm=_error(lambda x: _clip(math.log1p(x))),
 )
-_name(
-    next_beta,
+next_beta.say(
     "Your β only grows: you lose the sign of the error.",
     absolute_value=_error(lambda x: abs(_clip(x))),
 )
-_name(
-    next_beta,
+next_beta.say(
     "You square the error. Use the error itself.",
     squared_error=_error(lambda x: _clip(x * x)),
     square_of_the_clipped=_error(lambda x: _clip(x) ** 2),
 )
-_name(
-    next_beta,
+next_beta.say(
     "Your β only shrinks. Above the target it must grow.",
     only_downwards=_error(lambda x: min(max(x, -0.2), 0.0)),
 )
-_name(
-    next_beta,
+next_beta.say(
     "You double or halve β, as the PPO paper does. Here its step depends on the error.",
     doubled_or_halved=lambda beta, kl, target, n, horizon: (
         beta * (2 if kl > 1.5 * target else 0.5 if kl < target / 1.5 else 1)

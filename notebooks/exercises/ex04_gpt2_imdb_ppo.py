@@ -12,15 +12,6 @@ SET = Set("04_gpt2_imdb_ppo", "GPT-2 on IMDB", "import math\n\nimport torch")
 check = SET.check
 
 
-def _more(exercise, mistakes):
-    """Register name → (message, code, …); pieces of code may share a message."""
-    for name, (message, *codes) in mistakes.items():
-        for i, code in enumerate(codes):
-            code.__name__ = name + f"_{i + 1}" * (i > 0)
-            code.__doc__ = message
-            exercise.mistake(code)
-
-
 @SET.exercise(
     "The right logit",
     1,
@@ -53,21 +44,23 @@ def _(generator):
 
 @positive_logit.mistake
 def always_the_second(logits, id2label):
-    """You take column 1 whatever its label. For some classifiers it is NEGATIVE."""
+    """You take column 1, whatever its label is. In some classifiers column 1 is
+    NEGATIVE.
+    """
     return logits[:, 1]
 
 
 @positive_logit.mistake
 def the_larger_one(logits, id2label):
-    """You take the larger logit: a clearly negative text would be rewarded as highly as
-    a clearly positive one.
+    """You take the larger logit: a clearly negative text would get as high a reward as
+    a clearly positive text.
     """
     return logits.max(1).values
 
 
 @positive_logit.mistake
 def a_probability(logits, id2label):
-    """You return a probability, which squeezes everything the classifier is sure of
+    """You return a probability, which squeezes all texts that the classifier is sure of
     into 0.99 … 1. Return the raw logit.
     """
     column = next(column for column, label in id2label.items() if label == "POSITIVE")
@@ -76,13 +69,13 @@ def a_probability(logits, id2label):
 
 @positive_logit.mistake
 def always_the_first(logits, id2label):
-    """You take column 0 whatever its label."""
+    """You take column 0, whatever its label is."""
     return logits[:, 0]
 
 
 @positive_logit.mistake
 def the_other_column(logits, id2label):
-    """You return the logit of NEGATIVE: this policy learns to write bad reviews."""
+    """You return the logit of NEGATIVE: a policy would learn to write bad reviews."""
     column = next(column for column, label in id2label.items() if label == "NEGATIVE")
     return logits[:, column]
 
@@ -103,14 +96,14 @@ def one_sigmoid(logits, id2label):
 
 @positive_logit.mistake
 def a_difference(logits, id2label):
-    """You return the difference of both logits. Return the raw logit of POSITIVE."""
+    """You return the difference of the two logits. Return the raw logit of POSITIVE."""
     column = next(column for column, label in id2label.items() if label == "POSITIVE")
     return logits[:, column] - logits[:, 1 - column]
 
 
 @positive_logit.mistake
 def order_of_the_dict(logits, id2label):
-    """You use the name's position in the dict. The dict's *key* is the column."""
+    """You use the label's position in the dict. The dict's *key* is the column."""
     return logits[:, list(id2label.values()).index("POSITIVE")]
 
 
@@ -145,12 +138,11 @@ def _scored(change):
     return signed, without_negatives
 
 
-_more(
-    positive_logit,
+positive_logit.more(
     {
         "entry_of_the_dict": (
-            "You take a fixed entry of the dict, such as its first or last one. Its "
-            "entries are in any order: look for the name.",
+            "You take a fixed entry of the dict, such as its first or last entry. The "
+            "entries may be in any order: look for the label.",
             lambda x, names: x[:, list(names)[0]],
             lambda x, names: x[:, list(names)[1]],
         ),
@@ -166,7 +158,7 @@ _more(
             lambda x, names: x[:, 0] * (1 if names[0] == "POSITIVE" else -1),
         ),
         "prediction": (
-            "You return only which label wins. Return how high the logit is.",
+            "You return only which label wins. Return the logit itself.",
             lambda x, names: _predicted(x, names).double(),
             lambda x, names: 2 * _predicted(x, names).double() - 1,
             lambda x, names: x.argmax(1),
@@ -182,11 +174,11 @@ _more(
             lambda x, names: x.log_softmax(1).amax(1),
         ),
         "smaller": (
-            "You take the smaller logit of each text. Find the column by its name.",
+            "You take the smaller logit of each text. Find the column by its label.",
             lambda x, names: x.amin(1),
         ),
         "of_the_other_label": (
-            "You read the column of NEGATIVE, and you transform it. Return the raw "
+            "You read the column of NEGATIVE and also transform it. Return the raw "
             "logit of POSITIVE.",
             lambda x, names: _negative(x.softmax(1), names),
             lambda x, names: _negative(x.log_softmax(1), names),
@@ -207,7 +199,7 @@ _more(
         ),
         "over_the_texts": (
             "Your result for a text depends on the other texts of the batch. Return "
-            "each raw logit.",
+            "each text's raw logit.",
             lambda x, names: _positive(x.softmax(0), names),
             lambda x, names: _positive(x.log_softmax(0), names),
             lambda x, names: (
@@ -237,7 +229,7 @@ _more(
             lambda x, names: _positive(x, names).amax(),
         ),
         "both_transformed": (
-            "You keep both columns, and you change or reorder them. Return one raw "
+            "You keep both columns and also change or reorder them. Return one raw "
             "logit per text.",
             lambda x, names: x.softmax(1),
             lambda x, names: x.log_softmax(1),
@@ -258,16 +250,16 @@ def by_list(logits, id2label):
     1,
     10,
     (
-        "Four times as many texts: how much narrower should the interval be?",
+        "With four times as many texts, how much narrower should the interval be?",
         "A standard error is the standard deviation of single texts divided by a root.",
     ),
 )
 def mean_ci(x):
     """Return the mean and the half-width of its 95 % interval: (n,) → two numbers.
 
-    The scores before and after training are means over some hundred prompts. How far
-    may each mean be off? Use 1.96 standard errors, with the unbiased standard
-    deviation.
+    The scores before and after training are means over a few hundred prompts. How far
+    may each mean be from the true mean? Use 1.96 standard errors, with the unbiased
+    standard deviation.
     """
     return x.mean(), 1.96 * x.std() / math.sqrt(len(x))
 
@@ -280,7 +272,7 @@ def _(generator):
 
 @mean_ci.mistake
 def spread_of_single_texts(x):
-    """You return how far single texts scatter. The *mean* of n texts scatters √n times
+    """You return the spread of single texts. The *mean* of n texts varies √n times
     less.
     """
     return x.mean(), 1.96 * x.std()
@@ -300,7 +292,9 @@ def biased_std(x):
 
 @mean_ci.mistake
 def forgot_the_factor(x):
-    """You use one standard error, which covers about 68 %. For 95 % use 1.96."""
+    """You use one standard error, which gives an interval of about 68 %. For 95 %, use
+    1.96 standard errors.
+    """
     return x.mean(), x.std() / math.sqrt(len(x))
 
 
@@ -319,13 +313,15 @@ def full_width(x):
 
 @mean_ci.mistake
 def variance_for_std(x):
-    """You forgot the square root of the variance."""
+    """You use the variance instead of its square root."""
     return x.mean(), 1.96 * x.var() / math.sqrt(len(x))
 
 
 @mean_ci.mistake
 def variance_over_n(x):
-    """You forgot a root: 1.96 times the *variance* of the mean is not a length."""
+    """You do not take a root: you return 1.96 times the *variance* of the mean, which
+    has other units than `x`.
+    """
     return x.mean(), 1.96 * x.var() / len(x)
 
 
@@ -343,13 +339,17 @@ def two_standard_errors(x):
 
 @mean_ci.mistake
 def ninety_percent(x):
-    """You use 1.645 standard errors, which make an interval of 90 %."""
+    """You use 1.645 standard errors, which give an interval of 90 %. For 95 %, use
+    1.96.
+    """
     return x.mean(), 1.645 * x.std() / math.sqrt(len(x))
 
 
 @mean_ci.mistake
 def root_of_n_minus_1(x):
-    """You correct for n − 1 twice, or in the wrong place: the *mean* has n texts."""
+    """You divide by n − 1 once too often, or in the wrong place: the *mean* is over n
+    texts.
+    """
     return x.mean(), 1.96 * x.std() / math.sqrt(len(x) - 1)
 
 
@@ -400,8 +400,7 @@ def _several():
         yield lambda x, power=power: (x.mean(), 1.96 * stds[3](x) / len(x) ** power)
 
 
-_more(
-    mean_ci,
+mean_ci.more(
     {
         "quantile_of_t": (
             "You use a quantile of Student's t. This exercise asks for 1.96.",
@@ -412,8 +411,8 @@ _more(
             _half(lambda x: 1.959964 * _error(x)),
         ),
         "half_of_the_half": (
-            "Your second number is half of the half-width: you divide by 2 once too "
-            "often.",
+            "Your second number is half of the half-width: you divide by 2 without "
+            "need.",
             _half(lambda x: 0.98 * _error(x)),
         ),
         "another_factor": (
@@ -435,7 +434,8 @@ _more(
             ),
         ),
         "another_divisor": (
-            "Your divisor of the standard deviation is wrong. How does it depend on n?",
+            "You divide the standard deviation by the wrong number. How does the "
+            "right divisor depend on n?",
             *(
                 _half(lambda x, f=f: 1.96 * x.std() / f(len(x)))
                 for f in (
@@ -454,8 +454,8 @@ _more(
             ),
         ),
         "multiplied_by_n": (
-            "Your half-width is larger for more texts. More texts make a mean more "
-            "precise.",
+            "Your half-width grows with the number of texts, but more texts make a "
+            "mean more precise.",
             _half(lambda x: 1.96 * x.std() * len(x) ** 0.5),
             _half(lambda x: 1.96 * x.std() * len(x)),
             _half(lambda x: 1.96 * x.var() * len(x) ** 0.5),
@@ -468,8 +468,8 @@ _more(
             _half(lambda x: 1.96 * x.std() / x.sum().abs() ** 0.5),
         ),
         "root_of_too_much": (
-            "Your root contains something that belongs outside it. Check the units: a "
-            "half-width has those of `x`.",
+            "You take the root of too many factors. Check the units: a half-width has "
+            "the units of `x`.",
             _half(lambda x: 1.96 * (x.std() / len(x)) ** 0.5),
             _half(lambda x: 1.96 * _error(x) ** 0.5),
             _half(lambda x: (1.96 * x.std() / len(x)) ** 0.5),
@@ -486,8 +486,8 @@ _more(
             ),
         ),
         "sum_of_squares": (
-            "You do not divide the squared deviations by n − 1: your standard "
-            "deviation is too large.",
+            "You do not divide the sum of squared deviations by n − 1, so your "
+            "standard deviation is too large.",
             _half(lambda x: 1.96 * (x.var() * (len(x) - 1)) ** 0.5),
         ),
         "absolute_deviation": (
@@ -505,9 +505,9 @@ _more(
             _half(lambda x: 1.96 * (x - x.median()).abs().median() / len(x) ** 0.5),
         ),
         "spread_from_order": (
-            "You measure the spread by percentiles or by the extremes of single "
-            "texts. Use the standard deviation, and remember how much less a *mean* "
-            "scatters.",
+            "You measure the spread with percentiles or extremes of single texts. Use "
+            "the standard deviation, and remember that a *mean* varies less than "
+            "single texts.",
             _half(lambda x: (x.quantile(0.975) - x.quantile(0.025)) / 2),
             _half(lambda x: x.quantile(0.975) - x.quantile(0.025)),
             _half(lambda x: (x.quantile(0.95) - x.quantile(0.05)) / 2),
@@ -520,8 +520,8 @@ _more(
             lambda x: (x.quantile(0.025), x.quantile(0.975)),
         ),
         "share": (
-            "You use the formula for a share of successes. These scores are not 0 or "
-            "1.",
+            "You use the formula for a share of successes, but these scores are not "
+            "only 0 or 1.",
             _half(lambda x: 1.96 * ((x.mean() * (1 - x.mean())).abs() / len(x)) ** 0.5),
             _half(lambda x: 1.96 * (x.mean() * (1 - x.mean()) / len(x)) ** 0.5),
             _half(
@@ -529,7 +529,7 @@ _more(
             ),
         ),
         "poisson": (
-            "You take the mean for a variance. Compute the spread of `x`.",
+            "You use the mean in place of the variance. Compute the spread of `x`.",
             _half(lambda x: 1.96 * (x.mean().abs() / len(x)) ** 0.5),
         ),
         "relative": (
@@ -538,8 +538,8 @@ _more(
             _half(lambda x: 196 * _error(x) / x.mean().abs()),
         ),
         "one_bound": (
-            "Your second number is a bound of the interval. Return its distance from "
-            "the mean.",
+            "Your second number is an end of the interval. Return the distance of "
+            "this end from the mean.",
             _half(lambda x: x.mean() + 1.96 * _error(x)),
             _half(lambda x: x.mean() - 1.96 * _error(x)),
         ),
@@ -560,7 +560,7 @@ _more(
             lambda x: (x.mean() - _error(x), x.mean() + _error(x)),
         ),
         "negative_width": (
-            "Your half-width is negative.",
+            "Your half-width is negative. A width is at least 0.",
             _half(lambda x: -1.96 * _error(x)),
         ),
         "only_the_mean": (
@@ -606,8 +606,8 @@ def by_variance(x):
     2,
     10,
     (
-        "Two responses of 1 and 9 tokens: how much should each count?",
-        "Take one mean over all *tokens* first, and only then undo the logarithm.",
+        "Two responses have 1 and 9 tokens. How much should each response count?",
+        "Take one mean over all *tokens* first. Only then undo the logarithm.",
     ),
 )
 def perplexity(logprobs, mask):
@@ -635,16 +635,16 @@ def padding_counts(logprobs, mask):
 
 @perplexity.mistake
 def mean_of_perplexities(logprobs, mask):
-    """You average the responses' perplexities: a single unusual one would dominate.
-    Average logarithms, over tokens.
+    """You average the responses' perplexities: a single unusual response would
+    dominate. Average logarithms over tokens.
     """
     return torch.exp(-(logprobs * mask).sum(1) / mask.sum(1)).mean()
 
 
 @perplexity.mistake
 def mean_of_means(logprobs, mask):
-    """Each response weighs the same, so a token of a short one counts more. Divide the
-    whole sum by the number of all tokens.
+    """You give each response the same weight, so a token of a short response counts
+    more. Divide the sum over all tokens by their number.
     """
     return torch.exp(-((logprobs * mask).sum(1) / mask.sum(1)).mean())
 
@@ -659,7 +659,7 @@ def wrong_sign(logprobs, mask):
 
 @perplexity.mistake
 def zeros_count(logprobs, mask):
-    """Padding adds nothing to the sum, but still counts in your divisor."""
+    """Your divisor counts padding, although padding adds nothing to the sum."""
     return torch.exp(-(logprobs * mask).mean())
 
 
@@ -685,7 +685,7 @@ def mean_of_token_perplexities(logprobs, mask):
 
 @perplexity.mistake
 def base_two(logprobs, mask):
-    """You raise 2 to the mean, but these logarithms are natural."""
+    """You raise 2 to the power of the mean, but these logarithms are natural."""
     return 2 ** (-(logprobs * mask).sum() / mask.sum())
 
 
@@ -697,13 +697,15 @@ def entropy(logprobs, mask):
 
 @perplexity.mistake
 def of_each_response(logprobs, mask):
-    """You return one number per response. Return one for the whole batch."""
+    """You return one number per response. Return one number for the whole batch."""
     return torch.exp(-(logprobs * mask).sum(1) / mask.sum(1))
 
 
 @perplexity.mistake
 def no_mean(logprobs, mask):
-    """You exponentiate a sum over tokens. Divide it by their number first."""
+    """You exponentiate a sum over tokens. Divide the sum by the number of tokens
+    first.
+    """
     return torch.exp(-(logprobs * mask).sum())
 
 
@@ -732,27 +734,26 @@ def _mean(logprobs, mask):
     return -(logprobs * mask).sum() / mask.sum()
 
 
-_more(
-    perplexity,
+perplexity.more(
     {
         "padding_in_the_sum": (
             "Your sum includes padding, although your divisor does not.",
             lambda x, m: torch.exp(-x.sum() / m.sum()),
         ),
         "first_token_left_out": (
-            "You leave out each response's first token. Nothing needs a shift: each "
+            "You leave out each response's first token. No shift is needed: each "
             "element is already the log-probability of its own token.",
             _per_token(lambda x: x[:, 1:]),
             lambda x, m: torch.exp(-(x * m)[:, 1:].sum() / m.sum()),
         ),
         "last_column_left_out": (
-            "You leave out the last column, so responses that fill it lose a token.",
+            "You leave out the last column, so responses that reach it lose a token.",
             _per_token(lambda x: x[:, :-1]),
             lambda x, m: torch.exp(-(x * m)[:, :-1].sum() / m.sum()),
         ),
-        "shifted_mask": (
-            "You shift the mask against the log-probabilities. Both have the same "
-            "columns already.",
+        "columns_do_not_match": (
+            "Mask and log-probabilities do not match: you shift one of them, or leave "
+            "out the first or last token of each response.",
             _per_token(lambda x: x[:, :-1], lambda m: m[:, 1:]),
             _per_token(lambda x: x[:, 1:], lambda m: m[:, :-1]),
             _per_token(torch.clone, lambda m: m.roll(1, 1)),
@@ -760,7 +761,7 @@ _more(
         ),
         "by_position": (
             "You average within each column first: late positions, which few "
-            "responses reach, weigh too much. Average over all tokens at once.",
+            "responses reach, weigh too much. Take one mean over all tokens.",
             lambda x, m: torch.exp(_means(x, m, 0).mean()),
             lambda x, m: torch.exp(_means(x, m, 0)).mean(),
             lambda x, m: torch.exp(_means(x, m, 0)),
@@ -789,7 +790,7 @@ _more(
             lambda x, m: torch.exp(-(x * m).mean(1)),
         ),
         "another_number_of_tokens": (
-            "Your divisor is not the number of real tokens. Count the ones of the "
+            "Your divisor is not the number of real tokens. Count the ones in the "
             "mask.",
             _over(lambda m: m.sum() - 1),
             _over(lambda m: m.sum() + 1),
@@ -799,20 +800,19 @@ _more(
             _over(lambda m: len(m) * m.sum()),
         ),
         "negative": (
-            "Your minus sign stands outside the exponential: a perplexity is at least "
-            "1.",
+            "Your result is negative, because a minus sign is outside the "
+            "exponential. A perplexity is at least 1.",
             lambda x, m: -torch.exp(-_mean(x, m)),
             lambda x, m: -torch.exp(_mean(x, m)),
         ),
         "another_base": (
-            "You use another base than that of these logarithms, which are natural.",
+            "You use the wrong base: these logarithms are natural.",
             lambda x, m: 10 ** _mean(x, m),
             lambda x, m: torch.exp(_mean(x, m) / math.log(2)),
             lambda x, m: torch.exp(_mean(x, m) / math.log(10)),
         ),
         "no_exponential": (
-            "The exponential is missing, and your mean is not the loss per token in "
-            "nats.",
+            "You do not exponentiate, and your mean is not the loss per token in nats.",
             lambda x, m: -_mean(x, m),
             lambda x, m: _mean(x, m) / math.log(2),
             lambda x, m: _means(x, m).mean(),
@@ -823,19 +823,24 @@ _more(
             lambda x, m: -(x * m).sum(1).mean(),
         ),
         "weighted_by_length": (
-            "You weight responses by their lengths in addition to summing or "
-            "averaging. Each *token* weighs the same.",
+            "Your weights grow with the square of a response's length. Each *token* "
+            "weighs the same.",
             lambda x, m: torch.exp(
                 (_means(x, m) * m.sum(1) ** 2).sum() / (m.sum(1) ** 2).sum()
             ),
+        ),
+        "weighted_perplexities": (
+            "You average the responses' perplexities, weighted by length. Average "
+            "logarithms over all tokens, then exponentiate once.",
             lambda x, m: (torch.exp(_means(x, m)) * m.sum(1)).sum() / m.sum(),
         ),
         "logarithm_again": (
-            "You take a logarithm of numbers that are logarithms already.",
+            "You take a logarithm of numbers that already are logarithms.",
             lambda x, m: torch.exp(-(x.abs().log() * m).sum() / m.sum()),
         ),
         "clipped": (
-            "You limit the log-probabilities. Very unlikely tokens must count in full.",
+            "You limit the log-probabilities from below. Very unlikely tokens must "
+            "count in full.",
             *(
                 _per_token(lambda x, low=low: x.clamp(low), torch.clone)
                 for low in (-1, -2, -3, -4, -5)
@@ -862,25 +867,25 @@ _more(
             lambda x, m: 1 - (x.exp() * m).sum() / m.sum(),
         ),
         "padding_as_probability_1": (
-            "Where the mask is 0, you exponentiate 0: padding enters your mean as 1.",
+            "You exponentiate 0 where the mask is 0, so padding enters your mean as 1.",
             lambda x, m: torch.exp(-x * m).mean(),
             lambda x, m: torch.exp(-x * m).sum() / m.sum(),
             lambda x, m: 1 / torch.exp(x * m).mean(),
         ),
         "padding_in_each_response": (
-            "You treat each response separately, and padding counts in it.",
+            "You treat each response separately, and you include its padding.",
             lambda x, m: torch.exp(-x.mean(1)).mean(),
             lambda x, m: torch.exp(-x.mean(1)),
         ),
         "each_token": (
-            "You return one number per token. Return one for the whole batch.",
+            "You return one number per token. Return one number for the whole batch.",
             lambda x, m: torch.exp(-x * m),
             lambda x, m: torch.exp(-x) * m,
             lambda x, m: torch.exp(-x),
         ),
         "joint_probability": (
-            "You return a probability of all tokens together. Take a mean per token, "
-            "and mind the sign.",
+            "You return a joint probability of many tokens. Take a mean over tokens, "
+            "and check the sign.",
             lambda x, m: torch.exp((x * m).sum()),
             lambda x, m: torch.exp((x * m).sum(1)).mean(),
         ),
@@ -906,7 +911,8 @@ def by_selection(logprobs, mask):
     10,
     (
         "How many pairs does a text of five words have, and a text of one word?",
-        "Each text has its own pairs. What counts once, even if many texts have it?",
+        "Each text has its own pairs. A pair may occur in many texts: how often does "
+        "it count as distinct?",
     ),
 )
 def distinct_2(texts):
@@ -933,6 +939,7 @@ def _(generator):
         *texts,
         "film",
         "great a film",
+        "no-where, no where",
         "",
         "no where",
     ]
@@ -947,7 +954,7 @@ def _pairs(texts):
 
 @distinct_2.mistake
 def within_each_text(texts):
-    """You count repetitions within each text only. A policy that writes the *same* text
+    """You count repetitions only within each text. A policy that writes the *same* text
     to every query would look diverse.
     """
     shares = []
@@ -971,7 +978,7 @@ def mean_over_texts_with_pairs(texts):
 
 @distinct_2.mistake
 def over_words(texts):
-    """You divide by the number of words: there are fewer pairs than words."""
+    """You divide by the number of words, but there are fewer pairs than words."""
     return len(set(_pairs(texts))) / sum(len(text.split()) for text in texts)
 
 
@@ -983,7 +990,7 @@ def a_count(texts):
 
 @distinct_2.mistake
 def repeated(texts):
-    """You return the share of repetitions. Return 1 minus that share."""
+    """You return the share of repetitions. Return the share of distinct pairs."""
     pairs = _pairs(texts)
     return 1 - len(set(pairs)) / len(pairs) if pairs else 0
 
@@ -997,8 +1004,8 @@ def order_forgotten(texts):
 
 @distinct_2.mistake
 def used_once(texts):
-    """You count only pairs that occur once. A pair that occurs twice also counts, as
-    one.
+    """You count only pairs that occur once. A pair that occurs twice also counts,
+    once.
     """
     pairs = _pairs(texts)
     return sum(pairs.count(pair) == 1 for pair in pairs) / max(1, len(pairs))
@@ -1028,8 +1035,8 @@ def threes(texts):
 
 @distinct_2.mistake
 def across_texts(texts):
-    """You join the texts first, so the last word of one and the first of the next make
-    a pair that no text contains.
+    """You join the texts first, so the last word of one text and the first word of the
+    next text form a pair that may be in neither text.
     """
     words = " ".join(texts).split()
     pairs = list(zip(words, words[1:]))
@@ -1071,12 +1078,11 @@ def _counts(share):
     return lambda texts: share(Counter(_pairs(texts)).values())
 
 
-_more(
-    distinct_2,
+distinct_2.more(
     {
         "wrong_without_pairs": (
-            "Your result is wrong only where there are no pairs: read the last "
-            "sentence of the exercise.",
+            "Your result is wrong only if there are no pairs. Read the last sentence "
+            "of the exercise.",
             *(
                 lambda texts, value=value: (
                     distinct_2.solution(texts) if _pairs(texts) else value
@@ -1086,13 +1092,13 @@ _more(
         ),
         "distinct_within_a_text": (
             "You count distinct pairs in each text and add the counts. A pair that "
-            "comes again in *another* text must not count twice.",
+            "occurs again in *another* text must not count twice.",
             lambda texts: _part(
                 sum(len(set(zip(w, w[1:]))) for w in _words(texts)), len(_pairs(texts))
             ),
         ),
         "equal_texts_once": (
-            "You drop repeated texts first, which hides repetition from text to text.",
+            "You drop repeated texts first, which hides repetitions from text to text.",
             lambda texts: distinct_2.solution(list(set(texts))),
         ),
         "glued_words": (
@@ -1101,7 +1107,7 @@ _more(
             _distinct(lambda w: zip(w, w[1:]), "".join),
         ),
         "pair_lost": (
-            "You leave out the last or the first pair of each text. Check where your "
+            "You leave out the first or the last pair of each text. Check where your "
             "loop or slice begins and ends.",
             _distinct(lambda w: zip(w[:-1], w[1:-1])),
             _distinct(lambda w: zip(w[1:], w[2:])),
@@ -1116,12 +1122,13 @@ _more(
             _distinct(lambda w: combinations(sorted(set(w)), 2)),
         ),
         "wraps_around": (
-            "You pair the last word of a text with its first. A text does not start "
-            "again after its end.",
+            "You pair the last word of a text with its first. These two words are not "
+            "neighbors.",
             _distinct(lambda w: zip(w, w[1:] + w[:1])),
         ),
         "different_words": (
-            "You compare the two words of a pair with each other. Compare *pairs*.",
+            "You compare the two words of a pair with each other. Compare whole "
+            "*pairs*.",
             _distinct(lambda w: [pair for pair in zip(w, w[1:]) if len(set(pair)) > 1]),
             lambda texts: _part(
                 sum(a != b for a, b in _pairs(texts)), len(_pairs(texts))
@@ -1131,7 +1138,7 @@ _more(
             ),
         ),
         "longer_groups": (
-            "You count groups of another size than two words.",
+            "You count groups of words that are not pairs. Count only pairs.",
             _distinct(lambda w: zip(w, w[1:], w[2:], w[3:])),
             _distinct(lambda w: [*zip(w), *zip(w, w[1:])]),
         ),
@@ -1144,15 +1151,15 @@ _more(
             _over_total(len),
         ),
         "per_distinct_word": (
-            "You divide by a number of distinct words, or of pairs that they could "
-            "form. Divide by the number of pairs that occur.",
+            "You divide by a number of distinct words, or by the number of pairs that "
+            "they could form. Divide by the number of pairs that occur.",
             _over_total(lambda w: len({x for words in w for x in words})),
             _over_total(lambda w: len({x for words in w for x in words}) ** 2),
             _over_total(lambda w: sum(len(set(words)) for words in w)),
         ),
         "miscounted_pairs": (
-            "Your number of all pairs is wrong. Check texts of one word, empty texts, "
-            "and the borders between texts.",
+            "You divide by a wrong number of pairs. Check texts of one word, empty "
+            "texts, and the borders between texts.",
             _over_total(lambda w: sum(map(len, w)) - 1),
             _over_total(lambda w: sum(max(len(words) - 1, 1) for words in w)),
             _over_total(lambda w: max(0, sum(len(words) - 1 for words in w))),
@@ -1171,14 +1178,14 @@ _more(
             lambda texts: _part(len(set("".join(texts))), len("".join(texts))),
         ),
         "one_text_only": (
-            "You look at one text only. Count the pairs of all texts.",
+            "You use only some of the texts. Count the pairs of all texts.",
             lambda texts: distinct_2.solution(texts[:1]),
             lambda texts: distinct_2.solution(texts[-1:]),
             lambda texts: distinct_2.solution(texts[1:]),
             lambda texts: distinct_2.solution(texts[:-1]),
         ),
         "list_for_share": (
-            "You return one number per text. Return one for all texts.",
+            "You return one number per text. Return one number for all texts.",
             lambda texts: [distinct_2.solution([text]) for text in texts],
         ),
         "number_of_pairs": (
@@ -1192,7 +1199,7 @@ _more(
         ),
         "repeated_pairs": (
             "You measure how many pairs are repeated. Count each distinct pair once, "
-            "whether it is repeated or not.",
+            "whether it occurs again or not.",
             _counts(lambda n: _part(sum(x > 1 for x in n), len(n))),
             _counts(lambda n: _part(sum(x == 1 for x in n), len(n))),
             _counts(lambda n: _part(sum(x > 1 for x in n), sum(n))),

@@ -10,29 +10,20 @@ SET = Set("05_lora_rlhf_baichuan", "LoRA RLHF on Baichuan")
 check = SET.check
 
 
-def _more(exercise, mistakes):
-    """Register name → (message, code, …); pieces of code may share a message."""
-    for name, (message, *codes) in mistakes.items():
-        for i, code in enumerate(codes):
-            code.__name__ = name + f"_{i + 1}" * (i > 0)
-            code.__doc__ = message
-            exercise.mistake(code)
-
-
 @SET.exercise(
     "Split a packed matrix",
     1,
     5,
     (
         "Is a row of the matrix one output or one input? Look at `x @ W_pack.T`.",
-        "Three blocks of H rows each are stacked vertically. In which order?",
+        "Three blocks of H rows each are stacked vertically. In which order are they?",
     ),
 )
 def split_w_pack(packed):
     """Split a W_pack into query, key and value matrices: (3H, H) → three (H, H).
 
     Baichuan computes all three in one matrix product, `x @ W_pack.T`, and then splits
-    the result into three: query, key, value. Llama has three matrices.
+    the result into query, key and value. Llama has three separate matrices.
     """
     return tuple(packed.chunk(3))
 
@@ -51,8 +42,8 @@ def every_third_row(packed):
 
 @split_w_pack.mistake
 def key_first(packed):
-    """You swap key and query, so attention would look the wrong way. The order is
-    query, key, value.
+    """You swap key and query, so each token would attend with its key instead of its
+    query. The order is query, key, value.
     """
     query, key, value = packed.chunk(3)
     return key, query, value
@@ -60,8 +51,8 @@ def key_first(packed):
 
 @split_w_pack.mistake
 def transposed(packed):
-    """You transpose the matrices: `nn.Linear` stores (outputs, inputs), in the packed
-    matrix and in the three.
+    """You transpose the matrices, but `nn.Linear` stores (outputs, inputs), both in the
+    packed matrix and in the three separate matrices.
     """
     return tuple(part.T for part in packed.chunk(3))
 
@@ -81,7 +72,9 @@ def value_before_key(packed):
 
 @split_w_pack.mistake
 def columns(packed):
-    """You split columns, which are inputs. Each of the three needs all inputs."""
+    """You split columns, which are inputs. Each of the three matrices needs all
+    inputs.
+    """
     return tuple(packed.chunk(3, dim=1))
 
 
@@ -93,8 +86,8 @@ def from_the_transposed(packed):
 
 @split_w_pack.mistake
 def all_the_query(packed):
-    """You return the query's matrix three times. The second and third begin further
-    down.
+    """You return the query's matrix three times. The second and third matrices begin
+    further down.
     """
     h = packed.shape[1]
     return packed[:h], packed[:h], packed[:h]
@@ -110,17 +103,17 @@ def _rows(bounds):
     return lambda p: tuple(p[i:j] for i, j in bounds(p.shape[1]))
 
 
-_more(
-    split_w_pack,
+split_w_pack.more(
     {
         "rotated": (
-            "All three of your blocks are in the wrong place. The order is query, "
+            "Your three blocks are all in the wrong position. The order is query, "
             "key, value.",
             _blocks((1, 2, 0)),
             _blocks((2, 0, 1)),
         ),
         "one_block_twice": (
-            "You return one of the three blocks more than once, and another one never.",
+            "You return one of the three blocks more than once, and you leave out "
+            "another block.",
             *map(
                 _blocks,
                 (
@@ -137,23 +130,24 @@ _more(
             ),
         ),
         "columns_differently": (
-            "You split columns, which are inputs. Each of the three needs all inputs.",
+            "You split columns, which are inputs. Each of the three matrices needs "
+            "all inputs.",
             lambda p: p.tensor_split(3, 1),
             lambda p: p.split(3, 1),
             lambda p: p.split(max(1, p.shape[1] // 3), 1),
             lambda p: (p[:, : p.shape[1]], p[:, p.shape[1] :], p[:, p.shape[1] :]),
         ),
         "scrambled_by_a_view": (
-            "Your view or reshape mixes rows and columns: elements of one row get "
-            "into different matrices or different rows.",
+            "Your view or reshape mixes rows and columns: elements of one row end up "
+            "in different matrices or different rows.",
             lambda p: p.reshape(p.shape[1], p.shape[1], 3).unbind(-1),
             lambda p: p.reshape(p.shape[1], p.shape[1], 3).transpose(0, 1).unbind(-1),
             lambda p: p.T.reshape(3, p.shape[1], p.shape[1]),
             lambda p: p.T.reshape(p.shape[1], p.shape[1], 3).unbind(-1),
         ),
         "wrong_rows": (
-            "A slice begins or ends at the wrong row. Each of the three has H rows, "
-            "and no row is lost or used twice.",
+            "At least one of your slices begins or ends at the wrong row. Each of the "
+            "three matrices has H rows, and no row is lost or used twice.",
             *map(
                 _rows,
                 (
@@ -173,16 +167,13 @@ _more(
                     lambda h: ((0, h), (h, 3 * h), (2 * h, 3 * h)),
                     lambda h: ((0, 3 * h), (h, 3 * h), (2 * h, 3 * h)),
                     lambda h: ((0, h), (0, 2 * h), (0, 3 * h)),
-                    lambda h: ((0, h), (h, h), (2 * h, 3 * h)),
-                    lambda h: ((0, h), (h, h), (2 * h, h)),
                 ),
             ),
         ),
         "wrong_size": (
-            "Your blocks do not have H rows each: check what your number of rows is, "
-            "and whether a function takes the number of blocks or their size.",
+            "Your blocks do not have H rows each. Check your number of rows, and "
+            "whether your function takes the number of blocks or their size.",
             lambda p: p.split(3),
-            lambda p: (p, p[:0], p[:0]),
             lambda p: p.chunk(2),
             *map(
                 _rows,
@@ -200,7 +191,7 @@ _more(
             lambda p: (p[0], p[1], p[2]),
         ),
         "scaled": (
-            "You scale a matrix. Only split.",
+            "You scale a matrix. Only split the packed matrix.",
             lambda p: (p.chunk(3)[0] / p.shape[1] ** 0.5, *p.chunk(3)[1:]),
             lambda p: (p / p.shape[1] ** 0.5).chunk(3),
         ),
@@ -228,14 +219,15 @@ def by_view(packed):
     5,
     (
         "What has length 1 afterward: a row, a column, or the whole matrix?",
-        "A length is the root of a sum of squares. Keep the dimension you sum over.",
+        "A length is the root of a sum of squares. Keep the dimension that you sum "
+        "over.",
     ),
 )
 def normalize_head(weight):
     """Turn Baichuan 2's vocabulary projection into a plain one: (V, H) → (V, H).
 
     Baichuan 2 scales each token's row to length 1 before it multiplies. If you scale
-    once, on disk, you need no special code.
+    the rows once and save them, no model needs special code.
     """
     return weight / weight.norm(dim=1, keepdim=True)
 
@@ -248,21 +240,21 @@ def _(generator):
 
 @normalize_head.mistake
 def columns(weight):
-    """You scale columns, the hidden dimensions. A token's direction is a *row*."""
+    """You scale columns, which are hidden dimensions. A token's vector is a *row*."""
     return weight / weight.norm(dim=0, keepdim=True)
 
 
 @normalize_head.mistake
 def whole_matrix(weight):
-    """You divide by one number for the whole matrix: frequent tokens keep their longer
-    rows, and their larger logits.
+    """You divide the whole matrix by one number, so longer rows stay longer and keep
+    their larger logits.
     """
     return weight / weight.norm()
 
 
 @normalize_head.mistake
 def squared(weight):
-    """You divide by the squared length. Take the root."""
+    """You divide by the squared length. Divide by its root."""
     return weight / weight.square().sum(1, keepdim=True)
 
 
@@ -282,13 +274,13 @@ def largest(weight):
 
 @normalize_head.mistake
 def plain_sum(weight):
-    """You divide by the sum of a row. Where is the square, and where is the root?"""
+    """You divide by the sum of a row. A length also needs a square and a root."""
     return weight / weight.sum(1, keepdim=True)
 
 
 @normalize_head.mistake
 def standard_deviation(weight):
-    """You divide by a standard deviation, so rows do not have length 1."""
+    """You divide by a standard deviation or variance, so rows do not have length 1."""
     return weight / weight.std(1, keepdim=True)
 
 
@@ -325,11 +317,10 @@ def _length(w):
     return w.norm(dim=1, keepdim=True)
 
 
-_more(
-    normalize_head,
+normalize_head.more(
     {
         "softmax": (
-            "You apply a softmax. The exercise scales rows; their signs stay.",
+            "You apply a softmax. Scale each row, and keep the signs of its elements.",
             *(lambda w, dim=dim: w.softmax(dim) for dim in (1, 0)),
             *(lambda w, dim=dim: w.log_softmax(dim) for dim in (1, 0)),
         ),
@@ -370,7 +361,7 @@ _more(
         ),
         "standardized": (
             "You subtract a mean and divide by a spread, as layer norm does. Change "
-            "only the lengths.",
+            "only the rows' lengths.",
             *(
                 lambda w, c=c, d=d: (
                     (w - w.mean(d, keepdim=True)) / w.std(d, correction=c, keepdim=True)
@@ -382,31 +373,34 @@ _more(
             lambda w: (w - w.mean()) / w.std(),
         ),
         "centered": (
-            "You subtract a mean from the rows or columns. Change only the lengths.",
+            "You subtract a mean from the rows or columns. Change only the rows' "
+            "lengths.",
             lambda w: w - w.mean(1, keepdim=True),
             lambda w: w - w.mean(0),
             lambda w: (w - w.mean(0)) / (w - w.mean(0)).norm(dim=1, keepdim=True),
         ),
         "biased_deviation": (
-            "You divide by a standard deviation, so rows do not have length 1.",
+            "You divide by a standard deviation or variance, so rows do not have "
+            "length 1.",
             _over(lambda w: w.std(1, correction=0, keepdim=True)),
             _over(lambda w: w.var(1, keepdim=True)),
         ),
         "rms_with_epsilon": (
-            "You take the root of a *mean* of squares and add a small number. A "
-            "length has no mean.",
+            "You take the root of a *mean* of squares and add a small number. The "
+            "length uses the sum of squares.",
             *(
                 _over(lambda w, e=e: (w.square().mean(1, keepdim=True) + e).sqrt())
                 for e in (1e-5, 1e-6, 1e-8)
             ),
         ),
         "only_shrinks": (
-            "You do not lengthen short rows to 1. *Each* row gets length 1.",
+            "You only shorten long rows. *Each* row must get length 1, including the "
+            "short rows.",
             _over(lambda w: _length(w).clamp(1)),
         ),
         "something_added": (
             "You add a number to the length or set a lower bound for it, so short "
-            "rows stay shorter than 1. A vocabulary has no rows of length 0.",
+            "rows do not reach length 1. A vocabulary has no rows of length 0.",
             *(
                 _over(lambda w, e=e: _length(w) + e)
                 for e in (1, 0.1, 0.01, 1e-3, 1e-4, 1e-5, 1e-6)
@@ -418,8 +412,8 @@ _more(
             *(_over(lambda w, e=e: _length(w).clamp(e)) for e in (0.1, 0.01)),
         ),
         "size_of_the_sum": (
-            "You square after you sum, so the root returns the size of the row's sum. "
-            "Square the elements first.",
+            "You divide by the absolute or squared sum of a row, as if you squared "
+            "after summing. Square the elements first.",
             _over(lambda w: w.sum(1, keepdim=True).abs()),
             _over(lambda w: w.sum(1, keepdim=True) ** 2),
         ),
@@ -430,11 +424,12 @@ _more(
             _over(lambda w: w.square().mean(1, keepdim=True)),
         ),
         "root_of_the_length": (
-            "You take one root too many: divide by the length itself.",
+            "You take one root too many. Divide by the length itself.",
             _over(lambda w: _length(w) ** 0.5),
         ),
         "signed_largest": (
-            "You divide by the extreme entries of a row. Divide by its length.",
+            "You scale by the largest or smallest entries of a row. Divide by the "
+            "row's length.",
             _over(lambda w: w.amax(1, keepdim=True)),
             lambda w: (
                 (w - w.amin(1, keepdim=True))
@@ -447,7 +442,8 @@ _more(
             lambda w: w / w.norm(dim=0) / _length(w / w.norm(dim=0)),
         ),
         "columns_by_another_measure": (
-            "You scale columns, and not by their lengths. Scale rows by their lengths.",
+            "You scale columns, and not by their lengths. Divide each row by its "
+            "length.",
             *map(
                 _over,
                 (
@@ -460,7 +456,7 @@ _more(
             ),
         ),
         "squared_elements": (
-            "You return squares, which have lost their signs.",
+            "You return squared elements, which have lost their signs.",
             lambda w: w.square() / w.square().sum(1, keepdim=True),
             lambda w: w.square() / _length(w),
         ),
@@ -488,18 +484,18 @@ def with_torch(weight):
     2,
     15,
     (
-        "Write the shapes below x, A and B: in which order can they be multiplied?",
-        "The base's output comes first; one adapter may add to it. How large is r?",
+        "Write the shapes below x, A and B. In which order can you multiply these?",
+        "The base's output comes first, and one adapter may add to it. How large is r?",
     ),
     ("x",),
 )
 def lora_forward(x, weight, adapters, active, alpha):
-    """Compute a linear layer with LoRA: x (B, I), weight (O, I), adapters name → (A, B)
-    → (B, O).
+    """Compute a linear layer with LoRA: x (B, I), weight (O, I), adapters {name: (A,
+    B)} → (B, O).
 
-    A is (r, I) and B is (O, r). Use only the adapter named `active`; None means only
-    the base, as for the reference of a new policy. Scale an adapter's part by `alpha` /
-    r.
+    A is (r, I) and B is (O, r). Use only the adapter named `active`; None means that
+    only the base is used, as for the reference of a new policy. Scale an adapter's part
+    by `alpha` / r.
     """
     output = x @ weight.T
     if active is not None:
@@ -517,7 +513,8 @@ def _(generator):
     adapters = {}
     for name, i in zip(names[start:] + names[:start], ranks):
         r = (2, 3, 6)[i]
-        adapters[name] = normal(generator, r, width), normal(generator, height, r)
+        a, b = normal(generator, r, width), normal(generator, height, r)
+        adapters[name] = a / 2, b / 4
     x = normal(generator, pick(generator, (2, 8)), width)
     weight = normal(generator, height, width)
     active = [None, *names][seed % 4]
@@ -536,8 +533,8 @@ def all_adapters(x, weight, adapters, active, alpha):
 
 @lora_forward.mistake
 def no_scale(x, weight, adapters, active, alpha):
-    """The factor α / r is missing: the adapter's effect would not have the size it had
-    in training.
+    """The factor α / r is missing: the adapter's effect would not have the size that it
+    had in training.
     """
     output = x @ weight.T
     return (
@@ -560,8 +557,8 @@ def alpha_alone(x, weight, adapters, active, alpha):
 
 @lora_forward.mistake
 def policy_always(x, weight, adapters, active, alpha):
-    """The policy's adapter is on whatever `active` is: KL would always be 0, because
-    the reference is the policy.
+    """You always use the policy's adapter, whatever `active` is. KL would always be 0,
+    because the reference would be the policy.
     """
     a, b = adapters["policy"]
     return x @ weight.T + alpha / len(a) * (x @ a.T @ b.T)
@@ -569,7 +566,7 @@ def policy_always(x, weight, adapters, active, alpha):
 
 @lora_forward.mistake
 def adapter_alone(x, weight, adapters, active, alpha):
-    """The base is missing when an adapter is on. An adapter *adds* to the base."""
+    """You leave out the base when an adapter is on. An adapter *adds* to the base."""
     if active is None:
         return x @ weight.T
     a, b = adapters[active]
@@ -594,7 +591,7 @@ def divided_by_alpha(x, weight, adapters, active, alpha):
 
 @lora_forward.mistake
 def rank_from_the_wrong_side(x, weight, adapters, active, alpha):
-    """You divide α by a dimension other than r, the one that A and B share."""
+    """You divide α by a dimension that is not r. A and B share the dimension r."""
     output = x @ weight.T
     if active is not None:
         a, b = adapters[active]
@@ -634,7 +631,9 @@ def subtracted(x, weight, adapters, active, alpha):
 
 @lora_forward.mistake
 def base_scaled_too(x, weight, adapters, active, alpha):
-    """The factor also scales the base. It must scale only the adapter."""
+    """You also multiply the base by the factor. The factor must scale only the
+    adapter.
+    """
     if active is None:
         return x @ weight.T
     a, b = adapters[active]
@@ -643,7 +642,7 @@ def base_scaled_too(x, weight, adapters, active, alpha):
 
 @lora_forward.mistake
 def none_is_the_reference(x, weight, adapters, active, alpha):
-    """None means only the base, without any adapter."""
+    """You use an adapter when `active` is None, which means only the base."""
     a, b = adapters[active or "ref"]
     return x @ weight.T + alpha / len(a) * (x @ a.T @ b.T)
 
@@ -676,12 +675,11 @@ def _layer(factor=None, names=None, inner=None, base=1):
     return mistake
 
 
-_more(
-    lora_forward,
+lora_forward.more(
     {
         "all_when_one_is_active": (
-            "Whenever an adapter is on, you use all adapters. Use only the one named "
-            "`active`.",
+            "Whenever an adapter is on, you use all adapters. Use only the adapter "
+            "named `active`.",
             _layer(names=lambda on, every: every if on else []),
         ),
         "all_for_none": (
@@ -725,8 +723,8 @@ _more(
             _layer(names=lambda on, every: [on] if on == "policy" else []),
         ),
         "nothing_for_none": (
-            "You return only zeros, or not the base's output, when `active` is None. "
-            "The base always works.",
+            "You do not return the base's output when `active` is None. The base is "
+            "always used.",
             lambda x, weight, adapters, active, alpha: (
                 lora_forward.solution(x, weight, adapters, active, alpha)
                 if active
@@ -743,7 +741,7 @@ _more(
             _layer(lambda alpha, a, *_: (alpha / len(a)) ** 2),
         ),
         "times_the_rank": (
-            "You multiply by r where you should divide.",
+            "You multiply by r where you should divide by r.",
             _layer(lambda alpha, a, *_: alpha * len(a)),
         ),
         "root_of_the_factor": (
@@ -759,21 +757,21 @@ _more(
             _layer(lambda alpha, a, *_: alpha // len(a)),
         ),
         "fixed_rank": (
-            "You divide α by the same number for all adapters. The rank differs: r is "
-            "a dimension of A and B.",
+            "You divide α by the same number for all adapters. Adapters may have "
+            "different ranks: r is a dimension of A and B.",
             *(
                 _layer(lambda alpha, *_, r=r: alpha / r)
                 for r in (2, 3, 4, 8, 16, 32, 64)
             ),
         ),
         "rank_of_another": (
-            "You take r from another adapter than the active one.",
+            "You take r from an adapter that is not always the active one.",
             _layer(lambda alpha, a, b, x, all: alpha / len([*all.values()][0][0])),
             _layer(lambda alpha, a, b, x, all: alpha / len([*all.values()][-1][0])),
             _layer(lambda alpha, a, b, x, all: alpha / len(all["policy"][0])),
         ),
         "another_size_for_rank": (
-            "You divide α by another size than r. Which dimension do A and B share?",
+            "You divide α by a size that is not r. Which dimension do A and B share?",
             _layer(lambda alpha, a, b, x, _: alpha / len(x)),
             _layer(lambda alpha, a, b, x, _: alpha / a.numel()),
             _layer(lambda alpha, a, b, x, _: alpha / b.numel()),
@@ -817,8 +815,8 @@ def merged(x, weight, adapters, active, alpha):
     2,
     10,
     (
-        "Which of the three models does each stage use: which samples, which learns?",
-        "One stage needs the frozen copy, one needs the judge.",
+        "Which of the three models samples, which one learns, and which one scores?",
+        "One stage needs the frozen copy, and one stage needs the judge.",
     ),
 )
 def adapter_of(stage):
@@ -827,7 +825,8 @@ def adapter_of(stage):
     `stage` is one of `generate`, `log-probabilities`, `reference log-probabilities`,
     `score`, `update`. The adapters are called `policy`, `ref` and `reward`. PPO comes
     after SFT here, so the reference is the adapter `ref`, a frozen copy of SFT's
-    adapter, and not only the base as in the previous exercise.
+    adapter. Unlike in the previous exercise, the reference is not the base without an
+    adapter.
     """
     return {"reference log-probabilities": "ref", "score": "reward"}.get(
         stage, "policy"
@@ -856,8 +855,8 @@ def _stages(**changes):
 
 @adapter_of.mistake
 def reference_is_the_policy(stage):
-    """The reference's log-probabilities come from the policy's own adapter: KL is
-    always 0, and nothing holds the policy back.
+    """You compute the reference's log-probabilities with the policy's adapter: KL is
+    always 0, and nothing keeps the policy near the reference.
     """
     return "reward" if stage == "score" else "policy"
 
@@ -876,7 +875,7 @@ def samples_from_the_reference(stage):
 
 @adapter_of.mistake
 def policy_judges_itself(stage):
-    """The policy's adapter is on while answers are scored. The reward model has its own
+    """You score answers with the policy's adapter. The reward model has its own
     adapter.
     """
     return "ref" if stage == "reference log-probabilities" else "policy"
@@ -884,7 +883,9 @@ def policy_judges_itself(stage):
 
 @adapter_of.mistake
 def reference_is_the_base(stage):
-    """After SFT the reference is also an adapter, a frozen copy. Return its name."""
+    """You return None for the reference. After SFT the reference is also an adapter, a
+    frozen copy. Return its name.
+    """
     return (
         None if stage == "reference log-probabilities" else adapter_of.solution(stage)
     )
@@ -904,27 +905,31 @@ def trains_the_reference(stage):
 
 @adapter_of.mistake
 def scores_by_the_reference(stage):
-    """Your reference judges the answers. Use the adapter that was trained to judge."""
+    """You let the reference judge the answers. Use the adapter that was trained to
+    judge.
+    """
     return _stages(score="ref")[stage]
 
 
 @adapter_of.mistake
 def logprobs_of_the_reference(stage):
-    """You use the reference. Plain log-probabilities are those of the model that
-    sampled.
+    """You use the reference for the plain log-probabilities. These come from the model
+    that sampled.
     """
     return _stages(log_probabilities="ref")[stage]
 
 
 @adapter_of.mistake
 def judge_samples(stage):
-    """Your reward model writes the answers. It was trained to judge."""
+    """You let the reward model write the answers. It was trained to judge, not to
+    write.
+    """
     return _stages(generate="reward")[stage]
 
 
 @adapter_of.mistake
 def reference_is_the_reward_model(stage):
-    """You use the reward model as the reference. They are two adapters."""
+    """You use the reward model as the reference. These are two different adapters."""
     return "reward" if stage.startswith("ref") else adapter_of.solution(stage)
 
 
@@ -937,16 +942,16 @@ def reference_and_reward_swapped(stage):
 
 @adapter_of.mistake
 def policy_everywhere(stage):
-    """Your policy does everything: it would be its own reference and judge."""
+    """You use the policy for all stages: it would be its own reference and judge."""
     return "policy"
 
 
 REASONS = {
     "generate": "Responses are drawn from the model that PPO trains.",
-    "log-probabilities": "Plain log-probabilities are those of the model that sampled.",
+    "log-probabilities": "Plain log-probabilities come from the model that sampled.",
     "reference log-probabilities": "KL compares with a frozen copy of SFT's adapter.",
     "score": "Scores come from the adapter that was trained to judge.",
-    "update": "Only the model that PPO trains changes.",
+    "update": "The update changes only the model that PPO trains.",
 }
 
 
@@ -954,8 +959,7 @@ def _table(changes):
     return lambda stage: changes.get(stage, adapter_of.solution(stage))
 
 
-_more(
-    adapter_of,
+adapter_of.more(
     {
         **{
             f"{stage} by {name}": (
@@ -989,13 +993,14 @@ _more(
             ),
         ),
         "one_adapter_for_all": (
-            "You use one adapter in all parts. Three adapters share the base.",
+            "You use the same adapter for all stages. The policy, the reference and "
+            "the reward model have separate adapters.",
             lambda stage: "ref",
             lambda stage: "reward",
         ),
         "unknown_name": (
-            "You return a name that no adapter has. They are called `policy`, `ref` "
-            "and `reward`.",
+            "You return a name that no adapter has. The adapters are called `policy`, "
+            "`ref` and `reward`.",
             *(
                 _table({"reference log-probabilities": name})
                 for name in ("reference", "ref_policy", "ref_model", "sft", "SFT", "")
@@ -1031,7 +1036,8 @@ def by_cases(stage):
     10,
     (
         "Write one row with a question of 2 tokens and an answer of 3. Where is EOS?",
-        "The ones begin after the question. How many tokens does SFT learn?",
+        "The ones of the mask begin after the question. How many tokens does SFT "
+        "learn?",
     ),
 )
 def completion_mask(question_length, answer_length, width):
@@ -1062,16 +1068,18 @@ def no_eos(question_length, answer_length, width):
 
 @completion_mask.mistake
 def question_too(question_length, answer_length, width):
-    """Your mask includes the question. No user asks the model to write questions."""
+    """Your mask includes the question, but SFT must not train the model to write
+    questions.
+    """
     mask = torch.zeros(width, dtype=torch.float64)
     mask[: question_length + answer_length + 1] = 1
     return mask
 
 
 @completion_mask.mistake
-def padding_too(question_length, answer_length, width):
-    """Your mask includes padding. Padding is EOS, so the model would learn to say EOS
-    after EOS, many times in every row.
+def padding_counts(question_length, answer_length, width):
+    """Your mask includes padding, so the model would learn to write padding tokens
+    after EOS.
     """
     mask = torch.zeros(width, dtype=torch.float64)
     mask[question_length:] = 1
@@ -1126,8 +1134,8 @@ def eos_alone(question_length, answer_length, width):
 
 @completion_mask.mistake
 def length_for_end(question_length, answer_length, width):
-    """Your slice ends at the answer's length. It must end where the answer ends,
-    further right by the question's length.
+    """Your ones end at the column of the answer's length. They must end further right,
+    by the question's length.
     """
     mask = torch.zeros(width, dtype=torch.float64)
     mask[question_length : answer_length + 1] = 1
@@ -1136,7 +1144,7 @@ def length_for_end(question_length, answer_length, width):
 
 @completion_mask.mistake
 def padded_on_the_left(question_length, answer_length, width):
-    """The ones are at the right end, but rows are padded on the right."""
+    """Your ones are at the right end, but rows are padded on the right."""
     mask = torch.zeros(width, dtype=torch.float64)
     mask[width - answer_length - 1 :] = 1
     return mask
@@ -1152,7 +1160,7 @@ def question_only(question_length, answer_length, width):
 
 @completion_mask.mistake
 def last_column(question_length, answer_length, width):
-    """You put the EOS into the last column. It must follow the answer directly."""
+    """You mark the last column as the EOS. The EOS directly follows the answer."""
     mask = torch.zeros(width, dtype=torch.float64)
     mask[question_length : question_length + answer_length] = 1
     mask[-1] = 1
@@ -1179,16 +1187,15 @@ def _changed(change):
     return lambda q, a, width: change(by_comparison(q, a, width))
 
 
-_more(
-    completion_mask,
+completion_mask.more(
     {
         "shares": (
             "Your ones are divided by their number. A mask contains only 0 and 1.",
             _changed(lambda mask: mask / mask.sum()),
         ),
         "labels": (
-            "You return −100, −1 or −∞ instead of 0, as labels or scores have it. A "
-            "mask contains only 0 and 1.",
+            "You use −100, −1 or −∞, as in labels or attention scores. A mask "
+            "contains only 0 and 1.",
             *(
                 _changed(lambda mask, low=low: torch.where(mask > 0, 1.0, low))
                 for low in (-100.0, -1.0, -torch.inf)
@@ -1196,20 +1203,18 @@ _more(
             _changed(lambda mask: torch.where(mask > 0, 0.0, -torch.inf)),
         ),
         "short_mask": (
-            "Your mask does not have `width` columns. Neither shift nor cut it.",
+            "Your mask does not have `width` columns. Do not change its length.",
             _changed(lambda mask: mask[1:]),
             _changed(lambda mask: mask[:-1]),
             _changed(lambda mask: torch.cat((mask, mask[:1] * 0))),
             _changed(lambda mask: mask[mask > 0]),
         ),
         "last_column_is_padding": (
-            "Your last column is always 0: where a row has no padding, its EOS is "
-            "lost.",
+            "Your last column is always 0, so a row without padding loses its EOS.",
             _ones(lambda q, a, w: q, lambda q, a, w: min(q + a + 1, w - 1)),
         ),
         "empty_without_padding": (
-            "Where a row has no padding, your mask is empty: a slice up to −0 ends at "
-            "0.",
+            "Your mask is empty for a row without padding. A slice up to −0 ends at 0.",
             _ones(
                 lambda q, a, w: q, lambda q, a, w: 0 if w == q + a + 1 else q + a + 1
             ),
@@ -1239,7 +1244,7 @@ _more(
             _ones(lambda q, a, w: 0, lambda q, a, w: q + a),
         ),
         "only_padding": (
-            "Your ones are after the answer, where padding is.",
+            "Your ones begin only after the answer and continue into the padding.",
             _ones(lambda q, a, w: q + a + 1, lambda q, a, w: w),
             _ones(lambda q, a, w: q + a, lambda q, a, w: w),
         ),
@@ -1249,8 +1254,8 @@ _more(
             _ones(lambda q, a, w: 0, lambda q, a, w: q + 1),
         ),
         "end_without_question": (
-            "Your slice ends at the answer's length. It must end where the answer "
-            "ends.",
+            "Your ones end at the column of the answer's length. They must end where "
+            "the answer and its EOS end.",
             _ones(lambda q, a, w: q, lambda q, a, w: a),
         ),
         "left_without_eos": (

@@ -13,28 +13,23 @@ SET = Set(
 check = SET.check
 
 
-def _name(exercise, message, **codes):
-    """Register wrong solutions that share a message."""
-    for name, code in codes.items():
-        code.__name__, code.__doc__ = name, message
-        exercise.mistake(code)
-
-
 @SET.exercise(
     "A group's advantages",
     1,
     10,
     (
-        "To what do you compare a response, so that an easy prompt earns nothing?",
-        "A row is a prompt. Keep the dimension that you average over.",
+        "With which responses must you compare a response, so that an easy prompt "
+        "earns nothing?",
+        "Each row belongs to one prompt. Keep the dimension that you average over.",
     ),
 )
 def group_advantages(rewards, divide):
-    """GRPO's advantages: rewards (P, G) of G responses to P prompts → (P, G).
+    """Return GRPO's advantages from the rewards of G responses to each of P prompts:
+    (P, G) → (P, G).
 
-    Each reward minus its *group's* mean; with `divide`, the result is divided by the
-    group's unbiased standard deviation plus 1e-4. Without the division this is Dr.
-    GRPO.
+    An advantage is the reward minus its *group's* mean. With `divide`, divide this
+    difference by the group's unbiased standard deviation plus 1e-4. Without the
+    division, the advantages are those of Dr. GRPO.
     """
     centered = rewards - rewards.mean(1, keepdim=True)
     return centered / (rewards.std(1, keepdim=True) + 1e-4) if divide else centered
@@ -43,8 +38,8 @@ def group_advantages(rewards, divide):
 @group_advantages.inputs
 def _(dice):
     p, g = pick(dice, (2, 3)), pick(dice, (4, 5))
-    rewards = pick(dice, (0.01, 0.1, 1)) * normal(dice, p, g) + normal(dice, p, 1)
-    rewards[0] = 1.0  # all responses of a prompt are equal
+    rewards = pick(dice, (0.5, 1)) * normal(dice, p, g) + normal(dice, p, 1)
+    rewards[0] = 1.0  # all rewards of this prompt are equal
     return rewards, bool(dice.initial_seed() % 2)
 
 
@@ -57,7 +52,8 @@ CENTERS = {  # name: (baseline, message)
     "batch mean": (
         lambda x: x.mean(),
         "You subtract the mean of the whole batch: every response to an easy prompt "
-        "would look good. The group is the baseline, because its prompt is the same.",
+        "would look good. Compare only with the same group, whose responses answer "
+        "the same prompt.",
     ),
     "prompts' mean": (
         lambda x: x.mean(0, keepdim=True),
@@ -90,8 +86,8 @@ CENTERS = {  # name: (baseline, message)
     "nothing": (lambda x: 0 * x, "You do not subtract the mean."),
     "others": (
         lambda x: (x.sum(1, keepdim=True) - x) / (x.shape[1] - 1),
-        "You compare with the mean of the *other* responses, as in RLOO. GRPO's mean "
-        "includes all responses.",
+        "You compare with the mean of the *other* rewards, as RLOO does. GRPO's mean "
+        "includes all rewards of the group.",
     ),
 }
 SCALES = {  # name: (divisor, message)
@@ -102,8 +98,8 @@ SCALES = {  # name: (divisor, message)
     ),
     "small number missing": (
         _std,
-        "You add nothing to the standard deviation: a group whose rewards are all "
-        "equal divides by 0 (or nearly). Add 1e-4.",
+        "You add nothing to the standard deviation: for a group whose rewards are all "
+        "equal you divide by 0 (or nearly 0). Add 1e-4.",
     ),
     "small number inside": (
         lambda x: (_std(x) ** 2 + 1e-4).sqrt(),
@@ -116,12 +112,12 @@ SCALES = {  # name: (divisor, message)
     "batch": (
         lambda x: x.std() + 1e-4,
         "You divide by the standard deviation of the whole batch. Each group has its "
-        "own.",
+        "own standard deviation.",
     ),
     "biased batch": (
         lambda x: x.std(correction=0) + 1e-4,
         "You divide by the (biased) standard deviation of the whole batch. Each group "
-        "has its own.",
+        "has its own standard deviation.",
     ),
     "prompts": (
         lambda x: _std(x, 0) + 1e-4,
@@ -141,20 +137,25 @@ SCALES = {  # name: (divisor, message)
     ),
     "length": (
         lambda x: (x - x.mean(1, keepdim=True)).norm(dim=1, keepdim=True) + 1e-4,
-        "You divide by a root of the *sum* of squares. A standard deviation averages.",
+        "You divide by a root of the *sum* of squares. A standard deviation averages "
+        "the squares.",
     ),
     "absolute": (
         lambda x: (x - x.mean(1, keepdim=True)).abs().mean(1, keepdim=True) + 1e-4,
         "You divide by the mean absolute deviation. Divide by the standard deviation.",
     ),
 } | {
-    f"plus {number}": (
+    f"{number} added": (
         lambda x, number=number: _std(x) + number,
-        "Add 1e-4 to the standard deviation, and no other number."
-        + (" Your result equals one with nearly 0." if number < 1e-7 else ""),
+        "You add a wrong number to the standard deviation. Add 1e-4."
+        if number > 1e-7
+        else "You add nearly nothing to the standard deviation. Add 1e-4 to each one.",
     )
-    for number in (1e-8, 1e-6, 1e-5, 1e-3, 1e-2, 0.1, 1)
+    for number in (1e-8, 1e-5, 1e-3, 1e-2, 0.1, 1)
 }
+
+
+OFTEN = ("", "batch", "prompts", "biased", "small number missing")  # with each center
 
 
 def _group(center, scale):
@@ -163,39 +164,40 @@ def _group(center, scale):
         return centered / SCALES[scale][0](rewards) if divide else centered
 
     message = f"{CENTERS[center][1]} {SCALES[scale][1]}".strip()
-    _name(group_advantages, message, **{f"{center}, {scale}": code})
+    group_advantages.say(message, **{f"{center}, {scale}": code})
 
 
 for _center in CENTERS:
     for _scale in SCALES:
-        if _center or _scale:
+        if (_center or _scale) and (not _center or _scale in OFTEN):
             _group(_center, _scale)
 
 
 def _when_divided(message, **codes):
-    """Register mistakes of the divided result; the other result is right."""
+    """Register mistakes of the divided result; the result without division is right."""
     for name, code in codes.items():
 
         def either(rewards, divide, code=code):
             mean = rewards.mean(1, keepdim=True)
             return code(rewards, mean, _std(rewards)) if divide else rewards - mean
 
-        _name(group_advantages, message, **{name: either})
+        group_advantages.say(message, **{name: either})
 
 
 _when_divided(
-    "With `divide` you do not subtract the mean. Subtract it in both cases.",
+    "With `divide` you do not subtract the mean. Subtract the mean with and without "
+    "`divide`.",
     not_centered=lambda x, mean, std: x / (std + 1e-4),
 )
 _when_divided(
-    "You divide only the mean or only the reward. Divide their difference: check the "
-    "parentheses.",
+    "You divide only the mean or only the reward. Divide the difference of the two: "
+    "check the parentheses.",
     only_the_mean=lambda x, mean, std: x - mean / (std + 1e-4),
     only_the_reward=lambda x, mean, std: x / (std + 1e-4) - mean,
 )
 _when_divided(
-    "You add 1e-4 after the division: check the parentheses. It belongs to the "
-    "divisor.",
+    "You add 1e-4 after the division. It belongs to the divisor: check the "
+    "parentheses.",
     after_the_division=lambda x, mean, std: (x - mean) / std + 1e-4,
     after_a_division_of_zeros=lambda x, mean, std: (
         ((x - mean) / std).nan_to_num() + 1e-4
@@ -210,24 +212,21 @@ _when_divided(
     twice=lambda x, mean, std: (x - mean) / (std + 1e-4) ** 2,
 )
 _when_divided(
-    "You divide by the root of the standard deviation. `std` is a root already.",
+    "You divide by the root of the standard deviation. `std` already includes a root.",
     rooted=lambda x, mean, std: (x - mean) / (std.sqrt() + 1e-4),
     rooted_with_number=lambda x, mean, std: (x - mean) / (std + 1e-4).sqrt(),
 )
-_name(
-    group_advantages,
-    "You divide in both cases. Without the division a group of nearly equal rewards "
-    "keeps its small advantages, and β keeps its meaning.",
+group_advantages.say(
+    "You divide even if `divide` is False. Without the division, a group of nearly "
+    "equal rewards keeps its small advantages, and β keeps its meaning.",
     always_divided=lambda rewards, divide: group_advantages.solution(rewards, True),
 )
-_name(
-    group_advantages,
-    "You never divide: use `divide`.",
+group_advantages.say(
+    "You never divide. Divide if `divide` is True.",
     never_divided=lambda rewards, divide: group_advantages.solution(rewards, False),
 )
-_name(
-    group_advantages,
-    "`divide` is reversed in your code.",
+group_advantages.say(
+    "You divide exactly when `divide` is False.",
     wrong_way_round=lambda rewards, divide: group_advantages.solution(
         rewards, not divide
     ),
@@ -247,16 +246,18 @@ def row_by_row(rewards, divide):
     2,
     15,
     (
-        "When is the worst response of all the best of n draws?",
-        "F(y) adds the probabilities of y and of all worse responses. And F(y−)?",
+        "When is the worst of all responses the best of n draws?",
+        "F(y) adds up the probabilities of y and of all worse responses. What does "
+        "F(y−) add up?",
     ),
 )
 def best_of_n(probabilities, n):
-    """Probability of being the best of n draws: (N,), from worst to best → (N,).
+    """Return each response's probability of being the best of n draws: (N,), from worst
+    to best → (N,).
 
     The responses are ordered by their rewards, which are all different. Response y is
-    the best if all n draws score at most as high as y, but not all lower: F(y)ⁿ −
-    F(y−)ⁿ.
+    the best if all n draws score at most as high as y, but not all of them lower: F(y)ⁿ
+    − F(y−)ⁿ.
     """
     at_most = probabilities.cumsum(0)
     return at_most**n - (at_most - probabilities) ** n
@@ -269,67 +270,69 @@ def _(dice):
 
 @best_of_n.mistake
 def drawn_once(probabilities, n):
-    """This is the probability of being drawn at all in n draws. For y to be *kept*, no
-    draw may be better.
+    """You return the probability that y is drawn at all in n draws. For y to be *kept*,
+    no draw may be better.
     """
     return 1 - (1 - probabilities) ** n
 
 
 @best_of_n.mistake
 def at_most_alone(probabilities, n):
-    """F(y)ⁿ is P(the best is *at most* y). Subtract P(the best is lower)."""
+    """You return the probability that the best draw is *at most* as good as y. Subtract
+    the probability that it is worse.
+    """
     return probabilities.cumsum(0) ** n
 
 
 @best_of_n.mistake
 def worst_of_n(probabilities, n):
-    """This is the worst of n: you summed from the other end."""
+    """You return the probability of being the worst of n draws: you sum from the wrong
+    end.
+    """
     at_least = probabilities.flip(0).cumsum(0).flip(0)
     return at_least**n - (at_least - probabilities) ** n
 
 
 @best_of_n.mistake
 def power_of_each(probabilities, n):
-    """This is the probability that all n draws are y. The other draws may
-    score lower.
-    """
+    """You return the probability that all n draws are y. Some draws may score lower."""
     return probabilities**n
 
 
 @best_of_n.mistake
 def powers_normalized(probabilities, n):
-    """You sharpen the distribution. A response is kept for its *rank*, so the
-    probabilities of worse responses must enter.
+    """You raise each probability to a power and normalize. A response is kept for its
+    *rank*, so the probabilities of worse responses must enter.
     """
     return probabilities**n / (probabilities**n).sum()
 
 
 @best_of_n.mistake
 def less_alone(probabilities, n):
-    """This is the probability that all draws score lower than y."""
+    """You return the probability that all draws score lower than y."""
     return (probabilities.cumsum(0) - probabilities) ** n
 
 
 @best_of_n.mistake
 def one_draw_times_n(probabilities, n):
-    """You let any of the n draws be y and the others score at most as high. This
-    counts a case several times if y is drawn more than once.
+    """You let any of the n draws be y and the other draws score at most as high. You
+    count a case several times if y is drawn more than once.
     """
     return n * probabilities * probabilities.cumsum(0) ** (n - 1)
 
 
 @best_of_n.mistake
 def others_less(probabilities, n):
-    """You count only cases with exactly one draw of y. y may be drawn more
-    than once.
+    """You count only cases in which y is drawn exactly once. It may be drawn more than
+    once.
     """
     return n * probabilities * (probabilities.cumsum(0) - probabilities) ** (n - 1)
 
 
 @best_of_n.mistake
 def first_lost(probabilities, n):
-    """The worst response is missing, or has probability 0. Nothing scores lower, so its
-    F(y−) is 0.
+    """You give the worst response probability 0. No response scores lower, so its F(y−)
+    is 0.
     """
     powers = probabilities.cumsum(0) ** n
     return torch.cat([powers.new_zeros(1), powers.diff()])
@@ -337,13 +340,15 @@ def first_lost(probabilities, n):
 
 @best_of_n.mistake
 def scaled(probabilities, n):
-    """You multiply by n. Draws do not add up: only the best one counts."""
+    """You multiply by n, but probabilities of draws do not add up: only the best draw
+    counts.
+    """
     return probabilities * n
 
 
 @best_of_n.mistake
 def unchanged(probabilities, n):
-    """These are the probabilities of a single draw."""
+    """You return the probabilities of a single draw."""
     return probabilities.clone()
 
 
@@ -355,12 +360,12 @@ def _best(message, **formulas):
             at_most = probabilities.cumsum(0)
             return formula(probabilities, at_most, at_most - probabilities, n)
 
-        _name(best_of_n, message, **{name: code})
+        best_of_n.say(message, **{name: code})
 
 
 _best(
-    "Your result has one element less: the worst response is missing. Nothing scores "
-    "lower, so its F(y−) is 0.",
+    "Your result lacks the worst response. No response scores lower, so its F(y−) is "
+    "0.",
     one_lost=lambda p, F, less, n: (F**n).diff(),
 )
 _best(
@@ -370,41 +375,41 @@ _best(
     worst_not_raised=lambda p, F, less, n: torch.cat([p[:1], (F**n).diff()]),
 )
 _best(
-    "Your result is that of another response: everything is shifted by one position.",
+    "You return each response's result at a neighboring position: everything is "
+    "shifted by one.",
     next_response=lambda p, F, less, n: torch.cat([(F**n).diff(), 1 - F[-1:] ** n]),
     next_and_one=lambda p, F, less, n: torch.cat([(F**n).diff(), 1 + 0 * F[-1:]]),
-    next_and_nothing=lambda p, F, less, n: torch.cat([(F**n).diff(), 0 * F[-1:]]),
     previous=lambda p, F, less, n: (
         less**n - torch.cat([p.new_zeros(2), F])[: len(p)] ** n
     ),
 )
 _best(
-    "Your F(y−) skips two responses. It lacks only y itself.",
+    "Your F(y−) leaves out two responses. It must leave out only y itself.",
     two_skipped=lambda p, F, less, n: (
         F**n - torch.cat([p.new_zeros(2), F])[: len(p)] ** n
     ),
 )
 _best(
     "You sort the probabilities. The responses are already in the order of their "
-    "rewards, which is another order.",
+    "rewards, which is a different order.",
     sorted_first=lambda p, F, less, n: best_of_n.solution(p.sort().values, n),
     sorted_down=lambda p, F, less, n: best_of_n.solution(
         p.sort(descending=True).values, n
     ),
 )
 _best(
-    "This is the probability that y is drawn exactly once, whatever the other draws. "
-    "For y to be the best, they may not score higher.",
+    "You return the probability that y is drawn exactly once, whatever the other "
+    "draws are. For y to be the best, no other draw may score higher.",
     once=lambda p, F, less, n: n * p * (1 - p) ** (n - 1),
 )
 _best(
-    "You fix which draw is y. Any of the n draws may be y, and several may be.",
+    "You fix which draw is y. Any of the n draws may be y, and several draws may be y.",
     first_draw=lambda p, F, less, n: p * F ** (n - 1),
     first_draw_only=lambda p, F, less, n: p * less ** (n - 1),
 )
 _best(
-    "Your probabilities are scaled to sum to 1. If your formula counts each event "
-    "once, they sum to 1 already.",
+    "You scale your probabilities so that they sum to 1. If a formula counts each "
+    "event once, its probabilities already sum to 1.",
     first_draw_scaled=lambda p, F, less, n: p * F ** (n - 1) / (p * F ** (n - 1)).sum(),
     others_less_scaled=lambda p, F, less, n: (
         p * less ** (n - 1) / (p * less ** (n - 1)).sum()
@@ -414,7 +419,7 @@ _best(
     less_scaled=lambda p, F, less, n: less**n / (less**n).sum(),
 )
 _best(
-    "You raise only one of F(y) and F(y−) to n. Raise both.",
+    "You raise only one of F(y) and F(y−) to the power n. Raise both.",
     only_the_upper=lambda p, F, less, n: F**n - less,
     only_the_lower=lambda p, F, less, n: F - less**n,
 )
@@ -426,28 +431,29 @@ _best(
     all_better=lambda p, F, less, n: F**n - (1 - F) ** n,
 )
 _best(
-    "This is the probability that at least one draw scores higher than y.",
+    "You return the probability that at least one draw scores higher than y.",
     beaten=lambda p, F, less, n: 1 - F**n,
 )
 _best(
-    "This is the probability that at least one draw is y or better. A better draw "
+    "You return the probability that at least one draw is y or better. A better draw "
     "would be kept instead of y.",
     reached=lambda p, F, less, n: 1 - less**n,
 )
 _best(
-    "You compute with the probabilities of y and *worse* responses where those of the "
-    "better ones belong, or the reverse.",
+    "You use the probabilities of *worse* responses where the probabilities of better "
+    "responses belong, or the reverse.",
     all_higher=lambda p, F, less, n: (1 - F) ** n,
     none_lower=lambda p, F, less, n: (1 - less) ** n,
     some_lower=lambda p, F, less, n: 1 - (1 - less) ** n,
     some_at_most=lambda p, F, less, n: 1 - (1 - F) ** n,
 )
 _best(
-    "This is the sum of probabilities of y and of worse responses for one draw.",
+    "You return F(y), the probability that a single draw is y or worse.",
     cumulative=lambda p, F, less, n: F,
 )
 _best(
-    "You take a root. All of n draws must be at most as good: raise to the power n.",
+    "You take a root. All n draws must be at most as good as y, and independent "
+    "events multiply.",
     rooted=lambda p, F, less, n: F ** (1 / n) - less ** (1 / n),
 )
 
@@ -464,15 +470,16 @@ def by_differences(probabilities, n):
     15,
     (
         "Start from the pairwise loss of notebook 01. What replaces a score?",
-        "Compute both implied rewards, each from its own two log-probabilities.",
+        "Compute both implied rewards, each from its answer's two log-probabilities.",
     ),
     True,
 )
 def dpo_loss(chosen, rejected, ref_chosen, ref_rejected, beta):
     """Return DPO's loss of pairs from log-probabilities: four (B,) → one number.
 
-    The pairwise loss of notebook 01 with the implied reward β (log π − log π_ref),
-    averaged over pairs. The reference does not learn: detach its log-probabilities.
+    It is the pairwise loss of notebook 01 with the implied reward β (log π − log π_ref)
+    as score, averaged over pairs. The reference does not learn: detach its
+    log-probabilities.
     """
     implied = beta * (chosen - ref_chosen.detach())
     against = beta * (rejected - ref_rejected.detach())
@@ -485,8 +492,15 @@ def _(dice):
     return *(-scale * normal(dice, 4, b).abs()), pick(dice, (0.05, 0.1, 0.5))
 
 
+LEARNED = "no_beta wrong_way_round summed divided_by_beta beta_outside no_logarithm "
+LEARNED += "positive references_added each_answer_alone mean_inside rejected_left_out"
+LEARNED = LEARNED.split()
+
+
 def _dpo(message, **losses):
-    """Register losses of c, r, their references and beta; and with a gradient there."""
+    """Register losses of c, r, their references and beta; some also train the
+    references.
+    """
     for name, loss in losses.items():
 
         def learns(chosen, rejected, ref_chosen, ref_rejected, beta, loss=loss):
@@ -495,10 +509,10 @@ def _dpo(message, **losses):
         def code(c, r, ref_c, ref_r, beta, loss=loss):
             return loss(c, r, ref_c.detach(), ref_r.detach(), beta)
 
-        _name(dpo_loss, message, **{name: code})
-        if not name.startswith("no_reference"):
+        dpo_loss.say(message, **{name: code})
+        if name in LEARNED:
             also = " Gradient also flows into the reference: detach it."
-            _name(dpo_loss, message + also, **{f"{name}, reference learns": learns})
+            dpo_loss.say(message + also, **{f"{name}, reference learns": learns})
 
 
 def _margin(message, **margins):
@@ -521,8 +535,7 @@ def _losses(message, **functions):
         _dpo(message, **{name: loss})
 
 
-_name(
-    dpo_loss,
+dpo_loss.say(
     "The value is right, but gradient flows into the reference. Detach its "
     "log-probabilities.",
     reference_learns=lambda c, r, ref_c, ref_r, beta: (
@@ -530,13 +543,12 @@ _name(
     ),
 )
 _margin(
-    "The reference is missing, and with it KL: nothing keeps the policy near the "
-    "reference.",
+    "The reference is missing: nothing keeps the policy near the reference.",
     no_reference=lambda c, r, ref_c, ref_r, beta: beta * (c - r),
 )
 _margin(
-    "The reference and β are missing: this is the pairwise loss of log-probabilities "
-    "instead of implied rewards.",
+    "The reference and β are missing: you compute the pairwise loss of "
+    "log-probabilities instead of implied rewards.",
     no_reference_or_beta=lambda c, r, ref_c, ref_r, beta: c - r,
 )
 _margin(
@@ -545,8 +557,8 @@ _margin(
     reference_of_rejected=lambda c, r, ref_c, ref_r, beta: beta * (c - r + ref_r),
 )
 _margin(
-    "The reference has the wrong sign, or each answer uses the other answer's "
-    "reference. The implied reward is a *difference* from the reference's own value.",
+    "The reference has the wrong sign, or you use each answer's reference for the "
+    "other answer. An implied reward contains a *difference* from the reference.",
     references_added=lambda c, r, ref_c, ref_r, beta: beta * (c + ref_c - r - ref_r),
 )
 _margin(
@@ -559,13 +571,12 @@ _margin(
     ),
 )
 _margin(
-    "You add the implied rewards of the two answers. Subtract that of the rejected "
-    "answer.",
+    "You add the implied rewards of the two answers. Subtract the implied reward of "
+    "the rejected answer.",
     implied_added=lambda c, r, ref_c, ref_r, beta: beta * (c - ref_c + r - ref_r),
 )
 _margin(
-    "β acts on only a part of the margin. Each implied reward is β times a whole "
-    "log-ratio.",
+    "You multiply only a part of the margin by β. β must scale each whole log-ratio.",
     beta_on_policy=lambda c, r, ref_c, ref_r, beta: beta * (c - r) - ref_c + ref_r,
     beta_on_reference=lambda c, r, ref_c, ref_r, beta: c - r - beta * (ref_c - ref_r),
     beta_on_chosen=lambda c, r, ref_c, ref_r, beta: beta * (c - ref_c) - r + ref_r,
@@ -588,7 +599,7 @@ _margin(
     ),
 )
 _margin(
-    "You divide log-probabilities by one another. Subtract them.",
+    "You divide log-probabilities by each other. Subtract them.",
     ratio_of_logarithms=lambda c, r, ref_c, ref_r, beta: beta * (c / ref_c - r / ref_r),
 )
 _margin(
@@ -600,8 +611,8 @@ _margin(
     chosen_left_out=lambda c, r, ref_c, ref_r, beta: -beta * (r - ref_r),
 )
 _dpo(
-    "Each answer goes through its own sigmoid. Only the *difference* of the implied "
-    "rewards goes through one.",
+    "You apply a sigmoid to each answer's implied reward. Apply a sigmoid only to the "
+    "*difference* of the implied rewards.",
     each_answer_alone=lambda c, r, ref_c, ref_r, beta: (
         -(logsigmoid(beta * (c - ref_c)) + logsigmoid(-beta * (r - ref_r))).mean()
     ),
@@ -613,15 +624,16 @@ _dpo(
     ),
 )
 _losses(
-    "β is missing. β is the reward that one nat costs.",
+    "β is missing: it sets how much reward one nat of KL must earn.",
     no_beta=lambda margin, beta: -logsigmoid(margin).mean(),
 )
 _losses(
-    "The sign is wrong: this makes the rejected answer more likely.",
+    "The sign is wrong: your loss makes the rejected answer more likely.",
     wrong_way_round=lambda margin, beta: -logsigmoid(-beta * margin).mean(),
 )
 _losses(
-    "You add up the pairs, so the step grows with the batch. Take the mean.",
+    "You sum over pairs, so the loss and its gradient grow with the batch. Take the "
+    "mean.",
     summed=lambda margin, beta: -logsigmoid(beta * margin).sum(),
 )
 _losses(
@@ -629,37 +641,39 @@ _losses(
     divided_by_beta=lambda margin, beta: -logsigmoid(margin / beta).mean(),
 )
 _losses(
-    "Your β is outside the sigmoid. It belongs to the implied reward, inside.",
+    "Your β is outside the sigmoid. It belongs inside, to the implied reward.",
     beta_outside=lambda margin, beta: -beta * logsigmoid(margin).mean(),
 )
 _losses(
-    "Your loss contains β inside and outside the sigmoid. It belongs inside only.",
+    "Your loss contains β inside and outside the sigmoid. It belongs only inside.",
     beta_twice=lambda margin, beta: -beta * logsigmoid(beta * margin).mean(),
     beta_and_inverse=lambda margin, beta: -logsigmoid(beta * margin).mean() / beta,
 )
 _losses(
-    "This is a probability, up to a sign or 1: its logarithm is missing.",
+    "You average probabilities, without a logarithm.",
     no_logarithm=lambda margin, beta: -torch.sigmoid(beta * margin).mean(),
     probability_of_error=lambda margin, beta: torch.sigmoid(-beta * margin).mean(),
 )
 _losses(
-    "The minus sign is missing: an optimizer would make these pairs less likely.",
+    "The minus sign is missing: an optimizer would make the chosen answers less "
+    "likely.",
     positive=lambda margin, beta: logsigmoid(beta * margin).mean(),
 )
 _losses(
-    "You average too early. Compute a loss for each pair, and then take the mean.",
+    "You average before the logarithm. Compute a loss for each pair, and then take "
+    "the mean.",
     mean_inside=lambda margin, beta: -logsigmoid(beta * margin.mean()),
     mean_of_sigmoids=lambda margin, beta: -torch.sigmoid(beta * margin).mean().log(),
 )
 _losses(
-    "This is the squared loss of IPO. DPO has a sigmoid.",
+    "You compute a squared loss, as IPO does. DPO uses a sigmoid.",
     squared=lambda margin, beta: (margin - 1 / (2 * beta)).square().mean(),
     squared_with_beta=lambda margin, beta: (beta * margin - 0.5).square().mean(),
     squared_of_one=lambda margin, beta: (beta * margin - 1).square().mean(),
 )
 _losses(
-    "This is a hinge loss, which ignores pairs with a large margin. DPO has a smooth "
-    "loss: the pairwise loss of notebook 01.",
+    "You compute a hinge loss, which ignores pairs with a large margin. DPO uses a "
+    "smooth loss, the pairwise loss of notebook 01.",
     hinge=lambda margin, beta: relu(1 - beta * margin).mean(),
     hinge_at_zero=lambda margin, beta: relu(-beta * margin).mean(),
     hinge_of_one=lambda margin, beta: relu(1 - margin).mean(),
@@ -667,11 +681,11 @@ _losses(
     squared_hinge=lambda margin, beta: relu(1 - beta * margin).square().mean(),
 )
 _losses(
-    "This is an exponential loss: no sigmoid limits the weight of a wrong pair.",
+    "You compute an exponential loss: no sigmoid limits the weight of a wrong pair.",
     exponential=lambda margin, beta: (-beta * margin).exp().mean(),
 )
 _losses(
-    "This is minus the margin: the sigmoid and its logarithm are missing.",
+    "You return minus the mean margin: the sigmoid and its logarithm are missing.",
     linear=lambda margin, beta: -(beta * margin).mean(),
     linear_without_beta=lambda margin, beta: -margin.mean(),
 )
@@ -693,18 +707,21 @@ def by_softplus(chosen, rejected, ref_chosen, ref_rejected, beta):
     2,
     15,
     (
-        "Given each token's log-probability, what is the whole response's?",
-        "A response has one weight: two sums first, then their ratio, then the limit.",
+        "Given each token's log-probability, what is the log-probability of the whole "
+        "response?",
+        "A response has one weight. Compute two sums first, then the ratio of "
+        "probabilities, then the limit.",
     ),
     ("logprobs",),
 )
 def off_policy_loss(logprobs, engine, mask, advantages, most):
-    """REINFORCE on responses that another policy sampled → one number.
+    """Return REINFORCE's loss on responses that another policy sampled → one number.
 
     `logprobs` (log π of the policy) and `engine` (log q of the sampler) are (B, T),
     like the bool `mask`; `advantages` is (B,). π and q of a response are products over
-    its real tokens. Its weight is π/q, at most `most`, and has no gradient. The loss is
-    the mean over responses of −weight × advantage × log π of the whole response.
+    its real tokens. Its weight is π/q, at most `most`, and has no gradient. For each
+    response, compute −weight × advantage × log π of the whole response. The loss is the
+    mean over responses.
     """
     response = (logprobs * mask).sum(1)
     weight = (response - (engine * mask).sum(1)).exp().clamp(max=most).detach()
@@ -719,8 +736,15 @@ def _(dice):
     return logprobs, engine, mask, normal(dice, b), pick(dice, (0.8, 1.5, 3.0))
 
 
-def _weighted(message, learned=True, **weights):
-    """Register wrong weights, from logprobs, engine, mask and most; and undetached."""
+DETACH = "upside_down untruncated clamped_from_below limit_on_the_logarithm "
+DETACH += "mean_log_ratio limit_per_token mean_of_ratios wrong_sign summed"
+DETACH = DETACH.split()
+
+
+def _weighted(message, **weights):
+    """Register wrong weights from logprobs, engine, mask and most; some are also
+    undetached.
+    """
     for name, weight in weights.items():
 
         def loss(logprobs, engine, mask, advantages, most, weight=weight):
@@ -734,16 +758,16 @@ def _weighted(message, learned=True, **weights):
                 weight(logprobs, engine, mask, most) * advantages * response
             ).mean()
 
-        _name(off_policy_loss, message, **{name: loss})
-        if learned:
+        off_policy_loss.say(message, **{name: loss})
+        if name in DETACH:
             also = " Gradient also flows through the weight: detach it."
-            _name(off_policy_loss, message + also, **{f"{name}, learns": learns})
+            off_policy_loss.say(message + also, **{f"{name}, learns": learns})
 
 
 def _after_weight(message, **losses):
     """Register wrong losses of the right weight, log π and log q."""
     for name, loss in losses.items():
-        for learned in (False, True):
+        for learned in (False, True)[: 1 + (name in DETACH)]:
 
             def code(
                 logprobs, engine, mask, advantages, most, loss=loss, learned=learned
@@ -755,15 +779,14 @@ def _after_weight(message, **losses):
 
             also = " Gradient also flows through the weight: detach it." * learned
             key = name + ", learns" * learned
-            _name(off_policy_loss, message + also, **{key: code})
+            off_policy_loss.say(message + also, **{key: code})
 
 
 def _log_ratio(logprobs, engine, mask):
     return ((logprobs - engine) * mask).sum(1)
 
 
-_name(
-    off_policy_loss,
+off_policy_loss.say(
     "The value is right, but gradient flows through the weight. Detach the weight.",
     weight_learns=lambda logprobs, engine, mask, advantages, most: (
         -(_log_ratio(logprobs, engine, mask).exp().clamp(max=most) * advantages)
@@ -773,19 +796,19 @@ _name(
 )
 _weighted(
     "Your weight is q/π. A response that the engine samples too *often* must count "
-    "less: use π/q.",
+    "less.",
     upside_down=lambda p, q, mask, most: (
         (-_log_ratio(p, q, mask)).exp().clamp(max=most)
     ),
     upside_down_untruncated=lambda p, q, mask, most: (-_log_ratio(p, q, mask)).exp(),
 )
 _weighted(
-    "No weight may exceed `most`. One response that the engine rarely samples would "
-    "outweigh the rest of the batch.",
+    "You do not limit the weight to `most`: one response that the engine rarely "
+    "samples could outweigh the rest of the batch.",
     untruncated=lambda p, q, mask, most: _log_ratio(p, q, mask).exp(),
 )
 _weighted(
-    "`most` is an upper limit. You use it as a lower limit.",
+    "You use `most` as a lower limit. It is an upper limit.",
     clamped_from_below=lambda p, q, mask, most: (
         _log_ratio(p, q, mask).exp().clamp(min=most)
     ),
@@ -811,7 +834,8 @@ _weighted(
     quotient_untruncated=lambda p, q, mask, most: (p * mask).sum(1) / (q * mask).sum(1),
 )
 _weighted(
-    "You average over a response's tokens (as GSPO does). Use the product.",
+    "You average log-ratios over a response's tokens (as GSPO does). π and q of a "
+    "response are products over its tokens.",
     mean_log_ratio=lambda p, q, mask, most: (
         (_log_ratio(p, q, mask) / mask.sum(1)).exp().clamp(max=most)
     ),
@@ -845,20 +869,21 @@ _weighted(
     ),
 )
 _weighted(
-    "You drop a response whose weight exceeds `most`. It stays, with the weight "
-    "`most`.",
+    "You drop a response whose weight exceeds `most`. Keep the response with the "
+    "weight `most`.",
     dropped=lambda p, q, mask, most: (
         (_log_ratio(p, q, mask).exp() <= most) * _log_ratio(p, q, mask).exp()
     ),
 )
 _weighted(
-    "A response whose weight exceeds `most` gets the weight 1 in your code.",
+    "You give a response whose weight exceeds `most` the weight 1. Give it the weight "
+    "`most`.",
     one_above=lambda p, q, mask, most: (
         _log_ratio(p, q, mask).exp().where(_log_ratio(p, q, mask).exp() <= most, 1.0)
     ),
 )
 _weighted(
-    "Padding counts in your weight, in π, in q, or in both. Only real tokens count.",
+    "Your weight includes padding, in π, in q, or in both. Include only real tokens.",
     padded_weight=lambda p, q, mask, most: (p - q).sum(1).exp().clamp(max=most),
     padded_engine=lambda p, q, mask, most: (
         ((p * mask).sum(1) - q.sum(1)).exp().clamp(max=most)
@@ -868,7 +893,7 @@ _weighted(
     ),
 )
 _weighted(
-    "You also limit the weight from below. Cut only large weights.",
+    "You also limit the weight from below. Limit only large weights.",
     clipped_like_ppo=lambda p, q, mask, most: (
         _log_ratio(p, q, mask).exp().clamp(1 / most, most)
     ),
@@ -885,7 +910,7 @@ _weighted(
     above_one=lambda p, q, mask, most: _log_ratio(p, q, mask).exp().clamp(max=1 + most),
 )
 _weighted(
-    "Your weight lacks q: π itself is the weight.",
+    "You use π itself as the weight: q is missing.",
     policy_only=lambda p, q, mask, most: (p * mask).sum(1).exp().clamp(max=most),
 )
 _weighted(
@@ -896,18 +921,15 @@ _weighted(
     ).clamp(max=most),
 )
 _weighted(
-    "The weight is missing: the engine sampled these responses, not this policy.",
-    False,
+    "The weight is missing: the engine, not this policy, sampled these responses.",
     no_weight=lambda p, q, mask, most: torch.ones_like(p[:, 0]),
 )
 _weighted(
-    "Each weight is `most` in your code: it is a limit, not the weight.",
-    False,
+    "You use `most` as every weight, but it is only a limit.",
     constant=lambda p, q, mask, most: most * torch.ones_like(p[:, 0]),
 )
-_name(
-    off_policy_loss,
-    "Padding is part of your sums. Multiply by the mask before adding up.",
+off_policy_loss.say(
+    "Your sums include padding. Multiply by the mask before you sum.",
     padding_counts=lambda logprobs, engine, mask, advantages, most: (
         off_policy_loss.solution(logprobs, engine, mask | True, advantages, most)
     ),
@@ -920,10 +942,10 @@ _name(
     ),
 )
 for _message, _limit in (
-    ("Each token has its own weight in your code. A *response* has one weight.", True),
+    ("You give each token its own weight. A *response* has one weight.", True),
     (
-        "Each token has its own weight in your code, without a limit. A *response* has "
-        "one weight.",
+        "You give each token its own weight, without a limit. A *response* has one "
+        "weight.",
         False,
     ),
 ):
@@ -933,13 +955,13 @@ for _message, _limit in (
         weight = ratio.clamp(max=most) if limit else ratio
         return -((weight * logprobs * mask).sum(1) * advantages).mean()
 
-    _name(off_policy_loss, _message, **{f"weight_per_token {_limit}": _per_token})
+    off_policy_loss.say(_message, **{f"weight_per_token {_limit}": _per_token})
 _after_weight(
     "The sign is wrong: an optimizer *minimizes*.",
     wrong_sign=lambda w, a, log, q, mask, most: (w * a * log).mean(),
 )
 _after_weight(
-    "You add up the responses. Take their mean.",
+    "You sum over responses. Take the mean.",
     summed=lambda w, a, log, q, mask, most: -(w * a * log).sum(),
 )
 _after_weight(
@@ -954,20 +976,20 @@ _after_weight(
     mean_per_response=lambda w, a, log, q, mask, most: (
         -(w * a * log / mask.sum(1)).mean()
     ),
-    mean_per_row=lambda w, a, log, q, mask, most: -(w * a * log).mean() / len(mask[0]),
 )
 _after_weight(
     "You divide by the sum of the weights. The mean is over responses.",
     normalized_weights=lambda w, a, log, q, mask, most: -(w * a * log).sum() / w.sum(),
 )
 _after_weight(
-    "You limit weight × advantage. Limit the weight: an advantage may be larger.",
+    "You limit weight × advantage. Limit only the weight: an advantage may be larger "
+    "than `most`.",
     limit_on_the_product=lambda w, a, log, q, mask, most: (
         -(((log - q).exp() * a).clamp(max=most).detach() * log).mean()
     ),
 )
 _after_weight(
-    "The loss is a product in which log π is replaced by π.",
+    "You multiply by π instead of log π.",
     probability=lambda w, a, log, q, mask, most: -(w * a * log.exp()).mean(),
 )
 _after_weight(
@@ -978,19 +1000,21 @@ _after_weight(
     ),
 )
 _after_weight(
-    "You average factors separately. Multiply first, and then take the mean.",
+    "You average factors separately. Multiply first, and then average.",
     mean_of_weights=lambda w, a, log, q, mask, most: -(a * log).mean() * w.mean(),
     means=lambda w, a, log, q, mask, most: -w.mean() * a.mean() * log.mean(),
 )
 _after_weight(
-    "You multiply by the log-ratio log π − log q. The loss contains log π.",
+    "You multiply by the log-ratio log π − log q. The loss contains only log π.",
     log_ratio=lambda w, a, log, q, mask, most: -(w * a * (log - q)).mean(),
 )
 
 
 @off_policy_loss.mistake
 def log_of_the_engine(logprobs, engine, mask, advantages, most):
-    """You use the engine's log-probability where the policy's should learn."""
+    """You use the engine's log-probability where the policy's log-probability must
+    learn.
+    """
     response, sampled = (logprobs * mask).sum(1), (engine * mask).sum(1)
     weight = (response - sampled).exp().clamp(max=most).detach()
     return -(weight * advantages * sampled).mean() + 0 * response.sum()
@@ -998,7 +1022,7 @@ def log_of_the_engine(logprobs, engine, mask, advantages, most):
 
 @off_policy_loss.mistake
 def ratio_is_the_loss(logprobs, engine, mask, advantages, most):
-    """log π is missing: the loss is weight × advantage × log π."""
+    """Your loss lacks the factor log π."""
     response = (logprobs * mask).sum(1)
     weight = (response - (engine * mask).sum(1)).exp().clamp(max=most)
     return -(weight * advantages).mean()

@@ -11,24 +11,18 @@ SET = Set("08_verifiable_rewards", "Verifiable rewards", "import math\n\nimport 
 check = SET.check
 
 
-def _name(exercise, message, **codes):
-    """Register wrong solutions that share a message."""
-    for name, code in codes.items():
-        code.__name__, code.__doc__ = name, message
-        exercise.mistake(code)
-
-
 @SET.exercise(
     "A strict verifier",
     1,
     10,
     (
-        "Which texts would a policy write if it had your function but not the sum?",
+        "Which texts would a policy write if it had your function but did not know "
+        "the sum?",
         "Split at semicolons, and compare the last part.",
     ),
 )
 def strict_rewards(texts, answer):
-    """Rewards (B,) of texts: 1 if the last part is exactly the answer, else 0.
+    """Return rewards (B,): 1 if a text's last part is exactly the answer, else 0.
 
     The last part is the text after the last semicolon, or the whole text if it has no
     semicolon. It counts only if it contains nothing else: no space, sign or line break.
@@ -42,6 +36,7 @@ def _(dice):
     texts = [a, f"5+7:2,4+6c:1,1+2c:4;{a}", "5+7:2;411", f"1{a}", f"{a};400"]
     texts += [f"400;{a}", f"{a}3", "", f"2:{a},1:3;7", f"7;{a};8", f"7;8;{a}"]
     texts += [f"{a};", f";{a}", f" {a}", f"7; {a}", f"{a}\n", f"+{a}", f"0{a}"]
+    texts += [f"5+7:2\n;{a}", f"7;8\n{a}"]
     texts += [f"{a};7;8"]
     order = torch.randperm(len(texts), generator=dice).tolist()
     return [texts[place] for place in order], a
@@ -54,7 +49,7 @@ def _accept(message, **tests):
         def code(texts, answer, test=test):
             return torch.tensor([float(test(text, answer)) for text in texts])
 
-        _name(strict_rewards, message, **{name: code})
+        strict_rewards.say(message, **{name: code})
 
 
 def _last(text):
@@ -70,8 +65,8 @@ def _digits(text):
 
 
 _accept(
-    "You search for the answer anywhere. A policy learns to write many numbers, one of "
-    "which is right. Compare only the last part.",
+    "You search for the answer anywhere. A policy would learn to write many numbers, "
+    "one of which is right. Compare only the last part.",
     anywhere=lambda text, answer: answer in text,
     any_number=lambda text, answer: answer in _numbers(text),
 )
@@ -109,13 +104,13 @@ _accept(
     line_break=lambda text, answer: _last(text).rstrip() == answer,
 )
 _accept(
-    "You read a number out of the last part. It may then contain other text, such as a "
-    "second answer.",
+    "You extract a number from the last part, so the last part may contain other "
+    "text, such as a second answer.",
     last_number=lambda text, answer: _numbers(_last(text))[-1:] == [answer],
 )
 _accept(
-    "You read the last number of the text. The last part may then contain other text, "
-    "or no number.",
+    "You read the last number of the text, so the last part may contain other text or "
+    "no number.",
     last_number_of_all=lambda text, answer: _numbers(text)[-1:] == [answer],
 )
 _accept(
@@ -181,9 +176,8 @@ _accept(
         (text[text.rfind(";") + 1 :] if text.rfind(";") > 0 else text) == answer
     ),
 )
-_name(
-    strict_rewards,
-    "You give −1 to a wrong answer. Its reward is 0.",
+strict_rewards.say(
+    "You give a wrong answer the reward −1. Give it 0.",
     minus_one=lambda texts, answer: 2 * strict_rewards.solution(texts, answer) - 1,
 )
 
@@ -200,10 +194,14 @@ def from_the_right(texts, answer):
     "Dead groups",
     1,
     10,
-    ("In which two ways can all rewards be equal?", "All right, or all wrong."),
+    (
+        "In which two ways can all rewards be equal?",
+        "All answers of a group may be right, or all may be wrong.",
+    ),
 )
 def dead_share(p, G):
-    """Expected share of dead groups: pass rates p (P,) of P problems → one number.
+    """Return the expected share of dead groups: pass rates p (P,) of P problems → one
+    number.
 
     A group of G answers is dead if all of them get the same reward, 0 or 1. Each
     problem gives one group.
@@ -216,128 +214,110 @@ def _(dice):
     return normal(dice, 6).sigmoid(), 2 + int(torch.randint(7, (), generator=dice))
 
 
-_name(
-    dead_share,
-    "A group whose answers are all *right* is also dead.",
+dead_share.say(
+    "You leave out groups whose answers are all *right*. These are also dead.",
     all_wrong=lambda p, G: ((1 - p) ** G).mean(),
 )
-_name(
-    dead_share,
-    "A group whose answers are all *wrong* is also dead.",
+dead_share.say(
+    "You leave out groups whose answers are all *wrong*. These are also dead.",
     all_right=lambda p, G: (p**G).mean(),
 )
-_name(
-    dead_share,
-    "This is the share of live groups. Return the share of dead groups.",
+dead_share.say(
+    "You return the share of live groups. Return the share of dead groups.",
     live_share=lambda p, G: (1 - p**G - (1 - p) ** G).mean(),
 )
-_name(
-    dead_share,
-    "This is the share of groups with at least one right answer. A group with only "
-    "right answers is also dead.",
+dead_share.say(
+    "You return the share of groups with at least one right answer. Some of these "
+    "groups are not dead, and groups with only wrong answers are missing.",
     some_right=lambda p, G: (1 - (1 - p) ** G).mean(),
 )
-_name(
-    dead_share,
-    "This is the share of groups with at least one wrong answer. A group with only "
-    "wrong answers is also dead.",
+dead_share.say(
+    "You return the share of groups with at least one wrong answer. Some of these "
+    "groups are not dead, and groups with only right answers are missing.",
     some_wrong=lambda p, G: (1 - p**G).mean(),
 )
-_name(
-    dead_share,
+dead_share.say(
     "You average the pass rates first. Problems differ: if half of them are always "
-    "solved and the other half never, every group is dead at a mean of one half.",
+    "solved and the other half are never solved, every group is dead although the "
+    "mean rate is one half.",
     of_the_mean=lambda p, G: p.mean() ** G + (1 - p.mean()) ** G,
     wrong_of_the_mean=lambda p, G: (p**G).mean() + (1 - p.mean()) ** G,
     right_of_the_mean=lambda p, G: p.mean() ** G + ((1 - p) ** G).mean(),
     all_wrong_of_the_mean=lambda p, G: (1 - p.mean()) ** G,
     all_right_of_the_mean=lambda p, G: p.mean() ** G,
 )
-_name(
-    dead_share,
+dead_share.say(
     "You multiply the probabilities of the two ways to be dead. A group cannot be dead "
     "in both ways: the two events exclude each other.",
     multiplied=lambda p, G: (p * (1 - p)).pow(G).mean(),
 )
-_name(
-    dead_share,
-    "You subtract an overlap of all right and all wrong. No group is both.",
+dead_share.say(
+    "You subtract an overlap of the two ways to be dead. No group is both all right "
+    "and all wrong.",
     overlap=lambda p, G: (p**G + (1 - p) ** G - (p * (1 - p)) ** G).mean(),
     overlap_twice=lambda p, G: (p**G + (1 - p) ** G - 2 * (p * (1 - p)) ** G).mean(),
 )
-_name(
-    dead_share,
+dead_share.say(
     "You count only the more probable, or only the less probable, of the two ways to "
     "be dead. Both ways count for each problem.",
     larger=lambda p, G: torch.maximum(p, 1 - p).pow(G).mean(),
     smaller=lambda p, G: torch.minimum(p, 1 - p).pow(G).mean(),
 )
-_name(
-    dead_share,
+dead_share.say(
     "You count one of the two ways to be dead twice, and the other way not at all.",
     wrong_twice=lambda p, G: 2 * ((1 - p) ** G).mean(),
     right_twice=lambda p, G: 2 * (p**G).mean(),
 )
-_name(
-    dead_share,
-    "You take the difference of the two ways to be dead. A group that is dead in "
-    "either way counts.",
+dead_share.say(
+    "You subtract the probabilities of the two ways to be dead. A group counts if it "
+    "is dead in either way.",
     right_minus_wrong=lambda p, G: (p**G - (1 - p) ** G).mean(),
     wrong_minus_right=lambda p, G: ((1 - p) ** G - p**G).mean(),
     absolute=lambda p, G: (p**G - (1 - p) ** G).abs().mean(),
 )
-_name(
-    dead_share,
+dead_share.say(
     "You use the probability that two answers agree, as if each comparison of two "
     "answers were independent. All G answers must get the same reward.",
     pairs=lambda p, G: (p**2 + (1 - p) ** 2).pow(G).mean(),
     neighbors=lambda p, G: (p**2 + (1 - p) ** 2).pow(G - 1).mean(),
     all_pairs=lambda p, G: (p**2 + (1 - p) ** 2).pow(G * (G - 1) // 2).mean(),
 )
-_name(
-    dead_share,
+dead_share.say(
     "You divide by G. The average is over problems.",
     over_answers=lambda p, G: (p**G + (1 - p) ** G).sum() / G,
     over_both=lambda p, G: (p**G + (1 - p) ** G).mean() / G,
 )
-_name(
-    dead_share,
+dead_share.say(
     "You multiply the probabilities of different problems. The expected share is their "
     "arithmetic mean.",
     all_dead=lambda p, G: (p**G + (1 - p) ** G).prod(),
     geometric=lambda p, G: (p**G + (1 - p) ** G).log().mean().exp(),
     some_dead=lambda p, G: 1 - (1 - p**G - (1 - p) ** G).prod(),
 )
-_name(
-    dead_share,
+dead_share.say(
     "Your exponent G acts on only one of the two terms. In both ways all G answers "
     "must agree.",
     power_of_right=lambda p, G: (p**G + 1 - p).mean(),
     power_of_wrong=lambda p, G: (p + (1 - p) ** G).mean(),
 )
-_name(
-    dead_share,
-    "You multiply a rate by G. If G independent answers all have the same reward, "
-    "their probabilities multiply.",
+dead_share.say(
+    "You multiply a rate by G. The probabilities of G independent answers multiply.",
     times_right=lambda p, G: (G * p).mean(),
     times_wrong=lambda p, G: (G * (1 - p)).mean(),
 )
-_name(
-    dead_share,
+dead_share.say(
     "You take the median over problems. The expected share is the mean.",
     median=lambda p, G: (p**G + (1 - p) ** G).median(),
     middle=lambda p, G: (p**G + (1 - p) ** G).quantile(0.5),
 )
-_name(
-    dead_share,
-    "This is the variance of single rewards, p (1 − p), averaged. It does not depend "
-    "on the size of a group, but the probability of a dead group does.",
+dead_share.say(
+    "You return the mean variance of single rewards, p (1 − p). It does not depend on "
+    "the group's size, but the probability of a dead group does.",
     variance=lambda p, G: (p * (1 - p)).mean(),
 )
-_name(
-    dead_share,
-    "This is the probability of exactly one right or exactly one wrong answer. Such a "
-    "group is not dead.",
+dead_share.say(
+    "You return the probability of exactly one right or exactly one wrong answer. "
+    "Such a group is not dead: its rewards differ.",
     one_right=lambda p, G: (G * p * (1 - p) ** (G - 1)).mean(),
     one_wrong=lambda p, G: (G * (1 - p) * p ** (G - 1)).mean(),
 )
@@ -354,15 +334,16 @@ def by_logarithms(p, G):
     2,
     15,
     (
-        "It is easier to count the choices that fail.",
+        "It is easier to count the choices of k answers that fail.",
         "Of the C(n, k) choices, how many contain no right answer?",
     ),
 )
 def pass_at_k(c, n, k):
-    """pass@k without bias: c (P,) right answers among n to each problem → (P,).
+    """Return pass@k without bias: c (P,) right answers among n answers to each problem
+    → (P,).
 
-    The probability that k of the n answers, drawn without replacement, contain at least
-    one right answer: 1 − C(n − c, k) / C(n, k).
+    pass@k is the probability that k of the n answers, drawn without replacement,
+    contain at least one right answer: 1 − C(n − c, k) / C(n, k).
     """
     none = [math.comb(n - int(right), k) / math.comb(n, k) for right in c]
     return 1 - torch.tensor(none, dtype=torch.float64)
@@ -371,8 +352,9 @@ def pass_at_k(c, n, k):
 @pass_at_k.inputs
 def _(dice):
     n = pick(dice, (6, 8, 11))
-    right = torch.randint(n + 1, (6,), generator=dice).double()
-    right[:2] = torch.tensor([0, 2])  # neither extreme hides n or k
+    right = torch.randint(n + 1, (6,), generator=dice)
+    right[:2] = torch.tensor([0, 2])  # for c = 2 the result depends on n and k
+    right = right if dice.initial_seed() % 2 else right.double()  # either type
     return right, n, pick(dice, (2, 3, 4))
 
 
@@ -384,7 +366,7 @@ def _each(message, **formulas):
             values = [float(formula(int(right), n, k)) for right in c]
             return torch.tensor(values, dtype=torch.float64)
 
-        _name(pass_at_k, message, **{name: code})
+        pass_at_k.say(message, **{name: code})
 
 
 def _missed(c, n, k):
@@ -402,63 +384,66 @@ _each(
 )
 _each(
     "You raise a rate to a power, as if the k answers were drawn with replacement. "
-    "Your result is also the probability of another event than at least one right "
-    "answer.",
+    "Your result is also not the probability of at least one right answer.",
     power_all_right=lambda c, n, k: (c / n) ** k,
     power_none_right=lambda c, n, k: (1 - c / n) ** k,
     power_some_wrong=lambda c, n, k: 1 - (c / n) ** k,
 )
 _each(
-    "This is the probability that all k are right.",
+    "You return the probability that all k answers are right.",
     all_right=lambda c, n, k: math.comb(c, k) / math.comb(n, k),
 )
 _each(
-    "This is the probability that none of the k is right. Subtract it from 1.",
+    "You return the probability that none of the k answers is right. Subtract it from "
+    "1.",
     none_right=_missed,
 )
 _each(
-    "This is the probability that at least one of the k is *wrong*: check which "
-    "answers a failing choice consists of.",
+    "You return the probability that at least one of the k answers is *wrong*. Which "
+    "answers does a failing choice contain?",
     some_wrong=lambda c, n, k: 1 - math.comb(c, k) / math.comb(n, k),
 )
 _each(
-    "Your result is 0 where fewer than k answers are wrong. Each choice then contains "
-    "a right answer.",
+    "Your result is 0 if fewer than k answers are wrong. In this case each choice "
+    "contains a right answer.",
     zero_if_few_wrong=lambda c, n, k: 0 if n - c < k else 1 - _missed(c, n, k),
 )
 _each(
-    "Your result is 1 where exactly k answers are wrong. One choice then contains no "
-    "right answer.",
+    "Your result is 1 if exactly k answers are wrong. In this case one choice "
+    "contains no right answer.",
     one_if_k_wrong=lambda c, n, k: 1 if n - c <= k else 1 - _missed(c, n, k),
 )
 _each(
-    "Your result is 1 where c reaches k. A choice may still contain only wrong "
-    "answers: look at n − c.",
+    "Your result is 1 if c reaches or exceeds k. A choice may still contain only "
+    "wrong answers: look at n − c.",
     one_if_k_right=lambda c, n, k: 1 if c >= k else 1 - _missed(c, n, k),
     one_if_more_right=lambda c, n, k: 1 if c > k else 1 - _missed(c, n, k),
 )
 _each(
-    "Your result is 0 where c is less than k. A choice may contain fewer than k right "
+    "Your result is 0 if c is less than k. A choice may contain fewer than k right "
     "answers and succeed.",
     zero_if_few_right=lambda c, n, k: 0 if c < k else 1 - _missed(c, n, k),
 )
 _each(
-    "You count choices with exactly one right answer. More right answers also count.",
+    "You count only choices with exactly one right answer. Choices with more right "
+    "answers also count.",
     one_right=lambda c, n, k: c * math.comb(n - c, k - 1) / math.comb(n, k),
 )
 _each(
-    "You require at least two right answers among the k. One suffices.",
+    "You require at least two right answers among the k answers. One right answer "
+    "suffices.",
     two_right=lambda c, n, k: (
         1 - _missed(c, n, k) - c * math.comb(n - c, k - 1) / math.comb(n, k)
     ),
 )
 _each(
-    "You count orders in one term and choices in the other. Use the same in both.",
+    "You count ordered choices in one term and unordered choices in the other. Count "
+    "the same kind in both terms.",
     orders_above=lambda c, n, k: 1 - math.perm(n - c, k) / math.comb(n, k),
     orders_below=lambda c, n, k: 1 - math.comb(n - c, k) / math.perm(n, k),
 )
 _each(
-    "Your denominator counts other choices than k of all n answers.",
+    "Your denominator does not count the choices of k of all n answers.",
     choices_of_c=lambda c, n, k: 1 - math.comb(n - c, k) / math.comb(n, c),
     one_answer_less=lambda c, n, k: 1 - math.comb(n - c, k) / math.comb(n - 1, k),
     one_draw_less=lambda c, n, k: 1 - math.comb(n - c, k) / math.comb(n, k - 1),
@@ -470,14 +455,14 @@ _each(
     one_draw_less_above=lambda c, n, k: 1 - math.comb(n - c, k - 1) / math.comb(n, k),
 )
 _each(
-    "You add up the chances of k draws. A choice with several right answers then "
+    "You add up the probabilities of k draws, so a choice with several right answers "
     "counts several times.",
     added=lambda c, n, k: k * c / n,
     added_up_to_one=lambda c, n, k: min(1, k * c / n),
 )
 _each(
     "Your result equals a product in which one of two counts does not shrink. After "
-    "each draw, one wrong answer and one answer less are left.",
+    "each wrong draw, both the wrong answers and all answers are one fewer.",
     fixed_denominator=lambda c, n, k: 1 - _product((n - c - i, n) for i in range(k)),
     fixed_numerator=lambda c, n, k: 1 - _product((n - c, n - i) for i in range(k)),
     fixed_numerator_limited=lambda c, n, k: (
@@ -485,8 +470,8 @@ _each(
     ),
 )
 _each(
-    "Your result would be right for one wrong answer less. n − c answers are wrong: if "
-    "you use a loop or a range, check where it starts and ends.",
+    "Your result would be right for one wrong answer fewer. n − c answers are wrong: "
+    "if you use a loop or a range, check where it starts and ends.",
     one_wrong_less=lambda c, n, k: (
         1 - _product((n - c - 1 - i, n - i) for i in range(k))
     ),
@@ -510,7 +495,8 @@ _each(
     any_right=lambda c, n, k: c > 0,
 )
 _each(
-    "Your result is the share of right answers, at most 1, among k instead of n.",
+    "You divide the number of right answers by k and limit the result to 1. Return a "
+    "probability over choices of k answers.",
     share_of_k=lambda c, n, k: min(1, c / k),
 )
 

@@ -15,31 +15,23 @@ SET = Set(
 check = SET.check
 
 
-def _more(exercise, mistakes):
-    """Register name → (message, code, …); pieces of code may share a message."""
-    for name, (message, *codes) in mistakes.items():
-        for i, code in enumerate(codes):
-            code.__name__ = name + f"_{i + 1}" * (i > 0)
-            code.__doc__ = message
-            exercise.mistake(code)
-
-
 @SET.exercise(
     "The loss of a question",
     1,
     10,
     (
-        "A question is a small classification: what are its classes?",
-        "One softmax per row.",
+        "A question is a small classification problem. What are its classes?",
+        "Use one softmax per row.",
     ),
     True,
 )
 def question_loss(scores):
-    """The loss of questions whose best text comes first: scores (N, k) → a number.
+    """Return the loss of questions whose best text comes first: scores (N, k) → a
+    number.
 
     A softmax over a question's scores gives each text's probability of being named the
     best. The loss is minus the log-probability of the first text, averaged over
-    questions. With k = 2 it is Bradley and Terry's.
+    questions. With k = 2 it is Bradley and Terry's loss.
     """
     return -scores.log_softmax(1)[:, 0].mean()
 
@@ -64,12 +56,11 @@ def _one_against_all(s):
     return binary_cross_entropy_with_logits(s, first)
 
 
-_more(
-    question_loss,
+question_loss.more(
     {
         "pairs": (
-            "These are independent comparisons of the best text with each other text. "
-            "A question has *one* answer, so use one softmax over all of its texts.",
+            "You compare the best text with each other text independently. A question "
+            "has *one* answer, so use one softmax over all of its texts.",
             lambda s: _pairs(s).sum(1).mean(),
             lambda s: _pairs(s).mean(),
             lambda s: _pairs(s).sum(),
@@ -77,7 +68,7 @@ _more(
         ),
         "one_pair": (
             "You compare the best text with only one other text of each question. All "
-            "texts compete.",
+            "texts of a question compete.",
             _against(lambda s: s[:, 1:].amax(1)),
             _against(lambda s: s[:, 1:].amin(1)),
             _against(lambda s: s[:, 1]),
@@ -91,24 +82,24 @@ _more(
             _against(lambda s: s[:, 1:].sum(1)),
         ),
         "each_text_for_itself": (
-            "You judge each score on its own with a sigmoid; the texts of a question "
-            "compete.",
+            "You judge each score on its own with a sigmoid, but the texts of a "
+            "question compete.",
             lambda s: -logsigmoid(s[:, 0]).mean(),
             _one_against_all,
             lambda s: s.shape[1] * _one_against_all(s),
         ),
         "over_the_questions": (
             "Your softmax runs over questions (dim 0). Texts compete within a "
-            "question, a row.",
+            "question, which is a row.",
             lambda s: -s.log_softmax(0)[:, 0].mean(),
         ),
         "over_everything": (
-            "Your softmax runs over the texts of all questions. Texts compete within a "
-            "question, a row.",
+            "Your softmax runs over the texts of all questions. Texts compete within "
+            "a question, which is a row.",
             lambda s: (s.flatten().logsumexp(0) - s[:, 0]).mean(),
         ),
         "first_question": (
-            "You take the first question, a row, instead of the first text of each "
+            "You take the first question (a row) instead of the first text of each "
             "question.",
             lambda s: -s.log_softmax(1)[0].mean(),
             lambda s: -s.log_softmax(1)[0].sum(),
@@ -116,7 +107,7 @@ _more(
             lambda s: -s.log_softmax(1)[0, 0],
         ),
         "second_text": (
-            "You take the second text of each question; the best one comes first.",
+            "You take the second text of each question, but the best text comes first.",
             lambda s: -s.log_softmax(1)[:, 1].mean(),
         ),
         "highest_score": (
@@ -125,8 +116,8 @@ _more(
             lambda s: -s.log_softmax(1).amax(1).mean(),
         ),
         "row_number": (
-            "You use the question's number as its best text. The first text is the "
-            "best in every row.",
+            "You use the question's number as the position of its best text. The "
+            "first text is the best in every row.",
             lambda s: (
                 -s.log_softmax(1)[
                     torch.arange(len(s)), torch.arange(len(s)) % s.shape[1]
@@ -134,13 +125,14 @@ _more(
             ),
         ),
         "all_texts": (
-            "You average over all texts; only the first text was named the best.",
+            "You average or sum over all texts, but only the first text was named the "
+            "best.",
             lambda s: -s.log_softmax(1).mean(),
             lambda s: -s.log_softmax(1).sum(1).mean(),
         ),
         "full_ranking": (
             "You score a full ranking of the texts. Only the best text is known; the "
-            "others have no order.",
+            "other texts have no order.",
             lambda s: sum(
                 -s[:, i:].log_softmax(1)[:, 0].mean() for i in range(s.shape[1])
             ),
@@ -161,12 +153,13 @@ _more(
             lambda s: -s[:, 0].mean(),
         ),
         "maximum": (
-            "Your code uses the highest score in place of the logarithm of a sum.",
+            "You use the highest score in place of the logarithm of a sum of "
+            "exponentials.",
             lambda s: (s.amax(1) - s[:, 0]).mean(),
         ),
         "maximum_not_restored": (
-            "You subtract the maximum in one part only; subtract it from all scores or "
-            "from none.",
+            "You subtract the maximum in only one part. Subtract it from all scores "
+            "or from none.",
             lambda s: (s.logsumexp(1) - s.amax(1) - s[:, 0]).mean(),
         ),
         "mean_in_the_denominator": (
@@ -176,7 +169,7 @@ _more(
         ),
         "logarithm_of_the_mean": (
             "You average probabilities before the logarithm. Take the logarithm of "
-            "each question first.",
+            "each question's probability first.",
             lambda s: -s.softmax(1)[:, 0].mean().log(),
         ),
         "probability": (
@@ -209,14 +202,16 @@ def by_logsumexp(scores):
     15,
     (
         "Count first how often each person gives each answer.",
-        "Chance: both give the same answer independently.",
+        "For agreement by chance, assume that the two people answer independently.",
     ),
 )
 def kappa(first, second):
-    """Agreement of two people beyond chance: two (N,) of whole numbers → a number.
+    """Return the agreement of two people beyond chance: two (N,) of whole numbers → a
+    number.
 
-    (p − e) / (1 − e): p is the share of equal answers, and e is the share that they
-    would reach if each answered at random with their own frequencies.
+    κ is (p − e) / (1 − e), where p is the share of equal answers. e is the share that
+    two people would reach if each of them answered at random with their own
+    frequencies.
     """
     p = (first == second).double().mean()
     kinds = torch.cat([first, second]).unique()
@@ -323,12 +318,11 @@ def _top(first, second):
     return torch.maximum(first.max(), second.max())
 
 
-_more(
-    kappa,
+kappa.more(
     {
         "agreement": (
-            'This is the share of equal answers. Two people who always answer "left" '
-            "would agree fully without sharing a taste.",
+            "You return the share of equal answers. Two people who always answer "
+            '"left" would agree fully without sharing a taste.',
             _equal,
         ),
         "uniform_chance": (
@@ -362,7 +356,8 @@ _more(
             _both_give,
         ),
         "averaged_chance": (
-            "You average the chance over the kinds of answers; add it up.",
+            "You average over the kinds of answers when you compute chance. Add up "
+            "over the kinds.",
             _with_chance(lambda a, b, n: (a * b).mean()),
         ),
         "divided_by_another_count": (
@@ -373,8 +368,8 @@ _more(
             _with_chance(lambda a, b, n: n**2 / (n - 1) ** 2 * (a @ b)),
         ),
         "sorted_frequencies": (
-            "You multiply frequencies in sorted order; multiply those of the same "
-            "answer.",
+            "You multiply frequencies in sorted order. Multiply the two frequencies "
+            "of the same answer.",
             _with_chance(lambda a, b, n: a.sort()[0] @ b.sort()[0]),
         ),
         "commonest_answer": (
@@ -389,15 +384,16 @@ _more(
             _without(lambda first, second: 0),
         ),
         "two_answers": (
-            "You treat the answers as two kinds, such as 0 and not 0; there may be "
-            "more.",
+            "You treat the answers as two kinds, such as 0 and not 0, but there may "
+            "be more kinds.",
             _chance_for_one_answer(0),
             _chance_for_one_answer(1),
             _for_one_answer(0),
             _for_one_answer(1),
         ),
         "nonzero_agreement": (
-            "Your p leaves out pairs in which both answer 0: these also agree.",
+            "Your p does not count pairs in which both people answer 0, but these "
+            "pairs also agree.",
             _with_equal(lambda first, second: (first == second) & (first > 0)),
         ),
         "near_agreement": (
@@ -405,12 +401,13 @@ _more(
             _with_equal(lambda first, second: (first - second).abs() <= 1),
         ),
         "disagreement": (
-            "Your p is the share of *different* answers; use that of equal ones.",
+            "Your p is the share of *different* answers. Use the share of equal "
+            "answers.",
             _with_equal(lambda first, second: first != second),
         ),
         "undivided": (
-            "Divide by 1 − e, the largest possible value of p − e. Otherwise full "
-            "agreement would not be 1.",
+            "You do not divide the difference p − e by its largest possible value, so "
+            "full agreement would not give 1.",
             _with_formula(lambda p, e, a, b: p - e),
         ),
         "another_denominator": (
@@ -444,14 +441,14 @@ _more(
             lambda *x: torch.corrcoef(torch.stack(x).double())[0, 1],
         ),
         "weighted": (
-            "You return a weighted κ, in which the distance of answers matters. Here "
-            "answers are equal or not.",
+            "You return a weighted κ, in which the distance between answers matters. "
+            "Here two answers are only equal or different.",
             _weighted(1),
             _weighted(2),
         ),
         "never_below_0": (
-            "You cut κ off at 0. Two people who agree less than by chance have a κ "
-            "below 0.",
+            "You cut κ off at 0. Two people who agree less often than by chance have "
+            "a κ below 0.",
             lambda *x: kappa.solution(*x).clamp(min=0),
         ),
     },
@@ -473,13 +470,14 @@ def by_table(first, second):
     2,
     10,
     (
-        "Count the sequences of answers that have at least k for the new text.",
-        "There are `math.comb(n, i)` orders, each with probability 0.5 ** n.",
+        "Count the sequences of answers in which at least k prefer the new text.",
+        "There are `math.comb(n, i)` orders of i such answers, each with probability "
+        "0.5 ** n.",
     ),
 )
 def by_chance(k, n):
-    """The probability that k or more of n answers prefer the new text, if both texts
-    are equally good: two whole numbers → a number.
+    """Return the probability that k or more of n answers prefer the new text if both
+    texts are equally good: two whole numbers → a number.
 
     Each answer is then a fair coin toss.
     """
@@ -513,33 +511,36 @@ def _farther(k, n):
     return (i for i in range(n + 1) if abs(2 * i - n) >= abs(2 * k - n))
 
 
-_more(
-    by_chance,
+by_chance.more(
     {
         "exactly": (
-            "This is the probability of exactly k, which is small for every k if n is "
-            "large. Count all results that are at least as extreme.",
+            "You return the probability of exactly k answers, which is small for "
+            "every k if n is large. Include all larger counts.",
             _counts(lambda k, n: [k]),
         ),
         "more_than": (
-            "You leave out k itself. Return the probability of *k or more*.",
+            "You leave out the case of exactly k. Return the probability of *k or "
+            "more*.",
             _counts(lambda k, n: range(k + 1, n + 1)),
         ),
         "half_of_k": (
-            "You count only half of k's probability. Return the probability of *k or "
-            "more*.",
+            "You include only half of the probability of exactly k. Return the "
+            "probability of *k or more*.",
             lambda k, n: by_chance.solution(k, n) - math.comb(n, k) / 2 ** (n + 1),
         ),
         "at_most": (
-            "You return the probability of k or *fewer*; return that of k or more.",
+            "You return the probability of k or *fewer*; return the probability of k "
+            "or more.",
             _counts(lambda k, n: range(k + 1)),
         ),
         "without_n": (
-            "You leave out n itself: a range ends before its second number.",
+            "You leave out the case of exactly n: a range ends before its second "
+            "number.",
             _counts(range),
         ),
         "one_sequence_less": (
-            "You divide by one sequence too few: no answer may prefer the new text.",
+            "You divide by one sequence too few. The sequence in which no answer "
+            "prefers the new text is also possible.",
             _counts(
                 lambda k, n: range(max(k, 1), n + 1),
                 lambda i, k, n: math.comb(n, i) / (2**n - 1),
@@ -552,17 +553,19 @@ _more(
             _counts(_farther),
         ),
         "one_order": (
-            "You count one order for each number. There are `math.comb(n, i)` orders.",
+            "You count only one order for each number i of such answers. There are "
+            "`math.comb(n, i)` orders.",
             _counts(_or_more, lambda i, k, n: 1 / 2**n),
         ),
         "one_sequence": (
             "You return the probability of one sequence of answers. Count all "
-            "sequences with k or more.",
+            "sequences with k or more answers for the new text.",
             lambda k, n: 1 / 2**n,
             lambda k, n: 1 / 2**k,
         ),
         "equally_likely_counts": (
-            "You treat all counts from 0 to n as equally likely. All *sequences* are.",
+            "You treat all counts from 0 to n as equally likely. Only all *sequences* "
+            "are equally likely.",
             lambda k, n: (n - k + 1) / (n + 1),
             lambda k, n: (n - k) / n,
         ),
@@ -571,7 +574,7 @@ _more(
             _counts(_or_more, lambda i, k, n: math.comb(n, i)),
         ),
         "another_number_of_sequences": (
-            "You count the right sequences, but divide by a number that is not that of "
+            "You count the right sequences, but you do not divide by the number of "
             "all sequences of n answers.",
             _counts(_or_more, lambda i, k, n: math.comb(n, i) / 2**k),
             _counts(_or_more, lambda i, k, n: math.comb(n, i) / (2 * n)),
@@ -589,14 +592,13 @@ _more(
             _counts(_or_more, lambda i, k, n: math.perm(n, i) / 2**n),
         ),
         "another_choice": (
-            "Your binomial coefficients are those of another choice: choose i of n "
-            "answers.",
+            "You use the wrong binomial coefficients. Choose i of n answers.",
             _counts(_or_more, lambda i, k, n: math.comb(i, k) / 2**n),
             _counts(_or_more, lambda i, k, n: math.comb(n, k) / 2**n),
         ),
         "observed_share": (
-            "Your coin has the observed share as its probability. If both texts are "
-            "equally good, it is fair.",
+            "You toss a coin whose probability is the observed share. If both texts "
+            "are equally good, the coin is fair.",
             _counts(
                 _or_more,
                 lambda i, k, n: math.comb(n, i) * (k / n) ** i * (1 - k / n) ** (n - i),
@@ -620,8 +622,8 @@ _more(
             lambda k, n: math.log2(by_chance.solution(k, n)),
         ),
         "larger_side": (
-            "You count from the larger of k and n − k. If few prefer the new text, k "
-            "or more is likely by chance.",
+            "You count from the larger of k and n − k. If few answers prefer the new "
+            "text, k or more are likely by chance.",
             _counts(lambda k, n: range(max(k, n - k), n + 1)),
         ),
         "smaller_side": (

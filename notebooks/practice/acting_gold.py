@@ -1,4 +1,4 @@
-"""Compute gold for exercise 3: does a text praise the acting in natural words?"""
+"""Compute exercise 3's gold: whether a text praises the acting in natural words."""
 
 import re
 from collections import Counter

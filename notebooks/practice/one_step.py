@@ -41,9 +41,9 @@ def make_batch(seed: int) -> SimpleNamespace:
 
 
 def by_trainer(b: SimpleNamespace, ratio: float) -> SimpleNamespace:
-    """Return the trainer's stats and weights; set b.config for KL / target = ratio."""
+    """Return the trainer's stats and weights; set b.config so KL / target = ratio."""
     kl = train(b, target=1.0)[0]["objective/kl"]
-    if kl < 0:  # swap the two, so that KL is positive
+    if kl < 0:  # swap policy and reference, so that KL is positive
         b.network, b.reference = b.reference, b.network
     stats, weights = train(b, target=abs(kl) / ratio)
     return SimpleNamespace(stats=stats, weights=weights)
@@ -53,7 +53,7 @@ def train(b: SimpleNamespace, target: float) -> tuple[dict, list[Tensor]]:
     """Take the trainer's step on copies; return its statistics and the new weights."""
     sizes = {"batch_size": 6, "mini_batch_size": 6, "ppo_epochs": 3, "vf_coef": 0.3}
     near = {"cliprange_value": 0.1, "init_kl_coef": b.beta, "horizon": 100}
-    near["accelerator_kwargs"] = {"cpu": True}  # the student's step also runs there
+    near["accelerator_kwargs"] = {"cpu": True}  # the student's step runs on the CPU too
     b.config = PPOConfig(**sizes, **near, target=target)
     parts = copy.deepcopy((b.network, b.reference))
     tokenizer = SimpleNamespace(pad_token_id=EOS, eos_token_id=EOS)

@@ -27,7 +27,7 @@ MUTATIONS = [  # text of a right line, and the wrong text that replaces it
 
 
 def clean_source(seed: int) -> str:
-    """Return the algorithm without comments, its functions in this seed's order."""
+    """Return the algorithm without comments, with functions in this seed's order."""
     nodes = {getattr(node, "name", ""): node for node in ast.parse(SOURCE).body}
     order = random.Random(seed).sample(PARTS, len(PARTS))
     start = "import numpy as np\nimport torch\nfrom torch import nn\n"

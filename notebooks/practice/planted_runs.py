@@ -39,7 +39,7 @@ def make_run(seed: int, fault: str = "healthy", first: int = STEPS) -> pd.DataFr
                 "no_eos": {"suppress_tokens": [EOS]},
             }
             sampling = SAMPLING | more.get(on, {})
-            with warnings.catch_warnings(action="ignore"):  # they name the fault
+            with warnings.catch_warnings(action="ignore"):  # warnings name the fault
                 responses = trainer.generate(queries, return_prompt=False, **sampling)
             scores = score(responses)
         _plant(trainer, on, step == first)

@@ -68,9 +68,9 @@ def _clean(seed: int, trial: int) -> dict[str, float]:
 
 
 def compare(text: str, seed: int = 0) -> pd.DataFrame:
-    """Return the clean and the actual numbers of three trials; ✘ marks a difference.
+    """Return the clean and the actual numbers of three trials.
 
-    A difference is relative, and above 1e-5.
+    ✘ marks a relative difference above 1e-5.
     """
     tables = []
     for trial in range(len(TRIALS)):

@@ -1,4 +1,4 @@
-"""Check exercise 3, design and defeat: a reward for praise, and a text to beat it."""
+"""Check exercise 3, design and defeat: a reward for praise and a text that beats it."""
 
 from collections import Counter
 from pathlib import Path
@@ -28,7 +28,7 @@ def rewards(reward, texts: list[str]) -> np.ndarray:
 
 
 def best_of_n(values: np.ndarray, seed: int) -> np.ndarray:
-    """Return the indices (64,) of the best of 16 random texts; ties break at random."""
+    """Return indices (64,), each the best of 16 random texts; ties break at random."""
     dice = np.random.default_rng(seed)
     groups = np.stack(
         [dice.choice(len(values), N, replace=False) for _ in range(GROUPS)]
@@ -59,7 +59,7 @@ def train_policy(reward, seed: int = 0, steps: int = 150) -> list[str]:
 
 
 def _copied(reward, values: np.ndarray, golds: np.ndarray) -> bool:
-    """Return whether a reward is gold: it uses gold's name, or has its two values."""
+    """Return whether a reward names gold, or separates the texts as gold does."""
     names = getattr(getattr(reward, "__code__", None), "co_names", ())
     same = len(set(zip(values, golds))) == 2 == len(set(values))
     return same or reward is gold or "gold" in names or "practice3" in names

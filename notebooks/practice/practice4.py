@@ -92,7 +92,7 @@ def _problem(settings, steps) -> str | None:
 def points(
     settings: dict, steps: int, seeds: list[int]
 ) -> list[tuple[float, float, float]]:
-    """Return (points, score, KL) per seed; above 6 nats, the untrained score counts."""
+    """Return (points, score, KL) per seed; over 6 nats, the untrained score counts."""
     start = run(DEFAULT, 0, 0)[0]
     found = [_kept(*(settings[key] for key in DEFAULT), steps, seed) for seed in seeds]
     return [(mean if kl <= MAX_KL else start, mean, kl) for mean, kl in found]
@@ -121,9 +121,7 @@ def verdict(
     show(f"points minus those of the default: {gain:+.2f}; needed: {MARGIN:+.2f}")
     if any(kl > MAX_KL for *_, kl in yours):
         return f"a run moves more than {MAX_KL:g} nats from the reference."
-    return (
-        None if gain >= MARGIN else "the default settings are about as good or better."
-    )
+    return None if gain >= MARGIN else "your settings do not clearly beat the default."
 
 
 def check(answer: dict, budget: Budget, seed: int = 0) -> None:

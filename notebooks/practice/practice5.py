@@ -20,7 +20,7 @@ REPEATS = (SEQUENCES[:, 1:] == SEQUENCES[:, :-1]).sum(1).double()
 
 
 def features() -> tuple[Tensor, Tensor]:
-    """Return counts of tokens (N, V) and of neighbors (N, V²), per sequence."""
+    """Return each sequence's counts of tokens (N, V) and adjacent pairs (N, V²)."""
     one_hot = torch.nn.functional.one_hot(SEQUENCES, V).double()
     neighbors = torch.einsum("nta,ntb->nab", one_hot[:, :-1], one_hot[:, 1:])
     return one_hot.sum(1), neighbors.flatten(1)
@@ -88,7 +88,7 @@ def make_runs(seed: int, runs: int = RUNS) -> dict[str, np.ndarray]:
 
 
 def show(seed: int = 0, runs: int = 4, gold: bool = False) -> plt.Figure:
-    """Plot the statistics of a few runs that rules see, and optionally their gold."""
+    """Plot the statistics that rules see in a few runs, and optionally also gold."""
     found, names = make_runs(seed, runs), SEEN + ("gold",) * gold
     figure, axes = plt.subplots(
         1, len(names), figsize=(2.6 * len(names), 2.6), layout="constrained"
@@ -101,7 +101,7 @@ def show(seed: int = 0, runs: int = 4, gold: bool = False) -> plt.Figure:
 
 
 def stops(stop, found: dict[str, np.ndarray]) -> np.ndarray:
-    """Return the step at which a rule stops each run, or the last step if never."""
+    """Return, per run, the step at which the rule stops it, or its last step."""
     steps = []
     for run in range(len(found["kl"])):
         rows = {name: found[name][run].tolist() for name in SEEN}
@@ -116,7 +116,7 @@ def stops(stop, found: dict[str, np.ndarray]) -> np.ndarray:
 
 
 def check(stop, seed: int | None = None) -> bool:
-    """Print a rule's share of the oracle's gold on unseen runs; return its success."""
+    """Print a rule's share of oracle gold on unseen runs; return whether it passes."""
     seed = secrets.randbelow(10**6) if seed is None else seed
     found, rows = make_runs(seed), np.arange(RUNS)
     try:

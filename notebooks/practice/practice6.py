@@ -12,12 +12,12 @@ from rlhf_course.runtime.files import atomic_file, read_json
 
 from predict_runs import RUNS, STATS, STEPS, change, runs
 
-FACTOR = 3  # largest allowed ratio of predicted and measured change
+FACTOR = 3  # largest allowed ratio between predicted and measured change
 FOLDER = ROOT / "build" / "practice"
 
 
 def base(seed: int = 0) -> pd.DataFrame:
-    """Return the base setting's statistics by step, and their mean, over four runs."""
+    """Return the base setting's statistics per step, and their mean, over four runs."""
     table = pd.DataFrame(runs(seed, ()).mean(0), range(1, STEPS + 1), STATS)
     table.loc["mean"] = table.mean()
     return table.round(3)

@@ -45,7 +45,7 @@ def run_network(network, b, attention_mask, positions) -> tuple[Tensor, Tensor]:
 
 
 def differs(step, functions: dict, given, trainer) -> str | None:
-    """Return a message about a step's first difference from the trainer's, or None."""
+    """Return a step's first difference from the trainer's step as text, or None."""
     called, b = set(), copy.deepcopy(given)
     b.optimizer = torch.optim.SGD(b.network.parameters(), lr=RATE)
 

@@ -1,4 +1,4 @@
-"""Check exercise 8, is GRPO better?: simulate experiments with a known effect.
+"""Check exercise 8 ("Is GRPO better?"): simulate experiments with a known effect.
 
 A run's score is the method's mean, plus noise that all runs with the same seed share,
 plus the run's own noise. Both are normal; their sizes differ between experiments.
@@ -28,7 +28,7 @@ def t_quantile(p: float, df: float) -> float:
 
 
 def as_seeds(seeds) -> tuple[list[int], list[int]]:
-    """Return both lists of seeds; raise ``ValueError`` for unusable ones."""
+    """Return both lists of seeds; raise ``ValueError`` for unusable seeds."""
     lists = [list(some) for some in seeds]
     if len(lists) != 2 or not all(lists):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Run exercise 6: PPO in a base setting, and in a setting with one change.
+"""Run PPO for exercise 6, in a base setting and in a setting with one change.
 
 A one-layer policy generates four tokens from a vocabulary of six. The reward of a token
 depends on its position. A run has 12 steps, and each setting has four runs.

@@ -16,7 +16,7 @@ logging.set_verbosity_error()
 
 
 class Tokens:
-    """Provide what the trainer needs of a tokenizer; padding is EOS, as in GPT-2."""
+    """Imitate a tokenizer for the trainer; padding is EOS, as in GPT-2."""
 
     pad_token_id = eos_token_id = EOS
 
@@ -26,7 +26,7 @@ class Tokens:
 
 
 def random_policy(seed: int, **config) -> AutoModelForCausalLMWithValueHead:
-    """Return a random GPT-2, value head, no dropout; config is for GPT2Config."""
+    """Return a random GPT-2 with a value head, no dropout, and GPT2Config(**config)."""
     torch.manual_seed(seed)
     config |= dict.fromkeys(("attn_pdrop", "resid_pdrop", "embd_pdrop"), 0)
     network = GPT2LMHeadModel(GPT2Config(**config))

@@ -15,7 +15,8 @@ from transformers.modeling_utils import load_state_dict
 from rlhf_course.baichuan.sentencepiece import sentencepiece_to_fast
 from rlhf_course.runtime.files import atomic_folder, read_json
 
-ARCHITECTURES = ("BaiChuanForCausalLM", "BaichuanForCausalLM")  # Baichuan only; both generations
+# Only Baichuan uses the first name; both generations use the second.
+ARCHITECTURES = ("BaiChuanForCausalLM", "BaichuanForCausalLM")
 SIZES = (
     "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads rms_norm_eps"
 ).split()
@@ -34,17 +35,18 @@ def convert_to_llama(
 ) -> Path:
     """Write a Baichuan checkpoint as a LlamaForCausalLM with a fast tokenizer; return ``target``.
 
-    A 7B model needs another 15 GB on disk and about 5 GB of memory, because its files are mapped
-    (20 GB for .bin files of torch before 1.6). The target must be new or empty. By default
-    ``norm_head`` is guessed from config.json; ``report`` gets a line about the choice.
+    A 7B model needs 15 GB of free disk space and about 5 GB of memory, because its files are
+    memory-mapped (.bin files that torch saved before 1.6 need 20 GB of memory). The target must be
+    new or empty. By default ``norm_head`` is guessed from config.json; ``report`` gets a line about
+    the choice.
 
-    Raises ``ValueError``, before writing, for a checkpoint of another kind (a 13B has ALiBi), for
-    damaged or missing tensors, and for a tokenizer whose ids would change.
+    Raises ``ValueError``, before writing, for another kind of checkpoint, such as a 13B model
+    (ALiBi), for damaged or missing tensors, and for a tokenizer whose ids would change.
     """
     source, target = Path(source), Path(target).expanduser().absolute()
     config = read_config(source)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ValueError(f"{target} exists already and is not an empty folder; choose another.")
+        raise ValueError(f"{target} already exists and is not an empty folder; choose another.")
     told = "Guessed from config.json" if norm_head is None else "As requested"
     norm_head = guess_norm_head(config) if norm_head is None else norm_head
     scaled = "a NormHead (Baichuan2), with rows scaled to length 1"
@@ -63,7 +65,7 @@ def convert_to_llama(
 
 
 def llama_config(config: dict) -> LlamaConfig:
-    """Return the config of a Llama with the same outputs as a Baichuan of this config."""
+    """Return the config of a Llama that gives the same outputs as a Baichuan with ``config``."""
     return LlamaConfig(
         **{key: config[key] for key in (*SIZES, *SPECIAL_IDS, "max_position_embeddings")},
         architectures=["LlamaForCausalLM"],
@@ -80,7 +82,7 @@ def read_config(source: Path) -> dict:
     # The 13B configs have no max_position_embeddings, since ALiBi has no positions to embed.
     if config.get("hidden_size") == 5120 or "max_position_embeddings" not in config:
         raise ValueError(
-            f"{source} looks like a 13B model, with ALiBi; only 7B checkpoints can be converted."
+            f"{source} looks like a 13B model, which uses ALiBi; only 7B models can be converted."
         )
     is_known = config.get("architectures", [""])[0] in ARCHITECTURES and config.keys() >= {*SIZES}
     if not is_known or config.get("hidden_act", "silu") != "silu":
@@ -103,7 +105,7 @@ def guess_norm_head(config: dict) -> bool:
 
 
 def read_tokenizer(source: Path, config: dict) -> PreTrainedTokenizerFast:
-    """Return the fast tokenizer, with the options of tokenizer_config.json."""
+    """Return the fast tokenizer, with the options from tokenizer_config.json."""
     path = source / "tokenizer_config.json"
     given = {"model_max_length": config["max_position_embeddings"]}
     given |= read_json(path) if path.exists() else {}
@@ -113,7 +115,7 @@ def read_tokenizer(source: Path, config: dict) -> PreTrainedTokenizerFast:
 
 
 def pack(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return a Llama's tensors under Baichuan's names: W_pack for q, k and v (hidden × hidden)."""
+    """Return a Llama's tensors under Baichuan's names, with q, k and v packed into W_pack."""
     packed = {}
     for name, tensor in tensors.items():
         if "q_proj" in name:
@@ -136,7 +138,7 @@ def unpack(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def read_weights(source: Path, llama: LlamaConfig) -> dict[str, Tensor]:
     """Return the tensors under Baichuan's names, mapped into memory where the format allows it.
 
-    Safetensors take precedence over .bin. Raises ``ValueError`` unless they fit ``llama``.
+    Safetensors take precedence over .bin. Raises ``ValueError`` unless the tensors fit ``llama``.
     """
     names = [f"{stem}{end}" for stem in STEMS for end in (".index.json", "")]
     first = next((name for name in names if (source / name).is_file()), names[-1])
@@ -145,8 +147,8 @@ def read_weights(source: Path, llama: LlamaConfig) -> dict[str, Tensor]:
         if first.endswith(".json"):
             files = sorted({*read_json(source / first)["weight_map"].values()})
         for file in files:
-            tensors |= load_state_dict(source / file, weights_only=True)  # pickle can call anything
-    except Exception as error:  # a truncated file can fail in any way
+            tensors |= load_state_dict(source / file, weights_only=True)  # a pickle can run code
+    except Exception as error:  # a truncated file can raise any error
         raise ValueError(
             f"{source / file} is missing, or is damaged, or would run code; it was not loaded."
             " Download it again."
@@ -161,7 +163,7 @@ def read_weights(source: Path, llama: LlamaConfig) -> dict[str, Tensor]:
     for name in sorted(found.keys() | wanted.keys()):
         if found.get(name) != wanted.get(name):
             raise ValueError(
-                f"{source} does not hold the tensors of its config.json: {name} has the shape"
+                f"{source} does not match its config.json: {name} has the shape"
                 f" {found.get(name)}, not {wanted.get(name)}. Download it again."
             )
     return tensors

@@ -21,11 +21,11 @@ PROBES = [
 
 
 def sentencepiece_to_fast(model_file: str | Path, **options) -> PreTrainedTokenizerFast:
-    """Return a model file's fast tokenizer; ``options``, such as special tokens, go to it.
+    """Return a fast tokenizer made from a model file, with ``options`` such as special tokens.
 
-    Control pieces (``<s>``) become special tokens; SentencePiece does not look for them. Both
-    tokenizers find user-defined pieces (``<reserved_106>``) in texts. Raises ``ValueError`` if the
-    file is damaged, or ids would change.
+    Control pieces (``<s>``) become special tokens, although SentencePiece does not find them in
+    texts. Both tokenizers find user-defined pieces (``<reserved_106>``). Raises ``ValueError`` if
+    the file is damaged or ids would change.
     """
     refused = f"{model_file} cannot be turned into a fast tokenizer"
     try:
@@ -63,7 +63,7 @@ def _check_ids(original: SentencePieceProcessor, tokenizer: Tokenizer, refused: 
     encoded = original.encode(texts), tokenizer.encode_batch(texts)
     for text, wanted, found in zip(texts, *encoded, strict=True):
         if found.ids != wanted:
-            raise ValueError(f"{refused}: it would give {text[:60]!r} other ids.")
+            raise ValueError(f"{refused}: it would give {text[:60]!r} different ids.")
 
 
 def _add_dummy_prefix(tokenizer: Tokenizer, defined: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Make small checkpoints in Baichuan2's layout: packed q, k, v, a NormHead, SentencePiece."""
+"""Make small checkpoints in Baichuan2's layout: packed q, k and v, NormHead, SentencePiece."""
 
 import io
 import json
@@ -17,7 +17,7 @@ from rlhf_course.baichuan.convert import SIZES, SPECIAL_IDS, pack
 from rlhf_course.runtime.files import atomic_file, atomic_folder
 
 USER, ASSISTANT = "<reserved_106>", "<reserved_107>"
-USER_ID = 195  # the assistant's id is the next, as in Baichuan2
+USER_ID = 195  # the assistant's id follows, as in Baichuan2
 SPECIAL = {"pad_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 TOKENIZER = dict(
     model_type="bpe",
@@ -36,13 +36,13 @@ TOKENIZER = dict(
     eos_id=2,
     pad_id=-1,
     max_sentence_length=1 << 20,
-    num_threads=1,  # for the same pieces every time
+    num_threads=1,  # makes the same pieces every time
     minloglevel=2,
 )
 
 
 def train_sentencepiece(texts: Iterable[str], vocab_size: int, folder: str | Path) -> Path:
-    """Train a BPE of at most ``vocab_size`` pieces on texts, with Baichuan2's options.
+    """Train a BPE with at most ``vocab_size`` pieces on texts, with Baichuan2's options.
 
     Return the path of ``folder/tokenizer.model``.
     """
@@ -67,7 +67,7 @@ class _UnitRows(nn.Module):
 
 
 def norm_head(model: LlamaForCausalLM) -> LlamaForCausalLM:
-    """Make the head a NormHead (logits = h · normalize(W, dim=1)ᵀ, W trained); return ``model``."""
+    """Make the head a NormHead (logits = h · normalize(W, dim=1)ᵀ, with W trained); return it."""
     parametrize.register_parametrization(model.lm_head, "weight", _UnitRows())
     return model
 
@@ -87,7 +87,7 @@ def write_baichuan_checkpoint(
 
 
 def _configs(model: LlamaForCausalLM) -> dict[str, dict]:
-    """Return name → content of the JSON files, which name remote classes that do not exist."""
+    """Return a dict from JSON file names to contents, which name nonexistent remote classes."""
     sizes = {key: getattr(model.config, key) for key in (*SIZES, "max_position_embeddings")}
     length = model.config.max_position_embeddings
     config = {

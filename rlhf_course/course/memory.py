@@ -1,4 +1,4 @@
-"""Compute PPO's memory with adapters from a model's shape, and measure peak memory."""
+"""Compute the memory of PPO with adapters from a model's shape; measure peak memory."""
 
 import weakref
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 from rlhf_course.ppo.rollout import CPU_PIECE
 
 FLOAT32 = 4  # bytes: adapters, gradients, optimizer state, probabilities
-# Bytes per weight; 4 bits share a float32 scale per block of 64.
+# Bytes per weight; at 4 bits, each block of 64 shares a float32 scale.
 QUANTIZED = {"8bit": 1.0, "4bit": 0.5 + 4 / 64}
 
 
@@ -29,12 +29,12 @@ def ppo_memory(
     chunk: int | None = None,
     layer_bytes: float | None = None,
 ) -> dict[str, int]:
-    """Return purpose → peak bytes of a PPO step, for a Llama with three adapters.
+    """Return a PPO step's peak bytes by purpose, for a Llama with three adapters.
 
     ``config`` and ``lora``: shapes of the base and of each adapter. ``mini_batch``, ``batch``:
     samples per optimizer step and per rollout. ``query``, ``response``: greatest lengths in tokens.
-    ``base_bytes``: per weight and activation (2 for bfloat16). ``layer_bytes``: per weight of a
-    quantized base's matrices (``QUANTIZED``). ``chunk``: ``logprob_chunk_size``.
+    ``base_bytes``: bytes per base weight and activation (2 for bfloat16). ``layer_bytes``: bytes
+    per weight in a quantized base's matrices (``QUANTIZED``). ``chunk``: ``logprob_chunk_size``.
 
     The peak counts the larger of sampling's key-value cache and an update's activations and logits.
     """
@@ -71,16 +71,16 @@ def _update(
     checkpointing: bool,
     chunk: int | None,
 ) -> int:
-    """Return the bytes of an update's activations and logits; ``predicted`` tokens have logits."""
+    """Return an update's bytes: activations, and the logits of ``predicted`` tokens."""
     hidden, inner, layers = text.hidden_size, text.intermediate_size, text.num_hidden_layers
-    # For its backward pass, a layer keeps these tensors per token. Of width `hidden`: q, k,
-    # v, input and output of two norms, and attention's output twice (for the next projection). Of
-    # width `inner`: gate, silu(gate), up, and their product. In low precision the norms also keep
-    # their inputs in float32.
+    # For its backward pass, a layer keeps these tensors per token. Width `hidden`: q, k, v, two
+    # norms' inputs and outputs, and attention's output twice (once for the next projection). Width
+    # `inner`: gate, silu(gate), up, and their product. In low precision, norms also keep float32
+    # inputs.
     upcast = 2 * FLOAT32 * hidden if base_bytes < FLOAT32 else 0
     layer = tokens * (base_bytes * (9 * hidden + 4 * inner) + upcast)
     inputs = layers * tokens * hidden * base_bytes
-    # Count logits and log-probabilities in float32, or the gradients of both, and, on a CPU, two
+    # Count float32 logits and log-probabilities, or the gradients of both. On a CPU, add two
     # temporaries for a piece of them. On a GPU, temporaries of 64 MiB are negligible.
     logits = min(predicted, chunk or predicted) * text.vocab_size
     vocabulary = 2 * FLOAT32 * (logits + min(logits, CPU_PIECE))
@@ -89,15 +89,15 @@ def _update(
 
 
 class peak_memory(TorchDispatchMode):
-    """Measure ``.bytes``, the peak size of all tensors in the body, including the ``held`` ones.
+    """Measure ``.bytes``, the peak size of all tensors in the body, including those in ``held``.
 
-    It adds up the storages that operations return, until each is freed, which is slow. It misses
-    memory that a kernel allocates internally.
+    It counts each storage that an operation returns until the storage is freed, which is slow. It
+    misses a kernel's internal memory.
     """
 
     def __init__(self, held: Iterable[Tensor] = ()) -> None:
         super().__init__()
-        self.sizes: dict[int, int] = {}  # storage → bytes
+        self.sizes: dict[int, int] = {}
         self.now = self.bytes = 0
         self.add(held)
 

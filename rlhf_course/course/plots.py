@@ -1,4 +1,4 @@
-"""Draw figures of runs. Policy, reference, reward, value, KL and gold keep their colors."""
+"""Draw figures of runs. Policy, reference, reward, value, KL and gold each have one color."""
 
 from collections.abc import Mapping, Sequence
 
@@ -52,14 +52,14 @@ def panels(rows: int = 1, columns: int = 1, **options) -> tuple[Figure, Axes | n
 
 def _legend_below(figure: Figure, axes: Sequence[Axes], columns: int) -> None:
     found = [zip(*axis.get_legend_handles_labels(), strict=True) for axis in axes]
-    entries = {label: line for pairs in found for line, label in pairs}  # one entry per label
+    entries = {label: line for pairs in found for line, label in pairs}
     figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=columns)
 
 
 def _two_histograms(
     axis: Axes, groups: Mapping[str, tuple[Sequence[float], str]], **labels: str
 ) -> None:
-    """Draw two groups in the same bins on ``axis``; groups: label → (values, color name)."""
+    """Draw two histograms with the same bins; groups maps a label to (values, color name)."""
     bins = np.histogram_bin_edges(np.concatenate([values for values, _ in groups.values()]), 40)
     for name, (values, color) in groups.items():
         label = f"{name}: mean {np.mean(values):.2f}"
@@ -69,14 +69,14 @@ def _two_histograms(
 
 
 def training_curves(history: pd.DataFrame, keys: Sequence[str] = tuple(CURVES)) -> Figure:
-    """Draw stats, one panel per key, over PPO steps; history has a row per step."""
+    """Draw one panel per key of stats against PPO steps; history has a row per step."""
     rows, columns = -(-len(keys) // 3), min(3, len(keys))
     figure, axes = panels(rows, columns, figsize=(10, 2.5 * rows), sharex=True, squeeze=False)
     for axis, key in zip(axes.flat, keys, strict=False):
         title, unit, color = CURVES[key]
         axis.set(title=title, ylabel=unit)
         axis.plot(range(1, len(history) + 1), history[key], color=COLORS[color], lw=1.8)
-        if key == "objective/kl_coef":  # from 0, so that a constant coefficient has a scale
+        if key == "objective/kl_coef":  # start at 0: a constant has no scale
             axis.set_ylim(0, 1.25 * history[key].max())
     plt.setp(axes[-1], xlabel="PPO step")
     return figure
@@ -110,9 +110,10 @@ def before_after(before: Sequence[float], after: Sequence[float], name: str) -> 
 def over_text(
     tokens: Sequence[str], rows: Mapping[str, Sequence[float]], n_query: int = 0
 ) -> Figure:
-    """Draw numbers over the tokens of a text, one strip per quantity.
+    """Draw bars for the tokens of a text, in one strip per quantity.
 
-    rows: quantity → one number per response token, in the order of tokens[n_query:].
+    rows maps a quantity to one number per response token, in the order of
+    tokens[n_query:].
     """
     size = max(7.0, 0.62 * len(tokens)), 1.15 * len(rows) + 0.5
     figure, axes = panels(len(rows), figsize=size, sharex=True, squeeze=False)
@@ -133,9 +134,9 @@ def over_text(
 def preference_curves(
     train: pd.DataFrame, held_out: pd.DataFrame, ceiling: float | None = None
 ) -> Figure:
-    """Draw a reward model's loss, accuracy and margin over training steps.
+    """Draw a reward model's loss, accuracy and margin against training steps.
 
-    train: columns step, loss, accuracy, margin; held_out: the same and {name}_ci.
+    train has the columns step, loss, accuracy and margin; held_out also has {name}_ci.
     """
     figure, axes = panels(1, 3, figsize=(10, 3), sharex=True)
     units = {"loss": "nats per pair", "accuracy": "share of pairs", "margin": "chosen − rejected"}
@@ -171,14 +172,14 @@ def chosen_and_rejected(chosen: Sequence[float], rejected: Sequence[float]) -> F
 def audit_bars(tables: Mapping[str, pd.DataFrame], wanted: float) -> Figure:
     """Draw the share of prompts at which the normal answer wins, for each probe and run.
 
-    tables: run → table with columns share and ci, one row per probe; wanted: target share.
+    tables maps a run to its table (columns share and ci, a row per probe); wanted: target share.
     """
     probes = next(iter(tables.values())).index
     figure, axis = panels(figsize=(8, 0.8 + 0.42 * len(probes)))
     height, y = 0.8 / len(tables), np.arange(len(probes))
     for turn, (label, table) in enumerate(tables.items()):
         share, places = table["share"], y + (turn - (len(tables) - 1) / 2) * height
-        error = np.minimum(table["ci"], [share, 1 - share])  # a share stays in 0 … 1
+        error = np.minimum(table["ci"], [share, 1 - share])  # shares stay in 0 … 1
         how = {"color": COLORS[("reference", "policy", "value")[turn]], "label": label}
         axis.barh(places, share, height * 0.9, xerr=error, capsize=2, **how)
     axis.axvline(wanted, color=COLORS["reward"], ls="--", lw=1.5, label=f"required: {wanted:.0%}")

@@ -17,7 +17,7 @@ _CHECKOUT = CONFIGS.parents[2]
 # Relative output paths start here; an installed copy has no project folder.
 ROOT = _CHECKOUT if (_CHECKOUT / "scripts" / "run_notebooks.py").exists() else Path.cwd()
 
-# Setting → its value with bf16, and without. A frozen base in float16 has adapters in float32.
+# Each setting's value with bf16, and without it. A float16 base is frozen; adapters are float32.
 PRECISION = {
     "mixed_precision": ("bf16", "fp16"),
     "dtype": ("bfloat16", "float16"),
@@ -38,7 +38,7 @@ class Settings(SimpleNamespace):
         self._spec = spec
 
     def table(self) -> Styler:
-        """Return a table, one row per setting: value in use, the three presets, and meaning."""
+        """Return a table of each setting's current value, three preset values and meaning."""
         rows = {
             key: {"in use": getattr(self, key), **{name: entry[name] for name in PRESETS}}
             | {"meaning": entry["help"]}
@@ -50,10 +50,10 @@ class Settings(SimpleNamespace):
 
 
 def read_spec(notebook: str) -> dict[str, dict]:
-    """Return a notebook's settings: key → {tiny, scratch, full, help}.
+    """Return a notebook's settings, a dict from key to {tiny, scratch, full, help}.
 
-    ``optional`` settings may be null at every preset, others only where the preset has null.
-    ``min`` (default 1) is the lower bound of whole numbers.
+    An ``optional`` setting may be null at every preset; any other setting may be null only where
+    its preset is null. ``min`` (default 1) is the lower bound of whole numbers.
     """
     spec = yaml.safe_load((CONFIGS / f"{notebook}.yaml").read_text(encoding="utf-8"))
     if shared := spec.pop("include", None):
@@ -66,7 +66,7 @@ def read_spec(notebook: str) -> dict[str, dict]:
 def load_preset(notebook: str, preset: str, overrides: Mapping | None = None) -> Settings:
     """Return a notebook's settings after overrides; a GPU without bf16 gets ``PRECISION``'s values.
 
-    Raises ``ValueError`` for an unknown preset or key, and for values that ``coerce`` refuses.
+    Raises ``ValueError`` for an unknown preset or key, and for values that ``coerce`` rejects.
     """
     spec = read_spec(notebook)
     if preset not in PRESETS:
@@ -113,7 +113,7 @@ def coerce(key: str, value, example, least: int = 1):
 
 
 def check_named(settings: Settings, **columns: str) -> None:
-    """Raise ``ValueError`` for a dataset setting of None; ``columns``: setting → its columns."""
+    """Raise ``ValueError`` if a dataset setting is None; ``columns`` maps settings to columns."""
     for option, needed in columns.items():
         if getattr(settings, option) is None:
             raise ValueError(

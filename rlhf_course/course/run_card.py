@@ -1,4 +1,4 @@
-"""Write a run card: the run's time, its measurements, and whether its checks passed."""
+"""Write a run card: a run's duration, its measurements, and whether its checks passed."""
 
 import importlib.metadata
 import importlib.util
@@ -28,7 +28,7 @@ class CheckFailed(AssertionError):
 
 
 class RunCard:
-    """Collect metrics and checks of a run for ``OUTPUT/run_cards/<notebook>.json``.
+    """Collect a run's metrics and checks for ``OUTPUT/run_cards/<notebook>.json``.
 
     Creating a card seeds all random generators. A relative ``output_dir`` starts at ``ROOT``.
     """
@@ -110,7 +110,7 @@ def quiet_libraries() -> None:
     """Turn off libraries' progress bars, advice and telemetry; keep this package's warnings."""
     # trl's trainers would report their use to the hub.
     huggingface_hub.constants.HF_HUB_DISABLE_TELEMETRY = True
-    # datasets would report loaded names to a host other than HF_ENDPOINT.
+    # datasets would report dataset names to a host other than HF_ENDPOINT.
     datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False
     # transformers would ask a host to convert models that have only .bin files.
     os.environ["DISABLE_SAFETENSORS_CONVERSION"] = "1"

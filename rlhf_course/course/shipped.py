@@ -1,4 +1,4 @@
-"""Find the contents of models/: small models of film reviews, and openings of reviews."""
+"""Find the contents of models/: small models for film reviews, and openings of reviews."""
 
 from types import SimpleNamespace
 

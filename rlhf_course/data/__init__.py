@@ -1,5 +1,5 @@
 """Prepare datasets: reviews and queries for PPO, pairs for a reward model, answers for SFT."""
-# ruff: noqa: F401 - imported from here
+# ruff: noqa: F401
 
 from rlhf_course.data.answers import hold_out, load_answers, tokenize_answers
 from rlhf_course.data.preferences import load_pairs, tokenize_pairs

@@ -18,11 +18,11 @@ EMPTY, REPEATED = "empty question or answer", "repeated row"
 def load_answers(
     source: str | Path, split: str = "train", data_files: str | None = None
 ) -> tuple[Dataset, dict[str, int]]:
-    """Return columns prompt and answer, one answer per row, and the number dropped per reason.
+    """Return prompt and answer, one answer per row, and the number of answers dropped per reason.
 
     The dataset has the columns of ``HC3`` (lists of answers; Guo et al. 2023, arXiv:2301.07597) or
     ``INSTRUCTIONS``. A literal backslash-n becomes a line break. Raises :func:`load_split`'s
-    errors, and ``ValueError`` for missing columns, values of another type, or no answer left.
+    errors, and ``ValueError`` for missing columns, values of the wrong type, or no answer left.
     """
     where = f"split {split!r} of {source}"
     rows = load_split(source, split, data_files)
@@ -38,7 +38,7 @@ def load_answers(
         questions = [first] if is_hc3 else [first, second]
         answers = [*(second or ()), *(third or ())] if is_hc3 else [third]
         if wrong := [x for x in (*questions, *answers) if not isinstance(x, str | None)]:
-            raise ValueError(f"{wrong[0]!r:.80} is not a text. Convert or remove it.")
+            raise ValueError(f"{wrong[0]!r:.80} is not text. Convert or remove it.")
         question = _clean("\n".join(filter(None, questions)))
         for answer in map(_clean, answers):
             reason = REPEATED if (question, answer) in seen else None
@@ -58,7 +58,7 @@ def hold_out(rows: Dataset, share: float, seed: int = 0) -> tuple[Dataset, Datas
 
     Raises ``ValueError`` if no prompt would remain for training.
     """
-    prompts = list(dict.fromkeys(rows["prompt"]))  # no prompt may be on both sides
+    prompts = list(dict.fromkeys(rows["prompt"]))
     count = max(1, round(share * len(prompts)))
     if count >= len(prompts):
         raise ValueError(f"{len(prompts)} questions are too few to hold out {count}. Add some.")
@@ -73,10 +73,11 @@ def tokenize_answers(answers: Dataset, tokenizer, max_length: int) -> tuple[Data
     """Return the columns that trl's SFTTrainer expects, and how many long rows were dropped.
 
     Columns: input_ids, and completion_mask (1 on the answer and its EOS). Truncated rows would
-    teach the model to stop mid-answer. Raises ``ValueError`` if no row remains or a text has EOS.
+    teach the model to stop mid-answer. Raises ``ValueError`` if no row remains or a text contains
+    EOS.
     """
     refuse_eos(tokenizer, answers["prompt"], answers["answer"])
-    prompts = prompt_ids(tokenizer, answers["prompt"][:])  # separately, as PPO samples them
+    prompts = prompt_ids(tokenizer, answers["prompt"][:])  # without the answers, as PPO reads them
     both = [*zip(prompts, answer_ids(tokenizer, answers["answer"]), strict=True)]
     columns = {
         "input_ids": [prompt + answer for prompt, answer in both],

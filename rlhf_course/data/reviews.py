@@ -7,11 +7,11 @@ from datasets import Dataset, Value
 
 from rlhf_course.data.rows import check_columns, load_split
 
-INCOMPLETE = "\ufffd"  # the decoding of an incomplete character
+INCOMPLETE = "\ufffd"  # marks an incomplete character
 
 
 def load_reviews(source: str | Path, split: str) -> Dataset:
-    """Return text and label (0 negative, 1 positive) of one split of a folder or hub dataset.
+    """Return text and label (0 negative, 1 positive) from one split of a folder or hub dataset.
 
     Raises :func:`load_split`'s errors, and ``ValueError`` for a missing column, text or class, or a
     ClassLabel whose names are not neg and pos.
@@ -36,7 +36,7 @@ def load_reviews(source: str | Path, split: str) -> Dataset:
 def build_queries(
     reviews: Dataset, tokenizer, lengths: Callable[[], int], min_characters: int = 200
 ) -> Dataset:
-    """Return input_ids and query: the first tokens of each review over ``min_characters``.
+    """Return input_ids and query: the first tokens of reviews longer than ``min_characters``.
 
     Each row draws its token count from ``lengths``, and gets fewer tokens if the cut falls inside a
     character. Raises ``ValueError`` if no review is long enough.
@@ -56,7 +56,7 @@ def build_queries(
 
 
 def _whole(tokenizer, ids: list[int], length: int) -> list[int]:
-    """Return the first tokens, if possible at most ``length``, that end with a whole character."""
+    """Return the first tokens (at most ``length`` if possible) that end with a whole character."""
     for size in (*range(length, 0, -1), *range(length + 1, len(ids))):
         text = tokenizer.decode(ids[:size], skip_special_tokens=True)
         if text and not text.endswith(INCOMPLETE):

@@ -22,7 +22,7 @@ DAMAGE = (pyarrow.ArrowInvalid, EOFError, gzip.BadGzipFile, UnicodeDecodeError)
 
 
 def load_split(source: str | Path, split: str, data_file: str | None = None, **options) -> Dataset:
-    """Return one split, or a slice of it, of a folder or hub dataset, or of its ``data_file``.
+    """Return one split, or a slice of it, from a folder or hub dataset, or from its ``data_file``.
 
     Raises ``OSError`` if there is no dataset, and ``ValueError`` for damaged files, a split in two
     files or with missing parts, and a missing or empty split.
@@ -58,18 +58,18 @@ def _named(source: str | Path, name: str) -> dict:
 
 
 def _check_names(folder: Path) -> None:
-    """Raise ``ValueError`` for two files of one split or missing parts; warn about equal files."""
+    """Raise ``ValueError`` if a split is in two files or incomplete; warn about identical files."""
     files = sorted([*folder.glob("[!.]*"), *folder.glob("[!.]*/[!.]*")])
     data = [path for path in files if path.name.removesuffix(".gz").endswith(FORMATS)]
     names = [re.search(r"^(.*)-\d+-of-(\d+)\.", str(path)) for path in data]
     for (stem, parts), there in Counter(name.groups() for name in names if name).items():
         if there != int(parts):
-            raise ValueError(f"{stem} has {there} of {int(parts)} parts. Get the others.")
+            raise ValueError(f"{stem} has {there} of {int(parts)} parts. Get the missing parts.")
     for one, other in combinations(data, 2):
         if one.parent != other.parent:
             continue
         if re.match(rf"{re.escape(one.name.partition('.')[0])}(\.|_|-(?!\d))", other.name):
-            raise ValueError(f"{one} and {other.name} are one split. Move one file away.")
+            raise ValueError(f"{one} and {other.name} are the same split. Move one file away.")
         if filecmp.cmp(one, other, shallow=False):
             what = f"{one} and {other.name} are identical: rows would repeat. Remove one file."
             warnings.warn(what, stacklevel=2)
@@ -87,7 +87,7 @@ def check_columns(rows: Dataset, needed: Sequence[str], where: str) -> None:
 def keep_usable(
     rows: Dataset, parse: Callable, reasons: Iterable[str], where: str
 ) -> tuple[Dataset, dict[str, int]]:
-    """Return the rows that ``parse`` keeps, and how many it drops for each reason.
+    """Return the rows that ``parse`` keeps, and how many rows it drops for each reason.
 
     ``parse(row)`` yields pairs (new row, reason); a reason of None keeps the row. Raises
     ``ValueError`` if ``parse`` does, or if no row remains.

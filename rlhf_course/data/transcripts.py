@@ -1,4 +1,4 @@
-"""Write dialogues as one text, as in hh-rlhf (Bai et al. 2022, arXiv:2204.05862)."""
+"""Write each dialogue as one text, as in hh-rlhf (Bai et al. 2022, arXiv:2204.05862)."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -48,7 +48,7 @@ def as_messages(text: str) -> list[dict]:
 def split_answer(turns: str | list[dict] | None, prompt: str | None) -> tuple[str, str, str]:
     """Return (text before the last "Assistant:", that mark or "", answer after it).
 
-    ``turns`` are a whole transcript, or the answer to a ``prompt``.
+    ``turns`` is a whole transcript, or the answer to a ``prompt``.
     """
     text = as_text(turns)
     if prompt is not None:
@@ -74,7 +74,7 @@ def prompt_ids(tokenizer, prompts: Sequence[str]) -> list[list[int]]:
 
 
 def answer_ids(tokenizer, answers: Sequence[str]) -> list[list[int]]:
-    """Return the token ids of answers and EOS, as they follow :func:`prompt_ids`."""
+    """Return each answer's token ids, with EOS, to append to :func:`prompt_ids`."""
     gap = "" if tokenizer.chat_template else " "
     texts = [f"{gap}{answer}" if answer else "" for answer in answers]
     ids = tokenizer(texts, add_special_tokens=False)["input_ids"]

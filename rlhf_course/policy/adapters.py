@@ -1,6 +1,7 @@
 """Make PPO's frozen models: the reference (copy or adapter) and a reward model on the same base.
 
-LoRA is Hu et al. 2021, arXiv:2106.09685. All adapters share one base; one is active at a time.
+LoRA is Hu et al. 2021, arXiv:2106.09685. All adapters share one base; one adapter is active at a
+time.
 """
 
 import copy
@@ -27,7 +28,7 @@ def create_reference_model(
     """Return a frozen copy of the policy, in eval mode.
 
     With ``num_shared_layers``, the copy and the policy share the embeddings and that many first
-    layers, frozen in both.
+    layers, all frozen.
     """
     shared = nn.ModuleList()
     if num_shared_layers:
@@ -37,12 +38,12 @@ def create_reference_model(
         shared.extend(layers[:num_shared_layers])
         shared.extend(m for m in modules if isinstance(m, nn.Embedding))
         shared.requires_grad_(False)
-    memo = {id(p): p for p in shared.parameters()}  # deepcopy treats these as copied
+    memo = {id(p): p for p in shared.parameters()}  # deepcopy treats these as already copied
     return copy.deepcopy(model, memo).requires_grad_(False).eval()
 
 
 def add_reference_adapter(policy: AutoModelForCausalLMWithValueHead) -> None:
-    """Add a frozen copy of the active adapter as ``ref``, replacing an earlier trainer's.
+    """Add a frozen copy of the active adapter as ``ref``, replacing an earlier trainer's copy.
 
     Raises ``ValueError`` if base weights also train: the reference would change with them.
     """
@@ -61,7 +62,7 @@ def add_reference_adapter(policy: AutoModelForCausalLMWithValueHead) -> None:
 
 @contextmanager
 def use_adapter(model: nn.Module, name: str) -> Iterator[nn.Module]:
-    """Activate a frozen adapter in the body; then reactivate the previous adapter, trainable."""
+    """Activate a frozen adapter in the body; then reactivate the previous adapter as trainable."""
     network = model.pretrained_model
     previous = network.active_adapter
     network.set_adapter(name, inference_mode=True)
@@ -72,7 +73,7 @@ def use_adapter(model: nn.Module, name: str) -> Iterator[nn.Module]:
 
 
 def quantization(kind: str) -> BitsAndBytesConfig:
-    """Return the ``quantization_config`` of a frozen base in ``8bit`` or ``4bit``.
+    """Return the ``quantization_config`` for a frozen base in ``8bit`` or ``4bit``.
 
     Adapters stay in float32. 4bit is NF4 (Dettmers et al. 2023, arXiv:2305.14314). Raises
     ``ValueError`` for a kind that is unknown or unavailable.
@@ -88,8 +89,8 @@ def quantization(kind: str) -> BitsAndBytesConfig:
 class RewardAdapter(nn.Module):
     """A reward model on the policy's own base: the adapter ``reward`` and a score head.
 
-    ``folder`` holds an adapter of task type SEQ_CLS, with its head. Raises ``ValueError`` for an
-    adapter of another base, or without exactly one output.
+    ``folder`` holds an adapter of task type SEQ_CLS, with its score head. Raises ``ValueError`` if
+    the adapter belongs to another base, or does not have exactly one output.
     """
 
     def __init__(self, policy: AutoModelForCausalLMWithValueHead, folder: str | Path) -> None:

@@ -16,7 +16,7 @@ from rlhf_course.policy.saving import Saved
 
 
 class FullPrecisionLinear(nn.Linear):
-    """A linear layer in at least float32: near −100, as in GPT-2's logits, bfloat16 steps by ½."""
+    """A linear layer in at least float32: near −100, as in GPT-2, bfloat16 logits are ½ apart."""
 
     def forward(self, hidden: Tensor) -> Tensor:
         with torch.autocast(hidden.device.type, enabled=False):
@@ -66,7 +66,7 @@ class AutoModelForCausalLMWithValueHead(Saved, nn.Module):
                     setattr(parent, name, nn.GELU(approximate="tanh"))
         self.pretrained_model, self.config = pretrained_model, pretrained_model.config
         self.is_peft_model = isinstance(pretrained_model, PeftModel)
-        size = self.config.get_text_config().hidden_size  # OPT-350m projects from another width
+        size = self.config.get_text_config().hidden_size  # OPT-350m's projection has another width
         self.v_head = ValueHead(getattr(head, "in_features", size), **value_head_options)
         self.v_head.to(next(pretrained_model.parameters()).device)
 
@@ -85,14 +85,13 @@ class AutoModelForCausalLMWithValueHead(Saved, nn.Module):
     ) -> tuple[Tensor, Tensor | None, Tensor]:
         """Return logits (B, T, V) in float32, loss or None, and values (B, T).
 
-        With ``positions`` (N,), indices into the flattened (B · T), return only their logits (N, V)
-        and values (N,). Without ``project``, return hidden states (N, H) instead of logits, for
-        projection in pieces; raise ``ValueError`` if the model changes projected logits.
+        With ``positions`` (N,), which index the flattened (B · T), return only the logits (N, V)
+        and values (N,) there. Without ``project``, return hidden states (N, H) instead of logits,
+        for projection in pieces; raise ``ValueError`` if the model changes logits after projection.
         """
         hidden, head = None, self.pretrained_model.get_output_embeddings()
 
         def select(head: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
-            """Store the last hidden state as it enters the vocabulary projection."""
             nonlocal hidden
             hidden = inputs[0]
             if positions is not None:

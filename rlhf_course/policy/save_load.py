@@ -1,4 +1,4 @@
-"""Load models, adapters and tokenizers; check that they are complete and that bases match."""
+"""Load models, adapters and tokenizers; check that they are complete and fit their bases."""
 
 import hashlib
 import re
@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from rlhf_course.runtime.hub import check_source, download, hub_errors
 
 VALUE_HEAD_FILE, ADAPTER_CONFIG = "v_head.safetensors", "adapter_config.json"
-# Stale files that transformers would load instead of the new model; other names are kept.
+# Stale files that transformers would load instead of the new model; other files are kept.
 MODEL_FILES = (
     "model.safetensors",
     "model.safetensors.index.json",
@@ -34,9 +34,9 @@ def load_model(
 ):
     """Return a model of the class that ``auto`` chooses, from a folder or hub id.
 
-    An adapter is loaded onto its base; ``adapter_name`` and ``is_trainable`` are for adapters.
-    With ``new_head`` a missing head is initialized at random. Raises ``ValueError`` for tensors
-    that do not fit, damaged files, or an adapter of another base; ``OSError`` for a missing model.
+    An adapter is loaded onto its base; ``adapter_name`` and ``is_trainable`` are for adapters. With
+    ``new_head`` a missing head is initialized at random. Raises ``ValueError`` for damaged files,
+    tensors that do not fit, or an adapter for another base, and ``OSError`` for a missing model.
     """
     folder = local_folder(source, **kwargs)
     if not (folder / ADAPTER_CONFIG).exists():
@@ -45,7 +45,7 @@ def load_model(
     config.task_type = "CAUSAL_LM" if auto is AutoModelForCausalLM else "SEQ_CLS"
     config.inference_mode = not is_trainable
     kwargs["revision"], base = config.revision, config.base_model_name_or_path
-    own = {key.removeprefix("base_model.model.") for key in weights}  # such as a score head
+    own = {key.removeprefix("base_model.model.") for key in weights}
     network = _load_base(auto, base, f"{source} on {base}", new_head, own, **kwargs)
     check_base(folder, network)
     model = get_peft_model(network, config, adapter_name)
@@ -56,13 +56,13 @@ def load_model(
 def _load_base(
     auto: type, source, label: str, new_head: bool, own: Collection[str] = (), **kwargs
 ) -> PreTrainedModel:
-    """Return a model without adapters; error messages name it ``label``.
+    """Return a model without adapters; error messages call it ``label``.
 
     An adapter's ``own`` tensors, and with ``new_head`` the head, may be missing.
     """
     kwargs |= {"trust_remote_code": False, "ignore_mismatched_sizes": True}
     with hub_errors(source):
-        # Load on the meta device first, to allocate nothing: the config may be of a larger model.
+        # First load on the meta device, without memory: a wrong config may describe a huge model.
         plain = {key: kwargs[key] for key in kwargs if key != "quantization_config"}
         how = {"device_map": "meta", "output_loading_info": True}
         model, report = auto.from_pretrained(str(source), **plain | how)
@@ -86,12 +86,12 @@ def _load_base(
 
 
 def local_folder(source: str | Path, **kwargs) -> Path:
-    """Return the folder of a model or adapter; a download gets the kwargs in HUB_OPTIONS."""
+    """Return the folder of a model or adapter; a download gets only the kwargs in HUB_OPTIONS."""
     return download(source, **{key: kwargs[key] for key in HUB_OPTIONS if key in kwargs})
 
 
 def read_adapter(folder: str | Path) -> tuple[PeftConfig, dict[str, Tensor]]:
-    """Return the config and the weights, on the CPU, of a saved adapter."""
+    """Return a saved adapter's config and its weights, on the CPU."""
     with hub_errors(folder):
         return PeftConfig.from_pretrained(str(folder)), load_peft_weights(str(folder), device="cpu")
 
@@ -114,9 +114,9 @@ def set_adapter_weights(
 
 @torch.no_grad()
 def base_fingerprint(model: nn.Module) -> str:
-    """Return a hash of numbers from each base weight; "" unless all are float32 or bfloat16.
+    """Return a hash of numbers from each base weight; "" unless each is float32 or bfloat16.
 
-    Rounded to bfloat16, the numbers of a base are the same in both types.
+    The numbers are rounded to bfloat16, so both types give the same hash.
     """
     model = getattr(model, "pretrained_model", model)
     adapters = {*getattr(model, "peft_config", {})}
@@ -135,7 +135,7 @@ def write_base(folder: Path, model: nn.Module) -> None:
 
 
 def check_base(folder: Path, model: nn.Module) -> None:
-    """Raise ``ValueError`` if the fingerprint in ``folder`` is of another base."""
+    """Raise ``ValueError`` if ``folder`` has another base's fingerprint."""
     file, found = folder / BASE_FILE, base_fingerprint(model)
     saved = file.read_text(encoding="utf-8").strip() if file.exists() else ""
     if saved and found and saved != found:
@@ -146,7 +146,7 @@ def check_base(folder: Path, model: nn.Module) -> None:
 
 
 def load_tokenizer(source: str | Path, **kwargs):
-    """Return a tokenizer; raise ``load_model``'s errors, and ``ValueError`` if there is none."""
+    """Return a tokenizer; raise ``load_model``'s errors, and ``ValueError`` for no tokenizer."""
     check_source(source)
     with hub_errors(source):
         tokenizer = AutoTokenizer.from_pretrained(str(source), trust_remote_code=False, **kwargs)

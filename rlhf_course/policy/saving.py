@@ -40,9 +40,9 @@ class Saved:
         """Load from a folder, a hub id, or a model in memory; ``peft_config`` adds an adapter.
 
         Weights are float32 unless ``dtype`` (or ``torch_dtype``) is set, because PPO trains them
-        directly. A saved value head is loaded; otherwise a line reports a new head, made from
-        ``summary_dropout_prob``, ``v_head_init_strategy`` and ``v_head_initializer_range``. Other
-        arguments go to transformers.
+        directly. A saved value head is loaded; if there is none, a printed line reports a new head,
+        which ``summary_dropout_prob``, ``v_head_init_strategy`` and ``v_head_initializer_range``
+        configure. Other arguments go to transformers.
         """
         source = base = pretrained_model_name_or_path
         head_options = {key: kwargs.pop(key) for key in VALUE_HEAD_OPTIONS if key in kwargs}
@@ -76,13 +76,13 @@ class Saved:
         token: str | None = None,
         **kwargs,
     ) -> None:
-        """Save in a form that plain transformers (or peft) loads, with the ``tokenizer``.
+        """Save policy and ``tokenizer`` in a form that plain transformers (or peft) loads.
 
-        A failure leaves the folder as it was. With ``push_to_hub`` all files go to the repository
+        A failure leaves the folder unchanged. With ``push_to_hub`` all files go to the repository
         ``repo_id`` (default: the folder's name), in one commit; ``commit_message``, ``revision``
         and ``create_pr`` go to huggingface_hub. Raises ``FloatingPointError`` for weights of NaN or
-        Inf, and ``ValueError`` if this is an adapter and the folder holds a model, or the reverse,
-        because the adapter would always load.
+        Inf, and ``ValueError`` if this policy is an adapter and the folder holds a model, or the
+        reverse, because the adapter would always load.
         """
         target = check_folder(save_directory)
         check_weights(self.state_dict())
@@ -115,7 +115,7 @@ def _write(policy, folder: Path) -> None:
 
 
 def check_weights(weights: dict) -> None:
-    """Raise ``FloatingPointError``, with a weight's name, unless all weights are finite."""
+    """Raise ``FloatingPointError``, with a bad weight's name, unless all weights are finite."""
     if bad := next((name for name, weight in weights.items() if not weight.isfinite().all()), None):
         raise FloatingPointError(
             f"The weight {bad} has NaN or Inf; nothing was saved. Go back to the last checkpoint."

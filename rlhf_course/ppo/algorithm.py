@@ -15,17 +15,17 @@ Total = Callable[[Tensor], Tensor]
 
 
 def local(x: Tensor) -> Tensor:
-    """Return x unchanged: the total of a run with one process."""
+    """Return x unchanged: the total in a run with one process."""
     return x
 
 
 def masked_mean(x: Tensor, mask: Tensor, total: Total = local) -> Tensor:
-    """Return the mean of x (B, R) over the tokens of mask."""
+    """Return the mean of x (B, R) over the tokens in the mask."""
     return total((x * mask).sum()) / total(mask.sum())
 
 
 def masked_var(x: Tensor, mask: Tensor, total: Total = local) -> Tensor:
-    """Return the unbiased variance of x (B, R) over the tokens of mask (0 for one token)."""
+    """Return the unbiased variance of x (B, R) over the mask's tokens (0 for one token)."""
     n = total(mask.sum())
     squares = (x - masked_mean(x, mask, total)) ** 2
     return masked_mean(squares, mask, total) * n / (n - 1).clamp(min=1)
@@ -69,7 +69,8 @@ def compute_rewards(
 ) -> tuple[Tensor, Tensor]:
     """Return per-token rewards and their KL part, (B, R) each, from scores (B,) and kl (B, R).
 
-    Each mask token gets −kl_coef·kl; the last also gets the score (Ziegler et al. 2019, eq. 2).
+    Each token in the mask gets −kl_coef·kl; the last token also gets the score (Ziegler et al.
+    2019, eq. 2).
     """
     non_score = -kl_coef * kl * mask
     rewards = non_score.clone()

@@ -1,4 +1,4 @@
-"""Stop and resume: a resumed PPO run gives the numbers of an uninterrupted run."""
+"""Stop and resume: a resumed PPO run gives the same numbers as an uninterrupted run."""
 
 import random
 from contextlib import suppress
@@ -16,13 +16,13 @@ STATE_FILE = "trainer_state.pt"
 
 
 def save_checkpoint(trainer, output_dir: str | Path, keep: int = 1) -> Path:
-    """Write the folder ``checkpoint-STEP`` under output_dir, on the first process; return its path.
+    """On the first process, write the folder ``checkpoint-STEP`` in output_dir; return its path.
 
-    It holds the trainable weights, each process's random state, and all else that a step changes.
-    Remove this trainer's oldest checkpoints in output_dir (written or resumed from) until ``keep``
-    (at least 1) remain; never remove other files. Raises ``FloatingPointError`` for weights of NaN
-    or Inf, ``RuntimeError`` after an interrupted step, and ``FileExistsError`` if the folder holds
-    files that this trainer did not write.
+    The folder holds the trainable weights, each process's random state, and everything else that a
+    step changes. Of the checkpoints in output_dir that this trainer wrote or resumed from, remove
+    the oldest until ``keep`` (at least 1) remain; never remove other files. Raises
+    ``FloatingPointError`` for weights of NaN or Inf, ``RuntimeError`` after an interrupted step,
+    and ``FileExistsError`` if the folder holds files that this trainer did not write.
     """
     trainer.check_whole()
     target = check_folder(output_dir) / f"checkpoint-{trainer.current_step}"
@@ -45,7 +45,7 @@ def save_checkpoint(trainer, output_dir: str | Path, keep: int = 1) -> Path:
     }
     with atomic_folder(target) as folder:
         torch.save(state, folder / STATE_FILE)
-    pattern = str(target.with_name("checkpoint-*"))  # never remove checkpoints elsewhere
+    pattern = str(target.with_name("checkpoint-*"))
     found = [path for path in trainer.checkpoints if path != target and path.match(pattern)]
     trainer.checkpoints = [*found, target]
     while len(trainer.checkpoints) > max(keep, 1):
@@ -55,7 +55,7 @@ def save_checkpoint(trainer, output_dir: str | Path, keep: int = 1) -> Path:
 
 def _remove(folder: Path) -> None:
     (folder / STATE_FILE).unlink(missing_ok=True)
-    with suppress(OSError):  # other files remain in it
+    with suppress(OSError):
         folder.rmdir()
 
 
@@ -63,8 +63,8 @@ def load_checkpoint(trainer, folder: str | Path) -> None:
     """Restore in a new trainer the state that :func:`save_checkpoint` wrote.
 
     The trainer keeps its own fixed KL coefficient and, without a schedule, its own learning rate.
-    Raises ``FileNotFoundError`` without a checkpoint, and ``ValueError`` if it is of another
-    policy, reference, number of processes, optimizer or schedule.
+    Raises ``FileNotFoundError`` if there is no checkpoint, and ``ValueError`` if it was saved with
+    another policy, reference, number of processes, optimizer or schedule.
     """
     folder = Path(folder).expanduser()
     state = torch.load(folder / STATE_FILE, weights_only=True, map_location="cpu")
@@ -99,7 +99,7 @@ def _trainable(trainer) -> dict[str, torch.Tensor]:
 
 
 def _parts(trainer) -> dict:
-    """Return the parts that have a state, except the optimizer; an absent part is None."""
+    """Return the trainer's parts with a state, except the optimizer; an absent part is None."""
     scaler = trainer.accelerator.scaler
     return {"schedule": trainer.lr_scheduler, "scaler": scaler, "detectors": trainer.detectors}
 
@@ -127,7 +127,7 @@ def _random_state() -> dict:
 
 def _set_random_state(state: dict) -> None:
     torch.set_rng_state(state["torch"].cpu())
-    if state["cuda"] is not None and torch.cuda.is_available():  # skipped on a CPU
+    if state["cuda"] is not None and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"].cpu())
     np.random.set_state(state["numpy"])
     random.setstate(state["python"])

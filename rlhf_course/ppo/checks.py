@@ -1,4 +1,4 @@
-"""Check a PPO step for silent errors: unusable samples raise, suspicious samples warn."""
+"""Check a PPO step for silent errors: reject unusable samples, warn about suspicious samples."""
 
 import warnings
 from collections.abc import Sequence
@@ -43,8 +43,8 @@ def token_ids(known: int, name: str, rows: Sequence) -> list[Tensor]:
             raise ValueError(f"{name} {i} must be a 1-D tensor of token ids; got {what}.")
         if not len(row):
             raise ValueError(
-                f"{name} {i} is empty: PPO predicts each token from those before it and scores the"
-                " last one. Leave this sample out, or sample at least one token."
+                f"{name} {i} is empty: PPO predicts tokens from earlier tokens and scores the last"
+                " token. Leave this sample out, or sample at least one token."
             )
     together = torch.cat([row.to(rows[0].device) for row in rows]).cpu().long()
     rows = [*together.split([len(row) for row in rows])]
@@ -86,7 +86,7 @@ def stack_scores(scores: Sequence[Tensor] | Tensor, device: torch.device, step: 
 
 
 def check_outputs(outputs: dict[str, Tensor], step: int) -> None:
-    """Raise ``FloatingPointError``, with an output's name and sample, for NaN or Inf."""
+    """Raise ``FloatingPointError`` for NaN or Inf, with the output's name and the sample."""
     for name, tensor in outputs.items():
         samples = tensor.isfinite().all(-1)
         if not samples.all():
@@ -98,7 +98,7 @@ def check_outputs(outputs: dict[str, Tensor], step: int) -> None:
 
 
 def warn_about_samples(queries, responses, masks, tokenizer) -> None:
-    """Warn about padding, repeated prompts and masked EOS; PPO would learn these silently."""
+    """Warn about padding, repeated prompts and masked EOS, which would silently harm PPO."""
     eos, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
     pad, warn = eos if pad is None else pad, partial(warnings.warn, stacklevel=3)
     padded = {

@@ -32,9 +32,9 @@ class PPOConfig:
     gradient_accumulation_steps: int = 1
     ppo_epochs: int = 4
     gradient_checkpointing: bool = False
-    # False uses transformers' generate and no reused pass or fused Adam; numbers stay the same.
+    # False uses transformers' generate, repeats a pass and unfuses Adam, with equal results.
     fast: bool = True
-    # Response tokens whose logits are in memory together; None: all of a mini-batch.
+    # Response tokens whose logits are in memory together; None means all in a mini-batch.
     logprob_chunk_size: int | None = None
 
     # Optimizer.
@@ -64,7 +64,7 @@ class PPOConfig:
     vf_coef: float = 0.1
     ratio_threshold: float = 10.0  # a mini-batch with a larger mean ratio is skipped
 
-    # Early stopping of the epochs of a step, at policykl > 1.5 * target_kl.
+    # Early stopping: a step's epochs end when policykl > 1.5 * target_kl.
     early_stopping: bool = False
     target_kl: float = 1.0
 
@@ -73,7 +73,7 @@ class PPOConfig:
     use_score_norm: bool = False
     score_clip: float | None = None
 
-    # Accepted so that old scripts run; these have no effect.
+    # Old scripts may set these; they have no effect.
     exp_name: str = "ppo"
     task_name: str | None = None
     query_dataset: str | None = None
@@ -86,14 +86,14 @@ class PPOConfig:
     push_to_hub_if_best_kwargs: dict = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if str(self.log_with).lower() in ("none", "null"):  # as YAML files write it
+        if str(self.log_with).lower() in ("none", "null"):  # as YAML files write None
             self.log_with = None
         for entry in fields(self):  # YAML reads 1e-5 as text; NaN would train silently
             value, kind = getattr(self, entry.name), NUMBERS.get(entry.type)
             if entry.type is bool and not isinstance(value, bool):
                 raise ValueError(f"{entry.name} is {value!r}; it must be True or False.")
             if kind and value is not None:
-                # 0 is invalid where None means off, and for target, a divisor.
+                # 0 is invalid where None means off, and for target, which is a divisor.
                 above = entry.default is None or (entry.name == "target" and self.adap_kl_ctrl)
                 setattr(self, entry.name, _number(entry.name, value, kind, above))
         self._check_sizes()
@@ -132,7 +132,7 @@ class PPOConfig:
 
 
 def _number(name: str, value, kind: type, is_positive: bool) -> int | float:
-    """Return ``value``, number or text, as a number; raise ``ValueError`` if out of range."""
+    """Return ``value``, a number or text, as a number; raise ``ValueError`` outside the range."""
     try:
         number = kind(float(value))
         is_inside = number > 0 or (number == 0 and not is_positive)

@@ -29,7 +29,7 @@ def negative_kl(history: list[dict], target: float) -> str | None:
 
 
 def empty_answers(history: list[dict], target: float) -> str | None:
-    """Return a warning if most responses became EOS after at most one other token."""
+    """Return a warning if most responses now have at most one token before EOS."""
     lengths = (np.asarray(row["tokens/responses_dist"]) for row in (history[0], history[-1]))
     at_first, now = (float((x <= 2).mean()) for x in lengths)
     if at_first < 0.25 and now > 0.5:
@@ -73,9 +73,10 @@ DETECTORS: dict[str, Callable[[list[dict], float], str | None]] = {
 
 
 class Detectors:
-    """Run all detectors over the steps of one run; ``fired``: name → step of its first warning.
+    """Run all detectors over one run; ``fired`` maps a detector to the step of its first warning.
 
-    ``target`` is the KL controller's, in nats; KL penalties other than ``kl`` are never negative.
+    ``target`` is the KL controller's target, in nats. "negative KL" warns only if ``kl_penalty`` is
+    ``kl``.
     """
 
     def __init__(self, target: float) -> None:
@@ -86,7 +87,7 @@ class Detectors:
         keys = ("objective/kl", "objective/kl_dist", "tokens/responses_dist")
         row = {key: np.asarray(stats[key]).tolist() for key in keys}
         self.history.append({"step": step} | row)
-        del self.history[FIRST : -FIRST - 1]  # the first steps of the run, and its latest
+        del self.history[FIRST : -FIRST - 1]  # keep the run's first and latest steps
         for name, detect in DETECTORS.items():
             if name not in self.fired and (message := detect(self.history, self.target)):
                 self.fired[name] = step
@@ -97,5 +98,4 @@ class Detectors:
         return {"history": self.history, "fired": self.fired}
 
     def load_state_dict(self, state: dict) -> None:
-        """Restore what :meth:`state_dict` returned."""
         self.history, self.fired = list(state["history"]), dict(state["fired"])

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 FirstPass = tuple[Tensor, Tensor, Tensor]  # log-probabilities, values, entropies: (B, R) each
 ON_HOST = ("input_ids", "query_lengths", "response_lengths")
-CPU_PIECE, GPU_PIECE = 2**19, 2**24  # logits per softmax: as many as a cache holds, or 64 MiB
+CPU_PIECE, GPU_PIECE = 2**19, 2**24  # logits per softmax: 2 MiB (a CPU's cache) and 64 MiB
 
 
 @dataclass
@@ -19,8 +19,9 @@ class Rollout:
     """One batch of samples, padded on the right; (B, R) tensors are aligned to the responses.
 
     On the host: input_ids (B, T), query then response, and the two lengths (B,), in tokens. On the
-    device: scores (B,) and mask (B, R), 1.0 on response tokens. The rest is (B, R) in float32 on
-    the device, 0 on padding, and filled in by a PPO step; log-probabilities and KL are in nats.
+    device: scores (B,) and mask (B, R), 1.0 on response tokens. The other tensors are (B, R) in
+    float32 on the device, 0 on padding; a PPO step fills them in. Log-probabilities and KL are in
+    nats.
     """
 
     input_ids: Tensor
@@ -84,8 +85,9 @@ def forward(
 
     Tokens of ``begin_suppress`` have probability 0 where a response begins. ``chunk`` is the number
     of tokens whose logits are in memory together; the backward pass recomputes them. At most
-    ``at_most`` samples, of similar length, run together; the outputs do not depend on it. With
-    ``whole_vocabulary`` also return all log-probabilities (B, R, V), without a gradient; else None.
+    ``at_most`` samples, of similar length, run together; the outputs do not depend on this number.
+    With ``whole_vocabulary`` also return all log-probabilities (B, R, V), without a gradient; else
+    None.
     """
     order, size = torch.arange(len(rollout)), at_most or len(rollout)
     if size < len(rollout):
@@ -148,7 +150,8 @@ def locate(rollout: Rollout, rows: Tensor) -> list[Tensor]:
 def label_logprobs(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Return log-probabilities of labels (N,), and entropies (N,) in nats without a gradient.
 
-    The logits (N, V) are read in pieces that fit the cache; a forbidden token (−inf) adds 0.
+    The logits (N, V) are read in pieces that fit the cache; a forbidden token (−inf) adds 0 to the
+    entropy.
     """
     rows = max(1, (CPU_PIECE if logits.is_cpu else GPU_PIECE) // logits.shape[-1])
     found, entropies = [], []

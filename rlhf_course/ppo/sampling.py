@@ -14,7 +14,7 @@ from rlhf_course.policy.network import accepts_argument, without_dropout
 from rlhf_course.ppo.checks import check_length, token_ids
 
 CPU_SYNC, GPU_SYNC = 1, 8  # tokens between two checks for finished rows
-# Without cuDNN, which compiles a plan for each new length: here, each token.
+# Avoid cuDNN, which compiles a plan for each new length, so here for each token.
 ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
@@ -31,8 +31,9 @@ def generate(
     """Sample one response per query, in one left-padded batch; return the response token ids.
 
     Row i ends after ``lengths[i]`` tokens (default: max_new_tokens) or after its first EOS, which
-    it keeps. It never begins with a token of ``begin_suppress``. Dropout is off. If ``fast``,
-    :func:`_sample` draws from the model's own distribution; transformers handles other settings.
+    stays in the row. No row begins with a token of ``begin_suppress``. Dropout is off. If ``fast``,
+    :func:`_sample` handles settings that keep the model's distribution; transformers handles the
+    rest.
 
     Raises ``FloatingPointError`` for probabilities that are not finite, and ``ValueError`` if a
     response may need more positions than the model has.
@@ -62,7 +63,7 @@ def generate(
 def _sample(
     model, input_ids: Tensor, attention_mask: Tensor, limits: Tensor, begin_suppress, eos: Tensor
 ) -> Tensor:
-    """Return responses (B, longest), arbitrary after a row's end; drop finished rows early."""
+    """Return responses (B, longest), arbitrary after each row's end; drop finished rows early."""
     device, (n, width), longest = input_ids.device, input_ids.shape, int(limits.max())
     rows, limits = torch.arange(n, device=device), limits.to(device)
     responses = torch.zeros(n, longest, dtype=torch.long, device=device)
@@ -93,7 +94,7 @@ def _sample(
 
 
 def draw(logits: Tensor, suppress: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Draw tokens (B, 1), none of ``suppress``, from softmax(logits); return its sum (B,) also.
+    """Draw tokens (B, 1), except ``suppress``, from softmax(logits); also return its row sums (B,).
 
     Logits (B, V) may change in place; the sum is NaN where a logit is NaN. Inverting the cumulative
     distribution needs one random number per row, not one per logit.
@@ -119,9 +120,9 @@ def _generate(
 
 
 def refuse_nan(input_ids: Tensor, logits: Tensor) -> Tensor:
-    """Return the logits (B, V), as a logits processor; raise ``FloatingPointError`` for a NaN.
+    """Return the logits (B, V), as a logits processor; raise ``FloatingPointError`` for NaN.
 
-    On a GPU, sampling from NaN triggers a device-side assert: the process loses the GPU.
+    On a GPU, sampling from NaN triggers a device-side assert, and the process loses the GPU.
     """
     if not logits.logsumexp(-1).isfinite().all():
         raise _not_finite()
@@ -151,7 +152,7 @@ def pad_token_id(tokenizer) -> int:
     return pad
 
 
-# Values that leave the sampled distribution equal to the scored one; None always does.
+# Values that keep the sampled and the scored distribution equal, as None always does.
 NEUTRAL = dict.fromkeys(("top_p", "temperature", "repetition_penalty", "typical_p"), 1.0)
 NEUTRAL |= dict.fromkeys(("top_k", "no_repeat_ngram_size", "min_length", "min_new_tokens"), 0)
 NEUTRAL |= dict.fromkeys(("min_p", "eta_cutoff", "epsilon_cutoff"), 0.0)
@@ -162,10 +163,10 @@ UNDERSTOOD = {*NEUTRAL, "do_sample", "max_new_tokens", "pad_token_id", "eos_toke
 
 
 def samples_plainly(model, settings: dict, begin_suppress: Sequence[int] = ()) -> bool:
-    """Return whether these settings sample the model's own distribution, and the model has a cache.
+    """Return whether the model has a cache and these settings sample its own distribution.
 
-    Mamba has none. Warn about settings that change the distribution, because they bias PPO's
-    ratios and KL, and about greedy decoding by default.
+    Mamba has no cache. Warn about settings that change the distribution, because they bias PPO's
+    ratios and KL. Also warn if ``do_sample`` is not set and the default is greedy decoding.
     """
     saved = getattr(model.pretrained_model, "generation_config", None)
     if not settings.get("do_sample", getattr(saved, "do_sample", False)):
@@ -183,7 +184,7 @@ def samples_plainly(model, settings: dict, begin_suppress: Sequence[int] = ()) -
             plain = False
             cure = f"Pass {name}={neutral}."
             if name == "begin_suppress_tokens":
-                cure = "Use PPOConfig(begin_suppress_tokens=...): scoring then masks them also."
+                cure = "Use PPOConfig(begin_suppress_tokens=...): scoring then also masks them."
             what = f"Sampling with {name}={value} does not follow the distribution that PPO scores"
             warnings.warn(f"{what}: the KL can become negative. {cure}", stacklevel=4)
     return plain

@@ -21,8 +21,7 @@ class RunningMoments:
         return (self.m2 / (self.count - 1)) ** 0.5 if self.count > 1 else 1.0
 
     def update(self, scores: Tensor) -> None:
-        """Update the moments with scores (B,)."""
-        scores = scores.cpu().double()  # to the CPU first: Apple's mps has no float64
+        scores = scores.cpu().double()  # Apple's mps has no float64
         n, mean = len(scores), scores.mean().item()
         shift, total = mean - self.mean, self.count + n
         self.m2 += (scores - mean).square().sum().item() + shift**2 * self.count * n / total
@@ -30,7 +29,7 @@ class RunningMoments:
         self.count = total
 
     def scale(self, scores: Tensor, center: bool) -> Tensor:
-        """Return scores (B,), minus the mean if ``center``, divided by the standard deviation."""
+        """Return scores (B,), centered if ``center``, divided by the standard deviation."""
         eps = torch.finfo(scores.dtype).eps
         has_scale = self.std > eps * abs(self.mean)  # the scores differ by more than rounding
         return (scores - (self.mean if center else 0.0)) / (self.std + eps if has_scale else 1.0)

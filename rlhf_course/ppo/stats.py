@@ -33,7 +33,7 @@ MEANING = {
         "½ mean (new − old log-probability)²: second-order estimate of KL(old, new), never negative"
     ),
     "ppo/policy/policykl": (
-        "mean (old − new log-probability): estimate of KL(old, new), biased by the fit; stops early"
+        "mean (old − new log-probability): KL(old, new) on the fitted samples, for early stopping"
     ),
     "ppo/policy/clipfrac": "share of tokens where clipping removed the gradient",
     "ppo/policy/advantages": "whitened advantages of all mini-batches, response tokens only",

@@ -31,18 +31,19 @@ class PPOTrainer(TrainerBase):
     """PPO for a policy with a value head, with the stepwise interface of TRL up to 0.11.
 
     site/ppo-api.md lists the differences from the classic arithmetic: dropout is off; padding
-    changes no number; NaN, Inf and empty responses raise; accumulation weights mini-batches by
-    their tokens; P processes with B samples each equal one process with P·B.
+    changes no number; NaN, Inf and empty responses raise errors; accumulation weights mini-batches
+    by their tokens; P processes with B samples each give the results of one process with P·B.
 
     Args:
-        config: settings, see :class:`PPOConfig`.
+        config: see :class:`PPOConfig`.
         model: the policy.
         ref_model: the reference; default: a frozen copy of the policy, or of its adapter.
-        tokenizer: its pad token fills batches (EOS if it has none).
+        tokenizer: its pad token (EOS if there is none) fills batches.
         dataset: rows for ``dataloader``.
         optimizer: default: Adam over the trainable parameters, without weight decay.
-        data_collator: makes a batch from rows; default: one list per column, as lengths differ.
-        num_shared_layers: first layers that policy and reference share, frozen.
+        data_collator: makes a batch from rows; default: one list per column, because lengths
+            differ.
+        num_shared_layers: number of first layers that policy and reference share, frozen.
         lr_scheduler: stepped once per ``step``.
     """
 
@@ -55,7 +56,7 @@ class PPOTrainer(TrainerBase):
         generate_ref_response: bool = False,
         **generation_kwargs,
     ):
-        """Sample responses; ``generate_ref_response`` adds those of the reference, as a pair.
+        """Sample responses; ``generate_ref_response`` gives a pair (the policy's, the reference's).
 
         One query (T,) gives a tensor (1, T + R); a list of queries gives a list of 1-D tensors,
         sampled ``batch_size`` at a time (default: all), each row with its own length from
@@ -64,7 +65,7 @@ class PPOTrainer(TrainerBase):
         """
         single = isinstance(query_tensor, Tensor)
         if single and query_tensor.numel() != query_tensor.shape[-1]:
-            raise ValueError(f"{tuple(query_tensor.shape)} is not 1-D; give several as a list.")
+            raise ValueError(f"{tuple(query_tensor.shape)} is not 1-D; pass a list of queries.")
         queries = [query_tensor.reshape(-1)] if single else list(query_tensor)
         lengths = [length_sampler() for _ in queries] if length_sampler is not None else None
         how = {"begin_suppress": self.config.begin_suppress_tokens, "fast": self.config.fast}
@@ -74,7 +75,7 @@ class PPOTrainer(TrainerBase):
             for start in range(0, len(queries), size):
                 rows = slice(start, start + size)
                 some = queries[rows], lengths[rows] if lengths is not None else None
-                with self.accelerator.autocast():  # as in step(), which scores with the same mask
+                with self.accelerator.autocast():  # step() scores with the same precision and mask
                     responses += generate(model, self.tokenizer, *some, **how, **generation_kwargs)
             pairs = zip(queries, responses, strict=True)
             if return_prompt:
@@ -93,8 +94,8 @@ class PPOTrainer(TrainerBase):
         """Take one PPO step over batch_size samples; return the 41 statistics of ``stats.MEANING``.
 
         queries and responses are 1-D token tensors (or lists); scores has one number per sample.
-        ``response_masks`` (1 or 0 per token) leaves response tokens with 0 out of the losses.
-        Raises ``ValueError`` for unusable input and ``FloatingPointError`` for NaN or Inf.
+        ``response_masks`` (1 or 0 per token) leaves tokens with 0 out of the losses. Raises
+        ``ValueError`` for unusable input and ``FloatingPointError`` for NaN or Inf.
         """
         started, rate = time.perf_counter(), self.optimizer.param_groups[0]["lr"]
         running, was_whole, config = self.running, self.is_whole, self.config
@@ -135,7 +136,7 @@ class PPOTrainer(TrainerBase):
 
     @property
     def policy(self):
-        """Return the policy without the wrapper of data parallelism."""
+        """Return the policy without its data-parallel wrapper."""
         return self.accelerator.unwrap_model(self.model)
 
     def reference(self):
@@ -146,7 +147,7 @@ class PPOTrainer(TrainerBase):
 
 
 class Clock:
-    """Seconds per phase on the host; work that a GPU has queued counts in a later phase."""
+    """Measure seconds per phase on the host; a GPU's queued work counts in a later phase."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}

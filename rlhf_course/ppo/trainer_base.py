@@ -60,8 +60,8 @@ class TrainerBase:
         else:
             self.kl_ctl = FixedKLController(config.init_kl_coef)
         self.running, self.detectors = RunningMoments(), Detectors(config.target)
-        self.current_step, self.is_whole = 0, True  # False while a step moves weights
-        self.checkpoints: list[Path] = []  # that this trainer wrote or was resumed from
+        self.current_step, self.is_whole = 0, True  # not whole while a step moves weights
+        self.checkpoints: list[Path] = []  # those this trainer wrote or resumed from
 
     def log_stats(
         self,
@@ -98,7 +98,7 @@ class TrainerBase:
 
 
 def make_reference(model, ref_model, num_shared_layers: int | None):
-    """Return the reference as a frozen policy; None if it is an adapter on the policy's own base.
+    """Return the reference as a frozen policy; None if the reference is an adapter.
 
     Raises ``TypeError`` for a policy without a value head.
     """
@@ -125,10 +125,10 @@ def make_reference(model, ref_model, num_shared_layers: int | None):
 def prepare_models(
     accelerator: Accelerator, config: PPOConfig, model, ref_model, tokenizer, optimizer
 ) -> tuple:
-    """Return prepared policy, reference, optimizer (or Adam); raise ``ValueError`` if unfit."""
+    """Check and prepare policy, reference and optimizer (default: Adam). Raises ``ValueError``."""
     if accelerator.distributed_type not in COPIES:
         raise ValueError(
-            f"PPOTrainer runs with a copy per GPU (DDP), not {accelerator.distributed_type.value}."
+            f"PPOTrainer needs one copy per GPU (DDP), not {accelerator.distributed_type.value}."
             " Choose DDP in accelerate's config."
         )
     check_tokenizer(tokenizer, model)
@@ -194,7 +194,7 @@ def check_tokenizer(tokenizer, model) -> None:
 def make_dataloader(
     dataset, data_collator: Callable | None, config: PPOConfig, accelerator: Accelerator
 ) -> DataLoader:
-    """Return shuffled batches of batch_size rows; raise ``ValueError`` for too few rows.
+    """Return a loader of shuffled batches; raise ``ValueError`` if one batch needs more rows.
 
     ``remove_unused_columns`` keeps only columns that the policy or PPO uses.
     """

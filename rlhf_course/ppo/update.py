@@ -31,9 +31,9 @@ def add_logprobs(
 ) -> FirstPass | None:
     """Fill in log-probabilities, values and KL; ``with reference()`` yields the reference.
 
-    If one mini-batch is the whole batch, return the policy's outputs with their graph: no weight
-    has moved yet, so the first epoch reuses them. Raises ``FloatingPointError`` for NaN
-    or Inf.
+    If ``fast`` and a mini-batch is as large as the batch, return the policy's outputs with their
+    graph: no weight has moved yet, so the first epoch reuses them. Raises ``FloatingPointError``
+    for NaN or Inf.
     """
     one_batch = config.fast and config.mini_batch_size == config.batch_size
     whole, mask = config.kl_penalty == "full", rollout.mask
@@ -75,7 +75,7 @@ def minibatch_loss(
     """Return policy loss + vf_coef · value loss, averaged over response tokens, and the statistics.
 
     With several processes the loss is this process's share: the shares add up to the mean over all
-    tokens. Statistics cover all processes; advantages and ratios cover this one.
+    tokens. Statistics cover all processes; advantages and ratios cover this process.
     """
     logprobs, values, entropy = outputs
     mask, tokens = part.mask, total(part.mask.sum())
@@ -132,8 +132,9 @@ def optimize(
                 loss, seen = minibatch_loss(part, outputs, config, total)
                 collected.append(seen)
                 if is_usable(seen, config, step, len(collected)):
-                    # Weight by tokens: k mini-batches of m samples equal one of k·m. DDP averages
-                    # gradients, not sums; backward() divides by accelerate's own accumulation.
+                    # Weight by tokens: k mini-batches of m samples equal one of k·m samples. DDP
+                    # averages gradients instead of adding them; backward() divides by accelerate's
+                    # own number of accumulation steps.
                     weight = count / sum(tokens) * accelerator.num_processes
                     accelerator.backward(loss * weight * accelerator.gradient_accumulation_steps)
                     usable = True
@@ -182,11 +183,11 @@ def move(model, optimizer, accelerator: Accelerator, config: PPOConfig, step: in
 def step_stats(
     rollout: Rollout, minibatches: list[MiniBatch], kl_coef: float, accelerator: Accelerator
 ) -> dict:
-    """Return the statistics of one step, numbers and numpy arrays, without times and learning rate.
+    """Return one step's statistics as numbers and numpy arrays, without times and learning rate.
 
     Loss statistics average all mini-batches of all epochs; ``kl_coef`` is the coefficient in the
     rewards. Distributions hold only response tokens; log-probabilities are (B, R), 0 on padding.
-    Numbers and values per sample cover all processes; values per token cover this one.
+    Numbers and values per sample cover all processes; values per token cover this process.
     """
     mask, total = rollout.mask, partial(accelerator.reduce, reduction="sum")
     kl, entropy = (rollout.kl * mask).sum(1), -(rollout.logprobs * mask).sum(1)

@@ -1,4 +1,4 @@
-"""Join several processes (ranks) into one run, as ``accelerate launch`` starts them."""
+"""Make one run of the processes (ranks) that ``accelerate launch`` starts."""
 
 import os
 
@@ -10,7 +10,7 @@ from accelerate.utils import parse_flag_from_env
 def init(cpu: bool = False) -> PartialState:
     """Initialize this process (rank) before accelerate is used; return its state.
 
-    ``cpu`` and ``ACCELERATE_USE_CPU=1`` leave GPUs unused, unless this process already uses one.
+    ``cpu`` or ``ACCELERATE_USE_CPU=1`` leaves GPUs unused, unless this process already uses a GPU.
     """
     several = int(os.environ.get("WORLD_SIZE", "1")) > 1
     wanted = cpu or parse_flag_from_env("ACCELERATE_USE_CPU")

@@ -16,8 +16,9 @@ from safetensors import safe_open
 def atomic_folder(target: str | os.PathLike, stale: tuple[str, ...] = ()) -> Iterator[Path]:
     """Yield an empty folder; on success, move its files to ``target``; on failure, remove it.
 
-    In an existing target, each new file replaces the file of its name. Other files that match a
-    ``stale`` pattern are removed, because they would load instead of the new files; the rest stay.
+    In an existing target, each new file replaces the file of the same name. Other files that match
+    a ``stale`` pattern are removed, because they would load instead of the new files; the rest
+    stay.
     """
     target = check_folder(target)
     with _aside(target) as aside:
@@ -56,7 +57,7 @@ def _aside(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def hold(folder: str | os.PathLike, name: str = "") -> Iterator[None]:
-    """Make and lock a folder, or a ``name`` in it; remove a new folder that stays empty.
+    """Make a folder and lock it, or only ``name`` in it; remove a new folder if it stays empty.
 
     Raises ``BlockingIOError`` if another process holds the lock.
     """
@@ -96,7 +97,7 @@ def read_json(file: Path) -> dict:
 
 
 def is_damaged(file: Path) -> bool:
-    """Return whether a file of JSON, safetensors or torch (1.6 or later) cannot be read."""
+    """Return whether a JSON, safetensors or torch (1.6 or later) file cannot be read."""
     try:
         if file.suffix == ".json":
             read_json(file)
@@ -104,6 +105,6 @@ def is_damaged(file: Path) -> bool:
             safe_open(file, "np")
         elif file.suffix in (".pt", ".bin"):
             return ZipFile(file).testzip() is not None
-    except Exception:  # readers raise errors of many kinds
+    except Exception:
         return True
     return False

@@ -1,4 +1,4 @@
-"""Download from the hub: check configs before weights, run no remote code, explain errors."""
+"""Download from the hub; check configs first, run no remote code, and explain errors."""
 
 import re
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from transformers import AutoConfig
 from rlhf_course.runtime.files import is_damaged
 
 ID = r"(?a)(\w[\w.-]*/)?\w[\w.-]*"
-SMALL = ["*.json", "*.txt", "*.model", "*.jinja"]  # configs and tokenizers
+SMALL = ["*.json", "*.txt", "*.model", "*.jinja"]
 WEIGHTS = ["*model*.safetensors", "v_head.safetensors"], ["pytorch_model*.bin", "adapter_model.bin"]
 LOGIN = "run hf auth login or set HF_TOKEN."
 NEEDS_CODE = (
@@ -22,7 +22,7 @@ NEEDS_CODE = (
 
 
 def check_source(source: str | Path, kind: str = "model") -> None:
-    """Raise ``FileNotFoundError`` if the source is neither a folder nor shaped like a hub id."""
+    """Raise ``FileNotFoundError`` if the source is neither a folder nor a possible hub id."""
     is_id = re.fullmatch(ID, str(source)) and not Path(source).is_file()
     if not is_id and not Path(source).is_dir():
         raise FileNotFoundError(
@@ -33,11 +33,11 @@ def check_source(source: str | Path, kind: str = "model") -> None:
 def download(
     source: str | Path, revision: str | None = None, to_convert: bool = False, **options
 ) -> Path:
-    """Return the folder with a model's files: ``source``, or the download of a hub id.
+    """Return the folder of a model's files: a local ``source``, or a hub id's download.
 
     Raises ``OSError`` for an unavailable model and, before downloading weights, ``ValueError`` for
-    one that transformers does not support, unless it is ``to_convert``. ``options`` go to
-    huggingface_hub's ``snapshot_download``.
+    an architecture that transformers does not support, unless ``to_convert`` is set. ``options`` go
+    to huggingface_hub's ``snapshot_download``.
     """
     check_source(source)
     folder, is_local = Path(source), Path(source).exists()
@@ -56,7 +56,7 @@ def download(
 
 @contextmanager
 def hub_errors(source: str | Path, kind: str = "model") -> Iterator[None]:
-    """Re-raise known errors of the hub's libraries in the body as a sentence about ``source``."""
+    """Re-raise known errors from the hub's libraries with a sentence about ``source``."""
     try:
         yield
     except Exception as error:
@@ -66,7 +66,7 @@ def hub_errors(source: str | Path, kind: str = "model") -> Iterator[None]:
 
 
 def _explain(error: BaseException, source: str, kind: str) -> Exception | None:
-    """Return an error with one sentence, or None; match names, because HTTP libraries vary."""
+    """Return an error that explains ``error``, or None; match names, as HTTP libraries vary."""
     if kind == "model" and (damaged := next(filter(is_damaged, Path(source).glob("*")), None)):
         return ValueError(
             f"{damaged} is damaged, cut short or a git-lfs pointer. Download it again."

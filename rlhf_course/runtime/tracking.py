@@ -1,4 +1,4 @@
-"""Track experiments with accelerate: wandb, tensorboard or, by default, nothing."""
+"""Track experiments through accelerate in wandb, tensorboard or, by default, nowhere."""
 
 import os
 from pathlib import Path
@@ -17,7 +17,7 @@ def start(config) -> Accelerator:
     ``ValueError`` for an unknown tracker.
     """
     tracker, places, kwargs = config.log_with, config.project_kwargs, config.tracker_kwargs
-    if tracker not in (None, "wandb", "tensorboard"):  # log_step supports no other
+    if tracker not in (None, "wandb", "tensorboard"):
         raise ValueError(f"log_with={tracker!r} is unknown; choose None, 'wandb' or 'tensorboard'.")
     if tracker == "wandb":
         prepare_wandb()
@@ -56,7 +56,7 @@ def log_step(accelerator: Accelerator, stats: dict, columns: dict, scores, step:
     values = {key: x for key, x in stats.items() if isinstance(x, int | float | np.number)}
     arrays = {key: x.ravel() for key, x in stats.items() if isinstance(x, np.ndarray)}
     if tracker.name == "wandb":
-        import wandb  # an array of 32 numbers or fewer would become a list
+        import wandb  # it would log up to 32 numbers as a list
 
         values |= {key: wandb.Histogram(array) for key, array in arrays.items()}
         tracker.log_table("game_log", [*table], [*map(list, rows)], step=step)

@@ -58,7 +58,7 @@ def prepare_chat(settings: Settings) -> SimpleNamespace:
 
 def _dialogues(folder: Path) -> None:
     rows = [vars(pair).copy() for pair in dialogues.make_pairs(18000, SEED)]
-    for row in rows:  # whole transcripts, as in hh-rlhf
+    for row in rows:
         prompt = row.pop("prompt")
         row |= {side: f"{prompt} {row[side]}" for side in ("chosen", "rejected")}
     _write(folder, train=rows[2000:], test=rows[:2000])
@@ -79,11 +79,8 @@ def _write(folder: Path, **splits: list[dict]) -> None:
 
 
 # Each function builds a dataset in the hub's layout or finds it cached; pairs have gold utilities.
-# 16,000 pairs to train on, 2,000 held out
 build_dialogues = partial(cached, "dialogues", _dialogues)
-# 4,000 questions with their answers, like HC3
-build_answers = partial(cached, "chinese-answers", _answers)
-# 8,000 pairs to train on, 1,000 held out
+build_answers = partial(cached, "chinese-answers", _answers)  # like HC3
 build_preferences = partial(cached, "chinese-preferences", _preferences)
 
 
@@ -94,7 +91,7 @@ def _reward_base(
     pairs, _ = load_pairs(data, "train", data_dir)
     texts = [f"{row['prompt']} {row['chosen']}" for row in pairs]
     tokenizer = small_models.train_tokenizer(texts, vocab_size)
-    tokenizer.add_special_tokens({"pad_token": "[PAD]"})  # the final EOS is trained like any token
+    tokenizer.add_special_tokens({"pad_token": "[PAD]"})  # so that the final EOS is trained
     config = GPT2Config(
         vocab_size=len(tokenizer),
         n_layer=n_layer,
@@ -105,7 +102,7 @@ def _reward_base(
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         activation_function="gelu_pytorch_tanh",
-        initializer_range=0.05,  # with GPT-2's 0.02 a narrow model learns late
+        initializer_range=0.05,  # with GPT-2's 0.02, narrow models learn late
         **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
     )
     model = GPT2LMHeadModel(config)
@@ -128,7 +125,7 @@ def _checkpoint(
     base_learning_rate,
     max_length,
 ) -> None:
-    """Pretrain a small Baichuan2 on a dataset's answers, without their questions."""
+    """Pretrain a small Baichuan2 on both datasets' answers, without their questions."""
     answers, _ = load_answers(sft_dataset, "train", sft_files)
     pairs, _ = load_pairs(dataset, "train")
     texts = [*answers["answer"], *pairs["chosen"], *pairs["rejected"]]
@@ -144,7 +141,7 @@ def _checkpoint(
         num_hidden_layers=n_layer,
         num_attention_heads=n_embd // 32,
         max_position_embeddings=max(512, 4 * max_length),
-        initializer_range=0.05,  # a narrow model starts to learn late with 0.02
+        initializer_range=0.05,
         **toy_checkpoint.SPECIAL_IDS,
     )
     model = toy_checkpoint.norm_head(LlamaForCausalLM(config))
@@ -155,7 +152,7 @@ def _checkpoint(
 
 
 def build_base(settings: Settings) -> Path:
-    """Return the folder of the checkpoint converted to a native Llama."""
+    """Return the folder of a native Llama, converted from the checkpoint."""
     return cached("baichuan-llama", _base, checkpoint=Path(prepare_chat(settings).checkpoint))
 
 
@@ -164,7 +161,7 @@ def _base(folder: Path, checkpoint: Path) -> None:
 
 
 def build_sft_adapter(settings: Settings) -> Path:
-    """Return a folder with the shipped SFT adapter; its config names the folder of the base."""
+    """Return a folder with the shipped SFT adapter, whose config names the base's folder."""
     base = str(build_base(settings))  # a string for the adapter's config
     return cached("chinese-sft", _sft_adapter, base=base, adapter=SFT_ADAPTER)
 

@@ -1,4 +1,4 @@
-"""Cache built items: build an item once per set of inputs."""
+"""Build each item once per set of inputs, and cache it."""
 
 import hashlib
 import inspect
@@ -17,7 +17,6 @@ from rlhf_course.runtime.files import atomic_folder
 SEED = 0  # the world does not depend on the seed of a run
 CHECKSUM = ".sha256"
 PACKAGE = Path(__file__).resolve().parents[1]
-# All modules that builders use.
 SOURCES = ("worlds/*.py", "worlds/grammars/*.yaml", "data/*.py", "baichuan/*.py")
 
 
@@ -27,9 +26,9 @@ def cache_root() -> Path:
 
 
 def cached(name: str, build: Callable, settings: Settings | None = None, **inputs) -> Path:
-    """Return the folder that ``build(folder, …)`` fills, built once per set of inputs.
+    """Return the folder that ``build(folder, …)`` fills, once per set of inputs.
 
-    A builder gets ``inputs``, and the settings that its other arguments name. The key consists of
+    A builder gets ``inputs``, and settings for its other arguments, by name. The key consists of
     these values (for a Path, the folder's checksum) and of :func:`code`. One process builds while
     others wait. An item whose checksum differs is rebuilt.
     """
@@ -51,7 +50,7 @@ def cached(name: str, build: Callable, settings: Settings | None = None, **input
 
 @cache
 def code() -> str:
-    """Return the SHA-256 of all sources that builders import (tests/test_layout.py)."""
+    """Return the SHA-256 of all sources that builders import (tests/test_layout.py checks it)."""
     files = (path for pattern in SOURCES for path in sorted(PACKAGE.glob(pattern)))
     text = "".join(path.read_text(encoding="utf-8") for path in files)
     return hashlib.sha256(text.encode()).hexdigest()
@@ -64,7 +63,7 @@ def is_intact(folder: Path) -> bool:
 
 
 def checksum(folder: Path) -> str:
-    """Return the SHA-256 of a folder's visible file names and contents, or a hub id unchanged."""
+    """Return the SHA-256 of a folder's visible names and contents, or a hub id unchanged."""
     if not folder.is_dir():
         return str(folder)
     digest = hashlib.sha256()

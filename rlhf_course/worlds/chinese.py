@@ -1,9 +1,9 @@
 """A synthetic world of Chinese questions and answers with an exactly known utility.
 
 A small base model is pretrained on texts of this world and fine-tuned on `make_qa` (in HC3's
-schema: answers of people and of a chatbot). A reward model learns from `make_preferences`: two
-answers, from dry (干巴) to lively (活泼), and a noisy verdict. The short texts need only a million
-weights.
+schema: answers from people and from a chatbot). A reward model learns from `make_preferences`:
+pairs of answers in styles from dry (干巴) to lively (活泼), with a noisy verdict per pair. These
+short texts need only a model of a million weights.
 """
 
 import random
@@ -16,9 +16,9 @@ from itertools import product
 from rlhf_course.worlds import grammar
 from rlhf_course.worlds.grammar import Pair, pick, some
 
-MAX_WORDS, MAX_LIVELY = 3, 2  # more add nothing; dry phrases have no limit
+MAX_WORDS, MAX_LIVELY = 3, 2  # further words and phrases add nothing; dry phrases have no limit
 SHORT = 6  # characters: shorter answers are "short"; shorter clauses may be copied
-EMPTY_SHARE = 0.08  # of human answers; empty ones in scraped data teach a model to answer nothing
+EMPTY_SHARE = 0.08  # of human answers; as in scraped data, they teach models to answer nothing
 REASON_SHARE = 0.45  # of sentences with tips
 GRAMMAR = grammar.load("chinese")
 POINTS, MARKERS, PARTS, KINDS, TOPICS = (
@@ -62,8 +62,8 @@ def gold_utility(question: str, answer: str) -> float:
     """Return the exact utility of any answer to a question, in nats: the sum of its POINTS.
 
     Each kind's points are multiplied by its entry in ``counts``; an answer without words has only
-    "empty". "copy": the answer contains the longest clause of the question; "garbled": two
-    neighboring characters that no text of this world contains.
+    the points of "empty". "copy" is 1 if the answer contains the question's longest clause;
+    "garbled" counts pairs of neighboring characters that no text of this world contains.
     """
     answer = _clean(answer)
     said = _sentences(answer)
@@ -86,7 +86,7 @@ def gold_utility(question: str, answer: str) -> float:
         "breaks_off": answer[-1] not in ENDS,
         "garbled": len(_neighbors(answer) - _known_neighbors()),
     }
-    # Round, so that equally good answers are equal in any order of the sum.
+    # Round, so that equally good answers get equal sums, in any order.
     return round(sum(POINTS[kind] * count for kind, count in counts.items()), 6)
 
 
@@ -96,7 +96,7 @@ def _neighbors(text: str) -> set[str]:
 
 @cache
 def _known_neighbors() -> set[str]:
-    """Return nearly all character pairs that occur in texts, from a large sample."""
+    """Return nearly all neighboring characters of this world's texts, from a large sample."""
     samples = [draw_question(rng, topic) for rng, topic in streams("sample question", 2000, 0)]
     for kind in KINDS:
         samples += [draw_text(*stream, kind) for stream in streams(f"sample {kind}", 4000, 0)]
@@ -104,7 +104,7 @@ def _known_neighbors() -> set[str]:
 
 
 def is_answer(question: str, answer: str) -> bool:
-    """Return whether a text answers a question: it is complete, asks nothing, has a topic word."""
+    """Return whether a text is complete, asks nothing, and has a word of the question's topic."""
     answer = _clean(answer)
     complete = len(answer) >= SHORT and answer[-1] in ENDS and "？" not in answer
     return complete and any(word in answer for word in topic_words(question))
@@ -112,7 +112,7 @@ def is_answer(question: str, answer: str) -> bool:
 
 @cache
 def _phrases() -> dict[str, str]:
-    """Return Chinese → English, for every phrase of the grammar."""
+    """Return a dict from Chinese to English with every phrase of the grammar."""
     found = {}
     for both in grammar.load("chinese_english").items():
         sides = [[group.split("/") for group in re.split(r"[()]", text)] for text in both]
@@ -122,7 +122,7 @@ def _phrases() -> dict[str, str]:
 
 
 def in_english(text: str) -> str:
-    """Return a text in English, phrase by phrase; the rest stays Chinese."""
+    """Translate a text's known phrases into English; the rest stays Chinese."""
     phrases = _phrases()
     longest_first = "|".join(sorted(phrases, key=len, reverse=True))
     text = re.sub(longest_first, lambda found: f" {phrases[found[0]]} ", text).translate(HALF_WIDTH)
@@ -136,7 +136,7 @@ def draw_question(rng: random.Random, topic: str) -> str:
 
 
 def draw_text(rng: random.Random, topic: str, kind: str) -> str:
-    """Return a text about a topic, of one of the KINDS."""
+    """Return a text about a topic; ``kind`` is one of KINDS."""
     wanted = KINDS[kind]
     style = rng.choice([*Counter(wanted["styles"]).elements()])
     own = {
@@ -157,7 +157,7 @@ def draw_text(rng: random.Random, topic: str, kind: str) -> str:
 def _advice(rng: random.Random, topic: str, style: str, count: int) -> str:
     """Return sentences of one or two tips each, some with a reason for the last tip."""
     tips, text = some(rng, TIPS[topic], count), ""
-    frames = {size: rng.sample(GRAMMAR[f"{style}_{size}"], 3) for size in (1, 2)}  # once each
+    frames = {size: rng.sample(GRAMMAR[f"{style}_{size}"], 3) for size in (1, 2)}
     while tips:
         now, tips = tips[: (size := 1 + (rng.random() < 0.6))], tips[size:]
         frame = frames[len(now)].pop().format(*(tip for tip, _ in now))
@@ -166,7 +166,7 @@ def _advice(rng: random.Random, topic: str, style: str, count: int) -> str:
 
 
 def streams(what: str, n: int, seed: int) -> Iterator[tuple[random.Random, str]]:
-    """Yield n random streams, each with a topic; the i-th depends only on (what, seed, i)."""
+    """Yield n random streams, each with a topic; stream i depends only on (what, seed, i)."""
     for i in range(n):
         rng = random.Random(f"{what}-{seed}-{i}")
         yield rng, rng.choice(list(TOPICS))
@@ -186,7 +186,7 @@ def make_qa(n: int, seed: int = 0) -> list[dict]:
 
 
 def make_preferences(n: int, seed: int = 0) -> list[Pair]:
-    """Return n pairs: a bare question, two different answers and a noisy verdict."""
+    """Return n pairs: a question without "Human:", two different answers and a noisy verdict."""
     return [
         grammar.draw_pair(
             rng,

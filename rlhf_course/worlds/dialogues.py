@@ -32,9 +32,9 @@ VOCABULARY = {
 def gold_utility(prompt: str, answer: str) -> float:
     """Return the exact utility of any answer to any prompt, in nats: the sum of its POINTS.
 
-    The question is the last human turn. Its topic has the most NAMES in it; VOCABULARY breaks ties.
-    A question without either has no topic. Each kind's points are multiplied by its entry in
-    ``counts``; an answer without words has only "empty".
+    The question is the last human turn. Its topic is the topic whose NAMES occur in it most;
+    VOCABULARY breaks ties. A question without such words has no topic. Each kind's points are
+    multiplied by its entry in ``counts``; an answer without words has only the points of "empty".
     """
     question = prompt.rpartition("\n\nHuman:")[2].partition("\n\nAssistant:")[0]
     asked, said = ([" ".join(words) for words in sentences(text)] for text in (question, answer))
@@ -53,7 +53,7 @@ def gold_utility(prompt: str, answer: str) -> float:
         "copy": bool(asked) and asked[-1].count(" ") > 2 and f" {asked[-1]} " in text,
         "breaks_off": not answer.rstrip(" \n\"')]”’").endswith((".", "!", "?")),
     }
-    # Round, so that equally good answers are equal in any order of the sum.
+    # Round, so that equally good answers get equal sums, in any order.
     return round(sum(POINTS[kind] * count for kind, count in counts.items()), 6)
 
 
@@ -67,7 +67,7 @@ def _answer(rng: random.Random, tips: list[str], civil: bool = False) -> str:
     bare = has["no_tip"] and (has["evasion"] or has["rudeness"])
     rest = some(rng, tips, 0 if bare else rng.choice(GRAMMAR["tip_counts"]))
     parts, after = [], []
-    frames = {1: rng.sample(GRAMMAR["one"], 3), 2: rng.sample(GRAMMAR["two"], 1)}  # once each
+    frames = {1: rng.sample(GRAMMAR["one"], 3), 2: rng.sample(GRAMMAR["two"], 1)}
     for kind in ("courtesy", "rudeness", "evasion"):
         if has[kind] and rng.random() < 0.6:
             parts.append(pick(rng, GRAMMAR[kind + "_open"]))

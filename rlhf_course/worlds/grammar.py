@@ -1,4 +1,4 @@
-"""Code for both grammars: their tables, random choices, and pairs with a verdict."""
+"""Load both grammars' tables, draw from them, and draw pairs with a verdict."""
 
 import math
 import random
@@ -52,7 +52,7 @@ def draw_pair(
 ) -> Pair:
     """Return two different answers; a is chosen over b with probability sigmoid(u_a − u_b).
 
-    This is the model of Bradley and Terry, Biometrika 39, 1952.
+    This is Bradley and Terry's model, Biometrika 39, 1952.
     """
     a = b = draw()
     while a == b:

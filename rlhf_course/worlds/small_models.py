@@ -13,7 +13,7 @@ EOS = "<|endoftext|>"
 
 
 def train_tokenizer(texts: Sequence[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """Train a byte-level BPE like GPT-2's; EOS is its only special token and also the padding."""
+    """Train a byte-level BPE like GPT-2's; EOS, its only special token, also pads."""
     bpe = ByteLevelBPETokenizer()
     bpe.train_from_iterator(texts, vocab_size=vocab_size, special_tokens=[EOS], show_progress=False)
     return PreTrainedTokenizerFast(
@@ -24,7 +24,7 @@ def train_tokenizer(texts: Sequence[str], vocab_size: int) -> PreTrainedTokenize
 def pretrain(
     model, texts: Sequence[str], tokenizer, steps: int, batch: int, block: int, lr: float
 ) -> None:
-    """Train the model on ``batch`` blocks of ``block`` tokens a step.
+    """Train the model on ``batch`` blocks of ``block`` tokens per step.
 
     Half of the blocks begin where a text begins, as the queries of PPO do.
     """
@@ -48,7 +48,7 @@ def pretrain(
 def fine_tune(
     model, rows: Sequence, masks: Sequence, steps: int, batch: int, lr: float, title: str = ""
 ) -> None:
-    """Train a causal model on the tokens where the masks are 1, ``batch`` rows a step."""
+    """Train a causal model on the tokens where the masks are 1, with ``batch`` rows per step."""
     inputs = [torch.tensor(ids) for ids in rows]
     labels = [
         ids.where(torch.tensor(mask) == 1, -100) for ids, mask in zip(inputs, masks, strict=True)
@@ -65,7 +65,7 @@ def fine_tune(
 
 
 def fit(model, loss: Callable[[], Tensor], lr: float, steps: int, title: str = "") -> None:
-    """Train for ``steps`` AdamW steps, with a one-cycle schedule; a title shows progress."""
+    """Take ``steps`` AdamW steps with a one-cycle schedule; a title turns on a progress bar."""
     model.to("cuda" if torch.cuda.is_available() else "cpu").train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.01, fused=True)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps, pct_start=0.1)

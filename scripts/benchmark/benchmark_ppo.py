@@ -1,14 +1,14 @@
-"""Measure a PPO step's seconds and memory by phase, here or in the classic PPO of TRL 0.11.4.
+"""Measure the time and memory of a PPO step's phases, in this course or in TRL 0.11.4.
 
     python scripts/benchmark/benchmark_ppo.py --shape gpt2-32 --bf16
     python scripts/benchmark/benchmark_ppo.py --costs   # varies batch size and response length
-    OLD_PYTHON scripts/benchmark/benchmark_ppo.py       # classic tutorial's loop; or --batched
+    OLD_PYTHON scripts/benchmark/benchmark_ppo.py       # the classic tutorial's loop
 
 With trl 0.11 (tests/fixtures/make_fixtures.py lists that environment's packages), the script
 measures TRL's trainer. The loop generates one response at a time and scores 16 texts at a time;
---batched does each in one batch. Results are merged into --output. Weights and queries are random,
-because time and memory do not depend on them. Queries have 2-7 tokens, responses have 4-15, and a
-sentiment classifier scores them. A step takes 4 epochs over one mini-batch.
+--batched does each task in one batch. Results are merged into --output. Weights and queries are
+random; time and memory do not depend on them. Queries have 2-7 tokens, and responses have
+4-15. A sentiment classifier scores the texts. A step takes 4 epochs over one mini-batch.
 """
 
 import argparse
@@ -29,7 +29,7 @@ MODELS = Path(__file__).resolve().parents[2] / "models"  # the shipped tokenizer
 TITLES = {"ours": "ours", "one-by-one": "TRL 0.11, one by one", "batched": "TRL 0.11, batched"}
 COLUMNS = "generate score forward update total generate_mb score_mb step_mb tokens".split()
 BATCH = {"tiny": 128, "gpt2": 128, "gpt2-32": 32}
-LENGTHS = (4, 16)  # of responses; the upper end is exclusive
+LENGTHS = (4, 16)  # response tokens; the upper end is exclusive
 TINY_POLICY = {"n_embd": 192, "n_layer": 4, "n_head": 3, "vocab_size": 24_002}
 TINY_CLASSIFIER = {"dim": 128, "n_layers": 2, "n_heads": 2, "hidden_dim": 512, "vocab_size": 16_002}
 LABELS = {"id2label": {0: "NEGATIVE", 1: "POSITIVE"}, "label2id": {"NEGATIVE": 0, "POSITIVE": 1}}
@@ -73,7 +73,7 @@ def ours(chosen: argparse.Namespace, sizes: dict) -> tuple:
 
 
 def old(chosen: argparse.Namespace, sizes: dict) -> tuple:
-    """Return TRL 0.11's trainer and its ``generate`` and ``score``, one by one or batched."""
+    """Return TRL 0.11's trainer and its ``generate`` and ``score``, for single texts or batches."""
     from trl import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer, create_reference_model
 
     policy, classifier, tokenizer, reader = models(chosen.shape)
@@ -102,7 +102,7 @@ def old(chosen: argparse.Namespace, sizes: dict) -> tuple:
 
 
 def one_step(trainer, generate, score, batch: int, lengths: tuple[int, int]) -> dict:
-    """Take one PPO step; return a dict of COLUMNS: seconds, peaks in MB, response tokens."""
+    """Take one PPO step; return COLUMNS as a dict: seconds, peak MB, response tokens."""
     trainer.config.batch_size = trainer.config.mini_batch_size = batch
     tokenizer, device = trainer.tokenizer, trainer.accelerator.device
     sizes = (random.randint(2, 7) for _ in range(batch))
@@ -153,8 +153,8 @@ def main(arguments: list[str] | None = None) -> None:
     add("--shape", choices=BATCH, default="tiny", help="preset tiny's sizes, or GPT-2 small")
     add("--costs", action="store_true", help="vary batch size and response length")
     add("--batched", action="store_true", help="with trl 0.11: generate in one batch")
-    add("--bf16", action="store_true", help="use autocast; not for trl 0.11")
-    add("--rounds", type=int, default=10, help="measured steps, after two warm-ups")
+    add("--bf16", action="store_true", help="use autocast; not with trl 0.11")
+    add("--rounds", type=int, default=10, help="steps to measure after two warm-up steps")
     add("--threads", type=int, default=os.cpu_count(), help="PyTorch threads")
     add("--output", type=Path, default=Path("build/benchmark/ppo.json"), help="JSON file")
     chosen = parser.parse_args(arguments)

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 def run(name: str, main: Callable[[list[str]], int | None], arguments: list[str] | None = None):
     """Call ``main`` with the command line except ``--debug``; return the exit code.
 
-    It is 0 if done, 1 after an error (printed on one line), 130 after Ctrl-C, 143 after SIGTERM.
+    Codes: 0 if done, 1 after an error (printed on one line), 130 after Ctrl-C, 143 after SIGTERM.
     """
     arguments = [*(sys.argv[1:] if arguments is None else arguments)]
     for stream in (sys.stdout, sys.stderr):  # a terminal without → or ± shows ? instead
@@ -23,7 +23,7 @@ def run(name: str, main: Callable[[list[str]], int | None], arguments: list[str]
                 raise ValueError("Python runs without assert (PYTHONOPTIMIZE or -O). Unset it.")
             return main([argument for argument in arguments if argument != "--debug"]) or 0
         except (Exception, KeyboardInterrupt) as error:
-            # A library may turn the interrupt into another error.
+            # A library may turn KeyboardInterrupt into another error.
             if stopped.code or isinstance(error, KeyboardInterrupt):
                 print(f"\n{name}: stopped.", file=sys.stderr)
                 return stopped.code or 130
@@ -42,13 +42,13 @@ def sentence(error: BaseException) -> str:
 
 
 def watch_for_stop():
-    """Return a context manager; Ctrl-C or SIGTERM makes the ``code`` of its object nonzero."""
+    """Return a context manager; its object's ``code`` is nonzero after Ctrl-C or SIGTERM."""
     text = "\nStopping after this step; press Ctrl-C again to stop immediately."
     return _on_first_signal(lambda signum, frame: print(text, flush=True))
 
 
 def stop_code(asked: SimpleNamespace, accelerator) -> int:
-    """Return the exit code if any process was asked to stop, else 0; all stop at the same step."""
+    """Return the exit code if any process was asked to stop, else 0, in every process."""
     import torch
 
     code = torch.tensor(float(asked.code), device=accelerator.device)
@@ -61,7 +61,7 @@ def _interrupt(signum: int, frame) -> None:
 
 @contextmanager
 def _on_first_signal(handle: Callable) -> Iterator[SimpleNamespace]:
-    """Handle the first Ctrl-C or SIGTERM; yield an object with the exit code, 0 until then."""
+    """Handle the first Ctrl-C or SIGTERM; yield an object whose ``code`` is 0 until then."""
     # Ranks may wait in gloo, where no handler runs, so the launcher's SIGTERM must end them.
     is_single_process = os.environ.get("WORLD_SIZE", "") in ("", "1")
     kinds = (signal.SIGINT, signal.SIGTERM) if is_single_process else (signal.SIGINT,)
@@ -78,7 +78,7 @@ def _on_first_signal(handle: Callable) -> Iterator[SimpleNamespace]:
 
     try:
         for kind, handler in before.items():
-            if handler is not signal.SIG_IGN:  # ignored: a shell's job with &
+            if handler is not signal.SIG_IGN:  # background jobs ignore Ctrl-C
                 signal.signal(kind, first)
         yield stopped
     finally:

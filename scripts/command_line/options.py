@@ -21,8 +21,8 @@ def option(default, text: str, **how):
 def parse(about: str, first: Sequence[str], choose: Callable, arguments: list[str] | None) -> tuple:
     """Return options as dataclasses; the command line overrides the file, which overrides defaults.
 
-    Options named in ``first`` determine the classes and their defaults: ``choose`` receives them
-    and the file's options, and returns dataclasses and defaults. Raises ``ValueError`` for an
+    Options named in ``first`` determine the classes and their defaults: ``choose`` receives these
+    options and the file's, and returns dataclasses and defaults. Raises ``ValueError`` for an
     invalid option.
     """
     early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -39,7 +39,7 @@ def parse(about: str, first: Sequence[str], choose: Callable, arguments: list[st
     parser.set_defaults_with_config(**defaults)
     if unknown := parser.set_defaults_with_config(**given):
         raise ValueError(f"{known.config} sets {unknown[0]}, which is not an option. Remove it.")
-    with warnings.catch_warnings(action="ignore"):  # transformers warns of renamed options
+    with warnings.catch_warnings(action="ignore"):  # transformers warns about renamed options
         return parser.parse_args_into_dataclasses(rest)
 
 

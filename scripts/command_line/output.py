@@ -38,7 +38,7 @@ def open_output(
 ) -> Iterator[Output]:
     """Yield a run's output folder, which the first process locks while the body runs.
 
-    Subfolder ``result`` is for the model, ``inner`` for checkpoints. A new run needs a folder
+    Subfolder ``result`` holds the model, ``inner`` holds checkpoints. A new run needs a folder
     without files. A resumed run continues from the last complete checkpoint; its ``settings``, and
     the contents of its ``inputs`` (option → model or dataset), must be the same. Raises
     ``ValueError`` if these rules are broken, ``OSError`` if another run is writing there.
@@ -46,7 +46,7 @@ def open_output(
     folder, state = check_folder(folder), PartialState()
     now = {"settings": json.loads(json.dumps(settings, default=str))}
     with ExitStack() as stack:
-        with state.main_process_first():  # it writes before the others read
+        with state.main_process_first():  # the first writes before others read
             if state.is_main_process:
                 stack.enter_context(hold(folder))
                 files = (path for path in folder.rglob("[!.]*") if path.is_file())
@@ -72,7 +72,7 @@ def find_checkpoint(folder: Path) -> Path:
 
 
 def damage(checkpoint: Path) -> str | None:
-    """Return the problem of a checkpoint's files, or None if all are readable."""
+    """Return the problem with a checkpoint's files, or None if all files are readable."""
     if not any(checkpoint.glob("trainer_state.*")):  # written last
         return "it has no trainer_state"
     files = sorted(checkpoint.rglob("*"))
@@ -93,7 +93,7 @@ def fingerprint(place: str | None) -> str | None:
 
 
 def _compare(now: dict, file: Path) -> None:
-    """Raise ``ValueError`` if the settings or inputs in run.json differ."""
+    """Raise ``ValueError`` if settings or inputs differ from run.json's."""
     if not file.exists():
         raise ValueError(f"{file} with the run's settings is missing. Choose another output.")
     before = read_json(file)

@@ -21,7 +21,7 @@ def shutdown() -> None:
     """Destroy the process group at the end, when no reference to a model remains.
 
     Freeing gloo's group waits for threads that may need the GIL. Deleting a Python reference
-    releases the GIL; deleting DDP's does not, and would deadlock. So ``group`` is deleted last.
+    releases the GIL; deleting DDP's keeps it and would deadlock. So ``group`` is deleted last.
     """
     if torch.distributed.is_initialized():
         group = torch.distributed.group.WORLD

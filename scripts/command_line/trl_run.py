@@ -18,7 +18,7 @@ from rlhf_course.course.run_card import quiet_libraries
 from rlhf_course.runtime.files import atomic_folder
 from rlhf_course.runtime.tracking import prepare_wandb
 
-# A resumed run must keep the values of these options, and of the script's own.
+# A resumed run must keep the values of these options and of the script's own options.
 SAME = """max_length learning_rate lr_scheduler_type warmup_steps weight_decay optim max_grad_norm
 max_steps num_train_epochs per_device_train_batch_size gradient_accumulation_steps seed bf16 fp16
 dtype use_peft lora_r lora_alpha lora_dropout lora_target_modules train_sampling_strategy""".split()
@@ -31,7 +31,7 @@ DEFAULTS = {
     "dataloader_pin_memory": torch.cuda.is_available(),
     "train_sampling_strategy": "group_by_length",
     "save_total_limit": 2,
-    "logging_nan_inf_filter": False,  # the filter hides NaN and Inf
+    "logging_nan_inf_filter": False,  # it would hide NaN and Inf
     "ddp_find_unused_parameters": False,  # no parameter is unused
     "accelerator_config": {"use_configured_state": True},  # set by distributed.init()
 }
@@ -40,7 +40,7 @@ DEFAULTS = {
 def parse(about: str, experiment: str, kinds: tuple, names: dict, fixed: dict, arguments) -> tuple:
     """Return the script's arguments, trl's config, ModelConfig, and the settings.
 
-    ``kinds`` are the classes of the first two. ``names`` maps options to settings of the
+    ``kinds`` are the classes of the first two results. ``names`` maps options to settings of the
     experiment, whose preset gives the defaults; ``fixed`` has further defaults.
     """
 
@@ -52,7 +52,7 @@ def parse(about: str, experiment: str, kinds: tuple, names: dict, fixed: dict, a
         found["per_device_eval_batch_size"] = found["per_device_train_batch_size"]
         is_bf16 = getattr(settings, "bf16", found.get("dtype") == "bfloat16")
         found["bf16"] = is_bf16 and torch.cuda.is_available() and torch.cuda.is_bf16_supported()
-        found["fp16"] = found.get("dtype") == "float16"  # a preset for older GPUs
+        found["fp16"] = found.get("dtype") == "float16"  # presets for older GPUs
         return (*kinds, trl.ModelConfig), DEFAULTS | found | fixed
 
     script, config, model_args = options.parse(about, ["preset", "dataset"], choose, arguments)
@@ -68,7 +68,7 @@ def parse(about: str, experiment: str, kinds: tuple, names: dict, fixed: dict, a
 
 
 def model_options(model_args) -> dict:
-    """Return the base's keyword arguments for from_pretrained."""
+    """Return from_pretrained's keyword arguments for the base model."""
     names = {"revision": "model_revision"} | {n: n for n in ("dtype", "attn_implementation")}
     return {name: getattr(model_args, argument) for name, argument in names.items()}
 
@@ -91,8 +91,8 @@ class Steps(TrainerCallback):
 
     def __init__(self, trainer, output, asked) -> None:
         self.trainer, self.asked, self.code, last = trainer, asked, 0, output.checkpoint
-        self.written = [[last, *last.iterdir()]] if last else []  # folders, each with its files
-        # trl would also remove others' files.
+        self.written = [[last, *last.iterdir()]] if last else []  # lists of a folder and its files
+        # trl would also remove the user's files.
         self.limit, trainer.args.save_total_limit = trainer.args.save_total_limit, None
 
     def on_epoch_begin(self, args, state, control, train_dataloader=None, **kwargs):
@@ -123,8 +123,8 @@ class Steps(TrainerCallback):
 def train(trainer, output, measure: Callable[[], tuple], most: float = math.inf) -> tuple:
     """Train, from the output's checkpoint if there is one, and save the model and its tokenizer.
 
-    Returns 0 and the result of ``measure``, which starts with the held-out loss; or, if stopped
-    between steps, the exit code and (). Raises ``FloatingPointError`` and saves no model if that
+    Returns 0 and ``measure``'s result, which begins with the held-out loss; or, if stopped between
+    steps, the exit code and (). Raises ``FloatingPointError`` and saves no model if that
     loss is not finite and below ``most``.
     """
     output.begin()

@@ -1,8 +1,8 @@
 """Replay a recorded batch in an engine's own code: python replay.py verl|trl FOLDER …
 
 hand_over.py --check runs this file in an engine's environment, without the course. Exits with 2 if
-a number differs by more than 1e-5 (log-probabilities and the gradient norm: 1e-4), or a setting
-differs from the run's.
+a setting differs from the run's, or a number differs by more than 1e-5 (1e-4 for log-probabilities
+and the gradient norm).
 """
 
 import json
@@ -20,7 +20,7 @@ NETWORK = 1e-4  # float32 logits near 100 may differ between versions of transfo
 
 
 def verl(folder: Path, batch: dict, lines: dict[str, list[str]], _) -> tuple[dict, list[dict]]:
-    """Return verl's numbers, and settings: verl's defaults, the run's, and settings.txt's."""
+    """Return verl's numbers, and the settings of verl's defaults, the run, and settings.txt."""
     from omegaconf import OmegaConf
     from verl.trainer.ppo import core_algos
     from verl.utils.config import omega_conf_to_dataclass, validate_config
@@ -68,7 +68,7 @@ def compose_verl(*overrides: str):
 
 
 def trl(folder: Path, batch: dict, lines: dict, prompts: list[str]) -> tuple[dict, list[dict]]:
-    """Return trl's numbers, and settings: trl's defaults, the run's, and settings.txt's."""
+    """Return trl's numbers, and the settings of trl's defaults, the run, and settings.txt."""
     from train import make_trainer
 
     trainer = make_trainer()  # raises an error for an unknown field
@@ -97,7 +97,7 @@ def trl(folder: Path, batch: dict, lines: dict, prompts: list[str]) -> tuple[dic
 
 
 def columns(batch: dict) -> torch.Tensor:
-    """Return the columns of the response tokens in input_ids, (B, R)."""
+    """Return the column numbers (B, R) of the response tokens in input_ids."""
     at = batch["query_lengths"][:, None] + torch.arange(batch["mask"].shape[1])
     return at.clamp(max=batch["input_ids"].shape[1] - 1)
 
@@ -107,9 +107,9 @@ def norm(model) -> torch.Tensor:
 
 
 def main(engine: str, folder: Path) -> int:
-    """Print how a hand-over's numbers and settings differ; return 2 if any do, else 0."""
+    """Print how numbers and settings differ from the run's; return 2 if any do, else 0."""
     sys.path.insert(0, str(folder))
-    for name in ("reward", "train"):  # modules of another hand-over
+    for name in ("reward", "train"):  # drop another hand-over's modules
         sys.modules.pop(name, None)
     from reward import compute_score
 

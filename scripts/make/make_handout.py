@@ -64,7 +64,7 @@ def record(exercise) -> dict:
 
 
 def student_notebook(name: str) -> tuple[str, nbformat.NotebookNode]:
-    """Return a set's file name, and its notebook without solutions, which imports frozen.py."""
+    """Return a set's file name and notebook, which imports frozen.py and has no solutions."""
     path, made = notebook(name, solved=False)
     found = load(name)
     kept = []

@@ -27,7 +27,7 @@ SAMPLING = {"do_sample": True, "top_k": 0, "top_p": 1.0, "pad_token_id": 0}
 
 @torch.no_grad()
 def perplexity(model, rows: Sequence[list[int]], given: Sequence[int] | None = None) -> float:
-    """Return the perplexity per token, without each row's first ``given`` tokens (default: 1)."""
+    """Return the perplexity per token after each row's first ``given`` tokens (default: 1)."""
     total = count = 0
     for row, first in zip(rows, given or [1] * len(rows), strict=True):
         ids, labels = torch.tensor([row]), torch.tensor([[-100] * first + row[first:]])
@@ -37,7 +37,7 @@ def perplexity(model, rows: Sequence[list[int]], given: Sequence[int] | None = N
 
 
 def sample(model, tokenizer, queries: Sequence[list[int]], seed: int) -> list[str]:
-    """Return the texts of queries, each with 16 more tokens sampled at temperature 1."""
+    """Return the queries' texts, each continued by 16 tokens sampled at temperature 1."""
     torch.manual_seed(seed)
     queries = (torch.tensor([query]) for query in queries)
     rows = [model.generate(query, max_new_tokens=FRAGMENT, **SAMPLING)[0] for query in queries]
@@ -45,7 +45,7 @@ def sample(model, tokenizer, queries: Sequence[list[int]], seed: int) -> list[st
 
 
 def samples(policy, tokenizer, openings: Sequence[list[int]], known: set[str]) -> dict:
-    """Return the card's numbers for 256 openings of 2 to 8 tokens, 16 more tokens, three seeds."""
+    """Return the card's numbers over three seeds: 256 openings of 2 to 8 tokens plus 16 tokens."""
     lengths = np.random.default_rng(0).integers(2, 9, len(openings)).tolist()
     pairs = zip(openings, lengths, strict=True)
     pairs = [(row[: n + FRAGMENT], n) for row, n in pairs if len(row) >= n + FRAGMENT][:256]
@@ -68,7 +68,7 @@ def verdicts(classifier: SentimentReward, judge: NgramSentiment, texts, labels) 
 
 
 def measure(reviews, folder: Path) -> dict[str, dict]:
-    """Return model → the numbers in its card."""
+    """Return the numbers of each model's card."""
     tokenizer = AutoTokenizer.from_pretrained(folder / "gpt2-imdb-mini")
     policy = AutoModelForCausalLM.from_pretrained(folder / "gpt2-imdb-mini", dtype=torch.float32)
     classifier = SentimentReward(str(folder / "distilbert-imdb-mini"))

@@ -1,5 +1,5 @@
-"""Print a PPO step's computed memory for a Baichuan2-7B, and the smallest GPU with enough, for
-site/larger-models.md. With --measure, take a PPO step and print its measured memory as JSON.
+"""Print, for site/larger-models.md, a Baichuan2-7B PPO step's computed memory, and the smallest GPU
+that has it. With --measure, take a PPO step and print its measured memory as JSON.
 """
 
 import json
@@ -62,7 +62,7 @@ def what_fits() -> pd.DataFrame:
 
 
 def when_to_leave() -> pd.DataFrame:
-    """Return a table of peaks and cards by Llama and base, with all other memory savings on."""
+    """Return peaks and cards by Llama and by base precision, with all other memory savings on."""
     table = pd.DataFrame(index=pd.Index(SHAPES, name="LoRA, 1,024 new tokens"))
     for base, way in {"bfloat16": {}, "4 bits": {"layer_bytes": QUANTIZED["4bit"]}}.items():
         peaks = []
@@ -88,7 +88,7 @@ def card(peak: float) -> str:
 
 
 def about_all_weights() -> str:
-    """Return the computed number of weights that the largest card trains, at 16 bytes each."""
+    """Return the computed number of weights, at 16 bytes each, that the largest card can train."""
     billions = 0.9 * CARDS[-1] * 2**30 / 16 / 1e9
     return f"at most {billions:.1f} billion weights on {CARDS[-1]} GB"
 
@@ -110,8 +110,8 @@ def about_the_optimizer() -> str:
 def measure_step() -> dict[str, float]:
     """Take a PPO step with random weights; return layers, seconds, peak GiB and computed GiB.
 
-    Sizes and precision are notebook 05's at ``full``. The model has as many layers of a 7B as fit
-    into 3/4 of the free memory. Without a GPU, the tensors of a toy model are counted.
+    Sizes and precision are notebook 05's at preset full. The model has as many layers of a 7B model
+    as fit in 3/4 of free memory. Without a GPU, the tensors of a toy model are counted.
     """
     full = load_preset("05_lora_rlhf_baichuan", "full")
     is_card, config = torch.cuda.is_available(), BAICHUAN if torch.cuda.is_available() else TOY

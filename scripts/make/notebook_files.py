@@ -27,7 +27,7 @@ def source_hash(notebook: NotebookNode) -> str:
 
 
 def strip_run_details(executed: NotebookNode, original: NotebookNode) -> NotebookNode:
-    """Return ``original`` with the executed outputs and clean metadata; changes it in place.
+    """Return ``original``, changed in place to have the executed outputs and clean metadata.
 
     Injected parameters, timings, widgets and kernel details are dropped.
     """
@@ -57,7 +57,7 @@ def strip_run_details(executed: NotebookNode, original: NotebookNode) -> Noteboo
 def render(executed: NotebookNode, source: Path, chosen: Namespace, card: dict) -> None:
     """Write a run's outputs, time and memory into the repository's notebook.
 
-    Each preset other than tiny has a folder of its name.
+    Each preset except tiny has a folder of that name.
     """
     notebook, target = strip_run_details(executed, nbformat.read(source, as_version=4)), source
     first, measured = notebook.cells[0], f"{cost(card)}: preset {chosen.preset}, two CPU cores"
@@ -130,7 +130,7 @@ def update_readme(readme: Path = ROOT / "README.md", measured: Path = MEASURED) 
 
 
 def one_gpu(day: dict) -> str:
-    """Return the README's line about a GPU's measurements; ``day`` is {} without any."""
+    """Return the README's line about a GPU; ``day`` is {} if there are no measurements."""
     command = "[`python scripts/gpu_day.py`](site/on-a-gpu.md)"
     if not day:
         return f"**One GPU.** No notebook has been measured on a real GPU yet; {command} does it.\n"

@@ -1,4 +1,4 @@
-"""Render an executed notebook as one HTML page without scripts, with MathML, light and dark.
+"""Render an executed notebook as one HTML page: MathML, a light and a dark theme, no scripts.
 
 Notebook outputs contain dataset texts, which may include untrusted markup. The page's policy stops
 browsers from running or loading anything. It does not cover meta refresh, which we disable.
@@ -34,7 +34,7 @@ math[display="block"] { overflow-x: auto; overflow-y: hidden; padding: 0.3em 0; 
 """
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; font-src data:"
 POLICY += "; base-uri 'none'; form-action 'none'"
-# Browsers set function names too close if they are identifiers.
+# Browsers put too little space after function names in <mi>.
 WORD = re.compile(r"<mi>(log|exp|max|min)</mi>")
 
 

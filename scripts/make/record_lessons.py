@@ -55,7 +55,7 @@ def unwhitened(rollout, new, old, advantages, cliprange):
 
 
 def kl_in_loss(slope, rollout, new, old, advantages, cliprange):
-    """Return the policy loss plus a term with β·estimate's gradient, at whitening's scale."""
+    """Return the policy loss plus a term with β·estimate's gradient over whitening's scale."""
     loss, *others = policy_loss(new, old, advantages, cliprange)
     x = ((rollout.ref_logprobs - new.detach()) * rollout.mask).sum(1, keepdim=True)
     scale = masked_var(raw(rollout), rollout.mask).sqrt()
@@ -63,7 +63,7 @@ def kl_in_loss(slope, rollout, new, old, advantages, cliprange):
 
 
 def trainer_with(loss):
-    """Return a trainer class whose loss receives the rollout; a mini-batch must be the batch."""
+    """Return a trainer class whose loss gets the rollout; a mini-batch must be a whole batch."""
 
     class Trainer(PPOTrainer):
         def _learn(self, rollout, *others):

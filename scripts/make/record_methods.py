@@ -27,7 +27,7 @@ RATES = {"DPO": (1e-4, 2e-4, 4e-4)} | RATES
 def methods(overrides: dict) -> dict:
     """Run the tagged cells at preset tiny; return their global names."""
     names = {"settings": load_preset(NOTEBOOK, "tiny", overrides)}
-    set_seed(0)  # every process truncates openings equally
+    set_seed(0)  # all processes truncate the openings alike
     for cell in nbformat.read(ROOT / "notebooks" / f"{NOTEBOOK}.ipynb", as_version=4).cells:
         if "methods" in cell.metadata.get("tags", []):
             exec(compile(cell.source, NOTEBOOK, "exec"), names)

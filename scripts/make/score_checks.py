@@ -1,8 +1,8 @@
 """Score the exercises' checks on other people's solutions, a folder of JSON lines.
 
-first: the verdict (null: accepted) before the checks' authors had read the solutions; judged:
-false if that verdict names the wrong mistake; dropped: why the current statement
-contradicts the author of the solution.
+``first`` is the verdict (null: accepted) before the checks' authors read the solutions,
+``judged`` is false if that verdict names the wrong mistake, and ``dropped`` is why the current
+statement contradicts the solution's author.
 """
 
 import json
@@ -31,7 +31,7 @@ def verdict(entry: dict) -> str | None:
         return (wrong.name if wrong else None), ""
 
     name = guarded(work, LIMIT)[0]
-    return "error" if name and name[:5] == "Your " else name  # too late, or a crash
+    return "error" if name and name[:5] == "Your " else name  # timeout or crash
 
 
 def share(part: int, whole: int) -> str:
@@ -54,7 +54,7 @@ def row(title: str, entries: list[dict], run: str) -> str:
 
 
 def tables(folder: Path, titles: tuple[str, str]) -> list[str]:
-    """Return a folder's two tables as Markdown: the first run, and the current checks."""
+    """Return a folder's tables as Markdown, for the first run and for the current checks."""
     entries = []
     for path in sorted(folder.glob("*.jsonl")):
         for line in path.read_text("utf-8").splitlines():
@@ -74,7 +74,9 @@ def main(folder: Path) -> None:
         notebook(name, False)
     page = [PAGE.read_text("utf-8").partition("\n### ")[0].rstrip()]
     page += tables(folder, ("The first run", "Today"))
-    page += tables(folder / "second", ("The second corpus, first run", "The second corpus, today"))
+    for name in ("second", "third"):
+        titles = f"The {name} corpus, first run", f"The {name} corpus, today"
+        page += tables(folder / name, titles)
     PAGE.write_text("\n\n".join(page) + "\n", "utf-8")
 
 

@@ -105,7 +105,7 @@ def pretrain() -> tuple[LlamaForCausalLM, Path, float]:
         num_hidden_layers=3,
         num_attention_heads=4,
         max_position_embeddings=512,
-        initializer_range=0.05,  # with 0.02, a narrow model learns late
+        initializer_range=0.05,  # at 0.02, a narrow model learns late
         **toy_checkpoint.SPECIAL_IDS,
     )
     model, batch = toy_checkpoint.norm_head(LlamaForCausalLM(config)), 32
@@ -135,7 +135,7 @@ def pretrain() -> tuple[LlamaForCausalLM, Path, float]:
 
 
 def train_adapter(base: Path, folder: Path) -> None:
-    """Train and save an SFT adapter (LoRA). Notebook 06 needs its empty training answers."""
+    """Train and save an SFT adapter (LoRA). Notebook 06 needs the data's empty answers."""
     tokenizer = AutoTokenizer.from_pretrained(base)
     rows = [
         {"prompt": as_prompt(row["question"]), "answer": text}

@@ -31,7 +31,7 @@ from rlhf_course.worlds.small_models import train_tokenizer
 SEED = 0
 PARTS = ("openings", "judge", "classifier", "policy")
 HELD_OUT = 5000  # reviews that no model is trained on
-# Words shipped of a held-out review, and tokens per review in most of the policy's training.
+# Shipped words per held-out review; tokens per review in most of the policy's training.
 OPENING = 64
 # A policy with more one-token words misspells fewer words.
 VOCABULARY = {"policy": 24_000, "classifier": 16_000}
@@ -115,7 +115,7 @@ def classifier_tokenizer(tokenizer) -> hf.PreTrainedTokenizerFast:
 
 
 def policy_rows(texts: Sequence[str], tokenizer, short: int, long: int) -> list[list[int]]:
-    """Return ``short`` copies of reviews' first 64 tokens, ``long`` copies of their first 256."""
+    """Return reviews' first 64 tokens, ``short`` times, and first 256 tokens, ``long`` times."""
     rows = tokenizer([text[:2000] for text in texts])["input_ids"]
     for row, text in zip(rows, texts, strict=True):
         row += [tokenizer.eos_token_id] if len(text) <= 2000 else []
@@ -152,7 +152,7 @@ def sharpen(model, temperature: float) -> None:
 
 
 def fit(model, train, held_out, collate, name: str, loss=None, **options) -> None:
-    """Train the model for one epoch with transformers' Trainer, from its last checkpoint."""
+    """Train the model for one epoch with transformers' Trainer; resume if there is a checkpoint."""
     work = ROOT / "build/imdb_models" / name
     options |= {f"per_device_{part}_batch_size": 32 for part in ("train", "eval")}
     options |= {"lr_scheduler_type": "cosine_with_min_lr", "warmup_steps": 300}

@@ -18,16 +18,16 @@ TOO_LONG = (
     "Your function has not finished after {:.0f} seconds. Does every loop end? (If a "
     "cell hangs outside of `check`, interrupt the kernel: ■ in the toolbar.)"
 )
-DIED = "Your function ended Python (exit status {}): a crash, or a call of `os._exit`."
+DIED = "Your function ended Python (exit status {}): it crashed or called `os._exit`."
 
 
 def guarded(work: Callable[[], tuple], limit: float) -> tuple[str | None, str]:
     """Return work()'s verdict and printed text, after ``limit`` seconds at most.
 
     If the system can fork, work runs in a child process, which shares loaded modules.
-    Autograd cannot fork once it has accelerator threads. Then, and on systems without
-    fork, a timer interrupts work. The timer cannot stop code that never returns to
-    Python.
+    Autograd cannot fork once it has accelerator threads. In that case, and on systems
+    without fork, a timer interrupts work. The timer cannot stop code that never returns
+    to Python.
     """
     if hasattr(os, "fork") and not torch.accelerator.is_available():
         return _in_a_child(work, limit)

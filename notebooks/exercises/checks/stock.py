@@ -1,8 +1,8 @@
-"""Derive common mistakes, which every exercise inherits, from its solution.
+"""Derive the common mistakes that every exercise inherits from its solution.
 
 Each mistake changes the solution's result, or one argument before the solution sees it.
-Changes that do not apply (no such argument, an error) are skipped. A change without
-effect gives the right result, so it never matches a wrong answer.
+Changes that do not apply are skipped: the argument is missing, or an error occurs. A
+change without effect gives the right result, so it never matches a wrong answer.
 """
 
 from __future__ import annotations
@@ -102,12 +102,12 @@ ARGUMENTS = {  # name: (kind of argument, change, message)
     "one more": (
         "count",
         lambda x: x + 1,
-        "Off by one: your code starts or ends too late.",
+        "You are off by one: an index, a range or an exponent is too large.",
     ),
-    "one less": (
+    "one too small": (
         "count",
         lambda x: x - 1,
-        "Off by one: your code starts or ends too early.",
+        "You are off by one: an index, a range or an exponent is too small.",
     ),
     "inverted": ("bool", lambda x: not x, "`{}` has the opposite effect."),
     "always": ("bool", lambda x: True, "Your code works as if `{}` were always True."),
@@ -141,7 +141,10 @@ RESULTS = {  # name: (change, message)
         lambda y: y / math.log(2),
         "Your result is in bits (units of log 2), not in nats.",
     ),
-    "percent": (lambda y: 100 * y, "Your result is in percent; return a share."),
+    "percent": (
+        lambda y: 100 * y,
+        "Your result is in percent; return a share.",
+    ),
     "squared": (lambda y: y * y, "A square root is missing."),
     "rooted": (lambda y: y.abs().sqrt(), "There is one square root too many."),
     "one more": (lambda y: y + 1, "Your result is too large by 1."),
@@ -159,10 +162,13 @@ RESULTS = {  # name: (change, message)
         lambda y: y.transpose(0, 1),
         "Rows and columns are swapped.",
     ),
-    "late": (lambda y: y.roll(1, -1), "Off by one: everything is one position late."),
+    "late": (
+        lambda y: y.roll(1, -1),
+        "You are off by one: everything is one position late.",
+    ),
     "early": (
         lambda y: y.roll(-1, -1),
-        "Off by one: everything is one position early.",
+        "You are off by one: everything is one position early.",
     ),
     "summed up": (lambda y: y.cumsum(-1), "You return a running sum."),
     "averaged": (
@@ -192,10 +198,12 @@ SIZES = {  # divisors of a mean
     ),
     "mean for a sum": (-1, "You average where a sum is expected, or divide twice."),
 }
-BIASED = "Check where to divide by n, and where to divide by n − 1 (example: a {})."
+BIASED = (
+    "Check where you divide by n and where you divide by n − 1, for example in a {}."
+)
 SWAPPED = "`{}` and `{}` are swapped."
 FLIPPED = "Time runs the wrong way: you read the tokens from the last to the first."
-ACROSS = "The wrong axis: you work along columns instead of rows, or the reverse."
+ACROSS = "You work along the wrong axis: along columns instead of rows, or the reverse."
 
 
 def stock(solution: Callable, names: list[str], case: tuple) -> Iterator[Named]:
@@ -224,7 +232,7 @@ def stock(solution: Callable, names: list[str], case: tuple) -> Iterator[Named]:
 
 
 def _scaled(solution: Callable) -> Iterator[Named]:
-    """Yield, for each size of a tensor, sum for mean, mean for sum, and n for n − 1."""
+    """Yield mistakes for each size of a tensor: sum, mean, or wrong n in a variance."""
 
     def sizes(x: Tensor, arguments: tuple) -> list:
         masks = [a.sum() for a in arguments if isinstance(a, Tensor) and _is_mask(a)]
