@@ -234,7 +234,8 @@ def readme_in_chinese() -> str:
     """Return the text of README.zh.md."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     text = text.replace("[中文](README.zh.md)", "[English](README.md)")
-    return translated(text, catalog("README"), messages_of("README"))
+    chinese = translated(text, catalog("README"), messages_of("README"))
+    return chinese.replace("slides/slides.pdf", "slides/slides.zh.pdf")
 
 
 def slides_in_chinese() -> str:
