@@ -76,7 +76,9 @@ def keep_fitting(pairs, tokenizer, most: int | None):
     if len(kept) < len(pairs):
         print(f"Dropped {len(pairs) - len(kept)} pairs with an answer of more than {most} tokens.")
     if len(short) < 2:
-        raise ValueError(f"Fewer than two answers fit into {most} tokens at five times their size.")
+        raise ValueError(
+            f"Fewer than two answers fit into {most} tokens at five times their length."
+        )
     normal = pairs.select(short)
     return pairs.select(kept), {"prompt": normal["prompt"][:], "answer": normal["chosen"][:]}
 

@@ -4,6 +4,7 @@ the terms of locale/terms.yaml.
 
 from __future__ import annotations
 
+import calendar
 import re
 from collections import Counter
 from functools import cache
@@ -19,6 +20,9 @@ FORMULA = re.compile(r"\$\$.+?\$\$|\$[^$]+\$", re.S)
 ROLE = re.compile(r"\{(\w+)\}`(?:[^`<]*<)?([^`>]+)>?`")
 LINK = re.compile(r"\]\(([^)\s]+)|(https?://[^\s)>\]]+)|(?:href|src)=[\"']([^\"']+)")
 TAG = re.compile(r"<[^<>]+>")
+MONTH = re.compile(
+    rf"({'|'.join(calendar.month_name[1:])})(?= \d{{4}})"
+)  # Chinese months are numbers
 PLACEHOLDER = re.compile(r"\{\{[^{}]+\}\}")  # replaced by a number in the slides
 
 
@@ -55,6 +59,7 @@ def terms() -> list[tuple[re.Pattern, list[str]]]:
 
 def problems(message: str, translation: str) -> list[str]:
     """Return the forbidden differences between a translation and its message."""
+    message = MONTH.sub(lambda m: str([*calendar.month_name].index(m[1])), message)
     (before, words), (after, _) = parts(message), parts(translation)
     found = []
     for kind in before:

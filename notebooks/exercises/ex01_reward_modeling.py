@@ -318,7 +318,7 @@ def last_real(mask):
 
 
 def until_padding(start):
-    """Return a mistake that reads a row up to the first padding from a column on."""
+    """Return a mistake that reads a row up to its first padding from ``start`` on."""
 
     def mistake(scores, mask):
         stops = (mask[:, start:] == 0).int()

@@ -92,7 +92,7 @@ def _problem(settings, steps) -> str | None:
 def points(
     settings: dict, steps: int, seeds: list[int]
 ) -> list[tuple[float, float, float]]:
-    """Return (points, score, KL) per seed; over 6 nats, the untrained score counts."""
+    """Return (points, score, KL) per seed; a KL above 6 gets the untrained score."""
     start = run(DEFAULT, 0, 0)[0]
     found = [_kept(*(settings[key] for key in DEFAULT), steps, seed) for seed in seeds]
     return [(mean if kl <= MAX_KL else start, mean, kl) for mean, kl in found]

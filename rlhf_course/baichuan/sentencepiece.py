@@ -67,7 +67,7 @@ def _check_ids(original: SentencePieceProcessor, tokenizer: Tokenizer, refused: 
 
 
 def _add_dummy_prefix(tokenizer: Tokenizer, defined: list[str]) -> None:
-    """Put a space before every text, unlike transformers' conversion, and remove it when decoding.
+    """Put a space before every text and remove it when decoding, as transformers does not.
 
     Added tokens would also get the prefix, so user-defined pieces are split off as words, which
     stay unchanged.

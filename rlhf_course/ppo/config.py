@@ -93,7 +93,7 @@ class PPOConfig:
             if entry.type is bool and not isinstance(value, bool):
                 raise ValueError(f"{entry.name} is {value!r}; it must be True or False.")
             if kind and value is not None:
-                # 0 is invalid where None means off, and for target, which is a divisor.
+                # 0 is invalid if None means off; also for ``target``, which is a divisor.
                 above = entry.default is None or (entry.name == "target" and self.adap_kl_ctrl)
                 setattr(self, entry.name, _number(entry.name, value, kind, above))
         self._check_sizes()

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 FirstPass = tuple[Tensor, Tensor, Tensor]  # log-probabilities, values, entropies: (B, R) each
 ON_HOST = ("input_ids", "query_lengths", "response_lengths")
-CPU_PIECE, GPU_PIECE = 2**19, 2**24  # logits per softmax: 2 MiB (a CPU's cache) and 64 MiB
+CPU_PIECE, GPU_PIECE = 2**19, 2**24  # logits per softmax: 2 MiB (fits a CPU cache), 64 MiB
 
 
 @dataclass

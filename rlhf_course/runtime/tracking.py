@@ -1,4 +1,4 @@
-"""Track experiments through accelerate in wandb, tensorboard or, by default, nowhere."""
+"""Track experiments through accelerate in wandb or tensorboard; by default, neither."""
 
 import os
 from pathlib import Path
