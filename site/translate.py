@@ -159,16 +159,21 @@ def in_order(messages: list[str], text: str) -> list[str]:
     return sorted(places, key=places.get)
 
 
+def collect_sources(folder: Path) -> None:
+    """Copy the site's pages, the README and the slides into a folder."""
+    from build import collect
+
+    collect(folder)
+    for name in ("README.md", "slides/slides.md"):
+        (folder / name).write_bytes((ROOT / name).read_bytes())
+
+
 def extract(work: Path) -> tuple[dict[str, list[str]], dict[str, str]]:
     """Return the messages, and the Markdown, of each page and of the README."""
     from sphinx.cmd.build import main as sphinx
 
-    from build import collect
-
     source, kept = work / "source", work / "messages.json"
-    collect(source)
-    for name in ("README.md", "slides/slides.md"):
-        (source / name).write_bytes((ROOT / name).read_bytes())
+    collect_sources(source)
     settings = f"exclude_patterns={','.join(CODE_PAGES)}", f"messages_file={kept}"
     options = [option for setting in settings for option in ("-D", setting)]
     if sphinx(["-Q", "-b", "gettext", "-c", str(HERE), *options, str(source), str(work / "pot")]):

@@ -23,12 +23,8 @@ NOTEBOOKS = [name for name in NAMES if name.startswith("notebooks/")]
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory) -> Path:
-    """All pages as the site collects them, and the README."""
-    from build import collect
-
     folder = tmp_path_factory.mktemp("pages") / "source"
-    collect(folder)
-    (folder / "README.md").write_bytes((ROOT / "README.md").read_bytes())
+    translate.collect_sources(folder)
     return folder
 
 
@@ -44,6 +40,7 @@ WRONG = {
     ("Let $x$ be 1", "令 $y$ 为 1"): "formula '$x$' is missing",
     ("Run `make po`", "运行 `make`"): "code '`make po`' is missing",
     ("See [it](a.md)", "见[此](b.md)"): "link 'a.md' is missing",
+    ("In May 2024", "2024 年 6 月"): "number '5' is missing",
     ("By arXiv:1706.03741", "见 arXiv:1706.0374"): "number '1706.03741' is missing",
     ("See {term}`GAE`", "见{term}`优势`"): "term 'termGAE' is missing",
     ("the reward model", "奖励的模型"): "'reward model' should be 奖励模型",

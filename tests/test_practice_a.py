@@ -113,7 +113,7 @@ def test_budget(monkeypatch):
         budget.try_run(good, 19)
     assert practice4.verdict({"settings": good, "steps": 12}, budget) is None
     for settings, steps, reason in (
-        (practice4.DEFAULT, 18, "about as good"),
+        (practice4.DEFAULT, 18, "do not clearly beat the default"),
         (good | {"learning_rate": 0.3}, 3, "from the reference"),
         (good, 19, "more than 20"),
         (good, 0, "whole number"),
