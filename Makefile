@@ -8,7 +8,7 @@
 # make figs     draw the figures in figs/ from their sources and the run cards
 # make exercises   write the exercise notebooks from their sources
 # make handout  write the exercises for a class, without solutions, to build/handout and build/handout.zip
-# make slides   make slides/slides.html and slides.pdf from slides.md with Marp; needs npm and Chromium
+# make slides   make the slides in slides/, English and Chinese, from slides.md with Marp; needs npm and Chromium
 # make site     build the course as a website in build/site; needs npm
 # make po       update the translations in locale/ after a change of the English text
 # make zh       write README.zh.md and the Chinese notebooks in build/zh; make zh-release also requires a complete translation

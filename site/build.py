@@ -153,7 +153,7 @@ def pack(target: Path, instead: Path | None = None) -> None:
     """Write a zip with all files that the course needs to run; files in the folder ``instead``
     replace files of the same name.
     """
-    patterns = ["*.md", "LICENSE", "Makefile", "*.txt", "*.toml", "site/*.md", "slides/slides.pdf"]
+    patterns = ["*.md", "LICENSE", "Makefile", "*.txt", "*.toml", "site/*.md", "slides/slides*.pdf"]
     patterns += ["site/live.py", "site/live/*"]
     patterns += [
         f"{folder}/**/*" for folder in ("notebooks", "rlhf_course", "scripts", "models", "figs")

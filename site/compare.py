@@ -20,9 +20,8 @@ FORMULA = re.compile(r"\$\$.+?\$\$|\$[^$]+\$", re.S)
 ROLE = re.compile(r"\{(\w+)\}`(?:[^`<]*<)?([^`>]+)>?`")
 LINK = re.compile(r"\]\(([^)\s]+)|(https?://[^\s)>\]]+)|(?:href|src)=[\"']([^\"']+)")
 TAG = re.compile(r"<[^<>]+>")
-MONTH = re.compile(
-    rf"({'|'.join(calendar.month_name[1:])})(?= \d{{4}})"
-)  # Chinese months are numbers
+# Chinese months are numbers.
+MONTH = re.compile(rf"({'|'.join(calendar.month_name[1:])})(?= \d{{4}})")
 PLACEHOLDER = re.compile(r"\{\{[^{}]+\}\}")  # replaced by a number in the slides
 
 

@@ -169,7 +169,7 @@ def collect_sources(folder: Path) -> None:
 
 
 def extract(work: Path) -> tuple[dict[str, list[str]], dict[str, str]]:
-    """Return the messages, and the Markdown, of each page and of the README."""
+    """Return the messages, and the Markdown, of each page, the README and the slides."""
     from sphinx.cmd.build import main as sphinx
 
     source, kept = work / "source", work / "messages.json"

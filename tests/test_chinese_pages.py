@@ -40,6 +40,7 @@ WRONG = {
     ("Let $x$ be 1", "令 $y$ 为 1"): "formula '$x$' is missing",
     ("Run `make po`", "运行 `make`"): "code '`make po`' is missing",
     ("See [it](a.md)", "见[此](b.md)"): "link 'a.md' is missing",
+    ("{{01.a:.1f}} now", "现在 {{01.b:.1f}}"): "placeholder '{{01.a:.1f}}' is missing",
     ("In May 2024", "2024 年 6 月"): "number '5' is missing",
     ("By arXiv:1706.03741", "见 arXiv:1706.0374"): "number '1706.03741' is missing",
     ("See {term}`GAE`", "见{term}`优势`"): "term 'termGAE' is missing",

@@ -414,8 +414,8 @@ _each(
     one_if_k_wrong=lambda c, n, k: 1 if n - c <= k else 1 - _missed(c, n, k),
 )
 _each(
-    "Your result is 1 if c reaches or exceeds k. A choice may still contain only "
-    "wrong answers: look at n − c.",
+    "Your result is 1 if c exceeds k, and perhaps if it equals k. A choice may still "
+    "contain only wrong answers: look at n − c.",
     one_if_k_right=lambda c, n, k: 1 if c >= k else 1 - _missed(c, n, k),
     one_if_more_right=lambda c, n, k: 1 if c > k else 1 - _missed(c, n, k),
 )

@@ -99,7 +99,7 @@ ARGUMENTS = {  # name: (kind of argument, change, message)
     "negative": ("number", lambda x: -x, "`{}` has the wrong sign in your code."),
     "squared": ("number", lambda x: x * x, "`{}` is applied twice."),
     "rooted": ("number", lambda x: x**0.5, "You take a square root of `{}`."),
-    "one more": (
+    "one too large": (
         "count",
         lambda x: x + 1,
         "You are off by one: an index, a range or an exponent is too large.",

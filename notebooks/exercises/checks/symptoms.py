@@ -38,7 +38,7 @@ def ignored(
             ]
             if any(_moves(answer, case, changed) for changed in changes):
                 break
-            matters |= any(_moves(solution, case, changed) for changed in changes)
+            matters = matters or any(_moves(solution, case, x) for x in changes)
         else:
             if matters:
                 return f"Changing `{name}` does not change your result."
