@@ -12,6 +12,7 @@ check = SET.check
 
 
 def named(exercise, name, message, mistake):
+    """Register one mistake under a computed name."""
     exercise.say(message, **{name: mistake})
 
 
