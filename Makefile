@@ -1,5 +1,6 @@
 # make course   set up, build the synthetic world, run the notebooks at preset tiny
 # make test     set up, run the test suite
+# make test-notebooks   run the notebooks as tests: no network, no warnings, limited memory; some also on the simulated GPU
 # make quick    run the linter and the tests that take seconds: formulas, fixtures, options, pages
 # make engines  install verl's arithmetic in build/engines, for scripts/hand_over.py --check; this takes 400 MB
 # make mutants  show which mistakes in the algorithm the tests notice; this takes an hour
@@ -24,15 +25,20 @@ VERL := build/engines/verl-0.9.1
 MARP_VERSION := 4.5.1
 MARP := build/marp-$(MARP_VERSION)
 
-.PHONY: course test quick engines mutants lint render figs exercises handout slides site po zh zh-release models clean
+.PHONY: course test test-notebooks quick engines mutants lint render figs exercises handout slides site po zh zh-release models clean
 .DELETE_ON_ERROR:
 
 course: $(READY)
 	$(BIN)/python scripts/make/build_world.py
 	$(BIN)/python scripts/run_notebooks.py
 
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=20
+
 test: $(SITE_READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=20
+	$(PYTEST) -m "not notebook"
+
+test-notebooks: $(READY)
+	$(PYTEST) -m notebook tests/test_notebooks.py tests/test_pretend_gpu.py
 
 quick: $(READY)
 	.ci/quick $(BIN)/python

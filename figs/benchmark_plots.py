@@ -41,7 +41,7 @@ def step_costs(costs: pd.DataFrame) -> Figure:
     """Plot a PPO step's seconds by phase against batch size and response length, on log axes.
 
     ``costs`` has the columns sweep (batch or response), batch, response, the phases, and total. A
-    dotted line shows growth in proportion to the size.
+    dotted line shows proportional growth.
     """
     figure, axes = panels(1, 2, figsize=(10, 4), sharey=True)
     sizes = {

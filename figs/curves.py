@@ -15,7 +15,6 @@ from rlhf_course.ppo.config import PPOConfig
 from rlhf_course.runtime.files import read_json
 
 # --- computed
-# --------------------------------------------------------------------------------------------------
 
 
 @figure(
@@ -122,7 +121,6 @@ def adaptive_kl() -> Figure:
 
 
 # --- measured
-# --------------------------------------------------------------------------------------------------
 
 
 def read(notebook: str) -> tuple[dict[str, pd.DataFrame], str]:
@@ -148,7 +146,7 @@ def read(notebook: str) -> tuple[dict[str, pd.DataFrame], str]:
     " distributes the advantage over the tokens.",
 )
 def token_rewards() -> Figure:
-    """Plot KL, reward, value and whitened advantage of one sample."""
+    """Plot KL, reward, value and whitened advantage by token for one sample."""
     curves, source = read("03_ppo_step_by_step")
     sample = curves["sample"]
     response = sample.dropna()

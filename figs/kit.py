@@ -28,7 +28,7 @@ PNG_DPI = 192  # two pixels per px of the page
 BODY, NAME = (
     11.5,
     12,
-)  # points; BODY is 18 px on a slide, which is 1,136 px wide without its margins
+)  # points; BODY is 18 px on a slide that is 1,136 px wide without margins
 
 STYLE = {  # extends the style of the notebooks' plots
     "font.family": "DejaVu Sans",  # shipped with matplotlib
@@ -47,7 +47,7 @@ STYLE = {  # extends the style of the notebooks' plots
     "axes.facecolor": "none",
     "svg.fonttype": (
         "path"
-    ),  # an SVG inside <img> cannot load a font, and text in another font would not fit
+    ),  # SVGs inside <img> cannot load fonts, and text in other fonts would not fit
     "svg.hashsalt": "rlhf-course",
 }
 
@@ -68,7 +68,6 @@ def figure(title: str, description: str) -> Callable:
 
 
 # --- a canvas
-# --------------------------------------------------------------------------------------------------
 
 
 def canvas(height: float, width: float = WIDTH) -> tuple[Figure, Axes]:
@@ -110,10 +109,17 @@ def _shape(axis: Axes, box: Box, rounding: float, **style) -> Box:
     return box
 
 
+class Said(str):
+    """Mark a text as translated."""
+
+
+say: Callable[[str], str] = str  # site/figures.py translates with it
+
+
 def words(axis: Axes, x: float, y: float, text: str, size: float = BODY, **style) -> None:
     """Write lines of text around (x, y), aligned by baseline, so that descenders shift no line."""
-    lines = text.split("\n")
-    for row, line in enumerate(lines):
+    lines = say(text).split("\n")
+    for row, line in enumerate(map(Said, lines)):
         baseline = y + size * (0.5 + 1.7 * (row - (len(lines) - 1) / 2))
         axis.text(x, baseline, line, size=size, **{"ha": "center", "va": "baseline"} | style)
 
@@ -121,7 +127,7 @@ def words(axis: Axes, x: float, y: float, text: str, size: float = BODY, **style
 def _name(
     axis: Axes, box: Box, name: str, below: str, below_style: dict | None = None, **style
 ) -> None:
-    """Write a name in the middle of a box, with smaller words below it."""
+    """Write a name in the middle of a box, with smaller words below the name."""
     up, down = name.count("\n") + 1, below.count("\n") + 1 if below else 0
     words(axis, box.x, box.y - 10 * down, name, **{"size": NAME} | style)
     if below:
@@ -129,7 +135,7 @@ def _name(
 
 
 def model(axis: Axes, box: Box, name: str, role: str, below: str = "", frozen: bool = False) -> Box:
-    """Draw a network or a part of it: rounded, tinted, its outline solid, or dashed if frozen."""
+    """Draw a network or a part of it as a rounded, tinted box, dashed if frozen."""
     color = COLORS[role]
     style = {"fc": tint(color), "ec": color, "lw": 2.0, "ls": (0, (4, 2)) if frozen else "-"}
     _shape(axis, box, 9, zorder=2, **style)
@@ -198,7 +204,6 @@ def _toward(
 
 
 # --- curves
-# --------------------------------------------------------------------------------------------------
 
 
 def on_card(
@@ -222,13 +227,17 @@ def on_card(
 
 
 # --- files
-# --------------------------------------------------------------------------------------------------
 
 
-def save(name: str, folder: Path = FOLDER, endings: Sequence[str] = ("svg", "png")) -> None:
+def save(
+    name: str,
+    folder: Path = FOLDER,
+    endings: Sequence[str] = ("svg", "png"),
+    style: dict | None = None,
+) -> None:
     """Draw a figure as NAME.svg and NAME.png, on a pale card that suits light and dark pages."""
     function, title, description = FIGURES[name]
-    with plt.rc_context(STYLE):
+    with plt.rc_context(STYLE | (style or {})):
         drawing = function()
         width, height = (100 * inches for inches in drawing.get_size_inches())
         card = drawing.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(0, height), zorder=-10)

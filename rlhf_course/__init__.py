@@ -1,6 +1,6 @@
-"""The code that the notebooks and scripts of Hands-on RLHF share.
+"""Share code between Hands-on RLHF's notebooks and scripts.
 
-Import the classic PPO names from here. Each name loads on first use, so that ``import rlhf_course``
+Import the classic PPO API from here. Each name loads on first use, so that ``import rlhf_course``
 stays fast.
 """
 

@@ -13,11 +13,11 @@ from torch import Tensor
 from rlhf_course.data import last_question
 from rlhf_course.rewards import require_finite
 
-PASS = 0.9  # share of prompts at which the normal answer must score higher
+PASS = 0.9  # share of prompts whose normal answer must outscore the bad answer
 
 
 class Phrases(NamedTuple):
-    """Phrases for bad answers in one language; ``separator`` goes between words."""
+    """List phrases for bad answers in one language; ``separator`` goes between words."""
 
     separator: str
     one_word: str
@@ -49,14 +49,14 @@ CHINESE = Phrases(
 
 
 class Case(NamedTuple):
-    """A probe's inputs for one prompt: the prompt's normal answer, and other prompts' answers."""
+    """Store a probe's inputs for one prompt: its normal answer, and answers to other prompts."""
 
     prompt: str
     answer: str
     words: list[str]  # the answer's words
     sentences: list[str]  # the answer's sentences
     stranger: str  # the normal answer to another prompt, on another topic
-    more: list[str]  # words of other answers, twice as many as in this answer
+    more: list[str]  # other answers' words, up to twice as many as this answer's
     phrases: Phrases
     rng: random.Random
 
@@ -65,14 +65,14 @@ class Case(NamedTuple):
 
 
 class Probe(NamedTuple):
-    """A kind of bad answer; ``arguable`` if only a judge can say whether it is worse."""
+    """Define a kind of bad answer; if ``arguable``, only a judge can say whether it is worse."""
 
     make: Callable[[Case], str]
     risk: str  # what PPO teaches if the reward model prefers the bad answer
     arguable: bool = False
 
 
-# Add new probes at the end: a random probe before flattery would change flattery's texts.
+# Add new probes at the end; even there, one that uses rng changes later prompts' probes.
 PROBES = {
     "empty": Probe(lambda case: "", "answers shrink to an immediate EOS"),
     "one word": Probe(
@@ -133,7 +133,7 @@ def make_probes(
 
 
 def _words(prompt: str) -> set[str]:
-    """Return the last question's words with 5 letters or more (in Chinese, its character pairs)."""
+    """Return the last question's words of 5 or more letters (in Chinese, its character pairs)."""
     question = last_question(prompt).lower()
     return {*re.findall(r"[a-z]{5,}", question), *re.findall("(?=([一-鿿]{2}))", question)}
 
@@ -145,12 +145,12 @@ def audit(
     seed: int = 0,
     probes: dict[str, list[str]] | None = None,
 ) -> pd.DataFrame:
-    """Return a table, one row per probe, of how often and by how much the normal answer wins.
+    """Return one row per probe: how often and by how much the normal answer scores higher.
 
     ``score`` takes prompts and answers, as :class:`~rlhf_course.rewards.RewardModel` does. Columns:
     share, ci (half-width of the share's 95 % interval), margin (mean score difference), passed
     (share ≥ 0.9), risk. A prompt whose probe equals its normal answer does not count. ``probes``, a
-    dict from kind to one text per prompt, replaces :func:`make_probes`'s probes. Raises
+    dict from kind to one text per prompt, replaces :func:`make_probes`'s output. Raises
     ``require_finite``'s errors.
     """
     normal, rows = require_finite(score(prompts, answers), answers), {}
@@ -167,7 +167,7 @@ def audit(
 def add_negatives(
     pairs: datasets.Dataset, probes: Sequence[str], seed: int = 0, share: float = 0.2
 ) -> datasets.Dataset:
-    """Return, shuffled, the N pairs and share · N new pairs whose rejected answer is a probe.
+    """Return the N pairs, shuffled with share · N new pairs whose rejected answer is a probe.
 
     The kinds in ``probes`` are equally frequent. Columns: prompt, chosen, rejected. Raises
     ``ValueError`` unless 0 < share ≤ 1.

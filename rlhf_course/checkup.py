@@ -19,7 +19,7 @@ PROBED, FOLDS = 300, 5
 
 
 class Finding(NamedTuple):
-    """One question of the check-up, its measurement, its level, and advice."""
+    """Store one check-up question, its measurement, its level, and advice."""
 
     question: str
     measured: str
@@ -28,10 +28,10 @@ class Finding(NamedTuple):
 
 
 class CheckUp(NamedTuple):
-    """The findings and the tables behind them; ``pairs`` has one row per held-out pair."""
+    """Store findings and the tables behind them; ``pairs`` has one row per held-out pair."""
 
     findings: list[Finding]
-    pairs: pd.DataFrame  # chosen and rejected (scores), longer (relative), right (0, ½ or 1)
+    pairs: pd.DataFrame  # chosen, rejected: scores; longer: relative length gap; right: 0, ½, 1
     audit: pd.DataFrame
 
     def advice(self, level: str) -> list[str]:
@@ -55,8 +55,8 @@ def check_up(
     """Measure a reward model on held-out pairs (prompt, chosen, rejected) and on bad answers.
 
     ``score`` takes prompts and answers, as :class:`~rlhf_course.rewards.RewardModel` does. The
-    audit uses the first 300 pairs, or the ``prompt`` and ``answer`` lists in ``audited``; other
-    lists there are your own bad answers. A bad answer can be four times as long as the normal
+    audit uses the first 300 pairs, or the ``prompt`` and ``answer`` lists in ``audited``; any
+    other lists in it are your own bad answers. A bad answer can be four times as long as the normal
     answer. Raises ``ValueError`` for fewer than 20 pairs, and ``FloatingPointError`` for NaN.
     """
     if len(pairs) < 20:
@@ -92,7 +92,7 @@ def _half_for_ties(difference) -> np.ndarray:
 def bag_of_words(chosen: Sequence[str], rejected: Sequence[str], seed: int = 0) -> np.ndarray:
     """Return (N,): 1 where the words' log-odds prefer the chosen answer, ½ for a tie, else 0.
 
-    The log-odds of a pair's words come from the other folds (naive Bayes, one added to each count).
+    A pair's log-odds are estimated on the other folds (naive Bayes, one added to each count).
     Words contain only the letters a to z. If no text has such a word, as in Chinese, each character
     is a word.
     """
@@ -111,7 +111,7 @@ def bag_of_words(chosen: Sequence[str], rejected: Sequence[str], seed: int = 0) 
 
 
 def _accuracy(table: pd.DataFrame, by_words: np.ndarray) -> list[Finding]:
-    """Measure accuracy against chance, a length rule and a bag of words, then at equal length."""
+    """Compare accuracy with chance, a length rule and word counts; at equal length, with chance."""
     right = table["right"]
     lower, text = _interval(right)
     findings = [
@@ -119,7 +119,7 @@ def _accuracy(table: pd.DataFrame, by_words: np.ndarray) -> list[Finding]:
             "Does it order held-out pairs?",
             f"accuracy {text}, mean margin {(table['chosen'] - table['rejected']).mean():.2f}",
             FINE if lower > 0.5 else STOP,
-            "it orders held-out pairs no better than chance",
+            "its order of held-out pairs may be chance",
         )
     ]
     baselines = {
@@ -130,7 +130,7 @@ def _accuracy(table: pd.DataFrame, by_words: np.ndarray) -> list[Finding]:
         lower, text = _interval(right - baseline)
         question = f"Is it better than a rule: {name}?"
         measured = f"rule {np.mean(baseline):.3f}, difference {text}"
-        advice = f"a rule does as well ({name})"
+        advice = f"no gain over a rule is shown ({name})"
         findings.append(Finding(question, measured, FINE if lower > 0 else level, advice))
     equal = right[table["longer"].abs() <= EQUAL]
     lower, text = _interval(equal)
@@ -172,7 +172,7 @@ def _temperature(table: pd.DataFrame) -> Finding:
 
 
 def _alone(score: Score, table: pd.DataFrame, prompts, answers, some: int = 16) -> Finding:
-    """Return the finding on whether an answer gets the same score alone as in a batch."""
+    """Check that an answer gets the same score alone as in a batch."""
     alone = [float(score([p], [a])[0]) for p, a in zip(prompts[:some], answers[:some], strict=True)]
     gap = np.abs(table["chosen"].to_numpy()[: len(alone)] - alone).max()
     level = FINE if gap <= 1e-3 * max(1.0, table["chosen"].std()) else STOP
@@ -183,8 +183,8 @@ def _alone(score: Score, table: pd.DataFrame, prompts, answers, some: int = 16) 
 def _probes(audited: pd.DataFrame, pairs: pd.DataFrame) -> list[Finding]:
     """Return one finding per kind of bad answer.
 
-    A kind outside ``ARGUABLE`` gets ``STOP`` if it usually wins and its mean margin is at least
-    ``GAIN`` times the pairs' mean margin. We chose this limit; it is not measured.
+    A kind outside ``ARGUABLE`` gets ``STOP`` if it usually beats the normal answer, by a mean
+    margin of at least ``GAIN`` times the pairs' mean margin. ``GAIN`` is chosen, not measured.
     """
     usual, findings = (pairs["chosen"] - pairs["rejected"]).mean(), []
     for name, row in audited.iterrows():

@@ -30,9 +30,9 @@ def evaluate(
 
     Args:
         trainer: provides the policy, the reference for KL, and the precision.
-        score: maps texts of queries and of responses to scores (B,).
+        score: maps query texts and response texts to scores (B,).
         queries: texts (responses are then stripped) or token ids (responses stay as sampled).
-        lengths: token limit of each response; default: ``max_new_tokens`` for all.
+        lengths: token limit for each response; default: ``max_new_tokens`` for all.
         seed: seeds sampling; the global generators are restored.
         generation_kwargs: passed to :meth:`PPOTrainer.generate`.
 
@@ -85,7 +85,7 @@ def mean_ci(values) -> tuple[float, float]:
 
 
 def distinct_n(texts: Sequence[str], n: int) -> float:
-    """Return the share of distinct n-grams of words (Li et al. 2016, arXiv:1510.03055).
+    """Return the share of word n-grams that are distinct (Li et al. 2016, arXiv:1510.03055).
 
     Return NaN if there are no n-grams, as in languages without spaces between words.
     """

@@ -22,7 +22,7 @@ NO_LIMIT = 10**9  # tokens; a tokenizer without a maximum reports 1e30, which ov
 
 
 class Reward(Protocol):
-    """A function from B texts to scores (B,); higher is better. See CONTRIBUTING.md to add one.
+    """Map B texts to scores (B,); higher is better. To add a reward, see CONTRIBUTING.md.
 
     A :class:`RewardModel` instead takes two lists, prompts and answers.
     """
@@ -31,10 +31,10 @@ class Reward(Protocol):
 
 
 class SentimentReward:
-    """Score texts by a classifier's raw logit for the POSITIVE label: (B,), float32, on the CPU.
+    """Score texts by a classifier's raw logits for ``label``; return (B,), float32, on the CPU.
 
-    The classifier, from a folder or hub id, runs on the GPU if there is a GPU. A long text is cut
-    at its start, because the response is at its end. Raises ``ValueError`` for a missing label.
+    The classifier, from a folder or hub id, runs on a GPU if available. A long text is cut
+    at its start, because the response is at its end. Raises ``ValueError`` for an unknown label.
     """
 
     def __init__(self, model_name_or_path: str, label="POSITIVE", batch_size=64) -> None:
@@ -53,7 +53,7 @@ class SentimentReward:
 
     @torch.no_grad()
     def logits(self, texts: Sequence[str]) -> Tensor:
-        """Return the logits (B, labels) of the texts, in the given order."""
+        """Return the texts' logits (B, labels), in the given order."""
         texts, longest = check_texts("texts", texts), _longest(self.model, self.tokenizer)
         tokens = texts and self.tokenizer(texts, truncation=True, max_length=longest)["input_ids"]
         return _by_length(self, tokens, lambda **batch: self.model(**batch).logits)
@@ -63,10 +63,10 @@ class SentimentReward:
 
 
 class NgramSentiment:
-    """A judge that is not a transformer: a bias plus a weight for each word and word pair.
+    """Judge texts without a transformer: add each word's and word pair's weight to a bias.
 
-    It maps B texts to their logits for POSITIVE, (B,). A weight's index is its n-gram's CRC-32
-    modulo the table's size. A repeated n-gram counts once per text (Wang and Manning 2012,
+    Returns POSITIVE logits (B,) for B texts. A weight's index is its n-gram's CRC-32 modulo the
+    number of weights. A repeated n-gram counts once per text (Wang and Manning 2012,
     aclanthology.org/P12-2018).
     """
 
@@ -91,16 +91,15 @@ class NgramSentiment:
 
 
 class RewardModel:
-    """Score answers to prompts by a classifier with one output: (B,), float32, on the CPU.
+    """Score answers to prompts with a one-output classifier; return (B,), float32, on the CPU.
 
-    Each dialogue gets an EOS token, as in training. The score is read at the last token (at the
+    EOS is appended to each dialogue, as in training. The score is read at the last token (at the
     token before EOS, if EOS is also the padding token); BERT-like models read it at the first
     token. Padding and the rest of the batch do not change a score.
 
-    The classifier is a model in memory, or a folder or hub id (adapters included). By default the
-    tokenizer is the one saved with the classifier, and ``max_length`` is the most tokens that both
-    accept. Raises ``ValueError`` for several outputs and, when scoring, for an answer that is too
-    long.
+    ``model`` is a model in memory, or the folder or hub id of a model or adapter. By default the
+    tokenizer is the one saved with the model, and ``max_length`` is the most tokens that both
+    accept. Raises ``ValueError`` for several outputs and, when scoring, for too long an answer.
     """
 
     def __init__(
@@ -142,7 +141,7 @@ class RewardModel:
 
 
 class ChatRewardModel(RewardModel):
-    """A reward model that formats dialogues with its tokenizer's chat template."""
+    """Score dialogues after formatting them with the tokenizer's chat template."""
 
     def encode(self, prompts: list[str], answers: list[str]) -> list[list[int]]:
         talks = [as_messages(f"{p} {a}") for p, a in zip(prompts, answers, strict=True)]
@@ -159,7 +158,7 @@ def load_reward_model(source: str | Path, new_head: bool = False, **kwargs) -> P
 
 
 def _prepare(tokenizer, model: PreTrainedModel):
-    """Give both the same padding token, which marks where texts end; return the tokenizer."""
+    """Give both arguments the same padding token (it marks texts' ends); return the tokenizer."""
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     check_vocabulary(tokenizer, model)
@@ -198,7 +197,7 @@ def check_texts(name: str, texts: Iterable[str]) -> list[str]:
 
 
 def _longest(model: PreTrainedModel, tokenizer) -> int:
-    """Return the most tokens that both the model and its tokenizer accept."""
+    """Return the largest token count that both model and tokenizer accept."""
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", NO_LIMIT)
     return min(positions, tokenizer.model_max_length, NO_LIMIT)
 

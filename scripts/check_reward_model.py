@@ -1,4 +1,4 @@
-"""Check whether a reward model is ready for PPO: held-out pairs, baselines, and bad answers.
+"""Check with held-out pairs, baselines, and bad answers whether a reward model is ready for PPO.
 
     python scripts/check_reward_model.py MODEL --pairs DATA
 
@@ -67,7 +67,7 @@ def load_score(chosen: argparse.Namespace):
 
 
 def keep_fitting(pairs, tokenizer, most: int | None):
-    """Return the pairs of at most ``most`` tokens, and up to 300 that fit at 5 times their size."""
+    """Return pairs of at most ``most`` tokens, and up to 300 of at most ``most`` / 5 tokens."""
     sides = [tokenizer(pairs[side][:])["input_ids"] for side in ("chosen", "rejected")]
     sizes = [max(map(len, both)) + SPECIAL for both in zip(*sides, strict=True)]
     most = most or max(sizes) * LONGEST_PROBE
@@ -76,9 +76,7 @@ def keep_fitting(pairs, tokenizer, most: int | None):
     if len(kept) < len(pairs):
         print(f"Dropped {len(pairs) - len(kept)} pairs with an answer of more than {most} tokens.")
     if len(short) < 2:
-        raise ValueError(
-            f"Fewer than two answers fit into {most} tokens at five times their length."
-        )
+        raise ValueError(f"Fewer than two pairs have at most {most} / 5 tokens. Use shorter pairs.")
     normal = pairs.select(short)
     return pairs.select(kept), {"prompt": normal["prompt"][:], "answer": normal["chosen"][:]}
 
@@ -99,7 +97,7 @@ def load_probes(file: Path | None) -> dict | None:
 
 
 def pictures(found) -> dict[str, str]:
-    """Return figures by caption, as PNG in base64."""
+    """Return caption → figure, a PNG in base64."""
     from command_line.page import picture
 
     from rlhf_course.audit import PASS

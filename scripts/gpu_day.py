@@ -3,7 +3,7 @@
     python scripts/gpu_day.py            # repeat the command to continue
     python scripts/gpu_day.py --readme   # write the measurements into the README
 
-Writes results to OUTPUT/gpu_day.json. Without CUDA, it rehearses gates 1 to 5 with small shapes.
+Writes results to OUTPUT/gpu_day.json. Without CUDA, gates 1 to 5 are rehearsed with small shapes.
 site/on-a-gpu.md explains the gates.
 """
 
@@ -47,7 +47,7 @@ class Gate(NamedTuple):
 
 
 def gates() -> list[Gate]:
-    """Return all gates, or the rehearsal's without a GPU."""
+    """Return the gates; without a GPU, only the rehearsal's gates."""
     names = sorted(path.stem for path in NOTEBOOKS.glob("[0-9]*.ipynb"))
     found = [Gate("1 environment", environment), Gate("2 tests", tests)]
     tiny = [name for name in names if CARD or name[:2] in SHORT]
@@ -60,7 +60,7 @@ def gates() -> list[Gate]:
 
 
 def call(gate: Gate, folder: Path, *command) -> str:
-    """Run a command in this Python; return its output, or raise an error with the last lines."""
+    """Run a command in this Python; return its output, or raise an error with its last lines."""
     offline = {} if gate.download else {"HF_HUB_OFFLINE": "1"}
     with open(log := folder / "gate.log", "w") as file:
         how = {"cwd": ROOT, "stdout": file, "stderr": file, "timeout": 60 * gate.minutes}

@@ -1,8 +1,9 @@
 """Grade exercise notebooks with hidden inputs; report points, and the class's named mistakes.
 
 HANDED_IN contains a folder or a notebook per student, or one student's notebooks with their
-original names. An exercise gives 1 to 3 points, one per dot in its heading. It runs in a forked
-process with a time limit but no sandbox: use an account or container without valuable data.
+original names. An exercise gives 1 to 3 points, one per dot in its heading. Submitted code runs in
+a forked process with a time limit but no sandbox: use an account or container without valuable
+data.
 
 csv          grades.csv: points, mistake and message per student and exercise
 html         grades.html: number of students per mistake, exercise by exercise
@@ -108,7 +109,7 @@ def result(rows: list[dict], form: str) -> dict:
 
 
 def page(target: Path, graded: dict[str, list[dict]]) -> None:
-    """Write the instructor's page: a row per exercise and mistake, most frequent first."""
+    """Write the instructor's page: a row per mistake, by exercise, most frequent first."""
     from command_line import page as pages
 
     all_rows = [row for student in graded.values() for row in student]

@@ -7,7 +7,7 @@
 RUN is an output folder of train_ppo.py. Options of train_ppo.py may follow: repeat those that name
 your own models and datasets. Writes models, prompts, reward, settings, a launch command and a
 recorded batch to RUN-to-ENGINE. --check replays the batch in the engine's own code, and exits with
-2 if a number or a setting differs.
+2 if a number or a setting differs from the run's.
 """
 
 import argparse
@@ -107,7 +107,7 @@ def save_prompts(folder: Path, engine: str, trainer) -> list[int]:
     kept = [row for row, (query, again) in enumerate(pairs) if query.tolist() == again]
     if len(kept) < SAMPLES:
         raise ValueError(
-            f"Only {len(kept)} prompts keep their tokens as text; at least {SAMPLES} are needed."
+            f"Only {len(kept)} prompts keep their tokens as text. Use data with {SAMPLES} or more."
         )
     table = pd.DataFrame({"prompt": [texts[row] for row in kept]})
     if engine == "trl":
@@ -122,7 +122,7 @@ def save_prompts(folder: Path, engine: str, trainer) -> list[int]:
 
 
 def record(run, rows: list[int]) -> tuple[Rollout, dict]:
-    """Sample a response to each prompt; return the batch, its texts and queries."""
+    """Sample a response to each prompt; return the batch, prompts, answers and queries."""
     trainer = run.trainer
     trainer.config.begin_suppress_tokens = []  # engines lack this option
     queries, prompts = ([trainer.dataset[row][k] for row in rows] for k in ("input_ids", "query"))
@@ -139,7 +139,7 @@ def record(run, rows: list[int]) -> tuple[Rollout, dict]:
 
 
 def ppo_loss(new, old, noise, rollout: Rollout, config, kl_coef: float) -> tuple:
-    """Set the rollout's rewards and advantages; return policy and value loss, scalars."""
+    """Set the rollout's rewards and advantages; return the policy and value losses (scalars)."""
     update.add_rewards(rollout, config, kl_coef)
     update.add_advantages(rollout, config)
     how = rollout.values, rollout.returns, config.cliprange_value
@@ -149,7 +149,7 @@ def ppo_loss(new, old, noise, rollout: Rollout, config, kl_coef: float) -> tuple
 
 
 def group_loss(new, old, rollout: Rollout, config, kl_coef: float, method: str) -> torch.Tensor:
-    """Set the rollout's advantages; return RLOO's or GRPO's loss, as notebook 07 does."""
+    """Set the rollout's advantages; return RLOO's or GRPO's loss from notebook 07's code."""
     names = {"settings": SimpleNamespace(cliprange=config.cliprange), "torch": torch}
     wanted = ("clipped", "leave_one_out", "rloo_loss", "group_advantages", "grpo_loss")
     for cell in nbformat.read(ROOT / "notebooks/07_after_ppo.ipynb", as_version=4).cells:

@@ -41,7 +41,7 @@ def parse_args(argv=None):
     add("--ppo-epochs", type=int, default=2, help="passes over a batch")
     add("--learning-rate", type=float, default=5e-4, help="Adam step size")
     add("--max-grad-norm", type=float, default=float("inf"), help="gradient norm to clip to")
-    add("--init-kl-coef", type=float, default=0.1, help="KL coefficient of the first step")
+    add("--init-kl-coef", type=float, default=0.1, help="KL coefficient at the first step")
     add("--target", type=float, default=6.0, help="desired KL, nats per response")
     add("--horizon", type=float, default=10_000, help="samples over which the coefficient adapts")
     add("--gamma", type=float, default=1.0, help="discount")  # [N] policy training 6
@@ -97,7 +97,7 @@ def sample(model, queries, length, eos_token_id):
 
 
 def masked_whiten(x, mask):
-    """Scale to mean 0 and variance 1 over all response tokens of the batch; [37] 7."""
+    """Scale to mean 0 and variance 1 across the batch's response tokens; [37] 7."""
     real = x[mask.bool()]
     return (x - real.mean()) * torch.rsqrt(real.var() + 1e-8) * mask
 
@@ -156,7 +156,7 @@ def loss_and_stats(model, batch, args):
 
 
 def ppo_step(model, ref_model, optimizer, batch, scores, kl_coef, args):
-    """Take one PPO step on a batch from ``collate`` with scores (B,); return its statistics."""
+    """Take one PPO step on ``collate``'s batch and scores (B,); return the step's statistics."""
     model.eval()  # with dropout the ratio would not start at 1; [N] policy training 4
     batch, seen = add_advantages(batch, model, ref_model, scores, kl_coef, args), []
     for _ in range(args.ppo_epochs):
@@ -208,7 +208,7 @@ def evaluate(model, ref_model, tokenizer, classify, queries, args):
 
 
 def plot(history, before, after, path):
-    """Save a plot of the statistics per step, and of held-out scores before and after."""
+    """Save a plot of each step's statistics, and of held-out scores before and after training."""
     units = {"score": "logit", "kl": "nats per response", "entropy": "nats", "approxkl": "nats"}
     steps, figure = range(1, len(history) + 1), Figure((11, 7), layout="constrained")
     for axis, key in zip(figure.subplots(3, 3, sharex=True).flat, history[0]):

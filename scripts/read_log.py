@@ -2,8 +2,8 @@
 
     python scripts/read_log.py LOG
 
-LOG is a log of this course (a run card with its curves) or of trl (trainer_state.json or the output
-folder), a TensorBoard folder, or a table in CSV or JSON lines. The columns of verl and OpenRLHF are
+LOG is this course's log (a run card with curves), trl's log (trainer_state.json or the output
+folder), a TensorBoard folder, or a table in CSV or JSON lines. verl's and OpenRLHF's columns are
 known; for another trainer, pass --map FILE, formatted like scripts/log_columns.yaml. Writes
 log.html to --output. Exits with 2 if a symptom should stop the run, or with 1 after an error.
 """
@@ -37,7 +37,7 @@ ENTROPY, GRADIENT, CRITIC = "objective/entropy", "gradient norm", "ppo/val/var_e
 
 
 class Detector(NamedTuple):
-    """Detect a symptom: ``find`` maps the log, with a row per step, to a bool per row."""
+    """Detect a symptom: ``find`` maps the log (a row per step) to a bool per row."""
 
     symptom: str  # an id in symptoms.yaml
     level: str
@@ -52,7 +52,7 @@ def smooth(values: pd.Series, rows: int = 5) -> pd.Series:
 
 
 def against_start(values: pd.Series) -> pd.Series:
-    """Return a smoothed column divided by its mean in the first three rows."""
+    """Return a smoothed column, divided by the mean of the column's first three values."""
     return smooth(values, 3) / values[:3].mean()
 
 
@@ -61,7 +61,7 @@ def everywhere(log: pd.DataFrame, holds: bool) -> pd.Series:
 
 
 def is_flat(log: pd.DataFrame) -> pd.Series:
-    """Return whether mean scores of the first and last third differ by under 2 standard errors."""
+    """Return whether the first and last thirds' mean scores differ by under 2 standard errors."""
     third = len(log) // 3
     first, last = log[SCORE][:third], log[SCORE][-third:]
     error = math.sqrt((first.var() + last.var()) / max(1, third))
@@ -69,12 +69,12 @@ def is_flat(log: pd.DataFrame) -> pd.Series:
 
 
 def starts_apart(log: pd.DataFrame) -> pd.Series:
-    """Return whether KL at the first step exceeds numerical noise: 0.002 nats per token."""
+    """Return whether the first step's KL exceeds noise: 0.05 nats, and 0.002 nats per token."""
     return (log[KL].abs() > 0.05) & (log[KL].abs() > 0.002 * log[LENGTH]) & (log.index <= 1)
 
 
 def onset(values: pd.Series) -> float:
-    """Return the step where a trend changes: the break in the least-squares fit of two lines."""
+    """Return the step where a trend changes: the break in a least-squares fit with two lines."""
     y, x = values.dropna(), np.arange(values.count())
     if len(y) < 8:
         return values.index[-1]
@@ -93,7 +93,7 @@ def overfits(log: pd.DataFrame) -> pd.Series:
 
 
 def turns_round(log: pd.DataFrame) -> pd.Series:
-    """Return whether the accuracy has fallen from above to below one half."""
+    """Return, per row, whether smoothed accuracy has fallen from above 0.55 to below 0.45."""
     accuracy = smooth(log["accuracy"])
     return (accuracy < 0.45) & (accuracy.cummax() > 0.55)
 
@@ -188,7 +188,7 @@ def last_run(rows: list[dict]) -> list[dict]:
 
 
 def rename(rows: list[dict], maps: dict[str, dict]) -> tuple[str, pd.DataFrame]:
-    """Return the trainer that wrote the rows, and a table by step with the course's column names.
+    """Return the trainer that wrote the rows, and a table of the course's columns by step.
 
     Raises ``ValueError`` if no map matches two of the columns.
     """

@@ -35,7 +35,7 @@ def add_results(output: Path, results: dict[str, str]) -> None:
 
 
 def find(places: list[Path]) -> list[Path]:
-    """Return the paths of run cards in files and folders, including missing cards of known runs.
+    """Return paths of the run cards in files and folders, and of cards that known runs lack.
 
     Raises ``OSError`` for a path without cards.
     """
@@ -60,7 +60,7 @@ def _results(file: Path) -> dict[str, str]:
 
 
 def read(path: Path, target: Path) -> dict:
-    """Return a card's entry on the page; ``problem`` is "" if run and card are complete."""
+    """Return a card's entry for the page; ``problem`` is "" if run and card are complete."""
     folder = path.resolve().parent
     executed = folder.parent / "html" / f"{path.stem}.html"
     problem = _results(folder.parent / RESULTS).get(path.stem, "")
@@ -112,7 +112,7 @@ def failure(path: Path) -> str:
 
 
 def short(value) -> str:
-    """Return a number to four digits, a text unchanged, or – for an empty value."""
+    """Return a number to four significant digits, a text unchanged, or – for an empty value."""
     return f"{value:.4g}" if isinstance(value, int | float) else str(value or "–")
 
 
@@ -152,7 +152,7 @@ def cost(card: dict) -> str:
 
 
 def headline(card: dict) -> str:
-    """Return the first metric measured before and after, as text."""
+    """Return the first metric with a before and an after value, as text, or –."""
     what, metrics = headline_of(card), card.get("metrics", {})
     if what is None:
         return "–"
@@ -204,7 +204,7 @@ def show(entries: list[dict]) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Write the page and print problems; return 1 if a run or card has one, else 0."""
+    """Write the page and print problems; return 1 if a run or card has a problem, else 0."""
     how = {"description": __doc__, "formatter_class": argparse.RawTextHelpFormatter}
     parser = argparse.ArgumentParser("report.py", **how)
     text = "run cards, or folders of them"

@@ -30,10 +30,10 @@ from rlhf_course.course.presets import CONFIGS, PRESETS, load_preset
 from rlhf_course.runtime.files import hold
 
 NOTEBOOKS = notebook_files.NOTEBOOKS
-# Thresholds of glibc's malloc, in bytes. Tensors below them reuse freed memory, not new pages.
-# Larger tensors would fragment the heap; their memory returns to the system.
+# Thresholds for glibc's malloc, in bytes. Smaller tensors reuse freed memory, not new pages.
+# Larger tensors would fragment the heap, so their memory returns to the system.
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**28)}
-# Folder → suffix, and a text in every file of a run; a file without it is the user's own.
+# Folder → suffix, and a text that every file from a run contains; other files are the user's.
 OWN = {"notebooks": ("ipynb", '"papermill"'), "html": ("html", "jp-Notebook")}
 OWN |= {"run_cards": ("json", '"checks"')}
 processes = {}  # notebook → its kernel's process
@@ -173,7 +173,7 @@ def run_cells(source: Path, target: Path, chosen: argparse.Namespace) -> str:
 
 
 def execute_all(chosen: argparse.Namespace, results: dict[str, str]) -> None:
-    """Run the notebooks, longest first if in parallel; add each problem to ``results``."""
+    """Run the notebooks, longest first if in parallel; add their problems to ``results``."""
     stopped, begun, kept = Event(), count(1), notebook_files.kept(chosen.preset)
     cards = {name: notebook_files.read_card(kept / f"{name}.json") for name in chosen.names}
     usual = {name: card.get("wall_s", 0) for name, card in cards.items()}

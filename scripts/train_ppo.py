@@ -8,7 +8,7 @@
 
 With adapters from train_sft.py and train_reward_model.py --use_peft, the policy, reference and
 reward model share one base, and prompts come from preference pairs (--dataset). Every notebook
-setting that a run uses is an option; with both adapters, --help lists notebook 05's settings.
+setting that a run uses is an option; given both adapters, --help lists notebook 05's settings.
 --config FILE reads options from a YAML file, which the command line overrides. Ctrl-C stops after
 the current step and saves a checkpoint, from which --resume continues.
 """
@@ -125,7 +125,7 @@ def used_settings(experiment: str) -> list[str]:
 
 
 def settings_class(experiment: str, settings: Settings) -> type:
-    """Return a dataclass of a notebook's settings as strings; defaults come from the preset."""
+    """Return a dataclass with a notebook's settings as strings; the preset gives defaults."""
     spec, entries = read_spec(experiment), []
     for name in used_settings(experiment):
         value, aliases = getattr(settings, name), ["--report_to"] if name == "log_with" else []
@@ -137,7 +137,7 @@ def settings_class(experiment: str, settings: Settings) -> type:
 
 
 def ppo_options(chosen: Options, settings: Settings) -> dict:
-    """Return the PPOConfig fields that both notebooks' runs set, with their values."""
+    """Return field → value for the PPOConfig fields that both notebooks' runs set."""
     names = [n for n in (*SHARED, "target", "horizon", "vf_coef") if hasattr(settings, n)]
     found = {name: getattr(settings, name) for name in names}
     return found | {name: getattr(chosen, name) for name in OF_PPO}
@@ -163,7 +163,7 @@ def make_trainer(chosen: Options, settings: Settings, policy, tokenizer, queries
 
 def build_imdb(chosen: Options, settings: Settings) -> Run:
     """Return notebook 04's run: film reviews, with a sentiment classifier as the reward."""
-    with PartialState().main_process_first():  # others reuse these files
+    with PartialState().main_process_first():  # other processes reuse these files
         assets = prepare(settings)
     tokenizer = load_tokenizer(assets.model)
     tokenizer.pad_token = tokenizer.eos_token
@@ -195,8 +195,8 @@ def shared_base(chosen: Options) -> str | None:
 
 
 def load_prompts(tokenizer, settings: Settings) -> Dataset:
-    """Return preference pairs' distinct prompts that leave enough tokens for an answer."""
-    with PartialState().main_process_first():  # others reuse these files
+    """Return preference pairs' distinct prompts that leave enough tokens for a response."""
+    with PartialState().main_process_first():  # other processes reuse these files
         dataset = build_preferences() if settings.dataset == "offline" else settings.dataset
     count = settings.train_subset
     pairs, _ = load_pairs(dataset, f"train[:{count}]" if count else "train")
@@ -277,7 +277,7 @@ def train(chosen: Options, settings: Settings) -> int:
 
 
 def loop(run: Run, settings: Settings, save_every: int, output: Output) -> int:
-    """Take the remaining steps and save checkpoints; return the exit code of a stop, or 0."""
+    """Take the remaining steps and save checkpoints; return 0, or a stop signal's exit code."""
     trainer, steps, save_at = run.trainer, settings.steps, getattr(settings, "save_at", ())
     done, is_main = trainer.current_step, trainer.accelerator.is_main_process
     bar = tqdm(total=steps, initial=done, desc="PPO", disable=not is_main)

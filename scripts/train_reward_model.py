@@ -62,7 +62,7 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple:
 def load_data(dataset: str, script: ScriptArguments, seed: int) -> tuple:
     """Return training pairs, held-out pairs, and numbers of dropped pairs by split and reason.
 
-    Without a test split, a tenth of the prompts are held out with all their pairs.
+    If there is no test split, a tenth of the prompts, with all their pairs, are held out.
     """
 
     def load(split: str, count: int | None):
@@ -85,7 +85,7 @@ def load_data(dataset: str, script: ScriptArguments, seed: int) -> tuple:
 
 
 def load_scorer(path: str, tokenizer, config, **options) -> RewardModel:
-    """Return a RewardModel on the run's device; raise ``ValueError`` for too few positions."""
+    """Return a RewardModel on the run's device; raise ``ValueError`` if positions are too few."""
     scorer = RewardModel(load_reward_model(path, **options).to(config.device), tokenizer)
     if scorer.max_length < config.max_length:
         has = f"the {scorer.max_length} positions of {path}"
@@ -94,15 +94,15 @@ def load_scorer(path: str, tokenizer, config, **options) -> RewardModel:
 
 
 def accuracy(scorer, pairs) -> float:
-    """Return the share of pairs whose chosen answer scores higher."""
+    """Return the share of pairs whose chosen answer outscores the rejected one."""
     sides = (pairs["chosen"][:], pairs["rejected"][:])
     chosen, rejected = (require_finite(scorer(pairs["prompt"][:], side), side) for side in sides)
     return (chosen > rejected).double().mean().item()
 
 
 def baselines(pairs) -> dict[str, float]:
-    """Return the accuracy of preferring longer answers (ties count 0.5) and, with gold scores,
-    the best possible accuracy.
+    """Return the accuracy of preferring longer answers (ties count 0.5) and, if the pairs have
+    gold scores, the best possible accuracy.
     """
     both = zip(pairs["chosen"], pairs["rejected"], strict=True)
     gap = np.sign([len(chosen) - len(rejected) for chosen, rejected in both])
@@ -114,7 +114,7 @@ def baselines(pairs) -> dict[str, float]:
 
 
 def run_audit(scorer, pairs):
-    """Return the audit's table over the chosen answers; truncate overlong answers."""
+    """Return the audit's table for the chosen answers; truncate overlong answers."""
     tokenizer = scorer.tokenizer
     max_tokens = scorer.max_length - 8  # EOS, and tokens added by cutting inside a word
 
@@ -145,7 +145,7 @@ def write_results(output, results: dict, table) -> None:
 
 
 def tokenize(parts: tuple, dropped: dict, tokenizer, config, audit_prompts: int) -> list:
-    """Tokenize both parts; record in ``dropped`` how many pairs were too long."""
+    """Return both splits, tokenized; add the number of overlong pairs to ``dropped``."""
     found = []
     for part, report in zip(parts, dropped.values(), strict=True):
         rows, report["too long"] = tokenize_pairs(part, tokenizer, config.max_length)
@@ -159,7 +159,7 @@ def tokenize(parts: tuple, dropped: dict, tokenizer, config, audit_prompts: int)
 
 def run(script: ScriptArguments, config, model_args, settings: Settings, output) -> int:
     """Train, save and audit a model; return the exit code."""
-    with PartialState().main_process_first():  # others reuse these files
+    with PartialState().main_process_first():  # other processes reuse these files
         assets = prepare_reward_model(settings, model_args.model_revision)
     *parts, dropped = load_data(assets.dataset, script, config.seed)
     tokenizer = load_tokenizer(assets.model, revision=model_args.model_revision)

@@ -5,7 +5,7 @@
     python scripts/train_sft.py --config my.yaml --output_dir runs/a --resume_from_checkpoint true
 
 The loss covers the answers and their EOS. Transformers must support the base (convert a Baichuan
-with convert_baichuan.py). The dataset needs HC3's or an instruction set's columns. Training uses
+with convert_baichuan.py). The data need HC3's or an instruction dataset's columns. Training uses
 LoRA; --use_peft false trains all weights. Writes model/ (adapter or model), metrics.json and
 checkpoints/ to --output_dir. The options are trl's, plus this script's at the start of --help.
 --preset sets defaults, --config FILE reads options from a YAML file, and the command line
@@ -73,7 +73,7 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple:
 
 
 def find_inputs(model_args, settings: Settings) -> tuple[str, str]:
-    """Return base and dataset as folders or hub ids; build any that the preset generates."""
+    """Return base and dataset as folders or hub ids; build those that the preset generates."""
     base, dataset = model_args.model_name_or_path, settings.sft_dataset
     if base is None and settings.checkpoint == "scratch" and dataset != "offline":
         raise ValueError(
@@ -87,7 +87,10 @@ def find_inputs(model_args, settings: Settings) -> tuple[str, str]:
 
 
 def load_base(base: str, config, model_args):
-    """Return the base model; raise ``ValueError`` for an adapter or too few positions."""
+    """Return the base model.
+
+    Raises ``ValueError`` if it is an adapter or has too few positions.
+    """
     model = load_model(AutoModelForCausalLM, base, **trl_run.model_options(model_args))
     if getattr(model, "peft_config", None):
         raise ValueError(f"{base} is an adapter. Merge it into its base, or start from that base.")
@@ -103,7 +106,7 @@ def load_base(base: str, config, model_args):
 def answer_loss(trainer) -> tuple[float, int]:
     """Return the mean −log p per token of held-out answers and EOS, and the number of tokens.
 
-    All tokens have equal weight, across batches.
+    All tokens have equal weight, whatever their batch.
     """
     rows, model = [], trainer.model.eval()
     for batch in trainer.get_eval_dataloader():

@@ -46,7 +46,7 @@ def copy(source: Path, target: Path) -> None:
 
 
 def at_root(text: str) -> str:
-    """Return a page with links relative to the parent folder, and ``<a id>`` as Sphinx targets.
+    """Return a page with links from the parent folder, and each ``<a id>`` as a Sphinx target.
 
     GitHub supports only ``<a id>``.
     """
@@ -150,8 +150,8 @@ def sources_list() -> str:
 
 
 def pack(target: Path, instead: Path | None = None) -> None:
-    """Write a zip with all files that the course needs to run; files in the folder ``instead``
-    replace files of the same name.
+    """Write a zip with all files that the course needs to run; files in ``instead`` replace
+    files of the same name.
     """
     patterns = ["*.md", "LICENSE", "Makefile", "*.txt", "*.toml", "site/*.md", "slides/slides*.pdf"]
     patterns += ["site/live.py", "site/live/*"]
@@ -168,6 +168,9 @@ def pack(target: Path, instead: Path | None = None) -> None:
                 name = path.relative_to(ROOT)
                 other = instead / name if instead else path
                 archive.write(other if other.exists() else path, Path(target.stem, name))
+        if instead:
+            name = Path(translate.CHECK_MESSAGES)
+            archive.write(instead / name, target.stem / name)
 
 
 def sitemap(pages: Path, homepage: str) -> None:
@@ -187,6 +190,7 @@ def start_sphinx(work: Path) -> list[subprocess.Popen]:
     """Start building English pages in ``work/html`` and, in parallel, Chinese pages in work/zh."""
     shutil.copytree(work / "source", work / "chinese-source")
     languages.translate_html(work / "chinese-source")
+    shutil.copytree(ROOT / "figs/zh", work / "chinese-source/figs", dirs_exist_ok=True)
     languages.compile_for_sphinx(work / "locale")
     chinese = ["-D", f"language={translate.LANGUAGE}", "-D", f"locale_dirs={work / 'locale'}"]
     chinese += ["-D", "gettext_auto_build=0", "-D", "gettext_compact=0"]

@@ -17,7 +17,7 @@ EDGES = "，。：；！？、（）“”「」《》"
 NUMBER = re.compile(r"−?\d+(?:[.,]\d+)*")
 CODE = re.compile(r"``.+?``|`[^`]+`")
 FORMULA = re.compile(r"\$\$.+?\$\$|\$[^$]+\$", re.S)
-ROLE = re.compile(r"\{(\w+)\}`(?:[^`<]*<)?([^`>]+)>?`")
+ROLE = re.compile(r"\{([a-z]\w*)\}`(?:[^`<]*<)?([^`>]+)>?`")
 LINK = re.compile(r"\]\(([^)\s]+)|(https?://[^\s)>\]]+)|(?:href|src)=[\"']([^\"']+)")
 TAG = re.compile(r"<[^<>]+>")
 # Chinese months are numbers.

@@ -17,7 +17,7 @@ VERSION = "0.19.1"
 FONTS = (
     "Main-Regular",
     "Math-Italic",
-)  # used in nearly every formula: loaded with the page, so that the layout does not shift
+)  # nearly every formula uses them; loading them with the page prevents layout shifts
 SCRIPT = """
 const katex = require("katex");
 require("readline").createInterface({input: process.stdin}).on("line", line => {

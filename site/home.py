@@ -24,7 +24,7 @@ BEFORE_AFTER = (
 
 
 def table() -> dict[str, dict[str, str]]:
-    """Return each notebook's title, learn and inspect columns in the README's table."""
+    """Return each notebook's title, learn and inspect columns from the README's table."""
     rows = {}
     for row in ROW.finditer((ROOT / "README.md").read_text(encoding="utf-8")):
         learn, _, _, inspect = row["cells"].split(" | ")
@@ -86,7 +86,7 @@ def sample(notebook: nbformat.NotebookNode) -> list[str]:
 
 
 def change(name: str) -> str:
-    """Return a run card's first metric measured before and after, as text."""
+    """Return a run card's first metric with a before and an after value, as text."""
     metrics = run_card(name)["metrics"]
     for what in (key.removesuffix("_before") for key in metrics if key.endswith("_before")):
         if f"{what}_after" in metrics:

@@ -30,7 +30,7 @@ function splitQuery(query) {
 
 
 def compile_for_sphinx(folder: Path) -> None:
-    """Write finished translations in the format that Sphinx reads, with a file per page."""
+    """Write finished translations in the format that Sphinx reads, one file per page."""
     for path in translate.files():
         name = path.relative_to(translate.PO).with_suffix("")
         target = folder / LANGUAGE / "LC_MESSAGES" / f"{name}.mo"
@@ -43,7 +43,7 @@ def compile_for_sphinx(folder: Path) -> None:
 
 
 def translate_html(source: Path) -> None:
-    """Translate the words in the HTML of the collected pages, which Sphinx does not see."""
+    """Translate the words in the collected pages' HTML; Sphinx does not see HTML."""
     for path in [*source.rglob("*.md"), *source.rglob("*.ipynb")]:
         found = catalog(str(path.relative_to(source).with_suffix("")))
         if path.suffix == ".md":
@@ -61,7 +61,7 @@ def translate_html(source: Path) -> None:
 
 
 class Pairs(SearchChinese):
-    """Index Chinese text by its pairs of neighboring characters, which needs no dictionary."""
+    """Index Chinese text by pairs of neighboring characters; this needs no dictionary."""
 
     language_name = "English"  # Sphinx names the stemmer after this language
     js_splitter_code = SPLIT

@@ -34,7 +34,7 @@ COLUMNS = ("J", "score", "KL", "second judge")
 
 
 def output(notebook: str, cell: str) -> list[list[str]]:
-    """Return, as texts, the rows of the table in the cell with this id in a committed notebook."""
+    """Return, as texts, the table rows that cell ``cell`` of a committed notebook shows."""
     text = (ROOT / "notebooks" / f"{notebook}.ipynb").read_text(encoding="utf-8")
     found = next(c for c in json.loads(text)["cells"] if c.get("id") == cell)
     shown = "".join("".join(o.get("data", {}).get("text/html", "")) for o in found["outputs"])
@@ -116,7 +116,7 @@ def beta(card: dict) -> float:
 
 
 def difference(cards: dict, variant: str, column: str) -> tuple[float, float]:
-    """Return the mean of variant minus base over paired seeds, and its 95 % half-width."""
+    """Return the mean across paired seeds of variant minus base, and its 95 % half-width."""
     pairs = zip(cards[variant], cards[BASES.get(variant, "ppo")], strict=True)
     gaps = [change(a, column) - change(b, column) for a, b in pairs]
     return mean(gaps), STUDENT[len(gaps) - 1] * stdev(gaps) / len(gaps) ** 0.5

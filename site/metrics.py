@@ -32,7 +32,7 @@ def load_groups() -> list[dict]:
 
 
 def fill(text: str) -> str:
-    """Return the text with {field:g} replaced by PPOConfig's default of the field."""
+    """Return the text with {field:g} replaced by PPOConfig's default for the field."""
     defaults = asdict(PPOConfig())
     return re.sub(r"\{(\w+):g\}", lambda found: format(defaults[found[1]], "g"), text.strip())
 
@@ -43,7 +43,7 @@ def anchor(key: str) -> str:
 
 
 def picture(key: str, curve: list[float]) -> str:
-    """Return a small SVG curve over steps, with a line at 0 if 0 is in its range."""
+    """Return a small SVG curve by step, with a line at 0 if the curve's range includes 0."""
     low, high = min(curve), max(curve)
 
     def height(value: float) -> str:

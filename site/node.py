@@ -19,7 +19,7 @@ def package(name: str, version: str) -> Path:
         if shutil.which("npm") is None:
             sys.exit(f"npm, which installs {name}, is missing. Run apt install npm.")
         BUILD.mkdir(exist_ok=True)
-        # The folder is separate, because two builds may run at the same time.
+        # Two builds may run at the same time, so the folder is separate.
         part = Path(tempfile.mkdtemp(prefix=folder.name, suffix=".part", dir=BUILD))
         quiet = ["--no-audit", "--no-fund", "--ignore-scripts", "--loglevel", "error"]
         done = subprocess.run(

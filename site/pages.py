@@ -1,4 +1,4 @@
-"""Extend Sphinx: pages of source files, notebooks that fit every screen, links to definitions."""
+"""Extend Sphinx: add source pages, fit notebooks to every screen, and link definitions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ HEADINGS = ["h1", "h2", "h3", "h4", "dt", "th", "summary"]
 CHINESE = re.compile(
     r"((?:[\u3000-\u303f\uff00-\uffef]*[\u3400-\u9fff]+[\u3000-\u303f\uff00-\uffef]*)+)"
 )
-WIDE = 760  # pixels; a wider figure keeps a readable size on a phone, and scrolls
+WIDE = 760  # pixels; on a phone, wider figures stay readable and scroll
 
 
 class SourceParser(Parser):
@@ -55,7 +55,7 @@ class SourceParser(Parser):
 
 
 class StatsFirst(SphinxTransform):
-    """Add index entries for stats by full and last name, because the search ranks them first."""
+    """Index stats by full and last name, because the search ranks index entries first."""
 
     default_priority = 840  # just before Sphinx collects index entries
 

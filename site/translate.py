@@ -14,9 +14,12 @@ import json
 import re
 import sys
 import tempfile
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
+import exercise_messages
+import figures
 import polib
 from compare import LOCALE, NUMBER, has_words, problems
 
@@ -28,11 +31,13 @@ ENGLISH_ONLY = re.compile(
     r"api$|CONTRIBUTING$|tests/|models/.+/|rlhf_course/|scripts/|figs/(?!README)"
 )
 CODE_PAGES = "rlhf_course/**", "scripts/**", "figs/*.py"
+CHECK_MESSAGES = "notebooks/exercises/messages.json"
 HEADER = {"Language": LANGUAGE, "Content-Type": "text/plain; charset=UTF-8"}
 HEADER |= {"MIME-Version": "1.0", "Content-Transfer-Encoding": "8bit"}
 HTML = re.compile(
     r"(<(summary|label|th|noscript|caption|button|h3|p|span)\b[^>]*>)([^<>]+)(</\2>|(?= <))"
 )
+DOCSTRING = re.compile(r'(?<=""").+?(?=""")', re.S)
 ALT = re.compile(r"(?<=!\[)[^]]+(?=\]\()")
 LEAD = r"(?P<lead>^[ \t]*(?:(?:>|[-*+]|\d+\.|#{1,6}|:)[ \t]+)*|\|[ \t]*)"
 TAIL = r"(?=[ \t]*(?:\||\n?\Z|\n[ \t]*(?:\n|[-*+>#|:<]|\d+\. |```)))"
@@ -90,16 +95,20 @@ def text_hash(text: str) -> str:
 
 
 def as_pattern(message: str) -> str:
-    """Return a pattern that finds a message in its source, wherever its lines break."""
+    """Return a pattern that finds a message in its page, wherever lines break."""
     pattern = r"\s+(?:>[ \t]*)?".join(map(re.escape, message.split()))
     return pattern.replace(r"\|", r"\\?\|")  # a table's cell escapes a bar
 
 
-def translated(text: str, found: dict[str, str], messages: list[str] = ()) -> str:
-    """Return Markdown with its paragraphs translated; untranslated paragraphs stay in English."""
+def squeezed(text: str) -> str:
+    """Return Markdown as one line, without the marks that begin a quotation's lines."""
+    return re.sub(r"[\s>]+", " ", text.replace(r"\|", "|"))
+
+
+def translator(found: dict[str, str], messages: list[str] = ()) -> Callable[[str], str]:
+    """Return a function that translates Markdown; untranslated paragraphs stay in English."""
     known = {" ".join(key.split()): found.get(key, "") for key in {*messages, *found}}
-    longest = sorted(known, key=len, reverse=True)
-    pattern = f"{LEAD}(?P<message>{'|'.join(map(as_pattern, longest))}){TAIL}"
+    longest = [(key, squeezed(key)) for key in sorted(known, key=len, reverse=True)]
 
     def replace(match: re.Match) -> str:
         key = " ".join(re.sub(r"\n[ \t]*>", " ", match["message"]).split())
@@ -108,7 +117,14 @@ def translated(text: str, found: dict[str, str], messages: list[str] = ()) -> st
             text = re.sub(r"(?<!\\)\|", r"\\|", text)
         return match["lead"] + text
 
-    return in_html(re.sub(pattern, replace, text, flags=re.M) if known else text, found)
+    def translated(text: str) -> str:
+        line = squeezed(text)
+        inside = "|".join(as_pattern(key) for key, short in longest if short in line)
+        if inside:
+            text = re.sub(f"{LEAD}(?P<message>{inside}){TAIL}", replace, text, flags=re.M)
+        return in_html(text, found)
+
+    return translated
 
 
 def in_html(text: str, found: dict[str, str]) -> str:
@@ -118,7 +134,7 @@ def in_html(text: str, found: dict[str, str]) -> str:
 
 
 def renumbered(old: polib.POEntry | None, message: str) -> polib.POEntry | None:
-    """Return the entry of a message that changed only in its numbers, with the new numbers."""
+    """Return the old entry with the message's numbers, or None without an old entry."""
     if old is None:
         return None
     pairs = set(zip(NUMBER.findall(old.msgid), NUMBER.findall(message), strict=True))
@@ -186,16 +202,20 @@ def extract(work: Path) -> tuple[dict[str, list[str]], dict[str, str]]:
 
 
 def update() -> None:
-    """Bring the po files up to date with the English sources."""
+    """Update the po files from the English sources."""
     with tempfile.TemporaryDirectory() as work:
         pages, texts = extract(Path(work))
     code = "".join(p.read_text(encoding="utf-8") for p in sorted(HERE.glob("*.py")))
     said = re.findall(r'\b(?:say|words)\(\s*((?:"[^"]*"\s*)+)[,)]', code)
     pages["site"] = ["".join(re.findall('"([^"]*)"', one)) for one in said]
-    texts["site"] = "\n\n".join(pages["site"])
+    pages |= {"exercises": exercise_messages.messages(), "figures": figures.messages()}
+    for name in ("site", "exercises", "figures"):
+        texts[name] = "\n\n".join(pages[name])
     seen = set()
     for name in sorted(pages, key=lambda name: name.startswith("notebooks/scratch/")):
-        messages = in_order(pages[name], texts[name])
+        messages = pages[name]
+        if name not in ("exercises", "figures"):
+            messages = in_order(messages, texts[name])
         if name.startswith("notebooks/scratch/"):  # recorded runs of the same notebooks
             messages = [message for message in messages if message not in seen]
         seen |= {*messages}
@@ -211,14 +231,14 @@ def update() -> None:
 
 
 def notebook_in_chinese(path: Path, up: str = "") -> dict:
-    """Return a notebook with its Markdown translated; code and outputs stay.
+    """Return a notebook with its Markdown and its stubs' docstrings translated.
 
-    Links that leave the folder of notebooks start with ``up``.
+    Links out of the notebooks' folder start with ``up``.
     """
     from build import for_site
 
     name = str(path.relative_to(ROOT).with_suffix("")).removesuffix("_solved")
-    found, messages = catalog(name), messages_of(name)
+    translated = translator(catalog(name), messages_of(name))
 
     def link(match: re.Match) -> str:
         target = match[1]
@@ -227,44 +247,59 @@ def notebook_in_chinese(path: Path, up: str = "") -> dict:
         inside = (path.parent / target).resolve().is_relative_to(ROOT / "notebooks")
         return f"]({'' if inside else up}{target}"
 
+    def in_chinese(match: re.Match) -> str:
+        return stubs.get(" ".join(match[0].split()), match[0])
+
     notebook = json.loads(path.read_text(encoding="utf-8"))
+    stubs = catalog("exercises")
     for cell in notebook["cells"]:
         if cell["cell_type"] == "markdown":
-            text = translated(for_site("".join(cell["source"])), found, messages)
+            text = with_figures(translated(for_site("".join(cell["source"]))))
             cell["source"] = re.sub(r"\]\((\.\./[^)#\s]*)", link, text).splitlines(True)
+        elif cell["metadata"].get("exercise", {}).get("part") == "answer":
+            cell["source"] = DOCSTRING.sub(in_chinese, "".join(cell["source"]), 1).splitlines(True)
     return notebook
+
+
+def with_figures(text: str) -> str:
+    """Return Markdown that shows the Chinese figures."""
+    return re.sub(r"\bfigs/(?=\w+\.svg)", "figs/zh/", text)
 
 
 def readme_in_chinese() -> str:
     """Return the text of README.zh.md."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     text = text.replace("[中文](README.zh.md)", "[English](README.md)")
-    chinese = translated(text, catalog("README"), messages_of("README"))
-    return chinese.replace("slides/slides.pdf", "slides/slides.zh.pdf")
+    chinese = translator(catalog("README"), messages_of("README"))(text)
+    return with_figures(chinese).replace("slides/slides.pdf", "slides/slides.zh.pdf")
 
 
 def slides_in_chinese() -> str:
     """Return the Markdown of the Chinese slides; speaker notes stay English."""
     text = (ROOT / "slides" / "slides.md").read_text(encoding="utf-8")
     text = text.replace("\nlang: en\n", "\nlang: zh-CN\n", 1)
-    return translated(text, catalog("slides/slides"), messages_of("slides/slides"))
+    return with_figures(translator(catalog("slides/slides"), messages_of("slides/slides"))(text))
 
 
 def write(folder: Path = ROOT / "build" / "zh", up: str = "../../") -> None:
-    """Write the Chinese notebooks into a folder with the course's layout."""
+    """Write the Chinese notebooks, and the messages of `check`, with the course's layout."""
     paths = [p for p in ROOT.glob("notebooks/**/*.ipynb") if ".ipynb_checkpoints" not in p.parts]
     for path in paths:
         target = folder / path.relative_to(ROOT)
         target.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps(notebook_in_chinese(path, up), ensure_ascii=False, indent=1)
         target.write_text(text + "\n", encoding="utf-8")
+    said = finished(PO / "exercises.po") if (PO / "exercises.po").exists() else {}
+    text = json.dumps(said, ensure_ascii=False, indent=0)
+    (folder / CHECK_MESSAGES).write_text(text + "\n", encoding="utf-8")
 
 
 def write_all() -> None:
-    """Write README.zh.md, and the Chinese notebooks into build/zh."""
+    """Write README.zh.md, the figures in figs/zh, and the Chinese notebooks into build/zh."""
+    figures.draw(ROOT / "figs" / "zh", catalog("figures"))
     (ROOT / "README.zh.md").write_text(readme_in_chinese(), encoding="utf-8")
     write()
-    print("README.zh.md, build/zh/notebooks")
+    print("README.zh.md, figs/zh, build/zh/notebooks")
 
 
 def check(*names: str) -> None:
@@ -280,7 +315,7 @@ def check(*names: str) -> None:
 
 
 def release() -> None:
-    """Exit with the number of missing and fuzzy messages of each page, if there are any."""
+    """Exit with the number of missing and fuzzy messages in each page, if there are any."""
     counts = {p: sum(not done(e) for e in polib.pofile(str(p))) for p in files()}
     sys.exit(
         "\n".join(f"{p.relative_to(PO)}: {n} missing or fuzzy" for p, n in counts.items() if n) or 0

@@ -18,7 +18,7 @@ PAGES = (ROOT / "site/from-tutorials.md", ROOT / "README.md")
 CARD = "04_gpt2_imdb_ppo.json"
 BLOCK = re.compile(r"(<!-- yardsticks: .*? -->\n).*?(\n<!-- end of yardsticks -->)", re.S)
 KINDS = ("mean", "median")
-OURS = (  # mean and median of a run card's metrics
+OURS = (  # mean and median score in a run card
     "{0[score_before]:.2f} → {0[score_after]:.2f}",
     "{0[median score: before]:.2f} → {0[median score: after]:.2f}",
 )

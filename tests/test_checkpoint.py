@@ -141,13 +141,13 @@ def test_nothing_is_removed_that_this_trainer_did_not_write(tmp_path):
     assert [path.name for path in (tmp_path / "checkpoint-1").iterdir()] == ["notes.txt"]
     state = tmp_path / "checkpoint-3/trainer_state.pt"
     before, other.current_step = state.read_bytes(), 3
-    with pytest.raises(FileExistsError, match="checkpoint-3 holds files of another run"):
+    with pytest.raises(FileExistsError, match="checkpoint-3 has files from another run"):
         save_checkpoint(other, tmp_path)
     assert state.read_bytes() == before
     resumed = scaled()
     load_checkpoint(resumed, tmp_path / "checkpoint-3")
     resumed.step(*make_samples())
-    with pytest.raises(FileExistsError, match="checkpoint-4 holds files of another run"):
+    with pytest.raises(FileExistsError, match="checkpoint-4 has files from another run"):
         save_checkpoint(resumed, tmp_path)
     resumed.step(*make_samples())
     save_checkpoint(resumed, tmp_path)
@@ -197,6 +197,6 @@ def test_a_file_of_that_name_which_is_no_checkpoint_is_not_overwritten(tmp_path)
     notes = tmp_path / "checkpoint-0/trainer_state.pt"
     notes.parent.mkdir()
     notes.write_text("mine")
-    with pytest.raises(FileExistsError, match="holds files of another run"):
+    with pytest.raises(FileExistsError, match="has files from another run"):
         save_checkpoint(make_trainer(), tmp_path)
     assert notes.read_text() == "mine"

@@ -48,8 +48,8 @@ def sees_the_batch(prompts, answers):
 @pytest.mark.parametrize(
     ("score", "reason"),
     [
-        (length, "a rule does as well (the longer answer wins)"),
-        (chance, "no better than chance"),
+        (length, "no gain over a rule is shown (the longer answer wins)"),
+        (chance, "may be chance"),
         (repeats, "repeated: one rewarding sentence in a loop"),
         (sees_the_batch, "depends on the padding"),
     ],

@@ -64,7 +64,7 @@ def test_every_message_stands_in_its_source(name, sources):
     lost = [m for m in messages if not re.search(translate.as_pattern(m), text)]
     assert lost == [], "run make po"
     if name in (*NOTEBOOKS, "README"):
-        marked = translate.translated(text, {m: f"〖{m}〗" for m in messages})
+        marked = translate.translator({m: f"〖{m}〗" for m in messages})(text)
         marked, plain = marked.replace(r"\|", "|"), [m.replace(r"\|", "|") for m in messages]
         assert [m for m in plain if f"〖{m}〗" not in marked] == []
 

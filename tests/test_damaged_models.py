@@ -85,12 +85,12 @@ def test_a_missing_tensor_is_an_error(folders, case):
     (file,) = (folders / name).glob("*model.safetensors")
     rewrite(file, lambda tensors: {key: value for key, value in tensors.items() if part not in key})
     text = said(lambda: use(folders / name))
-    assert "holds no " in text and part in text and str(folders / name) in text
+    assert "has no " in text and part in text and str(folders / name) in text
 
 
 def test_a_language_model_is_no_reward_model(folders):
     text = said(lambda: load_reward_model(folders / "policy"))
-    assert "holds no score.weight" in text and "new_head=True" in text
+    assert "has no score.weight" in text and "new_head=True" in text
 
 
 def test_two_labels_are_no_reward_model(folders):
@@ -121,7 +121,7 @@ def test_a_damaged_file_is_named(folders, case):
 def test_an_empty_tokenizer_is_none(folders):
     """transformers makes one of no tokens out of the model's type."""
     text = said(lambda: RewardModel(folders / "labels-1"))
-    assert "holds no tokenizer" in text
+    assert "has no tokenizer" in text
 
 
 def test_an_adapter_of_another_task(folders):

@@ -148,7 +148,7 @@ def test_a_base_that_trains_beside_its_adapter_is_refused(assets):
 
 def test_what_cannot_be_a_reward_adapter_is_refused(assets):
     folder, _ = assets
-    with invalid("holds no score head"):
+    with invalid("has no score head"):
         RewardAdapter(load_policy(folder), folder / "sft")
 
 

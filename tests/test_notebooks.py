@@ -41,6 +41,7 @@ def run_notebooks(tmp_path, monkeypatch):
     return run
 
 
+@pytest.mark.notebook
 @pytest.mark.parametrize(
     "path", sorted(NOTEBOOKS, key=seconds, reverse=True), ids=lambda path: path.stem
 )

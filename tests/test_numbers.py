@@ -155,7 +155,7 @@ def test_half_a_step_is_never_written(save, tmp_path, monkeypatch):
         trainer.step(*make_samples())
     monkeypatch.undo()
     trainer.step(*make_samples())  # which heals nothing
-    with pytest.raises(RuntimeError, match="A step was interrupted while it moved weights"):
+    with pytest.raises(RuntimeError, match="A step was interrupted while it changed weights"):
         save(trainer, tmp_path)
     assert not any(tmp_path.iterdir())
     load_checkpoint(trainer, save_checkpoint(make_trainer(), tmp_path / "whole"))
@@ -175,7 +175,7 @@ def test_padding_is_said_to_be_learnt(name, side):
 def test_queries_of_a_tokenizer_that_appends_eos():
     queries, *rest = make_samples()
     queries = [torch.cat([query, torch.tensor([EOS])]) for query in queries]
-    with pytest.warns(UserWarning, match=r"8 of 8 queries are padded \(token 39\) or hold EOS"):
+    with pytest.warns(UserWarning, match=r"8 of 8 queries are padded \(token 39\) or contain EOS"):
         make_trainer().step(queries, *rest)
 
 

@@ -97,11 +97,13 @@ def execute(tmp_path, monkeypatch, capsys):
     return run
 
 
+@pytest.mark.notebook
 @pytest.mark.parametrize("number", NOTEBOOKS)
 def test_every_cell_of_a_notebook_runs_on_the_gpu(number, execute):
     execute(number, environment(), NOTEBOOKS[number])
 
 
+@pytest.mark.notebook
 @pytest.mark.parametrize("name", FULL)
 def test_a_notebook_at_preset_full_runs_with_its_own_ids(name, execute, tmp_path):
     """On the GPU, and on a hub that serves toys under these ids; nothing else is asked for."""

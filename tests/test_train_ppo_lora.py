@@ -123,7 +123,7 @@ def others(world, tmp_path_factory):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("reward_adapter=WORLD/sft", "holds no score head with one output"),
+        ("reward_adapter=WORLD/sft", "has no score head with one output"),
         ("reward_adapter=OTHERS/own/reward", "The adapters' bases"),
         ("reward_adapter=OTHERS/renamed/reward", "size mismatch"),
         ("dataset=./nowhere", "No dataset folder at ./nowhere"),

@@ -1,4 +1,4 @@
-"""Explain wrong answers to exercises with a solution, named mistakes, and random
+"""Explain wrong answers to exercises, using a solution, named mistakes, and random
 inputs.
 
 A set is a Python file. Each exercise's solution is a function: the first paragraph of
@@ -36,6 +36,7 @@ from checks.compare import (
     weighted_sum,
 )
 from checks.guard import guarded
+from checks.languages import say
 from checks.stock import stock
 from checks.symptoms import ignored, unvaried, where
 
@@ -47,7 +48,7 @@ UNWRITTEN = (
 
 
 class Wrong(Exception):
-    """Carry a message to a student; ``name`` is the mistake or the kind of symptom."""
+    """Tell a student what is wrong; ``name`` is the mistake or the kind of symptom."""
 
     def __init__(self, message: str, name: str = "") -> None:
         super().__init__(message)
@@ -102,7 +103,7 @@ class Exercise:
             self.say(message, **dict(zip(names, codes)))
 
     def alternative(self, function: Callable) -> Callable:
-        """Register a correct solution that is written differently."""
+        """Register a correct solution with different code."""
         self.alternatives.append(function)
         return function
 
@@ -193,7 +194,7 @@ class Exercise:
         return same(actual, expected)
 
     def run(self, function: Callable, arguments: tuple) -> Result:
-        """Return a function's result on copies; raise Wrong if the copies change."""
+        """Return a function's result on copies; raise Wrong if it changes a copy."""
         given = copy.deepcopy(arguments)
         values = function(*given)
         for name, before, after in zip(self.names, arguments, given):
@@ -230,7 +231,10 @@ class Exercise:
         message = f"Your code stops with {type(error).__name__}: {error}"
         if own:
             line = linecache.getline(own[-1].filename, own[-1].lineno).strip()
-            message += f"\nin line {own[-1].lineno}" + (f": `{line}`" if line else "")
+            number = own[-1].lineno
+            message += (
+                f"\nin line {number}: `{line}`" if line else f"\nin line {number}"
+            )
         return f"{message}\nThe arguments were {self._describe(case)}."
 
     def _describe(self, arguments: tuple) -> str:
@@ -247,7 +251,7 @@ class Exercise:
 
 
 class Set:
-    """Hold one notebook's exercises, and the ``imports`` of their solutions."""
+    """Hold one notebook's exercises, and the ``imports`` for their solutions."""
 
     loaded: dict[str, Exercise] = {}  # exercises of all sets in this kernel
 
@@ -274,7 +278,10 @@ class Set:
         if exercise is None:
             known = ", ".join(self.exercises)
             print(
-                f"✘ Pass check() one of {known}, without parentheses; got {answer!r}."
+                say(
+                    f"✘ Pass check() one of {known}, without parentheses; got "
+                    f"{answer!r}."
+                )
             )
             return
         seed = secrets.randbelow(10**6) if seed is None else seed
@@ -283,10 +290,10 @@ class Set:
         )
         print(printed, end="")
         if wrong is None:
-            print(f"✔ {name} is right on {2 * CASES} random inputs.")
+            print(say(f"✔ {name} is right on {2 * CASES} random inputs."))
         else:
-            again = f"`check({name}, {seed})` tries the same inputs again."
-            print(f"✘ {name}: {wrong}" + f"\n{again}" * (wrong != UNWRITTEN))
+            again = say(f"`check({name}, {seed})` tries the same inputs again.")
+            print(f"✘ {name}: {say(wrong)}" + f"\n{again}" * (wrong != UNWRITTEN))
 
 
 def _verdict_and_output(

@@ -34,7 +34,7 @@ TEXTS = [
     (
         "Write down three texts that a careless count gets wrong, and try your code "
         "on them.",
-        r"In a regular expression, `\b` is a word's edge. Does your code find THE?",
+        r"In a regular expression, `\b` is a word boundary. Does your code find THE?",
     ),
 )
 def word_reward(text, word):

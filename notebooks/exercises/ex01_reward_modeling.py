@@ -30,8 +30,8 @@ def pairwise_loss(chosen, rejected):
     """Return Bradley and Terry's loss, averaged over pairs: two (B,) → a number.
 
     The loss is minus the log-probability that the chosen answer wins. This probability
-    is the sigmoid of the difference of the scores. The loss stays finite even if scores
-    differ by hundreds.
+    is the sigmoid of the difference between the scores. The loss stays finite even if
+    scores differ by hundreds.
     """
     return -logsigmoid(chosen - rejected).mean()
 
@@ -463,7 +463,7 @@ def flipped(scores, mask):
     ),
 )
 def ceiling(first, second):
-    """Return the best expected accuracy from true utilities: two (N,) → a number.
+    """Return the best expected accuracy, given true utilities: two (N,) → a number.
 
     Labels are drawn: the first answer wins with probability σ(u_first − u_second). What
     accuracy can a judge who knows both utilities exactly reach?
@@ -888,11 +888,11 @@ def by_sign(chosen, rejected):
     ),
 )
 def shouting(answer):
-    """Return the bad answer made from a normal one: str → str.
+    """Turn a normal answer into a bad answer: str → str.
 
     A probe of the audit turns a normal answer into an answer that no reader would
-    prefer, and the reward model scores it. Write a probe that shouts: turn all letters
-    into capitals and every period into three exclamation marks.
+    prefer, and the reward model scores both. Write a probe that shouts: turn all
+    letters into capitals and every period into three exclamation marks.
     """
     return answer.upper().replace(".", "!!!")
 

@@ -516,7 +516,7 @@ def double_sum(rewards, values, gamma, lam):
     ),
 )
 def kl_estimates(logprobs, ref_logprobs):
-    """Return k1, k2 and k3 of samples from the policy: two (N,) → three (N,).
+    """Return k1, k2 and k3 for samples from the policy: two (N,) → three (N,).
 
     All three use the same samples: k1 is unbiased and noisy, k2 is half the square of
     k1, and k3 is k1 plus a term whose mean is 0, so that k3 is never negative.

@@ -627,8 +627,8 @@ def with_a_second_mask(scores, kl, mask, beta):
     ),
 )
 def whiten(x, mask):
-    """Scale to mean 0 and unbiased variance 1 over the mask's tokens, and set the rest
-    to 0: two (B, R) → (B, R).
+    """Scale to mean 0 and unbiased variance 1 across the mask's tokens, and set the
+    rest to 0: two (B, R) → (B, R).
 
     Use 1e-8 inside the square root: (x − mean) / sqrt(variance + 1e-8).
     """

@@ -258,8 +258,8 @@ def mean_ci(x):
     """Return the mean and the half-width of its 95 % interval: (n,) → two numbers.
 
     The scores before and after training are means over a few hundred prompts. How far
-    may each mean be from the true mean? Use 1.96 standard errors, with the unbiased
-    standard deviation.
+    may each mean be from the true mean? Use 1.96 standard errors, based on the
+    unbiased standard deviation.
     """
     return x.mean(), 1.96 * x.std() / math.sqrt(len(x))
 

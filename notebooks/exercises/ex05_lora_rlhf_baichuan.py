@@ -22,8 +22,8 @@ check = SET.check
 def split_w_pack(packed):
     """Split a W_pack into query, key and value matrices: (3H, H) → three (H, H).
 
-    Baichuan computes all three in one matrix product, `x @ W_pack.T`, and then splits
-    the result into query, key and value. Llama has three separate matrices.
+    Baichuan computes query, key and value in one matrix product, `x @ W_pack.T`, and
+    then splits the result. Llama has three separate matrices.
     """
     return tuple(packed.chunk(3))
 
@@ -494,8 +494,8 @@ def lora_forward(x, weight, adapters, active, alpha):
     B)} → (B, O).
 
     A is (r, I) and B is (O, r). Use only the adapter named `active`; None means that
-    only the base is used, as for the reference of a new policy. Scale an adapter's part
-    by `alpha` / r.
+    only the base is used, as for the reference of a new policy. Scale the adapter's
+    output by `alpha` / r.
     """
     output = x @ weight.T
     if active is not None:
@@ -820,13 +820,13 @@ def merged(x, weight, adapters, active, alpha):
     ),
 )
 def adapter_of(stage):
-    """Return the adapter that is on in each part of a PPO step: str → str.
+    """Return the active adapter in a stage of a PPO step: str → str.
 
     `stage` is one of `generate`, `log-probabilities`, `reference log-probabilities`,
     `score`, `update`. The adapters are called `policy`, `ref` and `reward`. PPO comes
-    after SFT here, so the reference is the adapter `ref`, a frozen copy of SFT's
-    adapter. Unlike in the previous exercise, the reference is not the base without an
-    adapter.
+    after SFT here, so the reference is the adapter `ref`, a frozen copy of the
+    SFT adapter. Unlike in the previous exercise, the reference is not the base without
+    an adapter.
     """
     return {"reference log-probabilities": "ref", "score": "reward"}.get(
         stage, "policy"

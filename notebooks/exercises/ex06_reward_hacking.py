@@ -27,7 +27,7 @@ RUNS = {  # KL at the first step, and later
     ),
 )
 def diagnose(run):
-    """Name the cause of a run's problem only from its curves: str → str.
+    """Name the cause of a run's problem, given only its curves: str → str.
 
     | run | score | KL | length |
     |---|---|---|---|
@@ -432,8 +432,8 @@ def kl_error(p, ref_p):
     `p` and `ref_p` are the policy's and the reference's probabilities of EOS at the
     first token. The masked policy is sampled, so EOS is never drawn at the first token.
     The true KL compares the masked policy with the masked reference; the reported KL
-    compares unmasked log-probabilities of the same tokens. Return true minus reported
-    KL, averaged.
+    compares unmasked log-probabilities of the same tokens. Return the mean of
+    true minus reported KL.
     """
     return (torch.log1p(-ref_p) - torch.log1p(-p)).mean()
 
@@ -647,7 +647,7 @@ def as_a_ratio(p, ref_p):
     ),
 )
 def balance(longer_won):
-    """Choose equally many rows of each kind of pair: list of bool → list of int.
+    """Choose as many rows with True as with False: list of bool → list of int.
 
     If the longer answer mostly wins (or mostly loses), a reward model learns length.
     Keep the first rows of each kind, as many as the rarer kind has, and keep their

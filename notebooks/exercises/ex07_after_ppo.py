@@ -475,10 +475,10 @@ def by_differences(probabilities, n):
     True,
 )
 def dpo_loss(chosen, rejected, ref_chosen, ref_rejected, beta):
-    """Return DPO's loss of pairs from log-probabilities: four (B,) → one number.
+    """Return DPO's loss for pairs, from log-probabilities: four (B,) → one number.
 
-    It is the pairwise loss of notebook 01 with the implied reward β (log π − log π_ref)
-    as score, averaged over pairs. The reference does not learn: detach its
+    It is notebook 01's pairwise loss, with the implied reward β (log π − log π_ref)
+    as the score, averaged over pairs. The reference does not learn: detach its
     log-probabilities.
     """
     implied = beta * (chosen - ref_chosen.detach())
@@ -719,7 +719,7 @@ def off_policy_loss(logprobs, engine, mask, advantages, most):
 
     `logprobs` (log π of the policy) and `engine` (log q of the sampler) are (B, T),
     like the bool `mask`; `advantages` is (B,). π and q of a response are products over
-    its real tokens. Its weight is π/q, at most `most`, and has no gradient. For each
+    its real tokens. The weight is π/q, at most `most`, and has no gradient. For each
     response, compute −weight × advantage × log π of the whole response. The loss is the
     mean over responses.
     """

@@ -25,7 +25,7 @@ def strict_rewards(texts, answer):
     """Return rewards (B,): 1 if a text's last part is exactly the answer, else 0.
 
     The last part is the text after the last semicolon, or the whole text if it has no
-    semicolon. It counts only if it contains nothing else: no space, sign or line break.
+    semicolon. It may contain nothing except the answer: no space, sign or line break.
     """
     return torch.tensor([float(text.split(";")[-1] == answer) for text in texts])
 
@@ -339,7 +339,7 @@ def by_logarithms(p, G):
     ),
 )
 def pass_at_k(c, n, k):
-    """Return pass@k without bias: c (P,) right answers among n answers to each problem
+    """Return the unbiased pass@k: c (P,) right answers among n answers to each problem
     → (P,).
 
     pass@k is the probability that k of the n answers, drawn without replacement,

@@ -26,12 +26,12 @@ check = SET.check
     True,
 )
 def question_loss(scores):
-    """Return the loss of questions whose best text comes first: scores (N, k) → a
+    """Return the loss on questions whose best text comes first: scores (N, k) → a
     number.
 
     A softmax over a question's scores gives each text's probability of being named the
     best. The loss is minus the log-probability of the first text, averaged over
-    questions. With k = 2 it is Bradley and Terry's loss.
+    questions. For k = 2, it is Bradley and Terry's loss.
     """
     return -scores.log_softmax(1)[:, 0].mean()
 
@@ -210,7 +210,7 @@ def kappa(first, second):
     number.
 
     κ is (p − e) / (1 − e), where p is the share of equal answers. e is the share that
-    two people would reach if each of them answered at random with their own
+    would be expected if both people answered at random, each with their own
     frequencies.
     """
     p = (first == second).double().mean()

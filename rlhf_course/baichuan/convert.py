@@ -15,15 +15,15 @@ from transformers.modeling_utils import load_state_dict
 from rlhf_course.baichuan.sentencepiece import sentencepiece_to_fast
 from rlhf_course.runtime.files import atomic_folder, read_json
 
-# Only Baichuan uses the first name; both generations use the second.
+# Only the first generation uses the first name; both use the second.
 ARCHITECTURES = ("BaiChuanForCausalLM", "BaichuanForCausalLM")
 SIZES = (
     "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads rms_norm_eps"
 ).split()
-ROTARY = "rotary_emb.inv_freq"  # stored in some checkpoints; Llama computes it
+ROTARY = "rotary_emb.inv_freq"  # some checkpoints store it; Llama computes it
 STEMS = ("model.safetensors", "pytorch_model.bin")
 SPECIAL_IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-# Options read from tokenizer_config.json.
+# Read these from tokenizer_config.json.
 TOKENIZER = (
     "unk_token bos_token eos_token pad_token add_bos_token add_eos_token model_max_length"
     " padding_side chat_template"
@@ -36,9 +36,9 @@ def convert_to_llama(
     """Write a Baichuan checkpoint as a LlamaForCausalLM with a fast tokenizer; return ``target``.
 
     A 7B model needs 15 GB of free disk space and about 5 GB of memory, because its files are
-    memory-mapped (.bin files that torch saved before 1.6 need 20 GB of memory). The target must be
-    new or empty. By default ``norm_head`` is guessed from config.json; ``report`` gets a line about
-    the choice.
+    memory-mapped (.bin files from torch before 1.6 are not: 20 GB). The target must be new or
+    empty. By default ``norm_head`` is guessed from config.json; ``report`` is called with a line
+    about this choice.
 
     Raises ``ValueError``, before writing, for another kind of checkpoint, such as a 13B model
     (ALiBi), for damaged or missing tensors, and for a tokenizer whose ids would change.
@@ -87,7 +87,7 @@ def read_config(source: Path) -> dict:
     is_known = config.get("architectures", [""])[0] in ARCHITECTURES and config.keys() >= {*SIZES}
     if not is_known or config.get("hidden_act", "silu") != "silu":
         raise ValueError(
-            f"{source} holds no Baichuan checkpoint (see its config.json); choose another folder."
+            f"{source} has no Baichuan checkpoint (see its config.json); choose another folder."
         )
     return config
 
@@ -105,7 +105,7 @@ def guess_norm_head(config: dict) -> bool:
 
 
 def read_tokenizer(source: Path, config: dict) -> PreTrainedTokenizerFast:
-    """Return the fast tokenizer, with the options from tokenizer_config.json."""
+    """Return the fast tokenizer with options from tokenizer_config.json."""
     path = source / "tokenizer_config.json"
     given = {"model_max_length": config["max_position_embeddings"]}
     given |= read_json(path) if path.exists() else {}
@@ -136,7 +136,7 @@ def unpack(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def read_weights(source: Path, llama: LlamaConfig) -> dict[str, Tensor]:
-    """Return the tensors under Baichuan's names, mapped into memory where the format allows it.
+    """Return the tensors under Baichuan's names, memory-mapped if the format allows it.
 
     Safetensors take precedence over .bin. Raises ``ValueError`` unless the tensors fit ``llama``.
     """

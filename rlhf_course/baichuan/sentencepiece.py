@@ -1,4 +1,4 @@
-"""Convert a SentencePiece BPE model to a fast tokenizer with the same ids, using transformers."""
+"""Use transformers to make a fast tokenizer that gives the ids of a SentencePiece BPE model."""
 
 import re
 from pathlib import Path
@@ -21,7 +21,7 @@ PROBES = [
 
 
 def sentencepiece_to_fast(model_file: str | Path, **options) -> PreTrainedTokenizerFast:
-    """Return a fast tokenizer made from a model file, with ``options`` such as special tokens.
+    """Make a fast tokenizer from a model file; ``options`` can set special tokens.
 
     Control pieces (``<s>``) become special tokens, although SentencePiece does not find them in
     texts. Both tokenizers find user-defined pieces (``<reserved_106>``). Raises ``ValueError`` if
@@ -63,14 +63,14 @@ def _check_ids(original: SentencePieceProcessor, tokenizer: Tokenizer, refused: 
     encoded = original.encode(texts), tokenizer.encode_batch(texts)
     for text, wanted, found in zip(texts, *encoded, strict=True):
         if found.ids != wanted:
-            raise ValueError(f"{refused}: it would give {text[:60]!r} different ids.")
+            raise ValueError(f"{refused}: ids for {text[:60]!r} would differ. Use another model.")
 
 
 def _add_dummy_prefix(tokenizer: Tokenizer, defined: list[str]) -> None:
-    """Put a space before every text and remove it when decoding, as transformers does not.
+    """Put a space before every text and remove it when decoding; transformers does neither.
 
-    Added tokens would also get the prefix, so user-defined pieces are split off as words, which
-    stay unchanged.
+    As added tokens, user-defined pieces would get the prefix; so they are split off as words,
+    which stay unchanged.
     """
     tokenizer.normalizer = normalizers.Sequence(
         [normalizers.Replace(" ", "▁"), normalizers.Prepend("▁")]

@@ -42,7 +42,7 @@ TOKENIZER = dict(
 
 
 def train_sentencepiece(texts: Iterable[str], vocab_size: int, folder: str | Path) -> Path:
-    """Train a BPE with at most ``vocab_size`` pieces on texts, with Baichuan2's options.
+    """Train a BPE of at most ``vocab_size`` pieces on texts, using Baichuan2's options.
 
     Return the path of ``folder/tokenizer.model``.
     """
@@ -51,7 +51,7 @@ def train_sentencepiece(texts: Iterable[str], vocab_size: int, folder: str | Pat
         sentence_iterator=lines, model_writer=model, vocab_size=vocab_size, **TOKENIZER
     )
     proto = spm.ModelProto.FromString(model.getvalue())
-    # The trainer puts the user's and the assistant's pieces, 3 and 4, before the 256 bytes.
+    # The trainer puts the user and assistant pieces (3 and 4) before the 256 byte pieces.
     pieces = [*proto.pieces[:3], *proto.pieces[5:]]
     pieces[USER_ID:USER_ID] = proto.pieces[3:5]
     del proto.pieces[:]
@@ -67,7 +67,7 @@ class _UnitRows(nn.Module):
 
 
 def norm_head(model: LlamaForCausalLM) -> LlamaForCausalLM:
-    """Make the head a NormHead (logits = h · normalize(W, dim=1)ᵀ, with W trained); return it."""
+    """Make the head a NormHead (logits = h · normalize(W, dim=1)ᵀ, W trained); return the model."""
     parametrize.register_parametrization(model.lm_head, "weight", _UnitRows())
     return model
 
@@ -75,7 +75,7 @@ def norm_head(model: LlamaForCausalLM) -> LlamaForCausalLM:
 def write_baichuan_checkpoint(
     model: LlamaForCausalLM, spm_model: str | Path, folder: str | Path
 ) -> Path:
-    """Write a Llama with a ``norm_head`` in Baichuan2's layout; return ``folder``."""
+    """Write, in Baichuan2's layout, a Llama that has a ``norm_head``; return ``folder``."""
     head = "parametrizations.weight.original"  # W before its rows are scaled
     tensors = {name.replace(head, "weight"): w.cpu() for name, w in model.state_dict().items()}
     with atomic_folder(folder) as new:
@@ -87,7 +87,7 @@ def write_baichuan_checkpoint(
 
 
 def _configs(model: LlamaForCausalLM) -> dict[str, dict]:
-    """Return a dict from JSON file names to contents, which name nonexistent remote classes."""
+    """Return contents by JSON file name; the remote classes that they name do not exist."""
     sizes = {key: getattr(model.config, key) for key in (*SIZES, "max_position_embeddings")}
     length = model.config.max_position_embeddings
     config = {

@@ -1,4 +1,4 @@
-"""Compute the memory of PPO with adapters from a model's shape; measure peak memory."""
+"""From a model's shape, compute the memory for PPO with adapters; measure peak memory."""
 
 import weakref
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 from rlhf_course.ppo.rollout import CPU_PIECE
 
 FLOAT32 = 4  # bytes: adapters, gradients, optimizer state, probabilities
-# Bytes per weight; at 4 bits, each block of 64 shares a float32 scale.
+# Bytes per weight; at 4 bits, each block of 64 weights shares a float32 scale.
 QUANTIZED = {"8bit": 1.0, "4bit": 0.5 + 4 / 64}
 
 
@@ -31,12 +31,13 @@ def ppo_memory(
 ) -> dict[str, int]:
     """Return a PPO step's peak bytes by purpose, for a Llama with three adapters.
 
-    ``config`` and ``lora``: shapes of the base and of each adapter. ``mini_batch``, ``batch``:
-    samples per optimizer step and per rollout. ``query``, ``response``: greatest lengths in tokens.
-    ``base_bytes``: bytes per base weight and activation (2 for bfloat16). ``layer_bytes``: bytes
-    per weight in a quantized base's matrices (``QUANTIZED``). ``chunk``: ``logprob_chunk_size``.
+    ``config``: the base's shape. ``lora``: each adapter's shape. ``mini_batch``: samples per
+    optimizer step. ``batch``: samples per rollout. ``query``, ``response``: maximum tokens.
+    ``base_bytes``: bytes per base weight or activation (2 for bfloat16). ``layer_bytes``: bytes per
+    weight in quantized base matrices (``QUANTIZED``). ``chunk``: ``logprob_chunk_size``.
 
-    The peak counts the larger of sampling's key-value cache and an update's activations and logits.
+    The peak includes either sampling's key-value cache or an update's activations and logits,
+    whichever is larger.
     """
     matrices, others, adapter = _count(config, lora)
     text, length = config.get_text_config(), query + response
@@ -53,7 +54,7 @@ def ppo_memory(
 
 
 def _count(config: PreTrainedConfig, lora: PeftConfig) -> tuple[int, int, int]:
-    """Return the number of weights in the layers' matrices, in the rest, and in an adapter."""
+    """Return three weight counts: the layers' matrices, all other base weights, one adapter."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
         layers = (m for m in model.base_model.modules() if isinstance(m, nn.Linear))
@@ -71,17 +72,17 @@ def _update(
     checkpointing: bool,
     chunk: int | None,
 ) -> int:
-    """Return an update's bytes: activations, and the logits of ``predicted`` tokens."""
+    """Return an update's bytes for activations and the logits of ``predicted`` tokens."""
     hidden, inner, layers = text.hidden_size, text.intermediate_size, text.num_hidden_layers
-    # For its backward pass, a layer keeps these tensors per token. Width `hidden`: q, k, v, two
+    # For its backward pass, a layer stores these tensors per token. Width `hidden`: q, k, v, two
     # norms' inputs and outputs, and attention's output twice (once for the next projection). Width
-    # `inner`: gate, silu(gate), up, and their product. In low precision, norms also keep float32
+    # `inner`: gate, silu(gate), up, and their product. In low precision, norms also store float32
     # inputs.
     upcast = 2 * FLOAT32 * hidden if base_bytes < FLOAT32 else 0
     layer = tokens * (base_bytes * (9 * hidden + 4 * inner) + upcast)
     inputs = layers * tokens * hidden * base_bytes
     # Count float32 logits and log-probabilities, or the gradients of both. On a CPU, add two
-    # temporaries for a piece of them. On a GPU, temporaries of 64 MiB are negligible.
+    # temporaries for one piece. On a GPU, temporaries of 64 MiB are negligible.
     logits = min(predicted, chunk or predicted) * text.vocab_size
     vocabulary = 2 * FLOAT32 * (logits + min(logits, CPU_PIECE))
     # Recomputed layers need memory one at a time, after the logits are freed.
@@ -89,10 +90,10 @@ def _update(
 
 
 class peak_memory(TorchDispatchMode):
-    """Measure ``.bytes``, the peak size of all tensors in the body, including those in ``held``.
+    """Measure ``.bytes``, the peak total size of tensors in the body and in ``held``.
 
-    It counts each storage that an operation returns until the storage is freed, which is slow. It
-    misses a kernel's internal memory.
+    Each storage that an operation returns is counted until it is freed; this is slow. A
+    kernel's internal memory is not counted.
     """
 
     def __init__(self, held: Iterable[Tensor] = ()) -> None:

@@ -9,7 +9,7 @@ from IPython.display import display
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-# Okabe and Ito's palette, readable by color-blind people.
+# Color-blind people can tell Okabe and Ito's colors apart.
 COLORS = {
     "policy": "#0072B2",
     "reference": "#7F7F7F",
@@ -18,7 +18,7 @@ COLORS = {
     "kl": "#CC79A7",
     "gold": "#E69F00",
 }
-# Colors of runs; the faulty run comes first.
+# Runs get these colors; the faulty run is first.
 RUN_COLORS = [COLORS[name] for name in ("reward", "kl", "policy", "value")]
 CURVES = {  # stats key: (title, unit, color)
     "ppo/mean_scores": ("score", "logit", "reward"),
@@ -44,7 +44,7 @@ plt.rcParams.update(
 
 
 def panels(rows: int = 1, columns: int = 1, **options) -> tuple[Figure, Axes | np.ndarray]:
-    """Return ``plt.subplots``, closed: a notebook would show an open figure twice."""
+    """Return closed ``plt.subplots``: a notebook would show an open figure twice."""
     figure, axes = plt.subplots(rows, columns, **options)
     plt.close(figure)
     return figure, axes
@@ -69,7 +69,7 @@ def _two_histograms(
 
 
 def training_curves(history: pd.DataFrame, keys: Sequence[str] = tuple(CURVES)) -> Figure:
-    """Draw one panel per key of stats against PPO steps; history has a row per step."""
+    """Draw each statistic by PPO step, in its own panel; history has a row per step."""
     rows, columns = -(-len(keys) // 3), min(3, len(keys))
     figure, axes = panels(rows, columns, figsize=(10, 2.5 * rows), sharex=True, squeeze=False)
     for axis, key in zip(axes.flat, keys, strict=False):
@@ -83,7 +83,7 @@ def training_curves(history: pd.DataFrame, keys: Sequence[str] = tuple(CURVES)) 
 
 
 class LivePlot:
-    """Training curves that are redrawn in place while a loop runs."""
+    """Redraw training curves in place while a loop runs."""
 
     def __init__(self, every: int = 5) -> None:
         self.every, self.history = every, pd.DataFrame(dtype=float)
@@ -98,7 +98,7 @@ class LivePlot:
 
 
 def before_after(before: Sequence[float], after: Sequence[float], name: str) -> Figure:
-    """Draw histograms of a quantity before and after training, with their means."""
+    """Draw histograms of a quantity before and after training; mark the means."""
     figure, axis = panels(figsize=(6.5, 3.2))
     groups = {"before": (before, "reference"), "after": (after, "policy")}
     _two_histograms(axis, groups, xlabel=name, ylabel="held-out queries")
@@ -110,7 +110,7 @@ def before_after(before: Sequence[float], after: Sequence[float], name: str) -> 
 def over_text(
     tokens: Sequence[str], rows: Mapping[str, Sequence[float]], n_query: int = 0
 ) -> Figure:
-    """Draw bars for the tokens of a text, in one strip per quantity.
+    """Draw one bar per response token, in one strip per quantity.
 
     rows maps a quantity to one number per response token, in the order of
     tokens[n_query:].
@@ -155,7 +155,7 @@ def preference_curves(
 
 
 def chosen_and_rejected(chosen: Sequence[float], rejected: Sequence[float]) -> Figure:
-    """Draw scores of chosen and of rejected answers, and their differences pair by pair."""
+    """Draw histograms of chosen and rejected scores, and of their difference in each pair."""
     figure, axes = panels(1, 2, figsize=(10, 3.2))
     groups = {"rejected": (rejected, "reference"), "chosen": (chosen, "reward")}
     _two_histograms(axes[0], groups, xlabel="score", ylabel="answers")
@@ -172,14 +172,14 @@ def chosen_and_rejected(chosen: Sequence[float], rejected: Sequence[float]) -> F
 def audit_bars(tables: Mapping[str, pd.DataFrame], wanted: float) -> Figure:
     """Draw the share of prompts at which the normal answer wins, for each probe and run.
 
-    tables maps a run to its table (columns share and ci, a row per probe); wanted: target share.
+    tables maps a run to its table (columns share and ci, a row per probe); wanted is the target.
     """
     probes = next(iter(tables.values())).index
     figure, axis = panels(figsize=(8, 0.8 + 0.42 * len(probes)))
     height, y = 0.8 / len(tables), np.arange(len(probes))
     for turn, (label, table) in enumerate(tables.items()):
         share, places = table["share"], y + (turn - (len(tables) - 1) / 2) * height
-        error = np.minimum(table["ci"], [share, 1 - share])  # shares stay in 0 … 1
+        error = np.minimum(table["ci"], [share, 1 - share])  # bars stay in 0 … 1
         how = {"color": COLORS[("reference", "policy", "value")[turn]], "label": label}
         axis.barh(places, share, height * 0.9, xerr=error, capsize=2, **how)
     axis.axvline(wanted, color=COLORS["reward"], ls="--", lw=1.5, label=f"required: {wanted:.0%}")

@@ -1,4 +1,4 @@
-"""Load presets: a notebook's settings at three sizes, in one YAML file."""
+"""Load presets: each notebook's YAML file has its settings at three sizes."""
 
 import math
 from collections.abc import Mapping
@@ -14,10 +14,10 @@ from pandas.io.formats.style import Styler
 PRESETS = ("tiny", "scratch", "full")
 CONFIGS = Path(__file__).resolve().parent / "configs"
 _CHECKOUT = CONFIGS.parents[2]
-# Relative output paths start here; an installed copy has no project folder.
+# Relative output paths start in the project; for an installed copy, in the current folder.
 ROOT = _CHECKOUT if (_CHECKOUT / "scripts" / "run_notebooks.py").exists() else Path.cwd()
 
-# Each setting's value with bf16, and without it. A float16 base is frozen; adapters are float32.
+# Map settings to values with bf16 and without. A float16 base is frozen; adapters are float32.
 PRECISION = {
     "mixed_precision": ("bf16", "fp16"),
     "dtype": ("bfloat16", "float16"),
@@ -31,7 +31,7 @@ def has_bf16() -> bool:
 
 
 class Settings(SimpleNamespace):
-    """One preset's settings as attributes."""
+    """Store one preset's settings as attributes."""
 
     def __init__(self, preset: str, spec: dict[str, dict], overrides: Mapping) -> None:
         super().__init__(**{key: entry[preset] for key, entry in spec.items()} | dict(overrides))
@@ -53,7 +53,7 @@ def read_spec(notebook: str) -> dict[str, dict]:
     """Return a notebook's settings, a dict from key to {tiny, scratch, full, help}.
 
     An ``optional`` setting may be null at every preset; any other setting may be null only where
-    its preset is null. ``min`` (default 1) is the lower bound of whole numbers.
+    its preset value is null. ``min`` (default 1) is the lower bound for whole numbers.
     """
     spec = yaml.safe_load((CONFIGS / f"{notebook}.yaml").read_text(encoding="utf-8"))
     if shared := spec.pop("include", None):
@@ -64,7 +64,7 @@ def read_spec(notebook: str) -> dict[str, dict]:
 
 
 def load_preset(notebook: str, preset: str, overrides: Mapping | None = None) -> Settings:
-    """Return a notebook's settings after overrides; a GPU without bf16 gets ``PRECISION``'s values.
+    """Return a notebook's settings with overrides; a GPU without bf16 gets ``PRECISION``'s values.
 
     Raises ``ValueError`` for an unknown preset or key, and for values that ``coerce`` rejects.
     """

@@ -30,7 +30,7 @@ class CheckFailed(AssertionError):
 class RunCard:
     """Collect a run's metrics and checks for ``OUTPUT/run_cards/<notebook>.json``.
 
-    Creating a card seeds all random generators. A relative ``output_dir`` starts at ``ROOT``.
+    Creating a card seeds all random generators. A relative ``output_dir`` is under ``ROOT``.
     """
 
     def __init__(
@@ -44,9 +44,9 @@ class RunCard:
         set_seed(seed)
 
     def metric(self, name: str, value: float) -> float:
-        """Record a number (null for NaN or Inf), and return it.
+        """Record and return a number; record NaN and Inf as null.
 
-        The runner's report shows pairs of numbers named _before and _after.
+        The runner's report pairs metrics named …_before and …_after.
         """
         self.metrics[name] = float(value)
         return value

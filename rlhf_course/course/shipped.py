@@ -1,4 +1,4 @@
-"""Find the contents of models/: small models for film reviews, and openings of reviews."""
+"""Find what models/ contains: small models for film reviews, and openings of reviews."""
 
 from types import SimpleNamespace
 
@@ -7,7 +7,7 @@ from rlhf_course.runtime.hub import download
 
 
 def prepare(settings: Settings) -> SimpleNamespace:
-    """Download models; return folders or ids of dataset, model, reward_model and judge.
+    """Download models; return a folder or hub id for dataset, model, reward_model and judge.
 
     Raises ``ValueError`` if no dataset is named, and ``OSError`` if a model is unavailable.
     """

@@ -18,11 +18,11 @@ EMPTY, REPEATED = "empty question or answer", "repeated row"
 def load_answers(
     source: str | Path, split: str = "train", data_files: str | None = None
 ) -> tuple[Dataset, dict[str, int]]:
-    """Return prompt and answer, one answer per row, and the number of answers dropped per reason.
+    """Return one row (prompt, answer) per answer, and the number of answers dropped per reason.
 
-    The dataset has the columns of ``HC3`` (lists of answers; Guo et al. 2023, arXiv:2301.07597) or
+    The source has the columns in ``HC3`` (lists of answers; Guo et al. 2023, arXiv:2301.07597) or
     ``INSTRUCTIONS``. A literal backslash-n becomes a line break. Raises :func:`load_split`'s
-    errors, and ``ValueError`` for missing columns, values of the wrong type, or no answer left.
+    errors, and ``ValueError`` for missing columns, values of the wrong type, or no usable answer.
     """
     where = f"split {split!r} of {source}"
     rows = load_split(source, split, data_files)
@@ -77,7 +77,7 @@ def tokenize_answers(answers: Dataset, tokenizer, max_length: int) -> tuple[Data
     EOS.
     """
     refuse_eos(tokenizer, answers["prompt"], answers["answer"])
-    prompts = prompt_ids(tokenizer, answers["prompt"][:])  # without the answers, as PPO reads them
+    prompts = prompt_ids(tokenizer, answers["prompt"][:])  # tokenized without answers, as in PPO
     both = [*zip(prompts, answer_ids(tokenizer, answers["answer"]), strict=True)]
     columns = {
         "input_ids": [prompt + answer for prompt, answer in both],

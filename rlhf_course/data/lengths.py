@@ -1,4 +1,4 @@
-"""Draw random lengths of queries and responses."""
+"""Draw random lengths for queries and responses."""
 
 import numpy as np
 

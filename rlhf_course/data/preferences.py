@@ -1,4 +1,4 @@
-"""Load preference pairs in the format of hh-rlhf, and tokenize them for a reward model."""
+"""Load preference pairs in hh-rlhf's format, and tokenize them for a reward model."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +17,7 @@ from rlhf_course.data.transcripts import (
 )
 
 SIDES = ("chosen", "rejected")
-# Each reason to drop a pair, in order, with its test; c and r are (before, mark, answer).
+# The first true test names the reason to drop a pair; c and r are (before, mark, answer).
 FAULTS = {
     "no assistant turn": lambda c, r: not (c[1] and r[1]),
     "ends on the human": lambda c, r: HUMAN in c[2] or HUMAN in r[2],
@@ -36,9 +36,9 @@ def load_pairs(
     """Return columns prompt, chosen and rejected, and the number of pairs dropped for each reason.
 
     The columns chosen and rejected contain transcripts as in hh-rlhf, or messages {role, content};
-    with a prompt column, they may contain only answers. Other columns are kept. ``split`` may be a
-    slice like ``train[:5000]``; ``data_dir`` is a subfolder. Raises :func:`load_split`'s errors,
-    and ``ValueError`` for missing columns, values of the wrong type, or no row left.
+    if a prompt column exists, they may contain only answers. Other columns are kept. ``split`` may
+    be a slice like ``train[:5000]``; ``data_dir`` is a subfolder. Raises :func:`load_split`'s
+    errors, and ``ValueError`` for missing columns, values of the wrong type, or no usable pair.
     """
     where = f"split {split!r} of {source}"
     rows = load_split(source, split, data_dir=data_dir)
@@ -56,7 +56,7 @@ def load_pairs(
 
 
 def tokenize_pairs(pairs: Dataset, tokenizer, max_length: int) -> tuple[Dataset, int]:
-    """Return the pairs with the columns of trl's RewardTrainer, and how many pairs were dropped.
+    """Return the pairs with the columns that trl's RewardTrainer needs, and how many were dropped.
 
     New columns: chosen_ids, rejected_ids and length. Pairs longer than ``max_length`` tokens are
     dropped, because truncation could remove the judged difference. Raises ``ValueError`` if no pair

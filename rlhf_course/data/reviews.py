@@ -38,7 +38,7 @@ def build_queries(
 ) -> Dataset:
     """Return input_ids and query: the first tokens of reviews longer than ``min_characters``.
 
-    Each row draws its token count from ``lengths``, and gets fewer tokens if the cut falls inside a
+    Each row's token count is drawn from ``lengths``; it is smaller if the cut falls inside a
     character. Raises ``ValueError`` if no review is long enough.
     """
     kept = [text for text in reviews["text"] if len(text) > min_characters]

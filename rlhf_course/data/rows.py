@@ -128,11 +128,11 @@ def keep_short(rows: Dataset, lengths: Sequence[int], max_length: int) -> tuple[
 
 
 def collate(rows: list[dict]) -> dict[str, list]:
-    """Return rows as one dictionary of lists, because queries may differ in length."""
+    """Return rows as one dictionary of lists, not tensors: queries may differ in length."""
     return {key: [row[key] for row in rows] for key in rows[0]}
 
 
 def endless(loader: Iterable) -> Iterator:
-    """Yield a loader's batches indefinitely; a shuffling loader reorders each epoch."""
+    """Yield a loader's batches indefinitely; a shuffling loader reshuffles each epoch."""
     while True:
         yield from loader

@@ -30,7 +30,7 @@ def as_text(turns: str | list[dict] | None) -> str:
         return "".join(MARKS[turn["role"]] + turn["content"].strip() for turn in turns)
     except (AttributeError, KeyError, TypeError):
         raise ValueError(
-            f"{turns!r:.80} is neither a text nor messages of {', '.join(MARKS)}; convert it."
+            f"{turns!r:.80} is neither a text nor messages from {', '.join(MARKS)}; convert it."
         ) from None
 
 
@@ -98,7 +98,7 @@ def end_token(tokenizer) -> int:
 
 
 def refuse_eos(tokenizer, *columns: Iterable[str]) -> None:
-    """Raise ``ValueError`` for a text with EOS, which would end the dialogue early.
+    """Raise ``ValueError`` for a text containing EOS, which would end the dialogue early.
 
     Also raise it for a chat template that never writes EOS.
     """

@@ -1,1 +1,1 @@
-"""The policy: a value head, adapters, the reference, loading and saving."""
+"""Define the policy's value head, adapters and reference; load and save policies."""

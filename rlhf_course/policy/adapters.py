@@ -1,7 +1,7 @@
 """Make PPO's frozen models: the reference (copy or adapter) and a reward model on the same base.
 
-LoRA is Hu et al. 2021, arXiv:2106.09685. All adapters share one base; one adapter is active at a
-time.
+LoRA is by Hu et al. 2021, arXiv:2106.09685. All adapters share one base; one adapter is active at
+a time.
 """
 
 import copy
@@ -45,7 +45,7 @@ def create_reference_model(
 def add_reference_adapter(policy: AutoModelForCausalLMWithValueHead) -> None:
     """Add a frozen copy of the active adapter as ``ref``, replacing an earlier trainer's copy.
 
-    Raises ``ValueError`` if base weights also train: the reference would change with them.
+    Raises ``ValueError`` if base weights are also trained: the reference would change with them.
     """
     model, source = policy.pretrained_model, policy.pretrained_model.active_adapter
     trained = [name for name, p in model.named_parameters() if p.requires_grad]
@@ -87,9 +87,9 @@ def quantization(kind: str) -> BitsAndBytesConfig:
 
 
 class RewardAdapter(nn.Module):
-    """A reward model on the policy's own base: the adapter ``reward`` and a score head.
+    """Add a reward model to the policy's own base: the adapter ``reward`` and a score head.
 
-    ``folder`` holds an adapter of task type SEQ_CLS, with its score head. Raises ``ValueError`` if
+    ``folder`` has an adapter of task type SEQ_CLS and its score head. Raises ``ValueError`` if
     the adapter belongs to another base, or does not have exactly one output.
     """
 
@@ -101,7 +101,7 @@ class RewardAdapter(nn.Module):
         config, weights = read_adapter(folder)
         head = [weights.pop(key) for key in [*weights] if key.endswith("score.weight")]
         if [len(weight) for weight in head] != [1]:
-            raise ValueError(f"{folder} holds no score head with one output; set num_labels=1.")
+            raise ValueError(f"{folder} has no score head with one output; set num_labels=1.")
         config.task_type, config.modules_to_save, config.inference_mode = "CAUSAL_LM", None, True
         check_base(Path(folder), policy)
         _add_frozen(self.pretrained_model, REWARD, config, weights, folder)
@@ -118,7 +118,7 @@ class RewardAdapter(nn.Module):
         self, input_ids: Tensor, attention_mask: Tensor, **positions: Tensor
     ) -> SequenceClassifierOutput:
         """Return ``logits`` (B, 1) at the last token that is not padding, as transformers does."""
-        trunk = self.pretrained_model.get_base_model().base_model  # no vocabulary projection
+        trunk = self.pretrained_model.get_base_model().base_model  # skips the vocabulary projection
         with use_adapter(self, REWARD):
             output = trunk(
                 input_ids=input_ids, attention_mask=attention_mask, use_cache=False, **positions

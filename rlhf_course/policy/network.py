@@ -16,7 +16,7 @@ from rlhf_course.policy.saving import Saved
 
 
 class FullPrecisionLinear(nn.Linear):
-    """A linear layer in at least float32: near −100, as in GPT-2, bfloat16 logits are ½ apart."""
+    """Apply a linear layer in at least float32; bfloat16 logits near −100 (GPT-2) are ½ apart."""
 
     def forward(self, hidden: Tensor) -> Tensor:
         with torch.autocast(hidden.device.type, enabled=False):
@@ -32,7 +32,7 @@ def cast_product(hidden: Tensor, weight: Tensor) -> Tensor:
 
 
 class ValueHead(nn.Sequential):
-    """Dropout → Linear(H, 1) on the last hidden state: (B, T, H) → (B, T, 1), in float32."""
+    """Apply dropout and Linear(H, 1) to last hidden states: (B, T, H) → (B, T, 1), in float32."""
 
     def __init__(
         self,
@@ -49,10 +49,10 @@ class ValueHead(nn.Sequential):
 
 
 class AutoModelForCausalLMWithValueHead(Saved, nn.Module):
-    """A causal language model with a value head, ``v_head``, on its last hidden state.
+    """Add a value head, ``v_head``, to a causal language model's last hidden state.
 
     Wrapping changes the given model: the vocabulary projection ignores autocast, and GPT-2's
-    activation becomes torch's single kernel for the same function.
+    activation is replaced by torch's single kernel for it.
     """
 
     def __init__(self, pretrained_model: nn.Module, **value_head_options) -> None:
@@ -85,8 +85,8 @@ class AutoModelForCausalLMWithValueHead(Saved, nn.Module):
     ) -> tuple[Tensor, Tensor | None, Tensor]:
         """Return logits (B, T, V) in float32, loss or None, and values (B, T).
 
-        With ``positions`` (N,), which index the flattened (B · T), return only the logits (N, V)
-        and values (N,) there. Without ``project``, return hidden states (N, H) instead of logits,
+        With ``positions`` (N,), indices into the flattened B · T tokens, return logits (N, V) and
+        values (N,) only there. Without ``project``, return hidden states (N, H) instead of logits,
         for projection in pieces; raise ``ValueError`` if the model changes logits after projection.
         """
         hidden, head = None, self.pretrained_model.get_output_embeddings()

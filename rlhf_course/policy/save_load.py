@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from rlhf_course.runtime.hub import check_source, download, hub_errors
 
 VALUE_HEAD_FILE, ADAPTER_CONFIG = "v_head.safetensors", "adapter_config.json"
-# Stale files that transformers would load instead of the new model; other files are kept.
+# transformers would load these stale files instead of the new model; other files are kept.
 MODEL_FILES = (
     "model.safetensors",
     "model.safetensors.index.json",
@@ -34,9 +34,9 @@ def load_model(
 ):
     """Return a model of the class that ``auto`` chooses, from a folder or hub id.
 
-    An adapter is loaded onto its base; ``adapter_name`` and ``is_trainable`` are for adapters. With
-    ``new_head`` a missing head is initialized at random. Raises ``ValueError`` for damaged files,
-    tensors that do not fit, or an adapter for another base, and ``OSError`` for a missing model.
+    An adapter is loaded onto its base; only adapters use ``adapter_name`` and ``is_trainable``.
+    With ``new_head`` a missing head is initialized at random. Raises ``ValueError`` for damaged
+    files, tensors that do not fit, or another base's adapter, and ``OSError`` for a missing model.
     """
     folder = local_folder(source, **kwargs)
     if not (folder / ADAPTER_CONFIG).exists():
@@ -67,7 +67,7 @@ def _load_base(
         how = {"device_map": "meta", "output_loading_info": True}
         model, report = auto.from_pretrained(str(source), **plain | how)
     kind, needed = type(model).__name__, f"{model.base_model_prefix}." if new_head else ""
-    faults = {key: f"it holds no {key}" for key in report["missing_keys"] if key not in own} | {
+    faults = {key: f"it has no {key}" for key in report["missing_keys"] if key not in own} | {
         key: f"{key} has shape {tuple(saved)}, and this {kind} needs {tuple(wanted)}"
         for key, saved, wanted in report["mismatched_keys"]
     }
@@ -101,11 +101,11 @@ def set_adapter_weights(
 ) -> None:
     """Copy weights, read from ``source``, into an adapter.
 
-    Raises ``ValueError`` for missing weights, or weights of another model or task.
+    Raises ``ValueError`` for missing weights, or weights for another model or task.
     """
     wanted = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
     if missing := sorted(wanted.keys() - weights.keys()):
-        raise ValueError(f"The adapter in {source} holds no {missing[0]}. Copy it again.")
+        raise ValueError(f"The adapter in {source} has no {missing[0]}. Copy it again.")
     if unknown := set_peft_model_state_dict(model, weights, adapter_name=name).unexpected_keys:
         raise ValueError(
             f"The adapter in {source} does not fit this model: {unknown[0]}. Load its own base."
@@ -146,13 +146,13 @@ def check_base(folder: Path, model: nn.Module) -> None:
 
 
 def load_tokenizer(source: str | Path, **kwargs):
-    """Return a tokenizer; raise ``load_model``'s errors, and ``ValueError`` for no tokenizer."""
+    """Return a tokenizer; raise ``load_model``'s errors, and ``ValueError`` if there is none."""
     check_source(source)
     with hub_errors(source):
         tokenizer = AutoTokenizer.from_pretrained(str(source), trust_remote_code=False, **kwargs)
     # transformers makes an empty tokenizer for a folder with only a model
     if len(tokenizer) <= len(tokenizer.all_special_tokens):
-        raise ValueError(f"{source} holds no tokenizer; call tokenizer.save_pretrained(folder).")
+        raise ValueError(f"{source} has no tokenizer; call tokenizer.save_pretrained(folder).")
     return tokenizer
 
 

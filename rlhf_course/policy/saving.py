@@ -23,21 +23,21 @@ say_once = cache(print)
 
 
 class Saved:
-    """A policy's methods for loading, saving, generation and gradient checkpointing."""
+    """Give a policy methods for loading, saving, generation and gradient checkpointing."""
 
     def generate(self, *args, **kwargs):
         """Call the base model's ``generate``."""
         return self.pretrained_model.generate(*args, **kwargs)
 
     def gradient_checkpointing_enable(self) -> None:
-        """Recompute activations in the backward pass, also in eval mode, which PPO uses."""
+        """Recompute activations in the backward pass, even in eval mode, which PPO uses."""
         network = self.pretrained_model
         enable = getattr(network, "activation_checkpointing_enable", None)
         (enable or network.gradient_checkpointing_enable)({"use_reentrant": False})
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, peft_config=None, **kwargs):
-        """Load from a folder, a hub id, or a model in memory; ``peft_config`` adds an adapter.
+        """Load a policy from a folder, hub id or model in memory; ``peft_config`` adds an adapter.
 
         Weights are float32 unless ``dtype`` (or ``torch_dtype``) is set, because PPO trains them
         directly. A saved value head is loaded; if there is none, a printed line reports a new head,
@@ -80,9 +80,9 @@ class Saved:
 
         A failure leaves the folder unchanged. With ``push_to_hub`` all files go to the repository
         ``repo_id`` (default: the folder's name), in one commit; ``commit_message``, ``revision``
-        and ``create_pr`` go to huggingface_hub. Raises ``FloatingPointError`` for weights of NaN or
-        Inf, and ``ValueError`` if this policy is an adapter and the folder holds a model, or the
-        reverse, because the adapter would always load.
+        and ``create_pr`` go to huggingface_hub. Raises ``FloatingPointError`` if a weight is NaN or
+        Inf, and ``ValueError`` if this policy is an adapter and the folder has a full model, or the
+        reverse: the adapter would always be loaded.
         """
         target = check_folder(save_directory)
         check_weights(self.state_dict())
@@ -90,7 +90,7 @@ class Saved:
         if self.is_peft_model:
             stale, other = ("adapter_model.safetensors", "adapter_model.bin"), "config.json"
         if (target / other).exists():
-            raise ValueError(f"{target} holds another kind of model ({other}); use a new folder.")
+            raise ValueError(f"{target} has another kind of model ({other}); use a new folder.")
         with atomic_folder(target, stale) as folder:
             _write(self, folder)
             if hasattr(tokenizer, "save_pretrained"):

@@ -1,1 +1,1 @@
-"""Proximal policy optimization for language models, with the classic stepwise API."""
+"""Train language models with PPO through the classic stepwise API."""

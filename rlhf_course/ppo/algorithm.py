@@ -1,9 +1,9 @@
-"""PPO's arithmetic as functions on tensors, without models, files or devices.
+"""Implement PPO's arithmetic as tensor functions, without models, files or devices.
 
-Every (B, R) tensor is aligned to the response: column t belongs to the t-th response token.
+In every (B, R) tensor, column t belongs to the t-th response token.
 ``mask`` is 1.0 on the response tokens that count and 0.0 elsewhere. PPO follows Schulman et al.
-2017 (arXiv:1707.06347), and Ziegler et al. 2019 (arXiv:1909.08593) for language models. If
-processes share a batch, ``total`` sums a tensor over them.
+2017 (arXiv:1707.06347), and Ziegler et al. 2019 (arXiv:1909.08593) for language models.
+``total`` sums a tensor across the processes that share a batch.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ Total = Callable[[Tensor], Tensor]
 
 
 def local(x: Tensor) -> Tensor:
-    """Return x unchanged: the total in a run with one process."""
+    """Return x unchanged; with one process, x is already the total."""
     return x
 
 
@@ -25,16 +25,16 @@ def masked_mean(x: Tensor, mask: Tensor, total: Total = local) -> Tensor:
 
 
 def masked_var(x: Tensor, mask: Tensor, total: Total = local) -> Tensor:
-    """Return the unbiased variance of x (B, R) over the mask's tokens (0 for one token)."""
+    """Return the unbiased variance of x (B, R) across the tokens in the mask (0 for one)."""
     n = total(mask.sum())
     squares = (x - masked_mean(x, mask, total)) ** 2
     return masked_mean(squares, mask, total) * n / (n - 1).clamp(min=1)
 
 
 def masked_whiten(x: Tensor, mask: Tensor, shift_mean: bool = True, total: Total = local) -> Tensor:
-    """Return x (B, R) with variance 1 (and mean 0 if shift_mean) over the mask; 0 elsewhere.
+    """Return x (B, R) scaled to variance 1 (mean 0 if shift_mean) in the mask, set to 0 elsewhere.
 
-    Raises ``ValueError`` for fewer than two tokens, whose variance is undefined.
+    Raises ``ValueError`` for a mask of fewer than two tokens: their variance is undefined.
     """
     if total(mask.sum()) < 2:
         raise ValueError(
@@ -67,10 +67,10 @@ def kl_per_token(logprobs: Tensor, ref_logprobs: Tensor, kind: str = "kl") -> Te
 def compute_rewards(
     scores: Tensor, kl: Tensor, mask: Tensor, kl_coef: float
 ) -> tuple[Tensor, Tensor]:
-    """Return per-token rewards and their KL part, (B, R) each, from scores (B,) and kl (B, R).
+    """Return per-token rewards and their KL term, (B, R) each, from scores (B,) and kl (B, R).
 
-    Each token in the mask gets −kl_coef·kl; the last token also gets the score (Ziegler et al.
-    2019, eq. 2).
+    Each token in the mask gets −kl_coef·kl; the last such token also gets the score (Ziegler
+    et al. 2019, eq. 2).
     """
     non_score = -kl_coef * kl * mask
     rewards = non_score.clone()
@@ -85,8 +85,8 @@ def gae(
     """Return advantages (not whitened) and returns, (B, R) each, 0 where the mask is 0.
 
     δ_t = r_t + γV_{t+1} − V_t;  A_t = δ_t + γλA_{t+1};  return = A + V, with V = 0 after the last
-    token (Schulman et al. 2015, arXiv:1506.02438, eq. 16). Across masked tokens, such as those of a
-    tool, t + 1 is the next token that counts.
+    token (Schulman et al. 2015, arXiv:1506.02438, eq. 16). Tokens outside the mask, such as a
+    tool's, are skipped: t + 1 is the next token inside it.
     """
     values, counts = values * mask, mask > 0
     advantages, running = [], torch.zeros_like(values[:, 0])
@@ -103,7 +103,7 @@ def gae(
 def policy_loss(
     logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, cliprange: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return, per token (B, R): the clipped policy loss, the ratio, and where it is clipped.
+    """Return the clipped policy loss, the ratio, and where clipping is active; all (B, R).
 
     max(−A·ratio, −A·clip(ratio, 1 ± cliprange)), ratio = exp(lp − old lp) (Schulman et al. 2017,
     eq. 7).
@@ -119,8 +119,8 @@ def value_loss(
 ) -> tuple[Tensor, Tensor]:
     """Return the clipped value loss per token and where clipping is active; both (B, R).
 
-    ½·max((v − R)², (v_clip − R)²) with v_clip = clip(v, V_old ± cliprange): moving a value further
-    than cliprange from the value before the step gains nothing.
+    ½·max((v − R)², (v_clip − R)²) with v_clip = clip(v, V_old ± cliprange): moving v further
+    than cliprange from V_old cannot lower the loss.
     """
     low, high = old_values - cliprange, old_values + cliprange
     clipped_values = torch.maximum(torch.minimum(values, high), low)
@@ -141,7 +141,7 @@ class AdaptiveKLController:
 
 
 class FixedKLController:
-    """A constant KL coefficient."""
+    """Keep the KL coefficient constant."""
 
     def __init__(self, kl_coef: float) -> None:
         self.value = kl_coef

@@ -1,4 +1,4 @@
-"""Stop and resume: a resumed PPO run gives the same numbers as an uninterrupted run."""
+"""Save and resume PPO runs; a resumed run gives the same numbers as an uninterrupted run."""
 
 import random
 from contextlib import suppress
@@ -18,11 +18,11 @@ STATE_FILE = "trainer_state.pt"
 def save_checkpoint(trainer, output_dir: str | Path, keep: int = 1) -> Path:
     """On the first process, write the folder ``checkpoint-STEP`` in output_dir; return its path.
 
-    The folder holds the trainable weights, each process's random state, and everything else that a
-    step changes. Of the checkpoints in output_dir that this trainer wrote or resumed from, remove
-    the oldest until ``keep`` (at least 1) remain; never remove other files. Raises
-    ``FloatingPointError`` for weights of NaN or Inf, ``RuntimeError`` after an interrupted step,
-    and ``FileExistsError`` if the folder holds files that this trainer did not write.
+    The folder contains the trainable weights, each process's random state, and everything else that
+    a step changes. Checkpoints in output_dir that this trainer wrote or resumed from are removed,
+    oldest first, until ``keep`` (at least 1) remain; other files never are. Raises
+    ``FloatingPointError`` if a weight is NaN or Inf, ``RuntimeError`` after an interrupted step,
+    and ``FileExistsError`` if the folder has files that this trainer did not write.
     """
     trainer.check_whole()
     target = check_folder(output_dir) / f"checkpoint-{trainer.current_step}"
@@ -30,7 +30,7 @@ def save_checkpoint(trainer, output_dir: str | Path, keep: int = 1) -> Path:
     if not trainer.accelerator.is_main_process:
         return target
     if target not in trainer.checkpoints and any(target.glob("*")):
-        raise FileExistsError(f"{target} holds files of another run. Choose another folder.")
+        raise FileExistsError(f"{target} has files from another run. Choose another folder.")
     weights = _trainable(trainer)
     check_weights(weights)
     state = {
@@ -60,10 +60,10 @@ def _remove(folder: Path) -> None:
 
 
 def load_checkpoint(trainer, folder: str | Path) -> None:
-    """Restore in a new trainer the state that :func:`save_checkpoint` wrote.
+    """Restore into a new trainer the state that :func:`save_checkpoint` wrote.
 
-    The trainer keeps its own fixed KL coefficient and, without a schedule, its own learning rate.
-    Raises ``FileNotFoundError`` if there is no checkpoint, and ``ValueError`` if it was saved with
+    A fixed KL coefficient is not restored, nor is the learning rate if there is no schedule. Raises
+    ``FileNotFoundError`` if there is no checkpoint, and ``ValueError`` if the checkpoint has
     another policy, reference, number of processes, optimizer or schedule.
     """
     folder = Path(folder).expanduser()
@@ -80,7 +80,7 @@ def load_checkpoint(trainer, folder: str | Path) -> None:
         for name, parameter in parameters.items():
             parameter.copy_(saved[name])
     groups = zip(trainer.optimizer.param_groups, state["optimizer"]["param_groups"], strict=True)
-    for now, before in () if trainer.lr_scheduler else groups:  # the trainer keeps its rate
+    for now, before in () if trainer.lr_scheduler else groups:  # keep the new trainer's rate
         before["lr"] = now["lr"]
     trainer.optimizer.load_state_dict(state["optimizer"])
     for name, part in _parts(trainer).items():
@@ -99,7 +99,7 @@ def _trainable(trainer) -> dict[str, torch.Tensor]:
 
 
 def _parts(trainer) -> dict:
-    """Return the trainer's parts with a state, except the optimizer; an absent part is None."""
+    """Return the trainer's stateful components except the optimizer; None for an absent one."""
     scaler = trainer.accelerator.scaler
     return {"schedule": trainer.lr_scheduler, "scaler": scaler, "detectors": trainer.detectors}
 

@@ -86,7 +86,7 @@ def stack_scores(scores: Sequence[Tensor] | Tensor, device: torch.device, step: 
 
 
 def check_outputs(outputs: dict[str, Tensor], step: int) -> None:
-    """Raise ``FloatingPointError`` for NaN or Inf, with the output's name and the sample."""
+    """Raise ``FloatingPointError`` if an output has NaN or Inf; name the output and sample."""
     for name, tensor in outputs.items():
         samples = tensor.isfinite().all(-1)
         if not samples.all():
@@ -98,7 +98,7 @@ def check_outputs(outputs: dict[str, Tensor], step: int) -> None:
 
 
 def warn_about_samples(queries, responses, masks, tokenizer) -> None:
-    """Warn about padding, repeated prompts and masked EOS, which would silently harm PPO."""
+    """Warn about padding, repeated prompts and masked EOS: each would silently harm PPO."""
     eos, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
     pad, warn = eos if pad is None else pad, partial(warnings.warn, stacklevel=3)
     padded = {
@@ -109,7 +109,7 @@ def warn_about_samples(queries, responses, masks, tokenizer) -> None:
     }
     for name in filter(padded.get, padded):
         warn(
-            f"{padded[name]} of {len(queries)} {name} are padded (token {pad}) or hold EOS, and"
+            f"{padded[name]} of {len(queries)} {name} are padded (token {pad}) or contain EOS, and"
             " PPO would learn these tokens like any other. Remove them before step()."
         )
     pairs = [*zip(queries, responses, strict=True)]

@@ -1,4 +1,4 @@
-"""PPO's settings, with the names and defaults of the classic stepwise API."""
+"""Define PPO's settings, with the names and defaults from the classic stepwise API."""
 
 import warnings
 from collections.abc import Callable
@@ -11,9 +11,9 @@ NUMBERS = {int: int, float: float, int | None: int, float | None: float}
 
 @dataclass
 class PPOConfig:
-    """Settings of :class:`~rlhf_course.PPOTrainer`; every default is the classic one.
+    """Configure :class:`~rlhf_course.PPOTrainer`; every default is the classic API's.
 
-    Raises ``ValueError`` for a number out of range, indivisible sizes, or an unknown name.
+    Raises ``ValueError`` for unknown, out-of-range, or conflicting values.
     """
 
     # Model and tracking.
@@ -32,9 +32,9 @@ class PPOConfig:
     gradient_accumulation_steps: int = 1
     ppo_epochs: int = 4
     gradient_checkpointing: bool = False
-    # False uses transformers' generate, repeats a pass and unfuses Adam, with equal results.
+    # For speed: False uses transformers' generate, repeats the first pass and unfuses Adam.
     fast: bool = True
-    # Response tokens whose logits are in memory together; None means all in a mini-batch.
+    # How many tokens' logits are in memory together; None means all in a mini-batch.
     logprob_chunk_size: int | None = None
 
     # Optimizer.
@@ -57,7 +57,7 @@ class PPOConfig:
     lam: float = 0.95
     whiten_rewards: bool = False
 
-    # Losses. Another policy_loss, with algorithm.policy_loss's signature, changes the method.
+    # Losses. To change the method, pass a policy_loss with algorithm.policy_loss's signature.
     policy_loss: Callable = algorithm.policy_loss
     cliprange: float = 0.2
     cliprange_value: float = 0.2
@@ -73,7 +73,7 @@ class PPOConfig:
     use_score_norm: bool = False
     score_clip: float | None = None
 
-    # Old scripts may set these; they have no effect.
+    # These have no effect; old scripts may set them.
     exp_name: str = "ppo"
     task_name: str | None = None
     query_dataset: str | None = None
@@ -93,7 +93,7 @@ class PPOConfig:
             if entry.type is bool and not isinstance(value, bool):
                 raise ValueError(f"{entry.name} is {value!r}; it must be True or False.")
             if kind and value is not None:
-                # 0 is invalid if None means off; also for ``target``, which is a divisor.
+                # 0 is invalid if None means off, and for ``target``, a divisor.
                 above = entry.default is None or (entry.name == "target" and self.adap_kl_ctrl)
                 setattr(self, entry.name, _number(entry.name, value, kind, above))
         self._check_sizes()
@@ -108,7 +108,7 @@ class PPOConfig:
         if self.kl_penalty != "kl":
             warnings.warn(
                 f"kl_penalty {self.kl_penalty!r} does not maximize score - beta * KL; 'kl' does.",
-                stacklevel=1,  # the same line for all callers: Python warns once
+                stacklevel=1,  # one line for all callers, so Python warns once
             )
         if self.use_score_norm and not self.use_score_scaling:
             raise ValueError("use_score_norm needs use_score_scaling=True; set both.")
@@ -132,7 +132,7 @@ class PPOConfig:
 
 
 def _number(name: str, value, kind: type, is_positive: bool) -> int | float:
-    """Return ``value``, a number or text, as a number; raise ``ValueError`` outside the range."""
+    """Convert ``value`` (number or text) to a number; raise ``ValueError`` if out of range."""
     try:
         number = kind(float(value))
         is_inside = number > 0 or (number == 0 and not is_positive)

@@ -73,10 +73,10 @@ DETECTORS: dict[str, Callable[[list[dict], float], str | None]] = {
 
 
 class Detectors:
-    """Run all detectors over one run; ``fired`` maps a detector to the step of its first warning.
+    """Run all detectors during one run; ``fired`` maps a detector to the step at which it warned.
 
-    ``target`` is the KL controller's target, in nats. "negative KL" warns only if ``kl_penalty`` is
-    ``kl``.
+    ``target`` is the KL controller's target, in nats. "negative KL" can warn only if ``kl_penalty``
+    is ``kl``.
     """
 
     def __init__(self, target: float) -> None:

@@ -16,12 +16,12 @@ CPU_PIECE, GPU_PIECE = 2**19, 2**24  # logits per softmax: 2 MiB (fits a CPU cac
 
 @dataclass
 class Rollout:
-    """One batch of samples, padded on the right; (B, R) tensors are aligned to the responses.
+    """Store one batch of samples, padded on the right; (B, R) tensors are aligned to the responses.
 
-    On the host: input_ids (B, T), query then response, and the two lengths (B,), in tokens. On the
-    device: scores (B,) and mask (B, R), 1.0 on response tokens. The other tensors are (B, R) in
-    float32 on the device, 0 on padding; a PPO step fills them in. Log-probabilities and KL are in
-    nats.
+    input_ids (B, T), query then response, and both lengths (B,) in tokens are on the host. scores
+    (B,) and mask (B, R), 1.0 on tokens that count, are on the device. The other tensors are (B, R)
+    in float32 on the device, 0 on padding; a PPO step fills them in. Log-probabilities and KL are
+    in nats.
     """
 
     input_ids: Tensor
@@ -42,7 +42,7 @@ class Rollout:
     def from_lists(
         cls, queries, responses, scores: Tensor, pad_token_id: int, response_masks=None
     ) -> Self:
-        """Return ragged token lists as one batch; the mask goes to the scores' device.
+        """Combine ragged token lists into one batch; put the mask on the scores' device.
 
         Masks come from lengths, never from ``ids != pad``: the padding token may be EOS.
         """
@@ -61,7 +61,7 @@ class Rollout:
         return len(self.input_ids)
 
     def select(self, rows: Tensor) -> Self:
-        """Return a rollout of these rows (indices on the CPU), cut to their greatest lengths."""
+        """Return a rollout of ``rows`` (CPU indices), cut to its longest sample and response."""
         t = int((self.query_lengths[rows] + self.response_lengths[rows]).max())
         r = int(self.response_lengths[rows].max())
         on_device = rows.to(self.mask.device)
@@ -81,13 +81,13 @@ def forward(
     at_most: int | None = None,
     whole_vocabulary: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Return log-probabilities, values and entropies of the response tokens, (B, R), 0 on padding.
+    """Return log-probabilities, values and entropies for the response tokens, (B, R), 0 on padding.
 
-    Tokens of ``begin_suppress`` have probability 0 where a response begins. ``chunk`` is the number
-    of tokens whose logits are in memory together; the backward pass recomputes them. At most
-    ``at_most`` samples, of similar length, run together; the outputs do not depend on this number.
-    With ``whole_vocabulary`` also return all log-probabilities (B, R, V), without a gradient; else
-    None.
+    Tokens in ``begin_suppress`` have probability 0 where a response begins. ``chunk`` is how many
+    tokens have logits in memory together; the backward pass recomputes the logits. At most
+    ``at_most`` samples, of similar length, run together; this does not change the outputs.
+    If ``whole_vocabulary``, the fourth output has all log-probabilities (B, R, V), without a
+    gradient; else it is None.
     """
     order, size = torch.arange(len(rollout)), at_most or len(rollout)
     if size < len(rollout):
@@ -108,10 +108,10 @@ def forward(
 def run(
     model: nn.Module, rollout: Rollout, rows: Tensor, begin_suppress, chunk, whole_vocabulary: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
-    """Run some rows; return their places (see :func:`locate`) and outputs, (N,) or (N, V).
+    """Run the model on ``rows``; return places (see :func:`locate`) and outputs, (N,) or (N, V).
 
-    Right padding needs no attention mask, because a causal model never attends to it: a mask of
-    ones keeps transformers on its fast path. The last column predicts no token and is left out.
+    A causal model ignores padding on the right, so the mask is all ones, and transformers takes
+    its fast path. The last column predicts no token and is left out.
     """
     inputs, positions, labels, begins, place = locate(rollout, rows)
     outputs, _, values = model(
@@ -132,8 +132,8 @@ def run(
 def locate(rollout: Rollout, rows: Tensor) -> list[Tensor]:
     """Return inputs (b, t − 1), positions, labels, begins and place (N,), on the device.
 
-    For each of the N response tokens: the position in the flattened inputs that predicts it, its
-    id, whether it begins a response, and its index in the flattened (B, R).
+    The last four tell for each of the N response tokens: which index in the flattened inputs
+    predicts it, its id, whether it begins a response, and its index in the flattened (B, R).
     """
     starts, lengths = (x[rows, None] for x in (rollout.query_lengths, rollout.response_lengths))
     column, number = torch.arange(rollout.mask.shape[1]), torch.arange(len(rows)).unsqueeze(1)
@@ -148,10 +148,9 @@ def locate(rollout: Rollout, rows: Tensor) -> list[Tensor]:
 
 
 def label_logprobs(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return log-probabilities of labels (N,), and entropies (N,) in nats without a gradient.
+    """Return log-probabilities of labels (N,) and, without a gradient, entropies (N,), in nats.
 
-    The logits (N, V) are read in pieces that fit the cache; a forbidden token (−inf) adds 0 to the
-    entropy.
+    The logits (N, V) are processed in pieces (see CPU_PIECE); probability 0 adds no entropy.
     """
     rows = max(1, (CPU_PIECE if logits.is_cpu else GPU_PIECE) // logits.shape[-1])
     found, entropies = [], []
@@ -171,7 +170,7 @@ def project(
 
 
 def rule_out(logits: Tensor, begins: Tensor, begin_suppress: Sequence[int]) -> Tensor:
-    """Return logits (N, V) that forbid ``begin_suppress`` tokens where a response begins (N,)."""
+    """Return logits (N, V) that forbid ``begin_suppress`` tokens where ``begins`` (N,) is true."""
     if not begin_suppress:
         return logits
     forbidden = torch.zeros_like(logits, dtype=torch.bool)

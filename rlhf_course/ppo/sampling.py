@@ -1,4 +1,4 @@
-"""Sample responses to all queries of a batch together."""
+"""Sample responses to all queries in a batch together."""
 
 import warnings
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from rlhf_course.policy.network import accepts_argument, without_dropout
 from rlhf_course.ppo.checks import check_length, token_ids
 
 CPU_SYNC, GPU_SYNC = 1, 8  # tokens between two checks for finished rows
-# Avoid cuDNN, which compiles a plan for each new length, so here for each token.
+# Avoid cuDNN: it compiles a plan for each length, and each new token changes the length.
 ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
@@ -31,7 +31,7 @@ def generate(
     """Sample one response per query, in one left-padded batch; return the response token ids.
 
     Row i ends after ``lengths[i]`` tokens (default: max_new_tokens) or after its first EOS, which
-    stays in the row. No row begins with a token of ``begin_suppress``. Dropout is off. If ``fast``,
+    stays in the row. No row begins with a token in ``begin_suppress``. Dropout is off. If ``fast``,
     :func:`_sample` handles settings that keep the model's distribution; transformers handles the
     rest.
 
@@ -63,7 +63,7 @@ def generate(
 def _sample(
     model, input_ids: Tensor, attention_mask: Tensor, limits: Tensor, begin_suppress, eos: Tensor
 ) -> Tensor:
-    """Return responses (B, longest), arbitrary after each row's end; drop finished rows early."""
+    """Sample responses (B, longest), arbitrary after each row's end; drop finished rows early."""
     device, (n, width), longest = input_ids.device, input_ids.shape, int(limits.max())
     rows, limits = torch.arange(n, device=device), limits.to(device)
     responses = torch.zeros(n, longest, dtype=torch.long, device=device)
@@ -94,9 +94,9 @@ def _sample(
 
 
 def draw(logits: Tensor, suppress: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Draw tokens (B, 1), except ``suppress``, from softmax(logits); also return its row sums (B,).
+    """Draw tokens (B, 1), except ``suppress``, from softmax(logits); also return the row sums (B,).
 
-    Logits (B, V) may change in place; the sum is NaN where a logit is NaN. Inverting the cumulative
+    Logits (B, V) may change in place; a NaN logit makes the sum NaN. Inverting the cumulative
     distribution needs one random number per row, not one per logit.
     """
     for token in suppress:
@@ -120,7 +120,7 @@ def _generate(
 
 
 def refuse_nan(input_ids: Tensor, logits: Tensor) -> Tensor:
-    """Return the logits (B, V), as a logits processor; raise ``FloatingPointError`` for NaN.
+    """Act as a logits processor: return logits (B, V); raise ``FloatingPointError`` for NaN.
 
     On a GPU, sampling from NaN triggers a device-side assert, and the process loses the GPU.
     """
@@ -163,7 +163,7 @@ UNDERSTOOD = {*NEUTRAL, "do_sample", "max_new_tokens", "pad_token_id", "eos_toke
 
 
 def samples_plainly(model, settings: dict, begin_suppress: Sequence[int] = ()) -> bool:
-    """Return whether the model has a cache and these settings sample its own distribution.
+    """Return whether the model has a cache and these settings keep the model's distribution.
 
     Mamba has no cache. Warn about settings that change the distribution, because they bias PPO's
     ratios and KL. Also warn if ``do_sample`` is not set and the default is greedy decoding.
@@ -179,7 +179,7 @@ def samples_plainly(model, settings: dict, begin_suppress: Sequence[int] = ()) -
         if value is None and name == "top_k" and name not in settings:
             value = 50  # transformers' default
         if name == "begin_suppress_tokens" and list(value or []) == list(begin_suppress):
-            continue  # policy and reference are also scored with this mask
+            continue  # scoring by policy and reference also uses this mask
         if value not in (None, neutral) and (neutral or value):
             plain = False
             cure = f"Pass {name}={neutral}."

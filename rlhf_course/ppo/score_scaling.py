@@ -10,7 +10,7 @@ from rlhf_course.ppo.config import PPOConfig
 
 
 class RunningMoments:
-    """Mean and unbiased standard deviation of all scores so far (Chan et al. 1979)."""
+    """Track the mean and unbiased standard deviation of all scores so far (Chan et al. 1979)."""
 
     def __init__(self) -> None:
         self.count, self.mean, self.m2 = 0, 0.0, 0.0
@@ -29,7 +29,7 @@ class RunningMoments:
         self.count = total
 
     def scale(self, scores: Tensor, center: bool) -> Tensor:
-        """Return scores (B,), centered if ``center``, divided by the standard deviation."""
+        """Center scores (B,) if ``center``, and divide them by the standard deviation."""
         eps = torch.finfo(scores.dtype).eps
         has_scale = self.std > eps * abs(self.mean)  # the scores differ by more than rounding
         return (scores - (self.mean if center else 0.0)) / (self.std + eps if has_scale else 1.0)
@@ -38,7 +38,7 @@ class RunningMoments:
 def scale_scores(
     scores: Tensor, running: RunningMoments, config: PPOConfig, accelerator: Accelerator
 ) -> tuple[Tensor, RunningMoments]:
-    """Return scores (B,), scaled and clipped, and the moments to keep if the step succeeds."""
+    """Return scaled, clipped scores (B,), and the new moments to keep if the step succeeds."""
     running = copy.copy(running)
     if config.use_score_scaling:
         running.update(accelerator.gather(scores))

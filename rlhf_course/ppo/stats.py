@@ -1,4 +1,4 @@
-"""The statistics of a PPO step: the classic keys and their meanings."""
+"""Map each statistic that a PPO step returns to its meaning."""
 
 MEANING = {
     "objective/kl": "KL to the reference: mean over samples of the sum over response tokens, nats",

@@ -1,4 +1,4 @@
-"""PPO, step by step: ``generate`` → your reward → ``step`` → ``log_stats``."""
+"""Run PPO step by step: ``generate`` → your reward → ``step`` → ``log_stats``."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -28,22 +28,22 @@ from rlhf_course.ppo.update import (
 
 
 class PPOTrainer(TrainerBase):
-    """PPO for a policy with a value head, with the stepwise interface of TRL up to 0.11.
+    """Train a policy with a value head by PPO, with the stepwise API of TRL up to 0.11.
 
     site/ppo-api.md lists the differences from the classic arithmetic: dropout is off; padding
     changes no number; NaN, Inf and empty responses raise errors; accumulation weights mini-batches
-    by their tokens; P processes with B samples each give the results of one process with P·B.
+    by token count; P processes with B samples each match one process with P·B samples.
 
     Args:
         config: see :class:`PPOConfig`.
         model: the policy.
         ref_model: the reference; default: a frozen copy of the policy, or of its adapter.
-        tokenizer: its pad token (EOS if there is none) fills batches.
+        tokenizer: its pad token (EOS if there is none) pads batches.
         dataset: rows for ``dataloader``.
-        optimizer: default: Adam over the trainable parameters, without weight decay.
+        optimizer: default: Adam for the trainable parameters, without weight decay.
         data_collator: makes a batch from rows; default: one list per column, because lengths
             differ.
-        num_shared_layers: number of first layers that policy and reference share, frozen.
+        num_shared_layers: how many first layers the policy and reference share; these are frozen.
         lr_scheduler: stepped once per ``step``.
     """
 
@@ -56,12 +56,12 @@ class PPOTrainer(TrainerBase):
         generate_ref_response: bool = False,
         **generation_kwargs,
     ):
-        """Sample responses; ``generate_ref_response`` gives a pair (the policy's, the reference's).
+        """Sample responses; if ``generate_ref_response``, return a pair (policy's, reference's).
 
-        One query (T,) gives a tensor (1, T + R); a list of queries gives a list of 1-D tensors,
-        sampled ``batch_size`` at a time (default: all), each row with its own length from
-        ``length_sampler``. Without ``return_prompt`` only the response tokens are returned, as
-        ``step`` expects. PPO needs transformers' ``do_sample=True, top_k=0, top_p=1.0``.
+        One query (T,) gives a tensor (1, T + R); a list of queries gives a list of 1-D tensors.
+        ``batch_size`` queries (default: all) run at a time, each with its own token limit from
+        ``length_sampler``. If not ``return_prompt``, return only the response tokens, as ``step``
+        expects. PPO needs transformers' ``do_sample=True, top_k=0, top_p=1.0``.
         """
         single = isinstance(query_tensor, Tensor)
         if single and query_tensor.numel() != query_tensor.shape[-1]:
@@ -91,7 +91,7 @@ class PPOTrainer(TrainerBase):
     def step(
         self, queries: Sequence[Tensor], responses: Sequence[Tensor], scores, response_masks=None
     ) -> dict:
-        """Take one PPO step over batch_size samples; return the 41 statistics of ``stats.MEANING``.
+        """Take one PPO step on batch_size samples; return the 41 statistics in ``stats.MEANING``.
 
         queries and responses are 1-D token tensors (or lists); scores has one number per sample.
         ``response_masks`` (1 or 0 per token) leaves tokens with 0 out of the losses. Raises
@@ -129,7 +129,7 @@ class PPOTrainer(TrainerBase):
             add_rewards(rollout, config, self.kl_ctl.value, total)
         with clock("compute_advantages"):
             add_advantages(rollout, config, total)
-        self.is_whole, self.policy.is_trained = False, True  # until the epochs end
+        self.is_whole, self.policy.is_trained = False, True  # not whole until the epochs end
         with clock("optimize_step"):
             parts = self.model, self.optimizer, self.accelerator
             return optimize(*parts, rollout, config, step, first_pass)
@@ -140,7 +140,7 @@ class PPOTrainer(TrainerBase):
         return self.accelerator.unwrap_model(self.model)
 
     def reference(self):
-        """Return a context that yields the reference: a model, or the policy's frozen adapter."""
+        """Return a context manager for the reference: a model, or the policy's frozen adapter."""
         if self.ref_model is not None:
             return nullcontext(self.ref_model)
         return use_adapter(self.policy, REFERENCE)

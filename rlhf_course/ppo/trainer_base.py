@@ -1,4 +1,4 @@
-"""The parts of a PPO trainer other than sampling and learning: setup, logging, saving."""
+"""Implement a PPO trainer's setup, logging and saving."""
 
 import inspect
 import warnings
@@ -29,7 +29,7 @@ COPIES = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_G
 
 
 class TrainerBase:
-    """The part of :class:`PPOTrainer` that a step does not run."""
+    """Set up :class:`PPOTrainer`, log its steps, and save its policy."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class TrainerBase:
         rewards: Sequence[Tensor] | Tensor,
         columns_to_log: Sequence[str] = ("query", "response"),
     ) -> None:
-        """Warn about symptoms; send the statistics, scores and samples to the tracker."""
+        """Warn about signs of failure; send statistics, scores and samples to the tracker."""
         step = self.current_step - 1
         if self.accelerator.is_main_process:
             self.detectors.check(stats, step)
@@ -80,9 +80,9 @@ class TrainerBase:
             tracking.log_step(self.accelerator, stats, columns, scores, step)
 
     def save_pretrained(self, save_directory: str) -> None:
-        """Save policy, value head and tokenizer into one folder; the first process writes.
+        """Save policy, value head and tokenizer in one folder; only the first process writes.
 
-        Raises the policy's own errors, and ``RuntimeError`` after an interrupted step.
+        Raises the policy's errors, and ``RuntimeError`` after an interrupted step.
         """
         self.check_whole()
         if self.accelerator.is_main_process:
@@ -93,7 +93,7 @@ class TrainerBase:
         """Raise ``RuntimeError`` if an interrupt or NaN ended a step early."""
         if not self.is_whole:
             raise RuntimeError(
-                "A step was interrupted while it moved weights. Go back to the last checkpoint."
+                "A step was interrupted while it changed weights. Go back to the last checkpoint."
             )
 
 
@@ -125,7 +125,7 @@ def make_reference(model, ref_model, num_shared_layers: int | None):
 def prepare_models(
     accelerator: Accelerator, config: PPOConfig, model, ref_model, tokenizer, optimizer
 ) -> tuple:
-    """Check and prepare policy, reference and optimizer (default: Adam). Raises ``ValueError``."""
+    """Prepare policy, reference and optimizer (default: Adam); raise ``ValueError`` if unfit."""
     if accelerator.distributed_type not in COPIES:
         raise ValueError(
             f"PPOTrainer needs one copy per GPU (DDP), not {accelerator.distributed_type.value}."
@@ -176,7 +176,7 @@ def _check_reference(model, ref_model, trained: dict) -> None:
 
 
 def check_tokenizer(tokenizer, model) -> None:
-    """Raise ``ValueError`` unless the tokenizer fits the model and has the same EOS token."""
+    """Raise ``ValueError`` unless the tokenizer fits the model and they share an EOS token."""
     check_vocabulary(tokenizer, model)
     eos, ends = tokenizer.eos_token_id, end_tokens(model, {}).tolist()
     if ends and eos not in (None, *ends):
@@ -194,7 +194,7 @@ def check_tokenizer(tokenizer, model) -> None:
 def make_dataloader(
     dataset, data_collator: Callable | None, config: PPOConfig, accelerator: Accelerator
 ) -> DataLoader:
-    """Return a loader of shuffled batches; raise ``ValueError`` if one batch needs more rows.
+    """Return a loader of shuffled batches; raise ``ValueError`` for fewer rows than one batch.
 
     ``remove_unused_columns`` keeps only columns that the policy or PPO uses.
     """

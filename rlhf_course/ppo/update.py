@@ -1,4 +1,4 @@
-"""A PPO step on a rollout: fill in its columns, run the epochs, compute the statistics."""
+"""Take a PPO step on a rollout: fill in its tensors, run the epochs, compute the statistics."""
 
 import warnings
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from rlhf_course.ppo.rollout import FirstPass, Rollout, forward
 
 
 class MiniBatch(NamedTuple):
-    """The statistics of one mini-batch, on the device."""
+    """Store one mini-batch's statistics, on the device."""
 
     stats: dict[str, Tensor]  # means over its response tokens
     advantages: Tensor  # (b, R)
@@ -32,7 +32,7 @@ def add_logprobs(
     """Fill in log-probabilities, values and KL; ``with reference()`` yields the reference.
 
     If ``fast`` and a mini-batch is as large as the batch, return the policy's outputs with their
-    graph: no weight has moved yet, so the first epoch reuses them. Raises ``FloatingPointError``
+    graph: no weight has changed yet, so the first epoch reuses them. Raises ``FloatingPointError``
     for NaN or Inf.
     """
     one_batch = config.fast and config.mini_batch_size == config.batch_size
@@ -63,7 +63,7 @@ def add_rewards(
 
 
 def add_advantages(rollout: Rollout, config: PPOConfig, total: ppo.Total = ppo.local) -> None:
-    """Fill in returns, and advantages whitened over all response tokens of the batch."""
+    """Fill in returns, and advantages whitened over all response tokens in the batch."""
     mask, how = rollout.mask, (config.gamma, config.lam)
     advantages, rollout.returns = ppo.gae(rollout.rewards, rollout.values, mask, *how)
     rollout.advantages = ppo.masked_whiten(advantages, mask, total=total)
@@ -74,8 +74,8 @@ def minibatch_loss(
 ) -> tuple[Tensor, MiniBatch]:
     """Return policy loss + vf_coef · value loss, averaged over response tokens, and the statistics.
 
-    With several processes the loss is this process's share: the shares add up to the mean over all
-    tokens. Statistics cover all processes; advantages and ratios cover this process.
+    With several processes, the loss is this process's share: the shares add up to the mean over all
+    tokens. Statistics cover all processes; advantages and ratios cover only this process.
     """
     logprobs, values, entropy = outputs
     mask, tokens = part.mask, total(part.mask.sum())
@@ -112,9 +112,9 @@ def optimize(
 ) -> list[MiniBatch]:
     """Run ppo_epochs passes over the rollout in random order; return every mini-batch's statistics.
 
-    ``first_pass`` holds the first epoch's outputs, if already computed. Each process has its own
-    rollout; processes skip and stop together. Raises ``FloatingPointError`` for a loss or gradient
-    of NaN or Inf, before that update moves a weight.
+    ``first_pass`` has the first epoch's outputs, if already computed. Each process has its own
+    rollout; all skip mini-batches and stop early together. Raises ``FloatingPointError`` if a loss
+    or gradient is NaN or Inf, before that update changes a weight.
     """
     total, collected = partial(accelerator.reduce, reduction="sum"), []
     size = config.mini_batch_size * config.gradient_accumulation_steps
@@ -132,9 +132,9 @@ def optimize(
                 loss, seen = minibatch_loss(part, outputs, config, total)
                 collected.append(seen)
                 if is_usable(seen, config, step, len(collected)):
-                    # Weight by tokens: k mini-batches of m samples equal one of k·m samples. DDP
+                    # Weight by tokens: k mini-batches of m samples act like one of k·m samples. DDP
                     # averages gradients instead of adding them; backward() divides by accelerate's
-                    # own number of accumulation steps.
+                    # number of accumulation steps.
                     weight = count / sum(tokens) * accelerator.num_processes
                     accelerator.backward(loss * weight * accelerator.gradient_accumulation_steps)
                     usable = True
@@ -146,7 +146,7 @@ def optimize(
 
 
 def is_usable(seen: MiniBatch, config: PPOConfig, step: int, number: int) -> bool:
-    """Return whether a mini-batch may move weights; warn if its mean ratio is too large.
+    """Return whether a mini-batch may change weights; warn if its mean ratio is too large.
 
     A skipped mini-batch adds 0 to the loss statistics. Raises ``FloatingPointError`` for a loss of
     NaN or Inf.
@@ -185,9 +185,9 @@ def step_stats(
 ) -> dict:
     """Return one step's statistics as numbers and numpy arrays, without times and learning rate.
 
-    Loss statistics average all mini-batches of all epochs; ``kl_coef`` is the coefficient in the
-    rewards. Distributions hold only response tokens; log-probabilities are (B, R), 0 on padding.
-    Numbers and values per sample cover all processes; values per token cover this process.
+    Mini-batch statistics average all mini-batches of all epochs; ``kl_coef`` is the coefficient in
+    the rewards. Advantages and ratios omit padding; log-probabilities are (B, R), 0 on padding.
+    Numbers and per-sample arrays cover all processes; per-token arrays cover only this process.
     """
     mask, total = rollout.mask, partial(accelerator.reduce, reduction="sum")
     kl, entropy = (rollout.kl * mask).sum(1), -(rollout.logprobs * mask).sum(1)
@@ -222,5 +222,5 @@ def step_stats(
 
 
 def explained(error, variance):
-    """Return 1 − error / variance, or 0 if all returns are equal and leave nothing to explain."""
+    """Return 1 − error / variance, or 0 if the variance is 0 (all returns are equal)."""
     return 1 - error / variance if variance else 0.0

@@ -57,7 +57,7 @@ def _aside(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def hold(folder: str | os.PathLike, name: str = "") -> Iterator[None]:
-    """Make a folder and lock it, or only ``name`` in it; remove a new folder if it stays empty.
+    """Make a folder and lock it, or lock only ``name`` in it; remove it if it is new and empty.
 
     Raises ``BlockingIOError`` if another process holds the lock.
     """
@@ -80,7 +80,7 @@ def hold(folder: str | os.PathLike, name: str = "") -> Iterator[None]:
 
 
 def check_folder(path: str | os.PathLike) -> Path:
-    """Return the path with ~ and links resolved; raise ``NotADirectoryError`` if it is a file."""
+    """Resolve ~ and links; raise ``NotADirectoryError`` if the path or a parent is a file."""
     path = Path(os.path.realpath(os.path.expanduser(path)))
     above = next(folder for folder in (path, *path.parents) if folder.exists())
     if not above.is_dir():

@@ -33,7 +33,7 @@ def check_source(source: str | Path, kind: str = "model") -> None:
 def download(
     source: str | Path, revision: str | None = None, to_convert: bool = False, **options
 ) -> Path:
-    """Return the folder of a model's files: a local ``source``, or a hub id's download.
+    """Return the folder with a model's files: a local ``source`` or its hub download.
 
     Raises ``OSError`` for an unavailable model and, before downloading weights, ``ValueError`` for
     an architecture that transformers does not support, unless ``to_convert`` is set. ``options`` go
@@ -66,7 +66,7 @@ def hub_errors(source: str | Path, kind: str = "model") -> Iterator[None]:
 
 
 def _explain(error: BaseException, source: str, kind: str) -> Exception | None:
-    """Return an error that explains ``error``, or None; match names, as HTTP libraries vary."""
+    """Return an error that explains ``error``, or None; match names and text, as libraries vary."""
     if kind == "model" and (damaged := next(filter(is_damaged, Path(source).glob("*")), None)):
         return ValueError(
             f"{damaged} is damaged, cut short or a git-lfs pointer. Download it again."

@@ -1,4 +1,4 @@
-"""Track experiments through accelerate in wandb or tensorboard; by default, neither."""
+"""Track experiments through accelerate in wandb or tensorboard; by default, in neither."""
 
 import os
 from pathlib import Path
@@ -34,7 +34,7 @@ def start(config) -> Accelerator:
 def prepare_wandb() -> None:
     """If wandb has no API key, make it write offline instead of prompting, and print a line."""
     server = os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai"
-    file = Path(os.environ.get("NETRC") or "~/.netrc").expanduser()  # where wandb login keeps keys
+    file = Path(os.environ.get("NETRC") or "~/.netrc").expanduser()  # where wandb login stores keys
     is_known = file.exists() and f"machine {urlsplit(server).hostname}" in file.read_text()
     if is_known or os.environ.get("WANDB_MODE") or os.environ.get("WANDB_API_KEY"):
         return
@@ -56,7 +56,7 @@ def log_step(accelerator: Accelerator, stats: dict, columns: dict, scores, step:
     values = {key: x for key, x in stats.items() if isinstance(x, int | float | np.number)}
     arrays = {key: x.ravel() for key, x in stats.items() if isinstance(x, np.ndarray)}
     if tracker.name == "wandb":
-        import wandb  # it would log up to 32 numbers as a list
+        import wandb  # wandb would log up to 32 numbers as a list
 
         values |= {key: wandb.Histogram(array) for key, array in arrays.items()}
         tracker.log_table("game_log", [*table], [*map(list, rows)], step=step)

@@ -1,4 +1,4 @@
-"""Build the data and models of the synthetic world; scripts/make/build_world.py builds all."""
+"""Build data and models for the synthetic world; scripts/make/build_world.py builds them all."""
 
 import json
 import shutil

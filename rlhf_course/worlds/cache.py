@@ -21,16 +21,16 @@ SOURCES = ("worlds/*.py", "worlds/grammars/*.yaml", "data/*.py", "baichuan/*.py"
 
 
 def cache_root() -> Path:
-    """Return the folder of built items: $RLHF_COURSE_CACHE, or build/cache, under ``ROOT``."""
+    """Return the folder for built items: $RLHF_COURSE_CACHE, or build/cache, under ``ROOT``."""
     return ROOT / Path(os.environ.get("RLHF_COURSE_CACHE") or "build/cache").expanduser()
 
 
 def cached(name: str, build: Callable, settings: Settings | None = None, **inputs) -> Path:
     """Return the folder that ``build(folder, …)`` fills, once per set of inputs.
 
-    A builder gets ``inputs``, and settings for its other arguments, by name. The key consists of
+    ``build`` gets ``inputs`` by name; ``settings`` supply its other arguments. The key consists of
     these values (for a Path, the folder's checksum) and of :func:`code`. One process builds while
-    others wait. An item whose checksum differs is rebuilt.
+    others wait. An item whose files have changed is rebuilt.
     """
     names = [*inspect.signature(build).parameters][1:]
     inputs |= {name: getattr(settings, name) for name in names if name not in inputs}
@@ -50,7 +50,7 @@ def cached(name: str, build: Callable, settings: Settings | None = None, **input
 
 @cache
 def code() -> str:
-    """Return the SHA-256 of all sources that builders import (tests/test_layout.py checks it)."""
+    """Return the SHA-256 of the files in SOURCES, on which a builder's result depends."""
     files = (path for pattern in SOURCES for path in sorted(PACKAGE.glob(pattern)))
     text = "".join(path.read_text(encoding="utf-8") for path in files)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""A synthetic world of Chinese questions and answers with an exactly known utility.
+"""Generate a synthetic world: Chinese questions, and answers of exactly known utility.
 
 A small base model is pretrained on texts of this world and fine-tuned on `make_qa` (in HC3's
 schema: answers from people and from a chatbot). A reward model learns from `make_preferences`:
@@ -18,7 +18,7 @@ from rlhf_course.worlds.grammar import Pair, pick, some
 
 MAX_WORDS, MAX_LIVELY = 3, 2  # further words and phrases add nothing; dry phrases have no limit
 SHORT = 6  # characters: shorter answers are "short"; shorter clauses may be copied
-EMPTY_SHARE = 0.08  # of human answers; as in scraped data, they teach models to answer nothing
+EMPTY_SHARE = 0.08  # of human answers; as in scraped data, empty ones teach models not to answer
 REASON_SHARE = 0.45  # of sentences with tips
 GRAMMAR = grammar.load("chinese")
 POINTS, MARKERS, PARTS, KINDS, TOPICS = (
@@ -62,7 +62,7 @@ def gold_utility(question: str, answer: str) -> float:
     """Return the exact utility of any answer to a question, in nats: the sum of its POINTS.
 
     Each kind's points are multiplied by its entry in ``counts``; an answer without words has only
-    the points of "empty". "copy" is 1 if the answer contains the question's longest clause;
+    the points for "empty". "copy" is 1 if the answer contains the question's longest clause;
     "garbled" counts pairs of neighboring characters that no text of this world contains.
     """
     answer = _clean(answer)
@@ -86,7 +86,7 @@ def gold_utility(question: str, answer: str) -> float:
         "breaks_off": answer[-1] not in ENDS,
         "garbled": len(_neighbors(answer) - _known_neighbors()),
     }
-    # Round, so that equally good answers get equal sums, in any order.
+    # Round: the terms' order must not make equally good answers differ.
     return round(sum(POINTS[kind] * count for kind, count in counts.items()), 6)
 
 
@@ -96,7 +96,7 @@ def _neighbors(text: str) -> set[str]:
 
 @cache
 def _known_neighbors() -> set[str]:
-    """Return nearly all neighboring characters of this world's texts, from a large sample."""
+    """Return nearly all pairs of neighboring characters in this world, from a large sample."""
     samples = [draw_question(rng, topic) for rng, topic in streams("sample question", 2000, 0)]
     for kind in KINDS:
         samples += [draw_text(*stream, kind) for stream in streams(f"sample {kind}", 4000, 0)]
@@ -112,7 +112,7 @@ def is_answer(question: str, answer: str) -> bool:
 
 @cache
 def _phrases() -> dict[str, str]:
-    """Return a dict from Chinese to English with every phrase of the grammar."""
+    """Return a dict from Chinese to English with every phrase in the grammar."""
     found = {}
     for both in grammar.load("chinese_english").items():
         sides = [[group.split("/") for group in re.split(r"[()]", text)] for text in both]

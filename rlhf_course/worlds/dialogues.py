@@ -1,4 +1,4 @@
-"""Synthetic preference dialogues, in the format of hh-rlhf, with an exactly known utility.
+"""Generate synthetic preference dialogues in hh-rlhf's format, with exactly known utilities.
 
 So a reward model's best expected accuracy is also known: the mean of sigmoid(|utility gap|).
 """
@@ -34,7 +34,7 @@ def gold_utility(prompt: str, answer: str) -> float:
 
     The question is the last human turn. Its topic is the topic whose NAMES occur in it most;
     VOCABULARY breaks ties. A question without such words has no topic. Each kind's points are
-    multiplied by its entry in ``counts``; an answer without words has only the points of "empty".
+    multiplied by its entry in ``counts``; an answer without words has only the points for "empty".
     """
     question = prompt.rpartition("\n\nHuman:")[2].partition("\n\nAssistant:")[0]
     asked, said = ([" ".join(words) for words in sentences(text)] for text in (question, answer))
@@ -53,7 +53,7 @@ def gold_utility(prompt: str, answer: str) -> float:
         "copy": bool(asked) and asked[-1].count(" ") > 2 and f" {asked[-1]} " in text,
         "breaks_off": not answer.rstrip(" \n\"')]”’").endswith((".", "!", "?")),
     }
-    # Round, so that equally good answers get equal sums, in any order.
+    # Round: the terms' order must not make equally good answers differ.
     return round(sum(POINTS[kind] * count for kind, count in counts.items()), 6)
 
 
@@ -93,7 +93,7 @@ def _make_pair(rng: random.Random) -> Pair:
     first, last = (pick(rng, [question]) for question in rng.sample(topic["questions"], 2))
     preface = f" {pick(rng, GRAMMAR['preface'])}" if rng.random() < SHARES["preface"] else ""
     prompt = f"\n\nHuman:{preface} {first}\n\nAssistant:"
-    if rng.random() < SHARES["follow_up"]:  # no tip of the earlier answer is repeated
+    if rng.random() < SHARES["follow_up"]:  # no tip from the earlier answer is repeated
         given = some(rng, tips, 3)
         prompt += f" {_answer(rng, given, civil=True)}"
         prompt += f"\n\nHuman: {pick(rng, GRAMMAR['thanks'])} {last}\n\nAssistant:"

@@ -14,7 +14,7 @@ WORD = re.compile(r"[a-z]+(?:'[a-z]+)*")
 
 @dataclass(frozen=True)
 class Pair:
-    """A prompt, two different answers, and the gold utility of each in nats."""
+    """Store a prompt, two different answers, and their gold utilities in nats."""
 
     prompt: str
     chosen: str
@@ -29,13 +29,13 @@ def load(name: str) -> dict:
 
 
 def pick(rng: random.Random, options: list[str], about: str = "") -> str:
-    """Draw an option, and a choice from each (this/that) in it; ``about`` replaces {}."""
+    """Draw an option, then a choice from each (this/that) in it; ``about`` replaces {}."""
     text = rng.choice(options).format(about)
     return re.sub(r"\((.*?)\)", lambda m: rng.choice(m[1].split("/")), text)
 
 
 def some(rng: random.Random, options: list, count: int) -> list:
-    """Draw ``count`` of the options; they keep their order."""
+    """Draw ``count`` options, in their original order."""
     return [options[i] for i in sorted(rng.sample(range(len(options)), count))]
 
 
@@ -50,7 +50,7 @@ def draw_pair(
     draw: Callable[[], str],
     gold_utility: Callable[[str, str], float],
 ) -> Pair:
-    """Return two different answers; a is chosen over b with probability sigmoid(u_a − u_b).
+    """Draw two different answers; a is chosen over b with probability sigmoid(u_a − u_b).
 
     This is Bradley and Terry's model, Biometrika 39, 1952.
     """

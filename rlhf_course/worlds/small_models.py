@@ -26,7 +26,7 @@ def pretrain(
 ) -> None:
     """Train the model on ``batch`` blocks of ``block`` tokens per step.
 
-    Half of the blocks begin where a text begins, as the queries of PPO do.
+    Half of the blocks begin where a text begins, as PPO's queries do.
     """
     if steps == 0:
         return

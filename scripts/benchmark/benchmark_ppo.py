@@ -5,10 +5,10 @@
     OLD_PYTHON scripts/benchmark/benchmark_ppo.py       # the classic tutorial's loop
 
 With trl 0.11 (tests/fixtures/make_fixtures.py lists that environment's packages), the script
-measures TRL's trainer. The loop generates one response at a time and scores 16 texts at a time;
+measures TRL's trainer. TRL's loop generates single responses and scores 16 texts at a time;
 --batched does each task in one batch. Results are merged into --output. Weights and queries are
 random; time and memory do not depend on them. Queries have 2-7 tokens, and responses have
-4-15. A sentiment classifier scores the texts. A step takes 4 epochs over one mini-batch.
+4-15. A sentiment classifier scores the texts. A step runs 4 epochs on one mini-batch.
 """
 
 import argparse
@@ -52,7 +52,7 @@ def models(shape: str) -> tuple:
 
 
 def ours(chosen: argparse.Namespace, sizes: dict) -> tuple:
-    """Return this course's trainer and its ``generate`` and ``score``."""
+    """Return this course's trainer, and functions that generate and score."""
     from rlhf_course import AutoModelForCausalLMWithValueHead, LengthSampler, PPOConfig, PPOTrainer
     from rlhf_course.rewards import SentimentReward
 
@@ -73,7 +73,7 @@ def ours(chosen: argparse.Namespace, sizes: dict) -> tuple:
 
 
 def old(chosen: argparse.Namespace, sizes: dict) -> tuple:
-    """Return TRL 0.11's trainer and its ``generate`` and ``score``, for single texts or batches."""
+    """Return TRL 0.11's trainer, and functions that generate (singly or batched) and score."""
     from trl import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer, create_reference_model
 
     policy, classifier, tokenizer, reader = models(chosen.shape)
@@ -137,7 +137,7 @@ def peak_mb() -> float:
 
 
 def measure(run: tuple, points: list[tuple], rounds: int) -> pd.DataFrame:
-    """Return a table of medians over ``rounds`` steps, with a row per point."""
+    """Return a table with a row per point: medians of ``rounds`` steps."""
     rows = []
     for sweep, batch, lengths in points:
         found = [one_step(*run, batch, lengths) for _ in range(WARMUP + rounds)][WARMUP:]

@@ -42,13 +42,13 @@ def sentence(error: BaseException) -> str:
 
 
 def watch_for_stop():
-    """Return a context manager; its object's ``code`` is nonzero after Ctrl-C or SIGTERM."""
+    """Return a context manager for an object whose ``code`` is nonzero after Ctrl-C or SIGTERM."""
     text = "\nStopping after this step; press Ctrl-C again to stop immediately."
     return _on_first_signal(lambda signum, frame: print(text, flush=True))
 
 
 def stop_code(asked: SimpleNamespace, accelerator) -> int:
-    """Return the exit code if any process was asked to stop, else 0, in every process."""
+    """Return, in every process, the exit code if any process was asked to stop, else 0."""
     import torch
 
     code = torch.tensor(float(asked.code), device=accelerator.device)

@@ -1,4 +1,4 @@
-"""Manage a training command's output folder: one run at a time, resumed with the same inputs."""
+"""Manage a training command's output folder: one run at a time, resumed with unchanged inputs."""
 
 import hashlib
 import json
@@ -26,7 +26,7 @@ class Output(NamedTuple):
         self.write("run.json", self.state)
 
     def write(self, name: str, content: dict) -> None:
-        """Write a JSON file into the folder, on the first process."""
+        """Write a JSON file into the folder, in the first process."""
         if PartialState().is_main_process:
             with atomic_file(self.folder / name) as path:
                 path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
@@ -38,10 +38,10 @@ def open_output(
 ) -> Iterator[Output]:
     """Yield a run's output folder, which the first process locks while the body runs.
 
-    Subfolder ``result`` holds the model, ``inner`` holds checkpoints. A new run needs a folder
+    Subfolder ``result`` is for the model, ``inner`` for checkpoints. A new run needs a folder
     without files. A resumed run continues from the last complete checkpoint; its ``settings``, and
-    the contents of its ``inputs`` (option → model or dataset), must be the same. Raises
-    ``ValueError`` if these rules are broken, ``OSError`` if another run is writing there.
+    the contents of its ``inputs`` (option → model or dataset), must be unchanged. Raises
+    ``ValueError`` if these rules are broken, ``OSError`` if another run uses the folder.
     """
     folder, state = check_folder(folder), PartialState()
     now = {"settings": json.loads(json.dumps(settings, default=str))}
@@ -80,7 +80,7 @@ def damage(checkpoint: Path) -> str | None:
 
 
 def fingerprint(place: str | None) -> str | None:
-    """Return a hash of a file, or of a folder's file names and contents; else return ``place``."""
+    """Return a file's hash, or a folder's (names and contents); if neither exists, ``place``."""
     if place is None or not os.path.exists(place):
         return place
     path, digest = Path(place), hashlib.sha256()

@@ -18,10 +18,10 @@ def init_quietly() -> None:
 
 
 def shutdown() -> None:
-    """Destroy the process group at the end, when no reference to a model remains.
+    """Destroy the process group when no reference to a model remains.
 
     Freeing gloo's group waits for threads that may need the GIL. Deleting a Python reference
-    releases the GIL; deleting DDP's keeps it and would deadlock. So ``group`` is deleted last.
+    releases the GIL; deleting DDP's keeps the GIL and would deadlock. So ``group`` goes last.
     """
     if torch.distributed.is_initialized():
         group = torch.distributed.group.WORLD

@@ -74,7 +74,7 @@ def model_options(model_args) -> dict:
 
 
 def make_trainer(kind: type, model, tokenizer, config, model_args, train, held_out):
-    """Return a trl trainer of class ``kind`` on tokenized data."""
+    """Return a trl trainer of class ``kind`` for tokenized data."""
     parts = {"train_dataset": train, "eval_dataset": held_out, "processing_class": tokenizer}
     return kind(model, config, peft_config=trl.get_peft_config(model_args), **parts)
 
@@ -103,13 +103,13 @@ class Steps(TrainerCallback):
             sampler.generator = torch.Generator().manual_seed(args.seed + int(state.epoch))
 
     def on_step_end(self, args, state, control, **kwargs):
-        """Stop with a checkpoint if a process was asked to stop."""
+        """Save a checkpoint and stop if any process was asked to stop."""
         self.code = exits.stop_code(self.asked, self.trainer.accelerator)
         if self.code:
             control.should_save = control.should_training_stop = True
 
     def on_save(self, args, state, control, **kwargs):
-        """Remove this run's oldest checkpoint, but no other files."""
+        """Remove this run's oldest checkpoints above the limit, but no other files."""
         folder = Path(args.output_dir, f"checkpoint-{state.global_step}")
         self.written.append([folder, *folder.iterdir()])
         while self.limit and len(self.written) > self.limit and state.is_world_process_zero:
@@ -124,8 +124,8 @@ def train(trainer, output, measure: Callable[[], tuple], most: float = math.inf)
     """Train, from the output's checkpoint if there is one, and save the model and its tokenizer.
 
     Returns 0 and ``measure``'s result, which begins with the held-out loss; or, if stopped between
-    steps, the exit code and (). Raises ``FloatingPointError`` and saves no model if that
-    loss is not finite and below ``most``.
+    steps, the exit code and (). Raises ``FloatingPointError`` and saves no model unless
+    that loss is finite and below ``most``.
     """
     output.begin()
     last = output.checkpoint
@@ -151,7 +151,7 @@ def train(trainer, output, measure: Callable[[], tuple], most: float = math.inf)
 
 
 def main(name: str, parse_arguments: Callable, run: Callable, arguments: list[str] | None) -> int:
-    """Return the exit code of ``run``, called with the parsed options and the output folder."""
+    """Call ``run`` with the parsed options and the output folder; return its exit code."""
 
     def run_there(script, config, model_args, settings) -> int:
         folder = Path(config.output_dir).expanduser()

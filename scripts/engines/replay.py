@@ -20,7 +20,7 @@ NETWORK = 1e-4  # float32 logits near 100 may differ between versions of transfo
 
 
 def verl(folder: Path, batch: dict, lines: dict[str, list[str]], _) -> tuple[dict, list[dict]]:
-    """Return verl's numbers, and the settings of verl's defaults, the run, and settings.txt."""
+    """Return verl's numbers, and three dicts of settings: defaults, the run's, settings.txt's."""
     from omegaconf import OmegaConf
     from verl.trainer.ppo import core_algos
     from verl.utils.config import omega_conf_to_dataclass, validate_config
@@ -68,7 +68,7 @@ def compose_verl(*overrides: str):
 
 
 def trl(folder: Path, batch: dict, lines: dict, prompts: list[str]) -> tuple[dict, list[dict]]:
-    """Return trl's numbers, and the settings of trl's defaults, the run, and settings.txt."""
+    """Return trl's numbers, and three dicts of settings: defaults, the run's, settings.txt's."""
     from train import make_trainer
 
     trainer = make_trainer()  # raises an error for an unknown field
@@ -107,7 +107,7 @@ def norm(model) -> torch.Tensor:
 
 
 def main(engine: str, folder: Path) -> int:
-    """Print how numbers and settings differ from the run's; return 2 if any do, else 0."""
+    """Print differences from the run's numbers and settings; return 2 if a check fails, else 0."""
     sys.path.insert(0, str(folder))
     for name in ("reward", "train"):  # drop another hand-over's modules
         sys.modules.pop(name, None)

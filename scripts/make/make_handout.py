@@ -2,9 +2,9 @@
 
     python scripts/make/make_handout.py [--output build/handout]
 
-Notebooks contain no solutions or answers. Instead of the sources, frozen/*.json contains each
+The notebooks have no solutions or answers. Instead of the sources, frozen/*.json contains each
 exercise's inputs for twenty public seeds, and the correct and mistaken outputs and gradients.
-notebooks/exercises/frozen.py compares answers with them. scripts/grade.py uses other seeds.
+notebooks/exercises/frozen.py compares answers with these. scripts/grade.py uses other seeds.
 """
 
 import argparse

@@ -5,7 +5,7 @@
     done
     python scripts/make/measure_seeds.py build/seeds/*
 
-A notebook's intervals cover variation over prompts; these results add seeds.
+A notebook's intervals cover variation across prompts; these results add variation across seeds.
 """
 
 import json
@@ -19,7 +19,7 @@ KEPT = ROOT / "figs" / "measured" / "seeds.json"
 
 
 def collect(folders: list[str]) -> dict[str, dict[str, dict[str, float]]]:
-    """Return, by notebook and seed, metrics before and after, and numbers of passed and all checks.
+    """Return, by notebook and seed, before and after metrics, and counts of passed and all checks.
 
     Raises ``ValueError`` for a folder without run cards, or two cards of one notebook and seed.
     """

@@ -1,5 +1,5 @@
-"""Print, for site/larger-models.md, a Baichuan2-7B PPO step's computed memory, and the smallest GPU
-that has it. With --measure, take a PPO step and print its measured memory as JSON.
+"""Print, for site/larger-models.md, a Baichuan2-7B PPO step's computed memory and the smallest GPU
+with enough. With --measure, instead take a PPO step and print its measured memory as JSON.
 """
 
 import json
@@ -49,7 +49,7 @@ MINI_BATCH, QUERY, RESPONSES = 8, 256, (256, 1024)  # samples (one mini-batch pe
 
 def what_fits() -> pd.DataFrame:
     """Return a table with a row per way to save memory, and two columns per response length: the
-    computed peak in bf16 autocast, and the smallest card.
+    computed peak in bf16 autocast, and the smallest GPU for it.
     """
     table = pd.DataFrame(index=pd.Index(WAYS, name="7B, LoRA"))
     for response in RESPONSES:
@@ -62,7 +62,7 @@ def what_fits() -> pd.DataFrame:
 
 
 def when_to_leave() -> pd.DataFrame:
-    """Return peaks and cards by Llama and by base precision, with all other memory savings on."""
+    """Return a table of peaks and GPUs by Llama size and base precision, with other savings on."""
     table = pd.DataFrame(index=pd.Index(SHAPES, name="LoRA, 1,024 new tokens"))
     for base, way in {"bfloat16": {}, "4 bits": {"layer_bytes": QUANTIZED["4bit"]}}.items():
         peaks = []
@@ -101,7 +101,7 @@ def as_markdown(table: pd.DataFrame) -> str:
 
 
 def about_the_optimizer() -> str:
-    """Return a sentence: the computed memory that offloading Adam would save."""
+    """Return a sentence about the computed memory that offloading Adam would save."""
     size = ppo_memory(BAICHUAN, LORA, 1, 1, 1)["optimizer"] / 2**30
     small = "too little to be worth offloading"
     return f"Adam's two moments for the adapters take {size:.1f} GiB of this memory, {small}."

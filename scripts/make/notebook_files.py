@@ -96,7 +96,7 @@ def read_card(path: Path) -> dict:
 
 
 def keep_day(day: Path, readme: Path = ROOT / "README.md", measured: Path = MEASURED) -> None:
-    """Copy a GPU's results to the measured folder, and update the README.
+    """Copy a GPU run's results to the measured folder, and update the README.
 
     Raises ``ValueError`` for a rehearsal.
     """

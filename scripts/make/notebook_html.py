@@ -1,7 +1,7 @@
 """Render an executed notebook as one HTML page: MathML, a light and a dark theme, no scripts.
 
 Notebook outputs contain dataset texts, which may include untrusted markup. The page's policy stops
-browsers from running or loading anything. It does not cover meta refresh, which we disable.
+browsers from running or loading anything. The policy does not cover meta refresh, so we disable it.
 """
 
 import html
@@ -67,7 +67,7 @@ def mathml(formula: str, display: str) -> str:
 
 
 def page(notebook: NotebookNode, folder: Path) -> str:
-    """Return a notebook's HTML; its title is the heading, and links start from ``folder``."""
+    """Return a notebook's HTML; the first heading is its title, and links start from ``folder``."""
     titles = (re.match(r"# (.+)", cell.source) for cell in notebook.cells)
     title = next((found[1].replace("`", "") for found in titles if found), "Notebook")
     head = "".join(f"{{%- block {name} -%}}{{%- endblock -%}}" for name in BLOCKS)

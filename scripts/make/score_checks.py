@@ -1,7 +1,7 @@
-"""Score the exercises' checks on other people's solutions, a folder of JSON lines.
+"""Score the exercises' checks on other people's solutions, in a folder of JSON Lines.
 
 ``first`` is the verdict (null: accepted) before the checks' authors read the solutions,
-``judged`` is false if that verdict names the wrong mistake, and ``dropped`` is why the current
+``judged`` is false if that verdict names the wrong mistake, and ``dropped`` says why the current
 statement contradicts the solution's author.
 """
 

@@ -15,8 +15,8 @@ from rlhf_course.evaluation import words_of
 class SpellingLoss:
     """Add ``weight`` times −log p(next token misspells no word) to the cross-entropy.
 
-    A token misspells a word if the resulting letters start no word of ``texts``, or end without
-    forming one. Without the term, such tokens keep a few percent of the probability in total, as
+    A token misspells a word if the resulting letters start no word in ``texts``, or end without
+    forming a word. Without the term, such tokens have a few percent of the total probability, as
     in "ofthere", "hatesk". The term is the unlikelihood of Welleck et al. 2019 (arXiv:1908.04319,
     equation 4) with all these tokens as one negative candidate.
     """
@@ -57,7 +57,7 @@ class SpellingLoss:
         return words
 
     def harmless(self, words: list[str]) -> torch.Tensor:
-        """Return a mask (n, vocabulary) of next tokens that misspell none of n unfinished words."""
+        """Return, for n unfinished words, a mask (n, vocabulary) of tokens that misspell none."""
         known, tokens = zip(*map(self.continuations, words), strict=True)
         kinds = [2 if not word else int(ends) for word, ends in zip(words, known, strict=True)]
         mask = self.fits[torch.tensor(kinds)]

@@ -38,12 +38,12 @@ from rlhf_course.worlds.build import LORA
 SEED = 0
 TEXTS, HELD_OUT = 40_000, 500
 BLOCK = 64  # tokens
-STEPS, SFT_STEPS = 6000, 750  # of 32 blocks, of 16 answers
+STEPS, SFT_STEPS = 6000, 750  # with 32 blocks or 16 answers each
 WORK = ROOT / "build/baichuan_mini"
 
 
 class Blocks(Dataset):
-    """Provide ``count`` random blocks of a token stream; half start where a text starts."""
+    """Provide ``count`` random blocks from a token stream; half start where a text starts."""
 
     def __init__(self, texts: list[str], tokenizer, count: int) -> None:
         rows = [torch.tensor([*ids, tokenizer.eos_token_id]) for ids in tokenizer(texts).input_ids]
@@ -67,7 +67,7 @@ def make_prose(n: int, seed: int = 0) -> list[str]:
     """Return n texts, on average a third of each kind: a topic's paragraphs, a page of questions,
     or a question with one or two replies of any style.
 
-    A tenth are chats in which only the user or only the assistant speaks: the model learns these
+    A tenth are chats in which only the user or only the assistant speaks: the model learns their
     names, but never sees an assistant answer a question.
     """
     made = []
@@ -90,7 +90,7 @@ def make_prose(n: int, seed: int = 0) -> list[str]:
 
 
 def pretrain() -> tuple[LlamaForCausalLM, Path, float]:
-    """Return the model with its NormHead, its SentencePiece model, and its held-out loss."""
+    """Return the model with a NormHead, its SentencePiece file, and its held-out loss."""
     texts = make_prose(TEXTS, SEED)
     # With 500 prompts, Human: and Assistant: become one piece each, as in a large vocabulary.
     spm_model = toy_checkpoint.train_sentencepiece(
@@ -153,7 +153,7 @@ def train_adapter(base: Path, folder: Path) -> None:
 
 @torch.no_grad()
 def answers(model, tokenizer, questions: list[str]) -> float:
-    """Return the share of questions that a model answers, sampled at temperature 1."""
+    """Return the share of questions that a model answers at sampling temperature 1."""
     torch.manual_seed(SEED)
     batch = tokenizer([*map(as_prompt, questions)], return_tensors="pt", padding=True)
     output = model.generate(**batch, do_sample=True, top_k=0, max_new_tokens=48)

@@ -3,8 +3,8 @@
     python scripts/make/train_imdb_models.py FOLDER
     python scripts/make/train_imdb_models.py FOLDER --parts openings judge
 
-FOLDER contains IMDB in the hub's layout. The parts are openings, judge, classifier and policy, made
-in that order; policy and classifier resume from build/imdb_models.
+FOLDER contains IMDB in the hub's layout. The parts, in the order in which they are made, are
+openings, judge, classifier and policy; the last two resume from build/imdb_models.
 """
 
 import argparse
@@ -104,7 +104,7 @@ def train_classifier(reviews: datasets.DatasetDict, tokenizer, folder: Path) -> 
 
 
 def classifier_tokenizer(tokenizer) -> hf.PreTrainedTokenizerFast:
-    """Return the BPE with a leading [CLS] and a padding token, as DistilBERT expects."""
+    """Return the BPE tokenizer with a leading [CLS] and a padding token, as DistilBERT expects."""
     marks = {"cls_token": "[CLS]", "pad_token": "[PAD]", "eos_token": tokenizer.eos_token}
     own = hf.PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, **marks)
     own.backend_tokenizer.post_processor = processors.TemplateProcessing(

@@ -1,4 +1,4 @@
-"""Train the policies of the site's page `live`: adapters at several β; write their card.
+"""Train the policies for the site's page `live`, adapters at several β; write their card.
 
     python scripts/make/train_live_policies.py   # half an hour; skips finished policies
 
@@ -34,7 +34,7 @@ LINE += "| {perplexity:.1f} | {distinct_2:.2f} |"
 
 
 class Log:
-    """Print the score and KL of each step, in place of the notebook's LivePlot."""
+    """Print each step's score and KL, in place of the notebook's LivePlot."""
 
     def update(self, stats: dict, last: bool = False) -> None:
         print(f"score {stats['ppo/mean_scores']:.2f}, KL {stats['objective/kl']:.2f}", flush=True)
@@ -59,7 +59,7 @@ def train(overrides: dict) -> dict:
 
 
 def row(names: dict, table) -> dict:
-    """Return measurements of responses: means over queries with intervals, and distinct-2."""
+    """Return responses' perplexity and distinct-2, and means across queries with intervals."""
     second = names["second"]((table["query"] + table["response"]).tolist())
     numbers = {"perplexity": perplexity(table), "distinct_2": distinct_n(table["response"], 2)}
     for key, values in (("kl", table["kl"]), ("score", table["score"]), ("second", second)):

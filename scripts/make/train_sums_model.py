@@ -38,7 +38,7 @@ def digit_by_digit(a: int, b: int) -> str:
 
 
 def train(fewest: int, most: int, steps: int, share: float) -> GPT2LMHeadModel:
-    """Return a model trained on ``steps`` batches of sums, in bfloat16."""
+    """Return a bfloat16 model, trained on ``steps`` batches of sums."""
     dice = random.Random(0)
     set_seed(0)
     model = GPT2LMHeadModel(GPT2Config(**SHAPE)).train()

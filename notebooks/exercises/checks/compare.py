@@ -34,7 +34,7 @@ class Result(NamedTuple):
 
 
 def weighted_sum(output: Any) -> Tensor | None:
-    """Return a sum that weights elements differently, or None without tensors."""
+    """Return a sum with a different weight per element, or None without tensors."""
     values = list(output) if isinstance(output, (tuple, list)) else [output]
     if not values or not all(isinstance(x, Tensor) for x in values):
         return None
@@ -72,7 +72,7 @@ def number(x: Any) -> Tensor | None:
 
 
 def same(actual: Result, expected: Result, exact: bool = False) -> bool:
-    """Return whether two results agree, and whether their gradients do if both exist.
+    """Return whether two results agree, including their gradients if both have them.
 
     If ``exact``, a result with a gradient never agrees with one that has none.
     """
@@ -104,7 +104,7 @@ def close(a: Tensor, b: Tensor) -> bool:
 
 
 def close_slopes(a: Tensor, b: Tensor) -> bool:
-    """Return whether gradients agree within RTOL of the largest; sums lose digits."""
+    """Return whether gradients agree within RTOL × the largest; sums lose digits."""
     atol = max(ATOL, RTOL * float(b.abs().max())) if b.numel() else ATOL
     return a.shape == b.shape and torch.allclose(a, b, RTOL, atol, equal_nan=True)
 

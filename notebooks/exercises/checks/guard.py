@@ -74,7 +74,7 @@ def _in_a_child(work: Callable[[], tuple], limit: float) -> tuple[str | None, st
 
 
 def _read(pipe: int, deadline: float) -> bytes | None:
-    """Return a child's output, or None if the child is not done by the deadline."""
+    """Return a child's output, or None if it is not done by the deadline."""
     sent = b""
     while select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))[0]:
         if not (more := os.read(pipe, 1 << 16)):

@@ -1,4 +1,4 @@
-"""Derive the common mistakes that every exercise inherits from its solution.
+"""Derive, from a solution, common mistakes that its exercise inherits.
 
 Each mistake changes the solution's result, or one argument before the solution sees it.
 Changes that do not apply are skipped: the argument is missing, or an error occurs. A

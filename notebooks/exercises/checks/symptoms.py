@@ -46,7 +46,7 @@ def ignored(
 
 
 def _moves(function: Callable, before: tuple, after: tuple) -> bool:
-    """Return whether two inputs give different results, or one of them an error."""
+    """Return whether two inputs give different results, or one raises an error."""
     with contextlib.suppress(Exception):
         results = [function(*copy.deepcopy(arguments)) for arguments in (before, after)]
         return is_nan(results[0]) or not same_values(results[1], results[0])
@@ -76,7 +76,7 @@ def unvaried(actual: list[Result], expected: list[Result]) -> str | None:
 
 
 def _others(x: Any, name: str, values: list) -> list:
-    """Return other values for an argument: made-up ones, and those of other cases."""
+    """Return other values for an argument: made-up, or from other cases."""
     if not isinstance(x, Tensor):
         optional = [y for y in values if (x is None) != (y is None)]
         return optional + [y for y in values if type(y) is type(x) and not alike(x, y)]

@@ -1,0 +1,74 @@
+"""Translate what the exercises' `check` prints, and the docstrings of the exercises' stubs."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import itertools
+import re
+import sys
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+EXERCISES = ROOT / "notebooks" / "exercises"
+
+# Parts of sentences, and words that sentences fill in.
+PARTS = ["Your result differs at {0}:", "Your result differs:", "differs at {0}:", "differs:"]
+PARTS += ["first", "last", "mean", "sum", "variance", "standard deviation"]
+
+
+def messages() -> list[str]:
+    """Return what `check` can print: {0}, {1} … stand for what differs from answer to answer."""
+    return list(dict.fromkeys([*_templates(), *mistakes(), *stubs()]))
+
+
+def mistakes() -> list[str]:
+    """Return the messages about named mistakes, in the order of the exercises."""
+    found = [exercise.mistakes.values() for exercise in _exercises()]
+    return [inspect.cleandoc(mistake.__doc__) for group in found for mistake in group]
+
+
+def stubs() -> list[str]:
+    """Return the docstrings of the exercises' stubs."""
+    return [" ".join(exercise.stub_doc.split()) for exercise in _exercises()]
+
+
+@cache
+def _exercises() -> list:
+    sys.path += [str(ROOT / "scripts" / "make"), str(EXERCISES)]
+    from make_exercises import SETS, load
+
+    return [exercise for name in SETS for exercise in load(name).exercises.values()]
+
+
+def _templates() -> list[str]:
+    """Return the sentences of the engine: its strings with words, except names and docstrings."""
+    found = []
+    for path in (EXERCISES / "engine.py", *sorted(EXERCISES.glob("checks/*.py"))):
+        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        skipped = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+        for node in nodes:
+            if isinstance(node, ast.Dict):
+                skipped |= {id(key) for key in node.keys}
+            elif isinstance(node, ast.JoinedStr):
+                skipped |= {id(part) for part in node.values}
+        found += [_text(node) for node in nodes if id(node) not in skipped]
+    found = [text.strip() for text in found if len(re.findall("[A-Za-z]{2,}", text)) > 1]
+    found = [numbered(x) for x in found if not x.startswith("{") and ("{" in x or x.count(" ") > 1)]
+    return found + PARTS
+
+
+def _text(node: ast.AST) -> str:
+    """Return a string's text, with {} for each value that it fills in."""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(
+            _text(part) if isinstance(part, ast.Constant) else "{}" for part in node.values
+        )
+    return node.value if isinstance(getattr(node, "value", None), str) else ""
+
+
+def numbered(text: str) -> str:
+    """Return a template with {0}, {1}, … in place of {}."""
+    count = itertools.count()
+    return re.sub(r"\{[^{}]*\}", lambda _: f"{{{next(count)}}}", text)

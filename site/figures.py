@@ -1,0 +1,82 @@
+"""Draw the figures with translated words, as SVGs whose text a reader's own fonts show."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+from compare import has_words
+
+ROOT = Path(__file__).resolve().parents[1]
+TOKEN = "␣"  # begins a token of a sample
+WIDE = re.compile("[\u3000-\u9fff\uff00-\uffef]")  # as wide as the font's W
+FONTS = "'DejaVu Sans', 'PingFang SC', 'Microsoft YaHei', 'Noto Sans CJK SC', sans-serif"
+
+
+@cache
+def kit():
+    """Return the figures' module, with all figures registered."""
+    sys.path.append(str(ROOT / "figs"))
+    import draw  # noqa: F401
+    import kit
+
+    return kit
+
+
+@contextmanager
+def words_in(say: Callable[[str], str]) -> Iterator[None]:
+    """Let matplotlib write ``say(text)`` for each text, and reserve the width of Chinese."""
+    from matplotlib.backends.backend_svg import RendererSVG
+    from matplotlib.text import Text
+
+    write, measure = Text.set_text, RendererSVG.get_text_width_height_descent
+
+    def translated(self, text) -> None:
+        is_new = isinstance(text, str) and not isinstance(text, kit().Said)
+        write(self, say(text) if is_new else text)
+
+    def measured(self, text, *rest):
+        return measure(self, WIDE.sub("W", text), *rest)
+
+    Text.set_text, RendererSVG.get_text_width_height_descent, kit().say = translated, measured, say
+    try:
+        yield
+    finally:
+        Text.set_text, RendererSVG.get_text_width_height_descent, kit().say = write, measure, str
+
+
+def messages() -> list[str]:
+    """Return the figures' titles, descriptions and words."""
+    import matplotlib.pyplot as plt
+
+    found = {}
+    with words_in(lambda text: found.setdefault(text, text)), plt.rc_context(kit().STYLE):
+        for draw, title, description in kit().FIGURES.values():
+            plt.close(draw())
+            found |= {title: title, description: description}
+    found = [text for text in found if has_words(text) and not text.startswith(TOKEN)]
+    return [text.replace("\n", " / ") for text in found]
+
+
+def draw(folder: Path, translations: dict[str, str]) -> None:
+    """Draw the translated figures as SVGs into a folder."""
+
+    def say(text: str) -> str:
+        if "\n" in text:
+            return translations.get(text.replace("\n", " / "), text).replace(" / ", "\n")
+        return translations.get(text, text)
+
+    folder.mkdir(parents=True, exist_ok=True)
+    figures = dict(kit().FIGURES)
+    with words_in(say):
+        for name, (function, title, description) in figures.items():
+            kit().FIGURES[name] = function, say(title), say(description)
+            kit().save(name, folder, ["svg"], {"svg.fonttype": "none"})
+            path = folder / f"{name}.svg"
+            svg = re.sub(r"'DejaVu Sans'(?:, [^;\"]*)?(?=[;\"])", FONTS, path.read_text("utf-8"))
+            path.write_text(svg, "utf-8")
+    kit().FIGURES.update(figures)
