@@ -206,7 +206,7 @@ def read_benchmark(name: str, options: str) -> tuple[dict, str]:
     found = read_json(path)
     device = found.get("device") or found["variants"]["ours"]["device"]
     source = (
-        f"measured: scripts/benchmark/benchmark_ppo.py, {found['shape']} models, {device} with"
+        f"measured: benchmark_ppo.py, {found['shape']} models, {device} with"
         f" {found['threads']} threads"
     )
     return found, f"{source}, medians of {found['rounds']}"

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "site"))
@@ -13,6 +14,8 @@ for package in ("polib", "sphinx", "myst_nb"):
     pytest.importorskip(package, reason="make site installs site/requirements.txt")
 
 import compare  # noqa: E402
+import exercise_messages  # noqa: E402
+import figures  # noqa: E402
 import languages  # noqa: E402
 import polib  # noqa: E402
 import translate  # noqa: E402
@@ -55,7 +58,7 @@ def test_a_wrong_translation_is_found(pair):
     assert compare.problems("A {term}`GAE` of 3", "3 的{term}`优势估计 <GAE>`") == []
 
 
-@pytest.mark.parametrize("name", sorted({*NAMES} - {"site"}))
+@pytest.mark.parametrize("name", sorted({*NAMES} - {"site", "exercises", "figures"}))
 def test_every_message_stands_in_its_source(name, sources):
     page = next(sources.glob(f"{name}.[mi]*"))
     text, messages = translate.source_text(page), translate.messages_of(name)
@@ -74,11 +77,57 @@ def test_the_readme_is_that_of_its_translations():
     assert written == translate.readme_in_chinese(), "run make zh"
 
 
+def code_of(cell: dict) -> dict:
+    """A cell without its stub's docstring, which is translated."""
+    if "exercise" not in cell["metadata"]:
+        return cell
+    return cell | {"source": re.sub(r'""".+?"""', "", "".join(cell["source"]), flags=re.S)}
+
+
+@pytest.mark.parametrize("name", ["exercises", "figures"])
+def test_words_of_checks_and_figures_are_those_of_today(name):
+    module = {"exercises": exercise_messages, "figures": figures}[name]
+    assert translate.messages_of(name) == module.messages(), "run make po"
+
+
+def test_figures_are_drawn_with_their_translations(tmp_path):
+    figures.draw(tmp_path, translate.catalog("figures"))
+    drawn = {path.name: path.read_text("utf-8") for path in tmp_path.iterdir()}
+    kept = {path.name: path.read_text("utf-8") for path in ROOT.glob("figs/zh/*")}
+    assert drawn == kept, "run make zh"
+    assert "策略</text>" in drawn["ppo_step.svg"]
+
+
+def test_check_answers_in_the_language_of_its_folder(tmp_path, monkeypatch, capsys):
+    translate.write(tmp_path)
+    monkeypatch.syspath_prepend(ROOT / "notebooks" / "exercises")
+    from ex00_hello_rlhf import check
+    from ex03_ppo_step_by_step import check as check_step
+
+    def word_reward(text, word):
+        return text.lower().count(word.lower())
+
+    def response_mask(ids, lengths, pad):
+        return torch.zeros(ids.shape) + 0.5
+
+    def wrong(text):
+        return 0
+
+    said = []
+    for folder in (ROOT, tmp_path / "notebooks" / "exercises"):
+        monkeypatch.chdir(folder)
+        for judge, answer in ((check, word_reward), (check_step, response_mask), (check, wrong)):
+            judge(answer, 7)
+        said.append(re.sub(r"`.*?`", "", capsys.readouterr().out))
+    english, chinese = (re.findall(r"[a-z]{2,} [a-z]{2,} [a-z]{2,}", text) for text in said)
+    assert len(english) > 5 and chinese == [], said[1]
+
+
 def test_notebooks_share_code_and_their_links_lead_to_files():
     for path in ROOT.glob("notebooks/**/*.ipynb"):
         old, new = json.loads(path.read_text()), translate.notebook_in_chinese(path)
         pairs = list(zip(old["cells"], new["cells"], strict=True))
-        assert all(a == b for a, b in pairs if a["cell_type"] == "code")
+        assert all(code_of(a) == code_of(b) for a, b in pairs if a["cell_type"] == "code")
         text = "".join("".join(b["source"]) for _, b in pairs if b["cell_type"] == "markdown")
         links = re.findall(r"\]\(([^)#\s:]+)(?=[)#])", text)
         assert [link for link in links if not (path.parent / link).exists()] == [], path.name
