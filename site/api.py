@@ -24,7 +24,7 @@ def settings_table(config: type) -> str:
     defaults = {}
     for entry in fields(config):
         given = entry.default_factory() if entry.default is MISSING else entry.default
-        defaults[entry.name] = given
+        defaults[entry.name] = given.__name__ if callable(given) else repr(given)
     parts, comment = [], []
     for line in inspect.getsource(config).split("def __post_init__")[0].splitlines():
         if line.startswith("    # "):
@@ -38,7 +38,7 @@ def settings_table(config: type) -> str:
             kind = found["type"].replace("|", "or")
             says = (found["says"] or "").replace("|", "\\|")
             parts.append(
-                f"| `{found['name']}` | `{kind}` | `{defaults.pop(found['name'])!r}` | {says} |"
+                f"| `{found['name']}` | `{kind}` | `{defaults.pop(found['name'])}` | {says} |"
             )
     if defaults:
         raise ValueError(f"{config.__name__}: put {', '.join(defaults)} on one line each.")

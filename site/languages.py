@@ -55,6 +55,8 @@ def translate_html(source: Path) -> None:
         for cell in notebook["cells"]:
             if cell["cell_type"] == "markdown":
                 cell["source"] = in_html("".join(cell["source"]), found)
+            else:
+                translate.translate_code(cell)
             if shown := cell["metadata"].get("mystnb"):
                 shown["code_prompt_show"] = say(shown["code_prompt_show"], LANGUAGE)
         path.write_text(json.dumps(notebook), encoding="utf-8")
@@ -110,7 +112,7 @@ def keep_messages(app: Sphinx, exception: Exception | None) -> None:
 
 
 def show(app: Sphinx, pagename: str, templatename: str, context: dict, doctree) -> None:
-    """Link the page in the other language; on Chinese pages, mark and count untranslated parts."""
+    """Link the page in the other language."""
     is_english = app.config.language == "en"
     if pagename == "404" or re.match(ENGLISH_PAGES, pagename):
         return
@@ -123,14 +125,11 @@ def show(app: Sphinx, pagename: str, templatename: str, context: dict, doctree) 
     context["metatags"] = context.get("metatags", "") + alternate
     if "body" not in context:
         return
-    if not is_english:
-        context["body"] = _count(app, pagename, context["body"])
     context["body"] = f'<p class="language-line">{link}</p>\n{context["body"]}'
 
 
-def _count(app: Sphinx, pagename: str, html: str) -> str:
-    """Return a Chinese page's body with its English parts marked and counted at the foot."""
-    body = BeautifulSoup(html, "html.parser")
+def mark_english(app: Sphinx, pagename: str, body: BeautifulSoup) -> None:
+    """Mark a Chinese page's English parts in place, and count them at the foot."""
     summaries = body.find_all("summary")
     english = [tag for tag in summaries if has_words(tag.text) and not CHINESE.search(tag.text)]
     for tag in [*body.select(".untranslated, .cell_output, pre"), *english]:
@@ -143,7 +142,6 @@ def _count(app: Sphinx, pagename: str, html: str) -> str:
         foot = body.new_tag("p", attrs={"class": "untranslated-count"})
         foot.string = text.format(count=count)
         body.append(foot)
-    return str(body)
 
 
 def skip_sources(app: Sphinx) -> None:

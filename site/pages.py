@@ -12,6 +12,7 @@ from address import addresses, open_in
 from bs4 import BeautifulSoup, Tag
 from docutils import nodes
 from home import ARCHIVE, cost, table
+from languages import mark_english
 from metrics import anchor
 from sphinx.addnodes import index
 from sphinx.application import Sphinx
@@ -102,6 +103,8 @@ def polish(app: Sphinx, pagename: str, templatename: str, context: dict, doctree
         _link_terms(body, pagename, app)
     if app.config.language == "en":
         _mark_chinese(body)
+    elif pagename != "404":
+        mark_english(app, pagename, body)
     context["body"] = str(body)
     context["metatags"] += _metatags(body, pagename, context)
 

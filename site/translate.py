@@ -38,6 +38,7 @@ HTML = re.compile(
     r"(<(summary|label|th|noscript|caption|button|h3|p|span)\b[^>]*>)([^<>]+)(</\2>|(?= <))"
 )
 DOCSTRING = re.compile(r'(?<=""").+?(?=""")', re.S)
+TITLE = re.compile(r"<title>(.*?)</title>")
 ALT = re.compile(r"(?<=!\[)[^]]+(?=\]\()")
 LEAD = r"(?P<lead>^[ \t]*(?:(?:>|[-*+]|\d+\.|#{1,6}|:)[ \t]+)*|\|[ \t]*)"
 TAIL = r"(?=[ \t]*(?:\||\n?\Z|\n[ \t]*(?:\n|[-*+>#|:<]|\d+\. |```)))"
@@ -230,8 +231,31 @@ def update() -> None:
     print(f"{len(counted)} messages, {sum(map(done, counted))} translated")
 
 
+@cache
+def translated_figures() -> dict[str, str]:
+    """Return the Chinese SVG of each figure, by the English figure's title."""
+    pairs = ((p.read_text("utf-8"), p.parent / "zh" / p.name) for p in ROOT.glob("figs/*.svg"))
+    return {TITLE.search(svg)[1]: zh.read_text("utf-8") for svg, zh in pairs if zh.exists()}
+
+
+def translate_code(cell: dict) -> None:
+    """Translate, in place, a stub's docstring, and replace the course's figures in outputs."""
+    stubs = catalog("exercises")
+    if cell["metadata"].get("exercise", {}).get("part") == "answer":
+        source = DOCSTRING.sub(
+            lambda match: stubs.get(" ".join(match[0].split()), match[0]),
+            "".join(cell["source"]),
+            1,
+        )
+        cell["source"] = source.splitlines(True)
+    for output in cell["outputs"]:
+        svg = "".join(output.get("data", {}).get("image/svg+xml", ""))
+        if svg and (chinese := translated_figures().get(TITLE.search(svg)[1])):
+            output["data"]["image/svg+xml"] = chinese.splitlines(True)
+
+
 def notebook_in_chinese(path: Path, up: str = "") -> dict:
-    """Return a notebook with its Markdown and its stubs' docstrings translated.
+    """Return a notebook with its Markdown, its stubs' docstrings and its figures translated.
 
     Links out of the notebooks' folder start with ``up``.
     """
@@ -247,17 +271,13 @@ def notebook_in_chinese(path: Path, up: str = "") -> dict:
         inside = (path.parent / target).resolve().is_relative_to(ROOT / "notebooks")
         return f"]({'' if inside else up}{target}"
 
-    def in_chinese(match: re.Match) -> str:
-        return stubs.get(" ".join(match[0].split()), match[0])
-
     notebook = json.loads(path.read_text(encoding="utf-8"))
-    stubs = catalog("exercises")
     for cell in notebook["cells"]:
         if cell["cell_type"] == "markdown":
             text = with_figures(translated(for_site("".join(cell["source"]))))
             cell["source"] = re.sub(r"\]\((\.\./[^)#\s]*)", link, text).splitlines(True)
-        elif cell["metadata"].get("exercise", {}).get("part") == "answer":
-            cell["source"] = DOCSTRING.sub(in_chinese, "".join(cell["source"]), 1).splitlines(True)
+        elif cell["cell_type"] == "code":
+            translate_code(cell)
     return notebook
 
 

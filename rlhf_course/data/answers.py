@@ -73,7 +73,7 @@ def tokenize_answers(answers: Dataset, tokenizer, max_length: int) -> tuple[Data
     """Return the columns that trl's SFTTrainer expects, and how many long rows were dropped.
 
     Columns: input_ids, and completion_mask (1 on the answer and its EOS). Truncated rows would
-    teach the model to stop mid-answer. Raises ``ValueError`` if no row remains or a text contains
+    not teach how answers end. Raises ``ValueError`` if no row remains or a text contains
     EOS.
     """
     refuse_eos(tokenizer, answers["prompt"], answers["answer"])

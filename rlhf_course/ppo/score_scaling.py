@@ -10,7 +10,7 @@ from rlhf_course.ppo.config import PPOConfig
 
 
 class RunningMoments:
-    """Track the mean and unbiased standard deviation of all scores so far (Chan et al. 1979)."""
+    """Track the mean and standard deviation (divisor n − 1) of all scores (Chan et al. 1979)."""
 
     def __init__(self) -> None:
         self.count, self.mean, self.m2 = 0, 0.0, 0.0
