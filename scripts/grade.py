@@ -35,7 +35,7 @@ from rlhf_course.runtime.files import atomic_file, check_folder
 PUBLIC = 1000  # the students' own checks use smaller seeds
 CHOSEN: dict[str, dict] = {}  # notebook → exercises; forked processes inherit them
 UNNAMED = "missing", "error", "stopped", "where", "unnamed"
-FILES = {  # format → (file per student, test field → key of a row)
+FILES = {  # Format → (file per student, {test's field: row's key})
     "gradescope": (
         "results.json",
         {"name": "exercise", "score": "points", "max_score": "max_points", "output": "said"},

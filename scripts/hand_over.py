@@ -198,7 +198,7 @@ def write(engine: str, method: str, target: Path, options, settings, run) -> Non
         lines = (folder / "settings.txt").read_text("utf-8").partition("# Free")[0].splitlines()
         expected = {"settings": [x for x in lines if x[0] != "#"], "numbers": found} | texts
         (folder / "expected.json").write_text(json.dumps(expected, indent=1), encoding="utf-8")
-    print("Open next, for differences from the run:", target / "README.md")
+    print("Differences from the run are listed in", target / "README.md")
 
 
 def check(engine: str, folder: Path) -> int:

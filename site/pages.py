@@ -156,7 +156,7 @@ def _link_terms(body: BeautifulSoup, pagename: str, app: Sphinx) -> None:
 
 
 def _glossary(language: str) -> tuple[dict[str, tuple[str, str]], re.Pattern]:
-    """Return term → English term and its definition's first sentence, and a pattern for terms."""
+    """Map each term to its English term and first sentence; also return a pattern for terms."""
     text = GLOSSARY.read_text(encoding="utf-8")
     found = {} if language == "en" else catalog("glossary")
     terms = {}

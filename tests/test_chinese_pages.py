@@ -19,6 +19,7 @@ import figures  # noqa: E402
 import languages  # noqa: E402
 import polib  # noqa: E402
 import translate  # noqa: E402
+from bs4 import BeautifulSoup  # noqa: E402
 
 NAMES = [str(path.relative_to(translate.PO).with_suffix("")) for path in translate.files()]
 NOTEBOOKS = [name for name in NAMES if name.startswith("notebooks/")]
@@ -160,6 +161,12 @@ def small(tmp_path, monkeypatch):
     for entry, text in zip(po, ["标题", "它有 3 格。", "它是绿的。"], strict=True):
         entry.msgstr = text
 
+    def mark(app, name, template, context, doctree) -> None:  # as pages.polish does
+        if "body" in context:
+            body = BeautifulSoup(context["body"], "html.parser")
+            languages.mark_english(app, name, body)
+            context["body"] = str(body)
+
     def build(text: str) -> str:
         (tmp_path / "po").mkdir(exist_ok=True)
         (tmp_path / "po" / "page.po").write_text(str(po), encoding="utf-8")
@@ -169,7 +176,9 @@ def small(tmp_path, monkeypatch):
         settings |= {"master_doc": "page", "html_theme": "basic", "gettext_auto_build": False}
         settings |= {"locale_dirs": [str(tmp_path / "locale")], "exclude_patterns": ["html"]}
         places = tmp_path, None, tmp_path / "html", tmp_path / "trees"
-        Sphinx(*places, "html", settings, status=None, freshenv=True).build()
+        app = Sphinx(*places, "html", settings, status=None, freshenv=True)
+        app.connect("html-page-context", mark)
+        app.build()
         return (tmp_path / "html" / "page.html").read_text(encoding="utf-8")
 
     return build, po

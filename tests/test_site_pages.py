@@ -36,7 +36,7 @@ def test_the_page_of_diagnosis_is_made_from_its_symptoms():
 def test_the_page_about_metrics_has_each_stat_and_its_defaults():
     page = metrics.metrics_page({"objective/kl": [0.0, 1.0]})
     assert set(MEANING) < set(re.findall(r"^### `(.+)`$", page, re.M))
-    assert "The default 6 suits a dozen tokens" in page and ":g}" not in page
+    assert "The default of 6 suits responses of a dozen tokens" in page and ":g}" not in page
     assert "0 at the first and 1 at the last of 2 steps" in page and "<polyline" in page
 
 

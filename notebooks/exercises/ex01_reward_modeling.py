@@ -686,7 +686,8 @@ def pair_accuracy(chosen, rejected):
     """Return the share of pairs in which the chosen answer scores higher: two (B,) → a
     number. A tie counts half.
 
-    A reward model that gives everything 0 always ties. What accuracy should it get?
+    A reward model that scores every answer 0 ties on every pair. What accuracy should
+    it get?
     """
     return ((chosen > rejected).double() + 0.5 * (chosen == rejected).double()).mean()
 

@@ -732,7 +732,7 @@ def _masked_mean(x, mask):
 
 
 def _white(mean=_masked_mean, spread=None, epsilon=1e-8):
-    """Return a mistake: another mean, square of the divisor, or small number."""
+    """Return a mistake with a different mean, squared divisor, or small number."""
 
     def mistake(x, mask):
         m, n = mean(x, mask), mask.sum()

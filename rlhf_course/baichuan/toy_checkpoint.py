@@ -75,7 +75,7 @@ def norm_head(model: LlamaForCausalLM) -> LlamaForCausalLM:
 def write_baichuan_checkpoint(
     model: LlamaForCausalLM, spm_model: str | Path, folder: str | Path
 ) -> Path:
-    """Write, in Baichuan2's layout, a Llama that has a ``norm_head``; return ``folder``."""
+    """Write a Llama with a ``norm_head`` in Baichuan2's layout; return ``folder``."""
     head = "parametrizations.weight.original"  # W before its rows are scaled
     tensors = {name.replace(head, "weight"): w.cpu() for name, w in model.state_dict().items()}
     with atomic_folder(folder) as new:

@@ -72,7 +72,7 @@ def _update(
     checkpointing: bool,
     chunk: int | None,
 ) -> int:
-    """Return an update's bytes for activations and the logits of ``predicted`` tokens."""
+    """Return the bytes that activations and ``predicted`` tokens' logits need in an update."""
     hidden, inner, layers = text.hidden_size, text.intermediate_size, text.num_hidden_layers
     # For its backward pass, a layer stores these tensors per token. Width `hidden`: q, k, v, two
     # norms' inputs and outputs, and attention's output twice (once for the next projection). Width

@@ -1,4 +1,4 @@
-"""Load presets: each notebook's YAML file has its settings at three sizes."""
+"""Load the presets, which set each notebook's size, from a YAML file per notebook."""
 
 import math
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ _CHECKOUT = CONFIGS.parents[2]
 # Relative output paths start in the project; for an installed copy, in the current folder.
 ROOT = _CHECKOUT if (_CHECKOUT / "scripts" / "run_notebooks.py").exists() else Path.cwd()
 
-# Map settings to values with bf16 and without. A float16 base is frozen; adapters are float32.
+# Map settings to (value with bf16, value without). A float16 base is frozen; adapters are float32.
 PRECISION = {
     "mixed_precision": ("bf16", "fp16"),
     "dtype": ("bfloat16", "float16"),

@@ -111,7 +111,7 @@ def keep_usable(
 
 
 def describe(report: dict[str, int]) -> str:
-    """Return the counts of dropped rows as a phrase: "2 empty answer, 1 repeated row"."""
+    """Return the counts of dropped rows as a text such as "2 empty answer, 1 repeated row"."""
     counts = [f"{count} {reason}" for reason, count in report.items() if count]
     return ", ".join(counts) or "nothing was dropped"
 

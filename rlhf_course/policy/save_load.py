@@ -56,7 +56,7 @@ def load_model(
 def _load_base(
     auto: type, source, label: str, new_head: bool, own: Collection[str] = (), **kwargs
 ) -> PreTrainedModel:
-    """Return a model without adapters; error messages call it ``label``.
+    """Load a model that has no adapters; error messages call it ``label``.
 
     An adapter's ``own`` tensors, and with ``new_head`` the head, may be missing.
     """

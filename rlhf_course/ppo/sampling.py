@@ -13,7 +13,7 @@ from transformers import DynamicCache
 from rlhf_course.policy.network import accepts_argument, without_dropout
 from rlhf_course.ppo.checks import check_length, token_ids
 
-CPU_SYNC, GPU_SYNC = 1, 8  # tokens between two checks for finished rows
+CPU_SYNC, GPU_SYNC = 1, 8  # tokens from one check for finished rows to the next
 # Avoid cuDNN: it compiles a plan for each length, and each new token changes the length.
 ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
