@@ -231,6 +231,7 @@ def join(pages: Path, chinese: Path) -> None:
 
         text = path.read_text(encoding="utf-8")
         text = re.sub(r"""((?:href|src)=")([\w./-]+)(?=["#?])""", up, text)
+        text = re.sub(r"slides/slides\.(?=html|pdf)", "slides/slides.zh.", text)
         path.write_text(text, encoding="utf-8")
     chinese.rename(pages / "zh")
 

@@ -48,7 +48,6 @@ def translate_html(source: Path) -> None:
         found = catalog(str(path.relative_to(source).with_suffix("")))
         if path.suffix == ".md":
             text = in_html(path.read_text(encoding="utf-8"), found)
-            text = text.replace('href="slides/slides.', 'href="slides/slides.zh.')
             path.write_text(text, encoding="utf-8")
             continue
         notebook = json.loads(path.read_text(encoding="utf-8"))
@@ -87,6 +86,8 @@ class Messages(SphinxTransform):
         for node, message in extract_messages(self.document):
             if self.is_skipped(node) or not has_words(message) or IMAGE.fullmatch(message):
                 continue
+            if not is_english and CHINESE.search(message):
+                continue  # in_html translated it, such as an image's words
             found.append(message)
             whole = isinstance(node, nodes.image | addnodes.translatable)
             if is_english:

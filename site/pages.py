@@ -246,7 +246,7 @@ def _mark_text(table: Tag) -> None:
 
 
 def _caption(image: Tag) -> str:
-    """Return the caption, «**Figure 1.2.** …», that follows an image; add a class to it."""
+    """Return the text after “**Figure 1.2.**” in an image's caption; mark the caption."""
     for paragraph in image.find_all_next("p", limit=3):
         if paragraph.strong and paragraph.strong.text.startswith(("Figure", "图")):
             paragraph["class"] = [*paragraph.get("class", []), "figure-caption"]

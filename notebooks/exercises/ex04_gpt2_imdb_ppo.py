@@ -24,8 +24,8 @@ check = SET.check
 def positive_logit(logits, id2label):
     """Return the raw logit of POSITIVE: (B, 2), a dict from column to label → (B,).
 
-    Classifiers order their labels as they like. A run that rewards the wrong column
-    learns to write bad reviews, and its reward curve looks fine.
+    The order of the labels differs from classifier to classifier. A run that rewards
+    the wrong column learns to write bad reviews, and its reward curve looks fine.
     """
     column = next(column for column, label in id2label.items() if label == "POSITIVE")
     return logits[:, column]

@@ -16,7 +16,7 @@ RUNS = "ABCDEF"
 
 @functools.lru_cache(maxsize=4)
 def plan(seed: int) -> dict[str, tuple[int, str, int]]:
-    """Return, by run, (its seed, fault, first step); at least one run is healthy."""
+    """Map each run to (seed, fault, first step); at least one run is healthy."""
     dice = random.Random(seed)
     faults = dice.sample([name for name in FAULTS if name != "healthy"], 5) + [
         "healthy"

@@ -88,7 +88,7 @@ def make_runs(seed: int, runs: int = RUNS) -> dict[str, np.ndarray]:
 
 
 def show(seed: int = 0, runs: int = 4, gold: bool = False) -> plt.Figure:
-    """Plot the statistics that rules see in a few runs, and optionally also gold."""
+    """Plot the statistics that rules see in a few runs and, optionally, gold."""
     found, names = make_runs(seed, runs), SEEN + ("gold",) * gold
     figure, axes = plt.subplots(
         1, len(names), figsize=(2.6 * len(names), 2.6), layout="constrained"

@@ -56,7 +56,7 @@ def build_queries(
 
 
 def _whole(tokenizer, ids: list[int], length: int) -> list[int]:
-    """Return the first tokens (at most ``length`` if possible) that end with a whole character."""
+    """Return the first tokens up to a whole character; at most ``length`` if possible."""
     for size in (*range(length, 0, -1), *range(length + 1, len(ids))):
         text = tokenizer.decode(ids[:size], skip_special_tokens=True)
         if text and not text.endswith(INCOMPLETE):

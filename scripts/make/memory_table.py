@@ -32,7 +32,7 @@ LORA = LoraConfig(task_type="CAUSAL_LM", r=8, target_modules="all-linear")
 CHUNKED = {"checkpointing": True, "chunk": 256}
 WAYS = {
     "base in bfloat16": {},
-    "+ gradient checkpointing": {"checkpointing": True},
+    "with gradient checkpointing": {"checkpointing": True},
     "+ `logprob_chunk_size=256`": CHUNKED,
     "both, base in 8 bits": CHUNKED | {"layer_bytes": QUANTIZED["8bit"]},
     "both, base in 4 bits": CHUNKED | {"layer_bytes": QUANTIZED["4bit"]},

@@ -1,4 +1,4 @@
-"""Score the exercises' checks on other people's solutions, in a folder of JSON Lines.
+"""Score the exercises' checks on other people's solutions, from a folder of JSON Lines files.
 
 ``first`` is the verdict (null: accepted) before the checks' authors read the solutions,
 ``judged`` is false if that verdict names the wrong mistake, and ``dropped`` says why the current
