@@ -181,7 +181,8 @@ def execute_all(chosen: argparse.Namespace, results: dict[str, str]) -> None:
 
     def one(name: str) -> None:
         time = f": {usual[name]:.0f} s when rendered" if usual[name] else ""
-        print(f"[{next(begun)}/{len(names)}] {name}{time}\n", end="", flush=True)
+        line = f"[{next(begun)}/{len(names)}] {name}{time}\n"
+        print(line, end="", flush=True)  # one write: two threads print
         problem = execute(name, chosen)
         if not stopped.is_set():
             results[name] = problem

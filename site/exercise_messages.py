@@ -13,8 +13,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 EXERCISES = ROOT / "notebooks" / "exercises"
 
-# Parts of sentences, and words that sentences fill in.
-PARTS = ["Your result differs at {0}:", "Your result differs:", "differs at {0}:", "differs:"]
+# Sentences that the engine composes, conditions, and words that sentences fill in.
+PARTS = [
+    f"{what} differs{place}: got {{}}; expected {{}}."
+    for what in ("Your result", "The gradient with respect to `{}`")
+    for place in (" at {}", "")
+]
+PARTS += ["`{}` is {}", *(f"`{{}}` is {word} `{{}}`" for word in ("below", "equal to", "above"))]
 PARTS += ["first", "last", "mean", "sum", "variance", "standard deviation"]
 
 
@@ -43,9 +48,12 @@ def _exercises() -> list:
 
 
 def _templates() -> list[str]:
-    """Return the sentences of the engine: its strings with words, except names and docstrings."""
+    """Return the sentences of the engine: its strings with words, except names and docstrings.
+
+    languages.py has no sentences of its own.
+    """
     found = []
-    for path in (EXERCISES / "engine.py", *sorted(EXERCISES.glob("checks/*.py"))):
+    for path in (EXERCISES / "engine.py", *sorted(EXERCISES.glob("checks/[!l]*.py"))):
         nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
         skipped = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
         for node in nodes:
@@ -56,7 +64,7 @@ def _templates() -> list[str]:
         found += [_text(node) for node in nodes if id(node) not in skipped]
     found = [text.strip() for text in found if len(re.findall("[A-Za-z]{2,}", text)) > 1]
     found = [numbered(x) for x in found if not x.startswith("{") and ("{" in x or x.count(" ") > 1)]
-    return found + PARTS
+    return found + [numbered(text) for text in PARTS]
 
 
 def _text(node: ast.AST) -> str:

@@ -55,8 +55,8 @@ def messages() -> list[str]:
 
     found = {}
     with words_in(lambda text: found.setdefault(text, text)), plt.rc_context(kit().STYLE):
-        for draw, title, description in kit().FIGURES.values():
-            plt.close(draw())
+        for function, title, description in kit().FIGURES.values():
+            plt.close(function())
             found |= {title: title, description: description}
     found = [text for text in found if has_words(text) and not text.startswith(TOKEN)]
     return [text.replace("\n", " / ") for text in found]
@@ -71,12 +71,13 @@ def draw(folder: Path, translations: dict[str, str]) -> None:
         return translations.get(text, text)
 
     folder.mkdir(parents=True, exist_ok=True)
-    figures = dict(kit().FIGURES)
+    english = dict(kit().FIGURES)
+    for name, (function, title, description) in english.items():
+        kit().FIGURES[name] = function, say(title), say(description)
     with words_in(say):
-        for name, (function, title, description) in figures.items():
-            kit().FIGURES[name] = function, say(title), say(description)
+        for name in english:
             kit().save(name, folder, ["svg"], {"svg.fonttype": "none"})
             path = folder / f"{name}.svg"
             svg = re.sub(r"'DejaVu Sans'(?:, [^;\"]*)?(?=[;\"])", FONTS, path.read_text("utf-8"))
             path.write_text(svg, "utf-8")
-    kit().FIGURES.update(figures)
+    kit().FIGURES.update(english)

@@ -54,7 +54,7 @@ def translate_html(source: Path) -> None:
         for cell in notebook["cells"]:
             if cell["cell_type"] == "markdown":
                 cell["source"] = in_html("".join(cell["source"]), found)
-            else:
+            elif cell["cell_type"] == "code":
                 translate.translate_code(cell)
             if shown := cell["metadata"].get("mystnb"):
                 shown["code_prompt_show"] = say(shown["code_prompt_show"], LANGUAGE)
@@ -134,7 +134,8 @@ def mark_english(app: Sphinx, pagename: str, body: BeautifulSoup) -> None:
     summaries = body.find_all("summary")
     english = [tag for tag in summaries if has_words(tag.text) and not CHINESE.search(tag.text)]
     for tag in [*body.select(".untranslated, .cell_output, pre"), *english]:
-        tag["lang"] = "en"
+        if not CHINESE.search(str(tag)):  # a stub's docstring or a figure may be Chinese
+            tag["lang"] = "en"
     count = len(app.env.metadata[pagename].get("english", ())) + len(english)
     text = say("{count} paragraphs of this page are not translated yet.", app.config.language)
     if not (translate.PO / f"{pagename}.po").exists() and pagename in app.env.found_docs:

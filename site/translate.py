@@ -1,7 +1,7 @@
 """Manage the course's translations: messages of the English pages, and gettext's po files.
 
 python site/translate.py po               update locale/ from the English sources
-python site/translate.py write            write build/zh/notebooks and README.zh.md
+python site/translate.py write            write README.zh.md, figs/zh and build/zh/notebooks
 python site/translate.py check [FILE …]   compare translations with their messages
 python site/translate.py release          fail while a message is missing or fuzzy
 """
@@ -240,8 +240,8 @@ def translated_figures() -> dict[str, str]:
 
 def translate_code(cell: dict) -> None:
     """Translate, in place, a stub's docstring, and replace the course's figures in outputs."""
-    stubs = catalog("exercises")
     if cell["metadata"].get("exercise", {}).get("part") == "answer":
+        stubs = catalog("exercises")
         source = DOCSTRING.sub(
             lambda match: stubs.get(" ".join(match[0].split()), match[0]),
             "".join(cell["source"]),
@@ -249,8 +249,8 @@ def translate_code(cell: dict) -> None:
         )
         cell["source"] = source.splitlines(True)
     for output in cell["outputs"]:
-        svg = "".join(output.get("data", {}).get("image/svg+xml", ""))
-        if svg and (chinese := translated_figures().get(TITLE.search(svg)[1])):
+        title = TITLE.search("".join(output.get("data", {}).get("image/svg+xml", "")))
+        if title and (chinese := translated_figures().get(title[1])):
             output["data"]["image/svg+xml"] = chinese.splitlines(True)
 
 

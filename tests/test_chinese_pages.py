@@ -103,6 +103,29 @@ def test_figures_are_drawn_with_their_translations(tmp_path):
     assert "策略</text>" in drawn["ppo_step.svg"]
 
 
+def test_sentences_of_check_are_translated_and_values_stay(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "notebooks" / "exercises")
+    from checks.languages import WORDS, say
+
+    known = translate.catalog("exercises")
+    (tmp_path / "messages.json").write_text(json.dumps(known), "utf-8")
+    monkeypatch.chdir(tmp_path)
+    values = "first", "[0.5, 1.0]", "'THE END. The sum'", ""
+    templates = [text for text in translate.messages_of("exercises") if "{0}" in text]
+    assert len(templates) > 50
+    for text in templates:
+        if not any(part in text for part in WORDS):
+            assert say(text.format(*values)) == known[text].format(*values)
+    both = "Changing `first` does not change your result. You return 0.5; expected 1.0."
+    assert say(both) == "改变 `first`，你的结果不变。 你返回 0.5，应为 1.0。"
+    both = "Your result is wrong only where `n` is below `k`. You return 0.5; expected 1.0."
+    assert "`n` 小于 `k`" in say(both) and not re.search("[a-z] [a-z]", say(both))
+    quoted = "The arguments were text = 'The END. there is no padding'."
+    assert say(f"Only the last position is wrong.\n{quoted}").endswith(
+        "text = 'The END. there is no padding'。"
+    )
+
+
 def test_check_answers_in_the_language_of_its_folder(tmp_path, monkeypatch, capsys):
     translate.write(tmp_path)
     monkeypatch.syspath_prepend(ROOT / "notebooks" / "exercises")
