@@ -213,7 +213,9 @@ def add_downloads(work: Path) -> None:
 
 
 def join(pages: Path, chinese: Path) -> None:
-    """Move the Chinese pages to ``pages/zh``; share source pages and identical files."""
+    """Move the Chinese pages to ``pages/zh``; share source pages and identical files; link the
+    Chinese slides.
+    """
     shared = {"slides", "rlhf_course", "scripts", "live"}
     shared |= {f"figs/{p.name}" for p in pages.glob("figs/*.html") if p.name != "README.html"}
     for path in [*chinese.glob("_static/**/*"), *chinese.glob("_images/*")]:

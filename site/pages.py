@@ -277,9 +277,8 @@ def _head(body: BeautifulSoup, name: str, app: Sphinx) -> None:
         scripts = SCRIPTS.get(name, ())
         links += [(f"{script}.py", f"../scripts/{script}.html", False) for script in scripts]
         if "slides" in app.env.found_docs:
-            slides = "../slides/slides" + ".zh" * (app.config.language != "en")
-            links += [(words("Slides"), f"{slides}.html", False)]
-            links += [(words("Slides as a PDF"), f"{slides}.pdf", False)]
+            links += [(words("Slides"), "../slides/slides.html", False)]
+            links += [(words("Slides as a PDF"), "../slides/slides.pdf", False)]
         learn = table()[name]["learn"]
         learn = words(f"{learn[0].upper()}{learn[1:]}.")
         _lead(body, f"{learn} {takes}")

@@ -309,7 +309,7 @@ def write(folder: Path = ROOT / "build" / "zh", up: str = "../../") -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps(notebook_in_chinese(path, up), ensure_ascii=False, indent=1)
         target.write_text(text + "\n", encoding="utf-8")
-    said = finished(PO / "exercises.po") if (PO / "exercises.po").exists() else {}
+    said = finished(PO / "exercises.po")
     text = json.dumps(said, ensure_ascii=False, indent=0)
     (folder / CHECK_MESSAGES).write_text(text + "\n", encoding="utf-8")
 
