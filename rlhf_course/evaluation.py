@@ -1,4 +1,4 @@
-"""Measure a policy's score, KL, length and diversity on fixed held-out queries, with intervals."""
+"""Measure a policy's score, KL, length and diversity, with intervals, on fixed held-out queries."""
 
 import re
 from collections.abc import Callable, Collection, Sequence
@@ -33,7 +33,7 @@ def evaluate(
         score: maps query texts and response texts to scores (B,).
         queries: texts (responses are then stripped) or token ids (responses stay as sampled).
         lengths: token limit for each response; default: ``max_new_tokens`` for all.
-        seed: seeds sampling; the global generators are restored.
+        seed: seeds sampling; the global generators' states are restored.
         generation_kwargs: passed to :meth:`PPOTrainer.generate`.
 
     Columns: query, response, kl, nll, length (tokens), finished (ends with EOS), score. ``nll`` is

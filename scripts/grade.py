@@ -1,8 +1,8 @@
 """Grade exercise notebooks with hidden inputs; report points, and the class's named mistakes.
 
 HANDED_IN contains a folder or a notebook per student, or one student's notebooks with their
-original names. An exercise gives 1 to 3 points, one per dot in its heading. Submitted code runs in
-a forked process with a time limit but no sandbox: use an account or container without valuable
+original names. An exercise is worth 1 to 3 points, one per dot in its heading. Submitted code runs
+in a forked process with a time limit but no sandbox: use an account or container without valuable
 data.
 
 csv          grades.csv: points, mistake and message per student and exercise
@@ -132,7 +132,8 @@ def page(target: Path, graded: dict[str, list[dict]]) -> None:
         title="Which mistakes the class makes",
         verdict=f"{len(graded)} students; the checks name {named} of their mistakes.",
         about="missing: not submitted or not written. error: raises an error. stopped: crashed or "
-        "exceeded the time limit. where: wrong in some cases. unnamed: another mistake.",
+        "exceeded the time limit. where: wrong in some cases. unnamed: a mistake that no "
+        "check names.",
         columns={key: key for key in ("exercise", "right", "students", "mistake", "message")},
         rows=sorted(rows, key=lambda row: row["exercise"]),
         pictures={},

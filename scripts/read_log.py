@@ -5,7 +5,7 @@
 LOG is this course's log (a run card with curves), trl's log (trainer_state.json or the output
 folder), a TensorBoard folder, or a table in CSV or JSON lines. verl's and OpenRLHF's columns are
 known; for another trainer, pass --map FILE, formatted like scripts/log_columns.yaml. Writes
-log.html to --output. Exits with 2 if a symptom should stop the run, or with 1 after an error.
+log.html to --output. Exits with 2 if a symptom is a reason to stop, or with 1 after an error.
 """
 
 import argparse

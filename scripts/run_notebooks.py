@@ -45,7 +45,7 @@ class Client(PapermillNotebookClient):
     def create_kernel_manager(self):
         manager = super().create_kernel_manager()
         manager.kernel_spec_manager.kernel_dirs = []  # installed kernels may run another Python
-        if zmq.has("curve"):  # else each kernel warns about unencrypted ports
+        if zmq.has("curve"):  # otherwise each kernel warns about unencrypted ports
             manager.transport_encryption = "auto"
         return manager
 

@@ -146,7 +146,7 @@ class Before(TrainerCallback):
     def on_train_begin(self, args, state, control, **kwargs):
         if state.global_step == 0:
             before = answer_loss(self.trainer)[0]
-            trl_run.check_finite("the base's loss of held-out data", before)
+            trl_run.check_finite("the base's loss on held-out data", before)
             self.trainer.log({"loss_before": before})
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 EXERCISES = ROOT / "notebooks" / "exercises"
 
-# Sentences that the engine composes, conditions, and words that sentences fill in.
+# Sentences that the engine composes, conditions, and words that are filled into sentences.
 PARTS = [
     f"{what} differs{place}: got {{}}; expected {{}}."
     for what in ("Your result", "The gradient with respect to `{}`")

@@ -1,4 +1,4 @@
-"""Draw the figures with translated words, as SVGs whose text a reader's own fonts show."""
+"""Draw the figures with translated words, as SVGs whose text appears in the reader's own fonts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def kit():
 
 @contextmanager
 def words_in(say: Callable[[str], str]) -> Iterator[None]:
-    """Let matplotlib write ``say(text)`` for each text, and reserve the width of Chinese."""
+    """Let matplotlib write ``say(text)`` for each text, with enough width for Chinese."""
     from matplotlib.backends.backend_svg import RendererSVG
     from matplotlib.text import Text
 

@@ -87,7 +87,7 @@ class Messages(SphinxTransform):
             if self.is_skipped(node) or not has_words(message) or IMAGE.fullmatch(message):
                 continue
             if not is_english and CHINESE.search(message):
-                continue  # in_html translated it, such as an image's words
+                continue  # already translated by in_html, such as an image's words
             found.append(message)
             whole = isinstance(node, nodes.image | addnodes.translatable)
             if is_english:

@@ -158,12 +158,12 @@ def setting(cards: dict) -> str:
     return f"""\
 Each run has {first["text_steps"]} batches of {responses},
 {first["text_epochs"]} epochs per batch, step size {first["learning_rate"]:g}, and β =
-{first["text_beta"]:g}. The runs with another penalty, or with KL in the loss, and their base,
+{first["text_beta"]:g}. The runs with a different penalty, or with KL in the loss, and their base,
 `kl`, have β = {BETA:g}. The base of *16 epochs, no clip* is 16 epochs with the clip. PPO is the
 base of all other variants. Each variant has {seeds} seeds, paired with the base's seeds, and
-{first["text_eval"]} held-out openings. Every number is the change from start to end of a run.
-The sign "±" gives the 95 % interval of a mean difference of changes, by Student's t. J uses the
-base's β.
+{first["text_eval"]} held-out openings. Every number is the change from the start to the end of a
+run. The number after "±" is the half-width of the 95 % interval for a mean difference between
+changes, from Student's t. J uses the base's β.
 """
 
 
@@ -176,7 +176,7 @@ def tables() -> str:
     lines += ["|---|---|---|---|---|---|"]
     for variant, column, words, expected, source in toy():
         gap, width = difference(cards, variant, column)
-        what = f"{column} {SIGNS[expected]}" if expected else f"{SIGNS[0]} of {column}"
+        what = f"{column} {SIGNS[expected]}" if expected else f"{SIGNS[0]} in {column}"
         source = f"[{source}](../notebooks/{NOTEBOOKS[source[:2]]}.ipynb)"
         row = NAMES[variant], source, words, what, f"{column} {gap:+.2f} ± {width:.2f}"
         lines.append(f"| {' | '.join(row)} | {verdict(*signs[variant, column])} |")

@@ -3,7 +3,7 @@
 python site/translate.py po               update locale/ from the English sources
 python site/translate.py write            write README.zh.md, figs/zh and build/zh/notebooks
 python site/translate.py check [FILE …]   compare translations with their messages
-python site/translate.py release          fail while a message is missing or fuzzy
+python site/translate.py release          fail if a message is missing or fuzzy
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Sixty mistakes in PPO's core, one at a time: which of them do the tests notice?
+"""Plant sixty mistakes in PPO's core, one at a time, and record which ones the tests notice.
 
     python tests/mutants.py [--only NAME] [--record FILE]
 
-Each goes into a copy of the checkout, where pytest stops at the first test that fails: that test
-kills the mutant. A mutant that no test kills has survived. FILE (default: build/mutants.json) holds
-the test's name or "survived" for each; what it holds is not run again.
+Each mistake is made in a copy of the checkout, where pytest stops at the first failing test: that
+test kills the mutant. A mutant that no test kills survives. FILE (default: build/mutants.json)
+records the test that kills each mutant, or "survived"; recorded mutants are not run again.
 """
 
 import argparse

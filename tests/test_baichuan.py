@@ -198,10 +198,10 @@ REFUSED = {
     "13B by width": (config(hidden_size=5120), "looks like a 13B model, which uses ALiBi"),
     "13B by positions": (config(max_position_embeddings=None), "looks like a 13B model"),
     "either generation": (config(z_loss_weight=None), "--norm-head"),
-    "no shard": (drop(FIRST), f"{FIRST} is missing, or is damaged"),
-    "git-lfs": (put(FIRST, b"version https://git-lfs.github.com/spec/v1"), "is damaged"),
-    "lacks one": (in_shard(**{EMBEDDING: None}), rf"{EMBEDDING} has the shape None, not \[640"),
-    "has more": (in_shard(mask=torch.ones(3)), r"mask has the shape \[3\], not None"),
+    "no shard": (drop(FIRST), f"{FIRST} was not loaded: it is missing"),
+    "git-lfs": (put(FIRST, b"version https://git-lfs.github.com/spec/v1"), "or damaged"),
+    "lacks one": (in_shard(**{EMBEDDING: None}), rf"{EMBEDDING} is None, but .* needs \[640"),
+    "has more": (in_shard(mask=torch.ones(3)), r"mask is \[3\], but config.json needs None"),
     "no tokenizer": (drop("tokenizer.model"), NO_TOKENIZER + "it is missing or damaged"),
 }
 
@@ -243,7 +243,7 @@ def test_a_pickle_that_would_run_code_is_refused_and_does_not_run(tmp_path, sour
         (source / FIRST).write_bytes(pickle.dumps(content, protocol=2))
     else:
         torch.save(content, source / FIRST, _use_new_zipfile_serialization=kind == "zip")
-    with invalid(f"{FIRST} is missing, or is damaged, or would run code"):
+    with invalid(f"{FIRST} was not loaded: it is missing or damaged, or would run code"):
         convert_to_llama(source, tmp_path / "target", **SILENT)
     assert not marker.exists()
 

@@ -145,7 +145,7 @@ def test_code_of_a_model_is_neither_run_nor_offered(tmp_path, monkeypatch, use, 
     (source / "tokenizer_config.json").write_text(json.dumps(tokenizer))
     (source / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     text = said(lambda: use(source))
-    assert "which needs its own code, and the course does not run it. Convert it first" in text
+    assert "that needs its own code, which the course does not run. Convert the model first" in text
     assert not asked and not (tmp_path / "ran").exists()
 
 

@@ -103,7 +103,7 @@ def test_a_model_that_needs_code_is_refused_before_its_weights_are_downloaded(
     for script in (train_sft, train_reward_model):
         assert script.main(["--preset=full", "--model_name_or_path", BAICHUAN]) == 1
         last = capsys.readouterr().err.strip().splitlines()[-1]
-        assert f"{BAICHUAN} is a model, which needs its own code, and" in last
+        assert f"{BAICHUAN} is a model that needs its own code, which" in last
     assert not [path for _, path in hub.asked if path.endswith((".bin", ".py"))]
 
 

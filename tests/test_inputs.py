@@ -155,7 +155,7 @@ def test_unknown_presets_and_settings_list_the_valid_ones():
 
 
 def test_scratch_needs_a_dataset():
-    with invalid("needs a dataset, .* overrides="):
+    with invalid("needs a dataset with .* overrides="):
         prepare(load_preset("04_gpt2_imdb_ppo", "scratch"))
 
 

@@ -183,7 +183,7 @@ def test_a_schedule_of_another_optimizer_is_refused():
     policy = make_policy()
     one, other = (torch.optim.SGD(policy.parameters(), lr=0.1) for _ in range(2))
     schedule = torch.optim.lr_scheduler.LambdaLR(other, lambda step: 0.5)
-    with pytest.raises(ValueError, match="lr_scheduler moves another optimizer"):
+    with pytest.raises(ValueError, match="lr_scheduler has another optimizer"):
         make_trainer(policy, None, one, lr_scheduler=schedule)
 
 

@@ -121,7 +121,7 @@ def test_resuming_with_a_replaced_input_is_refused(
     with (mine / file).open("ab") as stream:
         stream.write(b"\n")
     assert resume(kind, world, tmp_path / "out", **{option: mine}) == 1
-    assert f"{option} has other files than in the run of" in said()
+    assert f"{option} has different files than in the run of" in said()
 
 
 def test_the_base_of_adapters_is_an_input(world, whole, tmp_path, said):
@@ -133,7 +133,7 @@ def test_the_base_of_adapters_is_an_input(world, whole, tmp_path, said):
         assert resume("PPO", world, tmp_path / "out", steps=4) == 1
     finally:
         file.write_bytes(before)
-    assert "base has other files" in said()
+    assert "base has different files" in said()
 
 
 def test_one_run_at_a_time_and_no_run_into_a_file(world, tmp_path, said):

@@ -2,6 +2,7 @@
 right column runs.
 """
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -12,8 +13,13 @@ import torch
 from builders import review_tokenizer, reviews, save_base
 from datasets import Dataset
 from peft import LoraConfig
-from transformers import GPT2Config
+from transformers import (
+    AutoModelForSequenceClassification,
+    GPT2Config,
+    GPT2ForSequenceClassification,
+)
 
+import rlhf_course
 from rlhf_course.course.presets import ROOT
 from rlhf_course.data import collate
 from rlhf_course.ppo.stats import MEANING
@@ -73,6 +79,53 @@ def test_the_right_column_of_the_ppo_table_runs(tmp_path, monkeypatch):
             pytest.fail(f"{line}: {error!r}")
     assert set(names["stats"]) == set(MEANING)
     assert (tmp_path / "out" / "model.safetensors").exists()
+
+
+def test_the_code_of_the_page_about_your_own_run_runs(tmp_path, monkeypatch):
+    page = (SITE / "own-run.md").read_text(encoding="utf-8")
+    chat, number, code, critic, pairs = re.findall(r"^```python\n(.*?)^```", page, re.S | re.M)
+    tokenizer = review_tokenizer()
+    save_base(tmp_path / "policy", tokenizer, GPT2Config, n_embd=32)
+    sizes = {"vocab_size": len(tokenizer), "n_embd": 32, "n_layer": 1, "n_head": 2, "num_labels": 1}
+    GPT2ForSequenceClassification(GPT2Config(**sizes)).save_pretrained(judge := tmp_path / "judge")
+    answers = [
+        {"openings": ["It", "It"], "texts": [" is bad", " is good"], "best": 1},
+        {"openings": ["It", "He"], "texts": [" was", " is"], "best": 0},
+        {"openings": ["It", "It"], "texts": [" is", " was"], "best": "equal"},
+        {"openings": ["He", "He"], "texts": [" is", " was"], "best": 0},
+        {"best": "undo"},
+    ]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in answers))
+    config = rlhf_course.PPOConfig(batch_size=2, mini_batch_size=2, learning_rate=1e-3)
+    names = {"torch": torch, "prompts": ["Was it good?", "And he?"], "tokenizer": tokenizer}
+    names |= {"AutoModelForSequenceClassification": AutoModelForSequenceClassification}
+    names |= {name: getattr(rlhf_course, name) for name in rlhf_course.__all__}
+    names |= {"MODEL": tmp_path / "policy", "REWARD_MODEL": judge, "config": config}
+    names |= {"ANSWERS": tmp_path / "a.jsonl"}
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    monkeypatch.chdir(tmp_path)
+    for block in (number, code, critic, chat, pairs):
+        exec(block, names)
+    written = [json.loads(row) for row in Path("train.jsonl").read_text().splitlines()]
+    assert written == [{"prompt": "It", "chosen": " is good", "rejected": " is bad"}]
+    right = ["so it is 1/2.", "x = 0.5", "is 2/4, that is $0.50$"]
+    assert [names["same_number"](x, "1/2") for x in right] == [1, 1, 1]
+    assert [names["same_number"](x, "1,000") for x in ("1000 apples", "100", "none")] == [1, 0, 0]
+    passes = names["passes_tests"]
+    assert passes("def f(x): return x + 1", "assert f(1) == 2") == 1
+    assert [passes(x, "assert f(1) == 2") for x in ("def f(x): return 1", "exit()", "f(")] == [
+        0
+    ] * 3
+    critic, values = names["model"].critic, []
+    before = {name: weight.clone() for name, weight in critic.state_dict().items()}
+    hook = names["model"].register_forward_hook(lambda *a: values.append(a[-1][2].detach()))
+    scores = [torch.tensor(1.0), torch.tensor(-1.0)]
+    names["trainer"].step(names["queries"], names["responses"], scores)
+    hook.remove()
+    assert any(
+        not torch.equal(before[name], weight) for name, weight in critic.state_dict().items()
+    )
+    assert all(x.std() > 0 for x in values)
 
 
 def test_the_readme_has_the_address_in_three_places_or_in_none():

@@ -40,7 +40,7 @@ from checks.languages import say
 from checks.stock import stock
 from checks.symptoms import ignored, unvaried, where
 
-CASES = 6  # number of fixed inputs per check, and of fresh inputs
+CASES = 6  # fixed inputs per check; as many fresh inputs
 LIMIT = 10.0  # seconds per check
 UNWRITTEN = (
     "Not written yet: replace the line `raise NotImplementedError` with your code."

@@ -613,13 +613,12 @@ ESTIMATES = {  # name: (message, term of a token)
         lambda p, q: (p - q) ** 2,
     ),
     "k3": (
-        "You use another estimator of KL, called k3. The statement asks for the plain "
-        "difference.",
+        "You use the KL estimator k3. The statement asks for the plain difference.",
         lambda p, q: (q - p).expm1() - (q - p),
     ),
     "k3_reversed": (
-        "You use another estimator of KL, called k3, with the models exchanged. The "
-        "statement asks for the plain difference.",
+        "You use the KL estimator k3 with the models exchanged. The statement asks "
+        "for the plain difference.",
         lambda p, q: (p - q).expm1() - (p - q),
     ),
     "absolute": (absolute.__doc__, lambda p, q: (p - q).abs()),
@@ -733,7 +732,7 @@ for name, (message, reduce) in {
 named(
     mean_kl,
     "renormalized",
-    "You apply a softmax over the tokens of a response. The arguments already are "
+    "You apply a softmax over the tokens of a response. The arguments are already "
     "log-probabilities, and the tokens of a response do not exclude each other.",
     lambda p, q: (p.softmax(1) * (p.log_softmax(1) - q.log_softmax(1))).sum(1).mean(),
 )

@@ -104,7 +104,7 @@ pairwise_loss.more(
     {
         "overflow": (
             "You exponentiate the scores, and in floating point the exponential of a "
-            "large number is ∞. `logsigmoid` avoids it.",
+            "large number is ∞. `logsigmoid` avoids this.",
             lambda c, r: -(c.exp() / (c.exp() + r.exp())).log().mean(),
             lambda c, r: ((c.exp() + r.exp()).log() - c).mean(),
         ),
@@ -236,9 +236,9 @@ def softplus(chosen, rejected):
 def last_token_scores(scores, mask):
     """Return the score at each row's last real token: (B, T), mask (B, T) → (B,).
 
-    The reward head gives a score at every position, but the model has read everything
-    only at the last real token. Padding may be on the right *or* on the left of a row,
-    and one batch may have rows of both kinds.
+    The reward head gives a score at every position, but only at the last real token has
+    the model read the whole text. Padding may be on the right *or* on the left of a
+    row, and one batch may have rows of both kinds.
     """
     last = (torch.arange(mask.shape[1]) * mask).argmax(1)
     return scores[torch.arange(len(scores)), last]
@@ -267,9 +267,9 @@ def last_column(scores, mask):
 
 @last_token_scores.mistake
 def counted_tokens(scores, mask):
-    """You read position `mask.sum(1) - 1`, which holds the last real token only if the
-    padding is on the right. With padding on the left, the last real token is further
-    right.
+    """You read position `mask.sum(1) - 1`, which is that of the last real token only if
+    the padding is on the right. With padding on the left, the last real token is
+    further right.
     """
     return scores[torch.arange(len(scores)), mask.sum(1).long() - 1]
 
@@ -318,7 +318,7 @@ def last_real(mask):
 
 
 def until_padding(start):
-    """Return a mistake that reads a row up to its first padding from ``start`` on."""
+    """Return a mistake that stops at the first padding from column ``start`` on."""
 
     def mistake(scores, mask):
         stops = (mask[:, start:] == 0).int()
@@ -482,8 +482,8 @@ def _(generator):
 
 @ceiling.mistake
 def no_absolute_value(first, second):
-    """You return how often the *first* answer wins. Bet on the better one, whichever it
-    is.
+    """You return how often the *first* answer wins. Bet on the better answer, whichever
+    it is.
     """
     return torch.sigmoid(first - second).mean()
 
@@ -686,8 +686,8 @@ def pair_accuracy(chosen, rejected):
     """Return the share of pairs in which the chosen answer scores higher: two (B,) → a
     number. A tie counts half.
 
-    A reward model that scores every answer 0 ties on every pair. What accuracy should
-    it get?
+    A reward model that gives every answer the score 0 ties on every pair. What accuracy
+    should it get?
     """
     return ((chosen > rejected).double() + 0.5 * (chosen == rejected).double()).mean()
 
@@ -747,8 +747,7 @@ def decided(chosen, rejected):
 
 
 SIGN = (
-    "You average numbers from −1 to 1. A wrong pair must count 0, and a tie must "
-    "count half."
+    "You average numbers from −1 to 1. A wrong pair must count as 0, and a tie as half."
 )
 pair_accuracy.more(
     {
@@ -885,13 +884,13 @@ def by_sign(chosen, rejected):
     10,
     (
         "Make one change at a time, and look at the result.",
-        "Strings have a method for capitals, and one that replaces every occurrence.",
+        "One string method returns capitals, and another replaces every occurrence.",
     ),
 )
 def shouting(answer):
     """Turn a normal answer into a bad answer: str → str.
 
-    A probe of the audit turns a normal answer into an answer that no reader would
+    A probe in the audit turns a normal answer into an answer that no reader would
     prefer, and the reward model scores both. Write a probe that shouts: turn all
     letters into capitals and every period into three exclamation marks.
     """
@@ -977,8 +976,8 @@ shouting.more(
             with_marks(str.lower),
         ),
         "ascii_only": (
-            "You miss letters with accents. A method of strings turns these into "
-            "capitals as well.",
+            "You miss letters with accents. A string method turns these into capitals "
+            "as well.",
             with_marks(lambda x: re.sub("[a-z]", lambda m: m[0].upper(), x)),
         ),
         "number_of_marks": (

@@ -16,8 +16,8 @@ check = SET.check
     10,
     (
         "Take three rewards, 0, 3 and 6, and compute the three baselines by hand.",
-        "The sum of the others is the total minus the sample's own. How many other "
-        "samples are there?",
+        "The sum of the other rewards is the total minus the sample's own reward. How "
+        "many other samples are there?",
     ),
 )
 def leave_one_out(rewards):
@@ -39,8 +39,8 @@ def _(generator):
 
 @leave_one_out.mistake
 def own_reward_included(rewards):
-    """Each sample's own reward is in its baseline: the expected gradient is 1 − 1/n of
-    the true one.
+    """Each sample's own reward is in its baseline: the expected gradient is 1 − 1/n
+    times the true gradient.
     """
     return rewards - rewards.mean()
 
@@ -113,8 +113,8 @@ leave_one_out.more(
         ),
         "factor_upside_down": (
             "Your result equals (n − 1) / n times the difference between the reward "
-            "and the mean of all rewards. That mean contains the sample's own reward, "
-            "which needs the opposite correction.",
+            "and the mean of all rewards. That mean contains the sample's own reward; "
+            "to correct for it, use the inverse factor.",
             lambda r: (r - r.mean()) * (len(r) - 1) / len(r),
         ),
         "not_divided": (
@@ -351,7 +351,7 @@ gae.more(
         ),
         "wraps_around": (
             "After the last token you continue with the value of the first token, as "
-            "roll does. The response is over, so the value there is 0.",
+            "`roll` does. The response is over, so the value there is 0.",
             _with_delta(lambda r, v, gamma, lam: r + gamma * v.roll(-1) - v),
         ),
         "gamma_missing_at_the_value": (
@@ -534,7 +534,7 @@ def _(generator):
 
 
 def _one_wrong(i, change):
-    """Return a mistake with only estimate i wrong: change(k1, u, π, π_ref)."""
+    """Return a mistake in which only estimate i is wrong: change(k1, u, π, π_ref)."""
 
     def wrong(logprobs, ref_logprobs):
         found, k1 = (
@@ -830,12 +830,12 @@ def reference_as_a_probability(ref_logprobs, rewards, beta):
 
 
 def _logits(*given):
-    """Return mistakes that normalize other logits of log π_ref, r and β."""
+    """Return mistakes that normalize wrong functions of log π_ref, r and β."""
     return [lambda *x, f=f: f(*x).log_softmax(0) for f in given]
 
 
 def _constants(*given):
-    """Return mistakes that subtract other constants of the logits, r / β and N."""
+    """Return mistakes that subtract wrong functions of the logits, r / β and N."""
 
     def subtract(constant, ref, r, beta):
         logits = ref + r / beta

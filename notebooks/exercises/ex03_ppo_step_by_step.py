@@ -275,7 +275,7 @@ position_ids.say(
     from_the_right_masked=lambda m: (m.flip(1).cumsum(1).flip(1) - 1) * m,
 )
 position_ids.say(
-    "You subtract 1 too often: the second real token is at position 0.",
+    "You subtract 1 once too often: your second real token is at position 0.",
     two_at_zero=lambda m: (m.cumsum(1) - 2).clamp(min=0),
     starts_at_minus_one=lambda m: m.cumsum(1) - 2,
     starts_at_minus_one_masked=lambda m: (m.cumsum(1) - 2) * m,
@@ -486,7 +486,7 @@ def beta_on_the_score(scores, kl, mask, beta):
 
 
 def _changed(scores=lambda s, *_: s, kl=lambda k, *_: k, last=lambda n: n - 1):
-    """Return a mistake: other scores or KL, or another column for the score."""
+    """Return a mistake with changed scores, KL, or column of the score."""
 
     def mistake(scores_, kl_, mask, beta):
         rewards = -beta * kl(kl_, mask) * mask
@@ -506,7 +506,7 @@ def _row_mean(kl, mask):
 
 
 def _at_the_end(total):
-    """Return a mistake that pays one KL per row, with the last token."""
+    """Return a mistake that subtracts each row's whole KL penalty at its last token."""
     return lambda scores, kl, mask, beta: _changed(
         lambda s, *_: s - beta * total(kl, mask)[:, 0], lambda k, m: 0 * k
     )(scores, kl, mask, beta)
@@ -746,7 +746,7 @@ def _white(mean=_masked_mean, spread=None, epsilon=1e-8):
 
 
 def _divided(by):
-    """Return a mistake: a sum of squares over real tokens with another divisor."""
+    """Return a mistake that divides real tokens' sum of squares by a wrong number."""
     return _white(
         spread=lambda x, mask, m, n: ((x - m) ** 2 * mask).sum() / by(mask, n)
     )
@@ -757,7 +757,7 @@ def _real_variance(x, mask, m, n):
 
 
 def _along(axis, divisor):
-    """Return a mistake: mean and variance of each row (1) or column (0)."""
+    """Return a mistake that whitens each row (axis 1) or each column (axis 0)."""
 
     def mean(x, mask):
         return (x * mask).sum(axis, True) / mask.sum(axis, True).clamp(min=1)
@@ -1114,7 +1114,7 @@ def _larger_loss(ratio, advantages, low, high):
 
 
 def _within(low, high):
-    """Return a mistake: the ratio is clipped to another interval."""
+    """Return a mistake that clips the ratio to another interval."""
 
     def mistake(logprobs, old_logprobs, advantages, mask, epsilon):
         ratio = torch.exp(logprobs - old_logprobs.detach())
@@ -1221,7 +1221,7 @@ policy_loss.say(
 
 
 def _standard(correction, keep):
-    """Return whitened advantages, over real tokens or over all positions."""
+    """Return a function that whitens across real tokens or across all positions."""
 
     def change(a, mask):
         real = a[mask.bool()] if keep else a
@@ -1446,7 +1446,7 @@ def old_value_counts(values, old_values, returns, epsilon):
 
 
 def _near(change):
-    """Return a mistake: another clipped value, ``change(values, old, returns, ε)``."""
+    """Return a mistake whose clipped value is ``change(values, old, returns, ε)``."""
 
     def mistake(values, old_values, returns, epsilon):
         old, returns = old_values.detach(), returns.detach()
@@ -1457,7 +1457,7 @@ def _near(change):
 
 
 def _combined(change):
-    """Return a mistake: other use of the errors, ``change(error, clipped error)``."""
+    """Return a mistake that combines errors by ``change(error, clipped error)``."""
 
     def mistake(values, old_values, returns, epsilon):
         old, returns = old_values.detach(), returns.detach()
@@ -1577,8 +1577,8 @@ def by_clamping_the_move(values, old_values, returns, epsilon):
 
 @value_loss.alternative
 def by_clamping_the_return(values, old_values, returns, epsilon):
-    """Equal the solution: the larger error is at least the return's distance from the
-    interval
+    """Compute the same loss as the solution: the larger error is at least the return's
+    distance from the interval.
     """
     old, returns = old_values.detach(), returns.detach()
     near = old + (returns - old).clamp(-epsilon, epsilon)

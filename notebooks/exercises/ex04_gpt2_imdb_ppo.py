@@ -126,7 +126,7 @@ def _predicted(x, names):
 
 
 def _scored(change):
-    """Return mistakes that give a predicted label's score a sign or a complement."""
+    """Return mistakes that negate or zero a score if NEGATIVE is predicted."""
 
     def signed(x, names):
         top = change(x).amax(1)
@@ -411,8 +411,8 @@ mean_ci.more(
             _half(lambda x: 1.959964 * _error(x)),
         ),
         "half_of_the_half": (
-            "Your second number is half of the half-width: you divide by 2 without "
-            "need.",
+            "Your second number is half of the half-width: you divide by 2 once too "
+            "often.",
             _half(lambda x: 0.98 * _error(x)),
         ),
         "another_factor": (

@@ -99,7 +99,7 @@ def _blocks(order):
 
 
 def _rows(bounds):
-    """Return a mistake that slices rows between numbers that depend on H."""
+    """Return a mistake that slices rows at bounds that depend on H."""
     return lambda p: tuple(p[i:j] for i, j in bounds(p.shape[1]))
 
 
@@ -224,10 +224,10 @@ def by_view(packed):
     ),
 )
 def normalize_head(weight):
-    """Turn Baichuan 2's vocabulary projection into a plain one: (V, H) → (V, H).
+    """Convert Baichuan 2's vocabulary projection to a linear layer: (V, H) → (V, H).
 
-    Baichuan 2 scales each token's row to length 1 before it multiplies. If you scale
-    the rows once and save them, no model needs special code.
+    Baichuan 2 scales each token's row to length 1 before each matrix product. If you
+    scale the rows once and save them, the model needs no special code.
     """
     return weight / weight.norm(dim=1, keepdim=True)
 
@@ -737,7 +737,7 @@ lora_forward.more(
             ),
         ),
         "scaled_twice": (
-            "The factor enters twice, such as on A and on B. Scale once.",
+            "You apply the factor twice, for example to A and to B. Apply it once.",
             _layer(lambda alpha, a, *_: (alpha / len(a)) ** 2),
         ),
         "times_the_rank": (
@@ -863,8 +863,8 @@ def reference_is_the_policy(stage):
 
 @adapter_of.mistake
 def samples_from_the_reference(stage):
-    """You sample from the reference. The *policy* must sample: PPO's ratio compares
-    with the policy that drew the responses.
+    """You sample from the reference. The *policy* must sample: PPO's ratio compares the
+    updated policy with the policy that drew the responses.
     """
     return {
         "reference log-probabilities": "ref",
@@ -949,7 +949,8 @@ def policy_everywhere(stage):
 REASONS = {
     "generate": "Responses are drawn from the model that PPO trains.",
     "log-probabilities": "Plain log-probabilities come from the model that sampled.",
-    "reference log-probabilities": "KL compares with a frozen copy of SFT's adapter.",
+    "reference log-probabilities": "KL compares the policy with a frozen copy of "
+    "the SFT adapter.",
     "score": "Scores come from the adapter that was trained to judge.",
     "update": "The update changes only the model that PPO trains.",
 }
@@ -1220,7 +1221,7 @@ completion_mask.more(
             ),
         ),
         "all_but_the_last": (
-            "Your mask ends one column before the width, wherever the answer ends.",
+            "Your mask ends in the next-to-last column, wherever the answer ends.",
             _ones(lambda q, a, w: q, lambda q, a, w: w - 1),
         ),
         "everything_shifted_late": (
@@ -1281,7 +1282,7 @@ completion_mask.more(
             _changed(torch.zeros_like),
         ),
         "not_a_mask": (
-            "You return numbers of tokens. Return a mask with one 0 or 1 per column.",
+            "You return a count of tokens. Return a mask with one 0 or 1 per column.",
             _changed(lambda mask: mask.sum()),
             _changed(lambda mask: mask.cumsum(0)),
             _changed(lambda mask: mask * mask.cumsum(0)),

@@ -155,8 +155,9 @@ def suppress_first(logits, token):
     """Return one response's log-probabilities with a token forbidden at its first
     position: logits (R, V) → (R, V).
 
-    The scored policy must be the sampled policy. So forbid the token that sampling
-    forbids, and only at the same position, the first one. Training needs the gradient.
+    The log-probabilities must be those of the policy that samples. So forbid the token
+    that sampling forbids, and only at the same position, the first. Keep the gradient,
+    which training needs.
     """
     allowed = logits.clone()
     allowed[0, token] = -torch.inf
@@ -182,7 +183,7 @@ def everywhere(logits, token):
 @suppress_first.mistake
 def after_the_softmax(logits, token):
     """You mask after the log-softmax, so the first row's probabilities sum to 1 −
-    p(EOS) instead of 1. Its log-probabilities are too low, and the KL penalty is
+    p(EOS) instead of 1. This row's log-probabilities are too low, and the KL penalty is
     smallest where EOS is most likely.
     """
     logprobs = logits.log_softmax(-1).clone()
@@ -192,8 +193,8 @@ def after_the_softmax(logits, token):
 
 @suppress_first.mistake
 def in_sampling_alone(logits, token):
-    """You mask nothing, so the scored policy is not the sampled policy, and KL is too
-    low (case a, the partial fix).
+    """You mask nothing, so your log-probabilities are not those of the policy that
+    samples, and KL is too low (case a, the partial fix).
     """
     return logits.log_softmax(-1)
 
@@ -275,7 +276,7 @@ def first_row_forbidden(logits, token):
 
 
 def _forbid(message, **changes):
-    """Register in-place changes of the logits that precede a log-softmax."""
+    """Register mistakes that change the logits in place before a log-softmax."""
     for name, change in changes.items():
 
         def code(logits, token, change=change):
@@ -430,10 +431,10 @@ def kl_error(p, ref_p):
     """Return how much too low KL is if only sampling masks EOS: two (N,) → a number.
 
     `p` and `ref_p` are the policy's and the reference's probabilities of EOS at the
-    first token. The masked policy is sampled, so EOS is never drawn at the first token.
-    The true KL compares the masked policy with the masked reference; the reported KL
-    compares unmasked log-probabilities of the same tokens. Return the mean of
-    true minus reported KL.
+    first token. Responses are drawn from the masked policy, so EOS is never the first
+    token. The true KL compares the masked policy with the masked reference; the
+    reported KL compares unmasked log-probabilities of the same tokens. Return the mean
+    of true minus reported KL.
     """
     return (torch.log1p(-ref_p) - torch.log1p(-p)).mean()
 

@@ -174,7 +174,7 @@ for _center in CENTERS:
 
 
 def _when_divided(message, **codes):
-    """Register mistakes of the divided result; the result without division is right."""
+    """Register mistakes that affect only the result with ``divide``."""
     for name, code in codes.items():
 
         def either(rewards, divide, code=code):
@@ -516,7 +516,7 @@ def _dpo(message, **losses):
 
 
 def _margin(message, **margins):
-    """Register DPO's loss of wrong margins."""
+    """Register DPO's loss with wrong margins."""
     for name, margin in margins.items():
 
         def loss(*given, margin=margin):
@@ -526,7 +526,7 @@ def _margin(message, **margins):
 
 
 def _losses(message, **functions):
-    """Register wrong losses of the right margin."""
+    """Register wrong losses computed from the right margin."""
     for name, function in functions.items():
 
         def loss(c, r, ref_c, ref_r, beta, function=function):
@@ -743,7 +743,7 @@ DETACH = DETACH.split()
 
 def _weighted(message, **weights):
     """Register wrong weights from logprobs, engine, mask and most; some are also
-    undetached.
+    registered without detaching.
     """
     for name, weight in weights.items():
 
@@ -765,7 +765,7 @@ def _weighted(message, **weights):
 
 
 def _after_weight(message, **losses):
-    """Register wrong losses of the right weight, log π and log q."""
+    """Register wrong losses computed from the right weight, log π and log q."""
     for name, loss in losses.items():
         for learned in (False, True)[: 1 + (name in DETACH)]:
 
@@ -1012,8 +1012,8 @@ _after_weight(
 
 @off_policy_loss.mistake
 def log_of_the_engine(logprobs, engine, mask, advantages, most):
-    """You use the engine's log-probability where the policy's log-probability must
-    learn.
+    """You multiply by the engine's log-probability. Multiply by the policy's, which has
+    a gradient.
     """
     response, sampled = (logprobs * mask).sum(1), (engine * mask).sum(1)
     weight = (response - sampled).exp().clamp(max=most).detach()

@@ -16,8 +16,8 @@ check = SET.check
     1,
     10,
     (
-        "Which texts would a policy write if it had your function but did not know "
-        "the sum?",
+        "Which texts would a policy write if your function were its reward, but it "
+        "did not know the sum?",
         "Split at semicolons, and compare the last part.",
     ),
 )
@@ -25,7 +25,8 @@ def strict_rewards(texts, answer):
     """Return rewards (B,): 1 if a text's last part is exactly the answer, else 0.
 
     The last part is the text after the last semicolon, or the whole text if it has no
-    semicolon. It may contain nothing except the answer: no space, sign or line break.
+    semicolon. The last part may contain nothing except the answer: no space, sign or
+    line break.
     """
     return torch.tensor([float(text.split(";")[-1] == answer) for text in texts])
 
@@ -334,7 +335,7 @@ def by_logarithms(p, G):
     2,
     15,
     (
-        "It is easier to count the choices of k answers that fail.",
+        "It is easier to count the choices that fail than the choices that succeed.",
         "Of the C(n, k) choices, how many contain no right answer?",
     ),
 )
@@ -461,8 +462,8 @@ _each(
     added_up_to_one=lambda c, n, k: min(1, k * c / n),
 )
 _each(
-    "Your result equals a product in which one of two counts does not shrink. After "
-    "each wrong draw, both the wrong answers and all answers are one fewer.",
+    "Your result equals a product in which one of two counts does not shrink. Each "
+    "wrong draw leaves one wrong answer fewer, and one answer fewer in all.",
     fixed_denominator=lambda c, n, k: 1 - _product((n - c - i, n) for i in range(k)),
     fixed_numerator=lambda c, n, k: 1 - _product((n - c, n - i) for i in range(k)),
     fixed_numerator_limited=lambda c, n, k: (
@@ -470,15 +471,15 @@ _each(
     ),
 )
 _each(
-    "Your result would be right for one wrong answer fewer. n − c answers are wrong: "
-    "if you use a loop or a range, check where it starts and ends.",
+    "Your result would be right if one answer fewer were wrong. n − c answers are "
+    "wrong: if you use a loop or a range, check where it starts and ends.",
     one_wrong_less=lambda c, n, k: (
         1 - _product((n - c - 1 - i, n - i) for i in range(k))
     ),
 )
 _each(
-    "Your result would be right for one wrong answer more. n − c answers are wrong: if "
-    "you use a loop or a range, check where it starts and ends.",
+    "Your result would be right if one answer more were wrong. n − c answers are "
+    "wrong: if you use a loop or a range, check where it starts and ends.",
     one_wrong_more=lambda c, n, k: 1 - math.comb(n - c + 1, k) / math.comb(n, k),
 )
 _each(

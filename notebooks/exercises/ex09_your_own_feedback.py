@@ -158,8 +158,8 @@ question_loss.more(
             lambda s: (s.amax(1) - s[:, 0]).mean(),
         ),
         "maximum_not_restored": (
-            "You subtract the maximum in only one part. Subtract it from all scores "
-            "or from none.",
+            "You subtract the maximum in only one part of the formula. Subtract it "
+            "from all scores or from none.",
             lambda s: (s.logsumexp(1) - s.amax(1) - s[:, 0]).mean(),
         ),
         "mean_in_the_denominator": (
@@ -326,14 +326,14 @@ kappa.more(
             _equal,
         ),
         "uniform_chance": (
-            "Your chance ignores how often each person gives each answer. People have "
+            "Your e ignores how often each person gives each answer. People have "
             "habits: use each person's own frequencies.",
             _with_chance(lambda a, b, n: 1 / len(a)),
             _with_chance(lambda a, b, n: 1 / 2),
             _with_chance(lambda a, b, n: 1 / len(a) ** 2),
         ),
         "pooled": (
-            "Your chance uses the pooled answers of both people; use each person's own "
+            "Your e uses the pooled answers of both people; use each person's own "
             "frequencies.",
             _with_chance(lambda a, b, n: ((a + b) ** 2).sum() / 4),
             _with_chance(
@@ -346,18 +346,18 @@ kappa.more(
             ),
         ),
         "one_person": (
-            "Your chance uses one person's frequencies twice; both people count.",
+            "Your e uses one person's frequencies twice; use both people's.",
             _with_chance(lambda a, b, n: a @ a),
             _with_chance(lambda a, b, n: b @ b),
         ),
         "joint_chance": (
-            "Your chance uses how often both gave the same answer. By chance the two "
-            "answers are independent.",
+            "Your e uses how often both gave the same answer. For e, assume that the "
+            "two answers are independent.",
             _both_give,
         ),
         "averaged_chance": (
-            "You average over the kinds of answers when you compute chance. Add up "
-            "over the kinds.",
+            "You average over the kinds of answers when you compute e. Sum over the "
+            "kinds.",
             _with_chance(lambda a, b, n: (a * b).mean()),
         ),
         "divided_by_another_count": (
@@ -373,13 +373,13 @@ kappa.more(
             _with_chance(lambda a, b, n: a.sort()[0] @ b.sort()[0]),
         ),
         "commonest_answer": (
-            "Your chance uses only the commonest answers; add up over all answers.",
+            "Your e uses only the most common answers; sum over all answers.",
             _with_chance(lambda a, b, n: a.max() * b.max()),
             _with_chance(lambda a, b, n: torch.maximum(a.max(), b.max())),
         ),
         "answer_left_out": (
-            "Your chance leaves out the lowest or the highest answer: check the range "
-            "of the loop.",
+            "Your e leaves out the lowest or the highest answer: check the range of "
+            "the loop.",
             _without(_top),
             _without(lambda first, second: 0),
         ),
@@ -491,7 +491,7 @@ def _(dice):
 
 
 def _counts(kept, weight=lambda i, k, n: math.comb(n, i) / 2**n):
-    """Return a mistake that adds up other counts, with other weights."""
+    """Return a mistake that sums wrong counts or uses wrong weights."""
     return lambda k, n: sum(weight(i, k, n) for i in kept(k, n))
 
 
@@ -547,8 +547,8 @@ by_chance.more(
             ),
         ),
         "two_sided": (
-            "Your result also counts the other side, for the old text. The exercise "
-            "asks for one side.",
+            "Your result is two-sided: it also counts answers for the old text. The "
+            "exercise asks for one side.",
             lambda k, n: min(1.0, 2 * by_chance.solution(k, n)),
             _counts(_farther),
         ),

@@ -57,14 +57,14 @@ def decode(x: Any) -> Any:
 
 
 class Recorded:
-    """Look up a function's results at the frozen inputs."""
+    """Look up a function's results for the frozen inputs."""
 
     def __init__(self, cases: list, results: list, matters: list, said="") -> None:
         self.cases, self.matters, self.__doc__ = cases, matters, said
         self.results = [Result(*decode(result)) for result in results]
 
     def result(self, arguments: tuple) -> Result:
-        """Return the result at frozen inputs; raise LookupError at all other inputs."""
+        """Return the result for frozen inputs; raise LookupError for others."""
         for case, result in zip(self.cases, self.results):
             if all(alike(case[i], arguments[i]) for i in self.matters):
                 return result

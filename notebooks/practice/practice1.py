@@ -1,6 +1,6 @@
 """Check exercise 1, diagnose: six runs of a tiny policy, most of which have a fault.
 
-The runs are real PPO runs, and a fault begins at some step and stays to the end.
+The runs are real PPO runs. Each fault begins at some step and lasts until the end.
 """
 
 import functools

@@ -59,7 +59,7 @@ def train_policy(reward, seed: int = 0, steps: int = 150) -> list[str]:
 
 
 def _copied(reward, values: np.ndarray, golds: np.ndarray) -> bool:
-    """Return whether a reward names gold, or separates the texts as gold does."""
+    """Return whether a reward uses gold, or splits the texts into two as gold does."""
     names = getattr(getattr(reward, "__code__", None), "co_names", ())
     same = len(set(zip(values, golds))) == 2 == len(set(values))
     return same or reward is gold or "gold" in names or "practice3" in names

@@ -40,7 +40,9 @@ def fit(x: Tensor, chosen: Tensor, rejected: Tensor, ridge: float = 0.1) -> Tens
 
 
 def draw(seed: int, runs: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return random log-references, gold and proxy rewards, (M, N) each, and paces."""
+    """Return random reference log-probabilities, gold and proxy rewards, (M, N) each,
+    and paces.
+    """
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:

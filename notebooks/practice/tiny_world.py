@@ -1,4 +1,4 @@
-"""Make a world of 40 tokens without text; a PPO step takes a fraction of a second."""
+"""Set up PPO on 40 tokens without text; a step takes a fraction of a second."""
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ class Tokens:
     pad_token_id = eos_token_id = EOS
 
     def batch_decode(self, rows, skip_special_tokens=False) -> list[str]:
-        """Return the numbers of the tokens as texts."""
+        """Return each row's token ids as a text."""
         return [" ".join(map(str, row.tolist())) for row in rows]
 
 

@@ -15,7 +15,7 @@ from transformers.modeling_utils import load_state_dict
 from rlhf_course.baichuan.sentencepiece import sentencepiece_to_fast
 from rlhf_course.runtime.files import atomic_folder, read_json
 
-# Only the first generation uses the first name; both use the second.
+# Both generations use the second name; only the first generation uses the first.
 ARCHITECTURES = ("BaiChuanForCausalLM", "BaichuanForCausalLM")
 SIZES = (
     "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads rms_norm_eps"
@@ -36,8 +36,8 @@ def convert_to_llama(
     """Write a Baichuan checkpoint as a LlamaForCausalLM with a fast tokenizer; return ``target``.
 
     A 7B model needs 15 GB of free disk space and about 5 GB of memory, because its files are
-    memory-mapped (.bin files from torch before 1.6 are not: 20 GB). The target must be new or
-    empty. By default ``norm_head`` is guessed from config.json; ``report`` is called with a line
+    memory-mapped, except .bin files from torch before 1.6, which need 20 GB. The target must be new
+    or empty. By default ``norm_head`` is guessed from config.json; ``report`` is called with a line
     about this choice.
 
     Raises ``ValueError``, before writing, for another kind of checkpoint, such as a 13B model
@@ -150,7 +150,7 @@ def read_weights(source: Path, llama: LlamaConfig) -> dict[str, Tensor]:
             tensors |= load_state_dict(source / file, weights_only=True)  # a pickle can run code
     except Exception as error:  # a truncated file can raise any error
         raise ValueError(
-            f"{source / file} is missing, or is damaged, or would run code; it was not loaded."
+            f"{source / file} was not loaded: it is missing or damaged, or would run code."
             " Download it again."
         ) from error
     tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith(ROTARY)}
@@ -163,7 +163,7 @@ def read_weights(source: Path, llama: LlamaConfig) -> dict[str, Tensor]:
     for name in sorted(found.keys() | wanted.keys()):
         if found.get(name) != wanted.get(name):
             raise ValueError(
-                f"{source} does not match its config.json: {name} has the shape"
-                f" {found.get(name)}, not {wanted.get(name)}. Download it again."
+                f"In {source}, the shape of {name} is {found.get(name)}, but config.json needs"
+                f" {wanted.get(name)} (None: no tensor). Download the checkpoint again."
             )
     return tensors

@@ -1,4 +1,4 @@
-"""Use transformers to make a fast tokenizer that gives the ids of a SentencePiece BPE model."""
+"""Make a fast tokenizer with the same ids as a SentencePiece BPE model."""
 
 import re
 from pathlib import Path
@@ -70,7 +70,7 @@ def _add_dummy_prefix(tokenizer: Tokenizer, defined: list[str]) -> None:
     """Put a space before every text and remove it when decoding; transformers does neither.
 
     As added tokens, user-defined pieces would get the prefix; so they are split off as words,
-    which stay unchanged.
+    and the model leaves known words whole.
     """
     tokenizer.normalizer = normalizers.Sequence(
         [normalizers.Replace(" ", "▁"), normalizers.Prepend("▁")]

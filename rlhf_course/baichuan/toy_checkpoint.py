@@ -42,7 +42,7 @@ TOKENIZER = dict(
 
 
 def train_sentencepiece(texts: Iterable[str], vocab_size: int, folder: str | Path) -> Path:
-    """Train a BPE of at most ``vocab_size`` pieces on texts, using Baichuan2's options.
+    """Train a BPE model of at most ``vocab_size`` pieces, with Baichuan2's options, on texts.
 
     Return the path of ``folder/tokenizer.model``.
     """

@@ -36,14 +36,14 @@ def ppo_memory(
     ``base_bytes``: bytes per base weight or activation (2 for bfloat16). ``layer_bytes``: bytes per
     weight in quantized base matrices (``QUANTIZED``). ``chunk``: ``logprob_chunk_size``.
 
-    The peak includes either sampling's key-value cache or an update's activations and logits,
-    whichever is larger.
+    The peak includes the larger of sampling's key-value cache and an update's activations.
     """
     matrices, others, adapter = _count(config, lora)
     text, length = config.get_text_config(), query + response
     sizes = mini_batch * length, mini_batch * response
     update = _update(text, *sizes, base_bytes, checkpointing, chunk)
-    numbers = (batch or mini_batch) * length * text.num_hidden_layers * 2 * text.hidden_size
+    numbers = (batch or mini_batch) * length * text.num_hidden_layers
+    numbers *= 2 * text.num_key_value_heads * text.head_dim  # keys and values
     return {
         "base": round(others * base_bytes + matrices * (layer_bytes or base_bytes)),
         "adapters (policy, ref, reward)": 3 * adapter * FLOAT32,

@@ -170,7 +170,7 @@ def chosen_and_rejected(chosen: Sequence[float], rejected: Sequence[float]) -> F
 
 
 def audit_bars(tables: Mapping[str, pd.DataFrame], wanted: float) -> Figure:
-    """Draw the share of prompts at which the normal answer wins, for each probe and run.
+    """Draw the share of prompts for which the normal answer wins, by probe and run.
 
     tables maps a run to its table (columns share and ci, a row per probe); wanted is the target.
     """

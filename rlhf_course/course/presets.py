@@ -117,6 +117,6 @@ def check_named(settings: Settings, **columns: str) -> None:
     for option, needed in columns.items():
         if getattr(settings, option) is None:
             raise ValueError(
-                f'This preset needs a dataset, with columns {needed}: overrides={{"{option}":'
-                f" FOLDER}} in a notebook, --{option} FOLDER for a command."
+                f'This preset needs a dataset with columns {needed}: pass overrides={{"{option}":'
+                f" FOLDER}} in a notebook, or --{option} FOLDER to a command."
             )

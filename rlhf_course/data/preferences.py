@@ -17,7 +17,7 @@ from rlhf_course.data.transcripts import (
 )
 
 SIDES = ("chosen", "rejected")
-# The first true test names the reason to drop a pair; c and r are (before, mark, answer).
+# The first true test names the reason to drop a pair; c and r are split_answer's results.
 FAULTS = {
     "no assistant turn": lambda c, r: not (c[1] and r[1]),
     "ends on the human": lambda c, r: HUMAN in c[2] or HUMAN in r[2],

@@ -38,8 +38,8 @@ def build_queries(
 ) -> Dataset:
     """Return input_ids and query: the first tokens of reviews longer than ``min_characters``.
 
-    Each row's token count is drawn from ``lengths``; it is smaller if the cut falls inside a
-    character. Raises ``ValueError`` if no review is long enough.
+    Each row's token count is drawn from ``lengths``, and changes if it would split a character.
+    Raises ``ValueError`` if no review is long enough.
     """
     kept = [text for text in reviews["text"] if len(text) > min_characters]
     if not kept:
@@ -56,7 +56,7 @@ def build_queries(
 
 
 def _whole(tokenizer, ids: list[int], length: int) -> list[int]:
-    """Return the first tokens up to a whole character; at most ``length`` if possible."""
+    """Return the first tokens, cut after a whole character; at most ``length`` if possible."""
     for size in (*range(length, 0, -1), *range(length + 1, len(ids))):
         text = tokenizer.decode(ids[:size], skip_special_tokens=True)
         if text and not text.endswith(INCOMPLETE):

@@ -1,6 +1,6 @@
 """Make PPO's frozen models: the reference (copy or adapter) and a reward model on the same base.
 
-LoRA is by Hu et al. 2021, arXiv:2106.09685. All adapters share one base; one adapter is active at
+LoRA is from Hu et al. 2021, arXiv:2106.09685. All adapters share one base; one adapter is active at
 a time.
 """
 
@@ -27,8 +27,8 @@ def create_reference_model(
 ) -> AutoModelForCausalLMWithValueHead:
     """Return a frozen copy of the policy, in eval mode.
 
-    With ``num_shared_layers``, the copy and the policy share the embeddings and that many first
-    layers, all frozen.
+    If ``num_shared_layers`` is set, both share the embeddings and that many initial layers, all
+    frozen.
     """
     shared = nn.ModuleList()
     if num_shared_layers:

@@ -51,8 +51,8 @@ class ValueHead(nn.Sequential):
 class AutoModelForCausalLMWithValueHead(Saved, nn.Module):
     """Add a value head, ``v_head``, to a causal language model's last hidden state.
 
-    Wrapping changes the given model: the vocabulary projection ignores autocast, and GPT-2's
-    activation is replaced by torch's single kernel for it.
+    Wrapping changes the given model: the vocabulary projection ignores autocast, and torch's
+    fused kernel replaces GPT-2's activation.
     """
 
     def __init__(self, pretrained_model: nn.Module, **value_head_options) -> None:
@@ -66,7 +66,7 @@ class AutoModelForCausalLMWithValueHead(Saved, nn.Module):
                     setattr(parent, name, nn.GELU(approximate="tanh"))
         self.pretrained_model, self.config = pretrained_model, pretrained_model.config
         self.is_peft_model = isinstance(pretrained_model, PeftModel)
-        size = self.config.get_text_config().hidden_size  # OPT-350m's projection has another width
+        size = self.config.get_text_config().hidden_size  # OPT-350m's projection is narrower
         self.v_head = ValueHead(getattr(head, "in_features", size), **value_head_options)
         self.v_head.to(next(pretrained_model.parameters()).device)
 
@@ -85,9 +85,9 @@ class AutoModelForCausalLMWithValueHead(Saved, nn.Module):
     ) -> tuple[Tensor, Tensor | None, Tensor]:
         """Return logits (B, T, V) in float32, loss or None, and values (B, T).
 
-        With ``positions`` (N,), indices into the flattened B · T tokens, return logits (N, V) and
-        values (N,) only there. Without ``project``, return hidden states (N, H) instead of logits,
-        for projection in pieces; raise ``ValueError`` if the model changes logits after projection.
+        Given ``positions`` (N,), indices into the flattened B · T tokens, return only their logits
+        (N, V) and values (N,). If not ``project``, return hidden states (N, H), not logits, for
+        projection in pieces; raise ``ValueError`` if the model changes logits after projection.
         """
         hidden, head = None, self.pretrained_model.get_output_embeddings()
 

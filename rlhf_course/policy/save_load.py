@@ -35,7 +35,7 @@ def load_model(
     """Return a model of the class that ``auto`` chooses, from a folder or hub id.
 
     An adapter is loaded onto its base; only adapters use ``adapter_name`` and ``is_trainable``.
-    With ``new_head`` a missing head is initialized at random. Raises ``ValueError`` for damaged
+    If ``new_head``, a missing head is initialized at random. Raises ``ValueError`` for damaged
     files, tensors that do not fit, or another base's adapter, and ``OSError`` for a missing model.
     """
     folder = local_folder(source, **kwargs)
@@ -58,7 +58,7 @@ def _load_base(
 ) -> PreTrainedModel:
     """Load a model that has no adapters; error messages call it ``label``.
 
-    An adapter's ``own`` tensors, and with ``new_head`` the head, may be missing.
+    The adapter's tensors, ``own``, may be missing; so may the head, if ``new_head``.
     """
     kwargs |= {"trust_remote_code": False, "ignore_mismatched_sizes": True}
     with hub_errors(source):
@@ -140,8 +140,8 @@ def check_base(folder: Path, model: nn.Module) -> None:
     saved = file.read_text(encoding="utf-8").strip() if file.exists() else ""
     if saved and found and saved != found:
         raise ValueError(
-            f"The adapter in {folder} was trained on a base with other weights. Name its own base"
-            f" in its {ADAPTER_CONFIG}: base_model_name_or_path."
+            f"The adapter in {folder} was trained on a base whose weights differ from these."
+            f" Name that base in base_model_name_or_path, in {ADAPTER_CONFIG}."
         )
 
 

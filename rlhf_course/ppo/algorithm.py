@@ -25,7 +25,7 @@ def masked_mean(x: Tensor, mask: Tensor, total: Total = local) -> Tensor:
 
 
 def masked_var(x: Tensor, mask: Tensor, total: Total = local) -> Tensor:
-    """Return the unbiased variance of x (B, R) across unmasked tokens, or 0 for a single token."""
+    """Return the unbiased variance of x (B, R) across the mask's tokens, or 0 for one token."""
     n = total(mask.sum())
     squares = (x - masked_mean(x, mask, total)) ** 2
     return masked_mean(squares, mask, total) * n / (n - 1).clamp(min=1)

@@ -63,8 +63,8 @@ def load_checkpoint(trainer, folder: str | Path) -> None:
     """Restore into a new trainer the state that :func:`save_checkpoint` wrote.
 
     A fixed KL coefficient is not restored, nor is the learning rate if there is no schedule. Raises
-    ``FileNotFoundError`` if there is no checkpoint, and ``ValueError`` if the checkpoint has
-    another policy, reference, number of processes, optimizer or schedule.
+    ``FileNotFoundError`` if there is no checkpoint, and ``ValueError`` if its policy, reference,
+    number of processes, optimizer or schedule is not the trainer's.
     """
     folder = Path(folder).expanduser()
     state = torch.load(folder / STATE_FILE, weights_only=True, map_location="cpu")

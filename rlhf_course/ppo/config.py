@@ -108,7 +108,7 @@ class PPOConfig:
         if self.kl_penalty != "kl":
             warnings.warn(
                 f"kl_penalty {self.kl_penalty!r} does not maximize score - beta * KL; 'kl' does.",
-                stacklevel=1,  # one line for all callers, so Python warns once
+                stacklevel=1,  # all callers share this line, so Python warns once
             )
         if self.use_score_norm and not self.use_score_scaling:
             raise ValueError("use_score_norm needs use_score_scaling=True; set both.")

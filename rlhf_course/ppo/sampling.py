@@ -13,7 +13,7 @@ from transformers import DynamicCache
 from rlhf_course.policy.network import accepts_argument, without_dropout
 from rlhf_course.ppo.checks import check_length, token_ids
 
-CPU_SYNC, GPU_SYNC = 1, 8  # tokens from one check for finished rows to the next
+CPU_SYNC, GPU_SYNC = 1, 8  # tokens between two checks for finished rows
 # Avoid cuDNN: it compiles a plan for each length, and each new token changes the length.
 ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
@@ -94,10 +94,10 @@ def _sample(
 
 
 def draw(logits: Tensor, suppress: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Draw tokens (B, 1), except ``suppress``, from softmax(logits); also return the row sums (B,).
+    """Draw tokens (B, 1), except ``suppress``, from softmax(logits); return them and row sums (B,).
 
-    Logits (B, V) may change in place; a NaN logit makes the sum NaN. Inverting the cumulative
-    distribution needs one random number per row, not one per logit.
+    A NaN logit makes its row's sum NaN. Logits (B, V) may change in place.
+    Inverting the cumulative distribution needs one random number per row, not one per logit.
     """
     for token in suppress:
         logits[:, token] = -torch.inf

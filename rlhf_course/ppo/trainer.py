@@ -43,7 +43,7 @@ class PPOTrainer(TrainerBase):
         optimizer: default: Adam for the trainable parameters, without weight decay.
         data_collator: makes a batch from rows; default: one list per column, because lengths
             differ.
-        num_shared_layers: how many first layers the policy and reference share; these are frozen.
+        num_shared_layers: how many initial layers policy and reference share; these are frozen.
         lr_scheduler: stepped once per ``step``.
     """
 

@@ -44,7 +44,7 @@ class TrainerBase:
         lr_scheduler=None,
     ) -> None:
         if getattr(lr_scheduler, "optimizer", optimizer) is not optimizer:
-            raise ValueError("lr_scheduler moves another optimizer: pass that optimizer as well.")
+            raise ValueError("lr_scheduler has another optimizer: pass that optimizer as well.")
         self.config, self.tokenizer, self.lr_scheduler = config, tokenizer, lr_scheduler
         self.accelerator = tracking.start(config)
         set_seed(config.seed, device_specific=True)  # processes sample different responses
@@ -125,7 +125,7 @@ def make_reference(model, ref_model, num_shared_layers: int | None):
 def prepare_models(
     accelerator: Accelerator, config: PPOConfig, model, ref_model, tokenizer, optimizer
 ) -> tuple:
-    """Prepare policy, reference and optimizer (default: Adam); raise ``ValueError`` if unfit."""
+    """Prepare policy, reference and optimizer (default: Adam); raise ``ValueError`` if unusable."""
     if accelerator.distributed_type not in COPIES:
         raise ValueError(
             f"PPOTrainer needs one copy per GPU (DDP), not {accelerator.distributed_type.value}."

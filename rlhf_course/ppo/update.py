@@ -132,9 +132,8 @@ def optimize(
                 loss, seen = minibatch_loss(part, outputs, config, total)
                 collected.append(seen)
                 if is_usable(seen, config, step, len(collected)):
-                    # Weight by tokens: k mini-batches of m samples act like one of k·m samples. DDP
-                    # averages gradients instead of adding them; backward() divides by accelerate's
-                    # number of accumulation steps.
+                    # Weight by tokens: k mini-batches of m samples act like one of k·m samples.
+                    # DDP averages gradients; backward() divides by accelerate's accumulation.
                     weight = count / sum(tokens) * accelerator.num_processes
                     accelerator.backward(loss * weight * accelerator.gradient_accumulation_steps)
                     usable = True

@@ -57,7 +57,7 @@ def _aside(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def hold(folder: str | os.PathLike, name: str = "") -> Iterator[None]:
-    """Make a folder and lock it, or lock only ``name`` in it; remove it if it is new and empty.
+    """Make and lock a folder, or lock only ``name`` in it; remove a new folder if it stays empty.
 
     Raises ``BlockingIOError`` if another process holds the lock.
     """

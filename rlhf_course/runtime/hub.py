@@ -16,7 +16,7 @@ SMALL = ["*.json", "*.txt", "*.model", "*.jinja"]
 WEIGHTS = ["*model*.safetensors", "v_head.safetensors"], ["pytorch_model*.bin", "adapter_model.bin"]
 LOGIN = "run hf auth login or set HF_TOKEN."
 NEEDS_CODE = (
-    "which needs its own code, and the course does not run it. Convert it first"
+    "that needs its own code, which the course does not run. Convert the model first"
     " (Baichuan: scripts/convert_baichuan.py)."
 )
 
@@ -66,7 +66,7 @@ def hub_errors(source: str | Path, kind: str = "model") -> Iterator[None]:
 
 
 def _explain(error: BaseException, source: str, kind: str) -> Exception | None:
-    """Return an error that explains ``error``, or None; match names and text, as libraries vary."""
+    """Return an error that explains ``error``, or None; match names and text, as types vary."""
     if kind == "model" and (damaged := next(filter(is_damaged, Path(source).glob("*")), None)):
         return ValueError(
             f"{damaged} is damaged, cut short or a git-lfs pointer. Download it again."
@@ -77,7 +77,7 @@ def _explain(error: BaseException, source: str, kind: str) -> Exception | None:
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     page = f"{hub}/{'datasets/' if kind == 'dataset' else ''}{source}"
     sentences = {
-        "trust_remote_code": (ValueError, f"{source} is a {kind}, {NEEDS_CODE}"),
+        "trust_remote_code": (ValueError, f"{source} is a {kind} {NEEDS_CODE}"),
         "GatedRepoError|is a gated dataset": (
             PermissionError,
             f"{source} is gated. Accept its terms at {page}, and {LOGIN}",
@@ -85,7 +85,7 @@ def _explain(error: BaseException, source: str, kind: str) -> Exception | None:
         "RepositoryNotFoundError|DatasetNotFoundError": (
             FileNotFoundError,
             f"There is no {kind} {source} at {hub}, or it is private. Check the name, or give a"
-            f" local folder; for a private one {LOGIN}",
+            f" local folder; for a private {kind}, {LOGIN}",
         ),
         "RemoteProtocolError|ReadError|ReadTimeout|Consistency check failed": (
             ConnectionError,

@@ -1,4 +1,4 @@
-"""Generate a synthetic world: Chinese questions, and answers of exactly known utility.
+"""Generate a synthetic world: Chinese questions, and answers with exactly known utility.
 
 A small base model is pretrained on texts of this world and fine-tuned on `make_qa` (in HC3's
 schema: answers from people and from a chatbot). A reward model learns from `make_preferences`:

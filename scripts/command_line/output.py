@@ -100,7 +100,7 @@ def _compare(now: dict, file: Path) -> None:
     for kind, values in now.items():
         for name, value in values.items():
             old = before[kind].get(name)
-            words = f"is {value}, and {old}" if kind == "settings" else "has other files than"
+            words = f"is {value}, and {old}" if kind == "settings" else "has different files than"
             if value != old:
                 cure = "Use the run's value or files, or choose another output."
                 raise ValueError(f"{name} {words} in the run of {file.parent}. {cure}")

@@ -41,7 +41,7 @@ def parse(about: str, experiment: str, kinds: tuple, names: dict, fixed: dict, a
     """Return the script's arguments, trl's config, ModelConfig, and the settings.
 
     ``kinds`` are the classes of the first two results. ``names`` maps options to settings of the
-    experiment, whose preset gives the defaults; ``fixed`` has further defaults.
+    experiment, whose preset gives the defaults; ``fixed`` contains further defaults.
     """
 
     def choose(given: dict) -> tuple:
@@ -142,7 +142,7 @@ def train(trainer, output, measure: Callable[[], tuple], most: float = math.inf)
             print(f"Stopped after step {trainer.state.global_step}; a resumed run continues there.")
             return steps.code, ()
     measured = measure()
-    check_finite("the loss of held-out data", measured[0], most)
+    check_finite("the loss on held-out data", measured[0], most)
     is_first = trainer.accelerator.is_main_process  # other processes write nothing
     with atomic_folder(output.result) if is_first else nullcontext(output.result) as aside:
         trainer.save_model(aside)

@@ -58,7 +58,7 @@ def _head(exercise, lines: list[str], definition: ast.FunctionDef) -> str:
 
 
 def fold(title: str, text: str) -> str:
-    """Return Markdown that is folded until a click."""
+    """Return Markdown that a click on its title unfolds."""
     return f"<details><summary>{title}</summary>\n\n{text}\n\n</details>"
 
 

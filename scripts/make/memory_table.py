@@ -1,5 +1,6 @@
-"""Print, for site/larger-models.md, a Baichuan2-7B PPO step's computed memory and the smallest GPU
-with enough. With --measure, instead take a PPO step and print its measured memory as JSON.
+"""Print, for site/larger-models.md, the computed memory of a Baichuan2-7B PPO step and the smallest
+GPU with enough memory. With --measure, instead take a PPO step and print its measured memory as
+JSON.
 """
 
 import json

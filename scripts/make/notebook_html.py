@@ -1,7 +1,8 @@
 """Render an executed notebook as one HTML page: MathML, a light and a dark theme, no scripts.
 
 Notebook outputs contain dataset texts, which may include untrusted markup. The page's policy stops
-browsers from running or loading anything. The policy does not cover meta refresh, so we disable it.
+browsers from running or loading anything. Meta refresh, which the policy does not cover, is
+disabled separately.
 """
 
 import html

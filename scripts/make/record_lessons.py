@@ -1,4 +1,4 @@
-"""Record variants of PPO on film reviews, a card per variant and seed.
+"""Run variants of PPO on film reviews, and record a card per variant and seed.
 
     python scripts/make/record_lessons.py   # skips existing cards; an hour or more
     python site/lessons.py                  # writes site/lessons-on-text.md

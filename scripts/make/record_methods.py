@@ -1,6 +1,6 @@
 """Record notebook 07's runs on film reviews, a card per method and seed; skip existing cards.
 
-    python scripts/make/record_methods.py --search   # try step sizes, at separate seeds
+    python scripts/make/record_methods.py --search   # try step sizes, with separate seeds
     python scripts/make/record_methods.py            # the config's step sizes, five seeds
 
 The script runs the notebook's cells tagged methods at preset tiny; at other presets the notebook

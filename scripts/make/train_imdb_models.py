@@ -53,7 +53,7 @@ def load_split(folder: Path) -> datasets.DatasetDict:
 
 
 def save_openings(reviews: datasets.Dataset, folder: Path) -> None:
-    """Write the first 64 words and label of every held-out review; 1,000 form the test split."""
+    """Write every held-out review's first 64 words and label; 1,000 reviews are the test split."""
     rows = reviews.map(lambda row: {"text": " ".join(row["text"].split()[:OPENING])})
     parts = {"train": range(4000), "test": range(4000, len(rows))}
     for split, part in parts.items():
@@ -115,7 +115,7 @@ def classifier_tokenizer(tokenizer) -> hf.PreTrainedTokenizerFast:
 
 
 def policy_rows(texts: Sequence[str], tokenizer, short: int, long: int) -> list[list[int]]:
-    """Return reviews' first 64 tokens, ``short`` times, and first 256 tokens, ``long`` times."""
+    """Return each review's first 64 tokens ``short`` times and first 256 tokens ``long`` times."""
     rows = tokenizer([text[:2000] for text in texts])["input_ids"]
     for row, text in zip(rows, texts, strict=True):
         row += [tokenizer.eos_token_id] if len(text) <= 2000 else []

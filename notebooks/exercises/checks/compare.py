@@ -9,7 +9,7 @@ import numpy
 import torch
 from torch import Tensor
 
-RTOL, ATOL = 1e-5, 1e-6  # a solution in float32 passes
+RTOL, ATOL = 1e-5, 1e-6  # float32 is accurate enough to pass
 NO_GRADIENT = (
     "The value is right, but it has no gradient. Use only torch operations from the "
     "trained arguments to the result, without .item(), .numpy(), .detach(), new "
@@ -27,14 +27,14 @@ PARTLY = (
 
 
 class Result(NamedTuple):
-    """Hold a function's return value, and name → gradient if gradients are compared."""
+    """Hold a return value and, if gradients are compared, a dict name → gradient."""
 
     values: Any
     slopes: dict[str, Tensor] | None = None
 
 
 def weighted_sum(output: Any) -> Tensor | None:
-    """Return a sum with a different weight per element, or None without tensors."""
+    """Return a sum with distinct weights, or None unless all values are tensors."""
     values = list(output) if isinstance(output, (tuple, list)) else [output]
     if not values or not all(isinstance(x, Tensor) for x in values):
         return None
@@ -99,12 +99,12 @@ def same_values(actual: Any, expected: Any) -> bool:
 
 
 def close(a: Tensor, b: Tensor) -> bool:
-    """Return whether two tensors have equal shapes, and numbers within RTOL."""
+    """Return whether two tensors have equal shapes and agree within RTOL."""
     return a.shape == b.shape and torch.allclose(a, b, RTOL, ATOL, equal_nan=True)
 
 
 def close_slopes(a: Tensor, b: Tensor) -> bool:
-    """Return whether gradients agree within RTOL × the largest; sums lose digits."""
+    """Return whether gradients agree within RTOL × the largest; sums lose precision."""
     atol = max(ATOL, RTOL * float(b.abs().max())) if b.numel() else ATOL
     return a.shape == b.shape and torch.allclose(a, b, RTOL, atol, equal_nan=True)
 

@@ -7,11 +7,12 @@ import re
 from pathlib import Path
 
 FILE = Path("messages.json")  # `make zh` writes it beside the Chinese notebooks
-WORDS = ("where {0}", "the {0} position", "a {0}.")  # filled in by the engine's words
+WORDS = ("where {0}", "the {0} position", "a {0}.")  # {0} is one of the engine's words
 
 
 def say(message: str) -> str:
-    """Return a message in the language of the working folder's FILE, else unchanged.
+    """Translate a message with the working folder's FILE; without FILE, return it
+    unchanged.
 
     FILE maps English messages to translations; {0}, {1}, … stand for values in them.
     """
@@ -45,7 +46,7 @@ def _line(line: str, known: dict[str, str]) -> str:
 
 
 def _fill(text: str, values: dict[str, str], known: dict[str, str]) -> str:
-    """Return a translated sentence with its values; only WORDS are translated."""
+    """Fill values into a translated sentence; translate only the values of WORDS."""
 
     def value(match: re.Match) -> str:
         given = values[f"v{match[1]}"]

@@ -1,8 +1,8 @@
-"""Derive, from a solution, common mistakes that its exercise inherits.
+"""Derive from a solution the common mistakes that its exercise inherits.
 
 Each mistake changes the solution's result, or one argument before the solution sees it.
-Changes that do not apply are skipped: the argument is missing, or an error occurs. A
-change without effect gives the right result, so it never matches a wrong answer.
+A change is skipped if its argument is missing or if it raises an error. A change
+without effect gives the right result, so it never matches a wrong answer.
 """
 
 from __future__ import annotations
@@ -232,7 +232,9 @@ def stock(solution: Callable, names: list[str], case: tuple) -> Iterator[Named]:
 
 
 def _scaled(solution: Callable) -> Iterator[Named]:
-    """Yield mistakes for each size of a tensor: sum, mean, or wrong n in a variance."""
+    """Yield mistakes in sums, means and variances, for each possible number n of
+    elements.
+    """
 
     def sizes(x: Tensor, arguments: tuple) -> list:
         masks = [a.sum() for a in arguments if isinstance(a, Tensor) and _is_mask(a)]
@@ -299,7 +301,7 @@ def _swap(solution: Callable, i: int, j: int) -> Callable:
 
 
 def _after(solution: Callable, change: Callable) -> Callable:
-    """Return a solution with changed results; ``change`` also takes the arguments."""
+    """Return the solution followed by ``change(result, arguments)``."""
 
     def changed(*arguments: Any) -> Any:
         output = solution(*arguments)

@@ -54,7 +54,7 @@ def _moves(function: Callable, before: tuple, after: tuple) -> bool:
 
 
 def unvaried(actual: list[Result], expected: list[Result]) -> str | None:
-    """Return a message if results are constant or lack a mean or sum at the end."""
+    """Return a message if results are constant or lack a final mean or sum."""
     own, right = (
         [number(result.values) for result in group] for group in (actual, expected)
     )
@@ -76,7 +76,7 @@ def unvaried(actual: list[Result], expected: list[Result]) -> str | None:
 
 
 def _others(x: Any, name: str, values: list) -> list:
-    """Return other values for an argument: made-up, or from other cases."""
+    """Return values to replace an argument: made up, or taken from other cases."""
     if not isinstance(x, Tensor):
         optional = [y for y in values if (x is None) != (y is None)]
         return optional + [y for y in values if type(y) is type(x) and not alike(x, y)]
