@@ -215,7 +215,7 @@ def last_token_scores(
 def require_finite(scores: Tensor, texts: Sequence[str]) -> Tensor:
     """Return the scores as a tensor (B,), one per text.
 
-    Raises ``ValueError`` for another shape, and ``FloatingPointError`` for NaN or Inf.
+    Raises ``ValueError`` for any other shape, and ``FloatingPointError`` for NaN or Inf.
     """
     scores = torch.as_tensor(scores)
     if scores.shape != (len(texts),):

@@ -43,7 +43,7 @@ def duration(seconds: float) -> str:
 
 
 def cost(name: str) -> str:
-    """Return a notebook's measured time and memory at preset tiny, as text."""
+    """Return a notebook's measured time and memory with the tiny preset, as text."""
     card = run_card(name)
     return f"{duration(card['wall_s'])}, {card['peak_rss_mb'] / 1024:.1f} GB on two CPU cores"
 

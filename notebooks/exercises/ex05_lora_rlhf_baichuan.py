@@ -546,7 +546,7 @@ def no_scale(x, weight, adapters, active, alpha):
 
 @lora_forward.mistake
 def alpha_alone(x, weight, adapters, active, alpha):
-    """You scale by α. Scale by α / r, so that a larger rank has no larger effect."""
+    """You scale by α. Scale by α / r, so that the update does not grow with r."""
     output = x @ weight.T
     return (
         output

@@ -784,8 +784,8 @@ def false_is_rarer(longer_won):
 
 @balance.mistake
 def half_of_all(longer_won):
-    """You keep up to half of all rows of each kind. Keep as many of each kind as the
-    rarer kind has.
+    """You keep up to half of all rows of each kind. Keep all of the rarer
+    kind, and the same number of the other.
     """
     return _up_to(longer_won, len(longer_won) // 2)
 

@@ -82,7 +82,7 @@ def compare(text: str, seed: int = 0) -> pd.DataFrame:
 
 
 def verdict(answer: dict, seed: int = 0) -> str | None:
-    """Return the problem with an answer, or None."""
+    """Return what is wrong with an answer, or None."""
     lines = source(seed).splitlines()
     line = answer.get("line") if isinstance(answer, dict) else None
     if not isinstance(line, int) or not 1 <= line <= len(lines):

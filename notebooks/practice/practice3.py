@@ -66,7 +66,7 @@ def _copied(reward, values: np.ndarray, golds: np.ndarray) -> bool:
 
 
 def verdict(reward, text: str, seed: int = 0, show=lambda line: None) -> str | None:
-    """Return the problem with a reward and the text that beats it, or None."""
+    """Return what is wrong with a reward or the text that beats it, or None."""
     pool = samples()
     golds = np.array([gold(sample) for sample in pool])
     try:

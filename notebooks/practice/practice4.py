@@ -92,7 +92,7 @@ def _problem(settings, steps) -> str | None:
 def points(
     settings: dict, steps: int, seeds: list[int]
 ) -> list[tuple[float, float, float]]:
-    """Return (points, score, KL) per seed; a KL above 6 gets the untrained score."""
+    """Return (points, score, KL) per seed; KL above 6 gives the untrained score."""
     start = run(DEFAULT, 0, 0)[0]
     found = [_kept(*(settings[key] for key in DEFAULT), steps, seed) for seed in seeds]
     return [(mean if kl <= MAX_KL else start, mean, kl) for mean, kl in found]
@@ -101,7 +101,7 @@ def points(
 def verdict(
     answer: dict, budget: Budget, seed: int = 0, show=lambda line: None
 ) -> str | None:
-    """Return the problem with an answer, or None; ``show`` gets each result line."""
+    """Return what is wrong with an answer, or None; ``show`` gets each result line."""
     if not isinstance(answer, dict) or set(answer) != {"settings", "steps"}:
         return "the answer must be a dict with the keys settings and steps."
     settings, steps = answer["settings"], answer["steps"]

@@ -24,7 +24,7 @@ def base(seed: int = 0) -> pd.DataFrame:
 
 
 def digest(prediction: dict, seed: int) -> str:
-    """Return the SHA-256 of seed and prediction as JSON; keys sorted, no spaces."""
+    """Write seed and prediction as JSON, keys sorted, no spaces; return its SHA-256."""
     if set(prediction) != set(STATS):
         raise ValueError(f"Predict one number for each of {', '.join(STATS)}.")
     numbers = {name: float(value) for name, value in prediction.items()}

@@ -44,7 +44,7 @@ plt.rcParams.update(
 
 
 def panels(rows: int = 1, columns: int = 1, **options) -> tuple[Figure, Axes | np.ndarray]:
-    """Return closed ``plt.subplots``: a notebook would show an open figure twice."""
+    """Return ``plt.subplots``, closed, because notebooks show open figures twice."""
     figure, axes = plt.subplots(rows, columns, **options)
     plt.close(figure)
     return figure, axes

@@ -83,9 +83,9 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Return log-probabilities, values and entropies for the response tokens, (B, R), 0 on padding.
 
-    Tokens in ``begin_suppress`` have probability 0 where a response begins. ``chunk`` is how many
-    tokens have logits in memory together; the backward pass recomputes the logits. At most
-    ``at_most`` samples, of similar length, run together; this does not change the outputs.
+    Tokens in ``begin_suppress`` have probability 0 where a response begins. Logits of ``chunk``
+    tokens at a time are in memory; the backward pass recomputes them. At most ``at_most``
+    samples, of similar length, run together; this does not change the outputs.
     If ``whole_vocabulary``, the fourth output has all log-probabilities (B, R, V), without a
     gradient; else it is None.
     """

@@ -27,7 +27,7 @@ def source_hash(notebook: NotebookNode) -> str:
 
 
 def strip_run_details(executed: NotebookNode, original: NotebookNode) -> NotebookNode:
-    """Return ``original``, changed in place to have the executed outputs and clean metadata.
+    """Put the executed outputs and clean metadata into ``original``; return it.
 
     Injected parameters, timings, widgets and kernel details are dropped.
     """

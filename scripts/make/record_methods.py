@@ -3,8 +3,8 @@
     python scripts/make/record_methods.py --search   # try step sizes, with separate seeds
     python scripts/make/record_methods.py            # the config's step sizes, five seeds
 
-The script runs the notebook's cells tagged methods at preset tiny; at other presets the notebook
-writes the cards. To use two processes, pass different methods with --only.
+The script runs the notebook's cells tagged methods with the tiny preset; with other presets the
+notebook writes the cards. To use two processes, pass different methods with --only.
 """
 
 import argparse
@@ -25,7 +25,7 @@ RATES = {"DPO": (1e-4, 2e-4, 4e-4)} | RATES
 
 
 def methods(overrides: dict) -> dict:
-    """Run the tagged cells at preset tiny; return their global names."""
+    """Run the tagged cells with the tiny preset; return their global names."""
     names = {"settings": load_preset(NOTEBOOK, "tiny", overrides)}
     set_seed(0)  # all processes truncate the openings alike
     for cell in nbformat.read(ROOT / "notebooks" / f"{NOTEBOOK}.ipynb", as_version=4).cells:

@@ -2,7 +2,7 @@
 
     python scripts/make/train_live_policies.py   # half an hour; skips finished policies
 
-The script runs notebook 04's cells at preset tiny, with an adapter in place of the full policy.
+The script runs notebook 04's cells with the tiny preset, and an adapter replaces the full policy.
 """
 
 import json
@@ -23,7 +23,7 @@ FOLDER = ROOT / "models" / "imdb-live-policies"
 LORA = {"r": 8, "lora_alpha": 16, "target_modules": ["c_attn", "c_proj", "c_fc"]}
 LORA |= {"task_type": "CAUSAL_LM", "fan_in_fan_out": True}  # weights (inputs, outputs)
 COMMON = {"horizon": 1e12, "probe_every": 5}  # the controller keeps β constant
-RUNS = {  # folder → changes of notebook 04's settings
+RUNS = {  # folder → changes to notebook 04's settings
     "beta-0": {"init_kl_coef": 0.0, "learning_rate": 4e-3, "steps": 40},
     "beta-0.16": {"learning_rate": 2e-3, "steps": 40},
     "beta-0.6": {"init_kl_coef": 0.6, "learning_rate": 2e-3, "steps": 40},
