@@ -112,7 +112,7 @@ def gpt2(gate: Gate, folder: Path) -> tuple[dict, dict]:
 
 
 def lora(gate: Gate, folder: Path) -> tuple[dict, dict]:
-    """Take a PPO step on as many layers of a 7B model as fit; predict its peak memory."""
+    """Take a PPO step on as many layers of a 7B model as fit; predict the peak memory."""
     text = call(gate, folder, "scripts/make/memory_table.py", "--measure")
     measured = json.loads(text.splitlines()[-1])
     return measured, {"peak_gib": SLACK * measured["computed_gib"]}

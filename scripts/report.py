@@ -35,7 +35,7 @@ def add_results(output: Path, results: dict[str, str]) -> None:
 
 
 def find(places: list[Path]) -> list[Path]:
-    """Return paths of the run cards in files and folders, and of cards that known runs lack.
+    """Return paths of run cards: those in files and folders, and those that known runs lack.
 
     Raises ``OSError`` for a path without cards.
     """

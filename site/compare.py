@@ -26,7 +26,7 @@ PLACEHOLDER = re.compile(r"\{\{[^{}]+\}\}")  # replaced by a number in the slide
 
 
 def parts(message: str) -> tuple[dict[str, Counter], str]:
-    """Return, by kind, the parts that a translation must repeat, and the message's other words."""
+    """Return the parts that a translation must repeat, grouped by kind, and the other words."""
     found, text = {}, message
     kinds = {"placeholder": PLACEHOLDER, "term": ROLE, "code": CODE, "formula": FORMULA}
     kinds |= {"link": LINK, "tag": TAG}

@@ -113,7 +113,7 @@ def keep_messages(app: Sphinx, exception: Exception | None) -> None:
 
 
 def show(app: Sphinx, pagename: str, templatename: str, context: dict, doctree) -> None:
-    """Link the page in the other language."""
+    """Add a link to this page in the other language."""
     is_english = app.config.language == "en"
     if pagename == "404" or re.match(ENGLISH_PAGES, pagename):
         return

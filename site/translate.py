@@ -295,7 +295,7 @@ def readme_in_chinese() -> str:
 
 
 def slides_in_chinese() -> str:
-    """Return the Markdown of the Chinese slides; speaker notes stay English."""
+    """Return the Markdown of the Chinese slides; speaker notes stay in English."""
     text = (ROOT / "slides" / "slides.md").read_text(encoding="utf-8")
     text = text.replace("\nlang: en\n", "\nlang: zh-CN\n", 1)
     return with_figures(translator(catalog("slides/slides"), messages_of("slides/slides"))(text))

@@ -45,7 +45,7 @@ def simulate(lists: tuple[list[int], list[int]], seed: int):
     """Return two methods' scores, (E, runs) each, and three arrays (E,).
 
     The arrays are the true difference, the noise's standard deviation, and the share of
-    the noise that runs with one seed have in common.
+    the noise that runs with the same seed have in common.
     """
     dice = np.random.default_rng(seed)
     known = sorted(set(lists[0]) | set(lists[1]))

@@ -35,10 +35,9 @@ def convert_to_llama(
 ) -> Path:
     """Write a Baichuan checkpoint as a LlamaForCausalLM with a fast tokenizer; return ``target``.
 
-    A 7B model needs 15 GB of free disk space and about 5 GB of memory, because its files are
-    memory-mapped, except .bin files from torch before 1.6, which need 20 GB. The target must be new
-    or empty. By default ``norm_head`` is guessed from config.json; ``report`` is called with a line
-    about this choice.
+    A 7B model needs 15 GB of free disk space and about 5 GB of memory, as its files are mapped (20
+    GB of memory for .bin files from torch before 1.6). The target must be new or empty. By default
+    ``norm_head`` is guessed from config.json; ``report`` is called with a line about this choice.
 
     Raises ``ValueError``, before writing, for another kind of checkpoint, such as a 13B model
     (ALiBi), for damaged or missing tensors, and for a tokenizer whose ids would change.

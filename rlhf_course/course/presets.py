@@ -52,8 +52,8 @@ class Settings(SimpleNamespace):
 def read_spec(notebook: str) -> dict[str, dict]:
     """Return a notebook's settings, a dict from key to {tiny, scratch, full, help}.
 
-    An ``optional`` setting may be null at every preset; any other setting may be null only where
-    its preset value is null. ``min`` (default 1) is the lower bound for whole numbers.
+    An ``optional`` setting may be null in any preset; another may be null only in presets that say
+    so. ``min`` (default 1) is the lower bound for whole numbers.
     """
     spec = yaml.safe_load((CONFIGS / f"{notebook}.yaml").read_text(encoding="utf-8"))
     if shared := spec.pop("include", None):

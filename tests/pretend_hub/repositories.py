@@ -156,11 +156,12 @@ def imdb(folder: Path) -> Files:
 
 
 def hh_rlhf(folder: str) -> Files:
-    """Gzipped lines in five folders; of these, four must not be read."""
+    """Gzipped lines in five folders; of these, four must not be read. One answer is too long."""
     files = {"red-team-attempts/red_team_attempts.jsonl.gz": gzip.compress(b"[]")}
     foreign = gzip.compress(b'{"chosen": "another folder", "rejected": ""}\n')
     for split in ("train", "test"):
         pairs = rows(folder, split, 400).select_columns(["chosen", "rejected"])
+        pairs = pairs.map(lambda row, i: {"chosen": row["chosen"] + " Yes." * 600 * (not i)}, True)
         files[f"helpful-base/{split}.jsonl.gz"] = gzip.compress(as_lines(pairs).encode())
         for other in ("harmless-base", "helpful-online", "helpful-rejection-sampled"):
             files[f"{other}/{split}.jsonl.gz"] = foreign
