@@ -141,12 +141,15 @@ def page(target: Path, graded: dict[str, list[dict]]) -> None:
 
 
 def write(folder: Path, form: str, graded: dict[str, list[dict]]) -> None:
-    """Write all grades to ``folder`` in the given format."""
+    """Write all grades to ``folder`` in the given format; replace only files that it wrote."""
     if form == "html":
         page(folder / "grades.html", graded)
     elif form == "csv":
         rows = [{"student": who, **row} for who, student in graded.items() for row in student]
-        with atomic_file(folder / "grades.csv") as path, path.open("w", newline="") as file:
+        file = folder / "grades.csv"
+        if file.exists() and not file.read_text("utf-8").startswith(",".join(rows[0])):
+            raise ValueError(f"{file} was not written by grade.py. Choose another --output.")
+        with atomic_file(file) as path, path.open("w", newline="") as file:
             writer = csv.DictWriter(file, rows[0])
             writer.writeheader()
             writer.writerows(rows)
@@ -176,6 +179,8 @@ def main(arguments: list[str]) -> None:
     CHOSEN.update({made.notebook: made.exercises for made in map(load, names)})
     for exercise in (made for exercises in CHOSEN.values() for made in exercises.values()):
         exercise.expected(chosen.seed)  # once, before the fork
+    if chosen.output.resolve().is_relative_to(chosen.handed_in.resolve()):
+        raise ValueError("--output is inside HANDED_IN, among students' files. Choose another.")
     handed_in = students(chosen.handed_in)
     work = partial(grade, seed=chosen.seed, limit=chosen.limit)
     with ProcessPoolExecutor(2, get_context("fork")) as pool:

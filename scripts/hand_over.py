@@ -165,7 +165,12 @@ def group_loss(new, old, rollout: Rollout, config, kl_coef: float, method: str) 
 
 
 def write(engine: str, method: str, target: Path, options, settings, run) -> None:
-    """Write the hand-over to ``target``, with noise in its old log-probabilities."""
+    """Write the hand-over to ``target``, with noise in its old log-probabilities.
+
+    Raises ``ValueError`` if the folder has files: they may be edited.
+    """
+    if target.exists() and any(target.iterdir()):
+        raise ValueError(f"{target} already has files. Remove it, or move it away.")
     config, kl_coef = run.trainer.config, run.trainer.kl_ctl.value
     repeats = GROUP if engine == "trl" else 1
     limits = yaml.safe_load((HERE / "limits.yaml").read_text("utf-8")) | {"ppo": []}

@@ -196,7 +196,10 @@ def rename(rows: list[dict], maps: dict[str, dict]) -> tuple[str, pd.DataFrame]:
     log = pd.DataFrame(rows)
     names = [name for name in STEPS if name in log]
     log.index = pd.to_numeric(log[names[0]]) if names else range(1, len(log) + 1)
-    log = log.apply(pd.to_numeric, errors="coerce").groupby(level=0).first()
+    texts = log
+    log = log.apply(pd.to_numeric, errors="coerce")
+    unread = texts.where(texts.notna() & log.isna() & ~texts.map(is_not_finite))
+    log = log.groupby(level=0).first()
 
     def known(columns: dict) -> dict[str, pd.Series]:
         found = {}
@@ -204,6 +207,9 @@ def rename(rows: list[dict], maps: dict[str, dict]) -> tuple[str, pd.DataFrame]:
             parts = [column] if isinstance(column, str) else [column["column"], column["times"]]
             if all(part in log for part in parts):
                 found[name] = log[parts].prod(axis=1, skipna=False)
+                for part in parts:
+                    if len(bad := unread[part].dropna()):
+                        raise ValueError(f"{part} is {bad.iloc[0]!r}, which is not a number.")
         return found
 
     found = {trainer: known(entry["columns"]) for trainer, entry in maps.items()}
@@ -215,10 +221,16 @@ def rename(rows: list[dict], maps: dict[str, dict]) -> tuple[str, pd.DataFrame]:
     return trainer, pd.DataFrame(found[trainer] | dict(spreads.items()))
 
 
+def is_not_finite(value) -> bool:
+    """Return whether a log's entry is NaN or Inf in any spelling, such as C's -nan(ind)."""
+    text = str(value).lower().lstrip("-+").partition("(")[0]
+    return text in ("nan", "inf", "infinity")
+
+
 def not_finite(rows: list[dict]) -> float | None:
     """Return the step of the first row with NaN or Inf, or None."""
     for number, row in enumerate(rows, 1):
-        if any(str(x).lower().strip("-+") in ("nan", "inf", "infinity") for x in row.values()):
+        if any(map(is_not_finite, row.values())):
             return float(row.get("step", number))
     return None
 
@@ -241,6 +253,10 @@ def diagnose(rows: list[dict], log: pd.DataFrame) -> tuple[list[tuple], list[str
                 seen = table.iloc[: table.index.get_loc(step) + LATER]
                 step = min(step, onset(seen[detector.needs[0]]))
             found.append((step, detector.level, detector.symptom))
+    for name in log:  # run cards write NaN as null
+        gone = log[name].isna().to_numpy()
+        if (first := gone.argmax()) >= LATER and gone[first:].all() and gone.sum() >= LATER:
+            found.append((log.index[first], STOP, "not finite"))
     for name in log.filter(like="rewards/"):
         silent = (log[name] == 0)[::-1].rolling(LATER).min()[::-1] == 1
         if silent.any():

@@ -81,6 +81,10 @@ def load_data(dataset: str, script: ScriptArguments, seed: int) -> tuple:
         held_out = held_out.select(range(min(len(held_out), script.eval_subset or len(held_out))))
         held = f"{len(held_out)} pairs of train are held out, by prompt"
         print(f"{dataset} has no split test: {held}.")
+    sides = ("prompt", "chosen", "rejected")
+    seen, rows = ({*zip(*(x[side] for side in sides), strict=True)} for x in (train, held_out))
+    if seen & rows:
+        print(f"Warning: {len(seen & rows)} held-out pairs are also training pairs. Remove them.")
     return train, held_out, {"train": dropped, "test": dropped_test}
 
 

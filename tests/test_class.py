@@ -126,3 +126,14 @@ def test_gradescope_and_classroom_50_read_one_students_files(tmp_path, monkeypat
 def test_seeds_that_students_have_are_refused(tmp_path):
     with pytest.raises(ValueError, match="--seed is 7; use 1000 or more"):
         grade.main([str(tmp_path), "--seed", "7"])
+
+
+def test_files_of_students_and_teachers_are_not_replaced(tmp_path):
+    hand_in(tmp_path / "in")
+    given = [str(tmp_path / "in"), "--seed", "5000", "--only", "00", "--output"]
+    with pytest.raises(ValueError, match="inside HANDED_IN"):
+        grade.main([*given, str(tmp_path / "in")])
+    (mine := tmp_path / "grades.csv").write_text("name,mark\n")
+    with pytest.raises(ValueError, match="was not written by grade.py"):
+        grade.main([*given, str(tmp_path)])
+    assert mine.read_text() == "name,mark\n"

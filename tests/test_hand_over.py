@@ -109,6 +109,8 @@ def test_adapters_are_merged_and_their_reward_stays_the_same(world, tmp_path, ca
     assert train_ppo.main(arguments(world, tmp_path / "ppo", steps=1)) == 0
     assert command(tmp_path / "ppo", "trl", *inputs) == 0
     assert not [*tmp_path.rglob("ppo-to-trl/**/adapter*")]
+    assert command(tmp_path / "ppo", "trl", *inputs) == 1  # somebody may have edited it
+    assert "already has files" in capsys.readouterr().err
     code, said = replayed(tmp_path / "ppo-to-trl", capsys)
     assert code == 0, said
 

@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from types import SimpleNamespace
 
 import datasets
 import pytest
@@ -20,6 +21,7 @@ from rlhf_course import LengthSampler, PPOConfig, PPOTrainer
 from rlhf_course.course.presets import load_preset
 from rlhf_course.course.shipped import prepare
 from rlhf_course.data import build_queries, load_reviews
+from rlhf_course.policy.save_load import check_vocabulary
 from rlhf_course.ppo.checks import stack_scores
 from rlhf_course.ppo.score_scaling import RunningMoments
 
@@ -182,3 +184,13 @@ def test_what_is_in_a_list_has_the_type_that_the_preset_has_there():
     ]
     with invalid("Setting 'dataset' takes a value of type str, like 'offline'; got "):
         load_preset("05_lora_rlhf_baichuan", "tiny", {"dataset": ["a", "b"]})
+
+
+def test_one_response_per_query_and_a_vocabulary_of_about_the_models_size():
+    trainer = make_trainer()
+    with invalid("repeat queries"):
+        trainer.generate(torch.tensor([1, 2]), do_sample=True, num_return_sequences=2)
+    network = SimpleNamespace(get_input_embeddings=lambda: torch.nn.Embedding(50, 4))
+    with invalid("has 17 tokens, but the model has 50"):
+        check_vocabulary(range(17), network)
+    check_vocabulary(range(49), network)

@@ -5,7 +5,7 @@ import shutil
 import signal
 
 import pytest
-from command_line.output import damage, open_output
+from command_line.output import damage, find_checkpoint, open_output
 from training_runs import COMMANDS, checkpoints, resume, run, weights
 
 from rlhf_course.runtime.files import hold
@@ -33,6 +33,13 @@ def test_what_this_run_did_not_write_stays(kind, world, tmp_path, said):
         assert run(kind, world, out) == 1 and f"{file} already exists" in said()
         assert resume(kind, world, out) == 1 and "no complete checkpoint" in said()
         assert [path for path in out.rglob("*.*")] == [file] and file.read_text() == "{}"
+
+
+def test_a_copy_of_a_checkpoint_is_not_resumed_from(tmp_path):
+    for name in ("checkpoint-2", "checkpoint-10", "checkpoint-99-backup", "checkpoint-best"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "trainer_state.json").write_text("{}")
+    assert find_checkpoint(tmp_path).name == "checkpoint-10"
 
 
 def test_trl_removes_no_checkpoint_but_its_own(world, whole, tmp_path, capsys):

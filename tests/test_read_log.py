@@ -147,6 +147,16 @@ def test_what_is_no_log_is_said(name, text, message, tmp_path, capsys):
     assert code == 1 and re.search(message, text) and not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [("-5,3", "'-5,3', which is not a number"), ("-nan(ind)", "NaN or Inf"), (None, "NaN or Inf")],
+)
+def test_a_number_that_cannot_be_read_is_no_healthy_number(value, said, tmp_path, capsys):
+    rows = [row | {"kl": row["kl"] if row["step"] < 21 else value} for row in healthy()]
+    code, text = run(state(tmp_path / "run", rows), tmp_path / "out", capsys=capsys)
+    assert code in (1, 2) and said in text
+
+
 @pytest.mark.parametrize("trainer", [name for name in MAPS if name.startswith("trl")])
 def test_trls_columns_are_those_of_the_installed_version(trainer):
     package = Path(find_spec("trl").origin).parent

@@ -146,6 +146,10 @@ def test_without_a_split_test_prompts_are_set_aside_with_all_their_pairs(tmp_pat
     assert "has no split test: 6 pairs of train are held out" in capsys.readouterr().out
     assert len(held_out) == 6 and len(train) == 81
     assert not {*train["prompt"]} & {*held_out["prompt"]}
+    (tmp_path / "pairs.jsonl").rename(tmp_path / "train.jsonl")
+    write_rows(tmp_path, pairs[:9:-2], "test.jsonl")
+    script.load_data(str(tmp_path), own, seed=0)
+    assert "6 held-out pairs are also training pairs" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -157,10 +157,10 @@ def load_tokenizer(source: str | Path, **kwargs):
 
 
 def check_vocabulary(tokenizer, model: nn.Module) -> None:
-    """Raise ``ValueError`` if the tokenizer has more tokens than the model."""
+    """Raise ``ValueError`` if the tokenizer has more tokens than the model, or under half."""
     tokens = len(tokenizer) if hasattr(tokenizer, "__len__") else 0
     known = getattr(model, "pretrained_model", model).get_input_embeddings().weight.shape[0]
-    if tokens > known:
+    if tokens and not known / 2 <= tokens <= known:
         raise ValueError(
             f"The tokenizer has {tokens} tokens, but the model has {known}. Use the model's own"
             " tokenizer, or call resize_token_embeddings(len(tokenizer)) before training."

@@ -39,6 +39,8 @@ def generate(
     response may need more positions than the model has.
     """
     settings = {"pad_token_id": pad_token_id(tokenizer)} | settings
+    if settings.pop("num_return_sequences", 1) != 1:
+        raise ValueError("PPO pairs each response with its query: repeat queries instead.")
     if settings.get("min_length", 0) < 0:  # "no minimum" in classic scripts
         del settings["min_length"]
     if "top_k" in settings:
@@ -154,8 +156,8 @@ def pad_token_id(tokenizer) -> int:
 
 # Values that keep the sampled and the scored distribution equal, as None always does.
 NEUTRAL = dict.fromkeys(("top_p", "temperature", "repetition_penalty", "typical_p"), 1.0)
-NEUTRAL |= dict.fromkeys(("top_k", "no_repeat_ngram_size", "min_length", "min_new_tokens"), 0)
-NEUTRAL |= dict.fromkeys(("min_p", "eta_cutoff", "epsilon_cutoff"), 0.0)
+ZERO = "top_k min_p eta_cutoff epsilon_cutoff no_repeat_ngram_size min_length min_new_tokens"
+NEUTRAL |= dict.fromkeys(ZERO.split(), 0)
 NEUTRAL |= {"guidance_scale": 1.0, "num_beams": 1}
 NEUTRAL |= dict.fromkeys(("suppress_tokens", "begin_suppress_tokens", "bad_words_ids"))
 NEUTRAL |= dict.fromkeys(("sequence_bias", "logits_processor", "generation_config"))
@@ -166,7 +168,7 @@ def samples_plainly(model, settings: dict, begin_suppress: Sequence[int] = ()) -
     """Return whether the model has a cache and these settings keep the model's distribution.
 
     Mamba has no cache. Warn about settings that change the distribution, because they bias PPO's
-    ratios and KL. Also warn if ``do_sample`` is not set and the default is greedy decoding.
+    gradient and KL. Also warn if ``do_sample`` is not set and the default is greedy decoding.
     """
     saved = getattr(model.pretrained_model, "generation_config", None)
     if not settings.get("do_sample", getattr(saved, "do_sample", False)):

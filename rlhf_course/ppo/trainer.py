@@ -41,8 +41,7 @@ class PPOTrainer(TrainerBase):
         tokenizer: its pad token (EOS if there is none) pads batches.
         dataset: rows for ``dataloader``.
         optimizer: default: Adam for the trainable parameters, without weight decay.
-        data_collator: makes a batch from rows; default: one list per column, because lengths
-            differ.
+        data_collator: makes a batch from rows; default: one list per column.
         num_shared_layers: how many initial layers policy and reference share; these are frozen.
         lr_scheduler: stepped once per ``step``.
     """

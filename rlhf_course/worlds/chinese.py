@@ -2,8 +2,7 @@
 
 A small base model is pretrained on texts of this world and fine-tuned on `make_qa` (in HC3's
 schema: answers from people and from a chatbot). A reward model learns from `make_preferences`:
-pairs of answers in styles from dry (干巴) to lively (活泼), with a noisy verdict per pair. These
-short texts need only a model of a million weights.
+pairs of answers in styles from dry (干巴) to lively (活泼), with a noisy verdict per pair.
 """
 
 import random

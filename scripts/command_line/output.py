@@ -63,8 +63,8 @@ def open_output(
 
 def find_checkpoint(folder: Path) -> Path:
     """Return the last complete checkpoint, or raise ``ValueError``; print skipped checkpoints."""
-    found = sorted(folder.glob("checkpoint-*"), key=lambda path: (len(path.name), path.name))
-    for path in reversed(found):
+    own = (path for path in folder.glob("checkpoint-*") if path.name[11:].isdecimal())
+    for path in sorted(own, key=lambda path: int(path.name[11:]), reverse=True):
         if (why := damage(path)) is None:
             return path
         print(f"Skipping {path}: {why}.")
