@@ -283,7 +283,7 @@ def _delta(rewards, values, gamma):
 
 
 def _with_delta(delta):
-    """Return a mistake that uses another δ of rewards, values, γ, λ."""
+    """Return a mistake with another δ, a function of rewards, values, γ, λ."""
     return lambda *given: _backwards(delta(*given), given[2] * given[3])
 
 

@@ -498,8 +498,9 @@ LEARNED = LEARNED.split()
 
 
 def _dpo(message, **losses):
-    """Register losses of c, r, their references and beta; some also train the
-    references.
+    """Register losses that take c, r, their references and beta.
+
+    Some of these losses also train the references.
     """
     for name, loss in losses.items():
 

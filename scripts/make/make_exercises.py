@@ -42,7 +42,7 @@ def solution_source(exercise) -> str:
 
 
 def stub_source(exercise) -> str:
-    """Return the signature, the docstring's first paragraph, and NotImplementedError."""
+    """Return a stub: signature, the docstring's first paragraph, raise NotImplementedError."""
     return f"{_head(exercise, *_definition(exercise))}\n    raise NotImplementedError"
 
 

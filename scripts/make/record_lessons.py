@@ -63,7 +63,7 @@ def kl_in_loss(slope, rollout, new, old, advantages, cliprange):
 
 
 def trainer_with(loss):
-    """Return a trainer class whose loss gets the rollout; a mini-batch must be a whole batch."""
+    """Return a trainer class whose loss receives the rollout; it needs one mini-batch per batch."""
 
     class Trainer(PPOTrainer):
         def _learn(self, rollout, *others):

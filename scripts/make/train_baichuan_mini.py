@@ -105,7 +105,7 @@ def pretrain() -> tuple[LlamaForCausalLM, Path, float]:
         num_hidden_layers=3,
         num_attention_heads=4,
         max_position_embeddings=512,
-        initializer_range=0.05,  # at 0.02, a narrow model learns late
+        initializer_range=0.05,  # at 0.02, a narrow model starts to learn late
         **toy_checkpoint.SPECIAL_IDS,
     )
     model, batch = toy_checkpoint.norm_head(LlamaForCausalLM(config)), 32
