@@ -39,8 +39,6 @@ def generate(
     response may need more positions than the model has.
     """
     settings = {"pad_token_id": pad_token_id(tokenizer)} | settings
-    if settings.pop("num_return_sequences", 1) != 1:
-        raise ValueError("PPO pairs each response with its query: repeat queries instead.")
     if settings.get("min_length", 0) < 0:  # "no minimum" in classic scripts
         del settings["min_length"]
     if "top_k" in settings:
@@ -114,6 +112,8 @@ def _generate(
     model, input_ids: Tensor, attention_mask: Tensor, limits: Tensor, begin_suppress, settings: dict
 ) -> Tensor:
     """Return responses (B, R) from transformers' ``generate``."""
+    if settings.get("num_return_sequences", 1) != 1:
+        raise ValueError("PPO pairs each response with its query: repeat queries instead.")
     settings |= {"max_new_tokens": int(limits.max())} if limits.any() else {}
     settings |= {"begin_suppress_tokens": list(begin_suppress)} if begin_suppress else {}
     settings["logits_processor"] = [*(settings.get("logits_processor") or ()), refuse_nan]
