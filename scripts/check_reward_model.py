@@ -123,8 +123,6 @@ def main(arguments: list[str]) -> int:
 
     quiet_libraries()
     output = check_folder(chosen.output)
-    if (output / "check-up.json").exists() and not (output / "check-up.html").exists():
-        raise ValueError(f"{output} has another program's check-up.json. Choose another --output.")
     pairs, dropped = load_pairs(chosen.pairs, chosen.split, chosen.data_dir)
     pairs = pairs.shuffle(seed=chosen.seed).select(range(min(chosen.limit, len(pairs))))
     print(f"{len(pairs)} pairs of {chosen.pairs}, split {chosen.split}; {describe(dropped)}")

@@ -141,7 +141,7 @@ def page(target: Path, graded: dict[str, list[dict]]) -> None:
 
 
 def write(folder: Path, form: str, graded: dict[str, list[dict]]) -> None:
-    """Write all grades to ``folder`` in the given format; replace only files that it wrote."""
+    """Write all grades to ``folder`` in the given format; refuse another program's grades.csv."""
     if form == "html":
         page(folder / "grades.html", graded)
     elif form == "csv":
@@ -149,8 +149,8 @@ def write(folder: Path, form: str, graded: dict[str, list[dict]]) -> None:
         file = folder / "grades.csv"
         if file.exists() and not file.read_text("utf-8").startswith(",".join(rows[0])):
             raise ValueError(f"{file} was not written by grade.py. Choose another --output.")
-        with atomic_file(file) as path, path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, rows[0])
+        with atomic_file(file) as path, path.open("w", newline="") as table:
+            writer = csv.DictWriter(table, rows[0])
             writer.writeheader()
             writer.writerows(rows)
     else:

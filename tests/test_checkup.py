@@ -124,10 +124,6 @@ def test_the_command_writes_a_page_and_its_exit_code_is_the_verdict(tmp_path, ca
     assert (
         "<i>" not in page and page.count("<img") == 2 and result["findings"][0]["measured"] in page
     )
-    (output / "check-up.html").unlink()
-    (output / "check-up.json").write_text("mine")
-    assert run(model, "--pairs", data, "--output", output) == 1
-    assert (output / "check-up.json").read_text() == "mine"
 
 
 @pytest.mark.parametrize(

@@ -63,8 +63,9 @@ def open_output(
 
 def find_checkpoint(folder: Path) -> Path:
     """Return the last complete checkpoint, or raise ``ValueError``; print skipped checkpoints."""
-    own = (path for path in folder.glob("checkpoint-*") if path.name[11:].isdecimal())
-    for path in sorted(own, key=lambda path: int(path.name[11:]), reverse=True):
+    found = {path.name.removeprefix("checkpoint-"): path for path in folder.glob("checkpoint-*")}
+    for step in sorted(filter(str.isdecimal, found), key=int, reverse=True):  # no copies
+        path = found[step]
         if (why := damage(path)) is None:
             return path
         print(f"Skipping {path}: {why}.")
