@@ -51,7 +51,7 @@ ADAPTERS = ["sft_adapter", "reward_adapter"]
 # PPOConfig fields: notebook settings, then this script's options.
 SHARED = "learning_rate batch_size mini_batch_size ppo_epochs init_kl_coef log_with".split()
 OF_PPO = "seed logprob_chunk_size gradient_accumulation_steps gradient_checkpointing".split()
-OF_PPO += ["early_stopping", "target_kl"]
+OF_PPO += ["early_stopping", "target_kl", "lam"]
 # Notebook 05's settings that PPO uses.
 CHAT_SETTINGS = "dataset train_subset max_length max_prompt max_new_tokens dtype steps".split()
 CHAT_SETTINGS += [*SHARED, "vf_coef", "sigmoid_score", "mixed_precision", "save_at"]
@@ -75,7 +75,9 @@ class Options:
     resume: bool = option(False, "continue from the last complete checkpoint in --output")
     early_stopping: bool = option(False, "end a step's epochs if KL exceeds 1.5 times --target_kl")
     target_kl: float = option(1.0, "KL per step for --early_stopping, nats")
+    lam: float = option(0.95, "λ of the advantages; 1 for long responses and a large batch")
     gradient_accumulation_steps: int = option(1, "mini-batches per optimizer step")
+    sample_batch_size: int | None = option(None, "queries to answer in one call; None: all")
     gradient_checkpointing: bool = option(False, "recompute activations, to save memory")
     logprob_chunk_size: int | None = option(
         None, "response tokens whose logits are in memory together; None: all"
@@ -106,8 +108,9 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple[Options, Settin
     for name, folder in folders.items():
         if folder and not Path(folder, "adapter_config.json").exists():
             raise ValueError(f"--{name} {folder} has no adapter_config.json. Pass an adapter.")
-    if chosen.save_every < 1:
-        raise ValueError(f"--save_every must be at least 1; got {chosen.save_every}.")
+    for name in ("save_every", "sample_batch_size"):
+        if (value := getattr(chosen, name)) is not None and value < 1:
+            raise ValueError(f"--{name} must be at least 1; got {value}.")
     chosen.output = Path(chosen.output).expanduser()
     settings = load_preset(experiment_of(chosen), chosen.preset, overrides)
     PPOConfig(**ppo_options(chosen, settings))  # rejects invalid options
@@ -224,7 +227,8 @@ def build_chat(chosen: Options, settings: Settings) -> Run:
     smaller = {"quantization_config": quantization(kind)} if kind else {}
     policy = AutoModelForCausalLMWithValueHead.from_pretrained(sft, dtype=settings.dtype, **smaller)
     judge = RewardAdapter(policy, chosen.reward_adapter)
-    reward = RewardModel(judge, tokenizer, batch_size=settings.batch_size)
+    size = chosen.sample_batch_size or settings.batch_size
+    reward = RewardModel(judge, tokenizer, batch_size=size)
     if reward.max_length < settings.max_length:
         has = f"the base's {reward.max_length} positions"
         raise ValueError(f"--max_length {settings.max_length} exceeds {has}. Lower it.")
@@ -267,6 +271,7 @@ def train(chosen: Options, settings: Settings) -> int:
             has = f"has {done} of {settings.steps} steps already"
             raise ValueError(f"{output.checkpoint} {has}; raise --steps.")
         output.begin()
+        run.generation["batch_size"] = chosen.sample_batch_size
         code = loop(run, settings, chosen.save_every, output)
         if code == 0:
             run.trainer.save_pretrained(output.result)

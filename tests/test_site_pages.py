@@ -4,11 +4,13 @@ right column runs.
 
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 
 import nbformat
 import pytest
+import read_log
 import torch
 from builders import review_tokenizer, reviews, save_base
 from datasets import Dataset
@@ -83,7 +85,8 @@ def test_the_right_column_of_the_ppo_table_runs(tmp_path, monkeypatch):
 
 def test_the_code_of_the_page_about_your_own_run_runs(tmp_path, monkeypatch):
     page = (SITE / "own-run.md").read_text(encoding="utf-8")
-    chat, number, code, critic, pairs = re.findall(r"^```python\n(.*?)^```", page, re.S | re.M)
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.S | re.M)
+    chat, number, code, critic, pairs, plan, dpo = blocks
     tokenizer = review_tokenizer()
     save_base(tmp_path / "policy", tokenizer, GPT2Config, n_embd=32)
     sizes = {"vocab_size": len(tokenizer), "n_embd": 32, "n_layer": 1, "n_head": 2, "num_labels": 1}
@@ -100,14 +103,24 @@ def test_the_code_of_the_page_about_your_own_run_runs(tmp_path, monkeypatch):
     names = {"torch": torch, "prompts": ["Was it good?", "And he?"], "tokenizer": tokenizer}
     names |= {"AutoModelForSequenceClassification": AutoModelForSequenceClassification}
     names |= {name: getattr(rlhf_course, name) for name in rlhf_course.__all__}
-    names |= {"MODEL": tmp_path / "policy", "REWARD_MODEL": judge, "config": config}
+    names |= {"MODEL": str(tmp_path / "policy"), "REWARD_MODEL": judge, "config": config}
     names |= {"ANSWERS": tmp_path / "a.jsonl"}
     tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
     monkeypatch.chdir(tmp_path)
-    for block in (number, code, critic, chat, pairs):
+    cells = nbformat.read(ROOT / "notebooks/09_your_own_feedback.ipynb", as_version=4).cells
+    session = next(cell.source for cell in cells if cell.source.startswith("class Session"))
+    for block in (number, code, critic, chat, pairs, "import json, os\n" + session, plan):
         exec(block, names)
     written = [json.loads(row) for row in Path("train.jsonl").read_text().splitlines()]
     assert written == [{"prompt": "It", "chosen": " is good", "rejected": " is bad"}]
+    names["session"].answer(names["session"].question["texts"].index("An apple."))
+    assert names["preference_pairs"]("my_answers.jsonl") == [
+        {"prompt": "Name a fruit.", "chosen": "An apple.", "rejected": "Fruit is healthy."}
+    ]
+    shutil.copy("train.jsonl", "test.jsonl")
+    exec(dpo.replace("beta=0.1", "bf16=False, use_cpu=True, logging_steps=1, beta=0.1"), names)
+    assert names["dpo"].ref_model is None  # the adapter is turned off instead
+    assert read_log.main(["runs/dpo", "--output", "log"]) in (0, 2)
     right = ["so it is 1/2.", "x = 0.5", "is 2/4, that is $0.50$"]
     assert [names["same_number"](x, "1/2") for x in right] == [1, 1, 1]
     assert [names["same_number"](x, "1,000") for x in ("1000 apples", "100", "none")] == [1, 0, 0]

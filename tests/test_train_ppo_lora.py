@@ -24,11 +24,19 @@ def trained(world, tmp_path_factory):
     def keep(*given):
         run = build(*given)
         kept.extend([run.trainer, snapshot(run.trainer.model)])
+        generate = run.trainer.generate
+
+        def sample(*queries, **how):
+            assert how["batch_size"] == 3
+            return generate(*queries, **how)
+
+        run.trainer.generate = sample
         return run
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(script, "build_chat", keep)
-        assert script.main(arguments(world, output, "--target_kl=0.05", save_at=[2, 3])) == 0
+        options = "--target_kl=0.05", "--sample_batch_size=3", "--lam=0.9"
+        assert script.main(arguments(world, output, *options, save_at=[2, 3])) == 0
     return output, *kept
 
 
@@ -51,7 +59,8 @@ def test_the_saved_policy_loads_in_plain_peft(trained):
     names = {"checkpoint-3", "policy", "policy-2", "run.json"}
     assert {path.name for path in output.iterdir()} == names
     config, settings = trainer.config, load_preset(script.CHAT, "tiny")
-    assert config.vf_coef == settings.vf_coef and config.target_kl == 0.05
+    assert config.vf_coef == settings.vf_coef
+    assert (config.target_kl, config.lam) == (0.05, 0.9)
     plain = AutoPeftModelForCausalLM.from_pretrained(output / "policy").eval()
     tokenizer = AutoTokenizer.from_pretrained(output / "policy")
     ids = tokenizer("\n\nHuman: What is fog?", return_tensors="pt")["input_ids"]
@@ -99,6 +108,7 @@ def test_options_come_from_file_and_command_line(world, tmp_path):
         ("--sft_adapter=WORLD/sft", "train_sft.py and train_reward_model.py --use_peft write them"),
         ("--sft_adapter=WORLD/base --reward_adapter=WORLD/reward", "has no adapter_config.json"),
         ("--quantization=4bit", "needs adapters"),
+        ("--sample_batch_size=0", "--sample_batch_size must be at least 1"),
         ("--steps=many", "takes a whole number of at least 1"),
         ("--mini_batch_size=3", "must be a multiple of 3"),
         ("--sft_adapter=WORLD/sft --reward_adapter=WORLD/reward --sft_epochs=2", "--sft_epochs=2"),
