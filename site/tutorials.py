@@ -19,8 +19,8 @@ CARD = "04_gpt2_imdb_ppo.json"
 BLOCK = re.compile(r"(<!-- yardsticks: .*? -->\n).*?(\n<!-- end of yardsticks -->)", re.S)
 KINDS = ("mean", "median")
 OURS = (  # mean and median score in a run card
-    "{0[score_before]:.2f} → {0[score_after]:.2f}",
-    "{0[median score: before]:.2f} → {0[median score: after]:.2f}",
+    "{0[score_before]:z.2f} → {0[score_after]:z.2f}",
+    "{0[median score: before]:z.2f} → {0[median score: after]:z.2f}",
 )
 PRESETS = {"tiny: smaller models": CARD, "full: the lab's models": f"full/{CARD}"}
 

@@ -42,13 +42,16 @@ def test_the_page_names_the_signs_that_toy_and_cards_have():
         assert found == expected, (variant, column)
     cards, above = lessons.runs(), {("epochs-1", "J"): 1, ("epochs-1", "KL"): -1}
     claims = {(kind, "J"): -1 for kind in ("abs", "mse", "full", "lam-0", "epochs-1-step-4")}
-    claims |= {(name, "KL"): 1 for name in ("abs", "mse", "full", "lam-0", "epochs-1-step-4", "k1")}
-    for pair in [("epochs-1", "score"), ("k3", "J"), ("epochs-16-no-clip", "J")]:
+    claims |= {(name, "KL"): 1 for name in ("abs", "mse", "full", "lam-0", "epochs-1-step-4")}
+    for pair in [("k3", "J"), ("epochs-16-no-clip", "J"), ("k1", "KL")]:
         claims[pair] = 0
+    claims |= {("epochs-1", "score"): -1, ("k1", "J"): -1}
     claims |= above | {(name, "J"): 0 for name in ("lam-1", "no-clip", "no-whitening", "k2")}
     for (name, column), expected in claims.items():
         found = lessons.sign(*lessons.difference(cards, name, column))
         assert found == expected, (name, column)
+    for k1, base in zip(cards["k1"], cards["kl"], strict=True):
+        assert lessons.change(k1, "KL") > 3 * lessons.change(base, "KL")
     for name in ("epochs-1-step-4", "epochs-16-no-clip"):
         assert not any(map(lessons.keeps_language, cards[name]))
     for name, found in cards.items():
