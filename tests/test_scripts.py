@@ -21,7 +21,8 @@ SHORT = ["--batch_size=16", "--mini_batch_size=8", "--steps=6"]
 
 def test_ctrl_c_leaves_a_checkpoint_and_resuming_equals_never_having_stopped(tmp_path, capsys):
     assert train_ppo.main([*SHORT, f"--output={tmp_path / 'whole'}"]) == 0
-    command = [sys.executable, train_ppo.__file__, *SHORT, "--output", tmp_path / "cut"]
+    # nice: on busy cores the run must not end before this process reads its first step
+    command = ["nice", sys.executable, train_ppo.__file__, *SHORT, "--output", tmp_path / "cut"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     process = subprocess.Popen(command, cwd=ROOT, **pipes)
     seen = ""
