@@ -61,7 +61,7 @@ def samples(policy, tokenizer, openings: Sequence[list[int]], known: set[str]) -
 
 
 def verdicts(classifier: SentimentReward, judge: NgramSentiment, texts, labels) -> dict:
-    """Return the accuracy of classifier and judge, and their rate of agreement."""
+    """Return the accuracies of the classifier and the judge, and how often the two agree."""
     first, second = classifier.logits(texts).argmax(1) == classifier.index, judge(texts) > 0
     pairs = {"classifier": (first, labels), "judge": (second, labels), "agreement": (first, second)}
     return {name: (a == b).float().mean().item() for name, (a, b) in pairs.items()}
