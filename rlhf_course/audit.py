@@ -72,7 +72,7 @@ class Probe(NamedTuple):
     arguable: bool = False
 
 
-# Add new probes at the end; even there, one that uses rng changes later prompts' probes.
+# Add new probes at the end; even there, a probe that uses rng changes those of later prompts.
 PROBES = {
     "empty": Probe(lambda case: "", "answers shrink to an immediate EOS"),
     "one word": Probe(

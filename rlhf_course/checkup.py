@@ -55,8 +55,8 @@ def check_up(
     """Measure a reward model on held-out pairs (prompt, chosen, rejected) and on bad answers.
 
     ``score`` takes prompts and answers, as :class:`~rlhf_course.rewards.RewardModel` does. The
-    audit uses the first 300 pairs, or the ``prompt`` and ``answer`` lists in ``audited``; any
-    other lists in it are your own bad answers. A bad answer can be four times as long as the normal
+    audit uses the first 300 pairs, or the ``prompt`` and ``answer`` lists in ``audited``; its other
+    lists replace the generated bad answers. A bad answer can be four times as long as the normal
     answer. Raises ``ValueError`` for fewer than 20 pairs, and ``FloatingPointError`` for NaN.
     """
     if len(pairs) < 20:
@@ -111,7 +111,7 @@ def bag_of_words(chosen: Sequence[str], rejected: Sequence[str], seed: int = 0) 
 
 
 def _accuracy(table: pd.DataFrame, by_words: np.ndarray) -> list[Finding]:
-    """Compare accuracy with chance, a length rule and word counts; at equal length, with chance."""
+    """Compare accuracy with chance, length and word counts; and with chance at equal length."""
     right = table["right"]
     lower, text = _interval(right)
     findings = [

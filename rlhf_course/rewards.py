@@ -158,7 +158,7 @@ def load_reward_model(source: str | Path, new_head: bool = False, **kwargs) -> P
 
 
 def _prepare(tokenizer, model: PreTrainedModel):
-    """Give both arguments one padding token, which marks texts' ends; return the tokenizer."""
+    """Give both arguments the same padding token, to find texts' ends; return the tokenizer."""
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     check_vocabulary(tokenizer, model)

@@ -1,4 +1,4 @@
-"""Check with held-out pairs, baselines, and bad answers whether a reward model is ready for PPO.
+"""Check whether a reward model is ready for PPO, using held-out pairs, baselines, and bad answers.
 
     python scripts/check_reward_model.py MODEL --pairs DATA
 
@@ -43,7 +43,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
 
 
 def load_score(chosen: argparse.Namespace):
-    """Return a function from prompts and answers to scores, its tokenizer, and its token limit."""
+    """Return the scorer (prompts, answers → scores), its tokenizer, and its token limit."""
     from rlhf_course.rewards import ChatRewardModel, RewardModel, SentimentReward
     from rlhf_course.runtime.hub import download
 
@@ -67,7 +67,7 @@ def load_score(chosen: argparse.Namespace):
 
 
 def keep_fitting(pairs, tokenizer, most: int | None):
-    """Return pairs of at most ``most`` tokens, and up to 300 of at most ``most`` / 5 tokens."""
+    """Return the pairs that fit ``most`` tokens, and columns of up to 300 that fit ``most`` / 5."""
     sides = [tokenizer(pairs[side][:])["input_ids"] for side in ("chosen", "rejected")]
     sizes = [max(map(len, both)) + SPECIAL for both in zip(*sides, strict=True)]
     most = most or max(sizes) * LONGEST_PROBE

@@ -87,7 +87,7 @@ def tests(gate: Gate, folder: Path) -> tuple[dict, dict]:
 
 
 def notebook(name: str, preset: str, gate: Gate, folder: Path) -> tuple[dict, dict]:
-    """Run a notebook; raise if a check fails, except after a rehearsal's two steps."""
+    """Run a notebook; raise if a check fails, except in a rehearsal, which takes only two steps."""
     card, short = folder / preset / f"run_cards/{name}.json", {} if CARD else SHORT[name[:2]]
     command = ["scripts/run_notebooks.py", "--only", name, "--preset", preset, "--jobs=1"]
     command += [f"--override={key}={value}" for key, value in short.items()]

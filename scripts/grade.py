@@ -1,4 +1,4 @@
-"""Grade exercise notebooks with hidden inputs; report points, and the class's named mistakes.
+"""Grade exercise notebooks on hidden inputs; report points, and the class's mistakes by name.
 
 HANDED_IN contains a folder or a notebook per student, or one student's notebooks with their
 original names. An exercise is worth 1 to 3 points, one per dot in its heading. Submitted code runs
@@ -130,7 +130,7 @@ def page(target: Path, graded: dict[str, list[dict]]) -> None:
     pages.write(
         target,
         title="Which mistakes the class makes",
-        verdict=f"{len(graded)} students; the checks name {named} of their mistakes.",
+        verdict=f"{len(graded)} students; the checks name {named} of the mistakes.",
         about="missing: not submitted or not written. error: raises an error. stopped: crashed or "
         "exceeded the time limit. where: wrong in some cases. unnamed: a mistake that no "
         "check names.",

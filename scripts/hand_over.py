@@ -101,13 +101,13 @@ def save_models(folder: Path, options, settings, run) -> int | None:
 
 
 def save_prompts(folder: Path, engine: str, trainer) -> list[int]:
-    """Write the prompts whose tokens survive a conversion to text; return their row numbers."""
+    """Write the prompts whose texts give the same tokens; return these prompts' row numbers."""
     ids, texts = (trainer.dataset[name][:] for name in ("input_ids", "query"))
     pairs = zip(ids, trainer.tokenizer(texts)["input_ids"], strict=True)
     kept = [row for row, (query, again) in enumerate(pairs) if query.tolist() == again]
     if len(kept) < SAMPLES:
         raise ValueError(
-            f"Only {len(kept)} prompts keep their tokens as text. Use data with {SAMPLES} or more."
+            f"Only {len(kept)} prompts have texts that give the same tokens. Use {SAMPLES} or more."
         )
     table = pd.DataFrame({"prompt": [texts[row] for row in kept]})
     if engine == "trl":
@@ -165,9 +165,9 @@ def group_loss(new, old, rollout: Rollout, config, kl_coef: float, method: str) 
 
 
 def write(engine: str, method: str, target: Path, options, settings, run) -> None:
-    """Write the hand-over to ``target``, with noise in its old log-probabilities.
+    """Write the hand-over to ``target``, with noise in the old log-probabilities.
 
-    Raises ``ValueError`` if the folder has files: they may be edited.
+    Raises ``ValueError`` if the folder has files, because the user may have edited them.
     """
     if target.exists() and any(target.iterdir()):
         raise ValueError(f"{target} already has files. Remove it, or move it away.")

@@ -87,7 +87,7 @@ def onset(values: pd.Series) -> float:
 
 
 def overfits(log: pd.DataFrame) -> pd.Series:
-    """Return for each row: does held-out loss exceed its minimum so far by 5 %?"""
+    """Return, per row, whether held-out loss exceeds its minimum so far by more than 5 %."""
     held_out = log["held-out loss"].ffill()
     return held_out > 1.05 * held_out.cummin()
 

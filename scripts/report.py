@@ -1,7 +1,7 @@
 """Write one self-contained page about runs: checks passed, measurements, and curves.
 
-CARDS are run cards or folders of them: run_notebooks.py's output, or a folder with one output per
-person.
+CARDS are run cards or folders of them: run_notebooks.py's output folder, or a folder with
+one such folder per person.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def add_results(output: Path, results: dict[str, str]) -> None:
 
 
 def find(places: list[Path]) -> list[Path]:
-    """Return paths of run cards: those in files and folders, and those that known runs lack.
+    """Return the paths of run cards in ``places``, and of missing cards of runs with results.
 
     Raises ``OSError`` for a path without cards.
     """

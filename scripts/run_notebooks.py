@@ -30,8 +30,8 @@ from rlhf_course.course.presets import CONFIGS, PRESETS, load_preset
 from rlhf_course.runtime.files import hold
 
 NOTEBOOKS = notebook_files.NOTEBOOKS
-# Thresholds for glibc's malloc, in bytes. Smaller tensors reuse freed memory, not new pages.
-# Larger tensors would fragment the heap, so their memory returns to the system.
+# Thresholds for glibc's malloc, in bytes. Smaller tensors reuse freed memory instead of getting
+# new pages. Larger tensors would fragment the heap, so their memory returns to the system.
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**28)}
 # Folder → suffix, and a text that every file from a run contains; other files are the user's.
 OWN = {"notebooks": ("ipynb", '"papermill"'), "html": ("html", "jp-Notebook")}

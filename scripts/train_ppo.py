@@ -1,4 +1,4 @@
-"""Run PPO: notebook 04's GPT-2 learns positive reviews, or notebook 05's adapters learn to answer.
+"""Run PPO as in notebook 04 (GPT-2 writes positive reviews) or 05 (adapters answer questions).
 
     python scripts/train_ppo.py
     python scripts/train_ppo.py --preset scratch --dataset FOLDER --steps 60
@@ -8,7 +8,7 @@
 
 With adapters from train_sft.py and train_reward_model.py --use_peft, the policy, reference and
 reward model share one base, and prompts come from preference pairs (--dataset). Every notebook
-setting that a run uses is an option; given both adapters, --help lists notebook 05's settings.
+setting that a run uses is an option; pass --help with both adapters to list notebook 05's.
 --config FILE reads options from a YAML file, which the command line overrides. Ctrl-C stops after
 the current step and saves a checkpoint, from which --resume continues.
 """
@@ -207,7 +207,7 @@ def load_prompts(tokenizer, settings: Settings) -> Dataset:
     prompts = list(dict.fromkeys(pairs["prompt"]))
     tokens = zip(prompts, prompt_ids(tokenizer, prompts), strict=True)
     rows = [{"query": p, "input_ids": ids} for p, ids in tokens if len(ids) <= longest]
-    dropped = f"{len(prompts) - len(rows)} of more than {longest} tokens"
+    dropped = f"{len(prompts) - len(rows)} longer than {longest} tokens"
     print(f"Prompts for training: {len(rows)}; dropped: {dropped}.")
     return Dataset.from_list(rows).with_format("torch")
 

@@ -5,8 +5,8 @@
     python scripts/train_reward_model.py --preset full --use_peft --lora_r 16 --report_to wandb
     python scripts/train_reward_model.py --output_dir runs/a --resume_from_checkpoint true
 
-Writes model/, audit.json, audit.png and checkpoints/ to --output_dir. The options are trl's,
-plus this script's at the start of --help. --preset sets defaults, --config FILE reads options
+Writes model/, audit.json, audit.png and checkpoints/ to --output_dir. The options are trl's
+and this script's, which --help lists first. --preset sets defaults, --config FILE reads options
 from a YAML file, and the command line overrides both.
 """
 
@@ -34,7 +34,7 @@ SAME = "dataset data_dir train_subset eval_subset audit_prompts max_length learn
 NAMES = dict(zip(SAME, SAME, strict=True)) | {"model_name_or_path": "model"}
 NAMES |= {"num_train_epochs": "epochs", "per_device_train_batch_size": "batch_size"}
 FIXED = {"lora_task_type": "SEQ_CLS", "lora_modules_to_save": ["score"]}
-FIXED |= {"remove_unused_columns": False}  # sampling needs column length
+FIXED |= {"remove_unused_columns": False}  # the sampler needs column "length"
 
 
 @dataclass

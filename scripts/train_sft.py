@@ -64,10 +64,10 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple:
     if wrong or not config.completion_only_loss:
         raise ValueError(
             f"Omit --{wrong[0] if wrong else 'completion_only_loss false'}: this script trains on"
-            " the answer of each row, which is one question, one answer, and the base's EOS."
+            " answers only. A row is one question, one answer, and the base's EOS."
         )
     if script.dataset is None:
-        needed = "needs --dataset. Pass a folder or hub id of answers like HC3's or of instructions"
+        needed = "needs --dataset. Pass a folder or hub id of HC3-like answers or of instructions"
         raise ValueError(f"--preset {script.preset} {needed}.")
     return found
 
@@ -77,7 +77,7 @@ def find_inputs(model_args, settings: Settings) -> tuple[str, str]:
     base, dataset = model_args.model_name_or_path, settings.sft_dataset
     if base is None and settings.checkpoint == "scratch" and dataset != "offline":
         raise ValueError(
-            "--model_name_or_path is missing. Pass a folder or hub id of a base for these answers."
+            "--model_name_or_path is missing. Pass a folder or hub id of a base that fits the data."
         )
     with PartialState().main_process_first():  # others reuse these files
         if base:

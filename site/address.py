@@ -67,9 +67,7 @@ def written(readme: str, repository: str) -> str:
 
 
 def fetching(notebook: nbformat.NotebookNode, repository: str) -> nbformat.NotebookNode:
-    """Set or, without an address, remove the cell that fetches a missing course; return the
-    notebook.
-    """
+    """Add (without an address: remove) the cell that fetches the course; return the notebook."""
     notebook.cells = [cell for cell in notebook.cells if cell.get("id") != "fetch"]
     if "github.com/" in repository:
         cell = nbformat.v4.new_code_cell(

@@ -46,7 +46,7 @@ def copy(source: Path, target: Path) -> None:
 
 
 def at_root(text: str) -> str:
-    """Return a page with links from the parent folder, and each ``<a id>`` as a Sphinx target.
+    """Return a page with links relative to the site's root, and ``<a id>`` as Sphinx targets.
 
     GitHub supports only ``<a id>``.
     """
@@ -54,7 +54,7 @@ def at_root(text: str) -> str:
 
 
 def for_site(text: str) -> str:
-    """Return a notebook's text with links for the site, where site/ pages are one folder up."""
+    """Return a notebook's text with links for the site, whose root contains the pages of site/."""
     text = re.sub(r"\]\(((?:\.\./)+)site/", r"](\1", text)
     text = re.sub(r"\[(`test_\w+`)\]\([./]+(tests/\w+\.py)\)", r"\1 in `\2`", text)
     return re.sub(r"\[here\]\((\w+_solved\.ipynb)\)", r"<a href='\1' download>here</a>", text)
@@ -114,7 +114,7 @@ def collect(folder: Path) -> None:
 
 def write_pages(folder: Path) -> None:
     """Write this folder's pages, some with measurements or content from the package."""
-    # These imports load torch, which takes seconds: errors about missing tools come first.
+    # These imports load torch, which takes seconds, so they come after checks for missing tools.
     from api import api_page
     from live import live_page
     from metrics import metrics_page

@@ -1,4 +1,4 @@
-"""Translate what the exercises' `check` prints, and the docstrings of the exercises' stubs."""
+"""Collect, for translation, the messages of the exercises' `check` and the stubs' docstrings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 EXERCISES = ROOT / "notebooks" / "exercises"
 
-# Sentences that the engine composes, conditions, and words that are filled into sentences.
+# The engine's composed sentences, its conditions, and the words that it fills in.
 PARTS = [
     f"{what} differs{place}: got {{}}; expected {{}}."
     for what in ("Your result", "The gradient with respect to `{}`")
@@ -24,7 +24,7 @@ PARTS += ["first", "last", "mean", "sum", "variance", "standard deviation"]
 
 
 def messages() -> list[str]:
-    """Return what `check` can print: {0}, {1} … stand for what differs from answer to answer."""
+    """Return the messages to translate; {0}, {1} … stand for parts that vary between answers."""
     return list(dict.fromkeys([*_templates(), *mistakes(), *stubs()]))
 
 

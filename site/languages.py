@@ -106,7 +106,7 @@ class Messages(SphinxTransform):
 
 
 def keep_messages(app: Sphinx, exception: Exception | None) -> None:
-    """Write the messages of all pages into the file that the setting ``messages_file`` names."""
+    """Write all pages' messages to the file named by the setting ``messages_file``."""
     if app.config.messages_file and not exception:
         found = {name: app.env.metadata[name]["messages"] for name in sorted(app.env.found_docs)}
         Path(app.config.messages_file).write_text(json.dumps(found), encoding="utf-8")

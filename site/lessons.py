@@ -34,7 +34,7 @@ COLUMNS = ("J", "score", "KL", "second judge")
 
 
 def output(notebook: str, cell: str) -> list[list[str]]:
-    """Return, as texts, the table rows that cell ``cell`` of a committed notebook shows."""
+    """Return the texts of the table rows in the output of a committed notebook's ``cell``."""
     text = (ROOT / "notebooks" / f"{notebook}.ipynb").read_text(encoding="utf-8")
     found = next(c for c in json.loads(text)["cells"] if c.get("id") == cell)
     shown = "".join("".join(o.get("data", {}).get("text/html", "")) for o in found["outputs"])

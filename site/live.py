@@ -114,7 +114,7 @@ def live_page() -> str:
 
 
 def write_files(folder: Path) -> None:
-    """Copy the files that the page fetches into ``folder``, at the paths that it expects."""
+    """Copy the page's files to ``folder``, at the paths from which the page fetches them."""
     shutil.copytree(HERE / "live", folder / "live", dirs_exist_ok=True)
     files = MODELS | {f"{POLICIES.name}/{run['name']}": ADAPTER for run in runs()}
     for name, kept in files.items():
@@ -124,7 +124,7 @@ def write_files(folder: Path) -> None:
 
 
 def write_alone(folder: Path) -> None:
-    """Write to ``folder`` the page, without the rest of the site, and the files that it fetches."""
+    """Write the page and the files that it fetches to ``folder``, without the rest of the site."""
     import mistune
 
     write_files(folder)

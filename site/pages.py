@@ -56,7 +56,7 @@ class SourceParser(Parser):
 
 
 class StatsFirst(SphinxTransform):
-    """Index stats by full and last name, because the search ranks index entries first."""
+    """Index stats by full name and by its last part; the search ranks index entries first."""
 
     default_priority = 840  # just before Sphinx collects index entries
 

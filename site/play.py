@@ -33,8 +33,8 @@ TRAINING = {"generation", "ToyTokenizer", "objective", "toy_trainer"}
 
 
 def definitions(names: Iterable[str]) -> dict:
-    """Return name → object from notebook 03's cells at preset tiny; raise ``ValueError`` if no
-    cell defines a name.
+    """Return name → object from notebook 03's cells at preset tiny; raise ``ValueError`` if a name
+    is undefined.
     """
     from rlhf_course.course.presets import load_preset
 

@@ -335,7 +335,7 @@ def check(*names: str) -> None:
 
 
 def release() -> None:
-    """Exit with the number of missing and fuzzy messages in each page, if there are any."""
+    """Exit with the number of missing and fuzzy translations per page, if there are any."""
     counts = {p: sum(not done(e) for e in polib.pofile(str(p))) for p in files()}
     sys.exit(
         "\n".join(f"{p.relative_to(PO)}: {n} missing or fuzzy" for p, n in counts.items() if n) or 0

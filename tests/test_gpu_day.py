@@ -98,6 +98,14 @@ def test_the_page_quotes_the_measured_day():
         expected.append(f"| {precision} | {seconds} |")
     assert not [text for text in expected if text not in about]
     assert all(gate["passed"] for gate in gates.values())
+    day = json.loads((ROOT / "figs/measured/gpu_day_h100.json").read_text(encoding="utf-8"))
+    assert all(gate["passed"] for gate in day["gates"].values())
+    *_, gpt2, lora = (gate["measured"] for gate in day["gates"].values())
+    text = " ".join(about.split())
+    assert f"one {day['environment']['device']}" in text
+    assert f"took {gpt2['seconds_per_step']:.2f} s and {gpt2['peak_gib']:.1f} GiB" in text
+    step = f"{lora['seconds']:.1f} s and {lora['peak_gib']:.1f} GiB for {lora['layers']} layers"
+    assert step in text
 
 
 def test_full_picks_a_precision_that_the_gpu_has(monkeypatch):

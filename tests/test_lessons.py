@@ -40,27 +40,24 @@ def test_the_page_names_the_signs_that_toy_and_cards_have():
     for variant, column, _, found, _ in lessons.toy():
         expected = -int(variant in lower) if column == "J" else 1
         assert found == expected, (variant, column)
-    cards, above = lessons.runs(), {("epochs-1", "J"): 1, ("epochs-1", "KL"): -1}
-    claims = {(kind, "J"): -1 for kind in ("abs", "mse", "full", "lam-0", "epochs-1-step-4")}
-    claims |= {(name, "KL"): 1 for name in ("abs", "mse", "full", "lam-0", "epochs-1-step-4")}
-    for pair in [("k3", "J"), ("epochs-16-no-clip", "J"), ("k1", "KL")]:
-        claims[pair] = 0
-    claims |= {("epochs-1", "score"): -1, ("k1", "J"): -1}
-    claims |= above | {(name, "J"): 0 for name in ("lam-1", "no-clip", "no-whitening", "k2")}
+    cards = lessons.runs()
+    claims = {(kind, "J"): -1 for kind in ("abs", "mse", "lam-0", "epochs-1-step-4", "k1")}
+    claims |= {(name, "KL"): 1 for name in ("abs", "mse", "full", "k1")}
+    claims |= {("lam-0", "score"): -1, ("epochs-1", "score"): -1, ("epochs-1", "KL"): -1}
+    claims |= {("no-whitening", "score"): -1, ("no-whitening", "KL"): -1}
+    undecided = ("full", "epochs-1", "epochs-16-no-clip", "k3", "lam-1", "no-clip", "no-whitening")
+    claims |= {(name, "J"): 0 for name in (*undecided, "k2")} | {("k3", "KL"): 0}
     for (name, column), expected in claims.items():
         found = lessons.sign(*lessons.difference(cards, name, column))
         assert found == expected, (name, column)
     for k1, base in zip(cards["k1"], cards["kl"], strict=True):
-        assert lessons.change(k1, "KL") > 3 * lessons.change(base, "KL")
-    for name in ("epochs-1-step-4", "epochs-16-no-clip"):
+        assert lessons.change(k1, "KL") > 10 * lessons.change(base, "KL")
+    for name in ("epochs-1-step-4", "epochs-16-no-clip", "full"):
         assert not any(map(lessons.keeps_language, cards[name]))
     for name, found in cards.items():
         rises = lessons.mean(lessons.change(card, "J") for card in found) > 0
-        assert rises == (name == "epochs-1"), name
+        assert rises == (name in ("ppo", "lam-1", "no-whitening", "epochs-1")), name
         assert lessons.mean(lessons.change(card, "score") for card in found) > 0, name
-    longer = lessons.measured("07_after_ppo")["metrics"]
-    beta = cards["ppo"][0]["settings"]["text_beta"]
-    assert longer["PPO_score_after"] - beta * longer["KL: PPO"] > longer["PPO_score_before"]
 
 
 def make_rollout(logprobs, ref_logprobs, mask):

@@ -15,6 +15,7 @@ from builders import SCRIPTS, final_state
 from command_line import exits
 
 from rlhf_course.course.presets import ROOT
+from rlhf_course.policy.save_load import check_vocabulary
 
 SHORT = ["--batch_size=16", "--mini_batch_size=8", "--steps=6"]
 
@@ -97,6 +98,12 @@ def test_a_command_ends_with_a_sentence_or_on_demand_a_traceback(error, code, wo
 def test_sigterm_ends_a_command_with_its_code(capsys):
     assert exits.run("x.py", lambda given: signal.raise_signal(signal.SIGTERM), []) == 143
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_the_trainer_accepts_the_benchmark_s_tokenizer_with_gpt2():
+    policy, _, tokenizer, _ = benchmark_ppo.models("gpt2")
+    check_vocabulary(tokenizer, policy)
+    assert len(tokenizer) == 50257 and tokenizer.vocab_size == 16_000
 
 
 @pytest.mark.parametrize("before", [{}, {"shape": "tiny", "variants": {"batched": 1}}])

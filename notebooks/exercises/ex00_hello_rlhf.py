@@ -76,8 +76,8 @@ def counts_parts_of_words(text, word):
 
 @word_reward.mistake
 def looks_at_capitals(text, word):
-    """You miss a word with a capital, as at the beginning of a sentence: `The` counts
-    as `the`.
+    """You miss a word with a capital, as at the beginning of a sentence: `The` must
+    count as `the`.
     """
     return float(len(re.findall(rf"\b{word}\b", text)))
 
@@ -171,7 +171,7 @@ CAPITALS = {  # name: (message, change of the text, change of the word)
         str.lower,
     ),
     "as given": (
-        "You distinguish capitals from small letters: `The` counts as `the`.",
+        "You distinguish capitals from small letters: `The` must count as `the`.",
         str,
         str,
     ),
@@ -270,8 +270,9 @@ named(
 named(
     word_reward,
     "flags_as_a_number",
-    "You distinguish capitals and count at most two words. Some functions of `re` "
-    "take a number as third or fourth argument, so pass the flag with `flags=`.",
+    "You distinguish capitals from small letters and count at most two words. Some "
+    "functions of `re` read a third or fourth argument as a number, so pass the flag "
+    "with `flags=`.",
     lambda text, word: min(looks_at_capitals(text, word), 2.0),
 )
 named(

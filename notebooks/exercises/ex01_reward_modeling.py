@@ -267,9 +267,9 @@ def last_column(scores, mask):
 
 @last_token_scores.mistake
 def counted_tokens(scores, mask):
-    """You read position `mask.sum(1) - 1`, which is that of the last real token only if
-    the padding is on the right. With padding on the left, the last real token is
-    further right.
+    """You read position `mask.sum(1) - 1`. The last real token is there only if the
+    padding is on the right. With padding on the left, the last real token is further
+    right.
     """
     return scores[torch.arange(len(scores)), mask.sum(1).long() - 1]
 
@@ -427,7 +427,8 @@ last_token_scores.more(
             ),
         ),
         "distance_from_the_end": (
-            "You use a count of padding, or a distance from the end, as a position.",
+            "You use the number of padding tokens, or a distance from the end, as a "
+            "position.",
             lambda s, m: at(
                 s, (m.shape[1] - m.sum(1).long()).clamp(max=m.shape[1] - 1)
             ),

@@ -746,7 +746,8 @@ def with_expm1(logprobs, ref_logprobs):
     2,
     15,
     (
-        "Take the logarithm of the formula. Which number makes it a distribution?",
+        "Take the logarithm of the formula. Which constant makes the probabilities "
+        "sum to 1?",
         "The constant is the same for all responses, and torch has a function for it.",
     ),
 )

@@ -295,7 +295,7 @@ position_ids.say(
     ),
 )
 position_ids.say(
-    "You count along the columns, over the batch. Count along each row.",
+    "You count down each column, across the batch. Count along each row.",
     down_the_batch=lambda m: m.cumsum(0) - 1,
     down_the_batch_masked=lambda m: (m.cumsum(0) - 1) * m,
 )
@@ -383,7 +383,7 @@ def pays_for_kl(scores, kl, mask, beta):
 @token_rewards.mistake
 def score_in_the_last_column(scores, kl, mask, beta):
     """You add the score in the last *column*, which is padding in the shorter rows: the
-    policy would not learn from it there.
+    policy would not learn from these rows' scores.
     """
     rewards = -beta * kl * mask
     rewards[:, -1] += scores
@@ -923,7 +923,7 @@ whiten.say(
     real_tokens_only=lambda x, mask: whiten.solution(x, mask)[mask.bool()],
 )
 whiten.say(
-    "Padding is not 0 in your result: it keeps its value of `x`.",
+    "Padding is not 0 in your result: it keeps its value from `x`.",
     padding_unchanged=lambda x, mask: torch.where(
         mask.bool(), whiten.solution(x, mask), x
     ),
@@ -1168,7 +1168,7 @@ policy_loss.say(
     from_one_to_above=_within(lambda e: 1, lambda e: 1 + e),
 )
 policy_loss.say(
-    "Your interval is centered at 0. What is the ratio without an update?",
+    "Your interval is centered at 0. What is the ratio before any update?",
     around_zero=_within(lambda e: -e, lambda e: e),
 )
 policy_loss.say(
@@ -1189,7 +1189,7 @@ policy_loss.say(
     linear_ratio=_with_ratio(lambda d, mask, _: 1 + d),
 )
 policy_loss.say(
-    "You subtract 1 from the ratio. What is the ratio without an update?",
+    "You subtract 1 from the ratio. What is the ratio before any update?",
     ratio_minus_one=_with_ratio(lambda d, mask, _: torch.expm1(d)),
 )
 policy_loss.say(
@@ -1330,7 +1330,8 @@ def by_cases(logprobs, old_logprobs, advantages, mask, epsilon):
     15,
     (
         "Draw a number line with the old value, the new value, and the return.",
-        "Keep the *value* near the old value, not its error. Then compare two errors.",
+        "Clip the new *value* so that it stays near the old value; do not clip an "
+        "error. Then compare two errors.",
     ),
     ("values", "old_values", "returns"),
 )
@@ -1591,8 +1592,8 @@ def by_clamping_the_return(values, old_values, returns, epsilon):
     10,
     (
         "KL is twice its target: should β grow or shrink, and by how much at most?",
-        "There are three steps: the relative error, its clip, and the share of the "
-        "horizon.",
+        "There are three steps: compute the relative error, clip it, and scale it by "
+        "the share of the horizon.",
     ),
 )
 def next_beta(beta, kl, target, n, horizon):

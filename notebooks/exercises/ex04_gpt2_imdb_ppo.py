@@ -152,8 +152,8 @@ positive_logit.more(
             lambda x, names: -_negative(x, names),
         ),
         "sign_of_one_column": (
-            "You always read the same column and change its sign where it is "
-            "NEGATIVE. Read the other column there.",
+            "You always read the same column and change the sign if the column belongs "
+            "to NEGATIVE. In that case, read the other column.",
             lambda x, names: x[:, 1] * (1 if names[1] == "POSITIVE" else -1),
             lambda x, names: x[:, 0] * (1 if names[0] == "POSITIVE" else -1),
         ),
@@ -520,8 +520,8 @@ mean_ci.more(
             lambda x: (x.quantile(0.025), x.quantile(0.975)),
         ),
         "share": (
-            "You use the formula for a share of successes, but these scores are not "
-            "only 0 or 1.",
+            "You use the formula for a share of successes, but these scores may have "
+            "values other than 0 and 1.",
             _half(lambda x: 1.96 * ((x.mean() * (1 - x.mean())).abs() / len(x)) ** 0.5),
             _half(lambda x: 1.96 * (x.mean() * (1 - x.mean()) / len(x)) ** 0.5),
             _half(
@@ -589,7 +589,7 @@ mean_ci.more(
         ),
         "several_parts": (
             "More than one part of your half-width is wrong. Check the factor, the "
-            "standard deviation, and its divisor, one after the other.",
+            "standard deviation, and the number that divides it, one after the other.",
             *_several(),
         ),
     },
@@ -824,7 +824,7 @@ perplexity.more(
         ),
         "weighted_by_length": (
             "Your weights grow with the square of a response's length. Each *token* "
-            "weighs the same.",
+            "must weigh the same.",
             lambda x, m: torch.exp(
                 (_means(x, m) * m.sum(1) ** 2).sum() / (m.sum(1) ** 2).sum()
             ),
@@ -1004,8 +1004,8 @@ def order_forgotten(texts):
 
 @distinct_2.mistake
 def used_once(texts):
-    """You count only pairs that occur once. A pair that occurs twice also counts,
-    once.
+    """You count only pairs that occur once. Also count pairs that occur several times,
+    each of them once.
     """
     pairs = _pairs(texts)
     return sum(pairs.count(pair) == 1 for pair in pairs) / max(1, len(pairs))

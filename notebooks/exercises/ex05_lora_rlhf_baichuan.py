@@ -494,8 +494,8 @@ def lora_forward(x, weight, adapters, active, alpha):
     B)} → (B, O).
 
     A is (r, I) and B is (O, r). Use only the adapter named `active`; None means that
-    only the base is used, as for the reference of a new policy. Scale the adapter's
-    output by `alpha` / r.
+    only the base is used, as it is for the reference if the policy's adapter is new.
+    Scale the adapter's output by `alpha` / r.
     """
     output = x @ weight.T
     if active is not None:
@@ -1135,8 +1135,8 @@ def eos_alone(question_length, answer_length, width):
 
 @completion_mask.mistake
 def length_for_end(question_length, answer_length, width):
-    """Your ones end at the column of the answer's length. They must end further right,
-    by the question's length.
+    """Your ones end as if the answer began in the first column. They must end further
+    right, by the question's length.
     """
     mask = torch.zeros(width, dtype=torch.float64)
     mask[question_length : answer_length + 1] = 1
@@ -1255,8 +1255,8 @@ completion_mask.more(
             _ones(lambda q, a, w: 0, lambda q, a, w: q + 1),
         ),
         "end_without_question": (
-            "Your ones end at the column of the answer's length. They must end where "
-            "the answer and its EOS end.",
+            "Your ones end as if the answer began in the first column. They must end "
+            "where the answer and its EOS end.",
             _ones(lambda q, a, w: q, lambda q, a, w: a),
         ),
         "left_without_eos": (

@@ -121,8 +121,8 @@ for _causes in itertools.product(CAUSES, repeat=3):
     _confuse(_causes)
 
 diagnose.say(
-    "Your causes are spelled differently. Copy the strings from the statement: they "
-    "are in lowercase and have spaces.",
+    "You do not spell the causes as the statement does. Copy its strings: they are in "
+    "lowercase and have spaces.",
     capitalized=lambda run: diagnose.solution(run).capitalize(),
     title=lambda run: diagnose.solution(run).title(),
     upper=lambda run: diagnose.solution(run).upper(),
@@ -423,12 +423,12 @@ def with_a_mask(logits, token):
     20,
     (
         "Write the probability of a token other than EOS, without and with the mask.",
-        "Divide each model's probability by the probability that its mask leaves. "
-        "What remains of the difference?",
+        "Divide each model's probability by the total probability of the tokens that "
+        "its mask allows. What remains of the difference?",
     ),
 )
 def kl_error(p, ref_p):
-    """Return how much too low KL is if only sampling masks EOS: two (N,) → a number.
+    """Return by how much KL is too low if only sampling masks EOS: two (N,) → a number.
 
     `p` and `ref_p` are the policy's and the reference's probabilities of EOS at the
     first token. Responses are drawn from the masked policy, so EOS is never the first
@@ -491,8 +491,8 @@ def difference_of_probabilities(p, ref_p):
 
 @kl_error.mistake
 def weighted_by_p(p, ref_p):
-    """You weight by the probability of EOS. EOS is never sampled, and every sampled
-    token has the whole error.
+    """You weight by the probability of EOS. EOS is never sampled, and the whole
+    error applies to every sampled token.
     """
     return (p * (torch.log1p(-ref_p) - torch.log1p(-p))).mean()
 
@@ -879,13 +879,13 @@ _by_kind(
     frequent_second=lambda true, false, n: max(false, true, key=len),
 )
 _by_kind(
-    "You keep all rows of a list with only one kind. Its rarer kind has no rows, so "
-    "keep no row.",
+    "If all rows of a list are of one kind, you keep all of them. The rarer kind then "
+    "has no rows, so keep none.",
     one_kind_kept=lambda true, false, n: sorted(true[: n or None] + false[: n or None]),
 )
 _by_kind(
-    "You keep half as many rows of each kind as the rarer kind has. Keep as many as "
-    "it has.",
+    "The rarer kind has n rows, but you keep only n / 2 rows of each kind. Keep n rows "
+    "of each kind.",
     half=lambda true, false, n: sorted(true[: n // 2] + false[: n // 2]),
 )
 _by_kind(

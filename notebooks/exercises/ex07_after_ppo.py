@@ -315,8 +315,8 @@ def less_alone(probabilities, n):
 
 @best_of_n.mistake
 def one_draw_times_n(probabilities, n):
-    """You let any of the n draws be y and the other draws score at most as high. You
-    count a case several times if y is drawn more than once.
+    """For each draw, you add the probability that this draw is y and the other draws
+    score at most as high. You count a case several times if y is drawn more than once.
     """
     return n * probabilities * probabilities.cumsum(0) ** (n - 1)
 
@@ -331,8 +331,8 @@ def others_less(probabilities, n):
 
 @best_of_n.mistake
 def first_lost(probabilities, n):
-    """You give the worst response probability 0. No response scores lower, so its F(y−)
-    is 0.
+    """You give the worst response a probability of 0. No response scores lower, so its
+    F(y−) is 0.
     """
     powers = probabilities.cumsum(0) ** n
     return torch.cat([powers.new_zeros(1), powers.diff()])
@@ -452,8 +452,8 @@ _best(
     cumulative=lambda p, F, less, n: F,
 )
 _best(
-    "You take a root. All n draws must be at most as good as y, and independent "
-    "events multiply.",
+    "You take a root. All n draws must be at most as good as y, and the probabilities "
+    "of independent events multiply.",
     rooted=lambda p, F, less, n: F ** (1 / n) - less ** (1 / n),
 )
 
@@ -553,7 +553,7 @@ _margin(
     no_reference_or_beta=lambda c, r, ref_c, ref_r, beta: c - r,
 )
 _margin(
-    "You use the reference of only one of the two answers.",
+    "You use the reference's log-probability of only one of the two answers.",
     reference_of_chosen=lambda c, r, ref_c, ref_r, beta: beta * (c - ref_c - r),
     reference_of_rejected=lambda c, r, ref_c, ref_r, beta: beta * (c - r + ref_r),
 )
@@ -563,7 +563,7 @@ _margin(
     references_added=lambda c, r, ref_c, ref_r, beta: beta * (c + ref_c - r - ref_r),
 )
 _margin(
-    "The sign of one reference is wrong.",
+    "One of the reference's two log-probabilities has the wrong sign.",
     chosen_reference_added=lambda c, r, ref_c, ref_r, beta: (
         beta * (c + ref_c - r + ref_r)
     ),
@@ -642,7 +642,7 @@ _losses(
     divided_by_beta=lambda margin, beta: -logsigmoid(margin / beta).mean(),
 )
 _losses(
-    "Your β is outside the sigmoid. It belongs inside, to the implied reward.",
+    "Your β is outside the sigmoid. It belongs inside, as a factor of the log-ratio.",
     beta_outside=lambda margin, beta: -beta * logsigmoid(margin).mean(),
 )
 _losses(
@@ -870,15 +870,14 @@ _weighted(
     ),
 )
 _weighted(
-    "You drop a response whose weight exceeds `most`. Keep the response with the "
-    "weight `most`.",
+    "You drop a response whose weight exceeds `most`. Keep the response, and set "
+    "its weight to `most`.",
     dropped=lambda p, q, mask, most: (
         (_log_ratio(p, q, mask).exp() <= most) * _log_ratio(p, q, mask).exp()
     ),
 )
 _weighted(
-    "You give a response whose weight exceeds `most` the weight 1. Give it the weight "
-    "`most`.",
+    "If a response's weight exceeds `most`, you set the weight to 1. Set it to `most`.",
     one_above=lambda p, q, mask, most: (
         _log_ratio(p, q, mask).exp().where(_log_ratio(p, q, mask).exp() <= most, 1.0)
     ),

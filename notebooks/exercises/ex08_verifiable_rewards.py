@@ -16,8 +16,8 @@ check = SET.check
     1,
     10,
     (
-        "Which texts would a policy write if your function were its reward, but it "
-        "did not know the sum?",
+        "Which texts would a policy that does not know the sum write if your function "
+        "were its reward?",
         "Split at semicolons, and compare the last part.",
     ),
 )
@@ -93,8 +93,8 @@ _accept(
     ),
 )
 _accept(
-    "You remove spaces or line breaks, or ignore them. A strict verifier compares the "
-    "last part with all its characters.",
+    "You remove spaces or line breaks, or ignore them. A strict verifier compares "
+    "every character of the last part.",
     around=lambda text, answer: _last(text).strip() == answer,
     around_the_text=lambda text, answer: _last(text.strip()) == answer,
     spaces=lambda text, answer: _last(text).strip(" ") == answer,
@@ -162,7 +162,7 @@ _accept(
 )
 _accept(
     "You compare numbers, or remove characters: your code accepts a last part with a "
-    "sign, a leading zero, or a space. Compare the text.",
+    "sign, a leading zero, or a space. Compare the last part as text.",
     numbers=lambda text, answer: (
         re.fullmatch(rf"\s*\+?0*{answer}\s*", _last(text)) is not None
     ),
@@ -270,8 +270,8 @@ dead_share.say(
     right_twice=lambda p, G: 2 * (p**G).mean(),
 )
 dead_share.say(
-    "You subtract the probabilities of the two ways to be dead. A group counts if it "
-    "is dead in either way.",
+    "You subtract the probability of one way to be dead from that of the other. A "
+    "group counts if it is dead in either way.",
     right_minus_wrong=lambda p, G: (p**G - (1 - p) ** G).mean(),
     wrong_minus_right=lambda p, G: ((1 - p) ** G - p**G).mean(),
     absolute=lambda p, G: (p**G - (1 - p) ** G).abs().mean(),
@@ -463,7 +463,7 @@ _each(
 )
 _each(
     "Your result equals a product in which one of two counts does not shrink. Each "
-    "wrong draw leaves one wrong answer fewer, and one answer fewer in all.",
+    "wrong draw leaves one fewer wrong answer, and one fewer answer in total.",
     fixed_denominator=lambda c, n, k: 1 - _product((n - c - i, n) for i in range(k)),
     fixed_numerator=lambda c, n, k: 1 - _product((n - c, n - i) for i in range(k)),
     fixed_numerator_limited=lambda c, n, k: (
@@ -471,14 +471,14 @@ _each(
     ),
 )
 _each(
-    "Your result would be right if one answer fewer were wrong. n − c answers are "
+    "Your result would be right if one fewer answer were wrong. n − c answers are "
     "wrong: if you use a loop or a range, check where it starts and ends.",
     one_wrong_less=lambda c, n, k: (
         1 - _product((n - c - 1 - i, n - i) for i in range(k))
     ),
 )
 _each(
-    "Your result would be right if one answer more were wrong. n − c answers are "
+    "Your result would be right if one more answer were wrong. n − c answers are "
     "wrong: if you use a loop or a range, check where it starts and ends.",
     one_wrong_more=lambda c, n, k: 1 - math.comb(n - c + 1, k) / math.comb(n, k),
 )

@@ -201,7 +201,7 @@ def by_logsumexp(scores):
     2,
     15,
     (
-        "Count first how often each person gives each answer.",
+        "First, count how often each person gives each answer.",
         "For agreement by chance, assume that the two people answer independently.",
     ),
 )
@@ -471,8 +471,8 @@ def by_table(first, second):
     10,
     (
         "Count the sequences of answers in which at least k prefer the new text.",
-        "There are `math.comb(n, i)` orders of i such answers, each with probability "
-        "0.5 ** n.",
+        "There are `math.comb(n, i)` sequences with i such answers, each with "
+        "probability 0.5 ** n.",
     ),
 )
 def by_chance(k, n):
@@ -553,8 +553,8 @@ by_chance.more(
             _counts(_farther),
         ),
         "one_order": (
-            "You count only one order for each number i of such answers. There are "
-            "`math.comb(n, i)` orders.",
+            "You count only one sequence for each number i of answers for the new "
+            "text. There are `math.comb(n, i)` such sequences.",
             _counts(_or_more, lambda i, k, n: 1 / 2**n),
         ),
         "one_sequence": (

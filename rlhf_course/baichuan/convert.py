@@ -1,4 +1,4 @@
-"""Convert Baichuan-7B and Baichuan2-7B to native Llama checkpoints, without running their code.
+"""Convert Baichuan-7B and Baichuan2-7B, without running their code, to native Llama checkpoints.
 
 Both are Llamas with q, k and v packed into one matrix. Baichuan2 also scales the rows of its output
 head to length 1 in every forward pass (NormHead); here the weights are scaled once.
@@ -15,7 +15,7 @@ from transformers.modeling_utils import load_state_dict
 from rlhf_course.baichuan.sentencepiece import sentencepiece_to_fast
 from rlhf_course.runtime.files import atomic_folder, read_json
 
-# Both generations use the second name; only the first generation uses the first.
+# Baichuan-7B may have either name, Baichuan2-7B only the second.
 ARCHITECTURES = ("BaiChuanForCausalLM", "BaichuanForCausalLM")
 SIZES = (
     "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads rms_norm_eps"
@@ -35,8 +35,8 @@ def convert_to_llama(
 ) -> Path:
     """Write a Baichuan checkpoint as a LlamaForCausalLM with a fast tokenizer; return ``target``.
 
-    A 7B model needs 15 GB of free disk space and about 5 GB of memory, as its files are mapped (20
-    GB of memory for .bin files from torch before 1.6). The target must be new or empty. By default
+    A 7B model needs 15 GB of free disk space and about 5 GB of memory if its files can be mapped,
+    or 20 GB if not (.bin files from torch before 1.6). The target must be new or empty. By default
     ``norm_head`` is guessed from config.json; ``report`` is called with a line about this choice.
 
     Raises ``ValueError``, before writing, for another kind of checkpoint, such as a 13B model

@@ -23,8 +23,8 @@ PROBES = [
 def sentencepiece_to_fast(model_file: str | Path, **options) -> PreTrainedTokenizerFast:
     """Make a fast tokenizer from a model file; ``options`` can set special tokens.
 
-    Control pieces (``<s>``) become special tokens, although SentencePiece does not find them in
-    texts. Both tokenizers find user-defined pieces (``<reserved_106>``). Raises ``ValueError`` if
+    Control pieces (``<s>``) become special tokens, although SentencePiece does not match them in
+    texts. Both tokenizers match user-defined pieces (``<reserved_106>``). Raises ``ValueError`` if
     the file is damaged or ids would change.
     """
     refused = f"{model_file} cannot be turned into a fast tokenizer"
@@ -69,8 +69,8 @@ def _check_ids(original: SentencePieceProcessor, tokenizer: Tokenizer, refused: 
 def _add_dummy_prefix(tokenizer: Tokenizer, defined: list[str]) -> None:
     """Put a space before every text and remove it when decoding; transformers does neither.
 
-    As added tokens, user-defined pieces would get the prefix; so they are split off as words,
-    and the model leaves known words whole.
+    Added tokens would get the prefix; so user-defined pieces are split off as words instead, and
+    the model keeps whole any word that it has.
     """
     tokenizer.normalizer = normalizers.Sequence(
         [normalizers.Replace(" ", "▁"), normalizers.Prepend("▁")]

@@ -90,9 +90,9 @@ def _update(
 
 
 class peak_memory(TorchDispatchMode):
-    """Measure ``.bytes``, the peak total size of tensors in the body and in ``held``.
+    """Measure ``.bytes``, the peak total size of tensors in ``held`` and the with block.
 
-    Each storage that an operation returns is counted until it is freed; this is slow. A
+    Each storage that an operation returns is counted until it is freed; counting is slow. A
     kernel's internal memory is not counted.
     """
 

@@ -17,7 +17,7 @@ _CHECKOUT = CONFIGS.parents[2]
 # Relative output paths start in the project; for an installed copy, in the current folder.
 ROOT = _CHECKOUT if (_CHECKOUT / "scripts" / "run_notebooks.py").exists() else Path.cwd()
 
-# Map settings to (value with bf16, value without). A float16 base is frozen; adapters are float32.
+# Map settings to (value with bf16, value without). Only a frozen base is float16, never an adapter.
 PRECISION = {
     "mixed_precision": ("bf16", "fp16"),
     "dtype": ("bfloat16", "float16"),
@@ -52,8 +52,8 @@ class Settings(SimpleNamespace):
 def read_spec(notebook: str) -> dict[str, dict]:
     """Return a notebook's settings, a dict from key to {tiny, scratch, full, help}.
 
-    An ``optional`` setting may be null in any preset; another may be null only in presets that say
-    so. ``min`` (default 1) is the lower bound for whole numbers.
+    An ``optional`` setting may be null in any preset; other settings only in presets where the
+    file has null. ``min`` (default 1) is the lower bound for whole numbers.
     """
     spec = yaml.safe_load((CONFIGS / f"{notebook}.yaml").read_text(encoding="utf-8"))
     if shared := spec.pop("include", None):
@@ -64,7 +64,7 @@ def read_spec(notebook: str) -> dict[str, dict]:
 
 
 def load_preset(notebook: str, preset: str, overrides: Mapping | None = None) -> Settings:
-    """Return a notebook's settings with overrides; a GPU without bf16 gets ``PRECISION``'s values.
+    """Return a notebook's settings with overrides; a GPU without bf16 gets ``PRECISION`` fallbacks.
 
     Raises ``ValueError`` for an unknown preset or key, and for values that ``coerce`` rejects.
     """

@@ -36,7 +36,7 @@ def load_pairs(
     """Return columns prompt, chosen and rejected, and the number of pairs dropped for each reason.
 
     The columns chosen and rejected contain transcripts as in hh-rlhf, or messages {role, content};
-    if a prompt column exists, they may contain only answers. Other columns are kept. ``split`` may
+    with a prompt column, answers without prompts suffice. Other columns are kept. ``split`` may
     be a slice like ``train[:5000]``; ``data_dir`` is a subfolder. Raises :func:`load_split`'s
     errors, and ``ValueError`` for missing columns, values of the wrong type, or no usable pair.
     """

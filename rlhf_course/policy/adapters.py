@@ -27,8 +27,8 @@ def create_reference_model(
 ) -> AutoModelForCausalLMWithValueHead:
     """Return a frozen copy of the policy, in eval mode.
 
-    If ``num_shared_layers`` is set, both share the embeddings and that many initial layers, all
-    frozen.
+    If ``num_shared_layers`` is set, policy and copy share the embeddings and that many initial
+    layers, all frozen.
     """
     shared = nn.ModuleList()
     if num_shared_layers:

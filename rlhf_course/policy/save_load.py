@@ -58,11 +58,11 @@ def _load_base(
 ) -> PreTrainedModel:
     """Load a model that has no adapters; error messages call it ``label``.
 
-    The adapter's tensors, ``own``, may be missing; so may the head, if ``new_head``.
+    Tensors in ``own`` (an adapter has them) may be missing; so may the head, if ``new_head``.
     """
     kwargs |= {"trust_remote_code": False, "ignore_mismatched_sizes": True}
     with hub_errors(source):
-        # First load on the meta device, without memory: a wrong config may describe a huge model.
+        # First load on the meta device, using no memory: a wrong config may describe a huge model.
         plain = {key: kwargs[key] for key in kwargs if key != "quantization_config"}
         how = {"device_map": "meta", "output_loading_info": True}
         model, report = auto.from_pretrained(str(source), **plain | how)
@@ -114,9 +114,9 @@ def set_adapter_weights(
 
 @torch.no_grad()
 def base_fingerprint(model: nn.Module) -> str:
-    """Return a hash of numbers from each base weight; "" unless each is float32 or bfloat16.
+    """Return a hash of numbers from each base weight; "" if a weight is not float32 or bfloat16.
 
-    The numbers are rounded to bfloat16, so both types give the same hash.
+    The numbers are rounded to bfloat16, so a base has the same hash in either type.
     """
     model = getattr(model, "pretrained_model", model)
     adapters = {*getattr(model, "peft_config", {})}

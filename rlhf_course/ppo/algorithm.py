@@ -85,8 +85,8 @@ def gae(
     """Return advantages (not whitened) and returns, (B, R) each, 0 where the mask is 0.
 
     δ_t = r_t + γV_{t+1} − V_t;  A_t = δ_t + γλA_{t+1};  return = A + V, with V = 0 after the last
-    token (Schulman et al. 2015, arXiv:1506.02438, eq. 16). Tokens outside the mask, such as a
-    tool's, are skipped: t + 1 is the next token inside it.
+    token (Schulman et al. 2015, arXiv:1506.02438, eq. 16). Tokens outside the mask, such as
+    tool output, are skipped: t + 1 is the next token in the mask.
     """
     values, counts = values * mask, mask > 0
     advantages, running = [], torch.zeros_like(values[:, 0])

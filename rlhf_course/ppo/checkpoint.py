@@ -19,8 +19,8 @@ def save_checkpoint(trainer, output_dir: str | Path, keep: int = 1) -> Path:
     """On the first process, write the folder ``checkpoint-STEP`` in output_dir; return its path.
 
     The folder contains the trainable weights, each process's random state, and everything else that
-    a step changes. Checkpoints in output_dir that this trainer wrote or resumed from are removed,
-    oldest first, until ``keep`` (at least 1) remain; other files never are. Raises
+    a step changes. This trainer's checkpoints in output_dir (written or resumed from) are removed,
+    oldest first, until ``keep`` (at least 1) remain; no other file is removed. Raises
     ``FloatingPointError`` if a weight is NaN or Inf, ``RuntimeError`` after an interrupted step,
     and ``FileExistsError`` if the folder has files that this trainer did not write.
     """
@@ -63,8 +63,8 @@ def load_checkpoint(trainer, folder: str | Path) -> None:
     """Restore into a new trainer the state that :func:`save_checkpoint` wrote.
 
     A fixed KL coefficient is not restored, nor is the learning rate if there is no schedule. Raises
-    ``FileNotFoundError`` if there is no checkpoint, and ``ValueError`` if its policy, reference,
-    number of processes, optimizer or schedule is not the trainer's.
+    ``FileNotFoundError`` if there is no checkpoint, and ``ValueError`` if the saved policy,
+    reference, number of processes, optimizer or schedule is not the trainer's.
     """
     folder = Path(folder).expanduser()
     state = torch.load(folder / STATE_FILE, weights_only=True, map_location="cpu")

@@ -32,7 +32,7 @@ class PPOConfig:
     gradient_accumulation_steps: int = 1
     ppo_epochs: int = 4
     gradient_checkpointing: bool = False
-    # For speed: False uses transformers' generate, repeats the first pass and unfuses Adam.
+    # Speedups: False uses transformers' generate, recomputes the first pass, unfuses Adam.
     fast: bool = True
     # How many tokens' logits are in memory together; None means all in a mini-batch.
     logprob_chunk_size: int | None = None
@@ -88,12 +88,12 @@ class PPOConfig:
     def __post_init__(self) -> None:
         if str(self.log_with).lower() in ("none", "null"):  # as YAML files write None
             self.log_with = None
-        for entry in fields(self):  # YAML reads 1e-5 as text; NaN would train silently
+        for entry in fields(self):  # YAML reads 1e-5 as text; NaN would go unnoticed
             value, kind = getattr(self, entry.name), NUMBERS.get(entry.type)
             if entry.type is bool and not isinstance(value, bool):
                 raise ValueError(f"{entry.name} is {value!r}; it must be True or False.")
             if kind and value is not None:
-                # 0 is invalid if None means off, and for ``target``, a divisor.
+                # Settings that None turns off reject 0; so does ``target``, a divisor.
                 above = entry.default is None or (entry.name == "target" and self.adap_kl_ctrl)
                 setattr(self, entry.name, _number(entry.name, value, kind, above))
         self._check_sizes()

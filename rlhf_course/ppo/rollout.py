@@ -18,10 +18,9 @@ CPU_PIECE, GPU_PIECE = 2**19, 2**24  # logits per softmax: 2 MiB (fits a CPU cac
 class Rollout:
     """Store one batch of samples, padded on the right; (B, R) tensors are aligned to the responses.
 
-    input_ids (B, T), query then response, and both lengths (B,) in tokens are on the host. scores
-    (B,) and mask (B, R), 1.0 on tokens that count, are on the device. The other tensors are (B, R)
-    in float32 on the device, 0 on padding; a PPO step fills them in. Log-probabilities and KL are
-    in nats.
+    On the host: input_ids (B, T), query then response, and both lengths (B,), in tokens. On the
+    device: scores (B,), mask (B, R; 1.0 on tokens that count), and, filled in by a PPO step, the
+    other tensors (B, R), in float32, 0 on padding. Log-probabilities and KL are in nats.
     """
 
     input_ids: Tensor
@@ -83,8 +82,8 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Return log-probabilities, values and entropies for the response tokens, (B, R), 0 on padding.
 
-    Tokens in ``begin_suppress`` have probability 0 where a response begins. Logits of ``chunk``
-    tokens at a time are in memory; the backward pass recomputes them. At most ``at_most``
+    Tokens in ``begin_suppress`` have probability 0 where a response begins. Only ``chunk``
+    tokens' logits are in memory at a time; the backward pass recomputes them. At most ``at_most``
     samples, of similar length, run together; this does not change the outputs.
     If ``whole_vocabulary``, the fourth output has all log-probabilities (B, R, V), without a
     gradient; else it is None.
@@ -132,7 +131,7 @@ def run(
 def locate(rollout: Rollout, rows: Tensor) -> list[Tensor]:
     """Return inputs (b, t − 1), positions, labels, begins and place (N,), on the device.
 
-    The last four tell for each of the N response tokens: which index in the flattened inputs
+    The last four give, for each of the N response tokens, the index in the flattened inputs that
     predicts it, its id, whether it begins a response, and its index in the flattened (B, R).
     """
     starts, lengths = (x[rows, None] for x in (rollout.query_lengths, rollout.response_lengths))

@@ -31,9 +31,9 @@ def generate(
     """Sample one response per query, in one left-padded batch; return the response token ids.
 
     Row i ends after ``lengths[i]`` tokens (default: max_new_tokens) or after its first EOS, which
-    stays in the row. No row begins with a token in ``begin_suppress``. Dropout is off. If ``fast``,
-    :func:`_sample` handles settings that keep the model's distribution; transformers handles the
-    rest.
+    stays in the row. No row begins with a token in ``begin_suppress``. Dropout is off. If ``fast``
+    and the settings keep the model's distribution, :func:`_sample` samples; otherwise
+    transformers does.
 
     Raises ``FloatingPointError`` for probabilities that are not finite, and ``ValueError`` if a
     response may need more positions than the model has.
@@ -63,7 +63,7 @@ def generate(
 def _sample(
     model, input_ids: Tensor, attention_mask: Tensor, limits: Tensor, begin_suppress, eos: Tensor
 ) -> Tensor:
-    """Sample responses (B, longest), arbitrary after each row's end; drop finished rows early."""
+    """Sample responses (B, longest), arbitrary after a row ends; drop ended rows early."""
     device, (n, width), longest = input_ids.device, input_ids.shape, int(limits.max())
     rows, limits = torch.arange(n, device=device), limits.to(device)
     responses = torch.zeros(n, longest, dtype=torch.long, device=device)
@@ -94,9 +94,9 @@ def _sample(
 
 
 def draw(logits: Tensor, suppress: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Draw tokens (B, 1), except ``suppress``, from softmax(logits); return them and row sums (B,).
+    """Draw tokens (B, 1) from softmax(logits), none in ``suppress``; return them and row sums (B,).
 
-    A NaN logit makes its row's sum NaN. Logits (B, V) may change in place.
+    A row sums to 1, or to NaN if a logit is NaN. Logits (B, V) may change in place.
     Inverting the cumulative distribution needs one random number per row, not one per logit.
     """
     for token in suppress:

@@ -31,8 +31,8 @@ class PPOTrainer(TrainerBase):
     """Train a policy with a value head by PPO, with the stepwise API of TRL up to 0.11.
 
     site/ppo-api.md lists the differences from the classic arithmetic: dropout is off; padding
-    changes no number; NaN, Inf and empty responses raise errors; accumulation weights mini-batches
-    by token count; P processes with B samples each match one process with P·B samples.
+    changes no number; NaN, Inf and empty responses raise errors; accumulated mini-batches are
+    weighted by token count; P processes with B samples each match one process with P·B samples.
 
     Args:
         config: see :class:`PPOConfig`.
@@ -93,7 +93,7 @@ class PPOTrainer(TrainerBase):
         """Take one PPO step on batch_size samples; return the 41 statistics in ``stats.MEANING``.
 
         queries and responses are 1-D token tensors (or lists); scores has one number per sample.
-        ``response_masks`` (1 or 0 per token) leaves tokens with 0 out of the losses. Raises
+        ``response_masks`` (1 or 0 per token) excludes tokens marked 0 from the losses. Raises
         ``ValueError`` for unusable input and ``FloatingPointError`` for NaN or Inf.
         """
         started, rate = time.perf_counter(), self.optimizer.param_groups[0]["lr"]
@@ -146,7 +146,7 @@ class PPOTrainer(TrainerBase):
 
 
 class Clock:
-    """Measure seconds per phase on the host; a GPU's queued work counts in a later phase."""
+    """Measure each phase by the host's clock; queued GPU work may count in a later phase."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}

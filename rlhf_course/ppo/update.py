@@ -112,9 +112,9 @@ def optimize(
 ) -> list[MiniBatch]:
     """Run ppo_epochs passes over the rollout in random order; return every mini-batch's statistics.
 
-    ``first_pass`` has the first epoch's outputs, if already computed. Each process has its own
-    rollout; all skip mini-batches and stop early together. Raises ``FloatingPointError`` if a loss
-    or gradient is NaN or Inf, before that update changes a weight.
+    ``first_pass`` has the first epoch's outputs, if already computed. Processes have their own
+    rollouts, but skip the same mini-batches and stop early together. Raises
+    ``FloatingPointError`` for a NaN or Inf loss or gradient, before its update changes a weight.
     """
     total, collected = partial(accelerator.reduce, reduction="sum"), []
     size = config.mini_batch_size * config.gradient_accumulation_steps
@@ -133,7 +133,7 @@ def optimize(
                 collected.append(seen)
                 if is_usable(seen, config, step, len(collected)):
                     # Weight by tokens: k mini-batches of m samples act like one of k·m samples.
-                    # DDP averages gradients; backward() divides by accelerate's accumulation.
+                    # Undo DDP's averaging and backward()'s division by accumulation.
                     weight = count / sum(tokens) * accelerator.num_processes
                     accelerator.backward(loss * weight * accelerator.gradient_accumulation_steps)
                     usable = True

@@ -57,7 +57,7 @@ def _aside(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def hold(folder: str | os.PathLike, name: str = "") -> Iterator[None]:
-    """Make and lock a folder, or lock only ``name`` in it; remove a new folder if it stays empty.
+    """Make a folder; lock it, or only ``name`` in it; remove the folder if new and still empty.
 
     Raises ``BlockingIOError`` if another process holds the lock.
     """

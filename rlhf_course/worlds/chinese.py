@@ -85,7 +85,7 @@ def gold_utility(question: str, answer: str) -> float:
         "breaks_off": answer[-1] not in ENDS,
         "garbled": len(_neighbors(answer) - _known_neighbors()),
     }
-    # Round: the terms' order must not make equally good answers differ.
+    # Round: the terms' order must not matter.
     return round(sum(POINTS[kind] * count for kind, count in counts.items()), 6)
 
 

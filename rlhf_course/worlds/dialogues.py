@@ -18,7 +18,7 @@ POINTS, MARKERS, SHARES, TOPICS = (
 
 
 def _stems(text: str) -> set[str]:
-    """Return the words of a text without a final s, so that "tyres" counts as "tyre"."""
+    """Return a text's words, each without a final s, so that "tyres" counts as "tyre"."""
     return {word.removesuffix("s") for word in WORD.findall(text.lower())}
 
 
@@ -53,7 +53,7 @@ def gold_utility(prompt: str, answer: str) -> float:
         "copy": bool(asked) and asked[-1].count(" ") > 2 and f" {asked[-1]} " in text,
         "breaks_off": not answer.rstrip(" \n\"')]”’").endswith((".", "!", "?")),
     }
-    # Round: the terms' order must not make equally good answers differ.
+    # Round: the terms' order must not matter.
     return round(sum(POINTS[kind] * count for kind, count in counts.items()), 6)
 
 

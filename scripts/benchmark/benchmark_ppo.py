@@ -47,6 +47,8 @@ def models(shape: str) -> tuple:
     sizes = (TINY_POLICY, TINY_CLASSIFIER) if shape == "tiny" else ({}, {})
     zero = dict.fromkeys(("bos_token_id", "eos_token_id", "attn_pdrop", "embd_pdrop"), 0)
     policy = hf.GPT2LMHeadModel(hf.GPT2Config(**sizes[0], **zero, resid_pdrop=0))
+    # The trainer refuses a tokenizer far smaller than the policy's vocabulary.
+    tokenizer.add_tokens([f"<{i}>" for i in range(len(tokenizer), policy.config.vocab_size)])
     classifier = hf.DistilBertConfig(**sizes[1], **LABELS)
     return policy, hf.DistilBertForSequenceClassification(classifier).eval(), tokenizer, reader
 
@@ -106,7 +108,7 @@ def one_step(trainer, generate, score, batch: int, lengths: tuple[int, int]) -> 
     trainer.config.batch_size = trainer.config.mini_batch_size = batch
     tokenizer, device = trainer.tokenizer, trainer.accelerator.device
     sizes = (random.randint(2, 7) for _ in range(batch))
-    queries = [torch.randint(1, len(tokenizer), (n,), device=device) for n in sizes]
+    queries = [torch.randint(1, tokenizer.vocab_size, (n,), device=device) for n in sizes]
     ticks, peaks = [timer()], []
 
     def tick() -> None:
@@ -116,7 +118,8 @@ def one_step(trainer, generate, score, batch: int, lengths: tuple[int, int]) -> 
     responses = generate(queries, lengths)
     tick()
     # The policy's vocabulary may be larger than the tokenizer's.
-    whole = [torch.cat(pair) % len(tokenizer) for pair in zip(queries, responses, strict=True)]
+    pairs = zip(queries, responses, strict=True)
+    whole = [torch.cat(pair) % tokenizer.vocab_size for pair in pairs]
     scores = list(score(tokenizer.batch_decode(whole)))
     tick()
     stats = trainer.step(queries, responses, scores)
@@ -150,7 +153,12 @@ def main(arguments: list[str] | None = None) -> None:
     """Measure, print medians, and write the JSON file."""
     how = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
     add = (parser := argparse.ArgumentParser("benchmark_ppo.py", **how)).add_argument
-    add("--shape", choices=BATCH, default="tiny", help="preset tiny's sizes, or GPT-2 small")
+    add(
+        "--shape",
+        choices=BATCH,
+        default="tiny",
+        help="a GPT-2 of 6 million weights, or GPT-2 small",
+    )
     add("--costs", action="store_true", help="vary batch size and response length")
     add("--batched", action="store_true", help="with trl 0.11: generate in one batch")
     add("--bf16", action="store_true", help="use autocast; not with trl 0.11")

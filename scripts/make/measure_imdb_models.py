@@ -22,6 +22,7 @@ from rlhf_course.rewards import NgramSentiment, SentimentReward
 from rlhf_course.runtime.files import atomic_file
 
 FRAGMENT = 16  # tokens
+STUDENT = ("long", "short", "spelling")  # the parts of the shipped policy's training
 SAMPLING = {"do_sample": True, "top_k": 0, "top_p": 1.0, "pad_token_id": 0}
 
 
@@ -67,6 +68,17 @@ def verdicts(classifier: SentimentReward, judge: NgramSentiment, texts, labels) 
     return {name: (a == b).float().mean().item() for name, (a, b) in pairs.items()}
 
 
+def training(policy, texts: Sequence[str], tokenizer) -> dict:
+    """Return the card's numbers about the policy's size and training."""
+    found = {"parameters": policy.num_parameters() / 1e6, "vocabulary": len(tokenizer)}
+    found |= {"layers": policy.config.n_layer, "width": policy.config.n_embd}
+    found |= {"teacher_layers": made.TEACHER["n_layer"], "teacher_width": made.TEACHER["n_embd"]}
+    passes = {part: made.PASSES[part] for part in made.LONG}
+    lengths = {part: made.policy_rows(texts, tokenizer, made.LONG[part]) for part in STUDENT}
+    tokens = sum(passes[part] * sum(map(len, lengths[part]["input_ids"])) for part in STUDENT)
+    return found | passes | {"trained": len(texts), "tokens": tokens / 1e6}
+
+
 def measure(reviews, folder: Path) -> dict[str, dict]:
     """Return model → numbers for its card."""
     tokenizer = AutoTokenizer.from_pretrained(folder / "gpt2-imdb-mini")
@@ -75,9 +87,6 @@ def measure(reviews, folder: Path) -> dict[str, dict]:
     judge = NgramSentiment.from_pretrained(folder / "ngram-imdb-judge")
     held_out, labels = reviews["held_out"]["text"][:], torch.tensor(reviews["held_out"]["label"][:])
     unseen = tokenizer([text[:2000] for text in held_out[:1000]])["input_ids"]
-    texts = [*reviews["first"]["text"], *reviews["second"]["text"]]
-    passes = {"short": made.PASSES["short"], "long": made.PASSES["long"]}
-    learned = made.policy_rows(texts, tokenizer, **passes)
     known = set((folder / "ngram-imdb-judge/words.txt").read_text(encoding="utf-8").split())
     fragments = tokenizer.batch_decode([row[:FRAGMENT] for row in tokenizer(held_out)["input_ids"]])
     openings = [row[: made.OPENING] for row in unseen]
@@ -85,8 +94,8 @@ def measure(reviews, folder: Path) -> dict[str, dict]:
     judged = {
         kind: verdicts(classifier, judge, given, labels == 1) for kind, given in kinds.items()
     }
-    found = {"parameters": policy.num_parameters() / 1e6, "vocabulary": len(tokenizer)}
-    found |= {"trained": len(texts), "tokens": sum(map(len, learned)) / 1e6, **passes}
+    texts = [*reviews["first"]["text"], *reviews["second"]["text"]]
+    found = training(policy, texts, tokenizer)
     found |= samples(policy.eval(), tokenizer, openings, known)  # also undoes TEMPERATURE
     found |= {"openings": perplexity(policy, openings), "spelling": made.SPELLING}
     found["whole"] = perplexity(policy, [row[:256] for row in unseen[:300]])

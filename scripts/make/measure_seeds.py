@@ -19,9 +19,9 @@ KEPT = ROOT / "figs" / "measured" / "seeds.json"
 
 
 def collect(folders: list[str]) -> dict[str, dict[str, dict[str, float]]]:
-    """Return, by notebook and seed, before and after metrics, and counts of passed and all checks.
+    """Return, by notebook and seed, metrics before and after, and counts of checks passed and run.
 
-    Raises ``ValueError`` for a folder without run cards, or two cards of one notebook and seed.
+    Raises ``ValueError`` for a folder without run cards, or for two cards of one notebook and seed.
     """
     found: dict = {}
     for folder in folders:

@@ -27,7 +27,7 @@ def source_hash(notebook: NotebookNode) -> str:
 
 
 def strip_run_details(executed: NotebookNode, original: NotebookNode) -> NotebookNode:
-    """Put the executed outputs and clean metadata into ``original``; return it.
+    """Copy ``executed``'s outputs into ``original``, reset its metadata, and return it.
 
     Injected parameters, timings, widgets and kernel details are dropped.
     """

@@ -68,7 +68,7 @@ def mathml(formula: str, display: str) -> str:
 
 
 def page(notebook: NotebookNode, folder: Path) -> str:
-    """Return a notebook's HTML; the first heading is its title, and links start from ``folder``."""
+    """Return a notebook's HTML, titled by its first heading; resolve links from ``folder``."""
     titles = (re.match(r"# (.+)", cell.source) for cell in notebook.cells)
     title = next((found[1].replace("`", "") for found in titles if found), "Notebook")
     head = "".join(f"{{%- block {name} -%}}{{%- endblock -%}}" for name in BLOCKS)

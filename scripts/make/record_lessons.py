@@ -3,7 +3,7 @@
     python scripts/make/record_lessons.py   # skips existing cards; an hour or more
     python site/lessons.py                  # writes site/lessons-on-text.md
 
-The script runs PPO with notebook 07's cells tagged methods.
+The script runs PPO with the cells of notebook 07 that have the tag ``methods``.
 """
 
 import argparse

@@ -3,8 +3,8 @@
     python scripts/make/record_methods.py --search   # try step sizes, with separate seeds
     python scripts/make/record_methods.py            # the config's step sizes, five seeds
 
-The script runs the notebook's cells tagged methods with the tiny preset; with other presets the
-notebook writes the cards. To use two processes, pass different methods with --only.
+The script runs the notebook's cells with the tag ``methods`` at preset tiny; at other presets,
+the notebook itself writes the cards. To use two processes, pass different methods with --only.
 """
 
 import argparse
@@ -20,8 +20,8 @@ from rlhf_course.course.run_card import quiet_libraries
 
 NOTEBOOK = "07_after_ppo"
 SEARCH_SEEDS, SEARCH_STEPS = (100, 101), 40
-RATES = dict.fromkeys(("PPO", "RLOO", "GRPO", "Dr. GRPO"), (1.75e-4, 3.5e-4))
-RATES = {"DPO": (1e-4, 2e-4, 4e-4)} | RATES
+RATES = dict.fromkeys(("PPO", "RLOO", "GRPO", "Dr. GRPO"), (4.4e-5, 8.75e-5, 1.75e-4, 3.5e-4))
+RATES = {"DPO": (2.5e-5, 5e-5, 1e-4, 2e-4)} | RATES
 
 
 def methods(overrides: dict) -> dict:

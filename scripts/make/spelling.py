@@ -1,28 +1,43 @@
-"""Define a training loss that penalizes misspelling, for train_imdb_models.py."""
+"""Define the training losses of train_imdb_models.py: distillation, and a spelling penalty."""
 
 import re
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import takewhile
 
 import torch
+from torch.nn.functional import cross_entropy
 
 from rlhf_course.evaluation import words_of
 
 
-class SpellingLoss:
-    """Add ``weight`` times −log p(next token misspells no word) to the cross-entropy.
+class DistillationLoss:
+    """Compute the cross-entropy to a teacher's next-token probabilities (arXiv:1503.02531)."""
 
-    A token misspells a word if the resulting letters start no word in ``texts``, or end without
-    forming a word. Without the term, such tokens have a few percent of the total probability, as
-    in "ofthere", "hatesk". The term is the unlikelihood of Welleck et al. 2019 (arXiv:1908.04319,
-    equation 4) with all these tokens as one negative candidate.
+    def __init__(self, teacher):
+        self.teacher = teacher.eval().requires_grad_(False)
+
+    def __call__(self, outputs, labels: torch.Tensor, num_items_in_batch=None) -> torch.Tensor:
+        """Return the loss for Trainer's ``compute_loss_func``; labels (B, L), -100 for padding."""
+        rows = labels[:, 1:] >= 0
+        self.teacher.to(labels.device)
+        target = self.teacher(input_ids=labels.clamp(min=0)).logits[:, :-1][rows].float().softmax(1)
+        return cross_entropy(outputs.logits[:, :-1][rows].float(), target)
+
+
+class SpellingLoss:
+    """Add ``weight`` times −log p(next token misspells no word) to another loss.
+
+    A token misspells a word if the resulting letters start no word in ``texts``, or if it ends a
+    word that is not in ``texts``. Without the penalty, such tokens have a few percent of the total
+    probability, as in "ofthere", "hatesk". The penalty is the unlikelihood of Welleck et al. 2019
+    (arXiv:1908.04319, equation 4) with all these tokens as one negative candidate.
     """
 
-    def __init__(self, texts: Sequence[str], tokenizer, weight: float):
-        self.weight = weight
+    def __init__(self, texts: Sequence[str], tokenizer, weight: float, loss: Callable):
+        self.weight, self.loss = weight, loss
         self.words = sorted({word for text in texts for word in words_of(text)})
         known = {*self.words}
         begun = {word[:end] for word in known for end in range(len(word) + 1)}
@@ -57,7 +72,7 @@ class SpellingLoss:
         return words
 
     def harmless(self, words: list[str]) -> torch.Tensor:
-        """Return, for n unfinished words, a mask (n, vocabulary) of tokens that misspell none."""
+        """Return a mask (n, vocabulary): row i marks the tokens that do not misspell word i."""
         known, tokens = zip(*map(self.continuations, words), strict=True)
         kinds = [2 if not word else int(ends) for word, ends in zip(words, known, strict=True)]
         mask = self.fits[torch.tensor(kinds)]
@@ -70,6 +85,7 @@ class SpellingLoss:
         logits = outputs.logits[:, :-1][rows].float()
         ids = ([token for token in row if token >= 0] for row in labels.tolist())
         words = [word for row in ids for word in self.unfinished(row)[:-1]]
-        harmless = logits.masked_fill(~self.harmless(words), -torch.inf).logsumexp(1)
-        loss = (1 + self.weight) * logits.logsumexp(1) - self.weight * harmless
-        return (loss - logits.gather(1, labels[:, 1:][rows, None])[:, 0]).mean()
+        misspelled = ~self.harmless(words).to(logits.device)
+        harmless = logits.masked_fill(misspelled, -torch.inf).logsumexp(1)
+        penalty = (logits.logsumexp(1) - harmless).mean()
+        return self.loss(outputs, labels) + self.weight * penalty

@@ -4,10 +4,12 @@
     python scripts/make/train_imdb_models.py FOLDER --parts openings judge
 
 FOLDER contains IMDB in the hub's layout. The parts, in the order in which they are made, are
-openings, judge, classifier and policy; the last two resume from build/imdb_models.
+openings, judge, classifier and policy; the last two resume from build/imdb_models. The policy
+learns from a larger teacher and needs a GPU (a quarter of an hour on an H100).
 """
 
 import argparse
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +19,7 @@ import numpy as np
 import torch
 import transformers as hf
 from safetensors.torch import save_file
-from spelling import SpellingLoss
+from spelling import DistillationLoss, SpellingLoss
 from tokenizers import processors
 from torch.nn.functional import binary_cross_entropy_with_logits
 
@@ -31,18 +33,19 @@ from rlhf_course.worlds.small_models import train_tokenizer
 SEED = 0
 PARTS = ("openings", "judge", "classifier", "policy")
 HELD_OUT = 5000  # reviews that no model is trained on
-# Shipped words per held-out review; tokens per review in most of the policy's training.
-OPENING = 64
-# A policy with more one-token words misspells fewer words.
-VOCABULARY = {"policy": 24_000, "classifier": 16_000}
-PASSES = {"judge": 6, "classifier": 8, "short": 5, "long": 1}  # short, long: 64, 256 tokens
+OPENING = 64  # shipped words per held-out review; tokens per review in the policy's last passes
+VOCABULARY = 16_000
+PASSES = {"judge": 6, "classifier": 8, "teacher": 4, "long": 8, "short": 3, "spelling": 1}
+LONG = {"teacher": 512, "long": 256, "short": OPENING, "spelling": OPENING}  # tokens per review
 SPELLING = 10.0  # weight of the misspelling loss
-TEMPERATURE = 0.81  # of the shipped policy; measure_imdb_models.py measures its effect
+TEMPERATURE = 0.8  # of the shipped policy; measure_imdb_models.py measures its effect
+TEACHER = {"n_layer": 8, "n_embd": 512, "n_head": 8}
+STUDENT = {"n_layer": 6, "n_embd": 288, "n_head": 6}
 LABELS = {"id2label": {0: "NEGATIVE", 1: "POSITIVE"}, "label2id": {"NEGATIVE": 0, "POSITIVE": 1}}
 
 
 def load_split(folder: Path) -> datasets.DatasetDict:
-    """Return all distinct reviews without HTML: held_out, and the rest in two halves."""
+    """Return all distinct reviews, with HTML removed: held_out, and the rest in two halves."""
     rows = datasets.concatenate_datasets([load_reviews(folder, part) for part in ("train", "test")])
     rows = rows.map(lambda row: {"text": re.sub(r"\s*(<br\s*/?>\s*)+", " ", row["text"]).strip()})
     first = {text: place for place, text in reversed([*enumerate(rows["text"])])}
@@ -114,28 +117,38 @@ def classifier_tokenizer(tokenizer) -> hf.PreTrainedTokenizerFast:
     return own
 
 
-def policy_rows(texts: Sequence[str], tokenizer, short: int, long: int) -> list[list[int]]:
-    """Return each review's first 64 tokens ``short`` times and first 256 tokens ``long`` times."""
-    rows = tokenizer([text[:2000] for text in texts])["input_ids"]
-    for row, text in zip(rows, texts, strict=True):
-        row += [tokenizer.eos_token_id] if len(text) <= 2000 else []
-    return [row[:OPENING] for row in rows] * short + [row[:256] for row in rows] * long
+def policy_rows(texts: Sequence[str], tokenizer, length: int) -> datasets.Dataset:
+    """Return each text's first ``length`` tokens; an end-of-text token follows a shorter text."""
+    rows = tokenizer([text + tokenizer.eos_token for text in texts])["input_ids"]
+    rows = [row[:length] for row in rows]
+    return datasets.Dataset.from_dict({"input_ids": rows, "labels": rows})
 
 
 def train_policy(texts: Sequence[str], held_out: Sequence[str], tokenizer, folder: Path) -> None:
-    """Train and save a GPT-2 on beginnings of reviews; the last pass penalizes misspelling."""
-    rows = policy_rows(texts, tokenizer, PASSES["short"], PASSES["long"])
-    test = [row[:OPENING] for row in tokenizer(held_out[:1000])["input_ids"]]
-    rows, test = (datasets.Dataset.from_dict({"input_ids": x, "labels": x}) for x in (rows, test))
-    hf.set_seed(SEED)
-    sizes = {"n_layer": 4, "n_embd": 192, "n_head": 3, "n_positions": 256}
-    sizes |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
-    sizes |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), tokenizer.eos_token_id)
-    model = hf.GPT2LMHeadModel(hf.GPT2Config(vocab_size=len(tokenizer), **sizes))
+    """Train a large GPT-2, distill it into a small one, and save the small one.
+
+    The teacher's probabilities carry more information than the actual next token. The last pass
+    penalizes misspelling.
+    """
+    rows = {part: policy_rows(texts, tokenizer, length) for part, length in LONG.items()}
+    test = policy_rows(held_out[:1000], tokenizer, OPENING)
     collate = hf.DataCollatorForSeq2Seq(tokenizer, label_pad_token_id=-100)
-    fit(model, rows, test, collate, "policy", learning_rate=2e-3)
-    loss, rows = SpellingLoss(texts, tokenizer, SPELLING), rows.select(range(len(texts)))
-    fit(model, rows, test, collate, "spelling", loss, learning_rate=3e-4)
+    common = {"n_positions": 512, "vocab_size": len(tokenizer)}
+    marks = ("bos_token_id", "eos_token_id", "pad_token_id")
+    common |= dict.fromkeys(marks, tokenizer.eos_token_id)
+    hf.set_seed(SEED)
+    dropped = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.2)
+    teacher = hf.GPT2LMHeadModel(hf.GPT2Config(**TEACHER, **common, **dropped))
+    options = {"batch": 64, "num_train_epochs": PASSES["teacher"], "learning_rate": 1e-3}
+    fit(teacher, rows["teacher"], test, collate, "teacher", **options)
+    dropped = dict.fromkeys(dropped, 0.0)
+    model = hf.GPT2LMHeadModel(hf.GPT2Config(**STUDENT, **common | {"n_positions": 256}, **dropped))
+    loss = DistillationLoss(teacher)
+    for part, rate in (("long", 2e-3), ("short", 1e-3)):
+        options = {"batch": 128, "num_train_epochs": PASSES[part], "learning_rate": rate}
+        fit(model, rows[part], test, collate, part, loss, **options)
+    loss = SpellingLoss(texts, tokenizer, SPELLING, loss)
+    fit(model, rows["spelling"], test, collate, "spelling", loss, batch=64, learning_rate=3e-4)
     sharpen(model, TEMPERATURE)
     save(model, tokenizer, folder)
 
@@ -151,25 +164,27 @@ def sharpen(model, temperature: float) -> None:
         parameter /= temperature
 
 
-def fit(model, train, held_out, collate, name: str, loss=None, **options) -> None:
-    """Train the model for one epoch with transformers' Trainer; resume if there is a checkpoint."""
+def fit(model, train, held_out, collate, name: str, loss=None, batch=32, **options) -> None:
+    """Train the model with transformers' Trainer, one epoch by default; resume if possible."""
     work = ROOT / "build/imdb_models" / name
-    options |= {f"per_device_{part}_batch_size": 32 for part in ("train", "eval")}
+    options = {"num_train_epochs": 1} | options
+    options |= {f"per_device_{part}_batch_size": batch for part in ("train", "eval")}
     options |= {"lr_scheduler_type": "cosine_with_min_lr", "warmup_steps": 300}
     options |= {"lr_scheduler_kwargs": {"min_lr_rate": 0.05}, "weight_decay": 0.05}
     options |= {"adam_beta2": 0.95, "bf16": True, "use_cpu": not torch.cuda.is_available()}
     options |= {"train_sampling_strategy": "group_by_length", "save_total_limit": 1, "seed": SEED}
-    arguments = hf.TrainingArguments(
-        str(work), num_train_epochs=1, eval_strategy="steps", report_to="none", **options
-    )
+    arguments = hf.TrainingArguments(str(work), eval_strategy="steps", report_to="none", **options)
     trainer = hf.Trainer(model, arguments, collate, train, held_out, compute_loss_func=loss)
     trainer.train(resume_from_checkpoint=any(work.glob("checkpoint-*")))
 
 
 def save(model, tokenizer, folder: Path) -> None:
-    """Write a model in bfloat16, and its tokenizer, to ``folder``."""
+    """Write a model in bfloat16, and its tokenizer without indentation, to ``folder``."""
     for part in (model.to(torch.bfloat16), tokenizer):
         part.save_pretrained(folder)
+    path = folder / "tokenizer.json"
+    rules = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(rules, ensure_ascii=False, separators=(",", ":")), encoding="utf-8")
 
 
 def main() -> None:
@@ -192,10 +207,10 @@ def main() -> None:
         words = {word for x in reviews.values() for text in x["text"] for word in words_of(text)}
         (judge / "words.txt").write_text("\n".join(sorted(words)) + "\n", encoding="utf-8")
     if "classifier" in chosen.parts:
-        reader = classifier_tokenizer(train_tokenizer(texts, VOCABULARY["classifier"]))
+        reader = classifier_tokenizer(train_tokenizer(texts, VOCABULARY))
         train_classifier(reviews, reader, output / "distilbert-imdb-mini")
     if "policy" in chosen.parts:
-        tokenizer = train_tokenizer(texts, VOCABULARY["policy"])
+        tokenizer = train_tokenizer(texts, VOCABULARY)
         train_policy(texts, reviews["held_out"]["text"][:], tokenizer, policy)
 
 

@@ -1,4 +1,4 @@
-"""Train the policies for the site's page `live`, adapters at several β; write their card.
+"""Train an adapter per β for the site's page `live`, and write the adapters' card.
 
     python scripts/make/train_live_policies.py   # half an hour; skips finished policies
 
@@ -22,12 +22,10 @@ NOTEBOOK, LOOP = "04_gpt2_imdb_ppo", "live, probes = "  # how the training cell 
 FOLDER = ROOT / "models" / "imdb-live-policies"
 LORA = {"r": 8, "lora_alpha": 16, "target_modules": ["c_attn", "c_proj", "c_fc"]}
 LORA |= {"task_type": "CAUSAL_LM", "fan_in_fan_out": True}  # weights (inputs, outputs)
-COMMON = {"horizon": 1e12, "probe_every": 5}  # the controller keeps β constant
-RUNS = {  # folder → changes to notebook 04's settings
-    "beta-0": {"init_kl_coef": 0.0, "learning_rate": 4e-3, "steps": 40},
-    "beta-0.16": {"learning_rate": 2e-3, "steps": 40},
-    "beta-0.6": {"init_kl_coef": 0.6, "learning_rate": 2e-3, "steps": 40},
-}
+# The controller keeps β constant.
+COMMON = {"horizon": 1e12, "probe_every": 5, "learning_rate": 2e-3, "steps": 40}
+# folder → changes to notebook 04's settings
+RUNS = {f"beta-{beta:g}": {"init_kl_coef": beta} for beta in (0.0, 0.16, 0.6)}
 LINE = "| {beta} | {learning_rate} | {steps} | {score:.2f} ± {score_ci:.2f} "
 LINE += "| {kl:.2f} ± {kl_ci:.2f} | {second:.2f} ± {second_ci:.2f} "
 LINE += "| {perplexity:.1f} | {distinct_2:.2f} |"
@@ -41,7 +39,7 @@ class Log:
 
 
 def train(overrides: dict) -> dict:
-    """Run the notebook's cells through the training loop; return their global names."""
+    """Run the notebook's cells up to the end of the training loop; return their global names."""
     names = {"preset": "tiny", "overrides": overrides, "output_dir": "build", "seed": 0}
     for cell in nbformat.read(ROOT / f"notebooks/{NOTEBOOK}.ipynb", as_version=4).cells:
         if cell.cell_type != "code" or "parameters" in cell.metadata.get("tags", []):

@@ -17,7 +17,7 @@ CHARACTERS = {c: i for i, c in enumerate([EOS, *"0123456789+=:,;c"])}
 SHAPE = {"n_layer": 3, "n_embd": 96, "n_head": 4, "n_positions": 64, "vocab_size": len(CHARACTERS)}
 SHAPE |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
 SHAPE |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), 0)
-# fewest and most digits, training steps, share of answers with steps
+# fewest and most digits, training batches, share of answers with the addition's steps
 MODELS = {"sums-mini": (3, 3, 625, 0.4), "sums-5-mini": (2, 5, 900, 0.3)}
 
 
