@@ -39,7 +39,7 @@ def run_card(name: str) -> dict:
 
 def duration(seconds: float) -> str:
     """Return a duration as text in s or min, rounded up."""
-    return f"{math.ceil(seconds)} s" if seconds < 60 else f"{math.ceil(seconds / 60)} min"
+    return f"{math.ceil(seconds)} s" if seconds < 90 else f"{math.ceil(seconds / 60)} min"
 
 
 def cost(name: str) -> str:

@@ -428,7 +428,7 @@ def with_a_mask(logits, token):
     ),
 )
 def kl_error(p, ref_p):
-    """Return by how much KL is too low if only sampling masks EOS: two (N,) → a number.
+    """Return how far KL is too low if only sampling masks EOS: two (N,) → a number.
 
     `p` and `ref_p` are the policy's and the reference's probabilities of EOS at the
     first token. Responses are drawn from the masked policy, so EOS is never the first
