@@ -56,7 +56,7 @@ def check_up(
 
     ``score`` takes prompts and answers, as :class:`~rlhf_course.rewards.RewardModel` does. The
     audit uses the first 300 pairs, or the ``prompt`` and ``answer`` lists in ``audited``; its other
-    lists replace the generated bad answers. A bad answer can be four times as long as the normal
+    lists replace the generated bad answers. Generated ones can be four times as long as the normal
     answer. Raises ``ValueError`` for fewer than 20 pairs, and ``FloatingPointError`` for NaN.
     """
     if len(pairs) < 20:

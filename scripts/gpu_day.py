@@ -119,7 +119,7 @@ def lora(gate: Gate, folder: Path) -> tuple[dict, dict]:
 
 
 def walk(gates: list[Gate], file: Path) -> str:
-    """Run the gates that have not passed; return the problem of the first that fails, or ""."""
+    """Run the gates that have not passed; return the first failing gate's problem, or ""."""
     day = read_card(file) or {"environment": environment()[0], "gates": {}}
     if day["environment"] != environment()[0]:
         raise ValueError(f"{file} comes from {day['environment']}. Choose another --output.")

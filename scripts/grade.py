@@ -1,4 +1,4 @@
-"""Grade exercise notebooks on hidden inputs; report points, and the class's mistakes by name.
+"""Grade exercise notebooks on hidden inputs; report points and counts of named mistakes.
 
 HANDED_IN contains a folder or a notebook per student, or one student's notebooks with their
 original names. An exercise is worth 1 to 3 points, one per dot in its heading. Submitted code runs

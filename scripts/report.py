@@ -52,7 +52,7 @@ def find(places: list[Path]) -> list[Path]:
 
 
 def _results(file: Path) -> dict[str, str]:
-    """Return the runner's results in a file, or {} if the file is unreadable."""
+    """Read the runner's results from a file; return {} if the file is unreadable."""
     try:
         return {name: str(problem) for name, problem in read_json(file).items()}
     except (OSError, ValueError):
@@ -81,7 +81,7 @@ def read(path: Path, target: Path) -> dict:
 
 
 def told(card: dict) -> dict:
-    """Return a run card's contents as text; raise an error of any type for other JSON."""
+    """Return a run card's contents as text; raise some exception for JSON of another kind."""
     checks = [
         (name, check["passed"] is True, short(check.get("value")), check.get("want", ""))
         for name, check in card["checks"].items()

@@ -7,8 +7,8 @@
 The loss covers the answers and their EOS. Transformers must support the base (convert a Baichuan
 with convert_baichuan.py). The data must have the columns of HC3 or of an instruction dataset.
 Training uses LoRA; --use_peft false trains all weights. Writes model/ (adapter or model),
-metrics.json and checkpoints/ to --output_dir. The options are trl's, plus this script's at the
-start of --help. --preset sets defaults, --config FILE reads options from a YAML file, and the
+metrics.json and checkpoints/ to --output_dir. The options are trl's and this script's, which
+--help lists first. --preset sets defaults, --config FILE reads options from a YAML file, and the
 command line overrides both.
 """
 

@@ -299,7 +299,7 @@ def by_splitting(text, word):
     2,
     10,
     (
-        "Draw five positions and the token that each position predicts.",
+        "Sketch five positions and the token that each position predicts.",
         "Position t predicts token t + 1. Which position predicts the first response "
         "token?",
     ),

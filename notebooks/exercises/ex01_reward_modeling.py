@@ -20,7 +20,7 @@ check = SET.check
     1,
     5,
     (
-        "Which probability does the model give to the label? Say the answer in words "
+        "What probability does the model assign to the label? Say the answer in words "
         "first.",
         "`logsigmoid` is a stable logarithm of the sigmoid. What is its argument?",
     ),
@@ -693,7 +693,9 @@ def pair_accuracy(chosen, rejected):
     return ((chosen > rejected).double() + 0.5 * (chosen == rejected).double()).mean()
 
 
-pair_accuracy.reply = "One half, as a guess: all pairs tie, and each counts half."
+pair_accuracy.reply = (
+    "One half, like random guessing: all pairs tie, and each counts half."
+)
 
 
 @pair_accuracy.inputs

@@ -960,7 +960,8 @@ def policy_loss(logprobs, old_logprobs, advantages, mask, epsilon):
     """Average PPO's clipped loss over the mask's tokens: four (B, R) → a number.
 
     The loss per token is max(−A·ρ, −A·clip(ρ, 1 − ε, 1 + ε)) with ρ = exp(lp − old lp).
-    Sum it over the real tokens of all rows and divide by their number. Return a tensor.
+    Sum it over the real tokens of all rows and divide by the number of real tokens.
+    Return a tensor.
     Only `logprobs` gets a gradient: detach advantages and old log-probabilities.
     """
     ratio = torch.exp(logprobs - old_logprobs.detach())

@@ -116,7 +116,7 @@ def recorded(what: str = "J") -> tuple[np.ndarray, np.ndarray]:
     """
     folder, seeds = ROOT / "figs" / "measured" / "methods", range(5)
     names = [
-        [folder / f"{m}-0.000175-{seed}.json" for seed in seeds]
+        [next(folder.glob(f"{m}-[0-9]*-{seed}.json")) for seed in seeds]
         for m in ("ppo", "grpo")
     ]
     rows = [

@@ -1,4 +1,4 @@
-"""Find what models/ contains: small models for film reviews, and openings of reviews."""
+"""Locate the files in models/: small models for film reviews, and review openings."""
 
 from types import SimpleNamespace
 

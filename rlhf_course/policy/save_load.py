@@ -86,7 +86,7 @@ def _load_base(
 
 
 def local_folder(source: str | Path, **kwargs) -> Path:
-    """Return the folder of a model or adapter; a download gets only the kwargs in HUB_OPTIONS."""
+    """Return the folder of a model or adapter; a download uses only kwargs in HUB_OPTIONS."""
     return download(source, **{key: kwargs[key] for key in HUB_OPTIONS if key in kwargs})
 
 

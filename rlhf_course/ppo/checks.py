@@ -22,8 +22,8 @@ def check_samples(
     for i, (keep, response) in enumerate(zip(masks or (), responses, strict=masks is not None)):
         if len(keep) != len(response) or {*torch.as_tensor(keep).tolist()} not in ({0, 1}, {1}):
             raise ValueError(
-                f"response_masks {i} has {len(keep)} entries; {len(response)} response tokens "
-                "need 0 or 1 each, and at least one 1."
+                f"response_masks {i} has {len(keep)} entries for {len(response)} response "
+                "tokens. Pass 0 or 1 for each, and at least one 1."
             )
     longest = max(len(q) + len(r) for q, r in zip(queries, responses, strict=True))
     check_length(longest, policy.config)

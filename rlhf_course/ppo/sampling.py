@@ -94,7 +94,7 @@ def _sample(
 
 
 def draw(logits: Tensor, suppress: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Draw tokens (B, 1) from softmax(logits), none in ``suppress``; return them and row sums (B,).
+    """Draw tokens (B, 1) from softmax(logits), except ``suppress``; return them and row sums (B,).
 
     A row sums to 1, or to NaN if a logit is NaN. Logits (B, V) may change in place.
     Inverting the cumulative distribution needs one random number per row, not one per logit.

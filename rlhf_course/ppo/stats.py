@@ -1,4 +1,4 @@
-"""Map each statistic that a PPO step returns to its meaning."""
+"""Give the meaning of each statistic of a PPO step."""
 
 MEANING = {
     "objective/kl": "KL to the reference: mean over samples of the sum over response tokens, nats",

@@ -1,4 +1,4 @@
-"""Manage a training command's output folder: one run at a time, resumed with unchanged inputs."""
+"""Manage a training command's output folder: one run at a time; resume only with equal inputs."""
 
 import hashlib
 import json

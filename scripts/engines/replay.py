@@ -20,7 +20,7 @@ NETWORK = 1e-4  # float32 logits near 100 may differ between versions of transfo
 
 
 def verl(folder: Path, batch: dict, lines: dict[str, list[str]], _) -> tuple[dict, list[dict]]:
-    """Return verl's numbers, and its settings by default, in the run and in settings.txt."""
+    """Return verl's numbers, and three sets of settings: defaults, the run's, settings.txt's."""
     from omegaconf import OmegaConf
     from verl.trainer.ppo import core_algos
     from verl.utils.config import omega_conf_to_dataclass, validate_config
@@ -68,7 +68,7 @@ def compose_verl(*overrides: str):
 
 
 def trl(folder: Path, batch: dict, lines: dict, prompts: list[str]) -> tuple[dict, list[dict]]:
-    """Return trl's numbers, and its settings by default, in the run and in settings.txt."""
+    """Return trl's numbers, and three sets of settings: defaults, the run's, settings.txt's."""
     from train import make_trainer
 
     trainer = make_trainer()  # raises an error for an unknown field

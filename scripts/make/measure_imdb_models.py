@@ -46,7 +46,9 @@ def sample(model, tokenizer, queries: Sequence[list[int]], seed: int) -> list[st
 
 
 def samples(policy, tokenizer, openings: Sequence[list[int]], known: set[str]) -> dict:
-    """Return the card's numbers for three seeds: 256 openings of 2 to 8 tokens, 16 new tokens."""
+    """Return the card's numbers about texts: 256 openings of 2 to 8 tokens, each continued by 16
+    tokens with each of three seeds.
+    """
     lengths = np.random.default_rng(0).integers(2, 9, len(openings)).tolist()
     pairs = zip(openings, lengths, strict=True)
     pairs = [(row[: n + FRAGMENT], n) for row, n in pairs if len(row) >= n + FRAGMENT][:256]
@@ -69,7 +71,7 @@ def verdicts(classifier: SentimentReward, judge: NgramSentiment, texts, labels) 
 
 
 def training(policy, texts: Sequence[str], tokenizer) -> dict:
-    """Return the card's numbers about the policy's size and training."""
+    """Return the numbers on the policy's size and training for the model card."""
     found = {"parameters": policy.num_parameters() / 1e6, "vocabulary": len(tokenizer)}
     found |= {"layers": policy.config.n_layer, "width": policy.config.n_embd}
     found |= {"teacher_layers": made.TEACHER["n_layer"], "teacher_width": made.TEACHER["n_embd"]}

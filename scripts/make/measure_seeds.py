@@ -21,7 +21,7 @@ KEPT = ROOT / "figs" / "measured" / "seeds.json"
 def collect(folders: list[str]) -> dict[str, dict[str, dict[str, float]]]:
     """Return, by notebook and seed, metrics before and after, and counts of checks passed and run.
 
-    Raises ``ValueError`` for a folder without run cards, or for two cards of one notebook and seed.
+    Raises ``ValueError`` for a folder without run cards, or two cards of the same run.
     """
     found: dict = {}
     for folder in folders:

@@ -89,7 +89,7 @@ def card(peak: float) -> str:
 
 
 def about_all_weights() -> str:
-    """Return the computed number of weights, at 16 bytes each, that the largest card can train."""
+    """Return, as text, how many weights the largest card can train, at 16 bytes per weight."""
     billions = 0.9 * CARDS[-1] * 2**30 / 16 / 1e9
     return f"at most {billions:.1f} billion weights on {CARDS[-1]} GB"
 

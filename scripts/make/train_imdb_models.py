@@ -87,7 +87,7 @@ def train_judge(reviews: datasets.Dataset, folder: Path) -> None:
 
 
 def train_classifier(reviews: datasets.DatasetDict, tokenizer, folder: Path) -> None:
-    """Train and save a small DistilBERT on reviews of up to 512 tokens, and on short openings."""
+    """Train a small DistilBERT on reviews of up to 512 tokens and on short openings; save it."""
 
     def rows(part: datasets.Dataset, texts: Sequence[str]) -> datasets.Dataset:
         ids = tokenizer(texts, truncation=True, max_length=512)["input_ids"]

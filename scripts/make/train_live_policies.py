@@ -1,4 +1,4 @@
-"""Train an adapter per β for the site's page `live`, and write the adapters' card.
+"""Train one adapter per β for the site's page *Live*, and write the adapters' card.
 
     python scripts/make/train_live_policies.py   # half an hour; skips finished policies
 
@@ -57,7 +57,7 @@ def train(overrides: dict) -> dict:
 
 
 def row(names: dict, table) -> dict:
-    """Return responses' perplexity and distinct-2, and means across queries with intervals."""
+    """Return responses' perplexity and distinct-2, and mean KL and scores, with intervals."""
     second = names["second"]((table["query"] + table["response"]).tolist())
     numbers = {"perplexity": perplexity(table), "distinct_2": distinct_n(table["response"], 2)}
     for key, values in (("kl", table["kl"]), ("score", table["score"]), ("second", second)):
