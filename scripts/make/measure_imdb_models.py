@@ -46,9 +46,7 @@ def sample(model, tokenizer, queries: Sequence[list[int]], seed: int) -> list[st
 
 
 def samples(policy, tokenizer, openings: Sequence[list[int]], known: set[str]) -> dict:
-    """Return the card's numbers about texts: 256 openings of 2 to 8 tokens, each continued by 16
-    tokens with each of three seeds.
-    """
+    """Return the numbers on texts: 256 openings of 2 to 8 tokens, 16 more tokens, three seeds."""
     lengths = np.random.default_rng(0).integers(2, 9, len(openings)).tolist()
     pairs = zip(openings, lengths, strict=True)
     pairs = [(row[: n + FRAGMENT], n) for row, n in pairs if len(row) >= n + FRAGMENT][:256]
