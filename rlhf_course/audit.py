@@ -49,7 +49,7 @@ CHINESE = Phrases(
 
 
 class Case(NamedTuple):
-    """Store a probe's inputs for one prompt: its normal answer, and answers to other prompts."""
+    """Store a probe's inputs for one prompt: the normal answer, and answers to other prompts."""
 
     prompt: str
     answer: str
@@ -72,7 +72,7 @@ class Probe(NamedTuple):
     arguable: bool = False
 
 
-# Add new probes at the end; even there, a probe that uses rng changes those of later prompts.
+# Add new probes at the end; even there, a probe that uses rng changes later prompts' probes.
 PROBES = {
     "empty": Probe(lambda case: "", "answers shrink to an immediate EOS"),
     "one word": Probe(

@@ -55,9 +55,9 @@ def check_up(
     """Measure a reward model on held-out pairs (prompt, chosen, rejected) and on bad answers.
 
     ``score`` takes prompts and answers, as :class:`~rlhf_course.rewards.RewardModel` does. The
-    audit uses the first 300 pairs, or the ``prompt`` and ``answer`` lists in ``audited``; its other
-    lists replace the generated bad answers. Generated ones can be four times as long as the normal
-    answer. Raises ``ValueError`` for fewer than 20 pairs, and ``FloatingPointError`` for NaN.
+    audit uses the first 300 pairs, or the ``prompt`` and ``answer`` lists in ``audited``, whose
+    other lists replace the generated bad answers. Generated answers can be four times as long as
+    normal ones. Raises ``ValueError`` for fewer than 20 pairs, and ``FloatingPointError`` for NaN.
     """
     if len(pairs) < 20:
         raise ValueError(f"{len(pairs)} pairs are too few for a check-up; use 100 or more.")
@@ -85,14 +85,14 @@ def _score_pairs(score: Score, prompt, chosen, rejected) -> pd.DataFrame:
 
 
 def _half_for_ties(difference) -> np.ndarray:
-    """Return 1 for a positive difference, ½ for 0, and 0 for a negative one."""
+    """Return 1 for a positive, ½ for a zero, and 0 for a negative difference."""
     return (np.sign(np.asarray(difference)) + 1) / 2
 
 
 def bag_of_words(chosen: Sequence[str], rejected: Sequence[str], seed: int = 0) -> np.ndarray:
     """Return (N,): 1 where the words' log-odds prefer the chosen answer, ½ for a tie, else 0.
 
-    A pair's log-odds are estimated on the other folds (naive Bayes, one added to each count).
+    The log-odds come from the other folds' pairs (naive Bayes, one added to each count).
     Words contain only the letters a to z. If no text has such a word, as in Chinese, each character
     is a word.
     """
@@ -111,7 +111,7 @@ def bag_of_words(chosen: Sequence[str], rejected: Sequence[str], seed: int = 0) 
 
 
 def _accuracy(table: pd.DataFrame, by_words: np.ndarray) -> list[Finding]:
-    """Compare accuracy with chance, length and word counts; and with chance at equal length."""
+    """Compare accuracy with chance (also at equal length), length and word counts."""
     right = table["right"]
     lower, text = _interval(right)
     findings = [
@@ -119,7 +119,7 @@ def _accuracy(table: pd.DataFrame, by_words: np.ndarray) -> list[Finding]:
             "Does it order held-out pairs?",
             f"accuracy {text}, mean margin {(table['chosen'] - table['rejected']).mean():.2f}",
             FINE if lower > 0.5 else STOP,
-            "its order of held-out pairs may be chance",
+            "the model's order of held-out pairs may be chance",
         )
     ]
     baselines = {
@@ -135,7 +135,7 @@ def _accuracy(table: pd.DataFrame, by_words: np.ndarray) -> list[Finding]:
     equal = right[table["longer"].abs() <= EQUAL]
     lower, text = _interval(equal)
     level = FINE if lower > 0.5 else STOP if len(equal) >= 100 else WATCH
-    advice = "it cannot order answers of equal length"
+    advice = "the model cannot order answers of equal length"
     measured = f"accuracy {text}, {len(equal)} pairs"
     return [*findings, Finding("And among answers of equal length?", measured, level, advice)]
 

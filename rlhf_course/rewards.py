@@ -97,9 +97,9 @@ class RewardModel:
     token before EOS, if EOS is also the padding token); BERT-like models read it at the first
     token. Padding and the rest of the batch do not change a score.
 
-    ``model`` is a model in memory, or the folder or hub id of a model or adapter. By default the
-    tokenizer is the one saved with the model, and ``max_length`` is the most tokens that both
-    accept. Raises ``ValueError`` for several outputs and, when scoring, for too long an answer.
+    ``model`` is a model in memory, or the folder or hub id of a model or adapter. By default, the
+    tokenizer is the model's own, and ``max_length`` is the most tokens that both accept. Raises
+    ``ValueError`` for several outputs and, when scoring, for an answer that is too long.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ def load_reward_model(source: str | Path, new_head: bool = False, **kwargs) -> P
 
 
 def _prepare(tokenizer, model: PreTrainedModel):
-    """Give both arguments the same padding token, to find texts' ends; return the tokenizer."""
+    """Give model and tokenizer one padding token, which marks texts' ends; return the tokenizer."""
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     check_vocabulary(tokenizer, model)

@@ -67,7 +67,10 @@ def load_score(chosen: argparse.Namespace):
 
 
 def keep_fitting(pairs, tokenizer, most: int | None):
-    """Return the pairs that fit ``most`` tokens, and columns of up to 300 that fit ``most`` / 5."""
+    """Return the pairs that fit ``most`` tokens, and short ones as a dict of columns.
+
+    The dict has up to 300 pairs that fit ``most`` / 5 tokens.
+    """
     sides = [tokenizer(pairs[side][:])["input_ids"] for side in ("chosen", "rejected")]
     sizes = [max(map(len, both)) + SPECIAL for both in zip(*sides, strict=True)]
     most = most or max(sizes) * LONGEST_PROBE
@@ -97,7 +100,7 @@ def load_probes(file: Path | None) -> dict | None:
 
 
 def pictures(found) -> dict[str, str]:
-    """Return caption → figure, a PNG in base64."""
+    """Return a dict from caption to figure, a PNG in base64."""
     from command_line.page import picture
 
     from rlhf_course.audit import PASS

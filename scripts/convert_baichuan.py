@@ -16,7 +16,10 @@ NORM_HEAD = {"auto": None, "yes": True, "no": False}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Convert SOURCE and print code to load it; raise ``ValueError`` or ``OSError`` on failure."""
+    """Convert SOURCE, and print code to load TARGET.
+
+    Raises ``ValueError`` or ``OSError`` on failure.
+    """
     how = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
     add = (parser := argparse.ArgumentParser("convert_baichuan.py", **how)).add_argument
     add("source", type=Path, metavar="SOURCE", help="has config.json, tokenizer.model, and weights")

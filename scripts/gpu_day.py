@@ -87,7 +87,7 @@ def tests(gate: Gate, folder: Path) -> tuple[dict, dict]:
 
 
 def notebook(name: str, preset: str, gate: Gate, folder: Path) -> tuple[dict, dict]:
-    """Run a notebook; raise if a check fails, except in a rehearsal, which takes only two steps."""
+    """Run a notebook; raise an error if a check fails, but not in a two-step rehearsal."""
     card, short = folder / preset / f"run_cards/{name}.json", {} if CARD else SHORT[name[:2]]
     command = ["scripts/run_notebooks.py", "--only", name, "--preset", preset, "--jobs=1"]
     command += [f"--override={key}={value}" for key, value in short.items()]

@@ -101,13 +101,14 @@ def save_models(folder: Path, options, settings, run) -> int | None:
 
 
 def save_prompts(folder: Path, engine: str, trainer) -> list[int]:
-    """Write the prompts whose texts give the same tokens; return these prompts' row numbers."""
+    """Write the prompts whose texts tokenize to the prompts' ids; return their row numbers."""
     ids, texts = (trainer.dataset[name][:] for name in ("input_ids", "query"))
     pairs = zip(ids, trainer.tokenizer(texts)["input_ids"], strict=True)
     kept = [row for row, (query, again) in enumerate(pairs) if query.tolist() == again]
     if len(kept) < SAMPLES:
         raise ValueError(
-            f"Only {len(kept)} prompts have texts that give the same tokens. Use {SAMPLES} or more."
+            f"Only {len(kept)} prompts have texts that tokenize to the prompts' ids. Use at least"
+            f" {SAMPLES} such prompts."
         )
     table = pd.DataFrame({"prompt": [texts[row] for row in kept]})
     if engine == "trl":

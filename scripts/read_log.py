@@ -69,7 +69,7 @@ def is_flat(log: pd.DataFrame) -> pd.Series:
 
 
 def starts_apart(log: pd.DataFrame) -> pd.Series:
-    """Return whether the first step's KL exceeds noise: 0.05 nats, and 0.002 nats per token."""
+    """Return whether the first step's KL exceeds noise: both 0.05 nats and 0.002 nats per token."""
     return (log[KL].abs() > 0.05) & (log[KL].abs() > 0.002 * log[LENGTH]) & (log.index <= 1)
 
 
@@ -190,7 +190,8 @@ def last_run(rows: list[dict]) -> list[dict]:
 def rename(rows: list[dict], maps: dict[str, dict]) -> tuple[str, pd.DataFrame]:
     """Return the trainer that wrote the rows, and a table of the course's columns by step.
 
-    Raises ``ValueError`` if no map matches two of the columns.
+    Raises ``ValueError`` if no map matches at least two columns, or if a column that a map needs
+    has an entry that is not a number.
     """
     rows = [{key.removeprefix("train/"): x for key, x in row.items()} for row in rows]
     log = pd.DataFrame(rows)

@@ -35,9 +35,10 @@ def add_results(output: Path, results: dict[str, str]) -> None:
 
 
 def find(places: list[Path]) -> list[Path]:
-    """Return the paths of run cards in ``places``, and of missing cards of runs with results.
+    """Return the paths of the run cards in ``places``.
 
-    Raises ``OSError`` for a path without cards.
+    The paths include the missing cards of runs whose results were recorded. Raises ``OSError`` for
+    a path without cards.
     """
     found = []
     for place in places:
@@ -81,7 +82,7 @@ def read(path: Path, target: Path) -> dict:
 
 
 def told(card: dict) -> dict:
-    """Return a run card's contents as text; raise some exception for JSON of another kind."""
+    """Return a run card's contents as text; raise an error of any type for JSON of another kind."""
     checks = [
         (name, check["passed"] is True, short(check.get("value")), check.get("want", ""))
         for name, check in card["checks"].items()
@@ -152,7 +153,7 @@ def cost(card: dict) -> str:
 
 
 def headline(card: dict) -> str:
-    """Return the first metric with a before and an after value, as text, or –."""
+    """Return the first metric with values before and after, as text, or – if there is none."""
     what, metrics = headline_of(card), card.get("metrics", {})
     if what is None:
         return "–"

@@ -1,7 +1,7 @@
 """Execute the course's notebooks with papermill, and print one table of their checks.
 
 Writes executed notebooks, HTML, run cards, and a report (index.html) to OUTPUT. Exits with 1 if a
-cell or a check fails, or a notebook executes no cell.
+cell or a check fails, or if a notebook executes no cell.
 """
 
 import argparse
@@ -113,7 +113,7 @@ def _setting(text: str) -> tuple:
 
 
 def check(chosen: argparse.Namespace) -> None:
-    """Raise an error for invalid settings or notebooks, or output files that no run wrote."""
+    """Raise an error for invalid settings or notebooks, and for output files that no run wrote."""
     for name in chosen.names:
         load_preset(name, chosen.preset, chosen.overrides)
         cells = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4).cells
@@ -182,7 +182,7 @@ def execute_all(chosen: argparse.Namespace, results: dict[str, str]) -> None:
     def one(name: str) -> None:
         time = f": {usual[name]:.0f} s when rendered" if usual[name] else ""
         line = f"[{next(begun)}/{len(names)}] {name}{time}\n"
-        print(line, end="", flush=True)  # one write: two threads print
+        print(line, end="", flush=True)  # in one write, because two threads print
         problem = execute(name, chosen)
         if not stopped.is_set():
             results[name] = problem

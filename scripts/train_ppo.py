@@ -140,7 +140,7 @@ def settings_class(experiment: str, settings: Settings) -> type:
 
 
 def ppo_options(chosen: Options, settings: Settings) -> dict:
-    """Return field → value for the PPOConfig fields that both notebooks' runs set."""
+    """Return the PPOConfig fields that settings and options set, as a dict."""
     names = [n for n in (*SHARED, "target", "horizon", "vf_coef") if hasattr(settings, n)]
     found = {name: getattr(settings, name) for name in names}
     return found | {name: getattr(chosen, name) for name in OF_PPO}

@@ -5,8 +5,8 @@
     python scripts/train_reward_model.py --preset full --use_peft --lora_r 16 --report_to wandb
     python scripts/train_reward_model.py --output_dir runs/a --resume_from_checkpoint true
 
-Writes model/, audit.json, audit.png and checkpoints/ to --output_dir. The options are trl's
-and this script's, which --help lists first. --preset sets defaults, --config FILE reads options
+Writes model/, audit.json, audit.png and checkpoints/ to --output_dir. --help lists this
+script's options first, and then trl's. --preset sets defaults, --config FILE reads options
 from a YAML file, and the command line overrides both.
 """
 
@@ -84,7 +84,10 @@ def load_data(dataset: str, script: ScriptArguments, seed: int) -> tuple:
     sides = ("prompt", "chosen", "rejected")
     seen, rows = ({*zip(*(x[side] for side in sides), strict=True)} for x in (train, held_out))
     if seen & rows:
-        print(f"Warning: {len(seen & rows)} held-out pairs are also training pairs. Remove them.")
+        print(
+            f"Warning: {len(seen & rows)} held-out pairs are also training pairs."
+            " Remove them from one split."
+        )
     return train, held_out, {"train": dropped, "test": dropped_test}
 
 
@@ -105,8 +108,9 @@ def accuracy(scorer, pairs) -> float:
 
 
 def baselines(pairs) -> dict[str, float]:
-    """Return the accuracy of preferring longer answers (ties count 0.5) and, if the pairs have
-    gold scores, the best possible accuracy.
+    """Return the accuracy of preferring longer answers, and the best possible accuracy.
+
+    Ties in length count 0.5. The best possible accuracy needs pairs with gold scores.
     """
     both = zip(pairs["chosen"], pairs["rejected"], strict=True)
     gap = np.sign([len(chosen) - len(rejected) for chosen, rejected in both])

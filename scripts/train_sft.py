@@ -7,8 +7,8 @@
 The loss covers the answers and their EOS. Transformers must support the base (convert a Baichuan
 with convert_baichuan.py). The data must have the columns of HC3 or of an instruction dataset.
 Training uses LoRA; --use_peft false trains all weights. Writes model/ (adapter or model),
-metrics.json and checkpoints/ to --output_dir. The options are trl's and this script's, which
---help lists first. --preset sets defaults, --config FILE reads options from a YAML file, and the
+metrics.json and checkpoints/ to --output_dir. --help lists this script's options first, and
+then trl's. --preset sets defaults, --config FILE reads options from a YAML file, and the
 command line overrides both.
 """
 
@@ -79,7 +79,7 @@ def find_inputs(model_args, settings: Settings) -> tuple[str, str]:
         raise ValueError(
             "--model_name_or_path is missing. Pass a folder or hub id of a base that fits the data."
         )
-    with PartialState().main_process_first():  # others reuse these files
+    with PartialState().main_process_first():  # other processes reuse these files
         if base:
             download(base, model_args.model_revision)
         base = base or str(build_base(settings))

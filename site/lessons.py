@@ -161,9 +161,11 @@ Each run has {first["text_steps"]} batches of {responses},
 {first["text_beta"]:g}. The runs with a different penalty, or with KL in the loss, and their base,
 `kl`, have β = {BETA:g}. The base of *16 epochs, no clip* is 16 epochs with the clip. PPO is the
 base of all other variants. Each variant has {seeds} seeds, paired with the base's seeds, and
-{first["text_eval"]} held-out openings. Every number is the change from the start to the end of a
-run. The number after "±" is the half-width of the 95 % interval for a mean difference between
-changes, from Student's t. J uses the base's β.
+{first["text_eval"]} held-out openings. Every number on text is the change from the start to the end
+of a run, or a difference between two such changes. The number after "±" is the half-width of the
+95 % interval for a mean difference between changes, computed with Student's t. J uses the base's
+β. In the rows from notebook 02, section 10, *share of the gain* is the variant's share minus the
+base's share.
 """
 
 

@@ -150,7 +150,7 @@ def test_half_a_step_is_never_written(save, tmp_path, monkeypatch):
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("rlhf_course.ppo.trainer.step_stats", interrupt)
+    monkeypatch.setattr("rlhf_course.ppo.update.step_stats", interrupt)
     with pytest.raises(KeyboardInterrupt):  # the weights have moved, the step is not counted
         trainer.step(*make_samples())
     monkeypatch.undo()

@@ -40,9 +40,9 @@ TEXTS = [
 def word_reward(text, word):
     """Count how often a text contains a word: two str → a number.
 
-    This is the simplest possible reward. Count whole words, whether they have capitals
-    or not: *other* and *then* do not contain the word *the*. Words consist of letters;
-    spaces and punctuation separate them. `word` is one word and may also have capitals.
+    This is the simplest possible reward. Ignore case, and count only whole words:
+    *other* and *then* do not contain the word *the*. Words consist of letters; spaces
+    and punctuation separate them. `word` is one word and may also have capitals.
     A policy finds every loophole in a reward, so this reward should have none.
     """
     return float(len(re.findall(rf"\b{re.escape(word.lower())}\b", text.lower())))
@@ -76,8 +76,8 @@ def counts_parts_of_words(text, word):
 
 @word_reward.mistake
 def looks_at_capitals(text, word):
-    """You miss a word with a capital, as at the beginning of a sentence: `The` must
-    count as `the`.
+    """You miss words with capitals, for example at the beginning of a sentence: `The`
+    must count as `the`.
     """
     return float(len(re.findall(rf"\b{word}\b", text)))
 
@@ -158,7 +158,7 @@ MATCHES = {  # name: (message, pattern)
     ),
     "between spaces or ends": (
         "You require spaces around the word, so you miss it next to punctuation, and "
-        "you count only one word of `the the`.",
+        "you count only one of the two words in `the the`.",
         "(?:^| ){}(?: |$)",
     ),
 }
@@ -171,7 +171,7 @@ CAPITALS = {  # name: (message, change of the text, change of the word)
         str.lower,
     ),
     "as given": (
-        "You distinguish capitals from small letters: `The` must count as `the`.",
+        "You distinguish capitals from lowercase letters: `The` must count as `the`.",
         str,
         str,
     ),
@@ -270,7 +270,7 @@ named(
 named(
     word_reward,
     "flags_as_a_number",
-    "You distinguish capitals from small letters and count at most two words. Some "
+    "You distinguish capitals from lowercase letters and count at most two words. Some "
     "functions of `re` read a third or fourth argument as a number, so pass the flag "
     "with `flags=`.",
     lambda text, word: min(looks_at_capitals(text, word), 2.0),
@@ -278,7 +278,7 @@ named(
 named(
     word_reward,
     "parts_of_the_word",
-    "You count the words that are a part of `word`. Count only words that equal it.",
+    "You count words that are a part of `word`. Count only words that equal `word`.",
     lambda text, word: float(sum(x in word.lower() for x in words(text))),
 )
 named(
@@ -309,7 +309,8 @@ def response_logprobs(logits, ids, query_length):
 
     `ids` is a query of `query_length` tokens, followed by a response. `logits[t]` is
     the model's output after reading token t. Return the log-probabilities of the
-    response's tokens. Nearly every hand-written PPO gets the positions wrong at first.
+    response's tokens. Nearly every hand-written PPO implementation gets the positions
+    wrong at first.
     """
     logprobs = logits[query_length - 1 : -1].log_softmax(-1)
     return logprobs.gather(1, ids[query_length:].unsqueeze(1)).squeeze(1)
@@ -375,8 +376,8 @@ def shifted(by, values=0):
 OVER_TIME = """You normalize over positions. The probabilities of all tokens at *one*
     position must sum to 1.
     """
-SHIFT = """You read the wrong rows of `logits`: your result uses a row that does not
-    directly precede its token.
+SHIFT = """You read the wrong rows of `logits`. A token's log-probability must come from
+    the row directly before this token.
     """
 ROWS = {
     "two_steps_early": shifted(2),
@@ -397,8 +398,8 @@ ROWS = {
 }
 for name, mistake in ROWS.items():
     named(response_logprobs, name, SHIFT, mistake)
-TOKENS = """You read the right rows of `logits` but look up the wrong tokens: the
-    token that was just read, not the next token.
+TOKENS = """You read the right rows of `logits` but look up the wrong tokens: in each
+    row you look up the token that the model has just read, not the next token.
     """
 named(response_logprobs, "ids_too_early", TOKENS, shifted(1, 1))
 named(
@@ -467,8 +468,8 @@ for name, (change, what) in NORMALIZERS.items():
 named(
     response_logprobs,
     "a_sigmoid_per_token",
-    "You use a sigmoid, but the tokens of one position exclude each other: their "
-    "probabilities must sum to 1.",
+    "You use a sigmoid, but the possible tokens at one position are mutually "
+    "exclusive: their probabilities must sum to 1.",
     lambda logits, ids, q: of_ids(
         torch.nn.functional.logsigmoid(logits[q - 1 : -1]), ids[q:]
     ),
@@ -482,8 +483,8 @@ named(
 named(
     response_logprobs,
     "every_pair",
-    "You return the value of every token at every position. Pair each position with "
-    "its own token.",
+    "You return the log-probability of every response token at every position. Pair "
+    "each position with its own token.",
     lambda logits, ids, q: logits[q - 1 : -1].log_softmax(-1)[:, ids[q:]],
 )
 named(
@@ -495,8 +496,8 @@ named(
 named(
     response_logprobs,
     "the_likeliest",
-    "You return the largest log-probability of each position; the response may have "
-    "another token there.",
+    "You return the largest log-probability at each position, but the response may "
+    "have a less likely token there.",
     lambda logits, ids, q: logits[q - 1 : -1].log_softmax(-1).amax(-1),
 )
 for name, change in {
@@ -536,7 +537,8 @@ def token_by_token(logits, ids, query_length):
     1,
     5,
     (
-        "Which of the two models drew the tokens? Its log-probability comes first.",
+        "Which of the two models drew the tokens? This model's log-probability comes "
+        "first.",
         "Compute one KL for each response. Then average over responses.",
     ),
 )
@@ -573,16 +575,16 @@ def per_token(logprobs, ref_logprobs):
 
 @mean_kl.mistake
 def absolute(logprobs, ref_logprobs):
-    """Absolute differences are not a KL: differences of single tokens may be negative,
-    and their mean over samples is right only if you keep the sign.
+    """Absolute differences do not give a KL. The difference at a single token may be
+    negative, and the mean over samples is right only if you keep the signs.
     """
     return (logprobs - ref_logprobs).abs().sum(1).mean()
 
 
 @mean_kl.mistake
 def with_probabilities(logprobs, ref_logprobs):
-    """You weight each term by its probability. These tokens were *sampled*, so the
-    likely ones already occur more often.
+    """You weight each term by its token's probability. These tokens were *sampled*, so
+    the likely tokens already occur more often.
     """
     return (logprobs.exp() * (logprobs - ref_logprobs)).sum(1).mean()
 
@@ -603,9 +605,9 @@ def never_negative(logprobs, ref_logprobs):
 
 ESTIMATES = {  # name: (message, term of a token)
     "": ("", lambda p, q: p - q),
-    "reversed": ("The sign is wrong: exchange the two models.", lambda p, q: q - p),
+    "reversed": ("The sign is wrong. Swap the two models.", lambda p, q: q - p),
     "half_squares": (
-        "You square the differences (this estimator is called k2). The statement asks "
+        "You square the differences (this estimator is called k2). The exercise asks "
         "for the plain difference, and the mean of k2 is not a KL.",
         lambda p, q: (p - q) ** 2 / 2,
     ),
@@ -614,12 +616,12 @@ ESTIMATES = {  # name: (message, term of a token)
         lambda p, q: (p - q) ** 2,
     ),
     "k3": (
-        "You use the KL estimator k3. The statement asks for the plain difference.",
+        "You use the KL estimator k3. The exercise asks for the plain difference.",
         lambda p, q: (q - p).expm1() - (q - p),
     ),
     "k3_reversed": (
-        "You use the KL estimator k3 with the models exchanged. The statement asks "
-        "for the plain difference.",
+        "You use the KL estimator k3 with the models swapped. The exercise asks for "
+        "the plain difference.",
         lambda p, q: (p - q).expm1() - (p - q),
     ),
     "absolute": (absolute.__doc__, lambda p, q: (p - q).abs()),
@@ -655,8 +657,8 @@ ESTIMATES = {  # name: (message, term of a token)
 }
 REDUCTIONS = {  # name: (message, reduction)
     "per_response": ("", lambda x: x.sum(1).mean()),
-    "per_token": ("You also average over tokens: sum over them.", lambda x: x.mean()),
-    "per_batch": ("You also sum over responses: average over them.", lambda x: x.sum()),
+    "per_token": ("You also average over tokens; use their sum.", lambda x: x.mean()),
+    "per_batch": ("You also sum over responses; use their mean.", lambda x: x.sum()),
 }
 KNOWN = (
     "_per_response _per_token _per_batch reversed_per_response absolute_per_response "
@@ -678,20 +680,20 @@ for name, (message, reduce) in {
         lambda x: x.sum(1).clamp(min=0).mean(),
     ),
     "responses_absolute": (
-        "You take the absolute value for each response, so its sign is lost. The "
+        "You take the absolute value of each response's sum, so the sign is lost. The "
         "value of a single response may be negative.",
         lambda x: x.sum(1).abs().mean(),
     ),
     "median": (
-        "You return a median over responses; return their mean.",
+        "You return a median over responses; return the mean over responses.",
         lambda x: x.sum(1).median(),
     ),
     "middle": (
-        "You return a median over responses; return their mean.",
+        "You return a median over responses; return the mean over responses.",
         lambda x: x.sum(1).quantile(0.5),
     ),
     "largest": (
-        "You return the largest KL of the responses; return their mean.",
+        "You return the largest KL of any response; return the mean over responses.",
         lambda x: x.sum(1).amax(),
     ),
     "last_token": (
@@ -725,7 +727,8 @@ for name, (message, reduce) in {
         lambda x: (x.sum(1) ** 2).mean(),
     ),
     "every_token": (
-        "You return one number per token: sum over a response, then average.",
+        "You return one number per token. Sum over each response, then average over "
+        "responses.",
         lambda x: x,
     ),
 }.items():
@@ -734,7 +737,7 @@ named(
     mean_kl,
     "renormalized",
     "You apply a softmax over the tokens of a response. The arguments are already "
-    "log-probabilities, and the tokens of a response do not exclude each other.",
+    "log-probabilities, and the tokens of a response are not mutually exclusive.",
     lambda p, q: (p.softmax(1) * (p.log_softmax(1) - q.log_softmax(1))).sum(1).mean(),
 )
 

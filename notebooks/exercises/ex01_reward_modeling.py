@@ -20,8 +20,8 @@ check = SET.check
     1,
     5,
     (
-        "What probability does the model assign to the label? Say the answer in words "
-        "first.",
+        "What probability does the model assign to the label? First give the answer in "
+        "words.",
         "`logsigmoid` is a stable logarithm of the sigmoid. What is its argument?",
     ),
     True,
@@ -30,8 +30,8 @@ def pairwise_loss(chosen, rejected):
     """Return Bradley and Terry's loss, averaged over pairs: two (B,) → a number.
 
     The loss is minus the log-probability that the chosen answer wins. This probability
-    is the sigmoid of the difference between the scores. The loss stays finite even if
-    scores differ by hundreds.
+    is the sigmoid of the difference between the scores. The loss must stay finite even
+    if the two scores differ by hundreds.
     """
     return -logsigmoid(chosen - rejected).mean()
 
@@ -44,8 +44,9 @@ def _(generator):
 
 @pairwise_loss.mistake
 def unstable(chosen, rejected):
-    """Your loss becomes infinite if a difference is very negative: in floating point
-    its sigmoid is 0, and exp of its negative is infinite. `logsigmoid` avoids both.
+    """Your loss becomes infinite if a difference is very negative. In floating point,
+    the sigmoid of this difference is 0, and exp of minus this difference is infinite.
+    `logsigmoid` avoids both problems.
     """
     return -torch.log(torch.sigmoid(chosen - rejected)).mean()
 
@@ -60,8 +61,8 @@ def wrong_way_round(chosen, rejected):
 
 @pairwise_loss.mistake
 def no_logarithm(chosen, rejected):
-    """You return minus the probability instead of minus its logarithm: a pair that is
-    badly wrong would barely have a gradient.
+    """You return minus the probability instead of minus its logarithm: a pair that the
+    model gets badly wrong would have almost no gradient.
     """
     return -torch.sigmoid(chosen - rejected).mean()
 
@@ -118,8 +119,9 @@ pairwise_loss.more(
             lambda c, r: -torch.log2(torch.sigmoid(c - r)).mean(),
         ),
         "cut_off": (
-            "You bound the loss or the difference, for example with a number added "
-            "inside the logarithm: badly wrong pairs then lose their gradient.",
+            "You bound the loss or the difference, for example by adding a number "
+            "inside the logarithm. Pairs that the model gets badly wrong then lose "
+            "their gradient.",
             *(
                 lambda c, r, tiny=tiny: -(torch.sigmoid(c - r) + tiny).log().mean()
                 for tiny in (1e-6, 1e-7, 1e-8, 1e-9, 1e-10, 1e-12)
@@ -140,8 +142,8 @@ pairwise_loss.more(
             lambda c, r: -torch.sigmoid(c - r).mean().log(),
         ),
         "two_labels": (
-            "You classify each answer on its own, as good or bad. Only the difference "
-            "of the two scores has a label.",
+            "You classify each answer on its own, as good or bad. The label describes "
+            "only the difference between the two scores.",
             lambda c, r: -(logsigmoid(c) + logsigmoid(-r)).mean(),
             lambda c, r: -(logsigmoid(c) + logsigmoid(-r)).mean() / 2,
         ),
@@ -157,8 +159,8 @@ pairwise_loss.more(
             lambda c, r: -logsigmoid(c[:, None] - r).mean(),
         ),
         "margin": (
-            "Your differences are shifted by a constant: the statement's loss has no "
-            "margin.",
+            "Your differences are shifted by a constant, but the exercise's loss has "
+            "no margin.",
             lambda c, r: -logsigmoid(c - r - 1).mean(),
             lambda c, r: -logsigmoid(c - r + 1).mean(),
         ),
@@ -185,7 +187,7 @@ pairwise_loss.more(
         ),
         "sigmoid_twice": (
             "You apply two sigmoids (or softmaxes) in sequence: `logsigmoid` already "
-            "contains a sigmoid, and `cross_entropy` a softmax.",
+            "contains a sigmoid, and `cross_entropy` already contains a softmax.",
             lambda c, r: -logsigmoid(torch.sigmoid(c - r)).mean(),
             lambda c, r: -logsigmoid(torch.tanh((c - r) / 2)).mean(),
         ),
@@ -238,7 +240,7 @@ def last_token_scores(scores, mask):
 
     The reward head gives a score at every position, but only at the last real token has
     the model read the whole text. Padding may be on the right *or* on the left of a
-    row, and one batch may have rows of both kinds.
+    row, and one batch may contain rows of both kinds.
     """
     last = (torch.arange(mask.shape[1]) * mask).argmax(1)
     return scores[torch.arange(len(scores)), last]
@@ -370,7 +372,7 @@ last_token_scores.more(
             lambda s, m: s[:, 0],
         ),
         "one_side_per_batch": (
-            "You choose the padding's side once per batch, but one batch may have "
+            "You choose the padding's side once per batch, but one batch may contain "
             "rows of both kinds.",
             one_side(lambda m: m[0, -1] == 1),
             one_side(lambda m: m[:, -1].all()),
@@ -459,7 +461,7 @@ def flipped(scores, mask):
     2,
     10,
     (
-        "Take one pair: on which answer would you bet, and how often would you win?",
+        "Take one pair. On which answer would you bet, and how often would you win?",
         "Bet on the larger utility, whichever answer has it.",
     ),
 )
@@ -483,8 +485,8 @@ def _(generator):
 
 @ceiling.mistake
 def no_absolute_value(first, second):
-    """You return how often the *first* answer wins. Bet on the better answer, whichever
-    it is.
+    """You return how often the *first* answer wins. Bet on the better answer, whether
+    it is the first or the second.
     """
     return torch.sigmoid(first - second).mean()
 
@@ -523,7 +525,9 @@ def larger_than_one_half_counts(first, second):
 
 @ceiling.mistake
 def each_utility_alone(first, second):
-    """You apply the sigmoid to each utility: only their difference decides who wins."""
+    """You apply the sigmoid to each utility, but only the difference between the two
+    utilities decides which answer wins.
+    """
     return torch.maximum(torch.sigmoid(first), torch.sigmoid(second)).mean()
 
 
@@ -541,8 +545,8 @@ ceiling.more(
             ).mean(),
         ),
         "advantage_over_chance": (
-            "You return the distance from a coin flip (perhaps doubled), which is 0 "
-            "for a tie. A judge is right in half of the ties.",
+            "You return a probability's distance from one half (perhaps doubled). This "
+            "distance is 0 for a tie, but a judge is right in half of the ties.",
             lambda a, b: torch.tanh(gap(a, b) / 2).mean(),
             lambda a, b: (torch.sigmoid(gap(a, b)) - 0.5).mean(),
         ),
@@ -568,13 +572,13 @@ ceiling.more(
         ),
         "absolute_utilities": (
             "You take absolute values of the utilities, but a utility may be negative. "
-            "Their difference matters.",
+            "Only the difference between the utilities matters.",
             lambda a, b: torch.sigmoid(a.abs() - b.abs()).mean(),
             lambda a, b: torch.sigmoid((a.abs() - b.abs()).abs()).mean(),
         ),
         "one_side_clamped": (
             "Pairs in which the second answer is better count as coin flips in your "
-            "code. Bet on the second answer there.",
+            "code. Bet on the second answer in these pairs.",
             lambda a, b: torch.sigmoid((a - b).clamp(min=0)).mean(),
         ),
         "one_side_only": (
@@ -586,7 +590,7 @@ ceiling.more(
             lambda a, b: torch.sigmoid(a - b)[a >= b].mean(),
         ),
         "one_side_for_all": (
-            "Your judge bets on the same side in all pairs; it may choose per pair.",
+            "Your judge bets on the same side in all pairs. Choose a side per pair.",
             lambda a, b: torch.maximum(
                 torch.sigmoid(a - b).mean(), torch.sigmoid(b - a).mean()
             ),
@@ -640,7 +644,7 @@ ceiling.more(
             lambda a, b: torch.stack([a, b], 1).softmax(0).amax(1).mean(),
         ),
         "ratio": (
-            "You divide utilities, which may be negative. A probability comes from "
+            "You divide utilities, which may be negative. A probability depends on "
             "their difference.",
             lambda a, b: (torch.maximum(a, b) / (a + b)).mean(),
             lambda a, b: (a / (a + b)).mean(),
@@ -657,8 +661,8 @@ ceiling.more(
             ).mean(),
         ),
         "not_a_probability": (
-            "Your result is not a mean of probabilities. Use the statement's "
-            "probability that an answer wins.",
+            "Your result is not a mean of probabilities. Use the probability that an "
+            "answer wins, which the exercise gives.",
             lambda a, b: (-gap(a, b)).exp().mean(),
             lambda a, b: gap(a, b).exp().mean(),
             lambda a, b: gap(a, b).mean(),
@@ -809,13 +813,13 @@ pair_accuracy.more(
             lambda c, r: tied(c, r, 1.0, lambda x: (x * 10).round()),
         ),
         "part_of_a_win": (
-            "You average margins. A pair counts as won whatever its margin is.",
+            "You average margins. Every win must count as 1, whatever its margin is.",
             lambda c, r: (c - r).clamp(0, 1).mean(),
             lambda c, r: (0.5 + (c - r) / 2).clamp(0, 1).mean(),
         ),
         "probability": (
             "You average the probabilities that the chosen answer wins. Accuracy "
-            "counts which score is higher.",
+            "depends only on which score is higher.",
             lambda c, r: torch.sigmoid(c - r).mean(),
         ),
         "sign": (
@@ -845,14 +849,14 @@ pair_accuracy.more(
             lambda c, r: ((c > r) + 0.5 * ((c == 0) & (r == 0))).mean(),
         ),
         "absolute": (
-            "You compare absolute scores: a negative score is lower than 0.",
+            "You compare absolute values, but a negative score is lower than 0.",
             *(
                 lambda c, r, tie=tie: tied(c, r, tie, torch.abs)
                 for tie in (0.5, 0.0, 1.0)
             ),
         ),
         "sorted": (
-            "You sort the scores, so you compare answers of different pairs.",
+            "You sort the scores, so you compare answers from different pairs.",
             lambda c, r: tied(c, r, 0.5, lambda x: x.sort().values),
         ),
         "swapped_without_half": (
@@ -887,7 +891,8 @@ def by_sign(chosen, rejected):
     10,
     (
         "Make one change at a time, and look at the result.",
-        "One string method returns capitals, and another replaces every occurrence.",
+        "One string method returns the text in capitals, and another replaces every "
+        "occurrence of a string.",
     ),
 )
 def shouting(answer):
@@ -915,7 +920,7 @@ def _(generator):
 
 @shouting.mistake
 def only_capitals(answer):
-    """You leave the periods. Replace each of them with three exclamation marks."""
+    """You keep the periods. Replace each of them with three exclamation marks."""
     return answer.upper()
 
 
@@ -979,8 +984,8 @@ shouting.more(
             with_marks(str.lower),
         ),
         "ascii_only": (
-            "You miss letters with accents. A string method turns these into capitals "
-            "as well.",
+            "You miss letters with accents. A string method turns these letters into "
+            "capitals as well.",
             with_marks(lambda x: re.sub("[a-z]", lambda m: m[0].upper(), x)),
         ),
         "number_of_marks": (
@@ -988,13 +993,13 @@ shouting.more(
             *(with_marks(str.upper, marks) for marks in ("", "!!", "!!!!", "! ! !")),
         ),
         "every_character": (
-            "You replace every character: in a regular expression a period means any "
+            "You replace every character: in a regular expression a period matches any "
             "character.",
             replaced("."),
             replaced("(?s)."),
         ),
         "one_for_all_characters": (
-            "You replace whole lines: in a regular expression a period means any "
+            "You replace whole lines: in a regular expression a period matches any "
             "character.",
             replaced(".+"),
             replaced("(?s).+"),

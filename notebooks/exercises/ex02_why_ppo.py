@@ -23,8 +23,8 @@ check = SET.check
 def leave_one_out(rewards):
     """Return each reward minus the mean of the other rewards: (n,) → (n,).
 
-    A baseline that contains a sample's own reward scales the expected gradient by 1 −
-    1/n. The mean of the other rewards does not.
+    If the baseline is the mean of all rewards, including the sample's own, the expected
+    gradient is scaled by 1 − 1/n. The mean of the other rewards does not scale it.
     """
     n = len(rewards)
     return rewards - (rewards.sum() - rewards) / (n - 1)
@@ -113,8 +113,8 @@ leave_one_out.more(
         ),
         "factor_upside_down": (
             "Your result equals (n − 1) / n times the difference between the reward "
-            "and the mean of all rewards. That mean contains the sample's own reward; "
-            "to correct for it, use the inverse factor.",
+            "and the mean of all rewards. That mean contains the sample's own reward. "
+            "To correct for this, use the inverse factor.",
             lambda r: (r - r.mean()) * (len(r) - 1) / len(r),
         ),
         "not_divided": (
@@ -153,14 +153,14 @@ leave_one_out.more(
             _baselines(_others, lambda x: x.quantile(0.5)),
         ),
         "earlier_only": (
-            "Your baselines use only the samples before each sample. All other "
-            "samples count, before and after it.",
+            "Your baselines use only the samples before each sample. Use all other "
+            "samples, both earlier and later.",
             _baselines(lambda i, r: slice(i)),
             _baselines(lambda i, r: slice(i), empty=torch.nan),
         ),
         "later_only": (
-            "Your baselines use only the samples after each sample. All other samples "
-            "count, before and after it.",
+            "Your baselines use only the samples after each sample. Use all other "
+            "samples, both earlier and later.",
             _baselines(lambda i, r: slice(i + 1, None)),
             _baselines(lambda i, r: slice(i + 1, None), empty=torch.nan),
         ),
@@ -175,8 +175,8 @@ leave_one_out.more(
             lambda r: r - r.roll(-1),
         ),
         "another_left_out": (
-            "You leave out a neighbor's reward, and the sample's own reward stays in "
-            "its baseline.",
+            "You leave out a neighbor's reward instead of the sample's own reward, "
+            "which stays in the baseline.",
             lambda r: r - (r.sum() - r.roll(-1)) / (len(r) - 1),
             lambda r: r - (r.sum() - r.roll(1)) / (len(r) - 1),
         ),
@@ -239,7 +239,8 @@ def stretched(rewards):
     20,
     (
         "Write out A for the last two tokens. Which quantity do you need twice?",
-        "Each advantage needs the next one: which token must come first in a loop?",
+        "Each advantage needs the next token's advantage. Which token must come first "
+        "in a loop?",
     ),
 )
 def gae(rewards, values, gamma, lam):
@@ -321,8 +322,8 @@ def _lambda_twice(r, v, gamma, lam):
 gae.more(
     {
         "forgot_the_next_value": (
-            "Your δ lacks the next token's γ·V: without this term every token loses "
-            "the value of the tokens that follow.",
+            "Your δ lacks γ times the next token's V. Without this term, δ ignores the "
+            "rewards that the following tokens are expected to bring.",
             _with_delta(lambda r, v, gamma, lam: r - v),
         ),
         "lambda_without_gamma": (
@@ -360,7 +361,7 @@ gae.more(
             _with_delta(lambda r, v, gamma, lam: r + _next(v) - v),
         ),
         "lambda_at_the_value": (
-            "Your δ contains λ. λ only weights A_{t+1}; the next value has the factor "
+            "Your δ contains λ. λ weights only A_{t+1}; the next value has the factor "
             "γ.",
             _with_delta(lambda r, v, gamma, lam: r + gamma * lam * _next(v) - v),
             _lambda_twice,
@@ -389,8 +390,8 @@ gae.more(
             _with_delta(lambda r, v, gamma, lam: r - gamma * _next(v) - v),
         ),
         "values_mixed_up": (
-            "You exchange the two values: δ adds the value of the next token and "
-            "subtracts the token's own value.",
+            "You swap the two values. δ must add γ times the value of the next token "
+            "and subtract the token's own value.",
             _with_delta(lambda r, v, gamma, lam: r + gamma * v - _next(v)),
             _with_delta(lambda r, v, gamma, lam: r + v - gamma * _next(v)),
         ),
@@ -448,8 +449,8 @@ gae.more(
             _changed(lambda a, v, gamma, lam: (1 - lam) * a),
         ),
         "weights_from_the_start": (
-            "You weight each δ by its distance from the start of the response; A_t "
-            "weights it by its distance from t.",
+            "You weight each δ according to its distance from the start of the "
+            "response. A_t weights each δ according to its distance from t.",
             _weights_from_the_start,
         ),
         "returns": (
@@ -478,8 +479,8 @@ gae.more(
             _changed(lambda a, *_: (a - a.mean()) / (a.std(correction=0) + 1e-8)),
         ),
         "values_of_the_loop_order": (
-            "Your advantages are right but in the order of the loop, from the last "
-            "token to the first. Reverse them.",
+            "Your advantages are right, but they are in the order of the loop, from "
+            "the last token to the first. Reverse them.",
             _changed(lambda a, *_: a.flip(0)),
         ),
         "forwards": (
@@ -518,8 +519,8 @@ def double_sum(rewards, values, gamma, lam):
 def kl_estimates(logprobs, ref_logprobs):
     """Return k1, k2 and k3 for samples from the policy: two (N,) → three (N,).
 
-    All three use the same samples: k1 is unbiased and noisy, k2 is half the square of
-    k1, and k3 is k1 plus a term whose mean is 0, so that k3 is never negative.
+    All three use the same samples. k1 is unbiased and noisy, and k2 is half the square
+    of k1. k3 is k1 plus a term whose mean is 0; this term keeps k3 from being negative.
     """
     log_ratio = ref_logprobs - logprobs
     return -log_ratio, log_ratio**2 / 2, log_ratio.exp() - 1 - log_ratio
@@ -576,7 +577,7 @@ kl_estimates.more(
             _of_difference(lambda p, q: q - p),
         ),
         "order": (
-            "Your estimates are right but in the wrong order: return k1, k2, k3.",
+            "Your estimates are right, but their order is wrong. Return k1, k2, k3.",
             *(
                 lambda *given, order=order: tuple(with_expm1(*given)[i] for i in order)
                 for order in ((0, 2, 1), (1, 0, 2), (2, 1, 0), (1, 2, 0), (2, 0, 1))
@@ -617,8 +618,8 @@ kl_estimates.more(
             _one_wrong(2, lambda k1, u, p, q: -u * k1),
         ),
         "k3_cut_off": (
-            "You make k3 positive by cutting or folding k1 at 0. This makes k3 "
-            "biased. Add a term with mean 0 instead.",
+            "You keep k3 from being negative by clipping k1 at 0 or taking its "
+            "absolute value. This makes k3 biased. Add a term with mean 0 instead.",
             _one_wrong(2, lambda k1, u, p, q: k1.clamp(min=0)),
             _one_wrong(2, lambda k1, u, p, q: k1.abs()),
         ),
@@ -643,7 +644,7 @@ kl_estimates.more(
         ),
         "k3_centered": (
             "Your k3 uses the average of u over these samples. The expected value of "
-            "u is known: use that number.",
+            "u is known, so use that number.",
             _one_wrong(2, lambda k1, u, p, q: k1 + u - u.mean()),
         ),
         "k3_with_a_difference": (
@@ -709,7 +710,7 @@ kl_estimates.more(
             _of_difference(lambda p, q: (p / q).log()),
         ),
         "weighted": (
-            "You weight samples by a probability. They come from the policy, so "
+            "You weight samples by a probability. The samples come from the policy, so "
             "likely samples already occur more often.",
             _weighted(lambda p, q: p.exp()),
             _weighted(lambda p, q: q.exp()),
@@ -717,8 +718,8 @@ kl_estimates.more(
             _one_wrong(0, lambda k1, u, p, q: p * k1),
         ),
         "weighted_by_the_ratio": (
-            "You weight samples by a ratio of the models. The samples already come "
-            "from the policy: do not weight them.",
+            "You weight samples by a ratio of the models' probabilities. The samples "
+            "already come from the policy, so do not weight them.",
             _weighted(lambda p, q: (q - p).exp()),
             _weighted(lambda p, q: (p - q).exp()),
         ),
@@ -763,8 +764,8 @@ def optimum(ref_logprobs, rewards, beta):
 
 optimum.reply = (
     "With a huge β, r / β vanishes and the optimum is the reference. With a tiny β, "
-    "only the response with the largest reward is left, if the reference can write "
-    "it."
+    "only the response with the largest reward is left, provided that the reference "
+    "can write it."
 )
 
 
@@ -776,8 +777,8 @@ def _(generator):
 
 @optimum.mistake
 def times_beta(ref_logprobs, rewards, beta):
-    """You multiply the reward by β; divide it. The higher β is, the less the reward
-    moves the policy.
+    """You multiply the reward by β; divide it by β. The higher β is, the less the
+    reward moves the policy.
     """
     return (ref_logprobs + rewards * beta).log_softmax(0)
 
@@ -810,7 +811,7 @@ def reference_scaled_too(ref_logprobs, rewards, beta):
 
 @optimum.mistake
 def divided_by_the_sum(ref_logprobs, rewards, beta):
-    """You divide logarithms by their sum. You can divide *probabilities* by their sum,
+    """You divide logarithms by their sum. Either divide *probabilities* by their sum,
     or subtract a constant from logarithms.
     """
     logits = ref_logprobs + rewards / beta
@@ -854,8 +855,8 @@ _LOWEST = (1e-6, 2.0**-126, 1e-300, 2.0**-1022)
 optimum.more(
     {
         "constant_without_the_reference": (
-            "Your constant comes only from the rewards. It must include the "
-            "reference, so that the probabilities sum to 1.",
+            "You compute the constant only from the rewards. Include the reference, so "
+            "that the probabilities sum to 1.",
             *_constants(
                 lambda x, r, n: r.logsumexp(0), lambda x, r, n: r.logsumexp(0) - n.log()
             ),
@@ -941,8 +942,8 @@ optimum.more(
             ),
         ),
         "clipped": (
-            "You limit r / β against overflow, which changes the result when β is "
-            "tiny. If you compute with logarithms, nothing overflows.",
+            "You limit r / β to avoid overflow, but the limit changes the result when "
+            "β is tiny. If you compute with logarithms, nothing overflows.",
             *_logits(
                 *(
                     lambda ref, r, beta, c=c, low=low: ref + (r / beta).clamp(low, c)
@@ -953,7 +954,7 @@ optimum.more(
         ),
         "underflow_hidden": (
             "You add a small number to the probabilities, or bound them from below. "
-            "When β is tiny, this hides probabilities that have become 0. Use "
+            "When β is tiny, your change hides probabilities that have become 0. Use "
             "logarithms throughout.",
             *(
                 lambda *x, small=small: (optimum.solution(*x).exp() + small).log()

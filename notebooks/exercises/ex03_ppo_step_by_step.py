@@ -22,10 +22,11 @@ check = SET.check
     ),
 )
 def response_mask(ids, lengths, pad):
-    """Mark response tokens with 1.0, padding with 0.0: ids (B, R), lengths (B,) → (B,
-    R).
+    """Mark response tokens with 1.0 and padding with 0.0: ids (B, R), lengths (B,) →
+    (B, R).
 
-    Padding is EOS here, as with GPT-2, and a policy may sample EOS as its last token.
+    The padding token is EOS here, as with GPT-2, and a policy may sample EOS as its
+    last token.
     """
     return (torch.arange(ids.shape[1]) < lengths.unsqueeze(1)).double()
 
@@ -175,7 +176,7 @@ def position_ids(attention_mask):
     """Count positions from the first real token, with 0 on padding: (B, T) → (B, T).
 
     GPT-2 identifies positions by number. The first real token must be at position 0,
-    whatever its column. Padding is on the left; it also gets 0.
+    whatever its column is. Padding is on the left, and it also gets position 0.
     """
     return (attention_mask.cumsum(1) - 1).clamp(min=0)
 
@@ -295,7 +296,7 @@ position_ids.say(
     ),
 )
 position_ids.say(
-    "You count down each column, across the batch. Count along each row.",
+    "You count along each column, across the batch. Count along each row.",
     down_the_batch=lambda m: m.cumsum(0) - 1,
     down_the_batch_masked=lambda m: (m.cumsum(0) - 1) * m,
 )
@@ -319,8 +320,8 @@ position_ids.say(
     real_tokens_only=lambda m: (m.cumsum(1) - 1)[m == 1],
 )
 position_ids.say(
-    "You shift the running count by one column, and the last column's count reaches "
-    "the first column: roll wraps around.",
+    "You shift the running count by one column. Because roll wraps around, the last "
+    "column's count ends up in the first column.",
     rolled=lambda m: m.cumsum(1).roll(1, 1),
 )
 position_ids.say(
@@ -400,7 +401,7 @@ def score_on_every_token(scores, kl, mask, beta):
 
 @token_rewards.mistake
 def score_replaces_kl(scores, kl, mask, beta):
-    """You overwrite the last token's KL term. *Add* the score there."""
+    """You overwrite the last token's KL term. *Add* the score to this term."""
     rewards = -beta * kl * mask
     rewards[torch.arange(len(scores)), mask.sum(1).long() - 1] = scores
     return rewards
@@ -517,8 +518,8 @@ token_rewards.say(
     one_before_the_end_if_any=_changed(last=lambda n: (n - 2).clamp(min=0)),
 )
 token_rewards.say(
-    "You cut negative KL terms to 0. A sampled token's term may be negative: keep its "
-    "sign.",
+    "You set negative KL terms to 0. A sampled token's KL term may be negative. Keep "
+    "its sign.",
     kl_clamped=_changed(kl=lambda k, m: k.clamp(min=0)),
 )
 token_rewards.say(
@@ -580,7 +581,8 @@ token_rewards.say(
     returns=lambda *given: token_rewards.solution(*given).flip(1).cumsum(1).flip(1),
 )
 token_rewards.say(
-    "`kl` is already the KL term of each token: do not square or exponentiate it.",
+    "`kl` already contains the KL term of each token. Do not square or exponentiate "
+    "this term.",
     squared_kl=_changed(kl=lambda k, m: k**2),
     half_squared_kl=_changed(kl=lambda k, m: k**2 / 2),
     third_estimator=_changed(kl=lambda k, m: torch.expm1(-k) + k),
@@ -604,8 +606,8 @@ def _all_columns(values):
 
 
 token_rewards.say(
-    "You add scores to each row in the last columns of *all* rows. Index rows and "
-    "columns together.",
+    "In each row you add scores in every column in which *any* row ends. Index rows "
+    "and columns together.",
     own_score_in_all_columns=_all_columns(lambda s: s.unsqueeze(1)),
     all_scores_in_all_columns=_all_columns(lambda s: s),
 )
@@ -627,8 +629,8 @@ def with_a_second_mask(scores, kl, mask, beta):
     ),
 )
 def whiten(x, mask):
-    """Scale to mean 0 and unbiased variance 1 across the mask's tokens, and set the
-    rest to 0: two (B, R) → (B, R).
+    """Scale x to mean 0 and unbiased variance 1 over the tokens that the mask marks,
+    and set all other positions to 0: two (B, R) → (B, R).
 
     Use 1e-8 inside the square root: (x − mean) / sqrt(variance + 1e-8).
     """
@@ -671,7 +673,7 @@ def padding_left_over(x, mask):
 @whiten.mistake
 def row_by_row_means(x, mask):
     """You whiten each row separately, so a good response looks no better than a bad
-    one. Whiten over the whole batch.
+    response. Whiten over the whole batch.
     """
     n = mask.sum(1, keepdim=True)
     mean = (x * mask).sum(1, keepdim=True) / n
@@ -697,8 +699,8 @@ def variance_for_std(x, mask):
 
 @whiten.mistake
 def small_number_outside(x, mask):
-    """Your 1e-8 is outside the root or missing, which changes the result for a nearly
-    constant batch.
+    """Your 1e-8 is outside the square root or missing. This changes the result for a
+    nearly constant batch.
     """
     real = x[mask.bool()]
     return (x - real.mean()) / (real.std() + 1e-8) * mask
@@ -779,14 +781,14 @@ _MEANS = {
         "divides by the number of all positions",
     ),
     "mean_of_padding_too": (lambda x, m: x.mean(), "includes padding"),
-    "sum_of_padding_too": (lambda x, m: x.sum() / m.sum(), "also adds up padding"),
+    "sum_of_padding_too": (lambda x, m: x.sum() / m.sum(), "has padding in its sum"),
     "mean_by_n_minus_1": (
         lambda x, m: (x * m).sum() / (m.sum() - 1),
         "divides by n − 1 (only the variance does)",
     ),
     "mean_of_row_means": (
         lambda x, m: ((x * m).sum(1) / m.sum(1)).mean(),
-        "is a mean of the rows' means, so tokens of short rows count more",
+        "is a mean of the rows' means, so tokens of short rows count too much",
     ),
     "mean_over_rows": (
         lambda x, m: (x * m).sum() / len(x),
@@ -865,13 +867,13 @@ def _deviation(divisor):
 
 
 whiten.say(
-    "You divide by a mean absolute deviation. Divide by the root of the variance.",
+    "You divide by a mean absolute deviation. Divide by the variance's square root.",
     absolute_deviation=_deviation(1),
     absolute_deviation_by_n=_deviation(0),
 )
 whiten.say(
-    "You divide by the range from minimum to maximum. Divide by the root of the "
-    "variance.",
+    "You divide by the range from minimum to maximum. Divide by the variance's "
+    "square root.",
     range_for_std=lambda x, mask: (
         (x - _masked_mean(x, mask))
         / (x[mask.bool()].max() - x[mask.bool()].min() + 1e-8)
@@ -899,8 +901,8 @@ whiten.say(
     ),
 )
 whiten.say(
-    "Your small number under the root is not 1e-8, or it is missing. It changes the "
-    "result for a nearly constant batch.",
+    "The small number inside your square root is missing or is not 1e-8. This changes "
+    "the result for a nearly constant batch.",
     **{
         f"small_number_{value}": _white(epsilon=value)
         for value in (0, 1e-12, 1e-10, 1e-9, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1)
@@ -910,7 +912,7 @@ whiten.say(
     ),
 )
 whiten.say(
-    "Your small number is outside the root and is not 1e-8.",
+    "Your small number is outside the square root and is not 1e-8.",
     **{
         f"outside_{value}": lambda x, mask, value=value: (
             (x - _masked_mean(x, mask)) / (x[mask.bool()].std() + value) * mask
@@ -949,15 +951,16 @@ def by_selection(x, mask):
     3,
     20,
     (
-        "Take A = 1 and ratios of 0.5, 1 and 2: what should the loss be for each "
+        "Take A = 1 and ratios of 0.5, 1 and 2. What should the loss be for each "
         "ratio?",
-        "Keep the more pessimistic of two losses per token. Then average over real "
-        "tokens.",
+        "For each token, keep the more pessimistic of two losses. Then average over "
+        "real tokens.",
     ),
     ("logprobs", "old_logprobs", "advantages"),
 )
 def policy_loss(logprobs, old_logprobs, advantages, mask, epsilon):
-    """Average PPO's clipped loss over the mask's tokens: four (B, R) → a number.
+    """Average PPO's clipped loss over the tokens that the mask marks: four (B, R) → a
+    number.
 
     The loss per token is max(−A·ρ, −A·clip(ρ, 1 − ε, 1 + ε)) with ρ = exp(lp − old lp).
     Sum it over the real tokens of all rows and divide by the number of real tokens.
@@ -1085,7 +1088,7 @@ def clipped_above_only(logprobs, old_logprobs, advantages, mask, epsilon):
 @policy_loss.mistake
 def mean_of_row_means(logprobs, old_logprobs, advantages, mask, epsilon):
     """You average over each row and then over rows, so a token of a short row counts
-    more. All real tokens must weigh the same.
+    more than a token of a long row. All real tokens must have the same weight.
     """
     ratio, a = torch.exp(logprobs - old_logprobs.detach()), advantages.detach()
     loss = torch.maximum(-a * ratio, -a * ratio.clamp(1 - epsilon, 1 + epsilon))
@@ -1274,7 +1277,7 @@ policy_loss.say(
     sum_per_row=_reduced(lambda p, c, mask: (torch.maximum(p, c) * mask).sum(1)),
 )
 policy_loss.say(
-    "You sum the means of the rows. All real tokens must weigh the same.",
+    "You sum the means of the rows. All real tokens must have the same weight.",
     sum_of_row_means=_reduced(
         lambda p, c, mask: ((torch.maximum(p, c) * mask).sum(1) / mask.sum(1)).sum()
     ),
@@ -1305,7 +1308,9 @@ policy_loss.say(
 
 @policy_loss.mistake
 def no_ratio(logprobs, old_logprobs, advantages, mask, epsilon):
-    """You weight log-probabilities, not ratios, by advantages, as REINFORCE does."""
+    """You weight log-probabilities by advantages, as REINFORCE does. Weight the ratios
+    instead.
+    """
     return _mean(-advantages.detach() * logprobs, mask)
 
 
@@ -1331,7 +1336,7 @@ def by_cases(logprobs, old_logprobs, advantages, mask, epsilon):
     15,
     (
         "Draw a number line with the old value, the new value, and the return.",
-        "Clip the new *value* so that it stays near the old value; do not clip an "
+        "Clip the new *value* so that it stays near the old value; do not clip the "
         "error. Then compare two errors.",
     ),
     ("values", "old_values", "returns"),
@@ -1416,7 +1421,9 @@ def clipped_around_zero(values, old_values, returns, epsilon):
 
 @value_loss.mistake
 def clipped_like_a_ratio(values, old_values, returns, epsilon):
-    """You clip a ratio of values. Values are not probabilities: clip a distance."""
+    """You clip a ratio of values. Values are not probabilities. Clip the difference
+    between the new and the old value.
+    """
     old, returns = old_values.detach(), returns.detach()
     near = torch.maximum(
         torch.minimum(values, old * (1 + epsilon)), old * (1 - epsilon)
@@ -1505,8 +1512,8 @@ value_loss.say(
     move_only=_near(lambda v, old, _, e: (v - old).clamp(-e, e)),
 )
 value_loss.say(
-    "Your second error does not compare the clipped new value with the return: you "
-    "clip the return, or subtract something else.",
+    "Your second error does not compare the clipped new value with the return. You "
+    "clip the return, or subtract something else from the value.",
     other_second_error=lambda v, old, r, e: (
         0.5
         * torch.maximum(
@@ -1556,7 +1563,7 @@ value_loss.say(
     ),
 )
 value_loss.say(
-    "You compare two means or sums. Take the larger error of each token.",
+    "You compare two means or sums. Take the larger of each token's two errors.",
     maximum_of_means=_combined(
         lambda d, c: 0.5 * torch.maximum((d**2).mean(), (c**2).mean())
     ),
@@ -1592,7 +1599,8 @@ def by_clamping_the_return(values, old_values, returns, epsilon):
     1,
     10,
     (
-        "KL is twice its target: should β grow or shrink, and by how much at most?",
+        "Suppose that KL is twice its target. Should β grow or shrink, and by how much "
+        "at most?",
         "There are three steps: compute the relative error, clip it, and scale it by "
         "the share of the horizon.",
     ),
@@ -1633,8 +1641,8 @@ def wrong_direction(beta, kl, target, n, horizon):
 
 @next_beta.mistake
 def without_the_samples(beta, kl, target, n, horizon):
-    """Your step ignores n. The horizon counts samples, so a step of n samples must move
-    β n times as far as a step of one sample.
+    """Your step ignores n. The horizon counts samples, so n samples must change β by n
+    times as much as one sample does.
     """
     return beta * (1 + min(max(kl / target - 1, -0.2), 0.2) / horizon)
 
@@ -1647,7 +1655,7 @@ def clipped_too_late(beta, kl, target, n, horizon):
 
 @next_beta.mistake
 def absolute_error(beta, kl, target, n, horizon):
-    """Your error is not relative. Compare KL with its target by a ratio."""
+    """Your error is not relative. Use the ratio of KL to its target."""
     return beta * (1 + min(max(kl - target, -0.2), 0.2) * n / horizon)
 
 
@@ -1757,8 +1765,8 @@ next_beta.say(
     share_limited=_step(lambda b, x, n, h: b * (1 + x * min(1, n / h))),
 )
 next_beta.say(
-    "Your step uses only the sign of the error. A smaller error within the limits "
-    "must move β less.",
+    "Your step uses only the sign of the error. Within the limits, a smaller error "
+    "must move β less than a larger error does.",
     sign_only=_error(lambda x: 0.2 if x > 0 else -0.2),
     sign_or_up=_error(lambda x: 0.2 if x >= 0 else -0.2),
     sign_or_nothing=_error(lambda x: 0.2 * ((x > 0) - (x < 0))),
@@ -1770,12 +1778,12 @@ next_beta.say(
     always_down=_error(lambda x: -0.2),
 )
 next_beta.say(
-    "You ignore small errors. The clip limits large errors and keeps small ones.",
+    "You ignore small errors. The clip limits large errors and keeps small errors.",
     dead_zone=_error(lambda x: 0 if abs(x) <= 0.2 else math.copysign(0.2, x)),
     dead_zone_not_clipped=_error(lambda x: 0 if abs(x) <= 0.2 else x),
 )
 next_beta.say(
-    "You ignore large errors. The clip limits them.",
+    "You ignore large errors. Limit large errors, but do not drop them.",
     large_ignored=_error(lambda x: x if abs(x) <= 0.2 else 0),
 )
 next_beta.say(
@@ -1805,7 +1813,7 @@ next_beta.say(
     only_downwards=_error(lambda x: min(max(x, -0.2), 0.0)),
 )
 next_beta.say(
-    "You double or halve β, as the PPO paper does. Here its step depends on the error.",
+    "You double or halve β, as the PPO paper does. Here β's step depends on the error.",
     doubled_or_halved=lambda beta, kl, target, n, horizon: (
         beta * (2 if kl > 1.5 * target else 0.5 if kl < target / 1.5 else 1)
     ),

@@ -18,14 +18,15 @@ check = SET.check
     5,
     (
         "What would your code do with a classifier whose columns are swapped?",
-        "The dict maps a column to its name; you need the reverse.",
+        "The dict maps a column to its label; you need the reverse mapping.",
     ),
 )
 def positive_logit(logits, id2label):
     """Return the raw logit of POSITIVE: (B, 2), a dict from column to label → (B,).
 
-    The order of the labels differs from classifier to classifier. A run that rewards
-    the wrong column learns to write bad reviews, and its reward curve looks fine.
+    The order of the labels differs from classifier to classifier. If a run rewards the
+    wrong column, the policy learns to write negative reviews, and the reward curve
+    still looks fine.
     """
     column = next(column for column, label in id2label.items() if label == "POSITIVE")
     return logits[:, column]
@@ -60,7 +61,7 @@ def the_larger_one(logits, id2label):
 
 @positive_logit.mistake
 def a_probability(logits, id2label):
-    """You return a probability, which squeezes all texts that the classifier is sure of
+    """You return a probability, which squeezes the scores of all clearly positive texts
     into 0.99 … 1. Return the raw logit.
     """
     column = next(column for column, label in id2label.items() if label == "POSITIVE")
@@ -75,7 +76,7 @@ def always_the_first(logits, id2label):
 
 @positive_logit.mistake
 def the_other_column(logits, id2label):
-    """You return the logit of NEGATIVE: a policy would learn to write bad reviews."""
+    """You return NEGATIVE's logit: a policy would learn to write negative reviews."""
     column = next(column for column, label in id2label.items() if label == "NEGATIVE")
     return logits[:, column]
 
@@ -142,7 +143,7 @@ positive_logit.more(
     {
         "entry_of_the_dict": (
             "You take a fixed entry of the dict, such as its first or last entry. The "
-            "entries may be in any order: look for the label.",
+            "entries may be in any order, so look for the label.",
             lambda x, names: x[:, list(names)[0]],
             lambda x, names: x[:, list(names)[1]],
         ),
@@ -152,8 +153,8 @@ positive_logit.more(
             lambda x, names: -_negative(x, names),
         ),
         "sign_of_one_column": (
-            "You always read the same column and change the sign if the column belongs "
-            "to NEGATIVE. In that case, read the other column.",
+            "You always read the same column and change the sign of its logit if the "
+            "column belongs to NEGATIVE. In that case, read the other column.",
             lambda x, names: x[:, 1] * (1 if names[1] == "POSITIVE" else -1),
             lambda x, names: x[:, 0] * (1 if names[0] == "POSITIVE" else -1),
         ),
@@ -251,7 +252,8 @@ def by_list(logits, id2label):
     10,
     (
         "With four times as many texts, how much narrower should the interval be?",
-        "A standard error is the standard deviation of single texts divided by a root.",
+        "A standard error is the standard deviation of single scores divided by a "
+        "square root.",
     ),
 )
 def mean_ci(x):
@@ -272,8 +274,8 @@ def _(generator):
 
 @mean_ci.mistake
 def spread_of_single_texts(x):
-    """You return the spread of single texts. The *mean* of n texts varies √n times
-    less.
+    """You return the spread of single scores. The *mean* of n scores varies less, by a
+    factor of √n.
     """
     return x.mean(), 1.96 * x.std()
 
@@ -292,8 +294,8 @@ def biased_std(x):
 
 @mean_ci.mistake
 def forgot_the_factor(x):
-    """You use one standard error, which gives an interval of about 68 %. For 95 %, use
-    1.96 standard errors.
+    """You use one standard error, which gives roughly a 68 % interval. For a 95 %
+    interval, use 1.96 standard errors.
     """
     return x.mean(), x.std() / math.sqrt(len(x))
 
@@ -319,8 +321,8 @@ def variance_for_std(x):
 
 @mean_ci.mistake
 def variance_over_n(x):
-    """You do not take a root: you return 1.96 times the *variance* of the mean, which
-    has other units than `x`.
+    """You do not take a square root. You return 1.96 times the *variance* of the mean,
+    which has different units from `x`.
     """
     return x.mean(), 1.96 * x.var() / len(x)
 
@@ -339,15 +341,15 @@ def two_standard_errors(x):
 
 @mean_ci.mistake
 def ninety_percent(x):
-    """You use 1.645 standard errors, which give an interval of 90 %. For 95 %, use
-    1.96.
+    """You use 1.645 standard errors, which give a 90 % interval. For a 95 % interval,
+    use 1.96.
     """
     return x.mean(), 1.645 * x.std() / math.sqrt(len(x))
 
 
 @mean_ci.mistake
 def root_of_n_minus_1(x):
-    """You divide by n − 1 once too often, or in the wrong place: the *mean* is over n
+    """You divide by n − 1 once too often, or in the wrong place. The *mean* is over n
     texts.
     """
     return x.mean(), 1.96 * x.std() / math.sqrt(len(x) - 1)
@@ -427,7 +429,8 @@ mean_ci.more(
             ),
         ),
         "fixed_n": (
-            "You divide by the root of a fixed number of texts. Use the length of `x`.",
+            "You divide by the square root of a fixed number of texts. Use the length "
+            "of `x`.",
             *(
                 _half(lambda x, n=n: 1.96 * x.std() / n**0.5)
                 for n in (2, 10, 50, 64, 100, 128, 200, 256, 500, 512, 1000)
@@ -462,14 +465,14 @@ mean_ci.more(
             _half(lambda x: x.std() * len(x) ** 0.5),
         ),
         "root_of_a_value": (
-            "You divide by a root of the values' mean or sum. Divide by the root of "
-            "their number.",
+            "You divide by the square root of the values' mean or sum. Divide by the "
+            "square root of the number of values.",
             _half(lambda x: 1.96 * x.std() / x.mean().abs() ** 0.5),
             _half(lambda x: 1.96 * x.std() / x.sum().abs() ** 0.5),
         ),
         "root_of_too_much": (
-            "You take the root of too many factors. Check the units: a half-width has "
-            "the units of `x`.",
+            "You take the square root of too many factors. Check the units: a "
+            "half-width has the units of `x`.",
             _half(lambda x: 1.96 * (x.std() / len(x)) ** 0.5),
             _half(lambda x: 1.96 * _error(x) ** 0.5),
             _half(lambda x: (1.96 * x.std() / len(x)) ** 0.5),
@@ -505,9 +508,9 @@ mean_ci.more(
             _half(lambda x: 1.96 * (x - x.median()).abs().median() / len(x) ** 0.5),
         ),
         "spread_from_order": (
-            "You measure the spread with percentiles or extremes of single texts. Use "
+            "You measure the spread with percentiles or extremes of single scores. Use "
             "the standard deviation, and remember that a *mean* varies less than "
-            "single texts.",
+            "single scores do.",
             _half(lambda x: (x.quantile(0.975) - x.quantile(0.025)) / 2),
             _half(lambda x: x.quantile(0.975) - x.quantile(0.025)),
             _half(lambda x: (x.quantile(0.95) - x.quantile(0.05)) / 2),
@@ -520,8 +523,8 @@ mean_ci.more(
             lambda x: (x.quantile(0.025), x.quantile(0.975)),
         ),
         "share": (
-            "You use the formula for a share of successes, but these scores may have "
-            "values other than 0 and 1.",
+            "You use the formula for a share of successes, but these scores may be "
+            "numbers other than 0 and 1.",
             _half(lambda x: 1.96 * ((x.mean() * (1 - x.mean())).abs() / len(x)) ** 0.5),
             _half(lambda x: 1.96 * (x.mean() * (1 - x.mean()) / len(x)) ** 0.5),
             _half(
@@ -538,8 +541,8 @@ mean_ci.more(
             _half(lambda x: 196 * _error(x) / x.mean().abs()),
         ),
         "one_bound": (
-            "Your second number is an end of the interval. Return the distance of "
-            "this end from the mean.",
+            "Your second number is an end of the interval. Return the distance between "
+            "this end and the mean.",
             _half(lambda x: x.mean() + 1.96 * _error(x)),
             _half(lambda x: x.mean() - 1.96 * _error(x)),
         ),
@@ -569,7 +572,7 @@ mean_ci.more(
             lambda x: (x.mean(),),
         ),
         "another_center": (
-            "Your first number is not the mean of all texts: check what you sum and "
+            "Your first number is not the mean of all scores. Check what you sum and "
             "what you divide by.",
             *map(
                 _center,
@@ -589,7 +592,7 @@ mean_ci.more(
         ),
         "several_parts": (
             "More than one part of your half-width is wrong. Check the factor, the "
-            "standard deviation, and the number that divides it, one after the other.",
+            "standard deviation, and its divisor, one after the other.",
             *_several(),
         ),
     },
@@ -613,8 +616,8 @@ def by_variance(x):
 def perplexity(logprobs, mask):
     """Return the perplexity per token of a batch: two (B, R) → a number.
 
-    Perplexity is exp of minus the mean log-probability of a token. Long responses weigh
-    more than short ones, because they have more tokens.
+    Perplexity is exp of minus the mean log-probability of a token. Long responses count
+    more than short responses, because they have more tokens.
     """
     return torch.exp(-(logprobs * mask).sum() / mask.sum())
 
@@ -635,8 +638,8 @@ def padding_counts(logprobs, mask):
 
 @perplexity.mistake
 def mean_of_perplexities(logprobs, mask):
-    """You average the responses' perplexities: a single unusual response would
-    dominate. Average logarithms over tokens.
+    """You average the responses' perplexities, so a single unusual response would
+    dominate the mean. Average logarithms over tokens.
     """
     return torch.exp(-(logprobs * mask).sum(1) / mask.sum(1)).mean()
 
@@ -644,7 +647,8 @@ def mean_of_perplexities(logprobs, mask):
 @perplexity.mistake
 def mean_of_means(logprobs, mask):
     """You give each response the same weight, so a token of a short response counts
-    more. Divide the sum over all tokens by their number.
+    more than a token of a long response. Divide the sum over all tokens by the number
+    of tokens.
     """
     return torch.exp(-((logprobs * mask).sum(1) / mask.sum(1)).mean())
 
@@ -677,8 +681,8 @@ def mean_probability(logprobs, mask):
 
 @perplexity.mistake
 def mean_of_token_perplexities(logprobs, mask):
-    """You exponentiate each token before you average: one unlikely token would
-    dominate.
+    """You exponentiate each token's value before you average, so one unlikely token
+    would dominate the mean.
     """
     return ((-logprobs).exp() * mask).sum() / mask.sum()
 
@@ -760,8 +764,8 @@ perplexity.more(
             _per_token(torch.clone, lambda m: m.roll(-1, 1)),
         ),
         "by_position": (
-            "You average within each column first: late positions, which few "
-            "responses reach, weigh too much. Take one mean over all tokens.",
+            "You average within each column first, so late positions, which few "
+            "responses reach, count too much. Take one mean over all tokens.",
             lambda x, m: torch.exp(_means(x, m, 0).mean()),
             lambda x, m: torch.exp(_means(x, m, 0)).mean(),
             lambda x, m: torch.exp(_means(x, m, 0)),
@@ -824,7 +828,7 @@ perplexity.more(
         ),
         "weighted_by_length": (
             "Your weights grow with the square of a response's length. Each *token* "
-            "must weigh the same.",
+            "must have the same weight.",
             lambda x, m: torch.exp(
                 (_means(x, m) * m.sum(1) ** 2).sum() / (m.sum(1) ** 2).sum()
             ),
@@ -835,7 +839,7 @@ perplexity.more(
             lambda x, m: (torch.exp(_means(x, m)) * m.sum(1)).sum() / m.sum(),
         ),
         "logarithm_again": (
-            "You take a logarithm of numbers that already are logarithms.",
+            "You take a logarithm of numbers that are already logarithms.",
             lambda x, m: torch.exp(-(x.abs().log() * m).sum() / m.sum()),
         ),
         "clipped": (
@@ -884,13 +888,13 @@ perplexity.more(
             lambda x, m: torch.exp(-x),
         ),
         "joint_probability": (
-            "You return a joint probability of many tokens. Take a mean over tokens, "
-            "and check the sign.",
+            "You return the joint probability of many tokens. Take the mean over "
+            "tokens, and check the sign.",
             lambda x, m: torch.exp((x * m).sum()),
             lambda x, m: torch.exp((x * m).sum(1)).mean(),
         ),
         "geometric_of_something": (
-            "Your exponential is applied to a root or a square. Apply it to the mean.",
+            "You exponentiate a square root or a square. Exponentiate the mean.",
             lambda x, m: torch.exp(_mean(x, m) ** 2),
             lambda x, m: torch.exp(_mean(x, m) ** 0.5),
             lambda x, m: torch.exp((x**2 * m).sum() / m.sum()),
@@ -911,8 +915,8 @@ def by_selection(logprobs, mask):
     10,
     (
         "How many pairs does a text of five words have, and a text of one word?",
-        "Each text has its own pairs. A pair may occur in many texts: how often does "
-        "it count as distinct?",
+        "Each text has its own pairs. If a pair occurs in several texts, how often "
+        "does it count as distinct?",
     ),
 )
 def distinct_2(texts):
@@ -920,7 +924,7 @@ def distinct_2(texts):
     of str → a number.
 
     The share drops when a policy repeats itself, within a text or from text to text. A
-    pair is two neighboring words of one text in their order; words are separated by
+    pair consists of two neighboring words of one text, in order; words are separated by
     spaces. Return 0 if there are no pairs.
     """
     pairs = [pair for text in texts for pair in zip(text.split(), text.split()[1:])]
@@ -966,8 +970,8 @@ def within_each_text(texts):
 
 @distinct_2.mistake
 def mean_over_texts_with_pairs(texts):
-    """You count each text separately and average. A policy that writes the *same* text
-    to every query would look diverse.
+    """You compute a share for each text and average the shares. A policy that writes
+    the *same* text to every query would look diverse.
     """
     shares = []
     for text in texts:
@@ -997,7 +1001,7 @@ def repeated(texts):
 
 @distinct_2.mistake
 def order_forgotten(texts):
-    """You ignore the order of a pair: *great film* and *film great* are two pairs."""
+    """You ignore word order, but *great film* and *film great* are different pairs."""
     pairs = _pairs(texts)
     return len(set(map(frozenset, pairs))) / max(1, len(pairs))
 
@@ -1102,8 +1106,8 @@ distinct_2.more(
             lambda texts: distinct_2.solution(list(set(texts))),
         ),
         "glued_words": (
-            "You join the two words of a pair without a separator: *no where* and "
-            "*now here* become the same.",
+            "You join the two words of a pair without a separator, so *no where* and "
+            "*now here* become the same string.",
             _distinct(lambda w: zip(w, w[1:]), "".join),
         ),
         "pair_lost": (
@@ -1158,8 +1162,8 @@ distinct_2.more(
             _over_total(lambda w: sum(len(set(words)) for words in w)),
         ),
         "miscounted_pairs": (
-            "You divide by a wrong number of pairs. Check texts of one word, empty "
-            "texts, and the borders between texts.",
+            "You divide by the wrong number of pairs. Check texts of one word, empty "
+            "texts, and the boundaries between texts.",
             _over_total(lambda w: sum(map(len, w)) - 1),
             _over_total(lambda w: sum(max(len(words) - 1, 1) for words in w)),
             _over_total(lambda w: max(0, sum(len(words) - 1 for words in w))),

@@ -15,12 +15,13 @@ check = SET.check
     1,
     5,
     (
-        "Is a row of the matrix one output or one input? Look at `x @ W_pack.T`.",
+        "Does a row of the matrix belong to one output or to one input? Look at "
+        "`x @ W_pack.T`.",
         "Three blocks of H rows each are stacked vertically. In which order are they?",
     ),
 )
 def split_w_pack(packed):
-    """Split a W_pack into query, key and value matrices: (3H, H) → three (H, H).
+    """Split W_pack into query, key and value matrices: (3H, H) → three (H, H).
 
     Baichuan computes query, key and value in one matrix product, `x @ W_pack.T`, and
     then splits the result. Llama has three separate matrices.
@@ -51,8 +52,8 @@ def key_first(packed):
 
 @split_w_pack.mistake
 def transposed(packed):
-    """You transpose the matrices, but `nn.Linear` stores (outputs, inputs), both in the
-    packed matrix and in the three separate matrices.
+    """You transpose the matrices, but `nn.Linear` stores weights as (outputs, inputs),
+    both in the packed matrix and in the three separate matrices.
     """
     return tuple(part.T for part in packed.chunk(3))
 
@@ -106,14 +107,14 @@ def _rows(bounds):
 split_w_pack.more(
     {
         "rotated": (
-            "Your three blocks are all in the wrong position. The order is query, "
+            "None of your three blocks is in the right position. The order is query, "
             "key, value.",
             _blocks((1, 2, 0)),
             _blocks((2, 0, 1)),
         ),
         "one_block_twice": (
-            "You return one of the three blocks more than once, and you leave out "
-            "another block.",
+            "You return one of the three blocks more than once, and you leave out at "
+            "least one other block.",
             *map(
                 _blocks,
                 (
@@ -191,7 +192,7 @@ split_w_pack.more(
             lambda p: (p[0], p[1], p[2]),
         ),
         "scaled": (
-            "You scale a matrix. Only split the packed matrix.",
+            "You scale a matrix. Split the packed matrix without changing its numbers.",
             lambda p: (p.chunk(3)[0] / p.shape[1] ** 0.5, *p.chunk(3)[1:]),
             lambda p: (p / p.shape[1] ** 0.5).chunk(3),
         ),
@@ -219,8 +220,8 @@ def by_view(packed):
     5,
     (
         "What has length 1 afterward: a row, a column, or the whole matrix?",
-        "A length is the root of a sum of squares. Keep the dimension that you sum "
-        "over.",
+        "A length is the square root of a sum of squares. Keep the dimension that you "
+        "sum over.",
     ),
 )
 def normalize_head(weight):
@@ -254,13 +255,13 @@ def whole_matrix(weight):
 
 @normalize_head.mistake
 def squared(weight):
-    """You divide by the squared length. Divide by its root."""
+    """You divide by the squared length. Divide by the length itself."""
     return weight / weight.square().sum(1, keepdim=True)
 
 
 @normalize_head.mistake
 def sum_of_sizes(weight):
-    """You divide by the sum of absolute values. A length is the root of a sum of
+    """You divide by the sum of absolute values. A length is the square root of a sum of
     squares.
     """
     return weight / weight.abs().sum(1, keepdim=True)
@@ -268,13 +269,15 @@ def sum_of_sizes(weight):
 
 @normalize_head.mistake
 def largest(weight):
-    """You divide by the largest entry of a row. Divide by its length."""
+    """You divide by the largest entry of a row. Divide by the row's length."""
     return weight / weight.abs().amax(1, keepdim=True)
 
 
 @normalize_head.mistake
 def plain_sum(weight):
-    """You divide by the sum of a row. A length also needs a square and a root."""
+    """You divide by the sum of a row. For a length, sum the squares of the elements and
+    take the square root.
+    """
     return weight / weight.sum(1, keepdim=True)
 
 
@@ -299,7 +302,7 @@ def multiplied(weight):
 
 @normalize_head.mistake
 def mean_square(weight):
-    """You take the root of a *mean* of squares, which is not the length."""
+    """You take the square root of a *mean* of squares, which is not the length."""
     return weight / weight.square().mean(1, keepdim=True).sqrt()
 
 
@@ -386,8 +389,8 @@ normalize_head.more(
             _over(lambda w: w.var(1, keepdim=True)),
         ),
         "rms_with_epsilon": (
-            "You take the root of a *mean* of squares and add a small number. The "
-            "length uses the sum of squares.",
+            "You use a *mean* of squares, plus a small number, inside the square root. "
+            "The length uses the sum of squares.",
             *(
                 _over(lambda w, e=e: (w.square().mean(1, keepdim=True) + e).sqrt())
                 for e in (1e-5, 1e-6, 1e-8)
@@ -418,13 +421,13 @@ normalize_head.more(
             _over(lambda w: w.sum(1, keepdim=True) ** 2),
         ),
         "average_size": (
-            "You divide by a mean. A length is the root of a sum of squares.",
+            "You divide by a mean. A length is the square root of a sum of squares.",
             _over(lambda w: w.mean(1, keepdim=True)),
             _over(lambda w: w.abs().mean(1, keepdim=True)),
             _over(lambda w: w.square().mean(1, keepdim=True)),
         ),
         "root_of_the_length": (
-            "You take one root too many. Divide by the length itself.",
+            "You take one square root too many. Divide by the length itself.",
             _over(lambda w: _length(w) ** 0.5),
         ),
         "signed_largest": (
@@ -442,8 +445,8 @@ normalize_head.more(
             lambda w: w / w.norm(dim=0) / _length(w / w.norm(dim=0)),
         ),
         "columns_by_another_measure": (
-            "You scale columns, and not by their lengths. Divide each row by its "
-            "length.",
+            "You scale columns instead of rows, and not by a length. Divide each row "
+            "by its length.",
             *map(
                 _over,
                 (
@@ -461,7 +464,7 @@ normalize_head.more(
             lambda w: w.square() / _length(w),
         ),
         "unchanged": (
-            "You return the matrix without changing its lengths.",
+            "You return the matrix without changing the lengths of its rows.",
             lambda w: w.clone(),
         ),
         "only_lengths": (
@@ -484,7 +487,7 @@ def with_torch(weight):
     2,
     15,
     (
-        "Write the shapes below x, A and B. In which order can you multiply these?",
+        "Write the shapes below x, A and B. In which order can you multiply them?",
         "The base's output comes first, and one adapter may add to it. How large is r?",
     ),
     ("x",),
@@ -493,8 +496,8 @@ def lora_forward(x, weight, adapters, active, alpha):
     """Compute a linear layer with LoRA: x (B, I), weight (O, I), adapters {name: (A,
     B)} → (B, O).
 
-    A is (r, I) and B is (O, r). Use only the adapter named `active`; None means that
-    only the base is used, as it is for the reference if the policy's adapter is new.
+    A is (r, I) and B is (O, r). Use only the adapter named `active`. If `active` is
+    None, use only the base; the base is the reference if the policy's adapter is new.
     Scale the adapter's output by `alpha` / r.
     """
     output = x @ weight.T
@@ -524,7 +527,7 @@ def _(generator):
 @lora_forward.mistake
 def all_adapters(x, weight, adapters, active, alpha):
     """You use all adapters. The policy would use the reward model's adapter, and the
-    reference would use the policy's.
+    reference would use the policy's adapter.
     """
     return x @ weight.T + sum(
         alpha / len(a) * (x @ a.T @ b.T) for a, b in adapters.values()
@@ -611,7 +614,7 @@ def inputs_for_rank(x, weight, adapters, active, alpha):
 
 @lora_forward.mistake
 def root_of_the_rank(x, weight, adapters, active, alpha):
-    """You divide by the root of r, as rsLoRA does. Divide by r itself."""
+    """You divide by the square root of r, as rsLoRA does. Divide by r itself."""
     output = x @ weight.T
     if active is not None:
         a, b = adapters[active]
@@ -642,14 +645,14 @@ def base_scaled_too(x, weight, adapters, active, alpha):
 
 @lora_forward.mistake
 def none_is_the_reference(x, weight, adapters, active, alpha):
-    """You use an adapter when `active` is None, which means only the base."""
+    """You use an adapter when `active` is None. In that case, use only the base."""
     a, b = adapters[active or "ref"]
     return x @ weight.T + alpha / len(a) * (x @ a.T @ b.T)
 
 
 @lora_forward.mistake
 def first_adapter(x, weight, adapters, active, alpha):
-    """You take the first adapter of the dict instead of the one named `active`."""
+    """You take the dict's first adapter instead of the adapter named `active`."""
     if active is None:
         return x @ weight.T
     a, b = next(iter(adapters.values()))
@@ -683,7 +686,8 @@ lora_forward.more(
             _layer(names=lambda on, every: every if on else []),
         ),
         "all_for_none": (
-            "You use all adapters when `active` is None, which means only the base.",
+            "You use all adapters when `active` is None. In that case, use only the "
+            "base.",
             _layer(names=lambda on, every: [on] if on else every),
         ),
         "the_others": (
@@ -692,14 +696,15 @@ lora_forward.more(
             _layer(names=lambda on, every: [n for n in every if on and n != on]),
         ),
         "fallback": (
-            "You use an adapter when `active` is None, which means only the base.",
+            "You use an adapter when `active` is None. In that case, use only the "
+            "base.",
             _layer(names=lambda on, every: [on or every[0]]),
             _layer(names=lambda on, every: [on or every[-1]]),
             _layer(names=lambda on, every: [on or "policy"]),
             _layer(names=lambda on, every: [on or "reward"]),
         ),
         "fixed_adapter": (
-            "You use the same adapter whatever `active` names. Look the name up.",
+            "You use the same adapter whatever name `active` holds. Look the name up.",
             *(
                 _layer(names=lambda on, every, name=name: [name] if on else [])
                 for name in ("policy", "ref", "reward")
@@ -712,8 +717,8 @@ lora_forward.more(
             _layer(names=lambda on, every: every[:1]),
         ),
         "one_name_ignored": (
-            "You leave out the adapter for one of the names. Each name in `active` "
-            "turns its adapter on.",
+            "For at least one name, you leave out the adapter. Each name in `active` "
+            "turns on its own adapter.",
             *(
                 _layer(
                     names=lambda on, every, off=off: [on] if on and on != off else []
@@ -745,7 +750,7 @@ lora_forward.more(
             _layer(lambda alpha, a, *_: alpha * len(a)),
         ),
         "root_of_the_factor": (
-            "You take a root of α / r. Use the factor itself.",
+            "You take the square root of α / r. Use the factor itself.",
             _layer(lambda alpha, a, *_: (alpha / len(a)) ** 0.5),
         ),
         "rank_twice": (
@@ -884,7 +889,7 @@ def policy_judges_itself(stage):
 @adapter_of.mistake
 def reference_is_the_base(stage):
     """You return None for the reference. After SFT the reference is also an adapter, a
-    frozen copy. Return its name.
+    frozen copy of the SFT adapter. Return its name.
     """
     return (
         None if stage == "reference log-probabilities" else adapter_of.solution(stage)
@@ -899,7 +904,7 @@ def trains_the_reward_model(stage):
 
 @adapter_of.mistake
 def trains_the_reference(stage):
-    """Your update changes the reference. It must stay unchanged."""
+    """Your update changes the reference. The reference must stay unchanged."""
     return _stages(update="ref")[stage]
 
 
@@ -913,8 +918,8 @@ def scores_by_the_reference(stage):
 
 @adapter_of.mistake
 def logprobs_of_the_reference(stage):
-    """You use the reference for the plain log-probabilities. These come from the model
-    that sampled.
+    """You use the reference for the plain log-probabilities. They come from the model
+    that sampled the response.
     """
     return _stages(log_probabilities="ref")[stage]
 
@@ -942,13 +947,14 @@ def reference_and_reward_swapped(stage):
 
 @adapter_of.mistake
 def policy_everywhere(stage):
-    """You use the policy for all stages: it would be its own reference and judge."""
+    """You use the policy for all stages, so it would be its own reference and judge."""
     return "policy"
 
 
 REASONS = {
     "generate": "Responses are drawn from the model that PPO trains.",
-    "log-probabilities": "Plain log-probabilities come from the model that sampled.",
+    "log-probabilities": "Plain log-probabilities come from the model that sampled "
+    "the response.",
     "reference log-probabilities": "KL compares the policy with a frozen copy of "
     "the SFT adapter.",
     "score": "Scores come from the adapter that was trained to judge.",
@@ -1061,7 +1067,7 @@ def _(generator):
 
 @completion_mask.mistake
 def no_eos(question_length, answer_length, width):
-    """Your mask omits the EOS after the answer: the model will never stop."""
+    """Your mask omits the EOS after the answer, so the model never learns to stop."""
     mask = torch.zeros(width, dtype=torch.float64)
     mask[question_length : question_length + answer_length] = 1
     return mask
@@ -1127,7 +1133,7 @@ def inverted(question_length, answer_length, width):
 
 @completion_mask.mistake
 def eos_alone(question_length, answer_length, width):
-    """Your mask includes only the EOS. Include the answer."""
+    """Your mask includes only the EOS. Include the answer as well."""
     mask = torch.zeros(width, dtype=torch.float64)
     mask[question_length + answer_length] = 1
     return mask
@@ -1136,7 +1142,7 @@ def eos_alone(question_length, answer_length, width):
 @completion_mask.mistake
 def length_for_end(question_length, answer_length, width):
     """Your ones end as if the answer began in the first column. They must end further
-    right, by the question's length.
+    to the right: add the question's length.
     """
     mask = torch.zeros(width, dtype=torch.float64)
     mask[question_length : answer_length + 1] = 1

@@ -22,7 +22,7 @@ RUNS = {  # KL at the first step, and later
     2,
     15,
     (
-        "Start with the KL column: which values does a healthy run show there?",
+        "Start with the KL column. Which values does a healthy run show there?",
         "In a healthy run, KL starts at 0 and is never clearly negative.",
     ),
 )
@@ -54,8 +54,8 @@ def _(dice):
 @diagnose.mistake
 def the_score_is_all(run):
     """You call run one healthy because its score rises, but its answers shrink to one
-    token. The reward model gives empty answers high scores, and the policy exploits
-    this mistake.
+    token. The reward model wrongly gives empty answers high scores, and the policy
+    exploits this mistake.
     """
     return {"one": "healthy", "two": "sampling settings", "three": "wrong reference"}[
         run
@@ -64,9 +64,10 @@ def the_score_is_all(run):
 
 @diagnose.mistake
 def nothing_moves(run):
-    """You blame run two's learning rate, but its KL is *negative*, which no divergence
-    can be. The run samples from one distribution and scores another, for example
-    because of top_k, a penalty, or a suppressed token.
+    """You blame run two's learning rate, but the run's KL is *negative*, which no
+    divergence can be. The run samples from one distribution and computes
+    log-probabilities under another, for example because of top_k, a penalty, or a
+    suppressed token.
     """
     return {
         "one": "empty answers",
@@ -121,8 +122,8 @@ for _causes in itertools.product(CAUSES, repeat=3):
     _confuse(_causes)
 
 diagnose.say(
-    "You do not spell the causes as the statement does. Copy its strings: they are in "
-    "lowercase and have spaces.",
+    "You do not spell the causes as the exercise does. Copy the exercise's strings, "
+    "which are in lowercase and contain spaces.",
     capitalized=lambda run: diagnose.solution(run).capitalize(),
     title=lambda run: diagnose.solution(run).title(),
     upper=lambda run: diagnose.solution(run).upper(),
@@ -152,12 +153,12 @@ def by_reasons(run):
     ("logits",),
 )
 def suppress_first(logits, token):
-    """Return one response's log-probabilities with a token forbidden at its first
+    """Return one response's log-probabilities with a token forbidden at the first
     position: logits (R, V) → (R, V).
 
-    The log-probabilities must be those of the policy that samples. So forbid the token
-    that sampling forbids, and only at the same position, the first. Keep the gradient,
-    which training needs.
+    The log-probabilities must be those of the policy that samples. So forbid `token`,
+    which sampling forbids, and forbid it only at the first position, as sampling does.
+    Keep the gradient, which training needs.
     """
     allowed = logits.clone()
     allowed[0, token] = -torch.inf
@@ -201,7 +202,7 @@ def in_sampling_alone(logits, token):
 
 @suppress_first.mistake
 def last_position(logits, token):
-    """You forbid the token at the last position. An answer may not *begin* with it."""
+    """You forbid the token at the last position. An answer must not *begin* with it."""
     allowed = logits.clone()
     allowed[-1, token] = -torch.inf
     return allowed.log_softmax(-1)
@@ -235,8 +236,8 @@ def logit_zero(logits, token):
 
 @suppress_first.mistake
 def logprob_zero(logits, token):
-    """You set the log-probability to 0, which is a probability of 1: the token would be
-    certain.
+    """You set the log-probability to 0, which means a probability of 1: the token would
+    be certain.
     """
     logprobs = suppress_first.solution(logits, token).clone()
     logprobs[0, token] = 0
@@ -269,7 +270,7 @@ def over_the_tokens(logits, token):
 
 @suppress_first.mistake
 def first_row_forbidden(logits, token):
-    """You forbid all tokens of the first row. Forbid only one of them."""
+    """You forbid all tokens in the first row. Forbid only `token`."""
     allowed = logits.clone()
     allowed[0] = -torch.inf
     return allowed.log_softmax(-1)
@@ -386,8 +387,8 @@ suppress_first.say(
     without_first=lambda logits, token: suppress_first.solution(logits, token)[1:],
 )
 suppress_first.say(
-    "You remove the token's column. The result must have V columns, and other "
-    "positions may still have this token.",
+    "You remove the token's column. The result must have V columns, because the token "
+    "is still allowed at other positions.",
     column_removed=lambda logits, token: _without_column(logits, token).log_softmax(-1),
     column_removed_at_the_end=lambda logits, token: _without_column(
         suppress_first.solution(logits, token), token
@@ -428,7 +429,7 @@ def with_a_mask(logits, token):
     ),
 )
 def kl_error(p, ref_p):
-    """Return how far KL is too low if only sampling masks EOS: two (N,) → a number.
+    """Return by how much KL is too low if only sampling masks EOS: two (N,) → a number.
 
     `p` and `ref_p` are the policy's and the reference's probabilities of EOS at the
     first token. Responses are drawn from the masked policy, so EOS is never the first
@@ -471,8 +472,8 @@ def probabilities_of_eos(p, ref_p):
 
 @kl_error.mistake
 def added(p, ref_p):
-    """You give both terms the same sign. KL compares policy and reference by a
-    *ratio*.
+    """You give both terms the same sign. KL compares policy and reference by the
+    logarithm of a *ratio*.
     """
     return -(torch.log1p(-p) + torch.log1p(-ref_p)).mean()
 
@@ -559,8 +560,8 @@ _kl(
     plus_reversed=lambda p, ref_p, error: (torch.log1p(ref_p) - torch.log1p(p)).mean(),
 )
 _kl(
-    "You take absolute values before averaging. Errors may be negative, and they may "
-    "cancel.",
+    "You take absolute values before averaging. Errors may be negative, and errors of "
+    "opposite sign may cancel.",
     absolute=lambda p, ref_p, error: error.abs().mean(),
 )
 _kl(
@@ -595,7 +596,7 @@ _kl(
     smallest=lambda p, ref_p, error: error.min(),
 )
 _kl(
-    "You use logarithms to base 10. Nats need natural logarithms.",
+    "You use logarithms to base 10. A KL in nats needs natural logarithms.",
     base_ten=lambda p, ref_p, error: error.mean() / torch.tensor(10.0).log(),
 )
 _kl(
@@ -642,7 +643,8 @@ def as_a_ratio(p, ref_p):
     2,
     15,
     (
-        "The longer answer wins seven of ten pairs. How many of ten rows can you keep?",
+        "The longer answer wins seven of ten pairs. How many of these ten rows can you "
+        "keep?",
         "Count both kinds first. At each row, how many rows of each kind may you "
         "still keep?",
     ),
@@ -651,8 +653,8 @@ def balance(longer_won):
     """Choose as many rows with True as with False: list of bool → list of int.
 
     If the longer answer mostly wins (or mostly loses), a reward model learns length.
-    Keep the first rows of each kind, as many as the rarer kind has, and keep their
-    original order.
+    If the rarer kind has n rows, keep the first n rows of each kind. Return the numbers
+    of these rows in their original order.
     """
     n = min(sum(longer_won), len(longer_won) - sum(longer_won))
     kept, left = [], {True: n, False: n}
@@ -768,24 +770,24 @@ def dropped_rows(longer_won):
 
 @balance.mistake
 def true_is_rarer(longer_won):
-    """You assume that the longer answer wins less often. Either kind may be the rarer
-    one.
+    """You assume that the longer answer wins in fewer than half of the rows. Either
+    kind may be the rarer kind.
     """
     return _up_to(longer_won, sum(longer_won))
 
 
 @balance.mistake
 def false_is_rarer(longer_won):
-    """You assume that the longer answer wins more often. Either kind may be the rarer
-    one.
+    """You assume that the longer answer wins in more than half of the rows. Either kind
+    may be the rarer kind.
     """
     return _up_to(longer_won, len(longer_won) - sum(longer_won))
 
 
 @balance.mistake
 def half_of_all(longer_won):
-    """You keep up to half of all rows of each kind. Keep all of the rarer
-    kind, and the same number of the other.
+    """Your limit for each kind is half the number of all rows. Keep all rows of the
+    rarer kind, and the same number of rows of the other kind.
     """
     return _up_to(longer_won, len(longer_won) // 2)
 
@@ -889,18 +891,19 @@ _by_kind(
     half=lambda true, false, n: sorted(true[: n // 2] + false[: n // 2]),
 )
 _by_kind(
-    "You keep the first rows of one kind and the last rows of the other. Keep the "
+    "You keep the first rows of one kind and the last rows of the other kind. Keep the "
     "first rows of both kinds.",
     last_true=lambda true, false, n: sorted(true[len(true) - n :] + false[:n]),
     last_false=lambda true, false, n: sorted(true[:n] + false[len(false) - n :]),
 )
 balance.say(
-    "You keep the longest balanced beginning. Rows after it may also be among the "
-    "first rows of their kind.",
+    "You keep only the longest balanced beginning of the list. Later rows may also be "
+    "among the first rows of their kind.",
     balanced_beginning=_balanced_beginning,
 )
 balance.say(
-    "You stop when one kind is full. Continue: the other kind may still need rows.",
+    "You stop when you have enough rows of one kind. Continue, because the other kind "
+    "may still need rows.",
     until_full=_until_full,
 )
 balance.say(

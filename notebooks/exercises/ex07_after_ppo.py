@@ -18,8 +18,8 @@ check = SET.check
     1,
     10,
     (
-        "With which responses must you compare a response, so that an easy prompt "
-        "earns nothing?",
+        "With which responses must you compare a response, so that it gains nothing "
+        "merely because its prompt is easy?",
         "Each row belongs to one prompt. Keep the dimension that you average over.",
     ),
 )
@@ -27,8 +27,8 @@ def group_advantages(rewards, divide):
     """Return GRPO's advantages from the rewards of G responses to each of P prompts:
     (P, G) → (P, G).
 
-    An advantage is the reward minus its *group's* mean. With `divide`, divide this
-    difference by the group's unbiased standard deviation plus 1e-4. Without the
+    An advantage is the reward minus its *group's* mean. If `divide` is True, divide
+    this difference by the group's unbiased standard deviation plus 1e-4. Without the
     division, the advantages are those of Dr. GRPO.
     """
     centered = rewards - rewards.mean(1, keepdim=True)
@@ -51,9 +51,9 @@ CENTERS = {  # name: (baseline, message)
     "": (lambda x: x.mean(1, keepdim=True), ""),
     "batch mean": (
         lambda x: x.mean(),
-        "You subtract the mean of the whole batch: every response to an easy prompt "
-        "would look good. Compare only with the same group, whose responses answer "
-        "the same prompt.",
+        "You subtract the mean of the whole batch, so every response to an easy prompt "
+        "would look good. Compare each response only with its own group, whose "
+        "responses answer the same prompt.",
     ),
     "prompts' mean": (
         lambda x: x.mean(0, keepdim=True),
@@ -94,16 +94,16 @@ SCALES = {  # name: (divisor, message)
     "": (lambda x: _std(x) + 1e-4, ""),
     "biased": (
         lambda x: _std(x, correction=0) + 1e-4,
-        "Your standard deviation divides by n; the unbiased one divides by n − 1.",
+        "Your standard deviation divides by n. To make it unbiased, divide by n − 1.",
     ),
     "small number missing": (
         _std,
-        "You add nothing to the standard deviation: for a group whose rewards are all "
-        "equal you divide by 0 (or nearly 0). Add 1e-4.",
+        "You add nothing to the standard deviation, so you divide by 0 (or nearly 0) "
+        "for a group whose rewards are all equal. Add 1e-4.",
     ),
     "small number inside": (
         lambda x: (_std(x) ** 2 + 1e-4).sqrt(),
-        "You add 1e-4 inside the root. Add it to the standard deviation itself.",
+        "You add 1e-4 inside the square root. Add it to the standard deviation itself.",
     ),
     "variance": (
         lambda x: _std(x) ** 2 + 1e-4,
@@ -137,8 +137,8 @@ SCALES = {  # name: (divisor, message)
     ),
     "length": (
         lambda x: (x - x.mean(1, keepdim=True)).norm(dim=1, keepdim=True) + 1e-4,
-        "You divide by a root of the *sum* of squares. A standard deviation averages "
-        "the squares.",
+        "You divide by the square root of the *sum* of squares. A standard deviation "
+        "averages the squares.",
     ),
     "absolute": (
         lambda x: (x - x.mean(1, keepdim=True)).abs().mean(1, keepdim=True) + 1e-4,
@@ -147,9 +147,9 @@ SCALES = {  # name: (divisor, message)
 } | {
     f"{number} added": (
         lambda x, number=number: _std(x) + number,
-        "You add a wrong number to the standard deviation. Add 1e-4."
+        "You add the wrong number to the standard deviation. Add 1e-4."
         if number > 1e-7
-        else "You add nearly nothing to the standard deviation. Add 1e-4 to each one.",
+        else "You add nearly nothing to the standard deviation. Add 1e-4.",
     )
     for number in (1e-8, 1e-5, 1e-3, 1e-2, 0.1, 1)
 }
@@ -185,18 +185,18 @@ def _when_divided(message, **codes):
 
 
 _when_divided(
-    "With `divide` you do not subtract the mean. Subtract the mean with and without "
-    "`divide`.",
+    "If `divide` is True, you do not subtract the mean. Subtract the mean whether or "
+    "not `divide` is True.",
     not_centered=lambda x, mean, std: x / (std + 1e-4),
 )
 _when_divided(
-    "You divide only the mean or only the reward. Divide the difference of the two: "
-    "check the parentheses.",
+    "You divide only the mean or only the reward. Divide the difference between the "
+    "two. Check the parentheses.",
     only_the_mean=lambda x, mean, std: x - mean / (std + 1e-4),
     only_the_reward=lambda x, mean, std: x / (std + 1e-4) - mean,
 )
 _when_divided(
-    "You add 1e-4 after the division. It belongs to the divisor: check the "
+    "You add 1e-4 after the division, but it belongs in the divisor. Check the "
     "parentheses.",
     after_the_division=lambda x, mean, std: (x - mean) / std + 1e-4,
     after_a_division_of_zeros=lambda x, mean, std: (
@@ -212,7 +212,8 @@ _when_divided(
     twice=lambda x, mean, std: (x - mean) / (std + 1e-4) ** 2,
 )
 _when_divided(
-    "You divide by the root of the standard deviation. `std` already includes a root.",
+    "You divide by the square root of the standard deviation. `std` already includes a "
+    "square root.",
     rooted=lambda x, mean, std: (x - mean) / (std.sqrt() + 1e-4),
     rooted_with_number=lambda x, mean, std: (x - mean) / (std + 1e-4).sqrt(),
 )
@@ -256,8 +257,8 @@ def best_of_n(probabilities, n):
     to best → (N,).
 
     The responses are ordered by their rewards, which are all different. Response y is
-    the best if all n draws score at most as high as y, but not all of them lower: F(y)ⁿ
-    − F(y−)ⁿ.
+    the best draw if all n draws score at most as high as y, but not all of them score
+    lower. The probability of this event is F(y)ⁿ − F(y−)ⁿ.
     """
     at_most = probabilities.cumsum(0)
     return at_most**n - (at_most - probabilities) ** n
@@ -286,8 +287,8 @@ def at_most_alone(probabilities, n):
 
 @best_of_n.mistake
 def worst_of_n(probabilities, n):
-    """You return the probability of being the worst of n draws: you sum from the wrong
-    end.
+    """You return the probability of being the worst of n draws, because you sum from
+    the wrong end.
     """
     at_least = probabilities.flip(0).cumsum(0).flip(0)
     return at_least**n - (at_least - probabilities) ** n
@@ -302,7 +303,7 @@ def power_of_each(probabilities, n):
 @best_of_n.mistake
 def powers_normalized(probabilities, n):
     """You raise each probability to a power and normalize. A response is kept for its
-    *rank*, so the probabilities of worse responses must enter.
+    *rank*, so the formula must contain the probabilities of worse responses.
     """
     return probabilities**n / (probabilities**n).sum()
 
@@ -323,8 +324,8 @@ def one_draw_times_n(probabilities, n):
 
 @best_of_n.mistake
 def others_less(probabilities, n):
-    """You count only cases in which y is drawn exactly once. It may be drawn more than
-    once.
+    """You count only cases in which y is drawn exactly once. Response y may be drawn
+    more than once.
     """
     return n * probabilities * (probabilities.cumsum(0) - probabilities) ** (n - 1)
 
@@ -369,13 +370,13 @@ _best(
     one_lost=lambda p, F, less, n: (F**n).diff(),
 )
 _best(
-    "Only the worst response is wrong. Its F(y−) is 0, and its F(y) is its own "
-    "probability: raise both to n.",
+    "Only your result for the worst response is wrong. Its F(y−) is 0, and its F(y) is "
+    "its own probability. Raise both to the power n.",
     wrapped=lambda p, F, less, n: F**n - F.roll(1) ** n,
     worst_not_raised=lambda p, F, less, n: torch.cat([p[:1], (F**n).diff()]),
 )
 _best(
-    "You return each response's result at a neighboring position: everything is "
+    "You return each response's result at a neighboring position: all results are "
     "shifted by one.",
     next_response=lambda p, F, less, n: torch.cat([(F**n).diff(), 1 - F[-1:] ** n]),
     next_and_one=lambda p, F, less, n: torch.cat([(F**n).diff(), 1 + 0 * F[-1:]]),
@@ -403,7 +404,8 @@ _best(
     once=lambda p, F, less, n: n * p * (1 - p) ** (n - 1),
 )
 _best(
-    "You fix which draw is y. Any of the n draws may be y, and several draws may be y.",
+    "You require one fixed draw to be y. Any of the n draws may be y, and several "
+    "draws may be y.",
     first_draw=lambda p, F, less, n: p * F ** (n - 1),
     first_draw_only=lambda p, F, less, n: p * less ** (n - 1),
 )
@@ -512,7 +514,7 @@ def _dpo(message, **losses):
 
         dpo_loss.say(message, **{name: code})
         if name in LEARNED:
-            also = " Gradient also flows into the reference: detach it."
+            also = " The reference also gets a gradient. Detach its log-probabilities."
             dpo_loss.say(message + also, **{f"{name}, reference learns": learns})
 
 
@@ -537,8 +539,8 @@ def _losses(message, **functions):
 
 
 dpo_loss.say(
-    "The value is right, but gradient flows into the reference. Detach its "
-    "log-probabilities.",
+    "The value is right, but a gradient flows into the reference. Detach the "
+    "reference's log-probabilities.",
     reference_learns=lambda c, r, ref_c, ref_r, beta: (
         -logsigmoid(beta * (c - ref_c - r + ref_r)).mean()
     ),
@@ -548,18 +550,19 @@ _margin(
     no_reference=lambda c, r, ref_c, ref_r, beta: beta * (c - r),
 )
 _margin(
-    "The reference and β are missing: you compute the pairwise loss of "
+    "The reference and β are missing. You compute the pairwise loss from "
     "log-probabilities instead of implied rewards.",
     no_reference_or_beta=lambda c, r, ref_c, ref_r, beta: c - r,
 )
 _margin(
-    "You use the reference's log-probability of only one of the two answers.",
+    "You use the reference's log-probability for only one of the two answers.",
     reference_of_chosen=lambda c, r, ref_c, ref_r, beta: beta * (c - ref_c - r),
     reference_of_rejected=lambda c, r, ref_c, ref_r, beta: beta * (c - r + ref_r),
 )
 _margin(
-    "The reference has the wrong sign, or you use each answer's reference for the "
-    "other answer. An implied reward contains a *difference* from the reference.",
+    "The reference has the wrong sign, or you use each answer's reference "
+    "log-probability for the other answer. An implied reward contains a *difference* "
+    "from the reference.",
     references_added=lambda c, r, ref_c, ref_r, beta: beta * (c + ref_c - r - ref_r),
 )
 _margin(
@@ -642,11 +645,11 @@ _losses(
     divided_by_beta=lambda margin, beta: -logsigmoid(margin / beta).mean(),
 )
 _losses(
-    "Your β is outside the sigmoid. It belongs inside, as a factor of the log-ratio.",
+    "Your β is outside the sigmoid. β belongs inside, as a factor of the log-ratio.",
     beta_outside=lambda margin, beta: -beta * logsigmoid(margin).mean(),
 )
 _losses(
-    "Your loss contains β inside and outside the sigmoid. It belongs only inside.",
+    "Your loss contains β inside and outside the sigmoid. β belongs only inside.",
     beta_twice=lambda margin, beta: -beta * logsigmoid(beta * margin).mean(),
     beta_and_inverse=lambda margin, beta: -logsigmoid(beta * margin).mean() / beta,
 )
@@ -691,7 +694,7 @@ _losses(
     linear_without_beta=lambda margin, beta: -margin.mean(),
 )
 _losses(
-    "You add β to the margin, or subtract it. β is a factor.",
+    "You add β to the margin, or subtract β from it. β is a factor.",
     plus_beta=lambda margin, beta: -logsigmoid(margin + beta).mean(),
     minus_beta=lambda margin, beta: -logsigmoid(margin - beta).mean(),
 )
@@ -720,9 +723,9 @@ def off_policy_loss(logprobs, engine, mask, advantages, most):
 
     `logprobs` (log π of the policy) and `engine` (log q of the sampler) are (B, T),
     like the bool `mask`; `advantages` is (B,). π and q of a response are products over
-    its real tokens. The weight is π/q, at most `most`, and has no gradient. For each
-    response, compute −weight × advantage × log π of the whole response. The loss is the
-    mean over responses.
+    its real tokens. The weight is π/q, limited to at most `most`, and it has no
+    gradient. For each response, compute −weight × advantage × log π of the whole
+    response. The loss is the mean over responses.
     """
     response = (logprobs * mask).sum(1)
     weight = (response - (engine * mask).sum(1)).exp().clamp(max=most).detach()
@@ -761,7 +764,7 @@ def _weighted(message, **weights):
 
         off_policy_loss.say(message, **{name: loss})
         if name in DETACH:
-            also = " Gradient also flows through the weight: detach it."
+            also = " Also detach the weight: a gradient flows through it."
             off_policy_loss.say(message + also, **{f"{name}, learns": learns})
 
 
@@ -778,7 +781,7 @@ def _after_weight(message, **losses):
                 weight = weight if learned else weight.detach()
                 return loss(weight, advantages, response, sampled, mask, most)
 
-            also = " Gradient also flows through the weight: detach it." * learned
+            also = " Also detach the weight: a gradient flows through it." * learned
             key = name + ", learns" * learned
             off_policy_loss.say(message + also, **{key: code})
 
@@ -788,7 +791,7 @@ def _log_ratio(logprobs, engine, mask):
 
 
 off_policy_loss.say(
-    "The value is right, but gradient flows through the weight. Detach the weight.",
+    "The value is right, but a gradient flows through the weight. Detach the weight.",
     weight_learns=lambda logprobs, engine, mask, advantages, most: (
         -(_log_ratio(logprobs, engine, mask).exp().clamp(max=most) * advantages)
         @ (logprobs * mask).sum(1)
@@ -796,16 +799,16 @@ off_policy_loss.say(
     ),
 )
 _weighted(
-    "Your weight is q/π. A response that the engine samples too *often* must count "
-    "less.",
+    "Your weight is q/π. A response that the engine samples too *often* must get a "
+    "smaller weight.",
     upside_down=lambda p, q, mask, most: (
         (-_log_ratio(p, q, mask)).exp().clamp(max=most)
     ),
     upside_down_untruncated=lambda p, q, mask, most: (-_log_ratio(p, q, mask)).exp(),
 )
 _weighted(
-    "You do not limit the weight to `most`: one response that the engine rarely "
-    "samples could outweigh the rest of the batch.",
+    "You do not limit the weight to `most`, so a single response that the engine "
+    "rarely samples could outweigh the rest of the batch.",
     untruncated=lambda p, q, mask, most: _log_ratio(p, q, mask).exp(),
 )
 _weighted(
@@ -855,7 +858,7 @@ _weighted(
     ),
 )
 _weighted(
-    "You add up probabilities of tokens. π and q of a response are products.",
+    "You sum probabilities of tokens. π and q of a response are products over tokens.",
     sums_of_probabilities=lambda p, q, mask, most: (
         (p.exp() * mask).sum(1) / (q.exp() * mask).sum(1)
     ).clamp(max=most),
@@ -1000,7 +1003,7 @@ _after_weight(
     ),
 )
 _after_weight(
-    "You average factors separately. Multiply first, and then average.",
+    "You average the factors separately. Multiply them first, and then average.",
     mean_of_weights=lambda w, a, log, q, mask, most: -(a * log).mean() * w.mean(),
     means=lambda w, a, log, q, mask, most: -w.mean() * a.mean() * log.mean(),
 )
@@ -1012,8 +1015,8 @@ _after_weight(
 
 @off_policy_loss.mistake
 def log_of_the_engine(logprobs, engine, mask, advantages, most):
-    """You multiply by the engine's log-probability. Multiply by the policy's, which has
-    a gradient.
+    """You multiply by the engine's log-probability. Multiply by the policy's
+    log-probability, which has a gradient.
     """
     response, sampled = (logprobs * mask).sum(1), (engine * mask).sum(1)
     weight = (response - sampled).exp().clamp(max=most).detach()

@@ -16,8 +16,8 @@ check = SET.check
     1,
     10,
     (
-        "Which texts would a policy that does not know the sum write if your function "
-        "were its reward?",
+        "Suppose that your function is the reward of a policy that does not know the "
+        "sum. Which texts would the policy write?",
         "Split at semicolons, and compare the last part.",
     ),
 )
@@ -72,8 +72,8 @@ _accept(
     any_number=lambda text, answer: answer in _numbers(text),
 )
 _accept(
-    "You test whether the text ends with the answer: 1412 also ends with 412. Compare "
-    "the whole last part.",
+    "You test whether the text ends with the answer, but 1412 also ends with 412. "
+    "Compare the whole last part.",
     at_the_end=lambda text, answer: text.endswith(answer),
 )
 _accept(
@@ -172,7 +172,7 @@ _accept(
     stripped_digits=lambda text, answer: _digits(_last(text).strip()) == int(answer),
 )
 _accept(
-    "You overlook a semicolon at the start of a text: its position is 0.",
+    "You overlook a semicolon at the start of a text, where its position is 0.",
     semicolon_at_the_start=lambda text, answer: (
         (text[text.rfind(";") + 1 :] if text.rfind(";") > 0 else text) == answer
     ),
@@ -249,7 +249,7 @@ dead_share.say(
 )
 dead_share.say(
     "You multiply the probabilities of the two ways to be dead. A group cannot be dead "
-    "in both ways: the two events exclude each other.",
+    "in both ways: the two events are mutually exclusive.",
     multiplied=lambda p, G: (p * (1 - p)).pow(G).mean(),
 )
 dead_share.say(
@@ -277,8 +277,8 @@ dead_share.say(
     absolute=lambda p, G: (p**G - (1 - p) ** G).abs().mean(),
 )
 dead_share.say(
-    "You use the probability that two answers agree, as if each comparison of two "
-    "answers were independent. All G answers must get the same reward.",
+    "You use the probability that two answers agree, as if comparisons of different "
+    "pairs were independent. All G answers must get the same reward.",
     pairs=lambda p, G: (p**2 + (1 - p) ** 2).pow(G).mean(),
     neighbors=lambda p, G: (p**2 + (1 - p) ** 2).pow(G - 1).mean(),
     all_pairs=lambda p, G: (p**2 + (1 - p) ** 2).pow(G * (G - 1) // 2).mean(),
@@ -296,8 +296,8 @@ dead_share.say(
     some_dead=lambda p, G: 1 - (1 - p**G - (1 - p) ** G).prod(),
 )
 dead_share.say(
-    "Your exponent G acts on only one of the two terms. In both ways all G answers "
-    "must agree.",
+    "Your exponent G acts on only one of the two terms. In either way to be dead, all "
+    "G answers must agree.",
     power_of_right=lambda p, G: (p**G + 1 - p).mean(),
     power_of_wrong=lambda p, G: (p + (1 - p) ** G).mean(),
 )
@@ -312,8 +312,8 @@ dead_share.say(
     middle=lambda p, G: (p**G + (1 - p) ** G).quantile(0.5),
 )
 dead_share.say(
-    "You return the mean variance of single rewards, p (1 − p). It does not depend on "
-    "the group's size, but the probability of a dead group does.",
+    "You return the mean variance of single rewards, p (1 − p). This variance does not "
+    "depend on the group's size, but the probability of a dead group does.",
     variance=lambda p, G: (p * (1 - p)).mean(),
 )
 dead_share.say(
@@ -379,13 +379,13 @@ def _product(factors):
 
 
 _each(
-    "You raise the estimated rate to a power, as if the k answers were drawn with "
+    "You raise the estimated pass rate to a power, as if the k answers were drawn with "
     "replacement. This estimate is too low on average.",
     plugged_in=lambda c, n, k: 1 - (1 - c / n) ** k,
 )
 _each(
     "You raise a rate to a power, as if the k answers were drawn with replacement. "
-    "Your result is also not the probability of at least one right answer.",
+    "Moreover, your result is not the probability of at least one right answer.",
     power_all_right=lambda c, n, k: (c / n) ** k,
     power_none_right=lambda c, n, k: (1 - c / n) ** k,
     power_some_wrong=lambda c, n, k: 1 - (c / n) ** k,
@@ -415,8 +415,8 @@ _each(
     one_if_k_wrong=lambda c, n, k: 1 if n - c <= k else 1 - _missed(c, n, k),
 )
 _each(
-    "Your result is 1 if c exceeds k, and perhaps if it equals k. A choice may still "
-    "contain only wrong answers: look at n − c.",
+    "Your result is 1 if c exceeds k, and perhaps also if c equals k. A choice may "
+    "still contain only wrong answers. Look at n − c.",
     one_if_k_right=lambda c, n, k: 1 if c >= k else 1 - _missed(c, n, k),
     one_if_more_right=lambda c, n, k: 1 if c > k else 1 - _missed(c, n, k),
 )
@@ -438,8 +438,8 @@ _each(
     ),
 )
 _each(
-    "You count ordered choices in one term and unordered choices in the other. Count "
-    "the same kind in both terms.",
+    "You count ordered choices in one term and unordered choices in the other term. "
+    "Count the same kind of choices in both terms.",
     orders_above=lambda c, n, k: 1 - math.perm(n - c, k) / math.comb(n, k),
     orders_below=lambda c, n, k: 1 - math.comb(n - c, k) / math.perm(n, k),
 )
@@ -462,8 +462,8 @@ _each(
     added_up_to_one=lambda c, n, k: min(1, k * c / n),
 )
 _each(
-    "Your result equals a product in which one of two counts does not shrink. Each "
-    "wrong draw leaves one fewer wrong answer, and one fewer answer in total.",
+    "Your result equals a product in which one of two counts does not shrink. Drawing "
+    "a wrong answer leaves one fewer wrong answer, and one fewer answer in total.",
     fixed_denominator=lambda c, n, k: 1 - _product((n - c - i, n) for i in range(k)),
     fixed_numerator=lambda c, n, k: 1 - _product((n - c, n - i) for i in range(k)),
     fixed_numerator_limited=lambda c, n, k: (
@@ -472,18 +472,19 @@ _each(
 )
 _each(
     "Your result would be right if one fewer answer were wrong. n − c answers are "
-    "wrong: if you use a loop or a range, check where it starts and ends.",
+    "wrong. If you use a loop or a range, check where it starts and ends.",
     one_wrong_less=lambda c, n, k: (
         1 - _product((n - c - 1 - i, n - i) for i in range(k))
     ),
 )
 _each(
     "Your result would be right if one more answer were wrong. n − c answers are "
-    "wrong: if you use a loop or a range, check where it starts and ends.",
+    "wrong. If you use a loop or a range, check where it starts and ends.",
     one_wrong_more=lambda c, n, k: 1 - math.comb(n - c + 1, k) / math.comb(n, k),
 )
 _each(
-    "Your result equals a product with a wrong range: check its first and last factor.",
+    "Your result equals a product with a wrong range. Check the product's first and "
+    "last factors.",
     late_by_one=lambda c, n, k: 1 - _product((n - c - i, n - i) for i in range(1, k)),
     shifted=lambda c, n, k: 1 - _product((n - c - i, n - i) for i in range(1, k + 1)),
     short_range=lambda c, n, k: (
@@ -492,7 +493,7 @@ _each(
 )
 _each(
     "Your result is 1 for every problem with a right answer. A choice of k answers may "
-    "miss it.",
+    "still contain no right answer.",
     any_right=lambda c, n, k: c > 0,
 )
 _each(

@@ -59,7 +59,7 @@ def _one_against_all(s):
 question_loss.more(
     {
         "pairs": (
-            "You compare the best text with each other text independently. A question "
+            "You compare the best text with every other text independently. A question "
             "has *one* answer, so use one softmax over all of its texts.",
             lambda s: _pairs(s).sum(1).mean(),
             lambda s: _pairs(s).mean(),
@@ -68,7 +68,7 @@ question_loss.more(
         ),
         "one_pair": (
             "You compare the best text with only one other text of each question. All "
-            "texts of a question compete.",
+            "texts of a question compete with each other.",
             _against(lambda s: s[:, 1:].amax(1)),
             _against(lambda s: s[:, 1:].amin(1)),
             _against(lambda s: s[:, 1]),
@@ -76,14 +76,14 @@ question_loss.more(
         ),
         "mean_of_the_others": (
             "You compare the best text with an average or a sum of scores. Each text "
-            "competes on its own.",
+            "competes with its own score.",
             _against(lambda s: s[:, 1:].mean(1)),
             _against(lambda s: s.mean(1)),
             _against(lambda s: s[:, 1:].sum(1)),
         ),
         "each_text_for_itself": (
             "You judge each score on its own with a sigmoid, but the texts of a "
-            "question compete.",
+            "question compete with each other.",
             lambda s: -logsigmoid(s[:, 0]).mean(),
             _one_against_all,
             lambda s: s.shape[1] * _one_against_all(s),
@@ -131,15 +131,15 @@ question_loss.more(
             lambda s: -s.log_softmax(1).sum(1).mean(),
         ),
         "full_ranking": (
-            "You score a full ranking of the texts. Only the best text is known; the "
-            "other texts have no order.",
+            "You compute the loss of a full ranking of the texts. Only the best text "
+            "is known; the other texts have no order.",
             lambda s: sum(
                 -s[:, i:].log_softmax(1)[:, 0].mean() for i in range(s.shape[1])
             ),
         ),
         "entropy": (
-            "You return the entropy of the softmax, which does not depend on the named "
-            "text.",
+            "You return the entropy of the softmax, which does not depend on which "
+            "text was named the best.",
             lambda s: -(s.softmax(1) * s.log_softmax(1)).sum(1).mean(),
         ),
         "first_left_out": (
@@ -351,8 +351,8 @@ kappa.more(
             _with_chance(lambda a, b, n: b @ b),
         ),
         "joint_chance": (
-            "Your e uses how often both gave the same answer. For e, assume that the "
-            "two answers are independent.",
+            "Your e uses how often both people gave the same answer. For e, assume "
+            "that their answers are independent.",
             _both_give,
         ),
         "averaged_chance": (
@@ -361,8 +361,8 @@ kappa.more(
             _with_chance(lambda a, b, n: (a * b).mean()),
         ),
         "divided_by_another_count": (
-            "Your frequencies are not shares: divide each person's counts by the "
-            "number of answers.",
+            "Your frequencies are not shares. Divide each person's counts by the "
+            "number of that person's answers.",
             _with_chance(lambda a, b, n: n * (a @ b)),
             _with_chance(lambda a, b, n: n**2 * (a @ b)),
             _with_chance(lambda a, b, n: n**2 / (n - 1) ** 2 * (a @ b)),
@@ -378,7 +378,7 @@ kappa.more(
             _with_chance(lambda a, b, n: torch.maximum(a.max(), b.max())),
         ),
         "answer_left_out": (
-            "Your e leaves out the lowest or the highest answer: check the range of "
+            "Your e leaves out the lowest or the highest answer. Check the range of "
             "the loop.",
             _without(_top),
             _without(lambda first, second: 0),
@@ -397,7 +397,7 @@ kappa.more(
             _with_equal(lambda first, second: (first == second) & (first > 0)),
         ),
         "near_agreement": (
-            "Your p counts answers that are one apart as equal.",
+            "Your p counts answers that differ by 1 as equal.",
             _with_equal(lambda first, second: (first - second).abs() <= 1),
         ),
         "disagreement": (
@@ -411,8 +411,8 @@ kappa.more(
             _with_formula(lambda p, e, a, b: p - e),
         ),
         "another_denominator": (
-            "Your denominator is not the largest possible value of p − e, which full "
-            "agreement reaches.",
+            "Divide p − e by its largest possible value, which full agreement reaches. "
+            "Your denominator is a different number.",
             *map(
                 _with_formula,
                 (
@@ -442,7 +442,7 @@ kappa.more(
         ),
         "weighted": (
             "You return a weighted κ, in which the distance between answers matters. "
-            "Here two answers are only equal or different.",
+            "Here two answers are either equal or different.",
             _weighted(1),
             _weighted(2),
         ),
@@ -514,8 +514,8 @@ def _farther(k, n):
 by_chance.more(
     {
         "exactly": (
-            "You return the probability of exactly k answers, which is small for "
-            "every k if n is large. Include all larger counts.",
+            "You return the probability of exactly k answers for the new text, which "
+            "is small for every k if n is large. Include all larger counts.",
             _counts(lambda k, n: [k]),
         ),
         "more_than": (
@@ -539,16 +539,16 @@ by_chance.more(
             _counts(range),
         ),
         "one_sequence_less": (
-            "You divide by one sequence too few. The sequence in which no answer "
-            "prefers the new text is also possible.",
+            "You divide by the number of all sequences minus 1. The sequence in which "
+            "no answer prefers the new text is also possible.",
             _counts(
                 lambda k, n: range(max(k, 1), n + 1),
                 lambda i, k, n: math.comb(n, i) / (2**n - 1),
             ),
         ),
         "two_sided": (
-            "Your result is two-sided: it also counts answers for the old text. The "
-            "exercise asks for one side.",
+            "Your result is two-sided: it also includes outcomes in favor of the old "
+            "text. The exercise asks for only one side.",
             lambda k, n: min(1.0, 2 * by_chance.solution(k, n)),
             _counts(_farther),
         ),
@@ -564,8 +564,8 @@ by_chance.more(
             lambda k, n: 1 / 2**k,
         ),
         "equally_likely_counts": (
-            "You treat all counts from 0 to n as equally likely. Only all *sequences* "
-            "are equally likely.",
+            "You treat all counts from 0 to n as equally likely. The *sequences* are "
+            "equally likely, but the counts are not.",
             lambda k, n: (n - k + 1) / (n + 1),
             lambda k, n: (n - k) / n,
         ),
@@ -597,15 +597,16 @@ by_chance.more(
             _counts(_or_more, lambda i, k, n: math.comb(n, k) / 2**n),
         ),
         "observed_share": (
-            "You toss a coin whose probability is the observed share. If both texts "
-            "are equally good, the coin is fair.",
+            "You toss a coin whose probability of heads is the observed share. If both "
+            "texts are equally good, the coin is fair.",
             _counts(
                 _or_more,
                 lambda i, k, n: math.comb(n, i) * (k / n) ** i * (1 - k / n) ** (n - i),
             ),
         ),
         "only_the_share": (
-            "You return the observed share; return the probability of such a share.",
+            "You return the observed share. Return the probability of a share that is "
+            "at least as large.",
             lambda k, n: k / n,
         ),
         "normal_approximation": (
@@ -623,7 +624,7 @@ by_chance.more(
         ),
         "larger_side": (
             "You count from the larger of k and n − k. If few answers prefer the new "
-            "text, k or more are likely by chance.",
+            "text, k or more such answers are likely by chance.",
             _counts(lambda k, n: range(max(k, n - k), n + 1)),
         ),
         "smaller_side": (

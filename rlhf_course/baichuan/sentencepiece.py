@@ -69,8 +69,8 @@ def _check_ids(original: SentencePieceProcessor, tokenizer: Tokenizer, refused: 
 def _add_dummy_prefix(tokenizer: Tokenizer, defined: list[str]) -> None:
     """Put a space before every text and remove it when decoding; transformers does neither.
 
-    Added tokens would get the prefix; so user-defined pieces are split off as words instead, and
-    the model keeps whole any word that it has.
+    Added tokens would get the prefix, so user-defined pieces are split off as words instead; the
+    model does not split a word that it has.
     """
     tokenizer.normalizer = normalizers.Sequence(
         [normalizers.Replace(" ", "▁"), normalizers.Prepend("▁")]

@@ -87,7 +87,7 @@ def write_baichuan_checkpoint(
 
 
 def _configs(model: LlamaForCausalLM) -> dict[str, dict]:
-    """Return contents by JSON file name; their auto_map names classes that do not exist."""
+    """Map JSON file names to contents; auto_map names classes that do not exist."""
     sizes = {key: getattr(model.config, key) for key in (*SIZES, "max_position_embeddings")}
     length = model.config.max_position_embeddings
     config = {

@@ -9,7 +9,7 @@ from IPython.display import display
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-# Color-blind people can tell Okabe and Ito's colors apart.
+# Color-blind people can distinguish Okabe and Ito's colors.
 COLORS = {
     "policy": "#0072B2",
     "reference": "#7F7F7F",

@@ -24,7 +24,7 @@ _PACKAGES = ("torch", "transformers", "trl", "peft", "accelerate", "datasets", "
 
 
 class CheckFailed(AssertionError):
-    """A notebook ran to its end, but a check failed."""
+    """Report failed checks of a completed run."""
 
 
 class RunCard:

@@ -62,7 +62,7 @@ def add_reference_adapter(policy: AutoModelForCausalLMWithValueHead) -> None:
 
 @contextmanager
 def use_adapter(model: nn.Module, name: str) -> Iterator[nn.Module]:
-    """Activate a frozen adapter in the body; then reactivate the previous adapter as trainable."""
+    """Use a frozen adapter in the with block; then reactivate the previous adapter as trainable."""
     network = model.pretrained_model
     previous = network.active_adapter
     network.set_adapter(name, inference_mode=True)
@@ -81,7 +81,7 @@ def quantization(kind: str) -> BitsAndBytesConfig:
     if kind not in ("8bit", "4bit"):
         raise ValueError(f"quantization {kind!r} is unknown; choose 8bit or 4bit.")
     if kind == "4bit" and not torch.cuda.is_available():
-        raise ValueError("4bit needs a GPU: bitsandbytes has no gradient on a CPU. Use a GPU.")
+        raise ValueError("On a CPU, bitsandbytes has no gradient at 4bit. Use a GPU.")
     options = {f"load_in_{kind}": True, "bnb_4bit_quant_type": "nf4"}
     return BitsAndBytesConfig(**options, bnb_4bit_compute_dtype=torch.bfloat16)
 

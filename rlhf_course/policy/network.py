@@ -1,4 +1,4 @@
-"""Define the policy, a causal language model with a value head, and helpers for any network."""
+"""Define the policy (a causal language model with a value head) and helpers for any network."""
 
 import inspect
 from collections import OrderedDict
@@ -16,7 +16,7 @@ from rlhf_course.policy.saving import Saved
 
 
 class FullPrecisionLinear(nn.Linear):
-    """Apply a linear layer in at least float32; bfloat16 steps are ½ near −100 (GPT-2 logits)."""
+    """Apply a linear layer in at least float32; bfloat16 logits near −100 (GPT-2) are ½ apart."""
 
     def forward(self, hidden: Tensor) -> Tensor:
         with torch.autocast(hidden.device.type, enabled=False):

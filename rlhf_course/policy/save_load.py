@@ -140,7 +140,7 @@ def check_base(folder: Path, model: nn.Module) -> None:
     saved = file.read_text(encoding="utf-8").strip() if file.exists() else ""
     if saved and found and saved != found:
         raise ValueError(
-            f"The adapter in {folder} was trained on a base whose weights differ from these."
+            f"The adapter in {folder} was trained on a base whose weights differ from this base's."
             f" Name that base in base_model_name_or_path, in {ADAPTER_CONFIG}."
         )
 

@@ -32,7 +32,7 @@ class PPOConfig:
     gradient_accumulation_steps: int = 1
     ppo_epochs: int = 4
     gradient_checkpointing: bool = False
-    # Speedups: False uses transformers' generate, recomputes the first pass, unfuses Adam.
+    # Speedups: False uses transformers' generate, recomputes the first pass and unfuses Adam.
     fast: bool = True
     # How many tokens' logits are in memory together; None means all in a mini-batch.
     logprob_chunk_size: int | None = None
@@ -93,7 +93,7 @@ class PPOConfig:
             if entry.type is bool and not isinstance(value, bool):
                 raise ValueError(f"{entry.name} is {value!r}; it must be True or False.")
             if kind and value is not None:
-                # Settings that None turns off reject 0; so does ``target``, a divisor.
+                # Settings that None turns off cannot be 0, nor can ``target``, a divisor.
                 above = entry.default is None or (entry.name == "target" and self.adap_kl_ctrl)
                 setattr(self, entry.name, _number(entry.name, value, kind, above))
         self._check_sizes()

@@ -45,16 +45,14 @@ class Rollout:
 
         Masks come from lengths, never from ``ids != pad``: the padding token may be EOS.
         """
-        query_lengths, response_lengths = (
-            torch.tensor([len(row) for row in rows]) for rows in (queries, responses)
-        )
+        lengths = [torch.tensor([*map(len, rows)]) for rows in (queries, responses)]
         pairs = zip(queries, responses, strict=True)
         rows = [torch.cat([query.cpu(), response.cpu()]) for query, response in pairs]
-        mask = torch.arange(int(response_lengths.max())) < response_lengths.unsqueeze(1)
+        mask = torch.arange(int(lengths[1].max())) < lengths[1].unsqueeze(1)
         if response_masks is not None:
             mask &= pad_sequence([torch.as_tensor(keep).cpu() > 0 for keep in response_masks], True)
         input_ids, mask = pad_sequence(rows, True, pad_token_id), mask.float().to(scores.device)
-        return cls(input_ids, query_lengths, response_lengths, scores, mask)
+        return cls(input_ids, *lengths, scores, mask)
 
     def __len__(self) -> int:
         return len(self.input_ids)
@@ -113,9 +111,8 @@ def run(
     its fast path. The last column predicts no token and is left out.
     """
     inputs, positions, labels, begins, place = locate(rollout, rows)
-    outputs, _, values = model(
-        inputs, torch.ones_like(inputs), positions, project=not chunk, use_cache=False
-    )
+    attended, how = torch.ones_like(inputs), {"project": not chunk, "use_cache": False}
+    outputs, _, values = model(inputs, attended, positions, **how)
     if chunk:
         head = getattr(model, "module", model).pretrained_model.get_output_embeddings()
         pieces = zip(*(x.split(chunk) for x in (outputs, labels, begins)), strict=True)
@@ -131,8 +128,8 @@ def run(
 def locate(rollout: Rollout, rows: Tensor) -> list[Tensor]:
     """Return inputs (b, t − 1), positions, labels, begins and place (N,), on the device.
 
-    The last four give, for each of the N response tokens, the index in the flattened inputs that
-    predicts it, its id, whether it begins a response, and its index in the flattened (B, R).
+    The last four give, for each of the N response tokens, its predictor's index in the flattened
+    inputs, its id, whether it begins a response, and its index in the flattened (B, R).
     """
     starts, lengths = (x[rows, None] for x in (rollout.query_lengths, rollout.response_lengths))
     column, number = torch.arange(rollout.mask.shape[1]), torch.arange(len(rows)).unsqueeze(1)
@@ -175,5 +172,4 @@ def rule_out(logits: Tensor, begins: Tensor, begin_suppress: Sequence[int]) -> T
     forbidden = torch.zeros_like(logits, dtype=torch.bool)
     for token in begin_suppress:
         forbidden[:, token] = begins
-    # Not −inf, because 0 · −inf is NaN.
-    return logits.masked_fill(forbidden, torch.finfo(logits.dtype).min)
+    return logits.masked_fill(forbidden, torch.finfo(logits.dtype).min)  # 0 · −inf is NaN

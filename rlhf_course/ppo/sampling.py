@@ -14,6 +14,10 @@ from rlhf_course.policy.network import accepts_argument, without_dropout
 from rlhf_course.ppo.checks import check_length, token_ids
 
 CPU_SYNC, GPU_SYNC = 1, 8  # tokens between two checks for finished rows
+NOT_FINITE = (
+    "The policy's next-token probabilities are not finite, so nothing can be sampled. Train"
+    " float32 weights, lower the learning rate, or go back to the last checkpoint."
+)
 # Avoid cuDNN: it compiles a plan for each length, and each new token changes the length.
 ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
@@ -63,7 +67,7 @@ def generate(
 def _sample(
     model, input_ids: Tensor, attention_mask: Tensor, limits: Tensor, begin_suppress, eos: Tensor
 ) -> Tensor:
-    """Sample responses (B, longest), arbitrary after a row ends; drop ended rows early."""
+    """Sample responses (B, longest), arbitrary after a row's end; drop finished rows early."""
     device, (n, width), longest = input_ids.device, input_ids.shape, int(limits.max())
     rows, limits = torch.arange(n, device=device), limits.to(device)
     responses = torch.zeros(n, longest, dtype=torch.long, device=device)
@@ -81,7 +85,7 @@ def _sample(
         running &= (limits[rows] > t + 1) & ~torch.isin(tokens.squeeze(1), eos)
         if (t + 1) % (CPU_SYNC if rows.is_cpu else GPU_SYNC) == 0 or t + 1 == longest:
             if not total.isfinite():
-                raise _not_finite()
+                raise FloatingPointError(NOT_FINITE)
             keep = running.nonzero().squeeze(1)
             if not len(keep):
                 break
@@ -113,7 +117,7 @@ def _generate(
 ) -> Tensor:
     """Return responses (B, R) from transformers' ``generate``."""
     if settings.get("num_return_sequences", 1) != 1:
-        raise ValueError("PPO pairs each response with its query: repeat queries instead.")
+        raise ValueError("num_return_sequences must be 1. For more responses, repeat queries.")
     settings |= {"max_new_tokens": int(limits.max())} if limits.any() else {}
     settings |= {"begin_suppress_tokens": list(begin_suppress)} if begin_suppress else {}
     settings["logits_processor"] = [*(settings.get("logits_processor") or ()), refuse_nan]
@@ -127,15 +131,8 @@ def refuse_nan(input_ids: Tensor, logits: Tensor) -> Tensor:
     On a GPU, sampling from NaN triggers a device-side assert, and the process loses the GPU.
     """
     if not logits.logsumexp(-1).isfinite().all():
-        raise _not_finite()
+        raise FloatingPointError(NOT_FINITE)
     return logits
-
-
-def _not_finite() -> FloatingPointError:
-    return FloatingPointError(
-        "The policy's next-token probabilities are not finite, so nothing can be sampled. Train"
-        " float32 weights, lower the learning rate, or go back to the last checkpoint."
-    )
 
 
 def end_tokens(model, settings: dict) -> Tensor:
@@ -158,9 +155,9 @@ def pad_token_id(tokenizer) -> int:
 NEUTRAL = dict.fromkeys(("top_p", "temperature", "repetition_penalty", "typical_p"), 1.0)
 ZERO = "top_k min_p eta_cutoff epsilon_cutoff no_repeat_ngram_size min_length min_new_tokens"
 NEUTRAL |= dict.fromkeys(ZERO.split(), 0)
+NONE = "suppress_tokens begin_suppress_tokens bad_words_ids sequence_bias logits_processor"
+NEUTRAL |= dict.fromkeys([*NONE.split(), "generation_config"])
 NEUTRAL |= {"guidance_scale": 1.0, "num_beams": 1}
-NEUTRAL |= dict.fromkeys(("suppress_tokens", "begin_suppress_tokens", "bad_words_ids"))
-NEUTRAL |= dict.fromkeys(("sequence_bias", "logits_processor", "generation_config"))
 UNDERSTOOD = {*NEUTRAL, "do_sample", "max_new_tokens", "pad_token_id", "eos_token_id"}
 
 

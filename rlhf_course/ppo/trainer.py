@@ -11,20 +11,13 @@ from torch import Tensor
 from rlhf_course.data.lengths import LengthSampler
 from rlhf_course.policy.adapters import REFERENCE, use_adapter
 from rlhf_course.policy.network import without_dropout
+from rlhf_course.ppo import update
 from rlhf_course.ppo.algorithm import Total
 from rlhf_course.ppo.checks import check_samples, stack_scores, warn_about_samples
 from rlhf_course.ppo.rollout import Rollout
 from rlhf_course.ppo.sampling import generate, pad_token_id
 from rlhf_course.ppo.score_scaling import scale_scores
 from rlhf_course.ppo.trainer_base import TrainerBase
-from rlhf_course.ppo.update import (
-    MiniBatch,
-    add_advantages,
-    add_logprobs,
-    add_rewards,
-    optimize,
-    step_stats,
-)
 
 
 class PPOTrainer(TrainerBase):
@@ -110,7 +103,7 @@ class PPOTrainer(TrainerBase):
             rollout = Rollout.from_lists(queries, responses, scores, pad, response_masks)
             stats = self._learn(rollout, total, clock := Clock())
         with clock("calc_stats"):
-            stats = step_stats(rollout, stats, self.kl_ctl.value, self.accelerator)
+            stats = update.step_stats(rollout, stats, self.kl_ctl.value, self.accelerator)
         self.kl_ctl.update(stats["objective/kl"], size * self.accelerator.num_processes)
         if self.lr_scheduler is not None:
             self.lr_scheduler.step()
@@ -119,19 +112,19 @@ class PPOTrainer(TrainerBase):
         times = {f"time/ppo/{phase}": seconds for phase, seconds in clock.seconds.items()}
         return stats | times | {"ppo/learning_rate": rate}
 
-    def _learn(self, rollout: Rollout, total: Total, clock: "Clock") -> list[MiniBatch]:
+    def _learn(self, rollout: Rollout, total: Total, clock: "Clock") -> list[update.MiniBatch]:
         """Fill in the rollout's columns and run the epochs; return each mini-batch's statistics."""
         config, step = self.config, self.current_step
         with clock("forward_pass"):
-            first_pass = add_logprobs(rollout, self.model, self.reference, config, step)
+            first_pass = update.add_logprobs(rollout, self.model, self.reference, config, step)
         with clock("compute_rewards"):
-            add_rewards(rollout, config, self.kl_ctl.value, total)
+            update.add_rewards(rollout, config, self.kl_ctl.value, total)
         with clock("compute_advantages"):
-            add_advantages(rollout, config, total)
+            update.add_advantages(rollout, config, total)
         self.is_whole, self.policy.is_trained = False, True  # not whole until the epochs end
         with clock("optimize_step"):
             parts = self.model, self.optimizer, self.accelerator
-            return optimize(*parts, rollout, config, step, first_pass)
+            return update.optimize(*parts, rollout, config, step, first_pass)
 
     @property
     def policy(self):

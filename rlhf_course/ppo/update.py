@@ -55,9 +55,8 @@ def add_rewards(
     rollout: Rollout, config: PPOConfig, kl_coef: float, total: ppo.Total = ppo.local
 ) -> None:
     """Fill in rewards per token, whitened if ``whiten_rewards`` is set."""
-    rollout.rewards, rollout.non_score_rewards = ppo.compute_rewards(
-        rollout.scores, rollout.kl, rollout.mask, kl_coef
-    )
+    given = rollout.scores, rollout.kl, rollout.mask, kl_coef
+    rollout.rewards, rollout.non_score_rewards = ppo.compute_rewards(*given)
     if config.whiten_rewards:
         rollout.rewards = ppo.masked_whiten(rollout.rewards, rollout.mask, False, total)
 

@@ -1,4 +1,4 @@
-"""Join into one run the processes (ranks) that ``accelerate launch`` starts."""
+"""Make one run of the processes (ranks) that ``accelerate launch`` starts."""
 
 import os
 

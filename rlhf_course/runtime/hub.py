@@ -66,7 +66,7 @@ def hub_errors(source: str | Path, kind: str = "model") -> Iterator[None]:
 
 
 def _explain(error: BaseException, source: str, kind: str) -> Exception | None:
-    """Return an error that explains ``error``, or None; match names and text, as types vary."""
+    """Return an error that explains ``error``, or None; match names and text because types vary."""
     if kind == "model" and (damaged := next(filter(is_damaged, Path(source).glob("*")), None)):
         return ValueError(
             f"{damaged} is damaged, cut short or a git-lfs pointer. Download it again."

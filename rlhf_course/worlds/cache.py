@@ -63,7 +63,7 @@ def is_intact(folder: Path) -> bool:
 
 
 def checksum(folder: Path) -> str:
-    """Return the SHA-256 of a folder's visible names and contents, or a hub id unchanged."""
+    """Return the SHA-256 of a folder's visible files and their names, or a hub id unchanged."""
     if not folder.is_dir():
         return str(folder)
     digest = hashlib.sha256()

@@ -38,7 +38,7 @@ FULL_WIDTH = str.maketrans(",!?~", "，！？～")  # SentencePiece makes them h
 
 
 def _clean(text: str) -> str:
-    """Return a text with full-width punctuation and no spaces except line ends."""
+    """Return a text with full-width punctuation and no whitespace except line ends."""
     return re.sub(r"[^\S\n]+", "", text.translate(FULL_WIDTH)).strip()
 
 
@@ -103,7 +103,7 @@ def _known_neighbors() -> set[str]:
 
 
 def is_answer(question: str, answer: str) -> bool:
-    """Return whether a text is complete, asks nothing, and has a word of the question's topic."""
+    """Return whether a text is complete, asks nothing, and has a topic word not in the question."""
     answer = _clean(answer)
     complete = len(answer) >= SHORT and answer[-1] in ENDS and "？" not in answer
     return complete and any(word in answer for word in topic_words(question))

@@ -157,10 +157,10 @@ def main(arguments: list[str] | None = None) -> None:
         "--shape",
         choices=BATCH,
         default="tiny",
-        help="a GPT-2 of 6 million weights, or GPT-2 small",
+        help="tiny: a GPT-2 of 6 million weights; gpt2, gpt2-32: GPT-2 small",
     )
     add("--costs", action="store_true", help="vary batch size and response length")
-    add("--batched", action="store_true", help="with trl 0.11: generate in one batch")
+    add("--batched", action="store_true", help="with trl 0.11: generate and score in one batch")
     add("--bf16", action="store_true", help="use autocast; not with trl 0.11")
     add("--rounds", type=int, default=10, help="steps to measure after two warm-up steps")
     add("--threads", type=int, default=os.cpu_count(), help="PyTorch threads")

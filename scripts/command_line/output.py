@@ -36,12 +36,12 @@ class Output(NamedTuple):
 def open_output(
     folder: Path, result: str, settings: dict, inputs: dict, resume: bool, inner: str = ""
 ) -> Iterator[Output]:
-    """Yield a run's output folder, which the first process locks while the body runs.
+    """Yield a run's output folder, which the first process locks while the with block runs.
 
     Subfolder ``result`` is for the model, ``inner`` for checkpoints. A new run needs a folder
     without files. A resumed run continues from the last complete checkpoint; its ``settings``, and
     the contents of its ``inputs`` (option → model or dataset), must be unchanged. Raises
-    ``ValueError`` if these rules are broken, ``OSError`` if another run uses the folder.
+    ``ValueError`` if these rules are broken, and ``OSError`` if another run uses the folder.
     """
     folder, state = check_folder(folder), PartialState()
     now = {"settings": json.loads(json.dumps(settings, default=str))}

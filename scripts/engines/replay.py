@@ -1,4 +1,6 @@
-"""Replay a recorded batch in an engine's own code: python replay.py verl|trl FOLDER …
+"""Replay a recorded batch in an engine's own code.
+
+    python replay.py verl|trl FOLDER …
 
 hand_over.py --check runs this file in an engine's environment, without the course. Exits with 2 if
 a setting differs from the run's, or a number differs from the run's by more than 1e-5 (1e-4 for

@@ -2,10 +2,10 @@
 
     python scripts/make/make_handout.py [--output build/handout]
 
-The notebooks have no solutions or answers. In place of the sources, the handout has
+Its notebooks have no solutions or answers. In place of the sources, the handout has
 frozen/*.json, which contains each exercise's inputs for twenty public seeds, and the outputs and
 gradients of its solution and of each mistake. notebooks/exercises/frozen.py compares answers with
-these. scripts/grade.py uses other seeds.
+these results. scripts/grade.py uses other seeds.
 """
 
 import argparse

@@ -46,7 +46,10 @@ def sample(model, tokenizer, queries: Sequence[list[int]], seed: int) -> list[st
 
 
 def samples(policy, tokenizer, openings: Sequence[list[int]], known: set[str]) -> dict:
-    """Return the numbers on texts: 256 openings of 2 to 8 tokens, 16 more tokens, three seeds."""
+    """Return the model card's numbers about texts.
+
+    The policy continues 256 openings of 2 to 8 tokens by 16 tokens each, at three seeds.
+    """
     lengths = np.random.default_rng(0).integers(2, 9, len(openings)).tolist()
     pairs = zip(openings, lengths, strict=True)
     pairs = [(row[: n + FRAGMENT], n) for row, n in pairs if len(row) >= n + FRAGMENT][:256]
@@ -69,7 +72,7 @@ def verdicts(classifier: SentimentReward, judge: NgramSentiment, texts, labels) 
 
 
 def training(policy, texts: Sequence[str], tokenizer) -> dict:
-    """Return the numbers on the policy's size and training for the model card."""
+    """Return the model card's numbers about the policy's size and training."""
     found = {"parameters": policy.num_parameters() / 1e6, "vocabulary": len(tokenizer)}
     found |= {"layers": policy.config.n_layer, "width": policy.config.n_embd}
     found |= {"teacher_layers": made.TEACHER["n_layer"], "teacher_width": made.TEACHER["n_embd"]}
@@ -80,7 +83,7 @@ def training(policy, texts: Sequence[str], tokenizer) -> dict:
 
 
 def measure(reviews, folder: Path) -> dict[str, dict]:
-    """Return model → numbers for its card."""
+    """Return a dict from each model to the numbers for its card."""
     tokenizer = AutoTokenizer.from_pretrained(folder / "gpt2-imdb-mini")
     policy = AutoModelForCausalLM.from_pretrained(folder / "gpt2-imdb-mini", dtype=torch.float32)
     classifier = SentimentReward(str(folder / "distilbert-imdb-mini"))

@@ -1,4 +1,4 @@
-"""Collect a notebook's results at several seeds from run cards into figs/measured/seeds.json.
+"""Collect a notebook's results at several seeds, from run cards, in figs/measured/seeds.json.
 
     for seed in 0 1 2; do
         python scripts/run_notebooks.py --only 04 --seed $seed --output build/seeds/$seed

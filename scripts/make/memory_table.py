@@ -1,6 +1,8 @@
-"""Print, for site/larger-models.md, the computed memory of a Baichuan2-7B PPO step and the smallest
-GPU with enough memory. With --measure, instead take a PPO step and print its measured memory as
-JSON.
+"""Print the tables of computed PPO memory for site/larger-models.md.
+
+The tables give a PPO step's peak memory and the smallest GPU with enough memory, for Baichuan2-7B
+and for Llamas of several sizes. With --measure, the script instead takes a PPO step and prints its
+measured memory as JSON.
 """
 
 import json
@@ -49,8 +51,9 @@ MINI_BATCH, QUERY, RESPONSES = 8, 256, (256, 1024)  # samples (one mini-batch pe
 
 
 def what_fits() -> pd.DataFrame:
-    """Return a table with a row per way to save memory, and two columns per response length: the
-    computed peak in bf16 autocast, and the smallest GPU for it.
+    """Return a table with a row per way to save memory, and two columns per response length.
+
+    The columns give the computed peak in bf16 autocast, and the smallest GPU for it.
     """
     table = pd.DataFrame(index=pd.Index(WAYS, name="7B, LoRA"))
     for response in RESPONSES:

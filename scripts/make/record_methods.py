@@ -4,7 +4,8 @@
     python scripts/make/record_methods.py            # the config's step sizes, five seeds
 
 The script runs the notebook's cells with the tag ``methods`` at preset tiny; at other presets,
-the notebook itself writes the cards. To use two processes, pass different methods with --only.
+the notebook itself writes the cards. To use two processes, pass each of them
+different methods with --only.
 """
 
 import argparse

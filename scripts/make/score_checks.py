@@ -1,8 +1,8 @@
 """Score the exercises' checks on other people's solutions, from a folder of JSON Lines files.
 
-``first`` is the verdict (null: accepted) before the checks' authors read the solutions, ``judged``
-is false if that verdict names the wrong mistake, and ``dropped`` says why the solution contradicts
-the current statement of its exercise.
+``first`` is the verdict (null: accepted) before the checks' authors read the solutions. ``judged``
+is false if that verdict names the wrong mistake. ``dropped`` explains why the solution contradicts
+its exercise's current statement.
 """
 
 import json

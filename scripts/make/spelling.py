@@ -32,7 +32,7 @@ class SpellingLoss:
 
     A token misspells a word if the resulting letters start no word in ``texts``, or if it ends a
     word that is not in ``texts``. Without the penalty, such tokens have a few percent of the total
-    probability, as in "ofthere", "hatesk". The penalty is the unlikelihood of Welleck et al. 2019
+    probability, as in "ofthere" or "hatesk". The penalty is the unlikelihood of Welleck et al. 2019
     (arXiv:1908.04319, equation 4) with all these tokens as one negative candidate.
     """
 

@@ -64,11 +64,12 @@ class Blocks(Dataset):
 
 
 def make_prose(n: int, seed: int = 0) -> list[str]:
-    """Return n texts, on average a third of each kind: a topic's paragraphs, a page of questions,
-    or a question with one or two replies of any style.
+    """Return n texts of Chinese prose.
 
-    A tenth are chats in which only the user or only the assistant speaks: the model learns their
-    names, but never sees an assistant answer a question.
+    On average, a third are a topic's paragraphs, a third are pages of questions, and a third are
+    questions with one or two replies of any style. A tenth of all texts are chats in which only the
+    user or only the assistant speaks: the model learns the names Human and Assistant, but never
+    sees an assistant answer a question.
     """
     made = []
     for rng, topic in chinese.streams("prose", n, seed):
