@@ -92,7 +92,7 @@ def _half_for_ties(difference) -> np.ndarray:
 def bag_of_words(chosen: Sequence[str], rejected: Sequence[str], seed: int = 0) -> np.ndarray:
     """Return (N,): 1 where the words' log-odds prefer the chosen answer, ½ for a tie, else 0.
 
-    The log-odds come from the other folds' pairs (naive Bayes, one added to each count).
+    A pair's log-odds come from the other folds (naive Bayes, one added to each count).
     Words contain only the letters a to z. If no text has such a word, as in Chinese, each character
     is a word.
     """

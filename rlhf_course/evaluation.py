@@ -11,7 +11,7 @@ from torch import Tensor
 from rlhf_course.data import prompt_ids
 from rlhf_course.policy.network import without_dropout
 from rlhf_course.ppo.rollout import Rollout, forward
-from rlhf_course.ppo.sampling import pad_token_id
+from rlhf_course.ppo.sampling import end_tokens, pad_token_id
 from rlhf_course.ppo.trainer import PPOTrainer
 from rlhf_course.rewards import check_texts, require_finite
 
@@ -49,17 +49,17 @@ def evaluate(
     sampler = iter(lengths).__next__ if lengths is not None else None
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        responses = trainer.generate(
-            queries, sampler, batch_size, **{"return_prompt": False} | generation_kwargs
-        )
+        how = {"return_prompt": False} | generation_kwargs
+        responses = trainer.generate(queries, sampler, batch_size, **how)
     answered = tokenizer.batch_decode(responses, skip_special_tokens=are_texts)
     answered = [text.strip() if are_texts else text for text in answered]
     table = pd.DataFrame({"query": asked, "response": answered})
-    table[["kl", "nll", "length", "finished"]] = _measure(trainer, queries, responses)
+    names = ["kl", "nll", "length", "finished"]
+    table[names] = _measure(trainer, queries, responses, generation_kwargs)
     return table.assign(score=require_finite(score(asked, answered), answered).tolist())
 
 
-def _measure(trainer: PPOTrainer, queries, responses) -> pd.DataFrame:
+def _measure(trainer: PPOTrainer, queries, responses, settings: dict) -> pd.DataFrame:
     """Return columns kl, nll, length and finished; queries and responses are token ids."""
     blank, config = torch.zeros(len(responses), device=trainer.policy.device), trainer.config
     rollout = Rollout.from_lists(queries, responses, blank, pad_token_id(trainer.tokenizer))
@@ -68,12 +68,12 @@ def _measure(trainer: PPOTrainer, queries, responses) -> pd.DataFrame:
         logprobs = forward(trainer.policy, rollout, *how)[0]
         with trainer.reference() as reference:
             ref_logprobs = forward(reference, rollout, *how)[0]
-    eos = trainer.tokenizer.eos_token_id
+    ends = end_tokens(trainer.policy, settings)
     columns = {
         "kl": ((logprobs - ref_logprobs) * rollout.mask).sum(1).tolist(),
         "nll": (-ref_logprobs * rollout.mask).sum(1).tolist(),
         "length": [len(response) for response in responses],
-        "finished": [bool(response[-1] == eos) for response in responses],
+        "finished": [bool((response[-1] == ends).any()) for response in responses],
     }
     return pd.DataFrame(columns)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import embedding_bag
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
-from rlhf_course.data import answer_ids, as_messages, encode
+from rlhf_course.data import answer_ids, as_messages, as_prompt, encode
 from rlhf_course.policy.network import without_dropout
 from rlhf_course.policy.save_load import check_vocabulary, load_model, load_tokenizer
 
@@ -98,8 +98,8 @@ class RewardModel:
     token. Padding and the rest of the batch do not change a score.
 
     ``model`` is a model in memory, or the folder or hub id of a model or adapter. By default, the
-    tokenizer is the model's own, and ``max_length`` is the most tokens that both accept. Raises
-    ``ValueError`` for several outputs and, when scoring, for an answer that is too long.
+    tokenizer is the one saved with it, and ``max_length`` is the most tokens that both accept.
+    Raises ``ValueError`` for several outputs and, when scoring, for an overlong answer.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class ChatRewardModel(RewardModel):
     """Score dialogues after formatting them with the tokenizer's chat template."""
 
     def encode(self, prompts: list[str], answers: list[str]) -> list[list[int]]:
-        talks = [as_messages(f"{p} {a}") for p, a in zip(prompts, answers, strict=True)]
+        talks = [as_messages(f"{as_prompt(p)} {a}") for p, a in zip(prompts, answers, strict=True)]
         return self.tokenizer.apply_chat_template(talks, return_dict=False)
 
 
@@ -158,7 +158,7 @@ def load_reward_model(source: str | Path, new_head: bool = False, **kwargs) -> P
 
 
 def _prepare(tokenizer, model: PreTrainedModel):
-    """Give model and tokenizer one padding token, which marks texts' ends; return the tokenizer."""
+    """Give model and tokenizer one padding token, to find texts' ends; return the tokenizer."""
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     check_vocabulary(tokenizer, model)

@@ -67,9 +67,9 @@ def load_score(chosen: argparse.Namespace):
 
 
 def keep_fitting(pairs, tokenizer, most: int | None):
-    """Return the pairs that fit ``most`` tokens, and short ones as a dict of columns.
+    """Return the pairs of at most ``most`` tokens, and short ones as a dict of columns.
 
-    The dict has up to 300 pairs that fit ``most`` / 5 tokens.
+    The dict has the prompts and chosen answers of up to 300 pairs of at most ``most`` / 5 tokens.
     """
     sides = [tokenizer(pairs[side][:])["input_ids"] for side in ("chosen", "rejected")]
     sizes = [max(map(len, both)) + SPECIAL for both in zip(*sides, strict=True)]
@@ -122,10 +122,12 @@ def main(arguments: list[str]) -> int:
     from rlhf_course.checkup import STOP, check_up
     from rlhf_course.course.run_card import quiet_libraries
     from rlhf_course.data import describe, load_pairs
-    from rlhf_course.runtime.files import atomic_file, check_folder
+    from rlhf_course.runtime.files import atomic_file, check_folder, read_json
 
     quiet_libraries()
     output = check_folder(chosen.output)
+    if (old := output / "check-up.json").exists() and "findings" not in read_json(old):
+        raise FileExistsError(f"{old} is not a check-up. Choose another --output.")
     pairs, dropped = load_pairs(chosen.pairs, chosen.split, chosen.data_dir)
     pairs = pairs.shuffle(seed=chosen.seed).select(range(min(chosen.limit, len(pairs))))
     print(f"{len(pairs)} pairs of {chosen.pairs}, split {chosen.split}; {describe(dropped)}")

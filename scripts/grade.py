@@ -30,7 +30,7 @@ import torch
 from command_line import exits
 from make.make_exercises import SETS, load
 
-from rlhf_course.runtime.files import atomic_file, check_folder
+from rlhf_course.runtime.files import atomic_file, check_folder, read_json
 
 PUBLIC = 1000  # the students' own checks use smaller seeds
 CHOSEN: dict[str, dict] = {}  # notebook → exercises; forked processes inherit them
@@ -85,8 +85,14 @@ def grade(paths: list[Path], seed: int, limit: float) -> list[dict]:
         for key, exercise in exercises.items():
 
             def find(key=key, ordered=ordered):
-                answers = (frozen.load(parsed[path], key) for path in ordered)
-                return next(filter(None, answers), None)
+                stub = None
+                for path in ordered:
+                    answer = frozen.load(parsed[path], key)
+                    code = getattr(answer, "__code__", None)
+                    if answer and "NotImplementedError" not in getattr(code, "co_names", ()):
+                        return answer
+                    stub = stub or answer
+                return stub
 
             said, name = frozen.examine(exercise, find, seed, limit)
             row = {"exercise": f"{notebook}/{key}", "points": exercise.difficulty * (not said)}
@@ -141,22 +147,33 @@ def page(target: Path, graded: dict[str, list[dict]]) -> None:
 
 
 def write(folder: Path, form: str, graded: dict[str, list[dict]]) -> None:
-    """Write all grades to ``folder`` in the given format; refuse another program's grades.csv."""
+    """Write all grades to ``folder`` in the given format; refuse to lose other grades."""
     if form == "html":
         page(folder / "grades.html", graded)
     elif form == "csv":
         rows = [{"student": who, **row} for who, student in graded.items() for row in student]
         file = folder / "grades.csv"
-        if file.exists() and not file.read_text("utf-8").startswith(",".join(rows[0])):
-            raise ValueError(f"{file} was not written by grade.py. Choose another --output.")
+        if file.exists():
+            with file.open(newline="") as table:
+                before = [*csv.DictReader(table)]
+            if not before or before[0].keys() != rows[0].keys():
+                raise ValueError(f"{file} was not written by grade.py. Choose another --output.")
+            old, new = ({(x["student"], x["exercise"]) for x in part} for part in (before, rows))
+            if old - new:
+                lost = " in ".join(min(old - new))
+                raise ValueError(f"{file} has a grade of {lost}. Choose another --output.")
         with atomic_file(file) as path, path.open("w", newline="") as table:
             writer = csv.DictWriter(table, rows[0])
             writer.writeheader()
             writer.writerows(rows)
     else:
-        for who, rows in graded.items():
-            with atomic_file(folder / who / FILES[form][0]) as path:
-                path.write_text(json.dumps(result(rows, form), indent=1) + "\n", "utf-8")
+        results = {folder / who / FILES[form][0]: result(x, form) for who, x in graded.items()}
+        for file, found in results.items():
+            if file.exists() and read_json(file).keys() != found.keys():
+                raise ValueError(f"{file} was not written by grade.py. Choose another --output.")
+        for file, found in results.items():
+            with atomic_file(file) as path:
+                path.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
 
 
 def main(arguments: list[str]) -> None:
@@ -179,9 +196,10 @@ def main(arguments: list[str]) -> None:
     CHOSEN.update({made.notebook: made.exercises for made in map(load, names)})
     for exercise in (made for exercises in CHOSEN.values() for made in exercises.values()):
         exercise.expected(chosen.seed)  # once, before the fork
-    if chosen.output.resolve().is_relative_to(chosen.handed_in.resolve()):
-        raise ValueError("--output is inside HANDED_IN, among students' files. Choose another.")
     handed_in = students(chosen.handed_in)
+    is_inside = chosen.output.resolve().is_relative_to(chosen.handed_in.resolve())
+    if is_inside and "" not in handed_in:
+        raise ValueError("--output is inside HANDED_IN, among students' files. Choose another.")
     work = partial(grade, seed=chosen.seed, limit=chosen.limit)
     with ProcessPoolExecutor(2, get_context("fork")) as pool:
         graded = dict(zip(handed_in, pool.map(work, handed_in.values()), strict=True))

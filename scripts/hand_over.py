@@ -60,6 +60,9 @@ def rebuild(folder: Path, more: list[str]):
     given = {k: v for k, v in before["settings"].items() if v is not None}
     if given.pop("command", None) != train_ppo.NAME:
         raise ValueError(f"{folder} is not a run of {train_ppo.NAME}. Hand over one of its runs.")
+    for name in (x[2:].partition("=")[0] for x in more if x.startswith("--")):
+        if name not in before["inputs"]:
+            raise ValueError(f"--{name} cannot change: a hand-over has the run's own settings.")
     given = [f"--{name}={value}" for name, value in given.items()]
     options, settings = train_ppo.parse_arguments([*given, *more])
     if options.quantization:
@@ -225,14 +228,16 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser("hand_over.py", description=__doc__, **how)
     parser.add_argument("run", type=Path, help="output folder of train_ppo.py")
     parser.add_argument("--to", required=True, choices=[*VERSIONS], help="target engine")
-    parser.add_argument("--method", default="rloo", choices=["rloo", "grpo"], help="method in trl")
+    parser.add_argument("--method", choices=["rloo", "grpo"], help="method in trl (default: rloo)")
     parser.add_argument("--check", action="store_true", help="replay the recorded batch")
     chosen, more = parser.parse_known_args(arguments)
+    if chosen.method and chosen.to != "trl":
+        parser.error(f"--method is for trl; {chosen.to} gets the run's own method, PPO")
     target = Path(f"{chosen.run.resolve()}-to-{chosen.to}")
     quiet_libraries()
     if chosen.check:
         return check(chosen.to, target)
-    method = chosen.method if chosen.to == "trl" else "ppo"
+    method = chosen.method or ("rloo" if chosen.to == "trl" else "ppo")
     write(chosen.to, method, target, *rebuild(chosen.run, more))
     return 0
 

@@ -146,9 +146,7 @@ def read_rows(log: Path) -> list[dict]:
             table = pd.read_csv(log, dtype=str, keep_default_na=False)
             return [{k: x for k, x in row.items() if x} for row in table.to_dict("records")]
         if log.suffix == ".jsonl":
-            return [
-                json.loads(line) for line in log.read_text("utf-8").splitlines() if line.strip()
-            ]
+            return read_lines(log)
         content = json.loads(log.read_text("utf-8"))
     except (ValueError, pd.errors.ParserError) as error:
         raise ValueError(f"Cannot read {log}: {error} Choose {FORMATS}.") from None
@@ -159,6 +157,19 @@ def read_rows(log: Path) -> list[dict]:
         return [dict(zip(curves, row, strict=True)) for row in zip(*curves.values(), strict=True)]
     keys = ", ".join([*content][:8]) if isinstance(content, dict) else type(content).__name__
     raise ValueError(f"{log} contains {keys}, not a log. Choose {FORMATS}.")
+
+
+def read_lines(log: Path) -> list[dict]:
+    """Return the rows of a JSON Lines file; ignore a last line that is still being written."""
+    rows, lines = [], [line for line in log.read_text("utf-8").splitlines() if line.strip()]
+    for number, line in enumerate(lines, 1):
+        try:
+            rows.append(json.loads(line))
+        except ValueError as error:
+            if number < len(lines) or not rows:
+                raise ValueError(f"line {number}: {error}.") from None
+            print("The last line is incomplete and is ignored.")
+    return rows
 
 
 def read_tensorboard(folder: Path) -> Iterator[dict]:
@@ -191,7 +202,7 @@ def rename(rows: list[dict], maps: dict[str, dict]) -> tuple[str, pd.DataFrame]:
     """Return the trainer that wrote the rows, and a table of the course's columns by step.
 
     Raises ``ValueError`` if no map matches at least two columns, or if a column that a map needs
-    has an entry that is not a number.
+    has an entry that is not a number (NaN and Inf are allowed).
     """
     rows = [{key.removeprefix("train/"): x for key, x in row.items()} for row in rows]
     log = pd.DataFrame(rows)
@@ -218,6 +229,8 @@ def rename(rows: list[dict], maps: dict[str, dict]) -> tuple[str, pd.DataFrame]:
     if len(found[trainer]) < 2:
         seen = ", ".join(map(str, [*log][:12]))
         raise ValueError(f"No known trainer has these columns: {seen}. Map them with --map FILE.")
+    if found[trainer].get("accuracy", pd.Series(0.0)).max() > 1:
+        raise ValueError("The accuracy exceeds 1. Divide percentages by 100.")
     spreads = log.filter(regex="^rewards/.*/std$")  # GRPO's reward functions
     return trainer, pd.DataFrame(found[trainer] | dict(spreads.items()))
 
@@ -276,6 +289,8 @@ def main(arguments: list[str]) -> int:
     if not chosen.log.exists():
         raise FileNotFoundError(f"{chosen.log} does not exist. Choose {FORMATS}.")
     maps = yaml.safe_load((chosen.map or HERE / "log_columns.yaml").read_text("utf-8"))
+    if not all(isinstance(x, dict) and isinstance(x.get("columns"), dict) for x in maps.values()):
+        raise ValueError(f"{chosen.map} has no columns. Format it like scripts/log_columns.yaml.")
     if not (rows := last_run(read_rows(chosen.log))):
         raise ValueError(f"{chosen.log} has no rows. Choose {FORMATS}.")
     trainer, log = rename(rows, maps)

@@ -67,8 +67,7 @@ def read(path: Path, target: Path) -> dict:
     problem = _results(folder.parent / RESULTS).get(path.stem, "")
     while folder.name in ("run_cards", "build"):  # the runner's own folders
         folder = folder.parent
-    who = {"who": folder.name, "longer": f"{folder.parent.name}/{folder.name}"}
-    entry = who | {"name": path.stem, "checks": [], "passed": 0}
+    entry = {"folder": folder, "name": path.stem, "checks": [], "passed": 0}
     if executed.exists():
         relative = Path(os.path.relpath(executed, target.parent)).as_posix()
         entry["link"] = f"./{quote(relative)}"  # a folder's name may start with javascript:
@@ -178,8 +177,10 @@ def write(places: list[Path], target: Path) -> list[dict]:
     """Write the page; return its entries. Raises ``OSError`` for a path without cards."""
     check_own(target)
     entries = [read(path, target) for path in find(places)]
-    if len({(entry["who"], entry["name"]) for entry in entries}) < len(entries):
-        entries = [entry | {"who": entry["longer"]} for entry in entries]
+    for depth in range(1, 9):  # the shortest paths that distinguish people
+        entries = [e | {"who": "/".join(e["folder"].parts[-depth:])} for e in entries]
+        if len({(entry["who"], entry["name"]) for entry in entries}) == len(entries):
+            break
     how = {"autoescape": True, "trim_blocks": True, "lstrip_blocks": True}
     loader = FileSystemLoader(Path(__file__).resolve().parent)
     template = Environment(loader=loader, **how).get_template("report.html.j2")

@@ -77,11 +77,11 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--output", type=Path, default=Path("build"), help="output folder (default: build)")
     how = {"type": _setting, "action": "append", "default": [], "metavar": "KEY=VALUE"}
     add("--override", **how, help="change a setting; repeatable")
-    add("--seed", type=int, default=0, help="seed of the runs (default: 0)")
+    add("--seed", type=int, help="seed of the runs (default: the notebook's, 0)")
     add("--jobs", type=int, help="notebooks at a time (default: 1; 2 at tiny without --render)")
     add("--render", action="store_true", help="save outputs in notebooks/, cards in figs/measured/")
     chosen = parser.parse_args(arguments)
-    if not 0 <= chosen.seed < 2**32:
+    if not 0 <= (chosen.seed or 0) < 2**32:
         parser.error(f"--seed {chosen.seed} must be from 0 to {2**32 - 1}")
     if chosen.jobs is not None and chosen.jobs < 1:
         parser.error(f"--jobs {chosen.jobs} must be at least 1")
@@ -154,8 +154,9 @@ def execute(name: str, chosen: argparse.Namespace) -> str:
 
 def run_cells(source: Path, target: Path, chosen: argparse.Namespace) -> str:
     """Execute one notebook into ``target``, even if a cell fails; return the problem or ""."""
-    parameters = {"preset": chosen.preset, "overrides": chosen.overrides, "seed": chosen.seed}
-    parameters["output_dir"] = str(chosen.output)
+    parameters = {"preset": chosen.preset, "output_dir": str(chosen.output)}
+    given = {"overrides": chosen.overrides or None, "seed": chosen.seed}  # else: the notebook's
+    parameters |= {name: value for name, value in given.items() if value is not None}
     how = {"engine_name": "course", "kernel_name": "python3", "progress_bar": False}
     notebook = nbformat.read(source, as_version=4)
     notebook.metadata.course = source.stem

@@ -79,8 +79,8 @@ def load_data(dataset: str, script: ScriptArguments, seed: int) -> tuple:
             raise
         (train, held_out), dropped_test = hold_out(train, 0.1, seed), {}
         held_out = held_out.select(range(min(len(held_out), script.eval_subset or len(held_out))))
-        held = f"{len(held_out)} pairs of train are held out, by prompt"
-        print(f"{dataset} has no split test: {held}.")
+        held = f"{len(held_out)} pairs of the train split are held out, by prompt"
+        print(f"{dataset} has no test split: {held}.")
     sides = ("prompt", "chosen", "rejected")
     seen, rows = ({*zip(*(x[side] for side in sides), strict=True)} for x in (train, held_out))
     if seen & rows:

@@ -57,7 +57,7 @@ def for_site(text: str) -> str:
     """Return a notebook's text with links for the site, whose root contains the pages of site/."""
     text = re.sub(r"\]\(((?:\.\./)+)site/", r"](\1", text)
     text = re.sub(r"\[(`test_\w+`)\]\([./]+(tests/\w+\.py)\)", r"\1 in `\2`", text)
-    return re.sub(r"\[here\]\((\w+_solved\.ipynb)\)", r"<a href='\1' download>here</a>", text)
+    return re.sub(r"\[([\w ]+)\]\((\w+_solved\.ipynb)\)", r"<a href='\2' download>\1</a>", text)
 
 
 def fold(notebook: dict) -> None:

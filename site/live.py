@@ -127,10 +127,13 @@ def write_alone(folder: Path) -> None:
     """Write the page and the files that it fetches to ``folder``, without the rest of the site."""
     import mistune
 
+    index = folder / "index.html"
+    if index.exists() and not index.read_text("utf-8", "replace").startswith(HEAD):
+        raise FileExistsError(f"{index} is not this page. Choose another --output.")
     write_files(folder)
     page = live_page().split("---\n", 2)[2].replace("](../", "](")
     body = mistune.html(page)
-    (folder / "index.html").write_text(f"{HEAD}{body}</main></body></html>", encoding="utf-8")
+    index.write_text(f"{HEAD}{body}</main></body></html>", encoding="utf-8")
 
 
 def serve(folder: Path, port: int) -> None:

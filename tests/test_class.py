@@ -129,7 +129,7 @@ def test_seeds_that_students_have_are_refused(tmp_path):
 
 
 def test_files_of_students_and_teachers_are_not_replaced(tmp_path):
-    hand_in(tmp_path / "in")
+    hand_in(tmp_path / "in" / "a")
     given = [str(tmp_path / "in"), "--seed", "5000", "--only", "00", "--output"]
     with pytest.raises(ValueError, match="inside HANDED_IN"):
         grade.main([*given, str(tmp_path / "in")])

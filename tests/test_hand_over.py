@@ -60,6 +60,14 @@ def replayed(folder, capsys) -> tuple[int, str]:
         return replay.main("trl", folder), capsys.readouterr().out
 
 
+def test_a_hand_over_has_the_runs_own_method_and_settings(run, capsys):
+    with pytest.raises(SystemExit):
+        command(run, "verl", "--method", "grpo")
+    assert "--method is for trl" in capsys.readouterr().err
+    assert command(run, "trl", "--learning_rate", "0.5") == 1
+    assert "--learning_rate cannot change" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("method", ["rloo", "grpo"])
 def test_trl_computes_the_same_and_another_setting_is_noticed(run, method, capsys):
     folder = run.with_name("ppo-to-trl")

@@ -137,6 +137,8 @@ def test_names_of_ones_own(tmp_path, capsys):
         ("a.jsonl", "step 1", "Cannot read"),
         ("folder/notes.txt", "", "contains notes.txt, not a log"),
         ("a.txt", "", "Cannot read"),
+        ("a.jsonl", '{"step": 1}\n{"ste\n{"step": 3}', "line 2"),
+        ("a.csv", "step,accuracy,margin\n1,60,0\n2,70,0", "Divide percentages by 100"),
     ],
 )
 def test_what_is_no_log_is_said(name, text, message, tmp_path, capsys):

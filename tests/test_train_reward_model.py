@@ -143,7 +143,7 @@ def test_without_a_split_test_prompts_are_set_aside_with_all_their_pairs(tmp_pat
     given = [f"--dataset={tmp_path}", "--eval_subset=6"]
     own, *_ = script.parse_arguments(given)
     train, held_out, _ = script.load_data(str(tmp_path), own, seed=0)
-    assert "has no split test: 6 pairs of train are held out" in capsys.readouterr().out
+    assert "has no test split: 6 pairs of the train split are held out" in capsys.readouterr().out
     assert len(held_out) == 6 and len(train) == 81
     assert not {*train["prompt"]} & {*held_out["prompt"]}
     (tmp_path / "pairs.jsonl").rename(tmp_path / "train.jsonl")

@@ -592,7 +592,8 @@ mean_ci.more(
         ),
         "several_parts": (
             "More than one part of your half-width is wrong. Check the factor, the "
-            "standard deviation, and its divisor, one after the other.",
+            "standard deviation, and the number by which you divide the standard "
+            "deviation, one after the other.",
             *_several(),
         ),
     },
@@ -915,8 +916,8 @@ def by_selection(logprobs, mask):
     10,
     (
         "How many pairs does a text of five words have, and a text of one word?",
-        "Each text has its own pairs. If a pair occurs in several texts, how often "
-        "does it count as distinct?",
+        "Each text has its own pairs. If a pair occurs in several texts, how many "
+        "times does it count as a distinct pair?",
     ),
 )
 def distinct_2(texts):

@@ -429,7 +429,7 @@ def with_a_mask(logits, token):
     ),
 )
 def kl_error(p, ref_p):
-    """Return by how much KL is too low if only sampling masks EOS: two (N,) → a number.
+    """Return how much too low KL is if only sampling masks EOS: two (N,) → a number.
 
     `p` and `ref_p` are the policy's and the reference's probabilities of EOS at the
     first token. Responses are drawn from the masked policy, so EOS is never the first
@@ -653,7 +653,7 @@ def balance(longer_won):
     """Choose as many rows with True as with False: list of bool → list of int.
 
     If the longer answer mostly wins (or mostly loses), a reward model learns length.
-    If the rarer kind has n rows, keep the first n rows of each kind. Return the numbers
+    If the rarer kind has n rows, keep the first n rows of each kind. Return the indices
     of these rows in their original order.
     """
     n = min(sum(longer_won), len(longer_won) - sum(longer_won))
@@ -744,13 +744,13 @@ def not_in_order_either(longer_won):
 
 @balance.mistake
 def labels_for_rows(longer_won):
-    """You return labels. Return the *numbers* of the rows."""
+    """You return labels. Return the *indices* of the rows."""
     return [longer_won[row] for row in balance.solution(longer_won)]
 
 
 @balance.mistake
 def a_mask_of_rows(longer_won):
-    """You return a mask of kept rows. Return the numbers of these rows."""
+    """You return a mask of kept rows. Return the indices of these rows."""
     kept = balance.solution(longer_won)
     return [row in kept for row in range(len(longer_won))]
 

@@ -714,7 +714,7 @@ def by_softplus(chosen, rejected, ref_chosen, ref_rejected, beta):
         "Given each token's log-probability, what is the log-probability of the whole "
         "response?",
         "A response has one weight. Compute two sums first, then the ratio of "
-        "probabilities, then the limit.",
+        "probabilities; then apply the limit.",
     ),
     ("logprobs",),
 )
@@ -723,7 +723,7 @@ def off_policy_loss(logprobs, engine, mask, advantages, most):
 
     `logprobs` (log π of the policy) and `engine` (log q of the sampler) are (B, T),
     like the bool `mask`; `advantages` is (B,). π and q of a response are products over
-    its real tokens. The weight is π/q, limited to at most `most`, and it has no
+    its real tokens. The weight is π/q, capped at `most`, and it has no
     gradient. For each response, compute −weight × advantage × log π of the whole
     response. The loss is the mean over responses.
     """

@@ -76,7 +76,7 @@ question_loss.more(
         ),
         "mean_of_the_others": (
             "You compare the best text with an average or a sum of scores. Each text "
-            "competes with its own score.",
+            "competes separately, through its own score.",
             _against(lambda s: s[:, 1:].mean(1)),
             _against(lambda s: s.mean(1)),
             _against(lambda s: s[:, 1:].sum(1)),

@@ -129,12 +129,11 @@ def examine(
         quiet = io.StringIO()
         with contextlib.redirect_stdout(quiet), contextlib.redirect_stderr(quiet):
             try:
-                wrong = exercise.judge(find(), seed)
+                answer = find()
+                wrong = MISSING if answer is None else exercise.judge(answer, seed)
             except (Exception, SystemExit) as error:
                 said = f"The cell stops with {type(error).__name__}: {error}"
-                wrong = Wrong(
-                    said, "missing" if type(error) is LookupError else "error"
-                )
+                wrong = Wrong(said, "error")
         if wrong is None:
             return None, "right"
         unwritten = str(wrong) == UNWRITTEN

@@ -60,7 +60,7 @@ def _named(source: str | Path, name: str) -> dict:
 def _check_names(folder: Path) -> None:
     """Raise ``ValueError`` if a split is in two files or incomplete; warn about identical files."""
     files = sorted([*folder.glob("[!.]*"), *folder.glob("[!.]*/[!.]*")])
-    data = [path for path in files if path.name.removesuffix(".gz").endswith(FORMATS)]
+    data = [path for path in files if re.sub(r"(\.gz|\.bak)+$", "", path.name).endswith(FORMATS)]
     names = [re.search(r"^(.*)-\d+-of-(\d+)\.", str(path)) for path in data]
     for (stem, parts), there in Counter(name.groups() for name in names if name).items():
         if there != int(parts):
@@ -68,7 +68,8 @@ def _check_names(folder: Path) -> None:
     for one, other in combinations(data, 2):
         if one.parent != other.parent:
             continue
-        if re.match(rf"{re.escape(one.name.partition('.')[0])}(\.|_|-(?!\d))", other.name):
+        short, long = sorted((one.name, other.name), key=len)
+        if re.match(rf"{re.escape(short.partition('.')[0])}(\.|_| \(|-(?!\d))", long):
             raise ValueError(f"{one} and {other.name} are the same split. Move one file away.")
         if filecmp.cmp(one, other, shallow=False):
             what = f"{one} and {other.name} are identical: rows would repeat. Remove one file."

@@ -20,12 +20,12 @@ def last_question(prompt: str) -> str:
 
 
 def as_text(turns: str | list[dict] | None) -> str:
-    """Return a text unchanged, and messages {role, content} as a transcript.
+    """Return a text, or messages {role, content} as a transcript; transcripts begin with HUMAN.
 
     Raises ``ValueError`` for anything else, such as messages stored as text in a CSV file.
     """
     if turns is None or isinstance(turns, str) and not re.match(r"\s*\[\s*{.*role", turns):
-        return turns or ""
+        return f"\n\n{turns}" if turns and turns.startswith("Human:") else turns or ""
     try:
         return "".join(MARKS[turn["role"]] + turn["content"].strip() for turn in turns)
     except (AttributeError, KeyError, TypeError):
@@ -63,14 +63,15 @@ def split_answer(turns: str | list[dict] | None, prompt: str | None) -> tuple[st
 
 def prompt_ids(tokenizer, prompts: Sequence[str]) -> list[list[int]]:
     """Return the token ids of prompts; dialogues use the tokenizer's chat template, if any."""
-    if not (tokenizer.chat_template and all(text.endswith(ASSISTANT) for text in prompts)):
+    if not tokenizer.chat_template:
         return tokenizer(prompts)["input_ids"]
-    return tokenizer.apply_chat_template(
-        [as_messages(prompt)[:-1] for prompt in prompts],
-        add_generation_prompt=True,
-        enable_thinking=False,  # Qwen3
-        return_dict=False,
-    )
+    how = {"add_generation_prompt": True, "enable_thinking": False, "return_dict": False}  # Qwen3
+    return [
+        tokenizer.apply_chat_template(as_messages(text)[:-1], **how)
+        if text.rstrip().endswith(ASSISTANT)
+        else tokenizer(text)["input_ids"]
+        for text in prompts
+    ]
 
 
 def answer_ids(tokenizer, answers: Sequence[str]) -> list[list[int]]:

@@ -33,6 +33,8 @@ def create_reference_model(
     shared = nn.ModuleList()
     if num_shared_layers:
         depth = model.config.get_text_config().num_hidden_layers
+        if not 0 < num_shared_layers < depth:
+            raise ValueError(f"num_shared_layers is {num_shared_layers}; use 1 to {depth - 1}.")
         modules = [*model.pretrained_model.modules()]
         layers = next(m for m in modules if isinstance(m, nn.ModuleList) and len(m) == depth)
         shared.extend(layers[:num_shared_layers])

@@ -16,7 +16,7 @@ from rlhf_course.policy.saving import Saved
 
 
 class FullPrecisionLinear(nn.Linear):
-    """Apply a linear layer in at least float32; bfloat16 logits near −100 (GPT-2) are ½ apart."""
+    """Apply a linear layer in at least float32; bfloat16's step near −100 (GPT-2's logits) is ½."""
 
     def forward(self, hidden: Tensor) -> Tensor:
         with torch.autocast(hidden.device.type, enabled=False):
@@ -43,7 +43,11 @@ class ValueHead(nn.Sequential):
     ) -> None:
         summary = FullPrecisionLinear(hidden_size, 1)
         super().__init__(OrderedDict(dropout=nn.Dropout(summary_dropout_prob), summary=summary))
-        if v_head_init_strategy == "normal":
+        if v_head_init_strategy not in (None, "normal"):
+            raise ValueError(
+                f"v_head_init_strategy is {v_head_init_strategy!r}, not None or normal."
+            )
+        if v_head_init_strategy:
             nn.init.normal_(summary.weight, std=v_head_initializer_range)
             nn.init.zeros_(summary.bias)
 

@@ -53,6 +53,8 @@ class Saved:
                 "is_trainable": True,
             } | kwargs
             base = save_load.load_model(AutoModelForCausalLM, source, **kwargs)
+        if peft_config is not None and getattr(base, "peft_config", None):
+            raise ValueError("The model is an adapter. Omit peft_config to train it, or merge it.")
         adapted = base if peft_config is None else get_peft_model(base, peft_config, POLICY)
         model = cls(adapted, **head_options).eval()
         if base is source:

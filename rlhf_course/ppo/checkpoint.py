@@ -76,13 +76,13 @@ def load_checkpoint(trainer, folder: str | Path) -> None:
             raise ValueError(
                 f"{folder} was saved with {what} {before}; this run has {now}. Use the same {what}."
             )
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            parameter.copy_(saved[name])
     groups = zip(trainer.optimizer.param_groups, state["optimizer"]["param_groups"], strict=True)
     for now, before in () if trainer.lr_scheduler else groups:  # keep the new trainer's rate
         before["lr"] = now["lr"]
     trainer.optimizer.load_state_dict(state["optimizer"])
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(saved[name])
     for name, part in _parts(trainer).items():
         if part and state[name]:
             part.load_state_dict(state[name])

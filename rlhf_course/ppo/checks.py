@@ -19,7 +19,8 @@ def check_samples(
             raise ValueError(f"{name} has {len(rows)} entries; pass {size}, or set batch_size.")
     queries = token_ids(policy.vocab_size, "query", queries)
     responses = token_ids(policy.vocab_size, "response", responses)
-    for i, (keep, response) in enumerate(zip(masks or (), responses, strict=masks is not None)):
+    given_masks = () if masks is None else masks
+    for i, (keep, response) in enumerate(zip(given_masks, responses, strict=masks is not None)):
         if len(keep) != len(response) or {*torch.as_tensor(keep).tolist()} not in ({0, 1}, {1}):
             raise ValueError(
                 f"response_masks {i} has {len(keep)} entries for {len(response)} response "
@@ -105,12 +106,14 @@ def warn_about_samples(queries, responses, masks, tokenizer) -> None:
         "queries": sum(
             len(q) > 1 and (bool((q[:2] == pad).all()) or int(q[-1]) in (pad, eos)) for q in queries
         ),
-        "responses": sum(eos is not None and bool((r[:-1] == eos).any()) for r in responses),
+        "responses": sum(
+            any((r[:-1] == x).any() for x in (eos, pad) if x is not None) for r in responses
+        ),
     }
     for name in filter(padded.get, padded):
         warn(
             f"{padded[name]} of {len(queries)} {name} are padded (token {pad}) or contain EOS, and"
-            " PPO would learn these tokens like any other. Remove them before step()."
+            " PPO would learn these tokens like any other. Remove these tokens before step()."
         )
     pairs = [*zip(queries, responses, strict=True)]
     repeat = all(len(r) > len(q) and r[: len(q)].equal(q) for q, r in pairs)
@@ -119,7 +122,7 @@ def warn_about_samples(queries, responses, masks, tokenizer) -> None:
             "Each response begins with its query, and the policy would learn to repeat it. Call"
             " generate with return_prompt=False."
         )
-    last = zip(responses, masks or (), strict=False)
+    last = zip(responses, () if masks is None else masks, strict=False)
     if hidden := sum(bool(r[-1] == eos) and not bool(mask[-1]) for r, mask in last):
         warn(
             f"response_masks leave out the final EOS of {hidden} of {len(responses)} responses, so"

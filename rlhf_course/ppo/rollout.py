@@ -18,7 +18,7 @@ CPU_PIECE, GPU_PIECE = 2**19, 2**24  # logits per softmax: 2 MiB (fits a CPU cac
 class Rollout:
     """Store one batch of samples, padded on the right; (B, R) tensors are aligned to the responses.
 
-    On the host: input_ids (B, T), query then response, and both lengths (B,), in tokens. On the
+    On the host: input_ids (B, T; query, then response) and both lengths (B,), in tokens. On the
     device: scores (B,), mask (B, R; 1.0 on tokens that count), and, filled in by a PPO step, the
     other tensors (B, R), in float32, 0 on padding. Log-probabilities and KL are in nats.
     """

@@ -12,12 +12,9 @@ from transformers import DynamicCache
 
 from rlhf_course.policy.network import accepts_argument, without_dropout
 from rlhf_course.ppo.checks import check_length, token_ids
+from rlhf_course.ppo.transformers_sampling import NOT_FINITE, generate_with_transformers
 
 CPU_SYNC, GPU_SYNC = 1, 8  # tokens between two checks for finished rows
-NOT_FINITE = (
-    "The policy's next-token probabilities are not finite, so nothing can be sampled. Train"
-    " float32 weights, lower the learning rate, or go back to the last checkpoint."
-)
 # Avoid cuDNN: it compiles a plan for each length, and each new token changes the length.
 ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
@@ -45,10 +42,11 @@ def generate(
     settings = {"pad_token_id": pad_token_id(tokenizer)} | settings
     if settings.get("min_length", 0) < 0:  # "no minimum" in classic scripts
         del settings["min_length"]
-    if "top_k" in settings:
-        settings["top_k"] = int(settings["top_k"])  # classic scripts pass 0.0
+    settings |= {k: int(x) for k, x in settings.items() if k == "top_k"}  # 0.0 in old scripts
     queries = token_ids(model.vocab_size, "query", queries)
     limits = torch.tensor(lengths or [settings.get("max_new_tokens", 0)] * len(queries))
+    if lengths and min(lengths) < 1:
+        raise ValueError("A response needs at least 1 token. Raise the length sampler's minimum.")
     check_length(max(map(len, queries)) + int(limits.max()), model.config)
     input_ids = pad_sequence(queries, True, settings["pad_token_id"], padding_side="left")
     mask = pad_sequence([torch.ones_like(query) for query in queries], True, 0, "left")
@@ -57,7 +55,7 @@ def generate(
         if samples_plainly(model, settings, begin_suppress) and fast and limits.all():
             responses = _sample(model, *batch, limits, begin_suppress, eos)
         else:
-            responses = _generate(model, *batch, limits, begin_suppress, settings)
+            responses = generate_with_transformers(model, *batch, limits, begin_suppress, settings)
     is_end = torch.isin(responses, eos)
     first_end = torch.where(is_end.any(1), is_end.int().argmax(1) + 1, responses.shape[1])
     ends = torch.where(limits > 0, torch.minimum(first_end.cpu(), limits), first_end.cpu())
@@ -112,29 +110,6 @@ def draw(logits: Tensor, suppress: Sequence[int]) -> tuple[Tensor, Tensor]:
     return tokens, cumulative[:, -1]
 
 
-def _generate(
-    model, input_ids: Tensor, attention_mask: Tensor, limits: Tensor, begin_suppress, settings: dict
-) -> Tensor:
-    """Return responses (B, R) from transformers' ``generate``."""
-    if settings.get("num_return_sequences", 1) != 1:
-        raise ValueError("num_return_sequences must be 1. For more responses, repeat queries.")
-    settings |= {"max_new_tokens": int(limits.max())} if limits.any() else {}
-    settings |= {"begin_suppress_tokens": list(begin_suppress)} if begin_suppress else {}
-    settings["logits_processor"] = [*(settings.get("logits_processor") or ()), refuse_nan]
-    output = model.generate(input_ids=input_ids, attention_mask=attention_mask, **settings)
-    return output[:, input_ids.shape[1] :]
-
-
-def refuse_nan(input_ids: Tensor, logits: Tensor) -> Tensor:
-    """Act as a logits processor: return logits (B, V); raise ``FloatingPointError`` for NaN.
-
-    On a GPU, sampling from NaN triggers a device-side assert, and the process loses the GPU.
-    """
-    if not logits.logsumexp(-1).isfinite().all():
-        raise FloatingPointError(NOT_FINITE)
-    return logits
-
-
 def end_tokens(model, settings: dict) -> Tensor:
     """Return the ids (n,) of tokens that end a response; a chat model's config lists several."""
     saved = getattr(model.pretrained_model, "generation_config", None)
@@ -155,7 +130,8 @@ def pad_token_id(tokenizer) -> int:
 NEUTRAL = dict.fromkeys(("top_p", "temperature", "repetition_penalty", "typical_p"), 1.0)
 ZERO = "top_k min_p eta_cutoff epsilon_cutoff no_repeat_ngram_size min_length min_new_tokens"
 NEUTRAL |= dict.fromkeys(ZERO.split(), 0)
-NONE = "suppress_tokens begin_suppress_tokens bad_words_ids sequence_bias logits_processor"
+NONE = "suppress_tokens begin_suppress_tokens bad_words_ids sequence_bias logits_processor "
+NONE += "forced_bos_token_id forced_eos_token_id exponential_decay_length_penalty"
 NEUTRAL |= dict.fromkeys([*NONE.split(), "generation_config"])
 NEUTRAL |= {"guidance_scale": 1.0, "num_beams": 1}
 UNDERSTOOD = {*NEUTRAL, "do_sample", "max_new_tokens", "pad_token_id", "eos_token_id"}

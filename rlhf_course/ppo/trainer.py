@@ -12,7 +12,6 @@ from rlhf_course.data.lengths import LengthSampler
 from rlhf_course.policy.adapters import REFERENCE, use_adapter
 from rlhf_course.policy.network import without_dropout
 from rlhf_course.ppo import update
-from rlhf_course.ppo.algorithm import Total
 from rlhf_course.ppo.checks import check_samples, stack_scores, warn_about_samples
 from rlhf_course.ppo.rollout import Rollout
 from rlhf_course.ppo.sampling import generate, pad_token_id
@@ -25,7 +24,7 @@ class PPOTrainer(TrainerBase):
 
     site/ppo-api.md lists the differences from the classic arithmetic: dropout is off; padding
     changes no number; NaN, Inf and empty responses raise errors; accumulated mini-batches are
-    weighted by token count; P processes with B samples each match one process with P·B samples.
+    weighted by token count; P processes, each with B samples, match one process with P·B samples.
 
     Args:
         config: see :class:`PPOConfig`.
@@ -91,8 +90,7 @@ class PPOTrainer(TrainerBase):
         """
         started, rate = time.perf_counter(), self.optimizer.param_groups[0]["lr"]
         running, was_whole, config = self.running, self.is_whole, self.config
-        size, total = config.batch_size, partial(self.accelerator.reduce, reduction="sum")
-        given = queries, responses, scores, response_masks
+        given, size = (queries, responses, scores, response_masks), config.batch_size
         queries, responses = check_samples(self.policy, size, *given)
         warn_about_samples(queries, responses, response_masks, self.tokenizer)
         scores = stack_scores(scores, self.accelerator.device, self.current_step)
@@ -101,7 +99,7 @@ class PPOTrainer(TrainerBase):
         with torch.inference_mode(False), without_dropout(self.model, checkpointing=True):
             pad = pad_token_id(self.tokenizer)
             rollout = Rollout.from_lists(queries, responses, scores, pad, response_masks)
-            stats = self._learn(rollout, total, clock := Clock())
+            stats = self._learn(rollout, clock := Clock())
         with clock("calc_stats"):
             stats = update.step_stats(rollout, stats, self.kl_ctl.value, self.accelerator)
         self.kl_ctl.update(stats["objective/kl"], size * self.accelerator.num_processes)
@@ -112,9 +110,10 @@ class PPOTrainer(TrainerBase):
         times = {f"time/ppo/{phase}": seconds for phase, seconds in clock.seconds.items()}
         return stats | times | {"ppo/learning_rate": rate}
 
-    def _learn(self, rollout: Rollout, total: Total, clock: "Clock") -> list[update.MiniBatch]:
+    def _learn(self, rollout: Rollout, clock: "Clock") -> list[update.MiniBatch]:
         """Fill in the rollout's columns and run the epochs; return each mini-batch's statistics."""
         config, step = self.config, self.current_step
+        total = partial(self.accelerator.reduce, reduction="sum")
         with clock("forward_pass"):
             first_pass = update.add_logprobs(rollout, self.model, self.reference, config, step)
         with clock("compute_rewards"):

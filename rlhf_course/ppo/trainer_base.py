@@ -100,7 +100,7 @@ class TrainerBase:
 def make_reference(model, ref_model, num_shared_layers: int | None):
     """Return the reference as a frozen policy; None if the reference is an adapter.
 
-    Raises ``TypeError`` for a policy without a value head.
+    Raises ``TypeError`` for a policy without a value head, ``ValueError`` for shared weights.
     """
     if not isinstance(model, AutoModelForCausalLMWithValueHead):
         raise TypeError(
@@ -119,6 +119,12 @@ def make_reference(model, ref_model, num_shared_layers: int | None):
         return create_reference_model(model, num_shared_layers)
     if not isinstance(ref_model, AutoModelForCausalLMWithValueHead):
         ref_model = AutoModelForCausalLMWithValueHead(ref_model)
+    trained = {id(p) for p in model.parameters() if p.requires_grad}
+    if trained & {id(p) for p in ref_model.parameters()}:
+        raise ValueError(
+            "The reference shares weights that the policy trains, so the KL stays 0. Leave "
+            "ref_model out for a frozen copy."
+        )
     return ref_model.requires_grad_(False).eval()
 
 
@@ -146,7 +152,9 @@ def prepare_models(
             stacklevel=3,
         )
     if ref_model is not None:
-        _check_reference(model, ref_model, trained)
+        if ref_model.vocab_size != model.vocab_size:
+            sizes = f"{ref_model.vocab_size} tokens, and the policy {model.vocab_size}"
+            raise ValueError(f"The reference has {sizes}. Use models with the same vocabulary.")
         ref_model = accelerator.prepare_model(ref_model, evaluation_mode=True)
     if optimizer is None:
         optimizer = torch.optim.Adam(trained.values(), lr=config.learning_rate, fused=config.fast)
@@ -160,19 +168,6 @@ def prepare_models(
         model.gradient_checkpointing_enable()
     model, optimizer = accelerator.prepare(model, optimizer)
     return model, ref_model, optimizer
-
-
-def _check_reference(model, ref_model, trained: dict) -> None:
-    if {id(p) for p in trained.values()} & {id(p) for p in ref_model.parameters()}:
-        raise ValueError(
-            "The reference shares weights that the policy trains, so the KL stays 0. Leave "
-            "ref_model out for a frozen copy."
-        )
-    if ref_model.vocab_size != model.vocab_size:
-        raise ValueError(
-            f"The policy has {model.vocab_size} tokens; the reference has {ref_model.vocab_size}."
-            " Use a reference with the same vocabulary."
-        )
 
 
 def check_tokenizer(tokenizer, model) -> None:
@@ -201,7 +196,13 @@ def make_dataloader(
     if isinstance(dataset, datasets.Dataset) and config.remove_unused_columns:
         used = {"label", "query", "response"}
         used |= {*inspect.signature(AutoModelForCausalLMWithValueHead.forward).parameters}
-        dataset = dataset.select_columns([name for name in dataset.column_names if name in used])
+        kept = [name for name in dataset.column_names if name in used]
+        if not kept:
+            raise ValueError(
+                f"The dataset has no column query or input_ids, only {dataset.column_names}. Rename"
+                " one, or set remove_unused_columns=False."
+            )
+        dataset = dataset.select_columns(kept)
     if len(dataset) < (needed := config.batch_size * accelerator.num_processes):
         raise ValueError(
             f"The dataset has {len(dataset)} rows, fewer than one batch of {needed}."

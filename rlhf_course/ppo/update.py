@@ -213,12 +213,8 @@ def step_stats(
         arrays[f"ppo/policy/{name}"] = torch.cat(tokens)
     error = ppo.masked_mean((rollout.values - rollout.returns).square(), mask, total)
     variance = ppo.masked_var(rollout.returns, mask, total)
-    stats["ppo/val/var_explained_before"] = explained(error, variance)
-    stats["ppo/val/var_explained"] = explained(stats["ppo/val/error"], stats["ppo/returns/var"])
+    stats["ppo/val/var_explained_before"] = 1 - error / variance if variance else 0.0
+    error, variance = stats["ppo/val/error"], stats["ppo/returns/var"]
+    stats["ppo/val/var_explained"] = 1 - error / variance if variance else 0.0
     stats = {name: float(value) for name, value in stats.items()}
     return stats | {name: array.cpu().numpy() for name, array in arrays.items()}
-
-
-def explained(error, variance):
-    """Return 1 − error / variance, or 0 if the variance is 0 (all returns are equal)."""
-    return 1 - error / variance if variance else 0.0

@@ -1,6 +1,7 @@
 """Track experiments through accelerate in wandb or tensorboard; by default, in neither."""
 
 import os
+import warnings
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -24,6 +25,11 @@ def start(config) -> Accelerator:
     distributed.init(cpu=config.accelerator_kwargs.get("cpu", False))
     folder = places.get("logging_dir", places.get("project_dir", "runs"))
     accelerator = Accelerator(log_with=tracker, project_dir=folder, **config.accelerator_kwargs)
+    wanted = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
+    wanted = config.accelerator_kwargs.get("mixed_precision") or wanted
+    if (found := accelerator.mixed_precision) != wanted:
+        what = f"An earlier trainer set mixed_precision {found}; restart Python for {wanted}."
+        warnings.warn(what, stacklevel=4)
     if tracker:
         settings = {k: v for k, v in config.to_dict().items() if isinstance(v, int | float | str)}
         kwargs = kwargs if tracker in kwargs else {tracker: kwargs}
@@ -64,7 +70,8 @@ def log_step(accelerator: Accelerator, stats: dict, columns: dict, scores, step:
         for key, array in arrays.items():
             tracker.writer.add_histogram(key, array, step)
         rows = [table, ["---"] * len(table), *rows]
-        lines = (" | ".join(map(str, row)).replace("\n", " ") for row in rows)
+        lines = (" | ".join(str(x).replace("|", "\\|") for x in row) for row in rows)
+        lines = (line.replace("\n", " ") for line in lines)
         values["game_log"] = "\n".join(lines)
     accelerator.log(values, step=step)
 

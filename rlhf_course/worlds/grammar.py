@@ -40,7 +40,7 @@ def some(rng: random.Random, options: list, count: int) -> list:
 
 
 def sentences(text: str) -> list[list[str]]:
-    """Return the lower-case words of each English sentence or line that has words."""
+    """Return the lowercased words of each English sentence or line that has words."""
     return [*filter(None, map(WORD.findall, re.split(r"[.!?\n]", text.lower())))]
 
 

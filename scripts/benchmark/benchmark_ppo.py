@@ -157,7 +157,7 @@ def main(arguments: list[str] | None = None) -> None:
         "--shape",
         choices=BATCH,
         default="tiny",
-        help="tiny: a GPT-2 of 6 million weights; gpt2, gpt2-32: GPT-2 small",
+        help="tiny: a GPT-2 with 6 million weights; gpt2: GPT-2 small; gpt2-32: the same, batch 32",
     )
     add("--costs", action="store_true", help="vary batch size and response length")
     add("--batched", action="store_true", help="with trl 0.11: generate and score in one batch")

@@ -21,8 +21,8 @@ def shutdown() -> None:
     """Destroy the process group when no reference to a model remains.
 
     Freeing gloo's group waits for threads that may need the GIL. Deleting a Python reference
-    releases the GIL, but deleting DDP's reference keeps it and would deadlock. So ``group`` is the
-    last reference to be deleted.
+    releases the GIL, but deleting DDP's reference keeps the GIL and would deadlock. So ``group`` is
+    the last reference to be deleted.
     """
     if torch.distributed.is_initialized():
         group = torch.distributed.group.WORLD

@@ -19,11 +19,12 @@ FOLDER = Path(__file__).resolve().parents[2] / "notebooks" / "exercises"
 SETS = sorted(path.stem for path in FOLDER.glob("ex*.py"))
 KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}
 METADATA = {"kernelspec": KERNEL, "language_info": {"name": "python"}}
-INTRODUCTION = """# Exercises: {}{}
+INTRODUCTION = """# Exercises: {0}{1}
 
-For [the notebook](../{}.ipynb). Write each function, then run the cell with `check`: it tries\
- random inputs and explains what is wrong."""
-OTHER = " Stuck? Hints and solutions are folded; all solved: [here]({}_solved.ipynb)."
+These exercises belong to [notebook {2:.2}](../{2}.ipynb). Write each function, then run the cell\
+ with `check`: it tries random inputs and explains what is wrong."""
+OTHER = """ Stuck? Hints and solutions are folded. [The solved notebook]({}_solved.ipynb) has all\
+ solutions."""
 FIND = """import sys
 from importlib.util import find_spec
 from pathlib import Path

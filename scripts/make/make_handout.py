@@ -29,9 +29,9 @@ from make.make_exercises import FOLDER, SETS, load, notebook  # noqa: E402
 SEEDS = range(20)
 INTRODUCTION = """# Exercises: {}
 
-For notebook {} of the course. Write each function, then run the cell with `check`: it tries\
- frozen inputs and explains what is wrong. Hints are folded. Keep the names of functions and files.\
- `make verify`, or `python frozen.py`, lists missing answers."""
+These exercises belong to notebook {} of the course. Write each function, then run the cell with\
+ `check`: it tries frozen inputs and explains what is wrong. Hints are folded. Keep the names of\
+ functions and files. `make verify`, or `python frozen.py`, lists missing answers."""
 
 
 def record(exercise) -> dict:

@@ -66,7 +66,10 @@ def what_fits() -> pd.DataFrame:
 
 
 def when_to_leave() -> pd.DataFrame:
-    """Return a table of peaks and GPUs by Llama size and base precision, with other savings on."""
+    """Return a table of peak memory and smallest GPU by Llama size and base precision.
+
+    All rows use gradient checkpointing and compute log-probabilities in chunks.
+    """
     table = pd.DataFrame(index=pd.Index(SHAPES, name="LoRA, 1,024 new tokens"))
     for base, way in {"bfloat16": {}, "4 bits": {"layer_bytes": QUANTIZED["4bit"]}}.items():
         peaks = []

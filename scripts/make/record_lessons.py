@@ -55,7 +55,7 @@ def unwhitened(rollout, new, old, advantages, cliprange):
 
 
 def kl_in_loss(slope, rollout, new, old, advantages, cliprange):
-    """Return the policy loss plus a term with the gradient of β·estimate / whitening's scale."""
+    """Return the policy loss plus a term whose gradient is that of β·estimate / whitening scale."""
     loss, *others = policy_loss(new, old, advantages, cliprange)
     x = ((rollout.ref_logprobs - new.detach()) * rollout.mask).sum(1, keepdim=True)
     scale = masked_var(raw(rollout), rollout.mask).sqrt()
