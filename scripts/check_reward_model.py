@@ -39,7 +39,10 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--batch_size", type=int, default=32)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, default=Path("build/check-up"))
-    return parser.parse_args(arguments)
+    chosen = parser.parse_args(arguments)
+    if chosen.limit < 20:
+        parser.error(f"--limit is {chosen.limit}; use 20 or more")
+    return chosen
 
 
 def load_score(chosen: argparse.Namespace):

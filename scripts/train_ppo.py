@@ -34,7 +34,7 @@ from tqdm.auto import tqdm
 from rlhf_course import AutoModelForCausalLMWithValueHead, LengthSampler, PPOTrainer
 from rlhf_course.course.presets import PRESETS, Settings, load_preset, read_spec
 from rlhf_course.course.run_card import quiet_libraries
-from rlhf_course.course.shipped import prepare
+from rlhf_course.course.shipped import prepare, shipped
 from rlhf_course.data import build_queries, collate, endless, load_pairs, load_reviews, prompt_ids
 from rlhf_course.policy.adapters import RewardAdapter, quantization
 from rlhf_course.policy.save_load import load_tokenizer
@@ -259,6 +259,7 @@ def train(chosen: Options, settings: Settings) -> int:
     inputs = {name: every.pop(name) for name in ("dataset", *ADAPTERS)}
     inputs |= {name: every.pop(name) for name in ("model", "reward_model") if name in every}
     inputs["base"] = shared_base(chosen)
+    inputs = {name: place and shipped(place) for name, place in inputs.items()}
     same = {name: value for name, value in every.items() if name not in MAY_CHANGE}
     same["command"] = NAME
     with open_output(chosen.output, "policy", same, inputs, chosen.resume) as output:
@@ -294,9 +295,6 @@ def loop(run: Run, settings: Settings, save_every: int, output: Output) -> int:
             scores = run.score(batch["query"], batch["response"])
             stats = trainer.step(queries, responses, scores)
             trainer.log_stats(stats, batch, scores)
-            bar.update()
-            shown = {"score": stats["ppo/mean_scores"], "KL": stats["objective/kl"]}
-            bar.set_postfix({name: f"{value:.2f}" for name, value in shown.items()})
             step, code = trainer.current_step, exits.stop_code(asked, trainer.accelerator)
             if code or step % save_every == 0 or step == steps:
                 save_checkpoint(trainer, output.folder)
@@ -304,6 +302,9 @@ def loop(run: Run, settings: Settings, save_every: int, output: Output) -> int:
                 trainer.save_pretrained(output.result.with_name(f"policy-{step}"))
             if code:
                 return code
+            bar.update()  # after the checkpoint: a pipe's reader, such as tee, may be gone
+            shown = {"score": stats["ppo/mean_scores"], "KL": stats["objective/kl"]}
+            bar.set_postfix({name: f"{value:.2f}" for name, value in shown.items()})
     return 0
 
 

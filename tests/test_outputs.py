@@ -3,11 +3,18 @@
 import os
 import shutil
 import signal
+import subprocess
+import sys
 
 import pytest
+import torch
+import train_ppo
+from builders import edit_json
 from command_line.output import damage, find_checkpoint, open_output
-from training_runs import COMMANDS, checkpoints, resume, run, weights
+from training_runs import COMMANDS, checkpoints, options_of, resume, run, weights
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from rlhf_course.policy.save_load import load_model
 from rlhf_course.runtime.files import hold
 
 pytestmark = pytest.mark.usefixtures("signals")
@@ -39,7 +46,11 @@ def test_a_copy_of_a_checkpoint_is_not_resumed_from(tmp_path):
     for name in ("checkpoint-2", "checkpoint-10", "checkpoint-99-backup", "checkpoint-best"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "trainer_state.json").write_text("{}")
+        for file in ("optimizer.pt", "rng_state.pth"):
+            torch.save({}, tmp_path / name / file)
     assert find_checkpoint(tmp_path).name == "checkpoint-10"
+    (tmp_path / "checkpoint-10" / "optimizer.pt").unlink()  # Adam would start again
+    assert find_checkpoint(tmp_path).name == "checkpoint-2"
 
 
 def test_trl_removes_no_checkpoint_but_its_own(world, whole, tmp_path, capsys):
@@ -129,6 +140,31 @@ def test_resuming_with_a_replaced_input_is_refused(
         stream.write(b"\n")
     assert resume(kind, world, tmp_path / "out", **{option: mine}) == 1
     assert f"{option} has different files than in the run of" in said()
+
+
+@pytest.mark.parametrize("kind", ["SFT", "the reward model"])
+def test_an_adapter_knows_its_base(kind, world, whole, tmp_path):
+    """Other weights at the same path are noticed when the adapter is loaded."""
+    found = shutil.copytree(whole / kind / "model", tmp_path / "model")
+    base = shutil.copytree(world / "base", tmp_path / "base")
+    edit_json(found / "adapter_config.json", base_model_name_or_path=str(base))
+    auto = AutoModelForCausalLM if kind == "SFT" else AutoModelForSequenceClassification
+    load_model(auto, found, num_labels=1)
+    garble(base / "model.safetensors")
+    with pytest.raises(ValueError, match="was trained on a base whose weights differ"):
+        load_model(auto, found, num_labels=1)
+
+
+def test_a_pipe_whose_reader_is_gone_costs_no_step(world, tmp_path):
+    """Ctrl-C ends tee as well."""
+    options = options_of("PPO", world, tmp_path / "out", steps=60, save_every=50)
+    how = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    process = subprocess.Popen([sys.executable, train_ppo.__file__, *options], **how)
+    while b"1/60" not in process.stdout.read1():
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    process.stdout.close()
+    assert process.wait(60) == 130 and len(checkpoints(tmp_path / "out")) == 1
 
 
 def test_the_base_of_adapters_is_an_input(world, whole, tmp_path, said):

@@ -10,6 +10,7 @@ import nbformat
 import pytest
 import report
 import torch
+import train_ppo
 from accelerate.state import AcceleratorState
 from builders import (
     EOS,
@@ -22,11 +23,14 @@ from builders import (
     snapshot,
     write_rows,
 )
+from command_line import trl_run
 from datasets import Dataset
 from make.make_exercises import SETS, notebook
 from peft import LoraConfig, get_peft_model
 
 from rlhf_course import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
+from rlhf_course.course.presets import ROOT
+from rlhf_course.course.shipped import shipped
 from rlhf_course.data import load_pairs
 from rlhf_course.evaluation import evaluate
 from rlhf_course.policy.adapters import create_reference_model
@@ -210,3 +214,46 @@ def test_grades_of_a_copy_of_a_missing_notebook_and_of_others(tmp_path, capsys):
     assert "oral exam" in mine.read_text()
     grade.main([str(folder), *given[1:-1], str(folder), "--only", "00", "--format", "classroom50"])
     assert json.loads((folder / "result.json").read_text())["score"] == 4
+
+
+def test_a_split_in_the_root_and_in_a_subfolder_is_refused(tmp_path):
+    rows = [{"prompt": "a", "chosen": "b", "rejected": "c"}]
+    write_rows(write_rows(tmp_path, rows), rows * 2, "data/train-00000-of-00001.parquet")
+    with invalid("train.jsonl .*the same split"):
+        load_pairs(tmp_path, "train")
+
+
+def test_csv_rows_with_more_fields_than_the_header(tmp_path):
+    write_rows(tmp_path, b"prompt,chosen,rejected\nq,a,b,anna\nr,c,d,anna\n", "train.csv")
+    with invalid("more fields than the header"):
+        load_pairs(tmp_path, "train")
+
+
+def test_a_folder_of_ones_own_comes_before_the_projects(tmp_path, monkeypatch):
+    name = "models/gpt2-imdb-mini"
+    assert shipped(name) == str(ROOT / name)
+    monkeypatch.chdir(tmp_path)
+    assert shipped(name) == str(ROOT / name)
+    (tmp_path / name).mkdir(parents=True)
+    assert shipped(name) == str(tmp_path / name)
+
+
+def test_options_are_not_guessed_and_may_have_dashes(tmp_path):
+    with pytest.raises((SystemExit, ValueError)):
+        train_ppo.parse_arguments(["--prese", "full"])
+    for name in ("a", "b"):
+        write_rows(tmp_path / name, b"{}", "adapter_config.json")
+    given = [f"--sft-adapter={tmp_path / 'a'}", f"--reward-adapter={tmp_path / 'b'}"]
+    assert train_ppo.parse_arguments(given)[0].reward_adapter == str(tmp_path / "b")
+
+
+def test_the_best_checkpoint_is_kept(tmp_path):
+    names = [f"checkpoint-{step}" for step in (1, 2, 3)]
+    for name in names:
+        (tmp_path / name).mkdir()
+    args = SimpleNamespace(output_dir=str(tmp_path), save_total_limit=1)
+    steps = trl_run.Steps(SimpleNamespace(args=args), SimpleNamespace(checkpoint=None), None)
+    best = {"best_model_checkpoint": str(tmp_path / names[0]), "is_world_process_zero": True}
+    for step in (1, 2, 3):
+        steps.on_save(args, SimpleNamespace(global_step=step, **best), None)
+    assert [path.name for path in sorted(tmp_path.iterdir())] == [names[0], names[2]]

@@ -110,7 +110,13 @@ def read_tokenizer(source: Path, config: dict) -> PreTrainedTokenizerFast:
     given |= read_json(path) if path.exists() else {}
     options = {key: given[key] for key in TOKENIZER if given.get(key) is not None}
     options = {k: v["content"] if isinstance(v, dict) else v for k, v in options.items()}
-    return sentencepiece_to_fast(source / "tokenizer.model", **options)
+    tokenizer = sentencepiece_to_fast(source / "tokenizer.model", **options)
+    if not 0.9 <= len(tokenizer) / config["vocab_size"] <= 1:  # vocabularies may be padded
+        raise ValueError(
+            f"{source} has a tokenizer.model of {len(tokenizer)} tokens, and a model of"
+            f" {config['vocab_size']}. Download both from the same repository."
+        )
+    return tokenizer
 
 
 def pack(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -1,5 +1,6 @@
 """Locate the files in models/: small models for film reviews, and review openings."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 from rlhf_course.course.presets import ROOT, Settings, check_named
@@ -20,5 +21,6 @@ def prepare(settings: Settings) -> SimpleNamespace:
 
 
 def shipped(source: str) -> str:
-    """Return ``models/…`` as a path in the project, and any other source unchanged."""
-    return str(ROOT / source) if source.startswith("models/") else source
+    """Return ``models/…`` as a path (here, or in the project), and any other source unchanged."""
+    here = Path(source).resolve()
+    return str(here if here.exists() else ROOT / source) if source.startswith("models/") else source

@@ -66,11 +66,13 @@ def _check_names(folder: Path) -> None:
         if there != int(parts):
             raise ValueError(f"{stem} has {there} of {int(parts)} parts. Get the missing parts.")
     for one, other in combinations(data, 2):
-        if one.parent != other.parent:
+        if folder not in (one.parent, other.parent) and one.parent != other.parent:
             continue
         short, long = sorted((one.name, other.name), key=len)
-        if re.match(rf"{re.escape(short.partition('.')[0])}(\.|_| \(|-(?!\d))", long):
-            raise ValueError(f"{one} and {other.name} are the same split. Move one file away.")
+        part = r"-(?!\d)" if one.parent == other.parent else "-"  # parts share a folder
+        if re.match(rf"{re.escape(short.partition('.')[0])}(\.|_| \(|{part})", long):
+            place = other.relative_to(folder)
+            raise ValueError(f"{one} and {place} are the same split. Move one file away.")
         if filecmp.cmp(one, other, shallow=False):
             what = f"{one} and {other.name} are identical: rows would repeat. Remove one file."
             warnings.warn(what, stacklevel=2)
@@ -78,6 +80,8 @@ def _check_names(folder: Path) -> None:
 
 def check_columns(rows: Dataset, needed: Sequence[str], where: str) -> None:
     """Raise ``ValueError`` unless the rows have all needed columns."""
+    if rows.info.builder_name == "csv" and "__index_level_0__" in rows.column_names:
+        raise ValueError(f"Rows of {where} have more fields than the header. Correct the CSV file.")
     if missing := sorted({*needed} - {*rows.column_names}):
         raise ValueError(
             f"No column {' or '.join(missing)} in {where}; it has {', '.join(rows.column_names)}."

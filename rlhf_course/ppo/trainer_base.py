@@ -197,7 +197,7 @@ def make_dataloader(
         used = {"label", "query", "response"}
         used |= {*inspect.signature(AutoModelForCausalLMWithValueHead.forward).parameters}
         kept = [name for name in dataset.column_names if name in used]
-        if not kept:
+        if not kept and len(dataset):
             raise ValueError(
                 f"The dataset has no column query or input_ids, only {dataset.column_names}. Rename"
                 " one, or set remove_unused_columns=False."

@@ -62,7 +62,7 @@ def hold(folder: str | os.PathLike, name: str = "") -> Iterator[None]:
     Raises ``BlockingIOError`` if another process holds the lock.
     """
     folder = check_folder(folder)
-    is_new, lock = not folder.exists(), FileLock(folder / f"{name and '.' + name}.lock", timeout=0)
+    is_new, lock = not folder.exists(), FileLock(folder / f".{name or 'run'}.lock", timeout=0)
     folder.mkdir(parents=True, exist_ok=True)
     try:
         lock.acquire()
@@ -103,7 +103,7 @@ def is_damaged(file: Path) -> bool:
             read_json(file)
         elif file.suffix == ".safetensors":
             safe_open(file, "np")
-        elif file.suffix in (".pt", ".bin"):
+        elif file.suffix in (".pt", ".pth", ".bin"):
             return ZipFile(file).testzip() is not None
     except Exception:
         return True

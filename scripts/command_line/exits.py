@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 
 
@@ -22,6 +22,10 @@ def run(name: str, main: Callable[[list[str]], int | None], arguments: list[str]
             if sys.flags.optimize:
                 raise ValueError("Python runs without assert (PYTHONOPTIMIZE or -O). Unset it.")
             return main([argument for argument in arguments if argument != "--debug"]) or 0
+        except BrokenPipeError:
+            for stream in (1, 2):  # Python flushes both at exit
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+            return stopped.code or 1
         except (Exception, KeyboardInterrupt) as error:
             # A library may turn KeyboardInterrupt into another error.
             if stopped.code or isinstance(error, KeyboardInterrupt):
@@ -44,7 +48,12 @@ def sentence(error: BaseException) -> str:
 def watch_for_stop():
     """Return a context manager for an object whose ``code`` is nonzero after Ctrl-C or SIGTERM."""
     text = "\nStopping after this step; press Ctrl-C again to stop immediately."
-    return _on_first_signal(lambda signum, frame: print(text, flush=True))
+
+    def announce(signum: int, frame) -> None:
+        with suppress(OSError):  # the same Ctrl-C may have ended a pipe's reader, such as tee
+            print(text, flush=True)
+
+    return _on_first_signal(announce)
 
 
 def stop_code(asked: SimpleNamespace, accelerator) -> int:

@@ -27,7 +27,7 @@ def parse(about: str, first: Sequence[str], choose: Callable, arguments: list[st
     """
     early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for name in ("config", *first):
-        early.add_argument(f"--{name}")
+        early.add_argument(f"--{name}", f"--{name.replace('_', '-')}")
     known, rest = early.parse_known_args(arguments)
     given = yaml.safe_load(Path(known.config).read_bytes()) if known.config else {}
     if not isinstance(given, dict):
@@ -35,7 +35,8 @@ def parse(about: str, first: Sequence[str], choose: Callable, arguments: list[st
     given |= {name: value for name in first if (value := getattr(known, name))}
     classes, defaults = choose(given)
     formats = argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter
-    parser = TrlParser(classes, description=about, formatter_class=type("", formats, {}))
+    how = {"formatter_class": type("", formats, {}), "allow_abbrev": False}
+    parser = TrlParser(classes, description=about, **how)
     parser.set_defaults_with_config(**defaults)
     if unknown := parser.set_defaults_with_config(**given):
         raise ValueError(f"{known.config} sets {unknown[0]}, which is not an option. Remove it.")

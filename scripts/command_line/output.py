@@ -76,6 +76,11 @@ def damage(checkpoint: Path) -> str | None:
     """Return the problem with a checkpoint's files, or None if all files are readable."""
     if not any(checkpoint.glob("trainer_state.*")):  # written last
         return "it has no trainer_state"
+    needed = (
+        ("optimizer.pt", "rng_state*.pth") if (checkpoint / "trainer_state.json").exists() else ()
+    )
+    if missing := [name for name in needed if not any(checkpoint.glob(name))]:
+        return f"it has no {missing[0]}"
     files = sorted(checkpoint.rglob("*"))
     return next((f"{file.name} is damaged" for file in files if is_damaged(file)), None)
 

@@ -15,13 +15,15 @@ from command_line import exits, options
 from command_line.output import open_output
 from rlhf_course.course.presets import load_preset
 from rlhf_course.course.run_card import quiet_libraries
+from rlhf_course.policy.save_load import write_base
 from rlhf_course.runtime.files import atomic_folder
 from rlhf_course.runtime.tracking import prepare_wandb
 
 # A resumed run must keep the values of these options and of the script's own options.
 SAME = """max_length learning_rate lr_scheduler_type warmup_steps weight_decay optim max_grad_norm
 max_steps num_train_epochs per_device_train_batch_size gradient_accumulation_steps seed bf16 fp16
-dtype use_peft lora_r lora_alpha lora_dropout lora_target_modules train_sampling_strategy""".split()
+dtype use_peft lora_r lora_alpha lora_dropout lora_target_modules use_rslora use_dora
+train_sampling_strategy""".split()
 
 DEFAULTS = {
     "lr_scheduler_type": "cosine",
@@ -62,6 +64,8 @@ def parse(about: str, experiment: str, kinds: tuple, names: dict, fixed: dict, a
         )
     if isinstance(model_args.lora_target_modules, str):  # trl reads a str as a pattern
         model_args.lora_target_modules = [model_args.lora_target_modules]
+    if model_args.lora_target_modules == ["all-linear"]:
+        model_args.lora_target_modules = "all-linear"
     every = vars(config) | vars(model_args) | vars(script)
     changes = {name: every[option] for option, name in names.items()}
     return script, config, model_args, load_preset(experiment, script.preset, changes)
@@ -75,6 +79,11 @@ def model_options(model_args) -> dict:
 
 def make_trainer(kind: type, model, tokenizer, config, model_args, train, held_out):
     """Return a trl trainer of class ``kind`` for tokenized data."""
+    targets, names = model_args.lora_target_modules or [], [n for n, _ in model.named_modules()]
+    for target in targets if model_args.use_peft and targets != "all-linear" else ():
+        if not any(f".{name}".endswith(f".{target}") for name in names):
+            cure = "A converted Baichuan has q_proj, k_proj, v_proj and o_proj."
+            raise ValueError(f"--lora_target_modules: the base has no {target}. {cure}")
     parts = {"train_dataset": train, "eval_dataset": held_out, "processing_class": tokenizer}
     return kind(model, config, peft_config=trl.get_peft_config(model_args), **parts)
 
@@ -112,8 +121,12 @@ class Steps(TrainerCallback):
         """Remove this run's oldest checkpoints above the limit, but no other files."""
         folder = Path(args.output_dir, f"checkpoint-{state.global_step}")
         self.written.append([folder, *folder.iterdir()])
+        best = Path(state.best_model_checkpoint or "").name
         while self.limit and len(self.written) > self.limit and state.is_world_process_zero:
-            oldest, *files = self.written.pop(0)
+            old = [i for i, (place, *_) in enumerate(self.written[:-1]) if place.name != best]
+            if not old:
+                break
+            oldest, *files = self.written.pop(old[0])
             for file in files:
                 file.unlink(missing_ok=True)
             with suppress(OSError):
@@ -131,7 +144,8 @@ def train(trainer, output, measure: Callable[[], tuple], most: float = math.inf)
     last = output.checkpoint
     state = TrainerState.load_from_json(last / "trainer_state.json") if last else trainer.state
     if 0 < state.max_steps <= state.global_step:  # trl would train one more step
-        trainer._load_from_checkpoint(str(last))
+        best = trainer.args.load_best_model_at_end and state.best_model_checkpoint
+        trainer._load_from_checkpoint(str(last.with_name(Path(best).name) if best else last))
         trainer.state = state
         print(f"The run is finished at {last}. Saving its model again.")
     else:
@@ -146,6 +160,10 @@ def train(trainer, output, measure: Callable[[], tuple], most: float = math.inf)
     is_first = trainer.accelerator.is_main_process  # other processes write nothing
     with atomic_folder(output.result) if is_first else nullcontext(output.result) as aside:
         trainer.save_model(aside)
+        if is_first and hasattr(
+            network := trainer.accelerator.unwrap_model(trainer.model), "peft_config"
+        ):
+            write_base(aside, network)
     trainer.accelerator.wait_for_everyone()
     return 0, measured
 
