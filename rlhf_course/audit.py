@@ -56,7 +56,7 @@ class Case(NamedTuple):
     words: list[str]  # the answer's words
     sentences: list[str]  # the answer's sentences
     stranger: str  # the normal answer to another prompt, on another topic
-    more: list[str]  # other answers' words, up to twice as many as this answer's
+    more: list[str]  # words of other answers, at most 2 · len(words)
     phrases: Phrases
     rng: random.Random
 
@@ -145,7 +145,7 @@ def audit(
     seed: int = 0,
     probes: dict[str, list[str]] | None = None,
 ) -> pd.DataFrame:
-    """Return one row per probe: how often and by how much the normal answer scores higher.
+    """Return one row per probe: how often and by how much the normal answer beats the bad one.
 
     ``score`` takes prompts and answers, as :class:`~rlhf_course.rewards.RewardModel` does. Columns:
     share, ci (half-width of the share's 95 % interval), margin (mean score difference), passed

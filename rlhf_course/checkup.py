@@ -111,7 +111,7 @@ def bag_of_words(chosen: Sequence[str], rejected: Sequence[str], seed: int = 0) 
 
 
 def _accuracy(table: pd.DataFrame, by_words: np.ndarray) -> list[Finding]:
-    """Compare accuracy with chance (also at equal length), length and word counts."""
+    """Compare accuracy with chance (also at equal length) and with rules by length and by words."""
     right = table["right"]
     lower, text = _interval(right)
     findings = [

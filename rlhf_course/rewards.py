@@ -98,7 +98,8 @@ class RewardModel:
     token. Padding and the rest of the batch do not change a score.
 
     ``model`` is a model in memory, or the folder or hub id of a model or adapter. By default, the
-    tokenizer is the one saved with it, and ``max_length`` is the most tokens that both accept.
+    tokenizer is the one saved with it, and ``max_length`` is the largest number of tokens that
+    model and tokenizer both accept.
     Raises ``ValueError`` for several outputs and, when scoring, for an overlong answer.
     """
 
@@ -158,7 +159,7 @@ def load_reward_model(source: str | Path, new_head: bool = False, **kwargs) -> P
 
 
 def _prepare(tokenizer, model: PreTrainedModel):
-    """Give model and tokenizer one padding token, to find texts' ends; return the tokenizer."""
+    """Give model and tokenizer the same padding token to find texts' ends; return the tokenizer."""
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     check_vocabulary(tokenizer, model)

@@ -1,4 +1,4 @@
-"""Test a GPU gate by gate: measure, compare with predictions, and stop at the first failure.
+"""Test a GPU, gate by gate: measure, compare with predictions, and stop at the first failure.
 
     python scripts/gpu_day.py            # repeat the command to continue
     python scripts/gpu_day.py --readme   # write the measurements into the README

@@ -110,7 +110,7 @@ def accuracy(scorer, pairs) -> float:
 def baselines(pairs) -> dict[str, float]:
     """Return the accuracy of preferring longer answers, and the best possible accuracy.
 
-    Ties in length count 0.5. The best possible accuracy needs pairs with gold scores.
+    Ties in length count as 0.5. The best possible accuracy needs pairs with gold scores.
     """
     both = zip(pairs["chosen"], pairs["rejected"], strict=True)
     gap = np.sign([len(chosen) - len(rejected) for chosen, rejected in both])

@@ -89,7 +89,7 @@ def toy() -> list[tuple[str, str, str, int, str]]:
 
 
 def sign(gap: float, noise: float = 0.0) -> int:
-    """Return the sign of ``gap`` as -1 or 1, or 0 if the size is at most ``noise``."""
+    """Return the sign of ``gap`` as -1 or 1, or 0 if its size is at most ``noise``."""
     return 0 if abs(gap) <= noise else (1 if gap > 0 else -1)
 
 
@@ -156,8 +156,8 @@ def setting(cards: dict) -> str:
     first, seeds = cards["ppo"][0]["settings"], len(cards["ppo"])
     responses = f"{first['text_batch']} responses of at most {first['response_tokens']} tokens"
     return f"""\
-Each run has {first["text_steps"]} batches of {responses},
-{first["text_epochs"]} epochs per batch, step size {first["learning_rate"]:g}, and β =
+Unless its name or its base's name states otherwise, each run has {first["text_steps"]} batches of
+{responses}, {first["text_epochs"]} epochs per batch, step size {first["learning_rate"]:g}, and β =
 {first["text_beta"]:g}. The runs with a different penalty, or with KL in the loss, and their base,
 `kl`, have β = {BETA:g}. The base of *16 epochs, no clip* is 16 epochs with the clip. PPO is the
 base of all other variants. Each variant has {seeds} seeds, paired with the base's seeds, and

@@ -164,7 +164,7 @@ def test_a_pipe_whose_reader_is_gone_costs_no_step(world, tmp_path):
         assert process.poll() is None
     process.send_signal(signal.SIGINT)
     process.stdout.close()
-    assert process.wait(60) == 130 and len(checkpoints(tmp_path / "out")) == 1
+    assert process.wait(60) in (1, 130) and len(checkpoints(tmp_path / "out")) == 1
 
 
 def test_the_base_of_adapters_is_an_input(world, whole, tmp_path, said):

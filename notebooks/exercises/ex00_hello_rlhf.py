@@ -69,7 +69,7 @@ def _(generator):
 @word_reward.mistake
 def counts_parts_of_words(text, word):
     """You count parts of words: *other*, *then* and *breathe* contain the letters of
-    *the* as well. PPO would exploit such words.
+    *the*, but not the word. PPO would exploit such words.
     """
     return float(text.lower().count(word.lower()))
 
@@ -143,7 +143,7 @@ MATCHES = {  # name: (message, pattern)
     ),
     "both neighbors": (
         "You require one character before and one after the word. The first and last "
-        "words have only one neighbor, and the two words of `the the` share one.",
+        "words have only one such character, and the two words of `the the` share one.",
         r"\W{}\W",
     ),
     "not at the ends": (
@@ -342,7 +342,9 @@ def forgot_the_shift(logits, ids, query_length):
 
 @response_logprobs.mistake
 def returned_the_logit(logits, ids, query_length):
-    """You return logits, not log-probabilities: their exponentials do not sum to 1."""
+    """You return logits, whose exponentials do not sum to 1. Return log-probabilities
+    instead.
+    """
     return (
         logits[query_length - 1 : -1]
         .gather(1, ids[query_length:].unsqueeze(1))
@@ -490,7 +492,7 @@ named(
 named(
     response_logprobs,
     "the_whole_vocabulary",
-    "You return all tokens' log-probabilities; select those of `ids`.",
+    "You return the whole vocabulary's log-probabilities; select those of `ids`.",
     lambda logits, ids, q: logits[q - 1 : -1].log_softmax(-1),
 )
 named(
@@ -657,8 +659,8 @@ ESTIMATES = {  # name: (message, term of a token)
 }
 REDUCTIONS = {  # name: (message, reduction)
     "per_response": ("", lambda x: x.sum(1).mean()),
-    "per_token": ("You also average over tokens; use their sum.", lambda x: x.mean()),
-    "per_batch": ("You also sum over responses; use their mean.", lambda x: x.sum()),
+    "per_token": ("You also average over tokens; sum over them.", lambda x: x.mean()),
+    "per_batch": ("You also sum over responses; average instead.", lambda x: x.sum()),
 }
 KNOWN = (
     "_per_response _per_token _per_batch reversed_per_response absolute_per_response "

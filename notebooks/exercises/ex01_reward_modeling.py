@@ -192,7 +192,7 @@ pairwise_loss.more(
             lambda c, r: -logsigmoid(torch.tanh((c - r) / 2)).mean(),
         ),
         "scores_only": (
-            "You return minus the mean difference. Without a sigmoid this loss has no "
+            "You return minus the mean difference. Without a sigmoid, this loss has no "
             "lower bound.",
             lambda c, r: (r - c).mean(),
         ),
@@ -278,7 +278,7 @@ def counted_tokens(scores, mask):
 
 @last_token_scores.mistake
 def averaged(scores, mask):
-    """You average over tokens. At the first tokens the model has not read the answer
+    """You average over tokens. At the first tokens, the model has not read the answer
     yet.
     """
     return (scores * mask).sum(1) / mask.sum(1)
@@ -469,7 +469,7 @@ def ceiling(first, second):
     """Return the best expected accuracy, given true utilities: two (N,) → a number.
 
     Labels are drawn: the first answer wins with probability σ(u_first − u_second). What
-    accuracy can a judge who knows both utilities exactly reach?
+    accuracy can a judge reach who knows the exact utilities of both answers?
     """
     return torch.sigmoid((first - second).abs()).mean()
 
@@ -684,15 +684,15 @@ def larger_of_both(first, second):
     5,
     (
         "There are three kinds of pairs. What does each kind add to the accuracy?",
-        "In a tie a model can only guess, and a guess is right half of the time.",
+        "In a tie, a model can only guess, and a guess is right half of the time.",
     ),
 )
 def pair_accuracy(chosen, rejected):
     """Return the share of pairs in which the chosen answer scores higher: two (B,) → a
     number. A tie counts half.
 
-    A reward model that gives every answer the score 0 ties on every pair. What accuracy
-    should it get?
+    Suppose that a reward model gives every answer the score 0, so that all pairs tie.
+    What accuracy should the model get?
     """
     return ((chosen > rejected).double() + 0.5 * (chosen == rejected).double()).mean()
 

@@ -24,7 +24,8 @@ def leave_one_out(rewards):
     """Return each reward minus the mean of the other rewards: (n,) → (n,).
 
     If the baseline is the mean of all rewards, including the sample's own, the expected
-    gradient is scaled by 1 − 1/n. The mean of the other rewards does not scale it.
+    gradient is scaled by 1 − 1/n. The mean of the other rewards does not
+    scale the gradient.
     """
     n = len(rewards)
     return rewards - (rewards.sum() - rewards) / (n - 1)
@@ -246,7 +247,7 @@ def stretched(rewards):
 def gae(rewards, values, gamma, lam):
     """Return the advantages of one response: rewards (T,), values (T,) → (T,).
 
-    Use δ_t = r_t + γ V_{t+1} − V_t and A_t = δ_t + γ λ A_{t+1}. After the last token
+    Use δ_t = r_t + γ V_{t+1} − V_t and A_t = δ_t + γ λ A_{t+1}. After the last token,
     the response is over: V and A are 0.
     """
     advantages, running, following = torch.zeros_like(rewards), 0.0, 0.0
@@ -613,7 +614,8 @@ kl_estimates.more(
             _one_wrong(2, lambda k1, u, p, q: 1 / u - 1 + k1),
         ),
         "k3_for_the_other_kl": (
-            "Your k3 estimates the other KL, because you multiply k1 by a ratio.",
+            "Your k3 estimates the KL in the other direction, because you multiply k1 "
+            "by a ratio.",
             _one_wrong(2, lambda k1, u, p, q: 1 - u - u * k1),
             _one_wrong(2, lambda k1, u, p, q: -u * k1),
         ),

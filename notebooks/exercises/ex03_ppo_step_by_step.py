@@ -393,8 +393,8 @@ def score_in_the_last_column(scores, kl, mask, beta):
 
 @token_rewards.mistake
 def score_on_every_token(scores, kl, mask, beta):
-    """You give every token the whole score, so long responses earn more. Add the score
-    once, at the end.
+    """You give every token the whole score, so long responses earn more than short
+    responses. Add the score once, at the end.
     """
     return (scores.unsqueeze(1) - beta * kl) * mask
 
@@ -990,7 +990,7 @@ def _mean(loss, mask):
 @policy_loss.mistake
 def min_for_max(logprobs, old_logprobs, advantages, mask, epsilon):
     """You use min instead of max. The larger of two *losses* is the cautious choice.
-    With min the clip limits nothing, because the larger gain always counts.
+    With min, the clip limits nothing, because the larger gain always counts.
     """
     ratio, a = torch.exp(logprobs - old_logprobs.detach()), advantages.detach()
     return _mean(
@@ -1606,7 +1606,7 @@ def by_clamping_the_return(values, old_values, returns, epsilon):
     ),
 )
 def next_beta(beta, kl, target, n, horizon):
-    """Return the coefficient after n samples with this mean KL: five numbers → a
+    """Return the coefficient after n samples whose mean KL is `kl`: five numbers → a
     number.
 
     β ← β · (1 + clip(KL / target − 1, −0.2, 0.2) · n / horizon).
@@ -1675,7 +1675,7 @@ def only_upwards(beta, kl, target, n, horizon):
 
 @next_beta.mistake
 def clipped_above_only(beta, kl, target, n, horizon):
-    """You clip the error only from above: with a KL near 0 the error falls below
+    """You clip the error only from above: with a KL near 0, the error falls below
     −0.2.
     """
     return beta * (1 + min(kl / target - 1, 0.2) * n / horizon)

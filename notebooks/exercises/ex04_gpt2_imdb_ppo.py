@@ -45,7 +45,7 @@ def _(generator):
 
 @positive_logit.mistake
 def always_the_second(logits, id2label):
-    """You take column 1, whatever its label is. In some classifiers column 1 is
+    """You take column 1, whatever its label is. In some classifiers, column 1 is
     NEGATIVE.
     """
     return logits[:, 1]

@@ -1051,8 +1051,8 @@ def completion_mask(question_length, answer_length, width):
     """Return the mask of one row, question + answer + EOS, padded on the right: three
     numbers → (width,).
 
-    SFT learns only the answer and its EOS. Without the EOS a model learns to answer but
-    not to stop.
+    SFT learns only the answer and its EOS. Without the EOS, a model learns to answer
+    but not to stop.
     """
     mask = torch.zeros(width, dtype=torch.float64)
     mask[question_length : question_length + answer_length + 1] = 1

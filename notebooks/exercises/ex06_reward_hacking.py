@@ -425,11 +425,12 @@ def with_a_mask(logits, token):
     (
         "Write the probability of a token other than EOS, without and with the mask.",
         "Divide each model's probability by the total probability of the tokens that "
-        "its mask allows. What remains of the difference?",
+        "its mask allows. What remains of the difference between the true "
+        "and the reported KL?",
     ),
 )
 def kl_error(p, ref_p):
-    """Return how much too low KL is if only sampling masks EOS: two (N,) → a number.
+    """Return by how much KL is too low if only sampling masks EOS: two (N,) → float.
 
     `p` and `ref_p` are the policy's and the reference's probabilities of EOS at the
     first token. Responses are drawn from the masked policy, so EOS is never the first

@@ -280,7 +280,7 @@ def drawn_once(probabilities, n):
 @best_of_n.mistake
 def at_most_alone(probabilities, n):
     """You return the probability that the best draw is *at most* as good as y. Subtract
-    the probability that it is worse.
+    the probability that the best draw is worse than y.
     """
     return probabilities.cumsum(0) ** n
 

@@ -36,7 +36,7 @@ def convert_to_llama(
     """Write a Baichuan checkpoint as a LlamaForCausalLM with a fast tokenizer; return ``target``.
 
     A 7B model needs 15 GB of free disk space and about 5 GB of memory (20 GB if its files cannot
-    be mapped: .bin files from torch before 1.6). The target must be new or empty. By default
+    be mapped: .bin files from torch before 1.6). The target must be new or empty. By default,
     ``norm_head`` is guessed from config.json; ``report`` is called with a line about this choice.
 
     Raises ``ValueError``, before writing, for another kind of checkpoint, such as a 13B model

@@ -70,7 +70,7 @@ def _add_dummy_prefix(tokenizer: Tokenizer, defined: list[str]) -> None:
     """Put a space before every text and remove it when decoding; transformers does neither.
 
     Added tokens would get the prefix, so user-defined pieces are split off as words instead; the
-    model does not split a word that it has.
+    model does not split a word that is in its vocabulary.
     """
     tokenizer.normalizer = normalizers.Sequence(
         [normalizers.Replace(" ", "▁"), normalizers.Prepend("▁")]

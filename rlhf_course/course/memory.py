@@ -1,4 +1,4 @@
-"""From a model's shape, compute the memory for PPO with adapters; measure peak memory."""
+"""Compute, from a model's shape, the memory for PPO with adapters; measure peak memory."""
 
 import weakref
 from collections.abc import Iterable

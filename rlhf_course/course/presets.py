@@ -52,8 +52,8 @@ class Settings(SimpleNamespace):
 def read_spec(notebook: str) -> dict[str, dict]:
     """Return a notebook's settings, a dict from key to {tiny, scratch, full, help}.
 
-    An ``optional`` setting may be null in any preset; other settings only in presets where the
-    file has null. ``min`` (default 1) is the lower bound for whole numbers.
+    An ``optional`` setting may be null in any preset; other settings may be null only in presets
+    where the file has null. ``min`` (default 1) is the lower bound for whole numbers.
     """
     spec = yaml.safe_load((CONFIGS / f"{notebook}.yaml").read_text(encoding="utf-8"))
     if shared := spec.pop("include", None):

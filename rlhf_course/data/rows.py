@@ -133,7 +133,7 @@ def keep_short(rows: Dataset, lengths: Sequence[int], max_length: int) -> tuple[
 
 
 def collate(rows: list[dict]) -> dict[str, list]:
-    """Return rows as one dictionary of lists, not tensors: queries may differ in length."""
+    """Return rows as one dictionary of lists, not of tensors, because query lengths may differ."""
     return {key: [row[key] for row in rows] for key in rows[0]}
 
 

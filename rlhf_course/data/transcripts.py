@@ -75,7 +75,7 @@ def prompt_ids(tokenizer, prompts: Sequence[str]) -> list[list[int]]:
 
 
 def answer_ids(tokenizer, answers: Sequence[str]) -> list[list[int]]:
-    """Return each answer's token ids, with EOS, to append to :func:`prompt_ids`."""
+    """Return each answer's token ids, with EOS, to append to ids from :func:`prompt_ids`."""
     gap = "" if tokenizer.chat_template else " "
     texts = [f"{gap}{answer}" if answer else "" for answer in answers]
     ids = tokenizer(texts, add_special_tokens=False)["input_ids"]

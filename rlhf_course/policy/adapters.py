@@ -47,7 +47,8 @@ def create_reference_model(
 def add_reference_adapter(policy: AutoModelForCausalLMWithValueHead) -> None:
     """Add a frozen copy of the active adapter as ``ref``, replacing an earlier trainer's copy.
 
-    Raises ``ValueError`` if base weights are also trained: the reference would change with them.
+    Raises ``ValueError`` if base weights are also trained, because the reference would change with
+    them.
     """
     model, source = policy.pretrained_model, policy.pretrained_model.active_adapter
     trained = [name for name, p in model.named_parameters() if p.requires_grad]

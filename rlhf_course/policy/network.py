@@ -22,7 +22,7 @@ class FullPrecisionLinear(nn.Linear):
         with torch.autocast(hidden.device.type, enabled=False):
             if self.weight.dtype.itemsize >= 4:
                 return super().forward(hidden.to(self.weight.dtype))
-            pieces = self.weight.split(8192)  # the backward pass casts each chunk again
+            pieces = self.weight.split(8192)  # the backward pass casts each piece again
             product = [checkpoint(cast_product, hidden, x, use_reentrant=False) for x in pieces]
             return torch.cat(product, -1) + (0 if self.bias is None else self.bias)
 

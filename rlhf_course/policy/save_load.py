@@ -147,7 +147,7 @@ def check_base(folder: Path, model: nn.Module) -> None:
 
 
 def load_tokenizer(source: str | Path, **kwargs):
-    """Return a tokenizer; raise ``load_model``'s errors, and ``ValueError`` if there is none."""
+    """Return a tokenizer; raise ``load_model``'s errors, and ``ValueError`` if it is missing."""
     check_source(source)
     with hub_errors(source):
         tokenizer = AutoTokenizer.from_pretrained(str(source), trust_remote_code=False, **kwargs)
@@ -158,7 +158,7 @@ def load_tokenizer(source: str | Path, **kwargs):
 
 
 def check_vocabulary(tokenizer, model: nn.Module) -> None:
-    """Raise ``ValueError`` if the tokenizer has more tokens than the model, or under half."""
+    """Raise ``ValueError`` if a tokenizer has more tokens than the model, or under half as many."""
     tokens = len(tokenizer) if hasattr(tokenizer, "__len__") else 0
     known = getattr(model, "pretrained_model", model).get_input_embeddings().weight.shape[0]
     if tokens and not known / 2 <= tokens <= known:

@@ -80,11 +80,11 @@ class Saved:
     ) -> None:
         """Save policy and ``tokenizer`` in a form that plain transformers (or peft) loads.
 
-        A failure leaves the folder unchanged. With ``push_to_hub`` all files go to the repository
+        A failure leaves the folder unchanged. With ``push_to_hub``, all files go to the repository
         ``repo_id`` (default: the folder's name), in one commit; ``commit_message``, ``revision``
         and ``create_pr`` go to huggingface_hub. Raises ``FloatingPointError`` if a weight is NaN or
         Inf, and ``ValueError`` if this policy is an adapter and the folder has a full model, or the
-        reverse: the adapter would always be loaded.
+        reverse, because loading would always choose the adapter.
         """
         target = check_folder(save_directory)
         check_weights(self.state_dict())

@@ -34,7 +34,7 @@ def masked_var(x: Tensor, mask: Tensor, total: Total = local) -> Tensor:
 def masked_whiten(x: Tensor, mask: Tensor, shift_mean: bool = True, total: Total = local) -> Tensor:
     """Return x (B, R) scaled to variance 1 (mean 0 if shift_mean) in the mask, set to 0 elsewhere.
 
-    Raises ``ValueError`` for a mask of fewer than two tokens: their variance is undefined.
+    Raises ``ValueError`` for a mask of fewer than two tokens, whose variance is undefined.
     """
     if total(mask.sum()) < 2:
         raise ValueError(

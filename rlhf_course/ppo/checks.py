@@ -99,7 +99,7 @@ def check_outputs(outputs: dict[str, Tensor], step: int) -> None:
 
 
 def warn_about_samples(queries, responses, masks, tokenizer) -> None:
-    """Warn about padding, repeated prompts and masked EOS: each would silently harm PPO."""
+    """Warn of padding, queries repeated in responses, and masked EOS; each silently harms PPO."""
     eos, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
     pad, warn = eos if pad is None else pad, partial(warnings.warn, stacklevel=3)
     padded = {

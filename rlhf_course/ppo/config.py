@@ -42,7 +42,7 @@ class PPOConfig:
     max_grad_norm: float | None = None
 
     # Tokens that never begin a response (EOS, to forbid empty responses): sampling, policy
-    # and reference give them probability 0.
+    # and reference give them probability 0 there.
     begin_suppress_tokens: list[int] = field(default_factory=list)
 
     # KL to the reference: reward per token = -coefficient * KL.

@@ -43,7 +43,7 @@ class Rollout:
     ) -> Self:
         """Combine ragged token lists into one batch; put the mask on the scores' device.
 
-        Masks come from lengths, never from ``ids != pad``: the padding token may be EOS.
+        Masks come from lengths, never from ``ids != pad``, because the padding token may be EOS.
         """
         lengths = [torch.tensor([*map(len, rows)]) for rows in (queries, responses)]
         pairs = zip(queries, responses, strict=True)

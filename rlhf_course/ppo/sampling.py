@@ -33,7 +33,7 @@ def generate(
 
     Row i ends after ``lengths[i]`` tokens (default: max_new_tokens) or after its first EOS, which
     stays in the row. No row begins with a token in ``begin_suppress``. Dropout is off. If ``fast``
-    and the settings keep the model's distribution, :func:`_sample` samples; otherwise
+    is set and the settings keep the model's distribution, :func:`_sample` samples; otherwise
     transformers does.
 
     Raises ``FloatingPointError`` for probabilities that are not finite, and ``ValueError`` if a

@@ -1,4 +1,4 @@
-"""Give the meaning of each statistic of a PPO step, from stats.yaml."""
+"""Load the meaning of each statistic of a PPO step from stats.yaml."""
 
 from pathlib import Path
 

@@ -100,7 +100,7 @@ class TrainerBase:
 def make_reference(model, ref_model, num_shared_layers: int | None):
     """Return the reference as a frozen policy; None if the reference is an adapter.
 
-    Raises ``TypeError`` for a policy without a value head, ``ValueError`` for shared weights.
+    Raises ``TypeError`` for a policy without a value head, and ``ValueError`` for shared weights.
     """
     if not isinstance(model, AutoModelForCausalLMWithValueHead):
         raise TypeError(

@@ -1,4 +1,4 @@
-"""Sample responses with transformers, for settings that the own sampler lacks."""
+"""Sample responses with transformers, for settings that the course's sampler does not support."""
 
 from torch import Tensor
 

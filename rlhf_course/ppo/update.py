@@ -31,9 +31,9 @@ def add_logprobs(
 ) -> FirstPass | None:
     """Fill in log-probabilities, values and KL; ``with reference()`` yields the reference.
 
-    If ``fast`` and a mini-batch is as large as the batch, return the policy's outputs with their
-    graph: no weight has changed yet, so the first epoch reuses them. Raises ``FloatingPointError``
-    for NaN or Inf.
+    If ``fast`` is set and a mini-batch is as large as the batch, return the policy's outputs with
+    their graph: no weight has changed yet, so the first epoch reuses the outputs. Raises
+    ``FloatingPointError`` for NaN or Inf.
     """
     one_batch = config.fast and config.mini_batch_size == config.batch_size
     whole, mask = config.kl_penalty == "full", rollout.mask

@@ -1,4 +1,4 @@
-"""Make one run of the processes (ranks) that ``accelerate launch`` starts."""
+"""Combine the processes (ranks) that ``accelerate launch`` starts into one run."""
 
 import os
 

@@ -57,7 +57,7 @@ def _aside(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def hold(folder: str | os.PathLike, name: str = "") -> Iterator[None]:
-    """Make a folder; lock it, or only ``name`` in it; at the end, remove a new, empty folder.
+    """Make a folder; lock it, or only ``name`` in it; finally, remove a new folder if it is empty.
 
     Raises ``BlockingIOError`` if another process holds the lock.
     """

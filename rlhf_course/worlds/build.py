@@ -129,7 +129,7 @@ def _checkpoint(
     answers, _ = load_answers(sft_dataset, "train", sft_files)
     pairs, _ = load_pairs(dataset, "train")
     texts = [*answers["answer"], *pairs["chosen"], *pairs["rejected"]]
-    # 500 copies make Human: and Assistant: one piece each, as in a large vocabulary.
+    # 500 empty prompts make Human: and Assistant: one piece each, as in a large vocabulary.
     spm_model = toy_checkpoint.train_sentencepiece(
         [*texts, *[as_prompt("")] * 500], vocab_size, folder.with_name("sentencepiece")
     )

@@ -111,7 +111,7 @@ def is_answer(question: str, answer: str) -> bool:
 
 @cache
 def _phrases() -> dict[str, str]:
-    """Return a dict from Chinese to English with every phrase in the grammar."""
+    """Return a dict that maps every Chinese phrase in the grammar to English."""
     found = {}
     for both in grammar.load("chinese_english").items():
         sides = [[group.split("/") for group in re.split(r"[()]", text)] for text in both]

@@ -6,9 +6,10 @@
 
 With trl 0.11 (tests/fixtures/make_fixtures.py lists that environment's packages), the script
 measures TRL's trainer. TRL's loop generates single responses and scores 16 texts at a time;
---batched does each task in one batch. Results are merged into --output. Weights and queries are
-random; time and memory do not depend on them. Queries have 2-7 tokens, and responses have
-4-15. A sentiment classifier scores the texts. A step runs 4 epochs on one mini-batch.
+--batched generates all responses in one batch, and scores all texts in one batch. Results are
+merged into --output. Weights and queries are random; time and memory do not depend on their
+values. Queries have 2-7 tokens, and responses have 4-15. A sentiment classifier scores the texts.
+A step runs 4 epochs on one mini-batch.
 """
 
 import argparse

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 
 def run(name: str, main: Callable[[list[str]], int | None], arguments: list[str] | None = None):
-    """Call ``main`` with the command line except ``--debug``; return the exit code.
+    """Call ``main`` with the command-line arguments except ``--debug``; return the exit code.
 
     Codes: 0 if done, 1 after an error (printed on one line), 130 after Ctrl-C, 143 after SIGTERM.
     """

@@ -38,7 +38,7 @@ def open_output(
 ) -> Iterator[Output]:
     """Yield a run's output folder, which the first process locks while the with block runs.
 
-    Subfolder ``result`` is for the model, ``inner`` for checkpoints. A new run needs a folder
+    Subfolder ``result`` is for the model; ``inner`` is for checkpoints. A new run needs a folder
     without files. A resumed run continues from the last complete checkpoint; its ``settings``, and
     the contents of its ``inputs`` (option → model or dataset), must be unchanged. Raises
     ``ValueError`` if these rules are broken, and ``OSError`` if another run uses the folder.
@@ -46,7 +46,7 @@ def open_output(
     folder, state = check_folder(folder), PartialState()
     now = {"settings": json.loads(json.dumps(settings, default=str))}
     with ExitStack() as stack:
-        with state.main_process_first():  # the first writes before others read
+        with state.main_process_first():  # the first process writes before others read
             if state.is_main_process:
                 stack.enter_context(hold(folder))
                 files = (path for path in folder.rglob("[!.]*") if path.is_file())
@@ -86,7 +86,7 @@ def damage(checkpoint: Path) -> str | None:
 
 
 def fingerprint(place: str | None) -> str | None:
-    """Return a file's hash, or a folder's (names and contents); if neither exists, ``place``."""
+    """Return a hash of a file, or of a folder's names and contents; ``place`` if neither exists."""
     if place is None or not os.path.exists(place):
         return place
     path, digest = Path(place), hashlib.sha256()

@@ -22,7 +22,7 @@ def picture(figure: Figure) -> str:
 
 
 def write(target: Path, **content) -> None:
-    """Write a page from title, verdict, about, columns (key → heading), rows, pictures by caption.
+    """Write a page from title, verdict, about, columns (key → heading), rows, captioned pictures.
 
     A row's ``level`` (stop, watch or fine) colors its last cell. Raises ``FileExistsError`` if
     another program wrote the target.

@@ -137,8 +137,8 @@ def train(trainer, output, measure: Callable[[], tuple], most: float = math.inf)
     """Train, from the output's checkpoint if there is one, and save the model and its tokenizer.
 
     Returns 0 and ``measure``'s result, which begins with the held-out loss; or, if stopped between
-    steps, the exit code and (). If this held-out loss is not finite or not below ``most``, raises
-    ``FloatingPointError`` and saves no model.
+    steps, the exit code and (). If this held-out loss is not finite or not below ``most``, the
+    function raises ``FloatingPointError`` and saves no model.
     """
     output.begin()
     last = output.checkpoint

@@ -43,7 +43,7 @@ def solution_source(exercise) -> str:
 
 
 def stub_source(exercise) -> str:
-    """Return a stub: signature, the docstring's first paragraph, raise NotImplementedError."""
+    """Return a stub: the signature, the docstring's first paragraph, and a raise statement."""
     return f"{_head(exercise, *_definition(exercise))}\n    raise NotImplementedError"
 
 

@@ -19,7 +19,7 @@ KEPT = ROOT / "figs" / "measured" / "seeds.json"
 
 
 def collect(folders: list[str]) -> dict[str, dict[str, dict[str, float]]]:
-    """Return, by notebook and seed, metrics before and after, and counts of checks passed and run.
+    """Return, by notebook and seed, initial and final metrics, and counts of checks passed and run.
 
     Raises ``ValueError`` for a folder without run cards, or two cards of the same run.
     """

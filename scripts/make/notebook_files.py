@@ -27,7 +27,7 @@ def source_hash(notebook: NotebookNode) -> str:
 
 
 def strip_run_details(executed: NotebookNode, original: NotebookNode) -> NotebookNode:
-    """Copy ``executed``'s outputs into ``original``, reset its metadata, and return it.
+    """Copy ``executed``'s outputs into ``original``, whose metadata is reset; return ``original``.
 
     Injected parameters, timings, widgets and kernel details are dropped.
     """
@@ -57,7 +57,7 @@ def strip_run_details(executed: NotebookNode, original: NotebookNode) -> Noteboo
 def render(executed: NotebookNode, source: Path, chosen: Namespace, card: dict) -> None:
     """Write a run's outputs, time and memory into the repository's notebook.
 
-    Each preset except tiny has a folder of that name.
+    Each preset except tiny has a folder with the preset's name.
     """
     notebook, target = strip_run_details(executed, nbformat.read(source, as_version=4)), source
     first, measured = notebook.cells[0], f"{cost(card)}: preset {chosen.preset}, two CPU cores"

@@ -63,7 +63,7 @@ def kl_in_loss(slope, rollout, new, old, advantages, cliprange):
 
 
 def trainer_with(loss):
-    """Return a trainer class whose loss receives the rollout; it needs one mini-batch per batch."""
+    """Return a trainer class whose loss receives the rollout and needs one mini-batch per batch."""
 
     class Trainer(PPOTrainer):
         def _learn(self, rollout, *others):

@@ -56,7 +56,7 @@ def load_split(folder: Path) -> datasets.DatasetDict:
 
 
 def save_openings(reviews: datasets.Dataset, folder: Path) -> None:
-    """Write every held-out review's first 64 words and label; 1,000 reviews are the test split."""
+    """Write every held-out review's label and first 64 words; 1,000 reviews are the test split."""
     rows = reviews.map(lambda row: {"text": " ".join(row["text"].split()[:OPENING])})
     parts = {"train": range(4000), "test": range(4000, len(rows))}
     for split, part in parts.items():
@@ -64,7 +64,7 @@ def save_openings(reviews: datasets.Dataset, folder: Path) -> None:
 
 
 def cut(text: str, rng: np.random.Generator) -> str:
-    """Return the text or, half of the time, its first 4 to 48 words, like PPO's texts."""
+    """Return the text or, half of the time, its first 4 to 48 words; PPO's texts are also short."""
     return text if rng.random() < 0.5 else " ".join(text.split()[: rng.integers(4, 49)])
 
 
