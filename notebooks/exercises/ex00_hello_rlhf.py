@@ -42,7 +42,7 @@ def word_reward(text, word):
 
     This is the simplest possible reward. Ignore case, and count only whole words:
     *other* and *then* do not contain the word *the*. Words consist of letters; spaces
-    and punctuation separate them. `word` is one word and may also have capitals.
+    and punctuation separate them. `word` is a single word and may contain capitals.
     A policy finds every loophole in a reward, so this reward should have none.
     """
     return float(len(re.findall(rf"\b{re.escape(word.lower())}\b", text.lower())))

@@ -46,7 +46,7 @@ def sentence(error: BaseException) -> str:
 
 
 def watch_for_stop():
-    """Return a context manager for an object whose ``code`` is nonzero after Ctrl-C or SIGTERM."""
+    """Return a context manager that yields an object; Ctrl-C or SIGTERM sets its ``code``."""
     text = "\nStopping after this step; press Ctrl-C again to stop immediately."
 
     def announce(signum: int, frame) -> None:
