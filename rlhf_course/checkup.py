@@ -55,9 +55,10 @@ def check_up(
     """Measure a reward model on held-out pairs (prompt, chosen, rejected) and on bad answers.
 
     ``score`` takes prompts and answers, as :class:`~rlhf_course.rewards.RewardModel` does. The
-    audit uses the first 300 pairs, or the ``prompt`` and ``answer`` lists in ``audited``, whose
-    other lists replace the generated bad answers. Generated answers can be four times as long as
-    normal ones. Raises ``ValueError`` for fewer than 20 pairs, and ``FloatingPointError`` for NaN.
+    audit uses the first 300 pairs. If ``audited`` is given, the audit uses its ``prompt`` and
+    ``answer`` lists instead, and its other lists replace the generated bad answers. Generated
+    answers can be four times as long as normal ones. Raises ``ValueError`` for fewer than 20 pairs,
+    and ``FloatingPointError`` for NaN.
     """
     if len(pairs) < 20:
         raise ValueError(f"{len(pairs)} pairs are too few for a check-up; use 100 or more.")

@@ -51,8 +51,8 @@ def evaluate(
         torch.manual_seed(seed)
         how = {"return_prompt": False} | generation_kwargs
         responses = trainer.generate(queries, sampler, batch_size, **how)
-    answered = tokenizer.batch_decode(responses, skip_special_tokens=are_texts)
-    answered = [text.strip() if are_texts else text for text in answered]
+    decoded = tokenizer.batch_decode(responses, skip_special_tokens=are_texts)
+    answered = [*map(str.strip, decoded)] if are_texts else decoded
     table = pd.DataFrame({"query": asked, "response": answered})
     names = ["kl", "nll", "length", "finished"]
     table[names] = _measure(trainer, queries, responses, generation_kwargs)

@@ -147,7 +147,7 @@ def page(target: Path, graded: dict[str, list[dict]]) -> None:
 
 
 def write(folder: Path, form: str, graded: dict[str, list[dict]]) -> None:
-    """Write all grades to ``folder`` in the given format; refuse to lose other grades."""
+    """Write all grades to ``folder`` in the given format; as csv, refuse to lose other grades."""
     if form == "html":
         page(folder / "grades.html", graded)
     elif form == "csv":

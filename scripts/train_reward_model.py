@@ -92,7 +92,7 @@ def load_data(dataset: str, script: ScriptArguments, seed: int) -> tuple:
 
 
 def load_scorer(path: str, tokenizer, config, **options) -> RewardModel:
-    """Return a RewardModel on the run's device; raise ``ValueError`` if positions are too few."""
+    """Return a RewardModel on the run's device; raise ``ValueError`` for too few positions."""
     scorer = RewardModel(load_reward_model(path, **options).to(config.device), tokenizer)
     if scorer.max_length < config.max_length:
         has = f"the {scorer.max_length} positions of {path}"

@@ -19,8 +19,8 @@ SOURCE = Path(__file__).with_name("quiz.yaml")
 PAGE = Path(__file__).with_name("quiz.md")
 INTRODUCTION = """# Quiz
 
-Each notebook has five questions or more. Open the answer that you would give to see whether it is
-correct, and why.
+Each notebook has five questions or more. Open the answer that you would give. The text inside
+shows whether the answer is correct, and why.
 """
 
 

@@ -122,7 +122,7 @@ def test_launch_files_hold_options_that_accelerate_knows(name):
 @pytest.mark.parametrize("kind", [DistributedType.FSDP, DistributedType.DEEPSPEED])
 def test_sharded_weights_are_an_engines_business(kind):
     accelerator = SimpleNamespace(distributed_type=kind)
-    with pytest.raises(ValueError, match=f"one copy per GPU .DDP., not {kind.value}"):
+    with pytest.raises(ValueError, match=f"one copy of the model per GPU .DDP., not {kind.value}"):
         prepare_models(accelerator, PPOConfig(), make_policy(), None, None, None)
 
 

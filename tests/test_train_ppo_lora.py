@@ -6,6 +6,7 @@ import pytest
 import torch
 import train_ppo as script
 from builders import difference, edit_json, snapshot
+from command_line import ppo_options
 from peft import AutoPeftModelForCausalLM
 from safetensors.torch import load_file
 from training_runs import arguments, make_adapters, make_base
@@ -58,7 +59,7 @@ def test_the_saved_policy_loads_in_plain_peft(trained):
     output, trainer, _ = trained
     names = {"checkpoint-3", "policy", "policy-2", "run.json"}
     assert {path.name for path in output.iterdir()} == names
-    config, settings = trainer.config, load_preset(script.CHAT, "tiny")
+    config, settings = trainer.config, load_preset(ppo_options.CHAT, "tiny")
     assert config.vf_coef == settings.vf_coef
     assert (config.target_kl, config.lam) == (0.05, 0.9)
     plain = AutoPeftModelForCausalLM.from_pretrained(output / "policy").eval()
@@ -99,7 +100,7 @@ def test_options_come_from_file_and_command_line(world, tmp_path):
     assert options.output.name == "train_ppo" and options.gradient_checkpointing
     assert settings.steps == 9 and settings.learning_rate == 1e-4 and settings.log_with == "wandb"
     assert settings.train_subset is None
-    assert settings.batch_size == load_preset(script.CHAT, "full").batch_size
+    assert settings.batch_size == load_preset(ppo_options.CHAT, "full").batch_size
 
 
 @pytest.mark.parametrize(

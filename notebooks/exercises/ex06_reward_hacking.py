@@ -157,7 +157,7 @@ def suppress_first(logits, token):
     position: logits (R, V) → (R, V).
 
     The log-probabilities must be those of the policy that samples. So forbid `token`,
-    which sampling forbids, and forbid it only at the first position, as sampling does.
+    but only at the first position, as sampling does.
     Keep the gradient, which training needs.
     """
     allowed = logits.clone()

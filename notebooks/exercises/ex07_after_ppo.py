@@ -18,8 +18,8 @@ check = SET.check
     1,
     10,
     (
-        "With which responses must you compare a response, so that it gains nothing "
-        "merely because its prompt is easy?",
+        "Which responses must you compare a response with, so that an easy prompt "
+        "alone gives it no advantage?",
         "Each row belongs to one prompt. Keep the dimension that you average over.",
     ),
 )

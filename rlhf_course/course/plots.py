@@ -44,7 +44,7 @@ plt.rcParams.update(
 
 
 def panels(rows: int = 1, columns: int = 1, **options) -> tuple[Figure, Axes | np.ndarray]:
-    """Return a figure, closed because notebooks show open figures twice, and its axes."""
+    """Return a closed figure and its axes; notebooks would show an open figure twice."""
     figure, axes = plt.subplots(rows, columns, **options)
     plt.close(figure)
     return figure, axes

@@ -71,10 +71,11 @@ def load_preset(notebook: str, preset: str, overrides: Mapping | None = None) ->
     spec = read_spec(notebook)
     if preset not in PRESETS:
         raise ValueError(f"Unknown preset {preset!r}; choose one of {', '.join(PRESETS)}.")
-    checked = {}
-    for key, (usual, older) in PRECISION.items():
-        if key in spec and spec[key][preset] == usual and not has_bf16():
-            checked[key] = older
+    checked = {
+        key: older
+        for key, (usual, older) in PRECISION.items()
+        if key in spec and spec[key][preset] == usual and not has_bf16()
+    }
     for key, value in (overrides or {}).items():
         if key not in spec:
             raise ValueError(

@@ -56,7 +56,7 @@ class RunCard:
         self.checks[name] = {"passed": bool(passed), "value": float(value), "want": want}
 
     def curve(self, name: str, table: pd.DataFrame) -> None:
-        """Record a table's columns, with six significant digits, for the figures."""
+        """Record a table's columns, rounded to six significant digits, for plotting."""
         self.curves[name] = {
             column: [x if isinstance(x, str) else float(f"{x:.6g}") for x in table[column]]
             for column in table

@@ -71,8 +71,9 @@ def _check_names(folder: Path) -> None:
         short, long = sorted((one.name, other.name), key=len)
         part = r"-(?!\d)" if one.parent == other.parent else "-"  # parts share a folder
         if re.match(rf"{re.escape(short.partition('.')[0])}(\.|_| \(|{part})", long):
-            place = other.relative_to(folder)
-            raise ValueError(f"{one} and {place} are the same split. Move one file away.")
+            raise ValueError(
+                f"{one} and {other.relative_to(folder)} are the same split. Move one file away."
+            )
         if filecmp.cmp(one, other, shallow=False):
             what = f"{one} and {other.name} are identical: rows would repeat. Remove one file."
             warnings.warn(what, stacklevel=2)

@@ -105,8 +105,10 @@ def set_adapter_weights(
     """
     wanted = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
     if missing := sorted(wanted.keys() - weights.keys()):
-        cure = "Merge it into its base" if "score" in missing[0] else "Copy it again"
-        raise ValueError(f"The adapter in {source} has no {missing[0]}. {cure}.")
+        raise ValueError(
+            f"The adapter in {source} has no {missing[0]}. "
+            + ("Merge it into its base." if "score" in missing[0] else "Copy it again.")
+        )
     if unknown := set_peft_model_state_dict(model, weights, adapter_name=name).unexpected_keys:
         raise ValueError(
             f"The adapter in {source} does not fit this model: {unknown[0]}. Load its own base."

@@ -53,15 +53,12 @@ def kl_per_token(logprobs: Tensor, ref_logprobs: Tensor, kind: str = "kl") -> Te
     log-probabilities of the whole vocabulary, (B, R, V): Σ_v p(v)·(log p(v) − log ref(v)).
     """
     difference = logprobs - ref_logprobs
-    if kind == "kl":
-        return difference
-    if kind == "abs":
-        return difference.abs()
-    if kind == "mse":
-        return 0.5 * difference.square()
     if kind == "full":
         return (logprobs.exp() * difference).sum(-1)
-    raise ValueError(f"Unknown KL penalty {kind!r}; choose kl, abs, mse or full.")
+    estimates = {"kl": difference, "abs": difference.abs(), "mse": 0.5 * difference.square()}
+    if kind not in estimates:
+        raise ValueError(f"Unknown KL penalty {kind!r}; choose kl, abs, mse or full.")
+    return estimates[kind]
 
 
 def compute_rewards(

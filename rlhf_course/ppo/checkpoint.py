@@ -49,14 +49,10 @@ def save_checkpoint(trainer, output_dir: str | Path, keep: int = 1) -> Path:
     found = [path for path in trainer.checkpoints if path != target and path.match(pattern)]
     trainer.checkpoints = [*found, target]
     while len(trainer.checkpoints) > max(keep, 1):
-        _remove(trainer.checkpoints.pop(0))
+        (oldest := trainer.checkpoints.pop(0)).joinpath(STATE_FILE).unlink(missing_ok=True)
+        with suppress(OSError):
+            oldest.rmdir()
     return target
-
-
-def _remove(folder: Path) -> None:
-    (folder / STATE_FILE).unlink(missing_ok=True)
-    with suppress(OSError):
-        folder.rmdir()
 
 
 def load_checkpoint(trainer, folder: str | Path) -> None:

@@ -19,8 +19,8 @@ def check_samples(
             raise ValueError(f"{name} has {len(rows)} entries; pass {size}, or set batch_size.")
     queries = token_ids(policy.vocab_size, "query", queries)
     responses = token_ids(policy.vocab_size, "response", responses)
-    given_masks = () if masks is None else masks
-    for i, (keep, response) in enumerate(zip(given_masks, responses, strict=masks is not None)):
+    pairs = () if masks is None else zip(masks, responses, strict=True)
+    for i, (keep, response) in enumerate(pairs):
         if len(keep) != len(response) or {*torch.as_tensor(keep).tolist()} not in ({0, 1}, {1}):
             raise ValueError(
                 f"response_masks {i} has {len(keep)} entries for {len(response)} response "

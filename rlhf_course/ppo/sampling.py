@@ -75,9 +75,8 @@ def _sample(
     cache, places = DynamicCache(config=model.config), accepts_argument(model, "position_ids")
     how = {"past_key_values": cache, "use_cache": True, "logits_to_keep": 1}
     for t in range(longest):
-        how |= {"attention_mask": visible[:, : width + t]}
         how |= {"position_ids": positions} if places else {}
-        logits = model(input_ids=input_ids, **how)[0][:, -1]
+        logits = model(input_ids, visible[:, : width + t], **how)[0][:, -1]
         tokens, probability = draw(logits, begin_suppress if t == 0 else ())
         responses[rows, t], total = tokens.squeeze(1), total + probability.sum()
         running &= (limits[rows] > t + 1) & ~torch.isin(tokens.squeeze(1), eos)
@@ -127,13 +126,30 @@ def pad_token_id(tokenizer) -> int:
 
 
 # Values that keep the sampled and the scored distribution equal, as None always does.
-NEUTRAL = dict.fromkeys(("top_p", "temperature", "repetition_penalty", "typical_p"), 1.0)
-ZERO = "top_k min_p eta_cutoff epsilon_cutoff no_repeat_ngram_size min_length min_new_tokens"
-NEUTRAL |= dict.fromkeys(ZERO.split(), 0)
-NONE = "suppress_tokens begin_suppress_tokens bad_words_ids sequence_bias logits_processor "
-NONE += "forced_bos_token_id forced_eos_token_id exponential_decay_length_penalty"
-NEUTRAL |= dict.fromkeys([*NONE.split(), "generation_config"])
-NEUTRAL |= {"guidance_scale": 1.0, "num_beams": 1}
+NEUTRAL = {
+    "top_k": 0,
+    "top_p": 1.0,
+    "min_p": 0,
+    "typical_p": 1.0,
+    "eta_cutoff": 0,
+    "epsilon_cutoff": 0,
+    "temperature": 1.0,
+    "repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+    "min_length": 0,
+    "min_new_tokens": 0,
+    "num_beams": 1,
+    "guidance_scale": 1.0,
+    "suppress_tokens": None,
+    "begin_suppress_tokens": None,
+    "bad_words_ids": None,
+    "sequence_bias": None,
+    "logits_processor": None,
+    "forced_bos_token_id": None,
+    "forced_eos_token_id": None,
+    "exponential_decay_length_penalty": None,
+    "generation_config": None,
+}
 UNDERSTOOD = {*NEUTRAL, "do_sample", "max_new_tokens", "pad_token_id", "eos_token_id"}
 
 

@@ -99,29 +99,29 @@ class PPOTrainer(TrainerBase):
         with torch.inference_mode(False), without_dropout(self.model, checkpointing=True):
             pad = pad_token_id(self.tokenizer)
             rollout = Rollout.from_lists(queries, responses, scores, pad, response_masks)
-            stats = self._learn(rollout, clock := Clock())
-        with clock("calc_stats"):
+            stats = self._learn(rollout, seconds := {})
+        with timed(seconds, "calc_stats"):
             stats = update.step_stats(rollout, stats, self.kl_ctl.value, self.accelerator)
         self.kl_ctl.update(stats["objective/kl"], size * self.accelerator.num_processes)
         if self.lr_scheduler is not None:
             self.lr_scheduler.step()
         self.running, self.current_step, self.is_whole = running, self.current_step + 1, was_whole
-        clock.seconds["total"] = time.perf_counter() - started
-        times = {f"time/ppo/{phase}": seconds for phase, seconds in clock.seconds.items()}
+        seconds["total"] = time.perf_counter() - started
+        times = {f"time/ppo/{phase}": value for phase, value in seconds.items()}
         return stats | times | {"ppo/learning_rate": rate}
 
-    def _learn(self, rollout: Rollout, clock: "Clock") -> list[update.MiniBatch]:
+    def _learn(self, rollout: Rollout, seconds: dict[str, float]) -> list[update.MiniBatch]:
         """Fill in the rollout's columns and run the epochs; return each mini-batch's statistics."""
         config, step = self.config, self.current_step
         total = partial(self.accelerator.reduce, reduction="sum")
-        with clock("forward_pass"):
+        with timed(seconds, "forward_pass"):
             first_pass = update.add_logprobs(rollout, self.model, self.reference, config, step)
-        with clock("compute_rewards"):
+        with timed(seconds, "compute_rewards"):
             update.add_rewards(rollout, config, self.kl_ctl.value, total)
-        with clock("compute_advantages"):
+        with timed(seconds, "compute_advantages"):
             update.add_advantages(rollout, config, total)
         self.is_whole, self.policy.is_trained = False, True  # not whole until the epochs end
-        with clock("optimize_step"):
+        with timed(seconds, "optimize_step"):
             parts = self.model, self.optimizer, self.accelerator
             return update.optimize(*parts, rollout, config, step, first_pass)
 
@@ -137,14 +137,9 @@ class PPOTrainer(TrainerBase):
         return use_adapter(self.policy, REFERENCE)
 
 
-class Clock:
-    """Measure each phase by the host's clock; queued GPU work may count in a later phase."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def __call__(self, phase: str) -> Iterator[None]:
-        started = time.perf_counter()
-        yield
-        self.seconds[phase] = time.perf_counter() - started
+@contextmanager
+def timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
+    """Record a phase's time on the host's clock; queued GPU work may count in a later phase."""
+    started = time.perf_counter()
+    yield
+    seconds[phase] = time.perf_counter() - started

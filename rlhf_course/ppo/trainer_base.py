@@ -52,13 +52,14 @@ class TrainerBase:
         self.model, self.ref_model, self.optimizer = prepare_models(
             self.accelerator, config, model, ref_model, tokenizer, optimizer
         )
-        self.dataset, self.dataloader = dataset, None
-        if dataset is not None:
-            self.dataloader = make_dataloader(dataset, data_collator, config, self.accelerator)
-        if config.adap_kl_ctrl:
-            self.kl_ctl = AdaptiveKLController(config.init_kl_coef, config.target, config.horizon)
-        else:
-            self.kl_ctl = FixedKLController(config.init_kl_coef)
+        how = data_collator, config, self.accelerator
+        self.dataset = dataset
+        self.dataloader = None if dataset is None else make_dataloader(dataset, *how)
+        self.kl_ctl = (
+            AdaptiveKLController(config.init_kl_coef, config.target, config.horizon)
+            if config.adap_kl_ctrl
+            else FixedKLController(config.init_kl_coef)
+        )
         self.running, self.detectors = RunningMoments(), Detectors(config.target)
         self.current_step, self.is_whole = 0, True  # not whole while a step moves weights
         self.checkpoints: list[Path] = []  # those this trainer wrote or resumed from
@@ -134,8 +135,8 @@ def prepare_models(
     """Prepare policy, reference and optimizer (default: Adam); raise ``ValueError`` if unusable."""
     if accelerator.distributed_type not in COPIES:
         raise ValueError(
-            f"PPOTrainer needs one copy per GPU (DDP), not {accelerator.distributed_type.value}."
-            " Choose DDP in accelerate's config."
+            "PPOTrainer needs one copy of the model per GPU (DDP), not"
+            f" {accelerator.distributed_type.value}. Choose DDP in accelerate's config."
         )
     check_tokenizer(tokenizer, model)
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -196,13 +197,12 @@ def make_dataloader(
     if isinstance(dataset, datasets.Dataset) and config.remove_unused_columns:
         used = {"label", "query", "response"}
         used |= {*inspect.signature(AutoModelForCausalLMWithValueHead.forward).parameters}
-        kept = [name for name in dataset.column_names if name in used]
-        if not kept and len(dataset):
+        if not used & {*dataset.column_names} and len(dataset):
             raise ValueError(
                 f"The dataset has no column query or input_ids, only {dataset.column_names}. Rename"
                 " one, or set remove_unused_columns=False."
             )
-        dataset = dataset.select_columns(kept)
+        dataset = dataset.select_columns([name for name in dataset.column_names if name in used])
     if len(dataset) < (needed := config.batch_size * accelerator.num_processes):
         raise ValueError(
             f"The dataset has {len(dataset)} rows, fewer than one batch of {needed}."

@@ -18,7 +18,7 @@ def generate_with_transformers(
         raise ValueError(f"{stops} would add EOS that was not sampled. Set eos_token_id instead.")
     settings |= {"max_new_tokens": int(limits.max())} if limits.any() else {}
     settings |= {"begin_suppress_tokens": list(begin_suppress)} if begin_suppress else {}
-    settings["logits_processor"] = [*(settings.get("logits_processor") or ()), refuse_nan]
+    settings |= {"logits_processor": [*(settings.get("logits_processor") or ()), refuse_nan]}
     output = model.generate(input_ids=input_ids, attention_mask=attention_mask, **settings)
     return output[:, input_ids.shape[1] :]
 

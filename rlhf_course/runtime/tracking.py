@@ -25,11 +25,11 @@ def start(config) -> Accelerator:
     distributed.init(cpu=config.accelerator_kwargs.get("cpu", False))
     folder = places.get("logging_dir", places.get("project_dir", "runs"))
     accelerator = Accelerator(log_with=tracker, project_dir=folder, **config.accelerator_kwargs)
-    wanted = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
-    wanted = config.accelerator_kwargs.get("mixed_precision") or wanted
-    if (found := accelerator.mixed_precision) != wanted:
-        what = f"An earlier trainer set mixed_precision {found}; restart Python for {wanted}."
-        warnings.warn(what, stacklevel=4)
+    default, found = os.environ.get("ACCELERATE_MIXED_PRECISION"), accelerator.mixed_precision
+    if found != (config.accelerator_kwargs.get("mixed_precision") or default or "no"):
+        warnings.warn(
+            f"An earlier trainer set mixed_precision {found}; restart Python.", stacklevel=4
+        )
     if tracker:
         settings = {k: v for k, v in config.to_dict().items() if isinstance(v, int | float | str)}
         kwargs = kwargs if tracker in kwargs else {tracker: kwargs}
@@ -45,7 +45,7 @@ def prepare_wandb() -> None:
     if is_known or os.environ.get("WANDB_MODE") or os.environ.get("WANDB_API_KEY"):
         return
     os.environ["WANDB_MODE"] = "offline"
-    print(f"No API key for {server}: wandb writes offline; wandb sync uploads the run later.")
+    print(f"No API key for {server}: wandb writes offline. Upload the run later with `wandb sync`.")
 
 
 def log_step(accelerator: Accelerator, stats: dict, columns: dict, scores, step: int) -> None:

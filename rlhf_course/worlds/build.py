@@ -29,9 +29,11 @@ def prepare_reward_model(settings: Settings, revision: str | None = None) -> Sim
     """
     check_named(settings, dataset="chosen and rejected")
     dataset = str(build_dialogues() if settings.dataset == "offline" else settings.dataset)
-    model = settings.model
-    if model == "scratch":
-        model = str(cached("reward-base", _reward_base, settings, data=Path(dataset)))
+    model = (
+        str(cached("reward-base", _reward_base, settings, data=Path(dataset)))
+        if settings.model == "scratch"
+        else settings.model
+    )
     download(model, revision)
     return SimpleNamespace(dataset=dataset, model=model)
 
@@ -48,11 +50,12 @@ def prepare_chat(settings: Settings) -> SimpleNamespace:
         "sft_dataset": str(settings.sft_dataset if own else build_answers()),
         "dataset": str(build_preferences() if settings.dataset == "offline" else settings.dataset),
     }
-    if settings.checkpoint == "scratch":
-        data = {name: Path(folder) for name, folder in found.items()}
-        checkpoint = cached("baichuan", _checkpoint, settings, **data)
-    else:
-        checkpoint = download(shipped(settings.checkpoint), to_convert=True)
+    data = {name: Path(folder) for name, folder in found.items()}
+    checkpoint = (
+        cached("baichuan", _checkpoint, settings, **data)
+        if settings.checkpoint == "scratch"
+        else download(shipped(settings.checkpoint), to_convert=True)
+    )
     return SimpleNamespace(**found, checkpoint=str(checkpoint))
 
 

@@ -63,7 +63,7 @@ def kl_in_loss(slope, rollout, new, old, advantages, cliprange):
 
 
 def trainer_with(loss):
-    """Return a trainer class whose loss receives the rollout and needs one mini-batch per batch."""
+    """Return a trainer class that gives the rollout to the loss; a batch must be one mini-batch."""
 
     class Trainer(PPOTrainer):
         def _learn(self, rollout, *others):

@@ -136,7 +136,7 @@ def pretrain() -> tuple[LlamaForCausalLM, Path, float]:
 
 
 def train_adapter(base: Path, folder: Path) -> None:
-    """Train and save an SFT adapter (LoRA). Notebook 06 needs the data's empty answers."""
+    """Train an SFT adapter (LoRA), also on the empty answers, which notebook 06 needs; save it."""
     tokenizer = AutoTokenizer.from_pretrained(base)
     rows = [
         {"prompt": as_prompt(row["question"]), "answer": text}
