@@ -12,10 +12,9 @@ def check_samples(
     policy, size: int, queries, responses, scores, masks=None
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Return queries and responses as 1-D tensors; raise ``ValueError`` for unusable samples."""
-    given = {"queries": queries, "responses": responses, "scores": scores}
-    given |= {} if masks is None else {"response_masks": masks}
+    given = {"queries": queries, "responses": responses, "scores": scores, "response_masks": masks}
     for name, rows in given.items():
-        if len(rows) != size:
+        if rows is not None and len(rows) != size:
             raise ValueError(f"{name} has {len(rows)} entries; pass {size}, or set batch_size.")
     queries = token_ids(policy.vocab_size, "query", queries)
     responses = token_ids(policy.vocab_size, "response", responses)
