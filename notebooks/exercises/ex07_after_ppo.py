@@ -19,7 +19,7 @@ check = SET.check
     10,
     (
         "Which responses must you compare a response with, so that an easy prompt "
-        "alone gives it no advantage?",
+        "alone does not favor it?",
         "Each row belongs to one prompt. Keep the dimension that you average over.",
     ),
 )
