@@ -152,8 +152,8 @@ MUTANTS = [
     M(
         "mask one token too long",
         "rollout",
-        "response_lengths.max())) < response",
-        "response_lengths.max())) <= response",
+        "lengths[1].max())) < lengths",
+        "lengths[1].max())) <= lengths",
     ),
     M("response masks ignored", "rollout", "mask &= pad_sequence(", "_ = pad_sequence("),
     M("positions one too late", "rollout", "starts - 1 + column", "starts + column"),
