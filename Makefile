@@ -14,7 +14,7 @@
 # make po       update the translations in locale/ after a change of the English text
 # make zh       write README.zh.md, figs/zh and the Chinese notebooks in build/zh; make zh-release also requires a complete translation
 # make models   train the models in models/ again and measure them: make models IMDB=FOLDER; this takes hours
-# make clean    remove everything built, including the environment
+# make clean    remove everything built, including the environment; keep your answers in build/answers
 
 PYTHON ?= python3
 VENV := .venv
@@ -89,7 +89,8 @@ models: $(READY)
 	$(BIN)/python scripts/make/train_live_policies.py
 
 clean:
-	rm -rf $(VENV) build .pytest_cache .ruff_cache *.egg-info
+	rm -rf $(VENV) .pytest_cache .ruff_cache *.egg-info
+	test ! -d build || find build -mindepth 1 -maxdepth 1 ! -name answers -exec rm -rf {} +
 
 $(READY): requirements.txt pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=...")'

@@ -38,7 +38,12 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--batch_size", type=int, default=32)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path, default=Path("build/check-up"))
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path("build/check-up"),
+        help="folder (default: build/check-up)",
+    )
     chosen = parser.parse_args(arguments)
     if chosen.limit < 20:
         parser.error(f"--limit is {chosen.limit}; use 20 or more")
@@ -82,7 +87,8 @@ def keep_fitting(pairs, tokenizer, most: int | None):
     if len(kept) < len(pairs):
         print(f"Dropped {len(pairs) - len(kept)} pairs with an answer of more than {most} tokens.")
     if len(short) < 2:
-        raise ValueError(f"Fewer than two pairs have at most {most} / 5 tokens. Use shorter pairs.")
+        limit = f"at most {most // LONGEST_PROBE} tokens"
+        raise ValueError(f"The audit needs two pairs of {limit}; there are {len(short)}. Add some.")
     normal = pairs.select(short)
     return pairs.select(kept), {"prompt": normal["prompt"][:], "answer": normal["chosen"][:]}
 
@@ -129,8 +135,11 @@ def main(arguments: list[str]) -> int:
 
     quiet_libraries()
     output = check_folder(chosen.output)
-    if (old := output / "check-up.json").exists() and "findings" not in read_json(old):
-        raise FileExistsError(f"{old} is not a check-up. Choose another --output.")
+    old = output / "check-up.json"
+    if old.exists() and read_json(old).get("model") != chosen.model:
+        raise FileExistsError(
+            f"{old} is not a check-up of {chosen.model}. Choose another --output."
+        )
     pairs, dropped = load_pairs(chosen.pairs, chosen.split, chosen.data_dir)
     pairs = pairs.shuffle(seed=chosen.seed).select(range(min(chosen.limit, len(pairs))))
     print(f"{len(pairs)} pairs of {chosen.pairs}, split {chosen.split}; {describe(dropped)}")
@@ -138,7 +147,7 @@ def main(arguments: list[str]) -> int:
     score, tokenizer, most = load_score(chosen)
     pairs, audited = keep_fitting(pairs, tokenizer, most)
     found = check_up(score, pairs, own or audited, chosen.seed)
-    result = {"verdict": found.verdict, "pairs": len(pairs)}
+    result = {"model": chosen.model, "verdict": found.verdict, "pairs": len(pairs)}
     result["findings"] = [finding._asdict() for finding in found.findings]
     page.write(
         output / "check-up.html",

@@ -57,7 +57,9 @@ def students(handed_in: Path) -> dict[str, list[Path]]:
         return {"": notebooks(handed_in)}
     found: dict[str, list[Path]] = {}
     for place in sorted(handed_in.glob("[!.]*")):
-        if place.is_dir() or place.suffix == ".ipynb":
+        if not place.is_dir() and place.suffix != ".ipynb":
+            print(f"Not graded: {place.name}. Unpack archives; hand in folders or notebooks.")
+        else:
             found.setdefault(place.name.removesuffix(".ipynb"), []).extend(notebooks(place))
     if not any(found.values()):
         raise ValueError(f"{handed_in} has no notebooks. Choose the folder of submissions.")
@@ -83,6 +85,7 @@ def grade(paths: list[Path], seed: int, limit: float) -> list[dict]:
     for notebook, exercises in CHOSEN.items():
         ordered = sorted(parsed, key=lambda path: (notebook not in path.stem, path))
         for key, exercise in exercises.items():
+            places = [path.name for path in ordered if defines(parsed[path], key)]
 
             def find(key=key, ordered=ordered):
                 stub = None
@@ -95,10 +98,17 @@ def grade(paths: list[Path], seed: int, limit: float) -> list[dict]:
                 return stub
 
             said, name = frozen.examine(exercise, find, seed, limit)
+            if said and len(places) > 1:
+                said += f" ({' and '.join(places)} define it; the first written one counts.)"
             row = {"exercise": f"{notebook}/{key}", "points": exercise.difficulty * (not said)}
             row |= {"max_points": exercise.difficulty, "passed": not said, "mistake": name}
             rows.append(row | {"said": (said or "") + damaged * (name == "missing")})
     return rows
+
+
+def defines(parsed: list, key: str) -> bool:
+    """Return whether a parsed notebook has a function named ``key``."""
+    return any(getattr(statement, "name", "") == key for cell in parsed for statement in cell)
 
 
 def result(rows: list[dict], form: str) -> dict:
@@ -161,7 +171,7 @@ def write(folder: Path, form: str, graded: dict[str, list[dict]]) -> None:
             old, new = ({(x["student"], x["exercise"]) for x in part} for part in (before, rows))
             if old - new:
                 lost = " in ".join(min(old - new))
-                raise ValueError(f"{file} has a grade of {lost}. Choose another --output.")
+                raise ValueError(f"{file} would lose the grade of {lost}. Choose another --output.")
         with atomic_file(file) as path, path.open("w", newline="") as table:
             writer = csv.DictWriter(table, rows[0])
             writer.writeheader()
@@ -190,8 +200,8 @@ def main(arguments: list[str]) -> None:
         raise ValueError(f"--seed is {chosen.seed}; use {PUBLIC} or more, on Linux or macOS.")
     torch.set_num_threads(1)
     names = [name for name in SETS if not chosen.only or name[2:4] in chosen.only]
-    if not names:
-        raise ValueError(f"--only {' '.join(chosen.only)} matches no notebook. Try 00 01.")
+    if unknown := {*(chosen.only or ())} - {name[2:4] for name in names}:
+        raise ValueError(f"--only {min(unknown)} matches no notebook. Use numbers such as 00 01.")
     CHOSEN.clear()
     CHOSEN.update({made.notebook: made.exercises for made in map(load, names)})
     for exercise in (made for exercises in CHOSEN.values() for made in exercises.values()):

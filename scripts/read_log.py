@@ -68,7 +68,8 @@ def is_flat(log: pd.DataFrame) -> pd.Series:
 
 def starts_apart(log: pd.DataFrame) -> pd.Series:
     """Return whether the first step's KL exceeds noise: both 0.05 nats and 0.002 nats per token."""
-    return (log[KL].abs() > 0.05) & (log[KL].abs() > 0.002 * log[LENGTH]) & (log.index <= 1)
+    is_first = (log.index <= 1) & (log.index == log.index[0])
+    return (log[KL].abs() > 0.05) & (log[KL].abs() > 0.002 * log[LENGTH]) & is_first
 
 
 def onset(values: pd.Series) -> float:
@@ -152,7 +153,9 @@ def rename(rows: list[dict], maps: dict[str, dict]) -> tuple[str, pd.DataFrame]:
                 found[name] = log[parts].prod(axis=1, skipna=False)
                 for part in parts:
                     if len(bad := unread[part].dropna()):
-                        raise ValueError(f"{part} is {bad.iloc[0]!r}, which is not a number.")
+                        raise ValueError(
+                            f"{part} is {bad.iloc[0]!r}, not a number. Correct the log."
+                        )
         return found
 
     found = {trainer: known(entry["columns"]) for trainer, entry in maps.items()}

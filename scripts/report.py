@@ -64,7 +64,10 @@ def read(path: Path, target: Path) -> dict:
     """Return a card's entry for the page; ``problem`` is "" if run and card are complete."""
     folder = path.resolve().parent
     executed = folder.parent / "html" / f"{path.stem}.html"
-    problem = _results(folder.parent / RESULTS).get(path.stem, "")
+    results = folder.parent / RESULTS
+    problem = _results(results).get(path.stem, "")
+    if problem and path.exists() and path.stat().st_mtime > results.stat().st_mtime:
+        problem = ""  # the notebook was run again, cell by cell
     while folder.name in ("run_cards", "build"):  # the runner's own folders
         folder = folder.parent
     entry = {"folder": folder, "name": path.stem, "checks": [], "passed": 0}

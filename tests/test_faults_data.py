@@ -169,7 +169,7 @@ def test_a_damaged_file_is_one_sentence(name, data, tmp_path):
 
 def test_a_missing_part_of_a_split_is_refused(tmp_path):
     write_rows(write_rows(tmp_path, ROWS, "train-00000-of-00003.jsonl"), ROWS, "test.jsonl")
-    with invalid("train has 1 of 3 parts"):
+    with invalid("train has 1 files, not 3"):
         load_reviews(tmp_path, "train")
 
 

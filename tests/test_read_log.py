@@ -152,7 +152,7 @@ def test_what_is_no_log_is_said(name, text, message, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("value", "status", "said"),
     [
-        ("-5,3", 1, "'-5,3', which is not a number"),
+        ("-5,3", 1, "'-5,3', not a number. Correct the log"),
         ("-nan(ind)", 2, "NaN or Inf"),
         (None, 2, "NaN or Inf"),
     ],

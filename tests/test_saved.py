@@ -77,7 +77,7 @@ def test_a_new_value_head_is_said_once_and_a_saved_one_is_not(tmp_path, capsys):
     assert (tmp_path / "policy/pytorch_model.bin").read_text() == "mine"
     for _ in range(2):
         load(tmp_path / "plain")
-    assert capsys.readouterr().out == "The value head is new: plain holds none.\n"
+    assert capsys.readouterr().out == "The value head is new: plain has none.\n"
     load(tmp_path / "policy")
     load(policy.pretrained_model)
     assert capsys.readouterr().out == ""

@@ -1,13 +1,16 @@
 """Faults that used to go on silently: each raises, warns, or gives the right numbers."""
 
 import json
+import os
 import shutil
 import warnings
 from types import SimpleNamespace
 
 import grade
 import nbformat
+import pandas as pd
 import pytest
+import read_log
 import report
 import torch
 import train_ppo
@@ -25,15 +28,17 @@ from builders import (
 )
 from command_line import trl_run
 from datasets import Dataset
+from make import make_handout
 from make.make_exercises import SETS, notebook
 from peft import LoraConfig, get_peft_model
+from transformers import GPT2Config, GPT2ForSequenceClassification
 
 from rlhf_course import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
 from rlhf_course.course.presets import ROOT
 from rlhf_course.course.shipped import shipped
 from rlhf_course.data import load_pairs
 from rlhf_course.evaluation import evaluate
-from rlhf_course.policy.adapters import create_reference_model
+from rlhf_course.policy.adapters import RewardAdapter, create_reference_model
 from rlhf_course.ppo.checkpoint import load_checkpoint, save_checkpoint
 from rlhf_course.rewards import ChatRewardModel
 from rlhf_course.runtime import tracking
@@ -202,7 +207,7 @@ def test_grades_of_a_copy_of_a_missing_notebook_and_of_others(tmp_path, capsys):
     given = [str(tmp_path / "in"), "--seed", "5000", "--output", str(tmp_path / "out")]
     grade.main([*given, "--only", "00"])
     assert "alice: 4 of 4 points" in capsys.readouterr().out
-    with invalid("has a grade of alice in 00_hello_rlhf/"):
+    with invalid("would lose the grade of alice in 00_hello_rlhf/"):
         grade.main([*given, "--only", "01"])
     grade.main([*given[:-1], str(tmp_path / "other"), "--only", "01"])
     rows = (tmp_path / "other" / "grades.csv").read_text().splitlines()[1:]
@@ -257,3 +262,61 @@ def test_the_best_checkpoint_is_kept(tmp_path):
     for step in (1, 2, 3):
         steps.on_save(args, SimpleNamespace(global_step=step, **best), None)
     assert [path.name for path in sorted(tmp_path.iterdir())] == [names[0], names[2]]
+
+
+def test_a_copy_of_a_trained_policy_as_the_reference():
+    trainer = make_trainer()
+    trainer.step(*make_samples())
+    with pytest.warns(UserWarning, match="PPO has trained this policy already"):
+        make_trainer(trainer.policy, create_reference_model(trainer.policy))
+
+
+def test_a_reward_adapter_that_trains_the_base_too(tmp_path):
+    sizes = {"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 40, "n_positions": 64}
+    judge = GPT2ForSequenceClassification(GPT2Config(**sizes, num_labels=1, pad_token_id=0))
+    lora = {"target_modules": ["c_attn"], "fan_in_fan_out": True}
+    own = LoraConfig(task_type="SEQ_CLS", modules_to_save=["score", "wte"], **lora)
+    get_peft_model(judge, own).save_pretrained(tmp_path)
+    network = get_peft_model(make_policy(n_layer=1).pretrained_model, LoraConfig(**lora))
+    with invalid("also trains .*wte.* which belongs to the policy's base"):
+        RewardAdapter(AutoModelForCausalLMWithValueHead(network), tmp_path)
+
+
+def test_a_log_that_begins_at_zero_and_the_last_state(tmp_path, capsys):
+    rows = [{"step": step, "objective/kl": step, "tokens/responses_len_mean": 9} for step in (0, 1)]
+    log = pd.DataFrame(rows).set_index("step")
+    assert not read_log.starts_apart(log).any() and read_log.starts_apart(log.loc[1:]).any()
+    for step in (9, 120):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        state = {"global_step": step, "log_history": [{"step": step, "loss": 1}]}
+        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text(json.dumps(state))
+    os.utime(tmp_path / "checkpoint-120" / "trainer_state.json", (0, 0))  # as cp -r may leave it
+    assert read_log.read_rows(tmp_path) == [{"step": 120, "loss": 1}]
+    assert "checkpoint-120" in capsys.readouterr().out
+
+
+def test_files_of_others_and_archives_of_students(tmp_path, capsys):
+    (mine := tmp_path / "teaching" / "lecture.ipynb").parent.mkdir()
+    mine.write_text("{}")
+    with pytest.raises(SystemExit, match="has other files"):
+        make_handout.main(["--output", str(mine.parent)])
+    folder = tmp_path / "in" / "alice"
+    folder.mkdir(parents=True)
+    nbformat.write(notebook(SETS[0], True)[1], folder / "00_hello_rlhf.ipynb")
+    (tmp_path / "in" / "bob.zip").touch()
+    given = [str(tmp_path / "in"), "--seed", "5000", "--output", str(tmp_path / "out"), "--only"]
+    with invalid("--only 1 matches no notebook"):
+        grade.main([*given, "00", "1"])
+    grade.main([*given, "00"])
+    assert "Not graded: bob.zip" in capsys.readouterr().out
+
+
+def test_a_notebook_run_again_by_hand_is_no_longer_failed(tmp_path):
+    card = {"wall_s": 1, "peak_rss_mb": 1, "checks": {"a": {"passed": True}}}
+    report.add_results(tmp_path, {"00_x": "cell 8: NameError"})
+    (file := tmp_path / "run_cards" / "00_x.json").parent.mkdir()
+    file.write_text(json.dumps(card))
+    for age, problem in ((-60, "cell 8: NameError"), (60, "")):
+        later = (tmp_path / report.RESULTS).stat().st_mtime + age
+        os.utime(file, (later, later))
+        assert report.read(file, tmp_path / "report.html")["problem"] == problem

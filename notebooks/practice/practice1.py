@@ -4,6 +4,7 @@ The runs are real PPO runs. Each fault begins at some step and lasts until the e
 """
 
 import functools
+import numbers
 import random
 
 import numpy as np
@@ -90,7 +91,10 @@ def _problem(run: pd.DataFrame, said, fault: str, first: int) -> str | None:
         return "this run has another fault."
     if fault == "healthy":
         return None
-    if not isinstance(said["first"], int) or abs(said["first"] - first) > 2:
+    if (
+        not isinstance(said["first"], numbers.Integral)
+        or abs(said["first"] - first) > 2
+    ):
         return f"the fault is right; the first step is not {said['first']} ± 2."
     return _witness_problem(run, said["witnesses"], first)
 

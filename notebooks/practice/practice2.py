@@ -1,6 +1,7 @@
 """Check exercise 2, debug: find the wrong line in a copy of scripts/ppo_minimal.py."""
 
 import functools
+import numbers
 from types import SimpleNamespace
 
 import numpy as np
@@ -85,7 +86,7 @@ def verdict(answer: dict, seed: int = 0) -> str | None:
     """Return what is wrong with an answer, or None."""
     lines = source(seed).splitlines()
     line = answer.get("line") if isinstance(answer, dict) else None
-    if not isinstance(line, int) or not 1 <= line <= len(lines):
+    if not isinstance(line, numbers.Integral) or not 1 <= line <= len(lines):
         return f"answer['line'] is {line!r}; it must be one number, 1 to {len(lines)}."
     fixed = answer.get("fixed")
     if fixed is None:

@@ -37,7 +37,7 @@ def load_split(source: str | Path, split: str, data_file: str | None = None, **o
     except (DatasetGenerationError, *DAMAGE) as error:
         why = " ".join(str(error.__cause__ or error).split())
         raise ValueError(
-            f"A file of {source} cannot be read: {why:.200} Restore it; save text as UTF-8."
+            f"A file of {source} cannot be read: {why:.200}. Restore the file; save text as UTF-8."
         ) from error
     except StopIteration:
         raise ValueError(f"Split {split!r} of {source} has no rows. Name another split.") from None
@@ -64,7 +64,7 @@ def _check_names(folder: Path) -> None:
     names = [re.search(r"^(.*)-\d+-of-(\d+)\.", str(path)) for path in data]
     for (stem, parts), there in Counter(name.groups() for name in names if name).items():
         if there != int(parts):
-            raise ValueError(f"{stem} has {there} of {int(parts)} parts. Get the missing parts.")
+            raise ValueError(f"{stem} has {there} files, not {int(parts)}. Download it again.")
     for one, other in combinations(data, 2):
         if folder not in (one.parent, other.parent) and one.parent != other.parent:
             continue
@@ -80,7 +80,7 @@ def _check_names(folder: Path) -> None:
 
 
 def check_columns(rows: Dataset, needed: Sequence[str], where: str) -> None:
-    """Raise ``ValueError`` unless the rows have all needed columns."""
+    """Raise ``ValueError`` for missing columns, and for CSV rows longer than their header."""
     if rows.info.builder_name == "csv" and "__index_level_0__" in rows.column_names:
         raise ValueError(f"Rows of {where} have more fields than the header. Correct the CSV file.")
     if missing := sorted({*needed} - {*rows.column_names}):
@@ -123,7 +123,10 @@ def describe(report: dict[str, int]) -> str:
 
 
 def keep_short(rows: Dataset, lengths: Sequence[int], max_length: int) -> tuple[Dataset, int]:
-    """Return the rows of at most ``max_length`` tokens, and how many longer rows were dropped."""
+    """Return the rows of at most ``max_length`` tokens, and how many longer rows were dropped.
+
+    Raises ``ValueError`` if no row remains.
+    """
     kept = [row for row, length in enumerate(lengths) if length <= max_length]
     if not kept:
         raise ValueError(

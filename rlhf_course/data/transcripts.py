@@ -20,7 +20,7 @@ def last_question(prompt: str) -> str:
 
 
 def as_text(turns: str | list[dict] | None) -> str:
-    """Return a text, or messages {role, content} as a transcript; transcripts begin with HUMAN.
+    """Return a text, or messages {role, content} as a transcript that begins with a blank line.
 
     Raises ``ValueError`` for anything else, such as messages stored as text in a CSV file.
     """

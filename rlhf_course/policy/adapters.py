@@ -105,6 +105,8 @@ class RewardAdapter(nn.Module):
         head = [weights.pop(key) for key in [*weights] if key.endswith("score.weight")]
         if [len(weight) for weight in head] != [1]:
             raise ValueError(f"{folder} has no score head with one output; set num_labels=1.")
+        if base := [key for key in weights if "lora_" not in key]:
+            raise ValueError(f"{folder} also trains {base[0]}, which belongs to the policy's base.")
         config.task_type, config.modules_to_save, config.inference_mode = "CAUSAL_LM", None, True
         check_base(Path(folder), policy)
         _add_frozen(self.pretrained_model, REWARD, config, weights, folder)

@@ -65,7 +65,7 @@ class Saved:
                 head = load_file(file)
             model.v_head.load_state_dict({key.removeprefix(PREFIX): head[key] for key in head})
         else:
-            say_once(f"The value head is new: {Path(source).name} holds none.")
+            say_once(f"The value head is new: {Path(source).name} has none.")
         return model
 
     def save_pretrained(

@@ -23,7 +23,7 @@ def check_samples(
         if len(keep) != len(response) or {*torch.as_tensor(keep).tolist()} not in ({0, 1}, {1}):
             raise ValueError(
                 f"response_masks {i} has {len(keep)} entries for {len(response)} response "
-                "tokens. Pass 0 or 1 for each, and at least one 1."
+                f"tokens: {keep!r:.60}. Pass 0 or 1 for each, and at least one 1."
             )
     longest = max(len(q) + len(r) for q, r in zip(queries, responses, strict=True))
     check_length(longest, policy.config)
@@ -92,8 +92,8 @@ def check_outputs(outputs: dict[str, Tensor], step: int) -> None:
         if not samples.all():
             raise FloatingPointError(
                 f"Step {step + 1}: the {name} for sample {int((~samples).nonzero()[0])} are NaN or"
-                " Inf; no weight was changed. Train float32 weights, lower the learning rate, or go"
-                " back to the last checkpoint."
+                " Inf; no weight was changed. Policy: train float32 weights, lower the learning"
+                " rate, or go back to the last checkpoint. Reference: load it in float32."
             )
 
 

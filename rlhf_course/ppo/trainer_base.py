@@ -108,20 +108,21 @@ def make_reference(model, ref_model, num_shared_layers: int | None):
             f"The policy is a {type(model).__name__}, without a value head. "
             "Load it with AutoModelForCausalLMWithValueHead.from_pretrained."
         )
-    if ref_model is None and getattr(model, "is_trained", False):
+    if getattr(ref_model or model, "is_trained", False):
         warnings.warn(
             "PPO has trained this policy already; if a copy of it is the reference, KL restarts at "
-            "0. Load the policy again, or pass ref_model.",
+            "0. Load the policy again, or pass its untrained copy as ref_model.",
             stacklevel=3,
         )
-    if ref_model is None and model.is_peft_model:
-        return add_reference_adapter(model)
     if ref_model is None:
-        return create_reference_model(model, num_shared_layers)
+        return (
+            add_reference_adapter(model)
+            if model.is_peft_model
+            else create_reference_model(model, num_shared_layers)
+        )
     if not isinstance(ref_model, AutoModelForCausalLMWithValueHead):
         ref_model = AutoModelForCausalLMWithValueHead(ref_model)
-    trained = {id(p) for p in model.parameters() if p.requires_grad}
-    if trained & {id(p) for p in ref_model.parameters()}:
+    if {p for p in model.parameters() if p.requires_grad} & {*ref_model.parameters()}:
         raise ValueError(
             "The reference shares weights that the policy trains, so the KL stays 0. Leave "
             "ref_model out for a frozen copy."

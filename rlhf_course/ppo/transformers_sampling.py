@@ -19,8 +19,8 @@ def generate_with_transformers(
     settings |= {"max_new_tokens": int(limits.max())} if limits.any() else {}
     settings |= {"begin_suppress_tokens": list(begin_suppress)} if begin_suppress else {}
     settings |= {"logits_processor": [*(settings.get("logits_processor") or ()), refuse_nan]}
-    output = model.generate(input_ids=input_ids, attention_mask=attention_mask, **settings)
-    return output[:, input_ids.shape[1] :]
+    settings |= {"input_ids": input_ids, "attention_mask": attention_mask}
+    return model.generate(**settings)[:, input_ids.shape[1] :]
 
 
 def refuse_nan(input_ids: Tensor, logits: Tensor) -> Tensor:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pandas as pd
 
+from rlhf_course.runtime.files import read_json
+
 FORMATS = "a run card, trl's trainer_state.json, a TensorBoard folder, CSV, or JSON lines"
 STEPS = "step", "global_step", "training/global_step"
 
@@ -13,13 +15,14 @@ STEPS = "step", "global_step", "training/global_step"
 def read_rows(log: Path) -> list[dict]:
     """Return the rows of a log; raise ``ValueError`` if its format is unknown."""
     if log.is_dir():
-        states = sorted(log.glob("**/trainer_state.json"), key=lambda path: path.stat().st_mtime)
+        states = [*log.glob("**/trainer_state.json")]
+        states.sort(key=lambda path: read_json(path).get("global_step", 0))
         if not states and [*log.glob("**/events.out.tfevents.*")]:
             return [*read_tensorboard(log)]
         if not states:
             seen = ", ".join(sorted(path.name for path in log.iterdir())[:8]) or "nothing"
             raise ValueError(f"{log} contains {seen}, not a log. Choose {FORMATS}.")
-        log = states[-1]
+        print(f"Reading {(log := states[-1])}")
     try:
         if log.suffix == ".csv":
             table = pd.read_csv(log, dtype=str, keep_default_na=False)
@@ -56,12 +59,12 @@ def read_tensorboard(folder: Path) -> Iterator[dict]:
     from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
 
     found = EventMultiplexer(size_guidance={"scalars": 0}).AddRunsFromDirectory(str(folder))
-    rows: dict[int, dict] = {}
+    rows, runs = {}, {}  # a resumed run writes some steps twice
     for run, tags in found.Reload().Runs().items():
         for tag in tags["scalars"]:
             for event in found.Scalars(run, tag):
                 row = rows.setdefault(event.step, {"step": event.step})
-                if tag in row:
+                if runs.setdefault((event.step, tag), run) != run:
                     names = ", ".join(found.Runs())
                     raise ValueError(f"{folder} has several runs: {names}. Choose one of them.")
                 row[tag] = event.value

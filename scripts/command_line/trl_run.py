@@ -23,7 +23,8 @@ from rlhf_course.runtime.tracking import prepare_wandb
 SAME = """max_length learning_rate lr_scheduler_type warmup_steps weight_decay optim max_grad_norm
 max_steps num_train_epochs per_device_train_batch_size gradient_accumulation_steps seed bf16 fp16
 dtype use_peft lora_r lora_alpha lora_dropout lora_target_modules use_rslora use_dora
-train_sampling_strategy""".split()
+train_sampling_strategy center_rewards_coefficient loss_type label_smoothing_factor
+neftune_noise_alpha adam_beta1 adam_beta2 adam_epsilon""".split()
 
 DEFAULTS = {
     "lr_scheduler_type": "cosine",
@@ -62,6 +63,8 @@ def parse(about: str, experiment: str, kinds: tuple, names: dict, fixed: dict, a
         raise ValueError(
             "Omit --trust_remote_code, --load_in_4bit and --load_in_8bit: unsupported here."
         )
+    if not model_args.use_peft and model_args.dtype in ("bfloat16", "float16"):
+        print(f"Warning: {model_args.dtype} weights round small updates away. Use --dtype float32.")
     if isinstance(model_args.lora_target_modules, str):  # trl reads a str as a pattern
         model_args.lora_target_modules = [model_args.lora_target_modules]
     if model_args.lora_target_modules == ["all-linear"]:
@@ -181,7 +184,7 @@ def main(name: str, parse_arguments: Callable, run: Callable, arguments: list[st
         every = vars(config) | vars(model_args) | vars(script)
         every |= {"command": name, "processes": config.world_size}
         own = {*vars(script)} - {"dataset", "preset", "audit_prompts"}
-        same = {key: every[key] for key in [*SAME, *own, "command", "processes"]}
+        same = {key: every.get(key) for key in [*SAME, *own, "command", "processes"]}
         inputs = {key: every[key] for key in ("dataset", "model_name_or_path")}
         resume = str(config.resume_from_checkpoint or "false").lower()
         if resume not in ("true", "false"):

@@ -101,12 +101,16 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=Path("build/handout"))
     target = parser.parse_args(arguments).output.resolve()
+    archive = Path(f"{target}.zip")
+    is_ours = (target / "frozen.py").exists()  # an earlier handout
+    if not is_ours and (archive.exists() or target.exists() and any(target.iterdir())):
+        raise SystemExit(f"{target} or {archive.name} has other files. Choose another --output.")
     torch.set_num_threads(1)
     with atomic_folder(target, stale=("*.ipynb", "*/*.json", "**/__pycache__/*")) as folder:
         write(folder)
-    with atomic_file(f"{target}.zip") as path:
+    with atomic_file(archive) as path:
         shutil.make_archive(str(path.with_suffix("")), "zip", target.parent, target.name)
-    print(f"{target} and {target}.zip")
+    print(f"{target} and {archive}")
 
 
 if __name__ == "__main__":
