@@ -61,7 +61,7 @@ def rebuild(folder: Path, more: list[str]):
     if given.pop("command", None) != train_ppo.NAME:
         raise ValueError(f"{folder} is not a run of {train_ppo.NAME}. Hand over one of its runs.")
     for name in (x[2:].partition("=")[0] for x in more if x.startswith("--")):
-        if name not in before["inputs"]:
+        if name.replace("-", "_") not in before["inputs"]:
             raise ValueError(f"--{name} cannot change: a hand-over has the run's own settings.")
     given = [f"--{name}={value}" for name, value in given.items()]
     options, settings = train_ppo.parse_arguments([*given, *more])
