@@ -159,7 +159,7 @@ def load_reward_model(source: str | Path, new_head: bool = False, **kwargs) -> P
 
 
 def _prepare(tokenizer, model: PreTrainedModel):
-    """Give model and tokenizer the same padding token to find texts' ends; return the tokenizer."""
+    """Give model and tokenizer one padding token to mark where texts end; return the tokenizer."""
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     check_vocabulary(tokenizer, model)

@@ -237,7 +237,7 @@ def main(arguments: list[str]) -> int:
         print(f"\nSince step {row['step']} · {row['level']} · {row['symptom']}")
         for name in ("causes", "test", "change"):
             print(f"  {name}: {row[name]}")
-    print(f"\n{len(told)} symptoms. The log has no columns for: {', '.join(missing) or 'none'}.")
+    print(f"\n{len(told)} symptoms. Not checked (columns missing): {', '.join(missing) or 'none'}.")
     write_page(chosen, told, [known[name]["symptom"] for name in missing], log)
     return 2 if any(row["level"] == STOP for row in told) else 0
 
@@ -258,7 +258,7 @@ def write_page(chosen: argparse.Namespace, told: list[dict], missing: list[str],
         chosen.output / "log.html",
         title=f"Log {chosen.log.name}",
         verdict=f"{len(told)} symptoms" if told else "No symptom found",
-        about=f"The log has no columns for: {'; '.join(missing) or 'none'}.".replace("`", ""),
+        about=f"Not checked (columns missing): {'; '.join(missing) or 'none'}.".replace("`", ""),
         columns=names,
         rows=[{name: text.replace("`", "") for name, text in row.items()} for row in told],
         pictures={"Columns; dotted lines mark symptoms' first steps": picture(axes.flat[0].figure)},

@@ -84,7 +84,7 @@ def read(path: Path, target: Path) -> dict:
 
 
 def told(card: dict) -> dict:
-    """Return a run card's contents as text; raise an error of any type for JSON of another kind."""
+    """Return a run card's contents as text; other JSON raises an error of no particular type."""
     checks = [
         (name, check["passed"] is True, short(check.get("value")), check.get("want", ""))
         for name, check in card["checks"].items()

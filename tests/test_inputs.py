@@ -92,7 +92,7 @@ def test_response_masks_that_do_not_fit():
     with invalid("response_masks has 7 entries"):
         make_trainer().step(queries, responses, scores, masks[:7])
     for bad in (torch.ones(30), 0 * masks[2], 0.5 * masks[2], torch.nan * masks[2]):
-        with invalid("response_masks 2 has"):
+        with invalid("response_masks 2, .*, does not fit"):
             make_trainer().step(queries, responses, scores, [*masks[:2], bad, *masks[3:]])
 
 

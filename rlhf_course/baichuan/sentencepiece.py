@@ -69,8 +69,8 @@ def _check_ids(original: SentencePieceProcessor, tokenizer: Tokenizer, refused: 
 def _add_dummy_prefix(tokenizer: Tokenizer, defined: list[str]) -> None:
     """Put a space before every text and remove it when decoding; transformers does neither.
 
-    Added tokens would get the prefix, so user-defined pieces are split off as words instead; the
-    model does not split a word that is in its vocabulary.
+    As added tokens, user-defined pieces would also get the prefix. So they are split off as words
+    instead, and the BPE model keeps a word whole if the word is in its vocabulary.
     """
     tokenizer.normalizer = normalizers.Sequence(
         [normalizers.Replace(" ", "▁"), normalizers.Prepend("▁")]

@@ -56,7 +56,10 @@ def build_queries(
 
 
 def _whole(tokenizer, ids: list[int], length: int) -> list[int]:
-    """Return the first ``length`` tokens; fewer, or else more, if a character would be cut."""
+    """Return the first ``length`` tokens, or fewer if the last character would be cut.
+
+    If fewer tokens would also cut a character or give no text, return more than ``length``.
+    """
     for size in (*range(length, 0, -1), *range(length + 1, len(ids))):
         text = tokenizer.decode(ids[:size], skip_special_tokens=True)
         if text and not text.endswith(INCOMPLETE):

@@ -22,8 +22,8 @@ def check_samples(
     for i, (keep, response) in enumerate(pairs):
         if len(keep) != len(response) or {*torch.as_tensor(keep).tolist()} not in ({0, 1}, {1}):
             raise ValueError(
-                f"response_masks {i} has {len(keep)} entries for {len(response)} response "
-                f"tokens: {keep!r:.60}. Pass 0 or 1 for each, and at least one 1."
+                f"response_masks {i}, {keep!r:.60}, does not fit {len(response)} response tokens."
+                " Pass 0 or 1 for each, and at least one 1."
             )
     longest = max(len(q) + len(r) for q, r in zip(queries, responses, strict=True))
     check_length(longest, policy.config)
@@ -106,7 +106,7 @@ def warn_about_samples(queries, responses, masks, tokenizer) -> None:
             len(q) > 1 and (bool((q[:2] == pad).all()) or int(q[-1]) in (pad, eos)) for q in queries
         ),
         "responses": sum(
-            any((r[:-1] == x).any() for x in (eos, pad) if x is not None) for r in responses
+            eos is not None and any((r[:-1] == x).any() for x in {eos, pad}) for r in responses
         ),
     }
     for name in filter(padded.get, padded):

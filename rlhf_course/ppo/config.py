@@ -127,7 +127,7 @@ class PPOConfig:
             )
 
     def to_dict(self) -> dict:
-        """Return the settings as a flat dictionary, for trackers."""
+        """Return the settings as a dictionary, for trackers."""
         return asdict(self)
 
 

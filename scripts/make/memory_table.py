@@ -117,7 +117,7 @@ def about_the_optimizer() -> str:
 def measure_step() -> dict[str, float]:
     """Take a PPO step with random weights; return layers, seconds, peak GiB and computed GiB.
 
-    Sizes and precision are notebook 05's with the full preset. The model has as many layers of a
+    Sizes and precision are those of notebook 05's full preset. The model has as many layers of a
     7B model as fit in 3/4 of free memory. Without a GPU, the tensors of a toy model are counted.
     """
     full = load_preset("05_lora_rlhf_baichuan", "full")

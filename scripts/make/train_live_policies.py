@@ -87,7 +87,7 @@ def record(name: str) -> None:
 
 
 def write_card() -> None:
-    """Write README.md from the runs and the template in models/cards.yaml."""
+    """Write README.md from the runs, with the template in models/cards.yaml."""
     runs = [json.loads((FOLDER / name / "run.json").read_text()) for name in RUNS]
     base = {"beta": "none: the base", "learning_rate": "", "steps": 0, "after": runs[0]["before"]}
     lines = [LINE.format(**run, **run["after"]).replace("| -", "| −") for run in (base, *runs)]
