@@ -99,8 +99,8 @@ class RewardModel:
 
     ``model`` is a model in memory, or the folder or hub id of a model or adapter. By default, the
     tokenizer is the one saved with it, and ``max_length`` is the largest number of tokens that
-    model and tokenizer both accept.
-    Raises ``ValueError`` for several outputs and, when scoring, for an overlong answer.
+    model and tokenizer both accept. Raises ``ValueError`` for several outputs and, when scoring,
+    for an overlong answer.
     """
 
     def __init__(

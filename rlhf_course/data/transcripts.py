@@ -20,7 +20,7 @@ def last_question(prompt: str) -> str:
 
 
 def as_text(turns: str | list[dict] | None) -> str:
-    """Return a text, or messages {role, content} as a transcript that begins with a blank line.
+    """Return a text, or messages {role, content} as a transcript; begin with HUMAN, not "Human:".
 
     Raises ``ValueError`` for anything else, such as messages stored as text in a CSV file.
     """
@@ -62,10 +62,13 @@ def split_answer(turns: str | list[dict] | None, prompt: str | None) -> tuple[st
 
 
 def prompt_ids(tokenizer, prompts: Sequence[str]) -> list[list[int]]:
-    """Return the token ids of prompts; dialogues use the tokenizer's chat template, if any."""
+    """Return the token ids of prompts; dialogues use the tokenizer's chat template, if any.
+
+    Qwen3's template does not open a thought.
+    """
     if not tokenizer.chat_template:
         return tokenizer(prompts)["input_ids"]
-    how = {"add_generation_prompt": True, "enable_thinking": False, "return_dict": False}  # Qwen3
+    how = {"add_generation_prompt": True, "enable_thinking": False, "return_dict": False}
     return [
         tokenizer.apply_chat_template(as_messages(text)[:-1], **how)
         if text.rstrip().endswith(ASSISTANT)

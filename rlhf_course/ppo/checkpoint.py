@@ -49,7 +49,8 @@ def save_checkpoint(trainer, output_dir: str | Path, keep: int = 1) -> Path:
     found = [path for path in trainer.checkpoints if path != target and path.match(pattern)]
     trainer.checkpoints = [*found, target]
     while len(trainer.checkpoints) > max(keep, 1):
-        (oldest := trainer.checkpoints.pop(0)).joinpath(STATE_FILE).unlink(missing_ok=True)
+        oldest = trainer.checkpoints.pop(0)
+        (oldest / STATE_FILE).unlink(missing_ok=True)
         with suppress(OSError):
             oldest.rmdir()
     return target

@@ -111,8 +111,9 @@ def run(
     its fast path. The last column predicts no token and is left out.
     """
     inputs, positions, labels, begins, place = locate(rollout, rows)
-    attended, how = torch.ones_like(inputs), {"project": not chunk, "use_cache": False}
-    outputs, _, values = model(inputs, attended, positions, **how)
+    outputs, _, values = model(
+        inputs, torch.ones_like(inputs), positions, project=not chunk, use_cache=False
+    )
     if chunk:
         head = getattr(model, "module", model).pretrained_model.get_output_embeddings()
         pieces = zip(*(x.split(chunk) for x in (outputs, labels, begins)), strict=True)

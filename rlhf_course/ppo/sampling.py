@@ -42,7 +42,6 @@ def generate(
     settings = {"pad_token_id": pad_token_id(tokenizer)} | settings
     if settings.get("min_length", 0) < 0:  # "no minimum" in classic scripts
         del settings["min_length"]
-    settings |= {k: int(x) for k, x in settings.items() if k == "top_k"}  # 0.0 in old scripts
     queries = token_ids(model.vocab_size, "query", queries)
     limits = torch.tensor(lengths or [settings.get("max_new_tokens", 0)] * len(queries))
     if lengths and min(lengths) < 1:

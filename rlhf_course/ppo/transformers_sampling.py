@@ -16,6 +16,8 @@ def generate_with_transformers(
         raise ValueError("num_return_sequences must be 1. For more responses, repeat queries.")
     if stops := {"stop_strings", "stopping_criteria"} & {*settings}:
         raise ValueError(f"{stops} would add EOS that was not sampled. Set eos_token_id instead.")
+    if "top_k" in settings:
+        settings["top_k"] = int(settings["top_k"])  # classic scripts pass 0.0
     settings |= {"max_new_tokens": int(limits.max())} if limits.any() else {}
     settings |= {"begin_suppress_tokens": list(begin_suppress)} if begin_suppress else {}
     settings |= {"logits_processor": [*(settings.get("logits_processor") or ()), refuse_nan]}
