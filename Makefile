@@ -29,7 +29,7 @@ MARP := build/marp-$(MARP_VERSION)
 .DELETE_ON_ERROR:
 
 course: $(READY)
-	$(BIN)/python scripts/make/build_world.py
+	$(BIN)/python dev/build_world.py
 	$(BIN)/python scripts/run_notebooks.py
 
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=20
@@ -46,7 +46,7 @@ quick: $(READY)
 engines: $(VERL)
 
 mutants: $(READY)
-	$(BIN)/python tests/mutants.py
+	$(BIN)/python dev/mutants.py
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -56,37 +56,37 @@ render: $(READY)
 	$(BIN)/python scripts/run_notebooks.py --render
 
 figs: $(READY)
-	$(BIN)/python figs/draw.py
+	$(BIN)/python dev/figures/draw.py
 
 exercises: $(READY)
-	$(BIN)/python scripts/make/make_exercises.py
+	$(BIN)/python dev/exercises/make_exercises.py
 
 handout: $(READY)
-	$(BIN)/python scripts/make/make_handout.py
+	$(BIN)/python dev/exercises/make_handout.py
 
 slides: $(MARP) $(SITE_READY)
-	$(BIN)/python slides/build.py --marp $(MARP)/node_modules/.bin/marp
+	$(BIN)/python dev/build_slides.py --marp $(MARP)/node_modules/.bin/marp
 
 site: $(SITE_READY)
-	$(BIN)/python site/build.py
+	$(BIN)/python docs/_ext/build.py
 
 po: $(SITE_READY)
-	$(BIN)/python site/translate.py po
+	$(BIN)/python docs/_ext/translate.py po
 
 zh: $(SITE_READY)
-	$(BIN)/python site/translate.py write
+	$(BIN)/python docs/_ext/translate.py write
 
 zh-release: zh
-	$(BIN)/python site/translate.py check
-	$(BIN)/python site/translate.py release
+	$(BIN)/python docs/_ext/translate.py check
+	$(BIN)/python docs/_ext/translate.py release
 
 models: $(READY)
 	@test -n "$(IMDB)" || { echo "Run make models IMDB=FOLDER; FOLDER contains IMDB in the hub's layout." >&2; exit 1; }
-	$(BIN)/python scripts/make/train_imdb_models.py $(IMDB)
-	$(BIN)/python scripts/make/measure_imdb_models.py $(IMDB)
-	$(BIN)/python scripts/make/train_baichuan_mini.py
+	$(BIN)/python dev/models/train_imdb_models.py $(IMDB)
+	$(BIN)/python dev/models/measure_imdb_models.py $(IMDB)
+	$(BIN)/python dev/models/train_baichuan_mini.py
 	rm -f models/imdb-live-policies/*/run.json
-	$(BIN)/python scripts/make/train_live_policies.py
+	$(BIN)/python dev/models/train_live_policies.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache *.egg-info
@@ -100,13 +100,13 @@ $(READY): requirements.txt pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --editable .
 	touch $@
 
-$(SITE_READY): site/requirements.txt $(READY)
-	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.txt -r site/requirements.txt
+$(SITE_READY): docs/requirements.txt $(READY)
+	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.txt -r docs/requirements.txt
 	$(BIN)/pip check
 	touch $@
 
 # We install verl outside the environment and without dependencies: verl needs another version of transformers, and the check needs no GPU parts.
-$(VERL): scripts/engines/verl-requirements.txt $(READY)
+$(VERL): rlhf_course/command_line/engines/verl-requirements.txt $(READY)
 	rm -rf $@ $@.part
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target $@.part -r $<
 	mv $@.part $@

@@ -13,7 +13,7 @@ import json
 import sys
 from pathlib import Path
 
-from command_line import exits
+from rlhf_course.command_line import exits
 
 LEVELS = "stop: PPO would exploit the fault; watch: PPO may find it, so monitor it in training."
 SPECIAL, LONGEST_PROBE = 8, 5  # tokens around an answer; longest probe, in answer lengths
@@ -110,9 +110,8 @@ def load_probes(file: Path | None) -> dict | None:
 
 def pictures(found) -> dict[str, str]:
     """Return a dict from caption to figure, a PNG in base64."""
-    from command_line.page import picture
-
     from rlhf_course.audit import PASS
+    from rlhf_course.command_line.page import picture
     from rlhf_course.course.plots import audit_bars, chosen_and_rejected
 
     scores = found.pairs["chosen"], found.pairs["rejected"]
@@ -126,9 +125,8 @@ def pictures(found) -> dict[str, str]:
 
 def main(arguments: list[str]) -> int:
     chosen = parse_arguments(arguments)
-    from command_line import page
-
-    from rlhf_course.checkup import STOP, check_up
+    from rlhf_course.audit.checkup import STOP, check_up
+    from rlhf_course.command_line import page
     from rlhf_course.course.run_card import quiet_libraries
     from rlhf_course.data import describe, load_pairs
     from rlhf_course.runtime.files import atomic_file, check_folder, read_json

@@ -10,7 +10,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from command_line import exits
+from rlhf_course.command_line import exits
 
 NORM_HEAD = {"auto": None, "yes": True, "no": False}
 

@@ -4,7 +4,7 @@
     python scripts/gpu_day.py --readme   # write the measurements into the README
 
 Writes results to OUTPUT/gpu_day.json. Without CUDA, gates 1 to 5 are rehearsed with small shapes.
-site/on-a-gpu.md explains the gates.
+docs/on-a-gpu.md explains the gates.
 """
 
 import argparse
@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from command_line import exits
-from make.notebook_files import NOTEBOOKS, ROOT, keep_day, read_card
 
+from rlhf_course.command_line import exits
+from rlhf_course.command_line.notebook_files import NOTEBOOKS, ROOT, keep_day, read_card
 from rlhf_course.course.presets import has_bf16
 from rlhf_course.runtime.files import atomic_file, hold, read_json
 
@@ -105,7 +105,7 @@ def gpt2(gate: Gate, folder: Path) -> tuple[dict, dict]:
     """Take PPO steps with random weights and the published run's batch size and lengths."""
     options = ["--shape=gpt2"] if CARD else ["--shape=tiny", "--rounds=1", "--threads=1"]
     options += ["--bf16"] * (CARD and has_bf16()) + [f"--output={folder / 'gpt2.json'}"]
-    call(gate, folder, "scripts/benchmark/benchmark_ppo.py", *options)
+    call(gate, folder, "dev/benchmark/benchmark_ppo.py", *options)
     median = read_json(folder / "gpt2.json")["variants"]["ours"]["median"]
     peak = max(value for name, value in median.items() if name.endswith("_mb")) * 1e6 / GIB
     return {"seconds_per_step": median["total"], "peak_gib": peak}, PUBLISHED if CARD else {}
@@ -113,7 +113,7 @@ def gpt2(gate: Gate, folder: Path) -> tuple[dict, dict]:
 
 def lora(gate: Gate, folder: Path) -> tuple[dict, dict]:
     """Take a PPO step on as many layers of a 7B model as fit; predict the peak memory."""
-    text = call(gate, folder, "scripts/make/memory_table.py", "--measure")
+    text = call(gate, folder, "dev/memory_table.py", "--measure")
     measured = json.loads(text.splitlines()[-1])
     return measured, {"peak_gib": SLACK * measured["computed_gib"]}
 

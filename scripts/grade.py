@@ -27,9 +27,9 @@ from pathlib import Path
 from textwrap import shorten
 
 import torch
-from command_line import exits
-from make.make_exercises import SETS, load
 
+from dev.exercises.make_exercises import SETS, load
+from rlhf_course.command_line import exits
 from rlhf_course.runtime.files import atomic_file, check_folder, read_json
 
 PUBLIC = 1000  # the students' own checks use smaller seeds
@@ -126,7 +126,7 @@ def result(rows: list[dict], form: str) -> dict:
 
 def page(target: Path, graded: dict[str, list[dict]]) -> None:
     """Write the instructor's page: a row per mistake, by exercise, most frequent first."""
-    from command_line import page as pages
+    from rlhf_course.command_line import page as pages
 
     all_rows = [row for student in graded.values() for row in student]
     made = Counter((row["exercise"], row["mistake"]) for row in all_rows)

@@ -23,16 +23,15 @@ from types import SimpleNamespace
 import nbformat
 import pandas as pd
 import torch
-import train_ppo
 import yaml
-from command_line import exits
-from command_line.output import find_checkpoint, fingerprint
 from jinja2 import Template
 from peft import PeftModel
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from rlhf_course import AutoModelForCausalLMWithValueHead
+from rlhf_course import AutoModelForCausalLMWithValueHead, command_line
+from rlhf_course.command_line import exits
+from rlhf_course.command_line.output import find_checkpoint, fingerprint
 from rlhf_course.course.presets import ROOT
 from rlhf_course.course.run_card import quiet_libraries
 from rlhf_course.course.shipped import shipped
@@ -44,8 +43,10 @@ from rlhf_course.ppo.checkpoint import load_checkpoint
 from rlhf_course.ppo.rollout import Rollout, forward
 from rlhf_course.rewards import load_reward_model
 from rlhf_course.runtime.files import atomic_folder, read_json
+from scripts import train_ppo
 
-HERE, VERSIONS = Path(__file__).resolve().parent / "engines", {"verl": "0.9.1", "trl": "1.16.0"}
+HERE = Path(command_line.__file__).parent / "engines"
+VERSIONS = {"verl": "0.9.1", "trl": "1.16.0"}
 OVERLAY = ROOT / "build/engines" / f"verl-{VERSIONS['verl']}"
 SAMPLES, GROUP = 16, 4  # samples recorded; responses per prompt for trl
 NOISE = {"verl": 1.0, "trl": 0.3}  # nats per token from old to new policy; activates clipping

@@ -4,8 +4,9 @@
 
 LOG is this course's log (a run card with curves), trl's log (trainer_state.json or the output
 folder), a TensorBoard folder, or a table in CSV or JSON lines. verl's and OpenRLHF's columns are
-known; for another trainer, pass --map FILE, formatted like scripts/log_columns.yaml. Writes
-log.html to --output. Exits with 2 if a symptom is a reason to stop, or with 1 after an error.
+known; for another trainer, pass --map FILE, formatted like
+rlhf_course/command_line/log_columns.yaml. Writes log.html to --output. Exits with 2 if a symptom
+is a reason to stop, or with 1 after an error.
 """
 
 import argparse
@@ -18,11 +19,13 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 import yaml
-from command_line import exits
-from command_line.log_formats import FORMATS, STEPS, last_run, read_rows
 
-HERE = Path(__file__).resolve().parent
-SYMPTOMS = HERE.parent / "site" / "symptoms.yaml"
+from rlhf_course import ppo
+from rlhf_course.command_line import exits, log_formats
+from rlhf_course.command_line.log_formats import FORMATS, STEPS, last_run, read_rows
+
+COLUMNS = Path(log_formats.__file__).with_name("log_columns.yaml")
+SYMPTOMS = Path(ppo.__file__).with_name("symptoms.yaml")
 STOP, WATCH = "stop", "watch"
 LATER = 5  # rows that confirm a symptom
 SCORE, KL, LENGTH, RATE = (
@@ -222,9 +225,9 @@ def main(arguments: list[str]) -> int:
     chosen = parser.parse_args(arguments)
     if not chosen.log.exists():
         raise FileNotFoundError(f"{chosen.log} does not exist. Choose {FORMATS}.")
-    maps = yaml.safe_load((chosen.map or HERE / "log_columns.yaml").read_text("utf-8"))
+    maps = yaml.safe_load((chosen.map or COLUMNS).read_text("utf-8"))
     if not all(isinstance(x, dict) and isinstance(x.get("columns"), dict) for x in maps.values()):
-        raise ValueError(f"{chosen.map} has no columns. Format it like scripts/log_columns.yaml.")
+        raise ValueError(f"{chosen.map} has no columns. Format it like {COLUMNS}.")
     if not (rows := last_run(read_rows(chosen.log))):
         raise ValueError(f"{chosen.log} has no rows. Choose {FORMATS}.")
     trainer, log = rename(rows, maps)
@@ -243,7 +246,7 @@ def main(arguments: list[str]) -> int:
 
 
 def write_page(chosen: argparse.Namespace, told: list[dict], missing: list[str], log) -> None:
-    from command_line.page import picture, write  # loads matplotlib
+    from rlhf_course.command_line.page import picture, write  # loads matplotlib
 
     rows = -(-len(log.columns) // 3)
     how = {"subplots": True, "layout": (rows, 3), "legend": False, "figsize": (10, 2 * rows)}

@@ -15,17 +15,16 @@ from threading import Event
 
 import nbformat
 import papermill
-import report
 import yaml
 import zmq
-from command_line import exits
-from make import notebook_files
-from make.notebook_html import page
 from nbclient.exceptions import DeadKernelError
 from papermill.clientwrap import PapermillNotebookClient
 from papermill.engines import NBClientEngine, papermill_engines
 from papermill.exceptions import PapermillExecutionError
 
+from rlhf_course.command_line import exits, notebook_files
+from rlhf_course.command_line import run_report as report
+from rlhf_course.command_line.notebook_html import page
 from rlhf_course.course.presets import CONFIGS, PRESETS, load_preset
 from rlhf_course.runtime.files import hold
 

@@ -22,14 +22,20 @@ from typing import NamedTuple
 import torch
 from accelerate import PartialState
 from accelerate.utils import set_seed
-from command_line import exits, options, ppo_options
-from command_line.output import Output, open_output
-from command_line.ppo_options import ADAPTERS, Options, config_fields, experiment_of, used_settings
 from datasets import Dataset
 from peft import PeftConfig
 from tqdm.auto import tqdm
 
 from rlhf_course import AutoModelForCausalLMWithValueHead, LengthSampler, PPOTrainer
+from rlhf_course.command_line import exits, options, ppo_options
+from rlhf_course.command_line.output import Output, open_output
+from rlhf_course.command_line.ppo_options import (
+    ADAPTERS,
+    Options,
+    config_fields,
+    experiment_of,
+    used_settings,
+)
 from rlhf_course.course.presets import Settings
 from rlhf_course.course.run_card import quiet_libraries
 from rlhf_course.course.shipped import prepare, shipped
@@ -41,7 +47,7 @@ from rlhf_course.ppo.config import PPOConfig
 from rlhf_course.rewards import RewardModel, SentimentReward
 from rlhf_course.runtime import tracking
 from rlhf_course.runtime.hub import download
-from rlhf_course.worlds.build import build_preferences
+from rlhf_course.synthetic.build import build_preferences
 
 NAME = "train_ppo.py"
 MAY_CHANGE = "output resume save_every save_at steps log_with gradient_checkpointing".split()

@@ -16,18 +16,18 @@ from dataclasses import dataclass
 import numpy as np
 from accelerate import PartialState
 from accelerate.utils import set_seed
-from command_line import trl_run
-from command_line.options import option
 from trl import RewardConfig, RewardTrainer
 
 from rlhf_course.audit import PASS, audit
+from rlhf_course.command_line import trl_run
+from rlhf_course.command_line.options import option
 from rlhf_course.course.plots import audit_bars
 from rlhf_course.course.presets import PRESETS, Settings
 from rlhf_course.data import describe, hold_out, load_pairs, tokenize_pairs
 from rlhf_course.policy.save_load import load_tokenizer
 from rlhf_course.rewards import RewardModel, load_reward_model, require_finite
 from rlhf_course.runtime.files import atomic_file
-from rlhf_course.worlds.build import prepare_reward_model
+from rlhf_course.synthetic.build import prepare_reward_model
 
 NAME = "train_reward_model.py"
 SAME = "dataset data_dir train_subset eval_subset audit_prompts max_length learning_rate".split()

@@ -18,16 +18,16 @@ from dataclasses import dataclass
 
 import torch
 from accelerate import PartialState
-from command_line import trl_run
-from command_line.options import option
 from transformers import AutoModelForCausalLM, TrainerCallback
 from trl import SFTConfig, SFTTrainer
 
+from rlhf_course.command_line import trl_run
+from rlhf_course.command_line.options import option
 from rlhf_course.course.presets import PRESETS, Settings
 from rlhf_course.data import describe, hold_out, load_answers, tokenize_answers
 from rlhf_course.policy.save_load import load_model, load_tokenizer
 from rlhf_course.runtime.hub import download
-from rlhf_course.worlds.build import build_answers, build_base
+from rlhf_course.synthetic.build import build_answers, build_base
 
 NAME = "train_sft.py"
 SAME = "max_length dtype lora_r lora_alpha lora_target_modules".split()

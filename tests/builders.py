@@ -26,7 +26,7 @@ from transformers import (
 
 from rlhf_course import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
 from rlhf_course.course.presets import ROOT
-from rlhf_course.worlds import small_models
+from rlhf_course.synthetic import small_models
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 EOS = 39
@@ -167,7 +167,7 @@ def snapshot(model) -> dict:
 
 def latest_checkpoint(folder: Path) -> Path | None:
     """The undamaged checkpoint of the highest step, or None."""
-    from command_line.output import damage
+    from rlhf_course.command_line.output import damage
 
     found = sorted(folder.glob("checkpoint-*"), key=lambda path: (len(path.name), path.name))
     return next((path for path in reversed(found) if damage(path) is None), None)

@@ -2,23 +2,21 @@
 
 import signal
 import socket
-import sys
 from pathlib import Path
 
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
 pytest.register_assert_rewrite("builders")
-from builders import SCRIPTS  # noqa: E402 - its assertions shall say what they found
-
 pytest_plugins = ["training_runs", "baichuan_checkpoints"]
-sys.path.insert(0, str(SCRIPTS))
 # What is started in the background ignores Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-ONE_BY_ONE = "test_notebooks.py", "test_pretend_gpu.py"
+ONE_BY_ONE = "test_notebooks.py", "test_simulated_gpu.py"
 # In this order, before the others: nothing long begins at the end.
-LONG = "test_notebooks.py test_site.py test_parallel.py test_pretend_gpu.py test_scripts.py".split()
+LONG = (
+    "test_notebooks.py test_site.py test_parallel.py test_simulated_gpu.py test_scripts.py".split()
+)
 
 
 class Scheduling(LoadFileScheduling):

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from accelerate.state import AcceleratorState
 from accelerate.utils import gather_object
-from builders import SCRIPTS, make_policy, make_samples, make_trainer, sgd
+from builders import make_policy, make_samples, make_trainer, sgd
 from peft import LoraConfig, get_peft_model
 
 from rlhf_course import AutoModelForCausalLMWithValueHead
@@ -107,10 +107,9 @@ def run_cases(folder: Path, name: str) -> None:
 
 if __name__ == "__main__":
     run_cases(Path(sys.argv[1]), "two")
-    sys.path.insert(0, str(SCRIPTS))
-    from command_line.processes import shutdown
+    from rlhf_course.command_line.processes import shutdown
 
-    with mock.patch("command_line.processes.shutdown"):  # the group goes on
+    with mock.patch("rlhf_course.command_line.processes.shutdown"):  # the group goes on
         for script, arguments in json.loads(sys.argv[2]):
             AcceleratorState._reset_state()
             assert importlib.import_module(script).main(arguments) == 0

@@ -4,7 +4,6 @@ import json
 import pickle
 from functools import partial
 
-import convert_baichuan as script
 import pytest
 import torch
 from baichuan_checkpoints import (
@@ -19,7 +18,6 @@ from baichuan_checkpoints import (
     save_source,
 )
 from builders import invalid, write_json
-from command_line import exits
 from huggingface_hub import save_torch_state_dict
 from safetensors.torch import load_file
 from torch.nn import functional as F
@@ -28,6 +26,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from rlhf_course.baichuan import convert
 from rlhf_course.baichuan.convert import convert_to_llama
 from rlhf_course.baichuan.toy_checkpoint import norm_head, write_baichuan_checkpoint
+from rlhf_course.command_line import exits
+from scripts import convert_baichuan as script
 
 SILENT = {"report": lambda line: None}
 

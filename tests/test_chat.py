@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rlhf_course import AutoModelForCausalLMWithValueHead
 from rlhf_course.course.presets import load_preset
 from rlhf_course.data import as_prompt, load_answers, load_pairs
-from rlhf_course.worlds import build, chinese
+from rlhf_course.synthetic import build, chinese
 
 EXPERIMENT = "05_lora_rlhf_baichuan"
 

@@ -6,19 +6,19 @@ from contextlib import suppress
 
 import matplotlib as mpl
 import pytest
-import train_ppo
 from accelerate.state import AcceleratorState
 from builders import invalid, write_rows
 from datasets import Dataset
-from pretend_hub import serve
-from pretend_hub.chat import chat_repositories
 from transformers import AutoTokenizer
 
+from dev.simulated_hub import serve
+from dev.simulated_hub.chat import chat_repositories
 from rlhf_course import PPOTrainer
 from rlhf_course.course.presets import ROOT, load_preset
 from rlhf_course.course.run_card import CheckFailed
 from rlhf_course.data import as_messages, as_prompt, prompt_ids, tokenize_answers
 from rlhf_course.rewards import RewardModel
+from scripts import train_ppo
 
 CELLS = json.loads((ROOT / "notebooks/05_lora_rlhf_baichuan.ipynb").read_text("utf-8"))["cells"]
 SOURCES = ["".join(cell["source"]) for cell in CELLS if cell["cell_type"] == "code"]

@@ -4,18 +4,18 @@ import json
 import math
 from zlib import crc32
 
-import check_reward_model
 import datasets
 import numpy as np
 import pytest
 import torch
 from builders import invalid, save_classifier, write_rows
-from command_line import exits
 
-from rlhf_course.checkup import STOP, bag_of_words, check_up
+from rlhf_course.audit.checkup import STOP, bag_of_words, check_up
+from rlhf_course.command_line import exits
 from rlhf_course.data.transcripts import as_messages, as_text
 from rlhf_course.rewards import ChatRewardModel
-from rlhf_course.worlds.dialogues import gold_utility, make_pairs
+from rlhf_course.synthetic.dialogues import gold_utility, make_pairs
+from scripts import check_reward_model
 
 KEYS = ("prompt", "chosen", "rejected")
 PAIRS = datasets.Dataset.from_list(

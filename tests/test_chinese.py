@@ -7,10 +7,10 @@ import re
 
 import numpy as np
 import pytest
-from make.train_baichuan_mini import make_prose
 
-from rlhf_course.worlds import chinese
-from rlhf_course.worlds.chinese import (
+from dev.models.train_baichuan_mini import make_prose
+from rlhf_course.synthetic import chinese
+from rlhf_course.synthetic.chinese import (
     gold_utility,
     is_answer,
     make_preferences,

@@ -2,24 +2,25 @@
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "site"))
 for package in ("polib", "sphinx", "myst_nb"):
-    pytest.importorskip(package, reason="make site installs site/requirements.txt")
+    pytest.importorskip(package, reason="make site installs docs/requirements.txt")
 
-import compare  # noqa: E402
-import exercise_messages  # noqa: E402
-import figures  # noqa: E402
-import languages  # noqa: E402
 import polib  # noqa: E402
-import translate  # noqa: E402
 from bs4 import BeautifulSoup  # noqa: E402
+
+from docs._ext import (  # noqa: E402
+    compare,
+    exercise_messages,
+    figures,
+    languages,
+    translate,
+)
 
 NAMES = [str(path.relative_to(translate.PO).with_suffix("")) for path in translate.files()]
 NOTEBOOKS = [name for name in NAMES if name.startswith("notebooks/")]

@@ -8,11 +8,12 @@ import subprocess
 import sys
 from zipfile import ZipFile
 
-import grade
 import nbformat
 import pytest
-from make import make_handout
-from make.make_exercises import FOLDER, SETS, load, notebook, solution_source
+
+from dev.exercises import make_handout
+from dev.exercises.make_exercises import FOLDER, SETS, load, notebook, solution_source
+from scripts import grade
 
 sys.path.insert(0, str(FOLDER))
 frozen = importlib.import_module("frozen")

@@ -4,10 +4,10 @@ lines are changed.
 
 import datasets
 import torch
-from pretend_hub import serve
 from tqdm import tqdm
 from transformers import AutoTokenizer, pipeline
 
+from dev.simulated_hub import serve
 from rlhf_course import AutoModelForCausalLMWithValueHead, LengthSampler, PPOConfig, PPOTrainer
 from rlhf_course.course.presets import ROOT
 

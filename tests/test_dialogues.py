@@ -13,8 +13,8 @@ from transformers import AutoTokenizer
 from rlhf_course.course.presets import load_preset
 from rlhf_course.data import load_pairs
 from rlhf_course.rewards import RewardModel, load_reward_model
-from rlhf_course.worlds import build, dialogues
-from rlhf_course.worlds.dialogues import gold_utility, make_pairs
+from rlhf_course.synthetic import build, dialogues
+from rlhf_course.synthetic.dialogues import gold_utility, make_pairs
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ NOTEBOOK = json.loads((ROOT / "notebooks/07_after_ppo.ipynb").read_text(encoding
 CELLS = ["".join(cell["source"]) for cell in NOTEBOOK["cells"]]
 SECTION = next(text for text in CELLS if "## 11 ·" in text).partition("## 11 ·")[2]
 ROWS = [line.strip("| ").split(" | ") for line in SECTION.splitlines() if line.startswith("| ")][1:]
-PAGE = (ROOT / "site/larger-models.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/larger-models.md").read_text(encoding="utf-8")
 
 
 def source(package: str, file: str) -> ast.Module:

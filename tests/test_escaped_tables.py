@@ -9,7 +9,7 @@ import pytest
 
 from rlhf_course.course.presets import ROOT, load_preset
 from rlhf_course.evaluation import mean_ci
-from rlhf_course.worlds import chinese
+from rlhf_course.synthetic import chinese
 
 MARKUP = "<script>alert(1)</script><img src=x onerror=alert(1)>"
 COLUMNS = "text query response prompt chosen rejected question answer".split()

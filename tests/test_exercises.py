@@ -15,7 +15,8 @@ import nbformat
 import numpy
 import pytest
 import torch
-from make.make_exercises import FOLDER, SETS, notebook, solution_source
+
+from dev.exercises.make_exercises import FOLDER, SETS, notebook, solution_source
 
 sys.path.insert(0, str(FOLDER))
 LOADED = {name: importlib.import_module(name).SET for name in SETS}

@@ -109,7 +109,7 @@ def test_padding_on_the_left_changes_no_logit(monkeypatch):
 
 @pytest.mark.parametrize(("mini_batch_size", "passes"), [(4, 1 + 3), (8, 3)])
 def test_how_often_each_sample_runs_through_the_policy(mini_batch_size, passes, monkeypatch):
-    """As site/diagnosis.md says: once before the update, once per epoch."""
+    """As docs/diagnosis.md says: once before the update, once per epoch."""
     trainer, rows = make_trainer(ppo_epochs=3, mini_batch_size=mini_batch_size), []
     plain = trainer.model.forward
     monkeypatch.setattr(

@@ -10,9 +10,9 @@ import datasets
 import pytest
 import torch
 from builders import invalid, word_tokenizer, write_rows
-from make.train_baichuan_mini import make_prose
 from tokenizers import pre_tokenizers
 
+from dev.models.train_baichuan_mini import make_prose
 from rlhf_course import LengthSampler
 from rlhf_course.course.presets import load_preset
 from rlhf_course.data import (
@@ -24,7 +24,7 @@ from rlhf_course.data import (
     tokenize_answers,
     tokenize_pairs,
 )
-from rlhf_course.worlds import build, cache, small_models
+from rlhf_course.synthetic import build, cache, small_models
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 ROWS = "".join(f'{{"text": "film {i}", "label": {i % 2}}}\n' for i in range(60)).encode()
@@ -271,7 +271,7 @@ def change(name: str, old: str, new: str):
     [
         ("reward_base", flip),
         ("reward_base", rename),
-        ("checkpoint", change("worlds/grammars/chinese.yaml", "面粉", "大米")),
+        ("checkpoint", change("synthetic/grammars/chinese.yaml", "面粉", "大米")),
         ("reward_base", change("data/preferences.py", "chosen", "better")),
     ],
 )

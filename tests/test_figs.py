@@ -1,7 +1,6 @@
 """The figures: complete, up to date, and readable without eyes."""
 
 import re
-import sys
 from xml.etree import ElementTree
 
 import pytest
@@ -11,10 +10,9 @@ from matplotlib.text import Text
 from rlhf_course.course.presets import ROOT
 
 FIGS = ROOT / "figs"
-sys.path.insert(0, str(FIGS))
 
-import draw  # noqa: E402, F401 - registers the figures
-from kit import BODY, FIGURES, save  # noqa: E402
+from dev.figures import draw  # noqa: E402, F401 - registers the figures
+from dev.figures.kit import BODY, FIGURES, save  # noqa: E402
 
 
 def test_every_figure_is_there_and_none_is_left_over():

@@ -10,7 +10,7 @@ from builders import make_policy
 
 from rlhf_course.course.presets import ROOT
 from rlhf_course.runtime.files import atomic_folder
-from rlhf_course.worlds import build, cache, dialogues
+from rlhf_course.synthetic import build, cache, dialogues
 
 
 @pytest.fixture

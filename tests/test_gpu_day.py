@@ -7,22 +7,20 @@ import subprocess
 import sys
 from pathlib import Path
 
-import gpu_day
 import pytest
-from builders import SCRIPTS
-from gpu_day import Gate, walk
-from make.notebook_files import ROOT, keep_day
 
+from rlhf_course.command_line.notebook_files import ROOT, keep_day
 from rlhf_course.course.presets import load_preset
+from scripts import gpu_day
+from scripts.gpu_day import Gate, walk
 
 IMDB = "04_gpt2_imdb_ppo"
-KILLED = f"""
+KILLED = """
 import os, signal, sys
 from pathlib import Path
-sys.path.insert(0, {str(SCRIPTS)!r})
-from gpu_day import Gate, walk
+from scripts.gpu_day import Gate, walk
 def passes(gate, folder):
-    return {{"seconds": 1}}, {{"seconds": 2}}
+    return {"seconds": 1}, {"seconds": 2}
 def dies(gate, folder):
     os.kill(os.getpid(), signal.SIGKILL)
 walk([Gate("1 a", passes), Gate("2 b", dies)], Path(sys.argv[1]))
@@ -78,13 +76,13 @@ def test_the_readme_s_column_comes_from_the_json(tmp_path):
     text = readme.read_text(encoding="utf-8")
     assert text.count("/ 2000 s, 9.0 GB |") == 1 and "/ `full` on one GPU |" in text
     assert "on one Card X" in text and "after the slash are from there" in text
-    about = (ROOT / "site/on-a-gpu.md").read_text(encoding="utf-8")
+    about = (ROOT / "docs/on-a-gpu.md").read_text(encoding="utf-8")
     seconds, gib = gpu_day.PUBLISHED.values()
     assert f"{seconds} s and {gib * 1024:,.0f} MiB" in about and f"{gpu_day.SLACK} times" in about
 
 
 def test_the_page_quotes_the_measured_day():
-    about = (ROOT / "site/on-a-gpu.md").read_text(encoding="utf-8")
+    about = (ROOT / "docs/on-a-gpu.md").read_text(encoding="utf-8")
     day = json.loads((ROOT / "figs/measured/gpu_day.json").read_text(encoding="utf-8"))
     gates, device = day["gates"], day["environment"]["device"]
     tiny = [gate["measured"]["wall_s"] for name, gate in gates.items() if name[0] == "3"]

@@ -5,13 +5,13 @@ import shutil
 import subprocess
 import sys
 
-import hand_over
 import pandas as pd
 import pytest
-import train_ppo
-from command_line import exits
-from engines import replay
 from training_runs import arguments
+
+from rlhf_course.command_line import exits
+from rlhf_course.command_line.engines import replay
+from scripts import hand_over, train_ppo
 
 SIZES = "--batch_size=16 --mini_batch_size=16 --steps=1 --min_characters=0".split()
 # A setting → another value (None: the engine's default), and a number that then differs.

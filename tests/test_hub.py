@@ -2,19 +2,16 @@
 
 import time
 
-import convert_baichuan
 import datasets
 import pytest
-import train_ppo
-import train_reward_model
-import train_sft
 from accelerate.state import AcceleratorState
 from huggingface_hub import constants
-from pretend_hub import serve
-from pretend_hub.repositories import repositories
 
+from dev.simulated_hub import serve
+from dev.simulated_hub.repositories import repositories
 from rlhf_course.data import load_answers, load_pairs
 from rlhf_course.runtime.hub import download
+from scripts import convert_baichuan, train_ppo, train_reward_model, train_sft
 
 HC3, PAIRS = "Hello-SimpleAI/HC3-Chinese", "beyond/rlhf-reward-single-round-trans_chinese"
 GPT2, BAICHUAN = "lvwerra/gpt2-imdb", "baichuan-inc/Baichuan2-7B-Base"

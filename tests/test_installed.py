@@ -18,14 +18,16 @@ from rlhf_course.course.presets import CONFIGS, ROOT, load_preset
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 NAMED = {"yaml": "pyyaml", "IPython": "ipython", "bs4": "beautifulsoup4", "zmq": "pyzmq"}
 NAMED["hydra"] = "hydra_core"
-NOTEBOOKS = {"rlhf_course/course/plots.py"}  # the only file of the package that needs the extra
+# The only parts of the package that need the extra ``notebooks``.
+NOTEBOOKS = ("rlhf_course/course/plots.py", "rlhf_course/command_line/")
+REPLAY = "rlhf_course/command_line/engines/replay.py"  # runs in an engine's own environment
 LOOK = """
 import json, psutil, sys
 sys.modules |= dict.fromkeys(["resource", "fcntl"])  # Windows lacks them
 import rlhf_course
 import rlhf_course.course.plots
 from rlhf_course import PPOTrainer
-from rlhf_course.worlds import chinese, dialogues  # with the words of their grammars
+from rlhf_course.synthetic import chinese, dialogues  # with the words of their grammars
 from rlhf_course.course.presets import CONFIGS, load_preset
 from rlhf_course.course.run_card import RunCard
 del sys.modules["resource"], sys.modules["fcntl"]
@@ -44,7 +46,7 @@ def distributions(requirements: list[str]) -> set[str]:
 def imported(folder: str) -> dict[str, set[str]]:
     """Distribution → the files of a folder that import it, but Python's and the course's."""
     paths, found = sorted((ROOT / folder).rglob("*.py")), {}
-    own = {"rlhf_course", "pretend_gpu", "engine", "checks", "frozen"}  # three are the exercises'
+    own = {"rlhf_course", "dev", "docs", "scripts", "engine", "checks", "frozen"}
     own |= {path.stem for path in paths} | {path.parent.name for path in paths}
     own |= {path.name.split(".")[0] for path in (ROOT / folder).rglob("*.py.j2")}
     for path in paths:
@@ -60,16 +62,17 @@ def imported(folder: str) -> dict[str, set[str]]:
 def test_what_the_package_imports_is_declared():
     core, extras = distributions(PROJECT["dependencies"]), PROJECT["optional-dependencies"]
     notebooks, track = (core | distributions(extras[name]) for name in ("notebooks", "track"))
-    for name, files in imported("rlhf_course").items():
-        known = notebooks if files <= NOTEBOOKS else track
-        assert name in known, f"{sorted(files)} import {name}: declare it in pyproject.toml"
-    lines = (ROOT / "scripts/engines/verl-requirements.txt").read_text().splitlines()
+    lines = (
+        (ROOT / "rlhf_course/command_line/engines/verl-requirements.txt").read_text().splitlines()
+    )
     engine = distributions([line for line in lines if line[0] != "#"])
+    for name, files in imported("rlhf_course").items():
+        needs_extra = all(file.startswith(NOTEBOOKS) for file in files)
+        known = notebooks | track if needs_extra else track
+        known = known | engine if files == {REPLAY} else known
+        assert name in known, f"{sorted(files)} import {name}: declare it in pyproject.toml"
     for name, files in imported("scripts").items():
-        known = engine if files == {"scripts/engines/replay.py"} else set()
-        assert name in notebooks | track | known, (
-            f"{sorted(files)} import {name}: declare it in pyproject.toml"
-        )
+        assert name in notebooks | track, f"{sorted(files)} import {name}: declare it"
 
 
 @pytest.fixture(scope="module")

@@ -1,17 +1,11 @@
 """The page on the toy language's lessons: tables as the cards have them, and losses as named."""
 
-import sys
-
 import pytest
 import torch
-from make.record_lessons import BETA, SLOPES, VARIANTS, kl_in_loss
 
-from rlhf_course.course.presets import ROOT
+from dev.records.record_lessons import BETA, SLOPES, VARIANTS, kl_in_loss
+from docs._ext import lessons
 from rlhf_course.ppo.rollout import Rollout
-
-sys.path.insert(0, str(ROOT / "site"))
-
-import lessons
 
 ESTIMATES = {
     "k1": lambda x: -x,
@@ -22,7 +16,7 @@ ESTIMATES = {
 
 def test_the_committed_page_is_that_of_its_cards():
     committed = lessons.PAGE.read_text(encoding="utf-8")
-    assert committed == lessons.lessons_page(), "run python site/lessons.py"
+    assert committed == lessons.lessons_page(), "run python docs/_ext/lessons.py"
 
 
 def test_every_variant_has_a_name_and_its_own_cards():

@@ -38,18 +38,16 @@ def folder(tmp_path_factory):
     """The page alone, with its files."""
     pytest.importorskip("mistune")
     folder = tmp_path_factory.mktemp("live")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "site"))
-        import live
+    from docs._ext import live
 
-        live.write_alone(folder)
+    live.write_alone(folder)
     return folder
 
 
 @pytest.fixture(scope="module")
 def page(folder):
     """The page, loaded; ``page.troubles`` collects errors and requests to other hosts."""
-    sync_api = pytest.importorskip("playwright.sync_api", reason="needs site/requirements.txt")
+    sync_api = pytest.importorskip("playwright.sync_api", reason="needs docs/requirements.txt")
     if not shutil.which("chromium"):
         pytest.skip("needs Debian's package chromium")
     server = http.server.ThreadingHTTPServer(

@@ -5,16 +5,16 @@ import gc
 import pytest
 import torch
 from builders import make_trainer
-from make.memory_table import (
+from peft import LoraConfig
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from dev.memory_table import (
     about_all_weights,
     about_the_optimizer,
     as_markdown,
     what_fits,
     when_to_leave,
 )
-from peft import LoraConfig
-from transformers import LlamaConfig, LlamaForCausalLM
-
 from rlhf_course import AutoModelForCausalLMWithValueHead
 from rlhf_course.course.memory import peak_memory, ppo_memory
 from rlhf_course.course.presets import ROOT
@@ -88,6 +88,6 @@ def test_the_peak_is_the_most_that_was_alive_at_once():
 
 
 def test_the_page_about_larger_models_says_what_is_computed():
-    page = (ROOT / "site/larger-models.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/larger-models.md").read_text(encoding="utf-8")
     assert as_markdown(what_fits()) in page and about_the_optimizer() in page
     assert as_markdown(when_to_leave()) in page and about_all_weights() in page

@@ -8,13 +8,20 @@ from pathlib import Path
 
 import nbformat
 import pytest
-import run_notebooks as runner
 import torch
 from builders import guarded
 from IPython.display import SVG
-from make.notebook_files import HASH_KEY, MEASURED, WIDGET, read_card, render, source_hash
 
+from rlhf_course.command_line.notebook_files import (
+    HASH_KEY,
+    MEASURED,
+    WIDGET,
+    read_card,
+    render,
+    source_hash,
+)
 from rlhf_course.course.presets import ROOT
+from scripts import run_notebooks as runner
 
 CARD = {"wall_s": 83.2, "peak_rss_mb": 1024}
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("[0-9]*.ipynb"))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from builders import reviews
 
-from rlhf_course.worlds import cache, small_models
+from rlhf_course.synthetic import cache, small_models
 
 
 def test_tokenizer_round_trips_and_the_classifier_reads_the_same_tokens():

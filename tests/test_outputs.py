@@ -8,14 +8,14 @@ import sys
 
 import pytest
 import torch
-import train_ppo
 from builders import edit_json
-from command_line.output import damage, find_checkpoint, open_output
 from training_runs import COMMANDS, checkpoints, options_of, resume, run, weights
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from rlhf_course.command_line.output import damage, find_checkpoint, open_output
 from rlhf_course.policy.save_load import load_model
 from rlhf_course.runtime.files import hold
+from scripts import train_ppo
 
 pytestmark = pytest.mark.usefixtures("signals")
 KINDS = pytest.mark.parametrize("kind", COMMANDS)

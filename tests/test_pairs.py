@@ -7,7 +7,7 @@ from builders import invalid, write_rows
 from transformers import PreTrainedTokenizerFast
 
 from rlhf_course.data import describe, encode, load_pairs, tokenize_pairs
-from rlhf_course.worlds import small_models
+from rlhf_course.synthetic import small_models
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 QUESTION = "\n\nHuman: Why is the sky blue?\n\nAssistant:"

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import train_ppo
 from accelerate import DistributedType
 from accelerate.commands.config.config_args import load_config_from_file
 from builders import (
@@ -29,6 +28,7 @@ from training_runs import COMMANDS, options_of
 
 from rlhf_course import AutoModelForCausalLMWithValueHead, PPOConfig
 from rlhf_course.ppo.trainer_base import prepare_models
+from scripts import train_ppo
 
 WORKER = Path(__file__).with_name("parallel_worker.py")
 PPO = ("--batch_size=8", "--mini_batch_size=8", "--save_every=2")

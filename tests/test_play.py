@@ -14,12 +14,9 @@ EXACT = 1e-4
 
 @pytest.fixture(scope="module")
 def play():
-    """site/play.py, which is no package."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(ROOT / "site"))
-        import play
+    from docs._ext import play
 
-        yield play
+    return play
 
 
 @pytest.fixture(scope="module")
@@ -36,12 +33,12 @@ def page(play, tmp_path_factory):
     """The page alone, opened as a file; ``page.troubles`` collects errors and requests to
     elsewhere.
     """
-    sync_api = pytest.importorskip("playwright.sync_api", reason="needs site/requirements.txt")
+    sync_api = pytest.importorskip("playwright.sync_api", reason="needs docs/requirements.txt")
     if not shutil.which("chromium"):
         pytest.skip("needs Debian's package chromium")
     mistune = pytest.importorskip("mistune")
     folder = tmp_path_factory.mktemp("play")
-    shutil.copytree(ROOT / "site/static", folder / "_static")
+    shutil.copytree(ROOT / "docs/static", folder / "_static")
     body = mistune.html(play.play_page())
     head = (
         "<!DOCTYPE html><html lang='en'><meta charset='utf-8'><meta name='viewport'"

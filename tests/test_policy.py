@@ -128,7 +128,7 @@ def test_deviation_a_reference_given_beside_an_adapter_is_used():
 def test_a_disk_that_fills_while_saving_leaves_the_previous_policy_whole(tmp_path):
     """The operating system refuses files beyond 20 kB in a process that saves 200 kB."""
     code = (
-        "import sys; sys.path.insert(0, 'tests'); from builders import make_policy\n"
+        "from tests.builders import make_policy\n"
         "import resource, signal\n"
         "policy = make_policy(1, n_embd=64)\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"

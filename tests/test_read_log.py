@@ -8,14 +8,16 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-import read_log
 import yaml
-from command_line import exits
 from torch.utils.tensorboard import SummaryWriter
 
+from rlhf_course.command_line import exits
 from rlhf_course.course.presets import ROOT
+from scripts import read_log
 
-MAPS = yaml.safe_load((ROOT / "scripts/log_columns.yaml").read_text(encoding="utf-8"))
+MAPS = yaml.safe_load(
+    (ROOT / "rlhf_course/command_line/log_columns.yaml").read_text(encoding="utf-8")
+)
 STEPS = range(1, 61)
 
 

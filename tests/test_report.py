@@ -8,12 +8,12 @@ from importlib.util import find_spec
 import nbformat
 import pandas
 import pytest
-import report
 from bs4 import BeautifulSoup
-from command_line import exits
-from make.notebook_html import page
 
+from rlhf_course.command_line import exits
+from rlhf_course.command_line.notebook_html import page
 from rlhf_course.course.presets import ROOT
+from scripts import report
 
 MEASURED = sorted((ROOT / "figs/measured").glob("0*.json"))
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("0*.ipynb"))

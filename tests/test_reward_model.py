@@ -21,8 +21,8 @@ from transformers import (
 from rlhf_course.audit import RISKS, add_negatives, audit, make_probes
 from rlhf_course.data import load_pairs, tokenize_pairs
 from rlhf_course.rewards import RewardModel, last_token_scores, pairwise_loss
-from rlhf_course.worlds import small_models
-from rlhf_course.worlds.dialogues import gold_utility, make_pairs
+from rlhf_course.synthetic import small_models
+from rlhf_course.synthetic.dialogues import gold_utility, make_pairs
 
 PAIRS = make_pairs(200, seed=3)
 PROMPTS, ANSWERS = [p.prompt for p in PAIRS], [p.chosen for p in PAIRS]

@@ -8,11 +8,11 @@ import time
 import nbformat
 import psutil
 import pytest
-import run_notebooks
 from bs4 import BeautifulSoup
-from command_line import exits
 
+from rlhf_course.command_line import exits
 from rlhf_course.runtime.files import hold
+from scripts import run_notebooks
 
 FIRST, SECOND, THIRD = "03_ppo_step_by_step", "06_reward_hacking", "07_after_ppo"
 KERNEL = {"name": "python3", "language": "python", "display_name": "Python 3"}

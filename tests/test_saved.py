@@ -4,9 +4,9 @@ import pytest
 import torch
 from builders import difference, edit_json, make_policy, snapshot
 from peft import LoraConfig, PeftModel, get_peft_model
-from pretend_hub import serve
 from transformers import GPT2ForSequenceClassification, GPT2LMHeadModel
 
+from dev.simulated_hub import serve
 from rlhf_course import AutoModelForCausalLMWithValueHead
 from rlhf_course.policy.save_load import base_fingerprint, write_base
 from rlhf_course.rewards import load_reward_model

@@ -9,13 +9,13 @@ import time
 
 import pytest
 import torch
-import train_ppo
-from benchmark import benchmark_ppo
 from builders import SCRIPTS, final_state
-from command_line import exits
 
+from dev.benchmark import benchmark_ppo
+from rlhf_course.command_line import exits
 from rlhf_course.course.presets import ROOT
 from rlhf_course.policy.save_load import check_vocabulary
+from scripts import train_ppo
 
 SHORT = ["--batch_size=16", "--mini_batch_size=8", "--steps=6"]
 
@@ -68,7 +68,7 @@ def test_the_first_ctrl_c_waits_for_the_step_and_the_second_does_not():
 
 
 def test_scripts_never_import_tests():
-    names = {path.stem for path in (ROOT / "tests").glob("*.py")} | {"tests", "pretend_hub"}
+    names = {path.stem for path in (ROOT / "tests").glob("*.py")} | {"tests", "simulated_hub"}
     for path in SCRIPTS.rglob("*.py"):
         text = path.read_text(encoding="utf-8")
         found = re.findall(r"^\s*(?:from|import) (\w+)", text, re.M)

@@ -6,14 +6,10 @@ import shutil
 import warnings
 from types import SimpleNamespace
 
-import grade
 import nbformat
 import pandas as pd
 import pytest
-import read_log
-import report
 import torch
-import train_ppo
 from accelerate.state import AcceleratorState
 from builders import (
     EOS,
@@ -26,14 +22,14 @@ from builders import (
     snapshot,
     write_rows,
 )
-from command_line import trl_run
 from datasets import Dataset
-from make import make_handout
-from make.make_exercises import SETS, notebook
 from peft import LoraConfig, get_peft_model
 from transformers import GPT2Config, GPT2ForSequenceClassification
 
+from dev.exercises import make_handout
+from dev.exercises.make_exercises import SETS, notebook
 from rlhf_course import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
+from rlhf_course.command_line import trl_run
 from rlhf_course.course.presets import ROOT
 from rlhf_course.course.shipped import shipped
 from rlhf_course.data import load_pairs
@@ -42,6 +38,7 @@ from rlhf_course.policy.adapters import RewardAdapter, create_reference_model
 from rlhf_course.ppo.checkpoint import load_checkpoint, save_checkpoint
 from rlhf_course.rewards import ChatRewardModel
 from rlhf_course.runtime import tracking
+from scripts import grade, read_log, report, train_ppo
 
 QUERIES = [torch.tensor([1, 2, 3])] * 8
 
@@ -171,7 +168,7 @@ def test_a_vertical_bar_stays_in_its_cell():
 
 
 def test_the_runner_keeps_what_the_parameters_cell_says(tmp_path, monkeypatch):
-    import run_notebooks
+    from scripts import run_notebooks
 
     seen = {}
     monkeypatch.setattr(

@@ -60,7 +60,7 @@ class Server(http.server.ThreadingHTTPServer):
 def folder(tmp_path_factory) -> Path:
     """The site as `make site` builds it."""
     output = tmp_path_factory.mktemp("build") / "site"
-    done = python(ROOT / "site/build.py", "--output", output)
+    done = python(ROOT / "docs/_ext/build.py", "--output", output)
     assert done.returncode == 0, done.stderr[-2000:]
     return output
 

@@ -5,12 +5,10 @@ right column runs.
 import json
 import re
 import shutil
-import sys
 from pathlib import Path
 
 import nbformat
 import pytest
-import read_log
 import torch
 from builders import review_tokenizer, reviews, save_base
 from datasets import Dataset
@@ -22,23 +20,19 @@ from transformers import (
 )
 
 import rlhf_course
+from docs._ext import diagnosis, home, metrics, quiz
+from docs._ext.address import addresses, fetching, written
 from rlhf_course.course.presets import ROOT
 from rlhf_course.data import collate
 from rlhf_course.ppo.stats import MEANING
+from scripts import read_log
 
-SITE = Path(__file__).resolve().parents[1] / "site"
-sys.path.insert(0, str(SITE))
-
-import diagnosis  # noqa: E402
-import home  # noqa: E402
-import metrics  # noqa: E402
-import quiz  # noqa: E402
-from address import addresses, fetching, written  # noqa: E402
+SITE = ROOT / "docs"
 
 
 def test_the_page_of_diagnosis_is_made_from_its_symptoms():
     page = diagnosis.PAGE.read_text(encoding="utf-8")
-    assert page == diagnosis.diagnosis_page(), "run python site/diagnosis.py"
+    assert page == diagnosis.diagnosis_page(), "run python docs/_ext/diagnosis.py"
 
 
 def test_the_page_about_metrics_has_each_stat_and_its_defaults():
@@ -51,9 +45,9 @@ def test_the_page_about_metrics_has_each_stat_and_its_defaults():
 def test_the_committed_pages_are_those_of_their_sources():
     """Notebooks link to these pages, and GitHub shows them as they are committed."""
     committed = metrics.PAGE.read_text(encoding="utf-8")
-    assert committed == metrics.metrics_page({}), "run python site/metrics.py"
+    assert committed == metrics.metrics_page({}), "run python docs/_ext/metrics.py"
     committed = quiz.PAGE.read_text(encoding="utf-8")
-    assert committed == quiz.quiz_page(), "run python site/quiz.py"
+    assert committed == quiz.quiz_page(), "run python docs/_ext/quiz.py"
 
 
 def right_column() -> list[str]:
@@ -145,14 +139,14 @@ def test_the_readme_has_the_address_in_three_places_or_in_none():
     bare = written(with_one, "")
     assert "git clone" not in bare and "colab" not in bare
     own = addresses().get("repository", "")
-    assert written(readme, own) == readme, "run python site/address.py"
+    assert written(readme, own) == readme, "run python docs/_ext/address.py"
 
 
 def test_every_notebook_fetches_the_course_from_its_address_and_no_other():
     for path in ROOT.glob("notebooks/[0-9]*.ipynb"):
         read = nbformat.read(path, as_version=4)
         own = fetching(nbformat.read(path, as_version=4), addresses().get("repository", ""))
-        assert own == read, "run python site/address.py"
+        assert own == read, "run python docs/_ext/address.py"
         cell = fetching(read, "https://github.com/owner/name").cells[1]
         assert "!git clone --depth 1 https://github.com/owner/name" in cell.source
         assert "requirements.txt" not in cell.source  # its pin would replace Colab's own torch

@@ -2,27 +2,21 @@
 fetched.
 """
 
-import importlib.util
+import importlib
 import json
 import os
 import re
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 
+from dev.figures.kit import BODY
 from rlhf_course.course.presets import ROOT, load_preset
 
 FIGURES = ROOT / "figs"
-sys.path.insert(0, str(FIGURES))
-
-from kit import BODY  # noqa: E402 - lies in figs/
-
-pytest.importorskip("polib", reason="make site installs site/requirements.txt")
-spec = importlib.util.spec_from_file_location("slides_build", ROOT / "slides" / "build.py")
-build = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(build)
+pytest.importorskip("polib", reason="make site installs docs/requirements.txt")
+build = importlib.import_module("dev.build_slides")
 
 SOURCE = build.SOURCE.read_text(encoding="utf-8")
 SLIDES = build.split_slides(SOURCE)

@@ -5,8 +5,6 @@ import subprocess
 
 from builders import make_samples, make_trainer, python
 
-from rlhf_course.course.presets import ROOT
-
 
 def run_one_step(log_with):
     trainer = make_trainer(log_with=log_with)
@@ -36,13 +34,13 @@ def test_tensorboard_works_without_naming_a_logging_dir(tmp_path, monkeypatch):
 
 def test_wandb_without_a_key_writes_offline_and_asks_nothing(tmp_path):
     code = (
-        "import sys; sys.path.insert(0, sys.argv[1]); from test_tracking import run_one_step\n"
+        "from tests.test_tracking import run_one_step\n"
         "run_one_step('wandb').accelerator.end_training()\n"
     )
     environment = {k: v for k, v in os.environ.items() if not k.startswith("WANDB")} | {
         "HOME": str(tmp_path)
     }
     how = {"cwd": tmp_path, "env": environment, "stdin": subprocess.DEVNULL, "timeout": 120}
-    done = python("-c", code, ROOT / "tests", **how)
+    done = python("-c", code, **how)
     assert done.returncode == 0, done.stderr[-2000:]
     assert list(tmp_path.rglob("*.wandb"))

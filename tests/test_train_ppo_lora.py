@@ -4,16 +4,16 @@ three commands.
 
 import pytest
 import torch
-import train_ppo as script
 from builders import difference, edit_json, snapshot
-from command_line import ppo_options
 from peft import AutoPeftModelForCausalLM
 from safetensors.torch import load_file
 from training_runs import arguments, make_adapters, make_base
 from transformers import AutoTokenizer
 
 from rlhf_course import AutoModelForCausalLMWithValueHead
+from rlhf_course.command_line import ppo_options
 from rlhf_course.course.presets import load_preset
+from scripts import train_ppo as script
 
 
 @pytest.fixture(scope="module")

@@ -8,17 +8,17 @@ import math
 import datasets
 import pytest
 import torch
-import train_reward_model as script
 from accelerate.utils import set_seed
 from builders import save_base, write_rows
-from command_line import trl_run
 from PIL import Image
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, GPT2Config
 
 from rlhf_course.audit import RISKS
+from rlhf_course.command_line import trl_run
 from rlhf_course.rewards import RewardModel, load_reward_model
-from rlhf_course.worlds.dialogues import make_pairs
-from rlhf_course.worlds.small_models import train_tokenizer
+from rlhf_course.synthetic.dialogues import make_pairs
+from rlhf_course.synthetic.small_models import train_tokenizer
+from scripts import train_reward_model as script
 
 PAIRS = make_pairs(80)
 HELD_OUT = PAIRS[:24]

@@ -9,16 +9,16 @@ import shutil
 
 import pytest
 import torch
-import train_sft as script
 from builders import WORDS, difference, save_base, write_rows
-from command_line import trl_run
 from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config
 
+from rlhf_course.command_line import trl_run
 from rlhf_course.course.presets import load_preset
 from rlhf_course.data import hold_out, load_answers
-from rlhf_course.worlds.small_models import train_tokenizer
+from rlhf_course.synthetic.small_models import train_tokenizer
+from scripts import train_sft as script
 
 SHORT = "--per_device_train_batch_size=8 --num_train_epochs=2 --save_steps=3 --eval_share=0.12"
 SHORT = SHORT.split()

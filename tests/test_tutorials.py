@@ -3,19 +3,15 @@
 import inspect
 import json
 import re
-import sys
 
 import pytest
 import torch
 import yaml
 from builders import EOS, SAMPLING, make_policy, make_samples, make_trainer
 
+from docs._ext import tutorials
 from rlhf_course.course.presets import CONFIGS, ROOT, read_spec
 from rlhf_course.rewards import SentimentReward
-
-sys.path.insert(0, str(ROOT / "site"))
-
-import tutorials
 
 PUBLISHED = yaml.safe_load((CONFIGS / "published.yaml").read_text(encoding="utf-8"))
 NOTEBOOKS = [name for name in PUBLISHED if name[0].isdigit()]
@@ -56,13 +52,13 @@ def test_the_yardsticks_are_those_of_the_run_cards():
     for path in tutorials.PAGES:
         page = path.read_text(encoding="utf-8")
         assert page == tutorials.with_yardsticks(page) != tutorials.BLOCK.sub("", page), (
-            "run python site/tutorials.py"
+            "run python docs/_ext/tutorials.py"
         )
 
 
 def test_what_the_page_refers_to_is_there():
     """Each test, and each section or case of a notebook."""
-    page = (ROOT / "site/from-tutorials.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/from-tutorials.md").read_text(encoding="utf-8")
     named = re.findall(r"`(test_\w+)` in\s+`(tests/\w+\.py)`", page)
     missing = [name for name, at in named if f"def {name}(" not in (ROOT / at).read_text()]
     assert len(named) > 5 and not missing

@@ -8,15 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-import train_ppo
-import train_reward_model
-import train_sft
 from builders import WORDS, save_base, write_rows
 from peft import LoraConfig, get_peft_model
 from transformers import LlamaForCausalLM, LlamaForSequenceClassification, Trainer
 
 from rlhf_course import PPOTrainer
-from rlhf_course.worlds.small_models import train_tokenizer
+from rlhf_course.synthetic.small_models import train_tokenizer
+from scripts import train_ppo, train_reward_model, train_sft
 
 COMMANDS = {"PPO": train_ppo, "SFT": train_sft, "the reward model": train_reward_model}
 SIZES = {"batch_size": 8, "mini_batch_size": 4, "max_length": 64, "max_new_tokens": 8}

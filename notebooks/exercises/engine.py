@@ -5,7 +5,7 @@ A set is a Python file. Each exercise's solution is a function: the first paragr
 its docstring goes into the stub, and the rest is the statement. A mistake is a function
 that is wrong on purpose; students who make the mistake read its docstring.
 checks/ contains mistakes that every exercise inherits.
-``scripts/make/make_exercises.py`` writes the notebooks.
+``dev/exercises/make_exercises.py`` writes the notebooks.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from rlhf_course.ppo.trainer_base import TrainerBase
 class PPOTrainer(TrainerBase):
     """Train a policy with a value head by PPO, with the stepwise API of TRL up to 0.11.
 
-    site/ppo-api.md lists the differences from the classic arithmetic: dropout is off; padding
+    docs/ppo-api.md lists the differences from the classic arithmetic: dropout is off; padding
     changes no number; NaN, Inf and empty responses raise errors; accumulated mini-batches are
     weighted by token count; P processes, each with B samples, match one process with P·B samples.
 

@@ -1,15 +1,13 @@
 """The three commands on a GPU, simulated or real, and a checkpoint for a CPU to go on from."""
 
 import pytest
-import train_ppo
-import train_reward_model
-import train_sft
 from accelerate.state import AcceleratorState, GradientState
 from builders import make_policy, make_samples, make_trainer, sgd
 
 from rlhf_course.course.presets import load_preset
 from rlhf_course.ppo.checkpoint import save_checkpoint
-from rlhf_course.worlds.build import build_base, build_preferences
+from rlhf_course.synthetic.build import build_base, build_preferences
+from scripts import train_ppo, train_reward_model, train_sft
 
 TRAIN = "--model_name_or_path {base} --max_steps 2 --max_length 112 --logging_steps 1"
 TRAIN += " --disable_tqdm true --output_dir"

@@ -1,0 +1,159 @@
+"""Print the tables of computed PPO memory for docs/larger-models.md.
+
+The tables give a PPO step's peak memory and the smallest GPU with enough memory, for Baichuan2-7B
+and for Llamas of several sizes. With --measure, the script instead takes a PPO step and prints its
+measured memory as JSON.
+"""
+
+import json
+import sys
+import time
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pandas as pd
+import torch
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from rlhf_course import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
+from rlhf_course.course.memory import QUANTIZED, peak_memory, ppo_memory
+from rlhf_course.course.presets import load_preset
+
+# GiB; a tenth stays free for CUDA, fragmentation and the reward model's batches.
+CARDS = (16, 24, 40, 80)
+SIZES = {"vocab_size": 125_696, "hidden_size": 4096, "intermediate_size": 11_008}
+BAICHUAN = LlamaConfig(**SIZES, num_hidden_layers=32, num_attention_heads=32)  # 2-7B, converted
+TOY = LlamaConfig(
+    vocab_size=2000,
+    hidden_size=64,
+    intermediate_size=176,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+)
+LORA = LoraConfig(task_type="CAUSAL_LM", r=8, target_modules="all-linear")
+CHUNKED = {"checkpointing": True, "chunk": 256}
+WAYS = {
+    "base in bfloat16": {},
+    "with gradient checkpointing": {"checkpointing": True},
+    "+ `logprob_chunk_size=256`": CHUNKED,
+    "both, base in 8 bits": CHUNKED | {"layer_bytes": QUANTIZED["8bit"]},
+    "both, base in 4 bits": CHUNKED | {"layer_bytes": QUANTIZED["4bit"]},
+}
+VOCABULARY = 128_000
+SHAPES = {  # published Llamas: width, inner width, layers, heads, key-value heads
+    "7B": (4096, 11_008, 32, 32, 32),
+    "13B": (5120, 13_824, 40, 40, 40),
+    "34B": (8192, 22_016, 48, 64, 8),
+    "70B": (8192, 28_672, 80, 64, 8),
+}
+MINI_BATCH, QUERY, RESPONSES = 8, 256, (256, 1024)  # samples (one mini-batch per batch); tokens
+
+
+def what_fits() -> pd.DataFrame:
+    """Return a table with a row per way to save memory, and two columns per response length.
+
+    The columns give the computed peak in bf16 autocast, and the smallest GPU for it.
+    """
+    table = pd.DataFrame(index=pd.Index(WAYS, name="7B, LoRA"))
+    for response in RESPONSES:
+        sizes = MINI_BATCH, QUERY, response
+        plans = (ppo_memory(BAICHUAN, LORA, *sizes, base_bytes=2, **way) for way in WAYS.values())
+        peaks = [sum(plan.values()) / 2**30 for plan in plans]
+        table[f"{response:,} new tokens"] = [f"{peak:.0f} GiB" for peak in peaks]
+        table[f"{response:,}: fits on"] = [card(peak) for peak in peaks]
+    return table
+
+
+def when_to_leave() -> pd.DataFrame:
+    """Return a table of peak memory and smallest GPU by Llama size and base precision.
+
+    All rows use gradient checkpointing and compute log-probabilities in chunks.
+    """
+    table = pd.DataFrame(index=pd.Index(SHAPES, name="LoRA, 1,024 new tokens"))
+    for base, way in {"bfloat16": {}, "4 bits": {"layer_bytes": QUANTIZED["4bit"]}}.items():
+        peaks = []
+        for hidden, inner, layers, heads, groups in SHAPES.values():
+            sizes = {"hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers}
+            shape = sizes | {"num_attention_heads": heads, "num_key_value_heads": groups}
+            given = (
+                LlamaConfig(vocab_size=VOCABULARY, **shape),
+                LORA,
+                MINI_BATCH,
+                QUERY,
+                RESPONSES[1],
+            )
+            peaks.append(sum(ppo_memory(*given, base_bytes=2, **CHUNKED | way).values()) / 2**30)
+        table[f"base in {base}"] = [f"{peak:.0f} GiB" for peak in peaks]
+        table[f"{base}: fits on"] = [card(peak) for peak in peaks]
+    return table
+
+
+def card(peak: float) -> str:
+    """Return the smallest card with enough memory for ``peak`` GiB, or a dash."""
+    return next((f"{size} GB" for size in CARDS if peak <= 0.9 * size), "–")
+
+
+def about_all_weights() -> str:
+    """Return, as text, how many weights the largest card can train, at 16 bytes per weight."""
+    billions = 0.9 * CARDS[-1] * 2**30 / 16 / 1e9
+    return f"at most {billions:.1f} billion weights on {CARDS[-1]} GB"
+
+
+def as_markdown(table: pd.DataFrame) -> str:
+    """Return a table of strings as Markdown."""
+    rows = [[table.index.name, *table.columns], ["---"] * (1 + table.shape[1])]
+    rows += table.reset_index().to_numpy().tolist()
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def about_the_optimizer() -> str:
+    """Return a sentence about the computed memory that offloading Adam would save."""
+    size = ppo_memory(BAICHUAN, LORA, 1, 1, 1)["optimizer"] / 2**30
+    small = "too little to be worth offloading"
+    return f"Adam's two moments for the adapters take {size:.1f} GiB of this memory, {small}."
+
+
+def measure_step() -> dict[str, float]:
+    """Take a PPO step with random weights; return layers, seconds, peak GiB and computed GiB.
+
+    Sizes and precision are those of notebook 05's full preset. The model has as many layers of a
+    7B model as fit in 3/4 of free memory. Without a GPU, the tensors of a toy model are counted.
+    """
+    full = load_preset("05_lora_rlhf_baichuan", "full")
+    is_card, config = torch.cuda.is_available(), BAICHUAN if torch.cuda.is_available() else TOY
+    free = 0.75 * torch.cuda.mem_get_info()[0] if is_card else float("inf")
+    dtype, batch = getattr(torch, full.dtype), full.batch_size
+    sizes = full.mini_batch_size, full.max_prompt, full.max_new_tokens, batch
+    way = {"base_bytes": dtype.itemsize, "checkpointing": full.gradient_checkpointing}
+    for layers in range(config.num_hidden_layers, 0, -1):
+        config = LlamaConfig(**config.to_dict() | {"num_hidden_layers": layers})
+        if (computed := sum(ppo_memory(config, LORA, *sizes, **way).values())) <= free:
+            break
+    with torch.device("cuda" if is_card else "cpu"):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    policy = AutoModelForCausalLMWithValueHead.from_pretrained(model, peft_config=LORA)
+    policy.pretrained_model.add_adapter("reward", LORA)
+    policy.pretrained_model.set_adapter("policy")
+    options = {"batch_size": batch, "mini_batch_size": full.mini_batch_size}
+    options["gradient_checkpointing"] = full.gradient_checkpointing
+    options["accelerator_kwargs"] = {"mixed_precision": full.mixed_precision}
+    tokenizer = SimpleNamespace(pad_token_id=0, eos_token_id=config.eos_token_id)
+    trainer = PPOTrainer(PPOConfig(**options), policy, None, tokenizer)
+    shapes = (batch, full.max_prompt), (batch, full.max_new_tokens)
+    samples = [list(torch.randint(3, config.vocab_size, shape)) for shape in shapes]
+    held, started = [*policy.parameters(), *policy.buffers()], time.perf_counter()
+    with nullcontext() if is_card else peak_memory(held) as peak:
+        trainer.step(*samples, list(torch.randn(batch)))
+    seconds = time.perf_counter() - started
+    most = torch.cuda.max_memory_allocated() if is_card else peak.bytes
+    found = {"layers": layers, "seconds": seconds}
+    return found | {"peak_gib": most / 2**30, "computed_gib": computed / 2**30}
+
+
+if __name__ == "__main__":
+    if "--measure" in sys.argv:
+        print(json.dumps(measure_step()))
+    else:
+        print(as_markdown(what_fits()), about_the_optimizer(), sep="\n\n")
+        print(as_markdown(when_to_leave()), about_all_weights(), sep="\n\n")

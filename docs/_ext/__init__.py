@@ -1,0 +1,1 @@
+"""Build the site: Sphinx extensions, and generators of pages and translations."""

@@ -1,0 +1,212 @@
+"""Write the tables of lessons-on-text.md, which compare the toy language with text.
+
+python docs/_ext/lessons.py
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from itertools import groupby
+from pathlib import Path
+from statistics import mean, stdev
+
+HERE = Path(__file__).resolve().parents[1]
+ROOT = HERE.parent
+PAGE = HERE / "lessons-on-text.md"
+CARDS = ROOT / "figs" / "measured" / "lessons"
+START, END = "## Lesson by lesson\n", "\n## What the tables show"
+BETA = 0.5  # the KL variants' β
+STUDENT = {2: 4.303, 3: 3.182, 4: 2.776}  # 97.5 % quantile of t by degrees of freedom
+SIGNS = {-1: "lower", 0: "no difference", 1: "higher"}
+NAMES = {
+    "ppo": "PPO", "kl": "`kl`, β = 0.5", "abs": "`abs`", "mse": "`mse`", "full": "`full`",
+    "lam-0": "λ = 0", "lam-1": "λ = 1", "no-clip": "no clip", "no-whitening": "no whitening",
+    "epochs-1": "one epoch", "epochs-1-step-4": "one epoch, 4 × step",
+    "epochs-16": "16 epochs, a quarter of the batches", "epochs-16-no-clip": "16 epochs, no clip",
+    "k1": "k1 as a loss", "k2": "k2 as a loss", "k3": "k3 as a loss",
+}  # fmt: skip
+BASES = dict.fromkeys(("abs", "mse", "full", "k1", "k2", "k3"), "kl")
+BASES |= {"epochs-16-no-clip": "epochs-16"}  # the base of all other variants is ppo
+NOTEBOOKS = {"02": "02_why_ppo", "03": "03_ppo_step_by_step", "07": "07_after_ppo"}
+COLUMNS = ("J", "score", "KL", "second judge")
+
+
+def output(notebook: str, cell: str) -> list[list[str]]:
+    """Return the texts of the table rows in the output of a committed notebook's ``cell``."""
+    text = (ROOT / "notebooks" / f"{notebook}.ipynb").read_text(encoding="utf-8")
+    found = next(c for c in json.loads(text)["cells"] if c.get("id") == cell)
+    shown = "".join("".join(o.get("data", {}).get("text/html", "")) for o in found["outputs"])
+    rows = re.findall(r"<tr>(.*?)</tr>", shown, re.S)
+    cells = (re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.S) for row in rows)
+    return [[html.unescape(re.sub("<.*?>", "", x)).strip() for x in row] for row in cells]
+
+
+def measured(notebook: str) -> dict:
+    """Return a notebook's run card."""
+    path = ROOT / "figs" / "measured" / f"{notebook}.json"
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def toy() -> list[tuple[str, str, str, int, str]]:
+    """Return a row per lesson: variant, statistic, the toy's numbers, a sign, and the source.
+
+    The sign is that of the variant's J or KL minus the base's; 0 means no difference.
+    """
+    found = []
+    table = measured("03_ppo_step_by_step")["curves"]["placements"]
+    rows = zip(*(table[name] for name in ("penalty", "place", "β", "share", "KL")), strict=True)
+    here = {k: numbers for k, place, b, *numbers in rows if (place, b) == ("in the reward", 0.5)}
+    share, kl = ({k: numbers[i] for k, numbers in here.items()} for i in (0, 1))
+    for kind in ("abs", "mse", "full"):
+        words = f"share of the gain {share[kind]:.2f}; `kl` {share['kl']:.2f}"
+        found.append((kind, "J", words, sign(share[kind] - share["kl"], 0.01), "03 § 17"))
+    words = f"KL {kl['full']:.2f}; `kl` {kl['kl']:.2f}"
+    found.append(("full", "KL", words, sign(kl["full"] - kl["kl"], 0.01), "03 § 17"))
+    curve = measured("02_why_ppo")["curves"]["lambda"]
+    points = zip(curve["critic"], curve["λ"], curve["error"], strict=True)
+    error = {round(lam, 1): e for critic, lam, e in points if critic == "always 0"}
+    error[0.95] = (error[0.9] + error[1.0]) / 2
+    for lam in (0, 1):
+        words = f"untrained critic: squared error {error[lam]:.2f}; {error[0.95]:.2f} at λ = 0.95"
+        found.append((f"lam-{lam}", "J", words, sign(error[0.95] / error[lam] - 1, 0.1), "02 § 5"))
+    ablation = {
+        row[0]: [float(x) for x in row[1:4]] for row in output("02_why_ppo", "ablation-table")[2:]
+    }
+    for variant in ("no-clip", "no-whitening", "epochs-1", "epochs-1-step-4"):
+        _, gap, width = ablation[NAMES[variant]]
+        words = f"share of the gain {gap:+.3f} ± {width:.3f}"
+        found.append((variant, "J", words, sign(gap, width), "02 § 10"))
+    gap = ablation["16 epochs, no clip"][0] - ablation["16 epochs"][0]
+    found.append(("epochs-16-no-clip", "J", f"share of the gain {gap:+.3f}", sign(gap), "02 § 10"))
+    pulls = {row[0]: row[1:] for row in output("02_why_ppo", "cell-57")[1:]}
+    size = {k: float(pulls[f"{k} as a loss"][0]) for k in ("k1", "k2")}
+    for kind, what in {"k1": "KL", "k2": "J"}.items():
+        words = f"{size[kind]:.2f} of KL's gradient"
+        found.append((kind, what, words, sign(1 - size[kind], 0.01), "02 § 9"))
+    return found
+
+
+def sign(gap: float, noise: float = 0.0) -> int:
+    """Return the sign of ``gap`` as -1 or 1, or 0 if its size is at most ``noise``."""
+    return 0 if abs(gap) <= noise else (1 if gap > 0 else -1)
+
+
+def runs() -> dict[str, list[dict]]:
+    """Return variant → recorded cards, sorted by seed."""
+    cards = [json.loads(path.read_text(encoding="utf-8")) for path in CARDS.glob("*.json")]
+    cards.sort(key=lambda card: (card["name"], card["seed"]))
+    return {name: [*group] for name, group in groupby(cards, lambda card: card["name"])}
+
+
+def change(card: dict, column: str) -> float:
+    """Return a statistic's change from the start to the end of a run; J uses the base's β."""
+    before, after = (
+        row["score"] - beta(card) * row["KL"] if column == "J" else row[column]
+        for row in (card["held_out"][0], card["held_out"][-1])
+    )
+    return after - before
+
+
+def beta(card: dict) -> float:
+    """Return the coefficient β in a run's J."""
+    on_kl = card["name"] == "kl" or BASES.get(card["name"]) == "kl"
+    return BETA if on_kl else card["settings"]["text_beta"]
+
+
+def difference(cards: dict, variant: str, column: str) -> tuple[float, float]:
+    """Return the mean across paired seeds of variant minus base, and its 95 % half-width."""
+    pairs = zip(cards[variant], cards[BASES.get(variant, "ppo")], strict=True)
+    gaps = [change(a, column) - change(b, column) for a, b in pairs]
+    return mean(gaps), STUDENT[len(gaps) - 1] * stdev(gaps) / len(gaps) ** 0.5
+
+
+def verdict(toy_sign: int, text_sign: int) -> str:
+    """Return a phrase that states whether toy and text agree."""
+    if toy_sign == text_sign:
+        return "agree" if toy_sign else "neither shows a difference"
+    if text_sign == 0:
+        return "undecided: the interval contains 0"
+    return "disagree" if toy_sign else "differs on text only"
+
+
+def keeps_language(card: dict) -> bool:
+    """Return whether a run passes notebook 04's language checks."""
+    before, after = card["held_out"][0], card["held_out"][-1]
+    return (
+        after["perplexity"] <= 1.5 * before["perplexity"]
+        and after["unknown words"] <= before["unknown words"] + 0.02
+        and after["length"] >= 0.8 * before["length"]
+        and after["distinct-2"] >= 0.4 * before["distinct-2"]
+        and after["second judge"] > before["second judge"]
+    )
+
+
+def verdicts(cards: dict) -> dict[tuple[str, str], tuple[int, int]]:
+    """Return (variant, statistic) → (the toy's sign, the text's sign)."""
+    return {
+        (variant, column): (expected, sign(*difference(cards, variant, column)))
+        for variant, column, _, expected, _ in toy()
+    }
+
+
+def setting(cards: dict) -> str:
+    """Return a paragraph about the runs' settings."""
+    first, seeds = cards["ppo"][0]["settings"], len(cards["ppo"])
+    responses = f"{first['text_batch']} responses of at most {first['response_tokens']} tokens"
+    return f"""\
+Unless its name or its base's name states otherwise, each run has {first["text_steps"]} batches of
+{responses}, {first["text_epochs"]} epochs per batch, step size {first["learning_rate"]:g}, and β =
+{first["text_beta"]:g}. The runs with a different penalty, or with KL in the loss, and their base,
+`kl`, have β = {BETA:g}. The base of *16 epochs, no clip* is 16 epochs with the clip. PPO is the
+base of all other variants. Each variant has {seeds} seeds, paired with the base's seeds, and
+{first["text_eval"]} held-out openings. Every number on text is the change from the start to the end
+of a run, or a difference between two such changes. The number after "±" is the half-width of the
+95 % interval for a mean difference between changes, computed with Student's t. J uses the base's
+β. In the rows from notebook 02, section 10, *share of the gain* is the variant's share minus the
+base's share.
+"""
+
+
+def tables() -> str:
+    """Return the generated part of the page."""
+    cards = runs()
+    signs = verdicts(cards)
+    lines = [setting(cards)]
+    lines += ["| variant | source | toy | toy expects | text, minus base | verdict |"]
+    lines += ["|---|---|---|---|---|---|"]
+    for variant, column, words, expected, source in toy():
+        gap, width = difference(cards, variant, column)
+        what = f"{column} {SIGNS[expected]}" if expected else f"{SIGNS[0]} in {column}"
+        source = f"[{source}](../notebooks/{NOTEBOOKS[source[:2]]}.ipynb)"
+        row = NAMES[variant], source, words, what, f"{column} {gap:+.2f} ± {width:.2f}"
+        lines.append(f"| {' | '.join(row)} | {verdict(*signs[variant, column])} |")
+    said = [verdict(*pair) for pair in signs.values()]
+    counts = (f"{said.count(words)} × *{words}*" for words in dict.fromkeys(said))
+    lines += [f"\nThe verdicts of {len(said)} comparisons: {', '.join(counts)}.", ""]
+    lines += ["### All measurements", ""]
+    lines += [
+        f"| variant | {' | '.join(COLUMNS)} | keeps the language |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name in NAMES:
+        fields = [f"{mean(change(c, column) for c in cards[name]):+.2f}" for column in COLUMNS]
+        if name not in ("ppo", *BASES.values()):
+            gaps = (difference(cards, name, column) for column in COLUMNS)
+            fields = [f"{x} ({g:+.2f} ± {w:.2f})" for x, (g, w) in zip(fields, gaps, strict=True)]
+        kept = f"{sum(map(keeps_language, cards[name]))} of {len(cards[name])}"
+        lines.append(f"| {' | '.join([NAMES[name], *fields, kept])} |")
+    above = [NAMES[n] for n in NAMES if mean(change(card, "J") for card in cards[n]) > 0]
+    lines.append(f"\nVariants whose mean J rises: {', '.join(above) or 'none'}.")
+    return "\n".join(lines) + "\n"
+
+
+def lessons_page() -> str:
+    """Return the page with its tables made from the current cards."""
+    head, _, rest = PAGE.read_text(encoding="utf-8").partition(START)
+    return f"{head}{START}\n{tables()}{END}{rest.partition(END)[2]}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(lessons_page(), encoding="utf-8")

@@ -1,0 +1,13 @@
+"""Test a reward model: an audit with bad answers (probes), and a check-up on held-out pairs."""
+
+from rlhf_course.audit.probes import (
+    ARGUABLE,
+    PASS,
+    PROBES,
+    RISKS,
+    add_negatives,
+    audit,
+    make_probes,
+)
+
+__all__ = ["ARGUABLE", "PASS", "PROBES", "RISKS", "add_negatives", "audit", "make_probes"]
