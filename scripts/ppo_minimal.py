@@ -135,14 +135,14 @@ class ActorCritic(nn.Module):
         all_logprobs = self.lm.get_output_embeddings()(hidden).float().log_softmax(-1)
         response_ids = samples.input_ids[:, -width:]
         logprobs = all_logprobs.gather(-1, response_ids.unsqueeze(-1)).squeeze(-1)
-        constant = all_logprobs.detach()  # the loss has no entropy term
-        entropy = -torch.linalg.vecdot(constant.exp(), constant)
+        detached = all_logprobs.detach()  # the loss has no entropy term
+        entropy = -torch.linalg.vecdot(detached.exp(), detached)
         values = self.value(hidden).squeeze(-1)
         return Outputs(logprobs=logprobs, entropy=entropy, values=values)
 
 
 def pad(rows, side):
-    """Return token ids of different lengths as one tensor, and the mask of real tokens."""
+    """Return rows of token ids as one tensor (B, L), and the mask (B, L) of real tokens."""
     ids = pad_sequence(rows, batch_first=True, padding_side=side)
     # The mask comes from lengths: padding is often EOS, and a sampled EOS belongs to the response.
     ones = [torch.ones_like(row) for row in rows]

@@ -10,6 +10,7 @@ from rlhf_course.course.presets import ROOT
 SOURCE = (ROOT / "scripts" / "ppo_minimal.py").read_text(encoding="utf-8")
 IMPORTS = """\
 from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch import nn
