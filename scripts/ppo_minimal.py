@@ -11,45 +11,106 @@ precision and checkpoints. Its lines cite these sources: [PPO] Schulman et al., 
 of "The 37 Implementation Details of PPO"; [N] "The N Implementation Details of RLHF with PPO".
 """
 
-import argparse
 import copy
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
+import tyro
 from datasets import load_dataset
 from matplotlib.figure import Figure
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline, set_seed
 
+MODELS = Path(__file__).resolve().parents[1] / "models"
 
-def parse_args(argv=None):
-    parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    add, models = parser.add_argument, Path(__file__).resolve().parents[1] / "models"
-    add("--model", default=str(models / "gpt2-imdb-mini"), help="causal language model")
-    add("--reward", default=str(models / "distilbert-imdb-mini"), help="scorer with label POSITIVE")
-    add("--dataset", default=str(models / "imdb-openings"), help="splits train, test; column text")
-    add("--output", default="runs/ppo_minimal.png", help="plot of the statistics")
-    add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="torch device")
-    add("--seed", type=int, default=0, help="seed of numpy and torch")
-    add("--steps", type=int, default=20, help="PPO steps")
-    add("--eval-queries", type=int, default=256, help="held-out queries")
-    add("--response-length", type=int, default=16, help="maximum, in tokens")
-    add("--batch-size", type=int, default=32, help="samples per step")
-    add("--mini-batch-size", type=int, default=32, help="samples per optimizer step")
-    add("--ppo-epochs", type=int, default=2, help="passes over a batch")
-    add("--learning-rate", type=float, default=5e-4, help="Adam step size")
-    add("--max-grad-norm", type=float, default=float("inf"), help="gradient norm to clip to")
-    add("--init-kl-coef", type=float, default=0.1, help="KL coefficient at the first step")
-    add("--target", type=float, default=6.0, help="desired KL, nats per response")
-    add("--horizon", type=float, default=10_000, help="samples over which the coefficient adapts")
-    add("--gamma", type=float, default=1.0, help="discount")  # [N] policy training 6
-    add("--lam", type=float, default=0.95, help="lambda of GAE")
-    add("--cliprange", type=float, default=0.2, help="clip range of the ratio")
-    add("--cliprange-value", type=float, default=0.2, help="clip range of the values")
-    add("--vf-coef", type=float, default=0.1, help="weight of the value loss")
-    return parser.parse_args(argv)
+
+@dataclass
+class Settings:
+    """Train a language model with PPO to write positive film reviews."""
+
+    model: str = str(MODELS / "gpt2-imdb-mini")  # causal language model
+    reward: str = str(MODELS / "distilbert-imdb-mini")  # scorer with label POSITIVE
+    dataset: str = str(MODELS / "imdb-openings")  # splits train, test; column text
+    output: str = "runs/ppo_minimal.png"  # plot of the statistics
+    device: str = "cuda" if torch.cuda.is_available() else "cpu"  # torch device
+    seed: int = 0  # seed of numpy and torch
+
+    steps: int = 20  # PPO steps
+    eval_queries: int = 256  # held-out queries
+    response_length: int = 16  # maximum, in tokens
+    batch_size: int = 32  # samples per PPO step
+    mini_batch_size: int = 32  # samples per optimizer step
+    ppo_epochs: int = 2  # passes over a batch
+    learning_rate: float = 5e-4  # Adam step size
+    max_grad_norm: float = float("inf")  # gradient norm to clip to
+
+    init_kl_coef: float = 0.1  # KL coefficient at the first step
+    target: float = 6.0  # desired KL, nats per response
+    horizon: float = 10_000  # samples over which the KL coefficient adapts
+    # [N] policy training 6
+    gamma: float = 1.0  # discount
+    lam: float = 0.95  # lambda of GAE
+    cliprange: float = 0.2  # clip range of the ratio
+    cliprange_value: float = 0.2  # clip range of the values
+    vf_coef: float = 0.1  # weight of the value loss
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Hold B queries, padded on the left to Q tokens, and responses, on the right to R.
+
+    input_ids: (B, Q + R), a query and its response.
+    attention_mask: (B, Q + R), 1 at real tokens and 0 at padding.
+    position_ids: (B, Q + R), 0 at the first real token.
+    response_mask: (B, R), 1.0 at real response tokens.
+    """
+
+    input_ids: torch.Tensor
+    attention_mask: torch.Tensor
+    position_ids: torch.Tensor
+    response_mask: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Experience(Samples):
+    """Add what learning needs to samples: numbers for each response token, (B, R) each.
+
+    kl: log-probability under the policy minus log-probability under the reference.
+    old_logprobs, old_values: outputs of the policy before the update.
+    returns: targets of the values.
+    advantages: whitened.
+    """
+
+    kl: torch.Tensor
+    old_logprobs: torch.Tensor
+    old_values: torch.Tensor
+    returns: torch.Tensor
+    advantages: torch.Tensor
+
+    def select(self, rows):
+        """Return the experience in these rows."""
+        columns = {name: column[rows] for name, column in vars(self).items()}
+        return Experience(**columns)
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Hold log-probability, entropy and value of each response token, (B, R) each."""
+
+    logprobs: torch.Tensor
+    entropy: torch.Tensor
+    values: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Hold the mean held-out score, and the half-width of its 95 % confidence interval."""
+
+    score: float
+    half_width: float
 
 
 class ActorCritic(nn.Module):
@@ -57,43 +118,77 @@ class ActorCritic(nn.Module):
 
     def __init__(self, lm):
         super().__init__()
-        self.lm, self.value = lm, nn.Linear(lm.config.hidden_size, 1)
+        self.lm = lm
+        self.value = nn.Linear(lm.config.hidden_size, 1)
         nn.init.zeros_(self.value.weight)  # openai/lm-human-preferences, language/model.py, scale=0
 
-    def forward(self, batch):
-        """Return log-probabilities, entropies and values (B, R) of the response tokens."""
-        width = batch["mask"].shape[1]
-        inputs = {key: batch[key] for key in ("input_ids", "attention_mask", "position_ids")}
-        hidden = self.lm.base_model(**inputs).last_hidden_state
+    def forward(self, samples):
+        """Return the outputs for the response tokens."""
+        hidden = self.lm.base_model(
+            input_ids=samples.input_ids,
+            attention_mask=samples.attention_mask,
+            position_ids=samples.position_ids,
+        ).last_hidden_state
+        width = samples.response_mask.shape[1]
         hidden = hidden[:, -width - 1 : -1]  # the token before a response token predicts it
-        logprobs = self.lm.get_output_embeddings()(hidden).float().log_softmax(-1)
-        entropy = -torch.linalg.vecdot(logprobs.detach().exp(), logprobs.detach())  # not in loss
-        chosen = logprobs.gather(-1, batch["input_ids"][:, -width:].unsqueeze(-1)).squeeze(-1)
-        return chosen, entropy, self.value(hidden).squeeze(-1)
+
+        all_logprobs = self.lm.get_output_embeddings()(hidden).float().log_softmax(-1)
+        response_ids = samples.input_ids[:, -width:]
+        logprobs = all_logprobs.gather(-1, response_ids.unsqueeze(-1)).squeeze(-1)
+        detached = all_logprobs.detach()  # the loss has no entropy term
+        entropy = -torch.linalg.vecdot(detached.exp(), detached)
+        values = self.value(hidden).squeeze(-1)
+        return Outputs(logprobs=logprobs, entropy=entropy, values=values)
+
+
+def pad(rows, side):
+    """Return rows of token ids as one tensor (B, L), and the mask (B, L) of real tokens."""
+    ids = pad_sequence(rows, batch_first=True, padding_side=side)
+    # The mask comes from lengths: padding is often EOS, and a sampled EOS belongs to the response.
+    ones = [torch.ones_like(row) for row in rows]
+    mask = pad_sequence(ones, batch_first=True, padding_side=side)
+    return ids, mask
 
 
 def collate(queries, responses, device):
-    """Pad queries on the left and responses on the right: input_ids (B, Q + R), mask (B, R)."""
-    ids = torch.cat([pad_sequence(queries, True, 0, "left"), pad_sequence(responses, True)], 1)
-    # Masks come from lengths: padding is often EOS, and a sampled EOS belongs to the response.
-    ones = [[torch.ones_like(x) for x in rows] for rows in (queries, responses)]
-    real = torch.cat([pad_sequence(ones[0], True, 0, "left"), pad_sequence(ones[1], True)], 1)
-    position_ids = (real.cumsum(1) - 1).clamp(min=0)  # 0 at the first real token; [N] general 3
-    batch = {"input_ids": ids, "attention_mask": real, "position_ids": position_ids}
-    batch["mask"] = real[:, max(map(len, queries)) :].float()
-    return {key: x.to(device) for key, x in batch.items()}
+    """Return queries and responses, lists of B tensors of token ids each, as samples."""
+    query_ids, query_mask = pad(queries, side="left")
+    response_ids, response_mask = pad(responses, side="right")
+    attention_mask = torch.cat([query_mask, response_mask], dim=1)
+    # Positions start at 0 at the first real token; [N] general 3.
+    position_ids = (attention_mask.cumsum(1) - 1).clamp(min=0)
+    return Samples(
+        input_ids=torch.cat([query_ids, response_ids], dim=1).to(device),
+        attention_mask=attention_mask.to(device),
+        position_ids=position_ids.to(device),
+        response_mask=response_mask.float().to(device),
+    )
 
 
-def sample(model, queries, length, eos_token_id):
+def sample(model, queries, max_tokens, eos_token_id):
     """Return one response per query, sampled from the policy and cut after its first EOS."""
     model.eval()  # no dropout; [N] policy training 4
-    no_responses, device = [query[:0] for query in queries], model.value.weight.device
-    ids, mask, *_ = collate(queries, no_responses, device).values()
-    options = {"do_sample": True, "top_k": 0, "top_p": 1.0}  # all tokens; [N] general 4
-    options |= {"max_new_tokens": length, "pad_token_id": eos_token_id}
-    rows = model.lm.generate(ids, attention_mask=mask, **options)[:, ids.shape[1] :].cpu()
-    lengths = ((rows == eos_token_id).cumsum(1) == 0).sum(1) + 1
-    return [row[:n] for row, n in zip(rows, lengths)]
+    device = model.value.weight.device
+    query_ids, query_mask = pad(queries, side="left")
+    sequences = model.lm.generate(
+        query_ids.to(device),
+        attention_mask=query_mask.to(device),
+        max_new_tokens=max_tokens,
+        pad_token_id=eos_token_id,
+        do_sample=True,
+        top_k=0,  # all tokens; [N] general 4
+        top_p=1.0,
+    )
+    width = query_ids.shape[1]
+    responses = sequences[:, width:].cpu()
+    is_before_eos = (responses == eos_token_id).cumsum(1) == 0
+    lengths = is_before_eos.sum(1) + 1
+    return [response[:length] for response, length in zip(responses, lengths)]
+
+
+def masked_mean(x, mask):
+    """Return the mean over the response tokens."""
+    return x[mask.bool()].mean()
 
 
 def masked_whiten(x, mask):
@@ -104,11 +199,13 @@ def masked_whiten(x, mask):
 
 def gae(rewards, values, gamma, lam):
     """Return advantages (B, R); [GAE] eq. 16, [37] 5. The value after the last token is 0."""
-    advantages, running = torch.zeros_like(rewards), 0.0
     next_values = nn.functional.pad(values[:, 1:], (0, 1))
+    advantages = torch.zeros_like(rewards)
+    running = 0.0
     for t in reversed(range(rewards.shape[1])):
         delta = rewards[:, t] + gamma * next_values[:, t] - values[:, t]
-        advantages[:, t] = running = delta + gamma * lam * running
+        running = delta + gamma * lam * running
+        advantages[:, t] = running
     return advantages
 
 
@@ -117,133 +214,207 @@ def policy_loss(logprobs, old_logprobs, advantages, cliprange):
     ratio = (logprobs - old_logprobs).exp()
     unclipped = -advantages * ratio
     clipped = -advantages * ratio.clamp(1 - cliprange, 1 + cliprange)
-    return torch.maximum(unclipped, clipped), ratio, (clipped > unclipped).float()
+    loss = torch.maximum(unclipped, clipped)
+    return loss, ratio, clipped > unclipped
 
 
 def value_loss(values, old_values, returns, cliprange):
     """Return the clipped value loss per token; [37] 9, [N] policy training 10."""
-    near = old_values + (values - old_values).clamp(-cliprange, cliprange)
-    return 0.5 * torch.maximum((values - returns) ** 2, (near - returns) ** 2)
+    clipped_values = old_values + (values - old_values).clamp(-cliprange, cliprange)
+    unclipped = (values - returns) ** 2
+    clipped = (clipped_values - returns) ** 2
+    return 0.5 * torch.maximum(unclipped, clipped)
 
 
 @torch.no_grad()
-def add_advantages(batch, model, ref_model, scores, kl_coef, args):
-    """Return the batch with KL, old log-probabilities, old values, returns, and advantages."""
-    mask = batch["mask"]
-    old_logprobs, _, old_values = (x * mask for x in model(batch))
-    kl = (old_logprobs - ref_model(batch)[0]) * mask
+def make_experience(model, ref_model, samples, scores, kl_coef, settings):
+    """Return the experience from samples and their scores (B,)."""
+    mask = samples.response_mask
+    outputs = model(samples)
+    old_logprobs = outputs.logprobs * mask
+    old_values = outputs.values * mask
+    kl = (old_logprobs - ref_model(samples).logprobs) * mask
+
     rewards = -kl_coef * kl  # per token; [Z19] eq. 2, [N] policy training 8
-    rewards[torch.arange(len(kl)), mask.sum(1).long() - 1] += scores  # last token; [Z19] eq. 2
-    advantages = gae(rewards, old_values, args.gamma, args.lam)
-    batch = batch | {"kl": kl, "old_logprobs": old_logprobs, "old_values": old_values}
-    batch["returns"] = advantages + old_values  # whitening is only for the policy
-    return batch | {"advantages": masked_whiten(advantages, mask)}
+    last_token = mask.sum(1).long() - 1
+    rewards[torch.arange(len(rewards)), last_token] += scores  # [Z19] eq. 2
+
+    advantages = gae(rewards, old_values, settings.gamma, settings.lam)
+    returns = advantages + old_values  # whitening is only for the policy
+    return Experience(
+        **vars(samples),
+        kl=kl,
+        old_logprobs=old_logprobs,
+        old_values=old_values,
+        returns=returns,
+        advantages=masked_whiten(advantages, mask),
+    )
 
 
-def loss_and_stats(model, batch, args):
+def loss_and_stats(model, experience, settings):
     """Return a mini-batch's loss, and statistics averaged over response tokens."""
-    real, returns, old_logprobs = batch["mask"].bool(), batch["returns"], batch["old_logprobs"]
-    logprobs, entropy, values = model(batch)
-    pg, ratio, clipped = policy_loss(logprobs, old_logprobs, batch["advantages"], args.cliprange)
-    vf = value_loss(values, batch["old_values"], returns, args.cliprange_value)
-    stats = {"policy_loss": pg, "value_loss": vf, "entropy": entropy, "ratio": ratio}
-    stats["approxkl"] = 0.5 * (logprobs - old_logprobs) ** 2  # [37] 12
-    stats |= {"clipfrac": clipped, "error": (values - returns) ** 2}  # [37] 12
-    stats = {key: x[real].mean() for key, x in stats.items()}
-    loss = stats["policy_loss"] + args.vf_coef * stats["value_loss"]  # [37] 10, without entropy
-    stats["variance"] = returns[real].var()
-    return loss, {key: x.item() for key, x in stats.items()}
+    mask = experience.response_mask
+    outputs = model(experience)
+    policy_losses, ratio, is_clipped = policy_loss(
+        logprobs=outputs.logprobs,
+        old_logprobs=experience.old_logprobs,
+        advantages=experience.advantages,
+        cliprange=settings.cliprange,
+    )
+    value_losses = value_loss(
+        values=outputs.values,
+        old_values=experience.old_values,
+        returns=experience.returns,
+        cliprange=settings.cliprange_value,
+    )
+    mean_policy_loss = masked_mean(policy_losses, mask)
+    mean_value_loss = masked_mean(value_losses, mask)
+    loss = mean_policy_loss + settings.vf_coef * mean_value_loss  # [37] 10, without entropy
+
+    approx_kl = 0.5 * (outputs.logprobs - experience.old_logprobs) ** 2  # [37] 12
+    squared_error = (outputs.values - experience.returns) ** 2
+    stats = {
+        "policy_loss": mean_policy_loss.item(),
+        "value_loss": mean_value_loss.item(),
+        "entropy": masked_mean(outputs.entropy, mask).item(),
+        "ratio": masked_mean(ratio, mask).item(),
+        "approxkl": masked_mean(approx_kl, mask).item(),
+        "clipfrac": masked_mean(is_clipped.float(), mask).item(),  # [37] 12
+        "squared_error": masked_mean(squared_error, mask).item(),
+        "variance": experience.returns[mask.bool()].var().item(),
+    }
+    return loss, stats
 
 
-def ppo_step(model, ref_model, optimizer, batch, scores, kl_coef, args):
-    """Take one PPO step on ``collate``'s batch and scores (B,); return the step's statistics."""
+def ppo_step(model, ref_model, optimizer, samples, scores, kl_coef, settings):
+    """Take one PPO step on samples and their scores (B,); return the step's statistics."""
     model.eval()  # with dropout the ratio would not start at 1; [N] policy training 4
-    batch, seen = add_advantages(batch, model, ref_model, scores, kl_coef, args), []
-    for _ in range(args.ppo_epochs):
+    experience = make_experience(model, ref_model, samples, scores, kl_coef, settings)
+    updates = []
+    for _ in range(settings.ppo_epochs):
         order = torch.from_numpy(np.random.permutation(len(scores))).to(scores.device)
-        for rows in order.split(args.mini_batch_size):  # [37] 6, [N] policy training 7
-            loss, stats = loss_and_stats(model, {key: x[rows] for key, x in batch.items()}, args)
+        for rows in order.split(settings.mini_batch_size):  # [37] 6, [N] policy training 7
+            loss, stats = loss_and_stats(model, experience.select(rows), settings)
             optimizer.zero_grad()
             loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), args.max_grad_norm)  # [37] 11
+            nn.utils.clip_grad_norm_(model.parameters(), settings.max_grad_norm)  # [37] 11
             optimizer.step()
-            seen.append(stats)
-    stats = {key: float(np.mean([stats[key] for stats in seen])) for key in seen[0]}
-    stats["explained_var"] = 1 - stats.pop("error") / stats.pop("variance")
-    return {"score": scores.mean().item(), "kl": batch["kl"].sum(1).mean().item()} | stats
+            updates.append(stats)
+
+    means = {name: float(np.mean([stats[name] for stats in updates])) for name in updates[0]}
+    unexplained_var = means.pop("squared_error") / means.pop("variance")
+    return {
+        "score": scores.mean().item(),
+        "kl": experience.kl.sum(1).mean().item(),
+        **means,
+        "explained_var": 1 - unexplained_var,
+    }
 
 
-def next_kl_coef(kl_coef, kl, args):
+def next_kl_coef(kl_coef, kl, settings):
     """Return the adaptive KL coefficient; [Z19] section 2.2, [N] policy training 11."""
-    error = float(np.clip(kl / args.target - 1, -0.2, 0.2))
-    return kl_coef * (1 + error * args.batch_size / args.horizon)
+    error = float(np.clip(kl / settings.target - 1, -0.2, 0.2))
+    return kl_coef * (1 + error * settings.batch_size / settings.horizon)
 
 
 def draw_queries(split, n, tokenizer):
     """Return the first 2 to 8 tokens of each of n different texts."""
-    texts = split[np.random.choice(len(split), n, replace=False)]["text"]
-    return [torch.tensor(ids[: np.random.randint(2, 9)]) for ids in tokenizer(texts)["input_ids"]]
+    rows = np.random.choice(len(split), n, replace=False)
+    texts = split[rows]["text"]
+    queries = []
+    for ids in tokenizer(texts)["input_ids"]:
+        length = np.random.randint(2, 9)
+        queries.append(torch.tensor(ids[:length]))
+    return queries
 
 
-def rollout(model, tokenizer, classify, queries, args):
-    """Return a batch of sampled responses, their scores (B,) (logits of POSITIVE), and texts."""
-    responses = sample(model, queries, args.response_length, tokenizer.eos_token_id)
-    whole = [torch.cat(pair) for pair in zip(queries, responses)]
-    texts = tokenizer.batch_decode(whole, skip_special_tokens=True)
-    rows = classify(texts, top_k=None, function_to_apply="none", truncation=True, batch_size=64)
-    scores = [x["score"] for row in rows for x in row if x["label"] == "POSITIVE"]
-    batch = collate(queries, responses, args.device)
-    return batch, torch.tensor(scores, device=args.device), texts
+def rollout(model, tokenizer, classify, queries, settings):
+    """Return samples of responses, their scores (B,) (logits of POSITIVE), and their texts."""
+    responses = sample(model, queries, settings.response_length, tokenizer.eos_token_id)
+    sequences = [torch.cat([query, response]) for query, response in zip(queries, responses)]
+    texts = tokenizer.batch_decode(sequences, skip_special_tokens=True)
+
+    results = classify(texts, top_k=None, function_to_apply="none", truncation=True, batch_size=64)
+    scores = []
+    for labels in results:
+        logits = {label["label"]: label["score"] for label in labels}
+        scores.append(logits["POSITIVE"])
+
+    samples = collate(queries, responses, settings.device)
+    return samples, torch.tensor(scores, device=settings.device), texts
 
 
 @torch.no_grad()
-def evaluate(model, ref_model, tokenizer, classify, queries, args):
-    """Print held-out score and KL; return the mean score and its 95 % interval's half-width."""
-    torch.manual_seed(args.seed)  # same random numbers in each call
-    batch, scores, texts = rollout(model, tokenizer, classify, queries, args)
-    kl = ((model(batch)[0] - ref_model(batch)[0]) * batch["mask"]).sum(1).mean().item()
-    mean, half = scores.mean().item(), 1.96 * scores.std().item() / len(scores) ** 0.5
-    print(f"held-out score {mean:.2f} ± {half:.2f}, KL {kl:.2f} nats", *texts[:3], sep="\n    ")
-    return mean, half
+def evaluate(model, ref_model, tokenizer, classify, queries, settings):
+    """Print the held-out score, KL and three texts; return the score with its interval."""
+    torch.manual_seed(settings.seed)  # same random numbers in each call
+    samples, scores, texts = rollout(model, tokenizer, classify, queries, settings)
+    log_ratio = model(samples).logprobs - ref_model(samples).logprobs
+    kl = (log_ratio * samples.response_mask).sum(1).mean().item()
+    score = scores.mean().item()
+    half_width = 1.96 * scores.std().item() / len(scores) ** 0.5
+
+    print(f"held-out score {score:.2f} ± {half_width:.2f}, KL {kl:.2f} nats")
+    for text in texts[:3]:
+        print(f"    {text}")
+    return Evaluation(score=score, half_width=half_width)
 
 
 def plot(history, before, after, path):
     """Save a plot of each step's statistics, and of held-out scores before and after training."""
     units = {"score": "logit", "kl": "nats per response", "entropy": "nats", "approxkl": "nats"}
-    steps, figure = range(1, len(history) + 1), Figure((11, 7), layout="constrained")
-    for axis, key in zip(figure.subplots(3, 3, sharex=True).flat, history[0]):
-        axis.plot(steps, [stats[key] for stats in history], ".-", label="training batch")
-        axis.set(title=key, ylabel=units.get(key, ""))
+    steps = range(1, len(history) + 1)
+    figure = Figure(figsize=(11, 7), layout="constrained")
+    axes = figure.subplots(nrows=3, ncols=3, sharex=True)
+    for axis, name in zip(axes.flat, history[0]):
+        axis.plot(steps, [stats[name] for stats in history], ".-", label="training batch")
+        axis.set(title=name, ylabel=units.get(name, ""))
         axis.grid(alpha=0.3)
-    (means, halves), ends = zip(before, after), [0.5, len(history) + 0.5]
-    figure.axes[0].errorbar(ends, means, halves, fmt="s", capsize=4, label="held out, 95 %")
-    figure.axes[0].legend(fontsize="small")
+        if name == "score":
+            axis.errorbar(
+                x=[0.5, len(history) + 0.5],
+                y=[before.score, after.score],
+                yerr=[before.half_width, after.half_width],
+                fmt="s",
+                capsize=4,
+                label="held out, 95 %",
+            )
+            axis.legend(fontsize="small")
     figure.supxlabel("PPO step")
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
 
 
 def main(argv=None):
-    args = parse_args(argv)
-    set_seed(args.seed)  # numpy draws queries and mini-batches, torch draws tokens
-    data, tokenizer = load_dataset(args.dataset), AutoTokenizer.from_pretrained(args.model)
-    classify = pipeline("text-classification", args.reward, device=args.device, dtype="float32")
-    model = ActorCritic(AutoModelForCausalLM.from_pretrained(args.model, dtype="float32"))
-    ref_model = copy.deepcopy(model.to(args.device))
-    optimizer = torch.optim.Adam(model.parameters(), args.learning_rate, eps=1e-8)  # 1e-5 in [37] 3
-    held_out = draw_queries(data["test"], args.eval_queries, tokenizer)
-    before = evaluate(model, ref_model, tokenizer, classify, held_out, args)
-    kl_coef, history = args.init_kl_coef, []
-    for step in range(1, args.steps + 1):
-        queries = draw_queries(data["train"], args.batch_size, tokenizer)
-        batch, scores, _ = rollout(model, tokenizer, classify, queries, args)
-        stats = ppo_step(model, ref_model, optimizer, batch, scores, kl_coef, args)
-        print(f"step {step:3}", *(f"{key} {x:.3f}" for key, x in stats.items()), sep="  ")
-        kl_coef = next_kl_coef(kl_coef, stats["kl"], args)
+    settings = tyro.cli(Settings, args=argv)
+    set_seed(settings.seed)  # numpy draws queries and mini-batches, torch draws tokens
+    data = load_dataset(settings.dataset)
+    tokenizer = AutoTokenizer.from_pretrained(settings.model)
+    device = settings.device
+    classify = pipeline("text-classification", settings.reward, device=device, dtype="float32")
+    lm = AutoModelForCausalLM.from_pretrained(settings.model, dtype="float32")
+    model = ActorCritic(lm).to(device)
+    ref_model = copy.deepcopy(model)
+    # [37] 3 has eps=1e-5.
+    optimizer = torch.optim.Adam(model.parameters(), lr=settings.learning_rate, eps=1e-8)
+
+    held_out = draw_queries(data["test"], settings.eval_queries, tokenizer)
+    before = evaluate(model, ref_model, tokenizer, classify, held_out, settings)
+
+    kl_coef = settings.init_kl_coef
+    history = []
+    for step in range(1, settings.steps + 1):
+        queries = draw_queries(data["train"], settings.batch_size, tokenizer)
+        samples, scores, _ = rollout(model, tokenizer, classify, queries, settings)
+        stats = ppo_step(model, ref_model, optimizer, samples, scores, kl_coef, settings)
+        kl_coef = next_kl_coef(kl_coef, stats["kl"], settings)
         history.append(stats)
-    after = evaluate(model, ref_model, tokenizer, classify, held_out, args)
-    plot(history, before, after, args.output)
-    print(f"saved {args.output}")
+        numbers = [f"{name} {value:.3f}" for name, value in stats.items()]
+        print(f"step {step:3}", *numbers, sep="  ")
+
+    after = evaluate(model, ref_model, tokenizer, classify, held_out, settings)
+    plot(history, before, after, settings.output)
+    print(f"saved {settings.output}")
 
 
 if __name__ == "__main__":

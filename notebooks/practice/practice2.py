@@ -22,7 +22,7 @@ DEFAULTS |= {
 }
 
 
-def samples(n: int, seed: int) -> tuple[list, list, torch.Tensor]:
+def draw(n: int, seed: int) -> tuple[list, list, torch.Tensor]:
     """Return n queries, responses of 1 to 9 tokens, and scores (n,)."""
     dice = torch.Generator().manual_seed(seed)
     lengths = torch.randint(1, 10, (n,), generator=dice).tolist()
@@ -38,7 +38,7 @@ def run_step(text: str, trial: int = 0) -> dict[str, float]:
 
     """
     *sizes, kl_coef = TRIALS[trial]
-    args = SimpleNamespace(**DEFAULTS | dict(zip(SIZES, sizes)))
+    settings = SimpleNamespace(**DEFAULTS | dict(zip(SIZES, sizes)))
     code: dict = {}
     exec(compile(text, "<algorithm>", "exec"), code)
     policy, reference = make_policy(0), make_policy(1)
@@ -46,17 +46,24 @@ def run_step(text: str, trial: int = 0) -> dict[str, float]:
         code["ActorCritic"](x.pretrained_model) for x in (policy, reference)
     )
     model.value.load_state_dict(policy.v_head.summary.state_dict())
-    queries, responses, scores = samples(args.batch_size, trial)
-    batch = code["collate"](queries, responses, "cpu")
-    columns = code["add_advantages"](batch, model, ref_model, scores, kl_coef, args)
+    queries, responses, scores = draw(settings.batch_size, trial)
+    samples = code["collate"](queries, responses, "cpu")
+    experience = code["make_experience"](
+        model, ref_model, samples, scores, kl_coef, settings
+    )
     names = ("old_logprobs", "old_values", "kl", "returns", "advantages")
-    found = {f"norm of {name}": columns[name].norm().item() for name in names}
+    results = {
+        f"norm of {name}": getattr(experience, name).norm().item() for name in names
+    }
     start = _weights(model)
     np.random.seed(trial)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    found |= code["ppo_step"](model, ref_model, optimizer, batch, scores, kl_coef, args)
-    found["weights moved"] = (_weights(model) - start).norm().item()
-    return found | {"next_kl_coef": code["next_kl_coef"](kl_coef, found["kl"], args)}
+    results |= code["ppo_step"](
+        model, ref_model, optimizer, samples, scores, kl_coef, settings
+    )
+    results["weights moved"] = (_weights(model) - start).norm().item()
+    results["next_kl_coef"] = code["next_kl_coef"](kl_coef, results["kl"], settings)
+    return results
 
 
 def _weights(model) -> torch.Tensor:
