@@ -1,8 +1,8 @@
 """Score texts with a sentiment classifier, and answers with a reward model."""
 
+import copy
 import re
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Protocol, Self
@@ -12,13 +12,24 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import embedding_bag
-from transformers import AutoModelForSequenceClassification, PreTrainedModel
+from tqdm.auto import tqdm
+from transformers import (
+    MODEL_FOR_MASKED_LM_MAPPING,
+    AutoModelForSequenceClassification,
+    PreTrainedModel,
+)
 
-from rlhf_course.data import answer_ids, as_messages, as_prompt, encode
+from rlhf_course.data.encoding import answer_ids, default_form, encode, read_form
 from rlhf_course.policy.network import without_dropout
-from rlhf_course.policy.save_load import check_vocabulary, load_model, load_tokenizer
+from rlhf_course.policy.save_load import (
+    check_vocabulary,
+    load_model,
+    load_tokenizer,
+    local_folder,
+)
 
 NO_LIMIT = 10**9  # tokens; a tokenizer without a maximum reports 1e30, which overflows
+SHARED_BATCH = 4  # answers of similar length that extend one prompt together
 
 
 class Reward(Protocol):
@@ -93,46 +104,83 @@ class NgramSentiment:
 class RewardModel:
     """Score answers to prompts with a one-output classifier; return (B,), float32, on the CPU.
 
-    EOS is appended to each dialogue, as in training. The score is read at the last token (at the
-    token before EOS, if EOS is also the padding token); BERT-like models read it at the first
-    token. Padding and the rest of the batch do not change a score.
+    Decoders read the score at the last token (at the token before EOS, if EOS is also the padding
+    token), encoders such as BERT at the first token. Padding and the rest of the batch do not
+    change a score.
 
-    ``model`` is a model in memory, or the folder or hub id of a model or adapter. By default, the
-    tokenizer is the one saved with it, and ``max_length`` is the largest number of tokens that
-    model and tokenizer both accept. Raises ``ValueError`` for several outputs and, when scoring,
-    for an overlong answer.
+    Args:
+        model: a model in memory, or the folder or hub id of a model or adapter.
+        tokenizer: default: the one saved with the model.
+        max_length: in tokens; default: the most that model and tokenizer both accept.
+        batch_size: rows per forward pass.
+        form: how prompt and answer become token ids, a key of ``FORMS`` in data/encoding.py;
+            default: see :func:`find_form`.
+        share_prompts: run a prompt that several rows share once, and keep its keys and values.
+            This saves most of the time if prompts are long. Only for causal language models.
+        show_progress: show a progress bar.
+
+    Raises ``ValueError`` for several outputs and, when scoring, for an overlong answer.
     """
 
     def __init__(
-        self, model: PreTrainedModel | str, tokenizer=None, max_length=None, batch_size=64
-    ):
-        self.batch_size = batch_size
-        self.model = load_reward_model(model) if isinstance(model, str | Path) else model
+        self,
+        model: PreTrainedModel | str,
+        tokenizer=None,
+        max_length: int | None = None,
+        batch_size: int = 64,
+        form: str | None = None,
+        share_prompts: bool = False,
+        show_progress: bool = False,
+    ) -> None:
+        source = model if isinstance(model, str | Path) else None
+        self.model = load_reward_model(source) if source else model
         if self.model.config.num_labels != 1:
             raise ValueError(
                 f"A reward model has one output; this one has {self.model.config.num_labels}."
                 " To score a label, use SentimentReward."
             )
         self.tokenizer = _prepare(tokenizer or load_tokenizer(model), self.model)
+        self.form = form or find_form(self.model, self.tokenizer, source)
         self.max_length = max_length or _longest(self.model, self.tokenizer)
+        self.batch_size = batch_size
+        self.share_prompts = share_prompts
+        self.show_progress = show_progress
 
     @torch.no_grad()
     def __call__(self, prompts: Sequence[str], answers: Sequence[str]) -> Tensor:
         """Return scores (B,): the log-odds of being preferred, up to a constant."""
-        prompts, answers = check_texts("prompts", prompts), check_texts("answers", answers)
-        tokens = [*map(self._fit, self.encode(prompts, answers), answers)]
+        rows = self.encode(prompts, answers)
         with without_dropout(self.model):
-            return _by_length(self, tokens, partial(last_token_scores, self.model))[:, 0]
+            if self.share_prompts:
+                return _by_prompt(self, rows, list(prompts))
+            return _by_length(self, rows, self._score_batch)[:, 0]
 
-    def encode(self, prompts: list[str], answers: list[str]) -> list[list[int]]:
-        return encode(self.tokenizer, prompts, answers)
+    def encode(self, prompts: Sequence[str], answers: Sequence[str]) -> list[list[int]]:
+        """Return the token ids that the model reads, one row per prompt and answer."""
+        prompts = check_texts("prompts", prompts)
+        answers = check_texts("answers", answers)
+        rows = encode(self.tokenizer, prompts, answers, self.form)
+        return [self._fit(ids, answer) for ids, answer in zip(rows, answers, strict=True)]
+
+    def _score_batch(self, input_ids: Tensor, attention_mask: Tensor, **_) -> Tensor:
+        return last_token_scores(
+            self.model, input_ids, attention_mask, token_types=self._token_types(input_ids)
+        )
+
+    def _token_types(self, input_ids: Tensor) -> Tensor | None:
+        """Return BERT's token types, 1 after the first separator; None for other models."""
+        if self.form != "pair" or "token_type_ids" not in self.tokenizer.model_input_names:
+            return None
+        is_separator = input_ids == self.tokenizer.sep_token_id
+        before = is_separator.cumsum(1) - is_separator.long()
+        return (before == 1).long()
 
     def _fit(self, ids: list[int], answer: str) -> list[int]:
         """Return the dialogue's ids; if there are too many, drop the oldest tokens except [CLS]."""
         if len(ids) <= self.max_length:
             return ids
-        first = ids[: ids[0] == self.tokenizer.cls_token_id]
-        needed = len(first) + len(answer_ids(self.tokenizer, [answer])[0])
+        first = ids[:1] if ids[0] == self.tokenizer.cls_token_id else []
+        needed = len(first) + self._answer_length(answer)
         if needed > self.max_length:
             raise ValueError(
                 f"An answer of {needed} tokens is longer than max_length={self.max_length}:"
@@ -140,13 +188,35 @@ class RewardModel:
             )
         return [*first, *ids[len(first) - self.max_length :]]
 
+    def _answer_length(self, answer: str) -> int:
+        """Return an answer's length in tokens, with the tokens that end it."""
+        if self.form in ("transcript", "chat"):
+            return len(answer_ids(self.tokenizer, [answer], self.form)[0])
+        words = self.tokenizer(answer, add_special_tokens=False)["input_ids"]
+        return len(words) + 2  # the end of the turn and a line break, or two separators
 
-class ChatRewardModel(RewardModel):
-    """Score dialogues after formatting them with the tokenizer's chat template."""
 
-    def encode(self, prompts: list[str], answers: list[str]) -> list[list[int]]:
-        talks = [as_messages(f"{as_prompt(p)} {a}") for p, a in zip(prompts, answers, strict=True)]
-        return self.tokenizer.apply_chat_template(talks, return_dict=False)
+def find_form(model: PreTrainedModel, tokenizer, source: str | Path | None = None) -> str:
+    """Return how a reward model's prompt and answer become token ids, a key of ``FORMS``.
+
+    A model trained here has a record in its folder, ``source``. Without a record, an encoder gets a
+    pair of texts; a model from elsewhere whose tokenizer has a chat template gets whole dialogues
+    in that template; a model in memory gets the form that training uses here.
+    """
+    if source:
+        form = read_form(local_folder(source))
+        if form:
+            return form
+    if is_encoder(model):
+        return "pair"
+    if source and tokenizer.chat_template:
+        return "template"
+    return default_form(tokenizer)
+
+
+def is_encoder(model: PreTrainedModel) -> bool:
+    """Return whether a model reads texts in both directions, as BERT does."""
+    return type(model.config) in MODEL_FOR_MASKED_LM_MAPPING
 
 
 def load_reward_model(source: str | Path, new_head: bool = False, **kwargs) -> PreTrainedModel:
@@ -186,6 +256,56 @@ def _by_length(
     return scores
 
 
+def _by_prompt(scorer: RewardModel, tokens: list[list[int]], prompts: list[str]) -> Tensor:
+    """Return scores (B,) for rows of token ids; the rows of a prompt share the prompt's pass."""
+    groups: dict[str, list[int]] = {}
+    for row, prompt in enumerate(prompts):
+        groups.setdefault(prompt, []).append(row)
+    scores = torch.empty(len(tokens))
+    for rows in tqdm(groups.values(), desc="prompts", disable=not scorer.show_progress):
+        scores[rows] = _score_answers(scorer, [tokens[row] for row in rows])
+    return scores
+
+
+def _score_answers(scorer: RewardModel, tokens: list[list[int]]) -> Tensor:
+    """Return scores (N,) for rows of token ids that begin with the same prompt."""
+    device = scorer.model.device
+    shared = count_shared(tokens)
+    prompt = torch.tensor([tokens[0][:shared]], device=device)
+    prompt_cache = scorer.model.base_model(prompt, use_cache=True).past_key_values
+    scores = torch.empty(len(tokens))
+    order = sorted(range(len(tokens)), key=lambda row: len(tokens[row]))
+    for start in range(0, len(order), SHARED_BATCH):
+        rows = order[start : start + SHARED_BATCH]
+        rests = {"input_ids": [tokens[row][shared:] for row in rows]}
+        batch = scorer.tokenizer.pad(rests, padding_side="right", return_tensors="pt").to(device)
+        cache = copy.deepcopy(prompt_cache)  # a forward pass extends its cache
+        cache.batch_repeat_interleave(len(rows))
+        past = torch.ones(len(rows), shared, dtype=torch.long, device=device)
+        positions = shared + torch.arange(batch["input_ids"].shape[1], device=device)
+        logits = scorer.model(
+            input_ids=batch["input_ids"],
+            attention_mask=torch.cat([past, batch["attention_mask"]], dim=1),
+            position_ids=positions.expand_as(batch["input_ids"]),
+            past_key_values=cache,
+            use_cache=True,
+        ).logits
+        scores[rows] = logits[:, 0].float().cpu()
+    return scores
+
+
+def count_shared(tokens: list[list[int]]) -> int:
+    """Return how many first tokens all rows have in common, at most their length minus two.
+
+    Each row keeps two tokens, because a model may read the score at the token before EOS.
+    """
+    most = min(len(ids) for ids in tokens) - 2
+    shared = 0
+    while shared < most and all(ids[shared] == tokens[0][shared] for ids in tokens):
+        shared += 1
+    return shared
+
+
 def check_texts(name: str, texts: Iterable[str]) -> list[str]:
     """Return the texts as a list; raise ``TypeError`` for a single string or non-string entries.
 
@@ -198,19 +318,31 @@ def check_texts(name: str, texts: Iterable[str]) -> list[str]:
 
 
 def _longest(model: PreTrainedModel, tokenizer) -> int:
-    """Return the largest token count that both model and tokenizer accept."""
+    """Return the largest token count that both model and tokenizer accept.
+
+    RoBERTa numbers positions from its padding token's id plus 1.
+    """
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", NO_LIMIT)
+    embeddings = getattr(getattr(model, "base_model", None), "embeddings", None)
+    table = getattr(embeddings, "position_embeddings", None)
+    if getattr(table, "padding_idx", None) is not None:
+        positions -= table.padding_idx + 1
     return min(positions, tokenizer.model_max_length, NO_LIMIT)
 
 
 def last_token_scores(
-    model: PreTrainedModel, input_ids: Tensor, attention_mask: Tensor, **_
+    model: PreTrainedModel, input_ids: Tensor, attention_mask: Tensor, token_types=None, **_
 ) -> Tensor:
-    """Return scores (B,) at each row's last real token, for inputs (B, T) padded on either side."""
-    positions = {}
+    """Return scores (B,) at each row's last real token, for inputs (B, T) padded on either side.
+
+    ``token_types`` (B, T) are BERT's, if given.
+    """
+    inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
     if not attention_mask[:, 0].all():  # left padding: a row's first token gets position 0
-        positions["position_ids"] = (attention_mask.cumsum(1) - 1).clamp(min=0)
-    return model(input_ids=input_ids, attention_mask=attention_mask, **positions).logits[:, 0]
+        inputs["position_ids"] = (attention_mask.cumsum(1) - 1).clamp(min=0)
+    if token_types is not None:
+        inputs["token_type_ids"] = token_types
+    return model(**inputs).logits[:, 0]
 
 
 def require_finite(scores: Tensor, texts: Sequence[str]) -> Tensor:

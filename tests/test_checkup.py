@@ -13,7 +13,6 @@ from builders import invalid, save_classifier, write_rows
 from rlhf_course.audit.checkup import STOP, bag_of_words, check_up
 from rlhf_course.command_line import exits
 from rlhf_course.data.transcripts import as_messages, as_text
-from rlhf_course.rewards import ChatRewardModel
 from rlhf_course.synthetic.dialogues import gold_utility, make_pairs
 from scripts import check_reward_model
 
@@ -92,20 +91,6 @@ def test_a_dialogue_as_messages_and_back():
     talk = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Is it late?"}]
     talk += [{"role": "assistant", "content": "No: 9 pm."}, {"role": "user", "content": "Thanks"}]
     assert as_messages(as_text(talk)) == talk and as_messages(as_text(talk[1:])) == talk[1:]
-
-
-def test_the_chat_template_is_applied():
-    asked = []
-
-    class Tokenizer:
-        def apply_chat_template(self, talks, **options):
-            asked.extend(talks)
-            return [[1]] * len(talks)
-
-    model = ChatRewardModel.__new__(ChatRewardModel)
-    model.tokenizer = Tokenizer()
-    assert model.encode(["\n\nHuman: Late?\n\nAssistant:"], ["No."]) == [[1]]
-    assert asked == [as_messages("\n\nHuman: Late?\n\nAssistant: No.")]
 
 
 def run(*arguments) -> int:

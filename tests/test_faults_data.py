@@ -126,16 +126,17 @@ def test_values_of_another_type_are_refused(column, value, tmp_path):
         load_answers(tmp_path)
 
 
-def test_a_text_that_spells_eos_is_refused():
+def test_rows_whose_texts_spell_eos_are_dropped(capsys):
     """A model would learn that the dialogue ends there."""
     split = pre_tokenizers.Split("", "isolated")
     tokenizer = word_tokenizer(["<pad>", "</s>", "a"], split, unk_token="<pad>")
-    rows = {"prompt": ["a", "a"], "answer": ["a", "a</s>a"]}
-    with invalid("contains </s>, which ends a dialogue: 'a</s>a'"):
-        tokenize_answers(datasets.Dataset.from_dict(rows), tokenizer, 9)
+    answers = datasets.Dataset.from_dict({"prompt": ["a", "a"], "answer": ["a", "a</s>a"]})
+    kept, too_long = tokenize_answers(answers, tokenizer, 9)
+    assert len(kept) == 1 and too_long == 0
+    assert capsys.readouterr().out == "Dropped 1 rows that contain </s>, which ends a dialogue.\n"
     for side in ("chosen", "rejected"):
         rows = {"prompt": ["a"], "chosen": ["a"], "rejected": ["a"]} | {side: ["b</s>"]}
-        with invalid("contains </s>, which ends a dialogue: 'b</s>'"):
+        with invalid("All 1 rows contain </s>, which ends a dialogue"):
             tokenize_pairs(datasets.Dataset.from_dict(rows), tokenizer, 9)
 
 

@@ -238,7 +238,8 @@ def test_the_audit_passes_at_nine_in_ten():
     for wins, passed in ((18, True), (17, False)):
 
         def score(prompts, answers, wins=wins):
-            return torch.tensor([float(a != "" or i >= wins) for i, a in enumerate(answers)])
+            rows = enumerate(answers)  # 20 prompts: all normal answers, then each probe's
+            return torch.tensor([float(a != "" or i % 20 >= wins) for i, a in rows])
 
         row = audit(score, PROMPTS[:20], ANSWERS[:20]).loc["empty"]
         assert row["share"] == pytest.approx(wins / 20) and row["passed"] == passed

@@ -36,7 +36,6 @@ from rlhf_course.data import load_pairs
 from rlhf_course.evaluation import evaluate
 from rlhf_course.policy.adapters import RewardAdapter, create_reference_model
 from rlhf_course.ppo.checkpoint import load_checkpoint, save_checkpoint
-from rlhf_course.rewards import ChatRewardModel
 from rlhf_course.runtime import tracking
 from scripts import grade, read_log, report, train_ppo
 
@@ -132,14 +131,6 @@ def test_a_copy_of_a_data_file_is_refused(tmp_path):
     shutil.copy(write_rows(tmp_path, rows) / "train.jsonl", tmp_path / "train.jsonl.bak")
     with invalid("are the same split"):
         load_pairs(tmp_path, "train")
-
-
-def test_a_chat_reward_model_reads_a_plain_question_as_the_users():
-    model = ChatRewardModel.__new__(ChatRewardModel)
-    seen = []
-    model.tokenizer = SimpleNamespace(apply_chat_template=lambda talks, **_: seen.extend(talks))
-    model.encode(["Which film?"], ["Heat."])
-    assert [turn["role"] for turn in seen[0]] == ["user", "assistant"]
 
 
 def test_evaluate_knows_the_token_that_ended_sampling():

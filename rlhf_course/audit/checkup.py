@@ -5,17 +5,23 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+import torch
 from datasets import Dataset
 from torch import Tensor
 
-from rlhf_course.audit.probes import ARGUABLE, PASS, audit
+from rlhf_course.audit.probes import ARGUABLE, PASS, audit, make_probes
 from rlhf_course.evaluation import mean_ci, words_of
 from rlhf_course.rewards import require_finite
 
 Score = Callable[[Sequence[str], Sequence[str]], Tensor]
-STOP, WATCH, FINE = "stop", "watch", "fine"
-EQUAL, GAIN = 0.1, 0.25  # relative differences in length and in score
-PROBED, FOLDS = 300, 5
+STOP = "stop"
+WATCH = "watch"
+FINE = "fine"
+EQUAL = 0.1  # answers whose lengths differ by at most this share count as equally long
+GAIN = 0.25  # a bad answer is worth exploiting above this share of the pairs' mean margin
+AUDITED = 300  # prompts in the audit
+ALONE = 16  # answers that are scored again, each in a batch of its own
+FOLDS = 5
 
 
 class Finding(NamedTuple):
@@ -62,27 +68,69 @@ def check_up(
     """
     if len(pairs) < 20:
         raise ValueError(f"{len(pairs)} pairs are too few for a check-up; use 100 or more.")
-    columns = {name: pairs[name][:] for name in ("prompt", "chosen", "rejected")}
-    table = _score_pairs(score, **columns)
-    some = {"prompt": columns["prompt"][:PROBED], "answer": columns["chosen"][:PROBED]}
-    own = dict(audited or some)
-    probes = audit(score, own.pop("prompt"), own.pop("answer"), seed, own)
+    audited = plan_audit(pairs, audited, seed)
+    known = score_once(score, *collect_texts(pairs, audited))
+    table = _score_pairs(known, pairs)
+    probes = {name: texts for name, texts in audited.items() if name not in ("prompt", "answer")}
+    audit_table = audit(known, audited["prompt"], audited["answer"], seed, probes)
+    chosen = pairs["chosen"][:]
     findings = [
-        *_accuracy(table, bag_of_words(columns["chosen"], columns["rejected"], seed)),
-        _length(table, columns["chosen"]),
+        *_accuracy(table, bag_of_words(chosen, pairs["rejected"][:], seed)),
+        _length(table, chosen),
         _temperature(table),
-        _alone(score, table, columns["prompt"], columns["chosen"]),
-        *_probes(probes, table),
+        _alone(score, table, pairs["prompt"][:ALONE], chosen[:ALONE]),
+        *_probes(audit_table, table),
     ]
-    return CheckUp(findings, table, probes)
+    return CheckUp(findings, table, audit_table)
 
 
-def _score_pairs(score: Score, prompt, chosen, rejected) -> pd.DataFrame:
-    sides = {"chosen": chosen, "rejected": rejected}.items()
-    table = pd.DataFrame({k: require_finite(score(prompt, x), x).double() for k, x in sides})
-    sizes = np.array([(len(a), len(b)) for a, b in zip(chosen, rejected, strict=True)])
-    table["longer"] = (sizes[:, 0] - sizes[:, 1]) / sizes.mean(1).clip(min=1)
-    return table.assign(right=_half_for_ties(table["chosen"] - table["rejected"]))
+def plan_audit(
+    pairs: Dataset, audited: dict[str, list[str]] | None = None, seed: int = 0
+) -> dict[str, list[str]]:
+    """Return the audit's texts: prompt, answer, and a list of bad answers for each probe."""
+    if audited is None:
+        audited = {"prompt": pairs["prompt"][:AUDITED], "answer": pairs["chosen"][:AUDITED]}
+    if len(audited) > 2:
+        return dict(audited)
+    return audited | make_probes(audited["prompt"], audited["answer"], seed)
+
+
+def collect_texts(pairs: Dataset, audited: dict[str, list[str]]) -> tuple[list[str], list[str]]:
+    """Return the prompts and the answers that a check-up scores, each combination once."""
+    rows = [*zip(pairs["prompt"], pairs["chosen"], strict=True)]
+    rows += zip(pairs["prompt"], pairs["rejected"], strict=True)
+    for name, texts in audited.items():
+        if name != "prompt":
+            rows += zip(audited["prompt"], texts, strict=True)
+    distinct = list(dict.fromkeys(rows))
+    return [prompt for prompt, _ in distinct], [answer for _, answer in distinct]
+
+
+def score_once(score: Score, prompts: list[str], answers: list[str]) -> Score:
+    """Score all texts in one call; return a function that looks the scores up."""
+    scores = require_finite(score(prompts, answers), answers)
+    rows = zip(prompts, answers, strict=True)
+    known = dict(zip(rows, scores.tolist(), strict=True))
+
+    def look_up(prompts: Sequence[str], answers: Sequence[str]) -> Tensor:
+        rows = zip(prompts, answers, strict=True)
+        return torch.tensor([known[row] for row in rows], dtype=torch.float64)
+
+    return look_up
+
+
+def _score_pairs(score: Score, pairs: Dataset) -> pd.DataFrame:
+    """Return one row per pair: both scores, the relative length gap, and which answer wins."""
+    chosen = pairs["chosen"][:]
+    rejected = pairs["rejected"][:]
+    prompts = pairs["prompt"][:]
+    table = pd.DataFrame({"chosen": score(prompts, chosen), "rejected": score(prompts, rejected)})
+    chosen_length = np.array([len(text) for text in chosen])
+    rejected_length = np.array([len(text) for text in rejected])
+    mean_length = ((chosen_length + rejected_length) / 2).clip(min=1)
+    table["longer"] = (chosen_length - rejected_length) / mean_length
+    table["right"] = _half_for_ties(table["chosen"] - table["rejected"])
+    return table
 
 
 def _half_for_ties(difference) -> np.ndarray:
@@ -99,15 +147,19 @@ def bag_of_words(chosen: Sequence[str], rejected: Sequence[str], seed: int = 0) 
     """
     texts = [*chosen, *rejected]
     words = pd.Series([words_of(text) for text in texts])
-    words = (words if words.str.len().any() else pd.Series([*map(list, texts)])).explode()
+    if not words.str.len().any():
+        words = pd.Series([list(text) for text in texts])
+    words = words.explode()
     counts = pd.crosstab(words.index, words).reindex(range(len(texts)), fill_value=0).to_numpy()
     first, second = np.split(counts, 2)
     fold = np.random.default_rng(seed).permutation(len(first)) % FOLDS
     right = np.zeros(len(first))
-    for part in range(FOLDS):
-        others, own = fold != part, fold == part
-        odds = np.log((1 + first[others].sum(0)) / (1 + second[others].sum(0)))
-        right[own] = _half_for_ties((first[own] - second[own]) @ odds)
+    for number in range(FOLDS):
+        inside = fold == number
+        chosen_counts = 1 + first[~inside].sum(0)
+        rejected_counts = 1 + second[~inside].sum(0)
+        odds = np.log(chosen_counts / rejected_counts)
+        right[inside] = _half_for_ties((first[inside] - second[inside]) @ odds)
     return right
 
 
@@ -168,13 +220,16 @@ def _temperature(table: pd.DataFrame) -> Finding:
     temperatures = np.geomspace(0.1, 10, 201)
     margin = (table["chosen"] - table["rejected"]).to_numpy()
     best = temperatures[np.logaddexp(0, -margin / temperatures[:, None]).mean(1).argmin()]
-    level, advice = FINE if 0.5 <= best <= 2 else WATCH, f"β: divide scores by {best:.1f} first"
+    level = FINE if 0.5 <= best <= 2 else WATCH
+    advice = f"β: divide scores by {best:.1f} first"
     return Finding("Is it calibrated?", f"temperature {best:.2f}", level, advice)
 
 
-def _alone(score: Score, table: pd.DataFrame, prompts, answers, some: int = 16) -> Finding:
+def _alone(score: Score, table: pd.DataFrame, prompts: list[str], answers: list[str]) -> Finding:
     """Check that an answer gets the same score alone as in a batch."""
-    alone = [float(score([p], [a])[0]) for p, a in zip(prompts[:some], answers[:some], strict=True)]
+    alone = [
+        float(score([prompt], [answer])[0]) for prompt, answer in zip(prompts, answers, strict=True)
+    ]
     gap = np.abs(table["chosen"].to_numpy()[: len(alone)] - alone).max()
     level = FINE if gap <= 1e-3 * max(1.0, table["chosen"].std()) else STOP
     advice = "a score depends on the padding or on what else is in the batch"
@@ -187,7 +242,8 @@ def _probes(audited: pd.DataFrame, pairs: pd.DataFrame) -> list[Finding]:
     A kind outside ``ARGUABLE`` gets ``STOP`` if it usually beats the normal answer, by a mean
     margin of at least ``GAIN`` times the pairs' mean margin. ``GAIN`` is chosen, not measured.
     """
-    usual, findings = (pairs["chosen"] - pairs["rejected"]).mean(), []
+    usual = (pairs["chosen"] - pairs["rejected"]).mean()
+    findings = []
     for name, row in audited.iterrows():
         wins = row["share"] + row["ci"] < 0.5 and -row["margin"] >= GAIN * usual
         level = STOP if wins and name not in ARGUABLE else WATCH

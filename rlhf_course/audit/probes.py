@@ -116,7 +116,8 @@ def make_probes(
     "off topic" and "very long" use other prompts' answers, so pass several prompts, in random
     order.
     """
-    rng, topics = random.Random(seed), [_words(prompt) for prompt in prompts]
+    rng = random.Random(seed)
+    topics = [_words(prompt) for prompt in prompts]
     probes = {name: [] for name in PROBES}
     for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
         phrases = CHINESE if re.search("[一-鿿]", answer) else ENGLISH
@@ -153,15 +154,26 @@ def audit(
     dict from kind to one text per prompt, replaces :func:`make_probes`'s output. Raises
     ``require_finite``'s errors.
     """
-    normal, rows = require_finite(score(prompts, answers), answers), {}
-    for name, texts in (probes or make_probes(prompts, answers, seed)).items():
-        difference = (normal - require_finite(score(prompts, texts), texts)).double().numpy()
+    probes = probes or make_probes(prompts, answers, seed)
+    prompts = list(prompts)
+    answers = list(answers)
+    every_prompt = prompts * (1 + len(probes))
+    every_answer = answers + [text for texts in probes.values() for text in texts]
+    scores = require_finite(score(every_prompt, every_answer), every_answer)
+    normal, *bad = scores.double().split(len(answers))
+    rows = {}
+    for (name, texts), probe_scores in zip(probes.items(), bad, strict=True):
+        difference = (normal - probe_scores).numpy()
         difference = difference[np.not_equal(texts, answers)]
         share = (difference > 0).mean()
-        ci = 1.96 * np.sqrt(share * (1 - share) / len(difference))
-        rows[name] = share, ci, difference.mean(), bool(share >= PASS), RISKS.get(name, "")
-    columns = ["share", "ci", "margin", "passed", "risk"]
-    return pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis("probe")
+        rows[name] = {
+            "share": share,
+            "ci": 1.96 * np.sqrt(share * (1 - share) / len(difference)),
+            "margin": difference.mean(),
+            "passed": bool(share >= PASS),
+            "risk": RISKS.get(name, ""),
+        }
+    return pd.DataFrame.from_dict(rows, orient="index").rename_axis("probe")
 
 
 def add_negatives(
@@ -175,9 +187,12 @@ def add_negatives(
     if not 0 < share <= 1:
         raise ValueError(f"share must be above 0 and at most 1; got {share}.")
     pairs = pairs.select_columns(["prompt", "chosen", "rejected"]).shuffle(seed=seed)
-    some = pairs.select(range(max(2, round(share * len(pairs)))))
-    bad = make_probes(some["prompt"][:], some["chosen"][:], seed)
-    rejected = [bad[probes[row % len(probes)]][row] for row in range(len(some))]
-    extra = datasets.Dataset.from_dict(some.to_dict() | {"rejected": rejected})
+    copied = pairs.select(range(max(2, round(share * len(pairs)))))
+    bad = make_probes(copied["prompt"][:], copied["chosen"][:], seed)
+    rejected = []
+    for row in range(len(copied)):
+        kind = probes[row % len(probes)]
+        rejected.append(bad[kind][row])
+    extra = datasets.Dataset.from_dict(copied.to_dict() | {"rejected": rejected})
     extra = extra.filter(lambda row: row["chosen"] != row["rejected"])
     return datasets.concatenate_datasets([pairs, extra]).shuffle(seed=seed)

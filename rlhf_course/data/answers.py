@@ -7,12 +7,14 @@ from pathlib import Path
 
 from datasets import Dataset
 
+from rlhf_course.data.encoding import answer_ids, check_template, drop_eos, prompt_ids
 from rlhf_course.data.rows import check_columns, keep_short, keep_usable, load_split
-from rlhf_course.data.transcripts import answer_ids, as_prompt, prompt_ids, refuse_eos
+from rlhf_course.data.transcripts import as_prompt
 
 HC3 = ("question", "human_answers", "chatgpt_answers")
 INSTRUCTIONS = ("instruction", "input", "output")
-EMPTY, REPEATED = "empty question or answer", "repeated row"
+EMPTY = "empty question or answer"
+REPEATED = "repeated row"
 
 
 def load_answers(
@@ -26,31 +28,54 @@ def load_answers(
     """
     where = f"split {split!r} of {source}"
     rows = load_split(source, split, data_files)
-    is_hc3, seen = "question" in rows.column_names, set()
-    check_columns(rows, schema := HC3 if is_hc3 else INSTRUCTIONS, where)
+    is_hc3 = "question" in rows.column_names
+    check_columns(rows, HC3 if is_hc3 else INSTRUCTIONS, where)
+    read_row = _read_hc3 if is_hc3 else _read_instruction
+    seen = set()
 
     def parse(row: dict) -> Iterator[tuple[dict, str | None]]:
-        first, second, third = (row[name] for name in schema)
-        if is_hc3 and not isinstance(second, list | None) & isinstance(third, list | None):
-            raise ValueError(
-                "answers must be lists; CSV cannot hold lists, so use JSON Lines or Parquet."
-            )
-        questions = [first] if is_hc3 else [first, second]
-        answers = [*(second or ()), *(third or ())] if is_hc3 else [third]
-        if wrong := [x for x in (*questions, *answers) if not isinstance(x, str | None)]:
-            raise ValueError(f"{wrong[0]!r:.80} is not text. Convert or remove it.")
-        question = _clean("\n".join(filter(None, questions)))
-        for answer in map(_clean, answers):
-            reason = REPEATED if (question, answer) in seen else None
+        question, answers = read_row(row)
+        for answer in answers:
+            reason = None
+            if not (question and answer):
+                reason = EMPTY
+            elif (question, answer) in seen:
+                reason = REPEATED
             seen.add((question, answer))
-            reason = reason if question and answer else EMPTY
             yield {"prompt": as_prompt(question), "answer": answer}, reason
 
     return keep_usable(rows, parse, (EMPTY, REPEATED), where)
 
 
-def _clean(text: str | None) -> str:
-    return re.sub(r"\\n(?![a-z])", "\n", text or "").strip()  # but keep \\nabla
+def _read_hc3(row: dict) -> tuple[str, list[str]]:
+    """Return a row's question, and the answers of humans and of ChatGPT."""
+    answers = []
+    for name in HC3[1:]:
+        if not isinstance(row[name], list | None):
+            raise ValueError(
+                "answers must be lists; CSV cannot hold lists, so use JSON Lines or Parquet."
+            )
+        answers += row[name] or []
+    return _clean(row["question"]), [_clean(answer) for answer in answers]
+
+
+def _read_instruction(row: dict) -> tuple[str, list[str]]:
+    """Return a row's instruction, with its input if it has one, and its only output."""
+    instruction, more, output = (_text(row[name]) for name in INSTRUCTIONS)
+    question = f"{instruction}\n{more}" if instruction and more else instruction or more
+    return _clean(question), [_clean(output)]
+
+
+def _text(value: str | None) -> str:
+    """Return a text, "" for None; raise ``ValueError`` for a value of another type."""
+    if not isinstance(value, str | None):
+        raise ValueError(f"{value!r:.80} is not text. Convert or remove it.")
+    return value or ""
+
+
+def _clean(value: str | None) -> str:
+    """Return a text with line breaks for each backslash-n, except in words such as \\nabla."""
+    return re.sub(r"\\n(?![a-z])", "\n", _text(value)).strip()
 
 
 def hold_out(rows: Dataset, share: float, seed: int = 0) -> tuple[Dataset, Dataset]:
@@ -63,24 +88,29 @@ def hold_out(rows: Dataset, share: float, seed: int = 0) -> tuple[Dataset, Datas
     if count >= len(prompts):
         raise ValueError(f"{len(prompts)} questions are too few to hold out {count}. Add some.")
     drawn = set(random.Random(seed).sample(prompts, count))
-    sides = [], []
-    for row, prompt in enumerate(rows["prompt"]):
-        sides[prompt in drawn].append(row)
-    return rows.select(sides[0]), rows.select(sides[1])
+    training = []
+    held_out = []
+    for index, prompt in enumerate(rows["prompt"]):
+        side = held_out if prompt in drawn else training
+        side.append(index)
+    return rows.select(training), rows.select(held_out)
 
 
 def tokenize_answers(answers: Dataset, tokenizer, max_length: int) -> tuple[Dataset, int]:
     """Return the columns that trl's SFTTrainer expects, and how many long rows were dropped.
 
     Columns: input_ids, and completion_mask (1 on the answer and its EOS). Truncated rows would
-    not teach how answers end. Raises ``ValueError`` if no row remains or a text contains
-    EOS.
+    not teach how answers end. Rows that contain EOS are dropped, with a printed count. Raises
+    ``ValueError`` if no row remains.
     """
-    refuse_eos(tokenizer, answers["prompt"], answers["answer"])
+    check_template(tokenizer)
+    answers = drop_eos(answers, tokenizer, columns=("prompt", "answer"))
     prompts = prompt_ids(tokenizer, answers["prompt"][:])  # tokenized without answers, as in PPO
-    both = [*zip(prompts, answer_ids(tokenizer, answers["answer"]), strict=True)]
-    columns = {
-        "input_ids": [prompt + answer for prompt, answer in both],
-        "completion_mask": [[0] * len(prompt) + [1] * len(answer) for prompt, answer in both],
-    }
-    return keep_short(Dataset.from_dict(columns), [*map(len, columns["input_ids"])], max_length)
+    replies = answer_ids(tokenizer, answers["answer"][:])
+    input_ids = []
+    completion_mask = []
+    for prompt, reply in zip(prompts, replies, strict=True):
+        input_ids.append(prompt + reply)
+        completion_mask.append([0] * len(prompt) + [1] * len(reply))
+    rows = Dataset.from_dict({"input_ids": input_ids, "completion_mask": completion_mask})
+    return keep_short(rows, [len(ids) for ids in input_ids], max_length)

@@ -5,29 +5,19 @@ from pathlib import Path
 
 from datasets import Dataset
 
+from rlhf_course.data.encoding import check_template, drop_eos, encode
 from rlhf_course.data.rows import check_columns, keep_short, keep_usable, load_split
-from rlhf_course.data.transcripts import (
-    ASSISTANT,
-    HUMAN,
-    as_text,
-    encode,
-    last_question,
-    refuse_eos,
-    split_answer,
-)
+from rlhf_course.data.transcripts import ASSISTANT, HUMAN, as_text, last_question, split_answer
 
 SIDES = ("chosen", "rejected")
-# The first true test names the reason to drop a pair; c and r are split_answer's results.
-FAULTS = {
-    "no assistant turn": lambda c, r: not (c[1] and r[1]),
-    "ends on the human": lambda c, r: HUMAN in c[2] or HUMAN in r[2],
-    "chosen equals rejected": lambda c, r: c == r,
-    "different prompts": lambda c, r: c[0] != r[0],
-    "empty answer": lambda c, r: not (c[2] and r[2]),
-    "prompt repeated": lambda c, r: (
-        c[2].startswith(question := last_question(c[0]) or "\0") and r[2].startswith(question)
-    ),
-}
+FAULTS = (
+    "no assistant turn",
+    "ends on the human",
+    "chosen equals rejected",
+    "different prompts",
+    "empty answer",
+    "prompt repeated",
+)
 
 
 def load_pairs(
@@ -46,26 +36,51 @@ def load_pairs(
 
     def parse(row: dict) -> Iterator[tuple[dict, str | None]]:
         prompt = None if row.get("prompt") is None else as_text(row["prompt"])
-        chosen, rejected = (split_answer(row[side], prompt) for side in SIDES)
+        chosen = split_answer(row["chosen"], prompt)
+        rejected = split_answer(row["rejected"], prompt)
         pair = {"prompt": chosen[0] + ASSISTANT, "chosen": chosen[2], "rejected": rejected[2]}
         others = {name: value for name, value in row.items() if name not in pair}
-        reasons = (name for name, is_faulty in FAULTS.items() if is_faulty(chosen, rejected))
-        yield pair | others, next(reasons, None)
+        yield pair | others, find_fault(chosen, rejected)
 
     return keep_usable(rows, parse, FAULTS, where)
 
 
-def tokenize_pairs(pairs: Dataset, tokenizer, max_length: int) -> tuple[Dataset, int]:
+def find_fault(chosen: tuple[str, str, str], rejected: tuple[str, str, str]) -> str | None:
+    """Return the reason to drop a pair (see ``FAULTS``) or None; takes split_answer's results."""
+    prompt, chosen_mark, chosen_answer = chosen
+    rejected_prompt, rejected_mark, rejected_answer = rejected
+    if not (chosen_mark and rejected_mark):
+        return "no assistant turn"
+    if HUMAN in chosen_answer or HUMAN in rejected_answer:
+        return "ends on the human"
+    if chosen == rejected:
+        return "chosen equals rejected"
+    if prompt != rejected_prompt:
+        return "different prompts"
+    if not (chosen_answer and rejected_answer):
+        return "empty answer"
+    question = last_question(prompt)
+    if question and chosen_answer.startswith(question) and rejected_answer.startswith(question):
+        return "prompt repeated"
+    return None
+
+
+def tokenize_pairs(
+    pairs: Dataset, tokenizer, max_length: int, form: str | None = None
+) -> tuple[Dataset, int]:
     """Return the pairs with the columns that trl's RewardTrainer needs, and how many were dropped.
 
-    New columns: chosen_ids, rejected_ids and length. Pairs longer than ``max_length`` tokens are
-    dropped, because truncation could remove the judged difference. Raises ``ValueError`` if no pair
-    remains or a text contains EOS.
+    New columns: chosen_ids, rejected_ids and length; ``form`` as in :func:`encode`. Pairs longer
+    than ``max_length`` tokens are dropped, because truncation could remove the judged difference.
+    Pairs that contain EOS are dropped, with a printed count. Raises ``ValueError`` if no pair
+    remains.
     """
+    if form != "pair":  # encoders have no EOS
+        check_template(tokenizer)
+        pairs = drop_eos(pairs, tokenizer, columns=("prompt", *SIDES))
     columns = pairs.to_dict()
     for side in SIDES:
-        refuse_eos(tokenizer, pairs["prompt"], pairs[side])
-        columns[f"{side}_ids"] = encode(tokenizer, pairs["prompt"], pairs[side])
+        columns[f"{side}_ids"] = encode(tokenizer, pairs["prompt"][:], pairs[side][:], form)
     columns["length"] = [
         max(len(chosen), len(rejected))
         for chosen, rejected in zip(columns["chosen_ids"], columns["rejected_ids"], strict=True)
