@@ -1,6 +1,7 @@
 # make course   set up, build the synthetic world, run the notebooks at preset tiny
 # make test     set up, run the test suite without whole notebooks
 # make test-notebooks   run the notebooks as tests: no network, no warnings, limited memory; some also on the simulated GPU
+# make real     download and convert a real chat model, SmolLM2-135M-Instruct, to build/models; this takes 540 MB
 # make quick    run the linter and the tests that take seconds: formulas, fixtures, options, pages
 # make engines  install verl's arithmetic in build/engines, for scripts/hand_over.py --check; this takes 400 MB
 # make mutants  show which mistakes in the algorithm the tests notice; this takes an hour
@@ -25,7 +26,7 @@ VERL := build/engines/verl-0.9.1
 MARP_VERSION := 4.5.1
 MARP := build/marp-$(MARP_VERSION)
 
-.PHONY: course test test-notebooks quick engines mutants lint render figs exercises handout slides site po zh zh-release models clean
+.PHONY: course real test test-notebooks quick engines mutants lint render figs exercises handout slides site po zh zh-release models clean
 .DELETE_ON_ERROR:
 
 course: $(READY)
@@ -39,6 +40,9 @@ test: $(SITE_READY)
 
 test-notebooks: $(READY)
 	$(PYTEST) -m notebook
+
+real: $(READY)
+	$(BIN)/python scripts/get_real_model.py
 
 quick: $(READY)
 	.ci/quick $(BIN)/python
