@@ -2,6 +2,7 @@
 
 import copy
 import re
+import time
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
@@ -188,6 +189,14 @@ class RewardModel:
             )
         return [*first, *ids[len(first) - self.max_length :]]
 
+    def read_at(self, ids: list[int]) -> str:
+        """Return, as text, the token of an encoded row at which the score is read."""
+        if self.form == "pair":
+            return f"the first token, {self.tokenizer.decode(ids[:1])!r}"
+        pad = self.tokenizer.pad_token_id
+        last = max(place for place, token in enumerate(ids) if token != pad)
+        return f"token {last + 1} of {len(ids)}, {self.tokenizer.decode(ids[last])!r}"
+
     def _answer_length(self, answer: str) -> int:
         """Return an answer's length in tokens, with the tokens that end it."""
         if self.form in ("transcript", "chat"):
@@ -304,6 +313,51 @@ def count_shared(tokens: list[list[int]]) -> int:
     while shared < most and all(ids[shared] == tokens[0][shared] for ids in tokens):
         shared += 1
     return shared
+
+
+@torch.no_grad()
+def shares_prompts(scorer: RewardModel, prompts: list[str], answers: list[str]) -> bool:
+    """Return whether a prompt's keys and values can be kept without changing a score.
+
+    They cannot in an encoder, which reads both ways, and in models with a recurrent state. This
+    scores the first prompt's texts, at most four, in both ways.
+    """
+    if is_encoder(scorer.model):
+        return False
+    rows = [row for row, prompt in enumerate(prompts) if prompt == prompts[0]][:SHARED_BATCH]
+    tokens = scorer.encode([prompts[0]] * len(rows), [answers[row] for row in rows])
+    with without_dropout(scorer.model):
+        plain = _by_length(scorer, tokens, scorer._score_batch)[:, 0]
+        try:
+            shared = _score_answers(scorer, tokens)
+        except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError):
+            return False
+    return torch.allclose(plain, shared, rtol=1e-3, atol=1e-4)
+
+
+def measure_speed(scorer: RewardModel, prompts: list[str], answers: list[str]) -> tuple[int, float]:
+    """Return how many tokens the texts have, and how many seconds scoring them will take.
+
+    A shared prompt counts once. The estimate times the texts of two prompts.
+    """
+    groups: dict[str, list[int]] = {}
+    for row, prompt in enumerate(prompts):
+        groups.setdefault(prompt, []).append(row)
+    sizes = {}
+    for prompt, rows in groups.items():
+        tokens = scorer.encode([prompt] * len(rows), [answers[row] for row in rows])
+        shared = count_shared(tokens) if scorer.share_prompts else 0
+        sizes[prompt] = shared + sum(len(ids) - shared for ids in tokens)
+    sample = sorted(sizes, key=sizes.get)[len(sizes) // 2 :][:2]
+    rows = [row for prompt in sample for row in groups[prompt]]
+    started = time.perf_counter()
+    shown = scorer.show_progress
+    scorer.show_progress = False
+    scorer([prompts[row] for row in rows], [answers[row] for row in rows])
+    scorer.show_progress = shown
+    seconds = time.perf_counter() - started
+    total = sum(sizes.values())
+    return total, seconds * total / sum(sizes[prompt] for prompt in sample)
 
 
 def check_texts(name: str, texts: Iterable[str]) -> list[str]:

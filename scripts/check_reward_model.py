@@ -16,7 +16,9 @@ from pathlib import Path
 from rlhf_course.command_line import exits
 
 LEVELS = "stop: PPO would exploit the fault; watch: PPO may find it, so monitor it in training."
-SPECIAL, LONGEST_PROBE = 8, 5  # tokens around an answer; longest probe, in answer lengths
+ENCODINGS = ("transcript", "chat", "template", "pair")
+SPECIAL = 8  # tokens around an answer
+LONGEST_PROBE = 5  # in lengths of the normal answer
 
 
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
@@ -29,13 +31,15 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--limit", type=int, default=1000, help="maximum number of pairs")
     parser.add_argument("--label", help="label whose logit is the score")
     parser.add_argument(
-        "--chat",
-        action=argparse.BooleanOptionalAction,
-        help="apply the tokenizer's chat template (default: if it has one)",
+        "--encoding",
+        choices=ENCODINGS,
+        help="how prompt and answer become tokens (default: as the model was trained, if its folder"
+        " says so; a model from elsewhere: its chat template if it has one; an encoder: pair)",
     )
     parser.add_argument(
         "--probes", type=Path, help="JSON lines: prompt, answer, and bad answers in other columns"
     )
+    parser.add_argument("--audit_prompts", type=int, default=300, help="prompts in the audit")
     parser.add_argument("--batch_size", type=int, default=32)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
@@ -47,12 +51,17 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
     chosen = parser.parse_args(arguments)
     if chosen.limit < 20:
         parser.error(f"--limit is {chosen.limit}; use 20 or more")
+    if chosen.audit_prompts < 2:
+        parser.error(f"--audit_prompts is {chosen.audit_prompts}; use 2 or more")
     return chosen
 
 
 def load_score(chosen: argparse.Namespace):
-    """Return the scorer (prompts, answers → scores), its tokenizer, and its token limit."""
-    from rlhf_course.rewards import ChatRewardModel, RewardModel, SentimentReward
+    """Return the scorer, a function of prompts and answers, with its tokenizer and token limit.
+
+    A classifier's label has no token limit: SentimentReward cuts long texts on the left.
+    """
+    from rlhf_course.rewards import RewardModel, SentimentReward
     from rlhf_course.runtime.hub import download
 
     download(chosen.model)
@@ -60,30 +69,31 @@ def load_score(chosen: argparse.Namespace):
         reward = SentimentReward(chosen.model, chosen.label, chosen.batch_size)
 
         def score(prompts, answers):
-            return reward([f"{p} {a}" for p, a in zip(prompts, answers, strict=True)])
+            texts = [f"{prompt} {answer}" for prompt, answer in zip(prompts, answers, strict=True)]
+            return reward(texts)
 
-        return score, reward.tokenizer, None  # reward truncates long texts on the left
-    model = RewardModel(chosen.model, batch_size=chosen.batch_size)
-    has_template = model.tokenizer.chat_template is not None
-    if chosen.chat and not has_template:
-        raise ValueError(f"{chosen.model} has no chat template; omit --chat.")
-    if chosen.chat is False:
-        model.tokenizer.chat_template = None  # RewardModel would apply it
-    elif has_template:
-        model = ChatRewardModel(model.model, model.tokenizer, batch_size=chosen.batch_size)
+        return score, reward.tokenizer, None
+    model = RewardModel(chosen.model, batch_size=chosen.batch_size, form=chosen.encoding)
+    if model.form in ("chat", "template") and not model.tokenizer.chat_template:
+        raise ValueError(f"{chosen.model} has no chat template; omit --encoding {model.form}.")
     return model, model.tokenizer, model.max_length
 
 
-def keep_fitting(pairs, tokenizer, most: int | None):
+def keep_fitting(pairs, tokenizer, most: int | None, audit_prompts: int):
     """Return the pairs of at most ``most`` tokens, and short ones as a dict of columns.
 
-    The dict has the prompts and chosen answers of up to 300 pairs of at most ``most`` / 5 tokens.
+    The dict has the prompts and chosen answers of up to ``audit_prompts`` pairs of at most
+    ``most`` / 5 tokens.
     """
-    sides = [tokenizer(pairs[side][:])["input_ids"] for side in ("chosen", "rejected")]
-    sizes = [max(map(len, both)) + SPECIAL for both in zip(*sides, strict=True)]
+    chosen_ids = tokenizer(pairs["chosen"][:])["input_ids"]
+    rejected_ids = tokenizer(pairs["rejected"][:])["input_ids"]
+    sizes = [
+        max(len(chosen), len(rejected)) + SPECIAL
+        for chosen, rejected in zip(chosen_ids, rejected_ids, strict=True)
+    ]
     most = most or max(sizes) * LONGEST_PROBE
     kept = [row for row, size in enumerate(sizes) if size <= most]
-    short = [row for row in kept if sizes[row] * LONGEST_PROBE <= most][:300]
+    short = [row for row in kept if sizes[row] * LONGEST_PROBE <= most][:audit_prompts]
     if len(kept) < len(pairs):
         print(f"Dropped {len(pairs) - len(kept)} pairs with an answer of more than {most} tokens.")
     if len(short) < 2:
@@ -91,6 +101,23 @@ def keep_fitting(pairs, tokenizer, most: int | None):
         raise ValueError(f"The audit needs two pairs of {limit}; there are {len(short)}. Add some.")
     normal = pairs.select(short)
     return pairs.select(kept), {"prompt": normal["prompt"][:], "answer": normal["chosen"][:]}
+
+
+def prepare(model, prompts: list[str], answers: list[str]) -> None:
+    """Let a RewardModel share prompts if it can; print what it reads, and how long it will take.
+
+    ``prompts`` and ``answers`` are all texts that will be scored.
+    """
+    from rlhf_course.rewards import measure_speed, shares_prompts
+
+    row = model.encode(prompts[:1], answers[:1])[0]
+    shown = model.tokenizer.decode(row)
+    print(f"Encoding {model.form}, for example: {shown[:60]!r} … {shown[-60:]!r}")
+    print(f"The score is read at {model.read_at(row)}.")
+    model.share_prompts = shares_prompts(model, prompts, answers)
+    model.show_progress = True
+    tokens, seconds = measure_speed(model, prompts, answers)
+    print(f"{len(answers):,} texts, {tokens:,} tokens: about {seconds / 60:.1f} minutes.")
 
 
 def load_probes(file: Path | None) -> dict | None:
@@ -108,28 +135,30 @@ def load_probes(file: Path | None) -> dict | None:
     return {name: rows[name].tolist() for name in rows}
 
 
-def pictures(found) -> dict[str, str]:
+def draw(result) -> dict[str, str]:
     """Return a dict from caption to figure, a PNG in base64."""
     from rlhf_course.audit import PASS
     from rlhf_course.command_line.page import picture
     from rlhf_course.course.plots import audit_bars, chosen_and_rejected
 
-    scores = found.pairs["chosen"], found.pairs["rejected"]
-    audited = {"reward model": found.audit}
     figures = {
-        "Scores of both answers, and their differences within a pair": chosen_and_rejected(*scores),
-        "How often the normal answer scores higher than a bad one": audit_bars(audited, PASS),
+        "Scores of both answers, and their differences within a pair": chosen_and_rejected(
+            result.pairs["chosen"], result.pairs["rejected"]
+        ),
+        "How often the normal answer scores higher than a bad one": audit_bars(
+            {"reward model": result.audit}, PASS
+        ),
     }
     return {caption: picture(figure) for caption, figure in figures.items()}
 
 
 def main(arguments: list[str]) -> int:
     chosen = parse_arguments(arguments)
-    from rlhf_course.audit.checkup import STOP, check_up
-    from rlhf_course.command_line import page
+    from rlhf_course.audit.checkup import STOP, check_up, collect_texts, plan_audit
     from rlhf_course.course.run_card import quiet_libraries
     from rlhf_course.data import describe, load_pairs
-    from rlhf_course.runtime.files import atomic_file, check_folder, read_json
+    from rlhf_course.rewards import RewardModel
+    from rlhf_course.runtime.files import check_folder, read_json
 
     quiet_libraries()
     output = check_folder(chosen.output)
@@ -141,27 +170,43 @@ def main(arguments: list[str]) -> int:
     pairs, dropped = load_pairs(chosen.pairs, chosen.split, chosen.data_dir)
     pairs = pairs.shuffle(seed=chosen.seed).select(range(min(chosen.limit, len(pairs))))
     print(f"{len(pairs)} pairs of {chosen.pairs}, split {chosen.split}; {describe(dropped)}")
-    own = load_probes(chosen.probes)
+    probes = load_probes(chosen.probes)
     score, tokenizer, most = load_score(chosen)
-    pairs, audited = keep_fitting(pairs, tokenizer, most)
-    found = check_up(score, pairs, own or audited, chosen.seed)
-    result = {"model": chosen.model, "verdict": found.verdict, "pairs": len(pairs)}
-    result["findings"] = [finding._asdict() for finding in found.findings]
+    pairs, normal = keep_fitting(pairs, tokenizer, most, chosen.audit_prompts)
+    audited = plan_audit(pairs, probes or normal, chosen.seed)
+    if isinstance(score, RewardModel):
+        prepare(score, *collect_texts(pairs, audited))
+    result = check_up(score, pairs, audited, chosen.seed)
+    write_results(output, chosen, result, len(pairs))
+    for finding in result.findings:
+        print(f"{finding.level:5}  {finding.question:45}  {finding.measured}")
+    print(f"\n{result.verdict}\nOpen next: {output / 'check-up.html'}")
+    return 2 if result.advice(STOP) else 0
+
+
+def write_results(output: Path, chosen: argparse.Namespace, result, pairs: int) -> None:
+    """Write check-up.html and check-up.json."""
+    from rlhf_course.command_line import page
+    from rlhf_course.runtime.files import atomic_file
+
+    findings = [finding._asdict() for finding in result.findings]
     page.write(
         output / "check-up.html",
         title=f"Check-up of {chosen.model} on {chosen.pairs}",
-        verdict=found.verdict,
-        about=f"{len(pairs):,} held-out pairs. Intervals are 95 %. {LEVELS}",
+        verdict=result.verdict,
+        about=f"{pairs:,} held-out pairs. Intervals are 95 %. {LEVELS}",
         columns={"question": "question", "measured": "measured", "level": "verdict"},
-        rows=result["findings"],
-        pictures=pictures(found),
+        rows=findings,
+        pictures=draw(result),
     )
+    summary = {
+        "model": chosen.model,
+        "verdict": result.verdict,
+        "pairs": pairs,
+        "findings": findings,
+    }
     with atomic_file(output / "check-up.json") as path:
-        path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    for finding in found.findings:
-        print(f"{finding.level:5}  {finding.question:45}  {finding.measured}")
-    print(f"\n{found.verdict}\nOpen next: {output / 'check-up.html'}")
-    return 2 if found.advice(STOP) else 0
+        path.write_text(json.dumps(summary, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ from rlhf_course.policy.adapters import RewardAdapter, quantization
 from rlhf_course.policy.save_load import load_tokenizer
 from rlhf_course.ppo.checkpoint import load_checkpoint, save_checkpoint
 from rlhf_course.ppo.config import PPOConfig
-from rlhf_course.rewards import RewardModel, SentimentReward
+from rlhf_course.rewards import RewardModel, SentimentReward, find_form
 from rlhf_course.runtime import tracking
 from rlhf_course.runtime.hub import download
 from rlhf_course.synthetic.build import build_preferences
@@ -143,7 +143,8 @@ def build_chat(chosen: Options, settings: Settings) -> Run:
     policy = AutoModelForCausalLMWithValueHead.from_pretrained(sft, dtype=settings.dtype, **smaller)
     judge = RewardAdapter(policy, chosen.reward_adapter)
     size = chosen.sample_batch_size or settings.batch_size
-    reward = RewardModel(judge, tokenizer, batch_size=size)
+    form = find_form(judge, tokenizer, chosen.reward_adapter)
+    reward = RewardModel(judge, tokenizer, batch_size=size, form=form)
     if reward.max_length < settings.max_length:
         has = f"the base's {reward.max_length} positions"
         raise ValueError(f"--max_length {settings.max_length} exceeds {has}. Lower it.")

@@ -24,6 +24,7 @@ from rlhf_course.command_line.options import option
 from rlhf_course.course.plots import audit_bars
 from rlhf_course.course.presets import PRESETS, Settings
 from rlhf_course.data import describe, hold_out, load_pairs, tokenize_pairs
+from rlhf_course.data.encoding import write_form
 from rlhf_course.policy.save_load import load_tokenizer
 from rlhf_course.rewards import RewardModel, load_reward_model, require_finite
 from rlhf_course.runtime.files import atomic_file
@@ -91,9 +92,10 @@ def load_data(dataset: str, script: ScriptArguments, seed: int) -> tuple:
     return train, held_out, {"train": dropped, "test": dropped_test}
 
 
-def load_scorer(path: str, tokenizer, config, **options) -> RewardModel:
+def load_scorer(path: str, tokenizer, config, form: str | None = None, **options) -> RewardModel:
     """Return a RewardModel on the run's device; raise ``ValueError`` for too few positions."""
-    scorer = RewardModel(load_reward_model(path, **options).to(config.device), tokenizer)
+    model = load_reward_model(path, **options).to(config.device)
+    scorer = RewardModel(model, tokenizer, form=form)
     if scorer.max_length < config.max_length:
         has = f"the {scorer.max_length} positions of {path}"
         raise ValueError(f"--max_length {config.max_length} exceeds {has}. Lower it.")
@@ -152,11 +154,14 @@ def write_results(output, results: dict, table) -> None:
     )
 
 
-def tokenize(parts: tuple, dropped: dict, tokenizer, config, audit_prompts: int) -> list:
-    """Return both splits, tokenized; add the number of overlong pairs to ``dropped``."""
+def tokenize(parts: tuple, dropped: dict, tokenizer, config, audit_prompts: int, form: str) -> list:
+    """Return both splits, tokenized in a form of data/encoding.py.
+
+    Adds the number of overlong pairs to ``dropped``.
+    """
     found = []
     for part, report in zip(parts, dropped.values(), strict=True):
-        rows, report["too long"] = tokenize_pairs(part, tokenizer, config.max_length)
+        rows, report["too long"] = tokenize_pairs(part, tokenizer, config.max_length, form)
         found.append(rows)
         print(f"{len(rows)} pairs remain; dropped as too long: {report['too long']}.")
     if min(len(found[1]), audit_prompts) < 2:
@@ -174,7 +179,8 @@ def run(script: ScriptArguments, config, model_args, settings: Settings, output)
     set_seed(config.seed)  # before the head is initialized
     options = trl_run.model_options(model_args)
     before = load_scorer(assets.model, tokenizer, config, new_head=True, **options)
-    train, held_out = tokenize(parts, dropped, tokenizer, config, script.audit_prompts)
+    form = before.form
+    train, held_out = tokenize(parts, dropped, tokenizer, config, script.audit_prompts, form)
 
     results = {"dataset": assets.dataset, "base": assets.model}
     results["accuracy_before"] = accuracy(before, held_out)
@@ -186,7 +192,10 @@ def run(script: ScriptArguments, config, model_args, settings: Settings, output)
     if code:
         return code
 
-    scorer = load_scorer(output.result, tokenizer, config)  # audit the saved model
+    if PartialState().is_main_process:
+        write_form(output.result, form)
+    PartialState().wait_for_everyone()
+    scorer = load_scorer(output.result, tokenizer, config, form)  # audit the saved model
     share, pairs = accuracy(scorer, held_out), len(held_out)
     ci = 1.96 * (share * (1 - share) / pairs) ** 0.5
     results |= {"accuracy": share, "accuracy_ci": ci} | baselines(held_out)

@@ -115,7 +115,7 @@ def test_the_command_writes_a_page_and_its_exit_code_is_the_verdict(tmp_path, ca
     ("arguments", "message"),
     [
         (("--split", "train"), "Unknown split"),
-        (("--chat",), "has no chat template"),
+        (("--encoding", "template"), "has no chat template"),
         (("--label", "HELPFUL"), "has no label 'HELPFUL'"),
         (("--probes", "probes.jsonl"), "add prompt, answer, and"),
     ],
