@@ -4,19 +4,23 @@ import re
 from collections.abc import Iterable, Sequence
 from itertools import chain
 
-HUMAN, ASSISTANT = "\n\nHuman:", "\n\nAssistant:"
+HUMAN = "\n\nHuman:"
+ASSISTANT = "\n\nAssistant:"
 MARKS = {"system": "\n\n", "user": f"{HUMAN} ", "assistant": f"{ASSISTANT} "}
 
 
 def as_prompt(question: str) -> str:
     """Return a question, or a transcript, as a prompt that ends with "Assistant:"."""
     question = question.rstrip().removesuffix(ASSISTANT)
-    return (question if HUMAN in question else f"{HUMAN} {question.lstrip()}") + ASSISTANT
+    if HUMAN not in question:
+        question = f"{HUMAN} {question.lstrip()}"
+    return question + ASSISTANT
 
 
 def last_question(prompt: str) -> str:
     """Return the last human turn of a prompt, without "Human:"."""
-    return prompt.rpartition(HUMAN)[2].partition(ASSISTANT)[0].strip()
+    last_turns = prompt.rpartition(HUMAN)[2]
+    return last_turns.partition(ASSISTANT)[0].strip()
 
 
 def as_text(turns: str | list[dict] | None) -> str:
@@ -24,11 +28,15 @@ def as_text(turns: str | list[dict] | None) -> str:
 
     Raises ``ValueError`` for anything else, such as messages stored as text in a CSV file.
     """
-    if turns is None or isinstance(turns, str) and not re.match(r"\s*\[\s*{.*role", turns):
-        return f"\n\n{turns}" if turns and turns.startswith("Human:") else turns or ""
+    if turns is None:
+        return ""
+    is_text = isinstance(turns, str)
+    is_quoted_list = is_text and re.match(r"\s*\[\s*{.*role", turns)
+    if is_text and not is_quoted_list:
+        return f"\n\n{turns}" if turns.startswith("Human:") else turns
     try:
         return "".join(MARKS[turn["role"]] + turn["content"].strip() for turn in turns)
-    except (AttributeError, KeyError, TypeError):
+    except (AttributeError, KeyError, TypeError):  # also for a quoted list
         raise ValueError(
             f"{turns!r:.80} is neither a text nor messages from {', '.join(MARKS)}; convert it."
         ) from None
@@ -36,13 +44,14 @@ def as_text(turns: str | list[dict] | None) -> str:
 
 def as_messages(text: str) -> list[dict]:
     """Return a transcript as the messages {role, content} that chat templates expect."""
-    system, *turns = re.split(f"{HUMAN}|({ASSISTANT})", text)
-    roles = ["assistant" if mark else "user" for mark in turns[::2]]
-    messages = [
-        {"role": role, "content": said.strip()}
-        for role, said in zip(roles, turns[1::2], strict=True)
-    ]
-    return ([{"role": "system", "content": system.strip()}] if system.strip() else []) + messages
+    system, *turns = re.split(f"({HUMAN}|{ASSISTANT})", text)
+    messages = []
+    if system.strip():
+        messages.append({"role": "system", "content": system.strip()})
+    for mark, content in zip(turns[::2], turns[1::2], strict=True):
+        role = "user" if mark == HUMAN else "assistant"
+        messages.append({"role": role, "content": content.strip()})
+    return messages
 
 
 def split_answer(turns: str | list[dict] | None, prompt: str | None) -> tuple[str, str, str]:
@@ -68,13 +77,19 @@ def prompt_ids(tokenizer, prompts: Sequence[str]) -> list[list[int]]:
     """
     if not tokenizer.chat_template:
         return tokenizer(prompts)["input_ids"]
-    how = {"add_generation_prompt": True, "enable_thinking": False, "return_dict": False}
-    return [
-        tokenizer.apply_chat_template(as_messages(text)[:-1], **how)
-        if text.rstrip().endswith(ASSISTANT)
-        else tokenizer(text)["input_ids"]
-        for text in prompts
-    ]
+    rows = []
+    for text in prompts:
+        if text.rstrip().endswith(ASSISTANT):
+            ids = tokenizer.apply_chat_template(
+                as_messages(text)[:-1],  # the template opens the answer
+                add_generation_prompt=True,
+                enable_thinking=False,
+                return_dict=False,
+            )
+        else:
+            ids = tokenizer(text)["input_ids"]
+        rows.append(ids)
+    return rows
 
 
 def answer_ids(tokenizer, answers: Sequence[str]) -> list[list[int]]:
@@ -88,8 +103,9 @@ def answer_ids(tokenizer, answers: Sequence[str]) -> list[list[int]]:
 def encode(tokenizer, prompts: Sequence[str], answers: Sequence[str]) -> list[list[int]]:
     """Return each row's token ids, as a reward model reads them: prompt, answer, EOS."""
     if tokenizer.chat_template:
-        both = (prompt_ids(tokenizer, prompts), answer_ids(tokenizer, answers))
-        return [prompt + answer for prompt, answer in zip(*both, strict=True)]
+        starts = prompt_ids(tokenizer, prompts)
+        ends = answer_ids(tokenizer, answers)
+        return [start + end for start, end in zip(starts, ends, strict=True)]
     texts = [f"{prompt} {answer}" for prompt, answer in zip(prompts, answers, strict=True)]
     return [[*ids, end_token(tokenizer)] for ids in tokenizer(texts)["input_ids"]]
 
@@ -106,12 +122,15 @@ def refuse_eos(tokenizer, *columns: Iterable[str]) -> None:
 
     Also raise it for a chat template that never writes EOS.
     """
-    end, talk = end_token(tokenizer), [f"{HUMAN} ?{ASSISTANT} !{HUMAN} ?{ASSISTANT}"]
-    if tokenizer.chat_template and end not in prompt_ids(tokenizer, talk)[0]:
-        raise ValueError(
-            f"The chat template does not end turns with EOS, {tokenizer.eos_token}: correct"
-            " eos_token in tokenizer_config.json."
-        )
+    eos_id = end_token(tokenizer)
+    if tokenizer.chat_template:
+        dialogue = f"{HUMAN} ?{ASSISTANT} !{HUMAN} ?{ASSISTANT}"
+        [ids] = prompt_ids(tokenizer, [dialogue])
+        if eos_id not in ids:
+            raise ValueError(
+                f"The chat template does not end turns with EOS, {tokenizer.eos_token}: correct"
+                " eos_token in tokenizer_config.json."
+            )
     for text in chain(*columns):
         if tokenizer.eos_token in text:
             raise ValueError(
