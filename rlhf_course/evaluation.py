@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rlhf_course.data import prompt_ids
 from rlhf_course.policy.network import without_dropout
+from rlhf_course.ppo.config import PPOConfig
 from rlhf_course.ppo.rollout import Rollout, forward
 from rlhf_course.ppo.sampling import end_tokens, pad_token_id
 from rlhf_course.ppo.trainer import PPOTrainer
@@ -40,48 +41,58 @@ def evaluate(
     −log p(response) under the reference; ``kl`` is ``nll`` + log p(response) under the policy; both
     are in nats. Raises :func:`require_finite`'s errors.
     """
-    tokenizer, are_texts = trainer.tokenizer, isinstance(queries[0], str)
+    tokenizer = trainer.tokenizer
+    are_texts = isinstance(queries[0], str)
     if are_texts:
-        asked = check_texts("queries", queries)
-        queries = [*map(torch.tensor, prompt_ids(tokenizer, asked))]
+        query_texts = check_texts("queries", queries)
+        queries = [torch.tensor(ids) for ids in prompt_ids(tokenizer, query_texts)]
     else:
-        asked = tokenizer.batch_decode(queries)
-    sampler = iter(lengths).__next__ if lengths is not None else None
+        query_texts = tokenizer.batch_decode(queries)
+    next_length = iter(lengths).__next__ if lengths is not None else None
+    generation_options = {"return_prompt": False, **generation_kwargs}
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        how = {"return_prompt": False} | generation_kwargs
-        responses = trainer.generate(queries, sampler, batch_size, **how)
-    decoded = tokenizer.batch_decode(responses, skip_special_tokens=are_texts)
-    answered = [*map(str.strip, decoded)] if are_texts else decoded
-    table = pd.DataFrame({"query": asked, "response": answered})
-    names = ["kl", "nll", "length", "finished"]
-    table[names] = _measure(trainer, queries, responses, generation_kwargs)
-    return table.assign(score=require_finite(score(asked, answered), answered).tolist())
+        responses = trainer.generate(queries, next_length, batch_size, **generation_options)
+    response_texts = tokenizer.batch_decode(responses, skip_special_tokens=are_texts)
+    if are_texts:
+        response_texts = [text.strip() for text in response_texts]
+    table = pd.DataFrame({"query": query_texts, "response": response_texts})
+    measured = _measure(trainer, queries, responses, generation_kwargs)
+    scores = require_finite(score(query_texts, response_texts), response_texts)
+    return table.join(measured).assign(score=scores.tolist())
 
 
 def _measure(trainer: PPOTrainer, queries, responses, settings: dict) -> pd.DataFrame:
     """Return columns kl, nll, length and finished; queries and responses are token ids."""
-    blank, config = torch.zeros(len(responses), device=trainer.policy.device), trainer.config
-    rollout = Rollout.from_lists(queries, responses, blank, pad_token_id(trainer.tokenizer))
-    how = config.begin_suppress_tokens, None, config.mini_batch_size
+    no_scores = torch.zeros(len(responses), device=trainer.policy.device)
+    rollout = Rollout.from_lists(queries, responses, no_scores, pad_token_id(trainer.tokenizer))
     with without_dropout(trainer.policy), trainer.accelerator.autocast():
-        logprobs = forward(trainer.policy, rollout, *how)[0]
+        logprobs = _token_logprobs(trainer.policy, rollout, trainer.config)
         with trainer.reference() as reference:
-            ref_logprobs = forward(reference, rollout, *how)[0]
-    ends = end_tokens(trainer.policy, settings)
+            ref_logprobs = _token_logprobs(reference, rollout, trainer.config)
+    eos_ids = end_tokens(trainer.policy, settings)
     columns = {
         "kl": ((logprobs - ref_logprobs) * rollout.mask).sum(1).tolist(),
         "nll": (-ref_logprobs * rollout.mask).sum(1).tolist(),
         "length": [len(response) for response in responses],
-        "finished": [bool((response[-1] == ends).any()) for response in responses],
+        "finished": [bool((response[-1] == eos_ids).any()) for response in responses],
     }
     return pd.DataFrame(columns)
+
+
+def _token_logprobs(model, rollout: Rollout, config: PPOConfig) -> Tensor:
+    """Return the response tokens' log-probabilities (B, T) in nats."""
+    logprobs, *_ = forward(
+        model, rollout, config.begin_suppress_tokens, at_most=config.mini_batch_size
+    )
+    return logprobs
 
 
 def mean_ci(values) -> tuple[float, float]:
     """Return the mean and the half-width of its 95 % interval (normal approximation)."""
     values = np.asarray(values, dtype=float)
-    return float(values.mean()), float(1.96 * values.std(ddof=1) / np.sqrt(len(values)))
+    standard_error = values.std(ddof=1) / np.sqrt(len(values))
+    return float(values.mean()), float(1.96 * standard_error)
 
 
 def distinct_n(texts: Sequence[str], n: int) -> float:
@@ -89,11 +100,11 @@ def distinct_n(texts: Sequence[str], n: int) -> float:
 
     Return NaN if there are no n-grams, as in languages without spaces between words.
     """
-    grams = [
-        tuple(words[i : i + n])
-        for words in map(str.split, texts)
-        for i in range(len(words) - n + 1)
-    ]
+    grams = []
+    for text in texts:
+        words = text.split()
+        for start in range(len(words) - n + 1):
+            grams.append(tuple(words[start : start + n]))
     return len(set(grams)) / len(grams) if grams else float("nan")
 
 
@@ -103,6 +114,7 @@ def perplexity(table: pd.DataFrame) -> float:
 
 
 def words_of(text: str) -> list[str]:
+    """Return a text's words (a to z) in lower case."""
     return re.findall("[a-z]+", text.lower())
 
 
@@ -112,4 +124,6 @@ def unknown_words(texts: Sequence[str], known: Collection[str]) -> float:
     Each text's last word does not count, because it may be cut off.
     """
     words = [word for text in texts for word in words_of(text)[:-1]]
-    return sum(word not in known for word in words) / len(words) if words else float("nan")
+    if not words:
+        return float("nan")
+    return sum(word not in known for word in words) / len(words)

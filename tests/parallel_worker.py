@@ -19,7 +19,7 @@ from builders import make_policy, make_samples, make_trainer, sgd
 from peft import LoraConfig, get_peft_model
 
 from rlhf_course import AutoModelForCausalLMWithValueHead
-from rlhf_course.runtime.distributed import init
+from rlhf_course.runtime.tracking import init_process
 
 CASES = {  # settings for all 16 samples; sizes are divided among the processes
     "plain": {},
@@ -40,7 +40,7 @@ def sample(trainer) -> list[list[int]]:
     """Greedy answers, and sampled ones of very different lengths: eight queries per process, or per
     seed of one.
     """
-    state, found = init(), []
+    state, found = init_process(), []
     for part in range(2) if state.num_processes == 1 else [state.process_index]:
         queries = make_samples(16)[0][8 * part : 8 * part + 8]
         torch.manual_seed(part)
@@ -56,7 +56,7 @@ def sample(trainer) -> list[list[int]]:
 
 def run(case: str, folder: Path, name: str) -> None:
     """Three steps of one case."""
-    state = init()
+    state = init_process()
     n, rank = state.num_processes, state.process_index
     settings = {"batch_size": 16, "mini_batch_size": 16} | CASES[case]
     settings |= {name: settings[name] // n for name in ("batch_size", "mini_batch_size")}
@@ -113,5 +113,5 @@ if __name__ == "__main__":
         for script, arguments in json.loads(sys.argv[2]):
             AcceleratorState._reset_state()
             assert importlib.import_module(script).main(arguments) == 0
-    init().wait_for_everyone()
+    init_process().wait_for_everyone()
     shutdown()

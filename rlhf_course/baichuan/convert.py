@@ -18,16 +18,34 @@ from rlhf_course.runtime.files import atomic_folder, read_json
 # Baichuan-7B may have either name, Baichuan2-7B only the second.
 ARCHITECTURES = ("BaiChuanForCausalLM", "BaichuanForCausalLM")
 SIZES = (
-    "vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads rms_norm_eps"
-).split()
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "rms_norm_eps",
+)
 ROTARY = "rotary_emb.inv_freq"  # some checkpoints store it; Llama computes it
-STEMS = ("model.safetensors", "pytorch_model.bin")
+# A checkpoint is loaded from the first of these files that it has.
+WEIGHT_FILES = (
+    "model.safetensors.index.json",
+    "model.safetensors",
+    "pytorch_model.bin.index.json",
+    "pytorch_model.bin",
+)
 SPECIAL_IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-# Read these from tokenizer_config.json.
-TOKENIZER = (
-    "unk_token bos_token eos_token pad_token add_bos_token add_eos_token model_max_length"
-    " padding_side chat_template"
-).split()
+# Options that are read from tokenizer_config.json.
+TOKENIZER_OPTIONS = (
+    "unk_token",
+    "bos_token",
+    "eos_token",
+    "pad_token",
+    "add_bos_token",
+    "add_eos_token",
+    "model_max_length",
+    "padding_side",
+    "chat_template",
+)
 
 
 def convert_to_llama(
@@ -42,14 +60,20 @@ def convert_to_llama(
     Raises ``ValueError``, before writing, for another kind of checkpoint, such as a 13B model
     (ALiBi), for damaged or missing tensors, and for a tokenizer whose ids would change.
     """
-    source, target = Path(source), Path(target).expanduser().absolute()
+    source = Path(source)
+    target = Path(target).expanduser().absolute()
     config = read_config(source)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ValueError(f"{target} already exists and is not an empty folder; choose another.")
-    told = "Guessed from config.json" if norm_head is None else "As requested"
-    norm_head = guess_norm_head(config) if norm_head is None else norm_head
-    scaled = "a NormHead (Baichuan2), with rows scaled to length 1"
-    report(f"{told}: {scaled if norm_head else 'a plain head, copied unchanged'}.")
+    if norm_head is None:
+        reason = "Guessed from config.json"
+        norm_head = guess_norm_head(config)
+    else:
+        reason = "As requested"
+    if norm_head:
+        report(f"{reason}: a NormHead (Baichuan2), with rows scaled to length 1.")
+    else:
+        report(f"{reason}: a plain head, copied unchanged.")
     tokenizer = read_tokenizer(source, config)
     llama = llama_config(config)
     tensors = read_weights(source, llama)
@@ -65,8 +89,9 @@ def convert_to_llama(
 
 def llama_config(config: dict) -> LlamaConfig:
     """Return the config of a Llama that gives the same outputs as a Baichuan with ``config``."""
+    shared = {key: config[key] for key in (*SIZES, *SPECIAL_IDS, "max_position_embeddings")}
     return LlamaConfig(
-        **{key: config[key] for key in (*SIZES, *SPECIAL_IDS, "max_position_embeddings")},
+        **shared,
         architectures=["LlamaForCausalLM"],
         num_key_value_heads=config["num_attention_heads"],
         rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
@@ -83,8 +108,10 @@ def read_config(source: Path) -> dict:
         raise ValueError(
             f"{source} looks like a 13B model, which uses ALiBi; only 7B models can be converted."
         )
-    is_known = config.get("architectures", [""])[0] in ARCHITECTURES and config.keys() >= {*SIZES}
-    if not is_known or config.get("hidden_act", "silu") != "silu":
+    is_baichuan = config.get("architectures", [""])[0] in ARCHITECTURES
+    has_sizes = all(size in config for size in SIZES)
+    uses_silu = config.get("hidden_act", "silu") == "silu"
+    if not (is_baichuan and has_sizes and uses_silu):
         raise ValueError(
             f"{source} has no Baichuan checkpoint (see its config.json); choose another folder."
         )
@@ -106,10 +133,13 @@ def guess_norm_head(config: dict) -> bool:
 def read_tokenizer(source: Path, config: dict) -> PreTrainedTokenizerFast:
     """Return the fast tokenizer with options from tokenizer_config.json."""
     path = source / "tokenizer_config.json"
-    given = {"model_max_length": config["max_position_embeddings"]}
-    given |= read_json(path) if path.exists() else {}
-    options = {key: given[key] for key in TOKENIZER if given.get(key) is not None}
-    options = {k: v["content"] if isinstance(v, dict) else v for k, v in options.items()}
+    options = {"model_max_length": config["max_position_embeddings"]}
+    for key, value in (read_json(path) if path.exists() else {}).items():
+        if key not in TOKENIZER_OPTIONS:
+            continue
+        is_added_token = isinstance(value, dict)  # {"content": "<s>", "lstrip": false, …}
+        options[key] = value["content"] if is_added_token else value
+    options = {key: value for key, value in options.items() if value is not None}
     tokenizer = sentencepiece_to_fast(source / "tokenizer.model", **options)
     if not 0.9 <= len(tokenizer) / config["vocab_size"] <= 1:  # vocabularies may be padded
         raise ValueError(
@@ -124,8 +154,8 @@ def pack(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     packed = {}
     for name, tensor in tensors.items():
         if "q_proj" in name:
-            parts = [tensors[name.replace("q_proj", f"{letter}_proj")] for letter in "qkv"]
-            packed[name.replace("q_proj", "W_pack")] = torch.cat(parts)
+            q_k_v = [tensors[name.replace("q_proj", f"{letter}_proj")] for letter in "qkv"]
+            packed[name.replace("q_proj", "W_pack")] = torch.cat(q_k_v)
         elif "k_proj" not in name and "v_proj" not in name:
             packed[name] = tensor
     return packed
@@ -133,10 +163,13 @@ def pack(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def unpack(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Invert :func:`pack`; copy q, k and v, because saved tensors must own their memory."""
-    unpacked = {name: tensor for name, tensor in tensors.items() if "W_pack" not in name}
-    for name in tensors.keys() - unpacked.keys():
-        for letter, part in zip("qkv", tensors[name].chunk(3), strict=True):
-            unpacked[name.replace("W_pack", f"{letter}_proj")] = part.clone()
+    unpacked = {}
+    for name, tensor in tensors.items():
+        if "W_pack" in name:
+            for letter, matrix in zip("qkv", tensor.chunk(3), strict=True):
+                unpacked[name.replace("W_pack", f"{letter}_proj")] = matrix.clone()
+        else:
+            unpacked[name] = tensor
     return unpacked
 
 
@@ -145,30 +178,44 @@ def read_weights(source: Path, llama: LlamaConfig) -> dict[str, Tensor]:
 
     Safetensors take precedence over .bin. Raises ``ValueError`` unless the tensors fit ``llama``.
     """
-    names = [f"{stem}{end}" for stem in STEMS for end in (".index.json", "")]
-    first = next((name for name in names if (source / name).is_file()), names[-1])
-    tensors, files, file = {}, [first], first
-    try:
-        if first.endswith(".json"):
-            files = sorted({*read_json(source / first)["weight_map"].values()})
-        for file in files:
-            tensors |= load_state_dict(source / file, weights_only=True)  # a pickle can run code
-    except Exception as error:  # a truncated file can raise any error
-        raise ValueError(
-            f"{source / file} was not loaded: it is missing or damaged, or would run code."
-            " Download it again."
-        ) from error
+    tensors = _load_tensors(source)
     tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith(ROTARY)}
     with torch.device("meta"):
         expected = pack(LlamaForCausalLM(llama).state_dict())
-    found, wanted = (
-        {name: [*x.shape] for name, x in side.items() if x.is_floating_point()}
-        for side in (tensors, expected)
-    )
-    for name in sorted(found.keys() | wanted.keys()):
-        if found.get(name) != wanted.get(name):
+    actual_shapes = _shapes(tensors)
+    expected_shapes = _shapes(expected)
+    for name in sorted(actual_shapes.keys() | expected_shapes.keys()):
+        actual_shape = actual_shapes.get(name)
+        expected_shape = expected_shapes.get(name)
+        if actual_shape != expected_shape:
             raise ValueError(
-                f"In {source}, the shape of {name} is {found.get(name)}, but config.json needs"
-                f" {wanted.get(name)} (None: no tensor). Download the checkpoint again."
+                f"In {source}, the shape of {name} is {actual_shape}, but config.json needs"
+                f" {expected_shape} (None: no tensor). Download the checkpoint again."
             )
     return tensors
+
+
+def _load_tensors(source: Path) -> dict[str, Tensor]:
+    """Load all weight files; raise ``ValueError`` if one is missing or damaged."""
+    present = [name for name in WEIGHT_FILES if (source / name).is_file()]
+    file = source / (present[0] if present else WEIGHT_FILES[-1])
+    tensors = {}
+    try:
+        if file.suffix == ".json":
+            weight_map = read_json(file)["weight_map"]  # tensor name: file name
+            files = [source / name for name in sorted(set(weight_map.values()))]
+        else:
+            files = [file]
+        for file in files:
+            tensors |= load_state_dict(file, weights_only=True)  # a pickle can run code
+    except Exception as error:  # a truncated file can raise any error
+        raise ValueError(
+            f"{file} was not loaded: it is missing or damaged, or would run code. Download it"
+            " again."
+        ) from error
+    return tensors
+
+
+def _shapes(tensors: dict[str, Tensor]) -> dict[str, list[int]]:
+    """Return the shapes of the floating-point tensors."""
+    return {name: list(x.shape) for name, x in tensors.items() if x.is_floating_point()}

@@ -34,22 +34,24 @@ def sentencepiece_to_fast(model_file: str | Path, **options) -> PreTrainedTokeni
         raise ValueError(f"{refused}: it is missing or damaged. Download it again.") from error
     native = PreTrainedTokenizerFast.convert_to_native_format(vocab_file=str(model_file))
     tokenizer = native["tokenizer_object"]
-    added = {str(piece): piece.special for piece in native["additional_special_tokens"]}
-    if "".join(original.encode("a", out_type=str)).startswith("▁"):
-        _add_dummy_prefix(tokenizer, [name for name, special in added.items() if not special])
-        added = {name: special for name, special in added.items() if special}
+    pieces = native["additional_special_tokens"]
+    control_pieces = [str(piece) for piece in pieces if piece.special]
+    user_pieces = [str(piece) for piece in pieces if not piece.special]
+    has_dummy_prefix = "".join(original.encode("a", out_type=str)).startswith("▁")
+    if has_dummy_prefix:
+        _add_dummy_prefix(tokenizer, user_pieces)
+    else:
+        tokenizer.add_tokens([AddedToken(name, normalized=True) for name in user_pieces])
     tokenizer.add_tokens(
-        [
-            AddedToken(name, normalized=not special, special=special)
-            for name, special in added.items()
-        ]
+        [AddedToken(name, normalized=False, special=True) for name in control_pieces]
     )
     _check_ids(original, tokenizer, refused)
-    roles = {"unk_token", "bos_token", "eos_token"} & native.keys()
-    special = {"pad_token": native["unk_token"]} | {role: native[role] for role in roles}
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **special | options
-    )
+    settings = {"pad_token": native["unk_token"], "clean_up_tokenization_spaces": False}
+    for role in ("unk_token", "bos_token", "eos_token"):
+        if role in native:
+            settings[role] = native[role]
+    settings |= options
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **settings)
 
 
 def _check_ids(original: SentencePieceProcessor, tokenizer: Tokenizer, refused: str) -> None:
@@ -59,14 +61,16 @@ def _check_ids(original: SentencePieceProcessor, tokenizer: Tokenizer, refused: 
         for i in range(len(original))
         if not (original.is_control(i) or original.is_unknown(i))
     ]
-    texts = [*PROBES, *pieces, *(f"{piece}a {piece} 你{piece}{piece}" for piece in pieces)]
-    encoded = original.encode(texts), tokenizer.encode_batch(texts)
-    for text, wanted, found in zip(texts, *encoded, strict=True):
-        if found.ids != wanted:
+    repeated_pieces = [f"{piece}a {piece} 你{piece}{piece}" for piece in pieces]
+    texts = [*PROBES, *pieces, *repeated_pieces]
+    all_expected = original.encode(texts)
+    all_encoded = tokenizer.encode_batch(texts)
+    for text, expected, encoded in zip(texts, all_expected, all_encoded, strict=True):
+        if encoded.ids != expected:
             raise ValueError(f"{refused}: ids for {text[:60]!r} would differ. Use another model.")
 
 
-def _add_dummy_prefix(tokenizer: Tokenizer, defined: list[str]) -> None:
+def _add_dummy_prefix(tokenizer: Tokenizer, user_pieces: list[str]) -> None:
     """Put a space before every text and remove it when decoding; transformers does neither.
 
     As added tokens, user-defined pieces would also get the prefix. So they are split off as words
@@ -76,9 +80,8 @@ def _add_dummy_prefix(tokenizer: Tokenizer, defined: list[str]) -> None:
         [normalizers.Replace(" ", "▁"), normalizers.Prepend("▁")]
     )
     tokenizer.decoder = decoders.Sequence([tokenizer.decoder, decoders.Strip(" ", left=1, right=0)])
-    if defined:
-        longest_first = sorted(defined, key=len, reverse=True)
-        tokenizer.pre_tokenizer = pre_tokenizers.Split(
-            Regex("|".join(map(re.escape, longest_first))), "isolated"
-        )
+    if user_pieces:
+        longest_first = sorted(user_pieces, key=len, reverse=True)
+        pattern = "|".join(re.escape(piece) for piece in longest_first)
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
         tokenizer.model.ignore_merges = True

@@ -16,10 +16,11 @@ from transformers import LlamaForCausalLM
 from rlhf_course.baichuan.convert import SIZES, SPECIAL_IDS, pack
 from rlhf_course.runtime.files import atomic_file, atomic_folder
 
-USER, ASSISTANT = "<reserved_106>", "<reserved_107>"
+USER = "<reserved_106>"
+ASSISTANT = "<reserved_107>"
 USER_ID = 195  # the assistant's id follows, as in Baichuan2
 SPECIAL = {"pad_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-TOKENIZER = dict(
+TRAINER_OPTIONS = dict(
     model_type="bpe",
     hard_vocab_limit=False,
     character_coverage=0.9999,
@@ -46,9 +47,10 @@ def train_sentencepiece(texts: Iterable[str], vocab_size: int, folder: str | Pat
 
     Return the path of ``folder/tokenizer.model``.
     """
-    lines, model = (line for text in texts for line in text.splitlines() if line), io.BytesIO()
+    lines = (line for text in texts for line in text.splitlines() if line)
+    model = io.BytesIO()
     SentencePieceTrainer.train(
-        sentence_iterator=lines, model_writer=model, vocab_size=vocab_size, **TOKENIZER
+        sentence_iterator=lines, model_writer=model, vocab_size=vocab_size, **TRAINER_OPTIONS
     )
     proto = spm.ModelProto.FromString(model.getvalue())
     # The trainer puts the user and assistant pieces (3 and 4) before the 256 byte pieces.
@@ -56,9 +58,10 @@ def train_sentencepiece(texts: Iterable[str], vocab_size: int, folder: str | Pat
     pieces[USER_ID:USER_ID] = proto.pieces[3:5]
     del proto.pieces[:]
     proto.pieces.extend(pieces)
-    with atomic_file(Path(folder) / "tokenizer.model") as aside:
+    target = Path(folder) / "tokenizer.model"
+    with atomic_file(target) as aside:
         aside.write_bytes(proto.SerializeToString(deterministic=True))
-    return Path(folder) / "tokenizer.model"
+    return target
 
 
 class _UnitRows(nn.Module):
@@ -77,7 +80,9 @@ def write_baichuan_checkpoint(
 ) -> Path:
     """Write a Llama with a ``norm_head`` in Baichuan2's layout; return ``folder``."""
     head = "parametrizations.weight.original"  # W before its rows are scaled
-    tensors = {name.replace(head, "weight"): w.cpu() for name, w in model.state_dict().items()}
+    tensors = {}
+    for name, tensor in model.state_dict().items():
+        tensors[name.replace(head, "weight")] = tensor.cpu()
     with atomic_folder(folder) as new:
         save_torch_state_dict(pack(tensors), new)
         shutil.copyfile(spm_model, new / "tokenizer.model")
@@ -106,7 +111,8 @@ def _configs(model: LlamaForCausalLM) -> dict[str, dict]:
         "tokenizer_class": "BaichuanTokenizer",
         "z_loss_weight": 0,
     }
-    tokenizer = SPECIAL | {
+    tokenizer = {
+        **SPECIAL,
         "add_bos_token": False,
         "add_eos_token": False,
         "model_max_length": length,

@@ -7,12 +7,12 @@ import warnings
 
 import torch
 
-from rlhf_course.runtime.distributed import init
+from rlhf_course.runtime.tracking import init_process
 
 
 def init_quietly() -> None:
     """Initialize a command's rank; only rank 0 prints and warns."""
-    if not init().is_main_process:
+    if not init_process().is_main_process:
         sys.stdout = open(os.devnull, "w")
         warnings.simplefilter("ignore")
 

@@ -36,7 +36,7 @@ DEFAULTS = {
     "save_total_limit": 2,
     "logging_nan_inf_filter": False,  # it would hide NaN and Inf
     "ddp_find_unused_parameters": False,  # no parameter is unused
-    "accelerator_config": {"use_configured_state": True},  # set by distributed.init()
+    "accelerator_config": {"use_configured_state": True},  # set by init_process()
 }
 
 

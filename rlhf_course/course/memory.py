@@ -1,4 +1,16 @@
-"""Compute, from a model's shape, the memory for PPO with adapters; measure peak memory."""
+"""Compute, from a model's shape, the memory for PPO with adapters; measure peak memory.
+
+The sources of the formulas:
+
+* adapters: LoRA, Hu et al. 2021, arXiv:2106.09685
+* optimizer state, two moments per weight: Adam, Kingma and Ba 2014, arXiv:1412.6980
+* 4-bit weights: QLoRA, Dettmers et al. 2023, arXiv:2305.14314, without double quantization
+* 8-bit weights: LLM.int8(), Dettmers et al. 2022, arXiv:2208.07339
+* recomputed activations: Chen et al. 2016, arXiv:1604.06174
+* grouped keys and values: Ainslie et al. 2023, arXiv:2305.13245
+
+The count of a layer's stored activations follows from Llama's code in transformers.
+"""
 
 import weakref
 from collections.abc import Iterable
@@ -14,7 +26,7 @@ from rlhf_course.ppo.rollout import CPU_PIECE
 
 FLOAT32 = 4  # bytes: adapters, gradients, optimizer state, probabilities
 # Bytes per weight; at 4 bits, each block of 64 weights shares a float32 scale.
-QUANTIZED = {"8bit": 1.0, "4bit": 0.5 + 4 / 64}
+QUANTIZED = {"8bit": 1.0, "4bit": 0.5 + FLOAT32 / 64}
 
 
 def ppo_memory(
@@ -31,62 +43,103 @@ def ppo_memory(
 ) -> dict[str, int]:
     """Return a PPO step's peak bytes by purpose, for a Llama with three adapters.
 
-    ``config``: the base's shape. ``lora``: each adapter's shape. ``mini_batch``: samples per
-    optimizer step. ``batch``: samples per rollout. ``query``, ``response``: maximum tokens.
-    ``base_bytes``: bytes per base weight or activation (2 for bfloat16). ``layer_bytes``: bytes per
-    weight in quantized base matrices (``QUANTIZED``). ``chunk``: ``logprob_chunk_size``.
+    Args:
+        config: the base's shape.
+        lora: each adapter's shape.
+        mini_batch: samples per optimizer step.
+        query: maximum tokens per query.
+        response: maximum tokens per response.
+        batch: samples per rollout; default: ``mini_batch``.
+        base_bytes: bytes per base weight or activation (2 for bfloat16).
+        checkpointing: whether the backward pass recomputes activations.
+        chunk: ``logprob_chunk_size``, the tokens whose logits are in memory together.
+        layer_bytes: bytes per weight in the layers' matrices, if quantized (``QUANTIZED``).
 
-    The peak includes the larger of sampling's key-value cache and an update's activations.
+    The entries are, in bytes:
+
+    * base: (weights in matrices) · ``layer_bytes`` + (other weights) · ``base_bytes``
+    * adapters: 3 adapters · weights per adapter · 4
+    * gradients: weights per adapter · 4
+    * optimizer: 2 moments · weights per adapter · 4
+    * activations or cache: the larger of :func:`_update_bytes` and :func:`_cache_bytes`, because
+      sampling and updates alternate
     """
-    matrices, others, adapter = _count(config, lora)
-    text, length = config.get_text_config(), query + response
-    sizes = mini_batch * length, mini_batch * response
-    update = _update(text, *sizes, base_bytes, checkpointing, chunk)
-    numbers = (batch or mini_batch) * length * text.num_hidden_layers
-    numbers *= 2 * text.num_key_value_heads * text.head_dim  # keys and values
+    matrices, others, adapter = _count_weights(config, lora)
+    shape = config.get_text_config()
+    length = query + response
+    update = _update_bytes(
+        shape,
+        tokens=mini_batch * length,
+        predicted=mini_batch * response,
+        base_bytes=base_bytes,
+        checkpointing=checkpointing,
+        chunk=chunk,
+    )
+    cache = _cache_bytes(shape, tokens=(batch or mini_batch) * length, base_bytes=base_bytes)
     return {
         "base": round(others * base_bytes + matrices * (layer_bytes or base_bytes)),
         "adapters (policy, ref, reward)": 3 * adapter * FLOAT32,
         "gradients": adapter * FLOAT32,
         "optimizer": 2 * adapter * FLOAT32,
-        "activations or cache": max(update, numbers * base_bytes),
+        "activations or cache": max(update, cache),
     }
 
 
-def _count(config: PreTrainedConfig, lora: PeftConfig) -> tuple[int, int, int]:
-    """Return three weight counts: the layers' matrices, all other base weights, one adapter."""
+def _count_weights(config: PreTrainedConfig, lora: PeftConfig) -> tuple[int, int, int]:
+    """Return three counts of weights: the layers' matrices, all other base weights, one adapter."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-        layers = (m for m in model.base_model.modules() if isinstance(m, nn.Linear))
+        layers = [m for m in model.base_model.modules() if isinstance(m, nn.Linear)]
         matrices = sum(layer.weight.numel() for layer in layers)
         others = sum(p.numel() for p in model.parameters()) - matrices
-        trained = (p for p in get_peft_model(model, lora).parameters() if p.requires_grad)
-        return matrices, others, sum(p.numel() for p in trained)
+        adapted = get_peft_model(model, lora)
+        adapter = sum(p.numel() for p in adapted.parameters() if p.requires_grad)
+    return matrices, others, adapter
 
 
-def _update(
-    text: PreTrainedConfig,
+def _cache_bytes(shape: PreTrainedConfig, tokens: int, base_bytes: int) -> int:
+    """Return the bytes of sampling's cache: a key and a value per token, layer and key-value head.
+
+    bytes = tokens · layers · 2 · heads · (width of a head) · ``base_bytes``
+    """
+    per_layer = 2 * shape.num_key_value_heads * shape.head_dim
+    return tokens * shape.num_hidden_layers * per_layer * base_bytes
+
+
+def _update_bytes(
+    shape: PreTrainedConfig,
     tokens: int,
     predicted: int,
     base_bytes: int,
     checkpointing: bool,
     chunk: int | None,
 ) -> int:
-    """Return the bytes that activations and ``predicted`` tokens' logits need in an update."""
-    hidden, inner, layers = text.hidden_size, text.intermediate_size, text.num_hidden_layers
-    # For its backward pass, a layer stores these tensors per token. Width `hidden`: q, k, v, two
-    # norms' inputs and outputs, and attention's output twice (once for the next projection). Width
-    # `inner`: gate, silu(gate), up, and their product. In low precision, norms also store float32
-    # inputs.
-    upcast = 2 * FLOAT32 * hidden if base_bytes < FLOAT32 else 0
-    layer = tokens * (base_bytes * (9 * hidden + 4 * inner) + upcast)
-    inputs = layers * tokens * hidden * base_bytes
-    # Count float32 logits and log-probabilities, or the gradients of both. On a CPU, add two
-    # temporaries for one piece. On a GPU, temporaries of 64 MiB are negligible.
-    logits = min(predicted, chunk or predicted) * text.vocab_size
-    vocabulary = 2 * FLOAT32 * (logits + min(logits, CPU_PIECE))
-    # Recomputed layers need memory one at a time, after the logits are freed.
-    return inputs + max(layer, vocabulary) if checkpointing else layers * layer + vocabulary
+    """Return the bytes of activations (all ``tokens``) and logits (``predicted`` tokens).
+
+    For its backward pass, a layer stores these tensors per token:
+
+    * 9 of the hidden width: q, k and v, two norms' inputs and outputs, and attention's output twice
+      (once for the next projection)
+    * 4 of the inner width: gate, silu(gate), up, and the product of silu(gate) and up
+    * in low precision, 2 more of the hidden width in float32: the norms' inputs
+
+    Recomputation stores each layer's input (1 of the hidden width), and one layer's tensors at a
+    time. The vocabulary needs two float32 numbers per logit: the logit and its log-probability, or
+    the gradients of both.
+    """
+    hidden = shape.hidden_size
+    layer = tokens * base_bytes * (9 * hidden + 4 * shape.intermediate_size)
+    if base_bytes < FLOAT32:
+        layer += tokens * 2 * hidden * FLOAT32
+    logits = min(predicted, chunk or predicted) * shape.vocab_size
+    # On a CPU, add two temporaries for one piece. On a GPU, temporaries of 64 MiB are negligible.
+    temporaries = min(logits, CPU_PIECE)
+    vocabulary = 2 * FLOAT32 * (logits + temporaries)
+    layers = shape.num_hidden_layers
+    if checkpointing:
+        inputs = layers * tokens * hidden * base_bytes
+        return inputs + max(layer, vocabulary)  # the logits are freed before layers are recomputed
+    return layers * layer + vocabulary
 
 
 class peak_memory(TorchDispatchMode):
@@ -98,11 +151,13 @@ class peak_memory(TorchDispatchMode):
 
     def __init__(self, held: Iterable[Tensor] = ()) -> None:
         super().__init__()
-        self.sizes: dict[int, int] = {}
-        self.now = self.bytes = 0
+        self.sizes: dict[int, int] = {}  # of the living storages
+        self.now = 0
+        self.bytes = 0
         self.add(held)
 
     def add(self, tensors: Iterable[Tensor]) -> None:
+        """Count the tensors' storages from now until each is freed."""
         for tensor in tensors:
             storage = tensor.untyped_storage()
             key = storage._cdata
@@ -113,9 +168,11 @@ class peak_memory(TorchDispatchMode):
         self.bytes = max(self.bytes, self.now)
 
     def free(self, key: int) -> None:
+        """Stop counting a storage."""
         self.now -= self.sizes.pop(key, 0)
 
     def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        """Run an operation and count what it returns."""
         result = function(*arguments, **(keywords or {}))
         self.add(leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor))
         return result

@@ -1,5 +1,6 @@
 """Draw figures of runs. Policy, reference, reward, value, KL and gold each have one color."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 import matplotlib.pyplot as plt
@@ -51,31 +52,34 @@ def panels(rows: int = 1, columns: int = 1, **options) -> tuple[Figure, Axes | n
 
 
 def _legend_below(figure: Figure, axes: Sequence[Axes], columns: int) -> None:
-    found = [zip(*axis.get_legend_handles_labels(), strict=True) for axis in axes]
-    entries = {label: line for pairs in found for line, label in pairs}
+    """Draw one legend for all axes below them; a label in several axes has one entry."""
+    entries = {}
+    for axis in axes:
+        lines, labels = axis.get_legend_handles_labels()
+        entries |= zip(labels, lines, strict=True)
     figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=columns)
 
 
-def _two_histograms(
-    axis: Axes, groups: Mapping[str, tuple[Sequence[float], str]], **labels: str
-) -> None:
-    """Draw two histograms with the same bins; groups maps a label to (values, color name)."""
-    bins = np.histogram_bin_edges(np.concatenate([values for values, _ in groups.values()]), 40)
+def _histograms(axis: Axes, groups: Mapping[str, tuple[Sequence[float], str]]) -> None:
+    """Draw histograms with the same bins; groups maps a label to (values, color name)."""
+    all_values = np.concatenate([values for values, _ in groups.values()])
+    bins = np.histogram_bin_edges(all_values, bins=40)
     for name, (values, color) in groups.items():
         label = f"{name}: mean {np.mean(values):.2f}"
         axis.hist(values, bins, alpha=0.6, color=COLORS[color], label=label)
-    axis.set(**labels)
     axis.legend()
 
 
 def training_curves(history: pd.DataFrame, keys: Sequence[str] = tuple(CURVES)) -> Figure:
     """Draw each statistic by PPO step, in its own panel; history has a row per step."""
-    rows, columns = -(-len(keys) // 3), min(3, len(keys))
+    columns = min(3, len(keys))
+    rows = math.ceil(len(keys) / 3)
     figure, axes = panels(rows, columns, figsize=(10, 2.5 * rows), sharex=True, squeeze=False)
+    steps = range(1, len(history) + 1)
     for axis, key in zip(axes.flat, keys, strict=False):
         title, unit, color = CURVES[key]
         axis.set(title=title, ylabel=unit)
-        axis.plot(range(1, len(history) + 1), history[key], color=COLORS[color], lw=1.8)
+        axis.plot(steps, history[key], color=COLORS[color], lw=1.8)
         if key == "objective/kl_coef":  # start at 0: a constant has no scale
             axis.set_ylim(0, 1.25 * history[key].max())
     plt.setp(axes[-1], xlabel="PPO step")
@@ -86,14 +90,17 @@ class LivePlot:
     """Redraw training curves in place while a loop runs."""
 
     def __init__(self, every: int = 5) -> None:
-        self.every, self.history = every, pd.DataFrame(dtype=float)
+        self.every = every
+        self.history = pd.DataFrame(dtype=float)
 
     def update(self, stats: Mapping, last: bool = False) -> None:
         """Add one step's stats; redraw at each ``every``-th step and if ``last``."""
-        row = {key: value for key, value in stats.items() if isinstance(value, float | int)}
-        self.history = pd.concat([self.history, pd.DataFrame([row], [len(self.history) + 1])])
-        if last or len(self.history) % self.every == 0:
-            is_shown = len(self.history) > self.every
+        numbers = {key: value for key, value in stats.items() if isinstance(value, float | int)}
+        step = len(self.history) + 1
+        row = pd.DataFrame([numbers], index=[step])
+        self.history = pd.concat([self.history, row])
+        if last or step % self.every == 0:
+            is_shown = step > self.every
             display(training_curves(self.history), display_id=str(id(self)), update=is_shown)
 
 
@@ -101,7 +108,8 @@ def before_after(before: Sequence[float], after: Sequence[float], name: str) -> 
     """Draw histograms of a quantity before and after training; mark the means."""
     figure, axis = panels(figsize=(6.5, 3.2))
     groups = {"before": (before, "reference"), "after": (after, "policy")}
-    _two_histograms(axis, groups, xlabel=name, ylabel="held-out queries")
+    _histograms(axis, groups)
+    axis.set(xlabel=name, ylabel="held-out queries")
     for values, color in groups.values():
         axis.axvline(np.mean(values), color=COLORS[color], lw=2)
     return figure
@@ -115,10 +123,11 @@ def over_text(
     rows maps a quantity to one number per response token, in the order of
     tokens[n_query:].
     """
-    size = max(7.0, 0.62 * len(tokens)), 1.15 * len(rows) + 0.5
-    figure, axes = panels(len(rows), figsize=size, sharex=True, squeeze=False)
+    width = max(7.0, 0.62 * len(tokens))
+    height = 1.15 * len(rows) + 0.5
+    figure, axes = panels(len(rows), figsize=(width, height), sharex=True, squeeze=False)
     for axis, (name, values) in zip(axes[:, 0], rows.items(), strict=True):
-        colors = [COLORS["policy" if value >= 0 else "reward"] for value in values]
+        colors = [COLORS["policy"] if value >= 0 else COLORS["reward"] for value in values]
         axis.bar(range(n_query, len(tokens)), values, color=colors, width=0.7)
         axis.axhline(0, color="0.3", lw=0.8)
         axis.axvspan(-0.5, n_query - 0.5, color="0.93", zorder=0)
@@ -141,11 +150,28 @@ def preference_curves(
     figure, axes = panels(1, 3, figsize=(10, 3), sharex=True)
     units = {"loss": "nats per pair", "accuracy": "share of pairs", "margin": "chosen − rejected"}
     for axis, (name, unit) in zip(axes, units.items(), strict=True):
-        how = {"ax": axis, "legend": False}
         if name in train:
-            train.plot("step", name, **how, color=COLORS["reference"], lw=0.8, label="training")
-        error = {"yerr": f"{name}_ci", "capsize": 3, "marker": "o", "ms": 4}
-        held_out.plot("step", name, **how, **error, color=COLORS["reward"], label="held out")
+            train.plot(
+                x="step",
+                y=name,
+                ax=axis,
+                legend=False,
+                color=COLORS["reference"],
+                lw=0.8,
+                label="training",
+            )
+        held_out.plot(
+            x="step",
+            y=name,
+            yerr=f"{name}_ci",
+            ax=axis,
+            legend=False,
+            color=COLORS["reward"],
+            capsize=3,
+            marker="o",
+            ms=4,
+            label="held out",
+        )
         axis.set(title=name, xlabel="step", ylabel=unit)
     axes[0].axhline(np.log(2), color="0.3", ls=":", lw=1.2, label="ln 2")
     if ceiling is not None:
@@ -156,16 +182,17 @@ def preference_curves(
 
 def chosen_and_rejected(chosen: Sequence[float], rejected: Sequence[float]) -> Figure:
     """Draw histograms of chosen and rejected scores, and of their difference in each pair."""
-    figure, axes = panels(1, 2, figsize=(10, 3.2))
-    groups = {"rejected": (rejected, "reference"), "chosen": (chosen, "reward")}
-    _two_histograms(axes[0], groups, xlabel="score", ylabel="answers")
+    figure, (score_axis, difference_axis) = panels(1, 2, figsize=(10, 3.2))
+    _histograms(score_axis, {"rejected": (rejected, "reference"), "chosen": (chosen, "reward")})
+    score_axis.set(xlabel="score", ylabel="answers")
     difference = np.asarray(chosen) - np.asarray(rejected)
-    bins, right = np.histogram_bin_edges(difference, 40), difference > 0
-    for name, rows, color in (("right", right, "value"), ("wrong", ~right, "kl")):
-        label = f"{name}: {rows.mean():.0%}"
-        axes[1].hist(difference[rows], bins, color=COLORS[color], label=label)
-    axes[1].set(xlabel="score of chosen − score of rejected", ylabel="pairs")
-    axes[1].legend()
+    bins = np.histogram_bin_edges(difference, bins=40)
+    is_right = difference > 0
+    for name, pairs, color in (("right", is_right, "value"), ("wrong", ~is_right, "kl")):
+        label = f"{name}: {pairs.mean():.0%}"
+        difference_axis.hist(difference[pairs], bins, color=COLORS[color], label=label)
+    difference_axis.set(xlabel="score of chosen − score of rejected", ylabel="pairs")
+    difference_axis.legend()
     return figure
 
 
@@ -176,15 +203,24 @@ def audit_bars(tables: Mapping[str, pd.DataFrame], wanted: float) -> Figure:
     """
     probes = next(iter(tables.values())).index
     figure, axis = panels(figsize=(8, 0.8 + 0.42 * len(probes)))
-    height, y = 0.8 / len(tables), np.arange(len(probes))
-    for turn, (label, table) in enumerate(tables.items()):
-        share, places = table["share"], y + (turn - (len(tables) - 1) / 2) * height
-        error = np.minimum(table["ci"], [share, 1 - share])  # bars stay in 0 … 1
-        how = {"color": COLORS[("reference", "policy", "value")[turn]], "label": label}
-        axis.barh(places, share, height * 0.9, xerr=error, capsize=2, **how)
+    positions = np.arange(len(probes))
+    height = 0.8 / len(tables)
+    colors = [COLORS[name] for name in ("reference", "policy", "value")]
+    for run, (label, table) in enumerate(tables.items()):
+        share = table["share"]
+        offset = (run - (len(tables) - 1) / 2) * height  # a probe's bars are around its position
+        axis.barh(
+            positions + offset,
+            share,
+            height=0.9 * height,
+            xerr=np.minimum(table["ci"], [share, 1 - share]),  # error bars stay in 0 … 1
+            capsize=2,
+            color=colors[run],
+            label=label,
+        )
     axis.axvline(wanted, color=COLORS["reward"], ls="--", lw=1.5, label=f"required: {wanted:.0%}")
     axis.set(xlim=(0, 1.02), xlabel="share of prompts at which the normal answer scores higher")
-    axis.set_yticks(y, probes)
+    axis.set_yticks(positions, probes)
     axis.invert_yaxis()
     axis.grid(axis="y", visible=False)
     figure.legend(loc="outside upper center", ncols=len(tables) + 1)

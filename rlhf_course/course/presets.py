@@ -1,8 +1,7 @@
-"""Load the presets, which set each notebook's size, from a YAML file per notebook."""
+"""Load the presets, which set each notebook's size, and locate the models that they name."""
 
 import math
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -34,16 +33,17 @@ class Settings(SimpleNamespace):
     """Store one preset's settings as attributes."""
 
     def __init__(self, preset: str, spec: dict[str, dict], overrides: Mapping) -> None:
-        super().__init__(**{key: entry[preset] for key, entry in spec.items()} | dict(overrides))
+        values = {key: entry[preset] for key, entry in spec.items()}
+        values.update(overrides)
+        super().__init__(**values)
         self._spec = spec
 
     def table(self) -> Styler:
         """Return a table of each setting's current value, three preset values and meaning."""
-        rows = {
-            key: {"in use": getattr(self, key), **{name: entry[name] for name in PRESETS}}
-            | {"meaning": entry["help"]}
-            for key, entry in self._spec.items()
-        }
+        rows = {}
+        for key, entry in self._spec.items():
+            presets = {name: entry[name] for name in PRESETS}
+            rows[key] = {"in use": getattr(self, key), **presets, "meaning": entry["help"]}
         table = pd.DataFrame.from_dict(rows, orient="index").astype(object).fillna("–")
         style = table.style.format(lambda x: f"{x:g}" if isinstance(x, float) else x, escape="html")
         return style.set_properties(subset=["meaning"], **{"text-align": "left"})
@@ -56,11 +56,14 @@ def read_spec(notebook: str) -> dict[str, dict]:
     where the file has null. ``min`` (default 1) is the lower bound for whole numbers.
     """
     spec = yaml.safe_load((CONFIGS / f"{notebook}.yaml").read_text(encoding="utf-8"))
-    if shared := spec.pop("include", None):
-        spec = read_spec(shared) | spec
-    return {
-        key: {**dict.fromkeys(PRESETS, entry.get("all")), **entry} for key, entry in spec.items()
-    }
+    included = spec.pop("include", None)
+    if included:
+        spec = read_spec(included) | spec
+    complete = {}
+    for key, entry in spec.items():
+        same_for_all = dict.fromkeys(PRESETS, entry.get("all"))
+        complete[key] = same_for_all | entry
+    return complete
 
 
 def load_preset(notebook: str, preset: str, overrides: Mapping | None = None) -> Settings:
@@ -71,23 +74,32 @@ def load_preset(notebook: str, preset: str, overrides: Mapping | None = None) ->
     spec = read_spec(notebook)
     if preset not in PRESETS:
         raise ValueError(f"Unknown preset {preset!r}; choose one of {', '.join(PRESETS)}.")
-    checked = {
-        key: older
-        for key, (usual, older) in PRECISION.items()
-        if key in spec and spec[key][preset] == usual and not has_bf16()
-    }
+    changes = {}
+    for key, (with_bf16, without) in PRECISION.items():
+        if key in spec and spec[key][preset] == with_bf16 and not has_bf16():
+            changes[key] = without
     for key, value in (overrides or {}).items():
         if key not in spec:
             raise ValueError(
                 f"Unknown setting {key!r} for notebook {notebook}; it has {', '.join(spec)}."
             )
-        entry = spec[key]
-        examples = [entry[name] for name in (preset, *PRESETS) if entry[name] is not None]
-        is_free = value is None and (entry[preset] is None or entry.get("optional"))
-        if examples and not is_free:
-            value = coerce(key, value, examples[0], entry.get("min", 1))
-        checked[key] = value
-    return Settings(preset, spec, checked)
+        changes[key] = _check_override(key, value, spec[key], preset)
+    return Settings(preset, spec, changes)
+
+
+def _check_override(key: str, value, entry: dict, preset: str):
+    """Return an override as ``coerce`` converts it; the preset's value is the example.
+
+    If the preset has null, another preset's value is the example; without any, all values are
+    allowed.
+    """
+    may_be_null = entry[preset] is None or entry.get("optional")
+    if value is None and may_be_null:
+        return None
+    examples = [entry[name] for name in (preset, *PRESETS) if entry[name] is not None]
+    if not examples:
+        return value
+    return coerce(key, value, examples[0], entry.get("min", 1))
 
 
 def coerce(key: str, value, example, least: int = 1):
@@ -96,21 +108,35 @@ def coerce(key: str, value, example, least: int = 1):
     Raises ``ValueError`` for another type, NaN, Inf, and integers below ``least``.
     """
     kind = type(example)
+    expected = f"a value of type {kind.__name__}"
     if kind is list and isinstance(value, list | tuple):
         return [coerce(key, item, example[0], least) for item in value]
     if kind is bool and isinstance(value, bool):
         return value
     if kind is str and isinstance(value, str | int | float | Path):
         return "no" if value is False else str(value)  # YAML 1.1 reads a bare no as false
-    if kind in (int, float) and not isinstance(value, bool):
-        with suppress(TypeError, ValueError, OverflowError):  # YAML reads 1e-5 as text
-            number = kind(float(value))
-            fits = math.isfinite(number) and (kind is float or number >= least)
-            if fits and number == float(value):
-                return number
-    names = {int: f"a whole number of at least {least}", float: "a finite number"}
-    wanted = names.get(kind, f"a value of type {kind.__name__}")
-    raise ValueError(f"Setting {key!r} takes {wanted}, like {example!r}; got {value!r}.")
+    if kind is float:
+        expected = "a finite number"
+        number = _finite_number(value)
+        if number is not None:
+            return number
+    if kind is int:
+        expected = f"a whole number of at least {least}"
+        number = _finite_number(value)
+        if number is not None and number.is_integer() and number >= least:
+            return int(number)
+    raise ValueError(f"Setting {key!r} takes {expected}, like {example!r}; got {value!r}.")
+
+
+def _finite_number(value) -> float | None:
+    """Return a number, or a text such as 1e-5 (YAML reads it as text), as a float; or None."""
+    if isinstance(value, bool):
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
 
 
 def check_named(settings: Settings, **columns: str) -> None:
@@ -121,3 +147,29 @@ def check_named(settings: Settings, **columns: str) -> None:
                 f'This preset needs a dataset with columns {needed}: pass overrides={{"{option}":'
                 f" FOLDER}} in a notebook, or --{option} FOLDER to a command."
             )
+
+
+def prepare(settings: Settings) -> SimpleNamespace:
+    """Download models; return a folder or hub id for dataset, model, reward_model and judge.
+
+    The result has no judge if the notebook has no such setting. Raises ``ValueError`` if no dataset
+    is named, and ``OSError`` if a model is unavailable.
+    """
+    from rlhf_course.runtime.hub import download  # imports transformers, which takes seconds
+
+    check_named(settings, dataset="text and label")
+    sources = {}
+    for name in ("dataset", "model", "reward_model", "judge"):
+        if hasattr(settings, name):
+            sources[name] = shipped(getattr(settings, name))
+    for name in ("model", "reward_model"):
+        download(sources[name])  # report a missing model before anything runs
+    return SimpleNamespace(**sources)
+
+
+def shipped(source: str) -> str:
+    """Return ``models/…`` as a path (here, or in the project), and any other source unchanged."""
+    if not source.startswith("models/"):
+        return source
+    here = Path(source).resolve()
+    return str(here if here.exists() else ROOT / source)

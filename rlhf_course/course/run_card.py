@@ -36,9 +36,13 @@ class RunCard:
     def __init__(
         self, notebook: str, preset: str, seed: int, output_dir: str | os.PathLike = "build"
     ) -> None:
-        self.notebook, self.preset, self.seed = notebook, preset, seed
+        self.notebook = notebook
+        self.preset = preset
+        self.seed = seed
         self.output_dir = ROOT / os.path.expanduser(output_dir)
-        self.metrics, self.checks, self.curves = {}, {}, {}
+        self.metrics = {}
+        self.checks = {}
+        self.curves = {}
         self._started = time.perf_counter()
         quiet_libraries()
         set_seed(seed)
@@ -57,30 +61,11 @@ class RunCard:
 
     def curve(self, name: str, table: pd.DataFrame) -> None:
         """Record a table's columns, rounded to six significant digits, for plotting."""
-        self.curves[name] = {
-            column: [x if isinstance(x, str) else float(f"{x:.6g}") for x in table[column]]
-            for column in table
-        }
+        self.curves[name] = {column: _rounded(table[column]) for column in table}
 
     def finish(self) -> pd.DataFrame:
         """Write the card and return its checks as a table; raise ``CheckFailed`` if one failed."""
-        known = filter(importlib.util.find_spec, _PACKAGES)
-        versions = {name: importlib.metadata.version(name) for name in known}
-        card = {
-            "notebook": self.notebook,
-            "preset": self.preset,
-            "seed": self.seed,
-            "versions": {"python": platform.python_version(), **versions},
-            "wall_s": round(time.perf_counter() - self._started, 2),
-            "peak_rss_mb": round(peak_rss() / 2**20, 1),
-            "peak_cuda_mb": round(torch.cuda.max_memory_allocated() / 2**20, 1),  # 0 on a CPU
-            "metrics": self.metrics,
-            "checks": self.checks,
-            "curves": self.curves,
-        }
-        with atomic_file(self.output_dir / "run_cards" / f"{self.notebook}.json") as path:
-            card = json.loads(json.dumps(card), parse_constant=lambda name: None)
-            path.write_text(json.dumps(card, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        self._write()
         failed = [
             f"{name}: {check['value']:.4g}, wanted {check['want']}"
             for name, check in self.checks.items()
@@ -92,8 +77,43 @@ class RunCard:
                 " Compare the settings with the preset's."
             )
         pd.set_option("display.max_colwidth", None)  # never cut the expected value
-        rows = [(name, f"{c['value']:.4g}", c["want"], "passed") for name, c in self.checks.items()]
+        rows = [
+            (name, f"{check['value']:.4g}", check["want"], "passed")
+            for name, check in self.checks.items()
+        ]
         return pd.DataFrame(rows, columns=["check", "value", "wanted", "result"])
+
+    def _write(self) -> None:
+        card = {
+            "notebook": self.notebook,
+            "preset": self.preset,
+            "seed": self.seed,
+            "versions": _versions(),
+            "wall_s": round(time.perf_counter() - self._started, 2),
+            "peak_rss_mb": round(peak_rss() / 2**20, 1),
+            "peak_cuda_mb": round(torch.cuda.max_memory_allocated() / 2**20, 1),  # 0 on a CPU
+            "metrics": self.metrics,
+            "checks": self.checks,
+            "curves": self.curves,
+        }
+        # JSON has no NaN or Infinity; Python writes them all the same, and reads them back as None.
+        card = json.loads(json.dumps(card), parse_constant=lambda name: None)
+        with atomic_file(self.output_dir / "run_cards" / f"{self.notebook}.json") as path:
+            path.write_text(json.dumps(card, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def _rounded(values: pd.Series) -> list:
+    """Return numbers with six significant digits, and texts unchanged."""
+    return [value if isinstance(value, str) else float(f"{value:.6g}") for value in values]
+
+
+def _versions() -> dict[str, str]:
+    """Return the versions of Python and of the installed packages in ``_PACKAGES``."""
+    versions = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        if importlib.util.find_spec(name):
+            versions[name] = importlib.metadata.version(name)
+    return versions
 
 
 def peak_rss() -> int:

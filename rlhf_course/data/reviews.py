@@ -1,6 +1,7 @@
 """Load film reviews with their sentiment, and cut PPO's queries from them."""
 
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 
 from datasets import Dataset, Value
@@ -23,12 +24,15 @@ def load_reviews(source: str | Path, split: str) -> Dataset:
     for row, text in enumerate(reviews["text"]):
         if not isinstance(text, str) or not text.strip():
             raise ValueError(f"Row {row} of {where} has no text: {text!r}. Remove it.")
-    feature, labels = reviews.features["label"], {*reviews["label"]}
-    names = getattr(feature, "names", ("neg", "pos"))
-    if labels != {0, 1} or [name.lower()[:3] for name in names] != ["neg", "pos"]:
+    feature = reviews.features["label"]
+    labels = set(reviews["label"])
+    class_names = getattr(feature, "names", ("neg", "pos"))
+    names_fit = [name.lower()[:3] for name in class_names] == ["neg", "pos"]
+    if labels != {0, 1} or not names_fit:
+        first_labels = sorted(str(label) for label in labels)[:5]
         raise ValueError(
-            f"The labels in {where} are {', '.join(sorted(map(str, labels))[:5])}; both 0"
-            f" (negative) and 1 (positive) are needed. Map the values of {feature!r:.40}."
+            f"The labels in {where} are {', '.join(first_labels)}; both 0 (negative) and 1"
+            f" (positive) are needed. Map the values of {feature!r:.40}."
         )
     return reviews.cast_column("label", Value("int64"))
 
@@ -43,24 +47,27 @@ def build_queries(
     """
     kept = [text for text in reviews["text"] if len(text) > min_characters]
     if not kept:
+        longest = max(len(text) for text in reviews["text"])
         raise ValueError(
             f"None of the {len(reviews)} reviews has more than {min_characters} characters; the"
-            f" longest has {max(map(len, reviews['text']))}. Lower min_characters."
+            f" longest has {longest}. Lower min_characters."
         )
-    drawn = [lengths() for _ in kept]
-    tokens = tokenizer([text[: 16 * max(drawn)] for text in kept])["input_ids"]
-    cut = [_whole(tokenizer, ids, length) for ids, length in zip(tokens, drawn, strict=True)]
-    return Dataset.from_dict({"input_ids": cut, "query": tokenizer.batch_decode(cut)}).with_format(
-        "torch"
-    )
+    sizes = [lengths() for _ in kept]
+    openings = [text[: 16 * max(sizes)] for text in kept]  # quicker to tokenize
+    tokens = tokenizer(openings)["input_ids"]
+    cut = [_cut(tokenizer, ids, size) for ids, size in zip(tokens, sizes, strict=True)]
+    queries = Dataset.from_dict({"input_ids": cut, "query": tokenizer.batch_decode(cut)})
+    return queries.with_format("torch")
 
 
-def _whole(tokenizer, ids: list[int], length: int) -> list[int]:
+def _cut(tokenizer, ids: list[int], length: int) -> list[int]:
     """Return the first ``length`` tokens, or fewer if the last character would be cut.
 
     If fewer tokens would also cut a character or give no text, return more than ``length``.
     """
-    for size in (*range(length, 0, -1), *range(length + 1, len(ids))):
+    shorter = range(length, 0, -1)
+    longer = range(length + 1, len(ids))
+    for size in chain(shorter, longer):
         text = tokenizer.decode(ids[:size], skip_special_tokens=True)
         if text and not text.endswith(INCOMPLETE):
             return ids[:size]

@@ -18,7 +18,13 @@ from huggingface_hub import hf_hub_download
 from rlhf_course.runtime.hub import check_source, hub_errors
 
 FORMATS = (".json", ".jsonl", ".csv", ".parquet")
-DAMAGE = (pyarrow.ArrowInvalid, EOFError, gzip.BadGzipFile, UnicodeDecodeError)
+DAMAGE = (
+    DatasetGenerationError,
+    pyarrow.ArrowInvalid,
+    EOFError,
+    gzip.BadGzipFile,
+    UnicodeDecodeError,
+)
 
 
 def load_split(source: str | Path, split: str, data_file: str | None = None, **options) -> Dataset:
@@ -31,13 +37,14 @@ def load_split(source: str | Path, split: str, data_file: str | None = None, **o
     try:
         with hub_errors(str(source), "dataset"):
             if data_file is not None:
-                return datasets.load_dataset(**_named(source, data_file), split=split)
+                return _load_file(source, split, data_file)
             _check_names(Path(source, options.get("data_dir") or ""))
             return datasets.load_dataset(str(source), split=split, **options)
-    except (DatasetGenerationError, *DAMAGE) as error:
-        why = " ".join(str(error.__cause__ or error).split())
+    except DAMAGE as error:
+        cause = " ".join(str(error.__cause__ or error).split())  # in one line
         raise ValueError(
-            f"A file of {source} cannot be read: {why:.200}. Restore the file; save text as UTF-8."
+            f"A file of {source} cannot be read: {cause:.200}. Restore the file; save text as"
+            " UTF-8."
         ) from error
     except StopIteration:
         raise ValueError(f"Split {split!r} of {source} has no rows. Name another split.") from None
@@ -49,41 +56,68 @@ def load_split(source: str | Path, split: str, data_file: str | None = None, **o
         ) from None
 
 
-def _named(source: str | Path, name: str) -> dict:
-    """Return the arguments that load one file without the dataset's loading script."""
-    is_local = Path(source).is_dir()
-    path = Path(source, name) if is_local else hf_hub_download(source, name, repo_type="dataset")
-    kind = Path(name.removesuffix(".gz")).suffix[1:].removesuffix("l")  # jsonl is json
-    return {"path": kind, "data_files": str(path)}
+def _load_file(source: str | Path, split: str, name: str) -> Dataset:
+    """Return a split of one file, without the dataset's loading script."""
+    if Path(source).is_dir():
+        path = Path(source, name)
+    else:
+        path = hf_hub_download(source, name, repo_type="dataset")
+    extension = Path(name.removesuffix(".gz")).suffix.removeprefix(".")
+    loader = "json" if extension == "jsonl" else extension
+    return datasets.load_dataset(loader, data_files=str(path), split=split)
 
 
 def _check_names(folder: Path) -> None:
     """Raise ``ValueError`` if a split is in two files or incomplete; warn about identical files."""
-    files = sorted([*folder.glob("[!.]*"), *folder.glob("[!.]*/[!.]*")])
-    data = [path for path in files if re.sub(r"(\.gz|\.bak)+$", "", path.name).endswith(FORMATS)]
-    names = [re.search(r"^(.*)-\d+-of-(\d+)\.", str(path)) for path in data]
-    for (stem, parts), there in Counter(name.groups() for name in names if name).items():
-        if there != int(parts):
-            raise ValueError(f"{stem} has {there} files, not {int(parts)}. Download it again.")
-    for one, other in combinations(data, 2):
-        if folder not in (one.parent, other.parent) and one.parent != other.parent:
+    visible = sorted([*folder.glob("[!.]*"), *folder.glob("[!.]*/[!.]*")])
+    files = []
+    for path in visible:
+        name = re.sub(r"(\.gz|\.bak)+$", "", path.name)
+        if name.endswith(FORMATS):
+            files.append(path)
+    _check_shards(files)
+    for one, other in combinations(files, 2):
+        share_folder = one.parent == other.parent
+        is_in_root = folder in (one.parent, other.parent)
+        if not share_folder and not is_in_root:
             continue
-        short, long = sorted((one.name, other.name), key=len)
-        part = r"-(?!\d)" if one.parent == other.parent else "-"  # parts share a folder
-        if re.match(rf"{re.escape(short.partition('.')[0])}(\.|_| \(|{part})", long):
+        if _is_same_split(one.name, other.name, share_folder):
             raise ValueError(
                 f"{one} and {other.relative_to(folder)} are the same split. Move one file away."
             )
         if filecmp.cmp(one, other, shallow=False):
-            what = f"{one} and {other.name} are identical: rows would repeat. Remove one file."
-            warnings.warn(what, stacklevel=2)
+            warnings.warn(
+                f"{one} and {other.name} are identical: rows would repeat. Remove one file.",
+                stacklevel=2,
+            )
+
+
+def _check_shards(files: Sequence[Path]) -> None:
+    """Raise ``ValueError`` if a shard of …-00000-of-00002.parquet is missing."""
+    shards = Counter()
+    for path in files:
+        match = re.search(r"^(.*)-\d+-of-(\d+)\.", str(path))
+        if match:
+            shards[match[1], int(match[2])] += 1
+    for (stem, expected), present in shards.items():
+        if present != expected:
+            raise ValueError(f"{stem} has {present} files, not {expected}. Download it again.")
+
+
+def _is_same_split(one: str, other: str, share_folder: bool) -> bool:
+    """Return whether one file name is the other's stem with an addition, as in "train (1).csv"."""
+    short, long = sorted((one, other), key=len)
+    stem = re.escape(short.partition(".")[0])
+    dash = r"-(?!\d)" if share_folder else "-"  # numbered shards of one split share a folder
+    return re.match(rf"{stem}(\.|_| \(|{dash})", long) is not None
 
 
 def check_columns(rows: Dataset, needed: Sequence[str], where: str) -> None:
     """Raise ``ValueError`` for missing columns, and for CSV rows longer than their header."""
     if rows.info.builder_name == "csv" and "__index_level_0__" in rows.column_names:
         raise ValueError(f"Rows of {where} have more fields than the header. Correct the CSV file.")
-    if missing := sorted({*needed} - {*rows.column_names}):
+    missing = sorted(set(needed) - set(rows.column_names))
+    if missing:
         raise ValueError(
             f"No column {' or '.join(missing)} in {where}; it has {', '.join(rows.column_names)}."
             " Rename a column."
@@ -98,7 +132,8 @@ def keep_usable(
     ``parse(row)`` yields pairs (new row, reason); a reason of None keeps the row. Raises
     ``ValueError`` if ``parse`` does, or if no row remains.
     """
-    kept, report = [], dict.fromkeys(reasons, 0)
+    kept = []
+    report = dict.fromkeys(reasons, 0)
     for index, row in enumerate(rows):
         try:
             for new, reason in parse(row):

@@ -2,19 +2,23 @@
 
 import re
 
-HUMAN, ASSISTANT = "\n\nHuman:", "\n\nAssistant:"
+HUMAN = "\n\nHuman:"
+ASSISTANT = "\n\nAssistant:"
 MARKS = {"system": "\n\n", "user": f"{HUMAN} ", "assistant": f"{ASSISTANT} "}
 
 
 def as_prompt(question: str) -> str:
     """Return a question, or a transcript, as a prompt that ends with "Assistant:"."""
     question = question.rstrip().removesuffix(ASSISTANT)
-    return (question if HUMAN in question else f"{HUMAN} {question.lstrip()}") + ASSISTANT
+    if HUMAN not in question:
+        question = f"{HUMAN} {question.lstrip()}"
+    return question + ASSISTANT
 
 
 def last_question(prompt: str) -> str:
     """Return the last human turn of a prompt, without "Human:"."""
-    return prompt.rpartition(HUMAN)[2].partition(ASSISTANT)[0].strip()
+    last_turns = prompt.rpartition(HUMAN)[2]
+    return last_turns.partition(ASSISTANT)[0].strip()
 
 
 def as_text(turns: str | list[dict] | None) -> str:
@@ -22,11 +26,15 @@ def as_text(turns: str | list[dict] | None) -> str:
 
     Raises ``ValueError`` for anything else, such as messages stored as text in a CSV file.
     """
-    if turns is None or isinstance(turns, str) and not re.match(r"\s*\[\s*{.*role", turns):
-        return f"\n\n{turns}" if turns and turns.startswith("Human:") else turns or ""
+    if turns is None:
+        return ""
+    is_text = isinstance(turns, str)
+    is_quoted_list = is_text and re.match(r"\s*\[\s*{.*role", turns)
+    if is_text and not is_quoted_list:
+        return f"\n\n{turns}" if turns.startswith("Human:") else turns
     try:
         return "".join(MARKS[turn["role"]] + turn["content"].strip() for turn in turns)
-    except (AttributeError, KeyError, TypeError):
+    except (AttributeError, KeyError, TypeError):  # also for a quoted list
         raise ValueError(
             f"{turns!r:.80} is neither a text nor messages from {', '.join(MARKS)}; convert it."
         ) from None
@@ -34,13 +42,14 @@ def as_text(turns: str | list[dict] | None) -> str:
 
 def as_messages(text: str) -> list[dict]:
     """Return a transcript as the messages {role, content} that chat templates expect."""
-    system, *turns = re.split(f"{HUMAN}|({ASSISTANT})", text)
-    roles = ["assistant" if mark else "user" for mark in turns[::2]]
-    messages = [
-        {"role": role, "content": said.strip()}
-        for role, said in zip(roles, turns[1::2], strict=True)
-    ]
-    return ([{"role": "system", "content": system.strip()}] if system.strip() else []) + messages
+    system, *turns = re.split(f"({HUMAN}|{ASSISTANT})", text)
+    messages = []
+    if system.strip():
+        messages.append({"role": "system", "content": system.strip()})
+    for mark, content in zip(turns[::2], turns[1::2], strict=True):
+        role = "user" if mark == HUMAN else "assistant"
+        messages.append({"role": role, "content": content.strip()})
+    return messages
 
 
 def split_answer(turns: str | list[dict] | None, prompt: str | None) -> tuple[str, str, str]:

@@ -28,8 +28,11 @@ def atomic_folder(target: str | os.PathLike, stale: tuple[str, ...] = ()) -> Ite
         if not target.exists():
             os.rename(new, target)
             return
-        old = {path for pattern in stale for path in target.glob(pattern) if path.is_file()}
-        for path in filter(Path.is_file, new.rglob("*")):
+        old = set()
+        for pattern in stale:
+            old.update(path for path in target.glob(pattern) if path.is_file())
+        new_files = [path for path in new.rglob("*") if path.is_file()]
+        for path in new_files:
             place = target / path.relative_to(new)
             place.parent.mkdir(parents=True, exist_ok=True)
             os.replace(path, place)
@@ -51,7 +54,9 @@ def atomic_file(target: str | os.PathLike) -> Iterator[Path]:
 def _aside(target: Path) -> Iterator[Path]:
     """Yield a new folder beside ``target``, on the same disk; remove it at the end."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(".part", f".{target.name}-", target.parent) as aside:
+    with tempfile.TemporaryDirectory(
+        prefix=f".{target.name}-", suffix=".part", dir=target.parent
+    ) as aside:
         yield Path(aside)
 
 
@@ -62,7 +67,8 @@ def hold(folder: str | os.PathLike, name: str = "") -> Iterator[None]:
     Raises ``BlockingIOError`` if another process holds the lock.
     """
     folder = check_folder(folder)
-    is_new, lock = not folder.exists(), FileLock(folder / f".{name or 'run'}.lock", timeout=0)
+    is_new = not folder.exists()
+    lock = FileLock(folder / f".{name or 'run'}.lock", timeout=0)
     folder.mkdir(parents=True, exist_ok=True)
     try:
         lock.acquire()
@@ -75,7 +81,8 @@ def hold(folder: str | os.PathLike, name: str = "") -> Iterator[None]:
     finally:
         with suppress(OSError):  # the folder is gone, or not empty
             os.unlink(lock.lock_file)
-            is_new and folder.rmdir()
+            if is_new:
+                folder.rmdir()
         lock.release()
 
 

@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 from huggingface_hub import constants, snapshot_download
@@ -13,7 +12,8 @@ from rlhf_course.runtime.files import is_damaged
 
 ID = r"(?a)(\w[\w.-]*/)?\w[\w.-]*"
 SMALL = ["*.json", "*.txt", "*.model", "*.jinja"]
-WEIGHTS = ["*model*.safetensors", "v_head.safetensors"], ["pytorch_model*.bin", "adapter_model.bin"]
+SAFETENSORS = ["*model*.safetensors", "v_head.safetensors"]
+BIN = ["pytorch_model*.bin", "adapter_model.bin"]  # only if there are no safetensors
 LOGIN = "run hf auth login or set HF_TOKEN."
 NEEDS_CODE = (
     "that needs its own code, which the course does not run. Convert the model first"
@@ -23,8 +23,9 @@ NEEDS_CODE = (
 
 def check_source(source: str | Path, kind: str = "model") -> None:
     """Raise ``FileNotFoundError`` if the source is neither a folder nor a possible hub id."""
-    is_id = re.fullmatch(ID, str(source)) and not Path(source).is_file()
-    if not is_id and not Path(source).is_dir():
+    path = Path(source)
+    may_be_id = re.fullmatch(ID, str(source)) and not path.is_file()
+    if not path.is_dir() and not may_be_id:
         raise FileNotFoundError(
             f"No {kind} folder at {source}. Give an existing folder, or a hub id like owner/name."
         )
@@ -40,17 +41,19 @@ def download(
     to huggingface_hub's ``snapshot_download``.
     """
     check_source(source)
-    folder, is_local = Path(source), Path(source).exists()
-    get = partial(snapshot_download, source, revision=revision, ignore_patterns="*/*", **options)
+    is_local = Path(source).exists()
+    options |= {"revision": revision, "ignore_patterns": "*/*"}  # no subfolders
     with hub_errors(source):
-        if not is_local:
-            folder = Path(get(allow_patterns=SMALL))
+        if is_local:
+            folder = Path(source)
+        else:
+            folder = Path(snapshot_download(source, allow_patterns=SMALL, **options))
         if not to_convert and (folder / "config.json").exists():
             AutoConfig.from_pretrained(folder, trust_remote_code=False)
         if not is_local:
-            get(allow_patterns=WEIGHTS[0])
-            if not any(folder.glob(WEIGHTS[0][0])):
-                get(allow_patterns=WEIGHTS[1])
+            snapshot_download(source, allow_patterns=SAFETENSORS, **options)
+            if not any(folder.glob(SAFETENSORS[0])):
+                snapshot_download(source, allow_patterns=BIN, **options)
     return folder
 
 
@@ -60,23 +63,24 @@ def hub_errors(source: str | Path, kind: str = "model") -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if explained := _explain(error, str(source), kind):
+        explained = _explain(error, str(source), kind)
+        if explained:
             raise explained from None
         raise
 
 
 def _explain(error: BaseException, source: str, kind: str) -> Exception | None:
     """Return an error that explains ``error``, or None; match names and text because types vary."""
-    if kind == "model" and (damaged := next(filter(is_damaged, Path(source).glob("*")), None)):
-        return ValueError(
-            f"{damaged} is damaged, cut short or a git-lfs pointer. Download it again."
-        )
-    names, hub = "", constants.ENDPOINT
-    while error is not None:
-        names += " ".join(base.__name__ for base in type(error).__mro__) + f" {error}\n"
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    page = f"{hub}/{'datasets/' if kind == 'dataset' else ''}{source}"
-    sentences = {
+    if kind == "model":
+        for file in Path(source).glob("*"):
+            if is_damaged(file):
+                return ValueError(
+                    f"{file} is damaged, cut short or a git-lfs pointer. Download it again."
+                )
+    description = _describe_chain(error)
+    hub = constants.ENDPOINT
+    page = f"{hub}/datasets/{source}" if kind == "dataset" else f"{hub}/{source}"
+    explanations = {  # pattern in the description: (type of the new error, its message)
         "trust_remote_code": (ValueError, f"{source} is a {kind} {NEEDS_CODE}"),
         "GatedRepoError|is a gated dataset": (
             PermissionError,
@@ -97,4 +101,20 @@ def _explain(error: BaseException, source: str, kind: str) -> Exception | None:
             " HF_HUB_OFFLINE, set HF_ENDPOINT to a mirror, or give a local folder.",
         ),
     }
-    return next((make(text) for k, (make, text) in sentences.items() if re.search(k, names)), None)
+    for pattern, (error_type, message) in explanations.items():
+        if re.search(pattern, description):
+            return error_type(message)
+    return None
+
+
+def _describe_chain(error: BaseException | None) -> str:
+    """Return a line for an error and for each of its causes: names of its classes, and its text."""
+    description = ""
+    while error is not None:
+        classes = " ".join(base.__name__ for base in type(error).__mro__)
+        description += f"{classes} {error}\n"
+        if error.__cause__ is None and not error.__suppress_context__:
+            error = error.__context__
+        else:
+            error = error.__cause__
+    return description

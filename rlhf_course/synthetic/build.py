@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from functools import partial
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,8 +10,7 @@ import datasets
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from rlhf_course.baichuan import convert, sentencepiece, toy_checkpoint
-from rlhf_course.course.presets import ROOT, Settings, check_named
-from rlhf_course.course.shipped import shipped
+from rlhf_course.course.presets import ROOT, Settings, check_named, shipped
 from rlhf_course.data import as_prompt, load_answers, load_pairs
 from rlhf_course.runtime.files import read_json
 from rlhf_course.runtime.hub import download
@@ -28,12 +27,22 @@ def prepare_reward_model(settings: Settings, revision: str | None = None) -> Sim
     Raises ``ValueError`` if no dataset is named; so does :func:`prepare_chat`.
     """
     check_named(settings, dataset="chosen and rejected")
-    dataset = str(build_dialogues() if settings.dataset == "offline" else settings.dataset)
-    model = (
-        str(cached("reward-base", _reward_base, settings, data=Path(dataset)))
-        if settings.model == "scratch"
-        else settings.model
-    )
+    dataset = str(build_dialogues()) if settings.dataset == "offline" else settings.dataset
+    if settings.model == "scratch":
+        base = cached(
+            "reward-base",
+            _reward_base,
+            data=Path(dataset),
+            data_dir=settings.data_dir,
+            vocab_size=settings.vocab_size,
+            n_layer=settings.n_layer,
+            n_embd=settings.n_embd,
+            base_steps=settings.base_steps,
+            max_length=settings.max_length,
+        )
+        model = str(base)
+    else:
+        model = settings.model
     download(model, revision)
     return SimpleNamespace(dataset=dataset, model=model)
 
@@ -45,25 +54,57 @@ def prepare_chat(settings: Settings) -> SimpleNamespace:
         sft_dataset="question, human_answers and chatgpt_answers",
         dataset="chosen and rejected",
     )
-    own = settings.sft_dataset != "offline"
-    found = {
-        "sft_dataset": str(settings.sft_dataset if own else build_answers()),
-        "dataset": str(build_preferences() if settings.dataset == "offline" else settings.dataset),
-    }
-    data = {name: Path(folder) for name, folder in found.items()}
-    checkpoint = (
-        cached("baichuan", _checkpoint, settings, **data)
-        if settings.checkpoint == "scratch"
-        else download(shipped(settings.checkpoint), to_convert=True)
-    )
-    return SimpleNamespace(**found, checkpoint=str(checkpoint))
+    sft_dataset = settings.sft_dataset
+    if sft_dataset == "offline":
+        sft_dataset = str(build_answers())
+    dataset = settings.dataset
+    if dataset == "offline":
+        dataset = str(build_preferences())
+    if settings.checkpoint == "scratch":
+        checkpoint = cached(
+            "baichuan",
+            _checkpoint,
+            sft_dataset=Path(sft_dataset),
+            sft_files=settings.sft_files,
+            dataset=Path(dataset),
+            vocab_size=settings.vocab_size,
+            n_layer=settings.n_layer,
+            n_embd=settings.n_embd,
+            base_steps=settings.base_steps,
+            base_batch_size=settings.base_batch_size,
+            base_learning_rate=settings.base_learning_rate,
+            max_length=settings.max_length,
+        )
+    else:
+        checkpoint = download(shipped(settings.checkpoint), to_convert=True)
+    return SimpleNamespace(sft_dataset=sft_dataset, dataset=dataset, checkpoint=str(checkpoint))
+
+
+def build_dialogues() -> Path:
+    """Return a folder of English preference pairs with gold utilities, in hh-rlhf's layout."""
+    return cached("dialogues", _dialogues)
+
+
+def build_answers() -> Path:
+    """Return a folder of Chinese questions and answers, in HC3's layout."""
+    return cached("chinese-answers", _answers)
+
+
+def build_preferences() -> Path:
+    """Return a folder of Chinese preference pairs with gold utilities."""
+    return cached("chinese-preferences", _preferences)
 
 
 def _dialogues(folder: Path) -> None:
-    rows = [vars(pair).copy() for pair in dialogues.make_pairs(18000, SEED)]
-    for row in rows:
-        prompt = row.pop("prompt")
-        row |= {side: f"{prompt} {row[side]}" for side in ("chosen", "rejected")}
+    rows = []
+    for pair in dialogues.make_pairs(18000, SEED):
+        row = {
+            "chosen": f"{pair.prompt} {pair.chosen}",
+            "rejected": f"{pair.prompt} {pair.rejected}",
+            "gold_chosen": pair.gold_chosen,
+            "gold_rejected": pair.gold_rejected,
+        }
+        rows.append(row)
     _write(folder, train=rows[2000:], test=rows[:2000])
 
 
@@ -72,7 +113,7 @@ def _answers(folder: Path) -> None:
 
 
 def _preferences(folder: Path) -> None:
-    rows = [vars(pair) for pair in chinese.make_preferences(9000, SEED)]
+    rows = [asdict(pair) for pair in chinese.make_preferences(9000, SEED)]
     _write(folder, train=rows[1000:], test=rows[:1000])
 
 
@@ -81,35 +122,39 @@ def _write(folder: Path, **splits: list[dict]) -> None:
         datasets.Dataset.from_list(rows).to_parquet(folder / f"{split}-00000-of-00001.parquet")
 
 
-# Each function builds a dataset in the hub's layout or finds it cached; pairs have gold utilities.
-build_dialogues = partial(cached, "dialogues", _dialogues)
-build_answers = partial(cached, "chinese-answers", _answers)  # like HC3
-build_preferences = partial(cached, "chinese-preferences", _preferences)
-
-
 def _reward_base(
-    folder: Path, data: Path, data_dir, vocab_size, n_layer, n_embd, base_steps, max_length
+    folder: Path,
+    data: Path,
+    data_dir: str | None,
+    vocab_size: int,
+    n_layer: int,
+    n_embd: int,
+    base_steps: int,
+    max_length: int,
 ) -> None:
     """Pretrain a small GPT-2 on the dialogues, for a reward model to start from."""
     pairs, _ = load_pairs(data, "train", data_dir)
     texts = [f"{row['prompt']} {row['chosen']}" for row in pairs]
     tokenizer = small_models.train_tokenizer(texts, vocab_size)
     tokenizer.add_special_tokens({"pad_token": "[PAD]"})  # so that the final EOS is trained
+    head_width = 64 if n_embd % 64 == 0 else 32
     config = GPT2Config(
         vocab_size=len(tokenizer),
         n_layer=n_layer,
         n_embd=n_embd,
-        n_head=n_embd // (64 if n_embd % 64 == 0 else 32),
+        n_head=n_embd // head_width,
         n_positions=4 * max_length,  # the audit scores very long answers
         bos_token_id=tokenizer.eos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         activation_function="gelu_pytorch_tanh",
         initializer_range=0.05,  # with GPT-2's 0.02, narrow models learn late
-        **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
     )
     model = GPT2LMHeadModel(config)
-    small_models.pretrain(model, texts, tokenizer, base_steps, 32, 128, 2e-3)
+    small_models.pretrain(model, texts, tokenizer, steps=base_steps, batch=32, block=128, lr=2e-3)
     model.config.initializer_range = 0.02  # a new reward head then gives nearly equal scores
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -118,23 +163,24 @@ def _reward_base(
 def _checkpoint(
     folder: Path,
     sft_dataset: Path,
-    sft_files,
-    dataset,
-    vocab_size,
-    n_layer,
-    n_embd,
-    base_steps,
-    base_batch_size,
-    base_learning_rate,
-    max_length,
+    sft_files: str | None,
+    dataset: Path,
+    vocab_size: int,
+    n_layer: int,
+    n_embd: int,
+    base_steps: int,
+    base_batch_size: int,
+    base_learning_rate: float,
+    max_length: int,
 ) -> None:
     """Pretrain a small Baichuan2 on both datasets' answers, without their questions."""
     answers, _ = load_answers(sft_dataset, "train", sft_files)
     pairs, _ = load_pairs(dataset, "train")
     texts = [*answers["answer"], *pairs["chosen"], *pairs["rejected"]]
     # 500 empty prompts make Human: and Assistant: one piece each, as in a large vocabulary.
+    empty_prompts = [as_prompt("")] * 500
     spm_model = toy_checkpoint.train_sentencepiece(
-        [*texts, *[as_prompt("")] * 500], vocab_size, folder.with_name("sentencepiece")
+        texts + empty_prompts, vocab_size, folder.with_name("sentencepiece")
     )
     tokenizer = sentencepiece.sentencepiece_to_fast(spm_model, **toy_checkpoint.SPECIAL)
     config = LlamaConfig(
@@ -149,14 +195,21 @@ def _checkpoint(
     )
     model = toy_checkpoint.norm_head(LlamaForCausalLM(config))
     small_models.pretrain(
-        model, texts, tokenizer, base_steps, base_batch_size, 64, base_learning_rate
+        model,
+        texts,
+        tokenizer,
+        steps=base_steps,
+        batch=base_batch_size,
+        block=64,
+        lr=base_learning_rate,
     )
     toy_checkpoint.write_baichuan_checkpoint(model, spm_model, folder)
 
 
 def build_base(settings: Settings) -> Path:
     """Return the folder of a native Llama, converted from the checkpoint."""
-    return cached("baichuan-llama", _base, checkpoint=Path(prepare_chat(settings).checkpoint))
+    checkpoint = Path(prepare_chat(settings).checkpoint)
+    return cached("baichuan-llama", _base, checkpoint=checkpoint)
 
 
 def _base(folder: Path, checkpoint: Path) -> None:
@@ -171,5 +224,7 @@ def build_sft_adapter(settings: Settings) -> Path:
 
 def _sft_adapter(folder: Path, base: str, adapter: Path) -> None:
     shutil.copytree(adapter, folder, dirs_exist_ok=True)
-    config = read_json(folder / "adapter_config.json") | {"base_model_name_or_path": base}
-    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+    file = folder / "adapter_config.json"
+    config = read_json(file)
+    config["base_model_name_or_path"] = base
+    file.write_text(json.dumps(config, indent=2), encoding="utf-8")

@@ -1,7 +1,6 @@
 """Build each item once per set of inputs, and cache it."""
 
 import hashlib
-import inspect
 import json
 import os
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from pathlib import Path
 import torch
 from filelock import FileLock
 
-from rlhf_course.course.presets import ROOT, Settings
+from rlhf_course.course.presets import ROOT
 from rlhf_course.runtime.files import atomic_folder
 
 SEED = 0  # the world does not depend on the seed of a run
@@ -25,18 +24,18 @@ def cache_root() -> Path:
     return ROOT / Path(os.environ.get("RLHF_COURSE_CACHE") or "build/cache").expanduser()
 
 
-def cached(name: str, build: Callable, settings: Settings | None = None, **inputs) -> Path:
-    """Return the folder that ``build(folder, …)`` fills, once per set of inputs.
+def cached(name: str, build: Callable, **inputs) -> Path:
+    """Return the folder that ``build(folder, **inputs)`` fills, once per set of inputs.
 
-    ``build`` gets ``inputs`` by name; ``settings`` supply its other arguments. The key consists of
-    these values (for a Path, the folder's checksum) and of :func:`code`. One process builds while
-    others wait. An item whose files have changed is rebuilt.
+    The key consists of the inputs (for a Path, the folder's checksum) and of :func:`code`. One
+    process builds while others wait. An item whose files have changed is rebuilt.
     """
-    names = [*inspect.signature(build).parameters][1:]
-    inputs |= {name: getattr(settings, name) for name in names if name not in inputs}
-    known_by = {n: checksum(v) if isinstance(v, Path) else v for n, v in inputs.items()}
-    key = json.dumps([SEED, build.__name__, known_by, code()], sort_keys=True)
-    folder = cache_root() / f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
+    identities = {}
+    for argument, value in inputs.items():
+        identities[argument] = checksum(value) if isinstance(value, Path) else value
+    key = json.dumps([SEED, build.__name__, identities, code()], sort_keys=True)
+    digest = hashlib.sha256(key.encode()).hexdigest()
+    folder = cache_root() / f"{name}-{digest[:12]}"
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.with_name(f".{folder.name}.lock")):
         if is_intact(folder):
@@ -51,8 +50,10 @@ def cached(name: str, build: Callable, settings: Settings | None = None, **input
 @cache
 def code() -> str:
     """Return the SHA-256 of the files in SOURCES, on which a builder's result depends."""
-    files = (path for pattern in SOURCES for path in sorted(PACKAGE.glob(pattern)))
-    text = "".join(path.read_text(encoding="utf-8") for path in files)
+    text = ""
+    for pattern in SOURCES:
+        for path in sorted(PACKAGE.glob(pattern)):
+            text += path.read_text(encoding="utf-8")
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -69,7 +70,8 @@ def checksum(folder: Path) -> str:
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder)
-        if path.is_file() and not any(part.startswith(".") for part in name.parts):
+        is_hidden = any(part.startswith(".") for part in name.parts)
+        if path.is_file() and not is_hidden:
             with path.open("rb") as file:
                 content = hashlib.file_digest(file, "sha256").hexdigest()
             digest.update(f"{name.as_posix()} {content}\n".encode())

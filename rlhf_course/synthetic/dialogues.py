@@ -7,14 +7,15 @@ import random
 import re
 
 from rlhf_course.synthetic import grammar
-from rlhf_course.synthetic.grammar import WORD, Pair, pick, sentences, some
+from rlhf_course.synthetic.grammar import WORD, Pair, pick, sample_in_order, sentences
 
 MAX_WORDS = 4  # topic words beyond the fourth add nothing
 LENGTHS = range(8, 61)  # of answers, in words
 GRAMMAR = grammar.load("dialogues")
-POINTS, MARKERS, SHARES, TOPICS = (
-    GRAMMAR[key] for key in ("points", "markers", "shares", "topics")
-)
+POINTS = GRAMMAR["points"]
+MARKERS = GRAMMAR["markers"]
+SHARES = GRAMMAR["shares"]
+TOPICS = GRAMMAR["topics"]
 
 
 def _stems(text: str) -> set[str]:
@@ -22,11 +23,21 @@ def _stems(text: str) -> set[str]:
     return {word.removesuffix("s") for word in WORD.findall(text.lower())}
 
 
+def _marked_stems(tips: list[str]) -> set[str]:
+    """Return the stems of the words that * marks in the tips: they earn points."""
+    marked = re.findall(r"\*(\w+)", " ".join(tips))
+    return _stems(" ".join(marked))
+
+
 NAMES = {topic: _stems(topic) for topic in TOPICS}
-VOCABULARY = {
-    topic: _stems(" ".join(re.findall(r"\*(\w+)", " ".join(TOPICS[topic]["tips"]))))
-    for topic in TOPICS
-}
+VOCABULARY = {topic: _marked_stems(entry["tips"]) for topic, entry in TOPICS.items()}
+
+
+def _topic_of(stems: set[str]) -> str | None:
+    """Return the topic whose NAMES occur most; VOCABULARY breaks ties. None if no word occurs."""
+    hits = {topic: (len(NAMES[topic] & stems), len(VOCABULARY[topic] & stems)) for topic in TOPICS}
+    topic = max(hits, key=hits.get)
+    return topic if any(hits[topic]) else None
 
 
 def gold_utility(prompt: str, answer: str) -> float:
@@ -37,67 +48,98 @@ def gold_utility(prompt: str, answer: str) -> float:
     multiplied by its entry in ``counts``; an answer without words has only the points for "empty".
     """
     question = prompt.rpartition("\n\nHuman:")[2].partition("\n\nAssistant:")[0]
-    asked, said = ([" ".join(words) for words in sentences(text)] for text in (question, answer))
-    if not said:
+    question_sentences = [" ".join(words) for words in sentences(question)]
+    answer_sentences = [" ".join(words) for words in sentences(answer)]
+    if not answer_sentences:
         return POINTS["empty"]
-    seen = _stems(question)
-    hits = {topic: (len(NAMES[topic] & seen), len(VOCABULARY[topic] & seen)) for topic in TOPICS}
-    topic = max(hits, key=hits.__getitem__)
-    used = _stems(answer) & VOCABULARY[topic] if any(hits[topic]) else set()
-    text = f" {' | '.join(said)} "  # the bar keeps a marker from matching across two sentences
+    question_stems = _stems(question)
+    topic = _topic_of(question_stems)
+    topic_stems = set() if topic is None else _stems(answer) & VOCABULARY[topic]
+    # The bar keeps a marker from matching across two sentences.
+    text = f" {' | '.join(answer_sentences)} "
+    last_question = question_sentences[-1] if question_sentences else ""
+    is_long = last_question.count(" ") > 2  # four words or more
     counts = {
-        **{kind: any(f" {m} " in text for m in markers) for kind, markers in MARKERS.items()},
-        "word": min(MAX_WORDS, len(used - seen)),
-        "no_word": not used,
-        "repeat": len(said) - len(set(said)),
-        "copy": bool(asked) and asked[-1].count(" ") > 2 and f" {asked[-1]} " in text,
+        "word": min(MAX_WORDS, len(topic_stems - question_stems)),
+        "no_word": not topic_stems,
+        "repeat": len(answer_sentences) - len(set(answer_sentences)),
+        "copy": is_long and f" {last_question} " in text,
         "breaks_off": not answer.rstrip(" \n\"')]”’").endswith((".", "!", "?")),
     }
+    for kind, markers in MARKERS.items():
+        counts[kind] = any(f" {marker} " in text for marker in markers)
     # Round: the terms' order must not matter.
     return round(sum(POINTS[kind] * count for kind, count in counts.items()), 6)
 
 
 def _answer(rng: random.Random, tips: list[str], civil: bool = False) -> str:
     """Draw an answer from the tips; a civil answer is neither evasive nor insulting."""
-    has = {
-        k: rng.random() < share and not (civil and k in ("evasion", "rudeness"))
-        for k, share in SHARES.items()
-    }
-    has["courtesy"] &= not has["rudeness"]  # both together would read as sarcasm
-    bare = has["no_tip"] and (has["evasion"] or has["rudeness"])
-    rest = some(rng, tips, 0 if bare else rng.choice(GRAMMAR["tip_counts"]))
-    parts, after = [], []
+    while True:
+        text = _draft(rng, tips, civil)
+        if len(text.split()) in LENGTHS:
+            return text
+
+
+def _draft(rng: random.Random, tips: list[str], civil: bool) -> str:
+    """Draw an answer of any length."""
+    has = {kind: rng.random() < share for kind, share in SHARES.items()}
+    if civil:
+        has["evasion"] = False
+        has["rudeness"] = False
+    if has["rudeness"]:
+        has["courtesy"] = False  # both together would read as sarcasm
+    without_tips = has["no_tip"] and (has["evasion"] or has["rudeness"])
+    count = 0 if without_tips else rng.choice(GRAMMAR["tip_counts"])
+    chosen_tips = sample_in_order(rng, tips, count)
     frames = {1: rng.sample(GRAMMAR["one"], 3), 2: rng.sample(GRAMMAR["two"], 1)}
+    opening = []
+    closing = []
     for kind in ("courtesy", "rudeness", "evasion"):
         if has[kind] and rng.random() < 0.6:
-            parts.append(pick(rng, GRAMMAR[kind + "_open"]))
+            opening.append(pick(rng, GRAMMAR[kind + "_open"]))
         elif has[kind]:
-            after.insert(0, pick(rng, GRAMMAR[kind + "_end"]))
-    if has["lead"] and not (bare or has["rudeness"]):
-        parts.append(pick(rng, GRAMMAR["lead"]))
-    while rest:
-        size = 2 if len(rest) > 1 and rng.random() < 0.5 else 1
-        heads = [tip.partition(">")[0] for tip in rest[:size]]
-        if has["reason"] and (size == len(rest) or rng.random() < 0.5):
-            heads[-1] = rest[size - 1].replace(">", "")
-        parts.append(frames[size].pop().format(*heads))
-        rest = rest[size:]
-    parts += [pick(rng, GRAMMAR["aside"])] * has["aside"] + after
-    text = " ".join(part[0].upper() + part[1:] for part in parts)
-    return text if len(text.split()) in LENGTHS else _answer(rng, tips, civil)
+            closing.insert(0, pick(rng, GRAMMAR[kind + "_end"]))
+    if has["lead"] and not (without_tips or has["rudeness"]):
+        opening.append(pick(rng, GRAMMAR["lead"]))
+    advice = _advice(rng, chosen_tips, frames, with_reasons=has["reason"])
+    aside = pick(rng, GRAMMAR["aside"])  # always drawn, so that the seed's other draws stay
+    if has["aside"]:
+        advice.append(aside)
+    return " ".join(part[0].upper() + part[1:] for part in opening + advice + closing)
+
+
+def _advice(
+    rng: random.Random, tips: list[str], frames: dict[int, list[str]], with_reasons: bool
+) -> list[str]:
+    """Return sentences of one or two tips each; ``frames`` are the sentences' patterns.
+
+    A tip is an imperative, ">" and a reason, which only a sentence's last tip may keep.
+    """
+    advice = []
+    while tips:
+        size = 2 if len(tips) > 1 and rng.random() < 0.5 else 1
+        phrases = [tip.partition(">")[0] for tip in tips[:size]]
+        if with_reasons and (size == len(tips) or rng.random() < 0.5):
+            phrases[-1] = tips[size - 1].replace(">", "")
+        advice.append(frames[size].pop().format(*phrases))
+        tips = tips[size:]
+    return advice
 
 
 def _make_pair(rng: random.Random) -> Pair:
     topic = TOPICS[rng.choice(list(TOPICS))]
     tips = [tip.replace("*", "") for tip in topic["tips"]]
-    first, last = (pick(rng, [question]) for question in rng.sample(topic["questions"], 2))
-    preface = f" {pick(rng, GRAMMAR['preface'])}" if rng.random() < SHARES["preface"] else ""
+    first, last = [pick(rng, [question]) for question in rng.sample(topic["questions"], 2)]
+    preface = ""
+    if rng.random() < SHARES["preface"]:
+        preface = " " + pick(rng, GRAMMAR["preface"])
     prompt = f"\n\nHuman:{preface} {first}\n\nAssistant:"
-    if rng.random() < SHARES["follow_up"]:  # no tip from the earlier answer is repeated
-        given = some(rng, tips, 3)
-        prompt += f" {_answer(rng, given, civil=True)}"
-        prompt += f"\n\nHuman: {pick(rng, GRAMMAR['thanks'])} {last}\n\nAssistant:"
-        tips = [tip for tip in tips if tip not in given]
+    if rng.random() < SHARES["follow_up"]:
+        earlier_tips = sample_in_order(rng, tips, 3)
+        earlier_answer = _answer(rng, earlier_tips, civil=True)
+        thanks = pick(rng, GRAMMAR["thanks"])
+        prompt += f" {earlier_answer}\n\nHuman: {thanks} {last}\n\nAssistant:"
+        tips = [tip for tip in tips if tip not in earlier_tips]  # no tip is repeated
     return grammar.draw_pair(rng, prompt, lambda: _answer(rng, tips), gold_utility)
 
 

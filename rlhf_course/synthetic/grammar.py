@@ -24,6 +24,7 @@ class Pair:
 
 
 def load(name: str) -> dict:
+    """Return the tables in grammars/``name``.yaml."""
     file = Path(__file__).parent / "grammars" / f"{name}.yaml"
     return yaml.safe_load(file.read_text(encoding="utf-8"))
 
@@ -34,14 +35,16 @@ def pick(rng: random.Random, options: list[str], about: str = "") -> str:
     return re.sub(r"\((.*?)\)", lambda m: rng.choice(m[1].split("/")), text)
 
 
-def some(rng: random.Random, options: list, count: int) -> list:
-    """Draw ``count`` options, in their original order."""
-    return [options[i] for i in sorted(rng.sample(range(len(options)), count))]
+def sample_in_order(rng: random.Random, options: list, count: int) -> list:
+    """Draw ``count`` different options, and return them in their original order."""
+    indices = rng.sample(range(len(options)), count)
+    return [options[i] for i in sorted(indices)]
 
 
 def sentences(text: str) -> list[list[str]]:
     """Return the lowercased words of each English sentence or line that has words."""
-    return [*filter(None, map(WORD.findall, re.split(r"[.!?\n]", text.lower())))]
+    all_words = [WORD.findall(sentence) for sentence in re.split(r"[.!?\n]", text.lower())]
+    return [words for words in all_words if words]
 
 
 def draw_pair(
@@ -54,9 +57,13 @@ def draw_pair(
 
     This is Bradley and Terry's model, Biometrika 39, 1952.
     """
-    a = b = draw()
+    a = draw()
+    b = draw()
     while a == b:
         b = draw()
-    u_a, u_b = gold_utility(prompt, a), gold_utility(prompt, b)
+    u_a = gold_utility(prompt, a)
+    u_b = gold_utility(prompt, b)
     a_wins = rng.random() < 1 / (1 + math.exp(u_b - u_a))
-    return Pair(prompt, a, b, u_a, u_b) if a_wins else Pair(prompt, b, a, u_b, u_a)
+    if a_wins:
+        return Pair(prompt, chosen=a, rejected=b, gold_chosen=u_a, gold_rejected=u_b)
+    return Pair(prompt, chosen=b, rejected=a, gold_chosen=u_b, gold_rejected=u_a)

@@ -30,16 +30,19 @@ def pretrain(
     """
     if steps == 0:
         return
-    tokens, end = tokenizer([*texts])["input_ids"], tokenizer.eos_token_id
-    rows = [torch.tensor([*ids, end]) for ids in tokens]
+    tokens = tokenizer(list(texts))["input_ids"]
+    rows = [torch.tensor([*ids, tokenizer.eos_token_id]) for ids in tokens]
     stream = torch.cat(rows)
-    starts = torch.tensor([0, *map(len, rows)]).cumsum(0)[:-1]
-    starts = starts[starts < len(stream) - block]
+    ends = torch.tensor([len(row) for row in rows]).cumsum(0)
+    text_starts = torch.cat([torch.tensor([0]), ends[:-1]])
+    last_start = len(stream) - block  # exclusive
+    text_starts = text_starts[text_starts < last_start]
 
     def loss() -> Tensor:
-        begin = torch.randint(len(stream) - block, (batch,))
-        begin[::2] = starts[torch.randint(len(starts), (len(begin[::2]),))]
-        ids = stream[begin.unsqueeze(1) + torch.arange(block)].to(model.device)
+        starts = torch.randint(last_start, (batch,))
+        half = len(starts[::2])
+        starts[::2] = text_starts[torch.randint(len(text_starts), (half,))]
+        ids = stream[starts.unsqueeze(1) + torch.arange(block)].to(model.device)
         return model(input_ids=ids, labels=ids).loss
 
     fit(model, loss, lr, steps, "pretraining")
@@ -50,9 +53,9 @@ def fine_tune(
 ) -> None:
     """Train a causal model on the tokens where the masks are 1, with ``batch`` rows per step."""
     inputs = [torch.tensor(ids) for ids in rows]
-    labels = [
-        ids.where(torch.tensor(mask) == 1, -100) for ids, mask in zip(inputs, masks, strict=True)
-    ]
+    labels = []
+    for ids, mask in zip(inputs, masks, strict=True):
+        labels.append(ids.where(torch.tensor(mask) == 1, -100))  # -100: no loss
 
     def loss() -> Tensor:
         chosen = torch.randint(len(inputs), (batch,)).tolist()
