@@ -85,16 +85,16 @@ def stack_scores(scores: Sequence[Tensor] | Tensor, device: torch.device, step: 
     return stacked
 
 
-def check_outputs(outputs: dict[str, Tensor], step: int) -> None:
-    """Raise ``FloatingPointError`` if an output has NaN or Inf; name the output and sample."""
-    for name, tensor in outputs.items():
-        samples = tensor.isfinite().all(-1)
-        if not samples.all():
-            raise FloatingPointError(
-                f"Step {step + 1}: the {name} for sample {int((~samples).nonzero()[0])} are NaN or"
-                " Inf; no weight was changed. Policy: train float32 weights, lower the learning"
-                " rate, or go back to the last checkpoint. Reference: load it in float32."
-            )
+def check_outputs(name: str, outputs: Tensor, step: int) -> None:
+    """Raise ``FloatingPointError``, with a sample's number, if outputs (B, R) have NaN or Inf."""
+    is_finite = outputs.isfinite().all(-1)
+    if not is_finite.all():
+        sample = int((~is_finite).nonzero()[0])
+        raise FloatingPointError(
+            f"Step {step + 1}: the {name} for sample {sample} are NaN or"
+            " Inf; no weight was changed. Policy: train float32 weights, lower the learning"
+            " rate, or go back to the last checkpoint. Reference: load it in float32."
+        )
 
 
 def warn_about_samples(queries, responses, masks, tokenizer) -> None:

@@ -72,10 +72,10 @@ def _sample(
     positions = (attention_mask.cumsum(1) - 1).clamp(min=0)
     visible = pad(attention_mask, (0, longest), value=1)
     cache, places = DynamicCache(config=model.config), accepts_argument(model, "position_ids")
-    how = {"past_key_values": cache, "use_cache": True, "logits_to_keep": 1}
+    how = {"past_key_values": cache, "use_cache": True}
     for t in range(longest):
         how |= {"position_ids": positions} if places else {}
-        logits = model(input_ids, visible[:, : width + t], **how)[0][:, -1]
+        logits = model.next_token_logits(input_ids, visible[:, : width + t], **how)
         tokens, probability = draw(logits, begin_suppress if t == 0 else ())
         responses[rows, t], total = tokens.squeeze(1), total + probability.sum()
         running &= (limits[rows] > t + 1) & ~torch.isin(tokens.squeeze(1), eos)
