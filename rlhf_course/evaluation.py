@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlhf_course.data import prompt_ids
 from rlhf_course.policy.network import without_dropout
-from rlhf_course.ppo.rollout import Rollout, forward
+from rlhf_course.ppo.rollout import Samples, forward
 from rlhf_course.ppo.sampling import end_tokens, pad_token_id
 from rlhf_course.ppo.trainer import PPOTrainer
 from rlhf_course.rewards import check_texts, require_finite
@@ -62,16 +62,16 @@ def evaluate(
 def _measure(trainer: PPOTrainer, queries, responses, settings: dict) -> pd.DataFrame:
     """Return columns kl, nll, length and finished; queries and responses are token ids."""
     blank, config = torch.zeros(len(responses), device=trainer.policy.device), trainer.config
-    rollout = Rollout.from_lists(queries, responses, blank, pad_token_id(trainer.tokenizer))
+    samples = Samples.from_lists(queries, responses, blank, pad_token_id(trainer.tokenizer))
     how = config.begin_suppress_tokens, None, config.mini_batch_size
     with without_dropout(trainer.policy), trainer.accelerator.autocast():
-        logprobs = forward(trainer.policy, rollout, *how)[0]
+        logprobs = forward(trainer.policy, samples, *how)[0]
         with trainer.reference() as reference:
-            ref_logprobs = forward(reference, rollout, *how)[0]
+            ref_logprobs = forward(reference, samples, *how)[0]
     ends = end_tokens(trainer.policy, settings)
     columns = {
-        "kl": ((logprobs - ref_logprobs) * rollout.mask).sum(1).tolist(),
-        "nll": (-ref_logprobs * rollout.mask).sum(1).tolist(),
+        "kl": ((logprobs - ref_logprobs) * samples.mask).sum(1).tolist(),
+        "nll": (-ref_logprobs * samples.mask).sum(1).tolist(),
         "length": [len(response) for response in responses],
         "finished": [bool((response[-1] == ends).any()) for response in responses],
     }

@@ -22,8 +22,8 @@ from rlhf_course.course.presets import load_preset
 from rlhf_course.course.shipped import prepare
 from rlhf_course.data import build_queries, load_reviews
 from rlhf_course.policy.save_load import check_vocabulary
+from rlhf_course.ppo.algorithm import RunningMoments
 from rlhf_course.ppo.checks import stack_scores
-from rlhf_course.ppo.score_scaling import RunningMoments
 
 
 def test_sizes_that_do_not_divide():

@@ -10,9 +10,8 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper
 
 from rlhf_course import PPOConfig
 from rlhf_course.audit import audit
-from rlhf_course.ppo.algorithm import gae
+from rlhf_course.ppo.algorithm import RunningMoments, gae
 from rlhf_course.ppo.checkpoint import load_checkpoint, save_checkpoint
-from rlhf_course.ppo.score_scaling import RunningMoments
 
 NAN, INF = math.nan, math.inf
 
