@@ -108,7 +108,7 @@ def test_suppressed_tokens_never_begin_a_response_and_may_come_later():
     assert any(response[-1] == EOS for response in suppressed)
 
 
-@pytest.mark.parametrize("how", [{}, {"at_most": 3}, {"chunk": 5}])
+@pytest.mark.parametrize("how", [{}, {"at_most": 3}, {"chunk_size": 5}])
 def test_log_probabilities_carry_the_same_mask(how):
     """Of the first token of every response alone, however a pass is split."""
     policy, (queries, responses, scores) = make_policy(), make_samples()
@@ -122,7 +122,7 @@ def test_log_probabilities_carry_the_same_mask(how):
     begins = torch.tensor([response[0].item() not in (3, EOS) for response in responses])
     torch.testing.assert_close(masked[begins, 0], (plain[:, 0] - allowed.log())[begins], **close)
     assert entropy.isfinite().all()
-    if not how.get("chunk"):
+    if not how.get("chunk_size"):
         all_masked = forward(
             policy, samples, whole_vocabulary=True, begin_suppress=[EOS, 3], **how
         )[3]

@@ -29,7 +29,7 @@ from rlhf_course.ppo.checks import stack_scores
 def test_sizes_that_do_not_divide():
     with invalid("128 must be a multiple of 96"):
         PPOConfig(batch_size=128, mini_batch_size=48, gradient_accumulation_steps=2)
-    with invalid(r"ppo_epochs \(0\) must be at least 1"):
+    with invalid("ppo_epochs is 0; it must be a whole number of at least 1"):
         PPOConfig(ppo_epochs=0)
 
 

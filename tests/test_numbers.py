@@ -28,6 +28,10 @@ NAN, INF = math.nan, math.inf
         ("score_clip", "0"),
         ("logprob_chunk_size", 0),
         ("target", 0),
+        ("ppo_epochs", True),
+        ("vf_coef", INF),
+        ("horizon", None),
+        ("lam", 1.5),
     ],
 )
 def test_a_setting_out_of_range_is_refused(name, value):
