@@ -10,8 +10,8 @@ _PUBLIC = {
     "PPOConfig": "rlhf_course.ppo.config",
     "PPOTrainer": "rlhf_course.ppo.trainer",
     "AutoModelForCausalLMWithValueHead": "rlhf_course.policy.network",
-    "create_reference_model": "rlhf_course.policy.adapters",
-    "LengthSampler": "rlhf_course.data.lengths",
+    "create_reference_model": "rlhf_course.policy.reference",
+    "LengthSampler": "rlhf_course.data.reviews",
     "AdaptiveKLController": "rlhf_course.ppo.algorithm",
     "FixedKLController": "rlhf_course.ppo.algorithm",
 }

@@ -11,7 +11,7 @@ from torch import Tensor
 from rlhf_course.data import prompt_ids
 from rlhf_course.policy.network import without_dropout
 from rlhf_course.ppo.config import PPOConfig
-from rlhf_course.ppo.rollout import Rollout, forward
+from rlhf_course.ppo.rollout import Samples, forward
 from rlhf_course.ppo.sampling import end_tokens, pad_token_id
 from rlhf_course.ppo.trainer import PPOTrainer
 from rlhf_course.rewards import check_texts, require_finite
@@ -65,25 +65,25 @@ def evaluate(
 def _measure(trainer: PPOTrainer, queries, responses, settings: dict) -> pd.DataFrame:
     """Return columns kl, nll, length and finished; queries and responses are token ids."""
     no_scores = torch.zeros(len(responses), device=trainer.policy.device)
-    rollout = Rollout.from_lists(queries, responses, no_scores, pad_token_id(trainer.tokenizer))
+    samples = Samples.from_lists(queries, responses, no_scores, pad_token_id(trainer.tokenizer))
     with without_dropout(trainer.policy), trainer.accelerator.autocast():
-        logprobs = _token_logprobs(trainer.policy, rollout, trainer.config)
+        logprobs = _token_logprobs(trainer.policy, samples, trainer.config)
         with trainer.reference() as reference:
-            ref_logprobs = _token_logprobs(reference, rollout, trainer.config)
+            ref_logprobs = _token_logprobs(reference, samples, trainer.config)
     eos_ids = end_tokens(trainer.policy, settings)
     columns = {
-        "kl": ((logprobs - ref_logprobs) * rollout.mask).sum(1).tolist(),
-        "nll": (-ref_logprobs * rollout.mask).sum(1).tolist(),
+        "kl": ((logprobs - ref_logprobs) * samples.mask).sum(1).tolist(),
+        "nll": (-ref_logprobs * samples.mask).sum(1).tolist(),
         "length": [len(response) for response in responses],
         "finished": [bool((response[-1] == eos_ids).any()) for response in responses],
     }
     return pd.DataFrame(columns)
 
 
-def _token_logprobs(model, rollout: Rollout, config: PPOConfig) -> Tensor:
+def _token_logprobs(model, samples: Samples, config: PPOConfig) -> Tensor:
     """Return the response tokens' log-probabilities (B, T) in nats."""
     logprobs, *_ = forward(
-        model, rollout, config.begin_suppress_tokens, at_most=config.mini_batch_size
+        model, samples, config.begin_suppress_tokens, at_most=config.mini_batch_size
     )
     return logprobs
 

@@ -40,7 +40,7 @@ from rlhf_course.policy.save_load import load_model, load_tokenizer
 from rlhf_course.ppo import algorithm as ppo
 from rlhf_course.ppo import update
 from rlhf_course.ppo.checkpoint import load_checkpoint
-from rlhf_course.ppo.rollout import Rollout, forward
+from rlhf_course.ppo.rollout import Samples, forward
 from rlhf_course.rewards import load_reward_model
 from rlhf_course.runtime.files import atomic_folder, read_json
 from scripts import train_ppo
@@ -126,8 +126,8 @@ def save_prompts(folder: Path, engine: str, trainer) -> list[int]:
     return kept
 
 
-def record(run, rows: list[int]) -> tuple[Rollout, dict]:
-    """Sample a response to each prompt; return the batch, prompts, answers and queries."""
+def record(run, rows: list[int]) -> tuple[Samples, update.Experience, dict]:
+    """Sample a response to each prompt; return the batch, its experience, and its texts."""
     trainer = run.trainer
     trainer.config.begin_suppress_tokens = []  # engines lack this option
     queries, prompts = ([trainer.dataset[row][k] for row in rows] for k in ("input_ids", "query"))
@@ -136,37 +136,46 @@ def record(run, rows: list[int]) -> tuple[Rollout, dict]:
     seen = [x.replace(trainer.tokenizer.eos_token, "") for x in run.decode(responses)]
     scores = torch.as_tensor(run.score(prompts, seen)).float()
     given = queries, responses, scores.to(trainer.accelerator.device)
-    rollout = Rollout.from_lists(*given, trainer.tokenizer.pad_token_id)
+    samples = Samples.from_lists(*given, trainer.tokenizer.pad_token_id)
     with torch.no_grad(), without_dropout(trainer.model):
-        update.add_logprobs(rollout, trainer.model, trainer.reference, trainer.config, 0)
+        experience, _ = update.make_experience(
+            samples, trainer.model, trainer.reference, trainer.config, trainer.kl_ctl.value
+        )
     texts = {"prompts": prompts, "answers": answers, "queries": [q.tolist() for q in queries]}
-    return Rollout(**{k: v.cpu() for k, v in vars(rollout).items() if v is not None}), texts
+    return on_cpu(samples), on_cpu(experience), texts
 
 
-def ppo_loss(new, old, noise, rollout: Rollout, config, kl_coef: float) -> tuple:
-    """Set the rollout's rewards and advantages; return the policy and value losses (scalars)."""
-    update.add_rewards(rollout, config, kl_coef)
-    update.add_advantages(rollout, config)
-    how = rollout.values, rollout.returns, config.cliprange_value
-    values = ppo.value_loss(rollout.values + noise, *how)[0]
-    policy = ppo.policy_loss(new, old, rollout.advantages, config.cliprange)[0]
-    return tuple(ppo.masked_mean(loss, rollout.mask) for loss in (policy, values))
+def on_cpu(batch):
+    """Return a copy of samples or of an experience with all tensors on the CPU."""
+    return type(batch)(**{name: tensor.cpu() for name, tensor in vars(batch).items()})
 
 
-def group_loss(new, old, rollout: Rollout, config, kl_coef: float, method: str) -> torch.Tensor:
-    """Set the rollout's advantages; return RLOO's or GRPO's loss from notebook 07's code."""
+def ppo_loss(new, old, noise, experience: update.Experience, config) -> tuple:
+    """Return the policy and value losses (scalars)."""
+    values = ppo.value_loss(
+        experience.values + noise, experience.values, experience.returns, config.cliprange_value
+    )[0]
+    policy = ppo.policy_loss(new, old, experience.advantages, config.cliprange)[0]
+    return tuple(ppo.masked_mean(loss, experience.mask) for loss in (policy, values))
+
+
+def group_loss(
+    new, old, scores: torch.Tensor, experience: update.Experience, config, kl_coef: float, method
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return RLOO's or GRPO's loss from notebook 07's code, and its advantages (B,)."""
     names = {"settings": SimpleNamespace(cliprange=config.cliprange), "torch": torch}
     wanted = ("clipped", "leave_one_out", "rloo_loss", "group_advantages", "grpo_loss")
     for cell in nbformat.read(ROOT / "notebooks/07_after_ppo.ipynb", as_version=4).cells:
         if cell.source.startswith(tuple(f"def {name}(" for name in wanted)):
             exec(compile(cell.source, "notebook 07", "exec"), names)
-    scores, mask = rollout.scores, rollout.mask
+    mask = experience.mask
     if method == "rloo":
-        grouped = (scores - kl_coef * (rollout.kl * mask).sum(1)).view(-1, GROUP)
-        rollout.advantages = names["leave_one_out"](grouped).flatten()
-        return names["rloo_loss"](new, old, mask, rollout.advantages)
-    rollout.advantages = names["group_advantages"](scores.view(-1, GROUP)).flatten()
-    return names["grpo_loss"](new, old, rollout.ref_logprobs, mask, rollout.advantages, kl_coef)
+        grouped = (scores - kl_coef * (experience.kl * mask).sum(1)).view(-1, GROUP)
+        advantages = names["leave_one_out"](grouped).flatten()
+        return names["rloo_loss"](new, old, mask, advantages), advantages
+    advantages = names["group_advantages"](scores.view(-1, GROUP)).flatten()
+    loss = names["grpo_loss"](new, old, experience.ref_logprobs, mask, advantages, kl_coef)
+    return loss, advantages
 
 
 def write(engine: str, method: str, target: Path, options, settings, run) -> None:
@@ -182,23 +191,26 @@ def write(engine: str, method: str, target: Path, options, settings, run) -> Non
     with atomic_folder(target) as folder:
         index = save_models(folder, options, settings, run)
         rows = save_prompts(folder, engine, run.trainer)
-        rollout, texts = record(
+        samples, experience, texts = record(
             run, [x for x in rows[: SAMPLES // repeats] for _ in range(repeats)]
         )
         network = load_model(AutoModelForCausalLM, folder / "policy", dtype=torch.float32)
         policy = AutoModelForCausalLMWithValueHead(network)
         generator = torch.Generator().manual_seed(0)
-        noise = NOISE[engine] * torch.randn(rollout.mask.shape, generator=generator)
-        new, old = forward(policy, rollout)[0], rollout.logprobs - noise
+        noise = NOISE[engine] * torch.randn(samples.mask.shape, generator=generator)
+        new, old = forward(policy, samples).logprobs, experience.logprobs - noise
+        batch = vars(samples) | vars(experience) | {"noise": noise}
         if engine == "verl":
-            loss, value_loss = ppo_loss(new, old, noise, rollout, config, kl_coef)
+            loss, value_loss = ppo_loss(new, old, noise, experience, config)
             found = {"value loss": value_loss.item()}
         else:
-            loss, found = group_loss(new, old, rollout, config, kl_coef, method), {}
+            loss, batch["advantages"] = group_loss(
+                new, old, samples.scores, experience, config, kl_coef, method
+            )
+            found = {}
         loss.backward()
         grads = [x.grad.norm() for x in network.parameters() if x.grad is not None]
         found |= {"policy loss": loss.item(), "gradient norm": torch.stack(grads).norm().item()}
-        batch = {k: v for k, v in vars(rollout).items() if v is not None} | {"noise": noise}
         save_file({k: v.contiguous() for k, v in batch.items()}, folder / "batch.safetensors")
         for source in (*HERE.glob("both/*.j2"), *HERE.glob(f"{engine}/*.j2")):
             template = Template(source.read_text("utf-8"), keep_trailing_newline=True)

@@ -7,8 +7,8 @@ from builders import invalid
 
 from rlhf_course import AdaptiveKLController, FixedKLController, LengthSampler
 from rlhf_course.ppo import algorithm as ppo
+from rlhf_course.ppo.algorithm import RunningMoments
 from rlhf_course.ppo.rollout import label_logprobs
-from rlhf_course.ppo.score_scaling import RunningMoments
 
 
 @pytest.fixture

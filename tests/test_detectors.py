@@ -11,7 +11,7 @@ import torch
 from builders import EOS, PadTokenizer, make_policy, make_samples, make_trainer
 
 from rlhf_course.ppo.detectors import DETECTORS, Detectors
-from rlhf_course.ppo.rollout import Rollout, forward
+from rlhf_course.ppo.rollout import Samples, forward
 from rlhf_course.ppo.sampling import generate
 
 
@@ -108,13 +108,13 @@ def test_suppressed_tokens_never_begin_a_response_and_may_come_later():
     assert any(response[-1] == EOS for response in suppressed)
 
 
-@pytest.mark.parametrize("how", [{}, {"at_most": 3}, {"chunk": 5}])
+@pytest.mark.parametrize("how", [{}, {"at_most": 3}, {"chunk_size": 5}])
 def test_log_probabilities_carry_the_same_mask(how):
     """Of the first token of every response alone, however a pass is split."""
     policy, (queries, responses, scores) = make_policy(), make_samples()
-    rollout = Rollout.from_lists(queries, responses, torch.stack(scores), EOS)
-    plain, _, entropies, everything = forward(policy, rollout, whole_vocabulary=True)
-    masked, _, entropy, _ = forward(policy, rollout, begin_suppress=[EOS, 3], **how)
+    samples = Samples.from_lists(queries, responses, torch.stack(scores), EOS)
+    plain, _, entropies, everything = forward(policy, samples, whole_vocabulary=True)
+    masked, _, entropy, _ = forward(policy, samples, begin_suppress=[EOS, 3], **how)
     close = {"atol": 1e-5, "rtol": 1e-4}
     torch.testing.assert_close(masked[:, 1:], plain[:, 1:], **close)
     torch.testing.assert_close(entropy[:, 1:], entropies[:, 1:], **close)
@@ -122,9 +122,9 @@ def test_log_probabilities_carry_the_same_mask(how):
     begins = torch.tensor([response[0].item() not in (3, EOS) for response in responses])
     torch.testing.assert_close(masked[begins, 0], (plain[:, 0] - allowed.log())[begins], **close)
     assert entropy.isfinite().all()
-    if not how.get("chunk"):
+    if not how.get("chunk_size"):
         all_masked = forward(
-            policy, rollout, whole_vocabulary=True, begin_suppress=[EOS, 3], **how
+            policy, samples, whole_vocabulary=True, begin_suppress=[EOS, 3], **how
         )[3]
         assert (all_masked[:, 0, [3, EOS]].exp() == 0).all()
 

@@ -21,14 +21,8 @@ from builders import (
 )
 
 from rlhf_course import PPOConfig
-from rlhf_course.ppo.rollout import Rollout, forward
-from rlhf_course.ppo.update import (
-    add_advantages,
-    add_logprobs,
-    add_rewards,
-    minibatch_loss,
-    optimize,
-)
+from rlhf_course.ppo.rollout import Samples, forward
+from rlhf_course.ppo.update import make_experience, minibatch_loss, optimize
 
 
 def test_deviation_rollouts_and_updates_run_without_dropout_and_restore_the_mode():
@@ -80,32 +74,35 @@ def test_deviation_a_skipped_mini_batch_moves_neither_weights_nor_optimizer():
 
 
 def accumulate_over_eight():
-    """A policy, its trainer with one optimizer step for eight mini-batches of one sample, and a
-    rollout for it.
+    """A policy, its trainer with one optimizer step for eight mini-batches of one sample, eight
+    samples and their experience.
     """
     config = {"mini_batch_size": 1, "gradient_accumulation_steps": 8, "ppo_epochs": 1}
     trainer = make_trainer(policy := make_policy(), make_policy(1), sgd(policy, 1.0), **config)
     queries, responses, scores = make_samples()
-    rollout = Rollout.from_lists(queries, responses, torch.stack(scores), EOS)
-    add_logprobs(rollout, policy, trainer.reference, trainer.config, step=0)
-    add_rewards(rollout, trainer.config, trainer.kl_ctl.value)
-    add_advantages(rollout, trainer.config)
-    return policy, trainer, rollout
+    samples = Samples.from_lists(queries, responses, torch.stack(scores), EOS)
+    experience, _ = make_experience(
+        samples, policy, trainer.reference, trainer.config, trainer.kl_ctl.value
+    )
+    return policy, trainer, samples, experience
 
 
 def test_deviation_in_accumulation_a_skipped_mini_batch_takes_no_part_and_the_others_count():
     """The old log-probabilities of sample 3 are made so small that its ratio is e³."""
-    policy, trainer, rollout = accumulate_over_eight()
-    rollout.logprobs[3] -= 3 * rollout.mask[3]
+    policy, trainer, samples, experience = accumulate_over_eight()
+    experience.logprobs[3] -= 3 * samples.mask[3]
     wanted = 0.0
     for row in (0, 1, 2, 4, 5, 6, 7):
-        part = rollout.select(torch.tensor([row]))
-        loss, _ = minibatch_loss(part, forward(policy, part)[:3], trainer.config)
-        wanted = wanted + loss * part.mask.sum() / rollout.mask.sum()
+        part = samples.select(torch.tensor([row]))
+        learned = experience.select(torch.tensor([row]), part.mask.shape[1])
+        loss, _ = minibatch_loss(learned, forward(policy, part), trainer.config)
+        wanted = wanted + loss * part.mask.sum() / samples.mask.sum()
     gradients = torch.autograd.grad(wanted, [*policy.parameters()])
     expected = [p.detach() - g for p, g in zip(policy.parameters(), gradients, strict=True)]
     with pytest.warns(UserWarning, match="moved no weight") as caught:
-        optimize(policy, trainer.optimizer, trainer.accelerator, rollout, trainer.config, step=0)
+        optimize(
+            policy, trainer.optimizer, trainer.accelerator, samples, experience, trainer.config
+        )
     assert len(caught) == 1
     for found, right in zip(policy.parameters(), expected, strict=True):
         torch.testing.assert_close(found, right, atol=1e-5, rtol=1e-4)
@@ -113,11 +110,13 @@ def test_deviation_in_accumulation_a_skipped_mini_batch_takes_no_part_and_the_ot
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_deviation_in_accumulation_one_loss_that_is_not_finite_stops_the_step_of_all(bad):
-    policy, trainer, rollout = accumulate_over_eight()
-    rollout.returns[3, 0] = bad
+    policy, trainer, samples, experience = accumulate_over_eight()
+    experience.returns[3, 0] = bad
     before = snapshot(policy)
     with pytest.raises(FloatingPointError, match="Step 1: the loss is"):
-        optimize(policy, trainer.optimizer, trainer.accelerator, rollout, trainer.config, step=0)
+        optimize(
+            policy, trainer.optimizer, trainer.accelerator, samples, experience, trainer.config
+        )
     assert difference(before, snapshot(policy)) == 0
 
 
@@ -203,24 +202,24 @@ def test_deviation_whitened_rewards_do_not_leak_into_padding():
     """
     policy, reference = make_policy(), make_policy(1)
     trainer = make_trainer(policy, reference, whiten_rewards=True, batch_size=2, mini_batch_size=2)
-    rollout = Rollout.from_lists(
+    samples = Samples.from_lists(
         [torch.tensor([1, 2])] * 2, [torch.tensor([3, 4]), torch.arange(9)], torch.ones(2), EOS
     )
-    add_logprobs(rollout, policy, trainer.reference, trainer.config, step=0)
-    add_rewards(rollout, PPOConfig(), trainer.kl_ctl.value)
-    plain, tokens = rollout.rewards, rollout.mask > 0
-    add_rewards(rollout, trainer.config, trainer.kl_ctl.value)
-    add_advantages(rollout, trainer.config)
+    experience, plain = (
+        make_experience(samples, policy, trainer.reference, config, trainer.kl_ctl.value)[0]
+        for config in (trainer.config, PPOConfig())
+    )
+    plain, tokens = plain.rewards, samples.mask > 0
     assert plain[tokens].var().item() != pytest.approx(1, abs=0.1)
-    assert rollout.rewards[tokens].var().item() == pytest.approx(1, abs=1e-5)
-    torch.testing.assert_close(rollout.rewards[tokens].mean(), plain[tokens].mean())
-    assert rollout.rewards[0, 2:].abs().max() == 0 and rollout.returns[0, 2:].abs().max() == 0
+    assert experience.rewards[tokens].var().item() == pytest.approx(1, abs=1e-5)
+    torch.testing.assert_close(experience.rewards[tokens].mean(), plain[tokens].mean())
+    assert experience.rewards[0, 2:].abs().max() == 0 and experience.returns[0, 2:].abs().max() == 0
 
 
 def test_deviation_left_padding_keeps_positions():
     policy, query = make_policy(), torch.tensor([1, 2, 3])
-    alone = Rollout.from_lists([query], [query], torch.zeros(1), EOS)
-    padded = Rollout.from_lists([query, torch.arange(30)], [query, query], torch.zeros(2), EOS)
+    alone = Samples.from_lists([query], [query], torch.zeros(1), EOS)
+    padded = Samples.from_lists([query, torch.arange(30)], [query, query], torch.zeros(2), EOS)
     torch.testing.assert_close(
         forward(policy, padded)[0][0], forward(policy, alone)[0][0], atol=1e-5, rtol=0
     )

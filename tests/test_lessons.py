@@ -5,7 +5,7 @@ import torch
 
 from dev.records.record_lessons import BETA, SLOPES, VARIANTS, kl_in_loss
 from docs._ext import lessons
-from rlhf_course.ppo.rollout import Rollout
+from rlhf_course.ppo.update import Experience
 
 ESTIMATES = {
     "k1": lambda x: -x,
@@ -54,13 +54,16 @@ def test_the_page_names_the_signs_that_toy_and_cards_have():
         assert lessons.mean(lessons.change(card, "score") for card in found) > 0, name
 
 
-def make_rollout(logprobs, ref_logprobs, mask):
-    tokens = [torch.arange(1, int(n) + 1) for n in mask.sum(1)]
-    rollout = Rollout.from_lists([torch.tensor([1])] * 2, tokens, torch.zeros(2), 0)
-    rollout.logprobs, rollout.ref_logprobs = logprobs, ref_logprobs
-    rollout.values = torch.zeros_like(logprobs)
-    rollout.returns = torch.tensor([[1.0, -2.0, 0.5], [0.3, 1.0, 0.0]])
-    return rollout
+def make_experience(logprobs, ref_logprobs, mask):
+    unused = dict.fromkeys(("kl", "rewards", "non_score_rewards", "advantages"))
+    return Experience(
+        mask=mask,
+        logprobs=logprobs,
+        ref_logprobs=ref_logprobs,
+        values=torch.zeros_like(logprobs),
+        returns=torch.tensor([[1.0, -2.0, 0.5], [0.3, 1.0, 0.0]]),
+        **unused,
+    )
 
 
 @pytest.mark.parametrize("name", ESTIMATES)
@@ -68,12 +71,12 @@ def test_kl_in_the_loss_has_the_gradient_of_its_estimate(name):
     torch.manual_seed(0)
     old, ref = -torch.rand(2, 3), -torch.rand(2, 3)
     mask = torch.tensor([[1.0, 1, 1], [1, 1, 0]])
-    rollout = make_rollout(old, ref, mask)
+    experience = make_experience(old, ref, mask)
     new = old.clone().requires_grad_()
-    loss, ratio, clipped = kl_in_loss(SLOPES[name], rollout, new, old, torch.zeros(2, 3), 0.2)
+    loss, ratio, clipped = kl_in_loss(SLOPES[name], experience, new, old, torch.zeros(2, 3), 0.2)
     assert ratio.shape == clipped.shape == loss.shape
     found = torch.autograd.grad((loss * mask).sum(), new)[0]
-    scale = BETA / (rollout.returns[mask > 0]).std()
+    scale = BETA / (experience.returns[mask > 0]).std()
     estimate = ESTIMATES[name](((ref - new) * mask).sum(1)).sum()
     expected = torch.autograd.grad(scale * estimate, new)[0]
     assert torch.allclose(found * mask, expected, atol=1e-5)

@@ -10,9 +10,8 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper
 
 from rlhf_course import PPOConfig
 from rlhf_course.audit import audit
-from rlhf_course.ppo.algorithm import gae
+from rlhf_course.ppo.algorithm import RunningMoments, gae
 from rlhf_course.ppo.checkpoint import load_checkpoint, save_checkpoint
-from rlhf_course.ppo.score_scaling import RunningMoments
 
 NAN, INF = math.nan, math.inf
 
@@ -29,6 +28,10 @@ NAN, INF = math.nan, math.inf
         ("score_clip", "0"),
         ("logprob_chunk_size", 0),
         ("target", 0),
+        ("ppo_epochs", True),
+        ("vf_coef", INF),
+        ("horizon", None),
+        ("lam", 1.5),
     ],
 )
 def test_a_setting_out_of_range_is_refused(name, value):

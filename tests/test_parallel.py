@@ -27,7 +27,7 @@ from safetensors.torch import load_file
 from training_runs import COMMANDS, options_of
 
 from rlhf_course import AutoModelForCausalLMWithValueHead, PPOConfig
-from rlhf_course.ppo.trainer_base import prepare_models
+from rlhf_course.ppo.trainer import prepare_models
 from scripts import train_ppo
 
 WORKER = Path(__file__).with_name("parallel_worker.py")

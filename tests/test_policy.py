@@ -1,14 +1,23 @@
 """Value head, saving and loading, adapters."""
 
+import numpy as np
 import pytest
 import torch
 from builders import difference, make_policy, make_samples, make_trainer, python, snapshot
-from peft import LoraConfig, PeftModel
-from transformers import AutoModelForCausalLM
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import (
+    AutoModelForCausalLM,
+    CohereConfig,
+    Gemma2Config,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GraniteConfig,
+)
 
 from rlhf_course import AutoModelForCausalLMWithValueHead
 from rlhf_course.course.presets import ROOT
-from rlhf_course.ppo.rollout import Rollout, forward
+from rlhf_course.policy.network import FullPrecisionLinear
+from rlhf_course.ppo.rollout import Samples, forward
 
 load = AutoModelForCausalLMWithValueHead.from_pretrained
 LORA = LoraConfig(
@@ -20,9 +29,65 @@ def test_forward_gives_logits_loss_and_values():
     policy, ids = make_policy(), torch.tensor([[1, 2, 3]])
     logits, loss, values = policy(ids, labels=ids)
     assert logits.shape == (1, 3, 40) and loss.dim() == 0 and values.shape == (1, 3)
-    some = policy(ids, positions=torch.tensor([2, 0]))
-    torch.testing.assert_close(some[0], logits[0, [2, 0]])
-    torch.testing.assert_close(some[2], values[0, [2, 0]])
+    selected = policy(ids, select=torch.tensor([[True, False, True]]))
+    torch.testing.assert_close(selected[0], logits[0, [0, 2]])
+    torch.testing.assert_close(selected[2], values[0, [0, 2]])
+
+
+def test_both_ways_to_logits_agree():
+    """The projection of selected hidden states, and the model's own logits, of which some are
+    selected.
+    """
+    projecting, own = make_policy(), make_policy()
+    assert own.logits_are_projections
+    own.logits_are_projections = False
+    ids, select = torch.arange(12).view(2, 6), torch.rand(2, 6) < 0.5
+    for chosen in (None, select):
+        pairs = zip(projecting(ids, select=chosen), own(ids, select=chosen), strict=True)
+        for one, other in pairs:
+            assert one is other or torch.equal(one, other)
+    updated = []
+    for policy in (projecting, own):
+        trainer = make_trainer(policy, make_policy(1), mini_batch_size=4)
+        np.random.seed(0)
+        trainer.step(*make_samples())
+        updated.append(snapshot(policy))
+    assert difference(*updated) < 1e-6
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        (Gemma2Config, {"final_logit_softcapping": 30.0}),
+        (CohereConfig, {"logit_scale": 0.25}),
+        (GraniteConfig, {"logits_scaling": 4.0}),
+    ],
+)
+def test_a_model_that_changes_its_logits_keeps_its_own(change):
+    kind, option = change
+    sizes = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8}
+    special = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    torch.manual_seed(0)
+    network = AutoModelForCausalLM.from_config(kind(**sizes | special | option)).eval()
+    policy, ids = AutoModelForCausalLMWithValueHead(network).eval(), torch.arange(5).unsqueeze(0)
+    assert not policy.logits_are_projections
+    logits, _, values = policy(ids)
+    torch.testing.assert_close(logits, network(ids).logits)
+    hidden = network.base_model(ids).last_hidden_state
+    torch.testing.assert_close(values, policy.v_head(hidden).squeeze(-1))
+    with pytest.raises(ValueError, match="changes its logits after the projection"):
+        policy(ids, project=False)
+
+
+@pytest.mark.parametrize("adapted", [False, True])
+def test_the_projection_stays_tied_to_the_embeddings(adapted):
+    network = GPT2LMHeadModel(GPT2Config(vocab_size=40, n_embd=16, n_layer=1, n_head=2))
+    if adapted:
+        network = get_peft_model(network, LORA)
+    policy = AutoModelForCausalLMWithValueHead(network)
+    assert type(policy.projection) is FullPrecisionLinear
+    assert policy.projection.weight is network.get_input_embeddings().weight
 
 
 def test_value_head_follows_the_models_final_norm():
@@ -109,11 +174,11 @@ def test_bf16_moves_ratios_by_percents_and_float32_does_not():
     policy = load(str(ROOT / "models" / "gpt2-imdb-mini")).eval()
     torch.manual_seed(0)
     queries, responses = ([torch.randint(5, 4000, (n % 9 + k,)) for n in range(64)] for k in (2, 4))
-    rollout = Rollout.from_lists(queries, responses, torch.zeros(64), 0)
+    samples = Samples.from_lists(queries, responses, torch.zeros(64), 0)
     for bf16, low, high in ((False, 0, 1e-4), (True, 0.01, 0.3)):
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-            together, apart = forward(policy, rollout)[0], forward(policy, rollout, at_most=7)[0]
-        ratio = (apart - together).exp()[rollout.mask > 0]
+            together, apart = forward(policy, samples)[0], forward(policy, samples, at_most=7)[0]
+        ratio = (apart - together).exp()[samples.mask > 0]
         assert low <= (ratio - 1).abs().max() < high
         assert (ratio - 1).abs().mean() < 0.02
 

@@ -34,7 +34,8 @@ from rlhf_course.course.presets import ROOT
 from rlhf_course.course.shipped import shipped
 from rlhf_course.data import load_pairs
 from rlhf_course.evaluation import evaluate
-from rlhf_course.policy.adapters import RewardAdapter, create_reference_model
+from rlhf_course.policy.adapters import RewardAdapter
+from rlhf_course.policy.reference import create_reference_model
 from rlhf_course.ppo.checkpoint import load_checkpoint, save_checkpoint
 from rlhf_course.runtime import tracking
 from scripts import grade, read_log, report, train_ppo

@@ -26,10 +26,10 @@ from transformers import (
 
 from rlhf_course import LengthSampler, PPOConfig, create_reference_model
 from rlhf_course.policy.network import AutoModelForCausalLMWithValueHead
-from rlhf_course.ppo.rollout import Rollout, forward
+from rlhf_course.ppo.rollout import Outputs, Samples, forward
 from rlhf_course.ppo.sampling import generate
 from rlhf_course.ppo.stats import MEANING
-from rlhf_course.ppo.update import add_advantages, add_logprobs, add_rewards, minibatch_loss
+from rlhf_course.ppo.update import Experience, make_experience, minibatch_loss
 
 LARGE = {"batch_size": 64, "mini_batch_size": 64}
 
@@ -65,13 +65,13 @@ def test_padding_changes_nothing_per_element():
     """
     policy, reference = make_policy(0), make_policy(1)
     queries, responses, scores = make_samples()
-    whole = Rollout.from_lists(queries, responses, torch.stack(scores), EOS)
+    whole = Samples.from_lists(queries, responses, torch.stack(scores), EOS)
     for model in (policy, reference):
         together = forward(model, whole)
         for i in range(len(queries)):
             alone = forward(
                 model,
-                Rollout.from_lists(queries[i : i + 1], responses[i : i + 1], torch.zeros(1), EOS),
+                Samples.from_lists(queries[i : i + 1], responses[i : i + 1], torch.zeros(1), EOS),
             )
             for a, b in zip(together[:3], alone[:3], strict=True):
                 torch.testing.assert_close(a[i, : len(responses[i])], b[0], atol=1e-5, rtol=0)
@@ -81,12 +81,12 @@ def test_padding_changes_nothing_per_element():
 def test_samples_in_parts_give_the_numbers_and_gradients_of_one_pass(at_most):
     """Everything element by element."""
     queries, responses, scores = make_samples()
-    rollout = Rollout.from_lists(queries, responses, torch.stack(scores), EOS)
-    rollout = rollout.select(torch.tensor([5, 0, 3, 1, 7, 2, 6, 4]))  # any order
+    samples = Samples.from_lists(queries, responses, torch.stack(scores), EOS)
+    samples = samples.select(torch.tensor([5, 0, 3, 1, 7, 2, 6, 4]))  # any order
     found, gradients = [], []
     for how in ({}, {"at_most": at_most}):
         policy = make_policy()
-        outputs = forward(policy, rollout, whole_vocabulary=True, **how)
+        outputs = forward(policy, samples, whole_vocabulary=True, **how)
         (outputs[0].square().sum() + outputs[1].sum()).backward()
         found.append(outputs)
         gradients.append({name: p.grad for name, p in policy.named_parameters()})
@@ -112,10 +112,10 @@ def test_what_is_sampled_is_what_is_scored_with_sliding_windows_and_without_atte
     responses = generate(
         policy, PadTokenizer(), queries, do_sample=True, top_k=0, max_new_tokens=12
     )
-    rollout = Rollout.from_lists(queries, responses, torch.zeros(16), EOS)
+    samples = Samples.from_lists(queries, responses, torch.zeros(16), EOS)
     with torch.no_grad():
-        logprobs = forward(policy, rollout)[0]
-    assert rollout.mask.sum() == 16 * 12 and logprobs.min() > -0.1
+        logprobs = forward(policy, samples)[0]
+    assert samples.mask.sum() == 16 * 12 and logprobs.min() > -0.1
 
 
 def test_eos_inside_or_at_the_end_of_a_response_counts():
@@ -124,12 +124,12 @@ def test_eos_inside_or_at_the_end_of_a_response_counts():
     """
     query, response = torch.tensor([1, 2]), torch.tensor([3, EOS, 4, EOS])
     other = torch.tensor([5, 6, 7, 8, 9, 10])
-    rollout = Rollout.from_lists([query, query], [response, other], torch.tensor([1.0, 0.0]), EOS)
-    assert rollout.mask[0].tolist() == [1, 1, 1, 1, 0, 0]
+    samples = Samples.from_lists([query, query], [response, other], torch.tensor([1.0, 0.0]), EOS)
+    assert samples.mask[0].tolist() == [1, 1, 1, 1, 0, 0]
     policy = make_policy()
     logits = policy(torch.cat([query, response]).unsqueeze(0))[0].log_softmax(-1)
     wanted = logits[0, 1:-1].gather(-1, response.unsqueeze(-1)).squeeze(-1)
-    torch.testing.assert_close(forward(policy, rollout)[0][0, :4], wanted, atol=1e-5, rtol=0)
+    torch.testing.assert_close(forward(policy, samples)[0][0, :4], wanted, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -171,15 +171,16 @@ def test_response_tokens_masked_out_count_as_query_before_the_answer_and_as_noth
 
 def test_what_stands_outside_the_mask_changes_neither_loss_nor_statistics():
     queries, responses, scores = make_samples()
-    rollout = Rollout.from_lists(queries, responses, torch.stack(scores), EOS)
-    drawn = [torch.randn_like(rollout.mask) for _ in range(7)]
+    samples = Samples.from_lists(queries, responses, torch.stack(scores), EOS)
+    drawn = [torch.randn_like(samples.mask) for _ in range(7)]
     found = []
+    unused = dict.fromkeys(("ref_logprobs", "kl", "rewards", "non_score_rewards"))
     for outside in (0.0, 9.0):
-        *told, logprobs, values, entropy = (
-            torch.where(rollout.mask > 0, x, outside * x.abs()) for x in drawn
-        )
-        rollout.logprobs, rollout.values, rollout.advantages, rollout.returns = told
-        loss, seen = minibatch_loss(rollout, (logprobs, values, entropy), PPOConfig())
+        columns = [torch.where(samples.mask > 0, x, outside * x.abs()) for x in drawn]
+        names = ("logprobs", "values", "advantages", "returns")
+        learned = dict(zip(names, columns[:4], strict=True))
+        experience = Experience(mask=samples.mask, **learned, **unused)
+        loss, seen = minibatch_loss(experience, Outputs(*columns[4:]), PPOConfig())
         found.append({"loss": loss} | seen.stats)
     for name, value in found[0].items():
         torch.testing.assert_close(found[1][name], value, msg=name)
@@ -187,17 +188,17 @@ def test_what_stands_outside_the_mask_changes_neither_loss_nor_statistics():
 
 def test_a_mini_batch_leaves_out_the_columns_that_none_of_its_samples_uses():
     queries, responses, scores = make_samples()
-    rollout = Rollout.from_lists(queries, responses, torch.stack(scores), EOS)
-    rows = torch.stack([rollout.response_lengths.argmin(), rollout.query_lengths.argmin()])
-    part = rollout.select(rows)
+    samples = Samples.from_lists(queries, responses, torch.stack(scores), EOS)
+    rows = torch.stack([samples.response_lengths.argmin(), samples.query_lengths.argmin()])
+    part = samples.select(rows)
     both = [len(queries[i]) + len(responses[i]) for i in rows]
     assert part.input_ids.shape == (2, max(both)) and part.mask.shape == (
         2,
         max(len(responses[i]) for i in rows),
     )
     assert (
-        part.mask.shape[1] < rollout.mask.shape[1]
-        and part.input_ids.shape[1] < rollout.input_ids.shape[1]
+        part.mask.shape[1] < samples.mask.shape[1]
+        and part.input_ids.shape[1] < samples.input_ids.shape[1]
     )
     assert [
         row[: len(queries[i])].tolist() for i, row in zip(rows, part.input_ids, strict=True)
@@ -248,19 +249,18 @@ def test_scores_with_a_gradient_are_taken_as_numbers():
 
 
 @pytest.mark.parametrize("config", [{}, {"mini_batch_size": 2}, {"kl_penalty": "full"}])
-def test_nothing_that_a_rollout_is_told_carries_a_gradient(config):
+def test_nothing_in_an_experience_carries_a_gradient(config):
     """Not even with a reference that nobody froze: else the rewards would train it, and the policy
     through them.
     """
     queries, responses, scores = make_samples()
     policy, reference = make_policy(), make_policy(1)
-    rollout = Rollout.from_lists(queries, responses, torch.stack(scores), EOS)
+    samples = Samples.from_lists(queries, responses, torch.stack(scores), EOS)
     config = PPOConfig(**{"batch_size": 8, "mini_batch_size": 8} | config)
-    add_logprobs(rollout, policy, lambda: nullcontext(reference), config, step=0)
-    add_rewards(rollout, config, kl_coef=0.2)
-    add_advantages(rollout, config)
-    told = {name: value for name, value in vars(rollout).items() if isinstance(value, torch.Tensor)}
-    assert len(told) == 13 and not [name for name, value in told.items() if value.requires_grad]
+    experience, _ = make_experience(
+        samples, policy, lambda: nullcontext(reference), config, kl_coef=0.2
+    )
+    assert not [name for name, value in vars(experience).items() if value.requires_grad]
 
 
 def test_what_stands_in_the_padding_does_not_matter():
@@ -327,8 +327,8 @@ def test_logprob_at_sampling_equals_the_recomputed_one():
     policy, torch_seed = trainer.model, 3
     torch.manual_seed(torch_seed)
     responses = trainer.generate(queries, LengthSampler(3, 9), return_prompt=False, **SAMPLING)
-    rollout = Rollout.from_lists(queries, responses, torch.zeros(8), EOS)
-    logprobs = forward(policy, rollout)[0]
+    samples = Samples.from_lists(queries, responses, torch.zeros(8), EOS)
+    logprobs = forward(policy, samples)[0]
     for i, (query, response) in enumerate(zip(queries, responses, strict=True)):
         for t in range(len(response)):  # token by token, as it was sampled
             logits = policy(torch.cat([query, response[:t]]).unsqueeze(0))[0][0, -1]

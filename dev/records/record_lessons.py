@@ -42,31 +42,31 @@ VARIANTS |= {"epochs-16": REUSE, "epochs-16-no-clip": REUSE | NO_CLIP}
 VARIANTS |= {k: {"init_kl_coef": 0.0} for k in SLOPES}
 
 
-def raw(rollout):
+def raw(experience):
     """Return advantages (B, R) before whitening."""
-    return rollout.returns - rollout.values
+    return experience.returns - experience.values
 
 
-def unwhitened(rollout, new, old, advantages, cliprange):
+def unwhitened(experience, new, old, advantages, cliprange):
     """Return the policy loss without whitening."""
-    return policy_loss(new, old, raw(rollout), cliprange)
+    return policy_loss(new, old, raw(experience), cliprange)
 
 
-def kl_in_loss(slope, rollout, new, old, advantages, cliprange):
+def kl_in_loss(slope, experience, new, old, advantages, cliprange):
     """Return the policy loss plus a term whose gradient is that of β·estimate / whitening scale."""
     loss, *others = policy_loss(new, old, advantages, cliprange)
-    x = ((rollout.ref_logprobs - new.detach()) * rollout.mask).sum(1, keepdim=True)
-    scale = masked_var(raw(rollout), rollout.mask).sqrt()
+    x = ((experience.ref_logprobs - new.detach()) * experience.mask).sum(1, keepdim=True)
+    scale = masked_var(raw(experience), experience.mask).sqrt()
     return loss - BETA / scale * slope(x) * new, *others
 
 
 def trainer_with(loss):
-    """Return a trainer class that gives the rollout to the loss; a batch must be one mini-batch."""
+    """Return a trainer class that gives the experience to the loss; a mini-batch is a batch."""
 
     class Trainer(PPOTrainer):
-        def _learn(self, rollout, *others):
-            self.config.policy_loss = partial(loss, rollout)
-            return super()._learn(rollout, *others)
+        def _optimize(self, samples, experience, first_pass):
+            self.config.policy_loss = partial(loss, experience)
+            return super()._optimize(samples, experience, first_pass)
 
     return Trainer
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 
+import numpy as np
 from datasets import Dataset, Value
 
 from rlhf_course.data.rows import check_columns, load_split
@@ -35,6 +36,21 @@ def load_reviews(source: str | Path, split: str) -> Dataset:
             f" (positive) are needed. Map the values of {feature!r:.40}."
         )
     return reviews.cast_column("label", Value("int64"))
+
+
+class LengthSampler:
+    """Draw a length uniformly from the integers min_value … max_value − 1 at each call."""
+
+    def __init__(self, min_value: int, max_value: int) -> None:
+        if not 1 <= min_value < max_value:
+            raise ValueError(
+                f"LengthSampler({min_value}, {max_value}) has no lengths to draw. Choose 1 ≤ "
+                "min_value < max_value; max_value is exclusive."
+            )
+        self.values = list(range(min_value, max_value))
+
+    def __call__(self) -> int:
+        return int(np.random.choice(self.values))
 
 
 def build_queries(

@@ -1,4 +1,4 @@
-"""Make PPO's frozen models: the reference (copy or adapter) and a reward model on the same base.
+"""Switch between adapters on one base; make a reward model that is an adapter on it.
 
 LoRA is from Hu et al. 2021, arXiv:2106.09685. All adapters share one base; one adapter is active at
 a time.
@@ -11,7 +11,6 @@ from pathlib import Path
 
 import torch
 from peft import PeftConfig, PeftModel
-from peft.utils import get_peft_model_state_dict
 from torch import Tensor, nn
 from transformers import BitsAndBytesConfig
 from transformers.modeling_outputs import SequenceClassifierOutput
@@ -19,48 +18,8 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 from rlhf_course.policy.network import AutoModelForCausalLMWithValueHead
 from rlhf_course.policy.save_load import check_base, read_adapter, set_adapter_weights
 
-REFERENCE, REWARD = "ref", "reward"
-
-
-def create_reference_model(
-    model: AutoModelForCausalLMWithValueHead, num_shared_layers: int | None = None
-) -> AutoModelForCausalLMWithValueHead:
-    """Return a frozen copy of the policy, in eval mode.
-
-    If ``num_shared_layers`` is set, policy and copy share the embeddings and that many initial
-    layers, all frozen.
-    """
-    shared = nn.ModuleList()
-    if num_shared_layers:
-        depth = model.config.get_text_config().num_hidden_layers
-        if not 0 < num_shared_layers < depth:
-            raise ValueError(f"num_shared_layers is {num_shared_layers}; use 1 to {depth - 1}.")
-        modules = [*model.pretrained_model.modules()]
-        layers = next(m for m in modules if isinstance(m, nn.ModuleList) and len(m) == depth)
-        shared.extend(layers[:num_shared_layers])
-        shared.extend(m for m in modules if isinstance(m, nn.Embedding))
-        shared.requires_grad_(False)
-    memo = {id(p): p for p in shared.parameters()}  # deepcopy treats these as already copied
-    return copy.deepcopy(model, memo).requires_grad_(False).eval()
-
-
-def add_reference_adapter(policy: AutoModelForCausalLMWithValueHead) -> None:
-    """Add a frozen copy of the active adapter as ``ref``, replacing an earlier trainer's copy.
-
-    Raises ``ValueError`` if base weights are also trained, because the reference would change with
-    them.
-    """
-    model, source = policy.pretrained_model, policy.pretrained_model.active_adapter
-    trained = [name for name, p in model.named_parameters() if p.requires_grad]
-    if base := [name for name in trained if f".{source}" not in name]:
-        raise ValueError(
-            f"{len(base)} weights of the base, such as {base[0]}, are trained, and the reference"
-            " shares them. Freeze them, or pass ref_model."
-        )
-    if REFERENCE in model.peft_config:
-        model.delete_adapter(REFERENCE)
-    weights = get_peft_model_state_dict(model, adapter_name=source)
-    _add_frozen(model, REFERENCE, copy.deepcopy(model.peft_config[source]), weights, source)
+REFERENCE = "ref"
+REWARD = "reward"
 
 
 @contextmanager
@@ -102,18 +61,25 @@ class RewardAdapter(nn.Module):
         if REWARD in self.pretrained_model.peft_config:
             raise ValueError("This policy already has a reward adapter; load the policy again.")
         config, weights = read_adapter(folder)
-        head = [weights.pop(key) for key in [*weights] if key.endswith("score.weight")]
-        if [len(weight) for weight in head] != [1]:
+        score_keys = [key for key in weights if key.endswith("score.weight")]
+        score_weights = [weights.pop(key) for key in score_keys]
+        if len(score_weights) != 1 or len(score_weights[0]) != 1:
             raise ValueError(f"{folder} has no score head with one output; set num_labels=1.")
-        if base := [key for key in weights if "lora_" not in key]:
-            raise ValueError(f"{folder} also trains {base[0]}, which belongs to the policy's base.")
-        config.task_type, config.modules_to_save, config.inference_mode = "CAUSAL_LM", None, True
+        base_keys = [key for key in weights if "lora_" not in key]
+        if base_keys:
+            raise ValueError(
+                f"{folder} also trains {base_keys[0]}, which belongs to the policy's base."
+            )
+        config.task_type = "CAUSAL_LM"
+        config.modules_to_save = None
+        config.inference_mode = True
         check_base(Path(folder), policy)
-        _add_frozen(self.pretrained_model, REWARD, config, weights, folder)
+        add_frozen(self.pretrained_model, REWARD, config, weights, folder)
         self.config = copy.deepcopy(policy.config)
         self.config.num_labels = 1
-        self.score = nn.Linear(head[0].shape[1], 1, bias=False)
-        self.score.weight = nn.Parameter(head[0].float().to(self.device), requires_grad=False)
+        score = score_weights[0].float().to(self.device)
+        self.score = nn.Linear(score.shape[1], 1, bias=False)
+        self.score.weight = nn.Parameter(score, requires_grad=False)
 
     @property
     def device(self) -> torch.device:
@@ -128,13 +94,15 @@ class RewardAdapter(nn.Module):
             output = trunk(
                 input_ids=input_ids, attention_mask=attention_mask, use_cache=False, **positions
             )
+        is_token = input_ids != self.config.get_text_config().pad_token_id
         column = torch.arange(input_ids.shape[1], device=input_ids.device)
-        last = (column * (input_ids != self.config.get_text_config().pad_token_id)).argmax(1)
-        hidden = output.last_hidden_state[torch.arange(len(last), device=last.device), last]
+        last = (column * is_token).argmax(1)
+        row = torch.arange(len(last), device=last.device)
+        hidden = output.last_hidden_state[row, last]
         return SequenceClassifierOutput(logits=self.score(hidden.to(self.score.weight)))
 
 
-def _add_frozen(
+def add_frozen(
     model: PeftModel, name: str, config: PeftConfig, weights: dict[str, Tensor], source
 ) -> None:
     """Add a frozen adapter with weights read from ``source``; do not activate it."""

@@ -1,18 +1,31 @@
 """Define the policy (a causal language model with a value head) and helpers for any network."""
 
 import inspect
+import os
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
 
 import torch
-from peft import PeftModel
+from huggingface_hub import HfApi
+from peft import PeftModel, get_peft_model
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+from transformers import AutoModelForCausalLM
 from transformers.activations import NewGELUActivation
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from rlhf_course.policy.saving import Saved
+from rlhf_course.policy import save_load
+from rlhf_course.runtime.files import atomic_folder, check_folder
+from rlhf_course.runtime.hub import hub_errors
+
+POLICY = "policy"  # the adapter that PPO trains
+VALUE_HEAD_OPTIONS = ("summary_dropout_prob", "v_head_initializer_range", "v_head_init_strategy")
+PROBE_TOKENS = 4
+say_once = cache(print)
 
 
 class FullPrecisionLinear(nn.Linear):
@@ -22,9 +35,21 @@ class FullPrecisionLinear(nn.Linear):
         with torch.autocast(hidden.device.type, enabled=False):
             if self.weight.dtype.itemsize >= 4:
                 return super().forward(hidden.to(self.weight.dtype))
-            pieces = self.weight.split(8192)  # the backward pass casts each piece again
-            product = [checkpoint(cast_product, hidden, x, use_reentrant=False) for x in pieces]
-            return torch.cat(product, -1) + (0 if self.bias is None else self.bias)
+            products = [
+                # The backward pass casts each piece again, instead of keeping a float32 copy.
+                checkpoint(cast_product, hidden, piece, use_reentrant=False)
+                for piece in self.weight.split(8192)
+            ]
+            product = torch.cat(products, dim=-1)
+            return product if self.bias is None else product + self.bias
+
+    @classmethod
+    def sharing(cls, linear: nn.Linear) -> "FullPrecisionLinear":
+        """Return a layer with the parameters of ``linear``, so that tied weights stay tied."""
+        layer = cls(linear.in_features, linear.out_features, bias=False, device="meta")
+        layer.weight = linear.weight
+        layer.bias = linear.bias
+        return layer.train(linear.training)
 
 
 def cast_product(hidden: Tensor, weight: Tensor) -> Tensor:
@@ -52,7 +77,7 @@ class ValueHead(nn.Sequential):
             nn.init.zeros_(summary.bias)
 
 
-class AutoModelForCausalLMWithValueHead(Saved, nn.Module):
+class AutoModelForCausalLMWithValueHead(nn.Module):
     """Add a value head, ``v_head``, to a causal language model's last hidden state.
 
     Wrapping changes the given model: the vocabulary projection ignores autocast, and torch's
@@ -61,18 +86,15 @@ class AutoModelForCausalLMWithValueHead(Saved, nn.Module):
 
     def __init__(self, pretrained_model: nn.Module, **value_head_options) -> None:
         super().__init__()
-        head = pretrained_model.get_output_embeddings()
-        if type(head) is nn.Linear:
-            head.__class__ = FullPrecisionLinear
-        for parent in [*pretrained_model.modules()]:
-            for name, child in parent.named_children():
-                if isinstance(child, NewGELUActivation):
-                    setattr(parent, name, nn.GELU(approximate="tanh"))
-        self.pretrained_model, self.config = pretrained_model, pretrained_model.config
+        replace_layers(pretrained_model)
+        self.pretrained_model = pretrained_model
+        self.config = pretrained_model.config
         self.is_peft_model = isinstance(pretrained_model, PeftModel)
         size = self.config.get_text_config().hidden_size  # OPT-350m's projection is narrower
-        self.v_head = ValueHead(getattr(head, "in_features", size), **value_head_options)
+        size = getattr(self.projection, "in_features", size)
+        self.v_head = ValueHead(size, **value_head_options)
         self.v_head.to(next(pretrained_model.parameters()).device)
+        self.logits_are_projections = self._compare_logits()
 
     @property
     def device(self) -> torch.device:
@@ -84,39 +106,192 @@ class AutoModelForCausalLMWithValueHead(Saved, nn.Module):
         """Return the number of token embeddings."""
         return self.pretrained_model.get_input_embeddings().weight.shape[0]
 
+    @property
+    def network(self) -> nn.Module:
+        """Return the language model without peft's wrapper; adapters' layers stay in it."""
+        if self.is_peft_model:
+            return self.pretrained_model.get_base_model()
+        return self.pretrained_model
+
+    @property
+    def projection(self) -> nn.Module:
+        """Return the layer that projects hidden states to logits."""
+        return self.pretrained_model.get_output_embeddings()
+
     def forward(
-        self, input_ids=None, attention_mask=None, positions=None, project: bool = True, **kwargs
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        select: Tensor | None = None,
+        project: bool = True,
+        labels: Tensor | None = None,
+        **kwargs,
     ) -> tuple[Tensor, Tensor | None, Tensor]:
         """Return logits (B, T, V) in float32, loss or None, and values (B, T).
 
-        Given ``positions`` (N,), indices into the flattened B · T tokens, return only their logits
-        (N, V) and values (N,). If not ``project``, return hidden states (N, H), not logits, for
-        projection in pieces; raise ``ValueError`` if the model changes logits after projection.
+        Given ``select``, a boolean mask (B, T), return only the logits (N, V) and values (N,) of
+        the N selected tokens. If not ``project``, return their hidden states (N, H) instead of
+        logits, for projection in pieces; raise ``ValueError`` if the model changes its logits after
+        the projection.
         """
-        hidden, head = None, self.pretrained_model.get_output_embeddings()
-
-        def select(head: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
-            nonlocal hidden
-            hidden = inputs[0]
-            if positions is not None:
-                hidden = hidden.flatten(0, 1).index_select(0, positions)
-            return (hidden if project else hidden[:1],)
-
-        with head.register_forward_pre_hook(select):
-            output = self.pretrained_model(input_ids, attention_mask=attention_mask, **kwargs)
-        if not project and not torch.allclose(output.logits, head(hidden[:1]), 0, 0, True):
+        if not project and not self.logits_are_projections:
             raise ValueError(
                 "This model changes its logits after the projection; set logprob_chunk_size=None."
             )
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask} | kwargs
+        if self.logits_are_projections and labels is None:
+            hidden = self.network.base_model(**inputs).last_hidden_state
+            if select is not None:
+                hidden = hidden[select]
+            logits = self.projection(hidden).float() if project else hidden
+            loss = None
+        else:
+            output = self.pretrained_model(**inputs, labels=labels, output_hidden_states=True)
+            hidden = output.hidden_states[-1]
+            logits = output.logits.float()
+            loss = output.loss
+            if select is not None:
+                hidden = hidden[select]
+                logits = logits[select]
         values = self.v_head(hidden).squeeze(-1)
-        return output.logits.float() if project else hidden, output.loss, values
+        return logits, loss, values
+
+    @torch.no_grad()
+    def _compare_logits(self) -> bool:
+        """Return whether the model's logits are the projections of its last hidden states.
+
+        Gemma 2 caps its logits after the projection, and Cohere scales them. The comparison is
+        exact: a cap barely changes small logits.
+        """
+        tokens = min(PROBE_TOKENS, self.vocab_size)
+        input_ids = torch.arange(tokens, device=self.device).unsqueeze(0)
+        with without_dropout(self.pretrained_model):
+            logits = self.pretrained_model(input_ids=input_ids, use_cache=False).logits
+            trunk = self.network.base_model(input_ids=input_ids, use_cache=False)
+            projected = self.projection(trunk.last_hidden_state)
+        return torch.equal(logits.float().nan_to_num(), projected.float().nan_to_num())
+
+    def next_token_logits(self, input_ids: Tensor, attention_mask: Tensor, **kwargs) -> Tensor:
+        """Return the logits (B, V), in float32, of the token that follows the last column."""
+        output = self.pretrained_model(
+            input_ids=input_ids, attention_mask=attention_mask, logits_to_keep=1, **kwargs
+        )
+        return output.logits[:, -1].float()
+
+    def generate(self, *args, **kwargs):
+        """Call the base model's ``generate``."""
+        return self.pretrained_model.generate(*args, **kwargs)
+
+    def gradient_checkpointing_enable(self) -> None:
+        """Recompute activations in the backward pass, even in eval mode, which PPO uses."""
+        options = {"use_reentrant": False}
+        if hasattr(self.pretrained_model, "activation_checkpointing_enable"):
+            self.pretrained_model.activation_checkpointing_enable(options)
+        else:
+            self.pretrained_model.gradient_checkpointing_enable(options)
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path, peft_config=None, **kwargs):
+        """Load a policy from a folder, hub id or model in memory; ``peft_config`` adds an adapter.
+
+        Weights are float32 unless ``dtype`` (or ``torch_dtype``) is set, because PPO trains them
+        directly. A saved value head is loaded; if there is none, a printed line reports a new head,
+        which ``summary_dropout_prob``, ``v_head_init_strategy`` and ``v_head_initializer_range``
+        configure. Other arguments go to transformers.
+        """
+        source = pretrained_model_name_or_path
+        head_options = {key: kwargs.pop(key) for key in VALUE_HEAD_OPTIONS if key in kwargs}
+        in_memory = isinstance(source, nn.Module)
+        if in_memory:
+            network = source
+        else:
+            defaults = {
+                "dtype": kwargs.pop("torch_dtype", torch.float32),
+                "adapter_name": POLICY,
+                "is_trainable": True,
+            }
+            kwargs = defaults | kwargs
+            network = save_load.load_model(AutoModelForCausalLM, source, **kwargs)
+        if peft_config is not None:
+            if getattr(network, "peft_config", None):
+                raise ValueError(
+                    "The model is an adapter. Omit peft_config to train it, or merge it."
+                )
+            network = get_peft_model(network, peft_config, POLICY)
+        policy = cls(network, **head_options).eval()
+        if not in_memory:
+            policy._load_value_head(source, kwargs)
+        return policy
+
+    def _load_value_head(self, source: str | Path, options: dict) -> None:
+        file = save_load.local_folder(source, **options) / save_load.VALUE_HEAD_FILE
+        if not file.exists():
+            say_once(f"The value head is new: {Path(source).name} has none.")
+            return
+        with hub_errors(file.parent):
+            weights = load_file(file)
+        prefix = save_load.VALUE_HEAD_PREFIX
+        self.v_head.load_state_dict({key.removeprefix(prefix): weights[key] for key in weights})
+
+    def save_pretrained(
+        self,
+        save_directory: str | os.PathLike,
+        push_to_hub: bool = False,
+        tokenizer=None,
+        repo_id: str | None = None,
+        private: bool | None = None,
+        token: str | None = None,
+        **kwargs,
+    ) -> None:
+        """Save policy and ``tokenizer`` in a form that plain transformers (or peft) loads.
+
+        A failure leaves the folder unchanged. With ``push_to_hub``, all files go to the repository
+        ``repo_id`` (default: the folder's name), in one commit; ``commit_message``, ``revision``
+        and ``create_pr`` go to huggingface_hub. Raises ``FloatingPointError`` if a weight is NaN or
+        Inf, and ``ValueError`` if this policy is an adapter and the folder has a full model, or the
+        reverse, because loading would always choose the adapter.
+        """
+        target = check_folder(save_directory)
+        save_load.check_weights(self.state_dict())
+        if self.is_peft_model:
+            replaced, other_kind = save_load.ADAPTER_FILES, "config.json"
+        else:
+            replaced, other_kind = save_load.MODEL_FILES, save_load.ADAPTER_CONFIG
+        if (target / other_kind).exists():
+            raise ValueError(
+                f"{target} has another kind of model ({other_kind}); use a new folder."
+            )
+        with atomic_folder(target, replaced) as folder:
+            save_load.write_policy(self, folder)
+            if hasattr(tokenizer, "save_pretrained"):
+                tokenizer.save_pretrained(folder)
+            names = sorted(path.name for path in folder.iterdir())
+        if push_to_hub:
+            api = HfApi(token=token)
+            repo = api.create_repo(repo_id or target.name, private=private, exist_ok=True)
+            api.upload_folder(
+                repo_id=repo.repo_id, folder_path=target, allow_patterns=names, **kwargs
+            )
+
+
+def replace_layers(network: nn.Module) -> None:
+    """Replace the vocabulary projection and GPT-2's activation, in place.
+
+    The network's own layer is replaced because transformers' ``generate`` also uses it: a token is
+    sampled and scored with the same precision.
+    """
+    projection = network.get_output_embeddings()
+    for parent in [*network.modules()]:
+        for name, child in parent.named_children():
+            if child is projection and type(child) is nn.Linear:
+                setattr(parent, name, FullPrecisionLinear.sharing(child))
+            elif isinstance(child, NewGELUActivation):
+                setattr(parent, name, nn.GELU(approximate="tanh"))
 
 
 def accepts_argument(policy: AutoModelForCausalLMWithValueHead, argument: str) -> bool:
     """Return whether the forward pass of a policy's network accepts this argument."""
-    network = policy.pretrained_model
-    network = network.get_base_model() if isinstance(network, PeftModel) else network
-    return argument in inspect.signature(network.forward).parameters
+    return argument in inspect.signature(policy.network.forward).parameters
 
 
 @contextmanager
@@ -126,13 +301,14 @@ def without_dropout(model: nn.Module, checkpointing: bool = False) -> Iterator[N
     With ``checkpointing``, checkpointed layers are in training mode, as transformers requires, but
     without dropout.
     """
-    found = {module: module.training for module in model.modules()}
+    modes = {module: module.training for module in model.modules()}
     model.eval()
-    for module in found if checkpointing else ():
-        if isinstance(module, GradientCheckpointingLayer) and module.gradient_checkpointing:
-            module.training = True
+    if checkpointing:
+        for module in modes:
+            if isinstance(module, GradientCheckpointingLayer) and module.gradient_checkpointing:
+                module.training = True
     try:
         yield
     finally:
-        for module, training in found.items():
+        for module, training in modes.items():
             module.training = training

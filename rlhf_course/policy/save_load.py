@@ -2,25 +2,31 @@
 
 import hashlib
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import torch
 from peft import PeftConfig, PeftModel, get_peft_model, get_peft_model_state_dict
+from peft.utils import SAFETENSORS_WEIGHTS_NAME as ADAPTER_WEIGHTS
 from peft.utils import load_peft_weights, set_peft_model_state_dict
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from rlhf_course.runtime.hub import check_source, download, hub_errors
 
-VALUE_HEAD_FILE, ADAPTER_CONFIG = "v_head.safetensors", "adapter_config.json"
-# transformers would load these stale files instead of the new model; other files are kept.
+VALUE_HEAD_FILE = "v_head.safetensors"
+VALUE_HEAD_PREFIX = "v_head."
+ADAPTER_CONFIG = "adapter_config.json"
+# A new model or adapter replaces these files, which would load instead; other files are kept.
 MODEL_FILES = (
     "model.safetensors",
     "model.safetensors.index.json",
     "model-0????-of-0????.safetensors",
 )
-BASE_FILE, SAMPLES = "adapter_base.txt", 64  # numbers per tensor in a fingerprint
+ADAPTER_FILES = ("adapter_model.safetensors", "adapter_model.bin")
+BASE_FILE = "adapter_base.txt"
+FINGERPRINT_SIZE = 64  # numbers per tensor
 HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "revision", "token")
 
 
@@ -29,7 +35,7 @@ def load_model(
     source: str | Path,
     new_head: bool = False,
     adapter_name: str = "default",
-    is_trainable=False,
+    is_trainable: bool = False,
     **kwargs,
 ):
     """Return a model of the class that ``auto`` chooses, from a folder or hub id.
@@ -40,13 +46,20 @@ def load_model(
     """
     folder = local_folder(source, **kwargs)
     if not (folder / ADAPTER_CONFIG).exists():
-        return _load_base(auto, source, str(source), new_head, **kwargs)
+        return _load_base(auto, source, label=str(source), new_head=new_head, **kwargs)
     config, weights = read_adapter(folder)
     config.task_type = "CAUSAL_LM" if auto is AutoModelForCausalLM else "SEQ_CLS"
     config.inference_mode = not is_trainable
-    kwargs["revision"], base = config.revision, config.base_model_name_or_path
-    own = {key.removeprefix("base_model.model.") for key in weights}
-    network = _load_base(auto, base, f"{source} on {base}", new_head, own, **kwargs)
+    base = config.base_model_name_or_path
+    kwargs["revision"] = config.revision
+    network = _load_base(
+        auto,
+        base,
+        label=f"{source} on {base}",
+        new_head=new_head,
+        in_adapter={key.removeprefix("base_model.model.") for key in weights},
+        **kwargs,
+    )
     check_base(folder, network)
     model = get_peft_model(network, config, adapter_name)
     set_adapter_weights(model, adapter_name, weights, source)
@@ -54,35 +67,54 @@ def load_model(
 
 
 def _load_base(
-    auto: type, source, label: str, new_head: bool, own: Collection[str] = (), **kwargs
+    auto: type, source, label: str, new_head: bool, in_adapter: Collection[str] = (), **kwargs
 ) -> PreTrainedModel:
     """Load a model that has no adapters; error messages call it ``label``.
 
-    Tensors in ``own`` (an adapter has them) may be missing; so may the head, if ``new_head``.
+    Tensors in ``in_adapter`` may be missing; so may the head, if ``new_head``.
     """
     kwargs |= {"trust_remote_code": False, "ignore_mismatched_sizes": True}
     with hub_errors(source):
         # First load on the meta device, using no memory: a wrong config may describe a huge model.
-        plain = {key: kwargs[key] for key in kwargs if key != "quantization_config"}
-        how = {"device_map": "meta", "output_loading_info": True}
-        model, report = auto.from_pretrained(str(source), **plain | how)
-    kind, needed = type(model).__name__, f"{model.base_model_prefix}." if new_head else ""
-    faults = {key: f"it has no {key}" for key in report["missing_keys"] if key not in own} | {
-        key: f"{key} has shape {tuple(saved)}, and this {kind} needs {tuple(wanted)}"
-        for key, saved, wanted in report["mismatched_keys"]
-    }
-    layers = getattr(model.config.get_text_config(), "num_hidden_layers", None)
-    for key in report["unexpected_keys"] if layers else ():
-        if (number := re.search(r"\.(\d+)\..*weight$", key)) and int(number[1]) >= layers:
-            faults[key] = f"config.json has {layers} layers, but there is a {key}"
-    if found := sorted(key for key in faults if key.startswith(needed)):
-        text = f"{label} is incomplete, or not a {kind} of this size: {faults[found[0]]}."
-        text += " Download it again, or choose another model."
+        options = {key: kwargs[key] for key in kwargs if key != "quantization_config"}
+        options |= {"device_map": "meta", "output_loading_info": True}
+        model, report = auto.from_pretrained(str(source), **options)
+    kind = type(model).__name__
+    faults = _loading_faults(model, report, in_adapter)
+    if new_head:  # faults of the head do not count
+        prefix = f"{model.base_model_prefix}."
+        faults = {key: fault for key, fault in faults.items() if key.startswith(prefix)}
+    if faults:
+        first_fault = faults[min(faults)]
+        text = (
+            f"{label} is incomplete, or not a {kind} of this size: {first_fault}."
+            " Download it again, or choose another model."
+        )
         if kind.endswith("Classification"):
             text += " Use new_head=True to train a new head, or SentimentReward to score a label."
         raise ValueError(text)
     with hub_errors(source):
         return auto.from_pretrained(str(source), **kwargs)
+
+
+def _loading_faults(
+    model: PreTrainedModel, report: Mapping, in_adapter: Collection[str]
+) -> dict[str, str]:
+    """Return a sentence per tensor that is missing, misshaped, or of a layer beyond the last."""
+    kind = type(model).__name__
+    faults = {}
+    for key in report["missing_keys"]:
+        if key not in in_adapter:
+            faults[key] = f"it has no {key}"
+    for key, saved, expected in report["mismatched_keys"]:
+        faults[key] = f"{key} has shape {tuple(saved)}, and this {kind} needs {tuple(expected)}"
+    layers = getattr(model.config.get_text_config(), "num_hidden_layers", None)
+    if layers:
+        for key in report["unexpected_keys"]:
+            number = re.search(r"\.(\d+)\..*weight$", key)
+            if number and int(number[1]) >= layers:
+                faults[key] = f"config.json has {layers} layers, but there is a {key}"
+    return faults
 
 
 def local_folder(source: str | Path, **kwargs) -> Path:
@@ -103,13 +135,13 @@ def set_adapter_weights(
 
     Raises ``ValueError`` for missing weights, or weights for another model or task.
     """
-    wanted = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
-    if missing := sorted(wanted.keys() - weights.keys()):
-        raise ValueError(
-            f"The adapter in {source} has no {missing[0]}. "
-            + ("Merge it into its base." if "score" in missing[0] else "Copy it again.")
-        )
-    if unknown := set_peft_model_state_dict(model, weights, adapter_name=name).unexpected_keys:
+    expected = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
+    missing = sorted(expected.keys() - weights.keys())
+    if missing:
+        advice = "Merge it into its base." if "score" in missing[0] else "Copy it again."
+        raise ValueError(f"The adapter in {source} has no {missing[0]}. {advice}")
+    unknown = set_peft_model_state_dict(model, weights, adapter_name=name).unexpected_keys
+    if unknown:
         raise ValueError(
             f"The adapter in {source} does not fit this model: {unknown[0]}. Load its own base."
         )
@@ -122,14 +154,19 @@ def base_fingerprint(model: nn.Module) -> str:
     The numbers are rounded to bfloat16, so a base has the same hash in either type.
     """
     model = getattr(model, "pretrained_model", model)
-    adapters = {*getattr(model, "peft_config", {})}
+    adapters = set(getattr(model, "peft_config", {}))
     network = model.get_base_model() if isinstance(model, PeftModel) else model
-    named = network.base_model.named_parameters()
-    weights = [weight.flatten() for name, weight in named if not adapters & {*name.split(".")}]
+    weights = [
+        weight.flatten()
+        for name, weight in network.base_model.named_parameters()
+        if adapters.isdisjoint(name.split("."))
+    ]
     if not {weight.dtype for weight in weights} <= {torch.float32, torch.bfloat16}:
         return ""
-    some = [weight[:: max(1, len(weight) // SAMPLES)].bfloat16().cpu() for weight in weights]
-    return hashlib.sha256(torch.cat(some).view(torch.int16).numpy().tobytes()).hexdigest()
+    numbers = [
+        weight[:: max(1, len(weight) // FINGERPRINT_SIZE)].bfloat16().cpu() for weight in weights
+    ]
+    return hashlib.sha256(torch.cat(numbers).view(torch.int16).numpy().tobytes()).hexdigest()
 
 
 def write_base(folder: Path, model: nn.Module) -> None:
@@ -139,13 +176,39 @@ def write_base(folder: Path, model: nn.Module) -> None:
 
 def check_base(folder: Path, model: nn.Module) -> None:
     """Raise ``ValueError`` if ``folder`` has another base's fingerprint."""
-    file, found = folder / BASE_FILE, base_fingerprint(model)
+    file = folder / BASE_FILE
     saved = file.read_text(encoding="utf-8").strip() if file.exists() else ""
-    if saved and found and saved != found:
+    actual = base_fingerprint(model)
+    if saved and actual and saved != actual:
         raise ValueError(
             f"The adapter in {folder} was trained on a base whose weights differ from this base's."
             f" Name that base in base_model_name_or_path, in {ADAPTER_CONFIG}."
         )
+
+
+def write_policy(policy, folder: Path) -> None:
+    """Write a policy's value head, and its model or active adapter, into ``folder``."""
+    value_head = policy.v_head.state_dict(prefix=VALUE_HEAD_PREFIX)
+    save_file(value_head, folder / VALUE_HEAD_FILE)
+    model = policy.pretrained_model
+    if not policy.is_peft_model:
+        model.save_pretrained(folder)
+        return
+    # peft's save_pretrained would put a named adapter into a subfolder.
+    name = model.active_adapter
+    save_file(get_peft_model_state_dict(model, adapter_name=name), folder / ADAPTER_WEIGHTS)
+    model.peft_config[name].save_pretrained(folder)
+    write_base(folder, policy)
+
+
+def check_weights(weights: Mapping[str, Tensor]) -> None:
+    """Raise ``FloatingPointError``, with a bad weight's name, unless all weights are finite."""
+    for name, weight in weights.items():
+        if not weight.isfinite().all():
+            raise FloatingPointError(
+                f"The weight {name} has NaN or Inf; nothing was saved. Go back to the last"
+                " checkpoint."
+            )
 
 
 def load_tokenizer(source: str | Path, **kwargs):

@@ -43,7 +43,9 @@ def masked_whiten(x: Tensor, mask: Tensor, shift_mean: bool = True, total: Total
         )
     mean = masked_mean(x, mask, total)
     white = (x - mean) * torch.rsqrt(masked_var(x, mask, total) + 1e-8)
-    return (white if shift_mean else white + mean) * mask
+    if not shift_mean:
+        white = white + mean
+    return white * mask
 
 
 def kl_per_token(logprobs: Tensor, ref_logprobs: Tensor, kind: str = "kl") -> Tensor:
@@ -71,8 +73,9 @@ def compute_rewards(
     """
     non_score = -kl_coef * kl * mask
     rewards = non_score.clone()
+    row = torch.arange(len(scores), device=scores.device)
     last = mask.shape[1] - 1 - mask.flip(1).argmax(1)
-    rewards[torch.arange(len(scores), device=scores.device), last] += scores
+    rewards[row, last] += scores
     return rewards, non_score
 
 
@@ -85,15 +88,18 @@ def gae(
     token (Schulman et al. 2015, arXiv:1506.02438, eq. 16). Tokens outside the mask, such as
     tool output, are skipped: t + 1 is the next token in the mask.
     """
-    values, counts = values * mask, mask > 0
-    advantages, running = [], torch.zeros_like(values[:, 0])
-    next_value = torch.zeros_like(running)
+    values = values * mask
+    in_mask = mask > 0
+    next_value = torch.zeros_like(values[:, 0])
+    next_advantage = torch.zeros_like(values[:, 0])
+    columns = []
     for t in reversed(range(values.shape[1])):
         delta = rewards[:, t] + gamma * next_value - values[:, t]
-        running = torch.where(counts[:, t], delta.add(running, alpha=gamma * lam), running)
-        next_value = torch.where(counts[:, t], values[:, t], next_value)
-        advantages.append(running * mask[:, t])
-    advantages = torch.stack(advantages[::-1], dim=1)
+        advantage = delta + gamma * lam * next_advantage
+        next_advantage = torch.where(in_mask[:, t], advantage, next_advantage)
+        next_value = torch.where(in_mask[:, t], values[:, t], next_value)
+        columns.append(next_advantage * mask[:, t])
+    advantages = torch.stack(columns[::-1], dim=1)
     return advantages, advantages + values
 
 
@@ -119,9 +125,10 @@ def value_loss(
     ½·max((v − R)², (v_clip − R)²) with v_clip = clip(v, V_old ± cliprange): moving v further
     than cliprange from V_old cannot lower the loss.
     """
-    low, high = old_values - cliprange, old_values + cliprange
-    clipped_values = torch.maximum(torch.minimum(values, high), low)
-    unclipped, clipped = (values - returns).square(), (clipped_values - returns).square()
+    clipped_values = torch.minimum(values, old_values + cliprange)
+    clipped_values = torch.maximum(clipped_values, old_values - cliprange)
+    unclipped = (values - returns).square()
+    clipped = (clipped_values - returns).square()
     return 0.5 * torch.maximum(unclipped, clipped), clipped > unclipped
 
 
@@ -129,7 +136,9 @@ class AdaptiveKLController:
     """Adapt the KL coefficient to bring the KL to ``target`` nats (Ziegler et al. 2019, § 2.2)."""
 
     def __init__(self, init_kl_coef: float, target: float, horizon: float) -> None:
-        self.value, self.target, self.horizon = init_kl_coef, target, horizon
+        self.value = init_kl_coef
+        self.target = target
+        self.horizon = horizon
 
     def update(self, current: float, n_steps: int) -> None:
         """Set β ← β·(1 + clip(KL/target − 1, ±0.2)·n/horizon); KL is the mean of n samples."""
@@ -145,3 +154,36 @@ class FixedKLController:
 
     def update(self, current: float, n_steps: int) -> None:
         """Leave the coefficient unchanged."""
+
+
+class RunningMoments:
+    """Track the mean and standard deviation (divisor n − 1) of all scores (Chan et al. 1979)."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.mean = 0.0
+        self.squares = 0.0  # the sum of squared differences from the mean
+
+    @property
+    def std(self) -> float:
+        """Return the standard deviation; 1.0 until two scores have been added."""
+        return (self.squares / (self.count - 1)) ** 0.5 if self.count > 1 else 1.0
+
+    def update(self, scores: Tensor) -> None:
+        """Add scores (n,)."""
+        scores = scores.cpu().double()  # Apple's mps has no float64
+        n = len(scores)
+        mean = scores.mean().item()
+        shift = mean - self.mean
+        count = self.count + n
+        self.squares += (scores - mean).square().sum().item() + shift**2 * self.count * n / count
+        self.mean += shift * n / count
+        self.count = count
+
+    def scale(self, scores: Tensor, center: bool) -> Tensor:
+        """Center scores (B,) if ``center``, and divide them by the standard deviation."""
+        if center:
+            scores = scores - self.mean
+        epsilon = torch.finfo(scores.dtype).eps
+        differs = self.std > epsilon * abs(self.mean)  # by more than rounding
+        return scores / (self.std + epsilon) if differs else scores

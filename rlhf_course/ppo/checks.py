@@ -9,49 +9,62 @@ from torch import Tensor
 
 
 def check_samples(
-    policy, size: int, queries, responses, scores, masks=None
+    policy, size: int, queries, responses, scores, response_masks=None
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Return queries and responses as 1-D tensors; raise ``ValueError`` for unusable samples."""
-    given = {"queries": queries, "responses": responses, "scores": scores, "response_masks": masks}
-    for name, rows in given.items():
-        if rows is not None and len(rows) != size:
+    columns = {"queries": queries, "responses": responses, "scores": scores}
+    if response_masks is not None:
+        columns["response_masks"] = response_masks
+    for name, rows in columns.items():
+        if len(rows) != size:
             raise ValueError(f"{name} has {len(rows)} entries; pass {size}, or set batch_size.")
     queries = token_ids(policy.vocab_size, "query", queries)
     responses = token_ids(policy.vocab_size, "response", responses)
-    pairs = () if masks is None else zip(masks, responses, strict=True)
-    for i, (keep, response) in enumerate(pairs):
-        if len(keep) != len(response) or {*torch.as_tensor(keep).tolist()} not in ({0, 1}, {1}):
-            raise ValueError(
-                f"response_masks {i}, {keep!r:.60}, does not fit {len(response)} response tokens."
-                " Pass 0 or 1 for each, and at least one 1."
-            )
-    longest = max(len(q) + len(r) for q, r in zip(queries, responses, strict=True))
-    check_length(longest, policy.config)
+    if response_masks is not None:
+        check_masks(response_masks, responses)
+    lengths = [len(q) + len(r) for q, r in zip(queries, responses, strict=True)]
+    check_length(max(lengths), policy.config)
     return queries, responses
 
 
-def token_ids(known: int, name: str, rows: Sequence) -> list[Tensor]:
+def check_masks(response_masks, responses: Sequence[Tensor]) -> None:
+    """Raise ``ValueError`` unless each mask has 0 or 1 per response token, and at least one 1."""
+    for i, (mask, response) in enumerate(zip(response_masks, responses, strict=True)):
+        numbers = set(torch.as_tensor(mask).tolist())
+        if len(mask) != len(response) or numbers not in ({0, 1}, {1}):
+            raise ValueError(
+                f"response_masks {i}, {mask!r:.60}, does not fit {len(response)} response tokens."
+                " Pass 0 or 1 for each, and at least one 1."
+            )
+
+
+def token_ids(vocab_size: int, name: str, rows: Sequence) -> list[Tensor]:
     """Return the rows (lists or tensors) as 1-D int64 tensors on the CPU.
 
     Raises ``ValueError`` for a row that is empty, is not a list of tokens, or has a token outside
-    the vocabulary of size ``known``.
+    the vocabulary.
     """
     rows = [torch.as_tensor(row) for row in rows]
     for i, row in enumerate(rows):
-        if row.dim() != 1 or row.is_floating_point() and len(row):
-            what = f"{row.dtype} of shape {tuple(row.shape)}"
-            raise ValueError(f"{name} {i} must be a 1-D tensor of token ids; got {what}.")
+        if row.dim() != 1 or (len(row) and row.is_floating_point()):
+            raise ValueError(
+                f"{name} {i} must be a 1-D tensor of token ids; got {row.dtype} of shape"
+                f" {tuple(row.shape)}."
+            )
         if not len(row):
             raise ValueError(
                 f"{name} {i} is empty: PPO predicts tokens from earlier tokens and scores the last"
                 " token. Leave this sample out, or sample at least one token."
             )
-    together = torch.cat([row.to(rows[0].device) for row in rows]).cpu().long()
-    rows = [*together.split([len(row) for row in rows])]
+    # One copy from a GPU for all rows.
+    tokens = torch.cat([row.to(rows[0].device) for row in rows]).cpu().long()
+    rows = list(tokens.split([len(row) for row in rows]))
     for i, row in enumerate(rows):
-        if bad := [token for token in row.tolist() if not 0 <= token < known]:
+        unknown = row[(row < 0) | (row >= vocab_size)]
+        if len(unknown):
             raise ValueError(
-                f"{name} {i}: token {bad[0]} is not in 0–{known - 1}; use the model's tokenizer."
+                f"{name} {i}: token {int(unknown[0])} is not in 0–{vocab_size - 1}; use the model's"
+                " tokenizer."
             )
     return rows
 
@@ -61,11 +74,11 @@ def check_length(tokens: int, config) -> None:
 
     The last token needs no position, because it predicts no token.
     """
-    known = getattr(config.get_text_config(), "max_position_embeddings", None) or tokens
-    if tokens - 1 > known:
+    positions = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if positions and tokens - 1 > positions:
         raise ValueError(
             f"The longest query and response are {tokens} tokens together, but the model has"
-            f" {known} positions. Cut the queries, or sample fewer tokens (max_new_tokens)."
+            f" {positions} positions. Cut the queries, or sample fewer tokens (max_new_tokens)."
         )
 
 
@@ -85,45 +98,66 @@ def stack_scores(scores: Sequence[Tensor] | Tensor, device: torch.device, step: 
     return stacked
 
 
-def check_outputs(outputs: dict[str, Tensor], step: int) -> None:
-    """Raise ``FloatingPointError`` if an output has NaN or Inf; name the output and sample."""
-    for name, tensor in outputs.items():
-        samples = tensor.isfinite().all(-1)
-        if not samples.all():
-            raise FloatingPointError(
-                f"Step {step + 1}: the {name} for sample {int((~samples).nonzero()[0])} are NaN or"
-                " Inf; no weight was changed. Policy: train float32 weights, lower the learning"
-                " rate, or go back to the last checkpoint. Reference: load it in float32."
-            )
-
-
-def warn_about_samples(queries, responses, masks, tokenizer) -> None:
-    """Warn of padding, queries repeated in responses, and masked EOS; each silently harms PPO."""
-    eos, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
-    pad, warn = eos if pad is None else pad, partial(warnings.warn, stacklevel=3)
-    padded = {
-        "queries": sum(
-            len(q) > 1 and (bool((q[:2] == pad).all()) or int(q[-1]) in (pad, eos)) for q in queries
-        ),
-        "responses": sum(
-            eos is not None and any((r[:-1] == x).any() for x in {eos, pad}) for r in responses
-        ),
-    }
-    for name in filter(padded.get, padded):
-        warn(
-            f"{padded[name]} of {len(queries)} {name} are padded (token {pad}) or contain EOS, and"
-            " PPO would learn these tokens like any other. Remove these tokens before step()."
+def check_outputs(name: str, outputs: Tensor, step: int) -> None:
+    """Raise ``FloatingPointError``, with a sample's number, if outputs (B, R) have NaN or Inf."""
+    is_finite = outputs.isfinite().all(-1)
+    if not is_finite.all():
+        sample = int((~is_finite).nonzero()[0])
+        raise FloatingPointError(
+            f"Step {step + 1}: the {name} for sample {sample} are NaN or"
+            " Inf; no weight was changed. Policy: train float32 weights, lower the learning"
+            " rate, or go back to the last checkpoint. Reference: load it in float32."
         )
-    pairs = [*zip(queries, responses, strict=True)]
-    repeat = all(len(r) > len(q) and r[: len(q)].equal(q) for q, r in pairs)
-    if repeat and any(len(q) > 1 for q in queries):
+
+
+def warn_about_samples(queries, responses, response_masks, tokenizer) -> None:
+    """Warn of padding, queries repeated in responses, and masked EOS; each silently harms PPO."""
+    eos = tokenizer.eos_token_id
+    pad = eos if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    warn = partial(warnings.warn, stacklevel=3)
+    n_padded = {
+        "queries": sum(is_padded_query(query, pad, eos) for query in queries),
+        "responses": sum(is_padded_response(response, pad, eos) for response in responses),
+    }
+    for name, count in n_padded.items():
+        if count:
+            warn(
+                f"{count} of {len(queries)} {name} are padded (token {pad}) or contain EOS, and PPO"
+                " would learn these tokens like any other. Remove these tokens before step()."
+            )
+    pairs = list(zip(queries, responses, strict=True))
+    all_repeat = all(len(r) > len(q) and r[: len(q)].equal(q) for q, r in pairs)
+    if all_repeat and any(len(query) > 1 for query in queries):
         warn(
             "Each response begins with its query, and the policy would learn to repeat it. Call"
             " generate with return_prompt=False."
         )
-    last = zip(responses, () if masks is None else masks, strict=False)
-    if hidden := sum(bool(r[-1] == eos) and not bool(mask[-1]) for r, mask in last):
-        warn(
-            f"response_masks leave out the final EOS of {hidden} of {len(responses)} responses, so"
-            " the policy cannot learn to stop. Make masks from lengths, not from ids != pad."
+    if response_masks is not None:
+        n_masked = sum(
+            bool(response[-1] == eos) and not mask[-1]
+            for response, mask in zip(responses, response_masks, strict=True)
         )
+        if n_masked:
+            warn(
+                f"response_masks leave out the final EOS of {n_masked} of {len(responses)}"
+                " responses, so the policy cannot learn to stop. Make masks from lengths, not from"
+                " ids != pad."
+            )
+
+
+def is_padded_query(query: Tensor, pad: int | None, eos: int | None) -> bool:
+    """Return whether a query begins with two padding tokens, or ends with padding or EOS.
+
+    One padding token at the beginning may be BOS, and a query of one token may be any.
+    """
+    if len(query) < 2:
+        return False
+    return bool((query[:2] == pad).all()) or int(query[-1]) in (pad, eos)
+
+
+def is_padded_response(response: Tensor, pad: int | None, eos: int | None) -> bool:
+    """Return whether a response has padding or EOS before its last token."""
+    if eos is None:  # the padding token may be an ordinary one
+        return False
+    earlier = response[:-1]
+    return bool(((earlier == eos) | (earlier == pad)).any())

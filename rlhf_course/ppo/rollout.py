@@ -1,26 +1,25 @@
-"""Batch queries and responses as rollouts; compute a model's outputs per response token."""
+"""Batch queries and responses as samples; compute a model's outputs per response token."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
-FirstPass = tuple[Tensor, Tensor, Tensor]  # log-probabilities, values, entropies: (B, R) each
-ON_HOST = ("input_ids", "query_lengths", "response_lengths")
-CPU_PIECE, GPU_PIECE = 2**19, 2**24  # logits per softmax: 2 MiB (fits a CPU cache), 64 MiB
+# Logits per softmax: 2 MiB (fits a CPU cache), 64 MiB.
+CPU_PIECE = 2**19
+GPU_PIECE = 2**24
 
 
-@dataclass
-class Rollout:
-    """Store one batch of samples, padded on the right; (B, R) tensors are aligned to the responses.
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Store what was sampled: one batch of queries and responses, padded on the right.
 
     On the host: input_ids (B, T; query, then response) and both lengths (B,), in tokens. On the
-    device: scores (B,), mask (B, R; 1.0 on tokens that count), and, filled in by a PPO step, the
-    other tensors (B, R), in float32, 0 on padding. Log-probabilities and KL are in nats.
+    device: scores (B,), and mask (B, R), 1.0 on the response tokens that count.
     """
 
     input_ids: Tensor
@@ -28,14 +27,6 @@ class Rollout:
     response_lengths: Tensor
     scores: Tensor
     mask: Tensor
-    logprobs: Tensor | None = None
-    ref_logprobs: Tensor | None = None
-    values: Tensor | None = None
-    kl: Tensor | None = None
-    rewards: Tensor | None = None
-    non_score_rewards: Tensor | None = None
-    advantages: Tensor | None = None
-    returns: Tensor | None = None
 
     @classmethod
     def from_lists(
@@ -45,103 +36,156 @@ class Rollout:
 
         Masks come from lengths, never from ``ids != pad``, because the padding token may be EOS.
         """
-        lengths = [torch.tensor([*map(len, rows)]) for rows in (queries, responses)]
-        pairs = zip(queries, responses, strict=True)
-        rows = [torch.cat([query.cpu(), response.cpu()]) for query, response in pairs]
-        mask = torch.arange(int(lengths[1].max())) < lengths[1].unsqueeze(1)
+        query_lengths = torch.tensor([len(query) for query in queries])
+        response_lengths = torch.tensor([len(response) for response in responses])
+        rows = [
+            torch.cat([query.cpu(), response.cpu()])
+            for query, response in zip(queries, responses, strict=True)
+        ]
+        mask = torch.arange(int(response_lengths.max())) < response_lengths.unsqueeze(1)
         if response_masks is not None:
-            mask &= pad_sequence([torch.as_tensor(keep).cpu() > 0 for keep in response_masks], True)
-        input_ids, mask = pad_sequence(rows, True, pad_token_id), mask.float().to(scores.device)
-        return cls(input_ids, *lengths, scores, mask)
+            kept = [torch.as_tensor(keep).cpu() > 0 for keep in response_masks]
+            mask &= pad_sequence(kept, batch_first=True)
+        return cls(
+            input_ids=pad_sequence(rows, batch_first=True, padding_value=pad_token_id),
+            query_lengths=query_lengths,
+            response_lengths=response_lengths,
+            scores=scores,
+            mask=mask.float().to(scores.device),
+        )
 
     def __len__(self) -> int:
         return len(self.input_ids)
 
     def select(self, rows: Tensor) -> Self:
-        """Return a rollout of ``rows`` (CPU indices), cut to its longest sample and response."""
-        t = int((self.query_lengths[rows] + self.response_lengths[rows]).max())
-        r = int(self.response_lengths[rows].max())
-        on_device = rows.to(self.mask.device)
-        part = {name: value for name, value in vars(self).items() if value is not None}
-        for name, tensor in part.items():
-            picked = tensor[rows if name in ON_HOST else on_device]
-            width = t if name == "input_ids" else r
-            part[name] = picked if picked.dim() == 1 else picked[:, :width]
-        return Rollout(**part)
+        """Return the samples ``rows`` (CPU indices), cut to the longest sample and response."""
+        query_lengths = self.query_lengths[rows]
+        response_lengths = self.response_lengths[rows]
+        longest_sample = int((query_lengths + response_lengths).max())
+        longest_response = int(response_lengths.max())
+        rows_on_device = rows.to(self.mask.device)
+        return Samples(
+            input_ids=self.input_ids[rows, :longest_sample],
+            query_lengths=query_lengths,
+            response_lengths=response_lengths,
+            scores=self.scores[rows_on_device],
+            mask=self.mask[rows_on_device, :longest_response],
+        )
+
+
+class Outputs(NamedTuple):
+    """Store a model's outputs per response token: (B, R), or (N,) before they are in rows."""
+
+    logprobs: Tensor  # of the sampled tokens, in nats
+    values: Tensor
+    entropies: Tensor  # of the next-token distributions, in nats; without a gradient
+    all_logprobs: Tensor | None = None  # of the whole vocabulary, (…, V); without a gradient
+
+
+class Inputs(NamedTuple):
+    """Store a model's inputs for one pass, and which of their N columns predict response tokens."""
+
+    input_ids: Tensor  # (b, T)
+    predicts: Tensor  # (b, T), boolean: the next token belongs to a response
+    labels: Tensor  # (N,): these next tokens, row by row
+    begins: Tensor  # (N,), boolean: the label begins its response
 
 
 def forward(
     model: nn.Module,
-    rollout: Rollout,
+    samples: Samples,
     begin_suppress: Sequence[int] = (),
-    chunk: int | None = None,
+    chunk_size: int | None = None,
     at_most: int | None = None,
     whole_vocabulary: bool = False,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Return log-probabilities, values and entropies for the response tokens, (B, R), 0 on padding.
+) -> Outputs:
+    """Return a model's outputs for the response tokens, (B, R) each, 0 on padding.
 
-    Tokens in ``begin_suppress`` have probability 0 where a response begins. Only ``chunk``
+    Tokens in ``begin_suppress`` have probability 0 where a response begins. Only ``chunk_size``
     tokens' logits are in memory at a time; the backward pass recomputes them. At most ``at_most``
     samples, of similar length, run together; this does not change the outputs.
-    If ``whole_vocabulary``, the fourth output has all log-probabilities (B, R, V), without a
-    gradient; else it is None.
+    If ``whole_vocabulary``, ``all_logprobs`` (B, R, V) is computed.
     """
-    order, size = torch.arange(len(rollout)), at_most or len(rollout)
-    if size < len(rollout):
-        order = (rollout.query_lengths + rollout.response_lengths).argsort()
-    how = begin_suppress, chunk, whole_vocabulary
-    found = [run(model, rollout, rows, *how) for rows in order.split(size)]
-    place, *columns = (
-        None if parts[0] is None else torch.cat(parts) for parts in zip(*found, strict=True)
+    order = torch.arange(len(samples))
+    size = at_most or len(samples)
+    if size < len(samples):
+        order = (samples.query_lengths + samples.response_lengths).argsort()
+    passes = [
+        run(model, make_inputs(samples, rows), begin_suppress, chunk_size, whole_vocabulary)
+        for rows in order.split(size)
+    ]
+    device = samples.mask.device
+    column = torch.arange(samples.mask.shape[1])
+    is_token = column < samples.response_lengths.unsqueeze(1)
+    place, t = is_token[order].nonzero(as_tuple=True)  # of each token, in the passes' order
+    row = order[place].to(device)
+    t = t.to(device)
+
+    def in_rows(pieces: list[Tensor]) -> Tensor:
+        tokens = torch.cat(pieces)
+        rows = tokens.new_zeros(*samples.mask.shape, *tokens.shape[1:])
+        return rows.index_put((row, t), tokens)
+
+    return Outputs(
+        logprobs=in_rows([output.logprobs for output in passes]),
+        values=in_rows([output.values for output in passes]),
+        entropies=in_rows([output.entropies for output in passes]),
+        all_logprobs=(
+            in_rows([output.all_logprobs for output in passes]) if whole_vocabulary else None
+        ),
     )
 
-    def unflatten(x: Tensor) -> Tensor:
-        flat = x.new_zeros(rollout.mask.numel(), *x.shape[1:]).index_copy(0, place, x)
-        return flat.unflatten(0, rollout.mask.shape)
 
-    return tuple(x if x is None else unflatten(x) for x in columns)
+def make_inputs(samples: Samples, rows: Tensor) -> Inputs:
+    """Return the inputs for one pass over the samples ``rows`` (CPU indices).
+
+    A sample's last token predicts no token of it, so the last column is left out. ``predicts``
+    stays on the host, where counting its tokens does not wait for a GPU.
+    """
+    starts = samples.query_lengths[rows].unsqueeze(1)
+    ends = starts + samples.response_lengths[rows].unsqueeze(1)
+    ids = samples.input_ids[rows, : int(ends.max())]
+    next_column = torch.arange(1, ids.shape[1])
+    predicts = (next_column >= starts) & (next_column < ends)
+    begins = next_column == starts
+    device = samples.mask.device
+    return Inputs(
+        input_ids=ids[:, :-1].to(device),
+        predicts=predicts,
+        labels=ids[:, 1:][predicts].to(device),
+        begins=begins[predicts].to(device),
+    )
 
 
 def run(
-    model: nn.Module, rollout: Rollout, rows: Tensor, begin_suppress, chunk, whole_vocabulary: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
-    """Run the model on ``rows``; return places (see :func:`locate`) and outputs, (N,) or (N, V).
+    model: nn.Module,
+    inputs: Inputs,
+    begin_suppress: Sequence[int],
+    chunk_size: int | None,
+    whole_vocabulary: bool,
+) -> Outputs:
+    """Return the outputs of one pass, (N,) each.
 
-    A causal model ignores padding on the right, so the mask is all ones, and transformers takes
-    its fast path. The last column predicts no token and is left out.
+    A causal model ignores padding on the right, so the attention mask is all ones, and transformers
+    takes its fast path.
     """
-    inputs, positions, labels, begins, place = locate(rollout, rows)
-    outputs, _, values = model(
-        inputs, torch.ones_like(inputs), positions, project=not chunk, use_cache=False
+    predictions, _, values = model(
+        inputs.input_ids,
+        attention_mask=torch.ones_like(inputs.input_ids),
+        select=inputs.predicts,
+        project=chunk_size is None,
+        use_cache=False,
     )
-    if chunk:
-        head = getattr(model, "module", model).pretrained_model.get_output_embeddings()
-        pieces = zip(*(x.split(chunk) for x in (outputs, labels, begins)), strict=True)
-        found = [checkpoint(project, head, *x, begin_suppress, use_reentrant=False) for x in pieces]
-        logprobs, entropies = (torch.cat(x) for x in zip(*found, strict=True))
-    else:
-        logits = rule_out(outputs, begins, begin_suppress)
-        logprobs, entropies = label_logprobs(logits, labels)
-    whole = logits.detach().log_softmax(-1) if whole_vocabulary else None
-    return place, logprobs, values, entropies, whole
-
-
-def locate(rollout: Rollout, rows: Tensor) -> list[Tensor]:
-    """Return inputs (b, t − 1), positions, labels, begins and place (N,), on the device.
-
-    The last four give, for each of the N response tokens, its predictor's index in the flattened
-    inputs, its id, whether it begins a response, and its index in the flattened (B, R).
-    """
-    starts, lengths = (x[rows, None] for x in (rollout.query_lengths, rollout.response_lengths))
-    column, number = torch.arange(rollout.mask.shape[1]), torch.arange(len(rows)).unsqueeze(1)
-    is_token = column < lengths
-    ids = rollout.input_ids[rows, : int((starts + lengths).max())]
-    inputs = ids[:, :-1]
-    positions = (number * inputs.shape[1] + starts - 1 + column)[is_token]
-    labels = ids[:, 1:].flatten()[positions]
-    begins = (column == 0).expand_as(is_token)[is_token]
-    place = (rows.unsqueeze(1) * len(column) + column)[is_token]
-    return [x.to(rollout.mask.device) for x in (inputs, positions, labels, begins, place)]
+    if chunk_size is not None:  # the predictions are hidden states
+        projection = getattr(model, "module", model).projection
+        logprobs, entropies = chunked_logprobs(
+            projection, predictions, inputs, begin_suppress, chunk_size
+        )
+        return Outputs(logprobs, values, entropies)
+    logits = rule_out(predictions, inputs.begins, begin_suppress)
+    logprobs, entropies = label_logprobs(logits, inputs.labels)
+    all_logprobs = logits.detach().log_softmax(-1) if whole_vocabulary else None
+    return Outputs(logprobs, values, entropies, all_logprobs)
 
 
 def label_logprobs(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -149,21 +193,45 @@ def label_logprobs(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
     The logits (N, V) are processed in pieces (see CPU_PIECE); probability 0 adds no entropy.
     """
-    rows = max(1, (CPU_PIECE if logits.is_cpu else GPU_PIECE) // logits.shape[-1])
-    found, entropies = [], []
-    for some, label in zip(logits.split(rows), labels.split(rows), strict=True):
-        logprobs = some.log_softmax(-1)
-        found.append(logprobs.gather(-1, label.unsqueeze(-1)).squeeze(-1))
+    size = CPU_PIECE if logits.is_cpu else GPU_PIECE
+    rows = max(1, size // logits.shape[-1])
+    logprobs = []
+    entropies = []
+    for logits_piece, labels_piece in zip(logits.split(rows), labels.split(rows), strict=True):
+        all_logprobs = logits_piece.log_softmax(-1)
+        logprobs.append(all_logprobs.gather(-1, labels_piece.unsqueeze(-1)).squeeze(-1))
         with torch.no_grad():
-            entropies.append(-torch.linalg.vecdot(logprobs.exp(), logprobs.clamp(min=-1e9)))
-    return torch.cat(found), torch.cat(entropies)
+            finite = all_logprobs.clamp(min=-1e9)  # 0 · −inf is NaN
+            entropies.append(-torch.linalg.vecdot(all_logprobs.exp(), finite))
+    return torch.cat(logprobs), torch.cat(entropies)
 
 
-def project(
-    head: nn.Module, hidden: Tensor, labels: Tensor, begins: Tensor, begin_suppress: Sequence[int]
+def chunked_logprobs(
+    projection: nn.Module,
+    hidden: Tensor,
+    inputs: Inputs,
+    begin_suppress: Sequence[int],
+    chunk_size: int,
 ) -> tuple[Tensor, Tensor]:
-    """Return log-probabilities of labels (N,), and entropies (N,), from hidden states (N, H)."""
-    return label_logprobs(rule_out(head(hidden).float(), begins, begin_suppress), labels)
+    """Return log-probabilities and entropies (N,) of the labels from hidden states (N, H).
+
+    The logits of one chunk are in memory at a time; the backward pass recomputes them.
+    """
+
+    def of_chunk(hidden: Tensor, labels: Tensor, begins: Tensor) -> tuple[Tensor, Tensor]:
+        logits = rule_out(projection(hidden).float(), begins, begin_suppress)
+        return label_logprobs(logits, labels)
+
+    logprobs = []
+    entropies = []
+    for start in range(0, len(hidden), chunk_size):
+        rows = slice(start, start + chunk_size)
+        chunk = checkpoint(
+            of_chunk, hidden[rows], inputs.labels[rows], inputs.begins[rows], use_reentrant=False
+        )
+        logprobs.append(chunk[0])
+        entropies.append(chunk[1])
+    return torch.cat(logprobs), torch.cat(entropies)
 
 
 def rule_out(logits: Tensor, begins: Tensor, begin_suppress: Sequence[int]) -> Tensor:

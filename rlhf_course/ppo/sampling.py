@@ -12,11 +12,16 @@ from transformers import DynamicCache
 
 from rlhf_course.policy.network import accepts_argument, without_dropout
 from rlhf_course.ppo.checks import check_length, token_ids
-from rlhf_course.ppo.transformers_sampling import NOT_FINITE, generate_with_transformers
 
-CPU_SYNC, GPU_SYNC = 1, 8  # tokens between two checks for finished rows
+# Tokens between two checks for finished rows.
+CPU_SYNC = 1
+GPU_SYNC = 8
 # Avoid cuDNN: it compiles a plan for each length, and each new token changes the length.
 ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+NOT_FINITE = (
+    "The policy's next-token probabilities are not finite, so nothing can be sampled. Train"
+    " float32 weights, lower the learning rate, or go back to the last checkpoint."
+)
 
 
 @torch.no_grad()
@@ -33,7 +38,7 @@ def generate(
 
     Row i ends after ``lengths[i]`` tokens (default: max_new_tokens) or after its first EOS, which
     stays in the row. No row begins with a token in ``begin_suppress``. Dropout is off. If ``fast``
-    is set and the settings keep the model's distribution, :func:`_sample` samples; otherwise
+    is set and the settings keep the model's distribution, :func:`sample` samples; otherwise
     transformers does.
 
     Raises ``FloatingPointError`` for probabilities that are not finite, and ``ValueError`` if a
@@ -43,58 +48,87 @@ def generate(
     if settings.get("min_length", 0) < 0:  # "no minimum" in classic scripts
         del settings["min_length"]
     queries = token_ids(model.vocab_size, "query", queries)
-    limits = torch.tensor(lengths or [settings.get("max_new_tokens", 0)] * len(queries))
     if lengths and min(lengths) < 1:
         raise ValueError("A response needs at least 1 token. Raise the length sampler's minimum.")
-    check_length(max(map(len, queries)) + int(limits.max()), model.config)
-    input_ids = pad_sequence(queries, True, settings["pad_token_id"], padding_side="left")
-    mask = pad_sequence([torch.ones_like(query) for query in queries], True, 0, "left")
-    batch, eos = (input_ids.to(model.device), mask.to(model.device)), end_tokens(model, settings)
+    # 0 is no limit, except for transformers' own settings.
+    limits = torch.tensor(lengths or [settings.get("max_new_tokens", 0)] * len(queries))
+    longest_query = max(len(query) for query in queries)
+    check_length(longest_query + int(limits.max()), model.config)
+    input_ids = pad_sequence(
+        queries, batch_first=True, padding_value=settings["pad_token_id"], padding_side="left"
+    ).to(model.device)
+    attention_mask = pad_sequence(
+        [torch.ones_like(query) for query in queries], batch_first=True, padding_side="left"
+    ).to(model.device)
+    eos = end_tokens(model, settings)
+    keeps_distribution = samples_plainly(model, settings, begin_suppress)
     with without_dropout(model), sdpa_kernel(ATTENTION):
-        if samples_plainly(model, settings, begin_suppress) and fast and limits.all():
-            responses = _sample(model, *batch, limits, begin_suppress, eos)
+        if keeps_distribution and fast and limits.all():
+            responses = sample(model, input_ids, attention_mask, limits, begin_suppress, eos)
         else:
-            responses = generate_with_transformers(model, *batch, limits, begin_suppress, settings)
+            responses = generate_with_transformers(
+                model, input_ids, attention_mask, limits, begin_suppress, settings
+            )
     is_end = torch.isin(responses, eos)
-    first_end = torch.where(is_end.any(1), is_end.int().argmax(1) + 1, responses.shape[1])
-    ends = torch.where(limits > 0, torch.minimum(first_end.cpu(), limits), first_end.cpu())
+    first_end = torch.where(is_end.any(1), is_end.int().argmax(1) + 1, responses.shape[1]).cpu()
+    ends = torch.where(limits > 0, torch.minimum(first_end, limits), first_end)
     return [row[:end] for row, end in zip(responses, ends.tolist(), strict=True)]
 
 
-def _sample(
-    model, input_ids: Tensor, attention_mask: Tensor, limits: Tensor, begin_suppress, eos: Tensor
+def sample(
+    model,
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    limits: Tensor,
+    begin_suppress: Sequence[int],
+    eos: Tensor,
 ) -> Tensor:
-    """Sample responses (B, longest), arbitrary after a row's end; drop finished rows early."""
-    device, (n, width), longest = input_ids.device, input_ids.shape, int(limits.max())
-    rows, limits = torch.arange(n, device=device), limits.to(device)
-    responses = torch.zeros(n, longest, dtype=torch.long, device=device)
-    running, total = torch.ones_like(rows, dtype=torch.bool), torch.zeros((), device=device)
+    """Sample responses (B, longest) token by token, arbitrary after a row's end.
+
+    Finished rows leave the batch early: ``rows`` has the numbers of those that remain. Raises
+    ``FloatingPointError`` for probabilities that are not finite.
+    """
+    device = input_ids.device
+    batch_size, width = input_ids.shape
+    longest = int(limits.max())
+    limits = limits.to(device)
+    rows = torch.arange(batch_size, device=device)
+    is_running = torch.ones_like(rows, dtype=torch.bool)
+    responses = torch.zeros(batch_size, longest, dtype=torch.long, device=device)
+    total_probability = torch.zeros((), device=device)  # NaN as soon as one logit is NaN
     positions = (attention_mask.cumsum(1) - 1).clamp(min=0)
     visible = pad(attention_mask, (0, longest), value=1)
-    cache, places = DynamicCache(config=model.config), accepts_argument(model, "position_ids")
-    how = {"past_key_values": cache, "use_cache": True, "logits_to_keep": 1}
+    settings = {"past_key_values": DynamicCache(config=model.config), "use_cache": True}
+    takes_positions = accepts_argument(model, "position_ids")
+    check_every = CPU_SYNC if input_ids.is_cpu else GPU_SYNC
     for t in range(longest):
-        how |= {"position_ids": positions} if places else {}
-        logits = model(input_ids, visible[:, : width + t], **how)[0][:, -1]
+        if takes_positions:
+            settings["position_ids"] = positions
+        logits = model.next_token_logits(input_ids, visible[:, : width + t], **settings)
         tokens, probability = draw(logits, begin_suppress if t == 0 else ())
-        responses[rows, t], total = tokens.squeeze(1), total + probability.sum()
-        running &= (limits[rows] > t + 1) & ~torch.isin(tokens.squeeze(1), eos)
-        if (t + 1) % (CPU_SYNC if rows.is_cpu else GPU_SYNC) == 0 or t + 1 == longest:
-            if not total.isfinite():
+        responses[rows, t] = tokens
+        total_probability = total_probability + probability.sum()
+        is_running &= (limits[rows] > t + 1) & ~torch.isin(tokens, eos)
+        input_ids = tokens.unsqueeze(1)
+        positions = positions[:, -1:] + 1
+        if (t + 1) % check_every == 0 or t + 1 == longest:
+            if not total_probability.isfinite():
                 raise FloatingPointError(NOT_FINITE)
-            keep = running.nonzero().squeeze(1)
+            keep = is_running.nonzero().squeeze(1)
             if not len(keep):
                 break
-            if len(keep) <= 0.875 * len(rows):
-                cache.batch_select_indices(keep)
-                state = (rows, running, tokens, visible, positions)
-                rows, running, tokens, visible, positions = (x[keep] for x in state)
-        input_ids, positions = tokens, positions[:, -1:] + 1
+            if len(keep) <= 0.875 * len(rows):  # copying the cache also costs time
+                settings["past_key_values"].batch_select_indices(keep)
+                rows = rows[keep]
+                is_running = is_running[keep]
+                input_ids = input_ids[keep]
+                positions = positions[keep]
+                visible = visible[keep]
     return responses
 
 
 def draw(logits: Tensor, suppress: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Draw tokens (B, 1) from softmax(logits), except ``suppress``; return them and row sums (B,).
+    """Draw tokens (B,) from softmax(logits), except ``suppress``; return them and row sums (B,).
 
     A row sums to 1, or to NaN if a logit is NaN. Logits (B, V) may change in place.
     Inverting the cumulative distribution needs one random number per row, not one per logit.
@@ -103,9 +137,46 @@ def draw(logits: Tensor, suppress: Sequence[int]) -> tuple[Tensor, Tensor]:
         logits[:, token] = -torch.inf
     finest = torch.float32 if logits.device.type == "mps" else torch.float64
     cumulative = logits.softmax(-1).cumsum(-1, dtype=finest)
-    uniform = torch.rand(len(logits), 1, dtype=finest, device=logits.device) * cumulative[:, -1:]
+    sums = cumulative[:, -1:]
+    uniform = torch.rand(len(logits), 1, dtype=finest, device=logits.device) * sums
     tokens = torch.searchsorted(cumulative, uniform, right=True).clamp(max=logits.shape[1] - 1)
-    return tokens, cumulative[:, -1]
+    return tokens.squeeze(1), sums.squeeze(1)
+
+
+def generate_with_transformers(
+    model,
+    input_ids: Tensor,
+    attention_mask: Tensor,
+    limits: Tensor,
+    begin_suppress: Sequence[int],
+    settings: dict,
+) -> Tensor:
+    """Return responses (B, R) from transformers' ``generate``, which has more settings."""
+    if settings.get("num_return_sequences", 1) != 1:
+        raise ValueError("num_return_sequences must be 1. For more responses, repeat queries.")
+    stops = {"stop_strings", "stopping_criteria"}.intersection(settings)
+    if stops:
+        raise ValueError(f"{stops} would add EOS that was not sampled. Set eos_token_id instead.")
+    settings = dict(settings)
+    if "top_k" in settings:
+        settings["top_k"] = int(settings["top_k"])  # classic scripts pass 0.0
+    if limits.any():
+        settings["max_new_tokens"] = int(limits.max())
+    if begin_suppress:
+        settings["begin_suppress_tokens"] = list(begin_suppress)
+    settings["logits_processor"] = [*(settings.get("logits_processor") or ()), refuse_nan]
+    sequences = model.generate(input_ids=input_ids, attention_mask=attention_mask, **settings)
+    return sequences[:, input_ids.shape[1] :]
+
+
+def refuse_nan(input_ids: Tensor, logits: Tensor) -> Tensor:
+    """Act as a logits processor: return logits (B, V); raise ``FloatingPointError`` for NaN.
+
+    On a GPU, sampling from NaN triggers a device-side assert, and the process loses the GPU.
+    """
+    if not logits.logsumexp(-1).isfinite().all():
+        raise FloatingPointError(NOT_FINITE)
+    return logits
 
 
 def end_tokens(model, settings: dict) -> Tensor:
@@ -113,15 +184,17 @@ def end_tokens(model, settings: dict) -> Tensor:
     saved = getattr(model.pretrained_model, "generation_config", None)
     default = getattr(saved, "eos_token_id", None) or model.config.eos_token_id
     eos = settings.get("eos_token_id", default)
-    return torch.tensor([] if eos is None else eos, dtype=torch.long, device=model.device).view(-1)
+    if eos is None:
+        eos = []
+    return torch.tensor(eos, dtype=torch.long, device=model.device).view(-1)
 
 
 def pad_token_id(tokenizer) -> int:
     """Return the id of the padding token, or of EOS if the tokenizer has no padding token."""
-    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    if pad is None:
-        raise ValueError("The tokenizer has no pad and no EOS token; set tokenizer.pad_token.")
-    return pad
+    for token in (tokenizer.pad_token_id, tokenizer.eos_token_id):
+        if token is not None:
+            return token
+    raise ValueError("The tokenizer has no pad and no EOS token; set tokenizer.pad_token.")
 
 
 # Values that keep the sampled and the scored distribution equal, as None always does.
@@ -163,18 +236,23 @@ def samples_plainly(model, settings: dict, begin_suppress: Sequence[int] = ()) -
         if "do_sample" not in settings:
             warnings.warn("PPO learns nothing from greedy decoding; set do_sample.", stacklevel=4)
         return False
-    plain = set(settings) <= UNDERSTOOD and accepts_argument(model, "past_key_values")
+    is_plain = UNDERSTOOD.issuperset(settings) and accepts_argument(model, "past_key_values")
     for name, neutral in NEUTRAL.items():
         value = settings.get(name, getattr(saved, name, None))
-        if value is None and name == "top_k" and name not in settings:
+        if name == "top_k" and value is None and name not in settings:
             value = 50  # transformers' default
         if name == "begin_suppress_tokens" and list(value or []) == list(begin_suppress):
             continue  # scoring by policy and reference also uses this mask
-        if value not in (None, neutral) and (neutral or value):
-            plain = False
-            cure = f"Pass {name}={neutral}."
-            if name == "begin_suppress_tokens":
-                cure = "Use PPOConfig(begin_suppress_tokens=...): scoring then also masks them."
-            what = f"Sampling with {name}={value} does not follow the distribution that PPO scores"
-            warnings.warn(f"{what}: the KL can become negative. {cure}", stacklevel=4)
-    return plain
+        is_neutral = value is None or value == neutral or (not neutral and not value)
+        if is_neutral:
+            continue
+        is_plain = False
+        advice = f"Pass {name}={neutral}."
+        if name == "begin_suppress_tokens":
+            advice = "Use PPOConfig(begin_suppress_tokens=...): scoring then also masks them."
+        warnings.warn(
+            f"Sampling with {name}={value} does not follow the distribution that PPO scores:"
+            f" the KL can become negative. {advice}",
+            stacklevel=4,
+        )
+    return is_plain

@@ -1,10 +1,13 @@
-"""Take a PPO step on a rollout: fill in its tensors, run the epochs, compute the statistics."""
+"""Take a PPO step on samples: make the experience, run the epochs, compute the statistics."""
 
+import copy
+import time
 import warnings
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, fields
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import torch
@@ -14,7 +17,32 @@ from torch import Tensor
 from rlhf_course.ppo import algorithm as ppo
 from rlhf_course.ppo.checks import check_outputs
 from rlhf_course.ppo.config import PPOConfig
-from rlhf_course.ppo.rollout import FirstPass, Rollout, forward
+from rlhf_course.ppo.rollout import Outputs, Samples, forward
+
+
+@dataclass(frozen=True, eq=False)
+class Experience:
+    """Store what learning needs of one batch of samples, on the device.
+
+    All are (B, R), float32 and 0 on padding; the log-probabilities and the KL are in nats.
+    """
+
+    mask: Tensor  # 1.0 on the response tokens that count
+    logprobs: Tensor  # of the policy that sampled, before any update
+    ref_logprobs: Tensor  # of the reference
+    values: Tensor  # of the policy that sampled
+    kl: Tensor
+    rewards: Tensor  # the KL penalty and, on the last token, the score
+    non_score_rewards: Tensor  # the KL penalty
+    advantages: Tensor  # whitened
+    returns: Tensor
+
+    def select(self, rows: Tensor, width: int) -> Self:
+        """Return the experience of ``rows`` (CPU indices), cut to ``width`` response tokens."""
+        rows = rows.to(self.mask.device)
+        return Experience(
+            **{field.name: getattr(self, field.name)[rows, :width] for field in fields(self)}
+        )
 
 
 class MiniBatch(NamedTuple):
@@ -26,147 +54,223 @@ class MiniBatch(NamedTuple):
     mask: Tensor  # (b, R)
 
 
-def add_logprobs(
-    rollout: Rollout, policy, reference: Callable, config: PPOConfig, step: int
-) -> FirstPass | None:
-    """Fill in log-probabilities, values and KL; ``with reference()`` yields the reference.
+def scale_scores(
+    scores: Tensor, running: ppo.RunningMoments, config: PPOConfig, accelerator: Accelerator
+) -> tuple[Tensor, ppo.RunningMoments]:
+    """Return scaled, clipped scores (B,), and the new moments to keep if the step succeeds."""
+    running = copy.copy(running)
+    if config.use_score_scaling:
+        running.update(accelerator.gather(scores))
+        scores = running.scale(scores, center=config.use_score_norm)
+    if config.score_clip is not None:
+        scores = scores.clamp(-config.score_clip, config.score_clip)
+    return scores, running
 
-    If ``fast`` is set and a mini-batch is as large as the batch, return the policy's outputs with
-    their graph: no weight has changed yet, so the first epoch reuses the outputs. Raises
-    ``FloatingPointError`` for NaN or Inf.
+
+def make_experience(
+    samples: Samples,
+    policy,
+    reference: Callable,
+    config: PPOConfig,
+    kl_coef: float,
+    step: int = 0,
+    total: ppo.Total = ppo.local,
+    seconds: dict[str, float] | None = None,
+) -> tuple[Experience, Outputs | None]:
+    """Return the samples' experience, and the policy's outputs if the first epoch can reuse them.
+
+    ``with reference()`` yields the reference. The outputs keep their graph; they are reused if
+    ``fast`` is set and a mini-batch is as large as the batch, because no weight has changed yet.
+    Each phase's time goes into ``seconds``. Raises ``FloatingPointError`` for NaN or Inf.
     """
-    one_batch = config.fast and config.mini_batch_size == config.batch_size
-    whole, mask = config.kl_penalty == "full", rollout.mask
-    how = config.begin_suppress_tokens, config.logprob_chunk_size, config.mini_batch_size, whole
-    with torch.no_grad(), reference() as model:
-        ref_logprobs, _, _, ref_all = forward(model, rollout, *how)
-    with nullcontext() if one_batch else torch.no_grad():
-        logprobs, values, entropy, all_logprobs = forward(policy, rollout, *how)
-    rollout.logprobs, rollout.ref_logprobs = logprobs.detach() * mask, ref_logprobs * mask
-    rollout.values = values.detach() * mask
-    outputs = {"policy's logits": rollout.logprobs, "reference's logits": rollout.ref_logprobs}
-    check_outputs(outputs | {"value head's values": rollout.values}, step)
-    pair = (all_logprobs, ref_all) if whole else (rollout.logprobs, rollout.ref_logprobs)
-    rollout.kl = ppo.kl_per_token(*pair, config.kl_penalty) * mask
-    return (logprobs, values, entropy) if one_batch else None
-
-
-def add_rewards(
-    rollout: Rollout, config: PPOConfig, kl_coef: float, total: ppo.Total = ppo.local
-) -> None:
-    """Fill in rewards per token, whitened if ``whiten_rewards`` is set."""
-    given = rollout.scores, rollout.kl, rollout.mask, kl_coef
-    rollout.rewards, rollout.non_score_rewards = ppo.compute_rewards(*given)
-    if config.whiten_rewards:
-        rollout.rewards = ppo.masked_whiten(rollout.rewards, rollout.mask, False, total)
-
-
-def add_advantages(rollout: Rollout, config: PPOConfig, total: ppo.Total = ppo.local) -> None:
-    """Fill in returns, and advantages whitened over all response tokens in the batch."""
-    mask, how = rollout.mask, (config.gamma, config.lam)
-    advantages, rollout.returns = ppo.gae(rollout.rewards, rollout.values, mask, *how)
-    rollout.advantages = ppo.masked_whiten(advantages, mask, total=total)
+    seconds = {} if seconds is None else seconds
+    mask = samples.mask
+    can_reuse = config.fast and config.mini_batch_size == config.batch_size
+    compute = partial(
+        forward,
+        samples=samples,
+        begin_suppress=config.begin_suppress_tokens,
+        chunk_size=config.logprob_chunk_size,
+        at_most=config.mini_batch_size,
+        whole_vocabulary=config.kl_penalty == "full",
+    )
+    with timed(seconds, "forward_pass"):
+        with torch.no_grad(), reference() as model:
+            ref_outputs = compute(model)
+        with nullcontext() if can_reuse else torch.no_grad():
+            outputs = compute(policy)
+        logprobs = outputs.logprobs.detach() * mask
+        ref_logprobs = ref_outputs.logprobs * mask
+        values = outputs.values.detach() * mask
+        check_outputs("policy's logits", logprobs, step)
+        check_outputs("reference's logits", ref_logprobs, step)
+        check_outputs("value head's values", values, step)
+        if config.kl_penalty == "full":
+            kl = ppo.kl_per_token(outputs.all_logprobs, ref_outputs.all_logprobs, "full") * mask
+        else:
+            kl = ppo.kl_per_token(logprobs, ref_logprobs, config.kl_penalty) * mask
+    with timed(seconds, "compute_rewards"):
+        rewards, non_score_rewards = ppo.compute_rewards(samples.scores, kl, mask, kl_coef)
+        if config.whiten_rewards:
+            rewards = ppo.masked_whiten(rewards, mask, shift_mean=False, total=total)
+    with timed(seconds, "compute_advantages"):
+        advantages, returns = ppo.gae(rewards, values, mask, gamma=config.gamma, lam=config.lam)
+        advantages = ppo.masked_whiten(advantages, mask, total=total)
+    experience = Experience(
+        mask=mask,
+        logprobs=logprobs,
+        ref_logprobs=ref_logprobs,
+        values=values,
+        kl=kl,
+        rewards=rewards,
+        non_score_rewards=non_score_rewards,
+        advantages=advantages,
+        returns=returns,
+    )
+    return experience, outputs._replace(all_logprobs=None) if can_reuse else None
 
 
 def minibatch_loss(
-    part: Rollout, outputs: FirstPass, config: PPOConfig, total: ppo.Total = ppo.local
+    experience: Experience, outputs: Outputs, config: PPOConfig, total: ppo.Total = ppo.local
 ) -> tuple[Tensor, MiniBatch]:
     """Return policy loss + vf_coef · value loss, averaged over response tokens, and the statistics.
 
-    With several processes, the loss is this process's share: the shares add up to the mean over all
-    tokens. Statistics cover all processes; advantages and ratios cover only this process.
+    ``outputs`` are the current policy's. With several processes, the loss is this process's share:
+    the shares add up to the mean over all tokens. Statistics cover all processes; advantages and
+    ratios cover only this process.
     """
-    logprobs, values, entropy = outputs
-    mask, tokens = part.mask, total(part.mask.sum())
-    how = logprobs, part.logprobs, part.advantages, config.cliprange
-    pg, ratio, pg_clipped = config.policy_loss(*how)
-    vf, vf_clipped = ppo.value_loss(values, part.values, part.returns, config.cliprange_value)
-    per_token = pg + config.vf_coef * vf
-    per_stat = {
-        "loss/policy": pg,
-        "loss/value": vf,
+    mask = experience.mask
+    tokens = total(mask.sum())
+    policy_loss, ratio, policy_clipped = config.policy_loss(
+        outputs.logprobs, experience.logprobs, experience.advantages, config.cliprange
+    )
+    value_loss, value_clipped = ppo.value_loss(
+        outputs.values, experience.values, experience.returns, config.cliprange_value
+    )
+    per_token = policy_loss + config.vf_coef * value_loss
+    columns = {
+        "loss/policy": policy_loss,
+        "loss/value": value_loss,
         "loss/total": per_token,
-        "policy/entropy": entropy,
-        "policy/approxkl": 0.5 * (logprobs - part.logprobs).square(),
-        "policy/policykl": part.logprobs - logprobs,
-        "policy/clipfrac": pg_clipped.float(),
-        "policy/advantages_mean": part.advantages,
-        "returns/mean": part.returns,
-        "val/vpred": values,
-        "val/error": (values - part.returns).square(),
-        "val/clipfrac": vf_clipped.float(),
-        "val/mean": part.values,
+        "policy/entropy": outputs.entropies,
+        "policy/approxkl": 0.5 * (outputs.logprobs - experience.logprobs).square(),
+        "policy/policykl": experience.logprobs - outputs.logprobs,
+        "policy/clipfrac": policy_clipped.float(),
+        "policy/advantages_mean": experience.advantages,
+        "returns/mean": experience.returns,
+        "val/vpred": outputs.values,
+        "val/error": (outputs.values - experience.returns).square(),
+        "val/clipfrac": value_clipped.float(),
+        "val/mean": experience.values,
         "ratio": ratio,
     }
     with torch.no_grad():
-        stats = {name: total((x * mask).sum()) / tokens for name, x in per_stat.items()}
-        stats["returns/var"] = ppo.masked_var(part.returns, mask, total)
-        stats["val/var"] = ppo.masked_var(part.values, mask, total)
+        stats = {name: total((x * mask).sum()) / tokens for name, x in columns.items()}
+        stats["returns/var"] = ppo.masked_var(experience.returns, mask, total)
+        stats["val/var"] = ppo.masked_var(experience.values, mask, total)
     loss = (per_token * mask).sum() / tokens
-    return loss, MiniBatch(stats, part.advantages, ratio.detach(), mask)
+    return loss, MiniBatch(stats, experience.advantages, ratio.detach(), mask)
 
 
 def optimize(
-    model, optimizer, accelerator, rollout: Rollout, config: PPOConfig, step: int, first_pass=None
+    model,
+    optimizer,
+    accelerator: Accelerator,
+    samples: Samples,
+    experience: Experience,
+    config: PPOConfig,
+    step: int = 0,
+    first_pass: Outputs | None = None,
 ) -> list[MiniBatch]:
-    """Run ppo_epochs passes over the rollout in random order; return every mini-batch's statistics.
+    """Run ppo_epochs passes over the samples in random order; return each mini-batch's statistics.
 
-    ``first_pass`` has the first epoch's outputs, if already computed. Processes have their own
-    rollouts, but skip the same mini-batches and stop early together. Raises
-    ``FloatingPointError`` for a NaN or Inf loss or gradient, before its update changes a weight.
+    ``first_pass`` has the first epoch's outputs, if already computed. A mini-batch whose mean ratio
+    is too large moves no weight. Processes have their own samples, but skip the same mini-batches
+    and stop early together. Raises ``FloatingPointError`` for a NaN or Inf loss or gradient, before
+    its update changes a weight.
     """
-    total, collected = partial(accelerator.reduce, reduction="sum"), []
-    size = config.mini_batch_size * config.gradient_accumulation_steps
-    how = config.begin_suppress_tokens, config.logprob_chunk_size
+    total = partial(accelerator.reduce, reduction="sum")
+    minibatches = []
     for _ in range(config.ppo_epochs):
-        order = torch.from_numpy(np.random.permutation(len(rollout)))
-        for rows in order.split(size):
+        order = torch.from_numpy(np.random.permutation(len(samples)))
+        for rows in order.split(config.mini_batch_size * config.gradient_accumulation_steps):
             optimizer.zero_grad()
-            some = rows.split(config.mini_batch_size)
-            parts = [rollout if len(x) == len(rollout) else rollout.select(x) for x in some]
-            tokens, usable = [total(part.mask.sum()) for part in parts], False
-            for part, count in zip(parts, tokens, strict=True):
-                outputs = first_pass or forward(model, part, *how)[:3]
+            accumulated = split(samples, experience, rows, config.mini_batch_size)
+            counts = [total(part.mask.sum()) for _, part in accumulated]
+            has_gradient = False
+            for (mini_samples, mini_experience), count in zip(accumulated, counts, strict=True):
+                outputs = first_pass or forward(
+                    model, mini_samples, config.begin_suppress_tokens, config.logprob_chunk_size
+                )
                 first_pass = None
-                loss, seen = minibatch_loss(part, outputs, config, total)
-                collected.append(seen)
-                if is_usable(seen, config, step, len(collected)):
-                    # Weight by tokens: k mini-batches of m samples act like one of k·m samples.
-                    # Undo DDP's averaging and backward()'s division by accumulation.
-                    weight = count / sum(tokens) * accelerator.num_processes
-                    accelerator.backward(loss * weight * accelerator.gradient_accumulation_steps)
-                    usable = True
-            if usable:
-                move(model, optimizer, accelerator, config, step)
-        if config.early_stopping and seen.stats["policy/policykl"] > 1.5 * config.target_kl:
+                loss, minibatch = minibatch_loss(mini_experience, outputs, config, total)
+                minibatches.append(minibatch)
+                if ratio_is_large(minibatch, config, step, len(minibatches)):
+                    minibatches[-1] = without_losses(minibatch)
+                    continue
+                check_loss(minibatch, step, len(minibatches))
+                # Weight by tokens: k mini-batches of m samples act like one of k·m samples.
+                # Undo DDP's averaging and backward()'s division by accumulation.
+                weight = count / sum(counts) * accelerator.num_processes
+                accelerator.backward(loss * weight * accelerator.gradient_accumulation_steps)
+                has_gradient = True
+            if has_gradient:
+                take_optimizer_step(model, optimizer, accelerator, config, step)
+        policykl = minibatches[-1].stats["policy/policykl"]
+        if config.early_stopping and policykl > 1.5 * config.target_kl:
             break
-    return collected
+    return minibatches
 
 
-def is_usable(seen: MiniBatch, config: PPOConfig, step: int, number: int) -> bool:
-    """Return whether a mini-batch may change weights; warn if its mean ratio is too large.
+def split(
+    samples: Samples, experience: Experience, rows: Tensor, size: int
+) -> list[tuple[Samples, Experience]]:
+    """Return mini-batches of ``size`` rows; if one is the whole batch, its order is unchanged."""
+    if size == len(samples):
+        return [(samples, experience)]
+    minibatches = []
+    for mini_rows in rows.split(size):
+        mini_samples = samples.select(mini_rows)
+        width = mini_samples.mask.shape[1]
+        minibatches.append((mini_samples, experience.select(mini_rows, width)))
+    return minibatches
 
-    A skipped mini-batch adds 0 to the loss statistics. Raises ``FloatingPointError`` for a loss of
-    NaN or Inf.
-    """
-    loss, ratio = seen.stats["loss/total"].item(), seen.stats["ratio"].item()
-    if ratio > config.ratio_threshold:
-        seen.stats.update({k: x.new_zeros(()) for k, x in seen.stats.items() if "loss/" in k})
-        warnings.warn(
-            f"Step {step + 1}: mini-batch {number} moved no weight: its mean ratio is {ratio:.2f},"
-            f" above ratio_threshold {config.ratio_threshold}. If it recurs, lower learning_rate.",
-            stacklevel=4,
-        )
+
+def ratio_is_large(minibatch: MiniBatch, config: PPOConfig, step: int, number: int) -> bool:
+    """Return whether a mini-batch's mean ratio exceeds the threshold; if so, warn."""
+    ratio = minibatch.stats["ratio"].item()
+    if not ratio > config.ratio_threshold:  # NaN is left to check_loss
         return False
+    warnings.warn(
+        f"Step {step + 1}: mini-batch {number} moved no weight: its mean ratio is {ratio:.2f},"
+        f" above ratio_threshold {config.ratio_threshold}. If it recurs, lower learning_rate.",
+        stacklevel=4,
+    )
+    return True
+
+
+def without_losses(minibatch: MiniBatch) -> MiniBatch:
+    """Return the statistics of a skipped mini-batch, which adds 0 to the losses."""
+    stats = {
+        name: torch.zeros_like(value) if name.startswith("loss/") else value
+        for name, value in minibatch.stats.items()
+    }
+    return minibatch._replace(stats=stats)
+
+
+def check_loss(minibatch: MiniBatch, step: int, number: int) -> None:
+    """Raise ``FloatingPointError`` for a loss of NaN or Inf."""
+    loss = minibatch.stats["loss/total"].item()
     if not np.isfinite(loss):
         raise FloatingPointError(
             f"Step {step + 1}: the loss is {loss} in mini-batch {number}; earlier ones have moved"
             " weights. Lower the learning rate, or clip (max_grad_norm, score_clip)."
         )
-    return True
 
 
-def move(model, optimizer, accelerator: Accelerator, config: PPOConfig, step: int) -> None:
+def take_optimizer_step(
+    model, optimizer, accelerator: Accelerator, config: PPOConfig, step: int
+) -> None:
     """Take one optimizer step; raise ``FloatingPointError`` for a gradient of NaN or Inf."""
     norm = accelerator.clip_grad_norm_(model.parameters(), config.max_grad_norm or torch.inf)
     if not norm.isfinite() and accelerator.scaler is None:  # a scaler lowers its scale instead
@@ -179,7 +283,11 @@ def move(model, optimizer, accelerator: Accelerator, config: PPOConfig, step: in
 
 
 def step_stats(
-    rollout: Rollout, minibatches: list[MiniBatch], kl_coef: float, accelerator: Accelerator
+    samples: Samples,
+    experience: Experience,
+    minibatches: list[MiniBatch],
+    kl_coef: float,
+    accelerator: Accelerator,
 ) -> dict:
     """Return one step's statistics as numbers and numpy arrays, without times and learning rate.
 
@@ -187,34 +295,66 @@ def step_stats(
     the rewards. Advantages and ratios omit padding; log-probabilities are (B, R), 0 on padding.
     Numbers and per-sample arrays cover all processes; per-token arrays cover only this process.
     """
-    mask, total = rollout.mask, partial(accelerator.reduce, reduction="sum")
-    kl, entropy = (rollout.kl * mask).sum(1), -(rollout.logprobs * mask).sum(1)
-    kl, entropy, scores = (accelerator.gather(x) for x in (kl, entropy, rollout.scores))
+    mask = experience.mask
+    total = partial(accelerator.reduce, reduction="sum")
+    scores = accelerator.gather(samples.scores)
+    kl = accelerator.gather((experience.kl * mask).sum(1))
+    entropy = accelerator.gather(-(experience.logprobs * mask).sum(1))
     stats = {
         "objective/kl": kl.mean(),
         "objective/kl_coef": kl_coef,
         "objective/entropy": entropy.mean(),
-        "ppo/mean_non_score_reward": ppo.masked_mean(rollout.non_score_rewards, mask, total),
+        "ppo/mean_non_score_reward": ppo.masked_mean(experience.non_score_rewards, mask, total),
         "ppo/mean_scores": scores.mean(),
-        "ppo/std_scores": scores.std(correction=min(1, len(scores) - 1)),
+        "ppo/std_scores": standard_deviation(scores),
     }
-    arrays = {f"objective/{key}": getattr(rollout, key) for key in ("logprobs", "ref_logprobs")}
-    arrays["objective/kl_dist"] = kl
-    lengths = {"queries": rollout.query_lengths, "responses": rollout.response_lengths}
-    for name, given in lengths.items():
-        found = accelerator.gather(given.float().to(mask.device))
-        stats[f"tokens/{name}_len_mean"] = found.mean()
-        stats[f"tokens/{name}_len_std"] = found.std(correction=min(1, len(found) - 1))
-        arrays[f"tokens/{name}_dist"] = found
-    for name in [name for name in minibatches[0].stats if name != "ratio"]:
-        stats[f"ppo/{name}"] = torch.stack([seen.stats[name] for seen in minibatches]).mean()
-    for name in ("advantages", "ratio"):
-        tokens = [getattr(seen, name)[seen.mask > 0] for seen in minibatches]
-        arrays[f"ppo/policy/{name}"] = torch.cat(tokens)
-    error = ppo.masked_mean((rollout.values - rollout.returns).square(), mask, total)
-    variance = ppo.masked_var(rollout.returns, mask, total)
-    stats["ppo/val/var_explained_before"] = 1 - error / variance if variance else 0.0
-    error, variance = stats["ppo/val/error"], stats["ppo/returns/var"]
-    stats["ppo/val/var_explained"] = 1 - error / variance if variance else 0.0
-    stats = {name: float(value) for name, value in stats.items()}
-    return stats | {name: array.cpu().numpy() for name, array in arrays.items()}
+    arrays = {
+        "objective/kl_dist": kl,
+        "objective/logprobs": experience.logprobs,
+        "objective/ref_logprobs": experience.ref_logprobs,
+        "ppo/policy/advantages": tokens_of(minibatches, "advantages"),
+        "ppo/policy/ratio": tokens_of(minibatches, "ratio"),
+    }
+    lengths = {"queries": samples.query_lengths, "responses": samples.response_lengths}
+    for name, counts in lengths.items():
+        counts = accelerator.gather(counts.float().to(mask.device))
+        stats[f"tokens/{name}_len_mean"] = counts.mean()
+        stats[f"tokens/{name}_len_std"] = standard_deviation(counts)
+        arrays[f"tokens/{name}_dist"] = counts
+    for name in minibatches[0].stats:
+        if name != "ratio":
+            per_minibatch = torch.stack([minibatch.stats[name] for minibatch in minibatches])
+            stats[f"ppo/{name}"] = per_minibatch.mean()
+    errors = (experience.values - experience.returns).square()
+    stats["ppo/val/var_explained_before"] = explained_variance(
+        ppo.masked_mean(errors, mask, total), ppo.masked_var(experience.returns, mask, total)
+    )
+    stats["ppo/val/var_explained"] = explained_variance(
+        stats["ppo/val/error"], stats["ppo/returns/var"]
+    )
+    numbers = {name: float(value) for name, value in stats.items()}
+    return numbers | {name: array.cpu().numpy() for name, array in arrays.items()}
+
+
+def standard_deviation(x: Tensor) -> Tensor:
+    """Return the standard deviation of x (n,), divisor n − 1; 0 for one number."""
+    return x.std(correction=min(1, len(x) - 1))
+
+
+def explained_variance(error: Tensor, variance: Tensor) -> Tensor | float:
+    """Return the share of the returns' variance that the values explain; 0 without variance."""
+    return 1 - error / variance if variance else 0.0
+
+
+def tokens_of(minibatches: list[MiniBatch], name: str) -> Tensor:
+    """Return a tensor's numbers on the response tokens of all mini-batches, (n,)."""
+    columns = [getattr(minibatch, name)[minibatch.mask > 0] for minibatch in minibatches]
+    return torch.cat(columns)
+
+
+@contextmanager
+def timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
+    """Record a phase's time on the host's clock; queued GPU work may count in a later phase."""
+    started = time.perf_counter()
+    yield
+    seconds[phase] = time.perf_counter() - started
