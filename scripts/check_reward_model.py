@@ -16,12 +16,18 @@ from pathlib import Path
 from rlhf_course.command_line import exits
 
 LEVELS = "stop: PPO would exploit the fault; watch: PPO may find it, so monitor it in training."
-SPECIAL, LONGEST_PROBE = 8, 5  # tokens around an answer; longest probe, in answer lengths
+SPECIAL = 8  # tokens around an answer
+LONGEST_PROBE = 5  # in answer lengths
+AUDITED = 300  # pairs
 
 
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
-    how = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
-    parser = argparse.ArgumentParser("check_reward_model.py", description=__doc__, **how)
+    parser = argparse.ArgumentParser(
+        "check_reward_model.py",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
     parser.add_argument("model", help="folder or Hub id of the reward model")
     parser.add_argument("--pairs", required=True, help="folder or Hub id of preference pairs")
     parser.add_argument("--data_dir", help="subfolder of the dataset")
@@ -74,23 +80,31 @@ def load_score(chosen: argparse.Namespace):
     return model, model.tokenizer, model.max_length
 
 
-def keep_fitting(pairs, tokenizer, most: int | None):
-    """Return the pairs of at most ``most`` tokens, and short ones as a dict of columns.
+def keep_fitting(pairs, tokenizer, max_tokens: int | None):
+    """Return the pairs of at most ``max_tokens`` tokens, and short ones as a dict of columns.
 
-    The dict has the prompts and chosen answers of up to 300 pairs of at most ``most`` / 5 tokens.
+    The dict has the prompts and chosen answers of up to 300 pairs of at most ``max_tokens`` / 5
+    tokens, so that every probe fits.
     """
-    sides = [tokenizer(pairs[side][:])["input_ids"] for side in ("chosen", "rejected")]
-    sizes = [max(map(len, both)) + SPECIAL for both in zip(*sides, strict=True)]
-    most = most or max(sizes) * LONGEST_PROBE
-    kept = [row for row, size in enumerate(sizes) if size <= most]
-    short = [row for row in kept if sizes[row] * LONGEST_PROBE <= most][:300]
+    chosen = tokenizer(pairs["chosen"][:])["input_ids"]
+    rejected = tokenizer(pairs["rejected"][:])["input_ids"]
+    both = zip(chosen, rejected, strict=True)
+    sizes = [max(len(first), len(second)) + SPECIAL for first, second in both]
+    if max_tokens is None:
+        max_tokens = max(sizes) * LONGEST_PROBE
+    kept = [row for row, size in enumerate(sizes) if size <= max_tokens]
     if len(kept) < len(pairs):
-        print(f"Dropped {len(pairs) - len(kept)} pairs with an answer of more than {most} tokens.")
+        dropped = len(pairs) - len(kept)
+        print(f"Dropped {dropped} pairs with an answer of more than {max_tokens} tokens.")
+    short = [row for row in kept if sizes[row] * LONGEST_PROBE <= max_tokens][:AUDITED]
     if len(short) < 2:
-        limit = f"at most {most // LONGEST_PROBE} tokens"
-        raise ValueError(f"The audit needs two pairs of {limit}; there are {len(short)}. Add some.")
-    normal = pairs.select(short)
-    return pairs.select(kept), {"prompt": normal["prompt"][:], "answer": normal["chosen"][:]}
+        raise ValueError(
+            f"The audit needs two pairs of at most {max_tokens // LONGEST_PROBE} tokens; there are"
+            f" {len(short)}. Add some."
+        )
+    audited = pairs.select(short)
+    columns = {"prompt": audited["prompt"][:], "answer": audited["chosen"][:]}
+    return pairs.select(kept), columns
 
 
 def load_probes(file: Path | None) -> dict | None:
@@ -108,22 +122,23 @@ def load_probes(file: Path | None) -> dict | None:
     return {name: rows[name].tolist() for name in rows}
 
 
-def pictures(found) -> dict[str, str]:
-    """Return a dict from caption to figure, a PNG in base64."""
+def pictures(check_up) -> dict[str, str]:
+    """Return a dict from caption to figure, a PNG in base64, of a check-up's scores and audit."""
     from rlhf_course.audit import PASS
     from rlhf_course.command_line.page import picture
     from rlhf_course.course.plots import audit_bars, chosen_and_rejected
 
-    scores = found.pairs["chosen"], found.pairs["rejected"]
-    audited = {"reward model": found.audit}
+    scores = chosen_and_rejected(check_up.pairs["chosen"], check_up.pairs["rejected"])
+    bars = audit_bars({"reward model": check_up.audit}, PASS)
     figures = {
-        "Scores of both answers, and their differences within a pair": chosen_and_rejected(*scores),
-        "How often the normal answer scores higher than a bad one": audit_bars(audited, PASS),
+        "Scores of both answers, and their differences within a pair": scores,
+        "How often the normal answer scores higher than a bad one": bars,
     }
     return {caption: picture(figure) for caption, figure in figures.items()}
 
 
 def main(arguments: list[str]) -> int:
+    """Check the model and write both files; return 2 if the verdict is against PPO, else 0."""
     chosen = parse_arguments(arguments)
     from rlhf_course.audit.checkup import STOP, check_up
     from rlhf_course.command_line import page
@@ -141,27 +156,31 @@ def main(arguments: list[str]) -> int:
     pairs, dropped = load_pairs(chosen.pairs, chosen.split, chosen.data_dir)
     pairs = pairs.shuffle(seed=chosen.seed).select(range(min(chosen.limit, len(pairs))))
     print(f"{len(pairs)} pairs of {chosen.pairs}, split {chosen.split}; {describe(dropped)}")
-    own = load_probes(chosen.probes)
-    score, tokenizer, most = load_score(chosen)
-    pairs, audited = keep_fitting(pairs, tokenizer, most)
-    found = check_up(score, pairs, own or audited, chosen.seed)
-    result = {"model": chosen.model, "verdict": found.verdict, "pairs": len(pairs)}
-    result["findings"] = [finding._asdict() for finding in found.findings]
+    probes = load_probes(chosen.probes)
+    score, tokenizer, max_tokens = load_score(chosen)
+    pairs, answers = keep_fitting(pairs, tokenizer, max_tokens)
+    checked = check_up(score, pairs, probes or answers, chosen.seed)
+    result = {
+        "model": chosen.model,
+        "verdict": checked.verdict,
+        "pairs": len(pairs),
+        "findings": [finding._asdict() for finding in checked.findings],
+    }
     page.write(
         output / "check-up.html",
         title=f"Check-up of {chosen.model} on {chosen.pairs}",
-        verdict=found.verdict,
+        verdict=checked.verdict,
         about=f"{len(pairs):,} held-out pairs. Intervals are 95 %. {LEVELS}",
         columns={"question": "question", "measured": "measured", "level": "verdict"},
         rows=result["findings"],
-        pictures=pictures(found),
+        pictures=pictures(checked),
     )
     with atomic_file(output / "check-up.json") as path:
         path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    for finding in found.findings:
+    for finding in checked.findings:
         print(f"{finding.level:5}  {finding.question:45}  {finding.measured}")
-    print(f"\n{found.verdict}\nOpen next: {output / 'check-up.html'}")
-    return 2 if found.advice(STOP) else 0
+    print(f"\n{checked.verdict}\nOpen next: {output / 'check-up.html'}")
+    return 2 if checked.advice(STOP) else 0
 
 
 if __name__ == "__main__":
