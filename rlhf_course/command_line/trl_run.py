@@ -70,6 +70,14 @@ def parse(
         return (*classes, trl.ModelConfig), DEFAULTS | defaults | fixed
 
     script, config, model_args = options.parse(about, ["preset", "dataset"], choose, arguments)
+    check_model_args(config, model_args)
+    values = vars(config) | vars(model_args) | vars(script)
+    changes = {name: values[option] for option, name in setting_names.items()}
+    return script, config, model_args, load_preset(experiment, script.preset, changes)
+
+
+def check_model_args(config, model_args) -> None:
+    """Raise ``ValueError`` for unsupported options; change LoRA's targets to the form trl reads."""
     if config.trust_remote_code or model_args.load_in_4bit or model_args.load_in_8bit:
         raise ValueError(
             "Omit --trust_remote_code, --load_in_4bit and --load_in_8bit: unsupported here."
@@ -80,9 +88,6 @@ def parse(
         model_args.lora_target_modules = [model_args.lora_target_modules]
     if model_args.lora_target_modules == ["all-linear"]:
         model_args.lora_target_modules = "all-linear"
-    values = vars(config) | vars(model_args) | vars(script)
-    changes = {name: values[option] for option, name in setting_names.items()}
-    return script, config, model_args, load_preset(experiment, script.preset, changes)
 
 
 def model_options(model_args) -> dict:

@@ -31,7 +31,7 @@ GRADIENT = "gradient norm"
 CLIPFRAC = "ppo/policy/clipfrac"
 CRITIC = "ppo/val/var_explained_before"
 CUT = "cut responses"
-DEAD_GROUPS = "groups without signal"
+DEAD = "groups without signal"
 HELD_OUT_LOSS = "held-out loss"
 ACCURACY = "accuracy"
 MARGIN = "margin"
@@ -61,6 +61,11 @@ def starts_apart(log: pd.DataFrame) -> pd.Series:
     return (distance > 0.05) & (distance > 0.002 * log[LENGTH]) & is_first
 
 
+def has_tiny_rate(log: pd.DataFrame) -> pd.Series:
+    """Return whether the largest learning rate is near 0."""
+    return every_row(log, log[RATE].max() < 1e-7)
+
+
 def is_negative(log: pd.DataFrame) -> pd.Series:
     """Return, per row, whether KL is below 0 by more than 0.05 nats and by more than chance.
 
@@ -86,26 +91,6 @@ def becomes_shorter(log: pd.DataFrame) -> pd.Series:
     return against_start(log[LENGTH]) < 0.65
 
 
-def becomes_longer(log: pd.DataFrame) -> pd.Series:
-    return against_start(log[LENGTH]) > 1.5
-
-
-def loses_entropy(log: pd.DataFrame) -> pd.Series:
-    return against_start(log[ENTROPY]) < 0.2
-
-
-def has_tiny_rate(log: pd.DataFrame) -> pd.Series:
-    return every_row(log, log[RATE].max() < 1e-7)
-
-
-def has_no_gradient(log: pd.DataFrame) -> pd.Series:
-    return log[GRADIENT] < 1e-8
-
-
-def is_often_clipped(log: pd.DataFrame) -> pd.Series:
-    return log[CLIPFRAC] > 0.4
-
-
 def has_useless_critic(log: pd.DataFrame) -> pd.Series:
     """Return, for rows after the twentieth, whether the critic explains none of the variance."""
     return smooth(log[CRITIC], 10).iloc[20:] < 0
@@ -120,14 +105,6 @@ def has_flat_score(log: pd.DataFrame) -> pd.Series:
     last = log[SCORE].iloc[-third:]
     error = math.sqrt((first.var() + last.var()) / third)
     return every_row(log, abs(last.mean() - first.mean()) < 2 * error)
-
-
-def is_mostly_cut(log: pd.DataFrame) -> pd.Series:
-    return log[CUT] > 0.5
-
-
-def has_dead_groups(log: pd.DataFrame) -> pd.Series:
-    return log[DEAD_GROUPS] > 0.8
 
 
 def overfits(log: pd.DataFrame) -> pd.Series:
@@ -170,23 +147,20 @@ class Rule(NamedTuple):
 def rules(target: float = PPOConfig.target) -> list[Rule]:
     """Return all rules; ``target`` is the KL controller's target, in nats per response."""
 
-    def far(log: pd.DataFrame) -> pd.Series:
-        return is_far(log, target)
-
     return [
         Rule("KL at the start", STOP, (KL, LENGTH), starts_apart, is_trend=False),
         Rule("negative KL", STOP, (KL,), is_negative),
-        Rule("far", WATCH, (KL,), far, lasts=3),
+        Rule("far", WATCH, (KL,), lambda log: is_far(log, target), lasts=3),
         Rule("tiny rate", STOP, (RATE,), has_tiny_rate, is_trend=False),
-        Rule("no gradient", STOP, (GRADIENT,), has_no_gradient, lasts=3),
-        Rule("clipfrac large", WATCH, (CLIPFRAC,), is_often_clipped, lasts=3),
+        Rule("no gradient", STOP, (GRADIENT,), lambda log: log[GRADIENT] < 1e-8, lasts=3),
+        Rule("clipfrac large", WATCH, (CLIPFRAC,), lambda log: log[CLIPFRAC] > 0.4, lasts=3),
         Rule("critic", WATCH, (CRITIC,), has_useless_critic),
         Rule("flat score", WATCH, (SCORE,), has_flat_score, is_trend=False),
         Rule("shorter", WATCH, (LENGTH,), becomes_shorter),
-        Rule("longer", WATCH, (LENGTH,), becomes_longer),
-        Rule("cut", WATCH, (CUT,), is_mostly_cut, lasts=CONFIRMING),
-        Rule("entropy", STOP, (ENTROPY,), loses_entropy),
-        Rule("dead groups", WATCH, (DEAD_GROUPS,), has_dead_groups, lasts=CONFIRMING),
+        Rule("longer", WATCH, (LENGTH,), lambda log: against_start(log[LENGTH]) > 1.5),
+        Rule("cut", WATCH, (CUT,), lambda log: log[CUT] > 0.5, lasts=CONFIRMING),
+        Rule("entropy", STOP, (ENTROPY,), lambda log: against_start(log[ENTROPY]) < 0.2),
+        Rule("dead groups", WATCH, (DEAD,), lambda log: log[DEAD] > 0.8, lasts=CONFIRMING),
         Rule("overfit", WATCH, (HELD_OUT_LOSS,), overfits),
         Rule("swapped", STOP, (ACCURACY,), turns_round, lasts=CONFIRMING, is_trend=False),
         Rule("no margin", STOP, (MARGIN,), has_no_margin, lasts=CONFIRMING, is_trend=False),

@@ -26,43 +26,30 @@ def verl(folder: Path, batch: dict, lines: dict[str, list[str]], _) -> tuple[dic
     from omegaconf import OmegaConf
     from verl.trainer.ppo import core_algos
     from verl.utils.config import omega_conf_to_dataclass, validate_config
-    from verl.utils.torch_functional import logprobs_from_logits
 
     configs = [compose_verl(tuple(lines[name])) for name in ("default", "run", "now")]
-    validate_config(configs[2], use_reference_policy=True, use_critic=True)
+    config = configs[2]
+    validate_config(config, use_reference_policy=True, use_critic=True)
     keys = [line.partition("=")[0] for line in lines["run"]]
-    settings = [{key: OmegaConf.select(config, key) for key in keys} for config in configs]
-    actor = configs[2].actor_rollout_ref.actor
-    critic = configs[2].critic
-    algorithm = configs[2].algorithm
+    settings = [{key: OmegaConf.select(each, key) for key in keys} for each in configs]
+    actor = config.actor_rollout_ref.actor
+    critic = config.critic
+    algorithm = config.algorithm
     mask = batch["mask"]
     values = batch["values"]
     noise = batch["noise"]
-    rewards = torch.zeros_like(mask)
-    rewards[torch.arange(len(mask)), batch["response_lengths"] - 1] = batch["scores"]
-    if algorithm.use_kl_in_reward:
-        control = core_algos.get_kl_controller(algorithm.kl_ctrl)
-        kl = core_algos.kl_penalty(batch["logprobs"], batch["ref_logprobs"], algorithm.kl_penalty)
-        rewards = rewards - control.value * kl * mask
+    rewards = verl_rewards(batch, algorithm, core_algos)
     estimate = core_algos.get_adv_estimator_fn(algorithm.adv_estimator)
     advantages, returns = estimate(rewards, values, mask, algorithm.gamma, algorithm.lam)
     model = AutoModelForCausalLM.from_pretrained(folder / "policy", dtype=torch.float32).eval()
-    ids = batch["input_ids"]
-    positions = response_columns(batch)
-    rows = torch.arange(len(mask))[:, None]
-    logits = model(ids).logits[rows, positions - 1]
-    new_logprobs = logprobs_from_logits(logits, ids[rows, positions]) * mask
+    new_logprobs = verl_logprobs(model, batch)
     # The recorded values with the network's gradient.
     logprobs = batch["logprobs"] + new_logprobs - new_logprobs.detach()
     old_logprobs = batch["logprobs"] - noise
     policy_loss = core_algos.get_policy_loss_fn(actor.policy_loss.loss_mode)
+    actor_config = omega_conf_to_dataclass(actor)
     loss, _ = policy_loss(
-        old_logprobs,
-        logprobs,
-        advantages,
-        mask,
-        actor.loss_agg_mode,
-        omega_conf_to_dataclass(actor),
+        old_logprobs, logprobs, advantages, mask, actor.loss_agg_mode, actor_config
     )
     loss.backward()
     value_loss, _ = core_algos.compute_value_loss(
@@ -77,6 +64,29 @@ def verl(folder: Path, batch: dict, lines: dict[str, list[str]], _) -> tuple[dic
         "value loss": value_loss,
     }
     return numbers, settings
+
+
+def verl_rewards(batch: dict, algorithm, core_algos) -> torch.Tensor:
+    """Return the reward of each response token (B, R): the score at the end, less the KL."""
+    mask = batch["mask"]
+    rewards = torch.zeros_like(mask)
+    rewards[torch.arange(len(mask)), batch["response_lengths"] - 1] = batch["scores"]
+    if not algorithm.use_kl_in_reward:
+        return rewards
+    control = core_algos.get_kl_controller(algorithm.kl_ctrl)
+    kl = core_algos.kl_penalty(batch["logprobs"], batch["ref_logprobs"], algorithm.kl_penalty)
+    return rewards - control.value * kl * mask
+
+
+def verl_logprobs(model, batch: dict) -> torch.Tensor:
+    """Return the network's log-probabilities of the response tokens (B, R), in nats."""
+    from verl.utils.torch_functional import logprobs_from_logits
+
+    ids = batch["input_ids"]
+    positions = response_columns(batch)
+    rows = torch.arange(len(ids))[:, None]
+    logits = model(ids).logits[rows, positions - 1]
+    return logprobs_from_logits(logits, ids[rows, positions]) * batch["mask"]
 
 
 @cache
