@@ -20,12 +20,23 @@ def main(arguments: list[str] | None = None) -> int:
 
     Raises ``ValueError`` or ``OSError`` on failure.
     """
-    how = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
-    add = (parser := argparse.ArgumentParser("convert_baichuan.py", **how)).add_argument
-    add("source", type=Path, metavar="SOURCE", help="has config.json, tokenizer.model, and weights")
-    add("target", type=Path, metavar="TARGET", help="folder that does not exist yet, or is empty")
-    text = "whether the head is Baichuan2's NormHead (default: auto, from config.json)"
-    add("--norm-head", default="auto", choices=NORM_HEAD, help=text)
+    parser = argparse.ArgumentParser(
+        "convert_baichuan.py",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "source", type=Path, metavar="SOURCE", help="has config.json, tokenizer.model, and weights"
+    )
+    parser.add_argument(
+        "target", type=Path, metavar="TARGET", help="folder that does not exist yet, or is empty"
+    )
+    parser.add_argument(
+        "--norm-head",
+        default="auto",
+        choices=NORM_HEAD,
+        help="whether the head is Baichuan2's NormHead (default: auto, from config.json)",
+    )
     chosen = parser.parse_args(arguments)
     from rlhf_course.baichuan.convert import convert_to_llama  # so that --help is fast
 

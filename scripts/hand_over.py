@@ -48,34 +48,59 @@ from scripts import train_ppo
 HERE = Path(command_line.__file__).parent / "engines"
 VERSIONS = {"verl": "0.9.1", "trl": "1.16.0"}
 OVERLAY = ROOT / "build/engines" / f"verl-{VERSIONS['verl']}"
-SAMPLES, GROUP = 16, 4  # samples recorded; responses per prompt for trl
+SAMPLES = 16  # recorded samples
+GROUP = 4  # responses per prompt for trl
 NOISE = {"verl": 1.0, "trl": 0.3}  # nats per token from old to new policy; activates clipping
-TALK = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+# Functions of notebook 07 that compute the losses of RLOO and GRPO.
+NOTEBOOK_FUNCTIONS = (
+    "clipped",
+    "leave_one_out",
+    "rloo_loss",
+    "group_advantages",
+    "grpo_loss",
+)
 
 
-def rebuild(folder: Path, more: list[str]):
-    """Return a run's options, settings, and last state; raise ``ValueError`` if inputs changed."""
+def rebuild(folder: Path, inputs: list[str]):
+    """Return a run's options, settings, and last state; raise ``ValueError`` if inputs changed.
+
+    ``inputs`` are options that name the run's models and datasets.
+    """
     if not (folder / "run.json").exists():
         raise ValueError(f"{folder} has no run.json. Choose an output folder of train_ppo.py.")
-    before = read_json(folder / "run.json")
-    given = {k: v for k, v in before["settings"].items() if v is not None}
-    if given.pop("command", None) != train_ppo.NAME:
+    recorded = read_json(folder / "run.json")
+    if recorded["settings"].get("command") != train_ppo.NAME:
         raise ValueError(f"{folder} is not a run of {train_ppo.NAME}. Hand over one of its runs.")
-    for name in (x[2:].partition("=")[0] for x in more if x.startswith("--")):
-        if name.replace("-", "_") not in before["inputs"]:
+    for argument in inputs:
+        name = argument.removeprefix("--").partition("=")[0]
+        if argument.startswith("--") and name.replace("-", "_") not in recorded["inputs"]:
             raise ValueError(f"--{name} cannot change: a hand-over has the run's own settings.")
-    given = [f"--{name}={value}" for name, value in given.items()]
-    options, settings = train_ppo.parse_arguments([*given, *more])
+    options, settings = train_ppo.parse_arguments([*run_options(recorded), *inputs])
     if options.quantization:
         raise ValueError("Adapters cannot be merged into a quantized base. Use an unquantized run.")
     places = vars(settings) | vars(options) | {"base": train_ppo.shared_base(options)}
-    for name, old in before["inputs"].items():
+    for name, before in recorded["inputs"].items():
         place = places[name]
-        if old not in (place, place and fingerprint(shipped(place))):
+        if before != place and (place is None or before != fingerprint(shipped(place))):
             raise ValueError(f"--{name} {place} differs from {folder}'s. Pass the run's input.")
-    run = (train_ppo.build_chat if options.sft_adapter else train_ppo.build_imdb)(options, settings)
+    build = train_ppo.build_chat if options.sft_adapter else train_ppo.build_imdb
+    run = build(options, settings)
     load_checkpoint(run.trainer, find_checkpoint(folder))
     return options, settings, run
+
+
+def run_options(recorded: dict) -> list[str]:
+    """Return a recorded run's settings as options of train_ppo.py."""
+    options = []
+    for name, value in recorded["settings"].items():
+        if name == "command" or value is None:
+            continue
+        if isinstance(value, list):
+            options += [f"--{name}", *map(str, value)]
+        else:
+            options.append(f"--{name}={value}")
+    return options
 
 
 def save_models(folder: Path, options, settings, run) -> int | None:
@@ -87,10 +112,12 @@ def save_models(folder: Path, options, settings, run) -> int | None:
         network.float().save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
 
-    policy, reference = run.trainer.policy, run.trainer.ref_model or run.trainer.policy
+    policy = run.trainer.policy
+    reference = run.trainer.ref_model or policy
     tokenizer = copy.deepcopy(run.trainer.tokenizer)
-    has_start = tokenizer("a")["input_ids"][0] == tokenizer.bos_token_id
-    tokenizer.chat_template = "{{ bos_token }}" * has_start + TALK  # prompts are plain texts
+    tokenizer.chat_template = CHAT_TEMPLATE  # prompts are plain texts
+    if tokenizer("a")["input_ids"][0] == tokenizer.bos_token_id:
+        tokenizer.chat_template = "{{ bos_token }}" + CHAT_TEMPLATE
     save("policy", policy.pretrained_model, tokenizer, "policy")
     save("reference", reference.pretrained_model, tokenizer, "ref")
     if options.reward_adapter:
@@ -101,28 +128,37 @@ def save_models(folder: Path, options, settings, run) -> int | None:
     source = shipped(settings.reward_model)
     judge = load_model(AutoModelForSequenceClassification, source, dtype=torch.float32)
     save("reward_model", judge, load_tokenizer(source))
-    return {k.upper(): v for k, v in judge.config.label2id.items()}[settings.reward_label.upper()]
+    indices = {label.upper(): index for label, index in judge.config.label2id.items()}
+    return indices[settings.reward_label.upper()]
 
 
 def save_prompts(folder: Path, engine: str, trainer) -> list[int]:
     """Write the prompts whose texts tokenize back to the same ids; return their row numbers."""
-    ids, texts = (trainer.dataset[name][:] for name in ("input_ids", "query"))
-    pairs = zip(ids, trainer.tokenizer(texts)["input_ids"], strict=True)
-    kept = [row for row, (query, again) in enumerate(pairs) if query.tolist() == again]
+    texts = trainer.dataset["query"][:]
+    queries = trainer.dataset["input_ids"][:]
+    again = trainer.tokenizer(texts)["input_ids"]
+    kept = [row for row, query in enumerate(queries) if query.tolist() == again[row]]
     if len(kept) < SAMPLES:
         raise ValueError(
             f"Only {len(kept)} prompts have texts that tokenize to the prompts' ids. Use at least"
             f" {SAMPLES} such prompts."
         )
-    table = pd.DataFrame({"prompt": [texts[row] for row in kept]})
+    prompts = [texts[row] for row in kept]
     if engine == "trl":
+        table = pd.DataFrame({"prompt": prompts})
         table.to_json(folder / "prompts.jsonl", orient="records", lines=True, force_ascii=False)
         return kept
-    table["data_source"], table["ability"] = "rlhf_course", "text"
-    table["reward_model"] = [{"style": "model", "ground_truth": ""}] * len(table)
-    table["extra_info"] = [{"index": i, "prompt": text} for i, text in enumerate(table["prompt"])]
-    table["prompt"] = [[{"role": "user", "content": text}] for text in table["prompt"]]
-    table.to_parquet(folder / "prompts.parquet")
+    rows = [
+        {
+            "prompt": [{"role": "user", "content": prompt}],
+            "data_source": "rlhf_course",
+            "ability": "text",
+            "reward_model": {"style": "model", "ground_truth": ""},
+            "extra_info": {"index": index, "prompt": prompt},
+        }
+        for index, prompt in enumerate(prompts)
+    ]
+    pd.DataFrame(rows).to_parquet(folder / "prompts.parquet")
     return kept
 
 
@@ -130,52 +166,105 @@ def record(run, rows: list[int]) -> tuple[Samples, update.Experience, dict]:
     """Sample a response to each prompt; return the batch, its experience, and its texts."""
     trainer = run.trainer
     trainer.config.begin_suppress_tokens = []  # engines lack this option
-    queries, prompts = ([trainer.dataset[row][k] for row in rows] for k in ("input_ids", "query"))
+    queries = [trainer.dataset[row]["input_ids"] for row in rows]
+    prompts = [trainer.dataset[row]["query"] for row in rows]
     responses = trainer.generate(queries, return_prompt=False, **run.generation)
     answers = trainer.tokenizer.batch_decode(responses, skip_special_tokens=True)  # as engines do
-    seen = [x.replace(trainer.tokenizer.eos_token, "") for x in run.decode(responses)]
-    scores = torch.as_tensor(run.score(prompts, seen)).float()
-    given = queries, responses, scores.to(trainer.accelerator.device)
-    samples = Samples.from_lists(*given, trainer.tokenizer.pad_token_id)
+    texts = [text.replace(trainer.tokenizer.eos_token, "") for text in run.decode(responses)]
+    scores = torch.as_tensor(run.score(prompts, texts)).float().to(trainer.accelerator.device)
+    samples = Samples.from_lists(queries, responses, scores, trainer.tokenizer.pad_token_id)
     with torch.no_grad(), without_dropout(trainer.model):
         experience, _ = update.make_experience(
             samples, trainer.model, trainer.reference, trainer.config, trainer.kl_ctl.value
         )
-    texts = {"prompts": prompts, "answers": answers, "queries": [q.tolist() for q in queries]}
-    return on_cpu(samples), on_cpu(experience), texts
+    recorded = {
+        "prompts": prompts,
+        "answers": answers,
+        "queries": [query.tolist() for query in queries],
+    }
+    return on_cpu(samples), on_cpu(experience), recorded
 
 
-def on_cpu(batch):
-    """Return a copy of samples or of an experience with all tensors on the CPU."""
+def on_cpu(batch: Samples | update.Experience):
+    """Return a copy with all tensors on the CPU."""
     return type(batch)(**{name: tensor.cpu() for name, tensor in vars(batch).items()})
 
 
-def ppo_loss(new, old, noise, experience: update.Experience, config) -> tuple:
+def ppo_loss(
+    new_logprobs, old_logprobs, noise, experience: update.Experience, config
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the policy and value losses (scalars)."""
-    values = ppo.value_loss(
+    value_losses, _ = ppo.value_loss(
         experience.values + noise, experience.values, experience.returns, config.cliprange_value
-    )[0]
-    policy = ppo.policy_loss(new, old, experience.advantages, config.cliprange)[0]
-    return tuple(ppo.masked_mean(loss, experience.mask) for loss in (policy, values))
+    )
+    policy_losses, _, _ = ppo.policy_loss(
+        new_logprobs, old_logprobs, experience.advantages, config.cliprange
+    )
+    policy_loss = ppo.masked_mean(policy_losses, experience.mask)
+    value_loss = ppo.masked_mean(value_losses, experience.mask)
+    return policy_loss, value_loss
 
 
 def group_loss(
-    new, old, scores: torch.Tensor, experience: update.Experience, config, kl_coef: float, method
+    new_logprobs,
+    old_logprobs,
+    scores: torch.Tensor,
+    experience: update.Experience,
+    config,
+    kl_coef: float,
+    method: str,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return RLOO's or GRPO's loss from notebook 07's code, and its advantages (B,)."""
     names = {"settings": SimpleNamespace(cliprange=config.cliprange), "torch": torch}
-    wanted = ("clipped", "leave_one_out", "rloo_loss", "group_advantages", "grpo_loss")
+    starts = tuple(f"def {name}(" for name in NOTEBOOK_FUNCTIONS)
     for cell in nbformat.read(ROOT / "notebooks/07_after_ppo.ipynb", as_version=4).cells:
-        if cell.source.startswith(tuple(f"def {name}(" for name in wanted)):
+        if cell.source.startswith(starts):
             exec(compile(cell.source, "notebook 07", "exec"), names)
     mask = experience.mask
     if method == "rloo":
-        grouped = (scores - kl_coef * (experience.kl * mask).sum(1)).view(-1, GROUP)
+        kl = (experience.kl * mask).sum(1)
+        grouped = (scores - kl_coef * kl).view(-1, GROUP)
         advantages = names["leave_one_out"](grouped).flatten()
-        return names["rloo_loss"](new, old, mask, advantages), advantages
+        loss = names["rloo_loss"](new_logprobs, old_logprobs, mask, advantages)
+        return loss, advantages
     advantages = names["group_advantages"](scores.view(-1, GROUP)).flatten()
-    loss = names["grpo_loss"](new, old, experience.ref_logprobs, mask, advantages, kl_coef)
+    loss = names["grpo_loss"](
+        new_logprobs, old_logprobs, experience.ref_logprobs, mask, advantages, kl_coef
+    )
     return loss, advantages
+
+
+def compute_numbers(
+    policy, samples: Samples, batch: dict, noise: torch.Tensor, trainer, method: str
+) -> dict[str, float]:
+    """Return the losses and the gradient's norm that the engine must compute.
+
+    ``batch`` has the experience's tensors; a group's advantages replace PPO's in it.
+    """
+    config = trainer.config
+    experience = update.Experience(**batch)
+    new_logprobs = forward(policy, samples).logprobs
+    old_logprobs = experience.logprobs - noise
+    numbers = {}
+    if method == "ppo":
+        loss, value_loss = ppo_loss(new_logprobs, old_logprobs, noise, experience, config)
+        numbers["value loss"] = value_loss.item()
+    else:
+        loss, batch["advantages"] = group_loss(
+            new_logprobs,
+            old_logprobs,
+            samples.scores,
+            experience,
+            config,
+            trainer.kl_ctl.value,
+            method,
+        )
+    loss.backward()
+    weights = policy.pretrained_model.parameters()
+    norms = torch.stack([weight.grad.norm() for weight in weights if weight.grad is not None])
+    numbers["policy loss"] = loss.item()
+    numbers["gradient norm"] = norms.norm().item()
+    return numbers
 
 
 def write(engine: str, method: str, target: Path, options, settings, run) -> None:
@@ -185,40 +274,43 @@ def write(engine: str, method: str, target: Path, options, settings, run) -> Non
     """
     if target.exists() and any(target.iterdir()):
         raise ValueError(f"{target} already has files. Remove it, or move it away.")
-    config, kl_coef = run.trainer.config, run.trainer.kl_ctl.value
     repeats = GROUP if engine == "trl" else 1
-    limits = yaml.safe_load((HERE / "limits.yaml").read_text("utf-8")) | {"ppo": []}
     with atomic_folder(target) as folder:
-        index = save_models(folder, options, settings, run)
+        label_index = save_models(folder, options, settings, run)
         rows = save_prompts(folder, engine, run.trainer)
-        samples, experience, texts = record(
-            run, [x for x in rows[: SAMPLES // repeats] for _ in range(repeats)]
-        )
+        sampled_rows = [row for row in rows[: SAMPLES // repeats] for _ in range(repeats)]
+        samples, experience, texts = record(run, sampled_rows)
         network = load_model(AutoModelForCausalLM, folder / "policy", dtype=torch.float32)
         policy = AutoModelForCausalLMWithValueHead(network)
         generator = torch.Generator().manual_seed(0)
         noise = NOISE[engine] * torch.randn(samples.mask.shape, generator=generator)
-        new, old = forward(policy, samples).logprobs, experience.logprobs - noise
-        batch = vars(samples) | vars(experience) | {"noise": noise}
-        if engine == "verl":
-            loss, value_loss = ppo_loss(new, old, noise, experience, config)
-            found = {"value loss": value_loss.item()}
-        else:
-            loss, batch["advantages"] = group_loss(
-                new, old, samples.scores, experience, config, kl_coef, method
-            )
-            found = {}
-        loss.backward()
-        grads = [x.grad.norm() for x in network.parameters() if x.grad is not None]
-        found |= {"policy loss": loss.item(), "gradient norm": torch.stack(grads).norm().item()}
-        save_file({k: v.contiguous() for k, v in batch.items()}, folder / "batch.safetensors")
+        learned = dict(vars(experience))
+        numbers = compute_numbers(policy, samples, learned, noise, run.trainer, method)
+        batch = vars(samples) | learned | {"noise": noise}
+        contiguous = {name: tensor.contiguous() for name, tensor in batch.items()}
+        save_file(contiguous, folder / "batch.safetensors")
+        values = {
+            "config": run.trainer.config,
+            "engine": engine,
+            "group": GROUP,
+            "index": label_index,
+            "kl_coef": run.trainer.kl_ctl.value,
+            "limits": yaml.safe_load((HERE / "limits.yaml").read_text("utf-8")) | {"ppo": []},
+            "method": method,
+            "samples": samples,
+            "rows": rows,
+            "run": run,
+            "settings": settings,
+            "target": target,
+            "version": VERSIONS[engine],
+        }
         for source in (*HERE.glob("both/*.j2"), *HERE.glob(f"{engine}/*.j2")):
             template = Template(source.read_text("utf-8"), keep_trailing_newline=True)
-            text = template.render(locals() | {"version": VERSIONS[engine], "group": GROUP})
-            (folder / source.stem).write_text(text, encoding="utf-8")
+            (folder / source.stem).write_text(template.render(values), encoding="utf-8")
         shutil.copy(HERE / "replay.py", folder)
-        lines = (folder / "settings.txt").read_text("utf-8").partition("# Free")[0].splitlines()
-        expected = {"settings": [x for x in lines if x[0] != "#"], "numbers": found} | texts
+        compared, _, _ = (folder / "settings.txt").read_text("utf-8").partition("# Free")
+        lines = [line for line in compared.splitlines() if not line.startswith("#")]
+        expected = {"settings": lines, "numbers": numbers} | texts
         (folder / "expected.json").write_text(json.dumps(expected, indent=1), encoding="utf-8")
     print("Differences from the run are listed in", target / "README.md")
 
@@ -227,23 +319,28 @@ def check(engine: str, folder: Path) -> int:
     """Replay the recorded batch in a separate process; return its exit code."""
     if not (folder / "expected.json").exists():
         raise ValueError(f"{folder} has no hand-over. First run the command without --check.")
-    where = dict(os.environ)
+    environment = dict(os.environ)
     if engine == "verl":
         if not OVERLAY.exists():
             raise ValueError(f"{OVERLAY} is missing. Run `make engines` to install verl's code.")
-        where["PYTHONPATH"] = str(OVERLAY)
+        environment["PYTHONPATH"] = str(OVERLAY)
     command = [sys.executable, folder / "replay.py", engine, folder]
-    return subprocess.run(command, env=where).returncode
+    return subprocess.run(command, env=environment).returncode
 
 
 def main(arguments: list[str]) -> int:
-    how = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
-    parser = argparse.ArgumentParser("hand_over.py", description=__doc__, **how)
+    """Write a hand-over, or check one; return 2 if a check fails, else 0."""
+    parser = argparse.ArgumentParser(
+        "hand_over.py",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
     parser.add_argument("run", type=Path, help="output folder of train_ppo.py")
     parser.add_argument("--to", required=True, choices=[*VERSIONS], help="target engine")
     parser.add_argument("--method", choices=["rloo", "grpo"], help="method in trl (default: rloo)")
     parser.add_argument("--check", action="store_true", help="replay the recorded batch")
-    chosen, more = parser.parse_known_args(arguments)
+    chosen, inputs = parser.parse_known_args(arguments)
     if chosen.method and chosen.to != "trl":
         parser.error(f"--method is for trl; {chosen.to} gets the run's own method, PPO")
     target = Path(f"{chosen.run.resolve()}-to-{chosen.to}")
@@ -251,7 +348,8 @@ def main(arguments: list[str]) -> int:
     if chosen.check:
         return check(chosen.to, target)
     method = chosen.method or ("rloo" if chosen.to == "trl" else "ppo")
-    write(chosen.to, method, target, *rebuild(chosen.run, more))
+    options, settings, run = rebuild(chosen.run, inputs)
+    write(chosen.to, method, target, options, settings, run)
     return 0
 
 

@@ -14,12 +14,18 @@ from rlhf_course.command_line.run_report import show, write
 
 def main(arguments: list[str]) -> int:
     """Write the page and print problems; return 1 if a run or card has a problem, else 0."""
-    how = {"description": __doc__, "formatter_class": argparse.RawTextHelpFormatter}
-    parser = argparse.ArgumentParser("report.py", **how)
-    text = "run cards, or folders of them"
-    parser.add_argument("cards", nargs="+", type=Path, metavar="CARDS", help=text)
-    text = "page to write (default: report.html)"
-    parser.add_argument("--output", type=Path, default=Path("report.html"), help=text)
+    parser = argparse.ArgumentParser(
+        "report.py", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument(
+        "cards", nargs="+", type=Path, metavar="CARDS", help="run cards, or folders of them"
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path("report.html"),
+        help="page to write (default: report.html)",
+    )
     chosen = parser.parse_args(arguments)
     entries = write(chosen.cards, chosen.output.resolve())
     show(entries)

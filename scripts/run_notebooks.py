@@ -9,7 +9,6 @@ import os
 import sys
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
-from itertools import count
 from pathlib import Path
 from threading import Event
 
@@ -22,8 +21,7 @@ from papermill.clientwrap import PapermillNotebookClient
 from papermill.engines import NBClientEngine, papermill_engines
 from papermill.exceptions import PapermillExecutionError
 
-from rlhf_course.command_line import exits, notebook_files
-from rlhf_course.command_line import run_report as report
+from rlhf_course.command_line import exits, notebook_files, run_report
 from rlhf_course.command_line.notebook_html import page
 from rlhf_course.course.presets import CONFIGS, PRESETS, load_preset
 from rlhf_course.runtime.files import hold
@@ -33,8 +31,11 @@ NOTEBOOKS = notebook_files.NOTEBOOKS
 # new pages. Larger tensors would fragment the heap, so their memory returns to the system.
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**28)}
 # Folder → suffix, and a text that every file from a run contains; other files are the user's.
-OWN = {"notebooks": ("ipynb", '"papermill"'), "html": ("html", "jp-Notebook")}
-OWN |= {"run_cards": ("json", '"checks"')}
+RESULTS = {
+    "notebooks": ("ipynb", '"papermill"'),
+    "html": ("html", "jp-Notebook"),
+    "run_cards": ("json", '"checks"'),
+}
 processes = {}  # notebook → its kernel's process
 
 
@@ -58,29 +59,57 @@ class Engine(NBClientEngine):
 
     @classmethod
     def execute_managed_notebook(cls, nb_man, kernel_name, **kwargs):
-        # papermill's cwd option is not thread-safe.
-        how = {"resources": {"metadata": {"path": str(NOTEBOOKS)}}}
-        how |= {"startup_timeout": kwargs["start_timeout"]}
-        return Client(nb_man, kernel_name=kernel_name, **how).execute()
+        client = Client(
+            nb_man,
+            kernel_name=kernel_name,
+            startup_timeout=kwargs["start_timeout"],
+            # papermill's cwd option is not thread-safe.
+            resources={"metadata": {"path": str(NOTEBOOKS)}},
+        )
+        return client.execute()
 
 
 papermill_engines.register("course", Engine)
 
 
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "run_notebooks.py",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--preset", default="tiny", choices=PRESETS, help="size of the run (default: tiny)"
+    )
+    parser.add_argument(
+        "--only", nargs="+", default=[], metavar="NN", help="notebooks whose name starts with NN"
+    )
+    parser.add_argument(
+        "--output", type=Path, default=Path("build"), help="output folder (default: build)"
+    )
+    parser.add_argument(
+        "--override",
+        type=parse_setting,
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="change a setting; repeatable",
+    )
+    parser.add_argument("--seed", type=int, help="seed of the runs (default: the notebook's, 0)")
+    parser.add_argument(
+        "--jobs", type=int, help="notebooks at a time (default: 1; 2 at tiny without --render)"
+    )
+    parser.add_argument(
+        "--render", action="store_true", help="save outputs in notebooks/, cards in figs/measured/"
+    )
+    return parser
+
+
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     """Return the options; raise ``SystemExit`` with a message if one is invalid."""
-    how = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
-    add = (parser := argparse.ArgumentParser("run_notebooks.py", **how)).add_argument
-    add("--preset", default="tiny", choices=PRESETS, help="size of the run (default: tiny)")
-    add("--only", nargs="+", default=[], metavar="NN", help="notebooks whose name starts with NN")
-    add("--output", type=Path, default=Path("build"), help="output folder (default: build)")
-    how = {"type": _setting, "action": "append", "default": [], "metavar": "KEY=VALUE"}
-    add("--override", **how, help="change a setting; repeatable")
-    add("--seed", type=int, help="seed of the runs (default: the notebook's, 0)")
-    add("--jobs", type=int, help="notebooks at a time (default: 1; 2 at tiny without --render)")
-    add("--render", action="store_true", help="save outputs in notebooks/, cards in figs/measured/")
+    parser = make_parser()
     chosen = parser.parse_args(arguments)
-    if not 0 <= (chosen.seed or 0) < 2**32:
+    if chosen.seed is not None and not 0 <= chosen.seed < 2**32:
         parser.error(f"--seed {chosen.seed} must be from 0 to {2**32 - 1}")
     if chosen.jobs is not None and chosen.jobs < 1:
         parser.error(f"--jobs {chosen.jobs} must be at least 1")
@@ -89,25 +118,38 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     unknown = [start for start in chosen.only if not any(name.startswith(start) for name in names)]
     if unknown:
         parser.error(f"no notebook starts with {', '.join(unknown)}; there are {', '.join(names)}")
-    chosen.names = [name for name in names if name.startswith(tuple(chosen.only or [""]))]
-    two = chosen.preset == "tiny" and not chosen.render and (os.cpu_count() or 1) > 1
-    chosen.jobs = min(chosen.jobs or 1 + two, len(chosen.names))
-    chosen.overrides, chosen.output = dict(chosen.override), chosen.output.expanduser().resolve()
+    chosen.names = names
+    if chosen.only:
+        chosen.names = [name for name in names if name.startswith(tuple(chosen.only))]
+    if chosen.jobs is None:
+        chosen.jobs = default_jobs(chosen)
+    chosen.jobs = min(chosen.jobs, len(chosen.names))
+    chosen.overrides = dict(chosen.override)
+    chosen.output = chosen.output.expanduser().resolve()
     return chosen
 
 
-def _setting(text: str) -> tuple:
+def default_jobs(chosen: argparse.Namespace) -> int:
+    """Return how many notebooks run at a time; rendered times are measured one at a time."""
+    has_cores = (os.cpu_count() or 1) > 1
+    return 2 if chosen.preset == "tiny" and not chosen.render and has_cores else 1
+
+
+def parse_setting(text: str) -> tuple:
     """Return a setting's name and value; make the path of an existing folder absolute."""
-    key, equals, value = text.partition("=")
-    try:
-        value = yaml.safe_load(value)
-    except yaml.YAMLError:
-        equals = ""
+    key, equals, value_text = text.partition("=")
+    error = argparse.ArgumentTypeError(f"expected KEY=VALUE with a YAML value; got {text!r}")
     if not equals:
-        raise argparse.ArgumentTypeError(f"expected KEY=VALUE with a YAML value; got {text!r}")
+        raise error
+    try:
+        value = yaml.safe_load(value_text)
+    except yaml.YAMLError:
+        raise error from None
     is_place = key.endswith(("dataset", "model", "checkpoint")) and isinstance(value, str)
-    if is_place and Path(value).expanduser().exists() and value not in ("offline", "scratch"):
-        value = str(Path(value).expanduser().resolve())
+    if is_place and value not in ("offline", "scratch"):
+        path = Path(value).expanduser()
+        if path.exists():
+            value = str(path.resolve())
     return key, value
 
 
@@ -117,114 +159,149 @@ def check(chosen: argparse.Namespace) -> None:
         load_preset(name, chosen.preset, chosen.overrides)
         cells = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4).cells
         if not any("parameters" in cell.metadata.get("tags", []) for cell in cells):
-            cure = f"Restore it: git checkout notebooks/{name}.ipynb"
-            raise ValueError(f"{name}.ipynb has no cell tagged parameters. {cure}")
-        for folder, (ending, word) in OWN.items():
-            file = chosen.output / folder / f"{name}.{ending}"
-            if file.exists() and word not in file.read_text("utf-8", "replace"):
+            raise ValueError(
+                f"{name}.ipynb has no cell tagged parameters. Restore it: git checkout"
+                f" notebooks/{name}.ipynb"
+            )
+        for folder, (suffix, text) in RESULTS.items():
+            file = chosen.output / folder / f"{name}.{suffix}"
+            if file.exists() and text not in file.read_text("utf-8", "replace"):
                 raise FileExistsError(f"{file} is not a run's result. Choose another --output.")
-    report.check_own(chosen.output / "index.html")
+    run_report.check_own(chosen.output / "index.html")
 
 
 def execute(name: str, chosen: argparse.Namespace) -> str:
     """Run one notebook; return the problem, or "" if it passed."""
-    card = chosen.output / "run_cards" / f"{name}.json"
-    target, source = chosen.output / "notebooks" / f"{name}.ipynb", NOTEBOOKS / f"{name}.ipynb"
     problem = ""
     try:
-        for old in (card, target):
-            old.unlink(missing_ok=True)
-        problem = run_cells(source, target, chosen)
-        notebook = nbformat.read(target, as_version=4)
-        (chosen.output / "html").mkdir(exist_ok=True)
-        html = chosen.output / "html" / f"{name}.html"
-        html.write_text(page(notebook, NOTEBOOKS), encoding="utf-8")
-        ran = any(cell.get("execution_count") for cell in notebook.cells)
-        problem = problem or ("" if ran else "No cell was executed.")
-        problem = problem or (report.failure(card) if card.exists() else "No run card was written.")
-        is_kept = not problem or chosen.preset != "tiny"  # on real data, checks may fail
-        if chosen.render and is_kept and card.exists():
-            notebook_files.render(notebook, source, chosen, notebook_files.read_card(card))
-            notebook_files.keep(card, chosen.preset)
-        return problem
+        problem = run_cells(name, chosen)
+        return save_results(name, chosen, problem)
     except Exception as error:  # full disk, no kernel: other notebooks may still run
-        return "; ".join(filter(None, [problem, f"{type(error).__name__}: {error}"]))
+        problems = [problem, f"{type(error).__name__}: {error}"]
+        return "; ".join(text for text in problems if text)
 
 
-def run_cells(source: Path, target: Path, chosen: argparse.Namespace) -> str:
-    """Execute one notebook into ``target``, even if a cell fails; return the problem or ""."""
+def save_results(name: str, chosen: argparse.Namespace, problem: str) -> str:
+    """Write an executed notebook's page, and render it if asked; return the first problem."""
+    card = chosen.output / "run_cards" / f"{name}.json"
+    notebook = nbformat.read(chosen.output / "notebooks" / f"{name}.ipynb", as_version=4)
+    html = chosen.output / "html" / f"{name}.html"
+    html.parent.mkdir(exist_ok=True)
+    html.write_text(page(notebook, NOTEBOOKS), encoding="utf-8")
+    if not problem and not any(cell.get("execution_count") for cell in notebook.cells):
+        problem = "No cell was executed."
+    if not problem:
+        problem = run_report.failure(card) if card.exists() else "No run card was written."
+    may_fail = chosen.preset != "tiny"  # on real data, checks may fail
+    if chosen.render and card.exists() and (may_fail or not problem):
+        source = NOTEBOOKS / f"{name}.ipynb"
+        notebook_files.render(notebook, source, chosen, notebook_files.read_card(card))
+        notebook_files.keep(card, chosen.preset)
+    return problem
+
+
+def run_cells(name: str, chosen: argparse.Namespace) -> str:
+    """Execute one notebook into the output, even if a cell fails; return the problem or ""."""
+    source = NOTEBOOKS / f"{name}.ipynb"
+    target = chosen.output / "notebooks" / f"{name}.ipynb"
+    for old in (chosen.output / "run_cards" / f"{name}.json", target):
+        old.unlink(missing_ok=True)
     parameters = {"preset": chosen.preset, "output_dir": str(chosen.output)}
-    given = {"overrides": chosen.overrides or None, "seed": chosen.seed}  # else: the notebook's
-    parameters |= {name: value for name, value in given.items() if value is not None}
-    how = {"engine_name": "course", "kernel_name": "python3", "progress_bar": False}
+    if chosen.overrides:
+        parameters["overrides"] = chosen.overrides
+    if chosen.seed is not None:
+        parameters["seed"] = chosen.seed
     notebook = nbformat.read(source, as_version=4)
-    notebook.metadata.course = source.stem
+    notebook.metadata.course = name
     try:
-        papermill.execute_notebook(notebook, target, parameters, **how)
+        papermill.execute_notebook(
+            notebook,
+            target,
+            parameters,
+            engine_name="course",
+            kernel_name="python3",
+            progress_bar=False,
+        )
     except PapermillExecutionError as error:
         return f"cell {error.exec_count}: {error.ename}: {error.evalue}"
     except DeadKernelError:
-        code = processes[source.stem].wait()
+        code = processes[name].wait()
         if code == 0:
             return "A cell ended the notebook's process. Remove calls such as exit()."
-        advice = "Memory probably ran out; use a smaller preset or batch_size."
-        return f"The kernel was killed. {advice}" if code == -9 else f"The kernel returned {code}."
+        if code == -9:
+            advice = "Memory probably ran out; use a smaller preset or batch_size."
+            return f"The kernel was killed. {advice}"
+        return f"The kernel returned {code}."
     return ""
 
 
 def execute_all(chosen: argparse.Namespace, results: dict[str, str]) -> None:
     """Run the notebooks, longest first if in parallel; add their problems to ``results``."""
-    stopped, begun, kept = Event(), count(1), notebook_files.kept(chosen.preset)
+    kept = notebook_files.kept(chosen.preset)
     cards = {name: notebook_files.read_card(kept / f"{name}.json") for name in chosen.names}
-    usual = {name: card.get("wall_s", 0) for name, card in cards.items()}
-    names = sorted(usual, key=lambda name: -usual[name]) if chosen.jobs > 1 else chosen.names
+    seconds = {name: card.get("wall_s", 0) for name, card in cards.items()}
+    names = chosen.names
+    if chosen.jobs > 1:
+        names = sorted(names, key=seconds.get, reverse=True)
+    is_stopped = Event()
 
-    def one(name: str) -> None:
-        time = f": {usual[name]:.0f} s when rendered" if usual[name] else ""
-        line = f"[{next(begun)}/{len(names)}] {name}{time}\n"
+    def run_one(position: int, name: str) -> None:
+        time = f": {seconds[name]:.0f} s when rendered" if seconds[name] else ""
+        line = f"[{position}/{len(names)}] {name}{time}\n"
         print(line, end="", flush=True)  # in one write, because two threads print
         problem = execute(name, chosen)
-        if not stopped.is_set():
+        if not is_stopped.is_set():
             results[name] = problem
 
     with ThreadPoolExecutor(chosen.jobs) as pool:
         try:
-            wait([pool.submit(one, name) for name in names])
+            wait([pool.submit(run_one, position, name) for position, name in enumerate(names, 1)])
         except BaseException:
-            stopped.set()
+            is_stopped.set()
             pool.shutdown(wait=False, cancel_futures=True)
-            for process in [*processes.values()]:
+            for process in list(processes.values()):  # threads may still add one
                 process.kill()
             raise
 
 
+def set_environment(chosen: argparse.Namespace) -> None:
+    """Set the kernels' environment variables, except those that the user has set."""
+    defaults = dict(MALLOC)
+    if chosen.jobs > 1:
+        threads = max(1, (os.cpu_count() or 1) // chosen.jobs)
+        defaults["OMP_NUM_THREADS"] = str(threads)
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the chosen notebooks and report; return 1 if any did not pass, else 0."""
-    chosen, results = parse_arguments(arguments), {}
+    chosen = parse_arguments(arguments)
     check(chosen)
-    share = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // chosen.jobs))}
-    os.environ |= MALLOC | (share if chosen.jobs > 1 else {}) | os.environ  # for the kernels
-    with ExitStack() as held:
+    set_environment(chosen)
+    results = {}
+    with ExitStack() as locks:
         for name in chosen.names:
-            held.enter_context(hold(chosen.output / "notebooks", name))
+            locks.enter_context(hold(chosen.output / "notebooks", name))
         try:
             execute_all(chosen, results)
         finally:
-            tell(results, chosen)
+            report(results, chosen)
     if chosen.render and chosen.preset == "tiny":
         notebook_files.update_readme()
     return int(any(results.values()))
 
 
-def tell(results: dict[str, str], chosen: argparse.Namespace) -> None:
+def report(results: dict[str, str], chosen: argparse.Namespace) -> None:
     """Save the results, write the report, and print the table, failures, and paths."""
+    target = chosen.output / "index.html"
     try:
-        report.add_results(chosen.output, results)
-        entries = report.write([chosen.output], chosen.output / "index.html")
-        report.show([entry for entry in entries if entry["name"] in results])
+        run_report.add_results(chosen.output, results)
+        entries = run_report.write([chosen.output], target)
+        run_report.show([entry for entry in entries if entry["name"] in results])
     except OSError as error:  # no notebook ran, or the disk is full
         print(f"No report was written. {error}", file=sys.stderr)
-    print(f"Results are in {chosen.output}\nOpen next: {chosen.output / 'index.html'}")
+    print(f"Results are in {chosen.output}\nOpen next: {target}")
 
 
 if __name__ == "__main__":

@@ -50,10 +50,16 @@ from rlhf_course.runtime.hub import download
 from rlhf_course.synthetic.build import build_preferences
 
 NAME = "train_ppo.py"
+# A resumed run may change these options.
 MAY_CHANGE = "output resume save_every save_at steps log_with gradient_checkpointing".split()
 # A chat model's generation_config may differ from these.
-SAMPLING = {"do_sample": True, "top_k": 0, "top_p": 1.0}
-SAMPLING |= {"temperature": 1.0, "repetition_penalty": 1.0}
+SAMPLING = {
+    "do_sample": True,
+    "top_k": 0,
+    "top_p": 1.0,
+    "temperature": 1.0,
+    "repetition_penalty": 1.0,
+}
 
 
 def parse_arguments(arguments: list[str] | None = None) -> tuple[Options, Settings]:
@@ -70,13 +76,17 @@ class Run(NamedTuple):
     generation: dict
 
 
-def make_trainer(chosen: Options, settings: Settings, policy, tokenizer, queries, **more):
-    """Return a PPOTrainer; its config has the shared options and ``more``."""
-    more["accelerator_kwargs"] = {"mixed_precision": settings.mixed_precision}
-    more["project_kwargs"] = {"logging_dir": str(chosen.output / "tensorboard")}
-    config = PPOConfig(**config_fields(chosen, settings), **more)
-    parts = {"tokenizer": tokenizer, "dataset": queries, "data_collator": collate}
-    return PPOTrainer(config, policy, **parts)
+def make_trainer(
+    chosen: Options, settings: Settings, policy, tokenizer, queries, **config_options
+) -> PPOTrainer:
+    """Return a PPOTrainer; its config has the shared options and ``config_options``."""
+    config = PPOConfig(
+        **config_fields(chosen, settings),
+        **config_options,
+        accelerator_kwargs={"mixed_precision": settings.mixed_precision},
+        project_kwargs={"logging_dir": str(chosen.output / "tensorboard")},
+    )
+    return PPOTrainer(config, policy, tokenizer=tokenizer, dataset=queries, data_collator=collate)
 
 
 def build_imdb(chosen: Options, settings: Settings) -> Run:
@@ -89,14 +99,18 @@ def build_imdb(chosen: Options, settings: Settings) -> Run:
     reviews = load_reviews(assets.dataset, "train")
     policy = AutoModelForCausalLMWithValueHead.from_pretrained(assets.model)
     queries = build_queries(reviews, tokenizer, query_lengths, settings.min_characters)
-    named = {"model_name": str(settings.model)}
-    trainer = make_trainer(chosen, settings, policy, tokenizer, queries, **named)
+    trainer = make_trainer(
+        chosen, settings, policy, tokenizer, queries, model_name=str(settings.model)
+    )
     reward = SentimentReward(assets.reward_model, settings.reward_label)
-    lengths = LengthSampler(settings.response_min, settings.response_max)
-    generation = SAMPLING | {"pad_token_id": tokenizer.eos_token_id, "length_sampler": lengths}
+    generation = SAMPLING | {
+        "pad_token_id": tokenizer.eos_token_id,
+        "length_sampler": LengthSampler(settings.response_min, settings.response_max),
+    }
 
     def score(queries, responses):
-        return reward([q + r for q, r in zip(queries, responses, strict=True)])
+        pairs = zip(queries, responses, strict=True)
+        return reward([query + response for query, response in pairs])
 
     return Run(trainer, score, tokenizer.batch_decode, generation)
 
@@ -105,11 +119,11 @@ def shared_base(chosen: Options) -> str | None:
     """Return the adapters' base, or None without adapters; raise ``ValueError`` if bases differ."""
     if not chosen.sft_adapter:
         return None
-    folders = chosen.sft_adapter, chosen.reward_adapter
-    bases = [PeftConfig.from_pretrained(folder).base_model_name_or_path for folder in folders]
-    if Path(bases[0]).resolve() != Path(bases[1]).resolve():
-        raise ValueError(f"The adapters' bases {bases[0]} and {bases[1]} differ. Use one base.")
-    return bases[0]
+    base = PeftConfig.from_pretrained(chosen.sft_adapter).base_model_name_or_path
+    judge_base = PeftConfig.from_pretrained(chosen.reward_adapter).base_model_name_or_path
+    if Path(base).resolve() != Path(judge_base).resolve():
+        raise ValueError(f"The adapters' bases {base} and {judge_base} differ. Use one base.")
+    return base
 
 
 def load_prompts(tokenizer, settings: Settings) -> Dataset:
@@ -120,10 +134,14 @@ def load_prompts(tokenizer, settings: Settings) -> Dataset:
     pairs, _ = load_pairs(dataset, f"train[:{count}]" if count else "train")
     longest = min(settings.max_prompt, settings.max_length - settings.max_new_tokens)
     prompts = list(dict.fromkeys(pairs["prompt"]))
-    tokens = zip(prompts, prompt_ids(tokenizer, prompts), strict=True)
-    rows = [{"query": p, "input_ids": ids} for p, ids in tokens if len(ids) <= longest]
-    dropped = f"{len(prompts) - len(rows)} longer than {longest} tokens"
-    print(f"Prompts for training: {len(rows)}; dropped: {dropped}.")
+    rows = []
+    for prompt, ids in zip(prompts, prompt_ids(tokenizer, prompts), strict=True):
+        if len(ids) <= longest:
+            rows.append({"query": prompt, "input_ids": ids})
+    print(
+        f"Prompts for training: {len(rows)}; dropped: {len(prompts) - len(rows)} longer than"
+        f" {longest} tokens."
+    )
     return Dataset.from_list(rows).with_format("torch")
 
 
@@ -133,27 +151,40 @@ def build_chat(chosen: Options, settings: Settings) -> Run:
     Raises ``ValueError`` if the adapters' bases differ or have too few positions.
     """
     if settings.dataset is None:
-        needed = "needs --dataset. Pass a folder or hub id of preference pairs"
-        raise ValueError(f"--preset {chosen.preset} {needed}.")
-    base, sft = shared_base(chosen), chosen.sft_adapter
+        raise ValueError(
+            f"--preset {chosen.preset} needs --dataset. Pass a folder or hub id of preference"
+            " pairs."
+        )
+    base = shared_base(chosen)
     download(base)
-    tokenizer = load_tokenizer(sft if Path(sft, "tokenizer_config.json").exists() else base)
-    kind = chosen.quantization
-    smaller = {"quantization_config": quantization(kind)} if kind else {}
-    policy = AutoModelForCausalLMWithValueHead.from_pretrained(sft, dtype=settings.dtype, **smaller)
+    has_tokenizer = Path(chosen.sft_adapter, "tokenizer_config.json").exists()
+    tokenizer = load_tokenizer(chosen.sft_adapter if has_tokenizer else base)
+    load_options = {"dtype": settings.dtype}
+    if chosen.quantization:
+        load_options["quantization_config"] = quantization(chosen.quantization)
+    policy = AutoModelForCausalLMWithValueHead.from_pretrained(chosen.sft_adapter, **load_options)
     judge = RewardAdapter(policy, chosen.reward_adapter)
-    size = chosen.sample_batch_size or settings.batch_size
+    score_batch_size = chosen.sample_batch_size or settings.batch_size
     form = find_form(judge, tokenizer, chosen.reward_adapter)
-    reward = RewardModel(judge, tokenizer, batch_size=size, form=form)
+    reward = RewardModel(judge, tokenizer, batch_size=score_batch_size, form=form)
     if reward.max_length < settings.max_length:
-        has = f"the base's {reward.max_length} positions"
-        raise ValueError(f"--max_length {settings.max_length} exceeds {has}. Lower it.")
+        raise ValueError(
+            f"--max_length {settings.max_length} exceeds the base's {reward.max_length} positions."
+            " Lower it."
+        )
     queries = load_prompts(tokenizer, settings)
     if not (torch.cuda.is_available() and torch.cuda.is_bf16_supported()):
         settings.mixed_precision = "no"
-    more = {"model_name": base, "adap_kl_ctrl": False}
-    more["begin_suppress_tokens"] = [tokenizer.eos_token_id]
-    trainer = make_trainer(chosen, settings, policy, tokenizer, queries, **more)
+    trainer = make_trainer(
+        chosen,
+        settings,
+        policy,
+        tokenizer,
+        queries,
+        model_name=base,
+        adap_kl_ctrl=False,
+        begin_suppress_tokens=[tokenizer.eos_token_id],
+    )
 
     def score(queries, answers):
         raw = reward(queries, answers)
@@ -163,47 +194,64 @@ def build_chat(chosen: Options, settings: Settings) -> Run:
         texts = tokenizer.batch_decode(responses, skip_special_tokens=True)
         return [text.strip() for text in texts]
 
-    limits = {"max_new_tokens": settings.max_new_tokens, "eos_token_id": tokenizer.eos_token_id}
-    return Run(trainer, score, decode, SAMPLING | limits)
+    generation = SAMPLING | {
+        "max_new_tokens": settings.max_new_tokens,
+        "eos_token_id": tokenizer.eos_token_id,
+    }
+    return Run(trainer, score, decode, generation)
+
+
+def describe_run(chosen: Options, settings: Settings) -> tuple[dict, dict]:
+    """Return the settings and the inputs (models and datasets) that a resumed run must keep."""
+    values = dict(vars(chosen))
+    for name in used_settings(experiment_of(chosen)):
+        values[name] = getattr(settings, name)
+    names = ("dataset", *ADAPTERS, "model", "reward_model")
+    places = {name: values.pop(name) for name in names if name in values}
+    places["base"] = shared_base(chosen)
+    inputs = {name: shipped(place) if place else place for name, place in places.items()}
+    same = {name: value for name, value in values.items() if name not in MAY_CHANGE}
+    same["command"] = NAME
+    return same, inputs
 
 
 def train(chosen: Options, settings: Settings) -> int:
     """Run PPO; return the exit code: 0 if finished, 130 or 143 if stopped by a signal."""
     quiet_libraries()
-    experiment = experiment_of(chosen)
-    every = vars(chosen) | {name: getattr(settings, name) for name in used_settings(experiment)}
-    inputs = {name: every.pop(name) for name in ("dataset", *ADAPTERS)}
-    inputs |= {name: every.pop(name) for name in ("model", "reward_model") if name in every}
-    inputs["base"] = shared_base(chosen)
-    inputs = {name: place and shipped(place) for name, place in inputs.items()}
-    same = {name: value for name, value in every.items() if name not in MAY_CHANGE}
-    same["command"] = NAME
+    same, inputs = describe_run(chosen, settings)
     with open_output(chosen.output, "policy", same, inputs, chosen.resume) as output:
         set_seed(chosen.seed)
-        run = (build_chat if chosen.sft_adapter else build_imdb)(chosen, settings)
+        build = build_chat if chosen.sft_adapter else build_imdb
+        run = build(chosen, settings)
         if output.checkpoint:
             load_checkpoint(run.trainer, output.checkpoint)
         done = run.trainer.current_step
         if done > settings.steps:
-            has = f"has {done} of {settings.steps} steps already"
-            raise ValueError(f"{output.checkpoint} {has}; raise --steps.")
+            raise ValueError(
+                f"{output.checkpoint} has {done} of {settings.steps} steps already; raise --steps."
+            )
         output.begin()
         run.generation["batch_size"] = chosen.sample_batch_size
         code = loop(run, settings, chosen.save_every, output)
         if code == 0:
             run.trainer.save_pretrained(output.result)
         tracking.finish(run.trainer.accelerator)
-    step = f"Stopped after step {run.trainer.current_step}; --resume continues from there."
-    print(step if code else f"The policy is in {output.result}.")
+    if code == 0:
+        print(f"The policy is in {output.result}.")
+    else:
+        print(f"Stopped after step {run.trainer.current_step}; --resume continues from there.")
     return code
 
 
 def loop(run: Run, settings: Settings, save_every: int, output: Output) -> int:
     """Take the remaining steps and save checkpoints; return 0, or a stop signal's exit code."""
-    trainer, steps, save_at = run.trainer, settings.steps, getattr(settings, "save_at", ())
-    done, is_main = trainer.current_step, trainer.accelerator.is_main_process
+    trainer = run.trainer
+    steps = settings.steps
+    done = trainer.current_step
+    save_at = getattr(settings, "save_at", ())
+    is_main = trainer.accelerator.is_main_process
     bar = tqdm(total=steps, initial=done, desc="PPO", disable=not is_main)
-    with exits.watch_for_stop() as asked, bar:
+    with exits.watch_for_stop() as stop_request, bar:
         for batch in islice(endless(trainer.dataloader), done, steps):
             queries = batch["input_ids"]
             responses = trainer.generate(queries, return_prompt=False, **run.generation)
@@ -211,7 +259,8 @@ def loop(run: Run, settings: Settings, save_every: int, output: Output) -> int:
             scores = run.score(batch["query"], batch["response"])
             stats = trainer.step(queries, responses, scores)
             trainer.log_stats(stats, batch, scores)
-            step, code = trainer.current_step, exits.stop_code(asked, trainer.accelerator)
+            step = trainer.current_step
+            code = exits.stop_code(stop_request, trainer.accelerator)
             if code or step % save_every == 0 or step == steps:
                 save_checkpoint(trainer, output.folder)
             if step in save_at and step < steps:
@@ -219,8 +268,8 @@ def loop(run: Run, settings: Settings, save_every: int, output: Output) -> int:
             if code:
                 return code
             bar.update()  # after the checkpoint: a pipe's reader, such as tee, may be gone
-            shown = {"score": stats["ppo/mean_scores"], "KL": stats["objective/kl"]}
-            bar.set_postfix({name: f"{value:.2f}" for name, value in shown.items()})
+            score = f"{stats['ppo/mean_scores']:.2f}"
+            bar.set_postfix(score=score, KL=f"{stats['objective/kl']:.2f}")
     return 0
 
 

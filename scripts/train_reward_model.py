@@ -31,11 +31,25 @@ from rlhf_course.runtime.files import atomic_file
 from rlhf_course.synthetic.build import prepare_reward_model
 
 NAME = "train_reward_model.py"
-SAME = "dataset data_dir train_subset eval_subset audit_prompts max_length learning_rate".split()
-NAMES = dict(zip(SAME, SAME, strict=True)) | {"model_name_or_path": "model"}
-NAMES |= {"num_train_epochs": "epochs", "per_device_train_batch_size": "batch_size"}
-FIXED = {"lora_task_type": "SEQ_CLS", "lora_modules_to_save": ["score"]}
-FIXED |= {"remove_unused_columns": False}  # the sampler needs column "length"
+# Options → notebook 01's settings.
+SETTING_NAMES = {
+    "dataset": "dataset",
+    "data_dir": "data_dir",
+    "train_subset": "train_subset",
+    "eval_subset": "eval_subset",
+    "audit_prompts": "audit_prompts",
+    "model_name_or_path": "model",
+    "max_length": "max_length",
+    "per_device_train_batch_size": "batch_size",
+    "num_train_epochs": "epochs",
+    "learning_rate": "learning_rate",
+}
+FIXED = {
+    "output_dir": "build/train_reward_model",
+    "lora_task_type": "SEQ_CLS",
+    "lora_modules_to_save": ["score"],
+    "remove_unused_columns": False,  # the sampler needs column "length"
+}
 
 
 @dataclass
@@ -53,11 +67,14 @@ class ScriptArguments:
 
 def parse_arguments(arguments: list[str] | None = None) -> tuple:
     """Return ScriptArguments, RewardConfig, ModelConfig and Settings."""
-    kinds, fixed = (
-        (ScriptArguments, RewardConfig),
-        FIXED | {"output_dir": "build/train_reward_model"},
+    return trl_run.parse(
+        __doc__,
+        "01_reward_modeling",
+        classes=(ScriptArguments, RewardConfig),
+        setting_names=SETTING_NAMES,
+        fixed=FIXED,
+        arguments=arguments,
     )
-    return trl_run.parse(__doc__, "01_reward_modeling", kinds, NAMES, fixed, arguments)
 
 
 def load_data(dataset: str, script: ScriptArguments, seed: int) -> tuple:
@@ -67,8 +84,8 @@ def load_data(dataset: str, script: ScriptArguments, seed: int) -> tuple:
     """
 
     def load(split: str, count: int | None):
-        where = f"{split}[:{count}]" if count else split
-        pairs, report = load_pairs(dataset, where, script.data_dir)
+        rows = f"{split}[:{count}]" if count else split
+        pairs, report = load_pairs(dataset, rows, script.data_dir)
         print(f"{split}: {len(pairs)} pairs; dropped: {describe(report)}.")
         return pairs, report
 
@@ -78,18 +95,25 @@ def load_data(dataset: str, script: ScriptArguments, seed: int) -> tuple:
     except ValueError as error:
         if not str(error).startswith("Unknown split"):
             raise
-        (train, held_out), dropped_test = hold_out(train, 0.1, seed), {}
-        held_out = held_out.select(range(min(len(held_out), script.eval_subset or len(held_out))))
-        held = f"{len(held_out)} pairs of the train split are held out, by prompt"
-        print(f"{dataset} has no test split: {held}.")
-    sides = ("prompt", "chosen", "rejected")
-    seen, rows = ({*zip(*(x[side] for side in sides), strict=True)} for x in (train, held_out))
-    if seen & rows:
+        train, held_out = hold_out(train, 0.1, seed)
+        dropped_test = {}
+        if script.eval_subset:
+            held_out = held_out.select(range(min(len(held_out), script.eval_subset)))
         print(
-            f"Warning: {len(seen & rows)} held-out pairs are also training pairs."
-            " Remove them from one split."
+            f"{dataset} has no test split: {len(held_out)} pairs of the train split are held out,"
+            " by prompt."
+        )
+    shared = len(distinct(train) & distinct(held_out))
+    if shared:
+        print(
+            f"Warning: {shared} held-out pairs are also training pairs. Remove them from one split."
         )
     return train, held_out, {"train": dropped, "test": dropped_test}
+
+
+def distinct(pairs) -> set[tuple[str, str, str]]:
+    """Return the distinct (prompt, chosen, rejected)."""
+    return set(zip(pairs["prompt"], pairs["chosen"], pairs["rejected"], strict=True))
 
 
 def load_scorer(path: str, tokenizer, config, form: str | None = None, **options) -> RewardModel:
@@ -97,15 +121,20 @@ def load_scorer(path: str, tokenizer, config, form: str | None = None, **options
     model = load_reward_model(path, **options).to(config.device)
     scorer = RewardModel(model, tokenizer, form=form)
     if scorer.max_length < config.max_length:
-        has = f"the {scorer.max_length} positions of {path}"
-        raise ValueError(f"--max_length {config.max_length} exceeds {has}. Lower it.")
+        raise ValueError(
+            f"--max_length {config.max_length} exceeds the {scorer.max_length} positions of {path}."
+            " Lower it."
+        )
     return scorer
 
 
 def accuracy(scorer, pairs) -> float:
     """Return the share of pairs whose chosen answer outscores the rejected one."""
-    sides = (pairs["chosen"][:], pairs["rejected"][:])
-    chosen, rejected = (require_finite(scorer(pairs["prompt"][:], side), side) for side in sides)
+    prompts = pairs["prompt"][:]
+    chosen_answers = pairs["chosen"][:]
+    rejected_answers = pairs["rejected"][:]
+    chosen = require_finite(scorer(prompts, chosen_answers), chosen_answers)
+    rejected = require_finite(scorer(prompts, rejected_answers), rejected_answers)
     return (chosen > rejected).double().mean().item()
 
 
@@ -115,12 +144,12 @@ def baselines(pairs) -> dict[str, float]:
     Ties in length count as 0.5. The best possible accuracy needs pairs with gold scores.
     """
     both = zip(pairs["chosen"], pairs["rejected"], strict=True)
-    gap = np.sign([len(chosen) - len(rejected) for chosen, rejected in both])
-    found = {"length_baseline": float((gap / 2 + 0.5).mean())}
+    longer = np.sign([len(chosen) - len(rejected) for chosen, rejected in both])
+    accuracies = {"length_baseline": float((longer / 2 + 0.5).mean())}
     if {"gold_chosen", "gold_rejected"} <= set(pairs.column_names):
-        gold = np.array(pairs["gold_chosen"][:]) - np.array(pairs["gold_rejected"][:])
-        found["ceiling"] = float((1 / (1 + np.exp(-np.abs(gold)))).mean())
-    return found
+        margin = np.array(pairs["gold_chosen"][:]) - np.array(pairs["gold_rejected"][:])
+        accuracies["ceiling"] = float((1 / (1 + np.exp(-np.abs(margin)))).mean())
+    return accuracies
 
 
 def run_audit(scorer, pairs):
@@ -135,7 +164,7 @@ def run_audit(scorer, pairs):
         return tokenizer.decode(ids[:max_tokens], skip_special_tokens=True).strip()
 
     def score(prompts, answers):
-        return scorer(prompts, [*map(cut, answers)])
+        return scorer(prompts, [cut(answer) for answer in answers])
 
     return audit(score, pairs["prompt"][:], pairs["chosen"][:])
 
@@ -154,40 +183,43 @@ def write_results(output, results: dict, table) -> None:
     )
 
 
-def tokenize(parts: tuple, dropped: dict, tokenizer, config, audit_prompts: int, form: str) -> list:
-    """Return both splits, tokenized in a form of data/encoding.py.
-
-    Adds the number of overlong pairs to ``dropped``.
-    """
-    found = []
-    for part, report in zip(parts, dropped.values(), strict=True):
-        rows, report["too long"] = tokenize_pairs(part, tokenizer, config.max_length, form)
-        found.append(rows)
-        print(f"{len(rows)} pairs remain; dropped as too long: {report['too long']}.")
-    if min(len(found[1]), audit_prompts) < 2:
-        cure = "raise --max_length, --eval_subset or --audit_prompts"
-        raise ValueError(f"An audit needs at least two held-out pairs; {cure}.")
-    return found
+def tokenize(pairs, report: dict, tokenizer, max_length: int, form: str):
+    """Return pairs, tokenized in a form of data/encoding.py; count overlong pairs in ``report``."""
+    rows, report["too long"] = tokenize_pairs(pairs, tokenizer, max_length, form)
+    print(f"{len(rows)} pairs remain; dropped as too long: {report['too long']}.")
+    return rows
 
 
 def run(script: ScriptArguments, config, model_args, settings: Settings, output) -> int:
     """Train, save and audit a model; return the exit code."""
     with PartialState().main_process_first():  # other processes reuse these files
         assets = prepare_reward_model(settings, model_args.model_revision)
-    *parts, dropped = load_data(assets.dataset, script, config.seed)
+    train, held_out, dropped = load_data(assets.dataset, script, config.seed)
     tokenizer = load_tokenizer(assets.model, revision=model_args.model_revision)
     set_seed(config.seed)  # before the head is initialized
     options = trl_run.model_options(model_args)
     before = load_scorer(assets.model, tokenizer, config, new_head=True, **options)
     form = before.form
-    train, held_out = tokenize(parts, dropped, tokenizer, config, script.audit_prompts, form)
+    train = tokenize(train, dropped["train"], tokenizer, config.max_length, form)
+    held_out = tokenize(held_out, dropped["test"], tokenizer, config.max_length, form)
+    audited = min(script.audit_prompts, len(held_out))
+    if audited < 2:
+        raise ValueError(
+            "An audit needs at least two held-out pairs; raise --max_length, --eval_subset or"
+            " --audit_prompts."
+        )
 
-    results = {"dataset": assets.dataset, "base": assets.model}
-    results["accuracy_before"] = accuracy(before, held_out)
+    accuracy_before = accuracy(before, held_out)
     columns = ["chosen_ids", "rejected_ids", "length"]
-    parts = [part.select_columns(columns) for part in (train, held_out)]
-    parts = before.model, tokenizer, config, model_args, *parts
-    trainer = trl_run.make_trainer(RewardTrainer, *parts)
+    trainer = trl_run.make_trainer(
+        RewardTrainer,
+        before.model,
+        tokenizer,
+        config,
+        model_args,
+        train.select_columns(columns),
+        held_out.select_columns(columns),
+    )
     code, _ = trl_run.train(trainer, output, lambda: [trainer.evaluate()["eval_loss"]])
     if code:
         return code
@@ -196,11 +228,20 @@ def run(script: ScriptArguments, config, model_args, settings: Settings, output)
         write_form(output.result, form)
     PartialState().wait_for_everyone()
     scorer = load_scorer(output.result, tokenizer, config, form)  # audit the saved model
-    share, pairs = accuracy(scorer, held_out), len(held_out)
-    ci = 1.96 * (share * (1 - share) / pairs) ** 0.5
-    results |= {"accuracy": share, "accuracy_ci": ci} | baselines(held_out)
-    results |= {"train_pairs": len(train), "held_out_pairs": pairs, "dropped": dropped}
-    table = run_audit(scorer, held_out.select(range(min(script.audit_prompts, pairs))))
+    accuracy_after = accuracy(scorer, held_out)
+    error = (accuracy_after * (1 - accuracy_after) / len(held_out)) ** 0.5
+    results = {
+        "dataset": assets.dataset,
+        "base": assets.model,
+        "accuracy_before": accuracy_before,
+        "accuracy": accuracy_after,
+        "accuracy_ci": 1.96 * error,
+        **baselines(held_out),
+        "train_pairs": len(train),
+        "held_out_pairs": len(held_out),
+        "dropped": dropped,
+    }
+    table = run_audit(scorer, held_out.select(range(audited)))
     write_results(output, results, table)
     print(f"The reward model is in {output.result}, and the audit is in {output.folder}.")
     return 0

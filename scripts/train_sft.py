@@ -30,12 +30,29 @@ from rlhf_course.runtime.hub import download
 from rlhf_course.synthetic.build import build_answers, build_base
 
 NAME = "train_sft.py"
-SAME = "max_length dtype lora_r lora_alpha lora_target_modules".split()
-NAMES = dict(zip(SAME, SAME, strict=True)) | {"dataset": "sft_dataset", "data_files": "sft_files"}
-NAMES |= {"subset": "sft_subset", "per_device_train_batch_size": "sft_batch_size"}
-NAMES |= {"num_train_epochs": "sft_epochs", "learning_rate": "sft_learning_rate"}
+# Options → notebook 05's settings.
+SETTING_NAMES = {
+    "dataset": "sft_dataset",
+    "data_files": "sft_files",
+    "subset": "sft_subset",
+    "max_length": "max_length",
+    "per_device_train_batch_size": "sft_batch_size",
+    "num_train_epochs": "sft_epochs",
+    "learning_rate": "sft_learning_rate",
+    "dtype": "dtype",
+    "lora_r": "lora_r",
+    "lora_alpha": "lora_alpha",
+    "lora_target_modules": "lora_target_modules",
+}
 FIXED = {"output_dir": "build/train_sft", "completion_only_loss": True, "use_peft": True}
-NOT_HERE = "packing padding_free assistant_only_loss chat_template_path eos_token dataset_kwargs"
+UNSUPPORTED = (
+    "packing",
+    "padding_free",
+    "assistant_only_loss",
+    "chat_template_path",
+    "eos_token",
+    "dataset_kwargs",
+)
 
 
 @dataclass
@@ -55,26 +72,36 @@ def parse_arguments(arguments: list[str] | None = None) -> tuple:
 
     Raises ``ValueError`` for unsupported options.
     """
-    kinds, experiment = (ScriptArguments, SFTConfig), "05_lora_rlhf_baichuan"
-    found = trl_run.parse(__doc__, experiment, kinds, NAMES, FIXED, arguments)
-    script, config, _, _ = found
+    script, config, model_args, settings = trl_run.parse(
+        __doc__,
+        "05_lora_rlhf_baichuan",
+        classes=(ScriptArguments, SFTConfig),
+        setting_names=SETTING_NAMES,
+        fixed=FIXED,
+        arguments=arguments,
+    )
     if not 0 < script.eval_share < 1:
         raise ValueError(f"--eval_share is {script.eval_share}; use a number between 0 and 1.")
-    wrong = [name for name in NOT_HERE.split() if getattr(config, name)]
-    if wrong or not config.completion_only_loss:
+    unsupported = [name for name in UNSUPPORTED if getattr(config, name)]
+    if not config.completion_only_loss:
+        unsupported.append("completion_only_loss false")
+    if unsupported:
         raise ValueError(
-            f"Omit --{wrong[0] if wrong else 'completion_only_loss false'}: this script trains on"
-            " answers only. A row is one question, one answer, and the base's EOS."
+            f"Omit --{unsupported[0]}: this script trains on answers only. A row is one question,"
+            " one answer, and the base's EOS."
         )
     if script.dataset is None:
-        needed = "needs --dataset. Pass a folder or hub id of HC3-like answers or of instructions"
-        raise ValueError(f"--preset {script.preset} {needed}.")
-    return found
+        raise ValueError(
+            f"--preset {script.preset} needs --dataset. Pass a folder or hub id of HC3-like answers"
+            " or of instructions."
+        )
+    return script, config, model_args, settings
 
 
 def find_inputs(model_args, settings: Settings) -> tuple[str, str]:
     """Return base and dataset as folders or hub ids; build those that the preset generates."""
-    base, dataset = model_args.model_name_or_path, settings.sft_dataset
+    base = model_args.model_name_or_path
+    dataset = settings.sft_dataset
     if base is None and settings.checkpoint == "scratch" and dataset != "offline":
         raise ValueError(
             "--model_name_or_path is missing. Pass a folder or hub id of a base that fits the data."
@@ -82,8 +109,11 @@ def find_inputs(model_args, settings: Settings) -> tuple[str, str]:
     with PartialState().main_process_first():  # other processes reuse these files
         if base:
             download(base, model_args.model_revision)
-        base = base or str(build_base(settings))
-        return base, str(build_answers()) if dataset == "offline" else dataset
+        else:
+            base = str(build_base(settings))
+        if dataset == "offline":
+            dataset = str(build_answers())
+    return base, dataset
 
 
 def load_base(base: str, config, model_args):
@@ -94,11 +124,13 @@ def load_base(base: str, config, model_args):
     model = load_model(AutoModelForCausalLM, base, **trl_run.model_options(model_args))
     if getattr(model, "peft_config", None):
         raise ValueError(f"{base} is an adapter. Merge it into its base, or start from that base.")
-    text = model.config.get_text_config()
-    positions = getattr(text, "max_position_embeddings", config.max_length)
+    text_config = model.config.get_text_config()
+    positions = getattr(text_config, "max_position_embeddings", config.max_length)
     if positions < config.max_length:
-        has = f"the {positions} positions of {base}"
-        raise ValueError(f"--max_length {config.max_length} exceeds {has}. Lower it.")
+        raise ValueError(
+            f"--max_length {config.max_length} exceeds the {positions} positions of {base}."
+            " Lower it."
+        )
     return model
 
 
@@ -108,7 +140,8 @@ def answer_loss(trainer) -> tuple[float, int]:
 
     All tokens have equal weight, whatever their batch.
     """
-    rows, model = [], trainer.model.eval()
+    model = trainer.model.eval()
+    sums = []  # a batch's tensor (B, 2): each row's loss and number of tokens
     for batch in trainer.get_eval_dataloader():
         labels = batch.pop("labels")[:, 1:]
         with trainer.accelerator.autocast():
@@ -118,9 +151,9 @@ def answer_loss(trainer) -> tuple[float, int]:
         losses[learned] = torch.nn.functional.cross_entropy(
             logits[learned].float(), labels[learned], reduction="none"
         )
-        both = torch.stack([losses.sum(1), learned.sum(1)], 1)
-        rows.append(trainer.accelerator.gather_for_metrics(both))
-    total, count = torch.cat(rows).cpu().double().sum(0).tolist()
+        row_sums = torch.stack([losses.sum(1), learned.sum(1)], 1)
+        sums.append(trainer.accelerator.gather_for_metrics(row_sums))
+    total, count = torch.cat(sums).cpu().double().sum(0).tolist()
     return total / count, int(count)
 
 
@@ -128,12 +161,14 @@ def load_rows(script: ScriptArguments, dataset: str, tokenizer, config) -> tuple
     """Return tokenized training and held-out answers, and numbers of dropped answers by reason."""
     split = f"train[:{script.subset}]" if script.subset else "train"
     answers, dropped = load_answers(dataset, split, script.data_files)
-    parts = hold_out(answers, script.eval_share, config.seed)
-    parts = [tokenize_answers(part, tokenizer, config.max_length) for part in parts]
-    (train, held_out), too_long = zip(*parts, strict=True)
-    dropped["too long"] = sum(too_long)
-    what = f"{len(train)} for training, {len(held_out)} held out; dropped: {describe(dropped)}"
-    print(f"Answers: {what}.")
+    train, held_out = hold_out(answers, script.eval_share, config.seed)
+    train, train_too_long = tokenize_answers(train, tokenizer, config.max_length)
+    held_out, held_out_too_long = tokenize_answers(held_out, tokenizer, config.max_length)
+    dropped["too long"] = train_too_long + held_out_too_long
+    print(
+        f"Answers: {len(train)} for training, {len(held_out)} held out; dropped:"
+        f" {describe(dropped)}."
+    )
     return train, held_out, dropped
 
 
@@ -145,7 +180,7 @@ class Before(TrainerCallback):
 
     def on_train_begin(self, args, state, control, **kwargs):
         if state.global_step == 0:
-            before = answer_loss(self.trainer)[0]
+            before, _ = answer_loss(self.trainer)
             trl_run.check_finite("the base's loss on held-out data", before)
             self.trainer.log({"loss_before": before})
 
@@ -155,19 +190,30 @@ def run(script: ScriptArguments, config, model_args, settings: Settings, output)
     base, dataset = find_inputs(model_args, settings)
     tokenizer = load_tokenizer(base, revision=model_args.model_revision)
     train, held_out, dropped = load_rows(script, dataset, tokenizer, config)
-    model, parts = load_base(base, config, model_args), (train, held_out)
-    trainer = trl_run.make_trainer(SFTTrainer, model, tokenizer, config, model_args, *parts)
+    model = load_base(base, config, model_args)
+    trainer = trl_run.make_trainer(
+        SFTTrainer, model, tokenizer, config, model_args, train, held_out
+    )
     trainer.add_callback(Before(trainer))
-    code, measured = trl_run.train(trainer, output, lambda: answer_loss(trainer), most=100)
+    code, measured = trl_run.train(trainer, output, lambda: answer_loss(trainer), limit=100)
     if code:
         return code
     after, tokens = measured
     logged = trainer.state.log_history
     before = next(entry["loss_before"] for entry in logged if "loss_before" in entry)
-    results = {"dataset": dataset, "base": base, "loss_before": before, "loss": after}
-    results |= {"perplexity_before": math.exp(before), "perplexity": math.exp(after)}
-    results |= {"train_rows": len(train), "held_out_rows": len(held_out)}
-    output.write("metrics.json", results | {"held_out_tokens": tokens, "dropped": dropped})
+    metrics = {
+        "dataset": dataset,
+        "base": base,
+        "loss_before": before,
+        "loss": after,
+        "perplexity_before": math.exp(before),
+        "perplexity": math.exp(after),
+        "train_rows": len(train),
+        "held_out_rows": len(held_out),
+        "held_out_tokens": tokens,
+        "dropped": dropped,
+    }
+    output.write("metrics.json", metrics)
     print(f"Loss per token of held-out answers: {before:.3f} before, {after:.3f} after.")
     print(f"The {'adapter' if model_args.use_peft else 'model'} is in {output.result}.")
     return 0

@@ -13,6 +13,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from rlhf_course.command_line import exits
 from rlhf_course.course.presets import ROOT
+from rlhf_course.ppo.detectors import rules
 from scripts import read_log
 
 MAPS = yaml.safe_load(
@@ -181,7 +182,7 @@ def test_trls_columns_are_those_of_the_installed_version(trainer):
 def test_every_symptom_of_a_detector_is_in_the_registry():
     groups = yaml.safe_load(read_log.SYMPTOMS.read_text(encoding="utf-8"))
     known = {row["id"] for group in groups for row in group["symptoms"]}
-    assert {detector.symptom for detector in read_log.DETECTORS} < known
+    assert {rule.symptom for rule in rules()} < known
 
 
 def test_a_cell_that_is_empty_is_no_nan_and_appended_runs_are_not_mixed(tmp_path, capsys):

@@ -10,7 +10,7 @@ import pandas
 import pytest
 from bs4 import BeautifulSoup
 
-from rlhf_course.command_line import exits
+from rlhf_course.command_line import exits, run_report
 from rlhf_course.command_line.notebook_html import page
 from rlhf_course.course.presets import ROOT
 from scripts import report
@@ -65,7 +65,8 @@ def test_a_run_shows_its_checks_numbers_and_curves(tmp_path):
     put(tmp_path / "run_cards", "09_x", CARD)
     (tmp_path / "html").mkdir()
     (tmp_path / "html/09_x.html").touch()
-    assert [entry["passed"] for entry in report.write([tmp_path], tmp_path / "index.html")] == [1]
+    entries = run_report.write([tmp_path], tmp_path / "index.html")
+    assert [entry["passed"] for entry in entries] == [1]
     soup = read(tmp_path / "index.html")
     assert asks(soup) == [] and soup.title.text and not soup.select("script, b")
     rows = [[cell.text for cell in row.select("td")] for row in soup.select("section tr")]
@@ -87,7 +88,7 @@ def test_a_run_shows_its_checks_numbers_and_curves(tmp_path):
 
 
 def test_the_measured_cards_make_a_whole_page(tmp_path):
-    entries = report.write(MEASURED, tmp_path / "page.html")
+    entries = run_report.write(MEASURED, tmp_path / "page.html")
     soup = read(tmp_path / "page.html")
     assert len(entries) == len(MEASURED) == len(soup.select("section")) and asks(soup) == []
     assert not any(entry["problem"] for entry in entries) and len(soup.select("svg")) > 50
@@ -106,7 +107,7 @@ def test_a_class_is_a_table_of_who_passed_what(tmp_path, capsys):
     put(odd / "run_cards", "09_x", CARD)
     (odd / "html").mkdir()
     (odd / "html/09_x.html").touch()
-    assert report.read(odd / "run_cards/09_x.json", tmp_path / "x")["link"] == (
+    assert run_report.read(odd / "run_cards/09_x.json", tmp_path / "x")["link"] == (
         "./javascript%3Aalert%281%29%20%232/html/09_x.html"
     )
     target = tmp_path / "class.html"
@@ -134,7 +135,7 @@ def test_a_bad_card_is_a_row(bad, tmp_path):
     """The others are still shown."""
     put(tmp_path / "run_cards", "09_x", CARD)
     put(tmp_path / "run_cards", "08_bad", bad)
-    first, second = report.write([tmp_path], tmp_path / "index.html")
+    first, second = run_report.write([tmp_path], tmp_path / "index.html")
     assert "08_bad.json" in first["problem"] and not second["problem"]
     rows = table(tmp_path / "index.html")
     assert [row[:2] for row in rows[1:]] == [["08_bad", "failed"], ["09_x", "1 of 2"]]
@@ -145,9 +146,9 @@ def test_the_runners_own_result_decides(tmp_path):
     fine = CARD | {"checks": {"runs": {"passed": True, "value": 1, "want": "1"}}}
     for name in ("07_good", "08_late"):
         put(tmp_path / "run_cards", name, fine)
-    report.add_results(tmp_path, {"07_good": "", "09_early": "cell 3: KeyError: 'x'"})
-    report.add_results(tmp_path, {"08_late": "cell 40: ValueError: too late"})
-    report.write([tmp_path], tmp_path / "index.html")
+    run_report.add_results(tmp_path, {"07_good": "", "09_early": "cell 3: KeyError: 'x'"})
+    run_report.add_results(tmp_path, {"08_late": "cell 40: ValueError: too late"})
+    run_report.write([tmp_path], tmp_path / "index.html")
     rows = table(tmp_path / "index.html")
     assert [row[1] for row in rows[1:]] == ["all 1", "failed", "failed"]
     text = read(tmp_path / "index.html").text

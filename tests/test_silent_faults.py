@@ -29,7 +29,7 @@ from transformers import GPT2Config, GPT2ForSequenceClassification
 from dev.exercises import make_handout
 from dev.exercises.make_exercises import SETS, notebook
 from rlhf_course import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
-from rlhf_course.command_line import trl_run
+from rlhf_course.command_line import run_report, trl_run
 from rlhf_course.course.presets import ROOT
 from rlhf_course.course.shipped import shipped
 from rlhf_course.data import load_pairs
@@ -37,8 +37,9 @@ from rlhf_course.evaluation import evaluate
 from rlhf_course.policy.adapters import RewardAdapter
 from rlhf_course.policy.reference import create_reference_model
 from rlhf_course.ppo.checkpoint import load_checkpoint, save_checkpoint
+from rlhf_course.ppo.detectors import starts_apart
 from rlhf_course.runtime import tracking
-from scripts import grade, read_log, report, train_ppo
+from scripts import grade, read_log, train_ppo
 
 QUERIES = [torch.tensor([1, 2, 3])] * 8
 
@@ -166,14 +167,13 @@ def test_the_runner_keeps_what_the_parameters_cell_says(tmp_path, monkeypatch):
     monkeypatch.setattr(
         run_notebooks.papermill, "execute_notebook", lambda *given, **_: seen.update(given[2])
     )
-    source = run_notebooks.NOTEBOOKS / "00_hello_rlhf.ipynb"
     for more, names in (
         ([], set()),
         (["--seed", "0", "--override", "steps=3"], {"seed", "overrides"}),
     ):
         seen.clear()
-        chosen = run_notebooks.parse_arguments(["--only", "00", *more])
-        run_notebooks.run_cells(source, tmp_path / "out.ipynb", chosen)
+        options = ["--only", "00", "--output", str(tmp_path), *more]
+        run_notebooks.run_cells("00_hello_rlhf", run_notebooks.parse_arguments(options))
         assert seen.keys() == {"preset", "output_dir"} | names
 
 
@@ -183,7 +183,7 @@ def test_people_whose_folders_have_the_same_names(tmp_path):
         folder = tmp_path / who / "course" / "course" / "build" / "run_cards"
         folder.mkdir(parents=True)
         (folder / "00_x.json").write_text(json.dumps(card))
-    found = report.write([tmp_path], tmp_path / "report.html")
+    found = run_report.write([tmp_path], tmp_path / "report.html")
     assert [entry["who"].split("/")[0] for entry in found] == ["alice", "bob"]
 
 
@@ -274,7 +274,7 @@ def test_a_reward_adapter_that_trains_the_base_too(tmp_path):
 def test_a_log_that_begins_at_zero_and_the_last_state(tmp_path, capsys):
     rows = [{"step": step, "objective/kl": step, "tokens/responses_len_mean": 9} for step in (0, 1)]
     log = pd.DataFrame(rows).set_index("step")
-    assert not read_log.starts_apart(log).any() and read_log.starts_apart(log.loc[1:]).any()
+    assert not starts_apart(log).any() and starts_apart(log.loc[1:]).any()
     for step in (9, 120):
         (tmp_path / f"checkpoint-{step}").mkdir()
         state = {"global_step": step, "log_history": [{"step": step, "loss": 1}]}
@@ -302,10 +302,10 @@ def test_files_of_others_and_archives_of_students(tmp_path, capsys):
 
 def test_a_notebook_run_again_by_hand_is_no_longer_failed(tmp_path):
     card = {"wall_s": 1, "peak_rss_mb": 1, "checks": {"a": {"passed": True}}}
-    report.add_results(tmp_path, {"00_x": "cell 8: NameError"})
+    run_report.add_results(tmp_path, {"00_x": "cell 8: NameError"})
     (file := tmp_path / "run_cards" / "00_x.json").parent.mkdir()
     file.write_text(json.dumps(card))
     for age, problem in ((-60, "cell 8: NameError"), (60, "")):
-        later = (tmp_path / report.RESULTS).stat().st_mtime + age
+        later = (tmp_path / run_report.RESULTS).stat().st_mtime + age
         os.utime(file, (later, later))
-        assert report.read(file, tmp_path / "report.html")["problem"] == problem
+        assert run_report.read(file, tmp_path / "report.html")["problem"] == problem

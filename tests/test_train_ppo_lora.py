@@ -36,8 +36,8 @@ def trained(world, tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(script, "build_chat", keep)
-        options = "--target_kl=0.05", "--sample_batch_size=3", "--lam=0.9"
-        assert script.main(arguments(world, output, *options, save_at=[2, 3])) == 0
+        options = "--target_kl=0.05 --sample_batch_size=3 --lam=0.9 --save_at 2 3".split()
+        assert script.main(arguments(world, output, *options)) == 0
     return output, *kept
 
 
@@ -110,7 +110,8 @@ def test_options_come_from_file_and_command_line(world, tmp_path):
         ("--sft_adapter=WORLD/base --reward_adapter=WORLD/reward", "has no adapter_config.json"),
         ("--quantization=4bit", "needs adapters"),
         ("--sample_batch_size=0", "--sample_batch_size must be at least 1"),
-        ("--steps=many", "takes a whole number of at least 1"),
+        ("--steps=many", "--steps: invalid int value: 'many'"),
+        ("--steps=0", "takes a whole number of at least 1"),
         ("--mini_batch_size=3", "must be a multiple of 3"),
         ("--sft_adapter=WORLD/sft --reward_adapter=WORLD/reward --sft_epochs=2", "--sft_epochs=2"),
     ],

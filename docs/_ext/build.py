@@ -152,7 +152,7 @@ def pack(target: Path, instead: Path | None = None) -> None:
     files of the same name.
     """
     patterns = ["*.md", "LICENSE", "Makefile", "*.txt", "*.toml", "docs/*.md", "slides/slides*.pdf"]
-    patterns += ["docs/_ext/live.py", "docs/live/*"]
+    patterns += ["docs/_ext/__init__.py", "docs/_ext/live.py", "docs/live/*"]
     patterns += [
         f"{folder}/**/*" for folder in ("notebooks", "rlhf_course", "scripts", "models", "figs")
     ]

@@ -1,6 +1,6 @@
 """Build the page `live`, for the site or on its own.
 
-``python docs/_ext/live.py`` writes the page without the rest of the site, and serves it locally.
+``python scripts/live.py`` writes the page without the rest of the site, and serves it locally.
 """
 
 from __future__ import annotations
@@ -144,7 +144,8 @@ def serve(folder: Path, port: int) -> None:
         server.serve_forever()
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Write the page to --output, and serve it until Ctrl-C."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "live")
     parser.add_argument("--port", type=int, default=8000)

@@ -13,7 +13,7 @@ def run(name: str, main: Callable[[list[str]], int | None], arguments: list[str]
 
     Codes: 0 if done, 1 after an error (printed on one line), 130 after Ctrl-C, 143 after SIGTERM.
     """
-    arguments = [*(sys.argv[1:] if arguments is None else arguments)]
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
     for stream in (sys.stdout, sys.stderr):  # a terminal without → or ± shows ? instead
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
@@ -47,21 +47,23 @@ def sentence(error: BaseException) -> str:
 
 def watch_for_stop():
     """Return a context manager that yields an object; Ctrl-C or SIGTERM sets its ``code``."""
-    text = "\nStopping after this step; press Ctrl-C again to stop immediately."
 
     def announce(signum: int, frame) -> None:
         with suppress(OSError):  # the same Ctrl-C may have ended a pipe's reader, such as tee
-            print(text, flush=True)
+            print("\nStopping after this step; press Ctrl-C again to stop immediately.", flush=True)
 
     return _on_first_signal(announce)
 
 
-def stop_code(asked: SimpleNamespace, accelerator) -> int:
+def stop_code(stop_request: SimpleNamespace, accelerator) -> int:
     """Return, in every process, the exit code if any process was asked to stop, else 0."""
     import torch
 
-    code = torch.tensor(float(asked.code), device=accelerator.device)
-    return asked.code or 130 if accelerator.reduce(code).item() > 0 else 0
+    code = torch.tensor(float(stop_request.code), device=accelerator.device)
+    any_request = accelerator.reduce(code).item() > 0
+    if not any_request:
+        return 0
+    return stop_request.code or 130
 
 
 def _interrupt(signum: int, frame) -> None:
@@ -73,8 +75,11 @@ def _on_first_signal(handle: Callable) -> Iterator[SimpleNamespace]:
     """Handle the first Ctrl-C or SIGTERM; yield an object whose ``code`` is 0 until then."""
     # Ranks may wait in gloo, where no handler runs, so the launcher's SIGTERM must end them.
     is_single_process = os.environ.get("WORLD_SIZE", "") in ("", "1")
-    kinds = (signal.SIGINT, signal.SIGTERM) if is_single_process else (signal.SIGINT,)
-    before, stopped = {kind: signal.getsignal(kind) for kind in kinds}, SimpleNamespace(code=0)
+    kinds = [signal.SIGINT]
+    if is_single_process:
+        kinds.append(signal.SIGTERM)
+    before = {kind: signal.getsignal(kind) for kind in kinds}
+    stopped = SimpleNamespace(code=0)
 
     def restore() -> None:
         for kind, handler in before.items():

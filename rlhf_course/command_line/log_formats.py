@@ -1,7 +1,7 @@
 """Read a training log as rows: run cards, trl's state, TensorBoard, CSV, JSON lines."""
 
 import json
-from collections.abc import Iterator
+import math
 from pathlib import Path
 
 import pandas as pd
@@ -9,41 +9,56 @@ import pandas as pd
 from rlhf_course.runtime.files import read_json
 
 FORMATS = "a run card, trl's trainer_state.json, a TensorBoard folder, CSV, or JSON lines"
-STEPS = "step", "global_step", "training/global_step"
+STEPS = ("step", "global_step", "training/global_step")
 
 
 def read_rows(log: Path) -> list[dict]:
     """Return the rows of a log; raise ``ValueError`` if its format is unknown."""
     if log.is_dir():
-        states = [*log.glob("**/trainer_state.json")]
-        states.sort(key=lambda path: read_json(path).get("global_step", 0))
-        if not states and [*log.glob("**/events.out.tfevents.*")]:
-            return [*read_tensorboard(log)]
-        if not states:
-            seen = ", ".join(sorted(path.name for path in log.iterdir())[:8]) or "nothing"
-            raise ValueError(f"{log} contains {seen}, not a log. Choose {FORMATS}.")
-        print(f"Reading {(log := states[-1])}")
+        return read_folder(log)
     try:
         if log.suffix == ".csv":
-            table = pd.read_csv(log, dtype=str, keep_default_na=False)
-            return [{k: x for k, x in row.items() if x} for row in table.to_dict("records")]
+            return read_csv(log)
         if log.suffix == ".jsonl":
             return read_lines(log)
         content = json.loads(log.read_text("utf-8"))
     except (ValueError, pd.errors.ParserError) as error:
         raise ValueError(f"Cannot read {log}: {error} Choose {FORMATS}.") from None
-    if isinstance(content, dict) and content.get("log_history"):
+    if not isinstance(content, dict):
+        raise ValueError(f"{log} contains {type(content).__name__}, not a log. Choose {FORMATS}.")
+    if content.get("log_history"):
         return content["log_history"]
-    if isinstance(content, dict) and content.get("curves", {}).get("history"):
-        curves = content["curves"]["history"]
-        return [dict(zip(curves, row, strict=True)) for row in zip(*curves.values(), strict=True)]
-    keys = ", ".join([*content][:8]) if isinstance(content, dict) else type(content).__name__
+    columns = content.get("curves", {}).get("history")
+    if columns:
+        rows = zip(*columns.values(), strict=True)
+        return [dict(zip(columns, row, strict=True)) for row in rows]
+    keys = ", ".join(list(content)[:8])
     raise ValueError(f"{log} contains {keys}, not a log. Choose {FORMATS}.")
+
+
+def read_folder(folder: Path) -> list[dict]:
+    """Return the rows of a folder's last trainer_state.json, or of its TensorBoard files."""
+    states = list(folder.glob("**/trainer_state.json"))
+    if states:
+        last = max(states, key=lambda path: read_json(path).get("global_step", 0))
+        print(f"Reading {last}")
+        return read_rows(last)
+    if any(folder.glob("**/events.out.tfevents.*")):
+        return read_tensorboard(folder)
+    names = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
+    raise ValueError(f"{folder} contains {names}, not a log. Choose {FORMATS}.")
+
+
+def read_csv(log: Path) -> list[dict]:
+    """Return the rows of a CSV file as text, without empty cells."""
+    table = pd.read_csv(log, dtype=str, keep_default_na=False)
+    return [{name: text for name, text in row.items() if text} for row in table.to_dict("records")]
 
 
 def read_lines(log: Path) -> list[dict]:
     """Return the rows of a JSON Lines file; ignore a last line that is still being written."""
-    rows, lines = [], [line for line in log.read_text("utf-8").splitlines() if line.strip()]
+    lines = [line for line in log.read_text("utf-8").splitlines() if line.strip()]
+    rows = []
     for number, line in enumerate(lines, 1):
         try:
             rows.append(json.loads(line))
@@ -54,27 +69,39 @@ def read_lines(log: Path) -> list[dict]:
     return rows
 
 
-def read_tensorboard(folder: Path) -> Iterator[dict]:
-    """Yield a dict of scalars per step from TensorBoard's files."""
+def read_tensorboard(folder: Path) -> list[dict]:
+    """Return a dict of scalars per step from TensorBoard's files."""
     from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
 
-    found = EventMultiplexer(size_guidance={"scalars": 0}).AddRunsFromDirectory(str(folder))
-    rows, runs = {}, {}  # a resumed run writes some steps twice
-    for run, tags in found.Reload().Runs().items():
+    events = EventMultiplexer(size_guidance={"scalars": 0})
+    events.AddRunsFromDirectory(str(folder))
+    events.Reload()
+    rows = {}
+    runs = {}  # (step, tag) → run; a resumed run writes some steps twice
+    for run, tags in events.Runs().items():
         for tag in tags["scalars"]:
-            for event in found.Scalars(run, tag):
-                row = rows.setdefault(event.step, {"step": event.step})
+            for event in events.Scalars(run, tag):
                 if runs.setdefault((event.step, tag), run) != run:
-                    names = ", ".join(found.Runs())
+                    names = ", ".join(events.Runs())
                     raise ValueError(f"{folder} has several runs: {names}. Choose one of them.")
+                row = rows.setdefault(event.step, {"step": event.step})
                 row[tag] = event.value
-    yield from (rows[step] for step in sorted(rows))
+    return [rows[step] for step in sorted(rows)]
 
 
 def last_run(rows: list[dict]) -> list[dict]:
     """Return the last run's rows; a file may have several runs."""
-    steps = [float(next((row[name] for name in STEPS if name in row), "nan")) for row in rows]
-    starts = [i for i in range(1, len(rows)) if steps[i] < steps[i - 1]]
-    if starts:
-        print(f"Steps restart at row {starts[-1] + 1}: earlier rows are ignored.")
-    return rows[max(starts, default=0) :]
+    steps = [float(step_of(row)) for row in rows]
+    starts = [row for row in range(1, len(rows)) if steps[row] < steps[row - 1]]
+    if not starts:
+        return rows
+    print(f"Steps restart at row {starts[-1] + 1}: earlier rows are ignored.")
+    return rows[starts[-1] :]
+
+
+def step_of(row: dict) -> float | str:
+    """Return a row's step, or NaN."""
+    for name in STEPS:
+        if name in row:
+            return row[name]
+    return math.nan

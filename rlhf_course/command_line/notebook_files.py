@@ -32,7 +32,7 @@ def strip_run_details(executed: NotebookNode, original: NotebookNode) -> Noteboo
     Injected parameters, timings, widgets and kernel details are dropped.
     """
     added = {"injected-parameters", "papermill-error-cell-tag"}
-    cells = [cell for cell in executed.cells if not added & {*cell.metadata.get("tags", [])}]
+    cells = [cell for cell in executed.cells if not added & set(cell.metadata.get("tags", []))]
     count = 0
     for cell, source in zip(cells, original.cells, strict=True):
         source.metadata = NotebookNode({k: v for k, v in source.metadata.items() if k == "tags"})
@@ -59,24 +59,34 @@ def render(executed: NotebookNode, source: Path, chosen: Namespace, card: dict) 
 
     Each preset except tiny has a folder with the preset's name.
     """
-    notebook, target = strip_run_details(executed, nbformat.read(source, as_version=4)), source
-    first, measured = notebook.cells[0], f"{cost(card)}: preset {chosen.preset}, two CPU cores"
+    notebook = strip_run_details(executed, nbformat.read(source, as_version=4))
+    first = notebook.cells[0]
+    measured = f"{cost(card)}: preset {chosen.preset}, two CPU cores"
     first.source = re.sub(r"(\| Time and memory \|).*\|", rf"\1 {measured} |", first.source)
     notebook.metadata[HASH_KEY] = source_hash(notebook)
+    target = source
     if chosen.preset != "tiny":
         target = source.parent / chosen.preset / source.name
-        settings = {"preset": repr(chosen.preset), "overrides": repr(chosen.overrides)}
-        for cell in notebook.cells:
-            if cell.cell_type == "markdown":
-                cell.source = re.sub(r"\]\((?=\.\./|exercises/)", "](../", cell.source)
-                cell.source = cell.source.replace(f"]({chosen.preset}/", "](")
-            elif "parameters" in cell.metadata.get("tags", []):
-                lines = (line.split(" = ") for line in cell.source.splitlines())
-                cell.source = "\n".join(
-                    f"{key} = {settings.get(key, value)}" for key, value in lines
-                )
+        move_to_subfolder(notebook, chosen)
     with atomic_file(target) as path:
         nbformat.write(notebook, path)
+
+
+def move_to_subfolder(notebook: NotebookNode, chosen: Namespace) -> None:
+    """Adapt a notebook's links to its preset's folder, and its parameters to the run's."""
+    run_parameters = {"preset": chosen.preset, "overrides": chosen.overrides}
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            cell.source = re.sub(r"\]\((?=\.\./|exercises/)", "](../", cell.source)
+            cell.source = cell.source.replace(f"]({chosen.preset}/", "](")
+        elif "parameters" in cell.metadata.get("tags", []):
+            lines = []
+            for line in cell.source.splitlines():
+                name, value = line.split(" = ")
+                if name in run_parameters:
+                    value = repr(run_parameters[name])
+                lines.append(f"{name} = {value}")
+            cell.source = "\n".join(lines)
 
 
 def keep(card: Path, preset: str) -> None:
@@ -109,24 +119,42 @@ def keep_day(day: Path, readme: Path = ROOT / "README.md", measured: Path = MEAS
 
 def update_readme(readme: Path = ROOT / "README.md", measured: Path = MEASURED) -> None:
     """Write costs and headlines from run cards into the README's table."""
+    cards = {path.stem: read_card(path) for path in measured.glob("[0-9]*.json")}
+    seeds = read_card(measured / "seeds.json")
+    day = read_card(measured / "gpu_day.json")
+    gpu_costs = {}  # notebook → time and memory of preset full on one GPU
+    for gate_name, gate in day.get("gates", {}).items():
+        if gate_name.startswith("6 ") and gate["passed"]:
+            notebook = gate_name.removeprefix("6 ").removesuffix(" at full")
+            gpu_costs[notebook] = cost(gate["measured"])
     lines = readme.read_text(encoding="utf-8").splitlines(keepends=True)
-    cards = {f"(notebooks/{path.stem}.ipynb)": path for path in measured.glob("[0-9]*.json")}
-    seeds, day = (read_card(measured / f"{name}.json") for name in ("seeds", "gpu_day"))
-    full = {name[2:-8]: gate for name, gate in day.get("gates", {}).items() if name[0] == "6"}
-    full = {name: gate["measured"] for name, gate in full.items() if gate["passed"]}
-    for i, line in enumerate(lines):
-        cells = line.split(" | ")
-        if line.startswith("| notebook |"):
-            cells[2] = "time, memory: `tiny` on two CPU cores" + " / `full` on one GPU" * bool(full)
-        elif path := next((path for link, path in cards.items() if link in cells[0]), None):
-            card, name = read_card(path), path.stem
-            cells[2] = cost(card) + (f" / {cost(full[name])}" if name in full else "")
-            cells[3] = headline(card) + other_seeds(card, seeds.get(name, {}))
-        elif line.startswith("**One GPU.**"):
-            cells = [one_gpu(day)]
-        lines[i] = " | ".join(cells)
+    for number, line in enumerate(lines):
+        if line.startswith("**One GPU.**"):
+            lines[number] = one_gpu(day)
+        elif line.startswith("| notebook |"):
+            cells = line.split(" | ")
+            cells[2] = "time, memory: `tiny` on two CPU cores"
+            if gpu_costs:
+                cells[2] += " / `full` on one GPU"
+            lines[number] = " | ".join(cells)
+        elif line.startswith("|"):
+            lines[number] = update_row(line, cards, seeds, gpu_costs)
     with atomic_file(readme) as path:
         path.write_text("".join(lines), encoding="utf-8")
+
+
+def update_row(
+    line: str, cards: dict[str, dict], seeds: dict[str, dict], gpu_costs: dict[str, str]
+) -> str:
+    """Return a table's row with its notebook's numbers; other rows stay as they are."""
+    cells = line.split(" | ")
+    for name, card in cards.items():
+        if f"(notebooks/{name}.ipynb)" in cells[0]:
+            cells[2] = cost(card)
+            if name in gpu_costs:
+                cells[2] += f" / {gpu_costs[name]}"
+            cells[3] = headline(card) + other_seeds(card, seeds.get(name, {}))
+    return " | ".join(cells)
 
 
 def one_gpu(day: dict) -> str:
@@ -135,19 +163,22 @@ def one_gpu(day: dict) -> str:
     if not day:
         return f"**One GPU.** No notebook has been measured on a real GPU yet; {command} does it.\n"
     passed = [name[0] for name, gate in day["gates"].items() if gate["passed"]]
-    slash = (
-        "numbers after the slash are from there"
-        if "6" in passed
-        else "`full` has not been measured"
+    full = "`full` has not been measured"
+    if "6" in passed:
+        full = "numbers after the slash are from there"
+    return (
+        f"**One GPU.** We ran {command} on one {day['environment']['device']}: all checks of"
+        f" {passed.count('3')} notebooks passed at `tiny`; {full}.\n"
     )
-    what = f"all checks of {passed.count('3')} notebooks passed at `tiny`; {slash}"
-    return f"**One GPU.** We ran {command} on one {day['environment']['device']}: {what}.\n"
 
 
 def other_seeds(card: dict, seeds: dict[str, dict]) -> str:
     """Return a phrase with the headline metric's final values at other seeds, or ""."""
-    what = headline_of(card)
-    ends = [
-        f"{run[f'{what}_after']:.2f}" for seed, run in seeds.items() if seed != str(card["seed"])
-    ]
-    return f"; at other seeds {', '.join(ends)}" if what and ends else ""
+    metric = headline_of(card)
+    if metric is None:
+        return ""
+    others = [run for seed, run in seeds.items() if seed != str(card["seed"])]
+    if not others:
+        return ""
+    ends = [f"{run[f'{metric}_after']:.2f}" for run in others]
+    return f"; at other seeds {', '.join(ends)}"

@@ -33,8 +33,10 @@ math[display="block"] { overflow-x: auto; overflow-y: hidden; padding: 0.3em 0; 
 }
 </style>
 """
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; font-src data:"
-POLICY += "; base-uri 'none'; form-action 'none'"
+POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; img-src data:; font-src data:; base-uri 'none';"
+    " form-action 'none'"
+)
 # Browsers put too little space after function names in <mi>.
 WORD = re.compile(r"<mi>(log|exp|max|min)</mi>")
 
@@ -61,22 +63,17 @@ class Page(HTMLExporter):
 def mathml(formula: str, display: str) -> str:
     """Return a LaTeX formula as MathML, or its source as code if the converter fails."""
     try:
-        found = convert(formula.strip(), display=display)
-        return WORD.sub(r'<mo lspace="0.17em" rspace="0.17em">\1</mo>', found)
+        text = convert(formula.strip(), display=display)
+        return WORD.sub(r'<mo lspace="0.17em" rspace="0.17em">\1</mo>', text)
     except Exception:  # of any type; showing the source is better than no page
         return f"<code>{html.escape(formula)}</code>"
 
 
 def page(notebook: NotebookNode, folder: Path) -> str:
     """Return a notebook's HTML, titled by its first heading; resolve links from ``folder``."""
-    titles = (re.match(r"# (.+)", cell.source) for cell in notebook.cells)
-    title = next((found[1].replace("`", "") for found in titles if found), "Notebook")
-    head = "".join(f"{{%- block {name} -%}}{{%- endblock -%}}" for name in BLOCKS)
-    maker = Page(raw_template="{% extends 'index.html.j2' %}")
-    dark, _, _ = maker.environment.loader.get_source(maker.environment, "static/theme-dark.css")
-    head += "{%- block html_head_css -%}" + HEAD.replace("DARK", dark) + "{%- endblock -%}"
-    maker.raw_template += head
-    text, _ = maker.from_notebook_node(notebook, {"metadata": {"name": title}})
+    exporter = Page(raw_template=template())
+    resources = {"metadata": {"name": title_of(notebook)}}
+    text, _ = exporter.from_notebook_node(notebook, resources)
     soup = BeautifulSoup(text, "html.parser")
     for tag in soup.select("script"):
         tag.decompose()
@@ -91,4 +88,24 @@ def page(notebook: NotebookNode, folder: Path) -> str:
             image["alt"] = " ".join(caption.parent.text.removeprefix(caption.text).split())
     text = re.sub("http-equiv", "disarmed", str(soup), flags=re.I)
     policy = f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
-    return f"<!DOCTYPE html>\n{re.sub('<meta name=.policy./?>', policy, text, count=1)}"
+    text = re.sub("<meta name=.policy./?>", policy, text, count=1)
+    return f"<!DOCTYPE html>\n{text}"
+
+
+def title_of(notebook: NotebookNode) -> str:
+    """Return the first heading without code marks."""
+    for cell in notebook.cells:
+        heading = re.match(r"# (.+)", cell.source)
+        if heading:
+            return heading[1].replace("`", "")
+    return "Notebook"
+
+
+def template() -> str:
+    """Return nbconvert's lab template without parts that load files, and with ``HEAD``."""
+    templates = Page().environment
+    dark, _, _ = templates.loader.get_source(templates, "static/theme-dark.css")
+    blocks = [f"{{%- block {name} -%}}{{%- endblock -%}}" for name in BLOCKS]
+    head = HEAD.replace("DARK", dark)
+    blocks.append("{%- block html_head_css -%}" + head + "{%- endblock -%}")
+    return "{% extends 'index.html.j2' %}" + "".join(blocks)

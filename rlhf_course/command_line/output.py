@@ -43,17 +43,15 @@ def open_output(
     the contents of its ``inputs`` (option → model or dataset), must be unchanged. Raises
     ``ValueError`` if these rules are broken, and ``OSError`` if another run uses the folder.
     """
-    folder, state = check_folder(folder), PartialState()
+    folder = check_folder(folder)
+    state = PartialState()
     now = {"settings": json.loads(json.dumps(settings, default=str))}
     with ExitStack() as stack:
         with state.main_process_first():  # the first process writes before others read
             if state.is_main_process:
                 stack.enter_context(hold(folder))
-                files = (path for path in folder.rglob("[!.]*") if path.is_file())
-                if not resume and (file := next(files, None)):
-                    raise ValueError(
-                        f"{file} already exists. Resume the run, or choose another output."
-                    )
+                if not resume:
+                    check_is_empty(folder)
             now["inputs"] = {name: fingerprint(place) for name, place in inputs.items()}
             checkpoint = find_checkpoint(folder / inner) if resume else None
             if checkpoint:
@@ -61,14 +59,25 @@ def open_output(
         yield Output(folder, folder / result, checkpoint, now)
 
 
+def check_is_empty(folder: Path) -> None:
+    """Raise ``ValueError`` if a folder or a subfolder has a file, except hidden ones."""
+    for path in folder.rglob("[!.]*"):
+        if path.is_file():
+            raise ValueError(f"{path} already exists. Resume the run, or choose another output.")
+
+
 def find_checkpoint(folder: Path) -> Path:
     """Return the last complete checkpoint, or raise ``ValueError``; print skipped checkpoints."""
-    found = {path.name.removeprefix("checkpoint-"): path for path in folder.glob("checkpoint-*")}
-    for step in sorted(filter(str.isdecimal, found), key=int, reverse=True):  # no copies
-        path = found[step]
-        if (why := damage(path)) is None:
-            return path
-        print(f"Skipping {path}: {why}.")
+    checkpoints = {}
+    for path in folder.glob("checkpoint-*"):
+        step = path.name.removeprefix("checkpoint-")
+        if step.isdecimal():  # a copy has another name
+            checkpoints[int(step)] = path
+    for step in sorted(checkpoints, reverse=True):
+        problem = damage(checkpoints[step])
+        if problem is None:
+            return checkpoints[step]
+        print(f"Skipping {checkpoints[step]}: {problem}.")
     raise ValueError(f"{folder} has no complete checkpoint. Start a new run instead.")
 
 
@@ -76,20 +85,22 @@ def damage(checkpoint: Path) -> str | None:
     """Return the problem with a checkpoint's files, or None if all files are readable."""
     if not any(checkpoint.glob("trainer_state.*")):  # written last
         return "it has no trainer_state"
-    needed = (
-        ("optimizer.pt", "rng_state*.pth") if (checkpoint / "trainer_state.json").exists() else ()
-    )
-    if missing := [name for name in needed if not any(checkpoint.glob(name))]:
-        return f"it has no {missing[0]}"
-    files = sorted(checkpoint.rglob("*"))
-    return next((f"{file.name} is damaged" for file in files if is_damaged(file)), None)
+    if (checkpoint / "trainer_state.json").exists():  # trl's
+        for name in ("optimizer.pt", "rng_state*.pth"):
+            if not any(checkpoint.glob(name)):
+                return f"it has no {name}"
+    for file in sorted(checkpoint.rglob("*")):
+        if is_damaged(file):
+            return f"{file.name} is damaged"
+    return None
 
 
 def fingerprint(place: str | None) -> str | None:
     """Return a hash of a file, or of a folder's names and contents; ``place`` if neither exists."""
     if place is None or not os.path.exists(place):
         return place
-    path, digest = Path(place), hashlib.sha256()
+    path = Path(place)
+    digest = hashlib.sha256()
     for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
         if file.is_file():
             digest.update(file.relative_to(path).as_posix().encode())
@@ -106,7 +117,11 @@ def _compare(now: dict, file: Path) -> None:
     for kind, values in now.items():
         for name, value in values.items():
             old = before[kind].get(name)
-            words = f"is {value}, and {old}" if kind == "settings" else "has different files than"
-            if value != old:
-                cure = "Use the run's value or files, or choose another output."
-                raise ValueError(f"{name} {words} in the run of {file.parent}. {cure}")
+            if value == old:
+                continue
+            is_setting = kind == "settings"
+            difference = f"is {value}, and {old}" if is_setting else "has different files than"
+            raise ValueError(
+                f"{name} {difference} in the run of {file.parent}. Use the run's value or files,"
+                " or choose another output."
+            )

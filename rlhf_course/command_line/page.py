@@ -16,7 +16,8 @@ MARK = '<meta name="generator" content="Hands-on RLHF">'
 
 def picture(figure: Figure) -> str:
     """Close a figure, and return it as PNG in base64."""
-    figure.savefig(file := io.BytesIO(), format="png")
+    file = io.BytesIO()
+    figure.savefig(file, format="png")
     plt.close(figure)
     return base64.b64encode(file.getvalue()).decode()
 

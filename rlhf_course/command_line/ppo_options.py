@@ -3,14 +3,13 @@
 from dataclasses import dataclass, make_dataclass
 from pathlib import Path
 
-import yaml
-
 from rlhf_course.command_line import options
 from rlhf_course.command_line.options import option
 from rlhf_course.course.presets import PRESETS, Settings, load_preset, read_spec
 from rlhf_course.ppo.config import PPOConfig
 
-IMDB, CHAT = "04_gpt2_imdb_ppo", "05_lora_rlhf_baichuan"
+IMDB = "04_gpt2_imdb_ppo"
+CHAT = "05_lora_rlhf_baichuan"
 ADAPTERS = ["sft_adapter", "reward_adapter"]
 # PPOConfig fields: notebook settings, then this script's options.
 SHARED = "learning_rate batch_size mini_batch_size ppo_epochs init_kl_coef log_with".split()
@@ -48,18 +47,27 @@ class Options:
 def parse(about: str, arguments: list[str] | None = None) -> tuple[Options, Settings]:
     """Return the options and settings; raise ``ValueError`` if one is invalid."""
 
-    def choose(given: dict) -> tuple:
-        if "report_to" in given:  # trl's trainers use this name
-            given["log_with"] = given.pop("report_to")
-        experiment = CHAT if any(given.get(name) for name in ADAPTERS) else IMDB
-        settings = load_preset(experiment, given.setdefault("preset", "tiny"))
-        own = settings_class(experiment, settings)
-        is_on = getattr(settings, "gradient_checkpointing", False)
-        return (Options, own), {"gradient_checkpointing": is_on}
+    def choose(early: dict) -> tuple[tuple[type, type], dict]:
+        if "report_to" in early:  # trl's trainers use this name
+            early["log_with"] = early.pop("report_to")
+        early.setdefault("preset", "tiny")
+        experiment = CHAT if any(early.get(name) for name in ADAPTERS) else IMDB
+        settings = load_preset(experiment, early["preset"])
+        defaults = {
+            "gradient_checkpointing": getattr(settings, "gradient_checkpointing", False),
+        }
+        return (Options, settings_class(experiment, settings)), defaults
 
-    chosen, texts = options.parse(about, ["preset", *ADAPTERS], choose, arguments)
-    found = vars(texts).items()
-    overrides = {k: yaml.safe_load(v) if isinstance(v, str) else v for k, v in found}
+    chosen, changes = options.parse(about, ["preset", *ADAPTERS], choose, arguments)
+    check(chosen)
+    chosen.output = Path(chosen.output).expanduser()
+    settings = load_preset(experiment_of(chosen), chosen.preset, vars(changes))
+    PPOConfig(**config_fields(chosen, settings))  # rejects invalid options
+    return chosen, settings
+
+
+def check(chosen: Options) -> None:
+    """Raise ``ValueError`` if this script's own options conflict or are out of range."""
     folders = {name: getattr(chosen, name) for name in ADAPTERS}
     if any(folders.values()) and not all(folders.values()):
         raise ValueError(f"Pass both --sft_adapter and --reward_adapter; {MAKERS} write them.")
@@ -69,12 +77,9 @@ def parse(about: str, arguments: list[str] | None = None) -> tuple[Options, Sett
         if folder and not Path(folder, "adapter_config.json").exists():
             raise ValueError(f"--{name} {folder} has no adapter_config.json. Pass an adapter.")
     for name in ("save_every", "sample_batch_size"):
-        if (value := getattr(chosen, name)) is not None and value < 1:
+        value = getattr(chosen, name)
+        if value is not None and value < 1:
             raise ValueError(f"--{name} must be at least 1; got {value}.")
-    chosen.output = Path(chosen.output).expanduser()
-    settings = load_preset(experiment_of(chosen), chosen.preset, overrides)
-    PPOConfig(**config_fields(chosen, settings))  # rejects invalid options
-    return chosen, settings
 
 
 def experiment_of(chosen: Options) -> str:
@@ -88,19 +93,35 @@ def used_settings(experiment: str) -> list[str]:
 
 
 def settings_class(experiment: str, settings: Settings) -> type:
-    """Return a dataclass with a notebook's settings as strings; the preset gives defaults."""
-    spec, entries = read_spec(experiment), []
+    """Return a dataclass of a notebook's settings; the preset gives the defaults."""
+    spec = read_spec(experiment)
+    fields = []
     for name in used_settings(experiment):
-        value, aliases = getattr(settings, name), ["--report_to"] if name == "log_with" else []
-        text = spec[name]["help"].replace("%", "%%")
-        value = value if value is None else str(value)
-        entries.append((name, str | None, option(value, text, aliases=aliases)))
+        help_text = spec[name]["help"].replace("%", "%%")  # argparse formats this text
+        aliases = ["--report_to"] if name == "log_with" else []
+        entry = option(getattr(settings, name), help_text, aliases=aliases)
+        fields.append((name, setting_type(spec[name]), entry))
     namespace = {"_argument_group_name": f"settings of {experiment}"}
-    return make_dataclass("GivenSettings", entries, namespace=namespace)
+    return make_dataclass("NotebookSettings", fields, namespace=namespace)
+
+
+def setting_type(entry: dict) -> type:
+    """Return the type of a setting, which its values in the presets show.
+
+    A setting that is null in every preset is a text.
+    """
+    values = [entry[preset] for preset in PRESETS if entry[preset] is not None]
+    if not values:
+        return str | None
+    if isinstance(values[0], list):
+        return list[type(values[0][0])]
+    return type(values[0]) | None
 
 
 def config_fields(chosen: Options, settings: Settings) -> dict:
     """Return the PPOConfig fields that settings and options set, as a dict."""
-    names = [n for n in (*SHARED, "target", "horizon", "vf_coef") if hasattr(settings, n)]
-    found = {name: getattr(settings, name) for name in names}
-    return found | {name: getattr(chosen, name) for name in OF_PPO}
+    fields = {name: getattr(chosen, name) for name in OF_PPO}
+    for name in (*SHARED, "target", "horizon", "vf_coef"):
+        if hasattr(settings, name):
+            fields[name] = getattr(settings, name)
+    return fields

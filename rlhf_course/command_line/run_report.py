@@ -15,9 +15,12 @@ from jinja2 import Environment, FileSystemLoader
 from rlhf_course.runtime.files import atomic_file, read_json
 
 TITLE = "<title>Hands-on RLHF: run report"
+NO_CHECKS = "The run card has no checks."
 RESULTS = "run_results.json"  # notebook → problem, or "" if it passed
 FIRST = ["ppo/mean_scores", "objective/kl", "objective/kl_coef", "tokens/responses_len_mean"]
-SHOWN, WIDTH, HEIGHT = 5, 160, 48  # unfolded curves; a drawing's size in SVG units
+SHOWN = 5  # curves that are not folded
+WIDTH = 160  # of a drawing, in SVG units
+HEIGHT = 48
 
 
 def add_results(output: Path, results: dict[str, str]) -> None:
@@ -34,16 +37,23 @@ def find(places: list[Path]) -> list[Path]:
     The paths include the missing cards of runs whose results were recorded. Raises ``OSError`` for
     a path without cards.
     """
-    found = []
+    cards = []
     for place in places:
-        cards = {place} if place.is_file() else {*place.rglob("run_cards/*.json")}
-        for file in place.rglob(RESULTS):
-            cards |= {file.parent / "run_cards" / f"{name}.json" for name in _results(file)}
-        cards = cards or {*place.rglob("*.json")}
-        if not cards:
+        cards_here = sorted(_cards_in(place))
+        if not cards_here:
             raise FileNotFoundError(f"{place} has no run card. Create one with run_notebooks.py.")
-        found += sorted(cards)
-    return [*dict.fromkeys(found)]
+        cards += cards_here
+    return list(dict.fromkeys(cards))
+
+
+def _cards_in(place: Path) -> set[Path]:
+    """Return the run cards of a folder, or of a file."""
+    if place.is_file():
+        return {place}
+    cards = set(place.rglob("run_cards/*.json"))
+    for file in place.rglob(RESULTS):
+        cards |= {file.parent / "run_cards" / f"{name}.json" for name in _results(file)}
+    return cards or set(place.rglob("*.json"))
 
 
 def _results(file: Path) -> dict[str, str]:
@@ -69,24 +79,28 @@ def read(path: Path, target: Path) -> dict:
         relative = Path(os.path.relpath(executed, target.parent)).as_posix()
         entry["link"] = f"./{quote(relative)}"  # a folder's name may start with javascript:
     try:
-        entry |= told(read_json(path))
-        problem = problem or ("" if entry["checks"] else "The run card has no checks.")
+        entry |= describe(read_json(path))
+        if not problem and not entry["checks"]:
+            problem = NO_CHECKS
     except Exception as error:  # other programs' JSON may raise any error
-        problem = problem or f"{path} is not a run card: {type(error).__name__}: {error}."
-    failed = [name for name, passed, _, _ in entry["checks"] if not passed]
-    return entry | {"problem": problem, "failed": failed}
+        if not problem:
+            problem = f"{path} is not a run card: {type(error).__name__}: {error}."
+    entry["problem"] = problem
+    entry["failed"] = [name for name, passed, _, _ in entry["checks"] if not passed]
+    return entry
 
 
-def told(card: dict) -> dict:
+def describe(card: dict) -> dict:
     """Return a run card's contents as text; other JSON raises an error of no particular type."""
     checks = [
         (name, check["passed"] is True, short(check.get("value")), check.get("want", ""))
         for name, check in card["checks"].items()
     ]
-    curves = card.get("curves", {}).items()
-    drawn = [curve for name, table in curves for curve in draw(name, table)]
-    drawn.sort(key=lambda curve: [*FIRST, curve["title"]].index(curve["title"]))
-    versions = (f"{name} {version}" for name, version in card.get("versions", {}).items())
+    curves = card.get("curves", {})
+    drawings = [drawing for name, table in curves.items() for drawing in draw(name, table)]
+    drawings.sort(key=lambda drawing: [*FIRST, drawing["title"]].index(drawing["title"]))
+    metrics = card.get("metrics", {})
+    versions = [f"{name} {version}" for name, version in card.get("versions", {}).items()]
     return {
         "seconds": float(card["wall_s"]),
         "preset": str(card.get("preset", "–")),
@@ -95,17 +109,22 @@ def told(card: dict) -> dict:
         "headline": headline(card),
         "checks": checks,
         "passed": sum(passed for _, passed, _, _ in checks),
-        "metrics": [(n.replace("_", " "), short(x)) for n, x in card.get("metrics", {}).items()],
-        "curves": drawn,
-        "tables": [(name, *rows(table)) for name, table in curves if has_words(table)],
+        "metrics": [(name.replace("_", " "), short(value)) for name, value in metrics.items()],
+        "curves": drawings,
+        "tables": [
+            (name, list(table), text_rows(table))
+            for name, table in curves.items()
+            if has_words(table)
+        ],
     }
 
 
 def failure(path: Path) -> str:
-    """Return the failed checks' names, or "" if all passed; raise :func:`told`'s errors."""
-    checks = told(read_json(path))["checks"]
-    failed = ", ".join(name for name, passed, _, _ in checks if not passed)
-    return failed or ("" if checks else "The run card has no checks.")
+    """Return the failed checks' names, or "" if all passed; raise :func:`describe`'s errors."""
+    checks = describe(read_json(path))["checks"]
+    if not checks:
+        return NO_CHECKS
+    return ", ".join(name for name, passed, _, _ in checks if not passed)
 
 
 def short(value) -> str:
@@ -118,28 +137,36 @@ def has_words(table: dict[str, list]) -> bool:
     return any(isinstance(value, str) for column in table.values() for value in column)
 
 
-def rows(table: dict[str, list]) -> tuple[list, list]:
-    """Return a table's column names, and its rows as text."""
-    return [*table], [[*map(short, row)] for row in zip(*table.values(), strict=True)]
+def text_rows(table: dict[str, list]) -> list[list[str]]:
+    """Return a table's rows as text."""
+    return [[short(value) for value in row] for row in zip(*table.values(), strict=True)]
 
 
 def draw(name: str, table: dict[str, list]) -> Iterator[dict]:
     """Yield a drawing per column; x is the first column if it increases, else the row number."""
-    axis, xs = next(iter(table.items()))
     if has_words(table):
         return
-    if None in xs or any(a >= b for a, b in pairwise(xs)):
-        axis, xs = "", range(len(xs))
+    axis, xs = next(iter(table.items()))
+    if None in xs or any(first >= second for first, second in pairwise(xs)):
+        axis = ""
+        xs = range(len(xs))
     for column, ys in table.items():
-        known = [(x, y) for x, y in zip(xs, ys, strict=True) if y is not None]
-        low, high = (edge((y for _, y in known), default=0) for edge in (min, max))
-        if low == high or column == axis or column.startswith("time/") or column.endswith("_ci"):
+        if column == axis or column.startswith("time/") or column.endswith("_ci"):
             continue
-        wide, tall = WIDTH / (xs[-1] - xs[0]), HEIGHT / (high - low)
-        points = (f"{(x - xs[0]) * wide:.1f},{(high - y) * tall:.1f}" for x, y in known)
-        where = f"{name} over {axis}" if axis else name
-        about = f"{short(known[0][1])} → {short(known[-1][1])}"
-        yield {"title": column, "where": where, "about": about, "points": " ".join(points)}
+        points = [(x, y) for x, y in zip(xs, ys, strict=True) if y is not None]
+        low = min((y for _, y in points), default=0)
+        high = max((y for _, y in points), default=0)
+        if low == high:
+            continue
+        x_scale = WIDTH / (xs[-1] - xs[0])
+        y_scale = HEIGHT / (high - low)
+        svg_points = [f"{(x - xs[0]) * x_scale:.1f},{(high - y) * y_scale:.1f}" for x, y in points]
+        yield {
+            "title": column,
+            "where": f"{name} over {axis}" if axis else name,
+            "about": f"{short(points[0][1])} → {short(points[-1][1])}",
+            "points": " ".join(svg_points),
+        }
 
 
 def cost(card: dict) -> str:
@@ -150,18 +177,22 @@ def cost(card: dict) -> str:
 
 def headline(card: dict) -> str:
     """Return the first metric with values before and after, as text, or – if there is none."""
-    what, metrics = headline_of(card), card.get("metrics", {})
-    if what is None:
+    metric = headline_of(card)
+    if metric is None:
         return "–"
-    before, after = metrics[f"{what}_before"], metrics[f"{what}_after"]
-    return f"{what.replace('_', ' ')} {before:.2f} → {after:.2f}"
+    before = card["metrics"][f"{metric}_before"]
+    after = card["metrics"][f"{metric}_after"]
+    return f"{metric.replace('_', ' ')} {before:.2f} → {after:.2f}"
 
 
 def headline_of(card: dict) -> str | None:
     """Return the headline metric's name, or None."""
     metrics = {name: x for name, x in card.get("metrics", {}).items() if x is not None}
-    names = (name.removesuffix("_before") for name in metrics if name.endswith("_before"))
-    return next((name for name in names if f"{name}_after" in metrics), None)
+    for name in metrics:
+        metric = name.removesuffix("_before")
+        if name.endswith("_before") and f"{metric}_after" in metrics:
+            return metric
+    return None
 
 
 def check_own(target: Path) -> None:
@@ -174,29 +205,47 @@ def write(places: list[Path], target: Path) -> list[dict]:
     """Write the page; return its entries. Raises ``OSError`` for a path without cards."""
     check_own(target)
     entries = [read(path, target) for path in find(places)]
-    for depth in range(1, 9):  # the shortest paths that distinguish people
-        entries = [e | {"who": "/".join(e["folder"].parts[-depth:])} for e in entries]
-        if len({(entry["who"], entry["name"]) for entry in entries}) == len(entries):
-            break
-    how = {"autoescape": True, "trim_blocks": True, "lstrip_blocks": True}
-    loader = FileSystemLoader(Path(__file__).resolve().parent)
-    template = Environment(loader=loader, **how).get_template("report.html.j2")
-    people, names = (sorted({entry[key] for entry in entries}) for key in ("who", "name"))
-    sizes = {"width": WIDTH, "height": HEIGHT, "shown": SHOWN}
+    name_people(entries)
+    templates = Environment(
+        loader=FileSystemLoader(Path(__file__).resolve().parent),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    text = templates.get_template("report.html.j2").render(
+        entries=entries,
+        people=sorted({entry["who"] for entry in entries}),
+        names=sorted({entry["name"] for entry in entries}),
+        width=WIDTH,
+        height=HEIGHT,
+        shown=SHOWN,
+    )
     with atomic_file(target) as path:
-        text = template.render(entries=entries, people=people, names=names, **sizes)
         path.write_text(text, encoding="utf-8")
     return entries
 
 
+def name_people(entries: list[dict]) -> None:
+    """Set each entry's ``who``: the end of its folder's path, as short as tells all apart."""
+    for depth in range(1, 9):
+        for entry in entries:
+            entry["who"] = "/".join(entry["folder"].parts[-depth:])
+        if len({(entry["who"], entry["name"]) for entry in entries}) == len(entries):
+            return
+
+
 def show(entries: list[dict]) -> None:
     """Print a row per card, then the problems."""
-    several = len({entry["who"] for entry in entries}) > 1
-    names = [f"{entry['who']}: " * several + entry["name"] for entry in entries]
+    people = {entry["who"] for entry in entries}
+    names = [entry["name"] for entry in entries]
+    if len(people) > 1:
+        names = [f"{entry['who']}: {entry['name']}" for entry in entries]
+    width = max(map(len, names), default=0)
     for name, entry in zip(names, entries, strict=True):
         checks = f"{entry['passed']}/{len(entry['checks'])} passed"
-        words = f"{entry.get('cost', '–'):14} {entry.get('headline', '–')}"
-        print(f"{name:{max(map(len, names))}}  {checks:13} {words}")
+        cost = entry.get("cost", "–")
+        print(f"{name:{width}}  {checks:13} {cost:14} {entry.get('headline', '–')}")
     for name, entry in zip(names, entries, strict=True):
-        if problem := entry["problem"] or ", ".join(entry["failed"]):
+        problem = entry["problem"] or ", ".join(entry["failed"])
+        if problem:
             print(f"{name} did not pass. {problem}", file=sys.stderr)

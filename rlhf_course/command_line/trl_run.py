@@ -40,25 +40,44 @@ DEFAULTS = {
 }
 
 
-def parse(about: str, experiment: str, kinds: tuple, names: dict, fixed: dict, arguments) -> tuple:
+def parse(
+    about: str,
+    experiment: str,
+    classes: tuple[type, type],
+    setting_names: dict[str, str],
+    fixed: dict,
+    arguments: list[str] | None,
+) -> tuple:
     """Return the script's arguments, trl's config, ModelConfig, and the settings.
 
-    ``kinds`` are the classes of the first two results. ``names`` maps options to settings of the
-    experiment, whose preset gives the defaults; ``fixed`` contains further defaults.
+    ``classes`` are the classes of the first two results. ``setting_names`` maps options to settings
+    of the experiment, whose preset gives the defaults; ``fixed`` contains further defaults.
     """
 
-    def choose(given: dict) -> tuple:
-        settings = load_preset(experiment, given.setdefault("preset", "tiny"))
-        found = {option: getattr(settings, name) for option, name in names.items()}
-        if "dataset" in given:  # the preset's files belong to its dataset
-            found |= dict.fromkeys(found.keys() & {"data_files", "data_dir"})
-        found["per_device_eval_batch_size"] = found["per_device_train_batch_size"]
-        is_bf16 = getattr(settings, "bf16", found.get("dtype") == "bfloat16")
-        found["bf16"] = is_bf16 and torch.cuda.is_available() and torch.cuda.is_bf16_supported()
-        found["fp16"] = found.get("dtype") == "float16"  # presets for older GPUs
-        return (*kinds, trl.ModelConfig), DEFAULTS | found | fixed
+    def choose(early: dict) -> tuple:
+        early.setdefault("preset", "tiny")
+        settings = load_preset(experiment, early["preset"])
+        defaults = {option: getattr(settings, name) for option, name in setting_names.items()}
+        if "dataset" in early:  # the preset's files belong to its dataset
+            for option in ("data_files", "data_dir"):
+                if option in defaults:
+                    defaults[option] = None
+        defaults["per_device_eval_batch_size"] = defaults["per_device_train_batch_size"]
+        wants_bf16 = getattr(settings, "bf16", defaults.get("dtype") == "bfloat16")
+        has_bf16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+        defaults["bf16"] = wants_bf16 and has_bf16
+        defaults["fp16"] = defaults.get("dtype") == "float16"  # presets for older GPUs
+        return (*classes, trl.ModelConfig), DEFAULTS | defaults | fixed
 
     script, config, model_args = options.parse(about, ["preset", "dataset"], choose, arguments)
+    check_model_args(config, model_args)
+    values = vars(config) | vars(model_args) | vars(script)
+    changes = {name: values[option] for option, name in setting_names.items()}
+    return script, config, model_args, load_preset(experiment, script.preset, changes)
+
+
+def check_model_args(config, model_args) -> None:
+    """Raise ``ValueError`` for unsupported options; change LoRA's targets to the form trl reads."""
     if config.trust_remote_code or model_args.load_in_4bit or model_args.load_in_8bit:
         raise ValueError(
             "Omit --trust_remote_code, --load_in_4bit and --load_in_8bit: unsupported here."
@@ -69,54 +88,78 @@ def parse(about: str, experiment: str, kinds: tuple, names: dict, fixed: dict, a
         model_args.lora_target_modules = [model_args.lora_target_modules]
     if model_args.lora_target_modules == ["all-linear"]:
         model_args.lora_target_modules = "all-linear"
-    every = vars(config) | vars(model_args) | vars(script)
-    changes = {name: every[option] for option, name in names.items()}
-    return script, config, model_args, load_preset(experiment, script.preset, changes)
 
 
 def model_options(model_args) -> dict:
     """Return from_pretrained's keyword arguments for the base model."""
-    names = {"revision": "model_revision"} | {n: n for n in ("dtype", "attn_implementation")}
-    return {name: getattr(model_args, argument) for name, argument in names.items()}
+    return {
+        "revision": model_args.model_revision,
+        "dtype": model_args.dtype,
+        "attn_implementation": model_args.attn_implementation,
+    }
 
 
-def make_trainer(kind: type, model, tokenizer, config, model_args, train, held_out):
-    """Return a trl trainer of class ``kind`` for tokenized data."""
-    targets, names = model_args.lora_target_modules or [], [n for n, _ in model.named_modules()]
-    for target in targets if model_args.use_peft and targets != "all-linear" else ():
-        if not any(f".{name}".endswith(f".{target}") for name in names):
-            cure = "A converted Baichuan has q_proj, k_proj, v_proj and o_proj."
-            raise ValueError(f"--lora_target_modules: the base has no {target}. {cure}")
-    parts = {"train_dataset": train, "eval_dataset": held_out, "processing_class": tokenizer}
-    return kind(model, config, peft_config=trl.get_peft_config(model_args), **parts)
+def make_trainer(trainer_class: type, model, tokenizer, config, model_args, train, held_out):
+    """Return a trl trainer for tokenized data."""
+    if model_args.use_peft:
+        check_targets(model, model_args.lora_target_modules)
+    return trainer_class(
+        model,
+        config,
+        train_dataset=train,
+        eval_dataset=held_out,
+        processing_class=tokenizer,
+        peft_config=trl.get_peft_config(model_args),
+    )
 
 
-def check_finite(what: str, number: float, most: float = math.inf) -> None:
-    """Raise ``FloatingPointError`` unless a number is finite and below ``most``."""
-    if not -math.inf < number < most:
-        cure = "Lower --learning_rate, or check the base's weights and --dtype."
-        raise FloatingPointError(f"Diverged: {what} is {number:g}. No model was saved. {cure}")
+def check_targets(model, targets: list[str] | str | None) -> None:
+    """Raise ``ValueError`` if the base lacks a layer that LoRA targets."""
+    if targets is None or targets == "all-linear":
+        return
+    names = [f".{name}" for name, _ in model.named_modules()]
+    for target in targets:
+        if not any(name.endswith(f".{target}") for name in names):
+            raise ValueError(
+                f"--lora_target_modules: the base has no {target}. A converted Baichuan has q_proj,"
+                " k_proj, v_proj and o_proj."
+            )
+
+
+def check_finite(what: str, number: float, limit: float = math.inf) -> None:
+    """Raise ``FloatingPointError`` unless a number is finite and below ``limit``."""
+    if not -math.inf < number < limit:
+        raise FloatingPointError(
+            f"Diverged: {what} is {number:g}. No model was saved. Lower --learning_rate, or check"
+            " the base's weights and --dtype."
+        )
 
 
 class Steps(TrainerCallback):
     """Make epochs repeatable, stop between steps, and limit the number of checkpoints."""
 
-    def __init__(self, trainer, output, asked) -> None:
-        self.trainer, self.asked, self.code, last = trainer, asked, 0, output.checkpoint
-        self.written = [[last, *last.iterdir()]] if last else []  # lists of a folder and its files
+    def __init__(self, trainer, output, stop_request) -> None:
+        self.trainer = trainer
+        self.stop_request = stop_request
+        self.code = 0
+        self.written = []  # lists of a folder and its files
+        if output.checkpoint:
+            self.written.append([output.checkpoint, *output.checkpoint.iterdir()])
         # trl would also remove the user's files.
-        self.limit, trainer.args.save_total_limit = trainer.args.save_total_limit, None
+        self.limit = trainer.args.save_total_limit
+        trainer.args.save_total_limit = None
 
     def on_epoch_begin(self, args, state, control, train_dataloader=None, **kwargs):
         """Make the samples' order depend only on seed and epoch."""
         batches = train_dataloader.batch_sampler
         batches = getattr(batches, "batch_sampler", batches)  # if processes share the batches
-        if isinstance(sampler := getattr(batches, "sampler", None), LengthGroupedSampler):
+        sampler = getattr(batches, "sampler", None)
+        if isinstance(sampler, LengthGroupedSampler):
             sampler.generator = torch.Generator().manual_seed(args.seed + int(state.epoch))
 
     def on_step_end(self, args, state, control, **kwargs):
         """Save a checkpoint and stop if any process was asked to stop."""
-        self.code = exits.stop_code(self.asked, self.trainer.accelerator)
+        self.code = exits.stop_code(self.stop_request, self.trainer.accelerator)
         if self.code:
             control.should_save = control.should_training_stop = True
 
@@ -124,72 +167,90 @@ class Steps(TrainerCallback):
         """Remove this run's oldest checkpoints above the limit, but no other files."""
         folder = Path(args.output_dir, f"checkpoint-{state.global_step}")
         self.written.append([folder, *folder.iterdir()])
+        if not self.limit or not state.is_world_process_zero:
+            return
         best = Path(state.best_model_checkpoint or "").name
-        while self.limit and len(self.written) > self.limit and state.is_world_process_zero:
-            old = [i for i, (place, *_) in enumerate(self.written[:-1]) if place.name != best]
-            if not old:
+        while len(self.written) > self.limit:
+            removable = [entry for entry in self.written[:-1] if entry[0].name != best]
+            if not removable:
                 break
-            oldest, *files = self.written.pop(old[0])
+            self.written.remove(removable[0])
+            oldest, *files = removable[0]
             for file in files:
                 file.unlink(missing_ok=True)
-            with suppress(OSError):
+            with suppress(OSError):  # it has files of the user
                 oldest.rmdir()
 
 
-def train(trainer, output, measure: Callable[[], tuple], most: float = math.inf) -> tuple:
+def train(
+    trainer, output, measure: Callable[[], tuple], limit: float = math.inf
+) -> tuple[int, tuple]:
     """Train, from the output's checkpoint if there is one, and save the model and its tokenizer.
 
     Returns 0 and ``measure``'s result, which begins with the held-out loss; or, if stopped between
-    steps, the exit code and (). If this held-out loss is not finite or not below ``most``, the
+    steps, the exit code and (). If this held-out loss is not finite or not below ``limit``, the
     function raises ``FloatingPointError`` and saves no model.
     """
     output.begin()
     last = output.checkpoint
     state = TrainerState.load_from_json(last / "trainer_state.json") if last else trainer.state
     if 0 < state.max_steps <= state.global_step:  # trl would train one more step
-        best = trainer.args.load_best_model_at_end and state.best_model_checkpoint
-        trainer._load_from_checkpoint(str(last.with_name(Path(best).name) if best else last))
-        trainer.state = state
-        print(f"The run is finished at {last}. Saving its model again.")
+        load_finished(trainer, state, last)
     else:
-        with exits.watch_for_stop() as asked:
-            trainer.add_callback(steps := Steps(trainer, output, asked))
-            trainer.train(resume_from_checkpoint=last and str(last))
+        with exits.watch_for_stop() as stop_request:
+            steps = Steps(trainer, output, stop_request)
+            trainer.add_callback(steps)
+            trainer.train(resume_from_checkpoint=str(last) if last else None)
         if steps.code:
             print(f"Stopped after step {trainer.state.global_step}; a resumed run continues there.")
             return steps.code, ()
     measured = measure()
-    check_finite("the loss on held-out data", measured[0], most)
-    is_first = trainer.accelerator.is_main_process  # other processes write nothing
-    with atomic_folder(output.result) if is_first else nullcontext(output.result) as aside:
-        trainer.save_model(aside)
-        if is_first and hasattr(
-            network := trainer.accelerator.unwrap_model(trainer.model), "peft_config"
-        ):
-            write_base(aside, network)
-    trainer.accelerator.wait_for_everyone()
+    check_finite("the loss on held-out data", measured[0], limit)
+    save(trainer, output.result)
     return 0, measured
+
+
+def load_finished(trainer, state: TrainerState, checkpoint: Path) -> None:
+    """Load a finished run's model: the best one if the run keeps it, else the last."""
+    source = checkpoint
+    if trainer.args.load_best_model_at_end and state.best_model_checkpoint:
+        source = checkpoint.with_name(Path(state.best_model_checkpoint).name)
+    trainer._load_from_checkpoint(str(source))
+    trainer.state = state
+    print(f"The run is finished at {checkpoint}. Saving its model again.")
+
+
+def save(trainer, folder: Path) -> None:
+    """Save the model and its tokenizer; an adapter's folder also records its base."""
+    is_main = trainer.accelerator.is_main_process
+    with atomic_folder(folder) if is_main else nullcontext(folder) as unfinished:
+        trainer.save_model(unfinished)  # every process takes part
+        network = trainer.accelerator.unwrap_model(trainer.model)
+        if is_main and hasattr(network, "peft_config"):
+            write_base(unfinished, network)
+    trainer.accelerator.wait_for_everyone()
 
 
 def main(name: str, parse_arguments: Callable, run: Callable, arguments: list[str] | None) -> int:
     """Call ``run`` with the parsed options and the output folder; return its exit code."""
 
-    def run_there(script, config, model_args, settings) -> int:
+    def run_in_output(script, config, model_args, settings) -> int:
         folder = Path(config.output_dir).expanduser()
         config.output_dir = str(folder / "checkpoints")
         quiet_libraries()
         if "wandb" in config.report_to:
             prepare_wandb()
         os.environ.setdefault("TENSORBOARD_LOGGING_DIR", str(folder / "tensorboard"))
-        every = vars(config) | vars(model_args) | vars(script)
-        every |= {"command": name, "processes": config.world_size}
-        own = {*vars(script)} - {"dataset", "preset", "audit_prompts"}
-        same = {key: every.get(key) for key in [*SAME, *own, "command", "processes"]}
-        inputs = {key: every[key] for key in ("dataset", "model_name_or_path")}
+        values = vars(config) | vars(model_args) | vars(script)
+        values["command"] = name
+        values["processes"] = config.world_size
+        script_options = set(vars(script)) - {"dataset", "preset", "audit_prompts"}
+        same = {key: values.get(key) for key in [*SAME, *script_options, "command", "processes"]}
+        inputs = {key: values[key] for key in ("dataset", "model_name_or_path")}
         resume = str(config.resume_from_checkpoint or "false").lower()
         if resume not in ("true", "false"):
             raise ValueError(f"--resume_from_checkpoint must be true or false; got {resume}.")
         with open_output(folder, "model", same, inputs, resume == "true", "checkpoints") as output:
             return run(script, config, model_args, settings, output)
 
-    return options.main(name, parse_arguments, run_there, arguments)
+    return options.main(name, parse_arguments, run_in_output, arguments)

@@ -26,47 +26,76 @@ def verl(folder: Path, batch: dict, lines: dict[str, list[str]], _) -> tuple[dic
     from omegaconf import OmegaConf
     from verl.trainer.ppo import core_algos
     from verl.utils.config import omega_conf_to_dataclass, validate_config
+
+    configs = [compose_verl(tuple(lines[name])) for name in ("default", "run", "now")]
+    config = configs[2]
+    validate_config(config, use_reference_policy=True, use_critic=True)
+    keys = [line.partition("=")[0] for line in lines["run"]]
+    settings = [{key: OmegaConf.select(each, key) for key in keys} for each in configs]
+    actor = config.actor_rollout_ref.actor
+    critic = config.critic
+    algorithm = config.algorithm
+    mask = batch["mask"]
+    values = batch["values"]
+    noise = batch["noise"]
+    rewards = verl_rewards(batch, algorithm, core_algos)
+    estimate = core_algos.get_adv_estimator_fn(algorithm.adv_estimator)
+    advantages, returns = estimate(rewards, values, mask, algorithm.gamma, algorithm.lam)
+    model = AutoModelForCausalLM.from_pretrained(folder / "policy", dtype=torch.float32).eval()
+    new_logprobs = verl_logprobs(model, batch)
+    # The recorded values with the network's gradient.
+    logprobs = batch["logprobs"] + new_logprobs - new_logprobs.detach()
+    old_logprobs = batch["logprobs"] - noise
+    policy_loss = core_algos.get_policy_loss_fn(actor.policy_loss.loss_mode)
+    actor_config = omega_conf_to_dataclass(actor)
+    loss, _ = policy_loss(
+        old_logprobs, logprobs, advantages, mask, actor.loss_agg_mode, actor_config
+    )
+    loss.backward()
+    value_loss, _ = core_algos.compute_value_loss(
+        values + noise, returns, values, mask, critic.cliprange_value, critic.loss_agg_mode
+    )
+    numbers = {
+        "logprobs": new_logprobs.detach(),
+        "advantages": advantages * mask,
+        "returns": returns * mask,
+        "policy loss": loss,
+        "gradient norm": gradient_norm(model),
+        "value loss": value_loss,
+    }
+    return numbers, settings
+
+
+def verl_rewards(batch: dict, algorithm, core_algos) -> torch.Tensor:
+    """Return the reward of each response token (B, R): the score at the end, less the KL."""
+    mask = batch["mask"]
+    rewards = torch.zeros_like(mask)
+    rewards[torch.arange(len(mask)), batch["response_lengths"] - 1] = batch["scores"]
+    if not algorithm.use_kl_in_reward:
+        return rewards
+    control = core_algos.get_kl_controller(algorithm.kl_ctrl)
+    kl = core_algos.kl_penalty(batch["logprobs"], batch["ref_logprobs"], algorithm.kl_penalty)
+    return rewards - control.value * kl * mask
+
+
+def verl_logprobs(model, batch: dict) -> torch.Tensor:
+    """Return the network's log-probabilities of the response tokens (B, R), in nats."""
     from verl.utils.torch_functional import logprobs_from_logits
 
-    configs = [compose_verl(*lines[k]) for k in ("default", "run", "now")]
-    validate_config(configs[2], use_reference_policy=True, use_critic=True)
-    keys = [line.partition("=")[0] for line in lines["run"]]
-    settings = [{key: OmegaConf.select(config, key) for key in keys} for config in configs]
-    actor, critic, algorithm = (
-        configs[2].actor_rollout_ref.actor,
-        configs[2].critic,
-        configs[2].algorithm,
-    )
-    mask, values, noise, scores = (batch[k] for k in ("mask", "values", "noise", "scores"))
-    rewards = torch.zeros_like(mask)
-    rewards[torch.arange(len(mask)), batch["response_lengths"] - 1] = scores
-    if algorithm.use_kl_in_reward:
-        control = core_algos.get_kl_controller(algorithm.kl_ctrl)
-        kl = core_algos.kl_penalty(batch["logprobs"], batch["ref_logprobs"], algorithm.kl_penalty)
-        rewards = rewards - control.value * kl * mask
-    how = rewards, values, mask, algorithm.gamma, algorithm.lam
-    advantages, returns = core_algos.get_adv_estimator_fn(algorithm.adv_estimator)(*how)
-    model = AutoModelForCausalLM.from_pretrained(folder / "policy", dtype=torch.float32).eval()
-    ids, at, rows = batch["input_ids"], columns(batch), torch.arange(len(mask))[:, None]
-    new = logprobs_from_logits(model(ids).logits[rows, at - 1], ids[rows, at]) * mask
-    here = batch["logprobs"] + new - new.detach()  # recorded values with the network's gradient
-    how = batch["logprobs"] - noise, here, advantages, mask, actor.loss_agg_mode
-    policy_loss = core_algos.get_policy_loss_fn(actor.policy_loss.loss_mode)
-    loss, _ = policy_loss(*how, omega_conf_to_dataclass(actor))
-    loss.backward()
-    how = returns, values, mask, critic.cliprange_value, critic.loss_agg_mode
-    found = {"logprobs": new.detach(), "advantages": advantages * mask}
-    found |= {"returns": returns * mask, "policy loss": loss, "gradient norm": norm(model)}
-    return found | {"value loss": core_algos.compute_value_loss(values + noise, *how)[0]}, settings
+    ids = batch["input_ids"]
+    positions = response_columns(batch)
+    rows = torch.arange(len(ids))[:, None]
+    logits = model(ids).logits[rows, positions - 1]
+    return logprobs_from_logits(logits, ids[rows, positions]) * batch["mask"]
 
 
 @cache
-def compose_verl(*overrides: str):
+def compose_verl(overrides: tuple[str, ...]):
     """Return verl's configuration; Hydra raises an error for an unknown key."""
     from hydra import compose, initialize_config_module
 
     with initialize_config_module("verl.trainer.config", version_base=None):
-        return compose("ppo_trainer", [*overrides])
+        return compose("ppo_trainer", list(overrides))
 
 
 def trl(folder: Path, batch: dict, lines: dict, prompts: list[str]) -> tuple[dict, list[dict]]:
@@ -74,12 +103,14 @@ def trl(folder: Path, batch: dict, lines: dict, prompts: list[str]) -> tuple[dic
     from train import make_trainer
 
     trainer = make_trainer()  # raises an error for an unknown field
-    run, now = (yaml.safe_load("\n".join(lines[k])) for k in ("run", "now"))
+    run = yaml.safe_load("\n".join(lines["run"]))
+    now = yaml.safe_load("\n".join(lines["now"]))
     fields = type(trainer.args).__dataclass_fields__
     default = {key: fields[key].default for key in run}
-    ids, at, mask = batch["input_ids"], columns(batch), batch["mask"]
-    sizes = batch["response_lengths"].tolist()
-    answers = [ids[row, at[row, :size]].tolist() for row, size in enumerate(sizes)]
+    positions = response_columns(batch)
+    answers = []
+    for row, size in enumerate(batch["response_lengths"].tolist()):
+        answers.append(batch["input_ids"][row, positions[row, :size]].tolist())
     is_grpo = "GRPO" in type(trainer).__name__
     trainer._generate_single_turn = lambda *_: (answers, None) if is_grpo else answers
     trainer.reward_funcs = [lambda **_: batch["scores"].tolist()]
@@ -87,25 +118,52 @@ def trl(folder: Path, batch: dict, lines: dict, prompts: list[str]) -> tuple[dic
     model = trainer.model.train()
     inputs = trainer._generate_and_score_completions([{"prompt": text} for text in prompts])
     ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
-    seen = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
+    attention_mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
+    mask = batch["mask"]
     with torch.no_grad():
-        new, *_ = trainer._get_per_token_logps_and_entropies(model, ids, seen, mask.shape[1])
-    old = (new - batch["noise"]) * mask
-    inputs |= {"old_logps": old.sum(1), "old_per_token_logps": old}
+        new_logprobs, *_ = trainer._get_per_token_logps_and_entropies(
+            model, ids, attention_mask, mask.shape[1]
+        )
+    old_logprobs = (new_logprobs - batch["noise"]) * mask
+    inputs["old_logps"] = old_logprobs.sum(1)
+    inputs["old_per_token_logps"] = old_logprobs
     loss = trainer._compute_loss(model, inputs)
     loss.backward()
-    found = {"logprobs": new * mask, "advantages": inputs["advantages"], "policy loss": loss}
-    return found | {"gradient norm": norm(model)}, [default, run, default | now]
+    numbers = {
+        "logprobs": new_logprobs * mask,
+        "advantages": inputs["advantages"],
+        "policy loss": loss,
+        "gradient norm": gradient_norm(model),
+    }
+    return numbers, [default, run, default | now]
 
 
-def columns(batch: dict) -> torch.Tensor:
+def response_columns(batch: dict) -> torch.Tensor:
     """Return the column numbers (B, R) of the response tokens in input_ids."""
-    at = batch["query_lengths"][:, None] + torch.arange(batch["mask"].shape[1])
-    return at.clamp(max=batch["input_ids"].shape[1] - 1)
+    columns = batch["query_lengths"][:, None] + torch.arange(batch["mask"].shape[1])
+    return columns.clamp(max=batch["input_ids"].shape[1] - 1)
 
 
-def norm(model) -> torch.Tensor:
-    return torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None]).norm()
+def gradient_norm(model) -> torch.Tensor:
+    norms = [weight.grad.norm() for weight in model.parameters() if weight.grad is not None]
+    return torch.stack(norms).norm()
+
+
+def replay_scores(prompts: list[str], answers: list[str]) -> torch.Tensor:
+    """Return the scores (B,) that the hand-over's reward.py computes."""
+    from reward import compute_score
+
+    pairs = zip(prompts, answers, strict=True)
+    scores = [compute_score("", answer, "", {"prompt": prompt}) for prompt, answer in pairs]
+    return torch.tensor(scores)
+
+
+def has_same_queries(folder: Path, expected: dict) -> bool:
+    """Return whether the chat template yields the run's tokens for every prompt."""
+    tokenizer = AutoTokenizer.from_pretrained(folder / "policy")
+    conversations = [[{"role": "user", "content": prompt}] for prompt in expected["prompts"]]
+    queries = tokenizer.apply_chat_template(conversations, return_dict=False)
+    return queries == expected["queries"]
 
 
 def main(engine: str, folder: Path) -> int:
@@ -113,41 +171,41 @@ def main(engine: str, folder: Path) -> int:
     sys.path.insert(0, str(folder))
     for name in ("reward", "train"):  # drop another hand-over's modules
         sys.modules.pop(name, None)
-    from reward import compute_score
-
     batch = load_file(folder / "batch.safetensors")
     expected = json.loads((folder / "expected.json").read_text("utf-8"))
     text = (folder / "settings.txt").read_text("utf-8").replace("HERE", str(folder))
-    lines = {"now": [line for line in text.splitlines() if line and line[0] != "#"]}
-    lines |= {"default": [], "run": expected["settings"]}
-    replay, prompts = {"verl": verl, "trl": trl}[engine], expected["prompts"]
+    now_lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    lines = {"default": [], "run": expected["settings"], "now": now_lines}
+    prompts = expected["prompts"]
+    replay = {"verl": verl, "trl": trl}[engine]
     try:
-        found, (default, run, now) = replay(folder, batch, lines, prompts)
+        numbers, (default, run, now) = replay(folder, batch, lines, prompts)
     except Exception as error:  # an unknown setting, a missing package, …
         print(f"{engine} fails: {type(error).__name__}: {' '.join(str(error).split())}")
         return 2
-    rows = zip(prompts, expected["answers"], strict=True)
-    found["scores"] = torch.tensor([compute_score("", a, "", {"prompt": p}) for p, a in rows])
-    tokenizer = AutoTokenizer.from_pretrained(folder / "policy")
-    talks = [[{"role": "user", "content": prompt}] for prompt in prompts]
-    same = tokenizer.apply_chat_template(talks, return_dict=False) == expected["queries"]
-    wrong = [] if same else ["DIFFERS: the prompts' tokens"]
-    for name, theirs in found.items():
-        ours = torch.as_tensor(batch[name] if name in batch else expected["numbers"][name])
-        gap = ((theirs.detach() - ours).abs() / ours.abs().clamp(min=1)).max().item()
+    numbers["scores"] = replay_scores(prompts, expected["answers"])
+    problems = []
+    if not has_same_queries(folder, expected):
+        problems.append("DIFFERS: the prompts' tokens")
+    for name, engine_value in numbers.items():
+        course_value = batch[name] if name in batch else expected["numbers"][name]
+        course_value = torch.as_tensor(course_value)
+        difference = (engine_value.detach() - course_value).abs()
+        gap = (difference / course_value.abs().clamp(min=1)).max().item()
         print(f"{name}: differs by at most {gap:.1e}")
-        most = NETWORK if name in ("logprobs", "gradient norm") else TOLERANCE
-        wrong += [] if gap <= most else [f"DIFFERS: {name}, by {gap:.1e}"]
-    for name, ours in run.items():
-        if default[name] != ours:
-            print(f"{name}: {ours}; {engine}'s default is {default[name]}")
-        if now[name] != ours:
-            wrong.append(f"DIFFERS: {name} is {now[name]}; the run has {ours}")
-    print(
-        *wrong or [f"{engine} computes this run's numbers, within {TOLERANCE:g}."],
-        sep="\n",
-    )
-    return 2 if wrong else 0
+        tolerance = NETWORK if name in ("logprobs", "gradient norm") else TOLERANCE
+        if not gap <= tolerance:  # NaN is no small gap
+            problems.append(f"DIFFERS: {name}, by {gap:.1e}")
+    for name, value in run.items():
+        if default[name] != value:
+            print(f"{name}: {value}; {engine}'s default is {default[name]}")
+        if now[name] != value:
+            problems.append(f"DIFFERS: {name} is {now[name]}; the run has {value}")
+    if not problems:
+        print(f"{engine} computes this run's numbers, within {TOLERANCE:g}.")
+        return 0
+    print("\n".join(problems))
+    return 2
 
 
 if __name__ == "__main__":
