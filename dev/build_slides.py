@@ -22,7 +22,7 @@ from pathlib import Path
 
 import yaml
 
-from docs._ext.translate import slides_in_chinese
+from docs._ext.editions import slides_in_chinese
 from rlhf_course.course.presets import CONFIGS
 from rlhf_course.runtime.files import atomic_file, read_json
 

@@ -51,7 +51,7 @@ class Hub:
         return None
 
     def unplug(self) -> None:
-        """Nobody answers any more."""
+        """Stop the server: from now on, the hub cannot be reached."""
         self.server.shutdown()
         self.server.server_close()
 

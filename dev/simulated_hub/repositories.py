@@ -52,7 +52,7 @@ def repositories(scratch: Path) -> dict[str, Files]:
 
 
 def gpt2_imdb(folder: str, scratch: Path) -> Files:
-    """Weights in .bin alone, as before torch 1.6, with the mask buffers of that time; a config of
+    """Only .bin weights, as before torch 1.6, with the mask buffers of that time; a config of
     2020.
     """
     model = GPT2LMHeadModel.from_pretrained(folder, dtype=torch.float32)
@@ -78,7 +78,7 @@ def gpt2_imdb(folder: str, scratch: Path) -> Files:
 
 
 def distilbert_imdb(texts: list[str], scratch: Path) -> Files:
-    """An uncased WordPiece, weights in .bin alone; it has learned nothing."""
+    """An uncased WordPiece, only .bin weights; it has learned nothing."""
     wordpiece = BertWordPieceTokenizer()
     wordpiece.train_from_iterator(texts, vocab_size=1000, show_progress=False)
     wordpiece.save_model(str(scratch))
@@ -103,7 +103,7 @@ def distilbert_imdb(texts: list[str], scratch: Path) -> Files:
 
 
 def opt_350m(texts: list[str], scratch: Path) -> Files:
-    """Embeddings of half the width, norms after the layers; float16 in .bin alone."""
+    """Embeddings of half the width, norms after the layers; only .bin weights, in float16."""
     bpe, special = ByteLevelBPETokenizer(), ["<s>", "<pad>", "</s>", "<unk>"]
     bpe.train_from_iterator(texts, 500, special_tokens=special, show_progress=False)
     bpe.save_model(str(scratch))
@@ -197,7 +197,7 @@ def single_round(folder: Path) -> Files:
 
 
 def rows(folder: str | Path, split: str, count: int) -> datasets.Dataset:
-    """The first rows of a split of the embedded world."""
+    """Return the first rows of a split of the synthetic world."""
     (file,) = Path(folder).glob(f"{split}-*.parquet")
     return datasets.Dataset.from_parquet(str(file)).select(range(count))
 
