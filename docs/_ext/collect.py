@@ -54,8 +54,11 @@ def at_root(text: str) -> str:
 
 
 def for_site(text: str) -> str:
-    """Return a notebook's text with links for the site, whose root contains the pages of docs/."""
-    text = re.sub(r"\]\(((?:\.\./)+)docs/", r"](\1", text)
+    """Return a notebook's text with links for the site, whose root contains the pages of docs/.
+
+    Recorded notebooks call that folder site/, as it was called on the day of the run.
+    """
+    text = re.sub(r"\]\(((?:\.\./)+)(?:docs|site)/", r"](\1", text)
     text = re.sub(r"\[(`test_\w+`)\]\([./]+(tests/\w+\.py)\)", r"\1 in `\2`", text)
     return re.sub(r"\[([\w ]+)\]\((\w+_solved\.ipynb)\)", r"<a href='\2' download>\1</a>", text)
 
