@@ -5,7 +5,7 @@
 # make quick    run the linter and the tests that take seconds: formulas, fixtures, options, pages
 # make engines  install verl's arithmetic in build/engines, for scripts/hand_over.py --check; this takes 400 MB
 # make mutants  show which mistakes in the algorithm the tests notice; this takes an hour
-# make lint     run the linter
+# make lint     run the linters of code, English and spelling
 # make render   run the notebooks at preset tiny; keep their outputs in notebooks/, their run cards in figs/measured/
 # make figs     draw the figures in figs/ from their sources and the run cards
 # make exercises   write the exercise notebooks from their sources
@@ -55,6 +55,8 @@ mutants: $(READY)
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python dev/lint_english.py
+	$(BIN)/python -m codespell_lib
 
 render: $(READY)
 	$(BIN)/python scripts/run_notebooks.py --render

@@ -22,14 +22,15 @@ from pathlib import Path
 
 import yaml
 
-from docs._ext.translate import slides_in_chinese
+from docs._ext.editions import slides_in_chinese
 from rlhf_course.course.presets import CONFIGS
 from rlhf_course.runtime.files import atomic_file, read_json
 
 ROOT = Path(__file__).resolve().parents[1]
 HERE = ROOT / "slides"
 PUBLISHED = CONFIGS / "published.yaml"  # the tutorials' results
-SOURCE, THEME = HERE / "slides.md", HERE / "theme.css"
+SOURCE = HERE / "slides.md"
+THEME = HERE / "theme.css"
 NAMES = {"en": "slides", "zh": "slides.zh"}
 BROWSERS = "chromium", "chromium-browser", "google-chrome"
 IMAGE = re.compile(r"!\[([^\]]*)\]\(\.\./figs/([^)]+)\)")
@@ -45,8 +46,8 @@ def split_slides(markdown: str) -> list[str]:
 
 def heading(slide: str) -> str:
     """Return the slide's heading, or ""."""
-    found = re.search(r"^# (.+)$", slide, re.M)
-    return found[1] if found else ""
+    match = re.search(r"^# (.+)$", slide, re.M)
+    return match[1] if match else ""
 
 
 def lookup(node, path: str):

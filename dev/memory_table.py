@@ -47,7 +47,9 @@ SHAPES = {  # published Llamas: width, inner width, layers, heads, key-value hea
     "34B": (8192, 22_016, 48, 64, 8),
     "70B": (8192, 28_672, 80, 64, 8),
 }
-MINI_BATCH, QUERY, RESPONSES = 8, 256, (256, 1024)  # samples (one mini-batch per batch); tokens
+MINI_BATCH = 8  # samples (one mini-batch per batch)
+QUERY = 256  # tokens
+RESPONSES = (256, 1024)  # tokens
 
 
 def what_fits() -> pd.DataFrame:
@@ -57,9 +59,10 @@ def what_fits() -> pd.DataFrame:
     """
     table = pd.DataFrame(index=pd.Index(WAYS, name="7B, LoRA"))
     for response in RESPONSES:
-        sizes = MINI_BATCH, QUERY, response
-        plans = (ppo_memory(BAICHUAN, LORA, *sizes, base_bytes=2, **way) for way in WAYS.values())
-        peaks = [sum(plan.values()) / 2**30 for plan in plans]
+        peaks = []
+        for way in WAYS.values():
+            plan = ppo_memory(BAICHUAN, LORA, MINI_BATCH, QUERY, response, base_bytes=2, **way)
+            peaks.append(sum(plan.values()) / 2**30)
         table[f"{response:,} new tokens"] = [f"{peak:.0f} GiB" for peak in peaks]
         table[f"{response:,}: fits on"] = [card(peak) for peak in peaks]
     return table
@@ -74,16 +77,19 @@ def when_to_leave() -> pd.DataFrame:
     for base, way in {"bfloat16": {}, "4 bits": {"layer_bytes": QUANTIZED["4bit"]}}.items():
         peaks = []
         for hidden, inner, layers, heads, groups in SHAPES.values():
-            sizes = {"hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers}
-            shape = sizes | {"num_attention_heads": heads, "num_key_value_heads": groups}
-            given = (
-                LlamaConfig(vocab_size=VOCABULARY, **shape),
-                LORA,
-                MINI_BATCH,
-                QUERY,
-                RESPONSES[1],
+            config = LlamaConfig(
+                vocab_size=VOCABULARY,
+                hidden_size=hidden,
+                intermediate_size=inner,
+                num_hidden_layers=layers,
+                num_attention_heads=heads,
+                num_key_value_heads=groups,
             )
-            peaks.append(sum(ppo_memory(*given, base_bytes=2, **CHUNKED | way).values()) / 2**30)
+            savings = CHUNKED | way
+            plan = ppo_memory(
+                config, LORA, MINI_BATCH, QUERY, RESPONSES[1], base_bytes=2, **savings
+            )
+            peaks.append(sum(plan.values()) / 2**30)
         table[f"base in {base}"] = [f"{peak:.0f} GiB" for peak in peaks]
         table[f"{base}: fits on"] = [card(peak) for peak in peaks]
     return table
@@ -121,14 +127,25 @@ def measure_step() -> dict[str, float]:
     7B model as fit in 3/4 of free memory. Without a GPU, the tensors of a toy model are counted.
     """
     full = load_preset("05_lora_rlhf_baichuan", "full")
-    is_card, config = torch.cuda.is_available(), BAICHUAN if torch.cuda.is_available() else TOY
+    is_card = torch.cuda.is_available()
+    config = BAICHUAN if is_card else TOY
     free = 0.75 * torch.cuda.mem_get_info()[0] if is_card else float("inf")
-    dtype, batch = getattr(torch, full.dtype), full.batch_size
-    sizes = full.mini_batch_size, full.max_prompt, full.max_new_tokens, batch
-    way = {"base_bytes": dtype.itemsize, "checkpointing": full.gradient_checkpointing}
+    dtype = getattr(torch, full.dtype)
+    batch = full.batch_size
     for layers in range(config.num_hidden_layers, 0, -1):
         config = LlamaConfig(**config.to_dict() | {"num_hidden_layers": layers})
-        if (computed := sum(ppo_memory(config, LORA, *sizes, **way).values())) <= free:
+        plan = ppo_memory(
+            config,
+            LORA,
+            full.mini_batch_size,
+            full.max_prompt,
+            full.max_new_tokens,
+            batch,
+            base_bytes=dtype.itemsize,
+            checkpointing=full.gradient_checkpointing,
+        )
+        computed = sum(plan.values())
+        if computed <= free:
             break
     with torch.device("cuda" if is_card else "cpu"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
@@ -140,15 +157,20 @@ def measure_step() -> dict[str, float]:
     options["accelerator_kwargs"] = {"mixed_precision": full.mixed_precision}
     tokenizer = SimpleNamespace(pad_token_id=0, eos_token_id=config.eos_token_id)
     trainer = PPOTrainer(PPOConfig(**options), policy, None, tokenizer)
-    shapes = (batch, full.max_prompt), (batch, full.max_new_tokens)
-    samples = [list(torch.randint(3, config.vocab_size, shape)) for shape in shapes]
-    held, started = [*policy.parameters(), *policy.buffers()], time.perf_counter()
+    queries = torch.randint(3, config.vocab_size, (batch, full.max_prompt))
+    responses = torch.randint(3, config.vocab_size, (batch, full.max_new_tokens))
+    held = [*policy.parameters(), *policy.buffers()]
+    started = time.perf_counter()
     with nullcontext() if is_card else peak_memory(held) as peak:
-        trainer.step(*samples, list(torch.randn(batch)))
+        trainer.step(list(queries), list(responses), list(torch.randn(batch)))
     seconds = time.perf_counter() - started
     most = torch.cuda.max_memory_allocated() if is_card else peak.bytes
-    found = {"layers": layers, "seconds": seconds}
-    return found | {"peak_gib": most / 2**30, "computed_gib": computed / 2**30}
+    return {
+        "layers": layers,
+        "seconds": seconds,
+        "peak_gib": most / 2**30,
+        "computed_gib": computed / 2**30,
+    }
 
 
 if __name__ == "__main__":

@@ -323,9 +323,10 @@ def verdict(mutant: Mutant | None) -> str:
         if mutant:
             (folder / f"rlhf_course/ppo/{mutant.file}.py").write_text(mutated(mutant))
         env = os.environ | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
-        how = {"cwd": folder, "env": env, "capture_output": True, "text": True}
         try:
-            done = subprocess.run(command, timeout=SECONDS, **how)
+            done = subprocess.run(
+                command, cwd=folder, env=env, capture_output=True, text=True, timeout=SECONDS
+            )
         except subprocess.TimeoutExpired:
             return f"no verdict: pytest took more than {SECONDS} s"
     failed = re.search(r"^(?:FAILED|ERROR) tests/(.+?)(?: - .*)?$", done.stdout, re.M)
@@ -344,21 +345,23 @@ def main() -> None:
         mutated(mutant)
     if options.only and options.only not in [mutant.name for mutant in MUTANTS]:
         sys.exit(f"There is no mutant '{options.only}'.")
-    found = json.loads(options.record.read_text()) if options.record.exists() else {}
-    found = {name: result for name, result in found.items() if not result.startswith("no verdict")}
-    chosen = [m for m in MUTANTS if options.only in (None, m.name) and m.name not in found]
+    verdicts = json.loads(options.record.read_text()) if options.record.exists() else {}
+    verdicts = {
+        name: result for name, result in verdicts.items() if not result.startswith("no verdict")
+    }
+    chosen = [m for m in MUTANTS if options.only in (None, m.name) and m.name not in verdicts]
     if chosen and (sound := verdict(None)) != "survived":
         sys.exit(f"Without a mutant the tests fail already: {sound}")
     for mutant in chosen:
         started = time.time()
-        found[mutant.name] = verdict(mutant)
+        verdicts[mutant.name] = verdict(mutant)
         options.record.parent.mkdir(exist_ok=True)
-        options.record.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
-        print(f"{time.time() - started:5.0f} s  {mutant.name}: {found[mutant.name]}", flush=True)
-    shown = [m for m in MUTANTS if m.name in found]
+        options.record.write_text(json.dumps(verdicts, indent=1, sort_keys=True) + "\n")
+        print(f"{time.time() - started:5.0f} s  {mutant.name}: {verdicts[mutant.name]}", flush=True)
+    shown = [m for m in MUTANTS if m.name in verdicts]
     for mutant in shown:
-        print(f"{mutant.file:10}  {mutant.name:45}  {found[mutant.name].splitlines()[0]}")
-    killed = sum("::" in found[m.name].partition("no verdict")[0] for m in shown)
+        print(f"{mutant.file:10}  {mutant.name:45}  {verdicts[mutant.name].splitlines()[0]}")
+    killed = sum("::" in verdicts[m.name].partition("no verdict")[0] for m in shown)
     print(f"{killed} of {len(shown)} mutants killed")
 
 

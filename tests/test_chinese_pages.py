@@ -15,28 +15,30 @@ import polib  # noqa: E402
 from bs4 import BeautifulSoup  # noqa: E402
 
 from docs._ext import (  # noqa: E402
+    catalog,
     compare,
+    editions,
     exercise_messages,
     figures,
     languages,
-    translate,
+    messages,
 )
 
-NAMES = [str(path.relative_to(translate.PO).with_suffix("")) for path in translate.files()]
+NAMES = [catalog.page_name(path) for path in catalog.po_files()]
 NOTEBOOKS = [name for name in NAMES if name.startswith("notebooks/")]
 
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("pages") / "source"
-    translate.collect_sources(folder)
+    messages.collect_sources(folder)
     return folder
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_translations_keep_numbers_formulas_code_links_and_terms(name):
-    found = translate.finished(translate.PO / f"{name}.po")
-    wrong = [compare.problems(message, text) for message, text in found.items()]
+    translations = catalog.finished(catalog.po_path(name))
+    wrong = [compare.problems(message, text) for message, text in translations.items()]
     assert [problem for problem in wrong if problem] == []
 
 
@@ -63,20 +65,25 @@ def test_a_wrong_translation_is_found(pair):
 @pytest.mark.parametrize("name", sorted({*NAMES} - {"site", "exercises", "figures"}))
 def test_every_message_stands_in_its_source(name, sources):
     page = next(sources.glob(f"{name}.[mi]*"))
-    text, messages = translate.source_text(page), translate.messages_of(name)
-    stored = polib.pofile(str(translate.PO / f"{name}.po")).metadata["X-Source"]
-    assert stored == translate.text_hash(text), "the English text changed: run make po"
-    lost = [m for m in messages if not re.search(translate.as_pattern(m), text)]
-    assert lost == [], "run make po"
+    text = messages.source_text(page)
+    expected = catalog.messages_of(name)
+    stored = polib.pofile(str(catalog.po_path(name))).metadata["X-Source"]
+    assert stored == messages.text_hash(text), "the English text changed: run make po"
+    line = squeezed(text)
+    assert [m for m in expected if squeezed(m) not in line] == [], "run make po"
     if name in (*NOTEBOOKS, "README"):
-        marked = translate.translator({m: f"〖{m}〗" for m in messages})(text)
-        marked, plain = marked.replace(r"\|", "|"), [m.replace(r"\|", "|") for m in messages]
-        assert [m for m in plain if f"〖{m}〗" not in marked] == []
+        marked = squeezed(editions.translated(text, {m: f"〖{m}〗" for m in expected}))
+        assert [m for m in expected if f"〖{squeezed(m)}〗" not in marked] == []
+
+
+def squeezed(text: str) -> str:
+    """Markdown as one line, without the marks of quotations, and without escapes of bars."""
+    return re.sub(r"[\s>]+", " ", text.replace(r"\|", "|"))
 
 
 def test_the_readme_is_that_of_its_translations():
     written = (ROOT / "README.zh.md").read_text(encoding="utf-8")
-    assert written == translate.readme_in_chinese(), "run make zh"
+    assert written == editions.readme_in_chinese(), "run make zh"
 
 
 def code_of(cell: dict) -> dict:
@@ -93,11 +100,11 @@ def code_of(cell: dict) -> dict:
 @pytest.mark.parametrize("name", ["exercises", "figures"])
 def test_words_of_checks_and_figures_are_those_of_today(name):
     module = {"exercises": exercise_messages, "figures": figures}[name]
-    assert translate.messages_of(name) == module.messages(), "run make po"
+    assert catalog.messages_of(name) == module.messages(), "run make po"
 
 
 def test_figures_are_drawn_with_their_translations(tmp_path):
-    figures.draw(tmp_path, translate.catalog("figures"))
+    figures.draw(tmp_path, catalog.catalog("figures"))
     drawn = {path.name: path.read_text("utf-8") for path in tmp_path.iterdir()}
     kept = {path.name: path.read_text("utf-8") for path in ROOT.glob("figs/zh/*")}
     assert drawn == kept, "run make zh"
@@ -108,11 +115,11 @@ def test_sentences_of_check_are_translated_and_values_stay(tmp_path, monkeypatch
     monkeypatch.syspath_prepend(ROOT / "notebooks" / "exercises")
     from checks.languages import WORDS, say
 
-    known = translate.catalog("exercises")
+    known = catalog.catalog("exercises")
     (tmp_path / "messages.json").write_text(json.dumps(known), "utf-8")
     monkeypatch.chdir(tmp_path)
     values = "first", "[0.5, 1.0]", "'THE END. The sum'", ""
-    templates = [text for text in translate.messages_of("exercises") if "{0}" in text]
+    templates = [text for text in catalog.messages_of("exercises") if "{0}" in text]
     assert len(templates) > 50
     for text in templates:
         if not any(part in text for part in WORDS):
@@ -128,7 +135,7 @@ def test_sentences_of_check_are_translated_and_values_stay(tmp_path, monkeypatch
 
 
 def test_check_answers_in_the_language_of_its_folder(tmp_path, monkeypatch, capsys):
-    translate.write(tmp_path)
+    editions.write_notebooks(tmp_path)
     monkeypatch.syspath_prepend(ROOT / "notebooks" / "exercises")
     from ex00_hello_rlhf import check
     from ex03_ppo_step_by_step import check as check_step
@@ -154,7 +161,7 @@ def test_check_answers_in_the_language_of_its_folder(tmp_path, monkeypatch, caps
 
 def test_notebooks_share_code_and_their_links_lead_to_files():
     for path in ROOT.glob("notebooks/**/*.ipynb"):
-        old, new = json.loads(path.read_text()), translate.notebook_in_chinese(path)
+        old, new = json.loads(path.read_text()), editions.notebook_in_chinese(path)
         pairs = list(zip(old["cells"], new["cells"], strict=True))
         assert all(code_of(a) == code_of(b) for a, b in pairs if a["cell_type"] == "code")
         text = "".join("".join(b["source"]) for _, b in pairs if b["cell_type"] == "markdown")
@@ -165,7 +172,7 @@ def test_notebooks_share_code_and_their_links_lead_to_files():
 def test_a_chinese_notebook_runs_and_learns(tmp_path):
     papermill = pytest.importorskip("papermill")
     name, given, ran = "00_hello_rlhf", tmp_path / "given.ipynb", tmp_path / "ran.ipynb"
-    notebook = translate.notebook_in_chinese(ROOT / f"notebooks/{name}.ipynb")
+    notebook = editions.notebook_in_chinese(ROOT / f"notebooks/{name}.ipynb")
     given.write_text(json.dumps(notebook), encoding="utf-8")
     how = {"preset": "tiny", "output_dir": str(tmp_path)}
     papermill.execute_notebook(given, ran, how, cwd=ROOT / "notebooks", progress_bar=False)
@@ -179,9 +186,9 @@ def small(tmp_path, monkeypatch):
     """Build a page of two paragraphs whose translations are in a po file of its own."""
     from sphinx.application import Sphinx
 
-    monkeypatch.setattr(translate, "PO", tmp_path / "po")
-    monkeypatch.setattr(translate, "shared", lambda: {})
-    po = translate.updated([], ["Title", "It has 3 cells.", "It is green."], "")
+    monkeypatch.setattr(catalog, "PO", tmp_path / "po")
+    monkeypatch.setattr(catalog, "shared", lambda: {})
+    po = messages.updated([], ["Title", "It has 3 cells.", "It is green."], "")
     for entry, text in zip(po, ["标题", "它有 3 格。", "它是绿的。"], strict=True):
         entry.msgstr = text
 
@@ -196,7 +203,7 @@ def small(tmp_path, monkeypatch):
         (tmp_path / "po" / "page.po").write_text(str(po), encoding="utf-8")
         (tmp_path / "page.md").write_text(text)
         languages.compile_for_sphinx(tmp_path / "locale")
-        settings = {"extensions": ["myst_nb", "languages"], "language": "zh_CN"}
+        settings = {"extensions": ["myst_nb", "docs._ext.languages"], "language": "zh_CN"}
         settings |= {"master_doc": "page", "html_theme": "basic", "gettext_auto_build": False}
         settings |= {"locale_dirs": [str(tmp_path / "locale")], "exclude_patterns": ["html"]}
         places = tmp_path, None, tmp_path / "html", tmp_path / "trees"
@@ -217,6 +224,6 @@ def test_an_edited_sentence_shows_in_english_and_is_counted(small):
 
 
 def test_new_numbers_are_carried_over_and_new_words_are_fuzzy(small):
-    new = translate.updated(small[1], ["It has 4 cells.", "It is quite green.", "New."], "")
+    new = messages.updated(small[1], ["It has 4 cells.", "It is quite green.", "New."], "")
     assert [e.msgstr for e in new] == ["它有 4 格。", "它是绿的。", ""]
-    assert [translate.done(entry) for entry in new] == [True, False, False]
+    assert [catalog.is_done(entry) for entry in new] == [True, False, False]

@@ -11,13 +11,15 @@ from pathlib import Path
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
 import pytest
+import yaml
 from builders import python
 
 from rlhf_course.ppo.stats import MEANING
 
 ROOT = Path(__file__).resolve().parents[1]
+SOURCES = ("rlhf_course/", "scripts/", "dev/")  # their pages are in English only
 
-PACKAGES = ("sphinx", "myst_nb", "furo", "sphinx_copybutton", "playwright")
+PACKAGES = ("sphinx", "myst_nb", "furo", "sphinx_copybutton", "sphinx_reredirects", "playwright")
 MISSING = [name for name in PACKAGES if not find_spec(name)]
 MISSING += [name for name in ("chromium", "npm") if not shutil.which(name)]
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"the site's tests need {MISSING}")
@@ -105,11 +107,11 @@ def page(address):
 
 @pytest.fixture(scope="module")
 def names(folder) -> list[str]:
-    """All pages, as paths."""
-    slides = folder / "slides"  # a page of its own kind, with tests of its own
-    return sorted(
-        str(p.relative_to(folder)) for p in folder.rglob("*.html") if slides not in p.parents
-    )
+    """All pages, as paths, except the slides, which have tests of their own, and old addresses."""
+    moved = yaml.safe_load((ROOT / "docs/redirects.yaml").read_text(encoding="utf-8"))
+    paths = {str(path.relative_to(folder)) for path in folder.rglob("*.html")}
+    old = {f"{name}.html" for name in moved}
+    return sorted(path for path in paths - old if not path.startswith("slides/"))
 
 
 @pytest.fixture(scope="module")
@@ -125,9 +127,8 @@ def visits(page, address, names) -> dict[str, dict]:
     """What was found on each page; of the sources, which are all alike, on one per kind, and of
     the Chinese pages on a few.
     """
-    alike = ("rlhf_course/", "scripts/", "figs/", "zh/")
+    alike = (*SOURCES, "zh/")
     kinds = (
-        "figs/README.html",
         "rlhf_course/ppo/trainer.html",
         "rlhf_course/course/configs/04_gpt2_imdb_ppo.html",
         *(f"zh/{name}.html" for name in "index glossary notebooks/00_hello_rlhf".split()),
@@ -164,9 +165,8 @@ def test_the_pages_are_all_there(names):
 
 
 def test_pages_of_both_languages_link_to_each_other(soups):
-    sources = ("rlhf_course/", "scripts/", "figs/")
-    pages = [n for n in soups if not n.startswith(sources) and Path(n).name != "404.html"]
-    for name in (*pages, "figs/README.html"):
+    pages = [n for n in soups if not n.startswith(SOURCES) and Path(n).name != "404.html"]
+    for name in pages:
         twin = name.removeprefix("zh/") if name.startswith("zh/") else f"zh/{name}"
         links = soups[name].select("a.language")
         assert {urljoin(name, link["href"]) for link in links} == {twin}, name
@@ -206,6 +206,11 @@ def test_links_lead_somewhere(folder, soups):
             if target.netloc == "site" and not exists:
                 dead.append(f"{name}: {tag['href']}")
     assert dead == []
+
+
+def test_an_old_address_leads_on(page, address):
+    page.goto(f"{address}rlhf_course/worlds/chinese.html")
+    page.wait_for_url(f"{address}rlhf_course/synthetic/chinese.html")
 
 
 def search(page, address, words: str) -> list[str]:

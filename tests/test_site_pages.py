@@ -2,14 +2,17 @@
 right column runs.
 """
 
+import ast
 import json
 import re
 import shutil
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import nbformat
 import pytest
 import torch
+import yaml
 from builders import review_tokenizer, reviews, save_base
 from datasets import Dataset
 from peft import LoraConfig
@@ -20,7 +23,7 @@ from transformers import (
 )
 
 import rlhf_course
-from docs._ext import diagnosis, home, metrics, quiz
+from docs._ext import collect, diagnosis, home, metrics, quiz
 from docs._ext.address import addresses, fetching, written
 from rlhf_course.course.presets import ROOT
 from rlhf_course.data import collate
@@ -160,6 +163,29 @@ def test_links_of_pages_lead_to_files():
         for link in (link for link in links if "://" not in link and "{" not in link):
             there = (page.parent / link).exists() or (ROOT / link).exists()
             assert there or link in pages, f"{page.name}: {link}"
+
+
+def imports_of(path: Path) -> set[str]:
+    """The modules of the site that a module imports, wherever in it."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom):
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    modules = {f"docs._ext.{path.stem}" for path in path.parent.glob("*.py")}
+    return names & modules
+
+
+def test_the_modules_of_the_site_do_not_import_each_other_in_a_circle():
+    paths = SITE.glob("_ext/*.py")
+    TopologicalSorter({f"docs._ext.{path.stem}": imports_of(path) for path in paths}).prepare()
+
+
+def test_old_addresses_lead_to_source_pages_that_exist():
+    moved = yaml.safe_load((SITE / "redirects.yaml").read_text(encoding="utf-8"))
+    sources = [path for pattern in collect.SOURCES.values() for path in ROOT.glob(pattern)]
+    pages = {str(path.relative_to(ROOT).with_suffix("")) for path in sources}
+    assert {new for new in moved.values() if new not in pages} == set(), "edit docs/redirects.yaml"
+    assert pages.isdisjoint(moved)
 
 
 def test_home_takes_its_numbers_from_run_cards(tmp_path, monkeypatch):

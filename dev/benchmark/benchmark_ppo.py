@@ -35,7 +35,8 @@ TINY_POLICY = {"n_embd": 192, "n_layer": 4, "n_head": 3, "vocab_size": 24_002}
 TINY_CLASSIFIER = {"dim": 128, "n_layers": 2, "n_heads": 2, "hidden_dim": 512, "vocab_size": 16_002}
 LABELS = {"id2label": {0: "NEGATIVE", 1: "POSITIVE"}, "label2id": {"NEGATIVE": 0, "POSITIVE": 1}}
 SAMPLING = {"do_sample": True, "top_k": 0, "top_p": 1.0, "return_prompt": False}
-WARMUP, SWEPT = 2, (16, 32, 64, 128, 256, 512, 1024)  # batch sizes; response lengths up to 512
+WARMUP = 2
+SWEPT = (16, 32, 64, 128, 256, 512, 1024)  # batch sizes; response lengths up to 512
 
 
 def models(shape: str) -> tuple:
@@ -44,7 +45,8 @@ def models(shape: str) -> tuple:
     files = [MODELS / f"{name}-imdb-mini" / "tokenizer.json" for name in ("gpt2", "distilbert")]
     tokenizer, reader = (hf.PreTrainedTokenizerFast(tokenizer_file=str(file)) for file in files)
     tokenizer.pad_token = tokenizer.eos_token = tokenizer.decode([0])
-    reader.pad_token, reader.model_input_names = reader.decode([0]), ["input_ids", "attention_mask"]
+    reader.pad_token = reader.decode([0])
+    reader.model_input_names = ["input_ids", "attention_mask"]
     sizes = (TINY_POLICY, TINY_CLASSIFIER) if shape == "tiny" else ({}, {})
     zero = dict.fromkeys(("bos_token_id", "eos_token_id", "attn_pdrop", "embd_pdrop"), 0)
     policy = hf.GPT2LMHeadModel(hf.GPT2Config(**sizes[0], **zero, resid_pdrop=0))
@@ -70,7 +72,8 @@ def ours(chosen: argparse.Namespace, sizes: dict) -> tuple:
         reward = SentimentReward(folder)
 
     def generate(queries, lengths):
-        return trainer.generate(queries, length_sampler=LengthSampler(*lengths), **SAMPLING)
+        sampler = LengthSampler(lengths[0], lengths[1])
+        return trainer.generate(queries, length_sampler=sampler, **SAMPLING)
 
     return trainer, generate, reward
 
@@ -82,16 +85,21 @@ def old(chosen: argparse.Namespace, sizes: dict) -> tuple:
     policy, classifier, tokenizer, reader = models(chosen.shape)
     policy = AutoModelForCausalLMWithValueHead.from_pretrained(policy)
     trainer = PPOTrainer(PPOConfig(**sizes), policy, create_reference_model(policy), tokenizer)
-    parts = {"model": classifier, "tokenizer": reader, "device": trainer.accelerator.device}
-    classify = hf.pipeline("sentiment-analysis", **parts)
+    classify = hf.pipeline(
+        "sentiment-analysis",
+        model=classifier,
+        tokenizer=reader,
+        device=trainer.accelerator.device,
+    )
     sampling = SAMPLING | {"min_length": -1, "pad_token_id": tokenizer.eos_token_id}
     size = sizes["batch_size"] if chosen.batched else 16
 
     def generate(queries, lengths):
-        counts = [random.randrange(*lengths) for _ in queries]
+        counts = [random.randrange(lengths[0], lengths[1]) for _ in queries]
         if chosen.batched:
-            how = {"batch_size": len(queries), "max_new_tokens": lengths[1] - 1}
-            rows = trainer.generate(queries, **sampling, **how)
+            rows = trainer.generate(
+                queries, batch_size=len(queries), max_new_tokens=lengths[1] - 1, **sampling
+            )
         else:
             pairs = zip(queries, counts, strict=True)
             rows = [trainer.generate(q, max_new_tokens=n, **sampling)[0] for q, n in pairs]
@@ -107,10 +115,12 @@ def old(chosen: argparse.Namespace, sizes: dict) -> tuple:
 def one_step(trainer, generate, score, batch: int, lengths: tuple[int, int]) -> dict:
     """Take one PPO step; return COLUMNS as a dict: seconds, peak MB, response tokens."""
     trainer.config.batch_size = trainer.config.mini_batch_size = batch
-    tokenizer, device = trainer.tokenizer, trainer.accelerator.device
+    tokenizer = trainer.tokenizer
+    device = trainer.accelerator.device
     sizes = (random.randint(2, 7) for _ in range(batch))
     queries = [torch.randint(1, tokenizer.vocab_size, (n,), device=device) for n in sizes]
-    ticks, peaks = [timer()], []
+    ticks = [timer()]
+    peaks = []
 
     def tick() -> None:
         ticks.append(timer())
@@ -141,19 +151,29 @@ def peak_mb() -> float:
 
 
 def measure(run: tuple, points: list[tuple], rounds: int) -> pd.DataFrame:
-    """Return a table with a row per point: medians of ``rounds`` steps."""
+    """Return a table with a row per point: medians of ``rounds`` steps.
+
+    ``run`` is a trainer, and its functions that generate and score.
+    """
+    trainer, generate, score = run
     rows = []
     for sweep, batch, lengths in points:
-        found = [one_step(*run, batch, lengths) for _ in range(WARMUP + rounds)][WARMUP:]
+        steps = []
+        for _ in range(WARMUP + rounds):
+            steps.append(one_step(trainer, generate, score, batch, lengths))
         point = {"sweep": sweep, "batch": batch, "response": lengths[1] - 1}
-        rows.append(point | pd.DataFrame(found).median().to_dict())
+        rows.append(point | pd.DataFrame(steps[WARMUP:]).median().to_dict())
     return pd.DataFrame(rows)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Measure, print medians, and write the JSON file."""
-    how = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
-    add = (parser := argparse.ArgumentParser("benchmark_ppo.py", **how)).add_argument
+    parser = argparse.ArgumentParser(
+        "benchmark_ppo.py",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
     add(
         "--shape",
         choices=BATCH,
@@ -168,17 +188,18 @@ def main(arguments: list[str] | None = None) -> None:
     add("--output", type=Path, default=Path("build/benchmark/ppo.json"), help="JSON file")
     chosen = parser.parse_args(arguments)
     torch.set_num_threads(chosen.threads)
-    batch, is_old = BATCH[chosen.shape], version("trl").startswith("0.11.")
+    batch = BATCH[chosen.shape]
+    is_old = version("trl").startswith("0.11.")
     sizes = {"batch_size": batch, "mini_batch_size": batch, "learning_rate": 1.41e-5}
     run = (old if is_old else ours)(chosen, sizes)
-    found = {key: getattr(chosen, key) for key in ("shape", "threads", "bf16", "rounds")}
-    found |= {"batch": batch, "lengths": LENGTHS}
-    found["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    results = {key: getattr(chosen, key) for key in ("shape", "threads", "bf16", "rounds")}
+    results |= {"batch": batch, "lengths": LENGTHS}
+    results["device"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     if chosen.costs:
         points = [("batch", n, (16, 17)) for n in SWEPT]
         points += [("response", 64, (n, n + 1)) for n in SWEPT[:-1]]
         table = measure(run, points, chosen.rounds)
-        found["costs"] = table.to_dict("records")
+        results["costs"] = table.to_dict("records")
     else:
         table = measure(run, [("", batch, LENGTHS)], chosen.rounds)
         name = ("batched" if chosen.batched else "one-by-one") if is_old else "ours"
@@ -186,10 +207,10 @@ def main(arguments: list[str] | None = None) -> None:
         others = before.get("variants", {}) if before.get("shape") == chosen.shape else {}
         entry = {"title": TITLES[name], "median": table.iloc[0].to_dict()}
         entry["versions"] = {name: version(name) for name in ("torch", "transformers", "trl")}
-        found["variants"] = others | {name: entry}
+        results["variants"] = others | {name: entry}
     print(table.round(3).to_string(index=False))
     chosen.output.parent.mkdir(parents=True, exist_ok=True)
-    chosen.output.write_text(json.dumps(found, indent=1))
+    chosen.output.write_text(json.dumps(results, indent=1))
     print(f"Results are in {chosen.output}.")
 
 

@@ -64,5 +64,6 @@ def step_costs(costs: pd.DataFrame) -> Figure:
         axis.minorticks_off()
         axis.yaxis.set_major_formatter("{x:g}")
     axes[0].set_ylabel("seconds")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=6)
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=6)
     return figure

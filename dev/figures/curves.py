@@ -60,7 +60,8 @@ def clip_objective() -> Figure:
             [0.5, 1 - epsilon, 1, 1 + epsilon, 1.5], ["0.5", "1 − ε", "1", "1 + ε", "1.5"]
         )
     axes[0].set_ylabel("objective, |A| = 1")
-    drawing.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    handles, labels = axes[0].get_legend_handles_labels()
+    drawing.legend(handles, labels, loc="outside lower center", ncols=3)
     return on_card(drawing, 312, legend="below")
 
 
@@ -95,10 +96,8 @@ def adaptive_kl() -> Figure:
         (1, "reference", "-"),
         (1 / 3, "policy", "-."),
     ):
-        controller, path = (
-            AdaptiveKLController(config.init_kl_coef, config.target, config.horizon),
-            [],
-        )
+        controller = AdaptiveKLController(config.init_kl_coef, config.target, config.horizon)
+        path = []
         for _ in range(200):
             path.append(controller.value)
             controller.update(times * config.target, config.batch_size)
@@ -163,14 +162,14 @@ def token_rewards() -> Figure:
 def oracle_frontier() -> Figure:
     """Plot PPO's results and the best results that any policy can reach."""
     curves, source = read("03_ppo_step_by_step")
-    exact, reached = curves["frontier"], curves["toy"]
+    exact = curves["frontier"]
+    reached = curves["toy"]
     drawing, axis = plt.subplots()
-    right, top = exact["kl"].max() * 1.17, exact["reward"].max() * 1.12
-    line = (
-        np.append(exact["kl"][::-1], right),
-        np.append(exact["reward"][::-1], exact["reward"].max()),
-    )
-    axis.fill_between(*line, top, color="0.93", zorder=0, lw=0)
+    right = exact["kl"].max() * 1.17
+    top = exact["reward"].max() * 1.12
+    kl = np.append(exact["kl"][::-1], right)
+    best = np.append(exact["reward"][::-1], exact["reward"].max())
+    axis.fill_between(kl, best, top, color="0.93", zorder=0, lw=0)
     axis.text(0.35, exact["reward"].max() * 0.93, "no policy can be here", color=QUIET)
     axis.plot(
         exact["kl"],
@@ -179,8 +178,15 @@ def oracle_frontier() -> Figure:
         lw=2.2,
         label="the exact optimum for every β",
     )
-    points = reached["KL"], reached["expected reward"]
-    axis.scatter(*points, s=60, color=COLORS["policy"], edgecolor="white", zorder=3, label="PPO")
+    axis.scatter(
+        reached["KL"],
+        reached["expected reward"],
+        s=60,
+        color=COLORS["policy"],
+        edgecolor="white",
+        zorder=3,
+        label="PPO",
+    )
     for _, row in reached.iterrows():
         share = f"β = {row['β']:g}\n{100 * row['share of the possible gain']:.2f} % of the gain"
         place = {"xytext": (12, -6), "textcoords": "offset points", "va": "top"}
@@ -203,13 +209,13 @@ def read_benchmark(name: str, options: str) -> tuple[dict, str]:
     path = FOLDER / "measured" / f"{name}.json"
     if not path.exists():
         raise FileNotFoundError(f"{path.name} is missing. Run benchmark_ppo.py {options}.")
-    found = read_json(path)
-    device = found.get("device") or found["variants"]["ours"]["device"]
+    results = read_json(path)
+    device = results.get("device") or results["variants"]["ours"]["device"]
     source = (
-        f"measured: benchmark_ppo.py, {found['shape']} models, {device} with"
-        f" {found['threads']} threads"
+        f"measured: benchmark_ppo.py, {results['shape']} models, {device} with"
+        f" {results['threads']} threads"
     )
-    return found, f"{source}, medians of {found['rounds']}"
+    return results, f"{source}, medians of {results['rounds']}"
 
 
 @figure(
@@ -220,9 +226,9 @@ def read_benchmark(name: str, options: str) -> tuple[dict, str]:
 )
 def step_phases() -> Figure:
     """Plot the benchmark's three loops on the same models and queries."""
-    found, source = read_benchmark("benchmark", "without --costs")
-    seconds = {entry["title"]: entry["median"] for entry in found["variants"].values()}
-    small_print = f"{found['batch']} samples per step  ·  {source}"
+    results, source = read_benchmark("benchmark", "without --costs")
+    seconds = {entry["title"]: entry["median"] for entry in results["variants"].values()}
+    small_print = f"{results['batch']} samples per step  ·  {source}"
     return on_card(
         benchmark_plots.step_phases(seconds), 300, small_print=small_print, legend="above"
     )
@@ -235,9 +241,9 @@ def step_phases() -> Figure:
 )
 def step_costs() -> Figure:
     """Plot the benchmark's two sweeps."""
-    found, source = read_benchmark("costs", "--costs")
+    results, source = read_benchmark("costs", "--costs")
     return on_card(
-        benchmark_plots.step_costs(pd.DataFrame(found["costs"])),
+        benchmark_plots.step_costs(pd.DataFrame(results["costs"])),
         440,
         small_print=source,
         legend="above",
@@ -320,7 +326,8 @@ def after_ppo() -> Figure:
             strict=True,
         )
     )
-    rows, seeds = curves["text"], curves["text"]["seed"]
+    rows = curves["text"]
+    seeds = curves["text"]["seed"]
     for method, (color, marker) in styles.items():
         points = rows[rows["method"] == method]
         axis.scatter(

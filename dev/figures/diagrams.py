@@ -165,15 +165,15 @@ def ppo_step() -> Figure:
     arrow(axis, (182, 330), policy.left)
     arrow(axis, (182, 330), (195, 330), (195, 270), reference.left)
     arrow(axis, policy.bottom, head.top)
-    found = {}
+    logprobs = {}
     for network, name, role, x in (
         (reference, "ref_logprobs", "reference", 895),
         (policy, "logprobs", "policy", 824),
     ):
         logits = data(axis, Box(450, network.y, 116, 52), "logits", "(B, R, V)")
         pick = step(axis, Box(634, network.y, 192, 50), "log softmax", "at the sampled token")
-        found[name] = data(axis, Box(x, network.y, 116, 52), name, "(B, R)", role)
-        for a, b in ((network, logits), (logits, pick), (pick, found[name])):
+        logprobs[name] = data(axis, Box(x, network.y, 116, 52), name, "(B, R)", role)
+        for a, b in ((network, logits), (logits, pick), (pick, logprobs[name])):
             arrow(axis, a.right, b.left)
     values = data(axis, Box(450, 394, 116, 52), "values", "(B, R)", "value")
     arrow(axis, head.right, values.left)
@@ -333,12 +333,13 @@ def adapters() -> Figure:
 def family() -> Figure:
     """Draw the family tree of notebook 07."""
     drawing, axis = canvas(466)
-    parts = "samples", "reward model", "critic", "ratio and clip"
-    no_critic = (*parts[:2], parts[3])
-    trunk, heads = 152, {}
+    used = ("samples", "reward model", "critic", "ratio and clip")
+    no_critic = ("samples", "reward model", "ratio and clip")
+    trunk = 152
+    heads = {}
     model(axis, Box(500, 48, 150, 48), "PPO", "policy")
     words(axis, 95, 108, "used while\ntraining:", color=QUIET)
-    for i, part in enumerate(parts):
+    for i, part in enumerate(used):
         step(axis, Box(500 + 170 * (i - 1.5), 108, 150, 30), part)
     columns = (
         ("best-of-n", "no training", "n answers are scored,\nthe best one is kept", ()),
@@ -362,7 +363,7 @@ def family() -> Figure:
         head = heads[name] = model(
             axis, Box(x, 205, 130, 48), name, "policy", year, frozen=name == "best-of-n"
         )
-        for row, part in enumerate(parts):
+        for row, part in enumerate(used):
             if part in kept:
                 step(axis, Box(x, 258 + 36 * row, 150, 28), part)
             else:

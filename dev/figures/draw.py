@@ -18,11 +18,11 @@ LISTED = re.compile(
 
 def list_figures(readme: Path) -> None:
     """Write all figures and descriptions between a README's marks."""
-    parts = [
+    sections = [
         f"### {title}\n\n![{title}]({name}.svg)\n\n`{name}`: {description}\n"
         for name, (_, title, description) in FIGURES.items()
     ]
-    text = LISTED.sub(lambda _: "\n".join(parts), readme.read_text(encoding="utf-8"))
+    text = LISTED.sub(lambda _: "\n".join(sections), readme.read_text(encoding="utf-8"))
     with atomic_file(readme) as path:
         path.write_text(text, encoding="utf-8")
 

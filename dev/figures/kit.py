@@ -22,13 +22,15 @@ FOLDER = Path(__file__).resolve().parents[2] / "figs"
 FIGURES: dict[
     str, tuple[Callable[[], Figure], str, str]
 ] = {}  # name: (function, title, description)
-CARD, EDGE, INK, QUIET = "#FBFBF9", "#D8D8D4", "#222222", "#5C5C5C"
+CARD = "#FBFBF9"
+EDGE = "#D8D8D4"
+INK = "#222222"
+QUIET = "#5C5C5C"
 WIDTH = 1000  # hundredths of an inch; 960 px on a page
 PNG_DPI = 192  # two pixels per px of the page
-BODY, NAME = (
-    11.5,
-    12,
-)  # points; BODY is 18 px on a slide that is 1,136 px wide without margins
+# In points; BODY is 18 px on a slide that is 1,136 px wide without margins.
+BODY = 11.5
+NAME = 12
 
 STYLE = {  # extends the style of the notebooks' plots
     "font.family": "DejaVu Sans",  # shipped with matplotlib
@@ -83,7 +85,10 @@ class Box:
     """Hold a shape's center and size, and the midpoints of its sides for arrows."""
 
     def __init__(self, x: float, y: float, width: float, height: float) -> None:
-        self.x, self.y, self.width, self.height = x, y, width, height
+        self.x = x
+        self.y = y
+        self.width = width
+        self.height = height
 
     @property
     def left(self) -> tuple[float, float]:
@@ -128,7 +133,8 @@ def _name(
     axis: Axes, box: Box, name: str, below: str, below_style: dict | None = None, **style
 ) -> None:
     """Write a name in the middle of a box, with smaller words below the name."""
-    up, down = name.count("\n") + 1, below.count("\n") + 1 if below else 0
+    up = name.count("\n") + 1
+    down = below.count("\n") + 1 if below else 0
     words(axis, box.x, box.y - 10 * down, name, **{"size": NAME} | style)
     if below:
         words(axis, box.x, box.y + 10.5 * up, below, **{"color": QUIET} | (below_style or {}))
@@ -179,7 +185,8 @@ def arrow(
     lw: float = 1.4,
 ):
     """Draw an arrow through the points, with rounded corners."""
-    vertices, codes = [points[0]], [Curve.MOVETO]
+    vertices = [points[0]]
+    codes = [Curve.MOVETO]
     for before, corner, after in zip(points, points[1:], points[2:], strict=False):
         vertices += [_toward(corner, before), corner, _toward(corner, after)]
         codes += [Curve.LINETO, Curve.CURVE3, Curve.CURVE3]
@@ -198,7 +205,8 @@ def _toward(
     corner: tuple[float, float], other: tuple[float, float], radius: float = 8
 ) -> tuple[float, float]:
     """Return the point ``radius`` from the corner toward the other point, at most halfway."""
-    dx, dy = other[0] - corner[0], other[1] - corner[1]
+    dx = other[0] - corner[0]
+    dy = other[1] - corner[1]
     share = min(0.5, radius / max((dx * dx + dy * dy) ** 0.5, 1e-9))
     return corner[0] + share * dx, corner[1] + share * dy
 
@@ -272,7 +280,7 @@ def tidy(svg: str, title: str, description: str) -> str:
     svg = svg.replace(">", head, 1)
     svg = re.sub(
         r'(?: d="|translate\()[^")]*',
-        lambda found: re.sub(r"-?\d+\.\d+", _short, found.group()),
+        lambda match: re.sub(r"-?\d+\.\d+", _short, match.group()),
         svg,
     )
     for number, name in enumerate(

@@ -37,7 +37,8 @@ class SpellingLoss:
     """
 
     def __init__(self, texts: Sequence[str], tokenizer, weight: float, loss: Callable):
-        self.weight, self.loss = weight, loss
+        self.weight = weight
+        self.loss = loss
         self.words = sorted({word for text in texts for word in words_of(text)})
         known = {*self.words}
         begun = {word[:end] for word in known for end in range(len(word) + 1)}
@@ -64,7 +65,8 @@ class SpellingLoss:
 
     def unfinished(self, ids: list[int]) -> list[str]:
         """Return the letters of the unfinished word after each token."""
-        word, words = "", []
+        word = ""
+        words = []
         for token in ids:
             letters, rest = self.pieces[token]
             word = re.search("[a-z]*$", rest).group() if rest else word + letters
@@ -73,8 +75,12 @@ class SpellingLoss:
 
     def harmless(self, words: list[str]) -> torch.Tensor:
         """Return a mask (n, vocabulary): row i marks the tokens that do not misspell word i."""
-        known, tokens = zip(*map(self.continuations, words), strict=True)
-        kinds = [2 if not word else int(ends) for word, ends in zip(words, known, strict=True)]
+        kinds = []
+        tokens = []
+        for word in words:
+            is_complete, following = self.continuations(word)
+            kinds.append(int(is_complete) if word else 2)
+            tokens.append(following)
         mask = self.fits[torch.tensor(kinds)]
         mask[torch.repeat_interleave(torch.tensor([*map(len, tokens)])), torch.cat(tokens)] = True
         return mask

@@ -36,9 +36,11 @@ from rlhf_course.synthetic import chinese, small_models
 from rlhf_course.synthetic.build import LORA
 
 SEED = 0
-TEXTS, HELD_OUT = 40_000, 500
+TEXTS = 40_000
+HELD_OUT = 500
 BLOCK = 64  # tokens
-STEPS, SFT_STEPS = 6000, 750  # with 32 blocks or 16 answers each
+STEPS = 6000  # of 32 blocks
+SFT_STEPS = 750  # of 16 answers
 WORK = ROOT / "build/baichuan_mini"
 
 
@@ -73,7 +75,8 @@ def make_prose(n: int, seed: int = 0) -> list[str]:
     """
     made = []
     for rng, topic in chinese.streams("prose", n, seed):
-        kind, many = rng.choice(["paragraph", "questions", "replies"]), rng.randint(3, 6)
+        kind = rng.choice(["paragraph", "questions", "replies"])
+        many = rng.randint(3, 6)
         name = {"paragraph": "Assistant: ", "questions": "Human: "}.get(kind, "")
         if kind == "paragraph":
             lines = [chinese.draw_text(rng, topic, kind)]
@@ -109,7 +112,8 @@ def pretrain() -> tuple[LlamaForCausalLM, Path, float]:
         initializer_range=0.05,  # at 0.02, a narrow model starts to learn late
         **toy_checkpoint.SPECIAL_IDS,
     )
-    model, batch = toy_checkpoint.norm_head(LlamaForCausalLM(config)), 32
+    model = toy_checkpoint.norm_head(LlamaForCausalLM(config))
+    batch = 32
     arguments = TrainingArguments(
         str(WORK),
         max_steps=STEPS,
@@ -146,8 +150,9 @@ def train_adapter(base: Path, folder: Path) -> None:
     tokens, _ = tokenize_answers(datasets.Dataset.from_list(rows), tokenizer, 112)
     torch.manual_seed(SEED)
     model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), LoraConfig(**LORA))
-    learned = tokens["input_ids"], tokens["completion_mask"]
-    small_models.fine_tune(model, *learned, SFT_STEPS, 16, 5e-3, "fine-tuning")
+    ids = tokens["input_ids"]
+    mask = tokens["completion_mask"]
+    small_models.fine_tune(model, ids, mask, SFT_STEPS, 16, 5e-3, "fine-tuning")
     model.peft_config["default"].base_model_name_or_path = "models/baichuan-mini"
     model.save_pretrained(folder)
 
@@ -163,25 +168,26 @@ def answers(model, tokenizer, questions: list[str]) -> float:
     return sum(map(chinese.is_answer, questions, texts)) / len(texts)
 
 
-def write_cards(base: Path, adapter: Path, converted: Path, **found) -> None:
+def write_cards(base: Path, adapter: Path, converted: Path, **numbers) -> None:
     """Measure both models, and write their cards with the results."""
     tokenizer = AutoTokenizer.from_pretrained(converted, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(converted, dtype=torch.float32)
     questions = [row["question"] for row in chinese.make_qa(500, SEED + 1)]
-    found |= {"parameters": model.num_parameters() / 1e6, "texts": TEXTS, "sft_steps": SFT_STEPS}
-    found["base"] = answers(model, tokenizer, questions)
-    found["sft"] = answers(PeftModel.from_pretrained(model, adapter), tokenizer, questions)
+    numbers |= {"parameters": model.num_parameters() / 1e6, "texts": TEXTS, "sft_steps": SFT_STEPS}
+    numbers["base"] = answers(model, tokenizer, questions)
+    numbers["sft"] = answers(PeftModel.from_pretrained(model, adapter), tokenizer, questions)
     cards = yaml.safe_load((ROOT / "models/cards.yaml").read_text(encoding="utf-8"))
     for folder in (base, adapter):
         with atomic_file(folder / "README.md") as path:
-            path.write_text(cards[folder.name].format(**found), encoding="utf-8")
+            path.write_text(cards[folder.name].format(**numbers), encoding="utf-8")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser("train_baichuan_mini.py", description=__doc__)
     parser.add_argument("--output", type=Path, default=ROOT / "models")
     folder = parser.parse_args().output
-    base, adapter = folder / "baichuan-mini", folder / "baichuan-mini-sft"
+    base = folder / "baichuan-mini"
+    adapter = folder / "baichuan-mini-sft"
     converted = WORK / "converted"
     model, spm_model, loss = pretrain()
     toy_checkpoint.write_baichuan_checkpoint(model.to(torch.bfloat16), spm_model, base)

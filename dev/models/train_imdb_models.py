@@ -52,14 +52,16 @@ def load_split(folder: Path) -> datasets.DatasetDict:
     rows = rows.select(sorted(first.values())).shuffle(seed=SEED)
     half = (HELD_OUT + len(rows)) // 2
     ends = {"held_out": (0, HELD_OUT), "first": (HELD_OUT, half), "second": (half, len(rows))}
-    return datasets.DatasetDict({name: rows.select(range(*end)) for name, end in ends.items()})
+    return datasets.DatasetDict(
+        {name: rows.select(range(start, end)) for name, (start, end) in ends.items()}
+    )
 
 
 def save_openings(reviews: datasets.Dataset, folder: Path) -> None:
     """Write every held-out review's label and first 64 words; 1,000 reviews are the test split."""
     rows = reviews.map(lambda row: {"text": " ".join(row["text"].split()[:OPENING])})
-    parts = {"train": range(4000), "test": range(4000, len(rows))}
-    for split, part in parts.items():
+    splits = {"train": range(4000), "test": range(4000, len(rows))}
+    for split, part in splits.items():
         rows.select(part).to_parquet(folder / f"{split}-00000-of-00001.parquet")
 
 
@@ -71,10 +73,12 @@ def cut(text: str, rng: np.random.Generator) -> str:
 def train_judge(reviews: datasets.Dataset, folder: Path) -> None:
     """Train and save a logistic regression on words and word pairs of reviews."""
     torch.manual_seed(SEED)
-    judge, rng = NgramSentiment(torch.zeros(2**19, 1), torch.zeros(1)), np.random.default_rng(SEED)
+    judge = NgramSentiment(torch.zeros(2**19, 1), torch.zeros(1))
+    rng = np.random.default_rng(SEED)
     weights = [judge.weight.requires_grad_(), judge.bias.requires_grad_()]
     optimizer = torch.optim.Adam(weights, lr=3e-3)
-    texts, labels = reviews["text"][:], torch.tensor(reviews["label"][:]).float()
+    texts = reviews["text"][:]
+    labels = torch.tensor(reviews["label"][:]).float()
     for _ in range(PASSES["judge"]):
         for rows in torch.randperm(len(texts)).split(128):
             logits = judge([cut(texts[row], rng) for row in rows.tolist()])
@@ -93,15 +97,18 @@ def train_classifier(reviews: datasets.DatasetDict, tokenizer, folder: Path) -> 
         ids = tokenizer(texts, truncation=True, max_length=512)["input_ids"]
         return datasets.Dataset.from_dict({"input_ids": ids, "labels": part["label"][:]})
 
-    rng, part = np.random.default_rng(SEED), reviews["first"]
+    rng = np.random.default_rng(SEED)
+    part = reviews["first"]
     passes = [rows(part, [cut(t, rng) for t in part["text"]]) for _ in range(PASSES["classifier"])]
     sizes = {"n_layers": 2, "n_heads": 2, "dim": 128, "hidden_dim": 512, "dropout": 0.2}
     sizes |= {"attention_dropout": 0.0, "seq_classif_dropout": 0.2, "vocab_size": len(tokenizer)}
     hf.set_seed(SEED)
     config = hf.DistilBertConfig(pad_token_id=tokenizer.pad_token_id, **sizes, **LABELS)
-    model, test = hf.DistilBertForSequenceClassification(config), reviews["held_out"]
+    model = hf.DistilBertForSequenceClassification(config)
+    test = reviews["held_out"]
     test = rows(test.select(range(1000)), test["text"][:1000])
-    train, collate = datasets.concatenate_datasets(passes), hf.DataCollatorWithPadding(tokenizer)
+    train = datasets.concatenate_datasets(passes)
+    collate = hf.DataCollatorWithPadding(tokenizer)
     fit(model, train, test, collate, "classifier", learning_rate=1e-3)
     save(model, tokenizer, folder)
 
@@ -109,12 +116,12 @@ def train_classifier(reviews: datasets.DatasetDict, tokenizer, folder: Path) -> 
 def classifier_tokenizer(tokenizer) -> hf.PreTrainedTokenizerFast:
     """Return the BPE tokenizer with a leading [CLS] and a padding token, as DistilBERT expects."""
     marks = {"cls_token": "[CLS]", "pad_token": "[PAD]", "eos_token": tokenizer.eos_token}
-    own = hf.PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, **marks)
-    own.backend_tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A", special_tokens=[("[CLS]", own.cls_token_id)]
+    reader = hf.PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer, **marks)
+    reader.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A", special_tokens=[("[CLS]", reader.cls_token_id)]
     )
-    own.model_max_length = 512
-    return own
+    reader.model_max_length = 512
+    return reader
 
 
 def policy_rows(texts: Sequence[str], tokenizer, length: int) -> datasets.Dataset:
@@ -188,18 +195,18 @@ def save(model, tokenizer, folder: Path) -> None:
 
 
 def main() -> None:
-    how = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
-    parser = argparse.ArgumentParser(**how)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("dataset", type=Path, help="folder of IMDB in the hub's layout")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--output", type=Path, default=ROOT / "models")
     chosen = parser.parse_args()
     datasets.disable_progress_bars()
-    reviews, output = load_split(chosen.dataset), chosen.output
-    texts, policy = (
-        [*reviews["first"]["text"], *reviews["second"]["text"]],
-        output / "gpt2-imdb-mini",
-    )
+    reviews = load_split(chosen.dataset)
+    output = chosen.output
+    texts = [*reviews["first"]["text"], *reviews["second"]["text"]]
+    policy = output / "gpt2-imdb-mini"
     if "openings" in chosen.parts:
         save_openings(reviews["held_out"], output / "imdb-openings")
     if "judge" in chosen.parts:

@@ -18,7 +18,8 @@ from rlhf_course.course.presets import ROOT
 from rlhf_course.evaluation import distinct_n, mean_ci, perplexity
 from rlhf_course.runtime.files import atomic_file, atomic_folder
 
-NOTEBOOK, LOOP = "04_gpt2_imdb_ppo", "live, probes = "  # how the training cell starts
+NOTEBOOK = "04_gpt2_imdb_ppo"
+LOOP = "live, probes = "  # how the training cell starts
 FOLDER = ROOT / "models" / "imdb-live-policies"
 LORA = {"r": 8, "lora_alpha": 16, "target_modules": ["c_attn", "c_proj", "c_fc"]}
 LORA |= {"task_type": "CAUSAL_LM", "fan_in_fan_out": True}  # weights (inputs, outputs)
@@ -72,8 +73,10 @@ def record(name: str) -> None:
     for key, weight in model.named_parameters():
         if "lora_" in key:
             weight.data = weight.data.bfloat16().float()  # measure what is saved
-    before, after = row(names, names["before"]), row(names, names["evaluate_policy"]())
-    settings, path = names["settings"], [*(row(names, table) for table in names["probes"]), after]
+    before = row(names, names["before"])
+    after = row(names, names["evaluate_policy"]())
+    settings = names["settings"]
+    path = [*(row(names, table) for table in names["probes"]), after]
     run = {"beta": settings.init_kl_coef, "before": before, "after": after}
     run |= {key: getattr(settings, key) for key in ("learning_rate", "steps")} | {"path": path}
     weights = get_peft_model_state_dict(model, adapter_name=model.active_adapter)
@@ -92,9 +95,9 @@ def write_card() -> None:
     base = {"beta": "none: the base", "learning_rate": "", "steps": 0, "after": runs[0]["before"]}
     lines = [LINE.format(**run, **run["after"]).replace("| -", "| −") for run in (base, *runs)]
     cards = yaml.safe_load((ROOT / "models/cards.yaml").read_text(encoding="utf-8"))
-    parts = {"measured": "\n".join(lines), "rank": LORA["r"]}
+    numbers = {"measured": "\n".join(lines), "rank": LORA["r"]}
     with atomic_file(FOLDER / "README.md") as path:
-        path.write_text(cards["imdb-live-policies"].format(**parts), encoding="utf-8")
+        path.write_text(cards["imdb-live-policies"].format(**numbers), encoding="utf-8")
 
 
 if __name__ == "__main__":

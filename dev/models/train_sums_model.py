@@ -12,7 +12,8 @@ from rlhf_course.course.presets import ROOT
 from rlhf_course.runtime.files import atomic_file, atomic_folder
 from rlhf_course.synthetic.small_models import EOS
 
-BATCH, RATE = 64, 2e-3
+BATCH = 64
+RATE = 2e-3
 CHARACTERS = {c: i for i, c in enumerate([EOS, *"0123456789+=:,;c"])}
 SHAPE = {"n_layer": 3, "n_embd": 96, "n_head": 4, "n_positions": 64, "vocab_size": len(CHARACTERS)}
 SHAPE |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
@@ -29,7 +30,8 @@ def draw(dice: random.Random, fewest: int, most: int) -> list[int]:
 
 def digit_by_digit(a: int, b: int) -> str:
     """Return the addition's steps, with c for a carry, then the answer."""
-    steps, carry = [], 0
+    steps = []
+    carry = 0
     for x, y in zip(str(a)[::-1], str(b)[::-1], strict=True):
         total = int(x) + int(y) + carry
         steps.append(f"{x}+{y}{'c' * carry}:{total % 10}")
@@ -45,14 +47,16 @@ def train(fewest: int, most: int, steps: int, share: float) -> GPT2LMHeadModel:
     adam = torch.optim.AdamW(model.parameters(), RATE, weight_decay=0.01, fused=True)
     warm_up = torch.optim.lr_scheduler.LambdaLR(adam, lambda step: min(1, (step + 1) / 50))
     for _ in range(steps):
-        rows, labels = [], []
+        rows = []
+        labels = []
         for _ in range(BATCH):
             a, b = draw(dice, fewest, most)
             answer = digit_by_digit(a, b) if dice.random() < share else str(a + b)
             question, answer = ([CHARACTERS[c] for c in text] for text in (f"{a}+{b}=", answer))
             rows.append(torch.tensor([*question, *answer, 0]))
             labels.append(torch.tensor([-100] * len(question) + [*answer, 0]))
-        ids, labels = pad_sequence(rows, True), pad_sequence(labels, True, -100)
+        ids = pad_sequence(rows, True)
+        labels = pad_sequence(labels, True, -100)
         model(input_ids=ids, labels=labels).loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         adam.step()
@@ -64,16 +68,18 @@ def train(fewest: int, most: int, steps: int, share: float) -> GPT2LMHeadModel:
 def main() -> None:
     plain = Tokenizer(models.BPE(CHARACTERS, []))
     plain.decoder = decoders.Fuse()
-    how = {"eos_token": EOS, "pad_token": EOS, "padding_side": "left"}
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=plain, **how)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=plain, eos_token=EOS, pad_token=EOS, padding_side="left"
+    )
     card = yaml.safe_load((ROOT / "models/cards.yaml").read_text(encoding="utf-8"))["sums"]
-    for name, how in MODELS.items():
-        model, target = train(*how), ROOT / "models" / name
+    for name, (fewest, most, steps, share) in MODELS.items():
+        model = train(fewest, most, steps, share)
+        target = ROOT / "models" / name
         with atomic_folder(target) as folder:
             model.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
         with atomic_file(target / "README.md") as path:
-            path.write_text(card.format(name, *how), encoding="utf-8")
+            path.write_text(card.format(name, fewest, most, steps, share), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -23,29 +23,31 @@ def collect(folders: list[str]) -> dict[str, dict[str, dict[str, float]]]:
 
     Raises ``ValueError`` for a folder without run cards, or two cards of the same run.
     """
-    found: dict = {}
+    notebooks: dict = {}
     for folder in folders:
         if not (cards := sorted(Path(folder).rglob("run_cards/*.json"))):
             raise ValueError(f"{folder} has no run cards. Run run_notebooks.py --output {folder}.")
         for path in cards:
             card = read_json(path)
-            seeds, seed = found.setdefault(card["notebook"], {}), str(card["seed"])
+            seeds = notebooks.setdefault(card["notebook"], {})
+            seed = str(card["seed"])
             if seed in seeds:
                 twice = f"a second card of {card['notebook']} at seed {seed}"
                 raise ValueError(f"{path} is {twice}. Pass only one of them.")
             moved = {k: v for k, v in card["metrics"].items() if k.endswith(("_before", "_after"))}
             passed = [check["passed"] for check in card["checks"].values()]
             seeds[seed] = moved | {"passed": sum(passed), "checks": len(passed)}
-    return found
+    return notebooks
 
 
 def main(folders: list[str]) -> None:
     """Update each notebook's entry in seeds.json; print the number of seeds."""
-    found = collect(folders)
-    kept = (read_json(KEPT) if KEPT.exists() else {}) | found
+    notebooks = collect(folders)
+    kept = (read_json(KEPT) if KEPT.exists() else {}) | notebooks
     with atomic_file(KEPT) as part:
         part.write_text(json.dumps(dict(sorted(kept.items())), indent=1) + "\n", encoding="utf-8")
-    print(*(f"{name}: {len(seeds)} seeds" for name, seeds in found.items()), sep="\n")
+    for name, seeds in notebooks.items():
+        print(f"{name}: {len(seeds)} seeds")
 
 
 if __name__ == "__main__":

@@ -27,7 +27,8 @@ FOLDER = ROOT / "figs" / "measured" / "lessons"
 # Short runs; other settings equal those of notebook 07's PPO.
 SETTING = {"text_steps": 16, "text_batch": 48, "text_epochs": 4, "response_tokens": 8}
 BETA = 0.5  # of the KL variants
-REUSE, NO_CLIP = {"ppo_epochs": 16, "steps": 4}, {"cliprange": 1e9}
+REUSE = {"ppo_epochs": 16, "steps": 4}
+NO_CLIP = {"cliprange": 1e9}
 SLOPES = {  # −d estimate / d log π(response), for x = log π_ref/π of the response
     "k1": lambda x: -torch.ones_like(x),
     "k2": lambda x: x,
@@ -76,10 +77,12 @@ def record(names: dict, folder: Path, name: str, seed: int) -> Path:
     path = folder / f"{name}-{seed}.json"
     if path.exists():
         return path
-    settings, change = names["settings"], dict(VARIANTS[name])
+    settings = names["settings"]
+    change = dict(VARIANTS[name])
     rate = names["rate_of"]("PPO") * change.pop("speed", 1)
     steps = change.pop("steps", settings.text_steps)
-    names["PPOConfig"], names["PPOTrainer"] = lambda **x: PPOConfig(**x | change), PPOTrainer
+    names["PPOConfig"] = lambda **x: PPOConfig(**x | change)
+    names["PPOTrainer"] = PPOTrainer
     if name in SLOPES:
         names["PPOTrainer"] = trainer_with(partial(kl_in_loss, SLOPES[name]))
     if name == "no-whitening":

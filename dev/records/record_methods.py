@@ -20,7 +20,8 @@ from rlhf_course.course.presets import ROOT, load_preset
 from rlhf_course.course.run_card import quiet_libraries
 
 NOTEBOOK = "07_after_ppo"
-SEARCH_SEEDS, SEARCH_STEPS = (100, 101), 40
+SEARCH_SEEDS = (100, 101)
+SEARCH_STEPS = 40
 RATES = dict.fromkeys(("PPO", "RLOO", "GRPO", "Dr. GRPO"), (4.4e-5, 8.75e-5, 1.75e-4, 3.5e-4))
 RATES = {"DPO": (2.5e-5, 5e-5, 1e-4, 2e-4)} | RATES
 
@@ -43,7 +44,9 @@ def main(arguments: list[str] | None = None) -> None:
     chosen = parser.parse_args(arguments)
     quiet_libraries()
     names = methods({"text_steps": SEARCH_STEPS} if chosen.search else {})
-    settings, record, runs = names["settings"], names["record"], names["RUNS"]
+    settings = names["settings"]
+    record = names["record"]
+    runs = names["RUNS"]
     if chosen.search:
         todo = [(n, s, rate) for n, rates in RATES.items() for rate in rates for s in SEARCH_SEEDS]
     else:

@@ -33,7 +33,8 @@ def available() -> bool:
 
 def build_guard() -> Path:
     """The device guard as a shared library, compiled once per version of torch."""
-    source, torch = HERE / "guard.cpp", Path(importlib.util.find_spec("torch").origin).parent
+    source = HERE / "guard.cpp"
+    torch = Path(importlib.util.find_spec("torch").origin).parent
     version = importlib.metadata.version("torch")
     key = hashlib.sha256(source.read_bytes() + version.encode()).hexdigest()[:12]
     target = BUILT / f"guard-{key}.so"

@@ -18,7 +18,9 @@ class Counts:
     """The number of operations, and the number of waits per line of code, since ``clear()``."""
 
     def __init__(self) -> None:
-        self.operations, self.waits, self.broken = 0, Counter(), False
+        self.operations = 0
+        self.waits = Counter()
+        self.broken = False
 
     def clear(self) -> None:
         self.__init__()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 
 import torch
@@ -13,7 +14,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from dev.simulated_gpu.counts import COUNTS
 
-DEVICE, HOST = torch.device("cuda:0"), torch.device("cpu")
+DEVICE = torch.device("cuda:0")
+HOST = torch.device("cpu")
 INDEXING = {"aten::index", "aten::index_put", "aten::index_put_"}
 INDEXING |= {"aten::_unsafe_index", "aten::_index_put_impl_"}
 COPIES = {"aten::copy_", "aten::_to_copy"}
@@ -102,7 +104,7 @@ def run(function, arguments: tuple, keywords: dict):
     if on_device and COUNTS.broken:
         raise RuntimeError("CUDA error: device-side assert triggered")
     if name in INDEXING:
-        boolean = check_indices(*arguments[:3])
+        boolean = check_indices(arguments[0], arguments[1], arguments[2:3])
     elif on_device:
         refuse_host(tensors, name)
         if name in PRODUCTS and not tensors[0].is_floating_point():
@@ -114,8 +116,8 @@ def run(function, arguments: tuple, keywords: dict):
     inner = {id(x.inner): x for x in on_device}
     plain, plain_keywords = to_host(arguments, keywords)
     if name in PRODUCTS and function._overloadname.startswith("dtype"):  # not on a CPU
-        *given, dtype = plain
-        plain = [x.to(dtype) for x in given]
+        *factors, dtype = plain
+        plain = [factor.to(dtype) for factor in factors]
         packet = function.overloadpacket
         result = (packet.out if "out" in keywords else packet.default)(*plain, **plain_keywords)
     else:
@@ -133,7 +135,8 @@ def run(function, arguments: tuple, keywords: dict):
 def copy(function, arguments: tuple, keywords: dict):
     """Copy between host and device, or within the device."""
     into = function._schema.name == "aten::copy_"
-    target, source = arguments[0], arguments[1 if into else 0]
+    target = arguments[0]
+    source = arguments[1 if into else 0]
     to_device = is_device(target.device if into else keywords.get("device") or source.device)
     COUNTS.operations += 1
     if to_device != isinstance(source, DeviceTensor):
@@ -153,21 +156,22 @@ def to_host(arguments: tuple, keywords: dict) -> tuple[tuple, dict]:
     return plain, keywords | {"device": HOST} if "device" in keywords else keywords
 
 
-def check_indices(tensor, indices, values=None) -> bool:
+def check_indices(tensor, indices, values: Sequence) -> bool:
     """Return whether an index is boolean: the host waits for the size of the result.
 
     CUDA accepts indices that are on the host, after a copy.
     """
-    given = [index for index in indices if index is not None]
+    tensors = [index for index in indices if index is not None]
     if isinstance(tensor, DeviceTensor):
-        refuse_host([] if values is None else [values], "index")
-        for _ in (index for index in given if not isinstance(index, DeviceTensor)):
-            COUNTS.wait("copy to the device")
-    elif any(isinstance(index, DeviceTensor) for index in given):
+        refuse_host(values, "index")
+        for index in tensors:
+            if not isinstance(index, DeviceTensor):
+                COUNTS.wait("copy to the device")
+    elif any(isinstance(index, DeviceTensor) for index in tensors):
         raise RuntimeError(
             "indices should be either on cpu or on the same device as the indexed tensor (cpu)"
         )
-    return any(index.dtype in (torch.bool, torch.uint8) for index in given)
+    return any(index.dtype in (torch.bool, torch.uint8) for index in tensors)
 
 
 def refuse_host(tensors: list, name: str) -> None:
@@ -194,19 +198,23 @@ class Operations(TorchDispatchMode):
 def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **options):
     """torch's scaled_dot_product_attention, which would choose a CUDA kernel for the device."""
     if not isinstance(query, DeviceTensor):
-        given = query, key, value, attn_mask, dropout_p, is_causal
-        return scaled_dot_product_attention(*given, **options)
+        return scaled_dot_product_attention(
+            query, key, value, attn_mask, dropout_p, is_causal, **options
+        )
     if attn_mask is not None and attn_mask.dtype == torch.bool:  # this operation adds the mask
         hidden = attn_mask.logical_not()
         attn_mask = query.new_zeros(attn_mask.shape).masked_fill(hidden, -torch.inf)
-    given = query, key, value, attn_mask, dropout_p, is_causal
-    return torch.ops.aten._scaled_dot_product_attention_math(*given, **options)[0]
+    attended, _ = torch.ops.aten._scaled_dot_product_attention_math(
+        query, key, value, attn_mask, dropout_p, is_causal, **options
+    )
+    return attended
 
 
 def answers() -> dict:
     """Return what each function of ``torch.cuda`` answers on this machine."""
     card = SimpleNamespace(name="Pretend GPU", major=8, minor=0, total_memory=80 * 2**30)
-    card.multi_processor_count, card.gcnArchName = 108, ""
+    card.multi_processor_count = 108
+    card.gcnArchName = ""
     memory = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
     truths = ("is_available", "is_initialized", "is_bf16_supported")
     nothing = ("_lazy_init", "init", "set_device", "reset_peak_memory_stats", "empty_cache")
@@ -236,7 +244,8 @@ def install() -> None:
         setattr(torch.cuda.random, name, getattr(torch.cuda, name))
     # Create torch.tensor(..., device="cuda") on the host, then copy it.
     torch._C._set_only_lift_cpu_tensors(True)
-    load, compatible = torch.load, torch._has_compatible_shallow_copy_type
+    load = torch.load
+    compatible = torch._has_compatible_shallow_copy_type
 
     def load_here(*arguments, map_location=None, **options):
         loaded = load(*arguments, map_location="cpu", **options)

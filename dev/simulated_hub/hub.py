@@ -51,7 +51,7 @@ class Hub:
         return None
 
     def unplug(self) -> None:
-        """Nobody answers any more."""
+        """Stop the server: from now on, the hub cannot be reached."""
         self.server.shutdown()
         self.server.server_close()
 
@@ -69,9 +69,9 @@ class Hub:
     def environment(self, home: Path) -> dict[str, str]:
         """Variables for a process that knows only this hub, with its caches in ``home``."""
         hidden = ("HF_", "HUGGING", "TRANSFORMERS_", "WANDB")
-        own = {k: v for k, v in os.environ.items() if not k.startswith(hidden)}
-        own |= {"HF_ENDPOINT": self.endpoint, "HF_HOME": str(home)}
-        return own | {"NO_PROXY": "127.0.0.1,localhost"}
+        variables = {k: v for k, v in os.environ.items() if not k.startswith(hidden)}
+        variables |= {"HF_ENDPOINT": self.endpoint, "HF_HOME": str(home)}
+        return variables | {"NO_PROXY": "127.0.0.1,localhost"}
 
     def use(self, monkeypatch, home: Path) -> None:
         """Point this process's libraries to this hub, with their caches in ``home``."""

@@ -37,7 +37,8 @@ def repositories(scratch: Path) -> dict[str, Files]:
     dialogues = prepare_reward_model(load_preset("01_reward_modeling", "tiny"))
     chat = prepare_chat(load_preset("05_lora_rlhf_baichuan", "tiny"))
     texts = rows(reviews.dataset, "train", 1000)["text"][:]
-    answers, pairs = rows(chat.sft_dataset, "train", 200), Path(chat.dataset)
+    answers = rows(chat.sft_dataset, "train", 200)
+    pairs = Path(chat.dataset)
     return {
         "lvwerra/gpt2-imdb": gpt2_imdb(reviews.model, scratch),
         "lvwerra/distilbert-imdb": distilbert_imdb(texts, scratch),
@@ -52,7 +53,7 @@ def repositories(scratch: Path) -> dict[str, Files]:
 
 
 def gpt2_imdb(folder: str, scratch: Path) -> Files:
-    """Weights in .bin alone, as before torch 1.6, with the mask buffers of that time; a config of
+    """Only .bin weights, as before torch 1.6, with the mask buffers of that time; a config of
     2020.
     """
     model = GPT2LMHeadModel.from_pretrained(folder, dtype=torch.float32)
@@ -78,7 +79,7 @@ def gpt2_imdb(folder: str, scratch: Path) -> Files:
 
 
 def distilbert_imdb(texts: list[str], scratch: Path) -> Files:
-    """An uncased WordPiece, weights in .bin alone; it has learned nothing."""
+    """An uncased WordPiece, only .bin weights; it has learned nothing."""
     wordpiece = BertWordPieceTokenizer()
     wordpiece.train_from_iterator(texts, vocab_size=1000, show_progress=False)
     wordpiece.save_model(str(scratch))
@@ -103,8 +104,9 @@ def distilbert_imdb(texts: list[str], scratch: Path) -> Files:
 
 
 def opt_350m(texts: list[str], scratch: Path) -> Files:
-    """Embeddings of half the width, norms after the layers; float16 in .bin alone."""
-    bpe, special = ByteLevelBPETokenizer(), ["<s>", "<pad>", "</s>", "<unk>"]
+    """Embeddings of half the width, norms after the layers; only .bin weights, in float16."""
+    bpe = ByteLevelBPETokenizer()
+    special = ["<s>", "<pad>", "</s>", "<unk>"]
     bpe.train_from_iterator(texts, 500, special_tokens=special, show_progress=False)
     bpe.save_model(str(scratch))
     sizes = {"hidden_size": 32, "word_embed_proj_dim": 16, "ffn_dim": 64, "num_hidden_layers": 1}
@@ -141,18 +143,18 @@ def imdb(folder: Path) -> Files:
     """Three splits as parquet, the labels with their names; those of unsupervised are −1."""
     label = datasets.ClassLabel(names=["neg", "pos"])
     features = datasets.Features(text=datasets.Value("string"), label=label)
-    parts = {split: rows(folder, split, 600).cast(features) for split in ("train", "test")}
-    unlabelled = {"text": parts["train"]["text"][:10], "label": [-1] * 10}
-    parts["unsupervised"] = datasets.Dataset.from_dict(unlabelled, features=features)
-    paths = {split: f"plain_text/{split}-00000-of-00001.parquet" for split in parts}
-    files = [{"split": split, "path": f"plain_text/{split}-*"} for split in parts]
+    splits = {split: rows(folder, split, 600).cast(features) for split in ("train", "test")}
+    unlabelled = {"text": splits["train"]["text"][:10], "label": [-1] * 10}
+    splits["unsupervised"] = datasets.Dataset.from_dict(unlabelled, features=features)
+    paths = {split: f"plain_text/{split}-00000-of-00001.parquet" for split in splits}
+    files = [{"split": split, "path": f"plain_text/{split}-*"} for split in splits]
     named = {"class_label": {"names": {"0": "neg", "1": "pos"}}}
     fields = [{"name": "text", "dtype": "string"}, {"name": "label", "dtype": named}]
     config = {"config_name": "plain_text"}
     head = {"configs": [config | {"default": True, "data_files": files}]}
     head |= {"dataset_info": config | {"features": fields}}
     readme = f"---\n{json.dumps(head)}\n---\n"  # JSON is YAML
-    return {paths[split]: as_parquet(parts[split]) for split in parts} | {"README.md": readme}
+    return {paths[split]: as_parquet(splits[split]) for split in splits} | {"README.md": readme}
 
 
 def hh_rlhf(folder: str) -> Files:
@@ -173,9 +175,9 @@ def hc3_chinese(answers: datasets.Dataset) -> Files:
     and one of all.
     """
     answers = answers.select_columns(["question", "human_answers", "chatgpt_answers"])
-    parts = {name: answers.shard(len(HC3_SUBSETS), i) for i, name in enumerate(HC3_SUBSETS)}
-    files = {f"{name}.jsonl": as_lines(part) for name, part in parts.items()}
-    sources = [name for name, part in parts.items() for _ in part]
+    subsets = {name: answers.shard(len(HC3_SUBSETS), i) for i, name in enumerate(HC3_SUBSETS)}
+    files = {f"{name}.jsonl": as_lines(part) for name, part in subsets.items()}
+    sources = [name for name, part in subsets.items() for _ in part]
     files["all.jsonl"] = as_lines(answers.add_column("source", sources))
     return files | {"HC3-Chinese.py": RAN}
 
@@ -189,7 +191,8 @@ def hc3_parquet(answers: datasets.Dataset) -> Files:
 
 def single_round(folder: Path) -> Files:
     """Two parquet files with hashes in their names, and the columns prompt, chosen and rejected."""
-    names, files = ["prompt", "chosen", "rejected"], {}
+    names = ["prompt", "chosen", "rejected"]
+    files = {}
     for split, name in (("train", "789dc5dece0f1fc1"), ("test", "8ecd46436fadcf7f")):
         pairs = rows(folder, split, 200).select_columns(names)
         files[f"data/{split}-00000-of-00001-{name}.parquet"] = as_parquet(pairs)
@@ -197,7 +200,7 @@ def single_round(folder: Path) -> Files:
 
 
 def rows(folder: str | Path, split: str, count: int) -> datasets.Dataset:
-    """The first rows of a split of the embedded world."""
+    """Return the first rows of a split of the synthetic world."""
     (file,) = Path(folder).glob(f"{split}-*.parquet")
     return datasets.Dataset.from_parquet(str(file)).select(range(count))
 

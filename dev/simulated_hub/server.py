@@ -48,8 +48,9 @@ class Handler(BaseHTTPRequestHandler):
             if address.path == "/api/validate-yaml":  # a card's head
                 return self.answer(200, {"errors": [], "warnings": []})
             for name, pattern in ROUTES.items():
-                if found := re.fullmatch(pattern, address.path):
-                    return self.route(name, **found.groupdict())
+                match = re.fullmatch(pattern, address.path)
+                if match:
+                    return self.route(name, **match.groupdict())
             raise Refused(404, "NotFound", "Sorry, we can't find the page you are looking for.")
         except Refused as refused:
             status, code, message = refused.args
@@ -68,10 +69,11 @@ class Handler(BaseHTTPRequestHandler):
             raise Refused(401, "RepoNotFound", "Repository not found")
         if name in self.hub.gated and route == "resolve" and "Authorization" not in self.headers:
             raise Refused(401, "GatedRepo", f"Access to {name} is restricted. Please log in.")
-        found = self.hub.revision(name, unquote(revision or "main"))
-        if found is None:
+        match = self.hub.revision(name, unquote(revision or "main"))
+        if match is None:
             raise Refused(404, "RevisionNotFound", f"Invalid rev id: {unquote(revision)}")
-        getattr(self, route)(name, *found, unquote(path or ""))
+        commit, files = match
+        getattr(self, route)(name, commit, files, unquote(path or ""))
 
     def create(self) -> None:
         """A new, empty repository of the token's owner, who is ``me``."""
@@ -83,8 +85,8 @@ class Handler(BaseHTTPRequestHandler):
     def preupload(self, name: str, commit: str, files: dict, path: str) -> None:
         """Every file is to come within the commit, as small ones do on the hub."""
         wanted = [file["path"] for file in json.loads(self.body)["files"]]
-        how = {"uploadMode": "regular", "shouldIgnore": False, "oid": None}
-        self.answer(200, {"files": [{"path": path, **how} for path in wanted]})
+        small = {"uploadMode": "regular", "shouldIgnore": False, "oid": None}
+        self.answer(200, {"files": [{"path": path} | small for path in wanted]})
 
     def commit(self, name: str, commit: str, files: dict, path: str) -> None:
         """Take the files of a commit, a line of JSON each."""
@@ -141,7 +143,8 @@ class Handler(BaseHTTPRequestHandler):
         first, last = re.fullmatch(r"bytes=(\d+)-(\d*)|", self.headers.get("Range", "")).groups(
             default=""
         )
-        begin, end = int(first or 0), min(int(last or len(data)) + bool(last), len(data))
+        begin = int(first or 0)
+        end = min(int(last or len(data)) + bool(last), len(data))
         headers = headers | {"Content-Length": str(end - begin), "Accept-Ranges": "bytes"}
         if first:
             headers["Content-Range"] = f"bytes {begin}-{end - 1}/{len(data)}"
@@ -185,7 +188,8 @@ def entry(place: str, files: dict) -> dict:
     """A line of a file listing."""
     if place not in files:
         return {"type": "directory", "path": place, "oid": "0" * 40, "size": 0}
-    size, digest = len(read(files[place])), digest_of(place, files[place])
+    size = len(read(files[place]))
+    digest = digest_of(place, files[place])
     line = {"type": "file", "path": place, "size": size, "oid": digest[:40]}
     if place.endswith(LARGE):
         line["lfs"] = {"oid": digest, "size": size, "pointerSize": 134}

@@ -77,11 +77,10 @@ def fetching(notebook: nbformat.NotebookNode, repository: str) -> nbformat.Noteb
 
 
 if __name__ == "__main__":
+    repository = addresses().get("repository", "")
     for path in ROOT.glob("notebooks/[0-9]*.ipynb"):
-        found = fetching(nbformat.read(path, as_version=4), addresses().get("repository", ""))
-        nbformat.write(found, path)
+        notebook = nbformat.read(path, as_version=4)
+        nbformat.write(fetching(notebook, repository), path)
     path = ROOT / "README.md"
-    path.write_text(
-        written(path.read_text(encoding="utf-8"), addresses().get("repository", "")),
-        encoding="utf-8",
-    )
+    readme = path.read_text(encoding="utf-8")
+    path.write_text(written(readme, repository), encoding="utf-8")

@@ -14,6 +14,7 @@ This page shows the docstrings of the names that `from rlhf_course import …` p
 [Sources](sources.md) lists all modules.
 """
 LINE = re.compile(r"    (?P<name>\w+): (?P<type>[^=]+?) = [^#]*(?:#\s*(?P<says>.*))?$")
+TABLE = ("| setting | type | default | |", "|---|---|---|---|")
 
 
 def settings_table(config: type) -> str:
@@ -21,40 +22,45 @@ def settings_table(config: type) -> str:
 
     A comment on one or more separate lines starts a new table.
     """
-    defaults = {}
-    for entry in fields(config):
-        given = entry.default_factory() if entry.default is MISSING else entry.default
-        defaults[entry.name] = given.__name__ if callable(given) else repr(given)
-    parts, comment = [], []
+    defaults = _defaults(config)
+    lines = []
+    comment = []
     for line in inspect.getsource(config).split("def __post_init__")[0].splitlines():
+        setting = LINE.match(line)
         if line.startswith("    # "):
             comment.append(line.strip("# "))
-        elif found := LINE.match(line):
+        elif setting:
             if comment:
-                parts.append(
-                    f"\n{' '.join(comment)}\n\n| setting | type | default | |\n|---|---|---|---|"
-                )
+                lines += ["", " ".join(comment), "", *TABLE]
                 comment = []
-            kind = found["type"].replace("|", "or")
-            says = (found["says"] or "").replace("|", "\\|")
-            parts.append(
-                f"| `{found['name']}` | `{kind}` | `{defaults.pop(found['name'])}` | {says} |"
-            )
+            name = setting["name"]
+            kind = setting["type"].replace("|", "or")
+            says = (setting["says"] or "").replace("|", "\\|")
+            lines.append(f"| `{name}` | `{kind}` | `{defaults.pop(name)}` | {says} |")
     if defaults:
         raise ValueError(f"{config.__name__}: put {', '.join(defaults)} on one line each.")
-    return "\n".join(parts) + "\n"
+    return "\n".join(lines) + "\n"
+
+
+def _defaults(config: type) -> dict[str, str]:
+    """Return each field's default as source code."""
+    defaults = {}
+    for field in fields(config):
+        value = field.default_factory() if field.default is MISSING else field.default
+        defaults[field.name] = value.__name__ if callable(value) else repr(value)
+    return defaults
 
 
 def api_page() -> str:
     """Return the page's Markdown."""
-    parts = [INTRODUCTION]
+    sections = [INTRODUCTION]
     for name in rlhf_course.__all__:
-        thing = getattr(rlhf_course, name)
-        kind = "autoclass" if inspect.isclass(thing) else "autofunction"
-        members = "\n   :members:" if inspect.isclass(thing) else ""
-        parts.append(
-            f"## {name}\n\n```{{eval-rst}}\n.. {kind}:: rlhf_course.{name}{members}\n```\n"
-        )
+        public = getattr(rlhf_course, name)
+        directive = [f".. autofunction:: rlhf_course.{name}"]
+        if inspect.isclass(public):
+            directive = [f".. autoclass:: rlhf_course.{name}", "   :members:"]
+        lines = [f"## {name}", "", "```{eval-rst}", *directive, "```", ""]
+        sections.append("\n".join(lines))
         if name == "PPOConfig":
-            parts.append(settings_table(thing))
-    return "\n".join(parts)
+            sections.append(settings_table(public))
+    return "\n".join(sections)

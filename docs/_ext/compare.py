@@ -25,57 +25,83 @@ MONTH = re.compile(rf"({'|'.join(calendar.month_name[1:])})(?= \d{{4}})")
 PLACEHOLDER = re.compile(r"\{\{[^{}]+\}\}")  # replaced by a number in the slides
 
 
-def parts(message: str) -> tuple[dict[str, Counter], str]:
+KINDS = {
+    "placeholder": PLACEHOLDER,
+    "term": ROLE,
+    "code": CODE,
+    "formula": FORMULA,
+    "link": LINK,
+    "tag": TAG,
+}
+
+
+def split_message(message: str) -> tuple[dict[str, Counter], str]:
     """Return the parts that a translation must repeat, grouped by kind, and the other words."""
-    found, text = {}, message
-    kinds = {"placeholder": PLACEHOLDER, "term": ROLE, "code": CODE, "formula": FORMULA}
-    kinds |= {"link": LINK, "tag": TAG}
-    for kind, pattern in kinds.items():
-        found[kind] = Counter(
-            "".join(filter(None, m.groups())) or m[0] for m in pattern.finditer(text)
+    repeated = {}
+    words = message
+    for kind, pattern in KINDS.items():
+        repeated[kind] = Counter(
+            "".join(filter(None, match.groups())) or match[0] for match in pattern.finditer(words)
         )
-        text = pattern.sub("](" if kind == "link" else " ", text)
-    found["number"] = Counter(NUMBER.findall(text))
-    return found, text
+        words = pattern.sub("](" if kind == "link" else " ", words)
+    repeated["number"] = Counter(NUMBER.findall(words))
+    return repeated, words
 
 
 def has_words(message: str) -> bool:
     """Return whether a message has words to translate besides code, formulas and numbers."""
-    return bool(re.search("(?!GB)[A-Za-z]{2}", parts(message)[1]))
+    _, words = split_message(message)
+    return bool(re.search("(?!GB)[A-Za-z]{2}", words))
 
 
 @cache
 def terms() -> list[tuple[re.Pattern, list[str]]]:
     """Return the terms, longest first, each as a pattern with its accepted translations."""
     listed = yaml.safe_load((LOCALE / "terms.yaml").read_text(encoding="utf-8"))
-    found = []
+    patterns = []
     for term in sorted(listed, key=len, reverse=True):
         accepted = listed[term] if isinstance(listed[term], list) else [listed[term]]
         pattern = re.compile(rf"(?<![\w-]){re.escape(term)}(?:e?s)?(?![\w-])", re.I)
-        found.append((pattern, [str(one).lower() for one in accepted]))
-    return found
+        patterns.append((pattern, [str(translation).lower() for translation in accepted]))
+    return patterns
 
 
 def problems(message: str, translation: str) -> list[str]:
     """Return the forbidden differences between a translation and its message."""
-    message = MONTH.sub(lambda m: str([*calendar.month_name].index(m[1])), message)
-    (before, words), (after, _) = parts(message), parts(translation)
-    found = []
-    for kind in before:
-        lost, added = before[kind] - after[kind], after[kind] - before[kind]
-        found += [f"{kind} {one!r} is missing" for one in lost]
-        found += [f"{kind} {one!r} is not in the message" for one in added]
+    message = MONTH.sub(lambda match: str([*calendar.month_name].index(match[1])), message)
+    expected, words = split_message(message)
+    repeated, _ = split_message(translation)
+    lines = []
+    for kind, counts in expected.items():
+        lines += [f"{kind} {part!r} is missing" for part in counts - repeated[kind]]
+        lines += [f"{kind} {part!r} is not in the message" for part in repeated[kind] - counts]
     for quoted in re.findall(r"\*[^*]+\*|[“\"][^”\"]+[”\"]", message):
-        words = words.replace(quoted, " ") if quoted in translation else words  # a title
+        if quoted in translation:  # a title
+            words = words.replace(quoted, " ")
+    return lines + wrong_edges(translation) + wrong_terms(words, translation)
+
+
+def wrong_edges(translation: str) -> list[str]:
+    """Return the bold texts that Markdown does not recognize, because of their punctuation."""
+    lines = []
     for bold in re.finditer(r"\*\*([^*]+)\*\*", translation):
-        before, after = translation[: bold.start()][-1:], translation[bold.end() :][:1]
-        ends = bold[1][-1] in EDGES and after.isalnum()
-        if ends or bold[1][0] in EDGES and before.isalnum():
-            found.append(
+        before = translation[: bold.start()][-1:]
+        after = translation[bold.end() :][:1]
+        begins_wrong = bold[1][0] in EDGES and before.isalnum()
+        ends_wrong = bold[1][-1] in EDGES and after.isalnum()
+        if begins_wrong or ends_wrong:
+            lines.append(
                 f"{bold[0]}: punctuation at the edge of bold text; Markdown needs it outside"
             )
+    return lines
+
+
+def wrong_terms(words: str, translation: str) -> list[str]:
+    """Return the terms among the message's words that have no accepted translation."""
+    lines = []
     for pattern, accepted in terms():
-        if pattern.search(words) and not any(one in translation.lower() for one in accepted):
-            found.append(f"{pattern.search(words)[0]!r} should be {' or '.join(accepted)}")
+        match = pattern.search(words)
+        if match and not any(term in translation.lower() for term in accepted):
+            lines.append(f"{match[0]!r} should be {' or '.join(accepted)}")
         words = pattern.sub(" ", words)
-    return found
+    return lines

@@ -22,13 +22,13 @@ END = "## What one PPO step runs"
 def diagnosis_page() -> str:
     """Return the page in Markdown: its first part, a table per group, and its last part."""
     page = PAGE.read_text(encoding="utf-8")
-    parts = [page.partition("\n## ")[0].rstrip()]
+    sections = [page.partition("\n## ")[0].rstrip()]
     for group in yaml.safe_load(SYMPTOMS.read_text(encoding="utf-8")):
         rows = [COLUMNS.values(), ["---"] * len(COLUMNS)]
         rows += [[row[name] for name in COLUMNS] for row in group["symptoms"]]
         table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-        parts.append(f"## {group['title']}\n\n{table}")
-    return "\n\n".join([*parts, END + page.partition(END)[2]])
+        sections.append(f"## {group['title']}\n\n{table}")
+    return "\n\n".join([*sections, END + page.partition(END)[2]])
 
 
 if __name__ == "__main__":

@@ -14,12 +14,21 @@ EXERCISES = ROOT / "notebooks" / "exercises"
 
 # The engine's composed sentences, its conditions, and the words that it fills in.
 PARTS = [
-    f"{what} differs{place}: got {{}}; expected {{}}."
-    for what in ("Your result", "The gradient with respect to `{}`")
-    for place in (" at {}", "")
+    "Your result differs at {}: got {}; expected {}.",
+    "Your result differs: got {}; expected {}.",
+    "The gradient with respect to `{}` differs at {}: got {}; expected {}.",
+    "The gradient with respect to `{}` differs: got {}; expected {}.",
+    "`{}` is {}",
+    "`{}` is below `{}`",
+    "`{}` is equal to `{}`",
+    "`{}` is above `{}`",
+    "first",
+    "last",
+    "mean",
+    "sum",
+    "variance",
+    "standard deviation",
 ]
-PARTS += ["`{}` is {}", *(f"`{{}}` is {word} `{{}}`" for word in ("below", "equal to", "above"))]
-PARTS += ["first", "last", "mean", "sum", "variance", "standard deviation"]
 
 
 def messages() -> list[str]:
@@ -29,8 +38,8 @@ def messages() -> list[str]:
 
 def mistakes() -> list[str]:
     """Return the messages about named mistakes, in the order of the exercises."""
-    found = [exercise.mistakes.values() for exercise in _exercises()]
-    return [inspect.cleandoc(mistake.__doc__) for group in found for mistake in group]
+    groups = [exercise.mistakes.values() for exercise in _exercises()]
+    return [inspect.cleandoc(mistake.__doc__) for group in groups for mistake in group]
 
 
 def stubs() -> list[str]:
@@ -50,7 +59,7 @@ def _templates() -> list[str]:
 
     languages.py has no sentences of its own.
     """
-    found = []
+    texts = []
     for path in (EXERCISES / "engine.py", *sorted(EXERCISES.glob("checks/[!l]*.py"))):
         nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
         skipped = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
@@ -59,10 +68,15 @@ def _templates() -> list[str]:
                 skipped |= {id(key) for key in node.keys}
             elif isinstance(node, ast.JoinedStr):
                 skipped |= {id(part) for part in node.values}
-        found += [_text(node) for node in nodes if id(node) not in skipped]
-    found = [text.strip() for text in found if len(re.findall("[A-Za-z]{2,}", text)) > 1]
-    found = [numbered(x) for x in found if not x.startswith("{") and ("{" in x or x.count(" ") > 1)]
-    return found + [numbered(text) for text in PARTS]
+        texts += [_text(node).strip() for node in nodes if id(node) not in skipped]
+    sentences = [text for text in texts if _is_sentence(text)]
+    return [numbered(text) for text in (*sentences, *PARTS)]
+
+
+def _is_sentence(text: str) -> bool:
+    """Return whether a string is a sentence: it has words, and values or more than a name."""
+    has_words = len(re.findall("[A-Za-z]{2,}", text)) > 1
+    return has_words and not text.startswith("{") and ("{" in text or text.count(" ") > 1)
 
 
 def _text(node: ast.AST) -> str:

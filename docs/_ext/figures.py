@@ -19,12 +19,9 @@ FONTS = "'DejaVu Sans', 'PingFang SC', 'Microsoft YaHei', 'Noto Sans CJK SC', sa
 @cache
 def kit():
     """Return the figures' module, with all figures registered."""
-    from dev.figures import (
-        draw,  # noqa: F401
-        kit,
-    )
+    import dev.figures.draw  # registers the figures
 
-    return kit
+    return dev.figures.kit
 
 
 @contextmanager
@@ -33,33 +30,43 @@ def words_in(say: Callable[[str], str]) -> Iterator[None]:
     from matplotlib.backends.backend_svg import RendererSVG
     from matplotlib.text import Text
 
-    write, measure = Text.set_text, RendererSVG.get_text_width_height_descent
+    write = Text.set_text
+    measure = RendererSVG.get_text_width_height_descent
 
     def translated(self, text) -> None:
         is_new = isinstance(text, str) and not isinstance(text, kit().Said)
         write(self, say(text) if is_new else text)
 
-    def measured(self, text, *rest):
-        return measure(self, WIDE.sub("W", text), *rest)
+    def measured(self, text, prop, ismath):
+        return measure(self, WIDE.sub("W", text), prop, ismath)
 
-    Text.set_text, RendererSVG.get_text_width_height_descent, kit().say = translated, measured, say
+    Text.set_text = translated
+    RendererSVG.get_text_width_height_descent = measured
+    kit().say = say
     try:
         yield
     finally:
-        Text.set_text, RendererSVG.get_text_width_height_descent, kit().say = write, measure, str
+        Text.set_text = write
+        RendererSVG.get_text_width_height_descent = measure
+        kit().say = str
 
 
 def messages() -> list[str]:
     """Return the figures' titles, descriptions and words."""
     import matplotlib.pyplot as plt
 
-    found = {}
-    with words_in(lambda text: found.setdefault(text, text)), plt.rc_context(kit().STYLE):
+    texts = []
+
+    def collect(text: str) -> str:
+        texts.append(text)
+        return text
+
+    with words_in(collect), plt.rc_context(kit().STYLE):
         for function, title, description in kit().FIGURES.values():
             plt.close(function())
-            found |= {title: title, description: description}
-    found = [text for text in found if has_words(text) and not text.startswith(TOKEN)]
-    return [text.replace("\n", " / ") for text in found]
+            texts += [title, description]
+    words = [text for text in texts if has_words(text) and not text.startswith(TOKEN)]
+    return [text.replace("\n", " / ") for text in dict.fromkeys(words)]
 
 
 def draw(folder: Path, translations: dict[str, str]) -> None:

@@ -6,6 +6,7 @@ import base64
 import json
 import math
 import re
+from collections.abc import Iterator
 from html import unescape
 from pathlib import Path
 
@@ -18,10 +19,9 @@ ARCHIVE = "hands-on-rlhf.zip"
 ROW = re.compile(
     r"^\| \[(?P<title>[^]]+)\]\(notebooks/(?P<name>\w+)\.ipynb\) \| (?P<cells>.+) \|$", re.M
 )
-BEFORE_AFTER = (
-    re.compile(r"^(?P<what>(response )?before|SFT)$"),
-    re.compile(r"^((response )?after|PPO \d+)$"),
-)
+# The columns of a policy's answers before and after a training.
+BEFORE = re.compile(r"^((response )?before|SFT)$")
+AFTER = re.compile(r"^((response )?after|PPO \d+)$")
 
 
 def table() -> dict[str, dict[str, str]]:
@@ -51,39 +51,39 @@ def cost(name: str) -> str:
 
 def picture(notebook: nbformat.NotebookNode) -> tuple[bytes, str]:
     """Return a notebook's last figure as PNG, and the start of its caption."""
-    found = [
+    figures = [
         (output.data["image/png"], after.source)
         for cell, after in zip(notebook.cells, notebook.cells[1:], strict=False)
         for output in cell.get("outputs", [])
         if "image/png" in output.get("data", {})
     ]
-    image, text = found[-1]
+    image, text = figures[-1]
     caption = re.search(r"\*\*Figure \d+\.\d+\.\*\* (.+?)\.(?:\s|$)", text, re.S)[1]
     return base64.b64decode(image), " ".join(re.sub("[$`]", "", caption).split())
 
 
 def sample(notebook: nbformat.NotebookNode) -> list[str]:
     """Return [query, answer before, answer after] from the last table with these columns, or []."""
-    found = []
-    outputs = [
-        output.get("data", {}) for cell in notebook.cells for output in cell.get("outputs", [])
-    ]
-    for html in (data["text/html"] for data in outputs if "text/html" in data):
-        rows = BeautifulSoup(html, "html.parser").find_all("tr")
-        head, first, *_ = [
-            [cell.get_text(strip=True) for cell in row.find_all(["th", "td"])] for row in rows
-        ] + [
-            [],
-            [],
-        ]
-        columns = {name: text for name, text in zip(head, first, strict=False)}
-        before, after = (
-            [name for name in columns if pattern.match(name)] for pattern in BEFORE_AFTER
-        )
-        if before and after and len(columns[before[0]]) > 20:
-            query = next(columns[name] for name in ("query", "question", "") if name in columns)
-            found = [query, columns[before[0]], columns[after[-1]]]
-    return found
+    texts = []
+    for row in first_rows(notebook):
+        before = [name for name in row if BEFORE.match(name)]
+        after = [name for name in row if AFTER.match(name)]
+        if before and after and len(row[before[0]]) > 20:
+            query = row.get("query", row.get("question", row.get("")))
+            texts = [query, row[before[0]], row[after[-1]]]
+    return texts
+
+
+def first_rows(notebook: nbformat.NotebookNode) -> Iterator[dict[str, str]]:
+    """Yield the first row of each table in a notebook's outputs, as column → text."""
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            html = output.get("data", {}).get("text/html", "")
+            lines = []
+            for line in BeautifulSoup(html, "html.parser").find_all("tr", limit=2):
+                lines.append([cell.get_text(strip=True) for cell in line.find_all(["th", "td"])])
+            if len(lines) == 2:
+                yield dict(zip(*lines, strict=False))
 
 
 def change(name: str) -> str:
@@ -105,29 +105,32 @@ def literal(text: str) -> str:
 
 def cards(folder: Path) -> str:
     """Return a card per notebook in Markdown; write the cards' pictures to ``folder``."""
-    parts = []
+    texts = []
     for name, row in table().items():
         notebook = nbformat.read(ROOT / f"notebooks/{name}.ipynb", as_version=4)
         image, caption = picture(notebook)
         (folder / f"{name}.png").write_bytes(image)
-        lines = [
-            f"![{caption}](cards/{name}.png)\n",
-            f"**[{row['title']}](notebooks/{name}.ipynb)**\n",
-        ]
-        lines += [f"{row['learn'][0].upper()}{row['learn'][1:]}.\n"]
-        query, before, after = sample(notebook) or ("", "", "")
-        if before:
-            asked = f"{literal(query)} … " if query else ""
-            lines += [
-                f"> {asked}*before:* {literal(before)}\n>\n> {asked}*after:* {literal(after)}\n"
-            ]
-        measured = [cost(name), change(name)]
-        lines += [f"{' · '.join(filter(None, measured))}\n"]
-        parts.append(":::{container} card\n" + "\n".join(lines) + ":::\n")
+        texts.append(card(name, row, caption, sample(notebook)))
     if (ROOT / "docs/play.md").exists():
         words = "Move the sliders of a PPO step, and see how its formulas respond."
-        parts.append(f":::{{container}} card\n**[Play](play.md)**\n\n{words}\n:::\n")
-    return "::::{container} cards\n" + "\n".join(parts) + "::::\n"
+        texts.append(f":::{{container}} card\n**[Play](play.md)**\n\n{words}\n:::\n")
+    return "::::{container} cards\n" + "\n".join(texts) + "::::\n"
+
+
+def card(name: str, row: dict[str, str], caption: str, answers: list[str]) -> str:
+    """Return a notebook's card in Markdown: picture, title, goal, answers and measurements."""
+    lines = [
+        f"![{caption}](cards/{name}.png)\n",
+        f"**[{row['title']}](notebooks/{name}.ipynb)**\n",
+        f"{row['learn'][0].upper()}{row['learn'][1:]}.\n",
+    ]
+    if answers:
+        query, before, after = map(literal, answers)
+        asked = f"{query} … " if query else ""
+        lines.append(f"> {asked}*before:* {before}\n>\n> {asked}*after:* {after}\n")
+    measured = [cost(name), change(name)]
+    lines.append(f"{' · '.join(filter(None, measured))}\n")
+    return ":::{container} card\n" + "\n".join(lines) + ":::\n"
 
 
 def start() -> str:
@@ -148,11 +151,11 @@ cd hands-on-rlhf && make course    # sets up .venv, runs the notebooks, prints t
 
 def home_page(folder: Path) -> str:
     """Return index.md with values inserted; write the cards' pictures to ``folder``."""
-    found = [run_card(name) for name in table()]
+    run_cards = [run_card(name) for name in table()]
     values = {
-        "minutes": math.ceil(sum(card["wall_s"] for card in found) / 60),
-        "memory": f"{max(card['peak_rss_mb'] for card in found) / 1024:.1f}",
-        "notebooks": len(found),
+        "minutes": math.ceil(sum(card["wall_s"] for card in run_cards) / 60),
+        "memory": f"{max(card['peak_rss_mb'] for card in run_cards) / 1024:.1f}",
+        "notebooks": len(run_cards),
         "start": start(),
         "cards": cards(folder),
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import polib
@@ -15,10 +16,20 @@ from sphinx.search.zh import SearchChinese
 from sphinx.transforms import SphinxTransform
 from sphinx.util.nodes import extract_messages
 
-from docs._ext import translate
-from docs._ext.translate import HEADER, LANGUAGE, catalog, has_words, in_html, say
+from docs._ext.catalog import (
+    HEADER,
+    LANGUAGE,
+    catalog,
+    in_html,
+    page_name,
+    po_files,
+    po_path,
+    say,
+)
+from docs._ext.collect import SOURCE_PAGES
+from docs._ext.compare import has_words
+from docs._ext.editions import translate_code
 
-ENGLISH_PAGES = r"rlhf_course/|scripts/|figs/(?!README)"  # sources
 CHINESE = re.compile("[\u3400-\u9fff]")
 IMAGE = re.compile(r"!\[[^]]*\]\(\S+\)")  # an image's alternative text is a separate message
 SPLIT = """
@@ -32,33 +43,34 @@ function splitQuery(query) {
 
 def compile_for_sphinx(folder: Path) -> None:
     """Write finished translations in the format that Sphinx reads, one file per page."""
-    for path in translate.files():
-        name = path.relative_to(translate.PO).with_suffix("")
+    for path in po_files():
+        name = page_name(path)
         target = folder / LANGUAGE / "LC_MESSAGES" / f"{name}.mo"
         target.parent.mkdir(parents=True, exist_ok=True)
-        entries = [polib.POEntry(msgid=m, msgstr=t) for m, t in catalog(str(name)).items()]
         compiled = polib.POFile()
         compiled.metadata = HEADER
-        compiled.extend(entries)
+        for message, translation in catalog(name).items():
+            compiled.append(polib.POEntry(msgid=message, msgstr=translation))
         compiled.save_as_mofile(str(target))
 
 
 def translate_html(source: Path) -> None:
     """Translate the words in the collected pages' HTML; Sphinx does not see HTML."""
-    for path in [*source.rglob("*.md"), *source.rglob("*.ipynb")]:
-        found = catalog(str(path.relative_to(source).with_suffix("")))
-        if path.suffix == ".md":
-            text = in_html(path.read_text(encoding="utf-8"), found)
-            path.write_text(text, encoding="utf-8")
-            continue
+    for path in source.rglob("*.md"):
+        translations = catalog(str(path.relative_to(source).with_suffix("")))
+        text = in_html(path.read_text(encoding="utf-8"), translations)
+        path.write_text(text, encoding="utf-8")
+    for path in source.rglob("*.ipynb"):
+        translations = catalog(str(path.relative_to(source).with_suffix("")))
         notebook = json.loads(path.read_text(encoding="utf-8"))
         for cell in notebook["cells"]:
             if cell["cell_type"] == "markdown":
-                cell["source"] = in_html("".join(cell["source"]), found)
+                cell["source"] = in_html("".join(cell["source"]), translations)
             elif cell["cell_type"] == "code":
-                translate.translate_code(cell)
-            if shown := cell["metadata"].get("mystnb"):
-                shown["code_prompt_show"] = say(shown["code_prompt_show"], LANGUAGE)
+                translate_code(cell)
+            folded = cell["metadata"].get("mystnb")
+            if folded:
+                folded["code_prompt_show"] = say(folded["code_prompt_show"], LANGUAGE)
         path.write_text(json.dumps(notebook), encoding="utf-8")
 
 
@@ -80,24 +92,27 @@ class Messages(SphinxTransform):
     default_priority = 22  # just after Sphinx's translation
 
     def apply(self, **kwargs) -> None:
-        env, found = self.env, []
+        env = self.env
         is_english = self.config.language == "en"
         translations = {} if is_english else catalog(env.docname)
-        english = env.metadata[env.docname]["english"] = []
+        shown_in_english = []
+        messages = []
         for node, message in extract_messages(self.document):
             if self.is_skipped(node) or not has_words(message) or IMAGE.fullmatch(message):
                 continue
-            if not is_english and CHINESE.search(message):
-                continue  # already translated by in_html, such as an image's words
-            found.append(message)
-            whole = isinstance(node, nodes.image | addnodes.translatable)
             if is_english:
+                messages.append(message)
                 continue
-            if message not in translations or not (whole or node.get("translated")):
-                english.append(message)
-                if not whole:
+            if CHINESE.search(message):
+                continue  # already translated by in_html, such as an image's words
+            messages.append(message)
+            is_whole = isinstance(node, nodes.image | addnodes.translatable)
+            if message not in translations or not (is_whole or node.get("translated")):
+                shown_in_english.append(message)
+                if not is_whole:
                     node["classes"].append("untranslated")
-        env.metadata[env.docname]["messages"] = found
+        env.metadata[env.docname]["messages"] = messages
+        env.metadata[env.docname]["english"] = shown_in_english
 
     def is_skipped(self, node: nodes.Node) -> bool:
         """Return whether a node is a formula, HTML, a notebook's metadata, or a model's sample."""
@@ -109,54 +124,73 @@ class Messages(SphinxTransform):
 def keep_messages(app: Sphinx, exception: Exception | None) -> None:
     """Write all pages' messages to the file named by the setting ``messages_file``."""
     if app.config.messages_file and not exception:
-        found = {name: app.env.metadata[name]["messages"] for name in sorted(app.env.found_docs)}
-        Path(app.config.messages_file).write_text(json.dumps(found), encoding="utf-8")
+        pages = {name: app.env.metadata[name]["messages"] for name in sorted(app.env.found_docs)}
+        Path(app.config.messages_file).write_text(json.dumps(pages), encoding="utf-8")
 
 
-def show(app: Sphinx, pagename: str, templatename: str, context: dict, doctree) -> None:
+def link_languages(app: Sphinx, pagename: str, templatename: str, context: dict, doctree) -> None:
     """Add a link to this page in the other language."""
-    is_english = app.config.language == "en"
-    if pagename == "404" or re.match(ENGLISH_PAGES, pagename):
+    if pagename == "404" or re.match(SOURCE_PAGES, pagename):
         return
     start = "../" * pagename.count("/")
-    target = f"{start}{'zh' if is_english else '..'}/{pagename}.html"
-    code, name = ("zh-CN", "中文") if is_english else ("en", "English")
+    if app.config.language == "en":
+        code = "zh-CN"
+        name = "中文"
+        target = f"{start}zh/{pagename}.html"
+    else:
+        code = "en"
+        name = "English"
+        target = f"{start}../{pagename}.html"
     link = f'<a class="language" lang="{code}" hreflang="{code}" href="{target}">{name}</a>'
     context["language_link"] = link
     alternate = f'<link rel="alternate" hreflang="{code}" href="{target}">'
     context["metatags"] = context.get("metatags", "") + alternate
-    if "body" not in context:
-        return
-    context["body"] = f'<p class="language-line">{link}</p>\n{context["body"]}'
+    if "body" in context:
+        context["body"] = f'<p class="language-line">{link}</p>\n{context["body"]}'
 
 
 def mark_english(app: Sphinx, pagename: str, body: BeautifulSoup) -> None:
     """Mark a Chinese page's English parts in place, and count them at the foot."""
-    summaries = body.find_all("summary")
-    english = [tag for tag in summaries if has_words(tag.text) and not CHINESE.search(tag.text)]
-    for tag in [*body.select(".untranslated, .cell_output, pre"), *english]:
+    english_summaries = [
+        tag
+        for tag in body.find_all("summary")
+        if has_words(tag.text) and not CHINESE.search(tag.text)
+    ]
+    for tag in [*body.select(".untranslated, .cell_output, pre"), *english_summaries]:
         if not CHINESE.search(str(tag)):  # a stub's docstring or a figure may be Chinese
             tag["lang"] = "en"
-    count = len(app.env.metadata[pagename].get("english", ())) + len(english)
-    text = say("{count} paragraphs of this page are not translated yet.", app.config.language)
-    if not (translate.PO / f"{pagename}.po").exists() and pagename in app.env.found_docs:
+    english = app.env.metadata[pagename].get("english", ())
+    count = len(english) + len(english_summaries)
+    if not count:
+        return
+    if po_path(pagename).exists() or pagename not in app.env.found_docs:
+        text = say("{count} paragraphs of this page are not translated yet.", app.config.language)
+    else:
         text = say("This page exists only in English.", app.config.language)
-    if count:
-        foot = body.new_tag("p", attrs={"class": "untranslated-count"})
-        foot.string = text.format(count=count)
-        body.append(foot)
+    foot = body.new_tag("p", attrs={"class": "untranslated-count"})
+    foot.string = text.format(count=count)
+    body.append(foot)
 
 
 def skip_sources(app: Sphinx) -> None:
-    """Neither write nor index source pages for the other language."""
+    """Neither write nor index source pages for the other language, nor lead old addresses on."""
+    if app.config.language == "en":
+        return
+    app.config.redirects = {}
+    for name in ("write_doc", "index_page"):
+        method = getattr(app.builder, name, None)
+        if method:
+            setattr(app.builder, name, without_sources(method))
 
-    def skipping(method):
-        return lambda name, *rest: None if re.match(ENGLISH_PAGES, name) else method(name, *rest)
 
-    if app.config.language != "en":
-        for method in ("write_doc", "index_page"):
-            if found := getattr(app.builder, method, None):
-                setattr(app.builder, method, skipping(found))
+def without_sources(method: Callable) -> Callable:
+    """Return a builder's method that does nothing for a source page."""
+
+    def skipping(pagename: str, *rest) -> None:
+        if not re.match(SOURCE_PAGES, pagename):
+            method(pagename, *rest)
+
+    return skipping
 
 
 def set_prompt(app: Sphinx, config) -> None:
@@ -172,5 +206,5 @@ def setup(app: Sphinx) -> dict:
     app.connect("config-inited", set_prompt)
     app.connect("builder-inited", skip_sources)
     app.connect("build-finished", keep_messages)
-    app.connect("html-page-context", show, priority=450)  # after polish
+    app.connect("html-page-context", link_languages, priority=450)  # after polish
     return {"parallel_read_safe": True}

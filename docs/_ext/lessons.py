@@ -8,6 +8,7 @@ from __future__ import annotations
 import html
 import json
 import re
+from collections import Counter
 from itertools import groupby
 from pathlib import Path
 from statistics import mean, stdev
@@ -16,7 +17,8 @@ HERE = Path(__file__).resolve().parents[1]
 ROOT = HERE.parent
 PAGE = HERE / "lessons-on-text.md"
 CARDS = ROOT / "figs" / "measured" / "lessons"
-START, END = "## Lesson by lesson\n", "\n## What the tables show"
+START = "## Lesson by lesson\n"
+END = "\n## What the tables show"
 BETA = 0.5  # the KL variants' β
 STUDENT = {2: 4.303, 3: 3.182, 4: 2.776}  # 97.5 % quantile of t by degrees of freedom
 SIGNS = {-1: "lower", 0: "no difference", 1: "higher"}
@@ -36,8 +38,8 @@ COLUMNS = ("J", "score", "KL", "second judge")
 def output(notebook: str, cell: str) -> list[list[str]]:
     """Return the texts of the table rows in the output of a committed notebook's ``cell``."""
     text = (ROOT / "notebooks" / f"{notebook}.ipynb").read_text(encoding="utf-8")
-    found = next(c for c in json.loads(text)["cells"] if c.get("id") == cell)
-    shown = "".join("".join(o.get("data", {}).get("text/html", "")) for o in found["outputs"])
+    outputs = next(c for c in json.loads(text)["cells"] if c.get("id") == cell)["outputs"]
+    shown = "".join("".join(o.get("data", {}).get("text/html", "")) for o in outputs)
     rows = re.findall(r"<tr>(.*?)</tr>", shown, re.S)
     cells = (re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.S) for row in rows)
     return [[html.unescape(re.sub("<.*?>", "", x)).strip() for x in row] for row in cells]
@@ -49,43 +51,74 @@ def measured(notebook: str) -> dict:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def toy() -> list[tuple[str, str, str, int, str]]:
+Lesson = tuple[str, str, str, int, str]
+
+
+def toy() -> list[Lesson]:
     """Return a row per lesson: variant, statistic, the toy's numbers, a sign, and the source.
 
     The sign is that of the variant's J or KL minus the base's; 0 means no difference.
     """
-    found = []
+    return [*penalty_lessons(), *lambda_lessons(), *ablation_lessons(), *gradient_lessons()]
+
+
+def penalty_lessons() -> list[Lesson]:
+    """Return the lessons of notebook 03, section 17, about penalties in the reward."""
     table = measured("03_ppo_step_by_step")["curves"]["placements"]
-    rows = zip(*(table[name] for name in ("penalty", "place", "β", "share", "KL")), strict=True)
-    here = {k: numbers for k, place, b, *numbers in rows if (place, b) == ("in the reward", 0.5)}
-    share, kl = ({k: numbers[i] for k, numbers in here.items()} for i in (0, 1))
+    share = {}
+    kl = {}
+    for row, penalty in enumerate(table["penalty"]):
+        if table["place"][row] == "in the reward" and table["β"][row] == BETA:
+            share[penalty] = table["share"][row]
+            kl[penalty] = table["KL"][row]
+    lessons = []
     for kind in ("abs", "mse", "full"):
         words = f"share of the gain {share[kind]:.2f}; `kl` {share['kl']:.2f}"
-        found.append((kind, "J", words, sign(share[kind] - share["kl"], 0.01), "03 § 17"))
+        lessons.append((kind, "J", words, sign(share[kind] - share["kl"], 0.01), "03 § 17"))
     words = f"KL {kl['full']:.2f}; `kl` {kl['kl']:.2f}"
-    found.append(("full", "KL", words, sign(kl["full"] - kl["kl"], 0.01), "03 § 17"))
+    lessons.append(("full", "KL", words, sign(kl["full"] - kl["kl"], 0.01), "03 § 17"))
+    return lessons
+
+
+def lambda_lessons() -> list[Lesson]:
+    """Return the lessons of notebook 02, section 5, about GAE's λ."""
     curve = measured("02_why_ppo")["curves"]["lambda"]
     points = zip(curve["critic"], curve["λ"], curve["error"], strict=True)
-    error = {round(lam, 1): e for critic, lam, e in points if critic == "always 0"}
+    error = {round(lam, 1): value for critic, lam, value in points if critic == "always 0"}
     error[0.95] = (error[0.9] + error[1.0]) / 2
+    lessons = []
     for lam in (0, 1):
         words = f"untrained critic: squared error {error[lam]:.2f}; {error[0.95]:.2f} at λ = 0.95"
-        found.append((f"lam-{lam}", "J", words, sign(error[0.95] / error[lam] - 1, 0.1), "02 § 5"))
-    ablation = {
-        row[0]: [float(x) for x in row[1:4]] for row in output("02_why_ppo", "ablation-table")[2:]
-    }
+        expected = sign(error[0.95] / error[lam] - 1, 0.1)
+        lessons.append((f"lam-{lam}", "J", words, expected, "02 § 5"))
+    return lessons
+
+
+def ablation_lessons() -> list[Lesson]:
+    """Return the lessons of notebook 02, section 10, about what PPO can do without."""
+    ablation = {}
+    for variant, *texts in output("02_why_ppo", "ablation-table")[2:]:
+        ablation[variant] = [float(text) for text in texts[:3]]
+    lessons = []
     for variant in ("no-clip", "no-whitening", "epochs-1", "epochs-1-step-4"):
         _, gap, width = ablation[NAMES[variant]]
         words = f"share of the gain {gap:+.3f} ± {width:.3f}"
-        found.append((variant, "J", words, sign(gap, width), "02 § 10"))
+        lessons.append((variant, "J", words, sign(gap, width), "02 § 10"))
     gap = ablation["16 epochs, no clip"][0] - ablation["16 epochs"][0]
-    found.append(("epochs-16-no-clip", "J", f"share of the gain {gap:+.3f}", sign(gap), "02 § 10"))
-    pulls = {row[0]: row[1:] for row in output("02_why_ppo", "cell-57")[1:]}
-    size = {k: float(pulls[f"{k} as a loss"][0]) for k in ("k1", "k2")}
-    for kind, what in {"k1": "KL", "k2": "J"}.items():
-        words = f"{size[kind]:.2f} of KL's gradient"
-        found.append((kind, what, words, sign(1 - size[kind], 0.01), "02 § 9"))
-    return found
+    words = f"share of the gain {gap:+.3f}"
+    lessons.append(("epochs-16-no-clip", "J", words, sign(gap), "02 § 10"))
+    return lessons
+
+
+def gradient_lessons() -> list[Lesson]:
+    """Return the lessons of notebook 02, section 9, about KL as a loss."""
+    gradients = {row[0]: row[1:] for row in output("02_why_ppo", "cell-57")[1:]}
+    lessons = []
+    for kind, statistic in {"k1": "KL", "k2": "J"}.items():
+        size = float(gradients[f"{kind} as a loss"][0])
+        words = f"{size:.2f} of KL's gradient"
+        lessons.append((kind, statistic, words, sign(1 - size, 0.01), "02 § 9"))
+    return lessons
 
 
 def sign(gap: float, noise: float = 0.0) -> int:
@@ -102,11 +135,11 @@ def runs() -> dict[str, list[dict]]:
 
 def change(card: dict, column: str) -> float:
     """Return a statistic's change from the start to the end of a run; J uses the base's β."""
-    before, after = (
-        row["score"] - beta(card) * row["KL"] if column == "J" else row[column]
-        for row in (card["held_out"][0], card["held_out"][-1])
-    )
-    return after - before
+    before = card["held_out"][0]
+    after = card["held_out"][-1]
+    if column == "J":
+        return (after["score"] - before["score"]) - beta(card) * (after["KL"] - before["KL"])
+    return after[column] - before[column]
 
 
 def beta(card: dict) -> float:
@@ -133,7 +166,8 @@ def verdict(toy_sign: int, text_sign: int) -> str:
 
 def keeps_language(card: dict) -> bool:
     """Return whether a run passes notebook 04's language checks."""
-    before, after = card["held_out"][0], card["held_out"][-1]
+    before = card["held_out"][0]
+    after = card["held_out"][-1]
     return (
         after["perplexity"] <= 1.5 * before["perplexity"]
         and after["unknown words"] <= before["unknown words"] + 0.02
@@ -145,15 +179,17 @@ def keeps_language(card: dict) -> bool:
 
 def verdicts(cards: dict) -> dict[tuple[str, str], tuple[int, int]]:
     """Return (variant, statistic) → (the toy's sign, the text's sign)."""
-    return {
-        (variant, column): (expected, sign(*difference(cards, variant, column)))
-        for variant, column, _, expected, _ in toy()
-    }
+    signs = {}
+    for variant, column, _, expected, _ in toy():
+        gap, width = difference(cards, variant, column)
+        signs[variant, column] = (expected, sign(gap, width))
+    return signs
 
 
 def setting(cards: dict) -> str:
     """Return a paragraph about the runs' settings."""
-    first, seeds = cards["ppo"][0]["settings"], len(cards["ppo"])
+    first = cards["ppo"][0]["settings"]
+    seeds = len(cards["ppo"])
     responses = f"{first['text_batch']} responses of at most {first['response_tokens']} tokens"
     return f"""\
 Unless its name or its base's name states otherwise, each run has {first["text_steps"]} batches of
@@ -172,7 +208,9 @@ base's share.
 def tables() -> str:
     """Return the generated part of the page."""
     cards = runs()
-    signs = verdicts(cards)
+    phrases = {}
+    for key, (toy_sign, text_sign) in verdicts(cards).items():
+        phrases[key] = verdict(toy_sign, text_sign)
     lines = [setting(cards)]
     lines += ["| variant | source | toy | toy expects | text, minus base | verdict |"]
     lines += ["|---|---|---|---|---|---|"]
@@ -181,10 +219,9 @@ def tables() -> str:
         what = f"{column} {SIGNS[expected]}" if expected else f"{SIGNS[0]} in {column}"
         source = f"[{source}](../notebooks/{NOTEBOOKS[source[:2]]}.ipynb)"
         row = NAMES[variant], source, words, what, f"{column} {gap:+.2f} ± {width:.2f}"
-        lines.append(f"| {' | '.join(row)} | {verdict(*signs[variant, column])} |")
-    said = [verdict(*pair) for pair in signs.values()]
-    counts = (f"{said.count(words)} × *{words}*" for words in dict.fromkeys(said))
-    lines += [f"\nThe verdicts of {len(said)} comparisons: {', '.join(counts)}.", ""]
+        lines.append(f"| {' | '.join(row)} | {phrases[variant, column]} |")
+    counts = [f"{count} × *{phrase}*" for phrase, count in Counter(phrases.values()).items()]
+    lines += [f"\nThe verdicts of {len(phrases)} comparisons: {', '.join(counts)}.", ""]
     lines += ["### All measurements", ""]
     lines += [
         f"| variant | {' | '.join(COLUMNS)} | keeps the language |",

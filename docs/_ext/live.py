@@ -21,7 +21,8 @@ NETWORK = ("config.json", "tokenizer.json", "model.safetensors")
 MODELS = {"gpt2-imdb-mini": NETWORK, "distilbert-imdb-mini": NETWORK}
 MODELS |= {"ngram-imdb-judge": ("model.safetensors",)}
 ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
-OPENINGS, WORDS = (29, 22, 47, 40, 41, 44, 12, 59, 10, 34), 4  # rows of the held-out reviews
+OPENINGS = (29, 22, 47, 40, 41, 44, 12, 59, 10, 34)  # rows of the held-out reviews
+WORDS = 4  # of each review
 HEAD = """<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><meta name="viewport"
 content="width=device-width, initial-scale=1"><title>Live: a policy before and after PPO</title>
 <link rel="stylesheet" href="live/alone.css"></head><body><main>"""
@@ -30,8 +31,8 @@ content="width=device-width, initial-scale=1"><title>Live: a policy before and a
 def runs() -> list[dict]:
     """Return the policies' run records, in the slider's order."""
     paths = POLICIES.glob("*/run.json")
-    found = [{"name": path.parent.name} | json.loads(path.read_text()) for path in paths]
-    return sorted(found, key=lambda run: run["beta"])
+    records = [{"name": path.parent.name} | json.loads(path.read_text()) for path in paths]
+    return sorted(records, key=lambda run: run["beta"])
 
 
 def openings() -> list[str]:
@@ -46,8 +47,8 @@ def rows() -> str:
     """Return an HTML table of measurements on held-out openings."""
     keys = "kl", "score", "second", "perplexity", "distinct_2"
 
-    def row(name: str, head: str, found: dict) -> str:
-        texts = [f"{found[key]:.{1 if key == 'perplexity' else 2}f}" for key in keys]
+    def row(name: str, head: str, values: dict) -> str:
+        texts = [f"{values[key]:.{1 if key == 'perplexity' else 2}f}" for key in keys]
         cells = "".join(f"<td>{text}</td>".replace("-", "−") for text in texts)
         return f'<tr data-run="{name}"><td>{head}</td>{cells}</tr>'
 
@@ -58,15 +59,16 @@ def rows() -> str:
 def axes(most: int, low: int, high: int) -> str:
     """Return SVG axes for scores (``low`` to ``high``) against √KL (0 to ``most``)."""
     name = "KL to the reference (nats, square-root scale)"
-    parts = [f'<text x="350" y="226" text-anchor="end">{name}</text>']
+    tags = [f'<text x="350" y="226" text-anchor="end">{name}</text>']
     for tick in range(low, high + 1):
-        y, number = 195 - (tick - low) * 180 / (high - low), f"{tick}".replace("-", "−")
-        parts.append(f'<line x1="34" x2="350" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text x="28" y="{y + 4:.1f}" text-anchor="end">{number}</text>')
+        y = 195 - (tick - low) * 180 / (high - low)
+        number = f"{tick}".replace("-", "−")
+        tags.append(f'<line x1="34" x2="350" y1="{y:.1f}" y2="{y:.1f}"/>')
+        tags.append(f'<text x="28" y="{y + 4:.1f}" text-anchor="end">{number}</text>')
     for tick in range(most + 1):
         x = 34 + tick * 316 / most
-        parts.append(f'<text x="{x:.1f}" y="210" text-anchor="middle">{tick**2}</text>')
-    return "".join(parts)
+        tags.append(f'<text x="{x:.1f}" y="210" text-anchor="middle">{tick**2}</text>')
+    return "".join(tags)
 
 
 def curve() -> str:
@@ -77,10 +79,13 @@ def curve() -> str:
     points = [point for run in runs() for point in run["path"]]
     both = [point[key] for point in points for key in ("score", "second")]
     most = math.ceil(math.sqrt(max(point["kl"] for point in points)))
-    low, high = math.floor(min(both)), math.ceil(max(both))
-    across, up = 316 / most, 180 / (high - low)
+    low = math.floor(min(both))
+    high = math.ceil(max(both))
+    across = 316 / most
+    up = 180 / (high - low)
     place = f"translate(34 {195 + low * up:.2f}) scale({across:.4f} {-up:.4f})"
-    lines, words = "", []
+    lines = ""
+    words = []
     for run in runs():
         for key, kind in (("score", "a"), ("second", "b")):
             steps = [f"{point['kl'] ** 0.5:.3f},{point[key]:.3f}" for point in run["path"]]
@@ -105,10 +110,14 @@ def live_page() -> str:
         for run in runs()
     ]
     text = (HERE / "live.md").read_text(encoding="utf-8")
-    found = openings()
-    parts = {"opening": found[0], "rows": rows(), "curve": curve()}
-    parts["openings"] = "".join(f"<option>{text}</option>" for text in found)
-    for name, inside in parts.items():
+    texts = openings()
+    insertions = {
+        "opening": texts[0],
+        "rows": rows(),
+        "curve": curve(),
+        "openings": "".join(f"<option>{text}</option>" for text in texts),
+    }
+    for name, inside in insertions.items():
         text = text.replace(f"{{{name}}}", inside)
     return f'{text}\n<script type="application/json" id="live-data">{json.dumps(points)}</script>\n'
 

@@ -34,7 +34,7 @@ def load_groups() -> list[dict]:
 def fill(text: str) -> str:
     """Return the text with {field:g} replaced by PPOConfig's default for the field."""
     defaults = asdict(PPOConfig())
-    return re.sub(r"\{(\w+):g\}", lambda found: format(defaults[found[1]], "g"), text.strip())
+    return re.sub(r"\{(\w+):g\}", lambda match: format(defaults[match[1]], "g"), text.strip())
 
 
 def anchor(key: str) -> str:
@@ -44,7 +44,8 @@ def anchor(key: str) -> str:
 
 def picture(key: str, curve: list[float]) -> str:
     """Return a small SVG curve by step, with a line at 0 if the curve's range includes 0."""
-    low, high = min(curve), max(curve)
+    low = min(curve)
+    high = max(curve)
 
     def height(value: float) -> str:
         return f"{38 - 36 * (value - low) / (high - low):.1f}"
@@ -92,11 +93,11 @@ def metrics_page(curves: dict[str, list[float]]) -> str:
 
     ``curves`` maps some stats, or none, to their measured values per step.
     """
-    parts = [PAGE.read_text(encoding="utf-8").partition("\n## ")[0].rstrip() + "\n"]
+    sections = [PAGE.read_text(encoding="utf-8").partition("\n## ")[0].rstrip() + "\n"]
     for group in load_groups():
-        parts.append(f"## {group['title']}\n\n{fill(group['about'])}\n")
-        parts += [section(key, stat, curves.get(key)) for key, stat in group["stats"].items()]
-    return "\n".join(parts)
+        sections.append(f"## {group['title']}\n\n{fill(group['about'])}\n")
+        sections += [section(key, stat, curves.get(key)) for key, stat in group["stats"].items()]
+    return "\n".join(sections)
 
 
 if __name__ == "__main__":

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from functools import partial
-from html import escape
+from collections.abc import Iterable
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from bs4 import BeautifulSoup, Tag
+from bs4 import BeautifulSoup, NavigableString, Tag
 from docutils import nodes
 from sphinx.addnodes import index
 from sphinx.application import Sphinx
@@ -17,10 +16,10 @@ from sphinx.transforms import SphinxTransform
 from sphinx.util.images import get_image_size
 
 from docs._ext.address import addresses, open_in
+from docs._ext.catalog import catalog, say
 from docs._ext.home import ARCHIVE, cost, table
 from docs._ext.languages import mark_english
 from docs._ext.metrics import anchor
-from docs._ext.translate import catalog, say
 from rlhf_course.ppo.stats import MEANING
 
 SCRIPTS = {  # notebook → the equivalent commands
@@ -72,12 +71,33 @@ class StatsFirst(SphinxTransform):
 
 
 def polish(app: Sphinx, pagename: str, templatename: str, context: dict, doctree) -> None:
-    """Finish a page in place: images, tables, a notebook's header, links to terms and stats,
-    languages, and preview metadata.
+    """Finish a page in place: images, tables, a notebook's header, links to terms and stats, and
+    languages.
     """
     if "body" not in context:
         return
     body = BeautifulSoup(context["body"], "html.parser")
+    _fit_images(body, app)
+    _fit_tables(body)
+    for summary in body.select("summary[aria-label]"):
+        del summary["aria-label"]  # the visible text is clearer
+    if re.fullmatch(r"notebooks/.*\d_\w+", pagename):
+        _head(body, pagename.removeprefix("notebooks/"), app)
+    if pagename not in GENERATED:
+        _link_stats(body, pagename, app)
+        _link_terms(body, pagename, app)
+    if app.config.language == "en":
+        _mark_chinese(body)
+    elif pagename != "404":
+        mark_english(app, pagename, body)
+    context["body"] = str(body)
+    if pagename == "404":  # served at any depth
+        root = urlsplit(addresses().get("homepage", "")).path
+        context["metatags"] = f'<base href="{root}/">\n{context["metatags"]}'
+
+
+def _fit_images(body: BeautifulSoup, app: Sphinx) -> None:
+    """Give images their size, so that the page does not jump, and wide ones room to scroll."""
     files = {name: path for path, (_, name) in app.env.images.items()}
     for number, image in enumerate(body.find_all("img")):
         size = get_image_size(Path(app.srcdir, files.get(Path(image["src"]).name, "")))
@@ -85,28 +105,22 @@ def polish(app: Sphinx, pagename: str, templatename: str, context: dict, doctree
             image["width"], image["height"] = size
         if number:
             image["loading"] = "lazy"
-        wide, output = size and size[0] > WIDE, image.find_parent(class_="cell_output")
-        if output:
+        is_wide = bool(size) and size[0] > WIDE
+        is_output = image.find_parent(class_="cell_output") is not None
+        if is_output:
             image["alt"] = _caption(image) or "Figure"
-        if output or wide:
-            image.wrap(body.new_tag("span", attrs={"class": "figure wide" if wide else "figure"}))
+        if is_output or is_wide:
+            kind = "figure wide" if is_wide else "figure"
+            image.wrap(body.new_tag("span", attrs={"class": kind}))
+
+
+def _fit_tables(body: BeautifulSoup) -> None:
+    """Let tables of outputs scroll, and turn empty headers into plain cells."""
     for grid in body.select(".output.text_html table"):
         grid.wrap(body.new_tag("div", attrs={"class": "table-wrapper"}))
         _mark_text(grid)
     for cell in body.find_all("th", string=lambda text: not (text or "").strip()):
-        cell.name = "td"  # empty header
-    for summary in body.select("summary[aria-label]"):
-        del summary["aria-label"]  # the visible text is clearer
-    if re.fullmatch(r"notebooks/.*\d_\w+", pagename):
-        _head(body, pagename.removeprefix("notebooks/"), app)
-    if pagename not in GENERATED:
-        _link_terms(body, pagename, app)
-    if app.config.language == "en":
-        _mark_chinese(body)
-    elif pagename != "404":
-        mark_english(app, pagename, body)
-    context["body"] = str(body)
-    context["metatags"] += _metatags(body, pagename, context)
+        cell.name = "td"
 
 
 def term_id(term: str) -> str:
@@ -114,123 +128,112 @@ def term_id(term: str) -> str:
     return re.sub("[^a-zA-Z0-9._]+", "-", term).strip("-")
 
 
+def _link_stats(body: BeautifulSoup, pagename: str, app: Sphinx) -> None:
+    """Link each stat's name to its section of the page about metrics."""
+    if pagename == "metrics":
+        return
+    page = app.builder.get_relative_uri(pagename, "metrics")
+    for name in body.find_all(string=list(MEANING)):
+        is_named = name.find_parent(["code", "th", "td"])
+        is_elsewhere = name.find_parent(["a", "pre", "summary", "h1", "h2", "h3", "h4"])
+        if is_named and not is_elsewhere:
+            link = body.new_tag("a", href=f"{page}#{anchor(name)}", title=MEANING[name])
+            name.wrap(link)
+
+
 def _link_terms(body: BeautifulSoup, pagename: str, app: Sphinx) -> None:
-    """Link each stat to its section, and each glossary term's first occurrence to its entry."""
-    to = partial(app.builder.get_relative_uri, pagename)
-    for name in body.find_all(string=list(MEANING)) if pagename != "metrics" else ():
-        if name.find_parent(["code", "th", "td"]) and not name.find_parent(
-            ["a", "pre", "summary", *HEADINGS[:4]]
-        ):
-            name.wrap(
-                body.new_tag("a", href=f"{to('metrics')}#{anchor(name)}", title=MEANING[name])
-            )
+    """Link each glossary term's first occurrence to its entry."""
     if pagename == "glossary":
         return
-    terms, names = _glossary(app.config.language)
+    page = app.builder.get_relative_uri(pagename, "glossary")
+    terms, pattern = _glossary(app.config.language)
     linked = set()
-    for text in [
-        text
-        for tag in body.select("p, li, td")
-        for text in tag.find_all(string=True, recursive=False)
-    ]:
-        if text.find_parent(["a", "code", "pre", "figcaption", "details", *HEADINGS]):
-            continue
-        parts, end = [], 0
-        for found in names.finditer(text):
-            name = next(
-                name
-                for name in (found[0], found[0].lower())
-                if name.removesuffix("s") in terms or name in terms
-            )
-            name = name if name in terms else name.removesuffix("s")
-            if name not in linked:
-                english, says = terms[name]
-                address = f"{to('glossary')}#term-{term_id(english)}"
-                link = body.new_tag("a", href=address, title=says)
-                link["class"], link.string = "term", found[0]
-                parts += [text[end : found.start()], link]
-                end = found.end()
-                linked.add(name)
-        if parts:
-            text.replace_with(*parts, text[end:])
+    for text in _prose(body):
+        pieces = []
+        end = 0
+        for match in pattern.finditer(text):
+            name = _term_of(match[0], terms)
+            if name in linked:
+                continue
+            linked.add(name)
+            english, meaning = terms[name]
+            link = body.new_tag("a", href=f"{page}#term-{term_id(english)}", title=meaning)
+            link["class"] = "term"
+            link.string = match[0]
+            pieces += [text[end : match.start()], link]
+            end = match.end()
+        if pieces:
+            text.replace_with(*pieces, text[end:])
+
+
+def _prose(body: BeautifulSoup) -> list[NavigableString]:
+    """Return the texts of paragraphs, lists and tables, without links, code and headings."""
+    skipped = ["a", "code", "pre", "figcaption", "details", *HEADINGS]
+    texts = []
+    for tag in body.select("p, li, td"):
+        for text in tag.find_all(string=True, recursive=False):
+            if not text.find_parent(skipped):
+                texts.append(text)
+    return texts
+
+
+def _term_of(word: str, terms: dict) -> str:
+    """Return the glossary's term for a word, which may be capitalized or plural."""
+    candidates = (word, word.removesuffix("s"), word.lower(), word.lower().removesuffix("s"))
+    return next(name for name in candidates if name in terms)
 
 
 def _glossary(language: str) -> tuple[dict[str, tuple[str, str]], re.Pattern]:
     """Map each term to its English term and first sentence; also return a pattern for terms."""
-    text = GLOSSARY.read_text(encoding="utf-8")
-    found = {} if language == "en" else catalog("glossary")
+    translations = {} if language == "en" else catalog("glossary")
     terms = {}
-    for names, says in re.findall(r"^((?:\S.*\n)+)((?:  .*\n?)+)", text, re.M):
-        says = found.get(" ".join(says.split()), " ".join(says.split()))
-        says = re.sub(r"\{term\}|\[([^]]*)\]\([^)]*\)|[`*]|(?<=\w|）) <[^>]*>", r"\1", says)
-        says = re.split(r"(?<=[.;:])\s|(?<=[。；：])", says)[0]
+    text = GLOSSARY.read_text(encoding="utf-8")
+    for names, definition in re.findall(r"^((?:\S.*\n)+)((?:  .*\n?)+)", text, re.M):
+        english = " ".join(definition.split())
+        meaning = _first_sentence(translations.get(english, english))
         for name in names.splitlines():
             if not name.startswith("`"):
-                terms[re.sub("（.*", "", found.get(name, name))] = name, says
+                shown = re.sub("（.*", "", translations.get(name, name))
+                terms[shown] = (name, meaning)
+    return terms, _terms_pattern(terms)
+
+
+def _first_sentence(definition: str) -> str:
+    """Return a definition's first sentence without its Markdown."""
+    plain = re.sub(r"\{term\}|\[([^]]*)\]\([^)]*\)|[`*]|(?<=\w|）) <[^>]*>", r"\1", definition)
+    return re.split(r"(?<=[.;:])\s|(?<=[。；：])", plain)[0]
+
+
+def _terms_pattern(terms: Iterable[str]) -> re.Pattern:
+    """Return a pattern that finds terms, the longest first; English ones may be plural."""
     longest = sorted(terms, key=len, reverse=True)
-    words = [t for t in longest if not CHINESE.search(t) and (len(t) > 2 or t.isupper())]
+    words = []
+    chinese = []
+    for term in longest:
+        if CHINESE.search(term):
+            if len(term) > 1:
+                chinese.append(re.escape(term))
+        elif len(term) > 2 or term.isupper():
+            words.append(term)
     words += [word.capitalize() for word in words if word.islower()]
-    words = "|".join(map(re.escape, words))
-    chinese = "".join(f"|{re.escape(t)}" for t in longest if CHINESE.search(t) and len(t) > 1)
-    return terms, re.compile(rf"(?<![\w-])(?:{words})s?(?![\w-]){chinese}")
+    english = rf"(?<![\w-])(?:{'|'.join(map(re.escape, words))})s?(?![\w-])"
+    return re.compile("|".join([english, *chinese]))
 
 
 def _mark_chinese(body: BeautifulSoup) -> None:
     """Mark Chinese text as Chinese, for screen readers and fonts."""
-    for text in [
-        text
-        for text in body.find_all(string=CHINESE)
-        if text.parent.name not in ("title", "script", "style")
-    ]:
-        parts = CHINESE.split(text)  # every second part is Chinese
-        tags = [
-            body.new_tag("span", attrs={"lang": "zh"}) if odd % 2 else None
-            for odd in range(len(parts))
-        ]
-        for tag, part in zip(tags, parts, strict=True):
-            if tag:
-                tag.string = part
-        text.replace_with(*(tag or part for tag, part in zip(tags, parts, strict=True)))
-
-
-def _metatags(body: BeautifulSoup, pagename: str, context: dict) -> str:
-    """Return metadata for search engines and previews: title, first paragraph, and picture."""
-    first = next(
-        (
-            p
-            for p in body.find_all("p")
-            if len(p.get_text()) > 40 and "page-links" not in p.get("class", [])
-        ),
-        None,
-    )
-    says = (
-        " ".join(first.get_text().split())
-        if first
-        else f"{context['title']}, a page of {context['project']}"
-    )
-    says = escape(says if len(says) <= 160 else f"{says[:157].rsplit(' ', 1)[0]} …")
-    title = escape(
-        BeautifulSoup(context.get("title") or context["project"], "html.parser").get_text()
-    )
-    tags = {
-        "og:title": title,
-        "og:description": says,
-        "og:type": "article",
-        "og:site_name": context["project"],
-    }
-    if homepage := addresses().get("homepage"):  # og:url and og:image need absolute URLs
-        tags |= {
-            "og:url": f"{homepage}/{pagename}.html",
-            "og:image": f"{homepage}/_images/rlhf_stages.svg",
-        }
-    lines = [
-        f'<meta name="description" content="{says}">',
-        '<meta name="twitter:card" content="summary">',
-    ]
-    lines += [f'<meta property="{name}" content="{value}">' for name, value in tags.items()]
-    if pagename == "404":  # served at any depth
-        lines.insert(0, f'<base href="{urlsplit(addresses().get("homepage", "")).path}/">')
-    return "\n".join(lines)
+    for text in body.find_all(string=CHINESE):
+        if text.parent.name in ("title", "script", "style"):
+            continue
+        pieces = []
+        for number, piece in enumerate(CHINESE.split(text)):
+            if number % 2:  # every second piece is Chinese
+                span = body.new_tag("span", attrs={"lang": "zh"})
+                span.string = piece
+                pieces.append(span)
+            else:
+                pieces.append(piece)
+        text.replace_with(*pieces)
 
 
 def _mark_text(table: Tag) -> None:
@@ -256,46 +259,58 @@ def _caption(image: Tag) -> str:
 
 def _head(body: BeautifulSoup, name: str, app: Sphinx) -> None:
     """Add lines under a notebook's title: its goal, files, requirements, scripts, and slides."""
-    words = partial(say, language=app.config.language)
-    links = [(words("The notebook"), f"{Path(name).name}.ipynb", True)]
-    archive = f"{'../' * (1 + name.count('/'))}{ARCHIVE}"
-    links += [(words("Everything it needs, as a zip"), archive, True)]
-    if "/" not in name or name.startswith("scratch/"):
-        takes = words("The notebook takes {cost} on two CPU cores.")
-        takes = takes.format(cost=cost(name).removesuffix(" on two CPU cores"))
-    if name.startswith("scratch/"):
-        text = words(
-            "This page runs the same cells on real data, at preset scratch. The text describes"
-            " preset tiny: if it differs from the measurements here, trust the numbers."
-        )
-        _lead(body, f"{takes} {text}")
-    if "/" not in name:
-        repository = addresses().get("repository", "")
-        services = open_in(repository, f"notebooks/{name}.ipynb").items()
-        links += [(words(what), url, False) for what, url in services]
-        links += [(words("Exercises"), f"exercises/{name}.html", False)]
-        scripts = SCRIPTS.get(name, ())
-        links += [(f"{script}.py", f"../scripts/{script}.html", False) for script in scripts]
-        if "slides" in app.env.found_docs:
-            links += [(words("Slides"), "../slides/slides.html", False)]
-            links += [(words("Slides as a PDF"), "../slides/slides.pdf", False)]
-        learn = table()[name]["learn"]
-        learn = words(f"{learn[0].upper()}{learn[1:]}.")
-        _lead(body, f"{learn} {takes}")
+    lead = _lead_text(name, app.config.language)
     line = body.new_tag("p", attrs={"class": "page-links"})
-    for text, target, download in links:
-        link = body.new_tag("a", href=target, attrs={"download": ""} if download else {})
+    for text, target, is_download in _links(name, app):
+        link = body.new_tag("a", href=target, attrs={"download": ""} if is_download else {})
         link.string = text
         line.append(link)
         line.append(" ")
+    if lead:
+        paragraph = body.new_tag("p", attrs={"class": "lead"})
+        paragraph.string = lead
+        body.h1.insert_after(paragraph)
     body.h1.insert_after(line)
 
 
-def _lead(body: BeautifulSoup, text: str) -> None:
-    """Add a paragraph under the title."""
-    lead = body.new_tag("p", attrs={"class": "lead"})
-    lead.string = text
-    body.h1.insert_after(lead)
+def _lead_text(name: str, language: str) -> str:
+    """Return the sentences under a notebook's title; exercises and practice have none."""
+    if "/" in name and not name.startswith("scratch/"):
+        return ""
+    takes = say("The notebook takes {cost} on two CPU cores.", language)
+    takes = takes.format(cost=cost(name).removesuffix(" on two CPU cores"))
+    if name.startswith("scratch/"):
+        text = say(
+            "This page runs the same cells on real data, at preset scratch. The text describes"
+            " preset tiny: if it differs from the measurements here, trust the numbers.",
+            language,
+        )
+        return f"{takes} {text}"
+    learn = table()[name]["learn"]
+    goal = f"{learn[0].upper()}{learn[1:]}."  # the README's table, which has translations
+    return f"{say(goal, language)} {takes}"
+
+
+def _links(name: str, app: Sphinx) -> list[tuple[str, str, bool]]:
+    """Return the links under a notebook's title: text, target, and whether it is a download."""
+    language = app.config.language
+    archive = f"{'../' * (1 + name.count('/'))}{ARCHIVE}"
+    links = [
+        (say("The notebook", language), f"{Path(name).name}.ipynb", True),
+        (say("Everything it needs, as a zip", language), archive, True),
+    ]
+    if "/" in name:
+        return links
+    repository = addresses().get("repository", "")
+    for service, url in open_in(repository, f"notebooks/{name}.ipynb").items():
+        links.append((say(service, language), url, False))
+    links.append((say("Exercises", language), f"exercises/{name}.html", False))
+    for script in SCRIPTS.get(name, ()):
+        links.append((f"{script}.py", f"../scripts/{script}.html", False))
+    if "slides" in app.env.found_docs:
+        links.append((say("Slides", language), "../slides/slides.html", False))
+        links.append((say("Slides as a PDF", language), "../slides/slides.pdf", False))
+    return links
 
 
 def name_levels(app: Sphinx, pagename: str, templatename: str, context: dict, doctree) -> None:

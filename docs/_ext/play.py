@@ -38,25 +38,26 @@ def definitions(names: Iterable[str]) -> dict:
     """
     from rlhf_course.course.presets import load_preset
 
-    found, wanted = {}, {*names}
+    objects = {}
+    wanted = {*names}
     for cell in nbformat.read(NOTEBOOK, as_version=4).cells:
         if cell.cell_type != "code":
             continue
         tree = ast.parse(cell.source)
         imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
-        exec(compile(ast.Module(imports, []), NOTEBOOK.name, "exec"), found)
-        found.setdefault("settings", load_preset(NOTEBOOK.stem, "tiny"))
+        exec(compile(ast.Module(imports, []), NOTEBOOK.name, "exec"), objects)
+        objects.setdefault("settings", load_preset(NOTEBOOK.stem, "tiny"))
         made = {
             getattr(node, "name", getattr(node, "id", None))
             for node in ast.walk(tree)
             if _defines(node)
         }
         if made & wanted:
-            exec(compile(tree, NOTEBOOK.name, "exec"), found)
+            exec(compile(tree, NOTEBOOK.name, "exec"), objects)
             wanted -= made
     if wanted:
         raise ValueError(f"Define {', '.join(sorted(wanted))} in a cell of {NOTEBOOK}.")
-    return found
+    return objects
 
 
 def _defines(node: ast.AST) -> bool:
@@ -70,19 +71,20 @@ def path_of(toy: dict, beta: float) -> tuple[list[float], list[float]]:
     """
     import torch
 
-    ppo, settings = toy["toy_trainer"](beta), toy["settings"]
-    queries, powers = (
-        [toy["toy_query"]] * settings.toy_batch,
-        toy["V"] ** torch.arange(toy["L"] - 1, -1, -1),
-    )
-    how = {"return_prompt": False, "max_new_tokens": toy["L"]} | toy["generation"]
-    points = [(0.0, toy["objective"](toy["toy_ref"], toy["toy_ref"], beta)[1])]
+    ppo = toy["toy_trainer"](beta)
+    settings = toy["settings"]
+    queries = [toy["toy_query"]] * settings.toy_batch
+    powers = toy["V"] ** torch.arange(toy["L"] - 1, -1, -1)
+    sampling = {"return_prompt": False, "max_new_tokens": toy["L"]} | toy["generation"]
+    kls = [0.0]
+    rewards = [toy["objective"](toy["toy_ref"], toy["toy_ref"], beta)[1]]
     for _ in range(settings.toy_steps):
-        responses = ppo.generate(queries, **how)
+        responses = ppo.generate(queries, **sampling)
         ppo.step(queries, responses, toy["toy_rewards"][torch.stack(responses).cpu() @ powers])
         _, reward, kl = toy["objective"](toy["sequence_logprobs"](ppo.model), toy["toy_ref"], beta)
-        points.append((kl, reward))
-    return tuple([round(value, 5) for value in column] for column in zip(*points, strict=True))
+        kls.append(kl)
+        rewards.append(reward)
+    return [round(kl, 5) for kl in kls], [round(reward, 5) for reward in rewards]
 
 
 def record() -> None:

@@ -24,16 +24,21 @@ shows whether the answer is correct, and why.
 """
 
 
+def sigmoid(x: float) -> float:
+    """Return the logistic function of x."""
+    return torch.tensor(float(x)).sigmoid().item()
+
+
 def numbers() -> dict[str, float]:
     """Return the values of {name} placeholders in the questions."""
-    controller, before = AdaptiveKLController(0.2, target=6, horizon=10_000), 0.2
+    before = 0.2
+    controller = AdaptiveKLController(before, target=6, horizon=10_000)
     for _ in range(194):
         controller.update(2.0, 128)
     one_step = AdaptiveKLController(before, target=6, horizon=10_000)
     one_step.update(2.0, 128)
-    zero, sigmoid = torch.zeros(1), lambda x: torch.tensor(float(x)).sigmoid().item()
     return {
-        "ln2": pairwise_loss(zero, zero).item(),
+        "ln2": pairwise_loss(torch.zeros(1), torch.zeros(1)).item(),
         "half": sigmoid(0),
         "sigmoid1": sigmoid(1),
         "sigmoid2": sigmoid(2),
@@ -64,17 +69,22 @@ def questions() -> Iterator[tuple[str, str, list[tuple[str, str, bool]]]]:
             yield (
                 notebook,
                 entry["question"].format(**values),
-                [(f"{a}".format(**values), w.format(**values), ok) for a, w, ok in answers],
+                [
+                    (str(text).format(**values), why.format(**values), is_right)
+                    for text, why, is_right in answers
+                ],
             )
 
 
 def quiz_page() -> str:
     """Return quiz.md's text."""
-    lines, last = [INTRODUCTION], None
+    lines = [INTRODUCTION]
+    last = None
     for notebook, question, answers in questions():
         if notebook != last:
             lines.append(f"## Notebook [{notebook[:2]}](../notebooks/{notebook}.ipynb)\n")
-            number, last = 0, notebook
+            number = 0
+            last = notebook
         number += 1
         lines.append(f"**{number}.** {question}\n")
         for text, why, right in answers:

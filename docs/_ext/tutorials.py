@@ -34,15 +34,15 @@ def yardsticks() -> str:
         rows.append(f"| {run} | {ends[0]} | {ends[1]} | {x['queries']} |")
     for preset, name in PRESETS.items():
         path = ROOT / "figs/measured" / name
-        found = json.loads(path.read_text(encoding="utf-8"))["metrics"] if path.exists() else {}
-        ends = [x.format(found) if found else "not measured" for x in OURS]
+        metrics = json.loads(path.read_text(encoding="utf-8"))["metrics"] if path.exists() else {}
+        ends = [form.format(metrics) if metrics else "not measured" for form in OURS]
         rows.append(f"| This course, preset {preset} | {' | '.join(ends)} | all held out |")
     return "\n".join(rows).replace("-0.", "−0.")
 
 
 def with_yardsticks(page: str) -> str:
     """Return the page with a new table between the two marks."""
-    return BLOCK.sub(lambda found: found[1] + yardsticks() + found[2], page)
+    return BLOCK.sub(lambda marks: marks[1] + yardsticks() + marks[2], page)
 
 
 if __name__ == "__main__":
