@@ -61,13 +61,17 @@ class SentimentReward:
                 f"{model_name_or_path} has no label {label!r}; it has {', '.join(labels)}. Choose"
                 " one with SentimentReward(..., label=...) or the setting reward_label."
             )
-        self.index, self.batch_size = labels[label.upper()], batch_size
+        self.index = labels[label.upper()]
+        self.batch_size = batch_size
 
     @torch.no_grad()
     def logits(self, texts: Sequence[str]) -> Tensor:
         """Return the texts' logits (B, labels), in the given order."""
-        texts, longest = check_texts("texts", texts), _longest(self.model, self.tokenizer)
-        tokens = texts and self.tokenizer(texts, truncation=True, max_length=longest)["input_ids"]
+        texts = check_texts("texts", texts)
+        longest = _longest(self.model, self.tokenizer)
+        tokens = []
+        if texts:
+            tokens = self.tokenizer(texts, truncation=True, max_length=longest)["input_ids"]
         return _by_length(self, tokens, lambda **batch: self.model(**batch).logits)
 
     def __call__(self, texts: Sequence[str]) -> Tensor:
@@ -83,7 +87,8 @@ class NgramSentiment:
     """
 
     def __init__(self, weight: Tensor, bias: Tensor) -> None:
-        self.weight, self.bias = weight, bias  # (size, 1) and (1,)
+        self.weight = weight  # (size, 1)
+        self.bias = bias  # (1,)
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> Self:

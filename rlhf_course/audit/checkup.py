@@ -69,7 +69,8 @@ def check_up(
     if len(pairs) < 20:
         raise ValueError(f"{len(pairs)} pairs are too few for a check-up; use 100 or more.")
     audited = plan_audit(pairs, audited, seed)
-    known = score_once(score, *collect_texts(pairs, audited))
+    prompts, answers = collect_texts(pairs, audited)
+    known = score_once(score, prompts, answers)
     table = _score_pairs(known, pairs)
     probes = {name: texts for name, texts in audited.items() if name not in ("prompt", "answer")}
     audit_table = audit(known, audited["prompt"], audited["answer"], seed, probes)
