@@ -41,7 +41,7 @@ from rlhf_course.ppo import algorithm as ppo
 from rlhf_course.ppo import update
 from rlhf_course.ppo.checkpoint import load_checkpoint
 from rlhf_course.ppo.rollout import Samples, forward
-from rlhf_course.rewards import load_reward_model
+from rlhf_course.rewards import find_form, load_reward_model
 from rlhf_course.runtime.files import atomic_folder, read_json
 from scripts import train_ppo
 
@@ -86,8 +86,21 @@ def rebuild(folder: Path, inputs: list[str]):
             raise ValueError(f"--{name} {place} differs from {folder}'s. Pass the run's input.")
     build = train_ppo.build_chat if options.sft_adapter else train_ppo.build_imdb
     run = build(options, settings)
+    check_form(run, options)
     load_checkpoint(run.trainer, find_checkpoint(folder))
     return options, settings, run
+
+
+def check_form(run, options) -> None:
+    """Raise ``ValueError`` if the reward adapter reads texts in a form that is not handed over."""
+    if not options.reward_adapter:
+        return
+    form = find_form(run.trainer.policy, run.trainer.tokenizer, options.reward_adapter)
+    if form not in ("transcript", "chat"):
+        raise ValueError(
+            f"The reward adapter {options.reward_adapter} reads texts in the form {form!r}, which"
+            " a hand-over does not write. Use an adapter trained by train_reward_model.py."
+        )
 
 
 def run_options(recorded: dict) -> list[str]:
@@ -115,8 +128,9 @@ def save_models(folder: Path, options, settings, run) -> int | None:
     policy = run.trainer.policy
     reference = run.trainer.ref_model or policy
     tokenizer = copy.deepcopy(run.trainer.tokenizer)
-    tokenizer.chat_template = CHAT_TEMPLATE  # prompts are plain texts
-    if tokenizer("a")["input_ids"][0] == tokenizer.bos_token_id:
+    is_chat = tokenizer.chat_template is not None
+    tokenizer.chat_template = CHAT_TEMPLATE  # prompts are plain texts, or already formatted
+    if not is_chat and tokenizer("a")["input_ids"][0] == tokenizer.bos_token_id:
         tokenizer.chat_template = "{{ bos_token }}" + CHAT_TEMPLATE
     save("policy", policy.pretrained_model, tokenizer, "policy")
     save("reference", reference.pretrained_model, tokenizer, "ref")
@@ -132,10 +146,17 @@ def save_models(folder: Path, options, settings, run) -> int | None:
     return indices[settings.reward_label.upper()]
 
 
+def prompt_texts(tokenizer, texts: list[str], queries: list[torch.Tensor]) -> list[str]:
+    """Return the prompts as an engine gets them: a chat model's after its template."""
+    if tokenizer.chat_template is None:
+        return texts
+    return tokenizer.batch_decode(queries)
+
+
 def save_prompts(folder: Path, engine: str, trainer) -> list[int]:
     """Write the prompts whose texts tokenize back to the same ids; return their row numbers."""
-    texts = trainer.dataset["query"][:]
     queries = trainer.dataset["input_ids"][:]
+    texts = prompt_texts(trainer.tokenizer, trainer.dataset["query"][:], queries)
     again = trainer.tokenizer(texts)["input_ids"]
     kept = [row for row, query in enumerate(queries) if query.tolist() == again[row]]
     if len(kept) < SAMPLES:
@@ -178,7 +199,7 @@ def record(run, rows: list[int]) -> tuple[Samples, update.Experience, dict]:
             samples, trainer.model, trainer.reference, trainer.config, trainer.kl_ctl.value
         )
     recorded = {
-        "prompts": prompts,
+        "prompts": prompt_texts(trainer.tokenizer, prompts, queries),
         "answers": answers,
         "queries": [query.tolist() for query in queries],
     }
@@ -292,6 +313,7 @@ def write(engine: str, method: str, target: Path, options, settings, run) -> Non
         values = {
             "config": run.trainer.config,
             "engine": engine,
+            "gap": "" if run.trainer.tokenizer.chat_template else " ",
             "group": GROUP,
             "index": label_index,
             "kl_coef": run.trainer.kl_ctl.value,
