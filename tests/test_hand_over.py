@@ -11,6 +11,8 @@ from training_runs import arguments
 
 from rlhf_course.command_line import exits
 from rlhf_course.command_line.engines import replay
+from rlhf_course.data.encoding import write_form
+from rlhf_course.policy.save_load import load_tokenizer
 from scripts import hand_over, train_ppo
 
 SIZES = "--batch_size=16 --mini_batch_size=16 --steps=1 --min_characters=0".split()
@@ -121,6 +123,48 @@ def test_adapters_are_merged_and_their_reward_stays_the_same(world, tmp_path, ca
     assert "already has files" in capsys.readouterr().err
     code, said = replayed(tmp_path / "ppo-to-trl", capsys)
     assert code == 0, said
+
+
+CHATML = (
+    "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + eos_token }}"
+    "{{ '\n' }}{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+)
+
+
+@pytest.fixture
+def chat_world(world, tmp_path):
+    """A copy of the small world; its base is a chat model with a line break after each turn."""
+    folder = shutil.copytree(world, tmp_path / "chat-world")
+    tokenizer = load_tokenizer(folder / "base")
+    tokenizer.chat_template = CHATML
+    tokenizer.save_pretrained(folder / "base")
+    for kind in ("sft", "reward"):
+        file = folder / kind / "adapter_config.json"
+        config = json.loads(file.read_text())
+        config["base_model_name_or_path"] = str(folder / "base")
+        file.write_text(json.dumps(config))
+    return folder
+
+
+def test_a_chat_models_rewards_stay_the_same(chat_world, tmp_path, capsys):
+    inputs = [f"--dataset={chat_world / 'pairs'}"]
+    inputs += [f"--{kind}_adapter={chat_world / kind}" for kind in ("sft", "reward")]
+    write_form(chat_world / "reward", "chat")
+    assert train_ppo.main(arguments(chat_world, tmp_path / "ppo", steps=1)) == 0
+    assert command(tmp_path / "ppo", "trl", *inputs) == 0
+    prompts = pd.read_json(tmp_path / "ppo-to-trl/prompts.jsonl", lines=True)["prompt"]
+    assert all(text.startswith("user: ") and text.endswith("assistant:") for text in prompts)
+    code, said = replayed(tmp_path / "ppo-to-trl", capsys)
+    assert code == 0, said
+
+
+def test_a_reward_adapter_in_another_form_is_refused(chat_world, tmp_path, capsys):
+    """Without a record, the adapter may have been trained elsewhere, on whole dialogues."""
+    assert train_ppo.main(arguments(chat_world, tmp_path / "ppo", steps=1)) == 0
+    inputs = [f"--dataset={chat_world / 'pairs'}"]
+    inputs += [f"--{kind}_adapter={chat_world / kind}" for kind in ("sft", "reward")]
+    assert command(tmp_path / "ppo", "trl", *inputs) == 1
+    assert "reads texts in the form 'template'" in capsys.readouterr().err
 
 
 def test_what_is_no_run_gets_a_sentence_and_nothing_is_written(run, tmp_path, capsys):
