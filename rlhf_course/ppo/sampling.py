@@ -236,18 +236,9 @@ def samples_plainly(model, settings: dict, begin_suppress: Sequence[int] = ()) -
         if "do_sample" not in settings:
             warnings.warn("PPO learns nothing from greedy decoding; set do_sample.", stacklevel=4)
         return False
-    is_plain = UNDERSTOOD.issuperset(settings) and accepts_argument(model, "past_key_values")
-    for name, neutral in NEUTRAL.items():
-        value = settings.get(name, getattr(saved, name, None))
-        if name == "top_k" and value is None and name not in settings:
-            value = 50  # transformers' default
-        if name == "begin_suppress_tokens" and list(value or []) == list(begin_suppress):
-            continue  # scoring by policy and reference also uses this mask
-        is_neutral = value is None or value == neutral or (not neutral and not value)
-        if is_neutral:
-            continue
-        is_plain = False
-        advice = f"Pass {name}={neutral}."
+    changes = distribution_changes(saved, settings, begin_suppress)
+    for name, value in changes.items():
+        advice = f"Pass {name}={NEUTRAL[name]}."
         if name == "begin_suppress_tokens":
             advice = "Use PPOConfig(begin_suppress_tokens=...): scoring then also masks them."
         warnings.warn(
@@ -255,4 +246,20 @@ def samples_plainly(model, settings: dict, begin_suppress: Sequence[int] = ()) -
             f" the KL can become negative. {advice}",
             stacklevel=4,
         )
-    return is_plain
+    has_cache = accepts_argument(model, "past_key_values")
+    return has_cache and not changes and UNDERSTOOD.issuperset(settings)
+
+
+def distribution_changes(saved, settings: dict, begin_suppress: Sequence[int]) -> dict:
+    """Return the settings, given or ``saved`` with the model, that change the distribution."""
+    changes = {}
+    for name, neutral in NEUTRAL.items():
+        value = settings.get(name, getattr(saved, name, None))
+        if name == "top_k" and value is None and name not in settings:
+            value = 50  # transformers' default
+        if name == "begin_suppress_tokens" and list(value or []) == list(begin_suppress):
+            continue  # scoring by policy and reference also uses this mask
+        is_neutral = value is None or value == neutral or (not neutral and not value)
+        if not is_neutral:
+            changes[name] = value
+    return changes

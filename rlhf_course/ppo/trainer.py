@@ -315,20 +315,7 @@ def prepare_models(
             f" {accelerator.distributed_type.value}. Choose DDP in accelerate's config."
         )
     check_tokenizer(tokenizer, model)
-    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    if all(name.startswith(VALUE_HEAD_PREFIX) for name in trained):
-        raise ValueError(
-            "Only the value head would be trained. Load an adapter with is_trainable=True, or call"
-            " requires_grad_() on the weights that should learn."
-        )
-    harms = {torch.float16: "ends in NaN", torch.bfloat16: "rounds most small updates away"}
-    for dtype in {p.dtype for p in trained.values()}:
-        if dtype in harms:
-            warnings.warn(
-                f"The policy trains {dtype} weights, which {harms[dtype]}. Load "
-                "dtype=torch.float32 (bf16 only as autocast), or train a float32 adapter.",
-                stacklevel=3,
-            )
+    trained = check_trained(model)
     if ref_model is not None:
         if ref_model.vocab_size != model.vocab_size:
             raise ValueError(
@@ -349,6 +336,28 @@ def prepare_models(
         model.gradient_checkpointing_enable()
     model, optimizer = accelerator.prepare(model, optimizer)
     return model, ref_model, optimizer
+
+
+def check_trained(model) -> dict[str, Tensor]:
+    """Return the policy's trainable weights by name; warn if their dtype harms training.
+
+    Raises ``ValueError`` if only the value head would be trained.
+    """
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if all(name.startswith(VALUE_HEAD_PREFIX) for name in trained):
+        raise ValueError(
+            "Only the value head would be trained. Load an adapter with is_trainable=True, or call"
+            " requires_grad_() on the weights that should learn."
+        )
+    harms = {torch.float16: "ends in NaN", torch.bfloat16: "rounds most small updates away"}
+    for dtype in {p.dtype for p in trained.values()}:
+        if dtype in harms:
+            warnings.warn(
+                f"The policy trains {dtype} weights, which {harms[dtype]}. Load "
+                "dtype=torch.float32 (bf16 only as autocast), or train a float32 adapter.",
+                stacklevel=4,
+            )
+    return trained
 
 
 def check_tokenizer(tokenizer, model) -> None:

@@ -302,7 +302,6 @@ def step_stats(
     entropy = accelerator.gather(-(experience.logprobs * mask).sum(1))
     stats = {
         "objective/kl": kl.mean(),
-        "objective/kl_coef": kl_coef,
         "objective/entropy": entropy.mean(),
         "ppo/mean_non_score_reward": ppo.masked_mean(experience.non_score_rewards, mask, total),
         "ppo/mean_scores": scores.mean(),
@@ -332,7 +331,8 @@ def step_stats(
     stats["ppo/val/var_explained"] = explained_variance(
         stats["ppo/val/error"], stats["ppo/returns/var"]
     )
-    numbers = {name: float(value) for name, value in stats.items()}
+    values = torch.stack(list(stats.values())).tolist()  # one copy from a GPU for all
+    numbers = dict(zip(stats, values, strict=True)) | {"objective/kl_coef": kl_coef}
     return numbers | {name: array.cpu().numpy() for name, array in arrays.items()}
 
 
@@ -341,9 +341,9 @@ def standard_deviation(x: Tensor) -> Tensor:
     return x.std(correction=min(1, len(x) - 1))
 
 
-def explained_variance(error: Tensor, variance: Tensor) -> Tensor | float:
+def explained_variance(error: Tensor, variance: Tensor) -> Tensor:
     """Return the share of the returns' variance that the values explain; 0 without variance."""
-    return 1 - error / variance if variance else 0.0
+    return torch.where(variance == 0, 0.0, 1 - error / variance)
 
 
 def tokens_of(minibatches: list[MiniBatch], name: str) -> Tensor:

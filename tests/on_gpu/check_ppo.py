@@ -160,6 +160,8 @@ def waits(batch_size: int) -> int:
     return COUNTS.waits.total()
 
 
-@pytest.mark.skipif("simulated_gpu.device" not in sys.modules, reason="a real GPU counts no waits")
+@pytest.mark.skipif(
+    "dev.simulated_gpu.device" not in sys.modules, reason="a real GPU counts no waits"
+)
 def test_a_step_waits_for_the_device_at_most_100_times_for_any_batch_size():
     assert 0 < waits(8) == waits(32) <= 100, COUNTS.waits
