@@ -3,7 +3,7 @@
 import os
 import subprocess
 
-from builders import make_samples, make_trainer, python
+from tests.builders import make_samples, make_trainer, python
 
 
 def run_one_step(log_with):
