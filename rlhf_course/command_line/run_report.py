@@ -98,7 +98,7 @@ def describe(card: dict) -> dict:
     ]
     curves = card.get("curves", {})
     drawings = [drawing for name, table in curves.items() for drawing in draw(name, table)]
-    drawings.sort(key=lambda drawing: [*FIRST, drawing["title"]].index(drawing["title"]))
+    drawings.sort(key=position)
     metrics = card.get("metrics", {})
     versions = [f"{name} {version}" for name, version in card.get("versions", {}).items()]
     return {
@@ -117,6 +117,12 @@ def describe(card: dict) -> dict:
             if has_words(table)
         ],
     }
+
+
+def position(drawing: dict) -> int:
+    """Return the position of a curve on the page: those in ``FIRST`` come first."""
+    title = drawing["title"]
+    return FIRST.index(title) if title in FIRST else len(FIRST)
 
 
 def failure(path: Path) -> str:

@@ -24,14 +24,21 @@ NETWORK = 1e-4  # float32 logits near 100 may differ between versions of transfo
 def verl(folder: Path, batch: dict, lines: dict[str, list[str]], _) -> tuple[dict, list[dict]]:
     """Return verl's numbers, and three sets of settings: defaults, the run's, settings.txt's."""
     from omegaconf import OmegaConf
-    from verl.trainer.ppo import core_algos
-    from verl.utils.config import omega_conf_to_dataclass, validate_config
+    from verl.utils.config import validate_config
 
     configs = [compose_verl(tuple(lines[name])) for name in ("default", "run", "now")]
     config = configs[2]
     validate_config(config, use_reference_policy=True, use_critic=True)
     keys = [line.partition("=")[0] for line in lines["run"]]
     settings = [{key: OmegaConf.select(each, key) for key in keys} for each in configs]
+    return verl_numbers(folder, batch, config), settings
+
+
+def verl_numbers(folder: Path, batch: dict, config) -> dict[str, torch.Tensor]:
+    """Return verl's log-probabilities, advantages, returns, losses, and norm of the gradient."""
+    from verl.trainer.ppo import core_algos
+    from verl.utils.config import omega_conf_to_dataclass
+
     actor = config.actor_rollout_ref.actor
     critic = config.critic
     algorithm = config.algorithm
@@ -55,7 +62,7 @@ def verl(folder: Path, batch: dict, lines: dict[str, list[str]], _) -> tuple[dic
     value_loss, _ = core_algos.compute_value_loss(
         values + noise, returns, values, mask, critic.cliprange_value, critic.loss_agg_mode
     )
-    numbers = {
+    return {
         "logprobs": new_logprobs.detach(),
         "advantages": advantages * mask,
         "returns": returns * mask,
@@ -63,7 +70,6 @@ def verl(folder: Path, batch: dict, lines: dict[str, list[str]], _) -> tuple[dic
         "gradient norm": gradient_norm(model),
         "value loss": value_loss,
     }
-    return numbers, settings
 
 
 def verl_rewards(batch: dict, algorithm, core_algos) -> torch.Tensor:
