@@ -56,9 +56,13 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("pair", WRONG)
-def test_a_wrong_translation_is_found(pair):
-    assert any(WRONG[pair] in found for found in compare.problems(*pair))
+@pytest.mark.parametrize(("message", "translation"), WRONG)
+def test_a_wrong_translation_is_found(message, translation):
+    problems = compare.problems(message, translation)
+    assert any(WRONG[message, translation] in problem for problem in problems)
+
+
+def test_a_right_translation_has_no_problem():
     assert compare.problems("A {term}`GAE` of 3", "3 的{term}`优势估计 <GAE>`") == []
 
 
@@ -161,7 +165,8 @@ def test_check_answers_in_the_language_of_its_folder(tmp_path, monkeypatch, caps
 
 def test_notebooks_share_code_and_their_links_lead_to_files():
     for path in ROOT.glob("notebooks/**/*.ipynb"):
-        old, new = json.loads(path.read_text()), editions.notebook_in_chinese(path)
+        old = json.loads(path.read_text())
+        new = editions.notebook_in_chinese(path)
         pairs = list(zip(old["cells"], new["cells"], strict=True))
         assert all(code_of(a) == code_of(b) for a, b in pairs if a["cell_type"] == "code")
         text = "".join("".join(b["source"]) for _, b in pairs if b["cell_type"] == "markdown")
@@ -171,11 +176,18 @@ def test_notebooks_share_code_and_their_links_lead_to_files():
 
 def test_a_chinese_notebook_runs_and_learns(tmp_path):
     papermill = pytest.importorskip("papermill")
-    name, given, ran = "00_hello_rlhf", tmp_path / "given.ipynb", tmp_path / "ran.ipynb"
+    name = "00_hello_rlhf"
+    translated = tmp_path / "translated.ipynb"
+    ran = tmp_path / "ran.ipynb"
     notebook = editions.notebook_in_chinese(ROOT / f"notebooks/{name}.ipynb")
-    given.write_text(json.dumps(notebook), encoding="utf-8")
-    how = {"preset": "tiny", "output_dir": str(tmp_path)}
-    papermill.execute_notebook(given, ran, how, cwd=ROOT / "notebooks", progress_bar=False)
+    translated.write_text(json.dumps(notebook), encoding="utf-8")
+    papermill.execute_notebook(
+        translated,
+        ran,
+        parameters={"preset": "tiny", "output_dir": str(tmp_path)},
+        cwd=ROOT / "notebooks",
+        progress_bar=False,
+    )
     card = json.loads((tmp_path / f"run_cards/{name}.json").read_text(encoding="utf-8"))
     assert card["checks"] and all(check["passed"] for check in card["checks"].values())
     assert "奖励" in ran.read_text(encoding="utf-8")
@@ -206,8 +218,16 @@ def small(tmp_path, monkeypatch):
         settings = {"extensions": ["myst_nb", "docs._ext.languages"], "language": "zh_CN"}
         settings |= {"master_doc": "page", "html_theme": "basic", "gettext_auto_build": False}
         settings |= {"locale_dirs": [str(tmp_path / "locale")], "exclude_patterns": ["html"]}
-        places = tmp_path, None, tmp_path / "html", tmp_path / "trees"
-        app = Sphinx(*places, "html", settings, status=None, freshenv=True)
+        app = Sphinx(
+            srcdir=tmp_path,
+            confdir=None,
+            outdir=tmp_path / "html",
+            doctreedir=tmp_path / "trees",
+            buildername="html",
+            confoverrides=settings,
+            status=None,
+            freshenv=True,
+        )
         app.connect("html-page-context", mark)
         app.build()
         return (tmp_path / "html" / "page.html").read_text(encoding="utf-8")

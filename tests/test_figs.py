@@ -39,8 +39,14 @@ def test_svg_explains_itself_and_needs_nothing_else(name):
 def test_drawing_again_changes_nothing_and_no_word_is_smaller_than_the_body(
     name, tmp_path, monkeypatch
 ):
-    drawn, write = [], Figure.savefig
-    monkeypatch.setattr(Figure, "savefig", lambda *a, **k: drawn.append(a[0]) or write(*a, **k))
+    drawn = []
+    write = Figure.savefig
+
+    def savefig(figure, *arguments, **options):
+        drawn.append(figure)
+        write(figure, *arguments, **options)
+
+    monkeypatch.setattr(Figure, "savefig", savefig)
     save(name, tmp_path, endings=["svg"])
     assert [path.name for path in tmp_path.iterdir()] == [f"{name}.svg"]
     committed = (FIGS / f"{name}.svg").read_text(encoding="utf-8")

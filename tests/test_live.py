@@ -90,8 +90,8 @@ def logits(page, text: str, name: str, count: int = 0) -> tuple[torch.Tensor, li
         const { logits, draws } = await live.call("logits", text, name, count);
         return { logits: [...logits], draws };
     }"""
-    found = page.evaluate(code, [text, name, count])
-    return torch.tensor(found["logits"]), found["draws"]
+    answer = page.evaluate(code, [text, name, count])
+    return torch.tensor(answer["logits"]), answer["draws"]
 
 
 def test_the_policies_show_what_the_page_says():
@@ -126,13 +126,14 @@ def test_all_models_compute_what_python_computes(page, names):
 
 def test_draws_have_the_policys_distribution(page, names):
     exact, draws = logits(page, "I saw this movie", names[-1], 2000)
-    p, found = exact.softmax(0), torch.tensor(draws).bincount(minlength=len(exact))
+    p = exact.softmax(0)
+    counts = torch.tensor(draws).bincount(minlength=len(exact))
     common = p > 0.005  # the others count together
     expected = 2000 * torch.cat([p[common], p[~common].sum()[None]])
-    found = torch.cat([found[common], found[~common].sum()[None]])
-    n = len(found) - 1
+    counts = torch.cat([counts[common], counts[~common].sum()[None]])
+    n = len(counts) - 1
     limit = n * (1 - 2 / (9 * n) + 3.09 * (2 / (9 * n)) ** 0.5) ** 3  # chi-square's 99.9 %
-    assert n > 20 and ((found - expected) ** 2 / expected).sum() < limit
+    assert n > 20 and ((counts - expected) ** 2 / expected).sum() < limit
 
 
 def test_the_page_writes_reads_and_judges(page):

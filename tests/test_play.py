@@ -50,7 +50,8 @@ def page(play, tmp_path_factory):
             executable_path=shutil.which("chromium"), args=["--no-sandbox"]
         )
         page = browser.new_page()
-        page.address, page.troubles = (folder / "play.html").as_uri(), []
+        page.address = (folder / "play.html").as_uri()
+        page.troubles = []
         page.route(lambda url: not url.startswith("file:"), lambda route: route.abort())
         page.on("requestfailed", lambda request: page.troubles.append(request.url))
         page.on("pageerror", lambda error: page.troubles.append(str(error)))
@@ -131,9 +132,9 @@ def test_advantages_are_the_packages(page, play, lam):
 
 def test_the_language_is_notebook_03s(play, toy):
     """And the page's frontier is the one that its run recorded."""
-    own = play.definitions(play.LANGUAGE | {"objective"})
-    assert torch.allclose(own["toy_ref"], toy["log_ref"], atol=1e-5)
-    assert torch.allclose(own["toy_rewards"].double(), toy["rewards"], atol=1e-7)
+    definitions = play.definitions(play.LANGUAGE | {"objective"})
+    assert torch.allclose(definitions["toy_ref"], toy["log_ref"], atol=1e-5)
+    assert torch.allclose(definitions["toy_rewards"].double(), toy["rewards"], atol=1e-7)
     card = play.read_json(play.RUN)["curves"]["toy"]
     for beta, best in zip(card["β"], card["J*"], strict=True):
         kl, reward = optimum(toy, beta)

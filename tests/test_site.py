@@ -133,26 +133,26 @@ def visits(page, address, names) -> dict[str, dict]:
         "rlhf_course/course/configs/04_gpt2_imdb_ppo.html",
         *(f"zh/{name}.html" for name in "index glossary notebooks/00_hello_rlhf".split()),
     )
-    found = {}
+    looks = {}
     for name in (name for name in names if name in kinds or not name.startswith(alike)):
         page.goto(address + name)
-        found[name] = page.evaluate(LOOK)
-        found[name]["too wide"] = []
+        looks[name] = page.evaluate(LOOK)
+        looks[name]["too wide"] = []
         for width, scheme in SCREENS:
             page.set_viewport_size({"width": width, "height": 900})
             page.emulate_media(color_scheme=scheme)
             excess = page.evaluate(TOO_WIDE)
             if excess > 0:
-                found[name]["too wide"].append(f"{excess} px at {width}, {scheme}")
-    return found
+                looks[name]["too wide"].append(f"{excess} px at {width}, {scheme}")
+    return looks
 
 
 def troubles(visits: dict[str, dict], *kinds: str) -> dict:
     return {
-        f"{name}, {kind}": found[kind]
-        for name, found in visits.items()
+        f"{name}, {kind}": looks[kind]
+        for name, looks in visits.items()
         for kind in kinds
-        if found[kind]
+        if looks[kind]
     }
 
 
@@ -179,7 +179,7 @@ def test_pages_load_without_errors_and_ask_nobody_else(visits, page):
 
 def test_images_have_a_size_and_words_and_are_loaded(visits):
     assert troubles(visits, "unsized", "unloaded", "unnamed") == {}
-    assert sum(found["images"] for found in visits.values()) >= 19
+    assert sum(looks["images"] for looks in visits.values()) >= 19
 
 
 def test_formulas_are_typeset(visits):

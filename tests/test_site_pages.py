@@ -61,7 +61,8 @@ def right_column() -> list[str]:
 
 
 def test_the_right_column_of_the_ppo_table_runs(tmp_path, monkeypatch):
-    tokenizer, policy = review_tokenizer(), tmp_path / "policy"
+    tokenizer = review_tokenizer()
+    policy = tmp_path / "policy"
     save_base(policy, tokenizer, GPT2Config)
     dataset = Dataset.from_list(reviews(200))
     dataset = dataset.map(lambda row: {"input_ids": tokenizer(row["text"])["input_ids"][:5]})
@@ -141,15 +142,15 @@ def test_the_readme_has_the_address_in_three_places_or_in_none():
     assert "https://colab.research.google.com/github/owner/name/blob/main/notebooks/00_" in with_one
     bare = written(with_one, "")
     assert "git clone" not in bare and "colab" not in bare
-    own = addresses().get("repository", "")
-    assert written(readme, own) == readme, "run python docs/_ext/address.py"
+    repository = addresses().get("repository", "")
+    assert written(readme, repository) == readme, "run python docs/_ext/address.py"
 
 
 def test_every_notebook_fetches_the_course_from_its_address_and_no_other():
     for path in ROOT.glob("notebooks/[0-9]*.ipynb"):
         read = nbformat.read(path, as_version=4)
-        own = fetching(nbformat.read(path, as_version=4), addresses().get("repository", ""))
-        assert own == read, "run python docs/_ext/address.py"
+        expected = fetching(nbformat.read(path, as_version=4), addresses().get("repository", ""))
+        assert expected == read, "run python docs/_ext/address.py"
         cell = fetching(read, "https://github.com/owner/name").cells[1]
         assert "!git clone --depth 1 https://github.com/owner/name" in cell.source
         assert "requirements.txt" not in cell.source  # its pin would replace Colab's own torch
@@ -191,7 +192,8 @@ def test_old_addresses_lead_to_source_pages_that_exist():
 def test_home_takes_its_numbers_from_run_cards(tmp_path, monkeypatch):
     page = home.home_page(tmp_path)
     assert not re.search(r"\{(minutes|memory|notebooks|start|cards)\}", page)
-    kept, name = home.run_card, "04_gpt2_imdb_ppo"
+    kept = home.run_card
+    name = "04_gpt2_imdb_ppo"
     slow = {name: kept(name) | {"wall_s": 600.0}}
     monkeypatch.setattr(home, "run_card", lambda name: slow.get(name) or kept(name))
     assert "10 min, " in home.home_page(tmp_path) and "10 min, " not in page

@@ -27,8 +27,10 @@ BROWSER = os.environ.get("CHROME_PATH") or next(
 
 @pytest.mark.parametrize("language", build.NAMES)
 def test_html_and_pdf_were_made_from_this_source(language):
-    name, content = build.HERE / build.NAMES[language], build.content(FIGURES, language)
-    wanted, stale = build.fingerprint(content), f"{name.name}: stale; run `make slides`"
+    name = build.HERE / build.NAMES[language]
+    content = build.content(FIGURES, language)
+    wanted = build.fingerprint(content)
+    stale = f"{name.name}: stale; run `make slides`"
     page = Path(f"{name}.html").read_text(encoding="utf-8")
     assert f'name="{build.STAMP}" content="{wanted}"' in page, stale
     assert Path(f"{name}.pdf").read_bytes().endswith(f"% {build.STAMP} {wanted}\n".encode()), stale
@@ -109,7 +111,7 @@ def test_nothing_is_fetched_and_every_formula_is_drawn(page):
 
 
 def test_no_slide_overflows_and_no_text_is_too_small(page):
-    found = page.evaluate(
+    problems = page.evaluate(
         """body => [...document.querySelectorAll('section')].flatMap((section, index) => {
             const problems = [], say = text => problems.push(`slide ${index + 1}: ${text}`)
             const frame = section.getBoundingClientRect()
@@ -141,4 +143,4 @@ def test_no_slide_overflows_and_no_text_is_too_small(page):
         })""",
         BODY,
     )
-    assert not found, "\n".join(found)
+    assert not problems, "\n".join(problems)

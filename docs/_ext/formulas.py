@@ -15,10 +15,8 @@ from sphinx.util import logging
 from docs._ext import node
 
 VERSION = "0.19.1"
-FONTS = (
-    "Main-Regular",
-    "Math-Italic",
-)  # nearly every formula uses them; loading them with the page prevents layout shifts
+# Nearly every formula uses these fonts; loading them with the page prevents layout shifts.
+FONTS = ("Main-Regular", "Math-Italic")
 SCRIPT = """
 const katex = require("katex");
 require("readline").createInterface({input: process.stdin}).on("line", line => {
@@ -33,15 +31,15 @@ require("readline").createInterface({input: process.stdin}).on("line", line => {
 
 def install() -> Path:
     """Install KaTeX; return a folder with its style sheet and fonts for ``html_static_path``."""
-    made = node.package("katex", VERSION) / "dist"
+    package = node.package("katex", VERSION) / "dist"
     static = node.BUILD / f"katex-{VERSION}" / "static"
     shutil.copytree(
-        made / "fonts",
+        package / "fonts",
         static / "katex/fonts",
         ignore=shutil.ignore_patterns("*.[tw]*f"),
         dirs_exist_ok=True,
     )
-    shutil.copy(made / "katex.min.css", static / "katex")
+    shutil.copy(package / "katex.min.css", static / "katex")
     return static
 
 
@@ -54,13 +52,14 @@ class Katex:
         """Return a dict with ``html`` or ``error``."""
         if self.process is None:
             environment = os.environ | {"NODE_PATH": str(node.package("katex", VERSION).parent)}
-            pipes = {
-                "stdin": subprocess.PIPE,
-                "stdout": subprocess.PIPE,
-                "text": True,
-                "encoding": "utf-8",
-            }
-            self.process = subprocess.Popen(["node", "-e", SCRIPT], env=environment, **pipes)
+            self.process = subprocess.Popen(
+                ["node", "-e", SCRIPT],
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                encoding="utf-8",
+            )
         self.process.stdin.write(json.dumps([formula, display]) + "\n")
         self.process.stdin.flush()
         return json.loads(self.process.stdout.readline())
@@ -71,6 +70,11 @@ class Katex:
             self.process.stdin.close()
             self.process.wait()
             self.process = None
+
+
+def has_formulas(doctree: nodes.document) -> bool:
+    """Return whether a page has formulas."""
+    return any(isinstance(element, nodes.math | nodes.math_block) for element in doctree.findall())
 
 
 def setup(app: Sphinx) -> dict:
@@ -89,15 +93,14 @@ def setup(app: Sphinx) -> dict:
         raise nodes.SkipNode
 
     def style(app, pagename, templatename, context, doctree) -> None:
-        if doctree and any(
-            doctree.findall(lambda element: isinstance(element, nodes.math | nodes.math_block))
-        ):
-            app.add_css_file("katex/katex.min.css")
-            where = context["pathto"]("_static/katex/fonts", 1)
-            context["metatags"] += "".join(
+        if doctree is None or not has_formulas(doctree):
+            return
+        app.add_css_file("katex/katex.min.css")
+        folder = context["pathto"]("_static/katex/fonts", 1)
+        for font in FONTS:
+            context["metatags"] += (
                 '<link rel="preload" as="font" type="font/woff2" crossorigin'
-                f' href="{where}/KaTeX_{font}.woff2">'
-                for font in FONTS
+                f' href="{folder}/KaTeX_{font}.woff2">'
             )
 
     app.add_html_math_renderer("katex", (visit, None), (visit, None))
