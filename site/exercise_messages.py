@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import inspect
 import itertools
 import re
 import sys
@@ -30,8 +29,7 @@ def messages() -> list[str]:
 
 def mistakes() -> list[str]:
     """Return the messages about named mistakes, in the order of the exercises."""
-    found = [exercise.mistakes.values() for exercise in _exercises()]
-    return [inspect.cleandoc(mistake.__doc__) for group in found for mistake in group]
+    return [message for exercise in _exercises() for message, *_ in exercise.mistakes.values()]
 
 
 def stubs() -> list[str]:

@@ -59,8 +59,9 @@ def decode(x: Any) -> Any:
 class Recorded:
     """Look up a function's results for the frozen inputs."""
 
-    def __init__(self, cases: list, results: list, matters: list, said="") -> None:
-        self.cases, self.matters, self.__doc__ = cases, matters, said
+    def __init__(self, cases: list, results: list, matters: list) -> None:
+        self.cases = cases
+        self.matters = matters
         self.results = [Result(*decode(result)) for result in results]
 
     def result(self, arguments: tuple) -> Result:
@@ -78,13 +79,16 @@ class Frozen(Exercise):
     """Judge answers with an exercise's recorded solution and named mistakes."""
 
     def __init__(self, record: dict) -> None:
-        self.names, self.learns = record["names"], record["learns"]
-        self.asks_for_tensor, self.points = record["tensor"], record["points"]
-        cases, matters = decode(record["cases"]), record["matters"]
-        self.solution = Recorded(cases, record["wanted"], matters)
+        self.names = record["names"]
+        self.learns = record["learns"]
+        self.asks_for_tensor = record["tensor"]
+        self.points = record["points"]
+        cases = decode(record["cases"])
+        every = range(len(self.names))
+        self.solution = Recorded(cases, record["wanted"], record["matters"])
         self.mistakes = {
-            name: Recorded(cases, results, range(len(self.names)), said)
-            for name, (said, results) in record["mistakes"].items()
+            name: (message, *(Recorded(cases, results, every) for results in recorded))
+            for name, (message, *recorded) in record["mistakes"].items()
         }
         self._frozen = cases, self.solution.results
 
