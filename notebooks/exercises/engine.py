@@ -58,18 +58,18 @@ class Wrong(Exception):
 class Exercise:
     """Hold one function that students write, and judge their answers.
 
-    ``hint`` is one hint or several, from vague to explicit. ``gradient`` lists the
-    arguments whose gradients are compared; True means all float arguments except masks.
+    ``gradient`` lists the arguments whose gradients are compared; True means all float
+    arguments except masks.
     A result that is not a tensor passes without a gradient unless the docstring asks
     for a tensor.
     """
 
-    def __init__(self, solution, title, difficulty, minutes, hint, gradient) -> None:
+    def __init__(self, solution, title, difficulty, minutes, gradient) -> None:
         self.solution = solution
         self.title = title
         self.difficulty = difficulty
         self.minutes = minutes
-        self.hints = (hint,) if isinstance(hint, str) else tuple(hint)
+        self.hints: tuple[str, ...] = ()  # from vague to explicit
         document = inspect.getdoc(solution)
         self.stub_doc, _, self.statement = document.partition("\n\n")
         self.asks_for_tensor = "tensor" in document
@@ -250,12 +250,12 @@ class Set:
         self.exercises: dict[str, Exercise] = {}
 
     def exercise(
-        self, title: str, difficulty: int, minutes: int, hint, gradient=False
+        self, title: str, difficulty: int, minutes: int, gradient=False
     ) -> Callable[[Callable], Exercise]:
         """Return a decorator that turns a solution into an exercise of this set."""
 
         def register(solution: Callable) -> Exercise:
-            made = Exercise(solution, title, difficulty, minutes, hint, gradient)
+            made = Exercise(solution, title, difficulty, minutes, gradient)
             self.exercises[solution.__name__] = made
             return self.loaded.setdefault(solution.__name__, made)
 

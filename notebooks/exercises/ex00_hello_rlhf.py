@@ -1,7 +1,6 @@
 """Exercises of notebook 00."""
 
 import re
-import string
 
 import torch
 
@@ -22,16 +21,7 @@ TEXTS = [
 ]
 
 
-@SET.exercise(
-    "A reward that counts a word",
-    1,
-    5,
-    (
-        "Write down three texts that a careless count gets wrong, and try your code "
-        "on them.",
-        r"In a regular expression, `\b` is a word boundary. Does your code find THE?",
-    ),
-)
+@SET.exercise("A reward that counts a word", 1, 5)
 def word_reward(text, word):
     """Count how often a text contains a word: two str → a number.
 
@@ -65,6 +55,11 @@ def count(pattern, text):
     return float(len(re.findall(pattern, text)))
 
 
+word_reward.hints = (
+    "Write down three texts that a careless count gets wrong, and try your code "
+    "on them.",
+    r"In a regular expression, `\b` is a word boundary. Does your code find THE?",
+)
 word_reward.mistakes = {
     "counts_parts_of_words": (
         "You count parts of longer words: *other*, *then* and *breathe* contain the "
@@ -85,12 +80,10 @@ word_reward.mistakes = {
         "separates words.",
         lambda text, word: float(text.lower().split().count(word.lower())),
         lambda text, word: float(
-            [x.strip(string.punctuation) for x in text.lower().split()].count(
-                word.lower()
-            )
+            re.sub("[.,!?]", " ", text.lower()).split().count(word.lower())
         ),
         lambda text, word: float(
-            re.sub("[.,!?]", " ", text.lower()).split().count(word.lower())
+            re.findall(r"[^\s.,!?:;]+", text.lower()).count(word.lower())
         ),
         lambda text, word: float(
             re.findall("[a-z']+", text.lower()).count(word.lower())
@@ -103,12 +96,6 @@ word_reward.mistakes = {
         lambda text, word: count(rf"(?<=\W){word.lower()}(?=\W)", text.lower()),
         lambda text, word: float(text.lower().count(f" {word.lower()} ")),
     ),
-    "a_share": (
-        "You return a share of all words; return a count.",
-        lambda text, word: (
-            word_reward.solution(text, word) / len(re.findall(r"\w+", text))
-        ),
-    ),
 }
 word_reward.alternatives = [
     lambda text, word: float(
@@ -117,16 +104,7 @@ word_reward.alternatives = [
 ]
 
 
-@SET.exercise(
-    "Which position predicts which token",
-    2,
-    10,
-    (
-        "Sketch five positions and the token that each position predicts.",
-        "Position t predicts token t + 1. Which position predicts the first response "
-        "token?",
-    ),
-)
+@SET.exercise("Which position predicts which token", 2, 10)
 def response_logprobs(logits, ids, query_length):
     """Return every response token's log-probability: logits (T, V), ids (T,) → (R,).
 
@@ -161,6 +139,11 @@ def of_ids(values, ids):
     return values.gather(1, ids.unsqueeze(1)).squeeze(1)
 
 
+response_logprobs.hints = (
+    "Sketch five positions and the token that each position predicts.",
+    "Position t predicts token t + 1. Which position predicts the first response "
+    "token?",
+)
 response_logprobs.mistakes = {
     "forgot_the_shift": (
         "The shift by one is missing: `logits[t]` predicts token t + 1, so the first "
@@ -198,16 +181,7 @@ response_logprobs.mistakes = {
 response_logprobs.alternatives = [token_by_token]
 
 
-@SET.exercise(
-    "KL of a response",
-    1,
-    5,
-    (
-        "Which of the two models drew the tokens? This model's log-probability comes "
-        "first.",
-        "Compute one KL for each response. Then average over responses.",
-    ),
-)
+@SET.exercise("KL of a response", 1, 5)
 def mean_kl(logprobs, ref_logprobs):
     """Return the KL to the reference, in nats per response: two (B, R) → a number.
 
@@ -223,6 +197,11 @@ def _(generator):
     return -normal(generator, b, r).abs(), -normal(generator, b, r).abs()
 
 
+mean_kl.hints = (
+    "Which of the two models drew the tokens? This model's log-probability comes "
+    "first.",
+    "Compute one KL for each response. Then average over responses.",
+)
 mean_kl.mistakes = {
     "wrong_way_round": (
         "The sign is wrong: KL grows where the *policy* gives its samples more "
@@ -230,9 +209,8 @@ mean_kl.mistakes = {
         lambda p, q: (q - p).sum(1).mean(),
     ),
     "never_negative": (
-        "You drop signs, with absolute values or by setting negative values to 0. A "
-        "single token or response may have a negative value: only the mean over all "
-        "samples is a KL.",
+        "You drop negative values or their signs. A single token or response may have"
+        " a negative value: only the mean over all samples is a KL.",
         lambda p, q: (p - q).abs().sum(1).mean(),
         lambda p, q: (p - q).clamp(min=0).sum(1).mean(),
         lambda p, q: (p - q).sum(1).clamp(min=0).mean(),
@@ -248,10 +226,6 @@ mean_kl.mistakes = {
         "asks for the plain difference.",
         lambda p, q: ((p - q) ** 2 / 2).sum(1).mean(),
         lambda p, q: ((q - p).expm1() - (q - p)).sum(1).mean(),
-    ),
-    "probabilities": (
-        "You subtract probabilities; KL subtracts their logarithms.",
-        lambda p, q: (p.exp() - q.exp()).sum(1).mean(),
     ),
 }
 mean_kl.alternatives = [

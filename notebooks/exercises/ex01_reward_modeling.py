@@ -15,17 +15,7 @@ SET = Set(
 check = SET.check
 
 
-@SET.exercise(
-    "The pairwise loss",
-    1,
-    5,
-    (
-        "What probability does the model assign to the label? First give the answer in "
-        "words.",
-        "`logsigmoid` is a stable logarithm of the sigmoid. What is its argument?",
-    ),
-    True,
-)
+@SET.exercise("The pairwise loss", 1, 5, gradient=True)
 def pairwise_loss(chosen, rejected):
     """Return Bradley and Terry's loss, averaged over pairs: two (B,) → a number.
 
@@ -42,11 +32,15 @@ def _(generator):
     return scale * normal(generator, b), scale * normal(generator, b)
 
 
+pairwise_loss.hints = (
+    "What probability does the model assign to the label? First give the answer in "
+    "words.",
+    "`logsigmoid` is a stable logarithm of the sigmoid. What is its argument?",
+)
 pairwise_loss.mistakes = {
     "unstable": (
-        "Your loss becomes infinite if a difference is very negative. In floating "
-        "point, the sigmoid of this difference is 0, and exp of minus this difference "
-        "is infinite. `logsigmoid` avoids both problems.",
+        "Your loss becomes infinite if a difference is very negative: in floating "
+        "point, its sigmoid is 0. `logsigmoid` avoids this problem.",
         lambda c, r: -torch.log(torch.sigmoid(c - r)).mean(),
         lambda c, r: -torch.log(torch.sigmoid((c - r).float())).mean(),
     ),
@@ -78,16 +72,7 @@ pairwise_loss.alternatives = [
 ]
 
 
-@SET.exercise(
-    "The score at the last token",
-    2,
-    10,
-    (
-        "How do you recognize the last real token if the padding is on the left?",
-        "Find the largest of all positions at which the mask is 1.",
-    ),
-    True,
-)
+@SET.exercise("The score at the last token", 2, 10, gradient=True)
 def last_token_scores(scores, mask):
     """Return the score at each row's last real token: (B, T), mask (B, T) → (B,).
 
@@ -131,11 +116,14 @@ def last_counted(mask):
     return mask.sum(1).long() - 1
 
 
+last_token_scores.hints = (
+    "How do you recognize the last real token if the padding is on the left?",
+    "Find the largest of all positions at which the mask is 1.",
+)
 last_token_scores.mistakes = {
     "counted_tokens": (
-        "You assume that all rows are padded on the right, or that all rows are padded "
-        "on the same side. `mask.sum(1) - 1` is the last real token only if the "
-        "padding is on the right, and one batch may contain rows of both kinds.",
+        "You assume that all rows are padded on the right, or all on the same side. "
+        "One batch may contain rows of both kinds.",
         lambda s, m: at(s, last_counted(m)),
         lambda s, m: s[:, -1] if m[0, -1] else at(s, last_counted(m)),
         lambda s, m: s[:, -1] if m[:, -1].all() else at(s, last_counted(m)),
@@ -165,15 +153,7 @@ last_token_scores.mistakes = {
 last_token_scores.alternatives = [flipped]
 
 
-@SET.exercise(
-    "The ceiling of accuracy",
-    2,
-    10,
-    (
-        "Take one pair. On which answer would you bet, and how often would you win?",
-        "Bet on the larger utility, whichever answer has it.",
-    ),
-)
+@SET.exercise("The ceiling of accuracy", 2, 10)
 def ceiling(first, second):
     """Return the best expected accuracy, given true utilities: two (N,) → a number.
 
@@ -192,6 +172,10 @@ def _(generator):
     return first, torch.where(ties, first, second)
 
 
+ceiling.hints = (
+    "Take one pair. On which answer would you bet, and how often would you win?",
+    "Bet on the larger utility, whichever answer has it.",
+)
 ceiling.mistakes = {
     "no_absolute_value": (
         "You count or bet on only one side, such as the *first* answer. In each pair, "
@@ -220,13 +204,6 @@ ceiling.mistakes = {
         lambda a, b: (torch.sigmoid(a) - torch.sigmoid(b)).abs().mean(),
         lambda a, b: torch.sigmoid(a.abs() - b.abs()).mean(),
     ),
-    "draws_as_well": (
-        "Your judge also draws its answer at random. Its accuracy is higher if it "
-        "always bets on the more likely winner.",
-        lambda a, b: (
-            torch.sigmoid(a - b).square() + torch.sigmoid(b - a).square()
-        ).mean(),
-    ),
 }
 ceiling.alternatives = [
     lambda first, second: torch.maximum(
@@ -235,15 +212,7 @@ ceiling.alternatives = [
 ]
 
 
-@SET.exercise(
-    "Accuracy, with ties",
-    1,
-    5,
-    (
-        "There are three kinds of pairs. What does each kind add to the accuracy?",
-        "In a tie, a model can only guess, and a guess is right half of the time.",
-    ),
-)
+@SET.exercise("Accuracy, with ties", 1, 5)
 def pair_accuracy(chosen, rejected):
     """Return the share of pairs in which the chosen answer scores higher: two (B,) → a
     number. A tie counts half.
@@ -271,6 +240,10 @@ def _(generator):
     return chosen, chosen.clone() if generator.initial_seed() % 6 == 5 else rejected
 
 
+pair_accuracy.hints = (
+    "There are three kinds of pairs. What does each kind add to the accuracy?",
+    "In a tie, a model can only guess, and a guess is right half of the time.",
+)
 pair_accuracy.mistakes = {
     "ties_win": (
         "You count ties as right: a model that gives all answers the same score would "
@@ -310,16 +283,7 @@ pair_accuracy.alternatives = [
 ]
 
 
-@SET.exercise(
-    "A probe of your own",
-    2,
-    10,
-    (
-        "Make one change at a time, and look at the result.",
-        "One string method returns the text in capitals, and another replaces every "
-        "occurrence of a string.",
-    ),
-)
+@SET.exercise("A probe of your own", 2, 10)
 def shouting(answer):
     """Turn a normal answer into a bad answer: str → str.
 
@@ -343,6 +307,11 @@ def _(generator):
     return (pick(generator, ["", " "]) + text,)
 
 
+shouting.hints = (
+    "Make one change at a time, and look at the result.",
+    "One string method returns the text in capitals, and another replaces every "
+    "occurrence of a string.",
+)
 shouting.mistakes = {
     "other_capitals": (
         "Your capitals are wrong: every letter must become a capital, and letters with "

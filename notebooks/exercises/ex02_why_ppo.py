@@ -8,16 +8,7 @@ SET = Set("02_why_ppo", "Why PPO looks as it does")
 check = SET.check
 
 
-@SET.exercise(
-    "Leave one out",
-    1,
-    10,
-    (
-        "Take three rewards, 0, 3 and 6, and compute the three baselines by hand.",
-        "The sum of the other rewards is the total minus the sample's own reward. How "
-        "many other samples are there?",
-    ),
-)
+@SET.exercise("Leave one out", 1, 10)
 def leave_one_out(rewards):
     """Return each reward minus the mean of the other rewards: (n,) → (n,).
 
@@ -42,6 +33,11 @@ def baselines(rewards, of_others):
     return torch.stack([of_others(x) for x in others])
 
 
+leave_one_out.hints = (
+    "Take three rewards, 0, 3 and 6, and compute the three baselines by hand.",
+    "The sum of the other rewards is the total minus the sample's own reward. How "
+    "many other samples are there?",
+)
 leave_one_out.mistakes = {
     "own_reward_included": (
         "Each sample's own reward is in its baseline: the expected gradient is not the "
@@ -76,16 +72,7 @@ leave_one_out.alternatives = [
 ]
 
 
-@SET.exercise(
-    "Generalized advantage estimation",
-    2,
-    20,
-    (
-        "Write out A for the last two tokens. Which quantity do you need twice?",
-        "Each advantage needs the next token's advantage. Which token must come first "
-        "in a loop?",
-    ),
-)
+@SET.exercise("Generalized advantage estimation", 2, 20)
 def gae(rewards, values, gamma, lam):
     """Return the advantages of one response: rewards (T,), values (T,) → (T,).
 
@@ -133,6 +120,11 @@ def deltas(rewards, values, gamma):
     return rewards + gamma * following(values) - values
 
 
+gae.hints = (
+    "Write out A for the last two tokens. Which quantity do you need twice?",
+    "Each advantage needs the next token's advantage. Which token must come first "
+    "in a loop?",
+)
 gae.mistakes = {
     "wrong_delta": (
         "Your δ is wrong. It adds γ times the value of the *next* token and subtracts "
@@ -175,16 +167,7 @@ gae.mistakes = {
 gae.alternatives = [double_sum]
 
 
-@SET.exercise(
-    "Three estimates of KL",
-    2,
-    15,
-    (
-        "Write u = π_ref / π. What is the mean of u over samples from π?",
-        "k1 is −log u. Which term with mean 0 can you add so that the sum is never "
-        "negative?",
-    ),
-)
+@SET.exercise("Three estimates of KL", 2, 15)
 def kl_estimates(logprobs, ref_logprobs):
     """Return k1, k2 and k3 for samples from the policy: two (N,) → three (N,).
 
@@ -218,6 +201,11 @@ def with_k3(k3):
     return wrong
 
 
+kl_estimates.hints = (
+    "Write u = π_ref / π. What is the mean of u over samples from π?",
+    "k1 is −log u. Which term with mean 0 can you add so that the sum is never "
+    "negative?",
+)
 kl_estimates.mistakes = {
     "k3_of_the_other_ratio": (
         "Your k3 inverts the ratio: in k3, too, u is reference over policy.",
@@ -253,16 +241,7 @@ kl_estimates.mistakes = {
 kl_estimates.alternatives = [with_expm1]
 
 
-@SET.exercise(
-    "The optimum",
-    2,
-    15,
-    (
-        "Take the logarithm of the formula. Which constant makes the probabilities "
-        "sum to 1?",
-        "The constant is the same for all responses, and torch has a function for it.",
-    ),
-)
+@SET.exercise("The optimum", 2, 15)
 def optimum(ref_logprobs, rewards, beta):
     """Return the best policy's log-probabilities of N responses: two (N,) → (N,).
 
@@ -291,6 +270,11 @@ def by_hand(ref_logprobs, rewards, beta):
     return logits - logits.max() - (logits - logits.max()).exp().sum().log()
 
 
+optimum.hints = (
+    "Take the logarithm of the formula. Which constant makes the probabilities "
+    "sum to 1?",
+    "The constant is the same for all responses, and torch has a function for it.",
+)
 optimum.mistakes = {
     "times_beta": (
         "You multiply the reward by β; divide it by β. The higher β is, the less the "
@@ -309,12 +293,6 @@ optimum.mistakes = {
         "reward.",
         lambda ref, r, beta: ((ref + r) / beta).log_softmax(0),
         lambda ref, r, beta: (beta * ref + r).log_softmax(0),
-    ),
-    "rewards_standardized": (
-        "You divide the rewards by their standard deviation; use them unchanged, "
-        "because β already sets their scale.",
-        lambda ref, r, beta: (ref + r / r.std() / beta).log_softmax(0),
-        lambda ref, r, beta: (ref + r / r.std(correction=0) / beta).log_softmax(0),
     ),
     "overflows": (
         "Your formula is right, but when β is tiny, exp(r / β) overflows or a "

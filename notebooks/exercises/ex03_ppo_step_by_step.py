@@ -10,17 +10,7 @@ SET = Set("03_ppo_step_by_step", "PPO, one step taken apart")
 check = SET.check
 
 
-@SET.exercise(
-    "A mask from lengths",
-    1,
-    5,
-    (
-        "Which columns of a row with 3 tokens are real? Answer without looking at "
-        "`ids`.",
-        "Number the columns with `torch.arange` and compare these numbers with "
-        "`lengths`.",
-    ),
-)
+@SET.exercise("A mask from lengths", 1, 5)
 def response_mask(ids, lengths, pad):
     """Mark response tokens with 1.0 and padding with 0.0: ids (B, R), lengths (B,) →
     (B, R).
@@ -53,11 +43,14 @@ def columns(ids):
     return torch.arange(ids.shape[1])
 
 
+response_mask.hints = (
+    "Which columns of a row with 3 tokens are real? Answer without looking at `ids`.",
+    "Number the columns with `torch.arange` and compare these numbers with `lengths`.",
+)
 response_mask.mistakes = {
     "from_the_padding_token": (
-        "You look for padding in `ids`, which drops the EOS that the policy *sampled*. "
-        "This EOS was the policy's decision to stop, and the policy must learn from "
-        "it.",
+        "You look for padding in `ids`, which drops the EOS that the policy "
+        "*sampled*. The policy must learn from its decision to stop.",
         lambda ids, lengths, pad: (ids != pad).double(),
     ),
     "one_too_many": (
@@ -68,10 +61,6 @@ response_mask.mistakes = {
     "one_too_few": (
         "Your mask omits the last token of every row, where the policy stops.",
         lambda ids, lengths, pad: (columns(ids) < lengths[:, None] - 1).double(),
-    ),
-    "last_token_only": (
-        "You mark only each row's last token. Mark all tokens of the response.",
-        lambda ids, lengths, pad: (columns(ids) == lengths[:, None] - 1).double(),
     ),
     "one_length_for_all": (
         "All rows of your mask are equal. Each row has its own length.",
@@ -84,16 +73,7 @@ response_mask.mistakes = {
 response_mask.alternatives = [row_by_row]
 
 
-@SET.exercise(
-    "Positions with padding on the left",
-    1,
-    10,
-    (
-        "Write the positions of a row with two columns of padding by hand.",
-        "A running count of real tokens is nearly right. What is this count on the "
-        "padding?",
-    ),
-)
+@SET.exercise("Positions with padding on the left", 1, 10)
 def position_ids(attention_mask):
     """Count positions from the first real token, with 0 on padding: (B, T) → (B, T).
 
@@ -118,6 +98,11 @@ def column_numbers(mask):
     return torch.arange(mask.shape[1]).expand(mask.shape)
 
 
+position_ids.hints = (
+    "Write the positions of a row with two columns of padding by hand.",
+    "A running count of real tokens is nearly right. What is this count on the "
+    "padding?",
+)
 position_ids.mistakes = {
     "starts_elsewhere": (
         "You start at the wrong number. The first real token must be at position 0, "
@@ -150,26 +135,11 @@ position_ids.mistakes = {
             (column_numbers(mask) - mask.sum(1, keepdim=True)).clamp(min=0) * mask
         ),
     ),
-    "over_the_batch": (
-        "You count across rows. Count along each row, and start again at 0.",
-        lambda mask: (mask.flatten().cumsum(0).view_as(mask) - 1) * mask,
-        lambda mask: (mask.cumsum(0) - 1) * mask,
-    ),
 }
 position_ids.alternatives = [subtracting_the_start]
 
 
-@SET.exercise(
-    "Rewards per token",
-    2,
-    15,
-    (
-        "The reward has two parts: one part at every token, and one at a single token "
-        "per row.",
-        "How does the mask show where a row ends? Index one element of each row at "
-        "that place.",
-    ),
-)
+@SET.exercise("Rewards per token", 2, 15)
 def token_rewards(scores, kl, mask, beta):
     """Give every token −β·KL, and add the score at the last token: (B,), (B, R), (B, R)
     → (B, R).
@@ -204,6 +174,12 @@ def last_columns(mask):
     return mask.sum(1).long() - 1
 
 
+token_rewards.hints = (
+    "The reward has two parts: one part at every token, and one at a single token "
+    "per row.",
+    "How does the mask show where a row ends? Index one element of each row at "
+    "that place.",
+)
 token_rewards.mistakes = {
     "score_in_another_column": (
         "You add the score in the wrong column. It belongs at the row's last real "
@@ -226,8 +202,8 @@ token_rewards.mistakes = {
     "score_replaces_kl": (
         "You overwrite the last token's KL term. *Add* the score to this term.",
         lambda s, kl, m, beta: with_scores(
-            -beta * kl * (m - torch.nn.functional.one_hot(last_columns(m), m.shape[1])),
-            s,
+            -beta * kl * m,
+            s + beta * kl[range(len(s)), last_columns(m)],
             last_columns(m),
         ),
     ),
@@ -249,15 +225,7 @@ token_rewards.mistakes = {
 token_rewards.alternatives = [with_a_second_mask]
 
 
-@SET.exercise(
-    "Whitening with a mask",
-    2,
-    15,
-    (
-        "Which of the numbers in the formula would change if you added more padding?",
-        "Mean and variance are sums over real tokens. What is the divisor of each sum?",
-    ),
-)
+@SET.exercise("Whitening with a mask", 2, 15)
 def whiten(x, mask):
     """Scale x to mean 0 and unbiased variance 1 over the tokens that the mask marks,
     and set all other positions to 0: two (B, R) → (B, R).
@@ -285,64 +253,60 @@ def by_selection(x, mask):
     return white
 
 
-def masked_mean(x, mask):
-    return (x * mask).sum() / mask.sum()
+def whitened(x, mask, mean=None, variance=None):
+    """Whiten x with a wrong mean or variance; None stands for the right one."""
+    real = x[mask.bool()]
+    mean = real.mean() if mean is None else mean
+    variance = real.var() if variance is None else variance
+    return (x - mean) / (variance + 1e-8).sqrt() * mask
 
 
-def masked_squares(x, mask):
-    return ((x - masked_mean(x, mask)) ** 2 * mask).sum()
+def real_mean(x, mask):
+    return x[mask.bool()].mean()
 
 
-def whitened(x, mask, mean, variance, small=1e-8):
-    return (x - mean) / (variance + small).sqrt() * mask
+def real_var(x, mask):
+    return x[mask.bool()].var()
 
 
+whiten.hints = (
+    "Which of the numbers in the formula would change if you added more padding?",
+    "Mean and variance are sums over real tokens. What is the divisor of each sum?",
+)
 whiten.mistakes = {
     "padding_counts": (
         "Your mean or variance includes padding, perhaps as zeros. Leave padding out "
         "of both sums, and count only real tokens.",
         lambda x, m: whitened(x, m, x.mean(), x.var()),
         lambda x, m: whitened(x, m, (x * m).mean(), (x * m).var()),
-        lambda x, m: whitened(x, m, masked_mean(x, m), x.var()),
+        lambda x, m: whitened(x, m, variance=x.var()),
         lambda x, m: whitened(
-            x,
-            m,
-            masked_mean(x, m),
-            ((x * m - masked_mean(x, m)) ** 2).sum() / (m.sum() - 1),
+            x, m, variance=((x * m - real_mean(x, m)) ** 2).sum() / (m.sum() - 1)
         ),
     ),
     "wrong_divisor": (
         "You divide the variance by the wrong number. The unbiased variance divides by "
         "n − 1, and n counts the real tokens.",
-        lambda x, m: whitened(x, m, masked_mean(x, m), masked_squares(x, m) / m.sum()),
+        lambda x, m: whitened(x, m, variance=x[m.bool()].var(correction=0)),
         lambda x, m: whitened(
-            x, m, masked_mean(x, m), masked_squares(x, m) / (m.numel() - 1)
-        ),
-        lambda x, m: whitened(
-            x,
-            m,
-            masked_mean(x, m),
-            masked_squares(x, m) * (m.sum() - 1) / m.sum() ** 2,
+            x, m, variance=real_var(x, m) * (m.sum() - 1) / (m.numel() - 1)
         ),
     ),
     "another_small_number": (
-        "The small number inside your square root is missing, is outside, or is not "
-        "1e-8. This changes the result for a nearly constant batch.",
-        lambda x, m: (x - masked_mean(x, m)) / (x[m.bool()].std() + 1e-8) * m,
+        "Your 1e-8 is not inside the square root. This changes the result for a nearly "
+        "constant batch.",
+        lambda x, m: (x - real_mean(x, m)) / (x[m.bool()].std() + 1e-8) * m,
     ),
     "mean_kept": (
         "You do not subtract the mean everywhere, or you add it again. The result must "
         "have mean 0, and the variance squares differences from the mean.",
-        lambda x, m: whitened(x, m, 0.0, x[m.bool()].var()),
-        lambda x, m: (whiten.solution(x, m) + masked_mean(x, m)) * m,
-        lambda x, m: whitened(
-            x, m, masked_mean(x, m), (x**2 * m).sum() / (m.sum() - 1)
-        ),
+        lambda x, m: whitened(x, m, mean=0.0),
+        lambda x, m: (whiten.solution(x, m) + real_mean(x, m)) * m,
+        lambda x, m: whitened(x, m, variance=(x**2 * m).sum() / (m.sum() - 1)),
     ),
     "padding_left_over": (
         "You do not set padding to 0 in the result.",
-        lambda x, m: whitened(x, 1.0, masked_mean(x, m), x[m.bool()].var()),
-        lambda x, m: whitened(x * m, 1.0, masked_mean(x, m), x[m.bool()].var()),
+        lambda x, m: (x - real_mean(x, m)) / (real_var(x, m) + 1e-8).sqrt(),
     ),
 }
 whiten.alternatives = [by_selection]
@@ -352,13 +316,7 @@ whiten.alternatives = [by_selection]
     "The clipped policy loss",
     3,
     20,
-    (
-        "Take A = 1 and ratios of 0.5, 1 and 2. What should the loss be for each "
-        "ratio?",
-        "For each token, keep the more pessimistic of two losses. Then average over "
-        "real tokens.",
-    ),
-    ("logprobs", "old_logprobs", "advantages"),
+    gradient=("logprobs", "old_logprobs", "advantages"),
 )
 def policy_loss(logprobs, old_logprobs, advantages, mask, epsilon):
     """Average PPO's clipped loss over the tokens that the mask marks: four (B, R) → a
@@ -424,11 +382,15 @@ def reduced(last):
     )
 
 
+policy_loss.hints = (
+    "Take A = 1 and ratios of 0.5, 1 and 2. What should the loss be for each ratio?",
+    "For each token, keep the more pessimistic of two losses. Then average over "
+    "real tokens.",
+)
 policy_loss.mistakes = {
     "min_for_max": (
         "You use min instead of max. The larger of two *losses* is the cautious "
-        "choice. With min, the clip limits nothing, because the larger gain always "
-        "counts.",
+        "choice. With min, the clip limits nothing.",
         lambda new, old, a, m, e: mean(
             -losses((new - old.detach()).exp(), -a.detach(), 1 - e, 1 + e), m
         ),
@@ -469,15 +431,7 @@ policy_loss.alternatives = [by_cases]
 
 
 @SET.exercise(
-    "The clipped value loss",
-    2,
-    15,
-    (
-        "Draw a number line with the old value, the new value, and the return.",
-        "Clip the new *value* so that it stays near the old value; do not clip the "
-        "error. Then compare two errors.",
-    ),
-    ("values", "old_values", "returns"),
+    "The clipped value loss", 2, 15, gradient=("values", "old_values", "returns")
 )
 def value_loss(values, old_values, returns, epsilon):
     """Return ½ max((v − R)², (v_clip − R)²) per token: three (B, R) → (B, R).
@@ -536,6 +490,11 @@ def combined(errors):
     return wrong
 
 
+value_loss.hints = (
+    "Draw a number line with the old value, the new value, and the return.",
+    "Clip the new *value* so that it stays near the old value; do not clip the "
+    "error. Then compare two errors.",
+)
 value_loss.mistakes = {
     "smaller_of_both": (
         "You use min instead of max. The larger of the two errors must count; "
@@ -559,27 +518,11 @@ value_loss.mistakes = {
         near(lambda v, old, e: old - (v - old).clamp(-e, e)),
         near(lambda v, old, e: v + (old - v).clamp(-e, e)),
     ),
-    "absolute_error": (
-        "You use absolute errors. Use squared errors.",
-        combined(
-            lambda plain, clipped: 0.5 * torch.maximum(plain.abs(), clipped.abs())
-        ),
-    ),
 }
 value_loss.alternatives = [by_clamping_the_move, by_clamping_the_return]
 
 
-@SET.exercise(
-    "The adaptive KL coefficient",
-    1,
-    10,
-    (
-        "Suppose that KL is twice its target. Should β grow or shrink, and by how much "
-        "at most?",
-        "There are three steps: compute the relative error, clip it, and scale it by "
-        "the share of the horizon.",
-    ),
-)
+@SET.exercise("The adaptive KL coefficient", 1, 10)
 def next_beta(beta, kl, target, n, horizon):
     """Return the coefficient after n samples whose mean KL is `kl`: five numbers → a
     number.
@@ -618,6 +561,12 @@ def with_step(step):
     )
 
 
+next_beta.hints = (
+    "Suppose that KL is twice its target. Should β grow or shrink, and by how much "
+    "at most?",
+    "There are three steps: compute the relative error, clip it, and scale it by "
+    "the share of the horizon.",
+)
 next_beta.mistakes = {
     "not_clipped": (
         "You do not clip the error, or clip it on one side only: one unusual batch "
@@ -647,10 +596,6 @@ next_beta.mistakes = {
         with_step(lambda beta, error, share: beta + error * share),
         with_step(lambda beta, error, share: beta * error * share),
         with_step(lambda beta, error, share: beta * (1 + error) * share),
-    ),
-    "only_upwards": (
-        "Your β only grows. Below the target it must shrink.",
-        with_step(lambda beta, error, share: beta * (1 + max(error, 0) * share)),
     ),
 }
 next_beta.alternatives = [

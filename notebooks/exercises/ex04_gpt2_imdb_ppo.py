@@ -11,15 +11,7 @@ SET = Set("04_gpt2_imdb_ppo", "GPT-2 on IMDB", "import math\n\nimport torch")
 check = SET.check
 
 
-@SET.exercise(
-    "The right logit",
-    1,
-    5,
-    (
-        "What would your code do with a classifier whose columns are swapped?",
-        "The dict maps a column to its label; you need the reverse mapping.",
-    ),
-)
+@SET.exercise("The right logit", 1, 5)
 def positive_logit(logits, id2label):
     """Return the raw logit of POSITIVE: (B, 2), a dict from column to label → (B,).
 
@@ -42,17 +34,15 @@ def _(generator):
     return 3 * normal(generator, pick(generator, range(3, 7)), 2), dict(columns)
 
 
+positive_logit.hints = (
+    "What would your code do with a classifier whose columns are swapped?",
+    "The dict maps a column to its label; you need the reverse mapping.",
+)
 positive_logit.mistakes = {
     "always_the_second": (
         "You take column 1, whatever its label is. In some classifiers, column 1 is "
         "NEGATIVE.",
         lambda logits, id2label: logits[:, 1],
-    ),
-    "the_other_column": (
-        "You return NEGATIVE's logit: a policy would learn to write negative reviews.",
-        lambda logits, id2label: (
-            logits.sum(1) - positive_logit.solution(logits, id2label)
-        ),
     ),
     "order_of_the_dict": (
         "You use the label's position in the dict, or a fixed entry of the dict. The "
@@ -76,16 +66,7 @@ positive_logit.alternatives = [
 ]
 
 
-@SET.exercise(
-    "A mean with its interval",
-    1,
-    10,
-    (
-        "With four times as many texts, how much narrower should the interval be?",
-        "A standard error is the standard deviation of single scores divided by a "
-        "square root.",
-    ),
-)
+@SET.exercise("A mean with its interval", 1, 10)
 def mean_ci(x):
     """Return the mean and the half-width of its 95 % interval: (n,) → two numbers.
 
@@ -102,6 +83,11 @@ def _(generator):
     return (scale * normal(generator, n) + 1,)
 
 
+mean_ci.hints = (
+    "With four times as many texts, how much narrower should the interval be?",
+    "A standard error is the standard deviation of single scores divided by a "
+    "square root.",
+)
 mean_ci.mistakes = {
     "biased": (
         "Your standard deviation divides by n, or your standard error by √(n − 1). The "
@@ -129,24 +115,11 @@ mean_ci.mistakes = {
             x.mean() + 1.96 * x.std() / math.sqrt(len(x)),
         ),
     ),
-    "variance_for_std": (
-        "You use the variance instead of its square root.",
-        lambda x: (x.mean(), 1.96 * x.var() / math.sqrt(len(x))),
-        lambda x: (x.mean(), 1.96 * x.var() / len(x)),
-    ),
 }
 mean_ci.alternatives = [lambda x: (x.sum() / len(x), 1.96 * (x.var() / len(x)) ** 0.5)]
 
 
-@SET.exercise(
-    "Perplexity of many responses",
-    2,
-    10,
-    (
-        "Two responses have 1 and 9 tokens. How much should each response count?",
-        "Take one mean over all *tokens* first. Only then undo the logarithm.",
-    ),
-)
+@SET.exercise("Perplexity of many responses", 2, 10)
 def perplexity(logprobs, mask):
     """Return the perplexity per token of a batch: two (B, R) → a number.
 
@@ -168,6 +141,10 @@ def response_means(logprobs, mask):
     return (logprobs * mask).sum(1) / mask.sum(1)
 
 
+perplexity.hints = (
+    "Two responses have 1 and 9 tokens. How much should each response count?",
+    "Take one mean over all *tokens* first. Only then undo the logarithm.",
+)
 perplexity.mistakes = {
     "zeros_count": (
         "Your divisor counts padding, although padding adds nothing to the sum.",
@@ -190,26 +167,13 @@ perplexity.mistakes = {
         lambda x, m: 1 / ((x.exp() * m).sum() / m.sum()),
         lambda x, m: ((-x).exp() * m).sum() / m.sum(),
     ),
-    "base_two": (
-        "You raise 2 to the power of the mean, but these logarithms are natural.",
-        lambda x, m: 2 ** (-(x * m).sum() / m.sum()),
-    ),
 }
 perplexity.alternatives = [
     lambda logprobs, mask: 1 / logprobs[mask.bool()].mean().exp()
 ]
 
 
-@SET.exercise(
-    "Distinct word pairs",
-    1,
-    10,
-    (
-        "How many pairs does a text of five words have, and a text of one word?",
-        "Each text has its own pairs. If a pair occurs in several texts, how many "
-        "times does it count as a distinct pair?",
-    ),
-)
+@SET.exercise("Distinct word pairs", 1, 10)
 def distinct_2(texts):
     """Return the share of distinct word pairs among all word pairs of all texts: list
     of str → a number.
@@ -265,6 +229,11 @@ def share(items, total=None):
     return len(set(items)) / max(1, len(items) if total is None else total)
 
 
+distinct_2.hints = (
+    "How many pairs does a text of five words have, and a text of one word?",
+    "Each text has its own pairs. If a pair occurs in several texts, how many "
+    "times does it count as a distinct pair?",
+)
 distinct_2.mistakes = {
     "wrong_total": (
         "You divide by the wrong number of pairs. There are fewer pairs than words: "

@@ -8,16 +8,7 @@ SET = Set("05_lora_rlhf_baichuan", "LoRA RLHF on Baichuan")
 check = SET.check
 
 
-@SET.exercise(
-    "Split a packed matrix",
-    1,
-    5,
-    (
-        "Does a row of the matrix belong to one output or to one input? Look at "
-        "`x @ W_pack.T`.",
-        "Three blocks of H rows each are stacked vertically. In which order are they?",
-    ),
-)
+@SET.exercise("Split a packed matrix", 1, 5)
 def split_w_pack(packed):
     """Split W_pack into query, key and value matrices: (3H, H) → three (H, H).
 
@@ -39,16 +30,15 @@ def pieces(packed, *bounds):
     return tuple(packed[first * h + a : last * h + b] for first, a, last, b in bounds)
 
 
+split_w_pack.hints = (
+    "Does a row of the matrix belong to one output or to one input? Look at "
+    "`x @ W_pack.T`.",
+    "Three blocks of H rows each are stacked vertically. In which order are they?",
+)
 split_w_pack.mistakes = {
     "every_third_row": (
         "You take every third row. The three matrices are stacked, not interleaved.",
         lambda packed: (packed[::3], packed[1::3], packed[2::3]),
-    ),
-    "another_order": (
-        "Your order is wrong. The order is query, key, value.",
-        lambda packed: packed.chunk(3)[::-1],
-        lambda packed: tuple(packed.chunk(3)[i] for i in (1, 0, 2)),
-        lambda packed: tuple(packed.chunk(3)[i] for i in (0, 2, 1)),
     ),
     "scrambled": (
         "Your view or reshape mixes rows and columns: elements of one row end up in "
@@ -74,16 +64,7 @@ split_w_pack.mistakes = {
 split_w_pack.alternatives = [lambda packed: tuple(packed.view(3, -1, packed.shape[1]))]
 
 
-@SET.exercise(
-    "A normalized head",
-    1,
-    5,
-    (
-        "What has length 1 afterward: a row, a column, or the whole matrix?",
-        "A length is the square root of a sum of squares. Keep the dimension that you "
-        "sum over.",
-    ),
-)
+@SET.exercise("A normalized head", 1, 5)
 def normalize_head(weight):
     """Convert Baichuan 2's vocabulary projection to a linear layer: (V, H) → (V, H).
 
@@ -99,6 +80,11 @@ def _(generator):
     return (normal(generator, v, h) * pick(generator, (0.01, 1, 3)),)
 
 
+normalize_head.hints = (
+    "What has length 1 afterward: a row, a column, or the whole matrix?",
+    "A length is the square root of a sum of squares. Keep the dimension that you "
+    "sum over.",
+)
 normalize_head.mistakes = {
     "one_number_for_all_rows": (
         "You divide the whole matrix by one number, so longer rows stay longer and "
@@ -120,10 +106,6 @@ normalize_head.mistakes = {
         lambda w: w / w.square().mean(1, keepdim=True).sqrt(),
         lambda w: w / w.std(1, keepdim=True),
     ),
-    "multiplied": (
-        "You multiply by the length instead of dividing.",
-        lambda w: w * w.norm(dim=1, keepdim=True),
-    ),
     "more_than_the_length": (
         "You change more than the lengths, with a softmax or by subtracting a mean. "
         "Scale each row, and keep the direction of its vector.",
@@ -134,16 +116,7 @@ normalize_head.mistakes = {
 normalize_head.alternatives = [lambda weight: torch.nn.functional.normalize(weight)]
 
 
-@SET.exercise(
-    "A layer with adapters",
-    2,
-    15,
-    (
-        "Write the shapes below x, A and B. In which order can you multiply them?",
-        "The base's output comes first, and one adapter may add to it. How large is r?",
-    ),
-    ("x",),
-)
+@SET.exercise("A layer with adapters", 2, 15, gradient=("x",))
 def lora_forward(x, weight, adapters, active, alpha):
     """Compute a linear layer with LoRA: x (B, I), weight (O, I), adapters {name: (A,
     B)} → (B, O).
@@ -214,13 +187,10 @@ def without_base(x, weight, adapters, active, alpha):
     return lora_forward.solution(x, base, adapters, active, alpha)
 
 
-def with_scaled_base(x, weight, adapters, active, alpha):
-    if active is None:
-        return x @ weight.T
-    a, b = adapters[active]
-    return alpha / len(a) * (x @ weight.T + x @ a.T @ b.T)
-
-
+lora_forward.hints = (
+    "Write the shapes below x, A and B. In which order can you multiply them?",
+    "The base's output comes first, and one adapter may add to it. How large is r?",
+)
 lora_forward.mistakes = {
     "another_rank": (
         "You do not divide α by r. r is the dimension that A and B share, and adapters "
@@ -248,24 +218,11 @@ lora_forward.mistakes = {
         "You leave out the base when an adapter is on. An adapter *adds* to the base.",
         without_base,
     ),
-    "base_scaled_too": (
-        "You also multiply the base by the factor. The factor must scale only the "
-        "adapter.",
-        with_scaled_base,
-    ),
 }
 lora_forward.alternatives = [merged]
 
 
-@SET.exercise(
-    "Which adapter when",
-    2,
-    10,
-    (
-        "Which of the three models samples, which one learns, and which one scores?",
-        "One stage needs the frozen copy, and one stage needs the judge.",
-    ),
-)
+@SET.exercise("Which adapter when", 2, 10)
 def adapter_of(stage):
     """Return the active adapter in a stage of a PPO step: str → str.
 
@@ -305,11 +262,14 @@ def except_for(stage, name):
     return lambda asked: name if asked == stage else adapter_of.solution(asked)
 
 
+adapter_of.hints = (
+    "Which of the three models samples, which one learns, and which one scores?",
+    "One stage needs the frozen copy, and one stage needs the judge.",
+)
 adapter_of.mistakes = {
     "reference_is_the_policy": (
         "You compute the reference's log-probabilities with the policy's adapter, or "
-        "with none. If the policy is its own reference, KL is always 0; and after SFT "
-        "the reference is also an adapter.",
+        "with none. After SFT, the reference has its own adapter.",
         lambda stage: "reward" if stage == "score" else "policy",
         except_for("reference log-probabilities", None),
     ),
@@ -330,27 +290,11 @@ adapter_of.mistakes = {
         except_for("update", "ref"),
         except_for("update", None),
     ),
-    "another_sampler": (
-        "You sample from the wrong adapter. The *policy* must sample: PPO's ratio "
-        "compares the updated policy with the policy that drew the responses.",
-        except_for("generate", "ref"),
-        except_for("generate", "reward"),
-        except_for("generate", None),
-    ),
 }
 adapter_of.alternatives = [by_cases]
 
 
-@SET.exercise(
-    "The tokens that SFT learns",
-    1,
-    10,
-    (
-        "Write one row with a question of 2 tokens and an answer of 3. Where is EOS?",
-        "The ones of the mask begin after the question. How many tokens does SFT "
-        "learn?",
-    ),
-)
+@SET.exercise("The tokens that SFT learns", 1, 10)
 def completion_mask(question_length, answer_length, width):
     """Return the mask of one row, question + answer + EOS, padded on the right: three
     numbers → (width,).
@@ -382,6 +326,10 @@ def ones(first, last, width):
     return ((column >= first) & (column < last)).double()
 
 
+completion_mask.hints = (
+    "Write one row with a question of 2 tokens and an answer of 3. Where is EOS?",
+    "The ones of the mask begin after the question. How many tokens does SFT learn?",
+)
 completion_mask.mistakes = {
     "no_eos": (
         "Your mask omits the EOS after the answer, so the model never learns to stop.",
@@ -391,10 +339,6 @@ completion_mask.mistakes = {
         "Your mask includes the question, but SFT must not train the model to write "
         "questions.",
         lambda q, a, width: ones(0, q + a + 1, width),
-    ),
-    "starts_late": (
-        "Your mask omits the answer's first token.",
-        lambda q, a, width: ones(q + 1, q + a + 1, width),
     ),
     "length_for_end": (
         "Your ones end as if the answer began in the first column. They must end "

@@ -15,15 +15,7 @@ RUNS = {  # KL at the first step, and later
 }
 
 
-@SET.exercise(
-    "Three broken runs",
-    2,
-    15,
-    (
-        "Start with the KL column. Which values does a healthy run show there?",
-        "In a healthy run, KL starts at 0 and is never clearly negative.",
-    ),
-)
+@SET.exercise("Three broken runs", 2, 15)
 def diagnose(run):
     """Name the cause of a run's problem, given only its curves: str → str.
 
@@ -74,6 +66,10 @@ def misread(run):
     ]
 
 
+diagnose.hints = (
+    "Start with the KL column. Which values does a healthy run show there?",
+    "In a healthy run, KL starts at 0 and is never clearly negative.",
+)
 diagnose.mistakes = {
     "run_one": (
         "Look at run one again: its score rises, but how long are its answers at the "
@@ -97,27 +93,11 @@ diagnose.mistakes = {
         lambda run: diagnose.solution({"one": "three", "three": "one"}.get(run, run)),
         lambda run: diagnose.solution({"one": "two", "two": "one"}.get(run, run)),
     ),
-    "misspelled": (
-        "You do not spell the causes as the exercise does. Copy the exercise's "
-        "strings, which are in lowercase and contain spaces.",
-        lambda run: diagnose.solution(run).capitalize(),
-        lambda run: diagnose.solution(run).replace(" ", "_"),
-    ),
 }
 diagnose.alternatives = [by_reasons]
 
 
-@SET.exercise(
-    "Forbid EOS at the start",
-    2,
-    15,
-    (
-        "If one token is forbidden, what must the probabilities of a row sum to?",
-        "A logit of −∞ gives probability 0. In which row do you need it, and before "
-        "which step?",
-    ),
-    ("logits",),
-)
+@SET.exercise("Forbid EOS at the start", 2, 15, gradient=("logits",))
 def suppress_first(logits, token):
     """Return one response's log-probabilities with a token forbidden at the first
     position: logits (R, V) → (R, V).
@@ -150,6 +130,11 @@ def forbidden(logits, token, row=0, logit=-torch.inf):
     return allowed
 
 
+suppress_first.hints = (
+    "If one token is forbidden, what must the probabilities of a row sum to?",
+    "A logit of −∞ gives probability 0. In which row do you need it, and before "
+    "which step?",
+)
 suppress_first.mistakes = {
     "at_another_position": (
         "You forbid the token at the wrong positions. An answer must not *begin* with "
@@ -159,9 +144,8 @@ suppress_first.mistakes = {
         lambda logits, token: forbidden(logits, token, 1).log_softmax(-1),
     ),
     "after_the_softmax": (
-        "You mask after the log-softmax, so the first row's probabilities sum to "
-        "1 − p(EOS) instead of 1. This row's log-probabilities are too low, and the KL "
-        "penalty is smallest where EOS is most likely.",
+        "You mask after the log-softmax, so the first row's probabilities sum to 1 − "
+        "p(EOS) instead of 1, and its log-probabilities are too low.",
         lambda logits, token: forbidden(logits.log_softmax(-1), token),
     ),
     "only_rare": (
@@ -183,25 +167,11 @@ suppress_first.mistakes = {
             forbidden(logits, token).flatten().log_softmax(0).view_as(logits)
         ),
     ),
-    "logits_only": (
-        "You return logits: nothing makes the exponentials of a row sum to 1.",
-        lambda logits, token: forbidden(logits, token),
-    ),
 }
 suppress_first.alternatives = [with_a_mask]
 
 
-@SET.exercise(
-    "How wrong is the KL?",
-    3,
-    20,
-    (
-        "Write the probability of a token other than EOS, without and with the mask.",
-        "Divide each model's probability by the total probability of the tokens that "
-        "its mask allows. What remains of the difference between the true "
-        "and the reported KL?",
-    ),
-)
+@SET.exercise("How wrong is the KL?", 3, 20)
 def kl_error(p, ref_p):
     """Return by how much KL is too low if only sampling masks EOS: two (N,) → float.
 
@@ -222,6 +192,12 @@ def _(dice):
     )
 
 
+kl_error.hints = (
+    "Write the probability of a token other than EOS, without and with the mask.",
+    "Divide each model's probability by the total probability of the tokens that "
+    "its mask allows. What remains of the difference between the true "
+    "and the reported KL?",
+)
 kl_error.mistakes = {
     "averaged_too_early": (
         "You average before the logarithm. Take the logarithm for each pair of "
@@ -243,10 +219,6 @@ kl_error.mistakes = {
             p * (p.log() - ref.log()) + (1 - p) * (torch.log1p(-p) - torch.log1p(-ref))
         ).mean(),
     ),
-    "difference_of_probabilities": (
-        "You return a difference of probabilities. KL compares logarithms.",
-        lambda p, ref: (p - ref).mean(),
-    ),
     "never_negative": (
         "You drop the signs of errors, with absolute values or by setting negative "
         "errors to 0. The reported KL may also be too high.",
@@ -257,17 +229,7 @@ kl_error.mistakes = {
 kl_error.alternatives = [lambda p, ref_p: ((1 - ref_p) / (1 - p)).log().mean()]
 
 
-@SET.exercise(
-    "Take length out of the labels",
-    2,
-    15,
-    (
-        "The longer answer wins seven of ten pairs. How many of these ten rows can you "
-        "keep?",
-        "Count both kinds first. At each row, how many rows of each kind may you "
-        "still keep?",
-    ),
-)
+@SET.exercise("Take length out of the labels", 2, 15)
 def balance(longer_won):
     """Choose as many rows with True as with False: list of bool → list of int.
 
@@ -314,6 +276,12 @@ def rarer(longer_won):
     return min(sum(longer_won), len(longer_won) - sum(longer_won))
 
 
+balance.hints = (
+    "The longer answer wins seven of ten pairs. How many of these ten rows can you "
+    "keep?",
+    "Count both kinds first. At each row, how many rows of each kind may you "
+    "still keep?",
+)
 balance.mistakes = {
     "not_in_order": (
         "You return the right rows in the wrong order. Keep the original order.",

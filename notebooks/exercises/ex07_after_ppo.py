@@ -13,16 +13,7 @@ SET = Set(
 check = SET.check
 
 
-@SET.exercise(
-    "A group's advantages",
-    1,
-    10,
-    (
-        "Which responses must you compare a response with, so that an easy prompt "
-        "alone does not favor it?",
-        "Each row belongs to one prompt. Keep the dimension that you average over.",
-    ),
-)
+@SET.exercise("A group's advantages", 1, 10)
 def group_advantages(rewards, divide):
     """Return GRPO's advantages from the rewards of G responses to each of P prompts:
     (P, G) → (P, G).
@@ -65,11 +56,15 @@ def if_divided(advantages):
     )
 
 
+group_advantages.hints = (
+    "Which responses must you compare a response with, so that an easy prompt "
+    "alone does not favor it?",
+    "Each row belongs to one prompt. Keep the dimension that you average over.",
+)
 group_advantages.mistakes = {
     "another_small_number": (
-        "You do not add 1e-4 to the standard deviation itself. It is in the divisor, "
-        "outside the square root, and it matters for a group whose rewards are all "
-        "equal.",
+        "You do not add 1e-4 to the standard deviation itself. This matters for a "
+        "group whose rewards are all equal.",
         if_divided(lambda r: (r - row_mean(r)) / row_std(r)),
         if_divided(lambda r: (r - row_mean(r)) / row_std(r) + 1e-4),
         if_divided(lambda r: (r - row_mean(r)) / (row_std(r) + 1e-8)),
@@ -81,14 +76,9 @@ group_advantages.mistakes = {
             lambda r: (r - row_mean(r)) / (r.std(1, keepdim=True, correction=0) + 1e-4)
         ),
     ),
-    "variance": (
-        "You divide by the variance. Divide by its square root.",
-        if_divided(lambda r: (r - row_mean(r)) / (row_std(r) ** 2 + 1e-4)),
-    ),
     "of_the_batch": (
-        "You use the mean or the standard deviation of the whole batch, so every "
-        "response to an easy prompt would look good. Compare each response only with "
-        "its own group.",
+        "You use the whole batch, so every response to an easy prompt would look "
+        "good. Compare each response only with its own group.",
         lambda r, divide: (r - r.mean()) / (row_std(r) + 1e-4 if divide else 1),
         lambda r, divide: (r - r.mean()) / (r.std() + 1e-4 if divide else 1),
         if_divided(lambda r: (r - row_mean(r)) / (r.std() + 1e-4)),
@@ -103,16 +93,7 @@ group_advantages.mistakes = {
 group_advantages.alternatives = [row_by_row]
 
 
-@SET.exercise(
-    "Best of n",
-    2,
-    15,
-    (
-        "When is the worst of all responses the best of n draws?",
-        "F(y) adds up the probabilities of y and of all worse responses. What does "
-        "F(y−) add up?",
-    ),
-)
+@SET.exercise("Best of n", 2, 15)
 def best_of_n(probabilities, n):
     """Return each response's probability of being the best of n draws: (N,), from worst
     to best → (N,).
@@ -135,18 +116,21 @@ def by_differences(probabilities, n):
     return torch.diff(powers, prepend=powers.new_zeros(1))
 
 
+best_of_n.hints = (
+    "When is the worst of all responses the best of n draws?",
+    "F(y) adds up the probabilities of y and of all worse responses. What does "
+    "F(y−) add up?",
+)
 best_of_n.mistakes = {
     "power_of_each": (
         "You raise each probability to a power: all n draws would have to be y. Some "
-        "draws may score lower, so the formula must contain the probabilities of worse "
-        "responses.",
+        "draws may score lower.",
         lambda p, n: p**n,
         lambda p, n: p**n / (p**n).sum(),
     ),
     "one_draw_times_n": (
-        "For each draw, you add the probability that this draw is y and the other "
-        "draws score at most as high. You count a case several times if y is drawn "
-        "more than once.",
+        "You add one probability for each draw. A case in which y is drawn more than "
+        "once then counts several times.",
         lambda p, n: n * p * p.cumsum(0) ** (n - 1),
     ),
     "drawn_once": (
@@ -162,25 +146,11 @@ best_of_n.mistakes = {
         lambda p, n: torch.cat([0 * p[:1], (p.cumsum(0) ** n).diff()]),
         lambda p, n: (p.cumsum(0) ** n).diff(),
     ),
-    "at_most_alone": (
-        "You return the probability that the best draw is *at most* as good as y. "
-        "Subtract the probability that the best draw is worse than y.",
-        lambda p, n: p.cumsum(0) ** n,
-    ),
 }
 best_of_n.alternatives = [by_differences]
 
 
-@SET.exercise(
-    "DPO's loss",
-    2,
-    15,
-    (
-        "Start from the pairwise loss of notebook 01. What replaces a score?",
-        "Compute both implied rewards, each from its answer's two log-probabilities.",
-    ),
-    True,
-)
+@SET.exercise("DPO's loss", 2, 15, gradient=True)
 def dpo_loss(chosen, rejected, ref_chosen, ref_rejected, beta):
     """Return DPO's loss for pairs, from log-probabilities: four (B,) → one number.
 
@@ -211,6 +181,10 @@ def detached(loss):
     )
 
 
+dpo_loss.hints = (
+    "Start from the pairwise loss of notebook 01. What replaces a score?",
+    "Compute both implied rewards, each from its answer's two log-probabilities.",
+)
 dpo_loss.mistakes = {
     "no_reference": (
         "The reference is missing: nothing keeps the policy near the reference.",
@@ -228,16 +202,6 @@ dpo_loss.mistakes = {
         detached(lambda c, r, c0, r0, b: -(b * (c - r - c0 + r0)).sigmoid().mean()),
         detached(lambda c, r, c0, r0, b: -logsigmoid(b * (c - r - c0 + r0).mean())),
     ),
-    "ratios": (
-        "You use a difference of probability ratios, or divide log-probabilities. The "
-        "implied reward contains the *logarithm* of a ratio, which is a difference.",
-        detached(
-            lambda c, r, c0, r0, b: (
-                -logsigmoid(b * ((c - c0).exp() - (r - r0).exp())).mean()
-            )
-        ),
-        detached(lambda c, r, c0, r0, b: -logsigmoid(b * (c / c0 - r / r0)).mean()),
-    ),
     "each_answer_alone": (
         "You apply a sigmoid to each answer's implied reward. Apply a sigmoid only to "
         "the *difference* of the implied rewards.",
@@ -246,28 +210,12 @@ dpo_loss.mistakes = {
                 logsigmoid(b * (r - r0)) - logsigmoid(b * (c - c0))
             ).mean()
         ),
-        detached(
-            lambda c, r, c0, r0, b: (
-                -(logsigmoid(b * (c - c0)) + logsigmoid(-b * (r - r0))).mean()
-            )
-        ),
     ),
 }
 dpo_loss.alternatives = [by_softplus]
 
 
-@SET.exercise(
-    "An engine that samples",
-    2,
-    15,
-    (
-        "Given each token's log-probability, what is the log-probability of the whole "
-        "response?",
-        "A response has one weight. Compute two sums first, then the ratio of "
-        "probabilities; then apply the limit.",
-    ),
-    ("logprobs",),
-)
+@SET.exercise("An engine that samples", 2, 15, gradient=("logprobs",))
 def off_policy_loss(logprobs, engine, mask, advantages, most):
     """Return REINFORCE's loss on responses that another policy sampled → one number.
 
@@ -321,11 +269,12 @@ def product_limited(logprobs, engine, mask, advantages, most):
     return -(limited * (logprobs * mask).sum(1)).mean()
 
 
-def without_log_pi(logprobs, engine, mask, advantages, most):
-    weight = ((logprobs - engine) * mask).sum(1).exp().clamp(max=most)
-    return -(weight * advantages).mean()
-
-
+off_policy_loss.hints = (
+    "Given each token's log-probability, what is the log-probability of the whole "
+    "response?",
+    "A response has one weight. Compute two sums first, then the ratio of "
+    "probabilities; then apply the limit.",
+)
 off_policy_loss.mistakes = {
     "weight_per_token": (
         "You give each token its own weight. A *response* has one weight.",
@@ -350,10 +299,6 @@ off_policy_loss.mistakes = {
         "Your weight is q/π. A response that the engine samples too *often* must get a "
         "smaller weight.",
         weighted(lambda d, mask, most: (-d.sum(1)).exp().clamp(max=most)),
-    ),
-    "ratio_is_the_loss": (
-        "Your loss lacks the factor log π.",
-        without_log_pi,
     ),
 }
 off_policy_loss.alternatives = [response_by_response]

@@ -1,7 +1,6 @@
 """Exercises of notebook 08."""
 
 import math
-import re
 
 import torch
 
@@ -11,16 +10,7 @@ SET = Set("08_verifiable_rewards", "Verifiable rewards", "import math\n\nimport 
 check = SET.check
 
 
-@SET.exercise(
-    "A strict verifier",
-    1,
-    10,
-    (
-        "Suppose that your function is the reward of a policy that does not know the "
-        "sum. Which texts would the policy write?",
-        "Split at semicolons, and compare the last part.",
-    ),
-)
+@SET.exercise("A strict verifier", 1, 10)
 def strict_rewards(texts, answer):
     """Return rewards (B,): 1 if a text's last part is exactly the answer, else 0.
 
@@ -55,6 +45,11 @@ def accepted(test):
     return lambda texts, answer: torch.tensor([float(test(x, answer)) for x in texts])
 
 
+strict_rewards.hints = (
+    "Suppose that your function is the reward of a policy that does not know the "
+    "sum. Which texts would the policy write?",
+    "Split at semicolons, and compare the last part.",
+)
 strict_rewards.mistakes = {
     "spaces": (
         "You remove or ignore spaces or line breaks. A strict verifier compares every "
@@ -81,33 +76,14 @@ strict_rewards.mistakes = {
     "numbers": (
         "You compare numbers, or remove characters: your code accepts a last part with "
         "a sign, a leading zero, or a space. Compare the last part as text.",
-        accepted(
-            lambda text, a: (
-                re.fullmatch(r"\s*[+-]?\d+\s*", text.split(";")[-1]) is not None
-                and int(text.split(";")[-1]) == int(a)
-            )
-        ),
+        accepted(lambda text, a: text.split(";")[-1].strip().lstrip("+0") == a),
         accepted(lambda text, a: text.split(";")[-1].lstrip("+") == a),
-    ),
-    "always_or_never_steps": (
-        "You require a semicolon, or accept none. The verifier rewards a right answer "
-        "with or without steps.",
-        accepted(lambda text, a: text.endswith(f";{a}")),
-        accepted(lambda text, a: text == a),
     ),
 }
 strict_rewards.alternatives = [from_the_right]
 
 
-@SET.exercise(
-    "Dead groups",
-    1,
-    10,
-    (
-        "In which two ways can all rewards be equal?",
-        "All answers of a group may be right, or all may be wrong.",
-    ),
-)
+@SET.exercise("Dead groups", 1, 10)
 def dead_share(p, G):
     """Return the expected share of dead groups: pass rates p (P,) of P problems → one
     number.
@@ -128,11 +104,14 @@ def by_logarithms(p, G):
     return (right + wrong).sum() / len(p)
 
 
+dead_share.hints = (
+    "In which two ways can all rewards be equal?",
+    "All answers of a group may be right, or all may be wrong.",
+)
 dead_share.mistakes = {
     "of_the_mean": (
-        "You average the pass rates first. Problems differ: if half of them are always "
-        "solved and the other half are never solved, every group is dead although the "
-        "mean rate is one half.",
+        "You average the pass rates first. If half of the problems are always solved "
+        "and the others never, every group is dead.",
         lambda p, G: p.mean() ** G + (1 - p.mean()) ** G,
     ),
     "one_way_only": (
@@ -153,23 +132,11 @@ dead_share.mistakes = {
         "their arithmetic mean.",
         lambda p, G: (p**G + (1 - p) ** G).prod(),
     ),
-    "over_answers": (
-        "You divide by G. The average is over problems.",
-        lambda p, G: (p**G + (1 - p) ** G).sum() / G,
-    ),
 }
 dead_share.alternatives = [by_logarithms]
 
 
-@SET.exercise(
-    "pass@k",
-    2,
-    15,
-    (
-        "It is easier to count the choices that fail than the choices that succeed.",
-        "Of the C(n, k) choices, how many contain no right answer?",
-    ),
-)
+@SET.exercise("pass@k", 2, 15)
 def pass_at_k(c, n, k):
     """Return the unbiased pass@k: c (P,) right answers among n answers to each problem
     → (P,).
@@ -208,6 +175,10 @@ def right_for(c, n, k):
     return 1 - math.comb(n - c, k) / math.comb(n, k)
 
 
+pass_at_k.hints = (
+    "It is easier to count the choices that fail than the choices that succeed.",
+    "Of the C(n, k) choices, how many contain no right answer?",
+)
 pass_at_k.mistakes = {
     "with_replacement": (
         "You raise the estimated pass rate to a power, as if the k answers were drawn "
@@ -226,16 +197,9 @@ pass_at_k.mistakes = {
         for_each(lambda c, n, k: 1 - math.comb(n - c, k) / math.comb(n, c)),
         for_each(lambda c, n, k: 1 - math.comb(n - c, k) / math.comb(n - 1, k)),
     ),
-    "does_not_shrink": (
-        "Your result equals a product in which one of two counts does not shrink. "
-        "Drawing a wrong answer leaves one fewer wrong answer, and one fewer answer in "
-        "total.",
-        for_each(lambda c, n, k: 1 - math.prod((n - c - i) / n for i in range(k))),
-    ),
     "special_case": (
-        "Your result is wrong where few answers are wrong, or where k or more are "
-        "right. Only if fewer than k answers are wrong does each choice contain a "
-        "right answer.",
+        "Your result is wrong where few answers are wrong, or where many are right. "
+        "If fewer than k are wrong, each choice contains a right answer.",
         for_each(lambda c, n, k: 0 if n - c < k else right_for(c, n, k)),
         for_each(lambda c, n, k: 1 if n - c <= k else right_for(c, n, k)),
         for_each(lambda c, n, k: 1 if c >= k else right_for(c, n, k)),

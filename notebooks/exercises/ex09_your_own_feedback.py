@@ -15,16 +15,7 @@ SET = Set(
 check = SET.check
 
 
-@SET.exercise(
-    "The loss of a question",
-    1,
-    10,
-    (
-        "A question is a small classification problem. What are its classes?",
-        "Use one softmax per row.",
-    ),
-    True,
-)
+@SET.exercise("The loss of a question", 1, 10, gradient=True)
 def question_loss(scores):
     """Return the loss on questions whose best text comes first: scores (N, k) → a
     number.
@@ -41,6 +32,10 @@ def _(dice):
     return (normal(dice, pick(dice, range(3, 7)), pick(dice, (2, 3, 4, 5))),)
 
 
+question_loss.hints = (
+    "A question is a small classification problem. What are its classes?",
+    "Use one softmax per row.",
+)
 question_loss.mistakes = {
     "pairs": (
         "You compare the best text with other texts one by one, or with only one of "
@@ -69,26 +64,13 @@ question_loss.mistakes = {
         lambda s: -s.log_softmax(1).amax(1).mean(),
         lambda s: -s.log_softmax(1).mean(),
     ),
-    "first_left_out": (
-        "Your denominator leaves out the first text. The probabilities of *all* texts "
-        "sum to 1.",
-        lambda s: (s[:, 1:].logsumexp(1) - s[:, 0]).mean(),
-    ),
 }
 question_loss.alternatives = [
     lambda scores: (scores.logsumexp(1) - scores[:, 0]).mean()
 ]
 
 
-@SET.exercise(
-    "Cohen's κ",
-    2,
-    15,
-    (
-        "First, count how often each person gives each answer.",
-        "For agreement by chance, assume that the two people answer independently.",
-    ),
-)
+@SET.exercise("Cohen's κ", 2, 15)
 def kappa(first, second):
     """Return the agreement of two people beyond chance: two (N,) of whole numbers → a
     number.
@@ -152,6 +134,10 @@ def with_denominator(denominator):
     return wrong
 
 
+kappa.hints = (
+    "First, count how often each person gives each answer.",
+    "For agreement by chance, assume that the two people answer independently.",
+)
 kappa.mistakes = {
     "agreement": (
         'You return the share of equal answers. Two people who always answer "left" '
@@ -190,16 +176,7 @@ kappa.mistakes = {
 kappa.alternatives = [by_table]
 
 
-@SET.exercise(
-    "Could it be chance?",
-    2,
-    10,
-    (
-        "Count the sequences of answers in which at least k prefer the new text.",
-        "There are `math.comb(n, i)` sequences with i such answers, each with "
-        "probability 0.5 ** n.",
-    ),
-)
+@SET.exercise("Could it be chance?", 2, 10)
 def by_chance(k, n):
     """Return the probability that k or more of n answers prefer the new text if both
     texts are equally good: two whole numbers → a number.
@@ -220,6 +197,11 @@ def tail(z):
     return math.erfc(z / math.sqrt(2)) / 2
 
 
+by_chance.hints = (
+    "Count the sequences of answers in which at least k prefer the new text.",
+    "There are `math.comb(n, i)` sequences with i such answers, each with "
+    "probability 0.5 ** n.",
+)
 by_chance.mistakes = {
     "other_counts": (
         "You include the wrong counts. Include k, n, and all counts between them.",
@@ -245,15 +227,6 @@ by_chance.mistakes = {
         lambda k, n: sum(math.comb(n, i) / 2**i for i in range(k, n + 1)),
         lambda k, n: sum(math.perm(n, i) for i in range(k, n + 1)) / 2**n,
         lambda k, n: (n + 1 - k) / (n + 1),
-        lambda k, n: sum(
-            math.comb(n, i) * (k / n) ** i * (1 - k / n) ** (n - i)
-            for i in range(k, n + 1)
-        ),
-    ),
-    "half_of_k": (
-        "You include only half of the probability of exactly k. Return the probability "
-        "of *k or more*.",
-        lambda k, n: by_chance.solution(k, n) - math.comb(n, k) / 2 ** (n + 1),
     ),
 }
 by_chance.alternatives = [
