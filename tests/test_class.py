@@ -61,8 +61,9 @@ def test_frozen_checks_accept_what_is_right_and_name_what_is_wrong(handout, name
     assert len(made.expected(0)[0]) == 20 and made.points == exercise.difficulty
     for answer in (exercise.solution, *exercise.alternatives):
         assert made.judge(answer) is None
-    for mistake, answer in exercise.mistakes.items():
-        assert made.judge(answer).name == mistake
+    for mistake, (_, *answers) in exercise.mistakes.items():
+        for answer in answers:
+            assert made.judge(answer).name == mistake
 
 
 def test_a_student_is_told_what_is_missing(handout, tmp_path, monkeypatch):

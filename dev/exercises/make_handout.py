@@ -42,15 +42,19 @@ def record(exercise) -> dict:
     cases = decode(encode(drawn))  # as in the student's check
 
     def results(function) -> list | None:
+        """Return the function's results, or None if it raises an error for some inputs."""
         with suppress(Exception), warnings.catch_warnings(action="ignore"):
-            found = (exercise.run(function, case) for case in cases)
-            return [[encode(result.values), encode(result.slopes)] for result in found]
+            outputs = (exercise.run(function, case) for case in cases)
+            return [[encode(output.values), encode(output.slopes)] for output in outputs]
 
     def matters(i: int) -> bool:
         pairs = ((case, (*case[:i], other[i], *case[i + 1 :])) for case, other in pairwise(cases))
         return any(_moves(exercise.solution, *pair) for pair in pairs)
 
-    mistakes = {name: (m.__doc__, results(m)) for name, m in exercise.mistakes.items()}
+    mistakes = {}
+    for name, (message, *codes) in exercise.mistakes.items():
+        recorded = [results(code) for code in codes]
+        mistakes[name] = [message, *(outputs for outputs in recorded if outputs)]
     return {
         "names": exercise.names,
         "learns": exercise.learns,
@@ -59,7 +63,7 @@ def record(exercise) -> dict:
         "points": exercise.difficulty,
         "cases": encode(cases),
         "wanted": results(exercise.solution),
-        "mistakes": {name: said for name, said in mistakes.items() if said[1]},
+        "mistakes": mistakes,
     }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import inspect
 import itertools
 import re
 from functools import cache
@@ -38,8 +37,7 @@ def messages() -> list[str]:
 
 def mistakes() -> list[str]:
     """Return the messages about named mistakes, in the order of the exercises."""
-    groups = [exercise.mistakes.values() for exercise in _exercises()]
-    return [inspect.cleandoc(mistake.__doc__) for group in groups for mistake in group]
+    return [message for exercise in _exercises() for message, *_ in exercise.mistakes.values()]
 
 
 def stubs() -> list[str]:

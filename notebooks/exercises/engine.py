@@ -2,10 +2,10 @@
 inputs.
 
 A set is a Python file. Each exercise's solution is a function: the first paragraph of
-its docstring goes into the stub, and the rest is the statement. A mistake is a function
-that is wrong on purpose; students who make the mistake read its docstring.
-checks/ contains mistakes that every exercise inherits.
-``dev/exercises/make_exercises.py`` writes the notebooks.
+its docstring goes into the stub, and the rest is the statement. Its ``mistakes`` are a
+dict: name → (message, wrong solution, …). An answer that agrees with a wrong solution
+on all inputs gets the message. checks/stock.py has mistakes that every exercise
+inherits. ``dev/exercises/make_exercises.py`` writes the notebooks.
 """
 
 from __future__ import annotations
@@ -58,16 +58,18 @@ class Wrong(Exception):
 class Exercise:
     """Hold one function that students write, and judge their answers.
 
-    ``hint`` is one hint or several, from vague to explicit. ``gradient`` lists the
-    arguments whose gradients are compared; True means all float arguments except masks.
+    ``gradient`` lists the arguments whose gradients are compared; True means all float
+    arguments except masks.
     A result that is not a tensor passes without a gradient unless the docstring asks
     for a tensor.
     """
 
-    def __init__(self, solution, title, difficulty, minutes, hint, gradient) -> None:
-        self.solution, self.title = solution, title
-        self.difficulty, self.minutes = difficulty, minutes
-        self.hints = (hint,) if isinstance(hint, str) else tuple(hint)
+    def __init__(self, solution, title, difficulty, minutes, gradient) -> None:
+        self.solution = solution
+        self.title = title
+        self.difficulty = difficulty
+        self.minutes = minutes
+        self.hints: tuple[str, ...] = ()  # from vague to explicit
         document = inspect.getdoc(solution)
         self.stub_doc, _, self.statement = document.partition("\n\n")
         self.asks_for_tensor = "tensor" in document
@@ -75,8 +77,8 @@ class Exercise:
         if gradient is True:
             gradient = [name for name in self.names if "mask" not in name]
         self.learns = [self.names.index(name) for name in gradient or ()]
-        self.mistakes: dict[str, Callable] = {}
-        self.alternatives: list[Callable] = []
+        self.mistakes: dict[str, tuple] = {}  # name: (message, wrong solution, …)
+        self.alternatives: list[Callable] = []  # other right solutions
         self.reply = ""  # answers a question in the statement
         self._kept: tuple[int, list, list] = -1, [], []
 
@@ -84,28 +86,6 @@ class Exercise:
         """Register a function that maps a torch.Generator to a tuple of arguments."""
         self.draw = make
         return make
-
-    def mistake(self, function: Callable) -> Callable:
-        """Register a wrong solution; its docstring is the message."""
-        self.mistakes[function.__name__] = function
-        return function
-
-    def say(self, message: str, **codes: Callable) -> None:
-        """Register wrong solutions, name → code, that share a message."""
-        for name, code in codes.items():
-            code.__name__, code.__doc__ = name, message
-            self.mistake(code)
-
-    def more(self, mistakes: dict[str, tuple]) -> None:
-        """Register wrong solutions: name → (message, code, …)."""
-        for name, (message, *codes) in mistakes.items():
-            names = (name + f"_{i + 1}" * (i > 0) for i in range(len(codes)))
-            self.say(message, **dict(zip(names, codes)))
-
-    def alternative(self, function: Callable) -> Callable:
-        """Register a correct solution with different code."""
-        self.alternatives.append(function)
-        return function
 
     def cases(self, seed: int) -> list[tuple]:
         """Return the fixed arguments, and fresh arguments drawn with a seed."""
@@ -129,8 +109,11 @@ class Exercise:
     def passes(self, answer: Callable, seed: int = CASES) -> bool:
         """Return whether an answer is right; stop at the first wrong result."""
         with contextlib.suppress(Exception, SystemExit):
-            pairs = zip(*self.expected(seed))
-            return all(self._passes(self.run(answer, c), right) for c, right in pairs)
+            cases, expected = self.expected(seed)
+            return all(
+                self._passes(self.run(answer, case), right)
+                for case, right in zip(cases, expected)
+            )
         return False
 
     def judge(self, answer: Callable, seed: int = CASES) -> Wrong | None:
@@ -146,12 +129,14 @@ class Exercise:
                 return Wrong(self._stopped(answer, error, case), "error")
         if all(map(self._passes, actual, expected)):
             return None
-        if (message := gradients(actual, expected)) == NO_GRADIENT:
+        message = gradients(actual, expected)
+        if message == NO_GRADIENT:
             return Wrong(message, "stock:seen")
-        for name, mistake in self.mistakes.items():
-            if self._fits(mistake, cases, actual):
-                return Wrong(inspect.cleandoc(mistake.__doc__), name)
-        if message := message or unvaried(actual, expected):
+        for name, (text, *codes) in self.mistakes.items():
+            if any(self._fits(code, cases, actual) for code in codes):
+                return Wrong(text, name)
+        message = message or unvaried(actual, expected)
+        if message:
             return Wrong(message, "stock:seen")
         for name, message, mistake in stock(self.solution, self.names, cases[0]):
             if self._fits(mistake, cases, actual):
@@ -162,27 +147,29 @@ class Exercise:
         self, answer: Callable, cases: list, actual: list, expected: list
     ) -> Wrong:
         """Return a Wrong that describes an unnamed mistake's first wrong result."""
-        wrong = [not self._passes(*pair) for pair in zip(actual, expected)]
+        wrong = [not self._passes(mine, right) for mine, right in zip(actual, expected)]
         first = wrong.index(True)
         details = difference(actual[first], expected[first])
         details += f"\nThe arguments were {self._describe(cases[first])}."
-        if message := ignored(self.solution, answer, self.names, cases):
+        message = ignored(self.solution, answer, self.names, cases)
+        if message:
             return Wrong(f"{message} {details}", "stock:ignored")
-        if message := where(self.names, cases, wrong, actual, expected):
+        message = where(self.names, cases, wrong, actual, expected)
+        if message:
             return Wrong(f"{message} {details}", "where")
         return Wrong(details)
 
     def _fits(self, mistake: Callable, cases: list, actual: list[Result]) -> bool:
         """Return whether a mistake explains all results and not all of them are nan."""
-        if all(is_nan(own.values, everywhere=True) for own in actual):
+        if all(is_nan(result.values, everywhere=True) for result in actual):
             return False
         fits = 0
-        for own, case in zip(actual, cases):  # a mistake need not cover every case
+        for result, case in zip(actual, cases):  # a mistake need not cover every case
             with (
                 contextlib.suppress(Exception),
                 warnings.catch_warnings(action="ignore"),
             ):
-                if not same(own, self.run(mistake, case), True):
+                if not same(result, self.run(mistake, case), exact=True):
                     return False
                 fits += 1
         return fits > len(cases) / 2
@@ -195,9 +182,9 @@ class Exercise:
 
     def run(self, function: Callable, arguments: tuple) -> Result:
         """Return a function's result on copies; raise Wrong if it changes a copy."""
-        given = copy.deepcopy(arguments)
-        values = function(*given)
-        for name, before, after in zip(self.names, arguments, given):
+        copies = copy.deepcopy(arguments)
+        values = function(*copies)
+        for name, before, after in zip(self.names, arguments, copies):
             if not alike(before, after):
                 raise Wrong(
                     f"You change the argument `{name}` in place. Change a copy.",
@@ -205,12 +192,15 @@ class Exercise:
                 )
         if not self.learns:
             return Result(values)
-        given = list(copy.deepcopy(arguments))
-        learns = [i for i in self.learns if isinstance(given[i], Tensor)]
-        leaves = {self.names[i]: given[i].requires_grad_() for i in learns}
+        copies = copy.deepcopy(arguments)
+        leaves = {
+            self.names[i]: copies[i].requires_grad_()
+            for i in self.learns
+            if isinstance(copies[i], Tensor)
+        }
         with warnings.catch_warnings(action="ignore"):
             try:
-                total = weighted_sum(function(*given))
+                total = weighted_sum(function(*copies))
                 if total is None or not total.requires_grad:
                     return Result(values)
                 slopes = torch.autograd.grad(
@@ -224,30 +214,30 @@ class Exercise:
         """Return a message about an error in the student's code, with the line."""
         code = getattr(inspect.unwrap(answer), "__code__", None)
         frames = traceback.extract_tb(error.__traceback__)
-        own = [frame for frame in frames if code and frame.filename == code.co_filename]
-        stub = own and own[-1] is frames[-1] and not error.args
+        lines = [x for x in frames if code and x.filename == code.co_filename]
+        stub = lines and lines[-1] is frames[-1] and not error.args
         if isinstance(error, NotImplementedError) and stub:
             return UNWRITTEN
         message = f"Your code stops with {type(error).__name__}: {error}"
-        if own:
-            line = linecache.getline(own[-1].filename, own[-1].lineno).strip()
-            number = own[-1].lineno
-            message += (
-                f"\nin line {number}: `{line}`" if line else f"\nin line {number}"
-            )
+        if lines:
+            number = lines[-1].lineno
+            message += f"\nin line {number}"
+            line = linecache.getline(lines[-1].filename, number).strip()
+            message += f": `{line}`" if line else ""
         return f"{message}\nThe arguments were {self._describe(case)}."
 
     def _describe(self, arguments: tuple) -> str:
         """Return the arguments as Python text; show only the shape of a long tensor."""
-        parts = []
+        texts = []
         for name, x in zip(self.names, arguments):
-            if isinstance(x, Tensor):
-                shape = f"a tensor {tuple(x.shape)}"
-                parts.append(f"{name} = {x.tolist() if x.numel() <= 8 else shape}")
+            if isinstance(x, Tensor) and x.numel() > 8:
+                text = f"a tensor {tuple(x.shape)}"
+            elif isinstance(x, Tensor):
+                text = str(x.tolist())
             else:
-                short = repr(x) if len(repr(x)) < 200 else f"a {type(x).__name__}"
-                parts.append(f"{name} = {short}")
-        return ", ".join(parts)
+                text = repr(x) if len(repr(x)) < 200 else f"a {type(x).__name__}"
+            texts.append(f"{name} = {text}")
+        return ", ".join(texts)
 
 
 class Set:
@@ -260,12 +250,12 @@ class Set:
         self.exercises: dict[str, Exercise] = {}
 
     def exercise(
-        self, title: str, difficulty: int, minutes: int, hint, gradient=False
+        self, title: str, difficulty: int, minutes: int, gradient=False
     ) -> Callable[[Callable], Exercise]:
         """Return a decorator that turns a solution into an exercise of this set."""
 
         def register(solution: Callable) -> Exercise:
-            made = Exercise(solution, title, difficulty, minutes, hint, gradient)
+            made = Exercise(solution, title, difficulty, minutes, gradient)
             self.exercises[solution.__name__] = made
             return self.loaded.setdefault(solution.__name__, made)
 
@@ -293,7 +283,9 @@ class Set:
             print(say(f"✔ {name} is right on {2 * CASES} random inputs."))
         else:
             again = say(f"`check({name}, {seed})` tries the same inputs again.")
-            print(f"✘ {name}: {say(wrong)}" + f"\n{again}" * (wrong != UNWRITTEN))
+            print(f"✘ {name}: {say(wrong)}")
+            if wrong != UNWRITTEN:
+                print(again)
 
 
 def _verdict_and_output(

@@ -30,6 +30,7 @@ from engine import LIMIT, UNWRITTEN, Exercise, Wrong
 
 HERE = Path(__file__).parent
 MISSING = Wrong("No notebook defines this function.", "missing")
+DEFINITIONS = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.Assign)
 
 
 def encode(x: Any) -> Any:
@@ -59,8 +60,9 @@ def decode(x: Any) -> Any:
 class Recorded:
     """Look up a function's results for the frozen inputs."""
 
-    def __init__(self, cases: list, results: list, matters: list, said="") -> None:
-        self.cases, self.matters, self.__doc__ = cases, matters, said
+    def __init__(self, cases: list, results: list, matters: list) -> None:
+        self.cases = cases
+        self.matters = matters
         self.results = [Result(*decode(result)) for result in results]
 
     def result(self, arguments: tuple) -> Result:
@@ -78,13 +80,16 @@ class Frozen(Exercise):
     """Judge answers with an exercise's recorded solution and named mistakes."""
 
     def __init__(self, record: dict) -> None:
-        self.names, self.learns = record["names"], record["learns"]
-        self.asks_for_tensor, self.points = record["tensor"], record["points"]
-        cases, matters = decode(record["cases"]), record["matters"]
-        self.solution = Recorded(cases, record["wanted"], matters)
+        self.names = record["names"]
+        self.learns = record["learns"]
+        self.asks_for_tensor = record["tensor"]
+        self.points = record["points"]
+        cases = decode(record["cases"])
+        every = range(len(self.names))
+        self.solution = Recorded(cases, record["wanted"], record["matters"])
         self.mistakes = {
-            name: Recorded(cases, results, range(len(self.names)), said)
-            for name, (said, results) in record["mistakes"].items()
+            name: (message, *(Recorded(cases, results, every) for results in recorded))
+            for name, (message, *recorded) in record["mistakes"].items()
         }
         self._frozen = cases, self.solution.results
 
@@ -108,12 +113,17 @@ def records() -> dict[str, dict[str, dict]]:
 def check(answer: Callable) -> None:
     """Print the verdict on an answer."""
     name = getattr(answer, "__name__", None)
-    known = {key: made for found in records().values() for key, made in found.items()}
+    known = {}
+    for exercises in records().values():
+        known |= exercises
     if name not in known:
         print(f"✘ {answer!r} is unknown. Pass an exercise's function to check().")
         return
-    said, _ = examine(Frozen(known[name]), lambda: answer)
-    print(f"✘ {name}: {said}" if said else f"✔ {name} is right on the frozen inputs.")
+    message, _ = examine(Frozen(known[name]), lambda: answer)
+    if message:
+        print(f"✘ {name}: {message}")
+    else:
+        print(f"✔ {name} is right on the frozen inputs.")
 
 
 def examine(
@@ -132,15 +142,15 @@ def examine(
                 answer = find()
                 wrong = MISSING if answer is None else exercise.judge(answer, seed)
             except (Exception, SystemExit) as error:
-                said = f"The cell stops with {type(error).__name__}: {error}"
-                wrong = Wrong(said, "error")
+                message = f"The cell stops with {type(error).__name__}: {error}"
+                wrong = Wrong(message, "error")
         if wrong is None:
             return None, "right"
         unwritten = str(wrong) == UNWRITTEN
         return str(wrong), "missing" if unwritten else wrong.name or "unnamed"
 
-    said, name = guarded(work, limit)
-    return said, name or "stopped"
+    message, name = guarded(work, limit)
+    return message, name or "stopped"
 
 
 def cells(path: Path) -> list[list[ast.stmt]]:
@@ -150,21 +160,21 @@ def cells(path: Path) -> list[list[ast.stmt]]:
     Raises ``ValueError`` if the file is not a notebook.
     """
     try:
-        made = json.loads(path.read_text("utf-8"))["cells"]
-        sources = ["".join(x["source"]) for x in made if x["cell_type"] == "code"]
+        saved = json.loads(path.read_text("utf-8"))["cells"]
+        sources = ["".join(x["source"]) for x in saved if x["cell_type"] == "code"]
     except (KeyError, TypeError, ValueError):
         raise ValueError(f"{path} is not a notebook. Save it again.") from None
     parsed = []
     for number, source in enumerate(sources):
         source = re.sub(r"(?m)^(\s*)[%!]", r"\1pass  # %", source)
-        name, lines = f"<{path.name}, cell {number}>", source.splitlines(True)
-        linecache.cache[name] = len(source), None, lines, name
+        name = f"<{path.name}, cell {number}>"
+        linecache.cache[name] = len(source), None, source.splitlines(True), name
         try:
             tree = ast.parse(source)
         except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
             stop = f"(*_): raise SyntaxError({str(error)!r})"
-            found = re.findall(r"(?m)^def (\w+)", source)
-            tree = ast.parse("\n".join(f"def {key}{stop}" for key in found))
+            functions = re.findall(r"(?m)^def (\w+)", source)
+            tree = ast.parse("\n".join(f"def {key}{stop}" for key in functions))
         for statement in tree.body:
             statement.place = name
         parsed.append([x for x in tree.body if not _is_check(x)])
@@ -176,63 +186,52 @@ def _is_check(statement: ast.stmt) -> bool:
     return isinstance(call, ast.Call) and getattr(call.func, "id", "") == "check"
 
 
-def _names(statement: ast.stmt) -> tuple[set[str], set[str]]:
-    """Return the names that a statement binds, and the names that it uses."""
-    binds, uses = set(), set()
-    for node in ast.walk(statement):
-        if isinstance(node, ast.Name):
-            (uses if isinstance(node.ctx, ast.Load) else binds).add(node.id)
-        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            binds.add(node.name)
-        elif isinstance(node, ast.alias):
-            binds.add((node.asname or node.name).partition(".")[0])
-    own = isinstance(statement, (ast.FunctionDef, ast.ClassDef))
-    return ({statement.name} if own else binds), uses
-
-
 def load(parsed: list[list[ast.stmt]], key: str) -> Callable | None:
     """Return a notebook's function ``key``, or None if no cell defines it.
 
-    Runs the defining cells, and only those statements of other cells that they use.
+    Runs the defining cells, and the imports and definitions of other cells.
     """
-    rows = [(n, x, *_names(x)) for n, cell in enumerate(parsed) for x in cell]
-    own = {n for n, _, binds, _ in rows if key in binds}
-    if not own:
-        return None
-    chosen = [row for row in rows if row[0] in own]
-    while True:
-        needed = {"*"}.union(*(uses for *_, uses in chosen))
-        more = [row for row in rows if row not in chosen and row[2] & needed]
-        if not more:
-            break
-        chosen += more
     names: dict[str, Any] = {"__name__": "answer"}
-    for row in rows:
-        if row in chosen:
-            code = compile(ast.Module([row[1]], []), row[1].place, "exec")
-            exec(code, names)
-    return names[key]
+    for cell in parsed:
+        is_answer = any(key in _bound(statement) for statement in cell)
+        for statement in cell:
+            code = compile(ast.Module([statement], []), statement.place, "exec")
+            if is_answer:
+                exec(code, names)
+            elif isinstance(statement, DEFINITIONS):
+                with contextlib.suppress(Exception):
+                    exec(code, names)
+    return names.get(key)
 
 
-def _find(path: Path, key: str) -> Callable | None:
-    return load(cells(path), key) if path.exists() else None
+def _bound(statement: ast.stmt) -> list[str]:
+    """Return the names that a definition or an assignment binds."""
+    targets = getattr(statement, "targets", [])
+    return [
+        getattr(x, "name", None) or getattr(x, "id", "") for x in (statement, *targets)
+    ]
 
 
 def main(only: list[str]) -> int:
     """Check the notebooks in this file's folder; return 1 if an answer is missing."""
-    points, total, missing = 0, 0, []
+    points = 0
+    total = 0
+    missing = []
     for notebook, exercises in records().items():
         if only and notebook[:2] not in only:
             continue
         path = HERE / f"{notebook}.ipynb"
+        parsed = cells(path) if path.exists() else []
         for key, record in exercises.items():
             exercise = Frozen(record)
-            find = functools.partial(_find, path, key)
-            said, _ = examine(exercise, find)
+            message, _ = examine(exercise, functools.partial(load, parsed, key))
             total += exercise.points
-            points += 0 if said else exercise.points
-            print(f"{'✘' if said else '✔'} {notebook} {key}" + f": {said}" * bool(said))
-            missing += [f"{notebook}/{key}"] * bool(said)
+            if message:
+                print(f"✘ {notebook} {key}: {message}")
+                missing.append(f"{notebook}/{key}")
+            else:
+                print(f"✔ {notebook} {key}")
+                points += exercise.points
     print(f"{points} of {total} points.")
     if missing:
         print("Missing:", *missing, sep="\n  ")
@@ -240,7 +239,5 @@ def main(only: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    os.environ["CUDA_VISIBLE_DEVICES"] = (
-        ""  # autograd cannot fork once it has GPU threads
-    )
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # GPU threads would prevent a fork
     sys.exit(main(sys.argv[1:]))

@@ -16,212 +16,150 @@ from torch import Tensor
 
 Named = tuple[str, str, Callable]
 LOGS = ("logprob", "chosen", "rejected", "engine")
-PARTS = {"standard deviation": (0.5, -0.5), "variance": (1.0, -1.0)}
+DOUBLE_SOFTMAX = "You apply a softmax to `{}`; use it unchanged."
+NO_EFFECT = "`{}` has no effect: your result is the same as with {} in its place."
+OFF_BY_ONE = "You are off by one: an index, a range or an exponent is too {}."
+EXTRA_DIMENSION = "Your result has one dimension too many."
 
-ARGUMENTS = {  # name: (kind of argument, change, message)
-    "mask forgotten": (
+ARGUMENTS = [  # (name, kind of argument, change, message)
+    (
+        "mask forgotten",
         "mask",
         torch.ones_like,
         "Your result counts padding: `{}` has no effect, as if it were 1 everywhere.",
     ),
-    "mask inverted": (
+    (
+        "mask inverted",
         "mask",
         lambda x: ~x if x.dtype == torch.bool else 1 - x,
         "You keep the padding and drop the real tokens: check what 1 means in `{}`.",
     ),
-    "probabilities": (
+    (
+        "probabilities",
         "log",
         torch.exp,
         "You treat `{}` as probabilities, but they are logarithms (or you apply exp "
         "once too often).",
     ),
-    "softmax first": (
-        "float",
-        lambda x: x.softmax(-1),
-        "You apply a softmax to `{}` before using it.",
-    ),
-    "log-softmax first": (
-        "float",
-        lambda x: x.log_softmax(-1),
-        "You normalize `{}`; use it unchanged.",
-    ),
-    "sigmoid first": (
+    ("softmax first", "float", lambda x: x.softmax(-1), DOUBLE_SOFTMAX),
+    ("log-softmax first", "float", lambda x: x.log_softmax(-1), DOUBLE_SOFTMAX),
+    (
+        "sigmoid first",
         "float",
         torch.sigmoid,
         "You apply an extra sigmoid to `{}` before using it.",
     ),
-    "logarithm first": (
+    (
+        "sign of an argument",
         "float",
-        torch.log,
-        "You take the logarithm of `{}`; no step needs it.",
+        torch.neg,
+        "The sign of `{}` is reversed.",
     ),
-    "sign of an argument": ("float", lambda x: -x, "The sign of `{}` is reversed."),
-    "absolute argument": (
+    (
+        "absolute argument",
         "float",
         torch.abs,
         "You use the absolute value of `{}`; its sign is lost.",
     ),
-    "missing": (
-        "float",
-        torch.zeros_like,
-        "`{}` has no effect: your result is the same as if all elements were 0.",
-    ),
-    "all ones": (
-        "float",
-        torch.ones_like,
-        "`{}` has no effect: your result is the same as if all elements were 1.",
-    ),
-    "reversed argument": (
+    ("missing", "float", torch.zeros_like, NO_EFFECT.format("{}", 0)),
+    ("all ones", "float", torch.ones_like, NO_EFFECT.format("{}", 1)),
+    (
+        "reversed argument",
         "tensor",
         lambda x: x.flip(-1),
         "You read `{}` backward, from its last column to its first.",
     ),
-    "first only": (
-        "float",
-        lambda x: x[:1].expand_as(x),
-        "You use the first element of `{}` in place of all other elements.",
-    ),
-    "as if 1": (
-        "number",
-        lambda x: type(x)(1),
-        "`{}` has no effect: your result is the same as with 1 in its place.",
-    ),
-    "as if 0": (
-        "number",
-        lambda x: type(x)(0),
-        "`{}` has no effect: your result is the same as with 0 in its place.",
-    ),
-    "upside down": (
+    ("as if 1", "number", lambda x: type(x)(1), NO_EFFECT.format("{}", 1)),
+    ("as if 0", "number", lambda x: type(x)(0), NO_EFFECT.format("{}", 0)),
+    (
+        "upside down",
         "number",
         lambda x: 1 / x,
         "You multiply by `{}` where you should divide, or the reverse.",
     ),
-    "negative": ("number", lambda x: -x, "`{}` has the wrong sign in your code."),
-    "squared": ("number", lambda x: x * x, "`{}` is applied twice."),
-    "rooted": ("number", lambda x: x**0.5, "You take a square root of `{}`."),
-    "one too large": (
-        "count",
-        lambda x: x + 1,
-        "You are off by one: an index, a range or an exponent is too large.",
-    ),
-    "one too small": (
-        "count",
-        lambda x: x - 1,
-        "You are off by one: an index, a range or an exponent is too small.",
-    ),
-    "inverted": ("bool", lambda x: not x, "`{}` has the opposite effect."),
-    "always": ("bool", lambda x: True, "Your code works as if `{}` were always True."),
-    "never": ("bool", lambda x: False, "Your code works as if `{}` were always False."),
-}
-RESULTS = {  # name: (change, message)
-    "sign": (lambda y: -y, "The sign is wrong: your result is minus the expected one."),
-    "no absolute": (torch.abs, "The sign is lost: your result is never negative."),
-    "clamped": (lambda y: y.clamp(min=0), "You set everything below 0 to 0."),
-    "probabilities": (
+    ("negative", "number", lambda x: -x, "`{}` has the wrong sign in your code."),
+    ("one too large", "count", lambda x: x + 1, OFF_BY_ONE.format("large")),
+    ("one too small", "count", lambda x: x - 1, OFF_BY_ONE.format("small")),
+    ("inverted", "bool", lambda x: not x, "`{}` has the opposite effect."),
+    ("always", "bool", lambda x: True, NO_EFFECT.format("{}", True)),
+    ("never", "bool", lambda x: False, NO_EFFECT.format("{}", False)),
+]
+RESULTS = [  # (name, change, message)
+    ("sign", torch.neg, "The sign is wrong: your result is minus the expected one."),
+    ("no absolute", torch.abs, "The sign is lost: your result is never negative."),
+    ("clamped", lambda y: y.clamp(min=0), "You set everything below 0 to 0."),
+    (
+        "probabilities",
         torch.exp,
         "You return probabilities instead of logarithms, or apply exp too often.",
     ),
-    "logarithms": (
-        torch.log,
-        "You return logarithms: the final exp is missing.",
-    ),
-    "normalized": (
-        lambda y: y.softmax(-1),
-        "You apply one softmax too many at the end.",
-    ),
-    "log-normalized": (
-        lambda y: y.log_softmax(-1),
-        "You apply one log-softmax too many at the end.",
-    ),
-    "complement": (lambda y: 1 - y, "Your result is 1 minus the expected one."),
-    "reciprocal": (lambda y: 1 / y, "The fraction is inverted."),
-    "doubled": (lambda y: 2 * y, "Your result is twice the expected one."),
-    "halved": (lambda y: y / 2, "Your result is half of the expected one."),
-    "bits": (
+    ("logarithms", torch.log, "You return logarithms: the final exp is missing."),
+    ("complement", lambda y: 1 - y, "Your result is 1 minus the expected one."),
+    ("doubled", lambda y: 2 * y, "Your result is twice the expected one."),
+    ("halved", lambda y: y / 2, "Your result is half of the expected one."),
+    (
+        "bits",
         lambda y: y / math.log(2),
         "Your result is in bits (units of log 2), not in nats.",
     ),
-    "percent": (
-        lambda y: 100 * y,
-        "Your result is in percent; return a share.",
-    ),
-    "squared": (lambda y: y * y, "A square root is missing."),
-    "rooted": (lambda y: y.abs().sqrt(), "There is one square root too many."),
-    "one more": (lambda y: y + 1, "Your result is too large by 1."),
-    "one less": (lambda y: y - 1, "Your result is too small by 1."),
-    "rounded": (torch.round, "Your result is rounded, or computed with integers."),
-    "floored": (
-        torch.floor,
-        "Your result is rounded down: // or int() drops the fraction.",
-    ),
-    "time reversed": (
+    ("percent", lambda y: 100 * y, "Your result is in percent; return a share."),
+    ("squared", torch.square, "A square root is missing."),
+    ("one more", lambda y: y + 1, "Your result is too large by 1."),
+    ("rounded", torch.round, "Your result is rounded, or computed with integers."),
+    (
+        "time reversed",
         lambda y: y.flip(-1),
         "The order is reversed: your result runs from the last to the first.",
     ),
-    "transposed": (
-        lambda y: y.transpose(0, 1),
-        "Rows and columns are swapped.",
-    ),
-    "late": (
-        lambda y: y.roll(1, -1),
-        "You are off by one: everything is one position late.",
-    ),
-    "early": (
-        lambda y: y.roll(-1, -1),
-        "You are off by one: everything is one position early.",
-    ),
-    "summed up": (lambda y: y.cumsum(-1), "You return a running sum."),
-    "averaged": (
-        lambda y: y.mean(),
+    ("transposed", lambda y: y.transpose(0, 1), "Rows and columns are swapped."),
+    (
+        "averaged",
+        torch.mean,
         "You return one number, the mean of the expected elements: keep the elements.",
     ),
-    "added up": (
-        lambda y: y.sum(),
+    (
+        "added up",
+        torch.sum,
         "You return one number, the sum of the expected elements: keep the elements.",
     ),
-    "averaged rows": (lambda y: y.mean(-1), "You average over the last dimension."),
-    "added up rows": (lambda y: y.sum(-1), "You sum over the last dimension."),
-    "centered": (lambda y: y - y.mean(), "You subtract one mean too many."),
-    "batch of one": (
-        lambda y: y.unsqueeze(0),
-        "Your result has one dimension too many.",
-    ),
-    "kept dimension": (
-        lambda y: y.unsqueeze(-1),
-        "Your result has one dimension too many.",
-    ),
-}
-SIZES = {  # divisors of a mean
-    "sum for a mean": (
+    ("batch of one", lambda y: y.unsqueeze(0), EXTRA_DIMENSION),
+    ("kept dimension", lambda y: y.unsqueeze(-1), EXTRA_DIMENSION),
+]
+SIZES = [  # (name, power of a mean's divisor, message)
+    (
+        "sum for a mean",
         1,
         "You sum where a mean is expected, or divide by too small a number.",
     ),
-    "mean for a sum": (-1, "You average where a sum is expected, or divide twice."),
-}
+    ("mean for a sum", -1, "You average where a sum is expected, or divide twice."),
+]
 BIASED = (
-    "Check where you divide by n and where you divide by n − 1, for example in a {}."
+    "Check where you divide by n and where you divide by n − 1, for example in a "
+    "variance or a standard deviation."
 )
 SWAPPED = "`{}` and `{}` are swapped."
+ORDER = "Your values are right, but their order is wrong."
+ONE_VALUE = "Only value {} of the {} values is wrong."
 FLIPPED = "Time runs the wrong way: you read the tokens from the last to the first."
 ACROSS = "You work along the wrong axis: along columns instead of rows, or the reverse."
 
 
 def stock(solution: Callable, names: list[str], case: tuple) -> Iterator[Named]:
     """Yield common mistakes (name, message, function) for arguments like ``case``."""
-    for name, (kind, change, message) in ARGUMENTS.items():
-        for i in range(len(names)):
-            if kind in _kinds(names[i], case[i]):
-                yield name, message.format(names[i]), _before(solution, {i: change})
+    for name, kind, change, message in ARGUMENTS:
+        for i, argument in enumerate(names):
+            if kind in _kinds(argument, case[i]):
+                yield name, message.format(argument), _before(solution, {i: change})
     for i in range(len(names)):
         for j in range(i):
             if _kinds("", case[i]) == _kinds("", case[j]):
-                yield (
-                    "swapped",
-                    SWAPPED.format(names[j], names[i]),
-                    _swap(solution, j, i),
-                )
-    for name, (change, message) in RESULTS.items():
+                message = SWAPPED.format(names[j], names[i])
+                yield "swapped", message, _swap(solution, j, i)
+    for name, change, message in RESULTS:
         yield name, message, _after(solution, lambda y, _, change=change: change(y))
+    output = solution(*case)
+    if isinstance(output, tuple):
+        yield from _one_value(solution, len(output))
     yield from _scaled(solution)
     tensors = [i for i, x in enumerate(case) if isinstance(x, Tensor) and x.ndim]
     flip = _before(solution, dict.fromkeys(tensors, lambda x: x.flip(-1)))
@@ -231,34 +169,45 @@ def stock(solution: Callable, names: list[str], case: tuple) -> Iterator[Named]:
     yield "axis transposed", ACROSS, across
 
 
+def _one_value(solution: Callable, count: int) -> Iterator[Named]:
+    """Yield mistakes in one of a solution's values, and in the values' order."""
+    for i in range(count):
+        for j in range(i):
+            yield "order", ORDER, lambda *x, i=i, j=j: _exchanged(solution(*x), i, j)
+        for name, change, message in RESULTS:
+
+            def changed(*arguments, i=i, change=change):
+                values = list(solution(*arguments))
+                values[i] = change(torch.as_tensor(values[i]))
+                return tuple(values)
+
+            yield name, f"{ONE_VALUE.format(i + 1, count)} {message}", changed
+
+
 def _scaled(solution: Callable) -> Iterator[Named]:
     """Yield mistakes in sums, means and variances, for each possible number n of
     elements.
     """
 
-    def sizes(x: Tensor, arguments: tuple) -> list:
+    def sizes(arguments: tuple) -> list:
+        x = next(x for x in arguments if isinstance(x, Tensor) and x.ndim)
         masks = [a.sum() for a in arguments if isinstance(a, Tensor) and _is_mask(a)]
         return [x.numel(), len(x), x.shape[-1], *masks]
 
     for number in range(4):
-        for name, (power, message) in SIZES.items():
+        for name, power, message in SIZES:
 
             def change(y, arguments, number=number, power=power):
-                return y * sizes(_first(arguments), arguments)[number] ** power
+                return y * sizes(arguments)[number] ** power
 
             yield name, message, _after(solution, change)
-        for what, powers in PARTS.items():
-            for power in powers:
+        for power in (-1.0, -0.5, 0.5, 1.0):  # a standard deviation has half powers
 
-                def change(y, arguments, number=number, power=power):
-                    n = sizes(_first(arguments), arguments)[number]
-                    return y * (n / (n - 1)) ** power
+            def change(y, arguments, number=number, power=power):
+                n = sizes(arguments)[number]
+                return y * (n / (n - 1)) ** power
 
-                yield "biased", BIASED.format(what), _after(solution, change)
-
-
-def _first(arguments: tuple) -> Tensor:
-    return next(x for x in arguments if isinstance(x, Tensor) and x.ndim)
+            yield "biased", BIASED, _after(solution, change)
 
 
 def _is_mask(x: Tensor) -> bool:
@@ -269,39 +218,44 @@ def _kinds(name: str, x: Any) -> set[str]:
     """Return an argument's kinds; ARGUMENTS uses the same names."""
     if isinstance(x, bool):
         return {"bool"}
-    if isinstance(x, (int, float)):
-        return {"number", "count"} if isinstance(x, int) else {"number"}
+    if isinstance(x, int):
+        return {"number", "count"}
+    if isinstance(x, float):
+        return {"number"}
     if not isinstance(x, Tensor):
         return {type(x).__name__}
     if "mask" in name:
         return {"mask", "tensor"}
-    kinds = {"tensor"}
-    if x.is_floating_point():
-        kinds |= {"float"} | ({"log"} if any(part in name for part in LOGS) else set())
-    return kinds
+    if not x.is_floating_point():
+        return {"tensor"}
+    is_log = any(part in name for part in LOGS)
+    return {"tensor", "float", "log"} if is_log else {"tensor", "float"}
+
+
+def _exchanged(values: Any, i: int, j: int) -> tuple:
+    values = list(values)
+    values[i], values[j] = values[j], values[i]
+    return tuple(values)
 
 
 def _before(solution: Callable, changes: dict[int, Callable]) -> Callable:
+    """Return the solution, preceded by changes of some arguments."""
+
     def changed(*arguments: Any) -> Any:
-        given = list(arguments)
+        arguments = list(arguments)
         for i, change in changes.items():
-            given[i] = change(given[i])
-        return solution(*given)
+            arguments[i] = change(arguments[i])
+        return solution(*arguments)
 
     return changed
 
 
 def _swap(solution: Callable, i: int, j: int) -> Callable:
-    def changed(*arguments: Any) -> Any:
-        given = list(arguments)
-        given[i], given[j] = given[j], given[i]
-        return solution(*given)
-
-    return changed
+    return lambda *arguments: solution(*_exchanged(arguments, i, j))
 
 
 def _after(solution: Callable, change: Callable) -> Callable:
-    """Return the solution followed by ``change(result, arguments)``."""
+    """Return the solution, followed by ``change(result, arguments)``."""
 
     def changed(*arguments: Any) -> Any:
         output = solution(*arguments)

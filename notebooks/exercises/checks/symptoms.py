@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,8 +22,6 @@ from checks.compare import (
     number,
     same_values,
 )
-
-RELATION = {-1: "below", 0: "equal to", 1: "above"}
 
 
 def ignored(
@@ -119,13 +118,16 @@ def where(
 
 def _value(actual: list[Result], expected: list[Result]) -> str | None:
     """Return a message if exactly one of several values is wrong, else None."""
-    with contextlib.suppress(TypeError):
-        pairs = [
-            list(zip(own.values, right.values)) for own, right in zip(actual, expected)
-        ]
-        bad = {j for p in pairs for j, pair in enumerate(p) if not same_values(*pair)}
-        if len(bad) == 1 and len(pairs[0]) == len(expected[0].values):
-            return f"Only value {1 + bad.pop()} of the {len(pairs[0])} values is wrong."
+    count = len(expected[0].values)
+    bad = set()
+    for mine, right in zip(actual, expected):
+        if not isinstance(mine.values, (tuple, list)) or len(mine.values) != count:
+            return None
+        bad |= {
+            i for i in range(count) if not same_values(mine.values[i], right.values[i])
+        }
+    if len(bad) == 1:
+        return f"Only value {1 + bad.pop()} of the {count} values is wrong."
     return None
 
 
@@ -136,24 +138,15 @@ def _conditions(names: list[str], cases: list) -> Iterator[tuple[str, list[bool]
         if all(isinstance(x, Tensor) for x in values):
             if "mask" in name:
                 yield "there is no padding", [bool((x == 1).all()) for x in values]
-            yield (
-                f"all elements of `{name}` are equal",
-                [bool((x == x.max()).all()) for x in values],
-            )
-            yield (
-                f"all elements of a row of `{name}` are equal",
-                [bool((x == x.amax(-1, keepdim=True)).all(-1).any()) for x in values],
-            )
         elif not any(isinstance(x, (list, dict)) for x in values):
             for value in dict.fromkeys(values):
                 yield f"`{name}` is {value!r}", [x == value for x in values]
     numbers = [n for n in names if all(type(x) in (int, float) for x in columns[n])]
-    for i, first in enumerate(numbers):
-        for second in numbers[:i]:
-            pairs = list(zip(columns[first], columns[second]))
-            for sign, word in RELATION.items():
-                condition = f"`{first}` is {word} `{second}`"
-                yield condition, [(a > b) - (a < b) == sign for a, b in pairs]
+    for first, second in itertools.combinations(numbers, 2):
+        pairs = list(zip(columns[first], columns[second]))
+        yield f"`{first}` is below `{second}`", [a < b for a, b in pairs]
+        yield f"`{first}` is equal to `{second}`", [a == b for a, b in pairs]
+        yield f"`{first}` is above `{second}`", [a > b for a, b in pairs]
 
 
 def _off(actual: Result, expected: Result) -> Tensor | None:
