@@ -72,7 +72,13 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     how = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
     add = (parser := argparse.ArgumentParser("run_notebooks.py", **how)).add_argument
     add("--preset", default="tiny", choices=PRESETS, help="size of the run (default: tiny)")
-    add("--only", nargs="+", default=[], metavar="NN", help="notebooks whose name starts with NN")
+    add(
+        "--only",
+        nargs="+",
+        default=[],
+        metavar="NN",
+        help="notebooks whose name starts with NN; classic: the labs in notebooks/classic",
+    )
     add("--output", type=Path, default=Path("build"), help="output folder (default: build)")
     how = {"type": _setting, "action": "append", "default": [], "metavar": "KEY=VALUE"}
     add("--override", **how, help="change a setting; repeatable")
@@ -84,16 +90,48 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         parser.error(f"--seed {chosen.seed} must be from 0 to {2**32 - 1}")
     if chosen.jobs is not None and chosen.jobs < 1:
         parser.error(f"--jobs {chosen.jobs} must be at least 1")
-    names = sorted(path.stem for path in NOTEBOOKS.glob("[0-9]*.ipynb"))
-    names = [name for name in names if (CONFIGS / f"{name}.yaml").exists()]
-    unknown = [start for start in chosen.only if not any(name.startswith(start) for name in names)]
-    if unknown:
-        parser.error(f"no notebook starts with {', '.join(unknown)}; there are {', '.join(names)}")
-    chosen.names = [name for name in names if name.startswith(tuple(chosen.only or [""]))]
+    chosen.names = _choose(parser, chosen.only)
     two = chosen.preset == "tiny" and not chosen.render and (os.cpu_count() or 1) > 1
     chosen.jobs = min(chosen.jobs or 1 + two, len(chosen.names))
     chosen.overrides, chosen.output = dict(chosen.override), chosen.output.expanduser().resolve()
     return chosen
+
+
+def _choose(parser: argparse.ArgumentParser, starts: list[str]) -> list[str]:
+    """Return the notebooks whose names begin with one of ``starts``, or else all numbered ones.
+
+    The labs in ``classic`` run only on request: by their names, or all of them as ``classic``.
+    """
+    numbered = _names("[0-9]*.ipynb")
+    labs = _names("classic/*.ipynb")
+    requests = {name: (name,) for name in numbered} | {name: (name, "classic") for name in labs}
+    unknown = [
+        start
+        for start in starts
+        if not any(name.startswith(start) for names in requests.values() for name in names)
+    ]
+    if unknown:
+        known = ", ".join(requests)
+        parser.error(f"no notebook starts with {', '.join(unknown)}; there are {known}")
+    if not starts:
+        return numbered
+    return [
+        notebook
+        for notebook, names in requests.items()
+        if any(name.startswith(tuple(starts)) for name in names)
+    ]
+
+
+def _names(pattern: str) -> list[str]:
+    """Return the names of the notebooks that have settings, in order."""
+    names = sorted(path.stem for path in NOTEBOOKS.glob(pattern))
+    return [name for name in names if (CONFIGS / f"{name}.yaml").exists()]
+
+
+def source_of(name: str) -> Path:
+    """Return a notebook's path from its name; names are unique across the folders."""
+    numbered = NOTEBOOKS / f"{name}.ipynb"
+    return numbered if numbered.exists() else NOTEBOOKS / "classic" / f"{name}.ipynb"
 
 
 def _setting(text: str) -> tuple:
@@ -115,9 +153,10 @@ def check(chosen: argparse.Namespace) -> None:
     """Raise an error for invalid settings or notebooks, and for output files that no run wrote."""
     for name in chosen.names:
         load_preset(name, chosen.preset, chosen.overrides)
-        cells = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4).cells
+        source = source_of(name)
+        cells = nbformat.read(source, as_version=4).cells
         if not any("parameters" in cell.metadata.get("tags", []) for cell in cells):
-            cure = f"Restore it: git checkout notebooks/{name}.ipynb"
+            cure = f"Restore it: git checkout notebooks/{source.relative_to(NOTEBOOKS)}"
             raise ValueError(f"{name}.ipynb has no cell tagged parameters. {cure}")
         for folder, (ending, word) in OWN.items():
             file = chosen.output / folder / f"{name}.{ending}"
@@ -129,7 +168,7 @@ def check(chosen: argparse.Namespace) -> None:
 def execute(name: str, chosen: argparse.Namespace) -> str:
     """Run one notebook; return the problem, or "" if it passed."""
     card = chosen.output / "run_cards" / f"{name}.json"
-    target, source = chosen.output / "notebooks" / f"{name}.ipynb", NOTEBOOKS / f"{name}.ipynb"
+    target, source = chosen.output / "notebooks" / f"{name}.ipynb", source_of(name)
     problem = ""
     try:
         for old in (card, target):
@@ -138,7 +177,7 @@ def execute(name: str, chosen: argparse.Namespace) -> str:
         notebook = nbformat.read(target, as_version=4)
         (chosen.output / "html").mkdir(exist_ok=True)
         html = chosen.output / "html" / f"{name}.html"
-        html.write_text(page(notebook, NOTEBOOKS), encoding="utf-8")
+        html.write_text(page(notebook, source.parent), encoding="utf-8")
         ran = any(cell.get("execution_count") for cell in notebook.cells)
         problem = problem or ("" if ran else "No cell was executed.")
         problem = problem or (report.failure(card) if card.exists() else "No run card was written.")
