@@ -80,6 +80,7 @@ def collect(folder: Path) -> None:
         "CONTRIBUTING.md",
         "LICENSE",
         "notebooks/*.ipynb",
+        "notebooks/classic/*.ipynb",
         "notebooks/exercises/*[!d].ipynb",
         "notebooks/practice/*.ipynb",
         "notebooks/practice/README.md",
