@@ -82,7 +82,11 @@ def make_parser() -> argparse.ArgumentParser:
         "--preset", default="tiny", choices=PRESETS, help="size of the run (default: tiny)"
     )
     parser.add_argument(
-        "--only", nargs="+", default=[], metavar="NN", help="notebooks whose name starts with NN"
+        "--only",
+        nargs="+",
+        default=[],
+        metavar="NN",
+        help="notebooks whose name starts with NN; classic: the labs in notebooks/classic",
     )
     parser.add_argument(
         "--output", type=Path, default=Path("build"), help="output folder (default: build)"
@@ -113,20 +117,46 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         parser.error(f"--seed {chosen.seed} must be from 0 to {2**32 - 1}")
     if chosen.jobs is not None and chosen.jobs < 1:
         parser.error(f"--jobs {chosen.jobs} must be at least 1")
-    names = sorted(path.stem for path in NOTEBOOKS.glob("[0-9]*.ipynb"))
-    names = [name for name in names if (CONFIGS / f"{name}.yaml").exists()]
-    unknown = [start for start in chosen.only if not any(name.startswith(start) for name in names)]
-    if unknown:
-        parser.error(f"no notebook starts with {', '.join(unknown)}; there are {', '.join(names)}")
-    chosen.names = names
-    if chosen.only:
-        chosen.names = [name for name in names if name.startswith(tuple(chosen.only))]
+    chosen.names = choose_names(parser, chosen.only)
     if chosen.jobs is None:
         chosen.jobs = default_jobs(chosen)
     chosen.jobs = min(chosen.jobs, len(chosen.names))
     chosen.overrides = dict(chosen.override)
     chosen.output = chosen.output.expanduser().resolve()
     return chosen
+
+
+def choose_names(parser: argparse.ArgumentParser, starts: list[str]) -> list[str]:
+    """Return the notebooks whose names begin with one of ``starts``, or else all numbered ones.
+
+    The labs in ``classic`` run only on request: by their names, or all of them as ``classic``.
+    """
+    numbered = names_in("[0-9]*.ipynb")
+    labs = names_in("classic/*.ipynb")
+    if not starts:
+        return numbered
+    chosen = set()
+    for start in starts:
+        matches = [name for name in [*numbered, *labs] if name.startswith(start)]
+        if start == "classic":
+            matches = labs
+        if not matches:
+            known = ", ".join([*numbered, *labs])
+            parser.error(f"no notebook starts with {start}; there are {known}")
+        chosen |= set(matches)
+    return [name for name in [*numbered, *labs] if name in chosen]
+
+
+def names_in(pattern: str) -> list[str]:
+    """Return the names of the notebooks that have settings, in order."""
+    names = sorted(path.stem for path in NOTEBOOKS.glob(pattern))
+    return [name for name in names if (CONFIGS / f"{name}.yaml").exists()]
+
+
+def source_of(name: str) -> Path:
+    """Return a notebook's path from its name; names are unique across the folders."""
+    numbered = NOTEBOOKS / f"{name}.ipynb"
+    return numbered if numbered.exists() else NOTEBOOKS / "classic" / f"{name}.ipynb"
 
 
 def default_jobs(chosen: argparse.Namespace) -> int:
@@ -157,11 +187,12 @@ def check(chosen: argparse.Namespace) -> None:
     """Raise an error for invalid settings or notebooks, and for output files that no run wrote."""
     for name in chosen.names:
         load_preset(name, chosen.preset, chosen.overrides)
-        cells = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4).cells
+        source = source_of(name)
+        cells = nbformat.read(source, as_version=4).cells
         if not any("parameters" in cell.metadata.get("tags", []) for cell in cells):
             raise ValueError(
                 f"{name}.ipynb has no cell tagged parameters. Restore it: git checkout"
-                f" notebooks/{name}.ipynb"
+                f" notebooks/{source.relative_to(NOTEBOOKS)}"
             )
         for folder, (suffix, text) in RESULTS.items():
             file = chosen.output / folder / f"{name}.{suffix}"
@@ -187,14 +218,14 @@ def save_results(name: str, chosen: argparse.Namespace, problem: str) -> str:
     notebook = nbformat.read(chosen.output / "notebooks" / f"{name}.ipynb", as_version=4)
     html = chosen.output / "html" / f"{name}.html"
     html.parent.mkdir(exist_ok=True)
-    html.write_text(page(notebook, NOTEBOOKS), encoding="utf-8")
+    source = source_of(name)
+    html.write_text(page(notebook, source.parent), encoding="utf-8")
     if not problem and not any(cell.get("execution_count") for cell in notebook.cells):
         problem = "No cell was executed."
     if not problem:
         problem = run_report.failure(card) if card.exists() else "No run card was written."
     may_fail = chosen.preset != "tiny"  # on real data, checks may fail
     if chosen.render and card.exists() and (may_fail or not problem):
-        source = NOTEBOOKS / f"{name}.ipynb"
         notebook_files.render(notebook, source, chosen, notebook_files.read_card(card))
         notebook_files.keep(card, chosen.preset)
     return problem
@@ -202,7 +233,7 @@ def save_results(name: str, chosen: argparse.Namespace, problem: str) -> str:
 
 def run_cells(name: str, chosen: argparse.Namespace) -> str:
     """Execute one notebook into the output, even if a cell fails; return the problem or ""."""
-    source = NOTEBOOKS / f"{name}.ipynb"
+    source = source_of(name)
     target = chosen.output / "notebooks" / f"{name}.ipynb"
     for old in (chosen.output / "run_cards" / f"{name}.json", target):
         old.unlink(missing_ok=True)

@@ -14,6 +14,7 @@ MAY_USE = {  # a part of the package → the parts that it may import
     "data": {"runtime"},
     "policy": {"runtime"},
     "rewards": {"runtime", "data", "policy"},
+    "helpers": {"data"},
     "audit": {"runtime", "data", "rewards", "evaluation"},
     "ppo": {"runtime", "data", "policy"},
     "evaluation": {"runtime", "data", "policy", "rewards", "ppo"},

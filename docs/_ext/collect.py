@@ -27,6 +27,7 @@ PAGES = (
     "CONTRIBUTING.md",
     "LICENSE",
     "notebooks/*.ipynb",
+    "notebooks/classic/*.ipynb",
     "notebooks/exercises/*[!d].ipynb",  # not those that are solved
     "notebooks/practice/*.ipynb",
     "notebooks/practice/README.md",

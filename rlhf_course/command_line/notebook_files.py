@@ -6,6 +6,7 @@ from argparse import Namespace
 from pathlib import Path
 
 import nbformat
+from nbconvert.preprocessors import CoalesceStreamsPreprocessor
 from nbformat import NotebookNode
 
 from rlhf_course.command_line.run_report import cost, headline, headline_of
@@ -29,8 +30,10 @@ def source_hash(notebook: NotebookNode) -> str:
 def strip_run_details(executed: NotebookNode, original: NotebookNode) -> NotebookNode:
     """Copy ``executed``'s outputs into ``original``, whose metadata is reset; return ``original``.
 
-    Injected parameters, timings, widgets and kernel details are dropped.
+    Injected parameters, timings, widgets and kernel details are dropped. A progress bar of text
+    keeps only its last state, as on a screen.
     """
+    executed, _ = CoalesceStreamsPreprocessor().preprocess(executed, {})
     added = {"injected-parameters", "papermill-error-cell-tag"}
     cells = [cell for cell in executed.cells if not added & set(cell.metadata.get("tags", []))]
     count = 0
