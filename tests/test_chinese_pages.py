@@ -116,7 +116,6 @@ def test_figures_are_drawn_with_their_translations(tmp_path):
 
 
 def test_sentences_of_check_are_translated_and_values_stay(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "notebooks" / "exercises")
     from checks.languages import WORDS, say
 
     known = catalog.catalog("exercises")
@@ -140,7 +139,6 @@ def test_sentences_of_check_are_translated_and_values_stay(tmp_path, monkeypatch
 
 def test_check_answers_in_the_language_of_its_folder(tmp_path, monkeypatch, capsys):
     editions.write_notebooks(tmp_path)
-    monkeypatch.syspath_prepend(ROOT / "notebooks" / "exercises")
     from ex00_hello_rlhf import check
     from ex03_ppo_step_by_step import check as check_step
 

@@ -12,10 +12,9 @@ import nbformat
 import pytest
 
 from dev.exercises import make_handout
-from dev.exercises.make_exercises import FOLDER, SETS, load, notebook, solution_source
+from dev.exercises.make_exercises import SETS, load, notebook, solution_source
 from scripts import grade
 
-sys.path.insert(0, str(FOLDER))
 frozen = importlib.import_module("frozen")
 EXERCISES = {
     (found.notebook, key): exercise

@@ -7,7 +7,6 @@ import importlib
 import io
 import json
 import os
-import sys
 import time
 from pathlib import Path
 
@@ -16,9 +15,8 @@ import numpy
 import pytest
 import torch
 
-from dev.exercises.make_exercises import FOLDER, SETS, notebook, solution_source
+from dev.exercises.make_exercises import SETS, notebook, solution_source
 
-sys.path.insert(0, str(FOLDER))
 LOADED = {name: importlib.import_module(name).SET for name in SETS}
 EXERCISES = {
     f"{name[2:4]} {key}": made

@@ -1,14 +1,11 @@
 """Practice 1 to 4: a reference solution passes, and lazy answers are rejected for a reason."""
 
-import sys
-
 import nbformat
 import pytest
 
 from rlhf_course.course.presets import ROOT
 
 FOLDER = ROOT / "notebooks" / "practice"
-sys.path.insert(0, str(FOLDER))
 import planted_lines  # noqa: E402
 import practice1  # noqa: E402
 import practice2  # noqa: E402

@@ -2,21 +2,20 @@
 
 import copy
 import json
-import sys
 from types import SimpleNamespace
 
 import numpy as np
+import practice5 as p5
+import practice6 as p6
+import practice7 as p7
+import practice8 as p8
 import pytest
 import torch
 
 from rlhf_course.course.presets import ROOT
 from rlhf_course.ppo.algorithm import gae
 
-sys.path.insert(0, str(FOLDER := ROOT / "notebooks" / "practice"))
-import practice5 as p5
-import practice6 as p6
-import practice7 as p7
-import practice8 as p8
+FOLDER = ROOT / "notebooks" / "practice"
 
 
 def test_5_stop_in_time():

@@ -8,7 +8,6 @@ Sources are notebooks/exercises/ex*.py; engine.py in that folder explains their 
 import ast
 import importlib
 import inspect
-import sys
 import textwrap
 from pathlib import Path
 
@@ -25,14 +24,6 @@ These exercises belong to [notebook {2:.2}](../{2}.ipynb). Write each function, 
  with `check`: it tries random inputs and explains what is wrong."""
 OTHER = """ Stuck? Hints and solutions are folded. [The solved notebook]({}_solved.ipynb) has all\
  solutions."""
-FIND = """import sys
-from importlib.util import find_spec
-from pathlib import Path
-
-# The checks are found from any working directory.
-if package := find_spec("rlhf_course"):
-    course = Path(package.origin).parents[1]
-    sys.path.append(str(course / "notebooks" / "exercises"))"""
 
 
 def solution_source(exercise) -> str:
@@ -65,8 +56,6 @@ def fold(title: str, text: str) -> str:
 
 def load(name: str):
     """Return the set of exercises in a source; ``name`` is the file's name without .py."""
-    if str(FOLDER) not in sys.path:
-        sys.path.insert(0, str(FOLDER))
     return importlib.import_module(name).SET
 
 
@@ -82,9 +71,8 @@ def notebook(name: str, solved: bool) -> tuple[Path, nbformat.NotebookNode]:
     found = load(name)
     start = INTRODUCTION.format(found.title, ", solved" * solved, found.notebook)
     cells = [new_markdown_cell(start if solved else start + OTHER.format(found.notebook))]
-    cells.append(new_code_cell(FIND))
     cells.append(new_code_cell(f"{found.imports}\n\nfrom {name} import check"))
-    for cell, part in zip(cells, ("introduction", "find", "imports"), strict=True):
+    for cell, part in zip(cells, ("introduction", "imports"), strict=True):
         cell.id = part
     for number, (key, exercise) in enumerate(found.exercises.items(), start=1):
         grade = "●" * exercise.difficulty + "○" * (3 - exercise.difficulty)

@@ -80,7 +80,7 @@ def student_notebook(name: str) -> tuple[str, nbformat.NotebookNode]:
             cell.source = cell.source.replace(f"from {name} import", "from frozen import")
         if part == "reply":
             cell.source = cell.source.partition("\n\n<details>")[0]
-        if part != "solution" and cell.id != "find":
+        if part != "solution":
             kept.append(cell)
     made.cells = kept
     return path.name, made

@@ -4,17 +4,14 @@ import ast
 import contextlib
 import copy
 import json
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import torch
+from ex03_ppo_step_by_step import SET
 from torch import Tensor
 
 from one_step import RATE, STATS, by_trainer, make_batch
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "exercises"))
-from ex03_ppo_step_by_step import SET
 
 NAMES = tuple(SET.exercises)
 TOLERANCE = 1e-5

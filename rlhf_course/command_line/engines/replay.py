@@ -7,6 +7,7 @@ a setting differs from the run's, or a number differs from the run's by more tha
 log-probabilities and the gradient norm).
 """
 
+import importlib.util
 import json
 import sys
 from functools import cache
@@ -106,9 +107,7 @@ def compose_verl(overrides: tuple[str, ...]):
 
 def trl(folder: Path, batch: dict, lines: dict, prompts: list[str]) -> tuple[dict, list[dict]]:
     """Return trl's numbers, and three sets of settings: defaults, the run's, settings.txt's."""
-    from train import make_trainer
-
-    trainer = make_trainer()  # raises an error for an unknown field
+    trainer = load_module(folder, "train").make_trainer()  # raises an error for an unknown field
     run = yaml.safe_load("\n".join(lines["run"]))
     now = yaml.safe_load("\n".join(lines["now"]))
     fields = type(trainer.args).__dataclass_fields__
@@ -172,11 +171,18 @@ def has_same_queries(folder: Path, expected: dict) -> bool:
     return queries == expected["queries"]
 
 
+def load_module(folder: Path, name: str):
+    """Return a module of a hand-over, imported again, so that ``import`` finds it by its name."""
+    spec = importlib.util.spec_from_file_location(name, folder / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
 def main(engine: str, folder: Path) -> int:
     """Print differences from the run's numbers and settings; return 2 if a check fails, else 0."""
-    sys.path.insert(0, str(folder))
-    for name in ("reward", "train"):  # drop another hand-over's modules
-        sys.modules.pop(name, None)
+    load_module(folder, "reward")
     batch = load_file(folder / "batch.safetensors")
     expected = json.loads((folder / "expected.json").read_text("utf-8"))
     text = (folder / "settings.txt").read_text("utf-8").replace("HERE", str(folder))
