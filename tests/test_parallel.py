@@ -77,7 +77,9 @@ def found(tmp_path_factory, world, killed):
     shutil.copytree(killed[0], folder / "resumed")
     steps = final_state(killed[0])["step"] + 1
     resume = [*PPO, f"--steps={steps}", f"--output={folder / 'resumed'}", "--resume"]
-    commands = [options(run, world, folder / "two", 2) for run in RUNS] + [("scripts.train_ppo", resume)]
+    commands = [options(run, world, folder / "two", 2) for run in RUNS] + [
+        ("scripts.train_ppo", resume)
+    ]
     return folder, launched(WORKER, folder, json.dumps(commands))
 
 

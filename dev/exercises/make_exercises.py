@@ -59,44 +59,47 @@ def load(name: str):
     return importlib.import_module(name).SET
 
 
-def identity(cell, part: str, found, key: str) -> None:
+def identity(cell, part: str, collection, key: str) -> None:
     """Set a cell's permanent id, and its metadata: the exercise's id, points, and part."""
     cell.id = f"{key}-{part}".replace("_", "-")
-    exercise = {"id": f"{found.notebook}/{key}", "points": found.exercises[key].difficulty}
-    cell.metadata["exercise"] = {**exercise, "part": part}
+    points = collection.exercises[key].difficulty
+    name = f"{collection.notebook}/{key}"
+    cell.metadata["exercise"] = {"id": name, "points": points, "part": part}
 
 
 def notebook(name: str, solved: bool) -> tuple[Path, nbformat.NotebookNode]:
     """Return the path of a set's notebook, and the notebook."""
-    found = load(name)
-    start = INTRODUCTION.format(found.title, ", solved" * solved, found.notebook)
-    cells = [new_markdown_cell(start if solved else start + OTHER.format(found.notebook))]
-    cells.append(new_code_cell(f"{found.imports}\n\nfrom {name} import check"))
+    collection = load(name)
+    start = INTRODUCTION.format(collection.title, ", solved" * solved, collection.notebook)
+    cells = [new_markdown_cell(start if solved else start + OTHER.format(collection.notebook))]
+    cells.append(new_code_cell(f"{collection.imports}\n\nfrom {name} import check"))
     for cell, part in zip(cells, ("introduction", "imports"), strict=True):
         cell.id = part
-    for number, (key, exercise) in enumerate(found.exercises.items(), start=1):
+    for number, (key, exercise) in enumerate(collection.exercises.items(), start=1):
         grade = "●" * exercise.difficulty + "○" * (3 - exercise.difficulty)
         grade = f"{grade} · about {exercise.minutes} minutes"
         heading = f"## {number} · {exercise.title}"
-        before, texts = len(cells), (heading, grade, exercise.statement)
-        hints = (fold(f"Hint {i}", hint) for i, hint in enumerate(exercise.hints, start=1))
-        cells.append(new_markdown_cell("\n\n".join((*texts, *hints))))
+        before = len(cells)
+        texts = [heading, grade, exercise.statement]
+        for i, hint in enumerate(exercise.hints, start=1):
+            texts.append(fold(f"Hint {i}", hint))
+        cells.append(new_markdown_cell("\n\n".join(texts)))
         solution = solution_source(exercise)
         cells.append(new_code_cell(solution if solved else stub_source(exercise)))
         cells.append(new_code_cell(f"check({key})"))
-        parts = ["task", "answer", "check"]
+        names = ["task", "answer", "check"]
         if exercise.reply:
-            parts.append("reply")
+            names.append("reply")
             reply = fold("An answer", exercise.reply)
             cells.append(new_markdown_cell(f"*Your answer to the question above:* …\n\n{reply}"))
         if not solved:
-            parts.append("solution")
+            names.append("solution")
             cells.append(new_markdown_cell(fold("Solution", f"```python\n{solution}\n```")))
-        for cell, part in zip(cells[before:], parts, strict=True):
-            identity(cell, part, found, key)
+        for cell, part in zip(cells[before:], names, strict=True):
+            identity(cell, part, collection, key)
     made = new_notebook(cells=cells, metadata=METADATA)
     made.nbformat_minor = 5
-    return FOLDER / f"{found.notebook}{'_solved' if solved else ''}.ipynb", made
+    return FOLDER / f"{collection.notebook}{'_solved' if solved else ''}.ipynb", made
 
 
 def main() -> None:

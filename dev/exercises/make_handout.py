@@ -70,12 +70,12 @@ def record(exercise) -> dict:
 def student_notebook(name: str) -> tuple[str, nbformat.NotebookNode]:
     """Return a set's file name and notebook, which imports frozen.py and has no solutions."""
     path, made = notebook(name, solved=False)
-    found = load(name)
+    collection = load(name)
     kept = []
     for cell in made.cells:
         part = cell.metadata.get("exercise", {}).get("part")
         if cell.id == "introduction":
-            cell.source = INTRODUCTION.format(found.title, found.notebook[:2])
+            cell.source = INTRODUCTION.format(collection.title, collection.notebook[:2])
         if cell.id == "imports":
             cell.source = cell.source.replace(f"from {name} import", "from frozen import")
         if part == "reply":

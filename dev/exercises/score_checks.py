@@ -45,11 +45,11 @@ def share(part: int, whole: int) -> str:
 def row(title: str, entries: list[dict], run: str) -> str:
     right = [e[run] for e in entries if e["kind"] == "right"]
     wrong = [e for e in entries if e["kind"] != "right"]
-    said = [e[run] for e in wrong if e[run] is not None]
-    named = [name for name in said if name and name not in LOCATED]
+    rejected = [e[run] for e in wrong if e[run] is not None]
+    named = [name for name in rejected if name and name not in LOCATED]
     blamed = sum(e.get("judged") is False and e[run] == e["first"] for e in wrong)
-    cells = [share(len(names), len(wrong)) for names in (said, named)]
-    cells += [str(sum(name in LOCATED for name in said)), str(blamed)]
+    cells = [share(len(names), len(wrong)) for names in (rejected, named)]
+    cells += [str(sum(name in LOCATED for name in rejected)), str(blamed)]
     return f"| {' | '.join([title, *cells, share(right.count(None), len(right))])} |"
 
 
