@@ -166,12 +166,12 @@ class PPOTrainer:
         warn_about_samples(queries, responses, response_masks, self.tokenizer)
         scores = stack_scores(scores, self.accelerator.device, self.current_step)
         scores, running = update.scale_scores(scores, self.running, config, self.accelerator)
-        samples = Samples.from_lists(
-            queries, responses, scores, pad_token_id(self.tokenizer), response_masks
-        )
         was_whole = self.is_whole
         seconds = {}
         with torch.inference_mode(False), without_dropout(self.model, checkpointing=True):
+            samples = Samples.from_lists(
+                queries, responses, scores, pad_token_id(self.tokenizer), response_masks
+            )
             experience, first_pass = update.make_experience(
                 samples,
                 self.model,
