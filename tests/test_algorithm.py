@@ -10,6 +10,8 @@ from rlhf_course.ppo import algorithm as ppo
 from rlhf_course.ppo.algorithm import RunningMoments
 from rlhf_course.ppo.rollout import label_logprobs
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.fixture
 def ragged():

@@ -16,6 +16,8 @@ from rlhf_course.data import (
     tokenize_answers,
 )
 
+pytestmark = pytest.mark.quick
+
 PARQUET = "train-00000-of-00001.parquet"
 
 

@@ -20,6 +20,8 @@ from peft import LoraConfig, get_peft_model
 from rlhf_course import AutoModelForCausalLMWithValueHead, PPOTrainer
 from rlhf_course.ppo.checkpoint import load_checkpoint, save_checkpoint
 
+pytestmark = pytest.mark.quick
+
 
 def scheduled() -> PPOTrainer:
     """A trainer whose learning rate halves with every step, and whose reference is far away."""

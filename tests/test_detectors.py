@@ -14,6 +14,8 @@ from rlhf_course.ppo.detectors import DETECTORS, Detectors
 from rlhf_course.ppo.rollout import Samples, forward
 from rlhf_course.ppo.sampling import generate
 
+pytestmark = pytest.mark.quick
+
 
 def stats(kl=0.0, spread=0.1, length=10.0, n=32) -> dict:
     """A step's statistics with these means."""

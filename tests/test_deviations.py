@@ -24,6 +24,8 @@ from rlhf_course import PPOConfig
 from rlhf_course.ppo.rollout import Samples, forward
 from rlhf_course.ppo.update import make_experience, minibatch_loss, optimize
 
+pytestmark = pytest.mark.quick
+
 
 def test_deviation_rollouts_and_updates_run_without_dropout_and_restore_the_mode():
     policy = make_policy(dropout=0.5).train()

@@ -33,6 +33,8 @@ from rlhf_course.policy.adapters import RewardAdapter
 from rlhf_course.rewards import RewardModel, count_shared, find_form, load_reward_model
 from tests.test_reward_model import make_classifier, make_tokenizer
 
+pytestmark = pytest.mark.quick
+
 QUESTION = "\n\nHuman: How can I sleep well?\n\nAssistant:"
 LONGER = "\n\nHuman: Is it late?\n\nAssistant: No.\n\nHuman: How do I cook rice?\n\nAssistant:"
 PROMPTS = [QUESTION, QUESTION, QUESTION, LONGER, LONGER, QUESTION]

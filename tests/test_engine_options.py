@@ -14,6 +14,8 @@ import pytest
 
 from rlhf_course.course.presets import ROOT
 
+pytestmark = pytest.mark.quick
+
 ENGINES = json.loads((ROOT / "tests/fixtures/engine_options.json").read_text(encoding="utf-8"))
 NOTEBOOK = json.loads((ROOT / "notebooks/07_after_ppo.ipynb").read_text(encoding="utf-8"))
 CELLS = ["".join(cell["source"]) for cell in NOTEBOOK["cells"]]

@@ -17,6 +17,8 @@ import torch
 
 from dev.exercises.make_exercises import SETS, notebook, solution_source
 
+pytestmark = pytest.mark.quick
+
 LOADED = {name: importlib.import_module(name).SET for name in SETS}
 EXERCISES = {
     f"{name[2:4]} {key}": made

@@ -11,6 +11,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from rlhf_course import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
 
+pytestmark = pytest.mark.quick
+
 FIXTURES = np.load(Path(__file__).parent / "fixtures" / "trl_0_11_4.npz")
 COMMON, *CASES = [json.loads(str(text)) for text in FIXTURES["metadata"]]
 TOLERANCE = 1e-5

@@ -8,6 +8,8 @@ import pytest
 
 from rlhf_course.course.presets import ROOT
 
+pytestmark = pytest.mark.quick
+
 PACKAGE = ROOT / "rlhf_course"
 MAY_USE = {  # a part of the package → the parts that it may import
     "runtime": set(),

@@ -20,6 +20,8 @@ from rlhf_course.course.memory import peak_memory, ppo_memory
 from rlhf_course.course.presets import ROOT
 from rlhf_course.policy.adapters import REWARD
 
+pytestmark = pytest.mark.quick
+
 QUERY, RESPONSE, BATCH = 24, 32, 16
 LORA = {"r": 8, "target_modules": "all-linear", "task_type": "CAUSAL_LM"}
 

@@ -13,6 +13,8 @@ from rlhf_course.audit import audit
 from rlhf_course.ppo.algorithm import RunningMoments, gae
 from rlhf_course.ppo.checkpoint import load_checkpoint, save_checkpoint
 
+pytestmark = pytest.mark.quick
+
 NAN, INF = math.nan, math.inf
 
 

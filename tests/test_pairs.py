@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 from rlhf_course.data import describe, encode, load_pairs, tokenize_pairs
 from rlhf_course.synthetic import small_models
 
-pytestmark = pytest.mark.usefixtures("own_cache")
+pytestmark = [pytest.mark.quick, pytest.mark.usefixtures("own_cache")]
 QUESTION = "\n\nHuman: Why is the sky blue?\n\nAssistant:"
 TALK = "\n\nHuman: Hello!\n\nAssistant: Hi. What is it?\n\nHuman: Is it late?\n\nAssistant:"
 GOOD = [

@@ -16,6 +16,8 @@ from builders import (
 from rlhf_course.evaluation import distinct_n, evaluate, mean_ci, unknown_words
 from rlhf_course.rewards import SentimentReward
 
+pytestmark = pytest.mark.quick
+
 TEXTS = [review["text"] for review in reviews(60)]
 
 

@@ -13,6 +13,8 @@ from docs._ext import tutorials
 from rlhf_course.course.presets import CONFIGS, ROOT, read_spec
 from rlhf_course.rewards import SentimentReward
 
+pytestmark = pytest.mark.quick
+
 PUBLISHED = yaml.safe_load((CONFIGS / "published.yaml").read_text(encoding="utf-8"))
 NOTEBOOKS = [name for name in PUBLISHED if name[0].isdigit()]
 

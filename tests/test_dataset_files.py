@@ -1,20 +1,28 @@
-"""Faults in datasets: their labels, formats and files, and what the cache makes of them."""
+"""Folders and files of data: damage, copies, missing parts, columns, messages."""
 
 import gzip
 import shutil
 import warnings
-from pathlib import Path
-from types import SimpleNamespace
 
 import datasets
+import numpy as np
+import pandas as pd
 import pytest
 import torch
-from builders import invalid, word_tokenizer, write_rows
+from builders import (
+    invalid,
+    make_policy,
+    save_classifier,
+    word_tokenizer,
+    write_rows,
+)
 from tokenizers import pre_tokenizers
+from transformers import AutoTokenizer, GPT2ForSequenceClassification
 
 from dev.models.train_baichuan_mini import make_prose
 from rlhf_course import LengthSampler
-from rlhf_course.course.presets import load_preset
+from rlhf_course.course.presets import ROOT
+from rlhf_course.course.shipped import shipped
 from rlhf_course.data import (
     as_prompt,
     build_queries,
@@ -24,10 +32,12 @@ from rlhf_course.data import (
     tokenize_answers,
     tokenize_pairs,
 )
-from rlhf_course.synthetic import build, cache, small_models
+from rlhf_course.rewards import RewardModel, SentimentReward
+from rlhf_course.synthetic import small_models
 
-pytestmark = pytest.mark.usefixtures("own_cache")
 ROWS = "".join(f'{{"text": "film {i}", "label": {i % 2}}}\n' for i in range(60)).encode()
+PROMPT = "\n\nHuman: Hello!\n\nAssistant: Hi. What is it?\n\nHuman: Is it late?\n\nAssistant:"
+QUESTION = as_prompt("Is it late?")
 
 
 def labelled(folder, labels, names=None):
@@ -37,6 +47,42 @@ def labelled(folder, labels, names=None):
         rows = rows.cast_column("label", datasets.ClassLabel(names=names))
     rows.to_parquet(folder / "train.parquet")
     return folder
+
+
+def message(role: str, content) -> dict:
+    return {"role": role, "content": content}
+
+
+def pair(before: list, **prompt) -> dict:
+    """A row of messages."""
+    return {"chosen": before + LATE, "rejected": before + NO} | prompt
+
+
+def write(folder, **columns):
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    return write_rows(write_rows(folder, rows, "train.parquet"), rows, "test.parquet")
+
+
+def refused(words: str):
+    """Expect an error with a sentence that holds these words."""
+    return pytest.raises((ValueError, TypeError, OSError), match=words)
+
+
+@pytest.fixture(scope="module")
+def classifiers(tmp_path_factory):
+    """A sentiment classifier's folder, and a reward model with its tokenizer."""
+    save_classifier(folder := tmp_path_factory.mktemp("classifier"))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    config = make_policy(vocab_size=len(tokenizer), num_labels=1).config
+    return folder, RewardModel(GPT2ForSequenceClassification(config).eval(), tokenizer)
+
+
+TALK = [
+    message("user", "Hello!"),
+    message("assistant", "Hi. What is it?"),
+    message("user", "Is it late? "),
+]
+LATE, NO = [message("assistant", " Late.")], [message("assistant", "No.")]
 
 
 @pytest.mark.parametrize(
@@ -60,27 +106,6 @@ def test_labels_are_0_and_1(labels, names, tmp_path):
 def test_labels_that_could_mean_anything_are_refused(labels, names, tmp_path):
     with invalid(r"both 0 \(negative\) and 1 \(positive\) are needed"):
         load_reviews(labelled(tmp_path, labels, names), "train")
-
-
-PROMPT = "\n\nHuman: Hello!\n\nAssistant: Hi. What is it?\n\nHuman: Is it late?\n\nAssistant:"
-QUESTION = as_prompt("Is it late?")
-
-
-def message(role: str, content) -> dict:
-    return {"role": role, "content": content}
-
-
-TALK = [
-    message("user", "Hello!"),
-    message("assistant", "Hi. What is it?"),
-    message("user", "Is it late? "),
-]
-LATE, NO = [message("assistant", " Late.")], [message("assistant", "No.")]
-
-
-def pair(before: list, **prompt) -> dict:
-    """A row of messages."""
-    return {"chosen": before + LATE, "rejected": before + NO} | prompt
 
 
 @pytest.mark.parametrize(
@@ -212,81 +237,76 @@ def test_a_loading_script_is_not_run(tmp_path):
     assert load_answers(folder, "train", "train.jsonl")[0]["answer"][:] == ["No."]
 
 
-@pytest.fixture
-def key(tmp_path, monkeypatch):
-    """What the cache calls an item; nothing is built."""
-    monkeypatch.setenv("RLHF_COURSE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(cache, "is_intact", lambda folder: True)
-    names = ("sft_dataset", "dataset", "checkpoint")
-    folders = {name: str(write_rows(tmp_path / name, b"a")) for name in names}
-    prepare_chat = build.prepare_chat
-    monkeypatch.setattr(build, "prepare_chat", lambda settings: SimpleNamespace(**folders))
-    monkeypatch.setattr(build, "download", lambda source, revision=None: source)
-    given = {name: folders[name] for name in names[:2]}
-    settings = load_preset("05_lora_rlhf_baichuan", "scratch", given)
-    pairs = [{"chosen": f"{QUESTION} {i}", "rejected": f"{QUESTION} not"} for i in range(9)]
-    rows = write_rows(tmp_path / "pairs", pairs)
-
-    def ask(item: str) -> str:
-        if item == "reward_base":
-            chosen = load_preset("01_reward_modeling", "scratch", {"dataset": str(rows)})
-            return Path(build.prepare_reward_model(chosen).model).name
-        if item == "checkpoint":
-            return Path(prepare_chat(settings).checkpoint).name
-        return getattr(build, f"build_{item}")(settings).name
-
-    ask.settings, ask.folders, ask.rows = settings, folders, rows
-    yield ask
-    cache.code.cache_clear()
+def test_unusable_review_folders(tmp_path):
+    with pytest.raises(FileNotFoundError, match="No dataset folder at .*missing"):
+        load_reviews(tmp_path / "missing", "train")
+    good = {"text": ["a good film"] * 2, "label": [0, 1]}
+    for name, columns, message in (
+        ("column", {"review": ["a"], "label": [0]}, "No column text .* it has review, label"),
+        ("empty", good | {"text": ["a", "  "]}, "Row 1 of split 'train' .* has no text"),
+        ("number", good | {"text": [1, 2]}, "Row 0 .* has no text: 1"),
+        ("class", good | {"label": [1, 1]}, "are 1; both 0 .* and 1"),
+    ):
+        with invalid(message):
+            load_reviews(write(tmp_path / name, **columns), "train")
+    with invalid(r"Unknown split .validation.\. Should be one of \['train', 'test'"):
+        load_reviews(write(tmp_path / "good", **good), "validation")
+    assert load_reviews(tmp_path / "good", "train")["label"] == good["label"]
 
 
-def flip(key, monkeypatch) -> None:
-    path = key.rows / "train.jsonl"
-    text = path.read_text().replace("chosen", "other").replace("rejected", "chosen")
-    path.write_text(text.replace("other", "rejected"))
+def test_reviews_that_are_all_too_short():
+    reviews = datasets.Dataset.from_dict({"text": ["short", "also short"], "label": [0, 1]})
+    with invalid("None of the 2 reviews has more than 200 characters; the longest has 10"):
+        build_queries(reviews, None, LengthSampler(2, 8))
 
 
-def rename(key, monkeypatch) -> None:
-    write_rows(key.rows, (key.rows / "train.jsonl").read_bytes(), "validation.jsonl")
+def test_transcripts_without_their_first_blank_line(tmp_path):
+    talk = "Human: Which film?\n\nAssistant:"
+    row = {"prompt": talk, "chosen": f"{talk} Heat.", "rejected": f"{talk} No."}
+    for rows in ([row], [{key: row[key] for key in ("chosen", "rejected")}]):
+        pairs, _ = load_pairs(write_rows(tmp_path / str(len(rows[0])), rows), "train")
+        assert pairs[0] == {"prompt": f"\n\n{talk}", "chosen": "Heat.", "rejected": "No."}
 
 
-def change(name: str, old: str, new: str):
-    """The text of a file of this package is another."""
-
-    def changed(key, monkeypatch) -> None:
-        read = Path.read_text
-        assert old in read(cache.PACKAGE / name, encoding="utf-8")
-
-        def swap(path, *arguments, **options):
-            text = read(path, *arguments, **options)
-            return text.replace(old, new) if path == cache.PACKAGE / name else text
-
-        monkeypatch.setattr(Path, "read_text", swap)
-        cache.code.cache_clear()
-
-    return changed
+def test_a_copy_of_a_data_file_is_refused(tmp_path):
+    rows = [{"prompt": "a", "chosen": "b", "rejected": "c"}]
+    shutil.copy(write_rows(tmp_path, rows) / "train.jsonl", tmp_path / "train.jsonl.bak")
+    with invalid("are the same split"):
+        load_pairs(tmp_path, "train")
 
 
-@pytest.mark.parametrize(
-    ("item", "fault"),
-    [
-        ("reward_base", flip),
-        ("reward_base", rename),
-        ("checkpoint", change("synthetic/grammars/chinese.yaml", "面粉", "大米")),
-        ("reward_base", change("data/preferences.py", "chosen", "better")),
-    ],
-)
-def test_what_is_built_from_something_else_is_another_item(item, fault, key, monkeypatch):
-    before = key(item)
-    assert key(item) == before
-    fault(key, monkeypatch)
-    assert key(item) != before
+def test_a_split_in_the_root_and_in_a_subfolder_is_refused(tmp_path):
+    rows = [{"prompt": "a", "chosen": "b", "rejected": "c"}]
+    write_rows(write_rows(tmp_path, rows), rows * 2, "data/train-00000-of-00001.parquet")
+    with invalid("train.jsonl .*the same split"):
+        load_pairs(tmp_path, "train")
 
 
-def test_a_dataset_that_was_moved_or_got_hidden_files_is_the_same(key, tmp_path):
-    before = key("reward_base")
-    write_rows(key.rows / ".cache", b"1", "times.json")
-    assert key("reward_base") == before
-    shutil.move(key.rows, tmp_path / "moved")
-    key.rows.symlink_to(tmp_path / "moved")
-    assert key("reward_base") == before
+def test_csv_rows_with_more_fields_than_the_header(tmp_path):
+    write_rows(tmp_path, b"prompt,chosen,rejected\nq,a,b,anna\nr,c,d,anna\n", "train.csv")
+    with invalid("more fields than the header"):
+        load_pairs(tmp_path, "train")
+
+
+def test_a_folder_of_ones_own_comes_before_the_projects(tmp_path, monkeypatch):
+    name = "models/gpt2-imdb-mini"
+    assert shipped(name) == str(ROOT / name)
+    monkeypatch.chdir(tmp_path)
+    assert shipped(name) == str(ROOT / name)
+    (tmp_path / name).mkdir(parents=True)
+    assert shipped(name) == str(tmp_path / name)
+
+
+def test_a_column_of_texts_is_scored_whatever_holds_it(classifiers):
+    reward, texts = SentimentReward(classifiers[0]), ["A fine film.", "A dull film."]
+    columns = pd.Series(texts, index=[7, 3]), np.array(texts), (text for text in texts)
+    for column in columns:
+        torch.testing.assert_close(reward(column), reward(texts))
+
+
+def test_answers_without_an_end(classifiers):
+    tokenizer = AutoTokenizer.from_pretrained(classifiers[0])
+    tokenizer.eos_token = None
+    answers = datasets.Dataset.from_dict({"prompt": ["A film?"] * 2, "answer": ["Good.", "Bad."]})
+    with refused("EOS|eos_token"):
+        tokenize_answers(answers, tokenizer, 64)

@@ -1,0 +1,65 @@
+"""Presets: unknown names and values of the wrong type are refused with the valid ones."""
+
+import json
+import math
+
+import pytest
+from builders import (
+    invalid,
+)
+
+from rlhf_course.course.presets import load_preset
+from rlhf_course.course.run_card import RunCard
+from rlhf_course.course.shipped import prepare
+
+pytestmark = pytest.mark.quick
+
+
+def test_unknown_presets_and_settings_list_the_valid_ones():
+    with invalid("Unknown preset 'huge'; choose one of tiny, scratch, full"):
+        load_preset("04_gpt2_imdb_ppo", "huge")
+    with invalid("Unknown setting 'lr' .* learning_rate"):
+        load_preset("04_gpt2_imdb_ppo", "tiny", {"lr": 1})
+    wrong = [("steps", value, "whole number of at least 1") for value in ("many", 1.5, math.inf)]
+    wrong += [("learning_rate", "fast", "finite number"), ("sigmoid_score", "yes", "value of")]
+    for key, value, words in wrong:
+        with invalid(f"Setting '{key}' takes a {words}"):
+            load_preset("05_lora_rlhf_baichuan", "tiny", {key: value})
+
+
+def test_scratch_needs_a_dataset():
+    with invalid("needs a dataset with .* overrides="):
+        prepare(load_preset("04_gpt2_imdb_ppo", "scratch"))
+
+
+def test_a_bare_no_stays_a_word():
+    assert (
+        load_preset("04_gpt2_imdb_ppo", "full", {"mixed_precision": False}).mixed_precision == "no"
+    )
+
+
+def test_a_value_written_as_text_is_read_as_a_number():
+    assert load_preset("04_gpt2_imdb_ppo", "tiny", {"learning_rate": "1e-4"}).learning_rate == 1e-4
+
+
+@pytest.mark.parametrize("value", ["10,20", 10, {10: 20}])
+def test_a_list_of_steps_is_a_list_and_nothing_that_python_could_turn_into_one(value):
+    with invalid(r"Setting 'save_at' takes a value of type list, like \[10, 20, 30\]; got "):
+        load_preset("05_lora_rlhf_baichuan", "tiny", {"save_at": value})
+
+
+def test_what_is_in_a_list_has_the_type_that_the_preset_has_there():
+    assert load_preset("05_lora_rlhf_baichuan", "tiny", {"save_at": ["1e1", 20]}).save_at == [
+        10,
+        20,
+    ]
+    with invalid("Setting 'dataset' takes a value of type str, like 'offline'; got "):
+        load_preset("05_lora_rlhf_baichuan", "tiny", {"dataset": ["a", "b"]})
+
+
+def test_a_metric_of_nan_is_null(tmp_path):
+    card = RunCard("mine", "tiny", 0, tmp_path)
+    card.metric("score", math.nan)
+    card.finish()
+    text = (tmp_path / "run_cards/mine.json").read_text()
+    assert "NaN" not in text and json.loads(text)["metrics"] == {"score": None}
