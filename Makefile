@@ -1,5 +1,6 @@
 # make course   set up, build the synthetic world, run the notebooks at preset tiny
 # make test     set up, run the test suite without whole notebooks
+# make test-all   run every test: also the slow ones, and the notebooks as tests
 # make test-notebooks   run the notebooks as tests: no network, no warnings, limited memory; some also on the simulated GPU
 # make real     download and convert a real chat model, SmolLM2-135M-Instruct, to build/models; this takes 540 MB
 # make quick    run the linter and the tests that take seconds: formulas, fixtures, options, pages
@@ -26,7 +27,7 @@ VERL := build/engines/verl-0.9.1
 MARP_VERSION := 4.5.1
 MARP := build/marp-$(MARP_VERSION)
 
-.PHONY: course real test test-notebooks quick engines mutants lint render figs exercises handout slides site po zh zh-release models clean
+.PHONY: course real test test-all test-notebooks quick engines mutants lint render figs exercises handout slides site po zh zh-release models clean
 .DELETE_ON_ERROR:
 
 course: $(READY)
@@ -36,7 +37,10 @@ course: $(READY)
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=20
 
 test: $(SITE_READY)
-	$(PYTEST) -m "not notebook"
+	$(PYTEST) -m "not notebook and not slow"
+
+test-all: $(SITE_READY)
+	$(PYTEST)
 
 test-notebooks: $(READY)
 	$(PYTEST) -m notebook

@@ -17,7 +17,7 @@ from rlhf_course.policy.save_load import load_model
 from rlhf_course.runtime.files import hold
 from scripts import train_ppo
 
-pytestmark = pytest.mark.usefixtures("signals")
+pytestmark = [pytest.mark.quick, pytest.mark.usefixtures("signals")]
 KINDS = pytest.mark.parametrize("kind", COMMANDS)
 
 
