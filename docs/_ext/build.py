@@ -39,7 +39,7 @@ ARCHIVED = (  # all that the course needs to run
     "rlhf_course/**/*",
     "scripts/**/*",
 )
-NOT_ARCHIVED = {"__pycache__", ".ipynb_checkpoints"}
+NOT_ARCHIVED = {"__pycache__", ".ipynb_checkpoints", ".ruff_cache"}
 LINK = re.compile(r"""((?:href|src)=")([\w./-]+)(?=["#?])""")
 
 
