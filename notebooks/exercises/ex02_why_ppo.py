@@ -232,11 +232,6 @@ kl_estimates.mistakes = {
         "known, so use that number.",
         with_k3(lambda k1, u: k1 + u - u.mean()),
     ),
-    "weighted": (
-        "You weight samples by a probability. The samples come from the policy, so "
-        "likely samples already occur more often.",
-        lambda p, q: tuple(p.exp() * x for x in kl_estimates.solution(p, q)),
-    ),
 }
 kl_estimates.alternatives = [with_expm1]
 

@@ -127,11 +127,6 @@ dead_share.mistakes = {
         lambda p, G: (p * (1 - p)).pow(G).mean(),
         lambda p, G: (p**G + (1 - p) ** G - (p * (1 - p)) ** G).mean(),
     ),
-    "product_over_problems": (
-        "You multiply the probabilities of different problems. The expected share is "
-        "their arithmetic mean.",
-        lambda p, G: (p**G + (1 - p) ** G).prod(),
-    ),
 }
 dead_share.alternatives = [by_logarithms]
 
