@@ -7,7 +7,7 @@ from datasets import Dataset, load_dataset
 from torch import Tensor
 from transformers import AutoTokenizer
 
-from rlhf_course.data.lengths import LengthSampler
+from rlhf_course.data.reviews import LengthSampler
 from rlhf_course.data.rows import check_columns
 
 

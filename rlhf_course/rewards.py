@@ -304,6 +304,7 @@ def _score_answers(scorer: RewardModel, tokens: list[list[int]]) -> Tensor:
             past_key_values=cache,
             use_cache=True,
         ).logits
+        # transformers reads each row's score at its last token that is not padding.
         scores[rows] = logits[:, 0].float().cpu()
     return scores
 
@@ -415,7 +416,8 @@ def require_finite(scores: Tensor, texts: Sequence[str]) -> Tensor:
             f"{len(texts)} texts got scores of shape {tuple(scores.shape)}; return one per text."
         )
     if not scores.isfinite().all():
-        row = int((~scores.isfinite()).nonzero()[0])
+        bad_rows = (~scores.isfinite()).nonzero()
+        row = int(bad_rows[0])
         raise FloatingPointError(
             f"The score of text {row} is {scores[row].item()}: {texts[row][:60]!r}. The reward"
             " model diverged in training or overflows in float16: load another, or use float32."

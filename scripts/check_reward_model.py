@@ -22,8 +22,12 @@ LONGEST_PROBE = 5  # in lengths of the normal answer
 
 
 def parse_arguments(arguments: list[str]) -> argparse.Namespace:
-    how = {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
-    parser = argparse.ArgumentParser("check_reward_model.py", description=__doc__, **how)
+    parser = argparse.ArgumentParser(
+        "check_reward_model.py",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
     parser.add_argument("model", help="folder or Hub id of the reward model")
     parser.add_argument("--pairs", required=True, help="folder or Hub id of preference pairs")
     parser.add_argument("--data_dir", help="subfolder of the dataset")

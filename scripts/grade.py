@@ -55,15 +55,16 @@ def students(handed_in: Path) -> dict[str, list[Path]]:
     """
     if any((handed_in / f"{name}.ipynb").exists() for name in CHOSEN):
         return {"": notebooks(handed_in)}
-    found: dict[str, list[Path]] = {}
+    submissions: dict[str, list[Path]] = {}
     for place in sorted(handed_in.glob("[!.]*")):
         if not place.is_dir() and place.suffix != ".ipynb":
             print(f"Not graded: {place.name}. Unpack archives; hand in folders or notebooks.")
         else:
-            found.setdefault(place.name.removesuffix(".ipynb"), []).extend(notebooks(place))
-    if not any(found.values()):
+            name = place.name.removesuffix(".ipynb")
+            submissions.setdefault(name, []).extend(notebooks(place))
+    if not any(submissions.values()):
         raise ValueError(f"{handed_in} has no notebooks. Choose the folder of submissions.")
-    return found
+    return submissions
 
 
 def notebooks(place: Path) -> list[Path]:
@@ -74,36 +75,66 @@ def notebooks(place: Path) -> list[Path]:
 
 def grade(paths: list[Path], seed: int, limit: float) -> list[dict]:
     """Return a dict per exercise: id, points, maximum, mistake, and message (``said``)."""
+    parsed, damage = parse(paths)
+    rows = []
+    for notebook, exercises in CHOSEN.items():
+        # Files named after the notebook come first.
+        ordered = sorted(parsed, key=lambda path: (notebook not in path.stem, path))
+        for key, exercise in exercises.items():
+            message, mistake = examine(parsed, ordered, key, exercise, seed, limit)
+            if mistake == "missing":
+                message += damage
+            passed = not message
+            rows.append(
+                {
+                    "exercise": f"{notebook}/{key}",
+                    "points": exercise.difficulty if passed else 0,
+                    "max_points": exercise.difficulty,
+                    "passed": passed,
+                    "mistake": mistake,
+                    "said": message,
+                }
+            )
+    return rows
+
+
+def parse(paths: list[Path]) -> tuple[dict[Path, list], str]:
+    """Return the readable notebooks' parsed cells, and what is wrong with the other notebooks."""
     import frozen
 
-    parsed, damaged, rows = {}, "", []
+    parsed = {}
+    damage = ""
     for path in paths:
         try:
             parsed[path] = frozen.cells(path)
         except (OSError, ValueError) as error:
-            damaged += f" {error}"
-    for notebook, exercises in CHOSEN.items():
-        ordered = sorted(parsed, key=lambda path: (notebook not in path.stem, path))
-        for key, exercise in exercises.items():
-            places = [path.name for path in ordered if defines(parsed[path], key)]
+            damage += f" {error}"
+    return parsed, damage
 
-            def find(key=key, ordered=ordered):
-                stub = None
-                for path in ordered:
-                    answer = frozen.load(parsed[path], key)
-                    code = getattr(answer, "__code__", None)
-                    if answer and "NotImplementedError" not in getattr(code, "co_names", ()):
-                        return answer
-                    stub = stub or answer
-                return stub
 
-            said, name = frozen.examine(exercise, find, seed, limit)
-            if said and len(places) > 1:
-                said += f" ({' and '.join(places)} define it; the first written one counts.)"
-            row = {"exercise": f"{notebook}/{key}", "points": exercise.difficulty * (not said)}
-            row |= {"max_points": exercise.difficulty, "passed": not said, "mistake": name}
-            rows.append(row | {"said": (said or "") + damaged * (name == "missing")})
-    return rows
+def examine(
+    parsed: dict[Path, list], ordered: list[Path], key: str, exercise, seed: int, limit: float
+) -> tuple[str, str]:
+    """Return the message about an answer, "" if it is right, and the mistake's name."""
+    import frozen
+
+    def find():
+        """Return the first written answer, or else a stub, or None."""
+        stub = None
+        for path in ordered:
+            answer = frozen.load(parsed[path], key)
+            code = getattr(answer, "__code__", None)
+            is_written = "NotImplementedError" not in getattr(code, "co_names", ())
+            if answer and is_written:
+                return answer
+            stub = stub or answer
+        return stub
+
+    message, mistake = frozen.examine(exercise, find, seed, limit)
+    places = [path.name for path in ordered if defines(parsed[path], key)]
+    if message and len(places) > 1:
+        message += f" ({' and '.join(places)} define it; the first written one counts.)"
+    return message or "", mistake
 
 
 def defines(parsed: list, key: str) -> bool:
@@ -113,15 +144,23 @@ def defines(parsed: list, key: str) -> bool:
 
 def result(rows: list[dict], form: str) -> dict:
     """Return a student's results in Gradescope's or Classroom 50's format."""
-    tests = [{field: row[own] for field, own in FILES[form][1].items()} for row in rows]
+    _, fields = FILES[form]
+    tests = [{field: row[column] for field, column in fields.items()} for row in rows]
     if form == "gradescope":
         return {"tests": tests}
-    named = {x.partition("_")[0].lower(): os.environ.get(x, "") for x in SUBMISSION}
-    named["review"] = named["review"] or named["commit"]
-    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    totals = {key: sum(test[key] for test in tests) for key in ("score", "max-score")}
-    head = {"schema": "classroom50/result/v1", **named, "datetime": now}
-    return {**head, **totals, "tests": tests}
+    submission = {}
+    for variable in SUBMISSION:
+        name = variable.partition("_")[0].lower()
+        submission[name] = os.environ.get(variable, "")
+    submission["review"] = submission["review"] or submission["commit"]
+    return {
+        "schema": "classroom50/result/v1",
+        **submission,
+        "datetime": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "score": sum(test["score"] for test in tests),
+        "max-score": sum(test["max-score"] for test in tests),
+        "tests": tests,
+    }
 
 
 def page(target: Path, graded: dict[str, list[dict]]) -> None:
@@ -161,62 +200,91 @@ def write(folder: Path, form: str, graded: dict[str, list[dict]]) -> None:
     if form == "html":
         page(folder / "grades.html", graded)
     elif form == "csv":
-        rows = [{"student": who, **row} for who, student in graded.items() for row in student]
-        file = folder / "grades.csv"
-        if file.exists():
-            with file.open(newline="") as table:
-                before = [*csv.DictReader(table)]
-            if not before or before[0].keys() != rows[0].keys():
-                raise ValueError(f"{file} was not written by grade.py. Choose another --output.")
-            old, new = ({(x["student"], x["exercise"]) for x in part} for part in (before, rows))
-            if old - new:
-                lost = " in ".join(min(old - new))
-                raise ValueError(f"{file} would lose the grade of {lost}. Choose another --output.")
-        with atomic_file(file) as path, path.open("w", newline="") as table:
-            writer = csv.DictWriter(table, rows[0])
-            writer.writeheader()
-            writer.writerows(rows)
+        write_csv(folder / "grades.csv", graded)
     else:
-        results = {folder / who / FILES[form][0]: result(x, form) for who, x in graded.items()}
-        for file, found in results.items():
-            if file.exists() and read_json(file).keys() != found.keys():
-                raise ValueError(f"{file} was not written by grade.py. Choose another --output.")
-        for file, found in results.items():
-            with atomic_file(file) as path:
-                path.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+        write_results(folder, form, graded)
 
 
-def main(arguments: list[str]) -> None:
-    how = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
-    parser = argparse.ArgumentParser("grade.py", **how)
+def write_csv(file: Path, graded: dict[str, list[dict]]) -> None:
+    """Write one row per student and exercise; raise ``ValueError`` if grades would be lost."""
+    rows = [{"student": name, **row} for name, student in graded.items() for row in student]
+    if file.exists():
+        with file.open(newline="") as table:
+            before = list(csv.DictReader(table))
+        if not before or before[0].keys() != rows[0].keys():
+            raise ValueError(f"{file} was not written by grade.py. Choose another --output.")
+        old_grades = {(row["student"], row["exercise"]) for row in before}
+        new_grades = {(row["student"], row["exercise"]) for row in rows}
+        lost = old_grades - new_grades
+        if lost:
+            student, exercise = min(lost)
+            raise ValueError(
+                f"{file} would lose the grade of {student} in {exercise}. Choose another --output."
+            )
+    with atomic_file(file) as path, path.open("w", newline="") as table:
+        writer = csv.DictWriter(table, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def write_results(folder: Path, form: str, graded: dict[str, list[dict]]) -> None:
+    """Write one file per student; raise ``ValueError`` if another program wrote one of them."""
+    name, _ = FILES[form]
+    results = {folder / student / name: result(rows, form) for student, rows in graded.items()}
+    for file, content in results.items():
+        if file.exists() and read_json(file).keys() != content.keys():
+            raise ValueError(f"{file} was not written by grade.py. Choose another --output.")
+    for file, content in results.items():
+        with atomic_file(file) as path:
+            path.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "grade.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("handed_in", type=Path, metavar="HANDED_IN")
     parser.add_argument("--seed", type=int, required=True, help=f"{PUBLIC} or more; keep it secret")
     parser.add_argument("--format", choices=["csv", "html", *FILES], default="csv")
     parser.add_argument("--output", type=Path, default=Path("build/grades"), help="folder")
     parser.add_argument("--only", nargs="+", help="notebook numbers, as in --only 00 01")
     parser.add_argument("--limit", type=float, default=5.0, help="seconds per exercise")
-    chosen = parser.parse_args(arguments)
+    return parser
+
+
+def choose_exercises(only: list[str] | None, seed: int) -> None:
+    """Fill ``CHOSEN``, and compute the solutions' results once, before the processes fork."""
+    names = [name for name in SETS if not only or name[2:4] in only]
+    unknown = set(only or ()) - {name[2:4] for name in names}
+    if unknown:
+        raise ValueError(f"--only {min(unknown)} matches no notebook. Use numbers such as 00 01.")
+    CHOSEN.clear()
+    for name in names:
+        collection = load(name)
+        CHOSEN[collection.notebook] = collection.exercises
+        for exercise in collection.exercises.values():
+            exercise.expected(seed)
+
+
+def main(arguments: list[str]) -> None:
+    chosen = make_parser().parse_args(arguments)
     if chosen.seed < PUBLIC or not hasattr(os, "fork"):
         raise ValueError(f"--seed is {chosen.seed}; use {PUBLIC} or more, on Linux or macOS.")
     torch.set_num_threads(1)
-    names = [name for name in SETS if not chosen.only or name[2:4] in chosen.only]
-    if unknown := {*(chosen.only or ())} - {name[2:4] for name in names}:
-        raise ValueError(f"--only {min(unknown)} matches no notebook. Use numbers such as 00 01.")
-    CHOSEN.clear()
-    CHOSEN.update({made.notebook: made.exercises for made in map(load, names)})
-    for exercise in (made for exercises in CHOSEN.values() for made in exercises.values()):
-        exercise.expected(chosen.seed)  # once, before the fork
+    choose_exercises(chosen.only, chosen.seed)
     handed_in = students(chosen.handed_in)
     is_inside = chosen.output.resolve().is_relative_to(chosen.handed_in.resolve())
     if is_inside and "" not in handed_in:
         raise ValueError("--output is inside HANDED_IN, among students' files. Choose another.")
-    work = partial(grade, seed=chosen.seed, limit=chosen.limit)
+    grade_one = partial(grade, seed=chosen.seed, limit=chosen.limit)
     with ProcessPoolExecutor(2, get_context("fork")) as pool:
-        graded = dict(zip(handed_in, pool.map(work, handed_in.values()), strict=True))
-    for who, rows in graded.items():
-        points, most = (sum(row[key] for row in rows) for key in ("points", "max_points"))
-        print(f"{who or chosen.handed_in}: {points} of {most} points")
-    write(folder := check_folder(chosen.output), chosen.format, graded)
+        graded = dict(zip(handed_in, pool.map(grade_one, handed_in.values()), strict=True))
+    for student, rows in graded.items():
+        points = sum(row["points"] for row in rows)
+        maximum = sum(row["max_points"] for row in rows)
+        print(f"{student or chosen.handed_in}: {points} of {maximum} points")
+    folder = check_folder(chosen.output)
+    write(folder, chosen.format, graded)
     print(f"Grades are in {folder}.")
 
 

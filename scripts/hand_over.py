@@ -256,14 +256,11 @@ def group_loss(
 
 
 def compute_numbers(
-    policy, samples: Samples, batch: dict, noise: torch.Tensor, trainer, method: str
-) -> dict[str, float]:
-    """Return the losses and the gradient's norm that the engine must compute.
-
-    ``batch`` has the experience's tensors; a group's advantages replace PPO's in it.
-    """
+    policy, samples: Samples, experience: update.Experience, noise: torch.Tensor, trainer, method
+) -> tuple[dict[str, float], torch.Tensor]:
+    """Return the losses and gradient norm that the engine must compute, and the advantages."""
     config = trainer.config
-    experience = update.Experience(**batch)
+    advantages = experience.advantages
     new_logprobs = forward(policy, samples).logprobs
     old_logprobs = experience.logprobs - noise
     numbers = {}
@@ -271,7 +268,7 @@ def compute_numbers(
         loss, value_loss = ppo_loss(new_logprobs, old_logprobs, noise, experience, config)
         numbers["value loss"] = value_loss.item()
     else:
-        loss, batch["advantages"] = group_loss(
+        loss, advantages = group_loss(
             new_logprobs,
             old_logprobs,
             samples.scores,
@@ -285,7 +282,7 @@ def compute_numbers(
     norms = torch.stack([weight.grad.norm() for weight in weights if weight.grad is not None])
     numbers["policy loss"] = loss.item()
     numbers["gradient norm"] = norms.norm().item()
-    return numbers
+    return numbers, advantages
 
 
 def write(engine: str, method: str, target: Path, options, settings, run) -> None:
@@ -305,9 +302,10 @@ def write(engine: str, method: str, target: Path, options, settings, run) -> Non
         policy = AutoModelForCausalLMWithValueHead(network)
         generator = torch.Generator().manual_seed(0)
         noise = NOISE[engine] * torch.randn(samples.mask.shape, generator=generator)
-        learned = dict(vars(experience))
-        numbers = compute_numbers(policy, samples, learned, noise, run.trainer, method)
-        batch = vars(samples) | learned | {"noise": noise}
+        numbers, advantages = compute_numbers(
+            policy, samples, experience, noise, run.trainer, method
+        )
+        batch = vars(samples) | vars(experience) | {"advantages": advantages, "noise": noise}
         contiguous = {name: tensor.contiguous() for name, tensor in batch.items()}
         save_file(contiguous, folder / "batch.safetensors")
         values = {

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from dev.exercises.make_exercises import SETS, notebook, solution_source
+from rlhf_course.course.presets import ROOT
 
 pytestmark = pytest.mark.quick
 
@@ -164,7 +165,7 @@ def test_solutions_by_others_are_judged_as_they_should_be(path):
 
 def test_the_published_tables_keep_the_bounds():
     """Of each corpus, today's checks reject 99 %, name 60 % and accept 98 % of right solutions."""
-    page = (FOLDER.parents[1] / "site" / "exercise-checks.md").read_text("utf-8")
+    page = (ROOT / "docs/exercise-checks.md").read_text("utf-8")
     tables = [table for table in page.split("\n### ") if "oday" in table.splitlines()[0]]
     assert len(tables) == 3
     for table in tables:

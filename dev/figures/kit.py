@@ -1,6 +1,6 @@
 """Draw the figures' shapes (card, boxes, arrows), and save SVG and PNG.
 
-README.md in this folder explains the shapes. Coordinates are hundredths of an inch; y points down.
+figs/README.md explains the shapes. Coordinates are hundredths of an inch; y points down.
 """
 
 import re
@@ -19,9 +19,8 @@ from rlhf_course.course.plots import COLORS
 from rlhf_course.runtime.files import atomic_file
 
 FOLDER = Path(__file__).resolve().parents[2] / "figs"
-FIGURES: dict[
-    str, tuple[Callable[[], Figure], str, str]
-] = {}  # name: (function, title, description)
+# name: (function, title, description)
+FIGURES: dict[str, tuple[Callable[[], Figure], str, str]] = {}
 CARD = "#FBFBF9"
 EDGE = "#D8D8D4"
 INK = "#222222"
@@ -47,9 +46,8 @@ STYLE = {  # extends the style of the notebooks' plots
     "axes.titleweight": "bold",
     "axes.titlesize": 13,
     "axes.facecolor": "none",
-    "svg.fonttype": (
-        "path"
-    ),  # SVGs inside <img> cannot load fonts, and text in other fonts would not fit
+    # SVGs inside <img> cannot load fonts, and text in other fonts would not fit.
+    "svg.fonttype": "path",
     "svg.hashsalt": "rlhf-course",
 }
 

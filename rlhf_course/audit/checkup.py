@@ -48,8 +48,9 @@ class CheckUp(NamedTuple):
         """Return a sentence on whether to start PPO: the reasons not to, or the risks to watch."""
         if reasons := self.advice(STOP):
             return "Do not start PPO: " + "; ".join(reasons) + "."
-        watched = "; ".join(self.advice(WATCH))
-        return f"Start PPO{watched and f', and watch: {watched}'}."
+        if risks := self.advice(WATCH):
+            return "Start PPO, and watch: " + "; ".join(risks) + "."
+        return "Start PPO."
 
 
 def check_up(

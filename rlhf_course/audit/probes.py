@@ -167,7 +167,8 @@ def audit(
     prompts = list(prompts)
     answers = list(answers)
     every_prompt = prompts * (1 + len(probes))
-    every_answer = answers + [text for texts in probes.values() for text in texts]
+    bad_answers = [text for texts in probes.values() for text in texts]
+    every_answer = answers + bad_answers
     scores = require_finite(score(every_prompt, every_answer), every_answer)
     normal, *bad = scores.double().split(len(answers))
     rows = {}

@@ -17,6 +17,9 @@ from rlhf_course.runtime.files import atomic_folder, read_json
 
 # Baichuan-7B may have either name, Baichuan2-7B only the second.
 ARCHITECTURES = ("BaiChuanForCausalLM", "BaichuanForCausalLM")
+# Vocabulary sizes of the published models.
+BAICHUAN_TOKENS = 64_000
+BAICHUAN2_TOKENS = 125_696
 SIZES = (
     "vocab_size",
     "hidden_size",
@@ -120,9 +123,9 @@ def read_config(source: Path) -> dict:
 
 def guess_norm_head(config: dict) -> bool:
     """Return whether the config is Baichuan2's; raise ``ValueError`` if it is ambiguous."""
-    if "z_loss_weight" in config or config["vocab_size"] == 125_696:
+    if "z_loss_weight" in config or config["vocab_size"] == BAICHUAN2_TOKENS:
         return True
-    if config["architectures"][0] == ARCHITECTURES[0] or config["vocab_size"] == 64_000:
+    if config["architectures"][0] == ARCHITECTURES[0] or config["vocab_size"] == BAICHUAN_TOKENS:
         return False
     raise ValueError(
         "The head could be plain (Baichuan) or a NormHead (Baichuan2): set norm_head= or"
@@ -197,22 +200,22 @@ def read_weights(source: Path, llama: LlamaConfig) -> dict[str, Tensor]:
 
 def _load_tensors(source: Path) -> dict[str, Tensor]:
     """Load all weight files; raise ``ValueError`` if one is missing or damaged."""
-    present = [name for name in WEIGHT_FILES if (source / name).is_file()]
-    file = source / (present[0] if present else WEIGHT_FILES[-1])
+    present = [source / name for name in WEIGHT_FILES if (source / name).is_file()]
+    if not present:
+        raise ValueError(f"{source} has no weights, such as {WEIGHT_FILES[0]}. Download it again.")
+    files = present[:1]
+    if files[0].suffix == ".json":
+        weight_map = read_json(files[0])["weight_map"]  # tensor name: file name
+        files = [source / name for name in sorted(set(weight_map.values()))]
     tensors = {}
-    try:
-        if file.suffix == ".json":
-            weight_map = read_json(file)["weight_map"]  # tensor name: file name
-            files = [source / name for name in sorted(set(weight_map.values()))]
-        else:
-            files = [file]
-        for file in files:
+    for file in files:
+        try:
             tensors |= load_state_dict(file, weights_only=True)  # a pickle can run code
-    except Exception as error:  # a truncated file can raise any error
-        raise ValueError(
-            f"{file} was not loaded: it is missing or damaged, or would run code. Download it"
-            " again."
-        ) from error
+        except Exception as error:  # a truncated file can raise any error
+            raise ValueError(
+                f"{file} was not loaded: it is missing or damaged, or would run code. Download it"
+                " again."
+            ) from error
     return tensors
 
 

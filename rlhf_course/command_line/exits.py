@@ -63,7 +63,7 @@ def stop_code(stop_request: SimpleNamespace, accelerator) -> int:
     any_request = accelerator.reduce(code).item() > 0
     if not any_request:
         return 0
-    return stop_request.code or 130
+    return stop_request.code or 130  # 130: only another process was stopped
 
 
 def _interrupt(signum: int, frame) -> None:

@@ -64,12 +64,15 @@ def apply_map(
     """Return the course's columns that a trainer's map finds in the log."""
     renamed = {}
     for name, source in columns.items():
-        factors = [source] if isinstance(source, str) else [source["column"], source["times"]]
-        if not set(factors) <= set(log.columns):
+        needed = [source] if isinstance(source, str) else [source["column"], source["times"]]
+        if not set(needed) <= set(log.columns):
             continue
-        for factor in factors:
-            wrong = not_numbers[factor].dropna()
+        for column in needed:
+            wrong = not_numbers[column].dropna()
             if len(wrong):
-                raise ValueError(f"{factor} is {wrong.iloc[0]!r}, not a number. Correct the log.")
-        renamed[name] = log[factors].prod(axis=1, skipna=False)
+                raise ValueError(f"{column} is {wrong.iloc[0]!r}, not a number. Correct the log.")
+        if isinstance(source, str):
+            renamed[name] = log[source]
+        else:
+            renamed[name] = log[source["column"]] * log[source["times"]]
     return renamed

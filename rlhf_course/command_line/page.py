@@ -22,14 +22,30 @@ def picture(figure: Figure) -> str:
     return base64.b64encode(file.getvalue()).decode()
 
 
-def write(target: Path, **content) -> None:
-    """Write a page from title, verdict, about, columns (key → heading), rows, captioned pictures.
+def write(
+    target: Path,
+    title: str,
+    verdict: str,
+    about: str,
+    columns: dict[str, str],
+    rows: list[dict],
+    pictures: dict[str, str],
+) -> None:
+    """Write a page with a table and pictures.
 
+    ``columns`` maps keys of the rows to headings, and ``pictures`` maps captions to PNG in base64.
     A row's ``level`` (stop, watch or fine) colors its last cell. Raises ``FileExistsError`` if
     another program wrote the target.
     """
     templates = Environment(loader=FileSystemLoader(HERE), autoescape=True, trim_blocks=True)
-    text = templates.get_template("page.html.j2").render(content)
+    text = templates.get_template("page.html.j2").render(
+        title=title,
+        verdict=verdict,
+        about=about,
+        columns=columns,
+        rows=rows,
+        pictures=pictures,
+    )
     if target.exists() and MARK not in target.read_text("utf-8", errors="replace"):
         raise FileExistsError(f"{target} is not a page of this course. Choose another --output.")
     with atomic_file(target) as path:

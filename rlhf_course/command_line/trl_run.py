@@ -142,9 +142,9 @@ class Steps(TrainerCallback):
         self.trainer = trainer
         self.stop_request = stop_request
         self.code = 0
-        self.written = []  # lists of a folder and its files
+        self.written: dict[Path, list[Path]] = {}  # checkpoint folder: its files
         if output.checkpoint:
-            self.written.append([output.checkpoint, *output.checkpoint.iterdir()])
+            self.written[output.checkpoint] = list(output.checkpoint.iterdir())
         # trl would also remove the user's files.
         self.limit = trainer.args.save_total_limit
         trainer.args.save_total_limit = None
@@ -161,22 +161,22 @@ class Steps(TrainerCallback):
         """Save a checkpoint and stop if any process was asked to stop."""
         self.code = exits.stop_code(self.stop_request, self.trainer.accelerator)
         if self.code:
-            control.should_save = control.should_training_stop = True
+            control.should_save = True
+            control.should_training_stop = True
 
     def on_save(self, args, state, control, **kwargs):
         """Remove this run's oldest checkpoints above the limit, but no other files."""
         folder = Path(args.output_dir, f"checkpoint-{state.global_step}")
-        self.written.append([folder, *folder.iterdir()])
+        self.written[folder] = list(folder.iterdir())
         if not self.limit or not state.is_world_process_zero:
             return
         best = Path(state.best_model_checkpoint or "").name
         while len(self.written) > self.limit:
-            removable = [entry for entry in self.written[:-1] if entry[0].name != best]
+            removable = [old for old in self.written if old != folder and old.name != best]
             if not removable:
                 break
-            self.written.remove(removable[0])
-            oldest, *files = removable[0]
-            for file in files:
+            oldest = removable[0]
+            for file in self.written.pop(oldest):
                 file.unlink(missing_ok=True)
             with suppress(OSError):  # it has files of the user
                 oldest.rmdir()

@@ -77,6 +77,7 @@ def _check_names(folder: Path) -> None:
             files.append(path)
     _check_shards(files)
     for one, other in combinations(files, 2):
+        # Files in two subfolders may be two configurations of a dataset.
         share_folder = one.parent == other.parent
         is_in_root = folder in (one.parent, other.parent)
         if not share_folder and not is_in_root:

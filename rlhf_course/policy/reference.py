@@ -72,7 +72,7 @@ def add_reference_adapter(policy: AutoModelForCausalLMWithValueHead) -> None:
     model = policy.pretrained_model
     source = model.active_adapter
     trained = [name for name, p in model.named_parameters() if p.requires_grad]
-    trained_base = [name for name in trained if f".{source}" not in name]
+    trained_base = [name for name in trained if source not in name.split(".")]
     if trained_base:
         raise ValueError(
             f"{len(trained_base)} weights of the base, such as {trained_base[0]}, are trained, and"

@@ -57,10 +57,13 @@ def kl_per_token(logprobs: Tensor, ref_logprobs: Tensor, kind: str = "kl") -> Te
     difference = logprobs - ref_logprobs
     if kind == "full":
         return (logprobs.exp() * difference).sum(-1)
-    estimates = {"kl": difference, "abs": difference.abs(), "mse": 0.5 * difference.square()}
-    if kind not in estimates:
-        raise ValueError(f"Unknown KL penalty {kind!r}; choose kl, abs, mse or full.")
-    return estimates[kind]
+    if kind == "kl":
+        return difference
+    if kind == "abs":
+        return difference.abs()
+    if kind == "mse":
+        return 0.5 * difference.square()
+    raise ValueError(f"Unknown KL penalty {kind!r}; choose kl, abs, mse or full.")
 
 
 def compute_rewards(

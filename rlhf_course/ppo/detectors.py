@@ -133,6 +133,30 @@ def loses_chosen(log: pd.DataFrame) -> pd.Series:
     return (smooth(log[CHOSEN_REWARD]) < -1) & (smooth(log[MARGIN]) > 0.5)
 
 
+def has_no_gradient(log: pd.DataFrame) -> pd.Series:
+    return log[GRADIENT] < 1e-8
+
+
+def clips_often(log: pd.DataFrame) -> pd.Series:
+    return log[CLIPFRAC] > 0.4
+
+
+def becomes_longer(log: pd.DataFrame) -> pd.Series:
+    return against_start(log[LENGTH]) > 1.5
+
+
+def is_often_cut(log: pd.DataFrame) -> pd.Series:
+    return log[CUT] > 0.5
+
+
+def loses_entropy(log: pd.DataFrame) -> pd.Series:
+    return against_start(log[ENTROPY]) < 0.2
+
+
+def has_dead_groups(log: pd.DataFrame) -> pd.Series:
+    return log[DEAD] > 0.8
+
+
 class Rule(NamedTuple):
     """Detect a symptom: ``holds`` maps the table to a bool per row."""
 
@@ -152,15 +176,15 @@ def rules(target: float = PPOConfig.target) -> list[Rule]:
         Rule("negative KL", STOP, (KL,), is_negative),
         Rule("far", WATCH, (KL,), lambda log: is_far(log, target), lasts=3),
         Rule("tiny rate", STOP, (RATE,), has_tiny_rate, is_trend=False),
-        Rule("no gradient", STOP, (GRADIENT,), lambda log: log[GRADIENT] < 1e-8, lasts=3),
-        Rule("clipfrac large", WATCH, (CLIPFRAC,), lambda log: log[CLIPFRAC] > 0.4, lasts=3),
+        Rule("no gradient", STOP, (GRADIENT,), has_no_gradient, lasts=3),
+        Rule("clipfrac large", WATCH, (CLIPFRAC,), clips_often, lasts=3),
         Rule("critic", WATCH, (CRITIC,), has_useless_critic),
         Rule("flat score", WATCH, (SCORE,), has_flat_score, is_trend=False),
         Rule("shorter", WATCH, (LENGTH,), becomes_shorter),
-        Rule("longer", WATCH, (LENGTH,), lambda log: against_start(log[LENGTH]) > 1.5),
-        Rule("cut", WATCH, (CUT,), lambda log: log[CUT] > 0.5, lasts=CONFIRMING),
-        Rule("entropy", STOP, (ENTROPY,), lambda log: against_start(log[ENTROPY]) < 0.2),
-        Rule("dead groups", WATCH, (DEAD,), lambda log: log[DEAD] > 0.8, lasts=CONFIRMING),
+        Rule("longer", WATCH, (LENGTH,), becomes_longer),
+        Rule("cut", WATCH, (CUT,), is_often_cut, lasts=CONFIRMING),
+        Rule("entropy", STOP, (ENTROPY,), loses_entropy),
+        Rule("dead groups", WATCH, (DEAD,), has_dead_groups, lasts=CONFIRMING),
         Rule("overfit", WATCH, (HELD_OUT_LOSS,), overfits),
         Rule("swapped", STOP, (ACCURACY,), turns_round, lasts=CONFIRMING, is_trend=False),
         Rule("no margin", STOP, (MARGIN,), has_no_margin, lasts=CONFIRMING, is_trend=False),

@@ -145,6 +145,7 @@ def make_inputs(samples: Samples, rows: Tensor) -> Inputs:
     starts = samples.query_lengths[rows].unsqueeze(1)
     ends = starts + samples.response_lengths[rows].unsqueeze(1)
     ids = samples.input_ids[rows, : int(ends.max())]
+    next_ids = ids[:, 1:]
     next_column = torch.arange(1, ids.shape[1])
     predicts = (next_column >= starts) & (next_column < ends)
     begins = next_column == starts
@@ -152,7 +153,7 @@ def make_inputs(samples: Samples, rows: Tensor) -> Inputs:
     return Inputs(
         input_ids=ids[:, :-1].to(device),
         predicts=predicts,
-        labels=ids[:, 1:][predicts].to(device),
+        labels=next_ids[predicts].to(device),
         begins=begins[predicts].to(device),
     )
 

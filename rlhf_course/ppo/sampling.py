@@ -16,6 +16,7 @@ from rlhf_course.ppo.checks import check_length, token_ids
 # Tokens between two checks for finished rows.
 CPU_SYNC = 1
 GPU_SYNC = 8
+WORTH_DROPPING = 0.875  # share of running rows; copying the cache also costs time
 # Avoid cuDNN: it compiles a plan for each length, and each new token changes the length.
 ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 NOT_FINITE = (
@@ -96,6 +97,7 @@ def sample(
     is_running = torch.ones_like(rows, dtype=torch.bool)
     responses = torch.zeros(batch_size, longest, dtype=torch.long, device=device)
     total_probability = torch.zeros((), device=device)  # NaN as soon as one logit is NaN
+    # Of the whole query at first, (B, T); then of one token per row, (B, 1).
     positions = (attention_mask.cumsum(1) - 1).clamp(min=0)
     visible = pad(attention_mask, (0, longest), value=1)
     settings = {"past_key_values": DynamicCache(config=model.config), "use_cache": True}
@@ -117,7 +119,7 @@ def sample(
             keep = is_running.nonzero().squeeze(1)
             if not len(keep):
                 break
-            if len(keep) <= 0.875 * len(rows):  # copying the cache also costs time
+            if len(keep) <= WORTH_DROPPING * len(rows):
                 settings["past_key_values"].batch_select_indices(keep)
                 rows = rows[keep]
                 is_running = is_running[keep]

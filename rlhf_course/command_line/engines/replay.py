@@ -117,7 +117,8 @@ def trl(folder: Path, batch: dict, lines: dict, prompts: list[str]) -> tuple[dic
     for row, size in enumerate(batch["response_lengths"].tolist()):
         answers.append(batch["input_ids"][row, positions[row, :size]].tolist())
     is_grpo = "GRPO" in type(trainer).__name__
-    trainer._generate_single_turn = lambda *_: (answers, None) if is_grpo else answers
+    generated = (answers, None) if is_grpo else answers
+    trainer._generate_single_turn = lambda *_: generated  # the recorded answers
     trainer.reward_funcs = [lambda **_: batch["scores"].tolist()]
     trainer.current_gradient_accumulation_steps = 1
     model = trainer.model.train()
@@ -158,8 +159,15 @@ def replay_scores(prompts: list[str], answers: list[str]) -> torch.Tensor:
     """Return the scores (B,) that the hand-over's reward.py computes."""
     from reward import compute_score
 
-    pairs = zip(prompts, answers, strict=True)
-    scores = [compute_score("", answer, "", {"prompt": prompt}) for prompt, answer in pairs]
+    scores = []
+    for prompt, answer in zip(prompts, answers, strict=True):
+        score = compute_score(
+            data_source="",
+            solution_str=answer,
+            ground_truth="",
+            extra_info={"prompt": prompt},
+        )
+        scores.append(score)
     return torch.tensor(scores)
 
 
