@@ -19,6 +19,7 @@ from rlhf_course.command_line.notebook_files import (
     read_card,
     render,
     source_hash,
+    strip_run_details,
 )
 from rlhf_course.course.presets import ROOT
 from scripts import run_notebooks as runner
@@ -118,6 +119,17 @@ def test_committed_outputs_belong_to_their_cells(path):
             )  # no progress bar either
             assert "Warning: " not in words
             assert not any(root in str(output) for root in (str(ROOT), str(Path.home()), "/tmp/"))
+
+
+def test_a_rendered_bar_keeps_its_last_state():
+    states = ["\r  0%|          | 0/2", "\r 50%|█████     | 1/2", "\r100%|██████████| 2/2", "\n"]
+    outputs = [nbformat.v4.new_output("stream", name="stderr", text=text) for text in states]
+    original = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("train()")])
+    executed = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell("train()", outputs=outputs)]
+    )
+    [cell] = strip_run_details(executed, original).cells
+    assert [output.text for output in cell.outputs] == ["100%|██████████| 2/2\n"]
 
 
 def test_a_rendering_of_another_preset_lies_beside_and_says_its_settings(tmp_path):

@@ -49,6 +49,7 @@ NOTEBOOKS = {  # few steps: the test is that each cell runs
 REWARD = {"train_subset": 200, "eval_subset": 60, "fix_pairs": 60, "audit_prompts": 20, "lora_r": 4}
 REWARD |= {"evaluations": 2}
 IMDB = {"steps": 2, "batch_size": 16, "mini_batch_size": 16, "eval_queries": 32}
+LAB = {"steps": 2, "one_by_one": 1, "batch_size": 16, "mini_batch_size": 16}
 CHAT = {"sft_subset": 60, "train_subset": 60, "eval_subset": 40, "steps": 2, "audit_prompts": 20}
 CHAT |= {"save_at": "[1,2]", "eval_prompts": 8, "max_new_tokens": 12, "max_prompt": 64}
 CHAT |= {"batch_size": 8, "mini_batch_size": 8}
@@ -59,6 +60,7 @@ FULL = {  # settings, and the checks that so short a run has to pass
     ),
     "01_reward_modeling": (REWARD, ("loss starts at ln 2", "reloads unchanged")),
     "04_gpt2_imdb_ppo": (IMDB, ("reloads unchanged",)),
+    "imdb_lab": (LAB, ("KL is 0 at step 1",)),
 }
 
 
