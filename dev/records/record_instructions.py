@@ -418,12 +418,29 @@ def print_estimate(policy, tokenizer, settings: Settings) -> None:
     print(f"{tokens / seconds:.1f} tokens per second: about {minutes:.0f} minutes", flush=True)
 
 
+def check_settings(folder: Path, settings: Settings) -> None:
+    """Raise ``ValueError`` if the folder has another run's results; else note the settings."""
+    file = folder / "settings.json"
+    values = asdict(settings)
+    if file.exists():
+        saved = json.loads(file.read_text(encoding="utf-8"))
+        changed = [name for name, value in values.items() if saved.get(name) != value]
+        if changed:
+            raise ValueError(
+                f"{folder} has a run with another {', '.join(changed)}: repeat its settings, or"
+                " remove the folder."
+            )
+    write_json(file, values)
+
+
 def run(settings: Settings, output: Path, work: Path) -> dict:
     """Evaluate, train, evaluate; write the card, the texts and the adapter; return the card."""
+    folder = work / f"08_{settings.seed}"
+    check_settings(folder, settings)
     policy, tokenizer = load_policy(settings)
     print_estimate(policy, tokenizer, settings)
-    folder = work / f"08_{settings.seed}"
-    start = work / "before"  # the same for all seeds, because a new adapter changes nothing
+    # The same for all seeds, because a new adapter changes nothing.
+    start = work / f"before_{settings.held_out}_{settings.held_out_untrained}"
     with policy.pretrained_model.disable_adapter():
         before = evaluate(policy, tokenizer, settings, start)
         losses_before = text_losses(policy, tokenizer, settings, start / "text_losses.json")
