@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import torch
@@ -236,6 +237,7 @@ def install() -> None:
     """Replace the answers of torch, and switch the mode on permanently."""
     for name, answer in answers().items():
         setattr(torch.cuda, name, lambda *_, answer=answer, **__: answer)
+    torch.cuda.device = nullcontext  # transformers' pipelines choose the only device there is
     torch.cuda.synchronize = lambda *_: COUNTS.wait("synchronize")
     # Both sides draw from the CPU's generator.
     torch.cuda.get_rng_state = lambda *_: torch.get_rng_state()
