@@ -18,7 +18,7 @@ Named = tuple[str, str, Callable]
 LOGS = ("logprob", "chosen", "rejected", "engine")
 DOUBLE_SOFTMAX = "You apply a softmax to `{}`; use it unchanged."
 NO_EFFECT = "`{}` has no effect: your result is the same as with {} in its place."
-OFF_BY_ONE = "You are off by one: an index, a range or an exponent is too {}."
+OFF_BY_ONE = "You are off by one: check each index, range and exponent."
 EXTRA_DIMENSION = "Your result has one dimension too many."
 
 ARGUMENTS = [  # (name, kind of argument, change, message)
@@ -78,8 +78,8 @@ ARGUMENTS = [  # (name, kind of argument, change, message)
         "You multiply by `{}` where you should divide, or the reverse.",
     ),
     ("negative", "number", lambda x: -x, "`{}` has the wrong sign in your code."),
-    ("one too large", "count", lambda x: x + 1, OFF_BY_ONE.format("large")),
-    ("one too small", "count", lambda x: x - 1, OFF_BY_ONE.format("small")),
+    ("one too large", "count", lambda x: x + 1, OFF_BY_ONE),
+    ("one too small", "count", lambda x: x - 1, OFF_BY_ONE),
     ("inverted", "bool", lambda x: not x, "`{}` has the opposite effect."),
     ("always", "bool", lambda x: True, NO_EFFECT.format("{}", True)),
     ("never", "bool", lambda x: False, NO_EFFECT.format("{}", False)),
