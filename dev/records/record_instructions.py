@@ -50,11 +50,11 @@ class Settings:
     """Store one run's settings."""
 
     seed: int = 0
-    steps: int = 18
-    questions: int = 6  # per step; the trained instructions take turns
+    steps: int = 9
+    questions: int = 12  # per step; the trained instructions take turns
     answers: int = 4  # per question
     new_tokens: int = 40
-    learning_rate: float = 2e-4
+    learning_rate: float = 5e-4
     clip: float = 1.0
     rank: int = 16
     alpha: int = 32
