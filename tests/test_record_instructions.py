@@ -73,7 +73,7 @@ def test_a_resumed_run_is_the_uninterrupted_run(toy_model, tmp_path, monkeypatch
 
 def test_a_batch_has_every_trained_instruction_and_depends_on_seed_and_step():
     prompts, instructions = draw_batch(Settings(), 0)
-    assert [i.name for i in instructions[:: Settings.answers]] == [i.name for i in TRAINED] * 2
+    assert [i.name for i in instructions[:: Settings.answers]] == [i.name for i in TRAINED] * 4
     assert all(p.endswith(i.words) for p, i in zip(prompts, instructions, strict=True))
     assert draw_batch(Settings(), 0)[0] == prompts
     assert draw_batch(Settings(), 1)[0] != prompts != draw_batch(Settings(seed=1), 0)[0]
