@@ -8,7 +8,15 @@ from safetensors.torch import load_file
 from tokenizers import ByteLevelBPETokenizer
 
 from dev.records import record_instructions
-from dev.records.record_instructions import Settings, draw_batch, leave_one_out, run
+from dev.records.record_instructions import (
+    Settings,
+    compare,
+    draw_batch,
+    evaluate,
+    leave_one_out,
+    load_recorded,
+    run,
+)
 from dev.simulated_hub.chat import SPECIAL, smollm2
 from docs._ext import real_model
 from rlhf_course.data.instructions import ONLY_TESTED, TRAINED
@@ -67,13 +75,20 @@ def test_a_resumed_run_is_the_uninterrupted_run(toy_model, tmp_path, monkeypatch
     whole, again = adapter(tmp_path / "whole"), adapter(tmp_path / "resumed")
     assert all(torch.equal(whole[name], again[name]) for name in whole)
     assert any(weight.any() for name, weight in whole.items() if "lora_B" in name)
+    policy, tokenizer = load_recorded(0, tmp_path / "whole")
+    tables = evaluate(policy, tokenizer, TOY, tmp_path / "again")
+    for name, row in compare(tables, tables).items():
+        assert row["after"] == card["instructions"][name]["after"]
+    texts = [json.loads(line) for line in (tmp_path / "whole/08_0_texts.jsonl").open("rb")]
+    answers = [row["answer"] for row in tables["one sentence"]["rows"]]
+    assert answers == [row["after"] for row in texts[: TOY.held_out]]
     with pytest.raises(ValueError, match="another steps"):
         run(Settings(**{**vars(TOY), "steps": 4}), tmp_path / "more", tmp_path / "other")
 
 
 def test_a_batch_has_every_trained_instruction_and_depends_on_seed_and_step():
     prompts, instructions = draw_batch(Settings(), 0)
-    assert [i.name for i in instructions[:: Settings.answers]] == [i.name for i in TRAINED] * 2
+    assert [i.name for i in instructions[:: Settings.answers]] == [i.name for i in TRAINED] * 4
     assert all(p.endswith(i.words) for p, i in zip(prompts, instructions, strict=True))
     assert draw_batch(Settings(), 0)[0] == prompts
     assert draw_batch(Settings(), 1)[0] != prompts != draw_batch(Settings(seed=1), 0)[0]

@@ -22,7 +22,7 @@ import pandas as pd
 import torch
 from peft import LoraConfig, get_peft_model
 from peft.utils import get_peft_model_state_dict, set_peft_model_state_dict
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -50,11 +50,11 @@ class Settings:
     """Store one run's settings."""
 
     seed: int = 0
-    steps: int = 18
-    questions: int = 6  # per step; the trained instructions take turns
+    steps: int = 9
+    questions: int = 12  # per step; the trained instructions take turns
     answers: int = 4  # per question
     new_tokens: int = 40
-    learning_rate: float = 2e-4
+    learning_rate: float = 5e-4
     clip: float = 1.0
     rank: int = 16
     alpha: int = 32
@@ -464,6 +464,16 @@ def run(settings: Settings, output: Path, work: Path) -> dict:
     write_lines(output / f"08_{settings.seed}_texts.jsonl", shown_texts(before, after))
     write_json(output / f"08_{settings.seed}.json", card)
     return card
+
+
+def load_recorded(seed: int, output: Path):
+    """Return a recorded run's policy, after training, and its tokenizer."""
+    card = json.loads((output / f"08_{seed}.json").read_text(encoding="utf-8"))
+    policy, tokenizer = load_policy(Settings(**card["settings"]))
+    weights = load_file(output / f"08_{seed}_adapter.safetensors")
+    weights = {name: weight.float() for name, weight in weights.items()}
+    set_peft_model_state_dict(policy.pretrained_model, weights)
+    return policy, tokenizer
 
 
 def main(arguments: list[str] | None = None) -> None:
