@@ -72,3 +72,20 @@ def test_samples_at_full_follow_the_scored_distribution(at_full):
     # The statistic has mean `freedom` and variance 2 · `freedom`.
     assert freedom >= 5
     assert chi_square < freedom + 5 * (2 * freedom) ** 0.5
+
+
+def test_problems_that_no_answer_solves_stop_no_section(tmp_path, capsys):
+    """A file of one's own, and groups so small that few are live."""
+    rows = [{"question": f"{i}+{i}=", "answer": "unknown"} for i in range(10, 30)]
+    file = tmp_path / "problems.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    overrides = FEW | {"dataset": str(file), "prompts": 1, "pass_prompts": 2}
+    parameters = {"preset": "scratch", "overrides": overrides, "output_dir": str(tmp_path)}
+    sections_3_to_5 = "after parts dead right-of bases pass-at-k toy toy-curves dynamic"
+    names = run([*SECTIONS_1_AND_2.split(), *sections_3_to_5.split()], parameters)
+    printed = capsys.readouterr().out
+    assert "No group was live" in printed
+    assert "easier problems, another model" in printed
+    expected = 1 / names["live"]
+    mean, half_width = names["drawn_groups"]
+    assert abs(mean - expected) < 2 * half_width
