@@ -17,13 +17,19 @@ from peft import LoraConfig
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from rlhf_course import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
-from rlhf_course.course.memory import QUANTIZED, peak_memory, ppo_memory
+from rlhf_course.course.memory import (
+    BAICHUAN2_7B,
+    FILLED,
+    QUANTIZED,
+    notebook_05_memory,
+    notebook_05_needs,
+    peak_memory,
+    ppo_memory,
+)
 from rlhf_course.course.presets import load_preset
 
 # GiB; a tenth stays free for CUDA, fragmentation and the reward model's batches.
 CARDS = (16, 24, 40, 80)
-SIZES = {"vocab_size": 125_696, "hidden_size": 4096, "intermediate_size": 11_008}
-BAICHUAN = LlamaConfig(**SIZES, num_hidden_layers=32, num_attention_heads=32)  # 2-7B, converted
 TOY = LlamaConfig(
     vocab_size=2000,
     hidden_size=64,
@@ -61,11 +67,32 @@ def what_fits() -> pd.DataFrame:
     for response in RESPONSES:
         peaks = []
         for way in WAYS.values():
-            plan = ppo_memory(BAICHUAN, LORA, MINI_BATCH, QUERY, response, base_bytes=2, **way)
+            plan = ppo_memory(BAICHUAN2_7B, LORA, MINI_BATCH, QUERY, response, base_bytes=2, **way)
             peaks.append(sum(plan.values()) / 2**30)
         table[f"{response:,} new tokens"] = [f"{peak:.0f} GiB" for peak in peaks]
         table[f"{response:,}: fits on"] = [card(peak) for peak in peaks]
     return table
+
+
+def stages() -> pd.DataFrame:
+    """Return a table with a row per stage of notebook 05 at preset full.
+
+    The columns give, per precision of the base, the computed peak and the smallest GPU for it.
+    """
+    bases = {"bfloat16": None, "8 bits": QUANTIZED["8bit"], "4 bits": QUANTIZED["4bit"]}
+    table = pd.DataFrame()
+    for base, layer_bytes in bases.items():
+        plans = notebook_05_memory(layer_bytes)
+        peaks = [sum(plan.values()) / 2**30 for plan in plans.values()]
+        table = table.reindex(pd.Index(plans, name="notebook 05 at `full`"))
+        table[f"base in {base}"] = [f"{peak:.1f} GiB" for peak in peaks]
+        table[f"{base}: fits on"] = [card(peak) for peak in peaks]
+    return table
+
+
+def about_notebook_05() -> str:
+    """Return a sentence with the number that the notebook, its gate and the pages state."""
+    return f"Notebook 05 at `full` needs {notebook_05_needs()} GiB of GPU memory (computed)."
 
 
 def when_to_leave() -> pd.DataFrame:
@@ -97,12 +124,12 @@ def when_to_leave() -> pd.DataFrame:
 
 def card(peak: float) -> str:
     """Return the smallest card with enough memory for ``peak`` GiB, or a dash."""
-    return next((f"{size} GB" for size in CARDS if peak <= 0.9 * size), "–")
+    return next((f"{size} GB" for size in CARDS if peak <= FILLED * size), "–")
 
 
 def about_all_weights() -> str:
     """Return, as text, how many weights the largest card can train, at 16 bytes per weight."""
-    billions = 0.9 * CARDS[-1] * 2**30 / 16 / 1e9
+    billions = FILLED * CARDS[-1] * 2**30 / 16 / 1e9
     return f"at most {billions:.1f} billion weights on {CARDS[-1]} GB"
 
 
@@ -115,7 +142,7 @@ def as_markdown(table: pd.DataFrame) -> str:
 
 def about_the_optimizer() -> str:
     """Return a sentence about the computed memory that offloading Adam would save."""
-    size = ppo_memory(BAICHUAN, LORA, 1, 1, 1)["optimizer"] / 2**30
+    size = ppo_memory(BAICHUAN2_7B, LORA, 1, 1, 1)["optimizer"] / 2**30
     small = "too little to be worth offloading"
     return f"Adam's two moments for the adapters take {size:.1f} GiB of this memory, {small}."
 
@@ -128,7 +155,7 @@ def measure_step() -> dict[str, float]:
     """
     full = load_preset("05_lora_rlhf_baichuan", "full")
     is_card = torch.cuda.is_available()
-    config = BAICHUAN if is_card else TOY
+    config = BAICHUAN2_7B if is_card else TOY
     free = 0.75 * torch.cuda.mem_get_info()[0] if is_card else float("inf")
     dtype = getattr(torch, full.dtype)
     batch = full.batch_size
@@ -178,4 +205,5 @@ if __name__ == "__main__":
         print(json.dumps(measure_step()))
     else:
         print(as_markdown(what_fits()), about_the_optimizer(), sep="\n\n")
+        print(as_markdown(stages()), about_notebook_05(), sep="\n\n")
         print(as_markdown(when_to_leave()), about_all_weights(), sep="\n\n")

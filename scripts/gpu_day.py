@@ -23,6 +23,7 @@ import torch
 
 from rlhf_course.command_line import exits
 from rlhf_course.command_line.notebook_files import NOTEBOOKS, ROOT, keep_day, read_card
+from rlhf_course.course.memory import notebook_05_needs
 from rlhf_course.course.presets import has_bf16
 from rlhf_course.runtime.files import atomic_file, hold, read_json
 
@@ -35,11 +36,12 @@ REHEARSAL = {  # notebook → settings
     "00": {"steps": 2, "batch_size": 8, "eval_queries": 16},
     "03": {"toy_steps": 2, "toy_betas": [0.5], "toy_batch": 32},
 }
-# Preset full: minutes, GB to download, GiB on the GPU; guesses, except notebook 04's memory.
+# Preset full: minutes, GB to download, GiB on the GPU; guesses, except the memory of notebooks 04
+# (published) and 05 (computed).
 FULL = {
     "01": {"minutes": 240, "download": 1, "memory": 40},
     "04": {"minutes": 120, "download": 1, "memory": 10},
-    "05": {"minutes": 900, "download": 16, "memory": 40},
+    "05": {"minutes": 900, "download": 16, "memory": notebook_05_needs()},
 }
 FULL_OTHERS = {"minutes": 60, "download": 1, "memory": 10}
 

@@ -44,6 +44,7 @@ from rlhf_course.policy.adapters import RewardAdapter, quantization
 from rlhf_course.policy.save_load import load_tokenizer
 from rlhf_course.ppo.checkpoint import load_checkpoint, save_checkpoint
 from rlhf_course.ppo.config import PPOConfig
+from rlhf_course.ppo.sampling import SAMPLING
 from rlhf_course.rewards import RewardModel, SentimentReward, find_form
 from rlhf_course.runtime import tracking
 from rlhf_course.runtime.hub import download
@@ -52,14 +53,6 @@ from rlhf_course.synthetic.build import build_preferences
 NAME = "train_ppo.py"
 # A resumed run may change these options.
 MAY_CHANGE = "output resume save_every save_at steps log_with gradient_checkpointing".split()
-# A chat model's generation_config may differ from these.
-SAMPLING = {
-    "do_sample": True,
-    "top_k": 0,
-    "top_p": 1.0,
-    "temperature": 1.0,
-    "repetition_penalty": 1.0,
-}
 
 
 def parse_arguments(arguments: list[str] | None = None) -> tuple[Options, Settings]:

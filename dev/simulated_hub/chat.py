@@ -10,7 +10,14 @@ import datasets
 import torch
 from safetensors.torch import save
 from tokenizers import ByteLevelBPETokenizer
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from dev.simulated_hub.repositories import Files, as_lines, as_parquet
 from rlhf_course.data import as_messages, last_question
@@ -45,6 +52,42 @@ def chat_repositories(scratch: Path) -> dict[str, Files]:
     }
 
 
+def verifiable_repositories(scratch: Path) -> dict[str, Files]:
+    """Return notebook 08's chat model and word problems at preset full, by id."""
+    problems = {split: word_problems(count) for split, count in (("train", 60), ("test", 20))}
+    bpe = ByteLevelBPETokenizer()
+    texts = [f"{row['question']} {row['answer']}" for row in problems["train"]]
+    bpe.train_from_iterator(texts, 400, special_tokens=SPECIAL, show_progress=False)
+    bpe.save_model(str(scratch))
+    configs = []
+    for name in ("main", "socratic"):
+        paths = [{"split": split, "path": f"{name}/{split}-*"} for split in problems]
+        configs.append({"config_name": name, "data_files": paths})
+    files = {"README.md": f"---\n{json.dumps({'configs': configs})}\n---\n"}
+    for split, rows in problems.items():
+        table = datasets.Dataset.from_list(rows)
+        files[f"main/{split}-00000-of-00001.parquet"] = as_parquet(table)
+        socratic = table.rename_column("answer", "not_read")
+        files[f"socratic/{split}-00000-of-00001.parquet"] = as_parquet(socratic)
+    return {
+        "Qwen/Qwen2.5-0.5B-Instruct": qwen2_5(bpe, scratch),
+        "datasets/openai/gsm8k": files,
+    }
+
+
+def word_problems(count: int) -> list[dict[str, str]]:
+    """Return rows in GSM8K's format: steps with calculator marks, and the answer after ####."""
+    rows = []
+    for i in range(count):
+        first = 10 + i
+        second = 990 + 7 * i
+        total = first + second
+        question = f"Ann has {first} apples and buys {second} more. How many does she have?"
+        steps = f"Ann has {first}+{second}=<<{first}+{second}={total}>>{total} apples."
+        rows.append({"question": question, "answer": f"{steps}\n#### {total:,}"})
+    return rows
+
+
 def smollm2(bpe: ByteLevelBPETokenizer, scratch: Path) -> Files:
     """A Llama; its padding token is its end-of-turn token."""
     ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
@@ -63,6 +106,20 @@ def qwen3(bpe: ByteLevelBPETokenizer, scratch: Path) -> Files:
     sampling = {"do_sample": True, "temperature": 0.6, "top_k": 20, "top_p": 0.95}
     sampling |= ids | {"eos_token_id": [2, 0], "pad_token_id": 0}
     return chat_model(Qwen3ForCausalLM, Qwen3Config, bpe, scratch, ids, sampling, special)
+
+
+def qwen2_5(bpe: ByteLevelBPETokenizer, scratch: Path) -> Files:
+    """Return Qwen2 with the saved sampling settings of Qwen2.5-0.5B-Instruct, which are not plain.
+
+    There the end of a turn is 151645 and the end of a text 151643; here they are 2 and 0.
+    """
+    template = files("trl").joinpath("chat_templates", "qwen2_5.jinja").read_text(encoding="utf-8")
+    special = {"eos_token": SPECIAL[2], "pad_token": SPECIAL[0], "chat_template": template}
+    special |= {"tokenizer_class": "Qwen2Tokenizer", "model_max_length": 131072}
+    ids = {"bos_token_id": 0, "eos_token_id": 2}
+    sampling = ids | {"eos_token_id": [2, 0], "pad_token_id": 0, "do_sample": True}
+    sampling |= {"repetition_penalty": 1.1, "temperature": 0.7, "top_p": 0.8, "top_k": 20}
+    return chat_model(Qwen2ForCausalLM, Qwen2Config, bpe, scratch, ids, sampling, special)
 
 
 def chat_model(kind, config, bpe, scratch: Path, ids: dict, sampling: dict, special: dict) -> Files:
