@@ -5,14 +5,13 @@
 
 The other commit is checked out in a temporary folder. Each of the two runs in a process of its own,
 and they take steps in turn, so that other programs on the machine slow both down alike. A ratio is
-this checkout's seconds divided by the other commit's: below 1, this checkout is faster. Weights,
-tokens and scores are random; a commit needs only the classic API (``PPOTrainer.step``).
+this checkout's seconds divided by the other commit's: below 1, this checkout is faster. On a busy
+machine, the ratio of CPU time, which all threads spend together, is steadier. Weights, tokens and
+scores are random; a commit needs only the classic API (``PPOTrainer.step``).
 """
 
 import argparse
-import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -25,7 +24,8 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
-WARMUP = 2  # steps that are not measured
+WARMUP = 1  # pairs that are not measured
+TURN = "turn: "  # begins a line with a turn's times
 
 
 @dataclass(frozen=True)
@@ -147,43 +147,49 @@ def make_samples(shape: Shape, seed: int) -> tuple[list, list, list]:
     return queries, responses, list(scores)
 
 
-def work(shape_name: str, threads: int, steps: int) -> None:
-    """Take turns in this process: for each line of stdin (a seed), print the seconds of a turn."""
+def work(threads: int, steps: int) -> None:
+    """Take turns in this process: for each line of stdin (shape, seed), print a turn's times."""
     import torch
 
     torch.set_num_threads(threads)
-    shape = SHAPES[shape_name]
-    trainer = make_trainer(shape)
+    trainers = {}
     for line in sys.stdin:
-        batches = [make_samples(shape, seed) for seed in range(int(line), int(line) + steps)]
+        name, seed = line.split()
+        shape = SHAPES[name]
+        if name not in trainers:
+            trainers[name] = make_trainer(shape)
+        batches = [make_samples(shape, int(seed) + step) for step in range(steps)]
         started = time.perf_counter()
+        started_cpu = time.process_time()
         for queries, responses, scores in batches:
-            trainer.step(queries, responses, scores)
-        print(json.dumps({"seconds": time.perf_counter() - started}), flush=True)
+            trainers[name].step(queries, responses, scores)
+        seconds = (time.perf_counter() - started) / steps
+        cpu_seconds = (time.process_time() - started_cpu) / steps
+        print(f"{TURN}{seconds} {cpu_seconds}", flush=True)
 
 
 class Runner:
-    """Run one commit's steps in a process that stays alive between turns."""
+    """Take one commit's steps in a process that stays alive between turns."""
 
-    def __init__(self, tree: Path, shape_name: str, threads: int, steps: int) -> None:
-        command = [sys.executable, "-W", "ignore", __file__, "--work", shape_name]
+    def __init__(self, tree: Path, threads: int, steps: int) -> None:
+        command = [sys.executable, "-W", "ignore", __file__, "--work"]
         command += ["--threads", str(threads), "--steps", str(steps)]
         self.process = subprocess.Popen(
             command,
             cwd=tree,
-            env=os.environ | {"PYTHONPATH": str(tree)},
+            env=os.environ | {"PYTHONPATH": str(tree), "TRANSFORMERS_VERBOSITY": "error"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
 
-    def turn(self, seed: int) -> float:
-        """Return the seconds of one turn; the seed selects its samples."""
-        self.process.stdin.write(f"{seed}\n")
+    def turn(self, shape_name: str, seed: int) -> np.ndarray:
+        """Return a step's seconds on the clock and on all CPUs, (2,); the seed selects samples."""
+        self.process.stdin.write(f"{shape_name} {seed}\n")
         self.process.stdin.flush()
         for line in self.process.stdout:
-            if line.startswith("{"):  # other lines are the package's own messages
-                return json.loads(line)["seconds"]
+            if line.startswith(TURN):  # other lines are the package's own messages
+                return np.array(line.removeprefix(TURN).split(), dtype=float)
         raise SystemExit("A step failed; its error is printed above.")
 
     def close(self) -> None:
@@ -205,29 +211,28 @@ def checked_out(revision: str) -> Iterator[Path]:
             subprocess.run([*git, "remove", "--force", str(tree)], check=True)
 
 
-def race(shape_name: str, other: Path, pairs: int, threads: int, steps: int) -> list[float]:
-    """Print and return the ratio of each pair of turns."""
-    with ExitStack() as stack:
-        runners = []
-        for tree in (ROOT, other):
-            runner = Runner(tree, shape_name, threads, steps)
-            stack.callback(runner.close)
-            runners.append(runner)
-        ratios = []
-        for pair in range(-WARMUP, pairs):
-            first = pair % 2  # who begins alternates
-            seconds = {}
-            for index in (first, 1 - first):
-                seconds[index] = runners[index].turn(seed=1000 + pair * steps)
-            if pair >= 0:
-                ratios.append(seconds[0] / seconds[1])
-                print(
-                    f"{shape_name:>6}  pair {pair + 1}: {seconds[0] / steps:.3f} s,"
-                    f" other {seconds[1] / steps:.3f} s, ratio {ratios[-1]:.2f}",
-                    flush=True,
-                )
-    print(f"{shape_name:>6}  median ratio {statistics.median(ratios):.2f}", flush=True)
-    return ratios
+def race(shape_name: str, ours: Runner, other: Runner, pairs: int, steps: int) -> None:
+    """Print the ratios of each pair of turns, and their medians."""
+    ratios = []
+    for pair in range(-WARMUP, pairs):
+        seed = 1000 + pair * steps
+        if pair % 2:  # who begins alternates
+            theirs = other.turn(shape_name, seed)
+            seconds = ours.turn(shape_name, seed)
+        else:
+            seconds = ours.turn(shape_name, seed)
+            theirs = other.turn(shape_name, seed)
+        if pair < 0:
+            continue
+        ratios.append(seconds / theirs)
+        print(
+            f"{shape_name}, pair {pair + 1}: {seconds[0]:.3f} s against {theirs[0]:.3f} s,"
+            f" ratio {ratios[-1][0]:.2f}; CPU {seconds[1]:.3f} s against {theirs[1]:.3f} s,"
+            f" ratio {ratios[-1][1]:.2f}",
+            flush=True,
+        )
+    clock, cpu = np.median(ratios, axis=0)
+    print(f"{shape_name}: median ratio {clock:.2f}, of CPU time {cpu:.2f}", flush=True)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -241,16 +246,21 @@ def main(arguments: list[str] | None = None) -> None:
     add("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES), help="what to race")
     add("--steps", type=int, default=1, help="PPO steps in a turn")
     add("--threads", type=int, default=2, help="PyTorch threads")
-    add("--work", choices=SHAPES, help=argparse.SUPPRESS)  # this process takes the steps
+    add("--work", action="store_true", help=argparse.SUPPRESS)  # this process takes the steps
     chosen = parser.parse_args(arguments)
     if chosen.work:
-        work(chosen.work, chosen.threads, chosen.steps)
+        work(chosen.threads, chosen.steps)
         return
     if chosen.revision is None:
         parser.error("name the other commit, for example HEAD~1.")
-    with checked_out(chosen.revision) as other:
+    with checked_out(chosen.revision) as tree, ExitStack() as stack:
+        runners = []
+        for folder in (ROOT, tree):
+            runner = Runner(folder, chosen.threads, chosen.steps)
+            stack.callback(runner.close)
+            runners.append(runner)
         for shape_name in chosen.shapes:
-            race(shape_name, other, chosen.pairs, chosen.threads, chosen.steps)
+            race(shape_name, *runners, chosen.pairs, chosen.steps)
 
 
 if __name__ == "__main__":
