@@ -109,12 +109,15 @@ def test_padding_on_the_left_changes_no_logit(monkeypatch):
 @pytest.mark.parametrize(("mini_batch_size", "passes"), [(4, 1 + 3), (8, 3)])
 def test_how_often_each_sample_runs_through_the_policy(mini_batch_size, passes, monkeypatch):
     """As docs/diagnosis.md says: once before the update, once per epoch."""
-    trainer, rows = make_trainer(ppo_epochs=3, mini_batch_size=mini_batch_size), []
+    trainer = make_trainer(ppo_epochs=3, mini_batch_size=mini_batch_size)
+    tokens = []
     plain = trainer.model.forward
-    monkeypatch.setattr(
-        trainer.model,
-        "forward",
-        lambda ids, *rest, **how: rows.append(len(ids)) or plain(ids, *rest, **how),
-    )
-    trainer.step(*make_samples())
-    assert sum(rows) == 8 * passes
+
+    def count(ids, select, **rest):
+        tokens.append(int(select.sum()))
+        return plain(ids, select=select, **rest)
+
+    monkeypatch.setattr(trainer.model, "forward", count)
+    queries, responses, scores = make_samples()
+    trainer.step(queries, responses, scores)
+    assert sum(tokens) == passes * sum(len(response) for response in responses)

@@ -5,7 +5,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 
 import torch
@@ -14,7 +14,7 @@ from peft import PeftModel, get_peft_model
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.activations import NewGELUActivation
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -25,6 +25,7 @@ from rlhf_course.runtime.hub import hub_errors
 POLICY = "policy"  # the adapter that PPO trains
 VALUE_HEAD_OPTIONS = ("summary_dropout_prob", "v_head_initializer_range", "v_head_init_strategy")
 PROBE_TOKENS = 4
+PROBE_TOLERANCE = 1e-4  # in standard deviations of the logits; float32 rounds far less
 say_once = cache(print)
 
 
@@ -171,6 +172,44 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
             projected = self.projection(trunk.last_hidden_state)
         return torch.equal(logits.float().nan_to_num(), projected.float().nan_to_num())
 
+    @cached_property
+    def can_pack(self) -> bool:
+        """Whether two samples that share a row have the logits that each has on its own.
+
+        Computed at the first use, because the model must take position ids and a mask (B, 1, T, T).
+        """
+        if not accepts_argument(self, "position_ids"):
+            return False
+        if any(DynamicCache(config=self.config).is_sliding):  # the mask would replace the window
+            return False
+        try:
+            return self._compare_packed()
+        except (IndexError, RuntimeError, TypeError, ValueError):
+            return False  # for example, Falcon's ALiBi takes only masks (B, T)
+
+    @torch.no_grad()
+    def _compare_packed(self) -> bool:
+        """Return whether two samples have the same logits in one row and in rows of their own."""
+        tokens = min(PROBE_TOKENS, self.vocab_size)
+        input_ids = torch.arange(tokens, device=self.device)
+        samples = [input_ids, input_ids.flip(0)]
+        positions = torch.arange(tokens, device=self.device).repeat(len(samples))
+        number = torch.arange(len(samples), device=self.device).repeat_interleave(tokens)
+        with without_dropout(self.pretrained_model):
+            separate = self.pretrained_model(
+                input_ids=torch.stack(samples),
+                attention_mask=torch.ones(len(samples), tokens, device=self.device),
+                use_cache=False,
+            ).logits
+            packed = self.pretrained_model(
+                input_ids=torch.cat(samples).unsqueeze(0),
+                attention_mask=packed_attention_mask(number.unsqueeze(0)),
+                position_ids=positions.unsqueeze(0),
+                use_cache=False,
+            ).logits
+        error = (packed.view_as(separate) - separate).abs().max()
+        return bool(error <= PROBE_TOLERANCE * separate.std())
+
     def next_token_logits(self, input_ids: Tensor, attention_mask: Tensor, **kwargs) -> Tensor:
         """Return the logits (B, V), in float32, of the token that follows the last column."""
         output = self.pretrained_model(
@@ -292,6 +331,17 @@ def replace_layers(network: nn.Module) -> None:
 def accepts_argument(policy: AutoModelForCausalLMWithValueHead, argument: str) -> bool:
     """Return whether the forward pass of a policy's network accepts this argument."""
     return argument in inspect.signature(policy.network.forward).parameters
+
+
+def packed_attention_mask(sample: Tensor) -> Tensor:
+    """Return the mask (b, 1, T, T), to be added to attention scores, for samples that share rows.
+
+    ``sample`` (b, T) has the number of each token's sample. A token attends to itself and to the
+    earlier tokens of its own sample.
+    """
+    is_same = sample.unsqueeze(2) == sample.unsqueeze(1)
+    masked = torch.finfo(torch.float32).min
+    return torch.where(is_same.tril(), 0.0, masked).unsqueeze(1)
 
 
 @contextmanager

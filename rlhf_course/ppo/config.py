@@ -71,7 +71,8 @@ class PPOConfig:
     gradient_accumulation_steps: int = number(1, at_least=1)
     ppo_epochs: int = number(4, at_least=1)
     gradient_checkpointing: bool = False
-    # Speedups: False uses transformers' generate, recomputes the first pass and unfuses Adam.
+    # Speedups: False uses transformers' generate, recomputes the first pass, gives each sample a
+    # row of its own and unfuses Adam.
     fast: bool = True
     # How many tokens' logits are in memory together; None means all in a mini-batch.
     logprob_chunk_size: int | None = number(None, at_least=1)

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
+from rlhf_course.policy.network import packed_attention_mask
+
 # Logits per softmax: 2 MiB (fits a CPU cache), 64 MiB.
 CPU_PIECE = 2**19
 GPU_PIECE = 2**24
@@ -83,12 +85,14 @@ class Outputs(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """Store a model's inputs for one pass, and which of their N columns predict response tokens."""
+    """Store a model's inputs for one pass, and where its N response tokens belong."""
 
     input_ids: Tensor  # (b, T)
+    arguments: dict[str, Tensor]  # attention_mask and, if samples share rows, position_ids
     predicts: Tensor  # (b, T), boolean: the next token belongs to a response
     labels: Tensor  # (N,): these next tokens, row by row
-    begins: Tensor  # (N,), boolean: the label begins its response
+    row: Tensor  # (N,): their samples
+    t: Tensor  # (N,): their places in their responses
 
 
 def forward(
@@ -98,28 +102,28 @@ def forward(
     chunk_size: int | None = None,
     at_most: int | None = None,
     whole_vocabulary: bool = False,
+    pack: bool = True,
 ) -> Outputs:
     """Return a model's outputs for the response tokens, (B, R) each, 0 on padding.
 
     Tokens in ``begin_suppress`` have probability 0 where a response begins. Only ``chunk_size``
     tokens' logits are in memory at a time; the backward pass recomputes them. At most ``at_most``
-    samples, of similar length, run together; this does not change the outputs.
+    samples, of similar length, run together; on a CPU they share rows if ``pack`` is set and the
+    model can pack. Neither changes the outputs by more than rounding.
     If ``whole_vocabulary``, ``all_logprobs`` (B, R, V) is computed.
     """
     order = torch.arange(len(samples))
     size = at_most or len(samples)
     if size < len(samples):
         order = (samples.query_lengths + samples.response_lengths).argsort()
-    passes = [
-        run(model, make_inputs(samples, rows), begin_suppress, chunk_size, whole_vocabulary)
-        for rows in order.split(size)
+    # A GPU is faster with causal attention that needs no mask.
+    packs = pack and samples.mask.is_cpu and getattr(model, "module", model).can_pack
+    passes = [make_inputs(samples, rows, packs) for rows in order.split(size)]
+    outputs = [
+        run(model, inputs, begin_suppress, chunk_size, whole_vocabulary) for inputs in passes
     ]
-    device = samples.mask.device
-    column = torch.arange(samples.mask.shape[1])
-    is_token = column < samples.response_lengths.unsqueeze(1)
-    place, t = is_token[order].nonzero(as_tuple=True)  # of each token, in the passes' order
-    row = order[place].to(device)
-    t = t.to(device)
+    row = torch.cat([inputs.row for inputs in passes])
+    t = torch.cat([inputs.t for inputs in passes])
 
     def in_rows(pieces: list[Tensor]) -> Tensor:
         tokens = torch.cat(pieces)
@@ -127,35 +131,96 @@ def forward(
         return rows.index_put((row, t), tokens)
 
     return Outputs(
-        logprobs=in_rows([output.logprobs for output in passes]),
-        values=in_rows([output.values for output in passes]),
-        entropies=in_rows([output.entropies for output in passes]),
+        logprobs=in_rows([output.logprobs for output in outputs]),
+        values=in_rows([output.values for output in outputs]),
+        entropies=in_rows([output.entropies for output in outputs]),
         all_logprobs=(
-            in_rows([output.all_logprobs for output in passes]) if whole_vocabulary else None
+            in_rows([output.all_logprobs for output in outputs]) if whole_vocabulary else None
         ),
     )
 
 
-def make_inputs(samples: Samples, rows: Tensor) -> Inputs:
+def make_inputs(samples: Samples, rows: Tensor, packed: bool = False) -> Inputs:
     """Return the inputs for one pass over the samples ``rows`` (CPU indices).
 
-    A sample's last token predicts no token of it, so the last column is left out. ``predicts``
-    stays on the host, where counting its tokens does not wait for a GPU.
+    A sample's last token predicts no token of it, so it is left out. Otherwise each sample has a
+    row, with padding on the right. If ``packed``, short samples share rows where that saves
+    computation; here four samples a to d of 5, 3, 2 and 4 tokens are in two rows of T = 7::
+
+        input_ids             position_ids      a token of row 2 attends to
+        a0 a1 a2 a3 a4 c0 c1  0 1 2 3 4 0 1     d0  d0
+        d0 d1 d2 d3 b0 b1 b2  0 1 2 3 0 1 2     d1  d0 d1
+                                                d2  d0 d1 d2
+                                                d3  d0 d1 d2 d3
+                                                b0              b0
+                                                b1              b0 b1
+                                                b2              b0 b1 b2
+
+    ``predicts`` stays on the host, where counting its tokens does not wait for a GPU.
     """
-    starts = samples.query_lengths[rows].unsqueeze(1)
-    ends = starts + samples.response_lengths[rows].unsqueeze(1)
-    ids = samples.input_ids[rows, : int(ends.max())]
-    next_ids = ids[:, 1:]
-    next_column = torch.arange(1, ids.shape[1])
-    predicts = (next_column >= starts) & (next_column < ends)
-    begins = next_column == starts
+    lengths = samples.query_lengths[rows] + samples.response_lengths[rows] - 1
+    longest = int(lengths.max())
+    width = longest
+    line = torch.arange(len(rows))
+    start = torch.zeros_like(line)
+    if packed:
+        wide = longest + longest // 2  # short samples fit next to the longest
+        wide_line, wide_start = first_fit(lengths.tolist(), wide)
+        packed = (int(wide_line.max()) + 1) * wide < len(rows) * longest
+        if packed:
+            width = wide
+            line = wide_line
+            start = wide_start
+    column = torch.arange(longest)
+    is_token = column < lengths.unsqueeze(1)
+    place = (line * width + start).unsqueeze(1) + column
+    place = place[is_token]
+    n_lines = int(line.max()) + 1
+
+    def lay_out(values: Tensor, padding: int = 0) -> Tensor:
+        """Return values (b, longest), one row per sample, where the model's rows have them."""
+        laid = torch.full((n_lines * width,), padding)
+        laid[place] = values.expand(is_token.shape)[is_token]
+        return laid.view(n_lines, width)
+
     device = samples.mask.device
+    ids = samples.input_ids[rows]
+    input_ids = lay_out(ids[:, :longest]).to(device)
+    arguments = {"attention_mask": torch.ones_like(input_ids)}
+    if packed:
+        number = lay_out(rows.unsqueeze(1), padding=-1)  # padding attends to padding
+        arguments["attention_mask"] = packed_attention_mask(number).to(device)
+        arguments["position_ids"] = lay_out(column).to(device)
+    t = lay_out(column + 1 - samples.query_lengths[rows].unsqueeze(1), padding=-1)
+    predicts = t >= 0
     return Inputs(
-        input_ids=ids[:, :-1].to(device),
+        input_ids=input_ids,
+        arguments=arguments,
         predicts=predicts,
-        labels=next_ids[predicts].to(device),
-        begins=begins[predicts].to(device),
+        labels=lay_out(ids[:, 1 : longest + 1])[predicts].to(device),
+        row=lay_out(rows.unsqueeze(1))[predicts].to(device),
+        t=t[predicts].to(device),
     )
+
+
+def first_fit(lengths: list[int], width: int) -> tuple[Tensor, Tensor]:
+    """Put samples into rows of ``width`` tokens; return each sample's row and first column, (B,).
+
+    The longest sample comes first, and each goes into the first row that has space for it.
+    """
+    rows = [0] * len(lengths)
+    columns = [0] * len(lengths)
+    filled = []  # tokens in each row
+    for sample in sorted(range(len(lengths)), key=lambda sample: lengths[sample], reverse=True):
+        length = lengths[sample]
+        fits = (row for row, tokens in enumerate(filled) if tokens + length <= width)
+        row = next(fits, len(filled))
+        if row == len(filled):
+            filled.append(0)
+        rows[sample] = row
+        columns[sample] = filled[row]
+        filled[row] += length
+    return torch.tensor(rows), torch.tensor(columns)
 
 
 def run(
@@ -167,23 +232,24 @@ def run(
 ) -> Outputs:
     """Return the outputs of one pass, (N,) each.
 
-    A causal model ignores padding on the right, so the attention mask is all ones, and transformers
-    takes its fast path.
+    A causal model ignores padding on the right, so the attention mask of samples in rows of their
+    own is all ones, and transformers takes its fast path.
     """
     predictions, _, values = model(
         inputs.input_ids,
-        attention_mask=torch.ones_like(inputs.input_ids),
+        **inputs.arguments,
         select=inputs.predicts,
         project=chunk_size is None,
         use_cache=False,
     )
+    begins = inputs.t == 0
     if chunk_size is not None:  # the predictions are hidden states
         projection = getattr(model, "module", model).projection
         logprobs, entropies = chunked_logprobs(
-            projection, predictions, inputs, begin_suppress, chunk_size
+            projection, predictions, inputs.labels, begins, begin_suppress, chunk_size
         )
         return Outputs(logprobs, values, entropies)
-    logits = rule_out(predictions, inputs.begins, begin_suppress)
+    logits = rule_out(predictions, begins, begin_suppress)
     logprobs, entropies = label_logprobs(logits, inputs.labels)
     all_logprobs = logits.detach().log_softmax(-1) if whole_vocabulary else None
     return Outputs(logprobs, values, entropies, all_logprobs)
@@ -210,7 +276,8 @@ def label_logprobs(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 def chunked_logprobs(
     projection: nn.Module,
     hidden: Tensor,
-    inputs: Inputs,
+    labels: Tensor,
+    begins: Tensor,
     begin_suppress: Sequence[int],
     chunk_size: int,
 ) -> tuple[Tensor, Tensor]:
@@ -227,9 +294,7 @@ def chunked_logprobs(
     entropies = []
     for start in range(0, len(hidden), chunk_size):
         rows = slice(start, start + chunk_size)
-        chunk = checkpoint(
-            of_chunk, hidden[rows], inputs.labels[rows], inputs.begins[rows], use_reentrant=False
-        )
+        chunk = checkpoint(of_chunk, hidden[rows], labels[rows], begins[rows], use_reentrant=False)
         logprobs.append(chunk[0])
         entropies.append(chunk[1])
     return torch.cat(logprobs), torch.cat(entropies)

@@ -93,6 +93,7 @@ def make_experience(
         chunk_size=config.logprob_chunk_size,
         at_most=config.mini_batch_size,
         whole_vocabulary=config.kl_penalty == "full",
+        pack=config.fast,
     )
     with timed(seconds, "forward_pass"):
         with torch.no_grad(), reference() as model:
@@ -200,7 +201,11 @@ def optimize(
             has_gradient = False
             for (mini_samples, mini_experience), count in zip(accumulated, counts, strict=True):
                 outputs = first_pass or forward(
-                    model, mini_samples, config.begin_suppress_tokens, config.logprob_chunk_size
+                    model,
+                    mini_samples,
+                    config.begin_suppress_tokens,
+                    config.logprob_chunk_size,
+                    pack=config.fast,
                 )
                 first_pass = None
                 loss, minibatch = minibatch_loss(mini_experience, outputs, config, total)
