@@ -4,6 +4,6 @@
 from rlhf_course.data.answers import hold_out, load_answers, tokenize_answers
 from rlhf_course.data.encoding import answer_ids, encode, prompt_ids
 from rlhf_course.data.preferences import load_pairs, tokenize_pairs
-from rlhf_course.data.reviews import build_queries, load_reviews
+from rlhf_course.data.reviews import build_queries, held_out_reviews, load_reviews
 from rlhf_course.data.rows import collate, describe, endless
 from rlhf_course.data.transcripts import ASSISTANT, HUMAN, as_messages, as_prompt, last_question

@@ -1,5 +1,6 @@
 """Load film reviews with their sentiment, and cut PPO's queries from them."""
 
+import re
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
@@ -88,3 +89,26 @@ def _cut(tokenizer, ids: list[int], length: int) -> list[int]:
         if text and not text.endswith(INCOMPLETE):
             return ids[:size]
     return ids[:length]
+
+
+def held_out_reviews(reviews: Dataset, openings: str | Path) -> Dataset:
+    """Return the reviews whose first words are in the dataset ``openings``, with HTML ignored.
+
+    ``models/imdb-openings`` has the first 64 words of all IMDB reviews that no shipped model was
+    trained on. Raises ``ValueError`` if no review is among them.
+    """
+    known = set()
+    for split in ("train", "test"):
+        known.update(load_reviews(openings, split)["text"])
+    longest = max(len(text.split()) for text in known)
+    kept = []
+    for row, text in enumerate(reviews["text"]):
+        words = re.sub(r"\s*(<br\s*/?>\s*)+", " ", text).split()
+        if " ".join(words[:longest]) in known:
+            kept.append(row)
+    if not kept:
+        raise ValueError(
+            f"None of {len(reviews)} reviews begins like a text in {openings}. Name the openings"
+            " of these reviews, or set judge_openings to null."
+        )
+    return reviews.select(kept)

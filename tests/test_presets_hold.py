@@ -1,0 +1,37 @@
+"""What the notebooks at presets scratch and full promise about their data and their sentences."""
+
+import json
+
+import pytest
+from datasets import Dataset
+
+from rlhf_course.course.presets import ROOT, load_preset, shipped
+from rlhf_course.data import held_out_reviews, load_reviews
+
+OUTCOMES = {  # figures whose captions begin with the outcome of a run
+    "01_reward_modeling": ("1.1", "1.2", "1.3", "1.4"),
+    "04_gpt2_imdb_ppo": ("4.2", "4.3", "4.4"),
+    "05_lora_rlhf_baichuan": ("5.2", "5.4", "5.5", "5.7"),
+}
+OPENINGS = shipped("models/imdb-openings")
+
+
+def test_reviews_that_the_second_judge_has_seen_are_left_out_of_notebook_04_at_full():
+    """A whole review with HTML matches its opening; another review does not."""
+    opening = load_reviews(OPENINGS, "test")["text"][0].split()
+    assert len(opening) == 64
+    held_out = " ".join(opening[:9]) + "<br /><br />" + " ".join(opening[9:]) + " And so on."
+    rows = {"text": ["A film that nobody held out.", held_out], "label": [0, 1]}
+    reviews = Dataset.from_dict(rows)
+    assert held_out_reviews(reviews, OPENINGS)["text"][:] == [held_out]
+    with pytest.raises(ValueError, match="None of 1 reviews begins like a text in"):
+        held_out_reviews(reviews.select([0]), OPENINGS)
+    assert load_preset("04_gpt2_imdb_ppo", "full").judge_openings == "models/imdb-openings"
+
+
+@pytest.mark.parametrize("name", OUTCOMES)
+def test_captions_that_state_an_outcome_name_the_preset_of_the_run(name):
+    notebook = json.loads((ROOT / f"notebooks/{name}.ipynb").read_text(encoding="utf-8"))
+    prose = "\n".join("".join(cell["source"]) for cell in notebook["cells"])
+    for figure in OUTCOMES[name]:
+        assert f"**Figure {figure}.** At `tiny`, " in prose
