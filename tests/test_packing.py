@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from rlhf_course import AutoModelForCausalLMWithValueHead
-from rlhf_course.ppo.rollout import Samples, first_fit, forward, make_inputs
+from rlhf_course.ppo.rollout import Samples, forward, make_inputs, pack_samples
 
 SIZES = {
     "vocab_size": 40,
@@ -169,7 +169,7 @@ def test_rows_of_the_example_in_the_docstring():
     queries = [text[:2] for text in texts]
     responses = [text[2:] for text in texts]
     samples = Samples.from_lists(queries, responses, torch.zeros(4), pad_token_id=EOS)
-    inputs = make_inputs(samples, torch.arange(4), packed=True)
+    inputs = make_inputs(samples, torch.arange(4), pack=True)
     assert inputs.input_ids.tolist() == [
         [0, 1, 2, 3, 4, 20, 21],
         [30, 31, 32, 33, 10, 11, 12],
@@ -188,11 +188,13 @@ def test_rows_of_the_example_in_the_docstring():
 def test_samples_of_one_length_stay_in_rows_of_their_own():
     texts = [torch.arange(6)] * 5
     samples = Samples.from_lists(texts, texts, torch.zeros(5), pad_token_id=EOS)
-    inputs = make_inputs(samples, torch.arange(5), packed=True)
+    inputs = make_inputs(samples, torch.arange(5), pack=True)
     assert inputs.arguments.keys() == {"attention_mask"}
     assert inputs.input_ids.shape == (5, 11)
 
 
-def test_first_fit_takes_the_longest_first():
-    rows, columns = first_fit([2, 5, 3, 4], width=7)
-    assert rows.tolist() == [0, 0, 1, 1] and columns.tolist() == [5, 0, 4, 0]
+def test_the_longest_sample_is_placed_first():
+    layout = pack_samples(torch.tensor([2, 5, 3, 4]))
+    assert layout.width == 7
+    assert layout.line.tolist() == [0, 0, 1, 1]
+    assert layout.start.tolist() == [5, 0, 4, 0]

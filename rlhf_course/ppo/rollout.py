@@ -6,6 +6,7 @@ from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
@@ -140,58 +141,43 @@ def forward(
     )
 
 
-def make_inputs(samples: Samples, rows: Tensor, packed: bool = False) -> Inputs:
+def make_inputs(samples: Samples, rows: Tensor, pack: bool = False) -> Inputs:
     """Return the inputs for one pass over the samples ``rows`` (CPU indices).
 
-    A sample's last token predicts no token of it, so it is left out. Otherwise each sample has a
-    row, with padding on the right. If ``packed``, short samples share rows where that saves
-    computation; here four samples a to d of 5, 3, 2 and 4 tokens are in two rows of T = 7::
-
-        input_ids             position_ids      a token of row 2 attends to
-        a0 a1 a2 a3 a4 c0 c1  0 1 2 3 4 0 1     d0  d0
-        d0 d1 d2 d3 b0 b1 b2  0 1 2 3 0 1 2     d1  d0 d1
-                                                d2  d0 d1 d2
-                                                d3  d0 d1 d2 d3
-                                                b0              b0
-                                                b1              b0 b1
-                                                b2              b0 b1 b2
-
-    ``predicts`` stays on the host, where counting its tokens does not wait for a GPU.
+    A sample's last token predicts no token of it, so it is left out. If ``pack`` is set, samples
+    share rows where that leaves fewer tokens to compute. ``predicts`` stays on the host, where
+    counting its tokens does not wait for a GPU.
     """
+    query_lengths = samples.query_lengths[rows].unsqueeze(1)
     lengths = samples.query_lengths[rows] + samples.response_lengths[rows] - 1
     longest = int(lengths.max())
-    width = longest
-    line = torch.arange(len(rows))
-    start = torch.zeros_like(line)
-    if packed:
-        wide = longest + longest // 2  # short samples fit next to the longest
-        wide_line, wide_start = first_fit(lengths.tolist(), wide)
-        packed = (int(wide_line.max()) + 1) * wide < len(rows) * longest
-        if packed:
-            width = wide
-            line = wide_line
-            start = wide_start
+    layout = Layout(line=torch.arange(len(rows)), start=torch.zeros_like(rows), width=longest)
+    is_packed = False
+    if pack:
+        packed_layout = pack_samples(lengths)
+        is_packed = packed_layout.n_tokens < layout.n_tokens
+        if is_packed:
+            layout = packed_layout
     column = torch.arange(longest)
     is_token = column < lengths.unsqueeze(1)
-    place = (line * width + start).unsqueeze(1) + column
+    place = (layout.line * layout.width + layout.start).unsqueeze(1) + column
     place = place[is_token]
-    n_lines = int(line.max()) + 1
 
     def lay_out(values: Tensor, padding: int = 0) -> Tensor:
-        """Return values (b, longest), one row per sample, where the model's rows have them."""
-        laid = torch.full((n_lines * width,), padding)
-        laid[place] = values.expand(is_token.shape)[is_token]
-        return laid.view(n_lines, width)
+        """Return values (b, longest), which have a row per sample, in the layout's rows."""
+        tokens = torch.full((layout.n_tokens,), padding)
+        tokens[place] = values.expand(is_token.shape)[is_token]
+        return tokens.view(-1, layout.width)
 
     device = samples.mask.device
     ids = samples.input_ids[rows]
     input_ids = lay_out(ids[:, :longest]).to(device)
     arguments = {"attention_mask": torch.ones_like(input_ids)}
-    if packed:
-        number = lay_out(rows.unsqueeze(1), padding=-1)  # padding attends to padding
-        arguments["attention_mask"] = packed_attention_mask(number).to(device)
+    if is_packed:
+        sample = lay_out(rows.unsqueeze(1), padding=-1)  # padding attends to padding
+        arguments["attention_mask"] = packed_attention_mask(sample).to(device)
         arguments["position_ids"] = lay_out(column).to(device)
-    t = lay_out(column + 1 - samples.query_lengths[rows].unsqueeze(1), padding=-1)
+    t = lay_out(column + 1 - query_lengths, padding=-1)  # of the next token; negative in a query
     predicts = t >= 0
     return Inputs(
         input_ids=input_ids,
@@ -203,24 +189,52 @@ def make_inputs(samples: Samples, rows: Tensor, packed: bool = False) -> Inputs:
     )
 
 
-def first_fit(lengths: list[int], width: int) -> tuple[Tensor, Tensor]:
-    """Put samples into rows of ``width`` tokens; return each sample's row and first column, (B,).
+class Layout(NamedTuple):
+    """Store where b samples are in the rows, ``width`` tokens wide, of one pass."""
 
-    The longest sample comes first, and each goes into the first row that has space for it.
+    line: Tensor  # (b,): each sample's row
+    start: Tensor  # (b,): the column of its first token
+    width: int
+
+    @property
+    def n_tokens(self) -> int:
+        """Return the number of tokens in all rows, padding included."""
+        return (int(self.line.max()) + 1) * self.width
+
+
+def pack_samples(lengths: Tensor) -> Layout:
+    """Return a layout in which samples of these ``lengths`` (b,) share rows.
+
+    Rows are half as wide again as the longest sample, so that a short one fits beside it. The
+    longest sample comes first; each goes into the first row with space for it (first fit). Here
+    samples a to d have 5, 3, 2 and 4 tokens, and rows have T = 7. Positions begin at 0 in each
+    sample, and a token attends only to its own sample::
+
+        input_ids             position_ids      a token of row 2 attends to
+        a0 a1 a2 a3 a4 c0 c1  0 1 2 3 4 0 1     d0  d0
+        d0 d1 d2 d3 b0 b1 b2  0 1 2 3 0 1 2     d1  d0 d1
+                                                d2  d0 d1 d2
+                                                d3  d0 d1 d2 d3
+                                                b0              b0
+                                                b1              b0 b1
+                                                b2              b0 b1 b2
     """
-    rows = [0] * len(lengths)
-    columns = [0] * len(lengths)
-    filled = []  # tokens in each row
-    for sample in sorted(range(len(lengths)), key=lambda sample: lengths[sample], reverse=True):
-        length = lengths[sample]
-        fits = (row for row, tokens in enumerate(filled) if tokens + length <= width)
-        row = next(fits, len(filled))
-        if row == len(filled):
-            filled.append(0)
-        rows[sample] = row
-        columns[sample] = filled[row]
-        filled[row] += length
-    return torch.tensor(rows), torch.tensor(columns)
+    longest = int(lengths.max())
+    width = longest + longest // 2
+    line = torch.zeros_like(lengths)
+    start = torch.zeros_like(lengths)
+    used = []  # tokens in each row so far
+    sizes = lengths.tolist()
+    for sample in lengths.argsort(descending=True, stable=True).tolist():
+        size = sizes[sample]
+        has_space = (row for row, tokens in enumerate(used) if tokens + size <= width)
+        row = next(has_space, len(used))
+        if row == len(used):
+            used.append(0)
+        line[sample] = row
+        start[sample] = used[row]
+        used[row] += size
+    return Layout(line, start, width)
 
 
 def run(
@@ -255,22 +269,58 @@ def run(
     return Outputs(logprobs, values, entropies, all_logprobs)
 
 
+class LabelLogprobs(torch.autograd.Function):
+    """Compute log-probabilities of labels, in pieces; autograd would store all log-probabilities.
+
+    The backward pass computes them again: d log p(label) / d logits = onehot(label) - p.
+    """
+
+    @staticmethod
+    def forward(ctx, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(logits, labels)
+        size = rows_per_piece(logits)
+        logprobs = []
+        entropies = []
+        for logits_piece, labels_piece in zip(logits.split(size), labels.split(size), strict=True):
+            all_logprobs = logits_piece.log_softmax(-1)
+            logprobs.append(all_logprobs.gather(-1, labels_piece.unsqueeze(-1)).squeeze(-1))
+            all_logprobs.clamp_(min=-1e9)  # 0 · −inf is NaN
+            entropies.append(-torch.linalg.vecdot(all_logprobs.exp(), all_logprobs))
+        entropy = torch.cat(entropies)
+        ctx.mark_non_differentiable(entropy)
+        return torch.cat(logprobs), entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, gradient: Tensor, _) -> tuple[Tensor, None]:
+        logits, labels = ctx.saved_tensors
+        size = rows_per_piece(logits)
+        logits_gradient = torch.empty_like(logits)
+        for logits_piece, labels_piece, gradient_piece, result in zip(
+            logits.split(size),
+            labels.split(size),
+            gradient.unsqueeze(-1).split(size),
+            logits_gradient.split(size),
+            strict=True,
+        ):
+            torch.softmax(logits_piece, -1, out=result)
+            result.mul_(-gradient_piece)
+            result.scatter_add_(-1, labels_piece.unsqueeze(-1), gradient_piece)
+        return logits_gradient, None
+
+
+def rows_per_piece(logits: Tensor) -> int:
+    """Return how many rows of logits (N, V) are processed together (see CPU_PIECE)."""
+    size = CPU_PIECE if logits.is_cpu else GPU_PIECE
+    return max(1, size // logits.shape[-1])
+
+
 def label_logprobs(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Return log-probabilities of labels (N,) and, without a gradient, entropies (N,), in nats.
 
     The logits (N, V) are processed in pieces (see CPU_PIECE); probability 0 adds no entropy.
     """
-    size = CPU_PIECE if logits.is_cpu else GPU_PIECE
-    rows = max(1, size // logits.shape[-1])
-    logprobs = []
-    entropies = []
-    for logits_piece, labels_piece in zip(logits.split(rows), labels.split(rows), strict=True):
-        all_logprobs = logits_piece.log_softmax(-1)
-        logprobs.append(all_logprobs.gather(-1, labels_piece.unsqueeze(-1)).squeeze(-1))
-        with torch.no_grad():
-            finite = all_logprobs.clamp(min=-1e9)  # 0 · −inf is NaN
-            entropies.append(-torch.linalg.vecdot(all_logprobs.exp(), finite))
-    return torch.cat(logprobs), torch.cat(entropies)
+    return LabelLogprobs.apply(logits, labels)
 
 
 def chunked_logprobs(
