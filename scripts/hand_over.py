@@ -32,9 +32,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from rlhf_course import AutoModelForCausalLMWithValueHead, command_line
 from rlhf_course.command_line import exits
 from rlhf_course.command_line.output import find_checkpoint, fingerprint
-from rlhf_course.course.presets import ROOT
+from rlhf_course.course.presets import ROOT, shipped
 from rlhf_course.course.run_card import quiet_libraries
-from rlhf_course.course.shipped import shipped
 from rlhf_course.policy.network import without_dropout
 from rlhf_course.policy.save_load import load_model, load_tokenizer
 from rlhf_course.ppo import algorithm as ppo

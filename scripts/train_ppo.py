@@ -36,9 +36,8 @@ from rlhf_course.command_line.ppo_options import (
     experiment_of,
     used_settings,
 )
-from rlhf_course.course.presets import Settings
+from rlhf_course.course.presets import Settings, prepare, shipped
 from rlhf_course.course.run_card import quiet_libraries
-from rlhf_course.course.shipped import prepare, shipped
 from rlhf_course.data import build_queries, collate, endless, load_pairs, load_reviews, prompt_ids
 from rlhf_course.policy.adapters import RewardAdapter, quantization
 from rlhf_course.policy.save_load import load_tokenizer

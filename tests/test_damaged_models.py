@@ -171,7 +171,7 @@ def test_a_roberta_scores_as_alone(tmp_path, tokenizer):
 
     for tokenizer.padding_side in ("left", "right"):
         scores = RewardModel(network, tokenizer)(texts, answers).tolist()
-        assert scores == alone(encode(tokenizer, texts, answers))
+        assert scores == alone(encode(tokenizer, texts, answers, "pair"))
     network.config.id2label = {0: "POSITIVE"}
     network.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)

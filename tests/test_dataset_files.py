@@ -21,8 +21,7 @@ from transformers import AutoTokenizer, GPT2ForSequenceClassification
 
 from dev.models.train_baichuan_mini import make_prose
 from rlhf_course import LengthSampler
-from rlhf_course.course.presets import ROOT
-from rlhf_course.course.shipped import shipped
+from rlhf_course.course.presets import ROOT, shipped
 from rlhf_course.data import (
     as_prompt,
     build_queries,

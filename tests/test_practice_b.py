@@ -78,10 +78,14 @@ def test_7_assemble(capsys):
     made, zeros = p7.SET.exercises, dict.fromkeys(p7.STATS, 0.0)
     right = {name: made[name].solution for name in p7.NAMES}
     assert p7.check(ppo_step, SimpleNamespace(**right))
-    for some in ({"next_beta": "added"}, {"position_ids": "by_column", "whiten": "with_n"}):
-        mine = right | {name: made[name].mistakes[x] for name, x in some.items()}
+    two = {"position_ids": "column_numbers", "whiten": "wrong_divisor"}
+    for mistakes in ({"next_beta": "not_clipped"}, two):
+        mine = dict(right)
+        for name, mistake in mistakes.items():
+            _, formula, *_ = made[name].mistakes[mistake]
+            mine[name] = formula
         assert not p7.check(ppo_step, SimpleNamespace(**mine))
-        assert capsys.readouterr().out.endswith(f"Wrong: {', '.join(some)}.\n")
+        assert capsys.readouterr().out.endswith(f"Wrong: {', '.join(mistakes)}.\n")
     lazy = [lambda b, f: zeros, lambda b, f: ppo_step(copy.deepcopy(b), f)]
     lazy += [lambda b, f: setattr(b.config, "ppo_epochs", 1) or ppo_step(b, f)]
     for step in lazy:

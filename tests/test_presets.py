@@ -8,9 +8,8 @@ from builders import (
     invalid,
 )
 
-from rlhf_course.course.presets import load_preset
+from rlhf_course.course.presets import load_preset, prepare
 from rlhf_course.course.run_card import RunCard
-from rlhf_course.course.shipped import prepare
 
 pytestmark = pytest.mark.quick
 

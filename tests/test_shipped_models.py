@@ -26,7 +26,7 @@ def judge() -> NgramSentiment:
 def test_they_are_small_and_hold_no_pickle():
     files = [path for path in MODELS.rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) < 36e6
-    kinds = ".safetensors .json .md .model .txt .parquet .yaml".split()
+    kinds = ".safetensors .json .jsonl .md .model .txt .parquet .yaml".split()
     assert {path.suffix for path in files} <= {*kinds}
 
 

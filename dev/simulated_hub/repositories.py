@@ -21,8 +21,7 @@ from transformers import (
     OPTForCausalLM,
 )
 
-from rlhf_course.course.presets import load_preset
-from rlhf_course.course.shipped import prepare
+from rlhf_course.course.presets import load_preset, prepare
 from rlhf_course.synthetic.build import prepare_chat, prepare_reward_model
 from rlhf_course.synthetic.cache import CHECKSUM
 

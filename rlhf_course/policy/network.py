@@ -4,7 +4,7 @@ import inspect
 import os
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache, cached_property
 from pathlib import Path
 
@@ -157,6 +157,13 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
         values = self.v_head(hidden).squeeze(-1)
         return logits, loss, values
 
+    def _autocast(self):
+        """Return autocast if some weights have low precision: an adapter may be in float32."""
+        for weight in self.pretrained_model.parameters():
+            if weight.dtype in (torch.bfloat16, torch.float16):
+                return torch.autocast(self.device.type, dtype=weight.dtype)
+        return nullcontext()
+
     @torch.no_grad()
     def _compare_logits(self) -> bool:
         """Return whether the model's logits are the projections of its last hidden states.
@@ -166,7 +173,7 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
         """
         tokens = min(PROBE_TOKENS, self.vocab_size)
         input_ids = torch.arange(tokens, device=self.device).unsqueeze(0)
-        with without_dropout(self.pretrained_model):
+        with without_dropout(self.pretrained_model), self._autocast():
             logits = self.pretrained_model(input_ids=input_ids, use_cache=False).logits
             trunk = self.network.base_model(input_ids=input_ids, use_cache=False)
             projected = self.projection(trunk.last_hidden_state)
@@ -195,7 +202,7 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
         samples = [input_ids, input_ids.flip(0)]
         positions = torch.arange(tokens, device=self.device).repeat(len(samples))
         number = torch.arange(len(samples), device=self.device).repeat_interleave(tokens)
-        with without_dropout(self.pretrained_model):
+        with without_dropout(self.pretrained_model), self._autocast():
             separate = self.pretrained_model(
                 input_ids=torch.stack(samples),
                 attention_mask=torch.ones(len(samples), tokens, device=self.device),
