@@ -221,8 +221,8 @@ def pack_samples(lengths: Tensor) -> Layout:
     """
     longest = int(lengths.max())
     width = longest + longest // 2
-    line = torch.zeros_like(lengths)
-    start = torch.zeros_like(lengths)
+    line = [0] * len(lengths)
+    start = [0] * len(lengths)
     used = []  # tokens in each row so far
     sizes = lengths.tolist()
     for sample in lengths.argsort(descending=True, stable=True).tolist():
@@ -234,7 +234,7 @@ def pack_samples(lengths: Tensor) -> Layout:
         line[sample] = row
         start[sample] = used[row]
         used[row] += size
-    return Layout(line, start, width)
+    return Layout(torch.tensor(line), torch.tensor(start), width)
 
 
 def run(
