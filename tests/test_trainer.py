@@ -207,6 +207,7 @@ def test_a_mini_batch_leaves_out_the_columns_that_none_of_its_samples_uses():
 
 def test_mini_batch_size_bounds_the_rows_of_every_pass():
     policy, rows = make_policy(), []
+    assert policy.can_pack  # compares logits once, in passes that do not count here
     embedding = policy.pretrained_model.get_input_embeddings()
     embedding.register_forward_pre_hook(lambda module, args: rows.append(len(args[0])))
     queries, responses = [torch.arange(3)] * 8, [torch.arange(4)] * 8  # equal lengths
@@ -222,6 +223,7 @@ def test_mini_batch_size_bounds_the_rows_of_every_pass():
 def test_the_first_pass_over_a_whole_batch_is_the_first_epochs_too(config, passes):
     """Of the policy, in three epochs: one before, and one per mini-batch of each."""
     policy, seen = make_policy(), []
+    assert policy.can_pack  # compares logits once, in passes that do not count here
     policy.pretrained_model.transformer.register_forward_pre_hook(
         lambda module, args: seen.append(module)
     )

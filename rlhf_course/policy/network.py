@@ -181,9 +181,9 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
 
     @cached_property
     def can_pack(self) -> bool:
-        """Whether two samples that share a row have the logits that each has on its own.
+        """Return whether samples that share a row keep the logits that each has on its own.
 
-        Computed at the first use, because the model must take position ids and a mask (B, 1, T, T).
+        This is computed at the first use. The model must take position ids and a mask (B, 1, T, T).
         """
         if not accepts_argument(self, "position_ids"):
             return False

@@ -205,9 +205,9 @@ class Layout(NamedTuple):
 def pack_samples(lengths: Tensor) -> Layout:
     """Return a layout in which samples of these ``lengths`` (b,) share rows.
 
-    Rows are half as wide again as the longest sample, so that a short one fits beside it. The
-    longest sample comes first; each goes into the first row with space for it (first fit). Here
-    samples a to d have 5, 3, 2 and 4 tokens, and rows have T = 7. Positions begin at 0 in each
+    Rows are 1.5 times as wide as the longest sample, so that a short one fits next to it. The
+    longest sample is placed first; each goes into the first row with space for it (first fit).
+    Here samples a to d have 5, 3, 2 and 4 tokens, and a row has T = 7. Positions begin at 0 in each
     sample, and a token attends only to its own sample::
 
         input_ids             position_ids      a token of row 2 attends to
@@ -221,8 +221,8 @@ def pack_samples(lengths: Tensor) -> Layout:
     """
     longest = int(lengths.max())
     width = longest + longest // 2
-    line = torch.zeros_like(lengths)
-    start = torch.zeros_like(lengths)
+    line = [0] * len(lengths)
+    start = [0] * len(lengths)
     used = []  # tokens in each row so far
     sizes = lengths.tolist()
     for sample in lengths.argsort(descending=True, stable=True).tolist():
@@ -234,7 +234,7 @@ def pack_samples(lengths: Tensor) -> Layout:
         line[sample] = row
         start[sample] = used[row]
         used[row] += size
-    return Layout(line, start, width)
+    return Layout(torch.tensor(line), torch.tensor(start), width)
 
 
 def run(

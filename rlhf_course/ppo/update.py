@@ -191,6 +191,7 @@ def optimize(
     its update changes a weight.
     """
     total = partial(accelerator.reduce, reduction="sum")
+    weights = list(model.parameters())  # a walk over a LoRA model's modules takes milliseconds
     minibatches = []
     for _ in range(config.ppo_epochs):
         order = torch.from_numpy(np.random.permutation(len(samples)))
@@ -220,7 +221,7 @@ def optimize(
                 accelerator.backward(loss * weight * accelerator.gradient_accumulation_steps)
                 has_gradient = True
             if has_gradient:
-                take_optimizer_step(model, optimizer, accelerator, config, step)
+                take_optimizer_step(weights, optimizer, accelerator, config, step)
         policykl = minibatches[-1].stats["policy/policykl"]
         if config.early_stopping and policykl > 1.5 * config.target_kl:
             break
@@ -274,10 +275,10 @@ def check_loss(minibatch: MiniBatch, step: int, number: int) -> None:
 
 
 def take_optimizer_step(
-    model, optimizer, accelerator: Accelerator, config: PPOConfig, step: int
+    weights: list[Tensor], optimizer, accelerator: Accelerator, config: PPOConfig, step: int
 ) -> None:
     """Take one optimizer step; raise ``FloatingPointError`` for a gradient of NaN or Inf."""
-    norm = accelerator.clip_grad_norm_(model.parameters(), config.max_grad_norm or torch.inf)
+    norm = accelerator.clip_grad_norm_(weights, config.max_grad_norm or torch.inf)
     if not norm.isfinite() and accelerator.scaler is None:  # a scaler lowers its scale instead
         optimizer.zero_grad()
         raise FloatingPointError(
