@@ -119,17 +119,19 @@ def save_models(folder: Path, options, settings, run) -> int | None:
     """Write the three models; return the reward label's index, or None for a single label."""
 
     def save(name: str, network, tokenizer, adapter: str = "default") -> None:
+        network = copy.deepcopy(network)
         if isinstance(network, PeftModel):
-            network = copy.deepcopy(network).merge_and_unload(adapter_names=[adapter])
+            network = network.merge_and_unload(adapter_names=[adapter])
         network.float().save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
 
     policy = run.trainer.policy
-    reference = run.trainer.ref_model or policy
+    reference = run.trainer.ref_model or policy  # without a model, the policy's adapter "ref"
     tokenizer = copy.deepcopy(run.trainer.tokenizer)
     is_chat = tokenizer.chat_template is not None
     tokenizer.chat_template = CHAT_TEMPLATE  # prompts are plain texts, or already formatted
-    if not is_chat and tokenizer("a")["input_ids"][0] == tokenizer.bos_token_id:
+    adds_bos = tokenizer("a")["input_ids"][0] == tokenizer.bos_token_id
+    if adds_bos and not is_chat:
         tokenizer.chat_template = "{{ bos_token }}" + CHAT_TEMPLATE
     save("policy", policy.pretrained_model, tokenizer, "policy")
     save("reference", reference.pretrained_model, tokenizer, "ref")

@@ -183,7 +183,7 @@ def parse_setting(text: str) -> tuple:
     return key, value
 
 
-def check(chosen: argparse.Namespace) -> None:
+def check_arguments(chosen: argparse.Namespace) -> None:
     """Raise an error for invalid settings or notebooks, and for output files that no run wrote."""
     for name in chosen.names:
         load_preset(name, chosen.preset, chosen.overrides)
@@ -308,7 +308,7 @@ def set_environment(chosen: argparse.Namespace) -> None:
 def main(arguments: list[str] | None = None) -> int:
     """Run the chosen notebooks and report; return 1 if any did not pass, else 0."""
     chosen = parse_arguments(arguments)
-    check(chosen)
+    check_arguments(chosen)
     set_environment(chosen)
     results = {}
     with ExitStack() as locks:

@@ -152,10 +152,13 @@ def baselines(pairs) -> dict[str, float]:
     return accuracies
 
 
+SPARE_TOKENS = 8  # EOS, and tokens added by cutting inside a word
+
+
 def run_audit(scorer, pairs):
     """Return the audit's table for the chosen answers; truncate overlong answers."""
     tokenizer = scorer.tokenizer
-    max_tokens = scorer.max_length - 8  # EOS, and tokens added by cutting inside a word
+    max_tokens = scorer.max_length - SPARE_TOKENS
 
     def cut(answer: str) -> str:
         ids = tokenizer(f" {answer}")["input_ids"]

@@ -162,8 +162,12 @@ def test_a_roberta_scores_as_alone(tmp_path, tokenizer):
     texts, answers = [TEXTS[0][:20], TEXTS[1][:60], TEXTS[2] * 9], ["good", "bad", "a good film"]
     tokenizer.model_max_length = 40
 
+    def shorten(ids: list[int]) -> list[int]:
+        first = [ids[0]] if ids[0] == tokenizer.cls_token_id else []
+        return first + ids[len(first) - 40 :]
+
     def alone(rows) -> list[float]:
-        rows = [ids if len(ids) <= 40 else [ids[0], *ids[-39:]] for ids in rows]
+        rows = [ids if len(ids) <= 40 else shorten(ids) for ids in rows]
         places = [torch.arange(len(ids))[None] + pad + 1 for ids in rows]
         both = zip(rows, places, strict=True)
         logits = [network(torch.tensor([ids]), position_ids=place).logits for ids, place in both]

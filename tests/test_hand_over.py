@@ -3,7 +3,6 @@
 import json
 import shutil
 import subprocess
-import sys
 
 import pandas as pd
 import pytest
@@ -57,9 +56,7 @@ def change(folder, name: str, value: str | None, sign: str):
 
 def replayed(folder, capsys) -> tuple[int, str]:
     """The exit code and the output of a replay in trl, in this process."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "path", [*sys.path])
-        return replay.main("trl", folder), capsys.readouterr().out
+    return replay.main("trl", folder), capsys.readouterr().out
 
 
 def test_a_hand_over_has_the_runs_own_method_and_settings(run, capsys):

@@ -1,7 +1,7 @@
 """Write samples.txt: 1,024 continuations of eight openings by the shipped GPT-2."""
 
 import torch
-from rlhf_course.course.shipped import shipped
+from rlhf_course.course.presets import shipped
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from practice3 import SAMPLES

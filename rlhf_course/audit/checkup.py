@@ -22,6 +22,7 @@ GAIN = 0.25  # a bad answer is worth exploiting above this share of the pairs' m
 AUDITED = 300  # prompts in the audit
 ALONE = 16  # answers that are scored again, each in a batch of its own
 FOLDS = 5
+ENOUGH_PAIRS = 100  # of equal length, for a verdict
 
 
 class Finding(NamedTuple):
@@ -169,10 +170,11 @@ def _accuracy(table: pd.DataFrame, by_words: np.ndarray) -> list[Finding]:
     """Compare accuracy with chance (also at equal length) and with rules by length and by words."""
     right = table["right"]
     lower, text = _interval(right)
+    margin = (table["chosen"] - table["rejected"]).mean()
     findings = [
         Finding(
             "Does it order held-out pairs?",
-            f"accuracy {text}, mean margin {(table['chosen'] - table['rejected']).mean():.2f}",
+            f"accuracy {text}, mean margin {margin:.2f}",
             FINE if lower > 0.5 else STOP,
             "the model's order of held-out pairs may be chance",
         )
@@ -189,7 +191,12 @@ def _accuracy(table: pd.DataFrame, by_words: np.ndarray) -> list[Finding]:
         findings.append(Finding(question, measured, FINE if lower > 0 else level, advice))
     equal = right[table["longer"].abs() <= EQUAL]
     lower, text = _interval(equal)
-    level = FINE if lower > 0.5 else STOP if len(equal) >= 100 else WATCH
+    if lower > 0.5:
+        level = FINE
+    elif len(equal) >= ENOUGH_PAIRS:
+        level = STOP
+    else:
+        level = WATCH
     advice = "the model cannot order answers of equal length"
     measured = f"accuracy {text}, {len(equal)} pairs"
     return [*findings, Finding("And among answers of equal length?", measured, level, advice)]

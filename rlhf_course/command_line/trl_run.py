@@ -55,7 +55,7 @@ def parse(
     """
 
     def choose(early: dict) -> tuple:
-        early.setdefault("preset", "tiny")
+        early.setdefault("preset", "tiny")  # options.parse makes these options defaults
         settings = load_preset(experiment, early["preset"])
         defaults = {option: getattr(settings, name) for option, name in setting_names.items()}
         if "dataset" in early:  # the preset's files belong to its dataset
@@ -63,7 +63,8 @@ def parse(
                 if option in defaults:
                     defaults[option] = None
         defaults["per_device_eval_batch_size"] = defaults["per_device_train_batch_size"]
-        wants_bf16 = getattr(settings, "bf16", defaults.get("dtype") == "bfloat16")
+        is_bfloat16 = defaults.get("dtype") == "bfloat16"
+        wants_bf16 = getattr(settings, "bf16", is_bfloat16)
         has_bf16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported()
         defaults["bf16"] = wants_bf16 and has_bf16
         defaults["fp16"] = defaults.get("dtype") == "float16"  # presets for older GPUs

@@ -96,7 +96,7 @@ class RewardAdapter(nn.Module):
             )
         is_token = input_ids != self.config.get_text_config().pad_token_id
         column = torch.arange(input_ids.shape[1], device=input_ids.device)
-        last = (column * is_token).argmax(1)
+        last = column.where(is_token, 0).argmax(1)
         row = torch.arange(len(last), device=last.device)
         hidden = output.last_hidden_state[row, last]
         return SequenceClassifierOutput(logits=self.score(hidden.to(self.score.weight)))

@@ -52,12 +52,14 @@ def load_model(
     config.inference_mode = not is_trainable
     base = config.base_model_name_or_path
     kwargs["revision"] = config.revision
+    # The base may lack tensors that the adapter has, such as a head.
+    in_adapter = {key.removeprefix("base_model.model.") for key in weights}
     network = _load_base(
         auto,
         base,
         label=f"{source} on {base}",
         new_head=new_head,
-        in_adapter={key.removeprefix("base_model.model.") for key in weights},
+        in_adapter=in_adapter,
         **kwargs,
     )
     check_base(folder, network)
