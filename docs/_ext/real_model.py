@@ -82,15 +82,18 @@ def join(numbers: list[float], digits: int = 2) -> str:
     return " | ".join(f"{number:.{digits}f}" for number in numbers)
 
 
-def setting(cards: list[dict]) -> str:
+def setting(cards: list[dict]) -> list[str]:
     """Return a paragraph about the runs' settings."""
     settings = cards[0]["settings"]
-    layers = f"layers {settings['first_layer']} to 29"
-    return f"""\
-Each run takes {settings["steps"]} steps of {settings["questions"]} questions with
-{settings["answers"]} answers each, of at most {settings["new_tokens"]} tokens. The adapter has rank
-{settings["rank"]} (α = {settings["alpha"]}) on all linear layers of {layers}; AdamW's step size is
-{settings["learning_rate"]:g}, and the gradient's norm is clipped at {settings["clip"]:g}."""
+    return [
+        f"Each run takes {settings['steps']} steps. A step has {settings['questions']} questions",
+        f"with {settings['answers']} answers each, of at most {settings['new_tokens']} tokens. The",
+        f"adapter has rank {settings['rank']} (α = {settings['alpha']}) on the linear layers of the",
+        f"upper {30 - settings['first_layer']} of 30 blocks. AdamW's step size is",
+        f"{settings['learning_rate']:g}, and the gradient's norm is clipped at",
+        f"{settings['clip']:g}. In the second table, the statistics of answers are means over the",
+        "trained instructions, on held-out questions.",
+    ]
 
 
 def examples() -> list[str]:
@@ -116,8 +119,8 @@ def as_markdown(answer: str) -> str:
 def tables() -> str:
     """Return the generated part of the page."""
     cards = read_cards()
-    blocks = [[setting(cards)], instruction_table(cards), cost_table(cards)]
-    blocks += [["**Unedited answers of seed 0.**"], examples()]
+    blocks = [setting(cards), instruction_table(cards), cost_table(cards)]
+    blocks += [["**Unedited answers of seed 0** (⏎ is a line break):"], examples()]
     return "\n\n".join("\n".join(block) for block in blocks) + "\n\n"
 
 
