@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 from pathlib import Path
 from statistics import mean
 
@@ -83,17 +84,17 @@ def join(numbers: list[float], digits: int = 2) -> str:
 
 
 def setting(cards: list[dict]) -> list[str]:
-    """Return a paragraph about the runs' settings."""
+    """Return a paragraph about the runs' settings, in lines."""
     settings = cards[0]["settings"]
-    return [
-        f"Each run takes {settings['steps']} steps. A step has {settings['questions']} questions",
-        f"with {settings['answers']} answers each, of at most {settings['new_tokens']} tokens. The",
-        f"adapter has rank {settings['rank']} (α = {settings['alpha']}) on the linear layers of the",
-        f"upper {30 - settings['first_layer']} of 30 blocks. AdamW's step size is",
-        f"{settings['learning_rate']:g}, and the gradient's norm is clipped at",
-        f"{settings['clip']:g}. In the second table, the statistics of answers are means over the",
-        "trained instructions, on held-out questions.",
-    ]
+    text = f"""
+        Each run takes {settings["steps"]} steps. A step has {settings["questions"]} questions with
+        {settings["answers"]} answers each, of at most {settings["new_tokens"]} tokens. The adapter
+        has rank {settings["rank"]} (α = {settings["alpha"]}) on the linear layers of the upper
+        {30 - settings["first_layer"]} of 30 blocks. AdamW's step size is
+        {settings["learning_rate"]:g}, and the gradient's norm is clipped at {settings["clip"]:g}.
+        In the second table, the statistics of answers are means over the trained instructions, on
+        held-out questions."""
+    return textwrap.wrap(" ".join(text.split()), 100)
 
 
 def examples() -> list[str]:
