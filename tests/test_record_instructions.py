@@ -119,3 +119,19 @@ def test_the_cards_have_one_setting_and_agree_about_the_start():
         for row in map(json.loads, texts.splitlines()):
             if row["obeys_after"]:
                 assert verifiers[row["instruction"]](row["after"], True)
+
+
+def test_the_page_claims_what_the_cards_show():
+    cards = real_model.read_cards()
+    for card in cards:
+        rows = card["instructions"]
+        for name in ("one sentence", "fifteen words"):
+            assert rows[name]["difference"] > rows[name]["interval"]
+        assert rows["final question"]["difference"] < rows["final question"]["interval"]
+        assert all(row["tokens_after"] < row["tokens_before"] for row in rows.values())
+        groups = card["settings"]["questions"] / len(TRAINED)
+        successes = [row["reward, final question"] for row in card["steps"]]
+        assert sum(successes) / len(successes) * groups * card["settings"]["answers"] < groups / 2
+    gains = [card["instructions"]["fifteen words"] for card in cards]
+    by_kl = sorted(gains, key=lambda row: row["kl"])
+    assert by_kl == sorted(gains, key=lambda row: row["after"])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 from pathlib import Path
 from statistics import mean
 
@@ -82,15 +83,18 @@ def join(numbers: list[float], digits: int = 2) -> str:
     return " | ".join(f"{number:.{digits}f}" for number in numbers)
 
 
-def setting(cards: list[dict]) -> str:
-    """Return a paragraph about the runs' settings."""
+def setting(cards: list[dict]) -> list[str]:
+    """Return a paragraph about the runs' settings, in lines."""
     settings = cards[0]["settings"]
-    layers = f"layers {settings['first_layer']} to 29"
-    return f"""\
-Each run takes {settings["steps"]} steps of {settings["questions"]} questions with
-{settings["answers"]} answers each, of at most {settings["new_tokens"]} tokens. The adapter has rank
-{settings["rank"]} (α = {settings["alpha"]}) on all linear layers of {layers}; AdamW's step size is
-{settings["learning_rate"]:g}, and the gradient's norm is clipped at {settings["clip"]:g}."""
+    text = f"""
+        Each run takes {settings["steps"]} steps. A step has {settings["questions"]} questions with
+        {settings["answers"]} answers each, of at most {settings["new_tokens"]} tokens. The adapter
+        has rank {settings["rank"]} (α = {settings["alpha"]}) on the linear layers of the upper
+        {30 - settings["first_layer"]} of 30 blocks. AdamW's step size is
+        {settings["learning_rate"]:g}, and the gradient's norm is clipped at {settings["clip"]:g}.
+        In the second table, the statistics of answers are means over the trained instructions, on
+        held-out questions."""
+    return textwrap.wrap(" ".join(text.split()), 100)
 
 
 def examples() -> list[str]:
@@ -116,8 +120,8 @@ def as_markdown(answer: str) -> str:
 def tables() -> str:
     """Return the generated part of the page."""
     cards = read_cards()
-    blocks = [[setting(cards)], instruction_table(cards), cost_table(cards)]
-    blocks += [["**Unedited answers of seed 0.**"], examples()]
+    blocks = [setting(cards), instruction_table(cards), cost_table(cards)]
+    blocks += [["**Unedited answers of seed 0** (⏎ is a line break):"], examples()]
     return "\n\n".join("\n".join(block) for block in blocks) + "\n\n"
 
 
